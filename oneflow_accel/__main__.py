@@ -1,0 +1,59 @@
+"""`python -m oneflow_accel`: what works on this machine, and why the rest does not.
+
+Exit code 0; 2 if the device asked for (--device or ONEFLOW_ACCEL_DEVICE) cannot be used or the
+environment is wrong in another way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+
+from oneflow_accel import report
+from oneflow_accel.errors import UserError
+from oneflow_accel.patching import cli as patch_cli
+
+from rich.console import Console
+
+# Reasons are sentences; in a pipe or a file there is room for them.
+_WIDTH_WITHOUT_TERMINAL = 120
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns its exit code."""
+    args = _parser().parse_args(argv)
+    try:
+        if args.command == "patch":
+            return patch_cli.run(args)
+        return _report(args)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.EXIT_CODE
+
+
+def _report(args: argparse.Namespace) -> int:
+    state = report.collect(args.device)
+    if args.json:
+        print(json.dumps(state, indent=2))
+    else:
+        terminal = sys.stdout.isatty()
+        report.render(state, Console(width=None if terminal else _WIDTH_WITHOUT_TERMINAL))
+    if state["selection"]["device"] is None:
+        raise UserError(state["selection"]["why"])
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m oneflow_accel", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print the state as JSON")
+    parser.add_argument("--device", help="device to use; exit code 2 if it cannot be used")
+    commands = parser.add_subparsers(dest="command", metavar="[patch]")
+    patch = commands.add_parser("patch", help="apply patches to installed packages, or revert them")
+    patch_cli.add_arguments(patch)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

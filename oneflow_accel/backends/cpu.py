@@ -1,0 +1,110 @@
+"""Plain CPUs, on OneFlow's stock kernels or those of the C++ plug-in."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar
+
+from oneflow_accel.backends.base import Backend, DeviceProperties
+from oneflow_accel.kernels import plugin
+
+import oneflow as flow
+
+logger = logging.getLogger("oneflow_accel")
+
+# Features that stock kernels lack, and the operators that the plug-in must have for them.
+_PLUGIN_OPERATORS = {
+    "nhwc": (
+        "conv2d",
+        "conv_data_grad",
+        "conv_filter_grad",
+        "normalization",
+        "normalization_grad",
+    ),
+    "fused_bn_add_relu_train": ("normalization_add_relu", "normalization_add_relu_grad"),
+    "native_layer_norm": ("layer_norm", "layer_norm_grad", "layer_norm_param_grad"),
+}
+_STATUS = Path("/proc/self/status")
+_CLEAR_REFS = Path("/proc/self/clear_refs")
+_CPU_INFO = Path("/proc/cpuinfo")
+
+
+class CpuBackend(Backend):
+    """The processors of this machine.
+
+    OneFlow calls the CPU of the process with local rank r `cpu:r`, so there is one device per
+    process on this node. `memory_allocated()` is the resident set of this process and
+    `max_memory_allocated()` the kernel's record of its peak (VmRSS, VmHWM: proc(5)).
+    """
+
+    name: ClassVar[str] = "cpu"
+    # OneFlow's own collectives over TCP or RDMA.
+    collective_backend: ClassVar[str] = "ccl"
+    _lacks: ClassVar[Mapping[str, str]] = {
+        "amp": (
+            "oneflow has no float16 or bfloat16 matmul and convolution for CPUs, and its autocast "
+            "switches itself off there; train in float32"
+        ),
+        "fused_transformer": (
+            "OneFlow's fused_* operators have CUDA kernels only; switch fusions off"
+        ),
+    }
+
+    def activate(self) -> None:
+        super().activate()
+        # Raises what is wrong with the plug-in's environment variables.
+        plugin.load()
+
+    def device_count(self) -> int:
+        return max(1, flow.env.get_world_size() // flow.env.get_node_size())
+
+    def max_memory_allocated(self) -> int | None:
+        return _status_bytes("VmHWM")
+
+    def reset_peak_memory_stats(self) -> None:
+        try:
+            # 5: set the peak to the present size (proc(5)).
+            _CLEAR_REFS.write_text("5")
+        except OSError as error:
+            logger.warning("peak memory counts from the start of the process: %s", error)
+
+    def properties(self) -> DeviceProperties:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        # The peak differs by instruction set and clock; a measured matmul gives it.
+        return DeviceProperties(_cpu_name(), total, {"float32": None, "float64": None})
+
+    def supported_dtypes(self) -> tuple[flow.dtype, ...]:
+        return (flow.float32, flow.float64)
+
+    def _problems(self) -> list[str]:
+        return []
+
+    def _why_not(self, feature: str) -> str | None:
+        needed = _PLUGIN_OPERATORS.get(feature)
+        if needed is None:
+            return super()._why_not(feature)
+        state = plugin.state()
+        if not state.loaded:
+            return f"it needs the CPU plug-in, which is not loaded: {state.reason}"
+        lacking = sorted(set(needed) - set(state.operators))
+        return f"the CPU plug-in has no kernel for {', '.join(lacking)}" if lacking else None
+
+    def _memory_used(self) -> int:
+        return _status_bytes("VmRSS")
+
+
+def _status_bytes(field: str) -> int:
+    match = re.search(rf"^{field}:\s*(\d+) kB$", _STATUS.read_text(), re.MULTILINE)
+    if match is None:
+        raise RuntimeError(f"{_STATUS} has no {field}")
+    return int(match.group(1)) * 1024
+
+
+def _cpu_name() -> str:
+    match = re.search(r"^model name\s*:\s*(.+)$", _CPU_INFO.read_text(), re.MULTILINE)
+    return match.group(1) if match else platform.machine()

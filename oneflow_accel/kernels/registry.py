@@ -1,0 +1,218 @@
+"""Operations that have several implementations, and which one runs where.
+
+An operation is one entry: a reference made of plain OneFlow operators, and implementations, each
+for one device and some dtypes, with a function that says why it does not support given arguments.
+The first implementation declared that fits is chosen, else the reference. Models call the entry:
+
+    swish = register_operation("swish", reference=lambda x: x * flow.sigmoid(x), doc="x sigmoid(x)")
+
+    @implementation("swish", backend=CudaBackend.name, dtypes=(flow.float16,))
+    def fused_swish(x): ...
+
+    swish(x)
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from oneflow_accel.errors import UserError
+
+import oneflow as flow
+
+logger = logging.getLogger("oneflow_accel")
+
+STRICT_VARIABLE = "ONEFLOW_ACCEL_STRICT"
+
+Function = Callable[..., Any]
+Reasons = Callable[..., list[str]]
+
+
+class FallbackError(UserError):
+    """Strict mode: an operation would have run on its reference; the text holds every reason."""
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """One way to compute an operation: on one backend, in some dtypes.
+
+    `not_supported_reasons` takes the operation's arguments and returns why it cannot compute them,
+    an empty list where it can.
+    """
+
+    name: str
+    function: Function
+    backend: str
+    dtypes: tuple[flow.dtype, ...]
+    not_supported_reasons: Reasons
+
+    def reasons_against(self, backend: str, args: tuple[Any, ...], kwargs: Any) -> list[str]:
+        """Everything that keeps this implementation from computing these arguments."""
+        if backend != self.backend:
+            return [f"is for {self.backend}, the tensors are on {backend}"]
+        wrong = {
+            str(tensor.dtype)
+            for tensor in _tensors(args, kwargs)
+            if tensor.is_floating_point() and tensor.dtype not in self.dtypes
+        }
+        if wrong:
+            has = ", ".join(map(str, self.dtypes))
+            return [f"has {has}, not {', '.join(sorted(wrong))}"]
+        return self.not_supported_reasons(*args, **kwargs)
+
+
+@dataclass
+class Operation:
+    """An entry of the registry; calling it computes the operation."""
+
+    name: str
+    reference: Function
+    doc: str
+    implementations: list[Implementation] = field(default_factory=list)
+    _warned: bool = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute with the first implementation that fits, else with the reference.
+
+        Raises:
+            FallbackError: none fits although this device has one, and strict mode is on.
+        """
+        backend = _backend_of(_tensors(args, kwargs))
+        against: list[str] = []
+        for candidate in self.implementations:
+            reasons = candidate.reasons_against(backend, args, kwargs)
+            if not reasons:
+                return candidate.function(*args, **kwargs)
+            if candidate.backend == backend:
+                against.append(f"{candidate.name}: {'; '.join(reasons)}")
+        if against:
+            self._fall_back(backend, against)
+        return self.reference(*args, **kwargs)
+
+    def _fall_back(self, backend: str, against: list[str]) -> None:
+        text = f"{self.name} on {backend} runs on its reference: {' | '.join(against)}"
+        if _strict():
+            raise FallbackError(f"{text} ({STRICT_VARIABLE}=1 makes this an error)")
+        if not self._warned:
+            self._warned = True
+            logger.warning("%s (said once per operation)", text)
+
+
+_operations: dict[str, Operation] = {}
+
+
+def register_operation(name: str, *, reference: Function, doc: str) -> Operation:
+    """Add an operation.
+
+    Args:
+        name: what it is called in messages and in `explain`.
+        reference: computes it with plain OneFlow operators, on every device and dtype.
+        doc: one sentence: what it computes.
+
+    Raises:
+        ValueError: there is one of this name.
+    """
+    if name in _operations:
+        raise ValueError(f"operation '{name}' is registered twice")
+    _operations[name] = Operation(name, reference, doc)
+    return _operations[name]
+
+
+def implementation(
+    operation: str,
+    *,
+    backend: str,
+    dtypes: tuple[flow.dtype, ...],
+    not_supported_reasons: Reasons = lambda *args, **kwargs: [],
+) -> Callable[[Function], Function]:
+    """Decorator: the function computes `operation` on `backend`; declare the fastest first.
+
+    Args:
+        operation: name of a registered operation.
+        backend: name of the device it runs on.
+        dtypes: floating-point dtypes it takes.
+        not_supported_reasons: takes the operation's arguments, returns why it cannot compute them.
+
+    Raises:
+        KeyError: there is no such operation.
+    """
+    entry = _entry(operation)
+
+    def add(function: Function) -> Function:
+        entry.implementations.append(
+            Implementation(function.__name__, function, backend, dtypes, not_supported_reasons)
+        )
+        return function
+
+    return add
+
+
+def operations() -> dict[str, Operation]:
+    """All operations by name."""
+    return dict(_operations)
+
+
+def dispatch(operation: str, *args: Any, **kwargs: Any) -> Any:
+    """Compute the operation of this name; see `Operation.__call__`."""
+    return _entry(operation)(*args, **kwargs)
+
+
+def explain(operation: str, backend: str, *args: Any, **kwargs: Any) -> str:
+    """What would compute an operation on a backend, and why nothing better.
+
+    Args:
+        operation: name of a registered operation.
+        backend: name of a device; it need not be there.
+        args: the operation's arguments; without any, dtypes and shapes are left out of account.
+        kwargs: likewise.
+    """
+    entry = _entry(operation)
+    lines = [f"{entry.name}: {entry.doc}"]
+    chosen = False
+    for candidate in entry.implementations:
+        reasons: list[str] = []
+        if candidate.backend != backend:
+            reasons = [f"is for {candidate.backend}"]
+        elif args or kwargs:
+            reasons = candidate.reasons_against(backend, args, kwargs)
+        mark = "no" if reasons else "not needed" if chosen else "CHOSEN"
+        chosen = chosen or not reasons
+        has = f"{candidate.backend}, {', '.join(map(str, candidate.dtypes))}"
+        lines.append(f"  {mark}: {candidate.name} ({has}){_colon(reasons)}")
+    lines.append(f"  {'not needed' if chosen else 'CHOSEN'}: reference (any device, any dtype)")
+    return "\n".join(lines)
+
+
+def _colon(reasons: list[str]) -> str:
+    return f": {'; '.join(reasons)}" if reasons else ""
+
+
+def _entry(name: str) -> Operation:
+    if name not in _operations:
+        known = ", ".join(sorted(_operations)) or "none"
+        raise KeyError(f"no operation is called '{name}'; there are: {known}")
+    return _operations[name]
+
+
+def _strict() -> bool:
+    text = os.environ.get(STRICT_VARIABLE, "0")
+    if text not in ("0", "1"):
+        raise UserError(f"{STRICT_VARIABLE}={text!r} is neither '0' nor '1'")
+    return text == "1"
+
+
+def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[flow.Tensor]:
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, flow.Tensor):
+            yield value
+
+
+def _backend_of(tensors: Iterator[flow.Tensor]) -> str:
+    """Device type of the first tensor; a global tensor has a placement in place of a device."""
+    for tensor in tensors:
+        return str(tensor.placement.type if tensor.is_global else tensor.device.type)
+    raise TypeError("an operation needs at least one tensor among its arguments")

@@ -1,0 +1,39 @@
+"""Lint: no file in the repository is larger than 500 kB.
+
+Looks at every file that git tracks or could add. Exit code 1 if one is too large.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LIMIT_BYTES = 500_000
+
+
+def too_large(root: Path) -> list[tuple[str, int]]:
+    """(path, bytes) of each file over the limit, largest first."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=root,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.split("\0")
+    files = [(path, root / path) for path in set(listed) if path]
+    sizes = [(path, file.stat().st_size) for path, file in files if file.is_file()]
+    return sorted((item for item in sizes if item[1] > LIMIT_BYTES), key=lambda item: -item[1])
+
+
+def main(root: Path = ROOT) -> int:
+    """Check the repository at `root`; returns the exit code."""
+    found = too_large(root)
+    for path, size in found:
+        print(f"{path}: {size / 1000:.0f} kB is more than {LIMIT_BYTES // 1000} kB")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,129 @@
+"""The CPU backend, on the CPU."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+from oneflow_accel.backends import FEATURES
+from oneflow_accel.backends.cpu import CpuBackend
+from oneflow_accel.kernels import plugin
+
+import numpy as np
+import oneflow as flow
+import pytest
+
+from tests.launch import run_distributed
+
+STATE = {"path": None, "onednn_version": None, "num_threads": 1}
+
+
+@pytest.fixture
+def backend() -> CpuBackend:
+    return CpuBackend()
+
+
+def test_device_and_placement(backend: CpuBackend) -> None:
+    assert backend.is_available()
+    assert backend.device() == flow.device("cpu", 0)
+    assert backend.placement() == flow.placement("cpu", [0])
+    assert backend.placement([0]) == flow.placement("cpu", [0])
+    with pytest.raises(ValueError, match="cpu:1: there are 1 devices"):
+        backend.device(1)
+
+
+def test_properties(backend: CpuBackend) -> None:
+    properties = backend.properties()
+    assert properties.name
+    assert properties.total_memory is not None
+    assert properties.total_memory > 2**28
+    assert properties.peak_flops == {"float32": None, "float64": None}
+
+
+def test_supported_dtypes_have_kernels_and_float16_has_none(backend: CpuBackend) -> None:
+    for dtype in backend.supported_dtypes():
+        ones = flow.ones(2, 2, dtype=dtype)
+        np.testing.assert_array_equal(flow.matmul(ones, ones).numpy(), np.full((2, 2), 2.0))
+    half = flow.ones(2, 2).to(flow.float16)
+    with pytest.raises(RuntimeError, match="op_kernel_not_found"):
+        flow.matmul(half, half).numpy()
+    assert not backend.supports("amp")
+
+
+def test_manual_seed_repeats(backend: CpuBackend) -> None:
+    backend.manual_seed(5)
+    first = flow.rand(8).numpy()
+    second = flow.rand(8).numpy()
+    backend.manual_seed(5)
+    np.testing.assert_array_equal(flow.rand(8).numpy(), first)
+    assert not np.array_equal(first, second)
+
+
+def test_memory_counts_bytes_and_keeps_a_peak(backend: CpuBackend) -> None:
+    before = backend.memory_allocated()
+    block = np.ones(2**25, np.float64)  # 256 MiB
+    during = backend.memory_allocated()
+    assert before is not None
+    assert during is not None
+    assert 0.9 * block.nbytes < during - before < 1.5 * block.nbytes
+    del block
+    gc.collect()
+    peak = backend.max_memory_allocated()
+    assert peak is not None
+    assert peak > during - 2**20  # the kernel's counters lag behind by some pages
+    backend.reset_peak_memory_stats()
+    after = backend.max_memory_allocated()
+    assert after is not None
+    assert after < peak - 2**27
+
+
+def test_synchronize_and_empty_cache_leave_results(backend: CpuBackend) -> None:
+    tensor = flow.ones(64, 64) @ flow.ones(64, 64)
+    backend.synchronize()
+    backend.empty_cache()
+    np.testing.assert_array_equal(tensor.numpy(), np.full((64, 64), 64.0))
+
+
+def test_unknown_feature_lists_the_features(backend: CpuBackend) -> None:
+    with pytest.raises(ValueError, match="unknown feature 'teleport'; features are amp, graph"):
+        backend.supports("teleport")
+
+
+def test_every_no_has_a_reason(backend: CpuBackend) -> None:
+    answers = [backend.supports(feature) for feature in FEATURES]
+    assert all(answer.ok == (answer.reason == "") for answer in answers)
+
+
+def test_nhwc_needs_the_plugin(backend: CpuBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    absent = plugin.PluginState(loaded=False, reason="not built", operators=(), **STATE)
+    monkeypatch.setattr(plugin, "state", lambda: absent)
+    answer = backend.supports("nhwc")
+    assert not answer
+    assert answer.reason == "it needs the CPU plug-in, which is not loaded: not built"
+
+
+def test_nhwc_needs_all_kernels(backend: CpuBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    needed = ("conv2d", "conv_data_grad", "conv_filter_grad", "normalization")
+    some = plugin.PluginState(loaded=True, reason=None, operators=needed, **STATE)
+    monkeypatch.setattr(plugin, "state", lambda: some)
+    assert backend.supports("nhwc").reason == "the CPU plug-in has no kernel for normalization_grad"
+    whole = plugin.PluginState(
+        loaded=True, reason=None, operators=(*needed, "normalization_grad"), **STATE
+    )
+    monkeypatch.setattr(plugin, "state", lambda: whole)
+    assert backend.supports("nhwc")
+
+
+def test_two_processes_have_a_device_each(tmp_path: Path) -> None:
+    script = tmp_path / "two.py"
+    script.write_text(
+        "from oneflow_accel.backends import select_device\n"
+        "import oneflow as flow\n"
+        "b = select_device('cpu')\n"
+        "t = flow.ones(2, placement=b.placement(), sbp=flow.sbp.split(0))\n"
+        "print('sees', b.device_count(), 'is', b.device().index, 'local', t.to_local().shape[0])\n"
+    )
+    process = run_distributed([script], 2)
+    assert process.returncode == 0, process.stdout
+    assert "sees 2 is 0 local 1" in process.stdout
+    assert "sees 2 is 1 local 1" in process.stdout
