@@ -1,0 +1,165 @@
+"""Applies patches to installed files, and takes them back; for those who want it on disk.
+
+Everything is worked out in memory first. Files are then replaced one by one, each atomically; if
+one cannot be written, those already written are put back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+
+from oneflow_accel.errors import PatchError
+from oneflow_accel.patching.conditions import DeviceFinder
+from oneflow_accel.patching.diskstate import FOLDER, DiskState, Record, sha256, write_atomically
+from oneflow_accel.patching.hunks import join
+from oneflow_accel.patching.linemap import parse
+from oneflow_accel.patching.package import PatchedPackage
+from oneflow_accel.patching.packages import install_folder, installed_version
+
+
+@dataclass(frozen=True)
+class Change:
+    """A file to replace.
+
+    Attributes:
+        path: below the folder the package is installed in.
+        before: its content now.
+        original: its content as installed.
+        after: its new content.
+        record: what to remember of it, None where it goes back to the original.
+    """
+
+    path: str
+    before: bytes
+    original: bytes
+    after: bytes
+    record: Record | None
+
+
+def apply(root: Path, name: str, find_device: DeviceFinder) -> list[str]:
+    """Put the patches that are needed on disk, and take back those that no longer are.
+
+    Args:
+        root: the folder of all patches.
+        name: of the package.
+        find_device: gives the device that conditions ask about.
+
+    Returns:
+        The files changed; empty if everything was in place.
+
+    Raises:
+        PatchError: a patch does not fit, or a file cannot be written; nothing was changed.
+    """
+    package = PatchedPackage.load(root, name)
+    if package is None:
+        raise PatchError(f"{name} is not installed")
+    paths = sorted(set(package.modules().values()) | set(package.disk.records))
+    changes = [change for path in paths if (change := _change(package, path, find_device))]
+    _carry_out(package.disk, changes)
+    return [change.path for change in changes]
+
+
+def revert(name: str) -> list[str]:
+    """Take all patches of a package back.
+
+    Returns:
+        The files changed.
+
+    Raises:
+        PatchError: a file was modified since, or cannot be written; nothing was changed.
+    """
+    folder = install_folder(name)
+    if folder is None:
+        raise PatchError(f"{name} is not installed")
+    version = installed_version(name)
+    files: list[str] = []
+    for state_folder in sorted((folder / FOLDER).glob(f"{name}-*")):
+        state = DiskState.read(folder, name, state_folder.name.removeprefix(f"{name}-"))
+        if state.version != version:
+            # The installer has replaced the files since; what is left is only our record of it.
+            state.records.clear()
+            state.write()
+            continue
+        changes = _way_back(state)
+        _carry_out(state, changes)
+        state.records.clear()
+        state.write()
+        files += [change.path for change in changes]
+    return files
+
+
+def _change(package: PatchedPackage, path: str, find_device: DeviceFinder) -> Change | None:
+    patches = package.needed(path, find_device)
+    before = package.read(path)
+    in_effect = package.disk.in_effect(path, before)
+    original = before if in_effect is None else package.disk.original(path)
+    after, record = original, None
+    if patches:
+        source = package.patch(path, patches, original)
+        parse(source.patched, label=source.label, path=path)
+        after = join(source.patched).encode()
+        digests = {patch.name: patch.sha256 for patch in patches}
+        record = Record(sha256(original), sha256(after), digests)
+    if record == in_effect:
+        return None
+    return Change(path, before, original, after, record)
+
+
+def _way_back(state: DiskState) -> list[Change]:
+    changes = []
+    for path in state.records:
+        try:
+            before = (state.install_folder / path).read_bytes()
+        except OSError as error:
+            raise PatchError(f"{path} was patched on disk and cannot be read: {error}") from error
+        if state.in_effect(path, before) is not None:
+            original = state.original(path)
+            changes.append(Change(path, before, original, original, None))
+    return changes
+
+
+def _carry_out(state: DiskState, changes: list[Change]) -> None:
+    records = dict(state.records)
+    try:
+        for change in changes:
+            # Original first: whenever this is interrupted, the file is one of the two contents
+            # that its record names.
+            if change.before != change.original:
+                _replace(state.install_folder / change.path, change.original)
+            if change.record is not None:
+                state.store_original(change.path, change.original)
+                state.records[change.path] = change.record
+                state.write()
+                _replace(state.install_folder / change.path, change.after)
+        for change in changes:
+            if change.record is None:
+                state.records.pop(change.path, None)
+        state.write()
+    except OSError as error:
+        state.records = records
+        _put_back(state, changes)
+        raise PatchError(
+            f"{state.install_folder} cannot be written ({error}); nothing was changed"
+        ) from error
+
+
+def _put_back(state: DiskState, changes: list[Change]) -> None:
+    # What cannot be written now could not be written before either, so it is unchanged.
+    with contextlib.suppress(OSError):
+        state.write()
+    for change in changes:
+        file = state.install_folder / change.path
+        with contextlib.suppress(OSError):
+            if file.read_bytes() != change.before:
+                _replace(file, change.before)
+
+
+def _replace(file: Path, content: bytes) -> None:
+    write_atomically(file, content)
+    # Python takes a bytecode file for current if size and time in seconds match.
+    for optimization in ("", "1", "2"):
+        cached = importlib.util.cache_from_source(str(file), optimization=optimization)
+        Path(cached).unlink(missing_ok=True)

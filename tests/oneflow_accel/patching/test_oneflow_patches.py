@@ -1,0 +1,194 @@
+"""What each patch against oneflow mends: the failure without it, the success with it.
+
+Each case is a process of its own, because oneflow can be imported only once in each. Devices that
+this machine lacks are faked where the vendor's code would begin: a backend that computes on the
+CPU, and operators of oneflow replaced by ones that raise as a missing kernel does.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from subprocess import CompletedProcess
+
+from oneflow_accel.patching.session import PATCHES_VARIABLE
+
+import pytest
+
+from tests.launch import REPOSITORY, run_distributed, run_process
+from tests.oneflow_accel import third_party
+
+DEVICE = """
+    from typing import ClassVar
+
+    from oneflow_accel.backends.cpu import CpuBackend
+
+
+    class NoTouch(CpuBackend):
+        name: ClassVar[str] = "notouch"
+
+        def _why_not(self, feature: str) -> str | None:
+            return "no kernel" if feature == "ddp_stream_touch" else super()._why_not(feature)
+"""
+NO_TOUCH_KERNEL = """
+def stream_touch(tensors):
+    raise RuntimeError("Cannot find the kernel matching Current OperatorConf: eager_nccl_touch")
+flow._C.stream_touch = stream_touch
+"""
+DDP = """
+import hashlib
+import numpy as np
+import oneflow_accel
+import oneflow as flow
+{fake}
+rank = flow.env.get_rank()
+flow.manual_seed(0)
+model = flow.nn.Sequential(flow.nn.Linear(6, 8), flow.nn.BatchNorm1d(8), flow.nn.Linear(8, 3))
+model = flow.nn.parallel.DistributedDataParallel(model)
+optimizer = flow.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+data = np.random.default_rng(rank)
+for step in range(5):
+    loss = model(flow.tensor(data.normal(size=(4, 6)).astype(np.float32))).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+if rank == 0:
+    digest = hashlib.sha256()
+    for name, value in sorted(model.state_dict().items()):
+        digest.update(value.numpy().tobytes())
+    print("trained", digest.hexdigest())
+"""
+LAYER_NORM = """
+import numpy as np
+import oneflow_accel
+import oneflow as flow
+from oneflow_accel.backends.cpu import CpuBackend
+
+def var(*args, **kwargs):
+    raise RuntimeError("Cannot find the kernel matching Current OperatorConf: var")
+
+def layer_norm_affine(x, weight, bias, *, begin_norm_axis, begin_params_axis, epsilon):
+    assert begin_norm_axis == begin_params_axis == 1
+    x, axes = x.numpy(), (1, 2)
+    x = (x - x.mean(axes, keepdims=True)) / np.sqrt(x.var(axes, keepdims=True) + epsilon)
+    return flow.tensor(x * weight.numpy() + bias.numpy())
+
+CpuBackend._why_not = lambda self, feature: None
+flow.Tensor.var = var
+flow._C.layer_norm_affine = layer_norm_affine
+flow._C.layer_norm = lambda x, **attributes: layer_norm_affine(
+    x, flow.ones(4, 5), flow.zeros(4, 5), **attributes
+)
+x = flow.tensor(np.random.default_rng(0).normal(3, 2, (6, 4, 5)).astype(np.float32))
+for affine in (True, False):
+    y = flow.nn.LayerNorm((4, 5), elementwise_affine=affine)(x).numpy()
+    assert abs(y.mean((1, 2))).max() < 1e-5 and abs(y.std((1, 2)) - 1).max() < 1e-3
+y = flow.nn.functional.layer_norm(x, (4, 5)).numpy()
+assert abs(y.std((1, 2)) - 1).max() < 1e-3
+print("normalized")
+"""
+PLAIN_LAYER_NORM = """
+import hashlib
+import numpy as np
+import oneflow_accel
+import oneflow as flow
+from oneflow_accel.backends.cpu import CpuBackend
+
+data = np.random.default_rng(0).normal(3, 2, (6, 4, 5)).astype(np.float32)
+digest = hashlib.sha256()
+for placed in (False, True):
+    x = flow.tensor(data, requires_grad=True)
+    layer = flow.nn.LayerNorm(5)
+    if placed:
+        where = {"placement": flow.placement("cpu", [0]), "sbp": flow.sbp.broadcast}
+        x, layer = flow.tensor(data, requires_grad=True, **where), layer.to_global(**where)
+    y = layer(x)
+    y.square().sum().backward()
+    graph = flow.nn.Graph()
+    graph.layer, graph.build = layer, lambda x: graph.layer(x)
+    with flow.no_grad():
+        lazy = graph(x.detach())
+    for tensor in (y, lazy, x.grad, layer.weight.grad):
+        digest.update(tensor.numpy().tobytes())
+    patched = getattr(flow.nn.modules.normalization, "_has_layer_norm_kernel", None)
+    if patched is not None:
+        assert patched(x) == bool(CpuBackend().supports("native_layer_norm"))
+print("normalized", digest.hexdigest())
+"""
+WRONG_ORDER = """
+import oneflow
+import oneflow_accel
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path):
+    third_party.install(tmp_path, "notouch_vendor", DEVICE, entry="notouch", attribute="NoTouch")
+
+    def run_script(
+        script: str, *, processes: int = 0, device: str = "cpu", patches: str = "on"
+    ) -> CompletedProcess:
+        file = tmp_path / "script.py"
+        file.write_text(script)
+        env = {
+            "PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(tmp_path)]),
+            "ONEFLOW_ACCEL_DEVICE": device,
+            PATCHES_VARIABLE: patches,
+        }
+        if processes:
+            return run_distributed([file], processes, timeout=60, env=env)
+        return run_process([file], timeout=60, env=env)
+
+    return run_script
+
+
+def line_of(process: CompletedProcess, start: str) -> str:
+    assert process.returncode == 0, process.stdout
+    return next(line for line in process.stdout.splitlines() if line.startswith(start))
+
+
+def test_ddp_on_a_fake_device_without_the_touch_kernel_fails_unpatched_and_trains_patched(
+    run,
+) -> None:
+    script = DDP.format(fake=NO_TOUCH_KERNEL)
+    unpatched = run(script, device="notouch", patches="off")
+    assert unpatched.returncode != 0
+    assert "Cannot find the kernel" in unpatched.stdout
+    line_of(run(script, device="notouch"), "trained")
+
+
+def test_the_ddp_patch_is_left_out_on_a_device_with_the_touch_kernel(run) -> None:
+    process = run(DDP.format(fake=NO_TOUCH_KERNEL), device="cpu")
+    assert process.returncode != 0
+    assert "Cannot find the kernel" in process.stdout
+
+
+def test_ddp_of_two_processes_trains_to_the_same_bits_without_the_touch(run) -> None:
+    script = DDP.format(fake="")
+    without_touch = line_of(run(script, processes=2, device="notouch"), "trained")
+    with_touch = line_of(run(script, processes=2, device="cpu"), "trained")
+    assert without_touch == with_touch
+
+
+def test_layer_norm_with_a_fake_kernel_and_no_var_fails_unpatched_and_takes_it_patched(run) -> None:
+    unpatched = run(LAYER_NORM, patches="off")
+    assert unpatched.returncode != 0
+    assert "OperatorConf: var" in unpatched.stdout
+    assert line_of(run(LAYER_NORM), "normalized") == "normalized"
+
+
+def test_layer_norm_asks_the_device_layer_about_local_and_global_tensors(run) -> None:
+    line_of(run(PLAIN_LAYER_NORM), "normalized")
+
+
+def test_layer_norm_without_a_kernel_gives_the_same_bits_as_unpatched(run) -> None:
+    script = "import os\nos.environ['ONEFLOW_ACCEL_PLUGIN'] = 'off'\n" + PLAIN_LAYER_NORM
+    assert line_of(run(script), "normalized") == line_of(run(script, patches="off"), "normalized")
+
+
+def test_importing_oneflow_first_is_an_error_that_names_the_patch_and_what_to_do(run) -> None:
+    process = run(WRONG_ORDER)
+    assert process.returncode != 0
+    assert "oneflow-0.9.0/0002-layer-norm" in process.stdout
+    assert "Import oneflow_accel before oneflow" in process.stdout
+    assert run(WRONG_ORDER, patches="off").returncode == 0

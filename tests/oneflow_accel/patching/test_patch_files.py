@@ -1,0 +1,141 @@
+"""Reading patch files: headers, series and diffs, and what is refused in them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from oneflow_accel.errors import PatchError
+from oneflow_accel.patching.header import Condition, parse_condition
+from oneflow_accel.patching.hunks import apply_hunks, join, source_lines
+from oneflow_accel.patching.series import load_patch, load_series, patch_root
+
+import pytest
+
+
+def test_patch_root_is_the_checkouts() -> None:
+    root = patch_root()
+    assert (root / "oneflow-0.9.0" / "series").is_file()
+
+
+@pytest.mark.parametrize(
+    ("text", "condition"),
+    [
+        ("always", Condition("always")),
+        ("device: abc", Condition("device", "abc")),
+        (" feature:native_layer_norm ", Condition("feature", "native_layer_norm")),
+        ("feature-missing: ddp_stream_touch", Condition("feature-missing", "ddp_stream_touch")),
+    ],
+)
+def test_condition_vocabulary(text: str, condition: Condition) -> None:
+    assert parse_condition(text) == condition
+
+
+@pytest.mark.parametrize("text", ["", "never", "always: x", "device:", "device: A b", "os: linux"])
+def test_condition_outside_of_the_vocabulary(text: str) -> None:
+    with pytest.raises(ValueError, match="Applies-When is"):
+        parse_condition(text)
+
+
+def test_header_fields_and_continuation_lines(fake) -> None:
+    file = fake.add_patch(Description="Short.\n And more.", Forwarded="https://example.org/1")
+    header = load_patch(file).header
+    assert header.description == "Short. And more."
+    assert (header.package, header.version) == (fake.name, "1.0")
+    assert header.last_update.isoformat() == "2026-01-31"
+
+
+@pytest.mark.parametrize(
+    "field",
+    ["Description", "Author", "Forwarded", "Last-Update", "Applies-To", "Applies-When"],
+)
+def test_every_header_field_is_required(fake, field: str) -> None:
+    with pytest.raises(PatchError, match=rf"0001-change.patch: broken header: no .*{field}"):
+        load_patch(fake.add_patch(drop=field))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"Forwarded": "maybe"}, "Forwarded is 'maybe'"),
+        ({"Last_Update": "yesterday"}, "Invalid isoformat"),
+        ({"Applies_To": "oneflow>=0.9"}, "Applies-To is"),
+        ({"Applies_When": "sometimes"}, "Applies-When is 'sometimes'"),
+        ({"Aplies_When": "always"}, "unknown field 'Aplies-When'"),
+        ({"Bug": "x\nno field here"}, "is not 'Field: value'"),
+        ({"Bug": "x\nAuthor: twice"}, "Author is there twice"),
+    ],
+)
+def test_broken_header(fake, fields: dict[str, str], message: str) -> None:
+    with pytest.raises(PatchError, match=rf"0001-change.patch: broken header: .*{message}"):
+        load_patch(fake.add_patch(**fields))
+
+
+def test_origin_replaces_author(fake) -> None:
+    file = fake.add_patch(drop="Author", Origin="backport, https://example.org/commit")
+    assert load_patch(file).name == "0001-change.patch"
+
+
+def test_broken_diffs(fake) -> None:
+    good = fake.diff("numbers", "return 1", "return 10")
+    path = f"{fake.name}/numbers.py"
+    cases = {
+        "no unified diff": "nothing\n",
+        "broken diff: Hunk is shorter": good[: good.rindex(" # filler")],
+        "lines outside of any hunk": good + "+one more\n",
+        "is numbered wrongly": good.replace("+1,", "+2,"),
+        "which is not a Python file of": good.replace(path, "elsewhere/numbers.py"),
+        r"\.\./x.py, which is not a Python file of": good.replace(path, f"{fake.name}/../x.py"),
+        "adds, removes or renames": good.replace(f"--- a/{path}", "--- /dev/null"),
+        "adds, removes or renames .*new.py": good.replace(
+            f"+++ b/{path}", f"+++ b/{fake.name}/new.py"
+        ),
+    }
+    for message, diff in cases.items():
+        with pytest.raises(PatchError, match=message):
+            load_patch(fake.add_patch(diff=diff))
+
+
+def test_no_newline_at_the_end_of_a_file(fake) -> None:
+    path = f"{fake.name}/numbers.py"
+    end = "\\ No newline at end of file\n"
+    diff = f"--- a/{path}\n+++ b/{path}\n@@ -1 +1 @@\n-x = 1\n{end}+x = 2\n{end}"
+    patch = load_patch(fake.add_patch(diff=diff))
+    result = apply_hunks(source_lines("x = 1"), patch.hunks[path], label="l", path=path)
+    assert join(result) == "x = 2"
+    with pytest.raises(PatchError, match="does not fit"):
+        apply_hunks(source_lines("x = 1\n"), patch.hunks[path], label="l", path=path)
+
+
+def test_hunks_that_only_add(fake) -> None:
+    path = f"{fake.name}/numbers.py"
+    diff = f"--- a/{path}\n+++ b/{path}\n@@ -0,0 +1 @@\n+a\n@@ -2,0 +4,2 @@\n+b\n+c\n"
+    patch = load_patch(fake.add_patch(diff=diff))
+    result = apply_hunks(source_lines("1\n2\n3\n"), patch.hunks[path], label="l", path=path)
+    assert join(result) == "a\n1\n2\nb\nc\n3\n"
+    assert [line.number for line in result] == [None, 1, 2, None, None, 3]
+
+
+def test_a_form_feed_ends_no_line() -> None:
+    assert join(source_lines("a\f\nb\u2028c\n")) == "a\f\nb\u2028c\n"
+    assert [line.number for line in source_lines("a\f\nb\u2028c\n")] == [1, 2]
+
+
+def test_series_refuses_a_missing_misnamed_or_misplaced_patch(fake, tmp_path: Path) -> None:
+    series = fake.add_patch().parent / "series"
+    series.write_text("# comment\n\n0001-change.patch  # trailing\n")
+    assert [patch.name for patch in load_series(fake.root, fake.name, "1.0")] == [
+        "0001-change.patch"
+    ]
+    series.write_text("0002-missing.patch\n")
+    with pytest.raises(PatchError, match=r"0002-missing\.patch is in the series but"):
+        load_series(fake.root, fake.name, "1.0")
+    series.write_text("change.diff\n")
+    with pytest.raises(PatchError, match="the name is not NNNN-"):
+        load_series(fake.root, fake.name, "1.0")
+    fake.add_patch(version="2.0", Applies_To=f"{fake.name}==1.0")
+    with pytest.raises(
+        PatchError, match=r"Applies-To says .*==1.0, but it is in the series of .*2.0"
+    ):
+        load_series(fake.root, fake.name, "2.0")
+    with pytest.raises(PatchError, match=r"3.0 has no series"):
+        load_series(fake.root, fake.name, "3.0")

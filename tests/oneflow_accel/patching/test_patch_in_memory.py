@@ -1,0 +1,270 @@
+"""Patches applied while modules are imported, with a tiny package made for each test."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+import traceback
+
+from oneflow_accel.errors import PatchError, UserError
+from oneflow_accel.patching import session
+
+import pytest
+
+from tests.launch import run_process
+
+BOTH = {"numbers": ("return 1", "return 10"), "other": ("return 2", "return 20")}
+LONGER = {"numbers": ("    return 1", "    number = 1\n    return fail(number)")}
+
+
+def states(current) -> dict[str, str]:
+    return {status.name: status.state for status in current.status()}
+
+
+def test_applies_while_imported_and_touches_nothing_on_disk(fake) -> None:
+    fake.add_patch(edits=BOTH)
+    before = fake.snapshot()
+    current = fake.install()
+    assert states(current) == {"0001-change.patch": "pending"}
+    assert fake.load().one() == 10
+    assert fake.load("other").two() == 20
+    assert states(current) == {"0001-change.patch": "applied"}
+    assert fake.name in current.status()[0].reason
+    assert fake.snapshot() == before
+    assert fake.load().__loader__.get_source(f"{fake.name}.numbers").count("return 10") == 1
+
+
+def test_leaves_no_patched_bytecode_behind(fake) -> None:
+    fake.add_patch()
+    fake.install()
+    assert fake.load().one() == 10
+    fake.forget()
+    assert fake.load().one() == 1
+
+
+def test_a_second_install_of_one_session_changes_nothing(fake) -> None:
+    fake.add_patch()
+    current = fake.install()
+    finders = list(sys.meta_path)
+    current.install()
+    assert sys.meta_path == finders
+
+
+def test_reload_applies_it_again(fake) -> None:
+    fake.add_patch()
+    fake.install()
+    assert importlib.reload(fake.load()).one() == 10
+
+
+def test_order_is_that_of_the_series_on_one_file(fake) -> None:
+    first = {"numbers": ("return 1", "return 10")}
+    changed = fake.numbers.read_text().replace("return 1", "return 10")
+    # Named against its place, so that only the series can give the order.
+    fake.add_patch("0002-first.patch", edits=first)
+    fake.add_patch(
+        "0001-second.patch",
+        edits={"numbers": ("return 10", "return 100")},
+        before={"numbers": changed},
+    )
+    fake.install()
+    assert fake.load().one() == 100
+
+
+def test_all_or_nothing_when_the_second_patch_of_a_file_does_not_fit(fake) -> None:
+    fake.add_patch("0001-fits.patch")
+    other = fake.numbers.read_text().replace("return 2", "return 3")
+    edit = {"numbers": ("return 3", "return 4")}
+    fake.add_patch("0002-does-not.patch", edits=edit, before={"numbers": other})
+    current = fake.install()
+    with pytest.raises(PatchError, match=rf"{fake.name}-1.0/0002-does-not.patch does not fit"):
+        fake.load()
+    assert f"{fake.name}.numbers" not in sys.modules
+    assert set(states(current).values()) == {"refused"}
+
+
+@pytest.mark.parametrize("edit", [("return 1", "return 7"), ("def one", "\ndef one")])
+def test_refuses_a_changed_or_shifted_line(fake, edit: tuple[str, str]) -> None:
+    fake.add_patch()
+    fake.numbers.write_text(fake.numbers.read_text().replace(*edit))
+    fake.install()
+    with pytest.raises(PatchError, match=r"numbers.py: line \d+ should .*reinstall .*PATCHES=off"):
+        fake.load()
+
+
+def test_refuses_another_version_and_names_both(fake) -> None:
+    fake.add_patch()
+    fake.set_version("1.1")
+    current = fake.install()
+    with pytest.raises(PatchError, match=rf"1.1 is in .*0001-change.patch.*{fake.name}==1.0"):
+        fake.load("other")
+    assert states(current) == {"0001-change.patch": "refused"}
+
+
+def test_a_local_version_matches_the_pin(fake) -> None:
+    fake.add_patch()
+    fake.set_version("1.0+cu117")
+    fake.install()
+    assert fake.load().one() == 10
+
+
+def test_an_empty_series_says_that_a_version_needs_nothing(fake) -> None:
+    fake.add_patch()
+    fake.set_version("2.0")
+    (fake.root / f"{fake.name}-2.0").mkdir()
+    (fake.root / f"{fake.name}-2.0" / "series").write_text("# nothing to patch\n")
+    current = fake.install()
+    assert fake.load().one() == 1
+    assert current.status() == []
+
+
+def test_refuses_a_target_that_is_already_imported(fake) -> None:
+    fake.add_patch()
+    fake.load()
+    with pytest.raises(PatchError, match=r"0001-change.patch cannot be applied: .* is already imp"):
+        fake.install()
+    assert fake.load().one() == 1
+
+
+def test_accepts_an_imported_package_whose_target_is_not_imported_yet(fake) -> None:
+    fake.add_patch()
+    fake.load("other")
+    fake.install()
+    assert fake.load().one() == 10
+
+
+def test_accepts_an_imported_target_that_does_not_need_its_patch(fake) -> None:
+    fake.add_patch(Applies_When="device: second")
+    fake.load()
+    assert states(fake.install()) == {"0001-change.patch": "not-needed"}
+
+
+def test_a_package_that_is_not_installed_needs_nothing(fake) -> None:
+    fake.add_patch()
+    sys.path.remove(str(fake.site_packages))
+    current = fake.install()
+    assert states(current) == {"0001-change.patch": "not-needed"}
+    assert "is not installed" in current.status()[0].reason
+    with pytest.raises(ModuleNotFoundError):
+        fake.load()
+
+
+def test_refuses_a_patch_that_leaves_no_valid_python(fake) -> None:
+    fake.add_patch(edits={"numbers": ("return 1", "return (")})
+    fake.install()
+    with pytest.raises(PatchError, match=r"0001-change.patch: .* is not valid Python after it"):
+        fake.load()
+
+
+def test_refuses_a_patch_for_a_file_that_is_not_there(fake) -> None:
+    fake.add_patch(edits=BOTH)
+    fake.other.unlink()
+    current = fake.install()
+    assert fake.load().one() == 10
+    with pytest.raises(ModuleNotFoundError):
+        fake.load("missing")
+    with pytest.raises(PatchError, match=r"0001-change.patch edits .*other.py, which cannot be"):
+        fake.load("other")
+    assert states(current) == {"0001-change.patch": "refused"}
+
+
+@pytest.mark.parametrize(
+    ("condition", "result"),
+    [
+        ("device: first", 10),
+        ("device: second", 1),
+        ("feature: fast", 10),
+        ("feature: slow", 1),
+        ("feature-missing: slow", 10),
+        ("feature-missing: fast", 1),
+    ],
+)
+def test_condition_asks_the_device(fake, make_device, condition: str, result: int) -> None:
+    fake.device = make_device("first", "fast")
+    fake.add_patch(Applies_When=condition)
+    current = fake.install()
+    assert fake.load().one() == result
+    assert states(current)["0001-change.patch"] == ("applied" if result == 10 else "not-needed")
+
+
+def test_without_a_device_only_unconditional_patches_apply(fake) -> None:
+    fake.device = None
+    fake.add_patch("0001-always.patch", edits={"other": ("return 1", "return 10")})
+    fake.add_patch("0002-conditional.patch", Applies_When="feature-missing: fast")
+    fake.install()
+    assert (fake.load("other").one(), fake.load().one()) == (10, 1)
+
+
+@pytest.mark.parametrize(("expected", "selected"), [("first", "second"), ("second", "first")])
+def test_selecting_another_device_than_was_expected_is_an_error(
+    fake, make_device, expected: str, selected: str
+) -> None:
+    fake.device = make_device(expected)
+    fake.add_patch(Applies_When="device: second")
+    current = fake.install()
+    current.device_selected(make_device(selected))  # nothing is decided yet
+    fake.forget()
+    current = fake.install()
+    fake.load()
+    current.device_selected(make_device(expected))
+    with pytest.raises(PatchError, match=rf"0001-change.patch .*ONEFLOW_ACCEL_DEVICE={selected}"):
+        current.device_selected(make_device(selected))
+
+
+def test_the_selected_device_decides_about_later_imports(fake, make_device) -> None:
+    fake.add_patch(Applies_When="device: second")
+    current = fake.install()
+    current.device_selected(make_device("second"))
+    assert fake.load().one() == 10
+
+
+def test_switched_off(fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake.add_patch()
+    monkeypatch.setattr(session, "_session", None)
+    monkeypatch.setenv(session.PATCHES_VARIABLE, "off")
+    session.install(lambda: None, fake.root)
+    assert fake.load().one() == 1
+    assert [status.state for status in session.status()] == ["off"]
+    monkeypatch.setenv(session.PATCHES_VARIABLE, "no")
+    with pytest.raises(UserError, match="ONEFLOW_ACCEL_PATCHES='no' is neither 'on' nor 'off'"):
+        session.switched_off()
+
+
+def test_traceback_shows_patched_lines_and_keeps_numbers_of_others(fake) -> None:
+    fake.add_patch(edits=LONGER)
+    fake.install()
+    module = fake.load()
+    on_disk = fake.numbers.read_text().splitlines()
+    with pytest.raises(NameError) as caught:
+        module.one()
+    shown = "".join(traceback.format_exception(caught.value))
+    assert f'File "{fake.numbers}", line {len(on_disk) + 3}, in one' in shown
+    assert "    return fail(number)\n" in shown
+    # Below the patch, two lines longer now, everything has the number that it has on disk.
+    line = module.two.__code__.co_firstlineno
+    assert on_disk[line - 1] == "def two():"
+    assert inspect.getsource(module.two) == "def two():\n    return 2\n"
+
+
+def test_an_uncaught_error_never_shows_a_wrong_line(fake) -> None:
+    # Python's own printer reads the file on disk, whose line 10 is another one than the patched.
+    fake.add_patch(
+        edits={
+            "numbers": ("    return 1", "    pass\n    return 1"),
+            "other": ("    return 2", "    raise OSError('x')"),
+        }
+    )
+    script = fake.site_packages / "script.py"
+    script.write_text(
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from oneflow_accel.patching.session import Session\n"
+        f"sys.path.insert(0, {str(fake.site_packages)!r})\n"
+        f"Session(Path({str(fake.root)!r}), lambda: None).install()\n"
+        f"from {fake.name}.other import two\n"
+        "two()\n"
+    )
+    output = run_process([script]).stdout
+    assert (
+        f'other.py", line {len(fake.other.read_text().splitlines()) + 2}, in two\nOSErr' in output
+    )
