@@ -1,0 +1,1 @@
+"""What every trainer needs: checkpoints, metric log, progress, schedules, image data."""

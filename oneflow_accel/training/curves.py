@@ -1,0 +1,124 @@
+"""Draws a run's metric log as one picture: loss, accuracy and learning rate over the steps."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+from oneflow_accel.errors import UserError
+from oneflow_accel.training.files import replace_file
+from oneflow_accel.training.metrics import read_metrics
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+_TRAIN_COLOR = "#1f77b4"
+_VAL_COLOR = "#d62728"
+_LINE_STYLES = ("-", "--")
+# The smooth training curve is a moving average over this share of the points.
+_SMOOTHING = 0.05
+
+# Title, label of the y axis, and the logged values that the panel shows, with their legend text.
+_PANELS: tuple[tuple[str, str, dict[str, str]], ...] = (
+    ("Loss", "loss", {"loss": ""}),
+    ("Accuracy", "% of images", {"acc1": " top-1", "acc5": " top-5"}),
+    ("Learning rate", "learning rate", {"lr": ""}),
+)
+
+
+def draw_curves(metrics_jsonl: Path | str, output_png: Path | str) -> Path:
+    """Draw the curves of a metrics.jsonl.
+
+    A panel is drawn for what was logged: `loss`; `acc1` and `acc5`, in percent; `lr`. Training
+    values are shown as logged (faint) and smoothed, validation values as points.
+
+    Args:
+        metrics_jsonl: what `MetricLog` wrote.
+        output_png: replaced if it exists.
+
+    Returns:
+        `output_png`.
+
+    Raises:
+        UserError: there is nothing to draw.
+    """
+    path = Path(metrics_jsonl)
+    try:
+        lines = read_metrics(path)
+    except FileNotFoundError as error:
+        raise UserError(f"no curves: there is no metric log at {path}") from error
+    logged = {name for line in lines for name, value in line["values"].items() if value is not None}
+    panels = [panel for panel in _PANELS if logged & panel[2].keys()]
+    if not panels:
+        raise UserError(f"no curves: {path} holds no loss, accuracy or learning rate")
+    figure = Figure(figsize=(5.5 * len(panels), 4.2), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(path.resolve().parent.name, fontweight="bold")
+    for position, (title, unit, names) in enumerate(panels, start=1):
+        axes = figure.add_subplot(1, len(panels), position)
+        _draw_panel(axes, lines, names)
+        axes.set_title(title)
+        axes.set_xlabel("step")
+        axes.set_ylabel(unit)
+    image = io.BytesIO()
+    figure.savefig(image, format="png")
+    replace_file(Path(output_png), image.getvalue())
+    return Path(output_png)
+
+
+def _draw_panel(axes: Axes, lines: list[dict[str, Any]], names: dict[str, str]) -> None:
+    tops = []
+    for (name, text), style in zip(names.items(), _LINE_STYLES, strict=False):
+        steps, values = _series(lines, "train", name)
+        if len(steps):
+            # The learning rate is no measurement: smoothing would only blur its steps.
+            smooth = values if name == "lr" else _smoothed(values)
+            if not np.array_equal(smooth, values):
+                axes.plot(steps, values, style, color=_TRAIN_COLOR, alpha=0.25, linewidth=0.8)
+            marker = "o" if len(steps) == 1 else ""
+            axes.plot(steps, smooth, style, marker=marker, color=_TRAIN_COLOR, label=f"train{text}")
+            tops += [smooth.max(), np.percentile(values, 98)]
+        steps, values = _series(lines, "val", name)
+        if len(steps):
+            size = 4 if len(steps) <= 30 else 2
+            axes.plot(
+                steps,
+                values,
+                style,
+                marker="o",
+                markersize=size,
+                color=_VAL_COLOR,
+                label=f"validation{text}",
+            )
+            tops.append(values.max())
+    # From 0, and high enough for all but single wild training values.
+    axes.set_ylim(0, max(tops, default=1.0) * 1.05 or 1.0)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    if len(axes.get_legend_handles_labels()[0]) > 1:
+        axes.legend(frameon=False)
+
+
+def _series(lines: list[dict[str, Any]], split: str, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Steps and values of one metric; values that were not finite are left out."""
+    points = [
+        (line["step"], line["values"][name])
+        for line in lines
+        if line["split"] == split and line["values"].get(name) is not None
+    ]
+    steps, values = zip(*points, strict=True) if points else ((), ())
+    return np.array(steps, dtype=np.int64), np.array(values, dtype=np.float64)
+
+
+def _smoothed(values: np.ndarray) -> np.ndarray:
+    """Centered moving average; at both ends over the part of the window that there is."""
+    half = int(len(values) * _SMOOTHING / 2)
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    first = np.maximum(np.arange(len(values)) - half, 0)
+    stop = np.minimum(np.arange(len(values)) + half + 1, len(values))
+    return (sums[stop] - sums[first]) / (stop - first)

@@ -1,0 +1,319 @@
+"""Image classification data: a folder per class, read by workers in a reproducible order."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from oneflow_accel.errors import DataError
+from oneflow_accel.training.image_reader import (
+    SYNTHETIC_STREAM,
+    Dataset,
+    ImageReader,
+    max_bad_files,
+)
+from oneflow_accel.training.transforms import Transform
+from oneflow_accel.training.workers import FilledRows, WorkerPool
+
+import numpy as np
+from PIL import Image
+
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+
+logger = logging.getLogger("oneflow_accel")
+
+
+@dataclass
+class Batch:
+    """Images and labels of one step of one process.
+
+    Attributes:
+        images: float32, (batch, height, width, 3) or (batch, 3, height, width).
+        labels: int64, (batch,), class indices.
+        indices: int64, (batch,), positions in the data set.
+    """
+
+    images: np.ndarray
+    labels: np.ndarray
+    indices: np.ndarray
+
+
+class _Samples(Sequence[tuple[str, int]]):
+    """(path, class index) pairs in three flat buffers: a list of a million tuples would be copied
+    page by page into every forked worker as reference counts change."""
+
+    def __init__(self, paths: list[str], labels: list[int]) -> None:
+        encoded = [os.fsencode(path) for path in paths]
+        self._bytes = b"".join(encoded)
+        self._ends = np.cumsum([len(path) for path in encoded], dtype=np.int64)
+        self.labels = np.array(labels, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index):  # type: ignore[no-untyped-def]
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        position = range(len(self))[index]
+        start = self._ends[position - 1] if position else 0
+        path = os.fsdecode(self._bytes[start : self._ends[position]])
+        return path, int(self.labels[position])
+
+
+class ImageFolder:
+    """Images in ROOT/CLASS/..., one folder per class, any depth below it.
+
+    Attributes:
+        root: the folder.
+        classes: names of the class folders, sorted; the position is the class index.
+        samples: (path, class index) of each image, by class and then by path.
+
+    Raises:
+        DataError: there is no such folder, it holds no class folders, or one holds no images.
+    """
+
+    def __init__(self, root: Path | str) -> None:
+        self.root = Path(root)
+        layout = f"expected {self.root}/CLASS/IMAGE with one folder per class"
+        try:
+            entries = list(os.scandir(self.root))
+        except OSError as error:
+            raise DataError(f"no image data at {self.root} ({error.strerror}); {layout}") from error
+        self.classes = sorted(entry.name for entry in entries if entry.is_dir())
+        if not self.classes:
+            raise DataError(f"{self.root} has no folders in it; {layout}")
+        paths: list[str] = []
+        labels: list[int] = []
+        empty = []
+        for label, name in enumerate(self.classes):
+            found = _images_under(self.root / name)
+            paths += found
+            labels += [label] * len(found)
+            if not found:
+                empty.append(name)
+        if empty:
+            raise DataError(
+                f"{len(empty)} of {len(self.classes)} class folders in {self.root} hold no images "
+                f"({', '.join(EXTENSIONS)}): {_first_few(empty)}; {layout}"
+            )
+        self.samples = _Samples(paths, labels)
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    @property
+    def labels(self) -> np.ndarray:
+        """int64, class index per image."""
+        return self.samples.labels
+
+    def name(self, index: int) -> str:
+        """What messages call an image: its path."""
+        return self.samples[index][0]
+
+    def shape(self, transform: Transform) -> tuple[int, ...]:
+        """Shape of a transformed image, tried out on a blank one."""
+        return transform(Image.new("RGB", (8, 8)), np.random.default_rng(0)).shape
+
+    def read(self, index: int, transform: Transform, rng: np.random.Generator) -> np.ndarray:
+        """Decode and transform one image: float32, (height, width, 3).
+
+        Raises:
+            Exception: one of `image_reader.DECODE_ERRORS` if it cannot be decoded.
+        """
+        with Image.open(self.samples[index][0]) as image:
+            return transform(image, rng)
+
+
+class SyntheticImages:
+    """A data set of fixed noise that needs no disk, for ImageLoader in place of an ImageFolder.
+
+    Args:
+        images: how many there are.
+        shape: of each, (height, width, 3).
+        classes: number of classes; labels are random.
+        seed: not negative.
+    """
+
+    # Few enough to stay in the processor's cache, so that reading costs next to nothing.
+    _DISTINCT = 16
+
+    def __init__(
+        self, images: int, shape: tuple[int, int, int], classes: int = 1000, seed: int = 0
+    ) -> None:
+        rng = np.random.default_rng((SYNTHETIC_STREAM, seed))
+        self.root = "the synthetic data set"
+        self.classes = [f"class {label}" for label in range(classes)]
+        self.labels = rng.integers(classes, size=images, dtype=np.int64)
+        self._pixels = rng.standard_normal((min(images, self._DISTINCT), *shape), dtype=np.float32)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def name(self, index: int) -> str:
+        """What messages call an image."""
+        return f"synthetic image {index}"
+
+    def shape(self, transform: Transform) -> tuple[int, ...]:
+        """Shape of each image."""
+        return self._pixels.shape[1:]
+
+    def read(self, index: int, transform: Transform, rng: np.random.Generator) -> np.ndarray:
+        """One image, the same at every call: it is not transformed."""
+        return self._pixels[index % len(self._pixels)]
+
+
+class ImageLoader:
+    """Batches of one process out of a data set, the same for any number of workers.
+
+    Training goes through a permutation of the data set that seed and epoch determine. The global
+    batch g is its part g of `batch_size * world_size` images, and rank r takes the r-th part of
+    that: any world size with the same global batch size sees the same global batches. What does not
+    fill a global batch is left out. The augmentation of an image depends on seed, epoch and image
+    only.
+
+    Evaluation takes every image once: rank r takes images r, r + world_size, ...; the last batch
+    may be short, and ranks may differ by one batch.
+
+    An image that cannot be decoded is named in a warning once and noted in `bad_files`. Training
+    takes the next decodable one of the data set instead, evaluation leaves it out.
+
+    Args:
+        dataset: an ImageFolder or SyntheticImages.
+        batch_size: images per batch of this process.
+        transform: from a PIL image and a random generator to an array (height, width, channels).
+        workers: number of processes; 0 reads in this one.
+        seed: not negative.
+        train: order and handling of bad files as above.
+        rank: of this process.
+        world_size: number of processes.
+        channels_last: give (batch, height, width, channels) instead of (batch, channels, ...).
+
+    Attributes:
+        batch_size: of this process.
+        global_batch_size: of all processes together.
+        bad_files: path -> reason for each file that could not be decoded so far.
+
+    Raises:
+        DataError: training on fewer images than a global batch. While iterating: more than 1 % of
+            the files cannot be decoded, or a worker process died.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        *,
+        batch_size: int,
+        transform: Transform,
+        workers: int = 0,
+        seed: int = 0,
+        train: bool,
+        rank: int = 0,
+        world_size: int = 1,
+        channels_last: bool = False,
+    ) -> None:
+        if batch_size < 1 or workers < 0 or seed < 0 or not 0 <= rank < world_size:
+            raise ValueError(
+                f"batch_size {batch_size}, workers {workers}, seed {seed}, "
+                f"rank {rank} of {world_size}"
+            )
+        if train and len(dataset) < batch_size * world_size:
+            raise DataError(
+                f"{dataset.root} has {len(dataset)} images, fewer than one global batch of "
+                f"{batch_size * world_size}; use a smaller batch size"
+            )
+        self.dataset = dataset
+        self.batch_size = batch_size
+        self.global_batch_size = batch_size * world_size
+        self.bad_files: dict[str, str] = {}
+        self._workers = workers
+        self._reader = ImageReader(
+            dataset, transform, seed, train, batch_size, rank, world_size, channels_last
+        )
+        self._epoch = 0
+        self._start_batch = 0
+        self._pool: WorkerPool | None = None
+
+    def set_epoch(self, epoch: int, start_batch: int = 0) -> None:
+        """Choose what the next iteration goes through.
+
+        Args:
+            epoch: counted from 0.
+            start_batch: number of batches to leave out at the beginning, to resume inside an epoch.
+        """
+        if epoch < 0 or not 0 <= start_batch <= len(self):
+            raise ValueError(f"epoch {epoch}, batch {start_batch} of {len(self)}")
+        self._epoch = epoch
+        self._start_batch = start_batch
+
+    def __len__(self) -> int:
+        """Batches per epoch of this process."""
+        return -(-self._reader.rows // self.batch_size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        rows = self._reader.rows
+        starts = range(self._start_batch * self.batch_size, rows, self.batch_size)
+        ranges = [(start, min(self.batch_size, rows - start)) for start in starts]
+        try:
+            for images, filled in self._filled(self._epoch, ranges):
+                self._note_bad(filled.bad)
+                indices = np.array(filled.indices, dtype=np.int64)
+                present = indices >= 0
+                if not present.all():
+                    images, indices = images[present], indices[present]
+                if len(indices):
+                    yield Batch(images, self.dataset.labels[indices], indices)
+        except (DataError, RuntimeError):
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the worker processes; the next iteration starts new ones."""
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
+    def __del__(self) -> None:
+        if getattr(self, "_pool", None) is not None:
+            self.close()
+
+    def _filled(
+        self, epoch: int, ranges: list[tuple[int, int]]
+    ) -> Iterator[tuple[np.ndarray, FilledRows]]:
+        shape = self._reader.sample_shape
+        if self._workers:
+            if self._pool is None:
+                self._pool = WorkerPool(self._workers, self._reader.fill, self.batch_size, shape)
+            yield from self._pool.batches(epoch, ranges)
+            return
+        for start, count in ranges:
+            images = np.empty((count, *shape), dtype=np.float32)
+            yield images, self._reader.fill(epoch, start, images)
+
+    def _note_bad(self, bad: dict[int, str]) -> None:
+        for index, reason in bad.items():
+            path = self.dataset.name(index)
+            if path not in self.bad_files:
+                self.bad_files[path] = reason
+                logger.warning("cannot decode %s: %s", path, reason)
+        if len(self.bad_files) > max_bad_files(len(self.dataset)):
+            named = [f"{path} ({reason})" for path, reason in self.bad_files.items()]
+            raise DataError(
+                f"{len(named)} of the {len(self.dataset)} images in {self.dataset.root} cannot be "
+                f"decoded, more than 1 %: {_first_few(named)}; remove or repair them"
+            )
+
+
+def _images_under(folder: Path) -> list[str]:
+    found = []
+    for directory, _, names in os.walk(folder, followlinks=True):
+        found += [
+            os.path.join(directory, name) for name in names if name.lower().endswith(EXTENSIONS)
+        ]
+    return sorted(found)
+
+
+def _first_few(names: list[str], count: int = 5) -> str:
+    return ", ".join(names[:count]) + (", ..." if len(names) > count else "")

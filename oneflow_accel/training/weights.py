@@ -1,0 +1,118 @@
+"""Reads a model's weights from the files that other projects publish: .pth, .pt and .safetensors.
+
+The format is told from the first bytes, not from the name: `.pth.tar` is no tar file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from oneflow_accel.errors import UserError
+from oneflow_accel.training import torch_files
+
+import numpy as np
+import safetensors
+
+_WRAPPING_KEYS = ("state_dict", "model")
+_PARALLEL_PREFIX = "module."
+_SAFETENSORS_DTYPES = {
+    "F64": "<f8",
+    "F32": "<f4",
+    "F16": "<f2",
+    "I64": "<i8",
+    "I32": "<i4",
+    "I16": "<i2",
+    "I8": "i1",
+    "U8": "u1",
+    "BOOL": "?",
+}
+
+
+def read_weights(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
+    """Read the state dict in a checkpoint file, running no code that the file may hold.
+
+    Args:
+        path: a file written by `torch.save` (zip or legacy format) or a safetensors file. A
+            training checkpoint is unwrapped: its entry "state_dict" or "model" is taken. The prefix
+            "module." that data-parallel wrappers add is removed.
+
+    Returns:
+        Parameter name to array, contiguous, in the file's dtype; bfloat16 becomes float32.
+
+    Raises:
+        UserError: the file is missing, is of another format, is truncated or corrupt, needs code to
+            be run, or holds something else than tensors. The text names the file.
+    """
+    path = Path(path)
+    try:
+        return _read(path)
+    except OSError as error:
+        raise UserError(f"cannot read weights from {path}: {error.strerror or error}") from error
+    except UserError as error:
+        raise UserError(f"cannot read weights from {path}: {error}") from error
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    with path.open("rb") as file:
+        head = file.read(32)
+    if head.startswith((torch_files.ZIP_SIGNATURE, torch_files.LEGACY_SIGNATURE)):
+        content = torch_files.read_torch_file(path)
+    # A safetensors file is the length of its JSON header in 8 bytes, then the header.
+    elif head[8:9] == b"{":
+        content = _read_safetensors(path)
+    else:
+        raise UserError("neither a file written by torch.save (.pth, .pt) nor a .safetensors file")
+    state = _without_parallel_prefix(_unwrap(content))
+    return {name: _to_array(name, value) for name, value in state.items()}
+
+
+def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
+    try:
+        entries = safetensors.deserialize(path.read_bytes())
+    except safetensors.SafetensorError as error:
+        raise UserError(f"truncated or corrupt ({error}); fetch it again") from error
+    state = {}
+    for name, entry in entries:
+        dtype, shape = entry["dtype"], entry["shape"]
+        if dtype == "BF16":
+            flat = torch_files.widen_bfloat16(np.frombuffer(entry["data"], "<u2"))
+        elif dtype in _SAFETENSORS_DTYPES:
+            flat = np.frombuffer(entry["data"], _SAFETENSORS_DTYPES[dtype])
+        else:
+            raise UserError(f"{name!r} has dtype {dtype}, which is not supported")
+        state[name] = flat.reshape(shape)
+    return state
+
+
+def _unwrap(content: Any) -> Mapping[str, Any]:
+    for key in _WRAPPING_KEYS:
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
+    if not isinstance(content, Mapping):
+        raise UserError(f"it holds a {type(content).__name__}, not a state dict")
+    if not content:
+        raise UserError("its state dict is empty")
+    return content
+
+
+def _without_parallel_prefix(state: Mapping[Any, Any]) -> dict[str, Any]:
+    names = [name for name in state if not isinstance(name, str)]
+    if names:
+        raise UserError(f"a state dict's keys are parameter names, not {names[0]!r}")
+    if all(name.startswith(_PARALLEL_PREFIX) for name in state):
+        return {name.removeprefix(_PARALLEL_PREFIX): value for name, value in state.items()}
+    return dict(state)
+
+
+def _to_array(name: str, value: Any) -> np.ndarray:
+    if isinstance(value, torch_files.TensorView):
+        return value.to_array()
+    if isinstance(value, np.ndarray):
+        return value
+    raise UserError(
+        f"the entry {name!r} is a {type(value).__name__}, not a tensor; expected a state dict, "
+        f"alone or under one of the keys {', '.join(map(repr, _WRAPPING_KEYS))}"
+    )

@@ -1,0 +1,255 @@
+"""read_weights against files that torch itself has written, and against damaged and hostile ones.
+
+tests/golden/make_torch_checkpoints.py has made the files and says what each one holds.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import struct
+import zipfile
+from pathlib import Path
+
+from oneflow_accel.errors import UserError
+from oneflow_accel.training.torch_files import Storage, StorageType, TensorView
+from oneflow_accel.training.weights import read_weights
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+FOLDER = Path(__file__).resolve().parents[2] / "data" / "torch_checkpoints"
+FLOAT = StorageType(np.dtype("<f4"))
+
+
+def expected(stem: str) -> dict[str, np.ndarray]:
+    with np.load(FOLDER / "expected.npz") as arrays:
+        prefix = f"{stem}/"
+        return {
+            name.removeprefix(prefix): arrays[name] for name in arrays if name.startswith(prefix)
+        }
+
+
+def assert_same_state(actual: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> None:
+    assert list(actual) == list(wanted)
+    for name, array in wanted.items():
+        assert actual[name].dtype == array.dtype, name
+        assert actual[name].flags.c_contiguous, name
+        np.testing.assert_array_equal(actual[name], array, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    "stem",
+    [
+        "zip",
+        "legacy",
+        "views",
+        "views_legacy",
+        "dtypes",
+        "dtypes_legacy",
+        "parameters",
+        "training",
+        "model_key",
+    ],
+)
+def test_reads_what_torch_wrote(stem: str) -> None:
+    assert_same_state(read_weights(FOLDER / f"{stem}.pth"), expected(stem))
+
+
+def test_bfloat16_becomes_float32() -> None:
+    array = read_weights(FOLDER / "dtypes.pth")["bfloat16"]
+    assert array.dtype == np.float32
+    np.testing.assert_array_equal(array[:2], np.float32([1.0, -3.140625]))
+
+
+def test_the_name_of_the_file_does_not_matter(tmp_path: Path) -> None:
+    path = tmp_path / "model_best.pth.tar"
+    path.write_bytes((FOLDER / "training.pth").read_bytes())
+    assert_same_state(read_weights(str(path)), expected("training"))
+
+
+@pytest.mark.parametrize("stem", ["runs_code", "runs_code_legacy"])
+def test_code_in_a_file_is_not_run(
+    stem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=rf"{stem}\.pth.*`posix\.system`.*save `model.state_dict"):
+        read_weights(FOLDER / f"{stem}.pth")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("stem", "message"),
+    [
+        ("whole_module", r"wants to run `torch\.nn\.modules\.linear\.Linear`"),
+        ("not_a_state", r"holds a list, not a state dict"),
+    ],
+)
+def test_other_content_is_refused(stem: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        read_weights(FOLDER / f"{stem}.pth")
+
+
+@pytest.mark.parametrize("stem", ["zip", "legacy"])
+def test_every_truncation_is_an_error(stem: str, tmp_path: Path) -> None:
+    whole = (FOLDER / f"{stem}.pth").read_bytes()
+    path = tmp_path / "short.pth"
+    for length in [*range(0, 64, 7), *range(64, len(whole), 97), len(whole) - 1]:
+        path.write_bytes(whole[:length])
+        with pytest.raises(UserError, match=r"short\.pth"):
+            read_weights(path)
+
+
+@pytest.mark.parametrize("stem", ["zip", "legacy", "views", "training"])
+def test_flipped_bytes_never_escape_as_other_errors(stem: str, tmp_path: Path) -> None:
+    whole = (FOLDER / f"{stem}.pth").read_bytes()
+    random = np.random.default_rng(0)
+    path = tmp_path / "damaged.pth"
+    refused = 0
+    for _ in range(150):
+        damaged = bytearray(whole)
+        damaged[random.integers(len(whole))] ^= int(random.integers(1, 256))
+        path.write_bytes(damaged)
+        try:
+            read_weights(path)
+        except UserError:
+            refused += 1
+    assert refused > 0
+
+
+def rewrite_zip(target: Path, changes: dict[str, bytes | None], **options: int) -> None:
+    """Copy zip.pth with some entries (named without their top folder) replaced or left out."""
+    with zipfile.ZipFile(FOLDER / "zip.pth") as source, zipfile.ZipFile(target, "w") as copy:
+        for info in source.infolist():
+            content = changes.get(info.filename.partition("/")[2], source.read(info))
+            if content is not None:
+                copy.writestr(info.filename, content, **options)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"byteorder": b"big"}, "big-endian"),
+        ({"data/0": b"\0" * 8}, "has 8 bytes where 432 were declared"),
+        ({"data/0": None}, "'zip/data/0' is missing"),
+        ({"data.pkl": None}, "without a `data.pkl`"),
+        ({"data.pkl": pickle.dumps({})}, "state dict is empty"),
+        ({"data.pkl": pickle.dumps({3: 4})}, "not 3"),
+        ({"data.pkl": pickle.dumps({"epoch": 4})}, "'epoch' is a int, not a tensor"),
+    ],
+)
+def test_zip_entries_are_checked(
+    changes: dict[str, bytes | None], message: str, tmp_path: Path
+) -> None:
+    rewrite_zip(tmp_path / "changed.pth", changes)
+    with pytest.raises(UserError, match=message):
+        read_weights(tmp_path / "changed.pth")
+
+
+def test_a_compressed_entry_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.pth"
+    rewrite_zip(path, {"data/0": b"\0" * 10**6}, compress_type=zipfile.ZIP_DEFLATED)
+    with pytest.raises(UserError, match="compressed"):
+        read_weights(path)
+
+
+def test_entries_that_overlap_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "overlap.pth"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("top/data.pkl", b"x" * 1000)
+        first = archive.infolist()[0]
+        for index in range(3):
+            other = zipfile.ZipInfo(f"top/data/{index}")
+            other.header_offset, other.CRC = first.header_offset, first.CRC
+            other.file_size = other.compress_size = first.file_size
+            archive.filelist.append(other)
+    with pytest.raises(UserError, match="declare more bytes than the file has"):
+        read_weights(path)
+
+
+def view(
+    numel: int, offset: object, size: tuple[object, ...], stride: tuple[object, ...]
+) -> TensorView:
+    storage = Storage(FLOAT, numel)
+    storage.fill(np.arange(numel, dtype=np.float32).tobytes())
+    return TensorView(storage, offset, size, stride)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("offset", "size", "stride", "message"),
+    [
+        (0, (4, 3), (3, 1), "more elements than its storage"),
+        (0, (2**40,), (0,), "more elements than its storage"),
+        (8, (3,), (1,), "reaches element 10 of a storage of 10"),
+        (0, (2, 2), (9, 1), "reaches element 10"),
+        (-1, (2,), (1,), "offset, size and stride"),
+        (0, (2,), (-1,), "offset, size and stride"),
+        (0, (-2,), (1,), "offset, size and stride"),
+        (0.0, (2,), (1,), "offset, size and stride"),
+        (0, (True,), (1,), "offset, size and stride"),
+        (0, (2, 2), (1,), "size .* and stride"),
+        (0, (1,), (2**70,), "stride"),
+        (0, (0, 2**70), (1, 1), "size"),
+        (0, (1,) * 40, (1,) * 40, "size"),
+    ],
+)
+def test_a_view_stays_inside_its_storage(
+    offset: object, size: tuple[object, ...], stride: tuple[object, ...], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        view(10, offset, size, stride).to_array()
+
+
+def test_a_strided_view_is_copied_out() -> None:
+    np.testing.assert_array_equal(view(10, 1, (2, 3), (1, 3)).to_array(), [[1, 4, 7], [2, 5, 8]])
+
+
+def test_safetensors(tmp_path: Path) -> None:
+    arrays = {
+        f"module.{dtype}": np.arange(6).reshape(2, 3).astype(dtype)
+        for dtype in ("f8", "f4", "f2", "i8", "i4", "i2", "i1", "u1", "?")
+    }
+    save_file(arrays, tmp_path / "weights.safetensors")
+    actual = read_weights(tmp_path / "weights.safetensors")
+    wanted = {name.removeprefix("module."): arrays[name] for name in sorted(arrays)}
+    assert_same_state({name: actual[name] for name in sorted(actual)}, wanted)
+
+
+def safetensors_bytes(dtype: str, shape: list[int], data: bytes) -> bytes:
+    entry = {"dtype": dtype, "shape": shape, "data_offsets": [0, len(data)]}
+    header = json.dumps({"w": entry}).encode()
+    return struct.pack("<Q", len(header)) + header + data
+
+
+def test_safetensors_bfloat16(tmp_path: Path) -> None:
+    numbers = np.float32([1.0, -2.5, 1e30])
+    bits = (numbers.view(np.uint32) >> 16).astype(np.uint16)
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(safetensors_bytes("BF16", [3], bits.tobytes()))
+    wanted = (bits.astype(np.uint32) << 16).view(np.float32)
+    np.testing.assert_array_equal(read_weights(path)["w"], wanted)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (safetensors_bytes("F32", [2], b"\0" * 4), "truncated or corrupt"),
+        (safetensors_bytes("F32", [2], b"\0" * 8)[:-1], "truncated or corrupt"),
+        (safetensors_bytes("F8_E4M3", [2], b"\0" * 2), "dtype F8_E4M3"),
+        (b"", "neither a file written by torch.save"),
+        (b"\x89PNG\r\n\x1a\n" + b"\0" * 40, "neither a file written by torch.save"),
+    ],
+)
+def test_other_files_are_refused(content: bytes, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "w.bin"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=rf"w\.bin: .*{message}"):
+        read_weights(path)
+
+
+def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"none\.pth: No such file"):
+        read_weights(tmp_path / "none.pth")
+    with pytest.raises(UserError, match="Is a directory"):
+        read_weights(tmp_path)
