@@ -1,0 +1,132 @@
+"""State dicts in the standard layout (NCHW, OIHW weights), whichever layout the model is in.
+
+Checkpoints hold the standard layout, so that any model, of any framework, can read them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+
+from oneflow_accel.errors import UserError
+from oneflow_accel.layouts.forwards import as_channels_first
+
+import numpy as np
+import oneflow as flow
+from oneflow import nn
+
+logger = logging.getLogger("oneflow_accel")
+
+_OPTIONAL_SUFFIX = "num_batches_tracked"
+
+
+def standard_state_dict(model: nn.Module) -> dict[str, flow.Tensor]:
+    """Parameters and buffers by name, in the standard layout.
+
+    Global tensors are gathered: every process of their placement has to call this.
+
+    Args:
+        model: a model in either layout.
+
+    Returns:
+        Name to local tensor, detached, on the model's device. A tensor whose layout is standard
+        already shares the model's memory.
+    """
+    channels_last = set(_channels_last_weights(model))
+    state = {}
+    for name, tensor in model.state_dict().items():
+        tensor = _local(tensor.detach())
+        state[name] = as_channels_first(tensor).contiguous() if name in channels_last else tensor
+    return state
+
+
+def load_standard_state_dict(
+    model: nn.Module,
+    state: Mapping[str, np.ndarray | flow.Tensor],
+    strict: bool = True,
+) -> None:
+    """Copy a state dict in the standard layout into the model, converting dtype and layout.
+
+    Args:
+        model: a model in either layout, local or global.
+        state: name to array. Counters `num_batches_tracked`, which old checkpoints lack, may be
+            missing; the model keeps its own then.
+        strict: whether missing and unexpected names are errors; else they are logged. An entry of
+            another shape always is an error.
+
+    Raises:
+        UserError: lists every missing, unexpected and mis-shaped entry. The model is unchanged.
+    """
+    own = model.state_dict()
+    arrays = {name: _to_numpy(value) for name, value in state.items() if name in own}
+    missing = [name for name in own if name not in arrays and not name.endswith(_OPTIONAL_SUFFIX)]
+    unexpected = [name for name in state if name not in own]
+    channels_last = set(_channels_last_weights(model))
+    wrong = []
+    for name, array in arrays.items():
+        shape = tuple(own[name].shape)
+        if name in channels_last:
+            shape = (shape[0], shape[3], shape[1], shape[2])
+        if array.shape != shape:
+            wrong.append(f"{name}: {array.shape} in the weights, {shape} in the model")
+    lists = {"missing": missing, "unexpected": unexpected, "of another shape": wrong}
+    text = "".join(f"\n  {kind}: {', '.join(names)}" for kind, names in lists.items() if names)
+    if wrong or (strict and text):
+        raise UserError(f"the weights do not fit {type(model).__name__}:{text}")
+    if text:
+        logger.warning("the weights fit %s in part:%s", type(model).__name__, text)
+    with flow.no_grad():
+        for name, array in arrays.items():
+            layout = array.transpose(0, 2, 3, 1) if name in channels_last else array
+            _copy(own[name], layout)
+
+
+def standard_array(parameter_name: str, array: np.ndarray, model: nn.Module) -> np.ndarray:
+    """An array that goes with a parameter (a gradient, a momentum) in the standard layout.
+
+    Args:
+        parameter_name: the parameter's name in the model's state dict.
+        array: of the parameter's shape in the model's present layout.
+        model: the model.
+
+    Returns:
+        The array, contiguous.
+    """
+    if array.ndim == 4 and parameter_name in _channels_last_weights(model):
+        return np.ascontiguousarray(array.transpose(0, 3, 1, 2))
+    return array
+
+
+def layout_array(parameter_name: str, array: np.ndarray, model: nn.Module) -> np.ndarray:
+    """Inverse of `standard_array`: from the standard layout to the model's present one."""
+    if array.ndim == 4 and parameter_name in _channels_last_weights(model):
+        return np.ascontiguousarray(array.transpose(0, 2, 3, 1))
+    return array
+
+
+def _channels_last_weights(module: nn.Module, prefix: str = "") -> Iterator[str]:
+    """Names, in the state dict, of the weights that are not in the standard layout. Not by
+    `named_modules`, which gives one name to a module that the state dict has under several."""
+    if isinstance(module, nn.Conv2d) and module.channel_pos == "channels_last":
+        yield f"{prefix}weight"
+    for name, child in module._modules.items():
+        if child is not None:
+            yield from _channels_last_weights(child, f"{prefix}{name}.")
+
+
+def _local(tensor: flow.Tensor) -> flow.Tensor:
+    if not tensor.is_global:
+        return tensor
+    return tensor.to_global(sbp=flow.sbp.broadcast).to_local()
+
+
+def _to_numpy(value: np.ndarray | flow.Tensor) -> np.ndarray:
+    return value if isinstance(value, np.ndarray) else _local(value.detach()).numpy()
+
+
+def _copy(target: flow.Tensor, array: np.ndarray) -> None:
+    source = flow.tensor(np.asarray(array, order="C"), dtype=target.dtype)
+    if target.is_global:
+        source = source.to_global(placement=target.placement, sbp=flow.sbp.broadcast)
+        source = source.to_global(sbp=target.sbp)
+    target.copy_(source)
