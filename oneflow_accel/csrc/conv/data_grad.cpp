@@ -1,0 +1,91 @@
+// conv_data_grad: the gradient of a convolution with respect to its input, float32.
+#include <algorithm>
+
+#include "common/guard.h"
+#include "common/threads.h"
+#include "conv/add.h"
+#include "conv/relayout.h"
+#include "conv/select.h"
+
+namespace oneflow_accel {
+
+namespace {
+
+namespace user_op = ::oneflow::user_op;
+
+dnnl::convolution_backward_data::primitive_desc data_grad_desc(const ConvGeometry& geometry) {
+  const ActivationLayout layout = data_grad_layout(geometry);
+  const auto in = in_desc(geometry, layout);
+  const auto out = out_desc(geometry, layout);
+  const auto weights = any_weights(geometry);
+  const dnnl::convolution_forward::primitive_desc hint(
+      cpu_engine(), dnnl::prop_kind::forward_training, dnnl::algorithm::convolution_direct, in,
+      weights, out, geometry.strides, geometry.dilation, geometry.padding, geometry.padding);
+  return dnnl::convolution_backward_data::primitive_desc(
+      cpu_engine(), dnnl::algorithm::convolution_direct, in, weights, out, geometry.strides,
+      geometry.dilation, geometry.padding, geometry.padding, hint, user_scratchpad_attr());
+}
+
+struct DataGrad {
+  dnnl::convolution_backward_data primitive;
+  InputLayout out_grad;
+  InputLayout weights;
+  OutputLayout in_grad;
+  dnnl::memory::desc scratchpad;
+
+  DataGrad(const ConvGeometry& geometry,
+           const dnnl::convolution_backward_data::primitive_desc& desc)
+      : primitive(desc),
+        out_grad(geometry.out_desc(), desc.diff_dst_desc(), ScratchSlot::kSource),
+        weights(geometry.weights_desc(), desc.weights_desc(), ScratchSlot::kWeights),
+        in_grad(geometry.in_desc(), desc.diff_src_desc(), ScratchSlot::kDestination),
+        scratchpad(desc.scratchpad_desc()) {}
+};
+
+void data_grad(const ConvGeometry& geometry, const float* out_grad, const float* weights,
+               float* in_grad) {
+  const DataGrad& grad = PrimitiveCache<DataGrad>::get_or_create(
+      geometry.key("convolution_data_grad").str(),
+      [&] { return DataGrad(geometry, data_grad_desc(geometry)); });
+  const auto out_memory = grad.out_grad.load(out_grad);
+  const auto weights_memory = grad.weights.load(weights);
+  auto in_memory = grad.in_grad.target(in_grad);
+  grad.primitive.execute(cpu_stream(),
+                         {{DNNL_ARG_DIFF_DST, out_memory},
+                          {DNNL_ARG_WEIGHTS, weights_memory},
+                          {DNNL_ARG_DIFF_SRC, in_memory},
+                          {DNNL_ARG_SCRATCHPAD, scratchpad_memory(grad.scratchpad)}});
+  grad.in_grad.store(in_memory, in_grad);
+}
+
+class ConvDataGradKernel final : public user_op::OpKernel {
+ public:
+  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
+
+ private:
+  using user_op::OpKernel::Compute;
+  void Compute(user_op::KernelComputeContext* ctx) const override {
+    const auto* dy = ctx->Tensor4ArgNameAndIndex("dy", 0);
+    const auto* weights = ctx->Tensor4ArgNameAndIndex("filter", 0);
+    auto* dx = ctx->Tensor4ArgNameAndIndex("dx", 0);
+    const ThreadScope threads;
+    const ConvGeometry geometry(*ctx, dx->shape_view(), dy->shape_view());
+    if (geometry.is_empty()) {
+      std::fill_n(dx->mut_dptr<float>(), dx->shape_view().elem_cnt(), 0.0F);
+      return;
+    }
+    run_or_abort([&] { return geometry.describe("data gradient of the convolution"); }, [&] {
+      data_grad(geometry, dy->dptr<float>(), weights->dptr<float>(), dx->mut_dptr<float>());
+    });
+    add_to_output(ctx, dx);
+  }
+};
+
+REGISTER_USER_KERNEL(listed("conv_data_grad"))
+    .SetCreateFn<ConvDataGradKernel>()
+    .SetIsMatchedHob(is_float32_on_cpu("dy"))
+    .SetPriority(kKernelPriority);
+
+}  // namespace
+
+}  // namespace oneflow_accel

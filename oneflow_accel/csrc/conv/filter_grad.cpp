@@ -1,0 +1,89 @@
+// conv_filter_grad: the gradient of a convolution with respect to its weights, float32.
+#include <algorithm>
+
+#include "common/guard.h"
+#include "common/threads.h"
+#include "conv/relayout.h"
+#include "conv/select.h"
+
+namespace oneflow_accel {
+
+namespace {
+
+namespace user_op = ::oneflow::user_op;
+
+dnnl::convolution_backward_weights::primitive_desc filter_grad_desc(const ConvGeometry& geometry) {
+  const ActivationLayout layout = filter_grad_layout(geometry);
+  const auto in = in_desc(geometry, layout);
+  const auto out = out_desc(geometry, layout);
+  const auto weights = any_weights(geometry);
+  const dnnl::convolution_forward::primitive_desc hint(
+      cpu_engine(), dnnl::prop_kind::forward_training, dnnl::algorithm::convolution_direct, in,
+      weights, out, geometry.strides, geometry.dilation, geometry.padding, geometry.padding);
+  return dnnl::convolution_backward_weights::primitive_desc(
+      cpu_engine(), dnnl::algorithm::convolution_direct, in, weights, out, geometry.strides,
+      geometry.dilation, geometry.padding, geometry.padding, hint, user_scratchpad_attr());
+}
+
+struct FilterGrad {
+  dnnl::convolution_backward_weights primitive;
+  InputLayout in;
+  InputLayout out_grad;
+  OutputLayout weights_grad;
+  dnnl::memory::desc scratchpad;
+
+  FilterGrad(const ConvGeometry& geometry,
+             const dnnl::convolution_backward_weights::primitive_desc& desc)
+      : primitive(desc),
+        in(geometry.in_desc(), desc.src_desc(), ScratchSlot::kSource),
+        out_grad(geometry.out_desc(), desc.diff_dst_desc(), ScratchSlot::kDestination),
+        weights_grad(geometry.weights_desc(), desc.diff_weights_desc(), ScratchSlot::kWeights),
+        scratchpad(desc.scratchpad_desc()) {}
+};
+
+void filter_grad(const ConvGeometry& geometry, const float* in, const float* out_grad,
+                 float* weights_grad) {
+  const FilterGrad& grad = PrimitiveCache<FilterGrad>::get_or_create(
+      geometry.key("convolution_filter_grad").str(),
+      [&] { return FilterGrad(geometry, filter_grad_desc(geometry)); });
+  const auto in_memory = grad.in.load(in);
+  const auto out_memory = grad.out_grad.load(out_grad);
+  auto weights_memory = grad.weights_grad.target(weights_grad);
+  grad.primitive.execute(cpu_stream(),
+                         {{DNNL_ARG_SRC, in_memory},
+                          {DNNL_ARG_DIFF_DST, out_memory},
+                          {DNNL_ARG_DIFF_WEIGHTS, weights_memory},
+                          {DNNL_ARG_SCRATCHPAD, scratchpad_memory(grad.scratchpad)}});
+  grad.weights_grad.store(weights_memory, weights_grad);
+}
+
+class ConvFilterGradKernel final : public user_op::OpKernel {
+ public:
+  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
+
+ private:
+  using user_op::OpKernel::Compute;
+  void Compute(user_op::KernelComputeContext* ctx) const override {
+    const auto* x = ctx->Tensor4ArgNameAndIndex("x", 0);
+    const auto* dy = ctx->Tensor4ArgNameAndIndex("dy", 0);
+    auto* dw = ctx->Tensor4ArgNameAndIndex("filter_diff", 0);
+    const ThreadScope threads;
+    const ConvGeometry geometry(*ctx, x->shape_view(), dy->shape_view());
+    if (geometry.is_empty()) {
+      std::fill_n(dw->mut_dptr<float>(), dw->shape_view().elem_cnt(), 0.0F);
+      return;
+    }
+    run_or_abort([&] { return geometry.describe("filter gradient of the convolution"); }, [&] {
+      filter_grad(geometry, x->dptr<float>(), dy->dptr<float>(), dw->mut_dptr<float>());
+    });
+  }
+};
+
+REGISTER_USER_KERNEL(listed("conv_filter_grad"))
+    .SetCreateFn<ConvFilterGradKernel>()
+    .SetIsMatchedHob(is_float32_on_cpu("dy"))
+    .SetPriority(kKernelPriority);
+
+}  // namespace
+
+}  // namespace oneflow_accel

@@ -1,0 +1,103 @@
+// conv1d, conv2d and conv3d, float32, both data formats, any number of groups.
+#include <algorithm>
+
+#include "common/guard.h"
+#include "common/threads.h"
+#include "conv/add.h"
+#include "conv/relayout.h"
+#include "conv/select.h"
+
+namespace oneflow_accel {
+
+namespace {
+
+namespace user_op = ::oneflow::user_op;
+
+dnnl::convolution_forward::primitive_desc forward_desc(const ConvGeometry& geometry,
+                                                       bool has_bias) {
+  const ActivationLayout layout = forward_layout(geometry);
+  return dnnl::convolution_forward::primitive_desc(
+      cpu_engine(), dnnl::prop_kind::forward_training, dnnl::algorithm::convolution_direct,
+      in_desc(geometry, layout), any_weights(geometry),
+      has_bias ? geometry.bias_desc() : dnnl::memory::desc(), out_desc(geometry, layout),
+      geometry.strides, geometry.dilation, geometry.padding, geometry.padding,
+      user_scratchpad_attr());
+}
+
+struct Forward {
+  dnnl::convolution_forward primitive;
+  InputLayout in;
+  InputLayout weights;
+  OutputLayout out;
+  dnnl::memory::desc bias;
+  dnnl::memory::desc scratchpad;
+
+  Forward(const ConvGeometry& geometry, const dnnl::convolution_forward::primitive_desc& desc)
+      : primitive(desc),
+        in(geometry.in_desc(), desc.src_desc(), ScratchSlot::kSource),
+        weights(geometry.weights_desc(), desc.weights_desc(), ScratchSlot::kWeights),
+        out(geometry.out_desc(), desc.dst_desc(), ScratchSlot::kDestination),
+        bias(geometry.bias_desc()),
+        scratchpad(desc.scratchpad_desc()) {}
+};
+
+void convolve(const ConvGeometry& geometry, const float* in, const float* weights,
+              const float* bias, float* out) {
+  const bool has_bias = bias != nullptr;
+  const KeyBuilder key = geometry.key("convolution").add(has_bias ? 1 : 0);
+  const Forward& forward = PrimitiveCache<Forward>::get_or_create(
+      key.str(), [&] { return Forward(geometry, forward_desc(geometry, has_bias)); });
+  const auto in_memory = forward.in.load(in);
+  const auto weights_memory = forward.weights.load(weights);
+  auto out_memory = forward.out.target(out);
+  std::unordered_map<int, dnnl::memory> arguments{
+      {DNNL_ARG_SRC, in_memory},
+      {DNNL_ARG_WEIGHTS, weights_memory},
+      {DNNL_ARG_DST, out_memory},
+      {DNNL_ARG_SCRATCHPAD, scratchpad_memory(forward.scratchpad)}};
+  if (has_bias) { arguments.emplace(DNNL_ARG_BIAS, wrap(forward.bias, bias)); }
+  forward.primitive.execute(cpu_stream(), arguments);
+  forward.out.store(out_memory, out);
+}
+
+class ConvKernel final : public user_op::OpKernel {
+ public:
+  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
+
+ private:
+  using user_op::OpKernel::Compute;
+  void Compute(user_op::KernelComputeContext* ctx) const override {
+    const auto* in = ctx->Tensor4ArgNameAndIndex("in", 0);
+    const auto* weights = ctx->Tensor4ArgNameAndIndex("weight", 0);
+    const auto* bias = ctx->has_input("bias", 0) ? ctx->Tensor4ArgNameAndIndex("bias", 0) : nullptr;
+    auto* out = ctx->Tensor4ArgNameAndIndex("out", 0);
+    const ThreadScope threads;
+    const ConvGeometry geometry(*ctx, in->shape_view(), out->shape_view());
+    if (geometry.is_empty()) {
+      std::fill_n(out->mut_dptr<float>(), out->shape_view().elem_cnt(), 0.0F);
+      return;
+    }
+    run_or_abort([&] { return geometry.describe("convolution"); }, [&] {
+      convolve(geometry, in->dptr<float>(), weights->dptr<float>(),
+               bias == nullptr ? nullptr : bias->dptr<float>(), out->mut_dptr<float>());
+    });
+    add_to_output(ctx, out);
+  }
+};
+
+REGISTER_USER_KERNEL(listed("conv1d"))
+    .SetCreateFn<ConvKernel>()
+    .SetIsMatchedHob(is_float32_on_cpu("in"))
+    .SetPriority(kKernelPriority);
+REGISTER_USER_KERNEL(listed("conv2d"))
+    .SetCreateFn<ConvKernel>()
+    .SetIsMatchedHob(is_float32_on_cpu("in"))
+    .SetPriority(kKernelPriority);
+REGISTER_USER_KERNEL(listed("conv3d"))
+    .SetCreateFn<ConvKernel>()
+    .SetIsMatchedHob(is_float32_on_cpu("in"))
+    .SetPriority(kKernelPriority);
+
+}  // namespace
+
+}  // namespace oneflow_accel

@@ -1,0 +1,113 @@
+#include "conv/geometry.h"
+
+#include <algorithm>
+#include <sstream>
+#include <vector>
+
+namespace oneflow_accel {
+
+namespace {
+
+using dims = dnnl::memory::dims;
+
+constexpr auto kFloat = dnnl::memory::data_type::f32;
+
+dims to_dims(const std::vector<int32_t>& values) { return dims(values.begin(), values.end()); }
+
+bool has_zero(const dims& sizes) { return std::count(sizes.begin(), sizes.end(), 0) > 0; }
+
+// (N, C, spatial...) of an activation.
+dims logical_order(const ::oneflow::ShapeView& shape, bool channels_last) {
+  dims sizes(shape.NumAxes());
+  for (int64_t i = 0; i < shape.NumAxes(); ++i) { sizes[i] = shape.At(i); }
+  if (channels_last) { std::rotate(sizes.begin() + 1, sizes.end() - 1, sizes.end()); }
+  return sizes;
+}
+
+// Contiguous memory of logical dims, where the dim at `channel` is stored last if channels_last.
+dnnl::memory::desc dense(const dims& sizes, std::size_t channel, bool channels_last) {
+  std::vector<std::size_t> order;
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    if (!(channels_last && i == channel)) { order.push_back(i); }
+  }
+  if (channels_last) { order.push_back(channel); }
+  dims strides(sizes.size());
+  int64_t stride = 1;
+  for (auto it = order.rbegin(); it != order.rend(); ++it) {
+    strides[*it] = stride;
+    stride *= sizes[*it];
+  }
+  return dnnl::memory::desc(sizes, kFloat, strides);
+}
+
+// (O, I, kernel...) where there is one group: oneDNN has faster kernels for it.
+dims without_single_group(const dims& weights) {
+  return weights[0] == 1 ? dims(weights.begin() + 1, weights.end()) : weights;
+}
+
+std::string text(const dims& sizes) {
+  std::ostringstream out;
+  for (std::size_t i = 0; i < sizes.size(); ++i) { out << (i == 0 ? "(" : ", ") << sizes[i]; }
+  out << ")";
+  return out.str();
+}
+
+}  // namespace
+
+ConvGeometry::ConvGeometry(const ::oneflow::user_op::KernelComputeContext& ctx,
+                           const ::oneflow::ShapeView& in_shape,
+                           const ::oneflow::ShapeView& out_shape)
+    : channels_last(ctx.Attr<std::string>("data_format") == "channels_last"),
+      in(logical_order(in_shape, channels_last)),
+      out(logical_order(out_shape, channels_last)),
+      strides(to_dims(ctx.Attr<std::vector<int32_t>>("strides"))),
+      dilation(to_dims(ctx.Attr<std::vector<int32_t>>("dilation_rate"))),
+      padding(to_dims(ctx.Attr<std::vector<int32_t>>("padding_before"))) {
+  for (auto& rate : dilation) { rate -= 1; }
+  const int64_t groups = ctx.Attr<int32_t>("groups");
+  weights = {groups, out[1] / groups, in[1] / groups};
+  const auto& kernel = ctx.Attr<std::vector<int32_t>>("kernel_size");
+  weights.insert(weights.end(), kernel.begin(), kernel.end());
+}
+
+bool ConvGeometry::is_pointwise() const {
+  return std::all_of(weights.begin() + 3, weights.end(), [](int64_t size) { return size == 1; });
+}
+
+bool ConvGeometry::is_empty() const { return has_zero(in) || has_zero(out) || has_zero(weights); }
+
+dnnl::memory::desc ConvGeometry::in_desc() const { return dense(in, 1, channels_last); }
+
+dnnl::memory::desc ConvGeometry::out_desc() const { return dense(out, 1, channels_last); }
+
+dnnl::memory::desc ConvGeometry::weights_desc() const {
+  return groups() == 1 ? dense(without_single_group(weights), 1, channels_last)
+                       : dense(weights, 2, channels_last);
+}
+
+dnnl::memory::desc ConvGeometry::bias_desc() const { return dense({out[1]}, 0, false); }
+
+KeyBuilder ConvGeometry::key(const char* operation) const {
+  KeyBuilder key(operation);
+  key.add(channels_last ? 1 : 0);
+  for (const dims* sizes : {&in, &out, &weights, &strides, &dilation, &padding}) {
+    key.add_all(*sizes);
+  }
+  return key;
+}
+
+std::string ConvGeometry::describe(const char* operation) const {
+  std::ostringstream message;
+  message << operation << " (" << (channels_last ? "channels last" : "channels first")
+          << ") of input (N, C, spatial...) " << text(in) << ", weights "
+          << text(weights) << " in (groups, O / groups, I / groups, kernel...), output "
+          << text(out) << ", strides " << text(strides) << ", dilation - 1 " << text(dilation)
+          << ", padding " << text(padding);
+  return message.str();
+}
+
+dnnl::memory::desc any_layout(const dnnl::memory::dims& dims) {
+  return dnnl::memory::desc(dims, kFloat, dnnl::memory::format_tag::any);
+}
+
+}  // namespace oneflow_accel

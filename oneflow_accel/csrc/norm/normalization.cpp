@@ -1,0 +1,146 @@
+// normalization (inference and training) and normalization_add_relu, float32, any channel axis.
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "norm/channel_maps.h"
+#include "norm/channel_sums.h"
+#include "norm/channel_view.h"
+
+namespace oneflow_accel {
+
+namespace {
+
+namespace user_op = ::oneflow::user_op;
+
+// The coefficients of y = (x - mean) * scale + shift.
+struct Coefficients {
+  std::vector<float> mean;
+  std::vector<float> scale;
+  std::vector<float> shift;
+
+  explicit Coefficients(int64_t channels) : mean(channels), scale(channels), shift(channels) {}
+
+  void set(int64_t c, double batch_mean, double inv_std, float gamma, float beta) {
+    const double factor = inv_std * gamma;
+    mean[c] = static_cast<float>(batch_mean);
+    scale[c] = static_cast<float>(factor);
+    // What rounding the mean lost goes here: it is not small against the standard deviation where
+    // the mean is large.
+    shift[c] = static_cast<float>(beta + (mean[c] - batch_mean) * factor);
+  }
+};
+
+const float* input_or_null(user_op::KernelComputeContext* ctx, const std::string& name) {
+  return ctx->has_input(name, 0) ? ctx->Tensor4ArgNameAndIndex(name, 0)->dptr<float>() : nullptr;
+}
+
+float* mutable_data(user_op::KernelComputeContext* ctx, const std::string& name) {
+  return ctx->Tensor4ArgNameAndIndex(name, 0)->mut_dptr<float>();
+}
+
+Coefficients inference_coefficients(user_op::KernelComputeContext* ctx, const ChannelView& view) {
+  const double epsilon = ctx->Attr<float>("epsilon");
+  const float* gamma = input_or_null(ctx, "gamma");
+  const float* beta = input_or_null(ctx, "beta");
+  const float* mean = input_or_null(ctx, "moving_mean");
+  const float* variance = input_or_null(ctx, "moving_variance");
+  Coefficients coefficients(view.channels);
+  for (int64_t c = 0; c < view.channels; ++c) {
+    coefficients.set(c, mean[c], 1.0 / std::sqrt(variance[c] + epsilon), gamma[c], beta[c]);
+  }
+  return coefficients;
+}
+
+// moving = moving * momentum + batch * (1 - momentum), with the unbiased batch variance. One
+// element has none: its variance counts as 0, where oneflow's own kernel makes moving_variance NaN
+// for good. An empty batch leaves both as they are.
+void update_moving_statistics(user_op::KernelComputeContext* ctx, const ChannelView& view,
+                              const std::vector<double>& mean,
+                              const std::vector<double>& variance) {
+  const int64_t n = view.elements_per_channel();
+  if (!ctx->has_input("moving_mean", 0) || n == 0) { return; }
+  const double momentum = ctx->Attr<float>("momentum");
+  const double unbias = static_cast<double>(n) / std::max<int64_t>(n - 1, 1);
+  float* moving_mean = mutable_data(ctx, "moving_mean");
+  float* moving_variance = mutable_data(ctx, "moving_variance");
+  for (int64_t c = 0; c < view.channels; ++c) {
+    moving_mean[c] =
+        static_cast<float>(moving_mean[c] * momentum + mean[c] * (1.0 - momentum));
+    moving_variance[c] = static_cast<float>(moving_variance[c] * momentum
+                                            + variance[c] * unbias * (1.0 - momentum));
+  }
+}
+
+Coefficients training_coefficients(user_op::KernelComputeContext* ctx, const ChannelView& view) {
+  const double epsilon = ctx->Attr<float>("epsilon");
+  const float* gamma = input_or_null(ctx, "gamma");
+  const float* beta = input_or_null(ctx, "beta");
+  float* saved_mean = mutable_data(ctx, "mean");
+  float* saved_inv_std = mutable_data(ctx, "inv_variance");
+  std::vector<double> mean(view.channels);
+  std::vector<double> variance(view.channels);
+  channel_moments(view, input_or_null(ctx, "x"), mean.data(), variance.data());
+  Coefficients coefficients(view.channels);
+  for (int64_t c = 0; c < view.channels; ++c) {
+    const double inv_std = 1.0 / std::sqrt(variance[c] + epsilon);
+    coefficients.set(c, mean[c], inv_std, gamma[c], beta[c]);
+    saved_mean[c] = coefficients.mean[c];
+    saved_inv_std[c] = static_cast<float>(inv_std);
+  }
+  update_moving_statistics(ctx, view, mean, variance);
+  return coefficients;
+}
+
+void compute(user_op::KernelComputeContext* ctx, bool training, const float* addend,
+             int32_t* mask) {
+  const ChannelView view(ctx->Tensor4ArgNameAndIndex("x", 0)->shape_view(),
+                         ctx->Attr<int32_t>("axis"));
+  const Coefficients coefficients =
+      training ? training_coefficients(ctx, view) : inference_coefficients(ctx, view);
+  normalize(view, input_or_null(ctx, "x"), coefficients.mean.data(), coefficients.scale.data(),
+            coefficients.shift.data(), addend, mutable_data(ctx, "y"), mask);
+}
+
+class NormalizationKernel final : public user_op::OpKernel {
+ public:
+  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
+
+ private:
+  using user_op::OpKernel::Compute;
+  void Compute(user_op::KernelComputeContext* ctx) const override {
+    compute(ctx, ctx->Attr<bool>("training"), input_or_null(ctx, "_add_to_output"), nullptr);
+  }
+};
+
+// OneFlow emits this operator for training only: inference is normalization, add_n and relu.
+class NormalizationAddReluKernel final : public user_op::OpKernel {
+ public:
+  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
+
+ private:
+  using user_op::OpKernel::Compute;
+  void Compute(user_op::KernelComputeContext* ctx) const override {
+    auto* mask = ctx->Tensor4ArgNameAndIndex("reserve_space", 0)->mut_dptr<int32_t>();
+    compute(ctx, true, input_or_null(ctx, "addend"), mask);
+  }
+};
+
+REGISTER_USER_KERNEL(listed("normalization"))
+    .SetCreateFn<NormalizationKernel>()
+    .SetIsMatchedHob(is_float32_on_cpu("y"))
+    .SetInplaceProposalFn([](const user_op::InferContext& ctx,
+                             const user_op::AddInplaceArgPair& add) -> ::oneflow::Maybe<void> {
+      if (!ctx.has_input("_add_to_output", 0)) { return ::oneflow::Maybe<void>::Ok(); }
+      return add("y", 0, "_add_to_output", 0, true);
+    })
+    .SetPriority(kKernelPriority);
+
+REGISTER_USER_KERNEL(listed("normalization_add_relu"))
+    .SetCreateFn<NormalizationAddReluKernel>()
+    .SetIsMatchedHob(is_float32_on_cpu("y"))
+    .SetPriority(kKernelPriority);
+
+}  // namespace
+
+}  // namespace oneflow_accel

@@ -1,0 +1,23 @@
+// What Python calls of the plug-in, through ctypes. Kernels register themselves when the library
+// is loaded.
+#include <dnnl.hpp>
+
+#include "common/threads.h"
+
+extern "C" {
+
+void oneflow_accel_set_num_threads(int n) { oneflow_accel::set_num_threads(n); }
+
+int oneflow_accel_num_threads() { return oneflow_accel::num_threads(); }
+
+// "3.2.0", the oneDNN the process really runs with.
+const char* oneflow_accel_onednn_version() {
+  static const std::string version = [] {
+    const dnnl_version_t* v = dnnl_version();
+    return std::to_string(v->major) + "." + std::to_string(v->minor) + "."
+           + std::to_string(v->patch);
+  }();
+  return version.c_str();
+}
+
+}  // extern "C"

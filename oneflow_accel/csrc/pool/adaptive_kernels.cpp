@@ -1,0 +1,56 @@
+// adaptive_avg_pool2d and its gradient. OneFlow 0.9.0 has this operator for (N, C, H, W) only.
+#include "common/oneflow.h"
+#include "pool/average.h"
+
+namespace oneflow_accel {
+
+namespace {
+
+namespace user_op = ::oneflow::user_op;
+
+constexpr PoolDivisor kDivisor{0, false};
+
+PoolGeometry geometry(user_op::KernelComputeContext* ctx, const char* x, const char* y) {
+  return adaptive_geometry(ctx->Tensor4ArgNameAndIndex(x, 0)->shape_view(),
+                           ctx->Tensor4ArgNameAndIndex(y, 0)->shape_view());
+}
+
+class AdaptiveAveragePoolKernel final : public user_op::OpKernel {
+ public:
+  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
+
+ private:
+  using user_op::OpKernel::Compute;
+  void Compute(user_op::KernelComputeContext* ctx) const override {
+    average_pool(geometry(ctx, "x", "y"), kDivisor,
+                 ctx->Tensor4ArgNameAndIndex("x", 0)->dptr<float>(),
+                 ctx->Tensor4ArgNameAndIndex("y", 0)->mut_dptr<float>());
+  }
+};
+
+class AdaptiveAveragePoolGradKernel final : public user_op::OpKernel {
+ public:
+  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
+
+ private:
+  using user_op::OpKernel::Compute;
+  void Compute(user_op::KernelComputeContext* ctx) const override {
+    average_pool_grad(geometry(ctx, "dx", "dy"), kDivisor,
+                      ctx->Tensor4ArgNameAndIndex("dy", 0)->dptr<float>(),
+                      ctx->Tensor4ArgNameAndIndex("dx", 0)->mut_dptr<float>());
+  }
+};
+
+REGISTER_USER_KERNEL(listed("adaptive_avg_pool2d"))
+    .SetCreateFn<AdaptiveAveragePoolKernel>()
+    .SetIsMatchedHob(is_float32_on_cpu("y"))
+    .SetPriority(kKernelPriority);
+
+REGISTER_USER_KERNEL(listed("adaptive_avg_pool2d_grad"))
+    .SetCreateFn<AdaptiveAveragePoolGradKernel>()
+    .SetIsMatchedHob(is_float32_on_cpu("dx"))
+    .SetPriority(kKernelPriority);
+
+}  // namespace
+
+}  // namespace oneflow_accel

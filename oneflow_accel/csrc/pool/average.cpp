@@ -1,0 +1,163 @@
+#include "pool/average.h"
+
+#include <algorithm>
+
+#include "common/simd.h"
+#include "common/threads.h"
+
+namespace oneflow_accel {
+
+namespace {
+
+// sum[c] = sum of x[taps[k] + c] over `count` taps, n channels.
+ONEFLOW_ACCEL_SIMD
+void sum_of_taps(const float* x, const int64_t* taps, int64_t count, int64_t n, float* sum) {
+  std::fill_n(sum, n, 0.0F);
+  int64_t k = 0;
+  // Four at a time: fewer passes over `sum`, and smaller rounding errors in large windows.
+  for (; k + 4 <= count; k += 4) {
+    const float* x0 = x + taps[k];
+    const float* x1 = x + taps[k + 1];
+    const float* x2 = x + taps[k + 2];
+    const float* x3 = x + taps[k + 3];
+#pragma omp simd
+    for (int64_t c = 0; c < n; ++c) { sum[c] += (x0[c] + x1[c]) + (x2[c] + x3[c]); }
+  }
+  for (; k < count; ++k) {
+    const float* x0 = x + taps[k];
+#pragma omp simd
+    for (int64_t c = 0; c < n; ++c) { sum[c] += x0[c]; }
+  }
+}
+
+ONEFLOW_ACCEL_SIMD
+void scale(float* values, int64_t n, float factor) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) { values[i] *= factor; }
+}
+
+// x[taps[k] + c] += dy[c] * factor for all `count` taps, n channels.
+ONEFLOW_ACCEL_SIMD
+void add_to_taps(const float* dy, float factor, const int64_t* taps, int64_t count, int64_t n,
+                 float* x) {
+  for (int64_t k = 0; k < count; ++k) {
+    float* pixel = x + taps[k];
+#pragma omp simd
+    for (int64_t c = 0; c < n; ++c) { pixel[c] += dy[c] * factor; }
+  }
+}
+
+// One output row, channels [begin, end); x and y start at the image and at the row.
+void average_row_channels_last(const PoolGeometry& g, const PoolDivisor& divisor,
+                               const PoolWindow& row, int64_t begin, int64_t end, const float* x,
+                               float* y) {
+  PoolTaps taps;
+  for (const PoolWindow& column : g.columns) {
+    find_taps(g, row, column, &taps);
+    sum_of_taps(x + begin, taps.data(), static_cast<int64_t>(taps.size()), end - begin, y + begin);
+    scale(y + begin, end - begin, 1.0F / divisor(row, column));
+    y += g.channels;
+  }
+}
+
+// One image, channels [begin, end).
+void average_grad_image_channels_last(const PoolGeometry& g, const PoolDivisor& divisor,
+                                      int64_t begin, int64_t end, const float* dy, float* dx) {
+  for (int64_t p = 0; p < g.in_pixels(); ++p) {
+    std::fill(dx + p * g.channels + begin, dx + p * g.channels + end, 0.0F);
+  }
+  PoolTaps taps;
+  for (const PoolWindow& row : g.rows) {
+    for (const PoolWindow& column : g.columns) {
+      find_taps(g, row, column, &taps);
+      add_to_taps(dy + begin, 1.0F / divisor(row, column), taps.data(),
+                  static_cast<int64_t>(taps.size()), end - begin, dx + begin);
+      dy += g.channels;
+    }
+  }
+}
+
+void average_plane(const PoolGeometry& g, const PoolDivisor& divisor, const float* x, float* y) {
+  for (const PoolWindow& row : g.rows) {
+    for (const PoolWindow& column : g.columns) {
+      double sum = 0.0;
+      for (int64_t h = row.begin; h < row.end; h += row.step) {
+        float part = 0.0F;
+        for (int64_t w = column.begin; w < column.end; w += column.step) {
+          part += x[h * g.width + w];
+        }
+        sum += part;
+      }
+      *y++ = static_cast<float>(sum / divisor(row, column));
+    }
+  }
+}
+
+void average_grad_plane(const PoolGeometry& g, const PoolDivisor& divisor, const float* dy,
+                        float* dx) {
+  std::fill_n(dx, g.in_pixels(), 0.0F);
+  for (const PoolWindow& row : g.rows) {
+    for (const PoolWindow& column : g.columns) {
+      const float value = *dy++ / divisor(row, column);
+      for (int64_t h = row.begin; h < row.end; h += row.step) {
+        for (int64_t w = column.begin; w < column.end; w += column.step) {
+          dx[h * g.width + w] += value;
+        }
+      }
+    }
+  }
+}
+
+// Planes of one channel each, in parallel.
+template <typename Fn>
+void for_each_plane(const PoolGeometry& g, const Fn& fn) {
+  const int64_t work = std::max<int64_t>(1, g.in_pixels());
+  parallel_for(g.batch * g.channels, std::max<int64_t>(1, kGrainSize / work),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t plane = begin; plane < end; ++plane) { fn(plane); }
+               });
+}
+
+}  // namespace
+
+float PoolDivisor::operator()(const PoolWindow& row, const PoolWindow& column) const {
+  if (fixed != 0) { return static_cast<float>(fixed); }
+  const int64_t size = count_padding ? row.full * column.full : row.count() * column.count();
+  return static_cast<float>(std::max<int64_t>(size, 1));  // an empty window's average is 0
+}
+
+void average_pool(const PoolGeometry& g, const PoolDivisor& divisor, const float* x, float* y) {
+  if (!g.channels_last) {
+    for_each_plane(g, [&](int64_t plane) {
+      average_plane(g, divisor, x + plane * g.in_pixels(), y + plane * g.out_pixels());
+    });
+    return;
+  }
+  const auto rows = static_cast<int64_t>(g.rows.size());
+  for_each_channels_last_task(
+      g.batch * rows, g.channels, g.in_pixels() / std::max<int64_t>(1, rows),
+      [&](int64_t task, int64_t begin, int64_t end) {
+        const auto row_size = static_cast<int64_t>(g.columns.size()) * g.channels;
+        average_row_channels_last(g, divisor, g.rows[task % rows], begin, end,
+                                  x + task / rows * g.in_pixels() * g.channels,
+                                  y + task * row_size);
+      });
+}
+
+void average_pool_grad(const PoolGeometry& g, const PoolDivisor& divisor, const float* dy,
+                       float* dx) {
+  if (!g.channels_last) {
+    for_each_plane(g, [&](int64_t plane) {
+      average_grad_plane(g, divisor, dy + plane * g.out_pixels(), dx + plane * g.in_pixels());
+    });
+    return;
+  }
+  for_each_channels_last_task(
+      g.batch, g.channels, g.in_pixels(), [&](int64_t image, int64_t begin, int64_t end) {
+        average_grad_image_channels_last(g, divisor, begin, end,
+                                         dy + image * g.out_pixels() * g.channels,
+                                         dx + image * g.in_pixels() * g.channels);
+      });
+}
+
+}  // namespace oneflow_accel

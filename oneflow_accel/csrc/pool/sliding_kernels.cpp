@@ -1,0 +1,115 @@
+// max_pool_2d and avg_pool_2d with their gradients: what nn.MaxPool2d and nn.AvgPool2d emit for
+// channels first, and for channels last with return_indices or a dilation.
+#include "common/oneflow.h"
+#include "pool/average.h"
+#include "pool/maximum.h"
+
+namespace oneflow_accel {
+
+namespace {
+
+namespace user_op = ::oneflow::user_op;
+
+SlidingAxis sliding_axis(user_op::KernelComputeContext* ctx, int axis, int32_t dilation) {
+  const int32_t padding = ctx->Attr<std::vector<int32_t>>("padding").at(axis);
+  return {ctx->Attr<std::vector<int32_t>>("kernel_size").at(axis),
+          ctx->Attr<std::vector<int32_t>>("stride").at(axis), padding, padding, dilation};
+}
+
+// `x` and `y`: names of the arguments that have the input's and the output's shape.
+PoolGeometry max_geometry(user_op::KernelComputeContext* ctx, const char* x, const char* y) {
+  const auto& dilation = ctx->Attr<std::vector<int32_t>>("dilation");
+  return sliding_geometry(ctx->Tensor4ArgNameAndIndex(x, 0)->shape_view(),
+                          ctx->Tensor4ArgNameAndIndex(y, 0)->shape_view(),
+                          ctx->Attr<std::string>("data_format"),
+                          sliding_axis(ctx, 0, dilation.at(0)),
+                          sliding_axis(ctx, 1, dilation.at(1)));
+}
+
+PoolGeometry average_geometry(user_op::KernelComputeContext* ctx, const char* x, const char* y) {
+  return sliding_geometry(ctx->Tensor4ArgNameAndIndex(x, 0)->shape_view(),
+                          ctx->Tensor4ArgNameAndIndex(y, 0)->shape_view(),
+                          ctx->Attr<std::string>("data_format"), sliding_axis(ctx, 0, 1),
+                          sliding_axis(ctx, 1, 1));
+}
+
+PoolDivisor average_divisor(user_op::KernelComputeContext* ctx) {
+  return {ctx->Attr<int32_t>("divisor_override"), ctx->Attr<bool>("count_include_pad")};
+}
+
+class MaxPoolKernel final : public user_op::OpKernel {
+ public:
+  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
+
+ private:
+  using user_op::OpKernel::Compute;
+  void Compute(user_op::KernelComputeContext* ctx) const override {
+    max_pool(max_geometry(ctx, "x", "y"), ctx->Tensor4ArgNameAndIndex("x", 0)->dptr<float>(),
+             ctx->Tensor4ArgNameAndIndex("y", 0)->mut_dptr<float>(),
+             ctx->Tensor4ArgNameAndIndex("indice", 0)->mut_dptr<int64_t>());
+  }
+};
+
+class MaxPoolGradKernel final : public user_op::OpKernel {
+ public:
+  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
+
+ private:
+  using user_op::OpKernel::Compute;
+  void Compute(user_op::KernelComputeContext* ctx) const override {
+    max_pool_grad(max_geometry(ctx, "dx", "dy"),
+                  ctx->Tensor4ArgNameAndIndex("dy", 0)->dptr<float>(),
+                  ctx->Tensor4ArgNameAndIndex("indice", 0)->dptr<int64_t>(),
+                  ctx->Tensor4ArgNameAndIndex("dx", 0)->mut_dptr<float>());
+  }
+};
+
+class AveragePoolKernel final : public user_op::OpKernel {
+ public:
+  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
+
+ private:
+  using user_op::OpKernel::Compute;
+  void Compute(user_op::KernelComputeContext* ctx) const override {
+    average_pool(average_geometry(ctx, "x", "y"), average_divisor(ctx),
+                 ctx->Tensor4ArgNameAndIndex("x", 0)->dptr<float>(),
+                 ctx->Tensor4ArgNameAndIndex("y", 0)->mut_dptr<float>());
+  }
+};
+
+class AveragePoolGradKernel final : public user_op::OpKernel {
+ public:
+  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
+
+ private:
+  using user_op::OpKernel::Compute;
+  void Compute(user_op::KernelComputeContext* ctx) const override {
+    average_pool_grad(average_geometry(ctx, "dx", "dy"), average_divisor(ctx),
+                      ctx->Tensor4ArgNameAndIndex("dy", 0)->dptr<float>(),
+                      ctx->Tensor4ArgNameAndIndex("dx", 0)->mut_dptr<float>());
+  }
+};
+
+REGISTER_USER_KERNEL(listed("max_pool_2d"))
+    .SetCreateFn<MaxPoolKernel>()
+    .SetIsMatchedHob(is_float32_on_cpu("x"))
+    .SetPriority(kKernelPriority);
+
+REGISTER_USER_KERNEL(listed("max_pool_2d_grad"))
+    .SetCreateFn<MaxPoolGradKernel>()
+    .SetIsMatchedHob(is_float32_on_cpu("dx"))
+    .SetPriority(kKernelPriority);
+
+REGISTER_USER_KERNEL(listed("avg_pool_2d"))
+    .SetCreateFn<AveragePoolKernel>()
+    .SetIsMatchedHob(is_float32_on_cpu("x"))
+    .SetPriority(kKernelPriority);
+
+REGISTER_USER_KERNEL(listed("avg_pool_2d_grad"))
+    .SetCreateFn<AveragePoolGradKernel>()
+    .SetIsMatchedHob(is_float32_on_cpu("dx"))
+    .SetPriority(kKernelPriority);
+
+}  // namespace
+
+}  // namespace oneflow_accel
