@@ -85,14 +85,17 @@ def resolve(name: str | None = None) -> Selection:
         origin = f"{DEVICE_VARIABLE}={variable}"
         return Selection(_asked_for(variable, origin), origin)
     offers = _offers()
-    refused: list[str] = []
+    refused: dict[str, str | None] = {}
     for probed in PROBE_ORDER:
         candidate = _candidate(probed, offers[probed])
         if candidate.backend is not None and candidate.reason is None:
-            why = "first usable one of " + ", ".join(PROBE_ORDER)
-            return Selection(candidate.backend, "; ".join([why, *refused]))
-        refused.append(f"not {probed}: {candidate.reason}")
-    raise DeviceUnavailableError("no device is usable: " + "; ".join(refused))
+            why = f"the first usable one of {', '.join(PROBE_ORDER)}"
+            if refused:
+                why += f"; `python -m oneflow_accel` says why not {' and '.join(refused)}"
+            return Selection(candidate.backend, why)
+        refused[probed] = candidate.reason
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
+    raise DeviceUnavailableError(f"no device is usable: {reasons}")
 
 
 def select_device(name: str | None = None) -> Backend:

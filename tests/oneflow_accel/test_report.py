@@ -87,7 +87,7 @@ def test_text_of_the_command_names_every_part() -> None:
     for part in ("versions", "devices", "features", "CPU kernel plug-in", "patches", "environment"):
         assert f"\n{part}" in f"\n{process.stdout}", part
     assert re.search(r"cpu\W+PASS", process.stdout)
-    assert "Device: cpu (first usable one of mlu, cuda, cpu; not mlu: " in process.stdout
+    assert "Device: cpu (the first usable one of mlu, cuda, cpu; " in process.stdout
 
 
 def test_device_that_cannot_be_used_exits_2_after_the_report() -> None:

@@ -30,7 +30,7 @@ def test_probe_takes_cpu_where_there_is_nothing_else_and_says_why() -> None:
     code, output = select_in_a_process()
     assert code == 0, output
     assert "chosen cpu cpu" in output
-    assert "device cpu (first usable one of mlu, cuda, cpu; not mlu: " in output
+    assert "device cpu (the first usable one of mlu, cuda, cpu; " in output
     assert "not cuda: " in output
 
 

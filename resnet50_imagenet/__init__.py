@@ -1,0 +1,1 @@
+"""ResNet50, or any other classification model of flowvision, on ImageNet."""

@@ -1,0 +1,64 @@
+"""--multiprocessing-distributed without a launcher: start one process for each device."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+from oneflow_accel.backends.base import Backend
+from oneflow_accel.errors import UserError
+
+
+def check_distributed_options(options: argparse.Namespace, backend: Backend) -> None:
+    """Refuse what OneFlow cannot honor.
+
+    Raises:
+        UserError: a collective library that is not the device's, a device that is not there, a
+            node number outside the world, or an address that is not tcp://HOST:PORT.
+    """
+    if options.dist_backend not in (None, backend.collective_backend):
+        raise UserError(
+            f"--dist-backend {options.dist_backend}: the collectives of {backend.name} are "
+            f"{backend.collective_backend}; leave the option out"
+        )
+    if options.gpu is not None and options.gpu >= backend.device_count():
+        raise UserError(
+            f"--gpu {options.gpu}: {backend.name} has {backend.device_count()} device(s), "
+            "numbered from 0"
+        )
+    if options.rank >= options.world_size:
+        raise UserError(f"--rank {options.rank}: nodes are numbered 0 to {options.world_size - 1}")
+    _address(options.dist_url)
+
+
+def needs_launcher(options: argparse.Namespace, backend: Backend) -> bool:
+    """True where processes are asked for that nobody has started yet."""
+    launched = "RANK" in os.environ
+    if launched or not (options.multiprocessing_distributed or options.world_size > 1):
+        return False
+    return options.world_size * backend.device_count() > 1
+
+
+def relaunch(options: argparse.Namespace, backend: Backend, argv: Sequence[str]) -> None:
+    """Replace this process by oneflow.distributed.launch, which starts main.py on each device."""
+    host, port = _address(options.dist_url)
+    command = [sys.executable, "-m", "oneflow.distributed.launch"]
+    command += ["--nproc_per_node", str(backend.device_count())]
+    command += ["--nnodes", str(options.world_size), "--node_rank", str(options.rank)]
+    command += ["--master_addr", host, "--master_port", str(port)]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [*command, sys.argv[0], *argv])
+
+
+def _address(url: str) -> tuple[str, int]:
+    try:
+        parts = urlsplit(url)
+        if parts.scheme == "tcp" and parts.hostname and parts.port:
+            return parts.hostname, parts.port
+    except ValueError:
+        pass  # A port that is no number: the sentence below says what is expected.
+    raise UserError(f"--dist-url {url}: expected tcp://HOST:PORT")

@@ -1,0 +1,214 @@
+r"""Trains, evaluates or benchmarks an image classifier on ImageNet.
+
+    python3 main.py -a resnet50 --channels-last DIR
+    python3 -m oneflow.distributed.launch --nproc_per_node 4 main.py \
+        --multiprocessing-distributed DIR
+
+`python3 main.py --help` lists every option with its default.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import random
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+try:
+    import oneflow_accel
+except ImportError as error:
+    sys.exit(
+        f"{error}. main.py runs in the project's environment: type `make setup` in the "
+        "repository, then `source .venv/bin/activate`."
+    )
+from oneflow_accel import layouts
+from oneflow_accel.backends import Backend
+from oneflow_accel.errors import UserError
+from oneflow_accel.training import distributed
+from oneflow_accel.training.checkpoint import Checkpoint
+from oneflow_accel.training.images import ImageFolder, ImageLoader, SyntheticImages
+from oneflow_accel.training.transforms import eval_transform, train_transform
+
+import numpy as np
+from oneflow import nn
+
+from resnet50_imagenet import launching
+from resnet50_imagenet.benchmark import measure_forward
+from resnet50_imagenet.execution import EagerStep, GraphStep, TrainStep
+from resnet50_imagenet.models import create_model, load_weights, pretrained_file
+from resnet50_imagenet.options import parse_options
+from resnet50_imagenet.training import Trainer, check_same_model, checkpoint_to_resume
+from resnet50_imagenet.validation import validate
+
+Dataset = ImageFolder | SyntheticImages
+
+logger = logging.getLogger("oneflow_accel")
+
+# The sizes that --dummy takes over.
+IMAGENET_TRAIN_IMAGES = 1_281_167
+IMAGENET_VAL_IMAGES = 50_000
+IMAGENET_CLASSES = 1000
+
+
+def run(argv: Sequence[str]) -> int:
+    """Do what the command line says; 0 on success.
+
+    Raises:
+        UserError: anything that is the user's to mend.
+    """
+    options = parse_options(argv)
+    backend = oneflow_accel.select_device(options.device)
+    launching.check_distributed_options(options, backend)
+    if launching.needs_launcher(options, backend):
+        launching.relaunch(options, backend, argv)
+    if not distributed.is_main():
+        logger.setLevel(logging.WARNING)
+    _check_device(options, backend)
+    resumed = checkpoint_to_resume(options.resume, options.output_dir)
+    _seed(options, backend, resumed)
+    train, val, num_classes = _datasets(options)
+    model = _model(options, backend, num_classes)
+    if options.evaluate and resumed is not None:
+        check_same_model(resumed, options.arch, num_classes)
+        layouts.load_standard_state_dict(model, resumed.model, strict=True)
+
+    val_loader = _loader(options, val, train=False)
+    if options.benchmark:
+        print(measure_forward(model.eval(), next(iter(val_loader)).images, backend))
+        return 0
+    if options.evaluate:
+        accuracy = validate(model.eval(), val_loader, backend)
+        if distributed.is_main():
+            print(accuracy)
+        return 0
+
+    train_loader = _loader(options, train, train=True)
+    step = _train_step(options, model, backend, len(train_loader))
+    trainer = Trainer(
+        step, train_loader, val_loader, options, num_classes=num_classes, resumed=resumed
+    )
+    position = trainer.run()
+    logger.info("done: %d steps, best Acc@1 %.2f", position.step, position.best_acc1)
+    return 0
+
+
+def _seed(options: argparse.Namespace, backend: Backend, resumed: Checkpoint | None) -> None:
+    """Settle the seed and seed every generator; a resumed run keeps the seed it began with."""
+    if resumed is not None:
+        began_with = resumed.state["seed"]
+        if options.seed not in (None, began_with) and not options.evaluate:
+            raise UserError(
+                f"--seed {options.seed}: the run to resume began with --seed {began_with}, which "
+                "its order of images depends on; leave --seed out"
+            )
+        options.seed = began_with
+    if options.seed is None:
+        # Every process must draw the same.
+        drawn = random.SystemRandom().randrange(2**31)
+        options.seed = int(distributed.all_gather_json(drawn)[0])
+        logger.info("seed %d", options.seed)
+    backend.manual_seed(options.seed)
+    random.seed(options.seed)
+    np.random.seed(options.seed % 2**32)
+
+
+def _train_step(
+    options: argparse.Namespace, model: nn.Module, backend: Backend, steps_per_epoch: int
+) -> TrainStep:
+    settings = {
+        "lr": options.lr,
+        "momentum": options.momentum,
+        "weight_decay": options.weight_decay,
+        "steps_per_epoch": steps_per_epoch,
+        "freeze_bn": options.freeze_bn,
+    }
+    if options.graph:
+        return GraphStep(model, backend, amp=options.amp, **settings)
+    return EagerStep(model, backend, **settings)
+
+
+def _check_device(options: argparse.Namespace, backend: Backend) -> None:
+    wanted = {"amp": options.amp, "graph": options.graph, "plain_sgd": options.momentum == 0}
+    wanted["nhwc"] = options.channels_last
+    for feature, asked in wanted.items():
+        support = backend.supports(feature)
+        if asked and not support:
+            raise UserError(f"{backend.name} cannot do this: {support.reason}")
+    if options.gpu is not None:
+        backend.set_device(options.gpu)
+    elif distributed.world_size() > 1:
+        backend.set_device(distributed.local_rank() % backend.device_count())
+
+
+def _datasets(options: argparse.Namespace) -> tuple[Dataset | None, Dataset, int]:
+    """Training images (None where only evaluating), validation images, number of classes."""
+    if options.dummy or options.benchmark:
+        shape = (options.image_size, options.image_size, 3)
+        train, val = (
+            SyntheticImages(images, shape, IMAGENET_CLASSES, options.seed)
+            for images in (IMAGENET_TRAIN_IMAGES, IMAGENET_VAL_IMAGES)
+        )
+        return train, val, IMAGENET_CLASSES
+    root = Path(options.data)
+    val = ImageFolder(root / "val")
+    if options.evaluate:
+        return None, val, len(val.classes)
+    train = ImageFolder(root / "train")
+    if train.classes != val.classes:
+        different = sorted(set(train.classes) ^ set(val.classes))
+        raise UserError(
+            f"{root}: train and val have different classes, for instance {', '.join(different[:5])}"
+        )
+    return train, val, len(train.classes)
+
+
+def _model(options: argparse.Namespace, backend: Backend, num_classes: int) -> nn.Module:
+    model = create_model(options.arch, num_classes)
+    weights = pretrained_file(options.arch) if options.pretrained else options.weights
+    if weights is not None:
+        load_weights(model, weights)
+    model = model.to(backend.device())
+    return layouts.to_channels_last(model, backend) if options.channels_last else model
+
+
+def _loader(options: argparse.Namespace, dataset: Dataset, *, train: bool) -> ImageLoader:
+    processes = distributed.local_world_size()
+    if options.batch_size % processes:
+        raise UserError(
+            f"-b {options.batch_size} is not a multiple of the {processes} processes of this node"
+        )
+    return ImageLoader(
+        dataset,
+        batch_size=options.batch_size // processes,
+        transform=(
+            train_transform(options.image_size, scale=tuple(options.scale), hflip=options.hflip)
+            if train
+            else eval_transform(options.image_size)
+        ),
+        workers=options.workers,
+        seed=options.seed,
+        train=train,
+        rank=distributed.rank(),
+        world_size=distributed.world_size(),
+        channels_last=options.channels_last,
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; user errors become one line on stderr and a non-zero exit code."""
+    logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stdout)
+    logger.setLevel(logging.INFO)
+    try:
+        return run(sys.argv[1:] if argv is None else argv)
+    except UserError as error:
+        print(f"main.py: error: {error}", file=sys.stderr)
+        return UserError.EXIT_CODE
+    except KeyboardInterrupt:
+        print("interrupted; continue with --resume auto", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

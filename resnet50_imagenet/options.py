@@ -1,0 +1,278 @@
+"""The command line of main.py: one place that names every option, its default and its limits."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from oneflow_accel.errors import UserError
+
+from resnet50_imagenet.models import classification_models
+
+DATA_VARIABLE = "IMAGENET_DIR"
+DEFAULT_DATA = "/ssd/dataset/ImageNet/extract"
+
+
+class _Formatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows a default only where there is one to show."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.default in (None, False):
+            return action.help
+        return super()._get_help_string(action)
+
+
+def _at_least(least: int):
+    def whole_number(text: str) -> int:
+        value = int(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{value} is less than {least}")
+        return value
+
+    return whole_number
+
+
+def _not_negative(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a number of at least 0")
+    return value
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
+    return value
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser; its options are those of the reference ImageNet script, and the new ones."""
+    names = classification_models()
+    parser = argparse.ArgumentParser(
+        prog="main.py",
+        description="Train or evaluate an image classifier on ImageNet with OneFlow.",
+        formatter_class=_Formatter,
+        epilog="models: " + " ".join(names),
+    )
+    parser.add_argument(
+        "data",
+        metavar="DIR",
+        nargs="?",
+        default=os.environ.get(DATA_VARIABLE, DEFAULT_DATA),
+        help=f"folder with train/CLASS/*.jpg and val/CLASS/*.jpg; default: ${DATA_VARIABLE}, else",
+    )
+    _add_model_options(parser, names)
+    _add_training_options(parser)
+    _add_data_options(parser)
+    _add_run_options(parser)
+    _add_distributed_options(parser)
+    return parser
+
+
+def _add_model_options(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
+    group = parser.add_argument_group("model")
+    group.add_argument(
+        "-a",
+        "--arch",
+        metavar="ARCH",
+        default="resnet50",
+        choices=names,
+        help="model; all names stand below",
+    )
+    group.add_argument(
+        "--weights",
+        metavar="FILE",
+        type=Path,
+        help="start from these weights: .pth (torch, zip or legacy) or .safetensors",
+    )
+    group.add_argument(
+        "--pretrained",
+        action="store_true",
+        help="start from the weights file of this model in $ONEFLOW_ACCEL_WEIGHTS",
+    )
+    group.add_argument("--channels-last", action="store_true", help="train in NHWC instead of NCHW")
+    group.add_argument(
+        "--freeze-bn",
+        action="store_true",
+        help="keep the running statistics of batch normalization as they are",
+    )
+
+
+def _add_training_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("training")
+    group.add_argument("--epochs", metavar="N", type=_at_least(0), default=90, help="epochs to run")
+    group.add_argument(
+        "--start-epoch", metavar="N", type=_at_least(0), default=0, help="epoch to start at"
+    )
+    group.add_argument(
+        "--max-steps", metavar="N", type=_at_least(1), help="stop after this many steps in all"
+    )
+    group.add_argument(
+        "-b",
+        "--batch-size",
+        metavar="N",
+        type=_at_least(1),
+        default=192,
+        help="images per step of all processes of this node together",
+    )
+    group.add_argument(
+        "--lr",
+        "--learning-rate",
+        dest="lr",
+        metavar="LR",
+        type=_not_negative,
+        default=0.1,
+        help="initial learning rate, divided by 10 every 30 epochs",
+    )
+    group.add_argument(
+        "--momentum", metavar="M", type=_not_negative, default=0.9, help="momentum of SGD"
+    )
+    group.add_argument(
+        "--wd",
+        "--weight-decay",
+        dest="weight_decay",
+        metavar="W",
+        type=_not_negative,
+        default=1e-4,
+        help="weight decay",
+    )
+    group.add_argument(
+        "--graph", action="store_true", help="train under nn.Graph instead of eagerly"
+    )
+    group.add_argument(
+        "--amp", action="store_true", help="mixed precision, where the device has it; needs --graph"
+    )
+    group.add_argument(
+        "--seed", metavar="N", type=_at_least(0), help="seed of everything random; drawn if absent"
+    )
+
+
+def _add_data_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("data")
+    group.add_argument(
+        "-j",
+        "--workers",
+        metavar="N",
+        type=_at_least(0),
+        default=4,
+        help="processes that load images, per training process; 0 loads in the process itself",
+    )
+    group.add_argument(
+        "--image-size", metavar="N", type=_at_least(8), default=224, help="pixels a side"
+    )
+    group.add_argument(
+        "--scale",
+        metavar=("MIN", "MAX"),
+        nargs=2,
+        type=_share,
+        default=(0.08, 1.0),
+        help="share of a training image's area that a random crop takes",
+    )
+    group.add_argument(
+        "--hflip",
+        metavar="P",
+        type=_share,
+        default=0.5,
+        help="how often a training image is mirrored",
+    )
+    group.add_argument(
+        "--dummy", action="store_true", help="random images of ImageNet's shape, no disk"
+    )
+
+
+def _add_run_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("run")
+    group.add_argument(
+        "--device", metavar="NAME", help="device; $ONEFLOW_ACCEL_DEVICE, else the best one there is"
+    )
+    group.add_argument(
+        "-e", "--evaluate", action="store_true", help="only evaluate on the validation images"
+    )
+    group.add_argument(
+        "--benchmark",
+        action="store_true",
+        help="only measure the forward pass under nn.Graph: images/s, TFLOP/s, share of peak",
+    )
+    group.add_argument(
+        "--output-dir",
+        metavar="DIR",
+        type=Path,
+        help="checkpoints, metrics, curves (default: runs/ARCH)",
+    )
+    group.add_argument(
+        "--resume",
+        metavar="PATH",
+        help="continue from this checkpoint; 'auto': from the newest in the output folder, if any",
+    )
+    group.add_argument(
+        "--save-freq",
+        metavar="N",
+        type=_at_least(1),
+        default=1000,
+        help="steps between checkpoints; one is written at the end of each epoch as well",
+    )
+    group.add_argument(
+        "-p",
+        "--print-freq",
+        metavar="N",
+        type=_at_least(1),
+        default=10,
+        help="steps between log lines; only there the device is waited for",
+    )
+
+
+def _add_distributed_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "several processes",
+        "Either launch with `python3 -m oneflow.distributed.launch --nproc_per_node N main.py "
+        "--multiprocessing-distributed`, or call main.py with that flag and it launches one "
+        "process for each device of this node.",
+    )
+    group.add_argument(
+        "--multiprocessing-distributed",
+        action="store_true",
+        help="data parallel, one process for each device",
+    )
+    group.add_argument(
+        "--world-size", metavar="N", type=_at_least(1), default=1, help="number of nodes"
+    )
+    group.add_argument(
+        "--rank", metavar="N", type=_at_least(0), default=0, help="number of this node"
+    )
+    group.add_argument(
+        "--dist-url",
+        metavar="URL",
+        default="tcp://127.0.0.1:29500",
+        help="where node 0 is reached, tcp://HOST:PORT",
+    )
+    group.add_argument(
+        "--dist-backend",
+        metavar="NAME",
+        help="collective library; only the device's own can be used",
+    )
+    group.add_argument(
+        "--gpu", metavar="N", type=_at_least(0), help="use this device and no data parallelism"
+    )
+
+
+def parse_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Parse and check the command line.
+
+    Raises:
+        UserError: options that contradict each other.
+    """
+    options = build_parser().parse_args(argv)
+    if options.weights is not None and options.pretrained:
+        raise UserError("--weights and --pretrained both name weights to start from: give one")
+    if options.amp and not options.graph:
+        raise UserError("--amp works under nn.Graph only: add --graph")
+    if options.gpu is not None and options.multiprocessing_distributed:
+        raise UserError("--gpu takes one device, --multiprocessing-distributed all: give one")
+    if options.scale[0] > options.scale[1] or options.scale[1] == 0:
+        raise UserError(f"--scale {options.scale[0]} {options.scale[1]}: MIN MAX, MAX above 0")
+    if options.output_dir is None:
+        options.output_dir = Path("runs") / options.arch
+    return options

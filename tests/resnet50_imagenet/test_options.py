@@ -1,0 +1,68 @@
+"""The command line: a checked-in list of options, and every one with its default in --help."""
+
+from __future__ import annotations
+
+from oneflow_accel.errors import UserError
+
+import pytest
+
+from resnet50_imagenet.models import classification_models
+from resnet50_imagenet.options import build_parser, parse_options
+
+# A change here is a change of the public command line: it belongs in the changelog.
+OPTIONS = {
+    "model": "-a --arch --weights --pretrained --channels-last --freeze-bn",
+    "training": "--epochs --start-epoch --max-steps -b --batch-size --lr --learning-rate "
+    "--momentum --wd --weight-decay --graph --amp --seed",
+    "data": "-j --workers --image-size --scale --hflip --dummy",
+    "run": "-h --help --device -e --evaluate --benchmark --output-dir --resume --save-freq -p "
+    "--print-freq",
+    "several processes": "--multiprocessing-distributed --world-size --rank --dist-url "
+    "--dist-backend --gpu",
+}
+
+
+def test_options_are_the_ones_listed():
+    ours = [option for action in build_parser()._actions for option in action.option_strings]
+    assert sorted(ours) == sorted(" ".join(OPTIONS.values()).split())
+
+
+def test_defaults_are_the_reference_ones(monkeypatch):
+    monkeypatch.delenv("IMAGENET_DIR", raising=False)
+    options = parse_options([])
+    expected = {"arch": "resnet50", "epochs": 90, "start_epoch": 0, "batch_size": 192, "lr": 0.1}
+    expected |= {"momentum": 0.9, "weight_decay": 1e-4, "print_freq": 10, "workers": 4}
+    expected |= {"seed": None, "gpu": None, "channels_last": False, "image_size": 224}
+    assert {name: getattr(options, name) for name in expected} == expected
+
+
+def test_data_folder_comes_from_the_environment():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("IMAGENET_DIR", "from-environment")
+        assert parse_options([]).data == "from-environment"
+        assert parse_options(["from-argument"]).data == "from-argument"
+
+
+def test_help_lists_models_and_defaults():
+    text = build_parser().format_help()
+    assert "vit_base_patch16_224" in text
+    assert "(default: 192)" in text.replace("\n", " ")
+
+
+def test_models_are_classifiers_only():
+    names = classification_models()
+    assert {"resnet50", "vgg16", "mobilenet_v2"} <= set(names)
+    assert not [name for name in names if "rcnn" in name or "deeplab" in name or "iresnet" in name]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--weights", "a.pth", "--pretrained"],
+        ["--gpu", "0", "--multiprocessing-distributed"],
+        ["--scale", "0.9", "0.5"],
+    ],
+)
+def test_contradictions_are_refused(arguments):
+    with pytest.raises(UserError):
+        parse_options(arguments)

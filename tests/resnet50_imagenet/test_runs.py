@@ -1,0 +1,149 @@
+"""Whole runs of main.py: what they leave on disk, and that every way to run gives the same."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from oneflow_accel.kernels import plugin
+
+import numpy as np
+import pytest
+
+from tests.resnet50_imagenet.conftest import CLASSES, SMALL, VAL_PER_CLASS, losses
+
+needs_plugin = pytest.mark.skipif(
+    not plugin.state().loaded, reason="NHWC on a CPU needs the plug-in, which is not built"
+)
+
+
+def test_run_leaves_metrics_curves_tensorboard_and_checkpoints(shapes, run_main, tmp_path):
+    out = tmp_path / "out"
+    result = run_main(shapes, *SMALL, "--epochs", "2", "--output-dir", out)
+    line = (
+        r"Epoch: \[1\]\[12/12\]\tTime .*\tData .*\tLoss .*\tAcc@1 .*\tAcc@5 .*\tThroughput .*\tETA"
+    )
+    assert re.search(line, result.stdout), result.stdout
+    assert sorted(losses(out)) == list(range(1, 25))
+    assert sorted(losses(out, "val")) == [12, 24]
+    assert (out / "curves.png").stat().st_size > 10_000
+    assert list((out / "tensorboard").glob("events.*"))
+    checkpoints = out / "checkpoints"
+    assert (checkpoints / "latest").read_text().strip() == "step-00000024"
+    assert (checkpoints / (checkpoints / "best").read_text().strip()).is_dir()
+
+
+def test_it_learns(shapes, run_main, tmp_path):
+    """Disks, squares and stripes are easy; a wrong gradient or label would not get there."""
+    out = tmp_path / "out"
+    crop = ("--scale", "0.7", "1", "--lr", "0.02", "--epochs", "5")
+    result = run_main(shapes, *SMALL, *crop, "--output-dir", out)
+    best = float(re.search(r"best Acc@1 ([\d.]+)", result.stdout).group(1))
+    assert best >= 90, result.stdout
+
+
+@pytest.fixture(scope="module")
+def twenty_steps(shapes, tmp_path_factory) -> dict[int, float]:
+    """Losses of one process, eagerly, in NCHW, BatchNorm frozen: what the others must equal."""
+    from tests.launch import run_process
+    from tests.resnet50_imagenet.conftest import MAIN
+
+    out = tmp_path_factory.mktemp("reference")
+    args = [shapes, *SMALL, "--freeze-bn", "--max-steps", "20", "--output-dir", out]
+    result = run_process([MAIN, *args], timeout=240)
+    assert result.returncode == 0, result.stdout
+    return losses(out)
+
+
+@pytest.mark.parametrize(
+    ("processes", "options"),
+    [
+        pytest.param(1, ("--graph",), id="graph"),
+        pytest.param(1, ("--channels-last",), id="nhwc", marks=needs_plugin),
+        pytest.param(1, ("--channels-last", "--graph"), id="nhwc-graph", marks=needs_plugin),
+        pytest.param(2, (), id="2-processes"),
+        pytest.param(4, (), id="4-processes"),
+        pytest.param(2, ("--graph",), id="2-processes-graph"),
+        pytest.param(2, ("--channels-last",), id="2-processes-nhwc", marks=needs_plugin),
+        pytest.param(1, ("-j", "2"), id="2-workers"),
+    ],
+)
+def test_first_20_losses_equal_one_eager_process(
+    shapes, run_main, tmp_path, twenty_steps, processes, options
+):
+    out = tmp_path / "out"
+    args = (*SMALL, "--freeze-bn", "--max-steps", "20", "--output-dir", out, *options)
+    run_main(shapes, *args, processes=processes)
+    ours = losses(out)
+    assert sorted(ours) == list(range(1, 21))
+    # The bar that the layouts are held to: 1e-4 relative, on the same global batch and seed.
+    np.testing.assert_allclose(
+        [ours[step] for step in sorted(ours)],
+        [twenty_steps[step] for step in sorted(twenty_steps)],
+        rtol=1e-4,
+    )
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4])
+def test_evaluation_covers_every_image_once(shapes, run_main, tmp_path, processes):
+    """21 images do not divide by 2 or 4 processes, nor by the batch."""
+    out = tmp_path / "out"
+    run_main(shapes, *SMALL, "--max-steps", "4", "--output-dir", out)
+    args = (*SMALL, "-e", "--resume", out / "checkpoints")
+    result = run_main(shapes, *args, processes=processes)
+    found = re.search(
+        r"Acc@1 ([\d.]+) Acc@5 ([\d.]+) Loss ([\d.]+) \((\d+) images\)", result.stdout
+    )
+    assert found, result.stdout
+    assert int(found.group(4)) == len(CLASSES) * VAL_PER_CLASS
+    # All classes are among the best five of three.
+    assert float(found.group(2)) == 100
+    alone = run_main(shapes, *args).stdout
+    assert re.search(r"Acc@1 ([\d.]+)", alone).group(1) == found.group(1)
+
+
+def test_benchmark_prints_rate_and_share_of_peak(run_main):
+    result = run_main("--benchmark", "-a", "resnet18", "--image-size", "64", "-b", "2")
+    found = re.search(
+        r"([\d.]+) img/s, ([\d.]+) TFLOP/s, ([\d.]+) % of ([\d.]+) TFLOP/s", result.stdout
+    )
+    assert found, result.stdout
+    rate, speed, share, peak = map(float, found.groups())
+    assert rate > 0
+    assert share == pytest.approx(100 * speed / peak, abs=10)
+    assert 0 < share < 100
+
+
+def test_dummy_data_needs_no_folder(run_main, tmp_path):
+    out = tmp_path / "out"
+    run_main("nowhere", "--dummy", *SMALL, "--max-steps", "2", "--output-dir", out)
+    state = json.loads((out / "checkpoints" / "step-00000002" / "state.json").read_text())
+    assert state["content"]["state"]["num_classes"] == 1000
+
+
+def test_multiprocessing_distributed_alone_runs_on_this_nodes_devices(shapes, run_main, tmp_path):
+    """One CPU device on this node: one process, no launcher."""
+    out = tmp_path / "out"
+    args = (*SMALL, "--max-steps", "1", "--multiprocessing-distributed", "--output-dir", out)
+    run_main(shapes, *args)
+    assert list(losses(out)) == [1]
+
+
+def test_undecodable_file_is_named_and_skipped(shapes, run_main, tmp_path):
+    """One bad file of 101 or more is below 1 %; it is named once and training goes on."""
+    data = tmp_path / "data"
+    for split, count in (("train", 40), ("val", 34)):
+        for kind in CLASSES:
+            folder = data / split / kind
+            folder.mkdir(parents=True)
+            for index in range(count):
+                source = shapes / "train" / kind / f"{index % 32:03d}.png"
+                (folder / f"{index:03d}.png").write_bytes(source.read_bytes())
+    bad = Path("square") / "003.png"
+    for split in ("train", "val"):
+        (data / split / bad).write_bytes((data / split / bad).read_bytes()[:100])
+    result = run_main(data, *SMALL, "--epochs", "1", "--output-dir", tmp_path / "out")
+    assert result.stdout.count(str(data / "train" / bad)) == 1
+    assert result.stdout.count(str(data / "val" / bad)) == 1
+    assert "(101 images)" in result.stdout
