@@ -1,0 +1,1 @@
+"""Speed against peers: one command for each table of the README."""
