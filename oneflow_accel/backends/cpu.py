@@ -29,6 +29,7 @@ _PLUGIN_OPERATORS = {
     "fused_bn_add_relu_train": ("normalization_add_relu", "normalization_add_relu_grad"),
     "native_layer_norm": ("layer_norm", "layer_norm_grad", "layer_norm_param_grad"),
 }
+_COMPUTE_ON_WORKER_THREAD = "ONEFLOW_VM_COMPUTE_ON_WORKER_THREAD"
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 _CPU_INFO = Path("/proc/cpuinfo")
@@ -57,6 +58,9 @@ class CpuBackend(Backend):
 
     def activate(self) -> None:
         super().activate()
+        # By default OneFlow's scheduler thread spins while another thread runs the kernel, which
+        # takes a core's share from the kernel's own threads. Read before the first operation.
+        os.environ.setdefault(_COMPUTE_ON_WORKER_THREAD, "0")
         # Raises what is wrong with the plug-in's environment variables.
         plugin.load()
 
