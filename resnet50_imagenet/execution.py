@@ -22,6 +22,12 @@ from oneflow import nn
 MOMENTUM_PREFIX = "momentum/"
 
 
+def class_scores(output: flow.Tensor | tuple[flow.Tensor, ...]) -> flow.Tensor:
+    """A model's scores of shape (N, classes); GoogLeNet and Inception v3 return those of their
+    auxiliary heads besides."""
+    return output if isinstance(output, flow.Tensor) else output[0]
+
+
 def count_correct(scores: flow.Tensor, labels: flow.Tensor) -> tuple[flow.Tensor, flow.Tensor]:
     """How many labels are the highest score, and how many are among the five highest.
 
@@ -178,9 +184,7 @@ class EagerStep(TrainStep):
         targets = flow.tensor(labels, device=device)
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate(epoch)
-        scores = self._forward(flow.tensor(images, device=device))
-        if isinstance(scores, (tuple, list)):
-            scores = scores[0]
+        scores = class_scores(self._forward(flow.tensor(images, device=device)))
         loss = self._criterion(scores, targets)
         loss.backward()
         self.optimizer.step()
@@ -229,9 +233,7 @@ class _TrainGraph(nn.Graph):
             self.set_grad_scaler(flow.amp.GradScaler())
 
     def build(self, images: flow.Tensor, labels: flow.Tensor) -> tuple[flow.Tensor, ...]:
-        scores = self.model(images)
-        if isinstance(scores, (tuple, list)):
-            scores = scores[0]
+        scores = class_scores(self.model(images))
         loss = self.criterion(scores, labels)
         loss.backward()
         top1, top5 = count_correct(scores, labels)

@@ -55,10 +55,11 @@ def relaunch(options: argparse.Namespace, backend: Backend, argv: Sequence[str])
 
 
 def _address(url: str) -> tuple[str, int]:
+    parts = urlsplit(url)
     try:
-        parts = urlsplit(url)
-        if parts.scheme == "tcp" and parts.hostname and parts.port:
-            return parts.hostname, parts.port
+        port = parts.port
     except ValueError:
-        pass  # A port that is no number: the sentence below says what is expected.
-    raise UserError(f"--dist-url {url}: expected tcp://HOST:PORT")
+        port = None
+    if parts.scheme != "tcp" or not parts.hostname or not port:
+        raise UserError(f"--dist-url {url}: expected tcp://HOST:PORT")
+    return parts.hostname, port

@@ -137,7 +137,10 @@ def _check_device(options: argparse.Namespace, backend: Backend) -> None:
         if asked and not support:
             raise UserError(f"{backend.name} cannot do this: {support.reason}")
     if options.gpu is not None:
-        backend.set_device(options.gpu)
+        try:
+            backend.set_device(options.gpu)
+        except ValueError as error:
+            raise UserError(f"--gpu {options.gpu}: {error}") from error
     elif distributed.world_size() > 1:
         backend.set_device(distributed.local_rank() % backend.device_count())
 

@@ -11,7 +11,7 @@ from oneflow_accel.training import distributed
 import oneflow as flow
 from oneflow import nn
 
-from resnet50_imagenet.execution import count_correct
+from resnet50_imagenet.execution import class_scores, count_correct
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def validate(model: nn.Module, loader, backend: Backend) -> Accuracy:
     images = 0
     with flow.no_grad():
         for batch in loader:
-            scores = model(flow.tensor(batch.images, device=device))
+            scores = class_scores(model(flow.tensor(batch.images, device=device)))
             labels = flow.tensor(batch.labels, device=device)
             figures = flow.stack([criterion(scores, labels), *count_correct(scores, labels)])
             sums = figures if sums is None else sums + figures

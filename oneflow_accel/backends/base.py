@@ -28,6 +28,7 @@ FEATURES = {
     "causal_mask": "tril, triu and masked_fill on the device (else build masks on the host)",
     "uniform_random": "flow.rand on the device",
     "fused_transformer": "OneFlow's fused_* operators, which LiBai's *_fusion options switch on",
+    "host_memory": "tensors in host memory: what NumPy measures, the device can do",
     "memory_stats": "memory_allocated() and max_memory_allocated()",
 }
 

@@ -6,6 +6,7 @@ a GPU.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from oneflow_accel.backends import nvml
@@ -35,6 +36,7 @@ class CudaBackend(Backend):
 
     name: ClassVar[str] = "cuda"
     collective_backend: ClassVar[str] = "nccl"
+    _lacks: ClassVar[Mapping[str, str]] = {"host_memory": "a GPU has memory of its own"}
 
     def _problems(self) -> list[str]:
         problem = self._problem()

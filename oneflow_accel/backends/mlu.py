@@ -42,6 +42,7 @@ class MluBackend(Backend):
     _lacks: ClassVar[Mapping[str, str]] = {
         "amp": "oneflow's autocast and its graph pass know no Cambricon card; train in float32",
         "graph_adamw": "adam_bias_correction_factor has no kernel there; train in eager mode",
+        "host_memory": "a card has memory of its own",
         "plain_sgd": "sgd_update has no kernel there; use a momentum other than 0",
         "fused_bn_add_relu_train": (
             "normalization_add_relu_grad has no kernel there; use normalization, add and relu"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -276,7 +277,8 @@ class ImageLoader:
             self._pool = None
 
     def __del__(self) -> None:
-        if getattr(self, "_pool", None) is not None:
+        # At the interpreter's end multiprocessing has ended the workers already.
+        if getattr(self, "_pool", None) is not None and not sys.is_finalizing():
             self.close()
 
     def _filled(

@@ -37,10 +37,15 @@ def test_run_leaves_metrics_curves_tensorboard_and_checkpoints(shapes, run_main,
 def test_it_learns(shapes, run_main, tmp_path):
     """Disks, squares and stripes are easy; a wrong gradient or label would not get there."""
     out = tmp_path / "out"
-    crop = ("--scale", "0.7", "1", "--lr", "0.02", "--epochs", "5")
+    crop = ("--scale", "0.7", "1", "--lr", "0.003", "--epochs", "6")
     result = run_main(shapes, *SMALL, *crop, "--output-dir", out)
     best = float(re.search(r"best Acc@1 ([\d.]+)", result.stdout).group(1))
     assert best >= 90, result.stdout
+
+
+# At a larger rate one activation near 0 that rounding puts on the other side of a ReLU changes the
+# last of 20 losses by more than 1e-4: seen at 1e-3, between NCHW and NHWC.
+TWENTY_STEPS = ("--freeze-bn", "--lr", "0.0003", "--max-steps", "20")
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +55,7 @@ def twenty_steps(shapes, tmp_path_factory) -> dict[int, float]:
     from tests.resnet50_imagenet.conftest import MAIN
 
     out = tmp_path_factory.mktemp("reference")
-    args = [shapes, *SMALL, "--freeze-bn", "--max-steps", "20", "--output-dir", out]
+    args = [shapes, *SMALL, *TWENTY_STEPS, "--output-dir", out]
     result = run_process([MAIN, *args], timeout=240)
     assert result.returncode == 0, result.stdout
     return losses(out)
@@ -73,7 +78,7 @@ def test_first_20_losses_equal_one_eager_process(
     shapes, run_main, tmp_path, twenty_steps, processes, options
 ):
     out = tmp_path / "out"
-    args = (*SMALL, "--freeze-bn", "--max-steps", "20", "--output-dir", out, *options)
+    args = (*SMALL, *TWENTY_STEPS, "--output-dir", out, *options)
     run_main(shapes, *args, processes=processes)
     ours = losses(out)
     assert sorted(ours) == list(range(1, 21))
