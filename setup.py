@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import logging
 import os
 import shutil
@@ -16,6 +17,14 @@ from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
 logger = logging.getLogger("oneflow_accel.setup")
+
+
+# pip looks at `requires-python` only after it has looked for oneflow, which it does not find.
+if sys.version_info[:2] != (3, 10):
+    sys.exit(
+        f"oneflow-accel needs CPython 3.10, the newest that oneflow 0.9.0 has wheels for; this is "
+        f"{sys.version.split()[0]}."
+    )
 
 
 class BuildPlugin(build_ext):
@@ -43,20 +52,12 @@ class BuildPlugin(build_ext):
         os.replace(target / f".{name}", target / name)
 
     def _cmake_options(self) -> list[str]:
-        import oneflow.sysconfig
-
-        include = Path(oneflow.sysconfig.get_include())
-        # -I is passed as a folder of its own; WITH_CUDA would need CUDA's headers.
-        flags = [
-            flag
-            for flag in oneflow.sysconfig.get_compile_flags()
-            if not flag.startswith("-I") and flag != "-DWITH_CUDA"
-        ]
+        # Found without importing it: in a build environment it would not find cuDNN.
+        package = Path(importlib.util.find_spec("oneflow").origin).parent
         options = {
             "CMAKE_BUILD_TYPE": "Release",
-            "ONEFLOW_INCLUDE_DIR": include,
-            "ONEFLOW_LIBRARY_DIR": include.parent.parent / "oneflow.libs",
-            "ONEFLOW_COMPILE_FLAGS": " ".join(flags),
+            "ONEFLOW_INCLUDE_DIR": package / "include",
+            "ONEFLOW_LIBRARY_DIR": package.parent / "oneflow.libs",
             "ONEDNN_INCLUDE_DIR": _file_of("onednn-devel-cpu-gomp", "dnnl.hpp").parent,
             "ONEDNN_LIBRARY": _file_of("onednn-cpu-gomp", "libdnnl.so.3"),
         }

@@ -74,7 +74,7 @@ def test_learning_rate_schedule_is_resumed_under_graph(shapes, run_main, tmp_pat
 
 
 def test_killed_at_random_moments_and_resumed_equals_uninterrupted(shapes, run_main, tmp_path):
-    """SIGKILL 20 times: while starting, training, validating, writing a checkpoint after each step."""
+    """SIGKILL 20 times: while starting, training, validating, writing a checkpoint per step."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     args = (*map(str, (shapes, *SMALL)), "--max-steps", str(STEPS))
     run_main(*args, "--output-dir", whole)
