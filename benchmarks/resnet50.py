@@ -64,7 +64,7 @@ def main() -> int:
     table = Table(title=f"ResNet50, batch {options.batch}, float32, {machine}, {today}")
     for column in ("what", "program", "img/s", "ratio to PyTorch channels last"):
         table.add_column(column, justify="left" if column in ("what", "program") else "right")
-    for mode, steps in (("forward", 3), ("train", 1)):
+    for mode, steps in (("forward", 5), ("train", 3)):
         programs = _programs(mode, options.batch, threads, options.peer)
         measure(programs, rounds=options.rounds, steps=steps)
         peer = next(program for program in programs if program.name == PEER)

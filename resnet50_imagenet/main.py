@@ -70,6 +70,8 @@ def run(argv: Sequence[str]) -> int:
     _seed(options, backend, resumed)
     train, val, num_classes = _datasets(options)
     model = _model(options, backend, num_classes)
+    # From here on each process has its own stream: dropout masks must not repeat on each of them.
+    backend.manual_seed(options.seed + distributed.rank())
     if options.evaluate and resumed is not None:
         check_same_model(resumed, options.arch, num_classes)
         layouts.load_standard_state_dict(model, resumed.model, strict=True)

@@ -6,8 +6,7 @@ restored generator agrees with the live one only directly after it was seeded. A
 therefore moves oneflow on to a fresh, named stream: its seed is what is stored, and the run that
 goes on and the run that resumes both start at its beginning.
 
-Not covered are generators that a module keeps for itself: `oneflow.nn.Dropout` has one of its own
-in 0.9.0, which no seed reaches.
+Not covered are generators that an operator keeps for itself, as dropout does under nn.Graph.
 """
 
 from __future__ import annotations

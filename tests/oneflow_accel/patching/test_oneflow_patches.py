@@ -35,6 +35,16 @@ def stream_touch(tensors):
     raise RuntimeError("Cannot find the kernel matching Current OperatorConf: eager_nccl_touch")
 flow._C.stream_touch = stream_touch
 """
+DROPOUT = """
+import oneflow_accel
+import oneflow as flow
+layers = [flow.nn.Dropout(0.5) for _ in range(2)]
+def masks(seed):
+    flow.manual_seed(seed)
+    return [layer(flow.ones(64)).numpy().tolist() for layer in layers]
+first = masks(1)
+print("dropout", masks(1) == first, first[0] != first[1])
+"""
 DDP = """
 import hashlib
 import numpy as np
@@ -184,6 +194,11 @@ def test_layer_norm_asks_the_device_layer_about_local_and_global_tensors(run) ->
 def test_layer_norm_without_a_kernel_gives_the_same_bits_as_unpatched(run) -> None:
     script = "import os\nos.environ['ONEFLOW_ACCEL_PLUGIN'] = 'off'\n" + PLAIN_LAYER_NORM
     assert line_of(run(script), "normalized") == line_of(run(script, patches="off"), "normalized")
+
+
+def test_dropout_ignores_manual_seed_unpatched_and_follows_it_patched(run) -> None:
+    assert line_of(run(DROPOUT, patches="off"), "dropout") == "dropout False False"
+    assert line_of(run(DROPOUT), "dropout") == "dropout True True"
 
 
 def test_importing_oneflow_first_is_an_error_that_names_the_patch_and_what_to_do(run) -> None:
