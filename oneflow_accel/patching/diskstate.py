@@ -63,7 +63,7 @@ class DiskState:
             records = json.loads(file.read_text(encoding="utf-8"))["files"]
             state.records = {path: Record(**record) for path, record in records.items()}
         except FileNotFoundError:
-            pass
+            return state
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise PatchError(
                 f"{file} is broken ({error}): install {package}=={version} again "
