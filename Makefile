@@ -7,6 +7,9 @@ BIN := $(VENV)/bin
 PEER := .venv-peer
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 LIBAI := libai==0.1.1
+# Two stamps, so that a compiler installed later is noticed.
+COMPILER := $(shell command -v $${CXX:-c++})
+PLUGIN := $(VENV)/.plugin$(if $(COMPILER),,-without-compiler)
 PLUGIN_SOURCES := CMakeLists.txt setup.py $(shell find oneflow_accel/csrc -type f)
 REQUIREMENTS := requirements/build.txt requirements/runtime.txt requirements/libai.txt \
                 requirements/test.txt
@@ -21,7 +24,7 @@ help:
 	@echo "make clean   remove $(VENV), $(PEER) and build results"
 
 setup: plugin
-plugin: $(VENV)/.plugin
+plugin: $(PLUGIN)
 
 # One install after the other: flowvision and libai are source packages that build with what is
 # already installed, and oneflow has to be there before the plug-in can be built.
@@ -38,8 +41,9 @@ $(VENV)/.requirements: $(VENV)/.python $(REQUIREMENTS)
 	@$(PIP) install --no-build-isolation --no-deps $(LIBAI)
 	@touch $@
 
-$(VENV)/.plugin: $(VENV)/.requirements pyproject.toml $(PLUGIN_SOURCES)
-	@echo "Building the C++ plug-in"
+$(PLUGIN): $(VENV)/.requirements pyproject.toml $(PLUGIN_SOURCES)
+	@echo "$(if $(COMPILER),Building the C++ plug-in,No C++ compiler: everything runs on stock \
+	  kernels, slowly. Debian: apt-get install g++, then call make again)"
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) install --no-build-isolation --no-deps -e .
 	@touch $@
 
@@ -53,7 +57,7 @@ demo: plugin
 test: plugin
 	@$(BIN)/python -m pytest $(ARGS)
 
-lint: $(VENV)/.lint $(VENV)/.plugin
+lint: $(VENV)/.lint $(PLUGIN)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
