@@ -1,0 +1,130 @@
+"""The plug-in's loader: what it says and does when it is there, switched off, missing or unfit."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+
+from oneflow_accel.kernels import plugin
+
+import pytest
+
+from tests.launch import run_distributed, run_process
+
+REPORT = """
+import json, sys
+import oneflow_accel
+from oneflow_accel.kernels import plugin
+state = plugin.state()
+print("state", json.dumps([state.loaded, state.reason, state.num_threads, len(state.operators)]))
+"""
+# Imported with the plug-in off, so that a second load() finds what the test has set up.
+NOT_LOADED_YET = """
+import logging, os, pathlib, sys
+logging.basicConfig(stream=sys.stdout)
+os.environ["ONEFLOW_ACCEL_PLUGIN"] = "off"
+from oneflow_accel.kernels import plugin
+os.environ["ONEFLOW_ACCEL_PLUGIN"] = "on"
+plugin.load.cache_clear()
+"""
+CONVOLUTION = """
+import oneflow
+layer = oneflow.nn.Conv2d(3, 4, 3)
+print("shape", tuple(layer(oneflow.ones(2, 3, 8, 8)).shape))
+"""
+
+
+def state_in_a_process(**env: str) -> list:
+    process = run_process(["-c", REPORT], env=env)
+    assert process.returncode == 0, process.stdout
+    line = next(line for line in process.stdout.splitlines() if line.startswith("state "))
+    return json.loads(line.removeprefix("state "))
+
+
+@pytest.mark.skipif(
+    shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler on this machine"
+)
+def test_it_is_loaded_where_there_is_a_compiler() -> None:
+    """Without this every test that needs the plug-in would be skipped, and the suite pass."""
+    state = plugin.state()
+    assert state.loaded, state.reason
+    assert state.reason is None
+    assert {"conv2d", "normalization", "max_pool_2d", "relu", "add_n"} <= set(state.operators)
+    assert state.onednn_version == "3.2.0"
+
+
+def test_off_switch_leaves_stock_kernels_and_says_so_once() -> None:
+    loaded, reason, _, operators = state_in_a_process(ONEFLOW_ACCEL_PLUGIN="off")
+    assert (loaded, operators) == (False, 0)
+    assert reason == "switched off by ONEFLOW_ACCEL_PLUGIN=off"
+    script = "import oneflow_accel\n" + CONVOLUTION + "from oneflow_accel.kernels import plugin\n"
+    process = run_process(
+        ["-c", script + "plugin.load(); plugin.state()"], env={"ONEFLOW_ACCEL_PLUGIN": "off"}
+    )
+    assert process.returncode == 0, process.stdout
+    assert process.stdout.count("CPU kernels run on stock OneFlow") == 1
+    assert "shape (2, 4, 6, 6)" in process.stdout
+
+
+@pytest.mark.parametrize(
+    ("set_up", "reason"),
+    [
+        ("plugin._LIBRARY_FOLDER = pathlib.Path('nowhere')", "the plug-in is not built"),
+        ("plugin._ONEDNN_PACKAGE = 'no-such-package'", "libdnnl.so.3 of the package"),
+        (
+            "plugin._LIBRARY_FOLDER = pathlib.Path(sys.argv[1])",
+            "found only liboneflow_accel_cpu_oneflow_0.8.0.so",
+        ),
+    ],
+    ids=["not-built", "no-onednn", "built-for-another-oneflow"],
+)
+def test_unfit_plug_in_is_named_and_everything_runs_without_it(tmp_path, set_up, reason) -> None:
+    (tmp_path / plugin.library_name("0.8.0")).write_bytes(b"")
+    if "ONEDNN" in set_up and not plugin.state().loaded:
+        pytest.skip("the plug-in is not built, which is found first")
+    script = f"{NOT_LOADED_YET}\n{set_up}\nplugin.load()\n{CONVOLUTION}"
+    process = run_process(["-c", script, tmp_path])
+    assert process.returncode == 0, process.stdout
+    assert reason in process.stdout
+    assert "shape (2, 4, 6, 6)" in process.stdout
+
+
+def test_damaged_library_is_named_not_fatal(tmp_path) -> None:
+    (tmp_path / plugin.library_name("0.9.0")).write_bytes(b"not a library")
+    set_up = "plugin._LIBRARY_FOLDER = pathlib.Path(sys.argv[1])"
+    script = f"{NOT_LOADED_YET}\n{set_up}\nplugin.load()\n{CONVOLUTION}"
+    process = run_process(["-c", script, tmp_path])
+    assert process.returncode == 0, process.stdout
+    assert "cannot be loaded" in process.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("ONEFLOW_ACCEL_THREADS", "0"),
+        ("ONEFLOW_ACCEL_THREADS", "many"),
+        ("ONEFLOW_ACCEL_PLUGIN", "no"),
+    ],
+)
+def test_wrong_variable_is_an_error_when_a_device_is_chosen(name: str, value: str) -> None:
+    script = "import oneflow_accel\nprint('imported')\noneflow_accel.select_device()"
+    process = run_process(["-c", script], env={name: value})
+    assert "imported" in process.stdout
+    assert process.returncode != 0
+    assert f"{name}='{value}'" in process.stdout
+
+
+def test_threads_come_from_the_variable_else_from_the_cores() -> None:
+    assert state_in_a_process(ONEFLOW_ACCEL_THREADS="3")[2] == 3
+    assert state_in_a_process()[2] == len(os.sched_getaffinity(0))
+
+
+def test_processes_of_a_node_share_its_cores(tmp_path) -> None:
+    """oneflow.distributed.launch sets OMP_NUM_THREADS=1; that does not bind the plug-in."""
+    file = tmp_path / "report.py"
+    file.write_text(REPORT.replace('print("state", ', 'print("state ", end=""); print('))
+    output = run_distributed([file], 2, timeout=60).stdout
+    expected = max(1, len(os.sched_getaffinity(0)) // 2)
+    states = [json.loads(part.splitlines()[0]) for part in output.split("state ")[1:]]
+    assert [state[2] for state in states] == [expected, expected], output
