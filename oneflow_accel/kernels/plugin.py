@@ -115,8 +115,9 @@ def _load() -> PluginState:
         ctypes.CDLL(str(onednn), mode=ctypes.RTLD_GLOBAL)
         oneflow._oneflow_internal.LoadLibrary(str(path))
         library = ctypes.CDLL(str(path))
-    except (OSError, RuntimeError) as error:
-        return absent(f"{path.name} cannot be loaded: {error}")
+    except (OSError, oneflow._oneflow_internal.exception.Exception) as error:
+        # OneFlow's own messages go on with its source lines.
+        return absent(f"{path.name} cannot be loaded: {str(error).strip().splitlines()[0]}")
     library.oneflow_accel_onednn_version.restype = ctypes.c_char_p
     library.oneflow_accel_operators.restype = ctypes.c_char_p
     library.oneflow_accel_set_num_threads(threads)
