@@ -11,9 +11,9 @@ import argparse
 import csv
 import datetime
 import os
-import platform
 import sys
-from pathlib import Path
+
+import oneflow_accel
 
 from rich.console import Console
 from rich.table import Table
@@ -41,14 +41,6 @@ def _programs(mode: str, batch: int, threads: int, peer_python: str) -> list[Pro
     ]
 
 
-def cpu_name() -> str:
-    """The processor's name, as the kernel gives it."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -58,7 +50,7 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=8, help="images a step")
     options = parser.parse_args()
     threads = len(os.sched_getaffinity(0))
-    machine = f"{cpu_name()}, {threads} threads"
+    machine = f"{oneflow_accel.current_backend().properties().name}, {threads} threads"
     today = datetime.date.today().isoformat()
     rows = []
     table = Table(title=f"ResNet50, batch {options.batch}, float32, {machine}, {today}")

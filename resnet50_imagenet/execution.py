@@ -13,7 +13,7 @@ from oneflow_accel import layouts
 from oneflow_accel.backends.base import Backend
 from oneflow_accel.errors import CheckpointError
 from oneflow_accel.training import distributed
-from oneflow_accel.training.schedule import step_decay
+from oneflow_accel.training.schedule import DECAY_EVERY, DECAY_FACTOR, step_decay
 
 import numpy as np
 import oneflow as flow
@@ -120,12 +120,12 @@ class TrainStep(ABC):
         """Model and optimizer arrays in the standard layout, by name. A collective call where
         parameters are global tensors."""
         model = {
-            name: to_numpy(value) for name, value in layouts.standard_state_dict(self.model).items()
+            name: value.numpy() for name, value in layouts.standard_state_dict(self.model).items()
         }
-        momentum = {
-            MOMENTUM_PREFIX + name: layouts.standard_array(name, to_numpy(value), self.model)
-            for name, value in self.momentum_state().items()
-        }
+        momentum = {}
+        for name, value in self.momentum_state().items():
+            array = distributed.local_value(value).numpy()
+            momentum[MOMENTUM_PREFIX + name] = layouts.standard_array(name, array, self.model)
         return model, momentum
 
     def load_optimizer_arrays(self, arrays: dict[str, np.ndarray], step: int) -> None:
@@ -148,13 +148,6 @@ class TrainStep(ABC):
                     )
                 momentum[name] = array
         self.load_momentum(momentum, step)
-
-
-def to_numpy(tensor: flow.Tensor) -> np.ndarray:
-    """The tensor's values on the host; a global tensor's whole value, on every process."""
-    if tensor.is_global:
-        tensor = tensor.to_global(sbp=[flow.sbp.broadcast] * len(tensor.sbp)).to_local()
-    return tensor.numpy()
 
 
 class _DataParallelShell(nn.Module):
@@ -261,7 +254,7 @@ class GraphStep(TrainStep):
             model = model.to_global(placement=self._placement, sbp=flow.sbp.broadcast)
         super().__init__(model, backend, **settings)
         scheduler = flow.optim.lr_scheduler.StepLR(
-            self.optimizer, step_size=30 * self.steps_per_epoch, gamma=0.1
+            self.optimizer, step_size=DECAY_EVERY * self.steps_per_epoch, gamma=DECAY_FACTOR
         )
         self._graph = _TrainGraph(
             model, self.optimizer, scheduler, amp, flow.sbp.broadcast if self._parallel else None
@@ -283,8 +276,7 @@ class GraphStep(TrainStep):
 
     def local_model(self) -> nn.Module:
         if self._parallel:
-            state = {name: to_numpy(value) for name, value in self.model.state_dict().items()}
-            self._local.load_state_dict({name: flow.tensor(array) for name, array in state.items()})
+            layouts.load_standard_state_dict(self._local, layouts.standard_state_dict(self.model))
         return self._local.eval()
 
     def momentum_state(self) -> dict[str, flow.Tensor]:

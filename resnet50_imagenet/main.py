@@ -39,7 +39,7 @@ from resnet50_imagenet.benchmark import measure_forward
 from resnet50_imagenet.execution import EagerStep, GraphStep, TrainStep
 from resnet50_imagenet.models import create_model, load_weights, pretrained_file
 from resnet50_imagenet.options import parse_options
-from resnet50_imagenet.training import Trainer, check_same_model, checkpoint_to_resume
+from resnet50_imagenet.training import Trainer, checkpoint_to_resume, restore_model
 from resnet50_imagenet.validation import validate
 
 Dataset = ImageFolder | SyntheticImages
@@ -73,8 +73,7 @@ def run(argv: Sequence[str]) -> int:
     # From here on each process has its own stream: dropout masks must not repeat on each of them.
     backend.manual_seed(options.seed + distributed.rank())
     if options.evaluate and resumed is not None:
-        check_same_model(resumed, options.arch, num_classes)
-        layouts.load_standard_state_dict(model, resumed.model, strict=True)
+        restore_model(model, resumed, options.arch, num_classes)
 
     val_loader = _loader(options, val, train=False)
     if options.benchmark:

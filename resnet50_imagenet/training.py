@@ -18,6 +18,8 @@ from oneflow_accel.training.metrics import JSONL_NAME, MetricLog
 from oneflow_accel.training.progress import Progress, format_eta
 from oneflow_accel.training.rng import get_rng_state, set_rng_state
 
+from oneflow import nn
+
 from resnet50_imagenet.execution import TrainStep
 from resnet50_imagenet.figures import Figures, FigureWindow, log_line
 from resnet50_imagenet.validation import Accuracy, validate
@@ -231,8 +233,7 @@ class Trainer:
 
     def _restore(self, checkpoint: Checkpoint) -> Position:
         state = checkpoint.state
-        check_same_model(checkpoint, self.options.arch, self.num_classes)
-        layouts.load_standard_state_dict(self.step.model, checkpoint.model, strict=True)
+        restore_model(self.step.model, checkpoint, self.options.arch, self.num_classes)
         self.step.load_optimizer_arrays(checkpoint.optimizer, state["step"])
         # A process that was not there before goes on with the first one's state.
         rng, rank = state["rng"], distributed.rank()
@@ -251,11 +252,11 @@ class Trainer:
         return Position(state["epoch"], batch, state["step"], state["best_acc1"])
 
 
-def check_same_model(checkpoint: Checkpoint, arch: str, num_classes: int) -> None:
-    """Refuse a checkpoint of another architecture or number of classes.
+def restore_model(model: nn.Module, checkpoint: Checkpoint, arch: str, num_classes: int) -> None:
+    """Load a checkpoint's parameters and buffers into a model, in whichever layout it is.
 
     Raises:
-        CheckpointError: names both.
+        CheckpointError: the checkpoint is of another architecture or number of classes; names both.
     """
     theirs = (checkpoint.name, checkpoint.state.get("num_classes"))
     if theirs != (arch, num_classes):
@@ -263,3 +264,4 @@ def check_same_model(checkpoint: Checkpoint, arch: str, num_classes: int) -> Non
             f"the checkpoint is of another model: {theirs[0]} with {theirs[1]} classes, this run "
             f"is {arch} with {num_classes}"
         )
+    layouts.load_standard_state_dict(model, checkpoint.model, strict=True)

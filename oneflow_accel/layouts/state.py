@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from oneflow_accel.errors import UserError
 from oneflow_accel.layouts.forwards import as_channels_first
+from oneflow_accel.training.distributed import local_value
 
 import numpy as np
 import oneflow as flow
@@ -35,7 +36,7 @@ def standard_state_dict(model: nn.Module) -> dict[str, flow.Tensor]:
     channels_last = set(_channels_last_weights(model))
     state = {}
     for name, tensor in model.state_dict().items():
-        tensor = _local(tensor.detach())
+        tensor = local_value(tensor.detach())
         state[name] = as_channels_first(tensor).contiguous() if name in channels_last else tensor
     return state
 
@@ -114,14 +115,8 @@ def _channels_last_weights(module: nn.Module, prefix: str = "") -> Iterator[str]
             yield from _channels_last_weights(child, f"{prefix}{name}.")
 
 
-def _local(tensor: flow.Tensor) -> flow.Tensor:
-    if not tensor.is_global:
-        return tensor
-    return tensor.to_global(sbp=flow.sbp.broadcast).to_local()
-
-
 def _to_numpy(value: np.ndarray | flow.Tensor) -> np.ndarray:
-    return value if isinstance(value, np.ndarray) else _local(value.detach()).numpy()
+    return value if isinstance(value, np.ndarray) else local_value(value.detach()).numpy()
 
 
 def _copy(target: flow.Tensor, array: np.ndarray) -> None:

@@ -73,6 +73,16 @@ def all_gather_json(value: Any) -> list[Any]:
     ]
 
 
+def local_value(tensor: flow.Tensor) -> flow.Tensor:
+    """The whole value of a global tensor as a local one; a local tensor as it is.
+
+    For a global tensor every process of its placement has to call this.
+    """
+    if not tensor.is_global:
+        return tensor
+    return tensor.to_global(sbp=[flow.sbp.broadcast] * len(tensor.sbp)).to_local()
+
+
 def barrier() -> None:
     """Wait until every process got here."""
     if world_size() > 1:

@@ -256,8 +256,4 @@ def _to_host(scalars: list[flow.Tensor], reduce: bool) -> list[float]:
 
 def _as_local_scalar(tensor: flow.Tensor) -> flow.Tensor:
     """A float32 tensor of shape () on this process, without its autograd history."""
-    tensor = tensor.detach()
-    if tensor.is_global:
-        broadcast = [flow.sbp.broadcast] * len(tensor.sbp)
-        tensor = tensor.to_global(sbp=broadcast).to_local()
-    return tensor.reshape(()).to(flow.float32)
+    return distributed.local_value(tensor.detach()).reshape(()).to(flow.float32)

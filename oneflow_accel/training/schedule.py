@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+# The schedule ResNets are trained with on ImageNet: epochs between steps, and what a step does.
+DECAY_EVERY = 30
+DECAY_FACTOR = 0.1
 
-def step_decay(base_lr: float, epoch: int, every: int = 30, factor: float = 0.1) -> float:
+
+def step_decay(
+    base_lr: float, epoch: int, every: int = DECAY_EVERY, factor: float = DECAY_FACTOR
+) -> float:
     """Learning rate of an epoch: `base_lr * factor ** (epoch // every)`.
 
     Args:

@@ -23,8 +23,6 @@ int num_threads() { return g_forked.load() ? 1 : g_num_threads.load(); }
 
 void set_num_threads(int n) { g_num_threads.store(n < 1 ? 1 : n); }
 
-bool in_forked_process() { return g_forked.load(); }
-
 ThreadScope::ThreadScope()
     : saved_(omp_get_max_threads()), num_threads_(oneflow_accel::num_threads()) {
   if (saved_ != num_threads_) { omp_set_num_threads(num_threads_); }

@@ -13,9 +13,6 @@ int num_threads();
 // n >= 1. Called once from Python, before the first operation runs.
 void set_num_threads(int n);
 
-// True in a process that was forked from one which had loaded the plug-in.
-bool in_forked_process();
-
 // OneFlow runs kernels on several of its own threads, each with its own OpenMP setting. A kernel
 // holds one of these for as long as it runs, so that oneDNN primitives are made and run under one
 // thread count (run under another, they write past their scratchpad).
