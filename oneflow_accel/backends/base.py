@@ -29,6 +29,7 @@ FEATURES = {
     "uniform_random": "flow.rand on the device",
     "fused_transformer": "OneFlow's fused_* operators, which LiBai's *_fusion options switch on",
     "host_memory": "tensors in host memory: what NumPy measures, the device can do",
+    "bfloat16_inference": "convolution, matmul, norms and pooling in bfloat16, without gradients",
     "memory_stats": "memory_allocated() and max_memory_allocated()",
 }
 

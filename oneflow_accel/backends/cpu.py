@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import platform
@@ -27,7 +28,19 @@ _PLUGIN_OPERATORS = {
         "normalization_grad",
     ),
     "fused_bn_add_relu_train": ("normalization_add_relu", "normalization_add_relu_grad"),
+    "bfloat16_inference": ("oneflow_accel_conv2d", "matmul", "layer_norm"),
     "native_layer_norm": ("layer_norm", "layer_norm_grad", "layer_norm_param_grad"),
+    "fused_transformer": (
+        "fused_bias_add_gelu",
+        "fused_bias_add_gelu_grad",
+        "fused_bias_add_mask_scale",
+        "fused_scale_mask_softmax",
+        "fused_scale_mask_softmax_grad",
+        "fused_scale_mask_softmax_dropout",
+        "fused_scale_mask_softmax_dropout_grad",
+        "fused_tril_scale_softmax_mask_scale",
+        "fused_tril_scale_softmax_mask_scale_grad",
+    ),
 }
 _COMPUTE_ON_WORKER_THREAD = "ONEFLOW_VM_COMPUTE_ON_WORKER_THREAD"
 _STATUS = Path("/proc/self/status")
@@ -48,11 +61,8 @@ class CpuBackend(Backend):
     collective_backend: ClassVar[str] = "ccl"
     _lacks: ClassVar[Mapping[str, str]] = {
         "amp": (
-            "oneflow has no float16 or bfloat16 matmul and convolution for CPUs, and its autocast "
-            "switches itself off there; train in float32"
-        ),
-        "fused_transformer": (
-            "OneFlow's fused_* operators have CUDA kernels only; switch fusions off"
+            "oneflow's autocast switches itself off on CPUs, and their bfloat16 kernels have no "
+            "gradients; train in float32"
         ),
     }
 
@@ -63,6 +73,11 @@ class CpuBackend(Backend):
         os.environ.setdefault(_COMPUTE_ON_WORKER_THREAD, "0")
         # Raises what is wrong with the plug-in's environment variables.
         plugin.load()
+
+    def empty_cache(self) -> None:
+        super().empty_cache()
+        # OneFlow returns its blocks to malloc, which keeps those below 32 MB (mallopt(3)).
+        ctypes.CDLL(None).malloc_trim(0)
 
     def device_count(self) -> int:
         return max(1, flow.env.get_world_size() // flow.env.get_node_size())
@@ -96,7 +111,11 @@ class CpuBackend(Backend):
         if not state.loaded:
             return f"it needs the CPU plug-in, which is not loaded: {state.reason}"
         lacking = sorted(set(needed) - set(state.operators))
-        return f"the CPU plug-in has no kernel for {', '.join(lacking)}" if lacking else None
+        if lacking:
+            return f"the CPU plug-in has no kernel for {', '.join(lacking)}"
+        if feature == "bfloat16_inference" and not state.fast_bfloat16:
+            return "this CPU, or ONEDNN_MAX_CPU_ISA, has no AVX-512 BF16 instructions"
+        return None
 
     def _memory_used(self) -> int:
         return _status_bytes("VmRSS")

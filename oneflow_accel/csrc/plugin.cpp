@@ -20,4 +20,11 @@ const char* oneflow_accel_onednn_version() {
   return version.c_str();
 }
 
+// Whether oneDNN finds instructions that multiply bfloat16, within ONEDNN_MAX_CPU_ISA.
+int oneflow_accel_fast_bfloat16() {
+  constexpr unsigned kNeeded = dnnl_cpu_isa_avx512_core_bf16;
+  const unsigned has = dnnl_get_effective_cpu_isa();
+  return (has & kNeeded) == kNeeded ? 1 : 0;
+}
+
 }  // extern "C"

@@ -24,6 +24,9 @@ THREADS_VARIABLE = "ONEFLOW_ACCEL_THREADS"
 _LIBRARY_FOLDER = Path(__file__).resolve().parent.parent / "_lib"
 _ONEDNN_PACKAGE = "onednn-cpu-gomp"
 _ONEDNN_LIBRARY = "libdnnl.so.3"
+_CPU_INFO = Path("/proc/cpuinfo")
+# x86-64-v3, the least that the kernels are written and tested for.
+_CPU_FLAGS = ("avx2", "fma")
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ class PluginState:
         onednn_version: the oneDNN release that runs below it, None where it is not loaded.
         num_threads: threads that each of its kernels uses.
         operators: the OneFlow operators it has kernels for, sorted.
+        fast_bfloat16: whether this CPU multiplies bfloat16 faster than float32.
     """
 
     loaded: bool
@@ -45,6 +49,7 @@ class PluginState:
     onednn_version: str | None
     num_threads: int
     operators: tuple[str, ...]
+    fast_bfloat16: bool = False
 
 
 def library_name(oneflow_version: str) -> str:
@@ -107,6 +112,9 @@ def _load() -> PluginState:
             f"the plug-in is not built for oneflow {version}{hint} "
             "(install a C++ compiler, Debian: apt-get install g++, then run `make plugin`)"
         )
+    lacking = sorted(set(_CPU_FLAGS) - _cpu_flags())
+    if lacking:
+        return absent(f"this CPU has no {' and no '.join(map(str.upper, lacking))}")
     onednn = _onednn_library()
     if onednn is None:
         return absent(f"{_ONEDNN_LIBRARY} of the package {_ONEDNN_PACKAGE} is not installed")
@@ -129,7 +137,16 @@ def _load() -> PluginState:
         onednn_version=library.oneflow_accel_onednn_version().decode(),
         num_threads=threads,
         operators=tuple(operators),
+        fast_bfloat16=bool(library.oneflow_accel_fast_bfloat16()),
     )
+
+
+def _cpu_flags() -> set[str]:
+    for line in _CPU_INFO.read_text().splitlines():
+        name, _, flags = line.partition(":")
+        if name.strip() == "flags":
+            return set(flags.split())
+    return set()
 
 
 def _onednn_library() -> Path | None:

@@ -14,6 +14,7 @@ The first implementation declared that fits is chosen, else the reference. Model
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -103,6 +104,12 @@ class Operation:
 
 
 _operations: dict[str, Operation] = {}
+# Modules of this package that register operations when they are imported.
+_MODULES = (
+    "oneflow_accel.kernels.attention",
+    "oneflow_accel.kernels.linear",
+    "oneflow_accel.inference.convolution",
+)
 
 
 def register_operation(name: str, *, reference: Function, doc: str) -> Operation:
@@ -152,7 +159,9 @@ def implementation(
 
 
 def operations() -> dict[str, Operation]:
-    """All operations by name."""
+    """All operations by name, those of this package whether a model has used them or not."""
+    for module in _MODULES:
+        importlib.import_module(module)
     return dict(_operations)
 
 

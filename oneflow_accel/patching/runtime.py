@@ -10,9 +10,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from oneflow_accel.backends import Backend
-
     import oneflow
+    from oneflow.framework.multi_client_session import MultiClientSession
 
 
 def device_supports(tensor: oneflow.Tensor, feature: str) -> bool:
@@ -23,13 +22,32 @@ def device_supports(tensor: oneflow.Tensor, feature: str) -> bool:
         feature: a key of `oneflow_accel.backends.FEATURES`.
     """
     device_type = tensor.placement.type if tensor.is_global else tensor.device.type
-    backend = _backend(device_type)
-    return backend is not None and bool(backend.supports(feature))
+    return _device_type_supports(device_type, feature)
 
 
+# Kept, as patched functions ask at every call.
 @lru_cache
-def _backend(device_type: str) -> Backend | None:
+def _device_type_supports(device_type: str, feature: str) -> bool:
     from oneflow_accel.backends import registry
 
     candidate = registry.candidates().get(device_type)
-    return candidate.backend if candidate is not None else None
+    backend = candidate.backend if candidate is not None else None
+    return backend is not None and bool(backend.supports(feature))
+
+
+def session_begins(session: MultiClientSession) -> None:
+    """Give the CPU operators of this session's graphs one thread.
+
+    The kernels of the plug-in use all cores, and a thread that runs them has an OpenMP team of its
+    own. With more threads than one, libgomp manages more than there are cores; it then hardly spins
+    at its barriers, and each kernel has to wake its team.
+
+    Args:
+        session: of nn.Graph, initialized, before its first graph is compiled.
+    """
+    from oneflow_accel.kernels import plugin
+
+    if plugin.state().loaded:
+        resource = session.resource
+        resource.cpu_device_num = 1
+        session.update_resource_eagerly(resource)

@@ -1,8 +1,9 @@
-// add_n, float32: what OneFlow emits for x + y and x += y of equal shapes, and for the sum of the
-// gradients of a tensor that is used more than once.
+// add_n, float32 and bfloat16: what OneFlow emits for x + y and x += y of equal shapes, and for the
+// sum of the gradients of a tensor that is used more than once.
 #include <algorithm>
 #include <vector>
 
+#include "common/bfloat16.h"
 #include "common/oneflow.h"
 #include "common/simd.h"
 #include "common/threads.h"
@@ -14,25 +15,40 @@ namespace {
 namespace user_op = ::oneflow::user_op;
 
 // out = a + b; out may be a or b itself.
-ONEFLOW_ACCEL_SIMD
-void add(const float* a, const float* b, float* out, int64_t n) {
+template <typename A, typename B, typename Out>
+ONEFLOW_ACCEL_INLINE void add_loop(const A* a, const B* b, Out* out, int64_t n) {
 #pragma omp simd
-  for (int64_t i = 0; i < n; ++i) { out[i] = a[i] + b[i]; }
+  for (int64_t i = 0; i < n; ++i) { out[i] = from_float<Out>(to_float(a[i]) + to_float(b[i])); }
 }
 
-// The sum of `inputs` over [begin, end), in their order. `out` may be any of the inputs, so a block
-// is summed up beside it before it is written.
-void add_all(const std::vector<const float*>& inputs, float* out, int64_t begin, int64_t end) {
+ONEFLOW_ACCEL_SIMD
+void add(const float* a, const float* b, float* out, int64_t n) { add_loop(a, b, out, n); }
+ONEFLOW_ACCEL_SIMD
+void add(const Bfloat16* a, const Bfloat16* b, Bfloat16* out, int64_t n) {
+  add_loop(a, b, out, n);
+}
+ONEFLOW_ACCEL_SIMD
+void add(const Bfloat16* a, const Bfloat16* b, float* out, int64_t n) { add_loop(a, b, out, n); }
+ONEFLOW_ACCEL_SIMD
+void add(const float* a, const Bfloat16* b, float* out, int64_t n) { add_loop(a, b, out, n); }
+ONEFLOW_ACCEL_SIMD
+void add(const float* a, const Bfloat16* b, Bfloat16* out, int64_t n) { add_loop(a, b, out, n); }
+
+// The sum of three or more inputs over [begin, end), in their order. `out` may be any of them, so a
+// block is summed up beside it before it is written.
+template <typename T>
+void add_all(const std::vector<const T*>& inputs, T* out, int64_t begin, int64_t end) {
   constexpr int64_t kBlock = 1024;
   float sum[kBlock];
   for (int64_t i = begin; i < end; i += kBlock) {
     const int64_t n = std::min(kBlock, end - i);
-    std::copy_n(inputs.front() + i, n, sum);
-    for (std::size_t k = 1; k + 1 < inputs.size(); ++k) { add(sum, inputs[k] + i, sum, n); }
+    add(inputs[0] + i, inputs[1] + i, sum, n);
+    for (std::size_t k = 2; k + 1 < inputs.size(); ++k) { add(sum, inputs[k] + i, sum, n); }
     add(sum, inputs.back() + i, out + i, n);
   }
 }
 
+template <typename T>
 class AddNKernel final : public user_op::OpKernel {
  public:
   bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
@@ -41,10 +57,10 @@ class AddNKernel final : public user_op::OpKernel {
   using user_op::OpKernel::Compute;
   void Compute(user_op::KernelComputeContext* ctx) const override {
     auto* out = ctx->Tensor4ArgNameAndIndex("out", 0);
-    float* sum = out->mut_dptr<float>();
-    std::vector<const float*> inputs;
+    auto* sum = static_cast<T*>(out->mut_raw_dptr());
+    std::vector<const T*> inputs;
     for (std::size_t k = 0; k < ctx->inputs().size(); ++k) {
-      inputs.push_back(ctx->Tensor4ArgNameAndIndex("in", k)->dptr<float>());
+      inputs.push_back(static_cast<const T*>(ctx->Tensor4ArgNameAndIndex("in", k)->raw_dptr()));
     }
     parallel_for(out->shape_view().elem_cnt(), kGrainSize, [&](int64_t begin, int64_t end) {
       if (inputs.size() == 2) {
@@ -56,13 +72,21 @@ class AddNKernel final : public user_op::OpKernel {
   }
 };
 
+::oneflow::Maybe<void> out_in_place_of_the_first(const user_op::InferContext&,
+                                                 const user_op::AddInplaceArgPair& add) {
+  return add("out", 0, "in", 0, true);
+}
+
 REGISTER_USER_KERNEL(listed("add_n"))
-    .SetCreateFn<AddNKernel>()
+    .SetCreateFn<AddNKernel<float>>()
     .SetIsMatchedHob(is_float32_on_cpu("out"))
-    .SetInplaceProposalFn([](const user_op::InferContext&,
-                             const user_op::AddInplaceArgPair& add) -> ::oneflow::Maybe<void> {
-      return add("out", 0, "in", 0, true);
-    })
+    .SetInplaceProposalFn(out_in_place_of_the_first)
+    .SetPriority(kKernelPriority);
+
+REGISTER_USER_KERNEL(listed("add_n"))
+    .SetCreateFn<AddNKernel<Bfloat16>>()
+    .SetIsMatchedHob(is_bfloat16_on_cpu("out"))
+    .SetInplaceProposalFn(out_in_place_of_the_first)
     .SetPriority(kKernelPriority);
 
 }  // namespace

@@ -1,7 +1,5 @@
-// relu and relu_grad, float32.
-#include "common/oneflow.h"
-#include "common/simd.h"
-#include "common/threads.h"
+// relu (float32, bfloat16) and relu_grad (float32).
+#include "elementwise/map.h"
 
 namespace oneflow_accel {
 
@@ -9,12 +7,19 @@ namespace {
 
 namespace user_op = ::oneflow::user_op;
 
-// y = max(x, 0), NaN kept. x and y may be the same array, as dy and dx may be below: `omp simd`
-// says that no iteration depends on another one.
+// max(x, 0), NaN kept.
+ONEFLOW_ACCEL_INLINE float relu(float x) { return 0.0F > x ? 0.0F : x; }
+
 ONEFLOW_ACCEL_SIMD
-void relu(const float* x, float* y, int64_t n) {
+void relu_float32(const float* x, float* y, int64_t n) {
 #pragma omp simd
-  for (int64_t i = 0; i < n; ++i) { y[i] = x[i] < 0.0F ? 0.0F : x[i]; }
+  for (int64_t i = 0; i < n; ++i) { y[i] = relu(x[i]); }
+}
+
+ONEFLOW_ACCEL_SIMD
+void relu_bfloat16(const Bfloat16* x, Bfloat16* y, int64_t n) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) { y[i] = from_float<Bfloat16>(relu(to_float(x[i]))); }
 }
 
 // dx = dy where y > 0, else 0. Where y is NaN the gradient passes, as in PyTorch.
@@ -24,49 +29,25 @@ void relu_grad(const float* dy, const float* y, float* dx, int64_t n) {
   for (int64_t i = 0; i < n; ++i) { dx[i] = y[i] <= 0.0F ? 0.0F : dy[i]; }
 }
 
-class ReluKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
-  void Compute(user_op::KernelComputeContext* ctx) const override {
-    const auto* x = ctx->Tensor4ArgNameAndIndex("x", 0);
-    const float* in = x->dptr<float>();
-    float* out = ctx->Tensor4ArgNameAndIndex("y", 0)->mut_dptr<float>();
-    parallel_for(x->shape_view().elem_cnt(), kGrainSize,
-                 [=](int64_t begin, int64_t end) { relu(in + begin, out + begin, end - begin); });
-  }
-};
-
-class ReluGradKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
-  void Compute(user_op::KernelComputeContext* ctx) const override {
-    const auto* dy = ctx->Tensor4ArgNameAndIndex("dy", 0);
-    const float* grad = dy->dptr<float>();
-    const float* y = ctx->Tensor4ArgNameAndIndex("y", 0)->dptr<float>();
-    float* dx = ctx->Tensor4ArgNameAndIndex("dx", 0)->mut_dptr<float>();
-    parallel_for(dy->shape_view().elem_cnt(), kGrainSize, [=](int64_t begin, int64_t end) {
-      relu_grad(grad + begin, y + begin, dx + begin, end - begin);
-    });
-  }
-};
+::oneflow::Maybe<void> y_in_place_of_x(const user_op::InferContext&,
+                                       const user_op::AddInplaceArgPair& add) {
+  return add("y", 0, "x", 0, true);
+}
 
 REGISTER_USER_KERNEL(listed("relu"))
-    .SetCreateFn<ReluKernel>()
+    .SetCreateFn(map_kernel("x", "y", relu_float32))
     .SetIsMatchedHob(is_float32_on_cpu("y"))
-    .SetInplaceProposalFn([](const user_op::InferContext&,
-                             const user_op::AddInplaceArgPair& add) -> ::oneflow::Maybe<void> {
-      return add("y", 0, "x", 0, true);
-    })
+    .SetInplaceProposalFn(y_in_place_of_x)
+    .SetPriority(kKernelPriority);
+
+REGISTER_USER_KERNEL(listed("relu"))
+    .SetCreateFn(map_kernel("x", "y", relu_bfloat16))
+    .SetIsMatchedHob(is_bfloat16_on_cpu("y"))
+    .SetInplaceProposalFn(y_in_place_of_x)
     .SetPriority(kKernelPriority);
 
 REGISTER_USER_KERNEL(listed("relu_grad"))
-    .SetCreateFn<ReluGradKernel>()
+    .SetCreateFn(map_kernel("dy", "y", "dx", relu_grad))
     .SetIsMatchedHob(is_float32_on_cpu("dx"))
     .SetInplaceProposalFn([](const user_op::InferContext&,
                              const user_op::AddInplaceArgPair& add) -> ::oneflow::Maybe<void> {

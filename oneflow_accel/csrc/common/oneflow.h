@@ -16,11 +16,25 @@ constexpr int kKernelPriority = ::oneflow::user_op::kKernelPriorityOptimized;
 // REGISTER_USER_KERNEL(listed("relu")).
 const std::string& listed(const std::string& op);
 
-// Matches float32 tensors on the CPU; `name` is the argument whose type decides.
-inline auto is_float32_on_cpu(const std::string& name) {
+// False while which_kernel.cpp asks what OneFlow would do without the plug-in.
+bool plugin_kernels_match();
+
+// Matches tensors of one data type on the CPU; `name` is the argument whose type decides.
+inline auto is_on_cpu(const std::string& name, ::oneflow::DataType type) {
   namespace user_op = ::oneflow::user_op;
-  return (user_op::HobDeviceType() == ::oneflow::DeviceType::kCPU)
-         && (user_op::HobDataType(name, 0) == ::oneflow::DataType::kFloat);
+  const auto enabled = ::oneflow::hob::make_custom(
+      "the plug-in's kernels match",
+      [](const user_op::KernelRegContext&) { return plugin_kernels_match(); });
+  return (user_op::HobDeviceType() == ::oneflow::DeviceType::kCPU) && (enabled == true)
+         && (user_op::HobDataType(name, 0) == type);
+}
+
+inline auto is_float32_on_cpu(const std::string& name) {
+  return is_on_cpu(name, ::oneflow::DataType::kFloat);
+}
+
+inline auto is_bfloat16_on_cpu(const std::string& name) {
+  return is_on_cpu(name, ::oneflow::DataType::kBFloat16);
 }
 
 }  // namespace oneflow_accel

@@ -10,8 +10,6 @@ namespace {
 
 using dims = dnnl::memory::dims;
 
-constexpr auto kFloat = dnnl::memory::data_type::f32;
-
 dims to_dims(const std::vector<int32_t>& values) { return dims(values.begin(), values.end()); }
 
 bool has_zero(const dims& sizes) { return std::count(sizes.begin(), sizes.end(), 0) > 0; }
@@ -25,7 +23,8 @@ dims logical_order(const ::oneflow::ShapeView& shape, bool channels_last) {
 }
 
 // Contiguous memory of logical dims, where the dim at `channel` is stored last if channels_last.
-dnnl::memory::desc dense(const dims& sizes, std::size_t channel, bool channels_last) {
+dnnl::memory::desc dense(const dims& sizes, dnnl::memory::data_type type, std::size_t channel,
+                         bool channels_last) {
   std::vector<std::size_t> order;
   for (std::size_t i = 0; i < sizes.size(); ++i) {
     if (!(channels_last && i == channel)) { order.push_back(i); }
@@ -37,7 +36,7 @@ dnnl::memory::desc dense(const dims& sizes, std::size_t channel, bool channels_l
     strides[*it] = stride;
     stride *= sizes[*it];
   }
-  return dnnl::memory::desc(sizes, kFloat, strides);
+  return dnnl::memory::desc(sizes, type, strides);
 }
 
 // (O, I, kernel...) where there is one group: oneDNN has faster kernels for it.
@@ -76,20 +75,26 @@ bool ConvGeometry::is_pointwise() const {
 
 bool ConvGeometry::is_empty() const { return has_zero(in) || has_zero(out) || has_zero(weights); }
 
-dnnl::memory::desc ConvGeometry::in_desc() const { return dense(in, 1, channels_last); }
+dnnl::memory::desc ConvGeometry::in_desc() const { return dense(in, data_type, 1, channels_last); }
 
-dnnl::memory::desc ConvGeometry::out_desc() const { return dense(out, 1, channels_last); }
+dnnl::memory::desc ConvGeometry::out_desc() const { return dense(out, data_type, 1, channels_last); }
 
 dnnl::memory::desc ConvGeometry::weights_desc() const {
-  return groups() == 1 ? dense(without_single_group(weights), 1, channels_last)
-                       : dense(weights, 2, channels_last);
+  return groups() == 1 ? dense(without_single_group(weights), data_type, 1, channels_last)
+                       : dense(weights, data_type, 2, channels_last);
 }
 
-dnnl::memory::desc ConvGeometry::bias_desc() const { return dense({out[1]}, 0, false); }
+dnnl::memory::desc ConvGeometry::bias_desc() const {
+  return dense({out[1]}, dnnl::memory::data_type::f32, 0, false);
+}
+
+dnnl::memory::desc ConvGeometry::any_layout(const dims& sizes) const {
+  return dnnl::memory::desc(sizes, data_type, dnnl::memory::format_tag::any);
+}
 
 KeyBuilder ConvGeometry::key(const char* operation) const {
   KeyBuilder key(operation);
-  key.add(channels_last ? 1 : 0);
+  key.add(channels_last ? 1 : 0).add(static_cast<int64_t>(data_type));
   for (const dims* sizes : {&in, &out, &weights, &strides, &dilation, &padding}) {
     key.add_all(*sizes);
   }
@@ -104,10 +109,6 @@ std::string ConvGeometry::describe(const char* operation) const {
           << text(out) << ", strides " << text(strides) << ", dilation - 1 " << text(dilation)
           << ", padding " << text(padding);
   return message.str();
-}
-
-dnnl::memory::desc any_layout(const dnnl::memory::dims& dims) {
-  return dnnl::memory::desc(dims, kFloat, dnnl::memory::format_tag::any);
 }
 
 }  // namespace oneflow_accel

@@ -12,6 +12,7 @@ namespace oneflow_accel {
 // layout the data has: (N, C, spatial...) and (groups, O / groups, I / groups, kernel...).
 struct ConvGeometry {
   bool channels_last = false;
+  dnnl::memory::data_type data_type = dnnl::memory::data_type::f32;  // Not the bias's: float32.
   dnnl::memory::dims in;
   dnnl::memory::dims out;
   dnnl::memory::dims weights;
@@ -20,7 +21,7 @@ struct ConvGeometry {
   dnnl::memory::dims padding;   // The same on both sides.
 
   // From the attributes that conv1d to conv3d and their gradients share, and the shapes of the
-  // convolution's input and output.
+  // convolution's input and output. float32, unless `data_type` is set after.
   ConvGeometry(const ::oneflow::user_op::KernelComputeContext& ctx,
                const ::oneflow::ShapeView& in_shape, const ::oneflow::ShapeView& out_shape);
 
@@ -38,11 +39,11 @@ struct ConvGeometry {
   dnnl::memory::desc weights_desc() const;
   dnnl::memory::desc bias_desc() const;
 
+  // Memory of this convolution's data type in the layout that a primitive likes best.
+  dnnl::memory::desc any_layout(const dnnl::memory::dims& dims) const;
+
   KeyBuilder key(const char* operation) const;
   std::string describe(const char* operation) const;
 };
-
-// The same dims in the layout that a primitive likes best.
-dnnl::memory::desc any_layout(const dnnl::memory::dims& dims);
 
 }  // namespace oneflow_accel

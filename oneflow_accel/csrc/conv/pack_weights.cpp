@@ -58,6 +58,7 @@ void pack_block(const float* rows, int64_t valid, int64_t columns, int64_t block
 }  // namespace
 
 bool can_pack_weights(const dnnl::memory::desc& rows, const dnnl::memory::desc& blocks) {
+  if (rows.get_data_type() != dnnl::memory::data_type::f32) { return false; }
   const auto dims = rows.get_dims();
   const auto row_strides = rows.get_strides();
   const auto block_strides = blocks.get_strides();

@@ -33,16 +33,20 @@ InputLayout::InputLayout(const dnnl::memory::desc& plain, const dnnl::memory::de
 }
 
 dnnl::memory InputLayout::load(const void* data) const {
-  auto from = wrap(plain_, data);
-  if (plain_ == inner_) { return from; }
-  auto to = wrap(inner_, scratch(slot_, inner_.get_size()));
+  if (is_plain()) { return wrap(plain_, data); }
+  void* inner = scratch(slot_, inner_.get_size());
+  copy(data, inner);
+  return wrap(inner_, inner);
+}
+
+void InputLayout::copy(const void* data, void* inner) const {
   if (packed_by_us_) {
-    pack_weights(inner_, static_cast<const float*>(data),
-                 static_cast<float*>(to.get_data_handle()));
-  } else {
-    execute(reorder_, scratchpad_, from, to);
+    pack_weights(inner_, static_cast<const float*>(data), static_cast<float*>(inner));
+    return;
   }
-  return to;
+  auto from = wrap(plain_, data);
+  auto to = wrap(inner_, inner);
+  execute(reorder_, scratchpad_, from, to);
 }
 
 OutputLayout::OutputLayout(const dnnl::memory::desc& plain, const dnnl::memory::desc& inner,

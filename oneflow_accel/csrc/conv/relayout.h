@@ -13,6 +13,11 @@ class InputLayout {
   // What the primitive reads; valid until the thread uses the slot again.
   dnnl::memory load(const void* data) const;
 
+  // The primitive's layout, whether it is OneFlow's too, and a copy in it to memory of its size.
+  const dnnl::memory::desc& inner() const { return inner_; }
+  bool is_plain() const { return plain_ == inner_; }
+  void copy(const void* data, void* inner) const;
+
  private:
   dnnl::memory::desc plain_;
   dnnl::memory::desc inner_;

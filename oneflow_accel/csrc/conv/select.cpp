@@ -36,15 +36,15 @@ ActivationLayout filter_grad_layout(const ConvGeometry& geometry) {
 }
 
 dnnl::memory::desc in_desc(const ConvGeometry& geometry, ActivationLayout layout) {
-  return layout == ActivationLayout::kPlain ? geometry.in_desc() : any_layout(geometry.in);
+  return layout == ActivationLayout::kPlain ? geometry.in_desc() : geometry.any_layout(geometry.in);
 }
 
 dnnl::memory::desc out_desc(const ConvGeometry& geometry, ActivationLayout layout) {
-  return layout == ActivationLayout::kPlain ? geometry.out_desc() : any_layout(geometry.out);
+  return layout == ActivationLayout::kPlain ? geometry.out_desc() : geometry.any_layout(geometry.out);
 }
 
 dnnl::memory::desc any_weights(const ConvGeometry& geometry) {
-  return any_layout(geometry.weights_desc().get_dims());
+  return geometry.any_layout(geometry.weights_desc().get_dims());
 }
 
 }  // namespace oneflow_accel

@@ -15,6 +15,7 @@ PoolGeometry geometry(user_op::KernelComputeContext* ctx, const char* x, const c
                            ctx->Tensor4ArgNameAndIndex(y, 0)->shape_view());
 }
 
+template <typename T>
 class AdaptiveAveragePoolKernel final : public user_op::OpKernel {
  public:
   bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
@@ -23,8 +24,8 @@ class AdaptiveAveragePoolKernel final : public user_op::OpKernel {
   using user_op::OpKernel::Compute;
   void Compute(user_op::KernelComputeContext* ctx) const override {
     average_pool(geometry(ctx, "x", "y"), kDivisor,
-                 ctx->Tensor4ArgNameAndIndex("x", 0)->dptr<float>(),
-                 ctx->Tensor4ArgNameAndIndex("y", 0)->mut_dptr<float>());
+                 static_cast<const T*>(ctx->Tensor4ArgNameAndIndex("x", 0)->raw_dptr()),
+                 static_cast<T*>(ctx->Tensor4ArgNameAndIndex("y", 0)->mut_raw_dptr()));
   }
 };
 
@@ -42,8 +43,12 @@ class AdaptiveAveragePoolGradKernel final : public user_op::OpKernel {
 };
 
 REGISTER_USER_KERNEL(listed("adaptive_avg_pool2d"))
-    .SetCreateFn<AdaptiveAveragePoolKernel>()
+    .SetCreateFn<AdaptiveAveragePoolKernel<float>>()
     .SetIsMatchedHob(is_float32_on_cpu("y"))
+    .SetPriority(kKernelPriority);
+REGISTER_USER_KERNEL(listed("adaptive_avg_pool2d"))
+    .SetCreateFn<AdaptiveAveragePoolKernel<Bfloat16>>()
+    .SetIsMatchedHob(is_bfloat16_on_cpu("y"))
     .SetPriority(kKernelPriority);
 
 REGISTER_USER_KERNEL(listed("adaptive_avg_pool2d_grad"))

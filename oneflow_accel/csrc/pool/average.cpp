@@ -9,31 +9,51 @@ namespace oneflow_accel {
 
 namespace {
 
-// sum[c] = sum of x[taps[k] + c] over `count` taps, n channels.
-ONEFLOW_ACCEL_SIMD
-void sum_of_taps(const float* x, const int64_t* taps, int64_t count, int64_t n, float* sum) {
+template <typename T>
+ONEFLOW_ACCEL_INLINE void sum_of_taps_loop(const T* x, const int64_t* taps, int64_t count,
+                                           int64_t n, float* sum) {
   std::fill_n(sum, n, 0.0F);
   int64_t k = 0;
   // Four at a time: fewer passes over `sum`, and smaller rounding errors in large windows.
   for (; k + 4 <= count; k += 4) {
-    const float* x0 = x + taps[k];
-    const float* x1 = x + taps[k + 1];
-    const float* x2 = x + taps[k + 2];
-    const float* x3 = x + taps[k + 3];
+    const T* x0 = x + taps[k];
+    const T* x1 = x + taps[k + 1];
+    const T* x2 = x + taps[k + 2];
+    const T* x3 = x + taps[k + 3];
 #pragma omp simd
-    for (int64_t c = 0; c < n; ++c) { sum[c] += (x0[c] + x1[c]) + (x2[c] + x3[c]); }
+    for (int64_t c = 0; c < n; ++c) {
+      sum[c] += (to_float(x0[c]) + to_float(x1[c])) + (to_float(x2[c]) + to_float(x3[c]));
+    }
   }
   for (; k < count; ++k) {
-    const float* x0 = x + taps[k];
+    const T* x0 = x + taps[k];
 #pragma omp simd
-    for (int64_t c = 0; c < n; ++c) { sum[c] += x0[c]; }
+    for (int64_t c = 0; c < n; ++c) { sum[c] += to_float(x0[c]); }
   }
 }
 
+// sum[c] = sum of x[taps[k] + c] over `count` taps, n channels.
 ONEFLOW_ACCEL_SIMD
-void scale(float* values, int64_t n, float factor) {
+void sum_of_taps(const float* x, const int64_t* taps, int64_t count, int64_t n, float* sum) {
+  sum_of_taps_loop(x, taps, count, n, sum);
+}
+
+ONEFLOW_ACCEL_SIMD
+void sum_of_taps(const Bfloat16* x, const int64_t* taps, int64_t count, int64_t n, float* sum) {
+  sum_of_taps_loop(x, taps, count, n, sum);
+}
+
+// y[i] = sum[i] * factor.
+ONEFLOW_ACCEL_SIMD
+void scale(const float* sum, int64_t n, float factor, float* y) {
 #pragma omp simd
-  for (int64_t i = 0; i < n; ++i) { values[i] *= factor; }
+  for (int64_t i = 0; i < n; ++i) { y[i] = sum[i] * factor; }
+}
+
+ONEFLOW_ACCEL_SIMD
+void scale(const float* sum, int64_t n, float factor, Bfloat16* y) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) { y[i] = from_float<Bfloat16>(sum[i] * factor); }
 }
 
 // x[taps[k] + c] += dy[c] * factor for all `count` taps, n channels.
@@ -48,14 +68,17 @@ void add_to_taps(const float* dy, float factor, const int64_t* taps, int64_t cou
 }
 
 // One output row, channels [begin, end); x and y start at the image and at the row.
+template <typename T>
 void average_row_channels_last(const PoolGeometry& g, const PoolDivisor& divisor,
-                               const PoolWindow& row, int64_t begin, int64_t end, const float* x,
-                               float* y) {
+                               const PoolWindow& row, int64_t begin, int64_t end, const T* x,
+                               T* y) {
   PoolTaps taps;
+  std::vector<float> sum(end - begin);
   for (const PoolWindow& column : g.columns) {
     find_taps(g, row, column, &taps);
-    sum_of_taps(x + begin, taps.data(), static_cast<int64_t>(taps.size()), end - begin, y + begin);
-    scale(y + begin, end - begin, 1.0F / divisor(row, column));
+    sum_of_taps(x + begin, taps.data(), static_cast<int64_t>(taps.size()), end - begin,
+                sum.data());
+    scale(sum.data(), end - begin, 1.0F / divisor(row, column), y + begin);
     y += g.channels;
   }
 }
@@ -77,18 +100,19 @@ void average_grad_image_channels_last(const PoolGeometry& g, const PoolDivisor& 
   }
 }
 
-void average_plane(const PoolGeometry& g, const PoolDivisor& divisor, const float* x, float* y) {
+template <typename T>
+void average_plane(const PoolGeometry& g, const PoolDivisor& divisor, const T* x, T* y) {
   for (const PoolWindow& row : g.rows) {
     for (const PoolWindow& column : g.columns) {
       double sum = 0.0;
       for (int64_t h = row.begin; h < row.end; h += row.step) {
         float part = 0.0F;
         for (int64_t w = column.begin; w < column.end; w += column.step) {
-          part += x[h * g.width + w];
+          part += to_float(x[h * g.width + w]);
         }
         sum += part;
       }
-      *y++ = static_cast<float>(sum / divisor(row, column));
+      *y++ = from_float<T>(static_cast<float>(sum / divisor(row, column)));
     }
   }
 }
@@ -126,7 +150,8 @@ float PoolDivisor::operator()(const PoolWindow& row, const PoolWindow& column) c
   return static_cast<float>(std::max<int64_t>(size, 1));  // an empty window's average is 0
 }
 
-void average_pool(const PoolGeometry& g, const PoolDivisor& divisor, const float* x, float* y) {
+template <typename T>
+void average_pool(const PoolGeometry& g, const PoolDivisor& divisor, const T* x, T* y) {
   if (!g.channels_last) {
     for_each_plane(g, [&](int64_t plane) {
       average_plane(g, divisor, x + plane * g.in_pixels(), y + plane * g.out_pixels());
@@ -143,6 +168,9 @@ void average_pool(const PoolGeometry& g, const PoolDivisor& divisor, const float
                                   y + task * row_size);
       });
 }
+
+template void average_pool(const PoolGeometry&, const PoolDivisor&, const float*, float*);
+template void average_pool(const PoolGeometry&, const PoolDivisor&, const Bfloat16*, Bfloat16*);
 
 void average_pool_grad(const PoolGeometry& g, const PoolDivisor& divisor, const float* dy,
                        float* dx) {

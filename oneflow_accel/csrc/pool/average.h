@@ -1,6 +1,8 @@
-// Average pooling in two dimensions, float32, both layouts.
+// Average pooling in two dimensions, both layouts, float32; forward also bfloat16 (T is float or
+// Bfloat16).
 #pragma once
 
+#include "common/bfloat16.h"
 #include "pool/geometry.h"
 
 namespace oneflow_accel {
@@ -13,8 +15,8 @@ struct PoolDivisor {
   float operator()(const PoolWindow& row, const PoolWindow& column) const;
 };
 
-void average_pool(const PoolGeometry& geometry, const PoolDivisor& divisor, const float* x,
-                  float* y);
+template <typename T>
+void average_pool(const PoolGeometry& geometry, const PoolDivisor& divisor, const T* x, T* y);
 
 void average_pool_grad(const PoolGeometry& geometry, const PoolDivisor& divisor, const float* dy,
                        float* dx);

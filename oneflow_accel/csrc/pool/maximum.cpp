@@ -12,27 +12,77 @@ namespace {
 
 constexpr float kLowest = -std::numeric_limits<float>::infinity();
 
+// The value of type T that `value`, which came from one, is.
+template <typename T>
+ONEFLOW_ACCEL_INLINE T exact(float value);
+template <>
+ONEFLOW_ACCEL_INLINE float exact<float>(float value) {
+  return value;
+}
+template <>
+ONEFLOW_ACCEL_INLINE Bfloat16 exact<Bfloat16>(float value) {
+  return {static_cast<uint16_t>(__builtin_bit_cast(uint32_t, value) >> 16)};
+}
+
 // Whether `value` takes the place of the maximum so far.
 inline bool replaces(float value, float best) { return (value > best) | (value != value); }
+
+template <typename T>
+ONEFLOW_ACCEL_INLINE void max_of_taps_loop(const T* x, const int64_t* taps, int64_t count,
+                                           int64_t n, T* y) {
+  std::copy_n(x + taps[0], n, y);
+  int64_t k = 1;
+  for (; k + 2 <= count; k += 2) {  // two at a time: fewer passes over y
+    const T* x0 = x + taps[k];
+    const T* x1 = x + taps[k + 1];
+#pragma omp simd
+    for (int64_t c = 0; c < n; ++c) {
+      const float first = to_float(x0[c]);
+      const float second = to_float(x1[c]);
+      const float before = to_float(y[c]);
+      const float best = replaces(first, before) ? first : before;
+      y[c] = exact<T>(replaces(second, best) ? second : best);
+    }
+  }
+  for (; k < count; ++k) {
+    const T* x0 = x + taps[k];
+#pragma omp simd
+    for (int64_t c = 0; c < n; ++c) {
+      const float value = to_float(x0[c]);
+      const float before = to_float(y[c]);
+      y[c] = exact<T>(replaces(value, before) ? value : before);
+    }
+  }
+}
 
 // y[c] = maximum of x[taps[k] + c] over the `count` > 0 taps, n channels.
 ONEFLOW_ACCEL_SIMD
 void max_of_taps(const float* x, const int64_t* taps, int64_t count, int64_t n, float* y) {
-  std::copy_n(x + taps[0], n, y);
-  int64_t k = 1;
-  for (; k + 2 <= count; k += 2) {  // two at a time: fewer passes over y
-    const float* x0 = x + taps[k];
-    const float* x1 = x + taps[k + 1];
+  max_of_taps_loop(x, taps, count, n, y);
+}
+
+ONEFLOW_ACCEL_SIMD
+void max_of_taps(const Bfloat16* x, const int64_t* taps, int64_t count, int64_t n, Bfloat16* y) {
+  max_of_taps_loop(x, taps, count, n, y);
+}
+
+template <typename T>
+ONEFLOW_ACCEL_INLINE void max_of_taps_with_index_loop(const T* x, const int64_t* taps,
+                                                      int64_t count, int64_t n, T* best,
+                                                      int32_t* found) {
+  std::fill_n(best, n, exact<T>(kLowest));
+  std::fill_n(found, n, 0);
+  for (int64_t k = 0; k < count; ++k) {
+    const T* pixel = x + taps[k];
+    const auto tap = static_cast<int32_t>(k);
 #pragma omp simd
     for (int64_t c = 0; c < n; ++c) {
-      const float best = replaces(x0[c], y[c]) ? x0[c] : y[c];
-      y[c] = replaces(x1[c], best) ? x1[c] : best;
+      const float value = to_float(pixel[c]);
+      const float before = to_float(best[c]);
+      const bool better = replaces(value, before);
+      best[c] = exact<T>(better ? value : before);
+      found[c] = better ? tap : found[c];
     }
-  }
-  for (; k < count; ++k) {
-    const float* x0 = x + taps[k];
-#pragma omp simd
-    for (int64_t c = 0; c < n; ++c) { y[c] = replaces(x0[c], y[c]) ? x0[c] : y[c]; }
   }
 }
 
@@ -40,20 +90,13 @@ void max_of_taps(const float* x, const int64_t* taps, int64_t count, int64_t n, 
 ONEFLOW_ACCEL_SIMD
 void max_of_taps_with_index(const float* x, const int64_t* taps, int64_t count, int64_t n,
                             float* best, int32_t* found) {
-  std::fill_n(best, n, kLowest);
-  std::fill_n(found, n, 0);
-  for (int64_t k = 0; k < count; ++k) {
-    const float* pixel = x + taps[k];
-    const auto tap = static_cast<int32_t>(k);
-#pragma omp simd
-    for (int64_t c = 0; c < n; ++c) {
-      const float value = pixel[c];
-      const float before = best[c];
-      const bool better = replaces(value, before);
-      best[c] = better ? value : before;
-      found[c] = better ? tap : found[c];
-    }
-  }
+  max_of_taps_with_index_loop(x, taps, count, n, best, found);
+}
+
+ONEFLOW_ACCEL_SIMD
+void max_of_taps_with_index(const Bfloat16* x, const int64_t* taps, int64_t count, int64_t n,
+                            Bfloat16* best, int32_t* found) {
+  max_of_taps_with_index_loop(x, taps, count, n, best, found);
 }
 
 // dx[taps[k] + c] += rest[c] for the first tap k whose x is best[c] or NaN; `rest` holds the output
@@ -76,8 +119,9 @@ void add_to_first_maximum(const float* x, const float* best, const int64_t* taps
 }
 
 // One output row, channels [begin, end); x, y and index start at the image and at the row.
+template <typename T>
 void max_row_channels_last(const PoolGeometry& g, const PoolWindow& row, int64_t begin,
-                           int64_t end, const float* x, float* y, int64_t* index) {
+                           int64_t end, const T* x, T* y, int64_t* index) {
   const int64_t n = end - begin;
   PoolTaps taps;
   std::vector<int32_t> found(n);
@@ -91,7 +135,7 @@ void max_row_channels_last(const PoolGeometry& g, const PoolWindow& row, int64_t
       }
       index += g.channels;
     } else if (taps.empty()) {
-      std::fill(y + begin, y + end, kLowest);
+      std::fill(y + begin, y + end, exact<T>(kLowest));
     } else {
       max_of_taps(x + begin, taps.data(), count, n, y + begin);
     }
@@ -133,14 +177,15 @@ void max_grad_image_channels_last(const PoolGeometry& g, int64_t begin, int64_t 
 }
 
 // Offset in the plane of one window's maximum, -1 if the window is empty.
+template <typename T>
 int64_t find_maximum(const PoolGeometry& g, const PoolWindow& row, const PoolWindow& column,
-                     const float* x) {
+                     const T* x) {
   if (row.begin >= row.end || column.begin >= column.end) { return -1; }
   int64_t found = row.begin * g.width + column.begin;
   float best = kLowest;
   for (int64_t h = row.begin; h < row.end; h += row.step) {
     for (int64_t w = column.begin; w < column.end; w += column.step) {
-      const float value = x[h * g.width + w];
+      const float value = to_float(x[h * g.width + w]);
       if (replaces(value, best)) {
         best = value;
         found = h * g.width + w;
@@ -150,11 +195,12 @@ int64_t find_maximum(const PoolGeometry& g, const PoolWindow& row, const PoolWin
   return found;
 }
 
-void max_plane(const PoolGeometry& g, const float* x, float* y, int64_t* index) {
+template <typename T>
+void max_plane(const PoolGeometry& g, const T* x, T* y, int64_t* index) {
   for (const PoolWindow& row : g.rows) {
     for (const PoolWindow& column : g.columns) {
       const int64_t found = find_maximum(g, row, column, x);
-      *y++ = found < 0 ? kLowest : x[found];
+      *y++ = found < 0 ? exact<T>(kLowest) : x[found];
       if (index != nullptr) { *index++ = found; }
     }
   }
@@ -182,7 +228,8 @@ void for_each_block(int64_t blocks, int64_t work, const Fn& fn) {
 
 }  // namespace
 
-void max_pool(const PoolGeometry& g, const float* x, float* y, int64_t* index) {
+template <typename T>
+void max_pool(const PoolGeometry& g, const T* x, T* y, int64_t* index) {
   if (!g.channels_last) {
     for_each_block(g.batch * g.channels, g.in_pixels(), [&](int64_t plane) {
       const int64_t offset = plane * g.out_pixels();
@@ -201,6 +248,9 @@ void max_pool(const PoolGeometry& g, const float* x, float* y, int64_t* index) {
                               index == nullptr ? nullptr : index + offset);
       });
 }
+
+template void max_pool(const PoolGeometry&, const float*, float*, int64_t*);
+template void max_pool(const PoolGeometry&, const Bfloat16*, Bfloat16*, int64_t*);
 
 void max_pool_grad(const PoolGeometry& g, const float* dy, const int64_t* index, float* dx) {
   const int64_t blocks = g.channels_last ? g.batch : g.batch * g.channels;

@@ -37,6 +37,7 @@ PoolDivisor average_divisor(user_op::KernelComputeContext* ctx) {
   return {ctx->Attr<int32_t>("divisor_override"), ctx->Attr<bool>("count_include_pad")};
 }
 
+template <typename T>
 class MaxPoolKernel final : public user_op::OpKernel {
  public:
   bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
@@ -44,8 +45,9 @@ class MaxPoolKernel final : public user_op::OpKernel {
  private:
   using user_op::OpKernel::Compute;
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    max_pool(max_geometry(ctx, "x", "y"), ctx->Tensor4ArgNameAndIndex("x", 0)->dptr<float>(),
-             ctx->Tensor4ArgNameAndIndex("y", 0)->mut_dptr<float>(),
+    max_pool(max_geometry(ctx, "x", "y"),
+             static_cast<const T*>(ctx->Tensor4ArgNameAndIndex("x", 0)->raw_dptr()),
+             static_cast<T*>(ctx->Tensor4ArgNameAndIndex("y", 0)->mut_raw_dptr()),
              ctx->Tensor4ArgNameAndIndex("indice", 0)->mut_dptr<int64_t>());
   }
 };
@@ -64,6 +66,7 @@ class MaxPoolGradKernel final : public user_op::OpKernel {
   }
 };
 
+template <typename T>
 class AveragePoolKernel final : public user_op::OpKernel {
  public:
   bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
@@ -72,8 +75,8 @@ class AveragePoolKernel final : public user_op::OpKernel {
   using user_op::OpKernel::Compute;
   void Compute(user_op::KernelComputeContext* ctx) const override {
     average_pool(average_geometry(ctx, "x", "y"), average_divisor(ctx),
-                 ctx->Tensor4ArgNameAndIndex("x", 0)->dptr<float>(),
-                 ctx->Tensor4ArgNameAndIndex("y", 0)->mut_dptr<float>());
+                 static_cast<const T*>(ctx->Tensor4ArgNameAndIndex("x", 0)->raw_dptr()),
+                 static_cast<T*>(ctx->Tensor4ArgNameAndIndex("y", 0)->mut_raw_dptr()));
   }
 };
 
@@ -91,8 +94,12 @@ class AveragePoolGradKernel final : public user_op::OpKernel {
 };
 
 REGISTER_USER_KERNEL(listed("max_pool_2d"))
-    .SetCreateFn<MaxPoolKernel>()
+    .SetCreateFn<MaxPoolKernel<float>>()
     .SetIsMatchedHob(is_float32_on_cpu("x"))
+    .SetPriority(kKernelPriority);
+REGISTER_USER_KERNEL(listed("max_pool_2d"))
+    .SetCreateFn<MaxPoolKernel<Bfloat16>>()
+    .SetIsMatchedHob(is_bfloat16_on_cpu("x"))
     .SetPriority(kKernelPriority);
 
 REGISTER_USER_KERNEL(listed("max_pool_2d_grad"))
@@ -101,8 +108,12 @@ REGISTER_USER_KERNEL(listed("max_pool_2d_grad"))
     .SetPriority(kKernelPriority);
 
 REGISTER_USER_KERNEL(listed("avg_pool_2d"))
-    .SetCreateFn<AveragePoolKernel>()
+    .SetCreateFn<AveragePoolKernel<float>>()
     .SetIsMatchedHob(is_float32_on_cpu("x"))
+    .SetPriority(kKernelPriority);
+REGISTER_USER_KERNEL(listed("avg_pool_2d"))
+    .SetCreateFn<AveragePoolKernel<Bfloat16>>()
+    .SetIsMatchedHob(is_bfloat16_on_cpu("x"))
     .SetPriority(kKernelPriority);
 
 REGISTER_USER_KERNEL(listed("avg_pool_2d_grad"))

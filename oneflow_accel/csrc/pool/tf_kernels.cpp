@@ -41,6 +41,7 @@ PoolGeometry tf_geometry(user_op::KernelComputeContext* ctx, const char* x_name,
   return sliding_geometry(x, y, format, axis(0), axis(1));
 }
 
+template <typename T>
 class TfMaxPoolKernel final : public user_op::OpKernel {
  public:
   bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
@@ -48,8 +49,9 @@ class TfMaxPoolKernel final : public user_op::OpKernel {
  private:
   using user_op::OpKernel::Compute;
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    max_pool(tf_geometry(ctx, "x", "y"), ctx->Tensor4ArgNameAndIndex("x", 0)->dptr<float>(),
-             ctx->Tensor4ArgNameAndIndex("y", 0)->mut_dptr<float>(), nullptr);
+    max_pool(tf_geometry(ctx, "x", "y"),
+             static_cast<const T*>(ctx->Tensor4ArgNameAndIndex("x", 0)->raw_dptr()),
+             static_cast<T*>(ctx->Tensor4ArgNameAndIndex("y", 0)->mut_raw_dptr()), nullptr);
   }
 };
 
@@ -67,6 +69,7 @@ class TfMaxPoolGradKernel final : public user_op::OpKernel {
   }
 };
 
+template <typename T>
 class TfAveragePoolKernel final : public user_op::OpKernel {
  public:
   bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
@@ -75,8 +78,8 @@ class TfAveragePoolKernel final : public user_op::OpKernel {
   using user_op::OpKernel::Compute;
   void Compute(user_op::KernelComputeContext* ctx) const override {
     average_pool(tf_geometry(ctx, "x", "y"), kDivisor,
-                 ctx->Tensor4ArgNameAndIndex("x", 0)->dptr<float>(),
-                 ctx->Tensor4ArgNameAndIndex("y", 0)->mut_dptr<float>());
+                 static_cast<const T*>(ctx->Tensor4ArgNameAndIndex("x", 0)->raw_dptr()),
+                 static_cast<T*>(ctx->Tensor4ArgNameAndIndex("y", 0)->mut_raw_dptr()));
   }
 };
 
@@ -94,8 +97,12 @@ class TfAveragePoolGradKernel final : public user_op::OpKernel {
 };
 
 REGISTER_USER_KERNEL(listed("tf_max_pool_2d"))
-    .SetCreateFn<TfMaxPoolKernel>()
+    .SetCreateFn<TfMaxPoolKernel<float>>()
     .SetIsMatchedHob(is_float32_on_cpu("y"))
+    .SetPriority(kKernelPriority);
+REGISTER_USER_KERNEL(listed("tf_max_pool_2d"))
+    .SetCreateFn<TfMaxPoolKernel<Bfloat16>>()
+    .SetIsMatchedHob(is_bfloat16_on_cpu("y"))
     .SetPriority(kKernelPriority);
 
 REGISTER_USER_KERNEL(listed("tf_max_pool_2d_grad"))
@@ -104,8 +111,12 @@ REGISTER_USER_KERNEL(listed("tf_max_pool_2d_grad"))
     .SetPriority(kKernelPriority);
 
 REGISTER_USER_KERNEL(listed("tf_avg_pool_2d"))
-    .SetCreateFn<TfAveragePoolKernel>()
+    .SetCreateFn<TfAveragePoolKernel<float>>()
     .SetIsMatchedHob(is_float32_on_cpu("y"))
+    .SetPriority(kKernelPriority);
+REGISTER_USER_KERNEL(listed("tf_avg_pool_2d"))
+    .SetCreateFn<TfAveragePoolKernel<Bfloat16>>()
+    .SetIsMatchedHob(is_bfloat16_on_cpu("y"))
     .SetPriority(kKernelPriority);
 
 REGISTER_USER_KERNEL(listed("tf_avg_pool_2d_grad"))

@@ -310,6 +310,17 @@ def test_empty_batch(layout: str) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+def test_bfloat16_is_float32_rounded(layout: str) -> None:
+    x = flow.tensor(random(2, 9, 7, 70) if layout != "channels_first" else random(2, 3, 9, 7))
+    x = x.to(flow.bfloat16)
+    for pool in pools(layout):
+        y = pool(x)
+        assert y.dtype == flow.bfloat16
+        expected = pool(x.to(flow.float32)).to(flow.bfloat16)
+        np.testing.assert_array_equal(y.to(flow.float32).numpy(), expected.to(flow.float32).numpy())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_non_contiguous_input(layout: str) -> None:
     x = random(7, 6, 5, 4)
     for pool in pools(layout):

@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 from subprocess import CompletedProcess
 
+from oneflow_accel.kernels import plugin
 from oneflow_accel.patching.session import PATCHES_VARIABLE
 
 import pytest
@@ -44,6 +45,16 @@ def masks(seed):
     return [layer(flow.ones(64)).numpy().tolist() for layer in layers]
 first = masks(1)
 print("dropout", masks(1) == first, first[0] != first[1])
+"""
+GRAPH_THREADS = """
+import oneflow_accel
+import oneflow as flow
+class AddOne(flow.nn.Graph):
+    def build(self, x):
+        return x + 1
+AddOne()(flow.ones(2))
+session = flow.framework.session_context.GetDefaultSession()
+print("threads", session.resource.cpu_device_num)
 """
 DDP = """
 import hashlib
@@ -199,6 +210,18 @@ def test_layer_norm_without_a_kernel_gives_the_same_bits_as_unpatched(run) -> No
 def test_dropout_ignores_manual_seed_unpatched_and_follows_it_patched(run) -> None:
     assert line_of(run(DROPOUT, patches="off"), "dropout") == "dropout False False"
     assert line_of(run(DROPOUT), "dropout") == "dropout True True"
+
+
+@pytest.mark.skipif(not plugin.state().loaded, reason="it is for the plug-in's kernels")
+def test_a_graph_gets_a_thread_for_each_core_unpatched_and_one_patched(run) -> None:
+    unpatched = line_of(run(GRAPH_THREADS, patches="off"), "threads")
+    assert unpatched == f"threads {os.cpu_count()}"
+    assert line_of(run(GRAPH_THREADS), "threads") == "threads 1"
+
+
+def test_a_graph_keeps_its_threads_where_stock_kernels_run(run) -> None:
+    script = "import os\nos.environ['ONEFLOW_ACCEL_PLUGIN'] = 'off'\n" + GRAPH_THREADS
+    assert line_of(run(script), "threads") == f"threads {os.cpu_count()}"
 
 
 def test_importing_oneflow_first_is_an_error_that_names_the_patch_and_what_to_do(run) -> None:

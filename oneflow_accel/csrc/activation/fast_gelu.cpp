@@ -1,0 +1,61 @@
+// fast_gelu (float32, bfloat16) and fast_gelu_grad (float32): the form of gelu with tanh, that is
+// x sigmoid(2 u) with u = sqrt(2 / pi) (x + 0.044715 x^3). Written so, it loses no digits where
+// tanh is near -1.
+#include "activation/gate.h"
+#include "common/simd_math.h"
+#include "elementwise/map.h"
+
+namespace oneflow_accel {
+
+namespace {
+
+constexpr float kTwoSqrtTwoOverPi = 1.59576912F;
+// The value that OneFlow and ONNX Runtime use.
+constexpr float kCubic = 0.044714998453855515F;
+
+ONEFLOW_ACCEL_INLINE float twice_u(float x) {
+  return kTwoSqrtTwoOverPi * x * (1.0F + kCubic * x * x);
+}
+
+ONEFLOW_ACCEL_INLINE float fast_gelu(float x) { return x * simd::sigmoid(twice_u(x)); }
+
+ONEFLOW_ACCEL_INLINE float fast_gelu_slope(float x) {
+  return gated_slope(x, twice_u(x), kTwoSqrtTwoOverPi * (1.0F + 3.0F * kCubic * x * x));
+}
+
+ONEFLOW_ACCEL_SIMD
+void fast_gelu_float32(const float* x, float* y, int64_t n) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) { y[i] = fast_gelu(x[i]); }
+}
+
+ONEFLOW_ACCEL_SIMD
+void fast_gelu_bfloat16(const Bfloat16* x, Bfloat16* y, int64_t n) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) { y[i] = from_float<Bfloat16>(fast_gelu(to_float(x[i]))); }
+}
+
+ONEFLOW_ACCEL_SIMD
+void fast_gelu_grad(const float* dy, const float* x, float* dx, int64_t n) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) { dx[i] = dy[i] * fast_gelu_slope(x[i]); }
+}
+
+REGISTER_USER_KERNEL(listed("fast_gelu"))
+    .SetCreateFn(map_kernel("in", "out", fast_gelu_float32))
+    .SetIsMatchedHob(is_float32_on_cpu("out"))
+    .SetPriority(kKernelPriority);
+
+REGISTER_USER_KERNEL(listed("fast_gelu"))
+    .SetCreateFn(map_kernel("in", "out", fast_gelu_bfloat16))
+    .SetIsMatchedHob(is_bfloat16_on_cpu("out"))
+    .SetPriority(kKernelPriority);
+
+REGISTER_USER_KERNEL(listed("fast_gelu_grad"))
+    .SetCreateFn(map_kernel("dy", "x", "dx", fast_gelu_grad))
+    .SetIsMatchedHob(is_float32_on_cpu("dx"))
+    .SetPriority(kKernelPriority);
+
+}  // namespace
+
+}  // namespace oneflow_accel

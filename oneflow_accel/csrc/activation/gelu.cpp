@@ -1,0 +1,44 @@
+// gelu (float32, bfloat16) and gelu_grad (float32): x Phi(x), Phi the normal distribution function.
+#include "activation/gelu.h"
+#include "elementwise/map.h"
+
+namespace oneflow_accel {
+
+namespace {
+
+ONEFLOW_ACCEL_SIMD
+void gelu_float32(const float* x, float* y, int64_t n) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) { y[i] = gelu(x[i]); }
+}
+
+ONEFLOW_ACCEL_SIMD
+void gelu_bfloat16(const Bfloat16* x, Bfloat16* y, int64_t n) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) { y[i] = from_float<Bfloat16>(gelu(to_float(x[i]))); }
+}
+
+ONEFLOW_ACCEL_SIMD
+void gelu_grad(const float* dy, const float* x, float* dx, int64_t n) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) { dx[i] = dy[i] * gelu_slope(x[i]); }
+}
+
+REGISTER_USER_KERNEL(listed("gelu"))
+    .SetCreateFn(map_kernel("in", "out", gelu_float32))
+    .SetIsMatchedHob(is_float32_on_cpu("out"))
+    .SetPriority(kKernelPriority);
+
+REGISTER_USER_KERNEL(listed("gelu"))
+    .SetCreateFn(map_kernel("in", "out", gelu_bfloat16))
+    .SetIsMatchedHob(is_bfloat16_on_cpu("out"))
+    .SetPriority(kKernelPriority);
+
+REGISTER_USER_KERNEL(listed("gelu_grad"))
+    .SetCreateFn(map_kernel("dy", "x", "dx", gelu_grad))
+    .SetIsMatchedHob(is_float32_on_cpu("dx"))
+    .SetPriority(kKernelPriority);
+
+}  // namespace
+
+}  // namespace oneflow_accel

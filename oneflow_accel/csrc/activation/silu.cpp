@@ -1,0 +1,49 @@
+// silu (float32, bfloat16) and silu_grad (float32): x sigmoid(x).
+#include "activation/gate.h"
+#include "common/simd_math.h"
+#include "elementwise/map.h"
+
+namespace oneflow_accel {
+
+namespace {
+
+ONEFLOW_ACCEL_INLINE float silu(float x) { return x * simd::sigmoid(x); }
+
+ONEFLOW_ACCEL_INLINE float silu_slope(float x) { return gated_slope(x, x, 1.0F); }
+
+ONEFLOW_ACCEL_SIMD
+void silu_float32(const float* x, float* y, int64_t n) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) { y[i] = silu(x[i]); }
+}
+
+ONEFLOW_ACCEL_SIMD
+void silu_bfloat16(const Bfloat16* x, Bfloat16* y, int64_t n) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) { y[i] = from_float<Bfloat16>(silu(to_float(x[i]))); }
+}
+
+ONEFLOW_ACCEL_SIMD
+void silu_grad(const float* dy, const float* x, float* dx, int64_t n) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) { dx[i] = dy[i] * silu_slope(x[i]); }
+}
+
+REGISTER_USER_KERNEL(listed("silu"))
+    .SetCreateFn(map_kernel("in", "out", silu_float32))
+    .SetIsMatchedHob(is_float32_on_cpu("out"))
+    .SetPriority(kKernelPriority);
+
+REGISTER_USER_KERNEL(listed("silu"))
+    .SetCreateFn(map_kernel("in", "out", silu_bfloat16))
+    .SetIsMatchedHob(is_bfloat16_on_cpu("out"))
+    .SetPriority(kKernelPriority);
+
+REGISTER_USER_KERNEL(listed("silu_grad"))
+    .SetCreateFn(map_kernel("dy", "x", "dx", silu_grad))
+    .SetIsMatchedHob(is_float32_on_cpu("dx"))
+    .SetPriority(kKernelPriority);
+
+}  // namespace
+
+}  // namespace oneflow_accel

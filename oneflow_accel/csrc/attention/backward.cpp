@@ -1,0 +1,131 @@
+#include <algorithm>
+
+#include "attention/attention.h"
+#include "attention/buffer.h"
+#include "common/threads.h"
+
+namespace oneflow_accel {
+
+namespace {
+
+// As in the forward, where fewer matrices share the cache.
+constexpr int64_t kQueryBlock = 96;
+constexpr int64_t kKeyBlock = 128;
+
+// With S = scale Q K^T, P = softmax(S) = e^(S - lse) and O = P V:
+//   dV = P^T dO,  dP = dO V^T,  dS = P (dP - delta) with delta = rowsum(dO O),
+//   dQ = scale dS K,  dK = dS^T (scale Q).
+struct Workspace {
+  Panels keys_transposed;
+  Panels values_transposed;
+  Panels keys;
+  // One block of queries, scaled, and of the output's gradient: both sides of products.
+  Panels queries;
+  Panels out_grads;
+  float* left_queries;
+  float* left_out_grads;
+  float* scores;
+  float* score_grads;
+  float* query_grads;
+  // Of all keys; rows of `stride` floats, as those of query_grads.
+  float* key_grads;
+  float* value_grads;
+  int64_t stride;
+  float delta[kQueryBlock];
+
+  explicit Workspace(const AttentionShape& shape) : stride(padded(shape.dim)) {
+    keys_transposed = values_transposed = {nullptr, shape.dim, padded(shape.keys)};
+    keys = {nullptr, shape.keys, stride};
+    queries = out_grads = {nullptr, kQueryBlock, stride};
+    Carver carver(2 * keys_transposed.size() + 3 * keys.size() + 5 * kQueryBlock * stride
+                  + 2 * kQueryBlock * kKeyBlock + 12 * kVectorWidth);
+    keys_transposed.data = carver.take(keys_transposed.size());
+    values_transposed.data = carver.take(values_transposed.size());
+    keys.data = carver.take(keys.size());
+    key_grads = carver.take(keys.size());
+    value_grads = carver.take(keys.size());
+    queries.data = carver.take(queries.size());
+    out_grads.data = carver.take(out_grads.size());
+    left_queries = carver.take(kQueryBlock * shape.dim);
+    left_out_grads = carver.take(kQueryBlock * shape.dim);
+    query_grads = carver.take(kQueryBlock * stride);
+    scores = carver.take(kQueryBlock * kKeyBlock);
+    score_grads = carver.take(kQueryBlock * kKeyBlock);
+  }
+};
+
+// The part of the queries [begin, begin + rows) of one head: sets query_grads, adds to key_grads
+// and value_grads.
+void attend_grad(const AttentionShape& shape, int64_t begin, int64_t rows, const float* lse,
+                 Workspace* workspace) {
+  Workspace& w = *workspace;
+  const int64_t end = shape.keys_before(begin + rows);
+  for (int64_t j = 0; j < end; j += kKeyBlock) {
+    const int64_t keys = std::min(kKeyBlock, end - j);
+    block_product(rows, keys, shape.dim, {w.left_queries, shape.dim, 1}, w.keys_transposed, 0, j,
+                  w.scores, kKeyBlock, false);
+    block_product(rows, keys, shape.dim, {w.left_out_grads, shape.dim, 1}, w.values_transposed, 0,
+                  j, w.score_grads, kKeyBlock, false);
+    softmax_grad_block(w.scores, w.score_grads, kKeyBlock, rows, keys, shape.visible(begin, j), lse,
+                       w.delta);
+    block_product(keys, w.stride, rows, {w.scores, 1, kKeyBlock}, w.out_grads, 0, 0,
+                  w.value_grads + j * w.stride, w.stride, true);
+    block_product(keys, w.stride, rows, {w.score_grads, 1, kKeyBlock}, w.queries, 0, 0,
+                  w.key_grads + j * w.stride, w.stride, true);
+    block_product(rows, w.stride, keys, {w.score_grads, kKeyBlock, 1}, w.keys, j, 0, w.query_grads,
+                  w.stride, j > 0);
+  }
+}
+
+// Rows of a workspace to a tensor's.
+void store(const float* from, int64_t stride, int64_t rows, int64_t dim, float factor, float* to,
+           int64_t to_stride) {
+  for (int64_t r = 0; r < rows; ++r) {
+    store_scaled(from + r * stride, dim, factor, to + r * to_stride);
+  }
+}
+
+void head_grad(const AttentionShape& shape, int64_t b, int64_t h, const AttentionGradInputs& in,
+               const AttentionGradOutputs& out, Workspace* workspace) {
+  Workspace& w = *workspace;
+  pack_transposed(in.key.at(b, h, 0), in.key.time_stride, shape.keys, w.keys_transposed);
+  pack_transposed(in.value.at(b, h, 0), in.value.time_stride, shape.keys, w.values_transposed);
+  pack(in.key.at(b, h, 0), in.key.time_stride, shape.dim, w.keys);
+  std::fill_n(w.key_grads, w.keys.size(), 0.0F);
+  std::fill_n(w.value_grads, w.keys.size(), 0.0F);
+  const float* lse = in.lse + (b * shape.heads + h) * shape.queries;
+  for (int64_t i = 0; i < shape.queries; i += kQueryBlock) {
+    const int64_t rows = std::min(kQueryBlock, shape.queries - i);
+    copy_scaled(in.query.at(b, h, i), in.query.time_stride, rows, shape.dim, shape.scale,
+                w.left_queries);
+    copy_scaled(in.out_grad.at(b, h, i), in.out_grad.time_stride, rows, shape.dim, 1.0F,
+                w.left_out_grads);
+    w.queries.rows = w.out_grads.rows = rows;
+    pack(w.left_queries, shape.dim, shape.dim, w.queries);
+    pack(w.left_out_grads, shape.dim, shape.dim, w.out_grads);
+    for (int64_t r = 0; r < rows; ++r) {
+      w.delta[r] = dot(in.out.at(b, h, i + r), in.out_grad.at(b, h, i + r), shape.dim);
+    }
+    attend_grad(shape, i, rows, lse + i, &w);
+    store(w.query_grads, w.stride, rows, shape.dim, shape.scale, out.query.at(b, h, i),
+          out.query.time_stride);
+  }
+  store(w.key_grads, w.stride, shape.keys, shape.dim, 1.0F, out.key.at(b, h, 0),
+        out.key.time_stride);
+  store(w.value_grads, w.stride, shape.keys, shape.dim, 1.0F, out.value.at(b, h, 0),
+        out.value.time_stride);
+}
+
+}  // namespace
+
+void attention_grad(const AttentionShape& shape, const AttentionGradInputs& in,
+                    const AttentionGradOutputs& out) {
+  parallel_for(shape.batch * shape.heads, 1, [&](int64_t first, int64_t last) {
+    Workspace w(shape);
+    for (int64_t task = first; task < last; ++task) {
+      head_grad(shape, task / shape.heads, task % shape.heads, in, out, &w);
+    }
+  });
+}
+
+}  // namespace oneflow_accel

@@ -1,0 +1,153 @@
+#include "attention/block_product.h"
+
+#include "common/simd_math.h"
+
+namespace oneflow_accel {
+
+namespace {
+
+// Rows of a tile of c. With the columns that each instruction set takes, its sums, a row of b and
+// an element of a fill the registers: 32 of 16 floats (AVX-512), 16 of 8 (AVX2) or 4 (SSE2).
+constexpr int kRows = 6;
+
+template <int floats>
+using Vector __attribute__((vector_size(4 * floats), aligned(4), may_alias)) = float;
+
+template <int floats>
+ONEFLOW_ACCEL_INLINE Vector<floats>* vector_at(float* data, int64_t i) {
+  return reinterpret_cast<Vector<floats>*>(data) + i;
+}
+template <int floats>
+ONEFLOW_ACCEL_INLINE const Vector<floats>* vector_at(const float* data, int64_t i) {
+  return reinterpret_cast<const Vector<floats>*>(data) + i;
+}
+
+// What one tile of c is made from.
+struct Tile {
+  const float* a;
+  int64_t a_row;
+  int64_t a_column;
+  const float* b;
+  int64_t b_stride;
+  int64_t depth;
+  float* c;
+  int64_t c_stride;
+  bool accumulate;
+};
+
+template <int floats, int rows, int vectors>
+ONEFLOW_ACCEL_INLINE void multiply(const Tile& t) {
+  Vector<floats> sums[rows][vectors];
+#pragma GCC unroll 8
+  for (int i = 0; i < rows; ++i) {
+#pragma GCC unroll 8
+    for (int v = 0; v < vectors; ++v) {
+      sums[i][v] = t.accumulate ? *vector_at<floats>(t.c + i * t.c_stride, v) : Vector<floats>{};
+    }
+  }
+  const float* a = t.a;
+  const float* b = t.b;
+  for (int64_t k = 0; k < t.depth; ++k) {
+    Vector<floats> right[vectors];
+#pragma GCC unroll 8
+    for (int v = 0; v < vectors; ++v) { right[v] = *vector_at<floats>(b, v); }
+#pragma GCC unroll 8
+    for (int i = 0; i < rows; ++i) {
+      const float left = a[i * t.a_row];
+#pragma GCC unroll 8
+      for (int v = 0; v < vectors; ++v) { sums[i][v] += left * right[v]; }
+    }
+    a += t.a_column;
+    b += t.b_stride;
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < rows; ++i) {
+#pragma GCC unroll 8
+    for (int v = 0; v < vectors; ++v) { *vector_at<floats>(t.c + i * t.c_stride, v) = sums[i][v]; }
+  }
+}
+
+template <int floats, int vectors>
+ONEFLOW_ACCEL_INLINE void multiply_rows(const Tile& tile, int64_t rows) {
+  switch (rows) {
+    case 1: return multiply<floats, 1, vectors>(tile);
+    case 2: return multiply<floats, 2, vectors>(tile);
+    case 3: return multiply<floats, 3, vectors>(tile);
+    case 4: return multiply<floats, 4, vectors>(tile);
+    case 5: return multiply<floats, 5, vectors>(tile);
+    default: return multiply<floats, kRows, vectors>(tile);
+  }
+}
+
+// `vectors` of vectors of the columns from `column` on.
+template <int floats, int vectors>
+ONEFLOW_ACCEL_INLINE void multiply_columns(Tile tile, int64_t rows, int64_t column) {
+  tile.b += column;
+  tile.c += column;
+  multiply_rows<floats, vectors>(tile, rows);
+}
+
+// All rows of c, for `columns` columns of one panel, a multiple of kVectorWidth.
+using MultiplyPanel = void (*)(Tile tile, int64_t rows, int64_t columns);
+
+template <int floats, int vectors>
+ONEFLOW_ACCEL_INLINE void multiply_panel(Tile tile, int64_t rows, int64_t columns) {
+  constexpr int kColumns = floats * vectors;
+  for (int64_t i = 0; i < rows; i += kRows) {
+    int64_t j = 0;
+    for (; j + kColumns <= columns; j += kColumns) {
+      multiply_columns<floats, vectors>(tile, rows - i, j);
+    }
+    if constexpr (kColumns > kVectorWidth) {
+      switch ((columns - j) / floats) {
+        case 1: multiply_columns<floats, 1>(tile, rows - i, j); break;
+        case 2: multiply_columns<floats, 2>(tile, rows - i, j); break;
+        case 3: multiply_columns<floats, 3>(tile, rows - i, j); break;
+        default: break;
+      }
+    }
+    tile.a += kRows * tile.a_row;
+    tile.c += kRows * tile.c_stride;
+  }
+}
+
+__attribute__((target("arch=x86-64-v4"))) void multiply_panel_avx512(Tile tile, int64_t rows,
+                                                                     int64_t columns) {
+  multiply_panel<16, 4>(tile, rows, columns);
+}
+
+__attribute__((target("arch=x86-64-v3"))) void multiply_panel_avx2(Tile tile, int64_t rows,
+                                                                   int64_t columns) {
+  multiply_panel<8, 2>(tile, rows, columns);
+}
+
+void multiply_panel_sse2(Tile tile, int64_t rows, int64_t columns) {
+  multiply_panel<4, 2>(tile, rows, columns);
+}
+
+// Chosen here and not by ONEFLOW_ACCEL_SIMD: the tile depends on the number of registers.
+MultiplyPanel choose() {
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl")
+      && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq")) {
+    return multiply_panel_avx512;
+  }
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+    return multiply_panel_avx2;
+  }
+  return multiply_panel_sse2;
+}
+
+}  // namespace
+
+void block_product(int64_t rows, int64_t columns, int64_t depth, const Strided& a, const Panels& b,
+                   int64_t row, int64_t column, float* c, int64_t c_stride, bool accumulate) {
+  static const MultiplyPanel multiply_panel_here = choose();
+  for (int64_t j = 0; j < columns; j += kPanelWidth) {
+    const int64_t n = std::min(kPanelWidth, columns - j);
+    const Tile tile{a.data, a.row_stride,  a.column_stride, b.at(row, column + j),
+                    b.width(column + j), depth, c + j, c_stride, accumulate};
+    multiply_panel_here(tile, rows, padded(n));
+  }
+}
+
+}  // namespace oneflow_accel

@@ -1,0 +1,147 @@
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "attention/attention.h"
+#include "attention/buffer.h"
+#include "common/threads.h"
+
+namespace oneflow_accel {
+
+namespace {
+
+// Queries and keys of a block: with 64 dimensions, what a block needs stays in a second-level
+// cache of 512 KiB. Multiples of the rows of a product's tile, and of a panel.
+constexpr int64_t kQueryBlock = 48;
+constexpr int64_t kKeyBlock = 256;
+
+// Up to this many queries (generation has one), keys and values are used where they lie: preparing
+// them for products would cost more than the products.
+constexpr int64_t kFewQueries = 2;
+
+// Space for one block of queries, and the keys and values of one head, ready for products.
+struct Workspace {
+  Panels keys;
+  Panels values;
+  float* queries;
+  float* scores;
+  float* out;
+  float largest[kQueryBlock];
+  float sum[kQueryBlock];
+
+  explicit Workspace(const AttentionShape& shape) {
+    const bool few = shape.queries <= kFewQueries;
+    keys = {nullptr, shape.dim, few ? 0 : padded(shape.keys)};
+    values = {nullptr, few ? 0 : shape.keys, padded(shape.dim)};
+    Carver carver(keys.size() + values.size() + kQueryBlock * (shape.dim + kKeyBlock)
+                  + kQueryBlock * values.columns + 5 * kVectorWidth);
+    keys.data = carver.take(keys.size());
+    values.data = carver.take(values.size());
+    queries = carver.take(kQueryBlock * shape.dim);
+    scores = carver.take(kQueryBlock * kKeyBlock);
+    out = carver.take(kQueryBlock * values.columns);
+  }
+};
+
+// The queries [begin, begin + rows) of one head: workspace.out, divided by workspace.sum.
+// fill(key, keys) sets the scores of a block of keys, and add(key, keys) adds the products of its
+// softmax and its values to out.
+template <typename Fill, typename Add>
+void attend(const AttentionShape& shape, int64_t begin, int64_t rows, const Fill& fill,
+            const Add& add, Workspace* workspace) {
+  Workspace& w = *workspace;
+  std::fill_n(w.largest, rows, -std::numeric_limits<float>::infinity());
+  std::fill_n(w.sum, rows, 0.0F);
+  const int64_t end = shape.keys_before(begin + rows);
+  for (int64_t j = 0; j < end; j += kKeyBlock) {
+    const int64_t keys = std::min(kKeyBlock, end - j);
+    fill(j, keys);
+    softmax_block(w.scores, kKeyBlock, rows, keys, shape.visible(begin, j),
+                  {w.largest, w.sum, w.out, w.values.columns});
+    add(j, keys);
+  }
+}
+
+void attend_in_blocks(const AttentionShape& shape, int64_t begin, int64_t rows, Workspace* w) {
+  const int64_t stride = w->values.columns;
+  const auto fill = [&](int64_t j, int64_t keys) {
+    block_product(rows, keys, shape.dim, {w->queries, shape.dim, 1}, w->keys, 0, j, w->scores,
+                  kKeyBlock, false);
+  };
+  const auto add = [&](int64_t j, int64_t keys) {
+    block_product(rows, stride, keys, {w->scores, kKeyBlock, 1}, w->values, j, 0, w->out, stride,
+                  j > 0);
+  };
+  attend(shape, begin, rows, fill, add, w);
+}
+
+template <typename T>
+void attend_directly(const AttentionShape& shape, const T* keys, int64_t key_stride,
+                     const T* values, int64_t value_stride, Workspace* w) {
+  const int64_t rows = shape.queries;
+  const auto fill = [&](int64_t j, int64_t n) {
+    for (int64_t i = 0; i < rows; ++i) {
+      scores_of(w->queries + i * shape.dim, keys + j * key_stride, key_stride, n, shape.dim,
+                w->scores + i * kKeyBlock);
+    }
+  };
+  const auto add = [&](int64_t j, int64_t n) {
+    for (int64_t i = 0; i < rows; ++i) {
+      weighted_sum(w->scores + i * kKeyBlock, values + j * value_stride, value_stride, n, shape.dim,
+                   w->out + i * w->values.columns, j > 0);
+    }
+  };
+  attend(shape, 0, rows, fill, add, w);
+}
+
+}  // namespace
+
+template <typename T>
+void attention(const AttentionShape& shape, const Heads<const T>& query, const Heads<const T>& key,
+               const Heads<const T>& value, const Heads<T>& out, float* lse) {
+  if (shape.is_empty()) { return; }
+  const bool few = shape.queries <= kFewQueries;
+  const int64_t heads = shape.batch * shape.heads;
+  const int64_t blocks = (shape.queries + kQueryBlock - 1) / kQueryBlock;
+  // Heads alone feed all threads where there are enough; else their queries are shared out too,
+  // and each part prepares the keys and values again.
+  const int64_t parts = std::min(blocks, (num_threads() + heads - 1) / heads);
+  parallel_for(heads * parts, 1, [&](int64_t first, int64_t last) {
+    Workspace w(shape);
+    for (int64_t task = first; task < last; ++task) {
+      const int64_t b = task / parts / shape.heads;
+      const int64_t h = task / parts % shape.heads;
+      if (!few && (task == first || task % parts == 0)) {
+        pack_transposed(key.at(b, h, 0), key.time_stride, shape.keys, w.keys);
+        pack(value.at(b, h, 0), value.time_stride, shape.dim, w.values);
+      }
+      const int64_t part = task % parts;
+      const int64_t end = std::min(shape.queries, blocks * (part + 1) / parts * kQueryBlock);
+      for (int64_t i = blocks * part / parts * kQueryBlock; i < end; i += kQueryBlock) {
+        const int64_t rows = std::min(kQueryBlock, end - i);
+        copy_scaled(query.at(b, h, i), query.time_stride, rows, shape.dim, shape.scale, w.queries);
+        if (few) {
+          attend_directly(shape, key.at(b, h, 0), key.time_stride, value.at(b, h, 0),
+                          value.time_stride, &w);
+        } else {
+          attend_in_blocks(shape, i, rows, &w);
+        }
+        float* block_lse = lse + (b * shape.heads + h) * shape.queries + i;
+        for (int64_t r = 0; r < rows; ++r) {
+          store_scaled(w.out + r * w.values.columns, shape.dim, 1.0F / w.sum[r],
+                       out.at(b, h, i + r));
+          block_lse[r] = w.largest[r] + std::log(w.sum[r]);
+        }
+      }
+    }
+  });
+}
+
+template void attention<float>(const AttentionShape&, const Heads<const float>&,
+                               const Heads<const float>&, const Heads<const float>&,
+                               const Heads<float>&, float*);
+template void attention<Bfloat16>(const AttentionShape&, const Heads<const Bfloat16>&,
+                                  const Heads<const Bfloat16>&, const Heads<const Bfloat16>&,
+                                  const Heads<Bfloat16>&, float*);
+
+}  // namespace oneflow_accel

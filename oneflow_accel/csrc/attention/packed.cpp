@@ -1,0 +1,161 @@
+// oneflow_accel_packed_attention and its gradient: query, key and value are the parts of one
+// projection, [batch, time, 3, heads, dim], read where they lie; the output is
+// [batch, time, heads, dim]. float32, and the forward in bfloat16.
+#include "attention/operators.h"
+
+namespace oneflow_accel {
+
+namespace {
+
+namespace user_op = ::oneflow::user_op;
+using ::oneflow::Error;
+using ::oneflow::Maybe;
+using ::oneflow::Shape;
+
+Maybe<void> infer(user_op::InferContext* ctx) {
+  const Shape& qkv = ctx->InputShape("qkv", 0);
+  if (qkv.NumAxes() != 5 || qkv.At(2) != 3) {
+    return Error::RuntimeError()
+           << "packed attention needs a projection of (batch, time, 3, heads, dim), not "
+           << qkv.ToString();
+  }
+  describe_output(ctx, "out", Shape({qkv.At(0), qkv.At(1), qkv.At(3), qkv.At(4)}));
+  describe_output(ctx, "lse", Shape({qkv.At(0), qkv.At(3), qkv.At(1)}));
+  return Maybe<void>::Ok();
+}
+
+Maybe<void> infer_types(user_op::InferContext* ctx) {
+  ctx->SetOutputDType("out", 0, ctx->InputDType("qkv", 0));
+  ctx->SetOutputDType("lse", 0, ::oneflow::DataType::kFloat);
+  return Maybe<void>::Ok();
+}
+
+Maybe<void> infer_grad(user_op::InferContext* ctx) {
+  describe_output(ctx, "qkv_grad", ctx->InputShape("qkv", 0));
+  return Maybe<void>::Ok();
+}
+
+Maybe<void> infer_grad_types(user_op::InferContext* ctx) {
+  ctx->SetOutputDType("qkv_grad", 0, ctx->InputDType("qkv", 0));
+  return Maybe<void>::Ok();
+}
+
+user_op::OpArg arg(const char* name) { return user_op::OpArg(std::string(name), 0); }
+
+// Batch entries and heads do not know of each other.
+Maybe<void> split(user_op::SbpContext* ctx) {
+  ctx->NewBuilder().Split(ctx->inputs(), 0).Split(ctx->outputs(), 0).Build();
+  ctx->NewBuilder().Split(arg("qkv"), 3).Split(arg("out"), 2).Split(arg("lse"), 1).Build();
+  return Maybe<void>::Ok();
+}
+
+Maybe<void> split_grad(user_op::SbpContext* ctx) {
+  ctx->NewBuilder().Split(ctx->inputs(), 0).Split(ctx->outputs(), 0).Build();
+  ctx->NewBuilder()
+      .Split(arg("out_grad"), 2)
+      .Split(arg("qkv"), 3)
+      .Split(arg("out"), 2)
+      .Split(arg("lse"), 1)
+      .Split(arg("qkv_grad"), 3)
+      .Build();
+  return Maybe<void>::Ok();
+}
+
+REGISTER_USER_OP("oneflow_accel_packed_attention")
+    .Input("qkv")
+    .Output("out")
+    .Output("lse")
+    .Attr<bool>("causal", false)
+    .Attr<double>("scale", 1.0)
+    .SetTensorDescInferFn(infer)
+    .SetDataTypeInferFn(infer_types)
+    .SetGetSbpFn(split);
+
+REGISTER_USER_OP("oneflow_accel_packed_attention_grad")
+    .Input("out_grad")
+    .Input("qkv")
+    .Input("out")
+    .Input("lse")
+    .Output("qkv_grad")
+    .Attr<bool>("causal", false)
+    .Attr<double>("scale", 1.0)
+    .SetTensorDescInferFn(infer_grad)
+    .SetDataTypeInferFn(infer_grad_types)
+    .SetGetSbpFn(split_grad);
+
+AttentionShape shape_of(user_op::KernelComputeContext* ctx, const ::oneflow::ShapeView& qkv) {
+  return attention_shape(ctx, qkv.At(0), qkv.At(3), qkv.At(1), qkv.At(1), qkv.At(4));
+}
+
+// One of the parts (0: query, 1: key, 2: value) of a projection, or its gradient.
+template <typename T>
+Heads<T> part_of(T* qkv, int64_t part, const AttentionShape& shape) {
+  const int64_t width = shape.heads * shape.dim;
+  return {qkv + part * width, 3 * width * shape.queries, shape.dim, 3 * width};
+}
+
+template <typename T>
+Heads<T> out_of(T* out, const AttentionShape& shape) {
+  const int64_t width = shape.heads * shape.dim;
+  return {out, width * shape.queries, shape.dim, width};
+}
+
+template <typename T>
+class PackedAttentionKernel final : public user_op::OpKernel {
+ public:
+  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
+
+ private:
+  using user_op::OpKernel::Compute;
+  void Compute(user_op::KernelComputeContext* ctx) const override {
+    const auto* projection = ctx->Tensor4ArgNameAndIndex("qkv", 0);
+    const AttentionShape shape = shape_of(ctx, projection->shape_view());
+    const T* qkv = static_cast<const T*>(projection->raw_dptr());
+    T* out = static_cast<T*>(ctx->Tensor4ArgNameAndIndex("out", 0)->mut_raw_dptr());
+    run_or_abort([&] { return describe(shape); }, [&] {
+      attention(shape, part_of(qkv, 0, shape), part_of(qkv, 1, shape), part_of(qkv, 2, shape),
+                out_of(out, shape), ctx->Tensor4ArgNameAndIndex("lse", 0)->mut_dptr<float>());
+    });
+  }
+};
+
+class PackedAttentionGradKernel final : public user_op::OpKernel {
+ public:
+  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
+
+ private:
+  using user_op::OpKernel::Compute;
+  void Compute(user_op::KernelComputeContext* ctx) const override {
+    const auto* projection = ctx->Tensor4ArgNameAndIndex("qkv", 0);
+    const AttentionShape shape = shape_of(ctx, projection->shape_view());
+    const float* qkv = projection->dptr<float>();
+    const float* out = ctx->Tensor4ArgNameAndIndex("out", 0)->dptr<float>();
+    const float* out_grad = ctx->Tensor4ArgNameAndIndex("out_grad", 0)->dptr<float>();
+    float* qkv_grad = ctx->Tensor4ArgNameAndIndex("qkv_grad", 0)->mut_dptr<float>();
+    run_or_abort([&] { return describe(shape); }, [&] {
+      attention_grad(shape,
+                     {part_of(qkv, 0, shape), part_of(qkv, 1, shape), part_of(qkv, 2, shape),
+                      out_of(out, shape), out_of(out_grad, shape),
+                      ctx->Tensor4ArgNameAndIndex("lse", 0)->dptr<float>()},
+                     {part_of(qkv_grad, 0, shape), part_of(qkv_grad, 1, shape),
+                      part_of(qkv_grad, 2, shape)});
+    });
+  }
+};
+
+REGISTER_USER_KERNEL(listed("oneflow_accel_packed_attention"))
+    .SetCreateFn<PackedAttentionKernel<float>>()
+    .SetIsMatchedHob(is_float32_on_cpu("out"))
+    .SetPriority(kKernelPriority);
+REGISTER_USER_KERNEL(listed("oneflow_accel_packed_attention"))
+    .SetCreateFn<PackedAttentionKernel<Bfloat16>>()
+    .SetIsMatchedHob(is_bfloat16_on_cpu("out"))
+    .SetPriority(kKernelPriority);
+REGISTER_USER_KERNEL(listed("oneflow_accel_packed_attention_grad"))
+    .SetCreateFn<PackedAttentionGradKernel>()
+    .SetIsMatchedHob(is_float32_on_cpu("qkv_grad"))
+    .SetPriority(kKernelPriority);
+
+}  // namespace
+
+}  // namespace oneflow_accel

@@ -1,0 +1,169 @@
+// oneflow_accel_attention and its gradient: query, key and value are tensors of their own,
+// [batch, heads, time, dim]. float32, and the forward in bfloat16.
+#include "attention/operators.h"
+
+namespace oneflow_accel {
+
+namespace {
+
+namespace user_op = ::oneflow::user_op;
+using ::oneflow::Error;
+using ::oneflow::Maybe;
+using ::oneflow::Shape;
+
+Maybe<void> infer(user_op::InferContext* ctx) {
+  const Shape& q = ctx->InputShape("query", 0);
+  const Shape& k = ctx->InputShape("key", 0);
+  const Shape& v = ctx->InputShape("value", 0);
+  if (q.NumAxes() != 4 || k.NumAxes() != 4 || k != v || q.At(0) != k.At(0) || q.At(1) != k.At(1)
+      || q.At(3) != k.At(3)) {
+    return Error::RuntimeError()
+           << "attention needs a query of (batch, heads, queries, dim) and a key and a value of "
+              "(batch, heads, keys, dim), not "
+           << q.ToString() << ", " << k.ToString() << " and " << v.ToString();
+  }
+  if (k.At(2) < (ctx->Attr<bool>("causal") ? std::max<int64_t>(q.At(2), 1) : 1)) {
+    return Error::RuntimeError() << "attention needs a key, and causal attention no fewer keys "
+                                    "than queries; there are "
+                                 << q.At(2) << " queries and " << k.At(2) << " keys";
+  }
+  describe_output(ctx, "out", q);
+  describe_output(ctx, "lse", Shape({q.At(0), q.At(1), q.At(2)}));
+  return Maybe<void>::Ok();
+}
+
+Maybe<void> infer_types(user_op::InferContext* ctx) {
+  const auto type = ctx->InputDType("query", 0);
+  if (ctx->InputDType("key", 0) != type || ctx->InputDType("value", 0) != type) {
+    return Error::RuntimeError() << "attention needs query, key and value of one dtype";
+  }
+  ctx->SetOutputDType("out", 0, type);
+  ctx->SetOutputDType("lse", 0, ::oneflow::DataType::kFloat);
+  return Maybe<void>::Ok();
+}
+
+Maybe<void> infer_grad(user_op::InferContext* ctx) {
+  describe_output(ctx, "query_grad", ctx->InputShape("query", 0));
+  describe_output(ctx, "key_grad", ctx->InputShape("key", 0));
+  describe_output(ctx, "value_grad", ctx->InputShape("value", 0));
+  return Maybe<void>::Ok();
+}
+
+Maybe<void> infer_grad_types(user_op::InferContext* ctx) {
+  ctx->SetOutputDType("query_grad", 0, ctx->InputDType("query", 0));
+  ctx->SetOutputDType("key_grad", 0, ctx->InputDType("key", 0));
+  ctx->SetOutputDType("value_grad", 0, ctx->InputDType("value", 0));
+  return Maybe<void>::Ok();
+}
+
+// Batch entries and heads do not know of each other.
+Maybe<void> split_batch_or_heads(user_op::SbpContext* ctx) {
+  for (const int64_t axis : {0, 1}) {
+    ctx->NewBuilder().Split(ctx->inputs(), axis).Split(ctx->outputs(), axis).Build();
+  }
+  return Maybe<void>::Ok();
+}
+
+REGISTER_USER_OP("oneflow_accel_attention")
+    .Input("query")
+    .Input("key")
+    .Input("value")
+    .Output("out")
+    .Output("lse")
+    .Attr<bool>("causal", false)
+    .Attr<double>("scale", 1.0)
+    .SetTensorDescInferFn(infer)
+    .SetDataTypeInferFn(infer_types)
+    .SetGetSbpFn(split_batch_or_heads);
+
+REGISTER_USER_OP("oneflow_accel_attention_grad")
+    .Input("out_grad")
+    .Input("query")
+    .Input("key")
+    .Input("value")
+    .Input("out")
+    .Input("lse")
+    .Output("query_grad")
+    .Output("key_grad")
+    .Output("value_grad")
+    .Attr<bool>("causal", false)
+    .Attr<double>("scale", 1.0)
+    .SetTensorDescInferFn(infer_grad)
+    .SetDataTypeInferFn(infer_grad_types)
+    .SetGetSbpFn(split_batch_or_heads);
+
+AttentionShape shape_of(user_op::KernelComputeContext* ctx) {
+  const auto& q = ctx->Tensor4ArgNameAndIndex("query", 0)->shape_view();
+  const auto& k = ctx->Tensor4ArgNameAndIndex("key", 0)->shape_view();
+  return attention_shape(ctx, q.At(0), q.At(1), q.At(2), k.At(2), q.At(3));
+}
+
+template <typename T>
+Heads<T> heads_of(T* data, const ::oneflow::ShapeView& shape) {
+  return {data, shape.At(1) * shape.At(2) * shape.At(3), shape.At(2) * shape.At(3), shape.At(3)};
+}
+
+template <typename T>
+Heads<const T> input(user_op::KernelComputeContext* ctx, const std::string& name) {
+  const auto* tensor = ctx->Tensor4ArgNameAndIndex(name, 0);
+  return heads_of(static_cast<const T*>(tensor->raw_dptr()), tensor->shape_view());
+}
+
+template <typename T>
+Heads<T> output(user_op::KernelComputeContext* ctx, const std::string& name) {
+  auto* tensor = ctx->Tensor4ArgNameAndIndex(name, 0);
+  return heads_of(static_cast<T*>(tensor->mut_raw_dptr()), tensor->shape_view());
+}
+
+template <typename T>
+class AttentionKernel final : public user_op::OpKernel {
+ public:
+  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
+
+ private:
+  using user_op::OpKernel::Compute;
+  void Compute(user_op::KernelComputeContext* ctx) const override {
+    const AttentionShape shape = shape_of(ctx);
+    run_or_abort([&] { return describe(shape); }, [&] {
+      attention(shape, input<T>(ctx, "query"), input<T>(ctx, "key"), input<T>(ctx, "value"),
+                output<T>(ctx, "out"), ctx->Tensor4ArgNameAndIndex("lse", 0)->mut_dptr<float>());
+    });
+  }
+};
+
+class AttentionGradKernel final : public user_op::OpKernel {
+ public:
+  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
+
+ private:
+  using user_op::OpKernel::Compute;
+  void Compute(user_op::KernelComputeContext* ctx) const override {
+    const AttentionShape shape = shape_of(ctx);
+    run_or_abort([&] { return describe(shape); }, [&] {
+      attention_grad(
+          shape,
+          {input<float>(ctx, "query"), input<float>(ctx, "key"), input<float>(ctx, "value"),
+           input<float>(ctx, "out"), input<float>(ctx, "out_grad"),
+           ctx->Tensor4ArgNameAndIndex("lse", 0)->dptr<float>()},
+          {output<float>(ctx, "query_grad"), output<float>(ctx, "key_grad"),
+           output<float>(ctx, "value_grad")});
+    });
+  }
+};
+
+REGISTER_USER_KERNEL(listed("oneflow_accel_attention"))
+    .SetCreateFn<AttentionKernel<float>>()
+    .SetIsMatchedHob(is_float32_on_cpu("out"))
+    .SetPriority(kKernelPriority);
+REGISTER_USER_KERNEL(listed("oneflow_accel_attention"))
+    .SetCreateFn<AttentionKernel<Bfloat16>>()
+    .SetIsMatchedHob(is_bfloat16_on_cpu("out"))
+    .SetPriority(kKernelPriority);
+REGISTER_USER_KERNEL(listed("oneflow_accel_attention_grad"))
+    .SetCreateFn<AttentionGradKernel>()
+    .SetIsMatchedHob(is_float32_on_cpu("query_grad"))
+    .SetPriority(kKernelPriority);
+
+}  // namespace
+
+}  // namespace oneflow_accel

@@ -1,0 +1,18 @@
+// Constant weights of inference in the layouts that primitives chose, kept between calls.
+#pragma once
+
+#include <memory>
+
+#include "conv/relayout.h"
+
+namespace oneflow_accel {
+
+// `weights` in `layout`. The copy is made at the first call and kept for `owner`, a number that
+// Python gives to a set of weights that do not change, until release_kept_weights(owner). One
+// owner may have several copies: oneDNN's choice of a layout depends on the shape of the input.
+// The pointer stays valid while it is held.
+std::shared_ptr<void> kept_weights(int64_t owner, const void* weights, const InputLayout& layout);
+
+void release_kept_weights(int64_t owner);
+
+}  // namespace oneflow_accel

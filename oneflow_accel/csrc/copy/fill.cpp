@@ -1,0 +1,67 @@
+// constant (zeros, ones, full) and zero_like: on all threads, which also share the work of the
+// system that hands out the pages.
+#include <algorithm>
+
+#include "common/threads.h"
+#include "copy/elements.h"
+
+namespace oneflow_accel {
+
+namespace {
+
+namespace user_op = ::oneflow::user_op;
+
+template <typename T>
+class ConstantKernel final : public user_op::OpKernel {
+ public:
+  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
+
+ private:
+  using user_op::OpKernel::Compute;
+  void Compute(user_op::KernelComputeContext* ctx) const override {
+    auto* out = ctx->Tensor4ArgNameAndIndex("out", 0);
+    const T value = ctx->Attr<bool>("is_floating_value")
+                        ? static_cast<T>(ctx->Attr<double>("floating_value"))
+                        : static_cast<T>(ctx->Attr<int64_t>("integer_value"));
+    T* to = out->mut_dptr<T>();
+    parallel_for(out->shape_view().elem_cnt(), kGrainSize, [=](int64_t begin, int64_t end) {
+      std::fill(to + begin, to + end, value);
+    });
+  }
+};
+
+class ZeroLikeKernel final : public user_op::OpKernel {
+ public:
+  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
+
+ private:
+  using user_op::OpKernel::Compute;
+  void Compute(user_op::KernelComputeContext* ctx) const override {
+    auto* out = ctx->Tensor4ArgNameAndIndex("out", 0);
+    zero_fill(out->mut_dptr(), bytes_of(*out));
+  }
+};
+
+REGISTER_USER_KERNEL(listed("constant"))
+    .SetCreateFn<ConstantKernel<float>>()
+    .SetIsMatchedHob(is_float32_on_cpu("out"))
+    .SetPriority(kKernelPriority);
+
+REGISTER_USER_KERNEL(listed("constant"))
+    .SetCreateFn<ConstantKernel<double>>()
+    .SetIsMatchedHob(is_on_cpu("out", ::oneflow::DataType::kDouble))
+    .SetPriority(kKernelPriority);
+
+REGISTER_USER_KERNEL(listed("constant"))
+    .SetCreateFn<ConstantKernel<int64_t>>()
+    .SetIsMatchedHob(is_on_cpu("out", ::oneflow::DataType::kInt64))
+    .SetPriority(kKernelPriority);
+
+REGISTER_USER_KERNEL(listed("zero_like"))
+    .SetCreateFn<ZeroLikeKernel>()
+    .SetIsMatchedHob(is_movable_on_cpu("out"))
+    .SetPriority(kKernelPriority);
+
+}  // namespace
+
+}  // namespace oneflow_accel

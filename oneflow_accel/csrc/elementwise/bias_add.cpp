@@ -1,0 +1,48 @@
+// bias_add, float32 and bfloat16: out = a + b, where b lies along one axis of a.
+#include "elementwise/arithmetic.h"
+
+namespace oneflow_accel {
+
+namespace {
+
+namespace user_op = ::oneflow::user_op;
+
+template <typename T>
+class BiasAddKernel final : public user_op::OpKernel {
+ public:
+  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
+
+ private:
+  using user_op::OpKernel::Compute;
+  void Compute(user_op::KernelComputeContext* ctx) const override {
+    const auto* a = ctx->Tensor4ArgNameAndIndex("a", 0);
+    const auto* b = ctx->Tensor4ArgNameAndIndex("b", 0);
+    const auto axis = ctx->Attr<int32_t>("axis");
+    const auto& shape = a->shape_view();
+    Broadcast(shape.Count(0, axis), shape.At(axis), shape.Count(axis + 1))
+        .run<T>(add_rows, static_cast<const T*>(a->raw_dptr()),
+                static_cast<const T*>(b->raw_dptr()),
+                static_cast<T*>(ctx->Tensor4ArgNameAndIndex("out", 0)->mut_raw_dptr()));
+  }
+};
+
+::oneflow::Maybe<void> out_in_place_of_a(const user_op::InferContext&,
+                                         const user_op::AddInplaceArgPair& add) {
+  return add("out", 0, "a", 0, true);
+}
+
+REGISTER_USER_KERNEL(listed("bias_add"))
+    .SetCreateFn<BiasAddKernel<float>>()
+    .SetIsMatchedHob(is_float32_on_cpu("out"))
+    .SetInplaceProposalFn(out_in_place_of_a)
+    .SetPriority(kKernelPriority);
+
+REGISTER_USER_KERNEL(listed("bias_add"))
+    .SetCreateFn<BiasAddKernel<Bfloat16>>()
+    .SetIsMatchedHob(is_bfloat16_on_cpu("out"))
+    .SetInplaceProposalFn(out_in_place_of_a)
+    .SetPriority(kKernelPriority);
+
+}  // namespace
+
+}  // namespace oneflow_accel

@@ -1,0 +1,63 @@
+#include "elementwise/broadcast.h"
+
+#include <algorithm>
+
+#include "common/threads.h"
+
+namespace oneflow_accel {
+
+Broadcast::Broadcast(const ::oneflow::ShapeView& a, const ::oneflow::ShapeView& b) {
+  const int rank = static_cast<int>(std::max(a.NumAxes(), b.NumAxes()));
+  for (int i = 1; i <= rank; ++i) {
+    const int64_t a_extent = i <= a.NumAxes() ? a.At(a.NumAxes() - i) : 1;
+    const int64_t b_extent = i <= b.NumAxes() ? b.At(b.NumAxes() - i) : 1;
+    prepend(a_extent == 1 ? b_extent : a_extent, a_extent != 1, b_extent != 1);
+  }
+  if (num_dims_ == 0) { dims_[num_dims_++] = {1, 1, 1}; }
+}
+
+Broadcast::Broadcast(int64_t outer, int64_t n, int64_t inner) {
+  prepend(inner, true, false);
+  prepend(n, true, true);
+  prepend(outer, true, false);
+  if (num_dims_ == 0) { dims_[num_dims_++] = {1, 1, 1}; }
+}
+
+void Broadcast::prepend(int64_t extent, bool a_varies, bool b_varies) {
+  elements_ *= extent;
+  if (extent == 1) { return; }
+  const int64_t a_stride = a_varies ? a_elements_ : 0;
+  const int64_t b_stride = b_varies ? b_elements_ : 0;
+  if (a_varies) { a_elements_ *= extent; }
+  if (b_varies) { b_elements_ *= extent; }
+  if (num_dims_ > 0) {
+    Dimension& last = dims_[num_dims_ - 1];
+    if ((last.a_stride != 0) == a_varies && (last.b_stride != 0) == b_varies) {
+      last.extent *= extent;
+      return;
+    }
+  }
+  CHECK_LT(num_dims_, kMaxDims);
+  dims_[num_dims_++] = {extent, a_stride, b_stride};
+}
+
+template <typename T>
+void Broadcast::run(RowsFunction<T> function, const T* a, const T* b, T* out) const {
+  // A single element is copied: it may lie in the tensor that is changed in place, x /= x[0].
+  const T a_value = a_elements_ == 1 && elements_ > 0 ? *a : T{};
+  const T b_value = b_elements_ == 1 && elements_ > 0 ? *b : T{};
+  const T* a_data = a_elements_ == 1 ? &a_value : a;
+  const T* b_data = b_elements_ == 1 ? &b_value : b;
+  parallel_for(elements_, kGrainSize, [&](int64_t begin, int64_t end) {
+    for_blocks(begin, end, [&](int64_t offset, int64_t a_offset, int64_t b_offset,
+                               const Rows& rows) {
+      function(a_data + a_offset, b_data + b_offset, out + offset, rows);
+    });
+  });
+}
+
+template void Broadcast::run(RowsFunction<float>, const float*, const float*, float*) const;
+template void Broadcast::run(RowsFunction<Bfloat16>, const Bfloat16*, const Bfloat16*,
+                             Bfloat16*) const;
+
+}  // namespace oneflow_accel

@@ -1,0 +1,98 @@
+// out = f(a, b) where the shapes of a and b broadcast to the shape of out.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+
+#include "common/bfloat16.h"
+#include "common/oneflow.h"
+
+namespace oneflow_accel {
+
+// `count` rows of `length` elements of the output, one after the other. In an operand a row starts
+// `*_row` elements after the one before (0: all rows share one), and holds `length` elements or,
+// where `*_is_scalar`, one.
+struct Rows {
+  int64_t count;
+  int64_t length;
+  int64_t a_row;
+  int64_t b_row;
+  bool a_is_scalar;
+  bool b_is_scalar;
+};
+
+template <typename T>
+using RowsFunction = void (*)(const T* a, const T* b, T* out, const Rows& rows);
+
+// Shapes that broadcast, in as few dimensions as they can be described in: dimensions of one
+// element are left out, and neighbors that broadcast alike are one.
+class Broadcast {
+ public:
+  // Shapes are aligned at their last dimensions, as NumPy does.
+  Broadcast(const ::oneflow::ShapeView& a, const ::oneflow::ShapeView& b);
+  // a of (outer, n, inner), b of (n,).
+  Broadcast(int64_t outer, int64_t n, int64_t inner);
+
+  // Computes `function` on all threads. `out` may be `a` or `b` where its shape is out's shape.
+  template <typename T>
+  void run(RowsFunction<T> function, const T* a, const T* b, T* out) const;
+
+  // Cuts the elements [begin, end) of the output into rows and calls
+  // fn(offset in the output, offset in a, offset in b, rows) for each run of them.
+  template <typename Fn>
+  void for_blocks(int64_t begin, int64_t end, const Fn& fn) const;
+
+  int64_t elements() const { return elements_; }
+
+ private:
+  static constexpr int kMaxDims = 32;
+  struct Dimension {
+    int64_t extent;
+    // Elements from one index to the next, 0 where the operand broadcasts.
+    int64_t a_stride;
+    int64_t b_stride;
+  };
+
+  // Adds a dimension in front.
+  void prepend(int64_t extent, bool a_varies, bool b_varies);
+
+  // Innermost first; there is at least one.
+  std::array<Dimension, kMaxDims> dims_;
+  int num_dims_ = 0;
+  int64_t elements_ = 1;
+  int64_t a_elements_ = 1;
+  int64_t b_elements_ = 1;
+};
+
+template <typename Fn>
+void Broadcast::for_blocks(int64_t begin, int64_t end, const Fn& fn) const {
+  const Dimension& inner = dims_[0];
+  const Dimension outer = num_dims_ > 1 ? dims_[1] : Dimension{1, 0, 0};
+  while (begin < end) {
+    // Where the element `begin` lies.
+    const int64_t column = begin % inner.extent;
+    int64_t rest = begin / inner.extent;
+    const int64_t row = rest % outer.extent;
+    int64_t a = column * inner.a_stride + row * outer.a_stride;
+    int64_t b = column * inner.b_stride + row * outer.b_stride;
+    rest /= outer.extent;
+    for (int d = 2; d < num_dims_; ++d) {
+      const int64_t index = rest % dims_[d].extent;
+      rest /= dims_[d].extent;
+      a += index * dims_[d].a_stride;
+      b += index * dims_[d].b_stride;
+    }
+    // A part of one row, or whole rows up to the end of the second dimension.
+    const int64_t left = end - begin;
+    Rows rows{1, std::min(left, inner.extent - column), outer.a_stride, outer.b_stride,
+              inner.a_stride == 0, inner.b_stride == 0};
+    if (column == 0 && left >= inner.extent) {
+      rows.count = std::min(left / inner.extent, outer.extent - row);
+    }
+    fn(begin, a, b, rows);
+    begin += rows.count * rows.length;
+  }
+}
+
+}  // namespace oneflow_accel

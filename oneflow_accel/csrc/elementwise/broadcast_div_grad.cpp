@@ -1,0 +1,109 @@
+// broadcast_div_grad, float32: the gradient of z = x / y by y, dy = -sum(dz z) / y over the axes
+// along which y was broadcast.
+#include <algorithm>
+
+#include "common/onednn.h"
+#include "common/simd.h"
+#include "common/threads.h"
+#include "elementwise/broadcast.h"
+
+namespace oneflow_accel {
+
+namespace {
+
+namespace user_op = ::oneflow::user_op;
+
+// dy = -dz z / y: y was not broadcast.
+ONEFLOW_ACCEL_SIMD
+void div_grad(const float* dz, const float* z, const float* y, float* dy, int64_t n) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) { dy[i] = -(dz[i] * z[i]) / y[i]; }
+}
+
+// Adds dz z to the sums of the elements of y that the rows belong to.
+ONEFLOW_ACCEL_SIMD
+void add_products(const float* dz, const float* z, double* sums, const Rows& rows) {
+  // Terms that a sum in float32 takes.
+  constexpr int64_t kBlock = 4096;
+  for (int64_t r = 0; r < rows.count; ++r, sums += rows.b_row) {
+    const float* dz_row = dz + r * rows.length;
+    const float* z_row = z + r * rows.length;
+    if (rows.b_is_scalar) {
+      for (int64_t i = 0; i < rows.length; i += kBlock) {
+        const int64_t end = std::min(rows.length, i + kBlock);
+        float sum = 0.0F;
+#pragma omp simd reduction(+ : sum)
+        for (int64_t j = i; j < end; ++j) { sum += dz_row[j] * z_row[j]; }
+        *sums += sum;
+      }
+    } else {
+#pragma omp simd
+      for (int64_t i = 0; i < rows.length; ++i) { sums[i] += dz_row[i] * z_row[i]; }
+    }
+  }
+}
+
+// The sums of dz z over what each element of y was broadcast to. They are made in parts, whose
+// number depends on the shapes alone, so that the result does not depend on the number of threads.
+void reduced_div_grad(const Broadcast& broadcast, int64_t y_elements, const float* dz,
+                      const float* z, const float* y, float* dy) {
+  constexpr int64_t kMostParts = 16;
+  const int64_t n = broadcast.elements();
+  // The parts' sums take no more room than z, counted in elements.
+  const int64_t parts = std::clamp<int64_t>(
+      std::min(n / kGrainSize, n / y_elements), 1, kMostParts);
+  auto* sums = static_cast<double*>(
+      scratch(ScratchSlot::kReduction, parts * y_elements * sizeof(double)));
+  parallel_for(parts, 1, [&](int64_t first, int64_t last) {
+    for (int64_t part = first; part < last; ++part) {
+      double* part_sums = sums + part * y_elements;
+      std::fill_n(part_sums, y_elements, 0.0);
+      broadcast.for_blocks(
+          n * part / parts, n * (part + 1) / parts,
+          [&](int64_t begin, int64_t, int64_t y_offset, const Rows& rows) {
+            add_products(dz + begin, z + begin, part_sums + y_offset, rows);
+          });
+    }
+  });
+  parallel_for(y_elements, kGrainSize, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      double sum = 0.0;
+      for (int64_t part = 0; part < parts; ++part) { sum += sums[part * y_elements + i]; }
+      dy[i] = static_cast<float>(-sum / y[i]);
+    }
+  });
+}
+
+class BroadcastDivGradKernel final : public user_op::OpKernel {
+ public:
+  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
+
+ private:
+  using user_op::OpKernel::Compute;
+  void Compute(user_op::KernelComputeContext* ctx) const override {
+    const auto* y_tensor = ctx->Tensor4ArgNameAndIndex("y", 0);
+    const auto* z_tensor = ctx->Tensor4ArgNameAndIndex("z", 0);
+    const float* y = y_tensor->dptr<float>();
+    const float* z = z_tensor->dptr<float>();
+    const float* dz = ctx->Tensor4ArgNameAndIndex("dz", 0)->dptr<float>();
+    float* dy = ctx->Tensor4ArgNameAndIndex("dy", 0)->mut_dptr<float>();
+    const int64_t y_elements = y_tensor->shape_view().elem_cnt();
+    const Broadcast broadcast(z_tensor->shape_view(), y_tensor->shape_view());
+    if (broadcast.elements() != y_elements) {
+      reduced_div_grad(broadcast, y_elements, dz, z, y, dy);
+      return;
+    }
+    parallel_for(y_elements, kGrainSize, [=](int64_t begin, int64_t end) {
+      div_grad(dz + begin, z + begin, y + begin, dy + begin, end - begin);
+    });
+  }
+};
+
+REGISTER_USER_KERNEL(listed("broadcast_div_grad"))
+    .SetCreateFn<BroadcastDivGradKernel>()
+    .SetIsMatchedHob(is_float32_on_cpu("dy"))
+    .SetPriority(kKernelPriority);
+
+}  // namespace
+
+}  // namespace oneflow_accel

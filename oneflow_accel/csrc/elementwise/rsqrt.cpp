@@ -1,0 +1,39 @@
+// rsqrt and rsqrt_grad, float32: 1 / sqrt(x).
+#include "elementwise/map.h"
+
+namespace oneflow_accel {
+
+namespace {
+
+ONEFLOW_ACCEL_SIMD
+void rsqrt(const float* in, float* out, int64_t n) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) {
+    const float x = in[i];
+    out[i] = 1.0F / __builtin_sqrtf(x);
+  }
+}
+
+ONEFLOW_ACCEL_SIMD
+void rsqrt_grad(const float* in, const float* out_grad, float* in_grad, int64_t n) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) {
+    const float x = in[i];
+    const float dy = out_grad[i];
+    in_grad[i] = -0.5F * dy / (x * __builtin_sqrtf(x));
+  }
+}
+
+REGISTER_USER_KERNEL(listed("rsqrt"))
+    .SetCreateFn(map_kernel("x", "y", rsqrt))
+    .SetIsMatchedHob(is_float32_on_cpu("y"))
+    .SetPriority(kKernelPriority);
+
+REGISTER_USER_KERNEL(listed("rsqrt_grad"))
+    .SetCreateFn(map_kernel("x", "dy", "dx", rsqrt_grad))
+    .SetIsMatchedHob(is_float32_on_cpu("dx"))
+    .SetPriority(kKernelPriority);
+
+}  // namespace
+
+}  // namespace oneflow_accel

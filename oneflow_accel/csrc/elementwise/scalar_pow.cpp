@@ -1,0 +1,110 @@
+// scalar_pow and scalar_pow_grad, float32: x ** e for a number e. The exponents that models use
+// (squares, cubes, roots) are vector code, the others one call of std::pow per element.
+#include <algorithm>
+#include <cmath>
+
+#include "common/simd.h"
+#include "common/threads.h"
+#include "elementwise/scalar.h"
+
+namespace oneflow_accel {
+
+namespace {
+
+namespace user_op = ::oneflow::user_op;
+
+// y = x^e. The exponent is tested once: each branch is a loop of its own.
+ONEFLOW_ACCEL_SIMD
+void power(const float* x, float exponent, float* y, int64_t n) {
+  if (exponent == 2.0F) {
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) { y[i] = x[i] * x[i]; }
+  } else if (exponent == 3.0F) {
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) { y[i] = x[i] * x[i] * x[i]; }
+  } else if (exponent == 0.5F) {
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) { y[i] = __builtin_sqrtf(x[i]); }
+  } else if (exponent == -0.5F) {
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) { y[i] = 1.0F / __builtin_sqrtf(x[i]); }
+  } else if (exponent == -1.0F) {
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) { y[i] = 1.0F / x[i]; }
+  } else if (exponent == 1.0F) {
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) { y[i] = x[i]; }
+  } else {
+    for (int64_t i = 0; i < n; ++i) { y[i] = std::pow(x[i], exponent); }
+  }
+}
+
+ONEFLOW_ACCEL_SIMD
+void scale_by(const float* factor, float scale, float* y, int64_t n) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) { y[i] *= scale * factor[i]; }
+}
+
+class ScalarPowKernel final : public user_op::OpKernel {
+ public:
+  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
+
+ private:
+  using user_op::OpKernel::Compute;
+  void Compute(user_op::KernelComputeContext* ctx) const override {
+    auto* out = ctx->Tensor4ArgNameAndIndex("out", 0);
+    const auto exponent = static_cast<float>(scalar_operand(ctx));
+    const float* x = ctx->Tensor4ArgNameAndIndex("in", 0)->dptr<float>();
+    float* y = out->mut_dptr<float>();
+    parallel_for(out->shape_view().elem_cnt(), kGrainSize, [=](int64_t begin, int64_t end) {
+      power(x + begin, exponent, y + begin, end - begin);
+    });
+  }
+};
+
+// dx = dy e x^(e - 1).
+class ScalarPowGradKernel final : public user_op::OpKernel {
+ public:
+  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
+
+ private:
+  using user_op::OpKernel::Compute;
+  void Compute(user_op::KernelComputeContext* ctx) const override {
+    // What is in the cache when it is needed again.
+    constexpr int64_t kBlock = 1024;
+    auto* out = ctx->Tensor4ArgNameAndIndex("dx", 0);
+    const double exponent = scalar_operand(ctx);
+    const float* x = ctx->Tensor4ArgNameAndIndex("x", 0)->dptr<float>();
+    const float* dy = ctx->Tensor4ArgNameAndIndex("dy", 0)->dptr<float>();
+    float* dx = out->mut_dptr<float>();
+    parallel_for(out->shape_view().elem_cnt(), kGrainSize, [=](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; i += kBlock) {
+        const int64_t n = std::min(kBlock, end - i);
+        if (exponent == 0.0) {
+          std::fill_n(dx + i, n, 0.0F);  // At x = 0 as well.
+          continue;
+        }
+        power(x + i, static_cast<float>(exponent - 1.0), dx + i, n);
+        scale_by(dy + i, static_cast<float>(exponent), dx + i, n);
+      }
+    });
+  }
+};
+
+REGISTER_USER_KERNEL(listed("scalar_pow"))
+    .SetCreateFn<ScalarPowKernel>()
+    .SetIsMatchedHob(is_float32_on_cpu("out"))
+    .SetInplaceProposalFn([](const user_op::InferContext&,
+                             const user_op::AddInplaceArgPair& add) -> ::oneflow::Maybe<void> {
+      return add("out", 0, "in", 0, true);
+    })
+    .SetPriority(kKernelPriority);
+
+REGISTER_USER_KERNEL(listed("scalar_pow_grad"))
+    .SetCreateFn<ScalarPowGradKernel>()
+    .SetIsMatchedHob(is_float32_on_cpu("dx"))
+    .SetPriority(kKernelPriority);
+
+}  // namespace
+
+}  // namespace oneflow_accel

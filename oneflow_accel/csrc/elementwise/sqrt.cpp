@@ -1,0 +1,39 @@
+// sqrt and sqrt_grad, float32: the square root.
+#include "elementwise/map.h"
+
+namespace oneflow_accel {
+
+namespace {
+
+ONEFLOW_ACCEL_SIMD
+void sqrt(const float* in, float* out, int64_t n) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) {
+    const float x = in[i];
+    out[i] = __builtin_sqrtf(x);
+  }
+}
+
+ONEFLOW_ACCEL_SIMD
+void sqrt_grad(const float* in, const float* out_grad, float* in_grad, int64_t n) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) {
+    const float x = in[i];
+    const float dy = out_grad[i];
+    in_grad[i] = 0.5F * dy / __builtin_sqrtf(x);
+  }
+}
+
+REGISTER_USER_KERNEL(listed("sqrt"))
+    .SetCreateFn(map_kernel("x", "y", sqrt))
+    .SetIsMatchedHob(is_float32_on_cpu("y"))
+    .SetPriority(kKernelPriority);
+
+REGISTER_USER_KERNEL(listed("sqrt_grad"))
+    .SetCreateFn(map_kernel("x", "dy", "dx", sqrt_grad))
+    .SetIsMatchedHob(is_float32_on_cpu("dx"))
+    .SetPriority(kKernelPriority);
+
+}  // namespace
+
+}  // namespace oneflow_accel

@@ -1,0 +1,73 @@
+// fused_bias_add_gelu and its gradient, float32: gelu(a + b) in its exact form (erf), b along any
+// axis of a.
+#include "activation/gelu.h"
+#include "common/oneflow.h"
+#include "common/simd.h"
+#include "fused/bias.h"
+
+namespace oneflow_accel {
+
+namespace {
+
+namespace user_op = ::oneflow::user_op;
+
+ONEFLOW_ACCEL_SIMD
+void gelu_in_place(float* z, int64_t n) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) { z[i] = gelu(z[i]); }
+}
+
+// z becomes dy * gelu'(z).
+ONEFLOW_ACCEL_SIMD
+void gelu_grad_in_place(const float* dy, float* z, int64_t n) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) { z[i] = dy[i] * gelu_slope(z[i]); }
+}
+
+class FusedBiasAddGeluKernel final : public user_op::OpKernel {
+ public:
+  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
+
+ private:
+  using user_op::OpKernel::Compute;
+  void Compute(user_op::KernelComputeContext* ctx) const override {
+    const auto* a = ctx->Tensor4ArgNameAndIndex("a", 0);
+    const float* b = ctx->Tensor4ArgNameAndIndex("b", 0)->dptr<float>();
+    float* out = ctx->Tensor4ArgNameAndIndex("out", 0)->mut_dptr<float>();
+    const fused::BiasAxis axis(a->shape_view(), ctx->Attr<int32_t>("axis"));
+    fused::add_bias_then(axis, a->dptr<float>(), b, out, a->shape_view().elem_cnt(),
+                         [=](int64_t i, int64_t count) { gelu_in_place(out + i, count); });
+  }
+};
+
+class FusedBiasAddGeluGradKernel final : public user_op::OpKernel {
+ public:
+  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
+
+ private:
+  using user_op::OpKernel::Compute;
+  void Compute(user_op::KernelComputeContext* ctx) const override {
+    const auto* a = ctx->Tensor4ArgNameAndIndex("a", 0);
+    const float* b = ctx->Tensor4ArgNameAndIndex("b", 0)->dptr<float>();
+    const float* dy = ctx->Tensor4ArgNameAndIndex("dy", 0)->dptr<float>();
+    float* dx = ctx->Tensor4ArgNameAndIndex("dx", 0)->mut_dptr<float>();
+    const fused::BiasAxis axis(a->shape_view(), ctx->Attr<int32_t>("axis"));
+    fused::add_bias_then(
+        axis, a->dptr<float>(), b, dx, a->shape_view().elem_cnt(),
+        [=](int64_t i, int64_t count) { gelu_grad_in_place(dy + i, dx + i, count); });
+  }
+};
+
+REGISTER_USER_KERNEL(listed("fused_bias_add_gelu"))
+    .SetCreateFn<FusedBiasAddGeluKernel>()
+    .SetIsMatchedHob(is_float32_on_cpu("out"))
+    .SetPriority(kKernelPriority);
+
+REGISTER_USER_KERNEL(listed("fused_bias_add_gelu_grad"))
+    .SetCreateFn<FusedBiasAddGeluGradKernel>()
+    .SetIsMatchedHob(is_float32_on_cpu("dx"))
+    .SetPriority(kKernelPriority);
+
+}  // namespace
+
+}  // namespace oneflow_accel

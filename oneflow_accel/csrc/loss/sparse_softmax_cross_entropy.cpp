@@ -1,0 +1,147 @@
+// sparse_softmax_cross_entropy and its gradient, float32. `prob` holds log(softmax(prediction)), as
+// in OneFlow's own kernels.
+//
+// sparse_softmax_cross_entropy_ms, for classes split over processes, is replaced by small operators
+// before it would run; what of it remains is sparse_softmax_cross_entropy_ms_grad, whose `prob` is
+// the softmax, and sparse_cross_entropy_ms (sparse_cross_entropy.cpp).
+#include <algorithm>
+#include <cmath>
+
+#include "common/oneflow.h"
+#include "common/simd.h"
+#include "common/threads.h"
+#include "loss/labels.h"
+#include "softmax/row.h"
+
+namespace oneflow_accel {
+
+namespace {
+
+namespace user_op = ::oneflow::user_op;
+
+ONEFLOW_ACCEL_SIMD
+void log_softmax_row(const float* x, float* y, int64_t n) { row::log_softmax(x, y, n); }
+
+// dx = dy * e^y, of which dx may be y.
+ONEFLOW_ACCEL_SIMD
+void scaled_exp(const float* y, float dy, float* dx, int64_t n) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) { dx[i] = dy * row::exp_of_nonpositive(y[i]); }
+}
+
+ONEFLOW_ACCEL_SIMD
+void scaled(const float* y, float dy, float* dx, int64_t n) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) { dx[i] = dy * y[i]; }
+}
+
+class SparseSoftmaxCrossEntropyKernel final : public user_op::OpKernel {
+ public:
+  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
+
+ private:
+  using user_op::OpKernel::Compute;
+  void Compute(user_op::KernelComputeContext* ctx) const override {
+    const auto* prediction = ctx->Tensor4ArgNameAndIndex("prediction", 0);
+    const auto* label = ctx->Tensor4ArgNameAndIndex("label", 0);
+    const float* x = prediction->dptr<float>();
+    float* prob = ctx->Tensor4ArgNameAndIndex("prob", 0)->mut_dptr<float>();
+    float* out = ctx->Tensor4ArgNameAndIndex("out", 0)->mut_dptr<float>();
+    const int64_t n = prediction->shape_view().At(prediction->shape_view().NumAxes() - 1);
+    const Labels labels(label, ctx->op_type_name(), n);
+    parallel_for(label->shape_view().elem_cnt(),
+                 std::max<int64_t>(1, kGrainSize / std::max<int64_t>(n, 1)),
+                 [&](int64_t begin, int64_t end) {
+                   for (int64_t row = begin; row < end; ++row) {
+                     const int64_t target = labels.checked(row);
+                     log_softmax_row(x + row * n, prob + row * n, n);
+                     out[row] = -prob[row * n + target];
+                   }
+                 });
+  }
+};
+
+class SparseSoftmaxCrossEntropyGradKernel final : public user_op::OpKernel {
+ public:
+  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
+
+ private:
+  using user_op::OpKernel::Compute;
+  void Compute(user_op::KernelComputeContext* ctx) const override {
+    auto* prediction_diff = ctx->Tensor4ArgNameAndIndex("prediction_diff", 0);
+    const float* prob = ctx->Tensor4ArgNameAndIndex("prob", 0)->dptr<float>();
+    const float* dy = ctx->Tensor4ArgNameAndIndex("dy", 0)->dptr<float>();
+    float* dx = prediction_diff->mut_dptr<float>();
+    const auto& shape = prediction_diff->shape_view();
+    const int64_t n = shape.At(shape.NumAxes() - 1);
+    const Labels labels(ctx->Tensor4ArgNameAndIndex("label", 0), ctx->op_type_name(), n);
+    parallel_for(shape.elem_cnt() / n, std::max<int64_t>(1, kGrainSize / n),
+                 [&](int64_t begin, int64_t end) {
+                   for (int64_t row = begin; row < end; ++row) {
+                     const int64_t target = row * n + labels.checked(row);
+                     const float at_target = dy[row] * std::expm1(prob[target]);
+                     scaled_exp(prob + row * n, dy[row], dx + row * n, n);
+                     dx[target] = at_target;
+                   }
+                 });
+  }
+};
+
+class SparseSoftmaxCrossEntropyMsGradKernel final : public user_op::OpKernel {
+ public:
+  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
+  std::shared_ptr<user_op::OpKernelCache> InitOpKernelCache(
+      user_op::KernelCacheContext* ctx) const override {
+    return class_range(ctx, "prob");
+  }
+
+ private:
+  using user_op::OpKernel::Compute;
+  void Compute(user_op::KernelComputeContext* ctx, user_op::OpKernelState*,
+               const user_op::OpKernelCache* cache) const override {
+    const auto* range = static_cast<const ClassRange*>(cache);
+    auto* prediction_diff = ctx->Tensor4ArgNameAndIndex("prediction_diff", 0);
+    const float* prob = ctx->Tensor4ArgNameAndIndex("prob", 0)->dptr<float>();
+    const float* dy = ctx->Tensor4ArgNameAndIndex("dy", 0)->dptr<float>();
+    float* dx = prediction_diff->mut_dptr<float>();
+    const auto& shape = prediction_diff->shape_view();
+    const int64_t n = shape.At(shape.NumAxes() - 1);
+    const int64_t first = range == nullptr ? 0 : range->begin;
+    const Labels labels(ctx->Tensor4ArgNameAndIndex("label", 0), ctx->op_type_name(),
+                        range == nullptr ? n : range->classes);
+    parallel_for(shape.elem_cnt() / n, std::max<int64_t>(1, kGrainSize / n),
+                 [&](int64_t begin, int64_t end) {
+                   for (int64_t row = begin; row < end; ++row) {
+                     const int64_t target = labels.checked(row) - first;
+                     scaled(prob + row * n, dy[row], dx + row * n, n);
+                     if (target >= 0 && target < n) { dx[row * n + target] -= dy[row]; }
+                   }
+                 });
+  }
+};
+
+::oneflow::Maybe<void> in_place_of_prob(const user_op::InferContext&,
+                                        const user_op::AddInplaceArgPair& add) {
+  return add("prediction_diff", 0, "prob", 0, true);
+}
+
+REGISTER_USER_KERNEL(listed("sparse_softmax_cross_entropy"))
+    .SetCreateFn<SparseSoftmaxCrossEntropyKernel>()
+    .SetIsMatchedHob(is_float32_on_cpu("out") && is_label("label"))
+    .SetPriority(kKernelPriority);
+
+REGISTER_USER_KERNEL(listed("sparse_softmax_cross_entropy_grad"))
+    .SetCreateFn<SparseSoftmaxCrossEntropyGradKernel>()
+    .SetIsMatchedHob(is_float32_on_cpu("prediction_diff") && is_label("label"))
+    .SetInplaceProposalFn(in_place_of_prob)
+    .SetPriority(kKernelPriority);
+
+REGISTER_USER_KERNEL(listed("sparse_softmax_cross_entropy_ms_grad"))
+    .SetCreateFn<SparseSoftmaxCrossEntropyMsGradKernel>()
+    .SetIsMatchedHob(is_float32_on_cpu("prediction_diff") && is_label("label"))
+    .SetInplaceProposalFn(in_place_of_prob)
+    .SetPriority(kKernelPriority);
+
+}  // namespace
+
+}  // namespace oneflow_accel

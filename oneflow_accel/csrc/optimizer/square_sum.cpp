@@ -1,0 +1,90 @@
+// Sums of squares, float32, for the norm of gradients: sqrt_square_sum (eager clipping),
+// multi_reduce_sum_pow_abs with p = 2 (nn.Graph's clipping).
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "common/onednn.h"
+#include "common/oneflow.h"
+#include "common/simd.h"
+#include "common/threads.h"
+
+namespace oneflow_accel {
+
+namespace {
+
+namespace user_op = ::oneflow::user_op;
+
+// Squares are summed per block, and the blocks' sums in their order, so that the result does not
+// depend on the number of threads. In float64: the squares of large float32 gradients overflow.
+constexpr int64_t kBlock = kGrainSize;
+
+ONEFLOW_ACCEL_SIMD
+double block_sum(const float* x, int64_t n) {
+  double sum = 0.0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < n; ++i) {
+    const double value = x[i];
+    sum += value * value;
+  }
+  return sum;
+}
+
+double square_sum(const user_op::Tensor& tensor) {
+  const float* x = tensor.dptr<float>();
+  const int64_t n = tensor.shape_view().elem_cnt();
+  const int64_t blocks = (n + kBlock - 1) / kBlock;
+  if (blocks <= 1) { return block_sum(x, n); }
+  auto* sums =
+      static_cast<double*>(scratch(ScratchSlot::kReduction, blocks * sizeof(double)));
+  parallel_for(blocks, 1, [=](int64_t begin, int64_t end) {
+    for (int64_t block = begin; block < end; ++block) {
+      const int64_t start = block * kBlock;
+      sums[block] = block_sum(x + start, std::min(kBlock, n - start));
+    }
+  });
+  double total = 0.0;
+  for (int64_t block = 0; block < blocks; ++block) { total += sums[block]; }
+  return total;
+}
+
+class SqrtSquareSumKernel final : public user_op::OpKernel {
+ public:
+  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
+
+ private:
+  using user_op::OpKernel::Compute;
+  void Compute(user_op::KernelComputeContext* ctx) const override {
+    const double sum = square_sum(*ctx->Tensor4ArgNameAndIndex("x", 0));
+    *ctx->Tensor4ArgNameAndIndex("y", 0)->mut_dptr<float>() = static_cast<float>(std::sqrt(sum));
+  }
+};
+
+class MultiSquareSumKernel final : public user_op::OpKernel {
+ public:
+  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
+
+ private:
+  using user_op::OpKernel::Compute;
+  void Compute(user_op::KernelComputeContext* ctx) const override {
+    double sum = 0.0;
+    for (int32_t i = 0; i < ctx->input_size("x"); ++i) {
+      sum += square_sum(*ctx->Tensor4ArgNameAndIndex("x", i));
+    }
+    *ctx->Tensor4ArgNameAndIndex("y", 0)->mut_dptr<float>() = static_cast<float>(sum);
+  }
+};
+
+REGISTER_USER_KERNEL(listed("sqrt_square_sum"))
+    .SetCreateFn<SqrtSquareSumKernel>()
+    .SetIsMatchedHob(is_float32_on_cpu("y"))
+    .SetPriority(kKernelPriority);
+
+REGISTER_USER_KERNEL(listed("multi_reduce_sum_pow_abs"))
+    .SetCreateFn<MultiSquareSumKernel>()
+    .SetIsMatchedHob(is_float32_on_cpu("y") && (user_op::HobAttr<float>("p") == 2.0F))
+    .SetPriority(kKernelPriority);
+
+}  // namespace
+
+}  // namespace oneflow_accel

@@ -1,0 +1,31 @@
+#include "optimizer/update.h"
+
+namespace oneflow_accel {
+
+namespace user_op = ::oneflow::user_op;
+
+float input_or(user_op::KernelComputeContext* ctx, const char* name, float value) {
+  if (!ctx->has_input(name, 0)) { return value; }
+  return *ctx->Tensor4ArgNameAndIndex(name, 0)->dptr<float>();
+}
+
+float* data_of(user_op::KernelComputeContext* ctx, const char* name) {
+  return ctx->Tensor4ArgNameAndIndex(name, 0)->mut_dptr<float>();
+}
+
+Update read_update(user_op::KernelComputeContext* ctx) {
+  Update update{};
+  update.terms.scale =
+      static_cast<float>(ctx->Attr<double>("scale")) * input_or(ctx, "scale_by_tensor", 1.0F);
+  update.terms.l1 = ctx->Attr<float>("l1");
+  update.terms.l2 = ctx->Attr<float>("l2");
+  update.learning_rate = input_or(ctx, "learning_rate", ctx->Attr<float>("learning_rate_val"))
+                         * ctx->Attr<float>("learning_rate_scale");
+  update.weight_decay = ctx->Attr<float>("weight_decay");
+  update.skip = ctx->has_input("skip_if", 0)
+                && *ctx->Tensor4ArgNameAndIndex("skip_if", 0)->dptr<int64_t>() != 0;
+  update.count = ctx->Tensor4ArgNameAndIndex("model", 0)->shape_view().elem_cnt();
+  return update;
+}
+
+}  // namespace oneflow_accel

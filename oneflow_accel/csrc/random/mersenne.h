@@ -1,0 +1,77 @@
+// The words of std::mt19937, many at a time.
+//
+// OneFlow's generator for CPUs draws one word after another from std::mt19937. These functions draw
+// the same words and leave the engine as if it had been asked for each, so that later draws, and
+// generator states that are saved, are the same with and without the plug-in.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <random>
+
+#include "common/threads.h"
+
+namespace oneflow_accel::random {
+
+// Words of one state, and of one chunk: what one thread draws before the next one takes over.
+constexpr int64_t kStateWords = static_cast<int64_t>(std::mt19937::state_size);
+constexpr int64_t kChunkStates = 16;
+
+// Below this many words per thread, waking another thread costs more than it saves.
+constexpr int64_t kDrawGrain = 2 * kChunkStates * kStateWords;
+
+// The engine's state: `words` are those of the present block, of which `position` are drawn.
+struct EngineState {
+  uint32_t words[kStateWords];
+  int64_t position;
+};
+EngineState load(const std::mt19937& engine);
+void store(const EngineState& state, std::mt19937& engine);
+
+// Appends n words (before tempering) to the kStateWords that stand before `next`.
+void extend(uint32_t* next, int64_t n);
+
+// The word that the engine gives for one of its state.
+inline __attribute__((always_inline)) uint32_t temper(uint32_t word) {
+  word ^= word >> 11;
+  word ^= (word << 7) & 0x9D2C5680U;
+  word ^= (word << 15) & 0xEFC60000U;
+  return word ^ (word >> 18);
+}
+
+// Draws n words and calls consume(words, begin, count) on ranges that cover [0, n), in parallel.
+// The words still want temper(). Which words an index gets does not depend on the threads.
+template <typename Consume>
+void draw(std::mt19937& engine, int64_t n, const Consume& consume) {
+  EngineState state = load(engine);
+  const int64_t left = std::min(n, kStateWords - state.position);
+  if (left > 0) { consume(state.words + state.position, int64_t{0}, left); }
+  state.position += left;
+
+  const int64_t rest = n - left;
+  constexpr int64_t kChunk = kChunkStates * kStateWords;
+  const int64_t chunks = (rest + kChunk - 1) / kChunk;
+  const int threads =
+      static_cast<int>(std::clamp<int64_t>(rest / kDrawGrain, 1, oneflow_accel::num_threads()));
+  // One thread after another takes the state on by a chunk, which it then works off while the
+  // next thread is at it.
+#pragma omp parallel for ordered schedule(static, 1) num_threads(threads) if (threads > 1)
+  for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+    alignas(64) uint32_t words[kStateWords + kChunk];
+    const int64_t begin = chunk * kChunk;
+    const int64_t count = std::min(kChunk, rest - begin);
+#pragma omp ordered
+    {
+      const int64_t whole = (count + kStateWords - 1) / kStateWords * kStateWords;
+      std::memcpy(words, state.words, sizeof(state.words));
+      extend(words + kStateWords, whole);
+      std::memcpy(state.words, words + whole, sizeof(state.words));
+      state.position = kStateWords - (whole - count);
+    }
+    consume(words + kStateWords, left + begin, count);
+  }
+  store(state, engine);
+}
+
+}  // namespace oneflow_accel::random

@@ -1,0 +1,185 @@
+#include "reduce/sum.h"
+
+#include <algorithm>
+
+#include "common/onednn.h"
+#include "common/simd.h"
+#include "common/simd_math.h"
+#include "common/threads.h"
+
+namespace oneflow_accel {
+
+namespace {
+
+// Elements of a row that are summed up in T, with enough accumulators to keep the error small.
+constexpr int64_t kRowBlock = 4096;
+// Rows of a column sum that are added up in T, and columns whose sums stay in the L1 cache.
+constexpr int64_t kColumnBlock = 128;
+constexpr int64_t kColumnTile = 1024;
+
+ONEFLOW_ACCEL_SIMD
+float row_sum(const float* x, int64_t n) {
+  float sum = 0.0F;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < n; ++i) { sum += x[i]; }
+  return sum;
+}
+
+ONEFLOW_ACCEL_SIMD
+double row_sum(const double* x, int64_t n) {
+  double sum = 0.0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < n; ++i) { sum += x[i]; }
+  return sum;
+}
+
+// sums[i] = the sum over rows r of x[r * stride + i].
+template <typename T>
+ONEFLOW_ACCEL_INLINE void add_rows(const T* x, int64_t stride, int64_t rows, T* sums, int64_t n) {
+  std::fill_n(sums, n, T(0));
+  int64_t r = 0;
+  for (; r + 4 <= rows; r += 4) {
+    const T* row = x + r * stride;
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) {
+      sums[i] += (row[i] + row[stride + i]) + (row[2 * stride + i] + row[3 * stride + i]);
+    }
+  }
+  for (; r < rows; ++r) {
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) { sums[i] += x[r * stride + i]; }
+  }
+}
+
+ONEFLOW_ACCEL_SIMD
+void column_sums(const float* x, int64_t stride, int64_t rows, float* sums, int64_t n) {
+  add_rows(x, stride, rows, sums, n);
+}
+
+ONEFLOW_ACCEL_SIMD
+void column_sums(const double* x, int64_t stride, int64_t rows, double* sums, int64_t n) {
+  add_rows(x, stride, rows, sums, n);
+}
+
+// out[i] = the sum over b of partial[i * stride + b * step].
+template <typename T>
+void add_blocks(const T* partial, int64_t blocks, int64_t stride, int64_t step, T* out, int64_t n) {
+  parallel_for(n, std::max<int64_t>(kGrainSize / blocks, 1), [=](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      double sum = 0.0;
+      for (int64_t b = 0; b < blocks; ++b) { sum += partial[i * stride + b * step]; }
+      out[i] = static_cast<T>(sum);
+    }
+  });
+}
+
+template <typename T>
+T* partial_sums(int64_t n) {
+  return static_cast<T*>(scratch(ScratchSlot::kReduction, n * sizeof(T)));
+}
+
+// (rows, n) -> (rows)
+template <typename T>
+void sum_rows(const T* x, int64_t rows, int64_t n, T* out) {
+  const int64_t blocks = (n + kRowBlock - 1) / kRowBlock;
+  T* sums = blocks == 1 ? out : partial_sums<T>(rows * blocks);
+  const int64_t grain = std::max<int64_t>(kGrainSize / std::min(n, kRowBlock), 1);
+  parallel_for(rows * blocks, grain, [=](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t first = i % blocks * kRowBlock;
+      sums[i] = row_sum(x + i / blocks * n + first, std::min(kRowBlock, n - first));
+    }
+  });
+  if (blocks > 1) { add_blocks(sums, blocks, blocks, 1, out, rows); }
+}
+
+// (outer, rows, columns) -> (outer, columns)
+template <typename T>
+void sum_columns(const T* x, int64_t outer, int64_t rows, int64_t columns, T* out) {
+  const int64_t blocks = (rows + kColumnBlock - 1) / kColumnBlock;
+  const int64_t tiles = (columns + kColumnTile - 1) / kColumnTile;
+  // One after the other: (outer, columns) for the first block, then for the second.
+  T* sums = blocks == 1 ? out : partial_sums<T>(blocks * outer * columns);
+  const int64_t work = std::min(rows, kColumnBlock) * std::min(columns, kColumnTile);
+  const int64_t grain = std::max<int64_t>(kGrainSize / work, 1);
+  parallel_for(outer * blocks * tiles, grain, [=](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t column = i % tiles * kColumnTile;
+      const int64_t block = i / tiles % blocks;
+      const int64_t o = i / tiles / blocks;
+      const int64_t row = block * kColumnBlock;
+      column_sums(x + (o * rows + row) * columns + column, columns,
+                  std::min(kColumnBlock, rows - row), sums + (block * outer + o) * columns + column,
+                  std::min(kColumnTile, columns - column));
+    }
+  });
+  if (blocks > 1) { add_blocks(sums, blocks, 1, outer * columns, out, outer * columns); }
+}
+
+// Neighboring axes that are all summed over, or all kept.
+struct Group {
+  int64_t size;
+  bool summed;
+};
+
+std::vector<Group> groups_of(const ::oneflow::ShapeView& shape, const std::vector<int32_t>& axes) {
+  const auto rank = static_cast<int32_t>(shape.NumAxes());
+  std::vector<bool> summed(rank, false);
+  for (const int32_t axis : axes) { summed[axis < 0 ? axis + rank : axis] = true; }
+  std::vector<Group> groups;
+  for (int32_t k = 0; k < rank; ++k) {
+    if (shape.At(k) == 1) { continue; }
+    if (!groups.empty() && groups.back().summed == summed[k]) {
+      groups.back().size *= shape.At(k);
+    } else {
+      groups.push_back({shape.At(k), summed[k]});
+    }
+  }
+  return groups;
+}
+
+}  // namespace
+
+template <typename T>
+void sum_over(const ::oneflow::ShapeView& shape, const std::vector<int32_t>& axes, const T* x,
+              T* out) {
+  std::vector<Group> groups = groups_of(shape, axes);
+  int64_t kept = 1;
+  auto left = std::count_if(groups.begin(), groups.end(), [](const Group& g) { return g.summed; });
+  for (const Group& group : groups) { kept *= group.summed ? 1 : group.size; }
+  if (left == 0 || shape.elem_cnt() == 0) {
+    const bool copy = shape.elem_cnt() != 0;
+    for (int64_t i = 0; i < kept; ++i) { out[i] = copy ? x[i] : T(0); }
+    return;
+  }
+  // One group after the other, the last one first; what is not final goes to either of two
+  // buffers in turn.
+  ScratchSlot slot = ScratchSlot::kSource;
+  int64_t inner = 1;
+  int64_t outer = shape.elem_cnt();
+  for (std::size_t k = groups.size(); k-- > 0;) {
+    outer /= groups[k].size;
+    if (!groups[k].summed) {
+      inner *= groups[k].size;
+      continue;
+    }
+    T* to = out;
+    if (--left > 0) {
+      to = static_cast<T*>(scratch(slot, outer * inner * sizeof(T)));
+      slot = slot == ScratchSlot::kSource ? ScratchSlot::kDestination : ScratchSlot::kSource;
+    }
+    if (inner == 1) {
+      sum_rows(x, outer, groups[k].size, to);
+    } else {
+      sum_columns(x, outer, groups[k].size, inner, to);
+    }
+    x = to;
+  }
+}
+
+template void sum_over<float>(const ::oneflow::ShapeView&, const std::vector<int32_t>&,
+                              const float*, float*);
+template void sum_over<double>(const ::oneflow::ShapeView&, const std::vector<int32_t>&,
+                               const double*, double*);
+
+}  // namespace oneflow_accel

@@ -1,0 +1,34 @@
+// log_softmax and log_softmax_grad, float32, over the last axis.
+#include "common/simd.h"
+#include "softmax/row.h"
+#include "softmax/row_kernel.h"
+
+namespace oneflow_accel {
+
+namespace {
+
+ONEFLOW_ACCEL_SIMD
+void log_softmax_rows(const float* x, float* y, int64_t rows, int64_t n) {
+  for (int64_t i = 0; i < rows; ++i) { row::log_softmax(x + i * n, y + i * n, n); }
+}
+
+ONEFLOW_ACCEL_SIMD
+void log_softmax_grad_rows(const float* y, const float* dy, float* dx, int64_t rows, int64_t n) {
+  for (int64_t i = 0; i < rows; ++i) {
+    row::log_softmax_grad(y + i * n, dy + i * n, dx + i * n, n);
+  }
+}
+
+REGISTER_USER_KERNEL(listed("log_softmax"))
+    .SetCreateFn(row_map_kernel("in", "prob", log_softmax_rows))
+    .SetIsMatchedHob(is_float32_on_cpu("prob"))
+    .SetPriority(kKernelPriority);
+
+REGISTER_USER_KERNEL(listed("log_softmax_grad"))
+    .SetCreateFn(row_gradient_kernel("prob", log_softmax_grad_rows))
+    .SetIsMatchedHob(is_float32_on_cpu("dx"))
+    .SetPriority(kKernelPriority);
+
+}  // namespace
+
+}  // namespace oneflow_accel

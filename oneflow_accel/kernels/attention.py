@@ -1,0 +1,253 @@
+"""Scaled dot-product attention as one operation.
+
+Nothing here drops out attention weights: a caller that wants dropout composes the product, softmax
+and dropout itself, or uses LiBai's fused operators.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+from oneflow_accel.backends.cpu import CpuBackend
+from oneflow_accel.kernels.operators import Operator, differentiable
+from oneflow_accel.kernels.registry import implementation, register_operation
+
+import oneflow as flow
+
+_TYPES = {"causal": "bool", "scale": "double"}
+
+_attention = Operator(
+    "oneflow_accel_attention",
+    inputs=("query", "key", "value"),
+    outputs=("out", "lse"),
+    attributes=_TYPES,
+)
+_attention_grad = Operator(
+    "oneflow_accel_attention_grad",
+    inputs=("out_grad", "query", "key", "value", "out", "lse"),
+    outputs=("query_grad", "key_grad", "value_grad"),
+    attributes=_TYPES,
+)
+_packed = Operator(
+    "oneflow_accel_packed_attention",
+    inputs=("qkv",),
+    outputs=("out", "lse"),
+    attributes=_TYPES,
+)
+_packed_grad = Operator(
+    "oneflow_accel_packed_attention_grad",
+    inputs=("out_grad", "qkv", "out", "lse"),
+    outputs=("qkv_grad",),
+    attributes=_TYPES,
+)
+
+
+def scaled_dot_product_attention(
+    query: flow.Tensor,
+    key: flow.Tensor,
+    value: flow.Tensor,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+) -> flow.Tensor:
+    """softmax(scale query key^T) value, for each batch entry and head.
+
+    Args:
+        query: (batch, heads, queries, dim), local or global.
+        key: (batch, heads, keys, dim), of the same dtype; at least one key.
+        value: like `key`.
+        causal: query i sees key j where j <= i + keys - queries: the last query sees all keys, as
+            generation with a key/value cache needs it. Needs keys >= queries.
+        scale: factor of the scores; None for 1 / sqrt(dim).
+
+    Returns:
+        (batch, heads, queries, dim). Global tensors may be split along batch or heads.
+
+    Raises:
+        ValueError: the shapes do not fit.
+    """
+    _check_shapes(query, key, value, causal)
+    return _attention_operation(
+        query, key, value, causal=causal, scale=_scale(scale, query.shape[-1])
+    )
+
+
+def packed_attention(
+    qkv: flow.Tensor, num_heads: int, *, causal: bool = False, scale: float | None = None
+) -> flow.Tensor:
+    """Self-attention of the three parts of one projection, read where they lie: the layout in
+    which a linear layer of 3 x heads x dim outputs gives them, as in ViT and GPT-2.
+
+    Args:
+        qkv: (batch, time, 3 x heads x dim) or (batch, time, 3, heads, dim), local or global;
+            along axis 2 query, key and value. A global tensor that is split along heads must
+            have five axes.
+        num_heads: heads.
+        causal: position i sees positions up to i.
+        scale: factor of the scores; None for 1 / sqrt(dim).
+
+    Returns:
+        (batch, time, heads x dim).
+
+    Raises:
+        ValueError: the shape does not fit.
+    """
+    shape = tuple(qkv.shape)
+    fits = shape[2:4] == (3, num_heads) if len(shape) == 5 else len(shape) == 3
+    if not fits or num_heads < 1 or math.prod(shape[2:]) % (3 * num_heads) or shape[1] == 0:
+        raise ValueError(
+            f"qkv of {shape} is neither (batch, time, 3 x heads x dim) nor (batch, time, 3, heads, "
+            f"dim) with {num_heads} heads and at least one position"
+        )
+    dim = math.prod(shape[2:]) // (3 * num_heads)
+    if len(shape) == 3:
+        qkv = qkv.reshape(*shape[:2], 3, num_heads, dim)
+    out = _packed_operation(qkv, causal=causal, scale=_scale(scale, dim))
+    return out.reshape(*shape[:2], num_heads * dim)
+
+
+def _check_shapes(query: flow.Tensor, key: flow.Tensor, value: flow.Tensor, causal: bool) -> None:
+    q, k, v = tuple(query.shape), tuple(key.shape), tuple(value.shape)
+    if len(q) != 4 or len(k) != 4 or k != v or (*q[:2], q[3]) != (*k[:2], k[3]) or k[2] == 0:
+        raise ValueError(
+            f"query {q}, key {k} and value {v} are not (batch, heads, queries, dim) and twice "
+            "(batch, heads, keys, dim) with at least one key"
+        )
+    if causal and k[2] < q[2]:
+        raise ValueError(f"causal attention of {q[2]} queries needs as many keys, not {k[2]}")
+
+
+def _scale(scale: float | None, dim: int) -> float:
+    return 1.0 / math.sqrt(max(dim, 1)) if scale is None else float(scale)
+
+
+def _composition(
+    query: flow.Tensor, key: flow.Tensor, value: flow.Tensor, *, causal: bool, scale: float
+) -> flow.Tensor:
+    scores = flow.matmul(query, key.transpose(-2, -1)) * scale
+    if causal:
+        # A sum, as masking operators do not exist on every device.
+        scores = scores + _causal_mask(scores)
+    return flow.matmul(flow.softmax(scores, dim=-1), value)
+
+
+def _causal_mask(scores: flow.Tensor) -> flow.Tensor:
+    """0 where a query sees a key and -infinity elsewhere, (queries, keys)."""
+    queries, keys = scores.shape[-2:]
+    place: dict[str, Any] = {"device": scores.device} if scores.is_local else {}
+    if scores.is_global:
+        sbp = [flow.sbp.broadcast] * len(scores.sbp)
+        place = {"placement": scores.placement, "sbp": sbp}
+    last_seen = flow.arange(queries, **place).reshape(queries, 1) + (keys - queries)
+    hidden = flow.arange(keys, **place).reshape(1, keys) > last_seen
+    return hidden.to(scores.dtype) * flow.finfo(scores.dtype).min
+
+
+def _packed_composition(qkv: flow.Tensor, *, causal: bool, scale: float) -> flow.Tensor:
+    query, key, value = (qkv[:, :, part].permute(0, 2, 1, 3) for part in range(3))
+    out = _composition(query, key, value, causal=causal, scale=scale)
+    return out.permute(0, 2, 1, 3)
+
+
+_attention_operation = register_operation(
+    "scaled_dot_product_attention",
+    reference=_composition,
+    doc="softmax(scale query key^T) value.",
+)
+_packed_operation = register_operation(
+    "packed_attention",
+    reference=_packed_composition,
+    doc="softmax(scale query key^T) value of the parts of one projection.",
+)
+
+
+def _needs_gradient(tensors: Sequence[flow.Tensor]) -> bool:
+    return flow.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def _not_supported(*tensors: flow.Tensor, **attributes: Any) -> list[str]:
+    return _attention.missing_reasons()
+
+
+def _bfloat16_not_supported(*tensors: flow.Tensor, **attributes: Any) -> list[str]:
+    if _needs_gradient(tensors):
+        return ["has a gradient in float32 only"]
+    return _not_supported()
+
+
+@lru_cache(maxsize=64)
+def _with_gradient(
+    forward: Operator, backward: Operator, causal: bool, scale: float
+) -> Callable[..., flow.Tensor]:
+    def run(ctx: Any, *tensors: flow.Tensor) -> flow.Tensor:
+        out, lse = forward(*tensors, causal=causal, scale=scale)
+        ctx.save_for_backward(*tensors, out, lse)
+        return out
+
+    def gradients(ctx: Any, out_grad: flow.Tensor) -> Any:
+        found = backward(out_grad, *ctx.saved_tensors, causal=causal, scale=scale)
+        return found if len(found) > 1 else found[0]
+
+    return differentiable(forward.name, run, gradients)
+
+
+def _run(
+    forward: Operator, backward: Operator, *tensors: flow.Tensor, causal: bool, scale: float
+) -> flow.Tensor:
+    if _needs_gradient(tensors):
+        return _with_gradient(forward, backward, causal, scale)(*tensors)
+    # An autograd function takes longer to call than one generated token's attention.
+    return forward(*tensors, causal=causal, scale=scale)[0]
+
+
+@implementation(
+    "scaled_dot_product_attention",
+    backend=CpuBackend.name,
+    dtypes=(flow.float32,),
+    not_supported_reasons=_not_supported,
+)
+def blocked_attention(
+    query: flow.Tensor, key: flow.Tensor, value: flow.Tensor, *, causal: bool, scale: float
+) -> flow.Tensor:
+    """Keeps no (queries, keys) matrix, neither for the output nor for the gradient."""
+    return _run(_attention, _attention_grad, query, key, value, causal=causal, scale=scale)
+
+
+@implementation(
+    "scaled_dot_product_attention",
+    backend=CpuBackend.name,
+    dtypes=(flow.bfloat16,),
+    not_supported_reasons=_bfloat16_not_supported,
+)
+def blocked_attention_bfloat16(
+    query: flow.Tensor, key: flow.Tensor, value: flow.Tensor, *, causal: bool, scale: float
+) -> flow.Tensor:
+    """Reads and writes bfloat16, computes in float32; without a gradient."""
+    return _attention(query, key, value, causal=causal, scale=scale)[0]
+
+
+@implementation(
+    "packed_attention",
+    backend=CpuBackend.name,
+    dtypes=(flow.float32,),
+    not_supported_reasons=_not_supported,
+)
+def blocked_packed_attention(qkv: flow.Tensor, *, causal: bool, scale: float) -> flow.Tensor:
+    """Keeps no (time, time) matrix, neither for the output nor for the gradient."""
+    return _run(_packed, _packed_grad, qkv, causal=causal, scale=scale)
+
+
+@implementation(
+    "packed_attention",
+    backend=CpuBackend.name,
+    dtypes=(flow.bfloat16,),
+    not_supported_reasons=_bfloat16_not_supported,
+)
+def blocked_packed_attention_bfloat16(
+    qkv: flow.Tensor, *, causal: bool, scale: float
+) -> flow.Tensor:
+    """Reads and writes bfloat16, computes in float32; without a gradient."""
+    return _packed(qkv, causal=causal, scale=scale)[0]

@@ -1,0 +1,198 @@
+"""Operators that only the plug-in has, called from Python.
+
+OneFlow generates its Python functions for its own operators. An operator that the plug-in adds
+(`REGISTER_USER_OP` in C++) is described here once and then called like any function of tensors; it
+goes through OneFlow's dispatcher, so it runs eagerly and in nn.Graph, on local and global tensors:
+
+    _scale = Operator("oneflow_accel_scale", inputs=("x",), outputs=("y",),
+                      attributes={"factor": "double"})
+    (y,) = _scale(x, factor=2.0)
+
+An operator has no gradient of its own: `differentiable` joins it with the one that computes it.
+Models do not call these, but the entry of `oneflow_accel.kernels.registry` whose implementation
+they are: it falls back to its reference where there is no plug-in.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from oneflow_accel.errors import UserError
+from oneflow_accel.kernels import plugin
+
+import oneflow as flow
+
+# Types an attribute can have, as OneFlow names them, and the Python types of their values.
+_SCALARS: dict[str, tuple[type, ...]] = {
+    "bool": (bool,),
+    "int32": (int,),
+    "int64": (int,),
+    "float": (float, int),
+    "double": (float, int),
+    "string": (str,),
+}
+_LISTS = {"list_int32": "int32", "list_int64": "int64", "list_float": "float"}
+
+
+class Operator:
+    """One operator of the plug-in.
+
+    Attributes:
+        name: what C++ registers it as.
+        inputs: names of its inputs, in the order of a call's arguments.
+        outputs: names of its outputs, in the order of a call's results.
+        attributes: type of each attribute: "bool", "int32", "int64", "float", "double", "string",
+            "list_int32", "list_int64" or "list_float".
+        optional: inputs that may be None.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        attributes: Mapping[str, str] | None = None,
+        optional: Sequence[str] = (),
+    ) -> None:
+        self.name = name
+        self.inputs = tuple(inputs)
+        self.outputs = tuple(outputs)
+        self.attributes = dict(attributes or {})
+        self.optional = frozenset(optional)
+        unknown = set(self.attributes.values()) - set(_SCALARS) - set(_LISTS)
+        if unknown or not self.optional <= set(self.inputs):
+            raise ValueError(f"{name}: wrong attribute types or optional inputs: {unknown}")
+        # Building an expression costs more than running a small operator.
+        self._expressions: dict[tuple[Any, ...], Any] = {}
+
+    def missing_reasons(self) -> list[str]:
+        """Why this operator cannot run in this process; empty where it can."""
+        state = plugin.state()
+        if not state.loaded:
+            return [f"there is no CPU plug-in: {state.reason}"]
+        if self.name not in state.operators:
+            return [f"the CPU plug-in has no operator {self.name}: build it again"]
+        return []
+
+    def __call__(self, *tensors: flow.Tensor | None, **attributes: Any) -> tuple[flow.Tensor, ...]:
+        """Run the operator.
+
+        Args:
+            tensors: one for each input; None for an optional input that is left out.
+            attributes: a value for each attribute.
+
+        Returns:
+            A tensor for each output.
+
+        Raises:
+            UserError: this process has no plug-in, or one without this operator.
+            TypeError: a wrong number or type of arguments.
+            RuntimeError: OneFlow or the operator refuses these tensors; the text says why.
+        """
+        if len(tensors) != len(self.inputs):
+            raise TypeError(
+                f"{self.name} takes {len(self.inputs)} tensors ({', '.join(self.inputs)}), "
+                f"not {len(tensors)}"
+            )
+        present = tuple(tensor is not None for tensor in tensors)
+        for name, tensor in zip(self.inputs, tensors, strict=True):
+            if tensor is None and name in self.optional:
+                continue
+            if not isinstance(tensor, flow.Tensor):
+                raise TypeError(f"{self.name}: {name} is no tensor but {type(tensor).__name__}")
+        expression = self._expression(present, attributes)
+        return _runner()(expression, tuple(tensor for tensor in tensors if tensor is not None))
+
+    def _expression(self, present: tuple[bool, ...], attributes: dict[str, Any]) -> Any:
+        if attributes.keys() != self.attributes.keys():
+            raise TypeError(
+                f"{self.name} takes the attributes {sorted(self.attributes)}, "
+                f"not {sorted(attributes)}"
+            )
+        # In the order of their declaration, whatever the order of the call.
+        values = tuple(
+            tuple(attributes[name]) if kind in _LISTS else attributes[name]
+            for name, kind in self.attributes.items()
+        )
+        # The types too: 1, 1.0 and True are equal.
+        key = (present, values, tuple(map(type, values)))
+        if key not in self._expressions:
+            missing = self.missing_reasons()
+            if missing:
+                raise UserError(f"{self.name} cannot run: {missing[0]}")
+            self._expressions[key] = self._build(present, values)
+        return self._expressions[key]
+
+    def _build(self, present: tuple[bool, ...], values: tuple[Any, ...]) -> Any:
+        inputs = [name for name, has in zip(self.inputs, present, strict=True) if has]
+        lines = [f'op_type_name: "{self.name}"']
+        for kind, names in (("input", inputs), ("output", self.outputs)):
+            for name in names:
+                blob = f"{self.name}/{name}_0"
+                lines.append(f'{kind} {{ key: "{name}" value {{ s: "{blob}" }} }}')
+                lines.append(f'{kind}_order: "{name}"')
+        for (name, kind), value in zip(self.attributes.items(), values, strict=True):
+            text = self._attribute_text(name, kind, value)
+            lines.append(f'attr {{ key: "{name}" value {{ at_{kind}{text} }} }}')
+        return flow._oneflow_internal.one.UserOpExpr(
+            self.name,
+            "\n".join(lines),
+            [f"{name}_0" for name in inputs],
+            [f"{name}_0" for name in self.outputs],
+        )
+
+    def _attribute_text(self, name: str, kind: str, value: Any) -> str:
+        if kind in _LISTS:
+            element = _LISTS[kind]
+            return (
+                f" {{{''.join(f' val{self._attribute_text(name, element, x)}' for x in value)} }}"
+            )
+        # bool is an int to Python.
+        if not isinstance(value, _SCALARS[kind]) or (isinstance(value, bool) != (kind == "bool")):
+            raise TypeError(f"{self.name}: the attribute {name} must be {kind}, not {value!r}")
+        if kind == "string":
+            escaped = str(value).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+            return f': "{escaped}"'
+        return f": {str(value).lower()}"
+
+
+def differentiable(
+    name: str,
+    forward: Callable[..., Any],
+    backward: Callable[..., Any],
+) -> Callable[..., Any]:
+    """A function of tensors with a gradient, for autograd in eager mode and in nn.Graph.
+
+    Args:
+        name: what the autograd node is called.
+        forward: `forward(ctx, *tensors)` returns a tensor or a tuple of tensors; what it gives to
+            `ctx.save_for_backward` is `ctx.saved_tensors` in `backward`. It runs without autograd.
+        backward: `backward(ctx, *gradients)` takes one gradient for each result and returns one
+            for each tensor.
+
+    Returns:
+        A function of the tensors. It takes no None: an optional tensor that is absent must be left
+        out, and no other values: make one function for each set of attributes, and keep it.
+    """
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    function: Any = type(name, (flow.autograd.Function,), methods)
+    return function.apply
+
+
+@lru_cache(maxsize=1)
+def _runner() -> Callable[[Any, tuple[flow.Tensor, ...]], tuple[flow.Tensor, ...]]:
+    """The plug-in's function that runs an operator expression."""
+    # PyDLL, not CDLL: the function works on Python objects, so it must hold the GIL.
+    library = ctypes.PyDLL(str(plugin.state().path))
+    bind = library.oneflow_accel_bind_module
+    bind.argtypes, bind.restype = [ctypes.c_char_p], ctypes.c_char_p
+    reason = bind(flow._oneflow_internal.__file__.encode())
+    if reason is not None:
+        raise UserError(f"{flow._oneflow_internal.__file__} cannot be used: {reason.decode()}")
+    run = library.oneflow_accel_run
+    run.argtypes, run.restype = [ctypes.py_object, ctypes.py_object], ctypes.py_object
+    return run

@@ -1,0 +1,151 @@
+"""Scaled dot-product attention, of separate tensors and of one packed projection."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from oneflow_accel.kernels.attention import packed_attention, scaled_dot_product_attention
+
+import numpy as np
+import oneflow as flow
+
+from tests.oneflow_accel.kernels.record import Layout, Record, case
+
+
+def _probabilities(q: np.ndarray, k: np.ndarray, causal: bool, scale: float) -> np.ndarray:
+    scores = scale * q @ k.swapaxes(-2, -1)
+    if causal:
+        queries, keys = scores.shape[-2:]
+        i, j = np.arange(queries)[:, None], np.arange(keys)
+        scores = np.where(j <= i + keys - queries, scores, -np.inf)
+    exponentials = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return exponentials / exponentials.sum(axis=-1, keepdims=True)
+
+
+def _scale(scale: float | None, dim: int) -> float:
+    return dim**-0.5 if scale is None else scale
+
+
+def _reference(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    causal: bool = False,
+    scale: float | None = None,
+) -> np.ndarray:
+    return _probabilities(q, k, causal, _scale(scale, q.shape[-1])) @ v
+
+
+def _gradient(
+    dy: np.ndarray,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    causal: bool = False,
+    scale: float | None = None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    factor = _scale(scale, q.shape[-1])
+    p = _probabilities(q, k, causal, factor)
+    dp = dy @ v.swapaxes(-2, -1)
+    ds = factor * p * (dp - (dp * p).sum(axis=-1, keepdims=True))
+    return ds @ k, ds.swapaxes(-2, -1) @ q, p.swapaxes(-2, -1) @ dy
+
+
+def _parts(qkv: np.ndarray, num_heads: int) -> list[np.ndarray]:
+    dim = int(np.prod(qkv.shape[2:])) // (3 * num_heads)
+    parts = qkv.reshape(*qkv.shape[:2], 3, num_heads, dim).transpose(2, 0, 3, 1, 4)
+    return [parts[0], parts[1], parts[2]]
+
+
+def _packed_reference(qkv: np.ndarray, num_heads: int, **attributes: Any) -> np.ndarray:
+    out = _reference(*_parts(qkv, num_heads), **attributes)
+    return out.transpose(0, 2, 1, 3).reshape(*qkv.shape[:2], num_heads * out.shape[-1])
+
+
+def _packed_gradient(
+    dy: np.ndarray, qkv: np.ndarray, num_heads: int, **attributes: Any
+) -> tuple[np.ndarray]:
+    dim = dy.shape[2] // num_heads
+    out_grad = dy.reshape(*dy.shape[:2], num_heads, dim).transpose(0, 2, 1, 3)
+    gradients = _gradient(out_grad, *_parts(qkv, num_heads), **attributes)
+    return (np.stack(gradients).transpose(1, 3, 0, 2, 4).reshape(qkv.shape),)
+
+
+def _large(generator: np.random.Generator) -> np.ndarray:
+    """Scores of some hundreds: their exponentials overflow unless the largest is taken away."""
+    return 4.0 * generator.standard_normal((1, 2, 70, 16))
+
+
+def _call(q: flow.Tensor, k: flow.Tensor, v: flow.Tensor, **attributes: Any) -> flow.Tensor:
+    return scaled_dot_product_attention(q, k, v, **attributes)
+
+
+def _self_attention(shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    return (shape, shape, shape)
+
+
+def _queries_and_keys(
+    queries: int, keys: int, batch: int = 2, heads: int = 2, dim: int = 8
+) -> tuple[tuple[int, ...], ...]:
+    return (
+        (batch, heads, queries, dim),
+        (batch, heads, keys, dim),
+        (batch, heads, keys, dim),
+    )
+
+
+RECORDS = [
+    Record(
+        name="scaled_dot_product_attention",
+        operators=("oneflow_accel_attention", "oneflow_accel_attention_grad"),
+        call=_call,
+        reference=_reference,
+        gradient=_gradient,
+        cases=[
+            case("one", *_self_attention((1, 1, 1, 1))),
+            case("odd", *_self_attention((2, 3, 7, 5)), reduced=7),
+            case("odd causal", *_self_attention((2, 3, 7, 5)), causal=True, reduced=7),
+            case("no batch", *_self_attention((0, 3, 7, 5))),
+            case("no query", *_queries_and_keys(0, 5)),
+            case("one query", *_queries_and_keys(1, 33), causal=True, reduced=33),
+            case("one long query", *_queries_and_keys(1, 531, dim=19), reduced=531),
+            case("two queries", *_queries_and_keys(2, 5), causal=True, reduced=5),
+            case("cache", *_queries_and_keys(5, 71), causal=True, scale=0.3, reduced=71),
+            case("more queries", *_queries_and_keys(131, 3), reduced=131),
+            case("wide", *_queries_and_keys(50, 67, heads=1, dim=129), reduced=129),
+            case("large scores", _large, _large, _large, scale=1.0, reduced=400),
+            # Above the blocks of queries and keys of both directions, by a little.
+            case("blocks", *_queries_and_keys(290, 301, 1, 2, 64), reduced=301),
+            case("blocks causal", *_queries_and_keys(290, 301, 1, 2, 17), causal=True, reduced=301),
+            case("threads", *_self_attention((3, 5, 65, 33)), causal=True, reduced=65),
+            case("global", *_queries_and_keys(6, 9, 2, 4, 3), causal=True, reduced=9),
+        ],
+        layouts=[
+            Layout(inputs=("B", "B", "B"), output="B"),
+            Layout(inputs=("S(0)", "S(0)", "S(0)"), output="S(0)"),
+            Layout(inputs=("S(1)", "S(1)", "S(1)"), output="S(1)"),
+        ],
+        dtypes=("float32", "bfloat16"),
+    ),
+    Record(
+        name="packed_attention",
+        operators=("oneflow_accel_packed_attention", "oneflow_accel_packed_attention_grad"),
+        call=packed_attention,
+        reference=_packed_reference,
+        gradient=_packed_gradient,
+        cases=[
+            case("odd", (2, 7, 45), num_heads=3, reduced=7),
+            case("odd causal", (2, 7, 45), num_heads=3, causal=True, scale=0.7, reduced=7),
+            case("no batch", (0, 7, 45), num_heads=3),
+            case("vision", (2, 197, 3, 2, 64), num_heads=2, reduced=197),
+            case("language", (1, 256, 3 * 128), num_heads=2, causal=True, reduced=256),
+            case("global", (2, 6, 3, 4, 5), num_heads=4, causal=True, reduced=6),
+        ],
+        layouts=[
+            Layout(inputs=("B",), output="B"),
+            Layout(inputs=("S(0)",), output="S(0)"),
+            Layout(inputs=("S(3)",), output="S(2)"),
+        ],
+        dtypes=("float32", "bfloat16"),
+    ),
+]

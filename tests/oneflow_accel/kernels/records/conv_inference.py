@@ -1,0 +1,144 @@
+"""conv2d_add_relu: the convolution of inference, with all that follows it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from oneflow_accel.inference.convolution import conv2d_add_relu
+
+import numpy as np
+import oneflow as flow
+
+from tests.oneflow_accel.kernels.record import Case, Layout, Record, Shape, case
+from tests.oneflow_accel.kernels.reference_conv import ConvCase, conv_forward
+
+LAST = "channels_last"
+
+
+def _call(
+    x: flow.Tensor, weight: flow.Tensor, *others: flow.Tensor, **attributes: Any
+) -> flow.Tensor:
+    attributes = dict(attributes)
+    bias, summand = _optional(others, attributes)
+    # The bias is float32 in every convolution.
+    bias = None if bias is None else bias.to(flow.float32)
+    return conv2d_add_relu(x, weight, bias, summand, owner=0, **attributes)
+
+
+def _reference(
+    x: np.ndarray, weight: np.ndarray, *others: np.ndarray, **attributes: Any
+) -> np.ndarray:
+    attributes = dict(attributes)
+    bias, summand = _optional(others, attributes)
+    if attributes["data_format"] == LAST:
+        x, weight = np.moveaxis(x, -1, 1), np.moveaxis(weight, -1, 1)
+    convolution = ConvCase(
+        batch=x.shape[0],
+        channels=(x.shape[1], weight.shape[0]),
+        spatial=x.shape[2:],
+        kernel=weight.shape[2:],
+        stride=attributes["stride"],
+        padding=attributes["padding"],
+        dilation=attributes["dilation"],
+        groups=attributes["groups"],
+    )
+    y = conv_forward(convolution, x, weight, np.zeros(len(weight)) if bias is None else bias)
+    if attributes["data_format"] == LAST:
+        y = np.moveaxis(y, 1, -1)
+    if summand is not None:
+        y = y + summand
+    return np.maximum(y, 0) if attributes["relu"] else y
+
+
+def _optional(others: tuple[Any, ...], attributes: dict[str, Any]) -> tuple[Any, Any]:
+    """Bias and summand, of those that the case has; takes "has" out of the attributes."""
+    given = dict(zip(attributes.pop("has").split(), others, strict=True))
+    return given.get("bias"), given.get("summand")
+
+
+def _case(
+    name: str,
+    convolution: ConvCase,
+    *,
+    data_format: str = LAST,
+    has: str = "bias summand",
+    relu: bool = True,
+) -> Case:
+    def shape(standard: Shape) -> Shape:
+        return (standard[0], *standard[2:], standard[1]) if data_format == LAST else standard
+
+    others = {"bias": (convolution.channels[1],), "summand": shape(convolution.y_shape)}
+    return case(
+        name,
+        shape(convolution.x_shape),
+        shape(convolution.weight_shape),
+        *(others[name] for name in has.split()),
+        reduced=convolution.terms["y"] + 1,
+        stride=convolution.stride,
+        padding=convolution.padding,
+        dilation=convolution.dilation,
+        groups=convolution.groups,
+        data_format=data_format,
+        has=has,
+        relu=relu,
+    )
+
+
+def _geometry(
+    channels: tuple[int, int],
+    spatial: tuple[int, int],
+    kernel: int,
+    *,
+    batch: int = 2,
+    stride: int = 1,
+    padding: int = 0,
+    dilation: int = 1,
+    groups: int = 1,
+) -> ConvCase:
+    pairs = [(value, value) for value in (kernel, stride, padding, dilation)]
+    return ConvCase(batch, channels, spatial, *pairs, groups)
+
+
+_WIDE = _geometry((64, 80), (9, 7), 3, padding=1)
+_CASES = [
+    _case("global", _WIDE),
+    _case("channels-first", _WIDE, data_format="channels_first"),
+    _case("no-relu", _WIDE, relu=False),
+    _case("bias-only", _WIDE, has="bias"),
+    _case("summand-only", _WIDE, has="summand", relu=False),
+    _case("alone", _WIDE, has="", relu=False),
+    _case("alone-relu", _WIDE, has="", data_format="channels_first"),
+]
+for _format in (LAST, "channels_first"):
+    _CASES += [
+        _case(f"{name}-{_format}", convolution, data_format=_format)
+        for name, convolution in {
+            "one-pixel": _geometry((1, 1), (1, 1), 1, batch=1),
+            "empty-batch": _geometry((6, 10), (9, 11), 3, batch=0, padding=1),
+            "odd": _geometry((7, 5), (13, 9), 2, batch=3, stride=2, padding=1),
+            "1x1-large-image": _geometry((24, 17), (30, 31), 1),
+            "1x1-strided": _geometry((48, 64), (15, 14), 1, stride=2),
+            "stem": _geometry((3, 64), (32, 30), 7, stride=2, padding=3),
+            "patches": _geometry((3, 50), (24, 16), 8, stride=8),
+            "dilated": _geometry((8, 12), (15, 14), 3, padding=2, dilation=2),
+            "groups": _geometry((32, 48), (9, 10), 3, padding=1, groups=4),
+            "odd-groups": _geometry((15, 9), (8, 7), 3, stride=2, padding=1, groups=3),
+            "depthwise": _geometry((40, 40), (11, 12), 3, padding=1, groups=40),
+        }.items()
+    ]
+_CASES.append(_case("threads", _geometry((64, 64), (56, 56), 3, batch=1, padding=1)))
+
+RECORDS = [
+    Record(
+        name="conv2d_add_relu",
+        operators=("oneflow_accel_conv2d",),
+        call=_call,
+        reference=_reference,
+        cases=_CASES,
+        layouts=(
+            Layout(("S(0)", "B", "B", "S(0)"), "S(0)"),
+            Layout(("B", "B", "B", "B"), "B"),
+        ),
+        dtypes=("float32", "bfloat16"),
+    )
+]

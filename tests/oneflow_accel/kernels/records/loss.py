@@ -1,0 +1,209 @@
+"""Cross entropies over class indices and over distributions, and the negative log likelihood."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import oneflow as flow
+
+from tests.oneflow_accel.kernels.record import Layout, Record, case
+
+Gradients = tuple[np.ndarray | None, ...]
+
+
+def _labels(*shape: int, classes: int, dtype: Any = np.int64) -> Any:
+    return lambda generator: generator.integers(0, classes, shape).astype(dtype)
+
+
+def _some_ignored(rows: int, classes: int, ignored: int) -> Any:
+    def make(generator: np.random.Generator) -> np.ndarray:
+        labels = generator.integers(0, classes, rows)
+        labels[::3] = ignored
+        return labels
+
+    return make
+
+
+def _distribution(*shape: int) -> Any:
+    return lambda generator: generator.dirichlet(np.ones(shape[-1]), shape[:-1])
+
+
+def _positive(*shape: int) -> Any:
+    return lambda generator: generator.uniform(0.2, 2.0, shape)
+
+
+def _one_hot(label: np.ndarray, classes: int) -> np.ndarray:
+    """[..., classes]; zeros where the label is no class."""
+    return (label[..., None] == np.arange(classes)).astype(np.float64)
+
+
+def _log_softmax(x: np.ndarray) -> np.ndarray:
+    shifted = x - x.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+
+
+def _sparse(x: np.ndarray, label: np.ndarray) -> np.ndarray:
+    return -(_log_softmax(x) * _one_hot(label, x.shape[-1])).sum(-1)
+
+
+def _sparse_grad(dy: np.ndarray, x: np.ndarray, label: np.ndarray) -> Gradients:
+    return dy[..., None] * (np.exp(_log_softmax(x)) - _one_hot(label, x.shape[-1])), None
+
+
+def _dense(x: np.ndarray, label: np.ndarray) -> np.ndarray:
+    return -(_log_softmax(x) * label).sum(-1)
+
+
+def _dense_grad(dy: np.ndarray, x: np.ndarray, label: np.ndarray) -> Gradients:
+    # The operator's own gradient, which counts on labels that sum up to 1.
+    return dy[..., None] * (np.exp(_log_softmax(x)) - label), None
+
+
+def _nll(
+    x: np.ndarray, label: np.ndarray, *weight: np.ndarray, ignore_index: int = -100
+) -> np.ndarray:
+    one_hot = _one_hot(np.where(label == ignore_index, -1, label), x.shape[-1])
+    return -(x * one_hot * (weight[0] if weight else 1.0)).sum(-1)
+
+
+def _nll_grad(
+    dy: np.ndarray, x: np.ndarray, label: np.ndarray, *weight: np.ndarray, ignore_index: int = -100
+) -> Gradients:
+    one_hot = _one_hot(np.where(label == ignore_index, -1, label), x.shape[-1])
+    dx = -dy[..., None] * one_hot * (weight[0] if weight else 1.0)
+    return (dx, None, *(None for _ in weight))
+
+
+def _cross_entropy(
+    x: np.ndarray,
+    label: np.ndarray,
+    *weight: np.ndarray,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> np.ndarray:
+    """The mean over the labels that count, weighted."""
+    classes = x.shape[-1]
+    of_class = weight[0] if weight else np.ones(classes)
+    counts = (label != ignore_index)[:, None]
+    one_hot = _one_hot(label, classes) * counts
+    target = (1 - label_smoothing) * one_hot + label_smoothing / classes * counts
+    return -(_log_softmax(x) * target * of_class).sum() / (one_hot * of_class).sum()
+
+
+def _cross_entropy_grad(
+    dy: np.ndarray,
+    x: np.ndarray,
+    label: np.ndarray,
+    *weight: np.ndarray,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> Gradients:
+    classes = x.shape[-1]
+    of_class = weight[0] if weight else np.ones(classes)
+    counts = (label != ignore_index)[:, None]
+    one_hot = _one_hot(label, classes) * counts
+    target = of_class * ((1 - label_smoothing) * one_hot + label_smoothing / classes * counts)
+    dx = np.exp(_log_softmax(x)) * target.sum(-1, keepdims=True) - target
+    return (dy * dx / (one_hot * of_class).sum(), None, *(None for _ in weight))
+
+
+def _call_nll(
+    x: flow.Tensor, label: flow.Tensor, *weight: flow.Tensor, ignore_index: int = -100
+) -> flow.Tensor:
+    fixed = weight[0].detach() if weight else None
+    return flow._C.nll_loss(x, label, fixed, ignore_index, "none")
+
+
+def _call_cross_entropy(
+    x: flow.Tensor, label: flow.Tensor, *weight: flow.Tensor, **attributes: Any
+) -> flow.Tensor:
+    fixed = weight[0].detach() if weight else None
+    return flow.nn.functional.cross_entropy(x, label, fixed, **attributes)
+
+
+def _call_dense(x: flow.Tensor, label: flow.Tensor) -> flow.Tensor:
+    return flow._C.softmax_cross_entropy(x, label.detach())
+
+
+RECORDS = [
+    Record(
+        "sparse_softmax_cross_entropy",
+        ("sparse_softmax_cross_entropy", "sparse_softmax_cross_entropy_grad"),
+        flow._C.sparse_softmax_cross_entropy,
+        _sparse,
+        (
+            case("global", (6, 10), _labels(6, classes=10)),
+            case("one_class", (3, 1), _labels(3, classes=1)),
+            case("int32", (5, 17), _labels(5, classes=17, dtype=np.int32), reduced=17),
+            case("three_axes", (2, 3, 33), _labels(2, 3, classes=33), reduced=33),
+            case("vocabulary", (8, 50257), _labels(8, classes=50257), reduced=50257),
+            case("empty", (0, 5), _labels(0, classes=5)),
+        ),
+        gradient=_sparse_grad,
+        layouts=(Layout(("S(0)", "S(0)"), "S(0)"), Layout(("B", "B"), "B")),
+    ),
+    Record(
+        # Classes split over processes: small operators around these.
+        "sparse_softmax_cross_entropy_ms",
+        (
+            "sparse_cross_entropy_ms",
+            "sparse_cross_entropy_ms_grad",
+            "sparse_softmax_cross_entropy_ms_grad",
+        ),
+        flow._C.sparse_softmax_cross_entropy,
+        _sparse,
+        (case("global", (6, 11), _labels(6, classes=11), reduced=11),),
+        gradient=_sparse_grad,
+        layouts=(Layout(("S(1)", "B"), "P"),),
+    ),
+    Record(
+        "softmax_cross_entropy",
+        ("softmax_cross_entropy", "softmax_cross_entropy_grad"),
+        _call_dense,
+        _dense,
+        (
+            case("global", (6, 10), _distribution(6, 10), reduced=10),
+            case("three_axes", (2, 3, 33), _distribution(2, 3, 33), reduced=33),
+            case("threads", (64, 1000), _distribution(64, 1000), reduced=1000),
+        ),
+        layouts=(Layout(("S(0)", "S(0)"), "S(0)"),),
+    ),
+    Record(
+        "nll",
+        ("nll", "nll_grad"),
+        _call_nll,
+        _nll,
+        (
+            case("global", (6, 10), _labels(6, classes=10)),
+            case("int32", (5, 17), _labels(5, classes=17, dtype=np.int32)),
+            case("weight", (7, 5), _labels(7, classes=5), _positive(5)),
+            case("ignored", (7, 5), _some_ignored(7, 5, 255), ignore_index=255),
+            case("threads", (4096, 11), _labels(4096, classes=11)),
+        ),
+        gradient=_nll_grad,
+        layouts=(Layout(("S(0)", "S(0)"), "S(0)"), Layout(("S(1)", "B"), "P")),
+    ),
+    Record(
+        "cross_entropy",
+        ("log_softmax", "log_softmax_grad", "nll", "nll_grad"),
+        _call_cross_entropy,
+        _cross_entropy,
+        (
+            case("global", (6, 10), _labels(6, classes=10), reduced=10),
+            case("weight", (7, 5), _labels(7, classes=5), _positive(5), reduced=5),
+            case("ignored", (7, 5), _some_ignored(7, 5, 0), ignore_index=0, reduced=5),
+            case("smoothed", (7, 5), _labels(7, classes=5), label_smoothing=0.1, reduced=5),
+            case(
+                "smoothed_weight_ignored",
+                (7, 5),
+                _some_ignored(7, 5, -1),
+                _positive(5),
+                ignore_index=-1,
+                label_smoothing=0.2,
+                reduced=5,
+            ),
+        ),
+        gradient=_cross_entropy_grad,
+    ),
+]

@@ -1,0 +1,74 @@
+"""What the records of activations cannot say: special values, views, bfloat16 beside float32,
+threads and forks."""
+
+from __future__ import annotations
+
+import numpy as np
+import oneflow as flow
+import pytest
+
+from tests.oneflow_accel.kernels.harness import (
+    Function,
+    assert_same_after_fork,
+    assert_same_in_threads,
+    gradients,
+    needs_plugin,
+    random,
+)
+
+pytestmark = needs_plugin
+
+ACTIVATIONS: dict[str, Function] = {
+    "relu": flow.relu,
+    "gelu": flow._C.gelu,
+    "fast_gelu": flow._C.fast_gelu,
+    "quick_gelu": flow._C.quick_gelu,
+    "silu": flow._C.silu,
+    "tanh": flow.tanh,
+    "sigmoid": flow.sigmoid,
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_nan_stays_nan(name: str) -> None:
+    x = np.array([np.nan, 1.0] * 40, np.float32)
+    y, _ = gradients(ACTIVATIONS[name], [x], np.ones_like(x))
+    np.testing.assert_array_equal(np.isnan(y), np.isnan(x))
+    y = ACTIVATIONS[name](flow.tensor(x).to(flow.bfloat16)).to(flow.float32).numpy()
+    np.testing.assert_array_equal(np.isnan(y), np.isnan(x))
+
+
+@pytest.mark.parametrize("name", ["relu", "gelu", "fast_gelu", "quick_gelu", "silu"])
+def test_far_from_zero(name: str) -> None:
+    """x itself on the right; 0 on the left, and no error that grows with x."""
+    x = np.repeat(np.array([-1e6, -1e3, -200.0, 200.0, 1e3, 1e6], np.float32), 7)
+    y, (dx,) = gradients(ACTIVATIONS[name], [x], np.ones_like(x))
+    np.testing.assert_allclose(y, np.maximum(x, 0), rtol=3e-7, atol=1e-30)
+    np.testing.assert_allclose(dx, x > 0, atol=3e-7)
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_bfloat16_is_the_rounded_float32(name: str) -> None:
+    x = flow.tensor(4 * random(40, 1009)).to(flow.bfloat16)
+    wide = ACTIVATIONS[name](x.to(flow.float32)).to(flow.bfloat16)
+    np.testing.assert_array_equal(
+        ACTIVATIONS[name](x).to(flow.float32).numpy(), wide.to(flow.float32).numpy()
+    )
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_of_a_view(name: str) -> None:
+    x, dy = random(6, 40, 50), random(50, 6, 40, seed=1)
+    whole, (whole_dx,) = gradients(ACTIVATIONS[name], [x], dy.transpose(1, 2, 0).copy())
+    y, (dx,) = gradients(lambda x: ACTIVATIONS[name](x.permute(2, 0, 1)), [x], dy)
+    np.testing.assert_allclose(y, whole.transpose(2, 0, 1), rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(dx, whole_dx, rtol=1e-6, atol=1e-6)
+
+
+def test_several_python_threads() -> None:
+    x = flow.tensor(random(300, 500))
+    assert_same_in_threads(lambda: flow._C.silu(flow._C.gelu(x)).numpy())
+
+
+def test_forked_process() -> None:
+    assert_same_after_fork("x = flow.randn(300, 500)\nreturn flow._C.gelu(x).numpy()")

@@ -1,0 +1,72 @@
+"""`python -m oneflow_accel kernels`: what it says of operators that the plug-in has, has in some
+dtypes, or has not."""
+
+from __future__ import annotations
+
+import json
+
+from oneflow_accel.errors import UserError
+from oneflow_accel.kernels import listing, plugin
+
+import pytest
+
+from tests.launch import run_process
+from tests.oneflow_accel.kernels.harness import needs_plugin
+
+
+@needs_plugin
+def test_all_operators_of_the_plugin_are_listed() -> None:
+    choices = listing.kernel_choices()
+    assert [choice.operator for choice in choices] == list(plugin.state().operators)
+    others = {choice.operator for choice in choices if choice.kernels["float32"] != "plug-in"}
+    # Their inputs and outputs differ in dtype.
+    assert others == {"cast", "random_mask_like"}
+
+
+@needs_plugin
+def test_no_operator_has_two_kernels_of_one_priority() -> None:
+    """OneFlow would take either, and warn at every first use."""
+    result = run_process(["-m", "oneflow_accel", "kernels"])
+    assert result.returncode == 0, result.stdout
+    assert "more than one kernels" not in result.stdout
+
+
+@needs_plugin
+def test_an_operator_of_both_runs_on_the_plugin_in_its_dtypes() -> None:
+    (choice,) = listing.kernel_choices(["relu_grad"])
+    assert choice.kernels == {"float32": "plug-in", "float64": "oneflow", "bfloat16": "none"}
+    assert choice.why == "the plug-in's has the higher priority"
+
+
+@needs_plugin
+def test_an_operator_of_oneflow_alone() -> None:
+    (choice,) = listing.kernel_choices(["acos"])
+    assert choice.kernels["float32"] == "oneflow"
+    assert choice.why == "the plug-in has none"
+
+
+@needs_plugin
+def test_an_operator_without_a_cpu_kernel() -> None:
+    (choice,) = listing.kernel_choices(["fused_lstm_cell"])
+    assert choice.kernels["float32"] == "none"
+
+
+@needs_plugin
+def test_an_unknown_operator_is_an_error_that_names_the_nearest() -> None:
+    with pytest.raises(UserError, match=r"no operator 'layernorm'; names like it: .*layer_norm"):
+        listing.kernel_choices(["layernorm"])
+
+
+@needs_plugin
+def test_the_command_prints_json() -> None:
+    result = run_process(["-m", "oneflow_accel", "kernels", "relu", "acos", "--json"])
+    assert result.returncode == 0, result.stdout
+    choices = json.loads(result.stdout[result.stdout.index("[\n") :])
+    assert [choice["operator"] for choice in choices] == ["relu", "acos"]
+
+
+def test_without_the_plugin_it_says_why() -> None:
+    result = run_process(["-m", "oneflow_accel", "kernels"], env={plugin.PLUGIN_VARIABLE: "off"})
+    assert result.returncode == 2
+    assert "switched off by ONEFLOW_ACCEL_PLUGIN=off" in result.stdout
+    assert "Traceback" not in result.stdout

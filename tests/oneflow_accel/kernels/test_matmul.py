@@ -1,0 +1,155 @@
+"""Matrix products: what a record cannot say."""
+
+from __future__ import annotations
+
+from oneflow_accel.kernels import plugin
+from oneflow_accel.kernels.operators import Operator
+
+import numpy as np
+import oneflow as flow
+import pytest
+from oneflow import nn
+
+from tests.launch import run_process
+from tests.oneflow_accel.kernels.harness import (
+    assert_same_after_fork,
+    assert_same_in_threads,
+    needs_plugin,
+    random,
+)
+from tests.tolerances import assert_close
+
+pytestmark = needs_plugin
+
+_SUM_OPERATORS = {
+    "matmul": ((5, 3), (3, 7)),
+    "batch_matmul": ((2, 5, 3), (2, 3, 7)),
+    "broadcast_matmul": ((2, 5, 3), (3, 7)),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("inner", [3, 0])
+@pytest.mark.parametrize("name", _SUM_OPERATORS)
+def test_product_added_to_a_tensor(name: str, inner: int, dtype: str) -> None:
+    """The input `_add_to_output`, into which nn.Graph can turn an addition."""
+    operator = Operator(
+        name,
+        inputs=("a", "b", "_add_to_output"),
+        outputs=("out",),
+        attributes={"transpose_a": "bool", "transpose_b": "bool", "alpha": "double"},
+    )
+    a_shape, b_shape = _SUM_OPERATORS[name]
+    a, b = random(*a_shape)[..., :inner], random(*b_shape, seed=1)[..., :inner, :]
+    addend = random(*(a @ b).shape, seed=2)
+    (y,) = operator(
+        *(flow.tensor(x.copy()).to(getattr(flow, dtype)) for x in (a, b, addend)),
+        transpose_a=False,
+        transpose_b=False,
+        alpha=-2.0,
+    )
+    expected = -2.0 * (a.astype(np.float64) @ b) + addend
+    assert_close(y.to(flow.float32).numpy(), expected, dtype=dtype, reduced=4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", [(5, 3), (2, 70, 33), (3, 0)])
+def test_linear_added_to_a_tensor(shape: tuple[int, ...], dtype: str) -> None:
+    operator = Operator(
+        "fused_matmul_bias",
+        inputs=("x", "weight", "bias", "_add_to_output"),
+        outputs=("out",),
+    )
+    x, weight, bias = random(*shape), random(65, shape[-1], seed=1), random(65, seed=2)
+    addend = random(*shape[:-1], 65, seed=3)
+    (y,) = operator(
+        *(flow.tensor(array).to(getattr(flow, dtype)) for array in (x, weight, bias, addend))
+    )
+    expected = x.astype(np.float64) @ weight.T + bias + addend
+    assert_close(y.to(flow.float32).numpy(), expected, dtype=dtype, reduced=shape[-1] + 2)
+
+
+def test_graph_adds_to_the_product() -> None:
+    """A weight's gradient that is added up over two uses, with OneFlow's pass for it switched on:
+    the same as in eager mode."""
+    x, y = flow.tensor(random(4, 6, 5)), flow.tensor(random(4, 6, 5, seed=1))
+    start = random(7, 5, seed=2)
+
+    def train(graph: bool) -> np.ndarray:
+        layer = nn.Linear(5, 7, bias=False)
+        layer.weight.data.copy_(flow.tensor(start))
+        optimizer = flow.optim.SGD(layer.parameters(), lr=1.0)
+
+        class Step(nn.Graph):
+            def __init__(self) -> None:
+                super().__init__()
+                self.layer = layer
+                self.add_optimizer(optimizer)
+                self.config.allow_fuse_add_to_output(True)
+
+            def build(self, x: flow.Tensor, y: flow.Tensor) -> flow.Tensor:
+                loss = (self.layer(x) + self.layer(y)).square().sum()
+                loss.backward()
+                return loss
+
+        if graph:
+            Step()(x, y)
+        else:
+            (layer(x) + layer(y)).square().sum().backward()
+            optimizer.step()
+        return layer.weight.numpy()
+
+    assert_close(train(graph=True), train(graph=False).astype(np.float64), reduced=24)
+
+
+def test_product_of_views() -> None:
+    a, b = random(6, 40, 30), random(50, 6, 40, seed=1)
+    y = flow.matmul(flow.tensor(a).transpose(1, 2), flow.tensor(b).permute(1, 2, 0))
+    expected = a.astype(np.float64).transpose(0, 2, 1) @ b.transpose(1, 2, 0)
+    assert_close(y.numpy(), expected, reduced=40)
+
+
+def test_batch_that_is_empty_on_one_side() -> None:
+    """oneflow infers one matrix where a batch of none meets one of one; it holds zeros."""
+    y = flow.matmul(flow.zeros(0, 3, 5), flow.tensor(random(1, 5, 4)))
+    np.testing.assert_array_equal(y.numpy(), np.zeros((1, 3, 4)))
+
+
+def test_threads_that_multiply_at_once() -> None:
+    a, b = flow.tensor(random(12, 70, 65)), flow.tensor(random(12, 65, 70, seed=1))
+    weight, bias = flow.tensor(random(80, 65, seed=2)), flow.tensor(random(80, seed=3))
+
+    def run() -> np.ndarray:
+        y = flow.matmul(a, b)
+        z = flow._C.fused_matmul_bias(flow.matmul(y, a), weight, bias)
+        return z.numpy()
+
+    assert_same_in_threads(run)
+
+
+def test_multiplies_after_fork() -> None:
+    assert_same_after_fork("""
+x = flow.randn(4, 130, 70)
+return flow.matmul(nn.Linear(70, 90)(x), flow.randn(4, 90, 50)).numpy()
+""")
+
+
+_NO_BFLOAT16 = """
+import oneflow_accel
+import numpy as np
+import oneflow as flow
+a, b = np.random.default_rng(0).standard_normal((2, 3, 40, 40)).astype(np.float32)
+half = [flow.tensor(x).to(flow.bfloat16) for x in (a, b)]
+expected = flow.matmul(*(x.to(flow.float32) for x in half)).numpy()
+# Half the distance between two bfloat16 numbers.
+nearest = np.exp2(np.floor(np.log2(np.abs(expected))) - 8)
+y = flow.matmul(*half).to(flow.float32).numpy()
+print("bfloat16", bool((np.abs(y - expected) <= nearest).all()))
+"""
+
+
+def test_bfloat16_on_a_processor_without_it() -> None:
+    """The float32 product of the same values, rounded once."""
+    env = {"ONEDNN_MAX_CPU_ISA": "AVX2", plugin.THREADS_VARIABLE: "2"}
+    result = run_process(["-c", _NO_BFLOAT16], timeout=60, env=env)
+    assert "bfloat16 True" in result.stdout, result.stdout

@@ -1,0 +1,208 @@
+"""One test for every operator: its record against float64 NumPy, in eager mode, in nn.Graph and as
+global tensors over two processes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from oneflow_accel.kernels import plugin
+
+import numpy as np
+import oneflow as flow
+import pytest
+from _pytest.mark import ParameterSet
+from oneflow import nn
+
+from tests.launch import run_distributed
+from tests.oneflow_accel.kernels.harness import needs_plugin
+from tests.oneflow_accel.kernels.record import Case, Record
+from tests.oneflow_accel.kernels.record_check import (
+    GLOBAL_CASE,
+    all_records,
+    arrays_in,
+    assert_gradients,
+    assert_output,
+    expected_output,
+    in_float64,
+    is_float,
+    layout_name,
+    output_gradient,
+    tensors_of,
+)
+
+pytestmark = needs_plugin
+
+RECORDS = all_records()
+# Central differences are for the references, which small inputs check as well as large ones.
+MOST_ELEMENTS_FOR_DIFFERENCES = 500
+
+
+def _each_case(
+    keep: Callable[[Record, Case], bool] = lambda record, case: True,
+) -> list[ParameterSet]:
+    """A test for each case of each record that `keep` takes."""
+    return [
+        pytest.param(record, case, id=f"{record.name}-{case.name}")
+        for record in RECORDS
+        for case in record.cases
+        if keep(record, case)
+    ]
+
+
+def _each_case_and_dtype() -> list[ParameterSet]:
+    return [
+        pytest.param(record, case, dtype, id=f"{record.name}-{case.name}-{dtype}")
+        for record in RECORDS
+        for case in record.cases
+        for dtype in record.dtypes
+    ]
+
+
+def _fits_graph(record: Record, case: Case) -> bool:
+    """nn.Graph of oneflow 0.9.0 takes neither 0-d nor empty tensors as parameters."""
+    return all(0 not in shape and shape != () for shape in case.shapes())
+
+
+def _fits_differences(record: Record, case: Case) -> bool:
+    elements = sum(int(np.prod(shape)) for shape in case.shapes())
+    return record.gradient is not None and 0 < elements <= MOST_ELEMENTS_FOR_DIFFERENCES
+
+
+def test_names_are_unique() -> None:
+    names = [record.name for record in RECORDS]
+    assert len(set(names)) == len(names)
+    for record in RECORDS:
+        cases = [case.name for case in record.cases]
+        assert len(set(cases)) == len(cases), record.name
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.name)
+def test_the_plugin_has_the_operator(record: Record) -> None:
+    assert set(record.operators) <= set(plugin.state().operators)
+
+
+@pytest.mark.parametrize(("record", "case", "dtype"), _each_case_and_dtype())
+def test_eager(record: Record, case: Case, dtype: str) -> None:
+    backward = record.gradient is not None and dtype != "bfloat16"
+    arrays = arrays_in(case, dtype)
+    tensors = tensors_of(arrays, dtype, gradient=backward)
+    y = record.call(*tensors, **case.attributes)
+    assert y.dtype == getattr(flow, dtype) or not y.is_floating_point()
+    numpy_dtype = flow.float32 if dtype == "bfloat16" else y.dtype
+    assert_output(record, case, arrays, y.to(numpy_dtype).numpy(), dtype)
+    if backward:
+        dy = output_gradient(tuple(y.shape))
+        y.backward(flow.tensor(dy).to(y.dtype))
+        actual = [None if tensor.grad is None else tensor.grad.numpy() for tensor in tensors]
+        assert_gradients(record, case, arrays, dy, actual, dtype)
+
+
+class _Call(nn.Module):
+    """A record's call on inputs that are its parameters (floating-point) and buffers (others)."""
+
+    def __init__(self, record: Record, case: Case) -> None:
+        super().__init__()
+        self.record, self.case = record, case
+        self.arrays = case.arrays()
+        for i, array in enumerate(self.arrays):
+            if is_float(array) and record.gradient is not None:
+                self.register_parameter(f"input{i}", nn.Parameter(flow.tensor(array)))
+            else:
+                self.register_buffer(f"input{i}", flow.tensor(array))
+
+    def forward(self) -> flow.Tensor:
+        inputs = [getattr(self, f"input{i}") for i in range(len(self.arrays))]
+        # An operator's result, as an operator meets it in a model, and not a variable.
+        inputs = [x * 1.0 if is_float(a) else x for x, a in zip(inputs, self.arrays, strict=True)]
+        return self.record.call(*inputs, **self.case.attributes)
+
+
+@pytest.mark.parametrize(("record", "case"), _each_case(_fits_graph))
+def test_graph(record: Record, case: Case) -> None:
+    arrays = case.arrays()
+    expected = expected_output(record, case, arrays)
+    module = _Call(record, case)
+    dy = output_gradient(expected.shape)
+    weight = flow.tensor(dy)
+    parameters = dict(module.named_parameters())
+    optimizer = flow.optim.SGD(module.parameters(), lr=1.0) if parameters else None
+
+    class Step(nn.Graph):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = module
+            if optimizer is not None:
+                self.add_optimizer(optimizer)
+
+        def build(self) -> flow.Tensor:
+            y = self.module()
+            if optimizer is not None:
+                (y * weight).sum().backward()
+            return y
+
+    y = Step()()
+    assert_output(record, case, arrays, y.numpy(), "float32")
+    if parameters:
+        # x - 1.0 * dx is what the step leaves in the parameter.
+        steps = [parameters.get(f"input{i}") for i in range(len(arrays))]
+        actual = [
+            None if step is None else array.astype(np.float64) - step.numpy()
+            for array, step in zip(arrays, steps, strict=True)
+        ]
+        assert_gradients(record, case, arrays, dy, actual, "float32")
+
+
+@pytest.mark.parametrize(("record", "case"), _each_case(_fits_differences))
+def test_the_reference_has_its_own_gradient(record: Record, case: Case) -> None:
+    """The gradients that kernels are held against are those of the reference: central differences
+    along a random direction, at float64."""
+    arrays = in_float64(case.arrays())
+    expected = record.reference(*arrays, **case.attributes)
+    dy = output_gradient(np.shape(expected)).astype(np.float64)
+    gradients = record.gradient(dy, *arrays, **case.attributes)
+    generator = np.random.default_rng(11)
+    step = 1e-6
+    for i, gradient in enumerate(gradients):
+        if gradient is None:
+            continue
+        direction = generator.standard_normal(arrays[i].shape)
+        ahead, behind = list(arrays), list(arrays)
+        ahead[i] = arrays[i] + step * direction
+        behind[i] = arrays[i] - step * direction
+        difference = np.asarray(record.reference(*ahead, **case.attributes)) - np.asarray(
+            record.reference(*behind, **case.attributes)
+        )
+        along = np.sum(difference * dy) / (2 * step)
+        scale = 1.0 + np.sqrt(np.sum(np.square(gradient)))
+        assert abs(along - np.sum(gradient * direction)) < 1e-6 * scale * max(1, arrays[i].ndim)
+
+
+@pytest.fixture(scope="module")
+def global_results() -> dict[str, str]:
+    process = run_distributed(["-m", "tests.oneflow_accel.kernels.global_records"], 2)
+    results = {"": process.stdout[-2000:]}
+    for line in process.stdout.splitlines():
+        if line.startswith("record "):
+            results.update(json.loads(line.removeprefix("record ")))
+    return results
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        f"{record.name}-{layout_name(layout)}"
+        for record in RECORDS
+        for layout in record.layouts
+        if any(case.name == GLOBAL_CASE for case in record.cases)
+    ],
+)
+def test_global(key: str, global_results: dict[str, str]) -> None:
+    assert key in global_results, f"the processes ended before: {global_results['']}"
+    assert global_results[key] == "equal"
+
+
+def test_every_layout_has_its_case() -> None:
+    for record in RECORDS:
+        has = any(case.name == GLOBAL_CASE for case in record.cases)
+        assert has or not record.layouts, record.name

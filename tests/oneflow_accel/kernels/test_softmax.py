@@ -1,0 +1,66 @@
+"""softmax and log_softmax beyond their records: masks, infinities, NaN, threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import oneflow as flow
+import pytest
+
+from tests.oneflow_accel.kernels.harness import (
+    assert_eager_equals_graph,
+    assert_same_in_threads,
+    gradients,
+    needs_plugin,
+    random,
+)
+
+pytestmark = needs_plugin
+
+# Rows that are padded to whole vectors, and rows that are too long for it.
+LENGTHS = [5, 16, 197, 2048, 2049, 6000]
+BOTH = [lambda x: flow.softmax(x, -1), lambda x: flow.log_softmax(x, -1)]
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+def test_masked_elements_are_exactly_zero(n: int) -> None:
+    x = random(4, n)
+    x[:, 1::2] = -np.inf
+    y = flow.softmax(flow.tensor(x), -1).numpy()
+    assert (y[:, 1::2] == 0.0).all()
+    alone = flow.softmax(flow.tensor(np.ascontiguousarray(x[:, ::2])), -1).numpy()
+    np.testing.assert_allclose(y[:, ::2], alone, rtol=1e-5)
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+@pytest.mark.parametrize("softmax", BOTH)
+def test_a_fully_masked_row_is_nan_and_leaves_the_others(softmax: Callable, n: int) -> None:
+    x = random(3, n)
+    clean = softmax(flow.tensor(x)).numpy()
+    x[1] = -np.inf
+    y = softmax(flow.tensor(x)).numpy()
+    assert np.isnan(y[1]).all()
+    np.testing.assert_array_equal(y[[0, 2]], clean[[0, 2]])
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("n", [5, 197, 6000])
+def test_nan_and_infinity_make_their_row_nan(n: int, bad: float) -> None:
+    x = random(3, n)
+    x[1, n // 2] = bad
+    y = flow.softmax(flow.tensor(x), -1).numpy()
+    assert np.isnan(y[1]).all()
+    np.testing.assert_allclose(y[[0, 2]].sum(-1), 1.0, rtol=1e-5)
+
+
+@pytest.mark.parametrize("softmax", BOTH)
+def test_eager_equals_graph(softmax: Callable) -> None:
+    assert_eager_equals_graph(softmax, [random(3, 7, 50)], random(3, 7, 50, seed=1))
+
+
+@pytest.mark.parametrize("softmax", BOTH)
+def test_several_python_threads_get_the_same(softmax: Callable) -> None:
+    assert_same_in_threads(
+        lambda: gradients(softmax, [random(300, 100)], random(300, 100, seed=1))[1][0]
+    )
