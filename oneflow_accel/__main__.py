@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from oneflow_accel import report
 from oneflow_accel.errors import UserError
+from oneflow_accel.kernels import listing
 from oneflow_accel.patching import cli as patch_cli
 
 from rich.console import Console
@@ -27,6 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if args.command == "patch":
             return patch_cli.run(args)
+        if args.command == "kernels":
+            return listing.run(args, None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL)
         return _report(args)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -49,9 +52,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m oneflow_accel", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print the state as JSON")
     parser.add_argument("--device", help="device to use; exit code 2 if it cannot be used")
-    commands = parser.add_subparsers(dest="command", metavar="[patch]")
+    commands = parser.add_subparsers(dest="command", metavar="[patch | kernels]")
     patch = commands.add_parser("patch", help="apply patches to installed packages, or revert them")
     patch_cli.add_arguments(patch)
+    kernels = commands.add_parser("kernels", help="which CPU kernel each operator gets, and why")
+    listing.add_arguments(kernels)
     return parser
 
 

@@ -114,6 +114,18 @@ def test_nhwc_needs_all_kernels(backend: CpuBackend, monkeypatch: pytest.MonkeyP
     assert backend.supports("nhwc")
 
 
+def test_fused_transformer_operators(backend: CpuBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    if plugin.state().loaded:
+        assert backend.supports("fused_transformer")
+    few = ("fused_bias_add_gelu", "fused_bias_add_gelu_grad")
+    monkeypatch.setattr(
+        plugin,
+        "state",
+        lambda: plugin.PluginState(loaded=True, reason=None, operators=few, **STATE),
+    )
+    assert "fused_scale_mask_softmax" in backend.supports("fused_transformer").reason
+
+
 def test_two_processes_have_a_device_each(tmp_path: Path) -> None:
     script = tmp_path / "two.py"
     script.write_text(

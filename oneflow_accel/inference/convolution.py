@@ -1,0 +1,143 @@
+"""The operation "conv2d_add_relu": a convolution with all that follows it in a residual network."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from functools import lru_cache
+
+from oneflow_accel.backends.cpu import CpuBackend
+from oneflow_accel.kernels import plugin
+from oneflow_accel.kernels.operators import Operator
+from oneflow_accel.kernels.registry import implementation, register_operation
+
+import oneflow as flow
+
+Pair = tuple[int, int]
+
+_owners = itertools.count(1)
+_operator = Operator(
+    "oneflow_accel_conv2d",
+    inputs=("in", "weight", "bias", "summand"),
+    outputs=("out",),
+    attributes={
+        "data_format": "string",
+        "kernel_size": "list_int32",
+        "strides": "list_int32",
+        "padding_before": "list_int32",
+        "dilation_rate": "list_int32",
+        "groups": "int32",
+        "relu": "bool",
+        "owner": "int64",
+    },
+    optional=("bias", "summand"),
+)
+
+
+def new_owner() -> int:
+    """A number for one set of constant weights, which kernels may then keep in a layout of their
+    own; to be given back with `release_weights`."""
+    return next(_owners)
+
+
+def release_weights(owner: int) -> None:
+    """Drop what kernels keep of an owner's weights: they have changed, or nobody needs them."""
+    release = _release_function()
+    if release is not None:
+        release(owner)
+
+
+@lru_cache(maxsize=1)
+def _release_function() -> ctypes._NamedFuncPointer | None:
+    if _operator.missing_reasons():
+        return None
+    function = ctypes.CDLL(str(plugin.state().path)).oneflow_accel_release_weights
+    function.argtypes, function.restype = [ctypes.c_int64], None
+    return function
+
+
+def _reference(
+    x: flow.Tensor,
+    weight: flow.Tensor,
+    bias: flow.Tensor | None,
+    summand: flow.Tensor | None,
+    *,
+    stride: Pair,
+    padding: Pair,
+    dilation: Pair,
+    groups: int,
+    data_format: str,
+    relu: bool,
+    owner: int,
+) -> flow.Tensor:
+    y = flow._C.conv2d(
+        x,
+        weight,
+        bias,
+        stride=stride,
+        padding=padding,
+        dilation=dilation,
+        groups=groups,
+        channel_pos=data_format,
+    )
+    if summand is not None:
+        y = y + summand
+    return flow.relu(y) if relu else y
+
+
+conv2d_add_relu = register_operation(
+    "conv2d_add_relu",
+    reference=_reference,
+    doc="relu(conv2d(x, weight) + bias + summand) for inference, all but the convolution optional",
+)
+
+
+def _not_supported_reasons(
+    x: flow.Tensor,
+    weight: flow.Tensor,
+    bias: flow.Tensor | None,
+    summand: flow.Tensor | None,
+    **_attributes: object,
+) -> list[str]:
+    tensors = [tensor for tensor in (x, weight, bias, summand) if tensor is not None]
+    if flow.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        return ["it has no gradient, which an argument requires"]
+    return _operator.missing_reasons()
+
+
+@implementation(
+    "conv2d_add_relu",
+    backend=CpuBackend.name,
+    dtypes=(flow.float32, flow.bfloat16),
+    not_supported_reasons=_not_supported_reasons,
+)
+def onednn(
+    x: flow.Tensor,
+    weight: flow.Tensor,
+    bias: flow.Tensor | None,
+    summand: flow.Tensor | None,
+    *,
+    stride: Pair,
+    padding: Pair,
+    dilation: Pair,
+    groups: int,
+    data_format: str,
+    relu: bool,
+    owner: int,
+) -> flow.Tensor:
+    first = 1 if data_format == "channels_last" else 2
+    (y,) = _operator(
+        x,
+        weight,
+        bias,
+        summand,
+        data_format=data_format,
+        kernel_size=tuple(weight.shape[first : first + 2]),
+        strides=stride,
+        padding_before=padding,
+        dilation_rate=dilation,
+        groups=groups,
+        relu=relu,
+        owner=owner,
+    )
+    return y

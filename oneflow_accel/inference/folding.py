@@ -1,0 +1,43 @@
+"""Batch norm folded into the convolution before it."""
+
+from __future__ import annotations
+
+from oneflow_accel.inference.modules import InferenceConv2d
+
+import numpy as np
+import oneflow as flow
+from oneflow import nn
+
+
+def fold(conv: nn.Conv2d, norm: nn.BatchNorm2d | None, relu: bool) -> InferenceConv2d:
+    """One layer that computes what a convolution and those after it do in eval mode.
+
+    With scale = gamma / sqrt(variance + eps), for each output channel:
+    weight' = scale * weight, bias' = scale * (bias - mean) + beta; computed at float64.
+
+    Args:
+        conv: local parameters, in either layout.
+        norm: with running statistics; None for none.
+        relu: whether a relu follows.
+    """
+    if norm is None:
+        bias = None if conv.bias is None else conv.bias.detach().clone()
+        return InferenceConv2d(conv, conv.weight.detach().clone(), bias, relu)
+    scale = 1 / np.sqrt(_float64(norm.running_var) + norm.eps)
+    if norm.weight is not None:
+        scale = scale * _float64(norm.weight)
+    bias = -scale * _float64(norm.running_mean)
+    if conv.bias is not None:
+        bias = bias + scale * _float64(conv.bias)
+    if norm.bias is not None:
+        bias = bias + _float64(norm.bias)
+    weight = scale.reshape(-1, 1, 1, 1) * _float64(conv.weight)
+    return InferenceConv2d(conv, _like(conv.weight, weight), _like(conv.weight, bias), relu)
+
+
+def _float64(tensor: flow.Tensor) -> np.ndarray:
+    return tensor.detach().numpy().astype(np.float64)
+
+
+def _like(tensor: flow.Tensor, array: np.ndarray) -> flow.Tensor:
+    return flow.tensor(array, dtype=tensor.dtype, device=tensor.device)
