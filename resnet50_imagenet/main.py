@@ -37,6 +37,7 @@ from oneflow import nn
 from resnet50_imagenet import launching
 from resnet50_imagenet.benchmark import measure_forward
 from resnet50_imagenet.execution import EagerStep, GraphStep, TrainStep
+from resnet50_imagenet.inference import graph_forward, inference_model
 from resnet50_imagenet.models import create_model, load_weights, pretrained_file
 from resnet50_imagenet.options import parse_options
 from resnet50_imagenet.training import Trainer, checkpoint_to_resume, restore_model
@@ -76,11 +77,14 @@ def run(argv: Sequence[str]) -> int:
         restore_model(model, resumed, options.arch, num_classes)
 
     val_loader = _loader(options, val, train=False)
+    if options.benchmark or options.evaluate:
+        model = inference_model(model, backend, fold=options.fold, bf16=options.bf16)
     if options.benchmark:
-        print(measure_forward(model.eval(), next(iter(val_loader)).images, backend))
+        print(measure_forward(model, next(iter(val_loader)).images, backend))
         return 0
     if options.evaluate:
-        accuracy = validate(model.eval(), val_loader, backend)
+        forward = graph_forward(model) if options.graph else model
+        accuracy = validate(forward, val_loader, backend)
         if distributed.is_main():
             print(accuracy)
         return 0

@@ -140,7 +140,7 @@ def _add_training_options(parser: argparse.ArgumentParser) -> None:
         help="weight decay",
     )
     group.add_argument(
-        "--graph", action="store_true", help="train under nn.Graph instead of eagerly"
+        "--graph", action="store_true", help="train or evaluate under nn.Graph, not eagerly"
     )
     group.add_argument(
         "--amp", action="store_true", help="mixed precision, where the device has it; needs --graph"
@@ -195,6 +195,18 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
         "--benchmark",
         action="store_true",
         help="only measure the forward pass under nn.Graph: images/s, TFLOP/s, share of peak",
+    )
+    group.add_argument(
+        "--fold",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="with --evaluate or --benchmark: batch norm folded into the convolutions, which is "
+        "faster and differs by rounding",
+    )
+    group.add_argument(
+        "--bf16",
+        action="store_true",
+        help="with --evaluate or --benchmark: compute in bfloat16, where the device has it",
     )
     group.add_argument(
         "--output-dir",
@@ -269,6 +281,10 @@ def parse_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
         raise UserError("--weights and --pretrained both name weights to start from: give one")
     if options.amp and not options.graph:
         raise UserError("--amp works under nn.Graph only: add --graph")
+    if options.bf16 and not (options.evaluate or options.benchmark):
+        raise UserError("--bf16 is for inference: add --evaluate or --benchmark")
+    if options.bf16 and not options.fold:
+        raise UserError("--bf16 folds batch norms as well: leave --no-fold out")
     if options.gpu is not None and options.multiprocessing_distributed:
         raise UserError("--gpu takes one device, --multiprocessing-distributed all: give one")
     if options.scale[0] > options.scale[1] or options.scale[1] == 0:

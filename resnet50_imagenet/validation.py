@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from oneflow_accel.backends.base import Backend
@@ -30,11 +31,13 @@ class Accuracy:
         )
 
 
-def validate(model: nn.Module, loader, backend: Backend) -> Accuracy:
+def validate(
+    model: Callable[[flow.Tensor], flow.Tensor | tuple[flow.Tensor, ...]], loader, backend: Backend
+) -> Accuracy:
     """Evaluate `model` on all images of `loader`; the same result on every process.
 
     Args:
-        model: local to this process, in eval mode, in the loader's layout.
+        model: local to this process, in eval mode, in the loader's layout; or its forward pass.
         loader: yields this process's share of the images, the last batch may be shorter.
 
     Raises:

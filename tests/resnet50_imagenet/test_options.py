@@ -15,8 +15,8 @@ OPTIONS = {
     "training": "--epochs --start-epoch --max-steps -b --batch-size --lr --learning-rate "
     "--momentum --wd --weight-decay --graph --amp --seed",
     "data": "-j --workers --image-size --scale --hflip --dummy",
-    "run": "-h --help --device -e --evaluate --benchmark --output-dir --resume --save-freq -p "
-    "--print-freq",
+    "run": "-h --help --device -e --evaluate --benchmark --fold --no-fold --bf16 --output-dir "
+    "--resume --save-freq -p --print-freq",
     "several processes": "--multiprocessing-distributed --world-size --rank --dist-url "
     "--dist-backend --gpu",
 }

@@ -108,6 +108,25 @@ def test_evaluation_covers_every_image_once(shapes, run_main, tmp_path, processe
     assert re.search(r"Acc@1 ([\d.]+)", alone).group(1) == found.group(1)
 
 
+@pytest.mark.parametrize("options", [("--no-fold",), ("--graph",), ("--bf16",)])
+def test_evaluation_is_the_same_however_it_runs(shapes, run_main, tmp_path, options):
+    out = tmp_path / "out"
+    run_main(shapes, *SMALL, "--max-steps", "8", "--output-dir", out)
+    args = (*SMALL, "-e", "--resume", out / "checkpoints")
+    results = [
+        re.search(r"Acc@1 ([\d.]+) .* Loss ([\d.]+)", run_main(shapes, *args, *more).stdout)
+        for more in ((), options)
+    ]
+    assert all(results)
+    (accuracy, loss), (other_accuracy, other_loss) = (found.groups() for found in results)
+    assert float(other_loss) == pytest.approx(
+        float(loss), rel=2e-2 if "--bf16" in options else 1e-3
+    )
+    # One of 21 images may sit on the border between two classes in bfloat16.
+    most = 100 / 21 + 0.01 if "--bf16" in options else 0
+    assert abs(float(other_accuracy) - float(accuracy)) <= most
+
+
 def test_benchmark_prints_rate_and_share_of_peak(run_main):
     result = run_main("--benchmark", "-a", "resnet18", "--image-size", "64", "-b", "2")
     found = re.search(
