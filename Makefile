@@ -7,6 +7,8 @@ BIN := $(VENV)/bin
 PEER := .venv-peer
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 LIBAI := libai==0.1.1
+# Without its dependencies: of them torchvision has no CPU build.
+TIMM := timm==1.0.31
 # Two stamps, so that a compiler installed later is noticed.
 COMPILER := $(shell command -v $${CXX:-c++})
 PLUGIN := $(VENV)/.plugin$(if $(COMPILER),,-without-compiler)
@@ -14,12 +16,13 @@ PLUGIN_SOURCES := CMakeLists.txt setup.py $(shell find oneflow_accel/csrc -type 
 REQUIREMENTS := requirements/build.txt requirements/runtime.txt requirements/libai.txt \
                 requirements/test.txt
 
-.PHONY: help setup plugin demo test lint bench clean
+.PHONY: help setup plugin demo test lint bench bench-compare clean
 help:
 	@echo "make demo    train a small ResNet on real images, about 2 minutes"
 	@echo "make test    the whole test suite"
 	@echo "make lint    ruff, mypy, codespell, file sizes, device names"
-	@echo "make bench   speed against PyTorch; the table goes to benchmarks/results"
+	@echo "make bench   speed against PyTorch; the table goes to benchmarks/results (ARGS=--help)"
+	@echo "make bench-compare  the same again; fails where a ratio fell by more than 10 %"
 	@echo "make setup   only the environment in $(VENV) and the C++ plug-in"
 	@echo "make clean   remove $(VENV), $(PEER) and build results"
 
@@ -70,10 +73,14 @@ lint: $(VENV)/.lint $(PLUGIN)
 $(PEER)/.requirements: requirements/peer.txt
 	@python=$$(scripts/find_python.sh 3.11) && "$$python" -m venv --clear $(PEER)
 	@$(PEER)/bin/python -m pip --disable-pip-version-check --quiet install -r requirements/peer.txt
+	@$(PEER)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps $(TIMM)
 	@touch $@
 
 bench: plugin $(PEER)/.requirements
-	@$(BIN)/python -m benchmarks.resnet50 --peer $(PEER)/bin/python
+	@$(BIN)/python -m benchmarks --peer $(PEER)/bin/python $(ARGS)
+
+bench-compare: plugin $(PEER)/.requirements
+	@$(BIN)/python -m benchmarks --peer $(PEER)/bin/python --compare $(ARGS)
 
 clean:
 	rm -rf $(VENV) $(PEER) build oneflow_accel/_lib *.egg-info

@@ -1,8 +1,8 @@
-"""Measures several programs against each other in one run.
+"""Measures several sides against each other in one run.
 
-Each program is a process that waits for work on stdin. In every round each one runs its steps
-while the others sleep, so that what the machine does meanwhile hits all of them alike; the figure
-of a program is its median over the rounds.
+Each side is a process that waits for work on stdin (serve.py). In every round each one runs its
+steps while the others sleep, so that what the machine does meanwhile hits all of them alike; the
+figure of a side is its median over the rounds.
 """
 
 from __future__ import annotations
@@ -10,76 +10,117 @@ from __future__ import annotations
 import os
 import statistics
 import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
+
+from benchmarks.items import Item
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+MOST_STEPS = 500
+
+
+class SideError(RuntimeError):
+    """A side's process ended; the text holds the last line it wrote."""
 
 
 @dataclass
-class Program:
+class Side:
     """One side of a comparison.
 
     Attributes:
         name: how tables call it.
-        command: prints a line that begins with "ready", then one line with seconds for each line
-            with a number of steps that it reads.
+        command: starts a process that runs `serve`.
         env: added to the environment.
         version: what it printed after "ready".
-        seconds: per step, one entry each round.
     """
 
     name: str
     command: Sequence[str]
     env: Mapping[str, str] = field(default_factory=dict)
     version: str = ""
-    seconds: list[float] = field(default_factory=list)
+    _process: subprocess.Popen[str] | None = None
+    _errors: IO[str] | None = None
 
-    @property
-    def median(self) -> float:
-        return statistics.median(self.seconds)
+    def seconds(self, item: Item, steps: int) -> float:
+        """Run steps of an item; starts the process where there is none.
+
+        Raises:
+            SideError: the process ended, as stock OneFlow does on operators that have no kernel.
+        """
+        process = self._process or self._start()
+        try:
+            process.stdin.write(f"{item.name}\t{steps}\n")
+            process.stdin.flush()
+            return float(process.stdout.readline())
+        except (BrokenPipeError, ValueError) as error:
+            raise SideError(self._last_words()) from error
+
+    def _start(self) -> subprocess.Popen[str]:
+        # Open as long as the process runs; stop() closes it.
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self._process = subprocess.Popen(
+            self.command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            cwd=REPOSITORY,
+            env={**os.environ, **self.env},
+        )
+        line = self._process.stdout.readline()
+        while line and not line.startswith("ready"):
+            line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self.name} did not start: {self._last_words()}")
+        self.version = line.removeprefix("ready").strip()
+        return self._process
+
+    def _last_words(self) -> str:
+        self._process.wait()
+        self._errors.seek(0)
+        lines = [line.strip() for line in self._errors if line.strip()]
+        self.stop()
+        return lines[-1] if lines else "it ended without a word"
+
+    def stop(self) -> None:
+        """End the process; the next `seconds` starts another."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._errors.close()
+            self._process = None
 
 
-def measure(programs: Sequence[Program], *, rounds: int, steps: int, warm_up: int = 2) -> None:
-    """Fill in `seconds` and `version` of each program.
+def measure(
+    item: Item, sides: Sequence[Side], *, rounds: int, target: float
+) -> dict[str, float | str]:
+    """Seconds per step of an item on each side.
 
-    Raises:
-        RuntimeError: a program ended early; the message holds its name.
+    Args:
+        item: what to run.
+        sides: each runs it in turn, in every round.
+        rounds: the median of which counts.
+        target: seconds that the steps of one round should take.
+
+    Returns:
+        By the side's name: the median, or what it said when it ended.
     """
-    processes = []
-    try:
-        for program in programs:
-            process = subprocess.Popen(
-                program.command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-                cwd=REPOSITORY,
-                env={**os.environ, **program.env},
-            )
-            processes.append(process)
-            line = process.stdout.readline()
-            while line and not line.startswith("ready"):
-                line = process.stdout.readline()
-            if not line:
-                raise RuntimeError(f"{program.name} did not start: {' '.join(program.command)}")
-            program.version = line.removeprefix("ready").strip()
-            _steps(program, process, warm_up)
-        for _ in range(rounds):
-            for program, process in zip(programs, processes, strict=True):
-                program.seconds.append(_steps(program, process, steps) / steps)
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-
-
-def _steps(program: Program, process: subprocess.Popen[str], steps: int) -> float:
-    try:
-        process.stdin.write(f"{steps}\n")
-        process.stdin.flush()
-        return float(process.stdout.readline())
-    except (BrokenPipeError, ValueError) as error:
-        raise RuntimeError(f"{program.name} ended while it was measured") from error
+    results: dict[str, float | str] = {}
+    steps: dict[str, int] = {}
+    for side in sides:
+        try:
+            side.seconds(item, 1)
+            second = max(side.seconds(item, 1), 1e-6)
+            steps[side.name] = min(MOST_STEPS, max(1, round(target / second)))
+        except SideError as error:
+            results[side.name] = str(error)
+    running = [side for side in sides if side.name in steps]
+    seconds: dict[str, list[float]] = {side.name: [] for side in running}
+    for _ in range(rounds):
+        for side in running:
+            count = steps[side.name]
+            seconds[side.name].append(side.seconds(item, count) / count)
+    return {**results, **{name: statistics.median(values) for name, values in seconds.items()}}

@@ -1,0 +1,187 @@
+"""Our kernels and models against PyTorch, timm and transformers, and against stock OneFlow.
+
+    make bench            measure everything, write benchmarks/results/DATE.csv
+    make bench ARGS="--only conv gemm"   measure these again, in the file of the same day
+    make bench-compare    measure again, fail where a ratio fell by more than 10 %
+
+A ratio is our throughput over the peer's: above 1 we are faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import sys
+from collections.abc import Sequence
+
+import oneflow_accel
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from benchmarks import chart, results
+from benchmarks.items import Item, all_items, chosen_items
+from benchmarks.results import Row
+from benchmarks.side_by_side import Side, measure
+
+OURS, PEER, STOCK = "ours", "PyTorch", "stock OneFlow"
+# A row that seems to have become slower is measured this many times more before it counts.
+MORE_TRIES = 2
+
+
+class Bench:
+    """Measures items and makes rows of them."""
+
+    def __init__(self, peer_python: str, threads: int, rounds: int, stock: bool) -> None:
+        env = {"ONEFLOW_ACCEL_THREADS": str(threads), "OMP_NUM_THREADS": str(threads)}
+        ours = [sys.executable, "-m", "benchmarks.ours.side"]
+        peer = [peer_python, "-m", "benchmarks.peers.side", str(threads)]
+        self.ours = Side(OURS, ours, env)
+        self.peer = Side(PEER, peer, env)
+        self.stock = Side(STOCK, ours, {**env, "ONEFLOW_ACCEL_PLUGIN": "off"}) if stock else None
+        self.rounds = rounds
+        self.date = datetime.date.today().isoformat()
+        name = oneflow_accel.current_backend().properties().name
+        self.machine = f"{name}, {threads} threads"
+        self.our_seconds: dict[str, float] = {}
+
+    def row(self, item: Item) -> Row:
+        """Measure one item."""
+        sides = [self.ours, self.peer] if item.peer else [self.ours]
+        seconds = measure(item, sides, rounds=self.rounds, target=0.15)
+        notes = [f"{name}: {text}" for name, text in seconds.items() if isinstance(text, str)]
+        ours, peer = _number(seconds.get(OURS)), _number(seconds.get(PEER))
+        if ours is not None:
+            self.our_seconds[item.name] = ours
+        stock = None
+        # Stock OneFlow is up to 600 times slower: once is enough, and a process of its own, as some
+        # operators end it.
+        if self.stock is not None and item.against is None:
+            found = measure(item, [self.stock], rounds=1, target=0.05)[STOCK]
+            stock = _number(found)
+            notes += [f"{STOCK}: {found}"] if isinstance(found, str) else []
+        base = self.our_seconds.get(item.against) if item.against else peer
+        return Row(
+            date=self.date,
+            machine=self.machine,
+            versions=f"{self.ours.version}, {self.peer.version}",
+            group=item.group,
+            item=item.name,
+            ours_ms=_text(ours, 1e3),
+            peer_ms=_text(peer, 1e3),
+            ratio=_text(base / ours if base and ours else None),
+            bar=_text(item.bar),
+            against=item.against or "",
+            stock_ms=_text(stock, 1e3),
+            stock_ratio=_text(peer / stock if peer and stock else None),
+            note="; ".join(notes)[:200],
+        )
+
+    def rows(self, items: Sequence[Item]) -> list[Row]:
+        """Measure items, with a progress bar."""
+        found = []
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as progress:
+            task = progress.add_task("", total=len(items))
+            for item in items:
+                progress.update(task, description=item.name)
+                found.append(self.row(item))
+                progress.advance(task)
+        return found
+
+    def stop(self) -> None:
+        for side in (self.ours, self.peer, self.stock):
+            if side is not None:
+                side.stop()
+
+
+def _number(value: float | str | None) -> float | None:
+    return value if isinstance(value, float) else None
+
+
+def _text(value: float | None, scale: float = 1.0) -> str:
+    return "" if value is None else f"{scale * value:.4g}"
+
+
+def _print(console: Console, rows: list[Row]) -> None:
+    table = Table(title=f"{rows[0].machine}; {rows[0].versions}; {rows[0].date}")
+    for column in ("what", "ours ms", "PyTorch ms", "ratio", "bar", "stock ms", "stock ratio"):
+        table.add_column(column, justify="left" if column == "what" else "right")
+    for row in rows:
+        ratio = f"[bold red]{row.ratio or 'none'}[/]" if row.below_bar else row.ratio
+        name = f"{row.item} / {row.against}" if row.against else row.item
+        table.add_row(name, row.ours_ms, row.peer_ms, ratio, row.bar, row.stock_ms, row.stock_ratio)
+    console.print(table)
+
+
+def _compare(bench: Bench, items: Sequence[Item], console: Console) -> int:
+    path = results.last_file()
+    if path is None:
+        console.print("benchmarks/results has no file to compare with: run `make bench` first")
+        return 2
+    reference = results.read(path)
+    if reference[0].machine != bench.machine:
+        console.print(
+            f"{path.name} is of another machine, {reference[0].machine}; comparing ratios"
+        )
+    by_name = {item.name: item for item in items}
+    rows = bench.rows(items)
+    slower = results.regressions(rows, reference)
+    for _ in range(MORE_TRIES):
+        again = [by_name[row.item] for row, _ in slower]
+        slower = results.regressions(bench.rows(again), reference) if again else []
+    _print(console, rows)
+    for row, old in slower:
+        console.print(f"SLOWER: {row.item}: ratio {row.ratio or 'none'}, {path.name} {old.ratio}")
+    console.print(f"{len(slower)} of {len(rows)} rows are more than 10 % below {path.name}")
+    return 1 if slower else 0
+
+
+def main() -> int:
+    groups = list(dict.fromkeys(item.group for item in all_items()))
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--peer", required=True, help="the Python that has PyTorch")
+    parser.add_argument(
+        "--only", nargs="+", choices=groups, help="groups to measure (default: all)"
+    )
+    parser.add_argument("--item", help="only the items whose name contains this")
+    parser.add_argument("--rounds", type=int, default=5, help="the median counts (default: 5)")
+    parser.add_argument("--no-stock", action="store_true", help="leave stock OneFlow out")
+    parser.add_argument("--compare", action="store_true", help="with the last file; write none")
+    options = parser.parse_args()
+    items = chosen_items(options.only, options.item)
+    if not items:
+        parser.error(f"no item's name contains {options.item!r}")
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    threads = len(os.sched_getaffinity(0))
+    stock = not (options.no_stock or options.compare)
+    bench = Bench(options.peer, threads, options.rounds, stock)
+    try:
+        if options.compare:
+            return _compare(bench, items, console)
+        rows = bench.rows(items)
+    finally:
+        bench.stop()
+    _print(console, rows)
+    below = [row for row in rows if row.below_bar]
+    console.print(f"{len(below)} of {len(rows)} rows are below their bar")
+    path = results.FOLDER / f"{bench.date}.csv"
+    if len(items) < len(all_items()):
+        if not path.exists() or options.no_stock:
+            console.print("not everything was measured: nothing is written")
+            return 0
+        rows = results.replaced(results.read(path), rows)
+    results.write(path, rows)
+    chart.draw(rows, results.FOLDER / "latest.png")
+    console.print(f"written to benchmarks/results/{path.name}, drawn in latest.png")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,211 @@
+"""What `make bench` measures: names, shapes and the ratio that each row has to reach.
+
+Pure Python: both sides read it, ours (Python 3.10) and the peers' (Python 3.11).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Item:
+    """One row of the table.
+
+    Attributes:
+        name: unique; how both sides are asked for it.
+        group: row of the issue's table; what `--only` takes.
+        kind: which maker builds it on either side.
+        params: arguments of the maker.
+        bar: ratio (ours / peer, in throughput) that it has to reach, None where it has none.
+        against: another item of ours to divide by, in place of the peer.
+        peer: False where the peer has no such thing.
+    """
+
+    name: str
+    group: str
+    kind: str
+    params: dict[str, Any] = field(default_factory=dict)
+    bar: float | None = None
+    against: str | None = None
+    peer: bool = True
+
+
+# (rows of the activation, in, out) of linear layers.
+_LINEAR = {
+    "ViT-S qkv": (1576, 384, 1152),
+    "ViT-S proj": (1576, 384, 384),
+    "ViT-S fc1": (1576, 384, 1536),
+    "ViT-S fc2": (1576, 1536, 384),
+    "GPT-2 qkv": (512, 768, 2304),
+    "GPT-2 proj": (512, 768, 768),
+    "GPT-2 fc": (512, 768, 3072),
+    "GPT-2 proj2": (512, 3072, 768),
+    "GPT-2 head": (512, 768, 50257),
+    "ResNet50 fc": (8, 2048, 1000),
+}
+# (batch * heads, tokens, head width) of attention.
+_ATTENTION = {"ViT-S": (48, 197, 64), "GPT-2": (24, 256, 64)}
+# ResNet50's convolutions by (size, in, out, kernel, stride), He et al. 2015, table 1 (v1.5).
+RESNET50_CONVOLUTIONS = (
+    (224, 3, 64, 7, 2),
+    (56, 64, 64, 1, 1),
+    (56, 64, 64, 3, 1),
+    (56, 64, 256, 1, 1),
+    (56, 256, 64, 1, 1),
+    (56, 256, 128, 1, 1),
+    (56, 128, 128, 3, 2),
+    (28, 128, 512, 1, 1),
+    (56, 256, 512, 1, 2),
+    (28, 512, 128, 1, 1),
+    (28, 128, 128, 3, 1),
+    (28, 512, 256, 1, 1),
+    (28, 256, 256, 3, 2),
+    (14, 256, 1024, 1, 1),
+    (28, 512, 1024, 1, 2),
+    (14, 1024, 256, 1, 1),
+    (14, 256, 256, 3, 1),
+    (14, 1024, 512, 1, 1),
+    (14, 512, 512, 3, 2),
+    (7, 512, 2048, 1, 1),
+    (14, 1024, 2048, 1, 2),
+    (7, 2048, 512, 1, 1),
+    (7, 512, 512, 3, 1),
+)
+
+
+def _gemm() -> list[Item]:
+    items = []
+    for name, (rows, inner, outer) in _LINEAR.items():
+        for part in ("forward", "data grad", "weight grad"):
+            params = {"rows": rows, "inner": inner, "outer": outer, "part": part}
+            items.append(Item(f"gemm {name} {part}", "gemm", "linear", params, 0.95))
+    return items
+
+
+def _attention_parts() -> list[Item]:
+    items = []
+    for name, (batch, tokens, width) in _ATTENTION.items():
+        shape = {"batch": batch, "tokens": tokens, "width": width}
+        for part in ("scores", "values"):
+            params = {**shape, "part": part}
+            items.append(Item(f"bmm {name} {part}", "batched", "batched_matmul", params, 1.0))
+        rows = {"shape": (batch * tokens, tokens)}
+        items.append(Item(f"softmax {name}", "batched", "softmax", rows, 1.0))
+    for name, shape in (("ViT-S", (8, 197, 1536)), ("GPT-2", (2, 256, 3072))):
+        for form in ("none", "tanh"):
+            params = {"shape": shape, "approximate": form}
+            title = "gelu" if form == "none" else "gelu tanh"
+            items.append(Item(f"{title} {name}", "batched", "gelu", params, 1.0))
+    for name, shape in (("ViT-S", (8, 197, 384)), ("GPT-2", (2, 256, 768))):
+        items.append(Item(f"layer norm {name}", "batched", "layer_norm", {"shape": shape}, 1.0))
+    items.append(
+        Item("cross entropy GPT-2", "batched", "cross_entropy", {"shape": (512, 50257)}, 1.0)
+    )
+    for name, (batch, heads, tokens, causal) in {
+        "ViT-S": (8, 6, 197, False),
+        "GPT-2": (2, 12, 256, True),
+    }.items():
+        params = {"batch": batch, "heads": heads, "tokens": tokens, "causal": causal}
+        items.append(Item(f"attention {name}", "batched", "attention", params, 1.0))
+    return items
+
+
+def _memory_bound() -> list[Item]:
+    items = []
+    # (N, T, C) of float32: 1, 4 and 20 MB.
+    for megabytes, shape in ((1, (4, 170, 384)), (4, (8, 340, 384)), (20, (8, 1700, 384))):
+        for kind in ("relu", "add", "bias_add", "permute"):
+            name = f"{kind} {megabytes} MB"
+            items.append(Item(name, "memory", kind, {"shape": shape}, 0.9))
+    items.append(Item("dropout ViT-S", "memory", "dropout", {"shape": (8, 197, 384)}))
+    return items
+
+
+def _convolutions() -> list[Item]:
+    items = []
+    for size, inner, outer, kernel, stride in RESNET50_CONVOLUTIONS:
+        for part in ("forward", "data grad", "weight grad"):
+            if inner == 3 and part == "data grad":
+                continue  # The images need no gradient.
+            params = {
+                "batch": 8,
+                "size": size,
+                "inner": inner,
+                "outer": outer,
+                "kernel": kernel,
+                "stride": stride,
+                "part": part,
+            }
+            name = f"conv {size}x{size} {inner}->{outer} k{kernel} s{stride} {part}"
+            items.append(Item(name, "conv", "conv", params, 0.95))
+    return items
+
+
+def _optimizers() -> list[Item]:
+    items = []
+    for optimizer in ("SGD", "AdamW"):
+        for model, millions in (("resnet50", 25), ("gpt2", 124)):
+            params = {"optimizer": optimizer, "model": model}
+            name = f"{optimizer} {millions} M parameters"
+            items.append(Item(name, "optimizer", "optimizer", params, 1.0))
+    items.append(Item("clip_grad_norm_ 124 M parameters", "optimizer", "clip", {"model": "gpt2"}))
+    return items
+
+
+def _models() -> list[Item]:
+    return [
+        Item("ResNet50 forward b8", "resnet50", "resnet50_forward", {"batch": 8}, 1.0),
+        Item("ResNet50 inference b8", "resnet50", "resnet50_inference", {"batch": 8}, 1.3),
+        Item("ResNet50 train b16", "resnet50", "resnet50_train", {"batch": 16}, 1.0),
+        Item("ResNet50 train b16 nn.Graph", "resnet50", "resnet50_train_graph", {"batch": 16}),
+        Item("ViT-S/16 forward b8", "vit", "vit_forward", {"batch": 8}, 1.0),
+        Item("ViT-S/16 train b8", "vit", "vit_train", {"batch": 8}, 1.0),
+        Item("GPT-2 forward 2x256", "gpt2", "gpt2_forward", {"batch": 2, "tokens": 256}, 1.0),
+        Item("GPT-2 train 2x256", "gpt2", "gpt2_train", {"batch": 2, "tokens": 256}, 1.0),
+        Item(
+            "ResNet50 inference b8 bf16",
+            "bfloat16",
+            "resnet50_inference",
+            {"batch": 8, "dtype": "bfloat16"},
+            1.6,
+            against="ResNet50 inference b8",
+            peer=False,
+        ),
+        Item("ViT-S/16 inference b8", "bfloat16", "vit_inference", {"batch": 8}),
+        Item(
+            "ViT-S/16 inference b8 bf16",
+            "bfloat16",
+            "vit_inference",
+            {"batch": 8, "dtype": "bfloat16"},
+            1.6,
+            against="ViT-S/16 inference b8",
+            peer=False,
+        ),
+    ]
+
+
+def all_items() -> list[Item]:
+    """Every row, in the order of the table."""
+    return [
+        *_gemm(),
+        *_attention_parts(),
+        *_memory_bound(),
+        *_convolutions(),
+        *_optimizers(),
+        *_models(),
+    ]
+
+
+def chosen_items(groups: Sequence[str] | None, text: str | None) -> list[Item]:
+    """The items of these groups (None: all) whose names contain a text, and those that they are
+    divided by."""
+    chosen = [
+        item
+        for item in all_items()
+        if (groups is None or item.group in groups) and (text is None or text in item.name)
+    ]
+    names = {item.name for item in chosen} | {item.against for item in chosen}
+    return [item for item in all_items() if item.name in names]

@@ -1,0 +1,136 @@
+"""Whole models: forward passes, training steps, and inference as we ship it."""
+
+from __future__ import annotations
+
+import oneflow_accel
+from oneflow_accel import inference, layouts
+
+import numpy as np
+import oneflow as flow
+from oneflow import nn
+
+from benchmarks.ours.gpt2 import GPT2
+from benchmarks.ours.vit import VisionTransformer
+from benchmarks.serve import Maker, Step
+from resnet50_imagenet.benchmark import forward_graph
+from resnet50_imagenet.execution import EagerStep, GraphStep
+from resnet50_imagenet.models import create_model
+
+
+def _forward(model: nn.Module | nn.Graph, batch: flow.Tensor) -> Step:
+    def step() -> None:
+        with flow.no_grad():
+            model(batch)
+
+    return step
+
+
+def _train(model: nn.Module, loss: object) -> Step:
+    optimizer = flow.optim.AdamW(model.parameters(), lr=1e-5)
+
+    def step() -> None:
+        loss().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def _resnet50(batch: int) -> tuple[nn.Module, tuple[int, ...]]:
+    """Channels last where the kernels can; stock OneFlow has NCHW only."""
+    backend = oneflow_accel.current_backend()
+    model = create_model("resnet50", 1000)
+    if backend.supports("nhwc"):
+        return layouts.to_channels_last(model, backend), (batch, 224, 224, 3)
+    return model, (batch, 3, 224, 224)
+
+
+def resnet50_forward(batch: int) -> Step:
+    model, shape = _resnet50(batch)
+    return _forward(model.eval(), flow.randn(*shape))
+
+
+def _prepared(model: nn.Module, batch: flow.Tensor, dtype: str) -> Step:
+    prepared = inference.prepare(model.eval(), dtype=getattr(flow, dtype))
+    return _forward(forward_graph(prepared), batch)
+
+
+def resnet50_inference(batch: int, dtype: str = "float32") -> Step:
+    """Folded, under nn.Graph."""
+    model, shape = _resnet50(batch)
+    return _prepared(model, flow.randn(*shape), dtype)
+
+
+def _resnet50_train(batch: int, step_class: type[EagerStep] | type[GraphStep]) -> Step:
+    model, shape = _resnet50(batch)
+    random = np.random.default_rng(0)
+    images = random.standard_normal(shape, dtype=np.float32)
+    labels = random.integers(1000, size=batch)
+    step = step_class(
+        model,
+        oneflow_accel.current_backend(),
+        lr=0.001,
+        momentum=0.9,
+        weight_decay=1e-4,
+        steps_per_epoch=1000,
+        freeze_bn=False,
+    )
+    step.set_training_mode()
+    return lambda: step.step(images, labels, epoch=0)
+
+
+def resnet50_train(batch: int) -> Step:
+    return _resnet50_train(batch, EagerStep)
+
+
+def resnet50_train_graph(batch: int) -> Step:
+    return _resnet50_train(batch, GraphStep)
+
+
+def vit_forward(batch: int) -> Step:
+    return _forward(VisionTransformer().eval(), flow.randn(batch, 3, 224, 224))
+
+
+def vit_inference(batch: int, dtype: str = "float32") -> Step:
+    return _prepared(VisionTransformer(), flow.randn(batch, 3, 224, 224), dtype)
+
+
+def vit_train(batch: int) -> Step:
+    model = VisionTransformer()
+    images, labels = flow.randn(batch, 3, 224, 224), flow.randint(0, 1000, (batch,))
+    return _train(model, lambda: nn.functional.cross_entropy(model(images), labels))
+
+
+def gpt2_forward(batch: int, tokens: int) -> Step:
+    return _forward(GPT2().eval(), flow.randint(0, 50257, (batch, tokens)))
+
+
+def gpt2_train(batch: int, tokens: int) -> Step:
+    model = GPT2()
+    ids = flow.randint(0, 50257, (batch, tokens))
+    # Each position predicts the next token, the last one nothing: labels are shifted and not the
+    # logits, which are large.
+    nothing = flow.full((batch, 1), -100, dtype=flow.int64)
+    labels = flow.cat([ids[:, 1:], nothing], dim=1).reshape(-1)
+
+    def loss() -> flow.Tensor:
+        logits = model(ids)
+        return nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels)
+
+    return _train(model, loss)
+
+
+MAKERS: dict[str, Maker] = {
+    function.__name__: function
+    for function in (
+        resnet50_forward,
+        resnet50_inference,
+        resnet50_train,
+        resnet50_train_graph,
+        vit_forward,
+        vit_inference,
+        vit_train,
+        gpt2_forward,
+        gpt2_train,
+    )
+}

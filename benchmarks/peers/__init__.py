@@ -1,0 +1,2 @@
+"""The peers' side of the benchmarks: PyTorch, timm and transformers, in .venv-peer; imports nothing
+of ours."""

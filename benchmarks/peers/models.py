@@ -1,0 +1,97 @@
+"""Whole models in eager PyTorch: ResNet50, timm's ViT-S/16, transformers' GPT-2 small."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from benchmarks.peers import torchvision
+from benchmarks.peers.resnet50 import resnet50
+from benchmarks.serve import Maker, Step
+
+
+def _forward(model: nn.Module, batch: torch.Tensor) -> Step:
+    model.eval()
+
+    def step() -> None:
+        with torch.no_grad():
+            model(batch)
+
+    return step
+
+
+def _train(optimizer: torch.optim.Optimizer, loss: Callable[[], torch.Tensor]) -> Step:
+    def step() -> None:
+        loss().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def _images(batch: int) -> torch.Tensor:
+    return torch.randn(batch, 3, 224, 224)
+
+
+def resnet50_forward(batch: int) -> Step:
+    model = resnet50().to(memory_format=torch.channels_last)
+    return _forward(model, _images(batch).to(memory_format=torch.channels_last))
+
+
+def resnet50_train(batch: int) -> Step:
+    model = resnet50().to(memory_format=torch.channels_last)
+    images = _images(batch).to(memory_format=torch.channels_last)
+    labels = torch.randint(1000, (batch,))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9, weight_decay=1e-4)
+    return _train(optimizer, lambda: nn.functional.cross_entropy(model(images), labels))
+
+
+def _vit() -> nn.Module:
+    torchvision.install()
+    import timm
+
+    return timm.create_model("vit_small_patch16_224", pretrained=False)
+
+
+def vit_forward(batch: int) -> Step:
+    return _forward(_vit(), _images(batch))
+
+
+def vit_train(batch: int) -> Step:
+    model = _vit().train()
+    images, labels = _images(batch), torch.randint(1000, (batch,))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+    return _train(optimizer, lambda: nn.functional.cross_entropy(model(images), labels))
+
+
+def _gpt2() -> nn.Module:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False)
+    return GPT2LMHeadModel(config)
+
+
+def gpt2_forward(batch: int, tokens: int) -> Step:
+    return _forward(_gpt2(), torch.randint(50257, (batch, tokens)))
+
+
+def gpt2_train(batch: int, tokens: int) -> Step:
+    model = _gpt2().train()
+    ids = torch.randint(50257, (batch, tokens))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+    return _train(optimizer, lambda: model(ids, labels=ids).loss)
+
+
+MAKERS: dict[str, Maker] = {
+    "resnet50_forward": resnet50_forward,
+    "resnet50_inference": resnet50_forward,
+    "resnet50_train": resnet50_train,
+    "resnet50_train_graph": resnet50_train,
+    "vit_forward": vit_forward,
+    "vit_inference": vit_forward,
+    "vit_train": vit_train,
+    "gpt2_forward": gpt2_forward,
+    "gpt2_train": gpt2_train,
+}

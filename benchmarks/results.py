@@ -1,0 +1,86 @@
+"""The files in benchmarks/results: one CSV a run, and how two of them compare."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from benchmarks.side_by_side import REPOSITORY
+
+FOLDER = REPOSITORY / "benchmarks" / "results"
+# A ratio this much below the last file's is a regression.
+REGRESSION = 0.10
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a file; times are milliseconds a step, empty where there is no such figure.
+
+    Attributes:
+        ratio: throughput of ours over the peer's (over our own float32 where `against` says so).
+        bar: what the ratio has to reach.
+        stock_ms: the same on stock OneFlow, without the plug-in.
+        note: why a figure is missing.
+    """
+
+    date: str
+    machine: str
+    versions: str
+    group: str
+    item: str
+    ours_ms: str
+    peer_ms: str
+    ratio: str
+    bar: str
+    against: str
+    stock_ms: str
+    stock_ratio: str
+    note: str
+
+    @property
+    def below_bar(self) -> bool:
+        return bool(self.bar) and (not self.ratio or float(self.ratio) < float(self.bar))
+
+
+def write(path: Path, rows: list[Row]) -> None:
+    """Write a file of results."""
+    path.parent.mkdir(exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(
+            file, fieldnames=[field.name for field in fields(Row)], lineterminator="\n"
+        )
+        writer.writeheader()
+        writer.writerows(asdict(row) for row in rows)
+
+
+def read(path: Path) -> list[Row]:
+    """Read a file of results."""
+    with path.open(newline="") as file:
+        return [Row(**row) for row in csv.DictReader(file)]
+
+
+def replaced(rows: list[Row], again: list[Row]) -> list[Row]:
+    """The rows, those that were measured again in place of the old ones."""
+    new = {row.item: row for row in again}
+    return [new.get(row.item, row) for row in rows]
+
+
+def last_file() -> Path | None:
+    """The newest file; the date that its name begins with decides."""
+    files = sorted(FOLDER.glob("*.csv"))
+    return files[-1] if files else None
+
+
+def regressions(rows: list[Row], reference: list[Row]) -> list[tuple[Row, Row]]:
+    """The rows whose ratio is more than REGRESSION below that of the reference's row of the same
+    name, each with that row."""
+    before = {row.item: row for row in reference}
+    found = []
+    for row in rows:
+        old = before.get(row.item)
+        if old is None or not old.ratio:
+            continue
+        if not row.ratio or float(row.ratio) < (1 - REGRESSION) * float(old.ratio):
+            found.append((row, old))
+    return found
