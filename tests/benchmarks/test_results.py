@@ -1,0 +1,101 @@
+"""Files of results, and what counts as a regression."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from benchmarks import chart, results
+from benchmarks.items import all_items, chosen_items
+from benchmarks.results import Row
+from benchmarks.shapes import parameter_shapes
+
+
+def row(item: str, ratio: str, bar: str = "") -> Row:
+    return Row(
+        "2026-11-20",
+        "CPU, 2 threads",
+        "a 1, b 2",
+        "gemm",
+        item,
+        "1",
+        "1",
+        ratio,
+        bar,
+        "",
+        "",
+        "",
+        "",
+    )
+
+
+def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
+    rows = [row("conv, 3x3", "0.981", "0.95"), row("relu", "")]
+    results.write(tmp_path / "2026-11-20.csv", rows)
+    assert results.read(tmp_path / "2026-11-20.csv") == rows
+
+
+@pytest.mark.parametrize(
+    ("now", "slower"), [("1.0", False), ("0.91", False), ("0.89", True), ("", True), ("1.5", False)]
+)
+def test_ten_percent_less_is_a_regression(now: str, slower: bool) -> None:
+    found = results.regressions([row("relu", now)], [row("relu", "1.0")])
+    assert [(new.ratio, old.ratio) for new, old in found] == ([(now, "1.0")] if slower else [])
+
+
+def test_rows_without_a_figure_before_cannot_become_slower() -> None:
+    assert not results.regressions([row("new", "0.1"), row("relu", "")], [row("relu", "")])
+
+
+@pytest.mark.parametrize(
+    ("ratio", "bar", "below"),
+    [("0.94", "0.95", True), ("0.95", "0.95", False), ("", "0.95", True), ("0.1", "", False)],
+)
+def test_below_its_bar(ratio: str, bar: str, below: bool) -> None:
+    assert row("x", ratio, bar).below_bar is below
+
+
+def test_rows_measured_again_take_the_place_of_the_old_ones() -> None:
+    old = [row("relu", "1.0"), row("add", "0.9")]
+    assert results.replaced(old, [row("add", "1.1")]) == [row("relu", "1.0"), row("add", "1.1")]
+
+
+def test_items_have_unique_names_and_known_bases() -> None:
+    names = [item.name for item in all_items()]
+    assert len(set(names)) == len(names)
+    for i, item in enumerate(all_items()):
+        # Measured before the item that is divided by it.
+        assert item.against is None or item.against in names[:i]
+
+
+def test_parameter_counts_are_those_of_the_models() -> None:
+    def count(model: str) -> int:
+        total = 0
+        for shape in parameter_shapes(model):
+            size = 1
+            for extent in shape:
+                size *= extent
+            total += size
+        return total
+
+    # He et al. 2015 (torchvision's figure) and Radford et al. 2019 (transformers' figure).
+    assert count("resnet50") == 25_557_032
+    assert count("gpt2") == 124_439_808
+
+
+def test_the_chart_is_drawn_from_rows_with_and_without_figures(tmp_path: Path) -> None:
+    many = [row(f"conv {i}", f"{0.9 + i / 100}") for i in range(chart.MOST_BARS + 1)]
+    few = dataclasses.replace(row("relu", "1.2"), group="memory", stock_ratio="0.3")
+    others = [few, row("none", "")]
+    chart.draw([*many, *others], tmp_path / "chart.png")
+    assert Image.open(tmp_path / "chart.png").size[0] > 500
+
+
+def test_an_item_is_measured_with_the_one_it_is_divided_by() -> None:
+    names = [item.name for item in chosen_items(["bfloat16"], "ResNet50")]
+    assert names == ["ResNet50 inference b8", "ResNet50 inference b8 bf16"]
+    assert chosen_items(None, None) == all_items()
+    assert chosen_items(["gemm"], "no such thing") == []

@@ -1,0 +1,55 @@
+"""Two processes measured in turn, and what happens when one of them ends."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from benchmarks.items import Item
+from benchmarks.side_by_side import Side, SideError, measure
+
+ITEM = Item("an item", "gemm", "linear")
+SIDE = """
+import sys
+print("chatter", flush=True)
+print("ready {name} 1.0", flush=True)
+for line in sys.stdin:
+    name, steps = line.rstrip("\\n").split("\\t")
+    {body}
+    print({seconds} * int(steps), flush=True)
+"""
+
+
+def side(name: str, seconds: float, body: str = "pass") -> Side:
+    code = SIDE.format(name=name, seconds=seconds, body=body)
+    return Side(name, [sys.executable, "-c", code])
+
+
+def test_medians_are_per_step() -> None:
+    sides = [side("fast", 0.001), side("slow", 0.004)]
+    try:
+        seconds = measure(ITEM, sides, rounds=3, target=0.1)
+    finally:
+        for one in sides:
+            one.stop()
+    assert seconds == pytest.approx({"fast": 0.001, "slow": 0.004})
+    assert sides[0].version == "fast 1.0"
+
+
+def test_a_side_that_ends_is_reported_and_starts_again() -> None:
+    dying = side("dying", 0.001, 'sys.exit("no kernel for this")')
+    well = side("well", 0.001)
+    try:
+        for _ in range(2):
+            seconds = measure(ITEM, [dying, well], rounds=1, target=0.01)
+            assert seconds == {"dying": "no kernel for this", "well": pytest.approx(0.001)}
+    finally:
+        dying.stop()
+        well.stop()
+
+
+def test_a_side_that_does_not_start_is_an_error() -> None:
+    broken = Side("broken", [sys.executable, "-c", "raise SystemExit('no such module')"])
+    with pytest.raises((RuntimeError, SideError), match="broken did not start: no such module"):
+        broken.seconds(ITEM, 1)
