@@ -133,7 +133,8 @@ def test_two_processes_have_a_device_each(tmp_path: Path) -> None:
         "import oneflow as flow\n"
         "b = select_device('cpu')\n"
         "t = flow.ones(2, placement=b.placement(), sbp=flow.sbp.split(0))\n"
-        "print('sees', b.device_count(), 'is', b.device().index, 'local', t.to_local().shape[0])\n"
+        "seen = f'sees {b.device_count()} is {b.device().index} local {t.to_local().shape[0]}'\n"
+        "print(seen)  # in one piece: what two processes print may be mixed\n"
     )
     process = run_distributed([script], 2)
     assert process.returncode == 0, process.stdout

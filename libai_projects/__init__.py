@@ -1,0 +1,1 @@
+"""Projects on LiBai: GPT-2 "MagicPrompt", and what such projects share."""
