@@ -99,8 +99,8 @@ class MMapTokenDataset:
         _check_present(self.prefix)
         index = index_file(self.prefix)
         self.dtype, sequences, documents = _read_header(index)
-        # Arrays, not views of the file, where the numbers stand at odd addresses. They take 12 bytes
-        # per sequence and 8 per document, which forked processes share.
+        # Arrays, not views of the file, where the numbers stand at odd addresses. They take 12
+        # bytes per sequence and 8 per document, which forked processes share.
         with index.open("rb") as file:
             file.seek(HEADER.size)
             self._sizes = np.fromfile(file, "<i4", sequences)

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import codecs
 import gzip
-import io
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 from oneflow_accel.errors import DataError
 
-BLOCK_BYTES = 1 << 20
+# Small enough that a small file, too, is shared between processes.
+BLOCK_BYTES = 1 << 18
+LINE_BYTES = 1 << 20
 _GZIP_MAGIC = b"\x1f\x8b"
 # UTF-32's mark for little endian begins with UTF-16's.
 _WIDE_MARKS = (
@@ -88,7 +90,7 @@ def read_blocks(
     paths: Sequence[Path],
     *,
     jsonl: bool | None = None,
-    max_line_bytes: int = BLOCK_BYTES,
+    max_line_bytes: int = LINE_BYTES,
     block_bytes: int = BLOCK_BYTES,
 ) -> Iterator[LineBlock]:
     """All lines of the files, in order.
@@ -162,25 +164,19 @@ def _after_line(path: Path, stream: BinaryIO, block_bytes: int) -> bytes:
     return b""
 
 
-class _opened:  # noqa: N801 - used as a function
-    """Opens a file: the stream of its text, and the raw file for the position in it."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __enter__(self) -> tuple[BinaryIO, BinaryIO]:
-        try:
-            self._raw: BinaryIO = self._path.open("rb")
-        except OSError as error:
-            raise DataError(f"{self._path} cannot be read: {error.strerror}") from error
-        zipped = self._raw.read(2) == _GZIP_MAGIC
-        self._raw.seek(0)
-        if not zipped:
-            return self._raw, self._raw
-        return io.BufferedReader(gzip.GzipFile(fileobj=self._raw)), self._raw  # type: ignore[arg-type]
-
-    def __exit__(self, *exception: object) -> None:
-        self._raw.close()
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
+    """The stream of a file's text, and the raw file, for the position in it."""
+    try:
+        raw = path.open("rb")
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    with raw:
+        zipped = raw.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
+        raw.seek(0)
+        # GzipFile is a BinaryIO in all but its declared type.
+        stream = cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if zipped else raw
+        yield stream, raw
 
 
 def _read(path: Path, stream: BinaryIO, count: int) -> bytes:
