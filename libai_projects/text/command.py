@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 
 from oneflow_accel.errors import UserError
 
-
 _STOPS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -35,7 +34,7 @@ def run_command(name: str, run: Callable[[Sequence[str]], int], argv: Sequence[s
 
     SIGTERM and Ctrl-C end it so that no partly written files are left.
     """
-    # oneflow's own handler of SIGINT ends the process at once.
+    # oneflow's C++ code has put in a handler of SIGINT that ends the process at once, with 255.
     before = {which: signal.signal(which, _interrupt) for which in _STOPS}
     try:
         return run(sys.argv[1:] if argv is None else argv)
