@@ -69,7 +69,6 @@ class _Search:
         self.scores = np.array([0.0] + [_NEVER] * (count - 1))
         self.finished: list[_Finished] = []
         self.over = False
-        self._can_improve = True
 
     def candidates(self, log_probabilities: np.ndarray) -> list[_Candidate]:
         """The continuations to consider, best one first (in the order drawn if sampling).
@@ -112,9 +111,8 @@ class _Search:
         """
         options = self._options
         length = beams.shape[1] + 1
-        closed = options.early_stopping is True and self._is_full()
         for candidate, reason in list(zip(candidates, reasons, strict=True))[: options.num_beams]:
-            if reason is not None and self._can_improve and not closed:
+            if reason is not None:
                 score = candidate.score / length**options.length_penalty
                 tokens = [*beams[candidate.beam].tolist(), candidate.token]
                 self.finished.append(_Finished(score, tokens, reason))
@@ -128,9 +126,9 @@ class _Search:
         ranked.sort(key=lambda one: -one.score)
         going_on = ranked[: options.num_beams]
         self.scores = np.array([one.score for one in going_on])
-        self._can_improve = self._can_improve and self._better_is_likely(length)
+        # Nothing is offered to a search that is over: its prompt leaves the batch.
         self.over = (
-            not self._can_improve
+            not self._better_is_likely(length)
             or (options.early_stopping is True and self._is_full())
             or all(reason is not None for reason in reasons)
         )

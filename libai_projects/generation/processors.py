@@ -35,7 +35,7 @@ def build_processors(options: GenerationOptions, vocab_size: int) -> list[Proces
     if options.min_length and end_ids.size:
         chain.append(min_length(options.min_length, end_ids))
     if options.prefix_allowed_tokens_fn is not None:
-        chain.append(allowed_tokens(options.prefix_allowed_tokens_fn))
+        chain.append(allowed_tokens(options.prefix_allowed_tokens_fn, options.num_beams))
     if options.forced_bos_token_id is not None:
         chain.append(forced_first(options.forced_bos_token_id))
     if options.forced_eos_token_id is not None:
@@ -91,23 +91,25 @@ def min_length(length: int, end_ids: np.ndarray) -> Processor:
     return process
 
 
-def allowed_tokens(function: PrefixFunction) -> Processor:
-    """Forbid all but the tokens that the caller's function names for a sequence."""
+def allowed_tokens(function: PrefixFunction, beams: int) -> Processor:
+    """Forbid all but the tokens that the caller's function names for a sequence. Where all that it
+    allows to all `beams` of a prompt are forbidden by the processors before, it wins over them."""
 
     def process(rows: Rows, scores: np.ndarray) -> np.ndarray:
-        processed = np.full_like(scores, -np.inf)
+        vocab_size = scores.shape[1]
+        allowed = np.zeros(scores.shape, dtype=bool)
         for row, (prompt, padding) in enumerate(zip(rows.prompts, rows.padding, strict=True)):
-            allowed = np.asarray(function(int(prompt), rows.ids[row, padding:]), dtype=np.int64)
-            if allowed.size == 0 or allowed.min() < 0 or allowed.max() >= scores.shape[1]:
+            tokens = np.asarray(function(int(prompt), rows.ids[row, padding:]), dtype=np.int64)
+            if tokens.size == 0 or tokens.min() < 0 or tokens.max() >= vocab_size:
                 raise UserError(
                     "prefix_allowed_tokens_fn must return at least one token id from 0 to "
-                    f"{scores.shape[1] - 1}, but for prompt {prompt} it returned "
-                    f"{allowed.tolist()!r:.80}"
+                    f"{vocab_size - 1}, but for prompt {prompt} it returned "
+                    f"{tokens.tolist()!r:.80}"
                 )
-            processed[row, allowed] = scores[row, allowed]
-            if np.isneginf(processed[row, allowed]).all():
-                # What it allows is forbidden by the processors before it: the function wins.
-                processed[row, allowed] = 0
+            allowed[row, tokens] = True
+        processed = np.where(allowed, scores, np.float32(-np.inf))
+        nothing = np.isneginf(processed.max(axis=1)).reshape(-1, beams).all(axis=1)
+        processed[np.repeat(nothing, beams)[:, None] & allowed] = 0
         return processed
 
     return process
@@ -144,8 +146,9 @@ def length_decay(start: int, factor: float, end_ids: np.ndarray) -> Processor:
     def process(rows: Rows, scores: np.ndarray) -> np.ndarray:
         beyond = np.maximum(rows.lengths - rows.prompt_lengths - start, 0)[:, None]
         end_scores = scores[:, end_ids]
-        gain = np.abs(end_scores) * (np.float64(factor) ** beyond - 1)
-        scores[:, end_ids] = np.where(np.isfinite(end_scores), end_scores + gain, end_scores)
+        # A forbidden end stays forbidden.
+        size = np.where(np.isfinite(end_scores), np.abs(end_scores), 0)
+        scores[:, end_ids] = end_scores + size * (np.float64(factor) ** beyond - 1)
         return scores
 
     return process

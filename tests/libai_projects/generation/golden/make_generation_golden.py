@@ -47,12 +47,26 @@ GREEDY = {
     "min length, several ends": {"min_length": 25, "eos_token_id": ENDS},
     "prefix function": {"prefix_allowed_tokens_fn": "even"},
     "narrow prefix function": {"prefix_allowed_tokens_fn": "few", "no_repeat_ngram_size": 2},
+    "nothing left of a prefix function": {
+        "prefix_allowed_tokens_fn": "few",
+        "no_repeat_ngram_size": 1,
+        "eos_token_id": NEVER,
+    },
+    "padding that is also a word": {
+        "no_repeat_ngram_size": 1,
+        "eos_token_id": NEVER,
+        "pad_token_id": 80,
+    },
     "forced bos": {"forced_bos_token_id": 77},
     "forced eos": {"forced_eos_token_id": END, "eos_token_id": ENDS, "min_length": 30},
     "forced other token": {"forced_eos_token_id": [90, 12], "eos_token_id": NEVER},
     "remove invalid values": {"remove_invalid_values": True, "no_repeat_ngram_size": 2},
     "length decay": {"exponential_decay_length_penalty": [5, 1.3], "eos_token_id": 41},
     "gentle length decay": {"exponential_decay_length_penalty": [2, 1.02], "eos_token_id": 41},
+    "length decay after min length": {
+        "exponential_decay_length_penalty": [2, 1.3],
+        "min_length": 17,
+    },
     "renormalize": {"renormalize_logits": True, "repetition_penalty": 1.3},
     "all": {
         "repetition_penalty": 1.2,
@@ -79,6 +93,7 @@ BEAMS = {
         "early_stopping": "never",
         "eos_token_id": ENDS,
     },
+    "very long": {"num_beams": 4, "num_return_sequences": 4, "length_penalty": 9.0},
     "short": {"num_beams": 4, "num_return_sequences": 4, "length_penalty": -1.0},
     "no penalty": {"num_beams": 4, "num_return_sequences": 4, "length_penalty": 0.0},
     "no end": {"num_beams": 3, "num_return_sequences": 3, "eos_token_id": NEVER},
@@ -97,6 +112,13 @@ BEAMS = {
         "num_beams": 3,
         "num_return_sequences": 3,
         "prefix_allowed_tokens_fn": "even",
+    },
+    "nothing left of a prefix function": {
+        "num_beams": 2,
+        "num_return_sequences": 2,
+        "prefix_allowed_tokens_fn": "few",
+        "no_repeat_ngram_size": 1,
+        "max_length": 11,
     },
     "length decay": {
         "num_beams": 3,
