@@ -62,11 +62,10 @@ def drawn_without_replacement(scores: np.ndarray, count: int, stream: Stream) ->
     chosen: list[int] = []
     for number in [stream.uniform() for _ in range(count)]:
         sums = np.cumsum(weights)
-        if sums[-1] <= 0:
+        if sums[-1] < np.finfo(np.float64).tiny:
             break
+        # The product is below the whole sum, also when rounded: there is such a place.
         place = int(np.searchsorted(sums, number * sums[-1], side="right"))
-        if place == weights.size:  # the product was rounded up to the whole sum
-            place = int(np.flatnonzero(weights)[-1])
         chosen.append(int(candidates[place]))
         weights[place] = 0.0
     return np.array(chosen, dtype=np.int64)

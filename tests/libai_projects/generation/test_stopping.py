@@ -72,10 +72,16 @@ def test_exactly_as_long_as_asked_for_is_no_cut(model: NumpyGPT2) -> None:
 
 @pytest.mark.parametrize("beams", [1, 2])
 def test_max_time(model: NumpyGPT2, beams: int) -> None:
-    """The clock moves by one second each time it is asked: at the start and after each token."""
+    """The clock moves by one second each time it is asked: at the start and after each token. The
+    options for beams are those with which a search would go on for long."""
     seconds = iter(range(1000))
     options = GenerationOptions(
-        max_length=60, eos_token_id=None, max_time=4.5, num_beams=beams, length_penalty=5.0
+        max_length=60,
+        eos_token_id=None,
+        max_time=4.5,
+        num_beams=beams,
+        early_stopping="never",
+        length_penalty=9.0,
     )
     result = generate(model, PROMPTS, options, clock=lambda: float(next(seconds)))
     assert [len(sequence.new_tokens) for sequence in result.sequences] == [5] * 4

@@ -93,6 +93,14 @@ BEAMS = {
         "early_stopping": "never",
         "eos_token_id": ENDS,
     },
+    "nothing left of a prefix function for some beams": {
+        "num_beams": 4,
+        "num_return_sequences": 2,
+        "prefix_allowed_tokens_fn": "few",
+        "no_repeat_ngram_size": 2,
+        "eos_token_id": NEVER,
+        "max_new_tokens": 8,
+    },
     "very long": {"num_beams": 4, "num_return_sequences": 4, "length_penalty": 9.0},
     "short": {"num_beams": 4, "num_return_sequences": 4, "length_penalty": -1.0},
     "no penalty": {"num_beams": 4, "num_return_sequences": 4, "length_penalty": 0.0},
@@ -164,6 +172,7 @@ WARPS: dict[str, list[tuple[str, dict[str, Any]]]] = {
 def main() -> None:
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
     model = tiny_model()
     cases = []
     for name, options in GREEDY.items():
