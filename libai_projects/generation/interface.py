@@ -38,7 +38,8 @@ class StepModel(Protocol):
             ids: (B, T) int64, the tokens since the last call.
             positions: (B, T) int64, the position of each; 0 where it is padding.
             mask: (B, length so far, these T included) bool, True where a token may be seen, False
-                where it is left padding; None where there is no padding.
+                where it is left padding; None where there is no padding. With padding, the length
+                may exceed `max_positions`; positions do not.
             cache: what `start` returned; extended in place.
 
         Returns:

@@ -84,7 +84,7 @@ def test_mode(options: dict[str, Any], mode: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "near"),
-    [("temprature", "temperature"), ("topk", "top_k"), ("max_new_token", "max_new_tokens")],
+    [("temperatures", "temperature"), ("topk", "top_k"), ("max_new_token", "max_new_tokens")],
 )
 def test_a_misspelled_option_names_the_nearest(name: str, near: str) -> None:
     with pytest.raises(UserError, match=f"no generation option '{name}': did you mean '{near}'"):
