@@ -1,0 +1,19 @@
+"""Continuing texts with a language model: greedy, sampling, beam search, streaming.
+
+Works on token ids and numpy arrays; the model is whatever has the methods of `StepModel`.
+"""
+
+from libai_projects.generation.generate import generate, stream
+from libai_projects.generation.interface import Cache, StepModel
+from libai_projects.generation.options import GenerationOptions
+from libai_projects.generation.result import GeneratedSequence, Generation
+
+__all__ = [
+    "Cache",
+    "GeneratedSequence",
+    "Generation",
+    "GenerationOptions",
+    "StepModel",
+    "generate",
+    "stream",
+]

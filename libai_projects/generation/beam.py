@@ -1,0 +1,230 @@
+"""Beam search and beam sampling.
+
+The rules, down to what is compared with what, are those of transformers 5: at each step the best
+continuations of all beams of a prompt are ranked; those among the first `num_beams` that end a
+sequence are kept as finished; the best of the others are the next beams. A prompt whose search is
+over leaves the batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from libai_projects.generation.draw import (
+    Stream,
+    check_scores,
+    drawn_without_replacement,
+    largest,
+    streams,
+)
+from libai_projects.generation.interface import StepModel
+from libai_projects.generation.options import GenerationOptions
+from libai_projects.generation.prompts import PaddedPrompts
+from libai_projects.generation.result import FinishReason, GeneratedSequence, Generation
+from libai_projects.generation.rows import Rows
+from libai_projects.generation.scores import ScoreChain, log_softmax
+from libai_projects.generation.state import ModelState
+from libai_projects.generation.stopping import Stopping
+
+# What stands for the log probability of a beam that must not be chosen while there are others. It
+# is finite, so that beams which are all of this kind still have an order.
+_NEVER = -1e9
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A beam with one more token: number of the beam, the token, sum of log probabilities."""
+
+    beam: int
+    token: int
+    score: float
+
+
+@dataclass(frozen=True)
+class _Finished:
+    """A finished sequence of one prompt; its score has the length penalty in it."""
+
+    score: float
+    new_tokens: list[int]
+    reason: FinishReason
+
+
+class _Search:
+    """The search for one prompt.
+
+    Args:
+        options: how to search.
+        stream: of the prompt; used in beam sampling.
+        longest: most new tokens that the limit allows.
+    """
+
+    def __init__(self, options: GenerationOptions, stream: Stream, longest: int) -> None:
+        self._options = options
+        self._stream = stream
+        self._longest = longest
+        count = options.num_beams
+        # All beams are the prompt at first: only one of them may be continued.
+        self.scores = np.array([0.0] + [_NEVER] * (count - 1))
+        self.finished: list[_Finished] = []
+        self.over = False
+
+    def candidates(self, log_probabilities: np.ndarray) -> list[_Candidate]:
+        """The continuations to consider, best one first (in the order drawn if sampling).
+
+        Args:
+            log_probabilities: (beams, V) of each beam's next token.
+        """
+        beams, vocab_size = log_probabilities.shape
+        totals = (log_probabilities + self.scores[:, None]).ravel()
+        # Enough that `num_beams` go on even if each beam's best ones are ends of sequences.
+        count = min(max(2, 1 + self._options.end_ids.size) * beams, totals.size)
+        if self._options.do_sample:
+            places = drawn_without_replacement(totals, count, self._stream)
+            if places.size < beams:
+                others = np.setdiff1d(np.arange(totals.size), places)
+                places = np.concatenate([places, others[: beams - places.size]])
+        else:
+            found = largest(totals, count)
+            places = found[np.argsort(-totals[found], kind="stable")][:count]
+        return [
+            _Candidate(int(place) // vocab_size, int(place) % vocab_size, float(totals[place]))
+            for place in places
+        ]
+
+    def advance(
+        self,
+        candidates: list[_Candidate],
+        reasons: list[FinishReason | None],
+        beams: np.ndarray,
+    ) -> list[_Candidate]:
+        """Keep what is finished and choose what goes on.
+
+        Args:
+            candidates: of this step.
+            reasons: why each of them is finished, or None.
+            beams: (beams, n) int64, the new tokens of each beam before this step.
+
+        Returns:
+            The next beams.
+        """
+        options = self._options
+        length = beams.shape[1] + 1
+        for candidate, reason in list(zip(candidates, reasons, strict=True))[: options.num_beams]:
+            if reason is not None:
+                score = candidate.score / length**options.length_penalty
+                tokens = [*beams[candidate.beam].tolist(), candidate.token]
+                self.finished.append(_Finished(score, tokens, reason))
+        self.finished.sort(key=lambda one: -one.score)  # stable: of equal ones the older stays
+        del self.finished[options.num_beams :]
+
+        ranked = [
+            _Candidate(one.beam, one.token, one.score + (_NEVER if reason is not None else 0.0))
+            for one, reason in zip(candidates, reasons, strict=True)
+        ]
+        ranked.sort(key=lambda one: -one.score)
+        going_on = ranked[: options.num_beams]
+        self.scores = np.array([one.score for one in going_on])
+        # Nothing is offered to a search that is over: its prompt leaves the batch.
+        self.over = (
+            not self._better_is_likely(length)
+            or (options.early_stopping is True and self._is_full())
+            or all(reason is not None for reason in reasons)
+        )
+        return going_on
+
+    def _is_full(self) -> bool:
+        return len(self.finished) == self._options.num_beams
+
+    def _better_is_likely(self, length: int) -> bool:
+        """Whether the best beam could still beat the worst finished sequence."""
+        if not self._is_full():
+            return True
+        penalty = self._options.length_penalty
+        if self._options.early_stopping == "never" and penalty > 0:
+            length = self._longest
+        return float(self.scores[0]) / length**penalty > self.finished[-1].score
+
+
+def search(
+    model: StepModel,
+    prompts: PaddedPrompts,
+    limits: np.ndarray,
+    options: GenerationOptions,
+    stopping: Stopping,
+) -> Generation:
+    """The `num_return_sequences` best finished sequences of each prompt, best one first."""
+    count = options.num_beams
+    width = prompts.ids.shape[1]
+    longest = limits - prompts.lengths
+    searches = [
+        _Search(options, stream, int(longest[number]))
+        for number, stream in enumerate(streams(options.seed, len(limits), 1))
+    ]
+    rows = Rows(prompts.ids, prompts.padding, prompts.lengths, limits, np.arange(len(limits)))
+    copies = np.repeat(np.arange(len(limits)), count)
+    chain = ScoreChain(options, model.vocab_size)
+    state = ModelState(model, prompts, options.use_cache)
+    logits = state.read_prompts()[copies]
+    state.select(copies)
+    rows = rows.select(copies)
+    alive = list(range(len(searches)))
+    while True:
+        log_probabilities = chain(rows, log_softmax(logits))
+        check_scores(log_probabilities.reshape(len(alive), -1))
+        sources: list[int] = []  # the row that each next beam continues
+        tokens: list[int] = []
+        still_alive = []
+        offered = [
+            searches[number].candidates(log_probabilities[place * count : (place + 1) * count])
+            for place, number in enumerate(alive)
+        ]
+        reasons = _reasons(rows, offered, count, stopping)
+        for place, number in enumerate(alive):
+            first = place * count
+            going_on = searches[number].advance(
+                offered[place], reasons[place], rows.ids[first : first + count, width:]
+            )
+            if not searches[number].over:
+                still_alive.append(number)
+                sources += [first + one.beam for one in going_on]
+                tokens += [one.token for one in going_on]
+        if not still_alive:
+            return _result(searches, prompts, options)
+        alive = still_alive
+        chosen, kept = np.array(tokens), np.array(sources)
+        rows = rows.select(kept).append(chosen)
+        state.select(kept)
+        logits = state.read(chosen)
+
+
+def _reasons(
+    rows: Rows, offered: list[list[_Candidate]], count: int, stopping: Stopping
+) -> list[list[FinishReason | None]]:
+    """Why each candidate of each prompt is finished, all of them judged at once."""
+    flat = [
+        (place * count + one.beam, one.token) for place, row in enumerate(offered) for one in row
+    ]
+    sources, tokens = np.array(flat, dtype=np.int64).T
+    found = iter(stopping.reasons(rows.select(sources).append(tokens), None))
+    return [[next(found) for _ in row] for row in offered]
+
+
+def _result(
+    searches: list[_Search], prompts: PaddedPrompts, options: GenerationOptions
+) -> Generation:
+    sequences = []
+    for number, one in enumerate(searches):
+        prompt = prompts.ids[number, prompts.padding[number] :].tolist()
+        for finished in one.finished[: options.num_return_sequences]:
+            sequences.append(
+                GeneratedSequence(
+                    prompt=number,
+                    tokens=prompt + finished.new_tokens,
+                    prompt_length=len(prompt),
+                    finish_reason=finished.reason,
+                    score=finished.score,
+                )
+            )
+    return Generation(sequences)

@@ -1,0 +1,83 @@
+"""The two ways in: `generate` returns everything at the end, `stream` hands out tokens at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Sequence
+
+from oneflow_accel.errors import UserError
+
+from libai_projects.generation import beam
+from libai_projects.generation.decode import decode
+from libai_projects.generation.interface import StepModel
+from libai_projects.generation.options import GenerationOptions
+from libai_projects.generation.prompts import prepare
+from libai_projects.generation.result import Generation
+from libai_projects.generation.stopping import Clock, Stopping
+
+
+def generate(
+    model: StepModel,
+    prompts: Sequence[Sequence[int]],
+    options: GenerationOptions,
+    clock: Clock = time.monotonic,
+) -> Generation:
+    """Continue prompts.
+
+    Greedy decoding and beam search give the tokens that transformers 5 gives for each prompt by
+    itself; so a batch gives what its prompts give one by one.
+
+    Args:
+        model: what reads the tokens. In a distributed run every process calls this alike.
+        prompts: token ids of each prompt, of any lengths.
+        options: how to go on.
+        clock: seconds, for `max_time`; in a distributed run one that all processes agree on.
+
+    Returns:
+        `options.num_return_sequences` sequences for each prompt.
+
+    Raises:
+        UserError: what `prompts.prepare` refuses; scores that leave no token to choose; a function
+            of the caller that returns something of a wrong shape.
+    """
+    padded, limits = prepare(prompts, options, model.vocab_size, model.max_positions)
+    stopping = Stopping(options, model.max_positions, clock)
+    if options.num_beams > 1:
+        return beam.search(model, padded, limits, options, stopping)
+    tokens = decode(model, padded, limits, options, stopping)
+    while True:
+        try:
+            next(tokens)
+        except StopIteration as end:
+            return end.value
+
+
+def stream(
+    model: StepModel,
+    prompts: Sequence[Sequence[int]],
+    options: GenerationOptions,
+    clock: Clock = time.monotonic,
+) -> Generator[tuple[int, int], None, Generation]:
+    """Continue prompts and yield each token as it is chosen.
+
+    Closing the iterator ends the generation; in a distributed run all processes must close theirs
+    after the same token. Arguments and errors as of `generate`; wrong arguments are refused at the
+    call and not at the first token.
+
+    Yields:
+        (number of the sequence, token id), those of one step in the order of the sequences; ends
+        of sequences are among them. Sequence `i` continues prompt `i // num_return_sequences`.
+
+    Returns:
+        What `generate` returns, as the value of the StopIteration.
+
+    Raises:
+        UserError: also for beam search, which knows its tokens only at the end.
+    """
+    if options.num_beams > 1:
+        raise UserError(
+            "beam search knows its tokens only at the end, so they cannot be streamed; "
+            "set num_beams to 1"
+        )
+    padded, limits = prepare(prompts, options, model.vocab_size, model.max_positions)
+    return decode(model, padded, limits, options, Stopping(options, model.max_positions, clock))
