@@ -1,6 +1,6 @@
 #include "attention/block_product.h"
 
-#include "common/simd_math.h"
+#include "common/vector.h"
 
 namespace oneflow_accel {
 
@@ -9,18 +9,6 @@ namespace {
 // Rows of a tile of c. With the columns that each instruction set takes, its sums, a row of b and
 // an element of a fill the registers: 32 of 16 floats (AVX-512), 16 of 8 (AVX2) or 4 (SSE2).
 constexpr int kRows = 6;
-
-template <int floats>
-using Vector __attribute__((vector_size(4 * floats), aligned(4), may_alias)) = float;
-
-template <int floats>
-ONEFLOW_ACCEL_INLINE Vector<floats>* vector_at(float* data, int64_t i) {
-  return reinterpret_cast<Vector<floats>*>(data) + i;
-}
-template <int floats>
-ONEFLOW_ACCEL_INLINE const Vector<floats>* vector_at(const float* data, int64_t i) {
-  return reinterpret_cast<const Vector<floats>*>(data) + i;
-}
 
 // What one tile of c is made from.
 struct Tile {
@@ -125,23 +113,13 @@ void multiply_panel_sse2(Tile tile, int64_t rows, int64_t columns) {
   multiply_panel<4, 2>(tile, rows, columns);
 }
 
-// Chosen here and not by ONEFLOW_ACCEL_SIMD: the tile depends on the number of registers.
-MultiplyPanel choose() {
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl")
-      && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq")) {
-    return multiply_panel_avx512;
-  }
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-    return multiply_panel_avx2;
-  }
-  return multiply_panel_sse2;
-}
-
 }  // namespace
 
 void block_product(int64_t rows, int64_t columns, int64_t depth, const Strided& a, const Panels& b,
                    int64_t row, int64_t column, float* c, int64_t c_stride, bool accumulate) {
-  static const MultiplyPanel multiply_panel_here = choose();
+  // Not by ONEFLOW_ACCEL_SIMD: the tile depends on the number of registers.
+  static const MultiplyPanel multiply_panel_here =
+      choose_version<MultiplyPanel>(multiply_panel_avx512, multiply_panel_avx2, multiply_panel_sse2);
   for (int64_t j = 0; j < columns; j += kPanelWidth) {
     const int64_t n = std::min(kPanelWidth, columns - j);
     const Tile tile{a.data, a.row_stride,  a.column_stride, b.at(row, column + j),

@@ -1,6 +1,7 @@
-// Matrix products in float32. oneDNN's sgemm does most of them: measured against its matmul
-// primitive on the shapes of ViT-S, GPT-2 and ResNet50 it is as fast or faster, in all transposed
-// forms and for odd leading dimensions, and it needs no primitive for each shape.
+// Matrix products in float32. Products of a few rows are in few_rows.cpp; oneDNN's sgemm does most
+// of the others: measured against its matmul primitive on the shapes of ViT-S, GPT-2 and ResNet50
+// it is as fast or faster, in all transposed forms and for odd leading dimensions, and it needs no
+// primitive for each shape.
 #include <dnnl.h>
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 
 #include "common/simd.h"
 #include "common/threads.h"
+#include "matmul/few_rows.h"
 #include "matmul/primitive.h"
 #include "matmul/product.h"
 
@@ -106,6 +108,7 @@ bool primitive_is_faster(const Product& product) {
 void multiply(const Product& product, const float* a, const float* b, const float* bias,
               float* out) {
   Product flat = product.folded();
+  if (has_few_rows(flat)) { return multiply_few_rows(flat, a, b, bias, out); }
   if (bias != nullptr) {
     if (!flat.adds_up_nothing() && primitive_is_faster_with_bias(flat)
         && multiply_by_primitive(flat, dnnl::memory::data_type::f32, a, b, bias, out)) {

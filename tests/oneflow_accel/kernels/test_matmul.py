@@ -53,7 +53,7 @@ def test_product_added_to_a_tensor(name: str, inner: int, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("shape", [(5, 3), (2, 70, 33), (3, 0)])
+@pytest.mark.parametrize("shape", [(5, 3), (2, 70, 33), (3, 0), (6, 70)])
 def test_linear_added_to_a_tensor(shape: tuple[int, ...], dtype: str) -> None:
     operator = Operator(
         "fused_matmul_bias",

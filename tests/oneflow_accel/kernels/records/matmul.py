@@ -124,6 +124,19 @@ RECORDS = [
             *forms("odd", (3, 5), (5, 7), reduced=5, alpha=-0.5),
             *forms("threads", (131, 257), (257, 67), reduced=257),
             *forms("row", (1, 300), (300, 513), reduced=513),
+            # Up to 8 rows have a kernel of their own, made for each number of rows.
+            *(
+                case(
+                    f"{m}-rows{'-b^T' * transpose_b}",
+                    (m, 83),
+                    (605, 83) if transpose_b else (83, 605),
+                    reduced=605,
+                    transpose_b=transpose_b,
+                    alpha=-0.5,
+                )
+                for m in range(2, 10)
+                for transpose_b in (False, True)
+            ),
             case("one", (1, 1), (1, 1)),
             case("no-rows", (0, 5), (5, 3)),
             case("no-columns", (3, 5), (5, 0)),
@@ -203,6 +216,7 @@ RECORDS = [
             case("three-axes", (2, 3, 5), (4, 5), (4,), reduced=6),
             case("four-axes", (2, 3, 4, 5), (6, 5), (6,), reduced=24),
             case("rows", (2, 70, 33), (65, 33), (65,), reduced=140),
+            case("few-rows", (1, 3, 131), (203, 131), (203,), reduced=203),
             case("wide", (64, 3), (16411, 3), (16411,), reduced=16411),
             case("no-rows", (0, 3), (4, 3), (4,)),
             case("no-columns", (3, 2), (0, 2), (0,)),

@@ -1,0 +1,35 @@
+// Vectors of floats in registers, for kernels that need them by hand: GCC turns arithmetic on them
+// into the instructions of the function's target.
+#pragma once
+
+#include <cstdint>
+
+#include "common/simd_math.h"
+
+namespace oneflow_accel {
+
+template <int floats>
+using Vector __attribute__((vector_size(4 * floats), aligned(4), may_alias)) = float;
+
+template <int floats>
+ONEFLOW_ACCEL_INLINE Vector<floats>* vector_at(float* data, int64_t i) {
+  return reinterpret_cast<Vector<floats>*>(data) + i;
+}
+template <int floats>
+ONEFLOW_ACCEL_INLINE const Vector<floats>* vector_at(const float* data, int64_t i) {
+  return reinterpret_cast<const Vector<floats>*>(data) + i;
+}
+
+// One of three versions of a function, by what this CPU has. For functions whose form depends on
+// the number of registers; the others are marked ONEFLOW_ACCEL_SIMD.
+template <typename Function>
+Function choose_version(Function avx512, Function avx2, Function sse2) {
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl")
+      && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq")) {
+    return avx512;
+  }
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) { return avx2; }
+  return sse2;
+}
+
+}  // namespace oneflow_accel
