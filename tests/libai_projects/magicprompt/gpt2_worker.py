@@ -1,0 +1,180 @@
+"""Train a tiny GPT-2 a few steps in every layout that is asked for; started by test_gpt2_*.py.
+
+The argument is a file of JSON: a list of cases, see `Case`. Rank 0 writes the results to the same
+name with `.out`: a list of lists of losses, or of what went wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import oneflow_accel
+
+import numpy as np
+import oneflow as flow
+from libai.models.utils.graph_base import GraphBase
+from libai.utils import distributed as dist
+from omegaconf import OmegaConf
+from oneflow import nn
+
+from libai_projects.projects.MagicPrompt.gpt2 import GPT2ForPreTraining
+from tests.libai_projects import reference_gpt2
+
+SHAPE = reference_gpt2.Shape(layers=4, width=64, heads=4, vocabulary=96, positions=32)
+BATCH, STEPS = 8, 6
+CONFIG = {
+    "num_layers": SHAPE.layers,
+    "vocab_size": SHAPE.vocabulary,
+    "hidden_size": SHAPE.width,
+    "ffn_hidden_size": 4 * SHAPE.width,
+    "num_attention_heads": SHAPE.heads,
+    "max_seq_length": SHAPE.positions,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run: the layout, how it executes, and options of the model that differ."""
+
+    graph: bool = False
+    data: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+    accumulation: int = 1
+    checkpointing: bool = False
+    zero: int = 0
+    evaluate: bool = False
+    seed: int = 0
+    config: dict[str, Any] = field(default_factory=dict)
+
+
+def batches() -> list[tuple[np.ndarray, np.ndarray]]:
+    """Tokens and the ones after them, the same for every case."""
+    rng = np.random.default_rng(7)
+    tokens = rng.integers(0, SHAPE.vocabulary, (STEPS, BATCH, SHAPE.positions + 1))
+    return [(rows[:, :-1], rows[:, 1:]) for rows in tokens]
+
+
+def build(case: Case, scale: float = 0.1) -> GPT2ForPreTraining:
+    """The layout of a case and a model in it with the weights of `random_state`."""
+    dist.setup_dist_util(
+        OmegaConf.create(
+            {
+                "data_parallel_size": case.data,
+                "tensor_parallel_size": case.tensor,
+                "pipeline_parallel_size": case.pipeline,
+                "pipeline_num_layers": SHAPE.layers,
+            }
+        )
+    )
+    model = GPT2ForPreTraining({**CONFIG, **case.config})
+    state = reference_gpt2.to_libai(
+        reference_gpt2.random_state(SHAPE, scale=scale),
+        SHAPE.heads,
+        model.GPT_model.options.vocab_size,
+    )
+    for name, parameter in model.named_parameters():
+        value = flow.tensor(state[name], placement=parameter.placement, sbp=parameter.sbp)
+        parameter.data.copy_(value)
+    return model
+
+
+def place(values: np.ndarray, layer: int) -> flow.Tensor:
+    """A batch as LiBai's loaders give it."""
+    placement = dist.get_layer_placement(layer)
+    return flow.tensor(values, placement=placement, sbp=dist.get_hidden_sbp())
+
+
+def losses(case: Case) -> list[float]:
+    """The loss of each step, of AdamW with clipping; with `evaluate` also that of a last batch."""
+    model = build(case)
+    flow.manual_seed(case.seed)
+    optimizer = flow.optim.AdamW(
+        [
+            {
+                "params": list(model.parameters()),
+                "clip_grad_max_norm": 1.0,
+                "clip_grad_norm_type": 2.0,
+            }
+        ],
+        lr=1e-3,
+        weight_decay=0.01,
+    )
+    model.train()
+    step = (
+        _graph_step(case, model, optimizer) if case.graph else _eager_step(case, model, optimizer)
+    )
+    found = [step(ids, labels) for ids, labels in batches()]
+    if case.evaluate:
+        found.append(_evaluate(case, model))
+    return found
+
+
+def _graph_step(case: Case, model: nn.Module, optimizer: Any) -> Any:
+    graph = GraphBase(
+        model,
+        optimizer,
+        activation_checkpoint=case.checkpointing,
+        grad_acc_steps=case.accumulation,
+        zero_optim=case.zero > 0,
+        zero_stage=case.zero,
+    )
+
+    def step(ids: np.ndarray, labels: np.ndarray) -> float:
+        loss = graph(input_ids=place(ids, 0), labels=place(labels, -1))["lm_loss"]
+        return float(dist.tton(loss.mean()))
+
+    return step
+
+
+def _eager_step(case: Case, model: nn.Module, optimizer: Any) -> Any:
+    def step(ids: np.ndarray, labels: np.ndarray) -> float:
+        total = 0.0
+        for part, wanted in zip(
+            np.split(ids, case.accumulation), np.split(labels, case.accumulation), strict=True
+        ):
+            loss = model(place(part, 0), place(wanted, -1))["lm_loss"] / case.accumulation
+            loss.backward()
+            total += float(dist.tton(loss))
+        optimizer.clip_grad()
+        optimizer.step()
+        optimizer.zero_grad()
+        return total
+
+    return step
+
+
+def _evaluate(case: Case, model: nn.Module) -> float:
+    """Mean loss of the first batch in evaluation."""
+    model.eval()
+    ids, labels = batches()[0]
+    inputs = {"input_ids": place(ids, 0), "labels": place(labels, -1)}
+    if case.graph:
+        result = GraphBase(model, is_train=False)(**inputs)
+    else:
+        with flow.no_grad():
+            result = model(**inputs)
+    token_losses, counted = dist.tton(result["token_losses"]), dist.tton(result["token_mask"])
+    return float((token_losses * counted).sum() / counted.sum())
+
+
+def main() -> None:
+    oneflow_accel.select_device()
+    path = Path(sys.argv[1])
+    results: list[Any] = []
+    for values in json.loads(path.read_text()):
+        try:
+            results.append(losses(Case(**values)))
+        except Exception:
+            results.append(traceback.format_exc()[-2000:])
+        if flow.env.get_rank() == 0:
+            path.with_suffix(".out").write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()
