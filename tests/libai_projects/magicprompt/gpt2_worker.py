@@ -1,7 +1,7 @@
 """Train a tiny GPT-2 a few steps in every layout that is asked for; started by test_gpt2_*.py.
 
 The argument is a file of JSON: a list of cases, see `Case`. Rank 0 writes the results to the same
-name with `.out`: a list of lists of losses, or of what went wrong.
+name with `.out`: for each case a list of numbers, or the text of what went wrong.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from omegaconf import OmegaConf
 from oneflow import nn
 
 from libai_projects.projects.MagicPrompt.gpt2 import GPT2ForPreTraining
+from libai_projects.projects.MagicPrompt.step_model import GPT2StepModel
 from tests.libai_projects import reference_gpt2
 
-SHAPE = reference_gpt2.Shape(layers=4, width=64, heads=4, vocabulary=96, positions=32)
+SHAPE = reference_gpt2.Shape(layers=2, width=64, heads=4, vocabulary=96, positions=32)
 BATCH, STEPS = 8, 6
 CONFIG = {
     "num_layers": SHAPE.layers,
@@ -49,6 +50,7 @@ class Case:
     checkpointing: bool = False
     zero: int = 0
     evaluate: bool = False
+    generate: bool = False
     seed: int = 0
     config: dict[str, Any] = field(default_factory=dict)
 
@@ -90,6 +92,14 @@ def place(values: np.ndarray, layer: int) -> flow.Tensor:
     return flow.tensor(values, placement=placement, sbp=dist.get_hidden_sbp())
 
 
+def everywhere(x: flow.Tensor) -> np.ndarray:
+    """The value on every process, also of a tensor that only one stage has."""
+    x = x.to_global(sbp=[flow.sbp.broadcast] * len(x.sbp))
+    return x.to_global(
+        placement=flow.placement.all(x.placement.type), sbp=flow.sbp.broadcast
+    ).numpy()
+
+
 def losses(case: Case) -> list[float]:
     """The loss of each step, of AdamW with clipping; with `evaluate` also that of a last batch."""
     model = build(case)
@@ -127,7 +137,7 @@ def _graph_step(case: Case, model: nn.Module, optimizer: Any) -> Any:
 
     def step(ids: np.ndarray, labels: np.ndarray) -> float:
         loss = graph(input_ids=place(ids, 0), labels=place(labels, -1))["lm_loss"]
-        return float(dist.tton(loss.mean()))
+        return float(everywhere(loss.mean()))
 
     return step
 
@@ -140,7 +150,7 @@ def _eager_step(case: Case, model: nn.Module, optimizer: Any) -> Any:
         ):
             loss = model(place(part, 0), place(wanted, -1))["lm_loss"] / case.accumulation
             loss.backward()
-            total += float(dist.tton(loss))
+            total += float(everywhere(loss))
         optimizer.clip_grad()
         optimizer.step()
         optimizer.zero_grad()
@@ -159,8 +169,40 @@ def _evaluate(case: Case, model: nn.Module) -> float:
     else:
         with flow.no_grad():
             result = model(**inputs)
-    token_losses, counted = dist.tton(result["token_losses"]), dist.tton(result["token_mask"])
+    token_losses, counted = everywhere(result["token_losses"]), everywhere(result["token_mask"])
     return float((token_losses * counted).sum() / counted.sum())
+
+
+def generation_errors(case: Case) -> list[float]:
+    """How far the logits of single steps are from the float64 reference on the worst process:
+    without padding and with it, each with a cache and without."""
+    model = build(case)
+    stepper = GPT2StepModel(model)
+    state = reference_gpt2.random_state(SHAPE)
+    rng = np.random.default_rng(3)
+    ids = rng.integers(0, SHAPE.vocabulary, (3, 12))
+    lengths = np.array([12, 5, 9])
+    padded = np.arange(12) >= 12 - lengths[:, None]
+    found = []
+    for mask in (None, padded):
+        seen = np.ones_like(padded) if mask is None else mask
+        positions = np.maximum(np.cumsum(seen, 1) - 1, 0)
+        expected = reference_gpt2.forward(state, ids, SHAPE.heads, positions=positions, mask=seen)
+        for use_cache in (True, False):
+            cache = stepper.start(3, use_cache)
+            worst, begin = 0.0, 0
+            for end in (8, 9, 10, 12):
+                part = None if mask is None else mask[:, :end]
+                logits = stepper.step(ids[:, begin:end], positions[:, begin:end], part, cache)
+                worst = max(worst, float(abs(logits - expected[:, end - 1]).max()))
+                begin = end
+            found.append(worst)
+    worst_of_all = flow.tensor(found, dtype=flow.float64)
+    if flow.env.get_world_size() > 1:
+        parts = [flow.zeros_like(worst_of_all) for _ in range(flow.env.get_world_size())]
+        flow.comm.all_gather(parts, worst_of_all)
+        found = np.max([part.numpy() for part in parts], axis=0).tolist()
+    return found
 
 
 def main() -> None:
@@ -169,7 +211,8 @@ def main() -> None:
     results: list[Any] = []
     for values in json.loads(path.read_text()):
         try:
-            results.append(losses(Case(**values)))
+            case = Case(**values)
+            results.append(generation_errors(case) if case.generate else losses(case))
         except Exception:
             results.append(traceback.format_exc()[-2000:])
         if flow.env.get_rank() == 0:
