@@ -111,8 +111,14 @@ def test_all_finish(tmp_path: Path) -> None:
     assert first > last - 0.5
 
 
-def test_strangers_are_sent_away() -> None:
-    """Two watchdogs in one process, on a port that is asked for; others call there as well."""
+@pytest.mark.parametrize("attempt", range(20))
+def test_strangers_are_sent_away(attempt: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two watchdogs in one process, on a port that is asked for; others call there as well.
+
+    Many times over: goodbyes and closing connections race.
+    """
+    exits: list[int] = []
+    monkeypatch.setattr(watchdog.os, "_exit", exits.append)
     port = free_port()
     told: dict[int, object] = {}
     complete = threading.Barrier(2)
@@ -135,10 +141,12 @@ def test_strangers_are_sent_away() -> None:
         )
         assert [peer.rank for peer in first._peers] == [0, 1]
         waiting = pool.submit(first.stop)
-        time.sleep(0.2)
+        time.sleep(0.02)
         assert not waiting.done()
         second.stop()
         waiting.result(timeout=10)
+        time.sleep(0.02)
+    assert not exits
 
 
 def test_setting(monkeypatch: pytest.MonkeyPatch) -> None:
