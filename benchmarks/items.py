@@ -165,6 +165,16 @@ def _models() -> list[Item]:
         Item("ViT-S/16 train b8", "vit", "vit_train", {"batch": 8}, 1.0),
         Item("GPT-2 forward 2x256", "gpt2", "gpt2_forward", {"batch": 2, "tokens": 256}, 1.0),
         Item("GPT-2 train 2x256", "gpt2", "gpt2_train", {"batch": 2, "tokens": 256}, 1.0),
+        *(
+            Item(
+                f"GPT-2 greedy b{batch}, 64 new tokens",
+                "generation",
+                "gpt2_greedy",
+                {"batch": batch, "prompt": 16, "tokens": 64},
+                1.0,
+            )
+            for batch in (1, 8)
+        ),
         Item(
             "ResNet50 inference b8 bf16",
             "bfloat16",

@@ -66,10 +66,10 @@ def vit_train(batch: int) -> Step:
     return _train(optimizer, lambda: nn.functional.cross_entropy(model(images), labels))
 
 
-def _gpt2() -> nn.Module:
+def _gpt2(use_cache: bool = False) -> nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    config = GPT2Config(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False)
+    config = GPT2Config(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=use_cache)
     return GPT2LMHeadModel(config)
 
 
@@ -84,6 +84,24 @@ def gpt2_train(batch: int, tokens: int) -> Step:
     return _train(optimizer, lambda: model(ids, labels=ids).loss)
 
 
+def gpt2_greedy(batch: int, prompt: int, tokens: int) -> Step:
+    model = _gpt2(use_cache=True).eval()
+    ids = torch.randint(50257, (batch, prompt))
+    # As many tokens each time, whatever they are.
+    model.generation_config.eos_token_id = None
+
+    def step() -> None:
+        model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            pad_token_id=50256,
+            max_new_tokens=tokens,
+            do_sample=False,
+        )
+
+    return step
+
+
 MAKERS: dict[str, Maker] = {
     "resnet50_forward": resnet50_forward,
     "resnet50_inference": resnet50_forward,
@@ -94,4 +112,5 @@ MAKERS: dict[str, Maker] = {
     "vit_train": vit_train,
     "gpt2_forward": gpt2_forward,
     "gpt2_train": gpt2_train,
+    "gpt2_greedy": gpt2_greedy,
 }
