@@ -1,0 +1,209 @@
+"""Runs what a pipeline's command line asks for, and ends the same way on every rank."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from oneflow_accel.errors import UserError
+from oneflow_accel.training import distributed
+
+from libai_projects.inference import lockstep
+from libai_projects.inference.jobs import Worker
+from libai_projects.inference.options import limits_of
+from libai_projects.inference.requests import SEED_BOUND
+from libai_projects.inference.sampling_arguments import given_sampling_options
+from libai_projects.inference.sources import JsonLines, LivePrinter, Terminal
+from libai_projects.inference.text_pipeline import TextPipeline
+
+# How long ranks other than 0 let it speak before they end with the same error: the launcher stops
+# all as soon as one has ended.
+_LET_SPEAK = 3.0
+
+
+def run(
+    options: argparse.Namespace,
+    build: Callable[[], TextPipeline],
+    examples: Sequence[str],
+) -> int:
+    """Build the pipeline and do what `options` say; the exit code.
+
+    Args:
+        build: makes the pipeline.
+        examples: prompts for where none are given.
+
+    Raises:
+        UserError: anything that is the user's to mend; the same on every rank.
+    """
+    if options.jsonl:
+        with _StandardOutput() as output:
+            return _jsonl(options, build(), output)
+    pipeline = build()
+    if options.serve:
+        return _serve(options, pipeline)
+    if options.interactive:
+        return _interactive(options, pipeline)
+    return _prompts(options, pipeline, options.prompt or list(examples))
+
+
+def main(program: str, action: Callable[[], int]) -> int:
+    """Run `action`; user errors become one line on stderr, printed once, and a non-zero code on
+    every rank."""
+    try:
+        return action()
+    except UserError as error:
+        if distributed.is_main():
+            print(f"{program}: error: {error}", file=sys.stderr, flush=True)
+        else:
+            time.sleep(_LET_SPEAK)
+        return UserError.EXIT_CODE
+    except KeyboardInterrupt:
+        return 130
+
+
+def _prompts(options: argparse.Namespace, pipeline: TextPipeline, prompts: list[str]) -> int:
+    given = given_sampling_options(options)
+    if options.stream:
+        base = given.get("seed", pipeline.options.seed)
+        for number, prompt in enumerate(prompts):
+            seed = base + number if isinstance(base, int) else base[number]
+            _stream_one(pipeline, prompt, {**given, "seed": seed}, first=number == 0)
+        distributed.barrier()
+        return 0
+    results = pipeline(prompts, options.batch_size, **given)
+    if distributed.is_main():
+        print("\n\n".join(result["generated_text"] for result in results), flush=True)
+    return 0
+
+
+def _stream_one(
+    pipeline: TextPipeline, prompt: str, given: Mapping[str, Any], *, first: bool
+) -> None:
+    if not distributed.is_main():
+        pipeline.generate([prompt], **given)
+        return
+    pipeline.check_options(given)
+    if not first:
+        print(flush=True)
+    printer = LivePrinter(prompt)
+    texts = pipeline.generate([prompt], on_text=printer.feed, **given)
+    printer.finish([text.text for text in texts])
+
+
+def _interactive(options: argparse.Namespace, pipeline: TextPipeline) -> int:
+    given = given_sampling_options(options)
+    pipeline.check_options(given)
+    worker = Worker(pipeline)
+    new_seed = None if "seed" in given else lambda: random.SystemRandom().randrange(SEED_BOUND)
+    terminal = Terminal(worker, given, stream=options.stream, new_seed=new_seed)
+
+    def interrupt(*_: object) -> None:
+        if not terminal.cancel():
+            worker.close()
+
+    if distributed.is_main():
+        print("One prompt per line; Ctrl-C stops a text, Ctrl-D ends.", flush=True)
+        signal.signal(signal.SIGINT, interrupt)
+        signal.signal(signal.SIGTERM, lambda *_: worker.close())
+    _run_with_source(worker, terminal.run)
+    return 0
+
+
+def _jsonl(options: argparse.Namespace, pipeline: TextPipeline, output: _StandardOutput) -> int:
+    given = given_sampling_options(options)
+    pipeline.check_options(given)
+    worker = Worker(pipeline)
+    lines = JsonLines(worker, output.write_json, given, stream=options.stream)
+    interrupted: list[int] = []
+
+    def interrupt(signum: int, _frame: object) -> None:
+        interrupted.append(signum)
+        worker.close()
+
+    if distributed.is_main():
+        signal.signal(signal.SIGINT, interrupt)
+        signal.signal(signal.SIGTERM, interrupt)
+    _run_with_source(worker, lambda: lines.run(sys.stdin.buffer))
+    bad = lockstep.share(lines.bad)
+    if interrupted:
+        return 128 + interrupted[0]
+    return 1 if bad or output.closed else 0
+
+
+def _run_with_source(worker: Worker, source: Callable[[], None]) -> None:
+    """Run the worker here and `source` in a thread of rank 0, until `source` ends."""
+    if distributed.is_main():
+
+        def read() -> None:
+            try:
+                source()
+            except BrokenPipeError:
+                # Whoever read the results has gone: there is nothing left to do.
+                worker.close()
+            finally:
+                worker.close(finish=True)
+
+        threading.Thread(target=read, daemon=True, name="prompts").start()
+    else:
+        lockstep.end_on_signal()
+    worker.run()
+
+
+def _serve(options: argparse.Namespace, pipeline: TextPipeline) -> int:
+    # Imported here: only --serve needs the web libraries.
+    from libai_projects.inference.serving import Server
+
+    limits = limits_of(options)
+    worker = Worker(pipeline, queue_length=limits.queue)
+    server = lockstep.together(
+        lambda: Server(worker, limits, options.host, options.port)
+        if distributed.is_main()
+        else None
+    )
+    if server is None:
+        lockstep.end_on_signal()
+        worker.run()
+        return 0
+    server.run()
+    return 0
+
+
+class _StandardOutput:
+    """The standard output for JSON lines only: whatever else prints goes to the standard error."""
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    def __enter__(self) -> _StandardOutput:
+        sys.stdout.flush()
+        self._own = os.dup(1)
+        os.dup2(2, 1)
+        self._file = os.fdopen(self._own, "w", encoding="utf-8")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._file.close()
+        except BrokenPipeError:
+            self.closed = True
+
+    def write_json(self, value: Mapping[str, Any]) -> None:
+        """One object on a line of its own.
+
+        Raises:
+            BrokenPipeError: nobody reads any more.
+        """
+        try:
+            self._file.write(json.dumps(value, ensure_ascii=False) + "\n")
+            self._file.flush()
+        except BrokenPipeError:
+            self.closed = True
+            raise

@@ -1,0 +1,81 @@
+"""Several processes doing the same generation: rank 0 decides, the others follow.
+
+Every rank has to make the same calls of the model in the same order, and only rank 0 hears of
+requests, clocks and people who went away. So rank 0 shares each request before it is run, and
+whether to go on before each token.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from oneflow_accel.errors import UserError
+from oneflow_accel.training import distributed
+
+# A collective that one rank enters late fails after 300 s (ONEFLOW_TIMEOUT_SECONDS), so an idle
+# rank 0 must speak more often than that.
+HEARTBEAT_SECONDS = 20.0
+# How long a rank other than 0 waits for rank 0's goodbye after a signal.
+GRACE_SECONDS = 15.0
+
+
+def share(value: Any) -> Any:
+    """Rank 0's `value` (anything JSON can say), on every rank; every rank has to call it."""
+    return distributed.all_gather_json(value if distributed.is_main() else None)[0]
+
+
+def any_rank(flag: bool) -> bool:
+    """Whether `flag` is set on any rank; every rank has to call it."""
+    if distributed.world_size() == 1:
+        return flag
+    return distributed.all_reduce_sum([float(flag)])[0] > 0
+
+
+def together(action: Callable[[], Any]) -> Any:
+    """Run `action` on every rank; if it is a UserError on any, it is one on all.
+
+    Without it a rank that fails alone would leave the others waiting for it.
+
+    Returns:
+        what `action` returned on this rank.
+
+    Raises:
+        UserError: the first rank's.
+    """
+    result, problem = None, None
+    try:
+        result = action()
+    except UserError as error:
+        problem = str(error)
+    problems = [text for text in distributed.all_gather_json(problem) if text is not None]
+    if problems:
+        raise UserError(problems[0])
+    return result
+
+
+def end_on_signal(grace: float = GRACE_SECONDS) -> None:
+    """On ranks other than 0: SIGINT and SIGTERM wait for rank 0, `grace` seconds at most.
+
+    A terminal sends Ctrl-C to every rank, and the launcher SIGTERM. Rank 0 answers by ending the
+    job in order; a rank that went at once would leave it in the middle of a collective. A thread
+    does it, because Python's own handlers do not run while the main thread waits in oneflow.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, lambda *_: None)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+
+    def wait() -> None:
+        os.read(reader, 1)
+        time.sleep(grace)
+        sys.stderr.flush()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True, name="end-on-signal").start()

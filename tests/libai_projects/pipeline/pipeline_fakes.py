@@ -1,0 +1,71 @@
+"""A model and a tokenizer that are quick, and a pipeline made of them."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+
+from libai_projects.inference.text_pipeline import TextPipeline
+from libai_projects.text.tokenizer import GPT2Tokenizer
+from libai_projects.text.vocabulary import byte_alphabet
+
+# What the model would write, over and over; the ö and the 🐷 take several tokens each.
+TEXT = " in a field of möhren, by a 🐷, 4k;"
+
+
+def write_vocabulary(folder: Path) -> tuple[Path, Path]:
+    """vocab.json and merges.txt of 256 bytes and the end of text: one token for each byte."""
+    by_byte = {byte: character for character, byte in byte_alphabet().items()}
+    ids = {by_byte[byte]: byte for byte in range(256)} | {"<|endoftext|>": 256}
+    vocab, merges = folder / "vocab.json", folder / "merges.txt"
+    vocab.write_text(json.dumps(ids), encoding="utf-8")
+    merges.write_text("#version: 0.2\n", encoding="utf-8")
+    return vocab, merges
+
+
+class CycleModel:
+    """A StepModel that likes to write TEXT: the bytes by position, the others by chance.
+
+    Args:
+        delay: seconds that each step takes.
+    """
+
+    vocab_size = 257
+
+    def __init__(self, delay: float = 0.0, max_positions: int = 512) -> None:
+        self.delay = delay
+        self.max_positions = max_positions
+        self.steps = 0
+        self._bytes = TEXT.encode()
+
+    def start(self, batch_size: int, use_cache: bool = True) -> list[int]:
+        return [0]
+
+    def step(
+        self, ids: np.ndarray, positions: np.ndarray, mask: np.ndarray | None, cache: list[int]
+    ) -> np.ndarray:
+        time.sleep(self.delay)
+        self.steps += 1
+        cache[0] += ids.shape[1]
+        logits = np.full((len(ids), self.vocab_size), -10.0, dtype=np.float32)
+        # Letters, so that samples are readable and differ.
+        logits[:, ord("a") : ord("z") + 1] = 6.0
+        for row, token in enumerate(ids[:, -1]):
+            logits[row, self._after(int(token))] = 9.0
+        return logits
+
+    def _after(self, token: int) -> int:
+        place = self._bytes.find(bytes([token])) if token < 256 else -1
+        return self._bytes[(place + 1) % len(self._bytes)]
+
+    def select(self, cache: list[int], rows: np.ndarray) -> None:
+        pass
+
+
+def fake_pipeline(folder: Path, **settings: float) -> TextPipeline:
+    """A pipeline of a CycleModel and a vocabulary of bytes in `folder`."""
+    tokenizer = GPT2Tokenizer(*write_vocabulary(folder))
+    return TextPipeline(CycleModel(**settings), tokenizer, name="fake")
