@@ -27,20 +27,33 @@ class ClosedError(Exception):
     """The worker takes no more requests: it is shutting down."""
 
 
+@dataclass(frozen=True)
+class Problem:
+    """Why a job has no texts.
+
+    Attributes:
+        kind: "refused" (the request cannot be used), "late" (no time was left when its turn came),
+            "cancelled", "closed" (the worker ends) or "failed" (the model did).
+        message: one sentence.
+    """
+
+    kind: str
+    message: str
+
+
 @dataclass
 class Job:
     """One request. The callbacks run in the worker's thread and must not block.
 
     Attributes:
         on_text: see `TextEngine.generate`; None where nobody watches the text come.
-        on_end: called once, with the texts and None, or with None and one sentence that says why
-            there are none.
+        on_end: called once, with the texts and None, or with None and the problem.
         deadline: `time.monotonic()` at which the job has to end; None: never.
     """
 
     prompts: Sequence[str]
     options: Mapping[str, Any]
-    on_end: Callable[[list[GeneratedText] | None, str | None], None]
+    on_end: Callable[[list[GeneratedText] | None, Problem | None], None]
     on_text: Callable[[int, str], None] | None = None
     deadline: float | None = None
     cancelled: threading.Event = field(default_factory=threading.Event)
@@ -141,7 +154,7 @@ class Worker:
         with self._lock:
             while True:
                 if job is not None:
-                    job.on_end(None, "shutting down")
+                    job.on_end(None, Problem("closed", "the server is shutting down"))
                 try:
                     job = self._jobs.get_nowait()
                 except queue.Empty:
@@ -150,7 +163,8 @@ class Worker:
     def _lead(self, job: Job) -> None:
         reason = job.reason_to_stop()
         if reason is not None:
-            job.on_end(None, "no time was left after waiting" if reason == "time" else "cancelled")
+            late = Problem("late", "no time was left after waiting: too many asked at once")
+            job.on_end(None, late if reason == "time" else Problem("cancelled", "cancelled"))
             return
         self._running = job
         if self.closing and not self._finish:
@@ -164,10 +178,10 @@ class Worker:
             )
         except UserError as error:
             self._running = None
-            job.on_end(None, str(error))
+            job.on_end(None, Problem("refused", str(error)))
         except Exception:
             self._running = None
-            job.on_end(None, "the generation failed; the server's log says why")
+            job.on_end(None, Problem("failed", "the generation failed; the log says why"))
             if distributed.world_size() > 1:
                 # The other ranks can no longer be kept in step: let the process end.
                 raise

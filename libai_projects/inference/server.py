@@ -27,7 +27,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from libai_projects.inference.engine import GeneratedText
-from libai_projects.inference.jobs import ClosedError, Job, QueueFullError, Worker
+from libai_projects.inference.jobs import ClosedError, Job, Problem, QueueFullError, Worker
 from libai_projects.inference.limits import Limits
 from libai_projects.inference.requests import SAMPLING_DEFAULTS, request_model, sampling_options
 
@@ -50,6 +50,9 @@ HEADERS = {
 }
 # How often a request without streaming looks whether its client is still there, in seconds.
 DISCONNECT_POLL = 0.25
+
+# The answer to a request that was accepted and has no texts, by Problem.kind.
+_STATUS = {"refused": 422, "failed": 500, "late": 503, "closed": 503, "cancelled": 503}
 
 
 class Refused(Exception):
@@ -210,9 +213,9 @@ def _make_job(
     def on_text(index: int, text: str) -> None:
         emit({"type": "text", "index": index, "text": text})
 
-    def on_end(texts: list[GeneratedText] | None, problem: str | None) -> None:
-        if texts is None:
-            emit({"type": "error", "error": problem})
+    def on_end(texts: list[GeneratedText] | None, problem: Problem | None) -> None:
+        if problem is not None:
+            emit({"type": "error", "error": problem.message, "kind": problem.kind})
             return
         emit({"type": "done", "results": [each.as_dict() for each in texts]})
 
@@ -263,6 +266,6 @@ async def _answer(
             if await request.is_disconnected():
                 job.cancelled.set()
     if event["type"] == "error":
-        return error_response(503, event["error"])
+        return error_response(_STATUS[event["kind"]], event["error"])
     seconds = round(time.monotonic() - arrived, 3)
     return JSONResponse({"results": event["results"], "seed": options["seed"], "seconds": seconds})

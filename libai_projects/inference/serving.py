@@ -65,9 +65,13 @@ class Server:
         """
         for signum in (signal.SIGINT, signal.SIGTERM):
             signal.signal(signum, self._on_signal)
+        print(f"MagicPrompt is at {self.address} (Ctrl-C ends it)", flush=True)
+        self.serve()
+
+    def serve(self) -> None:
+        """Serve until the worker is closed."""
         thread = threading.Thread(target=self._run_web, name="web")
         thread.start()
-        print(f"MagicPrompt is at {self.address} (Ctrl-C ends it)", flush=True)
         try:
             self._worker.run()
         finally:

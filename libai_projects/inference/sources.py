@@ -14,7 +14,7 @@ from typing import Any
 from oneflow_accel.errors import UserError
 
 from libai_projects.inference.engine import GeneratedText
-from libai_projects.inference.jobs import ClosedError, Job, Worker
+from libai_projects.inference.jobs import ClosedError, Job, Problem, Worker
 
 Write = Callable[[Mapping[str, Any]], None]
 
@@ -39,7 +39,7 @@ def run_and_wait(
     ended = threading.Event()
     outcome: list[Any] = []
 
-    def on_end(texts: list[GeneratedText] | None, problem: str | None) -> None:
+    def on_end(texts: list[GeneratedText] | None, problem: Problem | None) -> None:
         outcome.extend([texts, problem])
         ended.set()
 
@@ -50,7 +50,7 @@ def run_and_wait(
     on_job(None)
     texts, problem = outcome
     if texts is None:
-        raise UserError(problem)
+        raise UserError(problem.message)
     return texts
 
 

@@ -52,14 +52,10 @@ class CycleModel:
         cache[0] += ids.shape[1]
         logits = np.full((len(ids), self.vocab_size), -10.0, dtype=np.float32)
         # Letters, so that samples are readable and differ.
-        logits[:, ord("a") : ord("z") + 1] = 6.0
-        for row, token in enumerate(ids[:, -1]):
-            logits[row, self._after(int(token))] = 9.0
+        logits[:, ord("a") : ord("z") + 1] = 8.5
+        for row, position in enumerate(positions[:, -1]):
+            logits[row, self._bytes[int(position) % len(self._bytes)]] = 12.0
         return logits
-
-    def _after(self, token: int) -> int:
-        place = self._bytes.find(bytes([token])) if token < 256 else -1
-        return self._bytes[(place + 1) % len(self._bytes)]
 
     def select(self, cache: list[int], rows: np.ndarray) -> None:
         pass
