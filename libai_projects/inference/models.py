@@ -1,0 +1,51 @@
+"""Finds the weights that a path names: a Hugging Face folder, a checkpoint, a run's output."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from oneflow_accel.errors import UserError
+
+# The files of `flow.save`, and the folder of a checkpoint that holds the model's.
+_PICKLE, _MODEL = "pickled_data", "model"
+_BEST, _LAST = "model_best", "last_checkpoint"
+
+
+def detect_mode(path: Path) -> str:
+    """"huggingface" or "libai", by what lies at `path`.
+
+    Raises:
+        UserError: nothing does.
+    """
+    if not path.exists():
+        raise UserError(f"--model {path}: there is nothing of that name")
+    return "huggingface" if (path / "config.json").is_file() or path.is_file() else "libai"
+
+
+def find_model(path: Path) -> Path:
+    """The checkpoint that a LiBai path means.
+
+    Args:
+        path: a checkpoint, its folder `model`, or a run's output folder: then its best model, else
+            its last.
+
+    Raises:
+        UserError: there is none.
+    """
+    if not path.exists():
+        raise UserError(f"--model {path}: there is nothing of that name")
+    tag = path / _LAST
+    last = path / tag.read_text(encoding="utf-8").strip() if tag.is_file() else None
+    for folder in (path, path / _BEST, last):
+        if folder is not None and _holds_model(folder):
+            return folder
+    if (path / "config.json").is_file():
+        raise UserError(f"--model {path} is a Hugging Face model: use --mode huggingface")
+    raise UserError(
+        f"--model {path} holds no model: give a checkpoint, such as .../model_0000999, the output "
+        "folder of a training that has saved one, or a Hugging Face directory"
+    )
+
+
+def _holds_model(folder: Path) -> bool:
+    return (folder / _PICKLE).is_file() or (folder / _MODEL / _PICKLE).is_file()
