@@ -27,7 +27,6 @@ except ImportError as error:
 from oneflow_accel.errors import UserError
 from oneflow_accel.training import distributed
 
-import oneflow as flow
 from libai.config import instantiate
 from libai.utils import distributed as dist
 from omegaconf import DictConfig
@@ -39,7 +38,7 @@ from libai_projects.generation import GenerationOptions
 from libai_projects.inference import command
 from libai_projects.inference.layout import choose_layout
 from libai_projects.inference.lockstep import together
-from libai_projects.inference.models import detect_mode, find_model
+from libai_projects.inference.models import detect_mode, find_model, random_weights
 from libai_projects.inference.options import build_parser, parse_options
 from libai_projects.inference.text_pipeline import TextPipeline
 from libai_projects.projects.MagicPrompt.step_model import GPT2StepModel
@@ -167,12 +166,15 @@ def _tokenizer(
 def _build(cfg: DictConfig, kind: str, path: Path | None, tokenizer: object) -> GPT2StepModel:
     """Build the model in its layout, load its weights and make it step. Collective."""
     model_cfg, sizes = cfg.model.cfg, cfg.train.dist
-    state = None
     if path is None:
-        real = tokenizer.vocab_size
+        real, state = tokenizer.vocab_size, {}
     else:
-        # A LiBai checkpoint alone does not tell its number of heads; the config then does.
         state, found = weights.load(path, kind)
+        if "num_attention_heads" not in found and found["hidden_size"] != model_cfg.hidden_size:
+            raise UserError(
+                f"{path} does not tell how many attention heads its model has: give "
+                f"model.cfg.num_attention_heads=N model.cfg.hidden_size={found['hidden_size']}"
+            )
         model_cfg.update(found)
         real = found["vocab_size_real"]
     layout = choose_layout(
@@ -191,11 +193,11 @@ def _build(cfg: DictConfig, kind: str, path: Path | None, tokenizer: object) -> 
     model_cfg.vocab_size = -(-real // layout.tensor) * layout.tensor
     model_cfg.vocab_size_real = real
     dist.setup_dist_util(sizes)
-    flow.manual_seed(cfg.train.seed)
     model = instantiate(cfg.model)
     model.eval()
-    if state is not None:
-        weights.load_into(model, state)
+    if path is None and distributed.is_main():
+        state = random_weights({**model_cfg, "vocab_size": real}, cfg.train.seed)
+    weights.load_into(model, state)
     return GPT2StepModel(model)
 
 

@@ -65,3 +65,37 @@ def fake_pipeline(folder: Path, **settings: float) -> TextPipeline:
     """A pipeline of a CycleModel and a vocabulary of bytes in `folder`."""
     tokenizer = GPT2Tokenizer(*write_vocabulary(folder))
     return TextPipeline(CycleModel(**settings), tokenizer, name="fake")
+
+
+class WordTokenizer:
+    """The tokenizer of ../shared/data/models/capp_gpt2_64d: whole names, " | " between them.
+
+    Args:
+        mapping_file: its token_mappings.json.
+    """
+
+    eos_token_id, bos_token_id = 51, 49
+
+    def __init__(self, mapping_file: str) -> None:
+        mapping = json.loads(Path(mapping_file).read_text(encoding="utf-8"))
+        self._ids = mapping["token2id"]
+        self._words = {number: word for word, number in self._ids.items()}
+        self.vocab_size = len(self._ids)
+
+    def encode(self, text: str) -> list[int]:
+        try:
+            return [self._ids[word] for word in text.split(" | ")]
+        except KeyError as error:
+            raise ValueError(f"there is no word {error}") from error
+
+    def decode(self, ids: list[int]) -> str:
+        return "".join(f" | {self._words[number]}" for number in ids if number != self.eos_token_id)
+
+    def stream_decoder(self) -> WordTokenizer:
+        return self
+
+    def feed(self, number: int) -> str:
+        return self.decode([number])
+
+    def finish(self) -> str:
+        return ""
