@@ -105,14 +105,20 @@ def _interactive(options: argparse.Namespace, pipeline: TextPipeline) -> int:
     new_seed = None if "seed" in given else lambda: random.SystemRandom().randrange(SEED_BOUND)
     terminal = Terminal(worker, given, stream=options.stream, new_seed=new_seed)
 
-    def interrupt(*_: object) -> None:
+    def close(*_: object) -> None:
+        worker.close()
+
+    def stop_text(*_: object) -> None:
         if not terminal.cancel():
             worker.close()
 
     if distributed.is_main():
-        print("One prompt per line; Ctrl-C stops a text, Ctrl-D ends.", flush=True)
-        signal.signal(signal.SIGINT, interrupt)
-        signal.signal(signal.SIGTERM, lambda *_: worker.close())
+        # The launcher ends the job at Ctrl-C.
+        launched = "RANK" in os.environ
+        keys = "Ctrl-D ends" if launched else "Ctrl-C stops a text, Ctrl-D ends"
+        print(f"One prompt per line; {keys}.", flush=True)
+        signal.signal(signal.SIGINT, close if launched else stop_text)
+        signal.signal(signal.SIGTERM, close)
     _run_with_source(worker, terminal.run)
     return 0
 
@@ -140,6 +146,8 @@ def _jsonl(options: argparse.Namespace, pipeline: TextPipeline, output: _Standar
 
 def _run_with_source(worker: Worker, source: Callable[[], None]) -> None:
     """Run the worker here and `source` in a thread of rank 0, until `source` ends."""
+    lockstep.end_with_launcher()
+    lockstep.end_on_signal()
     if distributed.is_main():
 
         def read() -> None:
@@ -152,8 +160,6 @@ def _run_with_source(worker: Worker, source: Callable[[], None]) -> None:
                 worker.close(finish=True)
 
         threading.Thread(target=read, daemon=True, name="prompts").start()
-    else:
-        lockstep.end_on_signal()
     worker.run()
 
 
@@ -161,6 +167,7 @@ def _serve(options: argparse.Namespace, pipeline: TextPipeline) -> int:
     # Imported here: only --serve needs the web libraries.
     from libai_projects.inference.serving import Server
 
+    lockstep.end_with_launcher()
     limits = limits_of(options)
     worker = Worker(pipeline, queue_length=limits.queue)
     server = lockstep.together(
@@ -168,8 +175,8 @@ def _serve(options: argparse.Namespace, pipeline: TextPipeline) -> int:
         if distributed.is_main()
         else None
     )
+    lockstep.end_on_signal()
     if server is None:
-        lockstep.end_on_signal()
         worker.run()
         return 0
     server.run()

@@ -7,6 +7,7 @@ whether to go on before each token.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -21,8 +22,10 @@ from oneflow_accel.training import distributed
 # A collective that one rank enters late fails after 300 s (ONEFLOW_TIMEOUT_SECONDS), so an idle
 # rank 0 must speak more often than that.
 HEARTBEAT_SECONDS = 20.0
-# How long a rank other than 0 waits for rank 0's goodbye after a signal.
-GRACE_SECONDS = 15.0
+# How long an orderly end may take after a signal.
+GRACE_SECONDS = 20.0
+# linux/prctl.h
+_PR_SET_PDEATHSIG = 1
 
 
 def share(value: Any) -> Any:
@@ -59,23 +62,40 @@ def together(action: Callable[[], Any]) -> Any:
     return result
 
 
-def end_on_signal(grace: float = GRACE_SECONDS) -> None:
-    """On ranks other than 0: SIGINT and SIGTERM wait for rank 0, `grace` seconds at most.
+def end_with_launcher() -> None:
+    """Get SIGTERM when the launcher that started this process ends, on Linux.
 
-    A terminal sends Ctrl-C to every rank, and the launcher SIGTERM. Rank 0 answers by ending the
-    job in order; a rank that went at once would leave it in the middle of a collective. A thread
-    does it, because Python's own handlers do not run while the main thread waits in oneflow.
+    Oneflow 0.9.0's launcher passes signals on only where it leads its process group; started by
+    a script it would end and leave a server behind.
     """
+    if "RANK" not in os.environ or not sys.platform.startswith("linux"):
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() == 1:
+        # It had ended before it was asked for.
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def end_on_signal() -> None:
+    """End in order after SIGINT or SIGTERM, or without order after a while; for several processes.
+
+    A terminal sends Ctrl-C to every rank, and the launcher SIGTERM. Rank 0 has handlers of its own
+    and answers by ending the job; a rank that went at once would leave it in the middle of a
+    collective, so the others wait for it. A thread sees to it that all end, because Python's
+    handlers do not run while the main thread waits in oneflow for a rank that is gone.
+    """
+    if distributed.world_size() == 1:
+        return
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signum, lambda *_: None)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    if not distributed.is_main():
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, lambda *_: None)
 
     def wait() -> None:
         os.read(reader, 1)
-        time.sleep(grace)
-        sys.stderr.flush()
+        time.sleep(GRACE_SECONDS)
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True, name="end-on-signal").start()
