@@ -20,7 +20,6 @@ from libai_projects.inference import lockstep
 from libai_projects.inference.jobs import Worker
 from libai_projects.inference.options import limits_of
 from libai_projects.inference.requests import SEED_BOUND
-from libai_projects.inference.sampling_arguments import given_sampling_options
 from libai_projects.inference.sources import JsonLines, LivePrinter, Terminal
 from libai_projects.inference.text_pipeline import TextPipeline
 
@@ -70,40 +69,34 @@ def main(program: str, action: Callable[[], int]) -> int:
 
 
 def _prompts(options: argparse.Namespace, pipeline: TextPipeline, prompts: list[str]) -> int:
-    given = given_sampling_options(options)
     if options.stream:
-        base = given.get("seed", pipeline.options.seed)
+        seeds = pipeline.options.seed
         for number, prompt in enumerate(prompts):
-            seed = base + number if isinstance(base, int) else base[number]
-            _stream_one(pipeline, prompt, {**given, "seed": seed}, first=number == 0)
+            seed = seeds + number if isinstance(seeds, int) else seeds[number]
+            _stream_one(pipeline, prompt, seed, first=number == 0)
         distributed.barrier()
         return 0
-    results = pipeline(prompts, options.batch_size, **given)
+    results = pipeline(prompts, options.batch_size)
     if distributed.is_main():
         print("\n\n".join(result["generated_text"] for result in results), flush=True)
     return 0
 
 
-def _stream_one(
-    pipeline: TextPipeline, prompt: str, given: Mapping[str, Any], *, first: bool
-) -> None:
+def _stream_one(pipeline: TextPipeline, prompt: str, seed: int, *, first: bool) -> None:
     if not distributed.is_main():
-        pipeline.generate([prompt], **given)
+        pipeline.generate([prompt], seed=seed)
         return
-    pipeline.check_options(given)
     if not first:
         print(flush=True)
     printer = LivePrinter(prompt)
-    texts = pipeline.generate([prompt], on_text=printer.feed, **given)
+    texts = pipeline.generate([prompt], on_text=printer.feed, seed=seed)
     printer.finish([text.text for text in texts])
 
 
 def _interactive(options: argparse.Namespace, pipeline: TextPipeline) -> int:
-    given = given_sampling_options(options)
-    pipeline.check_options(given)
     worker = Worker(pipeline)
-    new_seed = None if "seed" in given else lambda: random.SystemRandom().randrange(SEED_BOUND)
-    terminal = Terminal(worker, given, stream=options.stream, new_seed=new_seed)
+    new_seed = None if options.seed is not None else _new_seed
+    terminal = Terminal(worker, {}, stream=options.stream, new_seed=new_seed)
 
     def close(*_: object) -> None:
         worker.close()
@@ -123,11 +116,13 @@ def _interactive(options: argparse.Namespace, pipeline: TextPipeline) -> int:
     return 0
 
 
+def _new_seed() -> int:
+    return random.SystemRandom().randrange(SEED_BOUND)
+
+
 def _jsonl(options: argparse.Namespace, pipeline: TextPipeline, output: _StandardOutput) -> int:
-    given = given_sampling_options(options)
-    pipeline.check_options(given)
     worker = Worker(pipeline)
-    lines = JsonLines(worker, output.write_json, given, stream=options.stream)
+    lines = JsonLines(worker, output.write_json, stream=options.stream)
     interrupted: list[int] = []
 
     def interrupt(signum: int, _frame: object) -> None:
@@ -171,9 +166,9 @@ def _serve(options: argparse.Namespace, pipeline: TextPipeline) -> int:
     limits = limits_of(options)
     worker = Worker(pipeline, queue_length=limits.queue)
     server = lockstep.together(
-        lambda: Server(worker, limits, options.host, options.port)
-        if distributed.is_main()
-        else None
+        lambda: (
+            Server(worker, limits, options.host, options.port) if distributed.is_main() else None
+        )
     )
     lockstep.end_on_signal()
     if server is None:

@@ -2,21 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from oneflow_accel.errors import UserError
 
-
-@dataclass(frozen=True)
-class Layout:
-    """Sizes of the three axes; their product is the number of processes."""
-
-    data: int
-    tensor: int
-    pipeline: int
-
-    def __str__(self) -> str:
-        return f"data {self.data} x tensor {self.tensor} x pipeline {self.pipeline}"
+from libai_projects.engine.checks import Layout
 
 
 def choose_layout(
@@ -59,47 +47,3 @@ def choose_layout(
     elif data is None:
         data = rest
     return Layout(data or 1, tensor or 1, pipeline or 1)
-
-
-def check_layout(
-    layout: Layout,
-    *,
-    layers: int,
-    heads: int,
-    stage_ids: list[int] | None = None,
-    pipeline_num_layers: int | None = None,
-) -> None:
-    """Check a layout against the model's sizes.
-
-    Args:
-        layers, heads: of the model.
-        stage_ids: the stage of each layer, where given by hand.
-        pipeline_num_layers: what the caller believes the number of layers is; None: not said.
-
-    Raises:
-        UserError: the model cannot be cut that way.
-    """
-    if heads % layout.tensor:
-        raise UserError(
-            f"{heads} attention heads cannot be split over tensor-parallel size {layout.tensor}: "
-            f"choose a divisor of {heads} with --tensor-parallel"
-        )
-    if pipeline_num_layers is not None and layout.pipeline > 1 and pipeline_num_layers != layers:
-        raise UserError(
-            f"pipeline_num_layers is {pipeline_num_layers}, but the model has {layers} layers: "
-            "give the model's number, or leave it out"
-        )
-    if stage_ids is None:
-        if layers % layout.pipeline:
-            raise UserError(
-                f"{layers} layers cannot be split into {layout.pipeline} pipeline stages of "
-                f"equal size: choose a divisor of {layers} with --pipeline-parallel"
-            )
-        return
-    if len(stage_ids) != layers:
-        raise UserError(f"pipeline_stage_id names {len(stage_ids)} layers; the model has {layers}")
-    if sorted(stage_ids) != list(stage_ids) or set(stage_ids) != set(range(layout.pipeline)):
-        raise UserError(
-            f"pipeline_stage_id {stage_ids}: must rise from 0 to {layout.pipeline - 1} "
-            "without leaving a stage out"
-        )

@@ -19,6 +19,8 @@ from typing import Any
 from oneflow_accel.errors import UserError
 from oneflow_accel.training import distributed
 
+from libai_projects.engine.checks import agree
+
 # A collective that one rank enters late fails after 300 s (ONEFLOW_TIMEOUT_SECONDS), so an idle
 # rank 0 must speak more often than that.
 HEARTBEAT_SECONDS = 20.0
@@ -49,16 +51,14 @@ def together(action: Callable[[], Any]) -> Any:
         what `action` returned on this rank.
 
     Raises:
-        UserError: the first rank's.
+        UserError: it names the ranks, where it is not all.
     """
-    result, problem = None, None
+    result, problems = None, []
     try:
         result = action()
     except UserError as error:
-        problem = str(error)
-    problems = [text for text in distributed.all_gather_json(problem) if text is not None]
-    if problems:
-        raise UserError(problems[0])
+        problems.append(str(error))
+    agree(problems)
     return result
 
 

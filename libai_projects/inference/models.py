@@ -20,7 +20,7 @@ _BEST, _LAST = "model_best", "last_checkpoint"
 
 
 def detect_mode(path: Path) -> str:
-    """"huggingface" or "libai", by what lies at `path`.
+    """ "huggingface" or "libai", by what lies at `path`.
 
     Raises:
         UserError: nothing does.

@@ -90,7 +90,10 @@ def _add_model(parser: argparse.ArgumentParser, config_file: str) -> None:
         help="what --model is; random: no model, random weights (default: auto, by looking at it)",
     )
     group.add_argument(
-        "--config-file", metavar="FILE", default=config_file, help="config (default: this project's)"
+        "--config-file",
+        metavar="FILE",
+        default=config_file,
+        help="config (default: this project's)",
     )
     group.add_argument(
         "--vocab-file",
@@ -189,8 +192,6 @@ def parse_options(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argpa
         flag = "--" + given[0].replace("_", "-")
         raise UserError(f"{flag} is set by each request to --serve: leave it out")
     return options
-
-
 
 
 def _at_least(least: int) -> Any:

@@ -233,8 +233,9 @@ async def _stream(
 ) -> AsyncIterator[str]:
     """One JSON object per line; the last is of type "done" or "error"."""
     try:
-        yield _line({"type": "start", "count": options["num_return_sequences"],
-                     "seed": options["seed"]})
+        yield _line(
+            {"type": "start", "count": options["num_return_sequences"], "seed": options["seed"]}
+        )
         while True:
             event = await events.get()
             if event["type"] == "done":

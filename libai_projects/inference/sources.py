@@ -68,11 +68,16 @@ class JsonLines:
     """
 
     def __init__(
-        self, worker: Worker, write: Write, options: Mapping[str, Any], *, stream: bool = False
+        self,
+        worker: Worker,
+        write: Write,
+        options: Mapping[str, Any] | None = None,
+        *,
+        stream: bool = False,
     ) -> None:
         self._worker = worker
         self._write = write
-        self._options = dict(options)
+        self._options = dict(options or {})
         self._stream = stream
         self.bad = 0
 

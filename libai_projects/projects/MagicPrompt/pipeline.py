@@ -40,13 +40,15 @@ from libai_projects.inference.layout import choose_layout
 from libai_projects.inference.lockstep import together
 from libai_projects.inference.models import detect_mode, find_model, random_weights
 from libai_projects.inference.options import build_parser, parse_options
-from libai_projects.inference.text_pipeline import TextPipeline
+from libai_projects.inference.sampling_arguments import given_sampling_options
+from libai_projects.inference.text_pipeline import DEFAULT_OPTIONS, TextPipeline
 from libai_projects.projects.MagicPrompt.step_model import GPT2StepModel
 
 CONFIG_FILE = str(_HERE / "configs" / "gpt2_inference.py")
 EXAMPLES = ("a dog", "a cute pig", "a cute girl")
 MODES = ("huggingface", "libai", "random")
 
+_TOKENIZER_FILES = {"vocab_file": "vocab.json", "merges_file": "merges.txt"}
 _NO_MODEL = (
     "there is no model yet: train one (bash tools/train.sh tools/train_net.py "
     "projects/MagicPrompt/configs/gpt2_training.py 1), name one with --model PATH, or see random "
@@ -115,8 +117,8 @@ class TextGenerationPipeline(TextPipeline):
                     sizes[key] = value
             # A run's config has the device that it ran on, which may not be here.
             sizes.device_type = oneflow_accel.select_device(sizes.get("device_type")).name
-            options = GenerationOptions.from_config(cfg.get("generation"), **generation)
-            del options
+            # A wrong option is found before the model is built.
+            GenerationOptions.from_config(cfg.get("generation"), **generation)
             kind, path = _model(cfg, model_path, mode)
             return cfg, kind, path, _tokenizer(cfg, vocab_file, merges_file, path)
 
@@ -154,12 +156,11 @@ def _tokenizer(
             if given is not None:
                 raise UserError(f"this config's tokenizer takes no {key}: leave it out")
             continue
-        beside = model / Path({"vocab_file": "vocab.json", "merges_file": "merges.txt"}[key]).name \
-            if model is not None else None
         if given is not None:
             files[key] = given
-        elif beside is not None and beside.is_file() and not Path(files[key]).is_file():
-            files[key] = str(beside)
+        elif model is not None and not Path(files[key]).is_file():
+            beside = model / _TOKENIZER_FILES[key]
+            files[key] = str(beside) if beside.is_file() else files[key]
     return instantiate(files)
 
 
@@ -207,8 +208,7 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         UserError: anything that is the user's to mend.
     """
-    defaults = {"max_length": 50}
-    parser = build_parser("pipeline.py", defaults, CONFIG_FILE)
+    parser = build_parser("pipeline.py", DEFAULT_OPTIONS, CONFIG_FILE)
     options = parse_options(parser, argv)
 
     def build() -> TextGenerationPipeline:
@@ -223,6 +223,7 @@ def main(argv: Sequence[str]) -> int:
             vocab_file=options.vocab_file,
             merges_file=options.merges_file,
             overrides=options.overrides,
+            **given_sampling_options(options),
         )
 
     return command.run(options, build, EXAMPLES)

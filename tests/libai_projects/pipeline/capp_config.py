@@ -9,9 +9,7 @@ from pipeline_fakes import WordTokenizer
 import libai_projects
 
 _base = LazyConfig.load(
-    str(
-        Path(libai_projects.__file__).parent / "projects/MagicPrompt/configs/gpt2_inference.py"
-    )
+    str(Path(libai_projects.__file__).parent / "projects/MagicPrompt/configs/gpt2_inference.py")
 )
 model, generation, train = _base.model, _base.generation, _base.train
 tokenization = dict(

@@ -115,7 +115,9 @@ def test_errors_are_said(serve: Callable, open_page: Callable) -> None:
     words = page.get_by_label("Your words")
     words.fill("x" * 30)
     words.press("Enter")
-    expect(page.get_by_role("alert")).to_have_text("prompt: 30 tokens, 20 are allowed; make it shorter")
+    expect(page.get_by_role("alert")).to_have_text(
+        "prompt: 30 tokens, 20 are allowed; make it shorter"
+    )
     running.worker.close()
     words.fill("short")
     words.press("Enter")

@@ -62,7 +62,9 @@ def test_sampling_options_are_those_given() -> None:
 
 
 def test_order_does_not_matter() -> None:
-    options = parse("a.b=1", "--prompt", "x=y", "1", "--tensor-parallel", "2", "c=2", "--prompt", "z")
+    options = parse(
+        "a.b=1", "--prompt", "x=y", "1", "--tensor-parallel", "2", "c=2", "--prompt", "z"
+    )
     assert options.overrides == ["a.b=1", "c=2"]
     assert options.prompt == ["x=y", "z"]
     assert options.tensor_parallel == 2
