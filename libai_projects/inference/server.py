@@ -55,7 +55,7 @@ DISCONNECT_POLL = 0.25
 _STATUS = {"refused": 422, "failed": 500, "late": 503, "closed": 503, "cancelled": 503}
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """A request that gets an error: the HTTP status and one sentence."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -109,7 +109,7 @@ def create_app(worker: Worker, limits: Limits) -> FastAPI:
                 asked.prompt, options, events, stream=asked.stream, arrived=arrived, limits=limits
             )
             worker.submit(job)
-        except Refused as refused:
+        except RefusedError as refused:
             return error_response(refused.status, str(refused))
         except UserError as error:
             return error_response(422, str(error))
@@ -162,8 +162,8 @@ async def _read_body(request: Request, most: int) -> bytes:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         # Also what keeps other sites' forms from using a server on this machine.
-        raise Refused(415, "send JSON: Content-Type: application/json")
-    too_large = Refused(413, f"the request is larger than {most} bytes")
+        raise RefusedError(415, "send JSON: Content-Type: application/json")
+    too_large = RefusedError(413, f"the request is larger than {most} bytes")
     length = request.headers.get("content-length", "")
     if length.isdigit() and int(length) > most:
         raise too_large
@@ -182,7 +182,7 @@ def _parse(model: type[BaseModel], body: bytes) -> Any:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         message = first["msg"].removeprefix("Value error, ")
-        raise Refused(422, f"{where}: {message}" if where else message) from None
+        raise RefusedError(422, f"{where}: {message}" if where else message) from None
 
 
 def _check_prompt(worker: Worker, prompt: str, limits: Limits) -> None:
@@ -190,7 +190,7 @@ def _check_prompt(worker: Worker, prompt: str, limits: Limits) -> None:
     # One position is left for what the model adds.
     most = min(limits.prompt_tokens, worker.engine.max_positions - 1)
     if tokens > most:
-        raise Refused(422, f"prompt: {tokens} tokens, {most} are allowed; make it shorter")
+        raise RefusedError(422, f"prompt: {tokens} tokens, {most} are allowed; make it shorter")
 
 
 def _make_job(

@@ -12,10 +12,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-_HERE = Path(__file__).resolve().parent
 if __name__ == "__main__":
     # The launcher puts this script's folder first, which is not where the packages are.
-    sys.path[0] = str(_HERE.parents[2])
+    sys.path[0] = str(Path(__file__).resolve().parents[3])
 
 try:
     import oneflow_accel
@@ -44,7 +43,7 @@ from libai_projects.inference.sampling_arguments import given_sampling_options
 from libai_projects.inference.text_pipeline import DEFAULT_OPTIONS, TextPipeline
 from libai_projects.projects.MagicPrompt.step_model import GPT2StepModel
 
-CONFIG_FILE = str(_HERE / "configs" / "gpt2_inference.py")
+CONFIG_FILE = str(Path(__file__).resolve().parent / "configs" / "gpt2_inference.py")
 EXAMPLES = ("a dog", "a cute pig", "a cute girl")
 MODES = ("huggingface", "libai", "random")
 

@@ -12,8 +12,8 @@ _base = LazyConfig.load(
     str(Path(libai_projects.__file__).parent / "projects/MagicPrompt/configs/gpt2_inference.py")
 )
 model, generation, train = _base.model, _base.generation, _base.train
-tokenization = dict(
-    tokenizer=LazyCall(WordTokenizer)(
+tokenization = {
+    "tokenizer": LazyCall(WordTokenizer)(
         mapping_file=os.path.join(os.environ["CAPP_MODEL"], "token_mappings.json")
     )
-)
+}

@@ -94,7 +94,7 @@ def test_streams_as_it_comes(serve: Callable) -> None:
         ({"prompt": 3}, "prompt:"),
         ({"prompt": "  "}, "prompt: type something first"),
         ({"prompt": "a\0b"}, "NUL"),
-        ({"prompt": "a", "temprature": 1.0}, "temprature"),
+        ({"prompt": "a", "temperatures": 1.0}, "temperatures"),
         ({"prompt": "a", "temperature": 0}, "temperature: "),
         ({"prompt": "a", "max_new_tokens": 257}, "less than or equal to 256"),
         ({"prompt": "a", "max_new_tokens": True}, "max_new_tokens"),

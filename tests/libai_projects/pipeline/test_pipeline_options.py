@@ -6,9 +6,9 @@ import dataclasses
 import json
 from pathlib import Path
 
-import pytest
-
 from oneflow_accel.errors import UserError
+
+import pytest
 
 from libai_projects.generation import GenerationOptions
 from libai_projects.inference.layout import Layout, choose_layout

@@ -103,8 +103,8 @@ import sys
 sys.path.insert(0, {str(REPOSITORY)!r})
 from libai_projects.inference import command
 from libai_projects.projects.MagicPrompt import pipeline
-wrong = [*sys.argv[1:], "--pipeline-parallel", "3", "--tensor-parallel", "1", "--data-parallel", "1"]
-code = command.main("pipeline.py", lambda: pipeline.main(wrong))
+wrong = ["--pipeline-parallel", "3", "--tensor-parallel", "1", "--data-parallel", "1"]
+code = command.main("pipeline.py", lambda: pipeline.main([*sys.argv[1:], *wrong]))
 sys.stderr.write(f"[first ended with {{code}}]")
 code = command.main("pipeline.py", lambda: pipeline.main([*sys.argv[1:], "--jsonl"]))
 sys.stderr.write(f"[second ended with {{code}}]")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import builtins
 import io
-import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +44,7 @@ def test_one_object_out_for_each_line_in(worker: Worker) -> None:
         b"[1]",
         b'{"id": 5}',
         b'{"id": 6, "prompt": 7}',
-        b'{"id": 7, "prompt": "x", "temprature": 1}',
+        b'{"id": 7, "prompt": "x", "temperatures": 1}',
         b'{"id": 8, "prompt": "x", "top_p": 2}',
         b'{"id": 9, "prompt": "\\ud800"}',
         b'{"id": 10, "prompt": "' + b"x" * 600 + b'"}',

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-import pytest
-from pipeline_fakes import TEXT, CycleModel, fake_pipeline
-
 from oneflow_accel.errors import UserError
 from oneflow_accel.training import distributed
+
+import pytest
+from pipeline_fakes import TEXT, CycleModel, fake_pipeline
 
 from libai_projects.inference.text_pipeline import TextPipeline
 
