@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from oneflow_accel.errors import UserError
-from oneflow_accel.training import distributed
+from oneflow_accel.training import distributed, watchdog
 
 from libai_projects.inference import lockstep
 from libai_projects.inference.jobs import Worker
@@ -42,15 +42,17 @@ def run(
     Raises:
         UserError: anything that is the user's to mend; the same on every rank.
     """
-    if options.jsonl:
-        with _StandardOutput() as output:
-            return _jsonl(options, build(), output)
-    pipeline = build()
-    if options.serve:
-        return _serve(options, pipeline)
-    if options.interactive:
-        return _interactive(options, pipeline)
-    return _prompts(options, pipeline, options.prompt or list(examples))
+    # A rank that is killed would leave the others in a collective.
+    with watchdog.guard():
+        if options.jsonl:
+            with _StandardOutput() as output:
+                return _jsonl(options, build(), output)
+        pipeline = build()
+        if options.serve:
+            return _serve(options, pipeline)
+        if options.interactive:
+            return _interactive(options, pipeline)
+        return _prompts(options, pipeline, options.prompt or list(examples))
 
 
 def main(program: str, action: Callable[[], int]) -> int:
@@ -107,7 +109,7 @@ def _interactive(options: argparse.Namespace, pipeline: TextPipeline) -> int:
 
     if distributed.is_main():
         # The launcher ends the job at Ctrl-C.
-        launched = "RANK" in os.environ
+        launched = lockstep.launched()
         keys = "Ctrl-D ends" if launched else "Ctrl-C stops a text, Ctrl-D ends"
         print(f"One prompt per line; {keys}.", flush=True)
         signal.signal(signal.SIGINT, close if launched else stop_text)

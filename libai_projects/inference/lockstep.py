@@ -62,13 +62,18 @@ def together(action: Callable[[], Any]) -> Any:
     return result
 
 
+def launched() -> bool:
+    """Whether oneflow's launcher started this process; without it oneflow sets the rank to -1."""
+    return os.environ.get("RANK", "-1") != "-1"
+
+
 def end_with_launcher() -> None:
     """Get SIGTERM when the launcher that started this process ends, on Linux.
 
     Oneflow 0.9.0's launcher passes signals on only where it leads its process group; started by
     a script it would end and leave a server behind.
     """
-    if "RANK" not in os.environ or not sys.platform.startswith("linux"):
+    if not launched() or not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() == 1:

@@ -116,7 +116,7 @@ def _add_layout(parser: argparse.ArgumentParser) -> None:
     for axis, what in {
         "tensor": "processes that share each layer",
         "pipeline": "stages, each with some of the layers",
-        "data": "groups that each take some of the prompts",
+        "data": "replicas; all of them do the same work",
     }.items():
         group.add_argument(
             f"--{axis}-parallel",

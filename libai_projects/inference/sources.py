@@ -201,17 +201,22 @@ class LivePrinter:
             write: takes text without adding to it; None: the standard output.
         """
         self._write = write or (lambda text: print(text, end="", flush=True))
-        self._shown = prompt
-        self._write(prompt)
+        self._prompt = prompt
+        self._shown = ""
 
     def feed(self, index: int, text: str) -> None:
         """A piece of text number `index`."""
         if index == 0:
-            self._shown += text
-            self._write(text)
+            self._show(text)
 
     def finish(self, texts: list[str]) -> None:
         """Print what is missing. `texts` are whole: the prompt and what follows it."""
-        self._write(texts[0].removeprefix(self._shown) + "\n")
+        self._show(texts[0].removeprefix(self._prompt + self._shown))
+        self._write("\n")
         for text in texts[1:]:
             self._write(f"\n{text}\n")
+
+    def _show(self, text: str) -> None:
+        # The prompt comes with the first piece: a prompt that is refused leaves no trace.
+        self._write(text if self._shown else self._prompt + text)
+        self._shown += text
