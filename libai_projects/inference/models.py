@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from oneflow_accel.errors import UserError
+from oneflow_accel.training.checkpoint_folders import LAST
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from libai_projects.weights.mapping import State, expected_shapes
 
 # The files of `flow.save`, and the folder of a checkpoint that holds the model's.
 _PICKLE, _MODEL = "pickled_data", "model"
-_BEST, _LAST = "model_best", "last_checkpoint"
+_BEST, _FINAL = "model_best", "model_final"
 
 
 def detect_mode(path: Path) -> str:
@@ -34,19 +35,23 @@ def find_model(path: Path) -> Path:
     """The checkpoint that a LiBai path means.
 
     Args:
-        path: a checkpoint, its folder `model`, or a run's output folder: then its best model, else
-            its last.
+        path: a checkpoint, its folder `model`, or a run's output folder: then its best model by
+            validation, else its newest.
 
     Raises:
         UserError: there is none.
     """
     if not path.exists():
         raise UserError(f"--model {path}: there is nothing of that name")
-    tag = path / _LAST
-    last = path / tag.read_text(encoding="utf-8").strip() if tag.is_file() else None
-    for folder in (path, path / _BEST, last):
-        if folder is not None and _holds_model(folder):
+    for folder in (path, path / _BEST):
+        if _holds_model(folder):
             return folder
+    tag = path / LAST
+    last = path / tag.read_text(encoding="utf-8").strip() if tag.is_file() else path
+    # The final one is older where a run was continued and has not ended again.
+    ends = [folder for folder in (path / _FINAL, last) if _holds_model(folder)]
+    if ends:
+        return max(ends, key=lambda folder: folder.stat().st_mtime)
     if (path / "config.json").is_file():
         raise UserError(f"--model {path} is a Hugging Face model: use --mode huggingface")
     raise UserError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 
 from oneflow_accel.errors import UserError
@@ -137,18 +138,22 @@ def test_layouts_that_do_not_fit(processes: int, sizes: dict[str, int], needed: 
 
 def test_finds_the_model_that_a_path_means(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    for name in ("model_0000009", "model_0000019"):
+    for name in ("model_0000009", "model_0000019", "model_final"):
         (run / name / "model").mkdir(parents=True)
         (run / name / "model" / "pickled_data").write_bytes(b"")
-    with pytest.raises(UserError, match="holds no model"):
-        find_model(run)
     (run / "last_checkpoint").write_text("model_0000019")
+    # The newer of the two.
+    os.utime(run / "model_final", (1, 1))
     assert find_model(run) == run / "model_0000019"
+    os.utime(run / "model_0000019", (0, 0))
+    assert find_model(run) == run / "model_final"
     assert find_model(run / "model_0000009") == run / "model_0000009"
     assert find_model(run / "model_0000009" / "model") == run / "model_0000009" / "model"
     (run / "model_0000009").rename(run / "model_best")
     assert find_model(run) == run / "model_best"
     assert detect_mode(run) == "libai"
+    with pytest.raises(UserError, match="holds no model"):
+        find_model(tmp_path)
     (tmp_path / "hf").mkdir()
     (tmp_path / "hf" / "config.json").write_text(json.dumps({}))
     assert detect_mode(tmp_path / "hf") == "huggingface"
