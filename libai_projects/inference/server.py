@@ -100,7 +100,8 @@ def create_app(worker: Worker, limits: Limits) -> FastAPI:
     async def generate(request: Request) -> Response:
         arrived = time.monotonic()
         try:
-            asked = _parse(model, await _read_body(request, limits.request_bytes))
+            body = await asyncio.wait_for(_read_body(request, limits.request_bytes), limits.seconds)
+            asked = _parse(model, body)
             options = sampling_options(asked)
             _check_prompt(worker, asked.prompt, limits)
             worker.engine.check_options(options)
@@ -109,6 +110,8 @@ def create_app(worker: Worker, limits: Limits) -> FastAPI:
                 asked.prompt, options, events, stream=asked.stream, arrived=arrived, limits=limits
             )
             worker.submit(job)
+        except asyncio.TimeoutError:
+            return error_response(408, "the request took too long to arrive")
         except RefusedError as refused:
             return error_response(refused.status, str(refused))
         except UserError as error:

@@ -15,9 +15,12 @@ from pipeline_fakes import TEXT
 
 from libai_projects.inference.jobs import Job, Problem
 
+# Making a client takes longer than most requests here.
+CLIENT = httpx.Client(verify=False, timeout=30)
+
 
 def post(url: str, body: Any, **settings: Any) -> httpx.Response:
-    return httpx.post(f"{url}api/generate", json=body, timeout=30, **settings)
+    return CLIENT.post(f"{url}api/generate", json=body, **settings)
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 5) -> None:
@@ -46,16 +49,16 @@ def test_answers(serve: Callable) -> None:
     again = post(url, {"prompt": "x", "seed": drawn["seed"]}).json()
     assert again["results"] == drawn["results"]
 
-    health = httpx.get(f"{url}api/health").json()
+    health = CLIENT.get(f"{url}api/health").json()
     assert health["status"] == "ok"
     assert health["model"] == "fake"
     assert health["limits"]["returns"] == 8
-    page = httpx.get(url)
+    page = CLIENT.get(url)
     assert "default-src 'none'" in page.headers["content-security-policy"]
     for name in ("style.css", "app.js", "icon.svg"):
-        assert httpx.get(url + name).status_code == 200
-    assert httpx.get(f"{url}docs").status_code == 404
-    schema = httpx.get(f"{url}openapi.json").json()
+        assert CLIENT.get(url + name).status_code == 200
+    assert CLIENT.get(f"{url}docs").status_code == 404
+    schema = CLIENT.get(f"{url}openapi.json").json()
     body = schema["paths"]["/api/generate"]["post"]["requestBody"]["content"]["application/json"]
     assert body["schema"]["properties"]["max_new_tokens"]["maximum"] == 256
 
@@ -65,7 +68,7 @@ def test_streams_as_it_comes(serve: Callable) -> None:
     url = serve(delay=0.02).url
     events, times = [], []
     body = {"prompt": "ein Schwein", "stream": True, "max_new_tokens": 45, "seed": 3}
-    with httpx.stream("POST", f"{url}api/generate", json=body, timeout=30) as response:
+    with CLIENT.stream("POST", f"{url}api/generate", json=body) as response:
         assert response.headers["content-type"] == "application/x-ndjson"
         for line in response.iter_lines():
             events.append(json.loads(line))
@@ -87,46 +90,56 @@ def test_streams_as_it_comes(serve: Callable) -> None:
     assert [result["generated_text"] for result in whole] == given
 
 
-@pytest.mark.parametrize(
-    ("body", "words"),
-    [
-        ({}, "prompt: Field required"),
-        ({"prompt": 3}, "prompt:"),
-        ({"prompt": "  "}, "prompt: type something first"),
-        ({"prompt": "a\0b"}, "NUL"),
-        ({"prompt": "a", "temperatures": 1.0}, "temperatures"),
-        ({"prompt": "a", "temperature": 0}, "temperature: "),
-        ({"prompt": "a", "max_new_tokens": 257}, "less than or equal to 256"),
-        ({"prompt": "a", "max_new_tokens": True}, "max_new_tokens"),
-        ({"prompt": "a", "num_return_sequences": 9}, "less than or equal to 8"),
-        ({"prompt": "a", "seed": -1}, "seed"),
-        ({"prompt": "a", "do_sample": False}, "num_return_sequences is 4"),
-        ({"prompt": "x" * 257}, "257 tokens, 256 are allowed"),
-        ([1], "object"),
-    ],
-)
-def test_refuses_what_is_out_of_bounds(serve: Callable, body: Any, words: str) -> None:
-    answer = post(serve().url, body)
-    assert answer.status_code == 422
-    assert words in answer.json()["error"]
-    assert "\n" not in answer.json()["error"]
+OUT_OF_BOUNDS: list[tuple[Any, str]] = [
+    ({}, "prompt: Field required"),
+    ({"prompt": 3}, "prompt:"),
+    ({"prompt": "  "}, "prompt: type something first"),
+    ({"prompt": "a\0b"}, "NUL"),
+    ({"prompt": "a", "temperatures": 1.0}, "temperatures"),
+    ({"prompt": "a", "temperature": 0}, "temperature: "),
+    ({"prompt": "a", "max_new_tokens": 257}, "less than or equal to 256"),
+    ({"prompt": "a", "max_new_tokens": True}, "max_new_tokens"),
+    ({"prompt": "a", "num_return_sequences": 9}, "less than or equal to 8"),
+    ({"prompt": "a", "seed": -1}, "seed"),
+    ({"prompt": "a", "do_sample": False}, "num_return_sequences is 4"),
+    ({"prompt": "x" * 257}, "257 tokens, 256 are allowed"),
+    ([1], "object"),
+]
+
+
+def test_refuses_what_is_out_of_bounds(serve: Callable) -> None:
+    url = serve().url
+    for body, words in OUT_OF_BOUNDS:
+        answer = post(url, body)
+        assert answer.status_code == 422, body
+        assert words in answer.json()["error"], body
+        assert "\n" not in answer.json()["error"]
 
 
 def test_refuses_bodies_that_are_not_small_json(serve: Callable) -> None:
     running = serve(request_bytes=200)
     url = f"{running.url}api/generate"
     kind = {"Content-Type": "application/json"}
-    assert httpx.post(url, content=b'{"prompt', headers=kind).status_code == 422
-    assert httpx.post(url, content=b'{"prompt": "\\ud800"}', headers=kind).status_code == 422
-    assert httpx.post(url, content=b"\xff\xfe", headers=kind).status_code == 422
+    assert CLIENT.post(url, content=b'{"prompt', headers=kind).status_code == 422
+    assert CLIENT.post(url, content=b'{"prompt": "\\ud800"}', headers=kind).status_code == 422
+    assert CLIENT.post(url, content=b"\xff\xfe", headers=kind).status_code == 422
     # A form of another site can send this without asking; JSON it cannot.
-    assert httpx.post(url, content=b'{"prompt": "a"}').status_code == 415
+    assert CLIENT.post(url, content=b'{"prompt": "a"}').status_code == 415
     large = json.dumps({"prompt": "x" * 300}).encode()
-    assert httpx.post(url, content=large, headers=kind).status_code == 413
+    assert CLIENT.post(url, content=large, headers=kind).status_code == 413
     # In chunks, without a length that says so beforehand.
     chunks = (large[start : start + 50] for start in range(0, len(large), 50))
-    assert httpx.post(url, content=chunks, headers=kind).status_code == 413
-    assert httpx.get(url).status_code == 405
+    assert CLIENT.post(url, content=chunks, headers=kind).status_code == 413
+    assert CLIENT.get(url).status_code == 405
+    # One that does not send what it announced.
+    slow = serve(seconds=0.3).url
+    host, port = slow.removeprefix("http://").rstrip("/").split(":")
+    with socket.create_connection((host, int(port)), timeout=5) as client:
+        client.sendall(
+            b"POST /api/generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"Content-Length: 100\r\n\r\n{"
+        )
+        assert client.recv(1000).startswith(b"HTTP/1.1 408 ")
     assert running.model.steps == 0
 
 
