@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -11,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from oneflow_accel.errors import UserError
 from oneflow_accel.training import distributed, watchdog
@@ -26,6 +27,8 @@ from libai_projects.inference.text_pipeline import TextPipeline
 # How long ranks other than 0 let it speak before they end with the same error: the launcher stops
 # all as soon as one has ended.
 _LET_SPEAK = 3.0
+# The thread that reads prompts.
+_READER = "prompts"
 
 
 def run(
@@ -68,6 +71,19 @@ def main(program: str, action: Callable[[], int]) -> int:
         return UserError.EXIT_CODE
     except KeyboardInterrupt:
         return 130
+
+
+def leave(code: int) -> NoReturn:
+    """End the process with `code`, also while a thread waits for the next line of the input.
+
+    That thread holds the lock of the standard input, without which Python's own end aborts.
+    """
+    if any(thread.name == _READER for thread in threading.enumerate()):
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError):
+                stream.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def _prompts(options: argparse.Namespace, pipeline: TextPipeline, prompts: list[str]) -> int:
@@ -156,7 +172,7 @@ def _run_with_source(worker: Worker, source: Callable[[], None]) -> None:
             finally:
                 worker.close(finish=True)
 
-        threading.Thread(target=read, daemon=True, name="prompts").start()
+        threading.Thread(target=read, daemon=True, name=_READER).start()
     worker.run()
 
 

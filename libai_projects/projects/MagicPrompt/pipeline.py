@@ -229,4 +229,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(command.main("pipeline.py", lambda: main(sys.argv[1:])))
+    command.leave(command.main("pipeline.py", lambda: main(sys.argv[1:])))

@@ -166,3 +166,30 @@ def test_serves_until_it_is_told_to_stop() -> None:
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.mark.skipif(not CAPP.exists(), reason="no shared data")
+def test_a_signal_ends_it_while_it_waits_for_a_line() -> None:
+    process = subprocess.Popen(
+        [sys.executable, SCRIPT, *CAPP_OPTIONS, "--jsonl"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=PROJECTS,
+        env=os.environ | ENVIRONMENT,
+    )
+    try:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdin.write(json.dumps({"prompt": capp_prompts()[1]}) + "\n")
+        process.stdin.flush()
+        answer = json.loads(process.stdout.readline())
+        assert answer["results"][0]["generated_text"] == capp_texts()[1]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 128 + signal.SIGTERM
+        assert "Fatal" not in process.stderr.read()
+    finally:
+        process.kill()
+        process.wait()
