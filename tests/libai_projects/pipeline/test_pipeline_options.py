@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import os
 from pathlib import Path
@@ -161,3 +162,20 @@ def test_finds_the_model_that_a_path_means(tmp_path: Path) -> None:
         find_model(tmp_path / "hf")
     with pytest.raises(UserError, match="nothing of that name"):
         detect_mode(tmp_path / "missing")
+
+
+def test_the_pipeline_is_called_as_upstream_calls_it() -> None:
+    """libai_spec 3.3: both names, the arguments in their order, modes."""
+    from libai_projects.projects.MagicPrompt import pipeline
+
+    assert pipeline.MagicPromptPipeline is pipeline.TextGenerationPipeline
+    parameters = inspect.signature(pipeline.TextGenerationPipeline).parameters
+    assert list(parameters)[:9] == [
+        "config_file", "data_parallel", "tensor_parallel", "pipeline_parallel",
+        "pipeline_stage_id", "pipeline_num_layers", "model_path", "mode", "device",
+    ]  # fmt: skip
+    assert parameters["mode"].default == "libai"
+    with pytest.raises(NotImplementedError, match="huggingface, libai, random"):
+        pipeline.TextGenerationPipeline(pipeline.CONFIG_FILE, mode="onnx")
+    call = inspect.signature(pipeline.TextGenerationPipeline.__call__).parameters
+    assert list(call)[:3] == ["self", "inputs", "batch_size"]
