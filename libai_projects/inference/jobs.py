@@ -1,0 +1,210 @@
+"""One queue of requests and one worker that runs them, on one process or on several."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from oneflow_accel.errors import UserError
+from oneflow_accel.training import distributed
+
+from libai_projects.inference import lockstep
+from libai_projects.inference.engine import GeneratedText, TextEngine
+
+logger = logging.getLogger("oneflow_accel")
+
+
+class QueueFullError(Exception):
+    """As many requests wait as may wait; come back later."""
+
+
+class ClosedError(Exception):
+    """The worker takes no more requests: it is shutting down."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Why a job has no texts.
+
+    Attributes:
+        kind: "refused" (the request cannot be used), "late" (no time was left when its turn came),
+            "cancelled", "closed" (the worker ends) or "failed" (the model did).
+        message: one sentence.
+    """
+
+    kind: str
+    message: str
+
+
+@dataclass
+class Job:
+    """One request. The callbacks run in the worker's thread and must not block.
+
+    Attributes:
+        on_text: see `TextEngine.generate`; None where nobody watches the text come.
+        on_end: called once, with the texts and None, or with None and the problem.
+        deadline: `time.monotonic()` at which the job has to end; None: never.
+    """
+
+    prompts: Sequence[str]
+    options: Mapping[str, Any]
+    on_end: Callable[[list[GeneratedText] | None, Problem | None], None]
+    on_text: Callable[[int, str], None] | None = None
+    deadline: float | None = None
+    cancelled: threading.Event = field(default_factory=threading.Event)
+
+    def reason_to_stop(self) -> str | None:
+        if self.cancelled.is_set():
+            return "cancelled"
+        if self.deadline is not None and time.monotonic() >= self.deadline:
+            return "time"
+        return None
+
+
+class Worker:
+    """Runs jobs one after another, in the thread that calls `run`.
+
+    That has to be the main thread of each rank: oneflow runs global tensors of several processes
+    only in the thread they all began with. Jobs are submitted from other threads of rank 0.
+    """
+
+    def __init__(self, engine: TextEngine, *, queue_length: int = 16) -> None:
+        self.engine = engine
+        self.queue_length = queue_length
+        self._jobs: queue.Queue[Job] = queue.Queue(maxsize=queue_length)
+        self._closing = threading.Event()
+        self._finish = False
+        self._lock = threading.Lock()
+        self._running: Job | None = None
+
+    @property
+    def waiting(self) -> int:
+        """How many jobs wait, the one that runs not counted."""
+        return self._jobs.qsize()
+
+    @property
+    def busy(self) -> bool:
+        return self._running is not None
+
+    @property
+    def closing(self) -> bool:
+        return self._closing.is_set()
+
+    def submit(self, job: Job, *, wait: bool = False) -> None:
+        """Put a job at the end of the queue; with `wait`, wait for a place.
+
+        Raises:
+            QueueFullError: no place, and not to wait.
+            ClosedError: `close` was called.
+        """
+        while True:
+            # Under the lock, so that no job slips in after the worker has emptied the queue.
+            with self._lock:
+                if self.closing:
+                    raise ClosedError
+                try:
+                    self._jobs.put_nowait(job)
+                    return
+                except queue.Full:
+                    if not wait:
+                        raise QueueFullError from None
+            time.sleep(0.05)
+
+    def close(self, *, finish: bool = False) -> None:
+        """End `run` soon: the running job stops at its next token, waiting ones are refused.
+
+        With `finish` the waiting jobs are run first. Safe to call from a signal handler and more
+        than once.
+        """
+        if not finish:
+            running = self._running
+            if running is not None:
+                running.cancelled.set()
+        self._finish = finish
+        self._closing.set()
+
+    def run(self) -> None:
+        """Work until `close`; on ranks other than 0, until rank 0 says so."""
+        if not distributed.is_main():
+            self._follow()
+            return
+        spoke = time.monotonic()
+        while True:
+            try:
+                job = self._jobs.get(timeout=0.1)
+            except queue.Empty:
+                job = None
+            if self.closing and not (job is not None and self._finish):
+                break
+            if job is not None:
+                self._lead(job)
+                spoke = time.monotonic()
+            elif time.monotonic() - spoke > lockstep.HEARTBEAT_SECONDS:
+                self._tell({"do": "wait"})
+                spoke = time.monotonic()
+        self._refuse(job)
+        self._tell({"do": "end"})
+
+    def _refuse(self, job: Job | None) -> None:
+        with self._lock:
+            while True:
+                if job is not None:
+                    job.on_end(None, Problem("closed", "the server is shutting down"))
+                try:
+                    job = self._jobs.get_nowait()
+                except queue.Empty:
+                    return
+
+    def _lead(self, job: Job) -> None:
+        reason = job.reason_to_stop()
+        if reason is not None:
+            late = Problem("late", "no time was left after waiting: too many asked at once")
+            job.on_end(None, late if reason == "time" else Problem("cancelled", "cancelled"))
+            return
+        self._running = job
+        if self.closing and not self._finish:
+            job.cancelled.set()
+        try:
+            self._tell(
+                {"do": "generate", "prompts": list(job.prompts), "options": dict(job.options)}
+            )
+            texts = self.engine.generate(
+                job.prompts, on_text=job.on_text, should_stop=job.reason_to_stop, **job.options
+            )
+        except UserError as error:
+            self._running = None
+            job.on_end(None, Problem("refused", str(error)))
+        except Exception:
+            self._running = None
+            job.on_end(None, Problem("failed", "the generation failed; the log says why"))
+            if distributed.world_size() > 1:
+                # The other ranks can no longer be kept in step: let the process end.
+                raise
+            logger.exception("a request failed")
+        else:
+            self._running = None
+            job.on_end(texts, None)
+
+    def _follow(self) -> None:
+        while True:
+            message = lockstep.share(None)
+            if message["do"] == "end":
+                return
+            if message["do"] == "generate":
+                try:
+                    self.engine.generate(
+                        message["prompts"], should_stop=lambda: None, **message["options"]
+                    )
+                except UserError:
+                    # Rank 0 has the same and tells whoever asked.
+                    logger.debug("a request was refused on every rank")
+
+    @staticmethod
+    def _tell(message: dict[str, Any]) -> None:
+        if distributed.world_size() > 1:
+            lockstep.share(message)

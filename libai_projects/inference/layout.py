@@ -1,0 +1,49 @@
+"""How the processes of a job are laid out for generation: data x tensor x pipeline parallel."""
+
+from __future__ import annotations
+
+from oneflow_accel.errors import UserError
+
+from libai_projects.engine.checks import Layout
+
+
+def choose_layout(
+    processes: int,
+    *,
+    data: int | None = None,
+    tensor: int | None = None,
+    pipeline: int | None = None,
+) -> Layout:
+    """Fill in the sizes that were not named so that all `processes` are used.
+
+    Tensor parallelism takes two processes where it can, the pipeline the rest: 4 processes and
+    nothing named are tensor 2 x pipeline 2. Data parallelism is used only when it is named or
+    when both others are, because a single prompt gains nothing from it.
+
+    Raises:
+        UserError: the sizes named cannot make up `processes`.
+    """
+    named = {"data": data, "tensor": tensor, "pipeline": pipeline}
+    for axis, size in named.items():
+        if size is not None and size < 1:
+            raise UserError(f"--{axis}-parallel {size}: must be at least 1")
+    product = (data or 1) * (tensor or 1) * (pipeline or 1)
+    rest, remainder = divmod(processes, product)
+    if remainder or rest == 0 or (rest > 1 and None not in named.values()):
+        sizes = " x ".join(f"{axis} {size}" for axis, size in named.items() if size is not None)
+        count = "1 process does" if processes == 1 else f"{processes} processes do"
+        raise UserError(
+            f"{count} not fit the layout {sizes}: launch with "
+            f"--nproc_per_node {product}, or change the sizes (--data-parallel, "
+            "--tensor-parallel, --pipeline-parallel)"
+        )
+    if tensor is None and pipeline is None:
+        tensor = 2 if rest % 2 == 0 else 1
+        pipeline = rest // tensor
+    elif tensor is None:
+        tensor = rest
+    elif pipeline is None:
+        pipeline = rest
+    elif data is None:
+        data = rest
+    return Layout(data or 1, tensor or 1, pipeline or 1)

@@ -1,0 +1,223 @@
+"""The command line of a generation pipeline."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from oneflow_accel.errors import UserError
+
+from libai_projects.inference.limits import Limits
+from libai_projects.inference.sampling_arguments import HELP, add_sampling_arguments
+
+MODES = ("auto", "huggingface", "libai", "random")
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises what is wrong instead of ending the process: only one rank may print it."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; --help lists the options")
+
+
+def build_parser(program: str, generation: Mapping[str, Any], config_file: str) -> _Parser:
+    """The parser.
+
+    Args:
+        program: name of the script.
+        generation: the config's own options of generation, for --help.
+        config_file: the default of --config-file.
+    """
+    parser = _Parser(
+        prog=program,
+        description="Continue prompts with a GPT-2 model, on one process or on several.",
+        usage="%(prog)s [options] [KEY=VALUE ...]   (in any order)",
+        epilog="KEY=VALUE changes a key of the config, +KEY=VALUE adds one. A single number, as "
+        "in `%(prog)s 1`, is ignored. On several processes: python3 -m oneflow.distributed.launch "
+        "--nproc_per_node N %(prog)s ...; with 4 and nothing said it is tensor 2 x pipeline 2.",
+        allow_abbrev=False,
+    )
+    _add_input(parser)
+    _add_model(parser, config_file)
+    _add_layout(parser)
+    add_sampling_arguments(parser, generation)
+    _add_server(parser)
+    parser.add_argument("rest", nargs="*", metavar="KEY=VALUE", help=argparse.SUPPRESS)
+    return parser
+
+
+def _add_input(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("what to continue")
+    way = group.add_mutually_exclusive_group()
+    way.add_argument(
+        "--prompt",
+        metavar="TEXT",
+        action="append",
+        help="a prompt; several with one --prompt for each (default: three short examples)",
+    )
+    way.add_argument("--interactive", action="store_true", help="ask for prompts, one per line")
+    way.add_argument(
+        "--jsonl",
+        action="store_true",
+        help='read {"prompt": ..., "id": ..., and options of generation} from each line of the '
+        "standard input, write one JSON object for each to the standard output; a bad line gets "
+        "an object with `error`, and the exit code is then 1",
+    )
+    way.add_argument("--serve", action="store_true", help="a web page and a JSON API")
+    group.add_argument("--stream", action="store_true", help="write text as it comes")
+    group.add_argument(
+        "--batch-size",
+        metavar="N",
+        type=_at_least(1),
+        help="prompts to continue at once (default: all of --prompt)",
+    )
+
+
+def _add_model(parser: argparse.ArgumentParser, config_file: str) -> None:
+    group = parser.add_argument_group("model")
+    group.add_argument(
+        "--model",
+        metavar="PATH",
+        help="a Hugging Face directory, a LiBai checkpoint or the output folder of a training "
+        "(default: the config's, which is $MAGICPROMPT_MODEL or where training writes)",
+    )
+    group.add_argument(
+        "--mode",
+        choices=MODES,
+        default="auto",
+        help="what --model is; random: no model, random weights (default: auto, by looking at it)",
+    )
+    group.add_argument(
+        "--config-file",
+        metavar="FILE",
+        default=config_file,
+        help="config (default: this project's)",
+    )
+    group.add_argument(
+        "--vocab-file",
+        metavar="FILE",
+        help="vocab.json of the tokenizer (default: $MAGICPROMPT_VOCAB, else "
+        "./magicprompt/vocab.json, else the one beside a Hugging Face model)",
+    )
+    group.add_argument(
+        "--merges-file",
+        metavar="FILE",
+        help="merges.txt of the tokenizer (default: $MAGICPROMPT_MERGES, else likewise)",
+    )
+    group.add_argument(
+        "--device", metavar="NAME", help="device (default: $ONEFLOW_ACCEL_DEVICE, else the best)"
+    )
+
+
+def _add_layout(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("several processes")
+    for axis, what in {
+        "tensor": "processes that share each layer",
+        "pipeline": "stages, each with some of the layers",
+        "data": "replicas; all of them do the same work",
+    }.items():
+        group.add_argument(
+            f"--{axis}-parallel",
+            metavar="N",
+            type=_at_least(1),
+            help=f"{what} (default: what the others leave)",
+        )
+
+
+def _add_server(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("--serve")
+    limits = Limits()
+    group.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="address to listen at; 0.0.0.0 lets other machines in (default: %(default)s)",
+    )
+    group.add_argument(
+        "--port", type=_port, default=8000, help="port; 0: any free one (default: %(default)s)"
+    )
+    for name, what in {
+        "request_bytes": "bytes of a request",
+        "prompt_tokens": "tokens of a prompt",
+        "new_tokens": "new tokens for each text",
+        "returns": "texts for each request",
+        "queue": "requests that may wait",
+    }.items():
+        group.add_argument(
+            "--limit-" + name.replace("_", "-"),
+            metavar="N",
+            type=_at_least(1),
+            default=getattr(limits, name),
+            help=f"most {what} (default: %(default)s)",
+        )
+    group.add_argument(
+        "--limit-seconds",
+        metavar="S",
+        type=_seconds,
+        default=limits.seconds,
+        help="longest time for a request, waiting included (default: %(default)s)",
+    )
+
+
+def limits_of(options: argparse.Namespace) -> Limits:
+    """The server's limits."""
+    names = Limits().as_dict()
+    return Limits(**{name: getattr(options, f"limit_{name}") for name in names})
+
+
+def parse_options(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
+    """Read the command line; `overrides` holds the KEY=VALUE texts.
+
+    Raises:
+        UserError: an option that does not exist (names the nearest one) or is used wrongly.
+        SystemExit: after --help.
+    """
+    options, unknown = parser.parse_known_intermixed_args(list(argv))
+    if unknown:
+        flags = [flag for action in parser._actions for flag in action.option_strings]
+        near = difflib.get_close_matches(unknown[0].split("=")[0], flags, n=1)
+        hint = f"did you mean {near[0]}?" if near else "--help lists the options"
+        raise UserError(f"there is no option {unknown[0]}; {hint}")
+    options.overrides = [text for text in options.rest if not text.isdigit()]
+    for text in options.overrides:
+        if "=" not in text:
+            raise UserError(f"{text!r} is not understood: a prompt is given as --prompt {text!r}")
+    if options.mode == "random" and options.model is not None:
+        raise UserError("--mode random needs no --model: leave one of the two out")
+    if options.batch_size is not None and (options.serve or options.interactive or options.jsonl):
+        raise UserError("--batch-size is for --prompt only")
+    given = [name for name in HELP if getattr(options, name) is not None]
+    if options.serve and given:
+        flag = "--" + given[0].replace("_", "-")
+        raise UserError(f"{flag} is set by each request to --serve: leave it out")
+    return options
+
+
+def _at_least(least: int) -> Any:
+    def whole_number(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{value} is less than {least}")
+        return value
+
+    return whole_number
+
+
+def _port(text: str) -> int:
+    if not text.isdigit() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port, 0 to 65535")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return value

@@ -1,0 +1,76 @@
+"""The body of POST /api/generate: its fields, their bounds and their defaults."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator
+
+from libai_projects.inference.limits import Limits
+
+# The page's own defaults: four different prompts, of a useful length.
+SAMPLING_DEFAULTS: dict[str, Any] = {
+    "num_return_sequences": 4,
+    "max_new_tokens": 60,
+    "do_sample": True,
+    "temperature": 1.0,
+    "top_k": 50,
+    "top_p": 0.95,
+    "typical_p": 1.0,
+    "repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "min_length": 0,
+}
+SEED_BOUND = 2**31
+
+
+class _GenerateRequest(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @field_validator("prompt", check_fields=False)
+    @classmethod
+    def _not_blank(cls, prompt: str) -> str:
+        if not prompt.strip():
+            raise ValueError("type something first")
+        if "\0" in prompt:
+            raise ValueError("must not hold NUL characters")
+        return prompt
+
+
+def request_model(limits: Limits) -> type[BaseModel]:
+    """The body's model, with the bounds that `limits` sets; unknown fields are refused."""
+    defaults = SAMPLING_DEFAULTS | {
+        "num_return_sequences": min(SAMPLING_DEFAULTS["num_return_sequences"], limits.returns),
+        "max_new_tokens": min(SAMPLING_DEFAULTS["max_new_tokens"], limits.new_tokens),
+    }
+
+    def bounded(kind: type, name: str, **bounds: float) -> tuple[type, Any]:
+        return kind, Field(defaults[name], **bounds)
+
+    return create_model(
+        "GenerateRequest",
+        __base__=_GenerateRequest,
+        prompt=(str, Field(max_length=limits.request_bytes)),
+        stream=(bool, False),
+        # Drawn where absent; the answer says which it was.
+        seed=(int | None, Field(None, ge=0, lt=SEED_BOUND)),
+        num_return_sequences=bounded(int, "num_return_sequences", ge=1, le=limits.returns),
+        max_new_tokens=bounded(int, "max_new_tokens", ge=1, le=limits.new_tokens),
+        min_length=bounded(int, "min_length", ge=0, le=limits.new_tokens),
+        do_sample=bounded(bool, "do_sample"),
+        temperature=bounded(float, "temperature", gt=0, le=10),
+        top_k=bounded(int, "top_k", ge=0, le=100_000),
+        top_p=bounded(float, "top_p", gt=0, le=1),
+        typical_p=bounded(float, "typical_p", gt=0, le=1),
+        repetition_penalty=bounded(float, "repetition_penalty", gt=0, le=10),
+        no_repeat_ngram_size=bounded(int, "no_repeat_ngram_size", ge=0, le=100),
+    )
+
+
+def sampling_options(request: BaseModel) -> dict[str, Any]:
+    """The request's options for `TextEngine.generate`, the seed drawn where it was left open."""
+    options = request.model_dump(exclude={"prompt", "stream"})
+    if options["seed"] is None:
+        options["seed"] = random.SystemRandom().randrange(SEED_BOUND)
+    return options

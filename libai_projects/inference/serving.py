@@ -1,0 +1,115 @@
+"""Runs the server: the web part in a thread, the model in the main thread, a graceful end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+
+from oneflow_accel.errors import UserError
+
+import uvicorn
+
+from libai_projects.inference.jobs import Worker
+from libai_projects.inference.limits import Limits
+from libai_projects.inference.server import create_app
+
+logger = logging.getLogger("oneflow_accel")
+
+# Connections that are still busy after a signal get this long, in seconds.
+SHUTDOWN_SECONDS = 5
+
+
+class Server:
+    """A server that listens from its construction on, and answers while `run` runs.
+
+    Args:
+        worker: runs the requests.
+        limits: of a request.
+        host, port: where to listen; port 0 takes a free one.
+
+    Raises:
+        UserError: the address cannot be used.
+    """
+
+    def __init__(self, worker: Worker, limits: Limits, host: str, port: int) -> None:
+        self._worker = worker
+        self._closed_at: float | None = None
+        self._socket = _listen(host, port)
+        config = uvicorn.Config(
+            create_app(worker, limits),
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            # Beyond what may wait there is room for the page and for health checks.
+            limit_concurrency=limits.queue + 64,
+            timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+        )
+        self._server = uvicorn.Server(config)
+
+    @property
+    def address(self) -> str:
+        """Its URL."""
+        host, port = self._socket.getsockname()[:2]
+        return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+
+    def run(self) -> None:
+        """Serve until SIGINT or SIGTERM; has to be called in the main thread.
+
+        The running request then stops at its next token and is answered with what there is,
+        those that wait with 503. A second signal, a second or more later, ends at once.
+        """
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, self._on_signal)
+        print(f"MagicPrompt is at {self.address} (Ctrl-C ends it)", flush=True)
+        self.serve()
+
+    def serve(self) -> None:
+        """Serve until the worker is closed."""
+        thread = threading.Thread(target=self._run_web, name="web")
+        thread.start()
+        try:
+            self._worker.run()
+        finally:
+            self._worker.close()
+            self._server.should_exit = True
+            thread.join(SHUTDOWN_SECONDS + 5)
+            self._socket.close()
+
+    def _run_web(self) -> None:
+        try:
+            self._server.run(sockets=[self._socket])
+        finally:
+            # Without a server there is nothing left to work for.
+            self._worker.close()
+
+    def _on_signal(self, signum: int, _frame: object) -> None:
+        # Ctrl-C comes twice where the launcher passes it on.
+        if self._closed_at is not None and time.monotonic() - self._closed_at > 1:
+            os._exit(128 + signum)
+        if self._closed_at is None:
+            self._closed_at = time.monotonic()
+        self._worker.close()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except socket.gaierror as error:
+        raise UserError(f"--host {host}: no such address ({error.strerror})") from error
+    family, kind, protocol, _, address = found[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        raise UserError(
+            f"cannot listen at {host}, port {port}: {error.strerror}; choose another with --port"
+        ) from error
+    return listener

@@ -1,0 +1,177 @@
+"""Prompts in, texts out: a tokenizer, a model that reads tokens, and the options between them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from oneflow_accel.errors import UserError
+from oneflow_accel.training import distributed
+
+import numpy as np
+
+from libai_projects.generation import Generation, GenerationOptions, StepModel, generate, stream
+from libai_projects.inference import lockstep
+from libai_projects.inference.engine import GeneratedText
+
+# What LiBai's MagicPrompt generates where nobody says otherwise.
+DEFAULT_OPTIONS = {"max_length": 50}
+
+
+class TextPipeline:
+    """Continues texts. Every rank makes one and calls it alike; rank 0 gets the texts.
+
+    Args:
+        model: reads tokens.
+        tokenizer: `encode(text)`, `decode(ids)`, `stream_decoder()`, `eos_token_id`,
+            `bos_token_id`, `vocab_size`.
+        name: what the model is called on the page and in /api/health.
+        options: generation options that differ from GenerationOptions' own defaults.
+
+    Raises:
+        UserError: an option that does not exist or has a wrong value; a tokenizer of another
+            vocabulary than the model's.
+    """
+
+    def __init__(
+        self,
+        model: StepModel,
+        tokenizer: Any,
+        *,
+        name: str = "model",
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        if tokenizer.vocab_size != model.vocab_size:
+            raise UserError(
+                f"the tokenizer has {tokenizer.vocab_size} tokens, the model {model.vocab_size}: "
+                "give the vocabulary that the model was trained with (--vocab-file, --merges-file)"
+            )
+        self.model = model
+        self.tokenizer = tokenizer
+        self.name = name
+        self.max_positions = model.max_positions
+        special = {"eos_token_id": tokenizer.eos_token_id, "bos_token_id": tokenizer.bos_token_id}
+        self.options = GenerationOptions.from_config(
+            {**DEFAULT_OPTIONS, **special, **(options or {})}
+        )
+
+    def __call__(
+        self, inputs: str | Sequence[str], batch_size: int | None = None, **kwargs: Any
+    ) -> list[dict[str, str]] | dict[str, str]:
+        """Continue texts.
+
+        Args:
+            inputs: one text or several.
+            batch_size: texts to continue at once; None: all of them.
+            kwargs: generation options for this call.
+
+        Returns:
+            On rank 0 a list of {"generated_text": str}, `num_return_sequences` for each input, in
+            order; on the others an empty dict.
+
+        Raises:
+            UserError: an option or a text that cannot be used.
+        """
+        prompts = [inputs] if isinstance(inputs, str) else list(inputs)
+        size = batch_size or max(len(prompts), 1)
+        texts: list[GeneratedText] = []
+        for first in range(0, max(len(prompts), 1), size):
+            options = dict(kwargs)
+            if isinstance(seed := options.get("seed", self.options.seed), int):
+                # A prompt's own seed does not depend on the batches it is cut into.
+                options["seed"] = seed + first
+            texts += self.generate(prompts[first : first + size], **options)
+        distributed.barrier()
+        if not distributed.is_main():
+            return {}
+        return [{"generated_text": text.text} for text in texts]
+
+    def count_tokens(self, text: str) -> int:
+        """How many tokens a text is. Raises UserError as `encode` does."""
+        return len(self._encode(text))
+
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """Raises UserError on options that `generate` would refuse."""
+        self.options.replace(**options)
+
+    def generate(
+        self,
+        prompts: Sequence[str],
+        *,
+        on_text: Callable[[int, str], None] | None = None,
+        should_stop: Callable[[], str | None] | None = None,
+        **options: Any,
+    ) -> list[GeneratedText]:
+        """See `TextEngine.generate`. With beam search all text comes at the end."""
+        chosen = self.options.replace(**options)
+        reason: list[str] = []
+        if should_stop is not None:
+            criteria = (*chosen.stopping_criteria, _criterion(should_stop, reason))
+            chosen = chosen.replace(stopping_criteria=criteria)
+        ids = [self._encode(prompt) for prompt in prompts]
+        if on_text is None or chosen.num_beams > 1 or not distributed.is_main():
+            generation = generate(self.model, ids, chosen, clock=_shared_clock)
+        else:
+            generation = self._stream(ids, chosen, on_text)
+        return [
+            GeneratedText(
+                prompt=sequence.prompt,
+                text=prompts[sequence.prompt] + self.tokenizer.decode(sequence.new_tokens),
+                new_tokens=len(sequence.new_tokens),
+                finish_reason=_reason(sequence.finish_reason, reason),
+            )
+            for sequence in generation.sequences
+        ]
+
+    def _encode(self, text: str) -> list[int]:
+        try:
+            return self.tokenizer.encode(text)
+        except ValueError as error:
+            raise UserError(str(error)) from error
+
+    def _stream(
+        self,
+        ids: Sequence[Sequence[int]],
+        options: GenerationOptions,
+        on_text: Callable[[int, str], None],
+    ) -> Generation:
+        count = len(ids) * options.num_return_sequences
+        decoders = [self.tokenizer.stream_decoder() for _ in range(count)]
+        tokens = stream(self.model, ids, options, clock=_shared_clock)
+        while True:
+            try:
+                index, token = next(tokens)
+            except StopIteration as end:
+                generation = end.value
+                break
+            if piece := decoders[index].feed(token):
+                on_text(index, piece)
+        for index, decoder in enumerate(decoders):
+            if piece := decoder.finish():
+                on_text(index, piece)
+        return generation
+
+
+def _shared_clock() -> float:
+    """Rank 0's time in seconds: all ranks have to stop at the same token."""
+    return float(lockstep.share(time.monotonic()))
+
+
+def _criterion(
+    should_stop: Callable[[], str | None], reason: list[str]
+) -> Callable[[np.ndarray, np.ndarray | None], bool]:
+    def stop(_ids: np.ndarray, _scores: np.ndarray | None) -> bool:
+        answer = should_stop()
+        if answer is not None:
+            reason.append(answer)
+        return lockstep.any_rank(answer is not None)
+
+    return stop
+
+
+def _reason(finish: str, reason: Sequence[str]) -> str:
+    if finish == "criterion" and reason:
+        return reason[0]
+    # The model's last position is an end by length, too.
+    return "length" if finish == "positions" else finish

@@ -1,0 +1,48 @@
+"""A server of a fake model, in threads of the test's own process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from pipeline_fakes import CycleModel, fake_pipeline
+
+from libai_projects.inference.jobs import Worker
+from libai_projects.inference.limits import Limits
+from libai_projects.inference.serving import Server
+
+
+@dataclass
+class Running:
+    """A server that runs."""
+
+    url: str
+    worker: Worker
+    model: CycleModel
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., Running]]:
+    """`serve(delay=, **limits)` starts a server; all are stopped at the end of the test."""
+
+    @contextmanager
+    def running(delay: float, limits: dict[str, float]) -> Iterator[Running]:
+        pipeline = fake_pipeline(tmp_path, delay=delay)
+        bounds = Limits(**limits)
+        worker = Worker(pipeline, queue_length=bounds.queue)
+        server = Server(worker, bounds, "127.0.0.1", 0)
+        thread = threading.Thread(target=server.serve)
+        thread.start()
+        try:
+            yield Running(server.address, worker, pipeline.model)
+        finally:
+            worker.close()
+            thread.join(20)
+        assert not thread.is_alive()
+
+    with ExitStack() as stack:
+        yield lambda delay=0.0, **limits: stack.enter_context(running(delay, limits))

@@ -1,0 +1,101 @@
+"""A model and a tokenizer that are quick, and a pipeline made of them."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+
+from libai_projects.inference.text_pipeline import TextPipeline
+from libai_projects.text.tokenizer import GPT2Tokenizer
+from libai_projects.text.vocabulary import byte_alphabet
+
+# What the model would write, over and over; the ö and the 🐷 take several tokens each.
+TEXT = " in a field of möhren, by a 🐷, 4k;"
+
+
+def write_vocabulary(folder: Path) -> tuple[Path, Path]:
+    """vocab.json and merges.txt of 256 bytes and the end of text: one token for each byte."""
+    by_byte = {byte: character for character, byte in byte_alphabet().items()}
+    ids = {by_byte[byte]: byte for byte in range(256)} | {"<|endoftext|>": 256}
+    vocab, merges = folder / "vocab.json", folder / "merges.txt"
+    vocab.write_text(json.dumps(ids), encoding="utf-8")
+    merges.write_text("#version: 0.2\n", encoding="utf-8")
+    return vocab, merges
+
+
+class CycleModel:
+    """A StepModel that likes to write TEXT: the bytes by position, the others by chance.
+
+    Args:
+        delay: seconds that each step takes.
+    """
+
+    vocab_size = 257
+
+    def __init__(self, delay: float = 0.0, max_positions: int = 512) -> None:
+        self.delay = delay
+        self.max_positions = max_positions
+        self.steps = 0
+        self._bytes = TEXT.encode()
+
+    def start(self, batch_size: int, use_cache: bool = True) -> list[int]:
+        return [0]
+
+    def step(
+        self, ids: np.ndarray, positions: np.ndarray, mask: np.ndarray | None, cache: list[int]
+    ) -> np.ndarray:
+        time.sleep(self.delay)
+        self.steps += 1
+        cache[0] += ids.shape[1]
+        logits = np.full((len(ids), self.vocab_size), -10.0, dtype=np.float32)
+        # Letters, so that samples are readable and differ.
+        logits[:, ord("a") : ord("z") + 1] = 8.5
+        for row, position in enumerate(positions[:, -1]):
+            logits[row, self._bytes[int(position) % len(self._bytes)]] = 12.0
+        return logits
+
+    def select(self, cache: list[int], rows: np.ndarray) -> None:
+        pass
+
+
+def fake_pipeline(folder: Path, **settings: float) -> TextPipeline:
+    """A pipeline of a CycleModel and a vocabulary of bytes in `folder`."""
+    tokenizer = GPT2Tokenizer(*write_vocabulary(folder))
+    return TextPipeline(CycleModel(**settings), tokenizer, name="fake")
+
+
+class WordTokenizer:
+    """The tokenizer of ../shared/data/models/capp_gpt2_64d: whole names, " | " between them.
+
+    Args:
+        mapping_file: its token_mappings.json.
+    """
+
+    eos_token_id, bos_token_id = 51, 49
+
+    def __init__(self, mapping_file: str) -> None:
+        mapping = json.loads(Path(mapping_file).read_text(encoding="utf-8"))
+        self._ids = mapping["token2id"]
+        self._words = {number: word for word, number in self._ids.items()}
+        self.vocab_size = len(self._ids)
+
+    def encode(self, text: str) -> list[int]:
+        try:
+            return [self._ids[word] for word in text.split(" | ")]
+        except KeyError as error:
+            raise ValueError(f"there is no word {error}") from error
+
+    def decode(self, ids: list[int]) -> str:
+        return "".join(f" | {self._words[number]}" for number in ids if number != self.eos_token_id)
+
+    def stream_decoder(self) -> WordTokenizer:
+        return self
+
+    def feed(self, number: int) -> str:
+        return self.decode([number])
+
+    def finish(self) -> str:
+        return ""

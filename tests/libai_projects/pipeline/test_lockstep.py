@@ -1,0 +1,104 @@
+"""What rank 0 tells the others, with the messages in hand instead of processes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from oneflow_accel.errors import UserError
+from oneflow_accel.training import distributed
+
+import pytest
+from pipeline_fakes import TEXT, fake_pipeline
+
+from libai_projects.inference import lockstep
+from libai_projects.inference.jobs import Job, Worker
+
+
+@pytest.fixture
+def two_ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    monkeypatch.setattr(distributed, "barrier", lambda: None)
+    monkeypatch.setattr(lockstep, "any_rank", lambda flag: flag)
+    return
+
+
+def test_rank_0_tells_the_others(
+    two_ranks: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    told: list[dict[str, Any]] = []
+    monkeypatch.setattr(lockstep, "share", lambda value: told.append(value) or value)
+    monkeypatch.setattr(lockstep, "HEARTBEAT_SECONDS", 0.15)
+    worker = Worker(fake_pipeline(tmp_path))
+    ended = threading.Event()
+    outcome: list[Any] = []
+
+    def on_end(texts: Any, problem: Any) -> None:
+        outcome.append(texts)
+        ended.set()
+
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    worker.submit(Job(["x"], {"max_new_tokens": 3}, on_end))
+    assert ended.wait(5)
+    assert outcome[0][0].text == "x" + TEXT[:3]
+    # While nothing is asked for, the others hear that they have to wait.
+    end = time.monotonic() + 5
+    while len(told) < 3 and time.monotonic() < end:
+        time.sleep(0.02)
+    worker.close()
+    thread.join(5)
+    assert told[0] == {"do": "generate", "prompts": ["x"], "options": {"max_new_tokens": 3}}
+    assert told[1:-1]
+    assert {message["do"] for message in told[1:-1]} == {"wait"}
+    assert told[-1] == {"do": "end"}
+
+
+def test_the_others_do_what_they_are_told(
+    two_ranks: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    messages = iter(
+        [
+            {"do": "wait"},
+            {"do": "generate", "prompts": ["x"], "options": {"max_new_tokens": 3}},
+            # Refused by rank 0 as well; it goes on.
+            {"do": "generate", "prompts": ["x" * 600], "options": {}},
+            {"do": "generate", "prompts": ["x"], "options": {"max_new_tokens": 4}},
+            {"do": "end"},
+        ]
+    )
+    monkeypatch.setattr(distributed, "is_main", lambda: False)
+    monkeypatch.setattr(lockstep, "share", lambda _value: next(messages))
+    pipeline = fake_pipeline(tmp_path)
+    Worker(pipeline).run()
+    assert pipeline.model.steps == 3 + 4
+    assert list(messages) == []
+
+
+def test_a_failing_rank_ends_the_job(
+    two_ranks: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The others could not be kept in step; on one process the server goes on instead."""
+    monkeypatch.setattr(lockstep, "share", lambda value: value)
+    pipeline = fake_pipeline(tmp_path)
+
+    def broken(*_: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    pipeline.model.step = broken
+    worker = Worker(pipeline)
+    outcome: list[Any] = []
+    worker.submit(Job(["x"], {}, lambda _texts, problem: outcome.append(problem.kind)))
+    with pytest.raises(RuntimeError, match="out of memory"):
+        worker.run()
+    assert outcome == ["failed"]
+
+
+def test_together_raises_what_one_rank_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert lockstep.together(lambda: 3) == 3
+    monkeypatch.setattr(distributed, "all_gather_json", lambda own: [own, ["no such file"]])
+    with pytest.raises(UserError, match="rank 1: no such file"):
+        lockstep.together(lambda: 3)

@@ -1,0 +1,160 @@
+"""The page of --serve in a real browser."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from pipeline_fakes import TEXT
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="no playwright")
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "google-chrome"))), None)
+pytestmark = pytest.mark.skipif(BROWSER is None, reason="no browser")
+
+WRITE = "Write prompts"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[sync_api.Browser]:
+    with sync_api.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def open_page(browser: sync_api.Browser) -> Iterator[Callable[..., sync_api.Page]]:
+    """`open_page(url, **settings)`; fails the test if the page logs an error or leaves the host."""
+    contexts, errors = [], []
+
+    def open_(url: str, **settings: object) -> sync_api.Page:
+        context = browser.new_context(**settings)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(15_000)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on(
+            "request",
+            lambda request: request.url.startswith(url) or errors.append(request.url),
+        )
+        page.goto(url)
+        return page
+
+    yield open_
+    for context in contexts:
+        context.close()
+    assert errors == []
+
+
+def test_a_sentence_becomes_four_prompts(serve: Callable, open_page: Callable) -> None:
+    running = serve(delay=0.02)
+    page = open_page(running.url, permissions=["clipboard-read", "clipboard-write"])
+    expect = sync_api.expect
+    # Typing starts right away; the settings are folded away; everything has a name.
+    expect(page.get_by_label("Your words")).to_be_focused()
+    expect(page.get_by_label("Temperature")).to_be_hidden()
+    page.keyboard.type("a cute pig")
+    page.keyboard.press("Enter")
+    items = page.get_by_role("listitem")
+    expect(items).to_have_count(4)
+    expect(items.first).to_have_attribute("aria-busy", "true")
+    # The text grows as it comes.
+    seen = len(items.first.inner_text())
+    expect(items.first).not_to_have_text(re.compile(f"^.{{0,{seen}}}$", re.DOTALL))
+    expect(items.first).to_have_attribute("aria-busy", "true")
+    status = page.get_by_role("status")
+    expect(status).to_have_text(re.compile(r"^4 prompts in \d+\.\d s\.$"))
+    texts = [item.locator("p").inner_text() for item in items.all()]
+    assert all(text.startswith("a cute pig") for text in texts)
+    assert len(set(texts)) == 4
+    items.nth(2).get_by_role("button", name="Copy prompt 3").click()
+    expect(status).to_have_text("Copied to the clipboard.")
+    assert page.evaluate("navigator.clipboard.readText()") == texts[2]
+
+
+def test_settings_stop_and_markup(serve: Callable, open_page: Callable) -> None:
+    running = serve(delay=0.03)
+    page = open_page(running.url)
+    expect = sync_api.expect
+    page.get_by_text("Settings").click()
+    page.get_by_label("Prompts", exact=True).fill("1")
+    page.get_by_label("New tokens").fill("12")
+    page.get_by_label("Top-k").fill("1")
+    page.get_by_label("Seed").fill("5")
+    # What people type is text, never markup.
+    page.get_by_label("Your words").fill("<img src=x> & <b>")
+    page.get_by_role("button", name=WRITE).click()
+    expect(page.get_by_role("status")).to_have_text(re.compile("^1 prompt in"))
+    whole = page.get_by_role("listitem").locator("p").inner_text()
+    assert whole.startswith("<img src=x> & <b>")
+    assert whole[len("<img src=x> & <b>") :] in TEXT + TEXT
+    # A number out of bounds is refused by the browser's own check.
+    page.get_by_label("New tokens").fill("100000")
+    page.get_by_role("button", name=WRITE).click()
+    assert page.evaluate("document.querySelector('form').checkValidity()") is False
+    # Stop ends the request on the server, and keeps what there is.
+    page.get_by_label("New tokens").fill("250")
+    page.get_by_role("button", name=WRITE).click()
+    expect(page.get_by_role("listitem")).to_have_attribute("aria-busy", "true")
+    page.get_by_role("button", name="Stop").click()
+    expect(page.get_by_role("status")).to_have_text("Stopped.")
+    expect(page.get_by_role("button", name=WRITE)).to_be_enabled()
+    end = time.monotonic() + 5
+    while running.worker.busy and time.monotonic() < end:
+        page.wait_for_timeout(20)
+    assert not running.worker.busy
+
+
+def test_errors_are_said(serve: Callable, open_page: Callable) -> None:
+    running = serve(prompt_tokens=20)
+    page = open_page(running.url)
+    expect = sync_api.expect
+    words = page.get_by_label("Your words")
+    words.fill("x" * 30)
+    words.press("Enter")
+    expect(page.get_by_role("alert")).to_have_text(
+        "prompt: 30 tokens, 20 are allowed; make it shorter"
+    )
+    running.worker.close()
+    words.fill("short")
+    words.press("Enter")
+    expect(page.get_by_role("alert")).to_have_text(re.compile("shutting down|cannot be reached"))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_readable_everywhere(serve: Callable, open_page: Callable, scheme: str) -> None:
+    """Nothing is cut off at 320 pixels, and text has a contrast of at least 4.5 (WCAG 2.2 AA)."""
+    page = open_page(serve().url, color_scheme=scheme, viewport={"width": 320, "height": 700})
+    page.get_by_text("Settings").click()
+    page.get_by_label("Your words").fill("w" * 60)
+    page.get_by_role("button", name=WRITE).click()
+    sync_api.expect(page.get_by_role("status")).to_have_text(re.compile("prompts in"))
+    assert page.evaluate("document.documentElement.scrollWidth") <= 320
+    for selector in ("h1", "header p", "#hint", "summary", "#write", ".given", ".added", ".copy"):
+        assert _contrast(page, selector) >= 4.5, selector
+
+
+def _contrast(page: sync_api.Page, selector: str) -> float:
+    colors = page.locator(selector).first.evaluate(
+        """(element) => {
+          const text = getComputedStyle(element).color;
+          let at = element, behind = getComputedStyle(at).backgroundColor;
+          while (behind === "rgba(0, 0, 0, 0)") {
+            at = at.parentElement;
+            behind = getComputedStyle(at).backgroundColor;
+          }
+          return [text, behind];
+        }"""
+    )
+    text, behind = (_luminance(color) for color in colors)
+    return (max(text, behind) + 0.05) / (min(text, behind) + 0.05)
+
+
+def _luminance(color: str) -> float:
+    """Relative luminance of "rgb(r, g, b)", WCAG 2.2."""
+    channels = [int(number) / 255 for number in re.findall(r"\d+", color)[:3]]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))

@@ -1,0 +1,195 @@
+"""pipeline.py as people start it: processes of its own, real models, one rank and several."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+from launch import REPOSITORY, free_port, run_distributed, run_process
+from pipeline_fakes import write_vocabulary
+
+PROJECTS = REPOSITORY / "libai_projects"
+SCRIPT = "projects/MagicPrompt/pipeline.py"
+CAPP = REPOSITORY.parent / "shared" / "data" / "models" / "capp_gpt2_64d"
+HERE = Path(__file__).parent
+SMALL = [
+    "model.cfg.hidden_size=32",
+    "model.cfg.ffn_hidden_size=64",
+    "model.cfg.num_attention_heads=4",
+    "model.cfg.num_layers=2",
+    "model.cfg.max_seq_length=64",
+]
+CAPP_OPTIONS = ["--config-file", str(HERE / "capp_config.py"), "--model", str(CAPP)]
+ENVIRONMENT = {
+    "PYTHONPATH": f"{REPOSITORY}{os.pathsep}{HERE}",
+    "CAPP_MODEL": str(CAPP),
+    "MAGICPROMPT_MODEL": "",
+    "ONEFLOW_ACCEL_THREADS": "1",
+}
+
+
+def vocabulary(folder: Path) -> list[str]:
+    vocab, merges = write_vocabulary(folder)
+    return ["--vocab-file", str(vocab), "--merges-file", str(merges)]
+
+
+def capp_prompts() -> list[str]:
+    reference = json.loads((CAPP / "reference.json").read_text(encoding="utf-8"))
+    return [" | ".join(words) for words in reference["prompts"]]
+
+
+def capp_texts() -> list[str]:
+    """What transformers continues the prompts with, the end of text left out."""
+    reference = json.loads((CAPP / "reference.json").read_text(encoding="utf-8"))
+    return [" | ".join(words[:-1]) for words in reference["greedy_tokens"]]
+
+
+def test_random_weights(tmp_path: Path) -> None:
+    options = ["--mode", "random", *SMALL, *vocabulary(tmp_path), "--max-length", "24"]
+    done = run_distributed([SCRIPT, "1", *options], 1, cwd=PROJECTS, env=ENVIRONMENT)
+    assert done.returncode == 0, done.stdout
+    texts = "\n" + done.stdout
+    for prompt in ("a dog", "a cute pig", "a cute girl"):
+        assert f"\n{prompt}" in texts
+
+
+def test_errors_are_one_sentence(tmp_path: Path) -> None:
+    """In one process: what is wrong is said by name, and nothing is built before it."""
+    words = ["--mode", "random", *SMALL]
+    code = (
+        "import sys, json\n"
+        f"sys.path.insert(0, {str(REPOSITORY)!r})\n"
+        "from libai_projects.inference import command\n"
+        "from libai_projects.projects.MagicPrompt import pipeline\n"
+        "for argv in json.loads(sys.argv[1]):\n"
+        "    print('code', command.main('pipeline.py', lambda: pipeline.main(argv)), flush=True)\n"
+    )
+    good = vocabulary(tmp_path)
+    cases = {
+        "train one (bash tools/train.sh": ["1"],
+        "vocab.json does not exist": words,
+        "did you mean model.cfg.num_layers": [*words, *good, "model.cfg.num_layer=3"],
+        "missing.py: there is no such file": [*words, "--config-file", "missing.py"],
+        "did you mean --prompt": ["--promt", "x"],
+        "missing: there is nothing of that name": [*good, "--model", str(tmp_path / "missing")],
+        "holds no model": [*good, "--model", str(tmp_path)],
+        "--nproc_per_node 2": [*words, *good, "--tensor-parallel", "2"],
+        "num_attention_heads": [*words, *good, "model.cfg.num_attention_heads=5"],
+        "raise max_length": [*words, *good, "--prompt", "x" * 60],
+        "temperature": [*words, *good, "--temperature", "0"],
+        "cannot listen": [*words, *good, "--serve", "--host", "192.0.2.1"],
+        "device": [*words, *good, "--device", "nonsense"],
+    }
+    done = run_process(
+        ["-c", code, json.dumps(list(cases.values()))], cwd=PROJECTS, env=ENVIRONMENT
+    )
+    errors = [line for line in done.stdout.splitlines() if line.startswith("pipeline.py: error: ")]
+    assert done.stdout.count("code 2") == len(cases), done.stdout
+    assert len(errors) == len(cases), done.stdout
+    for sentence, error in zip(cases, errors, strict=True):
+        assert sentence in error, done.stdout
+
+
+# Runs the command line twice in one start of four processes, which takes most of the time.
+TWICE = f"""
+import sys
+sys.path.insert(0, {str(REPOSITORY)!r})
+from libai_projects.inference import command
+from libai_projects.projects.MagicPrompt import pipeline
+wrong = ["--pipeline-parallel", "3", "--tensor-parallel", "1", "--data-parallel", "1"]
+code = command.main("pipeline.py", lambda: pipeline.main([*sys.argv[1:], *wrong]))
+sys.stderr.write(f"[first ended with {{code}}]")
+code = command.main("pipeline.py", lambda: pipeline.main([*sys.argv[1:], "--jsonl"]))
+sys.stderr.write(f"[second ended with {{code}}]")
+"""
+
+
+@pytest.mark.skipif(not CAPP.exists(), reason="no shared data")
+def test_a_trained_model_on_four_ranks_gives_the_texts_of_transformers(tmp_path: Path) -> None:
+    """Tensor 2 x pipeline 2, JSON lines in and out, one bad line between; before that an error,
+    which all ranks have and one prints."""
+    script = tmp_path / "twice.py"
+    script.write_text(TWICE)
+    lines = [json.dumps({"id": i, "prompt": prompt}) for i, prompt in enumerate(capp_prompts())]
+    lines.insert(1, "nonsense")
+    command = [sys.executable, "-m", "oneflow.distributed.launch", "--nproc_per_node", "4"]
+    done = subprocess.run(
+        [*command, "--master_port", str(free_port()), str(script), *CAPP_OPTIONS],
+        input="\n".join(lines),
+        capture_output=True,
+        text=True,
+        timeout=150,
+        cwd=PROJECTS,
+        env=os.environ | ENVIRONMENT,
+    )
+    assert done.stderr.count("do not fit the layout") == 1, done.stderr
+    assert done.stderr.count("[first ended with 2]") == 4
+    assert "Traceback" not in done.stderr
+    answers = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert [answer["id"] for answer in answers] == [0, None, 1, 2], done.stderr
+    assert "not JSON" in answers[1]["error"]
+    texts = [answer["results"][0]["generated_text"] for answer in answers if "error" not in answer]
+    assert texts == capp_texts()
+    # One line was bad, which every rank knows.
+    assert done.stderr.count("[second ended with 1]") == 4
+
+
+@pytest.mark.skipif(not CAPP.exists(), reason="no shared data")
+def test_serves_until_it_is_told_to_stop() -> None:
+    process = subprocess.Popen(
+        [sys.executable, SCRIPT, *CAPP_OPTIONS, "--serve", "--port", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        cwd=PROJECTS,
+        env=os.environ | ENVIRONMENT,
+    )
+    try:
+        assert process.stdout is not None
+        url = re.search(r"http://\S+", process.stdout.readline())
+        assert url is not None
+        health = httpx.get(f"{url[0]}api/health").json()
+        assert health["model"] == "capp_gpt2_64d"
+        body = {"prompt": capp_prompts()[1], "do_sample": False, "num_return_sequences": 1}
+        answer = httpx.post(f"{url[0]}api/generate", json=body, timeout=30).json()
+        assert answer["results"][0]["generated_text"] == capp_texts()[1]
+        assert answer["results"][0]["finish_reason"] == "eos"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.skipif(not CAPP.exists(), reason="no shared data")
+def test_a_signal_ends_it_while_it_waits_for_a_line() -> None:
+    process = subprocess.Popen(
+        [sys.executable, SCRIPT, *CAPP_OPTIONS, "--jsonl"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=PROJECTS,
+        env=os.environ | ENVIRONMENT,
+    )
+    try:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdin.write(json.dumps({"prompt": capp_prompts()[1]}) + "\n")
+        process.stdin.flush()
+        answer = json.loads(process.stdout.readline())
+        assert answer["results"][0]["generated_text"] == capp_texts()[1]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 128 + signal.SIGTERM
+        assert "Fatal" not in process.stderr.read()
+    finally:
+        process.kill()
+        process.wait()
