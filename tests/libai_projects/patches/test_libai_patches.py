@@ -3,14 +3,13 @@ all. Each failure is in a process of its own, because libai can be imported only
 
 from __future__ import annotations
 
-from pathlib import Path
 from subprocess import CompletedProcess
 
 from oneflow_accel.patching.series import load_series, patch_root
 
 import pytest
 
-from tests.launch import run_distributed, run_process
+from tests.launch import run_process
 from tests.libai_projects.patches.partial_series import VARIABLE
 
 CASES = "tests.libai_projects.patches.patch_cases"
