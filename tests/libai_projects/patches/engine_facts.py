@@ -1,6 +1,6 @@
 """What pieces of libai do, one fact after the other, as JSON; run by test_engine_patches.py.
 
-    engine_facts.py FOLDER all|stock       stock: without the patches 0020 to 0029
+engine_facts.py FOLDER all|stock       stock: without the patches 0020 to 0029
 """
 
 from __future__ import annotations
@@ -58,6 +58,13 @@ def short_data() -> Any:
 def sentences() -> Any:
     """Two documents of two sentences each."""
     return blocks("sentences", [4, 5, 4, 8], [0, 2, 4], 4)
+
+
+def splits() -> Any:
+    """Sizes of the splits of 20 samples by whole numbers."""
+    from libai.data.data_utils import split_ds
+
+    return [len(part) if part is not None else 0 for part in split_ds(range(20), [7, 3, 0])]
 
 
 def orders(consumed: int, ranks: int, count: int) -> list[list[int]]:
@@ -332,6 +339,7 @@ FACTS: list[Callable[[], Any]] = [
     float_code,
     short_data,
     sentences,
+    splits,
     resumed_order,
     order_of_layouts,
     last_checkpoint,

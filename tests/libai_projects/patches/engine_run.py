@@ -53,9 +53,7 @@ def write_dataset(prefix: Path, documents: list[np.ndarray]) -> None:
 def make_documents(seed: int = 0, count: int = 90) -> list[np.ndarray]:
     """Documents of 3 to 30 tokens that a model can learn something from: runs of numbers."""
     rng = np.random.default_rng(seed)
-    return [
-        (rng.integers(VOCAB) + np.arange(rng.integers(3, 31))) % VOCAB for _ in range(count)
-    ]
+    return [(rng.integers(VOCAB) + np.arange(rng.integers(3, 31))) % VOCAB for _ in range(count)]
 
 
 def make_config(options: dict[str, Any]) -> Any:
@@ -114,7 +112,7 @@ def make_config(options: dict[str, Any]) -> Any:
                 max_seq_length=LENGTH,
             )
         ],
-        splits=[[70, 28, 2]],
+        splits=[[70.0, 28.0, 2.0]],
         weights=[1.0],
         num_workers=0,
     )
@@ -194,9 +192,11 @@ def run(options: dict[str, Any]) -> dict[str, Any]:
 
     class Trainer(DefaultTrainer):
         @classmethod
-        def get_batch(cls, data: Any, mixup_func: Any = None) -> dict[str, Any]:
-            batch = super().get_batch(data, mixup_func)
-            samples.append(batch["input_ids"].numpy()[:, 0].tolist())
+        def get_batch(cls, data: Any, *mixup_func: Any) -> dict[str, Any]:
+            batch = super().get_batch(data, *mixup_func)
+            # The evaluation gives no function to mix samples up.
+            if mixup_func:
+                samples.append(batch["input_ids"].numpy()[:, 0].tolist())
             return batch
 
     trainer = Trainer(config)
@@ -213,7 +213,7 @@ def run(options: dict[str, Any]) -> dict[str, Any]:
             resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
     return {
         "losses": losses,
-        "samples": samples[: len(losses) * config.train.num_accumulation_steps],
+        "samples": samples,
         "evaluation": getattr(trainer, "_last_eval_results", None),
         "full_disk": full_disk,
         "amp": config.train.amp.enabled,

@@ -47,6 +47,12 @@ def test_all_sentences_of_a_document_are_used(facts: dict[str, tuple[Any, Any]])
     assert patched == [list(range(begin, begin + 5)) for begin in range(0, 20, 4)]
 
 
+def test_splits_can_be_whole_numbers(facts: dict[str, tuple[Any, Any]]) -> None:
+    stock, patched = facts["splits"]
+    assert "Cannot cast" in stock
+    assert patched == [14, 6, 0]
+
+
 def test_a_resumed_run_takes_the_samples_of_an_uninterrupted_one(
     facts: dict[str, tuple[Any, Any]],
 ) -> None:

@@ -114,9 +114,7 @@ def tensor_folder(folder: Path) -> Path:
         (lambda folder: (tensor_folder(folder) / "meta").write_text("?"), "meta is corrupt"),
     ],
 )
-def test_damage_is_named(
-    value: dict[str, Any], tmp_path: Path, damage: Any, message: str
-) -> None:
+def test_damage_is_named(value: dict[str, Any], tmp_path: Path, damage: Any, message: str) -> None:
     oneflow_files.save(value, tmp_path / "x")
     damage(tmp_path / "x")
     for call in (oneflow_files.load, oneflow_files.check):
