@@ -26,11 +26,10 @@ def test_masks_and_labels_on_two_processes() -> None:
     ("name", "patch", "text"),
     [
         ("labels", "0006-data-parallel-rank", "AssertionError"),
-        ("masks", "0007-dropout", "the parts have the same mask|the copies have different masks"),
         ("pipeline_graph", "0005-graph-variables", "separated_header_mem_ptr"),
     ],
 )
 def test_fails_on_two_processes_without_the_patch(name: str, patch: str, text: str) -> None:
     process = run(name, before=patch)
     assert process.returncode != 0
-    assert any(part in process.stdout for part in text.split("|")), process.stdout
+    assert text in process.stdout
