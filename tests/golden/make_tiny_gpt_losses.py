@@ -53,13 +53,13 @@ def main() -> None:
         name: torch.tensor(value, dtype=torch.float64, requires_grad=True)
         for name, value in tiny.parameters().items()
     }
-    optimizer = torch.optim.AdamW(
-        p.values(), lr=tiny.LEARNING_RATE, weight_decay=tiny.WEIGHT_DECAY
-    )
+    optimizer = torch.optim.AdamW(p.values(), lr=tiny.LEARNING_RATE, weight_decay=tiny.WEIGHT_DECAY)
     data = torch.from_numpy(tiny.batches())
 
     def loss_of(batch: torch.Tensor) -> torch.Tensor:
-        return functional.cross_entropy(logits(p, batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
+        return functional.cross_entropy(
+            logits(p, batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten()
+        )
 
     losses = []
     for batch in data:

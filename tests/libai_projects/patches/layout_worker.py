@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # First: it decides which patches libai gets.
-import tests.libai_projects.patches.partial_series  # noqa: F401, I001
+import tests.libai_projects.patches.partial_series  # noqa: F401
+
+# isort: split
 
 import numpy as np
 import oneflow as flow
@@ -25,6 +27,7 @@ from libai.models import GPTForPreTraining
 from libai.models.utils import GraphBase
 from libai.utils import distributed
 from omegaconf import OmegaConf
+
 from tests.libai_projects.patches import tiny_gpt as tiny
 
 

@@ -22,8 +22,11 @@ ROWS: dict[tuple[int, str], dict[str, dict[str, Any]]] = {
         "eager, fused": {"fuse": True, "layer_scaling": True},
         "graph": {"graph": True},
         "graph, fused": {"graph": True, "fuse": True},
-        "graph, 4 micro batches": {"graph": True, "accumulate": 4},
-        "graph, activation checkpoints": {"graph": True, "checkpoint": True},
+        "graph, 4 micro batches, activation checkpoints": {
+            "graph": True,
+            "accumulate": 4,
+            "checkpoint": True,
+        },
     },
     (2, "eager"): {
         "DP2": {},
@@ -33,9 +36,13 @@ ROWS: dict[tuple[int, str], dict[str, dict[str, Any]]] = {
         "PP2 of 3 and 1 layers": {"pipeline": 2, "stages": [0, 0, 0, 1]},
     },
     (2, "graph"): {
-        "TP2, activation checkpoints": {"graph": True, "tensor": 2, "checkpoint": True},
         "PP2": {"graph": True, "pipeline": 2},
-        "PP2, 2 micro batches": {"graph": True, "pipeline": 2, "accumulate": 2},
+        "PP2, 2 micro batches, activation checkpoints": {
+            "graph": True,
+            "pipeline": 2,
+            "accumulate": 2,
+            "checkpoint": True,
+        },
         "DP2, ZeRO 1": {"graph": True, "zero": 1},
         "DP2, ZeRO 2": {"graph": True, "zero": 2},
         "DP2, ZeRO 3": {"graph": True, "zero": 3},

@@ -3,14 +3,18 @@ all. Each failure is in a process of its own, because libai can be imported only
 
 from __future__ import annotations
 
+import ast
+import importlib.metadata
+from collections.abc import Iterator
 from pathlib import Path
 from subprocess import CompletedProcess
 
+from oneflow_accel.patching.hunks import apply_hunks, join, source_lines
 from oneflow_accel.patching.series import load_series, patch_root
 
 import pytest
 
-from tests.launch import run_distributed, run_process
+from tests.launch import run_process
 from tests.libai_projects.patches.partial_series import VARIABLE
 
 CASES = "tests.libai_projects.patches.patch_cases"
@@ -70,3 +74,26 @@ def test_all_devices_run_on_stock_kernels_without_fused_operators() -> None:
     process = run("layer_norm_device", "fused_operators", "dropout", **WITHOUT_PLUGIN)
     assert process.returncode == 0, process.stdout
     assert "fused operators are switched off: it needs the CPU plug-in" in process.stdout
+
+
+def patched_sources() -> Iterator[tuple[str, str]]:
+    """Path and text of each Python file of libai, with all patches."""
+    patches = load_series(patch_root(), "libai", "0.1.1")
+    for file in importlib.metadata.files("libai") or []:
+        if file.suffix == ".py":
+            path = str(file)
+            lines = source_lines(Path(str(file.locate())).read_text("utf-8"))
+            for patch in patches:
+                if path in patch.hunks:
+                    lines = apply_hunks(lines, patch.hunks[path], label=patch.label, path=path)
+            yield path, join(lines)
+
+
+def test_no_patched_file_names_a_device() -> None:
+    found = []
+    for path, text in patched_sources():
+        for node in ast.walk(ast.parse(text)):
+            named = isinstance(node, ast.Constant) and node.value in ("cuda", "mlu", "gpu")
+            if named or (isinstance(node, ast.Attribute) and node.attr == "cuda"):
+                found.append(f"{path}: {ast.unparse(node)}")
+    assert not found
