@@ -112,13 +112,13 @@ def test_a_run_that_was_killed_goes_on_bit_for_bit_with_dropout(tmp_path: Path) 
     assert best != b""
 
 
-def test_a_graph_goes_on_bit_for_bit(tmp_path: Path) -> None:
-    # Without evaluation: with the plug-in about 1 in 15 graph runs that evaluate ends with a broken
-    # heap ("free(): invalid pointer"); the cause is not found yet.
-    options = {"graph": True, "set": {"train.evaluation.enabled": False}}
-    whole = run(tmp_path, **options)
+def test_a_graph_goes_on_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # On the stock kernels: with the plug-in about 1 in 15 graph runs of this model ends with a broken
+    # heap ("free(): invalid pointer", or a segmentation fault); the cause is not found yet.
+    monkeypatch.setenv("ONEFLOW_ACCEL_PLUGIN", "off")
+    whole = run(tmp_path, graph=True)
     back_to(tmp_path, "model_0000002")
-    check_continued(whole, run(tmp_path, resume=True, **options))
+    check_continued(whole, run(tmp_path, graph=True, resume=True))
 
 
 def test_a_pipeline_goes_on_as_tensor_parallel(single: dict[str, Any], tmp_path: Path) -> None:
