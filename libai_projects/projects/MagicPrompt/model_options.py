@@ -1,0 +1,148 @@
+"""The options of the model, `cfg.model.cfg`, checked, with the fusions resolved for the device."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import oneflow_accel
+from oneflow_accel.errors import UserError
+from oneflow_accel.kernels import registry
+
+logger = logging.getLogger(__name__)
+
+ACTIVATIONS = {"gelu_tanh": "tanh", "gelu": "none"}
+"""Option `activation` to the `approximate` argument of OneFlow's gelu."""
+_FUSIONS = (
+    "bias_gelu_fusion",
+    "bias_dropout_fusion",
+    "scale_mask_softmax_fusion",
+    "attention_fusion",
+)
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """GPT-2's sizes and switches, named as in `cfg.model.cfg`.
+
+    Attributes:
+        vocab_size: rows of the token embedding, padding included.
+        vocab_size_real: logits from here on are of padding rows and are masked.
+        max_seq_length: rows of the position embedding.
+        activation: "gelu_tanh", GPT-2's, or "gelu", the erf form.
+        apply_query_key_layer_scaling: divide the scores by the layer's number inside the product
+            and multiply back before softmax. The same function, for the range of half precision.
+        bias_gelu_fusion: one operator for bias and GELU; it exists for the erf form only.
+        bias_dropout_fusion: one operator for bias and dropout.
+        scale_mask_softmax_fusion: one operator for scale, causal mask, softmax and dropout.
+        attention_fusion: one operator for all of attention, where no attention weights drop out.
+    """
+
+    num_layers: int
+    vocab_size: int
+    hidden_size: int
+    ffn_hidden_size: int
+    num_attention_heads: int
+    max_seq_length: int = 1024
+    embedding_dropout_prob: float = 0.0
+    attention_dropout_prob: float = 0.0
+    output_dropout_prob: float = 0.0
+    layernorm_epsilon: float = 1e-5
+    initializer_range: float = 0.02
+    use_scaled_init_for_output_weights: bool = True
+    activation: str = "gelu_tanh"
+    bias_gelu_fusion: bool | None = None
+    bias_dropout_fusion: bool | None = None
+    scale_mask_softmax_fusion: bool | None = None
+    attention_fusion: bool | None = None
+    apply_query_key_layer_scaling: bool = False
+    amp_enabled: bool = False
+    vocab_size_real: int | None = None
+
+    @property
+    def head_size(self) -> int:
+        return self.hidden_size // self.num_attention_heads
+
+    @property
+    def real_vocabulary(self) -> int:
+        return self.vocab_size if self.vocab_size_real is None else self.vocab_size_real
+
+
+def from_config(cfg: Mapping[str, Any], tensor_parallel_size: int = 1) -> ModelOptions:
+    """Read the model's options and decide the fusions.
+
+    A fusion that is None becomes what the device has. One that is True on a device without it
+    becomes False with a warning: it changes the speed, not the numbers.
+
+    Args:
+        cfg: `cfg.model.cfg`. Keys of others in it, as `pretrained_model_path`, are left alone.
+        tensor_parallel_size: by which the heads have to divide.
+
+    Raises:
+        UserError: an option is missing or impossible; says which and what is possible.
+    """
+    names = {field.name for field in fields(ModelOptions)}
+    required = ("num_layers", "vocab_size", "hidden_size", "ffn_hidden_size", "num_attention_heads")
+    missing = [name for name in required if cfg.get(name) is None]
+    if missing:
+        raise UserError(f"model.cfg lacks {', '.join(missing)}")
+    given = {str(name): cfg[name] for name in cfg if name in names}
+    given.update({name: _decide(name, given.get(name), given) for name in _FUSIONS})
+    options = ModelOptions(**given)
+    _check(options, tensor_parallel_size)
+    return options
+
+
+def _check(options: ModelOptions, tensor_parallel_size: int) -> None:
+    heads = options.num_attention_heads
+    if options.hidden_size % heads:
+        raise UserError(
+            f"model.cfg.hidden_size={options.hidden_size} does not divide by "
+            f"model.cfg.num_attention_heads={heads}"
+        )
+    if heads % tensor_parallel_size:
+        fitting = [size for size in range(1, heads + 1) if heads % size == 0]
+        raise UserError(
+            f"model.cfg.num_attention_heads={heads} does not divide by "
+            f"train.dist.tensor_parallel_size={tensor_parallel_size}; sizes that fit are "
+            f"{', '.join(map(str, fitting))}"
+        )
+    if options.activation not in ACTIVATIONS:
+        raise UserError(
+            f"model.cfg.activation={options.activation!r} is not one of {', '.join(ACTIVATIONS)}"
+        )
+    if not 0 < options.real_vocabulary <= options.vocab_size:
+        raise UserError(
+            f"model.cfg.vocab_size_real={options.vocab_size_real} is not between 1 and "
+            f"model.cfg.vocab_size={options.vocab_size}"
+        )
+    for name in ("embedding_dropout_prob", "attention_dropout_prob", "output_dropout_prob"):
+        if not 0 <= getattr(options, name) < 1:
+            raise UserError(f"model.cfg.{name}={getattr(options, name)} is not in [0, 1)")
+
+
+def _decide(name: str, wanted: bool | None, given: Mapping[str, Any]) -> bool:
+    if wanted is False:
+        return False
+    reason = _why_not(name, given)
+    if reason and wanted:
+        logger.warning("model.cfg.%s is on but %s; it is computed unfused", name, reason)
+    return not reason
+
+
+def _why_not(name: str, given: Mapping[str, Any]) -> str:
+    backend = oneflow_accel.current_backend()
+    if name == "attention_fusion":
+        entry = registry.operations()["packed_attention"]
+        usable = [
+            each
+            for each in entry.implementations
+            if each.backend == backend.name and not each.not_supported_reasons()
+        ]
+        return "" if usable else "this device has no attention operator"
+    if name == "bias_gelu_fusion" and given.get("activation", "gelu_tanh") != "gelu":
+        return "the fused operator is the erf form, and model.cfg.activation is another"
+    support = backend.supports("fused_transformer")
+    return "" if support else support.reason
