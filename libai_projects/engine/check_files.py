@@ -200,9 +200,7 @@ class _PlainLoader(yaml.SafeLoader):
 _PlainLoader.add_constructor(
     "tag:yaml.org,2002:python/tuple", lambda loader, node: loader.construct_sequence(node)
 )
-_PlainLoader.add_multi_constructor(
-    "tag:yaml.org,2002:python/", lambda loader, suffix, node: None
-)
+_PlainLoader.add_multi_constructor("tag:yaml.org,2002:python/", lambda loader, suffix, node: None)
 
 
 def _model_keys(backup: Path) -> dict[str, Any]:

@@ -224,7 +224,9 @@ def complete_batch_sizes(cfg: DictConfig, layout: Layout) -> None:
                 )
                 if train.get(name) is not None
             )
-            raise UserError(f"train: {given} contradict each other: {rule}; set one of them to null")
+            raise UserError(
+                f"train: {given} contradict each other: {rule}; set one of them to null"
+            )
         if micro is None:
             micro = total // (layout.data * (steps or 1))
         steps = total // (layout.data * micro)

@@ -1,0 +1,150 @@
+"""LiBai's trainer with our tokenizer, weights, writers and seeding."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import oneflow_accel
+from oneflow_accel.training import distributed
+
+import oneflow as flow
+from libai.config import try_get_key
+from libai.engine import DefaultTrainer
+from libai.engine.hooks import PeriodicWriter
+from libai.tokenizer import build_tokenizer
+from libai.utils.events import EventWriter
+from omegaconf import DictConfig
+
+from libai_projects.engine import throughput, writers
+from libai_projects.engine.check_files import weights_format
+
+logger = logging.getLogger("libai.projects")
+
+
+class Trainer(DefaultTrainer):
+    """Trains a model of a LiBai config.
+
+    Args:
+        cfg: the whole config, checked (`checks.check_run`).
+    """
+
+    def __init__(self, cfg: DictConfig) -> None:
+        self.backend = oneflow_accel.current_backend()
+        super().__init__(cfg)
+        if cfg.graph.enabled and self.start_iter:
+            # A graph draws its masks from the seed it is compiled with, at its first run. A resumed
+            # one must not draw again those that the run began with.
+            self.backend.manual_seed(step_seed(cfg.train.seed, self.start_iter))
+
+    @classmethod
+    def build_tokenizer(cls, cfg: DictConfig) -> Any:
+        """The tokenizer, or None; sets the vocabulary sizes of the model.
+
+        The padded size is a multiple of the tensor-parallel size too, and for powers of two the
+        same for all of them: a checkpoint fits other layouts.
+        """
+        if try_get_key(cfg, "tokenization") is None:
+            return None
+        tokenizer = build_tokenizer(cfg.tokenization)
+        if try_get_key(cfg, "model.cfg.vocab_size", default=None) is not None:
+            multiple = math.lcm(
+                cfg.tokenization.make_vocab_size_divisible_by,
+                cfg.train.dist.tensor_parallel_size,
+            )
+            cfg.model.cfg.vocab_size = tokenizer.padded_vocab_size(multiple)
+            if "vocab_size_real" in cfg.model.cfg:
+                cfg.model.cfg.vocab_size_real = tokenizer.vocab_size
+        return tokenizer
+
+    @classmethod
+    def auto_scale_hyperparams(cls, cfg: DictConfig, data_loader: Any) -> None:
+        """Turn epochs into iterations, for the run's length and for periods."""
+        super().auto_scale_hyperparams(cfg, data_loader)
+        per_epoch = math.ceil(len(data_loader.dataset) / cfg.train.global_batch_size)
+        if not cfg.graph.enabled:
+            # There an iteration is one micro batch.
+            per_epoch *= cfg.train.num_accumulation_steps
+        for period, epochs in (
+            ("checkpointer.period", "checkpointer.save_model_after_n_epoch"),
+            ("evaluation.eval_period", "evaluation.eval_after_n_epoch"),
+        ):
+            count = try_get_key(cfg.train, epochs, default=None)
+            if count is not None:
+                group, name = period.split(".")
+                cfg.train[group][name] = max(1, round(count * per_epoch))
+                logger.info("train.%s=%d: %s epochs", period, cfg.train[group][name], count)
+
+    def resume_or_load(self, resume: bool = True) -> None:
+        """Take up the last checkpoint, or only weights (train.load_weight), or neither."""
+        if not resume and self.cfg.train.load_weight:
+            load_weights(self.model, self.cfg.train.load_weight)
+            return
+        super().resume_or_load(resume)
+
+    def build_hooks(self) -> list[Any]:
+        """LiBai's hooks, except that the writers also write what the last evaluation finds."""
+        return [
+            _FinalWriter(hook._writers, hook._period) if type(hook) is PeriodicWriter else hook
+            for hook in super().build_hooks()
+        ]
+
+    def build_writers(self) -> list[EventWriter]:
+        """What the main process writes; the picture comes last, for it reads metrics.json."""
+        output = Path(self.cfg.train.output_dir)
+        metrics = output / writers.METRICS_NAME
+        speed = throughput.of_run(
+            self.cfg, self.backend, distributed.world_size(), self.global_batch_size
+        )
+        result: list[EventWriter] = [
+            writers.ConsoleWriter(self.max_iter, speed),
+            writers.JSONWriter(metrics, self.start_iter),
+        ]
+        try:
+            result.append(writers.TensorBoardWriter(output / "tensorboard", self.start_iter))
+        except ImportError as error:
+            logger.info("no TensorBoard log (%s); metrics are in %s", error, metrics)
+        return [*result, writers.CurveWriter(metrics)]
+
+    def run_step(self) -> None:
+        """One iteration; in eager mode its dropout masks depend on the seed and its number only."""
+        if not self.cfg.graph.enabled:
+            self.backend.manual_seed(step_seed(self.cfg.train.seed, self.iter))
+        super().run_step()
+
+
+class _FinalWriter(PeriodicWriter):
+    """Writes once more when the run ends: hooks before it have evaluated then."""
+
+    def after_train(self) -> None:
+        for writer in self._writers:
+            writer.write()
+        super().after_train()
+
+
+def step_seed(seed: int, iteration: int) -> int:
+    """A 63-bit seed for one iteration, so that a resumed run draws what the whole one drew."""
+    digest = hashlib.sha256(f"libai_projects {seed} iteration {iteration}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1
+
+
+def load_weights(model: flow.nn.Module, path: str) -> None:
+    """Load weights into a model of any layout.
+
+    Args:
+        model: a global model; its own vocabulary size is kept, rows are padded or dropped.
+        path: LiBai checkpoint (or its model directory) or Hugging Face directory.
+
+    Raises:
+        UserError: the directory is neither, is damaged, or holds another model.
+    """
+    from libai_projects import weights
+
+    state, _ = weights.load(path, weights_format(path))
+    report: Callable[[str], None] = logger.info
+    weights.load_into(model, state, report)
+    logger.info("loaded the weights of %s", path)

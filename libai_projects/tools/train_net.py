@@ -1,0 +1,150 @@
+"""Trains or evaluates a model of a LiBai config; started by tools/train.sh on each process.
+
+python3 tools/train_net.py --config-file projects/MagicPrompt/configs/gpt2_training.py --help
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import logging
+import os
+import random
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+# A launcher puts only this file's folder on the path.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import oneflow_accel
+from oneflow_accel.backends import Backend
+from oneflow_accel.errors import CheckpointError, UserError
+from oneflow_accel.training import distributed
+
+import numpy as np
+from libai.engine import default_setup
+from omegaconf import DictConfig
+
+from libai_projects.engine import adapt, checks, evaluation, output
+from libai_projects.engine.arguments import Options, parse_options
+from libai_projects.engine.overrides import apply_overrides, load_config
+from libai_projects.engine.trainer import Trainer
+
+logger = logging.getLogger("libai.projects")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run that passed all checks."""
+
+    cfg: DictConfig
+    options: Options
+    backend: Backend
+    adapted: list[str]
+
+
+def prepare(argv: Sequence[str]) -> Job:
+    """Read the command line and the config, and check them.
+
+    Raises:
+        UserError: the same on all processes.
+    """
+    options = parse_options(argv)
+    cfg = load_config(options.config_file)
+    apply_overrides(cfg, options.overrides, options.config_file)
+    backend = oneflow_accel.select_device(options.device or cfg.train.dist.get("device_type"))
+    cfg.train.dist.device_type = backend.name
+    adapt.complete(cfg)
+    adapted = adapt.adapt_to_device(cfg, backend)
+    checks.check_run(cfg, options)
+    return Job(cfg, options, backend, adapted)
+
+
+def execute(job: Job) -> None:
+    """Train or evaluate.
+
+    Raises:
+        UserError: anything that is the user's to mend and showed only now.
+    """
+    cfg, options = job.cfg, job.options
+    weights = evaluation.weights_to_evaluate(cfg) if options.eval_only else ""
+    with output.prepare(cfg, options) as lines:
+        default_setup(cfg, argparse.Namespace(resume=options.resume and not options.eval_only))
+        for line in [*lines, *job.adapted]:
+            logger.info(line)
+        if options.fast_dev_run:
+            adapt.shorten(cfg)
+        _seed(cfg.train.seed, job.backend)
+        if options.eval_only:
+            evaluation.evaluate(cfg, weights)
+        else:
+            Trainer(cfg).train()
+
+
+def _seed(seed: int, backend: Backend) -> None:
+    """The same on all processes: tensors that are split draw by their global position."""
+    backend.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; user errors become one line on stderr and a non-zero exit code."""
+    try:
+        job = prepare(sys.argv[1:] if argv is None else argv)
+    except UserError as error:
+        # All processes have found the same.
+        _say(str(error), everywhere=False)
+        return UserError.EXIT_CODE
+    try:
+        execute(job)
+    except UserError as error:
+        _say(str(error), everywhere=not isinstance(error, CheckpointError))
+        return UserError.EXIT_CODE
+    except FloatingPointError as error:
+        text = str(error).splitlines()[0]
+        _say(f"{text} Try a lower optim.lr or a warm-up (train.warmup_ratio)", everywhere=True)
+        return UserError.EXIT_CODE
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        _say(
+            f"{error}: make room, then go on from the last checkpoint with --resume",
+            everywhere=True,
+        )
+        return UserError.EXIT_CODE
+    except KeyboardInterrupt:
+        _say("interrupted; go on from the last checkpoint with --resume", everywhere=False)
+        return 130
+    return 0
+
+
+def _say(text: str, *, everywhere: bool) -> None:
+    """Print an error, on the main process or with the rank on each."""
+    if distributed.is_main() or everywhere:
+        rank = f"rank {distributed.rank()}: " if distributed.world_size() > 1 and everywhere else ""
+        sys.stderr.write(f"train_net.py: error: {rank}{text}\n")
+
+
+def _leave(code: int) -> None:
+    """End the process; one that failed does not wait for the others, which may wait for it."""
+    if code and distributed.world_size() > 1:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        logging.shutdown()
+        os._exit(code)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    try:
+        result = main()
+    except BaseException as error:
+        if isinstance(error, SystemExit):
+            raise
+        traceback.print_exc()
+        result = 1
+    _leave(result)
