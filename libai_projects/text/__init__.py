@@ -1,0 +1,1 @@
+"""Text in and out of token ids: GPT-2's tokenizer, and the datasets that training reads."""

@@ -1,0 +1,200 @@
+r"""A text file with one prompt per line, to the dataset that training reads, in one command.
+
+    python projects/MagicPrompt/prepare.py prompts.txt [more] --output-prefix PREFIX
+
+writes PREFIX.bin and PREFIX.idx (see `indexed_dataset`), and PREFIX_valid.* with --validation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from oneflow_accel.errors import DataError, UserError
+
+from libai_projects.text.command import CommandFormatter, at_least_one, run_command
+from libai_projects.text.corpus import (
+    ReadOptions,
+    commit_all,
+    default_workers,
+    write_corpus,
+)
+from libai_projects.text.corpus_report import CorpusReport
+from libai_projects.text.dataset_writer import DatasetWriter
+from libai_projects.text.encoding import BlockEncoder
+from libai_projects.text.indexed_dataset import dtype_for_vocabulary
+from libai_projects.text.line_blocks import LINE_BYTES, check_files
+from libai_projects.text.tokenizer import GPT2Tokenizer
+
+# Names of the outputs, and of the datasets after the prefix.
+_TRAIN, _VALID = "train", "valid"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of prepare.py."""
+    environment = os.environ.get
+    parser = argparse.ArgumentParser(
+        prog="prepare.py",
+        description="Make a training dataset from text: one prompt per line, UTF-8.",
+        formatter_class=CommandFormatter,
+    )
+    parser.add_argument(
+        "inputs",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help='text, one prompt per line; or .jsonl, {"text": "..."} per line; gzip or not',
+    )
+    parser.add_argument(
+        "--output-prefix",
+        metavar="PREFIX",
+        default=environment("MAGICPROMPT_DATA", "./magicprompt/train/en_train_mmap_text_document"),
+        help="write PREFIX.bin and PREFIX.idx; $MAGICPROMPT_DATA sets the default",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace a dataset that is there")
+    parser.add_argument(
+        "--vocab-file",
+        metavar="FILE",
+        default=environment("MAGICPROMPT_VOCAB", "./magicprompt/vocab.json"),
+        help="GPT-2's vocab.json; $MAGICPROMPT_VOCAB sets the default",
+    )
+    parser.add_argument(
+        "--merges-file",
+        metavar="FILE",
+        default=environment("MAGICPROMPT_MERGES", "./magicprompt/merges.txt"),
+        help="GPT-2's merges.txt; $MAGICPROMPT_MERGES sets the default",
+    )
+    parser.add_argument(
+        "--append-eod",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="end each prompt with <|endoftext|>; without it, prompts run into each other",
+    )
+    parser.add_argument(
+        "--strip", action="store_true", help="take white space off both ends of each prompt"
+    )
+    parser.add_argument(
+        "--validation",
+        metavar="FILE|SHARE",
+        help="also write PREFIX_valid: from this file, or from a share such as 0.05 of the prompts",
+    )
+    parser.add_argument("--seed", type=int, default=1234, help="which share --validation takes")
+    parser.add_argument(
+        "--format", choices=("auto", "text", "jsonl"), default="auto", help="of all inputs"
+    )
+    parser.add_argument("--json-key", metavar="KEY", default="text", help="key of the text")
+    parser.add_argument(
+        "--bad-lines",
+        choices=("skip", "error"),
+        default="skip",
+        help="lines that are not UTF-8, not JSON, too long, or with NUL: count them, or stop",
+    )
+    parser.add_argument(
+        "--max-line-bytes",
+        metavar="N",
+        type=at_least_one,
+        default=LINE_BYTES,
+        help="a longer line is bad",
+    )
+    parser.add_argument(
+        "--workers", metavar="N", type=at_least_one, default=default_workers(), help="processes"
+    )
+    parser.add_argument(
+        "--report", metavar="FILE", type=Path, help="also write the counts here, as JSON"
+    )
+    return parser
+
+
+def run(argv: Sequence[str]) -> int:
+    """Do what the command line says; 0 on success.
+
+    Raises:
+        UserError: anything that is the user's to mend.
+    """
+    arguments = build_parser().parse_args(argv)
+    share, validation_file = _validation(arguments.validation)
+    check_files([*arguments.inputs, *([validation_file] if validation_file else [])])
+    tokenizer = GPT2Tokenizer(arguments.vocab_file, arguments.merges_file)
+    dtype = dtype_for_vocabulary(tokenizer.vocab_size)
+    options = ReadOptions(
+        jsonl={"auto": None, "text": False, "jsonl": True}[arguments.format],
+        bad_lines=arguments.bad_lines,
+        max_line_bytes=arguments.max_line_bytes,
+        workers=arguments.workers,
+    )
+
+    def encoder(name: str, held_out: float) -> BlockEncoder:
+        return BlockEncoder(
+            tokenizer.encode_batch,
+            dtype,
+            keys={arguments.json_key: name},
+            eod_id=tokenizer.eod_token_id if arguments.append_eod else None,
+            strip=arguments.strip,
+            held_out=held_out,
+            held_out_name=_VALID,
+            seed=arguments.seed,
+        )
+
+    started = time.monotonic()
+    places = {_TRAIN: arguments.output_prefix}
+    if arguments.validation:
+        places[_VALID] = f"{arguments.output_prefix}_{_VALID}"
+    with ExitStack() as stack:
+        writers = {
+            name: stack.enter_context(DatasetWriter(place, dtype, arguments.overwrite))
+            for name, place in places.items()
+        }
+        reports = [write_corpus(arguments.inputs, encoder(_TRAIN, share), writers, options)]
+        if validation_file:
+            reports.append(write_corpus([validation_file], encoder(_VALID, 0), writers, options))
+        for name, writer in writers.items():
+            if not writer.sequences:
+                raise DataError(
+                    f"--validation {arguments.validation}: of {reports[0].documents} prompts none "
+                    f"is left for {places[name]}; use another share, or a file"
+                )
+        commit_all(writers)
+    _print_reports(reports, places, time.monotonic() - started)
+    if arguments.report:
+        _write_report(arguments.report, reports)
+    return 0
+
+
+def _validation(option: str | None) -> tuple[float, Path | None]:
+    """The share to hold out and the file to read, of the value of --validation."""
+    if option is None:
+        return 0.0, None
+    try:
+        share = float(option)
+    except ValueError:
+        return 0.0, Path(option)
+    if not 0 < share < 1:
+        raise UserError(f"--validation {option}: a share is between 0 and 1, without both ends")
+    return share, None
+
+
+def _print_reports(reports: list[CorpusReport], places: dict[str, str], seconds: float) -> None:
+    for report in reports:
+        print(report.text(places))
+    lines, tokens = sum(r.lines for r in reports), sum(r.tokens for r in reports)
+    print(f"{seconds:.1f} s: {lines / seconds:,.0f} lines/s, {tokens / seconds:,.0f} tokens/s")
+
+
+def _write_report(path: Path, reports: list[CorpusReport]) -> None:
+    try:
+        text = json.dumps([report.to_json() for report in reports], indent=1, ensure_ascii=False)
+        path.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UserError(
+            f"the datasets are made, but --report {path} cannot be written: {error.strerror}"
+        ) from error
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of prepare.py."""
+    return run_command("prepare.py", run, argv)
