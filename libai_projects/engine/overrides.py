@@ -46,7 +46,8 @@ def load_config(path: str) -> DictConfig:
     except Exception as error:
         cause = error.__cause__ or error
         line = f", line {_line_in(file, cause)}" if _line_in(file, cause) else ""
-        raise UserError(f"{path}{line}: {type(cause).__name__}: {cause}") from error
+        text = cause.msg if isinstance(cause, SyntaxError) else cause
+        raise UserError(f"{path}{line}: {type(cause).__name__}: {text}") from error
 
 
 def _line_in(file: Path, error: BaseException) -> int | None:

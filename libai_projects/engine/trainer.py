@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import oneflow_accel
+from oneflow_accel.errors import UserError
 from oneflow_accel.training import distributed
 
 import oneflow as flow
@@ -40,6 +41,32 @@ class Trainer(DefaultTrainer):
             # A graph draws its masks from the seed it is compiled with, at its first run. A resumed
             # one must not draw again those that the run began with.
             self.backend.manual_seed(step_seed(cfg.train.seed, self.start_iter))
+        logger.info(self._describe())
+
+    def _describe(self) -> str:
+        cfg, sizes = self.cfg, self.cfg.train.dist
+        weights = sum(weight.numel() for weight in self.model.parameters())
+        return (
+            f"{type(self.model).__name__} of {weights:,} weights on {sizes.device_type}, "
+            f"{'nn.Graph' if cfg.graph.enabled else 'eager'}: data {sizes.data_parallel_size} x "
+            f"tensor {sizes.tensor_parallel_size} x pipeline {sizes.pipeline_parallel_size} "
+            f"processes, batch {cfg.train.global_batch_size} = {cfg.train.train_micro_batch_size} x "
+            f"{sizes.data_parallel_size} x {cfg.train.num_accumulation_steps} accumulation steps, "
+            f"{self.max_iter} iterations from {self.start_iter} on"
+        )
+
+    def train(self) -> None:
+        """Train to the last iteration.
+
+        Raises:
+            UserError: the run was at its end already.
+        """
+        if self.start_iter >= self.max_iter:
+            raise UserError(
+                f"nothing to train: {self.cfg.train.output_dir} has all {self.max_iter} iterations; "
+                "to go on, raise train.train_iter"
+            )
+        super().train()
 
     @classmethod
     def build_tokenizer(cls, cfg: DictConfig) -> Any:
@@ -114,6 +141,8 @@ class Trainer(DefaultTrainer):
         """One iteration; in eager mode its dropout masks depend on the seed and its number only."""
         if not self.cfg.graph.enabled:
             self.backend.manual_seed(step_seed(self.cfg.train.seed, self.iter))
+        # LiBai would count the loss of a step to the one before, unlike its time and learning rate.
+        self.storage.iter = self.iter + 1
         super().run_step()
 
 

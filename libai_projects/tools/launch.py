@@ -7,6 +7,7 @@ besides them `--master_port auto` takes 12345 or, on one node, another port if t
 
 from __future__ import annotations
 
+import itertools
 import signal
 import socket
 import subprocess
@@ -106,7 +107,7 @@ class _WithoutGroupKill:
 
 
 def _with_port(argv: list[str]) -> list[str]:
-    for index, (name, value) in enumerate(zip(argv, argv[1:], strict=False)):
+    for index, (name, value) in enumerate(itertools.pairwise(argv)):
         if (name, value) == ("--master_port", "auto"):
             one_node = "--nnodes" not in argv or argv[argv.index("--nnodes") + 1] == "1"
             return [*argv[: index + 1], str(_port(one_node)), *argv[index + 2 :]]

@@ -73,6 +73,7 @@ def execute(job: Job) -> None:
     weights = evaluation.weights_to_evaluate(cfg) if options.eval_only else ""
     with output.prepare(cfg, options) as lines:
         default_setup(cfg, argparse.Namespace(resume=options.resume and not options.eval_only))
+        _keep_console_short()
         for line in [*lines, *job.adapted]:
             logger.info(line)
         if options.fast_dev_run:
@@ -82,6 +83,13 @@ def execute(job: Job) -> None:
             evaluation.evaluate(cfg, weights)
         else:
             Trainer(cfg).train()
+
+
+def _keep_console_short() -> None:
+    """Leave LiBai's print of all modules to log.txt."""
+    for handler in logging.getLogger("libai").handlers:
+        if getattr(handler, "stream", None) is sys.stdout:
+            handler.addFilter(lambda record: not record.getMessage().startswith("Model:\n"))
 
 
 def _seed(seed: int, backend: Backend) -> None:

@@ -134,7 +134,9 @@ class TokenLosses(nn.Module):
         super().__init__()
         self.cross_entropy = ParallelCrossEntropyLoss()
 
-    def forward(self, logits: flow.Tensor, labels: flow.Tensor) -> tuple[flow.Tensor, flow.Tensor]:
+    def forward(
+        self, logits: flow.Tensor, labels: flow.Tensor
+    ) -> tuple[flow.Tensor, flow.Tensor]:
         """Losses and what counts of them.
 
         Args:
