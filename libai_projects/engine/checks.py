@@ -239,8 +239,7 @@ def check_steps(cfg: DictConfig) -> None:
     """Check lengths and periods, and what only nn.Graph has.
 
     Raises:
-        UserError: a period below 1, a checkpoint in the middle of an accumulation, ZeRO or
-            activation checkpointing in eager mode.
+        UserError: a period below 1, or ZeRO or activation checkpointing in eager mode.
     """
     for key in (
         "train.log_period",
@@ -262,11 +261,3 @@ def check_steps(cfg: DictConfig) -> None:
     for key in ("train.zero_optimization.enabled", "train.activation_checkpoint.enabled"):
         if try_get_key(cfg, key, default=False):
             raise UserError(f"{key}=true needs nn.Graph: graph.enabled=true")
-    steps = cfg.train.get("num_accumulation_steps") or 1
-    period = try_get_key(cfg, "train.checkpointer.period", default=steps)
-    if period % steps:
-        raise UserError(
-            f"train.checkpointer.period={period} would save in the middle of an accumulation "
-            f"(in eager mode it counts micro steps); take a multiple of "
-            f"train.num_accumulation_steps={steps}"
-        )

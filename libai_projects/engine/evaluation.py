@@ -17,7 +17,7 @@ from libai_projects.engine.trainer import Trainer, load_weights
 
 RESULT_NAME = "evaluation.json"
 
-logger = logging.getLogger("libai.projects")
+logger = logging.getLogger("libai_projects")
 
 
 def weights_to_evaluate(cfg: DictConfig) -> str:
@@ -46,7 +46,12 @@ def evaluate(cfg: DictConfig, weights: str) -> dict[str, Any]:
     """
     tokenizer = Trainer.build_tokenizer(cfg)
     _, validation, test = Trainer.build_train_loader(cfg, tokenizer)
-    loaders = [loader for loader in (validation, test) if loader is not None]
+    loaders = []
+    for name, loader in (("validation", validation), ("test", test)):
+        if loader is not None:
+            # The results go by it.
+            loader.split_name = name
+            loaders.append(loader)
     loaders += Trainer.build_test_loader(cfg, tokenizer)
     model = Trainer.build_model(cfg)
     load_weights(model, weights)

@@ -32,7 +32,7 @@ _OF_A_RUN = (
     EVALUATION,
 )
 
-logger = logging.getLogger("libai.projects")
+logger = logging.getLogger("libai_projects")
 
 
 @contextmanager

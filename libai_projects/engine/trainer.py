@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +15,14 @@ import oneflow as flow
 from libai.config import try_get_key
 from libai.engine import DefaultTrainer
 from libai.engine.hooks import PeriodicWriter
-from libai.tokenizer import build_tokenizer
 from libai.utils.events import EventWriter
 from omegaconf import DictConfig
 
+from libai_projects import weights
 from libai_projects.engine import throughput, writers
 from libai_projects.engine.check_files import weights_format
 
-logger = logging.getLogger("libai.projects")
+logger = logging.getLogger("libai_projects")
 
 
 class Trainer(DefaultTrainer):
@@ -70,41 +68,11 @@ class Trainer(DefaultTrainer):
 
     @classmethod
     def build_tokenizer(cls, cfg: DictConfig) -> Any:
-        """The tokenizer, or None; sets the vocabulary sizes of the model.
-
-        The padded size is a multiple of the tensor-parallel size too, and for powers of two the
-        same for all of them: a checkpoint fits other layouts.
-        """
-        if try_get_key(cfg, "tokenization") is None:
-            return None
-        tokenizer = build_tokenizer(cfg.tokenization)
-        if try_get_key(cfg, "model.cfg.vocab_size", default=None) is not None:
-            multiple = math.lcm(
-                cfg.tokenization.make_vocab_size_divisible_by,
-                cfg.train.dist.tensor_parallel_size,
-            )
-            cfg.model.cfg.vocab_size = tokenizer.padded_vocab_size(multiple)
-            if "vocab_size_real" in cfg.model.cfg:
-                cfg.model.cfg.vocab_size_real = tokenizer.vocab_size
+        """The tokenizer, or None; sets the padded and the real vocabulary size of the model."""
+        tokenizer = super().build_tokenizer(cfg)
+        if tokenizer is not None and "vocab_size_real" in (try_get_key(cfg, "model.cfg") or {}):
+            cfg.model.cfg.vocab_size_real = tokenizer.vocab_size
         return tokenizer
-
-    @classmethod
-    def auto_scale_hyperparams(cls, cfg: DictConfig, data_loader: Any) -> None:
-        """Turn epochs into iterations, for the run's length and for periods."""
-        super().auto_scale_hyperparams(cfg, data_loader)
-        per_epoch = math.ceil(len(data_loader.dataset) / cfg.train.global_batch_size)
-        if not cfg.graph.enabled:
-            # There an iteration is one micro batch.
-            per_epoch *= cfg.train.num_accumulation_steps
-        for period, epochs in (
-            ("checkpointer.period", "checkpointer.save_model_after_n_epoch"),
-            ("evaluation.eval_period", "evaluation.eval_after_n_epoch"),
-        ):
-            count = try_get_key(cfg.train, epochs, default=None)
-            if count is not None:
-                group, name = period.split(".")
-                cfg.train[group][name] = max(1, round(count * per_epoch))
-                logger.info("train.%s=%d: %s epochs", period, cfg.train[group][name], count)
 
     def resume_or_load(self, resume: bool = True) -> None:
         """Take up the last checkpoint, or only weights (train.load_weight), or neither."""
@@ -171,9 +139,6 @@ def load_weights(model: flow.nn.Module, path: str) -> None:
     Raises:
         UserError: the directory is neither, is damaged, or holds another model.
     """
-    from libai_projects import weights
-
     state, _ = weights.load(path, weights_format(path))
-    report: Callable[[str], None] = logger.info
-    weights.load_into(model, state, report)
+    weights.load_into(model, state)
     logger.info("loaded the weights of %s", path)

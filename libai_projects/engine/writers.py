@@ -25,7 +25,7 @@ _AVERAGED = ("total_loss", "time", "data_time")
 # What the split of the data is called whose perplexity is drawn, and the metric.
 _DRAWN_SPLIT, _DRAWN_METRIC = "validation", "lm_loss_PPL"
 
-logger = logging.getLogger("libai.projects")
+logger = logging.getLogger("libai_projects")
 
 
 class _NewValues:

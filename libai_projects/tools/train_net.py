@@ -33,7 +33,7 @@ from libai_projects.engine.arguments import Options, parse_options
 from libai_projects.engine.overrides import apply_overrides, load_config
 from libai_projects.engine.trainer import Trainer
 
-logger = logging.getLogger("libai.projects")
+logger = logging.getLogger("libai_projects")
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def execute(job: Job) -> None:
     weights = evaluation.weights_to_evaluate(cfg) if options.eval_only else ""
     with output.prepare(cfg, options) as lines:
         default_setup(cfg, argparse.Namespace(resume=options.resume and not options.eval_only))
-        _keep_console_short()
+        _share_log()
         for line in [*lines, *job.adapted]:
             logger.info(line)
         if options.fast_dev_run:
@@ -85,11 +85,16 @@ def execute(job: Job) -> None:
             Trainer(cfg).train()
 
 
-def _keep_console_short() -> None:
-    """Leave LiBai's print of all modules to log.txt."""
-    for handler in logging.getLogger("libai").handlers:
+def _share_log() -> None:
+    """Send our log lines where LiBai's go; leave its print of all modules to log.txt."""
+    handlers = logging.getLogger("libai").handlers
+    for handler in handlers:
         if getattr(handler, "stream", None) is sys.stdout:
             handler.addFilter(lambda record: not record.getMessage().startswith("Model:\n"))
+    for name in ("libai_projects", "oneflow_accel"):
+        ours = logging.getLogger(name)
+        ours.handlers, ours.propagate = list(handlers), False
+        ours.setLevel(logging.INFO)
 
 
 def _seed(seed: int, backend: Backend) -> None:

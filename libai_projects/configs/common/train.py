@@ -13,7 +13,7 @@ train = dict(
     global_batch_size=None,
     num_accumulation_steps=None,
     test_micro_batch_size=4,
-    # The run's length is the larger of the two. In eager mode LiBai counts micro steps.
+    # The run's length is the larger of the two.
     train_iter=10000,
     train_epoch=0,
     # Share of the run over which the learning rate rises.
