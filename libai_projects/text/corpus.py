@@ -8,12 +8,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from oneflow_accel.errors import DataError
 from oneflow_accel.training.progress import Progress, format_eta
 
+import numpy as np
+
 from libai_projects.text.corpus_report import CorpusReport
-from libai_projects.text.dataset_writer import DatasetWriter
 from libai_projects.text.encoding import BlockEncoder, EncodedBlock
 from libai_projects.text.line_blocks import LINE_BYTES, LineBlock, check_files, read_blocks
 from libai_projects.text.worker_pool import WorkerPool
@@ -21,6 +23,16 @@ from libai_projects.text.worker_pool import WorkerPool
 # Seconds between two lines of progress where there is no terminal for a bar.
 _LOG_SECONDS = 10.0
 _KILO = 1000
+
+
+class Writer(Protocol):
+    """What `DatasetWriter` and `CachedDatasetWriter` have in common."""
+
+    def add(self, ids: np.ndarray, sizes: np.ndarray, document_lengths: np.ndarray) -> None:
+        """Append whole documents."""
+
+    def commit(self) -> None:
+        """Give the files their names."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +63,7 @@ def default_workers() -> int:
 def write_corpus(
     paths: Sequence[Path],
     encoder: BlockEncoder,
-    writers: Mapping[str, DatasetWriter],
+    writers: Mapping[str, Writer],
     options: ReadOptions,
 ) -> CorpusReport:
     """Encode the files and give each output's documents to its writer, which is not committed.
@@ -91,7 +103,7 @@ def write_corpus(
     return report
 
 
-def commit_all(writers: Mapping[str, DatasetWriter]) -> None:
+def commit_all(writers: Mapping[str, Writer]) -> None:
     """Give all datasets their names, after the last of them is complete.
 
     Raises:

@@ -14,6 +14,7 @@ import argparse
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -198,7 +199,7 @@ def _tokenizer(arguments: argparse.Namespace) -> Any:
         return build_tokenizer(OmegaConf.create(config))
     except (OSError, ValueError, RuntimeError, UnicodeDecodeError) as error:
         raise UserError(
-            f"--vocab-file {arguments.vocab_file} is not one for {arguments.tokenizer_name}: {error}"
+            f"--vocab-file {arguments.vocab_file} is none for {arguments.tokenizer_name}: {error}"
         ) from error
 
 
@@ -236,7 +237,7 @@ def _splitter(keep_space: bool) -> SplitSentences:
             return [text[begin:end] for begin, end in spans]
         # Each sentence with the white space up to the next one.
         begins = [0, *(begin for begin, _ in spans[1:]), len(text)]
-        return [text[a:b] for a, b in zip(begins, begins[1:], strict=False)]
+        return [text[a:b] for a, b in pairwise(begins)]
 
     return split
 
