@@ -59,7 +59,7 @@ def datasets(cfg: DictConfig) -> Iterator[tuple[str, DictConfig]]:
 
 
 def check_vocabulary(cfg: DictConfig) -> None:
-    """Check that the tokenizer can be made.
+    """Check that the tokenizer can be made, and fill in how many tokens it knows.
 
     Raises:
         UserError: a file of the vocabulary is missing or damaged.
@@ -68,13 +68,15 @@ def check_vocabulary(cfg: DictConfig) -> None:
     if tokenizer is None:
         return
     try:
-        instantiate(tokenizer)
+        made = instantiate(tokenizer)
     except UserError as error:
         hint = (
             "set tokenization.tokenizer.vocab_file and .merges_file, or MAGICPROMPT_VOCAB and "
             "MAGICPROMPT_MERGES"
         )
         raise UserError(f"{error} ({hint})") from error
+    if "vocab_size_real" in (try_get_key(cfg, "model.cfg", default=None) or {}):
+        cfg.model.cfg.vocab_size_real = made.vocab_size
 
 
 def check_dataset(cfg: DictConfig, key: str, dataset: DictConfig) -> None:

@@ -12,11 +12,10 @@ from oneflow_accel.errors import UserError
 from oneflow_accel.training import distributed
 
 import oneflow as flow
-from libai.config import try_get_key
 from libai.engine import DefaultTrainer
 from libai.engine.hooks import PeriodicWriter
 from libai.utils.events import EventWriter
-from omegaconf import DictConfig
+from omegaconf import DictConfig, ListConfig
 
 from libai_projects import weights
 from libai_projects.engine import throughput, writers
@@ -67,12 +66,14 @@ class Trainer(DefaultTrainer):
         super().train()
 
     @classmethod
-    def build_tokenizer(cls, cfg: DictConfig) -> Any:
-        """The tokenizer, or None; sets the padded and the real vocabulary size of the model."""
-        tokenizer = super().build_tokenizer(cfg)
-        if tokenizer is not None and "vocab_size_real" in (try_get_key(cfg, "model.cfg") or {}):
-            cfg.model.cfg.vocab_size_real = tokenizer.vocab_size
-        return tokenizer
+    def build_optimizer(cls, cfg: DictConfig, model: flow.nn.Module) -> flow.optim.Optimizer:
+        """The optimizer; its settings are plain values, which a checkpoint can hold."""
+        optimizer = super().build_optimizer(cfg, model)
+        for group in optimizer.param_groups:
+            for name, value in group.options.items():
+                if isinstance(value, ListConfig):
+                    group.options[name] = tuple(value)
+        return optimizer
 
     def resume_or_load(self, resume: bool = True) -> None:
         """Take up the last checkpoint, or only weights (train.load_weight), or neither."""

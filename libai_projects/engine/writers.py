@@ -145,6 +145,10 @@ class ConsoleWriter(EventWriter):
     def write(self) -> None:
         storage = get_event_storage()
         new = self._new.take(storage).get(storage.iter, {})
+        results = {name: value for name, value in new.items() if "/" in name}
+        if results:
+            found = "  ".join(f"{name}: {value:.6g}" for name, value in results.items())
+            logger.info("evaluation after %d iterations: %s", storage.iter, found)
         if "total_loss" not in new:
             return
         left = self._max_iter - storage.iter

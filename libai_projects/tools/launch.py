@@ -65,6 +65,7 @@ def main() -> int:
     )
     # It would send SIGTERM to a group that may hold the caller too; `children` does it below.
     launch.os = _WithoutGroupKill(launch.os)
+    launch.print = _print_but_killing
     sys.argv[1:] = _with_port(sys.argv[1:])
     failed = None
     try:
@@ -91,6 +92,11 @@ def main() -> int:
         )
         return 128 - code
     return code
+
+
+def _print_but_killing(text: str) -> None:
+    if not text.startswith("Killing subprocess"):
+        print(text, flush=True)
 
 
 class _WithoutGroupKill:

@@ -60,6 +60,8 @@ def prepare(argv: Sequence[str]) -> Job:
     adapt.complete(cfg)
     adapted = adapt.adapt_to_device(cfg, backend)
     checks.check_run(cfg, options)
+    # The backup of the config says how large the vocabulary is.
+    Trainer.build_tokenizer(cfg)
     return Job(cfg, options, backend, adapted)
 
 
@@ -86,15 +88,23 @@ def execute(job: Job) -> None:
 
 
 def _share_log() -> None:
-    """Send our log lines where LiBai's go; leave its print of all modules to log.txt."""
+    """Send our log lines where LiBai's go; leave its prints of all modules, and of what our
+    console line of an evaluation says, to log.txt."""
     handlers = logging.getLogger("libai").handlers
     for handler in handlers:
         if getattr(handler, "stream", None) is sys.stdout:
-            handler.addFilter(lambda record: not record.getMessage().startswith("Model:\n"))
+            handler.addFilter(_is_for_console)
     for name in ("libai_projects", "oneflow_accel"):
         ours = logging.getLogger(name)
         ours.handlers, ours.propagate = list(handlers), False
         ours.setLevel(logging.INFO)
+
+
+def _is_for_console(record: logging.LogRecord) -> bool:
+    return not (
+        record.getMessage().startswith(("Model:\n", "Evaluation results for"))
+        or record.name.startswith("libai.evaluation")
+    )
 
 
 def _seed(seed: int, backend: Backend) -> None:
