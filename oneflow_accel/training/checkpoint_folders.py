@@ -209,7 +209,9 @@ def _verify_checksums(folder: Path) -> None:
                 f"{file} is corrupt: it has {file.stat().st_size} bytes where {size} were written"
             )
         if _describe(file)[1] != digest:
-            raise CheckpointError(f"{file} is corrupt: its checksum is not that of what was written")
+            raise CheckpointError(
+                f"{file} is corrupt: its checksum is not that of what was written"
+            )
 
 
 def _describe(file: Path, *, sync: bool = False) -> tuple[int, str]:
