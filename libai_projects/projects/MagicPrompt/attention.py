@@ -6,14 +6,18 @@ import math
 from collections.abc import Callable
 
 from oneflow_accel.kernels.attention import packed_attention
-from oneflow_accel.kernels.dropout import HIDDEN, causal_softmax, causal_softmax_mask_scale
+from oneflow_accel.kernels.dropout import HIDDEN, causal_softmax
 
 import oneflow as flow
-from libai.layers import Linear
+from libai.layers import Dropout, Linear
 from libai.utils import distributed as dist
 from oneflow import nn
 
-from libai_projects.projects.MagicPrompt.dropout import BiasDropout, Dropout, keep_mask
+from libai_projects.projects.MagicPrompt.dropout import (
+    bias_dropout,
+    fused_causal_softmax_dropout,
+    is_active,
+)
 from libai_projects.projects.MagicPrompt.model_options import ModelOptions
 
 Initializer = Callable[[flow.Tensor], flow.Tensor]
@@ -59,21 +63,20 @@ class SelfAttention(nn.Module):
             layer_idx=layer_idx,
         )
         self.dropout = Dropout(options.attention_dropout_prob)
-        self.output_dropout = BiasDropout(
-            options.output_dropout_prob, bool(options.bias_dropout_fusion)
-        )
+        self.output_dropout = Dropout(options.output_dropout_prob)
+        self.fused_bias_dropout = bool(options.bias_dropout_fusion)
 
     def forward(self, x: flow.Tensor) -> flow.Tensor:
         """(batch, time, hidden) to the same, sbp [S(0), B]."""
         batch, time = x.shape[:2]
         qkv = self.query_key_value(x)
-        if self.fused_attention and not self.dropout.active:
+        if self.fused_attention and not is_active(self.dropout):
             # (heads, 3) to (3, heads). The operator keeps no weights, so nothing could drop out.
             parts = qkv.reshape(batch, time, self.num_heads, 3, self.head_size).transpose(2, 3)
             context = packed_attention(parts, self.num_heads, causal=True)
         else:
             context = self._composed(qkv)
-        return self.output_dropout(*self.dense(context))
+        return bias_dropout(*self.dense(context), self.output_dropout, self.fused_bias_dropout)
 
     def _composed(self, qkv: flow.Tensor) -> flow.Tensor:
         batch, time = qkv.shape[:2]
@@ -90,14 +93,10 @@ class SelfAttention(nn.Module):
         scale = float(self.layer_scale)
         if not self.fused_softmax:
             return self.dropout(causal_softmax(scores, scale))
-        drawn = self.dropout.active and self.dropout.operator is None
-        if drawn:
-            p = self.dropout.p
-            return causal_softmax_mask_scale(scores, keep_mask(scores, p), scale, 1 / (1 - p))
+        if is_active(self.dropout):
+            return fused_causal_softmax_dropout(scores, scale, self.dropout)
         seen = _causal_mask(scores)
-        return self.dropout(
-            flow._C.fused_scale_mask_softmax(scores, seen, fill_value=HIDDEN, scale=scale)
-        )
+        return flow._C.fused_scale_mask_softmax(scores, seen, fill_value=HIDDEN, scale=scale)
 
 
 def _causal_mask(scores: flow.Tensor) -> flow.Tensor:

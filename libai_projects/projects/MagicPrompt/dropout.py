@@ -1,66 +1,72 @@
-"""Dropout whose masks follow `manual_seed`, in eager mode and under nn.Graph.
+"""Dropout joined with what comes before it, by the fused operators where the device has them.
 
-Under nn.Graph the dropout operators of oneflow 0.9.0 start every layer and every shard from one
-fixed seed. Numbers of `oneflow.rand` do not: they differ from layer to layer and between the shards
-of a split tensor, are equal where a tensor is broadcast, and are drawn again alike where activation
-checkpointing computes a layer twice.
+The fused operators draw their masks as the dropout operator does: right on one process in eager
+mode, but under nn.Graph from one fixed seed, and in a run of several processes not equal where a
+tensor is broadcast. There the mask is drawn with `oneflow.rand` and given to the operator, as
+the patched Dropout of LiBai does without fusion.
 """
 
 from __future__ import annotations
 
-from oneflow_accel.kernels.dropout import bias_mask_scale
+from oneflow_accel.kernels.dropout import HIDDEN, bias_mask_scale, causal_softmax_mask_scale
 
 import oneflow as flow
+from libai.layers import Dropout, fused_bias_add_dropout
 from libai.utils import distributed as dist
-from oneflow import nn
 
 
-def keep_mask(x: flow.Tensor, p: float) -> flow.Tensor:
-    """Truth values of the shape and layout of `x`, each False with probability `p`."""
-    if x.is_global:
-        drawn = flow.rand(*x.shape, placement=x.placement, sbp=x.sbp)
-    else:
-        drawn = flow.rand(*x.shape, device=x.device)
-    return drawn >= p
-
-
-class Dropout(nn.Module):
-    """x / (1 - p) where an element is kept and 0 elsewhere; x itself in evaluation.
+def bias_dropout(x: flow.Tensor, bias: flow.Tensor, dropout: Dropout, fused: bool) -> flow.Tensor:
+    """dropout(x + bias).
 
     Args:
-        p: probability that an element is dropped, in [0, 1).
+        x: (..., n), global.
+        bias: (n,).
+        dropout: its probability, and whether it trains.
+        fused: whether one operator is to do both.
+
+    Returns:
+        Like `x`.
     """
-
-    def __init__(self, p: float) -> None:
-        super().__init__()
-        self.p = p
-        # A device that draws no uniform numbers has only the operator, with what it lacks.
-        self.operator = None if dist.get_backend().supports("uniform_random") else nn.Dropout(p)
-
-    @property
-    def active(self) -> bool:
-        return self.training and self.p > 0
-
-    def forward(self, x: flow.Tensor) -> flow.Tensor:
-        if not self.active:
-            return x
-        if self.operator is not None:
-            return self.operator(x)
-        return x * (keep_mask(x, self.p).to(x.dtype) * (1 / (1 - self.p)))
-
-    def extra_repr(self) -> str:
-        return f"p={self.p}"
+    if not is_active(dropout):
+        return x + bias
+    if not fused:
+        return dropout(x + bias)
+    if _needs_drawn_mask(x):
+        return bias_mask_scale(x, bias, _keep_mask(x, dropout.p), 1 / (1 - dropout.p))
+    return fused_bias_add_dropout(x, bias, dropout)
 
 
-class BiasDropout(Dropout):
-    """Dropout of x + bias, in one operator where `fused` is on and the device has it."""
+def fused_causal_softmax_dropout(
+    scores: flow.Tensor, scale: float, dropout: Dropout
+) -> flow.Tensor:
+    """dropout(softmax(scale scores)) over the columns up to the row's, in one operator.
 
-    def __init__(self, p: float, fused: bool) -> None:
-        super().__init__(p)
-        self.fused = fused
+    Args:
+        scores: (batch, heads, time, time), global.
+        scale: factor of the scores.
+        dropout: its probability; it has to be active.
 
-    def forward(self, x: flow.Tensor, bias: flow.Tensor) -> flow.Tensor:
-        """x (..., n) and bias (n,) to (..., n)."""
-        if self.fused and self.active and self.operator is None:
-            return bias_mask_scale(x, bias, keep_mask(x, self.p), 1 / (1 - self.p))
-        return super().forward(x + bias)
+    Returns:
+        Like `scores`.
+    """
+    p = dropout.p
+    if _needs_drawn_mask(scores):
+        return causal_softmax_mask_scale(scores, _keep_mask(scores, p), scale, 1 / (1 - p))
+    return flow._C.fused_scale_tril_softmax_mask_scale(
+        scores, p=p, diagonal=0, tril_scale_value=scale, tril_fill_value=HIDDEN
+    )[0]
+
+
+def is_active(dropout: Dropout) -> bool:
+    """Whether it drops anything now."""
+    return bool(dropout.training and dropout.p > 0)
+
+
+def _needs_drawn_mask(x: flow.Tensor) -> bool:
+    needed = x.is_lazy or dist.get_world_size() > 1
+    return needed and bool(dist.get_backend().supports("uniform_random"))
+
+
+def _keep_mask(x: flow.Tensor, p: float) -> flow.Tensor:
+    """Truth values of the shape and layout of `x`, each False with probability `p`."""
+    return flow.rand(*x.shape, dtype=x.dtype, placement=x.placement, sbp=x.sbp) >= p

@@ -144,7 +144,9 @@ class GPT2ForPreTraining(nn.Module):
         losses, counted = self.loss_func(logits, labels)
         if not self.training:
             return {"token_losses": losses, "token_mask": counted}
-        return {"lm_loss": (losses * counted).sum() / counted.sum()}
+        # The sum over split labels is partial; partial by partial cannot be divided.
+        count = counted.sum().to_global(sbp=dist.get_nd_sbp([flow.sbp.broadcast] * 2))
+        return {"lm_loss": losses.sum() / count.clamp(min=1.0)}
 
     @staticmethod
     def set_pipeline_stage_id(model: nn.Module) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import oneflow as flow
 from libai.layers import (
+    Dropout,
     Embedding,
     LayerNorm,
     Linear,
@@ -15,7 +16,7 @@ from libai.utils import distributed as dist
 from oneflow import nn
 
 from libai_projects.projects.MagicPrompt.attention import Initializer, SelfAttention
-from libai_projects.projects.MagicPrompt.dropout import BiasDropout, Dropout
+from libai_projects.projects.MagicPrompt.dropout import bias_dropout
 from libai_projects.projects.MagicPrompt.model_options import ACTIVATIONS, ModelOptions
 
 
@@ -84,7 +85,8 @@ class FeedForward(nn.Module):
             skip_bias_add=True,
             layer_idx=layer_idx,
         )
-        self.dropout = BiasDropout(options.output_dropout_prob, bool(options.bias_dropout_fusion))
+        self.dropout = Dropout(options.output_dropout_prob)
+        self.fused_bias_dropout = bool(options.bias_dropout_fusion)
 
     def forward(self, x: flow.Tensor) -> flow.Tensor:
         """(batch, time, hidden) to the same, sbp [S(0), B]."""
@@ -93,7 +95,7 @@ class FeedForward(nn.Module):
             inner = flow._C.fused_bias_add_gelu(product, bias, axis=product.ndim - 1)
         else:
             inner = flow._C.gelu_with_approximate(self.dense_h_to_4h(x), self.approximate)
-        return self.dropout(*self.dense_4h_to_h(inner))
+        return bias_dropout(*self.dense_4h_to_h(inner), self.dropout, self.fused_bias_dropout)
 
 
 class Block(TransformerLayer):
@@ -134,9 +136,7 @@ class TokenLosses(nn.Module):
         super().__init__()
         self.cross_entropy = ParallelCrossEntropyLoss()
 
-    def forward(
-        self, logits: flow.Tensor, labels: flow.Tensor
-    ) -> tuple[flow.Tensor, flow.Tensor]:
+    def forward(self, logits: flow.Tensor, labels: flow.Tensor) -> tuple[flow.Tensor, flow.Tensor]:
         """Losses and what counts of them.
 
         Args:
@@ -144,11 +144,11 @@ class TokenLosses(nn.Module):
             labels: (batch, time) int64; a negative one does not count.
 
         Returns:
-            losses (batch, time), arbitrary where they do not count, and a mask of the same shape
-            and dtype, 1 where they count; sbp [S(0), B].
+            losses (batch, time), 0 where they do not count, and a mask of the same shape and dtype,
+            1 where they count; sbp [S(0), B].
         """
         labels = labels.to_global(placement=logits.placement)
-        counted = labels >= 0
+        counted = self.cross_entropy.counted(labels)
         losses = self.cross_entropy(logits, labels)
         losses = losses.to_global(sbp=dist.get_hidden_sbp()).reshape(*labels.shape)
         return losses, counted.to(losses.dtype)

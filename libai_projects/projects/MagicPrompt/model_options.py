@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-import oneflow_accel
 from oneflow_accel.errors import UserError
 from oneflow_accel.kernels import registry
+
+from libai.utils import distributed as dist
 
 logger = logging.getLogger(__name__)
 
@@ -126,23 +127,19 @@ def _check(options: ModelOptions, tensor_parallel_size: int) -> None:
 def _decide(name: str, wanted: bool | None, given: Mapping[str, Any]) -> bool:
     if wanted is False:
         return False
-    reason = _why_not(name, given)
+    reason = ""
+    if name == "attention_fusion" and not _has_attention():
+        reason = "this device has no attention operator"
+    if name == "bias_gelu_fusion" and given.get("activation", "gelu_tanh") != "gelu":
+        reason = "the fused operator is the erf form, and model.cfg.activation is another"
     if reason and wanted:
         logger.warning("model.cfg.%s is on but %s; it is computed unfused", name, reason)
-    return not reason
+    return not reason and (name == "attention_fusion" or dist.can_fuse(wanted))
 
 
-def _why_not(name: str, given: Mapping[str, Any]) -> str:
-    backend = oneflow_accel.current_backend()
-    if name == "attention_fusion":
-        entry = registry.operations()["packed_attention"]
-        usable = [
-            each
-            for each in entry.implementations
-            if each.backend == backend.name and not each.not_supported_reasons()
-        ]
-        return "" if usable else "this device has no attention operator"
-    if name == "bias_gelu_fusion" and given.get("activation", "gelu_tanh") != "gelu":
-        return "the fused operator is the erf form, and model.cfg.activation is another"
-    support = backend.supports("fused_transformer")
-    return "" if support else support.reason
+def _has_attention() -> bool:
+    backend = dist.get_backend().name
+    return any(
+        each.backend == backend and not each.not_supported_reasons()
+        for each in registry.operations()["packed_attention"].implementations
+    )

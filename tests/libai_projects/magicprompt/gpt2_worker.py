@@ -1,0 +1,223 @@
+"""Train a tiny GPT-2 a few steps in every layout that is asked for; started by test_gpt2_*.py.
+
+The argument is a file of JSON: a list of cases, see `Case`. Rank 0 writes the results to the same
+name with `.out`: for each case a list of numbers, or the text of what went wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import oneflow_accel
+
+import numpy as np
+import oneflow as flow
+from libai.models.utils.graph_base import GraphBase
+from libai.utils import distributed as dist
+from omegaconf import OmegaConf
+from oneflow import nn
+
+from libai_projects.projects.MagicPrompt.gpt2 import GPT2ForPreTraining
+from libai_projects.projects.MagicPrompt.step_model import GPT2StepModel
+from tests.libai_projects import reference_gpt2
+
+SHAPE = reference_gpt2.Shape(layers=2, width=64, heads=4, vocabulary=96, positions=32)
+BATCH, STEPS = 8, 6
+CONFIG = {
+    "num_layers": SHAPE.layers,
+    "vocab_size": SHAPE.vocabulary,
+    "hidden_size": SHAPE.width,
+    "ffn_hidden_size": 4 * SHAPE.width,
+    "num_attention_heads": SHAPE.heads,
+    "max_seq_length": SHAPE.positions,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run: the layout, how it executes, and options of the model that differ."""
+
+    graph: bool = False
+    data: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+    accumulation: int = 1
+    checkpointing: bool = False
+    zero: int = 0
+    evaluate: bool = False
+    generate: bool = False
+    seed: int = 0
+    config: dict[str, Any] = field(default_factory=dict)
+
+
+def batches() -> list[tuple[np.ndarray, np.ndarray]]:
+    """Tokens and the ones after them, the same for every case."""
+    rng = np.random.default_rng(7)
+    tokens = rng.integers(0, SHAPE.vocabulary, (STEPS, BATCH, SHAPE.positions + 1))
+    return [(rows[:, :-1], rows[:, 1:]) for rows in tokens]
+
+
+def build(case: Case, scale: float = 0.1) -> GPT2ForPreTraining:
+    """The layout of a case and a model in it with the weights of `random_state`."""
+    dist.setup_dist_util(
+        OmegaConf.create(
+            {
+                "data_parallel_size": case.data,
+                "tensor_parallel_size": case.tensor,
+                "pipeline_parallel_size": case.pipeline,
+                "pipeline_num_layers": SHAPE.layers,
+            }
+        )
+    )
+    model = GPT2ForPreTraining({**CONFIG, **case.config})
+    state = reference_gpt2.to_libai(
+        reference_gpt2.random_state(SHAPE, scale=scale),
+        SHAPE.heads,
+        model.GPT_model.options.vocab_size,
+    )
+    for name, parameter in model.named_parameters():
+        value = flow.tensor(state[name], placement=parameter.placement, sbp=parameter.sbp)
+        parameter.data.copy_(value)
+    return model
+
+
+def place(values: np.ndarray, layer: int) -> flow.Tensor:
+    """A batch as LiBai's loaders give it."""
+    placement = dist.get_layer_placement(layer)
+    return flow.tensor(values, placement=placement, sbp=dist.get_hidden_sbp())
+
+
+def everywhere(x: flow.Tensor) -> np.ndarray:
+    """The value on every process, also of a tensor that only one stage has."""
+    x = x.to_global(sbp=[flow.sbp.broadcast] * len(x.sbp))
+    return x.to_global(
+        placement=flow.placement.all(x.placement.type), sbp=flow.sbp.broadcast
+    ).numpy()
+
+
+def losses(case: Case) -> list[float]:
+    """The loss of each step, of AdamW with clipping; with `evaluate` also that of a last batch."""
+    model = build(case)
+    flow.manual_seed(case.seed)
+    optimizer = flow.optim.AdamW(
+        [
+            {
+                "params": list(model.parameters()),
+                "clip_grad_max_norm": 1.0,
+                "clip_grad_norm_type": 2.0,
+            }
+        ],
+        lr=1e-3,
+        weight_decay=0.01,
+    )
+    model.train()
+    step = (
+        _graph_step(case, model, optimizer) if case.graph else _eager_step(case, model, optimizer)
+    )
+    found = [step(ids, labels) for ids, labels in batches()]
+    if case.evaluate:
+        found.append(_evaluate(case, model))
+    return found
+
+
+def _graph_step(case: Case, model: nn.Module, optimizer: Any) -> Any:
+    graph = GraphBase(
+        model,
+        optimizer,
+        activation_checkpoint=case.checkpointing,
+        grad_acc_steps=case.accumulation,
+        zero_optim=case.zero > 0,
+        zero_stage=case.zero,
+    )
+
+    def step(ids: np.ndarray, labels: np.ndarray) -> float:
+        loss = graph(input_ids=place(ids, 0), labels=place(labels, -1))["lm_loss"]
+        return float(everywhere(loss.mean()))
+
+    return step
+
+
+def _eager_step(case: Case, model: nn.Module, optimizer: Any) -> Any:
+    def step(ids: np.ndarray, labels: np.ndarray) -> float:
+        total = 0.0
+        for part, wanted in zip(
+            np.split(ids, case.accumulation), np.split(labels, case.accumulation), strict=True
+        ):
+            loss = model(place(part, 0), place(wanted, -1))["lm_loss"] / case.accumulation
+            loss.backward()
+            total += float(everywhere(loss))
+        optimizer.clip_grad()
+        optimizer.step()
+        optimizer.zero_grad()
+        return total
+
+    return step
+
+
+def _evaluate(case: Case, model: nn.Module) -> float:
+    """Mean loss of the first batch in evaluation."""
+    model.eval()
+    ids, labels = batches()[0]
+    inputs = {"input_ids": place(ids, 0), "labels": place(labels, -1)}
+    if case.graph:
+        result = GraphBase(model, is_train=False)(**inputs)
+    else:
+        with flow.no_grad():
+            result = model(**inputs)
+    token_losses, counted = everywhere(result["token_losses"]), everywhere(result["token_mask"])
+    return float((token_losses * counted).sum() / counted.sum())
+
+
+def generation_errors(case: Case) -> list[float]:
+    """How far the logits of single steps are from the float64 reference on the worst process:
+    without padding and with it, each with a cache and without."""
+    model = build(case)
+    stepper = GPT2StepModel(model)
+    state = reference_gpt2.random_state(SHAPE)
+    rng = np.random.default_rng(3)
+    ids = rng.integers(0, SHAPE.vocabulary, (3, 12))
+    lengths = np.array([12, 5, 9])
+    padded = np.arange(12) >= 12 - lengths[:, None]
+    found = []
+    for mask in (None, padded):
+        seen = np.ones_like(padded) if mask is None else mask
+        positions = np.maximum(np.cumsum(seen, 1) - 1, 0)
+        expected = reference_gpt2.forward(state, ids, SHAPE.heads, positions=positions, mask=seen)
+        for use_cache in (True, False):
+            cache = stepper.start(3, use_cache)
+            worst, begin = 0.0, 0
+            for end in (8, 9, 10, 12):
+                part = None if mask is None else mask[:, :end]
+                logits = stepper.step(ids[:, begin:end], positions[:, begin:end], part, cache)
+                worst = max(worst, float(abs(logits - expected[:, end - 1]).max()))
+                begin = end
+            found.append(worst)
+    worst_of_all = flow.tensor(found, dtype=flow.float64)
+    if flow.env.get_world_size() > 1:
+        parts = [flow.zeros_like(worst_of_all) for _ in range(flow.env.get_world_size())]
+        flow.comm.all_gather(parts, worst_of_all)
+        found = np.max([part.numpy() for part in parts], axis=0).tolist()
+    return found
+
+
+def main() -> None:
+    oneflow_accel.select_device()
+    path = Path(sys.argv[1])
+    results: list[Any] = []
+    for values in json.loads(path.read_text()):
+        try:
+            case = Case(**values)
+            results.append(generation_errors(case) if case.generate else losses(case))
+        except Exception:
+            results.append(traceback.format_exc()[-2000:])
+        if flow.env.get_rank() == 0:
+            path.with_suffix(".out").write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()
