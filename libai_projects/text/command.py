@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 
 from oneflow_accel.errors import UserError
 
+_STOPS = (signal.SIGTERM, signal.SIGINT)
+
 
 class CommandFormatter(argparse.ArgumentDefaultsHelpFormatter):
     """Shows a default only where there is one to show."""
@@ -30,9 +32,10 @@ def at_least_one(text: str) -> int:
 def run_command(name: str, run: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> int:
     """Run a command and return its exit code; user errors become one line on standard error.
 
-    SIGTERM ends it as Ctrl-C does, so that no partly written files are left.
+    SIGTERM and Ctrl-C end it so that no partly written files are left.
     """
-    signal.signal(signal.SIGTERM, _interrupt)
+    # oneflow's C++ code has put in a handler of SIGINT that ends the process at once, with 255.
+    before = {which: signal.signal(which, _interrupt) for which in _STOPS}
     try:
         return run(sys.argv[1:] if argv is None else argv)
     except UserError as error:
@@ -41,6 +44,9 @@ def run_command(name: str, run: Callable[[Sequence[str]], int], argv: Sequence[s
     except KeyboardInterrupt:
         print(f"{name}: stopped; unfinished files were taken away", file=sys.stderr)
         return 130
+    finally:
+        for which, handler in before.items():
+            signal.signal(which, handler)
 
 
 def _interrupt(*_: object) -> None:

@@ -85,6 +85,7 @@ def write_corpus(
         blocks = read_blocks(paths, jsonl=options.jsonl, max_line_bytes=options.max_line_bytes)
         total = sum(sizes)
         with Progress(-(-total // _KILO), "kB") as progress:
+            started = time.monotonic()
             said = _Said(progress, report, options.log_documents)
             for block in pool.map(blocks):
                 report.add(block)
@@ -96,7 +97,7 @@ def write_corpus(
                 for name, documents in block.outputs.items():
                     writers[name].add(documents.ids, documents.sizes, documents.lengths)
                 done = sum(sizes[: block.file]) + block.position
-                progress.update(done // _KILO - progress.done, lines=f"{report.lines:,}")
+                progress.update(done // _KILO - progress.done, **_rates(report, started, progress))
                 said.maybe_print()
     if not report.documents:
         raise DataError(_nothing(paths, report))
@@ -142,6 +143,16 @@ class _Said:
             f"{self._progress.done / _KILO / seconds:.2f} MB/s, "
             f"ETA {format_eta(self._progress.eta_seconds())}"
         )
+
+
+def _rates(report: CorpusReport, started: float, progress: Progress) -> dict[str, str]:
+    """What the bar says beside the remaining time."""
+    seconds = max(time.monotonic() - started, 1e-9)
+    return {
+        "lines": f"{report.lines:,}",
+        "lines/s": f"{report.lines / seconds:,.0f}",
+        "MB/s": f"{progress.done / _KILO / seconds:.2f}",
+    }
 
 
 def _nothing(paths: Sequence[Path], report: CorpusReport) -> str:

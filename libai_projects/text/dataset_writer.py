@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import os
 import re
 from pathlib import Path
@@ -142,11 +143,11 @@ class DatasetWriter:
             # Flushing the buffer of a full disk; the file is gone already.
             self._file.raw.close()
 
-    def _open_data(self) -> BinaryIO:
+    def _open_data(self) -> io.BufferedWriter:
         try:
             self._data.parent.mkdir(parents=True, exist_ok=True)
             # Appending does not truncate: the file may be another process's, see the lock.
-            file = self._data_part.open("ab", buffering=1 << 20)
+            file = io.BufferedWriter(io.FileIO(self._data_part, "ab"), 1 << 20)
         except OSError as error:
             raise self._failed(error) from error
         try:

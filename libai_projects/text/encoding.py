@@ -127,13 +127,7 @@ class BlockEncoder:
     def _collect(
         self, block: LineBlock, result: EncodedBlock, texts: dict[str, list[tuple[int, str]]]
     ) -> None:
-        data = block.data.removesuffix(b"\n")
-        lines: Sequence[str | bytes]
-        try:
-            lines = data.decode("utf-8").split("\n")
-        except UnicodeDecodeError:
-            lines = data.split(b"\n")
-        for number, raw in enumerate(lines, start=block.first_line):
+        for number, raw in enumerate(_split_lines(block.data), start=block.first_line):
             try:
                 line = raw if isinstance(raw, str) else raw.decode("utf-8")
                 found = self._texts_of_line(line.removesuffix("\r"), block.jsonl)
@@ -199,6 +193,15 @@ class BlockEncoder:
         result.bad += 1
         if len(result.first_bad) < _DESCRIBED:
             result.first_bad.append(BadLine(result.path, number, reason))
+
+
+def _split_lines(data: bytes) -> Sequence[str | bytes]:
+    """The lines without "\\n"; undecoded if one of them is not UTF-8."""
+    data = data.removesuffix(b"\n")
+    try:
+        return data.decode("utf-8").split("\n")
+    except UnicodeDecodeError:
+        return data.split(b"\n")
 
 
 def _json_texts(line: str, keys: Mapping[str, str]) -> dict[str, str]:

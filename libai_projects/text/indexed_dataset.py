@@ -15,7 +15,7 @@ A document is one or more sequences: its sentences, or the whole text as one.
 
 libai's own class reads the same files without looking at them: a truncated index is a crash, ids of
 another vocabulary are another model. Here everything is checked when the dataset is opened; for
-seven million sequences that takes some 0.2 s.
+seven million sequences that takes half a second.
 """
 
 from __future__ import annotations

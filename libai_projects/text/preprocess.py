@@ -24,7 +24,7 @@ import numpy as np
 
 from libai_projects.text.cached_writer import CachedDatasetWriter
 from libai_projects.text.command import CommandFormatter, at_least_one, run_command
-from libai_projects.text.corpus import ReadOptions, commit_all, write_corpus
+from libai_projects.text.corpus import ReadOptions, Writer, commit_all, write_corpus
 from libai_projects.text.dataset_writer import DatasetWriter
 from libai_projects.text.encoding import BlockEncoder, SplitSentences
 from libai_projects.text.indexed_dataset import dtype_for_vocabulary
@@ -157,9 +157,11 @@ def run(argv: Sequence[str]) -> int:
     )
     print(f"vocabulary: {tokenizer.vocab_size} tokens")
     with ExitStack() as stack:
-        writers: dict[str, DatasetWriter | CachedDatasetWriter] = {}
+        writers: dict[str, Writer] = {}
         for key, place in places.items():
-            writers[key] = stack.enter_context(_writer(arguments.dataset_impl, place, dtype))
+            writer = _writer(arguments.dataset_impl, place, dtype)
+            stack.push(writer)
+            writers[key] = writer
         report = write_corpus(arguments.input, encoder, writers, options)
         commit_all(writers)
     print(report.text(places))
@@ -221,7 +223,7 @@ def _eod_id(arguments: argparse.Namespace, tokenizer: Any) -> int | None:
 
 
 def _splitter(keep_space: bool) -> SplitSentences:
-    from nltk.tokenize.punkt import PunktTokenizer
+    from nltk.tokenize.punkt import PunktTokenizer  # type: ignore[import-untyped]
 
     try:
         punkt = PunktTokenizer("english")

@@ -135,7 +135,7 @@ class GPT2Tokenizer:
         return [encoding.ids for encoding in encodings]
 
     @overload
-    def __call__(self, text: str) -> list[int]: ...
+    def __call__(self, text: str) -> list[int]: ...  # type: ignore[overload-overlap]
 
     @overload
     def __call__(self, text: Sequence[str]) -> list[list[int]]: ...
@@ -180,7 +180,7 @@ class GPT2Tokenizer:
         return [self._tokens[i] for i in self.encode(text)]
 
     @overload
-    def convert_tokens_to_ids(self, tokens: str) -> int: ...
+    def convert_tokens_to_ids(self, tokens: str) -> int: ...  # type: ignore[overload-overlap]
 
     @overload
     def convert_tokens_to_ids(self, tokens: Sequence[str]) -> list[int]: ...

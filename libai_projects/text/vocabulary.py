@@ -83,8 +83,8 @@ def _read_text(path: Path, what: str) -> str:
         raise UserError(f"{what} {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise UserError(
-            f"{what} {path} is not UTF-8 text (byte {error.start}): another kind of file, or a "
-            "damaged one; get it again"
+            f"{what} {path} is not UTF-8 text (byte {error.start}): truncated, damaged or another "
+            "kind of file; get it again"
         ) from error
 
 

@@ -130,6 +130,7 @@ def _work(function: Callable[[T], R], pipe: Connection, others: list[Connection]
             item = pipe.recv()
         except (EOFError, ConnectionResetError):
             return
+        outcome: tuple[bool, object]
         try:
             outcome = (True, function(item))
         except Exception:

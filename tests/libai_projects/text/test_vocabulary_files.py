@@ -1,0 +1,118 @@
+"""Vocabulary files that are missing, damaged or wrong are errors that say which and why."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from oneflow_accel.errors import UserError
+
+import pytest
+
+from libai_projects.text.tokenizer import GPT2Tokenizer
+from libai_projects.text.vocabulary import load_vocabulary
+from tests.libai_projects.text.conftest import VocabularyFiles
+
+Change = Callable[[Path, Path], object]
+
+
+def _json(change: Callable[[dict[str, int]], object]) -> Change:
+    def apply(vocab: Path, merges: Path) -> None:
+        ids = json.loads(vocab.read_text())
+        vocab.write_text(json.dumps(change(ids)))
+
+    return apply
+
+
+def _without(*tokens: str) -> Change:
+    """Take tokens out and close the gaps in the ids."""
+
+    def change(ids: dict[str, int]) -> dict[str, int]:
+        left = [token for token in sorted(ids, key=ids.__getitem__) if token not in tokens]
+        return {token: place for place, token in enumerate(left)}
+
+    return _json(change)
+
+
+def _swap(vocab: Path, merges: Path) -> None:
+    other = vocab.read_bytes()
+    vocab.write_bytes(merges.read_bytes())
+    merges.write_bytes(other)
+
+
+def _cut(which: int, keep: float) -> Change:
+    def apply(*paths: Path) -> None:
+        data = paths[which].read_bytes()
+        paths[which].write_bytes(data[: int(len(data) * keep)])
+
+    return apply
+
+
+def _last_merges_away(vocab: Path, merges: Path) -> None:
+    merges.write_text("\n".join(merges.read_text().split("\n")[:-6]) + "\n")
+
+
+CASES: dict[str, tuple[Change, str]] = {
+    "no vocabulary": (lambda v, m: v.unlink(), "vocab.json does not exist.*MAGICPROMPT_VOCAB"),
+    "no merges": (lambda v, m: m.unlink(), "merges.txt does not exist.*--merges-file"),
+    "folder": (lambda v, m: (v.unlink(), v.mkdir()), "vocab.json is a directory"),
+    "wrong way round": (_swap, "wrong way round"),
+    "merges twice": (lambda v, m: shutil.copy(m, v), "is a merges file"),
+    "vocabulary twice": (lambda v, m: shutil.copy(v, m), "is JSON: the two names"),
+    "cut vocabulary": (_cut(0, 0.5), "vocab.json is not .*truncated"),
+    "empty vocabulary": (_cut(0, 0), "is not JSON"),
+    "merges cut at a line": (_last_merges_away, "makes 3. tokens and leaves 5 of .*truncated"),
+    "merges cut in a line": (_cut(1, 0.5), "merges.txt"),
+    "empty merges": (_cut(1, 0), "makes 0 tokens"),
+    "binary": (lambda v, m: v.write_bytes(b"\xff\xd8\xff\xe0"), "is not UTF-8 text"),
+    "list": (_json(list), "not a JSON object of token -> id"),
+    "tokenizer.json": (_json(lambda ids: {"model": {"vocab": ids}}), "looks like a tokenizer.json"),
+    "ids with a gap": (_json(lambda ids: {**ids, "x y": 400}), "are not 0 .. 300, each once"),
+    "CLIP": (_json(lambda ids: {**ids, "a</w>": 300}), "is CLIP's"),
+    "no bytes": (_without("a"), "not of a byte-level BPE: 1 of the 256 bytes .* 0x61"),
+    "no end of text": (_without("<|endoftext|>"), r"has no <\|endoftext\|>"),
+    "Git LFS": (
+        lambda v, m: v.write_text("version https://git-lfs.github.com/spec/v1\n"),
+        "git lfs pull",
+    ),
+    "no merge": (
+        lambda v, m: m.write_text(m.read_text() + "one two three\n"),
+        r"merges.txt, line \d+: 'one two three' is not two tokens",
+    ),
+    "unknown merge": (
+        lambda v, m: m.write_text(m.read_text() + "! !\n"),
+        r"merges.txt, line \d+: the vocabulary has no token '!!'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_wrong_files_are_user_errors(
+    case: str, small_files: VocabularyFiles, tmp_path: Path
+) -> None:
+    vocab, merges = tmp_path / "vocab.json", tmp_path / "merges.txt"
+    shutil.copy(small_files.vocab, vocab)
+    shutil.copy(small_files.merges, merges)
+    change, message = CASES[case]
+    change(vocab, merges)
+    with pytest.raises(UserError, match=message):
+        GPT2Tokenizer(str(vocab), str(merges))
+
+
+def test_windows_line_ends_and_special_tokens_are_fine(
+    small_files: VocabularyFiles, tmp_path: Path
+) -> None:
+    vocab, merges = tmp_path / "vocab.json", tmp_path / "merges.txt"
+    ids = json.loads(Path(small_files.vocab).read_text())
+    vocab.write_text(json.dumps({**ids, "<|pad|>": 300}))
+    merges.write_bytes(Path(small_files.merges).read_bytes().replace(b"\n", b"\r\n"))
+    loaded = load_vocabulary(vocab, merges)
+    assert loaded.merges == load_vocabulary(small_files.vocab, small_files.merges).merges
+    assert len(loaded.ids) == 301
+
+
+def test_gpt2_files_have_the_known_numbers(gpt2_files: VocabularyFiles) -> None:
+    loaded = load_vocabulary(gpt2_files.vocab, gpt2_files.merges)
+    assert (len(loaded.ids), len(loaded.merges)) == (50257, 50000)
