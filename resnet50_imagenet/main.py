@@ -26,7 +26,7 @@ except ImportError as error:
 from oneflow_accel import layouts
 from oneflow_accel.backends import Backend
 from oneflow_accel.errors import UserError
-from oneflow_accel.training import distributed
+from oneflow_accel.training import distributed, watchdog
 from oneflow_accel.training.checkpoint import Checkpoint
 from oneflow_accel.training.images import ImageFolder, ImageLoader, SyntheticImages
 from oneflow_accel.training.transforms import eval_transform, train_transform
@@ -64,6 +64,11 @@ def run(argv: Sequence[str]) -> int:
     launching.check_distributed_options(options, backend)
     if launching.needs_launcher(options, backend):
         launching.relaunch(options, backend, argv)
+    with watchdog.guard():
+        return _run(options, backend)
+
+
+def _run(options: argparse.Namespace, backend: Backend) -> int:
     if not distributed.is_main():
         logger.setLevel(logging.WARNING)
     _check_device(options, backend)

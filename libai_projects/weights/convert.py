@@ -1,0 +1,156 @@
+"""Converts GPT-2 weights between Hugging Face and LiBai.
+
+    python -m libai_projects.weights.convert SRC DST --from huggingface --to libai
+
+`--help` lists the options.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from oneflow_accel.errors import UserError
+
+from libai_projects.weights import huggingface, loading
+from libai_projects.weights.folders import check_target
+from libai_projects.weights.libai_checkpoints import save_libai
+from libai_projects.weights.mapping import TOKEN_EMBEDDING
+
+
+def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
+    """The command line; argparse ends the process on a wrong one."""
+    parser = argparse.ArgumentParser(
+        prog="python -m libai_projects.weights.convert",
+        description="Convert GPT-2 weights between Hugging Face and LiBai. Numbers are computed "
+        "and written in float32 unless --dtype says otherwise.",
+    )
+    parser.add_argument("source", type=Path, metavar="SRC", help="folder to read")
+    parser.add_argument("target", type=Path, metavar="DST", help="folder to write")
+    parser.add_argument(
+        "--from",
+        dest="source_kind",
+        choices=loading.MODES,
+        required=True,
+        help="huggingface: config.json with safetensors or pytorch_model.bin, sharded or not; "
+        "libai: a checkpoint of LiBai 0.1.1 or this project; upstream: of later LiBai, linear "
+        "weights (out, in). The shapes tell the last two apart",
+    )
+    parser.add_argument("--to", dest="target_kind", choices=("huggingface", "libai"), required=True)
+    parser.add_argument(
+        "--dtype", choices=huggingface.DTYPES, default="float32", help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--partial", action="store_true", help="go on without weights that are missing or unfit"
+    )
+    parser.add_argument("--force", action="store_true", help="replace DST, if it holds weights")
+    model = parser.add_argument_group("what a LiBai checkpoint may not tell")
+    model.add_argument("--heads", type=int, help="attention heads")
+    model.add_argument(
+        "--vocab-size", type=int, help="tokens; rows above are padding (default: 50257 if padded)"
+    )
+    model.add_argument("--activation", choices=("gelu_tanh", "gelu"))
+    output = parser.add_argument_group("output")
+    output.add_argument(
+        "--vocab-multiple",
+        type=int,
+        default=128,
+        help="pad the vocabulary of a LiBai checkpoint to a multiple of this (default: "
+        "%(default)s, what LiBai makes of it on one process; 1 for no padding)",
+    )
+    output.add_argument(
+        "--tokenizer",
+        type=Path,
+        metavar="DIR",
+        help="take vocab.json, merges.txt, tokenizer.json ... from there into a Hugging Face DST "
+        "(default: SRC, if it is one)",
+    )
+    return parser.parse_args(argv)
+
+
+def run(options: argparse.Namespace) -> str:
+    """Convert, and say what was done.
+
+    Raises:
+        UserError: the source does not fit, or the target may not be written.
+    """
+    if options.vocab_multiple < 1:
+        raise UserError(f"--vocab-multiple {options.vocab_multiple}: expected at least 1")
+    target, source = options.target.resolve(), options.source.resolve()
+    if target == source or target in source.parents:
+        raise UserError(f"{options.target} is or contains the source; choose another folder")
+    # Before minutes of reading.
+    check_target(options.target, force=options.force)
+    overrides = {
+        "num_attention_heads": options.heads,
+        "vocab_size_real": options.vocab_size,
+        "activation": options.activation,
+    }
+    loaded = loading.read(
+        options.source, options.source_kind, overrides=overrides, partial=options.partial
+    )
+    if TOKEN_EMBEDDING not in loaded.state:
+        raise UserError(f"{options.source} has no token embedding that fits")
+    if options.target_kind == "libai":
+        rows = len(loaded.state[TOKEN_EMBEDDING])
+        save_libai(
+            loaded.state,
+            loaded.config,
+            options.target,
+            generation=loaded.generation,
+            vocabulary_rows=-(-rows // options.vocab_multiple) * options.vocab_multiple,
+            dtype=options.dtype,
+            force=options.force,
+        )
+    else:
+        if "num_attention_heads" not in loaded.config:
+            raise UserError(
+                f"{options.source} does not say how many attention heads the model has (there is "
+                "no config.yaml of its run); give --heads"
+            )
+        folder = options.tokenizer
+        if folder is None and options.source_kind == "huggingface":
+            folder = options.source
+        huggingface.write(
+            loaded.state,
+            loaded.config,
+            options.target,
+            dtype=options.dtype,
+            generation=loaded.generation,
+            tokenizer_files=_tokenizer_files(folder, required=options.tokenizer is not None),
+            force=options.force,
+        )
+    numbers = sum(array.size for array in loaded.state.values())
+    text = f"{options.target}: {len(loaded.state)} weights, {numbers:,} numbers in {options.dtype}"
+    return f"{text}\nleft out:\n{loaded.report}" if loaded.report else text
+
+
+def _tokenizer_files(folder: Path | None, *, required: bool) -> list[Path]:
+    if folder is None:
+        return []
+    files = [folder / name for name in huggingface.TOKENIZER_FILES]
+    found = [file for file in files if file.is_file()]
+    if required and not found:
+        raise UserError(
+            f"--tokenizer {folder}: none of {', '.join(huggingface.TOKENIZER_FILES)} is there"
+        )
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; user errors become text on stderr and a non-zero exit code."""
+    logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
+    options = parse_arguments(sys.argv[1:] if argv is None else argv)
+    try:
+        print(run(options))
+    except UserError as error:
+        print(f"convert: error: {error}", file=sys.stderr)
+        return UserError.EXIT_CODE
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

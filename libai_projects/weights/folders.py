@@ -1,0 +1,104 @@
+"""Writes a model's folder whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from oneflow_accel.errors import CheckpointError, UserError
+from oneflow_accel.training.files import sync_directory
+
+# What a folder of weights consists of; anything else in it keeps --force from replacing it.
+_KNOWN = re.compile(
+    r"(.*\.(safetensors|bin|index\.json)|(libai_|generation_|tokenizer_)?config\.json"
+    r"|vocab\.json|merges\.txt|tokenizer\.json|special_tokens_map\.json|added_tokens\.json"
+    r"|README\.md|LICENSE|\.gitattributes|model|pickled_data|(global_)?tensor_\d+)\Z"
+)
+
+
+def check_target(folder: Path, *, force: bool) -> None:
+    """Refuse to write over something that is there.
+
+    Args:
+        folder: it may be missing or empty.
+        force: an existing folder may be replaced, if it holds weights and nothing else.
+
+    Raises:
+        UserError: it may not be written.
+    """
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise UserError(f"{folder} is a file; give the name of a folder to write")
+    entries = sorted(entry.name for entry in folder.iterdir())
+    if entries and not force:
+        raise UserError(f"{folder} exists and is not empty; give --force to replace it")
+    strange = [name for name in entries if not _KNOWN.match(name)]
+    if strange:
+        raise UserError(
+            f"{folder} holds more than weights ({', '.join(strange[:3])}), so it is not replaced; "
+            "choose another folder"
+        )
+
+
+@contextmanager
+def replaced_folder(folder: Path, *, force: bool = False) -> Iterator[Path]:
+    """Give a new, empty folder to write to, which becomes `folder` when the block ends.
+
+    If the block raises, `folder` is as before. Everything is on the disk before it is renamed.
+
+    Raises:
+        UserError: `check_target` says why.
+        CheckpointError: it could not be written (disk full, no permission ...).
+    """
+    check_target(folder, force=force)
+    folder = Path(os.path.abspath(folder))
+    temporary = None
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".tmp-{folder.name}-", dir=folder.parent))
+        yield temporary
+        _sync(temporary)
+        temporary.chmod(0o755)
+        _exchange(temporary, folder)
+    except OSError as error:
+        hint = "; free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        raise CheckpointError(
+            f"{folder} could not be written: {error.strerror or error}{hint}"
+        ) from error
+    finally:
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _exchange(temporary: Path, folder: Path) -> None:
+    """Rename over `folder`; the earlier one is put back if that fails."""
+    if not folder.exists():
+        os.rename(temporary, folder)
+        sync_directory(folder.parent)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".trash-{folder.name}-", dir=folder.parent))
+    os.rename(folder, old)
+    try:
+        os.rename(temporary, folder)
+    except OSError:
+        os.rename(old, folder)
+        raise
+    sync_directory(folder.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _sync(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        if path.is_dir():
+            sync_directory(path)
+        else:
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+    sync_directory(folder)

@@ -1,0 +1,238 @@
+"""Reads and writes a model in LiBai's checkpoint format: a folder made by `flow.save`.
+
+`pickled_data` is a pickle of {"protocol_version": 1, "data": state dict}, in which a tensor is an
+object whose state is {"path": name of a folder beside it}. That folder holds `meta`, a protobuf
+text of shape and data type, and `out`, the elements, little endian; see
+oneflow/framework/check_point_v2.py. The pickle is read with the names in `_ALLOWED_GLOBALS` only,
+so no code of a file runs.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import pickle
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import oneflow_accel  # noqa: F401
+from oneflow_accel.errors import UserError
+from oneflow_accel.training.files import write_synced
+from oneflow_accel.training.torch_files import widen_bfloat16
+
+import numpy as np
+import oneflow as flow
+from google.protobuf import text_format
+from oneflow.core.common import data_type_pb2
+from oneflow.core.framework import variable_meta_info_pb2
+
+from libai_projects.weights import configs, mapping
+from libai_projects.weights.folders import replaced_folder
+from libai_projects.weights.mapping import State
+
+PICKLE = "pickled_data"
+MODEL_FOLDER = "model"
+# Lies beside the pickle: LiBai's Checkpointer loads every entry of the folder above.
+SETTINGS = "libai_config.json"
+PROTOCOL_VERSION = 1
+_DTYPES = {
+    "kFloat": "<f4",
+    "kDouble": "<f8",
+    "kFloat16": "<f2",
+    "kBFloat16": "<u2",
+    "kInt8": "i1",
+    "kUInt8": "u1",
+    "kInt32": "<i4",
+    "kInt64": "<i8",
+    "kBool": "?",
+}
+
+
+class _TensorRecord:
+    """Stands for a tensor of the pickle; `path` names its folder."""
+
+    path: str = ""
+
+    def __setstate__(self, state: Any) -> None:
+        path = state.get("path") if isinstance(state, dict) else None
+        if not isinstance(path, str) or not path or Path(path).name != path:
+            raise UserError(f"a tensor's state is {state!r}; expected the name of a folder in it")
+        self.path = path
+
+
+_ALLOWED_GLOBALS: dict[tuple[str, str], type] = {
+    ("collections", "OrderedDict"): OrderedDict,
+    ("oneflow", "Tensor"): _TensorRecord,
+    ("oneflow.nn", "Parameter"): _TensorRecord,
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        try:
+            return _ALLOWED_GLOBALS[module_name, global_name]
+        except KeyError:
+            raise UserError(
+                f"it wants to run `{module_name}.{global_name}` while it is loaded, and only "
+                "tensors in dictionaries are allowed"
+            ) from None
+
+
+def model_folder(path: Path) -> Path:
+    """The folder of `flow.save`: `path` itself, or its `model` for a whole checkpoint.
+
+    Raises:
+        UserError: there is none; the text says what the path is instead.
+    """
+    for folder in (path, path / MODEL_FOLDER):
+        if (folder / PICKLE).is_file():
+            return folder
+    if not path.exists():
+        raise UserError(f"{path} does not exist; expected a LiBai checkpoint, such as .../model")
+    hint = "expected the `model` folder of a checkpoint"
+    if (path / "last_checkpoint").is_file():
+        newest = (path / "last_checkpoint").read_text(errors="replace").strip()
+        hint = f"it is the output folder of a run; its newest checkpoint is {path / newest}"
+    elif (path / "config.json").is_file():
+        hint = "it is a Hugging Face model"
+    raise UserError(f"{path} has no {PICKLE}, so it is no LiBai checkpoint; {hint}")
+
+
+def read_state(path: Path) -> State:
+    """The state dict of a checkpoint as it is stored, floating-point numbers in float32.
+
+    Args:
+        path: the folder `model` of a checkpoint, or the checkpoint's folder.
+
+    Raises:
+        UserError: it is no checkpoint, is truncated or corrupt, needs code to be run, or holds
+            something else than a state dict.
+    """
+    folder = model_folder(path)
+    try:
+        content = _read_pickle(folder / PICKLE)
+        return {
+            name: mapping.as_float32(_read_tensor(folder / record.path))
+            for name, record in content.items()
+        }
+    except OSError as error:
+        raise UserError(f"cannot read {folder}: {error.strerror or error}") from error
+    except UserError as error:
+        raise UserError(f"cannot read {folder}: {error}") from error
+
+
+def read_settings(path: Path) -> tuple[configs.Config, dict[str, int]]:
+    """Model settings and token ids that lie with the checkpoint; empty where nothing does.
+
+    libai_config.json beside the pickle counts, else the config.yaml of the run that wrote it.
+
+    Raises:
+        UserError: a file cannot be read or parsed.
+    """
+    folder = model_folder(path)
+    if (folder / SETTINGS).exists():
+        content = configs.read_json(folder / SETTINGS)
+        model, generation = content.get("model"), content.get("generation", {})
+        if not isinstance(model, dict) or not isinstance(generation, dict):
+            raise UserError(f"{folder / SETTINGS} has no settings under 'model' and 'generation'")
+        return model, generation
+    for parent in list(folder.absolute().parents)[:2]:
+        if (parent / "config.yaml").is_file():
+            return configs.from_libai_yaml(parent / "config.yaml"), {}
+    return {}, {}
+
+
+def save_libai(
+    state: Mapping[str, np.ndarray],
+    config: Mapping[str, Any],
+    folder: str | Path,
+    *,
+    generation: Mapping[str, int] | None = None,
+    vocabulary_rows: int | None = None,
+    dtype: str = "float32",
+    force: bool = False,
+) -> None:
+    """Write FOLDER/model as LiBai 0.1.1's Checkpointer would, and its settings beside the pickle.
+
+    Args:
+        state: weights in LiBai 0.1.1's layout.
+        config: LiBai's model settings, kept in libai_config.json.
+        folder: whole or as before, whatever happens.
+        generation: token ids, kept in libai_config.json.
+        vocabulary_rows: pad the token embedding to so many rows; None leaves it.
+        dtype: "float32" or "float16".
+        force: replace a folder of weights.
+
+    Raises:
+        UserError: the folder may not be written, or not in that dtype.
+    """
+    if dtype not in ("float32", "float16"):
+        raise UserError(f"a LiBai checkpoint can be written in float32 or float16, not in {dtype}")
+    real = len(state[mapping.TOKEN_EMBEDDING])
+    rows = vocabulary_rows or real
+    tensors = OrderedDict()
+    for name, array in state.items():
+        if name == mapping.TOKEN_EMBEDDING:
+            array = mapping.resize_vocabulary(array, rows)
+        tensors[name] = flow.tensor(array.astype(dtype, copy=False))
+    settings = {
+        "model": {**config, "vocab_size": rows, "vocab_size_real": real},
+        "generation": dict(generation or {}),
+    }
+    with replaced_folder(Path(folder), force=force) as temporary:
+        flow.save(tensors, temporary / MODEL_FOLDER)
+        text = json.dumps(settings, indent=2, sort_keys=True) + "\n"
+        write_synced(temporary / MODEL_FOLDER / SETTINGS, text.encode())
+
+
+def _read_pickle(path: Path) -> dict[str, _TensorRecord]:
+    try:
+        content = _Unpickler(io.BytesIO(path.read_bytes())).load()
+    except (OSError, UserError):
+        raise
+    # A damaged pickle can raise nearly anything.
+    except Exception as error:
+        raise UserError(
+            f"{PICKLE} is truncated or corrupt ({type(error).__name__}: {error})"
+        ) from error
+    version = content.get("protocol_version") if isinstance(content, dict) else None
+    if version != PROTOCOL_VERSION:
+        raise UserError(
+            f"{PICKLE} has protocol version {version!r}; {PROTOCOL_VERSION} can be read"
+        )
+    data = content.get("data")
+    if not isinstance(data, dict) or not data:
+        raise UserError(f"{PICKLE} holds a {type(data).__name__}, not a state dict")
+    for name, value in data.items():
+        if not isinstance(name, str) or not isinstance(value, _TensorRecord) or not value.path:
+            raise UserError(
+                f"the entry {name!r} is a {type(value).__name__}, not a tensor; expected the "
+                "checkpoint's `model`, not its optimizer or schedule"
+            )
+    return dict(data)
+
+
+def _read_tensor(folder: Path) -> np.ndarray:
+    meta = variable_meta_info_pb2.VariableMetaInfo()
+    try:
+        text_format.Parse((folder / "meta").read_text(encoding="utf-8"), meta)
+        type_name = data_type_pb2.DataType.Name(meta.data_type)
+    except OSError as error:
+        raise UserError(f"{folder.name}/meta: {error.strerror or error}") from error
+    except (text_format.ParseError, ValueError) as error:
+        raise UserError(f"{folder.name}/meta is corrupt ({error})") from error
+    if type_name not in _DTYPES:
+        raise UserError(f"{folder.name} holds elements of type {type_name}, which is not supported")
+    shape = tuple(meta.shape.dim)
+    dtype = np.dtype(_DTYPES[type_name])
+    data = (folder / "out").read_bytes()
+    if min(shape, default=1) < 0 or len(data) != math.prod(shape) * dtype.itemsize:
+        raise UserError(
+            f"{folder.name}/out has {len(data)} bytes where {shape} of {type_name} needs "
+            f"{math.prod(shape) * dtype.itemsize}: truncated or corrupt"
+        )
+    flat = np.frombuffer(data, dtype)
+    return (widen_bfloat16(flat) if type_name == "kBFloat16" else flat).reshape(shape)

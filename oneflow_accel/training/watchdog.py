@@ -1,0 +1,334 @@
+"""Ends all processes of a job when one of them dies, and says which one it was.
+
+A process that is killed in the middle of a step leaves its peers in a collective that never ends,
+and oneflow.distributed.launch does not always take them down. Here a thread in each process keeps
+one TCP connection to rank 0; a connection that closes without a goodbye is a death, which rank 0
+tells the others. The system closes the connections of a process however it ends, and its host's
+silence shows after some 30 s.
+
+    with watchdog.guard():
+        train()
+
+OneFlow's collectives release Python's lock while they wait, so the thread runs.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import hmac
+import json
+import os
+import secrets
+import selectors
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from oneflow_accel.training import distributed
+
+EXIT_CODE = 1
+# A failure often shows in several processes at once; each gets so long to report its own, in s.
+GRACE = 3.0
+_CONNECT_TIMEOUT = 60.0
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A process of the job."""
+
+    rank: int
+    pid: int
+    host: str
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} (pid {self.pid} on {self.host})"
+
+
+class Watchdog:
+    """The connections of one process.
+
+    Args:
+        rank: of this process.
+        world_size: number of processes.
+        exchange: gives every process the list of what each of them passed, by rank.
+        address: host name or address of rank 0's machine, as the others reach it.
+
+    Raises:
+        ConnectionError: a peer did not connect within a minute.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        exchange: Callable[[Any], list[Any]],
+        address: str,
+    ) -> None:
+        self._rank = rank
+        self._lock = threading.Lock()
+        # Ranks whose end is known: they said goodbye, or failed and said so.
+        self._gone: set[int] = set()
+        self._all_gone = threading.Event()
+        self._stopped = threading.Event()
+        self._ending = False
+        me = {"rank": rank, "pid": os.getpid(), "host": socket.gethostname()}
+        if rank == 0:
+            # Nobody beyond this machine needs to reach a job that is all on it.
+            listener = socket.create_server(("127.0.0.1" if address in _LOOPBACK else "", 0))
+            token = secrets.token_hex(16)
+            told = exchange({**me, "port": listener.getsockname()[1], "token": token})
+        else:
+            told = exchange(me)
+        self._peers = [Peer(entry["rank"], entry["pid"], entry["host"]) for entry in told]
+        if rank == 0:
+            with listener:
+                self._connections = _accept(listener, token, self._peers[1:world_size])
+        else:
+            self._connections = {0: _connect(address, told[0]["port"], told[0]["token"], rank)}
+        thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        thread.start()
+
+    def stop(self, failure: str | None = None) -> None:
+        """Say goodbye; rank 0 waits for the goodbyes of all others, and watches them until then.
+
+        Args:
+            failure: why this process ends early; the others are told and end as well.
+        """
+        if self._stopped.is_set():
+            return
+        event = "bye" if failure is None else "failed"
+        if self._rank != 0 or failure is not None:
+            self._tell(event, self._rank, failure or "")
+        else:
+            self._all_gone.wait()
+        self._stopped.set()
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections of this process; without a goodbye the others take it for dead."""
+        for connection in self._connections.values():
+            # Closed by the peer already, or by the other thread.
+            with contextlib.suppress(OSError):
+                connection.close()
+
+    def _watch(self) -> None:
+        selector = selectors.DefaultSelector()
+        for rank, connection in self._connections.items():
+            connection.setblocking(True)
+            selector.register(connection, selectors.EVENT_READ, (rank, _Lines(connection)))
+        while not self._stopped.is_set() and selector.get_map():
+            try:
+                ready = selector.select(timeout=1.0)
+            # `stop` in the main thread has closed a connection.
+            except (OSError, ValueError):
+                return
+            for key, _ in ready:
+                rank, lines = key.data
+                messages = lines.read()
+                if self._stopped.is_set():
+                    return
+                for message in messages or []:
+                    self._handle(message["event"], message["rank"], message["text"])
+                if messages is None:
+                    selector.unregister(key.fileobj)
+                    self._handle("closed", rank, "")
+
+    def _handle(self, event: str, rank: int, text: str) -> None:
+        with self._lock:
+            if self._ending:
+                return
+            if event == "bye" or rank in self._gone:
+                self._gone.add(rank)
+                if len(self._gone) == len(self._peers) - 1:
+                    self._all_gone.set()
+                return
+            self._gone.add(rank)
+            self._ending = True
+        if event == "failed":
+            line = f"{self._peers[rank]} failed ({text})"
+            delay = GRACE
+        else:
+            line = f"{self._peers[rank]} died: killed, out of memory or crashed"
+            delay = 0.0
+        if self._rank == 0:
+            self._tell("failed" if event == "failed" else "died", rank, text)
+        threading.Thread(target=self._end, args=(line, delay), daemon=True).start()
+
+    def _end(self, line: str, delay: float) -> None:
+        """End this process, unless it ends by itself within `delay` seconds."""
+        time.sleep(delay)
+        if self._stopped.is_set():
+            return
+        flush = threading.Thread(target=_flush, daemon=True)
+        flush.start()
+        flush.join(1.0)
+        text = f"watchdog: {line}; {self._peers[self._rank]} ends as well\n"
+        # One write: processes share the pipe.
+        os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, text.encode())
+        os._exit(EXIT_CODE)
+
+    def _tell(self, event: str, rank: int, text: str) -> None:
+        line = json.dumps({"event": event, "rank": rank, "text": text}).encode() + b"\n"
+        for peer, connection in self._connections.items():
+            if peer != rank:
+                # It is gone itself, and there is nobody to tell.
+                with contextlib.suppress(OSError):
+                    connection.sendall(line)
+
+
+class _Lines:
+    """Messages of one connection."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._rest = b""
+
+    def read(self) -> list[dict[str, Any]] | None:
+        """The messages that have come; None where the connection is closed or broken."""
+        try:
+            data = self._connection.recv(65536)
+        except OSError:
+            return None
+        if not data:
+            return None
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+
+def _accept(listener: socket.socket, token: str, expected: list[Peer]) -> dict[int, socket.socket]:
+    """One connection for each of the expected peers; a stranger's is dropped."""
+    connections: dict[int, socket.socket] = {}
+    deadline = time.monotonic() + _CONNECT_TIMEOUT
+    while len(connections) < len(expected):
+        listener.settimeout(max(0.1, deadline - time.monotonic()))
+        try:
+            connection, _ = listener.accept()
+            connection.settimeout(10)
+            hello = json.loads(_read_line(connection))
+            known = hmac.compare_digest(str(hello["token"]), token)
+        except TimeoutError:
+            known = False
+        except (OSError, ValueError, KeyError, TypeError):
+            connection.close()
+            continue
+        if known:
+            _keep_alive(connection)
+            connections[int(hello["rank"])] = connection
+        elif time.monotonic() >= deadline:
+            absent = ", ".join(str(peer) for peer in expected if peer.rank not in connections)
+            raise ConnectionError(f"the watchdog got no connection from {absent}")
+    return connections
+
+
+def _connect(address: str, port: int, token: str, rank: int) -> socket.socket:
+    connection = socket.create_connection((address, port), timeout=_CONNECT_TIMEOUT)
+    _keep_alive(connection)
+    connection.sendall(json.dumps({"rank": rank, "token": token}).encode() + b"\n")
+    return connection
+
+
+def _read_line(connection: socket.socket) -> bytes:
+    """A line of at most 1000 bytes, and no byte after it."""
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = connection.recv(1)
+        if not byte or len(line) > 1000:
+            raise ValueError("not a hello")
+        line += byte
+    return line
+
+
+def _keep_alive(connection: socket.socket) -> None:
+    """Notice a host that has gone silent: 4 probes, 5 s apart, after 10 s."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        # Closed, or a full disk behind it.
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+
+
+_active: Watchdog | None = None
+
+
+def start() -> None:
+    """Begin to watch the job's processes; every process has to call it. Nothing on one process.
+
+    Raises:
+        RuntimeError: it has been started already.
+        ConnectionError: a process did not connect within a minute.
+    """
+    global _active
+    if distributed.world_size() == 1:
+        return
+    if _active is not None:
+        raise RuntimeError("the watchdog has been started already")
+    _active = Watchdog(
+        distributed.rank(),
+        distributed.world_size(),
+        distributed.all_gather_json,
+        # The machine of rank 0, by the launcher; OneFlow itself cannot do without it.
+        os.environ.get("MASTER_ADDR", "127.0.0.1"),
+    )
+
+
+def stop(failure: str | None = None) -> None:
+    """End the watch; without a `failure` this is a goodbye, with one the other processes end too.
+
+    Rank 0 waits until all others have stopped. Nothing if it has not been started.
+    """
+    global _active
+    watchdog, _active = _active, None
+    if watchdog is not None:
+        watchdog.stop(failure)
+
+
+@contextlib.contextmanager
+def guard() -> Iterator[None]:
+    """Watch while the block runs. If it raises in one process, the others end within `GRACE` s.
+
+    A process that ends because of another exits with EXIT_CODE, after one line on stderr that names
+    rank, pid and host of that one.
+    """
+    start()
+    try:
+        yield
+    except SystemExit as error:
+        stop(None if error.code in (None, 0) else f"exit code {error.code}")
+        raise
+    except BaseException as error:
+        text = str(error).partition("\n")[0]
+        stop(f"{type(error).__name__}: {text}" if text else type(error).__name__)
+        raise
+    stop()
+
+
+def _stop_at_exit() -> None:
+    """A process that ends without `stop` has not finished; its traceback, if any, says why."""
+    error = getattr(sys, "last_value", None)
+    stop("it ended early" if error is None else f"{type(error).__name__}: {error}")
+
+
+def _close_in_child() -> None:
+    """Data workers are forked; a connection that they hold would outlive this process."""
+    global _active
+    watchdog, _active = _active, None
+    if watchdog is not None:
+        watchdog.close()
+
+
+atexit.register(_stop_at_exit)
+os.register_at_fork(after_in_child=_close_in_child)

@@ -1,0 +1,116 @@
+"""The end of one process ends the others, which say whose end it was.
+
+The processes are started here and not by oneflow's launcher, which takes the others down itself
+where it leads their process group.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from oneflow_accel.training import watchdog
+
+import pytest
+
+from tests.launch import REPOSITORY, free_port
+
+PROGRAM = REPOSITORY / "tests" / "oneflow_accel" / "training" / "watched_job.py"
+
+
+@dataclass
+class Ended:
+    code: int
+    output: str
+    when: float
+
+
+def run_job(folder: Path, nproc: int, what: str, rank: int) -> list[Ended]:
+    """Exit code, output and time of the end of each process; one hang in rendezvous is retried."""
+    for _ in range(2):
+        port = str(free_port())
+        processes = []
+        for number in range(nproc):
+            env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "MASTER_ADDR": "127.0.0.1"}
+            env |= {"MASTER_PORT": port, "WORLD_SIZE": str(nproc), "OMP_NUM_THREADS": "1"}
+            env |= {"RANK": str(number), "LOCAL_RANK": str(number)}
+            processes.append(
+                subprocess.Popen(
+                    [sys.executable, PROGRAM, folder, what, str(rank)],
+                    env=env,
+                    stdout=(folder / f"{number}.log").open("w"),
+                    stderr=subprocess.STDOUT,
+                )
+            )
+        try:
+            ends = {}
+            deadline = time.monotonic() + 40
+            while len(ends) < nproc and time.monotonic() < deadline:
+                for number, process in enumerate(processes):
+                    if number not in ends and process.poll() is not None:
+                        text = (folder / f"{number}.log").read_text()
+                        ends[number] = Ended(process.returncode, text, time.time())
+                time.sleep(0.05)
+            if len(ends) == nproc:
+                return [ends[number] for number in range(nproc)]
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+    raise AssertionError("hung twice: " + "".join(p.read_text() for p in folder.glob("*.log")))
+
+
+@pytest.mark.parametrize(("nproc", "rank"), [(3, 1), (2, 0)])
+def test_killed_process(tmp_path: Path, nproc: int, rank: int) -> None:
+    ends = run_job(tmp_path, nproc, "kill", rank)
+    died = float((tmp_path / "when").read_text())
+    pid = (tmp_path / "pid").read_text()
+    name = f"rank {rank} (pid {pid} on {socket.gethostname()})"
+    assert ends[rank].code == -9
+    for number, end in enumerate(ends):
+        if number != rank:
+            assert end.code == watchdog.EXIT_CODE, end.output
+            assert end.when - died < 5
+            lines = [line for line in end.output.splitlines() if line.startswith("watchdog:")]
+            assert len(lines) == 1, end.output
+            assert f"{name} died" in lines[0]
+            assert f"; rank {number} (pid " in lines[0]
+            assert "this line is in the buffer" in end.output
+
+
+@pytest.mark.parametrize("rank", [1, 0])
+def test_exception_in_one_process(tmp_path: Path, rank: int) -> None:
+    ends = run_job(tmp_path, 2, "raise", rank)
+    raised = float((tmp_path / "when").read_text())
+    name = f"rank {rank} (pid {(tmp_path / 'pid').read_text()} on {socket.gethostname()})"
+    failed, other = ends[rank], ends[1 - rank]
+    # 1, or an abort of oneflow's own shutdown, which misses the peer.
+    assert failed.code != 0
+    assert "ValueError: a bad batch" in failed.output
+    assert "watchdog:" not in failed.output
+    assert other.code == watchdog.EXIT_CODE
+    assert f"watchdog: {name} failed (ValueError: a bad batch)" in other.output
+    assert other.when - raised < watchdog.GRACE + 3
+
+
+def test_all_finish(tmp_path: Path) -> None:
+    ends = run_job(tmp_path, 2, "finish", 1)
+    assert [end.code for end in ends] == [0, 0]
+    assert not any("watchdog" in end.output for end in ends)
+    # Rank 0 watches until the last one is done.
+    first, last = (float((tmp_path / f"{rank}.done").read_text()) for rank in (0, 1))
+    assert first > last - 0.5
+
+
+def test_one_process_needs_none() -> None:
+    with watchdog.guard():
+        assert watchdog._active is None
+    watchdog.start()
+    watchdog.stop()
+    with pytest.raises(ValueError, match="as it was"), watchdog.guard():
+        raise ValueError("as it was")
