@@ -5,7 +5,7 @@ The text of a line is what the device layer gives as the reason.
 
 from __future__ import annotations
 
-from oneflow_accel.backends.base import FEATURES, Backend
+from oneflow_accel.backends.base import Backend
 
 from libai.config import try_get_key
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -43,8 +43,7 @@ def adapt_to_device(cfg: DictConfig, backend: Backend) -> list[str]:
         switch_off("graph.enabled", "graph_adamw")
     for fusion in _FUSIONS:
         switch_off(f"model.cfg.{fusion}", "fused_transformer")
-    if "gradient_clipping" in FEATURES:
-        switch_off("optim.params.clip_grad_max_norm", "gradient_clipping", None)
+    switch_off("optim.params.clip_grad_max_norm", "gradient_clipping", None)
     return lines
 
 

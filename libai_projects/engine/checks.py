@@ -97,8 +97,8 @@ def check_layout(cfg: DictConfig, world_size: int) -> Layout:
     tensor, pipeline = sizes["tensor"], sizes["pipeline"]
     if world_size % (tensor * pipeline):
         raise UserError(
-            f"train.dist: tensor_parallel_size={tensor} x pipeline_parallel_size={pipeline} needs a "
-            f"multiple of {tensor * pipeline} processes, and there are {world_size}; start "
+            f"train.dist: tensor_parallel_size={tensor} x pipeline_parallel_size={pipeline} needs "
+            f"a multiple of {tensor * pipeline} processes, and there are {world_size}; start "
             f"{tensor * pipeline} (the number after the config in train.sh) or change the sizes"
         )
     data = world_size // (tensor * pipeline)
@@ -186,7 +186,7 @@ def _sequences(cfg: DictConfig) -> list[str]:
         if length and positions and length > positions:
             problems.append(
                 f"{key}.max_seq_length={length}: the model has "
-                f"model.cfg.max_seq_length={positions} positions; shorten the one or raise the other"
+                f"model.cfg.max_seq_length={positions} positions; shorten one or raise the other"
             )
     return problems
 

@@ -47,8 +47,8 @@ class Trainer(DefaultTrainer):
             f"{type(self.model).__name__} of {weights:,} weights on {sizes.device_type}, "
             f"{'nn.Graph' if cfg.graph.enabled else 'eager'}: data {sizes.data_parallel_size} x "
             f"tensor {sizes.tensor_parallel_size} x pipeline {sizes.pipeline_parallel_size} "
-            f"processes, batch {cfg.train.global_batch_size} = {cfg.train.train_micro_batch_size} x "
-            f"{sizes.data_parallel_size} x {cfg.train.num_accumulation_steps} accumulation steps, "
+            f"processes, batch {cfg.train.global_batch_size} = "
+            f"{cfg.train.train_micro_batch_size} x {sizes.data_parallel_size} x {cfg.train.num_accumulation_steps} accumulation steps, "
             f"{self.max_iter} iterations from {self.start_iter} on"
         )
 
@@ -60,8 +60,8 @@ class Trainer(DefaultTrainer):
         """
         if self.start_iter >= self.max_iter:
             raise UserError(
-                f"nothing to train: {self.cfg.train.output_dir} has all {self.max_iter} iterations; "
-                "to go on, raise train.train_iter"
+                f"nothing to train: {self.cfg.train.output_dir} has all {self.max_iter} "
+                "iterations; to go on, raise train.train_iter"
             )
         super().train()
 

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import oneflow_accel
 from oneflow_accel.backends import Backend
 from oneflow_accel.errors import CheckpointError, UserError
-from oneflow_accel.training import distributed
+from oneflow_accel.training import distributed, watchdog
 
 import numpy as np
 from libai.engine import default_setup
@@ -123,7 +123,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         _say(str(error), everywhere=False)
         return UserError.EXIT_CODE
     try:
-        execute(job)
+        # If a process dies, the others end too and say which one it was.
+        with watchdog.guard():
+            execute(job)
     except UserError as error:
         _say(str(error), everywhere=not isinstance(error, CheckpointError))
         return UserError.EXIT_CODE

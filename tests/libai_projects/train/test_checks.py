@@ -252,9 +252,9 @@ def test_config_is_fitted_to_a_bare_device(make_cfg):
     assert cfg.model.cfg.bias_gelu_fusion is False
     # Left to the model, which asks the device.
     assert cfg.model.cfg.attention_fusion is None
+    assert cfg.optim.params.clip_grad_max_norm is None
     expected = ["train.amp.enabled", "graph.enabled", "model.cfg.bias_gelu_fusion"]
-    if "gradient_clipping" in FEATURES:
-        expected.append("optim.params.clip_grad_max_norm")
+    expected.append("optim.params.clip_grad_max_norm")
     assert [line.split(": ")[1].split("=")[0] for line in lines] == expected
     assert all(": no " in line for line in lines)
 

@@ -7,14 +7,14 @@ from libai.data.datasets import GPT2Dataset
 from libai_projects.text.indexed_dataset import get_indexed_dataset
 from libai_projects.text.tokenizer import GPT2Tokenizer
 
-tokenization = dict(
-    tokenizer=LazyCall(GPT2Tokenizer)(vocab_file="vocab.json", merges_file="merges.txt"),
-    append_eod=False,
-    make_vocab_size_divisible_by=128,
-)
+tokenization = {
+    "tokenizer": LazyCall(GPT2Tokenizer)(vocab_file="vocab.json", merges_file="merges.txt"),
+    "append_eod": False,
+    "make_vocab_size_divisible_by": 128,
+}
 
-dataloader = dict(
-    train=LazyCall(build_nlp_train_val_test_loader)(
+dataloader = {
+    "train": LazyCall(build_nlp_train_val_test_loader)(
         dataset=[
             LazyCall(GPT2Dataset)(
                 data_prefix="text_document",
@@ -33,5 +33,5 @@ dataloader = dict(
         num_workers=4,
     ),
     # A list of loaders (build_nlp_test_loader), evaluated besides the splits above.
-    test=[],
-)
+    "test": [],
+}
