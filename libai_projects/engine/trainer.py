@@ -12,6 +12,7 @@ from oneflow_accel.errors import UserError
 from oneflow_accel.training import distributed
 
 import oneflow as flow
+from libai.config import try_get_key
 from libai.engine import DefaultTrainer
 from libai.engine.hooks import PeriodicWriter
 from libai.utils.events import EventWriter
@@ -20,6 +21,7 @@ from omegaconf import DictConfig, ListConfig
 from libai_projects import weights
 from libai_projects.engine import throughput, writers
 from libai_projects.engine.check_files import weights_format
+from libai_projects.engine.stopping import EarlyStop, RunEndedEarlyError
 
 logger = logging.getLogger("libai_projects")
 
@@ -38,22 +40,27 @@ class Trainer(DefaultTrainer):
             # A graph draws its masks from the seed it is compiled with, at its first run. A resumed
             # one must not draw again those that the run began with.
             self.backend.manual_seed(step_seed(cfg.train.seed, self.start_iter))
+            logger.info(
+                "resumed under nn.Graph: with dropout the losses are not those of a run in one go, "
+                "as the masks start anew; without it, or with graph.enabled=false, they are"
+            )
         logger.info(self._describe())
 
     def _describe(self) -> str:
-        cfg, sizes = self.cfg, self.cfg.train.dist
+        train, sizes = self.cfg.train, self.cfg.train.dist
         weights = sum(weight.numel() for weight in self.model.parameters())
+        mode = "nn.Graph" if self.cfg.graph.enabled else "eager"
         return (
-            f"{type(self.model).__name__} of {weights:,} weights on {sizes.device_type}, "
-            f"{'nn.Graph' if cfg.graph.enabled else 'eager'}: data {sizes.data_parallel_size} x "
-            f"tensor {sizes.tensor_parallel_size} x pipeline {sizes.pipeline_parallel_size} "
-            f"processes, batch {cfg.train.global_batch_size} = "
-            f"{cfg.train.train_micro_batch_size} x {sizes.data_parallel_size} x {cfg.train.num_accumulation_steps} accumulation steps, "
-            f"{self.max_iter} iterations from {self.start_iter} on"
+            f"{type(self.model).__name__} of {weights:,} weights on {sizes.device_type}, {mode}: "
+            f"data {sizes.data_parallel_size} x tensor {sizes.tensor_parallel_size} x pipeline "
+            f"{sizes.pipeline_parallel_size} processes, batch {train.global_batch_size} = "
+            f"{train.train_micro_batch_size} x {sizes.data_parallel_size} x "
+            f"{train.num_accumulation_steps} accumulation steps, {self.max_iter} iterations from "
+            f"{self.start_iter} on"
         )
 
     def train(self) -> None:
-        """Train to the last iteration.
+        """Train to the last iteration, or until `EarlyStop` ends the run.
 
         Raises:
             UserError: the run was at its end already.
@@ -63,7 +70,10 @@ class Trainer(DefaultTrainer):
                 f"nothing to train: {self.cfg.train.output_dir} has all {self.max_iter} "
                 "iterations; to go on, raise train.train_iter"
             )
-        super().train()
+        try:
+            super().train()
+        except RunEndedEarlyError as end:
+            logger.info("stopped after %d iterations: %s", self.iter + 1, end)
 
     @classmethod
     def build_optimizer(cls, cfg: DictConfig, model: flow.nn.Module) -> flow.optim.Optimizer:
@@ -84,10 +94,24 @@ class Trainer(DefaultTrainer):
 
     def build_hooks(self) -> list[Any]:
         """LiBai's hooks, except that the writers also write what the last evaluation finds."""
-        return [
+        hooks = [
             _FinalWriter(hook._writers, hook._period) if type(hook) is PeriodicWriter else hook
             for hook in super().build_hooks()
         ]
+        train = self.cfg.train
+        patience = try_get_key(train, "evaluation.patience", default=None)
+        minutes = train.get("max_minutes")
+        if train.evaluation.enabled and (patience or minutes):
+            hooks.append(
+                EarlyStop(
+                    train.evaluation.eval_period,
+                    train.evaluation.eval_metric,
+                    lower_is_better=train.evaluation.eval_mode == "min",
+                    patience=patience,
+                    minutes=minutes,
+                )
+            )
+        return hooks
 
     def build_writers(self) -> list[EventWriter]:
         """What the main process writes; the picture comes last, for it reads metrics.json."""

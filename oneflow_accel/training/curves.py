@@ -113,8 +113,12 @@ def _draw_panel(axes: Axes, lines: list[dict[str, Any]], names: dict[str, str]) 
                 label=f"validation{text}",
             )
             tops.append(values.max())
-    # From 0, and high enough for all but single wild training values.
-    axes.set_ylim(0, max(tops, default=1.0) * 1.05 or 1.0)
+    if "perplexity" in names:
+        # It falls from the size of the vocabulary by orders of magnitude.
+        axes.set_yscale("log")
+    else:
+        # From 0, and high enough for all but single wild training values.
+        axes.set_ylim(0, max(tops, default=1.0) * 1.05 or 1.0)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)

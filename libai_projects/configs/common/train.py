@@ -36,7 +36,11 @@ train = {
         # What model_best goes by: SPLIT/METRIC.
         "eval_metric": "validation/lm_loss_PPL",
         "eval_mode": "min",
+        # Stop after so many evaluations in a row that were no better; null: never.
+        "patience": None,
     },
+    # Stop at the first evaluation after so many minutes; null: never.
+    "max_minutes": None,
     "log_period": 20,
     "seed": 1234,
     "start_iter": 0,

@@ -125,3 +125,14 @@ def test_pipeline_run_goes_on_as_a_tensor_parallel_one(train, tmp_path):
     np.testing.assert_allclose(
         list(perplexities(out).values()), list(perplexities(whole).values()), rtol=1e-5
     )
+
+
+def test_run_stops_when_evaluations_get_no_better(train, tmp_path):
+    """With a learning rate of almost nothing, perplexity stays where it is."""
+    out = tmp_path / "out"
+    options = ("train.train_iter=50", "train.evaluation.eval_period=1", "optim.lr=1e-30")
+    result = train(*options, "train.evaluation.patience=2", out=out)
+    assert "stopped after 3 iterations: 2 evaluations in a row were no better" in result.stdout
+    assert "Traceback" not in result.stdout
+    assert list(perplexities(out)) == [1, 2, 3]
+    assert perplexities(out)[1] == perplexities(out)[3]

@@ -20,15 +20,20 @@ optim.weight_decay = 0.1
 dataloader.train.num_workers = 1
 dataloader.train.splits = [[900.0, 95.0, 5.0]]
 
+# So that a resumed run equals a whole one to the bit, with dropout too.
+graph.enabled = False
+
 train.output_dir = "projects/MagicPrompt/oneflow_magicprompt_small"
 train.amp.enabled = False
-train.train_micro_batch_size = 16
-train.test_micro_batch_size = 16
+train.train_micro_batch_size = 8
+train.test_micro_batch_size = 8
 train.train_epoch = 0
-train.train_iter = 2000
-train.warmup_ratio = 0.02
+train.train_iter = 20000
+train.warmup_ratio = 0.005
+train.max_minutes = 30
 train.log_period = 20
 train.checkpointer.period = 200
 train.checkpointer.max_to_keep = 2
-train.evaluation.eval_period = 200
+train.evaluation.eval_period = 100
 train.evaluation.eval_iter = 100
+train.evaluation.patience = 3
