@@ -13,6 +13,7 @@ import pytest
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from libai_projects import weights
 from tests.launch import run_process
 from tests.libai_projects.train.conftest import (
     NO_DROPOUT,
@@ -93,9 +94,10 @@ def test_eval_only_finds_what_training_found(train, whole_run, tmp_path):
         text = f"{split}/lm_loss_PPL: {found[f'{split}/lm_loss_PPL']:.6g}"
         assert text in result.stdout
     assert (whole_run / "config.yaml").read_bytes() == config
-    # Weights by name, into another directory: those of the first checkpoint.
-    weights = f"train.load_weight={whole_run / 'model_0000002'}"
-    result = train(weights, "--eval-only", out=tmp_path / "other")
+    # The weights of the first checkpoint by way of Hugging Face's format.
+    state, config = weights.load(whole_run / "model_0000002", "libai")
+    weights.save_huggingface(state, config, tmp_path / "hf")
+    result = train(f"train.load_weight={tmp_path / 'hf'}", "--eval-only", out=tmp_path / "other")
     assert f"validation/lm_loss_PPL: {perplexities(whole_run)[3]:.6g}" in result.stdout
 
 
