@@ -93,7 +93,7 @@ def commit(temporary: Path, name: str) -> Path:
 
 
 def tag(directory: Path, name: str) -> None:
-    """Say in `last_checkpoint` that a checkpoint is the newest; readers see the old or the new name.
+    """Name a checkpoint as the newest in `last_checkpoint`; readers see the old name or the new.
 
     Raises:
         OSError: as the file system reports it.

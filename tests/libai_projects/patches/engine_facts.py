@@ -9,6 +9,7 @@ import json
 import pickle
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -84,7 +85,7 @@ def orders(consumed: int, ranks: int, count: int) -> list[list[int]]:
             )
         )
         taken.append([next(sampler) for _ in range(count)])
-    return [sum(parts, []) for parts in zip(*taken, strict=True)]
+    return [[row for part in parts for row in part] for parts in zip(*taken, strict=True)]
 
 
 def resumed_order() -> Any:
@@ -134,10 +135,8 @@ def foreign_code() -> Any:
     file = FOLDER / "evil" / "model_0000001" / "model" / "pickled_data"
     (file.parent / "checksums.json").unlink(missing_ok=True)
     file.write_bytes(pickle.dumps({"protocol_version": 1, "data": Evil()}))
-    try:
+    with suppress(Exception):
         saver.load(str(FOLDER / "evil" / "model_0000001"))
-    except Exception:
-        pass
     return (FOLDER / "ran").exists()
 
 

@@ -1,11 +1,11 @@
 """One run of libai's trainer on a tiny GPT, as a process or several; run by test_engine_*.py.
 
-    engine_run.py JSON     {"folder": ..., "dist": {...}, "graph": bool, "resume": bool, "set": {...}}
+    engine_run.py '{"folder": ..., "dist": {...}, "graph": bool, "resume": bool, "set": {...}}'
 
 `set` gives config values by dotted name, `without` the first characters of patches to leave out.
-Rank 0 writes FOLDER/result.json: losses by iteration, results of the evaluation, samples seen (first
-tokens of each global batch). `full_disk` lets rank 0 write files of 1000 bytes at most once the
-training is done, and then saves once more.
+Rank 0 writes FOLDER/result.json: losses by iteration, results of the evaluation, samples seen
+(first tokens of each global batch). `full_disk` lets rank 0 write files of 1000 bytes at most once
+the training is done, and then saves once more.
 """
 
 from __future__ import annotations

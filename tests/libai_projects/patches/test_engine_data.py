@@ -6,12 +6,12 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
-from libai.data.data_utils import BlockIndexedDataset, get_indexed_dataset, helpers
-from libai.data.data_utils.reindexed_dataset import build_sample_idx
 from oneflow_accel.errors import DataError
 
 import numpy as np
 import pytest
+from libai.data.data_utils import BlockIndexedDataset, get_indexed_dataset, helpers
+from libai.data.data_utils.reindexed_dataset import build_sample_idx
 
 from tests.libai_projects.patches.engine_run import write_dataset
 

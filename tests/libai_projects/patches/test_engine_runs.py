@@ -144,7 +144,7 @@ def test_data_parallel_is_as_one_process_and_a_full_disk_spoils_nothing(
     # 27 rows in batches of 4 on 2 processes: the last batch is short and one row is a filler.
     assert perplexities(result) == pytest.approx(perplexities(single), rel=1e-5)
     assert perplexities(result)["validation/lm_loss_tokens"] == 27 * 16
-    assert "no checkpoint was saved, earlier ones are as before" in result["full_disk"]
+    assert "no checkpoint model_0000099 was saved, earlier ones are as before" in result["full_disk"]
     assert "File too large" in result["full_disk"]
     newest = checkpoint_folders.last(tmp_path / "out")
     assert newest is not None

@@ -70,7 +70,7 @@ def test_a_damaged_one_is_named_with_the_newest_intact_one(tmp_path: Path, damag
 
 def test_none_that_is_intact(tmp_path: Path) -> None:
     data_file(save(tmp_path, 9)).unlink()
-    with pytest.raises(CheckpointError, match="no checkpoint in .* is intact"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* is intact"):
         checkpoint_folders.last(tmp_path)
 
 
