@@ -147,22 +147,31 @@ class DatasetWriter:
         try:
             self._data.parent.mkdir(parents=True, exist_ok=True)
             # Appending does not truncate: the file may be another process's, see the lock.
-            file = io.BufferedWriter(io.FileIO(self._data_part, "ab"), 1 << 20)
+            file: io.BufferedWriter = io.BufferedWriter(io.FileIO(self._data_part, "ab"), 1 << 20)
         except OSError as error:
             raise self._failed(error) from error
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Between the opening and the lock its owner may have given it its final name.
-            if not os.path.samestat(os.fstat(file.fileno()), self._data_part.stat()):
-                raise OSError("renamed")
-        except OSError as error:
+        if not self._is_ours(file):
             file.close()
             raise DataError(
                 f"another process is writing {self._data_part}; wait for it, or choose another "
                 "--output-prefix"
-            ) from error
+            )
         file.truncate(0)
         return file
+
+    def _is_ours(self, file: io.BufferedWriter) -> bool:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:
+            # A file system without locks: nobody can know.
+            return True
+        try:
+            # Between the opening and the lock its owner may have given it its final name.
+            return os.path.samestat(os.fstat(file.fileno()), self._data_part.stat())
+        except FileNotFoundError:
+            return False
 
     def _write_index(self, file: BinaryIO) -> None:
         sizes = np.concatenate([np.empty(0, np.int32), *self._sizes])

@@ -132,7 +132,7 @@ class BlockEncoder:
                 line = raw if isinstance(raw, str) else raw.decode("utf-8")
                 found = self._texts_of_line(line.removesuffix("\r"), block.jsonl)
             except UnicodeDecodeError as error:
-                self._note(result, number, f"not UTF-8 (byte {error.start} of the line)")
+                self._note(result, number, f"not UTF-8 (byte {error.start + 1} of the line)")
                 continue
             except ValueError as error:
                 self._note(result, number, str(error))
@@ -216,7 +216,8 @@ def _json_texts(line: str, keys: Mapping[str, str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for key, name in keys.items():
         if key not in value:
-            raise ValueError(f"has no key {key!r}; it has {', '.join(map(repr, value)) or 'none'}")
+            others = ", ".join(map(repr, list(value)[:5])) or "none"
+            raise ValueError(f"has no key {key!r}; it has {others[:100]}")
         text = value[key]
         if not isinstance(text, str):
             raise ValueError(f"key {key!r} is a {type(text).__name__}, not a text")

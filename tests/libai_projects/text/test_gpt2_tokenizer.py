@@ -91,10 +91,10 @@ def test_libai_builds_it_from_a_config(small_files: VocabularyFiles) -> None:
         {
             "tokenization": {
                 "append_eod": True,
-                "make_vocab_size_divisible_by": 128,
+                "make_vocab_size_divisible_by": 256,
             },
             "model": {"cfg": {"vocab_size": 1}},
-            "train": {"dist": {"tensor_parallel_size": 2}},
+            "train": {"dist": {"tensor_parallel_size": 1}},
         },
         flags={"allow_objects": True},
     )

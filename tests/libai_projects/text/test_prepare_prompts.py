@@ -63,7 +63,7 @@ AWKWARD = (
     b"\xef\xbb\xbffirst after a mark\r\n"
     b"\n"
     b" \t \r\n"
-    b"caf\xe9 is latin-1\n"
+    b"M\xfcnchen in Latin-1\n"
     b' leading "quotes" and \\ kept  \n'
     b"a NUL \x00 inside\n"
     b"\xe2\x80\xa8 and \x0c and \xc2\x85 end no line\n"
@@ -95,7 +95,7 @@ def test_awkward_lines(
     assert small.eod_token_id not in MMapTokenDataset(tmp_path / "data")[3][:-1]
     output = capsys.readouterr().out
     assert "10 lines: 2 empty, 3 bad" in output
-    assert f"bad: {text}:4: not UTF-8 (byte 3 of the line)" in output
+    assert f"bad: {text}:4: not UTF-8 (byte 2 of the line)" in output
     assert f"bad: {text}:6: has a NUL character" in output
     assert f"bad: {text}:9: longer than --max-line-bytes" in output
     counts = json.loads(report.read_text())[0]
@@ -115,7 +115,7 @@ def test_bad_lines_can_be_an_error(
     options = [text, "--output-prefix", tmp_path / "data", "--bad-lines", "error"]
     assert prepare(small_files, *options) == 2
     error = capsys.readouterr().err
-    assert f"prepare.py: error: {text}:4: not UTF-8 (byte 3 of the line). Mend the line" in error
+    assert f"prepare.py: error: {text}:4: not UTF-8 (byte 2 of the line). Mend the line" in error
     assert [path.name for path in tmp_path.iterdir()] == ["prompts.txt"]
 
 
@@ -191,7 +191,7 @@ def test_fifty_thousand_lines_in_several_processes(
         assert main([str(text), *map(str, options), "--workers", workers]) == 0
         counts = json.loads(report.read_text())[0]
         assert (counts["lines"], counts["empty"], counts["bad"]) == (50_000, 50, 1)
-        assert counts["first_bad"] == [f"{text}:23457: not UTF-8 (byte 4 of the line)"]
+        assert counts["first_bad"] == [f"{text}:23457: not UTF-8 (byte 5 of the line)"]
         found[workers] = [Path(f"{prefix}{suffix}").read_bytes() for suffix in (".bin", ".idx")]
     assert found["1"] == found["3"]
     dataset = MMapTokenDataset(tmp_path / "data3", gpt2.vocab_size)

@@ -15,6 +15,7 @@ import oneflow as flow
 import pytest
 from libai.data.data_utils import indexed_dataset as libai
 from libai.data.datasets import GPT2Dataset
+from libai.data.structures import Instance
 
 from libai_projects.text.dataset_writer import DatasetWriter
 from libai_projects.text.indexed_dataset import (
@@ -23,6 +24,7 @@ from libai_projects.text.indexed_dataset import (
     dtype_for_vocabulary,
     get_indexed_dataset,
 )
+from libai_projects.text.tokenizer import GPT2Tokenizer
 
 # Documents of one and of several sequences.
 Documents = list[list[list[int]]]
@@ -120,6 +122,21 @@ def test_blocks_for_training_are_the_same_through_both_readers(tmp_path: Path) -
         assert (ids == stream[16 * number : 16 * number + 16]).all()
         labels = sample.get("labels").tensor.numpy()
         assert (labels == stream[16 * number + 1 : 16 * number + 17]).all()
+
+
+def test_data_loader_workers_read_the_blocks(small: GPT2Tokenizer, tmp_path: Path) -> None:
+    write(tmp_path / "data", [[[number % 300] * 9] for number in range(100)])
+    indexed = get_indexed_dataset(str(tmp_path / "data"), vocab_size=small.vocab_size)
+    blocks = GPT2Dataset(small, str(tmp_path / "data"), indexed, max_seq_length=16)
+
+    def stack(samples: list[Instance]) -> np.ndarray:
+        return np.stack([sample.get("input_ids").tensor.numpy() for sample in samples])
+
+    loader = flow.utils.data.DataLoader(blocks, batch_size=4, num_workers=2, collate_fn=stack)
+    rows = np.concatenate(list(loader))
+    stream = np.repeat(np.arange(100), 9)
+    assert len(rows) == len(blocks)
+    assert (rows.ravel() == stream[: rows.size]).all()
 
 
 def test_pickled_and_forked_readers_read_on(tmp_path: Path) -> None:
