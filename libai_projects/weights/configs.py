@@ -211,11 +211,16 @@ def from_libai_yaml(path: Path) -> Config:
     own_gpt = str(model.get("_target_", "")).startswith("libai.models")
     if "activation" not in settings and (settings.get("bias_gelu_fusion") or own_gpt):
         settings["activation"] = "gelu"
-    # Interpolations ("${...}") and nulls say nothing about the model.
+    return known_settings(settings)
+
+
+def known_settings(settings: Mapping[str, Any]) -> Config:
+    """The entries that describe the model; interpolations ("${...}") and nulls say nothing."""
     return {
         key: value
         for key, value in settings.items()
-        if key in MODEL_KEYS and (key == "activation" or isinstance(value, int | float))
+        if (key == "activation" and value in _ACTIVATIONS_BACK)
+        or (key in MODEL_KEYS and isinstance(value, int | float))
     }
 
 

@@ -52,7 +52,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     model.add_argument(
         "--vocab-size", type=int, help="tokens; rows above are padding (default: 50257 if padded)"
     )
-    model.add_argument("--activation", choices=("gelu_tanh", "gelu"))
+    model.add_argument("--activation", choices=("gelu_tanh", "gelu"), help="default: gelu_tanh")
     output = parser.add_argument_group("output")
     output.add_argument(
         "--vocab-multiple",

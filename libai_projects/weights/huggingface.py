@@ -114,7 +114,7 @@ def write(
             raise UserError(f"tokenizer file {file} is missing")
     with replaced_folder(folder, force=force) as temporary:
         write_synced(temporary / WEIGHTS, _serialized(named, dtype))
-        _write_json(temporary / CONFIG, content)
+        _write_json(temporary / CONFIG, dict(sorted(content.items())))
         _write_json(temporary / GENERATION_CONFIG, dict(generation or {}))
         for file in files:
             shutil.copyfile(file, temporary / file.name)

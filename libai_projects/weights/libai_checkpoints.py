@@ -138,7 +138,7 @@ def read_settings(path: Path) -> tuple[configs.Config, dict[str, int]]:
         model, generation = content.get("model"), content.get("generation", {})
         if not isinstance(model, dict) or not isinstance(generation, dict):
             raise UserError(f"{folder / SETTINGS} has no settings under 'model' and 'generation'")
-        return model, generation
+        return configs.known_settings(model), configs.generation_of(generation)
     for parent in list(folder.absolute().parents)[:2]:
         if (parent / "config.yaml").is_file():
             return configs.from_libai_yaml(parent / "config.yaml"), {}

@@ -10,6 +10,10 @@ silence shows after some 30 s.
         train()
 
 OneFlow's collectives release Python's lock while they wait, so the thread runs.
+
+The environment variable ONEFLOW_ACCEL_WATCHDOG, the same for all processes, is `off` for none of
+this, or the number of a port for rank 0 to listen on where a firewall lets only some through;
+otherwise the system chooses one.
 """
 
 from __future__ import annotations
@@ -29,12 +33,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from oneflow_accel.errors import UserError
 from oneflow_accel.training import distributed
 
+VARIABLE = "ONEFLOW_ACCEL_WATCHDOG"
 EXIT_CODE = 1
 # A failure often shows in several processes at once; each gets so long to report its own, in s.
 GRACE = 3.0
 _CONNECT_TIMEOUT = 60.0
+_ADVICE = f"set {VARIABLE} to a port that is open between the hosts, or to off"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -58,9 +65,10 @@ class Watchdog:
         world_size: number of processes.
         exchange: gives every process the list of what each of them passed, by rank.
         address: host name or address of rank 0's machine, as the others reach it.
+        port: for rank 0 to listen on; 0 for any.
 
     Raises:
-        ConnectionError: a peer did not connect within a minute.
+        UserError: the port cannot be had, or a process did not connect within a minute.
     """
 
     def __init__(
@@ -69,6 +77,7 @@ class Watchdog:
         world_size: int,
         exchange: Callable[[Any], list[Any]],
         address: str,
+        port: int = 0,
     ) -> None:
         self._rank = rank
         self._lock = threading.Lock()
@@ -79,8 +88,7 @@ class Watchdog:
         self._ending = False
         me = {"rank": rank, "pid": os.getpid(), "host": socket.gethostname()}
         if rank == 0:
-            # Nobody beyond this machine needs to reach a job that is all on it.
-            listener = socket.create_server(("127.0.0.1" if address in _LOOPBACK else "", 0))
+            listener = _listen(address, port)
             token = secrets.token_hex(16)
             told = exchange({**me, "port": listener.getsockname()[1], "token": token})
         else:
@@ -91,8 +99,7 @@ class Watchdog:
                 self._connections = _accept(listener, token, self._peers[1:world_size])
         else:
             self._connections = {0: _connect(address, told[0]["port"], told[0]["token"], rank)}
-        thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
-        thread.start()
+        threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     def stop(self, failure: str | None = None) -> None:
         """Say goodbye; rank 0 waits for the goodbyes of all others, and watches them until then.
@@ -165,13 +172,15 @@ class Watchdog:
         time.sleep(delay)
         if self._stopped.is_set():
             return
-        flush = threading.Thread(target=_flush, daemon=True)
-        flush.start()
-        flush.join(1.0)
-        text = f"watchdog: {line}; {self._peers[self._rank]} ends as well\n"
-        # One write: processes share the pipe.
-        os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, text.encode())
-        os._exit(EXIT_CODE)
+        try:
+            flush = threading.Thread(target=_flush, daemon=True)
+            flush.start()
+            flush.join(1.0)
+            text = f"watchdog: {line}; {self._peers[self._rank]} ends as well\n"
+            # One write: processes share the pipe.
+            os.write(2, text.encode())
+        finally:
+            os._exit(EXIT_CODE)
 
     def _tell(self, event: str, rank: int, text: str) -> None:
         line = json.dumps({"event": event, "rank": rank, "text": text}).encode() + b"\n"
@@ -201,6 +210,17 @@ class _Lines:
         return [json.loads(line) for line in lines]
 
 
+def _listen(address: str, port: int) -> socket.socket:
+    """Nobody beyond this machine has to reach a job that is all on it."""
+    try:
+        return socket.create_server(("127.0.0.1" if address in _LOOPBACK else "", port))
+    except OSError as error:
+        raise UserError(
+            f"the watchdog cannot listen on port {port}: {error.strerror}; set {VARIABLE} to "
+            "another one"
+        ) from error
+
+
 def _accept(listener: socket.socket, token: str, expected: list[Peer]) -> dict[int, socket.socket]:
     """One connection for each of the expected peers; a stranger's is dropped."""
     connections: dict[int, socket.socket] = {}
@@ -222,12 +242,18 @@ def _accept(listener: socket.socket, token: str, expected: list[Peer]) -> dict[i
             connections[int(hello["rank"])] = connection
         elif time.monotonic() >= deadline:
             absent = ", ".join(str(peer) for peer in expected if peer.rank not in connections)
-            raise ConnectionError(f"the watchdog got no connection from {absent}")
+            raise UserError(f"the watchdog got no connection from {absent}; {_ADVICE}")
     return connections
 
 
 def _connect(address: str, port: int, token: str, rank: int) -> socket.socket:
-    connection = socket.create_connection((address, port), timeout=_CONNECT_TIMEOUT)
+    try:
+        connection = socket.create_connection((address, port), timeout=_CONNECT_TIMEOUT)
+    except OSError as error:
+        raise UserError(
+            f"rank {rank} cannot reach the watchdog of rank 0 at {address}, port {port}: "
+            f"{error}; {_ADVICE}"
+        ) from error
     _keep_alive(connection)
     connection.sendall(json.dumps({"rank": rank, "token": token}).encode() + b"\n")
     return connection
@@ -269,11 +295,15 @@ def start() -> None:
 
     Raises:
         RuntimeError: it has been started already.
-        ConnectionError: a process did not connect within a minute.
+        UserError: a process did not connect within a minute, or ONEFLOW_ACCEL_WATCHDOG is neither
+            `off` nor a port.
     """
     global _active
-    if distributed.world_size() == 1:
+    setting = os.environ.get(VARIABLE, "0")
+    if distributed.world_size() == 1 or setting == "off":
         return
+    if not setting.isdecimal() or int(setting) > 65535:
+        raise UserError(f"{VARIABLE} is {setting!r}; expected `off` or the number of a port")
     if _active is not None:
         raise RuntimeError("the watchdog has been started already")
     _active = Watchdog(
@@ -282,6 +312,7 @@ def start() -> None:
         distributed.all_gather_json,
         # The machine of rank 0, by the launcher; OneFlow itself cannot do without it.
         os.environ.get("MASTER_ADDR", "127.0.0.1"),
+        int(setting),
     )
 
 

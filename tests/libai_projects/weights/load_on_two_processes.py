@@ -1,4 +1,4 @@
-"""Loads and exports one model under several layouts; test_weights_into_models.py starts it twice.
+"""Loads and exports one model under several layouts; test_weights_into_models.py starts it.
 
     load_on_two_processes.py OUTPUT MODEL
 

@@ -79,7 +79,7 @@ def test_bare_model_and_lower_precision(tmp_path: Path) -> None:
 
 
 def test_two_processes(tmp_path: Path) -> None:
-    """tests/.../load_on_two_processes.py runs every layout in one start; here its files count."""
+    """load_on_two_processes.py runs every layout in one start; its files are what counts here."""
     program = REPOSITORY / "tests" / "libai_projects" / "weights" / "load_on_two_processes.py"
     result = run_distributed([program, tmp_path, GOLDEN], 2, timeout=60)
     assert result.returncode == 0, result.stdout

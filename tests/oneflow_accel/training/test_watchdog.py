@@ -10,10 +10,14 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from oneflow_accel.errors import UserError
 from oneflow_accel.training import watchdog
 
 import pytest
@@ -105,6 +109,46 @@ def test_all_finish(tmp_path: Path) -> None:
     # Rank 0 watches until the last one is done.
     first, last = (float((tmp_path / f"{rank}.done").read_text()) for rank in (0, 1))
     assert first > last - 0.5
+
+
+def test_strangers_are_sent_away() -> None:
+    """Two watchdogs in one process, on a port that is asked for; others call there as well."""
+    port = free_port()
+    told: dict[int, object] = {}
+    complete = threading.Barrier(2)
+
+    def exchange(rank: int, value: object) -> list[object]:
+        told[rank] = value
+        complete.wait(10)
+        if rank == 1:
+            for text in (b"GET / HTTP/1.1\r\n\r\n", b'{"rank": 1, "token": "guessed"}\n'):
+                with socket.create_connection(("127.0.0.1", port)) as stranger:
+                    stranger.sendall(text)
+        return [told[0], told[1]]
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(
+            lambda rank: watchdog.Watchdog(
+                rank, 2, partial(exchange, rank), "localhost", port if rank == 0 else 0
+            ),
+            (0, 1),
+        )
+        assert [peer.rank for peer in first._peers] == [0, 1]
+        waiting = pool.submit(first.stop)
+        time.sleep(0.2)
+        assert not waiting.done()
+        second.stop()
+        waiting.result(timeout=10)
+
+
+def test_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog.distributed, "world_size", lambda: 2)
+    monkeypatch.setenv(watchdog.VARIABLE, "off")
+    watchdog.start()
+    assert watchdog._active is None
+    monkeypatch.setenv(watchdog.VARIABLE, "on")
+    with pytest.raises(UserError, match="'on'; expected `off` or the number"):
+        watchdog.start()
 
 
 def test_one_process_needs_none() -> None:
