@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
-from typing import Any
 
 from oneflow_accel.training import checkpoint_folders, distributed
 from oneflow_accel.training.files import replace_file
@@ -29,7 +28,7 @@ def weights_to_evaluate(cfg: DictConfig) -> str:
     return cfg.train.load_weight or str(checkpoint_folders.last(Path(cfg.train.output_dir)))
 
 
-def evaluate(cfg: DictConfig, weights: str) -> dict[str, Any]:
+def evaluate(cfg: DictConfig, weights: str) -> object:
     """Evaluate weights on the validation and test splits and on the loaders of dataloader.test.
 
     Every process has to call it.
@@ -39,7 +38,7 @@ def evaluate(cfg: DictConfig, weights: str) -> dict[str, Any]:
         weights: see `weights_to_evaluate`.
 
     Returns:
-        Metrics by "SPLIT/METRIC"; empty except on the main process.
+        What was evaluated, the graph in graph mode: the caller decides when it is freed.
 
     Raises:
         UserError: the weights are damaged or those of another model.
@@ -63,4 +62,4 @@ def evaluate(cfg: DictConfig, weights: str) -> dict[str, Any]:
         replace_file(Path(cfg.train.output_dir) / RESULT_NAME, text.encode())
         for name, value in results.items():
             logger.info("%s: %.6g", name, value)
-    return results
+    return model

@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 # A launcher puts only this file's folder on the path.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -34,6 +35,9 @@ from libai_projects.engine.overrides import apply_overrides, load_config
 from libai_projects.engine.trainer import Trainer
 
 logger = logging.getLogger("libai_projects")
+
+# What holds the graphs of the run, see _leave.
+_KEPT: list[object] = []
 
 
 @dataclass(frozen=True)
@@ -65,8 +69,11 @@ def prepare(argv: Sequence[str]) -> Job:
     return Job(cfg, options, backend, adapted)
 
 
-def execute(job: Job) -> None:
+def execute(job: Job) -> object:
     """Train or evaluate.
+
+    Returns:
+        What holds the graphs of the run.
 
     Raises:
         UserError: anything that is the user's to mend and showed only now.
@@ -82,9 +89,10 @@ def execute(job: Job) -> None:
             adapt.shorten(cfg)
         _seed(cfg.train.seed, job.backend)
         if options.eval_only:
-            evaluation.evaluate(cfg, weights)
-        else:
-            Trainer(cfg).train()
+            return evaluation.evaluate(cfg, weights)
+        trainer = Trainer(cfg)
+        trainer.train()
+        return trainer
 
 
 def _share_log() -> None:
@@ -114,37 +122,42 @@ def _seed(seed: int, backend: Backend) -> None:
     np.random.seed(seed % 2**32)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Entry point; user errors become one line on stderr and a non-zero exit code."""
     try:
         job = prepare(sys.argv[1:] if argv is None else argv)
     except UserError as error:
         # All processes have found the same.
         _say(str(error), everywhere=False)
-        return UserError.EXIT_CODE
+        _leave(UserError.EXIT_CODE)
     try:
         # If a process dies, the others end too and say which one it was.
         with watchdog.guard():
-            execute(job)
-    except UserError as error:
-        _say(str(error), everywhere=not isinstance(error, CheckpointError))
-        return UserError.EXIT_CODE
-    except FloatingPointError as error:
-        text = str(error).splitlines()[0]
-        _say(f"{text} Try a lower optim.lr or a warm-up (train.warmup_ratio)", everywhere=True)
-        return UserError.EXIT_CODE
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise
-        _say(
-            f"{error}: make room, then go on from the last checkpoint with --resume",
-            everywhere=True,
-        )
-        return UserError.EXIT_CODE
+            _KEPT.append(execute(job))
     except KeyboardInterrupt:
         _say("interrupted; go on from the last checkpoint with --resume", everywhere=False)
-        return 130
-    return 0
+        _leave(130)
+    # Left from within the handler: its end would free the graphs that the traceback holds.
+    except Exception as error:
+        text = _in_words(error)
+        if text is None:
+            traceback.print_exc()
+            _leave(1)
+        _say(text, everywhere=not isinstance(error, CheckpointError))
+        _leave(UserError.EXIT_CODE)
+    _leave(0)
+
+
+def _in_words(error: Exception) -> str | None:
+    """What a user can do about an error; None where it is not theirs to mend."""
+    if isinstance(error, UserError):
+        return str(error)
+    if isinstance(error, FloatingPointError):
+        text = str(error).splitlines()[0]
+        return f"{text} Try a lower optim.lr or a warm-up (train.warmup_ratio)"
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return f"{error}: make room, then go on from the last checkpoint with --resume"
+    return None
 
 
 def _say(text: str, *, everywhere: bool) -> None:
@@ -154,22 +167,22 @@ def _say(text: str, *, everywhere: bool) -> None:
         sys.stderr.write(f"train_net.py: error: {rank}{text}\n")
 
 
-def _leave(code: int) -> None:
-    """End the process; one that failed does not wait for the others, which may wait for it."""
-    if code and distributed.world_size() > 1:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        logging.shutdown()
-        os._exit(code)
-    sys.exit(code)
+def _leave(code: int) -> NoReturn:
+    """End the process.
+
+    One of several that failed does not wait for the others, which may wait for it. Where all went
+    well they end at the same time and free no graphs: OneFlow takes a process that has ended for
+    lost, and freeing a graph waits until the others free theirs.
+    """
+    if distributed.world_size() == 1:
+        sys.exit(code)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    logging.shutdown()
+    if code == 0:
+        distributed.barrier()
+    os._exit(code)
 
 
 if __name__ == "__main__":
-    try:
-        result = main()
-    except BaseException as error:
-        if isinstance(error, SystemExit):
-            raise
-        traceback.print_exc()
-        result = 1
-    _leave(result)
+    main()

@@ -138,3 +138,12 @@ def test_run_stops_when_evaluations_get_no_better(train, tmp_path):
     assert "Traceback" not in result.stdout
     assert list(perplexities(out)) == [1, 2, 3]
     assert perplexities(out)[1] == perplexities(out)[3]
+
+
+def test_graph_run_of_two_processes_ends_by_itself(train, tmp_path):
+    """Graphs for training and for evaluation; freeing one waits for the other process."""
+    out = tmp_path / "out"
+    zero = ("train.zero_optimization.enabled=true", "train.zero_optimization.stage=2")
+    train("graph.enabled=true", *zero, *NO_DROPOUT, out=out, processes=2)
+    assert list(perplexities(out)) == [3, 6]
+    assert checkpoint_folders.last(out) == out / "model_0000005"
