@@ -17,6 +17,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from oneflow_accel.errors import CheckpointError
@@ -109,8 +110,12 @@ def remove(folder: Path) -> None:
     shutil.rmtree(trash)
 
 
-def verify(folder: Path) -> None:
+def verify(folder: Path, components: Sequence[str] | None = None) -> None:
     """Check that a checkpoint is whole: by checksums, or, in one that LiBai wrote, by sizes.
+
+    Args:
+        folder: of the checkpoint.
+        components: which parts of it, such as "model"; None means all.
 
     Raises:
         CheckpointError: names the file that is missing or damaged.
@@ -121,10 +126,10 @@ def verify(folder: Path) -> None:
         raise CheckpointError(f"{folder / 'model'} is missing")
     try:
         if (folder / MANIFEST).is_file():
-            _verify_checksums(folder)
+            _verify_checksums(folder, components)
         else:
-            for component in sorted(folder.iterdir()):
-                oneflow_files.check(component)
+            for component in components or sorted(path.name for path in folder.iterdir()):
+                oneflow_files.check(folder / component)
     except OSError as error:
         raise CheckpointError(f"{folder} cannot be read: {error}") from error
 
@@ -194,13 +199,15 @@ def _way_out(directory: Path) -> str:
     )
 
 
-def _verify_checksums(folder: Path) -> None:
+def _verify_checksums(folder: Path, components: Sequence[str] | None) -> None:
     try:
         files = dict(json.loads((folder / MANIFEST).read_bytes())["files"])
         expected = {name: (int(size), str(digest)) for name, (size, digest) in files.items()}
     except (ValueError, TypeError, KeyError) as error:
         raise CheckpointError(f"{folder / MANIFEST} is corrupt ({error!r})") from error
     for name, (size, digest) in expected.items():
+        if components is not None and Path(name).parts[0] not in components:
+            continue
         file = folder / name
         if not file.is_file():
             raise CheckpointError(f"{file} is missing")

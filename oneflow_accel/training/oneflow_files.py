@@ -149,11 +149,18 @@ def save(value: Any, folder: Path | str) -> None:
 
     Raises:
         CheckpointError: it could not be written (disk full, ...), on every process.
+        TypeError: the value holds something that `load` would not give back.
     """
     folder = Path(folder)
     buffer = io.BytesIO()
     writer = _Writer(buffer, folder)
     writer.dump({"protocol_version": _PROTOCOL_VERSION, "data": value})
+    try:
+        _structure(buffer.getvalue(), folder / PICKLE)
+    except CheckpointError as error:
+        raise TypeError(
+            f"only tensors, containers, numbers and text can be saved: {error}"
+        ) from error
     if writer.problem is None and distributed.rank() == 0:
         try:
             folder.mkdir(parents=True, exist_ok=True)

@@ -11,11 +11,11 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import oneflow_accel  # noqa: F401 - before oneflow and libai, which it patches
 
+import engine_trainer_facts
 import numpy as np
 import oneflow as flow
 
@@ -248,70 +248,6 @@ def perplexity_of_token_losses() -> Any:
     return perplexity(Losses(), LABELS)
 
 
-def names_of_results() -> Any:
-    """What results of a validation, a test and another test set are called."""
-    from libai.engine import default
-
-    loaders = [Loader(LABELS), Loader(LABELS[:4]), Loader(LABELS[:1])]
-    loaders[0].split_name, loaders[1].split_name = "validation", "test"
-    default.inference_on_dataset = lambda model, loader, *_: {"rows": len(loader.dataset)}
-    from omegaconf import OmegaConf
-
-    cfg = OmegaConf.create({"train": {"test_micro_batch_size": 4, "evaluation": {"eval_iter": 1}}})
-    return default.DefaultTrainer.test(cfg, loaders, None, evaluator="one")
-
-
-def loaded_weights() -> Any:
-    """What is loaded in a run that does not resume."""
-    from libai.engine import DefaultTrainer
-    from omegaconf import OmegaConf
-
-    loaded: list[str] = []
-    trainer = SimpleNamespace(
-        cfg=OmegaConf.create({"train": {"load_weight": "weights"}}),
-        checkpointer=SimpleNamespace(load=lambda path, **_: loaded.append(path)),
-        _resume_from="",
-    )
-    DefaultTrainer.resume_or_load(trainer, resume=False)
-    return loaded
-
-
-def steps_of_the_schedule() -> Any:
-    """Steps of schedule and optimizer in 4 iterations, eager, 2 batches accumulated."""
-    from libai.engine import hooks
-    from libai.engine.trainer import EagerTrainer
-
-    model = flow.nn.Linear(1, 1).to_global(**PLACED)
-    optimizer = flow.optim.SGD(model.parameters(), lr=1.0)
-    taken = {"schedule": 0, "optimizer": 0}
-    step = optimizer.step
-
-    def count(name: str) -> None:
-        taken[name] += 1
-
-    optimizer.step = lambda: (step(), count("optimizer"))
-    schedule = SimpleNamespace(
-        step=lambda: count("schedule"), get_last_lr=lambda: [1.0], state_dict=dict
-    )
-    data = [flow.ones(1, 1, **PLACED)] * 20
-    trainer = EagerTrainer(Mean(model), data, optimizer, grad_acc_steps=2)
-    trainer.cfg = SimpleNamespace(train=SimpleNamespace(global_batch_size=2))
-    run_step = trainer.run_step
-    trainer.run_step = lambda: run_step(lambda batch, mixup: {"x": batch})
-    trainer.register_hooks([hooks.LRScheduler(optimizer, schedule)])
-    trainer.train(0, 4)
-    return taken
-
-
-class Mean(flow.nn.Module):
-    def __init__(self, layer: flow.nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x: Any) -> Any:
-        return {"loss": self.layer(x).mean()}
-
-
 def spaces() -> Any:
     """Tokens of texts with spaces around special tokens, by a tokenizer of characters."""
     from libai.tokenizer.tokenization_base import PreTrainedTokenizer
@@ -349,9 +285,6 @@ FACTS: list[Callable[[], Any]] = [
     perplexity_of_mean_losses,
     perplexity_of_gpt,
     perplexity_of_token_losses,
-    names_of_results,
-    loaded_weights,
-    steps_of_the_schedule,
     spaces,
 ]
 
@@ -363,7 +296,7 @@ def main() -> None:
 
         leave_out(["002"])
     facts = {}
-    for fact in FACTS:
+    for fact in [*FACTS, *engine_trainer_facts.FACTS]:
         try:
             facts[fact.__name__] = fact()
         except Exception as error:

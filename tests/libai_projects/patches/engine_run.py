@@ -100,6 +100,8 @@ def make_config(options: dict[str, Any]) -> Any:
             weight_decay_bias=0.0,
         ),
         lr=1e-2,
+        # A list of omegaconf in the state of the optimizer.
+        betas=[0.9, 0.999],
         weight_decay=0.01,
     )
     loader = LazyCall(build_nlp_train_val_test_loader)(

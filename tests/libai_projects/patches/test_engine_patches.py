@@ -154,6 +154,20 @@ def test_the_schedule_steps_with_the_optimizer(facts: dict[str, tuple[Any, Any]]
     assert patched == {"schedule": 4, "optimizer": 4}
 
 
+def test_nccl_gets_options_that_are_set_where_it_runs(
+    facts: dict[str, tuple[Any, Any]],
+) -> None:
+    stock, patched = facts["options_of_nccl"]
+    assert stock[0] == [16, 24]
+    assert patched == [[], [], [], [32, 8]]
+
+
+def test_rdma_is_off_unless_asked_for(facts: dict[str, tuple[Any, Any]]) -> None:
+    started, message = facts["rdma"][1]
+    assert started == []
+    assert message.startswith("UserError: train.rdma_enabled=True, but oneflow was built without")
+
+
 def test_spaces_around_special_tokens_are_kept(facts: dict[str, tuple[Any, Any]]) -> None:
     stock, patched = facts["spaces"]
     assert stock[0] == list("a dog")

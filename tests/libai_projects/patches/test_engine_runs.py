@@ -91,7 +91,7 @@ def test_a_run_that_was_killed_goes_on_bit_for_bit_with_dropout(tmp_path: Path) 
     }
     whole = run(tmp_path / "whole", **options)
     assert whole["amp"] is False
-    assert "train.amp.enabled is switched off" in whole["output"]
+    assert "automatic mixed precision is switched off" in whole["output"]
     # 70 % of 95 blocks of 16 tokens, in batches of 4.
     assert (whole["period"], whole["eval_period"]) == (3, 4)
     killed = start(tmp_path / "killed", kill_after=4, **options)
@@ -144,7 +144,9 @@ def test_data_parallel_is_as_one_process_and_a_full_disk_spoils_nothing(
     # 27 rows in batches of 4 on 2 processes: the last batch is short and one row is a filler.
     assert perplexities(result) == pytest.approx(perplexities(single), rel=1e-5)
     assert perplexities(result)["validation/lm_loss_tokens"] == 27 * 16
-    assert "no checkpoint model_0000099 was saved, earlier ones are as before" in result["full_disk"]
+    assert (
+        "no checkpoint model_0000099 was saved, earlier ones are as before" in result["full_disk"]
+    )
     assert "File too large" in result["full_disk"]
     newest = checkpoint_folders.last(tmp_path / "out")
     assert newest is not None

@@ -83,6 +83,17 @@ def test_one_that_libai_wrote_is_checked_by_sizes(tmp_path: Path) -> None:
         checkpoint_folders.verify(folder)
 
 
+def test_one_component_is_checked_without_the_others(tmp_path: Path) -> None:
+    folder = save(tmp_path, 9)
+    (folder / "trainer" / "pickled_data").write_bytes(b"")
+    checkpoint_folders.verify(folder, ["model"])
+    (folder / checkpoint_folders.MANIFEST).unlink()
+    checkpoint_folders.verify(folder, ["model"])
+    data_file(folder).unlink()
+    with pytest.raises(CheckpointError, match="out is missing"):
+        checkpoint_folders.verify(folder, ["model"])
+
+
 def test_a_lost_pointer_is_no_fresh_start(tmp_path: Path) -> None:
     save(tmp_path, 9)
     (tmp_path / "last_checkpoint").unlink()

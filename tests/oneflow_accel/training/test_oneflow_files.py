@@ -131,6 +131,13 @@ def test_a_list_that_holds_itself_ends(tmp_path: Path) -> None:
     assert loaded[1] is loaded
 
 
+@pytest.mark.parametrize("value", [np.float64(1), Path("x"), np.ones(2)])
+def test_what_could_not_be_read_again_is_not_written(tmp_path: Path, value: Any) -> None:
+    with pytest.raises(TypeError, match="only tensors, containers, numbers and text"):
+        oneflow_files.save({"x": value}, tmp_path / "x")
+    assert not (tmp_path / "x" / "pickled_data").exists()
+
+
 def test_no_place_to_write_is_an_error_that_says_where(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="could not be written"):
