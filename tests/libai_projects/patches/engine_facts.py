@@ -1,6 +1,6 @@
 """What pieces of libai do, one fact after the other, as JSON; run by test_engine_patches.py.
 
-engine_facts.py FOLDER all|stock       stock: without the patches 0020 to 0029
+engine_facts.py FOLDER
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import engine_trainer_facts
 import numpy as np
 import oneflow as flow
 
-ROOT = Path(__file__).resolve().parents[3]
+import tests.libai_projects.patches.partial_series  # noqa: F401 - before libai
+
 FOLDER = Path(sys.argv[1])
 PLACED = {"placement": flow.placement("cpu", [0]), "sbp": flow.sbp.broadcast}
 
@@ -290,11 +291,6 @@ FACTS: list[Callable[[], Any]] = [
 
 
 def main() -> None:
-    if sys.argv[2] == "stock":
-        sys.path.insert(0, str(ROOT))
-        from tests.libai_projects.patches.engine_run import leave_out
-
-        leave_out(["002"])
     facts = {}
     for fact in [*FACTS, *engine_trainer_facts.FACTS]:
         try:

@@ -2,7 +2,7 @@
 
     engine_run.py '{"folder": ..., "dist": {...}, "graph": bool, "resume": bool, "set": {...}}'
 
-`set` gives config values by dotted name, `without` the first characters of patches to leave out.
+`set` gives config values by dotted name.
 Rank 0 writes FOLDER/result.json: losses by iteration, results of the evaluation, samples seen
 (first tokens of each global batch). `full_disk` lets rank 0 write files of 1000 bytes at most once
 the training is done, and then saves once more.
@@ -19,22 +19,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import oneflow_accel  # noqa: F401 - before oneflow and libai, which it patches
 from oneflow_accel.errors import UserError
 
 import numpy as np
 
+import tests.libai_projects.patches.partial_series  # noqa: F401 - before libai
+
 VOCAB, LENGTH = 96, 16
-
-
-def leave_out(beginnings: list[str]) -> None:
-    """Apply all patches but those; to be called before libai is imported."""
-    from oneflow_accel.patching import series
-
-    names = series.patch_names
-    series.patch_names = lambda *args: [
-        name for name in names(*args) if not name.startswith(tuple(beginnings))
-    ]
 
 
 def write_dataset(prefix: Path, documents: list[np.ndarray]) -> None:
@@ -228,7 +219,6 @@ def run(options: dict[str, Any]) -> dict[str, Any]:
 def main() -> int:
     """Run; a user's error is one line and exit code 2."""
     options = json.loads(sys.argv[1])
-    leave_out(options.get("without", ["none"]))
     try:
         result = run(options)
     except UserError as error:

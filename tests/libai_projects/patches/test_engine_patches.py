@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from tests.launch import run_process
+from tests.libai_projects.patches.partial_series import VARIABLE
 
 SCRIPT = Path(__file__).with_name("engine_facts.py")
 ENV = {"ONEFLOW_ACCEL_DEVICE": "cpu", "ONEFLOW_ACCEL_THREADS": "1"}
@@ -24,9 +25,9 @@ ENV = {"ONEFLOW_ACCEL_DEVICE": "cpu", "ONEFLOW_ACCEL_THREADS": "1"}
 def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, Any]]:
     """Of each fact what it is without the patches, and with them."""
     told = []
-    for which in ("stock", "all"):
-        folder = tmp_path_factory.mktemp(which)
-        process = run_process([SCRIPT, str(folder), which], timeout=100, env=ENV)
+    for before in ("0020", ""):
+        folder = tmp_path_factory.mktemp("facts")
+        process = run_process([SCRIPT, folder], timeout=100, env={**ENV, VARIABLE: before})
         assert process.returncode == 0, process.stdout
         told.append(json.loads((folder / "facts.json").read_text()))
     return {name: (told[0][name], told[1][name]) for name in told[1]}

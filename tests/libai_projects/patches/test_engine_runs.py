@@ -18,6 +18,7 @@ import pytest
 
 from tests.launch import run_distributed, run_process
 from tests.libai_projects.patches.engine_run import make_documents, write_dataset
+from tests.libai_projects.patches.partial_series import VARIABLE
 
 SCRIPT = Path(__file__).with_name("engine_run.py")
 ENV = {"ONEFLOW_ACCEL_DEVICE": "cpu", "ONEFLOW_ACCEL_THREADS": "1"}
@@ -26,15 +27,19 @@ TENSOR = {"tensor_parallel_size": 2}
 DATA = {"data_parallel_size": 2}
 
 
-def start(folder: Path, processes: int = 1, **options: Any) -> CompletedProcess[str]:
+def start(
+    folder: Path, processes: int = 1, before: str = "", **options: Any
+) -> CompletedProcess[str]:
+    """Start a run, with the patches of libai before this one only if it is given."""
+    env = {**ENV, VARIABLE: before}
     folder.mkdir(exist_ok=True)
     if not (folder / "data.idx").exists():
         write_dataset(folder / "data", make_documents())
     arguments = [SCRIPT, json.dumps({"folder": str(folder), **options})]
     if processes == 1:
-        return run_process(arguments, timeout=100, env=ENV)
+        return run_process(arguments, timeout=100, env=env)
     # The launcher writes its logs into the current folder.
-    return run_distributed(arguments, processes, timeout=120, env=ENV, cwd=folder)
+    return run_distributed(arguments, processes, timeout=120, env=env, cwd=folder)
 
 
 def run(folder: Path, processes: int = 1, **options: Any) -> dict[str, Any]:
@@ -68,7 +73,7 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_unpatched_a_resumed_run_begins_with_the_first_sample(tmp_path: Path) -> None:
-    options = {"without": ["002"], "set": {"train.evaluation.enabled": False}}
+    options = {"before": "0020", "set": {"train.evaluation.enabled": False}}
     whole = run(tmp_path, **options)
     assert (tmp_path / "out" / "last_checkpoint").read_text() == "model_final"
     (tmp_path / "out" / "last_checkpoint").write_text("model_0000002")
