@@ -74,10 +74,13 @@ def causal_softmax(scores: flow.Tensor, scale: float) -> flow.Tensor:
         Like `scores`; 0 where a row does not see a column.
     """
     rows, columns = scores.shape[-2:]
-    place: dict[str, Any] = {"device": scores.device} if scores.is_local else {}
+    # int32, because not every device compares int64.
+    place: dict[str, Any] = {"dtype": flow.int32}
     if scores.is_global:
-        sbp = [flow.sbp.broadcast] * len(scores.sbp)
-        place = {"placement": scores.placement, "sbp": sbp}
+        place["placement"] = scores.placement
+        place["sbp"] = [flow.sbp.broadcast] * len(scores.sbp)
+    else:
+        place["device"] = scores.device
     last = flow.arange(rows, **place).reshape(rows, 1) + (columns - rows)
     # A sum, as masking operators do not exist on every device.
     hidden = (flow.arange(columns, **place).reshape(1, columns) > last).to(scores.dtype)

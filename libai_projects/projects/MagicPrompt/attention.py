@@ -104,6 +104,6 @@ def _causal_mask(scores: flow.Tensor) -> flow.Tensor:
     capture no free tensor."""
     rows, columns = scores.shape[-2:]
     sbp = dist.get_nd_sbp([flow.sbp.broadcast, flow.sbp.broadcast])
-    place = {"placement": scores.placement, "sbp": sbp}
+    place = {"dtype": flow.int32, "placement": scores.placement, "sbp": sbp}
     row = flow.arange(rows, **place).reshape(1, 1, rows, 1) + (columns - rows)
     return flow.arange(columns, **place).reshape(1, 1, 1, columns) <= row

@@ -103,6 +103,7 @@ class GPT2Model(nn.Module):
         """(vocab_size,): 0, and HIDDEN at padding rows."""
         column = flow.arange(
             self.options.vocab_size,
+            dtype=flow.int32,
             placement=logits.placement,
             sbp=dist.get_nd_sbp([flow.sbp.broadcast, flow.sbp.split(0)]),
         )

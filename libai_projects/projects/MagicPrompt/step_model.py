@@ -41,26 +41,22 @@ class GPT2StepModel:
         self._device = backend.device()
         self._fused_softmax = bool(options.scale_mask_softmax_fusion)
         self._width = options.hidden_size
-        layout = dist.get_dist_util()
+        # Every process reads every weight: ZeRO may have left some to be joined, and OneFlow wants
+        # all processes to take part in that. Of another stage's weights nothing is left to keep.
+        layers = [LayerShard(each, options, self._position) for each in gpt.transformer.layers]
+        stage_of = dist.get_dist_util().get_layer_stage_id
         self._layers = [
-            LayerShard(block, options, self._position)
-            for block in gpt.transformer.layers
-            if layout.get_layer_stage_id(block.layer_idx) == self._position.stage
+            shard for i, shard in enumerate(layers) if stage_of(i) == self._position.stage
         ]
         self._rows = _shares(options.vocab_size, len(self._position.group))
         self._first_row = sum(self._rows[: self._position.group.index(self._position.rank)])
-        weight = gpt.embeddings.token_embeddings.weight.detach()
-        # Every process takes part in the move, and then each stage has what it needs.
-        last = weight.to_global(
-            placement=dist.get_layer_placement(-1),
-            sbp=dist.get_nd_sbp([flow.sbp.broadcast, ROWS]),
-        )
-        if self._position.is_first_stage:
-            self._tokens = local(weight, ROWS)
-            self._positions = local(gpt.embeddings.position_embeddings.weight)
-        if self._position.is_last_stage:
-            self._head = last.to_local()
-            self._norm = Norm.of(gpt.transformer.layernorm_f)
+        weight = gpt.embeddings.token_embeddings.weight
+        self._tokens = local(weight, ROWS)
+        self._positions = local(gpt.embeddings.position_embeddings.weight)
+        self._norm = Norm.of(gpt.transformer.layernorm_f)
+        declared = dist.get_nd_sbp([flow.sbp.broadcast, ROWS])
+        last_stage = dist.get_layer_placement(-1)
+        self._head = weight.detach().to_global(placement=last_stage, sbp=declared).to_local()
 
     def start(self, batch_size: int, use_cache: bool = True) -> Cache:
         """An empty cache for `batch_size` sequences.
