@@ -109,12 +109,12 @@ class Watchdog:
         """
         if self._stopped.is_set():
             return
-        event = "bye" if failure is None else "failed"
-        if self._rank != 0 or failure is not None:
-            self._tell(event, self._rank, failure or "")
-        else:
+        if self._rank == 0 and failure is None:
             self._all_gone.wait()
+        # Before the goodbye: on the last one rank 0 closes the connections, and that is no death.
         self._stopped.set()
+        if self._rank != 0 or failure is not None:
+            self._tell("bye" if failure is None else "failed", self._rank, failure or "")
         self.close()
 
     def close(self) -> None:
