@@ -21,6 +21,7 @@ FEATURES = {
     "graph": "nn.Graph",
     "graph_adamw": "AdamW inside nn.Graph (its bias correction is an operator there)",
     "plain_sgd": "SGD without momentum",
+    "gradient_clipping": "clipping gradients by their norm",
     "nhwc": "convolution, batch normalization and pooling on channels-last tensors, with gradients",
     "fused_bn_add_relu_train": "batch normalization + add + relu as one operator, with gradient",
     "native_layer_norm": "the layer_norm operator, with gradient (else a chain of small operators)",

@@ -1,4 +1,4 @@
-"""Draws a run's metric log as one picture: loss, accuracy and learning rate over the steps."""
+"""Draws a run's metric log as one picture: loss, perplexity or accuracy, learning rate."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ _SMOOTHING = 0.05
 # Title, label of the y axis, and the logged values that the panel shows, with their legend text.
 _PANELS: tuple[tuple[str, str, dict[str, str]], ...] = (
     ("Loss", "loss", {"loss": ""}),
+    ("Perplexity", "perplexity", {"perplexity": ""}),
     ("Accuracy", "% of images", {"acc1": " top-1", "acc5": " top-5"}),
     ("Learning rate", "learning rate", {"lr": ""}),
 )
@@ -32,9 +33,6 @@ _PANELS: tuple[tuple[str, str, dict[str, str]], ...] = (
 
 def draw_curves(metrics_jsonl: Path | str, output_png: Path | str) -> Path:
     """Draw the curves of a metrics.jsonl.
-
-    A panel is drawn for what was logged: `loss`; `acc1` and `acc5`, in percent; `lr`. Training
-    values are shown as logged (faint) and smoothed, validation values as points.
 
     Args:
         metrics_jsonl: what `MetricLog` wrote.
@@ -51,13 +49,33 @@ def draw_curves(metrics_jsonl: Path | str, output_png: Path | str) -> Path:
         lines = read_metrics(path)
     except FileNotFoundError as error:
         raise UserError(f"no curves: there is no metric log at {path}") from error
+    return draw_metrics(lines, output_png, source=path)
+
+
+def draw_metrics(lines: list[dict[str, Any]], output_png: Path | str, *, source: Path) -> Path:
+    """Draw the curves of a run.
+
+    A panel is drawn for what was logged: `loss`; `perplexity`; `acc1` and `acc5`, in percent; `lr`.
+    Training values are shown as logged (faint) and smoothed, validation values as points.
+
+    Args:
+        lines: objects as `metrics.read_metrics` returns them.
+        output_png: replaced if it exists.
+        source: the log they are from; its folder is the title.
+
+    Returns:
+        `output_png`.
+
+    Raises:
+        UserError: there is nothing to draw.
+    """
     logged = {name for line in lines for name, value in line["values"].items() if value is not None}
     panels = [panel for panel in _PANELS if logged & panel[2].keys()]
     if not panels:
-        raise UserError(f"no curves: {path} holds no loss, accuracy or learning rate")
+        raise UserError(f"no curves: {source} holds no loss, accuracy or learning rate")
     figure = Figure(figsize=(5.5 * len(panels), 4.2), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
-    figure.suptitle(path.resolve().parent.name, fontweight="bold")
+    figure.suptitle(source.resolve().parent.name, fontweight="bold")
     for position, (title, unit, names) in enumerate(panels, start=1):
         axes = figure.add_subplot(1, len(panels), position)
         _draw_panel(axes, lines, names)
@@ -95,8 +113,12 @@ def _draw_panel(axes: Axes, lines: list[dict[str, Any]], names: dict[str, str]) 
                 label=f"validation{text}",
             )
             tops.append(values.max())
-    # From 0, and high enough for all but single wild training values.
-    axes.set_ylim(0, max(tops, default=1.0) * 1.05 or 1.0)
+    if "perplexity" in names:
+        # It falls from the size of the vocabulary by orders of magnitude.
+        axes.set_yscale("log")
+    else:
+        # From 0, and high enough for all but single wild training values.
+        axes.set_ylim(0, max(tops, default=1.0) * 1.05 or 1.0)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)

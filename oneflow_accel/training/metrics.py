@@ -51,7 +51,7 @@ class MetricLog:
 
     def __init__(self, output_dir: Path | str, enabled: bool = True) -> None:
         self.path = Path(output_dir) / JSONL_NAME
-        self._tensorboard: _TensorBoard | None = None
+        self._tensorboard: TensorBoardLog | None = None
         self._file = None
         if not enabled:
             return
@@ -59,7 +59,7 @@ class MetricLog:
         _remove_torn_line(self.path)
         self._file = self.path.open("a", encoding="utf-8")
         try:
-            self._tensorboard = _TensorBoard(self.path.parent / "tensorboard")
+            self._tensorboard = TensorBoardLog(self.path.parent / "tensorboard")
         except ImportError as error:
             logger.info("no TensorBoard log (%s); metrics are in %s", error, self.path)
 
@@ -139,8 +139,12 @@ def read_metrics(path: Path | str) -> list[dict[str, Any]]:
     return lines
 
 
-class _TensorBoard:
-    """Event files through the writer of the `tensorboard` package; needs no tensorflow."""
+class TensorBoardLog:
+    """Event files through the writer of the `tensorboard` package; needs no tensorflow.
+
+    Raises:
+        ImportError: the package is not installed.
+    """
 
     def __init__(self, directory: Path) -> None:
         from tensorboard.compat.proto import event_pb2, summary_pb2
@@ -151,6 +155,7 @@ class _TensorBoard:
         self._writer = EventFileWriter(str(directory))
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Write numbers of one step, by tag."""
         pb2 = self._summary_pb2
         scalars = [pb2.Summary.Value(tag=name, simple_value=v) for name, v in values.items()]
         self._add(step, summary=pb2.Summary(value=scalars))
@@ -161,6 +166,7 @@ class _TensorBoard:
         self._add(step + 1, session_log=start)
 
     def close(self) -> None:
+        """Close the file."""
         self._writer.close()
 
     def _add(self, step: int, **content: Any) -> None:

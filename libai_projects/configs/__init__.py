@@ -1,0 +1,16 @@
+"""Configs that projects share, and the way to load one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from libai.config import LazyConfig
+from omegaconf import DictConfig
+
+
+def get_config(path: str) -> DictConfig:
+    """Load a config of this folder, such as "common/train.py", anew at each call.
+
+    A Python import would hand every config of a process the same object to change.
+    """
+    return LazyConfig.load(str(Path(__file__).parent / path))

@@ -1,0 +1,1 @@
+"""Our layer over LiBai's engine: command line, checks before the start, training, evaluation."""

@@ -1,0 +1,86 @@
+"""Fits a config to a device: what the device cannot do is switched off, with a line that says so.
+
+The text of a line is what the device layer gives as the reason.
+"""
+
+from __future__ import annotations
+
+from oneflow_accel.backends.base import Backend
+
+from libai.config import try_get_key
+from omegaconf import DictConfig, ListConfig, OmegaConf
+
+_FUSIONS = (
+    "bias_gelu_fusion",
+    "bias_dropout_fusion",
+    "scale_mask_softmax_fusion",
+    "attention_fusion",
+)
+
+
+def adapt_to_device(cfg: DictConfig, backend: Backend) -> list[str]:
+    """Change `cfg` so that `backend` can run it.
+
+    Args:
+        cfg: a whole config; changed in place.
+        backend: the device of the run.
+
+    Returns:
+        One line per change, for the log.
+    """
+    lines: list[str] = []
+
+    def switch_off(key: str, feature: str, value: object = False) -> None:
+        support = backend.supports(feature)
+        if try_get_key(cfg, key, default=None) not in (None, False) and not support:
+            OmegaConf.update(cfg, key, value)
+            text = "null" if value is None else str(value).lower()
+            lines.append(f"{backend.name}: {key}={text}: {support.reason}")
+
+    switch_off("train.amp.enabled", "amp")
+    switch_off("graph.enabled", "graph")
+    if _is_adamw(cfg):
+        switch_off("graph.enabled", "graph_adamw")
+    for fusion in _FUSIONS:
+        switch_off(f"model.cfg.{fusion}", "fused_transformer")
+    switch_off("optim.params.clip_grad_max_norm", "gradient_clipping", None)
+    return lines
+
+
+def _is_adamw(cfg: DictConfig) -> bool:
+    target = try_get_key(cfg, "optim._target_", default="")
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    return name.rsplit(".", 1)[-1] in ("Adam", "AdamW")
+
+
+def complete(cfg: DictConfig) -> None:
+    """Fill in what older or shorter configs leave out, and make numbers what LiBai needs."""
+    train = cfg.train
+    for key in ("train_micro_batch_size", "global_batch_size", "num_accumulation_steps"):
+        if key not in train:
+            train[key] = None
+    for key, value in (("load_weight", ""), ("seed", 1234), ("start_iter", 0), ("log_period", 20)):
+        if key not in train:
+            train[key] = value
+    if try_get_key(cfg, "dataloader.train.splits", default=None) is not None:
+        # LiBai divides the shares in place, which numpy refuses for whole numbers.
+        cfg.dataloader.train.splits = [
+            [float(share) for share in split]
+            for split in cfg.dataloader.train.splits
+            if isinstance(split, ListConfig)
+        ]
+
+
+def shorten(cfg: DictConfig) -> None:
+    """Make the run one of --fast-dev-run: 20 steps, evaluation every 10, a log line for each."""
+    train = cfg.train
+    train.train_epoch = 0
+    train.train_iter = 20
+    train.log_period = 1
+    if "evaluation" in train:
+        train.evaluation.eval_period = 10
+        train.evaluation.eval_after_n_epoch = None
+        train.evaluation.eval_iter = min(10, train.evaluation.eval_iter)
+    if "checkpointer" in train:
+        train.checkpointer.period = 10
+        train.checkpointer.save_model_after_n_epoch = None

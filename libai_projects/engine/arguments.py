@@ -1,0 +1,124 @@
+"""The command line of tools/train_net.py: flags and config overrides, in any order."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from oneflow_accel.errors import UserError
+
+# The config keys that most runs set. tests/libai_projects/train checks that each one exists.
+COMMON_KEYS = {
+    "dataloader.train.dataset.0.data_prefix": "data set: the path before .idx and .bin",
+    "tokenization.tokenizer.vocab_file": "vocab.json of the tokenizer",
+    "tokenization.tokenizer.merges_file": "merges.txt of the tokenizer",
+    "train.output_dir": "where checkpoints and logs go",
+    "train.load_weight": "weights to start from: a LiBai checkpoint or a Hugging Face directory",
+    "train.train_iter": "optimizer steps; with train_epoch the larger of the two",
+    "train.train_epoch": "passes over the training data",
+    "train.train_micro_batch_size": "samples per data-parallel rank and accumulation step",
+    "train.num_accumulation_steps": "gradient accumulation",
+    "train.global_batch_size": "micro batch x data parallel x accumulation; any two give the third",
+    "train.dist.tensor_parallel_size": "processes that share each layer",
+    "train.dist.pipeline_parallel_size": "pipeline stages; what is left is data parallel",
+    "train.activation_checkpoint.enabled": "recompute activations (graph mode)",
+    "train.zero_optimization.enabled": "shard the optimizer (graph mode; .stage: 1, 2 or 3)",
+    "train.evaluation.eval_period": "steps between evaluations",
+    "train.checkpointer.period": "steps between checkpoints",
+    "train.log_period": "steps between log lines",
+    "train.seed": "seed of weights, dropout and data order",
+    "optim.lr": "learning rate",
+    "graph.enabled": "nn.Graph (true) or eager mode (false)",
+    "model.cfg.num_layers": "layers of the model",
+    "model.cfg.hidden_size": "width of the model",
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line says.
+
+    Attributes:
+        config_file: path of the config, .py or .yaml.
+        resume: go on from the last checkpoint of train.output_dir.
+        eval_only: evaluate, do not train.
+        fast_dev_run: a short run that goes through all parts of a long one.
+        device: device by name; None lets the device layer choose.
+        overrides: "key=value" texts in the order given.
+    """
+
+    config_file: str
+    resume: bool = False
+    eval_only: bool = False
+    fast_dev_run: bool = False
+    device: str | None = None
+    overrides: list[str] = field(default_factory=list)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises what is wrong instead of ending the process: only one rank may print it."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; --help lists the options")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of tools/train_net.py."""
+    width = max(map(len, COMMON_KEYS))
+    keys = "\n".join(f"  {name:{width}}  {text}" for name, text in COMMON_KEYS.items())
+    parser = _Parser(
+        prog="train_net.py",
+        description="Train or evaluate a model of a LiBai config.",
+        usage="%(prog)s --config-file FILE [flags] [KEY=VALUE ...]   (flags and overrides in any "
+        "order)",
+        epilog="overrides: KEY=VALUE changes a key of the config, +KEY=VALUE adds one; lists as "
+        f"[1,2], nothing as null.\nThe keys that most runs set:\n{keys}\n"
+        "All keys and their values of a run: OUTPUT_DIR/config.yaml.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--config-file", metavar="FILE", required=True, help="config, .py or .yaml (required)"
+    )
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on from the last checkpoint in train.output_dir (default: a new run)",
+    )
+    parser.add_argument(
+        "--eval-only",
+        action="store_true",
+        help="evaluate train.load_weight, or else the last checkpoint in train.output_dir, on the "
+        "validation and test data (default: train)",
+    )
+    parser.add_argument(
+        "--fast-dev-run",
+        action="store_true",
+        help="20 steps, evaluation every 10, a log line for each: does everything work? "
+        "(default: the whole run)",
+    )
+    parser.add_argument(
+        "--device", help="device by name (default: ONEFLOW_ACCEL_DEVICE, else the best that works)"
+    )
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=argparse.SUPPRESS)
+    return parser
+
+
+def parse_options(argv: Sequence[str]) -> Options:
+    """Read the command line.
+
+    Raises:
+        UserError: an option that does not exist (names the nearest one), or one without its value.
+        SystemExit: after --help.
+    """
+    parser = build_parser()
+    known, unknown = parser.parse_known_intermixed_args(list(argv))
+    if unknown:
+        flags = [flag for action in parser._actions for flag in action.option_strings]
+        near = difflib.get_close_matches(unknown[0].split("=")[0], flags, n=1)
+        hint = f"did you mean {near[0]}?" if near else "--help lists the options"
+        raise UserError(f"there is no option {unknown[0]}; {hint}")
+    return Options(**vars(known))

@@ -1,0 +1,254 @@
+"""Checks of what a run reads and writes: vocabulary, data, weights, output directory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from oneflow_accel.errors import UserError
+from oneflow_accel.training import checkpoint_folders
+
+import yaml
+from libai.config import instantiate, try_get_key
+from omegaconf import DictConfig, ListConfig
+
+from libai_projects.engine.arguments import Options
+from libai_projects.text.indexed_dataset import MMapTokenDataset
+
+CONFIG_BACKUP = "config.yaml"
+# What must be equal for a checkpoint to fit the model.
+_SHAPE_KEYS = (
+    "num_layers",
+    "hidden_size",
+    "ffn_hidden_size",
+    "num_attention_heads",
+    "max_seq_length",
+    "vocab_size_real",
+)
+_FLOAT32 = 4
+# AdamW keeps two values for each weight; while one checkpoint is written the one before is there.
+_VALUES_SAVED = 3
+
+Note = Callable[[Callable[[], object]], bool]
+
+
+def check_all(cfg: DictConfig, options: Options, note: Note) -> None:
+    """Run every check of this file through `note`, which collects what they raise."""
+    note(lambda: check_vocabulary(cfg))
+    for key, dataset in datasets(cfg):
+        note(lambda key=key, dataset=dataset: check_dataset(cfg, key, dataset))
+    note(lambda: check_output(cfg, options))
+    if options.resume and not options.eval_only:
+        note(lambda: check_resume(cfg))
+    note(lambda: check_weights(cfg, options))
+
+
+def datasets(cfg: DictConfig) -> Iterator[tuple[str, DictConfig]]:
+    """Each data set of a config with its key: those of dataloader.train, then dataloader.test."""
+    train = try_get_key(cfg, "dataloader.train.dataset", default=None)
+    if isinstance(train, ListConfig):
+        for index, dataset in enumerate(train):
+            yield f"dataloader.train.dataset.{index}", dataset
+    elif train is not None:
+        yield "dataloader.train.dataset", train
+    for index, loader in enumerate(try_get_key(cfg, "dataloader.test", default=None) or []):
+        yield f"dataloader.test.{index}.dataset", loader.dataset
+
+
+def check_vocabulary(cfg: DictConfig) -> None:
+    """Check that the tokenizer can be made, and fill in how many tokens it knows.
+
+    Raises:
+        UserError: a file of the vocabulary is missing or damaged.
+    """
+    tokenizer = try_get_key(cfg, "tokenization.tokenizer", default=None)
+    if tokenizer is None:
+        return
+    try:
+        made = instantiate(tokenizer)
+    except UserError as error:
+        hint = (
+            "set tokenization.tokenizer.vocab_file and .merges_file, or MAGICPROMPT_VOCAB and "
+            "MAGICPROMPT_MERGES"
+        )
+        raise UserError(f"{error} ({hint})") from error
+    if "vocab_size_real" in (try_get_key(cfg, "model.cfg", default=None) or {}):
+        cfg.model.cfg.vocab_size_real = made.vocab_size
+
+
+def check_dataset(cfg: DictConfig, key: str, dataset: DictConfig) -> None:
+    """Check a data set in the mmap format, and that it has enough for a batch of each split.
+
+    Raises:
+        UserError: a file is missing, truncated or damaged, or has too few tokens.
+    """
+    indexed = dataset.get("indexed_dataset")
+    if indexed is None or indexed.get("data_impl", "mmap") != "mmap":
+        return
+    vocabulary = try_get_key(cfg, "model.cfg.vocab_size_real", default=None)
+    try:
+        tokens = MMapTokenDataset(indexed.data_prefix, vocabulary).tokens
+    except UserError as error:
+        raise UserError(f"{key}.data_prefix: {error}") from error
+    length = dataset.get("max_seq_length")
+    if not length or not key.startswith("dataloader.train"):
+        return
+    samples = (tokens - 1) // length
+    shares = [list(split) for split in try_get_key(cfg, "dataloader.train.splits", default=[])]
+    index = int(key.rsplit(".", 1)[-1]) if key[-1].isdigit() else 0
+    share = shares[index] if index < len(shares) else [1.0]
+    if len(share) != 3 or min(share) <= 0:
+        raise UserError(
+            f"dataloader.train.splits={shares}: three shares above 0 for each data set, such as "
+            "[[949,50,1]] for training, validation and test"
+        )
+    training = int(samples * share[0] / sum(share))
+    batch = cfg.train.get("global_batch_size") or 1
+    if training < batch and len(shares) == 1:
+        raise UserError(
+            f"{key}: {tokens} tokens make {samples} sequences of max_seq_length={length}, "
+            f"{training} of them for training, fewer than one batch of "
+            f"train.global_batch_size={batch}; take more data, shorter sequences or smaller batches"
+        )
+
+
+def check_output(cfg: DictConfig, options: Options) -> None:
+    """Check that train.output_dir can be written to and has room for two checkpoints.
+
+    Raises:
+        UserError: it is a file, belongs to somebody else, or its disk is nearly full.
+    """
+    output = Path(cfg.train.output_dir)
+    existing = output
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    if not existing.is_dir():
+        raise UserError(f"train.output_dir={output}: {existing} is a file, not a directory")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise UserError(
+            f"train.output_dir={output}: no permission to write to {existing}; choose another one"
+        )
+    if options.eval_only:
+        return
+    needed = 2 * checkpoint_bytes(cfg)
+    free = shutil.disk_usage(existing).free
+    if free < needed:
+        raise UserError(
+            f"train.output_dir={output}: {_size(free)} are free on its disk, and two checkpoints "
+            f"of this model (one kept while the next is written) take {_size(needed)}; make room "
+            "or choose another disk"
+        )
+
+
+def checkpoint_bytes(cfg: DictConfig) -> int:
+    """About how large a checkpoint is: float32 weights and the two values that AdamW keeps."""
+    model = try_get_key(cfg, "model.cfg", default=None)
+    try:
+        hidden, layers = int(model.hidden_size), int(model.num_layers)
+        inner = int(model.ffn_hidden_size)
+        rows = int(model.vocab_size) + int(model.max_seq_length)
+    except (AttributeError, TypeError):
+        return 0
+    weights = rows * hidden + layers * (4 * hidden * hidden + 2 * hidden * inner)
+    return weights * _FLOAT32 * _VALUES_SAVED
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
+
+
+def check_resume(cfg: DictConfig) -> None:
+    """Check that there is a run to go on with, and that it is one of this model.
+
+    Raises:
+        UserError: no checkpoint, a damaged one, or one of another model.
+    """
+    output = Path(cfg.train.output_dir)
+    if checkpoint_folders.last(output) is None:
+        raise UserError(
+            f"--resume: {output} holds no checkpoint; leave --resume out to start, or set "
+            "train.output_dir to that of the run"
+        )
+    check_same_model(cfg, output / CONFIG_BACKUP)
+
+
+def check_same_model(cfg: DictConfig, backup: Path) -> None:
+    """Check that an earlier run's config.yaml describes the same model.
+
+    Raises:
+        UserError: lists the keys that differ.
+    """
+    earlier = _model_keys(backup)
+    now = try_get_key(cfg, "model.cfg", default={})
+    different = [
+        f"{key}={now.get(key)} (there: {earlier[key]})"
+        for key in _SHAPE_KEYS
+        if key in earlier and key in now and earlier[key] != now.get(key)
+    ]
+    if different:
+        raise UserError(
+            f"{backup.parent} holds a run of another model: model.cfg.{', '.join(different)}; "
+            "choose another train.output_dir, or the model of that run"
+        )
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """Reads what LiBai writes; a Python tuple is a list, any other Python object is nothing."""
+
+
+_PlainLoader.add_constructor(
+    "tag:yaml.org,2002:python/tuple", lambda loader, node: loader.construct_sequence(node)
+)
+_PlainLoader.add_multi_constructor("tag:yaml.org,2002:python/", lambda loader, suffix, node: None)
+
+
+def _model_keys(backup: Path) -> dict[str, Any]:
+    try:
+        config = yaml.load(backup.read_text(encoding="utf-8"), Loader=_PlainLoader)
+        return dict(config["model"]["cfg"])
+    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError):
+        # Without a readable backup the shapes of the checkpoint decide.
+        return {}
+
+
+def check_weights(cfg: DictConfig, options: Options) -> None:
+    """Check that the weights to start from, or to evaluate, are there.
+
+    Raises:
+        UserError: train.load_weight names nothing that could be weights, or there is nothing to
+            evaluate.
+    """
+    weights = try_get_key(cfg, "train.load_weight", default="")
+    if weights:
+        if not options.resume or options.eval_only:
+            weights_format(weights)
+    elif options.eval_only and checkpoint_folders.last(Path(cfg.train.output_dir)) is None:
+        raise UserError(
+            f"--eval-only: {cfg.train.output_dir} holds no checkpoint; set train.output_dir to "
+            "that of the run, or train.load_weight to the weights"
+        )
+
+
+def weights_format(path: str) -> str:
+    """How weights are stored: "libai" or "huggingface".
+
+    Raises:
+        UserError: there is no such directory, or it is neither.
+    """
+    folder = Path(path)
+    if not folder.exists():
+        raise UserError(
+            f"train.load_weight={path} does not exist; it names a LiBai checkpoint such as "
+            "OUTPUT_DIR/model_0000999, or a Hugging Face directory"
+        )
+    if (folder / "model").is_dir() or (folder / "pickled_data").is_file():
+        return "libai"
+    if (folder / "config.json").is_file():
+        return "huggingface"
+    raise UserError(
+        f"train.load_weight={path} is neither a LiBai checkpoint (a directory with model/) nor a "
+        "Hugging Face one (with config.json)"
+    )

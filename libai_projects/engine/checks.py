@@ -1,0 +1,263 @@
+"""What can be known to be wrong before a run starts, found on every rank and said once.
+
+LiBai finds most of this by an assertion deep inside, minutes later, or not at all: it clamps
+parallel sizes to the number of processes and divides by zero on data without a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from oneflow_accel.errors import UserError
+from oneflow_accel.training import distributed
+
+from libai.config import try_get_key
+from omegaconf import DictConfig
+
+from libai_projects.engine import check_files
+from libai_projects.engine.arguments import Options
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Processes along each way of sharing the work; their product is the world size."""
+
+    data: int
+    tensor: int
+    pipeline: int
+
+
+def check_run(cfg: DictConfig, options: Options) -> None:
+    """Check a run on all ranks; each of them gets the same error.
+
+    Every process has to call it.
+
+    Args:
+        cfg: the whole config, overrides applied; its batch sizes are completed.
+        options: the command line.
+
+    Raises:
+        UserError: lists everything that is wrong, each with what to do.
+    """
+    problems: list[str] = []
+
+    def note(check: Callable[[], object]) -> bool:
+        try:
+            check()
+        except UserError as error:
+            problems.append(str(error))
+            return False
+        return True
+
+    world_size = distributed.world_size()
+    layouts: list[Layout] = []
+    if note(lambda: layouts.append(check_layout(cfg, world_size))):
+        note(lambda: check_model(cfg, layouts[0]))
+        note(lambda: complete_batch_sizes(cfg, layouts[0]))
+    note(lambda: check_steps(cfg))
+    check_files.check_all(cfg, options, note)
+    # A file may be missing on one node only.
+    agree(problems)
+
+
+def agree(problems: list[str]) -> None:
+    """Raise the problems of all ranks on each of them; nothing if there are none.
+
+    Raises:
+        UserError: a problem that only some ranks have is said to be theirs.
+    """
+    found: dict[str, list[int]] = {}
+    everywhere = distributed.all_gather_json(problems)
+    for rank, texts in enumerate(everywhere):
+        for text in texts:
+            found.setdefault(text, []).append(rank)
+    if not found:
+        return
+    lines = [
+        text if len(ranks) == len(everywhere) else f"rank {', '.join(map(str, ranks))}: {text}"
+        for text, ranks in found.items()
+    ]
+    raise UserError(lines[0] if len(lines) == 1 else "\n  - ".join(["", *lines]))
+
+
+def check_layout(cfg: DictConfig, world_size: int) -> Layout:
+    """The parallel layout of a config on `world_size` processes.
+
+    Raises:
+        UserError: the sizes are not whole numbers from 1 on, or do not fit the processes.
+    """
+    sizes = {}
+    for name in ("tensor", "pipeline", "data"):
+        key = f"train.dist.{name}_parallel_size"
+        size = try_get_key(cfg, key, default=None if name == "data" else 1)
+        if size is not None and (not isinstance(size, int) or size < 1):
+            raise UserError(f"{key}={size}: it counts processes, from 1 on")
+        sizes[name] = size
+    tensor, pipeline = sizes["tensor"], sizes["pipeline"]
+    if world_size % (tensor * pipeline):
+        raise UserError(
+            f"train.dist: tensor_parallel_size={tensor} x pipeline_parallel_size={pipeline} needs "
+            f"a multiple of {tensor * pipeline} processes, and there are {world_size}; start "
+            f"{tensor * pipeline} (the number after the config in train.sh) or change the sizes"
+        )
+    data = world_size // (tensor * pipeline)
+    # 1 is what LiBai's configs say where nobody has thought about it.
+    if sizes["data"] not in (None, 1, data):
+        raise UserError(
+            f"train.dist.data_parallel_size={sizes['data']}: {world_size} processes / "
+            f"(tensor {tensor} x pipeline {pipeline}) leave {data}; leave the key out, or start "
+            f"{sizes['data'] * tensor * pipeline} processes"
+        )
+    return Layout(data, tensor, pipeline)
+
+
+def check_model(cfg: DictConfig, layout: Layout) -> None:
+    """Check that the layout can share out the model, and that sequences fit its positions.
+
+    Raises:
+        UserError: something does not divide; names both keys.
+    """
+    model = try_get_key(cfg, "model.cfg", default=None)
+    if model is None:
+        return
+    problems = [*_undivided(model, layout), *_stages(cfg, layout), *_sequences(cfg)]
+    if problems:
+        raise UserError("\n  - ".join(problems))
+
+
+def _undivided(model: DictConfig, layout: Layout) -> list[str]:
+    heads, hidden = model.get("num_attention_heads"), model.get("hidden_size")
+    problems = []
+    if heads and hidden and hidden % heads:
+        problems.append(
+            f"model.cfg.hidden_size={hidden} is not a multiple of "
+            f"model.cfg.num_attention_heads={heads}; change one of them"
+        )
+    for name in ("num_attention_heads", "ffn_hidden_size"):
+        size = model.get(name)
+        if size and size % layout.tensor:
+            problems.append(
+                f"train.dist.tensor_parallel_size={layout.tensor} does not divide "
+                f"model.cfg.{name}={size}; take a divisor of {size}"
+            )
+    return problems
+
+
+def _stages(cfg: DictConfig, layout: Layout) -> list[str]:
+    layers = cfg.model.cfg.get("num_layers")
+    stage_of_layer = try_get_key(cfg, "train.dist.custom_pipeline_stage_id", default=None)
+    if layout.pipeline == 1 or not layers:
+        return []
+    if stage_of_layer is not None:
+        stages = list(stage_of_layer)
+        if len(stages) != layers or stages != sorted(stages):
+            return [
+                f"train.dist.custom_pipeline_stage_id={stages}: it names the stage of each of the "
+                f"{layers} layers in rising order, and there are {len(stages)} entries"
+            ]
+        if set(stages) != set(range(layout.pipeline)):
+            return [
+                f"train.dist.custom_pipeline_stage_id={stages}: each of the stages 0 to "
+                f"{layout.pipeline - 1} needs a layer"
+            ]
+        return []
+    problems = []
+    if layers % layout.pipeline:
+        problems.append(
+            f"train.dist.pipeline_parallel_size={layout.pipeline} does not divide "
+            f"model.cfg.num_layers={layers}; take a divisor, or say which stage each layer goes to "
+            "with train.dist.custom_pipeline_stage_id=[...]"
+        )
+    counted = try_get_key(cfg, "train.dist.pipeline_num_layers", default=None)
+    if counted is not None and counted != layers:
+        problems.append(
+            f"train.dist.pipeline_num_layers={counted}, but model.cfg.num_layers={layers}; "
+            "leave the former out"
+        )
+    return problems
+
+
+def _sequences(cfg: DictConfig) -> list[str]:
+    positions = cfg.model.cfg.get("max_seq_length")
+    problems = []
+    for key, dataset in check_files.datasets(cfg):
+        length = dataset.get("max_seq_length")
+        if length and positions and length > positions:
+            problems.append(
+                f"{key}.max_seq_length={length}: the model has "
+                f"model.cfg.max_seq_length={positions} positions; shorten one or raise the other"
+            )
+    return problems
+
+
+def complete_batch_sizes(cfg: DictConfig, layout: Layout) -> None:
+    """Fill in the batch size that is left out: global = micro x data parallel x accumulation.
+
+    Raises:
+        UserError: they contradict each other, or too few are given.
+    """
+    train = cfg.train
+    micro, steps, total = (
+        train.get(name)
+        for name in ("train_micro_batch_size", "num_accumulation_steps", "global_batch_size")
+    )
+    rule = (
+        "global_batch_size = train_micro_batch_size x data parallel processes "
+        f"({layout.data} here) x num_accumulation_steps"
+    )
+    for name in ("train_micro_batch_size", "num_accumulation_steps", "global_batch_size"):
+        if train.get(name) is not None and train[name] < 1:
+            raise UserError(f"train.{name}={train[name]} is less than 1")
+    if micro is None and total is None:
+        raise UserError(f"set train.train_micro_batch_size or train.global_batch_size: {rule}")
+    if total is not None:
+        known = (micro or 1) * layout.data * (steps or 1)
+        wrong = total != known if micro and steps else total % known
+        if wrong:
+            given = ", ".join(
+                f"{name}={train[name]}"
+                for name in (
+                    "global_batch_size",
+                    "train_micro_batch_size",
+                    "num_accumulation_steps",
+                )
+                if train.get(name) is not None
+            )
+            raise UserError(
+                f"train: {given} contradict each other: {rule}; set one of them to null"
+            )
+        if micro is None:
+            micro = total // (layout.data * (steps or 1))
+        steps = total // (layout.data * micro)
+    train.train_micro_batch_size = micro
+    train.num_accumulation_steps = steps or 1
+    train.global_batch_size = micro * layout.data * (steps or 1)
+
+
+def check_steps(cfg: DictConfig) -> None:
+    """Check lengths and periods, and what only nn.Graph has.
+
+    Raises:
+        UserError: a period below 1, or ZeRO or activation checkpointing in eager mode.
+    """
+    for key in (
+        "train.log_period",
+        "train.checkpointer.period",
+        "train.evaluation.eval_iter",
+        "train.evaluation.eval_period",
+        "train.test_micro_batch_size",
+    ):
+        number = try_get_key(cfg, key, default=None)
+        if number is not None and number < 1:
+            raise UserError(f"{key}={number} is less than 1")
+    ratio = try_get_key(cfg, "train.warmup_ratio", default=0)
+    if not 0 <= ratio < 1:
+        raise UserError(f"train.warmup_ratio={ratio}: a share of the run, from 0 to below 1")
+    if max(cfg.train.get("train_iter") or 0, cfg.train.get("train_epoch") or 0) <= 0:
+        raise UserError("nothing to train: train.train_iter and train.train_epoch are 0")
+    if cfg.graph.enabled:
+        return
+    for key in ("train.zero_optimization.enabled", "train.activation_checkpoint.enabled"):
+        if try_get_key(cfg, key, default=False):
+            raise UserError(f"{key}=true needs nn.Graph: graph.enabled=true")

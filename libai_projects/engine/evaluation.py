@@ -1,0 +1,65 @@
+"""--eval-only: the model on the validation and test data, without training."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+from oneflow_accel.training import checkpoint_folders, distributed
+from oneflow_accel.training.files import replace_file
+
+from libai.evaluation import flatten_results_dict
+from omegaconf import DictConfig
+
+from libai_projects.engine.trainer import Trainer, load_weights
+
+RESULT_NAME = "evaluation.json"
+
+logger = logging.getLogger("libai_projects")
+
+
+def weights_to_evaluate(cfg: DictConfig) -> str:
+    """train.load_weight, or else the last checkpoint in train.output_dir.
+
+    Raises:
+        UserError: the last checkpoint is damaged, or there is none.
+    """
+    return cfg.train.load_weight or str(checkpoint_folders.last(Path(cfg.train.output_dir)))
+
+
+def evaluate(cfg: DictConfig, weights: str) -> object:
+    """Evaluate weights on the validation and test splits and on the loaders of dataloader.test.
+
+    Every process has to call it.
+
+    Args:
+        cfg: the whole config; the results go to its train.output_dir as well.
+        weights: see `weights_to_evaluate`.
+
+    Returns:
+        What was evaluated, the graph in graph mode: the caller decides when it is freed.
+
+    Raises:
+        UserError: the weights are damaged or those of another model.
+    """
+    tokenizer = Trainer.build_tokenizer(cfg)
+    _, validation, test = Trainer.build_train_loader(cfg, tokenizer)
+    loaders = []
+    for name, loader in (("validation", validation), ("test", test)):
+        if loader is not None:
+            # The results go by it.
+            loader.split_name = name
+            loaders.append(loader)
+    loaders += Trainer.build_test_loader(cfg, tokenizer)
+    model = Trainer.build_model(cfg)
+    load_weights(model, weights)
+    if cfg.graph.enabled:
+        model = Trainer.build_graph(cfg, model, is_train=False)
+    results = flatten_results_dict(Trainer.test(cfg, loaders, model))
+    if distributed.is_main():
+        text = json.dumps({"weights": weights, **results}, indent=1, sort_keys=True)
+        replace_file(Path(cfg.train.output_dir) / RESULT_NAME, text.encode())
+        for name, value in results.items():
+            logger.info("%s: %.6g", name, value)
+    return model

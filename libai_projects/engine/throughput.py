@@ -1,0 +1,86 @@
+"""Speed, share of the hardware's peak, and memory of a training run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from oneflow_accel.backends.base import Backend
+
+from libai.config import try_get_key
+from omegaconf import DictConfig
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """What one iteration of a run does, on all processes together.
+
+    Attributes:
+        backend: the device.
+        samples: sequences per iteration.
+        tokens: tokens per sequence, None where samples are no sequences.
+        flops_per_token: see `flops_per_token`; None where unknown.
+        peak_flops: FLOP/s of all devices of the run together; None where unknown.
+    """
+
+    backend: Backend
+    samples: int
+    tokens: int | None = None
+    flops_per_token: float | None = None
+    peak_flops: float | None = None
+
+    def describe(self, seconds: float) -> str:
+        """Rates of an iteration that took `seconds`, as text."""
+        text = f"{self.samples / seconds:.4g} samples/s"
+        if self.tokens is not None:
+            text += f"  {self.samples * self.tokens / seconds:.5g} tokens/s"
+        share = self.mfu(seconds)
+        return f"{text}  mfu: {f'{100 * share:.1f} %' if share is not None else 'n/a'}"
+
+    def mfu(self, seconds: float) -> float | None:
+        """Model FLOPs utilization: the model's FLOPs / (seconds x peak); None where unknown."""
+        if None in (self.tokens, self.flops_per_token, self.peak_flops):
+            return None
+        work = self.samples * self.tokens * self.flops_per_token
+        return work / (seconds * self.peak_flops)
+
+    def describe_memory(self) -> str:
+        """Peak memory of this process so far, as text."""
+        peak = self.backend.max_memory_allocated()
+        return f"peak memory: {f'{peak / 1e9:.2f} GB' if peak is not None else 'n/a'}"
+
+
+def flops_per_token(model: DictConfig) -> float | None:
+    """FLOPs of training one token of a GPT: 6 N + 12 L h T.
+
+    N are the weights that are multiplied with (those of the layers, and the embedding once, for the
+    logits), L layers of width h, T tokens per sequence. Chowdhery et al., 2022 (PaLM), appendix B;
+    attention is counted whole, not its causal half.
+    """
+    try:
+        layers, hidden = int(model.num_layers), int(model.hidden_size)
+        inner, length = int(model.ffn_hidden_size), int(model.max_seq_length)
+        rows = int(model.get("vocab_size_real") or model.vocab_size)
+    except (AttributeError, TypeError):
+        return None
+    weights = layers * (4 * hidden * hidden + 2 * hidden * inner) + rows * hidden
+    return 6.0 * weights + 12.0 * layers * hidden * length
+
+
+def of_run(cfg: DictConfig, backend: Backend, world_size: int, samples: int) -> Throughput:
+    """The throughput of a config's run.
+
+    Args:
+        cfg: the whole config.
+        backend: its device.
+        world_size: number of processes, each with one device.
+        samples: sequences per iteration.
+    """
+    dataset: Any = try_get_key(cfg, "dataloader.train.dataset", default=None)
+    first = dataset[0] if dataset else None
+    tokens = first.get("max_seq_length") if first is not None else None
+    half = try_get_key(cfg, "train.amp.enabled", default=False)
+    peak = backend.properties().peak_flops.get("float16" if half else "float32")
+    model = try_get_key(cfg, "model.cfg", default=None)
+    work = flops_per_token(model) if model is not None else None
+    return Throughput(backend, samples, tokens, work, peak and peak * world_size)

@@ -1,0 +1,276 @@
+"""What is found before the start: layouts, batch sizes, files."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+from oneflow_accel.backends.base import FEATURES, Support
+from oneflow_accel.errors import UserError
+
+import pytest
+
+from libai_projects.engine import adapt, check_files, checks, output, throughput
+from libai_projects.engine.arguments import Options
+from libai_projects.engine.checks import Layout
+from libai_projects.engine.overrides import apply_overrides, load_config
+from tests.libai_projects.train.conftest import CONFIG, PROJECTS, TINY
+
+
+@pytest.fixture
+def make_cfg(prompts, monkeypatch, tmp_path):
+    """Loads the MagicPrompt config on our data, with overrides."""
+    for name, value in prompts.items():
+        monkeypatch.setenv(name, value)
+
+    def make(*overrides: str):
+        cfg = load_config(str(PROJECTS / CONFIG))
+        return apply_overrides(cfg, [*TINY, f"train.output_dir={tmp_path}", *overrides], CONFIG)
+
+    return make
+
+
+def refused(check, *parts: str) -> None:
+    with pytest.raises(UserError) as error:
+        check()
+    for part in parts:
+        assert part in str(error.value)
+
+
+def test_sound_run_passes(make_cfg):
+    cfg = make_cfg()
+    checks.check_run(cfg, Options(CONFIG))
+    assert cfg.train.global_batch_size == 4
+    assert cfg.train.num_accumulation_steps == 1
+    assert cfg.model.cfg.vocab_size_real == 400
+
+
+@pytest.mark.parametrize(
+    ("sizes", "world", "layout"),
+    [
+        ((), 1, Layout(1, 1, 1)),
+        ((), 4, Layout(4, 1, 1)),
+        (("tensor=2",), 4, Layout(2, 2, 1)),
+        (("tensor=2", "pipeline=2"), 4, Layout(1, 2, 2)),
+        (("data=2", "pipeline=2"), 4, Layout(2, 1, 2)),
+        # 1 is what LiBai's own configs say; what is left is data parallel there too.
+        (("data=1",), 2, Layout(2, 1, 1)),
+    ],
+)
+def test_layouts(make_cfg, sizes, world, layout):
+    keys = [f"train.dist.{size.replace('=', '_parallel_size=')}" for size in sizes]
+    assert checks.check_layout(make_cfg(*keys), world) == layout
+
+
+@pytest.mark.parametrize(
+    ("sizes", "world", "parts"),
+    [
+        (("tensor=2",), 1, ("multiple of 2 processes", "there are 1")),
+        (("tensor=2",), 3, ("multiple of 2", "there are 3")),
+        (("tensor=2", "pipeline=2"), 2, ("multiple of 4",)),
+        (("data=4",), 2, ("leave 2", "start 4")),
+        (("tensor=0",), 1, ("tensor_parallel_size=0",)),
+    ],
+)
+def test_layouts_that_do_not_fit_the_processes(make_cfg, sizes, world, parts):
+    keys = [f"train.dist.{size.replace('=', '_parallel_size=')}" for size in sizes]
+    refused(lambda: checks.check_layout(make_cfg(*keys), world), *parts)
+
+
+@pytest.mark.parametrize(
+    ("override", "layout", "parts"),
+    [
+        ("model.cfg.num_attention_heads=6", Layout(1, 4, 1), ("num_attention_heads=6", "4 does")),
+        ("model.cfg.hidden_size=66", Layout(1, 1, 1), ("not a multiple",)),
+        ("model.cfg.num_layers=3", Layout(1, 1, 2), ("num_layers=3", "take a divisor")),
+        ("train.dist.pipeline_num_layers=4", Layout(1, 1, 2), ("pipeline_num_layers=4",)),
+        ("train.dist.custom_pipeline_stage_id=[0]", Layout(1, 1, 2), ("2 layers", "1 entries")),
+        ("train.dist.custom_pipeline_stage_id=[1,0]", Layout(1, 1, 2), ("rising order",)),
+        ("train.dist.custom_pipeline_stage_id=[0,0]", Layout(1, 1, 2), ("stages 0 to 1",)),
+        ("dataloader.train.dataset.0.max_seq_length=64", Layout(1, 1, 1), ("64", "32 positions")),
+    ],
+)
+def test_models_that_do_not_fit_the_layout(make_cfg, override, layout, parts):
+    refused(lambda: checks.check_model(make_cfg(override), layout), *parts)
+    checks.check_model(make_cfg(), layout)
+
+
+@pytest.mark.parametrize(
+    ("given", "complete"),
+    [
+        (("train_micro_batch_size=4",), (4, 1, 8)),
+        (("train_micro_batch_size=4", "num_accumulation_steps=3"), (4, 3, 24)),
+        (("train_micro_batch_size=4", "global_batch_size=16"), (4, 2, 16)),
+        (("train_micro_batch_size=null", "global_batch_size=16"), (8, 1, 16)),
+        (
+            (
+                "train_micro_batch_size=null",
+                "global_batch_size=16",
+                "num_accumulation_steps=4",
+            ),
+            (2, 4, 16),
+        ),
+    ],
+)
+def test_any_two_batch_sizes_give_the_third(make_cfg, given, complete):
+    cfg = make_cfg(*(f"train.{text}" for text in given))
+    checks.complete_batch_sizes(cfg, Layout(2, 1, 1))
+    train = cfg.train
+    found = (train.train_micro_batch_size, train.num_accumulation_steps, train.global_batch_size)
+    assert found == complete
+
+
+@pytest.mark.parametrize(
+    ("given", "parts"),
+    [
+        (("train_micro_batch_size=4", "global_batch_size=10"), ("contradict", "(2 here)")),
+        (
+            ("global_batch_size=16", "num_accumulation_steps=3"),
+            ("global_batch_size=16", "num_accumulation_steps=3"),
+        ),
+        (("train_micro_batch_size=null",), ("set train.train_micro_batch_size",)),
+        (("train_micro_batch_size=0",), ("less than 1",)),
+    ],
+)
+def test_batch_sizes_that_contradict(make_cfg, given, parts):
+    cfg = make_cfg(*(f"train.{text}" for text in given))
+    refused(lambda: checks.complete_batch_sizes(cfg, Layout(2, 1, 1)), *parts)
+
+
+@pytest.mark.parametrize(
+    ("override", "part"),
+    [
+        ("train.zero_optimization.enabled=true", "graph.enabled=true"),
+        ("train.activation_checkpoint.enabled=true", "graph.enabled=true"),
+        ("train.log_period=0", "train.log_period=0"),
+        ("train.warmup_ratio=1", "warmup_ratio"),
+        ("train.train_iter=0", "nothing to train"),
+    ],
+)
+def test_lengths_and_what_only_graphs_have(make_cfg, override, part):
+    refused(lambda: checks.check_steps(make_cfg(override)), part)
+
+
+def test_several_mistakes_are_one_error(make_cfg, tmp_path):
+    cfg = make_cfg(
+        f"tokenization.tokenizer.vocab_file={tmp_path / 'none.json'}",
+        f"dataloader.train.dataset.0.data_prefix={tmp_path / 'none'}",
+        "train.dist.tensor_parallel_size=2",
+        "train.train_iter=0",
+    )
+    parts = ("none.json", "MAGICPROMPT_VOCAB", "data_prefix", "MAGICPROMPT_DATA", "2 processes")
+    refused(lambda: checks.check_run(cfg, Options(CONFIG)), *parts, "nothing to train")
+
+
+@pytest.mark.parametrize("suffix", [".idx", ".bin"])
+def test_damaged_data(make_cfg, prompts, tmp_path, suffix):
+    for end in (".idx", ".bin"):
+        shutil.copy(prompts["MAGICPROMPT_DATA"] + end, tmp_path / f"data{end}")
+    file = tmp_path / f"data{suffix}"
+    file.write_bytes(file.read_bytes()[:-10])
+    prefix = f"dataloader.train.dataset.0.data_prefix={tmp_path / 'data'}"
+    refused(lambda: checks.check_run(make_cfg(prefix), Options(CONFIG)), str(file), "truncated")
+
+
+def test_too_little_data_for_a_batch(make_cfg):
+    cfg = make_cfg("train.train_micro_batch_size=100000")
+    refused(lambda: checks.check_run(cfg, Options(CONFIG)), "fewer than one batch", "100000")
+
+
+def test_output_directory(make_cfg, tmp_path, monkeypatch):
+    file = tmp_path / "file"
+    file.touch()
+    cfg = make_cfg(f"train.output_dir={file / 'out'}")
+    refused(lambda: check_files.check_output(cfg, Options(CONFIG)), "is a file")
+    usage = SimpleNamespace(total=10**9, used=10**9 - 10**5, free=10**5)
+    monkeypatch.setattr(check_files.shutil, "disk_usage", lambda path: usage)
+    refused(lambda: check_files.check_output(make_cfg(), Options(CONFIG)), "0.1 MB are free")
+
+
+def test_directory_that_cannot_be_written_to(make_cfg, tmp_path, monkeypatch):
+    # Root may write everywhere, so the system's answer is replaced.
+    monkeypatch.setattr(check_files.os, "access", lambda path, mode: False)
+    refused(lambda: check_files.check_output(make_cfg(), Options(CONFIG)), "no permission")
+
+
+def test_nothing_to_resume_or_evaluate(make_cfg, tmp_path):
+    cfg = make_cfg()
+    refused(lambda: checks.check_run(cfg, Options(CONFIG, resume=True)), "holds no checkpoint")
+    refused(lambda: checks.check_run(cfg, Options(CONFIG, eval_only=True)), "load_weight")
+    cfg = make_cfg(f"train.load_weight={tmp_path / 'nowhere'}")
+    refused(lambda: checks.check_run(cfg, Options(CONFIG)), "nowhere", "does not exist")
+    cfg = make_cfg(f"train.load_weight={tmp_path}")
+    refused(lambda: checks.check_run(cfg, Options(CONFIG)), "neither")
+
+
+def test_run_of_another_model(make_cfg, tmp_path):
+    backup = tmp_path / "config.yaml"
+    backup.write_text(
+        "model:\n  cfg: {num_layers: 2, hidden_size: 128}\n"
+        "optim: {betas: !!python/tuple [0.9, 0.999]}\n"
+    )
+    refused(
+        lambda: check_files.check_same_model(make_cfg(), backup),
+        "hidden_size=64 (there: 128)",
+        str(tmp_path),
+    )
+    backup.write_text("model: {cfg: {num_layers: 2}}\n")
+    check_files.check_same_model(make_cfg(), backup)
+
+
+def test_two_runs_in_one_directory(make_cfg, tmp_path):
+    cfg = make_cfg()
+    with output.prepare(cfg, Options(CONFIG)):
+        second = output.prepare(make_cfg(), Options(CONFIG))
+        refused(second.__enter__, "another run is writing there")
+    with output.prepare(cfg, Options(CONFIG)):
+        pass
+
+
+def test_problem_of_one_rank_is_said_to_be_its_own(monkeypatch):
+    found = [["the same"], ["the same", "no data here"]]
+    monkeypatch.setattr(checks.distributed, "all_gather_json", lambda own: found)
+    refused(lambda: checks.agree(found[0]), "\n  - the same", "\n  - rank 1: no data here")
+
+
+class BareDevice:
+    """A device that has nothing: a stand-in for cards that this machine does not have."""
+
+    name = "bare"
+
+    def supports(self, feature: str) -> Support:
+        assert feature in FEATURES
+        return Support(False, f"no {feature}")
+
+
+def test_config_is_fitted_to_a_bare_device(make_cfg):
+    cfg = make_cfg("graph.enabled=true", "model.cfg.bias_gelu_fusion=true")
+    lines = adapt.adapt_to_device(cfg, BareDevice())
+    assert cfg.graph.enabled is False
+    assert cfg.train.amp.enabled is False
+    assert cfg.model.cfg.bias_gelu_fusion is False
+    # Left to the model, which asks the device.
+    assert cfg.model.cfg.attention_fusion is None
+    assert cfg.optim.params.clip_grad_max_norm is None
+    expected = ["train.amp.enabled", "graph.enabled", "model.cfg.bias_gelu_fusion"]
+    expected.append("optim.params.clip_grad_max_norm")
+    assert [line.split(": ")[1].split("=")[0] for line in lines] == expected
+    assert all(": no " in line for line in lines)
+
+
+def test_flops_of_a_token_of_gpt2(make_cfg):
+    """124M: 12 x 12 x 768^2 + 50257 x 768 weights = 123.5M; 6 x that + 12 x 12 x 768 x 1024."""
+    model = load_config(str(PROJECTS / CONFIG)).model.cfg
+    assert throughput.flops_per_token(model) == pytest.approx(8.544e8, rel=1e-3)
+    backend = SimpleNamespace(max_memory_allocated=lambda: None)
+    speed = throughput.Throughput(backend, 8, 1024, 1e9, 1e12)
+    assert speed.mfu(10.0) == pytest.approx(8 * 1024 * 1e9 / 1e13)
+    assert "mfu: n/a" in throughput.Throughput(backend, 8, 1024, 1e9).describe(1.0)
+
+
+def test_scripts_pass_arguments_on_unchanged(tmp_path):
+    """A value with a space stays one argument: "${@:4}" is quoted."""
+    for name in ("train.sh", "infer.sh"):
+        text = (Path(PROJECTS) / "tools" / name).read_text()
+        assert '"${@:' in text

@@ -1,0 +1,150 @@
+"""When things go wrong: what is said, how it ends, and what is still there afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from oneflow_accel.training import checkpoint_folders
+
+import pytest
+
+from tests.launch import REPOSITORY, free_port, run_process
+from tests.libai_projects.train.conftest import (
+    CONFIG,
+    PROJECTS,
+    SCRIPT,
+    TINY,
+    bash_command,
+    losses,
+)
+
+# The issue asks for 60 s.
+ENDS_WITHIN = 60.0
+
+
+def test_mistakes_are_said_once_and_without_a_traceback(environment, tmp_path):
+    """On two processes, through train.sh."""
+    args = (f"train.output_dir={tmp_path / 'out'}", "model.cfg.num_attention_heads=3")
+    result = run_process(
+        bash_command(2, *TINY, *args, "train.dist.tensor_parallel_size=2"),
+        env={**environment, "MAGICPROMPT_DATA": str(tmp_path / "nothing")},
+        cwd=PROJECTS,
+    )
+    assert result.returncode == 2, result.stdout
+    assert "Traceback" not in result.stdout, result.stdout
+    for part in ("num_attention_heads=3", "tensor_parallel_size=2", str(tmp_path / "nothing")):
+        assert part in result.stdout
+    assert result.stdout.count("train_net.py: error:") == 1, result.stdout
+    assert not (tmp_path / "out").exists()
+
+
+def test_misspelled_key_ends_the_command(environment, tmp_path):
+    result = run_process(
+        [SCRIPT, "--config-file", CONFIG, "train.outptu_dir=x"], env=environment, cwd=PROJECTS
+    )
+    assert result.returncode == 2
+    assert "did you mean train.output_dir?" in result.stdout
+    assert "Traceback" not in result.stdout
+
+
+def test_full_disk_leaves_the_checkpoint_before_it_whole(train, environment, tmp_path):
+    """A limit on the size of files stands in for a full disk: both end a write half-way."""
+    out = tmp_path / "out"
+    train("train.train_iter=3", out=out)
+    before = losses(out)
+    # The token embedding takes 128 kB; logs and config stay below 64 kB.
+    limited = f'ulimit -f 64; exec {sys.executable} "$0" "$@"'
+    script = [SCRIPT, "--config-file", CONFIG, *TINY, f"train.output_dir={out}", "--resume"]
+    command = ["-c", "import os, sys; os.execvp(sys.argv[1], sys.argv[1:])", "bash", "-c", limited]
+    result = run_process([*command, *script], env=environment, cwd=PROJECTS)
+    assert result.returncode == 2, result.stdout
+    error = result.stdout[result.stdout.index("train_net.py: error:") :]
+    assert "too large" in error.lower(), error
+    assert "Traceback" not in error
+    assert checkpoint_folders.last(out) == out / "model_0000002"
+    assert [path.name for path in out.glob("model_*")].count("model_0000005") == 0
+    train("--resume", out=out)
+    assert checkpoint_folders.last(out) == out / "model_0000005"
+    assert {step: loss for step, loss in losses(out).items() if step <= 3} == before
+
+
+def test_killed_rank_ends_the_others_and_is_named(environment, tmp_path):
+    """By the stock launcher, so that it is not ours that ends them."""
+    out = tmp_path / "out"
+    longer = ("train.train_iter=100000", "train.checkpointer.period=5")
+    options = ("train.evaluation.enabled=false", "train.dist.tensor_parallel_size=2")
+    for attempt in (1, 2):
+        launcher = ["-m", "oneflow.distributed.launch", "--nproc_per_node", "2"]
+        launcher += ["--master_port", str(free_port()), SCRIPT, "--config-file", CONFIG]
+        process = subprocess.Popen(
+            [sys.executable, *launcher, *TINY, *longer, *options, f"train.output_dir={out}"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=PROJECTS,
+            env={**os.environ, **environment, "PYTHONPATH": str(REPOSITORY)},
+            start_new_session=True,
+        )
+        try:
+            if not wait_for_checkpoint(out, process):
+                # About 1 of 100 starts hangs.
+                assert attempt == 1, "no checkpoint within two minutes, twice"
+                continue
+            victim = child_of_rank(process.pid, 1)
+            os.kill(victim, signal.SIGKILL)
+            killed = time.monotonic()
+            output, _ = process.communicate(timeout=ENDS_WITHIN)
+            assert time.monotonic() - killed < ENDS_WITHIN
+            break
+        finally:
+            # Nothing of it may be left, whatever happened.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    assert process.returncode != 0
+    assert f"rank 1 (pid {victim}" in output, output
+    assert checkpoint_folders.last(out) is not None
+
+
+def wait_for_checkpoint(out: Path, process: subprocess.Popen[str]) -> bool:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        assert process.poll() is None, process.stdout.read()
+        if (out / "last_checkpoint").exists():
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def child_of_rank(launcher: int, rank: int) -> int:
+    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+    for pid in children:
+        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        if f"RANK={rank}".encode() in environment:
+            return int(pid)
+    raise AssertionError(f"no process of rank {rank} among {children}")
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [("raise SystemExit(3)", 3), ("import os; os.kill(os.getpid(), 9)", 137)],
+    ids=["exit", "signal"],
+)
+def test_launcher_passes_on_how_a_process_ended(environment, tmp_path, code, expected):
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"import os, time\nif os.environ['RANK'] == '1':\n    {code}\ntime.sleep(60)\n"
+    )
+    launcher = ["tools/launch.py", "--nproc_per_node", "2", "--master_port", "auto", str(script)]
+    started = time.monotonic()
+    result = run_process(launcher, env=environment, cwd=PROJECTS)
+    assert result.returncode == expected, result.stdout
+    assert time.monotonic() - started < 30
+    assert "Traceback" not in result.stdout
+    assert ("rank 1 was ended by SIGKILL" in result.stdout) == (expected == 137)

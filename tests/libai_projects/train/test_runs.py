@@ -1,0 +1,149 @@
+"""The commands as a user types them: training, evaluation, resuming, also onto other layouts."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from pathlib import Path
+
+from oneflow_accel.training import checkpoint_folders
+
+import numpy as np
+import pytest
+import yaml
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from libai_projects import weights
+from tests.launch import run_process
+from tests.libai_projects.train.conftest import (
+    NO_DROPOUT,
+    PROJECTS,
+    TINY,
+    bash_command,
+    losses,
+    metrics,
+    perplexities,
+)
+
+
+@pytest.fixture(scope="module")
+def whole_run(train, tmp_path_factory) -> Path:
+    """Six steps in one go, with the project's dropout."""
+    out = tmp_path_factory.mktemp("whole") / "out"
+    train(out=out)
+    return out
+
+
+def as_after_step_three(run: Path, target: Path) -> Path:
+    """What the directory of a run held when its first checkpoint was whole."""
+    target.mkdir()
+    for name in ("model_0000002", "config.yaml", "metrics.json"):
+        source = run / name
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, target / name)
+    (target / "last_checkpoint").write_text("model_0000002")
+    return target
+
+
+def test_verbatim_command_with_overrides_and_flags_in_any_order(environment, tmp_path):
+    out = tmp_path / "out"
+    args = (*TINY, "train.train_iter=40", "--device", "cpu", f"train.output_dir={out}")
+    longer = ("train.evaluation.eval_period=20", "train.checkpointer.period=20")
+    result = run_process(
+        bash_command(1, *args, *longer, "train.num_accumulation_steps=2"),
+        env=environment,
+        cwd=PROJECTS,
+    )
+    assert result.returncode == 0, result.stdout
+    curve = losses(out)
+    assert list(curve) == list(range(1, 41))
+    # From about ln 400, what guessing costs, by much more than the noise between batches.
+    assert curve[1] == pytest.approx(math.log(400), abs=0.3)
+    assert np.mean(list(curve.values())[-5:]) < curve[1] - 1
+    assert perplexities(out)[40] < perplexities(out)[20] < 400
+    last = metrics(out)[-2]
+    assert {"iteration", "total_loss", "lr", "time", "data_time"} <= last.keys()
+    for part in ("samples/s", "tokens/s", "mfu: n/a", "peak memory", "eta:", "batch 8 = 4 x 1 x 2"):
+        assert part in result.stdout, part
+    # AMP is on in the config and not on this device.
+    assert "train.amp.enabled=false" in result.stdout
+    names = {path.name for path in out.iterdir()}
+    assert {"config.yaml", "log.txt", "curves.png", "model_best", "model_final"} <= names
+    assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert (out / "last_checkpoint").read_text() == "model_0000039"
+    saved = yaml.safe_load((out / "config.yaml").read_text())
+    assert saved["model"]["cfg"]["vocab_size"] == 512
+    assert saved["train"]["global_batch_size"] == 8
+    board = EventAccumulator(str(out / "tensorboard"))
+    board.Reload()
+    assert [event.step for event in board.Scalars("total_loss")] == list(range(1, 41))
+
+
+def test_resumed_run_equals_whole_one_to_the_last_bit(train, whole_run, tmp_path):
+    out = as_after_step_three(whole_run, tmp_path / "out")
+    train("--resume", out=out)
+    assert losses(out) == losses(whole_run)
+    assert perplexities(out) == perplexities(whole_run)
+    assert "nothing to train" in train("--resume", out=out, ok=False).stdout
+
+
+def test_eval_only_finds_what_training_found(train, whole_run, tmp_path):
+    config = (whole_run / "config.yaml").read_bytes()
+    result = train("--eval-only", out=whole_run)
+    found = metrics(whole_run)[-1]
+    for split in ("validation", "test"):
+        text = f"{split}/lm_loss_PPL: {found[f'{split}/lm_loss_PPL']:.6g}"
+        assert text in result.stdout
+    assert (whole_run / "config.yaml").read_bytes() == config
+    # The weights of the first checkpoint by way of Hugging Face's format.
+    state, config = weights.load(whole_run / "model_0000002", "libai")
+    weights.save_huggingface(state, config, tmp_path / "hf")
+    result = train(f"train.load_weight={tmp_path / 'hf'}", "--eval-only", out=tmp_path / "other")
+    assert f"validation/lm_loss_PPL: {perplexities(whole_run)[3]:.6g}" in result.stdout
+
+
+def test_fast_dev_run_takes_weights_and_moves_an_earlier_run_aside(train, whole_run, tmp_path):
+    out = as_after_step_three(whole_run, tmp_path / "out")
+    before = losses(out)
+    train("--fast-dev-run", f"train.load_weight={whole_run / 'model_final'}", out=out)
+    assert list(losses(out)) == list(range(1, 21))
+    # It began with weights that had been trained.
+    assert losses(out)[1] < before[1] - 0.1
+    assert sorted(perplexities(out)) == [10, 20]
+    assert losses(out / "previous-1") == before
+    assert checkpoint_folders.verify(out / "previous-1" / "model_0000002") is None
+
+
+def test_pipeline_run_goes_on_as_a_tensor_parallel_one(train, tmp_path):
+    """Two stages for six steps; the last three again on two tensor-parallel processes."""
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    train(*NO_DROPOUT, "train.dist.pipeline_parallel_size=2", out=whole, processes=2)
+    as_after_step_three(whole, out)
+    tensor = ("train.dist.tensor_parallel_size=2", "--resume")
+    result = train(*NO_DROPOUT, *tensor, out=out, processes=2)
+    assert "data 1 x tensor 2 x pipeline 1" in result.stdout
+    np.testing.assert_allclose(
+        list(losses(out).values()), list(losses(whole).values()), rtol=0, atol=1e-5
+    )
+    np.testing.assert_allclose(
+        list(perplexities(out).values()), list(perplexities(whole).values()), rtol=1e-5
+    )
+
+
+def test_run_stops_when_evaluations_get_no_better(train, tmp_path):
+    """With a learning rate of almost nothing, perplexity stays where it is."""
+    out = tmp_path / "out"
+    options = ("train.train_iter=50", "train.evaluation.eval_period=1", "optim.lr=1e-30")
+    result = train(*options, "train.evaluation.patience=2", out=out)
+    assert "stopped after 3 iterations: 2 evaluations in a row were no better" in result.stdout
+    assert "Traceback" not in result.stdout
+    assert list(perplexities(out)) == [1, 2, 3]
+    assert perplexities(out)[1] == perplexities(out)[3]
+
+
+def test_graph_run_of_two_processes_ends_by_itself(train, tmp_path):
+    """Graphs for training and for evaluation; freeing one waits for the other process."""
+    out = tmp_path / "out"
+    zero = ("train.zero_optimization.enabled=true", "train.zero_optimization.stage=2")
+    train("graph.enabled=true", *zero, *NO_DROPOUT, out=out, processes=2)
+    assert list(perplexities(out)) == [3, 6]
+    assert checkpoint_folders.last(out) == out / "model_0000005"
