@@ -112,10 +112,7 @@ def test_a_run_that_was_killed_goes_on_bit_for_bit_with_dropout(tmp_path: Path) 
     assert best != b""
 
 
-def test_a_graph_goes_on_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # On the stock kernels: with the plug-in about 1 in 15 graph runs of this model ends with a
-    # broken heap ("free(): invalid pointer" or a segmentation fault); the cause is not found yet.
-    monkeypatch.setenv("ONEFLOW_ACCEL_PLUGIN", "off")
+def test_a_graph_goes_on_bit_for_bit(tmp_path: Path) -> None:
     whole = run(tmp_path, graph=True)
     back_to(tmp_path, "model_0000002")
     check_continued(whole, run(tmp_path, graph=True, resume=True))
