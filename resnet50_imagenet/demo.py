@@ -84,8 +84,9 @@ Trained in {time.perf_counter() - started:.0f} s. Look at
     {run}/checkpoints    continue with --resume auto and more --epochs
 Next:
     source .venv/bin/activate
-    ImageNet   cd resnet50_imagenet && python3 main.py -a resnet50 --channels-last DIR
-    MagicPrompt and Monarch ViTs are not in this release yet: README.md, table of systems."""
+    ImageNet       cd resnet50_imagenet && python3 main.py -a resnet50 --channels-last DIR
+    MagicPrompt    libai_projects/projects/MagicPrompt/README.md
+    Monarch ViTs are not in this release yet: README.md, table of systems."""
     )
     return 0
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import copy
 import gc
+import sys
 from collections.abc import Callable
+from typing import Any
 
 from oneflow_accel import layouts
 from oneflow_accel.errors import UserError
 from oneflow_accel.inference import prepare
+from oneflow_accel.inference.folding import fold
 from oneflow_accel.inference.modules import InferenceConv2d
 from oneflow_accel.kernels import plugin
 
@@ -146,15 +149,27 @@ def test_a_shared_layer_stays_shared_and_right(randomize: Randomize) -> None:
         assert_close(prepare(model)(x).numpy(), model(x).numpy(), reduced=37)
 
 
-def test_every_layer_gets_its_own_place() -> None:
+def test_every_layer_gets_its_own_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """Objects made on the way must not be taken for modules that are gone: their ids are reused."""
+
+    def collect_and_fold(*args: Any, **kwargs: Any) -> InferenceConv2d:
+        gc.collect()
+        return fold(*args, **kwargs)
+
+    monkeypatch.setattr(sys.modules[prepare.__module__], "fold", collect_and_fold)
+
+    class Branches(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.first = nn.Conv2d(width, width, 1)
+            self.second = nn.Sequential(nn.Conv2d(width, width + 1, 1), nn.GroupNorm(1, width + 1))
+
     widths = range(3, 60)
-    model = nn.Sequential(
-        *(nn.Sequential(nn.Sequential(nn.Conv2d(i, i + 1, 1)), nn.Conv2d(i + 1, i + 1, 1))
-          for i in widths)
-    )  # fmt: skip
-    convs = [module for module in prepare(model).modules() if isinstance(module, nn.Conv2d)]
-    assert [conv.out_channels for conv in convs] == [i + 1 for i in widths for _ in range(2)]
+    prepared = prepare(nn.Sequential(*(Branches(width) for width in widths)))
+    convs = [module for module in prepared.modules() if isinstance(module, nn.Conv2d)]
+    assert [conv.out_channels for conv in convs] == [
+        channels for width in widths for channels in (width, width + 1)
+    ]
 
 
 def test_a_model_with_another_norm(randomize: Randomize) -> None:
