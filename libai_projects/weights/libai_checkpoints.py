@@ -3,24 +3,22 @@
 `pickled_data` is a pickle of {"protocol_version": 1, "data": state dict}, in which a tensor is an
 object whose state is {"path": name of a folder beside it}. That folder holds `meta`, a protobuf
 text of shape and data type, and `out`, the elements, little endian; see
-oneflow/framework/check_point_v2.py. The pickle is read with the names in `_ALLOWED_GLOBALS` only,
-so no code of a file runs.
+oneflow/framework/check_point_v2.py. `oneflow_accel.training.oneflow_files` reads the pickle,
+without running code of it; the elements are read here, as here they may also be bfloat16.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import math
-import pickle
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import oneflow_accel  # noqa: F401
 from oneflow_accel.errors import UserError
 from oneflow_accel.training.files import write_synced
+from oneflow_accel.training.oneflow_files import PICKLE, StoredTensor, read_structure
 from oneflow_accel.training.torch_files import widen_bfloat16
 
 import numpy as np
@@ -33,11 +31,9 @@ from libai_projects.weights import configs, mapping
 from libai_projects.weights.folders import replaced_folder
 from libai_projects.weights.mapping import State
 
-PICKLE = "pickled_data"
 MODEL_FOLDER = "model"
 # Lies beside the pickle: LiBai's Checkpointer loads every entry of the folder above.
 SETTINGS = "libai_config.json"
-PROTOCOL_VERSION = 1
 _DTYPES = {
     "kFloat": "<f4",
     "kDouble": "<f8",
@@ -49,36 +45,6 @@ _DTYPES = {
     "kInt64": "<i8",
     "kBool": "?",
 }
-
-
-class _TensorRecord:
-    """Stands for a tensor of the pickle; `path` names its folder."""
-
-    path: str = ""
-
-    def __setstate__(self, state: Any) -> None:
-        path = state.get("path") if isinstance(state, dict) else None
-        if not isinstance(path, str) or not path or Path(path).name != path:
-            raise UserError(f"a tensor's state is {state!r}; expected the name of a folder in it")
-        self.path = path
-
-
-_ALLOWED_GLOBALS: dict[tuple[str, str], type] = {
-    ("collections", "OrderedDict"): OrderedDict,
-    ("oneflow", "Tensor"): _TensorRecord,
-    ("oneflow.nn", "Parameter"): _TensorRecord,
-}
-
-
-class _Unpickler(pickle.Unpickler):
-    def find_class(self, module_name: str, global_name: str) -> Any:
-        try:
-            return _ALLOWED_GLOBALS[module_name, global_name]
-        except KeyError:
-            raise UserError(
-                f"it wants to run `{module_name}.{global_name}` while it is loaded, and only "
-                "tensors in dictionaries are allowed"
-            ) from None
 
 
 def model_folder(path: Path) -> Path:
@@ -113,10 +79,9 @@ def read_state(path: Path) -> State:
     """
     folder = model_folder(path)
     try:
-        content = _read_pickle(folder / PICKLE)
         return {
-            name: mapping.as_float32(_read_tensor(folder / record.path))
-            for name, record in content.items()
+            name: mapping.as_float32(_read_tensor(place))
+            for name, place in _read_records(folder).items()
         }
     except OSError as error:
         raise UserError(f"cannot read {folder}: {error.strerror or error}") from error
@@ -188,31 +153,24 @@ def save_libai(
         write_synced(temporary / MODEL_FOLDER / SETTINGS, text.encode())
 
 
-def _read_pickle(path: Path) -> dict[str, _TensorRecord]:
-    try:
-        content = _Unpickler(io.BytesIO(path.read_bytes())).load()
-    except (OSError, UserError):
-        raise
-    # A damaged pickle can raise nearly anything.
-    except Exception as error:
-        raise UserError(
-            f"{PICKLE} is truncated or corrupt ({type(error).__name__}: {error})"
-        ) from error
-    version = content.get("protocol_version") if isinstance(content, dict) else None
-    if version != PROTOCOL_VERSION:
-        raise UserError(
-            f"{PICKLE} has protocol version {version!r}; {PROTOCOL_VERSION} can be read"
-        )
-    data = content.get("data")
+def _read_records(folder: Path) -> dict[str, Path]:
+    """The folder of each tensor of the state dict, by the tensor's name."""
+    data = read_structure(folder)
     if not isinstance(data, dict) or not data:
         raise UserError(f"{PICKLE} holds a {type(data).__name__}, not a state dict")
-    for name, value in data.items():
-        if not isinstance(name, str) or not isinstance(value, _TensorRecord) or not value.path:
-            raise UserError(
-                f"the entry {name!r} is a {type(value).__name__}, not a tensor; expected the "
-                "checkpoint's `model`, not its optimizer or schedule"
-            )
-    return dict(data)
+    return {name: _tensor_folder(folder, name, value) for name, value in data.items()}
+
+
+def _tensor_folder(folder: Path, name: Any, value: Any) -> Path:
+    if not isinstance(name, str) or not isinstance(value, StoredTensor):
+        raise UserError(
+            f"the entry {name!r} is a {type(value).__name__}, not a tensor; expected the "
+            "checkpoint's `model`, not its optimizer or schedule"
+        )
+    place = value.name
+    if not isinstance(place, str) or not place or Path(place).name != place:
+        raise UserError(f"the tensor {name!r} lies in {place!r}; expected the name of a folder")
+    return folder / place
 
 
 def _read_tensor(folder: Path) -> np.ndarray:
