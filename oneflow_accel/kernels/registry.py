@@ -109,6 +109,7 @@ _MODULES = (
     "oneflow_accel.kernels.attention",
     "oneflow_accel.kernels.dropout",
     "oneflow_accel.kernels.linear",
+    "oneflow_accel.kernels.monarch",
     "oneflow_accel.inference.convolution",
 )
 
