@@ -11,7 +11,7 @@ import logging
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from unittest import mock
 
@@ -345,6 +345,21 @@ def device_gaps() -> None:
     with mock.patch.object(type(current_backend()), "_why_not", lambda self, name: lacks.get(name)):
         raises("no kernel; set graph.enabled=False", lambda: GraphBase(model, *adamw(model)))
         GraphBase(model, is_train=False)
+
+
+@case
+def yaml_without_code() -> None:
+    import yaml
+    from libai.config import LazyConfig
+
+    with tempfile.TemporaryDirectory() as folder:
+        file, ran = Path(folder) / "config.yaml", Path(folder) / "ran"
+        LazyConfig.save(OmegaConf.create({"train": {"betas": [0.9, 0.95]}}), str(file))
+        assert LazyConfig.load(str(file)) == {"train": {"betas": [0.9, 0.95]}}
+        file.write_text(f"train: !!python/object/apply:os.mkdir [{ran}]\n")
+        with suppress(yaml.YAMLError):
+            LazyConfig.load(str(file))
+        assert not ran.exists(), "the config ran code"
 
 
 if __name__ == "__main__":
