@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from oneflow_accel.inference.huge_pages import use_huge_pages
 from oneflow_accel.kernels.attention import scaled_dot_product_attention
 from oneflow_accel.kernels.dropout import HIDDEN
+from oneflow_accel.kernels.linear import linear
 
 import numpy as np
 import oneflow as flow
@@ -82,6 +84,31 @@ class Norm:
         return flow.nn.functional.layer_norm(x, shape, self.weight, self.bias, self.epsilon)
 
 
+@dataclass(frozen=True)
+class Linear:
+    """A linear layer's part on this process.
+
+    Attributes:
+        weight: (out, in), the other way round than the module's: so that one operator adds the bias
+            and the residual to the product.
+        bias: (out,).
+    """
+
+    weight: flow.Tensor
+    bias: flow.Tensor
+
+    @classmethod
+    def of(cls, module: nn.Module, weight: flow.sbp.sbp, bias: flow.sbp.sbp) -> Linear:
+        """The shard of a module whose parameters are split as `weight` and `bias` say."""
+        transposed = local(module.weight, weight).transpose(0, 1).contiguous()
+        use_huge_pages(transposed)
+        return cls(transposed, local(module.bias, bias))
+
+    def __call__(self, x: flow.Tensor, addend: flow.Tensor | None = None) -> flow.Tensor:
+        """(batch, time, in) to (batch, time, out), added to `addend`."""
+        return linear(x, self.weight, self.bias, addend)
+
+
 class LayerShard:
     """One block's weights on this process.
 
@@ -95,10 +122,10 @@ class LayerShard:
         attention, mlp = block.self_attention, block.mlp
         self.input_norm = Norm.of(block.input_layernorm)
         self.post_norm = Norm.of(block.post_attention_layernorm)
-        self.qkv = _column(attention.query_key_value)
-        self.dense = _row(attention.dense)
-        self.inner = _column(mlp.dense_h_to_4h)
-        self.outer = _row(mlp.dense_4h_to_h)
+        self.qkv = Linear.of(attention.query_key_value, COLUMNS, ROWS)
+        self.dense = Linear.of(attention.dense, ROWS, BROADCAST)
+        self.inner = Linear.of(mlp.dense_h_to_4h, COLUMNS, ROWS)
+        self.outer = Linear.of(mlp.dense_4h_to_h, ROWS, BROADCAST)
         self.approximate = ACTIVATIONS[options.activation]
         self.head_size = options.head_size
         self.heads = options.num_attention_heads // len(position.group)
@@ -110,17 +137,15 @@ class LayerShard:
     ) -> flow.Tensor:
         """(batch, new, width) to the same, after the tokens in `cache`, which gets the new ones."""
         context = self._attend(self.input_norm(x), layer, cache, hidden)
-        x = x + self._add_up(context, self.dense)
-        inner = flow._C.gelu_with_approximate(
-            _linear(self.post_norm(x), self.inner), self.approximate
-        )
-        return x + self._add_up(inner, self.outer)
+        x = self._add_up(context, self.dense, x)
+        inner = flow._C.gelu_with_approximate(self.inner(self.post_norm(x)), self.approximate)
+        return self._add_up(inner, self.outer, x)
 
     def _attend(
         self, x: flow.Tensor, layer: int, cache: KeyValueCache, hidden: Hidden | None
     ) -> flow.Tensor:
         batch, time = x.shape[:2]
-        qkv = _linear(x, self.qkv)
+        qkv = self.qkv(x)
         # Of one token, moving the heads forward moves no numbers.
         if time == 1:
             qkv = qkv.reshape(batch, self.heads, 1, 3 * self.head_size)
@@ -139,20 +164,9 @@ class LayerShard:
             context = context.permute(0, 2, 1, 3)
         return context.reshape(batch, time, self.heads * self.head_size)
 
-    def _add_up(self, x: flow.Tensor, linear: tuple[flow.Tensor, flow.Tensor]) -> flow.Tensor:
-        """A row-parallel linear layer: each process has some of its inputs."""
-        weight, bias = linear
-        return self.position.sum(flow._C.matmul(x, weight)) + bias
-
-
-def _linear(x: flow.Tensor, linear: tuple[flow.Tensor, flow.Tensor]) -> flow.Tensor:
-    weight, bias = linear
-    return flow._C.matmul(x, weight) + bias
-
-
-def _column(module: nn.Module) -> tuple[flow.Tensor, flow.Tensor]:
-    return local(module.weight, COLUMNS), local(module.bias, ROWS)
-
-
-def _row(module: nn.Module) -> tuple[flow.Tensor, flow.Tensor]:
-    return local(module.weight, ROWS), local(module.bias)
+    def _add_up(self, x: flow.Tensor, linear: Linear, residual: flow.Tensor) -> flow.Tensor:
+        """A row-parallel linear layer, each process having some of its inputs, and the residual."""
+        if len(self.position.group) == 1:
+            return linear(x, residual)
+        part = flow._C.matmul(x, linear.weight, transpose_b=True)
+        return residual + (self.position.sum(part) + linear.bias)

@@ -4,6 +4,7 @@ every parallel layout. The protocol is `libai_projects.generation.interface.Step
 from __future__ import annotations
 
 from oneflow_accel.errors import UserError
+from oneflow_accel.inference.huge_pages import use_huge_pages
 
 import numpy as np
 import oneflow as flow
@@ -57,6 +58,7 @@ class GPT2StepModel:
         declared = dist.get_nd_sbp([flow.sbp.broadcast, ROWS])
         last_stage = dist.get_layer_placement(-1)
         self._head = weight.detach().to_global(placement=last_stage, sbp=declared).to_local()
+        use_huge_pages(self._head)
 
     def start(self, batch_size: int, use_cache: bool = True) -> Cache:
         """An empty cache for `batch_size` sequences.
@@ -122,7 +124,7 @@ class GPT2StepModel:
         if place.is_first_stage:
             x = self._embed(ids, positions)
         else:
-            like = self._layers[0].dense[1]
+            like = self._layers[0].dense.bias
             x = place.from_previous_stage((batch, time, self._width), like)
         for index, layer in enumerate(self._layers):
             x = layer(x, index, cache, hidden)
