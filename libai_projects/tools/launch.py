@@ -85,6 +85,9 @@ def main() -> int:
     rank, code = failed
     if code < 0:
         name = signal.Signals(-code).name
+        # What the kernel does where memory runs out.
+        if code == -signal.SIGKILL:
+            name += " (if nobody sent it: memory ran out; take smaller train.train_micro_batch_size)"
         print(
             f"launch.py: rank {rank} was ended by {name}; the other processes have been stopped. "
             "Go on from the last checkpoint with --resume",
