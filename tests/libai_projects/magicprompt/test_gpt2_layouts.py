@@ -130,6 +130,7 @@ FOUR: dict[str, dict[str, Any]] = {
         "pipeline": 2,
         "accumulation": 2,
     },
+    "graph, DP2 x PP2, ZeRO 1": {"graph": True, "data": 2, "pipeline": 2, "zero": 1},
 }
 FOUR_MORE: dict[str, dict[str, Any]] = {
     "generate, TP4": {"tensor": 4, "generate": True},
