@@ -8,7 +8,7 @@ import oneflow as flow
 
 
 def _reference(x: flow.Tensor, blkdiag1: flow.Tensor, blkdiag2: flow.Tensor) -> flow.Tensor:
-    blocks1, _, width1 = blkdiag1.shape
+    blocks1, inner, width1 = blkdiag1.shape
     blocks2, outer, width2 = blkdiag2.shape
     lead = tuple(x.shape[:-1])
     rows = x.reshape(-1, blocks1, width1).permute(1, 0, 2)
