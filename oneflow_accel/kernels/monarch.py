@@ -6,6 +6,7 @@ Formulas: Dao et al., "Monarch: Expressive Structured Matrices for Efficient and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -114,12 +115,14 @@ def _reference(
     blocks1, _, width1 = blkdiag1.shape
     blocks2, outer, width2 = blkdiag2.shape
     lead = tuple(x.shape[:-1])
+    count = math.prod(lead)
+    rows = x.reshape(count, x.shape[-1])
     missing = blocks1 * width1 - x.shape[-1]
     if missing:
-        x = flow.nn.functional.pad(x, (0, missing))
-    rows = x.reshape(-1, blocks1, width1).permute(1, 0, 2)
+        rows = flow.nn.functional.pad(rows, (0, missing))
+    rows = rows.reshape(count, blocks1, width1).permute(1, 0, 2)
     middle = flow.bmm(rows, blkdiag1.permute(0, 2, 1)).permute(1, 0, 2)
-    middle = middle.reshape(-1, width2, blocks2).permute(2, 0, 1)
+    middle = middle.reshape(count, width2, blocks2).permute(2, 0, 1)
     out = flow.bmm(middle, blkdiag2.permute(0, 2, 1)).permute(1, 2, 0)
     out = out.reshape(*lead, outer * blocks2)
     if out_features < outer * blocks2:
