@@ -7,7 +7,7 @@
 from monarch_flow.layers.block_sparse import BlockSparseLinear, MaskedLinear
 from monarch_flow.layers.blockdiag import BlockdiagLinear
 from monarch_flow.layers.config import LinearConfig, LinearLike, register_linear
-from monarch_flow.layers.drop_path import DropPath, drop_path
+from monarch_flow.layers.drop_path import DropPath
 from monarch_flow.layers.low_rank import LowRank, low_rank_factors
 from monarch_flow.layers.mlp import Mlp, MlpCustom, build_mlp, dropout
 from monarch_flow.layers.monarch import MonarchLinear, monarch_shapes
@@ -42,7 +42,6 @@ __all__ = [
     "SparsityConfig",
     "StructuredLinear",
     "build_mlp",
-    "drop_path",
     "dropout",
     "low_rank_factors",
     "monarch_shapes",

@@ -54,7 +54,7 @@ def replace_linears(
             f"no nn.Linear has a name that matches include={include!r} and not "
             f"exclude={exclude!r}; there are: {', '.join(linears) or 'none'}"
         )
-    fresh = {id(module): _build_like(module, name, chosen_config) for name, module in chosen.items()}
+    fresh = {id(old): _build_like(old, name, chosen_config) for name, old in chosen.items()}
     for parent in list(model.modules()):
         for name, child in parent._modules.items():
             if id(child) in fresh:
