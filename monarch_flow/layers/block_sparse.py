@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from oneflow_accel.errors import UserError
 
@@ -16,6 +16,7 @@ from monarch_flow.layers.config import register_linear
 from monarch_flow.layers.sparsity import SparsityConfig
 from monarch_flow.layers.structured import (
     InitFunction,
+    OptionReaders,
     StructuredLinear,
     dense_default,
     drawn_dense,
@@ -67,7 +68,7 @@ class BlockSparseLinear(StructuredLinear):
         UserError: the pattern does not fit these widths, or a name is unknown.
     """
 
-    option_readers = {"sparsity_config": SparsityConfig.of}
+    option_readers: ClassVar[OptionReaders] = {"sparsity_config": SparsityConfig.of}
 
     def __init__(
         self,
@@ -194,7 +195,7 @@ class MaskedLinear(StructuredLinear):
         UserError: the pattern does not fit these widths.
     """
 
-    option_readers = {"sparsity_config": SparsityConfig.of}
+    option_readers: ClassVar[OptionReaders] = {"sparsity_config": SparsityConfig.of}
 
     def __init__(
         self,
