@@ -1,7 +1,7 @@
 // oneflow_accel_monarch, which computes y = x M^T (+ bias), oneflow_accel_monarch_keeping, which
 // also gives what the gradient needs, and the gradient. float32.
 #include "common/guard.h"
-#include "common/oneflow.h"
+#include "common/infer.h"
 #include "monarch/monarch.h"
 
 namespace oneflow_accel {
@@ -14,14 +14,6 @@ using ::oneflow::Maybe;
 using ::oneflow::Shape;
 
 user_op::OpArg arg(const std::string& name) { return user_op::OpArg(std::string(name), 0); }
-
-// Contiguous, static.
-void describe_output(user_op::InferContext* ctx, const std::string& name, const Shape& shape) {
-  auto* desc = ctx->MutOutputTensorDesc(name, 0);
-  desc->set_shape(shape);
-  desc->set_stride(::oneflow::Stride(shape));
-  desc->set_is_dynamic(false);
-}
 
 template <typename View>
 MonarchShape shape_of(const View& x, const View& a, const View& b, int64_t out_features) {
