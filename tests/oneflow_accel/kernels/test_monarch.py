@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 
 from oneflow_accel.kernels import monarch, plugin, registry
@@ -15,7 +14,7 @@ import numpy as np
 import oneflow as flow
 import pytest
 
-from tests.launch import run_process
+from tests.launch import REPOSITORY, run_process
 from tests.oneflow_accel.kernels import harness
 from tests.oneflow_accel.kernels.harness import (
     assert_eager_equals_graph,
@@ -27,7 +26,7 @@ from tests.oneflow_accel.kernels.harness import (
 from tests.oneflow_accel.kernels.records import monarch as record
 from tests.tolerances import assert_close
 
-ORACLE = Path(__file__).resolve().parents[4] / "shared" / "docs" / "oracles" / "monarch_check.py"
+ORACLE = REPOSITORY.parent / "shared" / "docs" / "oracles" / "monarch_check.py"
 
 
 def _counted(*shape: int) -> np.ndarray:
