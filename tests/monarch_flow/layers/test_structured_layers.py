@@ -123,6 +123,19 @@ def test_without_bias(name: str) -> None:
     np.testing.assert_array_equal(layer(flow.zeros(2, 48, dtype=flow.float64)).numpy(), 0)
 
 
+@pytest.mark.parametrize("name", LINEAR)
+def test_global_parameters(name: str) -> None:
+    layer = built(name, (31, 47))
+    x = flow.randn(3, 31, dtype=flow.float64)
+    expected, matrix = layer(x).numpy(), layer.dense().numpy()
+    placement = flow.placement("cpu", [0])
+    layer.to_global(placement, flow.sbp.broadcast)
+    y = layer(x.to_global(placement, flow.sbp.split(0)))
+    assert y.is_global
+    assert_close(y.numpy(), expected, dtype="float64", reduced=31)
+    assert_close(layer.dense().numpy(), matrix, dtype="float64", reduced=31)
+
+
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_blockdiag_is_block_diagonal(shuffle: bool) -> None:
     layer = BlockdiagLinear(6, 10, nblocks=2, shuffle=shuffle, dtype=flow.float64)
