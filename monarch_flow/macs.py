@@ -104,10 +104,10 @@ def macs_of_call(model: nn.Module, *inputs: Any) -> list[ModuleMacs]:
     finally:
         for module, was_training in training:
             module.training = was_training
+    called = [(item, *calls[item.name]) for item in counted if item.name in calls]
     return [
-        ModuleMacs(item.name, type(item.module).__name__, *calls_of(item, calls))
-        for item in counted
-        if item.name in calls
+        ModuleMacs(item.name, type(item.module).__name__, shape, item.parameters, macs)
+        for item, shape, macs in called
     ]
 
 
@@ -123,11 +123,6 @@ class _Counted:
     @property
     def parameters(self) -> int:
         return sum(p.numel() for p in self.module.parameters(recurse=self.whole))
-
-
-def calls_of(item: _Counted, calls: dict[str, tuple[Shape, int]]) -> tuple[Shape, int, int]:
-    shape, macs = calls[item.name]
-    return shape, item.parameters, macs
 
 
 def _counted(module: nn.Module, name: str, done: set[int]) -> Iterator[_Counted]:
@@ -147,10 +142,12 @@ def _counted(module: nn.Module, name: str, done: set[int]) -> Iterator[_Counted]
 
 def _rule_of_whole(module: nn.Module) -> Rule | None:
     """The rule that stands for a module and all that is in it."""
-    if hasattr(module, "macs_per_row") or isinstance(module, nn.Linear):
-        linear = isinstance(module, nn.Linear)
-        per_row = module.weight.numel() if linear else module.macs_per_row()
+    if hasattr(module, "macs_per_row"):
+        per_row = module.macs_per_row()
         return lambda shape, out: math.prod(shape[:-1]) * per_row
+    if isinstance(module, nn.Linear):
+        weights = module.weight.numel()
+        return lambda shape, out: math.prod(shape[:-1]) * weights
     if isinstance(module, nn.Conv2d):
         per_output = module.weight.numel() // module.weight.shape[0]
         return lambda shape, out: math.prod(out) * per_output

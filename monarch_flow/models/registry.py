@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +11,8 @@ from oneflow_accel.errors import UserError
 
 from oneflow import nn
 
+from monarch_flow.layers import LinearConfig
+from monarch_flow.layers.targets import TARGET, nearest
 from monarch_flow.models.blocks import Size
 from monarch_flow.models.mixer import MlpMixer
 from monarch_flow.models.t2t_vit import T2TViT
@@ -140,7 +141,8 @@ def create_model(
         img_size: height and width of an image; None for the model's default.
         drop_rate: rate of dropout.
         drop_path_rate: stochastic depth: of the last block in a transformer, of all in a Mixer.
-        mlp_cfg: layers of the MLPs, over channels in a Mixer; None for dense.
+        mlp_cfg: layers of the MLPs, over channels in a Mixer: a mapping as `build_mlp` takes it, or
+            the short name of a linear layer, for both; None for dense.
         attnlinear_cfg: layers of the projections to query, key and value; None for dense.
         more: other arguments of the model's class, such as in_chans, patch_size or depth;
             `default_config(name)` lists them.
@@ -163,25 +165,28 @@ def create_model(
     optional = {
         "num_classes": num_classes,
         "img_size": img_size,
-        "mlp_cfg": mlp_cfg,
+        "mlp_cfg": None if mlp_cfg is None else _mlp_mapping(mlp_cfg),
         "attnlinear_cfg": attnlinear_cfg,
     }
     arguments |= {key: value for key, value in optional.items() if value is not None}
     known = default_config(name)
     for key in arguments:
         if key not in known:
-            raise UserError(f"{name} has no argument '{key}'{_nearest(key, known)}")
+            raise UserError(f"{name} has no argument '{key}'; {nearest(key, known)}")
     return entry.build(**arguments)
 
 
 def _entry(name: str) -> Entry:
     if name not in _MODELS:
-        raise UserError(f"there is no model '{name}'{_nearest(name, _MODELS)}")
+        raise UserError(f"there is no model '{name}'; {nearest(name, _MODELS)}")
     return _MODELS[name]
 
 
-def _nearest(name: str, names: Iterable[str]) -> str:
-    choices = sorted(names)
-    near = difflib.get_close_matches(name, choices, n=1, cutoff=0.4)
-    hint = f": did you mean '{near[0]}'?" if near else ":"
-    return f"{hint} There are {', '.join(choices)}"
+
+
+def _mlp_mapping(mlp_cfg: str | Mapping[str, Any]) -> Mapping[str, Any]:
+    """The mapping for a short name of a linear layer: that layer twice."""
+    if not isinstance(mlp_cfg, str):
+        return mlp_cfg
+    layer = LinearConfig.of(mlp_cfg).to_dict()
+    return {TARGET: "monarch_flow.layers.MlpCustom", "linear1_cfg": layer, "linear2_cfg": layer}
