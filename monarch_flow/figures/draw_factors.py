@@ -1,6 +1,6 @@
 """Draws factors.png: a Monarch matrix as block-diagonal factors and permutations.
 
-    python -m monarch_flow.figures.draw_factors [FILE]
+python -m monarch_flow.figures.draw_factors [FILE]
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Linear layers with structured matrices, and what chooses and places them.
 
-    from monarch_flow.layers import MonarchLinear
+from monarch_flow.layers import MonarchLinear
 """
 
 # Every layer registers itself for LinearConfig when it is imported.

@@ -220,9 +220,7 @@ class MaskedLinear(StructuredLinear):
         self.kept = int(mask.sum())
         self.weight = new_parameter((out_features, in_features), device, dtype)
         like = {"dtype": self.weight.dtype, "device": self.weight.device}
-        self.register_buffer(
-            "mask", flow.tensor(mask.astype(np.float32), **like), persistent=False
-        )
+        self.register_buffer("mask", flow.tensor(mask.astype(np.float32), **like), persistent=False)
         self.reset_parameters()
 
     @property

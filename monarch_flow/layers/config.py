@@ -1,7 +1,7 @@
 """Which linear layer stands in a place: LinearConfig, and the layers it can name.
 
-    LinearConfig.of("monarch").build(768, 3072)
-    LinearConfig.of({"_target_": "monarch_flow.layers.MonarchLinear", "nblocks": 8})
+LinearConfig.of("monarch").build(768, 3072)
+LinearConfig.of({"_target_": "monarch_flow.layers.MonarchLinear", "nblocks": 8})
 """
 
 from __future__ import annotations

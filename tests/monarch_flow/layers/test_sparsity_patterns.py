@@ -70,7 +70,10 @@ def test_global_rows_and_columns() -> None:
         # From the parameter counts of table 3.8: of a 768 x 2304 matrix.
         (NinjaTurtleSparsityConfig(block=16, window_size=16, stripes=1, step=2, gtoken=16), 610),
         (NinjaTurtleSparsityConfig(block=32, window_size=32, stripes=2, step=2, gtoken=64), 507),
-        (ButterflyGlobalSparsityConfig(block=16, window_size=16, stripes=1, step=2, gtoken=16), 470),
+        (
+            ButterflyGlobalSparsityConfig(block=16, window_size=16, stripes=1, step=2, gtoken=16),
+            470,
+        ),
     ],
 )
 def test_windows_and_stripes(config: SparsityConfig, blocks: int) -> None:

@@ -198,7 +198,9 @@ def test_low_rank_start_under_the_rule_of_a_model() -> None:
     np.testing.assert_array_equal(layer.bias.numpy(), 0)
 
 
-@pytest.mark.parametrize(("rank", "text"), [(0, "rank"), (0.01, "0.01"), (-1, "-1"), (True, "rank")])
+@pytest.mark.parametrize(
+    ("rank", "text"), [(0, "rank"), (0.01, "0.01"), (-1, "-1"), (True, "rank")]
+)
 def test_a_rank_below_one(rank: float, text: str) -> None:
     with pytest.raises(UserError, match=text):
         LowRank(32, 48, rank)
