@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 
+from oneflow_accel.errors import UserError
+
 import numpy as np
 import oneflow as flow
 import pytest
 from oneflow import nn
 
 from monarch_flow.layers import MonarchLinear, monarch_shapes
-from oneflow_accel.errors import UserError
 from tests.monarch_flow.layers.monarch_reference import (
     load_oracle,
     monarch_gradients,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from oneflow_accel.errors import UserError
+
 import numpy as np
 import pytest
 
@@ -12,7 +14,6 @@ from monarch_flow.layers import (
     NinjaTurtleSparsityConfig,
     SparsityConfig,
 )
-from oneflow_accel.errors import UserError
 
 
 def test_coarsened_butterfly() -> None:
