@@ -138,7 +138,10 @@ class TokensToToken(nn.Module):
         self, img_size: tuple[int, int], in_chans: int, dim: int, tokens_type: str
     ) -> None:
         super().__init__()
-        kinds = {"transformer": TokenTransformer, "performer": TokenPerformer}
+        kinds: dict[str, type[nn.Module]] = {
+            "transformer": TokenTransformer,
+            "performer": TokenPerformer,
+        }
         if tokens_type not in kinds:
             raise UserError(f"tokens_type={tokens_type!r} is none of {', '.join(kinds)}")
         self.img_size, self.in_chans = img_size, in_chans

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import oneflow_accel
 from oneflow_accel.inference import prepare
 
