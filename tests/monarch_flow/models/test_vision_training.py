@@ -18,11 +18,6 @@ from tests.tolerances import Tolerance, assert_close
 SMALL = {"embed_dim": 32, "depth": 2, "num_heads": 4, "img_size": 16, "in_chans": 3}
 
 
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    flow.manual_seed(3)
-
-
 def _block(**rates: float) -> Block:
     rates = {"drop": 0.0, "attn_drop": 0.0, "drop_path_rate": 0.0, **rates}
     block = Block(
