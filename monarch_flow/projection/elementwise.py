@@ -1,13 +1,10 @@
 """Layers whose numbers are entries of the dense matrix: block-diagonal and block-sparse ones.
 
 The nearest such matrix in the Frobenius norm holds the entries themselves, so projecting is taking
-and densifying is putting back, both exact. The functions keep any dtype; applied to the entries'
-numbers they tell where each one lies in the dense matrix (`entry_positions`).
+and densifying is putting back, both exact. The functions keep any dtype.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import numpy as np
 
@@ -86,23 +83,6 @@ def block_sparse_to_dense(
     grid[rows, :, columns] = blocks
     full = grid.reshape(layout.shape[0] * block, layout.shape[1] * block)
     return _cropped(full, out_features, in_features)
-
-
-def entry_positions(
-    project: Callable[[np.ndarray], np.ndarray], out_features: int, in_features: int
-) -> np.ndarray:
-    """Where each number of a layer lies in the dense matrix.
-
-    Args:
-        project: one of the projections above, with all but its weight given.
-
-    Returns:
-        Of the shape of the layer's numbers: index into the flattened (out_features, in_features)
-        matrix, or -1 for a number that only multiplies padding or is cropped.
-    """
-    # Padding is zero, so entries are counted from 1.
-    numbers = np.arange(1, out_features * in_features + 1, dtype=np.int64)
-    return project(numbers.reshape(out_features, in_features)) - 1
 
 
 def _padded(weight: np.ndarray, rows: int, columns: int) -> np.ndarray:

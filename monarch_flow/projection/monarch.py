@@ -21,25 +21,9 @@ from oneflow_accel.errors import UserError
 
 import numpy as np
 
+from monarch_flow.layers.monarch import monarch_shapes
+
 Shape3 = tuple[int, int, int]
-
-
-def factor_shapes(in_features: int, out_features: int, nblocks: int) -> tuple[Shape3, Shape3]:
-    """Shapes of blkdiag1 and blkdiag2 of a `MonarchLinear`.
-
-    Both sizes are rounded up to multiples of nblocks; the width in the middle is the smaller one.
-
-    Raises:
-        ValueError: a size or nblocks is below 1.
-    """
-    if min(in_features, out_features, nblocks) < 1:
-        raise ValueError(
-            f"sizes and nblocks must be at least 1, got {in_features} -> {out_features}, "
-            f"nblocks {nblocks}"
-        )
-    block_in, block_out = -(-in_features // nblocks), -(-out_features // nblocks)
-    middle = min(block_in, block_out)
-    return (nblocks, middle, block_in), (nblocks, block_out, middle)
 
 
 def project_to_monarch(weight: np.ndarray, nblocks: int) -> tuple[np.ndarray, np.ndarray]:
@@ -66,8 +50,10 @@ def project_to_monarch(weight: np.ndarray, nblocks: int) -> tuple[np.ndarray, np
         UserError: `weight` holds NaN or infinity.
     """
     _check_matrix(weight)
+    if nblocks < 1:
+        raise ValueError(f"nblocks must be at least 1, got {nblocks}")
     out_features, in_features = weight.shape
-    return project_to_factors(weight, *factor_shapes(in_features, out_features, nblocks))
+    return project_to_factors(weight, *monarch_shapes(in_features, out_features, nblocks))
 
 
 def project_to_monarch_rank(
