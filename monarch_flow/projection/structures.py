@@ -89,6 +89,15 @@ class Structure(ABC):
             UserError: the layer is no linear map.
         """
 
+    def exact_dense(self, arrays: Arrays) -> np.ndarray:
+        """The dense weight (m, n) in float64, whatever dtype the arrays have."""
+        return self.dense(
+            {
+                name: array.astype(np.float64) if array.dtype.kind == "f" else array
+                for name, array in arrays.items()
+            }
+        )
+
     @abstractmethod
     def project(self, weight: np.ndarray, arrays: Arrays) -> dict[str, np.ndarray]:
         """The arrays of `names` whose dense weight is nearest, in the dtype of `weight`.

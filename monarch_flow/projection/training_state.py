@@ -26,7 +26,7 @@ from monarch_flow.projection.weights import (
 )
 
 # AdamW's averages of gradients and of their squares; SGD's momentum; AMSGrad's largest average.
-FIRST_MOMENTS = ("exp_avg/", "momentum/")
+FIRST_MOMENTS = ("exp_avg/", "momentum_buf/", "momentum/")
 SECOND_MOMENTS = ("exp_avg_sq/", "max_exp_avg_sq/")
 # Of moving averages that are kept among the optimizer's arrays.
 AVERAGES = "ema/"
@@ -70,7 +70,7 @@ def densify_training_state(
     Args:
         model: parameters and buffers by name.
         optimizer: arrays by prefix and parameter name: "exp_avg/", "exp_avg_sq/",
-            "max_exp_avg_sq/" or "momentum/"; "ema/" for moving averages that are kept here.
+            "max_exp_avg_sq/", "momentum_buf/" or "momentum/"; "ema/" for moving averages that are kept here.
             May be empty.
         layers: structured layers by module name, as `structured_layers(model)` gives them, or
             sequences (kind, in_features, out_features, nblocks).

@@ -69,11 +69,11 @@ def densify_weights(
         structure = structure_of(spec)
         try:
             arrays = layer_arrays({**(buffers or {}), **state}, prefix, structure)
-            dense = structure.dense(arrays)
-            exact = structure.dense({name: _wide(array) for name, array in arrays.items()})
+            exact = structure.exact_dense(arrays)
         except UserError as error:
             raise UserError(f"{prefix}: {error}") from error
         numbers = sum(arrays[name].size for name in structure.names)
+        dense = exact.astype(arrays[structure.names[0]].dtype)
         weights[prefix] = dense
         reports.append(compare(prefix, str(spec), exact, dense, numbers))
         owners |= {joined(prefix, name): prefix for name in (*structure.names, *structure.buffers)}
@@ -143,7 +143,7 @@ def _project_layer(
     arrays = {name: value.numpy() for name, value in layer.state_dict().items()}
     arrays |= structure.project(weight, arrays)
     numbers = sum(arrays[name].size for name in structure.names)
-    report = compare(prefix, str(spec), weight, structure.dense(arrays), numbers)
+    report = compare(prefix, str(spec), weight, structure.exact_dense(arrays), numbers)
     if bias is not None:
         arrays["bias"] = bias
     return arrays, spec, report
@@ -158,7 +158,3 @@ def _compiled(pattern: str) -> re.Pattern[str]:
         return re.compile(pattern)
     except re.error as error:
         raise UserError(f"{pattern!r} is no regular expression: {error}") from error
-
-
-def _wide(array: np.ndarray) -> np.ndarray:
-    return array.astype(np.float64) if array.dtype.kind == "f" else array
