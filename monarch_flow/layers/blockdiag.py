@@ -93,9 +93,10 @@ class BlockdiagLinear(StructuredLinear):
         """One matrix product for each block."""
         blocks, block_out, block_in = self.weight.shape
         lead = tuple(x.shape[:-1])
+        count = math.prod(lead)
         if self.shuffle:
-            x = x.reshape(-1, blocks, block_in).transpose(1, 2)
-        rows = x.reshape(-1, blocks, block_in).permute(1, 0, 2)
+            x = x.reshape(count, blocks, block_in).transpose(1, 2)
+        rows = x.reshape(count, blocks, block_in).permute(1, 0, 2)
         out = flow.bmm(rows, self.weight.permute(0, 2, 1)).permute(1, 0, 2)
         return out.reshape(*lead, blocks * block_out)
 

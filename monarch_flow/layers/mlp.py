@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from oneflow_accel.errors import UserError
+from oneflow_accel.inference import bfloat16_container
 
 import oneflow as flow
 from oneflow import nn
@@ -16,6 +17,7 @@ from monarch_flow.layers.targets import TARGET, fill_options, split_target
 Activation = Callable[[], nn.Module]
 
 
+@bfloat16_container
 class Mlp(nn.Module):
     """fc1, activation, dropout, fc2, dropout: (..., in) to (..., out), with dense layers.
 
@@ -55,6 +57,7 @@ class Mlp(nn.Module):
         return self.drop2(self.fc2(self.drop1(self.act(self.fc1(x)))))
 
 
+@bfloat16_container
 class MlpCustom(nn.Module):
     """Mlp whose layers are chosen by config.
 
@@ -94,7 +97,7 @@ class MlpCustom(nn.Module):
         place = {"device": device, "dtype": dtype}
         linear1, linear2 = LinearConfig.of(linear1_cfg), LinearConfig.of(linear2_cfg)
         self.fc1 = linear1.build(in_features, hidden_features, **place)
-        self.act = act_layer() if act_fn is None else act_fn
+        self.act = act_layer() if act_fn is None else _Function(act_fn)
         self.drop1 = dropout(drop if drop_btw_fcs else 0.0)
         self.fc2 = linear2.build(hidden_features, out_features, **place)
         self.drop2 = dropout(drop)
@@ -102,6 +105,17 @@ class MlpCustom(nn.Module):
     def forward(self, x: flow.Tensor) -> flow.Tensor:
         """(..., in_features) to (..., out_features)."""
         return self.drop2(self.fc2(self.drop1(self.act(self.fc1(x)))))
+
+
+class _Function(nn.Module):
+    """A function as a module, so that what converts models sees it."""
+
+    def __init__(self, function: Callable[[flow.Tensor], flow.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: flow.Tensor) -> flow.Tensor:
+        return self.function(x)
 
 
 _MLPS: dict[str, type[nn.Module]] = {"Mlp": Mlp, "MlpCustom": MlpCustom}

@@ -93,9 +93,20 @@ class MonarchLinear(StructuredLinear):
         """Does nothing: a rule for dense matrices says nothing about two factors, and the models
         of the paper keep this layer as the constructor drew it, bias included."""
 
-    def structured_matmul(self, x: flow.Tensor) -> flow.Tensor:
-        """The operation `monarch_multiply`."""
-        return monarch_multiply(x, self.blkdiag1, self.blkdiag2)
+    def matmul(self, x: flow.Tensor) -> flow.Tensor:
+        """The operation `monarch_multiply`, which pads and cuts by itself."""
+        return monarch_multiply(x, self.blkdiag1, self.blkdiag2, out_features=self.out_features)
+
+    def forward(self, x: flow.Tensor) -> flow.Tensor:
+        """x M^T + bias: (..., in_features) to (..., out_features), of one axis or more.
+
+        Raises:
+            ValueError: x has another width.
+        """
+        self.check_input(x)
+        return monarch_multiply(
+            x, self.blkdiag1, self.blkdiag2, self.bias, out_features=self.out_features
+        )
 
     def extra_repr(self) -> str:
         """Shown by print(model)."""

@@ -21,7 +21,7 @@ from monarch_flow.layers.targets import TARGET, check_positive, fill_options, sp
 _INTEGER_RATIO_MARGIN = 0.1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SparsityConfig:
     """A pattern; equal and hashable by value.
 
@@ -76,7 +76,7 @@ class SparsityConfig:
         return mask.reshape(rows // side, side, columns // side, side).any(axis=(1, 3))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FlatBlockButterflySparsityConfig(SparsityConfig):
     """Sum of the first factors of a block butterfly matrix (Chen et al. 2021, "Pixelated
     Butterfly", section 3.2): tile (a, c) of a grid of butterfly_size x butterfly_size is there if
@@ -85,14 +85,12 @@ class FlatBlockButterflySparsityConfig(SparsityConfig):
     Attributes:
         butterfly_size: tiles a side, a power of 2 of at least 2; it must divide the matrix.
         n_factors: 1 to log2(butterfly_size).
-        block: side of the blocks.
         global_size: first rows and columns of the matrix that are there whole.
         shuffle: shuffle the columns of the tile grid as ShuffleNet shuffles channels.
     """
 
-    butterfly_size: int = 16
-    n_factors: int = 2
-    block: int = 32
+    butterfly_size: int
+    n_factors: int
     global_size: int = 0
     shuffle: bool = False
 
@@ -103,7 +101,7 @@ class FlatBlockButterflySparsityConfig(SparsityConfig):
             raise UserError(f"butterfly_size is {size}; it must be a power of 2")
         most = size.bit_length() - 1
         if check_positive("n_factors", self.n_factors) > most:
-            raise UserError(f"n_factors is {self.n_factors}; with {size} tiles it is at most {most}")
+            raise UserError(f"n_factors is {self.n_factors}; of {size} tiles there are {most}")
         check_positive("global_size", self.global_size, 0)
 
     def element_mask(self, rows: int, columns: int) -> np.ndarray:
@@ -124,18 +122,16 @@ class FlatBlockButterflySparsityConfig(SparsityConfig):
         return _with_global(mask, self.global_size)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BlockdiagSparsityConfig(SparsityConfig):
     """A block-diagonal matrix, and its first rows and columns whole.
 
     Attributes:
         nblocks: blocks on the diagonal, of ceil(rows / nblocks) x ceil(columns / nblocks).
-        block: side of the blocks that are stored.
         global_size: first rows and columns that are there whole.
     """
 
-    nblocks: int = 4
-    block: int = 32
+    nblocks: int
     global_size: int = 0
 
     def __post_init__(self) -> None:
@@ -150,7 +146,7 @@ class BlockdiagSparsityConfig(SparsityConfig):
         return _with_global(row_block[:, None] == column_block[None, :], self.global_size)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class NinjaTurtleSparsityConfig(SparsityConfig):
     """Windows along the diagonal and along stripes beside it, whose distance doubles.
 
@@ -162,14 +158,12 @@ class NinjaTurtleSparsityConfig(SparsityConfig):
         stripes: number of stripes.
         step: height of a window, and its width along the longer side, in window_size.
         gtoken: first rows and columns that are there whole.
-        block: side of the blocks.
     """
 
-    window_size: int = 6
-    stripes: int = 3
-    step: int = 1
-    gtoken: int = 1
-    block: int = 32
+    window_size: int
+    stripes: int
+    step: int
+    gtoken: int
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -203,7 +197,7 @@ class NinjaTurtleSparsityConfig(SparsityConfig):
         return stride * (2**stripe - 1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ButterflyGlobalSparsityConfig(NinjaTurtleSparsityConfig):
     """As NinjaTurtleSparsityConfig, with stripes at equal distances and windows of one
     `window_size` high."""

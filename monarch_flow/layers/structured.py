@@ -71,6 +71,9 @@ class StructuredLinear(nn.Module):
     ) -> None:
         """Draw the weights as a model that initialises a dense matrix this way wants them.
 
+        As a function for nn.Module.apply does, it draws the layer's own parameters and leaves those
+        of layers inside it to their own call.
+
         Args:
             init_function: fills a dense matrix in place.
             bias_init_function: fills the bias; None for zeros.
@@ -94,13 +97,17 @@ class StructuredLinear(nn.Module):
         Raises:
             ValueError: x has another width.
         """
+        self.check_input(x)
+        if x.ndim == 1:
+            return self.add_bias(self.matmul(x.unsqueeze(0))).squeeze(0)
+        return self.add_bias(self.matmul(x))
+
+    def check_input(self, x: flow.Tensor) -> None:
+        """Raises ValueError where x is not (..., in_features)."""
         if x.ndim == 0 or x.shape[-1] != self.in_features:
             raise ValueError(
-                f"{type(self).__name__} takes (..., {self.in_features}), not {tuple(x.shape)}"
+                f"a linear layer of (..., {self.in_features}) got an input of {tuple(x.shape)}"
             )
-        if x.ndim == 1:
-            return self.forward(x.unsqueeze(0)).squeeze(0)
-        return self.add_bias(self.matmul(x))
 
     def matmul(self, x: flow.Tensor) -> flow.Tensor:
         """x M^T without the bias: (..., in_features), of 2 dimensions or more, to
@@ -158,7 +165,7 @@ def new_parameter(shape: tuple[int, ...], device: Any, dtype: Any) -> nn.Paramet
     return nn.Parameter(flow.zeros(*shape, device=device, dtype=dtype or flow.float32))
 
 
-def uniform(tensor: flow.Tensor, fan_in: int) -> None:
+def uniform(tensor: flow.Tensor, fan_in: float) -> None:
     """Fill with U(-b, b), b = 1 / sqrt(fan_in): Kaiming's uniform rule (He et al. 2015) with the
     slope sqrt(5) that linear layers use."""
     bound = 1 / math.sqrt(fan_in)
