@@ -239,6 +239,8 @@ def _rules(options: argparse.Namespace) -> list[Rule]:
 
 def _pattern(options: argparse.Namespace, ending: str) -> str:
     """One expression for names that have `include`, not `exclude`, and this ending."""
+    if not options.exclude and not ending:
+        return options.include
     without = f"(?!.*?(?:{options.exclude}))" if options.exclude else ""
     return f"^{without}(?=.*?(?:{options.include})).*{ending}$"
 

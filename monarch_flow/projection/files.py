@@ -72,7 +72,8 @@ def check_target(source: Path, target: Path, *, overwrite: bool) -> None:
     Raises:
         UserError: it may not; says why and what to do.
     """
-    if target.resolve() == source.resolve() or (target.exists() and target.samefile(source)):
+    same = target.exists() and source.exists() and target.samefile(source)
+    if same or target.resolve() == source.resolve():
         raise UserError(f"{target} is the input itself, which is never overwritten; name another")
     if target.resolve() in source.resolve().parents:
         raise UserError(f"{target} contains the input; name another place")
