@@ -43,11 +43,13 @@ class Source:
 
 def read_source(path: Path) -> Source:
     """Read weights: a file of `torch.save` or safetensors, or a training checkpoint (its folder,
-    the folder of several, or `latest` or `best` in it).
+    the folder of several, `latest` or `best` in it, or the folder of a run).
 
     Raises:
         UserError: it is not there, damaged, or of another format.
     """
+    if (path / "checkpoints").is_dir():
+        path = path / "checkpoints"
     if path.is_dir() or path.name in ("latest", "best"):
         checkpoint = read_checkpoint(path)
         weights, described = checkpoint.model, checkpoint.state.get(LAYERS)

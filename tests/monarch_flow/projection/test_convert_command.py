@@ -185,11 +185,31 @@ def test_training_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     for prefix in ("exp_avg/", "exp_avg_sq/", "ema/"):
         assert dense.optimizer[f"{prefix}blocks.0.mlp.fc1.weight"].shape == (14, 10)
     convert(capsys, "densify", tmp_path / "trained", tmp_path / "weights.safetensors")
+    # Of a checkpoint with moving averages those are what is evaluated.
     for name, array in read_weights(tmp_path / "weights.safetensors").items():
-        np.testing.assert_array_equal(array, dense.model[name])
+        wanted = dense.optimizer.get(f"ema/{name}", dense.model[name])
+        np.testing.assert_array_equal(array, wanted)
     assert "is a folder that holds something" in refused(
         capsys, "densify", tmp_path / "trained", tmp_path / "dense", "--overwrite"
     )
+
+
+def test_packed_attention_can_be_split_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dense, out = tmp_path / "dense.safetensors", tmp_path / "out.safetensors"
+    save_file(dense_state(), dense)
+    convert(
+        capsys, "project", dense, out, "--config", "monarch", "--split-qkv", "--include", "_proj$"
+    )
+    state = read_weights(out)
+    weight = dense_state()["blocks.0.attn.qkv.weight"]
+    for index, part in enumerate(("q_proj", "k_proj", "v_proj")):
+        factors = project_to_monarch(weight[10 * index : 10 * (index + 1)], 4)
+        for number, factor in enumerate(factors, 1):
+            name = f"blocks.0.attn.{part}.blkdiag{number}"
+            np.testing.assert_array_equal(state[name], factor)
+    assert not any("qkv" in name for name in state)
 
 
 def published_t2t() -> dict[str, np.ndarray]:
