@@ -220,7 +220,8 @@ def _densify(source: Source, options: argparse.Namespace) -> str:
             raise
         new = densify_training_state(source.weights, {}, layers)
         logger.warning("the optimizer's state is left out: %s", error)
-    dense = Checkpoint(new.model, new.optimizer, checkpoint.state, checkpoint.name)
+    state = {key: value for key, value in checkpoint.state.items() if key != LAYERS}
+    dense = Checkpoint(new.model, new.optimizer, state, checkpoint.name)
     return _write(options.target, dense, {}, new.reports)
 
 

@@ -180,7 +180,7 @@ def test_training_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     manager.close()
     convert(capsys, "densify", tmp_path / "trained", tmp_path / "dense")
     dense = read_checkpoint(tmp_path / "dense" / "latest")
-    assert dense.state["step"] == 90
+    assert dense.state == {"epoch": 7, "step": 90}
     assert set(dense.model) == set(state)
     for prefix in ("exp_avg/", "exp_avg_sq/", "ema/"):
         assert dense.optimizer[f"{prefix}blocks.0.mlp.fc1.weight"].shape == (14, 10)
