@@ -316,7 +316,9 @@ def test_help_lists_defaults() -> None:
         result = run_process(["-m", "monarch_flow.convert", command, "--help"])
         assert result.returncode == 0
         assert "default: keep" in " ".join(result.stdout.split())
-    result = run_process(["-m", "monarch_flow.convert", "densify", "nothing.pth", "out.safetensors"])
+    result = run_process(
+        ["-m", "monarch_flow.convert", "densify", "nothing.pth", "out.safetensors"]
+    )
     assert result.returncode == 2
     assert "convert: error: cannot read weights from nothing.pth" in result.stdout
     assert "Traceback" not in result.stdout

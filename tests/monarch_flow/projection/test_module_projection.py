@@ -193,7 +193,7 @@ def test_a_model_is_unchanged_where_it_cannot_be_projected() -> None:
     before = {name: value.numpy() for name, value in model.state_dict().items()}
     with pytest.raises(UserError, match="head: the weight holds NaN or infinity"):
         project_model(model, "monarch")
-    with pytest.raises(UserError, match="no nn.Linear has a name"):
+    with pytest.raises(UserError, match=r"no nn\.Linear has a name"):
         project_model(model, "monarch", include="attention")
     with pytest.raises(UserError, match="no regular expression"):
         project_model(model, "monarch", include="(")
