@@ -49,28 +49,38 @@ class Blended(Structure):
 
     def project(self, weight: np.ndarray, arrays: Arrays) -> dict[str, np.ndarray]:
         """Alternates between the nearest sparse and the nearest low-rank matrix to what the other
-        leaves: each round is no worse than the one before, but the end need not be the best of
-        all. A gate is opened half-way for every input (its numbers become 0)."""
+        leaves, beginning with either, and takes the better end. No round makes it worse, but the
+        end need not be the best of all. A gate is opened half-way for every input (its numbers
+        become 0)."""
         if not np.isfinite(weight).all():
             raise UserError("the weight holds NaN or infinity; there is nothing to project")
-        part, own = self._parts[SPARSE], _inside(SPARSE, arrays)
-        rank = len(arrays[LOW_RANK + "lr_weight1"])
+        own, rank = _inside(SPARSE, arrays), len(arrays[LOW_RANK + "lr_weight1"])
         target = 2 * weight.astype(np.float64)
-        kept = part.project(target, own)
-        error = np.inf
-        for _ in range(_ROUNDS):
-            left, right = low_rank_factors(target - part.dense({**own, **kept}), rank)
-            rest = target - left @ right
-            kept = part.project(rest, own)
-            before = error
-            error = float(np.linalg.norm(rest - part.dense({**own, **kept})))
-            if error > (1 - _GAIN) * before:
-                break
-        result = {SPARSE + name: array for name, array in kept.items()}
-        result |= {LOW_RANK + "lr_weight1": right, LOW_RANK + "lr_weight2": left}
+        sparse_first = self._parts[SPARSE].project(target, own)
+        starts = (self._parts[SPARSE].exact_dense({**own, **sparse_first}), np.zeros_like(target))
+        ends = [self._alternate(target, start, own, rank) for start in starts]
+        _, result = min(ends, key=lambda end: end[0])
         if self.spec.gated:
             result |= {name: np.zeros_like(arrays[name]) for name in ("gate.weight", "gate.bias")}
         return {name: array.astype(weight.dtype) for name, array in result.items()}
+
+    def _alternate(
+        self, target: np.ndarray, sparse: np.ndarray, own: Arrays, rank: int
+    ) -> tuple[float, dict[str, np.ndarray]]:
+        """Distance to the target, and both parts' arrays, from a start of the sparse part."""
+        part = self._parts[SPARSE]
+        error = np.inf
+        for _ in range(_ROUNDS):
+            left, right = low_rank_factors(target - sparse, rank)
+            kept = part.project(target - left @ right, own)
+            sparse = part.exact_dense({**own, **kept})
+            before = error
+            error = float(np.linalg.norm(target - left @ right - sparse))
+            if error > (1 - _GAIN) * before:
+                break
+        result = {SPARSE + name: array for name, array in kept.items()}
+        factors = {"lr_weight1": right, "lr_weight2": left}
+        return error, result | {LOW_RANK + name: array for name, array in factors.items()}
 
     def pull_back(self, arrays: Arrays, gradient: np.ndarray) -> dict[str, np.ndarray]:
         """Of the two parts; a gate's is left out."""
