@@ -1,9 +1,11 @@
-"""Validation: every image exactly once, in any number of processes."""
+"""Accuracy of class scores, and validation: every image exactly once, in any number of processes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import islice
+from typing import Any
 
 from oneflow_accel.backends.base import Backend
 from oneflow_accel.errors import DataError
@@ -11,8 +13,6 @@ from oneflow_accel.training import distributed
 
 import oneflow as flow
 from oneflow import nn
-
-from resnet50_imagenet.execution import class_scores, count_correct
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,42 @@ class Accuracy:
         )
 
 
+def class_scores(output: flow.Tensor | tuple[flow.Tensor, ...]) -> flow.Tensor:
+    """A model's scores of shape (N, classes); GoogLeNet and Inception v3 return those of their
+    auxiliary heads besides."""
+    return output if isinstance(output, flow.Tensor) else output[0]
+
+
+def count_correct(scores: flow.Tensor, labels: flow.Tensor) -> tuple[flow.Tensor, flow.Tensor]:
+    """How many labels are the highest score, and how many are among the five highest.
+
+    Args:
+        scores: (N, classes), float.
+        labels: (N,), int64.
+
+    Returns:
+        Two float32 scalars that stay on the device.
+    """
+    best = flow.topk(scores, min(5, scores.shape[1]), dim=1)[1]
+    hits = (best == labels.unsqueeze(1)).to(flow.float32)
+    return hits[:, :1].sum(), hits.sum()
+
+
 def validate(
-    model: Callable[[flow.Tensor], flow.Tensor | tuple[flow.Tensor, ...]], loader, backend: Backend
+    model: Callable[[flow.Tensor], flow.Tensor | tuple[flow.Tensor, ...]],
+    loader: Iterable[Any],
+    backend: Backend,
+    *,
+    max_batches: int | None = None,
 ) -> Accuracy:
-    """Evaluate `model` on all images of `loader`; the same result on every process.
+    """Evaluate `model` on the images of `loader`; the same result on every process.
 
     Args:
         model: local to this process, in eval mode, in the loader's layout; or its forward pass.
-        loader: yields this process's share of the images, the last batch may be shorter.
+        loader: yields this process's share of the images as batches with `images`, float32, and
+            `labels`, int64 of shape (N,); the last batch may be shorter.
+        backend: the device of the model.
+        max_batches: the most batches that each process takes; None takes all.
 
     Raises:
         DataError: no image could be read.
@@ -48,7 +76,7 @@ def validate(
     sums = None
     images = 0
     with flow.no_grad():
-        for batch in loader:
+        for batch in islice(loader, max_batches):
             scores = class_scores(model(flow.tensor(batch.images, device=device)))
             labels = flow.tensor(batch.labels, device=device)
             figures = flow.stack([criterion(scores, labels), *count_correct(scores, labels)])
