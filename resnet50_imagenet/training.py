@@ -6,7 +6,6 @@ import argparse
 import logging
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 from oneflow_accel import layouts
 from oneflow_accel.errors import CheckpointError, UserError

@@ -58,6 +58,7 @@ def validate(
     backend: Backend,
     *,
     max_batches: int | None = None,
+    criterion: Callable[[flow.Tensor, flow.Tensor], flow.Tensor] | None = None,
 ) -> Accuracy:
     """Evaluate `model` on the images of `loader`; the same result on every process.
 
@@ -67,12 +68,13 @@ def validate(
             `labels`, int64 of shape (N,); the last batch may be shorter.
         backend: the device of the model.
         max_batches: the most batches that each process takes; None takes all.
+        criterion: sum of the losses of a batch; None is plain cross-entropy.
 
     Raises:
         DataError: no image could be read.
     """
     device = backend.device()
-    criterion = nn.CrossEntropyLoss(reduction="sum")
+    criterion = criterion or nn.CrossEntropyLoss(reduction="sum")
     sums = None
     images = 0
     with flow.no_grad():
