@@ -197,6 +197,26 @@ def _models() -> list[Item]:
     ]
 
 
+def _monarch_models() -> list[Item]:
+    """The ViT-S/16 of the Monarch paper (768 wide, 8 blocks): with Monarch MLPs against PyTorch and
+    against our own dense one."""
+    monarch = {"batch": 8, "mlp": "monarch"}
+    dense = "dense ViT-S/16 768 wide, train b8"
+    return [
+        Item(dense, "monarch_vit", "vit_s_train", {"batch": 8}),
+        Item("Monarch ViT-S/16 train b8", "monarch_vit", "vit_s_train", monarch, 1.1),
+        Item(
+            "Monarch over dense ViT-S/16, train b8",
+            "monarch_vit",
+            "vit_s_train",
+            monarch,
+            1.35,
+            against=dense,
+            peer=False,
+        ),
+    ]
+
+
 def all_items() -> list[Item]:
     """Every row, in the order of the table."""
     return [
@@ -206,6 +226,7 @@ def all_items() -> list[Item]:
         *_convolutions(),
         *_optimizers(),
         *_models(),
+        *_monarch_models(),
     ]
 
 

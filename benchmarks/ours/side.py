@@ -6,14 +6,20 @@ import oneflow_accel
 
 import oneflow as flow
 
-from benchmarks.ours import generation, models, operators, optimizers
+from benchmarks.ours import generation, models, monarch_vit, operators, optimizers
 from benchmarks.serve import serve
 
 
 def main() -> None:
     backend = oneflow_accel.select_device()
     backend.manual_seed(0)
-    makers = {**operators.MAKERS, **optimizers.MAKERS, **models.MAKERS, **generation.MAKERS}
+    makers = {
+        **operators.MAKERS,
+        **optimizers.MAKERS,
+        **models.MAKERS,
+        **generation.MAKERS,
+        **monarch_vit.MAKERS,
+    }
     serve(makers, f"oneflow {flow.__version__}", backend.synchronize)
 
 
