@@ -10,7 +10,7 @@ from oneflow_accel.errors import UserError
 import oneflow as flow
 from oneflow import nn
 
-from monarch_flow.optim.options import checked_options, name_of
+from monarch_flow.options import checked_options, name_of
 
 
 class CrossEntropy(nn.Module):

@@ -14,7 +14,7 @@ from typing import Any
 
 from oneflow_accel.errors import UserError
 
-from monarch_flow.optim.options import checked_options, name_of
+from monarch_flow.options import checked_options, name_of
 
 
 @dataclass(frozen=True)

@@ -53,12 +53,10 @@ def checked_options(
     """
     options = {}
     for key, value in config.items():
-        if key in NAME_KEYS or key in ignored:
+        if key in NAME_KEYS or key in ignored or value is None:
             continue
         if key not in types:
             raise UserError(f"{what} has no option '{key}'{_nearest(key, types)}")
-        if value is None:
-            continue
         options[key] = _converted(value, types[key], f"{what}: {key}")
     return options
 
