@@ -46,9 +46,6 @@ class ModelCheckpoint(Callback):
         """The best value of all that were kept."""
         return self._kept[0][0] if self._kept else None
 
-    def on_fit_start(self, trainer: Trainer) -> None:
-        trainer.claim_checkpoints()
-
     def on_step_end(self, trainer: Trainer) -> None:
         if self._every and trainer.position.step % self._every == 0:
             trainer.save_checkpoint(keep=self._steps())

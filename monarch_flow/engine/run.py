@@ -21,6 +21,7 @@ from omegaconf import DictConfig
 from oneflow import nn
 
 from monarch_flow.callbacks import ModelCheckpoint, build_callbacks
+from monarch_flow.config_files import save_config
 from monarch_flow.engine import snapshot
 from monarch_flow.engine.build import build_data, build_model, step_maker
 from monarch_flow.engine.evaluation import evaluate_checkpoint, test
@@ -82,6 +83,10 @@ def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
     callbacks = build_callbacks(section(cfg, "callbacks"))
     if trial:
         callbacks.pop("model_checkpoint", None)
+    checkpoints = None if trial else CheckpointManager(checkpoint_folder(run_dir), _KEEP_LAST)
+    if checkpoints is not None and distributed.is_main():
+        checkpoints.claim(fresh=resumed is None)
+        save_config(cfg, run_dir)
     config = as_plain(cfg)
     log = RunLog(
         run_dir,
@@ -91,7 +96,6 @@ def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
         enabled=distributed.is_main() and not trial,
     )
     val_loss = build_loss(section(cfg, "train").get("loss_fn_val"), reduction="sum")
-    checkpoints = None if trial else CheckpointManager(checkpoint_folder(run_dir), _KEEP_LAST)
     try:
         trainer = Trainer(
             model,

@@ -60,26 +60,33 @@ def take(trainer: Trainer) -> Checkpoint:
 
 
 def position_of(
-    checkpoint: Checkpoint | None, calendar: Calendar, global_batch_size: int
+    checkpoint: Checkpoint | None, calendar: Calendar, global_batch_size: int, accumulate: int
 ) -> Position:
     """Where a run begins or goes on.
 
-    With another batch size than before it is the nearest batch of the same epoch.
+    With another number of images per step than before it is the nearest batch of the same epoch.
+
+    Args:
+        checkpoint: None to begin.
+        calendar: of the run.
+        global_batch_size: images per step, of all processes.
+        accumulate: batches per step.
     """
     if checkpoint is None:
         return Position()
     state = checkpoint.state
     position = Position(state["epoch"], state["batch"], state["step"])
+    # A step may be made of other batches now, such as of smaller ones on more processes.
+    steps = state["batch"] // state["accumulate"]
     before = state["global_batch_size"]
     if before != global_batch_size:
-        steps = position.batch // state["accumulate"] * before // global_batch_size
-        accumulate = -(-calendar.batches // calendar.steps_per_epoch)
-        position.batch = min(steps * accumulate, calendar.batches)
+        steps = steps * before // global_batch_size
         logger.warning(
             "a step is %d images now and was %d: the epoch goes on at the nearest batch",
             global_batch_size,
             before,
         )
+    position.batch = min(steps * accumulate, calendar.batches)
     return position
 
 

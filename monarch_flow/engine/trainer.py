@@ -127,7 +127,9 @@ class Trainer:
         self._stop = StopRequest()
         self._is_main = distributed.is_main()
         self._extra: dict[str, float] = {}
-        self.position = snapshot.position_of(resumed, calendar, self.global_batch_size)
+        self.position = snapshot.position_of(
+            resumed, calendar, self.global_batch_size, options.accumulate
+        )
         self.use_model(model)
         if resumed is not None:
             snapshot.load_step(self.train_step, resumed, self.position)
@@ -173,7 +175,8 @@ class Trainer:
                 f"step {self.last_step}; ask for more trainer.max_epochs or trainer.max_steps, or "
                 "give eval.ckpt to evaluate"
             )
-        self._log.truncate(self.position.step)
+        # A new run in the folder of an old one without checkpoints keeps nothing of its log.
+        self._log.truncate(-1 if self._resumed is None else self.position.step)
         with self._stop.listening():
             self._each(lambda callback: callback.on_fit_start(self))
             if self._resumed is not None:
@@ -330,15 +333,6 @@ class Trainer:
         self._log.log(self.position.step, values, split="model")
         self._log.hyperparameters(values)
         logger.info("%s", ", ".join(f"{name} {value:,}" for name, value in values.items()))
-
-    def claim_checkpoints(self) -> None:
-        """Make the checkpoint folder this run's own.
-
-        Raises:
-            CheckpointError: it holds another run's, or cannot be written to.
-        """
-        if self._checkpoints is not None and self._is_main:
-            self._checkpoints.claim(fresh=self._resumed is None)
 
     def save_checkpoint(self, *, best: bool = False, keep: Collection[int] = ()) -> None:
         """Write a checkpoint of now, after a look at the losses; all processes call it.
