@@ -89,6 +89,7 @@ def evaluate_checkpoint(cfg: DictConfig, backend: Backend) -> dict[str, float]:
         )
         logger.info("%s %s", split, accuracy)
         metrics |= named(accuracy, split)
+    data.close()
     return metrics
 
 

@@ -71,13 +71,13 @@ def initialize(model: nn.Module, path: str | Path, *, project: bool) -> None:
         CheckpointError: the weights do not fit; names them.
         UserError: they cannot be read.
     """
-    arrays, _ = read_model_arrays(path)
     layers = structured_layers(model)
     if project and not layers:
         raise UserError(
             "train.init_from.project: the model has no structured layer to project onto; choose "
             "one with model.mlp_cfg, or leave project out"
         )
+    arrays, _ = read_model_arrays(path)
     try:
         if project:
             arrays = _projected(arrays, model, layers)

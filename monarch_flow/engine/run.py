@@ -119,6 +119,7 @@ def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
             metrics |= test(trainer, data, run_dir, cfg)
     finally:
         log.close()
+        data.close()
         if checkpoints is not None:
             checkpoints.close()
     _finish(run_dir, metrics, trial)

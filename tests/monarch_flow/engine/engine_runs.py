@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import logging
 import struct
 import sys
 from pathlib import Path
@@ -174,6 +175,7 @@ def main(path: str) -> None:
 
     from monarch_flow.engine.run import run
 
+    logging.basicConfig(level=logging.INFO, stream=sys.stdout)
     try:
         run(OmegaConf.load(path))
     except UserError as error:

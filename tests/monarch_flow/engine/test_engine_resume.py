@@ -52,7 +52,7 @@ _LONG = (*EVERYTHING, "trainer.max_epochs=4", "train.sparse_to_dense.fraction=0.
 def test_resumed_run_equals_the_whole_one(whole, run_tiny, tmp_path, stop, phase):
     """Losses, learning rates, weights, moments and averages, to the last bit; the run to compare
     with has no checkpoint at that step."""
-    run_tiny(tmp_path, *_LONG, stop)
+    run_tiny(tmp_path, *_LONG, stop, "test_after_training=false")
     assert last_checkpoint(tmp_path).state["phase"] == phase
     run_tiny(tmp_path, *_LONG, "resume=auto")
     assert_same_run(tmp_path, whole)

@@ -84,7 +84,7 @@ def test_dense_weights_need_the_projection(dense, run_tiny, tmp_path):
         pytest.param(
             ("train.init_from={path: x, project: true}", "model.mlp_cfg=null"),
             UserError,
-            "x",
+            "no structured layer",
             id="nothing-to-project-onto",
         ),
         pytest.param(
@@ -105,7 +105,9 @@ def test_dense_weights_need_the_projection(dense, run_tiny, tmp_path):
         pytest.param(
             ("callbacks.model_checkpoint.monitor=val/f1",), UserError, "val/acctop5", id="monitor"
         ),
-        pytest.param(("optimizer.lr=1e30",), UserError, "loss is", id="non-finite-loss"),
+        pytest.param(
+            ("scheduler.warmup_lr_init=1e30",), UserError, "loss is", id="non-finite-loss"
+        ),
     ],
 )
 def test_user_errors(run_tiny, tmp_path, overrides, error, text):
