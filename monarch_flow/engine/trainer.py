@@ -197,11 +197,13 @@ class Trainer:
         else:
             self._each(lambda callback: callback.on_interrupt(self))
         if self._stop.agreed():
-            logger.info(
-                "told to stop (SIGTERM) at step %d; go on with resume=auto", self.position.step
-            )
+            logger.info("told to stop (SIGTERM) at step %d%s", self.position.step, self._way_on())
             self._log.close()
             raise SystemExit(StopRequest.EXIT_CODE)
+
+    def _way_on(self) -> str:
+        kept = self._checkpoints is not None and "model_checkpoint" in self.callbacks
+        return "; go on with resume=auto" if kept else ""
 
     def _is_over(self) -> bool:
         return self.position.step >= self.last_step
