@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from oneflow_accel.errors import UserError
 
@@ -12,7 +12,7 @@ from oneflow.utils.checkpoint import checkpoint
 
 from monarch_flow.layers.config import LinearConfig, LinearLike, register_linear
 from monarch_flow.layers.low_rank import LowRank
-from monarch_flow.layers.structured import InitFunction, StructuredLinear
+from monarch_flow.layers.structured import InitFunction, OptionReaders, StructuredLinear
 
 
 @register_linear("pixelfly", sparse_cfg="fbbfly", rank=32)
@@ -42,7 +42,7 @@ class SparseLRLinear(StructuredLinear):
         UserError: a config is wrong.
     """
 
-    option_readers = {"sparse_cfg": LinearConfig.of}
+    option_readers: ClassVar[OptionReaders] = {"sparse_cfg": LinearConfig.of}
 
     def __init__(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import oneflow as flow
@@ -14,6 +14,8 @@ from monarch_flow.layers.targets import check_positive
 
 # Fills a dense matrix (out, in) in place, as nn.init's functions do.
 InitFunction = Callable[[flow.Tensor], Any]
+# How a config's value for an option is read, by option.
+OptionReaders = dict[str, Callable[[Any], Any]]
 
 
 class StructuredLinear(nn.Module):
@@ -30,8 +32,7 @@ class StructuredLinear(nn.Module):
         bias: parameter (m,), or None.
     """
 
-    # How a config's value for an option is read; see `config.register_linear`.
-    option_readers: dict[str, Callable[[Any], Any]] = {}
+    option_readers: ClassVar[OptionReaders] = {}
 
     def __init__(
         self,
