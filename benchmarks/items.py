@@ -197,24 +197,54 @@ def _models() -> list[Item]:
     ]
 
 
-def _monarch_models() -> list[Item]:
-    """The ViT-S/16 of the Monarch paper (768 wide, 8 blocks): with Monarch MLPs against PyTorch and
-    against our own dense one."""
-    monarch = {"batch": 8, "mlp": "monarch"}
-    dense = "dense ViT-S/16 768 wide, train b8"
+# Of monarch_flow: in and out of the first layer of an MLP of ViT-B, both blocks of four.
+_MONARCH = {"inner": 768, "outer": 3072}
+# Rows of the table; batches of a sweep, where small ones show what Monarch costs.
+_MONARCH_ROWS = (197, 1576, 6304)
+_MONARCH_BATCHES = (1, 4, 16, 64, 256)
+# Training ViT-S on 256 images at a time takes more memory than machines of this size have.
+_MONARCH_TRAINED_BATCHES = _MONARCH_BATCHES[:-1]
+
+
+def _beside_dense(
+    name: str,
+    group: str,
+    kind: str,
+    params: dict[str, Any],
+    bar: float | None = None,
+    bar_over_dense: float | None = None,
+) -> list[Item]:
+    """A dense item, the Monarch one in its place, and that one over our own dense one."""
+    dense, monarch = f"dense {name}", f"Monarch {name}"
+    with_monarch = {**params, "monarch": True}
     return [
-        Item(dense, "monarch_vit", "vit_s_train", {"batch": 8}),
-        Item("Monarch ViT-S/16 train b8", "monarch_vit", "vit_s_train", monarch, 1.1),
+        Item(dense, group, kind, {**params, "monarch": False}),
+        Item(monarch, group, kind, with_monarch, bar),
         Item(
-            "Monarch over dense ViT-S/16, train b8",
-            "monarch_vit",
-            "vit_s_train",
-            monarch,
-            1.35,
-            against=dense,
-            peer=False,
+            f"{monarch}, ours", group, kind, with_monarch, bar_over_dense, against=dense, peer=False
         ),
     ]
+
+
+def _monarch() -> list[Item]:
+    items = []
+    for rows in _MONARCH_ROWS:
+        name, params = f"768->3072 train, {rows} rows", {"rows": rows, **_MONARCH}
+        over_dense = 2.4 if rows == 1576 else None
+        items += _beside_dense(name, "monarch", "layer_train", params, 1.2, over_dense)
+    items += _beside_dense(
+        "vit-s train b8", "monarch", "monarch_vit_train", {"batch": 8}, 1.1, 1.35
+    )
+    for part in ("forward", "train"):
+        for rows in _MONARCH_BATCHES:
+            name = f"768->3072 {part}, batch {rows}"
+            params = {"rows": rows, **_MONARCH}
+            items += _beside_dense(name, "monarch-batches", f"layer_{part}", params)
+    for part, batches in (("forward", _MONARCH_BATCHES), ("train", _MONARCH_TRAINED_BATCHES)):
+        for batch in batches:
+            kind, params = f"monarch_vit_{part}", {"batch": batch}
+            items += _beside_dense(f"vit-s {part} b{batch}", "monarch-batches", kind, params)
+    return items
 
 
 def all_items() -> list[Item]:
@@ -226,7 +256,7 @@ def all_items() -> list[Item]:
         *_convolutions(),
         *_optimizers(),
         *_models(),
-        *_monarch_models(),
+        *_monarch(),
     ]
 
 

@@ -104,7 +104,7 @@ class VisionTransformer(nn.Module):
         x = self.patch_embed(images)
         first = self.cls_token.expand(x.shape[0], -1, -1)
         x = self.pos_drop(flow.cat([first, x], dim=1) + self.pos_embed)
-        return self.norm(self.blocks(x))[:, 0]
+        return self.norm(self.blocks(x)[:, 0])
 
     def forward(self, images: flow.Tensor) -> flow.Tensor:
         return self.head(self.features(images))
