@@ -32,7 +32,6 @@ class Parts:
         val: what each epoch is validated on.
         test: what the end is tested on.
         num_classes: of the labels.
-        channels: of the images, where that is not for the transform to choose.
         exact_size: the images have the wanted size already.
     """
 
@@ -40,7 +39,6 @@ class Parts:
     val: Dataset
     test: Dataset
     num_classes: int
-    channels: int = 3
     exact_size: bool = False
 
 
@@ -112,9 +110,9 @@ def mnist_parts(data_dir: Path, image_size: int, val_split: float | None, seed: 
     held_out = _held_out(MNIST_VAL_SPLIT if val_split is None else val_split, len(train))
     classes = len(train.classes)
     if held_out == 0:
-        return Parts(train, test, test, classes, channels=1, exact_size=pads)
+        return Parts(train, test, test, classes, exact_size=pads)
     left, out = split(train, held_out, seed)
-    return Parts(left, out, test, classes, channels=1, exact_size=pads)
+    return Parts(left, out, test, classes, exact_size=pads)
 
 
 def synthetic_parts(
@@ -126,7 +124,7 @@ def synthetic_parts(
     classes = num_classes or _SYNTHETIC_CLASSES
     train = SyntheticImages(num_images, shape, classes, seed)  # type: ignore[arg-type]
     val = SyntheticImages(max(num_images // 4, 1), shape, classes, seed + 1)  # type: ignore[arg-type]
-    return Parts(train, val, val, classes, channels=channels, exact_size=True)
+    return Parts(train, val, val, classes, exact_size=True)
 
 
 def _held_out(val_split: float, images: int) -> int:

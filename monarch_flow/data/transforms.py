@@ -135,11 +135,16 @@ def build_train_transform(
         if options["pad"] < 0:
             raise UserError(f"train_transforms: pad is {options['pad']}; it has to be 0 or more")
         return PadCropTransform(image_size, options["pad"], hflip, normalization, **steps)
+    scale, ratio = options.get("scale", DEFAULT_SCALE), options.get("ratio", DEFAULT_RATIO)
+    # The whole of a square image is the only crop that has all of its area.
+    crops = scale != (1.0, 1.0) or not ratio[0] <= 1 <= ratio[1]
+    if exact_size and not crops and hflip == 0 and not any(steps.values()):
+        return PlainTransform(normalization)
     return TrainTransform(
         image_size,
-        options.get("scale", DEFAULT_SCALE),
+        scale,
         hflip,
-        ratio=options.get("ratio", DEFAULT_RATIO),
+        ratio=ratio,
         interpolation=interpolation,
         normalization=normalization,
         **steps,
