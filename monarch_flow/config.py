@@ -27,6 +27,8 @@ from monarch_flow.config_check import check, in_schema, is_free, unknown_key, wa
 from monarch_flow.config_groups import CONFIGS, Groups
 
 EXAMPLE = "trainer.max_epochs=10"
+# What a file writes where a value has to be given; ??? would not win over an earlier file's null.
+_REQUIRED = "${required:}"
 _LAUNCH = "python -m oneflow.distributed.launch --nproc_per_node {} -m monarch_flow.train ..."
 
 
@@ -85,12 +87,12 @@ def compose_raw(overrides: Sequence[str], config_dir: str | None = None) -> Comp
         del cfg[key]
     for text, override in settings:
         _apply(cfg, text, override, groups)
-    if cfg.get("name") is None and not OmegaConf.is_missing(cfg, "name"):
+    if OmegaConf.to_container(cfg, resolve=False)["name"] is None:
         cfg.name = experiment.replace("/", "-") if experiment else cfg.model.get("name", "run")
     if cfg.get("mode") == "eval" or OmegaConf.select(cfg, "eval.ckpt") is not None:
         cfg.mode = "eval"
         if OmegaConf.select(cfg, "eval.ckpt") is None:
-            cfg.eval.ckpt = "${run_dir}/checkpoints"
+            cfg.eval.ckpt = "${run_dir}"
     return Composed(cfg, experiment)
 
 
@@ -123,7 +125,7 @@ def check_data_dir(cfg: DictConfig) -> None:
     """Ask for the data's folder where a run needs one and has none.
 
     Raises:
-        UserError: `datamodule.data_dir` is not set, or is no folder.
+        UserError: `datamodule.data_dir` is not set, or is not there.
     """
     dataset, folder = cfg.datamodule.dataset, cfg.datamodule.data_dir
     holds = {
@@ -137,9 +139,9 @@ def check_data_dir(cfg: DictConfig) -> None:
             "where are the images? Give datamodule.data_dir=DIR, or set DATA_DIR in the "
             f"environment; DIR holds {holds[dataset]}"
         )
-    if not Path(folder).is_dir():
+    if not Path(folder).exists():
         raise UserError(
-            f"datamodule.data_dir={folder} is no folder; it is to hold {holds[dataset]}"
+            f"datamodule.data_dir={folder} is not there; it is to hold {holds[dataset]}"
         )
 
 
@@ -185,19 +187,22 @@ def _resolved(node: DictConfig | ListConfig, prefix: str, failures: dict[str, st
     values = {}
     for name in names:
         path = f"{prefix}{name}"
-        if OmegaConf.is_missing(node, name):
+        if OmegaConf.is_missing(node, name) or _raw(node, name) == _REQUIRED:
             failures[path] = f"{path} is not set: give {path}=VALUE"
             continue
         try:
             value = node[name]
         except OmegaConfBaseException as error:
-            raw = OmegaConf.to_container(node, resolve=False)[name]
-            failures[path] = f"{path}: {raw} cannot be computed: {_first_line(error)}"
+            failures[path] = f"{path}: {_raw(node, name)} cannot be computed: {_first_line(error)}"
             continue
         if isinstance(value, DictConfig | ListConfig):
             value = _resolved(value, f"{path}.", failures)
         values[name] = value
     return values if isinstance(node, DictConfig) else [values[name] for name in values]
+
+
+def _raw(node: DictConfig | ListConfig, name: Any) -> Any:
+    return OmegaConf.to_container(node, resolve=False)[name]
 
 
 def _check_without(values: dict[str, Any], failures: Mapping[str, str]) -> None:
@@ -245,7 +250,7 @@ def _divisor(number: int, limit: int) -> int:
 
 
 def _world_size() -> int:
-    # From the launcher's variable and not from oneflow: --help and --cfg need no oneflow.
+    # As the launcher says, so that a configuration can be composed without starting a job.
     value = os.environ.get("WORLD_SIZE", "1")
     if not value.isdigit() or int(value) < 1:
         raise UserError(f"WORLD_SIZE={value} in the environment is no number of processes")
@@ -277,7 +282,11 @@ def _register_resolvers() -> None:
         whole("add", *numbers)
         return sum(numbers)
 
+    def required() -> None:
+        raise ValueError("a value has to be given")
+
     for name, function in {
+        "required": required,
         "div_up": div_up,
         "mul": mul,
         "add": add,

@@ -166,11 +166,11 @@ def _phrase(kind: Any, metadata: Sequence[Any] = ()) -> str:
         inner = [argument for argument in arguments if argument is not type(None)]
         if int in inner and float in inner:
             inner.remove(int)
-        phrases = list(dict.fromkeys(_phrase(argument) for argument in inner))
+        # Bounds of the whole are bounds of each.
+        phrases = list(dict.fromkeys(_phrase(argument, metadata) for argument in inner))
         if type(None) in arguments:
             phrases.append("null")
-        bounds = _bounds(metadata)
-        return " or ".join(phrases) + (f", {bounds}" if bounds else "")
+        return " or ".join(phrases)
     if origin is typing.Literal:
         return _one_of([_shown(value).strip("'") for value in arguments])
     if origin is list:

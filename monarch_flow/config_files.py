@@ -12,6 +12,7 @@ from oneflow_accel.training.files import replace_file
 
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
+from rich.text import Text
 from rich.tree import Tree
 
 YAML = "config.yaml"
@@ -81,7 +82,7 @@ def config_tree(cfg: DictConfig) -> str:
     _grow(tree, OmegaConf.to_container(cfg, resolve=True))
     # Wide enough that no value is folded.
     console = Console(file=io.StringIO(), width=1000, color_system=None, highlight=False)
-    console.print(tree, markup=False)
+    console.print(tree)
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
@@ -89,9 +90,9 @@ def config_tree(cfg: DictConfig) -> str:
 def _grow(tree: Tree, values: Any) -> None:
     for key, value in values.items():
         if isinstance(value, dict) and value:
-            _grow(tree.add(str(key)), value)
+            _grow(tree.add(Text(str(key))), value)
         else:
-            tree.add(f"{key}: {value}".replace("[", "\\["))
+            tree.add(Text(f"{key}: {value}"))
 
 
 def _flat(values: Any, prefix: str = "") -> dict[str, Any]:

@@ -103,6 +103,7 @@ class Train(Group):
 
 class TrainTransforms(Group):
     auto_augment: Text | None = Field(None, description="RandAugment, as rand-m9-mstd0.5-inc1")
+    color_jitter: Amount | None = Field(None, description="strength; not beside auto_augment")
     interpolation: Interpolation = "random"
     re_prob: Fraction = Field(0.0, description="probability of random erasing")
     re_mode: Literal["pixel", "rand", "const"] = "pixel"
@@ -110,10 +111,13 @@ class TrainTransforms(Group):
     scale: Range = Field(default=[0.08, 1.0], description="share of the area that a crop takes")
     ratio: Range = Field(default=[0.75, 4 / 3], description="width to height of a crop")
     hflip: Fraction = Field(0.5, description="probability of a horizontal flip")
+    pad: Count | None = Field(None, description="shift by up to so many pixels, and do not crop")
+    no_aug: bool | None = Field(None, description="as in evaluation")
 
 
 class EvalTransforms(Group):
     interpolation: Interpolation = "bicubic"
+    resize_size: Positive | None = Field(None, description="of the shorter side, before cropping")
     crop_pct: Annotated[float, Field(gt=0, le=1)] = Field(
         0.875, description="image_size over the size that the shorter side is reduced to"
     )
@@ -125,6 +129,8 @@ class Mixup(Group):
     prob: Fraction = 1.0
     switch_prob: Fraction = Field(0.5, description="probability of cutmix where both are on")
     mode: Literal["batch", "pair", "elem"] = "batch"
+    correct_lam: bool = Field(True, description="shares by the part of the box inside the image")
+    cutmix_minmax: Range | None = None
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
 
@@ -141,8 +147,14 @@ class Datamodule(Group):
     pin_memory: bool
     drop_last: bool
     num_aug_repeats: Count = Field(description="repeated augmentation; 0: none")
-    mean: Channels
-    std: Channels
+    cache_val_dataset: bool = Field(False, description="keep the validation images in memory")
+    val_split: Amount | None = Field(
+        None, description="validation images to hold out, or a share; null: as the data has it"
+    )
+    num_images: Positive = Field(1024, description="of synthetic training images")
+    num_classes: Positive | None = Field(None, description="null: as many as the data has")
+    mean: Channels | None = Field(None, description="per channel, 0 to 1; null: the usual one")
+    std: Channels | None = None
     train_transforms: TrainTransforms
     val_transforms: EvalTransforms
     test_transforms: EvalTransforms
@@ -223,6 +235,7 @@ class ModelCheckpoint(Group):
     mode: Better = "max"
     save_top_k: Count = 1
     save_last: bool = True
+    every_n_train_steps: Count = Field(0, description="besides, every so many steps; 0: not")
 
 
 class EarlyStopping(Group):
