@@ -15,11 +15,19 @@ from monarch_flow.layers import (
     BlockdiagLinear,
     BlockSparseLinear,
     LowRank,
+    MaskedLinear,
     MonarchLinear,
     SparseLRLinear,
     StructuredLinear,
 )
-from monarch_flow.projection.structures import GATE, LOW_RANK, SPARSE, Arrays, LayerSpec
+from monarch_flow.projection.structures import (
+    GATE,
+    LOW_RANK,
+    SPARSE,
+    Arrays,
+    LayerSpec,
+    joined,
+)
 
 
 def spec_of_module(module: nn.Module) -> LayerSpec | None:
@@ -35,9 +43,14 @@ def spec_of_module(module: nn.Module) -> LayerSpec | None:
         return LayerSpec("low_rank", *size)
     if isinstance(module, BlockSparseLinear):
         return LayerSpec("block_sparse", *size)
+    if isinstance(module, MaskedLinear):
+        pattern = json.dumps(module.sparsity_config.to_dict(), sort_keys=True)
+        return LayerSpec("masked", *size, pattern=pattern)
     if isinstance(module, SparseLRLinear):
-        sparse = spec_of_module(module.sparse)
-        return LayerSpec("sparse_low_rank", *size, sparse=sparse, gated=module.gating)
+        dense = type(module.sparse) is nn.Linear
+        sparse = LayerSpec("dense", *size) if dense else spec_of_module(module.sparse)
+        gated = module.gate is not None
+        return LayerSpec("sparse_low_rank", *size, sparse=sparse, gated=gated)
     return None
 
 
@@ -64,40 +77,50 @@ def find_layers(state: Arrays) -> dict[str, LayerSpec]:
     """The structured layers that the names and shapes in a state dict tell of.
 
     What they do not tell is taken to be: no padding of the input (in_features is a multiple of the
-    blocks), none of the output where there is no bias, no shuffle, and that a weight of three
-    dimensions without a layout is a block-diagonal one.
+    blocks), none of the output where there is no bias, no shuffle, no mask, and that a weight of
+    three dimensions without a layout is a block-diagonal one.
     """
     found: dict[str, LayerSpec] = {}
     for name, array in state.items():
         prefix, _, last = name.rpartition(".")
-        if last == "blkdiag1" and f"{prefix}.blkdiag2" in state:
-            second = state[f"{prefix}.blkdiag2"]
-            size = array.shape[0] * array.shape[2], second.shape[0] * second.shape[1]
-            found[prefix] = _told(state, prefix, "monarch", size, array.shape[0])
-        elif last == "lr_weight1" and f"{prefix}.lr_weight2" in state:
-            size = array.shape[1], state[f"{prefix}.lr_weight2"].shape[0]
-            found[prefix] = _told(state, prefix, "low_rank", size)
-        elif last == "weight" and array.ndim == 3 and f"{prefix}.layout" in state:
-            height, width = state[f"{prefix}.layout"].shape
-            size = width * array.shape[2], height * array.shape[1]
-            found[prefix] = _told(state, prefix, "block_sparse", size)
+        beside = {key: state.get(joined(prefix, key)) for key in ("blkdiag2", "lr_weight2", "layout")}
+        blocks, size, kind = 0, (0, 0), ""
+        if last == "blkdiag1" and (other := beside["blkdiag2"]) is not None:
+            kind, blocks = "monarch", array.shape[0]
+            size = blocks * array.shape[2], other.shape[0] * other.shape[1]
+        elif last == "lr_weight1" and (other := beside["lr_weight2"]) is not None:
+            kind, size = "low_rank", (array.shape[1], other.shape[0])
+        elif last == "weight" and array.ndim == 3 and (other := beside["layout"]) is not None:
+            kind = "block_sparse"
+            size = other.shape[1] * array.shape[2], other.shape[0] * array.shape[1]
         elif last == "weight" and array.ndim == 3:
-            blocks, rows, columns = array.shape
-            size = blocks * columns, blocks * rows
-            found[prefix] = _told(state, prefix, "blockdiag", size, blocks)
-    for prefix in [name for name in found if f".{name}".endswith(f".{SPARSE[:-1]}")]:
-        outer = prefix.removesuffix(SPARSE[:-1]).removesuffix(".")
-        dot = f"{outer}." if outer else ""
-        low_rank = found.get(dot + LOW_RANK[:-1])
-        if low_rank is None:
-            continue
-        # The low-rank part is never padded, so it knows the sizes.
-        size = low_rank.in_features, low_rank.out_features
-        sparse = dataclasses.replace(found[prefix], in_features=size[0], out_features=size[1])
-        gated = f"{dot}{GATE}weight" in state
-        del found[prefix], found[dot + LOW_RANK[:-1]]
-        found[outer] = LayerSpec("sparse_low_rank", *size, sparse=sparse, gated=gated)
+            kind, blocks = "blockdiag", array.shape[0]
+            size = blocks * array.shape[2], blocks * array.shape[1]
+        if kind:
+            bias = state.get(joined(prefix, "bias"))
+            rows = size[1] if bias is None else len(bias)
+            found[prefix] = LayerSpec(kind, size[0], rows, nblocks=blocks)
+    _combine_parts(state, found)
     return found
+
+
+def _combine_parts(state: Arrays, found: dict[str, LayerSpec]) -> None:
+    """Make one layer of the two parts of a SparseLR layer."""
+    for prefix in [name for name in found if f".{name}.".endswith(f".{LOW_RANK}")]:
+        outer = prefix.removesuffix(LOW_RANK[:-1]).removesuffix(".")
+        # The low-rank part is never padded, so it knows the sizes.
+        size = found[prefix].in_features, found[prefix].out_features
+        sparse_name = joined(outer, SPARSE[:-1])
+        if sparse_name in found:
+            part = found.pop(sparse_name)
+            sparse = dataclasses.replace(part, in_features=size[0], out_features=size[1])
+        elif joined(sparse_name, "weight") in state:
+            sparse = LayerSpec("dense", *size)
+        else:
+            continue
+        del found[prefix]
+        gated = joined(outer, f"{GATE}weight") in state
+        found[outer] = LayerSpec("sparse_low_rank", *size, sparse=sparse, gated=gated)
 
 
 def layers_to_json(layers: Mapping[str, LayerSpec]) -> str:
@@ -120,14 +143,6 @@ def layers_from_json(text: str) -> dict[str, LayerSpec]:
 def _spec_from(values: dict[str, Any]) -> LayerSpec:
     sparse = values.get("sparse")
     return LayerSpec(**{**values, "sparse": _spec_from(sparse) if sparse else None})
-
-
-def _told(
-    state: Arrays, prefix: str, kind: str, size: tuple[int, int], nblocks: int = 0
-) -> LayerSpec:
-    bias = state.get(f"{prefix}.bias")
-    out_features = size[1] if bias is None else len(bias)
-    return LayerSpec(kind, size[0], out_features, nblocks=nblocks)
 
 
 def _is_inside(name: str, found: Mapping[str, LayerSpec]) -> bool:

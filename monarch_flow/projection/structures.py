@@ -6,6 +6,7 @@ module exists; the arrays are those of the layer's state dict, by their name ins
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from oneflow_accel.errors import UserError
 
 import numpy as np
 
+from monarch_flow.layers.sparsity import SparsityConfig
 from monarch_flow.projection import moments
 from monarch_flow.projection.elementwise import (
     block_sparse_to_dense,
@@ -44,13 +46,15 @@ class LayerSpec:
     """A structured layer without its numbers.
 
     Attributes:
-        kind: "monarch", "blockdiag", "low_rank", "block_sparse" or "sparse_low_rank".
+        kind: "monarch", "blockdiag", "low_rank", "block_sparse", "masked" or "sparse_low_rank"; for
+            a part of the last one also "dense".
         in_features: n, without padding.
         out_features: m, without padding.
         nblocks: blocks of "monarch" and "blockdiag"; told by the arrays, so for information only.
         shuffle: of "blockdiag": whether the input is permuted first.
         sparse: of "sparse_low_rank": the layer beside the low-rank one.
         gated: of "sparse_low_rank": whether it has a gate.
+        pattern: of "masked": its sparsity config as JSON, as no array tells the mask.
     """
 
     kind: str
@@ -60,6 +64,7 @@ class LayerSpec:
     shuffle: bool = False
     sparse: LayerSpec | None = None
     gated: bool = False
+    pattern: str = ""
 
     def __str__(self) -> str:
         details = f"({self.nblocks})" if self.nblocks else ""
@@ -221,6 +226,32 @@ class _BlockSparse(_Entries):
         return {"weight": project_to_block_sparse(weight, arrays["layout"], block)}
 
 
+class _Masked(_Entries):
+    """A dense weight and a mask, which is in no checkpoint."""
+
+    def _mask(self) -> np.ndarray:
+        spec = self.spec
+        pattern = SparsityConfig.of(json.loads(spec.pattern))
+        side = pattern.block
+        padded = (-(-width // side) * side for width in (spec.out_features, spec.in_features))
+        mask = pattern.layout(*padded).repeat(side, axis=0).repeat(side, axis=1)
+        return mask[: spec.out_features, : spec.in_features]
+
+    def _put(self, values: np.ndarray, arrays: Arrays) -> np.ndarray:
+        return np.where(self._mask(), values, np.zeros((), values.dtype))
+
+    def project(self, weight: np.ndarray, arrays: Arrays) -> dict[str, np.ndarray]:
+        return {"weight": self._put(weight, arrays)}
+
+
+class _Dense(_Entries):
+    def _put(self, values: np.ndarray, arrays: Arrays) -> np.ndarray:
+        return values
+
+    def project(self, weight: np.ndarray, arrays: Arrays) -> dict[str, np.ndarray]:
+        return {"weight": weight.copy()}
+
+
 class _SparseLowRank(Structure):
     """(1 - g) sparse + g low-rank, with g = 1/2, or g = sigmoid(gate(x)) where there is a gate."""
 
@@ -298,6 +329,8 @@ _STRUCTURES: dict[str, type[Structure]] = {
     "low_rank": _LowRank,
     "blockdiag": _Blockdiag,
     "block_sparse": _BlockSparse,
+    "masked": _Masked,
+    "dense": _Dense,
     "sparse_low_rank": _SparseLowRank,
 }
 
@@ -311,6 +344,11 @@ def structure_of(spec: LayerSpec) -> Structure:
     if spec.kind not in _STRUCTURES:
         raise UserError(f"unknown kind of layer {spec.kind!r}; known: {', '.join(_STRUCTURES)}")
     return _STRUCTURES[spec.kind](spec)
+
+
+def joined(prefix: str, name: str) -> str:
+    """The name of a layer's array in the state dict of the whole; "" is the whole itself."""
+    return f"{prefix}.{name}" if prefix else name
 
 
 def _inside(prefix: str, arrays: Arrays) -> dict[str, np.ndarray]:

@@ -16,11 +16,10 @@ import numpy as np
 
 from monarch_flow.projection import moments
 from monarch_flow.projection.report import LayerReport
-from monarch_flow.projection.structures import Arrays, LayerSpec, Structure, structure_of
+from monarch_flow.projection.structures import Arrays, LayerSpec, Structure, joined, structure_of
 from monarch_flow.projection.weights import (
     Rule,
     densify_weights,
-    joined,
     layer_arrays,
     project_weights,
 )

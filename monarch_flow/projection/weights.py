@@ -12,7 +12,7 @@ import numpy as np
 from monarch_flow.layers import LinearConfig
 from monarch_flow.projection.layer_specs import spec_of_module
 from monarch_flow.projection.report import LayerReport, compare
-from monarch_flow.projection.structures import Arrays, LayerSpec, Structure, structure_of
+from monarch_flow.projection.structures import Arrays, LayerSpec, Structure, joined, structure_of
 
 Layers = Mapping[str, LayerSpec]
 Rule = tuple[str, LinearConfig]
@@ -38,11 +38,6 @@ def layer_arrays(state: Arrays, prefix: str, structure: Structure) -> dict[str, 
             )
         arrays[name] = state[joined(prefix, name)]
     return arrays
-
-
-def joined(prefix: str, name: str) -> str:
-    """The name of a layer's array in the state dict of the whole."""
-    return f"{prefix}.{name}" if prefix else name
 
 
 def densify_weights(
