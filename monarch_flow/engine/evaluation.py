@@ -23,7 +23,6 @@ from monarch_flow.engine.initialize import read_model_arrays
 from monarch_flow.engine.options import read_trainer_options, section
 from monarch_flow.engine.trainer import Trainer, as_logged, named, val_batches
 from monarch_flow.optim import build_loss
-from monarch_flow.projection import densify_model, structured_layers
 
 logger = logging.getLogger("oneflow_accel")
 
@@ -102,11 +101,7 @@ def load_for_evaluation(model: nn.Module, path: str, name: str) -> None:
         UserError: they cannot be read.
     """
     arrays, phase = read_model_arrays(path)
-    layers = structured_layers(model)
-    dense = [arrays.get(f"{prefix}.weight") for prefix in layers]
-    is_dense = all(weight is not None and weight.ndim == 2 for weight in dense)
-    if layers and (phase == snapshot.DENSE or (phase is None and is_dense)):
-        densify_model(model)
+    snapshot.match_layers(model, arrays, phase)
     try:
         layouts.load_standard_state_dict(model, arrays, strict=True)
     except UserError as error:

@@ -12,6 +12,7 @@ from oneflow_accel.training import distributed
 from oneflow_accel.training.checkpoint import Checkpoint
 from oneflow_accel.training.rng import get_rng_state, set_rng_state
 
+import numpy as np
 from oneflow import nn
 
 from monarch_flow.callbacks import Callback
@@ -90,6 +91,28 @@ def position_of(
     return position
 
 
+def match_layers(model: nn.Module, arrays: Mapping[str, np.ndarray], phase: str | None) -> None:
+    """Make a model's structured layers dense where the weights to load are.
+
+    Args:
+        model: changed in place.
+        arrays: the weights by name.
+        phase: what their checkpoint says of them, None where nothing does; a checkpoint that was
+            converted may say otherwise than its arrays, which count.
+    """
+    own = model.state_dict()
+    layers = structured_layers(model)
+    names = [f"{prefix}.weight" for prefix in layers]
+    # The layers that are a dense matrix with a mask have such a weight themselves.
+    dense = [
+        arrays[name].ndim == 2 and (name not in own or own[name].ndim != 2)
+        for name in names
+        if name in arrays
+    ]
+    if layers and (phase == DENSE or (len(dense) == len(layers) and all(dense))):
+        densify_model(model)
+
+
 def load_model(model: nn.Module, checkpoint: Checkpoint, name: str, num_classes: int) -> None:
     """Load a checkpoint's weights; where they are dense already, the model becomes dense first.
 
@@ -108,8 +131,7 @@ def load_model(model: nn.Module, checkpoint: Checkpoint, name: str, num_classes:
             f"the checkpoint is of another model: {theirs[0]} with {theirs[1]} classes, this run "
             f"is {name} with {num_classes}"
         )
-    if checkpoint.state.get("phase") == DENSE and structured_layers(model):
-        densify_model(model)
+    match_layers(model, checkpoint.model, checkpoint.state.get("phase"))
     try:
         layouts.load_standard_state_dict(model, checkpoint.model, strict=True)
     except UserError as error:
