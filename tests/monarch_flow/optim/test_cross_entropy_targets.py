@@ -1,4 +1,4 @@
-"""Cross-entropy and accuracy on hard and soft targets, against PyTorch in float64."""
+"""Cross-entropy on hard and soft targets, against PyTorch in float64."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import oneflow as flow
 import pytest
 from oneflow import nn
 
-from monarch_flow.optim import CrossEntropy, build_loss, count_correct, hard_labels
+from monarch_flow.optim import CrossEntropy, build_loss, hard_labels
 from tests.tolerances import assert_close
 
 
@@ -98,16 +98,8 @@ def test_wrong_configurations_are_named(config, message):
     assert build_loss(None).label_smoothing == 0
 
 
-def test_accuracy_of_soft_targets_is_that_of_their_highest_class():
-    rng = np.random.default_rng(4)
-    scores = rng.standard_normal((50, 12)).astype(np.float32)
-    soft = rng.dirichlet(np.ones(12), 50).astype(np.float32)
-    labels = soft.argmax(axis=1)
-    ranks = (scores > scores[np.arange(50), labels][:, None]).sum(axis=1)
-    for targets in (flow.tensor(soft), flow.tensor(labels)):
-        top1, top5 = count_correct(flow.tensor(scores), targets)
-        assert top1.numpy() == (ranks < 1).sum()
-        assert top5.numpy() == (ranks < 5).sum()
-    np.testing.assert_array_equal(hard_labels(flow.tensor(soft)).numpy(), labels)
-    # Fewer classes than five.
-    assert count_correct(flow.zeros(3, 2), flow.tensor([0, 1, 1]))[1].numpy() == 3
+def test_a_soft_targets_label_is_its_highest_class():
+    soft = np.random.default_rng(4).dirichlet(np.ones(12), 50).astype(np.float32)
+    np.testing.assert_array_equal(hard_labels(flow.tensor(soft)).numpy(), soft.argmax(axis=1))
+    labels = flow.tensor([3, 1])
+    assert hard_labels(labels) is labels
