@@ -10,7 +10,7 @@ import oneflow as flow
 import pytest
 from oneflow import nn
 
-from monarch_flow.optim import ExponentialMovingAverage, ends_window
+from monarch_flow.optim import ExponentialMovingAverage
 from tests.tolerances import assert_close
 
 
@@ -137,13 +137,6 @@ def test_a_model_that_became_dense_goes_on_with_its_average():
     weight = dense.fc.weight.detach().numpy()
     d = min(0.5, 3 / 12)
     assert_close(ema.shadow["fc.weight"].numpy(), averaged + (1 - d) * (weight - averaged))
-
-
-def test_windows_end_with_the_epoch_too():
-    ends = [batch for batch in range(11) if ends_window(batch, 11, 4)]
-    assert ends == [3, 7, 10]
-    assert all(ends_window(batch, 5, 1) for batch in range(5))
-    assert [batch for batch in range(8) if ends_window(batch, 8, 4)] == [3, 7]
 
 
 def test_integer_counters_and_frozen_parameters_are_left_alone():
