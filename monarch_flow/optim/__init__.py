@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from monarch_flow.optim.ema import ExponentialMovingAverage, ends_window
-from monarch_flow.optim.loss import CrossEntropy, build_loss, count_correct, hard_labels
+from monarch_flow.optim.ema import ExponentialMovingAverage
+from monarch_flow.optim.loss import CrossEntropy, build_loss, hard_labels
 from monarch_flow.optim.optimizers import build_optimizer
 from monarch_flow.optim.param_groups import ParameterGroup, group_parameters
 from monarch_flow.optim.schedule import Schedule, build_schedule
@@ -16,8 +16,6 @@ __all__ = [
     "build_loss",
     "build_optimizer",
     "build_schedule",
-    "count_correct",
-    "ends_window",
     "group_parameters",
     "hard_labels",
 ]

@@ -17,26 +17,12 @@ from oneflow import nn
 PREFIX = "ema/"
 
 
-def ends_window(batch: int, batches: int, accumulate: int) -> bool:
-    """Whether the parameters are updated after a batch of an epoch, and so their average.
-
-    They are after every `accumulate` batches, and after the epoch's last batch also where fewer are
-    left over: their gradients are applied, so the average has to follow.
-
-    Args:
-        batch: counted from 0.
-        batches: in the epoch.
-        accumulate: batches whose gradients are summed up before an update.
-    """
-    return (batch + 1) % accumulate == 0 or batch + 1 == batches
-
-
 class ExponentialMovingAverage:
     """Keeps `shadow += (1 - d) (parameter - shadow)` for each trainable parameter, in float32.
 
     d is `decay`, or min(decay, (1 + n) / (10 + n)) at the n-th update with `use_num_updates`, which
-    forgets the start of training sooner. Call `update` after every update of the parameters,
-    wherever it comes in the epoch, see `ends_window`. Buffers are not averaged.
+    forgets the start of training sooner. Call `update` after every update of the parameters, also
+    after one for the few batches left over at an epoch's end. Buffers are not averaged.
 
     Args:
         model: its parameters now are what the average starts from.

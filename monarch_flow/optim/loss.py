@@ -1,4 +1,4 @@
-"""Cross-entropy on hard and on soft targets, and the count of right answers."""
+"""Cross-entropy on hard and on soft targets."""
 
 from __future__ import annotations
 
@@ -82,20 +82,3 @@ def hard_labels(targets: flow.Tensor) -> flow.Tensor:
     """Class indices, int64 (N,): of soft targets (N, C) the classes of highest probability."""
     return targets.argmax(dim=1) if targets.ndim == 2 else targets
 
-
-def count_correct(
-    scores: flow.Tensor, targets: flow.Tensor, k: int = 5
-) -> tuple[flow.Tensor, flow.Tensor]:
-    """How many samples have their class as the highest score, and how many among the k highest.
-
-    Args:
-        scores: (N, C), float.
-        targets: (N,) int64, or soft (N, C), whose highest class counts.
-        k: at most C are looked at.
-
-    Returns:
-        Two float32 scalars that stay on the device.
-    """
-    best = flow.topk(scores, min(k, scores.shape[1]), dim=1)[1]
-    hits = (best == hard_labels(targets).unsqueeze(1)).to(flow.float32)
-    return hits[:, :1].sum(), hits.sum()
