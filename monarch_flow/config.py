@@ -171,6 +171,7 @@ def _sorted_out(
 def _apply(cfg: DictConfig, text: str, override: Override, groups: Groups) -> None:
     """Set one key, which has to be there already or to be in the schema."""
     key = override.key_or_group
+    _separate(cfg, key)
     keys = list(config_keys(cfg))
     adds = override.is_add() or override.is_force_add()
     if key not in keys and not in_schema(key) and not (adds and is_free(key)):
@@ -179,6 +180,18 @@ def _apply(cfg: DictConfig, text: str, override: Override, groups: Groups) -> No
         OmegaConf.update(cfg, key, override.value(), merge=True, force_add=True)
     except (OmegaConfBaseException, ValueError, TypeError) as error:
         raise UserError(f"{text}: {key} is to be {wanted(key)}") from error
+
+
+def _separate(cfg: DictConfig, key: str) -> None:
+    """Give groups on the way to a key that only refer to another group, such as `test_transforms:
+    ${.val_transforms}`, keys of their own; else setting one would change the other group."""
+    node: Any = cfg
+    for part in key.split(".")[:-1]:
+        if not isinstance(node, DictConfig) or part not in node:
+            return
+        if OmegaConf.is_interpolation(node, part) and isinstance(node[part], DictConfig):
+            node[part] = OmegaConf.to_container(node[part], resolve=False)
+        node = node[part]
 
 
 def _resolved(node: DictConfig | ListConfig, prefix: str, failures: dict[str, str]) -> Any:

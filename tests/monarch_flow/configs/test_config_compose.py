@@ -354,3 +354,17 @@ def test_own_experiments_come_from_a_folder(tmp_path):
     assert cfg.optimizer.lr == 3e-4
     assert cfg.name == "mine"
     assert plain(cfg, "model.mlp_cfg") == MONARCH
+
+
+def test_a_group_that_refers_to_another_can_be_changed_alone():
+    cfg = composed(
+        "mnist/vit-monarch",
+        "datamodule.test_transforms.crop_pct=0.5",
+        "model.mlp_cfg.linear2_cfg.nblocks=2",
+    )
+    assert (cfg.datamodule.val_transforms.crop_pct, cfg.datamodule.test_transforms.crop_pct) == (
+        1.0,
+        0.5,
+    )
+    assert cfg.model.mlp_cfg.linear1_cfg.nblocks == 4
+    assert cfg.model.mlp_cfg.linear2_cfg.nblocks == 2
