@@ -130,7 +130,7 @@ def run(options: argparse.Namespace) -> str:
     Raises:
         UserError: the input does not fit, or the output may not be written.
     """
-    rules = _rules(options) if options.command == "project" else []
+    rules = layer_rules(options) if options.command == "project" else []
     check_target(options.source, options.target, overwrite=options.overwrite)
     source = read_source(options.source)
     if source.checkpoint is None and options.target.suffix != SUFFIX:
@@ -240,11 +240,22 @@ def _write(
     dtypes = ", ".join(sorted({str(array.dtype) for array in arrays}))
     numbers = sum(array.size for array in arrays)
     text = f"{where}: {len(checkpoint.model)} arrays, {numbers:,} numbers ({dtypes})"
+    # Files do not keep an order.
+    reports = sorted(reports, key=lambda report: _natural(report.name))
     return f"{format_table(reports)}\n{text}" if reports else text
 
 
-def _rules(options: argparse.Namespace) -> list[Rule]:
-    """Which layer for which names."""
+def _natural(name: str) -> list[tuple[int, str]]:
+    """A key that sorts blocks.2 before blocks.10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in name.split(".")]
+
+
+def layer_rules(options: argparse.Namespace) -> list[Rule]:
+    """Which layer for which names.
+
+    Raises:
+        UserError: an expression or the config is wrong.
+    """
     for option in ("include", "exclude"):
         text = getattr(options, option)
         try:
@@ -254,6 +265,8 @@ def _rules(options: argparse.Namespace) -> list[Rule]:
     config = _read_config(options.config)
     if isinstance(config, Mapping):
         for key in ("model", "mlp_cfg"):
+            if key in config and config[key] is None:
+                raise UserError(f"--config {options.config}: {key} is null, so all stays dense")
             config = config[key] if isinstance(config.get(key), Mapping) else config
         pair = {"fc1": "linear1_cfg", "fc2": "linear2_cfg"}
         if any(key in config for key in pair.values()):
