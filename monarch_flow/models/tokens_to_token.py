@@ -12,7 +12,7 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
-from monarch_flow.layers import Mlp
+from monarch_flow.layers import Mlp, dropout
 from monarch_flow.models.attention import attention_macs
 from monarch_flow.models.blocks import check_images
 
@@ -78,12 +78,12 @@ class TokenPerformer(nn.Module):
         self.dim = dim
         self.num_random = dim // 2
         self.kqv = nn.Linear(in_dim, 3 * dim)
-        self.dp = nn.Dropout(PERFORMER_DROPOUT)
+        self.dp = dropout(PERFORMER_DROPOUT)
         self.proj = nn.Linear(dim, dim)
         self.norm1 = nn.LayerNorm(in_dim, eps=NORM_EPS)
         self.norm2 = nn.LayerNorm(dim, eps=NORM_EPS)
         self.mlp = nn.Sequential(
-            nn.Linear(dim, dim), nn.GELU(), nn.Linear(dim, dim), nn.Dropout(PERFORMER_DROPOUT)
+            nn.Linear(dim, dim), nn.GELU(), nn.Linear(dim, dim), dropout(PERFORMER_DROPOUT)
         )
         self.w = nn.Parameter(_orthogonal(self.num_random, dim), requires_grad=False)
 
