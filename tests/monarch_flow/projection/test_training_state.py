@@ -356,7 +356,8 @@ def test_estimates_agree_with_the_moments_of_dense_gradients_in_real_training() 
         cosine = (found * first[index]).sum() / np.linalg.norm(found)
         cosine /= np.linalg.norm(first[index])
         assert cosine > 0.2
-        assert cosine == pytest.approx(length, rel=0.05)
+        # As far as the factors stood still meanwhile.
+        assert cosine == pytest.approx(length, rel=0.15)
         ratio = new.optimizer[f"exp_avg_sq/{name}"] / second[index]
         low, median, high = np.quantile(ratio, (0.1, 0.5, 0.9))
         assert low > 0.4
