@@ -259,9 +259,7 @@ def _two_shares(value: Any) -> tuple[float, float]:
     return low, high
 
 
-def _part(
-    own: np.ndarray, other: np.ndarray, mixing: Mixing, place: int
-) -> tuple[Any, np.ndarray]:
+def _part(own: np.ndarray, other: np.ndarray, mixing: Mixing, place: int) -> tuple[Any, np.ndarray]:
     """Which part of an image changes, and to what: computed before its partner changes."""
     if mixing.cut[place]:
         top, bottom, left, right = mixing.boxes[place]
