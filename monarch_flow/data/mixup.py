@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -238,7 +238,7 @@ def build_mixup(config: Mapping[str, Any] | None, num_classes: int) -> Mixup | N
     """
     if config is None:
         return None
-    types = {field.name: float for field in fields(Mixup)}
+    types: dict[str, Callable[[Any], Any]] = {field.name: float for field in fields(Mixup)}
     types |= {"num_classes": int, "mode": str, "correct_lam": bool, "cutmix_minmax": _two_shares}
     options = checked_options(config, types, what="mixup")
     if options.setdefault("num_classes", num_classes) != num_classes:
