@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import oneflow as flow
 import pytest
 from oneflow import nn
 
-import oneflow as flow
+from monarch_flow.models import create_model
 from monarch_flow.optim import group_parameters
 
 
@@ -81,6 +82,26 @@ def test_counts_are_those_of_the_upstream_models(shape, options, decayed, other)
         assert list(group.names) == sorted(group.names)
 
 
+MONARCH = {"_target_": "monarch_flow.layers.MonarchLinear", "nblocks": 4}
+MONARCH_MLP = {
+    "_target_": "monarch_flow.layers.MlpCustom",
+    "linear1_cfg": MONARCH,
+    "linear2_cfg": MONARCH,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "decayed", "other"),
+    [
+        ("vit_small_patch16_224", (50, 29_669_376), (62, 210_664)),
+        ("mixer_b16_224", (74, 20_858_880), (100, 93_208)),
+    ],
+)
+def test_counts_of_our_models(name, decayed, other):
+    groups = group_parameters(create_model(name, mlp_cfg=MONARCH_MLP))
+    assert [(len(group.names), group.elements) for group in groups] == [decayed, other]
+
+
 def test_each_rule_by_name():
     model = Vit(8, 1, 16, qkv_bias=True, monarch=True)
     model.embedding = nn.Embedding(3, 8)
@@ -131,9 +152,7 @@ def test_flags_of_modules():
 
 def test_switches():
     model = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2))
-    (everything,) = group_parameters(
-        model, bias_weight_decay=True, normalization_weight_decay=True
-    )
+    (everything,) = group_parameters(model, bias_weight_decay=True, normalization_weight_decay=True)
     assert everything.decayed
     assert everything.names == ("0.bias", "0.weight", "1.bias", "1.weight")
     decayed, other = group_parameters(model, normalization_weight_decay=True)
