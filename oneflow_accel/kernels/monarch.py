@@ -1,26 +1,178 @@
-"""The operation "monarch_multiply": a product with a Monarch matrix, given by its two factors."""
+"""The operation "monarch_multiply": a product with a Monarch matrix, given by its two factors.
+
+Formulas: Dao et al., "Monarch: Expressive Structured Matrices for Efficient and Accurate Training"
+(2022), section 3.1, for rectangular factors.
+"""
 
 from __future__ import annotations
 
-from oneflow_accel.kernels.registry import register_operation
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+from oneflow_accel.backends.cpu import CpuBackend
+from oneflow_accel.kernels.operators import Operator, differentiable
+from oneflow_accel.kernels.registry import implementation, register_operation
 
 import oneflow as flow
 
+_INPUTS = ("x", "blkdiag1", "blkdiag2", "bias")
+_TYPES = {"out_features": "int64"}
 
-def _reference(x: flow.Tensor, blkdiag1: flow.Tensor, blkdiag2: flow.Tensor) -> flow.Tensor:
-    blocks1, inner, width1 = blkdiag1.shape
+_forward = Operator(
+    "oneflow_accel_monarch", inputs=_INPUTS, outputs=("y",), attributes=_TYPES, optional=("bias",)
+)
+# What the gradient needs besides the inputs: x after the first factor, permuted.
+_forward_keeping = Operator(
+    "oneflow_accel_monarch_keeping",
+    inputs=_INPUTS,
+    outputs=("y", "middle"),
+    attributes=_TYPES,
+    optional=("bias",),
+)
+_backward = Operator(
+    "oneflow_accel_monarch_grad",
+    inputs=("y_grad", "x", "blkdiag1", "blkdiag2", "middle"),
+    outputs=("x_grad", "blkdiag1_grad", "blkdiag2_grad", "bias_grad"),
+)
+
+
+def monarch_multiply(
+    x: flow.Tensor,
+    blkdiag1: flow.Tensor,
+    blkdiag2: flow.Tensor,
+    bias: flow.Tensor | None = None,
+    *,
+    out_features: int | None = None,
+) -> flow.Tensor:
+    """x M^T (+ bias) for the Monarch matrix M of two block-diagonal factors.
+
+    A row of x is cut into k blocks of p, and block i becomes u[i] = blkdiag1[i] x[i]. The k q
+    values of u, read as an (r, l) grid and transposed, are l blocks of r: v[j, i] = u[i l + j].
+    Block j becomes z[j] = blkdiag2[j] v[j], and the result is y[i l + j] = z[j, i].
+
+    A row of x may be shorter than k p, as if zeros followed, and y is cut off at `out_features`:
+    a layer whose sizes its blocks do not divide needs no copy of its activations for it. With a
+    bias, given here rather than added afterwards, neither needs a layer another pass over y.
+
+    Args:
+        x: (..., n) with n <= k p, local or global; one axis or more.
+        blkdiag1: (k, q, p), of the same dtype.
+        blkdiag2: (l, s, r) with l r = k q.
+        bias: (out_features,), added to every row; None for none.
+        out_features: how many of the l s results are kept, the first ones; None for all.
+
+    Returns:
+        (..., out_features). Global rows may be split along the axes in front, with factors that
+        are broadcast; the factors' gradients are partial sums then.
+
+    Raises:
+        ValueError: the shapes do not fit.
+    """
+    first, second = tuple(blkdiag1.shape), tuple(blkdiag2.shape)
+    width = out_features
+    if len(second) == 3 and out_features is None:
+        width = second[0] * second[1]
+    _check_shapes(tuple(x.shape), first, second, bias, width)
+    return _operation(x, blkdiag1, blkdiag2, bias, out_features=width)
+
+
+def _check_shapes(
+    x: tuple[int, ...],
+    first: tuple[int, ...],
+    second: tuple[int, ...],
+    bias: flow.Tensor | None,
+    width: int | None,
+) -> None:
+    if len(first) != 3 or len(second) != 3 or 0 in first + second:
+        raise ValueError(f"blkdiag1 {first} and blkdiag2 {second} are not (k, q, p) and (l, s, r)")
+    if first[0] * first[1] != second[0] * second[2]:
+        raise ValueError(
+            f"blkdiag1 {first} gives {first[0]} x {first[1]} values and blkdiag2 {second} takes "
+            f"{second[0]} x {second[2]}"
+        )
+    if len(x) == 0 or not 0 < x[-1] <= first[0] * first[2]:
+        raise ValueError(
+            f"rows of x {x} are not 1 to {first[0] * first[2]} long, as blkdiag1 {first} takes them"
+        )
+    if width is None or not 0 < width <= second[0] * second[1]:
+        raise ValueError(
+            f"out_features {width} is not 1 to {second[0] * second[1]}, as blkdiag2 {second} gives"
+        )
+    if bias is not None and tuple(bias.shape) != (width,):
+        raise ValueError(f"bias {tuple(bias.shape)} is not ({width},)")
+
+
+def _reference(
+    x: flow.Tensor,
+    blkdiag1: flow.Tensor,
+    blkdiag2: flow.Tensor,
+    bias: flow.Tensor | None = None,
+    *,
+    out_features: int,
+) -> flow.Tensor:
+    blocks1, _, width1 = blkdiag1.shape
     blocks2, outer, width2 = blkdiag2.shape
     lead = tuple(x.shape[:-1])
-    rows = x.reshape(-1, blocks1, width1).permute(1, 0, 2)
+    count = math.prod(lead)
+    rows = x.reshape(count, x.shape[-1])
+    missing = blocks1 * width1 - x.shape[-1]
+    if missing:
+        rows = flow.nn.functional.pad(rows, (0, missing))
+    rows = rows.reshape(count, blocks1, width1).permute(1, 0, 2)
     middle = flow.bmm(rows, blkdiag1.permute(0, 2, 1)).permute(1, 0, 2)
-    middle = middle.reshape(-1, width2, blocks2).permute(2, 0, 1)
+    middle = middle.reshape(count, width2, blocks2).permute(2, 0, 1)
     out = flow.bmm(middle, blkdiag2.permute(0, 2, 1)).permute(1, 2, 0)
-    return out.reshape(*lead, outer * blocks2)
+    out = out.reshape(*lead, outer * blocks2)
+    if out_features < outer * blocks2:
+        out = out[..., :out_features]
+    return out if bias is None else out + bias
 
 
-monarch_multiply = register_operation(
+_operation = register_operation(
     "monarch_multiply",
     reference=_reference,
-    doc="x M^T for the Monarch matrix M of the factors blkdiag1 (k, q, p), blkdiag2 (l, s, r): "
-    "x (..., k p) to (..., l s), with l r = k q",
+    doc="x M^T (+ bias) for the Monarch matrix M of the factors blkdiag1 (k, q, p), "
+    "blkdiag2 (l, s, r): x (..., k p) to (..., l s), with l r = k q",
 )
+
+
+def _not_supported(*tensors: flow.Tensor | None, **attributes: Any) -> list[str]:
+    return _forward.missing_reasons()
+
+
+@lru_cache(maxsize=256)
+def _with_gradient(out_features: int, has_bias: bool) -> Callable[..., flow.Tensor]:
+    def run(ctx: Any, *tensors: flow.Tensor) -> flow.Tensor:
+        bias = tensors[3] if has_bias else None
+        y, middle = _forward_keeping(*tensors[:3], bias, out_features=out_features)
+        ctx.save_for_backward(*tensors[:3], middle)
+        return y
+
+    def gradients(ctx: Any, y_grad: flow.Tensor) -> Any:
+        found = _backward(y_grad, *ctx.saved_tensors)
+        return found if has_bias else found[:3]
+
+    return differentiable(_forward.name, run, gradients)
+
+
+@implementation(
+    "monarch_multiply",
+    backend=CpuBackend.name,
+    dtypes=(flow.float32,),
+    not_supported_reasons=_not_supported,
+)
+def tiled(
+    x: flow.Tensor,
+    blkdiag1: flow.Tensor,
+    blkdiag2: flow.Tensor,
+    bias: flow.Tensor | None = None,
+    *,
+    out_features: int,
+) -> flow.Tensor:
+    """Both factors of a tile of rows at a time, which stays in a core's cache between them."""
+    tensors = (x, blkdiag1, blkdiag2) if bias is None else (x, blkdiag1, blkdiag2, bias)
+    if flow.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        return _with_gradient(out_features, bias is not None)(*tensors)
+    return _forward(x, blkdiag1, blkdiag2, bias, out_features=out_features)[0]
