@@ -58,7 +58,7 @@ class Bench:
         stock = None
         # Stock OneFlow is up to 600 times slower: once is enough, and a process of its own, as some
         # operators end it.
-        if self.stock is not None and item.against is None:
+        if self.stock is not None and item.stock and item.against is None:
             found = measure(item, [self.stock], rounds=1, target=0.05)[STOCK]
             stock = _number(found)
             notes += [f"{STOCK}: {found}"] if isinstance(found, str) else []

@@ -9,6 +9,7 @@ from pathlib import Path
 import matplotlib
 from matplotlib import pyplot
 
+from benchmarks.items import BATCHES
 from benchmarks.results import Row
 
 # Groups with more rows than this are drawn as one bar: the median, with a line to the least.
@@ -22,7 +23,10 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         rows: of one file.
         path: a PNG file.
     """
-    bars = _bars([row for row in rows if row.ratio and not row.against])
+    # The sweep over batch sizes has a picture of its own.
+    bars = _bars(
+        [row for row in rows if row.ratio and not row.against and row.group != BATCHES]
+    )
     matplotlib.use("Agg")
     figure, axes = pyplot.subplots(figsize=(8, 0.24 * len(bars) + 1.2), layout="constrained")
     for y, (_name, ours, least, stock) in enumerate(reversed(bars)):

@@ -22,6 +22,7 @@ class Item:
         bar: ratio (ours / peer, in throughput) that it has to reach, None where it has none.
         against: another item of ours to divide by, in place of the peer.
         peer: False where the peer has no such thing.
+        stock: False where stock OneFlow, up to 600 times slower, is not worth the wait.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Item:
     bar: float | None = None
     against: str | None = None
     peer: bool = True
+    stock: bool = True
 
 
 # (rows of the activation, in, out) of linear layers.
@@ -197,6 +199,61 @@ def _models() -> list[Item]:
     ]
 
 
+# Of monarch_flow: in and out of the first layer of an MLP of ViT-B, both blocks of four.
+_MONARCH = {"inner": 768, "outer": 3072}
+# Rows of the table; batches of a sweep, where small ones show what Monarch costs.
+_MONARCH_ROWS = (197, 1576, 6304)
+_MONARCH_BATCHES = (1, 4, 16, 64, 256)
+# Training ViT-S on 256 images at a time takes more memory than machines of this size have.
+_MONARCH_TRAINED_BATCHES = _MONARCH_BATCHES[:-1]
+# The group of the sweep; its items are called "dense WHAT, batch N" and "Monarch WHAT, batch N".
+BATCHES = "monarch-batches"
+
+
+def _beside_dense(
+    name: str,
+    group: str,
+    kind: str,
+    params: dict[str, Any],
+    bar: float | None = None,
+    bar_over_dense: float | None = None,
+    stock: bool = True,
+) -> list[Item]:
+    """A dense item, the Monarch one in its place, and that one over our own dense one where it has
+    a bar."""
+    dense, monarch = f"dense {name}", f"Monarch {name}"
+    with_monarch = {**params, "monarch": True}
+    items = [
+        Item(dense, group, kind, {**params, "monarch": False}, stock=stock),
+        Item(monarch, group, kind, with_monarch, bar, stock=stock),
+    ]
+    if bar_over_dense is not None:
+        over = {"bar": bar_over_dense, "against": dense, "peer": False}
+        items.append(Item(f"{monarch}, ours", group, kind, with_monarch, **over))
+    return items
+
+
+def _monarch() -> list[Item]:
+    items = []
+    for rows in _MONARCH_ROWS:
+        name, params = f"768->3072 train, {rows} rows", {"rows": rows, **_MONARCH}
+        over_dense = 2.4 if rows == 1576 else None
+        items += _beside_dense(name, "monarch", "layer_train", params, 1.2, over_dense)
+    items += _beside_dense(
+        "vit-s train b8", "monarch", "monarch_vit_train", {"batch": 8}, 1.1, 1.35
+    )
+    for part in ("forward", "train"):
+        for rows in _MONARCH_BATCHES:
+            name = f"768->3072 {part}, batch {rows}"
+            params = {"rows": rows, **_MONARCH}
+            items += _beside_dense(name, BATCHES, f"layer_{part}", params, stock=False)
+    for part, batches in (("forward", _MONARCH_BATCHES), ("train", _MONARCH_TRAINED_BATCHES)):
+        for batch in batches:
+            kind, name = f"monarch_vit_{part}", f"vit-s {part}, batch {batch}"
+            items += _beside_dense(name, BATCHES, kind, {"batch": batch}, stock=False)
+    return items
+
+
 def all_items() -> list[Item]:
     """Every row, in the order of the table."""
     return [
@@ -206,6 +263,7 @@ def all_items() -> list[Item]:
         *_convolutions(),
         *_optimizers(),
         *_models(),
+        *_monarch(),
     ]
 
 

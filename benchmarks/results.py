@@ -61,9 +61,12 @@ def read(path: Path) -> list[Row]:
 
 
 def replaced(rows: list[Row], again: list[Row]) -> list[Row]:
-    """The rows, those that were measured again in place of the old ones."""
+    """The rows, those that were measured again in place of the old ones, and then the new ones."""
     new = {row.item: row for row in again}
-    return [new.get(row.item, row) for row in rows]
+    known = {row.item for row in rows}
+    return [new.get(row.item, row) for row in rows] + [
+        row for row in again if row.item not in known
+    ]
 
 
 def last_file() -> Path | None:

@@ -87,8 +87,17 @@ def resnet50_train_graph(batch: int) -> Step:
     return _resnet50_train(batch, GraphStep)
 
 
+def classifier_forward(model: nn.Module, batch: int) -> Step:
+    return _forward(model.eval(), flow.randn(batch, 3, 224, 224))
+
+
+def classifier_train(model: nn.Module, batch: int) -> Step:
+    images, labels = flow.randn(batch, 3, 224, 224), flow.randint(0, 1000, (batch,))
+    return _train(model, lambda: nn.functional.cross_entropy(model(images), labels))
+
+
 def vit_forward(batch: int) -> Step:
-    return _forward(VisionTransformer().eval(), flow.randn(batch, 3, 224, 224))
+    return classifier_forward(VisionTransformer(), batch)
 
 
 def vit_inference(batch: int, dtype: str = "float32") -> Step:
@@ -96,9 +105,7 @@ def vit_inference(batch: int, dtype: str = "float32") -> Step:
 
 
 def vit_train(batch: int) -> Step:
-    model = VisionTransformer()
-    images, labels = flow.randn(batch, 3, 224, 224), flow.randint(0, 1000, (batch,))
-    return _train(model, lambda: nn.functional.cross_entropy(model(images), labels))
+    return classifier_train(VisionTransformer(), batch)
 
 
 def gpt2_forward(batch: int, tokens: int) -> Step:

@@ -55,15 +55,22 @@ def _vit() -> nn.Module:
     return timm.create_model("vit_small_patch16_224", pretrained=False)
 
 
-def vit_forward(batch: int) -> Step:
-    return _forward(_vit(), _images(batch))
+def classifier_forward(model: nn.Module, batch: int) -> Step:
+    return _forward(model, _images(batch))
 
 
-def vit_train(batch: int) -> Step:
-    model = _vit().train()
+def classifier_train(model: nn.Module, batch: int) -> Step:
     images, labels = _images(batch), torch.randint(1000, (batch,))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
     return _train(optimizer, lambda: nn.functional.cross_entropy(model(images), labels))
+
+
+def vit_forward(batch: int) -> Step:
+    return classifier_forward(_vit(), batch)
+
+
+def vit_train(batch: int) -> Step:
+    return classifier_train(_vit().train(), batch)
 
 
 def _gpt2(use_cache: bool = False) -> nn.Module:

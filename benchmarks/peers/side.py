@@ -7,14 +7,15 @@ import sys
 
 import torch
 
-from benchmarks.peers import models, operators, optimizers
+from benchmarks.peers import models, monarch, operators, optimizers
 from benchmarks.serve import serve
 
 
 def main() -> None:
     torch.set_num_threads(int(sys.argv[1]))
     torch.manual_seed(0)
-    makers = {**operators.MAKERS, **optimizers.MAKERS, **models.MAKERS}
+    modules = (operators, optimizers, models, monarch)
+    makers = {kind: maker for module in modules for kind, maker in module.MAKERS.items()}
     serve(makers, f"torch {torch.__version__}")
 
 

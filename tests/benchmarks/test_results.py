@@ -61,6 +61,8 @@ def test_below_its_bar(ratio: str, bar: str, below: bool) -> None:
 def test_rows_measured_again_take_the_place_of_the_old_ones() -> None:
     old = [row("relu", "1.0"), row("add", "0.9")]
     assert results.replaced(old, [row("add", "1.1")]) == [row("relu", "1.0"), row("add", "1.1")]
+    new = results.replaced(old, [row("gelu", "1.2")])
+    assert new == [*old, row("gelu", "1.2")]
 
 
 def test_items_have_unique_names_and_known_bases() -> None:

@@ -115,16 +115,21 @@ void multiply_panel_sse2(Tile tile, int64_t rows, int64_t columns) {
 
 }  // namespace
 
-void block_product(int64_t rows, int64_t columns, int64_t depth, const Strided& a, const Panels& b,
-                   int64_t row, int64_t column, float* c, int64_t c_stride, bool accumulate) {
+void panel_product(int64_t rows, int64_t columns, int64_t depth, const Strided& a, const float* b,
+                   int64_t b_stride, float* c, int64_t c_stride, bool accumulate) {
   // Not by ONEFLOW_ACCEL_SIMD: the tile depends on the number of registers.
   static const MultiplyPanel multiply_panel_here =
       choose_version<MultiplyPanel>(multiply_panel_avx512, multiply_panel_avx2, multiply_panel_sse2);
+  const Tile tile{a.data, a.row_stride, a.column_stride, b,         b_stride,
+                  depth,  c,            c_stride,        accumulate};
+  multiply_panel_here(tile, rows, padded(columns));
+}
+
+void block_product(int64_t rows, int64_t columns, int64_t depth, const Strided& a, const Panels& b,
+                   int64_t row, int64_t column, float* c, int64_t c_stride, bool accumulate) {
   for (int64_t j = 0; j < columns; j += kPanelWidth) {
-    const int64_t n = std::min(kPanelWidth, columns - j);
-    const Tile tile{a.data, a.row_stride,  a.column_stride, b.at(row, column + j),
-                    b.width(column + j), depth, c + j, c_stride, accumulate};
-    multiply_panel_here(tile, rows, padded(n));
+    panel_product(rows, std::min(kPanelWidth, columns - j), depth, a, b.at(row, column + j),
+                  b.width(column + j), c + j, c_stride, accumulate);
   }
 }
 

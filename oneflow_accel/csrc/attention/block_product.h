@@ -43,4 +43,9 @@ struct Strided {
 void block_product(int64_t rows, int64_t columns, int64_t depth, const Strided& a, const Panels& b,
                    int64_t row, int64_t column, float* c, int64_t c_stride, bool accumulate);
 
+// The same for at most kPanelWidth columns of rows of b that lie b_stride floats apart. Whole vectors
+// of b are read, too.
+void panel_product(int64_t rows, int64_t columns, int64_t depth, const Strided& a, const float* b,
+                   int64_t b_stride, float* c, int64_t c_stride, bool accumulate);
+
 }  // namespace oneflow_accel

@@ -5,18 +5,9 @@
 
 #include "attention/attention.h"
 #include "common/guard.h"
-#include "common/oneflow.h"
+#include "common/infer.h"
 
 namespace oneflow_accel {
-
-// A tensor description as the inference functions set it: contiguous, static.
-inline void describe_output(::oneflow::user_op::InferContext* ctx, const std::string& name,
-                            const ::oneflow::Shape& shape) {
-  auto* desc = ctx->MutOutputTensorDesc(name, 0);
-  desc->set_shape(shape);
-  desc->set_stride(::oneflow::Stride(shape));
-  desc->set_is_dynamic(false);
-}
 
 inline AttentionShape attention_shape(::oneflow::user_op::KernelComputeContext* ctx, int64_t batch,
                                       int64_t heads, int64_t queries, int64_t keys, int64_t dim) {

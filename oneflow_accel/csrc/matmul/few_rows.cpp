@@ -13,7 +13,6 @@ namespace oneflow_accel {
 
 namespace {
 
-constexpr int kMostRows = 8;
 // Columns of the output that are added up at a time: all rows of them fit the first-level cache.
 constexpr int64_t kColumns = 512;
 // Rows of sums are apart by a little more, or stores to one would hold up loads of another.
@@ -178,32 +177,37 @@ ONEFLOW_ACCEL_INLINE void multiply_part(const Operands& p, bool transposed, int6
 __attribute__((target("arch=x86-64-v4"))) void multiply_part_avx512(const Operands& p,
                                                                     bool transposed, int64_t rows,
                                                                     int64_t begin, int64_t end) {
-  multiply_part<16, kMostRows>(p, transposed, rows, begin, end);
+  multiply_part<16, kMostFewRows>(p, transposed, rows, begin, end);
 }
 
 __attribute__((target("arch=x86-64-v3"))) void multiply_part_avx2(const Operands& p,
                                                                   bool transposed, int64_t rows,
                                                                   int64_t begin, int64_t end) {
-  multiply_part<8, kMostRows>(p, transposed, rows, begin, end);
+  multiply_part<8, kMostFewRows>(p, transposed, rows, begin, end);
 }
 
 void multiply_part_sse2(const Operands& p, bool transposed, int64_t rows, int64_t begin,
                         int64_t end) {
-  multiply_part<4, kMostRows>(p, transposed, rows, begin, end);
+  multiply_part<4, kMostFewRows>(p, transposed, rows, begin, end);
+}
+
+MultiplyPart multiply_part_here() {
+  // Not by ONEFLOW_ACCEL_SIMD: what is computed at a time depends on the number of registers.
+  static const MultiplyPart version =
+      choose_version<MultiplyPart>(multiply_part_avx512, multiply_part_avx2, multiply_part_sse2);
+  return version;
 }
 
 }  // namespace
 
 bool has_few_rows(const Product& product) {
-  return product.out.size() == 2 && !product.transpose_a && product.m() <= kMostRows
+  return product.out.size() == 2 && !product.transpose_a && product.m() <= kMostFewRows
          && product.n() >= kColumnsPerPart && product.k() >= kColumnsPerPart;
 }
 
 void multiply_few_rows(const Product& product, const float* a, const float* b, const float* bias,
                        float* out) {
-  // Not by ONEFLOW_ACCEL_SIMD: what is computed at a time depends on the number of registers.
-  static const MultiplyPart multiply_here =
-      choose_version<MultiplyPart>(multiply_part_avx512, multiply_part_avx2, multiply_part_sse2);
+  const MultiplyPart multiply_here = multiply_part_here();
   const Operands operands{a,           b,           bias,          out,
                           product.n(), product.k(), product.alpha, product.accumulate};
   const int64_t parts = (operands.n + kColumnsPerPart - 1) / kColumnsPerPart;
@@ -212,6 +216,12 @@ void multiply_few_rows(const Product& product, const float* a, const float* b, c
     multiply_here(operands, product.transpose_b, product.m(), begin * kColumnsPerPart,
                   std::min(end * kColumnsPerPart, operands.n));
   });
+}
+
+void few_rows_product(int64_t rows, int64_t columns, int64_t depth, const float* a, const float* b,
+                      float* out, int64_t out_stride) {
+  const Operands operands{a, b, nullptr, out, out_stride, depth, 1.0F, false};
+  multiply_part_here()(operands, true, rows, 0, columns);
 }
 
 }  // namespace oneflow_accel

@@ -1,0 +1,95 @@
+"""Monarch layers by two batched products, and ViTs with them, in eager PyTorch and timm."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import nn
+
+from benchmarks.peers import torchvision
+from benchmarks.peers.models import classifier_forward, classifier_train
+from benchmarks.serve import Maker, Step
+
+
+class MonarchLinear(nn.Module):
+    """(..., inner) to (..., outer), for sizes that the number of blocks divides."""
+
+    def __init__(self, inner: int, outer: int, blocks: int = 4) -> None:
+        super().__init__()
+        width1, width2 = inner // blocks, outer // blocks
+        between = min(width1, width2)
+        self.blkdiag1 = nn.Parameter(torch.empty(blocks, between, width1))
+        self.blkdiag2 = nn.Parameter(torch.empty(blocks, width2, between))
+        self.bias = nn.Parameter(torch.zeros(outer))
+        for factor in (self.blkdiag1, self.blkdiag2):
+            bound = factor.shape[-1] ** -0.5
+            nn.init.uniform_(factor, -bound, bound)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        blocks, _, width = self.blkdiag1.shape
+        rows = x.reshape(-1, blocks, width).transpose(0, 1)
+        middle = torch.bmm(rows, self.blkdiag1.transpose(1, 2)).transpose(0, 1)
+        middle = middle.reshape(rows.shape[1], -1, blocks).permute(2, 0, 1)
+        out = torch.bmm(middle, self.blkdiag2.transpose(1, 2)).permute(1, 2, 0)
+        return out.reshape(*x.shape[:-1], -1) + self.bias
+
+
+def _layer(inner: int, outer: int, monarch: bool) -> nn.Module:
+    return MonarchLinear(inner, outer) if monarch else nn.Linear(inner, outer)
+
+
+def layer_forward(rows: int, inner: int, outer: int, monarch: bool) -> Step:
+    layer, x = _layer(inner, outer, monarch), torch.randn(rows, inner)
+
+    def step() -> None:
+        with torch.no_grad():
+            layer(x)
+
+    return step
+
+
+def layer_train(rows: int, inner: int, outer: int, monarch: bool) -> Step:
+    layer, x = _layer(inner, outer, monarch), torch.randn(rows, inner, requires_grad=True)
+    dy = torch.randn(rows, outer)
+    leaves = [x, *layer.parameters()]
+
+    def step() -> None:
+        layer(x).backward(dy)
+        for leaf in leaves:
+            leaf.grad = None
+
+    return step
+
+
+def _vit(monarch: bool) -> nn.Module:
+    """As monarch_flow's vit_small_patch16_224, which is wider and shallower than timm's."""
+    torchvision.install()
+    from timm.models.vision_transformer import VisionTransformer
+
+    model = VisionTransformer(
+        embed_dim=768,
+        depth=8,
+        num_heads=8,
+        mlp_ratio=3.0,
+        qkv_bias=False,
+        norm_layer=partial(nn.LayerNorm, eps=1e-5),
+    )
+    if monarch:
+        for block in model.blocks:
+            block.mlp.fc1, block.mlp.fc2 = MonarchLinear(768, 2304), MonarchLinear(2304, 768)
+    return model
+
+
+def monarch_vit_forward(batch: int, monarch: bool) -> Step:
+    return classifier_forward(_vit(monarch), batch)
+
+
+def monarch_vit_train(batch: int, monarch: bool) -> Step:
+    return classifier_train(_vit(monarch).train(), batch)
+
+
+MAKERS: dict[str, Maker] = {
+    function.__name__: function
+    for function in (layer_forward, layer_train, monarch_vit_forward, monarch_vit_train)
+}

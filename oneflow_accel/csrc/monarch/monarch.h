@@ -1,0 +1,61 @@
+// The product with a Monarch matrix, y = x M^T (+ bias), and its gradient. M is given by two
+// block-diagonal factors with a permutation between them.
+//
+// Both work on tiles of rows, transposed: a feature's values of all rows of a tile lie together, so
+// that the permutations only choose where products are written and read, and what lies between the
+// factors stays in a core's cache.
+//
+// Formulas: Dao et al., "Monarch: Expressive Structured Matrices for Efficient and Accurate
+// Training" (2022), section 3.1.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+namespace oneflow_accel {
+
+// With x[i] the blocks of p values of a row of x, missing values being 0:
+//   u[i] = A[i] x[i]         for i < k, A of (k, q, p)
+//   v[j, i] = u[i l + j]     for j < l and i < r, u read as one row of k q values
+//   z[j] = B[j] v[j]         for j < l, B of (l, s, r)
+//   y[i l + j] = z[j, i]     for i < s, as far as y has place
+struct MonarchShape {
+  int64_t rows;
+  int64_t in_features;
+  int64_t out_features;
+  int64_t k, q, p;
+  int64_t l, s, r;
+
+  // Values between the factors.
+  int64_t middle() const { return k * q; }
+  // Multiply-accumulates of one row.
+  int64_t work() const { return k * q * p + l * s * r; }
+  // How many values of a block of x there are.
+  int64_t width(int64_t block) const {
+    return std::clamp<int64_t>(in_features - block * p, 0, p);
+  }
+  std::string describe() const;
+};
+
+struct MonarchInputs {
+  const float* x;
+  const float* a;
+  const float* b;
+};
+
+// `bias` may be null. `middle`, null where nobody needs it, becomes v, a row of (l, r) for each row.
+void monarch(const MonarchShape& shape, const MonarchInputs& in, const float* bias, float* middle,
+             float* y);
+
+struct MonarchGrads {
+  float* x;
+  float* a;
+  float* b;
+  float* bias;
+};
+
+void monarch_grad(const MonarchShape& shape, const MonarchInputs& in, const float* middle,
+                  const float* y_grad, const MonarchGrads& out);
+
+}  // namespace oneflow_accel

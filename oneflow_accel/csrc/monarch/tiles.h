@@ -1,0 +1,71 @@
+// Tiles of rows, transposed, as the right-hand sides of products.
+#pragma once
+
+#include "attention/buffer.h"
+#include "attention/rows.h"
+#include "common/threads.h"
+#include "copy/transpose_tile.h"
+#include "monarch/monarch.h"
+
+namespace oneflow_accel {
+
+// Rows that a thread works on at a time. With more, factors would be read less often; with less, a
+// smaller cache would do. Multiples of the columns of a panel.
+constexpr int64_t kTileRows = 2 * kPanelWidth;
+
+// Rows [begin, begin + count) of a matrix, at most kTileRows, as panels of kPanelWidth columns. All
+// panels of a matrix but the last are full, so that they lie kPanelWidth x its rows apart.
+struct RowTile {
+  int64_t begin;
+  int64_t count;
+
+  int64_t panels() const { return (count + kPanelWidth - 1) / kPanelWidth; }
+  int64_t first_row(int64_t panel) const { return begin + panel * kPanelWidth; }
+  int64_t rows(int64_t panel) const {
+    return std::min(kPanelWidth, count - panel * kPanelWidth);
+  }
+  // Floats from one row of a panel to the next.
+  int64_t width(int64_t panel) const { return padded(rows(panel)); }
+};
+
+// Calls fn(tile) for tiles that cover the rows [0, rows), in parallel; `work` is what a row costs.
+// Tiles begin at multiples of a vector.
+template <typename Fn>
+void for_each_tile(int64_t rows, int64_t work, const Fn& fn) {
+  constexpr int64_t kTileGroups = kTileRows / kVectorWidth;
+  const int64_t groups = (rows + kVectorWidth - 1) / kVectorWidth;
+  const int64_t grain = std::max<int64_t>(1, kGrainSize / (kVectorWidth * work));
+  parallel_for(groups, grain, [&](int64_t first, int64_t last) {
+    // Of one size, or nearly: a last tile of a few rows would read the factors for little.
+    const int64_t tiles = (last - first + kTileGroups - 1) / kTileGroups;
+    for (int64_t i = 0; i < tiles; ++i) {
+      const int64_t begin = (first + (last - first) * i / tiles) * kVectorWidth;
+      const int64_t end = (first + (last - first) * (i + 1) / tiles) * kVectorWidth;
+      fn(RowTile{begin, std::min(end, rows) - begin});
+    }
+  });
+}
+
+// Rows of a product's left-hand side to take at a time where they cost `each` and `most` is to
+// spend: whole tiles of the product, if there is room for one.
+inline int64_t rows_at_once(int64_t most, int64_t each) {
+  constexpr int64_t kProductRows = 6;
+  const int64_t rows = std::max<int64_t>(1, most / each);
+  return rows < kProductRows ? rows : rows / kProductRows * kProductRows;
+}
+
+// panel[d, i] = x[i * stride + d] for the rows of a panel, `x` being the first one's, and 0 in its
+// padding; d < columns.
+inline void load_panel(const float* x, int64_t stride, int64_t columns, const RowTile& tile,
+                       int64_t panel, float* to) {
+  pack_transposed(x, stride, tile.rows(panel), {to, columns, tile.width(panel)});
+}
+
+// to[c * to_stride + r] = from[r * stride + c].
+inline void transpose(const float* from, int64_t stride, int64_t rows, int64_t columns, float* to,
+                      int64_t to_stride) {
+  transpose_tile(sizeof(float), reinterpret_cast<const char*>(from), stride,
+                 reinterpret_cast<char*>(to), to_stride, rows, columns);
+}
+
+}  // namespace oneflow_accel
