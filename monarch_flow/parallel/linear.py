@@ -85,6 +85,19 @@ class ParallelMonarchLinear(MonarchLinear):
             value = value if layout == everywhere else value.to_global(sbp=layout)
             self.register_parameter(name, nn.Parameter(value, parameter.requires_grad))
 
+    def forward(self, x: flow.Tensor) -> flow.Tensor:
+        """x M^T + bias: (..., in_features) to (..., out_features), of one dimension or more.
+
+        Raises:
+            ValueError: x has another width.
+        """
+        self.check_input(x)
+        if self.axis is None:
+            return self._repeated(x, self.read_bias())
+        if x.ndim == 1:
+            return self.add_bias(self.matmul(x.unsqueeze(0))).squeeze(0)
+        return self.add_bias(self.matmul(x))
+
     def matmul(self, x: flow.Tensor) -> flow.Tensor:
         """x M^T without the bias.
 
@@ -94,20 +107,15 @@ class ParallelMonarchLinear(MonarchLinear):
         Returns:
             (..., out_features); on `axis` whole or split over its last axis, as `output` says.
         """
-        factors = [read(getattr(self, name), self._layouts[name]) for name in _FACTORS]
         if self.axis is None:
-            return self.crop(monarch_multiply(self.pad(x), *factors))
+            return self._repeated(x, None)
         if self.in_features_extended != self.in_features:
             x = self.pad(relayout(x, self.axis, flow.sbp.broadcast))
-        grid = split_multiply(x, *factors, self.axis)
+        grid = split_multiply(x, *self._read_factors(), self.axis)
         split = self.output == SPLIT
         cropped = self.out_features_extended != self.out_features
         y = self.crop(features(grid, self.axis, split=split and not cropped))
         return relayout(y, self.axis, flow.sbp.split(y.ndim - 1)) if split else y
-
-    def structured_matmul(self, x: flow.Tensor) -> flow.Tensor:
-        """Not used: `matmul` pads and crops where nothing is split."""
-        raise NotImplementedError
 
     def add_bias(self, y: flow.Tensor) -> flow.Tensor:
         """y + bias, in y's dtype."""
@@ -119,6 +127,12 @@ class ParallelMonarchLinear(MonarchLinear):
     def read_bias(self) -> flow.Tensor | None:
         """The bias for one forward pass, split as the output is."""
         return None if self.bias is None else read(self.bias, self._layouts["bias"])
+
+    def _repeated(self, x: flow.Tensor, bias: flow.Tensor | None) -> flow.Tensor:
+        return monarch_multiply(x, *self._read_factors(), bias, out_features=self.out_features)
+
+    def _read_factors(self) -> list[flow.Tensor]:
+        return [read(getattr(self, name), self._layouts[name]) for name in _FACTORS]
 
     def extra_repr(self) -> str:
         """Shown by print(model)."""

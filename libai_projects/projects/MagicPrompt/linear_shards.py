@@ -46,7 +46,7 @@ def column(module: nn.Module, position: Position) -> Linear:
         parts = [column(part, position) for part in (module.q_proj, module.k_proj, module.v_proj)]
         return lambda x: interleave([part(x) for part in parts], module.head_size)
     if isinstance(module, MonarchProjection):
-        whole = Monarch(module)
+        whole = Monarch.of(module)
         return whole if len(position.group) == 1 else MonarchColumn(whole, position)
     return DenseColumn(local(module.weight, COLUMNS), local(module.bias, ROWS))
 
@@ -54,7 +54,7 @@ def column(module: nn.Module, position: Position) -> Linear:
 def row(module: nn.Module, position: Position) -> Linear:
     """The shard of a projection made with parallel="row"."""
     if isinstance(module, MonarchProjection):
-        whole = Monarch(module)
+        whole = Monarch.of(module)
         return whole if len(position.group) == 1 else MonarchRow(whole, position)
     return DenseRow(local(module.weight, ROWS), local(module.bias), position)
 
@@ -82,21 +82,22 @@ class DenseRow:
         return self.position.sum(flow._C.matmul(x, self.weight)) + self.bias
 
 
+@dataclass(frozen=True)
 class Monarch:
-    """A whole Monarch layer; every process of the run has to make it.
+    """A whole Monarch layer."""
 
-    Args:
-        module: the global layer.
-    """
+    blkdiag1: flow.Tensor
+    blkdiag2: flow.Tensor
+    bias: flow.Tensor
 
-    def __init__(self, module: MonarchProjection) -> None:
-        self._factors = local(module.blkdiag1), local(module.blkdiag2)
-        self._bias = local(module.bias)
-        # Its padding and cropping are functions of shapes alone.
-        self._pad, self._crop = module.pad, module.crop
+    @classmethod
+    def of(cls, module: MonarchProjection) -> Monarch:
+        """Every process of the run has to call it."""
+        return cls(local(module.blkdiag1), local(module.blkdiag2), local(module.bias))
 
     def __call__(self, x: flow.Tensor) -> flow.Tensor:
-        return self._crop(monarch_multiply(self._pad(x), *self._factors)) + self._bias
+        factors = self.blkdiag1, self.blkdiag2
+        return monarch_multiply(x, *factors, self.bias, out_features=self.bias.shape[0])
 
 
 @dataclass(frozen=True)

@@ -104,10 +104,10 @@ class MonarchProjection(ParallelMonarchLinear):
 
     def forward(self, x: flow.Tensor) -> flow.Tensor | tuple[flow.Tensor, flow.Tensor]:
         """(batch, time, in_features) to (batch, time, out_features), and the bias if skipped."""
-        product = self.matmul(x)
         if self.skip_bias_add:
-            return product, self.read_bias()
-        return self.add_bias(product)
+            return self.matmul(x), self.read_bias()
+        # Not super(): in a graph `self` is a stand-in of the module.
+        return ParallelMonarchLinear.forward(self, x)
 
 
 class QueryKeyValue(nn.Module):
