@@ -9,13 +9,7 @@ import oneflow as flow
 from oneflow import nn
 
 from monarch_flow.layers import MonarchLinear
-from monarch_flow.parallel.multiply import (
-    check_blocks,
-    features,
-    hierarchy,
-    rank_count,
-    split_multiply,
-)
+from monarch_flow.parallel.multiply import check_blocks, features, rank_count, split_multiply
 from monarch_flow.parallel.relayout import read, relayout
 
 WHOLE, SPLIT = "whole", "split"
@@ -71,7 +65,7 @@ class ParallelMonarchLinear(MonarchLinear):
         if axis is not None:
             check_blocks(self.nblocks, rank_count(placement, axis))
         self._layouts: dict[str, list[flow.sbp.sbp]] = {}
-        everywhere = [flow.sbp.broadcast] * len(hierarchy(placement))
+        everywhere = [flow.sbp.broadcast] * len(placement.ranks.shape)
         for name in ("bias", "blkdiag1", "blkdiag2"):
             parameter = getattr(layer, name)
             if parameter is None:

@@ -111,14 +111,4 @@ def features(grid: flow.Tensor, axis: int, *, split: bool) -> flow.Tensor:
 
 def rank_count(placement: flow.placement, axis: int) -> int:
     """Ranks along an axis of a placement."""
-    return int(hierarchy(placement)[axis])
-
-
-def hierarchy(placement: flow.placement) -> tuple[int, ...]:
-    """Lengths of the axes of a placement."""
-    sizes: list[int] = []
-    ranks = placement.ranks
-    while not isinstance(ranks, int):
-        sizes.append(len(ranks))
-        ranks = ranks[0]
-    return tuple(sizes)
+    return int(placement.ranks.shape[axis])
