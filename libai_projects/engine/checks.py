@@ -13,12 +13,12 @@ from oneflow_accel.errors import UserError
 from oneflow_accel.training import distributed
 
 from libai.config import try_get_key
-from monarch_flow.parallel import check_blocks
 from omegaconf import DictConfig
 
 from libai_projects.engine import check_files
 from libai_projects.engine.arguments import Options
 from libai_projects.weights import monarch
+from monarch_flow.parallel import check_blocks
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from monarch_flow.projection import monarch_to_dense
 
 from libai_projects.weights.mapping import State
 from libai_projects.weights.monarch import OUTER, QKV, QKV_PARTS
+from monarch_flow.projection import monarch_to_dense
 
 _FACTOR = re.compile(rf"(.+?)\.(?:({'|'.join(QKV_PARTS)})\.)?blkdiag1\Z")
 

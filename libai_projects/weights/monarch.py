@@ -13,8 +13,9 @@ from typing import Any
 from oneflow_accel.errors import UserError
 
 import numpy as np
-from monarch_flow.layers import LinearConfig, MonarchLinear, monarch_shapes
 from omegaconf import DictConfig, OmegaConf
+
+from monarch_flow.layers import LinearConfig, MonarchLinear, monarch_shapes
 
 MLP, ATTENTION, PROJECTION = "mlp_cfg", "attnlinear_cfg", "attnproj_cfg"
 KEYS = (MLP, ATTENTION, PROJECTION)

@@ -1,6 +1,6 @@
 """Monarch layers whose blocks are split over processes, on OneFlow's global tensors.
 
-    from monarch_flow.parallel import ParallelMonarchLinear
+from monarch_flow.parallel import ParallelMonarchLinear
 """
 
 from monarch_flow.parallel.linear import SPLIT, WHOLE, ParallelMonarchLinear

@@ -11,10 +11,10 @@ from oneflow_accel.errors import UserError
 from oneflow_accel.kernels import registry
 
 from libai.utils import distributed as dist
-from monarch_flow.layers import LinearConfig
-from monarch_flow.parallel import check_blocks
 
 from libai_projects.weights import monarch
+from monarch_flow.layers import LinearConfig
+from monarch_flow.parallel import check_blocks
 
 logger = logging.getLogger(__name__)
 

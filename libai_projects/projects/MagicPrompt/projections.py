@@ -7,12 +7,12 @@ from collections.abc import Callable
 import oneflow as flow
 from libai.layers import Linear
 from libai.utils import distributed as dist
-from monarch_flow.layers import LinearConfig
-from monarch_flow.parallel import SPLIT, WHOLE, ParallelMonarchLinear
 from oneflow import nn
 
 from libai_projects.projects.MagicPrompt.model_options import ModelOptions
 from libai_projects.weights.monarch import QKV, QKV_PARTS
+from monarch_flow.layers import LinearConfig
+from monarch_flow.parallel import SPLIT, WHOLE, ParallelMonarchLinear
 
 Initializer = Callable[[flow.Tensor], flow.Tensor]
 

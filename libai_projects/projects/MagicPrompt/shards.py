@@ -22,6 +22,7 @@ from libai_projects.projects.MagicPrompt.layers import Block
 from libai_projects.projects.MagicPrompt.linear_shards import column, local, row
 from libai_projects.projects.MagicPrompt.model_options import ACTIVATIONS, ModelOptions
 
+
 class Hidden:
     """Which tokens a step's queries see beyond the causal rule, ready for the operators.
 

@@ -20,6 +20,8 @@ from oneflow_accel.training import distributed
 
 import numpy as np
 import oneflow as flow
+from oneflow import nn
+
 from monarch_flow.layers import MonarchLinear
 from monarch_flow.parallel import (
     SPLIT,
@@ -29,7 +31,6 @@ from monarch_flow.parallel import (
     linear,
     multiply,
 )
-from oneflow import nn
 
 STEPS, ROWS = 20, 16
 SIZES = {
@@ -244,7 +245,9 @@ def state() -> dict[str, Any]:
         "same": all((values[n] == v.numpy()).all() for n, v in layer.state_dict().items()),
         "held": int(split.blkdiag1.to_local().numel()) / layer.blkdiag1.numel(),
         "matrix": float(
-            abs(distributed.local_value(split.dense().detach()).numpy() - layer.dense().numpy()).max()
+            abs(
+                distributed.local_value(split.dense().detach()).numpy() - layer.dense().numpy()
+            ).max()
         ),
     }
 

@@ -12,6 +12,7 @@ from oneflow_accel.errors import UserError
 import numpy as np
 import oneflow as flow
 import pytest
+
 from monarch_flow.layers import MonarchLinear
 from monarch_flow.parallel import (
     SPLIT,
@@ -23,7 +24,6 @@ from monarch_flow.parallel import (
     forward_traffic,
     split_multiply,
 )
-
 from tests.launch import run_distributed
 
 WORKER = Path(__file__).parent / "parallel_worker.py"
