@@ -62,6 +62,7 @@ class BlockSparseLinear(StructuredLinear):
     Attributes:
         weight: parameter (blocks kept, block, block), in row-major order of the blocks.
         layout: buffer (m' / block, n' / block), int64, 1 where a block is kept.
+        kept_blocks: the same as an array, bool.
         no_weight_decay: names of parameters that training must not decay.
 
     Raises:
@@ -90,6 +91,8 @@ class BlockSparseLinear(StructuredLinear):
         self.in_features_extended = -(-in_features // side) * side
         self.out_features_extended = -(-out_features // side) * side
         layout = self.sparsity_config.layout(self.out_features_extended, self.in_features_extended)
+        # As an array too, which is whole on every rank when the buffers are global.
+        self.kept_blocks = layout
         self.no_weight_decay = () if weight_decay else ("weight",)
         self.weight = new_parameter((int(layout.sum()), side, side), device, dtype)
         self.register_buffer(
@@ -123,7 +126,7 @@ class BlockSparseLinear(StructuredLinear):
         self.reset_bias_with(bias_init_function)
 
     def _draw(self, init_function: InitFunction) -> None:
-        layout, side = self.layout.numpy() > 0, self.block
+        layout, side = self.kept_blocks, self.block
         dense = drawn_dense(self.out_features_extended, self.in_features_extended, init_function)
         rows, columns = layout.shape
         blocks = dense.reshape(rows, side, columns, side).transpose(0, 2, 1, 3)
@@ -132,7 +135,7 @@ class BlockSparseLinear(StructuredLinear):
 
     def whole_weight(self) -> flow.Tensor:
         """The matrix with its zeros, (m', n')."""
-        rows, columns = self.layout.shape
+        rows, columns = self.kept_blocks.shape
         side = self.block
         updates = self.weight.reshape(self.weight.shape[0], side * side)
         blocks = flow._C.scatter_nd(self.places, updates, (rows * columns, side * side))
@@ -156,8 +159,9 @@ class BlockSparseLinear(StructuredLinear):
         """As every module does it; a checkpoint of another pattern is an error, not other zeros."""
         given = state_dict.get(f"{prefix}layout")
         if given is not None:
-            given = given.numpy() if isinstance(given, flow.Tensor) else np.asarray(given)
-            if not np.array_equal(given != 0, self.layout.numpy() != 0):
+            if isinstance(given, flow.Tensor):
+                given = (given.to_local() if given.is_global else given).numpy()
+            if not np.array_equal(np.asarray(given) != 0, self.kept_blocks):
                 error_msgs.append(
                     f"{prefix}layout: the checkpoint keeps other blocks than {self.sparsity_config}"
                 )

@@ -1,6 +1,5 @@
 #include <algorithm>
 
-#include "common/simd.h"
 #include "monarch/factor_grads.h"
 #include "monarch/tiles.h"
 
@@ -12,8 +11,7 @@ namespace {
 // them, the less often the sums are loaded and stored.
 constexpr int64_t kColumns = 768;
 
-// Rows between whose factors' gradients and others there is no order but one after the other. The
-// gradient of u is kept for so many.
+// Rows that are worked on before the next ones: the gradient of u is kept for so many.
 constexpr int64_t kMostRowsAtOnce = 2048;
 
 // The gradient of u of some rows, transposed: value t of row `begin + i` is data[t * stride + i].
@@ -85,9 +83,11 @@ void input_grads(const MonarchShape& s, const float* a, const MiddleGrads& du, c
 
 void monarch_grad(const MonarchShape& s, const MonarchInputs& in, const float* middle,
                   const float* y_grad, const MonarchGrads& out) {
-  std::fill_n(out.a, s.k * s.q * s.p, 0.0F);
-  std::fill_n(out.b, s.l * s.s * s.r, 0.0F);
-  std::fill_n(out.bias, s.out_features, 0.0F);
+  if (s.rows == 0) {
+    std::fill_n(out.a, s.k * s.q * s.p, 0.0F);
+    std::fill_n(out.b, s.l * s.s * s.r, 0.0F);
+    std::fill_n(out.bias, s.out_features, 0.0F);
+  }
   // Of one size, or nearly, and the same whatever the number of threads.
   const int64_t parts = (s.rows + kMostRowsAtOnce - 1) / kMostRowsAtOnce;
   for (int64_t part = 0; part < parts; ++part) {
@@ -103,9 +103,9 @@ void monarch_grad(const MonarchShape& s, const MonarchInputs& in, const float* m
       middle_grads(s, in.b, y_grad, tile, w, du);
       input_grads(s, in.a, du, tile, w, out.x);
     });
-    add_first_factor_grad(s, {du.begin, du.count, in.x, du.data, du.stride}, out.a);
-    add_second_factor_grad(s, {du.begin, du.count, middle, y_grad}, out.b,
-                           out.bias);
+    const bool accumulate = part > 0;
+    first_factor_grad(s, {du.begin, du.count, in.x, du.data, du.stride}, accumulate, out.a);
+    second_factor_grad(s, {du.begin, du.count, middle, y_grad}, accumulate, out.b, out.bias);
   }
 }
 

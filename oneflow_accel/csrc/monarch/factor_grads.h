@@ -5,7 +5,7 @@
 
 namespace oneflow_accel {
 
-// The rows [begin, begin + count) of x, and u's gradient transposed: value t of row `begin + i` is
+// Some of the rows of x, from `begin` on, and u's gradient transposed: value t of row `begin + i` is
 // u_grad[t * stride + i].
 struct FirstFactorRows {
   int64_t begin;
@@ -15,10 +15,11 @@ struct FirstFactorRows {
   int64_t stride;
 };
 
-// a_grad[i, t] += sum over these rows of du[i, t] x[i].
-void add_first_factor_grad(const MonarchShape& shape, const FirstFactorRows& rows, float* a_grad);
+// a_grad[i, t] is the sum over these rows of du[i, t] x[i], or has it added.
+void first_factor_grad(const MonarchShape& shape, const FirstFactorRows& rows, bool accumulate,
+                       float* a_grad);
 
-// The rows [begin, begin + count) of v and of y's gradient.
+// Some of the rows of v and of y's gradient, from `begin` on.
 struct SecondFactorRows {
   int64_t begin;
   int64_t count;
@@ -26,8 +27,9 @@ struct SecondFactorRows {
   const float* y_grad;
 };
 
-// b_grad[j, i] += sum over these rows of dz[j, i] v[j], and bias_grad += sum of dy.
-void add_second_factor_grad(const MonarchShape& shape, const SecondFactorRows& rows, float* b_grad,
-                            float* bias_grad);
+// b_grad[j, i] is the sum over these rows of dz[j, i] v[j], and bias_grad the sum of dy, or they
+// have it added.
+void second_factor_grad(const MonarchShape& shape, const SecondFactorRows& rows, bool accumulate,
+                        float* b_grad, float* bias_grad);
 
 }  // namespace oneflow_accel

@@ -221,3 +221,15 @@ def test_wrong_sizes(arguments: dict, text: str) -> None:
 def test_input_of_another_width(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"\(\.\.\., 10\)"):
         MonarchLinear(10, 7)(flow.zeros(*shape) if shape else flow.tensor(1.0))
+
+
+def test_global_parameters() -> None:
+    layer = MonarchLinear(10, 7)
+    x = flow.randn(3, 10)
+    expected, matrix = layer(x).numpy(), layer.dense().numpy()
+    placement = flow.placement("cpu", [0])
+    layer.to_global(placement, flow.sbp.broadcast)
+    y = layer(x.to_global(placement, flow.sbp.split(0)))
+    assert y.is_global
+    assert_close(y.numpy(), expected.astype(float), reduced=10)
+    assert_close(layer.dense().numpy(), matrix.astype(float), reduced=10)
