@@ -46,7 +46,7 @@ from monarch_flow.projection.training_state import (
     densify_training_state,
     project_training_state,
 )
-from monarch_flow.projection.weights import Rule, densify_weights
+from monarch_flow.projection.weights import Rule, densify_weights, split_packed_attention
 
 # The MLPs of our vision models, which are what the published configs replace.
 INCLUDE = r"^blocks\.\d+\.(mlp|mlp_channels)\.fc[12]$"
@@ -89,6 +89,12 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     project.add_argument(
         "--exclude", metavar="REGEX", help="and which of them stay dense (default: none)"
     )
+    project.add_argument(
+        "--split-qkv",
+        action="store_true",
+        help="first split packed attention (qkv) into q_proj, k_proj and v_proj, as models with "
+        "attnlinear_cfg have it (default: leave it packed)",
+    )
     densify = _command(commands, "densify", "structured layers to the dense ones that do the same")
     densify.add_argument(
         "--size",
@@ -129,12 +135,35 @@ def run(options: argparse.Namespace) -> str:
     source = read_source(options.source)
     if source.checkpoint is None and options.target.suffix != SUFFIX:
         raise UserError(f"{options.target}: weights are written to a file that ends in {SUFFIX}")
-    source = replace(source, weights=_cast(source.weights, options.dtype))
+    source = replace(source, weights=_cast(_chosen(source, options), options.dtype))
     if options.command == "t2t":
         return _write(options.target, Checkpoint(t2t_names(source.weights)), {}, [])
     if options.command == "project":
-        return _project(source, options.target, rules)
+        return _project(source, options, rules)
     return _densify(source, options)
+
+
+def _chosen(source: Source, options: argparse.Namespace) -> dict[str, np.ndarray]:
+    """The weights to convert: of a checkpoint that is to become a file, the moving averages, where
+    it has them, as evaluation takes them."""
+    weights = source.weights
+    if source.checkpoint is not None and options.target.suffix == SUFFIX:
+        averages = _averages(source.checkpoint)
+        if averages:
+            logger.warning("%s: the moving averages of the weights are taken", source.path)
+        weights = {**weights, **averages}
+    if options.command == "project" and options.split_qkv:
+        weights = split_packed_attention(weights)
+    return weights
+
+
+def _averages(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
+    """Moving averages by parameter name."""
+    return {
+        key.removeprefix(AVERAGES): array
+        for key, array in checkpoint.optimizer.items()
+        if key.startswith(AVERAGES)
+    }
 
 
 def t2t_names(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -162,18 +191,15 @@ def t2t_names(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return renamed
 
 
-def _project(source: Source, target: Path, rules: list[Rule]) -> str:
-    optimizer = source.checkpoint.optimizer if source.checkpoint else {}
-    averages = {
-        key.removeprefix(AVERAGES): array
-        for key, array in optimizer.items()
-        if key.startswith(AVERAGES)
-    }
+def _project(source: Source, options: argparse.Namespace, rules: list[Rule]) -> str:
+    averages = _averages(source.checkpoint) if source.checkpoint else {}
+    if averages and options.split_qkv:
+        averages = split_packed_attention(averages)
     new = project_training_state(source.weights, rules, ema=averages)
     state = {LAYERS: layers_to_json(new.layers)}
     kept = {AVERAGES + name: array for name, array in new.ema.items()}
     name = source.checkpoint.name if source.checkpoint else ""
-    return _write(target, Checkpoint(new.model, kept, state, name), new.layers, new.reports)
+    return _write(options.target, Checkpoint(new.model, kept, state, name), new.layers, new.reports)
 
 
 def _densify(source: Source, options: argparse.Namespace) -> str:
@@ -194,7 +220,8 @@ def _densify(source: Source, options: argparse.Namespace) -> str:
             raise
         new = densify_training_state(source.weights, {}, layers)
         logger.warning("the optimizer's state is left out: %s", error)
-    dense = Checkpoint(new.model, new.optimizer, checkpoint.state, checkpoint.name)
+    state = {key: value for key, value in checkpoint.state.items() if key != LAYERS}
+    dense = Checkpoint(new.model, new.optimizer, state, checkpoint.name)
     return _write(options.target, dense, {}, new.reports)
 
 
@@ -239,6 +266,8 @@ def _rules(options: argparse.Namespace) -> list[Rule]:
 
 def _pattern(options: argparse.Namespace, ending: str) -> str:
     """One expression for names that have `include`, not `exclude`, and this ending."""
+    if not options.exclude and not ending:
+        return options.include
     without = f"(?!.*?(?:{options.exclude}))" if options.exclude else ""
     return f"^{without}(?=.*?(?:{options.include})).*{ending}$"
 

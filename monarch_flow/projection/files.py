@@ -43,11 +43,13 @@ class Source:
 
 def read_source(path: Path) -> Source:
     """Read weights: a file of `torch.save` or safetensors, or a training checkpoint (its folder,
-    the folder of several, or `latest` or `best` in it).
+    the folder of several, `latest` or `best` in it, or the folder of a run).
 
     Raises:
         UserError: it is not there, damaged, or of another format.
     """
+    if (path / "checkpoints").is_dir():
+        path = path / "checkpoints"
     if path.is_dir() or path.name in ("latest", "best"):
         checkpoint = read_checkpoint(path)
         weights, described = checkpoint.model, checkpoint.state.get(LAYERS)
@@ -72,7 +74,8 @@ def check_target(source: Path, target: Path, *, overwrite: bool) -> None:
     Raises:
         UserError: it may not; says why and what to do.
     """
-    if target.resolve() == source.resolve() or (target.exists() and target.samefile(source)):
+    same = target.exists() and source.exists() and target.samefile(source)
+    if same or target.resolve() == source.resolve():
         raise UserError(f"{target} is the input itself, which is never overwritten; name another")
     if target.resolve() in source.resolve().parents:
         raise UserError(f"{target} contains the input; name another place")

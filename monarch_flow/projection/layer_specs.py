@@ -142,6 +142,9 @@ def layers_from_json(text: str) -> dict[str, LayerSpec]:
 
 def _spec_from(values: dict[str, Any]) -> LayerSpec:
     sparse = values.get("sparse")
+    sizes = [values.get(key) for key in ("in_features", "out_features")]
+    if not all(type(size) is int and size > 0 for size in sizes):
+        raise ValueError(f"sizes {sizes}")
     return LayerSpec(**{**values, "sparse": _spec_from(sparse) if sparse else None})
 
 

@@ -153,3 +153,23 @@ def _compiled(pattern: str) -> re.Pattern[str]:
         return re.compile(pattern)
     except re.error as error:
         raise UserError(f"{pattern!r} is no regular expression: {error}") from error
+
+
+def split_packed_attention(state: Arrays) -> dict[str, np.ndarray]:
+    """The state dict with each packed projection `*.qkv` (rows in the order query, key, value) as
+    three layers `*.q_proj`, `*.k_proj` and `*.v_proj`, which structured attention has.
+
+    Raises:
+        UserError: there is none.
+    """
+    result: dict[str, np.ndarray] = {}
+    for name, array in state.items():
+        match = re.fullmatch(r"(.*\.|)qkv\.(weight|bias)", name)
+        if match is None:
+            result[name] = array
+            continue
+        for part, rows in zip(("q_proj", "k_proj", "v_proj"), np.split(array, 3), strict=True):
+            result[f"{match[1]}{part}.{match[2]}"] = rows
+    if len(result) == len(state):
+        raise UserError("no layer is named qkv, so there is no packed attention to split")
+    return result
