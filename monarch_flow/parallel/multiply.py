@@ -59,7 +59,7 @@ def split_multiply(
     Raises:
         UserError: the ranks do not divide k or l.
     """
-    blocks1, inner, width1 = blkdiag1.shape
+    blocks1, _, width1 = blkdiag1.shape
     blocks2, outer, width2 = blkdiag2.shape
     ranks = rank_count(x.placement, axis)
     for blocks in (blocks1, blocks2):

@@ -106,7 +106,7 @@ def test_the_state_dict_is_monarch_linears(two: dict[str, Any]) -> None:
 
 def test_blocks_that_do_not_divide_are_refused(two: dict[str, Any]) -> None:
     assert "nblocks=3 cannot be split over a tensor-parallel world size of 2" in two["refused"]
-    with pytest.raises(UserError, match="nblocks=6 .* world size of 4.* such as 8, or 1, 2, 3, 6"):
+    with pytest.raises(UserError, match=r"nblocks=6 .* world size of 4.* such as 8, or 1, 2, 3, 6"):
         check_blocks(6, 4)
 
 
