@@ -106,7 +106,7 @@ def train(
     model: nn.Module, sizes: str, place: Callable[[np.ndarray], flow.Tensor], graph: bool = False
 ) -> list[float]:
     """The loss of each step."""
-    optimizer = flow.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.05)
+    optimizer = flow.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=0.05)
     compiled = TrainGraph(model, optimizer) if graph else None
     KEPT.append(compiled)
     losses = []
@@ -167,8 +167,8 @@ def gradients() -> dict[str, float]:
         flow.manual_seed(3)
         layer = MonarchLinear(width, hidden, nblocks=nblocks)
         rng = np.random.default_rng(6)
-        x = rng.standard_normal((3, 5, width)).astype(np.float32)
-        slope = rng.standard_normal((3, 5, hidden)).astype(np.float32)
+        x = rng.standard_normal((4, 5, width)).astype(np.float32)
+        slope = rng.standard_normal((4, 5, hidden)).astype(np.float32)
         wanted = _gradients(layer, flow.tensor(x), flow.tensor(slope))
         for source in (flow.sbp.broadcast, flow.sbp.split(2), flow.sbp.split(0)):
             for output in (WHOLE, SPLIT):
