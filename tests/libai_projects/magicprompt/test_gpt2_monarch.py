@@ -182,12 +182,12 @@ def test_a_hugging_face_folder_has_the_dense_model(tmp_path: Path) -> None:
 
 def test_weights_go_in_and_out() -> None:
     model, _ = build(**ALL)
-    before = models.gather_state(model)
-    model.eval()
+    # On one process the arrays share the parameters' memory.
+    before = {name: values.copy() for name, values in models.gather_state(model).items()}
     models.load_into(model, {name: 2 * values for name, values in before.items()})
     for name, values in models.gather_state(model).items():
         np.testing.assert_array_equal(values, 2 * before[name])
-    with pytest.raises(UserError, match=r"missing .*\n.*blkdiag1"):
+    with pytest.raises(UserError, match=r"(?s)missing.*blkdiag1"):
         models.load_into(model, models.gather_state(build()[0]))
 
 
@@ -232,12 +232,10 @@ ONE: dict[str, dict[str, Any]] = {
 TWO: dict[str, dict[str, Any]] = {
     "DP2": {"data": 2, "evaluate": True},
     "TP2": {"tensor": 2, "evaluate": True},
-    "PP2": {"pipeline": 2},
     "graph, TP2": {"graph": True, "tensor": 2, "evaluate": True},
     "graph, PP2, accumulation": {"graph": True, "pipeline": 2, "accumulation": 2},
     "graph, DP2, ZeRO 3": {"graph": True, "data": 2, "zero": 3, "evaluate": True},
     "generate, TP2": {"tensor": 2, "generate": True},
-    "generate, PP2": {"pipeline": 2, "generate": True},
 }
 FOUR: dict[str, dict[str, Any]] = {
     "DP2 x TP2": {"data": 2, "tensor": 2, "evaluate": True},
