@@ -14,8 +14,6 @@ from monarch_flow.parallel.relayout import read, relayout
 
 WHOLE, SPLIT = "whole", "split"
 
-_FACTORS = ("blkdiag1", "blkdiag2")
-
 _ATTRIBUTES = (
     "in_features",
     "out_features",
@@ -125,8 +123,9 @@ class ParallelMonarchLinear(MonarchLinear):
     def _repeated(self, x: flow.Tensor, bias: flow.Tensor | None) -> flow.Tensor:
         return monarch_multiply(x, *self._read_factors(), bias, out_features=self.out_features)
 
-    def _read_factors(self) -> list[flow.Tensor]:
-        return [read(getattr(self, name), self._layouts[name]) for name in _FACTORS]
+    def _read_factors(self) -> tuple[flow.Tensor, flow.Tensor]:
+        first = read(self.blkdiag1, self._layouts["blkdiag1"])
+        return first, read(self.blkdiag2, self._layouts["blkdiag2"])
 
     def extra_repr(self) -> str:
         """Shown by print(model)."""

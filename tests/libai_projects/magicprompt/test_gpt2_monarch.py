@@ -1,4 +1,4 @@
-"""GPT-2 with Monarch layers by config: its function, its layouts, its options (monarch_spec 6.2)."""
+"""GPT-2 with Monarch layers by config: the function, layouts and options (monarch_spec 6.2)."""
 
 from __future__ import annotations
 
