@@ -73,7 +73,8 @@ class ParallelMonarchLinear(MonarchLinear):
             if axis is not None and (name != "bias" or output == SPLIT):
                 layout[axis] = flow.sbp.split(0)
             self._layouts[name] = layout
-            value = parameter.detach().to_global(placement=placement, sbp=everywhere)
+            # A copy: training must not reach the layer it was made of.
+            value = parameter.detach().clone().to_global(placement=placement, sbp=everywhere)
             value = value if layout == everywhere else value.to_global(sbp=layout)
             self.register_parameter(name, nn.Parameter(value, parameter.requires_grad))
 

@@ -2,8 +2,12 @@
 
 With P ranks, w numbers that are split over them and have to be split another way cost
 w (P - 1) / P numbers on all links together (all-to-all: each rank keeps 1/P of its w/P), and
-w numbers that every rank has to have cost w (P - 1) (all-gather). A dense layer pair split by
-columns and then rows costs an all-reduce instead, 2 w (P - 1) of the output.
+w numbers that every rank has to have cost w (P - 1) (all-gather). A pair of dense layers
+split by columns, then by rows, costs one all-reduce of its output instead, 2 w (P - 1).
+
+The pair 768 -> 3072 -> 768 with a whole input and output so moves 3072 numbers per token on 2 ranks
+and 5760 on 4 in the forward pass, and as many back; dense layers, with 3.2 times the products,
+1536 and 4608.
 """
 
 from __future__ import annotations

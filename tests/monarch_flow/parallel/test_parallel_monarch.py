@@ -156,3 +156,11 @@ def test_one_process_with_any_shape_of_input() -> None:
     assert "output=split" in repr(split)
     with pytest.raises(UserError, match="output is 'halves'"):
         ParallelMonarchLinear(layer, placement, 0, "halves")
+
+
+@pytest.mark.parametrize(("ranks", "numbers"), [(2, 3072), (4, 5760)])
+def test_the_traffic_of_a_feed_forward_network(ranks: int, numbers: int) -> None:
+    for traffic in (forward_traffic, backward_traffic):
+        first = traffic(768, 3072, 4, ranks, split_output=True, itemsize=1)
+        second = traffic(3072, 768, 4, ranks, split_input=True, itemsize=1)
+        assert first.total + second.total == numbers
