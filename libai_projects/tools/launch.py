@@ -87,7 +87,9 @@ def main() -> int:
         name = signal.Signals(-code).name
         # What the kernel does where memory runs out.
         if code == -signal.SIGKILL:
-            name += " (if nobody sent it: memory ran out; take smaller train.train_micro_batch_size)"
+            name += (
+                " (if nobody sent it: memory ran out; take smaller train.train_micro_batch_size)"
+            )
         print(
             f"launch.py: rank {rank} was ended by {name}; the other processes have been stopped. "
             "Go on from the last checkpoint with --resume",
