@@ -86,7 +86,7 @@ Next:
     source .venv/bin/activate
     ImageNet       cd resnet50_imagenet && python3 main.py -a resnet50 --channels-last DIR
     MagicPrompt    libai_projects/projects/MagicPrompt/README.md
-    Monarch ViTs are not in this release yet: README.md, table of systems."""
+    Monarch ViTs   monarch_flow/README.md"""
     )
     return 0
 
