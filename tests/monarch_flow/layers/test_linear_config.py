@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from oneflow_accel.errors import UserError
+
 import pytest
 from omegaconf import OmegaConf
 from oneflow import nn
@@ -15,7 +17,6 @@ from monarch_flow.layers import (
     SparseLRLinear,
 )
 from monarch_flow.layers.config import register_linear
-from oneflow_accel.errors import UserError
 
 MONARCH = {"_target_": "monarch_flow.layers.MonarchLinear", "nblocks": 8}
 PIXELFLY = """
@@ -113,6 +114,8 @@ def test_a_bias_of_the_config_goes_first() -> None:
         ({"nblocks": 4}, "names a class; it has: nblocks"),
         (4, "no linear layer"),
         ({"_target_": "pixelfly", "sparse_cfg": "fbfly"}, "did you mean 'fbbfly'"),
+        ({"_target_": "blockdiag", "shuffle": "no"}, "'shuffle' of BlockdiagLinear is 'no'"),
+        ({"_target_": "monarch", "bias": "no"}, "'bias' of MonarchLinear is 'no'"),
     ],
 )
 def test_what_it_refuses(value: object, text: str) -> None:

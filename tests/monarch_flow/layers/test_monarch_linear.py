@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 
+from oneflow_accel.errors import UserError
+from oneflow_accel.kernels import plugin
+
 import numpy as np
 import oneflow as flow
 import pytest
 from oneflow import nn
 
 from monarch_flow.layers import MonarchLinear, monarch_shapes
-from oneflow_accel.errors import UserError
 from tests.monarch_flow.layers.monarch_reference import (
     load_oracle,
     monarch_gradients,
@@ -122,7 +124,9 @@ def test_gradients(sizes: tuple[int, int, int], dtype: flow.dtype) -> None:
     y_grad = rng.standard_normal((6, out_features))
     layer(x).backward(flow.tensor(y_grad, dtype=dtype))
 
-    padded = np.pad(x.numpy().astype(float), ((0, 0), (0, layer.in_features_extended - in_features)))
+    padded = np.pad(
+        x.numpy().astype(float), ((0, 0), (0, layer.in_features_extended - in_features))
+    )
     padded_grad = np.pad(y_grad, ((0, 0), (0, layer.out_features_extended - out_features)))
     factors = [layer.blkdiag1.numpy().astype(float), layer.blkdiag2.numpy().astype(float)]
     expected = monarch_gradients(padded, *factors, padded_grad)
@@ -140,7 +144,12 @@ def test_any_number_of_axes() -> None:
     assert y.shape == (2, 3, 4, 7)
     assert_close(layer(x.reshape(24, 10)).numpy(), y.reshape(24, 7), reduced=10)
     assert_close(layer(x[1, 2, 3]).numpy(), y[1, 2, 3], reduced=10)
-    assert layer(flow.zeros(0, 10)).shape == (0, 7)
+
+
+def test_no_rows() -> None:
+    if not plugin.state().loaded:
+        pytest.skip("OneFlow's own matrix product aborts the process on no rows")
+    assert MonarchLinear(10, 7)(flow.zeros(0, 10)).shape == (0, 7)
 
 
 def test_gradient_flows_through_dense() -> None:
@@ -221,15 +230,3 @@ def test_wrong_sizes(arguments: dict, text: str) -> None:
 def test_input_of_another_width(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"\(\.\.\., 10\)"):
         MonarchLinear(10, 7)(flow.zeros(*shape) if shape else flow.tensor(1.0))
-
-
-def test_global_parameters() -> None:
-    layer = MonarchLinear(10, 7)
-    x = flow.randn(3, 10)
-    expected, matrix = layer(x).numpy(), layer.dense().numpy()
-    placement = flow.placement("cpu", [0])
-    layer.to_global(placement, flow.sbp.broadcast)
-    y = layer(x.to_global(placement, flow.sbp.split(0)))
-    assert y.is_global
-    assert_close(y.numpy(), expected.astype(float), reduced=10)
-    assert_close(layer.dense().numpy(), matrix.astype(float), reduced=10)
