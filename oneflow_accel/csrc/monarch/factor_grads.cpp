@@ -62,7 +62,7 @@ void sum_rows(const float* x, int64_t stride, int64_t rows, int64_t columns, boo
 
 // Columns of dy, transposed. A few rows at a time, read along: a row's part is some cache lines.
 void load_columns(const float* y_grad, int64_t stride, int64_t rows, int64_t columns, float* to) {
-  constexpr int64_t kRows = 8;
+  constexpr int64_t kRows = 16;
   for (int64_t i = 0; i < rows; i += kRows) {
     transpose(y_grad + i * stride, stride, std::min(kRows, rows - i), columns, to + i, kDepth);
   }

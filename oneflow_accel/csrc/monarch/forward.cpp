@@ -70,25 +70,24 @@ void first_factor(const MonarchShape& s, const MonarchInputs& in, const RowTile&
 
 // `count` values of i from `first` on, for all j: `count` x l columns of y.
 void second_factor(const MonarchShape& s, const float* b, const float* bias, int64_t first,
-                   int64_t count, const RowTile& tile, const Workspace& w) {
-  const auto panel_of_y = [&](int64_t n) { return w.y + n * kPanelWidth * w.step * s.l; };
-  if (bias != nullptr) {
-    for (int64_t n = 0; n < tile.panels(); ++n) {
-      for (int64_t c = 0; c < count * s.l; ++c) {
-        const int64_t column = first * s.l + c;
-        std::fill_n(panel_of_y(n) + c * tile.width(n), tile.width(n),
-                    column < s.out_features ? bias[column] : 0.0F);
-      }
-    }
-  }
+                   int64_t count, const RowTile& tile, const Workspace& w, float* y) {
+  const int64_t column = first * s.l;
+  const int64_t columns = std::min(count * s.l, s.out_features - column);
+  Ahead ahead(y + tile.begin * s.out_features + column, s.out_features, tile.count, columns,
+              tile.panels() * s.l * parts_of(count));
   for (int64_t j = 0; j < s.l; ++j) {
     const Strided rows{b + (j * s.s + first) * s.r, s.r, 1};
     for (int64_t n = 0; n < tile.panels(); ++n) {
       const int64_t stride = tile.width(n);
       panel_product(count, stride, s.r, rows,
                     w.middle + n * kPanelWidth * s.middle() + j * s.r * stride, stride,
-                    panel_of_y(n) + j * stride, s.l * stride, bias != nullptr);
+                    w.y + n * kPanelWidth * w.step * s.l + j * stride, s.l * stride, false, &ahead);
     }
+  }
+  for (int64_t n = 0; n < tile.panels(); ++n) {
+    transpose(w.y + n * kPanelWidth * w.step * s.l, tile.width(n), columns, tile.rows(n),
+              y + tile.first_row(n) * s.out_features + column, s.out_features,
+              bias == nullptr ? nullptr : bias + column);
   }
 }
 
@@ -103,14 +102,7 @@ void tile_forward(const MonarchShape& s, const MonarchInputs& in, const float* b
     }
   }
   for (int64_t first = 0; first * s.l < s.out_features; first += w.step) {
-    const int64_t count = std::min(w.step, s.s - first);
-    second_factor(s, in.b, bias, first, count, tile, w);
-    const int64_t column = first * s.l;
-    for (int64_t n = 0; n < tile.panels(); ++n) {
-      transpose(w.y + n * kPanelWidth * w.step * s.l, tile.width(n),
-                std::min(count * s.l, s.out_features - column), tile.rows(n),
-                y + tile.first_row(n) * s.out_features + column, s.out_features);
-    }
+    second_factor(s, in.b, bias, first, std::min(w.step, s.s - first), tile, w, y);
   }
 }
 
