@@ -27,26 +27,6 @@ struct Workspace {
   }
 };
 
-// Calls fn(i, i_step, row, row_step, count) for runs of values u[block, i], u[block, i + i_step]...
-// that are the rows `row`, `row + row_step`... of v: two ways to cut, of which the one with the
-// longer runs is taken.
-template <typename Fn>
-void for_each_run(const MonarchShape& s, int64_t block, const Fn& fn) {
-  const auto row_of = [&](int64_t slot) { return slot % s.l * s.r + slot / s.l; };
-  if (s.q >= s.l * s.l) {
-    for (int64_t i = 0; i < s.l; ++i) {
-      fn(i, s.l, row_of(block * s.q + i), 1, (s.q - i + s.l - 1) / s.l);
-    }
-  } else {
-    for (int64_t i = 0; i < s.q;) {
-      const int64_t slot = block * s.q + i;
-      const int64_t count = std::min(s.q - i, s.l - slot % s.l);
-      fn(i, 1, row_of(slot), s.r, count);
-      i += count;
-    }
-  }
-}
-
 void first_factor(const MonarchShape& s, const MonarchInputs& in, const RowTile& tile,
                   const Workspace& w) {
   for (int64_t block = 0; block < s.k; ++block) {
@@ -55,14 +35,13 @@ void first_factor(const MonarchShape& s, const MonarchInputs& in, const RowTile&
       load_panel(in.x + tile.first_row(n) * s.in_features + block * s.p, s.in_features, width, tile,
                  n, w.x + n * kPanelWidth * s.p);
     }
-    for_each_run(s, block, [&](int64_t i, int64_t i_step, int64_t row, int64_t row_step,
-                               int64_t count) {
-      const Strided rows{in.a + (block * s.q + i) * s.p, i_step * s.p, 1};
+    for_each_run(s, block, [&](const Run& run) {
+      const Strided rows{in.a + (block * s.q + run.i) * s.p, run.i_step * s.p, 1};
       for (int64_t n = 0; n < tile.panels(); ++n) {
         const int64_t stride = tile.width(n);
-        panel_product(count, stride, width, rows, w.x + n * kPanelWidth * s.p, stride,
-                      w.middle + n * kPanelWidth * s.middle() + row * stride, row_step * stride,
-                      false);
+        panel_product(run.count, stride, width, rows, w.x + n * kPanelWidth * s.p, stride,
+                      w.middle + n * kPanelWidth * s.middle() + (run.j * s.r + run.first) * stride,
+                      (run.j_step * s.r + run.step) * stride, false);
       }
     });
   }
@@ -121,7 +100,7 @@ std::string MonarchShape::describe() const {
 void monarch(const MonarchShape& shape, const MonarchInputs& in, const float* bias, float* middle,
              float* y) {
   if (shape.rows <= kMostFewRows) { return monarch_few_rows(shape, in, bias, middle, y); }
-  for_each_tile(shape.rows, shape.work(), [&](const RowTile& tile) {
+  for_each_tile<kVectorWidth>(shape.rows, shape.work(), [&](const RowTile& tile) {
     tile_forward(shape, in, bias, middle, y, tile);
   });
 }

@@ -1,4 +1,4 @@
-// Tiles of rows, transposed, as the right-hand sides of products.
+// Tiles of rows, and what products need of them.
 #pragma once
 
 #include "attention/buffer.h"
@@ -29,22 +29,68 @@ struct RowTile {
 };
 
 // Calls fn(tile) for tiles that cover the rows [0, rows), in parallel; `work` is what a row costs.
-// Tiles begin at multiples of a vector.
-template <typename Fn>
+// Tiles begin at multiples of `group` rows.
+template <int64_t group, typename Fn>
 void for_each_tile(int64_t rows, int64_t work, const Fn& fn) {
-  constexpr int64_t kTileGroups = kTileRows / kVectorWidth;
-  const int64_t groups = (rows + kVectorWidth - 1) / kVectorWidth;
-  const int64_t grain = std::max<int64_t>(1, kGrainSize / (kVectorWidth * work));
+  constexpr int64_t kTileGroups = kTileRows / group;
+  const int64_t groups = (rows + group - 1) / group;
+  const int64_t grain = std::max<int64_t>(1, kGrainSize / (group * work));
   parallel_for(groups, grain, [&](int64_t first, int64_t last) {
     // Of one size, or nearly: a last tile of a few rows would read the factors for little.
     const int64_t tiles = (last - first + kTileGroups - 1) / kTileGroups;
     for (int64_t i = 0; i < tiles; ++i) {
-      const int64_t begin = (first + (last - first) * i / tiles) * kVectorWidth;
-      const int64_t end = (first + (last - first) * (i + 1) / tiles) * kVectorWidth;
+      const int64_t begin = (first + (last - first) * i / tiles) * group;
+      const int64_t end = (first + (last - first) * (i + 1) / tiles) * group;
       fn(RowTile{begin, std::min(end, rows) - begin});
     }
   });
 }
+
+// Values u[block, i], u[block, i + i_step]... that are v[j, first], v[j + j_step, first + step]...
+struct Run {
+  int64_t i;
+  int64_t i_step;
+  int64_t j;
+  int64_t j_step;
+  int64_t first;
+  int64_t step;
+  int64_t count;
+};
+
+// Calls fn(run) for runs that are all of u[block]: there are two ways to cut it, of which the one
+// with the longer runs is taken.
+template <typename Fn>
+void for_each_run(const MonarchShape& s, int64_t block, const Fn& fn) {
+  if (s.q >= s.l * s.l) {
+    for (int64_t i = 0; i < s.l; ++i) {
+      const int64_t slot = block * s.q + i;
+      fn(Run{i, s.l, slot % s.l, 0, slot / s.l, 1, (s.q - i + s.l - 1) / s.l});
+    }
+  } else {
+    for (int64_t i = 0; i < s.q;) {
+      const int64_t slot = block * s.q + i;
+      const int64_t count = std::min(s.q - i, s.l - slot % s.l);
+      fn(Run{i, 1, slot % s.l, 1, slot / s.l, 0, count});
+      i += count;
+    }
+  }
+}
+
+// A right-hand side of a product, `columns` of it from the given one on: as it lies, or where that
+// will not do, copied to `space` for depth x padded(columns) floats.
+struct Right {
+  const float* data;
+  int64_t stride;
+
+  Right(const float* x, int64_t x_stride, int64_t depth, int64_t columns, float* space)
+      : data(x), stride(x_stride) {
+    // Whole vectors are read. Rows that are a multiple of 1 KiB apart share a few sets of a cache.
+    if (columns % kVectorWidth == 0 && x_stride % 256 != 0) { return; }
+    pack(x, x_stride, columns, {space, depth, padded(columns)});
+    data = space;
+    stride = padded(columns);
+  }
+};
 
 // Rows that a product computes at a time.
 constexpr int64_t kProductRows = 6;
