@@ -29,9 +29,7 @@ from tests.monarch_flow.engine.engine_runs import (
 def test_it_learns_and_leaves_metrics_curves_and_checkpoints(run_tiny, tmp_path):
     extras = ("logger.csv={}", "callbacks.params_log={}", "callbacks.macs={}")
     extras += ("callbacks.speed_monitor={}", "callbacks.learning_rate_monitor={}")
-    metrics = run_tiny(
-        tmp_path, "trainer.max_epochs=12", *extras, scheduler={"name": "constant"}
-    )
+    metrics = run_tiny(tmp_path, "trainer.max_epochs=12", *extras, scheduler={"name": "constant"})
     losses = values(tmp_path)
     assert list(losses) == list(range(1, 97))
     assert np.mean(list(losses.values())[-4:]) < 0.8 * np.mean(list(losses.values())[:4])
