@@ -145,6 +145,8 @@ def _without_target(value: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read_options(layer: type, options: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
     bias = {"bias": options.pop("bias")} if "bias" in options else {}
+    if not isinstance(bias.get("bias", True), bool):
+        raise UserError(f"'bias' of {layer.__name__} is {bias['bias']!r}; it must be true or false")
     filled = {**fill_options(options, layer, _GIVEN, layer.__name__), **bias}
     readers = getattr(layer, "option_readers", {})
     read = {name: readers.get(name, lambda x: x)(value) for name, value in filled.items()}

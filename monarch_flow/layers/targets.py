@@ -75,7 +75,8 @@ def fill_options(
         what: what the function makes, for messages.
 
     Raises:
-        UserError: a key is not known, or one without a default is missing.
+        UserError: a key is not known, one without a default is missing, or a value that is to be
+            true or false is neither.
     """
     parameters = {
         name: parameter
@@ -90,6 +91,8 @@ def fill_options(
         if name not in options and parameter.default is parameter.empty:
             raise UserError(f"{what} needs the option '{name}'; it has: {', '.join(options)}")
         filled[name] = options.get(name, parameter.default)
+        if isinstance(parameter.default, bool) and not isinstance(filled[name], bool):
+            raise UserError(f"'{name}' of {what} is {filled[name]!r}; it must be true or false")
     return filled
 
 

@@ -114,6 +114,8 @@ def test_a_bias_of_the_config_goes_first() -> None:
         ({"nblocks": 4}, "names a class; it has: nblocks"),
         (4, "no linear layer"),
         ({"_target_": "pixelfly", "sparse_cfg": "fbfly"}, "did you mean 'fbbfly'"),
+        ({"_target_": "blockdiag", "shuffle": "no"}, "'shuffle' of BlockdiagLinear is 'no'"),
+        ({"_target_": "monarch", "bias": "no"}, "'bias' of MonarchLinear is 'no'"),
     ],
 )
 def test_what_it_refuses(value: object, text: str) -> None:

@@ -20,7 +20,6 @@ from monarch_flow.layers import (
     MaskedLinear,
     SparseLRLinear,
     StructuredLinear,
-    low_rank_factors,
 )
 from tests.tolerances import assert_close
 
@@ -123,6 +122,19 @@ def test_without_bias(name: str) -> None:
     np.testing.assert_array_equal(layer(flow.zeros(2, 48, dtype=flow.float64)).numpy(), 0)
 
 
+@pytest.mark.parametrize("name", LINEAR)
+def test_global_parameters(name: str) -> None:
+    layer = built(name, (31, 47))
+    x = flow.randn(3, 31, dtype=flow.float64)
+    expected, matrix = layer(x).numpy(), layer.dense().numpy()
+    placement = flow.placement("cpu", [0])
+    layer.to_global(placement, flow.sbp.broadcast)
+    y = layer(x.to_global(placement, flow.sbp.split(0)))
+    assert y.is_global
+    assert_close(y.numpy(), expected, dtype="float64", reduced=31)
+    assert_close(layer.dense().numpy(), matrix, dtype="float64", reduced=31)
+
+
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_blockdiag_is_block_diagonal(shuffle: bool) -> None:
     layer = BlockdiagLinear(6, 10, nblocks=2, shuffle=shuffle, dtype=flow.float64)
@@ -151,60 +163,6 @@ def test_blockdiag_start() -> None:
     np.testing.assert_array_equal(layer.bias.numpy(), 0)
     layer.reset_dense_init(nn.init.zeros_, nn.init.ones_)
     np.testing.assert_array_equal(layer.bias.numpy(), 1)
-
-
-@pytest.mark.parametrize("shape", [(40, 24), (24, 40), (24, 24)])
-@pytest.mark.parametrize("rank", [1, 7, 24, 30])
-def test_low_rank_factors_are_the_best(shape: tuple[int, int], rank: int) -> None:
-    """Against numpy's own decomposition: same product, error as Eckart and Young have it."""
-    matrix = np.random.default_rng(0).standard_normal(shape)
-    left, right = low_rank_factors(matrix, rank)
-    assert (left.shape, right.shape) == ((shape[0], rank), (rank, shape[1]))
-    u, s, vt = np.linalg.svd(matrix, full_matrices=False)
-    kept = min(rank, 24)
-    expected = (u[:, :kept] * s[:kept]) @ vt[:kept]
-    np.testing.assert_allclose(left @ right, expected, atol=1e-9)
-    # Divided evenly: both factors have the square roots of the singular values.
-    np.testing.assert_allclose(np.linalg.norm(left, axis=0)[:kept], np.sqrt(s[:kept]), rtol=1e-7)
-    np.testing.assert_allclose(np.linalg.norm(right, axis=1)[:kept], np.sqrt(s[:kept]), rtol=1e-7)
-
-
-def test_low_rank_factors_of_a_singular_matrix() -> None:
-    left, right = low_rank_factors(np.zeros((4, 3)), 2)
-    assert not left.any()
-    assert not right.any()
-    matrix = np.outer([1.0, 2, 3, 4], [1, 0, -1])
-    left, right = low_rank_factors(matrix, 2)
-    np.testing.assert_allclose(left @ right, matrix, atol=1e-12)
-
-
-def test_low_rank_layer() -> None:
-    layer = LowRank(768, 2304, 0.1)
-    assert layer.rank == 76
-    assert tuple(layer.lr_weight1.shape) == (76, 768)
-    assert tuple(layer.lr_weight2.shape) == (2304, 76)
-    np.testing.assert_allclose(np.abs(layer.lr_weight1.numpy()).max(), 768**-0.5, rtol=0.01)
-    np.testing.assert_allclose(np.abs(layer.lr_weight2.numpy()).max(), 76**-0.5, rtol=0.01)
-    np.testing.assert_allclose(np.abs(layer.bias.numpy()).max(), 768**-0.5, rtol=0.01)
-    assert layer.macs_per_row() == 76 * (768 + 2304)
-
-
-def test_low_rank_start_under_the_rule_of_a_model() -> None:
-    """Spectral: the best approximation of the dense matrix that the rule fills."""
-    drawn = np.random.default_rng(0).standard_normal((48, 32)).astype(np.float32)
-    layer = LowRank(32, 48, 5)
-    layer.reset_dense_init(lambda weight: weight.copy_(flow.tensor(drawn)))
-    u, s, vt = np.linalg.svd(drawn, full_matrices=False)
-    assert_close(layer.dense().numpy(), (u[:, :5] * s[:5]) @ vt[:5], reduced=48)
-    np.testing.assert_array_equal(layer.bias.numpy(), 0)
-
-
-@pytest.mark.parametrize(
-    ("rank", "text"), [(0, "rank"), (0.01, "0.01"), (-1, "-1"), (True, "rank")]
-)
-def test_a_rank_below_one(rank: float, text: str) -> None:
-    with pytest.raises(UserError, match=text):
-        LowRank(32, 48, rank)
 
 
 def test_block_sparse_stores_its_blocks_in_row_major_order() -> None:
