@@ -9,7 +9,7 @@ What comes out is resolved, has every key of config_schema.Config, and no other.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,16 +104,17 @@ def resolve(composed: Composed) -> DictConfig:
             values that do not go together.
     """
     failures: dict[str, str] = {}
-    values = _resolved(composed.raw, "", failures)
+    derived: set[str] = set()
+    values = _resolved(composed.raw, "", failures, derived)
     missing = [text for text in failures.values() if text.endswith("=VALUE")]
     if missing:
         # What is computed from them fails too.
         raise UserError("\n".join(missing))
     if failures:
         # A wrong value that an interpolation computes with is the cause, and the better message.
-        _check_without(values, failures)
+        _check_without(values, failures, derived)
         raise UserError("\n".join(failures.values()))
-    checked = check(values)
+    checked = check(values, derived)
     if checked["mode"] != "eval":
         _check_batch_sizes(checked)
     cfg = OmegaConf.create(checked)
@@ -194,8 +195,11 @@ def _separate(cfg: DictConfig, key: str) -> None:
         node = node[part]
 
 
-def _resolved(node: DictConfig | ListConfig, prefix: str, failures: dict[str, str]) -> Any:
-    """Plain values; an interpolation that fails is left out and its message put into `failures`."""
+def _resolved(
+    node: DictConfig | ListConfig, prefix: str, failures: dict[str, str], derived: set[str]
+) -> Any:
+    """Plain values; an interpolation that fails is left out and its message put into `failures`.
+    `derived` gets the keys that are interpolations."""
     names = list(node) if isinstance(node, DictConfig) else list(range(len(node)))
     values = {}
     for name in names:
@@ -203,13 +207,15 @@ def _resolved(node: DictConfig | ListConfig, prefix: str, failures: dict[str, st
         if OmegaConf.is_missing(node, name) or _raw(node, name) == _REQUIRED:
             failures[path] = f"{path} is not set: give {path}=VALUE"
             continue
+        if OmegaConf.is_interpolation(node, name):
+            derived.add(path)
         try:
             value = node[name]
         except OmegaConfBaseException as error:
             failures[path] = f"{path}: {_raw(node, name)} cannot be computed: {_first_line(error)}"
             continue
         if isinstance(value, DictConfig | ListConfig):
-            value = _resolved(value, f"{path}.", failures)
+            value = _resolved(value, f"{path}.", failures, derived)
         values[name] = value
     return values if isinstance(node, DictConfig) else [values[name] for name in values]
 
@@ -218,10 +224,12 @@ def _raw(node: DictConfig | ListConfig, name: Any) -> Any:
     return OmegaConf.to_container(node, resolve=False)[name]
 
 
-def _check_without(values: dict[str, Any], failures: Mapping[str, str]) -> None:
+def _check_without(
+    values: dict[str, Any], failures: Mapping[str, str], derived: Collection[str]
+) -> None:
     """Check what could be resolved."""
     try:
-        check(values)
+        check(values, derived)
     except UserError as error:
         lines = [
             line

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Annotated, Any
 
 from oneflow_accel.errors import UserError
@@ -29,11 +29,13 @@ _WORDS = {
 _OPEN_GROUPS = ("model", "optimizer", "scheduler")
 
 
-def check(values: dict[str, Any]) -> dict[str, Any]:
+def check(values: dict[str, Any], derived: Collection[str] = ()) -> dict[str, Any]:
     """`values` with the defaults of the schema filled in.
 
     Args:
         values: a whole configuration, resolved.
+        derived: keys whose value was computed from others; what is wrong with them is not said
+            where one of the others is wrong.
 
     Raises:
         UserError: names each key that is wrong, its value, and what is wanted.
@@ -41,7 +43,9 @@ def check(values: dict[str, Any]) -> dict[str, Any]:
     try:
         config = Config.model_validate(values)
     except ValidationError as error:
-        raise UserError("\n".join(_messages(error, values))) from error
+        messages = _messages(error, values)
+        causes = [text for key, text in messages.items() if key not in derived]
+        raise UserError("\n".join(causes or messages.values())) from error
     checked = config.model_dump()
     for name in _OPEN_GROUPS:
         group = getattr(config, name)
@@ -92,8 +96,8 @@ def wanted(key: str) -> str:
     return _phrase(field.annotation, field.metadata) if field else "a key of the configuration"
 
 
-def _messages(error: ValidationError, values: dict[str, Any]) -> list[str]:
-    """One line per key that is wrong."""
+def _messages(error: ValidationError, values: dict[str, Any]) -> dict[str, str]:
+    """One line per key that is wrong, by key."""
     messages: dict[str, str] = {}
     for problem in error.errors():
         path = [str(part) for part in problem["loc"]]
@@ -109,7 +113,7 @@ def _messages(error: ValidationError, values: dict[str, Any]) -> list[str]:
         else:
             value = OmegaConf.select(OmegaConf.create(values), key)
             messages[key] = f"{key}={_shown(value)}: it is to be {phrase}"
-    return list(messages.values())
+    return messages
 
 
 def _shown(value: Any) -> str:

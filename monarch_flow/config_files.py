@@ -71,9 +71,7 @@ def config_differences(cfg: DictConfig, run_dir: Path | str) -> list[tuple[str, 
     old = _flat(OmegaConf.to_container(saved, resolve=True))
     new = _flat(OmegaConf.to_container(cfg, resolve=True))
     keys = sorted(old.keys() | new.keys())
-    return [
-        (key, old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)
-    ]
+    return [(key, old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)]
 
 
 def config_tree(cfg: DictConfig) -> str:

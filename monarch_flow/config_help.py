@@ -27,7 +27,7 @@ flags:
 
 examples:
   ... experiment=mnist/vit-monarch datamodule.data_dir=DIR
-  ... experiment=imagenet/vit/vit-s model/vitmlp_cfg=fbbflylr trainer.devices=8
+  ... experiment=imagenet/vit/vit-s model/vitmlp_cfg=fbbflylr optimizer.lr=5e-4
   ... experiment=mnist/vit mode=smoke datamodule.data_dir=DIR    does it run at all?
   ... experiment=mnist/vit resume=auto datamodule.data_dir=DIR   goes on where it stopped
   ... experiment=mnist/vit eval.ckpt=PATH datamodule.data_dir=DIR

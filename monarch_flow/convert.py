@@ -26,7 +26,7 @@ from oneflow_accel.training.checkpoint import Checkpoint
 import numpy as np
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
+from yaml import YAMLError  # type: ignore[import-untyped]
 
 from monarch_flow.layers import LinearConfig
 from monarch_flow.projection.files import (
@@ -40,7 +40,7 @@ from monarch_flow.projection.files import (
 )
 from monarch_flow.projection.layer_specs import find_layers, layers_to_json
 from monarch_flow.projection.report import LayerReport, format_table
-from monarch_flow.projection.structures import LayerSpec
+from monarch_flow.projection.structure import LayerSpec
 from monarch_flow.projection.training_state import (
     AVERAGES,
     densify_training_state,
@@ -52,7 +52,7 @@ from monarch_flow.projection.weights import Rule, densify_weights, split_packed_
 INCLUDE = r"^blocks\.\d+\.(mlp|mlp_channels)\.fc[12]$"
 DTYPES = ("keep", "float32", "float64")
 # The config group whose files `--config` knows by name.
-_GROUP = ("configs", "model", "vitmlp_cfg")
+_GROUP = "configs/model/vitmlp_cfg"
 
 logger = logging.getLogger("oneflow_accel")
 
@@ -61,8 +61,8 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """The command line; argparse ends the process on a wrong one."""
     parser = argparse.ArgumentParser(
         prog="python -m monarch_flow.convert",
-        description="Convert weights. IN is a .pth, .pth.tar or .safetensors file, or the folder of "
-        "a training checkpoint; OUT a .safetensors file or, where IN is a checkpoint, a new folder "
+        description="Convert weights. IN is a .pth, .pth.tar or .safetensors file, or the folder "
+        "of a training checkpoint; OUT a .safetensors file or, where IN is one, a new folder "
         "for one.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -130,7 +130,7 @@ def run(options: argparse.Namespace) -> str:
     Raises:
         UserError: the input does not fit, or the output may not be written.
     """
-    rules = _rules(options) if options.command == "project" else []
+    rules = layer_rules(options) if options.command == "project" else []
     check_target(options.source, options.target, overwrite=options.overwrite)
     source = read_source(options.source)
     if source.checkpoint is None and options.target.suffix != SUFFIX:
@@ -221,8 +221,8 @@ def _densify(source: Source, options: argparse.Namespace) -> str:
         new = densify_training_state(source.weights, {}, layers)
         logger.warning("the optimizer's state is left out: %s", error)
     state = {key: value for key, value in checkpoint.state.items() if key != LAYERS}
-    dense = Checkpoint(new.model, new.optimizer, state, checkpoint.name)
-    return _write(options.target, dense, {}, new.reports)
+    whole = Checkpoint(new.model, new.optimizer, state, checkpoint.name)
+    return _write(options.target, whole, {}, new.reports)
 
 
 def _write(
@@ -240,11 +240,22 @@ def _write(
     dtypes = ", ".join(sorted({str(array.dtype) for array in arrays}))
     numbers = sum(array.size for array in arrays)
     text = f"{where}: {len(checkpoint.model)} arrays, {numbers:,} numbers ({dtypes})"
+    # Files do not keep an order.
+    reports = sorted(reports, key=lambda report: _natural(report.name))
     return f"{format_table(reports)}\n{text}" if reports else text
 
 
-def _rules(options: argparse.Namespace) -> list[Rule]:
-    """Which layer for which names."""
+def _natural(name: str) -> list[tuple[int, str]]:
+    """A key that sorts blocks.2 before blocks.10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in name.split(".")]
+
+
+def layer_rules(options: argparse.Namespace) -> list[Rule]:
+    """Which layer for which names.
+
+    Raises:
+        UserError: an expression or the config is wrong.
+    """
     for option in ("include", "exclude"):
         text = getattr(options, option)
         try:
@@ -254,6 +265,8 @@ def _rules(options: argparse.Namespace) -> list[Rule]:
     config = _read_config(options.config)
     if isinstance(config, Mapping):
         for key in ("model", "mlp_cfg"):
+            if key in config and config[key] is None:
+                raise UserError(f"--config {options.config}: {key} is null, so all stays dense")
             config = config[key] if isinstance(config.get(key), Mapping) else config
         pair = {"fc1": "linear1_cfg", "fc2": "linear2_cfg"}
         if any(key in config for key in pair.values()):
@@ -282,8 +295,7 @@ def _read_config(text: str) -> Any:
         try:
             LinearConfig.of(text)
         except UserError as error:
-            group = files("monarch_flow").joinpath(*_GROUP)
-            shipped = group.joinpath(f"{text}.yaml")
+            shipped = files("monarch_flow").joinpath(f"{_GROUP}/{text}.yaml")
             if not shipped.is_file():
                 raise UserError(f"--config {text}: {error}; nor is it a YAML file") from error
             return _resolved(OmegaConf.create(shipped.read_text()))

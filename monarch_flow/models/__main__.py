@@ -32,10 +32,10 @@ def _arguments(pairs: Sequence[str]) -> dict[str, Any]:
         if "=" not in pair:
             raise UserError(f"'{pair}' is not of the form key=value")
     try:
-        found = OmegaConf.to_container(OmegaConf.from_dotlist(list(pairs)))
+        found: Any = OmegaConf.to_container(OmegaConf.from_dotlist(list(pairs)))
     except OmegaConfBaseException as error:
         raise UserError(f"the arguments {' '.join(pairs)} cannot be read: {error}") from error
-    return {str(key): value for key, value in dict(found).items()}
+    return {str(key): value for key, value in found.items()}
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -55,6 +55,15 @@ def drop_path_rates(rate: float, depth: int) -> list[float]:
     return [float(value) for value in np.linspace(0.0, rate, depth)]
 
 
+def prepend_token(token: flow.Tensor, x: flow.Tensor) -> flow.Tensor:
+    """token (1, 1, dim) before those of each sample: x (N, tokens, dim) to (N, 1 + tokens, dim)."""
+    first = token.expand(x.shape[0], -1, -1)
+    if x.is_global:
+        # As the batch lies: else concatenation gathers the batch on every rank, as the token is.
+        first = first.to_global(sbp=x.sbp)
+    return flow.cat([first, x], dim=1)
+
+
 @bfloat16_container
 class PatchEmbed(nn.Module):
     """Images (N, in_chans, height, width) to tokens (N, patches, dim), row by row: a convolution

@@ -12,7 +12,7 @@ import oneflow as flow
 from oneflow import nn
 
 from monarch_flow.layers import LinearLike, dropout
-from monarch_flow.models.blocks import Block, Size, drop_path_rates, image_size
+from monarch_flow.models.blocks import Block, Size, drop_path_rates, image_size, prepend_token
 from monarch_flow.models.initialization import init_transformer, small_normal_
 from monarch_flow.models.tokens_to_token import NORM_EPS, TokensToToken
 
@@ -123,8 +123,7 @@ class T2TViT(nn.Module):
     def features(self, images: flow.Tensor) -> flow.Tensor:
         """The normalized class token, (N, embed_dim)."""
         x = self.patch_embed(images)
-        first = self.cls_token.expand(x.shape[0], -1, -1)
-        x = self.pos_embed(flow.cat([first, x], dim=1))
+        x = self.pos_embed(prepend_token(self.cls_token, x))
         return self.norm(self.blocks(x)[:, 0])
 
     def forward(self, images: flow.Tensor) -> flow.Tensor:

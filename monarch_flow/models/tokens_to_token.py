@@ -12,7 +12,7 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
-from monarch_flow.layers import Mlp
+from monarch_flow.layers import Mlp, dropout
 from monarch_flow.models.attention import attention_macs
 from monarch_flow.models.blocks import check_images
 
@@ -78,12 +78,12 @@ class TokenPerformer(nn.Module):
         self.dim = dim
         self.num_random = dim // 2
         self.kqv = nn.Linear(in_dim, 3 * dim)
-        self.dp = nn.Dropout(PERFORMER_DROPOUT)
+        self.dp = dropout(PERFORMER_DROPOUT)
         self.proj = nn.Linear(dim, dim)
         self.norm1 = nn.LayerNorm(in_dim, eps=NORM_EPS)
         self.norm2 = nn.LayerNorm(dim, eps=NORM_EPS)
         self.mlp = nn.Sequential(
-            nn.Linear(dim, dim), nn.GELU(), nn.Linear(dim, dim), nn.Dropout(PERFORMER_DROPOUT)
+            nn.Linear(dim, dim), nn.GELU(), nn.Linear(dim, dim), dropout(PERFORMER_DROPOUT)
         )
         self.w = nn.Parameter(_orthogonal(self.num_random, dim), requires_grad=False)
 
@@ -138,7 +138,10 @@ class TokensToToken(nn.Module):
         self, img_size: tuple[int, int], in_chans: int, dim: int, tokens_type: str
     ) -> None:
         super().__init__()
-        kinds = {"transformer": TokenTransformer, "performer": TokenPerformer}
+        kinds: dict[str, type[nn.Module]] = {
+            "transformer": TokenTransformer,
+            "performer": TokenPerformer,
+        }
         if tokens_type not in kinds:
             raise UserError(f"tokens_type={tokens_type!r} is none of {', '.join(kinds)}")
         self.img_size, self.in_chans = img_size, in_chans

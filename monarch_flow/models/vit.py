@@ -11,7 +11,7 @@ import oneflow as flow
 from oneflow import nn
 
 from monarch_flow.layers import LinearLike, dropout
-from monarch_flow.models.blocks import Block, PatchEmbed, Size, drop_path_rates
+from monarch_flow.models.blocks import Block, PatchEmbed, Size, drop_path_rates, prepend_token
 from monarch_flow.models.initialization import init_transformer, small_normal_
 
 
@@ -102,8 +102,7 @@ class VisionTransformer(nn.Module):
     def features(self, images: flow.Tensor) -> flow.Tensor:
         """The normalized class token, (N, embed_dim)."""
         x = self.patch_embed(images)
-        first = self.cls_token.expand(x.shape[0], -1, -1)
-        x = self.pos_drop(flow.cat([first, x], dim=1) + self.pos_embed)
+        x = self.pos_drop(prepend_token(self.cls_token, x) + self.pos_embed)
         return self.norm(self.blocks(x)[:, 0])
 
     def forward(self, images: flow.Tensor) -> flow.Tensor:

@@ -29,7 +29,7 @@ from monarch_flow.projection.monarch import (
     project_to_monarch_rank,
 )
 from monarch_flow.projection.report import LayerReport, format_table, total_relative_error
-from monarch_flow.projection.structures import LayerSpec
+from monarch_flow.projection.structure import LayerSpec
 from monarch_flow.projection.training_state import (
     TrainingState,
     densify_training_state,

@@ -9,9 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 
-def project_to_blockdiag(
-    weight: np.ndarray, nblocks: int, *, shuffle: bool = False
-) -> np.ndarray:
+def project_to_blockdiag(weight: np.ndarray, nblocks: int, *, shuffle: bool = False) -> np.ndarray:
     """The diagonal blocks of a matrix.
 
     Args:

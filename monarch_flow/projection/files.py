@@ -1,4 +1,4 @@
-"""Weights to convert: any file or training checkpoint in, a safetensors file or a checkpoint out."""
+"""Weights to convert: any file or training checkpoint in, safetensors or a checkpoint out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import safetensors
 import safetensors.numpy
 
 from monarch_flow.projection.layer_specs import layers_from_json, layers_to_json
-from monarch_flow.projection.structures import LayerSpec
+from monarch_flow.projection.structure import LayerSpec
 
 SUFFIX = ".safetensors"
 # Of the entry that describes the structured layers: in a safetensors file.s metadata, in a

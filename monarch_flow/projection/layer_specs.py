@@ -20,14 +20,8 @@ from monarch_flow.layers import (
     SparseLRLinear,
     StructuredLinear,
 )
-from monarch_flow.projection.structures import (
-    GATE,
-    LOW_RANK,
-    SPARSE,
-    Arrays,
-    LayerSpec,
-    joined,
-)
+from monarch_flow.projection.blended import GATE, LOW_RANK, SPARSE
+from monarch_flow.projection.structure import Arrays, LayerSpec, joined
 
 
 def spec_of_module(module: nn.Module) -> LayerSpec | None:
@@ -83,7 +77,9 @@ def find_layers(state: Arrays) -> dict[str, LayerSpec]:
     found: dict[str, LayerSpec] = {}
     for name, array in state.items():
         prefix, _, last = name.rpartition(".")
-        beside = {key: state.get(joined(prefix, key)) for key in ("blkdiag2", "lr_weight2", "layout")}
+        beside = {
+            key: state.get(joined(prefix, key)) for key in ("blkdiag2", "lr_weight2", "layout")
+        }
         blocks, size, kind = 0, (0, 0), ""
         if last == "blkdiag1" and (other := beside["blkdiag2"]) is not None:
             kind, blocks = "monarch", array.shape[0]

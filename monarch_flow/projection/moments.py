@@ -116,7 +116,7 @@ def complete(moment: np.ndarray, known: np.ndarray) -> np.ndarray:
     for axis in (1, 0):
         count = known.sum(axis=axis)
         means.append(np.where(count > 0, kept.sum(axis=axis) / np.maximum(count, 1), overall))
-    return np.where(known, moment, _ratio(np.outer(means[0], means[1]), np.float64(overall)))
+    return np.where(known, moment, _ratio(np.outer(means[0], means[1]), np.asarray(overall)))
 
 
 def with_floor(second: np.ndarray, first: np.ndarray | None) -> np.ndarray:

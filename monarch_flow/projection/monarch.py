@@ -100,8 +100,7 @@ def project_to_factors(
     _check_shapes(shape1, shape2)
     if not np.isfinite(weight).all():
         raise UserError("the weight holds NaN or infinity; there is nothing to project")
-    blocks1, inner, _ = shape1
-    rank = -(-inner // shape2[0])
+    rank = -(-shape1[1] // shape2[0])
     pieces = split_pieces(weight, shape1, shape2)
     left, values, right = np.linalg.svd(pieces, full_matrices=False)
     kept = min(rank, values.shape[-1])
@@ -143,7 +142,7 @@ def monarch_to_dense(
 def best_error(weight: np.ndarray, shape1: Shape3, shape2: Shape3) -> float:
     """Frobenius norm of the difference that no factors of these shapes can go below, from the
     singular values that are left out."""
-    slots, used = slot_table(shape1[0], shape1[1], shape2[0])
+    used = slot_table(shape1[0], shape1[1], shape2[0])[1]
     values = np.linalg.svd(split_pieces(weight, shape1, shape2), compute_uv=False)
     ranks = used.sum(axis=-1)
     left_out = np.arange(values.shape[-1]) >= ranks[..., None]

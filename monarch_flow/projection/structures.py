@@ -1,15 +1,9 @@
-"""What each kind of structured layer's arrays mean: its dense weight, and the way back.
-
-Layers are described by a `LayerSpec`, so that files and checkpoints can be converted where no
-module exists; the arrays are those of the layer's state dict, by their name inside the layer.
-"""
+"""The kinds of structured layers: what their arrays mean, see `Structure`."""
 
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
+from abc import abstractmethod
 
 from oneflow_accel.errors import UserError
 
@@ -17,6 +11,7 @@ import numpy as np
 
 from monarch_flow.layers.sparsity import SparsityConfig
 from monarch_flow.projection import moments
+from monarch_flow.projection.blended import Blended
 from monarch_flow.projection.elementwise import (
     block_sparse_to_dense,
     blockdiag_to_dense,
@@ -26,6 +21,7 @@ from monarch_flow.projection.elementwise import (
 from monarch_flow.projection.low_rank import project_to_low_rank
 from monarch_flow.projection.monarch import (
     Shape3,
+    merge_factors,
     merge_pieces,
     monarch_to_dense,
     project_to_factors,
@@ -33,92 +29,9 @@ from monarch_flow.projection.monarch import (
     split_factors,
     split_pieces,
 )
+from monarch_flow.projection.structure import Arrays, LayerSpec, Structure
 
-Arrays = Mapping[str, np.ndarray]
-
-SPARSE, LOW_RANK, GATE = "sparse.", "low_rank.", "gate."
-# Rounds of the alternating projection onto sparse plus low-rank matrices.
-_ROUNDS = 6
-
-
-@dataclass(frozen=True)
-class LayerSpec:
-    """A structured layer without its numbers.
-
-    Attributes:
-        kind: "monarch", "blockdiag", "low_rank", "block_sparse", "masked" or "sparse_low_rank"; for
-            a part of the last one also "dense".
-        in_features: n, without padding.
-        out_features: m, without padding.
-        nblocks: blocks of "monarch" and "blockdiag"; told by the arrays, so for information only.
-        shuffle: of "blockdiag": whether the input is permuted first.
-        sparse: of "sparse_low_rank": the layer beside the low-rank one.
-        gated: of "sparse_low_rank": whether it has a gate.
-        pattern: of "masked": its sparsity config as JSON, as no array tells the mask.
-    """
-
-    kind: str
-    in_features: int
-    out_features: int
-    nblocks: int = 0
-    shuffle: bool = False
-    sparse: LayerSpec | None = None
-    gated: bool = False
-    pattern: str = ""
-
-    def __str__(self) -> str:
-        details = f"({self.nblocks})" if self.nblocks else ""
-        inside = f" of {self.sparse}" if self.sparse else ""
-        return f"{self.kind}{details}{inside}"
-
-
-class Structure(ABC):
-    """A kind of layer, for one layer.
-
-    Attributes:
-        names: the layer's arrays that the dense weight takes the place of.
-        buffers: its other arrays, without the bias, that a dense layer has no use for.
-    """
-
-    names: tuple[str, ...]
-    buffers: tuple[str, ...] = ()
-
-    def __init__(self, spec: LayerSpec) -> None:
-        self.spec = spec
-
-    @abstractmethod
-    def dense(self, arrays: Arrays) -> np.ndarray:
-        """The dense weight (m, n), in the arrays' dtype.
-
-        Raises:
-            UserError: the layer is no linear map.
-        """
-
-    def exact_dense(self, arrays: Arrays) -> np.ndarray:
-        """The dense weight (m, n) in float64, whatever dtype the arrays have."""
-        return self.dense(
-            {
-                name: array.astype(np.float64) if array.dtype.kind == "f" else array
-                for name, array in arrays.items()
-            }
-        )
-
-    @abstractmethod
-    def project(self, weight: np.ndarray, arrays: Arrays) -> dict[str, np.ndarray]:
-        """The arrays of `names` whose dense weight is nearest, in the dtype of `weight`.
-
-        Args:
-            weight: (m, n).
-            arrays: of the layer as it was built, for shapes and buffers.
-        """
-
-    @abstractmethod
-    def first_moment(self, arrays: Arrays, moment: Arrays) -> np.ndarray:
-        """Estimate of the averaged gradient (m, n) from those of the arrays, see `moments`."""
-
-    @abstractmethod
-    def second_moment(self, arrays: Arrays, moment: Arrays) -> np.ndarray:
-        """Estimate of the averaged squares (m, n) of the gradient from those of the arrays."""
+__all__ = ["LayerSpec", "Structure", "structure_of"]
 
 
 class _Product(Structure):
@@ -134,8 +47,15 @@ class _Product(Structure):
         return monarch_to_dense(*self._factors(arrays), *size)
 
     def project(self, weight: np.ndarray, arrays: Arrays) -> dict[str, np.ndarray]:
-        shapes = (_shape3(factor) for factor in self._factors(arrays))
-        return dict(zip(self.names, project_to_factors(weight, *shapes), strict=True))
+        return self._named(project_to_factors(weight, *map(_shape3, self._factors(arrays))))
+
+    def pull_back(self, arrays: Arrays, gradient: np.ndarray) -> dict[str, np.ndarray]:
+        factors = self._factors(arrays)
+        left, right = split_factors(*factors)
+        shapes = _shape3(factors[0]), _shape3(factors[1])
+        pieces = split_pieces(gradient, *shapes)
+        pulled = pieces @ right.swapaxes(-1, -2), left.swapaxes(-1, -2) @ pieces
+        return self._named(merge_factors(*pulled, *shapes))
 
     def first_moment(self, arrays: Arrays, moment: Arrays) -> np.ndarray:
         pieces = moments.first_moment(
@@ -163,6 +83,9 @@ class _Product(Structure):
         )
         return left * inside.max(axis=-1)[..., :, None], right * inside.max(axis=-2)[..., None, :]
 
+    def _named(self, factors: tuple[np.ndarray, np.ndarray]) -> dict[str, np.ndarray]:
+        return dict(zip(self.names, factors, strict=True))
+
     def _merge(self, pieces: np.ndarray) -> np.ndarray:
         return merge_pieces(pieces, self.spec.out_features, self.spec.in_features)
 
@@ -176,8 +99,10 @@ class _LowRank(_Product):
         return arrays[self.names[0]][None], arrays[self.names[1]][None]
 
     def project(self, weight: np.ndarray, arrays: Arrays) -> dict[str, np.ndarray]:
-        factors = project_to_low_rank(weight, len(arrays[self.names[0]]))
-        return dict(zip(self.names, factors, strict=True))
+        return self._named(project_to_low_rank(weight, len(arrays[self.names[0]])))
+
+    def pull_back(self, arrays: Arrays, gradient: np.ndarray) -> dict[str, np.ndarray]:
+        return {name: array[0] for name, array in super().pull_back(arrays, gradient).items()}
 
 
 class _Entries(Structure):
@@ -196,16 +121,20 @@ class _Entries(Structure):
         return self._put(moment["weight"].astype(np.float64), arrays)
 
     def second_moment(self, arrays: Arrays, moment: Arrays) -> np.ndarray:
-        known = self._put(np.ones(arrays["weight"].shape, bool), arrays)
-        return moments.complete(self._put(moment["weight"].astype(np.float64), arrays), known)
+        second = self._put(moment["weight"].astype(np.float64), arrays)
+        return moments.complete(second, self.certain(arrays))
+
+    def certain(self, arrays: Arrays) -> np.ndarray:
+        return self._put(np.ones(arrays["weight"].shape, bool), arrays)
+
+    def pull_back(self, arrays: Arrays, gradient: np.ndarray) -> dict[str, np.ndarray]:
+        return self.project(gradient, arrays)
 
 
 class _Blockdiag(_Entries):
     def _put(self, values: np.ndarray, arrays: Arrays) -> np.ndarray:
         spec = self.spec
-        return blockdiag_to_dense(
-            values, spec.out_features, spec.in_features, shuffle=spec.shuffle
-        )
+        return blockdiag_to_dense(values, spec.out_features, spec.in_features, shuffle=spec.shuffle)
 
     def project(self, weight: np.ndarray, arrays: Arrays) -> dict[str, np.ndarray]:
         blocks = len(arrays["weight"])
@@ -217,9 +146,7 @@ class _BlockSparse(_Entries):
 
     def _put(self, values: np.ndarray, arrays: Arrays) -> np.ndarray:
         spec = self.spec
-        return block_sparse_to_dense(
-            values, arrays["layout"], spec.out_features, spec.in_features
-        )
+        return block_sparse_to_dense(values, arrays["layout"], spec.out_features, spec.in_features)
 
     def project(self, weight: np.ndarray, arrays: Arrays) -> dict[str, np.ndarray]:
         block = arrays["weight"].shape[-1]
@@ -252,78 +179,6 @@ class _Dense(_Entries):
         return {"weight": weight.copy()}
 
 
-class _SparseLowRank(Structure):
-    """(1 - g) sparse + g low-rank, with g = 1/2, or g = sigmoid(gate(x)) where there is a gate."""
-
-    def __init__(self, spec: LayerSpec) -> None:
-        super().__init__(spec)
-        if spec.sparse is None:
-            raise ValueError("a sparse_low_rank layer needs the spec of its sparse layer")
-        self._sparse = structure_of(spec.sparse)
-        self._low_rank = _LowRank(LayerSpec("low_rank", spec.in_features, spec.out_features))
-        gate = ("gate.weight", "gate.bias") if spec.gated else ()
-        self.names = (
-            *(SPARSE + name for name in self._sparse.names),
-            *(LOW_RANK + name for name in self._low_rank.names),
-            *gate,
-        )
-        self.buffers = tuple(SPARSE + name for name in self._sparse.buffers)
-
-    def _share(self, arrays: Arrays) -> float:
-        """g, where it is the same for every input."""
-        if not self.spec.gated:
-            return 0.5
-        if np.any(arrays["gate.weight"]):
-            raise UserError(
-                "a SparseLR layer with a gate has no dense weight: how it mixes its two parts "
-                "depends on the input; keep it as it is, or train it with gating: false"
-            )
-        return float(1 / (1 + np.exp(-arrays["gate.bias"].astype(np.float64).item())))
-
-    def dense(self, arrays: Arrays) -> np.ndarray:
-        share = self._share(arrays)
-        parts = (
-            self._sparse.dense(_inside(SPARSE, arrays)),
-            self._low_rank.dense(_inside(LOW_RANK, arrays)),
-        )
-        dense = (1 - share) * parts[0].astype(np.float64) + share * parts[1].astype(np.float64)
-        return dense.astype(parts[0].dtype)
-
-    def project(self, weight: np.ndarray, arrays: Arrays) -> dict[str, np.ndarray]:
-        """Alternates between the nearest sparse and the nearest low-rank matrix to what the other
-        leaves: each round is no worse than the one before, but the end need not be the best of
-        all. A gate is opened half-way for every input (its numbers become 0)."""
-        sparse, low_rank = _inside(SPARSE, arrays), _inside(LOW_RANK, arrays)
-        target = 2 * weight.astype(np.float64)
-        rest = target
-        for _ in range(_ROUNDS):
-            kept = self._sparse.project(rest, sparse)
-            factors = self._low_rank.project(
-                target - self._sparse.dense({**sparse, **kept}), low_rank
-            )
-            rest = target - self._low_rank.dense(factors)
-        kept = self._sparse.project(rest, sparse)
-        result = {SPARSE + name: array for name, array in kept.items()}
-        result |= {LOW_RANK + name: array for name, array in factors.items()}
-        if self.spec.gated:
-            result |= {
-                name: np.zeros_like(arrays[name]) for name in ("gate.weight", "gate.bias")
-            }
-        return {name: array.astype(weight.dtype) for name, array in result.items()}
-
-    def first_moment(self, arrays: Arrays, moment: Arrays) -> np.ndarray:
-        raise self._no_moments()
-
-    def second_moment(self, arrays: Arrays, moment: Arrays) -> np.ndarray:
-        raise self._no_moments()
-
-    def _no_moments(self) -> UserError:
-        return UserError(
-            "the optimizer's moments of a SparseLR layer cannot be carried over to a dense one: "
-            "its two parts see overlapping shares of one gradient; start the optimizer afresh"
-        )
-
-
 _STRUCTURES: dict[str, type[Structure]] = {
     "monarch": _Product,
     "low_rank": _LowRank,
@@ -331,8 +186,8 @@ _STRUCTURES: dict[str, type[Structure]] = {
     "block_sparse": _BlockSparse,
     "masked": _Masked,
     "dense": _Dense,
-    "sparse_low_rank": _SparseLowRank,
 }
+_BLENDED = "sparse_low_rank"
 
 
 def structure_of(spec: LayerSpec) -> Structure:
@@ -341,22 +196,13 @@ def structure_of(spec: LayerSpec) -> Structure:
     Raises:
         UserError: its kind is unknown.
     """
+    if spec.kind == _BLENDED and spec.sparse is not None:
+        low_rank = _LowRank(LayerSpec("low_rank", spec.in_features, spec.out_features))
+        return Blended(spec, structure_of(spec.sparse), low_rank)
     if spec.kind not in _STRUCTURES:
-        raise UserError(f"unknown kind of layer {spec.kind!r}; known: {', '.join(_STRUCTURES)}")
+        known = ", ".join([*_STRUCTURES, _BLENDED])
+        raise UserError(f"unknown kind of layer {spec.kind!r}; known: {known}")
     return _STRUCTURES[spec.kind](spec)
-
-
-def joined(prefix: str, name: str) -> str:
-    """The name of a layer's array in the state dict of the whole; "" is the whole itself."""
-    return f"{prefix}.{name}" if prefix else name
-
-
-def _inside(prefix: str, arrays: Arrays) -> dict[str, np.ndarray]:
-    return {
-        name.removeprefix(prefix): array
-        for name, array in arrays.items()
-        if name.startswith(prefix)
-    }
 
 
 def _shape3(factor: np.ndarray) -> Shape3:

@@ -16,7 +16,8 @@ import numpy as np
 
 from monarch_flow.projection import moments
 from monarch_flow.projection.report import LayerReport
-from monarch_flow.projection.structures import Arrays, LayerSpec, Structure, joined, structure_of
+from monarch_flow.projection.structure import Arrays, LayerSpec, Structure, joined
+from monarch_flow.projection.structures import structure_of
 from monarch_flow.projection.weights import (
     Rule,
     densify_weights,
@@ -69,8 +70,8 @@ def densify_training_state(
     Args:
         model: parameters and buffers by name.
         optimizer: arrays by prefix and parameter name: "exp_avg/", "exp_avg_sq/",
-            "max_exp_avg_sq/", "momentum_buf/" or "momentum/"; "ema/" for moving averages that are kept here.
-            May be empty.
+            "max_exp_avg_sq/", "momentum_buf/" or "momentum/"; "ema/" for moving averages that are
+            kept here. May be empty.
         layers: structured layers by module name, as `structured_layers(model)` gives them, or
             sequences (kind, in_features, out_features, nblocks).
         ema: moving averages by parameter name.
@@ -127,18 +128,14 @@ def project_training_state(
     if ema:
         averages = project_weights(ema, rules)[0]
         # Buffers such as layouts are no parameters.
-        averages = {
-            name: array for name, array in averages.items() if array.dtype.kind == "f"
-        }
+        averages = {name: array for name, array in averages.items() if array.dtype.kind == "f"}
     return TrainingState(projected, {}, averages, layers, reports)
 
 
 def _owned(specs: Mapping[str, LayerSpec]) -> set[str]:
     """Names of the parameters that are replaced."""
     return {
-        joined(prefix, name)
-        for prefix, spec in specs.items()
-        for name in structure_of(spec).names
+        joined(prefix, name) for prefix, spec in specs.items() for name in structure_of(spec).names
     }
 
 

@@ -12,7 +12,8 @@ import numpy as np
 from monarch_flow.layers import LinearConfig
 from monarch_flow.projection.layer_specs import spec_of_module
 from monarch_flow.projection.report import LayerReport, compare
-from monarch_flow.projection.structures import Arrays, LayerSpec, Structure, joined, structure_of
+from monarch_flow.projection.structure import Arrays, LayerSpec, Structure, joined
+from monarch_flow.projection.structures import structure_of
 
 Layers = Mapping[str, LayerSpec]
 Rule = tuple[str, LinearConfig]

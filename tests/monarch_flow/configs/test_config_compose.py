@@ -318,7 +318,9 @@ def test_groups_can_be_chosen_on_the_command_line(monkeypatch):
     cfg = composed("imagenet/vit/vit-b-fbbfly-mlp", "model/vitmlp_cfg=null", "logger=null")
     assert cfg.model.mlp_cfg is None
     assert cfg.logger.tensorboard is None
-    cfg = composed("mnist/vit", "logger=[csv,wandb]", "callbacks=[default,norm-monitor]", "seed=null")
+    cfg = composed(
+        "mnist/vit", "logger=[csv,wandb]", "callbacks=[default,norm-monitor]", "seed=null"
+    )
     assert cfg.logger.csv == {}
     assert (cfg.logger.wandb.id, cfg.logger.wandb.mode) == ("mnist-vit", "offline")
     assert cfg.callbacks.norm_monitor.layer_norm_only is False

@@ -90,7 +90,7 @@ def test_all_wrong_values_are_named_at_once():
     [
         (["experiment=imagenet/vit/vit-s-buterflyblockdiag-mlp"], "vit-s-butterflyblockdiag-mlp"),
         (["experiment=vit-monarch"], "mnist/vit-monarch"),
-        (["experiment=mnist/vit", "mode=debgu"], "did you mean debug?"),
+        (["experiment=mnist/vit", "mode=debgu"], "did you mean debug"),
         (["experiment=mnist/vit", "model/vitmlp_cfg=fbfly"], "fbbfly"),
         (["experiment=mnist/vit", "model/vitmlp=fbbfly"], "did you mean model/vitmlp_cfg?"),
         (["experiment=mnist/vit", "callbacks=[default,emma]"], "did you mean ema?"),
@@ -169,8 +169,9 @@ def test_the_schema_has_the_options_of_what_it_describes():
     assert set(EvalTransforms.model_fields) == {"crop_pct", "resize_size", "interpolation"}
     of_models = set().union(*(models.default_config(name) for name in models.list_models()))
     assert set(Model.model_fields) == of_models | {"name"}
-    built = callbacks.build_callbacks({key: {"decay": 0.9} if key == "ema" else {} for key in
-                                       Callbacks.model_fields})
+    built = callbacks.build_callbacks(
+        {key: {"decay": 0.9} if key == "ema" else {} for key in Callbacks.model_fields}
+    )
     assert set(built) == set(Callbacks.model_fields)
     for key, callback in built.items():
         field = Callbacks.model_fields[key]

@@ -49,8 +49,8 @@ def test_a_later_start_says_what_is_different(cfg, tmp_path, caplog):
 
 def test_folders_and_files_that_cannot_be_used(cfg, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="run_dir=.*file"):
+    with pytest.raises(UserError, match=r"run_dir=.*file"):
         save_config(cfg, tmp_path / "file")
     (tmp_path / "config.yaml").write_text("a: [1")
-    with pytest.raises(UserError, match="config.yaml cannot be read"):
+    with pytest.raises(UserError, match=r"config\.yaml cannot be read"):
         load_config(tmp_path)

@@ -16,6 +16,7 @@ from oneflow import nn
 from monarch_flow.layers import MonarchLinear, replace_linears
 from monarch_flow.macs import count_macs, count_parameters, macs_by_module
 from monarch_flow.models import create_model, default_config, list_models
+from monarch_flow.optim import group_parameters
 from tests.monarch_flow.models.structured_configs import MODELS, MONARCH, VIT_S_MLPS, mlp
 
 ARCHITECTURES = {"vit_small_patch16_224", "vit_base_patch16_224", "vit_large_patch16_224"}
@@ -116,6 +117,8 @@ def test_monarch_vit_s_has_the_released_names_and_shapes() -> None:
     assert [(n, tuple(v.shape)) for n, v in model.state_dict().items()] == list(expected.items())
     assert len(expected) == 112
     assert count_parameters(model) == (29_880_040, 29_880_040)
+    groups = [(len(group.names), group.elements) for group in group_parameters(model)]
+    assert groups == [(50, 29_669_376), (62, 210_664)]
     _check_monarch_vit_s_start(model)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import oneflow_accel
 from oneflow_accel.inference import prepare
 
@@ -17,11 +16,6 @@ from monarch_flow.models.blocks import Block
 from tests.tolerances import Tolerance, assert_close
 
 SMALL = {"embed_dim": 32, "depth": 2, "num_heads": 4, "img_size": 16, "in_chans": 3}
-
-
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    flow.manual_seed(3)
 
 
 def _block(**rates: float) -> Block:

@@ -9,9 +9,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-ORACLE = (
-    Path(__file__).resolve().parents[4] / "shared" / "docs" / "oracles" / "monarch_check.py"
-)
+ORACLE = Path(__file__).resolve().parents[4] / "shared" / "docs" / "oracles" / "monarch_check.py"
 
 
 def dense_by_slots(blkdiag1: np.ndarray, blkdiag2: np.ndarray) -> np.ndarray:

@@ -12,7 +12,8 @@ import pytest
 from oneflow import nn
 from safetensors.numpy import save_file
 
-from monarch_flow.convert import main, t2t_names
+import monarch_flow
+from monarch_flow.convert import layer_rules, main, parse_arguments, t2t_names
 from monarch_flow.layers import LinearConfig
 from monarch_flow.projection import monarch_to_dense, project_to_monarch
 from tests.launch import run_process
@@ -127,6 +128,27 @@ def test_yaml_configs_and_patterns(tmp_path: Path, capsys: pytest.CaptureFixture
         "blocks.0.attn.qkv.weight",
         "blocks.0.mlp.fc2.weight",
     }
+
+
+def test_configs_of_the_models_are_known_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dense, out = tmp_path / "dense.safetensors", tmp_path / "out.safetensors"
+    random = np.random.default_rng(0)
+    shapes = {f"blocks.{i}.mlp.fc{j}.weight": (32, 32) for i in (0, 2, 10) for j in (1, 2)}
+    save_file({name: random.standard_normal(shape) for name, shape in shapes.items()}, dense)
+    table = convert(capsys, "project", dense, out, "--config", "butterflyblockdiag")
+    names = [line.split()[0] for line in table.splitlines()[1:7]]
+    assert names == [name.removesuffix(".weight") for name in shapes]
+    assert table.count("monarch(4)") == 6
+    group = Path(monarch_flow.__file__).parent / "configs" / "model" / "vitmlp_cfg"
+    configs = sorted(file.stem for file in group.glob("*.yaml"))
+    assert len(configs) > 20
+    for name in configs:
+        args = ["project", "in", "out", "--config", name]
+        if name != "none":
+            assert len(layer_rules(parse_arguments(args))) in (1, 2), name
+    assert "mlp_cfg is null" in refused(capsys, "project", dense, out, "--config", "none")
 
 
 def test_a_file_of_another_program_is_densified_by_its_shapes(
@@ -311,12 +333,17 @@ def test_errors_say_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert not out.exists()
 
 
-def test_help_lists_defaults() -> None:
+def test_help_lists_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     for command in ("project", "densify", "t2t"):
-        result = run_process(["-m", "monarch_flow.convert", command, "--help"])
-        assert result.returncode == 0
-        assert "default: keep" in " ".join(result.stdout.split())
-    result = run_process(["-m", "monarch_flow.convert", "densify", "nothing.pth", "out.safetensors"])
+        with pytest.raises(SystemExit) as end:
+            main([command, "--help"])
+        assert end.value.code == 0
+        assert "default: keep" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_command_ends_with_a_sentence_and_a_code() -> None:
+    args = ["-m", "monarch_flow.convert", "densify", "nothing.pth", "out.safetensors"]
+    result = run_process(args)
     assert result.returncode == 2
     assert "convert: error: cannot read weights from nothing.pth" in result.stdout
     assert "Traceback" not in result.stdout

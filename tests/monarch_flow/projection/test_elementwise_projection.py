@@ -38,9 +38,7 @@ def test_blockdiag_takes_and_puts_blocks(
 
     again = project_to_blockdiag(dense, nblocks, shuffle=shuffle)
     assert again.shape == blocks.shape
-    np.testing.assert_array_equal(
-        blockdiag_to_dense(again, rows, columns, shuffle=shuffle), dense
-    )
+    np.testing.assert_array_equal(blockdiag_to_dense(again, rows, columns, shuffle=shuffle), dense)
     # Nearest: what is kept is the weight's own, what is not is zero in the class.
     weight = random.standard_normal((rows, columns)).astype(np.float32)
     kept = project_to_blockdiag(weight, nblocks, shuffle=shuffle)

@@ -94,7 +94,7 @@ def test_a_dense_layer_with_a_structured_weight_survives_both_ways(kind: str, bi
     ]
     if kind in ITERATED:
         lost = np.linalg.norm((again.dense() - layer.dense()).numpy())
-        assert lost < 0.2 * np.linalg.norm(layer.dense().numpy())
+        assert lost < 0.1 * np.linalg.norm(layer.dense().numpy())
     else:
         assert_close(again(x).numpy(), wanted, dtype="float64", reduced=8)
     # The layers that went in are as they were.
@@ -193,7 +193,7 @@ def test_a_model_is_unchanged_where_it_cannot_be_projected() -> None:
     before = {name: value.numpy() for name, value in model.state_dict().items()}
     with pytest.raises(UserError, match="head: the weight holds NaN or infinity"):
         project_model(model, "monarch")
-    with pytest.raises(UserError, match="no nn.Linear has a name"):
+    with pytest.raises(UserError, match=r"no nn\.Linear has a name"):
         project_model(model, "monarch", include="attention")
     with pytest.raises(UserError, match="no regular expression"):
         project_model(model, "monarch", include="(")

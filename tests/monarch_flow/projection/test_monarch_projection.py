@@ -184,7 +184,11 @@ def test_equals_the_oracle() -> None:
         np.testing.assert_allclose(
             monarch_to_dense(*factors), oracle.dense_entrywise(*factors), rtol=1e-12, atol=1e-12
         )
-    for k, blocks2, rows, columns, rank in [(4, 4, 96, 48, 3), (6, 4, 24, 36, 2), (4, 4, 16, 16, 1)]:
+    for k, blocks2, rows, columns, rank in [
+        (4, 4, 96, 48, 3),
+        (6, 4, 24, 36, 2),
+        (4, 4, 16, 16, 1),
+    ]:
         weight = random.standard_normal((rows, columns))
         ours = monarch_to_dense(*project_to_monarch_rank(weight, k, blocks2, rank))
         theirs = oracle.dense_entrywise(*oracle.project_rank(weight, k, blocks2, rank))

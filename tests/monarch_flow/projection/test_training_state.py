@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from oneflow_accel.errors import UserError
 
 import numpy as np
@@ -18,6 +20,7 @@ from monarch_flow.projection import (
     project_training_state,
     structured_layers,
 )
+from monarch_flow.projection.structures import structure_of
 from tests.tolerances import assert_close
 
 SIZES = [(12, 20, 4), (20, 12, 4), (10, 7, 4), (7, 10, 4), (9, 26, 5)]
@@ -188,6 +191,71 @@ def test_entries_and_low_rank_layers_are_carried_over() -> None:
     given = [first["1.lr_weight2"].ravel(), first["1.lr_weight1"].ravel()]
     wanted = np.linalg.lstsq(equations, np.concatenate(given), rcond=None)[0]
     np.testing.assert_allclose(new.optimizer["exp_avg/1.weight"].ravel(), wanted, atol=1e-9)
+
+
+BUTTERFLY = {
+    "_target_": "FlatBlockButterflySparsityConfig",
+    "butterfly_size": 4,
+    "n_factors": 1,
+    "block": 2,
+}
+BLOCK_SPARSE = {"_target_": "BlockSparseLinear", "sparsity_config": BUTTERFLY}
+UNGATED = {"_target_": "SparseLRLinear", "rank": 2, "gating": False}
+KINDS: dict[str, dict[str, Any]] = {
+    "monarch": {"_target_": "MonarchLinear", "nblocks": 2},
+    "monarch, padded": {"_target_": "MonarchLinear", "nblocks": 3},
+    "blockdiag": {"_target_": "BlockdiagLinear", "nblocks": 3, "shuffle": True},
+    "low rank": {"_target_": "LowRank", "rank": 3},
+    "block sparse": BLOCK_SPARSE,
+    "masked": {"_target_": "MaskedLinear", "sparsity_config": BUTTERFLY},
+    "pixelfly": {**UNGATED, "sparse_cfg": BLOCK_SPARSE},
+    "monarch and low rank": {**UNGATED, "sparse_cfg": "monarch"},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_gives_the_least_gradient_that_its_moments_ask_for(kind: str) -> None:
+    """Against numpy's lstsq on the layer's own Jacobian, entry by entry: the dense matrix is linear
+    in each single number, so differences are exact."""
+    flow.manual_seed(1)
+    layer = LinearConfig.of(KINDS[kind]).build(8, 12, bias=False, dtype=flow.float64)
+    spec = structured_layers(nn.Sequential(layer))["0"]
+    structure = structure_of(spec)
+    arrays = {name: value.numpy() for name, value in layer.state_dict().items()}
+    here = structure.dense(arrays)
+    np.testing.assert_allclose(here, layer.dense().numpy(), rtol=1e-12, atol=1e-13)
+    random = np.random.default_rng(8)
+    gradient = random.standard_normal((12, 8))
+    rows, moment = [], {}
+    for name in structure.names:
+        moment[name] = np.zeros_like(arrays[name])
+        for index in np.ndindex(arrays[name].shape):
+            moved = {key: array.copy() for key, array in arrays.items()}
+            moved[name][index] += 1.0
+            rows.append((structure.dense(moved) - here).ravel())
+            moment[name][index] = rows[-1] @ gradient.ravel()
+    pulled = structure.pull_back(arrays, gradient)
+    given = np.concatenate([moment[name].ravel() for name in structure.names])
+    for name in structure.names:
+        np.testing.assert_allclose(pulled[name], moment[name], rtol=1e-9, atol=1e-10)
+    wanted = np.linalg.lstsq(np.stack(rows), given, rcond=1e-10)[0]
+    found = structure.first_moment(arrays, moment)
+    np.testing.assert_allclose(found.ravel(), wanted, rtol=1e-4, atol=1e-4)
+    if "and" not in kind and kind != "pixelfly":
+        np.testing.assert_allclose(found.ravel(), wanted, rtol=1e-8, atol=1e-9)
+
+    variance = np.outer(random.uniform(0.5, 4, 12), random.uniform(0.5, 4, 8))
+    squares = (np.stack(rows) ** 2) @ variance.ravel()
+    second, start = {}, 0
+    for name in structure.names:
+        size = arrays[name].size
+        second[name] = squares[start : start + size].reshape(arrays[name].shape)
+        start += size
+    estimate = structure.second_moment(arrays, second)
+    certain = structure.certain(arrays)
+    np.testing.assert_allclose(estimate[certain], variance[certain], rtol=1e-9)
+    assert (estimate >= 0).all()
+    assert 0.3 < np.median(estimate / variance) < 3
 
 
 def test_a_trained_model_goes_on_from_the_same_loss_and_keeps_falling() -> None:
