@@ -6,6 +6,7 @@ import oneflow as flow
 import pytest
 from oneflow import nn
 
+from monarch_flow.models import create_model
 from monarch_flow.optim import group_parameters
 
 
@@ -79,6 +80,26 @@ def test_counts_are_those_of_the_upstream_models(shape, options, decayed, other)
     assert [(len(group.names), group.elements) for group in groups] == [decayed, other]
     for group in groups:
         assert list(group.names) == sorted(group.names)
+
+
+MONARCH = {"_target_": "monarch_flow.layers.MonarchLinear", "nblocks": 4}
+MONARCH_MLP = {
+    "_target_": "monarch_flow.layers.MlpCustom",
+    "linear1_cfg": MONARCH,
+    "linear2_cfg": MONARCH,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "decayed", "other"),
+    [
+        ("vit_small_patch16_224", (50, 29_669_376), (62, 210_664)),
+        ("mixer_b16_224", (74, 20_858_880), (100, 93_208)),
+    ],
+)
+def test_counts_of_our_models(name, decayed, other):
+    groups = group_parameters(create_model(name, mlp_cfg=MONARCH_MLP))
+    assert [(len(group.names), group.elements) for group in groups] == [decayed, other]
 
 
 def test_each_rule_by_name():
