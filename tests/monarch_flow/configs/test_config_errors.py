@@ -31,7 +31,7 @@ def message(*overrides, experiment="mnist/vit"):
         ("optimiser.lr=1e-3", "optimizer.lr"),
         ("train.optimizer.lr=1e-3", "optimizer.lr"),
         ("lr=1e-3", "optimizer.lr"),
-        ("expriment=mnist/vit", "experiment"),
+        ("experiments=mnist/vit", "experiment"),
         ("callbacks.ema.deacy=0.9", "callbacks.ema.decay"),
         ("model.mlp_cfg.linear1_cfg.nblock=8", "model.mlp_cfg.linear1_cfg.nblocks"),
         ("+trainer.max_epoch=3", "trainer.max_epochs"),
@@ -90,7 +90,7 @@ def test_all_wrong_values_are_named_at_once():
     [
         (["experiment=imagenet/vit/vit-s-buterflyblockdiag-mlp"], "vit-s-butterflyblockdiag-mlp"),
         (["experiment=vit-monarch"], "mnist/vit-monarch"),
-        (["experiment=mnist/vit", "mode=debgu"], "did you mean debug"),
+        (["experiment=mnist/vit", "mode=debugs"], "did you mean debug"),
         (["experiment=mnist/vit", "model/vitmlp_cfg=fbfly"], "fbbfly"),
         (["experiment=mnist/vit", "model/vitmlp=fbbfly"], "did you mean model/vitmlp_cfg?"),
         (["experiment=mnist/vit", "callbacks=[default,emma]"], "did you mean ema?"),
