@@ -86,9 +86,7 @@ def macs_by_module(
     size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
     channels = getattr(model, "in_chans", 3) if in_chans is None else in_chans
     like = next(model.parameters())
-    return macs_of_call(
-        model, flow.zeros(1, channels, *size, dtype=like.dtype, device=like.device)
-    )
+    return macs_of_call(model, flow.zeros(1, channels, *size, dtype=like.dtype, device=like.device))
 
 
 def macs_of_call(model: nn.Module, *inputs: Any) -> list[ModuleMacs]:
@@ -155,9 +153,7 @@ def _rule_of_whole(module: nn.Module) -> Rule | None:
 
 
 @contextmanager
-def _recording(
-    counted: Sequence[_Counted], calls: dict[str, tuple[Shape, int]]
-) -> Iterator[None]:
+def _recording(counted: Sequence[_Counted], calls: dict[str, tuple[Shape, int]]) -> Iterator[None]:
     """Note for each module the shape of its first input and the sum over its calls."""
     # Not register_forward_hook, which gives nothing to take the hook away by.
     key = object()

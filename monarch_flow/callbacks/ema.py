@@ -31,9 +31,7 @@ class EMACallback(Callback):
         self.average: ExponentialMovingAverage | None = None
 
     def on_fit_start(self, trainer: Trainer) -> None:
-        self.average = ExponentialMovingAverage(
-            trainer.model, self._decay, self._use_num_updates
-        )
+        self.average = ExponentialMovingAverage(trainer.model, self._decay, self._use_num_updates)
 
     def on_step_end(self, trainer: Trainer) -> None:
         assert self.average is not None

@@ -233,16 +233,12 @@ class ImageDataModule:
 
     @cached_property
     def _val_loader(self) -> ImageLoader | KeptLoader:
-        loader = self._loader(
-            self._parts.val, self._eval_transforms["val_transforms"], train=False
-        )
+        loader = self._loader(self._parts.val, self._eval_transforms["val_transforms"], train=False)
         return KeptLoader(loader) if self._cache_val else loader
 
     @cached_property
     def _test_loader(self) -> ImageLoader:
-        return self._loader(
-            self._parts.test, self._eval_transforms["test_transforms"], train=False
-        )
+        return self._loader(self._parts.test, self._eval_transforms["test_transforms"], train=False)
 
     def _loader(
         self, dataset: Dataset, transform: Transform, *, train: bool, **options: Any

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -238,7 +238,7 @@ def build_mixup(config: Mapping[str, Any] | None, num_classes: int) -> Mixup | N
     """
     if config is None:
         return None
-    types = {field.name: float for field in fields(Mixup)}
+    types: dict[str, Callable[[Any], Any]] = {field.name: float for field in fields(Mixup)}
     types |= {"num_classes": int, "mode": str, "correct_lam": bool, "cutmix_minmax": _two_shares}
     options = checked_options(config, types, what="mixup")
     if options.setdefault("num_classes", num_classes) != num_classes:
@@ -259,9 +259,7 @@ def _two_shares(value: Any) -> tuple[float, float]:
     return low, high
 
 
-def _part(
-    own: np.ndarray, other: np.ndarray, mixing: Mixing, place: int
-) -> tuple[Any, np.ndarray]:
+def _part(own: np.ndarray, other: np.ndarray, mixing: Mixing, place: int) -> tuple[Any, np.ndarray]:
     """Which part of an image changes, and to what: computed before its partner changes."""
     if mixing.cut[place]:
         top, bottom, left, right = mixing.boxes[place]

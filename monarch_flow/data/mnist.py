@@ -91,8 +91,8 @@ class MnistImages:
         labels = read_idx(label_file, 1)
         if len(labels) != len(self.pixels):
             raise DataError(
-                f"{image_file} has {len(self.pixels)} images and {label_file} {len(labels)} labels; "
-                "they are not of one data set"
+                f"{image_file} has {len(self.pixels)} images and {label_file} {len(labels)} "
+                "labels; they are not of one data set"
             )
         if labels.size and labels.max() > 9:
             raise DataError(f"{label_file} has the label {labels.max()}; labels are 0 to 9")

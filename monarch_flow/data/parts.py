@@ -122,8 +122,8 @@ def synthetic_parts(
     images."""
     shape = (image_size, image_size, channels)
     classes = num_classes or _SYNTHETIC_CLASSES
-    train = SyntheticImages(num_images, shape, classes, seed)  # type: ignore[arg-type]
-    val = SyntheticImages(max(num_images // 4, 1), shape, classes, seed + 1)  # type: ignore[arg-type]
+    train = SyntheticImages(num_images, shape, classes, seed)
+    val = SyntheticImages(max(num_images // 4, 1), shape, classes, seed + 1)
     return Parts(train, val, val, classes, exact_size=True)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from oneflow_accel.errors import UserError
 
@@ -265,11 +265,12 @@ def parse_rand_augment(text: str) -> RandAugment:
         if not fits:
             raise UserError(f"auto_augment '{text}': {key}{values[key]:g} is out of range")
     mstd = values.get("mstd", 0.0)
-    policy = RandAugment(
+    return RandAugment(
         n=int(n),
+        m=values.get("m", _FULL),
+        p=values.get("p", 0.5),
+        mmax=values.get("mmax", _FULL),
         inc=bool(values.get("inc", 0)),
         weighted="w" in values,
         mstd=math.inf if mstd > _UNIFORM_FROM else mstd,
     )
-    numbers = {key: values[key] for key in ("m", "p", "mmax") if key in values}
-    return replace(policy, **numbers)

@@ -31,6 +31,7 @@ from monarch_flow.data.random_erasing import RandomErasing
 from monarch_flow.options import checked_options
 
 DEFAULT_CROP_PCT = 0.875
+_Types = dict[str, Callable[[Any], Any]]
 _INTERPOLATIONS = {resampling.name.lower(): resampling for resampling in Image.Resampling}
 
 
@@ -102,7 +103,7 @@ def build_train_transform(
     Raises:
         UserError: an unknown key or a wrong value.
     """
-    types = {
+    types: _Types = {
         "no_aug": bool,
         "scale": _range,
         "ratio": _range,
@@ -174,7 +175,7 @@ def build_eval_transform(
     Raises:
         UserError: an unknown key or a wrong value.
     """
-    types = {"crop_pct": float, "resize_size": int, "interpolation": _fixed_interpolation}
+    types: _Types = {"crop_pct": float, "resize_size": int, "interpolation": _fixed_interpolation}
     options = _options(config, types, name)
     crop_pct = options.get("crop_pct", DEFAULT_CROP_PCT)
     if not 0 < crop_pct <= 1:

@@ -105,4 +105,6 @@ def load_for_evaluation(model: nn.Module, path: str, name: str) -> None:
     try:
         layouts.load_standard_state_dict(model, arrays, strict=True)
     except UserError as error:
-        raise CheckpointError(f"eval.ckpt={path} is of another model than {name}: {error}") from error
+        raise CheckpointError(
+            f"eval.ckpt={path} is of another model than {name}: {error}"
+        ) from error

@@ -100,7 +100,7 @@ def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
         trainer = Trainer(
             model,
             step_maker(cfg, backend, options, calendar, seed),
-            Data(train_loader, val_loader, tuple(data.image_shape), val_loss),
+            Data(train_loader, val_loader, data.image_shape, val_loss),
             backend,
             options,
             calendar,

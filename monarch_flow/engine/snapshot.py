@@ -37,9 +37,7 @@ def phase_of(model: nn.Module) -> str:
 def take(trainer: Trainer) -> Checkpoint:
     """The run as it stands. A collective call."""
     step, position, identity = trainer.train_step, trainer.position, trainer.identity
-    model = {
-        name: value.numpy() for name, value in layouts.standard_state_dict(step.model).items()
-    }
+    model = {name: value.numpy() for name, value in layouts.standard_state_dict(step.model).items()}
     arrays = step.optimizer_arrays()
     for callback in trainer.callbacks.values():
         arrays |= callback.arrays()

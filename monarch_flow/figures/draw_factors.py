@@ -1,6 +1,6 @@
 """Draws factors.png: a Monarch matrix as block-diagonal factors and permutations.
 
-    python -m monarch_flow.figures.draw_factors [FILE]
+To draw it again: `python -m monarch_flow.figures.draw_factors [FILE]`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def draw(path: Path) -> None:
     mixed = (painted(first * full, "Blues") + painted(second * full, "Oranges")) / 2
     gray = np.array([0.25, 0.25, 0.25])
     panels = [
-        (mixed, "M", "each 4 x 4 sub-matrix has rank 1"),
+        (mixed, "M", "entries of one color: rank 1"),
         (1 - outer[..., None] * (1 - gray), "P", "block becomes the fast axis"),
         (painted(blocks, "Oranges"), "blkdiag2", "4 blocks of 4 x 4"),
         (1 - inner[..., None] * (1 - gray), "P", "grid is transposed"),

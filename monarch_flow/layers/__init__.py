@@ -1,6 +1,8 @@
 """Linear layers with structured matrices, and what chooses and places them.
 
     from monarch_flow.layers import MonarchLinear
+
+The README of monarch_flow lists them.
 """
 
 # Every layer registers itself for LinearConfig when it is imported.

@@ -138,7 +138,7 @@ class BlockSparseLinear(StructuredLinear):
         rows, columns = self.kept_blocks.shape
         side = self.block
         updates = self.weight.reshape(self.weight.shape[0], side * side)
-        blocks = flow._C.scatter_nd(self.places, updates, (rows * columns, side * side))
+        blocks = flow._C.scatternd(self.places, updates, (rows * columns, side * side))
         whole = blocks.reshape(rows, columns, side, side).permute(0, 2, 1, 3)
         return whole.reshape(rows * side, columns * side)
 
@@ -220,9 +220,7 @@ class MaskedLinear(StructuredLinear):
         self.kept = int(mask.sum())
         self.weight = new_parameter((out_features, in_features), device, dtype)
         like = {"dtype": self.weight.dtype, "device": self.weight.device}
-        self.register_buffer(
-            "mask", flow.tensor(mask.astype(np.float32), **like), persistent=False
-        )
+        self.register_buffer("mask", flow.tensor(mask.astype(np.float32), **like), persistent=False)
         self.reset_parameters()
 
     @property

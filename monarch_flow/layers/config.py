@@ -2,6 +2,8 @@
 
     LinearConfig.of("monarch").build(768, 3072)
     LinearConfig.of({"_target_": "monarch_flow.layers.MonarchLinear", "nblocks": 8})
+
+A layer joins them with `register_linear`.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ M = TypeVar("M", bound=type)
 
 DENSE = "Linear"
 # What a place of a model says, not its config.
-_GIVEN = ("self", "in_features", "out_features", "bias", "device", "dtype")
+_GIVEN = ("in_features", "out_features", "bias", "device", "dtype")
 _DENSE_NAMES = ("dense", "linear", "Linear", "oneflow.nn.Linear", "torch.nn.Linear")
 
 _layers: dict[str, type] = {DENSE: nn.Linear}
@@ -143,7 +145,7 @@ def _without_target(value: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read_options(layer: type, options: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
     bias = {"bias": options.pop("bias")} if "bias" in options else {}
-    filled = {**fill_options(options, layer.__init__, _GIVEN, layer.__name__), **bias}
+    filled = {**fill_options(options, layer, _GIVEN, layer.__name__), **bias}
     readers = getattr(layer, "option_readers", {})
     read = {name: readers.get(name, lambda x: x)(value) for name, value in filled.items()}
     for name, value in read.items():

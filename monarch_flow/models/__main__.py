@@ -1,9 +1,9 @@
 """What a model consists of and costs: `python -m monarch_flow.models NAME [key=value ...]`.
 
-    python -m monarch_flow.models
-    python -m monarch_flow.models vit_small_patch16_224 mlp_cfg=monarch
-    python -m monarch_flow.models vit_small_patch16_224 mlp_cfg=monarch attnlinear_cfg=monarch
-    python -m monarch_flow.models vit_tiny_patch4_28 embed_dim=64 depth=2
+python -m monarch_flow.models
+python -m monarch_flow.models vit_small_patch16_224 mlp_cfg=monarch
+python -m monarch_flow.models vit_small_patch16_224 mlp_cfg=monarch attnlinear_cfg=monarch
+python -m monarch_flow.models vit_tiny_patch4_28 embed_dim=64 depth=2
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from oneflow_accel.errors import UserError
 from oneflow_accel.inference import bfloat16_container
 from oneflow_accel.kernels.attention import packed_attention

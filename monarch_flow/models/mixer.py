@@ -59,6 +59,14 @@ class MixerBlock(nn.Module):
         return x + self.drop_path2(self.mlp_channels(self.norm2(x)))
 
 
+class TokenMean(nn.Module):
+    """(N, tokens, dim) to (N, dim). No container for bfloat16, so that inference in it takes the
+    mean in float32."""
+
+    def forward(self, x: flow.Tensor) -> flow.Tensor:
+        return x.mean(dim=1)
+
+
 @bfloat16_container
 class MlpMixer(nn.Module):
     """Images (N, in_chans, *img_size), float32, to scores (N, num_classes): a patch embedding
@@ -124,12 +132,13 @@ class MlpMixer(nn.Module):
             )
         )
         self.norm = nn.LayerNorm(embed_dim, eps=norm_eps)
+        self.pool = TokenMean()
         self.head = nn.Linear(embed_dim, num_classes)
         init_mixer(self)
 
     def features(self, images: flow.Tensor) -> flow.Tensor:
         """The mean of the normalized tokens, (N, embed_dim)."""
-        return self.norm(self.blocks(self.stem(images))).mean(dim=1)
+        return self.pool(self.norm(self.blocks(self.stem(images))))
 
     def forward(self, images: flow.Tensor) -> flow.Tensor:
         return self.head(self.features(images))

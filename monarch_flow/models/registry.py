@@ -182,8 +182,6 @@ def _entry(name: str) -> Entry:
     return _MODELS[name]
 
 
-
-
 def _mlp_mapping(mlp_cfg: str | Mapping[str, Any]) -> Mapping[str, Any]:
     """The mapping for a short name of a linear layer: that layer twice."""
     if not isinstance(mlp_cfg, str):

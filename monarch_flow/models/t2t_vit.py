@@ -40,9 +40,6 @@ class PositionEmbedding(nn.Module):
         return self.dropout(x + self.pe)
 
 
-
-
-
 @bfloat16_container
 class T2TViT(nn.Module):
     """Images (N, in_chans, *img_size), float32, to scores (N, num_classes).

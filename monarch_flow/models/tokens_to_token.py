@@ -94,9 +94,7 @@ class TokenPerformer(nn.Module):
         out = value + self.dp(self.proj(self._attention(query, key, value)))
         return out + self.mlp(self.norm2(out))
 
-    def _attention(
-        self, query: flow.Tensor, key: flow.Tensor, value: flow.Tensor
-    ) -> flow.Tensor:
+    def _attention(self, query: flow.Tensor, key: flow.Tensor, value: flow.Tensor) -> flow.Tensor:
         keys, queries = self._random_features(key), self._random_features(query)
         summed = flow.matmul(keys.transpose(1, 2), value.to(keys.dtype))
         total = flow.matmul(queries, keys.sum(dim=1).unsqueeze(-1))
@@ -178,5 +176,3 @@ def _soft_split(x: flow.Tensor, kernel: int, stride: int, padding: int) -> flow.
 def _as_map(x: flow.Tensor, size: tuple[int, int]) -> flow.Tensor:
     """(N, H W, C) to (N, C, H, W)."""
     return x.transpose(1, 2).reshape(x.shape[0], x.shape[2], *size)
-
-

@@ -81,4 +81,3 @@ def build_loss(config: Mapping[str, Any] | None, reduction: str = "mean") -> Cro
 def hard_labels(targets: flow.Tensor) -> flow.Tensor:
     """Class indices, int64 (N,): of soft targets (N, C) the classes of highest probability."""
     return targets.argmax(dim=1) if targets.ndim == 2 else targets
-

@@ -11,8 +11,8 @@ from oneflow_accel.errors import UserError
 import oneflow as flow
 from oneflow import nn
 
-from monarch_flow.options import checked_options, name_of
 from monarch_flow.optim.param_groups import group_parameters
+from monarch_flow.options import checked_options, name_of
 
 
 def _betas(value: Any) -> tuple[float, float]:

@@ -47,7 +47,9 @@ class Normalization:
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
         if len(mean) != len(std) or len(mean) not in (1, 3):
-            raise ValueError(f"mean {tuple(mean)} and std {tuple(std)}: expected 1 or 3 values each")
+            raise ValueError(
+                f"mean {tuple(mean)} and std {tuple(std)}: expected 1 or 3 values each"
+            )
         if min(std) <= 0:
             raise ValueError(f"std {tuple(std)}: expected positive values")
         self.channels = len(mean)

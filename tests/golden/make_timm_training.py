@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import timm
 import torch
 from PIL import Image
 
@@ -24,6 +23,7 @@ from benchmarks.peers import torchvision
 
 torchvision.install()
 
+import timm  # noqa: E402
 from timm.data import auto_augment, mixup  # noqa: E402
 from timm.scheduler import CosineLRScheduler  # noqa: E402
 
@@ -32,11 +32,40 @@ _MAGNITUDES = (0.0, 4.2, 9.0, 10.0)
 _POLICIES = ("rand-m9-mstd0.5-inc1", "rand-m15-n2", "rand-m9-n3-mstd0.5-p0.7", "rand-mstd101-mmax8")
 _SCHEDULES: tuple[dict[str, Any], ...] = (
     {"t_initial": 300, "lr_min": 1e-5, "warmup_t": 10, "warmup_lr_init": 1e-6},
-    {"t_initial": 300, "lr_min": 1e-5, "warmup_t": 10, "warmup_lr_init": 1e-6, "warmup_prefix": True},
+    {
+        "t_initial": 300,
+        "lr_min": 1e-5,
+        "warmup_t": 10,
+        "warmup_lr_init": 1e-6,
+        "warmup_prefix": True,
+    },
     {"t_initial": 20, "lr_min": 1e-4, "cycle_mul": 2.0, "cycle_decay": 0.5, "cycle_limit": 3},
     {"t_initial": 50, "cycle_limit": 2, "cycle_decay": 0.1, "k_decay": 1.5},
 )
-_TIMES = (0, 1, 5, 9, 10, 11, 20, 49, 50, 59, 60, 99, 100, 139, 140, 150, 250, 299, 300, 305, 309, 310)
+_TIMES = (
+    0,
+    1,
+    5,
+    9,
+    10,
+    11,
+    20,
+    49,
+    50,
+    59,
+    60,
+    99,
+    100,
+    139,
+    140,
+    150,
+    250,
+    299,
+    300,
+    305,
+    309,
+    310,
+)
 
 
 def main() -> None:
@@ -193,7 +222,9 @@ def optimizers() -> list[dict[str, Any]]:
         {"name": "adamw", "lr": 0.1, "weight_decay": 0.5, "betas": [0.8, 0.99], "eps": 1e-3},
         {"name": "sgd", "lr": 0.1, "weight_decay": 0.5, "momentum": 0.9},
     ):
-        options = {key: value for key, value in config.items() if key not in ("name", "weight_decay")}
+        options = {
+            key: value for key, value in config.items() if key not in ("name", "weight_decay")
+        }
         parameters = {name: torch.nn.Parameter(torch.tensor(v)) for name, v in start.items()}
         kind = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[str(config["name"])]
         groups = [

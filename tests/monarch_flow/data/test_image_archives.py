@@ -40,9 +40,7 @@ def test_equal_to_the_folder(photos, kind, workers):
     assert from_archive.num_classes == 3
     try:
         for name in ("train_loader", "val_loader"):
-            pairs = zip(
-                getattr(from_folder, name)(), getattr(from_archive, name)(), strict=True
-            )
+            pairs = zip(getattr(from_folder, name)(), getattr(from_archive, name)(), strict=True)
             for a, b in pairs:
                 np.testing.assert_array_equal(a.images, b.images)
                 np.testing.assert_array_equal(a.labels, b.labels)
@@ -71,7 +69,7 @@ def test_what_cannot_be_read_is_named(photos, tmp_path):
     compressed = tmp_path / "compressed.tar"
     with tarfile.open(compressed, "w:gz") as tar:
         tar.add(photos, "photos")
-    with pytest.raises(DataError, match="expected an uncompressed .tar or a .zip"):
+    with pytest.raises(DataError, match=r"expected an uncompressed \.tar or a \.zip"):
         ImageDataModule(compressed, image_size=16, batch_size=4)
     broken = tmp_path / "broken.zip"
     broken.write_bytes(b"PK\x03\x04 and nothing")

@@ -239,7 +239,7 @@ def test_wrong_evaluation_options_are_named(config, message):
 
 def test_normalization_checks_its_numbers():
     for mean, std in (((0.5, 0.5), (1.0, 1.0)), ((0.5,), (1.0, 1.0)), ((0.5,), (0.0,))):
-        with pytest.raises(ValueError, match="mean .* and std|std"):
+        with pytest.raises(ValueError, match=r"mean .* and std|std"):
             Normalization(mean, std)
 
 
@@ -274,5 +274,5 @@ class TestColorJitter:
     def test_nothing_changes_without_strength(self):
         image = photo()
         assert ColorJitter(0.0)(image, rng()) is image
-        with pytest.raises(ValueError, match="hue up to 0.5"):
+        with pytest.raises(ValueError, match=r"hue up to 0\.5"):
             ColorJitter([0.1, 0.1, 0.1, 0.6])

@@ -159,7 +159,9 @@ def test_draws_come_from_seed_epoch_and_batch():
 
 def test_label_smoothing():
     mixup = Mixup(5, mixup_alpha=1.0, label_smoothing=0.2, prob=0.0)
-    _, targets = mixup(np.zeros((2, 1, 2, 2), np.float32), np.array([1, 4]), np.random.default_rng())
+    _, targets = mixup(
+        np.zeros((2, 1, 2, 2), np.float32), np.array([1, 4]), np.random.default_rng()
+    )
     expected = 0.8 * np.eye(5)[[1, 4]] + 0.2 / 5
     np.testing.assert_allclose(targets, expected, atol=1e-7)
 
@@ -194,5 +196,5 @@ def test_configurations():
     assert build_mixup(upstream, CLASSES) == Mixup(CLASSES, 0.8, 1.0)
     assert build_mixup(None, CLASSES) is None
     assert build_mixup({"mixup_alpha": 0.0, "cutmix_alpha": 0.0}, CLASSES) is None
-    with pytest.raises(UserError, match="label 9 with mixup.num_classes 7"):
+    with pytest.raises(UserError, match=r"label 9 with mixup\.num_classes 7"):
         Mixup(CLASSES).targets(np.array([9]), np.ones(1))

@@ -134,5 +134,5 @@ def test_the_checksum_of_gzip_is_checked(digits):
     data = bytearray(path.read_bytes())
     data[-8] ^= 0xFF
     path.write_bytes(bytes(data))
-    with pytest.raises(DataError, match="cannot read .*CRC"):
+    with pytest.raises(DataError, match=r"cannot read .*CRC"):
         read_idx(path, 1)

@@ -126,7 +126,9 @@ def config(digits: Path, run_dir: Path, *overrides: str, **groups: Any) -> DictC
         },
         "logger": {"csv": None, "tensorboard": {}, "wandb": None},
     }
-    return OmegaConf.merge(OmegaConf.create({**base, **groups}), OmegaConf.from_dotlist(list(overrides)))
+    return OmegaConf.merge(
+        OmegaConf.create({**base, **groups}), OmegaConf.from_dotlist(list(overrides))
+    )
 
 
 # Random in all that can be random, and all arrays that a checkpoint may hold.

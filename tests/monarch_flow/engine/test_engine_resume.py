@@ -157,7 +157,9 @@ def test_told_to_end_and_killed_and_resumed(digits, run_tiny, tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "error", "text"),
     [
-        pytest.param(("model.name=vit_tiny_patch8_64",), CheckpointError, "another model", id="name"),
+        pytest.param(
+            ("model.name=vit_tiny_patch8_64",), CheckpointError, "another model", id="name"
+        ),
         pytest.param(("model.embed_dim=64",), CheckpointError, "another model", id="sizes"),
         pytest.param(("model.mlp_cfg=null",), CheckpointError, "blkdiag1", id="layers"),
         pytest.param((), UserError, "nothing left to train: step 8", id="finished"),

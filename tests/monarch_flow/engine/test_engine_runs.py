@@ -29,18 +29,18 @@ from tests.monarch_flow.engine.engine_runs import (
 def test_it_learns_and_leaves_metrics_curves_and_checkpoints(run_tiny, tmp_path):
     extras = ("logger.csv={}", "callbacks.params_log={}", "callbacks.macs={}")
     extras += ("callbacks.speed_monitor={}", "callbacks.learning_rate_monitor={}")
-    metrics = run_tiny(tmp_path, "trainer.max_epochs=4", *extras)
+    metrics = run_tiny(tmp_path, "trainer.max_epochs=12", *extras, scheduler={"name": "constant"})
     losses = values(tmp_path)
-    assert list(losses) == list(range(1, 33))
+    assert list(losses) == list(range(1, 97))
     assert np.mean(list(losses.values())[-4:]) < 0.8 * np.mean(list(losses.values())[:4])
     assert metrics["test/acc"] > 60
     assert metrics["best/val/acc"] == max(values(tmp_path, "val", "acc1").values())
     assert {"train/loss", "train/acc", "val/loss", "val/acctop5", "test/loss"} <= metrics.keys()
-    assert sorted(values(tmp_path, "val")) == [8, 16, 24, 32]
-    assert metrics["test/loss"] == values(tmp_path, "test")[32]
+    assert sorted(values(tmp_path, "val")) == list(range(8, 97, 8))
+    assert metrics["test/loss"] == values(tmp_path, "test")[96]
     assert (tmp_path / "curves.png").stat().st_size > 10_000
     assert list((tmp_path / "tensorboard").glob("events.*"))
-    assert (tmp_path / "checkpoints/latest").read_text().strip() == "step-00000032"
+    assert (tmp_path / "checkpoints/latest").read_text().strip() == "step-00000096"
     assert (tmp_path / "checkpoints" / (tmp_path / "checkpoints/best").read_text().strip()).is_dir()
     with (tmp_path / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -59,7 +59,10 @@ def test_learning_rate_follows_the_schedule(run_tiny, tmp_path):
     """timm's cosine (spec 4.6): constant in an epoch; the phase counts from epoch 0."""
     run_tiny(tmp_path, "trainer.max_epochs=4", "test_after_training=false")
     rates = values(tmp_path, name="lr")
-    expected = [1e-3, *(1e-5 + 0.5 * (3e-3 - 1e-5) * (1 + np.cos(np.pi * e / 4)) for e in (1, 2, 3))]
+    expected = [
+        1e-3,
+        *(1e-5 + 0.5 * (3e-3 - 1e-5) * (1 + np.cos(np.pi * e / 4)) for e in (1, 2, 3)),
+    ]
     np.testing.assert_allclose([rates[8 * e + 1] for e in range(4)], expected, rtol=1e-12)
     assert all(rates[8 * e + 1] == rates[8 * e + 8] for e in range(4))
 
@@ -220,7 +223,9 @@ def test_step_is_adamw_of_the_paper(digits, tmp_path):
     from the gradients that the step saw."""
     cfg = config(digits, tmp_path)
     backend = oneflow_accel.select_device()
-    data = ImageDataModule(data_dir=digits, dataset="mnist", image_size=28, batch_size=8, val_split=8)
+    data = ImageDataModule(
+        data_dir=digits, dataset="mnist", image_size=28, batch_size=8, val_split=8
+    )
     _, model = build_model(cfg, data)
     optimizer = build_optimizer(model, {"name": "adamw", "lr": 1e-2, "weight_decay": 0.1})
     step = EagerStep(model, backend, optimizer, build_loss(None))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from oneflow_accel.errors import UserError
+
 import numpy as np
 import oneflow as flow
 import pytest
 from oneflow import nn
 
 from monarch_flow.layers import DropPath
-from oneflow_accel.errors import UserError
 
 
 def test_drops_whole_samples_and_scales_the_others() -> None:
@@ -43,12 +44,12 @@ def test_follows_the_seed() -> None:
 
 
 def test_gradient_goes_through_kept_samples() -> None:
-    flow.manual_seed(0)
-    x = flow.ones(8, 3, requires_grad=True)
+    flow.manual_seed(1)
+    x = flow.ones(64, 3, requires_grad=True)
     y = DropPath(0.5)(x)
     y.sum().backward()
     np.testing.assert_array_equal(x.grad.numpy(), y.numpy())
-    assert 0 < (y.numpy() == 0).sum() < 24
+    assert 0 < (y.numpy() == 0).sum() < 192
 
 
 def test_draws_anew_in_a_graph() -> None:

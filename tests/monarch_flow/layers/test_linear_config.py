@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from oneflow_accel.errors import UserError
+
 import pytest
 from omegaconf import OmegaConf
 from oneflow import nn
@@ -15,7 +17,6 @@ from monarch_flow.layers import (
     SparseLRLinear,
 )
 from monarch_flow.layers.config import register_linear
-from oneflow_accel.errors import UserError
 
 MONARCH = {"_target_": "monarch_flow.layers.MonarchLinear", "nblocks": 8}
 PIXELFLY = """

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from oneflow_accel.errors import UserError
+
 import numpy as np
 import oneflow as flow
 import pytest
 from oneflow import nn
 
 from monarch_flow.layers import LinearConfig, Mlp, MlpCustom, MonarchLinear, build_mlp, dropout
-from oneflow_accel.errors import UserError
 from tests.tolerances import assert_close
 
 # ViT-S without its MLPs, 8 blocks of 768 -> 2304 -> 768 (spec 4.4).
@@ -166,7 +167,7 @@ def test_build_mlp() -> None:
     ("config", "text"),
     [
         ({"_target_": "MlpCostum"}, "did you mean 'MlpCustom'"),
-        ({"_target_": "MlpCustom", "linear_cfg": None}, "did you mean 'linear1_cfg'"),
+        ({"_target_": "MlpCustom", "linear_cfg": None}, "did you mean 'linear[12]_cfg'"),
         ({"_target_": "MlpCustom", "linear1_cfg": "monark"}, "did you mean 'monarch'"),
         ("MlpCustom", "mapping"),
         ({"linear1_cfg": None}, "'_target_'"),

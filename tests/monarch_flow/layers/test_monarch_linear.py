@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 
+from oneflow_accel.errors import UserError
+
 import numpy as np
 import oneflow as flow
 import pytest
 from oneflow import nn
 
 from monarch_flow.layers import MonarchLinear, monarch_shapes
-from oneflow_accel.errors import UserError
 from tests.monarch_flow.layers.monarch_reference import (
     load_oracle,
     monarch_gradients,
@@ -122,7 +123,9 @@ def test_gradients(sizes: tuple[int, int, int], dtype: flow.dtype) -> None:
     y_grad = rng.standard_normal((6, out_features))
     layer(x).backward(flow.tensor(y_grad, dtype=dtype))
 
-    padded = np.pad(x.numpy().astype(float), ((0, 0), (0, layer.in_features_extended - in_features)))
+    padded = np.pad(
+        x.numpy().astype(float), ((0, 0), (0, layer.in_features_extended - in_features))
+    )
     padded_grad = np.pad(y_grad, ((0, 0), (0, layer.out_features_extended - out_features)))
     factors = [layer.blkdiag1.numpy().astype(float), layer.blkdiag2.numpy().astype(float)]
     expected = monarch_gradients(padded, *factors, padded_grad)

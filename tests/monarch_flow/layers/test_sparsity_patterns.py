@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from oneflow_accel.errors import UserError
+
 import numpy as np
 import pytest
 
@@ -12,7 +14,6 @@ from monarch_flow.layers import (
     NinjaTurtleSparsityConfig,
     SparsityConfig,
 )
-from oneflow_accel.errors import UserError
 
 
 def test_coarsened_butterfly() -> None:
@@ -70,7 +71,10 @@ def test_global_rows_and_columns() -> None:
         # From the parameter counts of table 3.8: of a 768 x 2304 matrix.
         (NinjaTurtleSparsityConfig(block=16, window_size=16, stripes=1, step=2, gtoken=16), 610),
         (NinjaTurtleSparsityConfig(block=32, window_size=32, stripes=2, step=2, gtoken=64), 507),
-        (ButterflyGlobalSparsityConfig(block=16, window_size=16, stripes=1, step=2, gtoken=16), 470),
+        (
+            ButterflyGlobalSparsityConfig(block=16, window_size=16, stripes=1, step=2, gtoken=16),
+            470,
+        ),
     ],
 )
 def test_windows_and_stripes(config: SparsityConfig, blocks: int) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from oneflow_accel.errors import UserError
+
 import numpy as np
 import oneflow as flow
 import pytest
@@ -20,7 +22,6 @@ from monarch_flow.layers import (
     StructuredLinear,
     low_rank_factors,
 )
-from oneflow_accel.errors import UserError
 from tests.tolerances import assert_close
 
 BUTTERFLY = {
@@ -198,7 +199,9 @@ def test_low_rank_start_under_the_rule_of_a_model() -> None:
     np.testing.assert_array_equal(layer.bias.numpy(), 0)
 
 
-@pytest.mark.parametrize(("rank", "text"), [(0, "rank"), (0.01, "0.01"), (-1, "-1"), (True, "rank")])
+@pytest.mark.parametrize(
+    ("rank", "text"), [(0, "rank"), (0.01, "0.01"), (-1, "-1"), (True, "rank")]
+)
 def test_a_rank_below_one(rank: float, text: str) -> None:
     with pytest.raises(UserError, match=text):
         LowRank(32, 48, rank)
@@ -332,6 +335,18 @@ def test_checkpointing_changes_no_gradient(inner: str) -> None:
         found.append([y.numpy(), given.grad.numpy(), *(p.grad.numpy() for p in layer.parameters())])
     for expected, actual in zip(*found, strict=True):
         assert_close(actual, expected.astype(float), reduced=48)
+
+
+def test_checkpointing_computes_twice() -> None:
+    """Once forward and once for the gradient; without a gradient once."""
+    layer, runs = pixelfly(checkpointing=True), []
+    blend = layer._blend
+    layer._blend = lambda x: runs.append(1) or blend(x)
+    layer(flow.randn(5, 32)).sum().backward()
+    assert len(runs) == 2
+    with flow.no_grad():
+        layer(flow.randn(5, 32))
+    assert len(runs) == 3
 
 
 class _EveryLayer(nn.Module):

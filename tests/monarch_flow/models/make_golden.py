@@ -49,7 +49,7 @@ def _fill(model: torch.nn.Module) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def _rounded(values: np.ndarray) -> Any:
-    return np.vectorize(lambda value: float(f"{value:.10g}"))(values).tolist()
+    return np.vectorize(lambda value: float(f"{value:.13g}"))(values).tolist()
 
 
 def _small(case: dict[str, Any]) -> dict[str, Any]:

@@ -66,9 +66,10 @@ def test_logits_and_gradients_equal_timms(case: str, dtype: str) -> None:
         gradient = parameter.grad.numpy().astype(np.float64)
         found[name] = [np.linalg.norm(gradient), (gradient * _probe(name, gradient)).sum()]
     assert list(found) == list(golden["gradients"])
+    largest = max(norm for norm, _ in golden["gradients"].values())
     for name, (norm, product) in golden["gradients"].items():
-        # The product is a sum of as many terms as the norm has, of either sign.
-        allowed = {"float32": 2e-5, "float64": 1e-9}[dtype] * max(norm, 1e-3)
+        # Some gradients are sums of large terms that cancel: a layer norm does not see a bias.
+        allowed = {"float32": 2e-5, "float64": 1e-9}[dtype] * max(norm, 0.01 * largest)
         assert np.abs(np.array(found[name]) - [norm, product]).max() < allowed, name
 
 

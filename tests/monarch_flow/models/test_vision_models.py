@@ -27,9 +27,10 @@ def _one_block(name: str, **arguments: Any) -> tuple[nn.Module, int]:
 
 
 def _trainable(model: nn.Module, depth: int) -> int:
-    return count_parameters(model).trainable + (depth - 1) * count_parameters(
-        model.blocks[0]
-    ).trainable
+    return (
+        count_parameters(model).trainable
+        + (depth - 1) * count_parameters(model.blocks[0]).trainable
+    )
 
 
 def _macs(model: nn.Module, depth: int) -> int:
@@ -38,6 +39,14 @@ def _macs(model: nn.Module, depth: int) -> int:
     return sum(module.macs for module in modules) + (depth - 1) * block
 
 
+@pytest.fixture
+def _without_init(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counting needs no values, and those of low-rank layers take seconds."""
+    for place in ("vit.init_transformer", "t2t_vit.init_transformer", "mixer.init_mixer"):
+        monkeypatch.setattr(f"monarch_flow.models.{place}", lambda model: None)
+
+
+@pytest.mark.usefixtures("_without_init")
 @pytest.mark.parametrize("option", list(VIT_S_MLPS))
 def test_vit_s_has_the_parameters_of_each_mlp_config(option: str) -> None:
     layer, expected = VIT_S_MLPS[option]
@@ -45,6 +54,7 @@ def test_vit_s_has_the_parameters_of_each_mlp_config(option: str) -> None:
     assert _trainable(model, depth) == expected
 
 
+@pytest.mark.usefixtures("_without_init")
 @pytest.mark.parametrize("case", list(MODELS))
 def test_models_have_the_published_parameters_and_macs(case: str) -> None:
     name, layer, attention, parameters, giga_macs = MODELS[case]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 
 import oneflow_accel
 from oneflow_accel.inference import prepare
@@ -21,9 +20,8 @@ SMALL = {"embed_dim": 32, "depth": 2, "num_heads": 4, "img_size": 16, "in_chans"
 
 
 @pytest.fixture(autouse=True)
-def _seed() -> Iterator[None]:
+def _seed() -> None:
     flow.manual_seed(3)
-    yield
 
 
 def _block(**rates: float) -> Block:

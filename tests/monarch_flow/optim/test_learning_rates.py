@@ -22,7 +22,7 @@ CHECKS = {
     150: 5.05e-4,
     250: 7.6317e-5,
     299: 1.00271e-5,
-    **{epoch: 1e-5 for epoch in range(300, 310)},
+    **dict.fromkeys(range(300, 310), 1e-05),
 }
 
 

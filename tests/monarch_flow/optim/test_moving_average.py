@@ -54,11 +54,16 @@ def test_swap_gives_the_average_and_gives_back():
     before = values_of(model)
     own = change(model, np.random.default_rng(1))
     ema.update(model)
-    with pytest.raises(RuntimeError, match="inside"), ema.swapped_in(model):
-        for name, value in values_of(model).items():
-            assert_close(value, (before[name].astype(np.float64) + own[name]) / 2)
-            assert_close(value, ema.shadow[name].numpy())
-        raise RuntimeError("inside")
+
+    def evaluate_and_fail() -> None:
+        with ema.swapped_in(model):
+            for name, value in values_of(model).items():
+                assert_close(value, (before[name].astype(np.float64) + own[name]) / 2)
+                assert_close(value, ema.shadow[name].numpy())
+            raise RuntimeError("inside")
+
+    with pytest.raises(RuntimeError, match="inside"):
+        evaluate_and_fail()
     for name, value in values_of(model).items():
         np.testing.assert_array_equal(value, own[name])
     # The average is no alias of what the swap put in.

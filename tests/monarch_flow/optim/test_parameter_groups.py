@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import oneflow as flow
 import pytest
 from oneflow import nn
 
-import oneflow as flow
 from monarch_flow.optim import group_parameters
 
 
@@ -131,9 +131,7 @@ def test_flags_of_modules():
 
 def test_switches():
     model = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2))
-    (everything,) = group_parameters(
-        model, bias_weight_decay=True, normalization_weight_decay=True
-    )
+    (everything,) = group_parameters(model, bias_weight_decay=True, normalization_weight_decay=True)
     assert everything.decayed
     assert everything.names == ("0.bias", "0.weight", "1.bias", "1.weight")
     decayed, other = group_parameters(model, normalization_weight_decay=True)
