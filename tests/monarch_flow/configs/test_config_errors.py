@@ -111,11 +111,25 @@ def test_unknown_option_or_group_names_the_nearest(overrides, near):
         ("hydra.run.dir=x", "run_dir"),
         ("name=[a", "in quotes"),
         ("trainer.max_epochs=${nothing.there}", "trainer.max_epochs"),
+        ("eval.ckpt=${nothing.there}", "eval.ckpt: ${nothing.there} cannot be computed"),
         ("mode=exp", "name is not set: give name=VALUE"),
     ],
 )
 def test_what_is_no_override(override, word):
     assert word in message(override)
+
+
+def test_files_of_the_user_that_are_wrong(tmp_path):
+    (tmp_path / "experiment").mkdir()
+    file = tmp_path / "experiment" / "mine.yaml"
+    for text, word in (
+        ("a: [1", "a file is no YAML: .*mine.yaml"),
+        ("# @package _global_\ntrainer: {max_epoch: 1}\n", "trainer.max_epochs"),
+        ("# @package _global_\ndefaults: [/experiment/mnist/vti]\n", "mnist/vti"),
+    ):
+        file.write_text(text)
+        with pytest.raises(UserError, match=word):
+            compose(["experiment=mine"], config_dir=str(tmp_path))
 
 
 def test_mandatory_keys_are_asked_for():
