@@ -81,7 +81,7 @@ def densify_training_state(
 
     Raises:
         UserError: an array is missing, has a prefix that is not known, or a layer has no dense
-            weight (a SparseLR layer with a gate) or no moments (SparseLR); names it.
+            weight (a SparseLR layer with a trained gate); names it.
     """
     specs = {
         prefix: spec if isinstance(spec, LayerSpec) else LayerSpec(*spec)
