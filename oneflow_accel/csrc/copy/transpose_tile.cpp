@@ -1,9 +1,12 @@
 #include "copy/transpose_tile.h"
 
+#include <immintrin.h>
+
 #include <cstring>
 #include <utility>
 
 #include "common/simd_math.h"
+#include "common/vector.h"
 
 // GCC splits wide vectors up before it makes the versions of a function that ONEFLOW_ACCEL_SIMD
 // asks for, so this file names its one instruction set: the least that the plug-in is loaded on.
@@ -107,6 +110,106 @@ void transpose_2bytes(const uint16_t* source, int64_t source_stride, uint16_t* d
                                  columns);
 }
 
+#define ONEFLOW_ACCEL_AVX512 __attribute__((target("avx512f")))
+
+// 16 x 16 elements of 4 bytes: whole cache lines are read and written. In pairs of rows, of pairs,
+// of fours and of eights.
+template <bool add>
+ONEFLOW_ACCEL_AVX512 ONEFLOW_ACCEL_INLINE
+void transpose_16x16(const float* source, int64_t source_stride, const float* addend,
+                     float* destination, int64_t destination_stride) {
+  __m512 rows[16], pairs[16];
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) { rows[i] = _mm512_loadu_ps(source + i * source_stride); }
+#pragma GCC unroll 8
+  for (int i = 0; i < 16; i += 2) {
+    pairs[i] = _mm512_unpacklo_ps(rows[i], rows[i + 1]);
+    pairs[i + 1] = _mm512_unpackhi_ps(rows[i], rows[i + 1]);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 16; i += 4) {
+    const __m512d a = _mm512_castps_pd(pairs[i]), b = _mm512_castps_pd(pairs[i + 1]);
+    const __m512d c = _mm512_castps_pd(pairs[i + 2]), d = _mm512_castps_pd(pairs[i + 3]);
+    rows[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, c));
+    rows[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, c));
+    rows[i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(b, d));
+    rows[i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(b, d));
+  }
+  __m512 more = _mm512_setzero_ps();
+  if constexpr (add) { more = _mm512_loadu_ps(addend); }
+  const auto store = [&](int column, __m512 values) ONEFLOW_ACCEL_AVX512 {
+    if constexpr (add) { values = _mm512_add_ps(values, more); }
+    _mm512_storeu_ps(destination + column * destination_stride, values);
+  };
+  // rows[4 g + c] holds, in each of its four lanes, column 4 lane + c of the rows 4 g to 4 g + 3.
+#pragma GCC unroll 4
+  for (int c = 0; c < 4; ++c) {
+    const __m512 even = _mm512_shuffle_f32x4(rows[c], rows[4 + c], 0x88);
+    const __m512 odd = _mm512_shuffle_f32x4(rows[c], rows[4 + c], 0xdd);
+    const __m512 even2 = _mm512_shuffle_f32x4(rows[8 + c], rows[12 + c], 0x88);
+    const __m512 odd2 = _mm512_shuffle_f32x4(rows[8 + c], rows[12 + c], 0xdd);
+    store(c, _mm512_shuffle_f32x4(even, even2, 0x88));
+    store(c + 4, _mm512_shuffle_f32x4(odd, odd2, 0x88));
+    store(c + 8, _mm512_shuffle_f32x4(even, even2, 0xdd));
+    store(c + 12, _mm512_shuffle_f32x4(odd, odd2, 0xdd));
+  }
+}
+
+void transpose_add_edge(const float* source, int64_t source_stride, const float* addend,
+                        float* destination, int64_t destination_stride, int64_t rows,
+                        int64_t columns) {
+  for (int64_t c = 0; c < columns; ++c) {
+    for (int64_t r = 0; r < rows; ++r) {
+      destination[c * destination_stride + r] =
+          source[r * source_stride + c] + (addend == nullptr ? 0.0F : addend[r]);
+    }
+  }
+}
+
+template <bool add>
+ONEFLOW_ACCEL_AVX512 void transpose_blocks_avx512(const float* source, int64_t source_stride,
+                                                  const float* addend, float* destination,
+                                                  int64_t destination_stride, int64_t rows,
+                                                  int64_t columns) {
+  constexpr int64_t kSide = 16;
+  const int64_t whole_rows = rows - rows % kSide;
+  const int64_t whole_columns = columns - columns % kSide;
+  for (int64_t c = 0; c < whole_columns; c += kSide) {
+    for (int64_t r = 0; r < whole_rows; r += kSide) {
+      transpose_16x16<add>(source + r * source_stride + c, source_stride, addend + r,
+                           destination + c * destination_stride + r, destination_stride);
+    }
+  }
+  transpose_add_edge(source + whole_rows * source_stride, source_stride,
+                     add ? addend + whole_rows : nullptr, destination + whole_rows,
+                     destination_stride, rows - whole_rows, whole_columns);
+  transpose_add_edge(source + whole_columns, source_stride, addend,
+                     destination + whole_columns * destination_stride, destination_stride, rows,
+                     columns - whole_columns);
+}
+
+using TransposeAdd = void (*)(const float*, int64_t, const float*, float*, int64_t, int64_t,
+                              int64_t);
+
+void transpose_add_avx512(const float* source, int64_t source_stride, const float* addend,
+                          float* destination, int64_t destination_stride, int64_t rows,
+                          int64_t columns) {
+  const auto transpose =
+      addend == nullptr ? transpose_blocks_avx512<false> : transpose_blocks_avx512<true>;
+  transpose(source, source_stride, addend, destination, destination_stride, rows, columns);
+}
+
+void transpose_add_avx2(const float* source, int64_t source_stride, const float* addend,
+                        float* destination, int64_t destination_stride, int64_t rows,
+                        int64_t columns) {
+  transpose_4bytes(reinterpret_cast<const uint32_t*>(source), source_stride,
+                   reinterpret_cast<uint32_t*>(destination), destination_stride, rows, columns);
+  if (addend == nullptr) { return; }
+  for (int64_t c = 0; c < columns; ++c) {
+    for (int64_t r = 0; r < rows; ++r) { destination[c * destination_stride + r] += addend[r]; }
+  }
+}
+
 template <typename T>
 const T* as(const char* data) {
   return reinterpret_cast<const T*>(data);
@@ -126,14 +229,22 @@ void transpose_tile(std::size_t element_bytes, const char* source, int64_t sourc
       return transpose_8bytes(as<uint64_t>(source), source_stride, as<uint64_t>(destination),
                               destination_stride, rows, columns);
     case 4:
-      return transpose_4bytes(as<uint32_t>(source), source_stride, as<uint32_t>(destination),
-                              destination_stride, rows, columns);
+      return transpose_tile_add(as<float>(source), source_stride, nullptr, as<float>(destination),
+                                destination_stride, rows, columns);
     case 2:
       return transpose_2bytes(as<uint16_t>(source), source_stride, as<uint16_t>(destination),
                               destination_stride, rows, columns);
     default:
       return transpose_edge(source, source_stride, destination, destination_stride, rows, columns);
   }
+}
+
+void transpose_tile_add(const float* source, int64_t source_stride, const float* addend,
+                        float* destination, int64_t destination_stride, int64_t rows,
+                        int64_t columns) {
+  static const auto here =
+      choose_version<TransposeAdd>(transpose_add_avx512, transpose_add_avx2, transpose_add_avx2);
+  here(source, source_stride, addend, destination, destination_stride, rows, columns);
 }
 
 }  // namespace oneflow_accel

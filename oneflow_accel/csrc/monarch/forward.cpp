@@ -27,26 +27,6 @@ struct Workspace {
   }
 };
 
-// Calls fn(i, i_step, row, row_step, count) for runs of values u[block, i], u[block, i + i_step]...
-// that are the rows `row`, `row + row_step`... of v: two ways to cut, of which the one with the
-// longer runs is taken.
-template <typename Fn>
-void for_each_run(const MonarchShape& s, int64_t block, const Fn& fn) {
-  const auto row_of = [&](int64_t slot) { return slot % s.l * s.r + slot / s.l; };
-  if (s.q >= s.l * s.l) {
-    for (int64_t i = 0; i < s.l; ++i) {
-      fn(i, s.l, row_of(block * s.q + i), 1, (s.q - i + s.l - 1) / s.l);
-    }
-  } else {
-    for (int64_t i = 0; i < s.q;) {
-      const int64_t slot = block * s.q + i;
-      const int64_t count = std::min(s.q - i, s.l - slot % s.l);
-      fn(i, 1, row_of(slot), s.r, count);
-      i += count;
-    }
-  }
-}
-
 void first_factor(const MonarchShape& s, const MonarchInputs& in, const RowTile& tile,
                   const Workspace& w) {
   for (int64_t block = 0; block < s.k; ++block) {
@@ -55,14 +35,13 @@ void first_factor(const MonarchShape& s, const MonarchInputs& in, const RowTile&
       load_panel(in.x + tile.first_row(n) * s.in_features + block * s.p, s.in_features, width, tile,
                  n, w.x + n * kPanelWidth * s.p);
     }
-    for_each_run(s, block, [&](int64_t i, int64_t i_step, int64_t row, int64_t row_step,
-                               int64_t count) {
-      const Strided rows{in.a + (block * s.q + i) * s.p, i_step * s.p, 1};
+    for_each_run(s, block, [&](const Run& run) {
+      const Strided rows{in.a + (block * s.q + run.i) * s.p, run.i_step * s.p, 1};
       for (int64_t n = 0; n < tile.panels(); ++n) {
         const int64_t stride = tile.width(n);
-        panel_product(count, stride, width, rows, w.x + n * kPanelWidth * s.p, stride,
-                      w.middle + n * kPanelWidth * s.middle() + row * stride, row_step * stride,
-                      false);
+        panel_product(run.count, stride, width, rows, w.x + n * kPanelWidth * s.p, stride,
+                      w.middle + n * kPanelWidth * s.middle() + (run.j * s.r + run.first) * stride,
+                      (run.j_step * s.r + run.step) * stride, false);
       }
     });
   }
@@ -70,25 +49,24 @@ void first_factor(const MonarchShape& s, const MonarchInputs& in, const RowTile&
 
 // `count` values of i from `first` on, for all j: `count` x l columns of y.
 void second_factor(const MonarchShape& s, const float* b, const float* bias, int64_t first,
-                   int64_t count, const RowTile& tile, const Workspace& w) {
-  const auto panel_of_y = [&](int64_t n) { return w.y + n * kPanelWidth * w.step * s.l; };
-  if (bias != nullptr) {
-    for (int64_t n = 0; n < tile.panels(); ++n) {
-      for (int64_t c = 0; c < count * s.l; ++c) {
-        const int64_t column = first * s.l + c;
-        std::fill_n(panel_of_y(n) + c * tile.width(n), tile.width(n),
-                    column < s.out_features ? bias[column] : 0.0F);
-      }
-    }
-  }
+                   int64_t count, const RowTile& tile, const Workspace& w, float* y) {
+  const int64_t column = first * s.l;
+  const int64_t columns = std::min(count * s.l, s.out_features - column);
+  Ahead ahead(y + tile.begin * s.out_features + column, s.out_features, tile.count, columns,
+              tile.panels() * s.l * parts_of(count));
   for (int64_t j = 0; j < s.l; ++j) {
     const Strided rows{b + (j * s.s + first) * s.r, s.r, 1};
     for (int64_t n = 0; n < tile.panels(); ++n) {
       const int64_t stride = tile.width(n);
       panel_product(count, stride, s.r, rows,
                     w.middle + n * kPanelWidth * s.middle() + j * s.r * stride, stride,
-                    panel_of_y(n) + j * stride, s.l * stride, bias != nullptr);
+                    w.y + n * kPanelWidth * w.step * s.l + j * stride, s.l * stride, false, &ahead);
     }
+  }
+  for (int64_t n = 0; n < tile.panels(); ++n) {
+    transpose(w.y + n * kPanelWidth * w.step * s.l, tile.width(n), columns, tile.rows(n),
+              y + tile.first_row(n) * s.out_features + column, s.out_features,
+              bias == nullptr ? nullptr : bias + column);
   }
 }
 
@@ -103,14 +81,7 @@ void tile_forward(const MonarchShape& s, const MonarchInputs& in, const float* b
     }
   }
   for (int64_t first = 0; first * s.l < s.out_features; first += w.step) {
-    const int64_t count = std::min(w.step, s.s - first);
-    second_factor(s, in.b, bias, first, count, tile, w);
-    const int64_t column = first * s.l;
-    for (int64_t n = 0; n < tile.panels(); ++n) {
-      transpose(w.y + n * kPanelWidth * w.step * s.l, tile.width(n),
-                std::min(count * s.l, s.out_features - column), tile.rows(n),
-                y + tile.first_row(n) * s.out_features + column, s.out_features);
-    }
+    second_factor(s, in.b, bias, first, std::min(w.step, s.s - first), tile, w, y);
   }
 }
 
@@ -129,7 +100,7 @@ std::string MonarchShape::describe() const {
 void monarch(const MonarchShape& shape, const MonarchInputs& in, const float* bias, float* middle,
              float* y) {
   if (shape.rows <= kMostFewRows) { return monarch_few_rows(shape, in, bias, middle, y); }
-  for_each_tile(shape.rows, shape.work(), [&](const RowTile& tile) {
+  for_each_tile<kVectorWidth>(shape.rows, shape.work(), [&](const RowTile& tile) {
     tile_forward(shape, in, bias, middle, y, tile);
   });
 }

@@ -1,9 +1,8 @@
 // The product with a Monarch matrix, y = x M^T (+ bias), and its gradient. M is given by two
 // block-diagonal factors with a permutation between them.
 //
-// Both work on tiles of rows, transposed: a feature's values of all rows of a tile lie together, so
-// that the permutations only choose where products are written and read, and what lies between the
-// factors stays in a core's cache.
+// Both work on tiles of rows, so that what lies between the factors stays in a core's cache, and the
+// permutations only choose where products are read and written.
 //
 // Formulas: Dao et al., "Monarch: Expressive Structured Matrices for Efficient and Accurate
 // Training" (2022), section 3.1.
@@ -34,6 +33,10 @@ struct MonarchShape {
   // How many values of a block of x there are.
   int64_t width(int64_t block) const {
     return std::clamp<int64_t>(in_features - block * p, 0, p);
+  }
+  // How many values of z[j] are results.
+  int64_t results(int64_t j) const {
+    return std::clamp<int64_t>((out_features - j + l - 1) / l, 0, s);
   }
   std::string describe() const;
 };

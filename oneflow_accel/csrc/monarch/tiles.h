@@ -1,4 +1,4 @@
-// Tiles of rows, transposed, as the right-hand sides of products.
+// Tiles of rows, and what products need of them.
 #pragma once
 
 #include "attention/buffer.h"
@@ -29,43 +29,141 @@ struct RowTile {
 };
 
 // Calls fn(tile) for tiles that cover the rows [0, rows), in parallel; `work` is what a row costs.
-// Tiles begin at multiples of a vector.
-template <typename Fn>
+// Tiles begin at multiples of `group` rows.
+template <int64_t group, typename Fn>
 void for_each_tile(int64_t rows, int64_t work, const Fn& fn) {
-  constexpr int64_t kTileGroups = kTileRows / kVectorWidth;
-  const int64_t groups = (rows + kVectorWidth - 1) / kVectorWidth;
-  const int64_t grain = std::max<int64_t>(1, kGrainSize / (kVectorWidth * work));
+  constexpr int64_t kTileGroups = kTileRows / group;
+  const int64_t groups = (rows + group - 1) / group;
+  const int64_t grain = std::max<int64_t>(1, kGrainSize / (group * work));
   parallel_for(groups, grain, [&](int64_t first, int64_t last) {
     // Of one size, or nearly: a last tile of a few rows would read the factors for little.
     const int64_t tiles = (last - first + kTileGroups - 1) / kTileGroups;
     for (int64_t i = 0; i < tiles; ++i) {
-      const int64_t begin = (first + (last - first) * i / tiles) * kVectorWidth;
-      const int64_t end = (first + (last - first) * (i + 1) / tiles) * kVectorWidth;
+      const int64_t begin = (first + (last - first) * i / tiles) * group;
+      const int64_t end = (first + (last - first) * (i + 1) / tiles) * group;
       fn(RowTile{begin, std::min(end, rows) - begin});
     }
   });
 }
 
+// Values u[block, i], u[block, i + i_step]... that are v[j, first], v[j + j_step, first + step]...
+struct Run {
+  int64_t i;
+  int64_t i_step;
+  int64_t j;
+  int64_t j_step;
+  int64_t first;
+  int64_t step;
+  int64_t count;
+};
+
+// Calls fn(run) for runs that are all of u[block]: there are two ways to cut it, of which the one
+// with the longer runs is taken.
+template <typename Fn>
+void for_each_run(const MonarchShape& s, int64_t block, const Fn& fn) {
+  if (s.q >= s.l * s.l) {
+    for (int64_t i = 0; i < s.l; ++i) {
+      const int64_t slot = block * s.q + i;
+      fn(Run{i, s.l, slot % s.l, 0, slot / s.l, 1, (s.q - i + s.l - 1) / s.l});
+    }
+  } else {
+    for (int64_t i = 0; i < s.q;) {
+      const int64_t slot = block * s.q + i;
+      const int64_t count = std::min(s.q - i, s.l - slot % s.l);
+      fn(Run{i, 1, slot % s.l, 1, slot / s.l, 0, count});
+      i += count;
+    }
+  }
+}
+
+// A right-hand side of a product, `columns` of it from the given one on: as it lies, or where that
+// will not do, copied to `space` for depth x padded(columns) floats.
+struct Right {
+  const float* data;
+  int64_t stride;
+
+  Right(const float* x, int64_t x_stride, int64_t depth, int64_t columns, float* space)
+      : data(x), stride(x_stride) {
+    // Whole vectors are read. Rows that are a multiple of 1 KiB apart share a few sets of a cache.
+    if (columns % kVectorWidth == 0 && x_stride % 256 != 0) { return; }
+    pack(x, x_stride, columns, {space, depth, padded(columns)});
+    data = space;
+    stride = padded(columns);
+  }
+};
+
+// Rows that a product computes at a time.
+constexpr int64_t kProductRows = 6;
+
 // Rows of a product's left-hand side to take at a time where they cost `each` and `most` is to
 // spend: whole tiles of the product, if there is room for one.
 inline int64_t rows_at_once(int64_t most, int64_t each) {
-  constexpr int64_t kProductRows = 6;
   const int64_t rows = std::max<int64_t>(1, most / each);
   return rows < kProductRows ? rows : rows / kProductRows * kProductRows;
+}
+
+// to[c * to_stride + r] = from[r * stride + c] (+ addend[r], if that is not null).
+inline void transpose(const float* from, int64_t stride, int64_t rows, int64_t columns, float* to,
+                      int64_t to_stride, const float* addend = nullptr) {
+  transpose_tile_add(from, stride, addend, to, to_stride, rows, columns);
 }
 
 // panel[d, i] = x[i * stride + d] for the rows of a panel, `x` being the first one's, and 0 in its
 // padding; d < columns.
 inline void load_panel(const float* x, int64_t stride, int64_t columns, const RowTile& tile,
                        int64_t panel, float* to) {
-  pack_transposed(x, stride, tile.rows(panel), {to, columns, tile.width(panel)});
+  const int64_t rows = tile.rows(panel);
+  const int64_t width = tile.width(panel);
+  transpose(x, stride, rows, columns, to, width);
+  if (rows < width) {
+    for (int64_t d = 0; d < columns; ++d) {
+      std::fill(to + d * width + rows, to + (d + 1) * width, 0.0F);
+    }
+  }
 }
 
-// to[c * to_stride + r] = from[r * stride + c].
-inline void transpose(const float* from, int64_t stride, int64_t rows, int64_t columns, float* to,
-                      int64_t to_stride) {
-  transpose_tile(sizeof(float), reinterpret_cast<const char*>(from), stride,
-                 reinterpret_cast<char*>(to), to_stride, rows, columns);
+// Part of a matrix that is soon read or written as a whole: some of its cache lines are asked for
+// between products, which do not wait for memory, so that the transpose that follows need not.
+class Ahead {
+ public:
+  Ahead(const float* data, int64_t stride, int64_t rows, int64_t columns, int64_t products)
+      : data_(data), stride_(stride), lines_((columns + kLine - 1) / kLine),
+        left_(lines_ * rows), each_((left_ + products - 1) / std::max<int64_t>(1, products)) {}
+
+  void ask() {
+    for (int64_t n = std::min(each_, left_); n > 0; --n) {
+      --left_;
+      __builtin_prefetch(data_ + line_ * kLine, 0, 2);
+      if (++line_ == lines_) {
+        line_ = 0;
+        data_ += stride_;
+      }
+    }
+  }
+
+ private:
+  static constexpr int64_t kLine = 16;
+  const float* data_;
+  int64_t stride_;
+  int64_t lines_;
+  int64_t left_;
+  int64_t each_;
+  int64_t line_ = 0;
+};
+
+// panel_product() in parts of some rows, between which `ahead` asks for memory.
+inline void panel_product(int64_t rows, int64_t columns, int64_t depth, const Strided& a,
+                          const float* b, int64_t b_stride, float* c, int64_t c_stride,
+                          bool accumulate, Ahead* ahead) {
+  for (int64_t i = 0; i < rows; i += kProductRows) {
+    ahead->ask();
+    panel_product(std::min(kProductRows, rows - i), columns, depth,
+                  {a.data + i * a.row_stride, a.row_stride, a.column_stride}, b, b_stride,
+                  c + i * c_stride, c_stride, accumulate);
+  }
 }
+
+// How many parts panel_product() has for so many rows.
+inline int64_t parts_of(int64_t rows) { return (rows + kProductRows - 1) / kProductRows; }
 
 }  // namespace oneflow_accel
