@@ -17,6 +17,8 @@ from omegaconf import DictConfig
 
 from libai_projects.engine import check_files
 from libai_projects.engine.arguments import Options
+from libai_projects.weights import monarch
+from monarch_flow.parallel import check_blocks
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,11 @@ def _undivided(model: DictConfig, layout: Layout) -> list[str]:
                 f"train.dist.tensor_parallel_size={layout.tensor} does not divide "
                 f"model.cfg.{name}={size}; take a divisor of {size}"
             )
+    try:
+        for layer in monarch.layers(model).values():
+            check_blocks(monarch.nblocks(layer), layout.tensor)
+    except UserError as error:
+        problems.append(str(error))
     return problems
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,8 @@ from oneflow_accel.backends.base import Backend
 
 from libai.config import try_get_key
 from omegaconf import DictConfig
+
+from libai_projects.weights.mapping import block_shapes
 
 
 @dataclass(frozen=True)
@@ -59,11 +62,13 @@ def flops_per_token(model: DictConfig) -> float | None:
     """
     try:
         layers, hidden = int(model.num_layers), int(model.hidden_size)
-        inner, length = int(model.ffn_hidden_size), int(model.max_seq_length)
+        length = int(model.max_seq_length)
         rows = int(model.get("vocab_size_real") or model.vocab_size)
-    except (AttributeError, TypeError):
+        # Norms and biases, of one axis, multiply with nothing.
+        matrices = [shape for shape in block_shapes(model).values() if len(shape) > 1]
+        weights = layers * sum(map(math.prod, matrices)) + rows * hidden
+    except (AttributeError, KeyError, TypeError):
         return None
-    weights = layers * (4 * hidden * hidden + 2 * hidden * inner) + rows * hidden
     return 6.0 * weights + 12.0 * layers * hidden * length
 
 

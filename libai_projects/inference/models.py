@@ -67,8 +67,8 @@ def _holds_model(folder: Path) -> bool:
 def random_weights(config: Mapping[str, Any], seed: int) -> State:
     """Weights as GPT-2's training begins with them (libai_spec 3.1), the same in every layout.
 
-    Normal with `initializer_range`, those that end a block divided by sqrt(2 x layers); biases 0,
-    norms 1.
+    Normal with `initializer_range`, those that end a block divided by sqrt(2 x layers); factors
+    of Monarch layers as those begin; biases 0, norms 1.
 
     Args:
         config: `cfg.model.cfg`.
@@ -84,6 +84,9 @@ def random_weights(config: Mapping[str, Any], seed: int) -> State:
             state[name] = np.zeros(shape, np.float32)
         elif "layernorm" in name:
             state[name] = np.ones(shape, np.float32)
+        elif ".blkdiag" in name:
+            bound = np.float32(1 / math.sqrt(shape[-1]))
+            state[name] = bound * (2 * generator.random(shape, np.float32) - 1)
         else:
             std = config.get("initializer_range", 0.02)
             if name.endswith((".self_attention.dense.weight", ".mlp.dense_4h_to_h.weight")):

@@ -13,6 +13,7 @@ from oneflow_accel.errors import UserError
 import numpy as np
 import yaml
 
+from libai_projects.weights import monarch
 from libai_projects.weights.mapping import PREFIX, TOKEN_EMBEDDING
 
 Config = dict[str, Any]
@@ -160,7 +161,8 @@ def generation_of(*contents: Mapping[str, Any]) -> dict[str, int]:
 
 
 def from_shapes(state: Mapping[str, np.ndarray]) -> Config:
-    """Sizes that the shapes in LiBai 0.1.1's layout tell; the number of heads is not among them.
+    """Sizes that the shapes in LiBai 0.1.1's layout tell, and which layers are Monarch layers; the
+    number of heads is not among them.
 
     Raises:
         UserError: there is no token embedding or no block.
@@ -184,7 +186,7 @@ def from_shapes(state: Mapping[str, np.ndarray]) -> Config:
         config["max_seq_length"] = len(positions)
     inner = [state[name] for name in state if name.endswith("dense_h_to_4h.bias")]
     config["ffn_hidden_size"] = len(inner[0]) if inner else 4 * config["hidden_size"]
-    return config
+    return {**config, **monarch.settings_of(state, f"{PREFIX}transformer.layers.0.")}
 
 
 def from_libai_yaml(path: Path) -> Config:

@@ -16,6 +16,7 @@ import numpy as np
 import safetensors
 
 from libai_projects.weights import configs, mapping
+from libai_projects.weights.densify import densified
 from libai_projects.weights.folders import replaced_folder
 from libai_projects.weights.mapping import State
 
@@ -90,7 +91,8 @@ def write(
     """Write the folder: config.json, generation_config.json, model.safetensors, tokenizer files.
 
     Args:
-        state: weights in LiBai 0.1.1's layout, with the rows of the real vocabulary.
+        state: weights in LiBai 0.1.1's layout, with the rows of the real vocabulary; Monarch
+            layers are multiplied out.
         config: LiBai's model settings.
         folder: whole or as before, whatever happens.
         dtype: of the weights, one of DTYPES.
@@ -107,7 +109,7 @@ def write(
     rows = state[mapping.TOKEN_EMBEDDING].shape[0]
     content = configs.to_huggingface({**config, "vocab_size": rows}, dtype)
     content.update(generation or {})
-    named = mapping.to_huggingface(state, config["num_attention_heads"])
+    named = mapping.to_huggingface(densified(state, config), config["num_attention_heads"])
     files = list(tokenizer_files)
     for file in files:
         if not file.is_file():

@@ -17,13 +17,15 @@ from oneflow_accel.errors import UserError
 
 import numpy as np
 
+from libai_projects.weights import monarch
+
 State = dict[str, np.ndarray]
 Shapes = dict[str, tuple[int, ...]]
 
 PREFIX = "GPT_model."
 HUGGINGFACE_PREFIX = "transformer."
 TOKEN_EMBEDDING = f"{PREFIX}embeddings.token_embeddings.weight"
-QKV = "self_attention.query_key_value"
+QKV = monarch.QKV
 
 _OUTSIDE = {
     "wte": "embeddings.token_embeddings",
@@ -132,26 +134,45 @@ def expected_shapes(config: Mapping[str, Any]) -> Shapes:
     """Names and shapes of a model in LiBai 0.1.1's layout, in the order of its state dict.
 
     Args:
-        config: num_layers, hidden_size, ffn_hidden_size, max_seq_length and vocab_size (rows).
+        config: num_layers, hidden_size, ffn_hidden_size, max_seq_length and vocab_size (rows), and
+            what `monarch.layers` reads.
     """
-    width, inner = config["hidden_size"], config["ffn_hidden_size"]
+    width = config["hidden_size"]
     shapes: Shapes = {
         "embeddings.token_embeddings.weight": (config["vocab_size"], width),
         "embeddings.position_embeddings.weight": (config["max_seq_length"], width),
     }
-    linear = {
-        QKV: (width, 3 * width),
-        "self_attention.dense": (width, width),
-        "mlp.dense_h_to_4h": (width, inner),
-        "mlp.dense_4h_to_h": (inner, width),
-    }
+    block = block_shapes(config)
     for layer in range(config["num_layers"]):
-        for part in _BLOCK.values():
-            name = f"transformer.layers.{layer}.{part}"
-            shapes[f"{name}.weight"] = linear.get(part, (width,))
-            shapes[f"{name}.bias"] = linear.get(part, (width,))[-1:]
+        for name, shape in block.items():
+            shapes[f"transformer.layers.{layer}.{name}"] = shape
     shapes["transformer.layernorm_f.weight"] = shapes["transformer.layernorm_f.bias"] = (width,)
     return {f"{PREFIX}{name}": shape for name, shape in shapes.items()}
+
+
+def block_shapes(config: Mapping[str, Any]) -> Shapes:
+    """Names and shapes of one block, in the order of its state dict.
+
+    Args:
+        config: hidden_size, ffn_hidden_size, and what `monarch.layers` reads.
+    """
+    width, inner = config["hidden_size"], config["ffn_hidden_size"]
+    linear = {
+        QKV: (width, 3 * width),
+        monarch.DENSE: (width, width),
+        monarch.INNER: (width, inner),
+        monarch.OUTER: (inner, width),
+    }
+    factored = monarch.layers(config)
+    shapes: Shapes = {}
+    for part in _BLOCK.values():
+        if part in factored:
+            below = monarch.parameter_shapes(part, *linear[part], factored[part])
+        else:
+            shape = linear.get(part, (width,))
+            below = {"weight": shape, "bias": shape[-1:]}
+        shapes.update({f"{part}.{name}": shape for name, shape in below.items()})
+    return shapes
 
 
 def libai_name(name: str) -> str | None:

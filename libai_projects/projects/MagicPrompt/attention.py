@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 from oneflow_accel.kernels.attention import packed_attention
 from oneflow_accel.kernels.dropout import HIDDEN, causal_softmax
 
 import oneflow as flow
-from libai.layers import Dropout, Linear
+from libai.layers import Dropout
 from libai.utils import distributed as dist
 from oneflow import nn
 
@@ -19,8 +18,8 @@ from libai_projects.projects.MagicPrompt.dropout import (
     is_active,
 )
 from libai_projects.projects.MagicPrompt.model_options import ModelOptions
-
-Initializer = Callable[[flow.Tensor], flow.Tensor]
+from libai_projects.projects.MagicPrompt.projections import Initializer, projection
+from libai_projects.weights.monarch import DENSE, QKV
 
 
 class SelfAttention(nn.Module):
@@ -51,10 +50,18 @@ class SelfAttention(nn.Module):
         self.fused_attention = bool(options.attention_fusion)
         self.fused_softmax = bool(options.scale_mask_softmax_fusion)
         self.layer_scale = layer_idx + 1 if options.apply_query_key_layer_scaling else 1
-        self.query_key_value = Linear(
-            hidden, 3 * hidden, parallel="col", init_method=init_method, layer_idx=layer_idx
+        self.query_key_value = projection(
+            options,
+            QKV,
+            hidden,
+            3 * hidden,
+            parallel="col",
+            init_method=init_method,
+            layer_idx=layer_idx,
         )
-        self.dense = Linear(
+        self.dense = projection(
+            options,
+            DENSE,
             hidden,
             hidden,
             parallel="row",

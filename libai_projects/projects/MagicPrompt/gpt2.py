@@ -19,9 +19,9 @@ from libai.utils import distributed as dist
 from oneflow import nn
 
 from libai_projects.projects.MagicPrompt import model_options
-from libai_projects.projects.MagicPrompt.attention import Initializer
 from libai_projects.projects.MagicPrompt.layers import Block, GPT2Embedding, TokenLosses
 from libai_projects.projects.MagicPrompt.model_options import ModelOptions
+from libai_projects.projects.MagicPrompt.projections import Initializer
 
 
 class Transformer(nn.Module):

@@ -7,7 +7,6 @@ from libai.layers import (
     Dropout,
     Embedding,
     LayerNorm,
-    Linear,
     ParallelCrossEntropyLoss,
     TransformerLayer,
     VocabEmbedding,
@@ -15,9 +14,11 @@ from libai.layers import (
 from libai.utils import distributed as dist
 from oneflow import nn
 
-from libai_projects.projects.MagicPrompt.attention import Initializer, SelfAttention
+from libai_projects.projects.MagicPrompt.attention import SelfAttention
 from libai_projects.projects.MagicPrompt.dropout import bias_dropout
 from libai_projects.projects.MagicPrompt.model_options import ACTIVATIONS, ModelOptions
+from libai_projects.projects.MagicPrompt.projections import Initializer, projection
+from libai_projects.weights.monarch import INNER, OUTER
 
 
 class GPT2Embedding(nn.Module):
@@ -69,7 +70,9 @@ class FeedForward(nn.Module):
         super().__init__()
         self.bias_gelu_fusion = bool(options.bias_gelu_fusion)
         self.approximate = ACTIVATIONS[options.activation]
-        self.dense_h_to_4h = Linear(
+        self.dense_h_to_4h = projection(
+            options,
+            INNER,
             options.hidden_size,
             options.ffn_hidden_size,
             parallel="col",
@@ -77,7 +80,9 @@ class FeedForward(nn.Module):
             skip_bias_add=self.bias_gelu_fusion,
             layer_idx=layer_idx,
         )
-        self.dense_4h_to_h = Linear(
+        self.dense_4h_to_h = projection(
+            options,
+            OUTER,
             options.ffn_hidden_size,
             options.hidden_size,
             parallel="row",

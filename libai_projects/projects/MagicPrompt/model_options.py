@@ -12,6 +12,10 @@ from oneflow_accel.kernels import registry
 
 from libai.utils import distributed as dist
 
+from libai_projects.weights import monarch
+from monarch_flow.layers import LinearConfig
+from monarch_flow.parallel import check_blocks
+
 logger = logging.getLogger(__name__)
 
 ACTIVATIONS = {"gelu_tanh": "tanh", "gelu": "none"}
@@ -39,6 +43,8 @@ class ModelOptions:
         bias_dropout_fusion: one operator for bias and dropout.
         scale_mask_softmax_fusion: one operator for scale, causal mask, softmax and dropout.
         attention_fusion: one operator for all of attention, where no attention weights drop out.
+        mlp_cfg, attnlinear_cfg, attnproj_cfg: linear layers that are Monarch layers; see
+            `weights.monarch`. None: dense.
     """
 
     num_layers: int
@@ -61,6 +67,9 @@ class ModelOptions:
     apply_query_key_layer_scaling: bool = False
     amp_enabled: bool = False
     vocab_size_real: int | None = None
+    mlp_cfg: Any = None
+    attnlinear_cfg: Any = None
+    attnproj_cfg: Any = None
 
     @property
     def head_size(self) -> int:
@@ -69,6 +78,10 @@ class ModelOptions:
     @property
     def real_vocabulary(self) -> int:
         return self.vocab_size if self.vocab_size_real is None else self.vocab_size_real
+
+    def monarch_layers(self) -> dict[str, LinearConfig]:
+        """The parts of a block that are Monarch layers; see `weights.monarch.layers`."""
+        return monarch.layers({key: getattr(self, key) for key in monarch.KEYS})
 
 
 def from_config(cfg: Mapping[str, Any], tensor_parallel_size: int = 1) -> ModelOptions:
@@ -119,6 +132,8 @@ def _check(options: ModelOptions, tensor_parallel_size: int) -> None:
             f"model.cfg.vocab_size_real={options.vocab_size_real} is not between 1 and "
             f"model.cfg.vocab_size={options.vocab_size}"
         )
+    for layer in options.monarch_layers().values():
+        check_blocks(monarch.nblocks(layer), tensor_parallel_size)
     for name in ("embedding_dropout_prob", "attention_dropout_prob", "output_dropout_prob"):
         if not 0 <= getattr(options, name) < 1:
             raise UserError(f"model.cfg.{name}={getattr(options, name)} is not in [0, 1)")

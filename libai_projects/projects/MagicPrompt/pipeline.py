@@ -42,6 +42,7 @@ from libai_projects.inference.options import build_parser, parse_options
 from libai_projects.inference.sampling_arguments import given_sampling_options
 from libai_projects.inference.text_pipeline import DEFAULT_OPTIONS, TextPipeline
 from libai_projects.projects.MagicPrompt.step_model import GPT2StepModel
+from libai_projects.weights import monarch
 
 CONFIG_FILE = str(Path(__file__).resolve().parent / "configs" / "gpt2_inference.py")
 EXAMPLES = ("a dog", "a cute pig", "a cute girl")
@@ -175,7 +176,8 @@ def _build(cfg: DictConfig, kind: str, path: Path | None, tokenizer: object) -> 
                 f"{path} does not tell how many attention heads its model has: give "
                 f"model.cfg.num_attention_heads=N model.cfg.hidden_size={found['hidden_size']}"
             )
-        model_cfg.update(found)
+        # Which layers are Monarch layers is for the weights to say, not for the config.
+        model_cfg.update({**dict.fromkeys(monarch.KEYS), **found})
         real = found["vocab_size_real"]
     layout = choose_layout(
         distributed.world_size(),

@@ -14,27 +14,13 @@ from oneflow_accel.kernels.dropout import HIDDEN
 
 import numpy as np
 import oneflow as flow
-from libai.utils import distributed as dist
 from oneflow import nn
 
 from libai_projects.projects.MagicPrompt.cache import KeyValueCache
 from libai_projects.projects.MagicPrompt.communication import Position
 from libai_projects.projects.MagicPrompt.layers import Block
+from libai_projects.projects.MagicPrompt.linear_shards import column, local, row
 from libai_projects.projects.MagicPrompt.model_options import ACTIVATIONS, ModelOptions
-
-BROADCAST, COLUMNS, ROWS = flow.sbp.broadcast, flow.sbp.split(1), flow.sbp.split(0)
-
-
-def local(parameter: flow.Tensor, sbp: flow.sbp.sbp = BROADCAST) -> flow.Tensor:
-    """This process's shard, split over tensor parallelism as `sbp` says.
-
-    ZeRO may have left the parameter split in another way.
-    """
-    declared = dist.get_nd_sbp([flow.sbp.broadcast, sbp])
-    value = parameter.detach()
-    if not dist.same_sbp(value.sbp, declared):
-        value = value.to_global(sbp=declared)
-    return value.to_local()
 
 
 class Hidden:
@@ -95,32 +81,29 @@ class LayerShard:
         attention, mlp = block.self_attention, block.mlp
         self.input_norm = Norm.of(block.input_layernorm)
         self.post_norm = Norm.of(block.post_attention_layernorm)
-        self.qkv = _column(attention.query_key_value)
-        self.dense = _row(attention.dense)
-        self.inner = _column(mlp.dense_h_to_4h)
-        self.outer = _row(mlp.dense_4h_to_h)
+        self.qkv = column(attention.query_key_value, position)
+        self.dense = row(attention.dense, position)
+        self.inner = column(mlp.dense_h_to_4h, position)
+        self.outer = row(mlp.dense_4h_to_h, position)
         self.approximate = ACTIVATIONS[options.activation]
         self.head_size = options.head_size
         self.heads = options.num_attention_heads // len(position.group)
         self.scale = 1.0 / math.sqrt(self.head_size)
-        self.position = position
 
     def __call__(
         self, x: flow.Tensor, layer: int, cache: KeyValueCache, hidden: Hidden | None
     ) -> flow.Tensor:
         """(batch, new, width) to the same, after the tokens in `cache`, which gets the new ones."""
         context = self._attend(self.input_norm(x), layer, cache, hidden)
-        x = x + self._add_up(context, self.dense)
-        inner = flow._C.gelu_with_approximate(
-            _linear(self.post_norm(x), self.inner), self.approximate
-        )
-        return x + self._add_up(inner, self.outer)
+        x = x + self.dense(context)
+        inner = flow._C.gelu_with_approximate(self.inner(self.post_norm(x)), self.approximate)
+        return x + self.outer(inner)
 
     def _attend(
         self, x: flow.Tensor, layer: int, cache: KeyValueCache, hidden: Hidden | None
     ) -> flow.Tensor:
         batch, time = x.shape[:2]
-        qkv = _linear(x, self.qkv)
+        qkv = self.qkv(x)
         # Of one token, moving the heads forward moves no numbers.
         if time == 1:
             qkv = qkv.reshape(batch, self.heads, 1, 3 * self.head_size)
@@ -138,21 +121,3 @@ class LayerShard:
         if time > 1:
             context = context.permute(0, 2, 1, 3)
         return context.reshape(batch, time, self.heads * self.head_size)
-
-    def _add_up(self, x: flow.Tensor, linear: tuple[flow.Tensor, flow.Tensor]) -> flow.Tensor:
-        """A row-parallel linear layer: each process has some of its inputs."""
-        weight, bias = linear
-        return self.position.sum(flow._C.matmul(x, weight)) + bias
-
-
-def _linear(x: flow.Tensor, linear: tuple[flow.Tensor, flow.Tensor]) -> flow.Tensor:
-    weight, bias = linear
-    return flow._C.matmul(x, weight) + bias
-
-
-def _column(module: nn.Module) -> tuple[flow.Tensor, flow.Tensor]:
-    return local(module.weight, COLUMNS), local(module.bias, ROWS)
-
-
-def _row(module: nn.Module) -> tuple[flow.Tensor, flow.Tensor]:
-    return local(module.weight, ROWS), local(module.bias)

@@ -12,7 +12,8 @@ from libai.utils import distributed as dist
 from libai_projects.projects.MagicPrompt.cache import KeyValueCache, TokenCache
 from libai_projects.projects.MagicPrompt.communication import Position
 from libai_projects.projects.MagicPrompt.gpt2 import GPT2ForPreTraining, GPT2Model
-from libai_projects.projects.MagicPrompt.shards import ROWS, Hidden, LayerShard, Norm, local
+from libai_projects.projects.MagicPrompt.linear_shards import ROWS, local
+from libai_projects.projects.MagicPrompt.shards import Hidden, LayerShard, Norm
 
 Cache = KeyValueCache | TokenCache
 
@@ -122,7 +123,7 @@ class GPT2StepModel:
         if place.is_first_stage:
             x = self._embed(ids, positions)
         else:
-            like = self._layers[0].dense[1]
+            like = self._layers[0].post_norm.bias
             x = place.from_previous_stage((batch, time, self._width), like)
         for index, layer in enumerate(self._layers):
             x = layer(x, index, cache, hidden)

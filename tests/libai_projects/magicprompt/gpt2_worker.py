@@ -25,6 +25,7 @@ from oneflow import nn
 from libai_projects.projects.MagicPrompt.gpt2 import GPT2ForPreTraining
 from libai_projects.projects.MagicPrompt.step_model import GPT2StepModel
 from tests.libai_projects import reference_gpt2
+from tests.libai_projects.magicprompt import gpt2_monarch_weights
 
 SHAPE = reference_gpt2.Shape(layers=2, width=64, heads=4, vocabulary=96, positions=32)
 BATCH, STEPS = 8, 6
@@ -75,15 +76,18 @@ def build(case: Case, scale: float = 0.1) -> GPT2ForPreTraining:
         )
     )
     model = GPT2ForPreTraining({**CONFIG, **case.config})
-    state = reference_gpt2.to_libai(
-        reference_gpt2.random_state(SHAPE, scale=scale),
-        SHAPE.heads,
-        model.GPT_model.options.vocab_size,
-    )
+    state, _ = weights_of(model, scale)
     for name, parameter in model.named_parameters():
         value = flow.tensor(state[name], placement=parameter.placement, sbp=parameter.sbp)
         parameter.data.copy_(value)
     return model
+
+
+def weights_of(model: GPT2ForPreTraining, scale: float = 0.1) -> tuple[Any, Any]:
+    """Weights by the model's names, and those of the reference."""
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    rows = model.GPT_model.options.vocab_size
+    return gpt2_monarch_weights.of_model(shapes, SHAPE, scale, rows)
 
 
 def place(values: np.ndarray, layer: int) -> flow.Tensor:
@@ -178,7 +182,7 @@ def generation_errors(case: Case) -> list[float]:
     without padding and with it, each with a cache and without."""
     model = build(case)
     stepper = GPT2StepModel(model)
-    state = reference_gpt2.random_state(SHAPE)
+    _, state = weights_of(model)
     rng = np.random.default_rng(3)
     ids = rng.integers(0, SHAPE.vocabulary, (3, 12))
     lengths = np.array([12, 5, 9])

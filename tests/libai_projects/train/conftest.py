@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -143,3 +144,13 @@ def perplexities(out: Path) -> dict[int, float]:
     """Validation perplexity by iteration."""
     name = "validation/lm_loss_PPL"
     return {line["iteration"]: line[name] for line in metrics(out) if name in line}
+
+
+def as_after_step_three(run: Path, target: Path) -> Path:
+    """What the directory of a run held when its first checkpoint was whole."""
+    target.mkdir()
+    for name in ("model_0000002", "config.yaml", "metrics.json"):
+        source = run / name
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, target / name)
+    (target / "last_checkpoint").write_text("model_0000002")
+    return target

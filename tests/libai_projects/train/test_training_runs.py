@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 from pathlib import Path
 
 from oneflow_accel.training import checkpoint_folders
@@ -19,6 +18,7 @@ from tests.libai_projects.train.conftest import (
     NO_DROPOUT,
     PROJECTS,
     TINY,
+    as_after_step_three,
     bash_command,
     losses,
     metrics,
@@ -32,16 +32,6 @@ def whole_run(train, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("whole") / "out"
     train(out=out)
     return out
-
-
-def as_after_step_three(run: Path, target: Path) -> Path:
-    """What the directory of a run held when its first checkpoint was whole."""
-    target.mkdir()
-    for name in ("model_0000002", "config.yaml", "metrics.json"):
-        source = run / name
-        (shutil.copytree if source.is_dir() else shutil.copy)(source, target / name)
-    (target / "last_checkpoint").write_text("model_0000002")
-    return target
 
 
 def test_verbatim_command_with_overrides_and_flags_in_any_order(environment, tmp_path):

@@ -1,0 +1,20 @@
+"""Monarch layers whose blocks are split over processes, on OneFlow's global tensors.
+
+from monarch_flow.parallel import ParallelMonarchLinear
+"""
+
+from monarch_flow.parallel.linear import SPLIT, WHOLE, ParallelMonarchLinear
+from monarch_flow.parallel.multiply import check_blocks, features, split_multiply
+from monarch_flow.parallel.traffic import Traffic, backward_traffic, forward_traffic
+
+__all__ = [
+    "SPLIT",
+    "WHOLE",
+    "ParallelMonarchLinear",
+    "Traffic",
+    "backward_traffic",
+    "check_blocks",
+    "features",
+    "forward_traffic",
+    "split_multiply",
+]

@@ -1,0 +1,114 @@
+"""The Monarch multiply with the blocks of both factors split over ranks.
+
+Rank d of P holds blocks d k/P to (d+1) k/P - 1 of blkdiag1 and d l/P to (d+1) l/P - 1 of blkdiag2.
+Stage 1 takes the features of the rank's own blocks, which lie side by side. Stage 2's block lambda
+takes the slots t with t mod l = lambda, which come from all blocks of stage 1: this permutation is
+the one exchange between the stages, an all-to-all. The output feature sigma l + lambda comes from
+block lambda: as a grid (s, l) it is split over its last axis, that is, a rank has every feature
+whose number mod l is in its range.
+
+What works element by element (bias, GELU, dropout) takes the grid as it is. Another Monarch layer
+needs features side by side, and each of its blocks has features of every residue: `features` turns
+the grid by a second all-to-all, or gathers it where all ranks need all features. A layer that
+instead took its blocks by residue would be another matrix.
+"""
+
+from __future__ import annotations
+
+from oneflow_accel.errors import UserError
+
+import oneflow as flow
+
+from monarch_flow.parallel.relayout import relayout
+
+
+def check_blocks(nblocks: int, ranks: int) -> None:
+    """Check that ranks can share the blocks.
+
+    Raises:
+        UserError: they cannot; names both numbers and what fits.
+    """
+    if nblocks % ranks == 0:
+        return
+    fitting = [size for size in range(1, nblocks + 1) if nblocks % size == 0]
+    raise UserError(
+        f"a Monarch layer of nblocks={nblocks} cannot be split over a tensor-parallel world size "
+        f"of {ranks}: each process holds as many blocks; take an nblocks that {ranks} divides, "
+        f"such as {-(-nblocks // ranks) * ranks}, or {', '.join(map(str, fitting))} processes"
+    )
+
+
+def split_multiply(
+    x: flow.Tensor, blkdiag1: flow.Tensor, blkdiag2: flow.Tensor, axis: int
+) -> flow.Tensor:
+    """x M^T for the Monarch matrix M of two factors (Dao et al. 2022, section 3.1).
+
+    The two batched products are plain operators, so that eager mode, nn.Graph and every device
+    take them.
+
+    Args:
+        x: (..., k p), global; on `axis` split over its features, or whole, of which each rank takes
+            its part without an exchange.
+        blkdiag1: (k, q, p), split over k on `axis`.
+        blkdiag2: (l, s, r), split over l on `axis`; l r = k q.
+        axis: of the placement, with the tensor-parallel ranks.
+
+    Returns:
+        The grid (..., s, l) of features s l, split over its last axis on `axis`.
+
+    Raises:
+        UserError: the ranks do not divide k or l.
+    """
+    blocks1, _, width1 = blkdiag1.shape
+    blocks2, outer, width2 = blkdiag2.shape
+    ranks = rank_count(x.placement, axis)
+    for blocks in (blocks1, blocks2):
+        check_blocks(blocks, ranks)
+    lead = tuple(x.shape[:-1])
+    x = relayout(x, axis, flow.sbp.split(x.ndim - 1))
+    rows = x.reshape(-1, blocks1, width1).permute(1, 0, 2)
+    slots = flow._C.matmul(rows, blkdiag1, transpose_b=True).permute(1, 0, 2)
+    middle = exchange_slots(slots, blocks2, width2, axis)
+    out = flow._C.matmul(middle, blkdiag2, transpose_b=True)
+    return out.permute(1, 2, 0).reshape(*lead, outer, blocks2)
+
+
+def exchange_slots(slots: flow.Tensor, blocks: int, width: int, axis: int) -> flow.Tensor:
+    """The permutation between the factors.
+
+    Args:
+        slots: (rows, k, q), what stage 1 gives, split over k on `axis`.
+        blocks: l, of stage 2.
+        width: r, inputs of each of them; l r = k q.
+        axis: of the placement.
+
+    Returns:
+        (l, rows, r), what stage 2 takes: slot rho l + lambda at (lambda, rho). Split over l.
+    """
+    if width % rank_count(slots.placement, axis):
+        # A rank's slots end within a row of the grid, so no axis of the grid is split as they are.
+        slots = relayout(slots, axis, flow.sbp.broadcast)
+    grid = slots.reshape(-1, width, blocks).permute(2, 0, 1)
+    return relayout(grid, axis, flow.sbp.split(0))
+
+
+def features(grid: flow.Tensor, axis: int, *, split: bool) -> flow.Tensor:
+    """The features of a grid side by side.
+
+    Args:
+        grid: (..., s, l), of `split_multiply`.
+        axis: of the placement.
+        split: leave each rank its part of them, where the ranks divide s; else give all to each.
+
+    Returns:
+        (..., s l), split over its last axis or whole on `axis`.
+    """
+    outer, blocks = grid.shape[-2:]
+    split = split and outer % rank_count(grid.placement, axis) == 0
+    grid = relayout(grid, axis, flow.sbp.split(grid.ndim - 2) if split else flow.sbp.broadcast)
+    return grid.reshape(*grid.shape[:-2], outer * blocks)
+
+
+def rank_count(placement: flow.placement, axis: int) -> int:
+    """Ranks along an axis of a placement."""
+    return int(placement.ranks.shape[axis])

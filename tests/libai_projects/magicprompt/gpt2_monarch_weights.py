@@ -1,0 +1,76 @@
+"""Weights of a GPT-2 with Monarch layers, and the dense GPT-2 that is the same function."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from tests.libai_projects import reference_gpt2
+from tests.libai_projects.reference_gpt2 import Shape
+
+LINEAR = {
+    "attn.c_attn": "self_attention.query_key_value",
+    "attn.c_proj": "self_attention.dense",
+    "mlp.c_fc": "mlp.dense_h_to_4h",
+    "mlp.c_proj": "mlp.dense_4h_to_h",
+}
+QKV_PARTS = ("q_proj", "k_proj", "v_proj")
+
+
+def dense(blkdiag1: np.ndarray, blkdiag2: np.ndarray) -> np.ndarray:
+    """The Monarch matrix (out, in) of two factors, float64, entry by entry as monarch_spec 1.1
+    defines it."""
+    blocks1, inner, width1 = blkdiag1.shape
+    blocks2, outer, width2 = blkdiag2.shape
+    result = np.zeros((outer * blocks2, blocks1 * width1))
+    for slot in range(blocks2 * width2):
+        (kappa, iota), (rho, lam) = divmod(slot, inner), divmod(slot, blocks2)
+        columns = slice(kappa * width1, (kappa + 1) * width1)
+        result[lam::blocks2, columns] += np.outer(
+            blkdiag2[lam, :, rho].astype(np.float64), blkdiag1[kappa, iota]
+        )
+    return result
+
+
+def of_model(
+    shapes: Mapping[str, Iterable[int]], shape: Shape, scale: float = 0.1, rows: int | None = None
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Weights for a model's parameters.
+
+    Args:
+        shapes: of the parameters, by name.
+        shape: of the model.
+        scale: of the dense weights, see `reference_gpt2.random_state`.
+        rows: of the token embedding; None for the vocabulary's.
+
+    Returns:
+        By the parameters' names; and HF-named dense weights of the same function.
+    """
+    dense_state = reference_gpt2.random_state(shape, scale=scale)
+    state = reference_gpt2.to_libai(dense_state, shape.heads, rows)
+    rng = np.random.default_rng(11)
+    given = {}
+    for name, sizes in shapes.items():
+        if name in state:
+            given[name] = state[name]
+            continue
+        sizes = tuple(sizes)
+        sigma = scale if len(sizes) == 1 else sizes[-1] ** -0.5
+        given[name] = (sigma * rng.standard_normal(sizes)).astype(np.float32)
+    for layer in range(shape.layers):
+        for hf_name, part in LINEAR.items():
+            prefix = f"GPT_model.transformer.layers.{layer}.{part}."
+            below = [f"{prefix}{name}." for name in QKV_PARTS] if "c_attn" in hf_name else [prefix]
+            if f"{below[0]}blkdiag1" not in given:
+                continue
+            biases = [given[f"{each}bias"] for each in below]
+            matrices = [
+                dense(given[f"{each}blkdiag1"], given[f"{each}blkdiag2"])[: len(bias)]
+                for each, bias in zip(below, biases, strict=True)
+            ]
+            target = f"h.{layer}.{hf_name}"
+            width = dense_state[f"{target}.weight"].shape[0]
+            dense_state[f"{target}.weight"] = np.concatenate(matrices)[:, :width].T
+            dense_state[f"{target}.bias"] = np.concatenate(biases)
+    return given, dense_state

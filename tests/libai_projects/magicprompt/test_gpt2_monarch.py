@@ -1,0 +1,283 @@
+"""GPT-2 with Monarch layers by config: the function, layouts and options (monarch_spec 6.2)."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from oneflow_accel.errors import UserError
+
+import numpy as np
+import oneflow as flow
+import pytest
+from libai.utils import distributed as dist
+from omegaconf import OmegaConf
+from safetensors.numpy import load_file
+
+from libai_projects.engine import throughput
+from libai_projects.engine.checks import Layout, check_model
+from libai_projects.inference.models import random_weights
+from libai_projects.projects.MagicPrompt import model_options
+from libai_projects.projects.MagicPrompt.gpt2 import GPT2ForPreTraining
+from libai_projects.projects.MagicPrompt.step_model import GPT2StepModel
+from libai_projects.weights import configs, mapping, models, monarch
+from tests.launch import run_distributed, run_process
+from tests.libai_projects import reference_gpt2
+from tests.libai_projects.magicprompt import gpt2_monarch_weights
+from tests.libai_projects.magicprompt.gpt2_models import logits, place
+from tests.libai_projects.reference_gpt2 import Shape
+from tests.tolerances import assert_close
+
+WORKER = Path(__file__).parent / "gpt2_worker.py"
+SHAPE = Shape()
+IDS = np.random.default_rng(1).integers(0, SHAPE.vocabulary, (2, 21))
+LAYER = "monarch_flow.layers.MonarchLinear"
+MLP = {"mlp_cfg": "monarch"}
+ALL = {
+    "mlp_cfg": {"_target_": LAYER, "nblocks": 4},
+    "attnlinear_cfg": "monarch",
+    "attnproj_cfg": {"_target_": "src.models.layers.monarch_linear.MonarchLinear", "nblocks": 2},
+}
+ONE_OF_TWO = {
+    "mlp_cfg": {
+        "_target_": "monarch_flow.layers.MlpCustom",
+        "linear1_cfg": None,
+        # 256 -> 64: 3 divides neither.
+        "linear2_cfg": {"_target_": LAYER, "nblocks": 3},
+        "drop_btw_fcs": False,
+    }
+}
+UNFUSED = {"attention_fusion": False, "bias_dropout_fusion": False, "bias_gelu_fusion": False}
+TOLERANCE = 1e-5
+# Launches that hang are tried once more.
+pytestmark = pytest.mark.timeout(600)
+
+
+def config(**options: Any) -> dict[str, Any]:
+    return {
+        "num_layers": SHAPE.layers,
+        "vocab_size": SHAPE.vocabulary,
+        "hidden_size": SHAPE.width,
+        "ffn_hidden_size": 4 * SHAPE.width,
+        "num_attention_heads": SHAPE.heads,
+        "max_seq_length": SHAPE.positions,
+        **options,
+    }
+
+
+def build(**options: Any) -> tuple[GPT2ForPreTraining, dict[str, np.ndarray]]:
+    """A model on one process, in evaluation, and the dense weights of the same function."""
+    layout = {"data_parallel_size": 1, "tensor_parallel_size": 1, "pipeline_parallel_size": 1}
+    dist.setup_dist_util(OmegaConf.create(layout))
+    model = GPT2ForPreTraining(OmegaConf.create(config(**options)))
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    state, reference = gpt2_monarch_weights.of_model(shapes, SHAPE)
+    for name, parameter in model.named_parameters():
+        parameter.data.copy_(place(state[name]))
+    return model.eval(), reference
+
+
+@pytest.mark.parametrize("options", [MLP, ALL, ONE_OF_TWO, {**ALL, **UNFUSED}], ids=str)
+def test_logits_are_those_of_the_factors_multiplied_out(options: dict[str, Any]) -> None:
+    model, reference = build(**options)
+    expected = reference_gpt2.forward(reference, IDS, SHAPE.heads)
+    assert_close(logits(model, IDS), expected, reduced=SHAPE.width)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_the_erf_form_with_the_bias_apart(fused: bool) -> None:
+    model, reference = build(**MLP, activation="gelu", bias_gelu_fusion=fused)
+    expected = reference_gpt2.forward(reference, IDS, SHAPE.heads, gelu="erf")
+    assert_close(logits(model, IDS), expected, reduced=SHAPE.width)
+
+
+@pytest.mark.parametrize("options", [MLP, ALL, ONE_OF_TWO], ids=str)
+def test_single_steps_are_the_references(options: dict[str, Any]) -> None:
+    model, reference = build(**options)
+    stepper = GPT2StepModel(model)
+    expected = reference_gpt2.forward(reference, IDS, SHAPE.heads)
+    positions = np.broadcast_to(np.arange(IDS.shape[1]), IDS.shape)
+    cache, begin = stepper.start(len(IDS)), 0
+    for end in (7, 8, 9, 21):
+        found = stepper.step(IDS[:, begin:end], positions[:, begin:end], None, cache)
+        assert_close(found, expected[:, end - 1], reduced=SHAPE.width)
+        begin = end
+
+
+def test_names_and_shapes_of_the_parameters() -> None:
+    model, _ = build(**ALL)
+    found = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    assert found == mapping.expected_shapes(config(**ALL))
+    block = "GPT_model.transformer.layers.1."
+    assert found[f"{block}mlp.dense_h_to_4h.blkdiag1"] == (4, 16, 16)
+    assert found[f"{block}mlp.dense_h_to_4h.blkdiag2"] == (4, 64, 16)
+    assert found[f"{block}self_attention.query_key_value.k_proj.blkdiag2"] == (4, 16, 16)
+    assert found[f"{block}self_attention.dense.blkdiag1"] == (2, 32, 32)
+    assert not any(name.endswith("h_to_4h.weight") for name in found)
+
+
+@pytest.mark.parametrize("options", [{}, MLP, ALL, ONE_OF_TWO], ids=str)
+def test_weights_tell_which_layers_are_monarch_layers(options: dict[str, Any]) -> None:
+    shapes = mapping.expected_shapes(config(**options))
+    state = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    found = configs.from_shapes(state)
+    assert monarch.layers(found) == monarch.layers(options)
+    assert mapping.expected_shapes(found) == shapes
+    assert {key for key in monarch.KEYS if key in found} == set(options)
+
+
+@pytest.mark.parametrize(
+    ("width", "layers", "options", "count"),
+    [
+        (768, 12, {}, 124_439_808),
+        (768, 12, MLP, 85_511_424),
+        (1024, 24, MLP, 216_411_136),
+        (768, 12, dict.fromkeys(monarch.KEYS, "monarch"), 71_355_648),
+        (1024, 24, dict.fromkeys(monarch.KEYS, "monarch"), 166_079_488),
+    ],
+)
+def test_parameter_counts_of_the_spec(
+    width: int, layers: int, options: dict[str, Any], count: int
+) -> None:
+    sizes = {"num_layers": layers, "hidden_size": width, "ffn_hidden_size": 4 * width}
+    model = {**sizes, "vocab_size": 50257, "max_seq_length": 1024, **options}
+    shapes = mapping.expected_shapes(model)
+    assert sum(math.prod(shape) for shape in shapes.values()) == count
+
+
+def test_flops_count_the_factors() -> None:
+    cfg = OmegaConf.create(config(**MLP))
+    # 4 x 64 x 64 of attention, two pairs of factors, the logits; scores of 32 tokens.
+    weights = 2 * (4 * 64**2 + 2 * 4 * (16 * 16 + 64 * 16)) + 96 * 64
+    assert throughput.flops_per_token(cfg) == 6 * weights + 12 * 2 * 64 * 32
+
+
+def test_a_new_model_leaves_the_factors_as_the_layer_draws_them() -> None:
+    build()
+    flow.manual_seed(0)
+    model = GPT2ForPreTraining(config(**MLP, hidden_size=256, ffn_hidden_size=1024))
+    block = model.GPT_model.transformer.layers[0].mlp
+    for layer, widths in ((block.dense_h_to_4h, (64, 64)), (block.dense_4h_to_h, (256, 64))):
+        for factor, width in zip((layer.blkdiag1, layer.blkdiag2), widths, strict=True):
+            values = factor.numpy()
+            assert abs(values).max() <= width**-0.5
+            assert values.std() == pytest.approx((3 * width) ** -0.5, rel=0.02)
+        assert layer.bias.numpy().any()
+    drawn = random_weights(config(**MLP), seed=0)
+    factor = drawn["GPT_model.transformer.layers.0.mlp.dense_h_to_4h.blkdiag2"]
+    assert 0.9 * 16**-0.5 < abs(factor).max() <= 16**-0.5
+
+
+def test_a_hugging_face_folder_has_the_dense_model(tmp_path: Path) -> None:
+    for name, options in (("all", ALL), ("one of two", ONE_OF_TWO)):
+        model, _ = build(**options)
+        models.save_huggingface(model, config(**options), tmp_path / name)
+        state = load_file(tmp_path / name / "model.safetensors")
+        assert state["transformer.h.0.attn.c_attn.weight"].shape == (64, 192)
+        expected = reference_gpt2.forward(state, IDS, SHAPE.heads)
+        assert_close(logits(model, IDS), expected, reduced=SHAPE.width)
+
+
+def test_weights_go_in_and_out() -> None:
+    model, _ = build(**ALL)
+    # On one process the arrays share the parameters' memory.
+    before = {name: values.copy() for name, values in models.gather_state(model).items()}
+    models.load_into(model, {name: 2 * values for name, values in before.items()})
+    for name, values in models.gather_state(model).items():
+        np.testing.assert_array_equal(values, 2 * before[name])
+    with pytest.raises(UserError, match=r"(?s)missing.*blkdiag1"):
+        models.load_into(model, models.gather_state(build()[0]))
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"mlp_cfg": "monrach"}, "model.cfg.mlp_cfg: there is no linear layer.*'monarch'"),
+        ({"mlp_cfg": {"_target_": LAYER, "nblock": 4}}, "no option 'nblock'.*'nblocks'"),
+        ({"attnlinear_cfg": "blockdiag"}, "attnlinear_cfg: .*not BlockdiagLinear"),
+        ({"mlp_cfg": {"_target_": LAYER, "nblocks": 0}}, "mlp_cfg.nblocks=0"),
+        ({"mlp_cfg": {"_target_": LAYER, "bias": False}}, "mlp_cfg.bias"),
+        (
+            {"mlp_cfg": {"_target_": "monarch_flow.layers.MlpCustom", "linear1": "monarch"}},
+            "mlp_cfg.linear1: .*linear1_cfg, linear2_cfg",
+        ),
+    ],
+    ids=str,
+)
+def test_a_wrong_option_is_an_error_before_the_run_and_in_the_model(
+    options: dict[str, Any], text: str
+) -> None:
+    cfg = OmegaConf.create({"model": {"cfg": config(**options)}, "train": {}})
+    with pytest.raises(UserError, match=text):
+        check_model(cfg, Layout(1, 1, 1))
+    with pytest.raises(UserError, match=text):
+        model_options.from_config(cfg.model.cfg)
+
+
+def test_blocks_that_tensor_parallelism_does_not_divide() -> None:
+    cfg = OmegaConf.create({"model": {"cfg": config(**ONE_OF_TWO)}, "train": {}})
+    text = "nblocks=3 cannot be split over a tensor-parallel world size of 2"
+    with pytest.raises(UserError, match=text):
+        check_model(cfg, Layout(1, 2, 1))
+    with pytest.raises(UserError, match=text):
+        model_options.from_config(cfg.model.cfg, tensor_parallel_size=2)
+
+
+ONE: dict[str, dict[str, Any]] = {
+    "eager": {"evaluate": True},
+    "graph": {"graph": True, "evaluate": True, "checkpointing": True},
+}
+TWO: dict[str, dict[str, Any]] = {
+    "DP2": {"data": 2, "evaluate": True},
+    "TP2": {"tensor": 2, "evaluate": True},
+    "graph, TP2": {"graph": True, "tensor": 2, "evaluate": True},
+    "graph, PP2, accumulation": {"graph": True, "pipeline": 2, "accumulation": 2},
+    "graph, DP2, ZeRO 3": {"graph": True, "data": 2, "zero": 3, "evaluate": True},
+    "generate, TP2": {"tensor": 2, "generate": True},
+}
+FOUR: dict[str, dict[str, Any]] = {
+    "DP2 x TP2": {"data": 2, "tensor": 2, "evaluate": True},
+    "TP2 x PP2": {"tensor": 2, "pipeline": 2},
+    "generate, TP2 x PP2": {"tensor": 2, "pipeline": 2, "generate": True},
+}
+
+
+def _run(folder: Path, processes: int, cases: dict[str, dict[str, Any]]) -> dict[str, np.ndarray]:
+    path = folder / "cases.json"
+    path.write_text(json.dumps([{**case, "config": ALL} for case in cases.values()]))
+    environment = {"ONEFLOW_ACCEL_THREADS": "1"}
+    if processes == 1:
+        result = run_process([WORKER, path], timeout=200, env=environment)
+    else:
+        result = run_distributed(
+            [WORKER, path], processes, timeout=240, env=environment, cwd=folder
+        )
+    assert result.returncode == 0, result.stdout[-3000:]
+    found = json.loads(path.with_suffix(".out").read_text())
+    for name, values in zip(cases, found, strict=True):
+        assert isinstance(values, list), f"{name}: {values}"
+    return {name: np.array(values) for name, values in zip(cases, found, strict=True)}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
+    found = _run(tmp_path_factory.mktemp("one"), 1, ONE)
+    np.testing.assert_allclose(found["graph"], found["eager"], rtol=0, atol=TOLERANCE)
+    assert found["eager"][5] < found["eager"][0]
+    return found["eager"]
+
+
+@pytest.mark.parametrize(("processes", "cases"), [(2, TWO), (4, FOUR)])
+def test_every_layout_trains_and_generates_as_one_process(
+    alone: np.ndarray, tmp_path: Path, processes: int, cases: dict[str, dict[str, Any]]
+) -> None:
+    found = _run(tmp_path, processes, cases)
+    for name, values in found.items():
+        if "generate" in name:
+            assert values.max() < TOLERANCE, name
+        else:
+            np.testing.assert_allclose(
+                values, alone[: len(values)], rtol=0, atol=TOLERANCE, err_msg=name
+            )

@@ -1,0 +1,166 @@
+"""Monarch layers split over 2 and 4 processes against one process, and what they exchange."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import oneflow_accel
+from oneflow_accel.errors import UserError
+
+import numpy as np
+import oneflow as flow
+import pytest
+
+from monarch_flow.layers import MonarchLinear
+from monarch_flow.parallel import (
+    SPLIT,
+    ParallelMonarchLinear,
+    Traffic,
+    backward_traffic,
+    check_blocks,
+    features,
+    forward_traffic,
+    split_multiply,
+)
+from tests.launch import run_distributed
+
+WORKER = Path(__file__).parent / "parallel_worker.py"
+# Float32, and sums in another order.
+RELATIVE = 1e-5
+# A launch that hangs is tried once more.
+pytestmark = pytest.mark.timeout(400)
+
+TRAINING = ["eager", "eager, padded", "eager, uneven", "graph", "graph, padded", "DDP"]
+TWO = [*TRAINING, "gradients", "traffic", "state", "refused"]
+FOUR = ["eager", "graph", "2 x 2", "graph, 2 x 2", "gradients", "traffic"]
+
+
+def _run(folder: Path, processes: int, checks: list[str]) -> dict[str, Any]:
+    path = folder / "checks.json"
+    path.write_text(json.dumps(checks))
+    environment = {"ONEFLOW_ACCEL_THREADS": "1"}
+    result = run_distributed([WORKER, path], processes, timeout=180, env=environment, cwd=folder)
+    assert result.returncode == 0, result.stdout[-3000:]
+    found: dict[str, Any] = json.loads(path.with_suffix(".out").read_text())
+    return found
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return _run(tmp_path_factory.mktemp("two"), 2, TWO)
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return _run(tmp_path_factory.mktemp("four"), 4, FOUR)
+
+
+def assert_same_losses(found: Any) -> None:
+    assert isinstance(found, list), found
+    together, alone = found
+    assert len(together) == 20
+    assert alone[-1] < 0.9 * alone[0]
+    np.testing.assert_allclose(together, alone, rtol=RELATIVE, atol=0)
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_two_processes_train_as_one(two: dict[str, Any], name: str) -> None:
+    assert_same_losses(two[name])
+
+
+@pytest.mark.parametrize("name", ["eager", "graph", "2 x 2", "graph, 2 x 2"])
+def test_four_processes_train_as_one(four: dict[str, Any], name: str) -> None:
+    assert_same_losses(four[name])
+
+
+@pytest.mark.parametrize("processes", ["two", "four"])
+def test_outputs_and_gradients_are_one_processs(
+    processes: str, request: pytest.FixtureRequest
+) -> None:
+    found = request.getfixturevalue(processes)["gradients"]
+    assert isinstance(found, dict), found
+    # Three sizes, three layouts of the input, two of the output.
+    assert len(found) == 18
+    assert max(found.values()) < RELATIVE, found
+
+
+@pytest.mark.parametrize("processes", ["two", "four"])
+def test_what_ranks_receive_is_what_the_formula_says(
+    processes: str, request: pytest.FixtureRequest
+) -> None:
+    found = request.getfixturevalue(processes)["traffic"]
+    for measured, formula in found:
+        assert measured == formula
+
+
+def test_the_state_dict_is_monarch_linears(two: dict[str, Any]) -> None:
+    found = two["state"]
+    assert found["shapes"] == {"bias": [46], "blkdiag1": [4, 8, 8], "blkdiag2": [4, 12, 8]}
+    assert found["same"]
+    # Each of two ranks holds half of the blocks.
+    assert found["held"] == 0.5
+    assert found["matrix"] < 1e-6
+
+
+def test_blocks_that_do_not_divide_are_refused(two: dict[str, Any]) -> None:
+    assert "nblocks=3 cannot be split over a tensor-parallel world size of 2" in two["refused"]
+    with pytest.raises(UserError, match=r"nblocks=6 .* world size of 4.* such as 8, or 1, 2, 3, 6"):
+        check_blocks(6, 4)
+
+
+def test_the_formula_by_hand() -> None:
+    """768 -> 3072 with 4 blocks on 2 ranks: of 768 slots and 3072 outputs each rank gets half of
+    its half from the other."""
+    found = forward_traffic(768, 3072, 4, 2, split_output=True)
+    assert found == Traffic(0, 4 * 768 // 2, 4 * 3072 // 2)
+    assert found.total == 7680
+    # Back: the same, and the gradient of an input that every rank has.
+    assert backward_traffic(768, 3072, 4, 2, split_output=True) == Traffic(4 * 768, 1536, 6144)
+    back = backward_traffic(3072, 768, 4, 2, split_input=True)
+    assert back == Traffic(0, 4 * 768 // 2, 0)
+    assert forward_traffic(3072, 768, 4, 2, split_input=True) == Traffic(0, 1536, 4 * 768)
+    assert forward_traffic(768, 3072, 4, 1).total == 0
+    half = forward_traffic(768, 3072, 4, 4, itemsize=2)
+    assert half == Traffic(0, 2 * 768 * 3 // 4, 2 * 3072 * 3)
+
+
+def test_a_golden_vector_of_the_spec() -> None:
+    """Section 1.1: factors and the product, worked out by hand."""
+    placement = oneflow_accel.select_device().placement()
+
+    def put(values: Any) -> flow.Tensor:
+        array = np.array(values, dtype=np.float32)
+        return flow.tensor(array, placement=placement, sbp=flow.sbp.broadcast)
+
+    first, second = [[[1, 2], [3, 4]], [[5, 6], [7, 8]]], [[[1, 0], [2, 1]], [[1, 1], [0, 3]]]
+    grid = split_multiply(put([1, 2, 3, 4]).reshape(1, 4), put(first), put(second), 0)
+    assert grid.shape == (1, 2, 2)
+    found = features(grid, 0, split=True).numpy()
+    np.testing.assert_array_equal(found, [[5, 64, 49, 159]])
+
+
+def test_one_process_with_any_shape_of_input() -> None:
+    placement = oneflow_accel.select_device().placement()
+    flow.manual_seed(0)
+    layer = MonarchLinear(10, 7)
+    split = ParallelMonarchLinear(layer, placement, 0, SPLIT)
+    repeated = ParallelMonarchLinear(layer, placement, None)
+    for shape in ((10,), (3, 10), (2, 3, 10)):
+        x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+        wanted = layer(flow.tensor(x)).numpy()
+        given = flow.tensor(x, placement=placement, sbp=flow.sbp.broadcast)
+        for each in (split, repeated):
+            np.testing.assert_allclose(each(given).numpy(), wanted, rtol=1e-5, atol=1e-6)
+    assert "output=split" in repr(split)
+    with pytest.raises(UserError, match="output is 'halves'"):
+        ParallelMonarchLinear(layer, placement, 0, "halves")
+
+
+@pytest.mark.parametrize(("ranks", "numbers"), [(2, 3072), (4, 5760)])
+def test_the_traffic_of_a_feed_forward_network(ranks: int, numbers: int) -> None:
+    for traffic in (forward_traffic, backward_traffic):
+        first = traffic(768, 3072, 4, ranks, split_output=True, itemsize=1)
+        second = traffic(3072, 768, 4, ranks, split_input=True, itemsize=1)
+        assert first.total + second.total == numbers
