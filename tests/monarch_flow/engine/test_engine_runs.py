@@ -285,3 +285,29 @@ def test_everything_at_once_runs(run_tiny, tmp_path):
     metrics = run_tiny(tmp_path, *EVERYTHING)
     assert np.isfinite(list(metrics.values())).all()
     assert metrics["test/acc"] * TEST_IMAGES / 100 == round(metrics["test/acc"] * TEST_IMAGES / 100)
+
+
+def test_no_validation_where_it_has_no_batches(run_tiny, tmp_path):
+    metrics = run_tiny(tmp_path, "trainer.limit_val_batches=0", "trainer.max_epochs=1")
+    assert {name.partition("/")[0] for name in metrics} == {"train"}
+    assert last_checkpoint(tmp_path).state["step"] == 8
+
+
+def test_command_line(digits, tmp_path, capsys):
+    """An experiment of ours as a user starts it; a second start goes on where it was."""
+    from monarch_flow.train import main
+
+    args = ["experiment=mnist/vit-monarch-s2d", f"datamodule.data_dir={digits}", "name=tiny"]
+    args += [f"work_dir={tmp_path}", "datamodule.val_split=64", "datamodule.num_workers=0"]
+    args += ["train.global_batch_size=32", "model.embed_dim=32", "model.depth=2", "seed=1"]
+    args += ["train.sparse_to_dense.fraction=0.5", "logger=csv", "callbacks.ema={decay: 0.5}"]
+    assert main([*args, "trainer.max_epochs=2", "trainer.max_steps=3"]) == 0
+    assert main([*args, "trainer.max_epochs=2", "resume=auto"]) == 0
+    out = tmp_path / "tiny"
+    assert list(values(out)) == [3, 4, 8]
+    assert values(out, "switch", "loss_after")[4] > 0
+    for name in ("config.yaml", "config_tree.txt", "metrics.csv", "curves.png"):
+        assert (out / name).stat().st_size > 0
+    assert main([*args, "trainer.max_epochs=2", "resume=auto"]) == 2
+    assert "nothing left to train" in capsys.readouterr().err
+    assert main([*args, f"eval.ckpt={out}/checkpoints"]) == 0
