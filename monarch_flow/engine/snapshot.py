@@ -148,9 +148,7 @@ def load_step(step: TrainStep, checkpoint: Checkpoint, position: Position) -> No
     # A process that was not there before goes on with the first one's state.
     rng, rank = state["rng"], distributed.rank()
     set_rng_state(rng[rank if rank < len(rng) else 0])
-    logger.info(
-        "resumed at epoch %d, step %d (%s layers)", position.epoch, position.step, state["phase"]
-    )
+    logger.info("resumed at epoch %d, step %d", position.epoch, position.step)
 
 
 def load_callbacks(callbacks: Mapping[str, Callback], checkpoint: Checkpoint) -> None:

@@ -350,6 +350,11 @@ class Trainer:
         self._log.hyperparameters(values)
         logger.info("%s", ", ".join(f"{name} {value:,}" for name, value in values.items()))
 
+    def steps_on_disk(self) -> set[int]:
+        """Steps that the run's folder has checkpoints of; the same answer on every process."""
+        found = [] if self._checkpoints is None else sorted(self._checkpoints.steps())
+        return set(distributed.all_gather_json(found)[0])
+
     def save_checkpoint(self, *, best: bool = False, keep: Collection[int] = ()) -> None:
         """Write a checkpoint of now, after a look at the losses; all processes call it.
 

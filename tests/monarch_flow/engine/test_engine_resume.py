@@ -101,6 +101,8 @@ def test_checkpoint_by_path_continues_elsewhere(run_tiny, tmp_path):
     path = tmp_path / "a/checkpoints/latest"
     run_tiny(tmp_path / "b", "trainer.max_epochs=2", f"resume={path}")
     assert list(values(tmp_path / "b")) == list(range(9, 17))
+    # What was the best in the other folder is not there, so this one has its own.
+    assert (tmp_path / "b/checkpoints/best").read_text().strip() == "step-00000016"
 
 
 def test_auto_begins_where_there_is_nothing(run_tiny, tmp_path):
