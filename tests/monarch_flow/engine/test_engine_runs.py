@@ -311,3 +311,43 @@ def test_command_line(digits, tmp_path, capsys):
     assert main([*args, "trainer.max_epochs=2", "resume=auto"]) == 2
     assert "nothing left to train" in capsys.readouterr().err
     assert main([*args, f"eval.ckpt={out}/checkpoints"]) == 0
+
+
+class _ClaimsAmp:
+    """The CPU, saying that it has mixed precision; oneflow's autocast does nothing there."""
+
+    def __init__(self, backend) -> None:
+        self._backend = backend
+
+    def supports(self, feature: str) -> bool:
+        return True
+
+    def __getattr__(self, name: str):
+        return getattr(self._backend, name)
+
+
+def test_scaled_loss_trains_like_an_unscaled_one(digits, tmp_path):
+    """Multiplying by 2^16 and dividing again changes no digit; a step whose gradients overflow is
+    left out and the scale halved."""
+    backend = oneflow_accel.select_device()
+    cfg = config(digits, tmp_path)
+    data = ImageDataModule(
+        data_dir=digits, dataset="mnist", image_size=28, batch_size=8, val_split=8
+    )
+    batches = list(data.train_loader())[:4]
+    losses, steps = [], []
+    for precision, device in (("32", backend), ("16", _ClaimsAmp(backend))):
+        backend.manual_seed(0)
+        _, model = build_model(cfg, data)
+        optimizer = build_optimizer(model, {"name": "adamw", "lr": 1e-3})
+        settings = {"clip": 1.0, "precision": precision}
+        steps.append(EagerStep(model, device, optimizer, build_loss(None), **settings))
+        losses.append([float(steps[-1].step([b], lr=1e-3)[0].numpy()) for b in batches])
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-6)
+    scaled = steps[1]
+    before = {name: value.numpy() for name, value in scaled.model.state_dict().items()}
+    scaled.load_state({"loss_scale": {"scale": 3e38, "good_steps": 0}})
+    scaled.step([batches[0]], lr=1e-3)
+    assert scaled.state()["loss_scale"]["scale"] == pytest.approx(1.5e38)
+    for name, value in scaled.model.state_dict().items():
+        np.testing.assert_array_equal(value.numpy(), before[name])
