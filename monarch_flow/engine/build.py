@@ -75,7 +75,7 @@ def step_maker(
     grouping = section(cfg, "optimizer_param_grouping")
     settings: dict[str, Any] = {"clip": options.clip, "precision": options.precision}
     if options.graph:
-        _check_graph(cfg, options)
+        _check_graph(cfg)
 
     def optimizer_for(model: nn.Module) -> Any:
         return build_optimizer(model, optimizer_options, grouping)
@@ -94,18 +94,14 @@ def step_maker(
             loss,
             learning_rate=lambda step: calendar.learning_rate(max(step, begin.step), begin),
             steps=calendar.last_step(begin),
+            accumulate=options.accumulate,
             **settings,
         )
 
     return make
 
 
-def _check_graph(cfg: DictConfig, options: TrainerOptions) -> None:
-    if options.accumulate > 1:
-        raise UserError(
-            f"trainer.accumulate_grad_batches={options.accumulate}: a graph takes one batch per "
-            "step; set it to 1 and datamodule.batch_size higher, or trainer.graph=false"
-        )
+def _check_graph(cfg: DictConfig) -> None:
     if distributed.world_size() > 1 and section(cfg, "callbacks").get("ema") is not None:
         raise UserError(
             "callbacks.ema: not under nn.Graph on several processes; set it to null, or "

@@ -97,9 +97,14 @@ def test_accumulation_equals_a_larger_batch(run_tiny, tmp_path):
     assert list(values(tmp_path / "thirds")) == [1, 2, 3, 4, 5, 6]
 
 
-def test_graph_equals_eager(run_tiny, tmp_path):
+@pytest.mark.parametrize(
+    "batches",
+    [(), ("datamodule.batch_size=8", "trainer.accumulate_grad_batches=2")],
+    ids=["one-batch", "accumulated"],
+)
+def test_graph_equals_eager(run_tiny, tmp_path, batches):
     """Clipping by the norm of all groups together, a schedule with a jump, AdamW, validation."""
-    common = ("trainer.gradient_clip_val=0.5", "callbacks.ema={decay: 0.8}")
+    common = ("trainer.gradient_clip_val=0.5", "callbacks.ema={decay: 0.8}", *batches)
     run_tiny(tmp_path / "eager", *common)
     run_tiny(tmp_path / "graph", *common, "trainer.graph=true")
     for split in ("train", "val", "test"):
@@ -346,8 +351,8 @@ def test_scaled_loss_trains_like_an_unscaled_one(digits, tmp_path):
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-6)
     scaled = steps[1]
     before = {name: value.numpy() for name, value in scaled.model.state_dict().items()}
-    scaled.load_state({"loss_scale": {"scale": 3e38, "good_steps": 0}})
+    scaled.load_state({"loss_scale": {"scale": 1e40, "good_steps": 0}})
     scaled.step([batches[0]], lr=1e-3)
-    assert scaled.state()["loss_scale"]["scale"] == pytest.approx(1.5e38)
+    assert scaled.state()["loss_scale"]["scale"] == pytest.approx(5e39)
     for name, value in scaled.model.state_dict().items():
         np.testing.assert_array_equal(value.numpy(), before[name])

@@ -90,7 +90,7 @@ def test_dense_weights_need_the_projection(dense, run_tiny, tmp_path):
             id="nothing-to-project-onto",
         ),
         pytest.param(
-            ("trainer.graph=true", "trainer.accumulate_grad_batches=2"),
+            ("trainer.graph=true", "trainer.accumulate_grad_batches=9"),
             UserError,
             "accumulate_grad_batches",
             id="graph-accumulation",
