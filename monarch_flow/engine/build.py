@@ -74,8 +74,6 @@ def step_maker(
     optimizer_options = {k: v for k, v in optimizer_options.items() if v is not None}
     grouping = section(cfg, "optimizer_param_grouping")
     settings: dict[str, Any] = {"clip": options.clip, "precision": options.precision}
-    if options.graph:
-        _check_graph(cfg)
 
     def optimizer_for(model: nn.Module) -> Any:
         return build_optimizer(model, optimizer_options, grouping)
@@ -99,11 +97,3 @@ def step_maker(
         )
 
     return make
-
-
-def _check_graph(cfg: DictConfig) -> None:
-    if distributed.world_size() > 1 and section(cfg, "callbacks").get("ema") is not None:
-        raise UserError(
-            "callbacks.ema: not under nn.Graph on several processes; set it to null, or "
-            "trainer.graph=false"
-        )

@@ -251,8 +251,8 @@ def test_step_is_adamw_of_the_paper(digits, tmp_path):
 
 
 def test_two_processes_equal_one(digits, tmp_path):
-    """20 steps with DistributedDataParallel: accumulation, clipping, EMA, a switch to dense layers
-    in the middle, validation, test and resuming, on the same global batch."""
+    """20 steps on the same global batch, with DistributedDataParallel and under nn.Graph:
+    accumulation, clipping, EMA, a switch to dense layers in the middle, validation, test."""
     from omegaconf import OmegaConf
 
     from tests.launch import run_distributed
@@ -265,19 +265,23 @@ def test_two_processes_equal_one(digits, tmp_path):
         "train.sparse_to_dense.fraction=0.5",
         "callbacks.ema={decay: 0.9}",
         "callbacks.speed_monitor={}",
-        "callbacks.norm_monitor={}",
     )
-    run(config(digits, tmp_path / "one", *common, "datamodule.batch_size=8"))
-    out = tmp_path / "two"
-    path = tmp_path / "two.yaml"
-    OmegaConf.save(config(digits, out, *common, "datamodule.batch_size=4"), path)
+    norms = "callbacks.norm_monitor={}"
+    run(config(digits, tmp_path / "one", *common, norms, "datamodule.batch_size=8"))
+    paths = []
+    for way, option in (("eager", norms), ("graph", "trainer.graph=true")):
+        paths.append(tmp_path / f"{way}.yaml")
+        cfg = config(digits, tmp_path / way, *common, option, "datamodule.batch_size=4")
+        OmegaConf.save(cfg, paths[-1])
     script = Path(__file__).parent / "engine_runs.py"
-    result = run_distributed([script, path], 2, timeout=120)
+    result = run_distributed([script, *paths], 2, timeout=150)
     assert result.returncode == 0, result.stdout
-    for split in ("train", "val", "test"):
-        one, two = values(tmp_path / "one", split), values(out, split)
-        assert one.keys() == two.keys()
-        np.testing.assert_allclose(list(two.values()), list(one.values()), rtol=1e-5)
+    for way in ("eager", "graph"):
+        for split in ("train", "val", "test"):
+            one, two = values(tmp_path / "one", split), values(tmp_path / way, split)
+            assert one.keys() == two.keys()
+            np.testing.assert_allclose(list(two.values()), list(one.values()), rtol=1e-5)
+    out = tmp_path / "eager"
     assert len(values(out)) == 20
     assert values(out, "test", "acc1") == values(tmp_path / "one", "test", "acc1")
     grads = [values(p, "train", "total_grad_l1_norm") for p in (tmp_path / "one", out)]
