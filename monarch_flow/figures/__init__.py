@@ -1,0 +1,1 @@
+"""Pictures of the documentation, each with the script that draws it."""

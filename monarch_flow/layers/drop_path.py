@@ -1,0 +1,58 @@
+"""DropPath: leaves out a residual branch for some samples of a batch (stochastic depth)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from oneflow_accel.errors import UserError
+
+import oneflow as flow
+from oneflow import nn
+
+
+def drop_path(x: flow.Tensor, p: float) -> flow.Tensor:
+    """Zero whole samples with probability p and divide the others by 1 - p (Huang et al. 2016).
+
+    The mask is drawn with `oneflow.rand`, so it follows `manual_seed`, in nn.Graph too.
+
+    Args:
+        x: (samples, ...), local or global.
+        p: from 0 to 1; at 1 everything is zero.
+
+    Returns:
+        Like x.
+    """
+    shape = (x.shape[0],) + (1,) * (x.ndim - 1)
+    place: dict[str, Any] = {"device": x.device} if x.is_local else {}
+    if x.is_global:
+        # A sample's number is the same on every rank that has a part of the sample.
+        batch = flow.sbp.split(0)
+        sbp = [batch if part == batch else flow.sbp.broadcast for part in x.sbp]
+        place = {"placement": x.placement, "sbp": sbp}
+    kept = (flow.rand(*shape, **place) >= p).to(x.dtype)
+    return x * (kept / (1 - p) if p < 1 else kept)
+
+
+class DropPath(nn.Module):
+    """`drop_path` in training, the identity in evaluation and where p is 0.
+
+    Args:
+        p: probability that a sample's branch is left out.
+
+    Raises:
+        UserError: p is not in [0, 1].
+    """
+
+    def __init__(self, p: float = 0.0) -> None:
+        super().__init__()
+        if not 0 <= p <= 1:
+            raise UserError(f"a drop path probability must be between 0 and 1, not {p}")
+        self.p = p
+
+    def forward(self, x: flow.Tensor) -> flow.Tensor:
+        """(samples, ...) to the same."""
+        return drop_path(x, self.p) if self.training and self.p > 0 else x
+
+    def extra_repr(self) -> str:
+        """Shown by print(model)."""
+        return f"p={self.p}"

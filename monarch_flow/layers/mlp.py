@@ -1,0 +1,171 @@
+"""The two-layer perceptron of transformers, dense or with structured layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from oneflow_accel.errors import UserError
+from oneflow_accel.inference import bfloat16_container
+
+import oneflow as flow
+from oneflow import nn
+
+from monarch_flow.layers.config import LinearConfig, LinearLike
+from monarch_flow.layers.targets import TARGET, fill_options, split_target
+
+Activation = Callable[[], nn.Module]
+
+
+@bfloat16_container
+class Mlp(nn.Module):
+    """fc1, activation, dropout, fc2, dropout: (..., in) to (..., out), with dense layers.
+
+    Args:
+        in_features: width of the input.
+        hidden_features: width between the layers; None for in_features.
+        out_features: width of the output; None for in_features.
+        act_layer: makes the activation.
+        drop: probability to drop an element; a pair for after the activation and after fc2.
+        bias: whether the layers have a bias.
+        device, dtype: of all parameters.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden_features: int | None = None,
+        out_features: int | None = None,
+        act_layer: Activation = nn.GELU,
+        drop: float | tuple[float, float] = 0.0,
+        bias: bool = True,
+        *,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        hidden_features, out_features = hidden_features or in_features, out_features or in_features
+        drops = drop if isinstance(drop, tuple) else (drop, drop)
+        self.fc1 = nn.Linear(in_features, hidden_features, bias, device=device, dtype=dtype)
+        self.act = act_layer()
+        self.drop1 = dropout(drops[0])
+        self.fc2 = nn.Linear(hidden_features, out_features, bias, device=device, dtype=dtype)
+        self.drop2 = dropout(drops[1])
+
+    def forward(self, x: flow.Tensor) -> flow.Tensor:
+        """(..., in_features) to (..., out_features)."""
+        return self.drop2(self.fc2(self.drop1(self.act(self.fc1(x)))))
+
+
+@bfloat16_container
+class MlpCustom(nn.Module):
+    """Mlp whose layers are chosen by config.
+
+    Args:
+        in_features: width of the input.
+        hidden_features: width between the layers; None for in_features.
+        out_features: width of the output; None for in_features.
+        act_layer: makes the activation.
+        act_fn: the activation itself; goes before act_layer.
+        drop: probability to drop an element, the same in both places.
+        drop_btw_fcs: whether there is dropout after the activation too.
+        linear1_cfg: fc1, see `LinearConfig.of`; None for dense.
+        linear2_cfg: fc2.
+        device, dtype: of all parameters.
+
+    Raises:
+        UserError: a config is wrong.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden_features: int | None = None,
+        out_features: int | None = None,
+        act_layer: Activation = nn.GELU,
+        act_fn: Callable[[flow.Tensor], flow.Tensor] | None = None,
+        drop: float = 0.0,
+        drop_btw_fcs: bool = True,
+        linear1_cfg: LinearLike = None,
+        linear2_cfg: LinearLike = None,
+        *,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        hidden_features, out_features = hidden_features or in_features, out_features or in_features
+        place = {"device": device, "dtype": dtype}
+        linear1, linear2 = LinearConfig.of(linear1_cfg), LinearConfig.of(linear2_cfg)
+        self.fc1 = linear1.build(in_features, hidden_features, **place)
+        self.act = act_layer() if act_fn is None else _Function(act_fn)
+        self.drop1 = dropout(drop if drop_btw_fcs else 0.0)
+        self.fc2 = linear2.build(hidden_features, out_features, **place)
+        self.drop2 = dropout(drop)
+
+    def forward(self, x: flow.Tensor) -> flow.Tensor:
+        """(..., in_features) to (..., out_features)."""
+        return self.drop2(self.fc2(self.drop1(self.act(self.fc1(x)))))
+
+
+class _Function(nn.Module):
+    """A function as a module, so that what converts models sees it."""
+
+    def __init__(self, function: Callable[[flow.Tensor], flow.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: flow.Tensor) -> flow.Tensor:
+        return self.function(x)
+
+
+_MLPS: dict[str, type[nn.Module]] = {"Mlp": Mlp, "MlpCustom": MlpCustom}
+# What the model says, not the config.
+_GIVEN = ("in_features", "hidden_features", "out_features", "act_layer", "device", "dtype")
+
+
+def build_mlp(
+    mlp_cfg: Mapping[str, Any] | None,
+    in_features: int,
+    hidden_features: int | None = None,
+    out_features: int | None = None,
+    *,
+    act_layer: Activation = nn.GELU,
+    drop: float = 0.0,
+    device: Any = None,
+    dtype: Any = None,
+) -> nn.Module:
+    """The perceptron that a model's `mlp_cfg` names.
+
+    Args:
+        mlp_cfg: None for a dense Mlp, or {"_target_": "monarch_flow.layers.MlpCustom",
+            "linear1_cfg": ..., "linear2_cfg": ..., ...}.
+        in_features: width of the input.
+        hidden_features: width between the layers; None for in_features.
+        out_features: width of the output; None for in_features.
+        act_layer: makes the activation.
+        drop: the model's dropout; it goes before a 'drop' of the config.
+        device, dtype: of all parameters.
+
+    Raises:
+        UserError: an unknown class or key; the text names the nearest.
+    """
+    place = {"act_layer": act_layer, "device": device, "dtype": dtype}
+    sizes = (in_features, hidden_features, out_features)
+    if mlp_cfg is None:
+        return Mlp(*sizes, drop=drop, **place)
+    if not isinstance(mlp_cfg, Mapping):
+        raise UserError(f"mlp_cfg is {mlp_cfg!r}: give null or a mapping with '{TARGET}'")
+    mlp, options = split_target(mlp_cfg, _MLPS, "MLP")
+    filled = fill_options(options, mlp, _GIVEN, mlp.__name__)
+    return mlp(*sizes, **{**filled, "drop": drop}, **place)
+
+
+def dropout(p: float) -> nn.Module:
+    """nn.Dropout; where it would drop nothing, a module that costs nothing.
+
+    Raises:
+        UserError: p is not in [0, 1].
+    """
+    if not 0 <= p <= 1:
+        raise UserError(f"a dropout probability must be between 0 and 1, not {p}")
+    return nn.Dropout(p) if p > 0 else nn.Identity()

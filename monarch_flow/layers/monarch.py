@@ -1,0 +1,113 @@
+"""MonarchLinear: a linear layer whose matrix is the product of two block-diagonal ones."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from oneflow_accel.kernels.monarch import monarch_multiply
+
+import oneflow as flow
+
+from monarch_flow.layers.config import register_linear
+from monarch_flow.layers.structured import InitFunction, StructuredLinear, new_parameter, uniform
+from monarch_flow.layers.targets import check_positive
+
+Shape = tuple[int, int, int]
+
+
+def monarch_shapes(in_features: int, out_features: int, nblocks: int) -> tuple[Shape, Shape]:
+    """Shapes of the factors of a MonarchLinear.
+
+    With bi = ceil(in / nblocks) and bo = ceil(out / nblocks), the width between the factors is
+    the smaller of the extended widths nblocks * bi and nblocks * bo.
+
+    Returns:
+        blkdiag1 (nblocks, inner, bi) and blkdiag2 (nblocks, bo, inner), inner = min(bi, bo).
+    """
+    block_in, block_out = -(-in_features // nblocks), -(-out_features // nblocks)
+    inner = min(block_in, block_out)
+    return (nblocks, inner, block_in), (nblocks, block_out, inner)
+
+
+@register_linear("monarch")
+class MonarchLinear(StructuredLinear):
+    """y = x M^T + bias with the Monarch matrix M of two factors (Dao et al. 2022, section 3.1).
+
+    It has about (1 + min(n, m) / max(n, m)) / nblocks of the weights of a dense layer. Widths that
+    nblocks does not divide are padded with zeros at the end of the input and cropped at the end of
+    the output, whose fastest axis is the block.
+
+    Both factors start as U(-1/sqrt(d), 1/sqrt(d)) with d their last dimension, the bias as
+    U(-1/sqrt(m), 1/sqrt(m)): m and not n, unlike nn.Linear. For an input of variance 1 the output
+    then has variance 1/9. A model's own rule for dense layers does not apply to it.
+
+    Args:
+        in_features: n.
+        out_features: m.
+        bias: whether it has a bias.
+        nblocks: blocks of each factor, at least 1. Up to 2 it saves nothing where n = m.
+        device: of all its parameters; None for the default.
+        dtype: of all its parameters; None for float32.
+
+    Attributes:
+        blkdiag1: parameter (nblocks, inner, bi), see `monarch_shapes`; blkdiag2: (nblocks, bo,
+            inner).
+
+    Raises:
+        UserError: a width or nblocks is no positive whole number.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        nblocks: int = 4,
+        *,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(in_features, out_features, bias, device=device, dtype=dtype)
+        self.nblocks = check_positive("nblocks", nblocks)
+        shape1, shape2 = monarch_shapes(in_features, out_features, nblocks)
+        self.in_features_extended = shape1[0] * shape1[2]
+        self.out_features_extended = shape2[0] * shape2[1]
+        self.blkdiag1 = new_parameter(shape1, device, dtype)
+        self.blkdiag2 = new_parameter(shape2, device, dtype)
+        self.reset_parameters()
+
+    def macs_per_row(self) -> int:
+        """Weights of both factors, those that meet padding included."""
+        return math.prod(self.blkdiag1.shape) + math.prod(self.blkdiag2.shape)
+
+    def reset_parameters(self) -> None:
+        """Draw blkdiag1, blkdiag2 and the bias, in this order."""
+        uniform(self.blkdiag1, self.blkdiag1.shape[-1])
+        uniform(self.blkdiag2, self.blkdiag2.shape[-1])
+        self.reset_bias()
+
+    def reset_dense_init(
+        self, init_function: InitFunction, bias_init_function: InitFunction | None = None
+    ) -> None:
+        """Does nothing: a rule for dense matrices says nothing about two factors, and the models
+        of the paper keep this layer as the constructor drew it, bias included."""
+
+    def matmul(self, x: flow.Tensor) -> flow.Tensor:
+        """The operation `monarch_multiply`, which pads and cuts by itself."""
+        return monarch_multiply(x, self.blkdiag1, self.blkdiag2, out_features=self.out_features)
+
+    def forward(self, x: flow.Tensor) -> flow.Tensor:
+        """x M^T + bias: (..., in_features) to (..., out_features), of one axis or more.
+
+        Raises:
+            ValueError: x has another width.
+        """
+        self.check_input(x)
+        return monarch_multiply(
+            x, self.blkdiag1, self.blkdiag2, self.bias, out_features=self.out_features
+        )
+
+    def extra_repr(self) -> str:
+        """Shown by print(model)."""
+        return f"{super().extra_repr()}, nblocks={self.nblocks}"

@@ -1,0 +1,201 @@
+"""What all structured linear layers share: padding, cropping, bias and the dense matrix."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+import oneflow as flow
+from oneflow import nn
+
+from monarch_flow.layers.targets import check_positive
+
+# Fills a dense matrix (out, in) in place, as nn.init's functions do.
+InitFunction = Callable[[flow.Tensor], Any]
+# How a config's value for an option is read, by option.
+OptionReaders = dict[str, Callable[[Any], Any]]
+
+
+class StructuredLinear(nn.Module):
+    """x M^T + bias for a matrix M (out_features, in_features) that is not stored whole.
+
+    A subclass makes its parameters, calls `reset_parameters` and computes `structured_matmul` on
+    the extended widths: the input is padded with zeros at its end, the output is cropped there.
+
+    Attributes:
+        in_features: n, width of the input.
+        out_features: m, width of the output.
+        in_features_extended: width that `structured_matmul` takes, at least n.
+        out_features_extended: width that it returns, at least m.
+        bias: parameter (m,), or None.
+    """
+
+    option_readers: ClassVar[OptionReaders] = {}
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        self.in_features = check_positive("in_features", in_features)
+        self.out_features = check_positive("out_features", out_features)
+        self.in_features_extended = self.in_features
+        self.out_features_extended = self.out_features
+        self.bias: flow.Tensor | None
+        if bias:
+            self.bias = new_parameter((out_features,), device, dtype)
+        else:
+            self.register_parameter("bias", None)
+
+    @property
+    def saving(self) -> float:
+        """Weights that are stored over those of a dense matrix, n m; the bias is not counted."""
+        return self.macs_per_row() / (self.in_features * self.out_features)
+
+    def macs_per_row(self) -> int:
+        """Multiply-accumulates for one input row: the number of its weights, without the bias."""
+        raise NotImplementedError
+
+    def reset_parameters(self) -> None:
+        """Draw all parameters anew, as the constructor does."""
+        raise NotImplementedError
+
+    def reset_dense_init(
+        self, init_function: InitFunction, bias_init_function: InitFunction | None = None
+    ) -> None:
+        """Draw the weights as a model that initialises a dense matrix this way wants them.
+
+        As a function for nn.Module.apply does, it draws the layer's own parameters and leaves those
+        of layers inside it to their own call.
+
+        Args:
+            init_function: fills a dense matrix in place.
+            bias_init_function: fills the bias; None for zeros.
+        """
+        raise NotImplementedError
+
+    def structured_matmul(self, x: flow.Tensor) -> flow.Tensor:
+        """x M^T: (..., in_features_extended), of 2 dimensions or more, to
+        (..., out_features_extended)."""
+        raise NotImplementedError
+
+    def forward(self, x: flow.Tensor) -> flow.Tensor:
+        """x M^T + bias.
+
+        Args:
+            x: (..., in_features), of one dimension or more.
+
+        Returns:
+            (..., out_features).
+
+        Raises:
+            ValueError: x has another width.
+        """
+        self.check_input(x)
+        if x.ndim == 1:
+            return self.add_bias(self.matmul(x.unsqueeze(0))).squeeze(0)
+        return self.add_bias(self.matmul(x))
+
+    def check_input(self, x: flow.Tensor) -> None:
+        """Raises ValueError where x is not (..., in_features)."""
+        if x.ndim == 0 or x.shape[-1] != self.in_features:
+            raise ValueError(
+                f"a linear layer of (..., {self.in_features}) got an input of {tuple(x.shape)}"
+            )
+
+    def matmul(self, x: flow.Tensor) -> flow.Tensor:
+        """x M^T without the bias: (..., in_features), of 2 dimensions or more, to
+        (..., out_features)."""
+        return self.crop(self.structured_matmul(self.pad(x)))
+
+    def pad(self, x: flow.Tensor) -> flow.Tensor:
+        """Zeros at the end of the last axis, up to `in_features_extended`."""
+        missing = self.in_features_extended - x.shape[-1]
+        return nn.functional.pad(x, (0, missing)) if missing else x
+
+    def crop(self, y: flow.Tensor) -> flow.Tensor:
+        """The first `out_features` of the last axis."""
+        if y.shape[-1] == self.out_features:
+            return y
+        return y.narrow(y.ndim - 1, 0, self.out_features)
+
+    def add_bias(self, y: flow.Tensor) -> flow.Tensor:
+        """y + bias, in y's dtype: under mixed precision the bias is wider than the product."""
+        if self.bias is None:
+            return y
+        bias = self.bias
+        return y + (bias if bias.dtype == y.dtype else bias.to(y.dtype))
+
+    def dense(self) -> flow.Tensor:
+        """M, (out_features, in_features), in the parameters' dtype; gradients flow through it."""
+        return self.matmul(identity(self.in_features, next(self.parameters()))).transpose(0, 1)
+
+    def bias_fan(self) -> int:
+        """The bias starts as U(-b, b) with b = 1 / sqrt(this)."""
+        return self.out_features
+
+    def reset_bias(self) -> None:
+        """Draw the bias, where there is one."""
+        if self.bias is not None:
+            uniform(self.bias, self.bias_fan())
+
+    def reset_bias_with(self, bias_init_function: InitFunction | None) -> None:
+        """Fill the bias with a function, None for zeros."""
+        if self.bias is None:
+            return
+        with flow.no_grad():
+            (bias_init_function or nn.init.zeros_)(self.bias)
+
+    def extra_repr(self) -> str:
+        """Shown by print(model)."""
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, "
+            f"bias={self.bias is not None}, saving={self.saving:.4f}"
+        )
+
+
+def new_parameter(shape: tuple[int, ...], device: Any, dtype: Any) -> nn.Parameter:
+    """A parameter of zeros, to be drawn later."""
+    return nn.Parameter(flow.zeros(*shape, device=device, dtype=dtype or flow.float32))
+
+
+def uniform(tensor: flow.Tensor, fan_in: float) -> None:
+    """Fill with U(-b, b), b = 1 / sqrt(fan_in): Kaiming's uniform rule (He et al. 2015) with the
+    slope sqrt(5) that linear layers use."""
+    bound = 1 / math.sqrt(fan_in)
+    nn.init.uniform_(tensor, -bound, bound)
+
+
+def dense_default(tensor: flow.Tensor) -> None:
+    """Fill a dense matrix (out, in) as nn.Linear does."""
+    uniform(tensor, tensor.shape[-1])
+
+
+def drawn_dense(rows: int, columns: int, init_function: InitFunction) -> np.ndarray:
+    """A dense matrix (rows, columns), float32, filled by `init_function`, as an array."""
+    matrix = flow.empty(rows, columns)
+    init_function(matrix)
+    return matrix.numpy()
+
+
+def fill(parameter: flow.Tensor, values: np.ndarray) -> None:
+    """Put an array of the same shape into a local parameter, in its dtype."""
+    with flow.no_grad():
+        parameter.copy_(flow.tensor(values, dtype=parameter.dtype, device=parameter.device))
+
+
+def identity(size: int, like: flow.Tensor) -> flow.Tensor:
+    """The identity matrix, placed as `like` is, of its dtype; a global one is on every rank."""
+    place: dict[str, Any] = {}
+    if like.is_global:
+        place = {"placement": like.placement, "sbp": [flow.sbp.broadcast] * len(like.sbp)}
+    else:
+        place = {"device": like.device}
+    return flow.eye(size, **place).to(like.dtype)
