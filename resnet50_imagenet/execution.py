@@ -13,34 +13,15 @@ from oneflow_accel import layouts
 from oneflow_accel.backends.base import Backend
 from oneflow_accel.errors import CheckpointError
 from oneflow_accel.training import distributed
+from oneflow_accel.training.data_parallel import broadcast_buffers, data_parallel
 from oneflow_accel.training.schedule import DECAY_EVERY, DECAY_FACTOR, step_decay
+from oneflow_accel.training.validation import class_scores, count_correct
 
 import numpy as np
 import oneflow as flow
 from oneflow import nn
 
 MOMENTUM_PREFIX = "momentum/"
-
-
-def class_scores(output: flow.Tensor | tuple[flow.Tensor, ...]) -> flow.Tensor:
-    """A model's scores of shape (N, classes); GoogLeNet and Inception v3 return those of their
-    auxiliary heads besides."""
-    return output if isinstance(output, flow.Tensor) else output[0]
-
-
-def count_correct(scores: flow.Tensor, labels: flow.Tensor) -> tuple[flow.Tensor, flow.Tensor]:
-    """How many labels are the highest score, and how many are among the five highest.
-
-    Args:
-        scores: (N, classes), float.
-        labels: (N,), int64.
-
-    Returns:
-        Two float32 scalars that stay on the device.
-    """
-    best = flow.topk(scores, min(5, scores.shape[1]), dim=1)[1]
-    hits = (best == labels.unsqueeze(1)).to(flow.float32)
-    return hits[:, :1].sum(), hits.sum()
 
 
 class TrainStep(ABC):
@@ -150,26 +131,12 @@ class TrainStep(ABC):
         self.load_momentum(momentum, step)
 
 
-class _DataParallelShell(nn.Module):
-    """What DistributedDataParallel hooks into, so that the model inside can also be called without
-    collectives: processes evaluate different numbers of batches."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.inner = model
-
-    def forward(self, images: flow.Tensor) -> flow.Tensor:
-        return self.inner(images)
-
-
 class EagerStep(TrainStep):
     """Eager execution; DistributedDataParallel where there are several processes."""
 
     def __init__(self, model: nn.Module, backend: Backend, **settings) -> None:
         super().__init__(model, backend, **settings)
-        self._forward: nn.Module = model
-        if distributed.world_size() > 1:
-            self._forward = flow.nn.parallel.DistributedDataParallel(_DataParallelShell(model))
+        self._forward = data_parallel(model)
         self._criterion = nn.CrossEntropyLoss()
 
     def step(self, images: np.ndarray, labels: np.ndarray, epoch: int) -> tuple[flow.Tensor, ...]:
@@ -187,11 +154,7 @@ class EagerStep(TrainStep):
         return loss.detach(), top1, top5
 
     def local_model(self) -> nn.Module:
-        if distributed.world_size() > 1:
-            # Running statistics are each process's own until the next forward pass; evaluation
-            # uses the ones that the checkpoint stores, process 0's.
-            for buffer in self.model.buffers():
-                flow._C.comm_broadcast([buffer], inplace=True)
+        broadcast_buffers(self.model)
         return self.model.eval()
 
     def momentum_state(self) -> dict[str, flow.Tensor]:

@@ -29,7 +29,9 @@ from oneflow_accel.errors import UserError
 from oneflow_accel.training import distributed, watchdog
 from oneflow_accel.training.checkpoint import Checkpoint
 from oneflow_accel.training.images import ImageFolder, ImageLoader, SyntheticImages
+from oneflow_accel.training.resume import checkpoint_to_resume
 from oneflow_accel.training.transforms import eval_transform, train_transform
+from oneflow_accel.training.validation import validate
 
 import numpy as np
 from oneflow import nn
@@ -40,8 +42,7 @@ from resnet50_imagenet.execution import EagerStep, GraphStep, TrainStep
 from resnet50_imagenet.inference import graph_forward, inference_model
 from resnet50_imagenet.models import create_model, load_weights, pretrained_file
 from resnet50_imagenet.options import parse_options
-from resnet50_imagenet.training import Trainer, checkpoint_to_resume, restore_model
-from resnet50_imagenet.validation import validate
+from resnet50_imagenet.training import Trainer, restore_model
 
 Dataset = ImageFolder | SyntheticImages
 

@@ -6,27 +6,25 @@ import argparse
 import logging
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 from oneflow_accel import layouts
 from oneflow_accel.errors import CheckpointError, UserError
 from oneflow_accel.training import distributed
-from oneflow_accel.training.checkpoint import Checkpoint, CheckpointManager, read_checkpoint
+from oneflow_accel.training.checkpoint import Checkpoint, CheckpointManager
 from oneflow_accel.training.curves import draw_curves
+from oneflow_accel.training.figures import Figures, FigureWindow, log_line
 from oneflow_accel.training.images import ImageLoader
 from oneflow_accel.training.metrics import JSONL_NAME, MetricLog
 from oneflow_accel.training.progress import Progress, format_eta
+from oneflow_accel.training.resume import checkpoint_folder
 from oneflow_accel.training.rng import get_rng_state, set_rng_state
+from oneflow_accel.training.validation import Accuracy, validate
 
 from oneflow import nn
 
 from resnet50_imagenet.execution import TrainStep
-from resnet50_imagenet.figures import Figures, FigureWindow, log_line
-from resnet50_imagenet.validation import Accuracy, validate
 
 logger = logging.getLogger("oneflow_accel")
-
-AUTO_RESUME = "auto"
 
 
 @dataclass
@@ -37,28 +35,6 @@ class Position:
     batch: int = 0
     step: int = 0
     best_acc1: float = 0.0
-
-
-def checkpoint_folder(output_dir: Path) -> Path:
-    """Where a run keeps its checkpoints."""
-    return output_dir / "checkpoints"
-
-
-def checkpoint_to_resume(resume: str | None, output_dir: Path) -> Checkpoint | None:
-    """What --resume names; None where it is not given, or is 'auto' and there is none yet.
-
-    Raises:
-        CheckpointError: the checkpoint named is not there, or none is intact.
-    """
-    if resume is None:
-        return None
-    if resume != AUTO_RESUME:
-        return read_checkpoint(resume)
-    latest = CheckpointManager(checkpoint_folder(output_dir)).latest()
-    if latest is None:
-        logger.info("no checkpoint in %s yet: starting from the beginning", output_dir)
-        return None
-    return read_checkpoint(latest)
 
 
 class Trainer:

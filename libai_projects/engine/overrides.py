@@ -5,17 +5,15 @@ LiBai's own override function makes a new key out of a misspelled one; here that
 
 from __future__ import annotations
 
-import difflib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from oneflow_accel.errors import UserError
+from oneflow_accel.training.overrides import config_keys, nearest_key, parse_override
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException
 from libai.config import LazyConfig
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -72,7 +70,7 @@ def apply_overrides(cfg: DictConfig, overrides: Iterable[str], config_file: str)
             nearest one), or a value of another type than the key's.
     """
     for text in overrides:
-        override = _parse(text)
+        override = parse_override(text, "train.train_iter=100")
         key = override.key_or_group
         adds = override.is_add() or override.is_force_add()
         exists = _exists(cfg, key)
@@ -88,25 +86,6 @@ def apply_overrides(cfg: DictConfig, overrides: Iterable[str], config_file: str)
         except (OmegaConfBaseException, ValueError, TypeError) as error:
             raise UserError(f"{text}: {error}") from error
     return cfg
-
-
-def _parse(text: str) -> Override:
-    if text.startswith("~"):
-        raise UserError(
-            f"{text}: a key cannot be removed; set it to nothing with {text[1:].split('=')[0]}=null"
-        )
-    if "=" not in text:
-        raise UserError(f"{text}: an override reads KEY=VALUE, such as train.train_iter=100")
-    try:
-        override = OverridesParser.create().parse_override(text)
-    except HydraException as error:
-        raise UserError(
-            f"{text}: {str(error).splitlines()[0]}; put a value with special characters in quotes: "
-            "'key=\"value\"'"
-        ) from error
-    if override.is_sweep_override():
-        raise UserError(f"{text}: one value per key; a list is written [1,2]")
-    return override
 
 
 def _exists(cfg: DictConfig, key: str) -> bool:
@@ -126,25 +105,9 @@ def _exists(cfg: DictConfig, key: str) -> bool:
 
 
 def _unknown_key(cfg: DictConfig, key: str, config_file: str) -> str:
-    keys = sorted(set(config_keys(cfg)))
-    near = difflib.get_close_matches(key, keys, n=1, cutoff=0.6)
-    if not near:
-        # A right name in a wrong place, such as `lr` for `optim.lr`.
-        last = {name.rsplit(".", 1)[-1]: name for name in keys}
-        near = [last[n] for n in difflib.get_close_matches(key.rsplit(".", 1)[-1], last, n=1)]
-    hint = f"did you mean {near[0]}?" if near else f"its top keys are {', '.join(cfg)}"
+    near = nearest_key(key, config_keys(cfg))
+    hint = f"did you mean {near}?" if near else f"its top keys are {', '.join(cfg)}"
     return f"{config_file} has no key {key}; {hint} (+{key}=... adds a new one)"
-
-
-def config_keys(cfg: DictConfig | ListConfig, prefix: str = "") -> Iterator[str]:
-    """Every key of a config with its path, such as "train.dist.tensor_parallel_size"."""
-    names = range(len(cfg)) if isinstance(cfg, ListConfig) else list(cfg)
-    for name in names:
-        path = f"{prefix}{name}"
-        yield path
-        child = cfg._get_node(name)
-        if isinstance(child, DictConfig | ListConfig) and not child._is_none():
-            yield from config_keys(child, f"{path}.")
 
 
 def _checked(key: str, now: Any, value: Any, override: Override | None, config_file: str) -> Any:

@@ -21,7 +21,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -101,13 +101,21 @@ class CheckpointManager:
                 f"checkpoints cannot be written to {self.directory}: {error.strerror or error}"
             ) from error
 
-    def save(self, checkpoint: Checkpoint, *, step: int, best: bool = False) -> Path:
+    def save(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        step: int,
+        best: bool = False,
+        keep: Collection[int] = (),
+    ) -> Path:
         """Write a checkpoint, point `latest` (and `best`) to it, and prune old ones.
 
         Args:
             checkpoint: what to write.
             step: number of optimizer steps done.
             best: whether it is the best so far.
+            keep: steps whose checkpoints are not old ones to prune, however old they are.
 
         Returns:
             The checkpoint's folder.
@@ -135,7 +143,7 @@ class CheckpointManager:
                 f"the checkpoint of step {step} could not be written to {self.directory}: "
                 f"{error.strerror or error}; {hint}earlier checkpoints are intact"
             ) from error
-        self._prune()
+        self._prune(keep)
         return folder
 
     def latest(self) -> Path | None:
@@ -232,11 +240,11 @@ class CheckpointManager:
             folder = self.directory / f"step-{step:08d}.{copies}"
         return folder
 
-    def _prune(self) -> None:
+    def _prune(self, keep: Collection[int]) -> None:
         best = self.best()
         readable = [folder for folder in _step_folders(self.directory) if _serial(folder)]
         for folder in readable[self.keep_last :]:
-            if folder == best:
+            if folder == best or _step(folder) in keep:
                 continue
             # Renamed first: a kill in the middle of the deletion must not leave half a checkpoint.
             trash = folder.with_name(f".trash-{folder.name}")
@@ -312,6 +320,12 @@ def _step_folders(directory: Path) -> list[Path]:
         key=lambda path: (_serial(path) or sys.maxsize, path.name),
         reverse=True,
     )
+
+
+def _step(folder: Path) -> int | None:
+    """The step in a folder's name, which may end in the number of a copy."""
+    digits = folder.name.removeprefix("step-").partition(".")[0]
+    return int(digits) if digits.isdecimal() else None
 
 
 def _serial(folder: Path) -> int:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from oneflow_accel.training.transforms import Transform
 from oneflow_accel.training.workers import FilledRows
@@ -27,7 +28,7 @@ DECODE_ERRORS = (
 )
 
 # First word of every seed, so that no two kinds of random streams coincide.
-_ORDER_STREAM, _AUGMENTATION_STREAM, SYNTHETIC_STREAM = 1, 2, 3
+_ORDER_STREAM, _AUGMENTATION_STREAM, SYNTHETIC_STREAM, MIXING_STREAM, SPLIT_STREAM = range(1, 6)
 
 
 class Dataset(Protocol):
@@ -53,6 +54,31 @@ class Dataset(Protocol):
         """One transformed image, float32; raises one of DECODE_ERRORS where that is impossible."""
 
 
+@runtime_checkable
+class ReadsMany(Protocol):
+    """A data set that may be able to give many images in one go."""
+
+    def read_many(self, indices: np.ndarray, transform: Transform) -> np.ndarray | None:
+        """Transformed images, float32, (images, height, width, channels), or None where they have
+        to be read one by one, as with any transform that draws random numbers."""
+
+
+# (permutation of the data set, batch size of a process, rank, world size) -> what that rank takes
+# in an epoch: (indices, repetitions). An index that comes several times has a new repetition each
+# time, 0 for the first: it is augmented in another way.
+Arrangement = Callable[[np.ndarray, int, int, int], tuple[np.ndarray, np.ndarray]]
+
+
+def each_once(
+    permutation: np.ndarray, batch_size: int, rank: int, world_size: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rank r takes the r-th part of each global batch; what does not fill one is left out."""
+    batches = len(permutation) // (batch_size * world_size)
+    parts = permutation[: batches * world_size * batch_size]
+    indices = parts.reshape(batches, world_size, batch_size)[:, rank].ravel()
+    return indices, np.zeros_like(indices)
+
+
 def max_bad_files(images: int) -> int:
     """How many files of a data set may be undecodable: 1 %, rounded down."""
     return images // 100
@@ -71,6 +97,7 @@ class ImageReader:
         rank: int,
         world_size: int,
         channels_last: bool,
+        arrangement: Arrangement = each_once,
     ) -> None:
         self.dataset = dataset
         self.transform = transform
@@ -80,40 +107,51 @@ class ImageReader:
         self.rank = rank
         self.world_size = world_size
         self.channels_last = channels_last
-        self.rows = len(self.order(0))
+        self.arrangement = arrangement
+        self.rows = len(self.order(0)[0])
         shape = dataset.shape(transform)
         self.sample_shape = shape if channels_last else (shape[2], shape[0], shape[1])
-        self._order_of: tuple[int, np.ndarray] | None = None
+        self._order_of: tuple[int, np.ndarray, np.ndarray] | None = None
         self._bad: dict[int, str] = {}
 
-    def order(self, epoch: int) -> np.ndarray:
-        """Indices of this rank's samples in the order of one epoch."""
+    def order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """Indices of this rank's samples in the order of one epoch, and their repetitions."""
         if not self.train:
-            return np.arange(self.rank, len(self.dataset), self.world_size)
+            indices = np.arange(self.rank, len(self.dataset), self.world_size)
+            return indices, np.zeros_like(indices)
         permutation = np.random.default_rng((_ORDER_STREAM, self.seed, epoch)).permutation(
             len(self.dataset)
         )
-        batches = len(self.dataset) // (self.batch_size * self.world_size)
-        parts = permutation[: batches * self.world_size * self.batch_size]
-        return parts.reshape(batches, self.world_size, self.batch_size)[:, self.rank].ravel()
+        return self.arrangement(permutation, self.batch_size, self.rank, self.world_size)
 
     def fill(self, epoch: int, start: int, rows: np.ndarray) -> FilledRows:
         """Fill `rows` with the samples at positions `start`, `start + 1`, ... of the epoch."""
         if self._order_of is None or self._order_of[0] != epoch:
-            self._order_of = (epoch, self.order(epoch))
+            self._order_of = (epoch, *self.order(epoch))
+        _, indices, repetitions = self._order_of
+        indices, repetitions = (of[start : start + len(rows)] for of in (indices, repetitions))
+        if isinstance(self.dataset, ReadsMany):
+            images = self.dataset.read_many(indices, self.transform)
+            if images is not None:
+                rows[...] = images if self.channels_last else images.transpose(0, 3, 1, 2)
+                return FilledRows(indices.tolist(), {})
         filled = FilledRows([], {})
-        for row, index in zip(rows, self._order_of[1][start : start + len(rows)], strict=True):
-            filled.indices.append(self._fill_one(epoch, int(index), row, filled.bad))
+        for row, index, repetition in zip(rows, indices, repetitions, strict=True):
+            sample = self._fill_one(epoch, int(index), int(repetition), row, filled.bad)
+            filled.indices.append(sample)
         return filled
 
-    def _fill_one(self, epoch: int, index: int, row: np.ndarray, bad: dict[int, str]) -> int:
+    def _fill_one(
+        self, epoch: int, index: int, repetition: int, row: np.ndarray, bad: dict[int, str]
+    ) -> int:
         """Returns the index of the sample that `row` now holds, -1 for none."""
+        words = (_AUGMENTATION_STREAM, self.seed, epoch, index)
         # With one failure more than allowed the loader stops anyway.
         attempts = max_bad_files(len(self.dataset)) + 1 if self.train else 1
         for offset in range(attempts):
             candidate = (index + offset) % len(self.dataset)
             if candidate not in self._bad:
-                rng = np.random.default_rng((_AUGMENTATION_STREAM, self.seed, epoch, index))
+                rng = np.random.default_rng((*words, repetition) if repetition else words)
                 try:
                     array = self.dataset.read(candidate, self.transform, rng)
                 except DECODE_ERRORS as error:

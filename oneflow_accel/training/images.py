@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from oneflow_accel.errors import DataError
 from oneflow_accel.training.image_reader import (
     SYNTHETIC_STREAM,
+    Arrangement,
     Dataset,
     ImageReader,
+    each_once,
     max_bad_files,
 )
 from oneflow_accel.training.transforms import Transform
@@ -32,14 +34,19 @@ class Batch:
     """Images and labels of one step of one process.
 
     Attributes:
-        images: float32, (batch, height, width, 3) or (batch, 3, height, width).
-        labels: int64, (batch,), class indices.
+        images: float32, (batch, height, width, channels) or (batch, channels, height, width).
+        labels: int64, (batch,), class indices; or float32, (batch, classes), probabilities where
+            images were mixed.
         indices: int64, (batch,), positions in the data set.
     """
 
     images: np.ndarray
     labels: np.ndarray
     indices: np.ndarray
+
+
+# (batch, epoch, number of the batch in the epoch) -> batch
+FinishBatch = Callable[[Batch, int, int], Batch]
 
 
 class _Samples(Sequence[tuple[str, int]]):
@@ -133,7 +140,7 @@ class SyntheticImages:
 
     Args:
         images: how many there are.
-        shape: of each, (height, width, 3).
+        shape: of each, (height, width, channels).
         classes: number of classes; labels are random.
         seed: not negative.
     """
@@ -191,6 +198,8 @@ class ImageLoader:
         rank: of this process.
         world_size: number of processes.
         channels_last: give (batch, height, width, channels) instead of (batch, channels, ...).
+        arrangement: which images a rank takes in a training epoch, if not each once as above.
+        finish: what each batch goes through at last, in this process, such as mixup.
 
     Attributes:
         batch_size: of this process.
@@ -214,6 +223,8 @@ class ImageLoader:
         rank: int = 0,
         world_size: int = 1,
         channels_last: bool = False,
+        arrangement: Arrangement = each_once,
+        finish: FinishBatch | None = None,
     ) -> None:
         if batch_size < 1 or workers < 0 or seed < 0 or not 0 <= rank < world_size:
             raise ValueError(
@@ -231,8 +242,17 @@ class ImageLoader:
         self.bad_files: dict[str, str] = {}
         self._workers = workers
         self._reader = ImageReader(
-            dataset, transform, seed, train, batch_size, rank, world_size, channels_last
+            dataset,
+            transform,
+            seed,
+            train,
+            batch_size,
+            rank,
+            world_size,
+            channels_last,
+            arrangement,
         )
+        self._finish = finish
         self._epoch = 0
         self._start_batch = 0
         self._pool: WorkerPool | None = None
@@ -254,18 +274,20 @@ class ImageLoader:
         return -(-self._reader.rows // self.batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
-        rows = self._reader.rows
-        starts = range(self._start_batch * self.batch_size, rows, self.batch_size)
+        rows, epoch, number = self._reader.rows, self._epoch, self._start_batch
+        starts = range(number * self.batch_size, rows, self.batch_size)
         ranges = [(start, min(self.batch_size, rows - start)) for start in starts]
         try:
-            for images, filled in self._filled(self._epoch, ranges):
+            for images, filled in self._filled(epoch, ranges):
                 self._note_bad(filled.bad)
                 indices = np.array(filled.indices, dtype=np.int64)
                 present = indices >= 0
                 if not present.all():
                     images, indices = images[present], indices[present]
                 if len(indices):
-                    yield Batch(images, self.dataset.labels[indices], indices)
+                    batch = Batch(images, self.dataset.labels[indices], indices)
+                    yield batch if self._finish is None else self._finish(batch, epoch, number)
+                number += 1
         except (DataError, RuntimeError):
             self.close()
             raise

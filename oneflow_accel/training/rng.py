@@ -87,3 +87,14 @@ def _next_seed(seed: int) -> int:
     """A 63-bit seed that depends on `seed` only."""
     digest = hashlib.sha256(f"oneflow_accel stream after {seed}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
+
+
+def step_seed(seed: int, step: int, rank: int = 0) -> int:
+    """A 63-bit seed for one training step of one process.
+
+    A run that seeds with it before each step draws the same numbers there wherever it was resumed
+    and whenever checkpoints were written.
+    """
+    text = f"oneflow_accel {seed}, step {step}, process {rank}"
+    digest = hashlib.sha256(text.encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1

@@ -8,7 +8,7 @@ there, EXIF orientation is ignored.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from PIL import Image
@@ -19,16 +19,72 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 Transform = Callable[[Image.Image, np.random.Generator], np.ndarray]
+# Steps inside a training transform: on the 8-bit image, and on the normalized array.
+AugmentImage = Callable[[Image.Image, np.random.Generator], Image.Image]
+AugmentArray = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 
 # RandomResizedCrop (Szegedy et al. 2014, "Going deeper with convolutions", section 6): share of the
 # image's area, and width / height of the crop.
 DEFAULT_SCALE = (0.08, 1.0)
-_ASPECT = (3 / 4, 4 / 3)
+DEFAULT_RATIO = (3 / 4, 4 / 3)
 _ATTEMPTS = 10
 
-# (x / 255 - mean) / std in one multiplication and one addition per value.
-_FACTOR = (1 / (255 * np.array(IMAGENET_STD))).astype(np.float32)
-_OFFSET = (-np.array(IMAGENET_MEAN) / np.array(IMAGENET_STD)).astype(np.float32)
+# What a random interpolation is drawn from, with equal chances.
+_INTERPOLATIONS = (Image.Resampling.BILINEAR, Image.Resampling.BICUBIC)
+
+
+class Normalization:
+    """`(pixels / 255 - mean) / std`, per channel.
+
+    Args:
+        mean: one value per channel, range 0..1: three for RGB, one for gray images.
+        std: as many, positive.
+
+    Attributes:
+        channels: 3 or 1.
+        mean_color: the mean as eight-bit values, one per channel.
+    """
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        if len(mean) != len(std) or len(mean) not in (1, 3):
+            raise ValueError(f"mean {tuple(mean)} and std {tuple(std)}: expected 1 or 3 values each")
+        if min(std) <= 0:
+            raise ValueError(f"std {tuple(std)}: expected positive values")
+        self.channels = len(mean)
+        self.mean_color = tuple(min(255, round(255 * value)) for value in mean)
+        # In one multiplication and one addition per value.
+        self._factor = (1 / (255 * np.array(std))).astype(np.float32)
+        self._offset = (-np.array(mean) / np.array(std)).astype(np.float32)
+
+    def __call__(self, pixels: np.ndarray) -> np.ndarray:
+        """
+        Args:
+            pixels: uint8, (..., height, width, channels).
+
+        Returns:
+            float32, same shape.
+        """
+        result = np.multiply(pixels, self._factor, dtype=np.float32)
+        result += self._offset
+        return result
+
+    def decode(self, image: Image.Image) -> Image.Image:
+        """The whole image, decoded, in RGB or gray.
+
+        Raises:
+            OSError: the file is truncated or damaged.
+        """
+        return to_rgb(image) if self.channels == 3 else to_gray(image)
+
+    def pixels(self, image: Image.Image) -> np.ndarray:
+        """The image in this many channels: uint8, (height, width, channels)."""
+        if image.mode != ("RGB" if self.channels == 3 else "L"):
+            image = self.decode(image)
+        pixels = np.asarray(image)
+        return pixels if pixels.ndim == 3 else pixels[:, :, None]
+
+
+IMAGENET = Normalization(IMAGENET_MEAN, IMAGENET_STD)
 
 
 class TrainTransform:
@@ -41,18 +97,44 @@ class TrainTransform:
         image_size: height and width of the result, in pixels.
         scale: least and largest share of the image's area in the crop.
         hflip: probability of the flip.
+        ratio: least and largest width / height of the crop.
+        interpolation: None for bilinear or bicubic, drawn for each image.
+        normalization: also decides between color and gray.
+        augment: what happens to the image after crop and flip.
+        erase: what happens to the normalized array at last; may change it in place.
     """
 
-    def __init__(self, image_size: int, scale: tuple[float, float], hflip: float) -> None:
+    def __init__(
+        self,
+        image_size: int,
+        scale: tuple[float, float],
+        hflip: float,
+        *,
+        ratio: tuple[float, float] = DEFAULT_RATIO,
+        interpolation: Image.Resampling | None = Image.Resampling.BILINEAR,
+        normalization: Normalization = IMAGENET,
+        augment: AugmentImage | None = None,
+        erase: AugmentArray | None = None,
+    ) -> None:
         self.image_size = image_size
         self.scale = scale
         self.hflip = hflip
+        self.ratio = ratio
+        self.interpolation = interpolation
+        self.normalization = normalization
+        self.augment = augment
+        self.erase = erase
 
     def __call__(self, image: Image.Image, rng: np.random.Generator) -> np.ndarray:
-        """Returns: float32 array of shape (image_size, image_size, 3)."""
+        """Returns: float32 array of shape (image_size, image_size, channels)."""
         width, height = image.size
-        left, top, crop_width, crop_height = random_crop_box(width, height, rng, self.scale)
+        left, top, crop_width, crop_height = random_crop_box(
+            width, height, rng, self.scale, self.ratio
+        )
         flip = rng.random() < self.hflip
+        interpolation = self.interpolation
+        if interpolation is None:
+            interpolation = _INTERPOLATIONS[int(rng.integers(len(_INTERPOLATIONS)))]
         size = self.image_size
         # Does nothing for other formats than JPEG, or where the crop is not that large.
         image.draft(
@@ -62,34 +144,67 @@ class TrainTransform:
         reduced = round(width / image.width)
         right, bottom = left + crop_width, top + crop_height
         box = (left / reduced, top / reduced, right / reduced, bottom / reduced)
-        resized = to_rgb(image).resize((size, size), Image.Resampling.BILINEAR, box=box)
-        pixels = np.asarray(resized)
-        return normalize(pixels[:, ::-1] if flip else pixels)
+        resized = self.normalization.decode(image).resize((size, size), interpolation, box=box)
+        return finish_training(
+            resized, flip, rng, self.normalization, augment=self.augment, erase=self.erase
+        )
 
 
 class EvalTransform:
-    """Resize the shorter side to 256/224 of the image size, then crop the center.
+    """Resize the shorter side, then crop the center.
 
     Args:
         image_size: height and width of the result, in pixels.
+        resize_size: of the shorter side; at least `image_size`, by default 256/224 of it.
+        interpolation: of the resizing.
+        normalization: also decides between color and gray.
     """
 
-    def __init__(self, image_size: int) -> None:
+    def __init__(
+        self,
+        image_size: int,
+        *,
+        resize_size: int | None = None,
+        interpolation: Image.Resampling = Image.Resampling.BILINEAR,
+        normalization: Normalization = IMAGENET,
+    ) -> None:
         self.image_size = image_size
-        self.resize_size = round(image_size * 256 / 224)
+        self.resize_size = round(image_size * 256 / 224) if resize_size is None else resize_size
+        if self.resize_size < image_size:
+            raise ValueError(f"a crop of {image_size} from a side of {self.resize_size} pixels")
+        self.interpolation = interpolation
+        self.normalization = normalization
 
     def __call__(self, image: Image.Image, rng: np.random.Generator) -> np.ndarray:
-        """Returns: float32 array of shape (image_size, image_size, 3); `rng` is not used."""
+        """Returns: float32 array of shape (image_size, image_size, channels); `rng` is not used."""
         width, height = image.size
         short, long = sorted((width, height))
         new_long = int(self.resize_size * long / short)
         new_size = (self.resize_size, new_long) if width <= height else (new_long, self.resize_size)
-        resized = to_rgb(image).resize(new_size, Image.Resampling.BILINEAR)
+        resized = self.normalization.decode(image).resize(new_size, self.interpolation)
         size = self.image_size
         # Halves round to the even number, as torchvision's offsets do.
         left = round((new_size[0] - size) / 2)
         top = round((new_size[1] - size) / 2)
-        return normalize(np.asarray(resized.crop((left, top, left + size, top + size))))
+        crop = resized.crop((left, top, left + size, top + size))
+        return self.normalization(self.normalization.pixels(crop))
+
+
+class PlainTransform:
+    """Only the normalization, of images that have the right size already.
+
+    The one transform that data sets held in memory apply to many images at once.
+
+    Args:
+        normalization: also decides between color and gray.
+    """
+
+    def __init__(self, normalization: Normalization = IMAGENET) -> None:
+        self.normalization = normalization
+
+    def __call__(self, image: Image.Image, rng: np.random.Generator) -> np.ndarray:
+        """Returns: float32 array of the image's size; `rng` is not used."""
+        return self.normalization(self.normalization.pixels(image))
 
 
 def train_transform(
@@ -104,11 +219,30 @@ def eval_transform(image_size: int) -> Transform:
     return EvalTransform(image_size)
 
 
+def finish_training(
+    image: Image.Image,
+    flip: bool,
+    rng: np.random.Generator,
+    normalization: Normalization,
+    *,
+    augment: AugmentImage | None,
+    erase: AugmentArray | None,
+) -> np.ndarray:
+    """What follows a random crop: flip, augmentation of the image, normalization, erasing."""
+    if flip:
+        image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    if augment is not None:
+        image = augment(image, rng)
+    array = normalization(normalization.pixels(image))
+    return array if erase is None else erase(array, rng)
+
+
 def random_crop_box(
     width: int,
     height: int,
     rng: np.random.Generator,
     scale: tuple[float, float] = DEFAULT_SCALE,
+    ratio: tuple[float, float] = DEFAULT_RATIO,
 ) -> tuple[int, int, int, int]:
     """A random part of an image of `width` x `height` pixels.
 
@@ -120,15 +254,15 @@ def random_crop_box(
     """
     for _ in range(_ATTEMPTS):
         area = width * height * rng.uniform(*scale)
-        aspect = math.exp(rng.uniform(math.log(_ASPECT[0]), math.log(_ASPECT[1])))
+        aspect = math.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1])))
         crop_width = round(math.sqrt(area * aspect))
         crop_height = round(math.sqrt(area / aspect))
         if 0 < crop_width <= width and 0 < crop_height <= height:
             left = int(rng.integers(0, width - crop_width + 1))
             top = int(rng.integers(0, height - crop_height + 1))
             return left, top, crop_width, crop_height
-    crop_width = min(width, max(1, round(height * _ASPECT[1])))
-    crop_height = min(height, max(1, round(width / _ASPECT[0])))
+    crop_width = min(width, max(1, round(height * ratio[1])))
+    crop_height = min(height, max(1, round(width / ratio[0])))
     return (width - crop_width) // 2, (height - crop_height) // 2, crop_width, crop_height
 
 
@@ -138,11 +272,16 @@ def to_rgb(image: Image.Image) -> Image.Image:
     Raises:
         OSError: the file is truncated or damaged.
     """
-    if image.mode.startswith("I"):
-        # 16-bit gray. Scaled, as PIL's own conversion would clip all above 255 to white.
-        eight_bits = np.clip(np.asarray(image).astype(np.int64) >> 8, 0, 255).astype(np.uint8)
-        image = Image.fromarray(eight_bits)
-    return image.convert("RGB")
+    return _eight_bits(image).convert("RGB")
+
+
+def to_gray(image: Image.Image) -> Image.Image:
+    """As `to_rgb`, to one channel (ITU-R 601 luma).
+
+    Raises:
+        OSError: the file is truncated or damaged.
+    """
+    return _eight_bits(image).convert("L")
 
 
 def normalize(pixels: np.ndarray) -> np.ndarray:
@@ -154,6 +293,12 @@ def normalize(pixels: np.ndarray) -> np.ndarray:
     Returns:
         float32, same shape.
     """
-    result = np.multiply(pixels, _FACTOR, dtype=np.float32)
-    result += _OFFSET
-    return result
+    return IMAGENET(pixels)
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I"):
+        # 16-bit gray. Scaled, as PIL's own conversion would clip all above 255 to white.
+        eight_bits = np.clip(np.asarray(image).astype(np.int64) >> 8, 0, 255).astype(np.uint8)
+        return Image.fromarray(eight_bits)
+    return image

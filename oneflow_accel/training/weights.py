@@ -16,7 +16,9 @@ from oneflow_accel.training import torch_files
 import numpy as np
 import safetensors
 
-_WRAPPING_KEYS = ("state_dict", "model")
+# The averaged weights before the last ones: where a file has both, they are what was evaluated.
+_WRAPPING_KEYS = ("state_dict_ema", "state_dict", "model", "module")
+_MOST_WRAPPINGS = 8
 _PARALLEL_PREFIX = "module."
 _SAFETENSORS_DTYPES = {
     "F64": "<f8",
@@ -36,7 +38,8 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
 
     Args:
         path: a file written by `torch.save` (zip or legacy format) or a safetensors file. A
-            training checkpoint is unwrapped: its entry "state_dict" or "model" is taken. The prefix
+            training checkpoint is unwrapped, however often: its entry "state_dict_ema" (moving
+            averages, as timm saves them), "state_dict", "model" or "module" is taken. The prefix
             "module." that data-parallel wrappers add is removed.
 
     Returns:
@@ -88,9 +91,14 @@ def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
 
 
 def _unwrap(content: Any) -> Mapping[str, Any]:
-    for key in _WRAPPING_KEYS:
-        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
-            content = content[key]
+    # A number of times, as a pickle can hold a dict that holds itself.
+    for _ in range(_MOST_WRAPPINGS):
+        if not isinstance(content, Mapping):
+            break
+        inner = next((k for k in _WRAPPING_KEYS if isinstance(content.get(k), Mapping)), None)
+        if inner is None:
+            break
+        content = content[inner]
     if not isinstance(content, Mapping):
         raise UserError(f"it holds a {type(content).__name__}, not a state dict")
     if not content:
@@ -102,8 +110,8 @@ def _without_parallel_prefix(state: Mapping[Any, Any]) -> dict[str, Any]:
     names = [name for name in state if not isinstance(name, str)]
     if names:
         raise UserError(f"a state dict's keys are parameter names, not {names[0]!r}")
-    if all(name.startswith(_PARALLEL_PREFIX) for name in state):
-        return {name.removeprefix(_PARALLEL_PREFIX): value for name, value in state.items()}
+    while all(name.startswith(_PARALLEL_PREFIX) for name in state):
+        state = {name.removeprefix(_PARALLEL_PREFIX): value for name, value in state.items()}
     return dict(state)
 
 

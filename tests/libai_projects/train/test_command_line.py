@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from oneflow_accel.errors import UserError
+from oneflow_accel.training.overrides import config_keys
 
 import pytest
 from omegaconf import OmegaConf
 
 from libai_projects.engine import arguments
 from libai_projects.engine.arguments import parse_options
-from libai_projects.engine.overrides import apply_overrides, config_keys, load_config
+from libai_projects.engine.overrides import apply_overrides, load_config
 from tests.libai_projects.train.conftest import PROJECTS
 
 NAME = "gpt2_training.py"

@@ -253,3 +253,17 @@ def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
         read_weights(tmp_path / "none.pth")
     with pytest.raises(UserError, match="Is a directory"):
         read_weights(tmp_path)
+
+
+@pytest.mark.parametrize("stem", ["t2t_ema", "t2t_training"])
+def test_averaged_weights_go_before_the_last_ones(stem: str) -> None:
+    with np.load(FOLDER / "t2t_expected.npz") as arrays:
+        assert_same_state(read_weights(FOLDER / f"{stem}.pth"), dict(arrays))
+
+
+def test_a_dict_that_holds_itself_is_refused(tmp_path: Path) -> None:
+    content: dict[str, object] = {}
+    content["model"] = content
+    rewrite_zip(tmp_path / "changed.pth", {"data.pkl": pickle.dumps(content)})
+    with pytest.raises(UserError, match="'model' is a dict, not a tensor"):
+        read_weights(tmp_path / "changed.pth")

@@ -1,0 +1,64 @@
+"""Exponential moving average of the weights, which validation and test use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from oneflow import nn
+
+from monarch_flow.callbacks.base import Callback
+from monarch_flow.optim import ExponentialMovingAverage
+from monarch_flow.optim.ema import PREFIX
+
+if TYPE_CHECKING:
+    from monarch_flow.engine.trainer import Trainer
+
+
+class EMACallback(Callback):
+    """Averages the weights after every optimizer step, the one of an epoch's last batches included.
+
+    Args:
+        decay: of the average.
+        use_num_updates: smaller decay at the beginning, see `ExponentialMovingAverage`.
+    """
+
+    def __init__(self, decay: float, use_num_updates: bool = False) -> None:
+        self._decay = decay
+        self._use_num_updates = use_num_updates
+        self.average: ExponentialMovingAverage | None = None
+
+    def on_fit_start(self, trainer: Trainer) -> None:
+        self.average = ExponentialMovingAverage(
+            trainer.model, self._decay, self._use_num_updates
+        )
+
+    def on_step_end(self, trainer: Trainer) -> None:
+        assert self.average is not None
+        self.average.update(trainer.model)
+
+    def evaluation_weights(
+        self, trainer: Trainer, model: nn.Module
+    ) -> AbstractContextManager[None]:
+        return nullcontext() if self.average is None else self.average.swapped_in(model)
+
+    def on_model_replaced(self, trainer: Trainer, arrays: Mapping[str, np.ndarray]) -> None:
+        if self.average is not None:
+            averages = {
+                name.removeprefix(PREFIX): array
+                for name, array in arrays.items()
+                if name.startswith(PREFIX)
+            }
+            self.average.replace(trainer.model, averages)
+
+    def state(self) -> dict[str, Any]:
+        return {} if self.average is None else self.average.state()
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        return {} if self.average is None else self.average.state_arrays()
+
+    def load(self, state: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+        if self.average is not None:
+            self.average.load(arrays, state)

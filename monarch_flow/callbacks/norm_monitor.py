@@ -1,0 +1,68 @@
+"""How large weights and gradients are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from oneflow_accel.errors import UserError
+from oneflow_accel.training import distributed
+
+import oneflow as flow
+from oneflow import nn
+
+from monarch_flow.callbacks.base import Callback
+
+if TYPE_CHECKING:
+    from monarch_flow.engine.trainer import Trainer
+
+
+class NormMonitor(Callback):
+    """On log steps, before gradients are clipped: for each trainable parameter
+    `stats/NAME_max` and `_mean` of |weight|, `stats/NAME_grad_max` and `_grad_mean` of |gradient|;
+    and over all of them the sums `total_param_l1_norm` and `total_grad_l1_norm`.
+
+    Gradients are those of the whole batch, on all processes together.
+
+    Args:
+        layer_norm_only: single parameters of LayerNorm and Embedding only; the sums are over all.
+    """
+
+    def __init__(self, layer_norm_only: bool = False) -> None:
+        self._layer_norm_only = layer_norm_only
+
+    def on_fit_start(self, trainer: Trainer) -> None:
+        if trainer.options.graph:
+            raise UserError(
+                "callbacks.norm_monitor: gradients cannot be seen under nn.Graph; set it to null, "
+                "or trainer.graph=false"
+            )
+
+    def before_update(self, trainer: Trainer) -> None:
+        if not trainer.is_log_step:
+            return
+        shown = self._shown(trainer.model)
+        names, figures = [], []
+        totals = [flow.zeros(()), flow.zeros(())]
+        with flow.no_grad():
+            for name, parameter in trainer.model.named_parameters():
+                if not parameter.requires_grad or parameter.grad is None:
+                    continue
+                for kind, (suffix, value) in enumerate((("", parameter), ("_grad", parameter.grad))):
+                    size = value.detach().abs()
+                    totals[kind] = totals[kind].to(size.device) + size.sum()
+                    if name in shown:
+                        names += [f"stats/{name}{suffix}_max", f"stats/{name}{suffix}_mean"]
+                        figures += [size.max(), size.mean()]
+            names += ["total_param_l1_norm", "total_grad_l1_norm"]
+            stacked = flow.stack([figure.reshape(()) for figure in [*figures, *totals]])
+        if distributed.is_main():
+            trainer.log(dict(zip(names, stacked.numpy().tolist(), strict=True)))
+
+    def _shown(self, model: nn.Module) -> set[str]:
+        kinds = (nn.LayerNorm, nn.Embedding) if self._layer_norm_only else (nn.Module,)
+        return {
+            f"{prefix}.{name}" if prefix else name
+            for prefix, module in model.named_modules()
+            if isinstance(module, kinds)
+            for name, _ in module.named_parameters(recurse=False)
+        }

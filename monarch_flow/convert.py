@@ -1,0 +1,362 @@
+"""Converts weights: dense to structured layers, structured to dense, published T2T-ViT to ours.
+
+    python -m monarch_flow.convert project vit.safetensors vit-monarch.safetensors --config monarch
+    python -m monarch_flow.convert densify runs/vit-monarch/checkpoints vit-dense.safetensors
+    python -m monarch_flow.convert t2t 81.7_T2T_ViTt_14.pth.tar t2t.safetensors
+
+`--help` after a command lists its options. Nothing in an input file is ever run, and no input is
+ever written to.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from oneflow_accel.errors import UserError
+from oneflow_accel.training.checkpoint import Checkpoint
+
+import numpy as np
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError  # type: ignore[import-untyped]
+
+from monarch_flow.layers import LinearConfig
+from monarch_flow.projection.files import (
+    LAYERS,
+    SUFFIX,
+    Source,
+    check_target,
+    read_source,
+    write_checkpoint,
+    write_weights,
+)
+from monarch_flow.projection.layer_specs import find_layers, layers_to_json
+from monarch_flow.projection.report import LayerReport, format_table
+from monarch_flow.projection.structure import LayerSpec
+from monarch_flow.projection.training_state import (
+    AVERAGES,
+    densify_training_state,
+    project_training_state,
+)
+from monarch_flow.projection.weights import Rule, densify_weights, split_packed_attention
+
+# The MLPs of our vision models, which are what the published configs replace.
+INCLUDE = r"^blocks\.\d+\.(mlp|mlp_channels)\.fc[12]$"
+DTYPES = ("keep", "float32", "float64")
+# The config group whose files `--config` knows by name.
+_GROUP = "configs/model/vitmlp_cfg"
+
+logger = logging.getLogger("oneflow_accel")
+
+
+def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
+    """The command line; argparse ends the process on a wrong one."""
+    parser = argparse.ArgumentParser(
+        prog="python -m monarch_flow.convert",
+        description="Convert weights. IN is a .pth, .pth.tar or .safetensors file, or the folder "
+        "of a training checkpoint; OUT a .safetensors file or, where IN is one, a new folder "
+        "for one.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    project = _command(
+        commands,
+        "project",
+        "dense layers to the nearest structured ones, by singular value decompositions",
+    )
+    project.add_argument(
+        "--config",
+        required=True,
+        metavar="NAME_OR_YAML",
+        help="the layer: a short name (monarch, blockdiag, low_rank, fbbfly, pixelfly), the name "
+        "of a config of the group model/vitmlp_cfg, a YAML file, or YAML itself, such as "
+        "'{_target_: monarch_flow.layers.MonarchLinear, nblocks: 8}'; with linear1_cfg and "
+        "linear2_cfg in it each is for the layers named fc1 and fc2",
+    )
+    project.add_argument(
+        "--include",
+        default=INCLUDE,
+        metavar="REGEX",
+        help="which layers: those in whose name it is found (default: %(default)s)",
+    )
+    project.add_argument(
+        "--exclude", metavar="REGEX", help="and which of them stay dense (default: none)"
+    )
+    project.add_argument(
+        "--split-qkv",
+        action="store_true",
+        help="first split packed attention (qkv) into q_proj, k_proj and v_proj, as models with "
+        "attnlinear_cfg have it (default: leave it packed)",
+    )
+    densify = _command(commands, "densify", "structured layers to the dense ones that do the same")
+    densify.add_argument(
+        "--size",
+        action="append",
+        default=[],
+        metavar="REGEX=OUTxIN",
+        help="true sizes of layers that are padded, where IN does not say them (files written by "
+        "`project` do); default: no padding. May be given several times",
+    )
+    _command(commands, "t2t", "a published T2T-ViT checkpoint to the names of monarch_flow.models")
+    return parser.parse_args(argv)
+
+
+def _command(commands: Any, name: str, text: str) -> argparse.ArgumentParser:
+    parser = commands.add_parser(name, help=text, description=f"Convert {text}.")
+    parser.add_argument("source", type=Path, metavar="IN", help="file or folder to read")
+    parser.add_argument("target", type=Path, metavar="OUT", help="file or folder to write")
+    parser.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        default="keep",
+        help="of the weights written; sums are always made in float64 (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace the file OUT (default: refuse)"
+    )
+    return parser
+
+
+def run(options: argparse.Namespace) -> str:
+    """Convert, and say what was done.
+
+    Raises:
+        UserError: the input does not fit, or the output may not be written.
+    """
+    rules = layer_rules(options) if options.command == "project" else []
+    check_target(options.source, options.target, overwrite=options.overwrite)
+    source = read_source(options.source)
+    if source.checkpoint is None and options.target.suffix != SUFFIX:
+        raise UserError(f"{options.target}: weights are written to a file that ends in {SUFFIX}")
+    source = replace(source, weights=_cast(_chosen(source, options), options.dtype))
+    if options.command == "t2t":
+        return _write(options.target, Checkpoint(t2t_names(source.weights)), {}, [])
+    if options.command == "project":
+        return _project(source, options, rules)
+    return _densify(source, options)
+
+
+def _chosen(source: Source, options: argparse.Namespace) -> dict[str, np.ndarray]:
+    """The weights to convert: of a checkpoint that is to become a file, the moving averages, where
+    it has them, as evaluation takes them."""
+    weights = source.weights
+    if source.checkpoint is not None and options.target.suffix == SUFFIX:
+        averages = _averages(source.checkpoint)
+        if averages:
+            logger.warning("%s: the moving averages of the weights are taken", source.path)
+        weights = {**weights, **averages}
+    if options.command == "project" and options.split_qkv:
+        weights = split_packed_attention(weights)
+    return weights
+
+
+def _averages(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
+    """Moving averages by parameter name."""
+    return {
+        key.removeprefix(AVERAGES): array
+        for key, array in checkpoint.optimizer.items()
+        if key.startswith(AVERAGES)
+    }
+
+
+def t2t_names(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """A published T2T-ViT's state dict under the names of `monarch_flow.models.T2TViT`:
+    `tokens_to_token.*` becomes `patch_embed.*`, `pos_embed` the buffer `pos_embed.pe`.
+
+    Raises:
+        UserError: it is no such state dict, or has been converted.
+    """
+    if "pos_embed.pe" in state:
+        raise UserError("these weights have our names already (they have 'pos_embed.pe')")
+    old = "tokens_to_token."
+    if "pos_embed" not in state or not any(name.startswith(old) for name in state):
+        raise UserError(
+            f"not a published T2T-ViT: there is no 'pos_embed' and '{old}*'; it has "
+            f"{', '.join(list(state)[:6])} ..."
+        )
+    renamed = {}
+    for name, array in state.items():
+        if name == "pos_embed":
+            name = "pos_embed.pe"
+        elif name.startswith(old):
+            name = f"patch_embed.{name.removeprefix(old)}"
+        renamed[name] = array
+    return renamed
+
+
+def _project(source: Source, options: argparse.Namespace, rules: list[Rule]) -> str:
+    averages = _averages(source.checkpoint) if source.checkpoint else {}
+    if averages and options.split_qkv:
+        averages = split_packed_attention(averages)
+    new = project_training_state(source.weights, rules, ema=averages)
+    state = {LAYERS: layers_to_json(new.layers)}
+    kept = {AVERAGES + name: array for name, array in new.ema.items()}
+    name = source.checkpoint.name if source.checkpoint else ""
+    return _write(options.target, Checkpoint(new.model, kept, state, name), new.layers, new.reports)
+
+
+def _densify(source: Source, options: argparse.Namespace) -> str:
+    layers = source.layers
+    if layers is None:
+        layers = find_layers(source.weights)
+    layers = {prefix: _sized(prefix, spec, options.size) for prefix, spec in layers.items()}
+    if not layers:
+        raise UserError(f"{source.path} has no structured layers; it is dense already")
+    if source.checkpoint is None or options.target.suffix == SUFFIX:
+        dense, reports = densify_weights(source.weights, layers)
+        return _write(options.target, Checkpoint(dense), {}, reports)
+    checkpoint = source.checkpoint
+    try:
+        new = densify_training_state(source.weights, checkpoint.optimizer, layers)
+    except UserError as error:
+        if not checkpoint.optimizer:
+            raise
+        new = densify_training_state(source.weights, {}, layers)
+        logger.warning("the optimizer's state is left out: %s", error)
+    state = {key: value for key, value in checkpoint.state.items() if key != LAYERS}
+    whole = Checkpoint(new.model, new.optimizer, state, checkpoint.name)
+    return _write(options.target, whole, {}, new.reports)
+
+
+def _write(
+    target: Path,
+    checkpoint: Checkpoint,
+    layers: dict[str, LayerSpec],
+    reports: list[LayerReport],
+) -> str:
+    where = target
+    if target.suffix == SUFFIX:
+        write_weights(target, checkpoint.model, layers)
+    else:
+        where = write_checkpoint(target, checkpoint)
+    arrays = checkpoint.model.values()
+    dtypes = ", ".join(sorted({str(array.dtype) for array in arrays}))
+    numbers = sum(array.size for array in arrays)
+    text = f"{where}: {len(checkpoint.model)} arrays, {numbers:,} numbers ({dtypes})"
+    # Files do not keep an order.
+    reports = sorted(reports, key=lambda report: _natural(report.name))
+    return f"{format_table(reports)}\n{text}" if reports else text
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """A key that sorts blocks.2 before blocks.10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in name.split(".")]
+
+
+def layer_rules(options: argparse.Namespace) -> list[Rule]:
+    """Which layer for which names.
+
+    Raises:
+        UserError: an expression or the config is wrong.
+    """
+    for option in ("include", "exclude"):
+        text = getattr(options, option)
+        try:
+            re.compile(text or "")
+        except re.error as error:
+            raise UserError(f"--{option} {text!r} is no regular expression: {error}") from error
+    config = _read_config(options.config)
+    if isinstance(config, Mapping):
+        for key in ("model", "mlp_cfg"):
+            if key in config and config[key] is None:
+                raise UserError(f"--config {options.config}: {key} is null, so all stays dense")
+            config = config[key] if isinstance(config.get(key), Mapping) else config
+        pair = {"fc1": "linear1_cfg", "fc2": "linear2_cfg"}
+        if any(key in config for key in pair.values()):
+            return [
+                (_pattern(options, rf"\b{name}"), LinearConfig.of(config.get(key)))
+                for name, key in pair.items()
+            ]
+    return [(_pattern(options, ""), LinearConfig.of(config))]
+
+
+def _pattern(options: argparse.Namespace, ending: str) -> str:
+    """One expression for names that have `include`, not `exclude`, and this ending."""
+    if not options.exclude and not ending:
+        return options.include
+    without = f"(?!.*?(?:{options.exclude}))" if options.exclude else ""
+    return f"^{without}(?=.*?(?:{options.include})).*{ending}$"
+
+
+def _read_config(text: str) -> Any:
+    """What `--config` names: a mapping, or a short name as it is."""
+    try:
+        if text.lstrip().startswith("{"):
+            return _resolved(OmegaConf.create(text))
+        if text.endswith((".yaml", ".yml")):
+            return _resolved(OmegaConf.load(text))
+        try:
+            LinearConfig.of(text)
+        except UserError as error:
+            shipped = files("monarch_flow").joinpath(f"{_GROUP}/{text}.yaml")
+            if not shipped.is_file():
+                raise UserError(f"--config {text}: {error}; nor is it a YAML file") from error
+            return _resolved(OmegaConf.create(shipped.read_text()))
+        return text
+    except OSError as error:
+        raise UserError(f"--config {text}: {error.strerror or error}") from error
+    except (YAMLError, OmegaConfBaseException, ValueError) as error:
+        raise UserError(f"--config {text}: it cannot be read as YAML: {error}") from error
+
+
+def _resolved(config: Any) -> Any:
+    """The content as plain values. A file of the group is meant to stand under `model`, and may
+    refer to itself from there."""
+    content = OmegaConf.to_container(config, resolve=False)
+    has_root = isinstance(content, Mapping) and "model" in content
+    whole = OmegaConf.create(content if has_root else {"model": content})
+    OmegaConf.resolve(whole)
+    return OmegaConf.to_container(whole)["model"]  # type: ignore[index,call-overload]
+
+
+def _sized(prefix: str, spec: LayerSpec, sizes: Sequence[str]) -> LayerSpec:
+    """The layer with its true sizes, if `--size` gives them."""
+    for text in sizes:
+        match = re.fullmatch(r"(.+)=(\d+)x(\d+)", text)
+        if match is None:
+            raise UserError(f"--size {text}: expected REGEX=OUTxIN, such as fc1=2304x768")
+        try:
+            fits = re.search(match[1], prefix)
+        except re.error as error:
+            raise UserError(f"--size {text}: no regular expression: {error}") from error
+        if fits:
+            size = int(match[2]), int(match[3])
+            if size[0] > spec.out_features or size[1] > spec.in_features or min(size) < 1:
+                raise UserError(
+                    f"--size {text}: {prefix} has room for {spec.out_features}x{spec.in_features}"
+                )
+            return replace(spec, out_features=size[0], in_features=size[1])
+    return spec
+
+
+def _cast(weights: dict[str, np.ndarray], dtype: str) -> dict[str, np.ndarray]:
+    """Floating-point arrays in another dtype."""
+    if dtype == "keep":
+        return weights
+    return {
+        name: array.astype(dtype) if array.dtype.kind == "f" else array
+        for name, array in weights.items()
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; user errors become text on stderr and a non-zero exit code."""
+    logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
+    options = parse_arguments(sys.argv[1:] if argv is None else argv)
+    try:
+        print(run(options))
+    except UserError as error:
+        print(f"convert: error: {error}", file=sys.stderr)
+        return UserError.EXIT_CODE
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

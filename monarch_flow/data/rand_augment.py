@@ -1,0 +1,275 @@
+"""RandAugment (Cubuk et al. 2020, arXiv 1909.13719), described by strings as timm's.
+
+`rand-m9-mstd0.5-inc1` is: two operations per image (n), each with probability 0.5 (p) and a
+magnitude of 9 out of 10 (m) with normally distributed noise of standard deviation 0.5 (mstd), from
+the set whose effect grows with the magnitude (inc).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from oneflow_accel.errors import UserError
+
+import numpy as np
+from PIL import Image, ImageEnhance, ImageOps
+
+# Magnitudes are given in tenths.
+_FULL = 10.0
+# From here on `mstd` means a magnitude that is uniform from 0 to m.
+_UNIFORM_FROM = 100.0
+_MAX_ROTATION, _MAX_SHEAR, _MAX_SHIFT = 30.0, 0.3, 0.45
+
+
+@dataclass(frozen=True)
+class Canvas:
+    """What operations that move pixels need.
+
+    Attributes:
+        fill: color of what comes in from outside: a value per channel, an integer for gray.
+        interpolation: of the moved pixels.
+    """
+
+    fill: tuple[int, ...] | int
+    interpolation: Image.Resampling
+
+
+# magnitude as a part of the full one, random generator -> strength: degrees, bits, a factor, ...
+Strength = Callable[[float, np.random.Generator], float]
+Apply = Callable[[Image.Image, float, Canvas], Image.Image]
+
+
+def _either_sign(value: float, rng: np.random.Generator) -> float:
+    return -value if rng.random() < 0.5 else value
+
+
+def _affine(image: Image.Image, matrix: tuple[float, ...], canvas: Canvas) -> Image.Image:
+    return image.transform(
+        image.size,
+        Image.Transform.AFFINE,
+        matrix,
+        resample=canvas.interpolation,
+        fillcolor=canvas.fill,
+    )
+
+
+def _rotate(image: Image.Image, degrees: float, canvas: Canvas) -> Image.Image:
+    return image.rotate(degrees, resample=canvas.interpolation, fillcolor=canvas.fill)
+
+
+def _shift_x(image: Image.Image, part: float, canvas: Canvas) -> Image.Image:
+    return _affine(image, (1, 0, part * image.width, 0, 1, 0), canvas)
+
+
+def _shift_y(image: Image.Image, part: float, canvas: Canvas) -> Image.Image:
+    return _affine(image, (1, 0, 0, 0, 1, part * image.height), canvas)
+
+
+def _posterize(image: Image.Image, bits: float, canvas: Canvas) -> Image.Image:
+    return ImageOps.posterize(image, int(bits))
+
+
+def _solarize(image: Image.Image, threshold: float, canvas: Canvas) -> Image.Image:
+    return ImageOps.solarize(image, int(threshold))
+
+
+def _solarize_add(image: Image.Image, add: float, canvas: Canvas) -> Image.Image:
+    table = [min(255, value + int(add)) if value < 128 else value for value in range(256)]
+    return image.point(table * len(image.getbands()))
+
+
+def _enhance(enhancer: Callable[[Image.Image], ImageEnhance._Enhance]) -> Apply:
+    return lambda image, factor, canvas: enhancer(image).enhance(factor)
+
+
+def _posterize_bits(part: float, rng: np.random.Generator) -> float:
+    return int(4 * part)
+
+
+def _solarize_threshold(part: float, rng: np.random.Generator) -> float:
+    return min(256, int(256 * part))
+
+
+def _solarize_add_amount(part: float, rng: np.random.Generator) -> float:
+    return min(128, int(110 * part))
+
+
+def _factor(part: float, rng: np.random.Generator) -> float:
+    return 0.1 + 1.8 * part
+
+
+def _factor_away_from_one(part: float, rng: np.random.Generator) -> float:
+    return max(0.1, 1 + _either_sign(0.9 * part, rng))
+
+
+def _up_to(most: float) -> Strength:
+    return lambda part, rng: _either_sign(most * part, rng)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One kind of change to an image.
+
+    Attributes:
+        apply: does it with a given strength.
+        strength: from the magnitude; None where there is none.
+        growing: the same for the set `inc1`, where the strength decreases with the magnitude or has
+            its neutral point in the middle; None where that is not so.
+        weight: how likely it is drawn with `w0`, relative to the others.
+    """
+
+    apply: Apply
+    strength: Strength | None = None
+    growing: Strength | None = None
+    weight: float = 0.0
+
+
+OPERATIONS: dict[str, Operation] = {
+    "AutoContrast": Operation(lambda image, _, __: ImageOps.autocontrast(image), weight=0.025),
+    "Equalize": Operation(lambda image, _, __: ImageOps.equalize(image), weight=0.005),
+    "Invert": Operation(lambda image, _, __: ImageOps.invert(image)),
+    "Rotate": Operation(_rotate, _up_to(_MAX_ROTATION), weight=0.3),
+    "Posterize": Operation(
+        _posterize, _posterize_bits, lambda part, rng: 4 - _posterize_bits(part, rng)
+    ),
+    "Solarize": Operation(
+        _solarize,
+        _solarize_threshold,
+        lambda part, rng: 256 - _solarize_threshold(part, rng),
+        weight=0.005,
+    ),
+    "SolarizeAdd": Operation(_solarize_add, _solarize_add_amount, weight=0.005),
+    "Color": Operation(_enhance(ImageEnhance.Color), _factor, _factor_away_from_one, weight=0.025),
+    "Contrast": Operation(
+        _enhance(ImageEnhance.Contrast), _factor, _factor_away_from_one, weight=0.005
+    ),
+    "Brightness": Operation(
+        _enhance(ImageEnhance.Brightness), _factor, _factor_away_from_one, weight=0.005
+    ),
+    "Sharpness": Operation(
+        _enhance(ImageEnhance.Sharpness), _factor, _factor_away_from_one, weight=0.025
+    ),
+    "ShearX": Operation(
+        lambda image, shear, canvas: _affine(image, (1, shear, 0, 0, 1, 0), canvas),
+        _up_to(_MAX_SHEAR),
+        weight=0.2,
+    ),
+    "ShearY": Operation(
+        lambda image, shear, canvas: _affine(image, (1, 0, 0, shear, 1, 0), canvas),
+        _up_to(_MAX_SHEAR),
+        weight=0.2,
+    ),
+    "TranslateXRel": Operation(_shift_x, _up_to(_MAX_SHIFT), weight=0.1),
+    "TranslateYRel": Operation(_shift_y, _up_to(_MAX_SHIFT), weight=0.1),
+}
+
+
+@dataclass(frozen=True)
+class RandAugment:
+    """Some random operations on an image.
+
+    Attributes:
+        n: number of operations per image.
+        m: magnitude, 0 to 10.
+        p: how likely each of them is carried out.
+        mstd: standard deviation of the magnitude; infinite for one that is uniform from 0 to m.
+        mmax: largest magnitude after the noise. With the default of 10, an m of 15 is 10.
+        inc: operations whose effect grows with the magnitude, see `Operation.growing`.
+        weighted: draw the operations by their weights, and none twice (w0).
+        fill: color of what comes in from outside, per channel.
+        interpolation: of moved pixels; None for bilinear or bicubic, drawn for each operation.
+    """
+
+    n: int = 2
+    m: float = _FULL
+    p: float = 0.5
+    mstd: float = 0.0
+    mmax: float = _FULL
+    inc: bool = False
+    weighted: bool = False
+    fill: tuple[int, ...] = (128, 128, 128)
+    interpolation: Image.Resampling | None = None
+
+    def __call__(self, image: Image.Image, rng: np.random.Generator) -> Image.Image:
+        """The changed image, of the same size and mode (RGB or L)."""
+        for name in self.draw_names(rng):
+            if rng.random() < self.p:
+                image = self.apply(name, image, self.draw_magnitude(rng), rng)
+        return image
+
+    def draw_names(self, rng: np.random.Generator) -> list[str]:
+        """Which operations an image gets, in their order."""
+        names = list(OPERATIONS)
+        if not self.weighted:
+            return [names[which] for which in rng.integers(len(names), size=self.n)]
+        weights = np.array([operation.weight for operation in OPERATIONS.values()])
+        chosen = rng.choice(len(names), self.n, replace=False, p=weights / weights.sum())
+        return [names[which] for which in chosen]
+
+    def draw_magnitude(self, rng: np.random.Generator) -> float:
+        """Magnitude of one operation, 0 to `mmax`."""
+        magnitude = self.m
+        if math.isinf(self.mstd):
+            magnitude = rng.uniform(0, self.m)
+        elif self.mstd > 0:
+            magnitude = rng.normal(self.m, self.mstd)
+        return min(max(magnitude, 0.0), self.mmax)
+
+    def apply(
+        self, name: str, image: Image.Image, magnitude: float, rng: np.random.Generator
+    ) -> Image.Image:
+        """Carry out one operation with a given magnitude."""
+        operation = OPERATIONS[name]
+        strength = (operation.growing if self.inc else None) or operation.strength
+        value = 0.0 if strength is None else strength(magnitude / _FULL, rng)
+        interpolation = self.interpolation
+        if interpolation is None:
+            bicubic = rng.random() < 0.5
+            interpolation = Image.Resampling.BICUBIC if bicubic else Image.Resampling.BILINEAR
+        fill = self.fill if image.mode == "RGB" else round(sum(self.fill) / len(self.fill))
+        return operation.apply(image, value, Canvas(fill, interpolation))
+
+
+def parse_rand_augment(text: str) -> RandAugment:
+    """Read a description such as `rand-m9-mstd0.5-inc1`.
+
+    The parts after `rand`, in any order: m (magnitude), n (operations per image), p (probability of
+    each), mstd (noise of the magnitude; above 100: uniform), mmax (largest magnitude), inc (0 or
+    1), w (0: by weights).
+
+    Raises:
+        UserError: it begins with something else, or a part is unknown, has no number, comes twice
+            or is out of range.
+    """
+    head, *parts = text.split("-")
+    if head != "rand":
+        raise UserError(f"auto_augment '{text}' is not known; use one such as rand-m9-mstd0.5-inc1")
+    values: dict[str, float] = {}
+    for part in parts:
+        match = re.fullmatch(r"(mstd|mmax|inc|m|n|p|w)(\d+(?:\.\d+)?)", part)
+        if match is None or match[1] in values:
+            raise UserError(
+                f"auto_augment '{text}': cannot read the part '{part}'; there are m, n, p, mstd, "
+                "mmax, inc and w, each once and with a number, as in rand-m9-mstd0.5-inc1"
+            )
+        values[match[1]] = float(match[2])
+    allowed = {"inc": values.get("inc", 0) in (0, 1), "w": values.get("w", 0) == 0}
+    most = sum(operation.weight > 0 for operation in OPERATIONS.values())
+    n = values.get("n", 2)
+    allowed["n"] = n == int(n) and 1 <= n <= (most if "w" in values else math.inf)
+    allowed["p"] = 0 <= values.get("p", 0.5) <= 1
+    for key, fits in allowed.items():
+        if not fits:
+            raise UserError(f"auto_augment '{text}': {key}{values[key]:g} is out of range")
+    mstd = values.get("mstd", 0.0)
+    policy = RandAugment(
+        n=int(n),
+        inc=bool(values.get("inc", 0)),
+        weighted="w" in values,
+        mstd=math.inf if mstd > _UNIFORM_FROM else mstd,
+    )
+    numbers = {key: values[key] for key in ("m", "p", "mmax") if key in values}
+    return replace(policy, **numbers)

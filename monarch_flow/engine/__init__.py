@@ -1,0 +1,1 @@
+"""The training engine: from a composed configuration to a trained and tested model."""

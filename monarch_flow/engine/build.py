@@ -1,0 +1,113 @@
+"""Data, model and training step from the configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from oneflow_accel.backends.base import Backend
+from oneflow_accel.errors import UserError
+from oneflow_accel.training import distributed
+from oneflow_accel.training.rng import step_seed
+
+from omegaconf import DictConfig
+from oneflow import nn
+
+from monarch_flow.data import ImageDataModule
+from monarch_flow.engine.graph_step import GraphStep
+from monarch_flow.engine.options import TrainerOptions, section
+from monarch_flow.engine.position import Calendar, Position
+from monarch_flow.engine.step import EagerStep, TrainStep
+from monarch_flow.models import create_model
+from monarch_flow.optim import build_loss, build_optimizer
+
+MakeStep = Callable[[nn.Module, Position], TrainStep]
+
+
+def build_data(cfg: DictConfig, seed: int) -> ImageDataModule:
+    """The data module of `datamodule`, with the run's seed.
+
+    Raises:
+        UserError: the data is not there, or an option is wrong.
+    """
+    options = section(cfg, "datamodule")
+    options.pop("_target_", None)
+    options.setdefault("seed", seed)
+    return ImageDataModule(**options)
+
+
+def build_model(cfg: DictConfig, data: ImageDataModule) -> tuple[str, nn.Module]:
+    """The model of `model` by name, on the CPU, for the data's classes and images.
+
+    Raises:
+        UserError: an unknown name or argument, or one that contradicts the data.
+    """
+    arguments = {key: value for key, value in section(cfg, "model").items() if value is not None}
+    arguments.pop("_target_", None)
+    name = arguments.pop("name")
+    channels, height, width = data.image_shape
+    told = {
+        "num_classes": data.num_classes,
+        "img_size": height if height == width else (height, width),
+        "in_chans": channels,
+    }
+    for key, value in told.items():
+        given = arguments.setdefault(key, value)
+        if given != value:
+            raise UserError(
+                f"model.{key} is {given}, and the data has {value}; leave it out, or change the "
+                "datamodule"
+            )
+    return name, create_model(name, **arguments)
+
+
+def step_maker(
+    cfg: DictConfig, backend: Backend, options: TrainerOptions, calendar: Calendar, seed: int
+) -> MakeStep:
+    """How to train a model from a position on: eagerly or under nn.Graph, as `trainer` says.
+
+    Raises:
+        UserError: an option of the optimizer or the loss is wrong, or the device cannot do it.
+    """
+    train = section(cfg, "train")
+    optimizer_options = section(cfg, "optimizer")
+    optimizer_options = {k: v for k, v in optimizer_options.items() if v is not None}
+    grouping = section(cfg, "optimizer_param_grouping")
+    settings: dict[str, Any] = {"clip": options.clip, "precision": options.precision}
+    if options.graph:
+        _check_graph(cfg, options)
+
+    def optimizer_for(model: nn.Module) -> Any:
+        return build_optimizer(model, optimizer_options, grouping)
+
+    def make(model: nn.Module, position: Position) -> TrainStep:
+        loss = build_loss(train.get("loss_fn"))
+        if not options.graph:
+            return EagerStep(model, backend, optimizer_for(model), loss, **settings)
+        # Its operators' generators are seeded when it is compiled.
+        backend.manual_seed(step_seed(seed, position.step, distributed.rank()))
+        begin = Position(position.epoch, position.batch, position.step)
+        return GraphStep(
+            model,
+            backend,
+            optimizer_for,
+            loss,
+            learning_rate=lambda step: calendar.learning_rate(max(step, begin.step), begin),
+            steps=calendar.last_step(begin),
+            **settings,
+        )
+
+    return make
+
+
+def _check_graph(cfg: DictConfig, options: TrainerOptions) -> None:
+    if options.accumulate > 1:
+        raise UserError(
+            f"trainer.accumulate_grad_batches={options.accumulate}: a graph takes one batch per "
+            "step; set it to 1 and datamodule.batch_size higher, or trainer.graph=false"
+        )
+    if distributed.world_size() > 1 and section(cfg, "callbacks").get("ema") is not None:
+        raise UserError(
+            "callbacks.ema: not under nn.Graph on several processes; set it to null, or "
+            "trainer.graph=false"
+        )

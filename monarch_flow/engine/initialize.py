@@ -1,0 +1,138 @@
+"""Starting from the weights of another run: as they are, or projected onto structured layers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+from oneflow_accel import layouts
+from oneflow_accel.errors import CheckpointError, UserError
+from oneflow_accel.training.checkpoint import read_checkpoint
+from oneflow_accel.training.weights import read_weights
+
+import numpy as np
+from oneflow import nn
+
+from monarch_flow.optim.ema import PREFIX
+from monarch_flow.projection import structured_layers
+from monarch_flow.projection.structures import LayerSpec, structure_of
+
+# One packed projection of a dense model, and the three that structured attention has for it.
+_PACKED, _PARTS = "qkv", ("q_proj", "k_proj", "v_proj")
+
+logger = logging.getLogger("oneflow_accel")
+
+
+def read_model_arrays(path: str | Path) -> tuple[dict[str, np.ndarray], str | None]:
+    """The weights in a file or a checkpoint, and what its layers are.
+
+    Where a checkpoint holds a moving average, it is the average: that is what was validated.
+
+    Args:
+        path: a run's folder, its checkpoints' folder, a checkpoint, or a .pth or .safetensors file.
+
+    Returns:
+        Arrays by name, and the phase of a checkpoint (`snapshot.MONARCH` or `DENSE`), None for a
+        file.
+
+    Raises:
+        UserError: there is nothing, or it cannot be read.
+    """
+    path = Path(path)
+    if path.is_file() and path.name not in ("latest", "best"):
+        return read_weights(path), None
+    if (path / "checkpoints").is_dir():
+        path = path / "checkpoints"
+    if (path / "best").is_file():
+        path = path / "best"
+    checkpoint = read_checkpoint(path)
+    arrays = dict(checkpoint.model)
+    averages = {
+        name.removeprefix(PREFIX): array
+        for name, array in checkpoint.optimizer.items()
+        if name.startswith(PREFIX)
+    }
+    arrays |= averages
+    logger.info("weights of %s%s", path, ", their moving average" if averages else "")
+    return arrays, checkpoint.state.get("phase")
+
+
+def initialize(model: nn.Module, path: str | Path, *, project: bool) -> None:
+    """Give a model the weights of another one.
+
+    Args:
+        model: local, in training's first state.
+        path: as for `read_model_arrays`.
+        project: the source has dense weights where the model has structured layers; each gets the
+            nearest that it can represent (Dao et al. 2022, "Monarch", section 3.3).
+
+    Raises:
+        CheckpointError: the weights do not fit; names them.
+        UserError: they cannot be read.
+    """
+    layers = structured_layers(model)
+    if project and not layers:
+        raise UserError(
+            "train.init_from.project: the model has no structured layer to project onto; choose "
+            "one with model.mlp_cfg, or leave project out"
+        )
+    arrays, _ = read_model_arrays(path)
+    try:
+        if project:
+            arrays = _projected(arrays, model, layers)
+        layouts.load_standard_state_dict(model, arrays, strict=True)
+    except UserError as error:
+        hint = "" if project else _hint(arrays, layers)
+        raise CheckpointError(f"train.init_from.path={path}: {error}{hint}") from error
+
+
+def _projected(
+    arrays: Mapping[str, np.ndarray], model: nn.Module, layers: Mapping[str, LayerSpec]
+) -> dict[str, np.ndarray]:
+    own = {name: value.numpy() for name, value in layouts.standard_state_dict(model).items()}
+    result = dict(_unpacked(arrays, layers))
+    for prefix, spec in layers.items():
+        weight = result.pop(f"{prefix}.weight", None)
+        if weight is None:
+            raise UserError(f"there is no dense weight {prefix}.weight to project")
+        if weight.shape != (spec.out_features, spec.in_features):
+            raise UserError(
+                f"{prefix}.weight has shape {weight.shape}, the layer is "
+                f"{spec.out_features} x {spec.in_features}"
+            )
+        inside = {
+            name.removeprefix(f"{prefix}."): array
+            for name, array in own.items()
+            if name.startswith(f"{prefix}.")
+        }
+        projected = {**inside, **structure_of(spec).project(weight, inside)}
+        # The dense layer's own bias stays; one that it does not have is 0.
+        projected.pop("bias", None)
+        result |= {f"{prefix}.{name}": array for name, array in projected.items()}
+        if "bias" in inside:
+            result.setdefault(f"{prefix}.bias", np.zeros_like(inside["bias"]))
+    logger.info("projected %d dense layers onto structured ones", len(layers))
+    return result
+
+
+def _unpacked(
+    arrays: Mapping[str, np.ndarray], layers: Mapping[str, LayerSpec]
+) -> dict[str, np.ndarray]:
+    """Split packed projections where the model has three."""
+    result = {}
+    for name, array in arrays.items():
+        outer, _, last = name.rpartition(".")
+        prefix, _, module = outer.rpartition(".")
+        if module == _PACKED and f"{prefix}.{_PARTS[0]}" in layers:
+            for part, piece in zip(_PARTS, np.split(array, 3), strict=True):
+                result[f"{prefix}.{part}.{last}"] = piece
+        else:
+            result[name] = array
+    return result
+
+
+def _hint(arrays: Mapping[str, np.ndarray], layers: Mapping[str, LayerSpec]) -> str:
+    if any(f"{prefix}.weight" in arrays for prefix in layers):
+        return "\nThe weights are dense: train.init_from.project=true projects them"
+    return ""

@@ -1,0 +1,179 @@
+"""A whole run from its configuration: train and test, or evaluate."""
+
+from __future__ import annotations
+
+import logging
+import random
+from pathlib import Path
+from typing import Any
+
+import oneflow_accel
+from oneflow_accel.backends import Backend
+from oneflow_accel.errors import UserError
+from oneflow_accel.training import distributed, watchdog
+from oneflow_accel.training.checkpoint import Checkpoint, CheckpointManager
+from oneflow_accel.training.curves import draw_curves
+from oneflow_accel.training.metrics import JSONL_NAME
+from oneflow_accel.training.resume import checkpoint_folder, checkpoint_to_resume
+
+import numpy as np
+from omegaconf import DictConfig
+from oneflow import nn
+
+from monarch_flow.callbacks import ModelCheckpoint, build_callbacks
+from monarch_flow.config_files import save_config
+from monarch_flow.engine import snapshot
+from monarch_flow.engine.build import build_data, build_model, step_maker
+from monarch_flow.engine.evaluation import evaluate_checkpoint, test
+from monarch_flow.engine.initialize import initialize
+from monarch_flow.engine.options import as_plain, read_trainer_options, section
+from monarch_flow.engine.position import Calendar
+from monarch_flow.engine.trainer import Data, Identity, Trainer
+from monarch_flow.loggers import RunLog
+from monarch_flow.optim import build_loss, build_schedule
+
+# Newest checkpoints to keep besides the best: two, in case the last one is damaged.
+_KEEP_LAST = 2
+
+logger = logging.getLogger("oneflow_accel")
+
+
+def run(cfg: DictConfig) -> dict[str, float]:
+    """Do what a configuration says.
+
+    Args:
+        cfg: composed and resolved, see `monarch_flow.config.compose`.
+
+    Returns:
+        The last training and validation metrics, those of the best checkpoint's test, and
+        "best/" with the metric that ModelCheckpoint watched: "val/loss", "test/acc" ..., accuracy
+        in percent. Of an evaluation its metrics.
+
+    Raises:
+        UserError: anything that is the user's to mend.
+        SystemExit: the process was told to end (SIGTERM) and has written a checkpoint.
+    """
+    backend = oneflow_accel.select_device(cfg.get("trainer", {}).get("accelerator"))
+    with watchdog.guard():
+        if not distributed.is_main():
+            logger.setLevel(logging.WARNING)
+        if section(cfg, "eval").get("ckpt") is not None:
+            _seed(_settled_seed(cfg, None), backend)
+            return evaluate_checkpoint(cfg, backend)
+        return _train(cfg, backend)
+
+
+def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
+    run_dir = Path(cfg.run_dir)
+    options = read_trainer_options(cfg)
+    trial = bool(options.fast_dev_run)
+    resumed = None if trial else checkpoint_to_resume(cfg.get("resume"), run_dir)
+    seed = _settled_seed(cfg, resumed)
+    _seed(seed, backend)
+    data = build_data(cfg, seed)
+    name, model = build_model(cfg, data)
+    _load_weights(cfg, model, name, data.num_classes, resumed)
+    model = model.to(backend.device())
+
+    train_loader, val_loader = data.train_loader(), data.val_loader()
+    schedule = build_schedule(_scheduler_options(cfg), float(cfg.optimizer.lr))
+    calendar = Calendar(options, len(train_loader), schedule)
+    if calendar.batches == 0:
+        raise UserError("trainer.limit_train_batches=0 leaves nothing to train on")
+    callbacks = build_callbacks(section(cfg, "callbacks"))
+    if trial:
+        callbacks.pop("model_checkpoint", None)
+    checkpoints = None if trial else CheckpointManager(checkpoint_folder(run_dir), _KEEP_LAST)
+    if checkpoints is not None and distributed.is_main():
+        checkpoints.claim(fresh=resumed is None)
+        save_config(cfg, run_dir)
+    config = as_plain(cfg)
+    log = RunLog(
+        run_dir,
+        section(cfg, "logger"),
+        run_name=str(cfg.get("name")),
+        config=config,
+        enabled=distributed.is_main() and not trial,
+    )
+    val_loss = build_loss(section(cfg, "train").get("loss_fn_val"), reduction="sum")
+    try:
+        trainer = Trainer(
+            model,
+            step_maker(cfg, backend, options, calendar, seed),
+            Data(train_loader, val_loader, tuple(data.image_shape), val_loss),
+            backend,
+            options,
+            calendar,
+            identity=Identity(name, data.num_classes, seed, config),
+            callbacks=callbacks,
+            log=log,
+            checkpoints=checkpoints,
+            resumed=resumed,
+        )
+        trainer.fit()
+        metrics = dict(trainer.metrics)
+        keeper = callbacks.get("model_checkpoint")
+        if isinstance(keeper, ModelCheckpoint) and keeper.best_value is not None:
+            metrics[f"best/{keeper.monitor}"] = keeper.best_value
+        if cfg.get("test_after_training", True) and not trial:
+            metrics |= test(trainer, data, run_dir, cfg)
+    finally:
+        log.close()
+        data.close()
+        if checkpoints is not None:
+            checkpoints.close()
+    _finish(run_dir, metrics, trial)
+    return metrics
+
+
+def _finish(run_dir: Path, metrics: dict[str, float], trial: bool) -> None:
+    if not distributed.is_main():
+        return
+    logger.info("%s", ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
+    if not trial:
+        curves = draw_curves(run_dir / JSONL_NAME, run_dir / "curves.png")
+        logger.info("curves: %s", curves)
+
+
+def _load_weights(
+    cfg: DictConfig, model: nn.Module, name: str, num_classes: int, resumed: Checkpoint | None
+) -> None:
+    source = section(cfg, "train").get("init_from") or {}
+    if resumed is not None:
+        snapshot.load_model(model, resumed, name, num_classes)
+    elif source.get("path") is not None:
+        initialize(model, source["path"], project=bool(source.get("project")))
+
+
+def _scheduler_options(cfg: DictConfig) -> dict[str, Any] | None:
+    options = cfg.get("scheduler")
+    return None if options is None else section(cfg, "scheduler")
+
+
+def _settled_seed(cfg: DictConfig, resumed: Checkpoint | None) -> int:
+    """The configuration's seed, or the one a resumed run began with, or one that is drawn.
+
+    Raises:
+        UserError: the configuration asks for another one than the resumed run's.
+    """
+    seed = cfg.get("seed")
+    if resumed is not None:
+        began_with = int(resumed.state["seed"])
+        if seed not in (None, began_with):
+            raise UserError(
+                f"seed={seed}: the run to resume began with {began_with}, which its order of "
+                "images depends on; leave seed out, or set it to that"
+            )
+        return began_with
+    if seed is None:
+        # Every process must draw the same.
+        drawn = random.SystemRandom().randrange(2**31)
+        seed = distributed.all_gather_json(drawn)[0]
+        logger.info("seed %d", seed)
+    return int(seed)
+
+
+def _seed(seed: int, backend: Backend) -> None:
+    backend.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)

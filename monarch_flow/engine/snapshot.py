@@ -1,0 +1,169 @@
+"""What a checkpoint of a run holds, and how a run goes on from one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from oneflow_accel import layouts
+from oneflow_accel.errors import CheckpointError, UserError
+from oneflow_accel.training import distributed
+from oneflow_accel.training.checkpoint import Checkpoint
+from oneflow_accel.training.rng import get_rng_state, set_rng_state
+
+import numpy as np
+from oneflow import nn
+
+from monarch_flow.callbacks import Callback
+from monarch_flow.engine.position import Calendar, Position
+from monarch_flow.engine.step import TrainStep
+from monarch_flow.projection import densify_model, structured_layers
+
+if TYPE_CHECKING:
+    from monarch_flow.engine.trainer import Trainer
+
+# What the layers of the model in a checkpoint are: as configured, or multiplied out.
+MONARCH, DENSE = "monarch", "dense"
+
+logger = logging.getLogger("oneflow_accel")
+
+
+def phase_of(model: nn.Module) -> str:
+    """MONARCH where a model has structured layers, of whatever kind, else DENSE."""
+    return MONARCH if structured_layers(model) else DENSE
+
+
+def take(trainer: Trainer) -> Checkpoint:
+    """The run as it stands. A collective call."""
+    step, position, identity = trainer.train_step, trainer.position, trainer.identity
+    model = {
+        name: value.numpy() for name, value in layouts.standard_state_dict(step.model).items()
+    }
+    arrays = step.optimizer_arrays()
+    for callback in trainer.callbacks.values():
+        arrays |= callback.arrays()
+    state = {
+        "num_classes": identity.num_classes,
+        "epoch": position.epoch,
+        "batch": position.batch,
+        "step": position.step,
+        "phase": phase_of(step.model),
+        "global_batch_size": trainer.global_batch_size,
+        "accumulate": trainer.options.accumulate,
+        "seed": identity.seed,
+        "rng": distributed.all_gather_json(get_rng_state()),
+        "train_step": step.state(),
+        "callbacks": {key: value.state() for key, value in trainer.callbacks.items()},
+        "config": identity.config,
+    }
+    return Checkpoint(model, arrays, state, name=identity.model)
+
+
+def position_of(
+    checkpoint: Checkpoint | None, calendar: Calendar, global_batch_size: int, accumulate: int
+) -> Position:
+    """Where a run begins or goes on.
+
+    With another number of images per step than before it is the nearest batch of the same epoch.
+
+    Args:
+        checkpoint: None to begin.
+        calendar: of the run.
+        global_batch_size: images per step, of all processes.
+        accumulate: batches per step.
+    """
+    if checkpoint is None:
+        return Position()
+    state = checkpoint.state
+    position = Position(state["epoch"], state["batch"], state["step"])
+    # A step may be made of other batches now, such as of smaller ones on more processes.
+    steps = state["batch"] // state["accumulate"]
+    before = state["global_batch_size"]
+    if before != global_batch_size:
+        steps = steps * before // global_batch_size
+        logger.warning(
+            "a step is %d images now and was %d: the epoch goes on at the nearest batch",
+            global_batch_size,
+            before,
+        )
+    position.batch = min(steps * accumulate, calendar.batches)
+    return position
+
+
+def match_layers(model: nn.Module, arrays: Mapping[str, np.ndarray], phase: str | None) -> None:
+    """Make a model's structured layers dense where the weights to load are.
+
+    Args:
+        model: changed in place.
+        arrays: the weights by name.
+        phase: what their checkpoint says of them, None where nothing does; a checkpoint that was
+            converted may say otherwise than its arrays, which count.
+    """
+    own = model.state_dict()
+    layers = structured_layers(model)
+    names = [f"{prefix}.weight" for prefix in layers]
+    # The layers that are a dense matrix with a mask have such a weight themselves.
+    dense = [
+        arrays[name].ndim == 2 and (name not in own or own[name].ndim != 2)
+        for name in names
+        if name in arrays
+    ]
+    if layers and (phase == DENSE or (len(dense) == len(layers) and all(dense))):
+        densify_model(model)
+
+
+def load_model(model: nn.Module, checkpoint: Checkpoint, name: str, num_classes: int) -> None:
+    """Load a checkpoint's weights; where they are dense already, the model becomes dense first.
+
+    Args:
+        model: as configured; changed in place.
+        checkpoint: of such a model.
+        name: of the model.
+        num_classes: of its head.
+
+    Raises:
+        CheckpointError: the checkpoint is of another model; names both.
+    """
+    theirs = (checkpoint.name, checkpoint.state.get("num_classes"))
+    if theirs != (name, num_classes):
+        raise CheckpointError(
+            f"the checkpoint is of another model: {theirs[0]} with {theirs[1]} classes, this run "
+            f"is {name} with {num_classes}"
+        )
+    match_layers(model, checkpoint.model, checkpoint.state.get("phase"))
+    try:
+        layouts.load_standard_state_dict(model, checkpoint.model, strict=True)
+    except UserError as error:
+        raise CheckpointError(f"the checkpoint is of another model: {error}") from error
+
+
+def load_step(step: TrainStep, checkpoint: Checkpoint, position: Position) -> None:
+    """Restore the optimizer and the random generators.
+
+    Raises:
+        CheckpointError: the optimizer's arrays are not those of this run.
+    """
+    state = checkpoint.state
+    step.load_optimizer(checkpoint.optimizer, position.step)
+    step.load_state(state["train_step"])
+    # A process that was not there before goes on with the first one's state.
+    rng, rank = state["rng"], distributed.rank()
+    set_rng_state(rng[rank if rank < len(rng) else 0])
+    logger.info(
+        "resumed at epoch %d, step %d (%s layers)", position.epoch, position.step, state["phase"]
+    )
+
+
+def load_callbacks(callbacks: Mapping[str, Callback], checkpoint: Checkpoint) -> None:
+    """Restore the callbacks; one that was not on before begins afresh.
+
+    Raises:
+        CheckpointError: an array is missing.
+    """
+    states: Mapping[str, Any] = checkpoint.state["callbacks"]
+    for key, callback in callbacks.items():
+        if key in states:
+            callback.load(states[key], checkpoint.optimizer)
+        else:
+            logger.warning("callbacks.%s was off in the run resumed and begins now", key)

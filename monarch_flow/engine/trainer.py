@@ -1,0 +1,375 @@
+"""The training loop: epochs, batches, log lines, validation, checkpoints."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from oneflow_accel.backends.base import Backend
+from oneflow_accel.errors import UserError
+from oneflow_accel.training import distributed
+from oneflow_accel.training.checkpoint import Checkpoint, CheckpointManager
+from oneflow_accel.training.figures import Figures, FigureWindow, log_line
+from oneflow_accel.training.progress import Progress, format_eta
+from oneflow_accel.training.rng import step_seed
+from oneflow_accel.training.validation import Accuracy, validate
+
+import oneflow as flow
+from oneflow import nn
+
+from monarch_flow.callbacks import Callback
+from monarch_flow.engine import snapshot, sparse_to_dense
+from monarch_flow.engine.options import TrainerOptions, limited
+from monarch_flow.engine.position import Calendar, Position
+from monarch_flow.engine.step import TrainStep
+from monarch_flow.engine.stopping import StopRequest
+from monarch_flow.loggers import RunLog
+
+logger = logging.getLogger("oneflow_accel")
+
+Criterion = Callable[[flow.Tensor, flow.Tensor], flow.Tensor]
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a checkpoint says about the run that wrote it.
+
+    Attributes:
+        model: the model's name.
+        num_classes: of its head.
+        seed: of the run.
+        config: the whole configuration, plain.
+    """
+
+    model: str
+    num_classes: int
+    seed: int
+    config: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Data:
+    """What a run trains and validates on.
+
+    Attributes:
+        train: an `ImageLoader`, or what has its methods.
+        val: likewise.
+        image_shape: (channels, height, width).
+        val_loss: sum of the losses of a validation batch; None is plain cross-entropy.
+    """
+
+    train: Any
+    val: Any
+    image_shape: tuple[int, int, int]
+    val_loss: Criterion | None = None
+
+
+class Trainer:
+    """Trains a model and keeps its run on disk.
+
+    Args:
+        model: on the device.
+        make_step: how to train a model from a position on.
+        data: what on.
+        backend: the device.
+        options: how long and how.
+        calendar: the steps of the run.
+        identity: for checkpoints.
+        callbacks: by their key, in the order of their hooks.
+        log: where metrics go.
+        checkpoints: where checkpoints go; None for a trial run, which writes none.
+        resumed: the checkpoint to go on from. The model has its weights already.
+
+    Attributes:
+        model: the model being trained; another one after layers have become dense.
+        train_step: how it is trained.
+        position: where the run stands.
+        is_log_step: whether the step being run gets a log line.
+        last_lr: learning rate of the last step.
+        should_stop: set by a callback to end the run after the epoch.
+        metrics: the last of each, as "train/loss", "val/acc"; accuracy in percent.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        make_step: Callable[[nn.Module, Position], TrainStep],
+        data: Data,
+        backend: Backend,
+        options: TrainerOptions,
+        calendar: Calendar,
+        *,
+        identity: Identity,
+        callbacks: Mapping[str, Callback],
+        log: RunLog,
+        checkpoints: CheckpointManager | None,
+        resumed: Checkpoint | None = None,
+    ) -> None:
+        self.data = data
+        self.backend = backend
+        self.options = options
+        self.calendar = calendar
+        self.identity = identity
+        self.callbacks = dict(callbacks)
+        self.is_log_step = False
+        self.last_lr = 0.0
+        self.should_stop = False
+        self.metrics: dict[str, float] = {}
+        self._log = log
+        self._checkpoints = checkpoints
+        self._resumed = resumed
+        self._make_step = make_step
+        self._stop = StopRequest()
+        self._is_main = distributed.is_main()
+        self._extra: dict[str, float] = {}
+        self.position = snapshot.position_of(
+            resumed, calendar, self.global_batch_size, options.accumulate
+        )
+        self.use_model(model)
+        if resumed is not None:
+            snapshot.load_step(self.train_step, resumed, self.position)
+
+    def use_model(self, model: nn.Module) -> None:
+        """Train `model` from here on, its optimizer without a past."""
+        self.train_step = self._make_step(model, self.position)
+        self.model = self.train_step.model
+        self.train_step.before_update = self._before_update
+        self._window = FigureWindow(reduce=not self.train_step.returns_global_figures)
+
+    @property
+    def global_batch_size(self) -> int:
+        """Images per optimizer step, of all processes."""
+        return int(self.data.train.global_batch_size) * self.options.accumulate
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(channels, height, width)."""
+        return self.data.image_shape
+
+    @property
+    def last_step(self) -> int:
+        """Number of steps that the run has done when it ends."""
+        return self.calendar.last_step(self.position)
+
+    @property
+    def may_stop(self) -> bool:
+        """Whether enough epochs are over to stop early."""
+        return self.position.epoch >= self.options.min_epochs
+
+    def fit(self) -> None:
+        """Train to the end of the run.
+
+        Raises:
+            UserError: there is nothing left to do, the loss is not finite, the data cannot be read
+                or the checkpoints cannot be written.
+            SystemExit: the process was told to end (SIGTERM) and has written a checkpoint.
+        """
+        if self.position.step >= self.last_step:
+            raise UserError(
+                f"nothing left to train: step {self.position.step} is done and the run ends at "
+                f"step {self.last_step}; ask for more trainer.max_epochs or trainer.max_steps, or "
+                "give eval.ckpt to evaluate"
+            )
+        # A new run in the folder of an old one without checkpoints keeps nothing of its log.
+        self._log.truncate(-1 if self._resumed is None else self.position.step)
+        with self._stop.listening():
+            self._each(lambda callback: callback.on_fit_start(self))
+            if self._resumed is not None:
+                snapshot.load_callbacks(self.callbacks, self._resumed)
+            while self.position.step < self.last_step and not self.should_stop:
+                sparse_to_dense.switch_if_due(self)
+                self._run_epoch()
+        self._each(lambda callback: callback.on_fit_end(self))
+
+    def _run_epoch(self) -> None:
+        self._each(lambda callback: callback.on_epoch_start(self))
+        if self._train_epoch():
+            self.position.epoch += 1
+            self.position.batch = 0
+            if self.position.epoch % self.options.check_val_every == 0 or self._is_over():
+                self._validate()
+            self._each(lambda callback: callback.on_epoch_end(self))
+        else:
+            self._each(lambda callback: callback.on_interrupt(self))
+        if self._stop.agreed():
+            logger.info("told to stop (SIGTERM) at step %d%s", self.position.step, self._way_on())
+            self._log.close()
+            raise SystemExit(StopRequest.EXIT_CODE)
+
+    def _way_on(self) -> str:
+        kept = self._checkpoints is not None and "model_checkpoint" in self.callbacks
+        return "; go on with resume=auto" if kept else ""
+
+    def _is_over(self) -> bool:
+        return self.position.step >= self.last_step
+
+    def _train_epoch(self) -> bool:
+        """Train to the end of the epoch; False where the run ends before."""
+        position, batches = self.position, self.calendar.batches
+        position.batch = min(position.batch, batches)
+        self.data.train.set_epoch(position.epoch, start_batch=position.batch)
+        self.model.train()
+        self._epoch = Figures()
+        self._window.restart_clock()
+        last_step = self.last_step
+        with Progress(batches, "batch", enabled=self._is_main, done=position.batch) as progress:
+            waiting_since = time.perf_counter()
+            window: list[Any] = []
+            for batch in islice(self.data.train, batches - position.batch):
+                window.append(batch)
+                ends_epoch = position.batch + len(window) == batches
+                if len(window) < self.options.accumulate and not ends_epoch:
+                    continue
+                waited = time.perf_counter() - waiting_since
+                ends = ends_epoch or position.step + 1 == last_step
+                self._run_step(window, waited, ends)
+                if self.is_log_step:
+                    self._write_line(progress)
+                progress.update(len(window))
+                window = []
+                if position.step == last_step or self._told_to_stop():
+                    break
+                waiting_since = time.perf_counter()
+        return position.batch == batches
+
+    def _run_step(self, window: list[Any], waited: float, ends: bool) -> None:
+        position, options = self.position, self.options
+        self.is_log_step = ends or (position.step + 1) % options.log_every == 0
+        self._each(lambda callback: callback.on_step_start(self))
+        self.last_lr = self.calendar.learning_rate(position.step, position)
+        if not options.graph:
+            # Dropout and drop path: a resumed run draws what it would have drawn.
+            seed = step_seed(self.identity.seed, position.step, distributed.rank())
+            self.backend.manual_seed(seed)
+        figures = self.train_step.step(window, self.last_lr)
+        position.batch += len(window)
+        position.step += 1
+        images = sum(len(batch.labels) for batch in window)
+        self._window.add(position.step, figures, images, waited)
+        self._each(lambda callback: callback.on_step_end(self))
+
+    def _told_to_stop(self) -> bool:
+        """With several processes all have to stop at the same step, so they ask each other; on log
+        steps only, where they wait for each other anyway."""
+        if distributed.world_size() == 1:
+            return self._stop.requested
+        return self.is_log_step and self._stop.agreed()
+
+    def _before_update(self) -> None:
+        self._each(lambda callback: callback.before_update(self))
+
+    def _each(self, call: Callable[[Callback], None]) -> None:
+        for callback in self.callbacks.values():
+            call(callback)
+
+    def _write_line(self, progress: Progress | None = None) -> None:
+        """Wait for the device and log the steps since the last line, if there are any."""
+        if not len(self._window):
+            return
+        position, batches = self.position, self.calendar.batches
+        now = self._window.fetch()
+        self._epoch += now
+        values = {
+            "loss": now.loss,
+            "acc1": now.acc1,
+            "acc5": now.acc5,
+            "lr": self.last_lr,
+            "images_per_second": now.images_per_second,
+            "step_seconds": now.step_seconds,
+            "data_seconds": now.step_data_seconds,
+            "epoch": position.epoch + position.batch / batches,
+        }
+        extra, self._extra = self._extra, {}
+        self._log.log(position.step, {**values, **extra})
+        self.metrics |= {
+            "train/loss": self._epoch.loss,
+            "train/acc": self._epoch.acc1,
+            "train/acctop5": self._epoch.acc5,
+        }
+        if progress is not None:
+            remaining = (self.last_step - position.step) * self._epoch.step_seconds
+            width = len(str(batches))
+            progress.print(
+                f"Epoch: [{position.epoch}][{position.batch:{width}d}/{batches}]\t"
+                f"{log_line(now, self._epoch)}\tLR {self.last_lr:.3e}\tETA {format_eta(remaining)}"
+            )
+
+    def _validate(self) -> None:
+        accuracy = self.evaluate(self.data.val)
+        metrics = named(accuracy, "val")
+        self.metrics |= metrics
+        self._log.log(self.position.step, as_logged(accuracy), split="val")
+        logger.info("Epoch: [%d] %s", self.position.epoch - 1, accuracy)
+        self._each(lambda callback: callback.on_validation_end(self, metrics))
+
+    def evaluate(self, loader: Iterable[Any]) -> Accuracy:
+        """The model on a loader's images, with the weights that callbacks want evaluated."""
+        self._each(lambda callback: callback.on_evaluation_start(self))
+        model = self.train_step.evaluated_model()
+        with ExitStack() as stack:
+            for callback in self.callbacks.values():
+                stack.enter_context(callback.evaluation_weights(self, model))
+            return validate(
+                model,
+                loader,
+                self.backend,
+                max_batches=val_batches(loader, self.options),
+                criterion=self.data.val_loss,
+            )
+
+    def log(self, values: Mapping[str, float]) -> None:
+        """Add values to the next log line; for callbacks."""
+        self._extra |= values
+
+    def log_now(self, values: Mapping[str, float], *, split: str) -> None:
+        """Write values at once, under a heading of their own."""
+        self._log.log(self.position.step, values, split=split)
+
+    def log_hyperparameters(self, values: Mapping[str, float]) -> None:
+        """Write what is known of the model."""
+        self._log.log(self.position.step, values, split="model")
+        self._log.hyperparameters(values)
+        logger.info("%s", ", ".join(f"{name} {value:,}" for name, value in values.items()))
+
+    def save_checkpoint(self, *, best: bool = False, keep: Collection[int] = ()) -> None:
+        """Write a checkpoint of now, after a look at the losses; all processes call it.
+
+        Args:
+            best: whether it is the best so far.
+            keep: steps whose checkpoints stay.
+        """
+        if self._checkpoints is None:
+            return
+        self._write_line()
+        checkpoint = snapshot.take(self)
+        if self._is_main:
+            self._checkpoints.save(checkpoint, step=self.position.step, best=best, keep=keep)
+        self._window.restart_clock()
+
+
+def val_batches(loader: Any, options: TrainerOptions) -> int | None:
+    """How many batches of a validation or test loader are used; None for all."""
+    if options.fast_dev_run:
+        return options.fast_dev_run
+    if options.limit_val is None:
+        return None
+    return limited(len(loader), options.limit_val, "trainer.limit_val_batches")
+
+
+def named(accuracy: Accuracy, split: str) -> dict[str, float]:
+    """Loss, and accuracy in percent, by the names that configurations use."""
+    return {
+        f"{split}/loss": accuracy.loss,
+        f"{split}/acc": accuracy.acc1,
+        f"{split}/acctop5": accuracy.acc5,
+    }
+
+
+def as_logged(accuracy: Accuracy) -> dict[str, float]:
+    """Loss, and accuracy in percent, by the names in metrics.jsonl."""
+    return {"loss": accuracy.loss, "acc1": accuracy.acc1, "acc5": accuracy.acc5}

@@ -1,0 +1,144 @@
+"""MLP-Mixer (Tolstikhin et al. 2021, section 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from oneflow_accel.inference import bfloat16_container
+
+import oneflow as flow
+from oneflow import nn
+
+from monarch_flow.layers import build_mlp
+from monarch_flow.models.blocks import PatchEmbed, Size, drop_path
+from monarch_flow.models.initialization import init_mixer
+
+
+@bfloat16_container
+class MixerBlock(nn.Module):
+    """An MLP over the tokens of each channel, then one over the channels of each token, each on a
+    layer norm and added to its input: (N, tokens, dim) to the same.
+
+    Args:
+        dim: width of a token.
+        tokens: how many there are.
+        token_hidden: hidden width of the MLP over tokens.
+        channel_hidden: hidden width of the MLP over channels.
+        norm_eps: epsilon of the layer norms.
+        drop: rate of dropout in the MLPs.
+        drop_path_rate: stochastic depth of each branch.
+        token_mlp_cfg: what `build_mlp` takes; None for dense layers.
+        channel_mlp_cfg: likewise.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        tokens: int,
+        token_hidden: int,
+        channel_hidden: int,
+        *,
+        norm_eps: float,
+        drop: float,
+        drop_path_rate: float,
+        token_mlp_cfg: Mapping[str, Any] | None,
+        channel_mlp_cfg: Mapping[str, Any] | None,
+    ) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(dim, eps=norm_eps)
+        self.mlp_tokens = build_mlp(token_mlp_cfg, tokens, token_hidden, drop=drop)
+        self.drop_path1 = drop_path(drop_path_rate)
+        self.norm2 = nn.LayerNorm(dim, eps=norm_eps)
+        self.mlp_channels = build_mlp(channel_mlp_cfg, dim, channel_hidden, drop=drop)
+        self.drop_path2 = drop_path(drop_path_rate)
+
+    def forward(self, x: flow.Tensor) -> flow.Tensor:
+        mixed = self.mlp_tokens(self.norm1(x).transpose(1, 2)).transpose(1, 2)
+        x = x + self.drop_path1(mixed)
+        return x + self.drop_path2(self.mlp_channels(self.norm2(x)))
+
+
+class TokenMean(nn.Module):
+    """(N, tokens, dim) to (N, dim). No container for bfloat16, so that inference in it takes the
+    mean in float32."""
+
+    def forward(self, x: flow.Tensor) -> flow.Tensor:
+        return x.mean(dim=1)
+
+
+@bfloat16_container
+class MlpMixer(nn.Module):
+    """Images (N, in_chans, *img_size), float32, to scores (N, num_classes): a patch embedding
+    `stem`, blocks, a layer norm, the mean over tokens and a linear head.
+
+    Args:
+        img_size: height and width of an image; one number for a square.
+        patch_size: side of a patch, which divides both.
+        in_chans: channels of an image.
+        num_classes: scores.
+        embed_dim: width of a token.
+        depth: blocks.
+        token_ratio: hidden width of the MLP over tokens, over `embed_dim`.
+        channel_ratio: hidden width of the MLP over channels, over `embed_dim`.
+        norm_eps: epsilon of every layer norm.
+        drop_rate: rate of dropout in the MLPs.
+        drop_path_rate: stochastic depth, the same in every block.
+        mlp_cfg: layers of the MLPs over channels, as `monarch_flow.layers.build_mlp` takes it;
+            None for dense.
+        token_mlp_cfg: layers of the MLPs over tokens, likewise.
+
+    Raises:
+        UserError: sizes that do not divide each other, or a config that is none.
+    """
+
+    def __init__(
+        self,
+        *,
+        img_size: Size = 224,
+        patch_size: int = 16,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        embed_dim: int = 512,
+        depth: int = 8,
+        token_ratio: float = 0.5,
+        channel_ratio: float = 4.0,
+        norm_eps: float = 1e-6,
+        drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+        mlp_cfg: Mapping[str, Any] | None = None,
+        token_mlp_cfg: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.num_classes = num_classes
+        self.num_features = embed_dim
+        self.stem = PatchEmbed(img_size, patch_size, in_chans, embed_dim)
+        self.img_size = self.stem.img_size
+        self.in_chans = in_chans
+        self.blocks = nn.Sequential(
+            *(
+                MixerBlock(
+                    embed_dim,
+                    self.stem.num_patches,
+                    int(token_ratio * embed_dim),
+                    int(channel_ratio * embed_dim),
+                    norm_eps=norm_eps,
+                    drop=drop_rate,
+                    drop_path_rate=drop_path_rate,
+                    token_mlp_cfg=token_mlp_cfg,
+                    channel_mlp_cfg=mlp_cfg,
+                )
+                for _ in range(depth)
+            )
+        )
+        self.norm = nn.LayerNorm(embed_dim, eps=norm_eps)
+        self.pool = TokenMean()
+        self.head = nn.Linear(embed_dim, num_classes)
+        init_mixer(self)
+
+    def features(self, images: flow.Tensor) -> flow.Tensor:
+        """The mean of the normalized tokens, (N, embed_dim)."""
+        return self.pool(self.norm(self.blocks(self.stem(images))))
+
+    def forward(self, images: flow.Tensor) -> flow.Tensor:
+        return self.head(self.features(images))

@@ -1,0 +1,190 @@
+"""The models by name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from oneflow_accel.errors import UserError
+
+from oneflow import nn
+
+from monarch_flow.layers import LinearConfig
+from monarch_flow.layers.targets import TARGET, nearest
+from monarch_flow.models.blocks import Size
+from monarch_flow.models.mixer import MlpMixer
+from monarch_flow.models.t2t_vit import T2TViT
+from monarch_flow.models.vit import VisionTransformer
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A named model.
+
+    Attributes:
+        build: the class.
+        config: its arguments that are not the class's own defaults.
+        doc: what it is and where it comes from.
+    """
+
+    build: Callable[..., nn.Module]
+    config: Mapping[str, Any] = field(default_factory=dict)
+    doc: str = ""
+
+
+def _vit(doc: str, **config: Any) -> Entry:
+    return Entry(VisionTransformer, config, doc)
+
+
+def _small_vit(doc: str, **config: Any) -> Entry:
+    """A ViT that a CPU trains in minutes."""
+    return _vit(
+        doc,
+        **{"embed_dim": 128, "depth": 4, "num_heads": 4, "mlp_ratio": 4.0, "norm_eps": 1e-5}
+        | config,
+    )
+
+
+def _t2t(doc: str, **config: Any) -> Entry:
+    return Entry(T2TViT, config, doc)
+
+
+_MODELS: dict[str, Entry] = {
+    "vit_small_patch16_224": _vit(
+        "ViT-S/16 of the Monarch paper: wide, with 8 blocks; not DeiT-S, which is 384 wide",
+        depth=8,
+        num_heads=8,
+        mlp_ratio=3.0,
+        qkv_bias=False,
+        norm_eps=1e-5,
+    ),
+    "vit_base_patch16_224": _vit("ViT-B/16 (Dosovitskiy et al. 2021, table 1)"),
+    "vit_large_patch16_224": _vit(
+        "ViT-L/16 (Dosovitskiy et al. 2021, table 1)", embed_dim=1024, depth=24, num_heads=16
+    ),
+    "vit_tiny_patch4_28": _small_vit(
+        "for MNIST: 49 patches", patch_size=4, img_size=28, in_chans=1, num_classes=10
+    ),
+    "vit_tiny_patch8_64": _small_vit(
+        "for small photos: 64 patches", patch_size=8, img_size=64, num_classes=5
+    ),
+    "mixer_s16_224": Entry(
+        MlpMixer,
+        {"embed_dim": 512, "depth": 8},
+        "Mixer-S/16 (Tolstikhin et al. 2021, table 1)",
+    ),
+    "mixer_b16_224": Entry(
+        MlpMixer,
+        {"embed_dim": 768, "depth": 12},
+        "Mixer-B/16 (Tolstikhin et al. 2021, table 1)",
+    ),
+    "t2t_vit_7": _t2t(
+        "T2T-ViT-7 (Yuan et al. 2021, table 2), with performers",
+        embed_dim=256,
+        depth=7,
+        num_heads=4,
+        mlp_ratio=2.0,
+    ),
+    "t2t_vit_14": _t2t("T2T-ViT-14 (Yuan et al. 2021, table 2), with performers"),
+    "t2t_vit_t_14": _t2t(
+        "T2T-ViT_t-14 (Yuan et al. 2021, table 2), with transformers", tokens_type="transformer"
+    ),
+}
+
+
+def list_models() -> list[str]:
+    """Names that `create_model` accepts, sorted."""
+    return sorted(_MODELS)
+
+
+def describe_model(name: str) -> str:
+    """One line on what a model is and where it comes from.
+
+    Raises:
+        UserError: there is no model of this name; the text names the nearest.
+    """
+    return _entry(name).doc
+
+
+def default_config(name: str) -> dict[str, Any]:
+    """All arguments of a model with their defaults.
+
+    Raises:
+        UserError: there is no model of this name; the text names the nearest.
+    """
+    entry = _entry(name)
+    defaults = {
+        key: parameter.default
+        for key, parameter in inspect.signature(entry.build).parameters.items()
+    }
+    return defaults | dict(entry.config)
+
+
+def create_model(
+    name: str,
+    *,
+    num_classes: int | None = None,
+    img_size: Size | None = None,
+    drop_rate: float = 0.0,
+    drop_path_rate: float = 0.0,
+    mlp_cfg: str | Mapping[str, Any] | None = None,
+    attnlinear_cfg: str | Mapping[str, Any] | None = None,
+    **more: Any,
+) -> nn.Module:
+    """A freshly initialized model, on the CPU, in float32.
+
+    Args:
+        name: one of `list_models()`.
+        num_classes: scores; None for the model's default, 1000 for those of ImageNet's size.
+        img_size: height and width of an image; None for the model's default.
+        drop_rate: rate of dropout.
+        drop_path_rate: stochastic depth: of the last block in a transformer, of all in a Mixer.
+        mlp_cfg: layers of the MLPs, over channels in a Mixer: a mapping as `build_mlp` takes it, or
+            the short name of a linear layer, for both; None for dense.
+        attnlinear_cfg: layers of the projections to query, key and value; None for dense.
+        more: other arguments of the model's class, such as in_chans, patch_size or depth;
+            `default_config(name)` lists them.
+
+    Returns:
+        A module that maps images (N, in_chans, *img_size) to scores (N, num_classes), with
+        `features(images)` (N, num_features) before the head.
+
+    Raises:
+        UserError: no such model or argument (the text names the nearest), or values that do not
+            go together.
+    """
+    entry = _entry(name)
+    arguments: dict[str, Any] = {
+        **entry.config,
+        "drop_rate": drop_rate,
+        "drop_path_rate": drop_path_rate,
+        **more,
+    }
+    optional = {
+        "num_classes": num_classes,
+        "img_size": img_size,
+        "mlp_cfg": None if mlp_cfg is None else _mlp_mapping(mlp_cfg),
+        "attnlinear_cfg": attnlinear_cfg,
+    }
+    arguments |= {key: value for key, value in optional.items() if value is not None}
+    known = default_config(name)
+    for key in arguments:
+        if key not in known:
+            raise UserError(f"{name} has no argument '{key}'; {nearest(key, known)}")
+    return entry.build(**arguments)
+
+
+def _entry(name: str) -> Entry:
+    if name not in _MODELS:
+        raise UserError(f"there is no model '{name}'; {nearest(name, _MODELS)}")
+    return _MODELS[name]
+
+
+def _mlp_mapping(mlp_cfg: str | Mapping[str, Any]) -> Mapping[str, Any]:
+    """The mapping for a short name of a linear layer: that layer twice."""
+    if not isinstance(mlp_cfg, str):
+        return mlp_cfg
+    layer = LinearConfig.of(mlp_cfg).to_dict()
+    return {TARGET: "monarch_flow.layers.MlpCustom", "linear1_cfg": layer, "linear2_cfg": layer}

@@ -1,0 +1,109 @@
+"""Vision transformer (Dosovitskiy et al. 2021, section 3.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from oneflow_accel.inference import bfloat16_container
+
+import oneflow as flow
+from oneflow import nn
+
+from monarch_flow.layers import LinearLike, dropout
+from monarch_flow.models.blocks import Block, PatchEmbed, Size, drop_path_rates, prepend_token
+from monarch_flow.models.initialization import init_transformer, small_normal_
+
+
+@bfloat16_container
+class VisionTransformer(nn.Module):
+    """Images (N, in_chans, *img_size), float32, to scores (N, num_classes).
+
+    Patches become tokens, a class token goes before them, a learned position embedding is added;
+    then pre-norm blocks, a layer norm and a linear head on the class token. Parameters in this
+    order: `cls_token` (1, 1, dim), `pos_embed` (1, 1 + patches, dim), `patch_embed.proj`,
+    `blocks.0` ... , `norm`, `head`.
+
+    Args:
+        img_size: height and width of an image; one number for a square.
+        patch_size: side of a patch, which divides both.
+        in_chans: channels of an image.
+        num_classes: scores.
+        embed_dim: width of a token.
+        depth: blocks.
+        num_heads: heads of attention; divides `embed_dim`.
+        mlp_ratio: hidden width of a block's MLP over `embed_dim`.
+        qkv_bias: whether the projections to query, key and value have a bias.
+        norm_eps: epsilon of every layer norm.
+        drop_rate: rate of dropout after the position embedding, in the MLPs and after each branch.
+        attn_drop_rate: rate of dropout of attention weights.
+        drop_path_rate: stochastic depth of the last block; that of the first is 0, and it rises
+            linearly between.
+        mlp_cfg: layers of the MLPs, as `monarch_flow.layers.build_mlp` takes it; None for dense.
+        attnlinear_cfg: layers of the projections to query, key and value, as `LinearConfig.of`
+            takes it; None for one packed dense layer.
+
+    Raises:
+        UserError: sizes that do not divide each other, or a config that is none.
+    """
+
+    def __init__(
+        self,
+        *,
+        img_size: Size = 224,
+        patch_size: int = 16,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        embed_dim: int = 768,
+        depth: int = 12,
+        num_heads: int = 12,
+        mlp_ratio: float = 4.0,
+        qkv_bias: bool = True,
+        norm_eps: float = 1e-6,
+        drop_rate: float = 0.0,
+        attn_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+        mlp_cfg: Mapping[str, Any] | None = None,
+        attnlinear_cfg: LinearLike = None,
+    ) -> None:
+        super().__init__()
+        self.num_classes = num_classes
+        self.num_features = embed_dim
+        self.patch_embed = PatchEmbed(img_size, patch_size, in_chans, embed_dim)
+        self.img_size = self.patch_embed.img_size
+        self.in_chans = in_chans
+        self.cls_token = nn.Parameter(flow.zeros(1, 1, embed_dim))
+        tokens = 1 + self.patch_embed.num_patches
+        self.pos_embed = nn.Parameter(flow.zeros(1, tokens, embed_dim))
+        self.pos_drop = dropout(drop_rate)
+        self.blocks = nn.Sequential(
+            *(
+                Block(
+                    embed_dim,
+                    num_heads,
+                    mlp_ratio,
+                    qkv_bias=qkv_bias,
+                    drop=drop_rate,
+                    attn_drop=attn_drop_rate,
+                    drop_path_rate=rate,
+                    norm_eps=norm_eps,
+                    mlp_cfg=mlp_cfg,
+                    attnlinear_cfg=attnlinear_cfg,
+                )
+                for rate in drop_path_rates(drop_path_rate, depth)
+            )
+        )
+        self.norm = nn.LayerNorm(embed_dim, eps=norm_eps)
+        self.head = nn.Linear(embed_dim, num_classes)
+        init_transformer(self)
+        small_normal_(self.pos_embed)
+        small_normal_(self.cls_token)
+
+    def features(self, images: flow.Tensor) -> flow.Tensor:
+        """The normalized class token, (N, embed_dim)."""
+        x = self.patch_embed(images)
+        x = self.pos_drop(prepend_token(self.cls_token, x) + self.pos_embed)
+        return self.norm(self.blocks(x)[:, 0])
+
+    def forward(self, images: flow.Tensor) -> flow.Tensor:
+        return self.head(self.features(images))

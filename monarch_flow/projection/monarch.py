@@ -1,0 +1,252 @@
+"""The Monarch matrix nearest to a dense one, and the dense matrix of two Monarch factors, in numpy.
+
+A Monarch matrix (Dao et al. 2022, section 3) is given by blkdiag1 (k, q, p) and blkdiag2 (l, s, r)
+with l r = k q. Its input is cut into k blocks of p; slot t = kappa q + iota of the k q values in
+the middle feeds block lambda = t mod l of the second factor; output row sigma l + lambda is row
+sigma of that block. So the matrix falls apart into k l pieces of its own,
+
+    T[kappa, lambda] = M[lambda::l, kappa p : (kappa + 1) p]        (s, p)
+                     = sum over the slots t of kappa and lambda of
+                       blkdiag2[lambda, :, t div l] blkdiag1[kappa, t mod q, :]^T
+
+and every slot belongs to one piece. A piece with R slots is any matrix of rank at most R, and no
+two pieces share a number: the nearest Monarch matrix is the truncated SVD of each piece (Eckart and
+Young 1936; Dao et al. 2022, section 3.3). Where l does not divide q the pieces have unequal ranks,
+ceil(q / l) or floor(q / l), which can be 0.
+"""
+
+from __future__ import annotations
+
+from oneflow_accel.errors import UserError
+
+import numpy as np
+
+from monarch_flow.layers.monarch import monarch_shapes
+
+Shape3 = tuple[int, int, int]
+
+
+def project_to_monarch(weight: np.ndarray, nblocks: int) -> tuple[np.ndarray, np.ndarray]:
+    """Factors of a `MonarchLinear(n, m, nblocks)` whose dense matrix is nearest to `weight`.
+
+    What is optimal: no factors of these shapes give a smaller Frobenius distance to `weight`, for
+    any m, n and nblocks. Padding changes nothing in that: rows and columns that the layer crops
+    are a rectangle of each piece, and with zeros there the SVD of the padded piece is that of the
+    cropped one. What is not: the factors themselves are not unique (each singular value is split
+    evenly between the two; signs and rotations are free), so compare dense matrices; and a small
+    distance between weights is no small change of a network's output, which depends on its inputs.
+
+    Args:
+        weight: (m, n), float32 or float64 (float16 too, complex too), as of `nn.Linear`.
+        nblocks: number of blocks of each factor.
+
+    Returns:
+        blkdiag1 and blkdiag2 in the dtype of `weight`, computed in float64. Exact up to rounding
+        where `weight` is such a Monarch matrix. A slot that has nothing to hold (`weight` of low
+        rank) is zero in both factors: in training no gradient will ever move it.
+
+    Raises:
+        ValueError: `weight` is not a matrix of floats, or nblocks is below 1.
+        UserError: `weight` holds NaN or infinity.
+    """
+    _check_matrix(weight)
+    if nblocks < 1:
+        raise ValueError(f"nblocks must be at least 1, got {nblocks}")
+    out_features, in_features = weight.shape
+    return project_to_factors(weight, *monarch_shapes(in_features, out_features, nblocks))
+
+
+def project_to_monarch_rank(
+    weight: np.ndarray, blocks1: int, blocks2: int, rank: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The same with k column blocks, l row residues and one rank for all pieces to choose.
+
+    Args:
+        weight: (m, n); padded with zeros to multiples of `blocks2` and `blocks1`.
+        blocks1: k, blocks of columns.
+        blocks2: l, residues of rows.
+        rank: of each of the k l pieces; from min(ceil(m / l), ceil(n / k)) on nothing is lost.
+
+    Returns:
+        blkdiag1 (k, rank l, ceil(n / k)) and blkdiag2 (l, ceil(m / l), k rank). With k = l and rank
+        1 and m = n = k^2 this is the Monarch matrix of the paper's section 3.1.
+
+    Raises:
+        ValueError, UserError: as `project_to_monarch`.
+    """
+    _check_matrix(weight)
+    if min(blocks1, blocks2, rank) < 1:
+        raise ValueError(f"blocks and rank must be at least 1: {blocks1}, {blocks2}, {rank}")
+    outer, width = -(-weight.shape[0] // blocks2), -(-weight.shape[1] // blocks1)
+    return project_to_factors(
+        weight, (blocks1, rank * blocks2, width), (blocks2, outer, blocks1 * rank)
+    )
+
+
+def project_to_factors(
+    weight: np.ndarray, shape1: Shape3, shape2: Shape3
+) -> tuple[np.ndarray, np.ndarray]:
+    """The same for any two factors that can be multiplied.
+
+    Args:
+        weight: (m, n) with m <= l s and n <= k p.
+        shape1: (k, q, p) of blkdiag1.
+        shape2: (l, s, r) of blkdiag2, with l r = k q.
+
+    Raises:
+        ValueError, UserError: as `project_to_monarch`; or the shapes do not fit.
+    """
+    _check_matrix(weight)
+    _check_shapes(shape1, shape2)
+    if not np.isfinite(weight).all():
+        raise UserError("the weight holds NaN or infinity; there is nothing to project")
+    rank = -(-shape1[1] // shape2[0])
+    pieces = split_pieces(weight, shape1, shape2)
+    left, values, right = np.linalg.svd(pieces, full_matrices=False)
+    kept = min(rank, values.shape[-1])
+    root = np.sqrt(values[..., :kept])
+    # More slots than a piece has singular values stay zero.
+    full_left = np.zeros((*pieces.shape[:-1], rank), pieces.dtype)
+    full_right = np.zeros((*pieces.shape[:-2], rank, pieces.shape[-1]), pieces.dtype)
+    full_left[..., :kept] = left[..., :kept] * root[..., None, :]
+    full_right[..., :kept, :] = root[..., :, None] * right[..., :kept, :]
+    blkdiag1, blkdiag2 = merge_factors(full_left, full_right, shape1, shape2)
+    return blkdiag1.astype(weight.dtype), blkdiag2.astype(weight.dtype)
+
+
+def monarch_to_dense(
+    blkdiag1: np.ndarray,
+    blkdiag2: np.ndarray,
+    out_features: int | None = None,
+    in_features: int | None = None,
+) -> np.ndarray:
+    """The dense matrix of two factors.
+
+    Args:
+        blkdiag1: (k, q, p).
+        blkdiag2: (l, s, r), l r = k q.
+        out_features: m, rows to keep; None for all l s.
+        in_features: n, columns to keep; None for all k p.
+
+    Returns:
+        (m, n) in the factors' dtype; sums are made in float64 and rounded once.
+
+    Raises:
+        ValueError: the shapes do not fit each other or the sizes.
+    """
+    left, right = split_factors(blkdiag1, blkdiag2)
+    dense = merge_pieces(left @ right, out_features, in_features)
+    return dense.astype(np.result_type(blkdiag1, blkdiag2))
+
+
+def best_error(weight: np.ndarray, shape1: Shape3, shape2: Shape3) -> float:
+    """Frobenius norm of the difference that no factors of these shapes can go below, from the
+    singular values that are left out."""
+    used = slot_table(shape1[0], shape1[1], shape2[0])[1]
+    values = np.linalg.svd(split_pieces(weight, shape1, shape2), compute_uv=False)
+    ranks = used.sum(axis=-1)
+    left_out = np.arange(values.shape[-1]) >= ranks[..., None]
+    return float(np.sqrt((np.where(left_out, values, 0.0) ** 2).sum()))
+
+
+def slot_table(blocks1: int, inner: int, blocks2: int) -> tuple[np.ndarray, np.ndarray]:
+    """Which slots of the middle belong to which piece.
+
+    Returns:
+        Slot numbers t (k, l, R), R = ceil(q / l), ascending along the last axis, and whether each
+        is used: pieces with fewer slots than R have their last one unused (its number is 0 then).
+    """
+    first = np.arange(blocks1)[:, None, None] * inner
+    residue = np.arange(blocks2)[None, :, None]
+    start = first + (residue - first) % blocks2
+    slots = start + blocks2 * np.arange(-(-inner // blocks2))
+    used = slots < first + inner
+    return np.where(used, slots, 0), used
+
+
+def split_factors(blkdiag1: np.ndarray, blkdiag2: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The factors of each piece, T = left right, in float64; zeros where a slot is unused.
+
+    Anything that has a factor's shape can be split so: gradients and moments too.
+
+    Returns:
+        left (k, l, s, R) from blkdiag2 and right (k, l, R, p) from blkdiag1.
+    """
+    _check_shapes(blkdiag1.shape, blkdiag2.shape)
+    blocks1, inner, width = blkdiag1.shape
+    blocks2, outer, _ = blkdiag2.shape
+    slots, used = slot_table(blocks1, inner, blocks2)
+    # Row t of these two is what slot t multiplies with, and is multiplied with.
+    rows1 = _wide(blkdiag1).reshape(blocks1 * inner, width)
+    rows2 = _wide(blkdiag2).transpose(2, 0, 1).reshape(blocks1 * inner, outer)
+    right = np.where(used[..., None], rows1[slots], 0.0)
+    left = np.where(used[..., None], rows2[slots], 0.0)
+    return left.swapaxes(-1, -2), right
+
+
+def merge_factors(
+    left: np.ndarray, right: np.ndarray, shape1: Shape3, shape2: Shape3
+) -> tuple[np.ndarray, np.ndarray]:
+    """The inverse of `split_factors`; what stands in unused slots is dropped."""
+    blocks1, inner, width = shape1
+    blocks2, outer, depth = shape2
+    slots, used = slot_table(blocks1, inner, blocks2)
+    rows1 = np.empty((blocks1 * inner, width), right.dtype)
+    rows2 = np.empty((blocks1 * inner, outer), left.dtype)
+    rows1[slots[used]] = right[used]
+    rows2[slots[used]] = left.swapaxes(-1, -2)[used]
+    return rows1.reshape(shape1), rows2.reshape(depth, blocks2, outer).transpose(1, 2, 0).copy()
+
+
+def split_pieces(weight: np.ndarray, shape1: Shape3, shape2: Shape3) -> np.ndarray:
+    """The pieces (k, l, s, p) of a matrix (m, n), padded with zeros, in float64.
+
+    Raises:
+        ValueError: the matrix is larger than l s by k p.
+    """
+    blocks1, _, width = shape1
+    blocks2, outer, _ = shape2
+    rows, columns = outer * blocks2, blocks1 * width
+    out_features, in_features = weight.shape
+    if out_features > rows or in_features > columns:
+        raise ValueError(f"a weight of shape {weight.shape} is larger than ({rows}, {columns})")
+    padded = np.zeros((rows, columns), _wide(weight).dtype)
+    padded[:out_features, :in_features] = weight
+    return padded.reshape(outer, blocks2, blocks1, width).transpose(2, 1, 0, 3)
+
+
+def merge_pieces(
+    pieces: np.ndarray, out_features: int | None = None, in_features: int | None = None
+) -> np.ndarray:
+    """The matrix (m, n) of pieces (k, l, s, p): the inverse of `split_pieces`, cropped.
+
+    Raises:
+        ValueError: there are fewer than m rows or n columns.
+    """
+    blocks1, blocks2, outer, width = pieces.shape
+    full = pieces.transpose(2, 1, 0, 3).reshape(outer * blocks2, blocks1 * width)
+    rows = full.shape[0] if out_features is None else out_features
+    columns = full.shape[1] if in_features is None else in_features
+    if not (0 < rows <= full.shape[0] and 0 < columns <= full.shape[1]):
+        raise ValueError(f"({rows}, {columns}) cannot be cropped from {full.shape}")
+    return full[:rows, :columns].copy()
+
+
+def _wide(array: np.ndarray) -> np.ndarray:
+    """In float64, or complex128 where it is complex."""
+    return array.astype(np.complex128 if np.iscomplexobj(array) else np.float64, copy=False)
+
+
+def _check_matrix(weight: np.ndarray) -> None:
+    if weight.ndim != 2 or weight.dtype.kind not in "fc" or not weight.size:
+        raise ValueError(
+            f"expected a matrix of floats (out, in), got shape {weight.shape}, dtype {weight.dtype}"
+        )
+
+
+def _check_shapes(shape1: tuple[int, ...], shape2: tuple[int, ...]) -> None:
+    fits = len(shape1) == len(shape2) == 3 and min(*shape1, *shape2) > 0
+    if not fits or shape1[0] * shape1[1] != shape2[0] * shape2[2]:
+        raise ValueError(
+            f"factors (k, q, p) and (l, s, r) need l r = k q, got {shape1} and {shape2}"
+        )

@@ -1,0 +1,176 @@
+"""Whole state dicts: dense layers made structured, structured ones made dense, by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from oneflow_accel.errors import UserError
+
+import numpy as np
+
+from monarch_flow.layers import LinearConfig
+from monarch_flow.projection.layer_specs import spec_of_module
+from monarch_flow.projection.report import LayerReport, compare
+from monarch_flow.projection.structure import Arrays, LayerSpec, Structure, joined
+from monarch_flow.projection.structures import structure_of
+
+Layers = Mapping[str, LayerSpec]
+Rule = tuple[str, LinearConfig]
+
+
+def layer_arrays(state: Arrays, prefix: str, structure: Structure) -> dict[str, np.ndarray]:
+    """The arrays of one layer by their name inside it.
+
+    Args:
+        state: a state dict.
+        prefix: the layer's name in it.
+        structure: its kind.
+
+    Raises:
+        UserError: one is missing.
+    """
+    arrays = {}
+    for name in (*structure.names, *structure.buffers):
+        if joined(prefix, name) not in state:
+            raise UserError(
+                f"layer {prefix} ({structure.spec}) has no array {name!r}: these are not the "
+                "weights of the model that was described"
+            )
+        arrays[name] = state[joined(prefix, name)]
+    return arrays
+
+
+def densify_weights(
+    state: Arrays, layers: Layers, buffers: Arrays | None = None
+) -> tuple[dict[str, np.ndarray], list[LayerReport]]:
+    """The state dict of the dense model.
+
+    Args:
+        state: of the model with structured layers; parameters only (such as moving averages of
+            them) will do where `buffers` has the rest.
+        layers: the structured layers by module name.
+        buffers: where the layers' buffers are, if not in `state`.
+
+    Returns:
+        The state dict, each structured layer's arrays replaced by its `weight`, in their dtype, in
+        the place of the first of them, and a report per layer; the rest is as it was.
+
+    Raises:
+        UserError: an array is missing, or a layer has no dense weight; names it.
+    """
+    owners: dict[str, str] = {}
+    weights, reports = {}, []
+    for prefix, spec in layers.items():
+        structure = structure_of(spec)
+        try:
+            arrays = layer_arrays({**(buffers or {}), **state}, prefix, structure)
+            exact = structure.exact_dense(arrays)
+        except UserError as error:
+            raise UserError(f"{prefix}: {error}") from error
+        numbers = sum(arrays[name].size for name in structure.names)
+        dense = exact.astype(arrays[structure.names[0]].dtype)
+        weights[prefix] = dense
+        reports.append(compare(prefix, str(spec), exact, dense, numbers))
+        owners |= {joined(prefix, name): prefix for name in (*structure.names, *structure.buffers)}
+    result = {}
+    for name, array in state.items():
+        if name not in owners:
+            result[name] = array
+        elif owners[name] in weights:
+            result[joined(owners[name], "weight")] = weights.pop(owners[name])
+    return result, reports
+
+
+def project_weights(
+    state: Arrays, rules: Sequence[Rule]
+) -> tuple[dict[str, np.ndarray], dict[str, LayerSpec], list[LayerReport]]:
+    """The state dict of a model with structured layers, the nearest to a dense one.
+
+    Args:
+        state: of the dense model.
+        rules: pairs of a regular expression and the layer for the modules whose name it is found
+            in; the first that fits counts. Only weights that are matrices are layers.
+
+    Returns:
+        The state dict (a replaced layer's arrays in the order in which the layer registers them),
+        the structured layers by module name, and a report per layer.
+
+    Raises:
+        UserError: an expression is none, fits no layer, or a weight holds NaN or infinity.
+    """
+    patterns = [(_compiled(pattern), config) for pattern, config in rules]
+    result: dict[str, np.ndarray] = {}
+    layers: dict[str, LayerSpec] = {}
+    reports: list[LayerReport] = []
+    for name, array in state.items():
+        prefix = name.removesuffix(".weight")
+        if prefix != name and array.ndim == 2 and array.dtype.kind == "f":
+            chosen = _first_rule(patterns, prefix)
+            if chosen is not None and not patterns[chosen][1].is_dense:
+                bias = state.get(f"{prefix}.bias")
+                try:
+                    new = _project_layer(prefix, array, bias, patterns[chosen][1])
+                except UserError as error:
+                    raise UserError(f"{prefix}: {error}") from error
+                arrays, layers[prefix], report = new
+                result |= {joined(prefix, key): value for key, value in arrays.items()}
+                reports.append(report)
+                continue
+        result.setdefault(name, array)
+    if not reports:
+        names = [name.removesuffix(".weight") for name, array in state.items() if array.ndim == 2]
+        raise UserError(
+            f"no layer's name fits {' or '.join(repr(pattern) for pattern, _ in rules)}; the "
+            f"matrices are: {', '.join(names[:12]) or 'none'}{' ...' if len(names) > 12 else ''}"
+        )
+    return result, layers, reports
+
+
+def _project_layer(
+    prefix: str, weight: np.ndarray, bias: np.ndarray | None, config: LinearConfig
+) -> tuple[dict[str, np.ndarray], LayerSpec, LayerReport]:
+    out_features, in_features = weight.shape
+    layer = config.build(in_features, out_features, bias=bias is not None)
+    spec = spec_of_module(layer)
+    if spec is None:
+        raise UserError(f"there is no projection onto {config.target}")
+    structure = structure_of(spec)
+    arrays = {name: value.numpy() for name, value in layer.state_dict().items()}
+    arrays |= structure.project(weight, arrays)
+    numbers = sum(arrays[name].size for name in structure.names)
+    report = compare(prefix, str(spec), weight, structure.exact_dense(arrays), numbers)
+    if bias is not None:
+        arrays["bias"] = bias
+    return arrays, spec, report
+
+
+def _first_rule(patterns: Sequence[tuple[re.Pattern[str], LinearConfig]], name: str) -> int | None:
+    return next((i for i, (pattern, _) in enumerate(patterns) if pattern.search(name)), None)
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise UserError(f"{pattern!r} is no regular expression: {error}") from error
+
+
+def split_packed_attention(state: Arrays) -> dict[str, np.ndarray]:
+    """The state dict with each packed projection `*.qkv` (rows in the order query, key, value) as
+    three layers `*.q_proj`, `*.k_proj` and `*.v_proj`, which structured attention has.
+
+    Raises:
+        UserError: there is none.
+    """
+    result: dict[str, np.ndarray] = {}
+    for name, array in state.items():
+        match = re.fullmatch(r"(.*\.|)qkv\.(weight|bias)", name)
+        if match is None:
+            result[name] = array
+            continue
+        for part, rows in zip(("q_proj", "k_proj", "v_proj"), np.split(array, 3), strict=True):
+            result[f"{match[1]}{part}.{match[2]}"] = rows
+    if len(result) == len(state):
+        raise UserError("no layer is named qkv, so there is no packed attention to split")
+    return result

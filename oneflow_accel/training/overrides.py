@@ -1,0 +1,63 @@
+"""The KEY=VALUE texts of a command line, in hydra's grammar, and the names they may mean."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator
+
+from oneflow_accel.errors import UserError
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, ListConfig
+
+
+def parse_override(text: str, example: str) -> Override:
+    """One "key=value" text, or "+key=value" or "++key=value".
+
+    Args:
+        text: as typed.
+        example: a right one, for the message.
+
+    Raises:
+        UserError: it is no override, removes a key ("~key"), or has several values for one key.
+    """
+    if text.startswith("~"):
+        raise UserError(
+            f"{text}: a key cannot be removed; set it to nothing with {text[1:].split('=')[0]}=null"
+        )
+    if "=" not in text:
+        raise UserError(f"{text}: an override reads KEY=VALUE, such as {example}")
+    try:
+        override = OverridesParser.create().parse_override(text)
+    except HydraException as error:
+        raise UserError(
+            f"{text}: {str(error).splitlines()[0]}; put a value with special characters in quotes: "
+            "'key=\"value\"'"
+        ) from error
+    if override.is_sweep_override():
+        raise UserError(f"{text}: one value per key; a list is written [1,2]")
+    return override
+
+
+def config_keys(cfg: DictConfig | ListConfig, prefix: str = "") -> Iterator[str]:
+    """Every key of a config with its path, such as "train.dist.tensor_parallel_size"."""
+    names = range(len(cfg)) if isinstance(cfg, ListConfig) else list(cfg)
+    for name in names:
+        path = f"{prefix}{name}"
+        yield path
+        child = cfg._get_node(name)
+        if isinstance(child, DictConfig | ListConfig) and not child._is_none():
+            yield from config_keys(child, f"{path}.")
+
+
+def nearest_key(key: str, keys: Iterable[str]) -> str | None:
+    """The one of `keys` that `key` is most likely meant to be, or None."""
+    keys = sorted(set(keys))
+    near = difflib.get_close_matches(key, keys, n=1, cutoff=0.6)
+    if not near:
+        # A right name in a wrong place, such as `lr` for `optim.lr`.
+        last = {name.rsplit(".", 1)[-1]: name for name in keys}
+        near = [last[n] for n in difflib.get_close_matches(key.rsplit(".", 1)[-1], last, n=1)]
+    return near[0] if near else None

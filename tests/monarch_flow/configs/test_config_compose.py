@@ -1,0 +1,372 @@
+"""Experiments compose to the values of ../shared/docs/monarch_spec.md, section 4.6, key by key."""
+
+from __future__ import annotations
+
+import pytest
+from omegaconf import OmegaConf
+
+from monarch_flow.config import compose
+from monarch_flow.config_groups import CONFIGS, Groups
+
+EXPERIMENTS = Groups().options("experiment")
+# Those that need a key besides.
+NEEDS = {
+    "mnist/vit-monarch-d2s": ["train.init_from.path=there"],
+    "flowers5/vit-monarch-d2s": ["train.init_from.path=there"],
+}
+MONARCH = {
+    "_target_": "monarch_flow.layers.MlpCustom",
+    "linear1_cfg": {"_target_": "monarch_flow.layers.MonarchLinear", "nblocks": 4},
+    "linear2_cfg": {"_target_": "monarch_flow.layers.MonarchLinear", "nblocks": 4},
+}
+VIT_S = {
+    "seed": 1111,
+    "mode": "default",
+    "resume": None,
+    "test_after_training": True,
+    "model.name": "vit_small_patch16_224",
+    "model.img_size": 224,
+    "model.drop_rate": 0.0,
+    "model.drop_path_rate": 0.1,
+    "model.mlp_cfg": None,
+    "model.attnlinear_cfg": None,
+    "trainer.accelerator": None,
+    "trainer.devices": 8,
+    "trainer.precision": 16,
+    "trainer.min_epochs": 1,
+    "trainer.max_epochs": 310,
+    "trainer.accumulate_grad_batches": 1,
+    "trainer.gradient_clip_val": None,
+    "train.global_batch_size": 1024,
+    "train.loss_fn": {"name": "cross_entropy", "label_smoothing": 0.1},
+    "train.loss_fn_val": {"name": "cross_entropy", "label_smoothing": 0.0},
+    "train.scheduler_interval": "epoch",
+    "train.sparse_to_dense.fraction": None,
+    "train.init_from": {"path": None, "project": False},
+    "optimizer": {
+        "name": "adamw",
+        "lr": 1e-3,
+        "weight_decay": 0.05,
+        "betas": [0.9, 0.999],
+        "eps": 1e-8,
+    },
+    "optimizer_param_grouping": {
+        "bias_weight_decay": False,
+        "normalization_weight_decay": False,
+    },
+    "scheduler": {
+        "name": "cosine",
+        "t_initial": 300,
+        "lr_min": 1e-5,
+        "warmup_t": 10,
+        "warmup_lr_init": 1e-6,
+        "warmup_prefix": False,
+        "cycle_limit": 1,
+        "cooldown": 10,
+    },
+    "datamodule.dataset": "folder",
+    "datamodule.batch_size": 128,
+    "datamodule.batch_size_eval": 256,
+    "datamodule.num_workers": 8,
+    "datamodule.pin_memory": True,
+    "datamodule.shuffle": True,
+    "datamodule.image_size": 224,
+    "datamodule.num_aug_repeats": 0,
+    "datamodule.mean": [0.485, 0.456, 0.406],
+    "datamodule.std": [0.229, 0.224, 0.225],
+    "datamodule.train_transforms.auto_augment": "rand-m9-mstd0.5-inc1",
+    "datamodule.train_transforms.interpolation": "random",
+    "datamodule.train_transforms.re_prob": 0.25,
+    "datamodule.train_transforms.re_mode": "pixel",
+    "datamodule.train_transforms.re_count": 1,
+    "datamodule.train_transforms.scale": [0.08, 1.0],
+    "datamodule.train_transforms.ratio": [3 / 4, 4 / 3],
+    "datamodule.train_transforms.hflip": 0.5,
+    "datamodule.train_transforms.color_jitter": None,
+    "datamodule.val_transforms.interpolation": "bicubic",
+    "datamodule.val_transforms.crop_pct": 0.9,
+    "datamodule.test_transforms.interpolation": "bicubic",
+    "datamodule.test_transforms.crop_pct": 0.9,
+    "datamodule.mixup.mixup_alpha": 0.8,
+    "datamodule.mixup.cutmix_alpha": 1.0,
+    "datamodule.mixup.prob": 1.0,
+    "datamodule.mixup.switch_prob": 0.5,
+    "datamodule.mixup.mode": "batch",
+    "datamodule.mixup.label_smoothing": 0.0,
+    "callbacks.model_checkpoint": {
+        "monitor": "val/acc",
+        "mode": "max",
+        "save_top_k": 1,
+        "save_last": True,
+        "every_n_train_steps": 0,
+    },
+    "callbacks.early_stopping": {
+        "monitor": "val/acc",
+        "mode": "max",
+        "patience": 100,
+        "min_delta": 0.0,
+    },
+    "callbacks.learning_rate_monitor.logging_interval": "step",
+    "callbacks.speed_monitor.intra_step_time": True,
+    "callbacks.params_log.total_params_log": True,
+    "callbacks.ema": None,
+    "logger.tensorboard": {},
+    "logger.wandb": None,
+    "eval": {"ckpt": None, "run_val": True, "run_test": True},
+}
+STRUCTURED = {"model.drop_path_rate": 0.0}
+VIT_S_MONARCH = {**VIT_S, **STRUCTURED, "model.mlp_cfg": MONARCH}
+T2T_7 = {
+    **VIT_S,
+    "model.name": "t2t_vit_7",
+    "trainer.precision": 32,
+    "train.global_batch_size": 512,
+    "datamodule.batch_size": 64,
+    "datamodule.batch_size_eval": 128,
+    "optimizer.weight_decay": 0.03,
+    "optimizer.lr": 1e-3,
+    "callbacks.ema": {"decay": 0.99996, "use_num_updates": False},
+}
+del T2T_7["optimizer"]
+T2T_14 = {
+    **T2T_7,
+    "model.name": "t2t_vit_14",
+    "optimizer.lr": 5e-4,
+    "optimizer.weight_decay": 0.05,
+}
+T2T_14T = {**T2T_14, "model.name": "t2t_vit_t_14", "trainer.precision": 16}
+MIXER_S = {
+    "seed": 1111,
+    "model.name": "mixer_s16_224",
+    "model.img_size": 224,
+    "model.drop_rate": 0.0,
+    "model.drop_path_rate": 0.1,
+    "model.mlp_cfg": None,
+    "trainer.precision": 16,
+    "trainer.gradient_clip_val": 1.0,
+    "trainer.max_epochs": 310,
+    "trainer.accumulate_grad_batches": 1,
+    "train.global_batch_size": 4096,
+    "train.loss_fn.label_smoothing": 0.1,
+    "optimizer.lr": 2e-3,
+    "optimizer.weight_decay": 0.1,
+    "scheduler.t_initial": 300,
+    "scheduler.lr_min": 1e-5,
+    "scheduler.warmup_t": 10,
+    "scheduler.warmup_lr_init": 1e-4,
+    "scheduler.cooldown": 10,
+    "datamodule.batch_size": 512,
+    "datamodule.batch_size_eval": 1024,
+    "datamodule.train_transforms.auto_augment": "rand-m15-n2",
+    "datamodule.train_transforms.re_prob": 0.0,
+    "datamodule.val_transforms.crop_pct": 0.875,
+    "datamodule.mixup.mixup_alpha": 0.5,
+    "datamodule.mixup.cutmix_alpha": 0.0,
+    "datamodule.mixup.label_smoothing": 0.0,
+    "callbacks.ema": None,
+}
+MIXER_B = {
+    **MIXER_S,
+    "model.name": "mixer_b16_224",
+    "train.global_batch_size": 1024,
+    "datamodule.batch_size": 128,
+    "datamodule.batch_size_eval": 256,
+}
+MIXER_B_CUTMIX = {
+    **MIXER_B,
+    "datamodule.mixup.cutmix_alpha": 0.6,
+    "optimizer.weight_decay": 0.05,
+}
+TABLES = {
+    "imagenet/vit/vit-s": VIT_S,
+    "imagenet/vit/vit-s-butterflyblockdiag-mlp": VIT_S_MONARCH,
+    "imagenet/vit/vit-s-butterflyblockdiag-mlpattnlinear": {
+        **VIT_S_MONARCH,
+        "model.attnlinear_cfg": MONARCH["linear1_cfg"],
+    },
+    "imagenet/vit/vit-b": {**VIT_S, "model.name": "vit_base_patch16_224"},
+    "imagenet/vit/vit-b-fbbfly-mlpattnlinear": {
+        **{key: value for key, value in VIT_S.items() if "_cfg" not in key},
+        **STRUCTURED,
+        "model.name": "vit_base_patch16_224",
+        "model.attnlinear_cfg.backend": "dense",
+        "model.attnlinear_cfg.sparsity_config.block": 32,
+        "model.attnlinear_cfg.sparsity_config.butterfly_size": 16,
+        "model.attnlinear_cfg.sparsity_config.n_factors": 2,
+    },
+    "imagenet/t2tvit/t2tvit7": T2T_7,
+    "imagenet/t2tvit/t2tvit14": T2T_14,
+    "imagenet/t2tvit/t2tvit14t": T2T_14T,
+    "imagenet/t2tvit/t2tvitt14": T2T_14T,
+    "imagenet/mixer/mixers": MIXER_S,
+    "imagenet/mixer/mixerb": MIXER_B,
+    "imagenet/mixer/mixerb-cutmix": MIXER_B_CUTMIX,
+    "imagenet/mixer/mixerb-cutmix-bflyblockdiag": {
+        **MIXER_B_CUTMIX,
+        **STRUCTURED,
+        "model.mlp_cfg": MONARCH,
+    },
+}
+
+
+def composed(experiment, *overrides):
+    return compose([f"experiment={experiment}", *NEEDS.get(experiment, []), *overrides])
+
+
+def plain(cfg, key):
+    value = OmegaConf.select(cfg, key)
+    return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
+
+
+@pytest.fixture
+def eight(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "8")
+
+
+@pytest.mark.usefixtures("eight")
+@pytest.mark.parametrize("experiment", TABLES)
+def test_experiment_has_the_values_of_the_specification(experiment):
+    cfg = composed(experiment)
+    wrong = {
+        key: (plain(cfg, key), value)
+        for key, value in TABLES[experiment].items()
+        if plain(cfg, key) != value
+    }
+    assert not wrong
+
+
+@pytest.mark.usefixtures("eight")
+def test_monarch_twin_differs_from_the_dense_model_in_two_keys_only():
+    dense = OmegaConf.to_container(composed("imagenet/vit/vit-s"))
+    monarch = OmegaConf.to_container(composed("imagenet/vit/vit-s-butterflyblockdiag-mlp"))
+    for cfg in (dense, monarch):
+        del cfg["name"], cfg["run_dir"]
+        cfg["model"] = {**cfg["model"], "mlp_cfg": None, "drop_path_rate": None}
+    assert dense == monarch
+
+
+@pytest.mark.parametrize("data", ["mnist", "flowers5"])
+def test_cpu_twins_differ_in_their_layers_only(data):
+    dense = OmegaConf.to_container(composed(f"{data}/vit"))
+    monarch = OmegaConf.to_container(composed(f"{data}/vit-monarch"))
+    assert monarch["model"]["mlp_cfg"] == MONARCH
+    for cfg in (dense, monarch):
+        del cfg["name"], cfg["run_dir"]
+        cfg["model"]["mlp_cfg"] = None
+    assert dense == monarch
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_every_experiment_composes_and_says_how_it_is_run(experiment, monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.delenv("RESULT_DIR", raising=False)
+    cfg = composed(experiment)
+    name = experiment.replace("/", "-")
+    assert cfg.name == name
+    assert cfg.run_dir == f"runs/{name}"
+    batches = cfg.trainer.accumulate_grad_batches * cfg.trainer.devices
+    assert batches * cfg.datamodule.batch_size == cfg.train.global_batch_size or cfg.mode == "eval"
+    assert not OmegaConf.missing_keys(cfg)
+
+    header = (CONFIGS / "experiment" / f"{experiment}.yaml").read_text().split("\n\n")[0]
+    assert f"python -m monarch_flow.train experiment={experiment} " in header
+    for word in ("hardware", "time", "expected"):
+        assert word in header, word
+
+
+def test_global_batch_stays_the_same_on_any_number_of_processes(monkeypatch):
+    for processes, batches in ((1, 8), (2, 4), (4, 2), (8, 1)):
+        monkeypatch.setenv("WORLD_SIZE", str(processes))
+        cfg = composed("imagenet/vit/vit-s")
+        assert cfg.trainer.devices == processes
+        assert cfg.trainer.accumulate_grad_batches == batches
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert composed("mnist/vit").datamodule.batch_size == 32
+
+
+def test_a_mode_wins_over_the_experiment_and_the_command_line_over_both():
+    cfg = composed("imagenet/vit/vit-s", "mode=debug", "logger=wandb")
+    assert cfg.mode == "debug"
+    assert cfg.trainer.fast_dev_run is True
+    assert cfg.callbacks.model_checkpoint is None
+    assert cfg.logger.wandb is None
+    assert cfg.run_dir == "runs/debug/imagenet-vit-vit-s"
+    cfg = composed("imagenet/vit/vit-s", "mode=debug", "trainer.fast_dev_run=3")
+    assert cfg.trainer.fast_dev_run == 3
+
+    cfg = composed("mnist/vit", "mode=smoke")
+    assert (cfg.trainer.max_epochs, cfg.trainer.limit_train_batches) == (1, 8)
+    assert composed("mnist/vit", "mode=exp", "name=a").run_dir == "runs/experiments/a"
+
+
+def test_evaluation_by_mode_or_by_checkpoint():
+    assert composed("mnist/vit").mode == "default"
+    cfg = composed("mnist/vit", "eval.ckpt='~/there'")
+    assert cfg.mode == "eval"
+    assert not cfg.eval.ckpt.startswith("~")
+    cfg = composed("mnist/vit", "mode=eval", "work_dir=here")
+    assert cfg.eval.ckpt == "here/mnist-vit"
+    cfg = composed("imagenet/t2tvit/t2tvit14t-eval", "eval.ckpt=there")
+    assert (cfg.mode, cfg.eval.run_val, cfg.eval.run_test) == ("eval", False, True)
+
+
+def test_groups_can_be_chosen_on_the_command_line(monkeypatch):
+    monkeypatch.setenv("DATA_DIR", "elsewhere")
+    cfg = composed("imagenet/vit/vit-b", "model/vitmlp_cfg=butterflyblockdiag")
+    assert plain(cfg, "model.mlp_cfg") == MONARCH
+    assert cfg.datamodule.data_dir == "elsewhere"
+    cfg = composed("imagenet/vit/vit-b-fbbfly-mlp", "model/vitmlp_cfg=null", "logger=null")
+    assert cfg.model.mlp_cfg is None
+    assert cfg.logger.tensorboard is None
+    cfg = composed(
+        "mnist/vit", "logger=[csv,wandb]", "callbacks=[default,norm-monitor]", "seed=null"
+    )
+    assert cfg.logger.csv == {}
+    assert (cfg.logger.wandb.id, cfg.logger.wandb.mode) == ("mnist-vit", "offline")
+    assert cfg.callbacks.norm_monitor.layer_norm_only is False
+    assert cfg.seed is None
+
+
+def test_keys_that_the_files_leave_out_can_be_set():
+    cfg = composed(
+        "mnist/vit",
+        "callbacks.ema.decay=0.99",
+        "model.attnlinear_cfg=monarch",
+        "model.qkv_bias=false",
+        "datamodule.mixup={mixup_alpha: 0.2}",
+        "resume=true",
+        "name=2024",
+        "experiment=mnist/vit-monarch",
+        "model.mlp_cfg.linear1_cfg.nblocks=8",
+    )
+    assert cfg.callbacks.ema == {"decay": 0.99, "use_num_updates": False}
+    assert cfg.model.attnlinear_cfg == "monarch"
+    assert cfg.datamodule.mixup.mixup_alpha == 0.2
+    assert (cfg.resume, cfg.name) == ("auto", "2024")
+    assert cfg.model.mlp_cfg.linear2_cfg.nblocks == 8
+
+
+def test_own_experiments_come_from_a_folder(tmp_path):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(
+        "# @package _global_\ndefaults:\n  - /experiment/mnist/vit-monarch\n  - _self_\n\n"
+        "__steps: 60\noptimizer:\n  lr: 3e-4\n"
+    )
+    cfg = compose(["experiment=mine"], config_dir=str(tmp_path))
+    assert cfg.optimizer.lr == 3e-4
+    assert cfg.name == "mine"
+    assert plain(cfg, "model.mlp_cfg") == MONARCH
+
+
+def test_a_group_that_refers_to_another_can_be_changed_alone():
+    cfg = composed(
+        "mnist/vit-monarch",
+        "datamodule.test_transforms.crop_pct=0.5",
+        "model.mlp_cfg.linear2_cfg.nblocks=2",
+    )
+    assert (cfg.datamodule.val_transforms.crop_pct, cfg.datamodule.test_transforms.crop_pct) == (
+        1.0,
+        0.5,
+    )
+    assert cfg.model.mlp_cfg.linear1_cfg.nblocks == 4
+    assert cfg.model.mlp_cfg.linear2_cfg.nblocks == 2

@@ -1,0 +1,179 @@
+"""What is said about mistakes in a configuration: the key, the value, and what to write instead."""
+
+from __future__ import annotations
+
+from oneflow_accel.errors import UserError
+
+import pytest
+
+from monarch_flow.config import check_data_dir, compose
+from monarch_flow.config_check import schema_fields, wanted
+from monarch_flow.config_schema import Callbacks, Datamodule, EvalTransforms, Mixup, Model
+
+
+@pytest.fixture(autouse=True)
+def _one_process(monkeypatch):
+    for name in ("WORLD_SIZE", "DATA_DIR", "RESULT_DIR"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def message(*overrides, experiment="mnist/vit"):
+    with pytest.raises(UserError) as caught:
+        compose([f"experiment={experiment}", *overrides])
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "near"),
+    [
+        ("datamodule.bacth_size=3", "datamodule.batch_size"),
+        ("trainer.max_epoch=3", "trainer.max_epochs"),
+        ("optimiser.lr=1e-3", "optimizer.lr"),
+        ("train.optimizer.lr=1e-3", "optimizer.lr"),
+        ("lr=1e-3", "optimizer.lr"),
+        ("expriment=mnist/vit", "experiment"),
+        ("callbacks.ema.deacy=0.9", "callbacks.ema.decay"),
+        ("model.mlp_cfg.linear1_cfg.nblock=8", "model.mlp_cfg.linear1_cfg.nblocks"),
+        ("+trainer.max_epoch=3", "trainer.max_epochs"),
+    ],
+)
+def test_unknown_key_names_the_nearest(override, near):
+    text = message(override, experiment="mnist/vit-monarch")
+    assert override.lstrip("+").split("=")[0] in text
+    assert f"did you mean {near}?" in text
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("trainer.max_epochs=ten", ["trainer.max_epochs='ten'", "a whole number of at least 1"]),
+        ("trainer.max_epochs=1.5", ["trainer.max_epochs=1.5", "or null"]),
+        ("trainer.precision=fp16", ["trainer.precision='fp16'", "32, 16 or bf16"]),
+        ("trainer.graph=1", ["trainer.graph=1", "true or false"]),
+        ("trainer.gradient_clip_val=0", ["a number above 0 or null"]),
+        ("trainer.limit_train_batches=-1", ["a number of at least 0 or null"]),
+        ("train.sparse_to_dense.fraction=70", ["fraction=70", "a number from 0 to 1 or null"]),
+        ("optimizer.lr=abc", ["optimizer.lr='abc'", "a number above 0"]),
+        ("optimizer.lr=nan", ["optimizer.lr=nan", "a number above 0"]),
+        ("optimizer.name=lamb", ["optimizer.name='lamb'", "adamw or sgd"]),
+        ("optimizer.betas=[0.9]", ["optimizer.betas=[0.9]", "a list of 2 values"]),
+        ("optimizer.betas=[0.9,1.5]", ["optimizer.betas=[0.9, 1.5]", "of at least 0 and below 1"]),
+        ("datamodule.batch_size=0", ["datamodule.batch_size=0", "of at least 1"]),
+        ("datamodule.batch_size=many", ["datamodule.batch_size='many'"]),
+        ("datamodule.train_transforms.re_prob=2", ["re_prob=2", "from 0 to 1"]),
+        ("datamodule.mixup=true", ["datamodule.mixup=true", "a group of keys (mixup_alpha"]),
+        ("callbacks.ema={decay: 1.0}", ["callbacks.ema.decay=1.0", "below 1"]),
+        ("callbacks.ema={}", ["callbacks.ema.decay is not set"]),
+        ("model.drop_path_rate=null", ["model.drop_path_rate=null", "a number"]),
+        ("seed=-1", ["seed=-1", "a whole number of at least 0 or null"]),
+        ("trainer={max_epochs: 2, a: 1}", ["there is no key trainer.a"]),
+    ],
+)
+def test_wrong_value_names_key_value_and_what_is_wanted(override, words):
+    text = message(override)
+    for word in words:
+        assert word in text, text
+    assert len(text.splitlines()) == 1, text
+
+
+def test_all_wrong_values_are_named_at_once():
+    text = message("trainer.max_epochs=ten", "optimizer.lr=-1", "seed=x")
+    assert [line.split("=")[0] for line in text.splitlines()] == [
+        "seed",
+        "trainer.max_epochs",
+        "optimizer.lr",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "near"),
+    [
+        (["experiment=imagenet/vit/vit-s-buterflyblockdiag-mlp"], "vit-s-butterflyblockdiag-mlp"),
+        (["experiment=vit-monarch"], "mnist/vit-monarch"),
+        (["experiment=mnist/vit", "mode=debgu"], "did you mean debug"),
+        (["experiment=mnist/vit", "model/vitmlp_cfg=fbfly"], "fbbfly"),
+        (["experiment=mnist/vit", "model/vitmlp=fbbfly"], "did you mean model/vitmlp_cfg?"),
+        (["experiment=mnist/vit", "callbacks=[default,emma]"], "did you mean ema?"),
+    ],
+)
+def test_unknown_option_or_group_names_the_nearest(overrides, near):
+    with pytest.raises(UserError) as caught:
+        compose(overrides)
+    assert near in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "word"),
+    [
+        ("trainer.max_epochs", "KEY=VALUE"),
+        ("~logger", "logger=null"),
+        ("seed=1,2", "one value per key"),
+        ("hydra.run.dir=x", "run_dir"),
+        ("name=[a", "in quotes"),
+        ("trainer.max_epochs=${nothing.there}", "trainer.max_epochs"),
+        ("mode=exp", "name is not set: give name=VALUE"),
+    ],
+)
+def test_what_is_no_override(override, word):
+    assert word in message(override)
+
+
+def test_mandatory_keys_are_asked_for():
+    text = message(experiment="mnist/vit-monarch-d2s")
+    assert text == "train.init_from.path is not set: give train.init_from.path=VALUE"
+
+
+def test_batches_that_do_not_make_the_global_batch(monkeypatch):
+    text = message("train.global_batch_size=1000", experiment="imagenet/vit/vit-s")
+    assert "train.global_batch_size=1000 is not" in text
+    assert "datamodule.batch_size=125 would fit" in text
+    assert "is 7 x" not in text
+    monkeypatch.setenv("WORLD_SIZE", "16")
+    assert "datamodule.batch_size=64 would" in message(experiment="imagenet/vit/vit-s")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    assert "train.global_batch_size=1152 would" in message(experiment="imagenet/vit/vit-s")
+    text = message("trainer.devices=8")
+    assert "this job has 3 processes" in text
+    assert "--nproc_per_node 8 -m monarch_flow.train" in text
+
+
+def test_data_dir_is_asked_for(tmp_path):
+    with pytest.raises(UserError, match=r"datamodule\.data_dir=DIR, or set DATA_DIR"):
+        check_data_dir(compose(["experiment=mnist/vit"]))
+    with pytest.raises(UserError, match="is not there"):
+        check_data_dir(compose(["experiment=mnist/vit", f"datamodule.data_dir={tmp_path}/a"]))
+    check_data_dir(compose(["experiment=mnist/vit", f"datamodule.data_dir={tmp_path}"]))
+    check_data_dir(compose(["experiment=mnist/vit", "datamodule=synthetic"]))
+
+
+def test_every_key_of_the_schema_has_words_for_what_it_wants():
+    for name, _ in schema_fields():
+        assert not {"<", "typing", "Annotated", "something"} & set(wanted(name).split()), name
+        assert "<class" not in wanted(name)
+
+
+def test_the_schema_has_the_options_of_what_it_describes():
+    """Keys of the schema go to these as arguments: none may be unknown there, none missing here."""
+    import inspect
+
+    from monarch_flow import callbacks, models
+    from monarch_flow.data import ImageDataModule
+    from monarch_flow.data import mixup as mixing
+
+    def parameters(function):
+        return {name for name in inspect.signature(function).parameters if name != "self"}
+
+    set_by_engine = {"seed", "rank", "world_size"}
+    assert set(Datamodule.model_fields) == parameters(ImageDataModule) - set_by_engine
+    assert set(Mixup.model_fields) == parameters(mixing.Mixup) - {"num_classes"}
+    assert set(EvalTransforms.model_fields) == {"crop_pct", "resize_size", "interpolation"}
+    of_models = set().union(*(models.default_config(name) for name in models.list_models()))
+    assert set(Model.model_fields) == of_models | {"name"}
+    built = callbacks.build_callbacks(
+        {key: {"decay": 0.9} if key == "ema" else {} for key in Callbacks.model_fields}
+    )
+    assert set(built) == set(Callbacks.model_fields)
+    for key, callback in built.items():
+        field = Callbacks.model_fields[key]
+        group = next(kind for kind in field.annotation.__args__ if kind is not type(None))
+        assert set(group.model_fields) == parameters(type(callback)), key

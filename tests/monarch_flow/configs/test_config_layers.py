@@ -1,0 +1,85 @@
+"""Every option of the groups of layers is one that monarch_flow.layers builds, with the number of
+parameters of ../shared/docs/monarch_spec.md, sections 3.8 and 4.4."""
+
+from __future__ import annotations
+
+import oneflow_accel
+
+import pytest
+
+from monarch_flow.config import compose
+from monarch_flow.config_groups import Groups
+from monarch_flow.layers import build_mlp
+
+DENSE_VIT_S, DENSE_MLPS, BLOCKS = 48_754_408, 28_336_128, 8
+# Parameters of ViT-S whose MLPs alone are replaced.
+VIT_S = {
+    "none": DENSE_VIT_S,
+    "butterflyblockdiag": 29_880_040,
+    "butterflyblockdiaglr": 33_050_360,
+    "fbbfly": 26_472_168,
+    "fbbfly16-2": 25_751_272,
+    "fbbfly16-3": 27_520_744,
+    "fbbfly16-4": 29_290_216,
+    "fbbfly32-3": 23_981_800,
+    "fbbfly8-2": 31_059_688,
+    "fbbfly8-3": 34_598_632,
+    "fbbflylr": 28_069_624,
+    "fbbflylr16-2": 27_348_728,
+    "fbbflylr16-3": 29_118_200,
+    "fbbflylr16-4": 30_887_672,
+    "fbbflylr32-3": 25_579_256,
+    "fbbflylr8-2": 32_657_144,
+    "fbbflylr8-3": 36_196_088,
+    "ninjaturtle": 22_941_416,
+    "ninjaturtle32": 28_749_544,
+    "ninjaturtlelr": 24_538_872,
+    "ninjaturtlelr32": 31_919_864,
+    "butterflyglobal": 22_367_976,
+    "ninjaturtle-slow": DENSE_VIT_S,
+    "butterflyglobal-slow": DENSE_VIT_S,
+    # Not in the specification: 1 / 4 of the weights, and the biases.
+    "blockdiag": DENSE_VIT_S - DENSE_MLPS + BLOCKS * (768 * 2304 * 2 // 4 + 768 + 2304),
+}
+DENSE_MIXER_B, MIXER_BLOCKS, WIDTH, HIDDEN = 59_880_472, 12, 768, 3072
+MIXER_B = {
+    "none": DENSE_MIXER_B,
+    "bflyblockdiag": 20_952_088,
+    "blockdiag": 17_413_144,
+    "blockdiagglobal": 19_624_984,
+    "blockdiaglr": 20_408_368,
+    "fbbfly": 15_053_848,
+    "fbbflylr": 18_049_072,
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _device():
+    oneflow_accel.select_device()
+
+
+def parameters(overrides, width, hidden):
+    mlp_cfg = compose(overrides).model.mlp_cfg
+    mlp = build_mlp(mlp_cfg, width, hidden)
+    return sum(parameter.numel() for parameter in mlp.parameters())
+
+
+def test_there_is_a_number_for_every_option():
+    groups = Groups()
+    assert set(groups.options("model/vitmlp_cfg")) == set(VIT_S)
+    assert set(groups.options("model/channel_mlp_cfg")) == set(MIXER_B)
+
+
+@pytest.mark.parametrize("option", VIT_S)
+def test_mlps_of_a_vit(option):
+    overrides = ["experiment=imagenet/vit/vit-s", f"model/vitmlp_cfg={option}"]
+    total = DENSE_VIT_S - DENSE_MLPS + BLOCKS * parameters(overrides, 768, 2304)
+    assert total == VIT_S[option]
+
+
+@pytest.mark.parametrize("option", MIXER_B)
+def test_mlps_of_a_mixer(option):
+    overrides = ["experiment=imagenet/mixer/mixerb-cutmix", f"model/channel_mlp_cfg={option}"]
+    dense = MIXER_BLOCKS * (2 * WIDTH * HIDDEN + WIDTH + HIDDEN)
+    total = DENSE_MIXER_B - dense + MIXER_BLOCKS * parameters(overrides, WIDTH, HIDDEN)
+    assert total == MIXER_B[option]

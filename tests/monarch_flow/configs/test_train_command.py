@@ -1,0 +1,114 @@
+"""The command line of python -m monarch_flow.train: texts it prints, and how it fails."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from monarch_flow import train
+from tests.launch import run_distributed
+
+
+@pytest.fixture(autouse=True)
+def ran(monkeypatch):
+    """Configurations that were given to the engine."""
+    for name in ("WORLD_SIZE", "RANK", "DATA_DIR", "RESULT_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    given = []
+    monkeypatch.setattr(train, "run", given.append)
+    return given
+
+
+def test_help_lists_flags_groups_and_keys(capsys, ran):
+    assert train.main(["--help"]) == 0
+    text = capsys.readouterr().out
+    for word in (
+        "--cfg job",
+        "--resolve",
+        "--config-dir",
+        "mode=",
+        "debug default eval exp smoke",
+        "model/vitmlp_cfg=",
+        "imagenet/vit/vit-s-butterflyblockdiag-mlp",
+        "trainer.max_epochs=",
+        "oneflow.distributed.launch",
+    ):
+        assert word in text, word
+    assert max(map(len, text.splitlines())) <= 100
+    assert train.main(["-h", "experiment=mnist/vit-monarch"]) == 0
+    text = capsys.readouterr().out
+    assert "in experiment=mnist/vit-monarch" in text
+    assert any(line.split()[:2] == ["train.global_batch_size=", "128"] for line in text.split("\n"))
+    assert not ran
+
+
+def test_cfg_job_prints_the_configuration(capsys, ran):
+    arguments = ["experiment=mnist/vit-monarch", "trainer.max_steps=7"]
+    assert train.main([*arguments, "--cfg", "job"]) == 0
+    raw = yaml.safe_load(capsys.readouterr().out)
+    assert raw["trainer"]["max_epochs"] == "${add:${scheduler.t_initial},${scheduler.cooldown}}"
+    assert raw["trainer"]["max_steps"] == 7
+    assert train.main([*arguments, "--cfg=job", "--resolve"]) == 0
+    resolved = yaml.safe_load(capsys.readouterr().out)
+    assert resolved["trainer"]["max_epochs"] == 12
+    assert resolved["model"]["mlp_cfg"]["linear2_cfg"]["nblocks"] == 4
+    assert not ran
+
+
+def test_a_run_is_given_to_the_engine(ran, tmp_path):
+    data = f"datamodule.data_dir={tmp_path}"
+    assert train.main(["experiment=mnist/vit", data, "resume=auto"]) == 0
+    (cfg,) = ran
+    assert cfg.resume == "auto"
+    assert cfg.datamodule.data_dir == str(tmp_path)
+    with pytest.raises(AttributeError):
+        cfg.trainer.no_such_key  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], ["nothing to do", "experiment=NAME"]),
+        (["experiment=mnist/vit"], ["datamodule.data_dir=DIR"]),
+        (["experiment=mnist/vti"], ["did you mean mnist/vit"]),
+        (["--hlep"], ["there is no flag --hlep", "did you mean --help?"]),
+        (["--cfg", "all"], ["job"]),
+        (["--multirun", "experiment=mnist/vit"], ["there is no flag --multirun"]),
+        (["--config-dir", "nowhere", "experiment=mnist/vit"], ["nowhere", "no such folder"]),
+        (["experiment=mnist/vit", "trainer.max_epochs=x"], ["trainer.max_epochs='x'"]),
+    ],
+)
+def test_mistakes_are_one_message_and_exit_code_2(arguments, words, capsys, ran):
+    assert train.main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert err.startswith("monarch_flow.train: error: ")
+    for word in words:
+        assert word in err, err
+    assert not ran
+
+
+def test_an_interrupt_says_how_to_go_on(monkeypatch, capsys, tmp_path):
+    def interrupted(cfg):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train, "run", interrupted)
+    assert train.main(["experiment=mnist/vit", f"datamodule.data_dir={tmp_path}"]) == 130
+    assert "resume=auto" in capsys.readouterr().err
+
+
+def test_only_the_first_process_complains_of_the_configuration(monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "1")
+    assert train.main(["experiment=mnist/vti"]) == 2
+    assert train.main(["--help"]) == 0
+    out, err = capsys.readouterr()
+    assert not out + err
+
+
+def test_the_launcher_starts_the_module():
+    launched = run_distributed(
+        ["-m", "monarch_flow.train", "experiment=mnist/vit", "--cfg", "job", "--resolve"], 2
+    )
+    assert launched.returncode == 0, launched.stdout
+    assert launched.stdout.count("global_batch_size: 128") == 1
+    assert "devices: 2" in launched.stdout

@@ -1,0 +1,282 @@
+"""Whole runs: what they leave on disk, what they return, and that the ways to run agree."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import oneflow_accel
+from oneflow_accel.training.checkpoint import read_checkpoint
+
+import numpy as np
+import pytest
+
+from monarch_flow.data import ImageDataModule
+from monarch_flow.engine.build import build_model
+from monarch_flow.engine.run import run
+from monarch_flow.engine.step import EagerStep
+from monarch_flow.optim import build_loss, build_optimizer
+from tests.monarch_flow.engine.engine_runs import (
+    EVERYTHING,
+    TEST_IMAGES,
+    VAL_IMAGES,
+    config,
+    last_checkpoint,
+    values,
+)
+
+
+def test_it_learns_and_leaves_metrics_curves_and_checkpoints(run_tiny, tmp_path):
+    extras = ("logger.csv={}", "callbacks.params_log={}", "callbacks.macs={}")
+    extras += ("callbacks.speed_monitor={}", "callbacks.learning_rate_monitor={}")
+    metrics = run_tiny(tmp_path, "trainer.max_epochs=4", *extras)
+    losses = values(tmp_path)
+    assert list(losses) == list(range(1, 33))
+    assert np.mean(list(losses.values())[-4:]) < 0.8 * np.mean(list(losses.values())[:4])
+    assert metrics["test/acc"] > 60
+    assert metrics["best/val/acc"] == max(values(tmp_path, "val", "acc1").values())
+    assert {"train/loss", "train/acc", "val/loss", "val/acctop5", "test/loss"} <= metrics.keys()
+    assert sorted(values(tmp_path, "val")) == [8, 16, 24, 32]
+    assert metrics["test/loss"] == values(tmp_path, "test")[32]
+    assert (tmp_path / "curves.png").stat().st_size > 10_000
+    assert list((tmp_path / "tensorboard").glob("events.*"))
+    assert (tmp_path / "checkpoints/latest").read_text().strip() == "step-00000032"
+    assert (tmp_path / "checkpoints" / (tmp_path / "checkpoints/best").read_text().strip()).is_dir()
+    with (tmp_path / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {int(r["step"]): float(r["loss"]) for r in rows if r["split"] == "train"} == losses
+    counts = values(tmp_path, "model", "params_total")
+    model = last_checkpoint(tmp_path).model
+    assert counts == {0: sum(array.size for array in model.values())}
+    assert values(tmp_path, "model", "gmacs")[0] > 0
+    assert set(values(tmp_path, "train", "time/intra_step (ms)")) == set(losses)
+    assert set(values(tmp_path, "train", "lr-AdamW/pg2")) == set(losses)
+    # Not known for the first step of an epoch.
+    assert 9 not in values(tmp_path, "train", "time/inter_step (ms)")
+
+
+def test_learning_rate_follows_the_schedule(run_tiny, tmp_path):
+    """timm's cosine (spec 4.6): constant in an epoch; the phase counts from epoch 0."""
+    run_tiny(tmp_path, "trainer.max_epochs=4", "test_after_training=false")
+    rates = values(tmp_path, name="lr")
+    expected = [1e-3, *(1e-5 + 0.5 * (3e-3 - 1e-5) * (1 + np.cos(np.pi * e / 4)) for e in (1, 2, 3))]
+    np.testing.assert_allclose([rates[8 * e + 1] for e in range(4)], expected, rtol=1e-12)
+    assert all(rates[8 * e + 1] == rates[8 * e + 8] for e in range(4))
+
+
+def test_schedule_per_step(run_tiny, tmp_path):
+    limits = ("trainer.max_steps=10", "test_after_training=false")
+    schedule = {"name": "linear", "t_total": 10, "warmup_t": 4, "warmup_lr_init": 0.0}
+    run_tiny(
+        tmp_path,
+        "train.scheduler_interval=step",
+        "optimizer.lr=0.004",
+        *limits,
+        scheduler=schedule,
+    )
+    rates = list(values(tmp_path, name="lr").values())
+    expected = [0, 0.001, 0.002, 0.003, *(0.004 * (10 - t) / 6 for t in range(4, 10))]
+    np.testing.assert_allclose(rates, expected, rtol=1e-12, atol=1e-15)
+
+
+def test_accumulation_equals_a_larger_batch(run_tiny, tmp_path):
+    """16 images at once, or twice 8, and the last step of the epoch from fewer batches."""
+    common = ("test_after_training=false", "trainer.gradient_clip_val=0.5")
+    run_tiny(tmp_path / "once", *common)
+    halves = ("datamodule.batch_size=8", "trainer.accumulate_grad_batches=2")
+    run_tiny(tmp_path / "twice", *common, *halves)
+    once, twice = values(tmp_path / "once"), values(tmp_path / "twice")
+    assert once.keys() == twice.keys()
+    np.testing.assert_allclose(list(twice.values()), list(once.values()), rtol=1e-5)
+    parts = ("datamodule.batch_size=8", "trainer.accumulate_grad_batches=3")
+    run_tiny(tmp_path / "thirds", *common, *parts, "trainer.max_epochs=1")
+    # 16 batches: five times three, and one.
+    assert list(values(tmp_path / "thirds")) == [1, 2, 3, 4, 5, 6]
+
+
+def test_graph_equals_eager(run_tiny, tmp_path):
+    """Clipping by the norm of all groups together, a schedule with a jump, AdamW, validation."""
+    common = ("trainer.gradient_clip_val=0.5", "callbacks.ema={decay: 0.8}")
+    run_tiny(tmp_path / "eager", *common)
+    run_tiny(tmp_path / "graph", *common, "trainer.graph=true")
+    for split in ("train", "val", "test"):
+        eager, graph = (values(tmp_path / way, split) for way in ("eager", "graph"))
+        assert eager.keys() == graph.keys()
+        np.testing.assert_allclose(list(graph.values()), list(eager.values()), rtol=1e-5)
+    ours, theirs = (last_checkpoint(tmp_path / way) for way in ("graph", "eager"))
+    assert ours.optimizer.keys() == theirs.optimizer.keys()
+
+
+def test_average_is_what_is_validated(run_tiny, digits, tmp_path):
+    """The logged validation loss is that of ema/ in the checkpoint, and not of the weights."""
+    run_tiny(tmp_path, "callbacks.ema={decay: 0.95}", "test_after_training=false")
+    checkpoint = last_checkpoint(tmp_path)
+    averages = {
+        name.removeprefix("ema/"): array
+        for name, array in checkpoint.optimizer.items()
+        if name.startswith("ema/")
+    }
+    assert averages.keys() == checkpoint.model.keys()
+    cfg = config(digits, tmp_path / "again")
+    logged = values(tmp_path, "val")[16]
+    assert _val_loss(cfg, averages) == pytest.approx(logged, rel=1e-6)
+    assert abs(_val_loss(cfg, checkpoint.model) - logged) > 1e-4
+
+
+def _val_loss(cfg, arrays: dict[str, np.ndarray]) -> float:
+    """Mean cross-entropy by numpy."""
+    from oneflow_accel.layouts import load_standard_state_dict
+
+    import oneflow as flow
+    from omegaconf import OmegaConf
+
+    data = ImageDataModule(**OmegaConf.to_container(cfg.datamodule), seed=cfg.seed)
+    _, model = build_model(cfg, data)
+    load_standard_state_dict(model, arrays)
+    model.eval()
+    losses = []
+    for batch in data.val_loader():
+        with flow.no_grad():
+            scores = model(flow.tensor(batch.images)).numpy().astype(np.float64)
+        shifted = scores - scores.max(axis=1, keepdims=True)
+        logs = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+        losses += list(-logs[np.arange(len(logs)), batch.labels])
+    assert len(losses) == VAL_IMAGES
+    return float(np.mean(losses))
+
+
+def test_evaluation_of_a_checkpoint(run_tiny, tmp_path):
+    """The same figures as in training; callbacks that are null are no obstacle."""
+    metrics = run_tiny(tmp_path, "trainer.max_epochs=1", "callbacks.ema={decay: 0.9}")
+    options = ("callbacks.ema=null", "callbacks.model_checkpoint=null")
+    found = run_tiny(tmp_path / "x", f"eval.ckpt={tmp_path / 'checkpoints'}", *options)
+    assert found == {name: metrics[name] for name in found}
+    assert set(found) == {f"{s}/{m}" for s in ("val", "test") for m in ("loss", "acc", "acctop5")}
+    only = run_tiny(tmp_path / "x", f"eval.ckpt={tmp_path}", "eval.run_val=false")
+    assert set(only) == {"test/loss", "test/acc", "test/acctop5"}
+    assert not (tmp_path / "x").exists()
+
+
+def test_trial_run_writes_nothing(run_tiny, tmp_path):
+    metrics = run_tiny(tmp_path / "out", "trainer.fast_dev_run=2")
+    assert {"train/loss", "val/acc"} <= metrics.keys()
+    assert not (tmp_path / "out").exists()
+
+
+def test_limits_of_batches(run_tiny, tmp_path):
+    limits = ("trainer.limit_train_batches=0.5", "trainer.limit_val_batches=1")
+    run_tiny(tmp_path, *limits, "test_after_training=false")
+    assert list(values(tmp_path)) == list(range(1, 9))
+
+
+def test_best_checkpoints_are_kept(run_tiny, tmp_path):
+    """save_top_k of the best by val/loss, and the two newest."""
+    keep = "callbacks.model_checkpoint={monitor: val/loss, mode: min, save_top_k: 2}"
+    run_tiny(tmp_path, "trainer.max_epochs=6", "optimizer.lr=0.02", keep)
+    by_loss = sorted((loss, step) for step, loss in values(tmp_path, "val").items())
+    expected = {step for _, step in by_loss[:2]} | {40, 48}
+    folders = {int(f.name.removeprefix("step-")) for f in (tmp_path / "checkpoints").glob("step-*")}
+    assert folders == expected
+    best = (tmp_path / "checkpoints/best").read_text().strip()
+    assert best == f"step-{by_loss[0][1]:08d}"
+
+
+def test_early_stopping(run_tiny, tmp_path):
+    """With a learning rate of 0 no validation is better than the first."""
+    stop = "callbacks.early_stopping={patience: 2}"
+    frozen = ("optimizer.lr=0.0", "scheduler.lr_min=0.0", "scheduler.warmup_lr_init=0.0")
+    run_tiny(tmp_path / "a", "trainer.max_epochs=9", stop, *frozen)
+    assert sorted(values(tmp_path / "a", "val")) == [8, 16, 24]
+    run_tiny(tmp_path / "b", "trainer.max_epochs=9", "trainer.min_epochs=5", stop, *frozen)
+    assert sorted(values(tmp_path / "b", "val")) == [8, 16, 24, 32, 40]
+
+
+def test_norm_monitor_against_numpy(run_tiny, tmp_path):
+    run_tiny(
+        tmp_path, "callbacks.norm_monitor={}", "trainer.max_steps=8", "test_after_training=false"
+    )
+    # The step's gradients are not kept; the weights before the second step are known from the
+    # moments: AdamW's first average after the first step is 0.1 times its gradient.
+    other = tmp_path / "one"
+    run_tiny(other, "trainer.max_steps=1", "test_after_training=false")
+    checkpoint = last_checkpoint(other)
+    gradients = {
+        name.removeprefix("exp_avg/"): array.astype(np.float64) / 0.1
+        for name, array in checkpoint.optimizer.items()
+        if name.startswith("exp_avg/")
+    }
+    total = sum(np.abs(gradient).sum() for gradient in gradients.values())
+    logged = values(tmp_path, "train", "total_grad_l1_norm")
+    assert logged[1] == pytest.approx(total, rel=1e-4)
+    name = "blocks.0.mlp.fc1.blkdiag1"
+    largest = values(tmp_path, "train", f"stats/{name}_grad_max")[1]
+    assert largest == pytest.approx(np.abs(gradients[name]).max(), rel=1e-4)
+    weights = sum(np.abs(a.astype(np.float64)).sum() for a in checkpoint.model.values())
+    assert values(tmp_path, "train", "total_param_l1_norm")[2] == pytest.approx(weights, rel=1e-5)
+
+
+def test_step_is_adamw_of_the_paper(digits, tmp_path):
+    """Three steps of one parameter against Loshchilov and Hutter 2019, algorithm 2, in float64,
+    from the gradients that the step saw."""
+    cfg = config(digits, tmp_path)
+    backend = oneflow_accel.select_device()
+    data = ImageDataModule(data_dir=digits, dataset="mnist", image_size=28, batch_size=8, val_split=8)
+    _, model = build_model(cfg, data)
+    optimizer = build_optimizer(model, {"name": "adamw", "lr": 1e-2, "weight_decay": 0.1})
+    step = EagerStep(model, backend, optimizer, build_loss(None))
+    name = "blocks.0.mlp.fc1.blkdiag1"
+    parameter = dict(model.named_parameters())[name]
+    seen: list[np.ndarray] = []
+    step.before_update = lambda: seen.append(parameter.grad.numpy().astype(np.float64))
+    expected = parameter.numpy().astype(np.float64)
+    batches = list(data.train_loader())[:3]
+    first, second = 0.0, 0.0
+    for number, batch in enumerate(batches, start=1):
+        step.step([batch], lr=1e-2)
+        first = 0.9 * first + 0.1 * seen[-1]
+        second = 0.999 * second + 0.001 * seen[-1] ** 2
+        scaled = (first / (1 - 0.9**number)) / (np.sqrt(second / (1 - 0.999**number)) + 1e-8)
+        expected = expected - 1e-2 * (scaled + 0.1 * expected)
+        np.testing.assert_allclose(parameter.numpy(), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_two_processes_equal_one(digits, tmp_path):
+    """20 steps with DistributedDataParallel: accumulation, clipping, EMA, a switch to dense layers
+    in the middle, validation, test and resuming, on the same global batch."""
+    from omegaconf import OmegaConf
+
+    from tests.launch import run_distributed
+
+    common = (
+        "trainer.accumulate_grad_batches=2",
+        "trainer.gradient_clip_val=1.0",
+        "trainer.limit_train_batches=10",
+        "trainer.max_epochs=4",
+        "train.sparse_to_dense.fraction=0.5",
+        "callbacks.ema={decay: 0.9}",
+        "callbacks.speed_monitor={}",
+        "callbacks.norm_monitor={}",
+    )
+    run(config(digits, tmp_path / "one", *common, "datamodule.batch_size=8"))
+    out = tmp_path / "two"
+    path = tmp_path / "two.yaml"
+    OmegaConf.save(config(digits, out, *common, "datamodule.batch_size=4"), path)
+    script = Path(__file__).parent / "engine_runs.py"
+    result = run_distributed([script, path], 2, timeout=120)
+    assert result.returncode == 0, result.stdout
+    for split in ("train", "val", "test"):
+        one, two = values(tmp_path / "one", split), values(out, split)
+        assert one.keys() == two.keys()
+        np.testing.assert_allclose(list(two.values()), list(one.values()), rtol=1e-5)
+    assert len(values(out)) == 20
+    assert values(out, "test", "acc1") == values(tmp_path / "one", "test", "acc1")
+    grads = [values(p, "train", "total_grad_l1_norm") for p in (tmp_path / "one", out)]
+    np.testing.assert_allclose(list(grads[0].values()), list(grads[1].values()), rtol=1e-3)
+    assert len(read_checkpoint(out / "checkpoints").state["rng"]) == 2
+
+
+def test_everything_at_once_runs(run_tiny, tmp_path):
+    """Mixup, dropout, drop path, accumulation, clipping and EMA together, all test images."""
+    metrics = run_tiny(tmp_path, *EVERYTHING)
+    assert np.isfinite(list(metrics.values())).all()
+    assert metrics["test/acc"] * TEST_IMAGES / 100 == round(metrics["test/acc"] * TEST_IMAGES / 100)

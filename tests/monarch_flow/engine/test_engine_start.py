@@ -1,0 +1,115 @@
+"""Where a run starts from, and what it refuses."""
+
+from __future__ import annotations
+
+from oneflow_accel.errors import CheckpointError, DataError, UserError
+
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+
+from tests.monarch_flow.engine.engine_runs import MONARCH, last_checkpoint, values
+
+_NO_TRAINING = ("optimizer.lr=0.0", "scheduler.lr_min=0.0", "scheduler.warmup_lr_init=0.0")
+_ONE = ("trainer.max_epochs=1", "test_after_training=false")
+
+
+@pytest.fixture(scope="module")
+def dense(digits, tmp_path_factory):
+    """A dense run's folder."""
+    from monarch_flow.engine.run import run
+    from tests.monarch_flow.engine.engine_runs import config
+
+    folder = tmp_path_factory.mktemp("dense")
+    run(config(digits, folder, "model.mlp_cfg=null", "trainer.max_epochs=2"))
+    return folder
+
+
+def test_starts_from_the_weights_of_another_run(dense, run_tiny, tmp_path):
+    """The best checkpoint's, strictly; with a learning rate of 0 they stay."""
+    source = f"train.init_from.path={dense}"
+    run_tiny(tmp_path / "a", *_ONE, *_NO_TRAINING, "model.mlp_cfg=null", source)
+    ours = last_checkpoint(tmp_path / "a")
+    best = (dense / "checkpoints/best").read_text().strip()
+    from oneflow_accel.training.checkpoint import read_checkpoint
+
+    theirs = read_checkpoint(dense / "checkpoints" / best)
+    for name, array in theirs.model.items():
+        np.testing.assert_array_equal(ours.model[name], array, err_msg=name)
+    assert values(tmp_path / "a", "val")[8] == pytest.approx(
+        values(dense, "val")[int(best.removeprefix("step-"))], rel=1e-6
+    )
+
+
+@pytest.mark.parametrize("attention", [False, True], ids=["mlp", "mlp-and-attention"])
+def test_projects_a_dense_run(dense, run_tiny, tmp_path, attention):
+    """With as many blocks as make a Monarch matrix of full rank possible nothing is lost: one block
+    is the dense matrix itself. Where blocks lose something, the projection is the nearest."""
+    whole = {**MONARCH, "nblocks": 1}
+    mlp = {"_target_": "monarch_flow.layers.MlpCustom", "linear1_cfg": whole, "linear2_cfg": whole}
+    from tests.monarch_flow.engine.engine_runs import config
+
+    base = OmegaConf.to_container(config(dense, tmp_path).model)
+    model = {**base, "mlp_cfg": mlp, **({"attnlinear_cfg": whole} if attention else {})}
+    source = (f"train.init_from.path={dense}", "train.init_from.project=true")
+    run_tiny(tmp_path / "a", *_ONE, *_NO_TRAINING, *source, model=model)
+    best = int((dense / "checkpoints/best").read_text().strip().removeprefix("step-"))
+    assert values(tmp_path / "a", "val")[8] == pytest.approx(values(dense, "val")[best], rel=1e-4)
+
+
+def test_projection_is_fine_tuned(dense, run_tiny, tmp_path):
+    source = (f"train.init_from.path={dense}", "train.init_from.project=true")
+    run_tiny(tmp_path, *_ONE, *source)
+    losses = list(values(tmp_path).values())
+    assert losses[0] < list(values(dense).values())[0]
+    assert "blocks.0.mlp.fc1.blkdiag1" in last_checkpoint(tmp_path).model
+
+
+def test_dense_weights_need_the_projection(dense, run_tiny, tmp_path):
+    with pytest.raises(CheckpointError, match=r"project=true"):
+        run_tiny(tmp_path, *_ONE, f"train.init_from.path={dense}")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "error", "text"),
+    [
+        pytest.param(("datamodule.data_dir=/nowhere",), DataError, "/nowhere", id="no-data"),
+        pytest.param(("trainer.precision=16",), UserError, r"trainer\.precision", id="amp"),
+        pytest.param(("trainer.precision=8",), UserError, "32, 16, bf16", id="precision"),
+        pytest.param(("model.num_classes=7",), UserError, r"model\.num_classes", id="classes"),
+        pytest.param(("model.name=vit_tiny",), UserError, "vit_tiny_patch", id="model"),
+        pytest.param(("resume=/nowhere",), CheckpointError, "/nowhere", id="no-checkpoint"),
+        pytest.param(("eval.ckpt=/nowhere",), CheckpointError, "/nowhere", id="nothing-to-evaluate"),
+        pytest.param(("train.init_from.path=/nowhere",), UserError, "/nowhere", id="no-weights"),
+        pytest.param(
+            ("train.init_from={path: x, project: true}", "model.mlp_cfg=null"),
+            UserError,
+            "no structured layer",
+            id="nothing-to-project-onto",
+        ),
+        pytest.param(
+            ("trainer.graph=true", "trainer.accumulate_grad_batches=2"),
+            UserError,
+            "accumulate_grad_batches",
+            id="graph-accumulation",
+        ),
+        pytest.param(
+            ("trainer.graph=true", "callbacks.norm_monitor={}"),
+            UserError,
+            "norm_monitor",
+            id="graph-norms",
+        ),
+        pytest.param(("trainer.max_epochs=null",), UserError, "no end", id="endless"),
+        pytest.param(("train.sparse_to_dense.fraction=7",), UserError, "share", id="fraction"),
+        pytest.param(("callbacks.speed={}",), UserError, "callbacks.speed", id="callback"),
+        pytest.param(
+            ("callbacks.model_checkpoint.monitor=val/f1",), UserError, "val/acctop5", id="monitor"
+        ),
+        pytest.param(
+            ("scheduler.warmup_lr_init=1e30",), UserError, "loss is", id="non-finite-loss"
+        ),
+    ],
+)
+def test_user_errors(run_tiny, tmp_path, overrides, error, text):
+    with pytest.raises(error, match=text):
+        run_tiny(tmp_path / "out", "trainer.max_epochs=1", *overrides)

@@ -1,0 +1,187 @@
+"""Stochastic depth, dropout, inference copies and a few training steps of the models."""
+
+from __future__ import annotations
+
+import oneflow_accel
+from oneflow_accel.inference import prepare
+
+import numpy as np
+import oneflow as flow
+import pytest
+from oneflow import nn
+
+from monarch_flow.models import create_model
+from monarch_flow.models.attention import Attention
+from monarch_flow.models.blocks import Block
+from tests.tolerances import Tolerance, assert_close
+
+SMALL = {"embed_dim": 32, "depth": 2, "num_heads": 4, "img_size": 16, "in_chans": 3}
+
+
+def _block(**rates: float) -> Block:
+    rates = {"drop": 0.0, "attn_drop": 0.0, "drop_path_rate": 0.0, **rates}
+    block = Block(
+        16, 2, 2.0, qkv_bias=True, norm_eps=1e-5, mlp_cfg=None, attnlinear_cfg=None, **rates
+    )
+    for parameter in block.parameters():
+        if parameter.ndim > 1:
+            nn.init.normal_(parameter, 0.0, 0.3)
+    return block
+
+
+def test_a_branch_is_left_out_for_whole_samples_independently_of_the_other() -> None:
+    block = _block(drop_path_rate=0.5)
+    x = flow.randn(400, 3, 16)
+    out = block.train()(x).numpy()
+    mixed = block.attn(block.norm1(x))
+    middles = [x, x + 2 * mixed]
+    results = [
+        (middle + factor * block.mlp(block.norm2(middle))).numpy()
+        for middle in middles
+        for factor in (0, 2)
+    ]
+    distances = np.stack([np.abs(out - result).max((1, 2)) for result in results])
+    assert distances.min(0).max() < 1e-5
+    counts = np.bincount(distances.argmin(0), minlength=4)
+    # 100 expected of each, with a standard deviation of 9.
+    assert counts.min() > 60
+    plain = (middles[0] + mixed).numpy()
+    assert_close(
+        block.eval()(x).numpy(),
+        plain + block.mlp(block.norm2(flow.tensor(plain))).numpy(),
+        reduced=100,
+    )
+
+
+def _drop_path_rates(model: nn.Module) -> list[tuple[float, float]]:
+    return [
+        tuple(getattr(module, "p", 0.0) for module in (block.drop_path1, block.drop_path2))
+        for block in model.blocks
+    ]
+
+
+def test_rates_rise_in_a_transformer_and_are_constant_in_a_mixer() -> None:
+    arguments = {**SMALL, "drop_path_rate": 0.3, "depth": 4}
+    for name in ("vit_tiny_patch4_28", "t2t_vit_7"):
+        rates = _drop_path_rates(create_model(name, **arguments))
+        np.testing.assert_allclose(rates, np.repeat([0.0, 0.1, 0.2, 0.3], 2).reshape(4, 2))
+    del arguments["num_heads"]
+    mixer = create_model("mixer_s16_224", **arguments)
+    assert _drop_path_rates(mixer) == [(0.3, 0.3)] * 4
+
+
+def test_dropout_acts_in_training_only_and_follows_the_seed() -> None:
+    for name in ("vit_tiny_patch4_28", "mixer_s16_224"):
+        arguments = {key: SMALL[key] for key in ("embed_dim", "depth", "img_size", "in_chans")}
+        model = create_model(name, drop_rate=0.3, **arguments)
+        nn.init.normal_(model.head.weight)
+        images = flow.randn(2, 3, 16, 16)
+        flow.manual_seed(11)
+        first = model.train()(images).numpy()
+        assert np.abs(model(images).numpy() - first).max() > 1e-3
+        flow.manual_seed(11)
+        np.testing.assert_array_equal(model(images).numpy(), first)
+        model.eval()
+        np.testing.assert_array_equal(model(images).numpy(), model(images).numpy())
+
+
+def test_attention_dropout_computes_what_the_packed_operation_does() -> None:
+    attention = Attention(32, 4, attn_drop=1e-9)
+    x = flow.randn(2, 5, 32)
+    assert_close(attention.train()(x).numpy(), attention.eval()(x).numpy(), reduced=100)
+    # At a rate of 1/2 the mean over draws is the value without dropout.
+    attention = Attention(32, 4, attn_drop=0.5).train()
+    many = x[:1].expand(4000, -1, -1)
+    mean = attention(many).numpy().mean(0)
+    expected = attention.eval()(x[:1]).numpy()[0]
+    assert np.abs(mean - expected).max() < 0.1 * np.abs(expected).max()
+    assert np.abs(attention.train()(x).numpy() - attention.eval()(x).numpy()).max() > 1e-3
+
+
+NAMES = {
+    "vit": ("vit_tiny_patch4_28", {"attnlinear_cfg": "monarch", "mlp_cfg": "monarch"}),
+    "dense vit": ("vit_tiny_patch4_28", {}),
+    "mixer": ("mixer_s16_224", {"num_heads": None, "mlp_cfg": "monarch"}),
+    "t2t": ("t2t_vit_7", {}),
+    "t2t-t": ("t2t_vit_t_14", {"mlp_cfg": "monarch"}),
+}
+
+
+def _model(case: str) -> nn.Module:
+    name, more = NAMES[case]
+    arguments = {key: value for key, value in {**SMALL, **more}.items() if value is not None}
+    model = create_model(name, num_classes=5, drop_rate=0.1, drop_path_rate=0.1, **arguments)
+    nn.init.normal_(model.head.weight, 0.0, 0.3)
+    return model
+
+
+@pytest.mark.parametrize("case", list(NAMES))
+def test_copies_for_inference_give_the_same_logits(case: str) -> None:
+    model = _model(case).eval()
+    images = flow.randn(4, 3, 16, 16)
+    with flow.no_grad():
+        expected = model(images).numpy()
+        assert_close(prepare(model)(images).numpy(), expected, reduced=100)
+        if not oneflow_accel.current_backend().supports("bfloat16_inference"):
+            pytest.skip(oneflow_accel.current_backend().supports("bfloat16_inference").reason)
+        logits = prepare(model, dtype=flow.bfloat16)(images)
+    assert logits.dtype == flow.float32
+    # Two blocks of bfloat16, whose numbers have 8 bits.
+    spread = expected.std()
+    assert np.abs(logits.numpy() - expected).max() < 0.05 * max(spread, 1.0)
+
+
+@pytest.mark.parametrize("case", list(NAMES))
+def test_graph_and_eager_train_alike(case: str) -> None:
+    """Without dropout, whose numbers differ: three steps of SGD on one batch."""
+    name, more = NAMES[case]
+    arguments = {key: value for key, value in {**SMALL, **more}.items() if value is not None}
+    images, labels = flow.randn(4, 3, 16, 16), flow.tensor([0, 1, 2, 3])
+    losses = []
+    state = None
+    for in_graph in (False, True):
+        model = create_model(name, num_classes=5, **arguments)
+        if state is not None:
+            model.load_state_dict(state)
+        state = {key: value.clone() for key, value in model.state_dict().items()}
+        # Of a T2T model's performers the dropout is fixed.
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+        optimizer = flow.optim.SGD(model.parameters(), lr=0.05)
+        step = _graph_step(model, optimizer) if in_graph else _eager_step(model, optimizer)
+        losses.append([float(step(images, labels).numpy()) for _ in range(3)])
+    assert losses[0][2] < losses[0][0]
+    tolerance = Tolerance(rtol=1e-5, atol=1e-6)
+    assert_close(
+        np.array(losses[1]),
+        np.array(losses[0]),
+        override=tolerance,
+        reason="losses of training, not one operation",
+    )
+
+
+def _eager_step(model: nn.Module, optimizer: flow.optim.Optimizer):
+    def step(images: flow.Tensor, labels: flow.Tensor) -> flow.Tensor:
+        loss = nn.functional.cross_entropy(model(images), labels)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return step
+
+
+def _graph_step(model: nn.Module, optimizer: flow.optim.Optimizer) -> nn.Graph:
+    class Step(nn.Graph):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+            self.add_optimizer(optimizer)
+
+        def build(self, images: flow.Tensor, labels: flow.Tensor) -> flow.Tensor:
+            loss = nn.functional.cross_entropy(self.model(images), labels)
+            loss.backward()
+            return loss
+
+    return Step()
