@@ -24,9 +24,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         path: a PNG file.
     """
     # The sweep over batch sizes has a picture of its own.
-    bars = _bars(
-        [row for row in rows if row.ratio and not row.against and row.group != BATCHES]
-    )
+    bars = _bars([row for row in rows if row.ratio and not row.against and row.group != BATCHES])
     matplotlib.use("Agg")
     figure, axes = pyplot.subplots(figsize=(8, 0.24 * len(bars) + 1.2), layout="constrained")
     for y, (_name, ours, least, stock) in enumerate(reversed(bars)):
