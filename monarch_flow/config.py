@@ -18,6 +18,7 @@ from oneflow_accel.errors import UserError
 from oneflow_accel.training.overrides import config_keys, parse_override
 
 import hydra
+import yaml
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -80,6 +81,8 @@ def compose_raw(overrides: Sequence[str], config_dir: str | None = None) -> Comp
             cfg = hydra.compose("config", choices, return_hydra_config=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(f"the configuration cannot be composed: {_first_line(error)}") from error
+    except yaml.YAMLError as error:
+        raise UserError(f"a file is no YAML: {' '.join(str(error).split())}") from error
     experiment = cfg.hydra.runtime.choices.get("experiment")
     OmegaConf.set_struct(cfg, False)
     # Keys with two underscores are notes of the files to themselves.
@@ -87,12 +90,7 @@ def compose_raw(overrides: Sequence[str], config_dir: str | None = None) -> Comp
         del cfg[key]
     for text, override in settings:
         _apply(cfg, text, override, groups)
-    if OmegaConf.to_container(cfg, resolve=False)["name"] is None:
-        cfg.name = experiment.replace("/", "-") if experiment else cfg.model.get("name", "run")
-    if cfg.get("mode") == "eval" or OmegaConf.select(cfg, "eval.ckpt") is not None:
-        cfg.mode = "eval"
-        if OmegaConf.select(cfg, "eval.ckpt") is None:
-            cfg.eval.ckpt = "${run_dir}"
+    _complete(cfg, experiment)
     return Composed(cfg, experiment)
 
 
@@ -181,6 +179,17 @@ def _apply(cfg: DictConfig, text: str, override: Override, groups: Groups) -> No
         OmegaConf.update(cfg, key, override.value(), merge=True, force_add=True)
     except (OmegaConfBaseException, ValueError, TypeError) as error:
         raise UserError(f"{text}: {key} is to be {wanted(key)}") from error
+
+
+def _complete(cfg: DictConfig, experiment: str | None) -> None:
+    """What follows from the other keys and can be no interpolation: the run's name, and that there
+    is something to evaluate."""
+    if _raw(cfg, "name") is None:
+        cfg.name = (experiment or "run").replace("/", "-")
+    if _raw(cfg.eval, "ckpt") is not None:
+        cfg.mode = "eval"
+    elif _raw(cfg, "mode") == "eval":
+        cfg.eval.ckpt = "${run_dir}"
 
 
 def _separate(cfg: DictConfig, key: str) -> None:

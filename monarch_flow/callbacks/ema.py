@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import oneflow as flow
 from oneflow import nn
 
 from monarch_flow.callbacks.base import Callback
@@ -31,9 +32,7 @@ class EMACallback(Callback):
         self.average: ExponentialMovingAverage | None = None
 
     def on_fit_start(self, trainer: Trainer) -> None:
-        self.average = ExponentialMovingAverage(
-            trainer.model, self._decay, self._use_num_updates
-        )
+        self.average = ExponentialMovingAverage(trainer.model, self._decay, self._use_num_updates)
 
     def on_step_end(self, trainer: Trainer) -> None:
         assert self.average is not None
@@ -42,7 +41,17 @@ class EMACallback(Callback):
     def evaluation_weights(
         self, trainer: Trainer, model: nn.Module
     ) -> AbstractContextManager[None]:
-        return nullcontext() if self.average is None else self.average.swapped_in(model)
+        if self.average is None:
+            return nullcontext()
+        if model is trainer.model:
+            return self.average.swapped_in(model)
+        # A copy that is made for each evaluation, of a model of global tensors.
+        averages = self.average.state_arrays()
+        with flow.no_grad():
+            for name, parameter in model.named_parameters():
+                if PREFIX + name in averages:
+                    parameter.copy_(flow.tensor(averages[PREFIX + name]).to(parameter.device))
+        return nullcontext()
 
     def on_model_replaced(self, trainer: Trainer, arrays: Mapping[str, np.ndarray]) -> None:
         if self.average is not None:

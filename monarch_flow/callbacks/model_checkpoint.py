@@ -40,11 +40,15 @@ class ModelCheckpoint(Callback):
         # [value, step] of those kept, best first.
         self._kept: list[list[float]] = []
         self._value: float | None = None
+        self._on_disk: set[int] = set()
 
     @property
     def best_value(self) -> float | None:
         """The best value of all that were kept."""
         return self._kept[0][0] if self._kept else None
+
+    def on_fit_start(self, trainer: Trainer) -> None:
+        self._on_disk = trainer.steps_on_disk()
 
     def on_step_end(self, trainer: Trainer) -> None:
         if self._every and trainer.position.step % self._every == 0:
@@ -69,7 +73,10 @@ class ModelCheckpoint(Callback):
         return {"kept": [list(entry) for entry in self._kept]}
 
     def load(self, state: Mapping[str, Any], arrays: object) -> None:
-        self._kept = [[float(value), int(step)] for value, step in state["kept"]]
+        # A run that goes on in another folder does not have the old one's best there.
+        self._kept = [
+            [float(value), int(step)] for value, step in state["kept"] if step in self._on_disk
+        ]
 
     def _rank(self, value: float, step: int) -> tuple[bool, bool]:
         """Take a value into the list; whether it is the best, and whether it is on it at all."""

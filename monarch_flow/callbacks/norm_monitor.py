@@ -47,7 +47,9 @@ class NormMonitor(Callback):
             for name, parameter in trainer.model.named_parameters():
                 if not parameter.requires_grad or parameter.grad is None:
                     continue
-                for kind, (suffix, value) in enumerate((("", parameter), ("_grad", parameter.grad))):
+                for kind, (suffix, value) in enumerate(
+                    (("", parameter), ("_grad", parameter.grad))
+                ):
                     size = value.detach().abs()
                     totals[kind] = totals[kind].to(size.device) + size.sum()
                     if name in shown:

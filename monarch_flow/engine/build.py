@@ -74,8 +74,6 @@ def step_maker(
     optimizer_options = {k: v for k, v in optimizer_options.items() if v is not None}
     grouping = section(cfg, "optimizer_param_grouping")
     settings: dict[str, Any] = {"clip": options.clip, "precision": options.precision}
-    if options.graph:
-        _check_graph(cfg, options)
 
     def optimizer_for(model: nn.Module) -> Any:
         return build_optimizer(model, optimizer_options, grouping)
@@ -94,20 +92,8 @@ def step_maker(
             loss,
             learning_rate=lambda step: calendar.learning_rate(max(step, begin.step), begin),
             steps=calendar.last_step(begin),
+            accumulate=options.accumulate,
             **settings,
         )
 
     return make
-
-
-def _check_graph(cfg: DictConfig, options: TrainerOptions) -> None:
-    if options.accumulate > 1:
-        raise UserError(
-            f"trainer.accumulate_grad_batches={options.accumulate}: a graph takes one batch per "
-            "step; set it to 1 and datamodule.batch_size higher, or trainer.graph=false"
-        )
-    if distributed.world_size() > 1 and section(cfg, "callbacks").get("ema") is not None:
-        raise UserError(
-            "callbacks.ema: not under nn.Graph on several processes; set it to null, or "
-            "trainer.graph=false"
-        )

@@ -33,9 +33,12 @@ def test(
     """Test a run that has ended, with its best checkpoint, or as it is where it kept none.
 
     Returns:
-        "test/loss", "test/acc" and "test/acctop5", the latter two in percent.
+        "test/loss", "test/acc" and "test/acctop5", the latter two in percent; nothing where
+        trainer.limit_val_batches is 0.
     """
     loader = data.test_loader()
+    if val_batches(loader, trainer.options) == 0:
+        return {}
     best = CheckpointManager(checkpoint_folder(run_dir)).best()
     # Process 0 has written it.
     path = distributed.all_gather_json(None if best is None else str(best))[0]
@@ -105,4 +108,6 @@ def load_for_evaluation(model: nn.Module, path: str, name: str) -> None:
     try:
         layouts.load_standard_state_dict(model, arrays, strict=True)
     except UserError as error:
-        raise CheckpointError(f"eval.ckpt={path} is of another model than {name}: {error}") from error
+        raise CheckpointError(
+            f"eval.ckpt={path} is of another model than {name}: {error}"
+        ) from error

@@ -14,7 +14,6 @@ from typing import Any
 
 from oneflow_accel import layouts
 from oneflow_accel.backends.base import Backend
-from oneflow_accel.errors import UserError
 from oneflow_accel.training import distributed
 from oneflow_accel.training.validation import class_scores, count_correct
 
@@ -76,6 +75,7 @@ class _TrainGraph(nn.Graph):
         optimizer: flow.optim.Optimizer,
         schedule: CompiledSchedule,
         precision: str,
+        accumulate: int,
         replicated: Any,
     ) -> None:
         super().__init__()
@@ -83,6 +83,8 @@ class _TrainGraph(nn.Graph):
         self.loss = loss
         self._replicated = replicated
         self.add_optimizer(optimizer, lr_sch=schedule)
+        if accumulate > 1:
+            self.config.set_gradient_accumulation_steps(accumulate)
         if precision != "32":
             dtype = flow.float16 if precision == "16" else flow.bfloat16
             self.config.enable_amp(True, dtype=dtype)
@@ -108,6 +110,7 @@ class GraphStep(TrainStep):
             several processes is a global copy.
         learning_rate: of each step, counted from 0.
         steps: of the whole run.
+        accumulate: batches that each step takes, no more and no less.
     """
 
     returns_global_figures = True
@@ -121,6 +124,7 @@ class GraphStep(TrainStep):
         *,
         learning_rate: Callable[[int], float],
         steps: int,
+        accumulate: int = 1,
         **settings: Any,
     ) -> None:
         _require(backend, "graph", "trainer.graph=true", "trainer.graph=false")
@@ -142,19 +146,19 @@ class GraphStep(TrainStep):
             optimizer,
             CompiledSchedule(optimizer, learning_rate, steps),
             self.precision,
+            accumulate,
             flow.sbp.broadcast if self._parallel else None,
         )
         if self._parallel:
             _KEPT.append(self._graph)
+        self._accumulate = accumulate
         self._compiled = False
 
     def step(self, batches: Sequence[LabeledImages], lr: float) -> tuple[flow.Tensor, ...]:
-        if len(batches) != 1:
-            raise UserError(
-                "trainer.accumulate_grad_batches: a graph takes one batch per step; set it to 1, "
-                "or trainer.graph=false"
-            )
-        arrays = (batches[0].images, batches[0].labels)
+        if len(batches) != self._accumulate:
+            raise ValueError(f"{len(batches)} batches for a graph of {self._accumulate}")
+        arrays = [np.concatenate([b.images for b in batches])]
+        arrays.append(np.concatenate([b.labels for b in batches]))
         inputs = [flow.tensor(array, device=self.backend.device()) for array in arrays]
         if self._parallel:
             inputs = [
@@ -163,7 +167,13 @@ class GraphStep(TrainStep):
             ]
         self._compiled = True
         figures = self._graph(*inputs)
-        return tuple(figure.to_local() for figure in figures) if self._parallel else figures
+        if self._parallel:
+            figures = [figure.to_local() for figure in figures]
+        if self._accumulate == 1:
+            return tuple(figures)
+        # One entry per batch.
+        loss, *counts = figures
+        return (loss.mean(), *(count.sum() for count in counts))
 
     def evaluated_model(self) -> nn.Module:
         if self._parallel:

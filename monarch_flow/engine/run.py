@@ -79,7 +79,10 @@ def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
     schedule = build_schedule(_scheduler_options(cfg), float(cfg.optimizer.lr))
     calendar = Calendar(options, len(train_loader), schedule)
     if calendar.batches == 0:
-        raise UserError("trainer.limit_train_batches=0 leaves nothing to train on")
+        raise UserError(
+            "an epoch has no whole step: raise trainer.limit_train_batches, or lower "
+            "trainer.accumulate_grad_batches"
+        )
     callbacks = build_callbacks(section(cfg, "callbacks"))
     if trial:
         callbacks.pop("model_checkpoint", None)
@@ -100,7 +103,7 @@ def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
         trainer = Trainer(
             model,
             step_maker(cfg, backend, options, calendar, seed),
-            Data(train_loader, val_loader, tuple(data.image_shape), val_loss),
+            Data(train_loader, val_loader, data.image_shape, val_loss),
             backend,
             options,
             calendar,

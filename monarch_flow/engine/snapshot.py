@@ -37,9 +37,7 @@ def phase_of(model: nn.Module) -> str:
 def take(trainer: Trainer) -> Checkpoint:
     """The run as it stands. A collective call."""
     step, position, identity = trainer.train_step, trainer.position, trainer.identity
-    model = {
-        name: value.numpy() for name, value in layouts.standard_state_dict(step.model).items()
-    }
+    model = {name: value.numpy() for name, value in layouts.standard_state_dict(step.model).items()}
     arrays = step.optimizer_arrays()
     for callback in trainer.callbacks.values():
         arrays |= callback.arrays()
@@ -150,9 +148,7 @@ def load_step(step: TrainStep, checkpoint: Checkpoint, position: Position) -> No
     # A process that was not there before goes on with the first one's state.
     rng, rank = state["rng"], distributed.rank()
     set_rng_state(rng[rank if rank < len(rng) else 0])
-    logger.info(
-        "resumed at epoch %d, step %d (%s layers)", position.epoch, position.step, state["phase"]
-    )
+    logger.info("resumed at epoch %d, step %d", position.epoch, position.step)
 
 
 def load_callbacks(callbacks: Mapping[str, Callback], checkpoint: Checkpoint) -> None:

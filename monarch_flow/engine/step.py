@@ -69,6 +69,7 @@ class TrainStep(ABC):
         self.precision = precision
         # Called when the gradients are there, before they are clipped and applied.
         self.before_update: Callable[[], None] | None = None
+        self._scaler: LossScaler | None = None
         if precision != "32":
             _require(backend, "amp", f"trainer.precision={precision}", "trainer.precision=32")
         if clip is not None:
@@ -110,10 +111,12 @@ class TrainStep(ABC):
 
     def state(self) -> dict[str, Any]:
         """What else a checkpoint needs, ready for JSON."""
-        return {}
+        return {} if self._scaler is None else {"loss_scale": self._scaler.state()}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Go on from what `state` gave."""
+        if self._scaler is not None and "loss_scale" in state:
+            self._scaler.load_state(state["loss_scale"])
 
 
 class EagerStep(TrainStep):
@@ -129,7 +132,8 @@ class EagerStep(TrainStep):
     ) -> None:
         super().__init__(model, backend, optimizer, loss, **settings)
         self._forward = data_parallel(model)
-        self._scaler = LossScaler() if self.precision == "16" else None
+        if self.precision == "16":
+            self._scaler = LossScaler()
 
     def step(self, batches: Sequence[LabeledImages], lr: float) -> tuple[flow.Tensor, ...]:
         for group in self.optimizer.param_groups:
@@ -180,13 +184,6 @@ class EagerStep(TrainStep):
 
     def load_optimizer(self, arrays: dict[str, np.ndarray], step: int) -> None:
         load_eager_state(self.model, self.optimizer, arrays, step)
-
-    def state(self) -> dict[str, Any]:
-        return {} if self._scaler is None else {"loss_scale": self._scaler.state()}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        if self._scaler is not None and "loss_scale" in state:
-            self._scaler.load_state(state["loss_scale"])
 
 
 def _require(backend: Backend, feature: str, key: str, instead: str) -> None:

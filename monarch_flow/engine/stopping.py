@@ -21,8 +21,8 @@ class StopRequest:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Inside, SIGTERM is noted and does nothing else. Signals reach the main thread only; from
-        any other this does nothing."""
+        """Inside, the first SIGTERM is noted and does nothing else; a second one ends the process.
+        Signals reach the main thread only: from any other this does nothing."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -38,3 +38,4 @@ class StopRequest:
 
     def _note(self, signum: int, frame: object) -> None:
         self.requested = True
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)

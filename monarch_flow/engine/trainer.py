@@ -176,6 +176,7 @@ class Trainer:
                 "give eval.ckpt to evaluate"
             )
         # A new run in the folder of an old one without checkpoints keeps nothing of its log.
+        logger.info("%s", self._describe())
         self._log.truncate(-1 if self._resumed is None else self.position.step)
         with self._stop.listening():
             self._each(lambda callback: callback.on_fit_start(self))
@@ -185,6 +186,17 @@ class Trainer:
                 sparse_to_dense.switch_if_due(self)
                 self._run_epoch()
         self._each(lambda callback: callback.on_fit_end(self))
+
+    def _describe(self) -> str:
+        position, options, calendar = self.position, self.options, self.calendar
+        way = "nn.Graph" if options.graph else "eager"
+        batch = self.data.train.batch_size
+        return (
+            f"{self.identity.model}, {snapshot.phase_of(self.model)} layers, {way}: "
+            f"{self.global_batch_size} images per step = {batch} x {distributed.world_size()} "
+            f"processes x {options.accumulate} accumulated, {calendar.steps_per_epoch} steps per "
+            f"epoch, from epoch {position.epoch}, step {position.step} to step {self.last_step}"
+        )
 
     def _run_epoch(self) -> None:
         self._each(lambda callback: callback.on_epoch_start(self))
@@ -300,6 +312,8 @@ class Trainer:
             )
 
     def _validate(self) -> None:
+        if val_batches(self.data.val, self.options) == 0:
+            return
         accuracy = self.evaluate(self.data.val)
         metrics = named(accuracy, "val")
         self.metrics |= metrics
@@ -335,6 +349,11 @@ class Trainer:
         self._log.log(self.position.step, values, split="model")
         self._log.hyperparameters(values)
         logger.info("%s", ", ".join(f"{name} {value:,}" for name, value in values.items()))
+
+    def steps_on_disk(self) -> set[int]:
+        """Steps that the run's folder has checkpoints of; the same answer on every process."""
+        found = [] if self._checkpoints is None else sorted(self._checkpoints.steps())
+        return set(distributed.all_gather_json(found)[0])
 
     def save_checkpoint(self, *, best: bool = False, keep: Collection[int] = ()) -> None:
         """Write a checkpoint of now, after a look at the losses; all processes call it.

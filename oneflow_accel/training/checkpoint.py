@@ -146,6 +146,10 @@ class CheckpointManager:
         self._prune(keep)
         return folder
 
+    def steps(self) -> set[int]:
+        """Steps that there are checkpoints of, damaged ones too."""
+        return {step for folder in _step_folders(self.directory) if (step := _step(folder))}
+
     def latest(self) -> Path | None:
         """The newest checkpoint that is whole, or None where there is none at all.
 

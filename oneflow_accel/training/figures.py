@@ -98,6 +98,10 @@ class FigureWindow:
         self._data_seconds = 0.0
         self._since = time.perf_counter()
 
+    def __len__(self) -> int:
+        """Number of steps since the last `fetch`."""
+        return len(self._window)
+
     def restart_clock(self) -> None:
         """Leave out of the next figures the time since the last `fetch`, such as a checkpoint's."""
         self._since = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Accuracy of class scores, and validation: every image exactly once, in any number of processes."""
+"""Accuracy of class scores, and validation: each image once, in any number of processes."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ class WorkerPool:
         os.close(self._task_writer)
         self._task_writer = -1
         for process in self._processes:
-            process.terminate()
+            process.kill()
         for process in self._processes:
             process.join(timeout=5)
         for result in self._results:
@@ -208,7 +208,10 @@ def _work(
 ) -> None:
     """A worker process: fill rows until the task pipe closes or the parent dies."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # A cluster sends it to all processes. A training process that has a handler for it still needs
+    # its data, and ends its workers itself.
+    is_handled = callable(signal.getsignal(signal.SIGTERM))
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if is_handled else signal.SIG_DFL)
     # Never collect what was inherited: oneflow objects must not be destroyed in this process.
     gc.freeze()
     warnings.simplefilter("ignore")

@@ -19,14 +19,13 @@ void middle_grads(const MonarchShape& s, const float* b, const float* y_grad, co
                   const MiddleGrads& dv, float* space) {
   for (int64_t first = 0; first < s.s; first += kDepth) {
     for (int64_t j = 0; j < s.l; ++j) {
-      const int64_t depth = std::min(first + kDepth, s.results(j)) - first;
-      if (first > 0 && depth <= 0) { continue; }
+      // Results that were cut off have no gradient.
+      const int64_t depth = std::clamp<int64_t>(s.results(j) - first, 0, kDepth);
       const Strided rows{y_grad + (dv.begin + tile.begin) * s.out_features + first * s.l + j,
                          s.out_features, s.l};
       for (int64_t column = 0; column < s.r; column += kPanelWidth) {
         const int64_t columns = std::min(kPanelWidth, s.r - column);
-        const Right right(b + (j * s.s + first) * s.r + column, s.r, std::max<int64_t>(depth, 0),
-                          columns, space);
+        const Right right(b + (j * s.s + first) * s.r + column, s.r, depth, columns, space);
         panel_product(tile.count, columns, depth, rows, right.data, right.stride,
                       dv.at(j, tile.begin) + column, dv.stride, first > 0);
       }

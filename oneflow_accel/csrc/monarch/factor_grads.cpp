@@ -52,26 +52,30 @@ int64_t grain(int64_t rows, int64_t each) {
 
 void first_factor_grad(const MonarchShape& s, const MiddleGrads& dv, const float* x,
                        bool accumulate, float* a_grad) {
-  // A panel of columns of a block of x, and the columns of the block's gradient that belong to it.
+  // Blocks feed all threads where there are enough; else panels of their columns are shared out too,
+  // and dv is read again for each.
   const int64_t panels = (s.p + kPanelWidth - 1) / kPanelWidth;
-  const int64_t units = s.k * panels;
-  parallel_for(units, grain(dv.count, s.q * kPanelWidth), [&](int64_t begin, int64_t end) {
-    Carver carver((kDepth + s.q) * kPanelWidth + 2 * kVectorWidth);
-    float* right = carver.take(kDepth * kPanelWidth);
-    float* sums = carver.take(s.q * kPanelWidth);
+  const int64_t threads = num_threads();
+  const int64_t parts = s.k % threads == 0 || s.k >= 4 * threads ? 1 : panels;
+  const int64_t most = std::min(s.p, (panels / parts) * kPanelWidth);
+  parallel_for(s.k * parts, grain(dv.count, s.q * most), [&](int64_t begin, int64_t end) {
+    Carver carver((kDepth + s.q) * padded(most) + 2 * kVectorWidth);
+    float* right = carver.take(kDepth * padded(most));
+    float* sums = carver.take(s.q * padded(most));
     for (int64_t unit = begin; unit < end; ++unit) {
-      const int64_t block = unit / panels;
-      const int64_t column = unit % panels * kPanelWidth;
-      const int64_t all = std::min(kPanelWidth, s.p - column);
+      const int64_t block = unit / parts;
+      const int64_t column = unit % parts * kPanelWidth;
+      const int64_t all = std::min(most, s.p - column);
       // The others would multiply missing values of x.
       const int64_t columns = std::clamp<int64_t>(s.width(block) - column, 0, all);
       const int64_t stride = padded(columns);
       for (int64_t row = 0; columns > 0 && row < dv.count; row += kDepth) {
         const int64_t depth = std::min(kDepth, dv.count - row);
+        const Panels some{right, depth, stride};
         pack(x + (dv.begin + row) * s.in_features + block * s.p + column, s.in_features, columns,
-             {right, depth, stride});
+             some);
         for_each_run(s, block, [&](const Run& run) {
-          panel_product(run.count, columns, depth, dv.rows_by_value(run, row), right, stride,
+          block_product(run.count, columns, depth, dv.rows_by_value(run, row), some, 0, 0,
                         sums + run.i * stride, run.i_step * stride, row > 0);
         });
       }

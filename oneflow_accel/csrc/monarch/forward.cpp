@@ -9,7 +9,7 @@ namespace {
 
 // Columns of y that are computed and then stored together. With kTileRows they fill a part of a
 // second-level cache; a store should write whole cache lines of y.
-constexpr int64_t kColumns = 192;
+constexpr int64_t kColumns = 384;
 
 struct Workspace {
   // A block of x, all of v, some columns of y; transposed, in panels.
@@ -52,15 +52,13 @@ void second_factor(const MonarchShape& s, const float* b, const float* bias, int
                    int64_t count, const RowTile& tile, const Workspace& w, float* y) {
   const int64_t column = first * s.l;
   const int64_t columns = std::min(count * s.l, s.out_features - column);
-  Ahead ahead(y + tile.begin * s.out_features + column, s.out_features, tile.count, columns,
-              tile.panels() * s.l * parts_of(count));
   for (int64_t j = 0; j < s.l; ++j) {
     const Strided rows{b + (j * s.s + first) * s.r, s.r, 1};
     for (int64_t n = 0; n < tile.panels(); ++n) {
       const int64_t stride = tile.width(n);
       panel_product(count, stride, s.r, rows,
                     w.middle + n * kPanelWidth * s.middle() + j * s.r * stride, stride,
-                    w.y + n * kPanelWidth * w.step * s.l + j * stride, s.l * stride, false, &ahead);
+                    w.y + n * kPanelWidth * w.step * s.l + j * stride, s.l * stride, false);
     }
   }
   for (int64_t n = 0; n < tile.panels(); ++n) {

@@ -122,48 +122,4 @@ inline void load_panel(const float* x, int64_t stride, int64_t columns, const Ro
   }
 }
 
-// Part of a matrix that is soon read or written as a whole: some of its cache lines are asked for
-// between products, which do not wait for memory, so that the transpose that follows need not.
-class Ahead {
- public:
-  Ahead(const float* data, int64_t stride, int64_t rows, int64_t columns, int64_t products)
-      : data_(data), stride_(stride), lines_((columns + kLine - 1) / kLine),
-        left_(lines_ * rows), each_((left_ + products - 1) / std::max<int64_t>(1, products)) {}
-
-  void ask() {
-    for (int64_t n = std::min(each_, left_); n > 0; --n) {
-      --left_;
-      __builtin_prefetch(data_ + line_ * kLine, 0, 2);
-      if (++line_ == lines_) {
-        line_ = 0;
-        data_ += stride_;
-      }
-    }
-  }
-
- private:
-  static constexpr int64_t kLine = 16;
-  const float* data_;
-  int64_t stride_;
-  int64_t lines_;
-  int64_t left_;
-  int64_t each_;
-  int64_t line_ = 0;
-};
-
-// panel_product() in parts of some rows, between which `ahead` asks for memory.
-inline void panel_product(int64_t rows, int64_t columns, int64_t depth, const Strided& a,
-                          const float* b, int64_t b_stride, float* c, int64_t c_stride,
-                          bool accumulate, Ahead* ahead) {
-  for (int64_t i = 0; i < rows; i += kProductRows) {
-    ahead->ask();
-    panel_product(std::min(kProductRows, rows - i), columns, depth,
-                  {a.data + i * a.row_stride, a.row_stride, a.column_stride}, b, b_stride,
-                  c + i * c_stride, c_stride, accumulate);
-  }
-}
-
-// How many parts panel_product() has for so many rows.
-inline int64_t parts_of(int64_t rows) { return (rows + kProductRows - 1) / kProductRows; }
-
 }  // namespace oneflow_accel

@@ -7,6 +7,9 @@ from omegaconf import OmegaConf
 
 from monarch_flow.config import compose
 from monarch_flow.config_groups import CONFIGS, Groups
+from monarch_flow.data.mixup import build_mixup
+from monarch_flow.models import default_config
+from monarch_flow.optim import build_loss, build_schedule
 
 EXPERIMENTS = Groups().options("experiment")
 # Those that need a key besides.
@@ -267,11 +270,39 @@ def test_every_experiment_composes_and_says_how_it_is_run(experiment, monkeypatc
     batches = cfg.trainer.accumulate_grad_batches * cfg.trainer.devices
     assert batches * cfg.datamodule.batch_size == cfg.train.global_batch_size or cfg.mode == "eval"
     assert not OmegaConf.missing_keys(cfg)
+    # What is to read these groups knows their keys.
+    build_schedule(cfg.scheduler, cfg.optimizer.lr)
+    build_loss(cfg.train.loss_fn)
+    build_mixup(cfg.datamodule.mixup, 10)
+    given = {key for key, value in cfg.model.items() if value is not None}
+    assert given <= {"name", *default_config(cfg.model.name)}
 
     header = (CONFIGS / "experiment" / f"{experiment}.yaml").read_text().split("\n\n")[0]
     assert f"python -m monarch_flow.train experiment={experiment} " in header
     for word in ("hardware", "time", "expected"):
         assert word in header, word
+
+
+def test_learning_rate_of_the_composed_schedule():
+    """The table of section 4.6."""
+    cfg = composed("imagenet/vit/vit-s")
+    schedule = build_schedule(cfg.scheduler, cfg.optimizer.lr)
+    table = {
+        0: 1e-6,
+        1: 1.009e-4,
+        5: 5.005e-4,
+        9: 9.001e-4,
+        10: 9.97288e-4,
+        50: 9.33683e-4,
+        150: 5.05e-4,
+        250: 7.6317e-5,
+        299: 1.00271e-5,
+        300: 1e-5,
+        309: 1e-5,
+    }
+    # As many digits as the table has.
+    assert [schedule(epoch) for epoch in table] == pytest.approx(list(table.values()), rel=1e-5)
+    assert schedule.length == cfg.trainer.max_epochs == 310
 
 
 def test_global_batch_stays_the_same_on_any_number_of_processes(monkeypatch):
@@ -323,8 +354,18 @@ def test_groups_can_be_chosen_on_the_command_line(monkeypatch):
     )
     assert cfg.logger.csv == {}
     assert (cfg.logger.wandb.id, cfg.logger.wandb.mode) == ("mnist-vit", "offline")
-    assert cfg.callbacks.norm_monitor.layer_norm_only is False
     assert cfg.seed is None
+    assert cfg.callbacks.norm_monitor.layer_norm_only is False
+    cfg = composed("imagenet/vit/vit-s", "scheduler=linear", "trainer.max_epochs=90")
+    assert (cfg.scheduler.name, cfg.scheduler.t_total) == ("linear", 90)
+    build_schedule(cfg.scheduler, cfg.optimizer.lr)
+    cfg = composed("imagenet/vit/vit-s", "optimizer=sgd", "optimizer.lr=0.5")
+    assert plain(cfg, "optimizer") == {
+        "name": "sgd",
+        "lr": 0.5,
+        "weight_decay": 0.05,
+        "momentum": 0.9,
+    }
 
 
 def test_keys_that_the_files_leave_out_can_be_set():
@@ -338,12 +379,14 @@ def test_keys_that_the_files_leave_out_can_be_set():
         "name=2024",
         "experiment=mnist/vit-monarch",
         "model.mlp_cfg.linear1_cfg.nblocks=8",
+        "+model.mlp_cfg.drop_btw_fcs=false",
     )
     assert cfg.callbacks.ema == {"decay": 0.99, "use_num_updates": False}
     assert cfg.model.attnlinear_cfg == "monarch"
     assert cfg.datamodule.mixup.mixup_alpha == 0.2
     assert (cfg.resume, cfg.name) == ("auto", "2024")
     assert cfg.model.mlp_cfg.linear2_cfg.nblocks == 8
+    assert cfg.model.mlp_cfg.drop_btw_fcs is False
 
 
 def test_own_experiments_come_from_a_folder(tmp_path):

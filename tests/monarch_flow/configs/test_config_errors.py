@@ -31,7 +31,7 @@ def message(*overrides, experiment="mnist/vit"):
         ("optimiser.lr=1e-3", "optimizer.lr"),
         ("train.optimizer.lr=1e-3", "optimizer.lr"),
         ("lr=1e-3", "optimizer.lr"),
-        ("expriment=mnist/vit", "experiment"),
+        ("experiments=mnist/vit", "experiment"),
         ("callbacks.ema.deacy=0.9", "callbacks.ema.decay"),
         ("model.mlp_cfg.linear1_cfg.nblock=8", "model.mlp_cfg.linear1_cfg.nblocks"),
         ("+trainer.max_epoch=3", "trainer.max_epochs"),
@@ -90,7 +90,7 @@ def test_all_wrong_values_are_named_at_once():
     [
         (["experiment=imagenet/vit/vit-s-buterflyblockdiag-mlp"], "vit-s-butterflyblockdiag-mlp"),
         (["experiment=vit-monarch"], "mnist/vit-monarch"),
-        (["experiment=mnist/vit", "mode=debgu"], "did you mean debug"),
+        (["experiment=mnist/vit", "mode=debugs"], "did you mean debug"),
         (["experiment=mnist/vit", "model/vitmlp_cfg=fbfly"], "fbbfly"),
         (["experiment=mnist/vit", "model/vitmlp=fbbfly"], "did you mean model/vitmlp_cfg?"),
         (["experiment=mnist/vit", "callbacks=[default,emma]"], "did you mean ema?"),
@@ -111,11 +111,25 @@ def test_unknown_option_or_group_names_the_nearest(overrides, near):
         ("hydra.run.dir=x", "run_dir"),
         ("name=[a", "in quotes"),
         ("trainer.max_epochs=${nothing.there}", "trainer.max_epochs"),
+        ("eval.ckpt=${nothing.there}", "eval.ckpt: ${nothing.there} cannot be computed"),
         ("mode=exp", "name is not set: give name=VALUE"),
     ],
 )
 def test_what_is_no_override(override, word):
     assert word in message(override)
+
+
+def test_files_of_the_user_that_are_wrong(tmp_path):
+    (tmp_path / "experiment").mkdir()
+    file = tmp_path / "experiment" / "mine.yaml"
+    for text, word in (
+        ("a: [1", "a file is no YAML: .*mine.yaml"),
+        ("# @package _global_\ntrainer: {max_epoch: 1}\n", "trainer.max_epochs"),
+        ("# @package _global_\ndefaults: [/experiment/mnist/vti]\n", "mnist/vti"),
+    ):
+        file.write_text(text)
+        with pytest.raises(UserError, match=word):
+            compose(["experiment=mine"], config_dir=str(tmp_path))
 
 
 def test_mandatory_keys_are_asked_for():

@@ -28,7 +28,7 @@ def test_what_is_saved_is_what_was_composed(cfg, tmp_path):
     tree = (tmp_path / "new" / "run" / "config_tree.txt").read_text()
     assert tree == config_tree(cfg)
     assert "lr: 0.001" in tree
-    assert "scale: [0.7, 1.0]" in tree
+    assert "betas: [0.9, 0.999]" in tree
     assert load_config(tmp_path) is None
 
 

@@ -7,6 +7,7 @@ import json
 import logging
 import struct
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,9 @@ def config(digits: Path, run_dir: Path, *overrides: str, **groups: Any) -> DictC
         },
         "logger": {"csv": None, "tensorboard": {}, "wandb": None},
     }
-    return OmegaConf.merge(OmegaConf.create({**base, **groups}), OmegaConf.from_dotlist(list(overrides)))
+    return OmegaConf.merge(
+        OmegaConf.create({**base, **groups}), OmegaConf.from_dotlist(list(overrides))
+    )
 
 
 # Random in all that can be random, and all arrays that a checkpoint may hold.
@@ -169,19 +172,20 @@ def assert_same_run(actual: Path, expected: Path) -> None:
             np.testing.assert_array_equal(array, others[name], err_msg=name)
 
 
-def main(path: str) -> None:
-    """Run a configuration file; the way of the tests that need processes of their own."""
+def main(paths: Sequence[str]) -> None:
+    """Run configuration files; the way of the tests that need processes of their own."""
     from oneflow_accel.errors import UserError
 
     from monarch_flow.engine.run import run
 
     logging.basicConfig(level=logging.INFO, stream=sys.stdout)
     try:
-        run(OmegaConf.load(path))
+        for path in paths:
+            run(OmegaConf.load(path))
     except UserError as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(UserError.EXIT_CODE)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1:])

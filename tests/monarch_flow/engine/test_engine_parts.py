@@ -121,7 +121,10 @@ def test_checkpoints_of_named_steps_are_kept(tmp_path):
     manager = CheckpointManager(tmp_path, keep_last=1)
     for step in range(1, 6):
         manager.save(Checkpoint({}), step=step, keep=(2,) if step >= 2 else ())
-    assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-00000002", "step-00000005"]
+    assert sorted(path.name for path in tmp_path.glob("step-*")) == [
+        "step-00000002",
+        "step-00000005",
+    ]
 
 
 def test_monitored_metric():

@@ -101,6 +101,8 @@ def test_checkpoint_by_path_continues_elsewhere(run_tiny, tmp_path):
     path = tmp_path / "a/checkpoints/latest"
     run_tiny(tmp_path / "b", "trainer.max_epochs=2", f"resume={path}")
     assert list(values(tmp_path / "b")) == list(range(9, 17))
+    # What was the best in the other folder is not there, so this one has its own.
+    assert (tmp_path / "b/checkpoints/best").read_text().strip() == "step-00000016"
 
 
 def test_auto_begins_where_there_is_nothing(run_tiny, tmp_path):
@@ -115,6 +117,7 @@ def _start(path: Path) -> subprocess.Popen:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        start_new_session=True,
     )
 
 
@@ -128,14 +131,14 @@ def _wait_for_steps(process: subprocess.Popen, run_dir: Path, steps: int) -> Non
 
 
 def test_told_to_end_and_killed_and_resumed(digits, run_tiny, tmp_path):
-    """SIGTERM writes a checkpoint of the step it came at; SIGKILL leaves the one before. With two
-    data workers, which must not be the ones to be told."""
+    """SIGTERM writes a checkpoint of the step it came at, though the data workers get it as well;
+    SIGKILL leaves the one before."""
     common = (*EVERYTHING, "trainer.max_epochs=40", "datamodule.num_workers=2")
     parts, path = tmp_path / "parts", tmp_path / "cfg.yaml"
     OmegaConf.save(config(digits, parts, *common, "resume=auto"), path)
     process = _start(path)
     _wait_for_steps(process, parts, 11)
-    process.send_signal(signal.SIGTERM)
+    os.killpg(process.pid, signal.SIGTERM)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == StopRequest.EXIT_CODE, output
     assert "resume=auto" in output
@@ -157,7 +160,9 @@ def test_told_to_end_and_killed_and_resumed(digits, run_tiny, tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "error", "text"),
     [
-        pytest.param(("model.name=vit_tiny_patch8_64",), CheckpointError, "another model", id="name"),
+        pytest.param(
+            ("model.name=vit_tiny_patch8_64",), CheckpointError, "another model", id="name"
+        ),
         pytest.param(("model.embed_dim=64",), CheckpointError, "another model", id="sizes"),
         pytest.param(("model.mlp_cfg=null",), CheckpointError, "blkdiag1", id="layers"),
         pytest.param((), UserError, "nothing left to train: step 8", id="finished"),

@@ -29,18 +29,18 @@ from tests.monarch_flow.engine.engine_runs import (
 def test_it_learns_and_leaves_metrics_curves_and_checkpoints(run_tiny, tmp_path):
     extras = ("logger.csv={}", "callbacks.params_log={}", "callbacks.macs={}")
     extras += ("callbacks.speed_monitor={}", "callbacks.learning_rate_monitor={}")
-    metrics = run_tiny(tmp_path, "trainer.max_epochs=4", *extras)
+    metrics = run_tiny(tmp_path, "trainer.max_epochs=12", *extras, scheduler={"name": "constant"})
     losses = values(tmp_path)
-    assert list(losses) == list(range(1, 33))
+    assert list(losses) == list(range(1, 97))
     assert np.mean(list(losses.values())[-4:]) < 0.8 * np.mean(list(losses.values())[:4])
     assert metrics["test/acc"] > 60
     assert metrics["best/val/acc"] == max(values(tmp_path, "val", "acc1").values())
     assert {"train/loss", "train/acc", "val/loss", "val/acctop5", "test/loss"} <= metrics.keys()
-    assert sorted(values(tmp_path, "val")) == [8, 16, 24, 32]
-    assert metrics["test/loss"] == values(tmp_path, "test")[32]
+    assert sorted(values(tmp_path, "val")) == list(range(8, 97, 8))
+    assert metrics["test/loss"] == values(tmp_path, "test")[96]
     assert (tmp_path / "curves.png").stat().st_size > 10_000
     assert list((tmp_path / "tensorboard").glob("events.*"))
-    assert (tmp_path / "checkpoints/latest").read_text().strip() == "step-00000032"
+    assert (tmp_path / "checkpoints/latest").read_text().strip() == "step-00000096"
     assert (tmp_path / "checkpoints" / (tmp_path / "checkpoints/best").read_text().strip()).is_dir()
     with (tmp_path / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -59,7 +59,10 @@ def test_learning_rate_follows_the_schedule(run_tiny, tmp_path):
     """timm's cosine (spec 4.6): constant in an epoch; the phase counts from epoch 0."""
     run_tiny(tmp_path, "trainer.max_epochs=4", "test_after_training=false")
     rates = values(tmp_path, name="lr")
-    expected = [1e-3, *(1e-5 + 0.5 * (3e-3 - 1e-5) * (1 + np.cos(np.pi * e / 4)) for e in (1, 2, 3))]
+    expected = [
+        1e-3,
+        *(1e-5 + 0.5 * (3e-3 - 1e-5) * (1 + np.cos(np.pi * e / 4)) for e in (1, 2, 3)),
+    ]
     np.testing.assert_allclose([rates[8 * e + 1] for e in range(4)], expected, rtol=1e-12)
     assert all(rates[8 * e + 1] == rates[8 * e + 8] for e in range(4))
 
@@ -94,9 +97,14 @@ def test_accumulation_equals_a_larger_batch(run_tiny, tmp_path):
     assert list(values(tmp_path / "thirds")) == [1, 2, 3, 4, 5, 6]
 
 
-def test_graph_equals_eager(run_tiny, tmp_path):
+@pytest.mark.parametrize(
+    "batches",
+    [(), ("datamodule.batch_size=8", "trainer.accumulate_grad_batches=2")],
+    ids=["one-batch", "accumulated"],
+)
+def test_graph_equals_eager(run_tiny, tmp_path, batches):
     """Clipping by the norm of all groups together, a schedule with a jump, AdamW, validation."""
-    common = ("trainer.gradient_clip_val=0.5", "callbacks.ema={decay: 0.8}")
+    common = ("trainer.gradient_clip_val=0.5", "callbacks.ema={decay: 0.8}", *batches)
     run_tiny(tmp_path / "eager", *common)
     run_tiny(tmp_path / "graph", *common, "trainer.graph=true")
     for split in ("train", "val", "test"):
@@ -220,7 +228,9 @@ def test_step_is_adamw_of_the_paper(digits, tmp_path):
     from the gradients that the step saw."""
     cfg = config(digits, tmp_path)
     backend = oneflow_accel.select_device()
-    data = ImageDataModule(data_dir=digits, dataset="mnist", image_size=28, batch_size=8, val_split=8)
+    data = ImageDataModule(
+        data_dir=digits, dataset="mnist", image_size=28, batch_size=8, val_split=8
+    )
     _, model = build_model(cfg, data)
     optimizer = build_optimizer(model, {"name": "adamw", "lr": 1e-2, "weight_decay": 0.1})
     step = EagerStep(model, backend, optimizer, build_loss(None))
@@ -241,8 +251,8 @@ def test_step_is_adamw_of_the_paper(digits, tmp_path):
 
 
 def test_two_processes_equal_one(digits, tmp_path):
-    """20 steps with DistributedDataParallel: accumulation, clipping, EMA, a switch to dense layers
-    in the middle, validation, test and resuming, on the same global batch."""
+    """20 steps on the same global batch, with DistributedDataParallel and under nn.Graph:
+    accumulation, clipping, EMA, a switch to dense layers in the middle, validation, test."""
     from omegaconf import OmegaConf
 
     from tests.launch import run_distributed
@@ -255,19 +265,23 @@ def test_two_processes_equal_one(digits, tmp_path):
         "train.sparse_to_dense.fraction=0.5",
         "callbacks.ema={decay: 0.9}",
         "callbacks.speed_monitor={}",
-        "callbacks.norm_monitor={}",
     )
-    run(config(digits, tmp_path / "one", *common, "datamodule.batch_size=8"))
-    out = tmp_path / "two"
-    path = tmp_path / "two.yaml"
-    OmegaConf.save(config(digits, out, *common, "datamodule.batch_size=4"), path)
+    norms = "callbacks.norm_monitor={}"
+    run(config(digits, tmp_path / "one", *common, norms, "datamodule.batch_size=8"))
+    paths = []
+    for way, option in (("eager", norms), ("graph", "trainer.graph=true")):
+        paths.append(tmp_path / f"{way}.yaml")
+        cfg = config(digits, tmp_path / way, *common, option, "datamodule.batch_size=4")
+        OmegaConf.save(cfg, paths[-1])
     script = Path(__file__).parent / "engine_runs.py"
-    result = run_distributed([script, path], 2, timeout=120)
+    result = run_distributed([script, *paths], 2, timeout=150)
     assert result.returncode == 0, result.stdout
-    for split in ("train", "val", "test"):
-        one, two = values(tmp_path / "one", split), values(out, split)
-        assert one.keys() == two.keys()
-        np.testing.assert_allclose(list(two.values()), list(one.values()), rtol=1e-5)
+    for way in ("eager", "graph"):
+        for split in ("train", "val", "test"):
+            one, two = values(tmp_path / "one", split), values(tmp_path / way, split)
+            assert one.keys() == two.keys()
+            np.testing.assert_allclose(list(two.values()), list(one.values()), rtol=1e-5)
+    out = tmp_path / "eager"
     assert len(values(out)) == 20
     assert values(out, "test", "acc1") == values(tmp_path / "one", "test", "acc1")
     grads = [values(p, "train", "total_grad_l1_norm") for p in (tmp_path / "one", out)]
@@ -280,3 +294,69 @@ def test_everything_at_once_runs(run_tiny, tmp_path):
     metrics = run_tiny(tmp_path, *EVERYTHING)
     assert np.isfinite(list(metrics.values())).all()
     assert metrics["test/acc"] * TEST_IMAGES / 100 == round(metrics["test/acc"] * TEST_IMAGES / 100)
+
+
+def test_no_validation_where_it_has_no_batches(run_tiny, tmp_path):
+    metrics = run_tiny(tmp_path, "trainer.limit_val_batches=0", "trainer.max_epochs=1")
+    assert {name.partition("/")[0] for name in metrics} == {"train"}
+    assert last_checkpoint(tmp_path).state["step"] == 8
+
+
+def test_command_line(digits, tmp_path, capsys):
+    """An experiment of ours as a user starts it; a second start goes on where it was."""
+    from monarch_flow.train import main
+
+    args = ["experiment=mnist/vit-monarch-s2d", f"datamodule.data_dir={digits}", "name=tiny"]
+    args += [f"work_dir={tmp_path}", "datamodule.val_split=64", "datamodule.num_workers=0"]
+    args += ["train.global_batch_size=32", "model.embed_dim=32", "model.depth=2", "seed=1"]
+    args += ["train.sparse_to_dense.fraction=0.5", "logger=csv", "callbacks.ema={decay: 0.5}"]
+    assert main([*args, "trainer.max_epochs=2", "trainer.max_steps=3"]) == 0
+    assert main([*args, "trainer.max_epochs=2", "resume=auto"]) == 0
+    out = tmp_path / "tiny"
+    assert list(values(out)) == [3, 4, 8]
+    assert values(out, "switch", "loss_after")[4] > 0
+    for name in ("config.yaml", "config_tree.txt", "metrics.csv", "curves.png"):
+        assert (out / name).stat().st_size > 0
+    assert main([*args, "trainer.max_epochs=2", "resume=auto"]) == 2
+    assert "nothing left to train" in capsys.readouterr().err
+    assert main([*args, f"eval.ckpt={out}/checkpoints"]) == 0
+
+
+class _ClaimsAmp:
+    """The CPU, saying that it has mixed precision; oneflow's autocast does nothing there."""
+
+    def __init__(self, backend) -> None:
+        self._backend = backend
+
+    def supports(self, feature: str) -> bool:
+        return True
+
+    def __getattr__(self, name: str):
+        return getattr(self._backend, name)
+
+
+def test_scaled_loss_trains_like_an_unscaled_one(digits, tmp_path):
+    """Multiplying by 2^16 and dividing again changes no digit; a step whose gradients overflow is
+    left out and the scale halved."""
+    backend = oneflow_accel.select_device()
+    cfg = config(digits, tmp_path)
+    data = ImageDataModule(
+        data_dir=digits, dataset="mnist", image_size=28, batch_size=8, val_split=8
+    )
+    batches = list(data.train_loader())[:4]
+    losses, steps = [], []
+    for precision, device in (("32", backend), ("16", _ClaimsAmp(backend))):
+        backend.manual_seed(0)
+        _, model = build_model(cfg, data)
+        optimizer = build_optimizer(model, {"name": "adamw", "lr": 1e-3})
+        settings = {"clip": 1.0, "precision": precision}
+        steps.append(EagerStep(model, device, optimizer, build_loss(None), **settings))
+        losses.append([float(steps[-1].step([b], lr=1e-3)[0].numpy()) for b in batches])
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-6)
+    scaled = steps[1]
+    before = {name: value.numpy() for name, value in scaled.model.state_dict().items()}
+    scaled.load_state({"loss_scale": {"scale": 1e40, "good_steps": 0}})
+    scaled.step([batches[0]], lr=1e-3)
+    assert scaled.state()["loss_scale"]["scale"] == pytest.approx(5e39)
+    for name, value in scaled.model.state_dict().items():
+        np.testing.assert_array_equal(value.numpy(), before[name])
