@@ -3,13 +3,52 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from benchmarks.peers import torchvision
 from benchmarks.peers.models import classifier_forward, classifier_train
 from benchmarks.serve import Maker, Step
+
+
+class _Multiply(torch.autograd.Function):
+    """Two batched products forward and four backward, which write where the next one reads: the
+    fastest of the forms tried here (autograd over two products takes 1.1 to 1.3 times as long)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, blkdiag1: Tensor, blkdiag2: Tensor) -> Tensor:
+        (blocks1, inner, width1), (blocks2, outer, width2) = blkdiag1.shape, blkdiag2.shape
+        rows = x.shape[0]
+        middle = torch.empty(rows, blocks1, inner).transpose(0, 1)
+        blocks = x.reshape(rows, blocks1, width1).transpose(0, 1)
+        torch.bmm(blocks, blkdiag1.transpose(1, 2), out=middle)
+        middle = middle.transpose(0, 1).reshape(rows, width2, blocks2).transpose(1, 2)
+        middle = middle.contiguous().transpose(0, 1)
+        out = torch.empty(rows, blocks2, outer).transpose(0, 1)
+        torch.bmm(middle, blkdiag2.transpose(1, 2), out=out)
+        ctx.save_for_backward(x, blkdiag1, blkdiag2, middle)
+        return out.permute(1, 2, 0).reshape(rows, outer * blocks2)
+
+    @staticmethod
+    def backward(ctx: Any, out_grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x, blkdiag1, blkdiag2, middle = ctx.saved_tensors
+        (blocks1, inner, width1), (blocks2, outer, width2) = blkdiag1.shape, blkdiag2.shape
+        rows = x.shape[0]
+        out_grad = out_grad.reshape(rows, outer, blocks2).transpose(1, 2).contiguous()
+        out_grad = out_grad.transpose(0, 1)
+        middle_grad = torch.empty(rows, blocks2, width2).transpose(0, 1)
+        torch.bmm(out_grad, blkdiag2, out=middle_grad)
+        middle_grad = middle_grad.permute(1, 2, 0).reshape(rows, blocks1, inner).transpose(0, 1)
+        x_grad = torch.empty(rows, blocks1, width1)
+        torch.bmm(middle_grad, blkdiag1, out=x_grad.transpose(0, 1))
+        blocks = x.reshape(rows, blocks1, width1).transpose(0, 1)
+        return (
+            x_grad.reshape(x.shape),
+            torch.bmm(middle_grad.transpose(1, 2), blocks),
+            torch.bmm(out_grad.transpose(1, 2), middle),
+        )
 
 
 class MonarchLinear(nn.Module):
@@ -26,12 +65,8 @@ class MonarchLinear(nn.Module):
             bound = factor.shape[-1] ** -0.5
             nn.init.uniform_(factor, -bound, bound)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        blocks, _, width = self.blkdiag1.shape
-        rows = x.reshape(-1, blocks, width).transpose(0, 1)
-        middle = torch.bmm(rows, self.blkdiag1.transpose(1, 2)).transpose(0, 1)
-        middle = middle.reshape(rows.shape[1], -1, blocks).permute(2, 0, 1)
-        out = torch.bmm(middle, self.blkdiag2.transpose(1, 2)).permute(1, 2, 0)
+    def forward(self, x: Tensor) -> Tensor:
+        out = _Multiply.apply(x.reshape(-1, x.shape[-1]), self.blkdiag1, self.blkdiag2)
         return out.reshape(*x.shape[:-1], -1) + self.bias
 
 

@@ -1,6 +1,10 @@
 #include "copy/transpose_tile.h"
 
+// GCC 12 takes the undefined vectors of its own header for mistakes.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
+#pragma GCC diagnostic pop
 
 #include <cstring>
 #include <utility>

@@ -12,7 +12,7 @@ namespace {
 constexpr int64_t kDepth = 192;
 
 // Rows that are worked on before the next ones: the gradient of v is kept for so many.
-constexpr int64_t kMostRowsAtOnce = 2048;
+constexpr int64_t kMostRowsAtOnce = 1024;
 
 // dv[j] = sum over i of dz[j, i] B[j, i].
 void middle_grads(const MonarchShape& s, const float* b, const float* y_grad, const RowTile& tile,

@@ -68,7 +68,12 @@ void first_factor_grad(const MonarchShape& s, const MiddleGrads& dv, const float
       const int64_t all = std::min(most, s.p - column);
       // The others would multiply missing values of x.
       const int64_t columns = std::clamp<int64_t>(s.width(block) - column, 0, all);
+      // Products write whole vectors: where those would be more than the columns, to a place apart.
+      const bool apart = columns % kVectorWidth != 0;
       const int64_t stride = padded(columns);
+      float* grads = a_grad + block * s.q * s.p + column;
+      float* place = apart ? sums : grads;
+      const int64_t place_stride = apart ? stride : s.p;
       for (int64_t row = 0; columns > 0 && row < dv.count; row += kDepth) {
         const int64_t depth = std::min(kDepth, dv.count - row);
         const Panels some{right, depth, stride};
@@ -76,12 +81,13 @@ void first_factor_grad(const MonarchShape& s, const MiddleGrads& dv, const float
              some);
         for_each_run(s, block, [&](const Run& run) {
           block_product(run.count, columns, depth, dv.rows_by_value(run, row), some, 0, 0,
-                        sums + run.i * stride, run.i_step * stride, row > 0);
+                        place + run.i * place_stride, run.i_step * place_stride,
+                        row > 0 || (accumulate && !apart));
         });
       }
       for (int64_t i = 0; i < s.q; ++i) {
-        float* to = a_grad + (block * s.q + i) * s.p + column;
-        store(sums + i * stride, columns, accumulate, to);
+        float* to = grads + i * s.p;
+        if (apart) { store(sums + i * stride, columns, accumulate, to); }
         std::fill(to + columns, to + all, 0.0F);
       }
     }
@@ -92,6 +98,8 @@ void second_factor_grad(const MonarchShape& s, const Rows& rows, const float* mi
                         const float* y_grad, bool accumulate, float* b_grad, float* bias_grad) {
   const int64_t step = std::min(s.s, rows_at_once(kColumns, s.l));
   const int64_t stride = padded(s.r);
+  // As above.
+  const bool apart = s.r % kVectorWidth != 0;
   parallel_for(s.s, grain(rows.count, s.l * s.r), [&](int64_t begin, int64_t end) {
     Carver carver(step * s.l * stride + kDepth * kPanelWidth + 2 * kVectorWidth);
     float* sums = carver.take(step * s.l * stride);
@@ -108,23 +116,24 @@ void second_factor_grad(const MonarchShape& s, const Rows& rows, const float* mi
                     bias_grad + first * s.l);
         for (int64_t j = 0; j < s.l; ++j) {
           const int64_t count = std::min(last, s.results(j)) - first;
+          float* place = apart ? sums + j * step * stride : b_grad + (j * s.s + first) * s.r;
           for (int64_t column = 0; column < s.r; column += kPanelWidth) {
             const int64_t width = std::min(kPanelWidth, s.r - column);
             pack(middle + (rows.begin + i) * s.middle() + j * s.r + column, s.middle(), width,
                  {right, depth, padded(width)});
             panel_product(count, width, depth, {grads + j, s.l, s.out_features}, right,
-                          padded(width), sums + j * step * stride + column, stride, i > 0);
+                          padded(width), place + column, stride, i > 0 || (accumulate && !apart));
           }
         }
       }
       for (int64_t j = 0; j < s.l; ++j) {
         for (int64_t i = first; i < last; ++i) {
           float* to = b_grad + (j * s.s + i) * s.r;
-          if (i < s.results(j)) {
-            store(sums + (j * step + i - first) * stride, s.r, accumulate, to);
-          } else {
+          if (i >= s.results(j)) {
             // Its result was cut off.
             std::fill_n(to, s.r, 0.0F);
+          } else if (apart) {
+            store(sums + (j * step + i - first) * stride, s.r, accumulate, to);
           }
         }
       }
