@@ -9,7 +9,7 @@ What comes out is resolved, has every key of config_schema.Config, and no other.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -230,7 +230,8 @@ def _resolved(
 
 
 def _raw(node: DictConfig | ListConfig, name: Any) -> Any:
-    return OmegaConf.to_container(node, resolve=False)[name]
+    plain: Any = OmegaConf.to_container(node, resolve=False)
+    return plain[name]
 
 
 def _check_without(
@@ -315,13 +316,14 @@ def _register_resolvers() -> None:
     def required() -> None:
         raise ValueError("a value has to be given")
 
-    for name, function in {
+    resolvers: dict[str, Callable[..., Any]] = {
         "required": required,
         "div_up": div_up,
         "mul": mul,
         "add": add,
         "world_size": _world_size,
-    }.items():
+    }
+    for name, function in resolvers.items():
         OmegaConf.register_new_resolver(name, function, replace=True)
 
 

@@ -94,7 +94,7 @@ def _grow(tree: Tree, values: Any) -> None:
 
 
 def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
-    flat = {}
+    flat: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, dict) and value:
             flat |= _flat(value, f"{prefix}{key}.")

@@ -26,7 +26,7 @@ from oneflow_accel.training.checkpoint import Checkpoint
 import numpy as np
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError  # type: ignore[import-untyped]
+from yaml import YAMLError
 
 from monarch_flow.layers import LinearConfig
 from monarch_flow.projection.files import (

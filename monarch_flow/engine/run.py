@@ -65,6 +65,7 @@ def run(cfg: DictConfig) -> dict[str, float]:
 
 def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
     run_dir = Path(cfg.run_dir)
+    _settle_precision(cfg, backend)
     options = read_trainer_options(cfg)
     trial = bool(options.fast_dev_run)
     resumed = None if trial else checkpoint_to_resume(cfg.get("resume"), run_dir)
@@ -146,6 +147,17 @@ def _load_weights(
         snapshot.load_model(model, resumed, name, num_classes)
     elif source.get("path") is not None:
         initialize(model, source["path"], project=bool(source.get("project")))
+
+
+def _settle_precision(cfg: DictConfig, backend: Backend) -> None:
+    """Train in float32 where the device has no mixed precision, and say so: the published recipes
+    ask for it, and they should run everywhere."""
+    asked, support = cfg.trainer.get("precision"), backend.supports("amp")
+    if asked in (16, "16", "bf16") and not support:
+        logger.warning(
+            "%s: trainer.precision=%s becomes 32: %s", backend.name, asked, support.reason
+        )
+        cfg.trainer.precision = 32
 
 
 def _scheduler_options(cfg: DictConfig) -> dict[str, Any] | None:

@@ -70,11 +70,18 @@ def test_dense_weights_need_the_projection(dense, run_tiny, tmp_path):
         run_tiny(tmp_path, *_ONE, f"train.init_from.path={dense}")
 
 
+def test_published_recipe_trains_in_float32_where_there_is_no_mixed_precision(
+    run_tiny, tmp_path, caplog
+):
+    run_tiny(tmp_path, *_ONE, "trainer.precision=16")
+    assert "trainer.precision=16 becomes 32" in caplog.text
+    assert OmegaConf.load(tmp_path / "config.yaml").trainer.precision == 32
+
+
 @pytest.mark.parametrize(
     ("overrides", "error", "text"),
     [
         pytest.param(("datamodule.data_dir=/nowhere",), DataError, "/nowhere", id="no-data"),
-        pytest.param(("trainer.precision=16",), UserError, r"trainer\.precision", id="amp"),
         pytest.param(("trainer.precision=8",), UserError, "32, 16, bf16", id="precision"),
         pytest.param(("model.num_classes=7",), UserError, r"model\.num_classes", id="classes"),
         pytest.param(("model.name=vit_tiny",), UserError, "vit_tiny_patch", id="model"),
