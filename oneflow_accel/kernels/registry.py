@@ -82,17 +82,26 @@ class Operation:
         Raises:
             FallbackError: none fits although this device has one, and strict mode is on.
         """
+        return self.choose(*args, **kwargs)(*args, **kwargs)
+
+    def choose(self, *args: Any, **kwargs: Any) -> Function:
+        """What computes these arguments, for callers that go on with others of the same device,
+        dtypes and numbers of dimensions: choosing takes longer than starting a small operator.
+
+        Raises:
+            FallbackError: as of calling the operation.
+        """
         backend = _backend_of(_tensors(args, kwargs))
         against: list[str] = []
         for candidate in self.implementations:
             reasons = candidate.reasons_against(backend, args, kwargs)
             if not reasons:
-                return candidate.function(*args, **kwargs)
+                return candidate.function
             if candidate.backend == backend:
                 against.append(f"{candidate.name}: {'; '.join(reasons)}")
         if against:
             self._fall_back(backend, against)
-        return self.reference(*args, **kwargs)
+        return self.reference
 
     def _fall_back(self, backend: str, against: list[str]) -> None:
         text = f"{self.name} on {backend} runs on its reference: {' | '.join(against)}"

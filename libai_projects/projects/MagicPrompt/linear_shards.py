@@ -31,6 +31,8 @@ BROADCAST, COLUMNS, ROWS = flow.sbp.broadcast, flow.sbp.split(1), flow.sbp.split
 Column = Callable[[flow.Tensor], flow.Tensor]
 # Of the inputs and the residual.
 Row = Callable[[flow.Tensor, flow.Tensor], flow.Tensor]
+# An implementation of the operation "linear".
+Product = Callable[..., flow.Tensor]
 
 
 def local(parameter: flow.Tensor, sbp: flow.sbp.sbp = BROADCAST) -> flow.Tensor:
@@ -53,14 +55,16 @@ def column(module: nn.Module, position: Position) -> Column:
     if isinstance(module, MonarchProjection):
         whole = Monarch.of(module)
         return whole if len(position.group) == 1 else MonarchColumn(whole, position)
-    return DenseColumn(_transposed(module, COLUMNS), local(module.bias, ROWS))
+    weight, bias = _transposed(module, COLUMNS), local(module.bias, ROWS)
+    return DenseColumn(weight, bias, _product(weight, bias))
 
 
 def row(module: nn.Module, position: Position) -> Row:
     """The shard of a projection made with parallel="row"."""
     if isinstance(module, MonarchProjection):
         return MonarchRow(Monarch.of(module), position)
-    return DenseRow(_transposed(module, ROWS), local(module.bias), position)
+    weight, bias = _transposed(module, ROWS), local(module.bias)
+    return DenseRow(weight, bias, _product(weight, bias), position)
 
 
 def _transposed(module: nn.Module, sbp: flow.sbp.sbp) -> flow.Tensor:
@@ -71,15 +75,21 @@ def _transposed(module: nn.Module, sbp: flow.sbp.sbp) -> flow.Tensor:
     return weight
 
 
+def _product(weight: flow.Tensor, bias: flow.Tensor) -> Product:
+    x = flow.empty(1, 1, weight.shape[1], dtype=weight.dtype, device=weight.device)
+    return linear.choose(x, weight, bias)
+
+
 @dataclass(frozen=True)
 class DenseColumn:
     """x weight^T + b of some rows of the weight (out, in)."""
 
     weight: flow.Tensor
     bias: flow.Tensor
+    product: Product
 
     def __call__(self, x: flow.Tensor) -> flow.Tensor:
-        return linear(x, self.weight, self.bias)
+        return self.product(x, self.weight, self.bias)
 
 
 @dataclass(frozen=True)
@@ -88,11 +98,12 @@ class DenseRow:
 
     weight: flow.Tensor
     bias: flow.Tensor
+    product: Product
     position: Position
 
     def __call__(self, x: flow.Tensor, residual: flow.Tensor) -> flow.Tensor:
         if len(self.position.group) == 1:
-            return linear(x, self.weight, self.bias, residual)
+            return self.product(x, self.weight, self.bias, residual)
         part = flow._C.matmul(x, self.weight, transpose_b=True)
         return residual + (self.position.sum(part) + self.bias)
 
