@@ -22,6 +22,14 @@ class KeyValueCache:
         self.length = 0
         self._pairs: list[tuple[flow.Tensor, flow.Tensor] | None] = [None] * layers
 
+    def held(self, layer: int) -> tuple[flow.Tensor, flow.Tensor] | None:
+        """A layer's keys and values, None before its first ones."""
+        return self._pairs[layer]
+
+    def replace(self, layer: int, key: flow.Tensor, value: flow.Tensor) -> None:
+        """Hold these of a layer."""
+        self._pairs[layer] = (key, value)
+
     def extend(
         self, layer: int, key: flow.Tensor, value: flow.Tensor
     ) -> tuple[flow.Tensor, flow.Tensor]:
@@ -29,7 +37,7 @@ class KeyValueCache:
         held = self._pairs[layer]
         if held is not None:
             key, value = flow._C.concat([held[0], key], 2), flow._C.concat([held[1], value], 2)
-        self._pairs[layer] = (key, value)
+        self.replace(layer, key, value)
         return key, value
 
     def select(self, rows: np.ndarray) -> None:

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 
 from oneflow_accel.kernels.attention import scaled_dot_product_attention
+from oneflow_accel.kernels.decoder_layer import decoder_layer
 from oneflow_accel.kernels.dropout import HIDDEN
 
 import numpy as np
@@ -19,8 +20,16 @@ from oneflow import nn
 from libai_projects.projects.MagicPrompt.cache import KeyValueCache
 from libai_projects.projects.MagicPrompt.communication import Position
 from libai_projects.projects.MagicPrompt.layers import Block
-from libai_projects.projects.MagicPrompt.linear_shards import column, local, row
+from libai_projects.projects.MagicPrompt.linear_shards import (
+    DenseColumn,
+    DenseRow,
+    column,
+    local,
+    row,
+)
 from libai_projects.projects.MagicPrompt.model_options import ACTIVATIONS, ModelOptions
+
+_DENSE = (DenseColumn, DenseRow)
 
 
 class Hidden:
@@ -89,11 +98,27 @@ class LayerShard:
         self.head_size = options.head_size
         self.heads = options.num_attention_heads // len(position.group)
         self.scale = 1.0 / math.sqrt(self.head_size)
+        # A whole layer of dense weights takes a token in one operation.
+        linears = (self.qkv, self.dense, self.inner, self.outer)
+        self._weights: list[flow.Tensor] | None = None
+        if len(position.group) == 1 and all(isinstance(x, _DENSE) for x in linears):
+            parts = (self.input_norm, *linears[:2], self.post_norm, *linears[2:])
+            self._weights = [tensor for part in parts for tensor in (part.weight, part.bias)]
+            self._settings = {
+                "scale": self.scale,
+                "epsilon": self.input_norm.epsilon,
+                "tanh": self.approximate == "tanh",
+            }
 
     def __call__(
         self, x: flow.Tensor, layer: int, cache: KeyValueCache, hidden: Hidden | None
     ) -> flow.Tensor:
         """(batch, new, width) to the same, after the tokens in `cache`, which gets the new ones."""
+        held = cache.held(layer)
+        if self._weights is not None and held is not None and hidden is None and x.shape[1] == 1:
+            x, key, value = decoder_layer(x, *held, *self._weights, **self._settings)
+            cache.replace(layer, key, value)
+            return x
         context = self._attend(self.input_norm(x), layer, cache, hidden)
         x = self.dense(context, x)
         inner = flow._C.gelu_with_approximate(self.inner(self.post_norm(x)), self.approximate)

@@ -1,26 +1,15 @@
-// fast_gelu (float32, bfloat16) and fast_gelu_grad (float32): the form of gelu with tanh, that is
-// x sigmoid(2 u) with u = sqrt(2 / pi) (x + 0.044715 x^3). Written so, it loses no digits where
-// tanh is near -1.
+// fast_gelu (float32, bfloat16) and fast_gelu_grad (float32): the form of gelu with tanh.
+#include "activation/fast_gelu.h"
 #include "activation/gate.h"
-#include "common/simd_math.h"
 #include "elementwise/map.h"
 
 namespace oneflow_accel {
 
 namespace {
 
-constexpr float kTwoSqrtTwoOverPi = 1.59576912F;
-// The value that OneFlow and ONNX Runtime use.
-constexpr float kCubic = 0.044714998453855515F;
-
-ONEFLOW_ACCEL_INLINE float twice_u(float x) {
-  return kTwoSqrtTwoOverPi * x * (1.0F + kCubic * x * x);
-}
-
-ONEFLOW_ACCEL_INLINE float fast_gelu(float x) { return x * simd::sigmoid(twice_u(x)); }
-
 ONEFLOW_ACCEL_INLINE float fast_gelu_slope(float x) {
-  return gated_slope(x, twice_u(x), kTwoSqrtTwoOverPi * (1.0F + 3.0F * kCubic * x * x));
+  const float gate_slope = kTwoSqrtTwoOverPi * (1.0F + 3.0F * kGeluCubic * x * x);
+  return gated_slope(x, fast_gelu_gate(x), gate_slope);
 }
 
 ONEFLOW_ACCEL_SIMD

@@ -1,0 +1,243 @@
+// oneflow_accel_decoder_layer: what a GPT-2 block does to one more token of each sequence, float32.
+//
+// One operator in place of a dozen: at one row the products are bound by memory, and starting the
+// operators between them would take the processors' time from them.
+#include "activation/fast_gelu.h"
+#include "activation/gelu.h"
+#include "attention/attention.h"
+#include "common/guard.h"
+#include "common/infer.h"
+#include "common/simd.h"
+#include "common/threads.h"
+#include "matmul/product.h"
+#include "norm/row_norm.h"
+
+namespace oneflow_accel {
+
+namespace {
+
+namespace user_op = ::oneflow::user_op;
+using ::oneflow::Error;
+using ::oneflow::Maybe;
+using ::oneflow::Shape;
+
+struct Sizes {
+  int64_t batch;
+  int64_t width;
+  int64_t heads;
+  int64_t head_size;
+  int64_t inner;
+  // Tokens before this one.
+  int64_t past;
+
+  // Floats of what is computed on the way.
+  int64_t scratch() const {
+    const int64_t row = width + 4 * heads * head_size + inner + heads + 2;
+    return batch * row;
+  }
+};
+
+template <typename View>
+Sizes sizes_of(const View& x, const View& keys, const View& inner_weight) {
+  return {x.At(0), x.At(2), keys.At(1), keys.At(3), inner_weight.At(0), keys.At(2)};
+}
+
+Maybe<void> infer(user_op::InferContext* ctx) {
+  const Shape& x = ctx->InputShape("x", 0);
+  const Shape& keys = ctx->InputShape("keys", 0);
+  const Shape& inner_weight = ctx->InputShape("inner_weight", 0);
+  bool fits = x.NumAxes() == 3 && x.At(1) == 1 && keys.NumAxes() == 4 && keys.At(0) == x.At(0)
+              && keys == ctx->InputShape("values", 0) && inner_weight.NumAxes() == 2;
+  if (fits) {
+    const Sizes n = sizes_of(x, keys, inner_weight);
+    const int64_t attended = n.heads * n.head_size;
+    const std::vector<std::pair<std::string, Shape>> wanted{
+        {"input_norm_weight", Shape({n.width})},   {"input_norm_bias", Shape({n.width})},
+        {"qkv_weight", Shape({3 * attended, n.width})}, {"qkv_bias", Shape({3 * attended})},
+        {"dense_weight", Shape({n.width, attended})},   {"dense_bias", Shape({n.width})},
+        {"post_norm_weight", Shape({n.width})},    {"post_norm_bias", Shape({n.width})},
+        {"inner_weight", Shape({n.inner, n.width})},    {"inner_bias", Shape({n.inner})},
+        {"outer_weight", Shape({n.width, n.inner})},    {"outer_bias", Shape({n.width})}};
+    for (const auto& [name, shape] : wanted) {
+      if (ctx->InputShape(name, 0) != shape) {
+        return Error::RuntimeError() << "a decoder layer of " << x.ToString() << " after "
+                                     << keys.ToString() << " needs " << name << " of "
+                                     << shape.ToString() << ", not "
+                                     << ctx->InputShape(name, 0).ToString();
+      }
+    }
+  } else {
+    return Error::RuntimeError()
+           << "a decoder layer needs x (batch, 1, width), keys and values (batch, heads, past, head "
+              "size) and inner_weight (inner, width), not "
+           << x.ToString() << ", " << keys.ToString() << ", "
+           << ctx->InputShape("values", 0).ToString() << " and " << inner_weight.ToString();
+  }
+  Shape longer = keys;
+  longer.Set(2, keys.At(2) + 1);
+  describe_output(ctx, "y", x);
+  describe_output(ctx, "new_keys", longer);
+  describe_output(ctx, "new_values", longer);
+  return Maybe<void>::Ok();
+}
+
+Maybe<void> infer_types(user_op::InferContext* ctx) {
+  const auto type = ctx->InputDType("x", 0);
+  for (const auto& [name, index] : ctx->inputs()) {
+    if (ctx->InputDType(name, index) != type) {
+      return Error::RuntimeError() << "a decoder layer needs tensors of one dtype";
+    }
+  }
+  for (const auto& [name, index] : ctx->outputs()) { ctx->SetOutputDType(name, index, type); }
+  return Maybe<void>::Ok();
+}
+
+// Sequences do not know of each other.
+Maybe<void> split_batch(user_op::SbpContext* ctx) {
+  auto builder = ctx->NewBuilder();
+  for (const auto& [name, index] : ctx->inputs()) {
+    const user_op::OpArg argument{std::string(name), index};
+    if (name == "x" || name == "keys" || name == "values") {
+      builder.Split(argument, 0);
+    } else {
+      builder.Broadcast(argument);
+    }
+  }
+  builder.Split(ctx->outputs(), 0).Build();
+  return Maybe<void>::Ok();
+}
+
+REGISTER_USER_OP("oneflow_accel_decoder_layer")
+    .Input("x")
+    .Input("keys")
+    .Input("values")
+    .Input("input_norm_weight")
+    .Input("input_norm_bias")
+    .Input("qkv_weight")
+    .Input("qkv_bias")
+    .Input("dense_weight")
+    .Input("dense_bias")
+    .Input("post_norm_weight")
+    .Input("post_norm_bias")
+    .Input("inner_weight")
+    .Input("inner_bias")
+    .Input("outer_weight")
+    .Input("outer_bias")
+    .Output("y")
+    .Output("new_keys")
+    .Output("new_values")
+    .Attr<double>("scale", 1.0)
+    .Attr<double>("epsilon", 1e-5)
+    .Attr<bool>("tanh", true)
+    .SetTensorDescInferFn(infer)
+    .SetDataTypeInferFn(infer_types)
+    .SetGetSbpFn(split_batch);
+
+ONEFLOW_ACCEL_SIMD
+void gelu_in_place(float* x, int64_t n) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) { x[i] = gelu(x[i]); }
+}
+
+ONEFLOW_ACCEL_SIMD
+void fast_gelu_in_place(float* x, int64_t n) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) { x[i] = fast_gelu(x[i]); }
+}
+
+// The past of each head, and the part of each row of qkv from `offset` on after it.
+void append(const Sizes& n, const float* past, const float* qkv, int64_t offset, float* all) {
+  const int64_t held = n.past * n.head_size;
+  parallel_for(n.batch * n.heads, std::max<int64_t>(1, kGrainSize / (held + 1)),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t head = begin; head < end; ++head) {
+                   float* to = all + head * (held + n.head_size);
+                   std::copy_n(past + head * held, held, to);
+                   std::copy_n(qkv + 3 * head * n.head_size + offset, n.head_size, to + held);
+                 }
+               });
+}
+
+class DecoderLayerKernel final : public user_op::OpKernel {
+ public:
+  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
+
+ private:
+  using user_op::OpKernel::Compute;
+  void Compute(user_op::KernelComputeContext* ctx) const override {
+    const auto in = [&](const std::string& name) {
+      return ctx->Tensor4ArgNameAndIndex(name, 0)->dptr<float>();
+    };
+    const auto out = [&](const std::string& name) {
+      return ctx->Tensor4ArgNameAndIndex(name, 0)->mut_dptr<float>();
+    };
+    const auto view = [&](const std::string& name) {
+      return ctx->Tensor4ArgNameAndIndex(name, 0)->shape_view();
+    };
+    const Sizes n = sizes_of(view("x"), view("keys"), view("inner_weight"));
+    if (n.batch == 0) { return; }
+    const ThreadScope threads;
+    const int64_t attended = n.heads * n.head_size;
+    float* normed = out("tmp_buffer");
+    float* qkv = normed + n.batch * n.width;
+    float* context = qkv + n.batch * 3 * attended;
+    float* inner = context + n.batch * attended;
+    float* lse = inner + n.batch * n.inner;
+    float* mean = lse + n.batch * n.heads;
+    float* inv_std = mean + n.batch;
+    float* y = out("y");
+
+    const auto norm = [&](const float* from, const std::string& name) {
+      row_norm({n.batch, n.width, ctx->Attr<double>("epsilon"), from, in(name + "_weight"),
+                in(name + "_bias"), normed, mean, inv_std});
+    };
+    const auto add_product = [&](const float* from, int64_t k, const std::string& name, int64_t to_n,
+                                 float* to, bool accumulate) {
+      Product product;
+      product.a = {n.batch, k};
+      product.b = {to_n, k};
+      product.transpose_b = true;
+      product.out = {n.batch, to_n};
+      product.accumulate = accumulate;
+      run_or_abort([&] { return product.describe(); }, [&] {
+        multiply(product, from, in(name + "_weight"), in(name + "_bias"), to);
+      });
+    };
+
+    norm(in("x"), "input_norm");
+    add_product(normed, n.width, "qkv", 3 * attended, qkv, false);
+    float* keys = out("new_keys");
+    float* values = out("new_values");
+    append(n, in("keys"), qkv, n.head_size, keys);
+    append(n, in("values"), qkv, 2 * n.head_size, values);
+    const int64_t all = (n.past + 1) * n.head_size;
+    const AttentionShape shape{n.batch,     n.heads, 1, n.past + 1, n.head_size, false,
+                               static_cast<float>(ctx->Attr<double>("scale"))};
+    attention<float>(shape, {qkv, 3 * attended, 3 * n.head_size, 0},
+                     {keys, n.heads * all, all, n.head_size},
+                     {values, n.heads * all, all, n.head_size},
+                     {context, attended, n.head_size, 0}, lse);
+    std::copy_n(in("x"), n.batch * n.width, y);
+    add_product(context, attended, "dense", n.width, y, true);
+    norm(y, "post_norm");
+    add_product(normed, n.width, "inner", n.inner, inner, false);
+    const auto activate = ctx->Attr<bool>("tanh") ? fast_gelu_in_place : gelu_in_place;
+    parallel_for(n.batch * n.inner, kGrainSize / 16,
+                 [&](int64_t begin, int64_t end) { activate(inner + begin, end - begin); });
+    add_product(inner, n.inner, "outer", n.width, y, true);
+  }
+};
+
+REGISTER_USER_KERNEL(listed("oneflow_accel_decoder_layer"))
+    .SetCreateFn<DecoderLayerKernel>()
+    .SetIsMatchedHob(is_float32_on_cpu("y"))
+    .SetInferTmpSizeFn([](user_op::InferContext* ctx) {
+      const Sizes n = sizes_of(ctx->InputShape("x", 0), ctx->InputShape("keys", 0),
+                               ctx->InputShape("inner_weight", 0));
+      return n.scratch() * sizeof(float);
+    })
+    .SetPriority(kKernelPriority);
+
+}  // namespace
+
+}  // namespace oneflow_accel
