@@ -17,9 +17,7 @@ from oneflow import nn
 from monarch_flow.optim.ema import PREFIX
 from monarch_flow.projection import structured_layers
 from monarch_flow.projection.structures import LayerSpec, structure_of
-
-# One packed projection of a dense model, and the three that structured attention has for it.
-_PACKED, _PARTS = "qkv", ("q_proj", "k_proj", "v_proj")
+from monarch_flow.projection.weights import split_packed_projection
 
 logger = logging.getLogger("oneflow_accel")
 
@@ -120,15 +118,11 @@ def _unpacked(
     arrays: Mapping[str, np.ndarray], layers: Mapping[str, LayerSpec]
 ) -> dict[str, np.ndarray]:
     """Split packed projections where the model has three."""
-    result = {}
+    result: dict[str, np.ndarray] = {}
     for name, array in arrays.items():
-        outer, _, last = name.rpartition(".")
-        prefix, _, module = outer.rpartition(".")
-        if module == _PACKED and f"{prefix}.{_PARTS[0]}" in layers:
-            for part, piece in zip(_PARTS, np.split(array, 3), strict=True):
-                result[f"{prefix}.{part}.{last}"] = piece
-        else:
-            result[name] = array
+        parts = split_packed_projection(name, array)
+        has_parts = next(iter(parts)).rpartition(".")[0] in layers
+        result |= parts if has_parts else {name: array}
     return result
 
 

@@ -156,21 +156,30 @@ def _compiled(pattern: str) -> re.Pattern[str]:
         raise UserError(f"{pattern!r} is no regular expression: {error}") from error
 
 
+def split_packed_projection(name: str, array: np.ndarray) -> dict[str, np.ndarray]:
+    """What becomes of one tensor of a state dict where attention has three layers `*.q_proj`,
+    `*.k_proj` and `*.v_proj` in place of a packed `*.qkv` (rows in the order query, key, value).
+
+    Returns:
+        Its three parts by name; a tensor of another layer by its own name.
+    """
+    match = re.fullmatch(r"(.*\.|)qkv\.(weight|bias)", name)
+    if match is None:
+        return {name: array}
+    parts = zip(("q_proj", "k_proj", "v_proj"), np.split(array, 3), strict=True)
+    return {f"{match[1]}{part}.{match[2]}": rows for part, rows in parts}
+
+
 def split_packed_attention(state: Arrays) -> dict[str, np.ndarray]:
-    """The state dict with each packed projection `*.qkv` (rows in the order query, key, value) as
-    three layers `*.q_proj`, `*.k_proj` and `*.v_proj`, which structured attention has.
+    """The state dict with each packed projection of attention split, see
+    `split_packed_projection`.
 
     Raises:
         UserError: there is none.
     """
     result: dict[str, np.ndarray] = {}
     for name, array in state.items():
-        match = re.fullmatch(r"(.*\.|)qkv\.(weight|bias)", name)
-        if match is None:
-            result[name] = array
-            continue
-        for part, rows in zip(("q_proj", "k_proj", "v_proj"), np.split(array, 3), strict=True):
-            result[f"{match[1]}{part}.{match[2]}"] = rows
+        result |= split_packed_projection(name, array)
     if len(result) == len(state):
         raise UserError("no layer is named qkv, so there is no packed attention to split")
     return result
