@@ -95,32 +95,34 @@ class Side:
 
 
 def measure(
-    item: Item, sides: Sequence[Side], *, rounds: int, target: float
+    runs: Sequence[tuple[Side, Item]], *, rounds: int, target: float, most: float = 30.0
 ) -> dict[str, float | str]:
-    """Seconds per step of an item on each side.
+    """Seconds per step of items, each on a side of its own.
 
     Args:
-        item: what to run.
-        sides: each runs it in turn, in every round.
+        runs: sides with what each runs, one after the other in every round.
         rounds: the median of which counts.
         target: seconds that the steps of one round should take.
+        most: seconds that all rounds of a side may take; items whose step is so long that they
+            would take more get fewer rounds, but two.
 
     Returns:
         By the side's name: the median, or what it said when it ended.
     """
     results: dict[str, float | str] = {}
     steps: dict[str, int] = {}
-    for side in sides:
+    for side, item in runs:
         try:
             side.seconds(item, 1)
             second = max(side.seconds(item, 1), 1e-6)
             steps[side.name] = min(MOST_STEPS, max(1, round(target / second)))
+            rounds = min(rounds, max(2, int(most / second)))
         except SideError as error:
             results[side.name] = str(error)
-    running = [side for side in sides if side.name in steps]
-    seconds: dict[str, list[float]] = {side.name: [] for side in running}
+    running = [(side, item) for side, item in runs if side.name in steps]
+    seconds: dict[str, list[float]] = {side.name: [] for side, _ in running}
     for _ in range(rounds):
-        for side in running:
+        for side, item in running:
             count = steps[side.name]
             seconds[side.name].append(side.seconds(item, count) / count)
     return {**results, **{name: statistics.median(values) for name, values in seconds.items()}}

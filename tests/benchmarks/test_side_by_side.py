@@ -29,7 +29,7 @@ def side(name: str, seconds: float, body: str = "pass") -> Side:
 def test_medians_are_per_step() -> None:
     sides = [side("fast", 0.001), side("slow", 0.004)]
     try:
-        seconds = measure(ITEM, sides, rounds=3, target=0.1)
+        seconds = measure([(one, ITEM) for one in sides], rounds=3, target=0.1)
     finally:
         for one in sides:
             one.stop()
@@ -37,12 +37,25 @@ def test_medians_are_per_step() -> None:
     assert sides[0].version == "fast 1.0"
 
 
+def test_long_steps_get_fewer_rounds_but_two() -> None:
+    class Counting(Side):
+        calls = 0
+
+        def seconds(self, item: Item, steps: int) -> float:
+            self.calls += 1
+            return 10.0 * steps
+
+    slow = Counting("slow", [])
+    assert measure([(slow, ITEM)], rounds=5, target=0.1, most=5.0) == {"slow": 10.0}
+    assert slow.calls == 2 + 2
+
+
 def test_a_side_that_ends_is_reported_and_starts_again() -> None:
     dying = side("dying", 0.001, 'sys.exit("no kernel for this")')
     well = side("well", 0.001)
     try:
         for _ in range(2):
-            seconds = measure(ITEM, [dying, well], rounds=1, target=0.01)
+            seconds = measure([(dying, ITEM), (well, ITEM)], rounds=1, target=0.01)
             assert seconds == {"dying": "no kernel for this", "well": pytest.approx(0.001)}
     finally:
         dying.stop()
