@@ -25,7 +25,7 @@ _COLLECTING = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
 
 
 def nearest(word: str, known: Collection[str]) -> str:
-    """'did you mean ...?' with the nearest of the known words, whatever its case, and all of them."""
+    """'did you mean ...?' with the nearest known word, whatever the case, and all of them."""
     folded = {name.lower(): name for name in known}
     matches = difflib.get_close_matches(word.lower(), folded, n=1, cutoff=0.0)
     guess = f"did you mean '{folded[matches[0]]}'? " if matches else ""
