@@ -35,13 +35,13 @@ from monarch_flow.models.__main__ import read_arguments
 KINDS = (
     ("embedding at several dilations", r"\.RC\.PRM$"),
     ("convolutions of reduction cells", r"\.RC\.PCM$"),
-    ("performer", r"\.RC(\.attn(\..*)?)?$"),
+    ("performer", r"\.RC\.attn(\..*)?$"),
     ("convolutions of normal cells", r"\.NC\.\d+\.PCM$"),
     ("embedding", r"(^|\.)patch_embed(\..*)?$"),
     ("attention", r"\.attn$"),
     ("MLP", r"\.mlp(_tokens|_channels)?$"),
     ("layer norm", r"(^|[._])norm\d?$"),
-    ("sums and maps of cells", r"(^|\.)(NC|blocks)\.\d+$"),
+    ("sums and maps of cells", r"\.RC$|(^|\.)(NC|blocks)\.\d+$"),
     ("head", r"^head$"),
 )
 OPTIMIZER, REST, STEP = "optimizer", "rest", "whole step"

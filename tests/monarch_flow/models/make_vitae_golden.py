@@ -4,7 +4,7 @@ Run it with the peer's Python (`make bench` sets it up in .venv-peer) from the r
 
     PYTHONPATH=. .venv-peer/bin/python tests/monarch_flow/models/make_vitae_golden.py
 
-The model is benchmarks/peers/vitae.py with the weights of vitae_weights.py. Where the shared data
+The model is benchmarks/peers/vitae.py with the weights of spec_fixture.py. Where the shared data
 are there, it is first held against the independent figures of vitae_fixture.json, at 224 pixels,
 and a difference ends the program.
 
@@ -26,13 +26,14 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.peers.vitae import VARIANTS, Variant, ViTAE
-from tests.monarch_flow.models import vitae_weights
+from tests.monarch_flow.models import spec_fixture
 
 HERE = Path(__file__).resolve().parent
 FIXTURE = HERE.parents[3] / "shared" / "docs" / "oracles" / "vitae_fixture.json"
 # The fixture is float32 and has six decimals.
 FIXTURE_TOLERANCE = 5e-6
 SIZE = 64
+LABELS = [3, 10]
 # The form with a class token (Base and larger) in toy sizes.
 TOY = Variant((48,) * 3, (48,) * 3, depth=2, heads=4, mlp_ratio=4, groups=12, patch=16)
 CASES: dict[str, dict[str, Any]] = {
@@ -46,7 +47,7 @@ def filled(**arguments: Any) -> ViTAE:
     """A model with the fixture's weights, in float64."""
     model = ViTAE(**arguments)
     shapes = [(name, tuple(value.shape)) for name, value in model.state_dict().items()]
-    state = vitae_weights.state(shapes)
+    state = spec_fixture.state(shapes)
     model.load_state_dict({name: torch.from_numpy(value) for name, value in state.items()})
     return model.double().eval()
 
@@ -62,7 +63,7 @@ def check_against_fixture() -> None:
         for key, module in watched.items():
             module.register_forward_hook(lambda _m, _i, out, key=key: seen.update({key: out}))
         with torch.no_grad():
-            logits = model(torch.from_numpy(vitae_weights.images()).double())
+            logits = model(torch.from_numpy(spec_fixture.images()).double())
         worst = max(
             float(np.abs(logits[sample, :8].numpy() - expected[f"logits{sample}"]).max())
             for sample in (0, 1)
@@ -83,10 +84,10 @@ def digest(values: Tensor) -> list[float]:
     return [float(f"{value.item():.12g}") for value in (flat.sum(), flat.abs().sum(), *some)]
 
 
-def computed(model: ViTAE, classes: int) -> dict[str, Any]:
+def computed(model: ViTAE) -> dict[str, Any]:
     """A forward and a backward pass in the mode that the model is in."""
-    scores = model(torch.from_numpy(vitae_weights.images(SIZE)).double())
-    labels = torch.from_numpy(vitae_weights.labels(classes=classes))
+    scores = model(torch.from_numpy(spec_fixture.images(SIZE)).double())
+    labels = torch.tensor(LABELS)
     loss = nn.functional.cross_entropy(scores, labels)
     model.zero_grad()
     loss.backward()
@@ -109,13 +110,12 @@ def computed(model: ViTAE, classes: int) -> dict[str, Any]:
 def case(arguments: dict[str, Any]) -> dict[str, Any]:
     model = filled(**arguments)
     shapes = {name: list(value.shape) for name, value in model.state_dict().items()}
-    classes = arguments.get("classes", 1000)
-    found = {"shapes": shapes, "eval": computed(model, classes)}
+    found = {"shapes": shapes, "eval": computed(model)}
     model.train()
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.eval()
-    return {**found, "train": computed(model, classes)}
+    return {**found, "train": computed(model)}
 
 
 def main() -> None:
@@ -126,6 +126,7 @@ def main() -> None:
     golden = {
         "torch": torch.__version__,
         "size": SIZE,
+        "labels": LABELS,
         "cases": {name: case(arguments) for name, arguments in CASES.items()},
     }
     target = HERE / "vitae_golden.json"
