@@ -92,6 +92,10 @@ class LossFunction(Group):
 
 class Train(Group):
     global_batch_size: Positive = Field(description="images per optimizer step, all processes")
+    lr_base: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="learning rate for lr_base_size images per step; optimizer.lr follows"
+    )
+    lr_base_size: Positive = Field(512, description="images that lr_base is for")
     loss_fn: LossFunction
     loss_fn_val: LossFunction
     scheduler_interval: Literal["epoch", "step"] = Field(
