@@ -35,6 +35,8 @@ Limit = Annotated[int | float, Field(ge=0)]
 Range = Annotated[list[Amount], Field(min_length=2, max_length=2)]
 Betas = Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)]
 Channels = Annotated[list[float], Field(min_length=1, max_length=4)]
+# Of the three stages of a ViTAE.
+Widths = Annotated[list[Positive], Field(min_length=3, max_length=3)]
 Interpolation = Literal["bicubic", "bilinear", "nearest", "lanczos", "random"]
 Better = Literal["max", "min"]
 
@@ -174,6 +176,9 @@ class Model(Group):
     in_chans: Positive | None = None
     patch_size: Positive | None = None
     embed_dim: Positive | None = None
+    embed_dims: Widths | None = None
+    token_dims: Widths | None = None
+    conv_groups: Positive | None = None
     depth: Positive | None = None
     num_heads: Positive | None = None
     mlp_ratio: Annotated[float, Field(gt=0)] | None = None
