@@ -14,7 +14,8 @@ from monarch_flow.config_groups import Groups
 
 FILE = Path(__file__).parents[3] / "monarch_flow" / "docs" / "vitae_options.md"
 # ../shared/docs/vitae_spec.md, sections 4.2 and 2.3.
-BOTH = """DIR --config --model --pretrained --eval_checkpoint --num-classes --gp --img-size --crop-pct
+BOTH = """DIR --config --model --pretrained --eval_checkpoint --num-classes --gp --img-size
+--crop-pct
 --mean --std --interpolation --batch-size --validation-batch-size-multiplier --opt --opt-eps
 --opt-betas --momentum --weight-decay --clip-grad --decay-rate --dr --smoothing
 --train-interpolation --drop --drop-connect --drop-path --drop-block --bn-tf --bn-momentum --bn-eps
@@ -78,6 +79,11 @@ def test_what_is_named_is_a_key_or_a_group():
             assert in_schema(key), text
 
 
+def overlap(first, second):
+    """Whether one key is the other, or the group it is in."""
+    return f"{first}.".startswith(f"{second}.") or f"{second}.".startswith(f"{first}.")
+
+
 def test_what_is_named_is_understood(monkeypatch):
     """As few configurations as there can be, each key once in each."""
     monkeypatch.setenv("WORLD_SIZE", "1")
@@ -87,7 +93,7 @@ def test_what_is_named_is_understood(monkeypatch):
         if key == "experiment":
             continue
         for batch in batches:
-            if not any(f"{key}.".startswith(f"{k}.") or f"{k}.".startswith(f"{key}.") for k in batch):
+            if not any(overlap(key, other) for other in batch):
                 batch[key] = text
                 break
         else:
