@@ -109,7 +109,8 @@ def by_numpy(photos: Path, arrays: Arrays) -> dict[str, float]:
     dataset = data.val_loader().dataset
     numbers = [int(Path(dataset.name(int(i))).stem[-8:]) for i in batch.indices]
     assert len(set(numbers)) == IMAGES
-    assert any(lists) and not all(lists)
+    assert any(lists)
+    assert not all(lists)
     real = [
         (row[0] in lists[number - 1], bool(set(row) & set(lists[number - 1])))
         for row, number in zip(best.tolist(), numbers, strict=True)
