@@ -68,11 +68,11 @@ def folder_parts(
         archive = ArchiveImages.open(data_dir)
         return _named_parts(archive.has, archive.part, training)
     if any((data_dir / name).is_dir() for name in ("train", *VALIDATION_NAMES)):
-        _require_folders(data_dir, training)
+        val_name = _validation_folder(data_dir, training)
         if val_split is not None:
             raise UserError(
-                f"datamodule.val_split is {val_split:g}, but {data_dir} has a folder for "
-                "validation; leave val_split out"
+                f"datamodule.val_split is {val_split:g}, but {data_dir} has a folder '{val_name}'; "
+                "leave val_split out"
             )
         return _named_parts(
             lambda name: (data_dir / name).is_dir(),
@@ -87,15 +87,21 @@ def folder_parts(
     return Parts(left, out, out, len(flat.classes))
 
 
-def _require_folders(data_dir: Path, training: bool) -> None:
-    has_val = any((data_dir / name).is_dir() for name in VALIDATION_NAMES)
+def _validation_folder(data_dir: Path, training: bool) -> str:
+    """Its name.
+
+    Raises:
+        DataError: there is none, or none with training images where they are needed.
+    """
+    found = next((name for name in VALIDATION_NAMES if (data_dir / name).is_dir()), None)
     has_train = not training or (data_dir / "train").is_dir()
-    if not (has_val and has_train):
-        expected = [f"{data_dir}/train/CLASS/IMAGE and "] if training else []
+    if found is None or not has_train:
+        expected = f"{data_dir}/train/CLASS/IMAGE and " if training else ""
         raise DataError(
             f"{data_dir} has no folder '{'val' if has_train else 'train'}'; expected "
-            f"{''.join(expected)}{data_dir}/val/CLASS/IMAGE"
+            f"{expected}{data_dir}/val/CLASS/IMAGE"
         )
+    return found
 
 
 def _named_parts(

@@ -190,11 +190,12 @@ class _NumberType:
     def __init__(self, name: Any, align: Any = False, copy: Any = False) -> None:
         if name not in ("f8", "f4", "f2", "i8", "i4", "i2", "i1", "u1", "b1"):
             raise UserError(f"it holds a numpy number of type {name!r}")
-        self._dtype = np.dtype(name)
+        self._dtype = np.dtype(f"<{name}")
 
     def __setstate__(self, state: Any) -> None:
         _version, order, *_ = state
-        self._dtype = self._dtype.newbyteorder(str(order))
+        if order not in ("<", "|"):
+            raise UserError(f"it holds a numpy number of byte order {order!r}")
 
     def read(self, data: Any) -> Any:
         """The number in these bytes."""

@@ -49,7 +49,8 @@ VIT_S = {
     "train.loss_fn_val": {"name": "cross_entropy", "label_smoothing": 0.0},
     "train.scheduler_interval": "epoch",
     "train.sparse_to_dense.fraction": None,
-    "train.init_from": {"path": None, "project": False},
+    "train.init_from.path": None,
+    "train.init_from.project": False,
     "optimizer": {
         "name": "adamw",
         "lr": 1e-3,
