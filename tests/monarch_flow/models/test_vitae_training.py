@@ -93,8 +93,8 @@ Step = Callable[[flow.Tensor, flow.Tensor], flow.Tensor]
 
 @pytest.mark.parametrize("case", list(CASES))
 def test_graph_and_eager_train_alike(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without dropout: three steps on one batch, statistics of batch norm included. Not AdamW, which
-    makes whole steps of the rounding in gradients that are 0, those of biases before batch norm."""
+    """Without dropout: three steps on one batch, statistics of batch norm included. Not with AdamW,
+    which makes whole steps of rounding in gradients that are 0, of biases before batch norm."""
     monkeypatch.setattr("monarch_flow.models.performer.DROPOUT", 0.0)
     name, arguments = CASES[case]
     images, labels = flow.randn(4, 3, 32, 32), flow.tensor([0, 1, 2, 3])
