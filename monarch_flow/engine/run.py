@@ -146,7 +146,13 @@ def _load_weights(
     if resumed is not None:
         snapshot.load_model(model, resumed, name, num_classes)
     elif source.get("path") is not None:
-        initialize(model, source["path"], project=bool(source.get("project")))
+        initialize(
+            model,
+            source["path"],
+            project=bool(source.get("project")),
+            use_ema=bool(source.get("use_ema", True)),
+            reset_head=bool(source.get("reset_head")),
+        )
 
 
 def _settle_precision(cfg: DictConfig, backend: Backend) -> None:

@@ -119,7 +119,9 @@ VIT_S = {
     "callbacks.ema": None,
     "logger.tensorboard": {},
     "logger.wandb": None,
-    "eval": {"ckpt": None, "run_val": True, "run_test": True},
+    "eval.ckpt": None,
+    "eval.run_val": True,
+    "eval.run_test": True,
 }
 STRUCTURED = {"model.drop_path_rate": 0.0}
 VIT_S_MONARCH = {**VIT_S, **STRUCTURED, "model.mlp_cfg": MONARCH}
