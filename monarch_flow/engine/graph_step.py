@@ -7,7 +7,6 @@ random numbers would not follow the seed, and each step would take the same numb
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,6 +21,7 @@ import oneflow as flow
 from oneflow import nn
 from oneflow.optim.lr_scheduler import _LRScheduler
 
+from monarch_flow.engine.model_copy import copy_model
 from monarch_flow.engine.optimizer_state import GRAPH_SUFFIXES, checked, parameter_names, state_keys
 from monarch_flow.engine.requirements import require_feature
 from monarch_flow.engine.step import LabeledImages, Loss, TrainStep
@@ -143,7 +143,7 @@ class GraphStep(TrainStep):
         self._local = model
         self._placement = backend.placement() if self._parallel else None
         if self._parallel:
-            self._local = copy.deepcopy(model)
+            self._local = copy_model(model)
             model = model.to_global(placement=self._placement, sbp=flow.sbp.broadcast)
         optimizer = make_optimizer(model)
         if isinstance(optimizer, flow.optim.AdamW):
@@ -226,7 +226,7 @@ class GraphStep(TrainStep):
         batches, factors = self._at_hand
         device = self.backend.device()
         # A copy, for running statistics move.
-        model = copy.deepcopy(self._present_model()).train()
+        model = copy_model(self._present_model()).train()
         total = sum(len(batch.labels) for batch in batches)
         for batch, given in zip(batches, factors, strict=True):
             with given_factors(given):

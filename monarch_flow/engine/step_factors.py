@@ -6,7 +6,6 @@ as the model's forward pass asks for.
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Sequence
 
@@ -16,6 +15,7 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
+from monarch_flow.engine.model_copy import copy_model
 from monarch_flow.layers import Dropout, DropPath
 from monarch_flow.layers.random_factors import Site, recorded_sites
 
@@ -52,7 +52,7 @@ class StepFactors:
             return []
         device = self._backend.device()
         # A copy, for running statistics move.
-        model = copy.deepcopy(self._model).train()
+        model = copy_model(self._model).train()
         with flow.no_grad(), recorded_sites(device) as sites:
             model(flow.tensor(images, device=device))
         for site in sites:
