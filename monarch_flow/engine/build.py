@@ -7,8 +7,6 @@ from typing import Any
 
 from oneflow_accel.backends.base import Backend
 from oneflow_accel.errors import UserError
-from oneflow_accel.training import distributed
-from oneflow_accel.training.rng import step_seed
 
 from omegaconf import DictConfig
 from oneflow import nn
@@ -67,7 +65,7 @@ def build_model(cfg: DictConfig, data: ImageDataModule) -> tuple[str, nn.Module]
 
 
 def step_maker(
-    cfg: DictConfig, backend: Backend, options: TrainerOptions, calendar: Calendar, seed: int
+    cfg: DictConfig, backend: Backend, options: TrainerOptions, calendar: Calendar
 ) -> MakeStep:
     """How to train a model from a position on: eagerly or under nn.Graph, as `trainer` says.
 
@@ -87,8 +85,6 @@ def step_maker(
         loss = build_loss(train.get("loss_fn"))
         if not options.graph:
             return EagerStep(model, backend, optimizer_for(model), loss, **settings)
-        # Its operators' generators are seeded when it is compiled.
-        backend.manual_seed(step_seed(seed, position.step, distributed.rank()))
         begin = Position(position.epoch, position.batch, position.step)
         return GraphStep(
             model,
