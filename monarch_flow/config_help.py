@@ -28,6 +28,7 @@ flags:
 examples:
   ... experiment=mnist/vit-monarch datamodule.data_dir=DIR
   ... experiment=imagenet/vit/vit-s model/vitmlp_cfg=fbbflylr optimizer.lr=5e-4
+  ... experiment=imagenet/vitae/tiny-monarch datamodule.batch_size=128 train.lr_base=1e-3
   ... experiment=mnist/vit mode=smoke datamodule.data_dir=DIR    does it run at all?
   ... experiment=mnist/vit resume=auto datamodule.data_dir=DIR   goes on where it stopped
   ... experiment=mnist/vit eval.ckpt=PATH datamodule.data_dir=DIR
@@ -63,6 +64,7 @@ _KEYS = (
     "model.mlp_cfg",
     "model.attnlinear_cfg",
     "optimizer.lr",
+    "train.lr_base",
     "optimizer.weight_decay",
     "scheduler.warmup_t",
     "callbacks.ema",

@@ -35,6 +35,8 @@ Limit = Annotated[int | float, Field(ge=0)]
 Range = Annotated[list[Amount], Field(min_length=2, max_length=2)]
 Betas = Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)]
 Channels = Annotated[list[float], Field(min_length=1, max_length=4)]
+# Of the three stages of a ViTAE.
+Widths = Annotated[list[Positive], Field(min_length=3, max_length=3)]
 Interpolation = Literal["bicubic", "bilinear", "nearest", "lanczos", "random"]
 Better = Literal["max", "min"]
 
@@ -92,6 +94,10 @@ class LossFunction(Group):
 
 class Train(Group):
     global_batch_size: Positive = Field(description="images per optimizer step, all processes")
+    lr_base: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="learning rate for lr_base_size images per step; optimizer.lr follows"
+    )
+    lr_base_size: Positive = Field(512, description="images that lr_base is for")
     loss_fn: LossFunction
     loss_fn_val: LossFunction
     scheduler_interval: Literal["epoch", "step"] = Field(
@@ -170,6 +176,9 @@ class Model(Group):
     in_chans: Positive | None = None
     patch_size: Positive | None = None
     embed_dim: Positive | None = None
+    embed_dims: Widths | None = None
+    token_dims: Widths | None = None
+    conv_groups: Positive | None = None
     depth: Positive | None = None
     num_heads: Positive | None = None
     mlp_ratio: Annotated[float, Field(gt=0)] | None = None

@@ -16,6 +16,10 @@ EXPERIMENTS = Groups().options("experiment")
 NEEDS = {
     "mnist/vit-monarch-d2s": ["train.init_from.path=there"],
     "flowers5/vit-monarch-d2s": ["train.init_from.path=there"],
+    "mnist/vitae-tiny-d2s": ["train.init_from.path=there"],
+    "flowers5/vitae-tiny-d2s": ["train.init_from.path=there"],
+    "imagenet/vitae/tiny-d2s": ["train.init_from.path=there"],
+    "imagenet/vitae/small-d2s": ["train.init_from.path=there"],
 }
 MONARCH = {
     "_target_": "monarch_flow.layers.MlpCustom",
