@@ -25,7 +25,7 @@ from monarch_flow.comparison import process
 from monarch_flow.comparison.picture import draw_comparison
 from monarch_flow.comparison.plan import PlannedRun, plan
 from monarch_flow.comparison.process import OUTPUT, Ended
-from monarch_flow.comparison.results import read_results
+from monarch_flow.comparison.results import ended_with_a_test, read_results
 from monarch_flow.comparison.study import Study, read_study, studies
 from monarch_flow.comparison.table import Entry, format_page
 from monarch_flow.train import parse_options
@@ -100,6 +100,10 @@ def compare(study: Study, runs: Sequence[PlannedRun], train: Train) -> int:
             states[name] = f"not run: it needs {run.source.row.name}"
             continue
         device = _device(run)
+        if ended_with_a_test(run.folder / JSONL_NAME):
+            # All but this command came to its end.
+            run.finish(device)
+            continue
         _say(f"{study.name}: {name}, {1 + runs.index(run)} of {len(runs)}, in {run.folder}")
         try:
             ended = train(run.arguments, run.folder)

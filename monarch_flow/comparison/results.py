@@ -163,3 +163,13 @@ def _median(windows: Sequence[_Window]) -> float | None:
     ordered = sorted(windows, key=lambda window: window.images_per_second)
     sums = np.cumsum([window.steps for window in ordered])
     return ordered[int(np.searchsorted(sums, sums[-1] / 2))].images_per_second
+
+
+def ended_with_a_test(metrics_jsonl: Path | str) -> bool:
+    """Whether a run did all of its steps and was tested, by its log."""
+    try:
+        lines = read_metrics(metrics_jsonl)
+    except OSError:
+        return False
+    trained, tested = (metric_series(lines, split, "loss")[0] for split in ("train", "test"))
+    return len(tested) > 0 and len(trained) > 0 and bool(tested[-1] == trained[-1])

@@ -51,6 +51,6 @@ def write_log(
             log.log(step, {**values, "data_seconds": waiting * seconds})
         log.log(step, {"loss": 1.1, "acc1": accuracy}, split="val")
     if tested is not None:
-        log.log(step, {"acc1": tested}, split="test")
+        log.log(step, {"loss": 1.1, "acc1": tested}, split="test")
     log.close()
     return folder / JSONL_NAME

@@ -153,6 +153,8 @@ def test_a_failure_is_named_and_the_others_are_kept(arguments, tmp_path, capsys)
     error = capsys.readouterr().err
     assert "dense failed: exit code 2" in error
     assert "projected not run: it needs dense" in error
+    # A run that ended although this command did not see it.
+    (tmp_path / "runs/studies/mnist-vit/monarch/finished.json").unlink()
     # Only what is left.
     second = Runs(pretend)
     assert compare.main(["mnist-vit", *arguments], second) == 0
