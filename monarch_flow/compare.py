@@ -150,9 +150,7 @@ def _device(run: PlannedRun) -> str:
     return f"{name}, {len(os.sched_getaffinity(0))} CPU cores"
 
 
-def _report(
-    study: Study, runs: Sequence[PlannedRun], states: dict[str, str], folder: Path
-) -> Path:
+def _report(study: Study, runs: Sequence[PlannedRun], states: dict[str, str], folder: Path) -> Path:
     """Write table and picture of what is done by now; the table's file."""
     entries = [_entry(run, states) for run in runs]
     drawn = [(entry.name, entry.results) for entry in entries if entry.results is not None]

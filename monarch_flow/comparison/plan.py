@@ -1,4 +1,4 @@
-"""What `monarch_flow.train` is to be called with for each row of a study, checked before any runs."""
+"""What `monarch_flow.train` is called with for each row of a study, checked before any runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from omegaconf import DictConfig
 from monarch_flow.comparison.study import Row, Study
 from monarch_flow.config import EXAMPLE, check_data_dir, compose
 from monarch_flow.config_files import config_differences
-from monarch_flow.config_groups import STUDY
 
 # In the folder of a run that has ended well.
 _FINISHED = "finished.json"

@@ -82,9 +82,11 @@ def read_results(metrics_jsonl: Path | str) -> Results:
         OSError: the file cannot be read.
     """
     lines = read_metrics(metrics_jsonl)
-    steps, tested = metric_series(lines, "test", "acc1")
+    _, tested = metric_series(lines, "test", "acc1")
     val_steps, validated = metric_series(lines, "val", "acc1")
-    epoch_at = dict(zip(*map(np.ndarray.tolist, metric_series(lines, "train", "epoch")), strict=True))
+    epoch_at = dict(
+        zip(*map(np.ndarray.tolist, metric_series(lines, "train", "epoch")), strict=True)
+    )
     epochs = [epoch_at.get(step, 0.0) for step in val_steps.tolist()]
     windows = _windows(lines)
     switch = next((line["step"] for line in lines if line["split"] == "switch"), None)

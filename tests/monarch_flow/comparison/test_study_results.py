@@ -122,7 +122,10 @@ def test_table(entries):
     assert "waiting for images: s2d 40 %" in page
     assert "Measured on a machine, today." in page
     # It can be pasted into a shell.
-    assert "- dense: `python -m monarch_flow.train experiment=mnist/vit 'run_dir=${work_dir}/x'`" in page
+    assert (
+        "- dense: `python -m monarch_flow.train experiment=mnist/vit 'run_dir=${work_dir}/x'`"
+        in page
+    )
 
 
 def test_columns_and_notes_that_are_of_no_use_are_left_out(entries):
