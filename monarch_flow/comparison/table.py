@@ -49,7 +49,7 @@ def format_page(study: Study, entries: Sequence[Entry], picture: str | None) -> 
     lines = [f"# {study.title}", "", *_table(entries), ""]
     if picture is not None:
         lines += [f"![{study.title}]({picture})", ""]
-    lines += [*_notes(entries), "", "The runs:", ""]
+    lines += [*_notes(entries), "The runs:", ""]
     for entry in entries:
         command = shlex.join(("python", "-m", "monarch_flow.train", *entry.run.arguments))
         lines.append(f"- {entry.name}: `{command}`")
@@ -123,6 +123,8 @@ def _speed(entry: Entry) -> float | None:
 
 def _notes(entries: Sequence[Entry]) -> list[str]:
     known = [(entry, entry.results) for entry in entries if entry.results is not None]
+    if not known:
+        return []
     notes = [
         "Accuracy is top-1 on the test images, with the weights of the epoch that was best on the "
         "validation images; the next column is on the validation images with the weights that the "
@@ -156,7 +158,6 @@ def _notes(entries: Sequence[Entry]) -> list[str]:
             f"Of the training time this much was waiting for images: {', '.join(slow)}. More of "
             "datamodule.num_workers may help; images/s say little of the models."
         )
-    places = list(dict.fromkeys(entry.where for entry, _ in known))
-    if places:
-        notes.append(f"Measured on {'; '.join(places)}.")
-    return "\n\n".join(notes).split("\n")
+    places = dict.fromkeys(entry.where for entry, _ in known)
+    notes.append(f"Measured on {'; '.join(places)}.")
+    return [line for note in notes for line in (note, "")]

@@ -19,9 +19,10 @@ import yaml
 from omegaconf import OmegaConf
 
 from monarch_flow import compare, train
+from monarch_flow.comparison.plan import plan
 from monarch_flow.comparison.process import Ended
 from monarch_flow.comparison.results import read_results
-from monarch_flow.comparison.study import studies
+from monarch_flow.comparison.study import read_study, studies
 from monarch_flow.config import compose
 from monarch_flow.config_groups import Groups
 from tests.launch import REPOSITORY
@@ -63,7 +64,6 @@ class Runs:
 
     def __call__(self, arguments, folder):
         self.started.append(folder.name)
-        assert compose(list(arguments)).run_dir == str(folder)
         return self.how(arguments, folder)
 
 
@@ -143,10 +143,17 @@ def test_a_failure_is_named_and_the_others_are_kept(arguments, tmp_path, capsys)
     def fail_dense(texts, folder):
         return Ended(2) if folder.name == "dense" else pretend(texts, folder)
 
+    study = study_file(
+        tmp_path,
+        {"name": "dense", "experiment": "mnist/vit"},
+        {"name": "projected", "experiment": "mnist/vit-monarch-d2s", "init_from": "dense"},
+        {"name": "monarch", "experiment": "mnist/vit-monarch"},
+    )
+    folder = tmp_path / "runs/studies/mine"
     first = Runs(fail_dense)
-    assert compare.main(["mnist-vit", *arguments], first) == 1
-    assert first.started == ["dense", "monarch", "sparse-to-dense"]
-    page = (tmp_path / "runs/studies/mnist-vit/comparison.md").read_text()
+    assert compare.main([study, *arguments], first) == 1
+    assert first.started == ["dense", "monarch"]
+    page = (folder / "comparison.md").read_text()
     assert re.search(r"\| dense \|.*\| failed: exit code 2 \|", page)
     assert re.search(r"\| projected \|.*\| not run: it needs dense \|", page)
     assert re.search(r"\| monarch \| 61.00 % \|.*\| done \|", page)
@@ -154,26 +161,26 @@ def test_a_failure_is_named_and_the_others_are_kept(arguments, tmp_path, capsys)
     assert "dense failed: exit code 2" in error
     assert "projected not run: it needs dense" in error
     # A run that ended although this command did not see it.
-    (tmp_path / "runs/studies/mnist-vit/monarch/finished.json").unlink()
+    (folder / "monarch/finished.json").unlink()
     # Only what is left.
     second = Runs(pretend)
-    assert compare.main(["mnist-vit", *arguments], second) == 0
+    assert compare.main([study, *arguments], second) == 0
     assert second.started == ["dense", "projected"]
-    page = (tmp_path / "runs/studies/mnist-vit/comparison.md").read_text()
+    page = (folder / "comparison.md").read_text()
     assert "state" not in page
     assert "failed" not in page
 
 
 def test_an_interrupt_ends_the_study(arguments, tmp_path, capsys):
     def stop(texts, folder):
-        return Ended(143, told_to_stop=True) if folder.name == "monarch" else pretend(texts, folder)
+        return Ended(143, told_to_stop=True)
 
     runs = Runs(stop)
-    assert compare.main(["mnist-vit", *arguments], runs) == 130
-    assert runs.started == ["dense", "monarch"]
-    page = (tmp_path / "runs/studies/mnist-vit/comparison.md").read_text()
-    assert re.search(r"\| monarch \|.*\| interrupted \|", page)
-    assert re.search(r"\| projected \|.*\| to do \|", page)
+    rows = [{"name": name, "experiment": "mnist/vit"} for name in ("first", "second")]
+    assert compare.main([study_file(tmp_path, *rows), *arguments], runs) == 130
+    assert runs.started == ["first"]
+    page = (tmp_path / "runs/studies/mine/comparison.md").read_text()
+    assert "\n| first | interrupted |\n| second | to do |\n\nThe runs:\n" in page
     assert "the same command goes on" in capsys.readouterr().err
 
 
@@ -218,23 +225,21 @@ def test_a_process_of_its_own_is_stopped_and_goes_on(arguments, tmp_path):
 
 
 @pytest.mark.parametrize("study", studies())
-def test_every_study_composes(study, digits, capsys):
-    """With the commands that it prints."""
-    assert compare.main([study, f"datamodule.data_dir={digits}", "--cfg", "job"]) == 0
-    commands = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
-    assert len(commands) >= 4
-    folders = set()
-    for command in commands:
-        assert command[:3] == ["python", "-m", "monarch_flow.train"]
-        cfg = compose(command[3:])
-        folders.add(cfg.run_dir)
-        assert cfg.resume == "auto"
-        assert cfg.name == f"{study}-{Path(cfg.run_dir).name}"
-        project = cfg.train.init_from.path is not None
-        assert (cfg.callbacks.initial_validation is not None) == project
-        assert cfg.train.init_from.project == project
-    assert len(folders) == len(commands)
-    assert {Path(folder).parent for folder in folders} == {Path("runs/studies") / study}
+def test_every_study_composes(study, digits):
+    runs = plan(read_study(study), [f"datamodule.data_dir={digits}"])
+    assert [run.row.name for run in runs] == list(ROWS)
+    for run in runs:
+        assert run.cfg.resume == "auto"
+        assert run.cfg.name == f"{study}-{run.row.name}"
+        assert run.folder == Path("runs/studies") / study / run.row.name
+    dense, monarch, sparse_to_dense, projected = (run.cfg for run in runs)
+    assert [cfg.model.mlp_cfg is None for cfg in (dense, monarch)] == [True, False]
+    assert {cfg.model.name for cfg in (dense, monarch, sparse_to_dense, projected)} == {
+        dense.model.name
+    }
+    assert sparse_to_dense.train.sparse_to_dense.fraction == 0.7
+    assert projected.train.init_from == {"path": dense.run_dir, "project": True}
+    assert projected.callbacks.initial_validation is not None
     # No group of the configuration of a run.
     assert "study" not in Groups()
 
