@@ -284,6 +284,10 @@ class Macs(Group):
     pass
 
 
+class InitialValidation(Group):
+    pass
+
+
 class NormMonitor(Group):
     layer_norm_only: bool = False
 
@@ -295,6 +299,9 @@ class Callbacks(Group):
     speed_monitor: SpeedMonitor | None = None
     params_log: ParamsLog | None = None
     macs: Macs | None = Field(None, description="count multiply-accumulates (MACs) per image")
+    initial_validation: InitialValidation | None = Field(
+        None, description="validate before the first step"
+    )
     norm_monitor: NormMonitor | None = Field(None, description="norms of weights and gradients")
     ema: Ema | None = Field(None, description="moving average of the weights")
 
