@@ -13,7 +13,7 @@ from oneflow_accel.errors import UserError
 from oneflow_accel.training import distributed, watchdog
 from oneflow_accel.training.checkpoint import Checkpoint, CheckpointManager
 from oneflow_accel.training.curves import draw_curves
-from oneflow_accel.training.metrics import JSONL_NAME
+from oneflow_accel.training.metrics import JSONL_NAME, read_metrics
 from oneflow_accel.training.resume import checkpoint_folder, checkpoint_to_resume
 
 import numpy as np
@@ -69,6 +69,8 @@ def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
     options = read_trainer_options(cfg)
     trial = bool(options.fast_dev_run)
     resumed = None if trial else checkpoint_to_resume(cfg.get("resume"), run_dir)
+    if resumed is not None:
+        snapshot.require_run(resumed, str(cfg.resume))
     seed = _settled_seed(cfg, resumed)
     _seed(seed, backend)
     data = build_data(cfg, seed)
@@ -114,12 +116,13 @@ def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
             checkpoints=checkpoints,
             resumed=resumed,
         )
-        trainer.fit()
+        wants_test = cfg.get("test_after_training", True) and not trial and options.limit_val != 0
+        trainer.fit(test_follows=wants_test and not _was_tested(run_dir, trainer.position.step))
         metrics = dict(trainer.metrics)
         keeper = callbacks.get("model_checkpoint")
         if isinstance(keeper, ModelCheckpoint) and keeper.best_value is not None:
             metrics[f"best/{keeper.monitor}"] = keeper.best_value
-        if cfg.get("test_after_training", True) and not trial:
+        if wants_test and not _was_tested(run_dir, trainer.position.step):
             metrics |= test(trainer, data, run_dir, cfg)
     finally:
         log.close()
@@ -128,6 +131,14 @@ def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
             checkpoints.close()
     _finish(run_dir, metrics, trial)
     return metrics
+
+
+def _was_tested(run_dir: Path, step: int) -> bool:
+    """Whether the log has a test of the run as it stands; the same answer on every process."""
+    path = run_dir / JSONL_NAME
+    lines = read_metrics(path) if distributed.is_main() and path.exists() else []
+    found = any(line["split"] == "test" and line["step"] == step for line in lines)
+    return bool(distributed.all_gather_json(found)[0])
 
 
 def _finish(run_dir: Path, metrics: dict[str, float], trial: bool) -> None:

@@ -158,7 +158,12 @@ def test_told_to_end_and_killed_and_resumed(digits, run_tiny, tmp_path):
         ),
         pytest.param(("model.embed_dim=64",), CheckpointError, "another model", id="sizes"),
         pytest.param(("model.mlp_cfg=null",), CheckpointError, "blkdiag1", id="layers"),
-        pytest.param((), UserError, "nothing left to train: step 8", id="finished"),
+        pytest.param(
+            ("test_after_training=false",),
+            UserError,
+            "nothing left to train: step 8",
+            id="finished",
+        ),
         pytest.param(("seed=4", "trainer.max_epochs=2"), UserError, "began with 3", id="seed"),
         pytest.param(
             ("callbacks.ema={decay: 0.9}", "trainer.max_epochs=2"),
