@@ -4,6 +4,7 @@ BatchNorm's statistics, frozen random features and dropout that is always on; al
 from __future__ import annotations
 
 import copy
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -75,11 +76,13 @@ _SWITCH_IF_DUE = sparse_to_dense.switch_if_due
 
 @pytest.fixture(scope="module")
 def watched(digits, without_curves, tmp_path_factory) -> Iterator[tuple[Path, _Switch]]:
-    """An uninterrupted run, and what it held at its switch."""
+    """An uninterrupted run with a checkpoint of each step, and what it held at its switch."""
     folder, switch = tmp_path_factory.mktemp("vitae"), _Switch()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sparse_to_dense, "switch_if_due", switch)
-        run(config(digits, folder, *HALF, model=SPARSE))
+        patch.setattr("monarch_flow.engine.run._KEEP_LAST", 99)
+        each = "callbacks.model_checkpoint.every_n_train_steps=1"
+        run(config(digits, folder, *HALF, each, model=SPARSE))
     yield folder, switch
 
 
@@ -96,9 +99,7 @@ def test_the_switch_carries_everything_over(watched):
     folder, switch = watched
     _assert_no_jump(folder, 3)
     ((before, after),) = switch.taken
-    sparse = {
-        name for name in before.model if name.rpartition(".")[2] in ("blkdiag1", "blkdiag2")
-    }
+    sparse = {name for name in before.model if name.rpartition(".")[2] in ("blkdiag1", "blkdiag2")}
     assert {name.rpartition(".")[0] for name in sparse} == set(LAYERS)
     specs = {
         layer: (
@@ -131,9 +132,7 @@ def test_the_switch_carries_everything_over(watched):
         for name in after.model
         if name not in FROZEN and name.rpartition(".")[2] not in (*_STATISTICS, _COUNT)
     }
-    averaged = trained | {
-        name for name in after.model if name.rpartition(".")[2] in _STATISTICS
-    }
+    averaged = trained | {name for name in after.model if name.rpartition(".")[2] in _STATISTICS}
     assert _names(after, "exp_avg/") == _names(after, "exp_avg_sq/") == trained
     assert _names(after, "ema/") == averaged
     assert switch.frozen == FROZEN
@@ -162,43 +161,48 @@ def test_training_goes_on_after_the_switch(watched):
     assert end[name] - after.model[name] == 6
 
 
-@pytest.mark.parametrize(
-    ("stop", "phase"), [(2, "monarch"), (3, "monarch"), (5, "dense")], ids=str
-)
-def test_resumed_run_equals_the_whole_one(watched, run_tiny, tmp_path, stop, phase):
-    """Stopped before the switch, at it, and after it: equal to the last bit."""
-    limit = f"trainer.max_steps={stop}"
-    run_tiny(tmp_path, *HALF, limit, NO_TEST, model=SPARSE)
-    assert last_checkpoint(tmp_path).state["phase"] == phase
-    run_tiny(tmp_path, *HALF, "resume=auto", model=SPARSE)
-    assert_same_run(tmp_path, watched[0])
+@pytest.mark.parametrize("stop", ["step-00000002", "step-00000003", "step-00000005"])
+def test_resumed_run_equals_the_whole_one(watched, run_tiny, tmp_path, stop):
+    """From before the switch, from right before it, and from after it: equal to the last bit."""
+    parts = tmp_path / "run"
+    shutil.copytree(watched[0], parts)
+    for later in (parts / "checkpoints").glob("step-*"):
+        if later.name > stop:
+            shutil.rmtree(later)
+    assert last_checkpoint(parts).state["phase"] == ("dense" if stop[-1] == "5" else "monarch")
+    run_tiny(parts, *HALF, "resume=auto", model=SPARSE)
+    assert_same_run(parts, watched[0])
 
 
 def test_switch_under_graph(run_tiny, without_curves, tmp_path, monkeypatch):
-    """A graph of Monarch layers, then one of dense layers, resumed eagerly."""
+    """A graph of Monarch layers, then one of dense layers, resumed eagerly: the losses of a run that
+    was eager all the time."""
     switch = _Switch()
     monkeypatch.setattr(sparse_to_dense, "switch_if_due", switch)
     common = ("trainer.max_epochs=2", "train.sparse_to_dense.fraction=0.5", NO_TEST)
     common += ("callbacks.ema={decay: 0.9}", "trainer.limit_train_batches=3")
     # Compiling takes most of the time.
-    model = {**SPARSE, "depth": 1}
-    run_tiny(tmp_path, *common, "trainer.graph=true", "trainer.max_steps=5", model=model)
-    _assert_no_jump(tmp_path, 3)
+    model = {**SPARSE, "depth": 1, "attnlinear_cfg": None}
+    graph, eager = tmp_path / "graph", tmp_path / "eager"
+    run_tiny(graph, *common, "trainer.graph=true", "trainer.max_steps=5", model=model)
+    _assert_no_jump(graph, 3)
     ((before, after),) = switch.taken
     for name in set(after.model) & set(before.model):
         np.testing.assert_array_equal(after.model[name], before.model[name], err_msg=name)
     assert switch.frozen == FROZEN
-    middle = last_checkpoint(tmp_path)
+    middle = last_checkpoint(graph)
     name = "layers.2.NC.0.PCM.1.running_mean"
     assert np.abs(middle.model[name] - after.model[name]).max() > 0
     assert np.abs(middle.optimizer[f"ema/{name}"] - after.optimizer[f"ema/{name}"]).max() > 0
-    run_tiny(tmp_path, *common, "resume=auto", model=model)
-    losses = values(tmp_path)
-    assert list(losses) == list(range(1, 7))
-    assert np.isfinite(list(losses.values())).all()
-    end = last_checkpoint(tmp_path).model
+    run_tiny(graph, *common, "resume=auto", model=model)
+    run_tiny(eager, *common, model=model)
+    for split in ("train", "val"):
+        ours, theirs = values(graph, split), values(eager, split)
+        assert ours.keys() == theirs.keys()
+        np.testing.assert_allclose(list(ours.values()), list(theirs.values()), rtol=1e-5)
+    ours, theirs = last_checkpoint(graph), last_checkpoint(eager)
     for name in FROZEN:
-        np.testing.assert_array_equal(end[name], before.model[name])
+        np.testing.assert_array_equal(ours.model[name], theirs.model[name])
 
 
 def test_two_processes(digits, tmp_path):
