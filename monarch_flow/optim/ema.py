@@ -55,8 +55,7 @@ class ExponentialMovingAverage:
     def reset(self, model: nn.Module) -> None:
         """Average the parameters of `model` from now on, from what they are now."""
         self.shadow = {
-            name: _copy(value.detach().to(flow.float32))
-            for name, value in _averaged(model).items()
+            name: _copy(value.detach().to(flow.float32)) for name, value in _averaged(model).items()
         }
 
     def current_decay(self) -> float:

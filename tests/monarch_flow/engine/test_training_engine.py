@@ -279,7 +279,7 @@ def test_two_processes_equal_one(digits, tmp_path):
         cfg = config(digits, tmp_path / way, *common, *options, graph, "datamodule.batch_size=4")
         OmegaConf.save(cfg, paths[-1])
     script = Path(__file__).parent / "engine_runs.py"
-    result = run_distributed([script, *paths], 2, timeout=150)
+    result = run_distributed([script, *paths], 2, timeout=240)
     assert result.returncode == 0, result.stdout
     for way in ("eager", "graph"):
         for split in ("train", "val", "test"):

@@ -148,7 +148,9 @@ def test_checkpoints(run_dir: Path, tmp_path: Path):
         ("exp_avg_sq/", trained),
         ("ema/", trained | statistics),
     ):
-        found = {k.removeprefix(prefix): a for k, a in after.optimizer.items() if k.startswith(prefix)}
+        found = {
+            k.removeprefix(prefix): a for k, a in after.optimizer.items() if k.startswith(prefix)
+        }
         assert set(found) == names
         for name, array in found.items():
             assert array.shape == after.model[name].shape
@@ -157,9 +159,7 @@ def test_checkpoints(run_dir: Path, tmp_path: Path):
     joined = np.concatenate(
         [before.optimizer[f"exp_avg/layers.2.NC.0.attn.{part}_proj.bias"] for part in "qkv"]
     )
-    np.testing.assert_array_equal(
-        after.optimizer["exp_avg/layers.2.NC.0.attn.qkv.bias"], joined
-    )
+    np.testing.assert_array_equal(after.optimizer["exp_avg/layers.2.NC.0.attn.qkv.bias"], joined)
     assert after.state["step"] == 7
     target = tmp_path / "averages.safetensors"
     convert("densify", run_dir, target, "--join-qkv")
