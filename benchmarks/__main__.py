@@ -53,23 +53,23 @@ class Bench:
 
     def row(self, item: Item) -> Row:
         """Measure one item."""
-        runs = [(self.ours, item)]
-        if item.against is not None:
-            runs.append((self.base, self.items[item.against]))
-        if item.peer:
-            runs.append((self.peer, item))
+        sides = [self.ours, self.peer] if item.peer else [self.ours]
+        runs = {side.name: (side, item) for side in sides}
+        if item.against:
+            runs[BASE] = (self.base, self.items[item.against])
         seconds = measure(runs, rounds=self.rounds, target=0.15)
-        self.base.stop()  # Its memory is another item's.
+        # What it holds would be in the way of the next item.
+        self.base.stop()
         notes = [f"{name}: {text}" for name, text in seconds.items() if isinstance(text, str)]
         ours, peer = _number(seconds.get(OURS)), _number(seconds.get(PEER))
         stock = None
         # Stock OneFlow is up to 600 times slower: once is enough, and a process of its own, as some
         # operators end it.
         if self.stock is not None and item.stock and item.against is None:
-            found = measure([(self.stock, item)], rounds=1, target=0.05)[STOCK]
+            found = measure({STOCK: (self.stock, item)}, rounds=1, target=0.05)[STOCK]
             stock = _number(found)
             notes += [f"{STOCK}: {found}"] if isinstance(found, str) else []
-        base = peer if item.against is None else _number(seconds.get(BASE))
+        base = _number(seconds.get(BASE)) if item.against else peer
         return Row(
             date=self.date,
             machine=self.machine,

@@ -29,6 +29,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from monarch_flow.layers import LinearConfig
+from monarch_flow.models.published import t2t_names
 from monarch_flow.projection.files import (
     LAYERS,
     SUFFIX,
@@ -46,10 +47,16 @@ from monarch_flow.projection.training_state import (
     densify_training_state,
     project_training_state,
 )
-from monarch_flow.projection.weights import Rule, densify_weights, split_packed_attention
+from monarch_flow.projection.weights import (
+    Rule,
+    densify_weights,
+    join_split_attention,
+    split_packed_attention,
+)
 
-# The MLPs of our vision models, which are what the published configs replace.
-INCLUDE = r"^blocks\.\d+\.(mlp|mlp_channels)\.fc[12]$"
+# The MLPs of our vision models (of ViTAE those of its normal cells), which are what the published
+# configs replace.
+INCLUDE = r"^(blocks|layers\.\d+\.NC)\.\d+\.(mlp|mlp_channels)\.fc[12]$"
 DTYPES = ("keep", "float32", "float64")
 # The config group whose files `--config` knows by name.
 _GROUP = "configs/model/vitmlp_cfg"
@@ -103,6 +110,12 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         metavar="REGEX=OUTxIN",
         help="true sizes of layers that are padded, where IN does not say them (files written by "
         "`project` do); default: no padding. May be given several times",
+    )
+    densify.add_argument(
+        "--join-qkv",
+        action="store_true",
+        help="then join q_proj, k_proj and v_proj of attention into a packed layer (qkv), as dense "
+        "models without attnlinear_cfg have it (default: leave them apart)",
     )
     _command(commands, "t2t", "a published T2T-ViT checkpoint to the names of monarch_flow.models")
     return parser.parse_args(argv)
@@ -166,31 +179,6 @@ def _averages(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
     }
 
 
-def t2t_names(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """A published T2T-ViT's state dict under the names of `monarch_flow.models.T2TViT`:
-    `tokens_to_token.*` becomes `patch_embed.*`, `pos_embed` the buffer `pos_embed.pe`.
-
-    Raises:
-        UserError: it is no such state dict, or has been converted.
-    """
-    if "pos_embed.pe" in state:
-        raise UserError("these weights have our names already (they have 'pos_embed.pe')")
-    old = "tokens_to_token."
-    if "pos_embed" not in state or not any(name.startswith(old) for name in state):
-        raise UserError(
-            f"not a published T2T-ViT: there is no 'pos_embed' and '{old}*'; it has "
-            f"{', '.join(list(state)[:6])} ..."
-        )
-    renamed = {}
-    for name, array in state.items():
-        if name == "pos_embed":
-            name = "pos_embed.pe"
-        elif name.startswith(old):
-            name = f"patch_embed.{name.removeprefix(old)}"
-        renamed[name] = array
-    return renamed
-
-
 def _project(source: Source, options: argparse.Namespace, rules: list[Rule]) -> str:
     averages = _averages(source.checkpoint) if source.checkpoint else {}
     if averages and options.split_qkv:
@@ -207,11 +195,11 @@ def _densify(source: Source, options: argparse.Namespace) -> str:
     if layers is None:
         layers = find_layers(source.weights)
     layers = {prefix: _sized(prefix, spec, options.size) for prefix, spec in layers.items()}
-    if not layers:
+    if not layers and not options.join_qkv:
         raise UserError(f"{source.path} has no structured layers; it is dense already")
     if source.checkpoint is None or options.target.suffix == SUFFIX:
         dense, reports = densify_weights(source.weights, layers)
-        return _write(options.target, Checkpoint(dense), {}, reports)
+        return _write(options.target, Checkpoint(_joined(dense, options)), {}, reports)
     checkpoint = source.checkpoint
     try:
         new = densify_training_state(source.weights, checkpoint.optimizer, layers)
@@ -221,8 +209,20 @@ def _densify(source: Source, options: argparse.Namespace) -> str:
         new = densify_training_state(source.weights, {}, layers)
         logger.warning("the optimizer's state is left out: %s", error)
     state = {key: value for key, value in checkpoint.state.items() if key != LAYERS}
-    whole = Checkpoint(new.model, new.optimizer, state, checkpoint.name)
+    whole = Checkpoint(_joined(new.model, options), new.optimizer, state, checkpoint.name)
+    if options.join_qkv:
+        whole.optimizer = join_split_attention(whole.optimizer)
     return _write(options.target, whole, {}, new.reports)
+
+
+def _joined(weights: dict[str, np.ndarray], options: argparse.Namespace) -> dict[str, np.ndarray]:
+    """With attention packed, where that is asked for."""
+    if not options.join_qkv:
+        return weights
+    joined = join_split_attention(weights)
+    if len(joined) == len(weights):
+        raise UserError("--join-qkv: there are no dense layers q_proj, k_proj and v_proj to join")
+    return joined
 
 
 def _write(
