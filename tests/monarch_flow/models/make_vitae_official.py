@@ -1,4 +1,4 @@
-"""Makes vitae_official.json: names, logits and gradients of narrow ViTAEs, of the authors' own code.
+"""Makes vitae_official.json: names, logits and gradients of narrow ViTAEs by the authors' own code.
 
 Run it with the peer's Python (`make bench` sets it up in .venv-peer) from the repository's root:
 
