@@ -69,7 +69,6 @@ def run_job(folder: Path, nproc: int, what: str, rank: int) -> list[Ended]:
     raise AssertionError("hung twice: " + "".join(p.read_text() for p in folder.glob("*.log")))
 
 
-
 @pytest.mark.parametrize(("nproc", "rank"), [(3, 1), (2, 0)])
 def test_killed_process(tmp_path: Path, nproc: int, rank: int) -> None:
     ends = run_job(tmp_path, nproc, "kill", rank)
