@@ -9,7 +9,7 @@ from typing import Any
 
 import oneflow_accel
 from oneflow_accel.backends import Backend
-from oneflow_accel.errors import UserError
+from oneflow_accel.errors import CheckpointError, UserError
 from oneflow_accel.training import distributed, watchdog
 from oneflow_accel.training.checkpoint import Checkpoint, CheckpointManager
 from oneflow_accel.training.curves import draw_curves
@@ -68,9 +68,7 @@ def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
     _settle_precision(cfg, backend)
     options = read_trainer_options(cfg)
     trial = bool(options.fast_dev_run)
-    resumed = None if trial else checkpoint_to_resume(cfg.get("resume"), run_dir)
-    if resumed is not None:
-        snapshot.require_run(resumed, str(cfg.resume))
+    resumed = None if trial else _checkpoint_to_resume(cfg, run_dir)
     seed = _settled_seed(cfg, resumed)
     _seed(seed, backend)
     data = build_data(cfg, seed)
@@ -148,6 +146,19 @@ def _finish(run_dir: Path, metrics: dict[str, float], trial: bool) -> None:
     if not trial:
         curves = draw_curves(run_dir / JSONL_NAME, run_dir / "curves.png")
         logger.info("curves: %s", curves)
+
+
+def _checkpoint_to_resume(cfg: DictConfig, run_dir: Path) -> Checkpoint | None:
+    asked = cfg.get("resume")
+    if asked is not None and Path(asked).is_file() and Path(asked).name not in ("latest", "best"):
+        raise CheckpointError(
+            f"resume={asked} is a file of weights, which holds no run to go on with; start a run "
+            f"from them with train.init_from.path={asked}"
+        )
+    resumed = checkpoint_to_resume(asked, run_dir)
+    if resumed is not None:
+        snapshot.require_run(resumed, str(asked))
+    return resumed
 
 
 def _load_weights(

@@ -13,7 +13,7 @@ import pytest
 from oneflow import nn
 
 from monarch_flow.engine.evaluation import load_for_evaluation
-from monarch_flow.engine.initialize import initialize
+from monarch_flow.engine.initialize import initialize, read_model_arrays
 from monarch_flow.models import create_model
 from tests.monarch_flow.engine.engine_runs import last_checkpoint
 from tests.torch_writer import save_torch_file
@@ -54,6 +54,12 @@ def test_new_head_for_other_classes(tmp_path, caplog):
         assert f"{name} is left out: the head begins anew" in caplog.text
 
 
+def test_a_file_of_weights_is_no_run_to_go_on_with(run_tiny, tmp_path):
+    path = saved(small(10, 0), tmp_path / "w.pth.tar")
+    with pytest.raises(CheckpointError, match=r"file of weights.*train\.init_from\.path=\S+tar$"):
+        run_tiny(tmp_path / "run", f"resume={path}")
+
+
 def test_new_head_and_projection_together(tmp_path):
     """One block is a dense matrix itself, so that nothing is lost."""
     whole = {"_target_": "monarch_flow.layers.MonarchLinear", "nblocks": 1}
@@ -81,20 +87,24 @@ def test_training_on_other_classes_starts_from_the_rest(run_tiny, tmp_path):
             np.testing.assert_array_equal(ours[name], array, err_msg=name)
 
 
-@pytest.mark.parametrize("use_ema", [True, False])
-def test_moving_averages_or_the_last_weights_of_a_run(run_tiny, tmp_path, use_ema):
+def test_moving_averages_or_the_last_weights_of_a_run(run_tiny, tmp_path):
     """Of our own checkpoints, too."""
     run_tiny(tmp_path / "run", "trainer.max_epochs=1", "callbacks.ema={decay: 0.9}")
     checkpoint = last_checkpoint(tmp_path / "run")
-    wanted = dict(checkpoint.model)
-    if use_ema:
-        wanted |= {name: checkpoint.optimizer[f"ema/{name}"] for name in wanted}
-    options = ("trainer.max_epochs=1", "test_after_training=false", "optimizer.lr=0.0")
-    options += ("scheduler.lr_min=0.0", "scheduler.warmup_lr_init=0.0")
-    source = (f"train.init_from.path={tmp_path / 'run'}", f"train.init_from.use_ema={use_ema}")
-    run_tiny(tmp_path / "next", *options, *source)
+    last = checkpoint.model
+    averages = {name: checkpoint.optimizer[f"ema/{name}"] for name in last}
+    assert any((averages[name] != last[name]).any() for name in last)
+    for use_ema, wanted in ((True, averages), (False, last)):
+        arrays, _ = read_model_arrays(tmp_path / "run", use_ema=use_ema)
+        assert arrays.keys() == wanted.keys()
+        for name, array in arrays.items():
+            np.testing.assert_array_equal(array, wanted[name], err_msg=name)
+    once = ("trainer.max_steps=1", "test_after_training=false", "optimizer.lr=0.0")
+    once += ("scheduler.lr_min=0.0", "scheduler.warmup_lr_init=0.0")
+    source = (f"train.init_from.path={tmp_path / 'run'}", "train.init_from.use_ema=false")
+    run_tiny(tmp_path / "next", *once, *source)
     for name, array in last_checkpoint(tmp_path / "next").model.items():
-        np.testing.assert_array_equal(array, wanted[name], err_msg=name)
+        np.testing.assert_array_equal(array, last[name], err_msg=name)
 
 
 def published(model: nn.Module) -> dict[str, np.ndarray]:
@@ -108,16 +118,20 @@ def published(model: nn.Module) -> dict[str, np.ndarray]:
 
 def test_published_t2t_vit_needs_no_converter(tmp_path, caplog):
     caplog.set_level("INFO", "oneflow_accel")
-    source, model, started = (create_model("t2t_vit_7", **T2T) for _ in range(3))
+    source, model = (create_model("t2t_vit_7", **T2T) for _ in range(2))
     state = published(source)
     assert {"pos_embed", "tokens_to_token.project.weight"} <= state.keys()
     path = save_torch_file(tmp_path / "T2T.pth.tar", {"state_dict_ema": state})
-    load_for_evaluation(model, str(path), "t2t_vit_7")
-    initialize(started, path, project=False)
-    for name, array in arrays_of(source).items():
-        np.testing.assert_array_equal(arrays_of(model)[name], array, err_msg=name)
-        np.testing.assert_array_equal(arrays_of(started)[name], array, err_msg=name)
-    assert "they are renamed" in caplog.text
+    for load in (
+        lambda: load_for_evaluation(model, str(path), "t2t_vit_7"),
+        lambda: initialize(model, path, project=False),
+    ):
+        for parameter in model.parameters():
+            nn.init.zeros_(parameter)
+        load()
+        for name, array in arrays_of(source).items():
+            np.testing.assert_array_equal(arrays_of(model)[name], array, err_msg=name)
+    assert caplog.text.count("they are renamed") == 2
 
 
 def test_dense_weights_for_a_structured_model(tmp_path):
