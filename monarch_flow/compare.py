@@ -104,6 +104,8 @@ def compare(study: Study, runs: Sequence[PlannedRun], train: Train) -> int:
             # All but this command came to its end.
             run.finish(device)
             continue
+        # What there is by now can be looked at meanwhile.
+        _report(study, runs, states, folder)
         _say(f"{study.name}: {name}, {1 + runs.index(run)} of {len(runs)}, in {run.folder}")
         try:
             ended = train(run.arguments, run.folder)
@@ -119,7 +121,6 @@ def compare(study: Study, runs: Sequence[PlannedRun], train: Train) -> int:
             states[name] = "interrupted"
         elif ended.code:
             states[name] = f"failed: {ended.how}"
-        _report(study, runs, states, folder)
     page = _report(study, runs, states, folder)
     _say(page.read_text())
     _say(f"table: {page}")
