@@ -45,7 +45,7 @@ def draw_comparison(runs: Sequence[tuple[str, Results]], title: str, output_png:
     Returns:
         `output_png`.
     """
-    figure = new_figure(17, max(3.6, 1.6 + 0.5 * len(runs)), title)
+    figure = new_figure(17, max(4.2, 1.6 + 0.5 * len(runs)), title)
     grid = figure.add_gridspec(1, 2 + len(_PER_PHASE), width_ratios=[1.7, *[1] * 4])
     _draw_curves(figure.add_subplot(grid[0]), runs)
     accuracy = figure.add_subplot(grid[1])
