@@ -282,7 +282,7 @@ A = {"name": "a", "experiment": "mnist/vit"}
         ([A], ["mode=smoke"], ["mode=smoke", "whole ones"]),
         ([A], ["trainer.max_epoch=3"], ["a: ", "trainer.max_epochs"]),
         ([{**A, "experiment": "mnist/vti"}], [], ["did you mean mnist/vit"]),
-        ([{**A, "experimnt": "x"}], [], ["rows.0.experimnt", "did you mean experiment?"]),
+        ([{**A, "experiments": "x"}], [], ["rows.0.experiments", "did you mean experiment?"]),
         ([{"name": "a"}], [], ["rows.0.experiment is not set"]),
         ([], [], ["rows"]),
         ([A, A], [], ["rows.1.name", "there is a row a above"]),
