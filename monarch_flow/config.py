@@ -129,8 +129,9 @@ def check_data_dir(cfg: DictConfig) -> None:
         UserError: `datamodule.data_dir` is not set, or is not there.
     """
     dataset, folder = cfg.datamodule.dataset, cfg.datamodule.data_dir
+    # An evaluation reads no training images.
     holds = {
-        "folder": "train/CLASS/IMAGE and val/CLASS/IMAGE",
+        "folder": f"{'' if cfg.mode == 'eval' else 'train/CLASS/IMAGE and '}val/CLASS/IMAGE",
         "mnist": "train-images-idx3-ubyte.gz and the three others",
     }
     if dataset not in holds:

@@ -40,6 +40,7 @@ _KEYS = (
     "work_dir",
     "resume",
     "eval.ckpt",
+    "eval.use_ema",
     "trainer.accelerator",
     "trainer.devices",
     "trainer.max_epochs",
@@ -54,6 +55,7 @@ _KEYS = (
     "train.sparse_to_dense.fraction",
     "train.init_from.path",
     "train.init_from.project",
+    "train.init_from.reset_head",
     "datamodule.data_dir",
     "datamodule.image_size",
     "datamodule.batch_size",
@@ -71,25 +73,33 @@ _KEYS = (
 )
 
 
-def help_text(overrides: Sequence[str] = (), config_dir: str | None = None) -> str:
+def help_text(
+    overrides: Sequence[str] = (),
+    config_dir: str | None = None,
+    *,
+    head: str = _HEAD,
+    keys: Sequence[str] = _KEYS,
+) -> str:
     """What --help prints.
 
     Args:
         overrides: those on the command line; the keys are shown with the values these give.
         config_dir: a folder with further options.
+        head: usage, flags and examples.
+        keys: those to list.
 
     Raises:
         UserError: an unknown key, group or option among the overrides.
     """
     composed = compose_raw(overrides, config_dir)
     raw = OmegaConf.to_container(composed.raw, resolve=False)
-    lines = [_HEAD, "groups and their options:"]
+    lines = [head, "groups and their options:"]
     groups = Groups(config_dir)
     for group in groups:
         lines += _wrapped(f"{group}=", " ".join(groups.options(group)), indent=28)
     lines += ["", f"keys, with their values{_of(composed.experiment)}; --cfg job prints all:"]
     descriptions = {name: field.description or "" for name, field in schema_fields()}
-    for key in _KEYS:
+    for key in keys:
         assert in_schema(key), key
         text = f"{_short(_at(raw, key))}   {descriptions[key]}".rstrip()
         lines += _wrapped(f"{key}=", text, indent=34)

@@ -53,6 +53,13 @@ class Evaluation(Group):
     ckpt: PathText | None = Field(description="evaluate this checkpoint and do not train")
     run_val: bool = Field(description="evaluate on the validation images")
     run_test: bool = Field(description="evaluate on the test images")
+    use_ema: bool = Field(
+        description="of a checkpoint with both, the weights' moving averages; false: the last ones"
+    )
+    real_labels: PathText | None = Field(
+        description="real.json, to count by ImageNet's reassessed labels too"
+    )
+    results_file: PathText | None = Field(description="write the figures to this file, as JSON")
 
 
 class TrainerGroup(Group):
@@ -85,6 +92,8 @@ class SparseToDense(Group):
 class InitFrom(Group):
     path: PathText | None = Field(description="start with this checkpoint's weights")
     project: bool = Field(description="project its dense weights onto the structured layers")
+    use_ema: bool = Field(description="take their moving averages where it has them")
+    reset_head: bool = Field(description="leave out its classifier, to train on other classes")
 
 
 class LossFunction(Group):

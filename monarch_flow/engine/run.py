@@ -83,8 +83,8 @@ def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
     calendar = Calendar(options, len(train_loader), schedule)
     if calendar.batches == 0:
         raise UserError(
-            "an epoch has no whole step: raise trainer.limit_train_batches, or lower "
-            "trainer.accumulate_grad_batches"
+            "an epoch has no step: there are fewer training images than datamodule.batch_size, or "
+            "trainer.limit_train_batches is 0"
         )
     callbacks = build_callbacks(section(cfg, "callbacks"))
     if trial:
@@ -105,7 +105,7 @@ def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
     try:
         trainer = Trainer(
             model,
-            step_maker(cfg, backend, options, calendar, seed),
+            step_maker(cfg, backend, options, calendar),
             Data(train_loader, val_loader, data.image_shape, val_loss),
             backend,
             options,
@@ -157,7 +157,13 @@ def _load_weights(
     if resumed is not None:
         snapshot.load_model(model, resumed, name, num_classes)
     elif source.get("path") is not None:
-        initialize(model, source["path"], project=bool(source.get("project")))
+        initialize(
+            model,
+            source["path"],
+            project=bool(source.get("project")),
+            use_ema=bool(source.get("use_ema", True)),
+            reset_head=bool(source.get("reset_head")),
+        )
 
 
 def _settle_precision(cfg: DictConfig, backend: Backend) -> None:

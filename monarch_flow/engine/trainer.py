@@ -258,10 +258,9 @@ class Trainer:
         self.is_log_step = ends or (position.step + 1) % options.log_every == 0
         self._each(lambda callback: callback.on_step_start(self))
         self.last_lr = self.calendar.learning_rate(position.step, position)
-        if not options.graph:
-            # Dropout and drop path: a resumed run draws what it would have drawn.
-            seed = step_seed(self.identity.seed, position.step, distributed.rank())
-            self.backend.manual_seed(seed)
+        # Dropout and drop path: a resumed run draws what it would have drawn.
+        seed = step_seed(self.identity.seed, position.step, distributed.rank())
+        self.backend.manual_seed(seed)
         figures = self.train_step.step(window, self.last_lr)
         position.batch += len(window)
         position.step += 1

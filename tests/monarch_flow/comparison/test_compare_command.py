@@ -238,7 +238,8 @@ def test_every_study_composes(study, digits):
         dense.model.name
     }
     assert sparse_to_dense.train.sparse_to_dense.fraction == 0.7
-    assert projected.train.init_from == {"path": dense.run_dir, "project": True}
+    source = projected.train.init_from
+    assert (source.path, source.project) == (dense.run_dir, True)
     assert projected.callbacks.initial_validation is not None
     # No group of the configuration of a run.
     assert "study" not in Groups()

@@ -49,7 +49,8 @@ VIT_S = {
     "train.loss_fn_val": {"name": "cross_entropy", "label_smoothing": 0.0},
     "train.scheduler_interval": "epoch",
     "train.sparse_to_dense.fraction": None,
-    "train.init_from": {"path": None, "project": False},
+    "train.init_from.path": None,
+    "train.init_from.project": False,
     "optimizer": {
         "name": "adamw",
         "lr": 1e-3,
@@ -119,7 +120,9 @@ VIT_S = {
     "callbacks.ema": None,
     "logger.tensorboard": {},
     "logger.wandb": None,
-    "eval": {"ckpt": None, "run_val": True, "run_test": True},
+    "eval.ckpt": None,
+    "eval.run_val": True,
+    "eval.run_test": True,
 }
 STRUCTURED = {"model.drop_path_rate": 0.0}
 VIT_S_MONARCH = {**VIT_S, **STRUCTURED, "model.mlp_cfg": MONARCH}

@@ -50,7 +50,7 @@ def test_with_the_average_where_no_best_is_kept(run_tiny, tmp_path):
     wanted = run_tiny(tmp_path / "whole", *COMMON, keep)
     run_tiny(tmp_path / "parts", *COMMON, keep, "test_after_training=false")
     found = run_tiny(tmp_path / "parts", *COMMON, keep, "resume=auto")
-    assert found["test/loss"] == wanted["test/loss"] == values(tmp_path / "parts", "val")[16]
+    assert found["test/loss"] == wanted["test/loss"]
 
 
 def test_before_the_last_validation(whole, run_tiny, tmp_path, monkeypatch):
