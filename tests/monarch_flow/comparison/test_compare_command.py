@@ -224,8 +224,21 @@ def test_a_process_of_its_own_is_stopped_and_goes_on(arguments, tmp_path):
     assert len(set(steps.tolist())) == len(steps)
 
 
-@pytest.mark.parametrize("study", studies())
-def test_every_study_composes(study, digits):
+def test_studies_are_of_four_runs_that_there_are():
+    # That experiments compose is tested with them; composing takes a quarter of a second.
+    experiments = Groups().options("experiment")
+    assert {"mnist-vit", "flowers5-vit", "flowers5-vitae"} <= studies().keys()
+    for name in studies():
+        rows = read_study(name).rows
+        assert [row.name for row in rows] == list(ROWS)
+        assert {row.experiment for row in rows} <= set(experiments)
+        assert [row.init_from for row in rows] == [None, None, None, "dense"]
+    # No group of the configuration of a run.
+    assert "study" not in Groups()
+
+
+def test_a_study_is_planned_before_it_runs(digits):
+    study = "flowers5-vitae"
     runs = plan(read_study(study), [f"datamodule.data_dir={digits}"])
     assert [run.row.name for run in runs] == list(ROWS)
     for run in runs:
@@ -241,8 +254,6 @@ def test_every_study_composes(study, digits):
     source = projected.train.init_from
     assert (source.path, source.project) == (dense.run_dir, True)
     assert projected.callbacks.initial_validation is not None
-    # No group of the configuration of a run.
-    assert "study" not in Groups()
 
 
 def test_help_lists_the_studies(capsys):
