@@ -128,12 +128,12 @@ def _notes(entries: Sequence[Entry]) -> list[str]:
     if not known:
         return []
     notes = [
-        "Accuracy is top-1 on the test images, with the weights of the epoch that was best on the "
-        "validation images; the next column is on the validation images with the weights that the "
-        "run ended with. Parameters are those that are trained, GMACs 10^9 multiply-accumulates "
-        "per image. Images/s are of training steps without validation, the median over the run's "
-        "log lines; the column after it compares with the first row. Training time is that of all "
-        "training steps."
+        "Accuracy is top-1 on the test images (the validation images where the data has no "
+        "others), with the weights of the epoch that was best on the validation images; the next "
+        "column is on the validation images with the weights that the run ended with. Parameters "
+        "are those that are trained, GMACs 10^9 multiply-accumulates per image. Images/s are of "
+        "training steps without validation, the median over the run's log lines; the column after "
+        "it compares with the first row. Training time is that of all training steps."
     ]
     if any(result.initial is not None for _, result in known):
         notes.append(
