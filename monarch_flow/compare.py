@@ -21,6 +21,7 @@ from oneflow_accel.errors import UserError
 from oneflow_accel.training.files import replace_file
 from oneflow_accel.training.metrics import JSONL_NAME
 
+from monarch_flow.command import INTERRUPTED, Command
 from monarch_flow.comparison import process
 from monarch_flow.comparison.picture import draw_comparison
 from monarch_flow.comparison.plan import PlannedRun, plan
@@ -28,13 +29,10 @@ from monarch_flow.comparison.process import OUTPUT, Ended
 from monarch_flow.comparison.results import ended_with_a_test, read_results
 from monarch_flow.comparison.study import Study, read_study, studies
 from monarch_flow.comparison.table import Entry, format_page
-from monarch_flow.train import parse_options
 
 PROGRAM = "monarch_flow.compare"
 # Some runs have failed.
 INCOMPLETE = 1
-# Told to stop before all was done.
-INTERRUPTED = 130
 PAGE, PICTURE = "comparison.md", "comparison.png"
 
 _HELP = """\
@@ -68,7 +66,7 @@ def main(argv: Sequence[str] | None = None, train: Train = process.train) -> int
     """
     logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stdout)
     try:
-        options = parse_options(sys.argv[1:] if argv is None else argv)
+        options = Command(PROGRAM).parse(sys.argv[1:] if argv is None else argv)
         if options.help:
             print(_help(options.config_dir), end="")
             return 0
@@ -104,6 +102,8 @@ def compare(study: Study, runs: Sequence[PlannedRun], train: Train) -> int:
             # All but this command came to its end.
             run.finish(device)
             continue
+        # What there is by now can be looked at meanwhile.
+        _report(study, runs, states, folder)
         _say(f"{study.name}: {name}, {1 + runs.index(run)} of {len(runs)}, in {run.folder}")
         try:
             ended = train(run.arguments, run.folder)
@@ -119,7 +119,6 @@ def compare(study: Study, runs: Sequence[PlannedRun], train: Train) -> int:
             states[name] = "interrupted"
         elif ended.code:
             states[name] = f"failed: {ended.how}"
-        _report(study, runs, states, folder)
     page = _report(study, runs, states, folder)
     _say(page.read_text())
     _say(f"table: {page}")

@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 
@@ -26,11 +25,6 @@ COMMAND = Command(
     "monarch_flow.train",
     after_interrupt="interrupted; continue with resume=auto",
 )
-
-
-def parse_options(argv: Sequence[str]) -> argparse.Namespace:
-    """Flags and overrides, see `Command.parse`."""
-    return COMMAND.parse(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

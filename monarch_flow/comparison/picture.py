@@ -14,14 +14,28 @@ from monarch_flow.comparison.results import Phase, Results
 
 # Of the second of two bars, which is about the layers after they became dense.
 _PALE = 0.45
+# Runs whose curves lie on each other are to be seen all the same.
+_STYLES = ("-", "--", "-.", ":")
+
+
+def _millions(phase: Phase) -> float | None:
+    return None if phase.parameters is None else phase.parameters / 1e6
+
+
+_PER_PHASE: tuple[tuple[str, Callable[[Phase], float | None]], ...] = (
+    ("Trained parameters, millions", _millions),
+    ("GMACs per image", lambda phase: phase.gmacs),
+    ("Training images/s", lambda phase: phase.images_per_second),
+)
 
 
 def draw_comparison(runs: Sequence[tuple[str, Results]], title: str, output_png: Path) -> Path:
     """Draw the runs that are done.
 
-    To the left validation accuracy by epoch, with a dashed line where layers became dense. To the
-    right bars of accuracy (a diamond marks it before the first step), parameters and training
-    speed; where layers became dense there are two, the pale one for afterwards.
+    To the left validation accuracy by epoch, with an upright line where layers became dense. To the
+    right bars of accuracy (a diamond marks it before the first step), parameters,
+    multiply-accumulates and training speed; where layers became dense there are two, the pale one
+    for afterwards.
 
     Args:
         runs: name and results, at least one.
@@ -31,23 +45,17 @@ def draw_comparison(runs: Sequence[tuple[str, Results]], title: str, output_png:
     Returns:
         `output_png`.
     """
-    figure = new_figure(14, max(3.6, 1.6 + 0.5 * len(runs)), title)
-    grid = figure.add_gridspec(1, 4, width_ratios=[1.7, 1, 1, 1])
+    figure = new_figure(17, max(4.2, 1.6 + 0.5 * len(runs)), title)
+    grid = figure.add_gridspec(1, 2 + len(_PER_PHASE), width_ratios=[1.7, *[1] * 4])
     _draw_curves(figure.add_subplot(grid[0]), runs)
-    accuracy, parameters, speed = (figure.add_subplot(grid[column]) for column in (1, 2, 3))
+    accuracy = figure.add_subplot(grid[1])
     _draw_accuracy(accuracy, [results for _, results in runs])
-    _draw_bars(
-        parameters,
-        [_per_phase(results, lambda phase: phase.parameters, 1e-6) for _, results in runs],
-    )
-    _draw_bars(
-        speed, [_per_phase(results, lambda phase: phase.images_per_second) for _, results in runs]
-    )
-    for axes, heading in (
-        (accuracy, "Accuracy, %"),
-        (parameters, "Trained parameters, millions"),
-        (speed, "Training images/s"),
-    ):
+    panels = [(accuracy, "Accuracy, %")]
+    for column, (heading, value) in enumerate(_PER_PHASE, start=2):
+        axes = figure.add_subplot(grid[column])
+        _draw_bars(axes, [list(map(value, results.phases)) for _, results in runs])
+        panels.append((axes, heading))
+    for axes, heading in panels:
         axes.set_title(heading)
         # The first run on top.
         axes.set_ylim(len(runs) - 0.4, -0.6)
@@ -62,10 +70,16 @@ def _draw_curves(axes: Axes, runs: Sequence[tuple[str, Results]]) -> None:
     for number, (name, results) in enumerate(runs):
         color, size = _color(number), 4 if len(results.epochs) <= 30 else 2
         axes.plot(
-            results.epochs, results.validated, marker="o", markersize=size, color=color, label=name
+            results.epochs,
+            results.validated,
+            _STYLES[number % len(_STYLES)],
+            marker="o",
+            markersize=size,
+            color=color,
+            label=name,
         )
         if results.switch_epoch is not None:
-            axes.axvline(results.switch_epoch, color=color, linestyle="--", linewidth=0.8)
+            axes.axvline(results.switch_epoch, color=color, linewidth=0.8)
     axes.set_title("Validation accuracy")
     axes.set_xlabel("epoch")
     axes.set_ylabel("% of images")
@@ -95,18 +109,11 @@ def _draw_bars(axes: Axes, rows: Sequence[Sequence[float | None]]) -> None:
             axes.annotate(
                 f"{value:.4g}",
                 (value, y),
-                (3, 0),
+                (6, 0),
                 textcoords="offset points",
                 va="center",
                 fontsize=8,
             )
-
-
-def _per_phase(
-    results: Results, value: Callable[[Phase], float | None], scale: float = 1.0
-) -> list[float | None]:
-    values = [value(phase) for phase in results.phases]
-    return [None if number is None else number * scale for number in values]
 
 
 def _color(number: int) -> str:

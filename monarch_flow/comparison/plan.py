@@ -13,11 +13,11 @@ from oneflow_accel.errors import UserError
 from oneflow_accel.training.files import replace_file
 from oneflow_accel.training.overrides import parse_override
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from monarch_flow.comparison.study import Row, Study
 from monarch_flow.config import EXAMPLE, check_data_dir, compose
-from monarch_flow.config_files import config_differences
+from monarch_flow.config_files import config_differences, load_config
 
 # In the folder of a run that has ended well.
 _FINISHED = "finished.json"
@@ -45,6 +45,7 @@ _FREE = (
     "datamodule.pin_memory",
     "trainer.log_every_n_steps",
 )
+_ABSENT = object()
 
 
 @dataclass(frozen=True)
@@ -143,10 +144,16 @@ def _merged(*texts: str) -> dict[str, str]:
 
 def _check_begun(run: PlannedRun) -> None:
     """A run that goes on, or that is not repeated, has to be the one that is asked for."""
+    saved = load_config(run.folder)
+    if saved is None:
+        return
     changed = [
         f"{key} is {new}, and {old} there"
         for key, old, new in config_differences(run.cfg, run.folder)
-        if not key.startswith(_FREE) and not _settled(key, old, new)
+        # What it does not have is newer than it, and changes nothing by itself.
+        if OmegaConf.select(saved, key, default=_ABSENT) is not _ABSENT
+        and not key.startswith(_FREE)
+        and not _settled(key, old, new)
     ]
     if changed:
         raise UserError(

@@ -25,11 +25,14 @@ class Phase:
         images_per_second: of training steps, their data included and validation not: the median of
             the log lines, each with the weight of its steps, without the first line, in which
             everything is done for the first time. None where nothing was trained.
+        quartiles: of the same: a quarter of the steps were slower than the first, and a quarter
+            faster than the second.
     """
 
     parameters: int | None
     gmacs: float | None
     images_per_second: float | None
+    quartiles: tuple[float, float] | None
 
 
 @dataclass(frozen=True)
@@ -152,19 +155,24 @@ def _phases(
             for values in known
         )
         if part or len(parts) == 1:
-            speed = _median(part[1:] or part)
-            count = None if parameters is None else int(parameters)
-            phases.append(Phase(count, None if gmacs is None else float(gmacs), speed))
+            speeds = _speeds(part[1:] or part, (0.25, 0.5, 0.75)) if part else None
+            phases.append(
+                Phase(
+                    None if parameters is None else int(parameters),
+                    None if gmacs is None else float(gmacs),
+                    None if speeds is None else speeds[1],
+                    None if speeds is None else (speeds[0], speeds[2]),
+                )
+            )
     return tuple(phases)
 
 
-def _median(windows: Sequence[_Window]) -> float | None:
-    """Weighted by steps: half of the steps were as fast, or faster."""
-    if not windows:
-        return None
+def _speeds(windows: Sequence[_Window], shares: Sequence[float]) -> list[float]:
+    """Images per second that such shares of the steps did not exceed."""
     ordered = sorted(windows, key=lambda window: window.images_per_second)
     sums = np.cumsum([window.steps for window in ordered])
-    return ordered[int(np.searchsorted(sums, sums[-1] / 2))].images_per_second
+    places = np.searchsorted(sums, np.asarray(shares) * sums[-1])
+    return [ordered[place].images_per_second for place in places.tolist()]
 
 
 def ended_with_a_test(metrics_jsonl: Path | str) -> bool:

@@ -14,6 +14,8 @@ from monarch_flow.comparison.study import Study
 
 # A larger share of waiting than this is worth a sentence: the speed is not the model's then.
 _MUCH_WAITING = 0.1
+# Half of the steps further apart than this, relative to the median, were not at one speed.
+_MUCH_SPREAD = 0.1
 _NOTHING = "-"
 
 
@@ -126,12 +128,12 @@ def _notes(entries: Sequence[Entry]) -> list[str]:
     if not known:
         return []
     notes = [
-        "Accuracy is top-1 on the test images, with the weights of the epoch that was best on the "
-        "validation images; the next column is on the validation images with the weights that the "
-        "run ended with. Parameters are those that are trained, GMACs 10^9 multiply-accumulates "
-        "per image. Images/s are of training steps without validation, the median over the run's "
-        "log lines; the column after it compares with the first row. Training time is that of all "
-        "training steps."
+        "Accuracy is top-1 on the test images (the validation images where the data has no "
+        "others), with the weights of the epoch that was best on the validation images; the next "
+        "column is on the validation images with the weights that the run ended with. Parameters "
+        "are those that are trained, GMACs 10^9 multiply-accumulates per image. Images/s are of "
+        "training steps without validation, the median over the run's log lines; the column after "
+        "it compares with the first row. Training time is that of all training steps."
     ]
     if any(result.initial is not None for _, result in known):
         notes.append(
@@ -158,6 +160,28 @@ def _notes(entries: Sequence[Entry]) -> list[str]:
             f"Of the training time this much was waiting for images: {', '.join(slow)}. More of "
             "datamodule.num_workers may help; images/s say little of the models."
         )
+    spread = [
+        f"{entry.name} {low:.4g} to {high:.4g}"
+        for entry, result in known
+        for low, high in _spread(result)
+    ]
+    if spread:
+        notes.append(
+            "The machine did not go at one speed all the time, as if it had other work. Half of "
+            f"the steps were at these images/s: {', '.join(spread)}. Runs whose ranges overlap "
+            "cannot be told apart."
+        )
     places = dict.fromkeys(entry.where for entry, _ in known)
     notes.append(f"Measured on {'; '.join(places)}.")
     return [line for note in notes for line in (note, "")]
+
+
+def _spread(results: Results) -> list[tuple[float, float]]:
+    """The quartiles of the phases in which they are far apart."""
+    return [
+        phase.quartiles
+        for phase in results.phases
+        if phase.quartiles is not None
+        and phase.images_per_second
+        and phase.quartiles[1] - phase.quartiles[0] > _MUCH_SPREAD * phase.images_per_second
+    ]

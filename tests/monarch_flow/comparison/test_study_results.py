@@ -27,6 +27,8 @@ def test_figures_of_a_run(tmp_path):
     assert (phase.parameters, phase.gmacs) == (4000, 2.0)
     # 29 steps without the first line: 2 at 20, 6 at 50, 12 at 100, 9 at 110 images/s.
     assert phase.images_per_second == 100
+    # A quarter of the steps is 7.25 of them.
+    assert phase.quartiles == (50, 110)
     assert results.seconds == pytest.approx(3 * sum(10 * n / rate for n, rate in SPEEDS))
     assert results.waiting == pytest.approx(0.25)
     assert results.best_epoch == 2
@@ -60,7 +62,9 @@ def test_a_log_with_next_to_nothing(tmp_path):
     log.close()
     results = read_results(log.path)
     assert (results.tested, results.last, results.best_epoch) == (None, None, None)
-    assert [phase.images_per_second for phase in results.phases] == [None]
+    assert [(phase.images_per_second, phase.quartiles) for phase in results.phases] == [
+        (None, None)
+    ]
     with pytest.raises(OSError, match="absent"):
         read_results(tmp_path / "absent")
 
@@ -120,6 +124,8 @@ def test_table(entries):
     assert "![All of them](picture.png)" in page
     assert "best epoch of s2d was before its layers became dense" in page
     assert "waiting for images: s2d 40 %" in page
+    # Within a tenth are those of s2d: 100 to 110 and 50 to 55.
+    assert "at these images/s: dense 50 to 110, projected 50 to 110. " in page
     assert "Measured on a machine, today." in page
     # It can be pasted into a shell.
     assert (
@@ -146,16 +152,17 @@ def test_picture(entries, tmp_path, monkeypatch):
     )
     runs = [(entry.name, entry.results) for entry in entries if entry.results]
     output = draw_comparison(runs, "All of them", tmp_path / "picture.png")
-    curves, accuracy, parameters, speed = saved[0].axes
+    curves, accuracy, parameters, macs, speed = saved[0].axes
     lines = {line.get_label(): line for line in curves.get_lines()}
     assert lines["projected"].get_xdata().tolist() == [0, 1, 2]
     assert lines["projected"].get_ydata().tolist() == [65.125, 75, 80]
     assert [lines[name].get_color() for name, _ in runs] == list(COLORS[:3])
-    assert len(lines) == 4, "and the dashed line of the switch"
+    assert len(lines) == 4, "and the line of the switch"
     assert [text.get_text() for text in accuracy.get_yticklabels()] == [name for name, _ in runs]
     assert [bar.get_width() for bar in accuracy.patches] == [80.5, 70, 79]
     assert [line.get_xdata()[0] for line in accuracy.get_lines()] == [65.125]
     assert [bar.get_width() for bar in parameters.patches] == [0.004, 0.0015, 0.004, 0.004]
+    assert [bar.get_width() for bar in macs.patches] == [2, 1.25, 2, 2]
     assert [bar.get_width() for bar in speed.patches] == [100, 100, 50, 100]
     assert [to_hex(bar.get_facecolor()) for bar in speed.patches] == [
         COLORS[number] for number in (0, 1, 1, 2)
