@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +74,7 @@ _SWITCH_IF_DUE = sparse_to_dense.switch_if_due
 
 
 @pytest.fixture(scope="module")
-def watched(digits, without_curves, tmp_path_factory) -> Iterator[tuple[Path, _Switch]]:
+def watched(digits, without_curves, tmp_path_factory) -> tuple[Path, _Switch]:
     """An uninterrupted run with a checkpoint of each step, and what it held at its switch."""
     folder, switch = tmp_path_factory.mktemp("vitae"), _Switch()
     with pytest.MonkeyPatch.context() as patch:
@@ -83,7 +82,7 @@ def watched(digits, without_curves, tmp_path_factory) -> Iterator[tuple[Path, _S
         patch.setattr("monarch_flow.engine.run._KEEP_LAST", 99)
         each = "callbacks.model_checkpoint.every_n_train_steps=1"
         run(config(digits, folder, *HALF, each, model=SPARSE))
-    yield folder, switch
+    return folder, switch
 
 
 def _assert_no_jump(run_dir: Path, step: int) -> None:
@@ -175,8 +174,8 @@ def test_resumed_run_equals_the_whole_one(watched, run_tiny, tmp_path, stop):
 
 
 def test_switch_under_graph(run_tiny, without_curves, tmp_path, monkeypatch):
-    """A graph of Monarch layers, then one of dense layers, resumed eagerly: the losses of a run that
-    was eager all the time."""
+    """A graph of Monarch layers, then one of dense layers, resumed eagerly: the losses of a run
+    that was eager all the time."""
     switch = _Switch()
     monkeypatch.setattr(sparse_to_dense, "switch_if_due", switch)
     common = ("trainer.max_epochs=2", "train.sparse_to_dense.fraction=0.5", NO_TEST)
