@@ -29,6 +29,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from monarch_flow.layers import LinearConfig
+from monarch_flow.models.published import t2t_names
 from monarch_flow.projection.files import (
     LAYERS,
     SUFFIX,
@@ -176,31 +177,6 @@ def _averages(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
         for key, array in checkpoint.optimizer.items()
         if key.startswith(AVERAGES)
     }
-
-
-def t2t_names(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """A published T2T-ViT's state dict under the names of `monarch_flow.models.T2TViT`:
-    `tokens_to_token.*` becomes `patch_embed.*`, `pos_embed` the buffer `pos_embed.pe`.
-
-    Raises:
-        UserError: it is no such state dict, or has been converted.
-    """
-    if "pos_embed.pe" in state:
-        raise UserError("these weights have our names already (they have 'pos_embed.pe')")
-    old = "tokens_to_token."
-    if "pos_embed" not in state or not any(name.startswith(old) for name in state):
-        raise UserError(
-            f"not a published T2T-ViT: there is no 'pos_embed' and '{old}*'; it has "
-            f"{', '.join(list(state)[:6])} ..."
-        )
-    renamed = {}
-    for name, array in state.items():
-        if name == "pos_embed":
-            name = "pos_embed.pe"
-        elif name.startswith(old):
-            name = f"patch_embed.{name.removeprefix(old)}"
-        renamed[name] = array
-    return renamed
 
 
 def _project(source: Source, options: argparse.Namespace, rules: list[Rule]) -> str:

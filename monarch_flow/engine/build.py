@@ -22,8 +22,13 @@ from monarch_flow.optim import build_loss, build_optimizer
 MakeStep = Callable[[nn.Module, Position], TrainStep]
 
 
-def build_data(cfg: DictConfig, seed: int) -> ImageDataModule:
+def build_data(cfg: DictConfig, seed: int, *, training: bool = True) -> ImageDataModule:
     """The data module of `datamodule`, with the run's seed.
+
+    Args:
+        cfg: the configuration.
+        seed: where `datamodule` has none.
+        training: whether training images are needed.
 
     Raises:
         UserError: the data is not there, or an option is wrong.
@@ -31,7 +36,7 @@ def build_data(cfg: DictConfig, seed: int) -> ImageDataModule:
     options = section(cfg, "datamodule")
     options.pop("_target_", None)
     options.setdefault("seed", seed)
-    return ImageDataModule(**options)
+    return ImageDataModule(**options, training=training)
 
 
 def build_model(cfg: DictConfig, data: ImageDataModule) -> tuple[str, nn.Module]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import oneflow_accel
 from oneflow_accel.backends import Backend
-from oneflow_accel.errors import UserError
+from oneflow_accel.errors import CheckpointError, UserError
 from oneflow_accel.training import distributed, watchdog
 from oneflow_accel.training.checkpoint import Checkpoint, CheckpointManager
 from oneflow_accel.training.curves import draw_curves
@@ -68,9 +68,7 @@ def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
     _settle_precision(cfg, backend)
     options = read_trainer_options(cfg)
     trial = bool(options.fast_dev_run)
-    resumed = None if trial else checkpoint_to_resume(cfg.get("resume"), run_dir)
-    if resumed is not None:
-        snapshot.require_run(resumed, str(cfg.resume))
+    resumed = None if trial else _checkpoint_to_resume(cfg, run_dir)
     seed = _settled_seed(cfg, resumed)
     _seed(seed, backend)
     data = build_data(cfg, seed)
@@ -150,6 +148,19 @@ def _finish(run_dir: Path, metrics: dict[str, float], trial: bool) -> None:
         logger.info("curves: %s", curves)
 
 
+def _checkpoint_to_resume(cfg: DictConfig, run_dir: Path) -> Checkpoint | None:
+    asked = cfg.get("resume")
+    if asked is not None and Path(asked).is_file() and Path(asked).name not in ("latest", "best"):
+        raise CheckpointError(
+            f"resume={asked} is a file of weights, which holds no run to go on with; start a run "
+            f"from them with train.init_from.path={asked}"
+        )
+    resumed = checkpoint_to_resume(asked, run_dir)
+    if resumed is not None:
+        snapshot.require_run(resumed, str(asked))
+    return resumed
+
+
 def _load_weights(
     cfg: DictConfig, model: nn.Module, name: str, num_classes: int, resumed: Checkpoint | None
 ) -> None:
@@ -157,7 +168,13 @@ def _load_weights(
     if resumed is not None:
         snapshot.load_model(model, resumed, name, num_classes)
     elif source.get("path") is not None:
-        initialize(model, source["path"], project=bool(source.get("project")))
+        initialize(
+            model,
+            source["path"],
+            project=bool(source.get("project")),
+            use_ema=bool(source.get("use_ema", True)),
+            reset_head=bool(source.get("reset_head")),
+        )
 
 
 def _settle_precision(cfg: DictConfig, backend: Backend) -> None:
