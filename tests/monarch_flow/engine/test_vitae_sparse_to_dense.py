@@ -96,9 +96,7 @@ def test_the_switch_carries_everything_over(watched):
     folder, switch = watched
     _assert_no_jump(folder, 3)
     ((before, after),) = switch.taken
-    sparse = {
-        name for name in before.model if name.rpartition(".")[2] in ("blkdiag1", "blkdiag2")
-    }
+    sparse = {name for name in before.model if name.rpartition(".")[2] in ("blkdiag1", "blkdiag2")}
     assert {name.rpartition(".")[0] for name in sparse} == set(LAYERS)
     specs = {
         layer: (
@@ -131,9 +129,7 @@ def test_the_switch_carries_everything_over(watched):
         for name in after.model
         if name not in FROZEN and name.rpartition(".")[2] not in (*_STATISTICS, _COUNT)
     }
-    averaged = trained | {
-        name for name in after.model if name.rpartition(".")[2] in _STATISTICS
-    }
+    averaged = trained | {name for name in after.model if name.rpartition(".")[2] in _STATISTICS}
     assert _names(after, "exp_avg/") == _names(after, "exp_avg_sq/") == trained
     assert _names(after, "ema/") == averaged
     assert switch.frozen == FROZEN
@@ -162,9 +158,7 @@ def test_training_goes_on_after_the_switch(watched):
     assert end[name] - after.model[name] == 6
 
 
-@pytest.mark.parametrize(
-    ("stop", "phase"), [(2, "monarch"), (3, "monarch"), (5, "dense")], ids=str
-)
+@pytest.mark.parametrize(("stop", "phase"), [(2, "monarch"), (3, "monarch"), (5, "dense")], ids=str)
 def test_resumed_run_equals_the_whole_one(watched, run_tiny, tmp_path, stop, phase):
     """Stopped before the switch, at it, and after it: equal to the last bit."""
     limit = f"trainer.max_steps={stop}"
@@ -175,7 +169,8 @@ def test_resumed_run_equals_the_whole_one(watched, run_tiny, tmp_path, stop, pha
 
 
 def test_switch_under_graph(run_tiny, without_curves, tmp_path, monkeypatch):
-    """A graph of Monarch layers, then one of dense layers, resumed eagerly."""
+    """A graph of Monarch layers, then one of dense layers, resumed eagerly: like an eager run, whose
+    dropout draws the same."""
     switch = _Switch()
     monkeypatch.setattr(sparse_to_dense, "switch_if_due", switch)
     common = ("trainer.max_epochs=2", "train.sparse_to_dense.fraction=0.5", NO_TEST)
@@ -195,10 +190,16 @@ def test_switch_under_graph(run_tiny, without_curves, tmp_path, monkeypatch):
     run_tiny(tmp_path, *common, "resume=auto", model=model)
     losses = values(tmp_path)
     assert list(losses) == list(range(1, 7))
-    assert np.isfinite(list(losses.values())).all()
     end = last_checkpoint(tmp_path).model
     for name in FROZEN:
         np.testing.assert_array_equal(end[name], before.model[name])
+    run_tiny(tmp_path / "eager", *common, model=model)
+    eager = values(tmp_path / "eager")
+    np.testing.assert_allclose(list(losses.values()), list(eager.values()), rtol=1e-5)
+    counts = [name for name in end if name.endswith("num_batches_tracked")]
+    other = last_checkpoint(tmp_path / "eager").model
+    assert [int(end[name]) for name in counts] == [int(other[name]) for name in counts]
+    assert counts
 
 
 def test_two_processes(digits, tmp_path):
