@@ -132,6 +132,13 @@ def _command(commands: Any, name: str, text: str) -> argparse.ArgumentParser:
         help="of the weights written; sums are always made in float64 (default: %(default)s)",
     )
     parser.add_argument(
+        "--no-ema",
+        dest="ema",
+        action="store_false",
+        help="of a file or checkpoint that has both take the weights of the last step, and not "
+        "their moving average (default: the average, as evaluation does)",
+    )
+    parser.add_argument(
         "--overwrite", action="store_true", help="replace the file OUT (default: refuse)"
     )
     return parser
@@ -145,7 +152,7 @@ def run(options: argparse.Namespace) -> str:
     """
     rules = layer_rules(options) if options.command == "project" else []
     check_target(options.source, options.target, overwrite=options.overwrite)
-    source = read_source(options.source)
+    source = read_source(options.source, averaged=options.ema)
     if source.checkpoint is None and options.target.suffix != SUFFIX:
         raise UserError(f"{options.target}: weights are written to a file that ends in {SUFFIX}")
     source = replace(source, weights=_cast(_chosen(source, options), options.dtype))
@@ -157,11 +164,11 @@ def run(options: argparse.Namespace) -> str:
 
 
 def _chosen(source: Source, options: argparse.Namespace) -> dict[str, np.ndarray]:
-    """The weights to convert: of a checkpoint that is to become a file, the moving averages, where
-    it has them, as evaluation takes them."""
+    """The weights to convert: of a checkpoint that is to become a file the moving averages, where
+    it has them and they are wanted."""
     weights = source.weights
     if source.checkpoint is not None and options.target.suffix == SUFFIX:
-        averages = _averages(source.checkpoint)
+        averages = _averages(source.checkpoint) if options.ema else {}
         if averages:
             logger.warning("%s: the moving averages of the weights are taken", source.path)
         weights = {**weights, **averages}

@@ -181,6 +181,7 @@ class GraphStep(TrainStep):
                 for tensor in inputs
             ]
         figures = self._run(self._graph_of(len(batches)), inputs)
+        self._count(len(batches))
         if self._parallel:
             figures = [figure.to_local() for figure in figures]
         if len(batches) == 1:
@@ -217,6 +218,13 @@ class GraphStep(TrainStep):
             for parameter in self.model.parameters():
                 parameter.grad = None
         return figures
+
+    def _count(self, batches: int) -> None:
+        """Batches that normalization layers have seen, which they count in Python."""
+        for module in self.model.modules():
+            seen = getattr(module, "num_batches_tracked", None)
+            if module.training and seen is not None:
+                seen.add_(batches)
 
     def gradients(self) -> dict[str, flow.Tensor]:
         """By an eager pass over the step's batches with the same random factors, in float32: a

@@ -8,7 +8,6 @@ last bit: other layers, biases, running statistics, what is not trained and its 
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 from contextlib import ExitStack
@@ -19,6 +18,7 @@ from oneflow_accel import layouts
 import oneflow as flow
 from oneflow import nn
 
+from monarch_flow.engine.model_copy import copy_model
 from monarch_flow.projection import densify_model, densify_training_state, structured_layers
 
 if TYPE_CHECKING:
@@ -87,11 +87,7 @@ def _dense_copy(trainer: Trainer) -> nn.Module:
 
     A copy, as the hooks of DistributedDataParallel stay with the old parameters.
     """
-    model = copy.deepcopy(trainer.train_step.evaluated_model())
-    # oneflow 0.9.0: a copied parameter requires a gradient, whatever the original says.
-    trained = {name: value.requires_grad for name, value in trainer.model.named_parameters()}
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(trained[name])
+    model = copy_model(trainer.train_step.evaluated_model())
     densify_model(model)
     return model
 

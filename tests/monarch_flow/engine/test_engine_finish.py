@@ -16,7 +16,7 @@ from tests.monarch_flow.engine.engine_runs import assert_same_run, last_checkpoi
 COMMON = ("trainer.max_epochs=2", "callbacks.ema={decay: 0.9}", "trainer.limit_train_batches=2")
 
 
-class _Killed(Exception):
+class _KilledError(Exception):
     pass
 
 
@@ -60,13 +60,13 @@ def test_before_the_last_validation(whole, run_tiny, without_curves, tmp_path, m
 
     def killed(trainer: Trainer) -> None:
         if trainer.position.epoch == 2:
-            raise _Killed
+            raise _KilledError
         validate(trainer)
 
     validate = Trainer._validate
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "_validate", killed)
-        with pytest.raises(_Killed):
+        with pytest.raises(_KilledError):
             run_tiny(tmp_path, *COMMON, keep)
     assert last_checkpoint(tmp_path).state["batch"] == 2
     run_tiny(tmp_path, *COMMON, keep, "resume=auto")
