@@ -25,9 +25,10 @@ _COLLECTING = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
 
 
 def nearest(word: str, known: Collection[str]) -> str:
-    """'did you mean ...?' with the nearest of the known words, and all of them."""
-    matches = difflib.get_close_matches(word, known, n=1, cutoff=0.0)
-    guess = f"did you mean '{matches[0]}'? " if matches else ""
+    """'did you mean ...?' with the nearest known word, whatever the case, and all of them."""
+    folded = {name.lower(): name for name in known}
+    matches = difflib.get_close_matches(word.lower(), folded, n=1, cutoff=0.0)
+    guess = f"did you mean '{folded[matches[0]]}'? " if matches else ""
     return f"{guess}There are: {', '.join(sorted(known)) or 'none'}"
 
 

@@ -15,6 +15,7 @@ from oneflow import nn
 
 from monarch_flow.layers import DropPath, LinearLike, Mlp, MlpCustom, build_mlp
 from monarch_flow.models.attention import Attention
+from monarch_flow.models.maps import map_to_tokens
 
 Size = int | Sequence[int]
 
@@ -87,7 +88,15 @@ class PatchEmbed(nn.Module):
 
     def forward(self, images: flow.Tensor) -> flow.Tensor:
         check_images(images, self.in_chans, self.img_size)
-        return self.proj(images).flatten(2).transpose(1, 2)
+        return map_to_tokens(self.proj(images))
+
+
+class TokenMean(nn.Module):
+    """(N, tokens, dim) to (N, dim). No container for bfloat16, so that inference in it takes the
+    mean in float32."""
+
+    def forward(self, x: flow.Tensor) -> flow.Tensor:
+        return x.mean(dim=1)
 
 
 @bfloat16_container

@@ -11,7 +11,7 @@ import oneflow as flow
 from oneflow import nn
 
 from monarch_flow.layers import build_mlp
-from monarch_flow.models.blocks import PatchEmbed, Size, drop_path
+from monarch_flow.models.blocks import PatchEmbed, Size, TokenMean, drop_path
 from monarch_flow.models.initialization import init_mixer
 
 
@@ -57,14 +57,6 @@ class MixerBlock(nn.Module):
         mixed = self.mlp_tokens(self.norm1(x).transpose(1, 2)).transpose(1, 2)
         x = x + self.drop_path1(mixed)
         return x + self.drop_path2(self.mlp_channels(self.norm2(x)))
-
-
-class TokenMean(nn.Module):
-    """(N, tokens, dim) to (N, dim). No container for bfloat16, so that inference in it takes the
-    mean in float32."""
-
-    def forward(self, x: flow.Tensor) -> flow.Tensor:
-        return x.mean(dim=1)
 
 
 @bfloat16_container

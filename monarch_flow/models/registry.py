@@ -17,6 +17,8 @@ from monarch_flow.models.blocks import Size
 from monarch_flow.models.mixer import MlpMixer
 from monarch_flow.models.t2t_vit import T2TViT
 from monarch_flow.models.vit import VisionTransformer
+from monarch_flow.models.vitae import ViTAE
+from monarch_flow.models.vitae_patch import PatchViTAE
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,10 @@ def _small_vit(doc: str, **config: Any) -> Entry:
 
 def _t2t(doc: str, **config: Any) -> Entry:
     return Entry(T2TViT, config, doc)
+
+
+def _vitae(doc: str, **config: Any) -> Entry:
+    return Entry(ViTAE, config, doc)
 
 
 _MODELS: dict[str, Entry] = {
@@ -90,6 +96,35 @@ _MODELS: dict[str, Entry] = {
     "t2t_vit_14": _t2t("T2T-ViT-14 (Yuan et al. 2021, table 2), with performers"),
     "t2t_vit_t_14": _t2t(
         "T2T-ViT_t-14 (Yuan et al. 2021, table 2), with transformers", tokens_type="transformer"
+    ),
+    "ViTAE_basic_Tiny": _vitae("ViTAE-T (Xu et al. 2021, table 1)"),
+    "ViTAE_basic_6M": _vitae("ViTAE-6M (Xu et al. 2021, table 1)", depth=10),
+    "ViTAE_basic_13M": _vitae(
+        "ViTAE-13M as released: 10.8 million parameters (Xu et al. 2021, table 1, says 13.2)",
+        embed_dims=(64, 64, 160),
+        token_dims=(64, 64, 320),
+        depth=11,
+        num_heads=5,
+    ),
+    "ViTAE_basic_Small": _vitae(
+        "ViTAE-S (Xu et al. 2021, table 1)",
+        embed_dims=(64, 64, 192),
+        token_dims=(96, 192, 384),
+        depth=14,
+        num_heads=6,
+        mlp_ratio=3.0,
+        conv_groups=96,
+    ),
+    "ViTAE_basic_Base": Entry(PatchViTAE, {}, "ViTAE-B (Zhang et al. 2022)"),
+    "ViTAE_basic_Large": Entry(
+        PatchViTAE,
+        {"embed_dim": 1024, "depth": 24, "num_heads": 16, "conv_groups": 256},
+        "ViTAE-L (Zhang et al. 2022)",
+    ),
+    "ViTAE_basic_Huge": Entry(
+        PatchViTAE,
+        {"embed_dim": 1280, "depth": 32, "num_heads": 16, "conv_groups": 320},
+        "ViTAE-H (Zhang et al. 2022)",
     ),
 }
 

@@ -14,7 +14,8 @@ from oneflow import nn
 from monarch_flow.layers import LinearLike, dropout
 from monarch_flow.models.blocks import Block, Size, drop_path_rates, image_size, prepend_token
 from monarch_flow.models.initialization import init_transformer, small_normal_
-from monarch_flow.models.tokens_to_token import NORM_EPS, TokensToToken
+from monarch_flow.models.performer import NORM_EPS
+from monarch_flow.models.tokens_to_token import TokensToToken
 
 
 def sinusoid_table(tokens: int, dim: int) -> np.ndarray:

@@ -124,7 +124,10 @@ def token_transformer(state: State, name: str, x: np.ndarray) -> np.ndarray:
     return x + mlp(state, f"{name}.mlp", layer_norm(state, f"{name}.norm2", x, 1e-5))
 
 
-def token_performer(state: State, name: str, x: np.ndarray) -> np.ndarray:
+def token_performer(
+    state: State, name: str, x: np.ndarray, local: np.ndarray | float = 0.0
+) -> np.ndarray:
+    """`local` is added between the attention and the MLP."""
     normed = layer_norm(state, f"{name}.norm1", x, 1e-5)
     key, query, value = np.split(linear(state, f"{name}.kqv", normed), 3, axis=-1)
     w = state[f"{name}.w"]
@@ -135,7 +138,7 @@ def token_performer(state: State, name: str, x: np.ndarray) -> np.ndarray:
     # As attention with a matrix of weights over all pairs of tokens.
     weights = phi(query) @ phi(key).transpose(0, 2, 1)
     mixed = weights @ value / (weights.sum(-1, keepdims=True) + 1e-8)
-    x = value + linear(state, f"{name}.proj", mixed)
+    x = value + linear(state, f"{name}.proj", mixed) + local
     hidden = gelu(linear(state, f"{name}.mlp.0", layer_norm(state, f"{name}.norm2", x, 1e-5)))
     return x + linear(state, f"{name}.mlp.2", hidden)
 

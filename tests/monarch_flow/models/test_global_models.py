@@ -15,7 +15,7 @@ def test_a_split_batch_gives_one_processs_logits_and_gradients() -> None:
     lines = [line for line in run.stdout.splitlines() if line.startswith("results ")]
     assert len(lines) == 1, run.stdout
     results = json.loads(lines[0].removeprefix("results "))
-    assert len(results) == 4
+    assert len(results) == 6
     for name, result in results.items():
         # Else every rank would compute the whole batch.
         assert result["split"], name

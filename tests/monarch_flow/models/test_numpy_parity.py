@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from oneflow import nn
 
 from monarch_flow.models import create_model
-from tests.monarch_flow.models import numpy_vision, seeded_vision
+from tests.monarch_flow.models import numpy_vision, seeded_vision, vitae_weights
 from tests.tolerances import assert_close
 
 Forward = Callable[[dict[str, np.ndarray], np.ndarray], np.ndarray]
@@ -134,18 +133,6 @@ FIXTURE = {
 }
 
 
-def _fixture_value(key: str, shape: tuple[int, ...]) -> np.ndarray:
-    """The formula of the specification's fixture, for a key of the published code."""
-    index = np.arange(int(np.prod(shape)), dtype=np.float64)
-    code = zlib.crc32(key.encode())
-    u = np.modf(index * 0.6180339887498949 + (code % 10007) / 10007)[0]
-    v = (2 * u - 1).reshape(shape)
-    if len(shape) == 1:
-        return 1 + 0.1 * v if key.endswith(".weight") else 0.05 * v
-    fan = shape[-1] if len(shape) == 3 else int(np.prod(shape[1:]))
-    return v * np.sqrt(3 / fan)
-
-
 @pytest.mark.parametrize("name", list(FIXTURE))
 def test_full_size_t2t_equals_the_published_codes_fixture(name: str) -> None:
     model = create_model(name).eval()
@@ -153,14 +140,12 @@ def test_full_size_t2t_equals_the_published_codes_fixture(name: str) -> None:
     for key, value in model.state_dict().items():
         if key != "pos_embed.pe":
             published = key.replace("patch_embed.", "tokens_to_token.")
-            array = _fixture_value(published, tuple(value.shape)).astype(np.float32)
+            array = vitae_weights.state([(published, tuple(value.shape))])[published]
             state[key] = flow.tensor(array)
     missing, unexpected = model.load_state_dict(state, strict=False)
     assert (missing, unexpected) == (["pos_embed.pe"], [])
-    index = np.arange(2 * 3 * 224 * 224)
-    images = np.sin(0.01 * index + index // 50176).reshape(2, 3, 224, 224).astype(np.float32)
     with flow.no_grad():
-        logits = model(flow.tensor(images)).numpy()
+        logits = model(flow.tensor(vitae_weights.images())).numpy()
     first, std = FIXTURE[name]
     # The fixture's own figures are of float32.
     assert np.abs(logits[0, :8] - first).max() < 1e-4

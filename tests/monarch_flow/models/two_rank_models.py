@@ -13,12 +13,22 @@ from oneflow import nn
 
 from monarch_flow.models import create_model
 
-_SMALL = {"embed_dim": 32, "depth": 2, "img_size": 28, "in_chans": 1, "num_classes": 10}
+_IMAGES = {"img_size": 28, "in_chans": 1, "num_classes": 10}
+_SMALL = {"embed_dim": 32, "depth": 2, **_IMAGES}
 MODELS = {
     "vit_tiny_patch4_28": {**_SMALL, "num_heads": 4, "mlp_cfg": "monarch"},
     "mixer_s16_224": {**_SMALL, "patch_size": 4},
     "t2t_vit_7": {**_SMALL, "num_heads": 4},
     "t2t_vit_t_14": {**_SMALL, "num_heads": 4, "attnlinear_cfg": "monarch"},
+    "ViTAE_basic_Tiny": {
+        "embed_dims": (8, 8, 16),
+        "token_dims": (8, 16, 32),
+        "depth": 2,
+        "conv_groups": 8,
+        "mlp_cfg": "monarch",
+        **_IMAGES,
+    },
+    "ViTAE_basic_Base": {**_SMALL, "patch_size": 4, "num_heads": 4, "conv_groups": 8},
 }
 
 

@@ -1,0 +1,83 @@
+"""The convolutions that run beside attention in ViTAE (Xu et al. 2021, section 3: parallel
+convolution module). All are 3 x 3 with a bias."""
+
+from __future__ import annotations
+
+from oneflow_accel.errors import UserError
+
+from oneflow import nn
+
+
+def reduction_strides(ratio: int) -> tuple[int, int, int]:
+    """Strides of the three convolutions that make a map `ratio` times smaller each way: 2 as long
+    as something is left of it."""
+    left = ratio // 2
+    strides = []
+    for _ in range(3):
+        strides.append(2 if left else 1)
+        left //= 2
+    return strides[0], strides[1], strides[2]
+
+
+class ReductionBranch(nn.Sequential):
+    """Maps (N, in_chans, H, W) to (N, out_chans, H / ratio, W / ratio), rounded up.
+
+    Three convolutions, each with a SiLU after it; batch norm only after the second.
+
+    Args:
+        in_chans: channels of the input.
+        width: channels between.
+        out_chans: channels of the result.
+        ratio: a power of 2 up to 8.
+    """
+
+    def __init__(self, in_chans: int, width: int, out_chans: int, ratio: int) -> None:
+        first, second, third = reduction_strides(ratio)
+        super().__init__(
+            nn.Conv2d(in_chans, width, 3, first, 1),
+            nn.SiLU(),
+            nn.Conv2d(width, width, 3, second, 1),
+            nn.BatchNorm2d(width),
+            nn.SiLU(),
+            nn.Conv2d(width, out_chans, 3, third, 1),
+            nn.SiLU(),
+        )
+
+
+class CellBranch(nn.Sequential):
+    """Maps (N, dim, H, W) to the same.
+
+    Grouped convolutions to the width `hidden` and back, with batch norm and SiLU; and one more of
+    the width `dim`, which the shallow kind lacks together with what stands before it: it ends with
+    the second convolution.
+
+    Args:
+        dim: channels of input and result.
+        hidden: channels between.
+        groups: of every convolution; divides both.
+        shallow: see above.
+
+    Raises:
+        UserError: the groups do not divide the channels.
+    """
+
+    def __init__(self, dim: int, hidden: int, groups: int, *, shallow: bool = False) -> None:
+        if groups < 1 or dim % groups or hidden % groups:
+            raise UserError(
+                f"conv_groups={groups} does not divide the {dim} channels of a cell and the "
+                f"{hidden} inside it"
+            )
+        layers = [
+            nn.Conv2d(dim, hidden, 3, padding=1, groups=groups),
+            nn.BatchNorm2d(hidden),
+            nn.SiLU(),
+            nn.Conv2d(hidden, dim, 3, padding=1, groups=groups),
+        ]
+        if not shallow:
+            layers += [
+                nn.BatchNorm2d(dim),
+                nn.SiLU(),
+                nn.Conv2d(dim, dim, 3, padding=1, groups=groups),
+                nn.SiLU(),
+            ]
+        super().__init__(*layers)

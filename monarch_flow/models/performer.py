@@ -1,0 +1,90 @@
+"""Attention that is linear in the number of tokens, as T2T-ViT and ViTAE have it before their
+blocks."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import oneflow as flow
+from oneflow import nn
+
+from monarch_flow.layers import dropout
+
+NORM_EPS = 1e-5
+# Whatever the model's rates are.
+DROPOUT = 0.1
+
+
+class TokenPerformer(nn.Module):
+    """Attention that is linear in the number of tokens (Choromanski et al. 2021, positive random
+    features), then x + mlp(norm2(x)): (N, tokens, in_dim) to (N, tokens, dim); one head.
+
+    With phi(x) = exp(x w^T - |x|^2 / 2) / sqrt(m), the result is
+    v + proj(phi(q) (phi(k)^T v) / (phi(q) sum_t phi(k)_t + 1e-8)).
+
+    The projection `kqv` gives key, query and value in this order. `w` (m, dim) with m = dim / 2 is
+    saved with the model and never trained: orthogonal rows of the length sqrt(m). The exponentials
+    and the 1e-8 need float32, so that is what this computes in.
+    """
+
+    def __init__(self, in_dim: int, dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+        self.num_random = dim // 2
+        self.kqv = nn.Linear(in_dim, 3 * dim)
+        self.dp = dropout(DROPOUT)
+        self.proj = nn.Linear(dim, dim)
+        self.norm1 = nn.LayerNorm(in_dim, eps=NORM_EPS)
+        self.norm2 = nn.LayerNorm(dim, eps=NORM_EPS)
+        self.mlp = nn.Sequential(
+            nn.Linear(dim, dim), nn.GELU(), nn.Linear(dim, dim), dropout(DROPOUT)
+        )
+        self.w = nn.Parameter(_orthogonal(self.num_random, dim), requires_grad=False)
+
+    def forward(self, x: flow.Tensor, local: flow.Tensor | None = None) -> flow.Tensor:
+        """The attention, then the MLP.
+
+        Args:
+            x: (N, tokens, in_dim).
+            local: (N, tokens, dim), added between the two; None for nothing.
+        """
+        out = self.attention(x)
+        if local is not None:
+            out = out + local
+        return out + self.mlp(self.norm2(out))
+
+    def attention(self, x: flow.Tensor) -> flow.Tensor:
+        """The attention alone: x (N, tokens, in_dim), not normalized, to (N, tokens, dim)."""
+        kqv = self.kqv(self.norm1(x))
+        dim = self.dim
+        key, query, value = (kqv[:, :, part * dim : (part + 1) * dim] for part in range(3))
+        return value + self.dp(self.proj(self._attend(query, key, value)))
+
+    def _attend(self, query: flow.Tensor, key: flow.Tensor, value: flow.Tensor) -> flow.Tensor:
+        keys, queries = self._random_features(key), self._random_features(query)
+        summed = flow.matmul(keys.transpose(1, 2), value.to(keys.dtype))
+        total = flow.matmul(queries, keys.sum(dim=1).unsqueeze(-1))
+        return (flow.matmul(queries, summed) / (total + 1e-8)).to(value.dtype)
+
+    def _random_features(self, x: flow.Tensor) -> flow.Tensor:
+        """phi(x), (N, tokens, m), positive, in float32 at least."""
+        w = self.w
+        if x.dtype in (flow.float16, flow.bfloat16):
+            x, w = x.to(flow.float32), w.to(flow.float32)
+        half_squares = (x * x).sum(dim=-1, keepdim=True) / 2
+        projected = flow.matmul(x, w.transpose(0, 1))
+        return flow.exp(projected - half_squares) / math.sqrt(self.num_random)
+
+    def own_macs(self, shape: tuple[int, ...]) -> int:
+        """Multiply-accumulates for an input of this shape, without those of the linear layers:
+        the features of key and query, their products with the values, and the normalizer."""
+        return shape[0] * shape[1] * self.num_random * (4 * self.dim + 1)
+
+
+def _orthogonal(rows: int, columns: int) -> flow.Tensor:
+    """Orthogonal rows, each of the length sqrt(rows), from OneFlow's generator."""
+    gauss = flow.randn(columns, rows).numpy().astype(np.float64)
+    q, r = np.linalg.qr(gauss)
+    # The signs make the distribution uniform (Mezzadri 2007, section 5).
+    return flow.tensor((q * np.sign(np.diag(r))).T.astype(np.float32) * math.sqrt(rows))

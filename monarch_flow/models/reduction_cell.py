@@ -1,0 +1,144 @@
+"""Reduction cells of ViTAE (Xu et al. 2021, section 3): a map becomes smaller, and tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from oneflow_accel.errors import UserError
+from oneflow_accel.inference import bfloat16_container
+
+import oneflow as flow
+from oneflow import nn
+
+from monarch_flow.models.conv_branch import ReductionBranch, reduction_strides
+from monarch_flow.models.maps import Grid, map_to_tokens, maps_to_tokens
+from monarch_flow.models.performer import TokenPerformer
+
+
+@bfloat16_container
+class PyramidReduction(nn.Module):
+    """Maps (N, in_chans, H, W) to tokens (N, H' W', len(dilations) width): a convolution with a
+    bias and an exact GELU for each dilation, side by side in the tokens, the first dilation first.
+
+    The padding ceil(((kernel - 1) dilation + 1 - stride) / 2) gives all of them one size.
+
+    Args:
+        in_chans: channels of the map.
+        width: channels that each dilation gives.
+        kernel: side of the convolutions.
+        stride: how many times smaller the result is each way.
+        dilations: one convolution for each.
+    """
+
+    def __init__(
+        self, in_chans: int, width: int, kernel: int, stride: int, dilations: Sequence[int]
+    ) -> None:
+        super().__init__()
+        self.width = width * len(dilations)
+        self.convs = nn.ModuleList(
+            [
+                nn.Sequential(
+                    nn.Conv2d(
+                        in_chans,
+                        width,
+                        kernel,
+                        stride,
+                        padding=_padding(kernel, stride, dilation),
+                        dilation=dilation,
+                    ),
+                    nn.GELU(),
+                )
+                for dilation in dilations
+            ]
+        )
+
+    def forward(self, x: flow.Tensor) -> flow.Tensor:
+        return maps_to_tokens([conv(x) for conv in self.convs])
+
+
+@bfloat16_container
+class EmbeddingCell(nn.Module):
+    """A pyramid reduction alone, `PRM`: the cell that ViTAE calls "performer_less"."""
+
+    def __init__(
+        self, in_chans: int, width: int, kernel: int, stride: int, dilations: Sequence[int]
+    ) -> None:
+        super().__init__()
+        self.PRM = PyramidReduction(in_chans, width, kernel, stride, dilations)
+
+    def forward(self, x: flow.Tensor) -> flow.Tensor:
+        return self.PRM(x)
+
+
+@bfloat16_container
+class ReductionCell(nn.Module):
+    """y = attention(norm1(PRM(x))) + PCM(x), then y + mlp(norm2(y)): maps (N, in_chans, H, W) to
+    tokens (N, H' W', out_dim).
+
+    `PRM` is a pyramid reduction, `PCM` the convolutions beside it; attention and MLP are a
+    performer, `attn`, whose dropout of 0.1 is not the model's to choose.
+
+    Args:
+        in_chans: channels of the map.
+        width: channels that each dilation gives, and those inside the PCM.
+        out_dim: width of the tokens.
+        kernel: side of the PRM's convolutions.
+        stride: how many times smaller the result is each way.
+        dilations: of the PRM.
+    """
+
+    def __init__(
+        self,
+        in_chans: int,
+        width: int,
+        out_dim: int,
+        kernel: int,
+        stride: int,
+        dilations: Sequence[int],
+    ) -> None:
+        super().__init__()
+        self.PCM = ReductionBranch(in_chans, width, out_dim, stride)
+        self.PRM = PyramidReduction(in_chans, width, kernel, stride, dilations)
+        self.attn = TokenPerformer(self.PRM.width, out_dim)
+
+    def forward(self, x: flow.Tensor) -> flow.Tensor:
+        return self.attn(self.PRM(x), map_to_tokens(self.PCM(x)))
+
+
+def reduced_grid(grid: Grid, kernel: int, stride: int) -> Grid:
+    """The map that a reduction cell makes of one of (rows, columns).
+
+    With an odd kernel and an even stride the size does not depend on the dilation.
+
+    Raises:
+        UserError: there is none, or the PCM's has another size than the PRM's: with a stride of 4 a
+            side must be a multiple of 4 or one less.
+    """
+    rows, columns = (_reduced_side(side, kernel, stride) for side in grid)
+    if min(rows, columns) < 1 or any(
+        _branch_side(side, stride) != reduced
+        for side, reduced in zip(grid, (rows, columns), strict=True)
+    ):
+        raise UserError(
+            f"images or maps of {grid[0]} x {grid[1]} cannot be reduced {stride} times each way: "
+            f"choose a multiple of {stride} for both sides"
+        )
+    return rows, columns
+
+
+def _padding(kernel: int, stride: int, dilation: int) -> int:
+    return -(-((kernel - 1) * dilation + 1 - stride) // 2)
+
+
+def _convolved_side(side: int, kernel: int, stride: int, padding: int) -> int:
+    return (side + 2 * padding - kernel) // stride + 1
+
+
+def _reduced_side(side: int, kernel: int, stride: int) -> int:
+    return _convolved_side(side, kernel, stride, _padding(kernel, stride, 1))
+
+
+def _branch_side(side: int, ratio: int) -> int:
+    for stride in reduction_strides(ratio):
+        side = _convolved_side(side, 3, stride, 1)
+    return side

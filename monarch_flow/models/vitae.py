@@ -1,0 +1,176 @@
+"""ViTAE, a vision transformer with convolutions beside its attention (Xu et al. 2021)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from oneflow_accel.errors import UserError
+from oneflow_accel.inference import bfloat16_container
+
+import oneflow as flow
+from oneflow import nn
+
+from monarch_flow.layers import LinearLike
+from monarch_flow.layers.targets import check_positive
+from monarch_flow.models.blocks import (
+    Size,
+    TokenMean,
+    check_images,
+    drop_path_rates,
+    image_size,
+)
+from monarch_flow.models.initialization import init_transformer
+from monarch_flow.models.maps import Grid, tokens_to_map
+from monarch_flow.models.normal_cell import NormalCell
+from monarch_flow.models.reduction_cell import EmbeddingCell, ReductionCell, reduced_grid
+
+# (kernel, stride, dilations) of the three reduction cells.
+REDUCTIONS = ((7, 4, (1, 2, 3, 4)), (3, 2, (1, 2, 3)), (3, 2, (1, 2)))
+
+
+@bfloat16_container
+class Stage(nn.Module):
+    """A reduction cell `RC`, then normal cells `NC`, of which there may be none."""
+
+    def __init__(self, reduction: nn.Module, cells: Sequence[nn.Module] = ()) -> None:
+        super().__init__()
+        self.RC = reduction
+        self.NC = nn.ModuleList(cells)
+
+    def forward(self, x: flow.Tensor, grid: Grid) -> flow.Tensor:
+        """x, which the reduction takes, to tokens (N, tokens, dim); `grid` is the (rows, columns)
+        that they are a map of."""
+        x = self.RC(x)
+        for cell in self.NC:
+            x = cell(x, grid)
+        return x
+
+
+@bfloat16_container
+class ViTAE(nn.Module):
+    """Images (N, in_chans, H, W), float32, to scores (N, num_classes).
+
+    Two reduction cells with performers, one without, normal cells, the mean over the tokens and a
+    linear head; no class token, no position embedding and no norm at the end. An image gets 16
+    times smaller each way. It may have any size whose sides are multiples of 4, or one less,
+    whatever `img_size` is.
+
+    Parameters and buffers in this order: `layers.0.RC`, `layers.1.RC`, `layers.2.RC`,
+    `layers.2.NC.0` ... , `head`. In a reduction cell PCM, PRM, attn; in a normal cell norm1, attn,
+    norm2, mlp, PCM. The names are those of the published checkpoints.
+
+    Args:
+        img_size: height and width of an image; one number for a square.
+        in_chans: channels of an image.
+        num_classes: scores.
+        embed_dims: channels that each dilation gives, of the three reduction cells.
+        token_dims: width of the tokens that each gives; of the third twice its `embed_dims`.
+        depth: normal cells.
+        num_heads: their heads of attention; divides their width.
+        mlp_ratio: hidden width of their MLPs and convolutions over theirs.
+        conv_groups: groups of their convolutions.
+        drop_rate: rate of dropout in their MLPs and after MLP and attention. Performers have
+            their own, 0.1, always.
+        attn_drop_rate: rate of dropout of their attention weights.
+        drop_path_rate: stochastic depth of the last cell; that of the first is 0, and it rises
+            linearly between.
+        mlp_cfg: layers of their MLPs, as `monarch_flow.layers.build_mlp` takes it; None for dense.
+        attnlinear_cfg: layers of their projections to query, key and value, as `LinearConfig.of`
+            takes it; None for one packed dense layer.
+
+    Raises:
+        UserError: sizes that do not fit each other, or a config that is none.
+    """
+
+    def __init__(
+        self,
+        *,
+        img_size: Size = 224,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        embed_dims: Sequence[int] = (64, 64, 128),
+        token_dims: Sequence[int] = (64, 64, 256),
+        depth: int = 7,
+        num_heads: int = 4,
+        mlp_ratio: float = 2.0,
+        conv_groups: int = 64,
+        drop_rate: float = 0.0,
+        attn_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+        mlp_cfg: Mapping[str, Any] | None = None,
+        attnlinear_cfg: LinearLike = None,
+    ) -> None:
+        super().__init__()
+        embeds, tokens = _widths("embed_dims", embed_dims), _widths("token_dims", token_dims)
+        if tokens[2] != len(REDUCTIONS[2][2]) * embeds[2]:
+            raise UserError(
+                f"the third of token_dims={tokens} must be twice the third of embed_dims={embeds}"
+            )
+        self.num_classes = num_classes
+        self.num_features = tokens[2]
+        self.img_size = image_size(img_size)
+        self.in_chans = in_chans
+        self.grids(self.img_size)
+        cells = [
+            NormalCell(
+                tokens[2],
+                num_heads,
+                mlp_ratio,
+                conv_groups,
+                drop=drop_rate,
+                attn_drop=attn_drop_rate,
+                drop_path_rate=rate,
+                mlp_cfg=mlp_cfg,
+                attnlinear_cfg=attnlinear_cfg,
+            )
+            for rate in drop_path_rates(drop_path_rate, depth)
+        ]
+        first, second, third = REDUCTIONS
+        self.layers = nn.ModuleList(
+            [
+                Stage(ReductionCell(in_chans, embeds[0], tokens[0], *first)),
+                Stage(ReductionCell(tokens[0], embeds[1], tokens[1], *second)),
+                Stage(EmbeddingCell(tokens[1], embeds[2], *third), cells),
+            ]
+        )
+        self.pool = TokenMean()
+        self.head = nn.Linear(tokens[2], num_classes)
+        init_transformer(self)
+
+    def grids(self, size: Grid) -> list[Grid]:
+        """(rows, columns) of the tokens after each stage, for images of (height, width).
+
+        Raises:
+            UserError: images of this size do not go through the reduction cells.
+        """
+        grids = []
+        for kernel, stride, _ in REDUCTIONS:
+            size = reduced_grid(size, kernel, stride)
+            grids.append(size)
+        return grids
+
+    def features(self, images: flow.Tensor) -> flow.Tensor:
+        """The mean of the last cell's tokens, (N, num_features).
+
+        Raises:
+            ValueError: not images of `in_chans` channels.
+            UserError: they are too small, or a side is no multiple of 4 and not one less.
+        """
+        size = tuple(images.shape[2:])
+        check_images(images, self.in_chans, size)
+        grids = self.grids(size)
+        x = images
+        for index, stage in enumerate(self.layers):
+            x = stage(tokens_to_map(x, grids[index - 1]) if index else x, grids[index])
+        return self.pool(x)
+
+    def forward(self, images: flow.Tensor) -> flow.Tensor:
+        return self.head(self.features(images))
+
+
+def _widths(name: str, values: Sequence[int]) -> tuple[int, int, int]:
+    if isinstance(values, str) or not isinstance(values, Sequence) or len(values) != 3:
+        raise UserError(f"{name} is {values!r}: give three widths, one for each reduction cell")
+    first, second, third = (check_positive(f"each of {name}", value, least=2) for value in values)
+    return first, second, third
