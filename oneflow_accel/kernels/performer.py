@@ -18,13 +18,13 @@ _TYPES = {"epsilon": "double"}
 _forward = Operator(
     "oneflow_accel_performer",
     inputs=("kqv", "w"),
-    # The second: what the queries read of keys and values, which the gradient needs too.
-    outputs=("out", "summary"),
+    # The last: what the queries read of keys and values, which the gradient needs too.
+    outputs=("out", "value", "summary"),
     attributes=_TYPES,
 )
 _backward = Operator(
     "oneflow_accel_performer_grad",
-    inputs=("out_grad", "kqv", "w", "out", "summary"),
+    inputs=("out_grad", "value_grad", "kqv", "w", "out", "summary"),
     outputs=("kqv_grad",),
     attributes=_TYPES,
 )
@@ -32,7 +32,7 @@ _backward = Operator(
 
 def performer_attention(
     kqv: flow.Tensor, w: flow.Tensor, *, epsilon: float = 1e-8
-) -> flow.Tensor:
+) -> tuple[flow.Tensor, flow.Tensor]:
     """Attention by positive random features (Choromanski et al. 2021, section 2.3), of one head.
 
     With phi(x) = exp(w x - |x|^2 / 2) / sqrt(features), token t gets
@@ -45,7 +45,9 @@ def performer_attention(
         epsilon: added to the sum that divides.
 
     Returns:
-        (batch, time, dim). Global tensors may be split along the batch, with w broadcast.
+        The attention, and the value alone, both (batch, time, dim): models add the second to what
+        they make of the first, and to take it from kqv would cost its gradient another copy.
+        Global tensors may be split along the batch, with w broadcast.
 
     Raises:
         ValueError: the shapes do not fit.
@@ -63,7 +65,9 @@ def performer_attention(
     return _operation(kqv, w, epsilon=float(epsilon))
 
 
-def _reference(kqv: flow.Tensor, w: flow.Tensor, *, epsilon: float) -> flow.Tensor:
+def _reference(
+    kqv: flow.Tensor, w: flow.Tensor, *, epsilon: float
+) -> tuple[flow.Tensor, flow.Tensor]:
     dtype, dim = kqv.dtype, w.shape[1]
     if dtype in (flow.float16, flow.bfloat16):
         # Neither the exponentials nor 1e-8 can be told from 0 or infinity in 16 bits.
@@ -72,7 +76,8 @@ def _reference(kqv: flow.Tensor, w: flow.Tensor, *, epsilon: float) -> flow.Tens
     keys, queries = _random_features(key, w), _random_features(query, w)
     summary = flow.matmul(keys.transpose(1, 2), value)
     total = flow.matmul(queries, keys.sum(dim=1).unsqueeze(-1))
-    return (flow.matmul(queries, summary) / (total + epsilon)).to(dtype)
+    out = flow.matmul(queries, summary) / (total + epsilon)
+    return out.to(dtype), value.to(dtype)
 
 
 def _random_features(x: flow.Tensor, w: flow.Tensor) -> flow.Tensor:
@@ -86,7 +91,7 @@ _operation = register_operation(
     "performer_attention",
     reference=_reference,
     doc="phi(q) (phi(k)^T v) / (phi(q) sum phi(k) + epsilon) with positive random features phi, of "
-    "the parts of one projection",
+    "the parts of one projection, and v",
 )
 
 
@@ -97,14 +102,14 @@ def _not_supported(kqv: flow.Tensor, w: flow.Tensor, **attributes: Any) -> list[
 
 
 @lru_cache(maxsize=16)
-def _with_gradient(epsilon: float) -> Callable[..., flow.Tensor]:
-    def run(ctx: Any, kqv: flow.Tensor, w: flow.Tensor) -> flow.Tensor:
-        out, summary = _forward(kqv, w, epsilon=epsilon)
+def _with_gradient(epsilon: float) -> Callable[..., tuple[flow.Tensor, flow.Tensor]]:
+    def run(ctx: Any, kqv: flow.Tensor, w: flow.Tensor) -> Any:
+        out, value, summary = _forward(kqv, w, epsilon=epsilon)
         ctx.save_for_backward(kqv, w, out, summary)
-        return out
+        return out, value
 
-    def gradients(ctx: Any, out_grad: flow.Tensor) -> Any:
-        return (*_backward(out_grad, *ctx.saved_tensors, epsilon=epsilon), None)
+    def gradients(ctx: Any, out_grad: flow.Tensor, value_grad: flow.Tensor) -> Any:
+        return (*_backward(out_grad, value_grad, *ctx.saved_tensors, epsilon=epsilon), None)
 
     return differentiable(_forward.name, run, gradients)
 
@@ -115,8 +120,11 @@ def _with_gradient(epsilon: float) -> Callable[..., flow.Tensor]:
     dtypes=(flow.float32,),
     not_supported_reasons=_not_supported,
 )
-def in_tiles(kqv: flow.Tensor, w: flow.Tensor, *, epsilon: float) -> flow.Tensor:
+def in_tiles(
+    kqv: flow.Tensor, w: flow.Tensor, *, epsilon: float
+) -> tuple[flow.Tensor, flow.Tensor]:
     """Reads the projection where it lies, and keeps no features of tokens."""
     if flow.is_grad_enabled() and kqv.requires_grad:
         return _with_gradient(epsilon)(kqv, w)
-    return _forward(kqv, w, epsilon=epsilon)[0]
+    out, value, _ = _forward(kqv, w, epsilon=epsilon)
+    return out, value

@@ -76,7 +76,8 @@ struct Reader {
     column = carver.take(padded(s.features));
   }
 
-  void run(const PerformerChunk& chunk, const float* kqv, const float* summary, float* result) {
+  void run(const PerformerChunk& chunk, const float* kqv, const float* summary, float* result,
+           float* value) {
     const int64_t stride = 3 * shape.dim;
     const int64_t width = padded(shape.dim);
     const int64_t features_stride = padded(shape.features);
@@ -97,6 +98,8 @@ struct Reader {
         const float total = dot(queries + i * features_stride, column, shape.features);
         store_scaled(out + i * width, shape.dim, 1.0F / (total + shape.epsilon),
                      result + (token + i) * shape.dim);
+        std::copy_n(kqv + (token + i) * stride + 2 * shape.dim, shape.dim,
+                    value + (token + i) * shape.dim);
       }
     });
   }
@@ -104,7 +107,7 @@ struct Reader {
 
 }  // namespace
 
-void performer(const PerformerShape& s, const float* kqv, const float* w, float* out,
+void performer(const PerformerShape& s, const float* kqv, const float* w, float* out, float* value,
                float* summary) {
   const int64_t chunks = s.batch * performer_chunks(s);
   auto* parts = static_cast<float*>(
@@ -119,7 +122,7 @@ void performer(const PerformerShape& s, const float* kqv, const float* w, float*
   for_performer_chunks(s, [&](int64_t first, int64_t last) {
     Reader reader(s, w);
     for (int64_t i = first; i < last; ++i) {
-      reader.run(performer_chunk(s, i), kqv, summary, out);
+      reader.run(performer_chunk(s, i), kqv, summary, out, value);
     }
   });
 }

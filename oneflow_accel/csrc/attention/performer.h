@@ -11,7 +11,8 @@ namespace oneflow_accel {
 // With phi(x) = e^(w x - |x|^2 / 2) / sqrt(features) for the rows w of (features, dim):
 //   S = sum over t of phi(k_t) v_t^T,  z = sum over t of phi(k_t),
 //   out_t = phi(q_t) S / (phi(q_t) z + epsilon).
-// A row of kqv holds key, query and value; `summary` is (batch, features, dim + 1): S and z.
+// A row of kqv holds key, query and value; `value` is a copy of the last, and `summary` is (batch,
+// features, dim + 1): S and z.
 struct PerformerShape {
   int64_t batch;
   int64_t time;
@@ -24,10 +25,11 @@ struct PerformerShape {
 };
 
 void performer(const PerformerShape& shape, const float* kqv, const float* w, float* out,
-               float* summary);
+               float* value, float* summary);
 
 struct PerformerGradInputs {
   const float* out_grad;
+  const float* value_grad;
   const float* kqv;
   const float* w;
   const float* out;

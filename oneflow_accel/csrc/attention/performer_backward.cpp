@@ -1,4 +1,5 @@
 #include "attention/performer_rows.h"
+#include "common/simd.h"
 
 namespace oneflow_accel {
 
@@ -6,7 +7,7 @@ namespace {
 
 // With n_t = dout_t / (phi(q_t) z + epsilon) and d_t = -n_t . out_t:
 //   dphi(q_t) = n_t S^T + d_t z,  dS = sum of phi(q_t) n_t^T,  dz = sum of d_t phi(q_t),
-//   dphi(k_t) = v_t dS^T + dz,  dv_t = phi(k_t) dS,
+//   dphi(k_t) = v_t dS^T + dz,  dv_t = phi(k_t) dS + dvalue_t,
 // and dx = (dphi phi) w - sum(dphi phi) x of either.
 struct Workspace {
   const PerformerShape& shape;
@@ -63,6 +64,13 @@ struct Workspace {
   }
 };
 
+// out = a + b.
+ONEFLOW_ACCEL_SIMD
+void add_rows(const float* a, const float* b, int64_t n, float* out) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) { out[i] = a[i] + b[i]; }
+}
+
 void query_grads(const PerformerChunk& chunk, const PerformerGradInputs& in, Workspace* workspace,
                  float* summary_grad, float* kqv_grad) {
   Workspace& w = *workspace;
@@ -107,7 +115,8 @@ void key_and_value_grads(const PerformerChunk& chunk, const PerformerGradInputs&
     block_product(rows, w.width(), s.features, {w.phi, w.stride(), 1}, w.panels, 0, 0, w.rows,
                   w.width(), false);
     for (int64_t i = 0; i < rows; ++i) {
-      std::copy_n(w.rows + i * w.width(), s.dim, key_grad + i * 3 * s.dim + 2 * s.dim);
+      add_rows(w.rows + i * w.width(), in.value_grad + (token + i) * s.dim, s.dim,
+               key_grad + i * 3 * s.dim + 2 * s.dim);
     }
     block_product(rows, w.stride(), s.dim, {key + 2 * s.dim, 3 * s.dim, 1}, w.transposed, 0, 0,
                   w.phi_grads, w.stride(), false);

@@ -1,5 +1,6 @@
 // oneflow_accel_performer and its gradient: key, query and value are the parts of one projection,
-// [batch, time, 3 x dim], in this order, and the random features' matrix w is constant. float32.
+// [batch, time, 3 x dim], in this order, and the matrix w of random features is constant. The value
+// is an output too, because models add it to what they make of the attention. float32.
 #include "attention/performer.h"
 #include "common/guard.h"
 #include "common/infer.h"
@@ -23,7 +24,9 @@ Maybe<void> infer(user_op::InferContext* ctx) {
                                     "random features of (features, dim), not "
                                  << kqv.ToString() << " and " << w.ToString();
   }
-  describe_output(ctx, "out", Shape({kqv.At(0), kqv.At(1), w.At(1)}));
+  for (const char* name : {"out", "value"}) {
+    describe_output(ctx, name, Shape({kqv.At(0), kqv.At(1), w.At(1)}));
+  }
   describe_output(ctx, "summary", Shape({kqv.At(0), w.At(0), w.At(1) + 1}));
   return Maybe<void>::Ok();
 }
@@ -62,6 +65,7 @@ REGISTER_USER_OP("oneflow_accel_performer")
     .Input("kqv")
     .Input("w")
     .Output("out")
+    .Output("value")
     .Output("summary")
     .Attr<double>("epsilon")
     .SetTensorDescInferFn(infer)
@@ -70,6 +74,7 @@ REGISTER_USER_OP("oneflow_accel_performer")
 
 REGISTER_USER_OP("oneflow_accel_performer_grad")
     .Input("out_grad")
+    .Input("value_grad")
     .Input("kqv")
     .Input("w")
     .Input("out")
@@ -105,7 +110,7 @@ class PerformerKernel final : public user_op::OpKernel {
     const PerformerShape shape = shape_of(ctx);
     run_or_abort([&] { return shape.describe(); }, [&] {
       performer(shape, input(ctx, "kqv"), input(ctx, "w"), output(ctx, "out"),
-                output(ctx, "summary"));
+                output(ctx, "value"), output(ctx, "summary"));
     });
   }
 };
@@ -120,8 +125,8 @@ class PerformerGradKernel final : public user_op::OpKernel {
     const PerformerShape shape = shape_of(ctx);
     run_or_abort([&] { return "gradient of a " + shape.describe(); }, [&] {
       performer_grad(shape,
-                     {input(ctx, "out_grad"), input(ctx, "kqv"), input(ctx, "w"),
-                      input(ctx, "out"), input(ctx, "summary")},
+                     {input(ctx, "out_grad"), input(ctx, "value_grad"), input(ctx, "kqv"),
+                      input(ctx, "w"), input(ctx, "out"), input(ctx, "summary")},
                      output(ctx, "kqv_grad"));
     });
   }
