@@ -27,6 +27,8 @@ from benchmarks.results import Row
 from benchmarks.side_by_side import Side, measure
 
 OURS, PEER, STOCK = "ours", "PyTorch", "stock OneFlow"
+# Ours again, running what an item is divided by.
+BASE = "ours, base"
 # A row that seems to have become slower is measured this many times more before it counts.
 MORE_TRIES = 2
 
@@ -39,30 +41,34 @@ class Bench:
         ours = [sys.executable, "-m", "benchmarks.ours.side"]
         peer = [peer_python, "-m", "benchmarks.peers.side", str(threads)]
         self.ours = Side(OURS, ours, env)
+        self.base = Side(BASE, ours, env)
         self.peer = Side(PEER, peer, env)
         self.stock = Side(STOCK, ours, {**env, "ONEFLOW_ACCEL_PLUGIN": "off"}) if stock else None
         self.rounds = rounds
         self.date = datetime.date.today().isoformat()
         name = oneflow_accel.current_backend().properties().name
         self.machine = f"{name}, {threads} threads"
-        self.our_seconds: dict[str, float] = {}
+        self.items = {item.name: item for item in all_items()}
 
     def row(self, item: Item) -> Row:
         """Measure one item."""
         sides = [self.ours, self.peer] if item.peer else [self.ours]
-        seconds = measure(item, sides, rounds=self.rounds, target=0.15)
+        runs = {side.name: (side, item) for side in sides}
+        if item.against:
+            runs[BASE] = (self.base, self.items[item.against])
+        seconds = measure(runs, rounds=self.rounds, target=0.15)
+        # What it holds would be in the way of the next item.
+        self.base.stop()
         notes = [f"{name}: {text}" for name, text in seconds.items() if isinstance(text, str)]
         ours, peer = _number(seconds.get(OURS)), _number(seconds.get(PEER))
-        if ours is not None:
-            self.our_seconds[item.name] = ours
         stock = None
         # Stock OneFlow is up to 600 times slower: once is enough, and a process of its own, as some
         # operators end it.
         if self.stock is not None and item.stock and item.against is None:
-            found = measure(item, [self.stock], rounds=1, target=0.05)[STOCK]
+            found = measure({STOCK: (self.stock, item)}, rounds=1, target=0.05)[STOCK]
             stock = _number(found)
             notes += [f"{STOCK}: {found}"] if isinstance(found, str) else []
-        base = self.our_seconds.get(item.against) if item.against else peer
+        base = _number(seconds.get(BASE)) if item.against else peer
         return Row(
             date=self.date,
             machine=self.machine,
@@ -92,7 +98,7 @@ class Bench:
         return found
 
     def stop(self) -> None:
-        for side in (self.ours, self.peer, self.stock):
+        for side in (self.ours, self.base, self.peer, self.stock):
             if side is not None:
                 side.stop()
 

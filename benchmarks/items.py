@@ -254,6 +254,26 @@ def _monarch() -> list[Item]:
     return items
 
 
+# Of monarch_flow: model, what the rows call it, batch, side of an image.
+_VITAE = (
+    ("ViTAE_basic_Tiny", "vitae-tiny", 8, 224),
+    ("ViTAE_basic_Tiny", "vitae-tiny", 32, 96),
+    ("ViTAE_basic_Small", "vitae-small", 8, 224),
+)
+
+
+def _vitae() -> list[Item]:
+    items = []
+    for model, title, batch, size in _VITAE:
+        name = f"{title} train b{batch}, {size} px"
+        params = {"model": model, "batch": batch, "size": size}
+        # Most of the step is no MLP, so that the bar is low.
+        items += _beside_dense(
+            name, "vitae", "vitae_train", params, bar_over_dense=1.05, stock=False
+        )
+    return items
+
+
 def all_items() -> list[Item]:
     """Every row, in the order of the table."""
     return [
@@ -264,6 +284,7 @@ def all_items() -> list[Item]:
         *_optimizers(),
         *_models(),
         *_monarch(),
+        *_vitae(),
     ]
 
 

@@ -95,32 +95,31 @@ class Side:
 
 
 def measure(
-    item: Item, sides: Sequence[Side], *, rounds: int, target: float
+    runs: Mapping[str, tuple[Side, Item]], *, rounds: int, target: float
 ) -> dict[str, float | str]:
-    """Seconds per step of an item on each side.
+    """Seconds per step of items, each on a side.
 
     Args:
-        item: what to run.
-        sides: each runs it in turn, in every round.
+        runs: in every round each of them runs in turn; by what the result is to call it. Two items
+            need two sides: a side keeps one item in memory.
         rounds: the median of which counts.
         target: seconds that the steps of one round should take.
 
     Returns:
-        By the side's name: the median, or what it said when it ended.
+        By the run's name: the median, or what the side said when it ended.
     """
     results: dict[str, float | str] = {}
     steps: dict[str, int] = {}
-    for side in sides:
+    for name, (side, item) in runs.items():
         try:
             side.seconds(item, 1)
             second = max(side.seconds(item, 1), 1e-6)
-            steps[side.name] = min(MOST_STEPS, max(1, round(target / second)))
+            steps[name] = min(MOST_STEPS, max(1, round(target / second)))
         except SideError as error:
-            results[side.name] = str(error)
-    running = [side for side in sides if side.name in steps]
-    seconds: dict[str, list[float]] = {side.name: [] for side in running}
+            results[name] = str(error)
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(rounds):
-        for side in running:
-            count = steps[side.name]
-            seconds[side.name].append(side.seconds(item, count) / count)
+        for name, count in steps.items():
+            side, item = runs[name]
+            seconds[name].append(side.seconds(item, count) / count)
     return {**results, **{name: statistics.median(values) for name, values in seconds.items()}}

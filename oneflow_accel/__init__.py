@@ -6,11 +6,15 @@ kernels are registered before the first operation runs.
 
 # ruff: noqa: E402, I001 - the order below is what this module is for.
 
+import sys
 from contextlib import suppress
 
-from oneflow_accel import patching
+from oneflow_accel import patching, rendezvous
 
 patching.install()
+# Where oneflow is there already, the processes have met.
+if "oneflow" not in sys.modules:
+    rendezvous.wait_for_rank_zero()
 
 # Before the backends: which patches oneflow needs depends on the device, so that importing oneflow
 # imports the backends, which must find a module of oneflow then and not import it themselves.

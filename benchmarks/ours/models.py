@@ -87,12 +87,12 @@ def resnet50_train_graph(batch: int) -> Step:
     return _resnet50_train(batch, GraphStep)
 
 
-def classifier_forward(model: nn.Module, batch: int) -> Step:
-    return _forward(model.eval(), flow.randn(batch, 3, 224, 224))
+def classifier_forward(model: nn.Module, batch: int, size: int = 224) -> Step:
+    return _forward(model.eval(), flow.randn(batch, 3, size, size))
 
 
-def classifier_train(model: nn.Module, batch: int) -> Step:
-    images, labels = flow.randn(batch, 3, 224, 224), flow.randint(0, 1000, (batch,))
+def classifier_train(model: nn.Module, batch: int, size: int = 224) -> Step:
+    images, labels = flow.randn(batch, 3, size, size), flow.randint(0, 1000, (batch,))
     return _train(model, lambda: nn.functional.cross_entropy(model(images), labels))
 
 

@@ -31,8 +31,8 @@ def _train(optimizer: torch.optim.Optimizer, loss: Callable[[], torch.Tensor]) -
     return step
 
 
-def _images(batch: int) -> torch.Tensor:
-    return torch.randn(batch, 3, 224, 224)
+def _images(batch: int, size: int = 224) -> torch.Tensor:
+    return torch.randn(batch, 3, size, size)
 
 
 def resnet50_forward(batch: int) -> Step:
@@ -55,12 +55,12 @@ def _vit() -> nn.Module:
     return timm.create_model("vit_small_patch16_224", pretrained=False)
 
 
-def classifier_forward(model: nn.Module, batch: int) -> Step:
-    return _forward(model, _images(batch))
+def classifier_forward(model: nn.Module, batch: int, size: int = 224) -> Step:
+    return _forward(model, _images(batch, size))
 
 
-def classifier_train(model: nn.Module, batch: int) -> Step:
-    images, labels = _images(batch), torch.randint(1000, (batch,))
+def classifier_train(model: nn.Module, batch: int, size: int = 224) -> Step:
+    images, labels = _images(batch, size), torch.randint(1000, (batch,))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
     return _train(optimizer, lambda: nn.functional.cross_entropy(model(images), labels))
 

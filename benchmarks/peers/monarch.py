@@ -21,12 +21,12 @@ class _Multiply(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, blkdiag1: Tensor, blkdiag2: Tensor) -> Tensor:
         (blocks1, inner, width1), (blocks2, outer, width2) = blkdiag1.shape, blkdiag2.shape
         rows = x.shape[0]
-        middle = torch.empty(rows, blocks1, inner).transpose(0, 1)
+        middle = x.new_empty(rows, blocks1, inner).transpose(0, 1)
         blocks = x.reshape(rows, blocks1, width1).transpose(0, 1)
         torch.bmm(blocks, blkdiag1.transpose(1, 2), out=middle)
         middle = middle.transpose(0, 1).reshape(rows, width2, blocks2).transpose(1, 2)
         middle = middle.contiguous().transpose(0, 1)
-        out = torch.empty(rows, blocks2, outer).transpose(0, 1)
+        out = x.new_empty(rows, blocks2, outer).transpose(0, 1)
         torch.bmm(middle, blkdiag2.transpose(1, 2), out=out)
         ctx.save_for_backward(x, blkdiag1, blkdiag2, middle)
         return out.permute(1, 2, 0).reshape(rows, outer * blocks2)
@@ -38,10 +38,10 @@ class _Multiply(torch.autograd.Function):
         rows = x.shape[0]
         out_grad = out_grad.reshape(rows, outer, blocks2).transpose(1, 2).contiguous()
         out_grad = out_grad.transpose(0, 1)
-        middle_grad = torch.empty(rows, blocks2, width2).transpose(0, 1)
+        middle_grad = x.new_empty(rows, blocks2, width2).transpose(0, 1)
         torch.bmm(out_grad, blkdiag2, out=middle_grad)
         middle_grad = middle_grad.permute(1, 2, 0).reshape(rows, blocks1, inner).transpose(0, 1)
-        x_grad = torch.empty(rows, blocks1, width1)
+        x_grad = x.new_empty(rows, blocks1, width1)
         torch.bmm(middle_grad, blkdiag1, out=x_grad.transpose(0, 1))
         blocks = x.reshape(rows, blocks1, width1).transpose(0, 1)
         return (

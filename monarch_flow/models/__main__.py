@@ -22,7 +22,7 @@ from monarch_flow.macs import count_parameters, macs_by_module, macs_table
 from monarch_flow.models.registry import create_model, describe_model, list_models
 
 
-def _arguments(pairs: Sequence[str]) -> dict[str, Any]:
+def read_arguments(pairs: Sequence[str]) -> dict[str, Any]:
     """Values are YAML; a dot in a key reaches into a mapping.
 
     Raises:
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     name, *pairs = arguments
     try:
-        model = create_model(name, **_arguments(pairs))
+        model = create_model(name, **read_arguments(pairs))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return UserError.EXIT_CODE

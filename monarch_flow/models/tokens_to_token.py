@@ -70,9 +70,7 @@ class TokensToToken(nn.Module):
         tokens_type: "transformer" or "performer".
     """
 
-    def __init__(
-        self, img_size: Grid, in_chans: int, dim: int, tokens_type: str
-    ) -> None:
+    def __init__(self, img_size: Grid, in_chans: int, dim: int, tokens_type: str) -> None:
         super().__init__()
         kinds: dict[str, type[nn.Module]] = {
             "transformer": TokenTransformer,

@@ -88,6 +88,9 @@ def in_bfloat16(model: nn.Module, backend: Backend) -> nn.Module:
 
 
 def _is_container(module: nn.Module) -> bool:
+    # Nobody calls a list of modules but its members.
+    if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
+        return True
     cls = plain_class(type(module))
     return is_sequential(module) or cls in _marked or class_name(cls) in _CONTAINERS
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -29,7 +30,7 @@ def side(name: str, seconds: float, body: str = "pass") -> Side:
 def test_medians_are_per_step() -> None:
     sides = [side("fast", 0.001), side("slow", 0.004)]
     try:
-        seconds = measure(ITEM, sides, rounds=3, target=0.1)
+        seconds = measure({one.name: (one, ITEM) for one in sides}, rounds=3, target=0.1)
     finally:
         for one in sides:
             one.stop()
@@ -40,9 +41,10 @@ def test_medians_are_per_step() -> None:
 def test_a_side_that_ends_is_reported_and_starts_again() -> None:
     dying = side("dying", 0.001, 'sys.exit("no kernel for this")')
     well = side("well", 0.001)
+    runs = {"dying": (dying, ITEM), "well": (well, ITEM)}
     try:
         for _ in range(2):
-            seconds = measure(ITEM, [dying, well], rounds=1, target=0.01)
+            seconds = measure(runs, rounds=1, target=0.01)
             assert seconds == {"dying": "no kernel for this", "well": pytest.approx(0.001)}
     finally:
         dying.stop()
@@ -53,3 +55,17 @@ def test_a_side_that_does_not_start_is_an_error() -> None:
     broken = Side("broken", [sys.executable, "-c", "raise SystemExit('no such module')"])
     with pytest.raises((RuntimeError, SideError), match="broken did not start: no such module"):
         broken.seconds(ITEM, 1)
+
+
+def test_two_items_are_measured_in_turn(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    body = f'open({str(log)!r}, "a").write(name + " ")'
+    sides = {name: side(name, 0.001, body) for name in ("dense", "Monarch")}
+    runs = {name: (one, Item(name, "vitae", "vitae_train")) for name, one in sides.items()}
+    try:
+        measure(runs, rounds=2, target=0.001)
+    finally:
+        for one in sides.values():
+            one.stop()
+    # Twice each to warm up and to see how long a step takes.
+    assert log.read_text().split() == [*["dense"] * 2, *["Monarch"] * 2, *["dense", "Monarch"] * 2]

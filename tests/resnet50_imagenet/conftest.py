@@ -1,16 +1,17 @@
-"""A small ImageFolder, and main.py in processes of its own."""
+"""A small ImageFolder, and main.py as a user calls it."""
 
 from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from tests.command_server import CommandServer
 from tests.launch import REPOSITORY, run_distributed, run_process
 
 MAIN = REPOSITORY / "resnet50_imagenet" / "main.py"
@@ -52,19 +53,36 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 RunMain = Callable[..., subprocess.CompletedProcess[str]]
 
 
-@pytest.fixture
-def run_main(tmp_path: Path) -> RunMain:
-    """Calls main.py as a user does, from a folder that is not the repository."""
+@pytest.fixture(scope="session")
+def server() -> Iterator[CommandServer]:
+    """A process that calls main.py's main again and again."""
+    with CommandServer("resnet50_imagenet.main") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def run_main(server: CommandServer, tmp_path_factory: pytest.TempPathFactory) -> RunMain:
+    """Calls main.py as a user does, from a folder that is not the repository.
+
+    `fresh`, `env` and more than one of `processes` are for processes of their own; other runs share
+    one.
+    """
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
 
     def run(
-        *args: str | Path, processes: int = 1, ok: bool = True, **kwargs
+        *args: str | Path,
+        processes: int = 1,
+        ok: bool = True,
+        fresh: bool = False,
+        env: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        kwargs = {"cwd": tmp_path, "timeout": 240, **kwargs}
-        if processes == 1:
-            result = run_process([MAIN, *args], **kwargs)
-        else:
+        if processes > 1:
             args = (MAIN, "--multiprocessing-distributed", *args)
-            result = run_distributed(args, processes, **kwargs)
+            result = run_distributed(args, processes, timeout=240, env=env, cwd=elsewhere)
+        elif fresh or env:
+            result = run_process([MAIN, *args], timeout=240, env=env, cwd=elsewhere)
+        else:
+            result = server.run(args, timeout=240, cwd=elsewhere)
         assert (result.returncode == 0) == ok, result.stdout
         return result
 

@@ -39,7 +39,7 @@ def test_resumed_losses_equal_uninterrupted_ones(shapes, run_main, tmp_path, pro
         args = (*SMALL, *options, "--max-steps", steps, "--output-dir", out)
         run_main(shapes, *args, processes=processes)
     resume = ("--max-steps", "18", "--resume", "auto", "--output-dir", parts)
-    run_main(shapes, *SMALL, *options, *resume, processes=processes)
+    run_main(shapes, *SMALL, *options, *resume, processes=processes, fresh=True)
     assert losses(parts) == losses(whole)
     assert losses(parts, "val") == losses(whole, "val")
 
@@ -52,7 +52,7 @@ def test_run_can_be_resumed_the_other_way(shapes, run_main, tmp_path, first, the
     run_main(shapes, *SMALL, *first, "--max-steps", "8", "--output-dir", whole)
     run_main(shapes, *SMALL, *first, "--max-steps", "5", "--output-dir", parts)
     resume = ("--max-steps", "8", "--resume", "auto", "--output-dir", parts)
-    run_main(shapes, *SMALL, *then, *resume)
+    run_main(shapes, *SMALL, *then, *resume, fresh=True)
     np.testing.assert_allclose(
         list(losses(parts).values()), list(losses(whole).values()), rtol=1e-5
     )
@@ -83,7 +83,7 @@ def test_killed_at_random_moments_and_resumed_equals_uninterrupted(shapes, run_m
         latest = CheckpointManager(killed / "checkpoints").latest()
         resumed_from.add(latest.name if latest else None)
     assert len(resumed_from) > 5, resumed_from
-    run_main(*args)
+    run_main(*args, fresh=True)
     assert losses(killed) == losses(whole)
     assert losses(killed, "val") == losses(whole, "val")
 

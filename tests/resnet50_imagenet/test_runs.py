@@ -20,7 +20,7 @@ needs_plugin = pytest.mark.skipif(
 
 def test_run_leaves_metrics_curves_tensorboard_and_checkpoints(shapes, run_main, tmp_path):
     out = tmp_path / "out"
-    result = run_main(shapes, *SMALL, "--epochs", "2", "--output-dir", out)
+    result = run_main(shapes, *SMALL, "--epochs", "2", "--output-dir", out, fresh=True)
     line = (
         r"Epoch: \[1\]\[12/12\]\tTime .*\tData .*\tLoss .*\tAcc@1 .*\tAcc@5 .*\tThroughput .*\tETA"
     )
@@ -49,15 +49,10 @@ TWENTY_STEPS = ("--freeze-bn", "--lr", "0.0003", "--max-steps", "20")
 
 
 @pytest.fixture(scope="module")
-def twenty_steps(shapes, tmp_path_factory) -> dict[int, float]:
+def twenty_steps(shapes, run_main, tmp_path_factory) -> dict[int, float]:
     """Losses of one process, eagerly, in NCHW, BatchNorm frozen: what the others must equal."""
-    from tests.launch import run_process
-    from tests.resnet50_imagenet.conftest import MAIN
-
     out = tmp_path_factory.mktemp("reference")
-    args = [shapes, *SMALL, *TWENTY_STEPS, "--output-dir", out]
-    result = run_process([MAIN, *args], timeout=240)
-    assert result.returncode == 0, result.stdout
+    run_main(shapes, *SMALL, *TWENTY_STEPS, "--output-dir", out)
     return losses(out)
 
 
@@ -90,13 +85,24 @@ def test_first_20_losses_equal_one_eager_process(
     )
 
 
+@pytest.fixture(scope="module")
+def trained(shapes, run_main, tmp_path_factory) -> Path:
+    """Checkpoints of a run of eight steps."""
+    out = tmp_path_factory.mktemp("trained")
+    run_main(shapes, *SMALL, "--max-steps", "8", "--output-dir", out)
+    return out / "checkpoints"
+
+
+@pytest.fixture(scope="module")
+def evaluated(shapes, run_main, trained) -> str:
+    """What one process prints of them."""
+    return run_main(shapes, *SMALL, "-e", "--resume", trained).stdout
+
+
 @pytest.mark.parametrize("processes", [1, 2, 4])
-def test_evaluation_covers_every_image_once(shapes, run_main, tmp_path, processes):
+def test_evaluation_covers_every_image_once(shapes, run_main, trained, evaluated, processes):
     """21 images do not divide by 2 or 4 processes, nor by the batch."""
-    out = tmp_path / "out"
-    run_main(shapes, *SMALL, "--max-steps", "4", "--output-dir", out)
-    args = (*SMALL, "-e", "--resume", out / "checkpoints")
-    result = run_main(shapes, *args, processes=processes)
+    result = run_main(shapes, *SMALL, "-e", "--resume", trained, processes=processes, fresh=True)
     found = re.search(
         r"Acc@1 ([\d.]+) Acc@5 ([\d.]+) Loss ([\d.]+) \((\d+) images\)", result.stdout
     )
@@ -104,19 +110,13 @@ def test_evaluation_covers_every_image_once(shapes, run_main, tmp_path, processe
     assert int(found.group(4)) == len(CLASSES) * VAL_PER_CLASS
     # All classes are among the best five of three.
     assert float(found.group(2)) == 100
-    alone = run_main(shapes, *args).stdout
-    assert re.search(r"Acc@1 ([\d.]+)", alone).group(1) == found.group(1)
+    assert re.search(r"Acc@1 ([\d.]+)", evaluated).group(1) == found.group(1)
 
 
 @pytest.mark.parametrize("options", [("--no-fold",), ("--graph",), ("--bf16",)])
-def test_evaluation_is_the_same_however_it_runs(shapes, run_main, tmp_path, options):
-    out = tmp_path / "out"
-    run_main(shapes, *SMALL, "--max-steps", "8", "--output-dir", out)
-    args = (*SMALL, "-e", "--resume", out / "checkpoints")
-    results = [
-        re.search(r"Acc@1 ([\d.]+) .* Loss ([\d.]+)", run_main(shapes, *args, *more).stdout)
-        for more in ((), options)
-    ]
+def test_evaluation_is_the_same_however_it_runs(shapes, run_main, trained, evaluated, options):
+    other = run_main(shapes, *SMALL, "-e", "--resume", trained, *options).stdout
+    results = [re.search(r"Acc@1 ([\d.]+) .* Loss ([\d.]+)", text) for text in (evaluated, other)]
     assert all(results)
     (accuracy, loss), (other_accuracy, other_loss) = (found.groups() for found in results)
     assert float(other_loss) == pytest.approx(
@@ -150,7 +150,7 @@ def test_multiprocessing_distributed_alone_runs_on_this_nodes_devices(shapes, ru
     """One CPU device on this node: one process, no launcher."""
     out = tmp_path / "out"
     args = (*SMALL, "--max-steps", "1", "--multiprocessing-distributed", "--output-dir", out)
-    run_main(shapes, *args)
+    run_main(shapes, *args, fresh=True)
     assert list(losses(out)) == [1]
 
 

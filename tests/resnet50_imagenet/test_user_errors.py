@@ -19,7 +19,8 @@ def refused(run_main, *args, **kwargs) -> str:
 
 
 def test_missing_data_names_the_folder(run_main, tmp_path):
-    assert str(tmp_path / "nothing" / "val") in refused(run_main, tmp_path / "nothing", *SMALL)
+    output = refused(run_main, tmp_path / "nothing", *SMALL, fresh=True)
+    assert str(tmp_path / "nothing" / "val") in output
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ void run(user_op::KernelComputeContext* ctx, const char* out, const Compute& com
   geometry.weights_channels_last = false;
   if (geometry.is_empty()) {
     for (const auto& [name, index] : ctx->outputs()) {
-      auto* tensor = ctx->Tensor4ArgNameAndIndex(name, index);
+      user_op::Tensor* tensor = ctx->Tensor4ArgNameAndIndex(name, index);
       std::fill_n(tensor->mut_dptr<float>(), tensor->shape_view().elem_cnt(), 0.0F);
     }
     return;

@@ -101,9 +101,7 @@ def reduction(
     return tokens, *grid
 
 
-def cell_branch(
-    state: State, name: str, x: np.ndarray, groups: int, training: bool
-) -> np.ndarray:
+def cell_branch(state: State, name: str, x: np.ndarray, groups: int, training: bool) -> np.ndarray:
     x = convolution(state, f"{name}.0", x, groups=groups)
     x = silu(batch_norm(state, f"{name}.1", x, training))
     x = convolution(state, f"{name}.3", x, groups=groups)

@@ -93,7 +93,8 @@ Step = Callable[[flow.Tensor, flow.Tensor], flow.Tensor]
 
 @pytest.mark.parametrize("case", list(CASES))
 def test_graph_and_eager_train_alike(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without dropout: three steps of AdamW on one batch, statistics of batch norm included."""
+    """Without dropout: three steps on one batch, statistics of batch norm included. Not AdamW, which
+    makes whole steps of the rounding in gradients that are 0, those of biases before batch norm."""
     monkeypatch.setattr("monarch_flow.models.performer.DROPOUT", 0.0)
     name, arguments = CASES[case]
     images, labels = flow.randn(4, 3, 32, 32), flow.tensor([0, 1, 2, 3])
@@ -102,7 +103,7 @@ def test_graph_and_eager_train_alike(case: str, monkeypatch: pytest.MonkeyPatch)
     for in_graph in (False, True):
         model = create_model(name, **arguments).train()
         model.load_state_dict({key: value.clone() for key, value in start.items()})
-        optimizer = build_optimizer(model, {"name": "adamw", "lr": 1e-3, "weight_decay": 0.1})
+        optimizer = build_optimizer(model, {"name": "sgd", "lr": 0.05, "momentum": 0.9})
         step = _graph_step(model, optimizer) if in_graph else _eager_step(model, optimizer)
         losses.append([float(step(images, labels).numpy()) for _ in range(3)])
         states.append({key: value.numpy() for key, value in model.state_dict().items()})
@@ -127,7 +128,7 @@ def _check_frozen(
     for key, parameter in frozen.items():
         assert parameter.grad is None
         np.testing.assert_array_equal(parameter.numpy(), start[key].numpy())
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    held = {id(p) for group in optimizer.param_groups for p in group.parameters}
     assert not held & {id(parameter) for parameter in frozen.values()}
 
 

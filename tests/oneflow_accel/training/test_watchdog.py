@@ -6,7 +6,6 @@ where it leads their process group.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import subprocess
@@ -52,8 +51,6 @@ def run_job(folder: Path, nproc: int, what: str, rank: int) -> list[Ended]:
                     stderr=subprocess.STDOUT,
                 )
             )
-            if number == 0:
-                wait_for_listener(int(port))
         try:
             ends = {}
             deadline = time.monotonic() + 40
@@ -70,14 +67,6 @@ def run_job(folder: Path, nproc: int, what: str, rank: int) -> list[Ended]:
                 process.kill()
                 process.wait()
     raise AssertionError("hung twice: " + "".join(p.read_text() for p in folder.glob("*.log")))
-
-
-def wait_for_listener(port: int) -> None:
-    """oneflow tries again only after 10 s where it comes before rank 0."""
-    for _ in range(200):
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
-            return
-        time.sleep(0.1)
 
 
 @pytest.mark.parametrize(("nproc", "rank"), [(3, 1), (2, 0)])

@@ -1,0 +1,333 @@
+"""Where the time of a training step goes, by kind of module:
+
+    python -m benchmarks.breakdown ViTAE_basic_Tiny --batch 8 --size 224 --beside mlp_cfg=monarch
+    python -m benchmarks.breakdown vit_small_patch16_224 mlp_cfg=monarch --batch 8
+
+Each part of the model runs alone, forward and backward, on the input that it had in a forward pass
+of the whole, and waits for the result. What a part's own parts take is not counted twice: "sums and
+maps" of a cell is the cell without its branches. The step as a whole is measured besides; what is
+in none of the parts is its row "rest", less than zero where the step runs parts side by side.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import oneflow_accel
+from oneflow_accel.errors import UserError
+
+import oneflow as flow
+from oneflow import nn
+
+from monarch_flow.macs import macs_by_module
+from monarch_flow.models import create_model
+from monarch_flow.models.__main__ import read_arguments
+
+# (kind, expression that the names of its modules match), the first that fits counts. Modules that
+# are in none of them count as part of the nearest that is.
+KINDS = (
+    ("embedding at several dilations", r"\.RC\.PRM$"),
+    ("convolutions of reduction cells", r"\.RC\.PCM$"),
+    ("performer", r"\.RC\.attn(\..*)?$"),
+    ("convolutions of normal cells", r"\.NC\.\d+\.PCM$"),
+    ("embedding", r"(^|\.)patch_embed(\..*)?$"),
+    ("attention", r"\.attn$"),
+    ("MLP", r"\.mlp(_tokens|_channels)?$"),
+    ("layer norm", r"(^|[._])norm\d?$"),
+    ("sums and maps of cells", r"\.RC$|(^|\.)(NC|blocks)\.\d+$"),
+    ("head", r"^head$"),
+)
+OPTIMIZER, REST, STEP = "optimizer", "rest", "whole step"
+
+
+@dataclass
+class Part:
+    """A module that is measured by itself.
+
+    Attributes:
+        name: in the model.
+        kind: one of KINDS.
+        inputs: what its forward got.
+        around: name of the part that it is part of, "" for none.
+        macs: for one image, without those of the parts in it.
+        forward: seconds of each round, those of the parts in it included; backward: likewise.
+    """
+
+    name: str
+    kind: str
+    module: nn.Module
+    inputs: tuple[Any, ...] = ()
+    around: str = ""
+    macs: int = 0
+    forward: list[float] = field(default_factory=list)
+    backward: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A kind of module in one model: how many, MACs of one image, seconds of a step."""
+
+    kind: str
+    modules: int
+    macs: int
+    forward: float
+    backward: float
+
+    @property
+    def seconds(self) -> float:
+        return self.forward + self.backward
+
+
+class Breakdown:
+    """Measures one model.
+
+    Args:
+        model: takes images, in training mode.
+        images: (N, C, H, W).
+        synchronize: waits until everything has run.
+    """
+
+    def __init__(
+        self, model: nn.Module, images: flow.Tensor, synchronize: Callable[[], Any]
+    ) -> None:
+        self.model, self.images, self.synchronize = model, images, synchronize
+        self.labels = flow.zeros(images.shape[0], dtype=flow.int64)
+        trained = [p for p in model.parameters() if p.requires_grad]
+        self.optimizer = flow.optim.AdamW(trained, lr=1e-5)
+        self.parts = _parts(model, images)
+        self.macs = 0
+        for module in macs_by_module(model, tuple(images.shape[2:]), images.shape[1]):
+            self.macs += module.macs
+            part = self.parts.get(_around(module.name + ".", self.parts))
+            if part is not None:
+                part.macs += module.macs
+        self.steps: list[tuple[float, float, float]] = []
+
+    def round(self) -> None:
+        """Measure the step and every part once."""
+        self.steps.append(self._step())
+        for part in self.parts.values():
+            forward, backward = self._alone(part)
+            part.forward.append(forward)
+            part.backward.append(backward)
+
+    def forget(self) -> None:
+        """Drop what was measured, as after a round that warms up."""
+        self.steps.clear()
+        for part in self.parts.values():
+            part.forward.clear()
+            part.backward.clear()
+
+    def rows(self) -> list[Row]:
+        """By kind, in the order of KINDS, then what is in none of them, and the whole step; medians
+        over the rounds."""
+        own = {name: _seconds(part) for name, part in self.parts.items()}
+        for part in self.parts.values():
+            if part.around:
+                (forward, backward), (inner_forward, inner_backward) = (
+                    own[part.around],
+                    _seconds(part),
+                )
+                own[part.around] = (forward - inner_forward, backward - inner_backward)
+        found = []
+        for kind, _ in KINDS:
+            names = [name for name, part in self.parts.items() if part.kind == kind]
+            if names:
+                forward, backward = (
+                    sum(times) for times in zip(*(own[name] for name in names), strict=True)
+                )
+                macs = sum(self.parts[name].macs for name in names)
+                found.append(Row(kind, len(names), macs, forward, backward))
+        forward, backward, update = (
+            statistics.median(times) for times in zip(*self.steps, strict=True)
+        )
+        found.append(Row(OPTIMIZER, 1, 0, 0.0, update))
+        whole = Row(STEP, 1, self.macs, forward, backward + update)
+        rest = Row(
+            REST,
+            0,
+            self.macs - sum(row.macs for row in found),
+            forward - sum(row.forward for row in found),
+            whole.backward - sum(row.backward for row in found),
+        )
+        return [*found, rest, whole]
+
+    def _step(self) -> tuple[float, float, float]:
+        """Seconds of the forward pass, the backward pass, and the update."""
+        self.synchronize()
+        times = [time.perf_counter()]
+        loss = nn.functional.cross_entropy(self.model(self.images), self.labels)
+        self._note(times)
+        loss.backward()
+        self._note(times)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self._note(times)
+        forward, backward, update = (
+            end - start for start, end in zip(times, times[1:], strict=False)
+        )
+        return forward, backward, update
+
+    def _alone(self, part: Part) -> tuple[float, float]:
+        """Seconds of forward and backward; gradients are left as they were: none."""
+        self.synchronize()
+        times = [time.perf_counter()]
+        out = part.module(*part.inputs)
+        self._note(times)
+        gradient = flow.ones_like(out.detach())
+        self.synchronize()
+        times[-1], paused = time.perf_counter(), times[-1]
+        out.backward(gradient)
+        self._note(times)
+        for value in part.inputs:
+            if isinstance(value, flow.Tensor):
+                value.grad = None
+        for parameter in part.module.parameters():
+            parameter.grad = None
+        return paused - times[0], times[2] - times[1]
+
+    def _note(self, times: list[float]) -> None:
+        self.synchronize()
+        times.append(time.perf_counter())
+
+
+def _seconds(part: Part) -> tuple[float, float]:
+    return statistics.median(part.forward), statistics.median(part.backward)
+
+
+def _kind(name: str) -> str | None:
+    return next((kind for kind, pattern in KINDS if re.search(pattern, name)), None)
+
+
+def _around(name: str, parts: dict[str, Part]) -> str:
+    """The innermost part that a module's name lies in; "" for none."""
+    holding = [part for part in parts if name.startswith(part + ".")]
+    return max(holding, key=len, default="")
+
+
+def _parts(model: nn.Module, images: flow.Tensor) -> dict[str, Part]:
+    """The modules of a kind that a forward pass calls, with their inputs."""
+    chosen: dict[str, Part] = {}
+    for name, module in model.named_modules():
+        kind = _kind(name)
+        # Inside of a part of the same kind there is nothing to tell apart, as in a performer.
+        around = chosen.get(_around(name, chosen))
+        if kind is not None and (around is None or around.kind != kind):
+            chosen[name] = Part(name, kind, module)
+    key = object()
+    for part in chosen.values():
+        part.module._forward_hooks[key] = _recorder(part)
+    try:
+        model(images)
+    finally:
+        for part in chosen.values():
+            del part.module._forward_hooks[key]
+    called = {name: part for name, part in chosen.items() if part.inputs}
+    for name, part in called.items():
+        part.around = _around(name, called)
+    return called
+
+
+def _recorder(part: Part) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
+    def hook(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        part.inputs = tuple(_leaf(value) for value in inputs)
+
+    return hook
+
+
+def _leaf(value: Any) -> Any:
+    """The same values, with a gradient of their own where they had one."""
+    if not isinstance(value, flow.Tensor):
+        return value
+    return value.detach().requires_grad_(value.requires_grad)
+
+
+def table(found: Sequence[tuple[str, Sequence[Row]]], batch: int) -> str:
+    """Markdown: a line for each kind; for each model MACs of an image, milliseconds forward and
+    backward, and its share of the step; with two models, how many times the second's speed."""
+    lines = ["kind"]
+    for title, _ in found:
+        lines += [f"{title}: MMACs", "forward ms", "backward ms", "share"]
+    if len(found) == 2:
+        lines.append("speed-up")
+    text = [_line(lines), _line(["---"] + ["---:"] * (len(lines) - 1))]
+    for kind in dict.fromkeys(row.kind for _, rows in found for row in rows):
+        cells, seconds = [kind], []
+        for _, rows in found:
+            row = next((row for row in rows if row.kind == kind), Row(kind, 0, 0, 0.0, 0.0))
+            if row.modules > 1:
+                cells[0] = f"{kind} ({row.modules})"
+            share = row.seconds / rows[-1].seconds
+            cells += [f"{row.macs / 1e6:.1f}" if row.macs else ""]
+            cells += [f"{1e3 * row.forward:.1f}", f"{1e3 * row.backward:.1f}", f"{share:.1%}"]
+            seconds.append(row.seconds)
+        if len(found) == 2:
+            sensible = kind != REST and seconds[1] > 0
+            cells.append(f"{seconds[0] / seconds[1]:.2f}" if sensible else "")
+        text.append(_line(cells))
+    for title, rows in found:
+        text.append(f"\n{title}: {batch / rows[-1].seconds:.1f} images/s")
+    return "\n".join(text)
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _models(options: argparse.Namespace) -> Iterator[tuple[str, nn.Module]]:
+    pairs = [options.arguments]
+    if options.beside is not None:
+        pairs.append([*options.arguments, *options.beside])
+    for arguments in pairs:
+        model = create_model(options.model, **read_arguments(arguments))
+        yield " ".join([options.model, *arguments]), model.train()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.breakdown",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("model", help="a model of monarch_flow")
+    parser.add_argument("arguments", nargs="*", metavar="key=value", help="arguments of the model")
+    parser.add_argument(
+        "--beside",
+        nargs="+",
+        metavar="key=value",
+        help="a second model with these arguments besides, measured in turn with the first",
+    )
+    parser.add_argument("--batch", type=int, default=8, help="images of a step (default: 8)")
+    parser.add_argument("--size", type=int, help="side of an image (default: the model's)")
+    parser.add_argument("--rounds", type=int, default=5, help="the median counts (default: 5)")
+    options = parser.parse_args(argv)
+    backend = oneflow_accel.select_device()
+    backend.manual_seed(0)
+    measured = []
+    try:
+        for title, model in _models(options):
+            height, width = (options.size,) * 2 if options.size else model.img_size
+            images = flow.randn(options.batch, getattr(model, "in_chans", 3), height, width)
+            measured.append((title, Breakdown(model, images, backend.synchronize)))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return UserError.EXIT_CODE
+    # The first round warms up.
+    for number in range(options.rounds + 1):
+        for _, breakdown in measured:
+            breakdown.round()
+            if number == 0:
+                breakdown.forget()
+    print(table([(title, breakdown.rows()) for title, breakdown in measured], options.batch))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,28 @@
+"""ViTAE, dense and with Monarch MLPs; each maker returns one step."""
+
+from __future__ import annotations
+
+from oneflow import nn
+
+from benchmarks.ours.models import classifier_forward, classifier_train
+from benchmarks.serve import Maker, Step
+
+
+def _vitae(model: str, monarch: bool, drop_path: float) -> nn.Module:
+    from monarch_flow.models import create_model
+
+    return create_model(model, mlp_cfg="monarch" if monarch else None, drop_path_rate=drop_path)
+
+
+def vitae_forward(model: str, batch: int, size: int, monarch: bool) -> Step:
+    return classifier_forward(_vitae(model, monarch, 0.0), batch, size)
+
+
+def vitae_train(model: str, batch: int, size: int, monarch: bool) -> Step:
+    """With stochastic depth, as the published recipe has it."""
+    return classifier_train(_vitae(model, monarch, 0.1).train(), batch, size)
+
+
+MAKERS: dict[str, Maker] = {
+    function.__name__: function for function in (vitae_forward, vitae_train)
+}

@@ -1,0 +1,141 @@
+"""A process that calls a command's main(argv) as often as it is asked to: most runs of the tests are
+shorter than the start of a process.
+
+    with CommandServer("resnet50_imagenet.main") as server:
+        result = server.run(["--help"], cwd=folder)
+
+What such runs cannot show, as how a process ends and that it needs nothing of an earlier one, is
+tested with processes of their own (tests/launch.py).
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import selectors
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tests.launch import REPOSITORY
+
+
+class CommandServer:
+    """Starts its process with the first run, and anew where it ended.
+
+    Args:
+        module: has `main(argv)`, which returns an exit status.
+    """
+
+    def __init__(self, module: str) -> None:
+        self.module = module
+        self._process: subprocess.Popen[str] | None = None
+
+    def run(
+        self,
+        args: Sequence[str | os.PathLike[str]],
+        *,
+        cwd: str | os.PathLike[str],
+        timeout: float = 120,
+    ) -> subprocess.CompletedProcess[str]:
+        """What `python -m MODULE ARGS...` gives: its exit status, and what it printed to stdout and
+        stderr as stdout.
+
+        Raises:
+            subprocess.TimeoutExpired: it did not end in time; the process is killed.
+        """
+        argv = list(map(os.fspath, args))
+        process = self._process or self._start()
+        with tempfile.NamedTemporaryFile("r", errors="replace") as output:
+            request = {"argv": argv, "cwd": os.fspath(cwd), "output": output.name}
+            process.stdin.write(json.dumps(request) + "\n")
+            process.stdin.flush()
+            with selectors.DefaultSelector() as selector:
+                selector.register(process.stdout, selectors.EVENT_READ)
+                answered = bool(selector.select(timeout))
+            answer = process.stdout.readline() if answered else ""
+            text = output.read()
+        if not answered:
+            self.stop()
+            raise subprocess.TimeoutExpired(argv, timeout, output=text)
+        if not answer:
+            # It ended in the middle of the run.
+            code = process.wait()
+            self.stop()
+            return subprocess.CompletedProcess(argv, code or 1, text, "")
+        return subprocess.CompletedProcess(argv, int(answer), text, "")
+
+    def stop(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process.stdin.close()
+            self._process.stdout.close()
+            self._process = None
+
+    def _start(self) -> subprocess.Popen[str]:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.command_server", self.module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=REPOSITORY,
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        )
+        return self._process
+
+    def __enter__(self) -> CommandServer:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+
+def serve(module: str) -> None:
+    """Answer each line of stdin with an exit status on what was stdout."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    main = importlib.import_module(module).main
+    environment = dict(os.environ)
+    for line in sys.stdin:
+        request = json.loads(line)
+        os.chdir(request["cwd"])
+        sys.argv = [module, *request["argv"]]
+        code = _run(main, request["argv"], Path(request["output"]))
+        os.environ.clear()
+        os.environ.update(environment)
+        print(code, file=answers, flush=True)
+
+
+def _run(main: Callable[[list[str]], int], argv: list[str], output: Path) -> int:
+    """The exit status; whatever is printed, by C++ too, goes to the file."""
+    kept = os.dup(1), os.dup(2)
+    with output.open("w") as file:
+        for number in (1, 2):
+            os.dup2(file.fileno(), number)
+    try:
+        code = main(argv)
+    except SystemExit as error:
+        code = error.code
+        if isinstance(code, str):
+            print(code, file=sys.stderr)
+            code = 1
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, descriptor in zip((1, 2), kept, strict=True):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+    return code or 0
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1])
