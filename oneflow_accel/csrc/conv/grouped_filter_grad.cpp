@@ -11,6 +11,17 @@ namespace oneflow_accel {
 
 namespace {
 
+// to[i] is the sum of the floats of vector i.
+ONEFLOW_ACCEL_SIMD
+void sum_vectors(const float* vectors, int64_t n, float* to) {
+  for (int64_t i = 0; i < n; ++i) {
+    float sum = 0.0F;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t lane = 0; lane < kVectorWidth; ++lane) { sum += vectors[i * kVectorWidth + lane]; }
+    to[i] = sum;
+  }
+}
+
 ONEFLOW_ACCEL_SIMD
 float sum_of(const float* x, int64_t n) {
   float sum = 0.0F;
@@ -58,10 +69,7 @@ void grouped_convolution_filter_grad(const GroupedShape& s, const float* in, con
       }
       for (int64_t o = 0; o < groups * s.out_channels; ++o) {
         const int64_t channel = first * s.out_channels + o;
-        for (int64_t k = 0; k < s.depth(); ++k) {
-          weights_grad[channel * s.depth() + k] =
-              sum_of(sums + (o * depth + k) * kVectorWidth, kVectorWidth);
-        }
+        sum_vectors(sums + o * depth * kVectorWidth, s.depth(), weights_grad + channel * s.depth());
         if (bias_grad != nullptr) { bias_grad[channel] = static_cast<float>(bias_sums[o]); }
       }
     }
