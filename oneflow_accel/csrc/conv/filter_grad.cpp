@@ -5,6 +5,7 @@
 #include "common/threads.h"
 #include "conv/convolution.h"
 #include "conv/grouped.h"
+#include "conv/pixel_products.h"
 #include "conv/relayout.h"
 #include "conv/select.h"
 
@@ -100,6 +101,9 @@ void convolution_filter_grad(const ConvGeometry& geometry, const float* in, cons
                              float* weights_grad, float* bias_grad) {
   if (const auto shape = grouped_shape(geometry)) {
     return grouped_convolution_filter_grad(*shape, in, out_grad, weights_grad, bias_grad);
+  }
+  if (has_pixel_products(geometry)) {
+    return pixel_products_filter_grad(geometry, in, out_grad, weights_grad, bias_grad);
   }
   filter_grad(geometry, in, out_grad, weights_grad, bias_grad);
 }
