@@ -12,6 +12,7 @@ in none of the parts is its row "rest", less than zero where the step runs parts
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
 import statistics
 import sys
@@ -170,9 +171,7 @@ class Breakdown:
         self.optimizer.step()
         self.optimizer.zero_grad()
         self._note(times)
-        forward, backward, update = (
-            end - start for start, end in zip(times, times[1:], strict=False)
-        )
+        forward, backward, update = (end - start for start, end in itertools.pairwise(times))
         return forward, backward, update
 
     def _alone(self, part: Part) -> tuple[float, float]:

@@ -1,5 +1,5 @@
-"""A process that calls a command's main(argv) as often as it is asked to: most runs of the tests are
-shorter than the start of a process.
+"""A process that calls a command's main(argv) as often as it is asked to, as most runs of the tests
+are shorter than the start of a process.
 
     with CommandServer("resnet50_imagenet.main") as server:
         result = server.run(["--help"], cwd=folder)

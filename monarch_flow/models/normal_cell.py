@@ -84,8 +84,10 @@ class NormalCell(nn.Module):
         on_map = x[:, 1:] if self.class_token else x
         local = self.drop_path_local(map_to_tokens(self.PCM(tokens_to_map(on_map, grid))))
         x = x + self.drop_path1(self.attn(self.norm1(x)))
-        if self.class_token:
-            x = flow.cat([x[:, :1], x[:, 1:] + local], dim=1)
-        else:
-            x = x + local
+        x = self._add_local(x, local)
         return x + self.drop_path2(self.mlp(self.norm2(x)))
+
+    def _add_local(self, x: flow.Tensor, local: flow.Tensor) -> flow.Tensor:
+        if not self.class_token:
+            return x + local
+        return flow.cat([x[:, :1], x[:, 1:] + local], dim=1)

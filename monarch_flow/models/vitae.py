@@ -58,7 +58,7 @@ class ViTAE(nn.Module):
 
     Parameters and buffers in this order: `layers.0.RC`, `layers.1.RC`, `layers.2.RC`,
     `layers.2.NC.0` ... , `head`. In a reduction cell PCM, PRM, attn; in a normal cell norm1, attn,
-    norm2, mlp, PCM. The names are those of the published checkpoints.
+    norm2, mlp, PCM. Names and order are those of the published checkpoints.
 
     Args:
         img_size: height and width of an image; one number for a square.

@@ -32,8 +32,8 @@ class PatchCell(nn.Module):
     def __init__(self, img_size: Size, patch_size: int, in_chans: int, dim: int) -> None:
         super().__init__()
         self.PRM = PatchEmbed(img_size, patch_size, in_chans, dim)
-        self.cls_token = nn.Parameter(flow.zeros(1, 1, dim))
         self.pos_embed = nn.Parameter(flow.zeros(1, 1 + self.PRM.num_patches, dim))
+        self.cls_token = nn.Parameter(flow.zeros(1, 1, dim))
 
     def forward(self, images: flow.Tensor) -> flow.Tensor:
         return prepend_token(self.cls_token, self.PRM(images)) + self.pos_embed
@@ -47,9 +47,9 @@ class PatchViTAE(nn.Module):
     mean over the patches' tokens, a layer norm and a linear head. The class token has its part in
     attention only.
 
-    Parameters and buffers in this order: `layers.0.RC` (cls_token, pos_embed, PRM.proj),
-    `layers.2.NC.0` ... , `fc_norm`, `head`; in a cell norm1, attn, norm2, mlp, PCM. The names are
-    those of the published checkpoints, which count three stages.
+    Parameters and buffers in this order: `fc_norm`, `layers.0.RC` (pos_embed, cls_token, PRM.proj),
+    `layers.2.NC.0` ... , `head`; in a cell norm1, attn, norm2, mlp, PCM. Names and order are those
+    of the published checkpoints, which count three stages.
 
     Args:
         img_size: height and width of an image; one number for a square.
@@ -99,6 +99,8 @@ class PatchViTAE(nn.Module):
         self.img_size = reduction.PRM.img_size
         height, width = self.img_size
         self.grid = (height // patch_size, width // patch_size)
+        # Before the cells, as in the published checkpoints.
+        self.fc_norm = nn.LayerNorm(embed_dim, eps=NORM_EPS)
         cells = [
             NormalCell(
                 embed_dim,
@@ -119,7 +121,6 @@ class PatchViTAE(nn.Module):
             [Stage(reduction), Stage(nn.Identity()), Stage(nn.Identity(), cells)]
         )
         self.pool = TokenMean()
-        self.fc_norm = nn.LayerNorm(embed_dim, eps=NORM_EPS)
         self.head = nn.Linear(embed_dim, num_classes)
         init_transformer(self)
 

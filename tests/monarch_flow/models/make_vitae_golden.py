@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def check_against_fixture() -> None:
         watched = {f"stage{stage}_RC": model.layers[stage].RC for stage in range(3)}
         watched["NC0"] = model.layers[2].NC[0]
         for key, module in watched.items():
-            module.register_forward_hook(lambda _m, _i, out, key=key: seen.update({key: out}))
+            module.register_forward_hook(_keeper(seen, key))
         with torch.no_grad():
             logits = model(torch.from_numpy(spec_fixture.images()).double())
         worst = max(
@@ -75,6 +76,13 @@ def check_against_fixture() -> None:
         print(f"{name}: largest difference to {FIXTURE.name} {worst:.1e}")
         if not same or worst > FIXTURE_TOLERANCE:
             sys.exit(f"{name} is not the fixture's model: argmax equal: {same}")
+
+
+def _keeper(seen: dict[str, Tensor], key: str) -> Callable[[nn.Module, Any, Tensor], None]:
+    def keep(module: nn.Module, inputs: Any, out: Tensor) -> None:
+        seen[key] = out
+
+    return keep
 
 
 def digest(values: Tensor) -> list[float]:

@@ -11,7 +11,7 @@ import pytest
 from oneflow import nn
 
 from monarch_flow.models import create_model
-from tests.monarch_flow.models import numpy_vision, seeded_vision, vitae_weights
+from tests.monarch_flow.models import numpy_vision, seeded_vision, spec_fixture
 from tests.tolerances import assert_close
 
 Forward = Callable[[dict[str, np.ndarray], np.ndarray], np.ndarray]
@@ -140,12 +140,12 @@ def test_full_size_t2t_equals_the_published_codes_fixture(name: str) -> None:
     for key, value in model.state_dict().items():
         if key != "pos_embed.pe":
             published = key.replace("patch_embed.", "tokens_to_token.")
-            array = vitae_weights.state([(published, tuple(value.shape))])[published]
+            array = spec_fixture.entry(published, tuple(value.shape)).astype(np.float32)
             state[key] = flow.tensor(array)
     missing, unexpected = model.load_state_dict(state, strict=False)
     assert (missing, unexpected) == (["pos_embed.pe"], [])
     with flow.no_grad():
-        logits = model(flow.tensor(vitae_weights.images())).numpy()
+        logits = model(flow.tensor(spec_fixture.images())).numpy()
     first, std = FIXTURE[name]
     # The fixture's own figures are of float32.
     assert np.abs(logits[0, :8] - first).max() < 1e-4

@@ -204,11 +204,11 @@ def _cells(
 def _expected(name: str, monarch: bool) -> dict[str, tuple[int, ...]]:
     if name == "ViTAE_basic_Base":
         return {
-            "layers.0.RC.cls_token": (1, 1, 768),
+            **_norm("fc_norm", 768),
             "layers.0.RC.pos_embed": (1, 197, 768),
+            "layers.0.RC.cls_token": (1, 1, 768),
             **_layer("layers.0.RC.PRM.proj", 768, 3, 16, 16),
             **_cells(12, 768, 3072, 192, monarch, shallow=True),
-            **_norm("fc_norm", 768),
             **_layer("head", 1000, 768),
         }
     tiny = name == "ViTAE_basic_Tiny"

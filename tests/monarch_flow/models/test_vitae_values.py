@@ -11,7 +11,7 @@ import pytest
 from oneflow import nn
 
 from monarch_flow.models import create_model
-from tests.monarch_flow.models import numpy_vitae, seeded_vision, vitae_weights
+from tests.monarch_flow.models import numpy_vitae, seeded_vision, spec_fixture
 from tests.tolerances import assert_close
 
 # ../shared/docs/oracles/vitae_fixture.json, of an independent implementation that loads the
@@ -85,7 +85,7 @@ FIXTURE: dict[str, dict[str, Any]] = {
 def _fixture_model(case: str) -> nn.Module:
     size, _, monarch = case.partition("-")
     model = create_model(f"ViTAE_basic_{size}", mlp_cfg="monarch" if monarch else None)
-    state = vitae_weights.state((k, tuple(v.shape)) for k, v in model.state_dict().items())
+    state = spec_fixture.state((k, tuple(v.shape)) for k, v in model.state_dict().items())
     model.load_state_dict({key: flow.tensor(array) for key, array in state.items()}, strict=True)
     return model.eval()
 
@@ -97,7 +97,7 @@ def test_logits_and_stages_equal_the_published_codes_fixture(case: str) -> None:
     watched = [*(model.layers[stage] for stage in range(2)), model.layers[2].RC]
     for module in (*watched, model.layers[2].NC[0]):
         module.register_forward_hook(lambda module, args, out: outputs.append(out.numpy()))
-    images = flow.tensor(vitae_weights.images())
+    images = flow.tensor(spec_fixture.images())
     with flow.no_grad():
         logits = model(images).numpy().astype(np.float64)
     # The fixture's own figures are of float32 and have six decimals; the tolerance is its own.
