@@ -48,9 +48,7 @@ def _gradient(
     **attributes: Any,
 ) -> tuple[np.ndarray, ...]:
     convolution = _convolution(x, weight, attributes)
-    dx, dw, db = conv_gradients(
-        convolution, np.moveaxis(x, -1, 1), weight, np.moveaxis(dy, -1, 1)
-    )
+    dx, dw, db = conv_gradients(convolution, np.moveaxis(x, -1, 1), weight, np.moveaxis(dy, -1, 1))
     dx = np.moveaxis(dx, 1, -1)
     return (dx, dw) if bias is None else (dx, dw, db)
 

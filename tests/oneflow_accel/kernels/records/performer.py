@@ -62,9 +62,7 @@ def _gradient(dy: np.ndarray, kqv: np.ndarray, features: int, epsilon: float) ->
     return (np.concatenate(grads, axis=-1),)
 
 
-def _through_phi(
-    phi_grad: np.ndarray, phi: np.ndarray, x: np.ndarray, w: np.ndarray
-) -> np.ndarray:
+def _through_phi(phi_grad: np.ndarray, phi: np.ndarray, x: np.ndarray, w: np.ndarray) -> np.ndarray:
     product = phi_grad * phi
     return product @ w - product.sum(axis=-1, keepdims=True) * x
 
@@ -74,9 +72,7 @@ def _small(*shape: int) -> Callable[[np.random.Generator], np.ndarray]:
     return lambda generator: 0.4 * generator.standard_normal(shape)
 
 
-def _case(
-    name: str, batch: int, time: int, dim: int, features: int, epsilon: float = 1e-8
-) -> Case:
+def _case(name: str, batch: int, time: int, dim: int, features: int, epsilon: float = 1e-8) -> Case:
     return case(
         name, _small(batch, time, 3 * dim), reduced=time, features=features, epsilon=epsilon
     )
