@@ -15,7 +15,7 @@ from oneflow import nn
 
 from monarch_flow.layers import DropPath, LinearLike, Mlp, MlpCustom, build_mlp
 from monarch_flow.models.attention import Attention
-from monarch_flow.models.maps import map_to_tokens
+from monarch_flow.models.maps import channels_last, map_to_tokens
 
 Size = int | Sequence[int]
 
@@ -88,7 +88,7 @@ class PatchEmbed(nn.Module):
 
     def forward(self, images: flow.Tensor) -> flow.Tensor:
         check_images(images, self.in_chans, self.img_size)
-        return map_to_tokens(self.proj(images))
+        return map_to_tokens(channels_last(self.proj(images)))
 
 
 class TokenMean(nn.Module):

@@ -7,6 +7,8 @@ from oneflow_accel.errors import UserError
 
 from oneflow import nn
 
+from monarch_flow.models.map_layers import MapBatchNorm2d, MapConv2d
+
 
 def reduction_strides(ratio: int) -> tuple[int, int, int]:
     """Strides of the three convolutions that make a map `ratio` times smaller each way: 2 as long
@@ -20,7 +22,7 @@ def reduction_strides(ratio: int) -> tuple[int, int, int]:
 
 
 class ReductionBranch(nn.Sequential):
-    """Maps (N, in_chans, H, W) to (N, out_chans, H / ratio, W / ratio), rounded up.
+    """Maps (N, H, W, in_chans) to (N, H / ratio, W / ratio, out_chans), rounded up.
 
     Three convolutions, each with a SiLU after it; batch norm only after the second.
 
@@ -34,18 +36,18 @@ class ReductionBranch(nn.Sequential):
     def __init__(self, in_chans: int, width: int, out_chans: int, ratio: int) -> None:
         first, second, third = reduction_strides(ratio)
         super().__init__(
-            nn.Conv2d(in_chans, width, 3, first, 1),
+            MapConv2d(in_chans, width, 3, first, 1),
             nn.SiLU(),
-            nn.Conv2d(width, width, 3, second, 1),
-            nn.BatchNorm2d(width),
+            MapConv2d(width, width, 3, second, 1),
+            MapBatchNorm2d(width),
             nn.SiLU(),
-            nn.Conv2d(width, out_chans, 3, third, 1),
+            MapConv2d(width, out_chans, 3, third, 1),
             nn.SiLU(),
         )
 
 
 class CellBranch(nn.Sequential):
-    """Maps (N, dim, H, W) to the same.
+    """Maps (N, H, W, dim) to the same.
 
     Grouped convolutions to the width `hidden` and back, with batch norm and SiLU; and one more of
     the width `dim`, which the shallow kind lacks together with what stands before it: it ends with
@@ -68,16 +70,16 @@ class CellBranch(nn.Sequential):
                 f"{hidden} inside it"
             )
         layers = [
-            nn.Conv2d(dim, hidden, 3, padding=1, groups=groups),
-            nn.BatchNorm2d(hidden),
+            MapConv2d(dim, hidden, 3, padding=1, groups=groups),
+            MapBatchNorm2d(hidden),
             nn.SiLU(),
-            nn.Conv2d(hidden, dim, 3, padding=1, groups=groups),
+            MapConv2d(hidden, dim, 3, padding=1, groups=groups),
         ]
         if not shallow:
             layers += [
-                nn.BatchNorm2d(dim),
+                MapBatchNorm2d(dim),
                 nn.SiLU(),
-                nn.Conv2d(dim, dim, 3, padding=1, groups=groups),
+                MapConv2d(dim, dim, 3, padding=1, groups=groups),
                 nn.SiLU(),
             ]
         super().__init__(*layers)

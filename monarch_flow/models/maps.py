@@ -1,7 +1,8 @@
 """The one place where tokens become maps and maps become tokens.
 
-Tokens (N, H W, C) are the places of a map (N, C, H, W) row by row: token W r + c is the place in
-row r and column c.
+Tokens (N, H W, C) are the places of a map row by row: token W r + c is the place in row r and
+column c. A map (N, H, W, C) is the same memory as its tokens: nothing is copied between attention
+and convolutions. Images, and maps for OneFlow's own operators, are (N, C, H, W).
 """
 
 from __future__ import annotations
@@ -15,15 +16,25 @@ Grid = tuple[int, int]
 
 
 def tokens_to_map(x: flow.Tensor, grid: Grid) -> flow.Tensor:
-    """(N, H W, C) to (N, C, H, W)."""
-    return x.transpose(1, 2).reshape(x.shape[0], x.shape[2], *grid)
+    """(N, H W, C) to (N, H, W, C)."""
+    return x.reshape(x.shape[0], *grid, x.shape[2])
 
 
 def map_to_tokens(x: flow.Tensor) -> flow.Tensor:
-    """(N, C, H, W) to (N, H W, C)."""
-    return x.flatten(2).transpose(1, 2)
+    """(N, H, W, C) to (N, H W, C)."""
+    return x.reshape(x.shape[0], x.shape[1] * x.shape[2], x.shape[3])
 
 
 def maps_to_tokens(maps: Sequence[flow.Tensor]) -> flow.Tensor:
     """Maps of one size to tokens as wide as all their channels, those of the first map first."""
-    return map_to_tokens(flow.cat(list(maps), dim=1))
+    return map_to_tokens(flow.cat(list(maps), dim=-1))
+
+
+def channels_last(x: flow.Tensor) -> flow.Tensor:
+    """(N, C, H, W) to a map (N, H, W, C)."""
+    return x.permute(0, 2, 3, 1)
+
+
+def channels_first(x: flow.Tensor) -> flow.Tensor:
+    """A map (N, H, W, C) to (N, C, H, W)."""
+    return x.permute(0, 3, 1, 2)

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import math
 
+from oneflow_accel.kernels.performer import performer_attention
+
 import numpy as np
 import oneflow as flow
 from oneflow import nn
@@ -25,7 +27,7 @@ class TokenPerformer(nn.Module):
 
     The projection `kqv` gives key, query and value in this order. `w` (m, dim) with m = dim / 2 is
     saved with the model and never trained: orthogonal rows of the length sqrt(m). The exponentials
-    and the 1e-8 need float32, so that is what this computes in.
+    and the 1e-8 need float32, so that is what `performer_attention` computes in.
     """
 
     def __init__(self, in_dim: int, dim: int) -> None:
@@ -56,25 +58,8 @@ class TokenPerformer(nn.Module):
 
     def attention(self, x: flow.Tensor) -> flow.Tensor:
         """The attention alone: x (N, tokens, in_dim), not normalized, to (N, tokens, dim)."""
-        kqv = self.kqv(self.norm1(x))
-        dim = self.dim
-        key, query, value = (kqv[:, :, part * dim : (part + 1) * dim] for part in range(3))
-        return value + self.dp(self.proj(self._attend(query, key, value)))
-
-    def _attend(self, query: flow.Tensor, key: flow.Tensor, value: flow.Tensor) -> flow.Tensor:
-        keys, queries = self._random_features(key), self._random_features(query)
-        summed = flow.matmul(keys.transpose(1, 2), value.to(keys.dtype))
-        total = flow.matmul(queries, keys.sum(dim=1).unsqueeze(-1))
-        return (flow.matmul(queries, summed) / (total + 1e-8)).to(value.dtype)
-
-    def _random_features(self, x: flow.Tensor) -> flow.Tensor:
-        """phi(x), (N, tokens, m), positive, in float32 at least."""
-        w = self.w
-        if x.dtype in (flow.float16, flow.bfloat16):
-            x, w = x.to(flow.float32), w.to(flow.float32)
-        half_squares = (x * x).sum(dim=-1, keepdim=True) / 2
-        projected = flow.matmul(x, w.transpose(0, 1))
-        return flow.exp(projected - half_squares) / math.sqrt(self.num_random)
+        out, value = performer_attention(self.kqv(self.norm1(x)), self.w)
+        return value + self.dp(self.proj(out))
 
     def own_macs(self, shape: tuple[int, ...]) -> int:
         """Multiply-accumulates for an input of this shape, without those of the linear layers:

@@ -11,14 +11,15 @@ import oneflow as flow
 from oneflow import nn
 
 from monarch_flow.models.conv_branch import ReductionBranch, reduction_strides
+from monarch_flow.models.map_layers import MapConv2d
 from monarch_flow.models.maps import Grid, map_to_tokens, maps_to_tokens
 from monarch_flow.models.performer import TokenPerformer
 
 
 @bfloat16_container
 class PyramidReduction(nn.Module):
-    """Maps (N, in_chans, H, W) to tokens (N, H' W', len(dilations) width): a convolution with a
-    bias and an exact GELU for each dilation, side by side in the tokens, the first dilation first.
+    """Maps (N, H, W, in_chans) to tokens (N, H' W', len(dilations) width): a convolution with a
+    bias for each dilation, side by side in the tokens, the first dilation first; an exact GELU.
 
     The padding ceil(((kernel - 1) dilation + 1 - stride) / 2) gives all of them one size.
 
@@ -38,22 +39,23 @@ class PyramidReduction(nn.Module):
         self.convs = nn.ModuleList(
             [
                 nn.Sequential(
-                    nn.Conv2d(
+                    MapConv2d(
                         in_chans,
                         width,
                         kernel,
                         stride,
                         padding=_padding(kernel, stride, dilation),
                         dilation=dilation,
-                    ),
-                    nn.GELU(),
+                    )
                 )
                 for dilation in dilations
             ]
         )
+        # Once for all of them; a checkpoint has one in each Sequential, without parameters.
+        self.act = nn.GELU()
 
     def forward(self, x: flow.Tensor) -> flow.Tensor:
-        return maps_to_tokens([conv(x) for conv in self.convs])
+        return self.act(maps_to_tokens([conv(x) for conv in self.convs]))
 
 
 @bfloat16_container
@@ -72,7 +74,7 @@ class EmbeddingCell(nn.Module):
 
 @bfloat16_container
 class ReductionCell(nn.Module):
-    """y = attention(norm1(PRM(x))) + PCM(x), then y + mlp(norm2(y)): maps (N, in_chans, H, W) to
+    """y = attention(norm1(PRM(x))) + PCM(x), then y + mlp(norm2(y)): maps (N, H, W, in_chans) to
     tokens (N, H' W', out_dim).
 
     `PRM` is a pyramid reduction, `PCM` the convolutions beside it; attention and MLP are a

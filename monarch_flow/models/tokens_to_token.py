@@ -14,7 +14,7 @@ from oneflow import nn
 from monarch_flow.layers import Mlp
 from monarch_flow.models.attention import attention_macs
 from monarch_flow.models.blocks import check_images
-from monarch_flow.models.maps import Grid, tokens_to_map
+from monarch_flow.models.maps import Grid, channels_first, tokens_to_map
 from monarch_flow.models.performer import NORM_EPS, TokenPerformer
 
 TOKEN_WIDTH = 64
@@ -89,8 +89,8 @@ class TokensToToken(nn.Module):
     def forward(self, images: flow.Tensor) -> flow.Tensor:
         check_images(images, self.in_chans, self.img_size)
         x = self.attention1(_soft_split(images, *SPLITS[0]))
-        x = self.attention2(_soft_split(tokens_to_map(x, self.maps[0]), *SPLITS[1]))
-        return self.project(_soft_split(tokens_to_map(x, self.maps[1]), *SPLITS[2]))
+        x = self.attention2(_soft_split(_as_map(x, self.maps[0]), *SPLITS[1]))
+        return self.project(_soft_split(_as_map(x, self.maps[1]), *SPLITS[2]))
 
 
 def _map_sizes(size: Grid) -> list[Grid]:
@@ -103,6 +103,11 @@ def _map_sizes(size: Grid) -> list[Grid]:
     if min(size) < 1:
         raise UserError(f"an image of {sizes[0]} splits into no token: choose a larger img_size")
     return sizes
+
+
+def _as_map(x: flow.Tensor, size: Grid) -> flow.Tensor:
+    """(N, H W, C) to (N, C, H, W), as the unfolding takes it."""
+    return channels_first(tokens_to_map(x, size))
 
 
 def _soft_split(x: flow.Tensor, kernel: int, stride: int, padding: int) -> flow.Tensor:

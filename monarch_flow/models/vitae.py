@@ -21,7 +21,7 @@ from monarch_flow.models.blocks import (
     image_size,
 )
 from monarch_flow.models.initialization import init_transformer
-from monarch_flow.models.maps import Grid, tokens_to_map
+from monarch_flow.models.maps import Grid, channels_last, tokens_to_map
 from monarch_flow.models.normal_cell import NormalCell
 from monarch_flow.models.reduction_cell import EmbeddingCell, ReductionCell, reduced_grid
 
@@ -160,7 +160,8 @@ class ViTAE(nn.Module):
         size = tuple(images.shape[2:])
         check_images(images, self.in_chans, size)
         grids = self.grids(size)
-        x = images
+        # Contiguous once, as five convolutions read it.
+        x = channels_last(images).contiguous()
         for index, stage in enumerate(self.layers):
             x = stage(tokens_to_map(x, grids[index - 1]) if index else x, grids[index])
         return self.pool(x)

@@ -116,10 +116,12 @@ _operations: dict[str, Operation] = {}
 # Modules of this package that register operations when they are imported.
 _MODULES = (
     "oneflow_accel.kernels.attention",
+    "oneflow_accel.kernels.convolution",
     "oneflow_accel.kernels.decoder_layer",
     "oneflow_accel.kernels.dropout",
     "oneflow_accel.kernels.linear",
     "oneflow_accel.kernels.monarch",
+    "oneflow_accel.kernels.performer",
     "oneflow_accel.inference.convolution",
 )
 

@@ -4,6 +4,8 @@
 #include "common/guard.h"
 #include "common/threads.h"
 #include "conv/add.h"
+#include "conv/convolution.h"
+#include "conv/grouped.h"
 #include "conv/relayout.h"
 #include "conv/select.h"
 
@@ -75,7 +77,8 @@ class ConvDataGradKernel final : public user_op::OpKernel {
       return;
     }
     run_or_abort([&] { return geometry.describe("data gradient of the convolution"); }, [&] {
-      data_grad(geometry, dy->dptr<float>(), weights->dptr<float>(), dx->mut_dptr<float>());
+      convolution_data_grad(geometry, dy->dptr<float>(), weights->dptr<float>(),
+                            dx->mut_dptr<float>());
     });
     add_to_output(ctx, dx);
   }
@@ -87,5 +90,13 @@ REGISTER_USER_KERNEL(listed("conv_data_grad"))
     .SetPriority(kKernelPriority);
 
 }  // namespace
+
+void convolution_data_grad(const ConvGeometry& geometry, const float* out_grad,
+                           const float* weights, float* in_grad) {
+  if (const auto shape = grouped_shape(geometry)) {
+    return grouped_convolution_data_grad(*shape, out_grad, weights, in_grad);
+  }
+  data_grad(geometry, out_grad, weights, in_grad);
+}
 
 }  // namespace oneflow_accel

@@ -4,6 +4,8 @@
 #include "common/guard.h"
 #include "common/threads.h"
 #include "conv/add.h"
+#include "conv/convolution.h"
+#include "conv/grouped.h"
 #include "conv/relayout.h"
 #include "conv/select.h"
 
@@ -78,8 +80,8 @@ class ConvKernel final : public user_op::OpKernel {
       return;
     }
     run_or_abort([&] { return geometry.describe("convolution"); }, [&] {
-      convolve(geometry, in->dptr<float>(), weights->dptr<float>(),
-               bias == nullptr ? nullptr : bias->dptr<float>(), out->mut_dptr<float>());
+      convolution(geometry, in->dptr<float>(), weights->dptr<float>(),
+                  bias == nullptr ? nullptr : bias->dptr<float>(), out->mut_dptr<float>());
     });
     add_to_output(ctx, out);
   }
@@ -99,5 +101,13 @@ REGISTER_USER_KERNEL(listed("conv3d"))
     .SetPriority(kKernelPriority);
 
 }  // namespace
+
+void convolution(const ConvGeometry& geometry, const float* in, const float* weights,
+                 const float* bias, float* out) {
+  if (const auto shape = grouped_shape(geometry)) {
+    return grouped_convolution(*shape, in, weights, bias, out);
+  }
+  convolve(geometry, in, weights, bias, out);
+}
 
 }  // namespace oneflow_accel

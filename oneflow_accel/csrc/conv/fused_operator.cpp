@@ -5,7 +5,7 @@
 // (O, h, w, C / groups), of the same type; bias: (O), float32; summand: like the output.
 #include <vector>
 
-#include "common/oneflow.h"
+#include "conv/infer.h"
 
 namespace oneflow_accel {
 
@@ -14,7 +14,6 @@ namespace {
 namespace user_op = ::oneflow::user_op;
 
 using ::oneflow::DataType;
-using ::oneflow::DimVector;
 using ::oneflow::Maybe;
 using ::oneflow::Shape;
 // CHECK_OR_RETURN names these without a namespace.
@@ -22,48 +21,14 @@ using ::oneflow::Error;
 using ::oneflow::ErrorStackFrame;
 using ::oneflow::SymbolOf;
 
-constexpr int kSpatialDims = 2;
-
 Maybe<void> infer_shape(user_op::InferContext* ctx) {
-  const Shape& in = ctx->InputShape("in", 0);
-  const Shape& weight = ctx->InputShape("weight", 0);
-  CHECK_EQ_OR_RETURN(in.NumAxes(), kSpatialDims + 2) << "oneflow_accel_conv2d: axes of in";
-  CHECK_EQ_OR_RETURN(weight.NumAxes(), kSpatialDims + 2) << "oneflow_accel_conv2d: axes of weight";
-  const bool channels_last = ctx->Attr<std::string>("data_format") == "channels_last";
-  const int channel_axis = channels_last ? kSpatialDims + 1 : 1;
-  const int first_spatial_axis = channels_last ? 1 : 2;
-  const int64_t groups = ctx->Attr<int32_t>("groups");
-  const int64_t out_channels = weight.At(0);
-  CHECK_OR_RETURN(groups > 0 && out_channels % groups == 0
-                  && in.At(channel_axis) == weight.At(channel_axis) * groups)
-      << "oneflow_accel_conv2d: " << in.At(channel_axis) << " input channels, weight "
-      << weight.ToString() << " and " << groups << " groups do not fit";
-  const auto& kernel = ctx->Attr<std::vector<int32_t>>("kernel_size");
-  const auto& padding = ctx->Attr<std::vector<int32_t>>("padding_before");
-  const auto& strides = ctx->Attr<std::vector<int32_t>>("strides");
-  const auto& dilation = ctx->Attr<std::vector<int32_t>>("dilation_rate");
-  DimVector out(kSpatialDims + 2);
-  out[0] = in.At(0);
-  out[channel_axis] = out_channels;
-  for (int i = 0; i < kSpatialDims; ++i) {
-    const int axis = first_spatial_axis + i;
-    CHECK_EQ_OR_RETURN(weight.At(axis), kernel.at(i)) << "oneflow_accel_conv2d: kernel_size";
-    CHECK_GT_OR_RETURN(in.At(axis), 0) << "oneflow_accel_conv2d: an image without pixels";
-    const int64_t reach = int64_t{dilation.at(i)} * (kernel.at(i) - 1) + 1;
-    const int64_t room = in.At(axis) + 2 * padding.at(i) - reach;
-    CHECK_GE_OR_RETURN(room, 0) << "oneflow_accel_conv2d: the kernel is larger than the input "
-                                << in.ToString();
-    out[axis] = room / strides.at(i) + 1;
-  }
-  if (ctx->has_input("bias", 0)) {
-    CHECK_EQ_OR_RETURN(ctx->InputShape("bias", 0), Shape({out_channels}))
-        << "oneflow_accel_conv2d: shape of bias";
-  }
+  const ImageAxes axes(ctx->Attr<std::string>("data_format") == "channels_last");
+  const Shape out = *JUST(infer_conv2d(ctx, "oneflow_accel_conv2d", axes, axes));
   if (ctx->has_input("summand", 0)) {
-    CHECK_EQ_OR_RETURN(ctx->InputShape("summand", 0), Shape(out))
+    CHECK_EQ_OR_RETURN(ctx->InputShape("summand", 0), out)
         << "oneflow_accel_conv2d: shape of summand";
   }
-  ctx->SetOutputShape("out", 0, Shape(out));
+  ctx->SetOutputShape("out", 0, out);
   ctx->SetOutputIsDynamic("out", 0, ctx->InputIsDynamic("in", 0));
   return Maybe<void>::Ok();
 }

@@ -56,7 +56,14 @@ std::string text(const dims& sizes) {
 ConvGeometry::ConvGeometry(const ::oneflow::user_op::KernelComputeContext& ctx,
                            const ::oneflow::ShapeView& in_shape,
                            const ::oneflow::ShapeView& out_shape)
-    : channels_last(ctx.Attr<std::string>("data_format") == "channels_last"),
+    : ConvGeometry(ctx, in_shape, out_shape,
+                   ctx.Attr<std::string>("data_format") == "channels_last") {}
+
+ConvGeometry::ConvGeometry(const ::oneflow::user_op::KernelComputeContext& ctx,
+                           const ::oneflow::ShapeView& in_shape,
+                           const ::oneflow::ShapeView& out_shape, bool channels_last)
+    : channels_last(channels_last),
+      weights_channels_last(channels_last),
       in(logical_order(in_shape, channels_last)),
       out(logical_order(out_shape, channels_last)),
       strides(to_dims(ctx.Attr<std::vector<int32_t>>("strides"))),
@@ -80,8 +87,8 @@ dnnl::memory::desc ConvGeometry::in_desc() const { return dense(in, data_type, 1
 dnnl::memory::desc ConvGeometry::out_desc() const { return dense(out, data_type, 1, channels_last); }
 
 dnnl::memory::desc ConvGeometry::weights_desc() const {
-  return groups() == 1 ? dense(without_single_group(weights), data_type, 1, channels_last)
-                       : dense(weights, data_type, 2, channels_last);
+  return groups() == 1 ? dense(without_single_group(weights), data_type, 1, weights_channels_last)
+                       : dense(weights, data_type, 2, weights_channels_last);
 }
 
 dnnl::memory::desc ConvGeometry::bias_desc() const {
@@ -94,7 +101,8 @@ dnnl::memory::desc ConvGeometry::any_layout(const dims& sizes) const {
 
 KeyBuilder ConvGeometry::key(const char* operation) const {
   KeyBuilder key(operation);
-  key.add(channels_last ? 1 : 0).add(static_cast<int64_t>(data_type));
+  key.add(channels_last ? 1 : 0).add(weights_channels_last ? 1 : 0);
+  key.add(static_cast<int64_t>(data_type));
   for (const dims* sizes : {&in, &out, &weights, &strides, &dilation, &padding}) {
     key.add_all(*sizes);
   }

@@ -11,7 +11,8 @@ namespace oneflow_accel {
 // A convolution of 1 to 3 spatial dimensions. All dims are in oneDNN's logical order, whichever
 // layout the data has: (N, C, spatial...) and (groups, O / groups, I / groups, kernel...).
 struct ConvGeometry {
-  bool channels_last = false;
+  bool channels_last = false;          // The activations.
+  bool weights_channels_last = false;  // As the activations, unless it is changed after.
   dnnl::memory::data_type data_type = dnnl::memory::data_type::f32;  // Not the bias's: float32.
   dnnl::memory::dims in;
   dnnl::memory::dims out;
@@ -24,6 +25,11 @@ struct ConvGeometry {
   // convolution's input and output. float32, unless `data_type` is set after.
   ConvGeometry(const ::oneflow::user_op::KernelComputeContext& ctx,
                const ::oneflow::ShapeView& in_shape, const ::oneflow::ShapeView& out_shape);
+
+  // The same for operators that have no attribute `data_format`.
+  ConvGeometry(const ::oneflow::user_op::KernelComputeContext& ctx,
+               const ::oneflow::ShapeView& in_shape, const ::oneflow::ShapeView& out_shape,
+               bool channels_last);
 
   int64_t groups() const { return weights[0]; }
   bool is_pointwise() const;

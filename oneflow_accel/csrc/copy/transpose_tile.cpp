@@ -1,16 +1,11 @@
 #include "copy/transpose_tile.h"
 
-// GCC 12 takes the undefined vectors of its own header for mistakes.
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#include <immintrin.h>
-#pragma GCC diagnostic pop
-
 #include <cstring>
 #include <utility>
 
 #include "common/simd_math.h"
 #include "common/vector.h"
+#include "copy/transpose_avx512.h"
 
 // GCC splits wide vectors up before it makes the versions of a function that ONEFLOW_ACCEL_SIMD
 // asks for, so this file names its one instruction set: the least that the plug-in is loaded on.
@@ -114,48 +109,21 @@ void transpose_2bytes(const uint16_t* source, int64_t source_stride, uint16_t* d
                                  columns);
 }
 
-#define ONEFLOW_ACCEL_AVX512 __attribute__((target("avx512f")))
-
-// 16 x 16 elements of 4 bytes: whole cache lines are read and written. In pairs of rows, of pairs,
-// of fours and of eights.
+// 16 x 16 elements of 4 bytes: whole cache lines are read and written.
 template <bool add>
 ONEFLOW_ACCEL_AVX512 ONEFLOW_ACCEL_INLINE
-void transpose_16x16(const float* source, int64_t source_stride, const float* addend,
-                     float* destination, int64_t destination_stride) {
-  __m512 rows[16], pairs[16];
+void transpose_square(const float* source, int64_t source_stride, const float* addend,
+                      float* destination, int64_t destination_stride) {
+  __m512 rows[16], columns[16];
 #pragma GCC unroll 16
   for (int i = 0; i < 16; ++i) { rows[i] = _mm512_loadu_ps(source + i * source_stride); }
-#pragma GCC unroll 8
-  for (int i = 0; i < 16; i += 2) {
-    pairs[i] = _mm512_unpacklo_ps(rows[i], rows[i + 1]);
-    pairs[i + 1] = _mm512_unpackhi_ps(rows[i], rows[i + 1]);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 16; i += 4) {
-    const __m512d a = _mm512_castps_pd(pairs[i]), b = _mm512_castps_pd(pairs[i + 1]);
-    const __m512d c = _mm512_castps_pd(pairs[i + 2]), d = _mm512_castps_pd(pairs[i + 3]);
-    rows[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, c));
-    rows[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, c));
-    rows[i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(b, d));
-    rows[i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(b, d));
-  }
+  transpose_16x16(rows, columns);
   __m512 more = _mm512_setzero_ps();
   if constexpr (add) { more = _mm512_loadu_ps(addend); }
-  const auto store = [&](int column, __m512 values) ONEFLOW_ACCEL_AVX512 {
-    if constexpr (add) { values = _mm512_add_ps(values, more); }
-    _mm512_storeu_ps(destination + column * destination_stride, values);
-  };
-  // rows[4 g + c] holds, in each of its four lanes, column 4 lane + c of the rows 4 g to 4 g + 3.
-#pragma GCC unroll 4
-  for (int c = 0; c < 4; ++c) {
-    const __m512 even = _mm512_shuffle_f32x4(rows[c], rows[4 + c], 0x88);
-    const __m512 odd = _mm512_shuffle_f32x4(rows[c], rows[4 + c], 0xdd);
-    const __m512 even2 = _mm512_shuffle_f32x4(rows[8 + c], rows[12 + c], 0x88);
-    const __m512 odd2 = _mm512_shuffle_f32x4(rows[8 + c], rows[12 + c], 0xdd);
-    store(c, _mm512_shuffle_f32x4(even, even2, 0x88));
-    store(c + 4, _mm512_shuffle_f32x4(odd, odd2, 0x88));
-    store(c + 8, _mm512_shuffle_f32x4(even, even2, 0xdd));
-    store(c + 12, _mm512_shuffle_f32x4(odd, odd2, 0xdd));
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) {
+    _mm512_storeu_ps(destination + i * destination_stride,
+                     add ? _mm512_add_ps(columns[i], more) : columns[i]);
   }
 }
 
@@ -180,8 +148,8 @@ ONEFLOW_ACCEL_AVX512 void transpose_blocks_avx512(const float* source, int64_t s
   const int64_t whole_columns = columns - columns % kSide;
   for (int64_t c = 0; c < whole_columns; c += kSide) {
     for (int64_t r = 0; r < whole_rows; r += kSide) {
-      transpose_16x16<add>(source + r * source_stride + c, source_stride, addend + r,
-                           destination + c * destination_stride + r, destination_stride);
+      transpose_square<add>(source + r * source_stride + c, source_stride, addend + r,
+                            destination + c * destination_stride + r, destination_stride);
     }
   }
   transpose_add_edge(source + whole_rows * source_stride, source_stride,

@@ -121,7 +121,7 @@ def test_macs_are_those_of_convolutions_linears_performers_and_attention() -> No
         times = depth if ".NC.0." in item.name else 1
         sums[item.kind] = sums.get(item.kind, 0) + times * item.macs
     assert {kind: round(macs / 1e9, 3) for kind, macs in sums.items()} == {
-        "Conv2d": 0.636,
+        "MapConv2d": 0.636,
         "Linear": 0.951,
         "TokenPerformer": 0.032,
         "Attention": 0.138,

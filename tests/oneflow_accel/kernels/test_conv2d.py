@@ -59,6 +59,10 @@ CASES = {
     "dilated": case((8, 12), (15, 14), (3, 3), padding=(2, 3), dilation=(2, 3)),
     "groups": case((32, 48), (9, 10), (3, 3), padding=(1, 1), groups=4),
     "odd-groups": case((15, 9), (8, 7), (3, 2), stride=(2, 2), padding=(1, 1), groups=3),
+    "few-channels": case((48, 64), (14, 13), (3, 3), padding=(1, 1), groups=16),
+    "few-channels-dilated": case(
+        (20, 30), (9, 17), (2, 3), padding=(1, 2), dilation=(2, 2), groups=5
+    ),
     "depthwise": case((40, 40), (11, 12), (3, 3), padding=(1, 1), groups=40),
     "depthwise-strided": case((16, 16), (15, 9), (5, 5), stride=(2, 2), padding=(2, 2), groups=16),
     "depthwise-twice": case((12, 24), (7, 8), (3, 3), padding=(1, 1), groups=12),

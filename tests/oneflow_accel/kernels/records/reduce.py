@@ -31,7 +31,7 @@ def _sum_to_gradient(dy: np.ndarray, x: np.ndarray, bias: np.ndarray) -> tuple[n
 RECORDS = [
     Record(
         name="sum",
-        operators=("reduce_sum",),
+        operators=("reduce_sum", "broadcast_like"),
         call=flow.sum,
         reference=lambda x, dim, keepdim: x.sum(axis=dim, keepdims=keepdim),
         gradient=lambda dy, x, dim, keepdim: (_spread(dy, x, dim, keepdim),),
@@ -56,7 +56,7 @@ RECORDS = [
     ),
     Record(
         name="mean",
-        operators=("reduce_sum",),
+        operators=("reduce_sum", "broadcast_like"),
         call=flow.mean,
         reference=lambda x, dim, keepdim: x.mean(axis=dim, keepdims=keepdim),
         gradient=lambda dy, x, dim, keepdim: (

@@ -1,0 +1,35 @@
+"""Convolution and batch norm of maps (N, H, W, C), with the parameters of OneFlow's own."""
+
+from __future__ import annotations
+
+from oneflow_accel.kernels.convolution import channels_last_conv2d
+
+import oneflow as flow
+from oneflow import nn
+
+
+class MapConv2d(nn.Conv2d):
+    """nn.Conv2d that takes and returns (N, H, W, C). Its weight is (O, C / groups, h, w)."""
+
+    def forward(self, x: flow.Tensor) -> flow.Tensor:
+        return channels_last_conv2d(
+            x,
+            self.weight,
+            self.bias,
+            stride=self.stride,
+            padding=self.padding,
+            dilation=self.dilation,
+            groups=self.groups,
+        )
+
+
+class MapBatchNorm2d(nn.BatchNorm2d):
+    """nn.BatchNorm2d that takes and returns (N, H, W, C).
+
+    Args:
+        num_features: C.
+    """
+
+    def __init__(self, num_features: int) -> None:
+        super().__init__(num_features)
+        self.channel_axis = 3

@@ -1,0 +1,210 @@
+// oneflow_accel_channels_last_conv2d and its gradients: activations (N, H, W, C) and weights in the
+// standard order (O, C / groups, h, w), float32. For models whose tokens (N, H W, C) are such
+// activations already, and whose checkpoints hold standard weights.
+#include <algorithm>
+
+#include "common/guard.h"
+#include "common/infer.h"
+#include "common/threads.h"
+#include "conv/convolution.h"
+#include "conv/infer.h"
+
+namespace oneflow_accel {
+
+namespace {
+
+namespace user_op = ::oneflow::user_op;
+using ::oneflow::Error;
+using ::oneflow::Maybe;
+using ::oneflow::Shape;
+
+const char* const kName = "oneflow_accel_channels_last_conv2d";
+
+user_op::OpArg arg(const std::string& name) { return user_op::OpArg(std::string(name), 0); }
+
+Maybe<void> infer(user_op::InferContext* ctx) {
+  const Shape out = *JUST(infer_conv2d(ctx, kName, ImageAxes(true), ImageAxes(false)));
+  describe_output(ctx, "out", out);
+  return Maybe<void>::Ok();
+}
+
+Maybe<void> check_gradient(user_op::InferContext* ctx) {
+  const Shape out = *JUST(infer_conv2d(ctx, kName, ImageAxes(true), ImageAxes(false)));
+  if (ctx->InputShape("out_grad", 0) != out) {
+    return Error::RuntimeError() << kName << ": a gradient of " << out.ToString()
+                                 << " is needed, not " << ctx->InputShape("out_grad", 0).ToString();
+  }
+  return Maybe<void>::Ok();
+}
+
+Maybe<void> infer_data_grad(user_op::InferContext* ctx) {
+  JUST(check_gradient(ctx));
+  describe_output(ctx, "in_grad", ctx->InputShape("in", 0));
+  return Maybe<void>::Ok();
+}
+
+Maybe<void> infer_filter_grad(user_op::InferContext* ctx) {
+  JUST(check_gradient(ctx));
+  const Shape& weight = ctx->InputShape("weight", 0);
+  describe_output(ctx, "weight_grad", weight);
+  describe_output(ctx, "bias_grad", Shape({weight.At(0)}));
+  return Maybe<void>::Ok();
+}
+
+Maybe<void> infer_types(user_op::InferContext* ctx) {
+  const auto type = ctx->InputDType("in", 0);
+  for (const auto& [name, index] : ctx->inputs()) {
+    if (ctx->InputDType(name, index) != type) {
+      return Error::RuntimeError() << kName << " needs tensors of one dtype";
+    }
+  }
+  for (const auto& [name, index] : ctx->outputs()) { ctx->SetOutputDType(name, index, type); }
+  return Maybe<void>::Ok();
+}
+
+// Images do not know of each other; weights are the same for all, their gradients sums over them.
+Maybe<void> split_batch(user_op::SbpContext* ctx) {
+  auto builder = ctx->NewBuilder();
+  for (const auto* arguments : {&ctx->inputs(), &ctx->outputs()}) {
+    for (const auto& [name, index] : *arguments) {
+      const bool of_all = name.find("weight") == 0 || name.find("bias") == 0;
+      if (!of_all) {
+        builder.Split(arg(name), 0);
+      } else if (arguments == &ctx->inputs()) {
+        builder.Broadcast(arg(name));
+      } else {
+        builder.PartialSum(arg(name));
+      }
+    }
+  }
+  builder.Build();
+  return Maybe<void>::Ok();
+}
+
+REGISTER_USER_OP("oneflow_accel_channels_last_conv2d")
+    .Input("in")
+    .Input("weight")
+    .OptionalInput("bias")
+    .Output("out")
+    .Attr<std::vector<int32_t>>("kernel_size")
+    .Attr<std::vector<int32_t>>("strides")
+    .Attr<std::vector<int32_t>>("padding_before")
+    .Attr<std::vector<int32_t>>("dilation_rate")
+    .Attr<int32_t>("groups")
+    .SetTensorDescInferFn(infer)
+    .SetDataTypeInferFn(infer_types)
+    .SetGetSbpFn(split_batch);
+
+REGISTER_USER_OP("oneflow_accel_channels_last_conv2d_data_grad")
+    .Input("out_grad")
+    .Input("in")
+    .Input("weight")
+    .Output("in_grad")
+    .Attr<std::vector<int32_t>>("kernel_size")
+    .Attr<std::vector<int32_t>>("strides")
+    .Attr<std::vector<int32_t>>("padding_before")
+    .Attr<std::vector<int32_t>>("dilation_rate")
+    .Attr<int32_t>("groups")
+    .SetTensorDescInferFn(infer_data_grad)
+    .SetDataTypeInferFn(infer_types)
+    .SetGetSbpFn(split_batch);
+
+REGISTER_USER_OP("oneflow_accel_channels_last_conv2d_filter_grad")
+    .Input("out_grad")
+    .Input("in")
+    .Input("weight")
+    .Output("weight_grad")
+    .Output("bias_grad")
+    .Attr<std::vector<int32_t>>("kernel_size")
+    .Attr<std::vector<int32_t>>("strides")
+    .Attr<std::vector<int32_t>>("padding_before")
+    .Attr<std::vector<int32_t>>("dilation_rate")
+    .Attr<int32_t>("groups")
+    .SetTensorDescInferFn(infer_filter_grad)
+    .SetDataTypeInferFn(infer_types)
+    .SetGetSbpFn(split_batch);
+
+const float* input(user_op::KernelComputeContext* ctx, const char* name) {
+  return ctx->Tensor4ArgNameAndIndex(name, 0)->dptr<float>();
+}
+
+float* output(user_op::KernelComputeContext* ctx, const char* name) {
+  return ctx->Tensor4ArgNameAndIndex(name, 0)->mut_dptr<float>();
+}
+
+// Runs compute(geometry), or fills the outputs with zeros where a size is 0. `out` is the argument
+// that has the output's shape.
+template <typename Compute>
+void run(user_op::KernelComputeContext* ctx, const char* out, const Compute& compute) {
+  const ThreadScope threads;
+  ConvGeometry geometry(*ctx, ctx->Tensor4ArgNameAndIndex("in", 0)->shape_view(),
+                        ctx->Tensor4ArgNameAndIndex(out, 0)->shape_view(), true);
+  geometry.weights_channels_last = false;
+  if (geometry.is_empty()) {
+    for (const auto& [name, index] : ctx->outputs()) {
+      user_op::Tensor* tensor = ctx->Tensor4ArgNameAndIndex(name, index);
+      std::fill_n(tensor->mut_dptr<float>(), tensor->shape_view().elem_cnt(), 0.0F);
+    }
+    return;
+  }
+  run_or_abort([&] { return geometry.describe(kName); }, [&] { compute(geometry); });
+}
+
+class Kernel final : public user_op::OpKernel {
+ public:
+  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
+
+ private:
+  using user_op::OpKernel::Compute;
+  void Compute(user_op::KernelComputeContext* ctx) const override {
+    run(ctx, "out", [&](const ConvGeometry& geometry) {
+      convolution(geometry, input(ctx, "in"), input(ctx, "weight"),
+                  ctx->has_input("bias", 0) ? input(ctx, "bias") : nullptr, output(ctx, "out"));
+    });
+  }
+};
+
+class DataGradKernel final : public user_op::OpKernel {
+ public:
+  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
+
+ private:
+  using user_op::OpKernel::Compute;
+  void Compute(user_op::KernelComputeContext* ctx) const override {
+    run(ctx, "out_grad", [&](const ConvGeometry& geometry) {
+      convolution_data_grad(geometry, input(ctx, "out_grad"), input(ctx, "weight"),
+                            output(ctx, "in_grad"));
+    });
+  }
+};
+
+class FilterGradKernel final : public user_op::OpKernel {
+ public:
+  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
+
+ private:
+  using user_op::OpKernel::Compute;
+  void Compute(user_op::KernelComputeContext* ctx) const override {
+    run(ctx, "out_grad", [&](const ConvGeometry& geometry) {
+      convolution_filter_grad(geometry, input(ctx, "in"), input(ctx, "out_grad"),
+                              output(ctx, "weight_grad"), output(ctx, "bias_grad"));
+    });
+  }
+};
+
+REGISTER_USER_KERNEL(listed("oneflow_accel_channels_last_conv2d"))
+    .SetCreateFn<Kernel>()
+    .SetIsMatchedHob(is_float32_on_cpu("out"))
+    .SetPriority(kKernelPriority);
+REGISTER_USER_KERNEL(listed("oneflow_accel_channels_last_conv2d_data_grad"))
+    .SetCreateFn<DataGradKernel>()
+    .SetIsMatchedHob(is_float32_on_cpu("in_grad"))
+    .SetPriority(kKernelPriority);
+REGISTER_USER_KERNEL(listed("oneflow_accel_channels_last_conv2d_filter_grad"))
+    .SetCreateFn<FilterGradKernel>()
+    .SetIsMatchedHob(is_float32_on_cpu("weight_grad"))
+    .SetPriority(kKernelPriority);
+
+}  // namespace
+
+}  // namespace oneflow_accel

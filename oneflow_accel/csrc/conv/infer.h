@@ -1,0 +1,69 @@
+// Shapes of convolutions of two spatial dimensions, for operators of our own.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "common/oneflow.h"
+
+namespace oneflow_accel {
+
+// Axes of (N, C, H, W) or (N, H, W, C).
+struct ImageAxes {
+  int channel;
+  int first_spatial;
+
+  explicit ImageAxes(bool channels_last)
+      : channel(channels_last ? 3 : 1), first_spatial(channels_last ? 1 : 2) {}
+};
+
+// The output's shape of the operator `name`, from its inputs "in", "weight" and, where it is there,
+// "bias" (checked), and from its attributes kernel_size, padding_before, strides, dilation_rate and
+// groups.
+inline ::oneflow::Maybe<::oneflow::Shape> infer_conv2d(::oneflow::user_op::InferContext* ctx,
+                                                       const std::string& name, ImageAxes image,
+                                                       ImageAxes kernel_axes) {
+  // CHECK_OR_RETURN names these without a namespace.
+  using ::oneflow::Error;
+  using ::oneflow::ErrorStackFrame;
+  using ::oneflow::Maybe;
+  using ::oneflow::SymbolOf;
+  using ::oneflow::Shape;
+  constexpr int kSpatialDims = 2;
+
+  const Shape& in = ctx->InputShape("in", 0);
+  const Shape& weight = ctx->InputShape("weight", 0);
+  CHECK_EQ_OR_RETURN(in.NumAxes(), kSpatialDims + 2) << name << ": axes of in";
+  CHECK_EQ_OR_RETURN(weight.NumAxes(), kSpatialDims + 2) << name << ": axes of weight";
+  const int64_t groups = ctx->Attr<int32_t>("groups");
+  const int64_t out_channels = weight.At(0);
+  CHECK_OR_RETURN(groups > 0 && out_channels % groups == 0
+                  && in.At(image.channel) == weight.At(kernel_axes.channel) * groups)
+      << name << ": " << in.At(image.channel) << " input channels, weight " << weight.ToString()
+      << " and " << groups << " groups do not fit";
+  const auto& kernel = ctx->Attr<std::vector<int32_t>>("kernel_size");
+  const auto& padding = ctx->Attr<std::vector<int32_t>>("padding_before");
+  const auto& strides = ctx->Attr<std::vector<int32_t>>("strides");
+  const auto& dilation = ctx->Attr<std::vector<int32_t>>("dilation_rate");
+  ::oneflow::DimVector out(kSpatialDims + 2);
+  out[0] = in.At(0);
+  out[image.channel] = out_channels;
+  for (int i = 0; i < kSpatialDims; ++i) {
+    const int axis = image.first_spatial + i;
+    CHECK_EQ_OR_RETURN(weight.At(kernel_axes.first_spatial + i), kernel.at(i))
+        << name << ": kernel_size";
+    CHECK_GT_OR_RETURN(in.At(axis), 0) << name << ": an image without pixels";
+    const int64_t reach = int64_t{dilation.at(i)} * (kernel.at(i) - 1) + 1;
+    const int64_t room = in.At(axis) + 2 * padding.at(i) - reach;
+    CHECK_GE_OR_RETURN(room, 0) << name << ": the kernel is larger than the input "
+                                << in.ToString();
+    out[axis] = room / strides.at(i) + 1;
+  }
+  if (ctx->has_input("bias", 0)) {
+    CHECK_EQ_OR_RETURN(ctx->InputShape("bias", 0), Shape({out_channels}))
+        << name << ": shape of bias";
+  }
+  return Shape(out);
+}
+
+}  // namespace oneflow_accel

@@ -1,0 +1,171 @@
+#include "conv/planes.h"
+
+#include <algorithm>
+
+#include "attention/block_product.h"
+#include "common/vector.h"
+#include "copy/transpose_avx512.h"
+#include "copy/transpose_tile.h"
+
+namespace oneflow_accel {
+
+namespace {
+
+// Floats from one plane to the next without borders: whole vectors, and not a power of two.
+int64_t dense_size(int64_t height, int64_t width) { return padded(height * width) + kVectorWidth; }
+
+// Rows of one plane between two layouts.
+void copy_rows(const float* from, int64_t from_row, int64_t height, int64_t width, float addend,
+               float* to, int64_t to_row) {
+  for (int64_t y = 0; y < height; ++y) {
+    const float* source = from + y * from_row;
+    float* target = to + y * to_row;
+    for (int64_t x = 0; x < width; ++x) { target[x] = source[x] + addend; }
+  }
+}
+
+// The same for channels that lie last, by way of planes without borders in `space`.
+void load_transposed(const ImageView<const float>& image, int64_t channel, int64_t count,
+                     const PlaneLayout& layout, float* space, float* planes) {
+  const int64_t plane = dense_size(image.height, image.width);
+  transpose_tile_add(image.data + channel, image.channels, nullptr, space, plane,
+                     image.height * image.width, count);
+  for (int64_t c = 0; c < count; ++c) {
+    copy_rows(space + c * plane, image.width, image.height, image.width, 0.0F,
+              planes + c * layout.size + layout.first, layout.row);
+  }
+}
+
+void store_transposed(const float* planes, const PlaneLayout& layout, int64_t channel,
+                      int64_t count, const float* bias, float* space,
+                      const ImageView<float>& image) {
+  const int64_t plane = dense_size(image.height, image.width);
+  for (int64_t c = 0; c < count; ++c) {
+    copy_rows(planes + c * layout.size + layout.first, layout.row, image.height, image.width,
+              bias == nullptr ? 0.0F : bias[channel + c], space + c * plane, image.width);
+  }
+  transpose_tile_add(space, plane, nullptr, image.data + channel, image.channels, count,
+                     image.height * image.width);
+}
+
+constexpr int kLanes = 16;
+
+ONEFLOW_ACCEL_INLINE __mmask16 first_lanes(int64_t count) {
+  return static_cast<__mmask16>((1U << count) - 1);
+}
+
+// Up to 16 pixels, one after the other in the image, in a plane: the rows that they are parts of.
+struct Segments {
+  int64_t pixels;
+  int64_t count = 0;
+  __mmask16 lanes[kLanes];
+  // Where lane 0 would lie, if the row reached as far.
+  int64_t offset[kLanes];
+
+  Segments(int64_t pixel, int64_t height, int64_t width, const PlaneLayout& layout)
+      : pixels(std::min<int64_t>(kLanes, height * width - pixel)) {
+    for (int64_t lane = 0; lane < pixels; ++count) {
+      const int64_t y = (pixel + lane) / width;
+      const int64_t x = (pixel + lane) % width;
+      const int64_t end = std::min(pixels, lane + width - x);
+      lanes[count] = static_cast<__mmask16>(first_lanes(end) & ~first_lanes(lane));
+      offset[count] = layout.first + y * layout.row + x - lane;
+      lane = end;
+    }
+  }
+};
+
+// 16 pixels of 16 channels at a time, in registers: no copy between. All channels of some pixels
+// before the next pixels, as they lie together.
+ONEFLOW_ACCEL_AVX512
+void load_avx512(const ImageView<const float>& image, int64_t channel, int64_t count,
+                 const PlaneLayout& layout, float*, float* planes) {
+  for (int64_t pixel = 0; pixel < image.height * image.width; pixel += kLanes) {
+    const Segments segments(pixel, image.height, image.width, layout);
+    for (int64_t c = 0; c < count; c += kLanes) {
+      const int64_t channels = std::min<int64_t>(kLanes, count - c);
+      const __mmask16 lanes = first_lanes(channels);
+      const float* from = image.data + pixel * image.channels + channel + c;
+      __m512 rows[kLanes], columns[kLanes];
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i) {
+        rows[i] = _mm512_maskz_loadu_ps(i < segments.pixels ? lanes : 0,
+                                        from + i * image.channels);
+        // The next pixels: they lie too far apart for the processor to see it coming.
+        __builtin_prefetch(from + (i + kLanes) * image.channels);
+      }
+      transpose_16x16(rows, columns);
+      for (int64_t i = 0; i < channels; ++i) {
+        float* plane = planes + (c + i) * layout.size;
+        for (int64_t s = 0; s < segments.count; ++s) {
+          _mm512_mask_storeu_ps(plane + segments.offset[s], segments.lanes[s], columns[i]);
+        }
+      }
+    }
+  }
+}
+
+ONEFLOW_ACCEL_AVX512
+void store_avx512(const float* planes, const PlaneLayout& layout, int64_t channel, int64_t count,
+                  const float* bias, float*, const ImageView<float>& image) {
+  for (int64_t pixel = 0; pixel < image.height * image.width; pixel += kLanes) {
+    const Segments segments(pixel, image.height, image.width, layout);
+    for (int64_t c = 0; c < count; c += kLanes) {
+      const int64_t channels = std::min<int64_t>(kLanes, count - c);
+      const __mmask16 lanes = first_lanes(channels);
+      __m512 rows[kLanes], columns[kLanes];
+      float* to = image.data + pixel * image.channels + channel + c;
+      for (int64_t i = 0; i < kLanes; ++i) {
+        __builtin_prefetch(to + (i + kLanes) * image.channels, 1);
+        rows[i] = _mm512_setzero_ps();
+        const float* plane = planes + (c + i) * layout.size;
+        for (int64_t s = 0; i < channels && s < segments.count; ++s) {
+          rows[i] = _mm512_mask_loadu_ps(rows[i], segments.lanes[s], plane + segments.offset[s]);
+        }
+      }
+      transpose_16x16(rows, columns);
+      const __m512 addend = bias == nullptr ? _mm512_setzero_ps()
+                                            : _mm512_maskz_loadu_ps(lanes, bias + channel + c);
+      for (int64_t i = 0; i < segments.pixels; ++i) {
+        _mm512_mask_storeu_ps(to + i * image.channels, lanes, _mm512_add_ps(columns[i], addend));
+      }
+    }
+  }
+}
+
+}  // namespace
+
+int64_t planes_space(int64_t channels, int64_t height, int64_t width, bool channels_last) {
+  return channels_last ? channels * dense_size(height, width) : 0;
+}
+
+void load_planes(const ImageView<const float>& image, int64_t channel, int64_t count,
+                 const PlaneLayout& layout, float* space, float* planes) {
+  static const auto transposed =
+      choose_version<decltype(&load_transposed)>(load_avx512, load_transposed, load_transposed);
+  if (image.channels_last) {
+    return transposed(image, channel, count, layout, space, planes);
+  }
+  const int64_t pixels = image.height * image.width;
+  for (int64_t c = 0; c < count; ++c) {
+    copy_rows(image.data + (channel + c) * pixels, image.width, image.height, image.width, 0.0F,
+              planes + c * layout.size + layout.first, layout.row);
+  }
+}
+
+void store_planes(const float* planes, const PlaneLayout& layout, int64_t channel, int64_t count,
+                  const float* bias, float* space, const ImageView<float>& image) {
+  static const auto transposed =
+      choose_version<decltype(&store_transposed)>(store_avx512, store_transposed, store_transposed);
+  if (image.channels_last) {
+    return transposed(planes, layout, channel, count, bias, space, image);
+  }
+  const int64_t pixels = image.height * image.width;
+  for (int64_t c = 0; c < count; ++c) {
+    copy_rows(planes + c * layout.size + layout.first, layout.row, image.height, image.width,
+              bias == nullptr ? 0.0F : bias[channel + c], image.data + (channel + c) * pixels,
+              image.width);
+  }
+}
+
+}  // namespace oneflow_accel

@@ -1,0 +1,197 @@
+"""The operation "channels_last_conv2d": a convolution of (N, H, W, C) with standard weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+from oneflow_accel.backends.cpu import CpuBackend
+from oneflow_accel.kernels.operators import Operator, differentiable
+from oneflow_accel.kernels.registry import implementation, register_operation
+
+import oneflow as flow
+
+Pair = tuple[int, int]
+
+_TYPES = {
+    "kernel_size": "list_int32",
+    "strides": "list_int32",
+    "padding_before": "list_int32",
+    "dilation_rate": "list_int32",
+    "groups": "int32",
+}
+
+_forward = Operator(
+    "oneflow_accel_channels_last_conv2d",
+    inputs=("in", "weight", "bias"),
+    outputs=("out",),
+    attributes=_TYPES,
+    optional=("bias",),
+)
+_data_grad = Operator(
+    "oneflow_accel_channels_last_conv2d_data_grad",
+    inputs=("out_grad", "in", "weight"),
+    outputs=("in_grad",),
+    attributes=_TYPES,
+)
+_filter_grad = Operator(
+    "oneflow_accel_channels_last_conv2d_filter_grad",
+    inputs=("out_grad", "in", "weight"),
+    outputs=("weight_grad", "bias_grad"),
+    attributes=_TYPES,
+)
+
+
+def channels_last_conv2d(
+    x: flow.Tensor,
+    weight: flow.Tensor,
+    bias: flow.Tensor | None = None,
+    *,
+    stride: Pair = (1, 1),
+    padding: Pair = (0, 0),
+    dilation: Pair = (1, 1),
+    groups: int = 1,
+) -> flow.Tensor:
+    """Two-dimensional convolution of activations whose channels lie last.
+
+    Tokens (N, H W, C) are such activations as they are, so that a model which has both attention
+    and convolutions needs no transposes between them. Weights have the order of checkpoints.
+
+    Args:
+        x: (N, H, W, C), local or global.
+        weight: (O, C / groups, h, w), of the same dtype.
+        bias: (O,); None for none.
+        stride: of rows and columns.
+        padding: zeros above and below, and to the left and right.
+        dilation: distance between the rows and columns of the kernel.
+        groups: groups of channels that do not see each other.
+
+    Returns:
+        (N, H', W', O). Global tensors may be split along N, with weight and bias broadcast.
+
+    Raises:
+        ValueError: the shapes do not fit.
+    """
+    _check_shapes(tuple(x.shape), tuple(weight.shape), bias, padding, dilation, groups)
+    return _operation(
+        x, weight, bias, stride=stride, padding=padding, dilation=dilation, groups=groups
+    )
+
+
+def _check_shapes(
+    x: tuple[int, ...],
+    weight: tuple[int, ...],
+    bias: flow.Tensor | None,
+    padding: Pair,
+    dilation: Pair,
+    groups: int,
+) -> None:
+    if len(x) != 4 or len(weight) != 4 or groups < 1 or weight[0] % groups:
+        raise ValueError(
+            f"x {x} and weight {weight} with {groups} groups are not (N, H, W, C) and "
+            "(O, C / groups, h, w)"
+        )
+    if x[3] != weight[1] * groups:
+        raise ValueError(
+            f"x {x} has {x[3]} channels, and weight {weight} with {groups} groups takes "
+            f"{weight[1] * groups}"
+        )
+    if bias is not None and tuple(bias.shape) != weight[:1]:
+        raise ValueError(f"bias {tuple(bias.shape)} is not {weight[:1]}")
+    for axis in range(2):
+        reach = dilation[axis] * (weight[2 + axis] - 1) + 1
+        if reach > x[1 + axis] + 2 * padding[axis]:
+            raise ValueError(
+                f"x {x} with {padding} zeros around it is smaller than the kernel of weight "
+                f"{weight}, which reaches over {reach} pixels"
+            )
+
+
+def _reference(
+    x: flow.Tensor,
+    weight: flow.Tensor,
+    bias: flow.Tensor | None,
+    *,
+    stride: Pair,
+    padding: Pair,
+    dilation: Pair,
+    groups: int,
+) -> flow.Tensor:
+    y = flow._C.conv2d(
+        x.permute(0, 3, 1, 2),
+        weight,
+        bias,
+        stride=stride,
+        padding=padding,
+        dilation=dilation,
+        groups=groups,
+        channel_pos="channels_first",
+    )
+    return y.permute(0, 2, 3, 1)
+
+
+_operation = register_operation(
+    "channels_last_conv2d",
+    reference=_reference,
+    doc="convolution of x (N, H, W, C) with weight (O, C / groups, h, w) and bias (O,)",
+)
+
+
+def _not_supported(*tensors: flow.Tensor | None, **attributes: Any) -> list[str]:
+    return _forward.missing_reasons()
+
+
+@lru_cache(maxsize=256)
+def _with_gradient(
+    has_bias: bool, x_has_gradient: bool, attributes: tuple[tuple[str, Any], ...]
+) -> Callable[..., flow.Tensor]:
+    named = dict(attributes)
+
+    def run(ctx: Any, *tensors: flow.Tensor) -> flow.Tensor:
+        x, weight = tensors[:2]
+        ctx.save_for_backward(x, weight)
+        return _forward(x, weight, tensors[2] if has_bias else None, **named)[0]
+
+    def gradients(ctx: Any, y_grad: flow.Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        # Images, which a model's first convolutions see, need none, and theirs would be the most
+        # expensive one.
+        x_grad = _data_grad(y_grad, x, weight, **named)[0] if x_has_gradient else None
+        weight_grad, bias_grad = _filter_grad(y_grad, x, weight, **named)
+        return (x_grad, weight_grad, bias_grad) if has_bias else (x_grad, weight_grad)
+
+    return differentiable(_forward.name, run, gradients)
+
+
+@implementation(
+    "channels_last_conv2d",
+    backend=CpuBackend.name,
+    dtypes=(flow.float32,),
+    not_supported_reasons=_not_supported,
+)
+def where_they_lie(
+    x: flow.Tensor,
+    weight: flow.Tensor,
+    bias: flow.Tensor | None,
+    *,
+    stride: Pair,
+    padding: Pair,
+    dilation: Pair,
+    groups: int,
+) -> flow.Tensor:
+    """Activations are read and written in their own order; only the weights are copied."""
+    attributes = {
+        "kernel_size": tuple(weight.shape[2:]),
+        "strides": tuple(stride),
+        "padding_before": tuple(padding),
+        "dilation_rate": tuple(dilation),
+        "groups": groups,
+    }
+    tensors = (x, weight) if bias is None else (x, weight, bias)
+    if flow.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        differentiated = _with_gradient(
+            bias is not None, x.requires_grad, tuple(attributes.items())
+        )
+        return differentiated(*tensors)
+    return _forward(x, weight, bias, **attributes)[0]

@@ -1,0 +1,138 @@
+"""channels_last_conv2d beside what its record says: errors, which gradients are computed, threads
+and processes; and grouped convolutions in OneFlow's own operator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from oneflow_accel.kernels import convolution, plugin, registry
+from oneflow_accel.kernels.convolution import channels_last_conv2d
+
+import numpy as np
+import oneflow as flow
+import pytest
+
+from tests.launch import run_process
+from tests.oneflow_accel.kernels.harness import (
+    assert_eager_equals_graph,
+    assert_same_in_threads,
+    gradients,
+    needs_plugin,
+    random,
+)
+
+GROUPS: dict[str, Any] = {"padding": (1, 1), "groups": 4}
+
+
+def test_shapes_that_do_not_fit() -> None:
+    x, weight = flow.ones(2, 5, 4, 6), flow.ones(8, 3, 3, 3)
+    for wrong, text in [
+        ((x[0], weight), r"are not \(N, H, W, C\)"),
+        ((x, weight[0]), r"are not \(N, H, W, C\)"),
+        ((x, flow.ones(7, 3, 3, 3)), r"with 2 groups are not"),
+        ((flow.ones(2, 5, 4, 7), weight), r"has 7 channels, and .* takes 6"),
+        ((x, weight, flow.ones(6)), r"bias \(6,\) is not \(8,\)"),
+        ((flow.ones(2, 5, 2, 6), weight), r"smaller than the kernel .* over 3 pixels"),
+    ]:
+        with pytest.raises(ValueError, match=text):
+            channels_last_conv2d(*wrong, groups=2)
+
+
+@needs_plugin
+def test_the_operators_check_shapes_too() -> None:
+    x, weight = flow.ones(2, 5, 4, 6), flow.ones(8, 3, 3, 3)
+    attributes = {
+        "kernel_size": (3, 3),
+        "strides": (1, 1),
+        "padding_before": (0, 0),
+        "dilation_rate": (1, 1),
+        "groups": 2,
+    }
+    with pytest.raises(RuntimeError, match="groups do not fit"):
+        convolution._forward(x[..., :5], weight, None, **attributes)
+    with pytest.raises(RuntimeError, match="of one dtype"):
+        convolution._forward(x, weight.to(flow.float64), None, **attributes)
+    with pytest.raises(RuntimeError, match="a gradient of"):
+        convolution._data_grad(flow.ones(2, 3, 3, 8), x, weight, **attributes)
+
+
+@needs_plugin
+def test_which_implementation_runs() -> None:
+    tensors = flow.ones(2, 5, 4, 6), flow.ones(8, 3, 3, 3), flow.ones(8)
+    attributes = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1), "groups": 2}
+    for dtype, text in [(flow.float32, "CHOSEN: where_they_lie ("), (flow.float64, "reference")]:
+        converted = [tensor.to(dtype) for tensor in tensors]
+        assert text in registry.explain("channels_last_conv2d", "cpu", *converted, **attributes)
+
+
+@needs_plugin
+def test_reference_and_kernel_agree() -> None:
+    arrays = [random(2, 6, 5, 16), random(24, 4, 3, 3, seed=1), random(24, seed=2)]
+    dy = random(2, 6, 5, 24, seed=3)
+    y, grads = gradients(lambda *t: channels_last_conv2d(*t, **GROUPS), arrays, dy)
+    expected, expected_grads = gradients(
+        lambda *t: convolution._reference(*t, stride=(1, 1), dilation=(1, 1), **GROUPS), arrays, dy
+    )
+    for one, other in zip([y, *grads], [expected, *expected_grads], strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
+
+
+@needs_plugin
+def test_images_get_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*tensors: flow.Tensor, **attributes: Any) -> None:
+        raise AssertionError("the gradient of an input that requires none is computed")
+
+    x = flow.tensor(random(2, 6, 5, 16))
+    weight = flow.tensor(random(24, 4, 3, 3, seed=1), requires_grad=True)
+    monkeypatch.setattr(convolution, "_data_grad", refuse)
+    channels_last_conv2d(x, weight, **GROUPS).sum().backward()
+    # Each weight of the middle sees every pixel once.
+    middle = x.sum(dim=(0, 1, 2)).numpy().reshape(4, 1, 4).repeat(6, axis=1).reshape(24, 4)
+    np.testing.assert_allclose(weight.grad.numpy()[:, :, 1, 1], middle, rtol=1e-5, atol=1e-5)
+
+
+@needs_plugin
+def test_eager_equals_graph() -> None:
+    assert_eager_equals_graph(
+        lambda *t: channels_last_conv2d(*t, **GROUPS),
+        [random(2, 6, 5, 16), random(24, 4, 3, 3, seed=1), random(24, seed=2)],
+        random(2, 6, 5, 24, seed=3),
+    )
+
+
+@needs_plugin
+def test_several_python_threads() -> None:
+    tensors = [flow.tensor(a) for a in (random(2, 6, 5, 16), random(24, 4, 3, 3), random(24))]
+    assert_same_in_threads(lambda: channels_last_conv2d(*tensors, **GROUPS).numpy())
+
+
+@needs_plugin
+def test_result_does_not_depend_on_the_number_of_threads() -> None:
+    """Of grouped convolutions in planes, of both layouts of OneFlow's own operator, and of
+    performers, whose sums over tokens are cut into chunks."""
+    code = """
+import hashlib
+import numpy as np
+import oneflow_accel, oneflow as flow
+from oneflow_accel.kernels.convolution import channels_last_conv2d
+from oneflow_accel.kernels.performer import performer_attention
+generator = np.random.default_rng(0)
+def tensor(*shape):
+    return flow.tensor(0.3 * generator.standard_normal(shape, np.float32), requires_grad=True)
+def show(name, y, *tensors):
+    y.backward(y.detach())
+    everything = b"".join(t.numpy().tobytes() for t in [y, *(t.grad for t in tensors)])
+    print("result", name, hashlib.sha256(everything).hexdigest())
+x, weight, bias = tensor(5, 14, 14, 128), tensor(256, 4, 3, 3), tensor(256)
+y = channels_last_conv2d(x, weight, bias, padding=(1, 1), groups=32)
+show("planes", y, x, weight, bias)
+x = tensor(5, 128, 14, 14)
+show("conv2d", flow.nn.functional.conv2d(x, weight, padding=1, groups=32), x, weight)
+kqv, w = tensor(3, 1100, 3 * 64), tensor(32, 64).detach()
+show("performer", performer_attention(kqv, w)[0], kqv)
+"""
+    results = set()
+    for threads in ("1", "3"):
+        output = run_process(["-c", code], env={plugin.THREADS_VARIABLE: threads}).stdout
+        results |= {line for line in output.splitlines() if line.startswith("result ")}
+    assert len(results) == 3, results
