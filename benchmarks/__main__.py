@@ -1,7 +1,7 @@
 """Our kernels and models against PyTorch, timm and transformers, and against stock OneFlow.
 
     make bench            measure everything, write benchmarks/results/DATE.csv
-    make bench ARGS="--only conv gemm"   measure these again, in the file of the same day
+    make bench ARGS="--only conv gemm"   measure these again; the others stay as they were
     make bench-compare    measure again, fail where a ratio fell by more than 10 %
 
 A ratio is our throughput over the peer's: above 1 we are faster.
@@ -27,7 +27,8 @@ from benchmarks.results import Row
 from benchmarks.side_by_side import Side, measure
 
 OURS, PEER, STOCK = "ours", "PyTorch", "stock OneFlow"
-# Ours again, running what an item is divided by.
+# Another process of ours, for rows that compare two items of ours: in turns, as the machine's speed
+# changes from minute to minute.
 BASE = "ours, base"
 # A row that seems to have become slower is measured this many times more before it counts.
 MORE_TRIES = 2
@@ -112,7 +113,7 @@ def _text(value: float | None, scale: float = 1.0) -> str:
 
 
 def _print(console: Console, rows: list[Row]) -> None:
-    table = Table(title=f"{rows[0].machine}; {rows[0].versions}; {rows[0].date}")
+    table = Table(title=results.origin(rows))
     for column in ("what", "ours ms", "PyTorch ms", "ratio", "bar", "stock ms", "stock ratio"):
         table.add_column(column, justify="left" if column == "what" else "right")
     for row in rows:
@@ -179,10 +180,13 @@ def main() -> int:
     console.print(f"{len(below)} of {len(rows)} rows are below their bar")
     path = results.FOLDER / f"{bench.date}.csv"
     if len(items) < len(all_items()):
-        if not path.exists() or options.no_stock:
+        last = results.last_file()
+        has_stock = any(item.stock and item.against is None for item in items)
+        if last is None or (options.no_stock and has_stock):
             console.print("not everything was measured: nothing is written")
             return 0
-        rows = results.replaced(results.read(path), rows)
+        # Rows that were not measured again keep their date.
+        rows = results.replaced(results.read(last), rows)
     results.write(path, rows)
     chart.draw(rows, results.FOLDER / "latest.png")
     console.print(f"written to benchmarks/results/{path.name}, drawn in latest.png")

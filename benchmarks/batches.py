@@ -104,7 +104,8 @@ def main() -> int:
         print(f"no file of results has rows of the group {BATCHES}: `make bench` makes them")
         return 2
     print(table(found))
-    draw(found, f"{rows[0].machine}, {rows[0].versions}, {rows[0].date}", options.path)
+    swept = [row for row in rows if row.group == BATCHES]
+    draw(found, results.origin(swept), options.path)
     return 0
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import matplotlib
 from matplotlib import pyplot
 
+from benchmarks import results
 from benchmarks.items import BATCHES
 from benchmarks.results import Row
 
@@ -46,7 +47,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     axes.axvline(1, color="black", linewidth=0.8)
     axes.set_ylim(-0.6, len(bars) - 0.4)
     axes.set_xlabel("speed relative to PyTorch (bar: ours, gray mark: stock OneFlow)")
-    axes.set_title(f"{rows[0].machine}, {rows[0].versions}, {rows[0].date}", fontsize=8)
+    axes.set_title(results.origin(rows), fontsize=8)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -67,6 +68,15 @@ def replaced(rows: list[Row], again: list[Row]) -> list[Row]:
     return [new.get(row.item, row) for row in rows] + [
         row for row in again if row.item not in known
     ]
+
+
+def origin(rows: Sequence[Row]) -> str:
+    """Where and when rows were measured: machines, versions, and the first and the last date."""
+    dates = sorted({row.date for row in rows})
+    days = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    machines = dict.fromkeys(row.machine for row in rows)
+    versions = dict.fromkeys(row.versions for row in rows)
+    return f"{', '.join(machines)}; {', '.join(versions)}; {days}"
 
 
 def last_file() -> Path | None:

@@ -95,7 +95,7 @@ class Side:
 
 
 def measure(
-    runs: Mapping[str, tuple[Side, Item]], *, rounds: int, target: float
+    runs: Mapping[str, tuple[Side, Item]], *, rounds: int, target: float, most: float = 30.0
 ) -> dict[str, float | str]:
     """Seconds per step of items, each on a side.
 
@@ -104,6 +104,8 @@ def measure(
             need two sides: a side keeps one item in memory.
         rounds: the median of which counts.
         target: seconds that the steps of one round should take.
+        most: seconds that all rounds of a run may take; items whose step is so long that they
+            would take more get fewer rounds, but two.
 
     Returns:
         By the run's name: the median, or what the side said when it ended.
@@ -115,6 +117,7 @@ def measure(
             side.seconds(item, 1)
             second = max(side.seconds(item, 1), 1e-6)
             steps[name] = min(MOST_STEPS, max(1, round(target / second)))
+            rounds = min(rounds, max(2, int(most / second)))
         except SideError as error:
             results[name] = str(error)
     seconds: dict[str, list[float]] = {name: [] for name in steps}

@@ -8,8 +8,7 @@ What comes out is resolved, has every key of config_schema.Config, and no other.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from monarch_flow.config_check import check, in_schema, is_free, unknown_key, wanted
 from monarch_flow.config_groups import CONFIGS, Groups
+from monarch_flow.config_resolvers import SCALED_LR, register_resolvers, world_size
 
 EXAMPLE = "trainer.max_epochs=10"
 # What a file writes where a value has to be given; ??? would not win over an earlier file's null.
@@ -71,7 +71,7 @@ def compose_raw(overrides: Sequence[str], config_dir: str | None = None) -> Comp
     Raises:
         UserError: an unknown key, group or option.
     """
-    _register_resolvers()
+    register_resolvers()
     groups = Groups(config_dir)
     choices, settings = _sorted_out(overrides, groups)
     if config_dir is not None:
@@ -88,8 +88,10 @@ def compose_raw(overrides: Sequence[str], config_dir: str | None = None) -> Comp
     # Keys with two underscores are notes of the files to themselves.
     for key in ["hydra", *(key for key in cfg if str(key).startswith("__"))]:
         del cfg[key]
+    written = _learning_rate(cfg)
     for text, override in settings:
         _apply(cfg, text, override, groups)
+    _settle_learning_rate(cfg, written)
     _complete(cfg, experiment)
     return Composed(cfg, experiment)
 
@@ -127,8 +129,9 @@ def check_data_dir(cfg: DictConfig) -> None:
         UserError: `datamodule.data_dir` is not set, or is not there.
     """
     dataset, folder = cfg.datamodule.dataset, cfg.datamodule.data_dir
+    # An evaluation reads no training images.
     holds = {
-        "folder": "train/CLASS/IMAGE and val/CLASS/IMAGE",
+        "folder": f"{'' if cfg.mode == 'eval' else 'train/CLASS/IMAGE and '}val/CLASS/IMAGE",
         "mnist": "train-images-idx3-ubyte.gz and the three others",
     }
     if dataset not in holds:
@@ -190,6 +193,43 @@ def _complete(cfg: DictConfig, experiment: str | None) -> None:
         cfg.mode = "eval"
     elif _raw(cfg, "mode") == "eval":
         cfg.eval.ckpt = "${run_dir}"
+
+
+def _settle_learning_rate(cfg: DictConfig, before: tuple[Any, Any]) -> None:
+    """Let optimizer.lr and train.lr_base agree: the one set last says what the learning rate is,
+    and the configuration of a run keeps no number that nothing reads.
+
+    Args:
+        cfg: with all overrides in it.
+        before: what `_learning_rate` gave before the overrides.
+
+    Raises:
+        UserError: both are set, and the one does not follow from the other.
+    """
+    base, rate = _learning_rate(cfg)
+    if base is None or rate == SCALED_LR:
+        return
+    base_is_new, rate_is_new = base != before[0], rate != before[1]
+    if base_is_new and not rate_is_new:
+        cfg.optimizer.lr = SCALED_LR
+    elif rate_is_new and not base_is_new:
+        cfg.train.lr_base = None
+    else:
+        raise UserError(
+            f"optimizer.lr={rate} and train.lr_base={base}: only one can say what the learning "
+            f"rate is; leave one out, or in a file write optimizer.lr: {SCALED_LR}, which scales "
+            "the other, or train.lr_base: null"
+        )
+
+
+def _learning_rate(cfg: DictConfig) -> tuple[Any, Any]:
+    """train.lr_base and optimizer.lr as they are written, None where there is none."""
+    written: Any = OmegaConf.to_container(cfg, resolve=False)
+    train, optimizer = (
+        group if isinstance(group, dict) else {}
+        for group in (written.get("train"), written.get("optimizer"))
+    )
+    return train.get("lr_base"), optimizer.get("lr")
 
 
 def _separate(cfg: DictConfig, key: str) -> None:
@@ -254,10 +294,10 @@ def _check_batch_sizes(values: Mapping[str, Any]) -> None:
     """The batches of all processes together have to be the global batch."""
     trainer, wanted_size = values["trainer"], values["train"]["global_batch_size"]
     processes, size = trainer["devices"], values["datamodule"]["batch_size"]
-    if processes != _world_size():
+    if processes != world_size():
         raise UserError(
-            f"trainer.devices={processes}, but this job has {_world_size()} process"
-            f"{'es' if _world_size() > 1 else ''}; leave the key out, or start it with "
+            f"trainer.devices={processes}, but this job has {world_size()} process"
+            f"{'es' if world_size() > 1 else ''}; leave the key out, or start it with "
             f"{_LAUNCH.format(processes)}"
         )
     batches = trainer["accumulate_grad_batches"]
@@ -278,53 +318,6 @@ def _check_batch_sizes(values: Mapping[str, Any]) -> None:
 def _divisor(number: int, limit: int) -> int:
     """The largest divisor of `number` that is at most `limit`."""
     return max(part for part in range(1, min(number, limit) + 1) if number % part == 0)
-
-
-def _world_size() -> int:
-    # As the launcher says, so that a configuration can be composed without starting a job.
-    value = os.environ.get("WORLD_SIZE", "1")
-    if not value.isdigit() or int(value) < 1:
-        raise UserError(f"WORLD_SIZE={value} in the environment is no number of processes")
-    return int(value)
-
-
-def _register_resolvers() -> None:
-    """What files can compute with; hydra has no arithmetic, and eval() is not for config files."""
-
-    def whole(name: str, *numbers: Any) -> None:
-        for number in numbers:
-            if isinstance(number, bool) or not isinstance(number, int):
-                raise ValueError(f"{name} works on whole numbers, got {number!r}")
-
-    def div_up(number: int, by: int) -> int:
-        whole("div_up", number, by)
-        if by < 1:
-            raise ValueError(f"div_up: {by} is no divisor")
-        return -(-number // by)
-
-    def mul(*numbers: int) -> int:
-        whole("mul", *numbers)
-        product = 1
-        for number in numbers:
-            product *= number
-        return product
-
-    def add(*numbers: int) -> int:
-        whole("add", *numbers)
-        return sum(numbers)
-
-    def required() -> None:
-        raise ValueError("a value has to be given")
-
-    resolvers: dict[str, Callable[..., Any]] = {
-        "required": required,
-        "div_up": div_up,
-        "mul": mul,
-        "add": add,
-        "world_size": _world_size,
-    }
-    for name, function in resolvers.items():
-        OmegaConf.register_new_resolver(name, function, replace=True)
 
 
 def _first_line(error: BaseException) -> str:

@@ -10,6 +10,8 @@ from typing import Any
 from oneflow_accel.errors import UserError
 
 CONFIGS = Path(__file__).resolve().parent / "configs"
+# The folder below it that is no group: what monarch_flow.compare runs.
+STUDY = "study"
 
 
 class Groups:
@@ -36,7 +38,7 @@ class Groups:
                 # experiment/imagenet; model/vitmlp_cfg/fbbfly.yaml is one of model/vitmlp_cfg.
                 if folders and folders[0] == "experiment":
                     name, folders = "/".join([*folders[1:], name]), folders[:1]
-                if folders:
+                if folders and folders[0] != STUDY:
                     self._options.setdefault("/".join(folders), set()).add(name)
 
     def __contains__(self, group: str) -> bool:

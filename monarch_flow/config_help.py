@@ -28,6 +28,7 @@ flags:
 examples:
   ... experiment=mnist/vit-monarch datamodule.data_dir=DIR
   ... experiment=imagenet/vit/vit-s model/vitmlp_cfg=fbbflylr optimizer.lr=5e-4
+  ... experiment=imagenet/vitae/tiny-monarch datamodule.batch_size=128 train.lr_base=1e-3
   ... experiment=mnist/vit mode=smoke datamodule.data_dir=DIR    does it run at all?
   ... experiment=mnist/vit resume=auto datamodule.data_dir=DIR   goes on where it stopped
   ... experiment=mnist/vit eval.ckpt=PATH datamodule.data_dir=DIR
@@ -39,6 +40,7 @@ _KEYS = (
     "work_dir",
     "resume",
     "eval.ckpt",
+    "eval.use_ema",
     "trainer.accelerator",
     "trainer.devices",
     "trainer.max_epochs",
@@ -53,6 +55,7 @@ _KEYS = (
     "train.sparse_to_dense.fraction",
     "train.init_from.path",
     "train.init_from.project",
+    "train.init_from.reset_head",
     "datamodule.data_dir",
     "datamodule.image_size",
     "datamodule.batch_size",
@@ -63,31 +66,40 @@ _KEYS = (
     "model.mlp_cfg",
     "model.attnlinear_cfg",
     "optimizer.lr",
+    "train.lr_base",
     "optimizer.weight_decay",
     "scheduler.warmup_t",
     "callbacks.ema",
 )
 
 
-def help_text(overrides: Sequence[str] = (), config_dir: str | None = None) -> str:
+def help_text(
+    overrides: Sequence[str] = (),
+    config_dir: str | None = None,
+    *,
+    head: str = _HEAD,
+    keys: Sequence[str] = _KEYS,
+) -> str:
     """What --help prints.
 
     Args:
         overrides: those on the command line; the keys are shown with the values these give.
         config_dir: a folder with further options.
+        head: usage, flags and examples.
+        keys: those to list.
 
     Raises:
         UserError: an unknown key, group or option among the overrides.
     """
     composed = compose_raw(overrides, config_dir)
     raw = OmegaConf.to_container(composed.raw, resolve=False)
-    lines = [_HEAD, "groups and their options:"]
+    lines = [head, "groups and their options:"]
     groups = Groups(config_dir)
     for group in groups:
         lines += _wrapped(f"{group}=", " ".join(groups.options(group)), indent=28)
     lines += ["", f"keys, with their values{_of(composed.experiment)}; --cfg job prints all:"]
     descriptions = {name: field.description or "" for name, field in schema_fields()}
-    for key in _KEYS:
+    for key in keys:
         assert in_schema(key), key
         text = f"{_short(_at(raw, key))}   {descriptions[key]}".rstrip()
         lines += _wrapped(f"{key}=", text, indent=34)

@@ -35,6 +35,8 @@ Limit = Annotated[int | float, Field(ge=0)]
 Range = Annotated[list[Amount], Field(min_length=2, max_length=2)]
 Betas = Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)]
 Channels = Annotated[list[float], Field(min_length=1, max_length=4)]
+# Of the three stages of a ViTAE.
+Widths = Annotated[list[Positive], Field(min_length=3, max_length=3)]
 Interpolation = Literal["bicubic", "bilinear", "nearest", "lanczos", "random"]
 Better = Literal["max", "min"]
 
@@ -51,6 +53,13 @@ class Evaluation(Group):
     ckpt: PathText | None = Field(description="evaluate this checkpoint and do not train")
     run_val: bool = Field(description="evaluate on the validation images")
     run_test: bool = Field(description="evaluate on the test images")
+    use_ema: bool = Field(
+        description="of a checkpoint with both, the weights' moving averages; false: the last ones"
+    )
+    real_labels: PathText | None = Field(
+        description="real.json, to count by ImageNet's reassessed labels too"
+    )
+    results_file: PathText | None = Field(description="write the figures to this file, as JSON")
 
 
 class TrainerGroup(Group):
@@ -83,6 +92,8 @@ class SparseToDense(Group):
 class InitFrom(Group):
     path: PathText | None = Field(description="start with this checkpoint's weights")
     project: bool = Field(description="project its dense weights onto the structured layers")
+    use_ema: bool = Field(description="take their moving averages where it has them")
+    reset_head: bool = Field(description="leave out its classifier, to train on other classes")
 
 
 class LossFunction(Group):
@@ -92,6 +103,10 @@ class LossFunction(Group):
 
 class Train(Group):
     global_batch_size: Positive = Field(description="images per optimizer step, all processes")
+    lr_base: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="learning rate for lr_base_size images per step; optimizer.lr follows"
+    )
+    lr_base_size: Positive = Field(512, description="images that lr_base is for")
     loss_fn: LossFunction
     loss_fn_val: LossFunction
     scheduler_interval: Literal["epoch", "step"] = Field(
@@ -170,6 +185,9 @@ class Model(Group):
     in_chans: Positive | None = None
     patch_size: Positive | None = None
     embed_dim: Positive | None = None
+    embed_dims: Widths | None = None
+    token_dims: Widths | None = None
+    conv_groups: Positive | None = None
     depth: Positive | None = None
     num_heads: Positive | None = None
     mlp_ratio: Annotated[float, Field(gt=0)] | None = None
@@ -266,6 +284,10 @@ class Macs(Group):
     pass
 
 
+class InitialValidation(Group):
+    pass
+
+
 class NormMonitor(Group):
     layer_norm_only: bool = False
 
@@ -277,6 +299,9 @@ class Callbacks(Group):
     speed_monitor: SpeedMonitor | None = None
     params_log: ParamsLog | None = None
     macs: Macs | None = Field(None, description="count multiply-accumulates (MACs) per image")
+    initial_validation: InitialValidation | None = Field(
+        None, description="validate before the first step"
+    )
     norm_monitor: NormMonitor | None = Field(None, description="norms of weights and gradients")
     ema: Ema | None = Field(None, description="moving average of the weights")
 

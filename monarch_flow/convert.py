@@ -29,6 +29,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from monarch_flow.layers import LinearConfig
+from monarch_flow.models.published import t2t_names
 from monarch_flow.projection.files import (
     LAYERS,
     SUFFIX,
@@ -46,10 +47,16 @@ from monarch_flow.projection.training_state import (
     densify_training_state,
     project_training_state,
 )
-from monarch_flow.projection.weights import Rule, densify_weights, split_packed_attention
+from monarch_flow.projection.weights import (
+    Rule,
+    densify_weights,
+    join_split_attention,
+    split_packed_attention,
+)
 
-# The MLPs of our vision models, which are what the published configs replace.
-INCLUDE = r"^blocks\.\d+\.(mlp|mlp_channels)\.fc[12]$"
+# The MLPs of our vision models (of ViTAE those of its normal cells), which are what the published
+# configs replace.
+INCLUDE = r"^(blocks|layers\.\d+\.NC)\.\d+\.(mlp|mlp_channels)\.fc[12]$"
 DTYPES = ("keep", "float32", "float64")
 # The config group whose files `--config` knows by name.
 _GROUP = "configs/model/vitmlp_cfg"
@@ -104,6 +111,12 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         help="true sizes of layers that are padded, where IN does not say them (files written by "
         "`project` do); default: no padding. May be given several times",
     )
+    densify.add_argument(
+        "--join-qkv",
+        action="store_true",
+        help="then join q_proj, k_proj and v_proj of attention into a packed layer (qkv), as dense "
+        "models without attnlinear_cfg have it (default: leave them apart)",
+    )
     _command(commands, "t2t", "a published T2T-ViT checkpoint to the names of monarch_flow.models")
     return parser.parse_args(argv)
 
@@ -119,6 +132,13 @@ def _command(commands: Any, name: str, text: str) -> argparse.ArgumentParser:
         help="of the weights written; sums are always made in float64 (default: %(default)s)",
     )
     parser.add_argument(
+        "--no-ema",
+        dest="ema",
+        action="store_false",
+        help="of a file or checkpoint that has both take the weights of the last step, and not "
+        "their moving average (default: the average, as evaluation does)",
+    )
+    parser.add_argument(
         "--overwrite", action="store_true", help="replace the file OUT (default: refuse)"
     )
     return parser
@@ -132,7 +152,7 @@ def run(options: argparse.Namespace) -> str:
     """
     rules = layer_rules(options) if options.command == "project" else []
     check_target(options.source, options.target, overwrite=options.overwrite)
-    source = read_source(options.source)
+    source = read_source(options.source, averaged=options.ema)
     if source.checkpoint is None and options.target.suffix != SUFFIX:
         raise UserError(f"{options.target}: weights are written to a file that ends in {SUFFIX}")
     source = replace(source, weights=_cast(_chosen(source, options), options.dtype))
@@ -144,11 +164,11 @@ def run(options: argparse.Namespace) -> str:
 
 
 def _chosen(source: Source, options: argparse.Namespace) -> dict[str, np.ndarray]:
-    """The weights to convert: of a checkpoint that is to become a file, the moving averages, where
-    it has them, as evaluation takes them."""
+    """The weights to convert: of a checkpoint that is to become a file the moving averages, where
+    it has them and they are wanted."""
     weights = source.weights
     if source.checkpoint is not None and options.target.suffix == SUFFIX:
-        averages = _averages(source.checkpoint)
+        averages = _averages(source.checkpoint) if options.ema else {}
         if averages:
             logger.warning("%s: the moving averages of the weights are taken", source.path)
         weights = {**weights, **averages}
@@ -164,31 +184,6 @@ def _averages(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
         for key, array in checkpoint.optimizer.items()
         if key.startswith(AVERAGES)
     }
-
-
-def t2t_names(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """A published T2T-ViT's state dict under the names of `monarch_flow.models.T2TViT`:
-    `tokens_to_token.*` becomes `patch_embed.*`, `pos_embed` the buffer `pos_embed.pe`.
-
-    Raises:
-        UserError: it is no such state dict, or has been converted.
-    """
-    if "pos_embed.pe" in state:
-        raise UserError("these weights have our names already (they have 'pos_embed.pe')")
-    old = "tokens_to_token."
-    if "pos_embed" not in state or not any(name.startswith(old) for name in state):
-        raise UserError(
-            f"not a published T2T-ViT: there is no 'pos_embed' and '{old}*'; it has "
-            f"{', '.join(list(state)[:6])} ..."
-        )
-    renamed = {}
-    for name, array in state.items():
-        if name == "pos_embed":
-            name = "pos_embed.pe"
-        elif name.startswith(old):
-            name = f"patch_embed.{name.removeprefix(old)}"
-        renamed[name] = array
-    return renamed
 
 
 def _project(source: Source, options: argparse.Namespace, rules: list[Rule]) -> str:
@@ -207,11 +202,11 @@ def _densify(source: Source, options: argparse.Namespace) -> str:
     if layers is None:
         layers = find_layers(source.weights)
     layers = {prefix: _sized(prefix, spec, options.size) for prefix, spec in layers.items()}
-    if not layers:
+    if not layers and not options.join_qkv:
         raise UserError(f"{source.path} has no structured layers; it is dense already")
     if source.checkpoint is None or options.target.suffix == SUFFIX:
         dense, reports = densify_weights(source.weights, layers)
-        return _write(options.target, Checkpoint(dense), {}, reports)
+        return _write(options.target, Checkpoint(_joined(dense, options)), {}, reports)
     checkpoint = source.checkpoint
     try:
         new = densify_training_state(source.weights, checkpoint.optimizer, layers)
@@ -221,8 +216,20 @@ def _densify(source: Source, options: argparse.Namespace) -> str:
         new = densify_training_state(source.weights, {}, layers)
         logger.warning("the optimizer's state is left out: %s", error)
     state = {key: value for key, value in checkpoint.state.items() if key != LAYERS}
-    whole = Checkpoint(new.model, new.optimizer, state, checkpoint.name)
+    whole = Checkpoint(_joined(new.model, options), new.optimizer, state, checkpoint.name)
+    if options.join_qkv:
+        whole.optimizer = join_split_attention(whole.optimizer)
     return _write(options.target, whole, {}, new.reports)
+
+
+def _joined(weights: dict[str, np.ndarray], options: argparse.Namespace) -> dict[str, np.ndarray]:
+    """With attention packed, where that is asked for."""
+    if not options.join_qkv:
+        return weights
+    joined = join_split_attention(weights)
+    if len(joined) == len(weights):
+        raise UserError("--join-qkv: there are no dense layers q_proj, k_proj and v_proj to join")
+    return joined
 
 
 def _write(

@@ -11,6 +11,7 @@ from oneflow_accel.errors import UserError
 from monarch_flow.callbacks.base import Callback
 from monarch_flow.callbacks.early_stopping import EarlyStopping
 from monarch_flow.callbacks.ema import EMACallback
+from monarch_flow.callbacks.initial_validation import InitialValidation
 from monarch_flow.callbacks.lr_monitor import LearningRateMonitor
 from monarch_flow.callbacks.macs_log import MacsLog
 from monarch_flow.callbacks.model_checkpoint import ModelCheckpoint
@@ -22,6 +23,7 @@ __all__ = [
     "Callback",
     "EMACallback",
     "EarlyStopping",
+    "InitialValidation",
     "LearningRateMonitor",
     "MacsLog",
     "ModelCheckpoint",
@@ -37,6 +39,7 @@ _CALLBACKS: dict[str, Callable[..., Callback]] = {
     "ema": EMACallback,
     "params_log": ParamsLog,
     "macs": MacsLog,
+    "initial_validation": InitialValidation,
     "learning_rate_monitor": LearningRateMonitor,
     "norm_monitor": NormMonitor,
     "speed_monitor": SpeedMonitor,

@@ -30,7 +30,8 @@ class Callback:
         """The step's images are here."""
 
     def before_update(self, trainer: Trainer) -> None:
-        """The gradients are there, not clipped yet; not called under nn.Graph."""
+        """Before the parameters are updated: `trainer.train_step.gradients()` are the step's, not
+        clipped yet. Under nn.Graph asking for them costs a forward and a backward pass."""
 
     def on_step_end(self, trainer: Trainer) -> None:
         """The parameters have been updated and `trainer.position` counts the step."""

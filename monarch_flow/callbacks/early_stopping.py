@@ -37,6 +37,10 @@ class EarlyStopping(Callback):
         self._min_delta = min_delta
         self._best: float | None = None
         self._waited = 0
+        self._trainer: Trainer | None = None
+
+    def on_fit_start(self, trainer: Trainer) -> None:
+        self._trainer = trainer
 
     def on_validation_end(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
         value = self._monitored.value(metrics)
@@ -44,6 +48,9 @@ class EarlyStopping(Callback):
             self._best, self._waited = value, 0
             return
         self._waited += 1
+        self._stop_if_due(trainer)
+
+    def _stop_if_due(self, trainer: Trainer) -> None:
         if self._waited >= self._patience and trainer.may_stop:
             trainer.should_stop = True
             logger.info(
@@ -58,3 +65,6 @@ class EarlyStopping(Callback):
 
     def load(self, state: Mapping[str, Any], arrays: object) -> None:
         self._best, self._waited = state["best"], int(state["waited"])
+        if self._trainer is not None:
+            # A run that had stopped stays so, unless it is given more patience.
+            self._stop_if_due(self._trainer)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
+
+from oneflow_accel.training.data_parallel import broadcast_buffers
 
 import numpy as np
 import oneflow as flow
@@ -44,13 +46,14 @@ class EMACallback(Callback):
         if self.average is None:
             return nullcontext()
         if model is trainer.model:
-            return self.average.swapped_in(model)
+            return _swapped_in(self.average, model)
         # A copy that is made for each evaluation, of a model of global tensors.
         averages = self.average.state_arrays()
         with flow.no_grad():
-            for name, parameter in model.named_parameters():
+            for name, value in model.state_dict().items():
                 if PREFIX + name in averages:
-                    parameter.copy_(flow.tensor(averages[PREFIX + name]).to(parameter.device))
+                    value.copy_(flow.tensor(averages[PREFIX + name]).to(value.device))
+        broadcast_buffers(model)
         return nullcontext()
 
     def on_model_replaced(self, trainer: Trainer, arrays: Mapping[str, np.ndarray]) -> None:
@@ -71,3 +74,11 @@ class EMACallback(Callback):
     def load(self, state: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
         if self.average is not None:
             self.average.load(arrays, state)
+
+
+@contextmanager
+def _swapped_in(average: ExponentialMovingAverage, model: nn.Module) -> Iterator[None]:
+    with average.swapped_in(model):
+        # Each process has averaged running statistics of its own batches.
+        broadcast_buffers(model)
+        yield

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from oneflow_accel.errors import UserError
 from oneflow_accel.training import distributed
 
 import oneflow as flow
@@ -21,7 +20,8 @@ class NormMonitor(Callback):
     `stats/NAME_max` and `_mean` of |weight|, `stats/NAME_grad_max` and `_grad_mean` of |gradient|;
     and over all of them the sums `total_param_l1_norm` and `total_grad_l1_norm`.
 
-    Gradients are those of the whole batch, on all processes together.
+    Gradients are those of the whole batch, on all processes together. Under nn.Graph they take an
+    eager pass of their own, on log steps, with memory for its activations.
 
     Args:
         layer_norm_only: single parameters of LayerNorm and Embedding only; the sums are over all.
@@ -30,26 +30,18 @@ class NormMonitor(Callback):
     def __init__(self, layer_norm_only: bool = False) -> None:
         self._layer_norm_only = layer_norm_only
 
-    def on_fit_start(self, trainer: Trainer) -> None:
-        if trainer.options.graph:
-            raise UserError(
-                "callbacks.norm_monitor: gradients cannot be seen under nn.Graph; set it to null, "
-                "or trainer.graph=false"
-            )
-
     def before_update(self, trainer: Trainer) -> None:
         if not trainer.is_log_step:
             return
         shown = self._shown(trainer.model)
         names, figures = [], []
         totals = [flow.zeros(()), flow.zeros(())]
+        parameters = dict(trainer.model.named_parameters())
+        gradients = trainer.train_step.gradients()
         with flow.no_grad():
-            for name, parameter in trainer.model.named_parameters():
-                if not parameter.requires_grad or parameter.grad is None:
-                    continue
-                for kind, (suffix, value) in enumerate(
-                    (("", parameter), ("_grad", parameter.grad))
-                ):
+            for name, gradient in gradients.items():
+                parameter = distributed.local_value(parameters[name])
+                for kind, (suffix, value) in enumerate((("", parameter), ("_grad", gradient))):
                     size = value.detach().abs()
                     totals[kind] = totals[kind].to(size.device) + size.sum()
                     if name in shown:

@@ -103,6 +103,8 @@ class ImageDataModule:
         pin_memory: taken and of no effect, batches are in ordinary memory.
         rank: of this process; None asks oneflow.
         world_size: number of processes; None asks oneflow.
+        training: False leaves out the training images, which need not be there then, and
+            `train_loader`.
 
     Attributes:
         num_classes: of the labels.
@@ -139,6 +141,7 @@ class ImageDataModule:
         pin_memory: bool = False,
         rank: int | None = None,
         world_size: int | None = None,
+        training: bool = True,
     ) -> None:
         for name, value, least in (
             ("image_size", image_size, 1),
@@ -165,6 +168,7 @@ class ImageDataModule:
             num_images=num_images,
             num_classes=num_classes,
             seed=seed,
+            training=training,
         )
         self.num_classes = self._parts.num_classes
         if num_classes not in (None, self.num_classes):
@@ -220,11 +224,14 @@ class ImageDataModule:
 
     @cached_property
     def _train_loader(self) -> ImageLoader:
+        train = self._parts.train
+        if train is None:
+            raise ValueError("an ImageDataModule with training=False has no training images")
         finish = None
         if self._mixup is not None:
             finish = MixBatch(self._mixup, self._seed, self._rank)
         return self._loader(
-            self._parts.train,
+            train,
             self._train_transform,
             train=True,
             arrangement=self._arrangement,
@@ -283,6 +290,7 @@ def _parts(
     num_images: int,
     num_classes: int | None,
     seed: int,
+    training: bool,
 ) -> Parts:
     if dataset not in DATASETS:
         raise UserError(f"datamodule.dataset is '{dataset}'; there are {', '.join(DATASETS)}")
@@ -293,8 +301,8 @@ def _parts(
             f"datamodule.data_dir is not set; give the folder of the data (dataset={dataset})"
         )
     if dataset == "mnist":
-        return mnist_parts(Path(data_dir), image_size, val_split, seed)
-    return folder_parts(Path(data_dir), val_split, seed)
+        return mnist_parts(Path(data_dir), image_size, val_split, seed, training=training)
+    return folder_parts(Path(data_dir), val_split, seed, training=training)
 
 
 def _arrangement(shuffle: bool, repeats: int) -> Arrangement:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from oneflow_accel.training.splits import split
 from monarch_flow.data.archive import ArchiveImages, is_archive
 from monarch_flow.data.mnist import MnistImages
 
+# Of the folder with the validation images: the first that is there.
+VALIDATION_NAMES = ("val", "validation")
 # What is held out for validation where the data set has no such part and nothing is said: of
 # MNIST's training images a number, of a flat folder a share.
 MNIST_VAL_SPLIT = 5000
@@ -22,35 +25,40 @@ _MNIST_SIZE = 28
 _MNIST_MOST_PADDED = 36
 _SYNTHETIC_CLASSES = 1000
 
+Classified = ImageFolder | ArchiveImages
+
 
 @dataclass(frozen=True)
 class Parts:
     """The three parts of a data set.
 
     Attributes:
-        train: what is trained on.
+        train: what is trained on; None where nothing is.
         val: what each epoch is validated on.
         test: what the end is tested on.
         num_classes: of the labels.
         exact_size: the images have the wanted size already.
     """
 
-    train: Dataset
+    train: Dataset | None
     val: Dataset
     test: Dataset
     num_classes: int
     exact_size: bool = False
 
 
-def folder_parts(data_dir: Path, val_split: float | None, seed: int) -> Parts:
-    """A folder or an archive (.tar, .zip) with `train/CLASS/...`, `val/CLASS/...` and maybe
-    `test/CLASS/...`; without `test` the validation images are it. Or a folder of class folders
-    only, of which a part is held out for validation and test.
+def folder_parts(
+    data_dir: Path, val_split: float | None, seed: int, *, training: bool = True
+) -> Parts:
+    """A folder or an archive (.tar, .zip) with `train/CLASS/...`, `val/CLASS/...` (or
+    `validation/CLASS/...`) and maybe `test/CLASS/...`; without `test` the validation images are it.
+    Or a folder of class folders only, of which a part is held out for validation and test.
 
     Args:
         data_dir: the folder or the archive.
         val_split: of a folder of class folders, what to hold out: a number, or a share below 1.
         seed: of that choice.
+        training: False leaves out the training images, which need not be there then.
 
     Raises:
         DataError: it is not there, a part is missing or empty, or train and val have other classes.
@@ -58,29 +66,19 @@ def folder_parts(data_dir: Path, val_split: float | None, seed: int) -> Parts:
     """
     if is_archive(data_dir):
         archive = ArchiveImages.open(data_dir)
-        train, val = archive.part("train"), archive.part("val")
-        _require_same_classes(train, val)
-        test = archive.part("test") if archive.has("test") else val
-        return Parts(train, val, test, len(train.classes))
-    if (data_dir / "train").is_dir() or (data_dir / "val").is_dir():
-        for name in ("train", "val"):
-            if not (data_dir / name).is_dir():
-                raise DataError(
-                    f"{data_dir} has no folder '{name}'; expected {data_dir}/train/CLASS/IMAGE and "
-                    f"{data_dir}/val/CLASS/IMAGE"
-                )
+        return _named_parts(archive.has, archive.part, training)
+    if any((data_dir / name).is_dir() for name in ("train", *VALIDATION_NAMES)):
+        val_name = _validation_folder(data_dir, training)
         if val_split is not None:
             raise UserError(
-                f"datamodule.val_split is {val_split:g}, but {data_dir} has a folder 'val'; leave "
-                "val_split out"
+                f"datamodule.val_split is {val_split:g}, but {data_dir} has a folder '{val_name}'; "
+                "leave val_split out"
             )
-        train_folder, val_folder = ImageFolder(data_dir / "train"), ImageFolder(data_dir / "val")
-        _require_same_classes(train_folder, val_folder)
-        test_folder = val_folder
-        if (data_dir / "test").is_dir():
-            test_folder = ImageFolder(data_dir / "test")
-            _require_same_classes(train_folder, test_folder)
-        return Parts(train_folder, val_folder, test_folder, len(train_folder.classes))
+        return _named_parts(
+            lambda name: (data_dir / name).is_dir(),
+            lambda name: ImageFolder(data_dir / name),
+            training,
+        )
     flat = ImageFolder(data_dir)
     held_out = _held_out(FLAT_VAL_SPLIT if val_split is None else val_split, len(flat))
     if held_out == 0:
@@ -89,7 +87,44 @@ def folder_parts(data_dir: Path, val_split: float | None, seed: int) -> Parts:
     return Parts(left, out, out, len(flat.classes))
 
 
-def mnist_parts(data_dir: Path, image_size: int, val_split: float | None, seed: int) -> Parts:
+def _validation_folder(data_dir: Path, training: bool) -> str:
+    """Its name.
+
+    Raises:
+        DataError: there is none, or none with training images where they are needed.
+    """
+    found = next((name for name in VALIDATION_NAMES if (data_dir / name).is_dir()), None)
+    has_train = not training or (data_dir / "train").is_dir()
+    if found is None or not has_train:
+        expected = f"{data_dir}/train/CLASS/IMAGE and " if training else ""
+        raise DataError(
+            f"{data_dir} has no folder '{'val' if has_train else 'train'}'; expected "
+            f"{expected}{data_dir}/val/CLASS/IMAGE"
+        )
+    return found
+
+
+def _named_parts(
+    has: Callable[[str], bool], read: Callable[[str], Classified], training: bool
+) -> Parts:
+    train = read("train") if training else None
+    val = read(next((name for name in VALIDATION_NAMES if has(name)), VALIDATION_NAMES[0]))
+    if train is not None:
+        _require_same_classes(train, val)
+    test = read("test") if has("test") else val
+    if test is not val:
+        _require_same_classes(val, test)
+    return Parts(train, val, test, len(val.classes))
+
+
+def mnist_parts(
+    data_dir: Path,
+    image_size: int,
+    val_split: float | None,
+    seed: int,
+    *,
+    training: bool = True,
+) -> Parts:
     """MNIST's training images, of which some are held out for validation, and its test images.
 
     Args:
@@ -99,16 +134,21 @@ def mnist_parts(data_dir: Path, image_size: int, val_split: float | None, seed: 
         val_split: what to hold out, a number or a share below 1; 0 trains on all 60,000 and
             validates on the test images. None is 5,000.
         seed: of that choice.
+        training: False leaves out the training images, which need not be there if none of them
+            validate.
 
     Raises:
         DataError: as MnistImages.
         UserError: `val_split` does not fit.
     """
     pads = _MNIST_SIZE <= image_size <= _MNIST_MOST_PADDED
-    train = MnistImages(data_dir, "train", pad_to=image_size if pads else None)
-    test = MnistImages(data_dir, "test", pad_to=image_size if pads else None)
-    held_out = _held_out(MNIST_VAL_SPLIT if val_split is None else val_split, len(train))
+    pad_to = image_size if pads else None
+    if val_split == 0 and not training:
+        test = MnistImages(data_dir, "test", pad_to)
+        return Parts(None, test, test, len(test.classes), exact_size=pads)
+    train, test = (MnistImages(data_dir, part, pad_to) for part in ("train", "test"))
     classes = len(train.classes)
+    held_out = _held_out(MNIST_VAL_SPLIT if val_split is None else val_split, len(train))
     if held_out == 0:
         return Parts(train, test, test, classes, exact_size=pads)
     left, out = split(train, held_out, seed)
@@ -138,9 +178,7 @@ def _held_out(val_split: float, images: int) -> int:
     return count
 
 
-def _require_same_classes(
-    train: ImageFolder | ArchiveImages, other: ImageFolder | ArchiveImages
-) -> None:
+def _require_same_classes(train: Classified, other: Classified) -> None:
     if train.classes == other.classes:
         return
     missing = sorted(set(train.classes) ^ set(other.classes))

@@ -7,8 +7,6 @@ from typing import Any
 
 from oneflow_accel.backends.base import Backend
 from oneflow_accel.errors import UserError
-from oneflow_accel.training import distributed
-from oneflow_accel.training.rng import step_seed
 
 from omegaconf import DictConfig
 from oneflow import nn
@@ -24,8 +22,13 @@ from monarch_flow.optim import build_loss, build_optimizer
 MakeStep = Callable[[nn.Module, Position], TrainStep]
 
 
-def build_data(cfg: DictConfig, seed: int) -> ImageDataModule:
+def build_data(cfg: DictConfig, seed: int, *, training: bool = True) -> ImageDataModule:
     """The data module of `datamodule`, with the run's seed.
+
+    Args:
+        cfg: the configuration.
+        seed: where `datamodule` has none.
+        training: whether training images are needed.
 
     Raises:
         UserError: the data is not there, or an option is wrong.
@@ -33,7 +36,7 @@ def build_data(cfg: DictConfig, seed: int) -> ImageDataModule:
     options = section(cfg, "datamodule")
     options.pop("_target_", None)
     options.setdefault("seed", seed)
-    return ImageDataModule(**options)
+    return ImageDataModule(**options, training=training)
 
 
 def build_model(cfg: DictConfig, data: ImageDataModule) -> tuple[str, nn.Module]:
@@ -62,7 +65,7 @@ def build_model(cfg: DictConfig, data: ImageDataModule) -> tuple[str, nn.Module]
 
 
 def step_maker(
-    cfg: DictConfig, backend: Backend, options: TrainerOptions, calendar: Calendar, seed: int
+    cfg: DictConfig, backend: Backend, options: TrainerOptions, calendar: Calendar
 ) -> MakeStep:
     """How to train a model from a position on: eagerly or under nn.Graph, as `trainer` says.
 
@@ -82,8 +85,6 @@ def step_maker(
         loss = build_loss(train.get("loss_fn"))
         if not options.graph:
             return EagerStep(model, backend, optimizer_for(model), loss, **settings)
-        # Its operators' generators are seeded when it is compiled.
-        backend.manual_seed(step_seed(seed, position.step, distributed.rank()))
         begin = Position(position.epoch, position.batch, position.step)
         return GraphStep(
             model,

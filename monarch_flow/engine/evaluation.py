@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from oneflow_accel import layouts
 from oneflow_accel.backends import Backend
 from oneflow_accel.errors import CheckpointError, UserError
 from oneflow_accel.training import distributed
 from oneflow_accel.training.checkpoint import CheckpointManager
+from oneflow_accel.training.progress import Progress, format_eta
+from oneflow_accel.training.real_labels import RealLabels, read_real_labels
 from oneflow_accel.training.resume import checkpoint_folder
-from oneflow_accel.training.validation import validate
+from oneflow_accel.training.validation import Accuracy, Tally, validate
 
 from omegaconf import DictConfig
 from oneflow import nn
 
 from monarch_flow.data import ImageDataModule
-from monarch_flow.engine import snapshot
+from monarch_flow.engine import other_weights, snapshot
 from monarch_flow.engine.build import build_data, build_model
 from monarch_flow.engine.initialize import read_model_arrays
-from monarch_flow.engine.options import read_trainer_options, section
+from monarch_flow.engine.options import TrainerOptions, read_trainer_options, section
+from monarch_flow.engine.results import ResultsFile
 from monarch_flow.engine.trainer import Trainer, as_logged, named, val_batches
 from monarch_flow.optim import build_loss
+from monarch_flow.projection import structured_layers
+
+# Without a log line for so long one is written whatever trainer.log_every_n_steps says.
+_LONGEST_SILENCE_S = 20.0
 
 logger = logging.getLogger("oneflow_accel")
 
@@ -61,53 +72,165 @@ def test(
 
 
 def evaluate_checkpoint(cfg: DictConfig, backend: Backend) -> dict[str, float]:
-    """Evaluate `eval.ckpt` on the validation images, the test images, or both.
+    """Evaluate `eval.ckpt` on the validation images, the test images, or both; no training images
+    are needed.
 
     Returns:
-        "val/loss", "val/acc", "val/acctop5", and the same of "test".
+        "val/loss", "val/acc", "val/acctop5", and the same of "test"; with real labels also
+        "val/real_acc" and "val/real_acctop5". Accuracy is in percent.
 
     Raises:
-        UserError: the checkpoint or the data is not there, they do not fit, or neither is wanted.
+        UserError: the checkpoint, the data or a file that is to be read or written is not there,
+            they do not fit, or nothing is wanted.
     """
     options = section(cfg, "eval")
     wanted = [split for split in ("val", "test") if options.get(f"run_{split}", True)]
     if not wanted:
         raise UserError("nothing to evaluate: set eval.run_val or eval.run_test to true")
-    data = build_data(cfg, int(cfg.get("seed") or 0))
-    name, model = build_model(cfg, data)
-    load_for_evaluation(model, options["ckpt"], name)
-    model = model.to(backend.device()).eval()
-    criterion = build_loss(section(cfg, "train").get("loss_fn_val"), reduction="sum")
-    trainer_options = read_trainer_options(cfg)
-    metrics: dict[str, float] = {}
-    for split in wanted:
-        loader = data.val_loader() if split == "val" else data.test_loader()
-        accuracy = validate(
-            model,
-            loader,
-            backend,
-            max_batches=val_batches(loader, trainer_options),
-            criterion=criterion,
-        )
-        logger.info("%s %s", split, accuracy)
-        metrics |= named(accuracy, split)
-    data.close()
+    results = ResultsFile(options.get("results_file"))
+    data = build_data(cfg, int(cfg.get("seed") or 0), training=False)
+    try:
+        real_labels = _real_labels(options.get("real_labels"), data, wanted)
+        name, model = build_model(cfg, data)
+        use_ema = bool(options.get("use_ema", True))
+        load_for_evaluation(model, options["ckpt"], name, use_ema=use_ema)
+        results.describe(cfg, name, model)
+        model = model.to(backend.device()).eval()
+        criterion = build_loss(section(cfg, "train").get("loss_fn_val"), reduction="sum")
+        trainer_options = read_trainer_options(cfg)
+        metrics: dict[str, float] = {}
+        for split in wanted:
+            loader = data.val_loader() if split == "val" else data.test_loader()
+            begin = time.perf_counter()
+            with _progress(loader, split, trainer_options) as watch:
+                accuracy = validate(
+                    model,
+                    loader,
+                    backend,
+                    max_batches=val_batches(loader, trainer_options),
+                    criterion=criterion,
+                    real_labels=real_labels.get(split),
+                    watch=watch,
+                )
+            logger.info("%s %s", split, accuracy)
+            if use_ema:
+                _suspect_averages(accuracy, data.num_classes)
+            results.add(split, accuracy, time.perf_counter() - begin)
+            metrics |= named(accuracy, split) | _real_figures(accuracy, split)
+    finally:
+        data.close()
+    results.write()
     return metrics
 
 
-def load_for_evaluation(model: nn.Module, path: str, name: str) -> None:
+def load_for_evaluation(model: nn.Module, path: str, name: str, *, use_ema: bool = True) -> None:
     """Load a checkpoint or a file of weights; where they are dense and the model is structured,
     the model becomes dense.
+
+    Args:
+        model: changed in place.
+        path: of a run, its checkpoints, one of them, or a .pth or .safetensors file.
+        name: the model's.
+        use_ema: take the moving average of the weights where there is one.
 
     Raises:
         CheckpointError: the weights are of another model; names both.
         UserError: they cannot be read.
     """
-    arrays, phase = read_model_arrays(path)
+    arrays, phase = read_model_arrays(path, use_ema=use_ema)
+    arrays = other_weights.with_our_names(arrays, model)
+    structured = structured_layers(model)
     snapshot.match_layers(model, arrays, phase)
+    if structured and phase is None and not structured_layers(model):
+        logger.warning(
+            "the weights in %s are dense, so %s is evaluated with dense layers; python -m "
+            "monarch_flow.convert project, or train.init_from with project, makes them structured",
+            path,
+            name,
+        )
     try:
         layouts.load_standard_state_dict(model, arrays, strict=True)
     except UserError as error:
+        hint = other_weights.hint(
+            arrays,
+            model,
+            for_head="evaluate on data with the classes that the model was trained for, or train a "
+            "new head with train.init_from.path and train.init_from.reset_head=true",
+            for_dense="python -m monarch_flow.convert project makes them structured",
+        )
         raise CheckpointError(
-            f"eval.ckpt={path} is of another model than {name}: {error}"
+            f"eval.ckpt={path} is of another model than {name}: {error}{hint}"
         ) from error
+
+
+def _real_labels(
+    path: str | None, data: ImageDataModule, wanted: list[str]
+) -> dict[str, RealLabels]:
+    """Real labels by split: of the validation images, and of the test images where they are the
+    same.
+
+    Raises:
+        UserError: they cannot be read, or are those of other images.
+    """
+    if not path:
+        return {}
+    dataset = data.val_loader().dataset
+    splits = [s for s in wanted if s == "val" or data.test_loader().dataset is dataset]
+    if not splits:
+        raise UserError(
+            "eval.real_labels are those of the validation images, which are not evaluated: set "
+            "eval.run_val=true, or leave the real labels out"
+        )
+    names = [dataset.name(index) for index in range(len(dataset))]
+    labels = read_real_labels(path, names, data.num_classes)
+    logger.info("use real labels: %s", path)
+    return dict.fromkeys(splits, labels)
+
+
+def _real_figures(accuracy: Accuracy, split: str) -> dict[str, float]:
+    """Accuracy in percent by the real labels, where there are any."""
+    real = accuracy.real
+    if real is None:
+        return {}
+    return {f"{split}/real_acc": real.acc1, f"{split}/real_acctop5": real.acc5}
+
+
+@contextmanager
+def _progress(
+    loader: Any, split: str, options: TrainerOptions
+) -> Iterator[Callable[[Tally], None]]:
+    """What process 0 says while it evaluates: a bar on a terminal, and log lines with the accuracy
+    of its share so far, the images per second of all processes and the remaining time."""
+    limit = val_batches(loader, options)
+    batches = len(loader) if limit is None else min(limit, len(loader))
+    width = len(str(batches))
+    said_at = time.monotonic()
+    with Progress(batches, "batch", enabled=distributed.is_main()) as progress:
+
+        def watch(tally: Tally) -> None:
+            nonlocal said_at
+            progress.update()
+            now = time.monotonic()
+            is_due = tally.batches % options.log_every == 0 or tally.batches == batches
+            if not distributed.is_main() or not (is_due or now - said_at > _LONGEST_SILENCE_S):
+                return
+            said_at = now
+            accuracy = tally.accuracy()
+            rate = progress.rate() * loader.global_batch_size
+            progress.print(
+                f"{split}: [{tally.batches:{width}d}/{batches}]\tLoss {accuracy.loss:.4f}\t"
+                f"Acc@1 {accuracy.acc1:.3f}\tAcc@5 {accuracy.acc5:.3f}\t{rate:.1f} images/s\t"
+                f"ETA {format_eta(progress.eta_seconds())}"
+            )
+
+        yield watch
+
+
+def _suspect_averages(accuracy: Accuracy, num_classes: int) -> None:
+    """ViTAE's released code keeps averages that never move with a global batch below 512: decay
+    .99996 to the power of a floor division that is 0. They are as good as guessing."""
+    if num_classes >= 10 and accuracy.acc1 < 200 / num_classes:
+        logger.warning(
+            "the accuracy is that of guessing. If the checkpoint has moving averages, those were "
+            "evaluated, and they may be no good: eval.use_ema=false takes the last weights"
+        )

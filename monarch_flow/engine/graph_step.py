@@ -1,13 +1,12 @@
 """Training steps under nn.Graph.
 
-Two things that nn.Graph does otherwise than eager mode are mended here, so that both give the same
-losses: a schedule is compiled into the graph, and gradients would be clipped for each parameter
-group by itself.
+What nn.Graph does otherwise than eager mode is mended here, so that both give the same losses: a
+schedule is compiled into the graph, gradients would be clipped for each parameter group by itself,
+random numbers would not follow the seed, and each step would take the same number of batches.
 """
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,8 +21,12 @@ import oneflow as flow
 from oneflow import nn
 from oneflow.optim.lr_scheduler import _LRScheduler
 
+from monarch_flow.engine.model_copy import copy_model
 from monarch_flow.engine.optimizer_state import GRAPH_SUFFIXES, checked, parameter_names, state_keys
-from monarch_flow.engine.step import LabeledImages, Loss, TrainStep, _require
+from monarch_flow.engine.requirements import require_feature
+from monarch_flow.engine.step import LabeledImages, Loss, TrainStep
+from monarch_flow.engine.step_factors import StepFactors
+from monarch_flow.layers.random_factors import given_factors
 from monarch_flow.optim import hard_labels
 
 _TRAIN_STEP = "System-Train-TrainStep"
@@ -91,8 +94,11 @@ class _TrainGraph(nn.Graph):
         if precision == "16":
             self.set_grad_scaler(flow.amp.GradScaler())
 
-    def build(self, images: flow.Tensor, labels: flow.Tensor) -> tuple[flow.Tensor, ...]:
-        scores = class_scores(self.model(images))
+    def build(
+        self, images: flow.Tensor, labels: flow.Tensor, *factors: flow.Tensor
+    ) -> tuple[flow.Tensor, ...]:
+        with given_factors(factors):
+            scores = class_scores(self.model(images))
         loss = self.loss(scores, labels)
         loss.backward()
         figures = (loss, *count_correct(scores, hard_labels(labels)))
@@ -105,12 +111,17 @@ class GraphStep(TrainStep):
     """nn.Graph; with several processes parameters are replicated global tensors and the batch is
     split along its first axis.
 
+    The losses are those of eager steps, dropout and drop path included: their random factors are
+    drawn eagerly, before the graph runs.
+
     Args:
         make_optimizer: builds the optimizer over the model that the graph trains, which with
             several processes is a global copy.
         learning_rate: of each step, counted from 0.
         steps: of the whole run.
-        accumulate: batches that each step takes, no more and no less.
+        accumulate: the most batches that a step takes. A step of fewer, as at an epoch's end, gets
+            a graph of its own, with the same parameters and optimizer state but memory for its own
+            activations.
     """
 
     returns_global_figures = True
@@ -127,61 +138,128 @@ class GraphStep(TrainStep):
         accumulate: int = 1,
         **settings: Any,
     ) -> None:
-        _require(backend, "graph", "trainer.graph=true", "trainer.graph=false")
+        require_feature(backend, "graph", "trainer.graph=true", "trainer.graph=false")
         self._parallel = distributed.world_size() > 1
         self._local = model
         self._placement = backend.placement() if self._parallel else None
         if self._parallel:
-            self._local = copy.deepcopy(model)
+            self._local = copy_model(model)
             model = model.to_global(placement=self._placement, sbp=flow.sbp.broadcast)
         optimizer = make_optimizer(model)
         if isinstance(optimizer, flow.optim.AdamW):
-            _require(backend, "graph_adamw", "trainer.graph=true", "trainer.graph=false")
+            require_feature(backend, "graph_adamw", "trainer.graph=true", "trainer.graph=false")
         super().__init__(model, backend, optimizer, loss, **settings)
         if self.clip is not None:
             _clip_together(optimizer, self.clip)
-        self._graph = _TrainGraph(
-            model,
-            loss,
-            optimizer,
-            CompiledSchedule(optimizer, learning_rate, steps),
-            self.precision,
-            accumulate,
-            flow.sbp.broadcast if self._parallel else None,
-        )
-        if self._parallel:
-            _KEPT.append(self._graph)
+        self._schedule = CompiledSchedule(optimizer, learning_rate, steps)
         self._accumulate = accumulate
-        self._compiled = False
+        self._factors = StepFactors(self._local, backend)
+        # By the number of batches; made when it is needed, as compiling takes time.
+        self._graphs: dict[int, _TrainGraph] = {}
+        self._loaded: dict[str, flow.Tensor] = {}
+        # Of the step at hand: its batches, and the random factors of each.
+        self._at_hand: tuple[Sequence[LabeledImages], list[list[flow.Tensor]]] | None = None
 
     def step(self, batches: Sequence[LabeledImages], lr: float) -> tuple[flow.Tensor, ...]:
-        if len(batches) != self._accumulate:
+        if not 1 <= len(batches) <= self._accumulate:
             raise ValueError(f"{len(batches)} batches for a graph of {self._accumulate}")
-        arrays = [np.concatenate([b.images for b in batches])]
-        arrays.append(np.concatenate([b.labels for b in batches]))
-        inputs = [flow.tensor(array, device=self.backend.device()) for array in arrays]
+        factors = self._factors.draw([batch.images for batch in batches])
+        if self.before_update is not None:
+            self._at_hand = (batches, factors)
+            self.before_update()
+            self._at_hand = None
+        inputs = [
+            flow.tensor(np.concatenate(arrays), device=self.backend.device())
+            for arrays in ([b.images for b in batches], [b.labels for b in batches])
+        ]
+        inputs += [
+            each[0] if len(each) == 1 else flow.cat(each) for each in zip(*factors, strict=True)
+        ]
         if self._parallel:
             inputs = [
                 tensor.to_global(placement=self._placement, sbp=flow.sbp.split(0))
                 for tensor in inputs
             ]
-        self._compiled = True
-        figures = self._graph(*inputs)
+        figures = self._run(self._graph_of(len(batches)), inputs)
+        self._count(len(batches))
         if self._parallel:
             figures = [figure.to_local() for figure in figures]
-        if self._accumulate == 1:
+        if len(batches) == 1:
             return tuple(figures)
         # One entry per batch.
         loss, *counts = figures
         return (loss.mean(), *(count.sum() for count in counts))
 
+    def _graph_of(self, batches: int) -> _TrainGraph:
+        """The graph of steps that take so many batches."""
+        if batches not in self._graphs:
+            graph = _TrainGraph(
+                self.model,
+                self.loss,
+                self.optimizer,
+                self._schedule,
+                self.precision,
+                batches,
+                flow.sbp.broadcast if self._parallel else None,
+            )
+            # The tensors themselves: what one graph updates, the others read.
+            graph.load_state_dict(self._optimizer_tensors())
+            self._graphs[batches] = graph
+            if self._parallel:
+                _KEPT.append(graph)
+        return self._graphs[batches]
+
+    def _run(self, graph: _TrainGraph, inputs: list[flow.Tensor]) -> Sequence[flow.Tensor]:
+        compiles = not graph.is_compiled
+        figures: Sequence[flow.Tensor] = graph(*inputs)
+        if compiles:
+            # Parameters keep the symbolic gradients of the graph compiled last, and the next one
+            # would add its own to them.
+            for parameter in self.model.parameters():
+                parameter.grad = None
+        return figures
+
+    def _count(self, batches: int) -> None:
+        """Batches that normalization layers have seen, which they count in Python."""
+        for module in self.model.modules():
+            seen = getattr(module, "num_batches_tracked", None)
+            if module.training and seen is not None:
+                seen.add_(batches)
+
+    def gradients(self) -> dict[str, flow.Tensor]:
+        """By an eager pass over the step's batches with the same random factors, in float32: a
+        graph shows no gradients that are summed up over batches and processes."""
+        if self._at_hand is None:
+            raise RuntimeError("gradients are there inside before_update only")
+        batches, factors = self._at_hand
+        device = self.backend.device()
+        # A copy, for running statistics move.
+        model = copy_model(self._present_model()).train()
+        total = sum(len(batch.labels) for batch in batches)
+        for batch, given in zip(batches, factors, strict=True):
+            with given_factors(given):
+                scores = class_scores(model(flow.tensor(batch.images, device=device)))
+            loss = self.loss(scores, flow.tensor(batch.labels, device=device))
+            (loss * (len(batch.labels) / total)).backward()
+        gradients = {}
+        for name, parameter in model.named_parameters():
+            if parameter.grad is not None:
+                if self._parallel:
+                    flow.comm.all_reduce(parameter.grad)
+                gradients[name] = parameter.grad / distributed.world_size()
+        return gradients
+
     def evaluated_model(self) -> nn.Module:
+        return self._present_model().eval()
+
+    def _present_model(self) -> nn.Module:
+        """Local to this process, with the present parameters."""
         if self._parallel:
             layouts.load_standard_state_dict(self._local, layouts.standard_state_dict(self.model))
-        return self._local.eval()
+        return self._local
 
     def optimizer_arrays(self) -> dict[str, np.ndarray]:
-        state = self._graph.state_dict()
+        state = self._optimizer_tensors()
         arrays = {}
         for name in parameter_names(self.model, self.optimizer):
             for key in state_keys(self.optimizer):
@@ -190,16 +268,22 @@ class GraphStep(TrainStep):
                     arrays[f"{key}/{name}"] = distributed.local_value(variable).numpy()
         return arrays
 
+    def _optimizer_tensors(self) -> dict[str, flow.Tensor]:
+        """What the graphs keep besides the model, by their names; all of them have the same."""
+        for graph in self._graphs.values():
+            if graph.is_compiled:
+                state = graph.state_dict()
+                return {name: v for name, v in state.items() if isinstance(v, flow.Tensor)}
+        return self._loaded
+
     def load_optimizer(self, arrays: dict[str, np.ndarray], step: int) -> None:
-        if self._compiled:
+        if self._graphs:
             raise RuntimeError("a graph takes its state before its first step")
-        state: dict[str, Any] = {
+        self._loaded = {
             f"model.{name}{GRAPH_SUFFIXES[key]}": self._variable(array)
             for key, name, array in checked(self.model, self.optimizer, arrays)
         }
-        state[_TRAIN_STEP] = self._variable(np.array([step], dtype=np.int64))
-        state["model"] = self.model.state_dict()
-        self._graph.load_state_dict(state)
+        self._loaded[_TRAIN_STEP] = self._variable(np.array([step], dtype=np.int64))
 
     def _variable(self, array: np.ndarray) -> flow.Tensor:
         tensor = flow.tensor(np.ascontiguousarray(array), device=self.backend.device())

@@ -14,6 +14,7 @@ from oneflow_accel.training.weights import read_weights
 import numpy as np
 from oneflow import nn
 
+from monarch_flow.engine import other_weights
 from monarch_flow.optim.ema import PREFIX
 from monarch_flow.projection import structured_layers
 from monarch_flow.projection.structures import LayerSpec, structure_of
@@ -22,13 +23,15 @@ from monarch_flow.projection.weights import split_packed_projection
 logger = logging.getLogger("oneflow_accel")
 
 
-def read_model_arrays(path: str | Path) -> tuple[dict[str, np.ndarray], str | None]:
+def read_model_arrays(
+    path: str | Path, *, use_ema: bool = True
+) -> tuple[dict[str, np.ndarray], str | None]:
     """The weights in a file or a checkpoint, and what its layers are.
-
-    Where a checkpoint holds a moving average, it is the average: that is what was validated.
 
     Args:
         path: a run's folder, its checkpoints' folder, a checkpoint, or a .pth or .safetensors file.
+        use_ema: take the moving average where there is one: that is what was validated. Else the
+            weights of the last step.
 
     Returns:
         Arrays by name, and the phase of a checkpoint (`snapshot.MONARCH` or `DENSE`), None for a
@@ -39,7 +42,7 @@ def read_model_arrays(path: str | Path) -> tuple[dict[str, np.ndarray], str | No
     """
     path = Path(path)
     if path.is_file() and path.name not in ("latest", "best"):
-        return read_weights(path), None
+        return read_weights(path, averaged=use_ema), None
     if (path / "checkpoints").is_dir():
         path = path / "checkpoints"
     if (path / "best").is_file():
@@ -49,14 +52,21 @@ def read_model_arrays(path: str | Path) -> tuple[dict[str, np.ndarray], str | No
     averages = {
         name.removeprefix(PREFIX): array
         for name, array in checkpoint.optimizer.items()
-        if name.startswith(PREFIX)
+        if use_ema and name.startswith(PREFIX)
     }
     arrays |= averages
     logger.info("weights of %s%s", path, ", their moving average" if averages else "")
     return arrays, checkpoint.state.get("phase")
 
 
-def initialize(model: nn.Module, path: str | Path, *, project: bool) -> None:
+def initialize(
+    model: nn.Module,
+    path: str | Path,
+    *,
+    project: bool,
+    use_ema: bool = True,
+    reset_head: bool = False,
+) -> None:
     """Give a model the weights of another one.
 
     Args:
@@ -64,6 +74,9 @@ def initialize(model: nn.Module, path: str | Path, *, project: bool) -> None:
         path: as for `read_model_arrays`.
         project: the source has dense weights where the model has structured layers; each gets the
             nearest that it can represent (Dao et al. 2022, "Monarch", section 3.3).
+        use_ema: as for `read_model_arrays`.
+        reset_head: leave out the weights of the classifier, which stays as it was drawn: the model
+            is for other classes.
 
     Raises:
         CheckpointError: the weights do not fit; names them.
@@ -75,13 +88,21 @@ def initialize(model: nn.Module, path: str | Path, *, project: bool) -> None:
             "train.init_from.project: the model has no structured layer to project onto; choose "
             "one with model.mlp_cfg, or leave project out"
         )
-    arrays, _ = read_model_arrays(path)
+    arrays, _ = read_model_arrays(path, use_ema=use_ema)
     try:
+        arrays = other_weights.with_our_names(arrays, model)
+        if reset_head:
+            arrays = other_weights.with_new_head(arrays, model)
         if project:
             arrays = _projected(arrays, model, layers)
         layouts.load_standard_state_dict(model, arrays, strict=True)
     except UserError as error:
-        hint = "" if project else _hint(arrays, layers)
+        hint = other_weights.hint(
+            arrays,
+            model,
+            for_head="train.init_from.reset_head=true begins with a new head",
+            for_dense="" if project else "train.init_from.project=true projects them",
+        )
         raise CheckpointError(f"train.init_from.path={path}: {error}{hint}") from error
 
 
@@ -124,9 +145,3 @@ def _unpacked(
         has_parts = next(iter(parts)).rpartition(".")[0] in layers
         result |= parts if has_parts else {name: array}
     return result
-
-
-def _hint(arrays: Mapping[str, np.ndarray], layers: Mapping[str, LayerSpec]) -> str:
-    if any(f"{prefix}.weight" in arrays for prefix in layers):
-        return "\nThe weights are dense: train.init_from.project=true projects them"
-    return ""

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from monarch_flow.engine.options import TrainerOptions, limited
-
-logger = logging.getLogger("oneflow_accel")
 
 
 @dataclass
@@ -30,8 +27,7 @@ class Calendar:
         schedule: learning rate by time, in epochs or steps as the options say.
 
     Attributes:
-        batches: used per epoch; a graph, whose steps are all alike, leaves out what is not enough
-            for one at the end.
+        batches: used per epoch.
         steps_per_epoch: optimizer steps; the last one may take fewer batches than the others.
         epochs: of the run, None where only `max_steps` ends it.
     """
@@ -46,10 +42,6 @@ class Calendar:
         if options.fast_dev_run:
             self.batches = min(batches, options.fast_dev_run)
             self.epochs = 1
-        if options.graph and self.batches % options.accumulate:
-            left = self.batches % options.accumulate
-            self.batches -= left
-            logger.info("trainer.graph: the last %d batches of an epoch make no whole step", left)
         self.steps_per_epoch = math.ceil(self.batches / options.accumulate)
 
     def last_step(self, position: Position) -> int:

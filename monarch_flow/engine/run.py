@@ -9,11 +9,11 @@ from typing import Any
 
 import oneflow_accel
 from oneflow_accel.backends import Backend
-from oneflow_accel.errors import UserError
+from oneflow_accel.errors import CheckpointError, UserError
 from oneflow_accel.training import distributed, watchdog
 from oneflow_accel.training.checkpoint import Checkpoint, CheckpointManager
 from oneflow_accel.training.curves import draw_curves
-from oneflow_accel.training.metrics import JSONL_NAME
+from oneflow_accel.training.metrics import JSONL_NAME, read_metrics
 from oneflow_accel.training.resume import checkpoint_folder, checkpoint_to_resume
 
 import numpy as np
@@ -68,7 +68,7 @@ def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
     _settle_precision(cfg, backend)
     options = read_trainer_options(cfg)
     trial = bool(options.fast_dev_run)
-    resumed = None if trial else checkpoint_to_resume(cfg.get("resume"), run_dir)
+    resumed = None if trial else _checkpoint_to_resume(cfg, run_dir)
     seed = _settled_seed(cfg, resumed)
     _seed(seed, backend)
     data = build_data(cfg, seed)
@@ -81,8 +81,8 @@ def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
     calendar = Calendar(options, len(train_loader), schedule)
     if calendar.batches == 0:
         raise UserError(
-            "an epoch has no whole step: raise trainer.limit_train_batches, or lower "
-            "trainer.accumulate_grad_batches"
+            "an epoch has no step: there are fewer training images than datamodule.batch_size, or "
+            "trainer.limit_train_batches is 0"
         )
     callbacks = build_callbacks(section(cfg, "callbacks"))
     if trial:
@@ -103,7 +103,7 @@ def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
     try:
         trainer = Trainer(
             model,
-            step_maker(cfg, backend, options, calendar, seed),
+            step_maker(cfg, backend, options, calendar),
             Data(train_loader, val_loader, data.image_shape, val_loss),
             backend,
             options,
@@ -114,12 +114,13 @@ def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
             checkpoints=checkpoints,
             resumed=resumed,
         )
-        trainer.fit()
+        wants_test = cfg.get("test_after_training", True) and not trial and options.limit_val != 0
+        trainer.fit(test_follows=wants_test and not _was_tested(run_dir, trainer.position.step))
         metrics = dict(trainer.metrics)
         keeper = callbacks.get("model_checkpoint")
         if isinstance(keeper, ModelCheckpoint) and keeper.best_value is not None:
             metrics[f"best/{keeper.monitor}"] = keeper.best_value
-        if cfg.get("test_after_training", True) and not trial:
+        if wants_test and not _was_tested(run_dir, trainer.position.step):
             metrics |= test(trainer, data, run_dir, cfg)
     finally:
         log.close()
@@ -128,6 +129,14 @@ def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
             checkpoints.close()
     _finish(run_dir, metrics, trial)
     return metrics
+
+
+def _was_tested(run_dir: Path, step: int) -> bool:
+    """Whether the log has a test of the run as it stands; the same answer on every process."""
+    path = run_dir / JSONL_NAME
+    lines = read_metrics(path) if distributed.is_main() and path.exists() else []
+    found = any(line["split"] == "test" and line["step"] == step for line in lines)
+    return bool(distributed.all_gather_json(found)[0])
 
 
 def _finish(run_dir: Path, metrics: dict[str, float], trial: bool) -> None:
@@ -139,6 +148,19 @@ def _finish(run_dir: Path, metrics: dict[str, float], trial: bool) -> None:
         logger.info("curves: %s", curves)
 
 
+def _checkpoint_to_resume(cfg: DictConfig, run_dir: Path) -> Checkpoint | None:
+    asked = cfg.get("resume")
+    if asked is not None and Path(asked).is_file() and Path(asked).name not in ("latest", "best"):
+        raise CheckpointError(
+            f"resume={asked} is a file of weights, which holds no run to go on with; start a run "
+            f"from them with train.init_from.path={asked}"
+        )
+    resumed = checkpoint_to_resume(asked, run_dir)
+    if resumed is not None:
+        snapshot.require_run(resumed, str(asked))
+    return resumed
+
+
 def _load_weights(
     cfg: DictConfig, model: nn.Module, name: str, num_classes: int, resumed: Checkpoint | None
 ) -> None:
@@ -146,7 +168,13 @@ def _load_weights(
     if resumed is not None:
         snapshot.load_model(model, resumed, name, num_classes)
     elif source.get("path") is not None:
-        initialize(model, source["path"], project=bool(source.get("project")))
+        initialize(
+            model,
+            source["path"],
+            project=bool(source.get("project")),
+            use_ema=bool(source.get("use_ema", True)),
+            reset_head=bool(source.get("reset_head")),
+        )
 
 
 def _settle_precision(cfg: DictConfig, backend: Backend) -> None:

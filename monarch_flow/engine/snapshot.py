@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 # What the layers of the model in a checkpoint are: as configured, or multiplied out.
 MONARCH, DENSE = "monarch", "dense"
+# What of a checkpoint's state no run can go on without.
+_OF_A_RUN = ("epoch", "batch", "step", "seed", "rng", "train_step", "callbacks")
 
 logger = logging.getLogger("oneflow_accel")
 
@@ -56,6 +58,25 @@ def take(trainer: Trainer) -> Checkpoint:
         "config": identity.config,
     }
     return Checkpoint(model, arrays, state, name=identity.model)
+
+
+def require_run(checkpoint: Checkpoint, where: str) -> None:
+    """Check that a checkpoint is one of a run, and not of weights alone.
+
+    Args:
+        checkpoint: any.
+        where: what the user asked for, for the message.
+
+    Raises:
+        CheckpointError: it has no place in a run to go on from; says how to start from it.
+    """
+    missing = [key for key in _OF_A_RUN if key not in checkpoint.state]
+    if missing:
+        raise CheckpointError(
+            f"resume={where}: the checkpoint holds no run to go on with, such as one that "
+            f"`monarch_flow.convert project` wrote (there is no {missing[0]}); start a run from "
+            "its weights with train.init_from.path"
+        )
 
 
 def position_of(

@@ -2,14 +2,15 @@
 
 The dense model computes what the structured one did (Dao et al. 2022, "Monarch", section 3.3,
 reverse sparsification), the number of steps and the schedule go on, and so do the optimizer's
-moments and the moving average, see `monarch_flow.projection`.
+moments and the moving average, see `monarch_flow.projection`. All else stays what it was, to the
+last bit: other layers, biases, running statistics, what is not trained and its moments.
 """
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from oneflow_accel import layouts
@@ -17,6 +18,7 @@ from oneflow_accel import layouts
 import oneflow as flow
 from oneflow import nn
 
+from monarch_flow.engine.model_copy import copy_model
 from monarch_flow.projection import densify_model, densify_training_state, structured_layers
 
 if TYPE_CHECKING:
@@ -32,6 +34,10 @@ def switch_if_due(trainer: Trainer) -> bool:
     """At the beginning of the epoch that the configuration names, or of a later one, make the
     model's structured layers dense. Every process calls it at the beginning of every epoch.
 
+    The log gets the mean loss of one validation batch before and after: "loss_before" and
+    "loss_after" of the weights, and where there is a moving average "average_loss_before" and
+    "average_loss_after" of that.
+
     Returns:
         Whether it did.
     """
@@ -42,7 +48,7 @@ def switch_if_due(trainer: Trainer) -> bool:
     if not layers:
         return False
     batch = next(iter(trainer.data.val))
-    before = _loss(trainer, batch)
+    before = _losses(trainer, batch)
     arrays = trainer.train_step.optimizer_arrays()
     for callback in trainer.callbacks.values():
         arrays |= callback.arrays()
@@ -50,33 +56,56 @@ def switch_if_due(trainer: Trainer) -> bool:
         name: value.numpy() for name, value in layouts.standard_state_dict(trainer.model).items()
     }
     state = densify_training_state(weights, arrays, layers)
-    # A copy: the hooks of DistributedDataParallel stay with the old parameters.
-    model = copy.deepcopy(trainer.train_step.evaluated_model())
-    densify_model(model)
+    model = _dense_copy(trainer)
     step_state = trainer.train_step.state()
     trainer.use_model(model)
     trainer.train_step.load_optimizer(state.optimizer, trainer.position.step)
     trainer.train_step.load_state(step_state)
     for callback in trainer.callbacks.values():
         callback.on_model_replaced(trainer, state.optimizer)
-    after = _loss(trainer, batch)
-    trainer.log_now({"loss_before": before, "loss_after": after}, split="switch")
+    after = _losses(trainer, batch)
+    figures = {f"{name}_before": value for name, value in before.items()}
+    figures |= {f"{name}_after": value for name, value in after.items()}
+    trainer.log_now(figures, split="switch")
     logger.info(
         "epoch %d: %d structured layers are dense from here on; loss on a validation batch %.7f "
         "before, %.7f after",
         trainer.position.epoch,
         len(layers),
-        before,
-        after,
+        before["loss"],
+        after["loss"],
     )
-    if not math.isclose(before, after, rel_tol=TOLERANCE, abs_tol=TOLERANCE):
-        logger.warning("the loss has changed by %.1e at the switch", after - before)
+    for name, value in before.items():
+        if not math.isclose(value, after[name], rel_tol=TOLERANCE, abs_tol=TOLERANCE):
+            change = after[name] - value
+            logger.warning("the %s has changed by %.1e at the switch", name, change)
     return True
 
 
-def _loss(trainer: Trainer, batch: Any) -> float:
-    """Mean loss of a batch, without dropout."""
+def _dense_copy(trainer: Trainer) -> nn.Module:
+    """A local model with the present weights and buffers, its structured layers dense.
+
+    A copy, as the hooks of DistributedDataParallel stay with the old parameters.
+    """
+    model = copy_model(trainer.train_step.evaluated_model())
+    densify_model(model)
+    return model
+
+
+def _losses(trainer: Trainer, batch: Any) -> dict[str, float]:
+    """Mean losses of a batch, without dropout: of the weights, and of their moving average where
+    there is one. A collective call."""
     model = trainer.train_step.evaluated_model()
+    losses = {"loss": _loss(trainer, model, batch)}
+    if "ema" in trainer.callbacks:
+        with ExitStack() as stack:
+            for callback in trainer.callbacks.values():
+                stack.enter_context(callback.evaluation_weights(trainer, model))
+            losses["average_loss"] = _loss(trainer, model, batch)
+    return losses
+
+
+def _loss(trainer: Trainer, model: nn.Module, batch: Any) -> float:
     device = trainer.backend.device()
     with flow.no_grad():
         scores = model(flow.tensor(batch.images, device=device))

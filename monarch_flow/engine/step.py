@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 from oneflow_accel.backends.base import Backend
-from oneflow_accel.errors import UserError
 from oneflow_accel.training.data_parallel import broadcast_buffers, data_parallel
 from oneflow_accel.training.validation import class_scores, count_correct
 
@@ -22,6 +21,7 @@ from oneflow import nn
 
 from monarch_flow.engine.loss_scale import LossScaler
 from monarch_flow.engine.optimizer_state import eager_state, load_eager_state
+from monarch_flow.engine.requirements import require_feature
 from monarch_flow.optim import hard_labels
 
 Loss = Callable[[flow.Tensor, flow.Tensor], flow.Tensor]
@@ -67,14 +67,16 @@ class TrainStep(ABC):
         self.loss = loss
         self.clip = clip
         self.precision = precision
-        # Called when the gradients are there, before they are clipped and applied.
+        # Called before the parameters are updated; `gradients` answers meanwhile.
         self.before_update: Callable[[], None] | None = None
         self._scaler: LossScaler | None = None
         if precision != "32":
-            _require(backend, "amp", f"trainer.precision={precision}", "trainer.precision=32")
+            require_feature(
+                backend, "amp", f"trainer.precision={precision}", "trainer.precision=32"
+            )
         if clip is not None:
             key = f"trainer.gradient_clip_val={clip}"
-            _require(backend, "gradient_clipping", key, "trainer.gradient_clip_val=null")
+            require_feature(backend, "gradient_clipping", key, "trainer.gradient_clip_val=null")
 
     @abstractmethod
     def step(self, batches: Sequence[LabeledImages], lr: float) -> tuple[flow.Tensor, ...]:
@@ -87,6 +89,12 @@ class TrainStep(ABC):
         Returns:
             Loss (mean over the images), correct@1 and correct@5 (counts), scalars on the device.
             A soft label counts as its most probable class.
+        """
+
+    @abstractmethod
+    def gradients(self) -> dict[str, flow.Tensor]:
+        """Inside `before_update`: the gradients of the step by parameter name, of all images on all
+        processes, before they are clipped; of the parameters that have one.
         """
 
     @abstractmethod
@@ -169,6 +177,13 @@ class EagerStep(TrainStep):
             self.optimizer.step()
         self.optimizer.zero_grad()
 
+    def gradients(self) -> dict[str, flow.Tensor]:
+        return {
+            name: parameter.grad
+            for name, parameter in self.model.named_parameters()
+            if parameter.requires_grad and parameter.grad is not None
+        }
+
     def _autocast(self) -> AbstractContextManager[Any]:
         if self.precision == "32":
             return nullcontext()
@@ -184,9 +199,3 @@ class EagerStep(TrainStep):
 
     def load_optimizer(self, arrays: dict[str, np.ndarray], step: int) -> None:
         load_eager_state(self.model, self.optimizer, arrays, step)
-
-
-def _require(backend: Backend, feature: str, key: str, instead: str) -> None:
-    support = backend.supports(feature)
-    if not support:
-        raise UserError(f"{key}: {backend.name} cannot do this ({support.reason}); set {instead}")

@@ -161,15 +161,18 @@ class Trainer:
         """Whether enough epochs are over to stop early."""
         return self.position.epoch >= self.options.min_epochs
 
-    def fit(self) -> None:
+    def fit(self, *, test_follows: bool = False) -> None:
         """Train to the end of the run.
+
+        Args:
+            test_follows: to resume a run that has done its steps is no mistake: its test is due.
 
         Raises:
             UserError: there is nothing left to do, the loss is not finite, the data cannot be read
                 or the checkpoints cannot be written.
             SystemExit: the process was told to end (SIGTERM) and has written a checkpoint.
         """
-        if self.position.step >= self.last_step:
+        if self._is_over() and not test_follows:
             raise UserError(
                 f"nothing left to train: step {self.position.step} is done and the run ends at "
                 f"step {self.last_step}; ask for more trainer.max_epochs or trainer.max_steps, or "
@@ -182,7 +185,7 @@ class Trainer:
             self._each(lambda callback: callback.on_fit_start(self))
             if self._resumed is not None:
                 snapshot.load_callbacks(self.callbacks, self._resumed)
-            while self.position.step < self.last_step and not self.should_stop:
+            while not (self._is_over() or self.should_stop):
                 sparse_to_dense.switch_if_due(self)
                 self._run_epoch()
         self._each(lambda callback: callback.on_fit_end(self))
@@ -218,7 +221,8 @@ class Trainer:
         return "; go on with resume=auto" if kept else ""
 
     def _is_over(self) -> bool:
-        return self.position.step >= self.last_step
+        """Whether all steps are done, and what comes at the end of the last epoch."""
+        return self.position.step >= self.last_step and self.position.batch < self.calendar.batches
 
     def _train_epoch(self) -> bool:
         """Train to the end of the epoch; False where the run ends before."""
@@ -254,10 +258,9 @@ class Trainer:
         self.is_log_step = ends or (position.step + 1) % options.log_every == 0
         self._each(lambda callback: callback.on_step_start(self))
         self.last_lr = self.calendar.learning_rate(position.step, position)
-        if not options.graph:
-            # Dropout and drop path: a resumed run draws what it would have drawn.
-            seed = step_seed(self.identity.seed, position.step, distributed.rank())
-            self.backend.manual_seed(seed)
+        # Dropout and drop path: a resumed run draws what it would have drawn.
+        seed = step_seed(self.identity.seed, position.step, distributed.rank())
+        self.backend.manual_seed(seed)
         figures = self.train_step.step(window, self.last_lr)
         position.batch += len(window)
         position.step += 1

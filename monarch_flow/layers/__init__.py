@@ -9,9 +9,10 @@ The README of monarch_flow lists them.
 from monarch_flow.layers.block_sparse import BlockSparseLinear, MaskedLinear
 from monarch_flow.layers.blockdiag import BlockdiagLinear
 from monarch_flow.layers.config import LinearConfig, LinearLike, register_linear
+from monarch_flow.layers.drop_elements import Dropout, dropout
 from monarch_flow.layers.drop_path import DropPath
 from monarch_flow.layers.low_rank import LowRank, low_rank_factors
-from monarch_flow.layers.mlp import Mlp, MlpCustom, build_mlp, dropout
+from monarch_flow.layers.mlp import Mlp, MlpCustom, build_mlp
 from monarch_flow.layers.monarch import MonarchLinear, monarch_shapes
 from monarch_flow.layers.replace import replace_linears
 from monarch_flow.layers.sparse_low_rank import SparseLRLinear
@@ -30,6 +31,7 @@ __all__ = [
     "BlockdiagSparsityConfig",
     "ButterflyGlobalSparsityConfig",
     "DropPath",
+    "Dropout",
     "FlatBlockButterflySparsityConfig",
     "InitFunction",
     "LinearConfig",

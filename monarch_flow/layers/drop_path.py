@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from oneflow_accel.errors import UserError
+from oneflow_accel.inference import bfloat16_container
 
 import oneflow as flow
 from oneflow import nn
+
+from monarch_flow.layers.random_factors import random_factors
 
 
 def drop_path(x: flow.Tensor, p: float) -> flow.Tensor:
     """Zero whole samples with probability p and divide the others by 1 - p (Huang et al. 2016).
 
-    The mask is drawn with `oneflow.rand`, so it follows `manual_seed`, in nn.Graph too.
+    The factors are those of `random_factors`, so they follow `manual_seed`, in nn.Graph too.
 
     Args:
         x: (samples, ...), local or global.
@@ -22,17 +23,10 @@ def drop_path(x: flow.Tensor, p: float) -> flow.Tensor:
     Returns:
         Like x.
     """
-    shape = (x.shape[0],) + (1,) * (x.ndim - 1)
-    place: dict[str, Any] = {"device": x.device} if x.is_local else {}
-    if x.is_global:
-        # A sample's number is the same on every rank that has a part of the sample.
-        batch = flow.sbp.split(0)
-        sbp = [batch if part == batch else flow.sbp.broadcast for part in x.sbp]
-        place = {"placement": x.placement, "sbp": sbp}
-    kept = (flow.rand(*shape, **place) >= p).to(x.dtype)
-    return x * (kept / (1 - p) if p < 1 else kept)
+    return x * random_factors(x, (x.shape[0],) + (1,) * (x.ndim - 1), p)
 
 
+@bfloat16_container
 class DropPath(nn.Module):
     """`drop_path` in training, the identity in evaluation and where p is 0.
 

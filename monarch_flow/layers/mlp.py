@@ -12,6 +12,7 @@ import oneflow as flow
 from oneflow import nn
 
 from monarch_flow.layers.config import LinearConfig, LinearLike
+from monarch_flow.layers.drop_elements import dropout
 from monarch_flow.layers.targets import TARGET, fill_options, split_target
 
 Activation = Callable[[], nn.Module]
@@ -158,14 +159,3 @@ def build_mlp(
     mlp, options = split_target(mlp_cfg, _MLPS, "MLP")
     filled = fill_options(options, mlp, _GIVEN, mlp.__name__)
     return mlp(*sizes, **{**filled, "drop": drop}, **place)
-
-
-def dropout(p: float) -> nn.Module:
-    """nn.Dropout; where it would drop nothing, a module that costs nothing.
-
-    Raises:
-        UserError: p is not in [0, 1].
-    """
-    if not 0 <= p <= 1:
-        raise UserError(f"a dropout probability must be between 0 and 1, not {p}")
-    return nn.Dropout(p) if p > 0 else nn.Identity()

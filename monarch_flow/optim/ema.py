@@ -15,6 +15,8 @@ from oneflow import nn
 
 # Of the arrays' names in a checkpoint.
 PREFIX = "ema/"
+# Of BatchNorm; its count of batches has no part in what it computes.
+_STATISTICS = ("running_mean", "running_var")
 
 
 class ExponentialMovingAverage:
@@ -22,7 +24,11 @@ class ExponentialMovingAverage:
 
     d is `decay`, or min(decay, (1 + n) / (10 + n)) at the n-th update with `use_num_updates`, which
     forgets the start of training sooner. Call `update` after every update of the parameters, also
-    after one for the few batches left over at an epoch's end. Buffers are not averaged.
+    after one for the few batches left over at an epoch's end.
+
+    The running statistics of BatchNorm are averaged in the same way: the model's own belong to its
+    last weights, and averaged weights can be far from those. Other buffers, and parameters that
+    are not trained, are not averaged.
 
     Args:
         model: its parameters now are what the average starts from.
@@ -31,7 +37,7 @@ class ExponentialMovingAverage:
 
     Attributes:
         num_updates: how often `update` was called, over all runs.
-        shadow: average by name of the parameter; global where the parameter is.
+        shadow: average by name of the parameter or buffer; global where that is.
 
     Raises:
         ValueError: `decay` is out of range.
@@ -49,8 +55,7 @@ class ExponentialMovingAverage:
     def reset(self, model: nn.Module) -> None:
         """Average the parameters of `model` from now on, from what they are now."""
         self.shadow = {
-            name: _copy(parameter.detach().to(flow.float32))
-            for name, parameter in _trainable(model).items()
+            name: _copy(value.detach().to(flow.float32)) for name, value in _averaged(model).items()
         }
 
     def current_decay(self) -> float:
@@ -69,9 +74,9 @@ class ExponentialMovingAverage:
         rate = 1 - self.current_decay()
         self.num_updates += 1
         with flow.no_grad():
-            for name, parameter in self._matching(model).items():
+            for name, value in self._matching(model).items():
                 shadow = self.shadow[name]
-                shadow.add_(parameter.detach().to(flow.float32) - shadow, alpha=rate)
+                shadow.add_(value.detach().to(flow.float32) - shadow, alpha=rate)
 
     @contextmanager
     def swapped_in(self, model: nn.Module) -> Iterator[None]:
@@ -150,16 +155,26 @@ class ExponentialMovingAverage:
             elif name in old and old[name].shape == shadow.shape:
                 self.shadow[name] = old[name]
 
-    def _matching(self, model: nn.Module) -> dict[str, nn.Parameter]:
-        parameters = _trainable(model)
-        if parameters.keys() != self.shadow.keys():
-            other = sorted(parameters.keys() ^ self.shadow.keys())
+    def _matching(self, model: nn.Module) -> dict[str, flow.Tensor]:
+        values = _averaged(model)
+        if values.keys() != self.shadow.keys():
+            other = sorted(values.keys() ^ self.shadow.keys())
             raise KeyError(f"the model's parameters are not those averaged: {', '.join(other[:5])}")
-        return parameters
+        return values
 
 
-def _trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    return {name: value for name, value in model.named_parameters() if value.requires_grad}
+def _averaged(model: nn.Module) -> dict[str, flow.Tensor]:
+    """Trainable parameters and running statistics, by name; the model's own tensors."""
+    values: dict[str, flow.Tensor] = {
+        name: value for name, value in model.named_parameters() if value.requires_grad
+    }
+    for path, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            for name in _STATISTICS:
+                value = getattr(module, name)
+                if value is not None:
+                    values[f"{path}.{name}" if path else name] = value
+    return values
 
 
 def _copy(tensor: flow.Tensor) -> flow.Tensor:
@@ -169,8 +184,8 @@ def _copy(tensor: flow.Tensor) -> flow.Tensor:
 
 def _assign(model: nn.Module, values: Mapping[str, flow.Tensor]) -> None:
     with flow.no_grad():
-        for name, parameter in _trainable(model).items():
-            parameter.copy_(values[name].to(parameter.dtype))
+        for name, value in _averaged(model).items():
+            value.copy_(values[name].to(value.dtype))
 
 
 def _like(array: np.ndarray, tensor: flow.Tensor) -> flow.Tensor:

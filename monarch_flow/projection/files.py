@@ -41,9 +41,14 @@ class Source:
     checkpoint: Checkpoint | None = field(default=None, repr=False)
 
 
-def read_source(path: Path) -> Source:
+def read_source(path: Path, *, averaged: bool = True) -> Source:
     """Read weights: a file of `torch.save` or safetensors, or a training checkpoint (its folder,
     the folder of several, `latest` or `best` in it, or the folder of a run).
+
+    Args:
+        path: of it.
+        averaged: of a file that has both weights and their moving average take the latter. A
+            training checkpoint is read whole.
 
     Raises:
         UserError: it is not there, damaged, or of another format.
@@ -55,7 +60,8 @@ def read_source(path: Path) -> Source:
         weights, described = checkpoint.model, checkpoint.state.get(LAYERS)
     else:
         checkpoint = None
-        weights, described = read_weights(path), _metadata(path).get(LAYERS)
+        weights = read_weights(path, averaged=averaged)
+        described = _metadata(path).get(LAYERS)
     try:
         layers = None if described is None else layers_from_json(described)
     except UserError as error:

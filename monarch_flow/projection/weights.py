@@ -183,3 +183,22 @@ def split_packed_attention(state: Arrays) -> dict[str, np.ndarray]:
     if len(result) == len(state):
         raise UserError("no layer is named qkv, so there is no packed attention to split")
     return result
+
+
+def join_split_attention(state: Arrays) -> dict[str, np.ndarray]:
+    """The inverse of `split_packed_attention`, for dense layers: three layers `*.q_proj`,
+    `*.k_proj` and `*.v_proj` become one packed `*.qkv`, in the place of the first.
+
+    Args:
+        state: a state dict, or arrays that go with one, whose names have a prefix and a slash.
+    """
+    result: dict[str, np.ndarray] = {}
+    for name, array in state.items():
+        match = re.fullmatch(r"(.*[./]|)[qkv]_proj\.(weight|bias)", name)
+        parts = [f"{match[1]}{part}_proj.{match[2]}" for part in "qkv"] if match else []
+        if match is None or not all(part in state for part in parts):
+            result[name] = array
+        elif name == parts[0]:
+            packed = np.concatenate([state[part] for part in parts])
+            result[f"{match[1]}qkv.{match[2]}"] = packed
+    return result

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
 from oneflow_accel.errors import UserError
-from oneflow_accel.training.files import replace_file
-from oneflow_accel.training.metrics import read_metrics
+from oneflow_accel.training.charts import COLORS, new_figure, save_figure, tidy
+from oneflow_accel.training.metrics import metric_series, read_metrics
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-_TRAIN_COLOR = "#1f77b4"
-_VAL_COLOR = "#d62728"
+_TRAIN_COLOR, _VAL_COLOR = COLORS[:2]
 _LINE_STYLES = ("-", "--")
 # The smooth training curve is a moving average over this share of the points.
 _SMOOTHING = 0.05
@@ -73,25 +69,20 @@ def draw_metrics(lines: list[dict[str, Any]], output_png: Path | str, *, source:
     panels = [panel for panel in _PANELS if logged & panel[2].keys()]
     if not panels:
         raise UserError(f"no curves: {source} holds no loss, accuracy or learning rate")
-    figure = Figure(figsize=(5.5 * len(panels), 4.2), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.suptitle(source.resolve().parent.name, fontweight="bold")
+    figure = new_figure(5.5 * len(panels), 4.2, source.resolve().parent.name)
     for position, (title, unit, names) in enumerate(panels, start=1):
         axes = figure.add_subplot(1, len(panels), position)
         _draw_panel(axes, lines, names)
         axes.set_title(title)
         axes.set_xlabel("step")
         axes.set_ylabel(unit)
-    image = io.BytesIO()
-    figure.savefig(image, format="png")
-    replace_file(Path(output_png), image.getvalue())
-    return Path(output_png)
+    return save_figure(figure, output_png)
 
 
 def _draw_panel(axes: Axes, lines: list[dict[str, Any]], names: dict[str, str]) -> None:
     tops = []
     for (name, text), style in zip(names.items(), _LINE_STYLES, strict=False):
-        steps, values = _series(lines, "train", name)
+        steps, values = metric_series(lines, "train", name)
         if len(steps):
             # The learning rate is no measurement: smoothing would only blur its steps.
             smooth = values if name == "lr" else _smoothed(values)
@@ -100,7 +91,7 @@ def _draw_panel(axes: Axes, lines: list[dict[str, Any]], names: dict[str, str]) 
             marker = "o" if len(steps) == 1 else ""
             axes.plot(steps, smooth, style, marker=marker, color=_TRAIN_COLOR, label=f"train{text}")
             tops += [smooth.max(), np.percentile(values, 98)]
-        steps, values = _series(lines, "val", name)
+        steps, values = metric_series(lines, "val", name)
         if len(steps):
             size = 4 if len(steps) <= 30 else 2
             axes.plot(
@@ -120,21 +111,9 @@ def _draw_panel(axes: Axes, lines: list[dict[str, Any]], names: dict[str, str]) 
         # From 0, and high enough for all but single wild training values.
         axes.set_ylim(0, max(tops, default=1.0) * 1.05 or 1.0)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
+    tidy(axes)
     if len(axes.get_legend_handles_labels()[0]) > 1:
         axes.legend(frameon=False)
-
-
-def _series(lines: list[dict[str, Any]], split: str, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Steps and values of one metric; values that were not finite are left out."""
-    points = [
-        (line["step"], line["values"][name])
-        for line in lines
-        if line["split"] == split and line["values"].get(name) is not None
-    ]
-    steps, values = zip(*points, strict=True) if points else ((), ())
-    return np.array(steps, dtype=np.int64), np.array(values, dtype=np.float64)
 
 
 def _smoothed(values: np.ndarray) -> np.ndarray:

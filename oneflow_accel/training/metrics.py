@@ -14,6 +14,7 @@ from typing import Any
 from oneflow_accel.errors import UserError
 from oneflow_accel.training import distributed
 
+import numpy as np
 import oneflow as flow
 
 JSONL_NAME = "metrics.jsonl"
@@ -137,6 +138,29 @@ def read_metrics(path: Path | str) -> list[dict[str, Any]]:
         else:
             lines.append(line)
     return lines
+
+
+def metric_series(
+    lines: Sequence[Mapping[str, Any]], split: str, name: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """One metric by step.
+
+    Args:
+        lines: as `read_metrics` returns them.
+        split: "train", "val" ...
+        name: of the metric, a number.
+
+    Returns:
+        Steps (int64) and values (float64), in the order of logging; values that were not finite
+        are left out.
+    """
+    points = [
+        (line["step"], line["values"][name])
+        for line in lines
+        if line["split"] == split and line["values"].get(name) is not None
+    ]
+    steps, values = zip(*points, strict=True) if points else ((), ())
+    return np.array(steps, dtype=np.int64), np.array(values, dtype=np.float64)
 
 
 class TensorBoardLog:

@@ -183,6 +183,38 @@ def _device(kind: Any, index: Any = None) -> str:
     return str(kind) if index is None else f"{kind}:{index}"
 
 
+class _NumberType:
+    """numpy's dtype of a plain number, such as "f8". Training scripts keep accuracies as numpy
+    numbers beside the weights."""
+
+    def __init__(self, name: Any, align: Any = False, copy: Any = False) -> None:
+        if name not in ("f8", "f4", "f2", "i8", "i4", "i2", "i1", "u1", "b1"):
+            raise UserError(f"it holds a numpy number of type {name!r}")
+        self._dtype = np.dtype(f"<{name}")
+
+    def __setstate__(self, state: Any) -> None:
+        _version, order, *_ = state
+        if order not in ("<", "|"):
+            raise UserError(f"it holds a numpy number of byte order {order!r}")
+
+    def read(self, data: Any) -> Any:
+        """The number in these bytes."""
+        return np.frombuffer(data, self._dtype, count=1)[0].item()
+
+
+def _number(kind: Any, data: Any) -> Any:
+    if not isinstance(kind, _NumberType) or not isinstance(data, bytes):
+        raise UserError("a numpy number is not described by a type and bytes")
+    return kind.read(data)
+
+
+def _bytes(text: Any, encoding: Any) -> bytes:
+    # How pickles of protocol 2 spell bytes.
+    if not isinstance(text, str) or encoding != "latin1":
+        raise UserError(f"it holds bytes in the encoding {encoding!r}")
+    return text.encode("latin1")
+
+
 _STORAGE_TYPES = {
     "DoubleStorage": StorageType(np.dtype("<f8")),
     "FloatStorage": StorageType(np.dtype("<f4")),
@@ -205,6 +237,10 @@ _ALLOWED_GLOBALS: dict[tuple[str, str], type | StorageType | Callable[..., Any]]
     ("torch._utils", "_rebuild_tensor"): _rebuild_tensor,
     ("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor_v2,
     ("torch._utils", "_rebuild_parameter"): _rebuild_parameter,
+    ("numpy", "dtype"): _NumberType,
+    ("numpy.core.multiarray", "scalar"): _number,
+    ("numpy._core.multiarray", "scalar"): _number,
+    ("_codecs", "encode"): _bytes,
     **{("torch", name): kind for name, kind in _STORAGE_TYPES.items()},
 }
 

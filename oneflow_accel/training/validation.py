@@ -10,23 +10,41 @@ from typing import Any
 from oneflow_accel.backends.base import Backend
 from oneflow_accel.errors import DataError
 from oneflow_accel.training import distributed
+from oneflow_accel.training.real_labels import RealLabels
 
+import numpy as np
 import oneflow as flow
 from oneflow import nn
+
+Criterion = Callable[[flow.Tensor, flow.Tensor], flow.Tensor]
+
+
+@dataclass(frozen=True)
+class RealAccuracy:
+    """Share of the images with real labels whose prediction is one of them, in percent; `acc5`
+    where any of the five likeliest is."""
+
+    acc1: float
+    acc5: float
+    images: int
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Means over all validation images: loss, and accuracy in percent."""
+    """Means over all validation images: loss, and accuracy in percent; `real` where the images have
+    real labels besides."""
 
     loss: float
     acc1: float
     acc5: float
     images: int
+    real: RealAccuracy | None = None
 
     def __str__(self) -> str:
+        real = self.real
+        more = "" if real is None else f"Real@1 {real.acc1:.3f} Real@5 {real.acc5:.3f} "
         return (
-            f"* Acc@1 {self.acc1:.3f} Acc@5 {self.acc5:.3f} Loss {self.loss:.4f} "
+            f"* Acc@1 {self.acc1:.3f} Acc@5 {self.acc5:.3f} {more}Loss {self.loss:.4f} "
             f"({self.images} images)"
         )
 
@@ -47,9 +65,87 @@ def count_correct(scores: flow.Tensor, labels: flow.Tensor) -> tuple[flow.Tensor
     Returns:
         Two float32 scalars that stay on the device.
     """
-    best = flow.topk(scores, min(5, scores.shape[1]), dim=1)[1]
+    return _count_hits(_best_classes(scores), labels)
+
+
+def _best_classes(scores: flow.Tensor) -> flow.Tensor:
+    """(N, 5), or fewer where there are fewer classes: the classes with the highest scores, the
+    highest first."""
+    return flow.topk(scores, min(5, scores.shape[1]), dim=1)[1]
+
+
+def _count_hits(best: flow.Tensor, labels: flow.Tensor) -> tuple[flow.Tensor, flow.Tensor]:
     hits = (best == labels.unsqueeze(1)).to(flow.float32)
     return hits[:, :1].sum(), hits.sum()
+
+
+class Tally:
+    """What a process has counted so far.
+
+    Args:
+        criterion: sum of the losses of a batch.
+        real_labels: of the data set's images, if they have any.
+
+    Attributes:
+        batches: number of batches.
+        images: number of images in them.
+    """
+
+    def __init__(self, criterion: Criterion, real_labels: RealLabels | None = None) -> None:
+        self.batches = 0
+        self.images = 0
+        self._criterion = criterion
+        self._sums: flow.Tensor | None = None
+        self._real_labels = real_labels
+        self._real = np.zeros(3)
+
+    def add(self, scores: flow.Tensor, labels: flow.Tensor, indices: np.ndarray | None) -> None:
+        """Count one batch.
+
+        Args:
+            scores: (N, classes), float.
+            labels: (N,), int64, where the scores are.
+            indices: int64, (N,), positions in the data set; used with real labels only.
+        """
+        best = _best_classes(scores)
+        figures = flow.stack([self._criterion(scores, labels), *_count_hits(best, labels)])
+        self._sums = figures if self._sums is None else self._sums + figures
+        self.batches += 1
+        self.images += int(labels.shape[0])
+        if self._real_labels is not None:
+            assert indices is not None
+            self._real += self._real_labels.count(indices, best.numpy())
+
+    def accuracy(self) -> Accuracy:
+        """Of this process's images; waits for the device.
+
+        Raises:
+            DataError: there was none.
+        """
+        return self._accuracy(self._numbers())
+
+    def total(self) -> Accuracy:
+        """Of all processes' images. A collective call.
+
+        Raises:
+            DataError: there was none.
+        """
+        return self._accuracy(distributed.all_reduce_sum(self._numbers()))
+
+    def _numbers(self) -> list[float]:
+        sums = [0.0] * 3 if self._sums is None else [float(value) for value in self._sums.numpy()]
+        return [*sums, float(self.images), *map(float, self._real)]
+
+    def _accuracy(self, numbers: list[float]) -> Accuracy:
+        loss, top1, top5, images, labeled, real1, real5 = numbers
+        if images == 0:
+            raise DataError("no validation image could be read")
+        real = None
+        if self._real_labels is not None:
+            # Of a few images it may be that none has a label.
+            most = max(labeled, 1.0)
+            real = RealAccuracy(100 * real1 / most, 100 * real5 / most, int(labeled))
+        return Accuracy(loss / images, 100 * top1 / images, 100 * top5 / images, int(images), real)
 
 
 def validate(
@@ -58,7 +154,9 @@ def validate(
     backend: Backend,
     *,
     max_batches: int | None = None,
-    criterion: Callable[[flow.Tensor, flow.Tensor], flow.Tensor] | None = None,
+    criterion: Criterion | None = None,
+    real_labels: RealLabels | None = None,
+    watch: Callable[[Tally], None] | None = None,
 ) -> Accuracy:
     """Evaluate `model` on the images of `loader`; the same result on every process.
 
@@ -69,23 +167,19 @@ def validate(
         backend: the device of the model.
         max_batches: the most batches that each process takes; None takes all.
         criterion: sum of the losses of a batch; None is plain cross-entropy.
+        real_labels: also count by these; batches have `indices` then, positions in the data set.
+        watch: called after each batch with what this process has counted.
 
     Raises:
         DataError: no image could be read.
     """
     device = backend.device()
-    criterion = criterion or nn.CrossEntropyLoss(reduction="sum")
-    sums = None
-    images = 0
+    tally = Tally(criterion or nn.CrossEntropyLoss(reduction="sum"), real_labels)
     with flow.no_grad():
         for batch in islice(loader, max_batches):
             scores = class_scores(model(flow.tensor(batch.images, device=device)))
             labels = flow.tensor(batch.labels, device=device)
-            figures = flow.stack([criterion(scores, labels), *count_correct(scores, labels)])
-            sums = figures if sums is None else sums + figures
-            images += len(batch.labels)
-    local = [0.0, 0.0, 0.0] if sums is None else [float(value) for value in sums.numpy()]
-    loss, top1, top5, total = distributed.all_reduce_sum([*local, float(images)])
-    if total == 0:
-        raise DataError("no validation image could be read")
-    return Accuracy(loss / total, 100 * top1 / total, 100 * top5 / total, int(total))
+            tally.add(scores, labels, getattr(batch, "indices", None))
+            if watch is not None:
+                watch(tally)
+    return tally.total()

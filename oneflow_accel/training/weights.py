@@ -5,6 +5,7 @@ The format is told from the first bytes, not from the name: `.pth.tar` is no tar
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,8 +17,11 @@ from oneflow_accel.training import torch_files
 import numpy as np
 import safetensors
 
-# The averaged weights before the last ones: where a file has both, they are what was evaluated.
-_WRAPPING_KEYS = ("state_dict_ema", "state_dict", "model", "module")
+logger = logging.getLogger("oneflow_accel")
+
+# Where timm puts the moving averages, which are what it validates.
+_AVERAGED_KEY = "state_dict_ema"
+_WRAPPING_KEYS = ("state_dict", "model", "module")
 _MOST_WRAPPINGS = 8
 _PARALLEL_PREFIX = "module."
 _SAFETENSORS_DTYPES = {
@@ -33,7 +37,7 @@ _SAFETENSORS_DTYPES = {
 }
 
 
-def read_weights(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
+def read_weights(path: str | os.PathLike[str], *, averaged: bool = True) -> dict[str, np.ndarray]:
     """Read the state dict in a checkpoint file, running no code that the file may hold.
 
     Args:
@@ -41,24 +45,27 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
             training checkpoint is unwrapped, however often: its entry "state_dict_ema" (moving
             averages, as timm saves them), "state_dict", "model" or "module" is taken. The prefix
             "module." that data-parallel wrappers add is removed.
+        averaged: whether the moving averages are taken where the file has them. They are what its
+            run validated. Without, the weights of the last step are.
 
     Returns:
         Parameter name to array, contiguous, in the file's dtype; bfloat16 becomes float32.
 
     Raises:
         UserError: the file is missing, is of another format, is truncated or corrupt, needs code to
-            be run, or holds something else than tensors. The text names the file.
+            be run, holds something else than tensors, or averages only, which are not wanted. The
+            text names the file.
     """
     path = Path(path)
     try:
-        return _read(path)
+        return _read(path, averaged)
     except OSError as error:
         raise UserError(f"cannot read weights from {path}: {error.strerror or error}") from error
     except UserError as error:
         raise UserError(f"cannot read weights from {path}: {error}") from error
 
 
-def _read(path: Path) -> dict[str, np.ndarray]:
+def _read(path: Path, averaged: bool) -> dict[str, np.ndarray]:
     with path.open("rb") as file:
         head = file.read(32)
     if head.startswith((torch_files.ZIP_SIGNATURE, torch_files.LEGACY_SIGNATURE)):
@@ -68,7 +75,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
         content = _read_safetensors(path)
     else:
         raise UserError("neither a file written by torch.save (.pth, .pt) nor a .safetensors file")
-    state = _without_parallel_prefix(_unwrap(content))
+    state = _without_parallel_prefix(_unwrap(content, averaged))
     return {name: _to_array(name, value) for name, value in state.items()}
 
 
@@ -90,17 +97,25 @@ def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
     return state
 
 
-def _unwrap(content: Any) -> Mapping[str, Any]:
+def _unwrap(content: Any, averaged: bool) -> Mapping[str, Any]:
+    keys = (_AVERAGED_KEY, *_WRAPPING_KEYS) if averaged else _WRAPPING_KEYS
     # A number of times, as a pickle can hold a dict that holds itself.
     for _ in range(_MOST_WRAPPINGS):
         if not isinstance(content, Mapping):
             break
-        inner = next((k for k in _WRAPPING_KEYS if isinstance(content.get(k), Mapping)), None)
+        inner = next((k for k in keys if isinstance(content.get(k), Mapping)), None)
         if inner is None:
             break
+        if inner == _AVERAGED_KEY and any(k in content for k in _WRAPPING_KEYS):
+            logger.info("of the weights in the file, their moving averages are taken")
         content = content[inner]
     if not isinstance(content, Mapping):
         raise UserError(f"it holds a {type(content).__name__}, not a state dict")
+    if not averaged and isinstance(content.get(_AVERAGED_KEY), Mapping):
+        raise UserError(
+            f"it has moving averages only ({_AVERAGED_KEY!r}), and the last step's weights are "
+            "asked for"
+        )
     if not content:
         raise UserError("its state dict is empty")
     return content
@@ -122,5 +137,5 @@ def _to_array(name: str, value: Any) -> np.ndarray:
         return value
     raise UserError(
         f"the entry {name!r} is a {type(value).__name__}, not a tensor; expected a state dict, "
-        f"alone or under one of the keys {', '.join(map(repr, _WRAPPING_KEYS))}"
+        f"alone or under one of the keys {', '.join(map(repr, (_AVERAGED_KEY, *_WRAPPING_KEYS)))}"
     )

@@ -65,6 +65,13 @@ def test_rows_measured_again_take_the_place_of_the_old_ones() -> None:
     assert new == [*old, row("gelu", "1.2")]
 
 
+def test_origin_names_every_machine_and_the_time_between() -> None:
+    old = dataclasses.replace(row("relu", "1.0"), date="2026-11-20", machine="A", versions="x 1")
+    new = dataclasses.replace(old, date="2026-11-22", machine="B")
+    assert results.origin([new]) == "B; x 1; 2026-11-22"
+    assert results.origin([new, old, old]) == "B, A; x 1; 2026-11-20 to 2026-11-22"
+
+
 def test_items_have_unique_names_and_known_bases() -> None:
     names = [item.name for item in all_items()]
     assert len(set(names)) == len(names)

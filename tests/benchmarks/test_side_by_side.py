@@ -38,6 +38,19 @@ def test_medians_are_per_step() -> None:
     assert sides[0].version == "fast 1.0"
 
 
+def test_long_steps_get_fewer_rounds_but_two() -> None:
+    class Counting(Side):
+        calls = 0
+
+        def seconds(self, item: Item, steps: int) -> float:
+            self.calls += 1
+            return 10.0 * steps
+
+    slow = Counting("slow", [])
+    assert measure({"slow": (slow, ITEM)}, rounds=5, target=0.1, most=5.0) == {"slow": 10.0}
+    assert slow.calls == 2 + 2
+
+
 def test_a_side_that_ends_is_reported_and_starts_again() -> None:
     dying = side("dying", 0.001, 'sys.exit("no kernel for this")')
     well = side("well", 0.001)

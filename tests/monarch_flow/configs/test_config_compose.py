@@ -16,6 +16,10 @@ EXPERIMENTS = Groups().options("experiment")
 NEEDS = {
     "mnist/vit-monarch-d2s": ["train.init_from.path=there"],
     "flowers5/vit-monarch-d2s": ["train.init_from.path=there"],
+    "mnist/vitae-tiny-d2s": ["train.init_from.path=there"],
+    "flowers5/vitae-tiny-d2s": ["train.init_from.path=there"],
+    "imagenet/vitae/tiny-d2s": ["train.init_from.path=there"],
+    "imagenet/vitae/small-d2s": ["train.init_from.path=there"],
 }
 MONARCH = {
     "_target_": "monarch_flow.layers.MlpCustom",
@@ -45,7 +49,8 @@ VIT_S = {
     "train.loss_fn_val": {"name": "cross_entropy", "label_smoothing": 0.0},
     "train.scheduler_interval": "epoch",
     "train.sparse_to_dense.fraction": None,
-    "train.init_from": {"path": None, "project": False},
+    "train.init_from.path": None,
+    "train.init_from.project": False,
     "optimizer": {
         "name": "adamw",
         "lr": 1e-3,
@@ -115,7 +120,9 @@ VIT_S = {
     "callbacks.ema": None,
     "logger.tensorboard": {},
     "logger.wandb": None,
-    "eval": {"ckpt": None, "run_val": True, "run_test": True},
+    "eval.ckpt": None,
+    "eval.run_val": True,
+    "eval.run_test": True,
 }
 STRUCTURED = {"model.drop_path_rate": 0.0}
 VIT_S_MONARCH = {**VIT_S, **STRUCTURED, "model.mlp_cfg": MONARCH}

@@ -177,7 +177,7 @@ def test_the_schema_has_the_options_of_what_it_describes():
     def parameters(function):
         return {name for name in inspect.signature(function).parameters if name != "self"}
 
-    set_by_engine = {"seed", "rank", "world_size"}
+    set_by_engine = {"seed", "rank", "world_size", "training"}
     assert set(Datamodule.model_fields) == parameters(ImageDataModule) - set_by_engine
     assert set(Mixup.model_fields) == parameters(mixing.Mixup) - {"num_classes"}
     assert set(EvalTransforms.model_fields) == {"crop_pct", "resize_size", "interpolation"}

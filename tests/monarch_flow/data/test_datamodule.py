@@ -286,3 +286,42 @@ def test_mnist_comes_fast_without_augmentation(mnist_folder):
         data.close()
     # Some 50 times that on an idle machine; the bar is what a busy one still has to give.
     assert rate > 5000
+
+
+@pytest.mark.parametrize("name", ["val", "validation"])
+def test_validation_needs_no_training_images(photos, name):
+    whole = ImageDataModule(photos, "folder", 16, 4)
+    expected = epoch(whole.val_loader())
+    (photos / "val").rename(photos / name)
+    data = ImageDataModule(photos, "folder", 16, 4)
+    assert data.num_classes == 3
+    assert_same(epoch(data.val_loader()), expected)
+    (photos / "train").rename(photos / "elsewhere")
+    data = ImageDataModule(photos, "folder", 16, 4, training=False)
+    assert data.num_classes == 3
+    assert_same(epoch(data.val_loader()), expected)
+    assert data.test_loader().dataset is data.val_loader().dataset
+    with pytest.raises(ValueError, match="no training images"):
+        data.train_loader()
+    with pytest.raises(DataError, match=r"has no folder 'train'; expected .*/train/CLASS/IMAGE"):
+        ImageDataModule(photos, "folder", 16, 4)
+    (photos / "test" / "dog").mkdir(parents=True)
+    (photos / "test" / "dog" / "1.png").write_bytes(b"")
+    with pytest.raises(DataError, match="only one of them has ant, bee, cat, dog"):
+        ImageDataModule(photos, "folder", 16, 4, training=False)
+
+
+def test_validation_images_are_asked_for(photos):
+    (photos / "val").rename(photos / "elsewhere")
+    with pytest.raises(DataError, match=r"has no folder 'val'; expected \S*/val/CLASS/IMAGE$"):
+        ImageDataModule(photos, "folder", 16, 4, training=False)
+
+
+def test_mnist_validates_without_training_images(digits):
+    expected = epoch(ImageDataModule(digits, "mnist", 28, 16, val_split=0).val_loader())
+    for file in digits.glob("train-*"):
+        file.unlink()
+    data = ImageDataModule(digits, "mnist", 28, 16, val_split=0, training=False)
+    assert_same(epoch(data.val_loader()), expected)
+    with pytest.raises(DataError, match="train-images"):
+        ImageDataModule(digits, "mnist", 28, 16, val_split=60, training=False)

@@ -88,3 +88,13 @@ def test_a_damaged_member_is_a_bad_file_and_no_crash(photos, caplog):
     # One of 24 is more than 1 %, so it is an error, which names archive and member.
     with pytest.raises(DataError, match=rf"{archive}:{member.name}"):
         list(data.train_loader())
+
+
+def test_validation_alone(photos):
+    """Of an archive without training images; its part may be called validation."""
+    expected = list(ImageDataModule(photos, image_size=16, batch_size=4).val_loader())
+    archive = packed(photos / "val", "zip", above="imagenet/validation/")
+    data = ImageDataModule(archive, image_size=16, batch_size=4, training=False)
+    for a, b in zip(data.val_loader(), expected, strict=True):
+        np.testing.assert_array_equal(a.images, b.images)
+        np.testing.assert_array_equal(a.labels, b.labels)

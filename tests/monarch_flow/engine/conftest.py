@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,3 +28,11 @@ def run_tiny(digits: Path) -> RunTiny:
         return run(config(digits, run_dir, *overrides, **groups))
 
     return run_it
+
+
+@pytest.fixture(scope="module")
+def without_curves() -> Iterator[None]:
+    """Runs draw no curves, which takes a second each."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("monarch_flow.engine.run.draw_curves", lambda source, target: target)
+        yield

@@ -144,8 +144,30 @@ def test_a_model_that_became_dense_goes_on_with_its_average():
     assert_close(ema.shadow["fc.weight"].numpy(), averaged + (1 - d) * (weight - averaged))
 
 
-def test_integer_counters_and_frozen_parameters_are_left_alone():
-    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+def test_running_statistics_are_averaged_and_other_buffers_are_left_alone():
+    """Against numpy in float64: statistics as parameters are, not the count of batches, not what
+    is frozen."""
+    rng = np.random.default_rng(2)
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.BatchNorm1d(3, affine=False))
     model[0].bias.requires_grad_(False)
+    model.register_buffer("constant", flow.ones(4))
     ema = ExponentialMovingAverage(model, 0.9)
-    assert set(ema.shadow) == {"0.weight", "1.weight", "1.bias"}
+    statistics = {f"{layer}.running_{kind}" for layer in (1, 2) for kind in ("mean", "var")}
+    assert set(ema.shadow) == {"0.weight", "1.weight", "1.bias"} | statistics
+    expected = {name: 0.0 if "mean" in name else np.ones(3) for name in statistics}
+    for _ in range(5):
+        model(flow.tensor(rng.standard_normal((8, 2)).astype(np.float32)))
+        ema.update(model)
+        own = {name: value.numpy().copy() for name, value in model.state_dict().items()}
+        for name in statistics:
+            expected[name] = expected[name] + 0.1 * (own[name] - expected[name])
+    for name in statistics:
+        assert_close(ema.shadow[name].numpy(), expected[name], reduced=5)
+    with ema.swapped_in(model):
+        for name, value in model.state_dict().items():
+            wanted = expected.get(name, own[name])
+            assert_close(value.numpy(), wanted, reduced=5)
+    for name, value in model.state_dict().items():
+        np.testing.assert_array_equal(value.numpy(), own[name])
+    plain = nn.BatchNorm1d(3, track_running_stats=False)
+    assert set(ExponentialMovingAverage(plain, 0.9).shadow) == {"weight", "bias"}

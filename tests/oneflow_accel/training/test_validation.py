@@ -8,6 +8,7 @@ import oneflow_accel
 from oneflow_accel.errors import CheckpointError, DataError
 from oneflow_accel.training.checkpoint import Checkpoint, CheckpointManager
 from oneflow_accel.training.data_parallel import broadcast_buffers, data_parallel
+from oneflow_accel.training.real_labels import RealLabels
 from oneflow_accel.training.resume import checkpoint_folder, checkpoint_to_resume
 from oneflow_accel.training.validation import class_scores, count_correct, validate
 
@@ -92,3 +93,37 @@ def test_which_checkpoint_is_resumed(tmp_path):
     assert found.state == {"step": 1}
     with pytest.raises(CheckpointError, match="nowhere"):
         checkpoint_to_resume(str(tmp_path / "nowhere"), tmp_path)
+
+
+def test_real_labels_count_beside_the_others():
+    """Three images of eleven have no label; the batches come in another order than the data set."""
+    backend = oneflow_accel.select_device()
+    random = np.random.default_rng(2)
+    batches = _batches(random, (8, 3))
+    order = random.permutation(11)
+    batches[0].indices, batches[1].indices = order[:8], order[8:]
+    lists = [[], [1], [2, 3], [], [0, 4, 6], [5], [], [6], [0], [1, 2, 3], [4]]
+    seen = []
+    found = validate(
+        nn.Identity(),
+        batches,
+        backend,
+        real_labels=RealLabels(lists),
+        watch=lambda tally: seen.append((tally.batches, tally.images, tally.accuracy())),
+    )
+    scores = np.concatenate([batch.images for batch in batches])
+    best = np.argsort(-scores, axis=1)[:, :5]
+    hits = [
+        (row[0] in lists[i], bool(set(row) & set(lists[i])))
+        for row, i in zip(best.tolist(), order, strict=True)
+        if lists[i]
+    ]
+    first, among = (100 * np.mean(column) for column in zip(*hits, strict=True))
+    assert found.real is not None
+    assert found.real.images == 8
+    np.testing.assert_allclose([found.real.acc1, found.real.acc5], [first, among], rtol=1e-6)
+    assert f"Real@1 {first:.3f} Real@5 {among:.3f}" in str(found)
+    np.testing.assert_allclose([found.loss, found.acc1, found.acc5], _by_numpy(batches), rtol=1e-6)
+    assert [entry[:2] for entry in seen] == [(1, 8), (2, 11)]
+    np.testing.assert_allclose(seen[0][2].acc1, _by_numpy(batches[:1])[1], rtol=1e-6)
+    assert seen[1][2] == found

@@ -5,19 +5,25 @@ tests/golden/make_torch_checkpoints.py has made the files and says what each one
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
 import pickle
 import struct
 import zipfile
+from collections import OrderedDict
 from pathlib import Path
 
 from oneflow_accel.errors import UserError
+from oneflow_accel.training import torch_files
 from oneflow_accel.training.torch_files import Storage, StorageType, TensorView
 from oneflow_accel.training.weights import read_weights
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+
+from tests.torch_writer import save_torch_file
 
 FOLDER = Path(__file__).resolve().parents[2] / "data" / "torch_checkpoints"
 FLOAT = StorageType(np.dtype("<f4"))
@@ -267,3 +273,73 @@ def test_a_dict_that_holds_itself_is_refused(tmp_path: Path) -> None:
     rewrite_zip(tmp_path / "changed.pth", {"data.pkl": pickle.dumps(content)})
     with pytest.raises(UserError, match="'model' is a dict, not a tensor"):
         read_weights(tmp_path / "changed.pth")
+
+
+def test_last_weights_can_be_asked_for() -> None:
+    """make_t2t_checkpoints.py: they are the averages plus one, under names with "module."."""
+    with np.load(FOLDER / "t2t_expected.npz") as arrays:
+        last = {name: array + 1 for name, array in arrays.items()}
+    assert_same_state(read_weights(FOLDER / "t2t_training.pth", averaged=False), last)
+    with pytest.raises(UserError, match=r"t2t_ema\.pth.*moving averages only.*'state_dict_ema'"):
+        read_weights(FOLDER / "t2t_ema.pth", averaged=False)
+    # A file without averages has the same weights either way.
+    assert_same_state(read_weights(FOLDER / "training.pth", averaged=False), expected("training"))
+
+
+def test_what_timm_and_vitae_save_is_read(tmp_path: Path) -> None:
+    """A whole training checkpoint in the layout of timm's CheckpointSaver: nested, prefixed, with
+    the command line (an argparse.Namespace), an optimizer and a loss scaler."""
+    random = np.random.default_rng(0)
+    names = ("layers.0.RC.attn.w", "layers.2.NC.0.mlp.fc1.weight", "head.bias")
+    averages = {name: random.standard_normal((3, 4)).astype("f4") for name in names}
+    averages["layers.2.NC.0.PCM.1.num_batches_tracked"] = np.array(7)
+    last = {name: np.asarray(array + 1) for name, array in averages.items()}
+    content = {
+        "epoch": 309,
+        "arch": "ViTAE_basic_Tiny",
+        "state_dict": OrderedDict((f"module.{name}", array) for name, array in last.items()),
+        "optimizer": {"state": {0: {"step": 5, "exp_avg": averages["head.bias"]}}},
+        "version": 2,
+        "args": argparse.Namespace(lr=1e-3, mean=None, opt_betas=[0.9, 0.999], device="cuda:0"),
+        "amp_scaler": {"scale": 65536.0, "_growth_tracker": 3},
+        "state_dict_ema": OrderedDict(averages),
+        "metric": 75.3,
+    }
+    path = save_torch_file(tmp_path / "ViTAE-T.pth.tar", content)
+    assert_same_state(read_weights(path), averages)
+    assert_same_state(read_weights(path, averaged=False), last)
+
+
+class _RunsCode:
+    """As the code in a hostile file: unpickled by the stock unpickler it would make a file."""
+
+    def __reduce__(self) -> tuple[object, tuple[str, ...]]:
+        return os.system, ("touch code-from-the-checkpoint-ran",)
+
+
+@pytest.mark.parametrize("inside", [_RunsCode(), argparse.Namespace(model=_RunsCode())])
+def test_code_beside_the_weights_is_not_run(
+    inside: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    content = {"state_dict_ema": {"w": np.ones(3, "f4")}, "args": inside}
+    path = save_torch_file(tmp_path / "hostile.pth.tar", content)
+    with pytest.raises(UserError, match=r"hostile\.pth\.tar.*wants to run `posix\.system`"):
+        read_weights(path)
+    assert [file.name for file in tmp_path.iterdir()] == ["hostile.pth.tar"]
+
+
+def test_numpy_numbers_beside_the_weights_are_no_obstacle(tmp_path: Path) -> None:
+    """Accuracies, as training scripts keep them; as a weight such a number is none."""
+    numbers = [np.float64(75.3), np.float32(2), np.int64(-3), np.bool_(True), np.uint8(200)]
+    content = {"state_dict": {"w": np.ones(3, "f4")}, "best": numbers, "raw": b"\xff"}
+    path = save_torch_file(tmp_path / "best.pth", content)
+    assert_same_state(read_weights(path), {"w": np.ones(3, "f4")})
+    assert torch_files.read_torch_file(path)["best"] == [75.3, 2.0, -3, True, 200]
+    assert torch_files.read_torch_file(path)["raw"] == b"\xff"
+    path = save_torch_file(path, {"w": np.float64(3)})
+    with pytest.raises(UserError, match="'w' is a float, not a tensor"):
+        read_weights(path)
+    path = save_torch_file(path, {"w": np.complex64(3)})
+    with pytest.raises(UserError, match="numpy number of type 'c8'"):
+        read_weights(path)

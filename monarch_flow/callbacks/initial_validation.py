@@ -1,0 +1,28 @@
+"""How good the weights are that a run starts with."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from monarch_flow.callbacks.base import Callback
+
+if TYPE_CHECKING:
+    from monarch_flow.engine.trainer import Trainer
+
+logger = logging.getLogger("oneflow_accel")
+
+
+class InitialValidation(Callback):
+    """Validates before the first step, which is for runs that start with another one's weights,
+    such as projected ones. The metric log has it as the validation of step 0; it is none for early
+    stopping and for the choice of the best checkpoint."""
+
+    def on_fit_start(self, trainer: Trainer) -> None:
+        options = trainer.options
+        if trainer.position.step > 0 or (options.limit_val == 0 and not options.fast_dev_run):
+            return
+        accuracy = trainer.evaluate(trainer.data.val)
+        values = {"loss": accuracy.loss, "acc1": accuracy.acc1, "acc5": accuracy.acc5}
+        trainer.log_now(values, split="val")
+        logger.info("before the first step: %s", accuracy)

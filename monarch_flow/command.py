@@ -1,0 +1,153 @@
+"""What the command lines of training and validation share: flags, overrides, errors."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from oneflow_accel.errors import UserError
+
+from omegaconf import DictConfig, OmegaConf
+
+from monarch_flow import vitae_flags
+from monarch_flow.config import check_data_dir, compose_raw, resolve
+from monarch_flow.config_help import help_text
+
+INTERRUPTED = 130
+
+logger = logging.getLogger("oneflow_accel")
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises what is wrong instead of ending the process: only one rank may print it."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; --help lists the flags")
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command that takes a configuration.
+
+    Attributes:
+        program: its name in messages, such as "monarch_flow.train".
+        adjust: what becomes of the overrides that were typed, such as with further ones before
+            them.
+        check: looks at the configuration before anything is run; raises UserError.
+        help: the text of --help, of overrides and --config-dir.
+        after_interrupt: what to say after Ctrl-C.
+        vitae_program: ViTAE's program that it stands for, for those who type its flags.
+    """
+
+    program: str
+    adjust: Callable[[Sequence[str]], Sequence[str]] = tuple
+    check: Callable[[DictConfig], None] = check_data_dir
+    help: Callable[[Sequence[str], str | None], str] = help_text
+    after_interrupt: str = "interrupted"
+    vitae_program: str = "main.py"
+
+    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
+        """Flags and overrides, in any order.
+
+        Raises:
+            UserError: a flag that does not exist (names the nearest), or one without its value.
+        """
+        parser = _Parser(prog=self.program, add_help=False, allow_abbrev=False)
+        parser.add_argument("-h", "--help", action="store_true")
+        parser.add_argument("-c", "--cfg", choices=["job"])
+        parser.add_argument("--resolve", action="store_true")
+        parser.add_argument("-cd", "--config-dir", metavar="DIR")
+        parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
+        options, unknown = parser.parse_known_intermixed_args(list(argv))
+        typed = [name.split("=")[0] for name in unknown if name.startswith("-")]
+        if typed:
+            flags = [flag for action in parser._actions for flag in action.option_strings]
+            raise UserError("\n".join(self._no_flag(name, flags) for name in typed))
+        return options
+
+    def _no_flag(self, name: str, flags: Sequence[str]) -> str:
+        hint = vitae_flags.counterpart(name, self.vitae_program)
+        if hint is None:
+            near = difflib.get_close_matches(name, flags, n=1)
+            hint = f"did you mean {near[0]}?" if near else "--help lists the flags"
+        return f"there is no flag {name}; {hint}"
+
+    def prepare(self, argv: Sequence[str]) -> DictConfig | None:
+        """The configuration to run, or None where the command line asked for a text, which is
+        printed.
+
+        Raises:
+            UserError: anything that is wrong with the command line or the configuration; the same
+                in every process of a job.
+        """
+        options = self.parse(argv)
+        for text in options.overrides:
+            if "=" not in text and Path(text).is_dir():
+                raise UserError(f"{text}: a folder of data is given as datamodule.data_dir={text}")
+        overrides = list(self.adjust(options.overrides))
+        if options.help:
+            _print(self.help(overrides, options.config_dir))
+            return None
+        composed = compose_raw(overrides, options.config_dir)
+        if options.cfg and not options.resolve:
+            _print(OmegaConf.to_yaml(composed.raw, resolve=False))
+            return None
+        cfg = resolve(composed)
+        if options.cfg:
+            _print(OmegaConf.to_yaml(cfg))
+            return None
+        if not composed.experiment and not options.overrides:
+            raise UserError("nothing to do: name an experiment, experiment=NAME; --help lists them")
+        self.check(cfg)
+        return cfg
+
+    def main(self, argv: Sequence[str] | None, run: Callable[[DictConfig], Any]) -> int:
+        """Run; user errors become lines on stderr and a non-zero exit code.
+
+        Args:
+            argv: the arguments; None for those of this process.
+            run: does what the configuration says.
+        """
+        logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stdout)
+        try:
+            cfg = self.prepare(sys.argv[1:] if argv is None else argv)
+        except UserError as error:
+            if launched_rank() == 0:
+                self._complain(error)
+            return UserError.EXIT_CODE
+        if cfg is None:
+            return 0
+        if launched_rank() == 0:
+            logger.setLevel(logging.DEBUG if cfg.verbose else logging.INFO)
+        try:
+            run(cfg)
+        except UserError as error:
+            self._complain(error)
+            return UserError.EXIT_CODE
+        except KeyboardInterrupt:
+            sys.stderr.write(f"{self.after_interrupt}\n")
+            return INTERRUPTED
+        return 0
+
+    def _complain(self, error: UserError) -> None:
+        # One string, so that several processes do not write into each other's lines.
+        where = f" (process {launched_rank()})" if launched_rank() else ""
+        sys.stderr.write(f"{self.program}: error{where}: {error}\n")
+
+
+def launched_rank() -> int:
+    """This process's rank as the launcher says; oneflow would have to reach the others first."""
+    rank = os.environ.get("RANK", "0")
+    return int(rank) if rank.isdigit() else 0
+
+
+def _print(text: str) -> None:
+    if launched_rank() == 0:
+        print(text, end="" if text.endswith("\n") else "\n")

@@ -1,0 +1,1 @@
+"""Several training runs side by side: what they are, how they run, one table and one picture."""

@@ -1,0 +1,92 @@
+"""Trains in a process of its own: what fails there, or uses up memory, stays there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+# What a run prints, in its folder.
+OUTPUT = "output.txt"
+_STOPPING = (signal.SIGINT, signal.SIGTERM)
+
+
+class Ended(NamedTuple):
+    """How a process ended.
+
+    Attributes:
+        code: its exit code, negative where a signal ended it.
+        told_to_stop: this process got a SIGINT or SIGTERM meanwhile, or that one did.
+    """
+
+    code: int
+    told_to_stop: bool = False
+
+    @property
+    def how(self) -> str:
+        """In words."""
+        if self.code >= 0:
+            return f"exit code {self.code}"
+        hint = ", perhaps for want of memory" if self.code == -signal.SIGKILL else ""
+        return f"{signal.Signals(-self.code).name}{hint}"
+
+
+def train(arguments: Sequence[str], folder: Path) -> Ended:
+    """Run `python -m monarch_flow.train ARGUMENTS...`.
+
+    What it prints is printed and appended to FOLDER/output.txt. A SIGTERM is passed on to it; after
+    that, or after an interrupt from the keyboard, which reaches it anyway, its end is waited for.
+
+    Args:
+        arguments: overrides and flags.
+        folder: made if it is not there.
+
+    Raises:
+        OSError: `folder` cannot be written to.
+    """
+    command = [sys.executable, "-m", "monarch_flow.train", *arguments]
+    folder.mkdir(parents=True, exist_ok=True)
+    with (
+        (folder / OUTPUT).open("ab") as copy,
+        subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        ) as process,
+        _signals_passed_on(process) as noted,
+    ):
+        assert process.stdout is not None
+        for line in process.stdout:
+            copy.write(line)
+            copy.flush()
+            sys.stdout.write(line.decode(errors="replace"))
+            sys.stdout.flush()
+        code = process.wait()
+    by_signal = {end for number in _STOPPING for end in (128 + number, -number)}
+    return Ended(code, bool(noted) or code in by_signal)
+
+
+@contextlib.contextmanager
+def _signals_passed_on(process: subprocess.Popen[bytes]) -> Iterator[list[int]]:
+    """The signals that came, filled in while it lasts."""
+    noted: list[int] = []
+
+    def note(signum: int, frame: FrameType | None) -> None:
+        noted.append(signum)
+        # Ctrl-C is sent to both processes by the terminal.
+        if signum == signal.SIGTERM:
+            process.send_signal(signum)
+
+    before = {number: signal.signal(number, note) for number in _STOPPING}
+    try:
+        yield noted
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

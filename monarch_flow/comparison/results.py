@@ -1,0 +1,185 @@
+"""What a run's metric log says of the run: accuracy, size, speed, time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from oneflow_accel.training.metrics import metric_series, read_metrics
+
+import numpy as np
+
+Line = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """The part of a run in which its layers were what they were: one, or two where structured
+    layers became dense.
+
+    Attributes:
+        parameters: trainable values, None where they were not logged.
+        gmacs: 10^9 multiply-accumulates per image, likewise.
+        images_per_second: of training steps, their data included and validation not: the median of
+            the log lines, each with the weight of its steps, without the first line, in which
+            everything is done for the first time. None where nothing was trained.
+        quartiles: of the same: a quarter of the steps were slower than the first, and a quarter
+            faster than the second.
+    """
+
+    parameters: int | None
+    gmacs: float | None
+    images_per_second: float | None
+    quartiles: tuple[float, float] | None
+
+
+@dataclass(frozen=True)
+class Results:
+    """A run's figures; accuracy is top-1 in percent, None where it was not measured.
+
+    Attributes:
+        tested: on the test images with the best epoch's weights.
+        initial: on the validation images before the first step.
+        epochs: of the validations, 0 for the one before the first step.
+        validated: on the validation images, one for each of `epochs`.
+        phases: one or two, in their order.
+        switch_epoch: the one in which the second phase began.
+        seconds: spent on training steps, waiting for images included.
+        waiting: the share of `seconds` that was spent waiting for images.
+    """
+
+    tested: float | None
+    initial: float | None
+    epochs: tuple[float, ...]
+    validated: tuple[float, ...]
+    phases: tuple[Phase, ...]
+    switch_epoch: float | None
+    seconds: float
+    waiting: float
+
+    @property
+    def last(self) -> float | None:
+        """Validation accuracy at the end."""
+        return self.validated[-1] if self.validated and self.epochs[-1] > 0 else None
+
+    @property
+    def best_epoch(self) -> float | None:
+        """The first one after training began whose validation accuracy is the highest."""
+        trained = [(acc, -at) for acc, at in zip(self.validated, self.epochs, strict=True) if at]
+        return -max(trained)[1] if trained else None
+
+    @property
+    def best_before_switch(self) -> bool:
+        """Whether the weights that were tested are those of a model with structured layers that
+        became dense later."""
+        best, switch = self.best_epoch, self.switch_epoch
+        return best is not None and switch is not None and best <= switch
+
+
+def read_results(metrics_jsonl: Path | str) -> Results:
+    """Read the log of a run that has ended.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    lines = read_metrics(metrics_jsonl)
+    _, tested = metric_series(lines, "test", "acc1")
+    val_steps, validated = metric_series(lines, "val", "acc1")
+    epoch_at = dict(
+        zip(*map(np.ndarray.tolist, metric_series(lines, "train", "epoch")), strict=True)
+    )
+    epochs = [epoch_at.get(step, 0.0) for step in val_steps.tolist()]
+    windows = _windows(lines)
+    switch = next((line["step"] for line in lines if line["split"] == "switch"), None)
+    seconds = sum(window.seconds for window in windows)
+    waited = sum(window.data_seconds for window in windows)
+    return Results(
+        tested=float(tested[-1]) if len(tested) else None,
+        initial=float(validated[0]) if len(val_steps) and val_steps[0] == 0 else None,
+        epochs=tuple(epochs),
+        validated=tuple(validated.tolist()),
+        phases=_phases(lines, windows, switch),
+        switch_epoch=None if switch is None else epoch_at.get(switch, 0.0),
+        seconds=seconds,
+        waiting=waited / seconds if seconds else 0.0,
+    )
+
+
+@dataclass(frozen=True)
+class _Window:
+    """The steps that a log line is about."""
+
+    end: int
+    steps: int
+    images_per_second: float
+    seconds: float
+    data_seconds: float
+
+
+def _windows(lines: Iterable[Line]) -> list[_Window]:
+    windows, done = [], 0
+    for line in lines:
+        values = line["values"]
+        if line["split"] != "train" or line["step"] <= done:
+            continue
+        steps, done = line["step"] - done, line["step"]
+        windows.append(
+            _Window(
+                done,
+                steps,
+                values["images_per_second"],
+                values["step_seconds"] * steps,
+                values["data_seconds"] * steps,
+            )
+        )
+    return windows
+
+
+def _phases(
+    lines: Sequence[Line], windows: Sequence[_Window], switch: int | None
+) -> tuple[Phase, ...]:
+    parts = [[window for window in windows if switch is None or window.end <= switch]]
+    if switch is not None:
+        parts.append([window for window in windows if window.end > switch])
+    # Logged when the run begins, when it is resumed, and when its layers have become dense.
+    known = [
+        [values for _, values in zip(*metric_series(lines, "model", name), strict=True)]
+        for name in ("params_trainable", "gmacs")
+    ]
+    phases = []
+    for number, part in enumerate(parts):
+        parameters, gmacs = (
+            None if not values else values[0 if number == 0 and len(parts) > 1 else -1]
+            for values in known
+        )
+        if part or len(parts) == 1:
+            speeds = _speeds(part[1:] or part, (0.25, 0.5, 0.75)) if part else None
+            phases.append(
+                Phase(
+                    None if parameters is None else int(parameters),
+                    None if gmacs is None else float(gmacs),
+                    None if speeds is None else speeds[1],
+                    None if speeds is None else (speeds[0], speeds[2]),
+                )
+            )
+    return tuple(phases)
+
+
+def _speeds(windows: Sequence[_Window], shares: Sequence[float]) -> list[float]:
+    """Images per second that such shares of the steps did not exceed."""
+    ordered = sorted(windows, key=lambda window: window.images_per_second)
+    sums = np.cumsum([window.steps for window in ordered])
+    places = np.searchsorted(sums, np.asarray(shares) * sums[-1])
+    return [ordered[place].images_per_second for place in places.tolist()]
+
+
+def ended_with_a_test(metrics_jsonl: Path | str) -> bool:
+    """Whether a run did all of its steps and was tested, by its log."""
+    try:
+        lines = read_metrics(metrics_jsonl)
+    except OSError:
+        return False
+    trained, tested = (metric_series(lines, split, "loss")[0] for split in ("train", "test"))
+    return len(tested) > 0 and len(trained) > 0 and bool(tested[-1] == trained[-1])

@@ -1,0 +1,99 @@
+"""Weights that were saved elsewhere: under other names, for other classes, for other layers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from oneflow_accel import layouts
+from oneflow_accel.errors import UserError
+
+import numpy as np
+from oneflow import nn
+
+from monarch_flow.models.published import is_published_t2t, t2t_names
+from monarch_flow.projection import structured_layers
+
+# Of the classifier in all our models.
+_HEAD = "head."
+_POSITIONS = "pos_embed.pe"
+
+logger = logging.getLogger("oneflow_accel")
+
+
+def with_our_names(arrays: Mapping[str, np.ndarray], model: nn.Module) -> dict[str, np.ndarray]:
+    """The weights under the names of our models: those of a published T2T-ViT are renamed, as
+    `python -m monarch_flow.convert t2t` does.
+
+    Args:
+        arrays: by name.
+        model: what they are for.
+    """
+    if _POSITIONS in model.state_dict() and is_published_t2t(arrays):
+        logger.info("the weights have the names of the published T2T-ViT; they are renamed")
+        return t2t_names(arrays)
+    return dict(arrays)
+
+
+def with_new_head(arrays: Mapping[str, np.ndarray], model: nn.Module) -> dict[str, np.ndarray]:
+    """The weights with the model's own head in place of theirs; logs what is left out.
+
+    Raises:
+        UserError: the model has no head.
+    """
+    own = layouts.standard_state_dict(model)
+    head = {name: value.numpy() for name, value in own.items() if name.startswith(_HEAD)}
+    if not head:
+        raise UserError(f"{type(model).__name__} has no {_HEAD}* to begin anew")
+    dropped = [name for name in arrays if name.startswith(_HEAD)]
+    for name in dropped:
+        logger.info("%s %s is left out: the head begins anew", name, arrays[name].shape)
+    return {name: array for name, array in arrays.items() if name not in dropped} | head
+
+
+def hint(
+    arrays: Mapping[str, np.ndarray], model: nn.Module, *, for_head: str, for_dense: str
+) -> str:
+    """What to do where weights do not fit, as further lines of a message; "" where nothing is
+    known.
+
+    Args:
+        arrays: the weights, under our names.
+        model: what they do not fit.
+        for_head: what to do where they are for another number of classes.
+        for_dense: what to do where they are dense and the model is structured; "" for nothing.
+    """
+    own = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    layers = structured_layers(model)
+    lines = []
+    ours, theirs = own.get(f"{_HEAD}weight"), arrays.get(f"{_HEAD}weight")
+    if ours is not None and theirs is not None and len(theirs) != ours[0]:
+        lines.append(
+            f"The weights are for {len(theirs)} classes and the data has {ours[0]}: {for_head}"
+        )
+    if for_dense and any(_is_dense(arrays, prefix) for prefix in layers):
+        lines.append(f"The weights are dense: {for_dense}")
+    structured = next((name for name in arrays if _is_structured(name, arrays, own)), None)
+    if structured is not None:
+        lines.append(
+            f"The weights are of structured layers ({structured}), and the model is dense there: "
+            "choose them with model.mlp_cfg or model.attnlinear_cfg, or make the weights dense by "
+            "python -m monarch_flow.convert densify"
+        )
+    return "".join(f"\n{line}" for line in lines)
+
+
+def _is_dense(arrays: Mapping[str, np.ndarray], prefix: str) -> bool:
+    weight = arrays.get(f"{prefix}.weight")
+    return weight is not None and weight.ndim == 2
+
+
+def _is_structured(
+    name: str, arrays: Mapping[str, np.ndarray], own: Mapping[str, tuple[int, ...]]
+) -> bool:
+    """Whether an array belongs to a structured layer where the model has a dense one: it has
+    another name than a dense layer's, or a weight of more than two axes."""
+    prefix, _, kind = name.rpartition(".")
+    if kind == "bias" or len(own.get(f"{prefix}.weight", ())) != 2:
+        return False
+    return arrays[name].ndim != 2 if kind == "weight" else name not in own

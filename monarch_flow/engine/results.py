@@ -1,0 +1,94 @@
+"""The file that an evaluation writes its results to."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+from oneflow_accel.errors import UserError
+from oneflow_accel.training import distributed
+from oneflow_accel.training.files import replace_file
+from oneflow_accel.training.validation import Accuracy
+
+from omegaconf import DictConfig
+from oneflow import nn
+
+from monarch_flow.engine.options import section
+
+
+class ResultsFile:
+    """Gathers what is known of an evaluation; process 0 writes it as JSON.
+
+    Args:
+        path: of the file, replaced if it is there; None or "" writes nothing.
+
+    Raises:
+        UserError: there is no such folder, or it cannot be written to: said before the evaluation,
+            which may take hours.
+    """
+
+    def __init__(self, path: str | None) -> None:
+        self._path = Path(path) if path else None
+        self._content: dict[str, Any] = {}
+        if self._path is None:
+            return
+        folder = self._path.parent
+        if self._path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+            raise UserError(
+                f"eval.results_file={path} cannot be written: it has to be a file in a folder that "
+                "is there and can be written to"
+            )
+
+    def describe(self, cfg: DictConfig, name: str, model: nn.Module) -> None:
+        """Note what is evaluated, and on what."""
+        data, options = section(cfg, "datamodule"), section(cfg, "eval")
+        transforms = data.get("val_transforms") or {}
+        parameters = list(model.parameters())
+        self._content |= {
+            "model": name,
+            "parameters": sum(p.numel() for p in parameters),
+            "trainable_parameters": sum(p.numel() for p in parameters if p.requires_grad),
+            "checkpoint": options.get("ckpt"),
+            "use_ema": options.get("use_ema", True),
+            "data_dir": data.get("data_dir"),
+            "image_size": data.get("image_size"),
+            "crop_pct": transforms.get("crop_pct"),
+            "interpolation": transforms.get("interpolation"),
+            "real_labels": options.get("real_labels"),
+        }
+
+    def add(self, split: str, accuracy: Accuracy, seconds: float) -> None:
+        """Note the accuracy on "val" or "test", in percent, and how long it took."""
+        figures: dict[str, Any] = {
+            "images": accuracy.images,
+            # JSON has no NaN.
+            "loss": accuracy.loss if math.isfinite(accuracy.loss) else None,
+            "top1": accuracy.acc1,
+            "top5": accuracy.acc5,
+            "seconds": round(seconds, 3),
+        }
+        if accuracy.real is not None:
+            figures |= {
+                "real_top1": accuracy.real.acc1,
+                "real_top5": accuracy.real.acc5,
+                "real_images": accuracy.real.images,
+            }
+        self._content[split] = figures
+
+    def write(self) -> None:
+        """Write the file, in one step.
+
+        Raises:
+            UserError: it could not be written.
+        """
+        if self._path is None or not distributed.is_main():
+            return
+        try:
+            replace_file(self._path, (json.dumps(self._content, indent=2) + "\n").encode())
+        except OSError as error:
+            raise UserError(
+                f"eval.results_file={self._path} could not be written: {error.strerror or error}"
+            ) from error

@@ -1,0 +1,54 @@
+"""Dropout that follows the seed eagerly and under nn.Graph."""
+
+from __future__ import annotations
+
+from oneflow_accel.errors import UserError
+from oneflow_accel.inference import bfloat16_container
+
+import oneflow as flow
+from oneflow import nn
+
+from monarch_flow.layers.random_factors import are_drawn_by_an_operator, random_factors
+
+
+@bfloat16_container
+class Dropout(nn.Dropout):
+    """In training each element becomes 0 with probability p and the others are divided by 1 - p
+    (Srivastava et al. 2014); in evaluation nothing happens.
+
+    `nn.Dropout` of oneflow 0.9.0 draws the same under nn.Graph whatever the seed, in every layer.
+    Here the factors are those of `random_factors`.
+    """
+
+    def __init__(self, p: float = 0.5) -> None:
+        super().__init__(p)
+        # The default one.
+        self.generator = None
+
+    def forward(self, x: flow.Tensor, addend: flow.Tensor | None = None) -> flow.Tensor:
+        """Any shape to the same; `addend`, of the same shape, is added after dropping."""
+        dropped = drop_elements(x, self.p) if self.training and self.p > 0 else x
+        return dropped if addend is None else dropped + addend
+
+
+def drop_elements(x: flow.Tensor, p: float) -> flow.Tensor:
+    """x with each element 0 with probability p, else divided by 1 - p.
+
+    Args:
+        x: local or global, eager or of a graph; with an axis at least.
+        p: from 0 to 1.
+    """
+    if are_drawn_by_an_operator(x):
+        return flow._C.dropout(x, p, True)
+    return x * random_factors(x, x.shape, p)
+
+
+def dropout(p: float) -> nn.Module:
+    """`Dropout`; where it would drop nothing, a module that costs nothing.
+
+    Raises:
+        UserError: p is not in [0, 1].
+    """
+    if not 0 <= p <= 1:
+        raise UserError(f"a dropout probability must be between 0 and 1, not {p}")
+    return Dropout(p) if p > 0 else nn.Identity()

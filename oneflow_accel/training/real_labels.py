@@ -1,0 +1,128 @@
+"""Reassessed ("real") labels of ImageNet's validation images: several per image, one, or none.
+
+Beyer et al. 2020, "Are we done with ImageNet?", publish them as a JSON file, `real.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path, PurePath
+from typing import Any
+
+from oneflow_accel.errors import DataError, UserError
+
+import numpy as np
+
+_NAME = re.compile(r"ILSVRC2012_val_(\d{8})")
+
+
+class RealLabels:
+    """The labels of a data set's images.
+
+    Args:
+        labels: for each image, in the order of the data set, its class indices. An image without
+            one is not counted (section 4 of the paper).
+    """
+
+    def __init__(self, labels: Sequence[Sequence[int]]) -> None:
+        self._labels = [frozenset(classes) for classes in labels]
+
+    def __len__(self) -> int:
+        """Number of images, those without a label included."""
+        return len(self._labels)
+
+    def count(self, indices: np.ndarray, best: np.ndarray) -> tuple[int, int, int]:
+        """How many predictions are among an image's labels.
+
+        Args:
+            indices: int64, (N,), positions of images in the data set.
+            best: int, (N, k), their predicted classes, the likeliest first.
+
+        Returns:
+            How many of the images have a label, for how many of those the first prediction is one,
+            and for how many any of the k is.
+        """
+        images = first = any_of = 0
+        for index, classes in zip(indices.tolist(), best.tolist(), strict=True):
+            labels = self._labels[index]
+            if labels:
+                images += 1
+                first += classes[0] in labels
+                any_of += not labels.isdisjoint(classes)
+        return images, first, any_of
+
+
+def read_real_labels(
+    path: Path | str, file_names: Sequence[str], num_classes: int | None = None
+) -> RealLabels:
+    """Read the labels of ImageNet's validation images.
+
+    Args:
+        path: a JSON list of lists of class indices; entry i is that of the image called
+            ILSVRC2012_val_{i + 1, 8 digits}.
+        file_names: of the data set's images, in its order, with or without folders and ending.
+        num_classes: of the model; None does not check the indices against it.
+
+    Raises:
+        UserError: the file cannot be read or is no such list.
+        DataError: the images are not the ones that the labels are of.
+    """
+    lists = _read_lists(Path(path), num_classes)
+    numbers = []
+    others = []
+    for name in file_names:
+        match = _NAME.fullmatch(PurePath(name).stem)
+        if match is None:
+            others.append(name)
+        else:
+            numbers.append(int(match[1]))
+    wanted = (
+        f"the labels in {path} are those of the {len(lists)} files ILSVRC2012_val_00000001.JPEG to "
+        f"ILSVRC2012_val_{len(lists):08d}.JPEG"
+    )
+    if others:
+        raise DataError(
+            f"{wanted}, and {len(others)} of the {len(file_names)} validation images have another "
+            f"name, such as {others[0]}; leave the real labels out, or validate on those files"
+        )
+    if sorted(numbers) != list(range(1, len(lists) + 1)):
+        missing = sorted(set(range(1, len(lists) + 1)) - set(numbers))
+        told = f" number {missing[0]} is not among them;" if missing else ""
+        raise DataError(
+            f"{wanted}, and there are {len(numbers)} validation images;{told} leave the real "
+            "labels out, or validate on exactly those files"
+        )
+    return RealLabels([lists[number - 1] for number in numbers])
+
+
+def _read_lists(path: Path, num_classes: int | None) -> list[list[int]]:
+    try:
+        content = json.loads(path.read_bytes())
+    except OSError as error:
+        raise UserError(
+            f"cannot read the real labels {path}: {error.strerror or error}; the file is published "
+            "with the paper, at github.com/google-research/reassessed-imagenet"
+        ) from error
+    # RecursionError: brackets inside brackets without end.
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"the real labels {path} are no JSON: {error}") from error
+    if not isinstance(content, list) or not content:
+        raise UserError(f"the real labels {path} are no list with a list of classes for each image")
+    for number, classes in enumerate(content, 1):
+        if not isinstance(classes, list) or not all(map(_is_class, classes)):
+            raise UserError(
+                f"the real labels {path}: entry {number} is no list of class indices, but "
+                f"{str(classes)[:60]!r}"
+            )
+        if num_classes is not None and classes and max(classes) >= num_classes:
+            raise UserError(
+                f"the real labels {path} name class {max(classes)}, and there are {num_classes}: "
+                "they are for data with ImageNet's 1000 classes"
+            )
+    return content
+
+
+def _is_class(value: Any) -> bool:
+    return type(value) is int and value >= 0

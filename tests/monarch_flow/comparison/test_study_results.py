@@ -1,0 +1,177 @@
+"""What is read out of metric logs, and how it stands in the table and the picture."""
+
+from __future__ import annotations
+
+from oneflow_accel.training.charts import COLORS
+from oneflow_accel.training.metrics import MetricLog
+
+import pytest
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from omegaconf import OmegaConf
+from PIL import Image
+
+from monarch_flow.comparison.picture import draw_comparison
+from monarch_flow.comparison.plan import PlannedRun
+from monarch_flow.comparison.results import read_results
+from monarch_flow.comparison.study import Row, Study
+from monarch_flow.comparison.table import Entry, format_page
+from tests.monarch_flow.comparison.logs import SPEEDS, write_log
+
+
+def test_figures_of_a_run(tmp_path):
+    results = read_results(write_log(tmp_path, [40, 60, 55], tested=58.5, waiting=0.25))
+    assert (results.tested, results.initial, results.last) == (58.5, None, 55)
+    assert (results.epochs, results.validated) == ((1, 2, 3), (40, 60, 55))
+    (phase,) = results.phases
+    assert (phase.parameters, phase.gmacs) == (4000, 2.0)
+    # 29 steps without the first line: 2 at 20, 6 at 50, 12 at 100, 9 at 110 images/s.
+    assert phase.images_per_second == 100
+    # A quarter of the steps is 7.25 of them.
+    assert phase.quartiles == (50, 110)
+    assert results.seconds == pytest.approx(3 * sum(10 * n / rate for n, rate in SPEEDS))
+    assert results.waiting == pytest.approx(0.25)
+    assert results.best_epoch == 2
+    assert results.switch_epoch is None
+    assert not results.best_before_switch
+
+
+def test_a_switch_makes_two_phases(tmp_path):
+    results = read_results(write_log(tmp_path, [40, 70, 50], switch=2))
+    monarch, dense = results.phases
+    assert (monarch.parameters, monarch.gmacs, monarch.images_per_second) == (1500, 1.25, 100)
+    assert (dense.parameters, dense.gmacs, dense.images_per_second) == (4000, 2.0, 50)
+    assert results.tested is None
+    assert results.switch_epoch == 2
+    assert results.best_before_switch
+    better = read_results(write_log(tmp_path / "better", [40, 70, 80], switch=2))
+    assert not better.best_before_switch
+    # At once dense: nothing was trained before.
+    at_once = read_results(write_log(tmp_path / "at-once", [40], switch=0))
+    assert [phase.parameters for phase in at_once.phases] == [4000]
+
+
+def test_initial_accuracy_is_no_epoch(tmp_path):
+    results = read_results(write_log(tmp_path, [60, 50], initial=90))
+    assert (results.initial, results.last, results.best_epoch) == (90, 50, 1)
+    assert results.epochs == (0, 1, 2)
+
+
+def test_a_log_with_next_to_nothing(tmp_path):
+    log = MetricLog(tmp_path)
+    log.close()
+    results = read_results(log.path)
+    assert (results.tested, results.last, results.best_epoch) == (None, None, None)
+    assert [(phase.images_per_second, phase.quartiles) for phase in results.phases] == [
+        (None, None)
+    ]
+    with pytest.raises(OSError, match="absent"):
+        read_results(tmp_path / "absent")
+
+
+@pytest.fixture
+def entries(tmp_path):
+    """Dense, sparse to dense, projected, and one that failed."""
+    logs = {
+        "dense": write_log(tmp_path / "dense", [50, 81.25], tested=80.5),
+        "s2d": write_log(tmp_path / "s2d", [70, 40], tested=70, switch=1, waiting=0.4),
+        "projected": write_log(tmp_path / "projected", [75, 80], initial=65.125, tested=79),
+    }
+    found = []
+    for name in (*logs, "broken"):
+        row = Row(name=name, experiment="mnist/vit")
+        cfg = OmegaConf.create({"run_dir": str(tmp_path / name)})
+        run = PlannedRun(row, ("experiment=mnist/vit", "run_dir=${work_dir}/x"), cfg)
+        if name in logs:
+            found.append(Entry(run, "done", read_results(logs[name]), "a machine, today"))
+        else:
+            found.append(Entry(run, "failed: exit code 2"))
+    return found
+
+
+def test_table(entries):
+    study = Study(name="ours", title="All of them", rows=[entry.run.row for entry in entries])
+    page = format_page(study, entries, "picture.png")
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("|")]
+    head, rule, *body = rows
+    assert head == [
+        "run",
+        "accuracy",
+        "after the last epoch",
+        "before the first step",
+        "parameters",
+        "GMACs",
+        "training images/s",
+        "speed",
+        "training time",
+        "state",
+    ]
+    assert set(map(len, rows)) == {len(head)}
+    assert set("".join(rule)) == {"-", ":"}
+    dense, sparse_to_dense, projected, broken = body
+    time = "0:00:03"  # 2 x (0.5 + 0.4 + 0.27 + 0.4) s
+    speed = ["4,000", "2", "100", "1.00 x", time, "done"]
+    assert dense == ["dense", "80.50 %", "81.25 %", "-", *speed]
+    assert sparse_to_dense[4:8] == [
+        "1,500, then 4,000",
+        "1.25, then 2",
+        "100, then 50",
+        "1.00 x, then 0.50 x",
+    ]
+    assert projected[:4] == ["projected", "79.00 %", "80.00 %", "65.12 %"]
+    assert broken == ["broken", *["-"] * 8, "failed: exit code 2"]
+    assert page.startswith("# All of them\n")
+    assert "![All of them](picture.png)" in page
+    assert "best epoch of s2d was before its layers became dense" in page
+    assert "waiting for images: s2d 40 %" in page
+    # Within a tenth are those of s2d: 100 to 110 and 50 to 55.
+    assert "at these images/s: dense 50 to 110, projected 50 to 110. " in page
+    assert "Measured on a machine, today." in page
+    # It can be pasted into a shell.
+    assert (
+        "- dense: `python -m monarch_flow.train experiment=mnist/vit 'run_dir=${work_dir}/x'`"
+        in page
+    )
+
+
+def test_columns_and_notes_that_are_of_no_use_are_left_out(entries):
+    study = Study(name="ours", title="One", rows=[entries[0].run.row])
+    page = format_page(study, entries[:1], None)
+    assert "before the first step |" not in page
+    assert "state" not in page
+    for words in ("![", "waiting", "fine-tuned", "became dense"):
+        assert words not in page, words
+
+
+def test_picture(entries, tmp_path, monkeypatch):
+    monkeypatch.delenv("DISPLAY", raising=False)
+    saved = []
+    savefig = Figure.savefig
+    monkeypatch.setattr(
+        Figure, "savefig", lambda self, *a, **k: (saved.append(self), savefig(self, *a, **k))
+    )
+    runs = [(entry.name, entry.results) for entry in entries if entry.results]
+    output = draw_comparison(runs, "All of them", tmp_path / "picture.png")
+    curves, accuracy, parameters, macs, speed = saved[0].axes
+    lines = {line.get_label(): line for line in curves.get_lines()}
+    assert lines["projected"].get_xdata().tolist() == [0, 1, 2]
+    assert lines["projected"].get_ydata().tolist() == [65.125, 75, 80]
+    assert [lines[name].get_color() for name, _ in runs] == list(COLORS[:3])
+    assert len(lines) == 4, "and the line of the switch"
+    assert [text.get_text() for text in accuracy.get_yticklabels()] == [name for name, _ in runs]
+    assert [bar.get_width() for bar in accuracy.patches] == [80.5, 70, 79]
+    assert [line.get_xdata()[0] for line in accuracy.get_lines()] == [65.125]
+    assert [bar.get_width() for bar in parameters.patches] == [0.004, 0.0015, 0.004, 0.004]
+    assert [bar.get_width() for bar in macs.patches] == [2, 1.25, 2, 2]
+    assert [bar.get_width() for bar in speed.patches] == [100, 100, 50, 100]
+    assert [to_hex(bar.get_facecolor()) for bar in speed.patches] == [
+        COLORS[number] for number in (0, 1, 1, 2)
+    ]
+    # From top to bottom as in the table, the bar of afterwards below the one of before.
+    assert accuracy.yaxis_inverted()
+    _, before, after, _ = (bar.get_y() for bar in speed.patches)
+    assert before < after
+    with Image.open(output) as image:
+        assert image.format == "PNG"
+        assert min(image.size) > 300
+    assert output.stat().st_size < 150_000

@@ -1,0 +1,184 @@
+"""Steps under nn.Graph: random factors, windows of fewer batches, gradients, resuming."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import oneflow_accel
+
+import numpy as np
+import oneflow as flow
+import pytest
+from oneflow import nn
+
+from monarch_flow.engine.graph_step import GraphStep
+from monarch_flow.engine.model_copy import copy_model
+from monarch_flow.engine.step import EagerStep, TrainStep
+from monarch_flow.engine.step_factors import StepFactors
+from monarch_flow.layers import Dropout, DropPath, dropout
+from monarch_flow.optim import build_loss, build_optimizer
+from tests.monarch_flow.engine.engine_runs import (
+    EVERYTHING,
+    assert_same_run,
+    config,
+    last_checkpoint,
+    values,
+)
+
+# 16 batches an epoch, 3 to a step: the sixth step takes one.
+_RUN = (
+    *EVERYTHING,
+    "trainer.accumulate_grad_batches=3",
+    "trainer.max_epochs=2",
+    "callbacks.norm_monitor={}",
+    "test_after_training=false",
+)
+
+
+@pytest.fixture(scope="module")
+def whole(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run under nn.Graph with everything that is random, in one go."""
+    from monarch_flow.engine.run import run
+
+    folder = tmp_path_factory.mktemp("graph")
+    run(config(digits, folder, *_RUN, "trainer.graph=true"))
+    return folder
+
+
+def test_random_runs_equal_eager_ones(whole, run_tiny, tmp_path):
+    """Mixup, dropout, drop path, a step of fewer batches, clipping, EMA, norms of gradients."""
+    run_tiny(tmp_path, *_RUN)
+    assert list(values(whole)) == list(range(1, 13))
+    figures = (("train", "loss"), ("train", "acc1"), ("train", "lr"), ("val", "loss"))
+    for split, name in (*figures, ("train", "total_grad_l1_norm")):
+        graph, eager = (values(folder, split, name) for folder in (whole, tmp_path))
+        assert graph.keys() == eager.keys()
+        rtol = 1e-4 if "norm" in name else 1e-5
+        np.testing.assert_allclose(list(graph.values()), list(eager.values()), rtol=rtol)
+    ours, theirs = last_checkpoint(whole).optimizer, last_checkpoint(tmp_path).optimizer
+    assert ours.keys() == theirs.keys()
+
+
+def test_resumed_graph_equals_the_whole_one(whole, run_tiny, tmp_path):
+    """To the last bit, though the graph that is compiled first is that of one batch, unlike in the
+    whole run."""
+    run_tiny(tmp_path, *_RUN, "trainer.graph=true", "trainer.max_steps=5")
+    run_tiny(tmp_path, *_RUN, "trainer.graph=true", "resume=auto")
+    assert_same_run(tmp_path, whole)
+
+
+@dataclass
+class _Batch:
+    images: np.ndarray
+    labels: np.ndarray
+
+
+def _batches(count: int, size: int = 4) -> list[_Batch]:
+    random = np.random.default_rng(1)
+    return [
+        _Batch(random.standard_normal((size, 3, 6, 6)).astype(np.float32), np.arange(size) % 3)
+        for _ in range(count)
+    ]
+
+
+class _Net(nn.Module):
+    """Running statistics, a frozen parameter, dropout and drop path."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8)
+        self.path, self.drop = DropPath(0.3), Dropout(0.3)
+        self.head = nn.Linear(8, 3)
+        self.frozen = nn.Parameter(flow.ones(8), requires_grad=False)
+
+    def forward(self, x: flow.Tensor) -> flow.Tensor:
+        x = self.norm(self.conv(x))
+        x = (x + self.path(flow.relu(x))).mean(dim=(2, 3))
+        return self.head(self.drop(x * self.frozen))
+
+
+def _steps(accumulate: int) -> dict[str, TrainStep]:
+    """Eager and graph steps of the same model."""
+    backend = oneflow_accel.select_device()
+    flow.manual_seed(0)
+    model, loss = _Net().to(backend.device()), build_loss(None)
+
+    def optimizer(model: nn.Module) -> Any:
+        return build_optimizer(model, {"name": "adamw", "lr": 1e-2})
+
+    eager = copy_model(model)
+    return {
+        "eager": EagerStep(eager, backend, optimizer(eager), loss, clip=0.1),
+        "graph": GraphStep(
+            model,
+            backend,
+            optimizer,
+            loss,
+            clip=0.1,
+            learning_rate=lambda step: 1e-2,
+            steps=9,
+            accumulate=accumulate,
+        ),
+    }
+
+
+def test_gradients_and_statistics_are_those_of_eager_steps():
+    """Windows of 2, 2, 1 and 2 batches. Asking for gradients moves no running statistics, and the
+    graphs of both kinds of step go on with each other's moments."""
+    seen: dict[str, list[dict[str, np.ndarray]]] = {"eager": [], "graph": []}
+    states, losses = {}, {}
+    for name, step in _steps(2).items():
+        step.before_update = lambda step=step, name=name: seen[name].append(
+            {key: value.numpy().copy() for key, value in step.gradients().items()}
+        )
+        batches, losses[name] = _batches(7), []
+        step.model.train()
+        for number, size in enumerate((2, 2, 1, 2)):
+            flow.manual_seed(number)
+            window, batches = batches[:size], batches[size:]
+            losses[name].append(float(step.step(window, 1e-2)[0].numpy()))
+        states[name] = {k: v.numpy() for k, v in step.evaluated_model().state_dict().items()}
+        states[name] |= step.optimizer_arrays()
+    np.testing.assert_allclose(losses["graph"], losses["eager"], rtol=1e-5)
+    assert len(seen["graph"]) == 4
+    for ours, theirs in zip(seen["graph"], seen["eager"], strict=True):
+        assert ours.keys() == theirs.keys()
+        assert "frozen" not in ours
+        for key, value in ours.items():
+            np.testing.assert_allclose(value, theirs[key], rtol=1e-3, atol=1e-6, err_msg=key)
+    assert states["graph"].keys() == states["eager"].keys()
+    # AdamW divides by the root of a moment that is near 0 in places.
+    for key, value in states["graph"].items():
+        np.testing.assert_allclose(value, states["eager"][key], rtol=1e-3, atol=1e-5, err_msg=key)
+    assert (states["graph"]["frozen"] == 1).all()
+
+
+def test_gradients_are_there_inside_a_step_only():
+    with pytest.raises(RuntimeError, match="before_update"):
+        _steps(1)["graph"].gradients()
+
+
+def test_a_graph_takes_at_most_its_batches():
+    with pytest.raises(ValueError, match="3 batches for a graph of 2"):
+        _steps(2)["graph"].step(_batches(3), 1e-2)
+
+
+def test_factors_have_to_follow_the_batch():
+    class Folded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.drop = dropout(0.5)
+
+        def forward(self, x: flow.Tensor) -> flow.Tensor:
+            return self.drop(x.sum(dim=0, keepdim=True))
+
+    factors = StepFactors(Folded(), oneflow_accel.select_device())
+    with pytest.raises(RuntimeError, match="for 4 images"):
+        factors.draw([batch.images for batch in _batches(1)])
+
+
+def test_models_without_dropout_need_no_factors():
+    factors = StepFactors(nn.Linear(2, 2), oneflow_accel.select_device())
+    assert factors.draw([np.zeros((4, 2), np.float32)] * 2) == [[], []]

@@ -1,0 +1,252 @@
+"""Sparse to dense and back on ViTAE: what its switch has to carry over that a ViT does not have,
+BatchNorm's statistics, frozen random features and dropout that is always on; all Monarch layers."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from pathlib import Path
+from typing import Any
+
+from oneflow_accel.training.checkpoint import Checkpoint
+
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+
+from monarch_flow.engine import snapshot, sparse_to_dense
+from monarch_flow.engine.run import run
+from monarch_flow.projection import densify_training_state, monarch_to_dense
+from tests.launch import run_distributed
+from tests.monarch_flow.engine.engine_runs import (
+    EVERYTHING,
+    MONARCH,
+    MONARCH_MLP,
+    assert_same_run,
+    config,
+    last_checkpoint,
+    values,
+)
+
+TINY: dict[str, Any] = {
+    "name": "ViTAE_basic_Tiny",
+    "embed_dims": [8, 8, 16],
+    "token_dims": [8, 8, 32],
+    "depth": 2,
+    "num_heads": 2,
+    "mlp_ratio": 2.0,
+    "conv_groups": 4,
+    "drop_path_rate": 0.2,
+}
+SPARSE = {**TINY, "mlp_cfg": MONARCH_MLP, "attnlinear_cfg": MONARCH}
+# Of two cells: query, key and value, and the two layers of the MLP.
+LAYERS = [
+    f"layers.2.NC.{cell}.{layer}"
+    for cell in range(2)
+    for layer in ("attn.q_proj", "attn.k_proj", "attn.v_proj", "mlp.fc1", "mlp.fc2")
+]
+FROZEN = ["layers.0.RC.attn.w", "layers.1.RC.attn.w"]
+STATISTICS, COUNT = ("running_mean", "running_var"), "num_batches_tracked"
+# 2 epochs of 3 steps of two batches; the second is dense.
+HALF = (*EVERYTHING, "trainer.max_epochs=2", "train.sparse_to_dense.fraction=0.5")
+HALF += ("trainer.limit_train_batches=6", "trainer.limit_val_batches=1")
+NO_TEST = "test_after_training=false"
+
+
+class _Switch:
+    """What a run holds right before and right after its layers become dense."""
+
+    def __init__(self) -> None:
+        self.taken: list[tuple[Checkpoint, Checkpoint]] = []
+        self.frozen: list[str] = []
+
+    def __call__(self, trainer: Any) -> bool:
+        # A copy, as arrays share memory with what is being trained.
+        before = copy.deepcopy(snapshot.take(trainer))
+        switched = _SWITCH_IF_DUE(trainer)
+        if switched:
+            self.taken.append((before, copy.deepcopy(snapshot.take(trainer))))
+            named = trainer.model.named_parameters()
+            self.frozen = [name for name, value in named if not value.requires_grad]
+        return switched
+
+
+_SWITCH_IF_DUE = sparse_to_dense.switch_if_due
+
+
+@pytest.fixture(scope="module")
+def watched(digits, without_curves, tmp_path_factory) -> tuple[Path, _Switch]:
+    """An uninterrupted run with a checkpoint of each step, and what it held at its switch."""
+    folder, switch = tmp_path_factory.mktemp("vitae"), _Switch()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sparse_to_dense, "switch_if_due", switch)
+        patch.setattr("monarch_flow.engine.run._KEEP_LAST", 99)
+        each = "callbacks.model_checkpoint.every_n_train_steps=1"
+        run(config(digits, folder, *HALF, each, model=SPARSE))
+    return folder, switch
+
+
+def _assert_no_jump(run_dir: Path, step: int) -> None:
+    for name in ("loss", "average_loss"):
+        before = values(run_dir, "switch", f"{name}_before")
+        after = values(run_dir, "switch", f"{name}_after")
+        assert before.keys() == after.keys() == {step}
+        assert after[step] == pytest.approx(before[step], rel=1e-5, abs=1e-5)
+
+
+def test_the_switch_carries_everything_over(watched):
+    """Dense weights and moments against the float64 formulas, the rest to the last bit."""
+    folder, switch = watched
+    _assert_no_jump(folder, 3)
+    ((before, after),) = switch.taken
+    sparse = {name for name in before.model if name.rpartition(".")[2] in ("blkdiag1", "blkdiag2")}
+    assert {name.rpartition(".")[0] for name in sparse} == set(LAYERS)
+    specs = {
+        layer: (
+            "monarch",
+            before.model[f"{layer}.blkdiag1"].shape[2] * 4,
+            len(before.model[f"{layer}.bias"]),
+            4,
+        )
+        for layer in LAYERS
+    }
+    wanted = densify_training_state(before.model, before.optimizer, specs)
+    assert set(after.model) == set(wanted.model)
+    assert set(after.optimizer) == set(wanted.optimizer)
+    for layer in LAYERS:
+        factors = [before.model[f"{layer}.blkdiag{i}"].astype(np.float64) for i in (1, 2)]
+        weight = after.model[f"{layer}.weight"]
+        np.testing.assert_allclose(weight, monarch_to_dense(*factors), rtol=1e-6, atol=1e-7)
+        assert weight.dtype == np.float32
+    dense = {f"{layer}.weight" for layer in LAYERS}
+    for name in set(after.model) - dense:
+        np.testing.assert_array_equal(after.model[name], before.model[name], err_msg=name)
+    for key, array in after.optimizer.items():
+        name = key.partition("/")[2]
+        other = wanted.optimizer if name in dense else before.optimizer
+        np.testing.assert_allclose(array, other[key], rtol=1e-6, err_msg=key)
+        if name not in dense:
+            np.testing.assert_array_equal(array, before.optimizer[key], err_msg=key)
+    trained = {
+        name
+        for name in after.model
+        if name not in FROZEN and name.rpartition(".")[2] not in (*STATISTICS, COUNT)
+    }
+    averaged = trained | {name for name in after.model if name.rpartition(".")[2] in STATISTICS}
+    assert _names(after, "exp_avg/") == _names(after, "exp_avg_sq/") == trained
+    assert _names(after, "ema/") == averaged
+    assert switch.frozen == FROZEN
+    for key in ("epoch", "batch", "step", "train_step", "callbacks"):
+        assert after.state[key] == before.state[key]
+    assert (before.state["phase"], after.state["phase"]) == ("monarch", "dense")
+
+
+def _names(checkpoint: Checkpoint, prefix: str) -> set[str]:
+    return {key.removeprefix(prefix) for key in checkpoint.optimizer if key.startswith(prefix)}
+
+
+def test_training_goes_on_after_the_switch(watched):
+    """What was trained moves, what was frozen does not, statistics are gathered."""
+    folder, switch = watched
+    ((_, after),) = switch.taken
+    end = last_checkpoint(folder).model
+    assert end.keys() == after.model.keys()
+    still = {name for name in end if np.array_equal(end[name], after.model[name])}
+    assert still == set(FROZEN)
+    # 3 steps of two batches.
+    name = f"layers.2.NC.0.PCM.1.{COUNT}"
+    assert end[name] - after.model[name] == 6
+
+
+@pytest.mark.parametrize("stop", ["step-00000002", "step-00000003", "step-00000005"])
+def test_resumed_run_equals_the_whole_one(watched, run_tiny, tmp_path, stop):
+    """From before the switch, from right before it, and from after it: equal to the last bit."""
+    parts = tmp_path / "run"
+    shutil.copytree(watched[0], parts)
+    for later in (parts / "checkpoints").glob("step-*"):
+        if later.name > stop:
+            shutil.rmtree(later)
+    assert last_checkpoint(parts).state["phase"] == ("dense" if stop[-1] == "5" else "monarch")
+    run_tiny(parts, *HALF, "resume=auto", model=SPARSE)
+    assert_same_run(parts, watched[0])
+
+
+def test_switch_under_graph(run_tiny, without_curves, tmp_path, monkeypatch):
+    """A graph of Monarch layers, then one of dense layers, resumed eagerly: the losses of a run
+    that was eager all the time."""
+    switch = _Switch()
+    monkeypatch.setattr(sparse_to_dense, "switch_if_due", switch)
+    common = ("trainer.max_epochs=2", "train.sparse_to_dense.fraction=0.5", NO_TEST)
+    common += ("callbacks.ema={decay: 0.9}", "trainer.limit_train_batches=3")
+    # Compiling takes most of the time.
+    model = {**SPARSE, "depth": 1, "attnlinear_cfg": None}
+    graph, eager = tmp_path / "graph", tmp_path / "eager"
+    run_tiny(graph, *common, "trainer.graph=true", "trainer.max_steps=5", model=model)
+    _assert_no_jump(graph, 3)
+    ((before, after),) = switch.taken
+    for name in set(after.model) & set(before.model):
+        np.testing.assert_array_equal(after.model[name], before.model[name], err_msg=name)
+    assert switch.frozen == FROZEN
+    middle = last_checkpoint(graph)
+    name = "layers.2.NC.0.PCM.1.running_mean"
+    assert np.abs(middle.model[name] - after.model[name]).max() > 0
+    assert np.abs(middle.optimizer[f"ema/{name}"] - after.optimizer[f"ema/{name}"]).max() > 0
+    run_tiny(graph, *common, "resume=auto", model=model)
+    run_tiny(eager, *common, model=model)
+    for split in ("train", "val"):
+        ours, theirs = values(graph, split), values(eager, split)
+        assert ours.keys() == theirs.keys()
+        np.testing.assert_allclose(list(ours.values()), list(theirs.values()), rtol=1e-5)
+    ours, theirs = last_checkpoint(graph).model, last_checkpoint(eager).model
+    counts = [name for name in theirs if name.endswith(COUNT)]
+    for name in (*FROZEN, *counts):
+        np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
+    assert counts
+
+
+def test_two_processes(digits, tmp_path):
+    """DistributedDataParallel: a run over the switch, and one that was stopped there and resumed:
+    equal to the last bit, though each process has statistics of its own batches."""
+    common = (*HALF, "datamodule.batch_size=4", "callbacks.model_checkpoint.save_top_k=0")
+    paths = []
+    for number, (folder, overrides) in enumerate(
+        [("whole", ()), ("parts", ("trainer.max_steps=3", NO_TEST)), ("parts", ("resume=auto",))]
+    ):
+        paths.append(tmp_path / f"{number}.yaml")
+        cfg = config(digits, tmp_path / folder, *common, *overrides, model=SPARSE)
+        OmegaConf.save(cfg, paths[-1])
+    script = Path(__file__).parent / "engine_runs.py"
+    result = run_distributed([script, *paths], 2, timeout=150)
+    assert result.returncode == 0, result.stdout
+    assert_same_run(tmp_path / "parts", tmp_path / "whole")
+    _assert_no_jump(tmp_path / "whole", 3)
+
+
+def test_dense_to_sparse_and_back(run_tiny, without_curves, tmp_path):
+    """A trained dense ViTAE projected onto Monarch layers, fine-tuned, and made dense again; where
+    one block is the whole matrix nothing is lost by projecting."""
+    dense, options = tmp_path / "dense", (NO_TEST, "trainer.limit_val_batches=1")
+    run_tiny(dense, *options, "trainer.max_epochs=1", "callbacks.ema={decay: 0.5}", model=TINY)
+    options += (f"train.init_from.path={dense}", "train.init_from.project=true")
+    whole = {**MONARCH, "nblocks": 1}
+    mlp = {**MONARCH_MLP, "linear1_cfg": whole, "linear2_cfg": whole}
+    frozen = ("optimizer.lr=0.0", "scheduler.lr_min=0.0", "scheduler.warmup_lr_init=0.0")
+    model = {**TINY, "mlp_cfg": mlp, "attnlinear_cfg": whole}
+    run_tiny(tmp_path / "same", *options, *frozen, "trainer.max_steps=1", model=model)
+    ours, theirs = (last_checkpoint(tmp_path / name) for name in ("same", "dense"))
+    cell = "layers.2.NC.1"
+    wanted = {
+        "attn.k_proj": theirs.optimizer[f"ema/{cell}.attn.qkv.weight"][32:64],
+        "mlp.fc1": theirs.optimizer[f"ema/{cell}.mlp.fc1.weight"],
+    }
+    for layer, weight in wanted.items():
+        factors = (ours.model[f"{cell}.{layer}.blkdiag{i}"] for i in (1, 2))
+        np.testing.assert_allclose(monarch_to_dense(*factors), weight, rtol=1e-4, atol=1e-6)
+    for name in FROZEN:
+        np.testing.assert_array_equal(ours.model[name], theirs.model[name])
+    back = ("trainer.max_epochs=2", "train.sparse_to_dense.fraction=0.5")
+    run_tiny(tmp_path / "tuned", *options, *back, model=SPARSE)
+    losses = list(values(tmp_path / "tuned").values())
+    assert losses[0] < values(dense)[1]
+    assert losses[-1] < losses[0]
+    assert last_checkpoint(tmp_path / "tuned").state["phase"] == "dense"
