@@ -14,8 +14,6 @@ using ::oneflow::Error;
 using ::oneflow::Maybe;
 using ::oneflow::Shape;
 
-user_op::OpArg arg(const char* name) { return user_op::OpArg(std::string(name), 0); }
-
 Maybe<void> infer(user_op::InferContext* ctx) {
   const Shape& kqv = ctx->InputShape("kqv", 0);
   const Shape& w = ctx->InputShape("w", 0);
@@ -37,27 +35,12 @@ Maybe<void> infer_grad(user_op::InferContext* ctx) {
 }
 
 Maybe<void> infer_types(user_op::InferContext* ctx) {
-  const auto type = ctx->InputDType("kqv", 0);
-  for (const auto& [name, index] : ctx->inputs()) {
-    if (ctx->InputDType(name, index) != type) {
-      return Error::RuntimeError() << "a performer needs tensors of one dtype";
-    }
-  }
-  for (const auto& [name, index] : ctx->outputs()) { ctx->SetOutputDType(name, index, type); }
-  return Maybe<void>::Ok();
+  return infer_one_dtype(ctx, "a performer");
 }
 
 // Batch entries do not know of each other.
 Maybe<void> split(user_op::SbpContext* ctx) {
-  auto builder = ctx->NewBuilder().Split(ctx->outputs(), 0);
-  for (const auto& [name, index] : ctx->inputs()) {
-    if (name == "w") {
-      builder.Broadcast(arg("w"));
-    } else {
-      builder.Split(user_op::OpArg(std::string(name), index), 0);
-    }
-  }
-  builder.Build();
+  split_all_but(ctx, 0, [](const std::string& name) { return name == "w"; });
   return Maybe<void>::Ok();
 }
 

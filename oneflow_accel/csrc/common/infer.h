@@ -16,4 +16,38 @@ inline void describe_output(::oneflow::user_op::InferContext* ctx, const std::st
   desc->set_is_dynamic(false);
 }
 
+// Gives all outputs the dtype of the inputs, which have to have one. `what` begins the complaint.
+inline ::oneflow::Maybe<void> infer_one_dtype(::oneflow::user_op::InferContext* ctx,
+                                              const std::string& what) {
+  const auto& first = ctx->inputs().at(0);
+  const auto type = ctx->InputDType(first.first, first.second);
+  for (const auto& [name, index] : ctx->inputs()) {
+    if (ctx->InputDType(name, index) != type) {
+      return ::oneflow::Error::RuntimeError() << what << " needs tensors of one dtype";
+    }
+  }
+  for (const auto& [name, index] : ctx->outputs()) { ctx->SetOutputDType(name, index, type); }
+  return ::oneflow::Maybe<void>::Ok();
+}
+
+// Lets an axis be split of all arguments but those for which `of_all(name)` holds: such inputs are
+// the same for every part, and such outputs are sums over the parts.
+template <typename OfAll>
+void split_all_but(::oneflow::user_op::SbpContext* ctx, int64_t axis, OfAll of_all) {
+  auto builder = ctx->NewBuilder();
+  for (const auto* arguments : {&ctx->inputs(), &ctx->outputs()}) {
+    for (const auto& [name, index] : *arguments) {
+      const ::oneflow::user_op::OpArg argument{std::string(name), index};
+      if (!of_all(name)) {
+        builder.Split(argument, axis);
+      } else if (arguments == &ctx->inputs()) {
+        builder.Broadcast(argument);
+      } else {
+        builder.PartialSum(argument);
+      }
+    }
+  }
+  builder.Build();
+}
+
 }  // namespace oneflow_accel

@@ -20,8 +20,6 @@ using ::oneflow::Shape;
 
 const char* const kName = "oneflow_accel_channels_last_conv2d";
 
-user_op::OpArg arg(const std::string& name) { return user_op::OpArg(std::string(name), 0); }
-
 Maybe<void> infer(user_op::InferContext* ctx) {
   const Shape out = *JUST(infer_conv2d(ctx, kName, ImageAxes(true), ImageAxes(false)));
   describe_output(ctx, "out", out);
@@ -52,32 +50,14 @@ Maybe<void> infer_filter_grad(user_op::InferContext* ctx) {
 }
 
 Maybe<void> infer_types(user_op::InferContext* ctx) {
-  const auto type = ctx->InputDType("in", 0);
-  for (const auto& [name, index] : ctx->inputs()) {
-    if (ctx->InputDType(name, index) != type) {
-      return Error::RuntimeError() << kName << " needs tensors of one dtype";
-    }
-  }
-  for (const auto& [name, index] : ctx->outputs()) { ctx->SetOutputDType(name, index, type); }
-  return Maybe<void>::Ok();
+  return infer_one_dtype(ctx, kName);
 }
 
 // Images do not know of each other; weights are the same for all, their gradients sums over them.
 Maybe<void> split_batch(user_op::SbpContext* ctx) {
-  auto builder = ctx->NewBuilder();
-  for (const auto* arguments : {&ctx->inputs(), &ctx->outputs()}) {
-    for (const auto& [name, index] : *arguments) {
-      const bool of_all = name.find("weight") == 0 || name.find("bias") == 0;
-      if (!of_all) {
-        builder.Split(arg(name), 0);
-      } else if (arguments == &ctx->inputs()) {
-        builder.Broadcast(arg(name));
-      } else {
-        builder.PartialSum(arg(name));
-      }
-    }
-  }
-  builder.Build();
+  split_all_but(ctx, 0, [](const std::string& name) {
+    return name.find("weight") == 0 || name.find("bias") == 0;
+  });
   return Maybe<void>::Ok();
 }
 

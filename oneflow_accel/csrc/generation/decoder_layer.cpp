@@ -82,28 +82,14 @@ Maybe<void> infer(user_op::InferContext* ctx) {
 }
 
 Maybe<void> infer_types(user_op::InferContext* ctx) {
-  const auto type = ctx->InputDType("x", 0);
-  for (const auto& [name, index] : ctx->inputs()) {
-    if (ctx->InputDType(name, index) != type) {
-      return Error::RuntimeError() << "a decoder layer needs tensors of one dtype";
-    }
-  }
-  for (const auto& [name, index] : ctx->outputs()) { ctx->SetOutputDType(name, index, type); }
-  return Maybe<void>::Ok();
+  return infer_one_dtype(ctx, "a decoder layer");
 }
 
 // Sequences do not know of each other.
 Maybe<void> split_batch(user_op::SbpContext* ctx) {
-  auto builder = ctx->NewBuilder();
-  for (const auto& [name, index] : ctx->inputs()) {
-    const user_op::OpArg argument{std::string(name), index};
-    if (name == "x" || name == "keys" || name == "values") {
-      builder.Split(argument, 0);
-    } else {
-      builder.Broadcast(argument);
-    }
-  }
-  builder.Split(ctx->outputs(), 0).Build();
+  split_all_but(ctx, 0, [](const std::string& name) {
+    return name.find("weight") != std::string::npos || name.find("bias") != std::string::npos;
+  });
   return Maybe<void>::Ok();
 }
 

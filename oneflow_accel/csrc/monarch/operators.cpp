@@ -13,8 +13,6 @@ using ::oneflow::Error;
 using ::oneflow::Maybe;
 using ::oneflow::Shape;
 
-user_op::OpArg arg(const std::string& name) { return user_op::OpArg(std::string(name), 0); }
-
 template <typename View>
 MonarchShape shape_of(const View& x, const View& a, const View& b, int64_t out_features) {
   int64_t rows = 1;
@@ -86,14 +84,7 @@ Maybe<void> infer_grad(user_op::InferContext* ctx) {
 }
 
 Maybe<void> infer_types(user_op::InferContext* ctx) {
-  const auto type = ctx->InputDType("x", 0);
-  for (const auto& [name, index] : ctx->inputs()) {
-    if (ctx->InputDType(name, index) != type) {
-      return Error::RuntimeError() << "a Monarch product needs tensors of one dtype";
-    }
-  }
-  for (const auto& [name, index] : ctx->outputs()) { ctx->SetOutputDType(name, index, type); }
-  return Maybe<void>::Ok();
+  return infer_one_dtype(ctx, "a Monarch product");
 }
 
 // Rows do not know of each other; factors and bias are the same for all of them, and their
@@ -101,20 +92,9 @@ Maybe<void> infer_types(user_op::InferContext* ctx) {
 Maybe<void> split_rows(user_op::SbpContext* ctx) {
   const int64_t axes = ctx->LogicalTensorDesc4InputArgNameAndIndex("x", 0).shape().NumAxes();
   for (int64_t axis = 0; axis + 1 < axes; ++axis) {
-    auto builder = ctx->NewBuilder();
-    for (const auto* arguments : {&ctx->inputs(), &ctx->outputs()}) {
-      for (const auto& [name, index] : *arguments) {
-        const bool of_all = name.find("blkdiag") == 0 || name.find("bias") == 0;
-        if (!of_all) {
-          builder.Split(arg(name), axis);
-        } else if (arguments == &ctx->inputs()) {
-          builder.Broadcast(arg(name));
-        } else {
-          builder.PartialSum(arg(name));
-        }
-      }
-    }
-    builder.Build();
+    split_all_but(ctx, axis, [](const std::string& name) {
+      return name.find("blkdiag") == 0 || name.find("bias") == 0;
+    });
   }
   return Maybe<void>::Ok();
 }
