@@ -177,11 +177,7 @@ class Trainer:
 
     def _validate(self, log: MetricLog) -> Accuracy:
         accuracy = validate(self.step.local_model(), self.val_loader, self.step.backend)
-        log.log(
-            self.position.step,
-            {"loss": accuracy.loss, "acc1": accuracy.acc1, "acc5": accuracy.acc5},
-            split="val",
-        )
+        log.log(self.position.step, accuracy.as_logged(), split="val")
         logger.info("Epoch: [%d] %s", self.position.epoch, accuracy)
         return accuracy
 

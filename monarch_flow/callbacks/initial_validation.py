@@ -23,6 +23,5 @@ class InitialValidation(Callback):
         if trainer.position.step > 0 or (options.limit_val == 0 and not options.fast_dev_run):
             return
         accuracy = trainer.evaluate(trainer.data.val)
-        values = {"loss": accuracy.loss, "acc1": accuracy.acc1, "acc5": accuracy.acc5}
-        trainer.log_now(values, split="val")
+        trainer.log_now(accuracy.as_logged(), split="val")
         logger.info("before the first step: %s", accuracy)

@@ -28,7 +28,7 @@ from monarch_flow.engine.build import build_data, build_model
 from monarch_flow.engine.initialize import read_model_arrays
 from monarch_flow.engine.options import TrainerOptions, read_trainer_options, section
 from monarch_flow.engine.results import ResultsFile
-from monarch_flow.engine.trainer import Trainer, as_logged, named, val_batches
+from monarch_flow.engine.trainer import Trainer, named, val_batches
 from monarch_flow.optim import build_loss
 from monarch_flow.projection import structured_layers
 
@@ -66,7 +66,7 @@ def test(
             max_batches=val_batches(loader, trainer.options),
             criterion=trainer.data.val_loss,
         )
-    trainer.log_now(as_logged(accuracy), split="test")
+    trainer.log_now(accuracy.as_logged(), split="test")
     logger.info("test %s", accuracy)
     return named(accuracy, "test")
 

@@ -320,7 +320,7 @@ class Trainer:
         accuracy = self.evaluate(self.data.val)
         metrics = named(accuracy, "val")
         self.metrics |= metrics
-        self._log.log(self.position.step, as_logged(accuracy), split="val")
+        self._log.log(self.position.step, accuracy.as_logged(), split="val")
         logger.info("Epoch: [%d] %s", self.position.epoch - 1, accuracy)
         self._each(lambda callback: callback.on_validation_end(self, metrics))
 
@@ -390,8 +390,3 @@ def named(accuracy: Accuracy, split: str) -> dict[str, float]:
         f"{split}/acc": accuracy.acc1,
         f"{split}/acctop5": accuracy.acc5,
     }
-
-
-def as_logged(accuracy: Accuracy) -> dict[str, float]:
-    """Loss, and accuracy in percent, by the names in metrics.jsonl."""
-    return {"loss": accuracy.loss, "acc1": accuracy.acc1, "acc5": accuracy.acc5}

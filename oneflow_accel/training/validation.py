@@ -48,6 +48,10 @@ class Accuracy:
             f"({self.images} images)"
         )
 
+    def as_logged(self) -> dict[str, float]:
+        """Loss, and accuracy in percent, by the names in metrics.jsonl."""
+        return {"loss": self.loss, "acc1": self.acc1, "acc5": self.acc5}
+
 
 def class_scores(output: flow.Tensor | tuple[flow.Tensor, ...]) -> flow.Tensor:
     """A model's scores of shape (N, classes); GoogLeNet and Inception v3 return those of their
