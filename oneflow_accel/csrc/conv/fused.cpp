@@ -1,9 +1,11 @@
 // The kernel of oneflow_accel_conv2d: a convolution with bias, summand and relu in one pass,
-// float32 and bfloat16.
+// float32 and bfloat16. oneDNN adds what follows where it can; grouped convolutions of a few channels
+// are ours (grouped.h).
 #include "common/bfloat16.h"
 #include "common/guard.h"
 #include "common/simd.h"
 #include "common/threads.h"
+#include "conv/grouped.h"
 #include "conv/kept_weights.h"
 #include "conv/select.h"
 
@@ -86,6 +88,41 @@ void add_summand(const Bfloat16* summand, float lowest, int64_t n, Bfloat16* out
 }
 
 template <typename T>
+ONEFLOW_ACCEL_INLINE void only_relu(int64_t n, T* out) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) {
+    const float x = to_float(out[i]);
+    out[i] = from_float<T>(x < 0.0F ? 0.0F : x);
+  }
+}
+
+ONEFLOW_ACCEL_SIMD
+void relu_in_place(int64_t n, float* out) { only_relu(n, out); }
+
+ONEFLOW_ACCEL_SIMD
+void relu_in_place(int64_t n, Bfloat16* out) { only_relu(n, out); }
+
+// Adds the summand, or null for none, and sets negative values to 0 where `relu` says so.
+template <typename T>
+void finish(const T* summand, bool relu, int64_t n, T* out) {
+  if (summand == nullptr && !relu) { return; }
+  parallel_for(n, kGrainSize, [=](int64_t begin, int64_t end) {
+    if (summand == nullptr) { return relu_in_place(end - begin, out + begin); }
+    add_summand(summand + begin, relu ? 0.0F : -INFINITY, end - begin, out + begin);
+  });
+}
+
+// The weights in float32: converted ones are in the calling thread's scratch memory.
+const float* float_weights(const ConvGeometry&, const float* weights) { return weights; }
+const float* float_weights(const ConvGeometry& geometry, const Bfloat16* weights) {
+  int64_t count = 1;
+  for (const int64_t size : geometry.weights) { count *= size; }
+  auto* converted = static_cast<float*>(scratch(ScratchSlot::kWeights, count * sizeof(float)));
+  for (int64_t i = 0; i < count; ++i) { converted[i] = to_float(weights[i]); }
+  return converted;
+}
+
+template <typename T>
 class FusedConv2dKernel final : public user_op::OpKernel {
  public:
   bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
@@ -102,17 +139,26 @@ class FusedConv2dKernel final : public user_op::OpKernel {
     if (geometry.is_empty()) { return; }
     const Tail tail{ctx->has_input("bias", 0), ctx->has_input("summand", 0),
                     ctx->Attr<bool>("relu")};
-    run_or_abort([&] { return geometry.describe("oneflow_accel_conv2d"); },
-                 [&] { convolve(ctx, geometry, tail, in->raw_dptr(), out->mut_raw_dptr()); });
-    if (tail.summand && !primitive_adds_summand(geometry)) {
-      const auto* summand =
-          static_cast<const T*>(ctx->Tensor4ArgNameAndIndex("summand", 0)->raw_dptr());
-      auto* sum = static_cast<T*>(out->mut_raw_dptr());
-      const float lowest = tail.relu ? 0.0F : -INFINITY;
-      parallel_for(out->shape_view().elem_cnt(), kGrainSize, [=](int64_t begin, int64_t end) {
-        add_summand(summand + begin, lowest, end - begin, sum + begin);
-      });
+    const auto shape = grouped_shape(geometry);
+    run_or_abort([&] { return geometry.describe("oneflow_accel_conv2d"); }, [&] {
+      if (shape) {
+        const auto* bias = tail.bias ? input<float>(ctx, "bias") : nullptr;
+        const float* weights = float_weights(geometry, input<T>(ctx, "weight"));
+        grouped_convolution(*shape, input<T>(ctx, "in"), weights, bias,
+                            static_cast<T*>(out->mut_raw_dptr()));
+      } else {
+        convolve(ctx, geometry, tail, in->raw_dptr(), out->mut_raw_dptr());
+      }
+    });
+    if (shape || (tail.summand && !primitive_adds_summand(geometry))) {
+      finish(tail.summand ? input<T>(ctx, "summand") : nullptr, tail.relu,
+             out->shape_view().elem_cnt(), static_cast<T*>(out->mut_raw_dptr()));
     }
+  }
+
+  template <typename U>
+  static const U* input(user_op::KernelComputeContext* ctx, const char* name) {
+    return static_cast<const U*>(ctx->Tensor4ArgNameAndIndex(name, 0)->raw_dptr());
   }
 
   static void convolve(user_op::KernelComputeContext* ctx, const ConvGeometry& geometry,

@@ -51,10 +51,7 @@ void flip(const GroupedShape& s, const float* weights, float* flipped) {
 }  // namespace
 
 std::optional<GroupedShape> grouped_shape(const ConvGeometry& geometry) {
-  if (geometry.in.size() != 4 || geometry.groups() == 1
-      || geometry.data_type != dnnl::memory::data_type::f32) {
-    return std::nullopt;
-  }
+  if (geometry.in.size() != 4 || geometry.groups() == 1) { return std::nullopt; }
   const auto& weights = geometry.weights;
   const GroupedShape shape{geometry.in[0],
                            geometry.groups(),
@@ -86,8 +83,9 @@ std::optional<GroupedShape> grouped_shape(const ConvGeometry& geometry) {
   return shape;
 }
 
-void grouped_convolution(const GroupedShape& s, const float* in, const float* weights,
-                         const float* bias, float* out) {
+template <typename T>
+void grouped_convolution(const GroupedShape& s, const T* in, const float* weights,
+                         const float* bias, T* out) {
   const GroupBlocks blocks(s);
   const std::vector<int64_t> offsets = kernel_offsets(s, blocks.in_layout().size);
   const PlaneLayout in_planes = blocks.in_layout();
@@ -114,12 +112,17 @@ void grouped_convolution(const GroupedShape& s, const float* in, const float* we
   });
 }
 
+template void grouped_convolution(const GroupedShape&, const float*, const float*, const float*,
+                                  float*);
+template void grouped_convolution(const GroupedShape&, const Bfloat16*, const float*, const float*,
+                                  Bfloat16*);
+
 void grouped_convolution_data_grad(const GroupedShape& shape, const float* out_grad,
                                    const float* weights, float* in_grad) {
   const int64_t count = shape.groups * shape.out_channels * shape.depth();
   auto* flipped = static_cast<float*>(scratch(ScratchSlot::kWeights, count * sizeof(float)));
   flip(shape, weights, flipped);
-  grouped_convolution(transposed(shape), out_grad, flipped, nullptr, in_grad);
+  grouped_convolution<float>(transposed(shape), out_grad, flipped, nullptr, in_grad);
 }
 
 }  // namespace oneflow_accel

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "common/bfloat16.h"
 #include "conv/geometry.h"
 
 namespace oneflow_accel {
@@ -40,9 +41,11 @@ struct GroupedShape {
 // Null where oneDNN is the better choice, or this one cannot do it.
 std::optional<GroupedShape> grouped_shape(const ConvGeometry& geometry);
 
-// `bias` may be null.
-void grouped_convolution(const GroupedShape& shape, const float* in, const float* weights,
-                         const float* bias, float* out);
+// `bias` may be null. Activations in bfloat16 become float32 on the way to their planes, and are
+// rounded on the way back.
+template <typename T>
+void grouped_convolution(const GroupedShape& shape, const T* in, const float* weights,
+                         const float* bias, T* out);
 
 void grouped_convolution_data_grad(const GroupedShape& shape, const float* out_grad,
                                    const float* weights, float* in_grad);

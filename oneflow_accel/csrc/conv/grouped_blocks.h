@@ -93,7 +93,8 @@ inline std::vector<int64_t> kernel_offsets(const GroupedShape& s, int64_t plane)
   return offsets;
 }
 
-inline ImageView<const float> in_image(const GroupedShape& s, const float* in, int64_t n) {
+template <typename T>
+ImageView<const T> in_image(const GroupedShape& s, const T* in, int64_t n) {
   const int64_t channels = s.groups * s.in_channels;
   return {in + n * channels * s.height * s.width, channels, s.height, s.width, s.channels_last};
 }

@@ -15,12 +15,13 @@ namespace {
 int64_t dense_size(int64_t height, int64_t width) { return padded(height * width) + kVectorWidth; }
 
 // Rows of one plane between two layouts.
-void copy_rows(const float* from, int64_t from_row, int64_t height, int64_t width, float addend,
-               float* to, int64_t to_row) {
+template <typename From, typename To>
+void copy_rows(const From* from, int64_t from_row, int64_t height, int64_t width, float addend,
+               To* to, int64_t to_row) {
   for (int64_t y = 0; y < height; ++y) {
-    const float* source = from + y * from_row;
-    float* target = to + y * to_row;
-    for (int64_t x = 0; x < width; ++x) { target[x] = source[x] + addend; }
+    const From* source = from + y * from_row;
+    To* target = to + y * to_row;
+    for (int64_t x = 0; x < width; ++x) { target[x] = from_float<To>(to_float(source[x]) + addend); }
   }
 }
 
@@ -48,10 +49,63 @@ void store_transposed(const float* planes, const PlaneLayout& layout, int64_t ch
                      image.height * image.width);
 }
 
+// For CPUs without AVX-512, where nobody asks for bfloat16 to be fast.
+void load_transposed(const ImageView<const Bfloat16>& image, int64_t channel, int64_t count,
+                     const PlaneLayout& layout, float*, float* planes) {
+  for (int64_t c = 0; c < count; ++c) {
+    float* plane = planes + c * layout.size + layout.first;
+    const Bfloat16* from = image.data + channel + c;
+    for (int64_t y = 0; y < image.height; ++y) {
+      for (int64_t x = 0; x < image.width; ++x, from += image.channels) {
+        plane[y * layout.row + x] = to_float(*from);
+      }
+    }
+  }
+}
+
+void store_transposed(const float* planes, const PlaneLayout& layout, int64_t channel,
+                      int64_t count, const float* bias, float*, const ImageView<Bfloat16>& image) {
+  for (int64_t c = 0; c < count; ++c) {
+    const float* plane = planes + c * layout.size + layout.first;
+    const float addend = bias == nullptr ? 0.0F : bias[channel + c];
+    Bfloat16* to = image.data + channel + c;
+    for (int64_t y = 0; y < image.height; ++y) {
+      for (int64_t x = 0; x < image.width; ++x, to += image.channels) {
+        *to = from_float<Bfloat16>(plane[y * layout.row + x] + addend);
+      }
+    }
+  }
+}
+
 constexpr int kLanes = 16;
 
 ONEFLOW_ACCEL_INLINE __mmask16 first_lanes(int64_t count) {
   return static_cast<__mmask16>((1U << count) - 1);
+}
+
+ONEFLOW_ACCEL_AVX512 ONEFLOW_ACCEL_INLINE __m512 load_lanes(__mmask16 lanes, const float* from) {
+  return _mm512_maskz_loadu_ps(lanes, from);
+}
+ONEFLOW_ACCEL_AVX512 ONEFLOW_ACCEL_INLINE __m512 load_lanes(__mmask16 lanes,
+                                                            const Bfloat16* from) {
+  const __m512i bits = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes, from));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
+}
+
+ONEFLOW_ACCEL_AVX512 ONEFLOW_ACCEL_INLINE void store_lanes(__mmask16 lanes, __m512 x, float* to) {
+  _mm512_mask_storeu_ps(to, lanes, x);
+}
+// Rounds as from_float<Bfloat16>() does.
+ONEFLOW_ACCEL_AVX512 ONEFLOW_ACCEL_INLINE void store_lanes(__mmask16 lanes, __m512 x,
+                                                           Bfloat16* to) {
+  const __m512i bits = _mm512_castps_si512(x);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i half = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF));
+  const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, half), 16);
+  const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+  _mm256_mask_storeu_epi16(
+      to, lanes,
+      _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(rounded, nan, _mm512_set1_epi32(0x7FC0))));
 }
 
 // Up to 16 pixels, one after the other in the image, in a plane: the rows that they are parts of.
@@ -77,20 +131,20 @@ struct Segments {
 
 // 16 pixels of 16 channels at a time, in registers: no copy between. All channels of some pixels
 // before the next pixels, as they lie together.
+template <typename T>
 ONEFLOW_ACCEL_AVX512
-void load_avx512(const ImageView<const float>& image, int64_t channel, int64_t count,
+void load_avx512(const ImageView<const T>& image, int64_t channel, int64_t count,
                  const PlaneLayout& layout, float*, float* planes) {
   for (int64_t pixel = 0; pixel < image.height * image.width; pixel += kLanes) {
     const Segments segments(pixel, image.height, image.width, layout);
     for (int64_t c = 0; c < count; c += kLanes) {
       const int64_t channels = std::min<int64_t>(kLanes, count - c);
       const __mmask16 lanes = first_lanes(channels);
-      const float* from = image.data + pixel * image.channels + channel + c;
+      const T* from = image.data + pixel * image.channels + channel + c;
       __m512 rows[kLanes], columns[kLanes];
 #pragma GCC unroll 16
       for (int i = 0; i < kLanes; ++i) {
-        rows[i] = _mm512_maskz_loadu_ps(i < segments.pixels ? lanes : 0,
-                                        from + i * image.channels);
+        rows[i] = load_lanes(i < segments.pixels ? lanes : 0, from + i * image.channels);
         // The next pixels: they lie too far apart for the processor to see it coming.
         __builtin_prefetch(from + (i + kLanes) * image.channels);
       }
@@ -105,16 +159,17 @@ void load_avx512(const ImageView<const float>& image, int64_t channel, int64_t c
   }
 }
 
+template <typename T>
 ONEFLOW_ACCEL_AVX512
 void store_avx512(const float* planes, const PlaneLayout& layout, int64_t channel, int64_t count,
-                  const float* bias, float*, const ImageView<float>& image) {
+                  const float* bias, float*, const ImageView<T>& image) {
   for (int64_t pixel = 0; pixel < image.height * image.width; pixel += kLanes) {
     const Segments segments(pixel, image.height, image.width, layout);
     for (int64_t c = 0; c < count; c += kLanes) {
       const int64_t channels = std::min<int64_t>(kLanes, count - c);
       const __mmask16 lanes = first_lanes(channels);
       __m512 rows[kLanes], columns[kLanes];
-      float* to = image.data + pixel * image.channels + channel + c;
+      T* to = image.data + pixel * image.channels + channel + c;
       for (int64_t i = 0; i < kLanes; ++i) {
         __builtin_prefetch(to + (i + kLanes) * image.channels, 1);
         rows[i] = _mm512_setzero_ps();
@@ -127,7 +182,7 @@ void store_avx512(const float* planes, const PlaneLayout& layout, int64_t channe
       const __m512 addend = bias == nullptr ? _mm512_setzero_ps()
                                             : _mm512_maskz_loadu_ps(lanes, bias + channel + c);
       for (int64_t i = 0; i < segments.pixels; ++i) {
-        _mm512_mask_storeu_ps(to + i * image.channels, lanes, _mm512_add_ps(columns[i], addend));
+        store_lanes(lanes, _mm512_add_ps(columns[i], addend), to + i * image.channels);
       }
     }
   }
@@ -139,10 +194,13 @@ int64_t planes_space(int64_t channels, int64_t height, int64_t width, bool chann
   return channels_last ? channels * dense_size(height, width) : 0;
 }
 
-void load_planes(const ImageView<const float>& image, int64_t channel, int64_t count,
+template <typename T>
+void load_planes(const ImageView<const T>& image, int64_t channel, int64_t count,
                  const PlaneLayout& layout, float* space, float* planes) {
+  using Load = void (*)(const ImageView<const T>&, int64_t, int64_t, const PlaneLayout&, float*,
+                        float*);
   static const auto transposed =
-      choose_version<decltype(&load_transposed)>(load_avx512, load_transposed, load_transposed);
+      choose_version<Load>(load_avx512<T>, load_transposed, load_transposed);
   if (image.channels_last) {
     return transposed(image, channel, count, layout, space, planes);
   }
@@ -153,10 +211,13 @@ void load_planes(const ImageView<const float>& image, int64_t channel, int64_t c
   }
 }
 
+template <typename T>
 void store_planes(const float* planes, const PlaneLayout& layout, int64_t channel, int64_t count,
-                  const float* bias, float* space, const ImageView<float>& image) {
+                  const float* bias, float* space, const ImageView<T>& image) {
+  using Store = void (*)(const float*, const PlaneLayout&, int64_t, int64_t, const float*, float*,
+                         const ImageView<T>&);
   static const auto transposed =
-      choose_version<decltype(&store_transposed)>(store_avx512, store_transposed, store_transposed);
+      choose_version<Store>(store_avx512<T>, store_transposed, store_transposed);
   if (image.channels_last) {
     return transposed(planes, layout, channel, count, bias, space, image);
   }
@@ -167,5 +228,14 @@ void store_planes(const float* planes, const PlaneLayout& layout, int64_t channe
               image.width);
   }
 }
+
+template void load_planes(const ImageView<const float>&, int64_t, int64_t, const PlaneLayout&,
+                          float*, float*);
+template void load_planes(const ImageView<const Bfloat16>&, int64_t, int64_t, const PlaneLayout&,
+                          float*, float*);
+template void store_planes(const float*, const PlaneLayout&, int64_t, int64_t, const float*, float*,
+                           const ImageView<float>&);
+template void store_planes(const float*, const PlaneLayout&, int64_t, int64_t, const float*, float*,
+                           const ImageView<Bfloat16>&);
 
 }  // namespace oneflow_accel

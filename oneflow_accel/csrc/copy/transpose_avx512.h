@@ -1,4 +1,5 @@
-// A transpose of 16 x 16 floats in registers.
+// A transpose of 16 x 16 floats in registers. What is marked with ONEFLOW_ACCEL_AVX512 is called by
+// way of choose_version() only.
 #pragma once
 
 // GCC 12 takes the undefined vectors of its own header for mistakes.
@@ -7,7 +8,7 @@
 #include <immintrin.h>
 #pragma GCC diagnostic pop
 
-#define ONEFLOW_ACCEL_AVX512 __attribute__((target("avx512f")))
+#define ONEFLOW_ACCEL_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl")))
 
 namespace oneflow_accel {
 
