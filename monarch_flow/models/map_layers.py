@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from oneflow_accel.inference import map_layer
 from oneflow_accel.kernels.convolution import channels_last_conv2d
 
 import oneflow as flow
 from oneflow import nn
 
 
+@map_layer
 class MapConv2d(nn.Conv2d):
     """nn.Conv2d that takes and returns (N, H, W, C). Its weight is (O, C / groups, h, w)."""
 
@@ -23,6 +25,7 @@ class MapConv2d(nn.Conv2d):
         )
 
 
+@map_layer
 class MapBatchNorm2d(nn.BatchNorm2d):
     """nn.BatchNorm2d that takes and returns (N, H, W, C).
 

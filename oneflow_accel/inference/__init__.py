@@ -2,5 +2,6 @@
 
 from oneflow_accel.inference.bfloat16 import bfloat16_container
 from oneflow_accel.inference.prepare import prepare
+from oneflow_accel.inference.rules import map_layer
 
-__all__ = ["bfloat16_container", "prepare"]
+__all__ = ["bfloat16_container", "map_layer", "prepare"]

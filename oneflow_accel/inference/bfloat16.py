@@ -48,6 +48,7 @@ _LAYERS = (
     nn.AdaptiveAvgPool2d,
     nn.ReLU,
     nn.GELU,
+    nn.SiLU,
     nn.Flatten,
     nn.Identity,
     nn.Dropout,

@@ -6,8 +6,10 @@ import ctypes
 import itertools
 from functools import lru_cache
 
+from oneflow_accel.backends import current_backend
 from oneflow_accel.backends.cpu import CpuBackend
 from oneflow_accel.kernels import plugin
+from oneflow_accel.kernels.convolution import channels_last_conv2d
 from oneflow_accel.kernels.operators import Operator
 from oneflow_accel.kernels.registry import implementation, register_operation
 
@@ -70,16 +72,12 @@ def _reference(
     relu: bool,
     owner: int,
 ) -> flow.Tensor:
-    y = flow._C.conv2d(
-        x,
-        weight,
-        bias,
-        stride=stride,
-        padding=padding,
-        dilation=dilation,
-        groups=groups,
-        channel_pos=data_format,
-    )
+    geometry = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    if data_format == "channels_last" and not current_backend().supports("nhwc"):
+        # A map layer's, which a device needs no channels-last kernels for.
+        y = channels_last_conv2d(x, weight.permute(0, 3, 1, 2), bias, **geometry)
+    else:
+        y = flow._C.conv2d(x, weight, bias, **geometry, channel_pos=data_format)
     if summand is not None:
         y = y + summand
     return flow.relu(y) if relu else y

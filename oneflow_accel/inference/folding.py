@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from oneflow_accel.inference.modules import InferenceConv2d
+from oneflow_accel.inference.rules import is_map_layer
 
 import numpy as np
 import oneflow as flow
@@ -16,13 +17,13 @@ def fold(conv: nn.Conv2d, norm: nn.BatchNorm2d | None, relu: bool) -> InferenceC
     weight' = scale * weight, bias' = scale * (bias - mean) + beta; computed at float64.
 
     Args:
-        conv: local parameters, in either layout.
+        conv: local parameters, in either layout, or a map layer.
         norm: with running statistics; None for none.
         relu: whether a relu follows.
     """
     if norm is None:
         bias = None if conv.bias is None else conv.bias.detach().clone()
-        return InferenceConv2d(conv, conv.weight.detach().clone(), bias, relu)
+        return _layer(conv, conv.weight.detach().clone(), bias, relu)
     scale = 1 / np.sqrt(_float64(norm.running_var) + norm.eps)
     if norm.weight is not None:
         scale = scale * _float64(norm.weight)
@@ -32,7 +33,18 @@ def fold(conv: nn.Conv2d, norm: nn.BatchNorm2d | None, relu: bool) -> InferenceC
     if norm.bias is not None:
         bias = bias + _float64(norm.bias)
     weight = scale.reshape(-1, 1, 1, 1) * _float64(conv.weight)
-    return InferenceConv2d(conv, _like(conv.weight, weight), _like(conv.weight, bias), relu)
+    return _layer(conv, _like(conv.weight, weight), _like(conv.weight, bias), relu)
+
+
+def _layer(
+    conv: nn.Conv2d, weight: flow.Tensor, bias: flow.Tensor | None, relu: bool
+) -> InferenceConv2d:
+    layer = InferenceConv2d(conv, weight, bias, relu)
+    if is_map_layer(conv):
+        # Its weight has the order of checkpoints, (O, C, h, w), whatever that of its activations.
+        layer.weight = nn.Parameter(weight.permute(0, 2, 3, 1).contiguous(), requires_grad=False)
+        layer.channel_pos = "channels_last"
+    return layer
 
 
 def _float64(tensor: flow.Tensor) -> np.ndarray:

@@ -28,8 +28,8 @@ def prepare(
     """A copy of a model that is faster at inference and gives the same outputs.
 
     Convolution, batch norm, the addition of a residual branch and relu become one operator where
-    they follow each other: in every Sequential, and in the module classes of `rules.py`. A linear
-    layer adds its bias in the same pass. What is not known there stays as it is. The copy is in
+    they follow each other: in every Sequential, and in the module classes of `rules.py`; so do those
+    on (N, H, W, C) that `map_layer` marks. A linear layer adds its bias in the same pass. What is not known there stays as it is. The copy is in
     eval mode, requires no gradients, and does not follow later changes of the model. It can be
     called, or be built into an nn.Graph.
 

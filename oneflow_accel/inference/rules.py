@@ -2,7 +2,8 @@
 
 A class that is not here is left alone, apart from its children: its forward may use a layer's
 output twice, or its layers in another order. A Sequential needs no rule. The forwards of
-flowvision's classes were read for its release 0.2.1.
+flowvision's classes were read for its release 0.2.1. Convolutions and batch norms of other classes
+than OneFlow's are those marked with `map_layer`.
 """
 
 from __future__ import annotations
@@ -10,21 +11,42 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 from oneflow_accel.inference import forwards
 from oneflow_accel.layouts.rules import class_name
 
 from oneflow import nn
 
+LayerClass = TypeVar("LayerClass", bound=type[nn.Conv2d] | type[nn.BatchNorm2d])
+
+# Classes of ours, which say so themselves.
+_map_layers: set[type] = set()
+
+
+def map_layer(cls: LayerClass) -> LayerClass:
+    """Class decorator: these modules compute what nn.Conv2d or nn.BatchNorm2d does with the same
+    parameters, but on (N, H, W, C), so that `prepare()` may fold them."""
+    _map_layers.add(cls)
+    return cls
+
+
+def is_map_layer(module: nn.Module) -> bool:
+    return type(module) in _map_layers
+
 
 def is_convolution(module: nn.Module | None) -> bool:
-    return type(module) is nn.Conv2d
+    return type(module) is nn.Conv2d or _is_map(module, nn.Conv2d)
 
 
 def is_batch_norm(module: nn.Module | None) -> bool:
     """Whether it is a batch norm that uses running statistics in eval mode."""
-    return module is not None and type(module) is nn.BatchNorm2d and module.running_mean is not None
+    of_class = type(module) is nn.BatchNorm2d or _is_map(module, nn.BatchNorm2d)
+    return of_class and module.running_mean is not None
+
+
+def _is_map(module: nn.Module | None, cls: type[nn.Module]) -> bool:
+    return isinstance(module, cls) and is_map_layer(module)
 
 
 def is_relu(module: nn.Module | None) -> bool:
