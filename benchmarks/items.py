@@ -271,6 +271,11 @@ def _vitae() -> list[Item]:
         items += _beside_dense(
             name, "vitae", "vitae_train", params, bar_over_dense=1.05, stock=False
         )
+    # PyTorch has its whole model in the row's dtype.
+    for batch, dtype in ((1, "float32"), (8, "float32"), (8, "bfloat16")):
+        name = f"vitae-tiny inference b{batch}" + (" bf16" if dtype == "bfloat16" else "")
+        params = {"model": "ViTAE_basic_Tiny", "batch": batch, "size": 224, "dtype": dtype}
+        items += _beside_dense(name, "vitae", "vitae_inference", params, stock=False)
     return items
 
 

@@ -50,15 +50,15 @@ def resnet50_forward(batch: int) -> Step:
     return _forward(model.eval(), flow.randn(*shape))
 
 
-def _prepared(model: nn.Module, batch: flow.Tensor, dtype: str) -> Step:
+def prepared_forward(model: nn.Module, batch: flow.Tensor, dtype: str) -> Step:
+    """Folded, under nn.Graph."""
     prepared = inference.prepare(model.eval(), dtype=getattr(flow, dtype))
     return _forward(forward_graph(prepared), batch)
 
 
 def resnet50_inference(batch: int, dtype: str = "float32") -> Step:
-    """Folded, under nn.Graph."""
     model, shape = _resnet50(batch)
-    return _prepared(model, flow.randn(*shape), dtype)
+    return prepared_forward(model, flow.randn(*shape), dtype)
 
 
 def _resnet50_train(batch: int, step_class: type[EagerStep] | type[GraphStep]) -> Step:
@@ -101,7 +101,7 @@ def vit_forward(batch: int) -> Step:
 
 
 def vit_inference(batch: int, dtype: str = "float32") -> Step:
-    return _prepared(VisionTransformer(), flow.randn(batch, 3, 224, 224), dtype)
+    return prepared_forward(VisionTransformer(), flow.randn(batch, 3, 224, 224), dtype)
 
 
 def vit_train(batch: int) -> Step:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import oneflow as flow
 from oneflow import nn
 
-from benchmarks.ours.models import classifier_forward, classifier_train
+from benchmarks.ours.models import classifier_train, prepared_forward
 from benchmarks.serve import Maker, Step
 
 
@@ -14,8 +15,8 @@ def _vitae(model: str, monarch: bool, drop_path: float) -> nn.Module:
     return create_model(model, mlp_cfg="monarch" if monarch else None, drop_path_rate=drop_path)
 
 
-def vitae_forward(model: str, batch: int, size: int, monarch: bool) -> Step:
-    return classifier_forward(_vitae(model, monarch, 0.0), batch, size)
+def vitae_inference(model: str, batch: int, size: int, dtype: str, monarch: bool) -> Step:
+    return prepared_forward(_vitae(model, monarch, 0.0), flow.randn(batch, 3, size, size), dtype)
 
 
 def vitae_train(model: str, batch: int, size: int, monarch: bool) -> Step:
@@ -24,5 +25,5 @@ def vitae_train(model: str, batch: int, size: int, monarch: bool) -> Step:
 
 
 MAKERS: dict[str, Maker] = {
-    function.__name__: function for function in (vitae_forward, vitae_train)
+    function.__name__: function for function in (vitae_inference, vitae_train)
 }

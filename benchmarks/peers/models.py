@@ -55,8 +55,10 @@ def _vit() -> nn.Module:
     return timm.create_model("vit_small_patch16_224", pretrained=False)
 
 
-def classifier_forward(model: nn.Module, batch: int, size: int = 224) -> Step:
-    return _forward(model, _images(batch, size))
+def classifier_forward(
+    model: nn.Module, batch: int, size: int = 224, dtype: torch.dtype = torch.float32
+) -> Step:
+    return _forward(model.to(dtype), _images(batch, size).to(dtype))
 
 
 def classifier_train(model: nn.Module, batch: int, size: int = 224) -> Step:

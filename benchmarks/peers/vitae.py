@@ -328,8 +328,9 @@ class ViTAE(nn.Module):
         return self.head(self.fc_norm(x) if self.class_tokens else x)
 
 
-def vitae_forward(model: str, batch: int, size: int, monarch: bool) -> Step:
-    return classifier_forward(ViTAE(VARIANTS[model], monarch=monarch), batch, size)
+def vitae_inference(model: str, batch: int, size: int, dtype: str, monarch: bool) -> Step:
+    made = ViTAE(VARIANTS[model], monarch=monarch)
+    return classifier_forward(made, batch, size, getattr(torch, dtype))
 
 
 def vitae_train(model: str, batch: int, size: int, monarch: bool) -> Step:
@@ -338,5 +339,5 @@ def vitae_train(model: str, batch: int, size: int, monarch: bool) -> Step:
 
 
 MAKERS: dict[str, Maker] = {
-    function.__name__: function for function in (vitae_forward, vitae_train)
+    function.__name__: function for function in (vitae_inference, vitae_train)
 }

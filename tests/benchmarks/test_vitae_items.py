@@ -28,9 +28,15 @@ def test_items_name_models_and_arguments_that_there_are() -> None:
         assert item.params["model"] in list_models()
         inspect.signature(vitae.MAKERS[item.kind]).bind(**item.params)
     # Every Monarch model beside PyTorch's and, in turn, beside our own dense one.
-    over_dense = [item for item in items if item.against]
-    assert len(items) == 3 * len(over_dense) > 0
+    trained = [item for item in items if item.kind == "vitae_train"]
+    over_dense = [item for item in trained if item.against]
+    assert len(trained) == 3 * len(over_dense) > 0
     assert all(item.bar == 1.05 for item in over_dense)
+    # Inference of both, all beside PyTorch.
+    inferred = [item for item in items if item.kind == "vitae_inference"]
+    assert len(inferred) == 2 * 3
+    assert all(item.peer and not item.against for item in inferred)
+    assert len(trained) + len(inferred) == len(items)
 
 
 def test_a_step_trains() -> None:

@@ -263,14 +263,20 @@ def test_refusals() -> None:
 
 _WITHOUT_PLUGIN = """
 import oneflow_accel
-from oneflow_accel.inference import prepare
+from oneflow_accel.inference import map_layer, prepare
+from oneflow_accel.kernels.convolution import channels_last_conv2d
 import numpy as np, oneflow as flow, flowvision
-model = flowvision.models.resnet18(num_classes=7).eval()
-x = flow.randn(2, 3, 32, 32)
+@map_layer
+class MapConv(flow.nn.Conv2d):
+    def forward(self, x):
+        return channels_last_conv2d(x, self.weight, self.bias)
+resnet = flowvision.models.resnet18(num_classes=7).eval()
+on_maps = flow.nn.Sequential(MapConv(3, 4, 3), flow.nn.ReLU()).eval()
 with flow.no_grad():
     for dtype in (None, flow.bfloat16):
-        np.testing.assert_allclose(
-            prepare(model, dtype)(x).numpy(), model(x).numpy(), rtol=1e-3, atol=1e-4)
+        for model, x in ((resnet, flow.randn(2, 3, 32, 32)), (on_maps, flow.randn(2, 9, 8, 3))):
+            np.testing.assert_allclose(
+                prepare(model, dtype)(x).numpy(), model(x).numpy(), rtol=1e-3, atol=1e-4)
 print("equal")
 """
 
