@@ -1,4 +1,8 @@
-"""Convolution and batch norm of maps (N, H, W, C), with the parameters of OneFlow's own."""
+"""Convolution and batch norm of maps (N, H, W, C), with the parameters of OneFlow's own.
+
+`oneflow_accel.inference.prepare()` makes one layer of a convolution and the batch norm and SiLU
+after it, in float32 or bfloat16.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""The operation "conv2d_add_relu": a convolution with all that follows it in a residual network."""
+"""The operation "conv2d_add_activation": a convolution with all that follows it."""
 
 from __future__ import annotations
 
 import ctypes
 import itertools
 from functools import lru_cache
+from typing import Any
 
 from oneflow_accel.backends import current_backend
 from oneflow_accel.backends.cpu import CpuBackend
@@ -29,7 +30,7 @@ _operator = Operator(
         "padding_before": "list_int32",
         "dilation_rate": "list_int32",
         "groups": "int32",
-        "relu": "bool",
+        "activation": "string",
         "owner": "int64",
     },
     optional=("bias", "summand"),
@@ -69,10 +70,15 @@ def _reference(
     dilation: Pair,
     groups: int,
     data_format: str,
-    relu: bool,
+    activation: str,
     owner: int,
 ) -> flow.Tensor:
-    geometry = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    geometry: dict[str, Any] = {
+        "stride": stride,
+        "padding": padding,
+        "dilation": dilation,
+        "groups": groups,
+    }
     if data_format == "channels_last" and not current_backend().supports("nhwc"):
         # A map layer's, which a device needs no channels-last kernels for.
         y = channels_last_conv2d(x, weight.permute(0, 3, 1, 2), bias, **geometry)
@@ -80,13 +86,14 @@ def _reference(
         y = flow._C.conv2d(x, weight, bias, **geometry, channel_pos=data_format)
     if summand is not None:
         y = y + summand
-    return flow.relu(y) if relu else y
+    return getattr(flow, activation)(y) if activation else y
 
 
-conv2d_add_relu = register_operation(
-    "conv2d_add_relu",
+conv2d_add_activation = register_operation(
+    "conv2d_add_activation",
     reference=_reference,
-    doc="relu(conv2d(x, weight) + bias + summand) for inference, all but the convolution optional",
+    doc="relu or silu of conv2d(x, weight) + bias + summand for inference, all but the convolution "
+    "optional",
 )
 
 
@@ -104,7 +111,7 @@ def _not_supported_reasons(
 
 
 @implementation(
-    "conv2d_add_relu",
+    "conv2d_add_activation",
     backend=CpuBackend.name,
     dtypes=(flow.float32, flow.bfloat16),
     not_supported_reasons=_not_supported_reasons,
@@ -120,7 +127,7 @@ def onednn(
     dilation: Pair,
     groups: int,
     data_format: str,
-    relu: bool,
+    activation: str,
     owner: int,
 ) -> flow.Tensor:
     first = 1 if data_format == "channels_last" else 2
@@ -135,7 +142,7 @@ def onednn(
         padding_before=padding,
         dilation_rate=dilation,
         groups=groups,
-        relu=relu,
+        activation=activation,
         owner=owner,
     )
     return y

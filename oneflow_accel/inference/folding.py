@@ -10,7 +10,7 @@ import oneflow as flow
 from oneflow import nn
 
 
-def fold(conv: nn.Conv2d, norm: nn.BatchNorm2d | None, relu: bool) -> InferenceConv2d:
+def fold(conv: nn.Conv2d, norm: nn.BatchNorm2d | None, activation: str) -> InferenceConv2d:
     """One layer that computes what a convolution and those after it do in eval mode.
 
     With scale = gamma / sqrt(variance + eps), for each output channel:
@@ -19,11 +19,11 @@ def fold(conv: nn.Conv2d, norm: nn.BatchNorm2d | None, relu: bool) -> InferenceC
     Args:
         conv: local parameters, in either layout, or a map layer.
         norm: with running statistics; None for none.
-        relu: whether a relu follows.
+        activation: the name of the one that follows, "" for none.
     """
     if norm is None:
         bias = None if conv.bias is None else conv.bias.detach().clone()
-        return _layer(conv, conv.weight.detach().clone(), bias, relu)
+        return _layer(conv, conv.weight.detach().clone(), bias, activation)
     scale = 1 / np.sqrt(_float64(norm.running_var) + norm.eps)
     if norm.weight is not None:
         scale = scale * _float64(norm.weight)
@@ -33,13 +33,13 @@ def fold(conv: nn.Conv2d, norm: nn.BatchNorm2d | None, relu: bool) -> InferenceC
     if norm.bias is not None:
         bias = bias + _float64(norm.bias)
     weight = scale.reshape(-1, 1, 1, 1) * _float64(conv.weight)
-    return _layer(conv, _like(conv.weight, weight), _like(conv.weight, bias), relu)
+    return _layer(conv, _like(conv.weight, weight), _like(conv.weight, bias), activation)
 
 
 def _layer(
-    conv: nn.Conv2d, weight: flow.Tensor, bias: flow.Tensor | None, relu: bool
+    conv: nn.Conv2d, weight: flow.Tensor, bias: flow.Tensor | None, activation: str
 ) -> InferenceConv2d:
-    layer = InferenceConv2d(conv, weight, bias, relu)
+    layer = InferenceConv2d(conv, weight, bias, activation)
     if is_map_layer(conv):
         # Its weight has the order of checkpoints, (O, C, h, w), whatever that of its activations.
         layer.weight = nn.Parameter(weight.permute(0, 2, 3, 1).contiguous(), requires_grad=False)

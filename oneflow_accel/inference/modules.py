@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from oneflow_accel.inference.convolution import conv2d_add_relu, new_owner, release_weights
+from oneflow_accel.inference.convolution import conv2d_add_activation, new_owner, release_weights
 
 import oneflow as flow
 from oneflow import nn
@@ -25,7 +25,7 @@ _GEOMETRY = (
 
 
 class InferenceConv2d(nn.Conv2d):
-    """relu(conv2d(x) + bias + summand) with constant weights.
+    """f(conv2d(x) + bias + summand) with constant weights.
 
     Kernels keep the weights in a layout of their own, and look for new ones after load_state_dict
     and whatever moves or converts a module (to, to_global, float, ...), but not after values have
@@ -35,11 +35,11 @@ class InferenceConv2d(nn.Conv2d):
         conv: the convolution whose geometry it has.
         weight: in the layout of `conv`, any floating-point dtype.
         bias: (out_channels,) or None.
-        relu: whether negative results become 0.
+        activation: f, "relu" or "silu"; "" for nothing.
     """
 
     def __init__(
-        self, conv: nn.Conv2d, weight: flow.Tensor, bias: flow.Tensor | None, relu: bool
+        self, conv: nn.Conv2d, weight: flow.Tensor, bias: flow.Tensor | None, activation: str
     ) -> None:
         # Not nn.Conv2d's, which would make weights.
         nn.Module.__init__(self)
@@ -47,13 +47,13 @@ class InferenceConv2d(nn.Conv2d):
             setattr(self, name, getattr(conv, name))
         self.weight = nn.Parameter(weight, requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
-        self.relu = relu
+        self.activation = activation
         self.training = False
         self._own_weights()
 
     def forward(self, x: flow.Tensor, summand: flow.Tensor | None = None) -> flow.Tensor:
         """x and the result in the layout and dtype of the weight; summand like the result."""
-        return conv2d_add_relu(
+        return conv2d_add_activation(
             x,
             self.weight,
             self.bias,
@@ -63,12 +63,12 @@ class InferenceConv2d(nn.Conv2d):
             dilation=self.dilation,
             groups=self.groups,
             data_format=self.channel_pos,
-            relu=self.relu,
+            activation=self.activation,
             owner=self.owner,
         )
 
     def extra_repr(self) -> str:
-        return super().extra_repr() + (", relu" if self.relu else "")
+        return super().extra_repr() + (f", {self.activation}" if self.activation else "")
 
     def _own_weights(self) -> None:
         self.owner = new_owner()

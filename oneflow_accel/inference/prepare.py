@@ -11,9 +11,9 @@ from oneflow_accel.inference.bfloat16 import in_bfloat16
 from oneflow_accel.inference.folding import fold
 from oneflow_accel.inference.rules import (
     FoldRule,
+    activation_of,
     is_batch_norm,
     is_convolution,
-    is_relu,
     rule_of,
     with_methods,
 )
@@ -27,11 +27,11 @@ def prepare(
 ) -> nn.Module:
     """A copy of a model that is faster at inference and gives the same outputs.
 
-    Convolution, batch norm, the addition of a residual branch and relu become one operator where
-    they follow each other: in every Sequential, and in the module classes of `rules.py`; so do those
-    on (N, H, W, C) that `map_layer` marks. A linear layer adds its bias in the same pass. What is not known there stays as it is. The copy is in
-    eval mode, requires no gradients, and does not follow later changes of the model. It can be
-    called, or be built into an nn.Graph.
+    Convolution, batch norm, the addition of a residual branch and relu or silu become one operator
+    where they follow each other: in every Sequential, and in the module classes of `rules.py`. So
+    do layers on (N, H, W, C) that `map_layer` marks. A linear layer adds its bias in the same pass.
+    What is not known there stays as it is. The copy is in eval mode, requires no gradients, and
+    does not follow later changes of the model. It can be called, or be built into an nn.Graph.
 
     Convert the model to channels last before, where that is wanted; make it global after.
 
@@ -75,7 +75,7 @@ def _folded(module: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
         return done[module]
     done[module] = module
     if is_convolution(module):
-        done[module] = fold(module, None, relu=False)
+        done[module] = fold(module, None, "")
         return done[module]
     if type(module) is nn.Linear and module.bias is not None:
         module.__class__ = with_methods(nn.Linear, {"forward": forwards.linear_with_bias})
@@ -83,7 +83,7 @@ def _folded(module: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
     if rule is not None and _fits(module, rule):
         for chain in rule.chains:
             names = chain.split()
-            _fold_chain(module, names, relu_after=names[0] in rule.relu_after)
+            _fold_chain(module, names, "relu" if names[0] in rule.relu_after else "")
         module.__class__ = with_methods(type(module), rule.methods)
     for name, child in module._modules.items():
         if child is not None:
@@ -101,11 +101,12 @@ def _fits(module: nn.Module, rule: FoldRule) -> bool:
     )
 
 
-def _fold_chain(module: nn.Module, names: list[str], relu_after: bool) -> None:
-    """Put one layer in the place of the first of these children, nothing in that of the others."""
+def _fold_chain(module: nn.Module, names: list[str], activation: str) -> None:
+    """Put one layer in the place of the first of these children, nothing in that of the others.
+    `activation` follows them, if none of them is one."""
     conv, *others = (module._modules[name] for name in names)
     norm = next(filter(is_batch_norm, others), None)
-    relu = relu_after or any(map(is_relu, others))
-    module._modules[names[0]] = fold(conv, norm, relu)
+    activation = next(filter(None, map(activation_of, others)), activation)
+    module._modules[names[0]] = fold(conv, norm, activation)
     for name in names[1:]:
         module._modules[name] = nn.Identity()

@@ -20,6 +20,7 @@ from oneflow import nn
 
 LayerClass = TypeVar("LayerClass", bound=type[nn.Conv2d] | type[nn.BatchNorm2d])
 
+_ACTIVATIONS: dict[type, str] = {nn.ReLU: "relu", nn.SiLU: "silu"}
 # Classes of ours, which say so themselves.
 _map_layers: set[type] = set()
 
@@ -41,16 +42,23 @@ def is_convolution(module: nn.Module | None) -> bool:
 
 def is_batch_norm(module: nn.Module | None) -> bool:
     """Whether it is a batch norm that uses running statistics in eval mode."""
-    of_class = type(module) is nn.BatchNorm2d or _is_map(module, nn.BatchNorm2d)
-    return of_class and module.running_mean is not None
+    if type(module) is not nn.BatchNorm2d and not _is_map(module, nn.BatchNorm2d):
+        return False
+    return module is not None and module.running_mean is not None
 
 
 def _is_map(module: nn.Module | None, cls: type[nn.Module]) -> bool:
     return isinstance(module, cls) and is_map_layer(module)
 
 
-def is_relu(module: nn.Module | None) -> bool:
-    return type(module) is nn.ReLU
+def activation_of(module: nn.Module | None) -> str:
+    """The activation that a convolution can do as well, as `InferenceConv2d` calls it; "" for any
+    other module."""
+    return _ACTIVATIONS.get(type(module), "")
+
+
+def is_activation(module: nn.Module | None) -> bool:
+    return bool(activation_of(module))
 
 
 @dataclass(frozen=True)
@@ -68,7 +76,11 @@ class FoldRule:
     chains: tuple[str, ...]
     relu_after: tuple[str, ...] = ()
     methods: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
-    kinds: tuple[Callable[[nn.Module | None], bool], ...] = (is_convolution, is_batch_norm, is_relu)
+    kinds: tuple[Callable[[nn.Module | None], bool], ...] = (
+        is_convolution,
+        is_batch_norm,
+        is_activation,
+    )
 
 
 _SE_BLOCK = FoldRule(("conv1 bn1", "conv2 bn2", "conv3 bn3"))
@@ -117,7 +129,7 @@ def _chains_of_sequential(module: nn.Module) -> list[str]:
         following = items[i + 1 :]
         if following and is_batch_norm(following[0][1]):
             names.append(following.pop(0)[0])
-        if following and is_relu(following[0][1]):
+        if following and is_activation(following[0][1]):
             names.append(following[0][0])
         chains.append(" ".join(names))
     return chains

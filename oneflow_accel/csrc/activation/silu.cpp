@@ -1,13 +1,12 @@
 // silu (float32, bfloat16) and silu_grad (float32): x sigmoid(x).
+#include "activation/silu.h"
+
 #include "activation/gate.h"
-#include "common/simd_math.h"
 #include "elementwise/map.h"
 
 namespace oneflow_accel {
 
 namespace {
-
-ONEFLOW_ACCEL_INLINE float silu(float x) { return x * simd::sigmoid(x); }
 
 ONEFLOW_ACCEL_INLINE float silu_slope(float x) { return gated_slope(x, x, 1.0F); }
 

@@ -105,7 +105,7 @@ REGISTER_USER_KERNEL(listed("conv3d"))
 void convolution(const ConvGeometry& geometry, const float* in, const float* weights,
                  const float* bias, float* out) {
   if (const auto shape = grouped_shape(geometry)) {
-    return grouped_convolution(*shape, in, weights, bias, out);
+    return grouped_convolution(*shape, in, weights, bias, Activation::kNone, out);
   }
   convolve(geometry, in, weights, bias, out);
 }

@@ -1,10 +1,13 @@
-// The kernel of oneflow_accel_conv2d: a convolution with bias, summand and relu in one pass,
-// float32 and bfloat16. oneDNN adds what follows where it can; grouped convolutions of a few channels
-// are ours (grouped.h).
+// The kernel of oneflow_accel_conv2d: a convolution with bias, summand and activation in one pass,
+// float32 and bfloat16. oneDNN computes what follows where it can; grouped convolutions of a few
+// channels are ours (grouped.h).
+#include <algorithm>
+
 #include "common/bfloat16.h"
 #include "common/guard.h"
 #include "common/simd.h"
 #include "common/threads.h"
+#include "conv/activation.h"
 #include "conv/grouped.h"
 #include "conv/kept_weights.h"
 #include "conv/select.h"
@@ -19,7 +22,7 @@ namespace user_op = ::oneflow::user_op;
 struct Tail {
   bool bias;
   bool summand;
-  bool relu;
+  Activation activation;
 };
 
 // Channels first, the output is mostly written in a blocked layout and copied: the summand is added
@@ -33,7 +36,12 @@ dnnl::primitive_attr attributes(const ConvGeometry& geometry, const Tail& tail) 
     if (!primitive_adds_summand(geometry)) { return attr; }
     ops.append_binary(dnnl::algorithm::binary_add, geometry.out_desc());
   }
-  if (tail.relu) { ops.append_eltwise(dnnl::algorithm::eltwise_relu, 0.0F, 0.0F); }
+  if (tail.activation == Activation::kRelu) {
+    ops.append_eltwise(dnnl::algorithm::eltwise_relu, 0.0F, 0.0F);
+  } else if (tail.activation == Activation::kSilu) {
+    // x sigmoid(alpha x)
+    ops.append_eltwise(dnnl::algorithm::eltwise_swish, 1.0F, 0.0F);
+  }
   attr.set_post_ops(ops);
   return attr;
 }
@@ -69,46 +77,40 @@ struct Fused {
 };
 
 template <typename T>
-ONEFLOW_ACCEL_INLINE void add_and_relu(const T* summand, float lowest, int64_t n, T* out) {
+ONEFLOW_ACCEL_INLINE void add_to_float(const T* a, const T* b, int64_t n, float* sum) {
 #pragma omp simd
-  for (int64_t i = 0; i < n; ++i) {
-    const float sum = to_float(out[i]) + to_float(summand[i]);
-    out[i] = from_float<T>(sum < lowest ? lowest : sum);
-  }
+  for (int64_t i = 0; i < n; ++i) { sum[i] = to_float(a[i]) + to_float(b[i]); }
 }
 
 ONEFLOW_ACCEL_SIMD
-void add_summand(const float* summand, float lowest, int64_t n, float* out) {
-  add_and_relu(summand, lowest, n, out);
+void sums(const float* a, const float* b, int64_t n, float* sum) { add_to_float(a, b, n, sum); }
+
+ONEFLOW_ACCEL_SIMD
+void sums(const Bfloat16* a, const Bfloat16* b, int64_t n, float* sum) {
+  add_to_float(a, b, n, sum);
 }
 
 ONEFLOW_ACCEL_SIMD
-void add_summand(const Bfloat16* summand, float lowest, int64_t n, Bfloat16* out) {
-  add_and_relu(summand, lowest, n, out);
-}
+void rounded(const float* x, int64_t n, float* y) { std::copy_n(x, n, y); }
 
-template <typename T>
-ONEFLOW_ACCEL_INLINE void only_relu(int64_t n, T* out) {
+ONEFLOW_ACCEL_SIMD
+void rounded(const float* x, int64_t n, Bfloat16* y) {
 #pragma omp simd
-  for (int64_t i = 0; i < n; ++i) {
-    const float x = to_float(out[i]);
-    out[i] = from_float<T>(x < 0.0F ? 0.0F : x);
-  }
+  for (int64_t i = 0; i < n; ++i) { y[i] = from_float<Bfloat16>(x[i]); }
 }
 
-ONEFLOW_ACCEL_SIMD
-void relu_in_place(int64_t n, float* out) { only_relu(n, out); }
-
-ONEFLOW_ACCEL_SIMD
-void relu_in_place(int64_t n, Bfloat16* out) { only_relu(n, out); }
-
-// Adds the summand, or null for none, and sets negative values to 0 where `relu` says so.
+// out = activation(out + summand)
 template <typename T>
-void finish(const T* summand, bool relu, int64_t n, T* out) {
-  if (summand == nullptr && !relu) { return; }
+void add_summand(const T* summand, Activation activation, int64_t n, T* out) {
   parallel_for(n, kGrainSize, [=](int64_t begin, int64_t end) {
-    if (summand == nullptr) { return relu_in_place(end - begin, out + begin); }
-    add_summand(summand + begin, relu ? 0.0F : -INFINITY, end - begin, out + begin);
+    constexpr int64_t kBlock = 1024;
+    float block[kBlock];
+    for (int64_t i = begin; i < end; i += kBlock) {
+      const int64_t count = std::min(kBlock, end - i);
+      sums(out + i, summand + i, count, block);
+      if (activation != Activation::kNone) { activate(activation, 0.0F, count, block); }
+      rounded(block, count, out + i);
+    }
   });
 }
 
@@ -138,21 +140,23 @@ class FusedConv2dKernel final : public user_op::OpKernel {
                                                     : dnnl::memory::data_type::bf16;
     if (geometry.is_empty()) { return; }
     const Tail tail{ctx->has_input("bias", 0), ctx->has_input("summand", 0),
-                    ctx->Attr<bool>("relu")};
+                    activation_of(ctx->Attr<std::string>("activation"))};
     const auto shape = grouped_shape(geometry);
     run_or_abort([&] { return geometry.describe("oneflow_accel_conv2d"); }, [&] {
       if (shape) {
         const auto* bias = tail.bias ? input<float>(ctx, "bias") : nullptr;
         const float* weights = float_weights(geometry, input<T>(ctx, "weight"));
-        grouped_convolution(*shape, input<T>(ctx, "in"), weights, bias,
+        // Not before a summand is added.
+        const Activation activation = tail.summand ? Activation::kNone : tail.activation;
+        grouped_convolution(*shape, input<T>(ctx, "in"), weights, bias, activation,
                             static_cast<T*>(out->mut_raw_dptr()));
       } else {
         convolve(ctx, geometry, tail, in->raw_dptr(), out->mut_raw_dptr());
       }
     });
-    if (shape || (tail.summand && !primitive_adds_summand(geometry))) {
-      finish(tail.summand ? input<T>(ctx, "summand") : nullptr, tail.relu,
-             out->shape_view().elem_cnt(), static_cast<T*>(out->mut_raw_dptr()));
+    if (tail.summand && (shape || !primitive_adds_summand(geometry))) {
+      add_summand(input<T>(ctx, "summand"), tail.activation, out->shape_view().elem_cnt(),
+                  static_cast<T*>(out->mut_raw_dptr()));
     }
   }
 
@@ -166,7 +170,7 @@ class FusedConv2dKernel final : public user_op::OpKernel {
     const KeyBuilder key = geometry.key("fused_convolution")
                                .add(tail.bias ? 1 : 0)
                                .add(tail.summand ? 1 : 0)
-                               .add(tail.relu ? 1 : 0);
+                               .add(static_cast<int64_t>(tail.activation));
     const Fused& fused = PrimitiveCache<Fused>::get_or_create(
         key.str(), [&] { return Fused(geometry, fused_desc(geometry, tail)); });
     const void* weights = ctx->Tensor4ArgNameAndIndex("weight", 0)->raw_dptr();

@@ -1,5 +1,5 @@
-// The operator oneflow_accel_conv2d, for inference: y = conv2d(in, weight) + bias + summand,
-// negative values set to 0 where `relu` says so. It has no gradient.
+// The operator oneflow_accel_conv2d, for inference: y = f(conv2d(in, weight) + bias + summand), where
+// `activation` names f: "relu", "silu", or "" for nothing. It has no gradient.
 //
 // in: (N, C, H, W) or (N, H, W, C), float32 or bfloat16; weight: (O, C / groups, h, w) or
 // (O, h, w, C / groups), of the same type; bias: (O), float32; summand: like the output.
@@ -24,6 +24,9 @@ using ::oneflow::SymbolOf;
 Maybe<void> infer_shape(user_op::InferContext* ctx) {
   const ImageAxes axes(ctx->Attr<std::string>("data_format") == "channels_last");
   const Shape out = *JUST(infer_conv2d(ctx, "oneflow_accel_conv2d", axes, axes));
+  const auto& activation = ctx->Attr<std::string>("activation");
+  CHECK_OR_RETURN(activation.empty() || activation == "relu" || activation == "silu")
+      << "oneflow_accel_conv2d: there is no activation '" << activation << "'";
   if (ctx->has_input("summand", 0)) {
     CHECK_EQ_OR_RETURN(ctx->InputShape("summand", 0), out)
         << "oneflow_accel_conv2d: shape of summand";
@@ -75,7 +78,7 @@ REGISTER_USER_OP("oneflow_accel_conv2d")
     .Attr<std::vector<int32_t>>("padding_before")
     .Attr<std::vector<int32_t>>("dilation_rate")
     .Attr<int32_t>("groups")
-    .Attr<bool>("relu")
+    .Attr<std::string>("activation")
     // Whose constant weights they are (see kept_weights.h); 0 where they may change.
     .Attr<int64_t>("owner")
     .NoGrad()

@@ -85,7 +85,7 @@ std::optional<GroupedShape> grouped_shape(const ConvGeometry& geometry) {
 
 template <typename T>
 void grouped_convolution(const GroupedShape& s, const T* in, const float* weights,
-                         const float* bias, T* out) {
+                         const float* bias, Activation activation, T* out) {
   const GroupBlocks blocks(s);
   const std::vector<int64_t> offsets = kernel_offsets(s, blocks.in_layout().size);
   const PlaneLayout in_planes = blocks.in_layout();
@@ -106,23 +106,31 @@ void grouped_convolution(const GroupedShape& s, const T* in, const float* weight
                          s.results(), space.out + g * s.out_channels * out_planes.size,
                          out_planes.size});
       }
-      store_planes(space.out, out_planes, first * s.out_channels, groups * s.out_channels, bias,
+      const int64_t channel = first * s.out_channels;
+      const int64_t channels = groups * s.out_channels;
+      // Here the results are in a core's cache still.
+      const bool activates = activation != Activation::kNone;
+      for (int64_t c = 0; activates && c < channels; ++c) {
+        activate(activation, bias == nullptr ? 0.0F : bias[channel + c], s.results(),
+                 space.out + c * out_planes.size);
+      }
+      store_planes(space.out, out_planes, channel, channels, activates ? nullptr : bias,
                    space.dense, out_image(s, out, n));
     }
   });
 }
 
 template void grouped_convolution(const GroupedShape&, const float*, const float*, const float*,
-                                  float*);
+                                  Activation, float*);
 template void grouped_convolution(const GroupedShape&, const Bfloat16*, const float*, const float*,
-                                  Bfloat16*);
+                                  Activation, Bfloat16*);
 
 void grouped_convolution_data_grad(const GroupedShape& shape, const float* out_grad,
                                    const float* weights, float* in_grad) {
   const int64_t count = shape.groups * shape.out_channels * shape.depth();
   auto* flipped = static_cast<float*>(scratch(ScratchSlot::kWeights, count * sizeof(float)));
   flip(shape, weights, flipped);
-  grouped_convolution<float>(transposed(shape), out_grad, flipped, nullptr, in_grad);
+  grouped_convolution<float>(transposed(shape), out_grad, flipped, nullptr, Activation::kNone, in_grad);
 }
 
 }  // namespace oneflow_accel

@@ -11,6 +11,7 @@
 #include <optional>
 
 #include "common/bfloat16.h"
+#include "conv/activation.h"
 #include "conv/geometry.h"
 
 namespace oneflow_accel {
@@ -41,11 +42,11 @@ struct GroupedShape {
 // Null where oneDNN is the better choice, or this one cannot do it.
 std::optional<GroupedShape> grouped_shape(const ConvGeometry& geometry);
 
-// `bias` may be null. Activations in bfloat16 become float32 on the way to their planes, and are
+// `bias` may be null. `in` and `out` in bfloat16 become float32 on the way to their planes, and are
 // rounded on the way back.
 template <typename T>
 void grouped_convolution(const GroupedShape& shape, const T* in, const float* weights,
-                         const float* bias, T* out);
+                         const float* bias, Activation activation, T* out);
 
 void grouped_convolution_data_grad(const GroupedShape& shape, const float* out_grad,
                                    const float* weights, float* in_grad);

@@ -127,7 +127,7 @@ def test_nothing_is_left_of_the_batch_norms(name: str) -> None:
     left = [module for module in prepared.modules() if isinstance(module, nn.BatchNorm2d)]
     assert left == []
     relus = [module for module in prepared.modules() if isinstance(module, InferenceConv2d)]
-    assert sum(not module.relu for module in relus) == sum(
+    assert sum(not module.activation for module in relus) == sum(
         module.downsample is not None
         for module in prepared.modules()
         if isinstance(module, (BasicBlock, Bottleneck))

@@ -1,10 +1,10 @@
-"""conv2d_add_relu: the convolution of inference, with all that follows it."""
+"""conv2d_add_activation: the convolution of inference, with all that follows it."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from oneflow_accel.inference.convolution import conv2d_add_relu
+from oneflow_accel.inference.convolution import conv2d_add_activation
 
 import numpy as np
 import oneflow as flow
@@ -22,7 +22,7 @@ def _call(
     bias, summand = _optional(others, attributes)
     # The bias is float32 in every convolution.
     bias = None if bias is None else bias.to(flow.float32)
-    return conv2d_add_relu(x, weight, bias, summand, owner=0, **attributes)
+    return conv2d_add_activation(x, weight, bias, summand, owner=0, **attributes)
 
 
 def _reference(
@@ -47,7 +47,9 @@ def _reference(
         y = np.moveaxis(y, 1, -1)
     if summand is not None:
         y = y + summand
-    return np.maximum(y, 0) if attributes["relu"] else y
+    if attributes["activation"] == "silu":
+        return y / (1 + np.exp(-y))
+    return np.maximum(y, 0) if attributes["activation"] == "relu" else y
 
 
 def _optional(others: tuple[Any, ...], attributes: dict[str, Any]) -> tuple[Any, Any]:
@@ -62,7 +64,7 @@ def _case(
     *,
     data_format: str = LAST,
     has: str = "bias summand",
-    relu: bool = True,
+    activation: str = "relu",
 ) -> Case:
     def shape(standard: Shape) -> Shape:
         return (standard[0], *standard[2:], standard[1]) if data_format == LAST else standard
@@ -80,7 +82,7 @@ def _case(
         groups=convolution.groups,
         data_format=data_format,
         has=has,
-        relu=relu,
+        activation=activation,
     )
 
 
@@ -103,10 +105,10 @@ _WIDE = _geometry((64, 80), (9, 7), 3, padding=1)
 _CASES = [
     _case("global", _WIDE),
     _case("channels-first", _WIDE, data_format="channels_first"),
-    _case("no-relu", _WIDE, relu=False),
+    _case("no-relu", _WIDE, activation=""),
     _case("bias-only", _WIDE, has="bias"),
-    _case("summand-only", _WIDE, has="summand", relu=False),
-    _case("alone", _WIDE, has="", relu=False),
+    _case("summand-only", _WIDE, has="summand", activation=""),
+    _case("alone", _WIDE, has="", activation=""),
     _case("alone-relu", _WIDE, has="", data_format="channels_first"),
 ]
 for _format in (LAST, "channels_first"):
@@ -126,11 +128,21 @@ for _format in (LAST, "channels_first"):
             "depthwise": _geometry((40, 40), (11, 12), 3, padding=1, groups=40),
         }.items()
     ]
+# Groups of few channels are convolved by kernels of our own.
+_GROUPS = _geometry((32, 48), (9, 10), 3, padding=1, groups=8)
+_CASES += [
+    _case("silu", _WIDE, activation="silu"),
+    _case("silu-channels-first", _WIDE, activation="silu", data_format="channels_first"),
+    _case("groups-silu", _GROUPS, activation="silu"),
+    _case("groups-bias-silu", _GROUPS, activation="silu", has="bias"),
+    _case("groups-relu-only", _GROUPS, has=""),
+    _case("groups-bias-only", _GROUPS, activation="", has="bias", data_format="channels_first"),
+]
 _CASES.append(_case("threads", _geometry((64, 64), (56, 56), 3, batch=1, padding=1)))
 
 RECORDS = [
     Record(
-        name="conv2d_add_relu",
+        name="conv2d_add_activation",
         operators=("oneflow_accel_conv2d",),
         call=_call,
         reference=_reference,
