@@ -37,18 +37,16 @@ def is_map_layer(module: nn.Module) -> bool:
 
 
 def is_convolution(module: nn.Module | None) -> bool:
-    return type(module) is nn.Conv2d or _is_map(module, nn.Conv2d)
+    return _is(nn.Conv2d, module)
 
 
 def is_batch_norm(module: nn.Module | None) -> bool:
     """Whether it is a batch norm that uses running statistics in eval mode."""
-    if type(module) is not nn.BatchNorm2d and not _is_map(module, nn.BatchNorm2d):
-        return False
-    return module is not None and module.running_mean is not None
+    return module is not None and _is(nn.BatchNorm2d, module) and module.running_mean is not None
 
 
-def _is_map(module: nn.Module | None, cls: type[nn.Module]) -> bool:
-    return isinstance(module, cls) and is_map_layer(module)
+def _is(cls: type[nn.Module], module: nn.Module | None) -> bool:
+    return type(module) is cls or (isinstance(module, cls) and is_map_layer(module))
 
 
 def activation_of(module: nn.Module | None) -> str:
