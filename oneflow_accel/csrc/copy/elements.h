@@ -6,14 +6,15 @@
 
 namespace oneflow_accel {
 
-// Matches tensors on the CPU whose elements can be moved as bytes: numbers and booleans.
+// Matches tensors on the CPU whose elements can be moved as bytes: numbers, those of 16 bits
+// included, and booleans.
 inline auto is_movable_on_cpu(const std::string& name) {
   namespace user_op = ::oneflow::user_op;
   return (user_op::HobDeviceType() == ::oneflow::DeviceType::kCPU)
          && ::oneflow::hob::make_custom(
              "elements are plain data", [name](const user_op::KernelRegContext& ctx) {
                const auto type = ctx.TensorDesc4ArgNameAndIndex(name, 0)->data_type();
-               return plugin_kernels_match() && ::oneflow::IsPODDataType(type)
+               return plugin_kernels_match() && ::oneflow::IsPODAndHalfDataType(type)
                       && ::oneflow::GetSizeOfDataType(type) <= 8;
              });
 }
