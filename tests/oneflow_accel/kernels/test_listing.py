@@ -39,6 +39,14 @@ def test_an_operator_of_both_runs_on_the_plugin_in_its_dtypes() -> None:
 
 
 @needs_plugin
+def test_copies_and_what_inference_needs_run_on_the_plugin_in_bfloat16() -> None:
+    copies = "transpose to_contiguous concat slice narrow expand gather embedding"
+    others = "oneflow_accel_conv2d fused_matmul_bias layer_norm gelu silu relu add_n"
+    for choice in listing.kernel_choices([*copies.split(), *others.split()]):
+        assert choice.kernels["bfloat16"] == "plug-in", choice.operator
+
+
+@needs_plugin
 def test_an_operator_of_oneflow_alone() -> None:
     (choice,) = listing.kernel_choices(["acos"])
     assert choice.kernels["float32"] == "oneflow"

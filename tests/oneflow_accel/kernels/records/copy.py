@@ -118,7 +118,7 @@ RECORDS = [
             case("middle", (3, 8, 5), dim=1, start=0, length=5),
             case("large", (301, 3, 257), dim=1, start=1, length=2),
         ],
-        dtypes=("float32", "float64"),
+        dtypes=("float32", "float64", "bfloat16"),
     ),
     Record(
         name="slice",
@@ -140,7 +140,7 @@ RECORDS = [
             Layout(("S(1)",), "S(1)"),
             Layout(("S(0)",), "P"),
         ],
-        dtypes=("float32", "float64"),
+        dtypes=("float32", "float64", "bfloat16"),
     ),
     Record(
         name="concat",
@@ -159,7 +159,7 @@ RECORDS = [
             case("global", (4, 6), (4, 2), axis=1),
         ],
         layouts=[Layout(("S(0)", "S(0)"), "S(0)"), Layout(("B", "B"), "B")],
-        dtypes=("float32", "float64"),
+        dtypes=("float32", "float64", "bfloat16"),
     ),
     Record(
         name="split",
