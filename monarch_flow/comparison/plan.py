@@ -79,7 +79,11 @@ class PlannedRun:
         return dict(noted)
 
     def finish(self, device: str) -> None:
-        """Note that the run has ended well, on which device, and when."""
+        """Note that the run has ended well, on which device, and when.
+
+        Raises:
+            OSError: its folder cannot be written to.
+        """
         noted = {"device": device, "date": datetime.now().astimezone().date().isoformat()}
         replace_file(self.folder / _FINISHED, json.dumps(noted).encode())
 

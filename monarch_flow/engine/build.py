@@ -69,8 +69,9 @@ def step_maker(
 ) -> MakeStep:
     """How to train a model from a position on: eagerly or under nn.Graph, as `trainer` says.
 
-    Raises:
-        UserError: an option of the optimizer or the loss is wrong, or the device cannot do it.
+    Returns:
+        A function of the model and the position. It raises UserError where an option of the
+        optimizer or the loss is wrong, or the device cannot do it.
     """
     train = section(cfg, "train")
     optimizer_options = section(cfg, "optimizer")

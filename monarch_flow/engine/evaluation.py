@@ -46,6 +46,9 @@ def test(
     Returns:
         "test/loss", "test/acc" and "test/acctop5", the latter two in percent; nothing where
         trainer.limit_val_batches is 0.
+
+    Raises:
+        UserError: the best checkpoint or the data cannot be read.
     """
     loader = data.test_loader()
     if val_batches(loader, trainer.options) == 0:
@@ -77,7 +80,8 @@ def evaluate_checkpoint(cfg: DictConfig, backend: Backend) -> dict[str, float]:
 
     Returns:
         "val/loss", "val/acc", "val/acctop5", and the same of "test"; with real labels also
-        "val/real_acc" and "val/real_acctop5". Accuracy is in percent.
+        "val/real_acc" and "val/real_acctop5", and those of "test" where its images are the same.
+        Accuracy is in percent.
 
     Raises:
         UserError: the checkpoint, the data or a file that is to be read or written is not there,
@@ -129,7 +133,7 @@ def load_for_evaluation(model: nn.Module, path: str, name: str, *, use_ema: bool
 
     Args:
         model: changed in place.
-        path: of a run, its checkpoints, one of them, or a .pth or .safetensors file.
+        path: of a run, its checkpoints, one of them, or a .pth, .pth.tar or .safetensors file.
         name: the model's.
         use_ema: take the moving average of the weights where there is one.
 

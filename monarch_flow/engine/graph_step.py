@@ -115,6 +115,8 @@ class GraphStep(TrainStep):
     drawn eagerly, before the graph runs.
 
     Args:
+        model: local, on the backend's device.
+        backend: the device.
         make_optimizer: builds the optimizer over the model that the graph trains, which with
             several processes is a global copy.
         learning_rate: of each step, counted from 0.
@@ -122,6 +124,9 @@ class GraphStep(TrainStep):
         accumulate: the most batches that a step takes. A step of fewer, as at an epoch's end, gets
             a graph of its own, with the same parameters and optimizer state but memory for its own
             activations.
+
+    Raises:
+        UserError: as `TrainStep`, or the device has no nn.Graph, or none for AdamW.
     """
 
     returns_global_figures = True

@@ -29,7 +29,8 @@ def read_model_arrays(
     """The weights in a file or a checkpoint, and what its layers are.
 
     Args:
-        path: a run's folder, its checkpoints' folder, a checkpoint, or a .pth or .safetensors file.
+        path: a run's folder, its checkpoints' folder, a checkpoint, or a .pth, .pth.tar or
+            .safetensors file.
         use_ema: take the moving average where there is one: that is what was validated. Else the
             weights of the last step.
 
@@ -80,7 +81,7 @@ def initialize(
 
     Raises:
         CheckpointError: the weights do not fit; names them.
-        UserError: they cannot be read.
+        UserError: they cannot be read, or are to be projected and there is nothing to project onto.
     """
     layers = structured_layers(model)
     if project and not layers:

@@ -39,6 +39,7 @@ class TrainStep(ABC):
 
     Args:
         model: on the backend's device.
+        backend: the device.
         optimizer: over the model's parameters.
         loss: mean over a batch, of scores and labels.
         clip: largest norm of all gradients together; None does not clip.

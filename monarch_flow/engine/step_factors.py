@@ -40,6 +40,9 @@ class StepFactors:
 
         Args:
             batches: images of this process, (N, C, H, W), all of one shape and always the same.
+
+        Raises:
+            RuntimeError: the model asks for factors whose first axis is not the batch.
         """
         if self._sites is None:
             self._sites = self._find(batches[0])

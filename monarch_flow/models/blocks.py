@@ -68,7 +68,8 @@ def prepend_token(token: flow.Tensor, x: flow.Tensor) -> flow.Tensor:
 @bfloat16_container
 class PatchEmbed(nn.Module):
     """Images (N, in_chans, height, width) to tokens (N, patches, dim), row by row: a convolution
-    `proj` of (dim, in_chans, patch, patch) with a bias, whose stride is its size.
+    `proj` of (dim, in_chans, patch, patch) with a bias, whose stride is its size. To images of
+    another shape it answers with a ValueError.
 
     Raises:
         UserError: the patch does not divide the image.
@@ -118,6 +119,9 @@ class Block(nn.Module):
         norm_eps: epsilon of the layer norms.
         mlp_cfg: what `build_mlp` takes; None for dense layers.
         attnlinear_cfg: see `Attention`.
+
+    Raises:
+        UserError: the heads do not divide the width, or a config is none.
     """
 
     def __init__(

@@ -26,7 +26,8 @@ def map_to_tokens(x: flow.Tensor) -> flow.Tensor:
 
 
 def maps_to_tokens(maps: Sequence[flow.Tensor]) -> flow.Tensor:
-    """Maps of one size to tokens as wide as all their channels, those of the first map first."""
+    """Maps (N, H, W, C) of one size, each with its own C, to tokens (N, H W, sum of C): the
+    channels of the first map first."""
     return map_to_tokens(flow.cat(list(maps), dim=-1))
 
 

@@ -30,6 +30,9 @@ class MixerBlock(nn.Module):
         drop_path_rate: stochastic depth of each branch.
         token_mlp_cfg: what `build_mlp` takes; None for dense layers.
         channel_mlp_cfg: likewise.
+
+    Raises:
+        UserError: a config is none.
     """
 
     def __init__(
@@ -129,7 +132,11 @@ class MlpMixer(nn.Module):
         init_mixer(self)
 
     def features(self, images: flow.Tensor) -> flow.Tensor:
-        """The mean of the normalized tokens, (N, embed_dim)."""
+        """The mean of the normalized tokens, (N, embed_dim).
+
+        Raises:
+            ValueError: images of another size or number of channels.
+        """
         return self.pool(self.norm(self.blocks(self.stem(images))))
 
     def forward(self, images: flow.Tensor) -> flow.Tensor:

@@ -46,8 +46,8 @@ class T2TViT(nn.Module):
     """Images (N, in_chans, *img_size), float32, to scores (N, num_classes).
 
     `patch_embed` makes tokens of the image, a class token goes before them, a fixed sinusoid is
-    added (`pos_embed.pe`); then the blocks of a vision transformer without bias in the projections
-    to query, key and value, a layer norm and a linear head on the class token.
+    added (`pos_embed.pe`); then the blocks of a vision transformer, a layer norm and a linear head
+    on the class token.
 
     Args:
         img_size: height and width of an image; one number for a square.
@@ -68,7 +68,8 @@ class T2TViT(nn.Module):
             `LinearConfig.of` takes it.
 
     Raises:
-        UserError: sizes that do not divide each other, or a config that is none.
+        UserError: heads that do not divide the width, an image too small to be split, no such
+            `tokens_type`, or a config that is none.
     """
 
     def __init__(
@@ -122,7 +123,11 @@ class T2TViT(nn.Module):
         small_normal_(self.cls_token)
 
     def features(self, images: flow.Tensor) -> flow.Tensor:
-        """The normalized class token, (N, embed_dim)."""
+        """The normalized class token, (N, embed_dim).
+
+        Raises:
+            ValueError: images of another size or number of channels.
+        """
         x = self.patch_embed(images)
         x = self.pos_embed(prepend_token(self.cls_token, x))
         return self.norm(self.blocks(x)[:, 0])

@@ -68,6 +68,9 @@ class TokensToToken(nn.Module):
         in_chans: channels of an image.
         dim: width of a token that comes out.
         tokens_type: "transformer" or "performer".
+
+    Raises:
+        UserError: another `tokens_type`, or an image too small to be split.
     """
 
     def __init__(self, img_size: Grid, in_chans: int, dim: int, tokens_type: str) -> None:
@@ -94,14 +97,15 @@ class TokensToToken(nn.Module):
 
 
 def _map_sizes(size: Grid) -> list[Grid]:
-    """(rows, columns) of tokens after each split."""
+    """(rows, columns) of tokens after each split of an image of (height, width)."""
     sizes = []
+    left = size
     for kernel, stride, padding in SPLITS:
-        height, width = ((side + 2 * padding - kernel) // stride + 1 for side in size)
-        size = (height, width)
-        sizes.append(size)
-    if min(size) < 1:
-        raise UserError(f"an image of {sizes[0]} splits into no token: choose a larger img_size")
+        height, width = ((side + 2 * padding - kernel) // stride + 1 for side in left)
+        left = (height, width)
+        sizes.append(left)
+    if min(left) < 1:
+        raise UserError(f"an image of {size} splits into no token: choose a larger img_size")
     return sizes
 
 

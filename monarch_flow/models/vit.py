@@ -100,7 +100,11 @@ class VisionTransformer(nn.Module):
         small_normal_(self.cls_token)
 
     def features(self, images: flow.Tensor) -> flow.Tensor:
-        """The normalized class token, (N, embed_dim)."""
+        """The normalized class token, (N, embed_dim).
+
+        Raises:
+            ValueError: images of another size or number of channels.
+        """
         x = self.patch_embed(images)
         x = self.pos_drop(prepend_token(self.cls_token, x) + self.pos_embed)
         return self.norm(self.blocks(x)[:, 0])

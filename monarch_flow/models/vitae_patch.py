@@ -27,7 +27,11 @@ from monarch_flow.models.vitae import Stage
 @bfloat16_container
 class PatchCell(nn.Module):
     """Images (N, in_chans, *img_size) to tokens (N, 1 + patches, dim): a patch embedding `PRM`, a
-    class token before its tokens, and a learned position embedding on all of them."""
+    class token before its tokens, and a learned position embedding on all of them.
+
+    Raises:
+        UserError: the patch does not divide the image.
+    """
 
     def __init__(self, img_size: Size, patch_size: int, in_chans: int, dim: int) -> None:
         super().__init__()
@@ -70,7 +74,8 @@ class PatchViTAE(nn.Module):
             takes it; None for one packed dense layer.
 
     Raises:
-        UserError: sizes that do not divide each other, or a config that is none.
+        UserError: sizes, heads or groups that do not divide what they should, or a config that is
+            none.
     """
 
     def __init__(
@@ -125,7 +130,11 @@ class PatchViTAE(nn.Module):
         init_transformer(self)
 
     def features(self, images: flow.Tensor) -> flow.Tensor:
-        """The normalized mean of the patches' tokens, (N, embed_dim)."""
+        """The normalized mean of the patches' tokens, (N, embed_dim).
+
+        Raises:
+            ValueError: images of another size or number of channels.
+        """
         x = images
         for stage in self.layers:
             x = stage(x, self.grid)

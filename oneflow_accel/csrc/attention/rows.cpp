@@ -18,8 +18,13 @@ ONEFLOW_ACCEL_INLINE void pack_any(const T* x, int64_t stride, int64_t columns,
     for (int64_t j = 0; j < panels.rows; ++j) {
       const T* from = x + j * stride + column;
       float* to = panels.at(j, column);
-      for (int64_t d = 0; d < filled; ++d) { to[d] = to_float(from[d]); }
-      for (int64_t d = filled; d < width; ++d) { to[d] = 0.0F; }
+      int64_t d = 0;
+      // Vector by vector: GCC would call memcpy for each of the short rows.
+      for (; d + kVectorWidth <= filled; d += kVectorWidth) {
+        for (int64_t e = 0; e < kVectorWidth; ++e) { to[d + e] = to_float(from[d + e]); }
+      }
+      for (; d < filled; ++d) { to[d] = to_float(from[d]); }
+      for (; d < width; ++d) { to[d] = 0.0F; }
     }
   }
 }

@@ -29,8 +29,8 @@ void copy_rows(const From* from, int64_t from_row, int64_t height, int64_t width
 void load_transposed(const ImageView<const float>& image, int64_t channel, int64_t count,
                      const PlaneLayout& layout, float* space, float* planes) {
   const int64_t plane = dense_size(image.height, image.width);
-  transpose_tile_add(image.data + channel, image.channels, nullptr, space, plane,
-                     image.height * image.width, count);
+  transpose_tile(image.data + channel, image.channels, space, plane, image.height * image.width,
+                 count);
   for (int64_t c = 0; c < count; ++c) {
     copy_rows(space + c * plane, image.width, image.height, image.width, 0.0F,
               planes + c * layout.size + layout.first, layout.row);
@@ -45,8 +45,8 @@ void store_transposed(const float* planes, const PlaneLayout& layout, int64_t ch
     copy_rows(planes + c * layout.size + layout.first, layout.row, image.height, image.width,
               bias == nullptr ? 0.0F : bias[channel + c], space + c * plane, image.width);
   }
-  transpose_tile_add(space, plane, nullptr, image.data + channel, image.channels, count,
-                     image.height * image.width);
+  transpose_tile(space, plane, image.data + channel, image.channels, count,
+                 image.height * image.width);
 }
 
 // For CPUs without AVX-512, where nobody asks for bfloat16 to be fast.

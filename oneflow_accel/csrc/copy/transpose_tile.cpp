@@ -110,77 +110,45 @@ void transpose_2bytes(const uint16_t* source, int64_t source_stride, uint16_t* d
 }
 
 // 16 x 16 elements of 4 bytes: whole cache lines are read and written.
-template <bool add>
 ONEFLOW_ACCEL_AVX512 ONEFLOW_ACCEL_INLINE
-void transpose_square(const float* source, int64_t source_stride, const float* addend,
-                      float* destination, int64_t destination_stride) {
+void transpose_square(const float* source, int64_t source_stride, float* destination,
+                      int64_t destination_stride) {
   __m512 rows[16], columns[16];
 #pragma GCC unroll 16
   for (int i = 0; i < 16; ++i) { rows[i] = _mm512_loadu_ps(source + i * source_stride); }
   transpose_16x16(rows, columns);
-  __m512 more = _mm512_setzero_ps();
-  if constexpr (add) { more = _mm512_loadu_ps(addend); }
 #pragma GCC unroll 16
   for (int i = 0; i < 16; ++i) {
-    _mm512_storeu_ps(destination + i * destination_stride,
-                     add ? _mm512_add_ps(columns[i], more) : columns[i]);
+    _mm512_storeu_ps(destination + i * destination_stride, columns[i]);
   }
 }
 
-void transpose_add_edge(const float* source, int64_t source_stride, const float* addend,
-                        float* destination, int64_t destination_stride, int64_t rows,
-                        int64_t columns) {
-  for (int64_t c = 0; c < columns; ++c) {
-    for (int64_t r = 0; r < rows; ++r) {
-      destination[c * destination_stride + r] =
-          source[r * source_stride + c] + (addend == nullptr ? 0.0F : addend[r]);
-    }
-  }
-}
-
-template <bool add>
-ONEFLOW_ACCEL_AVX512 void transpose_blocks_avx512(const float* source, int64_t source_stride,
-                                                  const float* addend, float* destination,
-                                                  int64_t destination_stride, int64_t rows,
-                                                  int64_t columns) {
+ONEFLOW_ACCEL_AVX512
+void transpose_floats_avx512(const float* source, int64_t source_stride, float* destination,
+                             int64_t destination_stride, int64_t rows, int64_t columns) {
   constexpr int64_t kSide = 16;
   const int64_t whole_rows = rows - rows % kSide;
   const int64_t whole_columns = columns - columns % kSide;
   for (int64_t c = 0; c < whole_columns; c += kSide) {
     for (int64_t r = 0; r < whole_rows; r += kSide) {
-      transpose_square<add>(source + r * source_stride + c, source_stride, addend + r,
-                            destination + c * destination_stride + r, destination_stride);
+      transpose_square(source + r * source_stride + c, source_stride,
+                       destination + c * destination_stride + r, destination_stride);
     }
   }
-  transpose_add_edge(source + whole_rows * source_stride, source_stride,
-                     add ? addend + whole_rows : nullptr, destination + whole_rows,
-                     destination_stride, rows - whole_rows, whole_columns);
-  transpose_add_edge(source + whole_columns, source_stride, addend,
-                     destination + whole_columns * destination_stride, destination_stride, rows,
-                     columns - whole_columns);
+  transpose_edge(source + whole_rows * source_stride, source_stride, destination + whole_rows,
+                 destination_stride, rows - whole_rows, whole_columns);
+  transpose_edge(source + whole_columns, source_stride,
+                 destination + whole_columns * destination_stride, destination_stride, rows,
+                 columns - whole_columns);
 }
 
-using TransposeAdd = void (*)(const float*, int64_t, const float*, float*, int64_t, int64_t,
-                              int64_t);
-
-void transpose_add_avx512(const float* source, int64_t source_stride, const float* addend,
-                          float* destination, int64_t destination_stride, int64_t rows,
-                          int64_t columns) {
-  const auto transpose =
-      addend == nullptr ? transpose_blocks_avx512<false> : transpose_blocks_avx512<true>;
-  transpose(source, source_stride, addend, destination, destination_stride, rows, columns);
-}
-
-void transpose_add_avx2(const float* source, int64_t source_stride, const float* addend,
-                        float* destination, int64_t destination_stride, int64_t rows,
-                        int64_t columns) {
+void transpose_floats_avx2(const float* source, int64_t source_stride, float* destination,
+                           int64_t destination_stride, int64_t rows, int64_t columns) {
   transpose_4bytes(reinterpret_cast<const uint32_t*>(source), source_stride,
                    reinterpret_cast<uint32_t*>(destination), destination_stride, rows, columns);
-  if (addend == nullptr) { return; }
-  for (int64_t c = 0; c < columns; ++c) {
-    for (int64_t r = 0; r < rows; ++r) { destination[c * destination_stride + r] += addend[r]; }
-  }
 }
+
+using TransposeFloats = void (*)(const float*, int64_t, float*, int64_t, int64_t, int64_t);
 
 template <typename T>
 const T* as(const char* data) {
@@ -201,8 +169,8 @@ void transpose_tile(std::size_t element_bytes, const char* source, int64_t sourc
       return transpose_8bytes(as<uint64_t>(source), source_stride, as<uint64_t>(destination),
                               destination_stride, rows, columns);
     case 4:
-      return transpose_tile_add(as<float>(source), source_stride, nullptr, as<float>(destination),
-                                destination_stride, rows, columns);
+      return transpose_tile(as<float>(source), source_stride, as<float>(destination),
+                            destination_stride, rows, columns);
     case 2:
       return transpose_2bytes(as<uint16_t>(source), source_stride, as<uint16_t>(destination),
                               destination_stride, rows, columns);
@@ -211,12 +179,11 @@ void transpose_tile(std::size_t element_bytes, const char* source, int64_t sourc
   }
 }
 
-void transpose_tile_add(const float* source, int64_t source_stride, const float* addend,
-                        float* destination, int64_t destination_stride, int64_t rows,
-                        int64_t columns) {
-  static const auto here =
-      choose_version<TransposeAdd>(transpose_add_avx512, transpose_add_avx2, transpose_add_avx2);
-  here(source, source_stride, addend, destination, destination_stride, rows, columns);
+void transpose_tile(const float* source, int64_t source_stride, float* destination,
+                    int64_t destination_stride, int64_t rows, int64_t columns) {
+  static const auto here = choose_version<TransposeFloats>(
+      transpose_floats_avx512, transpose_floats_avx2, transpose_floats_avx2);
+  here(source, source_stride, destination, destination_stride, rows, columns);
 }
 
 }  // namespace oneflow_accel

@@ -14,9 +14,8 @@ constexpr int64_t kTransposeTile = 64;
 void transpose_tile(std::size_t element_bytes, const char* source, int64_t source_stride,
                     char* destination, int64_t destination_stride, int64_t rows, int64_t columns);
 
-// The same for floats, with addend[row] added to each element; null for nothing to add.
-void transpose_tile_add(const float* source, int64_t source_stride, const float* addend,
-                        float* destination, int64_t destination_stride, int64_t rows,
-                        int64_t columns);
+// The same for floats.
+void transpose_tile(const float* source, int64_t source_stride, float* destination,
+                    int64_t destination_stride, int64_t rows, int64_t columns);
 
 }  // namespace oneflow_accel

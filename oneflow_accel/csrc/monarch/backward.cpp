@@ -77,7 +77,7 @@ void monarch_grad(const MonarchShape& s, const MonarchInputs& in, const float* m
     dv.stride = padded(s.r);
     dv.data = static_cast<float*>(
         scratch(ScratchSlot::kReduction, s.l * dv.count * dv.stride * sizeof(float)));
-    for_each_tile<2 * kProductRows>(dv.count, s.work(), [&](const RowTile& tile) {
+    for_each_tile(dv.count, s.work(), [&](const RowTile& tile) {
       const int64_t depth = std::max(kDepth, s.q);
       Carver carver((depth + kTileRows) * kPanelWidth + 2 * kVectorWidth);
       float* space = carver.take(depth * kPanelWidth);

@@ -4,43 +4,36 @@
 #include "attention/buffer.h"
 #include "attention/rows.h"
 #include "common/threads.h"
-#include "copy/transpose_tile.h"
 #include "monarch/monarch.h"
 
 namespace oneflow_accel {
 
 // Rows that a thread works on at a time. With more, factors would be read less often; with less, a
-// smaller cache would do. Multiples of the columns of a panel.
-constexpr int64_t kTileRows = 2 * kPanelWidth;
+// smaller cache would do.
+constexpr int64_t kTileRows = 128;
 
-// Rows [begin, begin + count) of a matrix, at most kTileRows, as panels of kPanelWidth columns. All
-// panels of a matrix but the last are full, so that they lie kPanelWidth x its rows apart.
+// Rows [begin, begin + count) of a matrix, at most kTileRows.
 struct RowTile {
   int64_t begin;
   int64_t count;
-
-  int64_t panels() const { return (count + kPanelWidth - 1) / kPanelWidth; }
-  int64_t first_row(int64_t panel) const { return begin + panel * kPanelWidth; }
-  int64_t rows(int64_t panel) const {
-    return std::min(kPanelWidth, count - panel * kPanelWidth);
-  }
-  // Floats from one row of a panel to the next.
-  int64_t width(int64_t panel) const { return padded(rows(panel)); }
 };
 
+// Rows that a product computes at a time; tiles begin at multiples of two such groups.
+constexpr int64_t kProductRows = 6;
+
 // Calls fn(tile) for tiles that cover the rows [0, rows), in parallel; `work` is what a row costs.
-// Tiles begin at multiples of `group` rows.
-template <int64_t group, typename Fn>
+template <typename Fn>
 void for_each_tile(int64_t rows, int64_t work, const Fn& fn) {
-  constexpr int64_t kTileGroups = kTileRows / group;
-  const int64_t groups = (rows + group - 1) / group;
-  const int64_t grain = std::max<int64_t>(1, kGrainSize / (group * work));
+  constexpr int64_t kGroup = 2 * kProductRows;
+  constexpr int64_t kTileGroups = kTileRows / kGroup;
+  const int64_t groups = (rows + kGroup - 1) / kGroup;
+  const int64_t grain = std::max<int64_t>(1, kGrainSize / (kGroup * work));
   parallel_for(groups, grain, [&](int64_t first, int64_t last) {
     // Of one size, or nearly: a last tile of a few rows would read the factors for little.
     const int64_t tiles = (last - first + kTileGroups - 1) / kTileGroups;
     for (int64_t i = 0; i < tiles; ++i) {
-      const int64_t begin = (first + (last - first) * i / tiles) * group;
-      const int64_t end = (first + (last - first) * (i + 1) / tiles) * group;
+      const int64_t begin = (first + (last - first) * i / tiles) * kGroup;
+      const int64_t end = (first + (last - first) * (i + 1) / tiles) * kGroup;
       fn(RowTile{begin, std::min(end, rows) - begin});
     }
   });
@@ -92,34 +85,11 @@ struct Right {
   }
 };
 
-// Rows that a product computes at a time.
-constexpr int64_t kProductRows = 6;
-
 // Rows of a product's left-hand side to take at a time where they cost `each` and `most` is to
 // spend: whole tiles of the product, if there is room for one.
 inline int64_t rows_at_once(int64_t most, int64_t each) {
   const int64_t rows = std::max<int64_t>(1, most / each);
   return rows < kProductRows ? rows : rows / kProductRows * kProductRows;
-}
-
-// to[c * to_stride + r] = from[r * stride + c] (+ addend[r], if that is not null).
-inline void transpose(const float* from, int64_t stride, int64_t rows, int64_t columns, float* to,
-                      int64_t to_stride, const float* addend = nullptr) {
-  transpose_tile_add(from, stride, addend, to, to_stride, rows, columns);
-}
-
-// panel[d, i] = x[i * stride + d] for the rows of a panel, `x` being the first one's, and 0 in its
-// padding; d < columns.
-inline void load_panel(const float* x, int64_t stride, int64_t columns, const RowTile& tile,
-                       int64_t panel, float* to) {
-  const int64_t rows = tile.rows(panel);
-  const int64_t width = tile.width(panel);
-  transpose(x, stride, rows, columns, to, width);
-  if (rows < width) {
-    for (int64_t d = 0; d < columns; ++d) {
-      std::fill(to + d * width + rows, to + (d + 1) * width, 0.0F);
-    }
-  }
 }
 
 }  // namespace oneflow_accel

@@ -230,6 +230,7 @@ def test_small_models_for_a_cpu() -> None:
         ("vit_tiny_patch4_28", {"mlp_cfg": "monach"}, "monarch"),
         ("vit_tiny_patch4_28", {"attnlinear_cfg": {"_target_": "os.system"}}, "os.system"),
         ("t2t_vit_7", {"tokens_type": "convolution"}, "transformer, performer"),
+        ("t2t_vit_7", {"img_size": (2, 3)}, r"an image of \(2, 3\) splits into no token"),
     ],
 )
 def test_wrong_arguments_are_named(name: str, arguments: dict[str, Any], message: str) -> None:
