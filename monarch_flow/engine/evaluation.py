@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from oneflow_accel.backends import Backend
 from oneflow_accel.errors import CheckpointError, UserError
 from oneflow_accel.training import distributed
 from oneflow_accel.training.checkpoint import CheckpointManager
-from oneflow_accel.training.progress import Progress, format_eta
+from oneflow_accel.training.progress import LONGEST_SILENCE_S, Progress, format_eta
 from oneflow_accel.training.real_labels import RealLabels, read_real_labels
 from oneflow_accel.training.resume import checkpoint_folder
 from oneflow_accel.training.validation import Accuracy, Tally, validate
@@ -31,9 +32,6 @@ from monarch_flow.engine.results import ResultsFile
 from monarch_flow.engine.trainer import Trainer, named, val_batches
 from monarch_flow.optim import build_loss
 from monarch_flow.projection import structured_layers
-
-# Without a log line for so long one is written whatever trainer.log_every_n_steps says.
-_LONGEST_SILENCE_S = 20.0
 
 logger = logging.getLogger("oneflow_accel")
 
@@ -113,7 +111,12 @@ def evaluate_checkpoint(cfg: DictConfig, backend: Backend) -> dict[str, float]:
                     watch=watch,
                 )
             logger.info("%s %s", split, accuracy)
-            if use_ema:
+            if not math.isfinite(accuracy.loss):
+                logger.warning(
+                    "the loss is not finite, so the accuracy means nothing: look for NaN in %s",
+                    options["ckpt"],
+                )
+            elif use_ema:
                 _suspect_averages(accuracy, data.num_classes)
             results.add(split, accuracy, time.perf_counter() - begin)
             metrics |= named(accuracy, split) | _real_figures(accuracy, split)
@@ -141,7 +144,9 @@ def load_for_evaluation(model: nn.Module, path: str, name: str, *, use_ema: bool
     arrays = other_weights.with_our_names(arrays, model)
     structured = structured_layers(model)
     snapshot.match_layers(model, arrays, phase)
-    if structured and phase is None and not structured_layers(model):
+    if structured and phase is not None and not structured_layers(model):
+        logger.info("the run's layers are dense, and so %s is evaluated with dense layers", name)
+    elif structured and not structured_layers(model):
         logger.warning(
             "the weights in %s are dense, so %s is evaluated with dense layers; python -m "
             "monarch_flow.convert project, or train.init_from with project, makes them structured",
@@ -212,7 +217,7 @@ def _progress(
             progress.update()
             now = time.monotonic()
             is_due = tally.batches % options.log_every == 0 or tally.batches == batches
-            if not distributed.is_main() or not (is_due or now - said_at > _LONGEST_SILENCE_S):
+            if not distributed.is_main() or not (is_due or now - said_at > LONGEST_SILENCE_S):
                 return
             said_at = now
             accuracy = tally.accuracy()
