@@ -111,13 +111,8 @@ def evaluate_checkpoint(cfg: DictConfig, backend: Backend) -> dict[str, float]:
                     watch=watch,
                 )
             logger.info("%s %s", split, accuracy)
-            if not math.isfinite(accuracy.loss):
-                logger.warning(
-                    "the loss is not finite, so the accuracy means nothing: look for NaN in %s",
-                    options["ckpt"],
-                )
-            elif use_ema:
-                _suspect_averages(accuracy, data.num_classes)
+            if distributed.is_main():
+                _suspect(accuracy, data.num_classes, use_ema=use_ema)
             results.add(split, accuracy, time.perf_counter() - begin)
             metrics |= named(accuracy, split) | _real_figures(accuracy, split)
     finally:
@@ -231,10 +226,17 @@ def _progress(
         yield watch
 
 
-def _suspect_averages(accuracy: Accuracy, num_classes: int) -> None:
-    """ViTAE's released code keeps averages that never move with a global batch below 512: decay
-    .99996 to the power of a floor division that is 0. They are as good as guessing."""
-    if num_classes >= 10 and accuracy.acc1 < 200 / num_classes:
+def _suspect(accuracy: Accuracy, num_classes: int, *, use_ema: bool) -> None:
+    """Warn of weights that are no good.
+
+    ViTAE's released code keeps averages that never move with a global batch below 512: decay .99996
+    to the power of a floor division that is 0. They are as good as guessing.
+    """
+    if not math.isfinite(accuracy.loss):
+        logger.warning(
+            "the loss is not finite, so the accuracy means nothing: look for NaN in the weights"
+        )
+    elif use_ema and num_classes >= 10 and accuracy.acc1 < 200 / num_classes:
         logger.warning(
             "the accuracy is that of guessing. If the checkpoint has moving averages, those were "
             "evaluated, and they may be no good: eval.use_ema=false takes the last weights"

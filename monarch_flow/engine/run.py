@@ -194,9 +194,10 @@ def _settle_precision(cfg: DictConfig, backend: Backend) -> None:
     ask for it, and they should run everywhere."""
     asked, support = cfg.trainer.get("precision"), backend.supports("amp")
     if asked in (16, "16", "bf16") and not support:
-        logger.warning(
-            "%s: trainer.precision=%s becomes 32: %s", backend.name, asked, support.reason
-        )
+        if distributed.is_main():
+            logger.warning(
+                "%s: trainer.precision=%s becomes 32: %s", backend.name, asked, support.reason
+            )
         cfg.trainer.precision = 32
 
 

@@ -38,8 +38,8 @@ def outlook(model: nn.Module, calendar: Calendar) -> str:
         return ""
     if calendar.epochs is not None and epoch >= calendar.epochs:
         return (
-            "; never dense: the share train.sparse_to_dense.fraction of so few epochs is all of "
-            "them"
+            f"; in {calendar.epochs} epochs they never become dense: give more trainer.max_epochs, "
+            "or a smaller train.sparse_to_dense.fraction"
         )
     return f"; dense from epoch {epoch} on"
 

@@ -178,8 +178,9 @@ def build_schedule(config: Mapping[str, Any] | None, base_lr: float) -> Schedule
         config: `name` (cosine, linear or constant) or a `_target_` that ends in such a name, and
             the attributes of that schedule but `base_lr`. Without a name it is the cosine; None is
             a constant learning rate. The cosine's keys are taken by the others, too, and do
-            nothing there: experiments set them, and reckon their epochs from them. timm's `t_in_epochs` and `initialize` are taken and do
-            nothing: the engine decides what t counts (`train.scheduler_interval`).
+            nothing there: experiments set them, and reckon their epochs from them. So are timm's
+            `t_in_epochs` and `initialize`: the engine decides what t counts
+            (`train.scheduler_interval`).
         base_lr: the optimizer's learning rate.
 
     Raises:

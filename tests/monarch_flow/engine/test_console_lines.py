@@ -46,7 +46,11 @@ def test_silence_is_broken(monkeypatch, capsys):
 
 @pytest.mark.parametrize(
     ("epochs", "text"),
-    [(3, "; dense from epoch 2 on"), (None, "; dense from epoch 2 on"), (2, "; never dense: ")],
+    [
+        (3, "; dense from epoch 2 on"),
+        (None, "; dense from epoch 2 on"),
+        (2, "; in 2 epochs they never become dense: give more "),
+    ],
 )
 def test_when_layers_become_dense_is_said_first(epochs, text):
     calendar = SimpleNamespace(switch_epoch=lambda: 2, epochs=epochs)
