@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+
+from oneflow_accel import interrupt
+
+import pytest
+
 from tests.launch import run_process
 
 PROGRAM = """
@@ -20,3 +26,22 @@ def test_an_interrupt_is_an_exception() -> None:
     run = run_process(["-c", PROGRAM])
     assert run.stdout.splitlines()[-1] == "interrupted", run.stdout
     assert run.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("processes", "before", "after"),
+    [
+        ("1", signal.default_int_handler, signal.default_int_handler),
+        ("2", signal.default_int_handler, signal.SIG_DFL),
+        ("2", signal.SIG_IGN, signal.SIG_IGN),
+    ],
+)
+def test_one_of_several_processes_ends_at_once(processes, before, after, monkeypatch) -> None:
+    """As with nohup, what was to be ignored is."""
+    monkeypatch.setenv("WORLD_SIZE", processes)
+    ours = signal.signal(signal.SIGINT, before)
+    try:
+        interrupt.give_back()
+        assert signal.getsignal(signal.SIGINT) is after
+    finally:
+        signal.signal(signal.SIGINT, ours)
