@@ -29,7 +29,10 @@ class _Parser(argparse.ArgumentParser):
     """Raises what is wrong instead of ending the process: only one rank may print it."""
 
     def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; --help lists the flags")
+        # ViTAE's programs and timm's take a file there.
+        file = "; a file of settings is DIR/experiment/NAME.yaml, for --config-dir DIR"
+        more = file if "argument -c/--cfg: invalid" in message else ""
+        raise UserError(f"{message}{more}; --help lists the flags")
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ kernels are registered before the first operation runs.
 import sys
 from contextlib import suppress
 
-from oneflow_accel import patching, rendezvous
+from oneflow_accel import interrupt, patching, rendezvous
 
 patching.install()
 # Where oneflow is there already, the processes have met.
@@ -28,6 +28,8 @@ from oneflow_accel.backends import (
 )
 from oneflow_accel.errors import UserError
 from oneflow_accel.kernels import plugin
+
+interrupt.give_back()
 
 # A wrong environment variable is raised again by select_device(), where a command line can print
 # it as one sentence.

@@ -34,7 +34,7 @@ def run_command(name: str, run: Callable[[Sequence[str]], int], argv: Sequence[s
 
     SIGTERM and Ctrl-C end it so that no partly written files are left.
     """
-    # oneflow's C++ code has put in a handler of SIGINT that ends the process at once, with 255.
+    # SIGTERM as well: it would end the process at once.
     before = {which: signal.signal(which, _interrupt) for which in _STOPS}
     try:
         return run(sys.argv[1:] if argv is None else argv)

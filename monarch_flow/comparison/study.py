@@ -99,7 +99,7 @@ def _find(name: str, config_dir: str | None) -> Path:
         near = difflib.get_close_matches(name.replace("/", "-"), known, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]}? " if near else ""
         raise UserError(
-            f"there is no study {name}; {hint}There are {', '.join(known)}, or give the path of a "
+            f"there is no study {name}; {hint}there are {', '.join(known)}, or give the path of a "
             "file that ends in .yaml"
         )
     return known[name]

@@ -79,6 +79,11 @@ def folder_parts(
             lambda name: ImageFolder(data_dir / name),
             training,
         )
+    if data_dir.is_dir() and not any(path.is_dir() for path in data_dir.iterdir()):
+        raise DataError(
+            f"{data_dir} has no folders in it; expected {'train/CLASS/IMAGE and ' * training}"
+            "val/CLASS/IMAGE, or CLASS/IMAGE alone"
+        )
     flat = ImageFolder(data_dir)
     held_out = _held_out(FLAT_VAL_SPLIT if val_split is None else val_split, len(flat))
     if held_out == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from oneflow_accel.backends import Backend
 from oneflow_accel.errors import CheckpointError, UserError
 from oneflow_accel.training import distributed
 from oneflow_accel.training.checkpoint import CheckpointManager
-from oneflow_accel.training.progress import Progress, format_eta
+from oneflow_accel.training.progress import LONGEST_SILENCE_S, Progress, format_eta
 from oneflow_accel.training.real_labels import RealLabels, read_real_labels
 from oneflow_accel.training.resume import checkpoint_folder
 from oneflow_accel.training.validation import Accuracy, Tally, validate
@@ -31,9 +32,6 @@ from monarch_flow.engine.results import ResultsFile
 from monarch_flow.engine.trainer import Trainer, named, val_batches
 from monarch_flow.optim import build_loss
 from monarch_flow.projection import structured_layers
-
-# Without a log line for so long one is written whatever trainer.log_every_n_steps says.
-_LONGEST_SILENCE_S = 20.0
 
 logger = logging.getLogger("oneflow_accel")
 
@@ -117,8 +115,8 @@ def evaluate_checkpoint(cfg: DictConfig, backend: Backend) -> dict[str, float]:
                     watch=watch,
                 )
             logger.info("%s %s", split, accuracy)
-            if use_ema:
-                _suspect_averages(accuracy, data.num_classes)
+            if distributed.is_main():
+                _suspect(accuracy, data.num_classes, use_ema=use_ema)
             results.add(split, accuracy, time.perf_counter() - begin)
             metrics |= named(accuracy, split) | _real_figures(accuracy, split)
     finally:
@@ -145,7 +143,9 @@ def load_for_evaluation(model: nn.Module, path: str, name: str, *, use_ema: bool
     arrays = other_weights.with_our_names(arrays, model)
     structured = structured_layers(model)
     snapshot.match_layers(model, arrays, phase)
-    if structured and phase is None and not structured_layers(model):
+    if structured and phase is not None and not structured_layers(model):
+        logger.info("the run's layers are dense, and so %s is evaluated with dense layers", name)
+    elif structured and not structured_layers(model):
         logger.warning(
             "the weights in %s are dense, so %s is evaluated with dense layers; python -m "
             "monarch_flow.convert project, or train.init_from with project, makes them structured",
@@ -216,7 +216,7 @@ def _progress(
             progress.update()
             now = time.monotonic()
             is_due = tally.batches % options.log_every == 0 or tally.batches == batches
-            if not distributed.is_main() or not (is_due or now - said_at > _LONGEST_SILENCE_S):
+            if not distributed.is_main() or not (is_due or now - said_at > LONGEST_SILENCE_S):
                 return
             said_at = now
             accuracy = tally.accuracy()
@@ -230,10 +230,17 @@ def _progress(
         yield watch
 
 
-def _suspect_averages(accuracy: Accuracy, num_classes: int) -> None:
-    """ViTAE's released code keeps averages that never move with a global batch below 512: decay
-    .99996 to the power of a floor division that is 0. They are as good as guessing."""
-    if num_classes >= 10 and accuracy.acc1 < 200 / num_classes:
+def _suspect(accuracy: Accuracy, num_classes: int, *, use_ema: bool) -> None:
+    """Warn of weights that are no good.
+
+    ViTAE's released code keeps averages that never move with a global batch below 512: decay .99996
+    to the power of a floor division that is 0. They are as good as guessing.
+    """
+    if not math.isfinite(accuracy.loss):
+        logger.warning(
+            "the loss is not finite, so the accuracy means nothing: look for NaN in the weights"
+        )
+    elif use_ema and num_classes >= 10 and accuracy.acc1 < 200 / num_classes:
         logger.warning(
             "the accuracy is that of guessing. If the checkpoint has moving averages, those were "
             "evaluated, and they may be no good: eval.use_ema=false takes the last weights"

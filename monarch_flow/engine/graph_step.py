@@ -14,6 +14,7 @@ from typing import Any
 from oneflow_accel import layouts
 from oneflow_accel.backends.base import Backend
 from oneflow_accel.training import distributed
+from oneflow_accel.training.data_parallel import broadcast_buffers
 from oneflow_accel.training.validation import class_scores, count_correct
 
 import numpy as np
@@ -255,7 +256,10 @@ class GraphStep(TrainStep):
         return gradients
 
     def evaluated_model(self) -> nn.Module:
-        return self._present_model().eval()
+        model = self._present_model()
+        # Global buffers too: each process has gathered running statistics of its own images.
+        broadcast_buffers(model)
+        return model.eval()
 
     def _present_model(self) -> nn.Module:
         """Local to this process, with the present parameters."""

@@ -73,7 +73,7 @@ def hint(
         )
     if for_dense and any(_is_dense(arrays, prefix) for prefix in layers):
         lines.append(f"The weights are dense: {for_dense}")
-    structured = next((name for name in arrays if _is_structured(name, arrays, own)), None)
+    structured = next((name for name in sorted(arrays) if _is_structured(name, arrays, own)), None)
     if structured is not None:
         lines.append(
             f"The weights are of structured layers ({structured}), and the model is dense there: "

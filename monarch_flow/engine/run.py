@@ -31,6 +31,7 @@ from monarch_flow.engine.position import Calendar
 from monarch_flow.engine.trainer import Data, Identity, Trainer
 from monarch_flow.loggers import RunLog
 from monarch_flow.optim import build_loss, build_schedule
+from monarch_flow.projection import structured_layers
 
 # Newest checkpoints to keep besides the best: two, in case the last one is damaged.
 _KEEP_LAST = 2
@@ -73,7 +74,13 @@ def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
     _seed(seed, backend)
     data = build_data(cfg, seed)
     name, model = build_model(cfg, data)
-    _load_weights(cfg, model, name, data.num_classes, resumed)
+    switches = options.densify_at is not None
+    if switches and not structured_layers(model):
+        raise UserError(
+            f"train.sparse_to_dense.fraction={options.densify_at:g}: the model has no structured "
+            "layer to become dense; choose one with model.mlp_cfg, or leave the fraction out"
+        )
+    _load_weights(cfg, model, name, data.num_classes, resumed, switches)
     model = model.to(backend.device())
 
     train_loader, val_loader = data.train_loader(), data.val_loader()
@@ -162,11 +169,16 @@ def _checkpoint_to_resume(cfg: DictConfig, run_dir: Path) -> Checkpoint | None:
 
 
 def _load_weights(
-    cfg: DictConfig, model: nn.Module, name: str, num_classes: int, resumed: Checkpoint | None
+    cfg: DictConfig,
+    model: nn.Module,
+    name: str,
+    num_classes: int,
+    resumed: Checkpoint | None,
+    switches: bool,
 ) -> None:
     source = section(cfg, "train").get("init_from") or {}
     if resumed is not None:
-        snapshot.load_model(model, resumed, name, num_classes)
+        snapshot.load_model(model, resumed, name, num_classes, switches=switches)
     elif source.get("path") is not None:
         initialize(
             model,
@@ -182,9 +194,10 @@ def _settle_precision(cfg: DictConfig, backend: Backend) -> None:
     ask for it, and they should run everywhere."""
     asked, support = cfg.trainer.get("precision"), backend.supports("amp")
     if asked in (16, "16", "bf16") and not support:
-        logger.warning(
-            "%s: trainer.precision=%s becomes 32: %s", backend.name, asked, support.reason
-        )
+        if distributed.is_main():
+            logger.warning(
+                "%s: trainer.precision=%s becomes 32: %s", backend.name, asked, support.reason
+            )
         cfg.trainer.precision = 32
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from oneflow import nn
 
 from monarch_flow.callbacks import Callback
+from monarch_flow.engine import other_weights
 from monarch_flow.engine.position import Calendar, Position
 from monarch_flow.engine.step import TrainStep
 from monarch_flow.projection import densify_model, structured_layers
@@ -132,7 +133,9 @@ def match_layers(model: nn.Module, arrays: Mapping[str, np.ndarray], phase: str 
         densify_model(model)
 
 
-def load_model(model: nn.Module, checkpoint: Checkpoint, name: str, num_classes: int) -> None:
+def load_model(
+    model: nn.Module, checkpoint: Checkpoint, name: str, num_classes: int, *, switches: bool
+) -> None:
     """Load a checkpoint's weights; where they are dense already, the model becomes dense first.
 
     Args:
@@ -140,21 +143,42 @@ def load_model(model: nn.Module, checkpoint: Checkpoint, name: str, num_classes:
         checkpoint: of such a model.
         name: of the model.
         num_classes: of its head.
+        switches: whether the run's structured layers become dense in its course.
 
     Raises:
-        CheckpointError: the checkpoint is of another model; names both.
+        CheckpointError: the checkpoint is of another model, or dense where the run's layers stay
+            structured; says what to do.
     """
     theirs = (checkpoint.name, checkpoint.state.get("num_classes"))
     if theirs != (name, num_classes):
         raise CheckpointError(
             f"the checkpoint is of another model: {theirs[0]} with {theirs[1]} classes, this run "
-            f"is {name} with {num_classes}"
+            f"is {name} with {num_classes}; resume it with the experiment that it comes from"
         )
-    match_layers(model, checkpoint.model, checkpoint.state.get("phase"))
+    phase = checkpoint.state.get("phase")
+    if phase == DENSE and structured_layers(model) and not (switches or _switched(checkpoint)):
+        raise CheckpointError(
+            "the checkpoint's layers are dense, and those of this run are structured: resume it "
+            "with the experiment that it comes from, or begin with its weights projected, "
+            "train.init_from.path=PATH train.init_from.project=true"
+        )
+    match_layers(model, checkpoint.model, phase)
     try:
         layouts.load_standard_state_dict(model, checkpoint.model, strict=True)
     except UserError as error:
-        raise CheckpointError(f"the checkpoint is of another model: {error}") from error
+        hint = other_weights.hint(
+            checkpoint.model,
+            model,
+            for_head="train.init_from.reset_head=true begins with a new head",
+            for_dense="train.init_from.project=true projects them",
+        )
+        raise CheckpointError(f"the checkpoint is of another model: {error}{hint}") from error
+
+
+def _switched(checkpoint: Checkpoint) -> bool:
+    """Whether the run that wrote a checkpoint was to become dense."""
+    train = (checkpoint.state.get("config") or {}).get("train") or {}
+    return (train.get("sparse_to_dense") or {}).get("fraction") is not None
 
 
 def load_step(step: TrainStep, checkpoint: Checkpoint, position: Position) -> None:

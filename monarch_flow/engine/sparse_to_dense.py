@@ -22,12 +22,26 @@ from monarch_flow.engine.model_copy import copy_model
 from monarch_flow.projection import densify_model, densify_training_state, structured_layers
 
 if TYPE_CHECKING:
+    from monarch_flow.engine.position import Calendar
     from monarch_flow.engine.trainer import Trainer
 
 # Two orders of summation in float32 differ by less.
 TOLERANCE = 1e-5
 
 logger = logging.getLogger("oneflow_accel")
+
+
+def outlook(model: nn.Module, calendar: Calendar) -> str:
+    """What is to come, to end the line that a run begins with; "" where nothing is."""
+    epoch = calendar.switch_epoch()
+    if epoch is None or not structured_layers(model):
+        return ""
+    if calendar.epochs is not None and epoch >= calendar.epochs:
+        return (
+            f"; in {calendar.epochs} epochs they never become dense: give more trainer.max_epochs, "
+            "or a smaller train.sparse_to_dense.fraction"
+        )
+    return f"; dense from epoch {epoch} on"
 
 
 def switch_if_due(trainer: Trainer) -> bool:

@@ -14,8 +14,8 @@ from oneflow_accel.backends.base import Backend
 from oneflow_accel.errors import UserError
 from oneflow_accel.training import distributed
 from oneflow_accel.training.checkpoint import Checkpoint, CheckpointManager
-from oneflow_accel.training.figures import Figures, FigureWindow, log_line
-from oneflow_accel.training.progress import Progress, format_eta
+from oneflow_accel.training.figures import Figures, FigureWindow
+from oneflow_accel.training.progress import Progress
 from oneflow_accel.training.rng import step_seed
 from oneflow_accel.training.validation import Accuracy, validate
 
@@ -24,6 +24,7 @@ from oneflow import nn
 
 from monarch_flow.callbacks import Callback
 from monarch_flow.engine import snapshot, sparse_to_dense
+from monarch_flow.engine.console import EpochLines
 from monarch_flow.engine.options import TrainerOptions, limited
 from monarch_flow.engine.position import Calendar, Position
 from monarch_flow.engine.step import TrainStep
@@ -127,6 +128,8 @@ class Trainer:
         self._stop = StopRequest()
         self._is_main = distributed.is_main()
         self._extra: dict[str, float] = {}
+        # While an epoch is being trained.
+        self._lines: EpochLines | None = None
         self.position = snapshot.position_of(
             resumed, calendar, self.global_batch_size, options.accumulate
         )
@@ -199,6 +202,7 @@ class Trainer:
             f"{self.global_batch_size} images per step = {batch} x {distributed.world_size()} "
             f"processes x {options.accumulate} accumulated, {calendar.steps_per_epoch} steps per "
             f"epoch, from epoch {position.epoch}, step {position.step} to step {self.last_step}"
+            f"{sparse_to_dense.outlook(self.model, calendar)}"
         )
 
     def _run_epoch(self) -> None:
@@ -234,6 +238,8 @@ class Trainer:
         self._window.restart_clock()
         last_step = self.last_step
         with Progress(batches, "batch", enabled=self._is_main, done=position.batch) as progress:
+            lines = EpochLines(progress, position, last_step, self.options.accumulate)
+            self._lines = lines
             waiting_since = time.perf_counter()
             window: list[Any] = []
             for batch in islice(self.data.train, batches - position.batch):
@@ -245,12 +251,14 @@ class Trainer:
                 ends = ends_epoch or position.step + 1 == last_step
                 self._run_step(window, waited, ends)
                 if self.is_log_step:
-                    self._write_line(progress)
+                    self._write_line()
                 progress.update(len(window))
+                lines.break_silence()
                 window = []
                 if position.step == last_step or self._told_to_stop():
                     break
                 waiting_since = time.perf_counter()
+        self._lines = None
         return position.batch == batches
 
     def _run_step(self, window: list[Any], waited: float, ends: bool) -> None:
@@ -282,7 +290,7 @@ class Trainer:
         for callback in self.callbacks.values():
             call(callback)
 
-    def _write_line(self, progress: Progress | None = None) -> None:
+    def _write_line(self) -> None:
         """Wait for the device and log the steps since the last line, if there are any."""
         if not len(self._window):
             return
@@ -306,13 +314,8 @@ class Trainer:
             "train/acc": self._epoch.acc1,
             "train/acctop5": self._epoch.acc5,
         }
-        if progress is not None:
-            remaining = (self.last_step - position.step) * self._epoch.step_seconds
-            width = len(str(batches))
-            progress.print(
-                f"Epoch: [{position.epoch}][{position.batch:{width}d}/{batches}]\t"
-                f"{log_line(now, self._epoch)}\tLR {self.last_lr:.3e}\tETA {format_eta(remaining)}"
-            )
+        if self._lines is not None:
+            self._lines.figures(now, self._epoch, self.last_lr)
 
     def _validate(self) -> None:
         if val_batches(self.data.val, self.options) == 0:

@@ -166,6 +166,7 @@ _KINDS: dict[str, type[Schedule]] = {
     "linear": LinearSchedule,
     "constant": ConstantSchedule,
 }
+_COSINE_KEYS = [field.name for field in fields(CosineSchedule) if field.name != "base_lr"]
 # What the configurations of other projects call them.
 _ALIASES = {"cosinelrscheduler": "cosine", "timmcosinelrscheduler": "cosine"}
 
@@ -176,8 +177,10 @@ def build_schedule(config: Mapping[str, Any] | None, base_lr: float) -> Schedule
     Args:
         config: `name` (cosine, linear or constant) or a `_target_` that ends in such a name, and
             the attributes of that schedule but `base_lr`. Without a name it is the cosine; None is
-            a constant learning rate. timm's `t_in_epochs` and `initialize` are taken and do
-            nothing: the engine decides what t counts (`train.scheduler_interval`).
+            a constant learning rate. The cosine's keys are taken by the others, too, and do
+            nothing there: experiments set them, and reckon their epochs from them. So are timm's
+            `t_in_epochs` and `initialize`: the engine decides what t counts
+            (`train.scheduler_interval`).
         base_lr: the optimizer's learning rate.
 
     Raises:
@@ -192,7 +195,7 @@ def build_schedule(config: Mapping[str, Any] | None, base_lr: float) -> Schedule
         for field in fields(kind)
         if field.name != "base_lr"
     }
-    ignored = ("t_in_epochs", "initialize")
+    ignored = {"t_in_epochs", "initialize", *_COSINE_KEYS} - set(types)
     options = checked_options(config, types, what=f"scheduler {name}", ignored=ignored)
     for needed in {"cosine": ["t_initial"], "linear": ["t_total"]}.get(name, []):
         if needed not in options:

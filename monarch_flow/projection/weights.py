@@ -119,6 +119,16 @@ def project_weights(
                 continue
         result.setdefault(name, array)
     if not reports:
+        factors = [
+            name
+            for name, array in state.items()
+            if array.ndim == 3 and _first_rule(patterns, name.rpartition(".")[0]) is not None
+        ]
+        if factors:
+            raise UserError(
+                f"the layers are structured already ({factors[0]}); for other structures make them "
+                "dense first, by python -m monarch_flow.convert densify"
+            )
         names = [name.removesuffix(".weight") for name, array in state.items() if array.ndim == 2]
         raise UserError(
             f"no layer's name fits {' or '.join(repr(pattern) for pattern, _ in rules)}; the "

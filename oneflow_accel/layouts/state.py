@@ -19,6 +19,8 @@ from oneflow import nn
 logger = logging.getLogger("oneflow_accel")
 
 _OPTIONAL_SUFFIX = "num_batches_tracked"
+# Of each kind, in a message.
+_MOST_NAMES = 5
 
 
 def standard_state_dict(model: nn.Module) -> dict[str, flow.Tensor]:
@@ -56,22 +58,24 @@ def load_standard_state_dict(
             another shape always is an error.
 
     Raises:
-        UserError: lists every missing, unexpected and mis-shaped entry. The model is unchanged.
+        UserError: names the first missing, unexpected and mis-shaped entries of each kind, and
+            says how many more there are. The model is unchanged.
     """
     own = model.state_dict()
     arrays = {name: _to_numpy(value) for name, value in state.items() if name in own}
     missing = [name for name in own if name not in arrays and not name.endswith(_OPTIONAL_SUFFIX)]
-    unexpected = [name for name in state if name not in own]
+    # Sorted, as files keep them in any order.
+    unexpected = sorted(name for name in state if name not in own)
     channels_last = set(_channels_last_weights(model))
     wrong = []
-    for name, array in arrays.items():
-        shape = tuple(own[name].shape)
+    for name in (name for name in own if name in arrays):
+        array, shape = arrays[name], tuple(own[name].shape)
         if name in channels_last:
             shape = (shape[0], shape[3], shape[1], shape[2])
         if array.shape != shape:
             wrong.append(f"{name}: {array.shape} in the weights, {shape} in the model")
     lists = {"missing": missing, "unexpected": unexpected, "of another shape": wrong}
-    text = "".join(f"\n  {kind}: {', '.join(names)}" for kind, names in lists.items() if names)
+    text = "".join(f"\n  {kind}: {_some_of(names)}" for kind, names in lists.items() if names)
     if wrong or (strict and text):
         raise UserError(f"the weights do not fit {type(model).__name__}:{text}")
     if text:
@@ -80,6 +84,12 @@ def load_standard_state_dict(
         for name, array in arrays.items():
             layout = array.transpose(0, 2, 3, 1) if name in channels_last else array
             _copy(own[name], layout)
+
+
+def _some_of(names: list[str]) -> str:
+    """As many as somebody reads; another model's weights differ in hundreds."""
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f", and {more} more" if more > 0 else "")
 
 
 def standard_array(parameter_name: str, array: np.ndarray, model: nn.Module) -> np.ndarray:

@@ -13,6 +13,8 @@ from rich.progress import Progress as RichProgress
 
 # The rate is the mean over this many updates: steady to read, soon free of the slow first ones.
 _WINDOW = 50
+# After so long without a line, a loop writes one whatever its interval of log lines is.
+LONGEST_SILENCE_S = 20.0
 
 
 class Progress:

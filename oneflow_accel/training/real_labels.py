@@ -16,6 +16,9 @@ from oneflow_accel.errors import DataError, UserError
 import numpy as np
 
 _NAME = re.compile(r"ILSVRC2012_val_(\d{8})")
+_PUBLISHED = (
+    "the file is published with the paper, at github.com/google-research/reassessed-imagenet"
+)
 
 
 class RealLabels:
@@ -102,14 +105,16 @@ def _read_lists(path: Path, num_classes: int | None) -> list[list[int]]:
         content = json.loads(path.read_bytes())
     except OSError as error:
         raise UserError(
-            f"cannot read the real labels {path}: {error.strerror or error}; the file is published "
-            "with the paper, at github.com/google-research/reassessed-imagenet"
+            f"cannot read the real labels {path}: {error.strerror or error}; {_PUBLISHED}"
         ) from error
     # RecursionError: brackets inside brackets without end.
     except (ValueError, RecursionError) as error:
-        raise UserError(f"the real labels {path} are no JSON: {error}") from error
+        raise UserError(f"the real labels {path} are no JSON: {error}; {_PUBLISHED}") from error
     if not isinstance(content, list) or not content:
-        raise UserError(f"the real labels {path} are no list with a list of classes for each image")
+        raise UserError(
+            f"the real labels {path} are no list with a list of classes for each image; "
+            f"{_PUBLISHED}"
+        )
     for number, classes in enumerate(content, 1):
         if not isinstance(classes, list) or not all(map(_is_class, classes)):
             raise UserError(

@@ -21,7 +21,8 @@ def checkpoint_to_resume(resume: str | None, output_dir: Path) -> Checkpoint | N
     """The checkpoint that a user asked to resume from.
 
     Args:
-        resume: a checkpoint's folder, "auto" for the newest one of the run, or None.
+        resume: a checkpoint's folder, one of several, or a run's (the newest checkpoint); "auto"
+            for the newest one of this run; or None.
         output_dir: the run's folder.
 
     Returns:
@@ -33,7 +34,8 @@ def checkpoint_to_resume(resume: str | None, output_dir: Path) -> Checkpoint | N
     if resume is None:
         return None
     if resume != AUTO_RESUME:
-        return read_checkpoint(resume)
+        inside = checkpoint_folder(Path(resume))
+        return read_checkpoint(inside if inside.is_dir() else resume)
     latest = CheckpointManager(checkpoint_folder(output_dir)).latest()
     if latest is None:
         logger.info("no checkpoint in %s yet: starting from the beginning", output_dir)

@@ -74,7 +74,11 @@ def _read(path: Path, averaged: bool) -> dict[str, np.ndarray]:
     elif head[8:9] == b"{":
         content = _read_safetensors(path)
     else:
-        raise UserError("neither a file written by torch.save (.pth, .pt) nor a .safetensors file")
+        content = "the file is empty" if not head else f"the file begins with {head[:12]!r}"
+        raise UserError(
+            "neither a file written by torch.save (.pth, .pt, .pth.tar) nor a .safetensors file: "
+            f"{content}; if it was downloaded, fetch it again"
+        )
     state = _without_parallel_prefix(_unwrap(content, averaged))
     return {name: _to_array(name, value) for name, value in state.items()}
 

@@ -108,6 +108,18 @@ def test_all_misfits_are_listed_in_one_error() -> None:
         np.testing.assert_array_equal(tensor.numpy(), before[name], err_msg=name)
 
 
+def test_of_many_misfits_the_first_are_named() -> None:
+    model = build(True)
+    state = {f"other.{number:02d}": np.zeros(1) for number in reversed(range(12))}
+    with pytest.raises(UserError) as caught:
+        layouts.load_standard_state_dict(model, state)
+    _, missing, unexpected = str(caught.value).splitlines()
+    names = [name for name in model.state_dict() if not name.endswith("num_batches_tracked")]
+    assert missing == f"  missing: {', '.join(names[:5])}, and {len(names) - 5} more"
+    wanted = ", ".join(f"other.0{number}" for number in range(5))
+    assert unexpected == f"  unexpected: {wanted}, and 7 more"
+
+
 def test_not_strict_takes_what_fits(caplog: pytest.LogCaptureFixture) -> None:
     model = build(False)
     bias = model.fc.bias.numpy()

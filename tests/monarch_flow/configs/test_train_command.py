@@ -73,6 +73,7 @@ def test_a_run_is_given_to_the_engine(ran, tmp_path):
         (["experiment=mnist/vti"], ["did you mean mnist/vit"]),
         (["--hlep"], ["there is no flag --hlep", "did you mean --help?"]),
         (["--cfg", "all"], ["job"]),
+        (["-c", "recipe.yaml"], ["recipe.yaml", "--config-dir DIR"]),
         (["--multirun", "experiment=mnist/vit"], ["there is no flag --multirun"]),
         (["--config-dir", "nowhere", "experiment=mnist/vit"], ["nowhere", "no such folder"]),
         (["experiment=mnist/vit", "trainer.max_epochs=x"], ["trainer.max_epochs='x'"]),

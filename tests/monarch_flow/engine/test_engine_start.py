@@ -78,6 +78,16 @@ def test_published_recipe_trains_in_float32_where_there_is_no_mixed_precision(
     assert OmegaConf.load(tmp_path / "config.yaml").trainer.precision == 32
 
 
+def test_structured_layers_do_not_go_on_from_a_dense_run(dense, run_tiny, tmp_path):
+    """By the run's folder. What became dense in its run, or will in this one, goes on."""
+    words = "layers are dense, and those of this run are structured.*init_from.project=true"
+    with pytest.raises(CheckpointError, match=words):
+        run_tiny(tmp_path, f"resume={dense}")
+    more = ("trainer.max_steps=17", "trainer.max_epochs=3", "train.sparse_to_dense.fraction=0.5")
+    run_tiny(tmp_path, f"resume={dense}", *more, "test_after_training=false")
+    assert last_checkpoint(tmp_path).state["phase"] == "dense"
+
+
 @pytest.mark.parametrize(
     ("overrides", "error", "text"),
     [
@@ -99,6 +109,12 @@ def test_published_recipe_trains_in_float32_where_there_is_no_mixed_precision(
         pytest.param(("trainer.limit_train_batches=0",), UserError, "has no step", id="no-batches"),
         pytest.param(("trainer.max_epochs=null",), UserError, "no end", id="endless"),
         pytest.param(("train.sparse_to_dense.fraction=7",), UserError, "share", id="fraction"),
+        pytest.param(
+            ("train.sparse_to_dense.fraction=0.5", "model.mlp_cfg=null"),
+            UserError,
+            "no structured layer to become dense",
+            id="nothing-to-make-dense",
+        ),
         pytest.param(("callbacks.speed={}",), UserError, "callbacks.speed", id="callback"),
         pytest.param(
             ("callbacks.model_checkpoint.monitor=val/f1",), UserError, "val/acctop5", id="monitor"

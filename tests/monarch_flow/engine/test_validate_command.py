@@ -211,16 +211,24 @@ def test_weights_of_other_layers_and_classes(photos, averaged, tmp_path, capsys,
     assert "train.init_from.reset_head=true" in text
 
 
+def test_scores_that_are_no_numbers_are_noted(photos, averaged, tmp_path, caplog):
+    bias = np.full_like(averaged["head.bias"], np.nan)
+    path = save_torch_file(tmp_path / "nan.pth", {**averaged, "head.bias": bias})
+    assert validate.main(arguments(photos, f"eval.ckpt={path}")) == 0
+    assert "the accuracy means nothing: look for NaN" in caplog.text
+
+
 def test_accuracy_of_guessing_is_suspected(photos, tmp_path, caplog):
     """What the averages of ViTAE's code are with one GPU: those of the untrained model."""
     from oneflow_accel.training.validation import Accuracy
 
-    from monarch_flow.engine.evaluation import _suspect_averages
+    from monarch_flow.engine.evaluation import _suspect
 
-    _suspect_averages(Accuracy(6.9, 0.15, 0.6, 50_000), 1000)
+    _suspect(Accuracy(6.9, 0.15, 0.6, 50_000), 1000, use_ema=True)
     assert "eval.use_ema=false" in caplog.text
     caplog.clear()
-    _suspect_averages(Accuracy(1.0, 75.3, 92.7, 50_000), 1000)
+    _suspect(Accuracy(1.0, 75.3, 92.7, 50_000), 1000, use_ema=True)
+    _suspect(Accuracy(6.9, 0.15, 0.6, 50_000), 1000, use_ema=False)
     assert not caplog.text
 
 
@@ -230,7 +238,10 @@ def test_accuracy_of_guessing_is_suspected(photos, tmp_path, caplog):
         ((), ["which weights?", "eval.ckpt=PATH", "runs/mnist-vit, which is not there"]),
         (("eval.ckpt=/nowhere",), ["/nowhere"]),
         (("eval.ckpt={ckpt}", "datamodule.data_dir=/nowhere"), ["is to hold val/CLASS/IMAGE"]),
-        (("eval.ckpt={ckpt}", "datamodule.data_dir={empty}"), ["has no folders in it"]),
+        (
+            ("eval.ckpt={ckpt}", "datamodule.data_dir={empty}"),
+            ["has no folders in it; expected val/CLASS/IMAGE, or CLASS/IMAGE alone"],
+        ),
         (("eval.ckpt={ckpt}", "eval.real_labels=/nowhere.json"), ["/nowhere.json", "No such file"]),
         (("eval.ckpt={ckpt}", "eval.results_file=/nowhere/f.json"), ["/nowhere/f.json"]),
         (("eval.ckpt={ckpt}", "eval.real_label=x"), ["did you mean eval.real_labels?"]),

@@ -1,17 +1,24 @@
-"""Each model as local tensors and as global ones whose batch is split over two ranks; run by
-test_global_models.py. Rank 0 prints one line of JSON."""
+"""Each model as local tensors and as global ones whose batch is split over two ranks, and training
+steps of one with running statistics; run by test_global_models.py. Rank 0 prints one line of JSON.
+"""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
+from typing import Any
 
 import oneflow_accel
+from oneflow_accel.training import distributed
 
 import numpy as np
 import oneflow as flow
 from oneflow import nn
 
+from monarch_flow.engine.graph_step import GraphStep
+from monarch_flow.engine.step import EagerStep
 from monarch_flow.models import create_model
+from monarch_flow.optim import build_loss, build_optimizer
 
 _IMAGES = {"img_size": 28, "in_chans": 1, "num_classes": 10}
 _SMALL = {"embed_dim": 32, "depth": 2, **_IMAGES}
@@ -67,10 +74,51 @@ def _compare(name: str, backend: oneflow_accel.Backend) -> dict[str, object]:
     }
 
 
+@dataclass
+class _Batch:
+    images: np.ndarray
+    labels: np.ndarray
+
+
+def _statistics(way: str, backend: oneflow_accel.Backend) -> list[list[float]]:
+    """Running means that each rank evaluates with, after two steps on images of its own."""
+    backend.manual_seed(2)
+    model = nn.Sequential(nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(12, 2))
+
+    def optimizer(model: nn.Module) -> Any:
+        return build_optimizer(model, {"name": "adamw", "lr": 1e-3})
+
+    step: EagerStep | GraphStep
+    if way == "eager":
+        step = EagerStep(model, backend, optimizer(model), build_loss(None))
+    else:
+        rate = {"learning_rate": lambda step: 1e-3, "steps": 2}
+        step = GraphStep(model, backend, optimizer, build_loss(None), **rate)
+    step.model.train()
+    for images in _images(distributed.rank()):
+        step.step([_Batch(images, np.arange(4) % 2)], 1e-3)
+    means = step.evaluated_model().state_dict()["0.running_mean"].numpy().tolist()
+    return distributed.all_gather_json(means)
+
+
+def _images(rank: int) -> np.ndarray:
+    """(2 steps, 4, 3, 2, 2), float32; each rank's mean is elsewhere."""
+    random = np.random.default_rng(rank)
+    return (random.standard_normal((2, 4, 3, 2, 2)) + 3 * rank).astype(np.float32)
+
+
+def expected_means() -> np.ndarray:
+    """Rank 0's, by the definition: 0.9 of the old mean and 0.1 of the batch's."""
+    first, second = (images.astype(np.float64).mean(axis=(0, 2, 3)) for images in _images(0))
+    return 0.9 * 0.1 * first + 0.1 * second
+
+
 def main() -> None:
     backend = oneflow_accel.select_device()
     backend.manual_seed(1)
-    results = {name: _compare(name, backend) for name in MODELS}
+    models = {name: _compare(name, backend) for name in MODELS}
+    statistics = {way: _statistics(way, backend) for way in ("eager", "graph")}
+    results = {"models": models, "statistics": statistics}
     if flow.env.get_rank() == 0:
         print(f"\nresults {json.dumps(results)}\n", end="", flush=True)
 

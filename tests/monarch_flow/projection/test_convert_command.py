@@ -311,6 +311,11 @@ def test_errors_say_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str
     text = refused(capsys, *project, "--include", "attention")
     assert "no layer's name fits" in text
     assert "blocks.0.mlp.fc1" in text
+    sparse = tmp_path / "sparse.safetensors"
+    save_file({"blocks.0.mlp.fc1.blkdiag1": np.zeros((4, 2, 2), np.float32)}, sparse)
+    text = refused(capsys, "project", sparse, out, "--config", "monarch")
+    assert "structured already (blocks.0.mlp.fc1.blkdiag1)" in text
+    assert "monarch_flow.convert densify" in text
     assert "is no regular expression" in refused(capsys, *project, "--include", "(")
     for config, message in (
         ("monrach", "did you mean 'monarch'"),

@@ -77,7 +77,7 @@ def test_other_images_are_refused(names, words, tmp_path):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("{", "are no JSON"),
+        ("{", "are no JSON.*reassessed-imagenet"),
         ("[" * 100_000, "are no JSON"),
         ({"1": [2]}, "no list with a list of classes"),
         ([], "no list with a list of classes"),

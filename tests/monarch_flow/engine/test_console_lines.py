@@ -1,0 +1,58 @@
+"""What a run says on the console: a line per log step, and one where it was silent for long."""
+
+from __future__ import annotations
+
+import re
+from types import SimpleNamespace
+
+from oneflow_accel.training import progress
+from oneflow_accel.training.progress import Progress
+
+import pytest
+from oneflow import nn
+
+from monarch_flow.engine.console import EpochLines
+from monarch_flow.engine.position import Position
+from monarch_flow.engine.sparse_to_dense import outlook
+from monarch_flow.layers import MonarchLinear
+
+
+def test_a_checkpoint_takes_no_line_away(run_tiny, without_curves, tmp_path, capsys):
+    """It looks at the losses as a log line does."""
+    each = ("callbacks.model_checkpoint.every_n_train_steps=2", "trainer.limit_train_batches=4")
+    run_tiny(tmp_path, *each, "trainer.max_epochs=1", "test_after_training=false")
+    out = capsys.readouterr().out
+    lines = re.findall(r"^Epoch: \[0\]\[(\d)/4\]\t.*Throughput.*\tETA 0:00:0\d$", out, re.MULTILINE)
+    assert lines == ["1", "2", "3", "4"]
+
+
+def test_silence_is_broken(monkeypatch, capsys):
+    """10 steps of two batches and 6 s each; 5 more are to come after the epoch."""
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    bar, position = Progress(20, "batch"), Position(3, 0, 100)
+    lines = EpochLines(bar, position, 115, 2)
+    for _ in range(10):
+        now[0] += 6
+        position.batch += 2
+        position.step += 1
+        bar.update(2)
+        lines.break_silence()
+    assert capsys.readouterr().out.splitlines() == [
+        "Epoch: [3][ 8/20]\t6.0 s per step\tETA 0:01:06",
+        "Epoch: [3][16/20]\t6.0 s per step\tETA 0:00:42",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("epochs", "text"),
+    [
+        (3, "; dense from epoch 2 on"),
+        (None, "; dense from epoch 2 on"),
+        (2, "; in 2 epochs they never become dense: give more "),
+    ],
+)
+def test_when_layers_become_dense_is_said_first(epochs, text):
+    calendar = SimpleNamespace(switch_epoch=lambda: 2, epochs=epochs)
+    assert outlook(nn.Sequential(MonarchLinear(4, 4)), calendar).startswith(text)
+    assert outlook(nn.Sequential(nn.Linear(4, 4)), calendar) == ""
