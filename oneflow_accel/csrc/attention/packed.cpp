@@ -101,12 +101,7 @@ Heads<T> out_of(T* out, const AttentionShape& shape) {
 }
 
 template <typename T>
-class PackedAttentionKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class PackedAttentionKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const auto* projection = ctx->Tensor4ArgNameAndIndex("qkv", 0);
     const AttentionShape shape = shape_of(ctx, projection->shape_view());
@@ -119,12 +114,7 @@ class PackedAttentionKernel final : public user_op::OpKernel {
   }
 };
 
-class PackedAttentionGradKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class PackedAttentionGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const auto* projection = ctx->Tensor4ArgNameAndIndex("qkv", 0);
     const AttentionShape shape = shape_of(ctx, projection->shape_view());

@@ -116,12 +116,7 @@ Heads<T> output(user_op::KernelComputeContext* ctx, const std::string& name) {
 }
 
 template <typename T>
-class AttentionKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class AttentionKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const AttentionShape shape = shape_of(ctx);
     run_or_abort([&] { return describe(shape); }, [&] {
@@ -131,12 +126,7 @@ class AttentionKernel final : public user_op::OpKernel {
   }
 };
 
-class AttentionGradKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class AttentionGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const AttentionShape shape = shape_of(ctx);
     run_or_abort([&] { return describe(shape); }, [&] {

@@ -60,12 +60,7 @@ void data_grad(const ConvGeometry& geometry, const float* out_grad, const float*
   grad.in_grad.store(in_memory, in_grad);
 }
 
-class ConvDataGradKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class ConvDataGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const auto* dy = ctx->Tensor4ArgNameAndIndex("dy", 0);
     const auto* weights = ctx->Tensor4ArgNameAndIndex("filter", 0);

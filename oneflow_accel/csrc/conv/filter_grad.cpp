@@ -67,12 +67,7 @@ void filter_grad(const ConvGeometry& geometry, const float* in, const float* out
   grad.weights_grad.store(weights_memory, weights_grad);
 }
 
-class ConvFilterGradKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class ConvFilterGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const auto* x = ctx->Tensor4ArgNameAndIndex("x", 0);
     const auto* dy = ctx->Tensor4ArgNameAndIndex("dy", 0);

@@ -62,12 +62,7 @@ void convolve(const ConvGeometry& geometry, const float* in, const float* weight
   forward.out.store(out_memory, out);
 }
 
-class ConvKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class ConvKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const auto* in = ctx->Tensor4ArgNameAndIndex("in", 0);
     const auto* weights = ctx->Tensor4ArgNameAndIndex("weight", 0);

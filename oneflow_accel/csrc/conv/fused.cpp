@@ -86,12 +86,7 @@ void add_summand(const Bfloat16* summand, float lowest, int64_t n, Bfloat16* out
 }
 
 template <typename T>
-class FusedConv2dKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class FusedConv2dKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const user_op::Tensor* in = ctx->Tensor4ArgNameAndIndex("in", 0);
     user_op::Tensor* out = ctx->Tensor4ArgNameAndIndex("out", 0);

@@ -74,12 +74,7 @@ void reduced_div_grad(const Broadcast& broadcast, int64_t y_elements, const floa
   });
 }
 
-class BroadcastDivGradKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class BroadcastDivGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const auto* y_tensor = ctx->Tensor4ArgNameAndIndex("y", 0);
     const auto* z_tensor = ctx->Tensor4ArgNameAndIndex("z", 0);

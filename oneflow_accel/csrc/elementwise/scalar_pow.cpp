@@ -45,12 +45,7 @@ void scale_by(const float* factor, float scale, float* y, int64_t n) {
   for (int64_t i = 0; i < n; ++i) { y[i] *= scale * factor[i]; }
 }
 
-class ScalarPowKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class ScalarPowKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     auto* out = ctx->Tensor4ArgNameAndIndex("out", 0);
     const auto exponent = static_cast<float>(scalar_operand(ctx));
@@ -63,12 +58,7 @@ class ScalarPowKernel final : public user_op::OpKernel {
 };
 
 // dx = dy e x^(e - 1).
-class ScalarPowGradKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class ScalarPowGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     // What is in the cache when it is needed again.
     constexpr int64_t kBlock = 1024;

@@ -24,12 +24,7 @@ void gelu_grad_in_place(const float* dy, float* z, int64_t n) {
   for (int64_t i = 0; i < n; ++i) { z[i] = dy[i] * gelu_slope(z[i]); }
 }
 
-class FusedBiasAddGeluKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class FusedBiasAddGeluKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const auto* a = ctx->Tensor4ArgNameAndIndex("a", 0);
     const float* b = ctx->Tensor4ArgNameAndIndex("b", 0)->dptr<float>();
@@ -40,12 +35,7 @@ class FusedBiasAddGeluKernel final : public user_op::OpKernel {
   }
 };
 
-class FusedBiasAddGeluGradKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class FusedBiasAddGeluGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const auto* a = ctx->Tensor4ArgNameAndIndex("a", 0);
     const float* b = ctx->Tensor4ArgNameAndIndex("b", 0)->dptr<float>();

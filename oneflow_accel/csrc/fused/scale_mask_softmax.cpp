@@ -11,12 +11,7 @@ namespace {
 
 namespace user_op = ::oneflow::user_op;
 
-class FusedScaleMaskSoftmaxKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class FusedScaleMaskSoftmaxKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const auto* x = ctx->Tensor4ArgNameAndIndex("x", 0);
     const auto* mask = ctx->Tensor4ArgNameAndIndex("mask", 0);
@@ -35,12 +30,7 @@ class FusedScaleMaskSoftmaxKernel final : public user_op::OpKernel {
   }
 };
 
-class FusedScaleMaskSoftmaxGradKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class FusedScaleMaskSoftmaxGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const auto* y = ctx->Tensor4ArgNameAndIndex("y", 0);
     const auto* mask = ctx->Tensor4ArgNameAndIndex("mask", 0);

@@ -17,12 +17,7 @@ namespace {
 namespace user_op = ::oneflow::user_op;
 
 // Serves the operators with and without the input "bias".
-class FusedScaleMaskSoftmaxDropoutKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class FusedScaleMaskSoftmaxDropoutKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const auto* x = ctx->Tensor4ArgNameAndIndex("x", 0);
     const auto* mask = ctx->Tensor4ArgNameAndIndex("mask", 0);
@@ -62,12 +57,7 @@ class FusedScaleMaskSoftmaxDropoutKernel final : public user_op::OpKernel {
   }
 };
 
-class FusedScaleMaskSoftmaxDropoutGradKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class FusedScaleMaskSoftmaxDropoutGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const auto* softmax_y = ctx->Tensor4ArgNameAndIndex("softmax_y", 0);
     const auto* mask = ctx->Tensor4ArgNameAndIndex("mask", 0);

@@ -99,12 +99,7 @@ void for_each_value_row(const Heads& heads, const Fn& fn) {
   });
 }
 
-class SelfAttentionKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class SelfAttentionKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const ThreadScope threads;
     const auto* hidden_states = ctx->Tensor4ArgNameAndIndex("hidden_states", 0);
@@ -127,12 +122,7 @@ class SelfAttentionKernel final : public user_op::OpKernel {
   }
 };
 
-class SelfAttentionGradKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class SelfAttentionGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const ThreadScope threads;
     const auto* hidden_states = ctx->Tensor4ArgNameAndIndex("hidden_states", 0);

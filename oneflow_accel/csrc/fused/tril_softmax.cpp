@@ -32,12 +32,7 @@ struct Matrices {
   }
 };
 
-class FusedTrilScaleSoftmaxMaskScaleKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class FusedTrilScaleSoftmaxMaskScaleKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const auto* x = ctx->Tensor4ArgNameAndIndex("x", 0);
     const uint8_t* keep = random::mask_bytes(ctx->Tensor4ArgNameAndIndex("mask", 0));
@@ -57,12 +52,7 @@ class FusedTrilScaleSoftmaxMaskScaleKernel final : public user_op::OpKernel {
   }
 };
 
-class FusedTrilScaleSoftmaxMaskScaleGradKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class FusedTrilScaleSoftmaxMaskScaleGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const auto* softmax_y = ctx->Tensor4ArgNameAndIndex("softmax_y", 0);
     const uint8_t* keep = random::mask_bytes(ctx->Tensor4ArgNameAndIndex("mask", 0));

@@ -15,12 +15,7 @@ TableShape table_shape(const user_op::Tensor& weight) {
   return {1, weight.shape_view().At(0), weight.shape_view().At(1), 0};
 }
 
-class EmbeddingKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class EmbeddingKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const auto* weight = ctx->Tensor4ArgNameAndIndex("weight", 0);
     const Indices indices(*ctx->Tensor4ArgNameAndIndex("indices", 0));
@@ -43,12 +38,7 @@ void divide_by_frequency(const TableShape& shape, const Indices& indices, float*
   }
 }
 
-class EmbeddingGradKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class EmbeddingGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const Indices indices(*ctx->Tensor4ArgNameAndIndex("indices", 0));
     const TableShape shape = table_shape(*ctx->Tensor4ArgNameAndIndex("weight", 0));

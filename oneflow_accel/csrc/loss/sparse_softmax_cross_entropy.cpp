@@ -35,12 +35,7 @@ void scaled(const float* y, float dy, float* dx, int64_t n) {
   for (int64_t i = 0; i < n; ++i) { dx[i] = dy * y[i]; }
 }
 
-class SparseSoftmaxCrossEntropyKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class SparseSoftmaxCrossEntropyKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const auto* prediction = ctx->Tensor4ArgNameAndIndex("prediction", 0);
     const auto* label = ctx->Tensor4ArgNameAndIndex("label", 0);
@@ -61,12 +56,7 @@ class SparseSoftmaxCrossEntropyKernel final : public user_op::OpKernel {
   }
 };
 
-class SparseSoftmaxCrossEntropyGradKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class SparseSoftmaxCrossEntropyGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     auto* prediction_diff = ctx->Tensor4ArgNameAndIndex("prediction_diff", 0);
     const float* prob = ctx->Tensor4ArgNameAndIndex("prob", 0)->dptr<float>();
@@ -87,16 +77,14 @@ class SparseSoftmaxCrossEntropyGradKernel final : public user_op::OpKernel {
   }
 };
 
-class SparseSoftmaxCrossEntropyMsGradKernel final : public user_op::OpKernel {
+class SparseSoftmaxCrossEntropyMsGradKernel final : public Kernel {
  public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
   std::shared_ptr<user_op::OpKernelCache> InitOpKernelCache(
       user_op::KernelCacheContext* ctx) const override {
     return class_range(ctx, "prob");
   }
 
  private:
-  using user_op::OpKernel::Compute;
   void Compute(user_op::KernelComputeContext* ctx, user_op::OpKernelState*,
                const user_op::OpKernelCache* cache) const override {
     const auto* range = static_cast<const ClassRange*>(cache);

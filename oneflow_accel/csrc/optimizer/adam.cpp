@@ -88,11 +88,11 @@ class AdamKernel final : public user_op::OpKernel {
     const Adam adam{ctx->Attr<float>("beta1"), ctx->Attr<float>("beta2"),
                     ctx->Attr<float>("epsilon"), update.learning_rate / correction1,
                     1.0F / std::sqrt(correction2)};
-    const float* gradients = data_of(ctx, "model_diff");
-    float* parameters = data_of(ctx, "model");
+    const float* gradients = input(ctx, "model_diff");
+    float* parameters = output(ctx, "model");
     const bool amsgrad = ctx->Attr<bool>("amsgrad");
-    const Moments moments{data_of(ctx, "m"), data_of(ctx, "v"),
-                          amsgrad ? data_of(ctx, "max_v") : nullptr};
+    const Moments moments{output(ctx, "m"), output(ctx, "v"),
+                          amsgrad ? output(ctx, "max_v") : nullptr};
     parallel_for(update.count, kGrainSize, [&](int64_t begin, int64_t end) {
       if (amsgrad) {
         amsgrad_step(gradients + begin, parameters + begin, moments.first + begin,

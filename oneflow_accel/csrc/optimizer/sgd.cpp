@@ -56,8 +56,8 @@ class SgdKernel final : public user_op::OpKernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const Update update = read_update(ctx);
     if (update.skip) { return; }
-    const float* gradients = data_of(ctx, "model_diff");
-    float* parameters = data_of(ctx, "model");
+    const float* gradients = input(ctx, "model_diff");
+    float* parameters = output(ctx, "model");
     parallel_for(update.count, kGrainSize, [&](int64_t begin, int64_t end) {
       sgd(gradients + begin, parameters + begin, end - begin, update);
     });
@@ -78,9 +78,9 @@ class MomentumKernel final : public user_op::OpKernel {
     const float rate = update.learning_rate;
     const Momentum momentum{beta, 1.0F - ctx->Attr<float>("dampening"), nesterov ? beta : 1.0F,
                             nesterov ? 1.0F : 0.0F, ctx->Attr<bool>("maximize") ? rate : -rate};
-    const float* gradients = data_of(ctx, "model_diff");
-    float* parameters = data_of(ctx, "model");
-    float* momenta = data_of(ctx, "momentum");
+    const float* gradients = input(ctx, "model_diff");
+    float* parameters = output(ctx, "model");
+    float* momenta = output(ctx, "momentum");
     parallel_for(update.count, kGrainSize, [&](int64_t begin, int64_t end) {
       momentum_sgd(gradients + begin, parameters + begin, momenta + begin, end - begin, update,
                    momentum);

@@ -48,24 +48,14 @@ double square_sum(const user_op::Tensor& tensor) {
   return total;
 }
 
-class SqrtSquareSumKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class SqrtSquareSumKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const double sum = square_sum(*ctx->Tensor4ArgNameAndIndex("x", 0));
     *ctx->Tensor4ArgNameAndIndex("y", 0)->mut_dptr<float>() = static_cast<float>(std::sqrt(sum));
   }
 };
 
-class MultiSquareSumKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class MultiSquareSumKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     double sum = 0.0;
     for (int32_t i = 0; i < ctx->input_size("x"); ++i) {

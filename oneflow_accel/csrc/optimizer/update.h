@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "common/oneflow.h"
+#include "common/arguments.h"
 #include "common/simd_math.h"
 
 namespace oneflow_accel {
@@ -34,8 +34,6 @@ Update read_update(::oneflow::user_op::KernelComputeContext* ctx);
 
 // The optional one-element input `name`, or else `value`.
 float input_or(::oneflow::user_op::KernelComputeContext* ctx, const char* name, float value);
-
-float* data_of(::oneflow::user_op::KernelComputeContext* ctx, const char* name);
 
 // Matches float32 parameters and gradients on the CPU. A parameter with a float16 copy to keep
 // (model_copy) stays with OneFlow's kernel.

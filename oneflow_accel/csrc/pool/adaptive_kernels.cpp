@@ -16,12 +16,7 @@ PoolGeometry geometry(user_op::KernelComputeContext* ctx, const char* x, const c
 }
 
 template <typename T>
-class AdaptiveAveragePoolKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class AdaptiveAveragePoolKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     average_pool(geometry(ctx, "x", "y"), kDivisor,
                  static_cast<const T*>(ctx->Tensor4ArgNameAndIndex("x", 0)->raw_dptr()),
@@ -29,12 +24,7 @@ class AdaptiveAveragePoolKernel final : public user_op::OpKernel {
   }
 };
 
-class AdaptiveAveragePoolGradKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class AdaptiveAveragePoolGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     average_pool_grad(geometry(ctx, "dx", "dy"), kDivisor,
                       ctx->Tensor4ArgNameAndIndex("dy", 0)->dptr<float>(),

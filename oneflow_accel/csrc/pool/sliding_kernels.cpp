@@ -38,12 +38,7 @@ PoolDivisor average_divisor(user_op::KernelComputeContext* ctx) {
 }
 
 template <typename T>
-class MaxPoolKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class MaxPoolKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     max_pool(max_geometry(ctx, "x", "y"),
              static_cast<const T*>(ctx->Tensor4ArgNameAndIndex("x", 0)->raw_dptr()),
@@ -52,12 +47,7 @@ class MaxPoolKernel final : public user_op::OpKernel {
   }
 };
 
-class MaxPoolGradKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class MaxPoolGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     max_pool_grad(max_geometry(ctx, "dx", "dy"),
                   ctx->Tensor4ArgNameAndIndex("dy", 0)->dptr<float>(),
@@ -67,12 +57,7 @@ class MaxPoolGradKernel final : public user_op::OpKernel {
 };
 
 template <typename T>
-class AveragePoolKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class AveragePoolKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     average_pool(average_geometry(ctx, "x", "y"), average_divisor(ctx),
                  static_cast<const T*>(ctx->Tensor4ArgNameAndIndex("x", 0)->raw_dptr()),
@@ -80,12 +65,7 @@ class AveragePoolKernel final : public user_op::OpKernel {
   }
 };
 
-class AveragePoolGradKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class AveragePoolGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     average_pool_grad(average_geometry(ctx, "dx", "dy"), average_divisor(ctx),
                       ctx->Tensor4ArgNameAndIndex("dy", 0)->dptr<float>(),

@@ -42,12 +42,7 @@ PoolGeometry tf_geometry(user_op::KernelComputeContext* ctx, const char* x_name,
 }
 
 template <typename T>
-class TfMaxPoolKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class TfMaxPoolKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     max_pool(tf_geometry(ctx, "x", "y"),
              static_cast<const T*>(ctx->Tensor4ArgNameAndIndex("x", 0)->raw_dptr()),
@@ -55,12 +50,7 @@ class TfMaxPoolKernel final : public user_op::OpKernel {
   }
 };
 
-class TfMaxPoolGradKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class TfMaxPoolGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     max_pool_grad_from_input(tf_geometry(ctx, "dx", "dy"),
                              ctx->Tensor4ArgNameAndIndex("x", 0)->dptr<float>(),
@@ -70,12 +60,7 @@ class TfMaxPoolGradKernel final : public user_op::OpKernel {
 };
 
 template <typename T>
-class TfAveragePoolKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class TfAveragePoolKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     average_pool(tf_geometry(ctx, "x", "y"), kDivisor,
                  static_cast<const T*>(ctx->Tensor4ArgNameAndIndex("x", 0)->raw_dptr()),
@@ -83,12 +68,7 @@ class TfAveragePoolKernel final : public user_op::OpKernel {
   }
 };
 
-class TfAveragePoolGradKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class TfAveragePoolGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     average_pool_grad(tf_geometry(ctx, "dx", "dy"), kDivisor,
                       ctx->Tensor4ArgNameAndIndex("dy", 0)->dptr<float>(),
