@@ -1,14 +1,12 @@
 // oneflow_accel_channels_last_conv2d and its gradients: activations (N, H, W, C) and weights in the
 // standard order (O, C / groups, h, w), float32. For models whose tokens (N, H W, C) are such
 // activations already, and whose checkpoints hold standard weights.
-#include <algorithm>
-
 #include "common/arguments.h"
-#include "common/guard.h"
 #include "common/infer.h"
 #include "common/threads.h"
 #include "conv/convolution.h"
 #include "conv/infer.h"
+#include "conv/run.h"
 
 namespace oneflow_accel {
 
@@ -82,22 +80,14 @@ const OpRegistration filter_grad = conv2d_operator("oneflow_accel_channels_last_
                                        .SetTensorDescInferFn(infer_filter_grad)
                                        .SetDataTypeInferFn(infer_types);
 
-// Runs compute(geometry), or fills the outputs with zeros where a size is 0. `out` is the argument
-// that has the output's shape.
+// Runs compute(geometry). `out` is the argument that has the output's shape.
 template <typename Compute>
 void run(user_op::KernelComputeContext* ctx, const char* out, const Compute& compute) {
   const ThreadScope threads;
   ConvGeometry geometry(*ctx, ctx->Tensor4ArgNameAndIndex("in", 0)->shape_view(),
                         ctx->Tensor4ArgNameAndIndex(out, 0)->shape_view(), true);
   geometry.weights_channels_last = false;
-  if (geometry.is_empty()) {
-    for (const auto& [name, index] : ctx->outputs()) {
-      user_op::Tensor* tensor = ctx->Tensor4ArgNameAndIndex(name, index);
-      std::fill_n(tensor->mut_dptr<float>(), tensor->shape_view().elem_cnt(), 0.0F);
-    }
-    return;
-  }
-  run_or_abort([&] { return geometry.describe(kName); }, [&] { compute(geometry); });
+  run_or_zero(ctx, geometry, kName, [&] { compute(geometry); });
 }
 
 class ForwardKernel final : public Kernel {

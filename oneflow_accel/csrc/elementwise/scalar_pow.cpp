@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "common/arguments.h"
 #include "common/simd.h"
 #include "common/threads.h"
 #include "elementwise/scalar.h"
@@ -49,7 +50,7 @@ class ScalarPowKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     auto* out = ctx->Tensor4ArgNameAndIndex("out", 0);
     const auto exponent = static_cast<float>(scalar_operand(ctx));
-    const float* x = ctx->Tensor4ArgNameAndIndex("in", 0)->dptr<float>();
+    const float* x = input(ctx, "in");
     float* y = out->mut_dptr<float>();
     parallel_for(out->shape_view().elem_cnt(), kGrainSize, [=](int64_t begin, int64_t end) {
       power(x + begin, exponent, y + begin, end - begin);
@@ -64,8 +65,8 @@ class ScalarPowGradKernel final : public Kernel {
     constexpr int64_t kBlock = 1024;
     auto* out = ctx->Tensor4ArgNameAndIndex("dx", 0);
     const double exponent = scalar_operand(ctx);
-    const float* x = ctx->Tensor4ArgNameAndIndex("x", 0)->dptr<float>();
-    const float* dy = ctx->Tensor4ArgNameAndIndex("dy", 0)->dptr<float>();
+    const float* x = input(ctx, "x");
+    const float* dy = input(ctx, "dy");
     float* dx = out->mut_dptr<float>();
     parallel_for(out->shape_view().elem_cnt(), kGrainSize, [=](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; i += kBlock) {

@@ -2,6 +2,7 @@
 // frequency (without, it is gather).
 #include <vector>
 
+#include "common/arguments.h"
 #include "copy/elements.h"
 #include "gather/rows.h"
 
@@ -43,9 +44,8 @@ class EmbeddingGradKernel final : public Kernel {
     const Indices indices(*ctx->Tensor4ArgNameAndIndex("indices", 0));
     const TableShape shape = table_shape(*ctx->Tensor4ArgNameAndIndex("weight", 0));
     indices.check("embedding_grad", shape.rows);
-    auto* dx = ctx->Tensor4ArgNameAndIndex("dx", 0)->mut_dptr<float>();
-    sum_rows_by_index(shape, indices, ctx->Tensor4ArgNameAndIndex("dy", 0)->dptr<float>(), dx,
-                      ctx->Attr<int64_t>("padding_idx"));
+    auto* dx = output(ctx, "dx");
+    sum_rows_by_index(shape, indices, input(ctx, "dy"), dx, ctx->Attr<int64_t>("padding_idx"));
     if (ctx->Attr<bool>("scale_grad_by_freq")) { divide_by_frequency(shape, indices, dx); }
   }
 };

@@ -104,7 +104,7 @@ class NormalizationKernel final : public Kernel {
 // OneFlow emits this operator for training only: inference is normalization, add_n and relu.
 class NormalizationAddReluKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    auto* mask = ctx->Tensor4ArgNameAndIndex("reserve_space", 0)->mut_dptr<int32_t>();
+    auto* mask = output<int32_t>(ctx, "reserve_space");
     compute(ctx, true, input_or_null(ctx, "addend"), mask);
   }
 };

@@ -56,7 +56,7 @@ class NormalizationGradKernel final : public Kernel {
 class NormalizationAddReluGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const ChannelView view = view_of(ctx);
-    const auto* mask = ctx->Tensor4ArgNameAndIndex("reserve_space", 0)->dptr<int32_t>();
+    const auto* mask = input<int32_t>(ctx, "reserve_space");
     // The gradient behind the relu is the addend's gradient; without one, dx holds it meanwhile.
     float* masked = output(ctx, ctx->has_output("addend_diff", 0) ? "addend_diff" : "dx");
     apply_mask(input(ctx, "dy"), mask, masked, view.elements());

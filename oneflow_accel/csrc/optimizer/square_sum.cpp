@@ -4,8 +4,8 @@
 #include <cmath>
 #include <vector>
 
+#include "common/arguments.h"
 #include "common/onednn.h"
-#include "common/oneflow.h"
 #include "common/simd.h"
 #include "common/threads.h"
 
@@ -51,7 +51,7 @@ double square_sum(const user_op::Tensor& tensor) {
 class SqrtSquareSumKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const double sum = square_sum(*ctx->Tensor4ArgNameAndIndex("x", 0));
-    *ctx->Tensor4ArgNameAndIndex("y", 0)->mut_dptr<float>() = static_cast<float>(std::sqrt(sum));
+    *output(ctx, "y") = static_cast<float>(std::sqrt(sum));
   }
 };
 
@@ -61,7 +61,7 @@ class MultiSquareSumKernel final : public Kernel {
     for (int32_t i = 0; i < ctx->input_size("x"); ++i) {
       sum += square_sum(*ctx->Tensor4ArgNameAndIndex("x", i));
     }
-    *ctx->Tensor4ArgNameAndIndex("y", 0)->mut_dptr<float>() = static_cast<float>(sum);
+    *output(ctx, "y") = static_cast<float>(sum);
   }
 };
 
