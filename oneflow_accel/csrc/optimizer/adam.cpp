@@ -71,16 +71,8 @@ void amsgrad_step(const float* gradients, float* parameters, float* firsts, floa
   }
 }
 
-class AdamKernel final : public user_op::OpKernel {
- public:
-  // The operator has no output, which OneFlow counts as all outputs being empty.
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return true; }
-
- private:
-  using user_op::OpKernel::Compute;
-  void Compute(user_op::KernelComputeContext* ctx) const override {
-    const Update update = read_update(ctx);
-    if (update.skip) { return; }
+class AdamKernel final : public UpdateKernel {
+  void apply(user_op::KernelComputeContext* ctx, const Update& update) const override {
     const float correction1 =
         input_or(ctx, "bias_correction1", ctx->Attr<float>("bias_correction1_val"));
     const float correction2 =

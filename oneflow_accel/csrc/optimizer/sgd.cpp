@@ -47,15 +47,8 @@ void momentum_sgd(const float* gradients, float* parameters, float* momenta, int
   }
 }
 
-class SgdKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return true; }
-
- private:
-  using user_op::OpKernel::Compute;
-  void Compute(user_op::KernelComputeContext* ctx) const override {
-    const Update update = read_update(ctx);
-    if (update.skip) { return; }
+class SgdKernel final : public UpdateKernel {
+  void apply(user_op::KernelComputeContext* ctx, const Update& update) const override {
     const float* gradients = input(ctx, "model_diff");
     float* parameters = output(ctx, "model");
     parallel_for(update.count, kGrainSize, [&](int64_t begin, int64_t end) {
@@ -64,15 +57,8 @@ class SgdKernel final : public user_op::OpKernel {
   }
 };
 
-class MomentumKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return true; }
-
- private:
-  using user_op::OpKernel::Compute;
-  void Compute(user_op::KernelComputeContext* ctx) const override {
-    const Update update = read_update(ctx);
-    if (update.skip) { return; }
+class MomentumKernel final : public UpdateKernel {
+  void apply(user_op::KernelComputeContext* ctx, const Update& update) const override {
     const float beta = ctx->Attr<float>("beta");
     const bool nesterov = ctx->Attr<bool>("nesterov");
     const float rate = update.learning_rate;
@@ -88,8 +74,6 @@ class MomentumKernel final : public user_op::OpKernel {
   }
 };
 
-// The operators have no outputs, so that OneFlow counts all of them as empty: hence
-// AlwaysComputeWhenAllOutputsEmpty.
 REGISTER_USER_KERNEL(listed("sgd_update"))
     .SetCreateFn<SgdKernel>()
     .SetIsMatchedHob(is_float32_update())
