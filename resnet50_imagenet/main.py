@@ -30,10 +30,10 @@ from oneflow_accel.training import distributed, watchdog
 from oneflow_accel.training.checkpoint import Checkpoint
 from oneflow_accel.training.images import ImageFolder, ImageLoader, SyntheticImages
 from oneflow_accel.training.resume import checkpoint_to_resume
+from oneflow_accel.training.rng import seed_all
 from oneflow_accel.training.transforms import eval_transform, train_transform
 from oneflow_accel.training.validation import validate
 
-import numpy as np
 from oneflow import nn
 
 from resnet50_imagenet import launching
@@ -120,9 +120,7 @@ def _seed(options: argparse.Namespace, backend: Backend, resumed: Checkpoint | N
         drawn = random.SystemRandom().randrange(2**31)
         options.seed = int(distributed.all_gather_json(drawn)[0])
         logger.info("seed %d", options.seed)
-    backend.manual_seed(options.seed)
-    random.seed(options.seed)
-    np.random.seed(options.seed % 2**32)
+    seed_all(options.seed, backend)
 
 
 def _train_step(

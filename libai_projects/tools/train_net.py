@@ -9,7 +9,6 @@ import argparse
 import errno
 import logging
 import os
-import random
 import sys
 import traceback
 from collections.abc import Sequence
@@ -24,8 +23,8 @@ import oneflow_accel
 from oneflow_accel.backends import Backend
 from oneflow_accel.errors import CheckpointError, UserError
 from oneflow_accel.training import distributed, watchdog
+from oneflow_accel.training.rng import seed_all
 
-import numpy as np
 from libai.engine import default_setup
 from omegaconf import DictConfig
 
@@ -87,7 +86,8 @@ def execute(job: Job) -> object:
             logger.info(line)
         if options.fast_dev_run:
             adapt.shorten(cfg)
-        _seed(cfg.train.seed, job.backend)
+        # The same on all processes: tensors that are split draw by their global position.
+        seed_all(cfg.train.seed, job.backend)
         if options.eval_only:
             return evaluation.evaluate(cfg, weights)
         trainer = Trainer(cfg)
@@ -113,13 +113,6 @@ def _is_for_console(record: logging.LogRecord) -> bool:
         record.getMessage().startswith(("Model:\n", "Evaluation results for"))
         or record.name.startswith("libai.evaluation")
     )
-
-
-def _seed(seed: int, backend: Backend) -> None:
-    """The same on all processes: tensors that are split draw by their global position."""
-    backend.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:

@@ -18,7 +18,6 @@ from monarch_flow.layers.structured import (
     InitFunction,
     OptionReaders,
     StructuredLinear,
-    dense_default,
     drawn_dense,
     fill,
     new_parameter,
@@ -113,19 +112,9 @@ class BlockSparseLinear(StructuredLinear):
         """n', the padded input width."""
         return self.in_features_extended
 
-    def reset_parameters(self) -> None:
-        """Draw the weight, then the bias."""
-        self._draw(dense_default)
-        self.reset_bias()
-
-    def reset_dense_init(
-        self, init_function: InitFunction, bias_init_function: InitFunction | None = None
-    ) -> None:
-        """Blocks of a matrix (m', n') that `init_function` fills, scaled as in the constructor."""
-        self._draw(init_function)
-        self.reset_bias_with(bias_init_function)
-
-    def _draw(self, init_function: InitFunction) -> None:
+    def draw_from(self, init_function: InitFunction) -> None:
+        """Blocks of a matrix (m', n') that `init_function` fills, each row of blocks times the
+        square root of all its blocks over those kept."""
         layout, side = self.kept_blocks, self.block
         dense = drawn_dense(self.out_features_extended, self.in_features_extended, init_function)
         rows, columns = layout.shape

@@ -13,7 +13,6 @@ from monarch_flow.layers.config import register_linear
 from monarch_flow.layers.structured import (
     InitFunction,
     StructuredLinear,
-    dense_default,
     drawn_dense,
     fill,
     new_parameter,
@@ -70,19 +69,8 @@ class BlockdiagLinear(StructuredLinear):
         """Weights of all blocks."""
         return math.prod(self.weight.shape)
 
-    def reset_parameters(self) -> None:
-        """Draw the weight, then the bias."""
-        self._draw(dense_default)
-        self.reset_bias()
-
-    def reset_dense_init(
-        self, init_function: InitFunction, bias_init_function: InitFunction | None = None
-    ) -> None:
+    def draw_from(self, init_function: InitFunction) -> None:
         """Blocks of a matrix (m', n') that `init_function` fills, times sqrt(nblocks)."""
-        self._draw(init_function)
-        self.reset_bias_with(bias_init_function)
-
-    def _draw(self, init_function: InitFunction) -> None:
         blocks, block_out, block_in = self.weight.shape
         dense = drawn_dense(blocks * block_out, blocks * block_in, init_function)
         diagonal = np.arange(blocks)

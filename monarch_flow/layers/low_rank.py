@@ -13,7 +13,6 @@ from monarch_flow.layers.config import register_linear
 from monarch_flow.layers.structured import (
     InitFunction,
     StructuredLinear,
-    dense_default,
     drawn_dense,
     fill,
     new_parameter,
@@ -121,20 +120,14 @@ class LowRank(StructuredLinear):
     def reset_parameters(self) -> None:
         """Draw lr_weight1, lr_weight2 and the bias."""
         if self.init == "svd":
-            self._draw(dense_default)
-        else:
-            uniform(self.lr_weight1, self.in_features)
-            uniform(self.lr_weight2, self.rank)
+            super().reset_parameters()
+            return
+        uniform(self.lr_weight1, self.in_features)
+        uniform(self.lr_weight2, self.rank)
         self.reset_bias()
 
-    def reset_dense_init(
-        self, init_function: InitFunction, bias_init_function: InitFunction | None = None
-    ) -> None:
+    def draw_from(self, init_function: InitFunction) -> None:
         """The best approximation of a matrix (m, n) that `init_function` fills."""
-        self._draw(init_function)
-        self.reset_bias_with(bias_init_function)
-
-    def _draw(self, init_function: InitFunction) -> None:
         dense = drawn_dense(self.out_features, self.in_features, init_function)
         left, right = low_rank_factors(dense, self.rank)
         fill(self.lr_weight1, right)

@@ -18,8 +18,33 @@ from monarch_flow.layers.targets import TARGET, fill_options, split_target
 Activation = Callable[[], nn.Module]
 
 
+class _Perceptron(nn.Module):
+    """What both perceptrons are: fc1, act, drop1, fc2, drop2, one after the other."""
+
+    def __init__(
+        self,
+        sizes: tuple[int, int | None, int | None],
+        layers: tuple[LinearConfig, LinearConfig],
+        act: nn.Module,
+        drops: tuple[float, float],
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        in_features, hidden_features, out_features = sizes
+        hidden_features, out_features = hidden_features or in_features, out_features or in_features
+        self.fc1 = layers[0].build(in_features, hidden_features, **options)
+        self.act = act
+        self.drop1 = dropout(drops[0])
+        self.fc2 = layers[1].build(hidden_features, out_features, **options)
+        self.drop2 = dropout(drops[1])
+
+    def forward(self, x: flow.Tensor) -> flow.Tensor:
+        """(..., in_features) to (..., out_features)."""
+        return self.drop2(self.fc2(self.drop1(self.act(self.fc1(x)))))
+
+
 @bfloat16_container
-class Mlp(nn.Module):
+class Mlp(_Perceptron):
     """fc1, activation, dropout, fc2, dropout: (..., in) to (..., out), with dense layers.
 
     Args:
@@ -44,29 +69,23 @@ class Mlp(nn.Module):
         device: Any = None,
         dtype: Any = None,
     ) -> None:
-        super().__init__()
-        hidden_features, out_features = hidden_features or in_features, out_features or in_features
-        drops = drop if isinstance(drop, tuple) else (drop, drop)
-        self.fc1 = nn.Linear(in_features, hidden_features, bias, device=device, dtype=dtype)
-        self.act = act_layer()
-        self.drop1 = dropout(drops[0])
-        self.fc2 = nn.Linear(hidden_features, out_features, bias, device=device, dtype=dtype)
-        self.drop2 = dropout(drops[1])
-
-    def forward(self, x: flow.Tensor) -> flow.Tensor:
-        """(..., in_features) to (..., out_features)."""
-        return self.drop2(self.fc2(self.drop1(self.act(self.fc1(x)))))
+        super().__init__(
+            (in_features, hidden_features, out_features),
+            (LinearConfig(), LinearConfig()),
+            act_layer(),
+            drop if isinstance(drop, tuple) else (drop, drop),
+            bias=bias,
+            device=device,
+            dtype=dtype,
+        )
 
 
 @bfloat16_container
-class MlpCustom(nn.Module):
+class MlpCustom(_Perceptron):
     """Mlp whose layers are chosen by config.
 
     Args:
-        in_features: width of the input.
-        hidden_features: width between the layers; None for in_features.
-        out_features: width of the output; None for in_features.
-        act_layer: makes the activation.
+        in_features, hidden_features, out_features, act_layer: see `Mlp`.
         act_fn: the activation itself; goes before act_layer.
         drop: probability to drop an element, the same in both places.
         drop_btw_fcs: whether there is dropout after the activation too.
@@ -93,19 +112,14 @@ class MlpCustom(nn.Module):
         device: Any = None,
         dtype: Any = None,
     ) -> None:
-        super().__init__()
-        hidden_features, out_features = hidden_features or in_features, out_features or in_features
-        place = {"device": device, "dtype": dtype}
-        linear1, linear2 = LinearConfig.of(linear1_cfg), LinearConfig.of(linear2_cfg)
-        self.fc1 = linear1.build(in_features, hidden_features, **place)
-        self.act = act_layer() if act_fn is None else _Function(act_fn)
-        self.drop1 = dropout(drop if drop_btw_fcs else 0.0)
-        self.fc2 = linear2.build(hidden_features, out_features, **place)
-        self.drop2 = dropout(drop)
-
-    def forward(self, x: flow.Tensor) -> flow.Tensor:
-        """(..., in_features) to (..., out_features)."""
-        return self.drop2(self.fc2(self.drop1(self.act(self.fc1(x)))))
+        super().__init__(
+            (in_features, hidden_features, out_features),
+            (LinearConfig.of(linear1_cfg), LinearConfig.of(linear2_cfg)),
+            act_layer() if act_fn is None else _Function(act_fn),
+            (drop if drop_btw_fcs else 0.0, drop),
+            device=device,
+            dtype=dtype,
+        )
 
 
 class _Function(nn.Module):
@@ -140,10 +154,7 @@ def build_mlp(
     Args:
         mlp_cfg: None for a dense Mlp, or {"_target_": "monarch_flow.layers.MlpCustom",
             "linear1_cfg": ..., "linear2_cfg": ..., ...}.
-        in_features: width of the input.
-        hidden_features: width between the layers; None for in_features.
-        out_features: width of the output; None for in_features.
-        act_layer: makes the activation.
+        in_features, hidden_features, out_features, act_layer: see `Mlp`.
         drop: the model's dropout; it goes before a 'drop' of the config.
         device, dtype: of all parameters.
 

@@ -64,8 +64,10 @@ class StructuredLinear(nn.Module):
         raise NotImplementedError
 
     def reset_parameters(self) -> None:
-        """Draw all parameters anew, as the constructor does."""
-        raise NotImplementedError
+        """Draw all parameters anew, as the constructor does: here the weights of a dense matrix
+        drawn as nn.Linear draws its own, then the bias."""
+        self.draw_from(dense_default)
+        self.reset_bias()
 
     def reset_dense_init(
         self, init_function: InitFunction, bias_init_function: InitFunction | None = None
@@ -79,6 +81,11 @@ class StructuredLinear(nn.Module):
             init_function: fills a dense matrix in place.
             bias_init_function: fills the bias; None for zeros.
         """
+        self.draw_from(init_function)
+        self.reset_bias_with(bias_init_function)
+
+    def draw_from(self, init_function: InitFunction) -> None:
+        """Draw the weights: those that stand for a dense matrix that `init_function` fills."""
         raise NotImplementedError
 
     def structured_matmul(self, x: flow.Tensor) -> flow.Tensor:

@@ -13,15 +13,11 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
-from monarch_flow.layers import DropPath, LinearLike, Mlp, MlpCustom, build_mlp
+from monarch_flow.layers import DropPath, LinearLike, build_mlp
 from monarch_flow.models.attention import Attention
 from monarch_flow.models.maps import channels_last, map_to_tokens
 
 Size = int | Sequence[int]
-
-# Their forwards call nothing but their children.
-for _mlp in (Mlp, MlpCustom):
-    bfloat16_container(_mlp)
 
 
 def image_size(size: Size) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from oneflow import nn
 
 from monarch_flow.layers import build_mlp
 from monarch_flow.models.blocks import PatchEmbed, Size, TokenMean, drop_path
+from monarch_flow.models.classifier import Classifier
 from monarch_flow.models.initialization import init_mixer
 
 
@@ -63,28 +64,19 @@ class MixerBlock(nn.Module):
 
 
 @bfloat16_container
-class MlpMixer(nn.Module):
+class MlpMixer(Classifier):
     """Images (N, in_chans, *img_size), float32, to scores (N, num_classes): a patch embedding
     `stem`, blocks, a layer norm, the mean over tokens and a linear head.
 
+    Arguments that are not below, and errors: see `Classifier`.
+
     Args:
-        img_size: height and width of an image; one number for a square.
-        patch_size: side of a patch, which divides both.
-        in_chans: channels of an image.
-        num_classes: scores.
-        embed_dim: width of a token.
-        depth: blocks.
         token_ratio: hidden width of the MLP over tokens, over `embed_dim`.
         channel_ratio: hidden width of the MLP over channels, over `embed_dim`.
-        norm_eps: epsilon of every layer norm.
         drop_rate: rate of dropout in the MLPs.
         drop_path_rate: stochastic depth, the same in every block.
-        mlp_cfg: layers of the MLPs over channels, as `monarch_flow.layers.build_mlp` takes it;
-            None for dense.
+        mlp_cfg: layers of the MLPs over channels.
         token_mlp_cfg: layers of the MLPs over tokens, likewise.
-
-    Raises:
-        UserError: sizes that do not divide each other, or a config that is none.
     """
 
     def __init__(
@@ -104,12 +96,8 @@ class MlpMixer(nn.Module):
         mlp_cfg: Mapping[str, Any] | None = None,
         token_mlp_cfg: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__()
-        self.num_classes = num_classes
-        self.num_features = embed_dim
+        super().__init__(img_size, in_chans, num_classes, embed_dim)
         self.stem = PatchEmbed(img_size, patch_size, in_chans, embed_dim)
-        self.img_size = self.stem.img_size
-        self.in_chans = in_chans
         self.blocks = nn.Sequential(
             *(
                 MixerBlock(
@@ -138,6 +126,3 @@ class MlpMixer(nn.Module):
             ValueError: images of another size or number of channels.
         """
         return self.pool(self.norm(self.blocks(self.stem(images))))
-
-    def forward(self, images: flow.Tensor) -> flow.Tensor:
-        return self.head(self.features(images))

@@ -9,11 +9,10 @@ from typing import Any
 
 from oneflow_accel.errors import UserError
 
-from oneflow import nn
-
 from monarch_flow.layers import LinearConfig
 from monarch_flow.layers.targets import TARGET, nearest
 from monarch_flow.models.blocks import Size
+from monarch_flow.models.classifier import Classifier
 from monarch_flow.models.mixer import MlpMixer
 from monarch_flow.models.t2t_vit import T2TViT
 from monarch_flow.models.vit import VisionTransformer
@@ -31,7 +30,7 @@ class Entry:
         doc: what it is and where it comes from.
     """
 
-    build: Callable[..., nn.Module]
+    build: Callable[..., Classifier]
     config: Mapping[str, Any] = field(default_factory=dict)
     doc: str = ""
 
@@ -167,7 +166,7 @@ def create_model(
     mlp_cfg: str | Mapping[str, Any] | None = None,
     attnlinear_cfg: str | Mapping[str, Any] | None = None,
     **more: Any,
-) -> nn.Module:
+) -> Classifier:
     """A freshly initialized model, on the CPU, in float32.
 
     Args:

@@ -12,7 +12,8 @@ import oneflow as flow
 from oneflow import nn
 
 from monarch_flow.layers import LinearLike, dropout
-from monarch_flow.models.blocks import Block, Size, drop_path_rates, image_size, prepend_token
+from monarch_flow.models.blocks import Block, Size, drop_path_rates, prepend_token
+from monarch_flow.models.classifier import Classifier
 from monarch_flow.models.initialization import init_transformer, small_normal_
 from monarch_flow.models.performer import NORM_EPS
 from monarch_flow.models.tokens_to_token import TokensToToken
@@ -42,30 +43,18 @@ class PositionEmbedding(nn.Module):
 
 
 @bfloat16_container
-class T2TViT(nn.Module):
+class T2TViT(Classifier):
     """Images (N, in_chans, *img_size), float32, to scores (N, num_classes).
 
     `patch_embed` makes tokens of the image, a class token goes before them, a fixed sinusoid is
     added (`pos_embed.pe`); then the blocks of a vision transformer, a layer norm and a linear head
     on the class token.
 
+    Arguments that are not below, and errors: see `Classifier`.
+
     Args:
-        img_size: height and width of an image; one number for a square.
-        in_chans: channels of an image.
-        num_classes: scores.
-        tokens_type: attention inside `patch_embed`: "transformer" or "performer".
-        embed_dim: width of a token.
-        depth: blocks.
-        num_heads: heads of attention; divides `embed_dim`.
-        mlp_ratio: hidden width of a block's MLP over `embed_dim`.
-        qkv_bias: whether the blocks' projections to query, key and value have a bias.
-        norm_eps: epsilon of the layer norms of the blocks.
-        drop_rate: rate of dropout after the position embedding, in the MLPs and after each branch.
-        attn_drop_rate: rate of dropout of attention weights.
-        drop_path_rate: stochastic depth of the last block; that of the first is 0.
-        mlp_cfg: layers of the blocks' MLPs, as `monarch_flow.layers.build_mlp` takes it.
-        attnlinear_cfg: layers of the blocks' projections to query, key and value, as
-            `LinearConfig.of` takes it.
+        tokens_type: attention inside `patch_embed`: "transformer" or "performer". The other
+            arguments are for what comes behind it.
 
     Raises:
         UserError: heads that do not divide the width, an image too small to be split, no such
@@ -91,11 +80,7 @@ class T2TViT(nn.Module):
         mlp_cfg: Mapping[str, Any] | None = None,
         attnlinear_cfg: LinearLike = None,
     ) -> None:
-        super().__init__()
-        self.num_classes = num_classes
-        self.num_features = embed_dim
-        self.img_size = image_size(img_size)
-        self.in_chans = in_chans
+        super().__init__(img_size, in_chans, num_classes, embed_dim)
         self.cls_token = nn.Parameter(flow.zeros(1, 1, embed_dim))
         self.patch_embed = TokensToToken(self.img_size, in_chans, embed_dim, tokens_type)
         tokens = 1 + self.patch_embed.num_patches
@@ -131,6 +116,3 @@ class T2TViT(nn.Module):
         x = self.patch_embed(images)
         x = self.pos_embed(prepend_token(self.cls_token, x))
         return self.norm(self.blocks(x)[:, 0])
-
-    def forward(self, images: flow.Tensor) -> flow.Tensor:
-        return self.head(self.features(images))

@@ -12,11 +12,12 @@ from oneflow import nn
 
 from monarch_flow.layers import LinearLike, dropout
 from monarch_flow.models.blocks import Block, PatchEmbed, Size, drop_path_rates, prepend_token
+from monarch_flow.models.classifier import Classifier
 from monarch_flow.models.initialization import init_transformer, small_normal_
 
 
 @bfloat16_container
-class VisionTransformer(nn.Module):
+class VisionTransformer(Classifier):
     """Images (N, in_chans, *img_size), float32, to scores (N, num_classes).
 
     Patches become tokens, a class token goes before them, a learned position embedding is added;
@@ -24,27 +25,7 @@ class VisionTransformer(nn.Module):
     order: `cls_token` (1, 1, dim), `pos_embed` (1, 1 + patches, dim), `patch_embed.proj`,
     `blocks.0` ... , `norm`, `head`.
 
-    Args:
-        img_size: height and width of an image; one number for a square.
-        patch_size: side of a patch, which divides both.
-        in_chans: channels of an image.
-        num_classes: scores.
-        embed_dim: width of a token.
-        depth: blocks.
-        num_heads: heads of attention; divides `embed_dim`.
-        mlp_ratio: hidden width of a block's MLP over `embed_dim`.
-        qkv_bias: whether the projections to query, key and value have a bias.
-        norm_eps: epsilon of every layer norm.
-        drop_rate: rate of dropout after the position embedding, in the MLPs and after each branch.
-        attn_drop_rate: rate of dropout of attention weights.
-        drop_path_rate: stochastic depth of the last block; that of the first is 0, and it rises
-            linearly between.
-        mlp_cfg: layers of the MLPs, as `monarch_flow.layers.build_mlp` takes it; None for dense.
-        attnlinear_cfg: layers of the projections to query, key and value, as `LinearConfig.of`
-            takes it; None for one packed dense layer.
-
-    Raises:
-        UserError: sizes that do not divide each other, or a config that is none.
+    Arguments and errors: see `Classifier`.
     """
 
     def __init__(
@@ -66,12 +47,8 @@ class VisionTransformer(nn.Module):
         mlp_cfg: Mapping[str, Any] | None = None,
         attnlinear_cfg: LinearLike = None,
     ) -> None:
-        super().__init__()
-        self.num_classes = num_classes
-        self.num_features = embed_dim
+        super().__init__(img_size, in_chans, num_classes, embed_dim)
         self.patch_embed = PatchEmbed(img_size, patch_size, in_chans, embed_dim)
-        self.img_size = self.patch_embed.img_size
-        self.in_chans = in_chans
         self.cls_token = nn.Parameter(flow.zeros(1, 1, embed_dim))
         tokens = 1 + self.patch_embed.num_patches
         self.pos_embed = nn.Parameter(flow.zeros(1, tokens, embed_dim))
@@ -108,6 +85,3 @@ class VisionTransformer(nn.Module):
         x = self.patch_embed(images)
         x = self.pos_drop(prepend_token(self.cls_token, x) + self.pos_embed)
         return self.norm(self.blocks(x)[:, 0])
-
-    def forward(self, images: flow.Tensor) -> flow.Tensor:
-        return self.head(self.features(images))

@@ -13,13 +13,8 @@ from oneflow import nn
 
 from monarch_flow.layers import LinearLike
 from monarch_flow.layers.targets import check_positive
-from monarch_flow.models.blocks import (
-    Size,
-    TokenMean,
-    check_images,
-    drop_path_rates,
-    image_size,
-)
+from monarch_flow.models.blocks import Size, TokenMean, check_images, drop_path_rates
+from monarch_flow.models.classifier import Classifier
 from monarch_flow.models.initialization import init_transformer
 from monarch_flow.models.maps import Grid, channels_last, tokens_to_map
 from monarch_flow.models.normal_cell import NormalCell
@@ -48,7 +43,7 @@ class Stage(nn.Module):
 
 
 @bfloat16_container
-class ViTAE(nn.Module):
+class ViTAE(Classifier):
     """Images (N, in_chans, H, W), float32, to scores (N, num_classes).
 
     Two reduction cells with performers, one without, normal cells, the mean over the tokens and a
@@ -60,27 +55,16 @@ class ViTAE(nn.Module):
     `layers.2.NC.0` ... , `head`. In a reduction cell PCM, PRM, attn; in a normal cell norm1, attn,
     norm2, mlp, PCM. Names and order are those of the published checkpoints.
 
+    Arguments that are not below, and errors: see `Classifier`.
+
     Args:
-        img_size: height and width of an image; one number for a square.
-        in_chans: channels of an image.
-        num_classes: scores.
         embed_dims: channels that each dilation gives, of the three reduction cells.
         token_dims: width of the tokens that each gives; of the third twice its `embed_dims`.
-        depth: normal cells.
-        num_heads: their heads of attention; divides their width.
-        mlp_ratio: hidden width of their MLPs and convolutions over theirs.
-        conv_groups: groups of their convolutions.
-        drop_rate: rate of dropout in their MLPs and after MLP and attention. Performers have
-            their own, 0.1, always.
-        attn_drop_rate: rate of dropout of their attention weights.
-        drop_path_rate: stochastic depth of the last cell; that of the first is 0, and it rises
-            linearly between.
-        mlp_cfg: layers of their MLPs, as `monarch_flow.layers.build_mlp` takes it; None for dense.
-        attnlinear_cfg: layers of their projections to query, key and value, as `LinearConfig.of`
-            takes it; None for one packed dense layer.
-
-    Raises:
-        UserError: sizes that do not fit each other, or a config that is none.
+        mlp_ratio: hidden width of the normal cells' MLPs and convolutions over that of their
+            tokens.
+        conv_groups: groups of the normal cells' convolutions.
+        drop_rate: rate of dropout in the MLPs and after MLP and attention. Performers have their
+            own, 0.1, always.
     """
 
     def __init__(
@@ -101,16 +85,12 @@ class ViTAE(nn.Module):
         mlp_cfg: Mapping[str, Any] | None = None,
         attnlinear_cfg: LinearLike = None,
     ) -> None:
-        super().__init__()
         embeds, tokens = _widths("embed_dims", embed_dims), _widths("token_dims", token_dims)
         if tokens[2] != len(REDUCTIONS[2][2]) * embeds[2]:
             raise UserError(
                 f"the third of token_dims={tokens} must be twice the third of embed_dims={embeds}"
             )
-        self.num_classes = num_classes
-        self.num_features = tokens[2]
-        self.img_size = image_size(img_size)
-        self.in_chans = in_chans
+        super().__init__(img_size, in_chans, num_classes, tokens[2])
         self.grids(self.img_size)
         cells = [
             NormalCell(
@@ -165,9 +145,6 @@ class ViTAE(nn.Module):
         for index, stage in enumerate(self.layers):
             x = stage(tokens_to_map(x, grids[index - 1]) if index else x, grids[index])
         return self.pool(x)
-
-    def forward(self, images: flow.Tensor) -> flow.Tensor:
-        return self.head(self.features(images))
 
 
 def _widths(name: str, values: Sequence[int]) -> tuple[int, int, int]:

@@ -19,6 +19,7 @@ from monarch_flow.models.blocks import (
     drop_path_rates,
     prepend_token,
 )
+from monarch_flow.models.classifier import Classifier
 from monarch_flow.models.initialization import init_transformer
 from monarch_flow.models.normal_cell import NORM_EPS, NormalCell
 from monarch_flow.models.vitae import Stage
@@ -44,7 +45,7 @@ class PatchCell(nn.Module):
 
 
 @bfloat16_container
-class PatchViTAE(nn.Module):
+class PatchViTAE(Classifier):
     """Images (N, in_chans, *img_size), float32, to scores (N, num_classes).
 
     Patches become tokens behind a class token; then normal cells with shallow convolutions, the
@@ -55,23 +56,12 @@ class PatchViTAE(nn.Module):
     `layers.2.NC.0` ... , `head`; in a cell norm1, attn, norm2, mlp, PCM. Names and order are those
     of the published checkpoints, which count three stages.
 
+    Arguments that are not below, and errors: see `Classifier`.
+
     Args:
-        img_size: height and width of an image; one number for a square.
-        patch_size: side of a patch, which divides both.
-        in_chans: channels of an image.
-        num_classes: scores.
-        embed_dim: width of a token.
-        depth: normal cells.
-        num_heads: their heads of attention; divides `embed_dim`.
-        mlp_ratio: hidden width of their MLPs and convolutions over `embed_dim`.
+        mlp_ratio: hidden width of the cells' MLPs and convolutions over `embed_dim`.
         conv_groups: groups of their convolutions.
-        drop_rate: rate of dropout in their MLPs and after MLP and attention.
-        attn_drop_rate: rate of dropout of their attention weights.
-        drop_path_rate: stochastic depth of the last cell; that of the first is 0, and it rises
-            linearly between.
-        mlp_cfg: layers of their MLPs, as `monarch_flow.layers.build_mlp` takes it; None for dense.
-        attnlinear_cfg: layers of their projections to query, key and value, as `LinearConfig.of`
-            takes it; None for one packed dense layer.
+        drop_rate: rate of dropout in the MLPs and after MLP and attention.
 
     Raises:
         UserError: sizes, heads or groups that do not divide what they should, or a config that is
@@ -96,12 +86,8 @@ class PatchViTAE(nn.Module):
         mlp_cfg: Mapping[str, Any] | None = None,
         attnlinear_cfg: LinearLike = None,
     ) -> None:
-        super().__init__()
-        self.num_classes = num_classes
-        self.num_features = embed_dim
-        self.in_chans = in_chans
+        super().__init__(img_size, in_chans, num_classes, embed_dim)
         reduction = PatchCell(img_size, patch_size, in_chans, embed_dim)
-        self.img_size = reduction.PRM.img_size
         height, width = self.img_size
         self.grid = (height // patch_size, width // patch_size)
         # Before the cells, as in the published checkpoints.
@@ -139,6 +125,3 @@ class PatchViTAE(nn.Module):
         for stage in self.layers:
             x = stage(x, self.grid)
         return self.fc_norm(self.pool(x[:, 1:]))
-
-    def forward(self, images: flow.Tensor) -> flow.Tensor:
-        return self.head(self.features(images))

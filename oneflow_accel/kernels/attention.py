@@ -7,12 +7,13 @@ and dropout itself, or uses LiBai's fused operators.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
 from oneflow_accel.backends.cpu import CpuBackend
-from oneflow_accel.kernels.operators import Operator, differentiable
+from oneflow_accel.kernels.dropout import hidden_columns
+from oneflow_accel.kernels.operators import Operator, differentiable, needs_gradient
 from oneflow_accel.kernels.registry import implementation, register_operation
 
 import oneflow as flow
@@ -130,20 +131,8 @@ def _composition(
     scores = flow.matmul(query, key.transpose(-2, -1)) * scale
     if causal:
         # A sum, as masking operators do not exist on every device.
-        scores = scores + _causal_mask(scores)
+        scores = scores + hidden_columns(scores) * flow.finfo(scores.dtype).min
     return flow.matmul(flow.softmax(scores, dim=-1), value)
-
-
-def _causal_mask(scores: flow.Tensor) -> flow.Tensor:
-    """0 where a query sees a key and -infinity elsewhere, (queries, keys)."""
-    queries, keys = scores.shape[-2:]
-    place: dict[str, Any] = {"device": scores.device} if scores.is_local else {}
-    if scores.is_global:
-        sbp = [flow.sbp.broadcast] * len(scores.sbp)
-        place = {"placement": scores.placement, "sbp": sbp}
-    last_seen = flow.arange(queries, **place).reshape(queries, 1) + (keys - queries)
-    hidden = flow.arange(keys, **place).reshape(1, keys) > last_seen
-    return hidden.to(scores.dtype) * flow.finfo(scores.dtype).min
 
 
 def _packed_composition(qkv: flow.Tensor, *, causal: bool, scale: float) -> flow.Tensor:
@@ -164,18 +153,10 @@ _packed_operation = register_operation(
 )
 
 
-def _needs_gradient(tensors: Sequence[flow.Tensor]) -> bool:
-    return flow.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-
-
-def _not_supported(*tensors: flow.Tensor, **attributes: Any) -> list[str]:
-    return _attention.missing_reasons()
-
-
 def _bfloat16_not_supported(*tensors: flow.Tensor, **attributes: Any) -> list[str]:
-    if _needs_gradient(tensors):
+    if needs_gradient(*tensors):
         return ["has a gradient in float32 only"]
-    return _not_supported()
+    return _attention.missing_reasons()
 
 
 @lru_cache(maxsize=64)
@@ -197,7 +178,7 @@ def _with_gradient(
 def _run(
     forward: Operator, backward: Operator, *tensors: flow.Tensor, causal: bool, scale: float
 ) -> flow.Tensor:
-    if _needs_gradient(tensors):
+    if needs_gradient(*tensors):
         return _with_gradient(forward, backward, causal, scale)(*tensors)
     # An autograd function takes longer to call than one generated token's attention.
     return forward(*tensors, causal=causal, scale=scale)[0]
@@ -207,7 +188,7 @@ def _run(
     "scaled_dot_product_attention",
     backend=CpuBackend.name,
     dtypes=(flow.float32,),
-    not_supported_reasons=_not_supported,
+    not_supported_reasons=_attention.missing_reasons,
 )
 def blocked_attention(
     query: flow.Tensor, key: flow.Tensor, value: flow.Tensor, *, causal: bool, scale: float
@@ -233,7 +214,7 @@ def blocked_attention_bfloat16(
     "packed_attention",
     backend=CpuBackend.name,
     dtypes=(flow.float32,),
-    not_supported_reasons=_not_supported,
+    not_supported_reasons=_attention.missing_reasons,
 )
 def blocked_packed_attention(qkv: flow.Tensor, *, causal: bool, scale: float) -> flow.Tensor:
     """Keeps no (time, time) matrix, neither for the output nor for the gradient."""

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from oneflow_accel.backends.cpu import CpuBackend
-from oneflow_accel.kernels.operators import Operator, differentiable
+from oneflow_accel.kernels.operators import Operator, differentiable, needs_gradient
 from oneflow_accel.kernels.registry import implementation, register_operation
 
 import oneflow as flow
@@ -138,10 +138,6 @@ _operation = register_operation(
 )
 
 
-def _not_supported(*tensors: flow.Tensor | None, **attributes: Any) -> list[str]:
-    return _forward.missing_reasons()
-
-
 @lru_cache(maxsize=256)
 def _with_gradient(
     has_bias: bool, x_has_gradient: bool, attributes: tuple[tuple[str, Any], ...]
@@ -168,7 +164,7 @@ def _with_gradient(
     "channels_last_conv2d",
     backend=CpuBackend.name,
     dtypes=(flow.float32,),
-    not_supported_reasons=_not_supported,
+    not_supported_reasons=_forward.missing_reasons,
 )
 def where_they_lie(
     x: flow.Tensor,
@@ -189,7 +185,7 @@ def where_they_lie(
         "groups": groups,
     }
     tensors = (x, weight) if bias is None else (x, weight, bias)
-    if flow.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+    if needs_gradient(*tensors):
         differentiated = _with_gradient(
             bias is not None, x.requires_grad, tuple(attributes.items())
         )

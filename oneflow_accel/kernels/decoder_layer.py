@@ -77,17 +77,11 @@ decoder_layer = register_operation(
 )
 
 
-def _not_supported_reasons(
-    x: flow.Tensor, *others: flow.Tensor, scale: float, epsilon: float, tanh: bool
-) -> list[str]:
-    return _operator.missing_reasons()
-
-
 @implementation(
     "decoder_layer",
     backend=CpuBackend.name,
     dtypes=(flow.float32,),
-    not_supported_reasons=_not_supported_reasons,
+    not_supported_reasons=_operator.missing_reasons,
 )
 def fused(*tensors: flow.Tensor, scale: float, epsilon: float, tanh: bool) -> Layer:
     y, keys, values = _operator(*tensors, scale=scale, epsilon=epsilon, tanh=tanh)

@@ -73,6 +73,14 @@ def causal_softmax(scores: flow.Tensor, scale: float) -> flow.Tensor:
     Returns:
         Like `scores`; 0 where a row does not see a column.
     """
+    # A sum, as masking operators do not exist on every device.
+    return flow.softmax(scores * scale + hidden_columns(scores) * HIDDEN, dim=-1)
+
+
+def hidden_columns(scores: flow.Tensor) -> flow.Tensor:
+    """1 where a row of (..., rows, columns) does not see a column and 0 elsewhere, (rows, columns),
+    of the same dtype and, for global tensors, broadcast: row i sees columns up to
+    i + columns - rows."""
     rows, columns = scores.shape[-2:]
     # int32, because not every device compares int64.
     place: dict[str, Any] = {"dtype": flow.int32}
@@ -82,24 +90,14 @@ def causal_softmax(scores: flow.Tensor, scale: float) -> flow.Tensor:
     else:
         place["device"] = scores.device
     last = flow.arange(rows, **place).reshape(rows, 1) + (columns - rows)
-    # A sum, as masking operators do not exist on every device.
-    hidden = (flow.arange(columns, **place).reshape(1, columns) > last).to(scores.dtype)
-    return flow.softmax(scores * scale + hidden * HIDDEN, dim=-1)
-
-
-def _bias_reasons(*tensors: flow.Tensor, **attributes: Any) -> list[str]:
-    return _bias.missing_reasons()
-
-
-def _tril_reasons(*tensors: flow.Tensor, **attributes: Any) -> list[str]:
-    return _tril.missing_reasons()
+    return (flow.arange(columns, **place).reshape(1, columns) > last).to(scores.dtype)
 
 
 @implementation(
     "bias_mask_scale",
     backend=CpuBackend.name,
     dtypes=(flow.float32,),
-    not_supported_reasons=_bias_reasons,
+    not_supported_reasons=_bias.missing_reasons,
 )
 def fused_bias_mask_scale(
     x: flow.Tensor, bias: flow.Tensor, keep: flow.Tensor, scale: float
@@ -112,7 +110,7 @@ def fused_bias_mask_scale(
     "causal_softmax_mask_scale",
     backend=CpuBackend.name,
     dtypes=(flow.float32,),
-    not_supported_reasons=_tril_reasons,
+    not_supported_reasons=_tril.missing_reasons,
 )
 def fused_causal_softmax_mask_scale(
     scores: flow.Tensor, keep: flow.Tensor, scale: float, keep_scale: float

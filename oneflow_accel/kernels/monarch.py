@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from oneflow_accel.backends.cpu import CpuBackend
-from oneflow_accel.kernels.operators import Operator, differentiable
+from oneflow_accel.kernels.operators import Operator, differentiable, needs_gradient
 from oneflow_accel.kernels.registry import implementation, register_operation
 
 import oneflow as flow
@@ -146,10 +146,6 @@ _operation = register_operation(
 )
 
 
-def _not_supported(*tensors: flow.Tensor | None, **attributes: Any) -> list[str]:
-    return _forward.missing_reasons()
-
-
 @lru_cache(maxsize=256)
 def _with_gradient(out_features: int, has_bias: bool) -> Callable[..., flow.Tensor]:
     def run(ctx: Any, *tensors: flow.Tensor) -> flow.Tensor:
@@ -169,7 +165,7 @@ def _with_gradient(out_features: int, has_bias: bool) -> Callable[..., flow.Tens
     "monarch_multiply",
     backend=CpuBackend.name,
     dtypes=(flow.float32,),
-    not_supported_reasons=_not_supported,
+    not_supported_reasons=_forward.missing_reasons,
 )
 def tiled(
     x: flow.Tensor,
@@ -181,6 +177,6 @@ def tiled(
 ) -> flow.Tensor:
     """Both factors of a tile of rows at a time, which stays in a core's cache between them."""
     tensors = (x, blkdiag1, blkdiag2) if bias is None else (x, blkdiag1, blkdiag2, bias)
-    if flow.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+    if needs_gradient(*tensors):
         return _with_gradient(out_features, bias is not None)(*tensors)
     return _forward(x, blkdiag1, blkdiag2, bias, out_features=out_features)[0]

@@ -69,8 +69,9 @@ class Operator:
         # Building an expression costs more than running a small operator.
         self._expressions: dict[tuple[Any, ...], Any] = {}
 
-    def missing_reasons(self) -> list[str]:
-        """Why this operator cannot run in this process; empty where it can."""
+    def missing_reasons(self, *tensors: Any, **attributes: Any) -> list[str]:
+        """Why this operator cannot run in this process, whatever the arguments, which make it a
+        `not_supported_reasons` of `implementation`; empty where it can."""
         state = plugin.state()
         if not state.loaded:
             return [f"there is no CPU plug-in: {state.reason}"]
@@ -158,6 +159,13 @@ class Operator:
             escaped = str(value).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
             return f': "{escaped}"'
         return f": {str(value).lower()}"
+
+
+def needs_gradient(*tensors: flow.Tensor | None) -> bool:
+    """Whether autograd is on and one of the tensors requires a gradient."""
+    return flow.is_grad_enabled() and any(
+        tensor is not None and tensor.requires_grad for tensor in tensors
+    )
 
 
 def differentiable(

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from oneflow_accel.backends.cpu import CpuBackend
-from oneflow_accel.kernels.operators import Operator, differentiable
+from oneflow_accel.kernels.operators import Operator, differentiable, needs_gradient
 from oneflow_accel.kernels.registry import implementation, register_operation
 
 import oneflow as flow
@@ -99,7 +99,7 @@ _operation = register_operation(
 
 
 def _not_supported(kqv: flow.Tensor, w: flow.Tensor, **attributes: Any) -> list[str]:
-    if w.requires_grad and flow.is_grad_enabled():
+    if needs_gradient(w):
         return ["has no gradient for w"]
     return _forward.missing_reasons()
 
@@ -127,7 +127,7 @@ def in_tiles(
     kqv: flow.Tensor, w: flow.Tensor, *, epsilon: float
 ) -> tuple[flow.Tensor, flow.Tensor]:
     """Reads the projection where it lies, and keeps no features of tokens."""
-    if flow.is_grad_enabled() and kqv.requires_grad:
+    if needs_gradient(kqv):
         return _with_gradient(epsilon)(kqv, w)
     out, value, _ = _forward(kqv, w, epsilon=epsilon)
     return out, value

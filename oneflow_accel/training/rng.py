@@ -15,10 +15,23 @@ import hashlib
 import random
 from typing import Any
 
+from oneflow_accel.backends.base import Backend
 from oneflow_accel.errors import CheckpointError
 
 import numpy as np
 import oneflow
+
+
+def seed_all(seed: int, backend: Backend) -> None:
+    """Seed OneFlow's, Python's and numpy's generators of this process with the same number.
+
+    Args:
+        seed: at least 0; numpy takes its lowest 32 bits.
+        backend: the device whose generators are meant, besides the CPU's.
+    """
+    backend.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
 
 
 def get_rng_state() -> dict[str, Any]:

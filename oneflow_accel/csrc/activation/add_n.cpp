@@ -49,12 +49,7 @@ void add_all(const std::vector<const T*>& inputs, T* out, int64_t begin, int64_t
 }
 
 template <typename T>
-class AddNKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class AddNKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     auto* out = ctx->Tensor4ArgNameAndIndex("out", 0);
     auto* sum = static_cast<T*>(out->mut_raw_dptr());

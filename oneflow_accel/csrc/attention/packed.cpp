@@ -2,6 +2,7 @@
 // projection, [batch, time, 3, heads, dim], read where they lie; the output is
 // [batch, time, heads, dim]. float32, and the forward in bfloat16.
 #include "attention/operators.h"
+#include "common/arguments.h"
 
 namespace oneflow_accel {
 
@@ -101,42 +102,31 @@ Heads<T> out_of(T* out, const AttentionShape& shape) {
 }
 
 template <typename T>
-class PackedAttentionKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class PackedAttentionKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const auto* projection = ctx->Tensor4ArgNameAndIndex("qkv", 0);
     const AttentionShape shape = shape_of(ctx, projection->shape_view());
     const T* qkv = static_cast<const T*>(projection->raw_dptr());
-    T* out = static_cast<T*>(ctx->Tensor4ArgNameAndIndex("out", 0)->mut_raw_dptr());
+    T* out = output<T>(ctx, "out");
     run_or_abort([&] { return describe(shape); }, [&] {
       attention(shape, part_of(qkv, 0, shape), part_of(qkv, 1, shape), part_of(qkv, 2, shape),
-                out_of(out, shape), ctx->Tensor4ArgNameAndIndex("lse", 0)->mut_dptr<float>());
+                out_of(out, shape), output(ctx, "lse"));
     });
   }
 };
 
-class PackedAttentionGradKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class PackedAttentionGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const auto* projection = ctx->Tensor4ArgNameAndIndex("qkv", 0);
     const AttentionShape shape = shape_of(ctx, projection->shape_view());
     const float* qkv = projection->dptr<float>();
-    const float* out = ctx->Tensor4ArgNameAndIndex("out", 0)->dptr<float>();
-    const float* out_grad = ctx->Tensor4ArgNameAndIndex("out_grad", 0)->dptr<float>();
-    float* qkv_grad = ctx->Tensor4ArgNameAndIndex("qkv_grad", 0)->mut_dptr<float>();
+    const float* out = input(ctx, "out");
+    const float* out_grad = input(ctx, "out_grad");
+    float* qkv_grad = output(ctx, "qkv_grad");
     run_or_abort([&] { return describe(shape); }, [&] {
       attention_grad(shape,
                      {part_of(qkv, 0, shape), part_of(qkv, 1, shape), part_of(qkv, 2, shape),
-                      out_of(out, shape), out_of(out_grad, shape),
-                      ctx->Tensor4ArgNameAndIndex("lse", 0)->dptr<float>()},
+                      out_of(out, shape), out_of(out_grad, shape), input(ctx, "lse")},
                      {part_of(qkv_grad, 0, shape), part_of(qkv_grad, 1, shape),
                       part_of(qkv_grad, 2, shape)});
     });

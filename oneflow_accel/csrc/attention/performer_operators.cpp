@@ -2,6 +2,7 @@
 // [batch, time, 3 x dim], in this order, and the matrix w of random features is constant. The value
 // is an output too, because models add it to what they make of the attention. float32.
 #include "attention/performer.h"
+#include "common/arguments.h"
 #include "common/guard.h"
 #include "common/infer.h"
 
@@ -75,20 +76,7 @@ PerformerShape shape_of(user_op::KernelComputeContext* ctx) {
           static_cast<float>(ctx->Attr<double>("epsilon"))};
 }
 
-const float* input(user_op::KernelComputeContext* ctx, const char* name) {
-  return ctx->Tensor4ArgNameAndIndex(name, 0)->dptr<float>();
-}
-
-float* output(user_op::KernelComputeContext* ctx, const char* name) {
-  return ctx->Tensor4ArgNameAndIndex(name, 0)->mut_dptr<float>();
-}
-
-class PerformerKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class PerformerKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const PerformerShape shape = shape_of(ctx);
     run_or_abort([&] { return shape.describe(); }, [&] {
@@ -98,12 +86,7 @@ class PerformerKernel final : public user_op::OpKernel {
   }
 };
 
-class PerformerGradKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class PerformerGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const PerformerShape shape = shape_of(ctx);
     run_or_abort([&] { return "gradient of a " + shape.describe(); }, [&] {

@@ -1,6 +1,7 @@
 // oneflow_accel_attention and its gradient: query, key and value are tensors of their own,
 // [batch, heads, time, dim]. float32, and the forward in bfloat16.
 #include "attention/operators.h"
+#include "common/arguments.h"
 
 namespace oneflow_accel {
 
@@ -103,50 +104,37 @@ Heads<T> heads_of(T* data, const ::oneflow::ShapeView& shape) {
   return {data, shape.At(1) * shape.At(2) * shape.At(3), shape.At(2) * shape.At(3), shape.At(3)};
 }
 
-template <typename T>
-Heads<const T> input(user_op::KernelComputeContext* ctx, const std::string& name) {
-  const auto* tensor = ctx->Tensor4ArgNameAndIndex(name, 0);
-  return heads_of(static_cast<const T*>(tensor->raw_dptr()), tensor->shape_view());
+template <typename T = float>
+Heads<const T> input_heads(user_op::KernelComputeContext* ctx, const std::string& name) {
+  return heads_of(input<T>(ctx, name), ctx->Tensor4ArgNameAndIndex(name, 0)->shape_view());
+}
+
+template <typename T = float>
+Heads<T> output_heads(user_op::KernelComputeContext* ctx, const std::string& name) {
+  return heads_of(output<T>(ctx, name), ctx->Tensor4ArgNameAndIndex(name, 0)->shape_view());
 }
 
 template <typename T>
-Heads<T> output(user_op::KernelComputeContext* ctx, const std::string& name) {
-  auto* tensor = ctx->Tensor4ArgNameAndIndex(name, 0);
-  return heads_of(static_cast<T*>(tensor->mut_raw_dptr()), tensor->shape_view());
-}
-
-template <typename T>
-class AttentionKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class AttentionKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const AttentionShape shape = shape_of(ctx);
     run_or_abort([&] { return describe(shape); }, [&] {
-      attention(shape, input<T>(ctx, "query"), input<T>(ctx, "key"), input<T>(ctx, "value"),
-                output<T>(ctx, "out"), ctx->Tensor4ArgNameAndIndex("lse", 0)->mut_dptr<float>());
+      attention(shape, input_heads<T>(ctx, "query"), input_heads<T>(ctx, "key"),
+                input_heads<T>(ctx, "value"), output_heads<T>(ctx, "out"), output(ctx, "lse"));
     });
   }
 };
 
-class AttentionGradKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class AttentionGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const AttentionShape shape = shape_of(ctx);
     run_or_abort([&] { return describe(shape); }, [&] {
       attention_grad(
           shape,
-          {input<float>(ctx, "query"), input<float>(ctx, "key"), input<float>(ctx, "value"),
-           input<float>(ctx, "out"), input<float>(ctx, "out_grad"),
-           ctx->Tensor4ArgNameAndIndex("lse", 0)->dptr<float>()},
-          {output<float>(ctx, "query_grad"), output<float>(ctx, "key_grad"),
-           output<float>(ctx, "value_grad")});
+          {input_heads(ctx, "query"), input_heads(ctx, "key"), input_heads(ctx, "value"),
+           input_heads(ctx, "out"), input_heads(ctx, "out_grad"), input(ctx, "lse")},
+          {output_heads(ctx, "query_grad"), output_heads(ctx, "key_grad"),
+           output_heads(ctx, "value_grad")});
     });
   }
 };

@@ -37,4 +37,14 @@ inline auto is_bfloat16_on_cpu(const std::string& name) {
   return is_on_cpu(name, ::oneflow::DataType::kBFloat16);
 }
 
+// A kernel that has nothing to do where all its outputs are empty: all but those whose operators
+// have no output.
+class Kernel : public ::oneflow::user_op::OpKernel {
+ public:
+  bool AlwaysComputeWhenAllOutputsEmpty() const final { return false; }
+
+ protected:
+  using ::oneflow::user_op::OpKernel::Compute;
+};
+
 }  // namespace oneflow_accel

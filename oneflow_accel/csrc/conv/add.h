@@ -1,7 +1,7 @@
 // The optional `_add_to_output` argument of the convolutions.
 #pragma once
 
-#include "common/oneflow.h"
+#include "common/arguments.h"
 #include "common/threads.h"
 
 namespace oneflow_accel {
@@ -11,7 +11,7 @@ namespace oneflow_accel {
 inline void add_to_output(::oneflow::user_op::KernelComputeContext* ctx,
                           ::oneflow::user_op::Tensor* output) {
   if (!ctx->has_input("_add_to_output", 0)) { return; }
-  const float* addend = ctx->Tensor4ArgNameAndIndex("_add_to_output", 0)->dptr<float>();
+  const float* addend = input(ctx, "_add_to_output");
   float* sum = output->mut_dptr<float>();
   parallel_for(output->shape_view().elem_cnt(), kGrainSize, [=](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) { sum[i] += addend[i]; }

@@ -1,13 +1,12 @@
 // oneflow_accel_channels_last_conv2d and its gradients: activations (N, H, W, C) and weights in the
 // standard order (O, C / groups, h, w), float32. For models whose tokens (N, H W, C) are such
 // activations already, and whose checkpoints hold standard weights.
-#include <algorithm>
-
-#include "common/guard.h"
+#include "common/arguments.h"
 #include "common/infer.h"
 #include "common/threads.h"
 #include "conv/convolution.h"
 #include "conv/infer.h"
+#include "conv/run.h"
 
 namespace oneflow_accel {
 
@@ -20,14 +19,17 @@ using ::oneflow::Shape;
 
 const char* const kName = "oneflow_accel_channels_last_conv2d";
 
+Maybe<Shape> infer_out(user_op::InferContext* ctx) {
+  return infer_conv2d(ctx, kName, ImageAxes(true), ImageAxes(false));
+}
+
 Maybe<void> infer(user_op::InferContext* ctx) {
-  const Shape out = *JUST(infer_conv2d(ctx, kName, ImageAxes(true), ImageAxes(false)));
-  describe_output(ctx, "out", out);
+  describe_output(ctx, "out", *JUST(infer_out(ctx)));
   return Maybe<void>::Ok();
 }
 
 Maybe<void> check_gradient(user_op::InferContext* ctx) {
-  const Shape out = *JUST(infer_conv2d(ctx, kName, ImageAxes(true), ImageAxes(false)));
+  const Shape out = *JUST(infer_out(ctx));
   if (ctx->InputShape("out_grad", 0) != out) {
     return Error::RuntimeError() << kName << ": a gradient of " << out.ToString()
                                  << " is needed, not " << ctx->InputShape("out_grad", 0).ToString();
@@ -53,103 +55,51 @@ Maybe<void> infer_types(user_op::InferContext* ctx) {
   return infer_one_dtype(ctx, kName);
 }
 
-// Images do not know of each other; weights are the same for all, their gradients sums over them.
-Maybe<void> split_batch(user_op::SbpContext* ctx) {
-  split_all_but(ctx, 0, [](const std::string& name) {
-    return name.find("weight") == 0 || name.find("bias") == 0;
-  });
-  return Maybe<void>::Ok();
-}
+const OpRegistration forward = conv2d_operator("oneflow_accel_channels_last_conv2d")
+                                   .Input("in")
+                                   .Input("weight")
+                                   .OptionalInput("bias")
+                                   .Output("out")
+                                   .SetTensorDescInferFn(infer)
+                                   .SetDataTypeInferFn(infer_types);
 
-REGISTER_USER_OP("oneflow_accel_channels_last_conv2d")
-    .Input("in")
-    .Input("weight")
-    .OptionalInput("bias")
-    .Output("out")
-    .Attr<std::vector<int32_t>>("kernel_size")
-    .Attr<std::vector<int32_t>>("strides")
-    .Attr<std::vector<int32_t>>("padding_before")
-    .Attr<std::vector<int32_t>>("dilation_rate")
-    .Attr<int32_t>("groups")
-    .SetTensorDescInferFn(infer)
-    .SetDataTypeInferFn(infer_types)
-    .SetGetSbpFn(split_batch);
+const OpRegistration data_grad = conv2d_operator("oneflow_accel_channels_last_conv2d_data_grad")
+                                     .Input("out_grad")
+                                     .Input("in")
+                                     .Input("weight")
+                                     .Output("in_grad")
+                                     .SetTensorDescInferFn(infer_data_grad)
+                                     .SetDataTypeInferFn(infer_types);
 
-REGISTER_USER_OP("oneflow_accel_channels_last_conv2d_data_grad")
-    .Input("out_grad")
-    .Input("in")
-    .Input("weight")
-    .Output("in_grad")
-    .Attr<std::vector<int32_t>>("kernel_size")
-    .Attr<std::vector<int32_t>>("strides")
-    .Attr<std::vector<int32_t>>("padding_before")
-    .Attr<std::vector<int32_t>>("dilation_rate")
-    .Attr<int32_t>("groups")
-    .SetTensorDescInferFn(infer_data_grad)
-    .SetDataTypeInferFn(infer_types)
-    .SetGetSbpFn(split_batch);
+const OpRegistration filter_grad = conv2d_operator("oneflow_accel_channels_last_conv2d_filter_grad")
+                                       .Input("out_grad")
+                                       .Input("in")
+                                       .Input("weight")
+                                       .Output("weight_grad")
+                                       .Output("bias_grad")
+                                       .SetTensorDescInferFn(infer_filter_grad)
+                                       .SetDataTypeInferFn(infer_types);
 
-REGISTER_USER_OP("oneflow_accel_channels_last_conv2d_filter_grad")
-    .Input("out_grad")
-    .Input("in")
-    .Input("weight")
-    .Output("weight_grad")
-    .Output("bias_grad")
-    .Attr<std::vector<int32_t>>("kernel_size")
-    .Attr<std::vector<int32_t>>("strides")
-    .Attr<std::vector<int32_t>>("padding_before")
-    .Attr<std::vector<int32_t>>("dilation_rate")
-    .Attr<int32_t>("groups")
-    .SetTensorDescInferFn(infer_filter_grad)
-    .SetDataTypeInferFn(infer_types)
-    .SetGetSbpFn(split_batch);
-
-const float* input(user_op::KernelComputeContext* ctx, const char* name) {
-  return ctx->Tensor4ArgNameAndIndex(name, 0)->dptr<float>();
-}
-
-float* output(user_op::KernelComputeContext* ctx, const char* name) {
-  return ctx->Tensor4ArgNameAndIndex(name, 0)->mut_dptr<float>();
-}
-
-// Runs compute(geometry), or fills the outputs with zeros where a size is 0. `out` is the argument
-// that has the output's shape.
+// Runs compute(geometry). `out` is the argument that has the output's shape.
 template <typename Compute>
 void run(user_op::KernelComputeContext* ctx, const char* out, const Compute& compute) {
   const ThreadScope threads;
   ConvGeometry geometry(*ctx, ctx->Tensor4ArgNameAndIndex("in", 0)->shape_view(),
                         ctx->Tensor4ArgNameAndIndex(out, 0)->shape_view(), true);
   geometry.weights_channels_last = false;
-  if (geometry.is_empty()) {
-    for (const auto& [name, index] : ctx->outputs()) {
-      user_op::Tensor* tensor = ctx->Tensor4ArgNameAndIndex(name, index);
-      std::fill_n(tensor->mut_dptr<float>(), tensor->shape_view().elem_cnt(), 0.0F);
-    }
-    return;
-  }
-  run_or_abort([&] { return geometry.describe(kName); }, [&] { compute(geometry); });
+  run_or_zero(ctx, geometry, kName, [&] { compute(geometry); });
 }
 
-class Kernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class ForwardKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     run(ctx, "out", [&](const ConvGeometry& geometry) {
       convolution(geometry, input(ctx, "in"), input(ctx, "weight"),
-                  ctx->has_input("bias", 0) ? input(ctx, "bias") : nullptr, output(ctx, "out"));
+                  input_or_null(ctx, "bias"), output(ctx, "out"));
     });
   }
 };
 
-class DataGradKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class DataGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     run(ctx, "out_grad", [&](const ConvGeometry& geometry) {
       convolution_data_grad(geometry, input(ctx, "out_grad"), input(ctx, "weight"),
@@ -158,12 +108,7 @@ class DataGradKernel final : public user_op::OpKernel {
   }
 };
 
-class FilterGradKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class FilterGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     run(ctx, "out_grad", [&](const ConvGeometry& geometry) {
       convolution_filter_grad(geometry, input(ctx, "in"), input(ctx, "out_grad"),
@@ -173,7 +118,7 @@ class FilterGradKernel final : public user_op::OpKernel {
 };
 
 REGISTER_USER_KERNEL(listed("oneflow_accel_channels_last_conv2d"))
-    .SetCreateFn<Kernel>()
+    .SetCreateFn<ForwardKernel>()
     .SetIsMatchedHob(is_float32_on_cpu("out"))
     .SetPriority(kKernelPriority);
 REGISTER_USER_KERNEL(listed("oneflow_accel_channels_last_conv2d_data_grad"))

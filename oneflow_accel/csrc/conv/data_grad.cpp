@@ -1,12 +1,11 @@
 // conv_data_grad: the gradient of a convolution with respect to its input, float32.
-#include <algorithm>
-
-#include "common/guard.h"
+#include "common/arguments.h"
 #include "common/threads.h"
 #include "conv/add.h"
 #include "conv/convolution.h"
 #include "conv/grouped.h"
 #include "conv/relayout.h"
+#include "conv/run.h"
 #include "conv/select.h"
 
 namespace oneflow_accel {
@@ -60,27 +59,17 @@ void data_grad(const ConvGeometry& geometry, const float* out_grad, const float*
   grad.in_grad.store(in_memory, in_grad);
 }
 
-class ConvDataGradKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class ConvDataGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const auto* dy = ctx->Tensor4ArgNameAndIndex("dy", 0);
-    const auto* weights = ctx->Tensor4ArgNameAndIndex("filter", 0);
     auto* dx = ctx->Tensor4ArgNameAndIndex("dx", 0);
     const ThreadScope threads;
     const ConvGeometry geometry(*ctx, dx->shape_view(), dy->shape_view());
-    if (geometry.is_empty()) {
-      std::fill_n(dx->mut_dptr<float>(), dx->shape_view().elem_cnt(), 0.0F);
-      return;
-    }
-    run_or_abort([&] { return geometry.describe("data gradient of the convolution"); }, [&] {
-      convolution_data_grad(geometry, dy->dptr<float>(), weights->dptr<float>(),
+    run_or_zero(ctx, geometry, "data gradient of the convolution", [&] {
+      convolution_data_grad(geometry, dy->dptr<float>(), input(ctx, "filter"),
                             dx->mut_dptr<float>());
+      add_to_output(ctx, dx);
     });
-    add_to_output(ctx, dx);
   }
 };
 

@@ -1,12 +1,11 @@
 // conv_filter_grad: the gradient of a convolution with respect to its weights, float32.
-#include <algorithm>
-
-#include "common/guard.h"
+#include "common/arguments.h"
 #include "common/threads.h"
 #include "conv/convolution.h"
 #include "conv/grouped.h"
 #include "conv/pixel_products.h"
 #include "conv/relayout.h"
+#include "conv/run.h"
 #include "conv/select.h"
 
 namespace oneflow_accel {
@@ -67,25 +66,15 @@ void filter_grad(const ConvGeometry& geometry, const float* in, const float* out
   grad.weights_grad.store(weights_memory, weights_grad);
 }
 
-class ConvFilterGradKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class ConvFilterGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const auto* x = ctx->Tensor4ArgNameAndIndex("x", 0);
     const auto* dy = ctx->Tensor4ArgNameAndIndex("dy", 0);
-    auto* dw = ctx->Tensor4ArgNameAndIndex("filter_diff", 0);
     const ThreadScope threads;
     const ConvGeometry geometry(*ctx, x->shape_view(), dy->shape_view());
-    if (geometry.is_empty()) {
-      std::fill_n(dw->mut_dptr<float>(), dw->shape_view().elem_cnt(), 0.0F);
-      return;
-    }
-    run_or_abort([&] { return geometry.describe("filter gradient of the convolution"); }, [&] {
+    run_or_zero(ctx, geometry, "filter gradient of the convolution", [&] {
       convolution_filter_grad(geometry, x->dptr<float>(), dy->dptr<float>(),
-                              dw->mut_dptr<float>(), nullptr);
+                              output(ctx, "filter_diff"), nullptr);
     });
   }
 };

@@ -1,12 +1,11 @@
 // conv1d, conv2d and conv3d, float32, both data formats, any number of groups.
-#include <algorithm>
-
-#include "common/guard.h"
+#include "common/arguments.h"
 #include "common/threads.h"
 #include "conv/add.h"
 #include "conv/convolution.h"
 #include "conv/grouped.h"
 #include "conv/relayout.h"
+#include "conv/run.h"
 #include "conv/select.h"
 
 namespace oneflow_accel {
@@ -62,28 +61,17 @@ void convolve(const ConvGeometry& geometry, const float* in, const float* weight
   forward.out.store(out_memory, out);
 }
 
-class ConvKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class ConvKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const auto* in = ctx->Tensor4ArgNameAndIndex("in", 0);
-    const auto* weights = ctx->Tensor4ArgNameAndIndex("weight", 0);
-    const auto* bias = ctx->has_input("bias", 0) ? ctx->Tensor4ArgNameAndIndex("bias", 0) : nullptr;
     auto* out = ctx->Tensor4ArgNameAndIndex("out", 0);
     const ThreadScope threads;
     const ConvGeometry geometry(*ctx, in->shape_view(), out->shape_view());
-    if (geometry.is_empty()) {
-      std::fill_n(out->mut_dptr<float>(), out->shape_view().elem_cnt(), 0.0F);
-      return;
-    }
-    run_or_abort([&] { return geometry.describe("convolution"); }, [&] {
-      convolution(geometry, in->dptr<float>(), weights->dptr<float>(),
-                  bias == nullptr ? nullptr : bias->dptr<float>(), out->mut_dptr<float>());
+    run_or_zero(ctx, geometry, "convolution", [&] {
+      convolution(geometry, in->dptr<float>(), input(ctx, "weight"), input_or_null(ctx, "bias"),
+                  out->mut_dptr<float>());
+      add_to_output(ctx, out);
     });
-    add_to_output(ctx, out);
   }
 };
 

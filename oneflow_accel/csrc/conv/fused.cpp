@@ -3,6 +3,7 @@
 // channels are ours (grouped.h).
 #include <algorithm>
 
+#include "common/arguments.h"
 #include "common/bfloat16.h"
 #include "common/guard.h"
 #include "common/simd.h"
@@ -125,12 +126,7 @@ const float* float_weights(const ConvGeometry& geometry, const Bfloat16* weights
 }
 
 template <typename T>
-class FusedConv2dKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class FusedConv2dKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const user_op::Tensor* in = ctx->Tensor4ArgNameAndIndex("in", 0);
     user_op::Tensor* out = ctx->Tensor4ArgNameAndIndex("out", 0);
@@ -144,25 +140,20 @@ class FusedConv2dKernel final : public user_op::OpKernel {
     const auto shape = grouped_shape(geometry);
     run_or_abort([&] { return geometry.describe("oneflow_accel_conv2d"); }, [&] {
       if (shape) {
-        const auto* bias = tail.bias ? input<float>(ctx, "bias") : nullptr;
+        const float* bias = input_or_null(ctx, "bias");
         const float* weights = float_weights(geometry, input<T>(ctx, "weight"));
         // Not before a summand is added.
         const Activation activation = tail.summand ? Activation::kNone : tail.activation;
         grouped_convolution(*shape, input<T>(ctx, "in"), weights, bias, activation,
-                            static_cast<T*>(out->mut_raw_dptr()));
+                            output<T>(ctx, "out"));
       } else {
         convolve(ctx, geometry, tail, in->raw_dptr(), out->mut_raw_dptr());
       }
     });
     if (tail.summand && (shape || !primitive_adds_summand(geometry))) {
       add_summand(input<T>(ctx, "summand"), tail.activation, out->shape_view().elem_cnt(),
-                  static_cast<T*>(out->mut_raw_dptr()));
+                  output<T>(ctx, "out"));
     }
-  }
-
-  template <typename U>
-  static const U* input(user_op::KernelComputeContext* ctx, const char* name) {
-    return static_cast<const U*>(ctx->Tensor4ArgNameAndIndex(name, 0)->raw_dptr());
   }
 
   static void convolve(user_op::KernelComputeContext* ctx, const ConvGeometry& geometry,

@@ -51,40 +51,20 @@ Maybe<void> infer_data_type(user_op::InferContext* ctx) {
   return Maybe<void>::Ok();
 }
 
-// Data parallel: the batch is split, weights are the same everywhere.
-Maybe<void> get_sbp(user_op::SbpContext* ctx) {
-  auto builder = ctx->NewBuilder().Split(ctx->outputs(), 0);
-  for (const auto& [name, index] : ctx->inputs()) {
-    const user_op::OpArg argument(std::string(name), index);
-    if (name == "weight" || name == "bias") {
-      builder.Broadcast(argument);
-    } else {
-      builder.Split(argument, 0);
-    }
-  }
-  builder.Build();
-  return Maybe<void>::Ok();
-}
-
-REGISTER_USER_OP("oneflow_accel_conv2d")
-    .Input("in")
-    .Input("weight")
-    .OptionalInput("bias")
-    .OptionalInput("summand")
-    .Output("out")
-    .Attr<std::string>("data_format")
-    .Attr<std::vector<int32_t>>("kernel_size")
-    .Attr<std::vector<int32_t>>("strides")
-    .Attr<std::vector<int32_t>>("padding_before")
-    .Attr<std::vector<int32_t>>("dilation_rate")
-    .Attr<int32_t>("groups")
-    .Attr<std::string>("activation")
-    // Whose constant weights they are (see kept_weights.h); 0 where they may change.
-    .Attr<int64_t>("owner")
-    .NoGrad()
-    .SetTensorDescInferFn(infer_shape)
-    .SetDataTypeInferFn(infer_data_type)
-    .SetGetSbpFn(get_sbp);
+const OpRegistration fused = conv2d_operator("oneflow_accel_conv2d")
+                                 .Input("in")
+                                 .Input("weight")
+                                 .OptionalInput("bias")
+                                 .OptionalInput("summand")
+                                 .Output("out")
+                                 .Attr<std::string>("data_format")
+                                 .Attr<std::string>("activation")
+                                 // Whose constant weights they are (see kept_weights.h); 0 where
+                                 // they may change.
+                                 .Attr<int64_t>("owner")
+                                 .NoGrad()
+                                 .SetTensorDescInferFn(infer_shape)
+                                 .SetDataTypeInferFn(infer_data_type);
 
 }  // namespace
 

@@ -1,10 +1,10 @@
-// Shapes of convolutions of two spatial dimensions, for operators of our own.
+// Attributes, shapes and splits of convolutions of two spatial dimensions, for our own operators.
 #pragma once
 
 #include <string>
 #include <vector>
 
-#include "common/oneflow.h"
+#include "common/infer.h"
 
 namespace oneflow_accel {
 
@@ -64,6 +64,30 @@ inline ::oneflow::Maybe<::oneflow::Shape> infer_conv2d(::oneflow::user_op::Infer
         << name << ": shape of bias";
   }
   return Shape(out);
+}
+
+// Images do not know of each other; weights are the same for all, their gradients sums over them.
+inline ::oneflow::Maybe<void> split_images(::oneflow::user_op::SbpContext* ctx) {
+  split_all_but(ctx, 0, [](const std::string& name) {
+    return name.find("weight") == 0 || name.find("bias") == 0;
+  });
+  return ::oneflow::Maybe<void>::Ok();
+}
+
+// What an operator is registered with; it registers when it is made.
+using OpRegistration = ::oneflow::user_op::UserOpRegisterTrigger<::oneflow::user_op::OpRegistry>;
+
+// The operator `name` with the attributes of a convolution, which splits along the images.
+inline ::oneflow::user_op::OpRegistry conv2d_operator(const std::string& name) {
+  using Sizes = std::vector<int32_t>;
+  return ::oneflow::user_op::UserOpRegistryMgr::Get()
+      .CheckAndGetOpRegistry(name)
+      .Attr<Sizes>("kernel_size")
+      .Attr<Sizes>("strides")
+      .Attr<Sizes>("padding_before")
+      .Attr<Sizes>("dilation_rate")
+      .Attr<int32_t>("groups")
+      .SetGetSbpFn(split_images);
 }
 
 }  // namespace oneflow_accel

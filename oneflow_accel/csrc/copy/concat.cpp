@@ -7,12 +7,7 @@ namespace {
 
 namespace user_op = ::oneflow::user_op;
 
-class ConcatKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class ConcatKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     auto* out = ctx->Tensor4ArgNameAndIndex("out", 0);
     const auto axis = ctx->Attr<int64_t>("axis");
@@ -30,12 +25,7 @@ class ConcatKernel final : public user_op::OpKernel {
   }
 };
 
-class SplitLikeKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class SplitLikeKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const auto* in = ctx->Tensor4ArgNameAndIndex("in", 0);
     const auto axis = ctx->Attr<int64_t>("axis");

@@ -7,12 +7,7 @@ namespace {
 
 namespace user_op = ::oneflow::user_op;
 
-class ExpandKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class ExpandKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const auto* in = ctx->Tensor4ArgNameAndIndex("in", 0);
     auto* out = ctx->Tensor4ArgNameAndIndex("out", 0);

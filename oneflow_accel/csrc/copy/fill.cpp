@@ -12,12 +12,7 @@ namespace {
 namespace user_op = ::oneflow::user_op;
 
 template <typename T>
-class ConstantKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class ConstantKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     auto* out = ctx->Tensor4ArgNameAndIndex("out", 0);
     const T value = ctx->Attr<bool>("is_floating_value")
@@ -30,12 +25,7 @@ class ConstantKernel final : public user_op::OpKernel {
   }
 };
 
-class ZeroLikeKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class ZeroLikeKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     auto* out = ctx->Tensor4ArgNameAndIndex("out", 0);
     zero_fill(out->mut_dptr(), bytes_of(*out));

@@ -17,12 +17,7 @@ std::vector<CopyDim> range_dims(const ::oneflow::ShapeView& shape, int64_t dim, 
           {length * inner, 1, 1}};
 }
 
-class NarrowKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class NarrowKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const auto* in = ctx->Tensor4ArgNameAndIndex("in", 0);
     auto* out = ctx->Tensor4ArgNameAndIndex("out", 0);
@@ -35,12 +30,7 @@ class NarrowKernel final : public user_op::OpKernel {
   }
 };
 
-class NarrowGradKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class NarrowGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const auto* dy = ctx->Tensor4ArgNameAndIndex("dy", 0);
     auto* dx = ctx->Tensor4ArgNameAndIndex("dx", 0);

@@ -25,10 +25,8 @@ int64_t slice_start(int64_t start, int64_t size) {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-class SliceKernel final : public user_op::OpKernel {
+class SliceKernel final : public Kernel {
  public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
   std::shared_ptr<user_op::OpKernelCache> InitOpKernelCache(
       user_op::KernelCacheContext* ctx) const override {
     if (ctx->parallel_ctx().parallel_num() == 1) { return nullptr; }
@@ -44,7 +42,6 @@ class SliceKernel final : public user_op::OpKernel {
   }
 
  private:
-  using user_op::OpKernel::Compute;
   void Compute(user_op::KernelComputeContext* ctx, user_op::OpKernelState*,
                const user_op::OpKernelCache* cache) const override {
     const auto* x = ctx->Tensor4ArgNameAndIndex("x", 0);
@@ -78,12 +75,7 @@ class SliceKernel final : public user_op::OpKernel {
   }
 };
 
-class SliceGradKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class SliceGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const auto* dy = ctx->Tensor4ArgNameAndIndex("dy", 0);
     auto* dx = ctx->Tensor4ArgNameAndIndex("dx", 0);

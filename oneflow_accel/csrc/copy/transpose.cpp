@@ -7,12 +7,7 @@ namespace {
 
 namespace user_op = ::oneflow::user_op;
 
-class TransposeKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class TransposeKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const auto* input = ctx->Tensor4ArgNameAndIndex("input", 0);
     auto* output = ctx->Tensor4ArgNameAndIndex("output", 0);

@@ -49,14 +49,12 @@ struct Divide {
 };
 
 template <typename T>
-class BroadcastKernel final : public user_op::OpKernel {
+class BroadcastKernel final : public Kernel {
  public:
   BroadcastKernel(std::string a, std::string b, std::string out, RowsFunction<T> function)
       : a_(std::move(a)), b_(std::move(b)), out_(std::move(out)), function_(function) {}
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
 
  private:
-  using user_op::OpKernel::Compute;
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const auto* a = ctx->Tensor4ArgNameAndIndex(a_, 0);
     const auto* b = ctx->Tensor4ArgNameAndIndex(b_, 0);

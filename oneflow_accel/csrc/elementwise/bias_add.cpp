@@ -8,12 +8,7 @@ namespace {
 namespace user_op = ::oneflow::user_op;
 
 template <typename T>
-class BiasAddKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class BiasAddKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const auto* a = ctx->Tensor4ArgNameAndIndex("a", 0);
     const auto* b = ctx->Tensor4ArgNameAndIndex("b", 0);

@@ -2,6 +2,7 @@
 // along which y was broadcast.
 #include <algorithm>
 
+#include "common/arguments.h"
 #include "common/onednn.h"
 #include "common/simd.h"
 #include "common/threads.h"
@@ -74,19 +75,14 @@ void reduced_div_grad(const Broadcast& broadcast, int64_t y_elements, const floa
   });
 }
 
-class BroadcastDivGradKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class BroadcastDivGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const auto* y_tensor = ctx->Tensor4ArgNameAndIndex("y", 0);
     const auto* z_tensor = ctx->Tensor4ArgNameAndIndex("z", 0);
     const float* y = y_tensor->dptr<float>();
     const float* z = z_tensor->dptr<float>();
-    const float* dz = ctx->Tensor4ArgNameAndIndex("dz", 0)->dptr<float>();
-    float* dy = ctx->Tensor4ArgNameAndIndex("dy", 0)->mut_dptr<float>();
+    const float* dz = input(ctx, "dz");
+    float* dy = output(ctx, "dy");
     const int64_t y_elements = y_tensor->shape_view().elem_cnt();
     const Broadcast broadcast(z_tensor->shape_view(), y_tensor->shape_view());
     if (broadcast.elements() != y_elements) {

@@ -19,14 +19,12 @@ using BinaryMap = void (*)(const T* a, const T* b, T* out, int64_t n);
 
 // out = map(in), element by element.
 template <typename In, typename Out = In>
-class UnaryMapKernel final : public ::oneflow::user_op::OpKernel {
+class UnaryMapKernel final : public Kernel {
  public:
   UnaryMapKernel(std::string in, std::string out, UnaryMap<In, Out> map)
       : in_(std::move(in)), out_(std::move(out)), map_(map) {}
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
 
  private:
-  using ::oneflow::user_op::OpKernel::Compute;
   void Compute(::oneflow::user_op::KernelComputeContext* ctx) const override {
     auto* tensor = ctx->Tensor4ArgNameAndIndex(out_, 0);
     const auto* x = static_cast<const In*>(ctx->Tensor4ArgNameAndIndex(in_, 0)->raw_dptr());
@@ -42,14 +40,12 @@ class UnaryMapKernel final : public ::oneflow::user_op::OpKernel {
 
 // out = map(a, b), element by element.
 template <typename T>
-class BinaryMapKernel final : public ::oneflow::user_op::OpKernel {
+class BinaryMapKernel final : public Kernel {
  public:
   BinaryMapKernel(std::string a, std::string b, std::string out, BinaryMap<T> map)
       : a_(std::move(a)), b_(std::move(b)), out_(std::move(out)), map_(map) {}
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
 
  private:
-  using ::oneflow::user_op::OpKernel::Compute;
   void Compute(::oneflow::user_op::KernelComputeContext* ctx) const override {
     auto* tensor = ctx->Tensor4ArgNameAndIndex(out_, 0);
     const auto* a = static_cast<const T*>(ctx->Tensor4ArgNameAndIndex(a_, 0)->raw_dptr());

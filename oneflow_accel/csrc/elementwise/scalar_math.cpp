@@ -48,13 +48,11 @@ void divide(const Bfloat16* x, float scalar, Bfloat16* y, int64_t n) {
 }
 
 template <typename T>
-class ScalarMathKernel final : public user_op::OpKernel {
+class ScalarMathKernel final : public Kernel {
  public:
   explicit ScalarMathKernel(ScalarMap<T> map) : map_(map) {}
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
 
  private:
-  using user_op::OpKernel::Compute;
   void Compute(user_op::KernelComputeContext* ctx) const override {
     auto* out = ctx->Tensor4ArgNameAndIndex("out", 0);
     const auto scalar = static_cast<float>(scalar_operand(ctx));

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "common/arguments.h"
 #include "common/simd.h"
 #include "common/threads.h"
 #include "elementwise/scalar.h"
@@ -45,16 +46,11 @@ void scale_by(const float* factor, float scale, float* y, int64_t n) {
   for (int64_t i = 0; i < n; ++i) { y[i] *= scale * factor[i]; }
 }
 
-class ScalarPowKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class ScalarPowKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     auto* out = ctx->Tensor4ArgNameAndIndex("out", 0);
     const auto exponent = static_cast<float>(scalar_operand(ctx));
-    const float* x = ctx->Tensor4ArgNameAndIndex("in", 0)->dptr<float>();
+    const float* x = input(ctx, "in");
     float* y = out->mut_dptr<float>();
     parallel_for(out->shape_view().elem_cnt(), kGrainSize, [=](int64_t begin, int64_t end) {
       power(x + begin, exponent, y + begin, end - begin);
@@ -63,19 +59,14 @@ class ScalarPowKernel final : public user_op::OpKernel {
 };
 
 // dx = dy e x^(e - 1).
-class ScalarPowGradKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class ScalarPowGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     // What is in the cache when it is needed again.
     constexpr int64_t kBlock = 1024;
     auto* out = ctx->Tensor4ArgNameAndIndex("dx", 0);
     const double exponent = scalar_operand(ctx);
-    const float* x = ctx->Tensor4ArgNameAndIndex("x", 0)->dptr<float>();
-    const float* dy = ctx->Tensor4ArgNameAndIndex("dy", 0)->dptr<float>();
+    const float* x = input(ctx, "x");
+    const float* dy = input(ctx, "dy");
     float* dx = out->mut_dptr<float>();
     parallel_for(out->shape_view().elem_cnt(), kGrainSize, [=](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; i += kBlock) {

@@ -1,7 +1,7 @@
 // fused_bias_add_gelu and its gradient, float32: gelu(a + b) in its exact form (erf), b along any
 // axis of a.
 #include "activation/gelu.h"
-#include "common/oneflow.h"
+#include "common/arguments.h"
 #include "common/simd.h"
 #include "fused/bias.h"
 
@@ -24,33 +24,23 @@ void gelu_grad_in_place(const float* dy, float* z, int64_t n) {
   for (int64_t i = 0; i < n; ++i) { z[i] = dy[i] * gelu_slope(z[i]); }
 }
 
-class FusedBiasAddGeluKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class FusedBiasAddGeluKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const auto* a = ctx->Tensor4ArgNameAndIndex("a", 0);
-    const float* b = ctx->Tensor4ArgNameAndIndex("b", 0)->dptr<float>();
-    float* out = ctx->Tensor4ArgNameAndIndex("out", 0)->mut_dptr<float>();
+    const float* b = input(ctx, "b");
+    float* out = output(ctx, "out");
     const fused::BiasAxis axis(a->shape_view(), ctx->Attr<int32_t>("axis"));
     fused::add_bias_then(axis, a->dptr<float>(), b, out, a->shape_view().elem_cnt(),
                          [=](int64_t i, int64_t count) { gelu_in_place(out + i, count); });
   }
 };
 
-class FusedBiasAddGeluGradKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class FusedBiasAddGeluGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const auto* a = ctx->Tensor4ArgNameAndIndex("a", 0);
-    const float* b = ctx->Tensor4ArgNameAndIndex("b", 0)->dptr<float>();
-    const float* dy = ctx->Tensor4ArgNameAndIndex("dy", 0)->dptr<float>();
-    float* dx = ctx->Tensor4ArgNameAndIndex("dx", 0)->mut_dptr<float>();
+    const float* b = input(ctx, "b");
+    const float* dy = input(ctx, "dy");
+    float* dx = output(ctx, "dx");
     const fused::BiasAxis axis(a->shape_view(), ctx->Attr<int32_t>("axis"));
     fused::add_bias_then(
         axis, a->dptr<float>(), b, dx, a->shape_view().elem_cnt(),

@@ -1,6 +1,6 @@
 // fused_bias_add_mask_scale, float32: (a + b) * scale where the mask is true, else 0, with b along
 // any axis of a; plus _add_to_output, which nn.Graph fuses in. The gradient is dropout_grad's.
-#include "common/oneflow.h"
+#include "common/arguments.h"
 #include "fused/bias.h"
 #include "random/keep.h"
 #include "random/mask_bytes.h"
@@ -11,21 +11,13 @@ namespace {
 
 namespace user_op = ::oneflow::user_op;
 
-class FusedBiasAddMaskScaleKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class FusedBiasAddMaskScaleKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const auto* a = ctx->Tensor4ArgNameAndIndex("a", 0);
-    const float* b = ctx->Tensor4ArgNameAndIndex("b", 0)->dptr<float>();
+    const float* b = input(ctx, "b");
     const uint8_t* mask = random::mask_bytes(ctx->Tensor4ArgNameAndIndex("mask", 0));
-    const float* addend =
-        ctx->has_input("_add_to_output", 0)
-            ? ctx->Tensor4ArgNameAndIndex("_add_to_output", 0)->dptr<float>()
-            : nullptr;
-    float* out = ctx->Tensor4ArgNameAndIndex("out", 0)->mut_dptr<float>();
+    const float* addend = input_or_null(ctx, "_add_to_output");
+    float* out = output(ctx, "out");
     const float scale = ctx->Attr<float>("scale");
     const fused::BiasAxis axis(a->shape_view(), ctx->Attr<int32_t>("axis"));
     fused::add_bias_then(

@@ -1,6 +1,6 @@
 // fused_scale_mask_softmax and its gradient, float32: softmax over the last axis of x * scale where
 // the mask is true and of a fill value where it is false. The mask is broadcast to x.
-#include "common/oneflow.h"
+#include "common/arguments.h"
 #include "fused/broadcast_rows.h"
 #include "fused/softmax_rows.h"
 #include "random/mask_bytes.h"
@@ -11,18 +11,13 @@ namespace {
 
 namespace user_op = ::oneflow::user_op;
 
-class FusedScaleMaskSoftmaxKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class FusedScaleMaskSoftmaxKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const auto* x = ctx->Tensor4ArgNameAndIndex("x", 0);
     const auto* mask = ctx->Tensor4ArgNameAndIndex("mask", 0);
     const uint8_t* mask_values = random::mask_bytes(mask);
     const float* in = x->dptr<float>();
-    float* y = ctx->Tensor4ArgNameAndIndex("y", 0)->mut_dptr<float>();
+    float* y = output(ctx, "y");
     const float scale = ctx->Attr<float>("scale_value");
     const float fill = ctx->Attr<float>("mask_fill_value");
     const auto& shape = x->shape_view();
@@ -35,19 +30,14 @@ class FusedScaleMaskSoftmaxKernel final : public user_op::OpKernel {
   }
 };
 
-class FusedScaleMaskSoftmaxGradKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class FusedScaleMaskSoftmaxGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const auto* y = ctx->Tensor4ArgNameAndIndex("y", 0);
     const auto* mask = ctx->Tensor4ArgNameAndIndex("mask", 0);
     const uint8_t* mask_values = random::mask_bytes(mask);
     const float* out = y->dptr<float>();
-    const float* dy = ctx->Tensor4ArgNameAndIndex("dy", 0)->dptr<float>();
-    float* dx = ctx->Tensor4ArgNameAndIndex("dx", 0)->mut_dptr<float>();
+    const float* dy = input(ctx, "dy");
+    float* dx = output(ctx, "dx");
     const float scale = ctx->Attr<float>("scale_value");
     const auto& shape = y->shape_view();
     const fused::BroadcastRows mask_rows(shape, mask->shape_view());

@@ -3,7 +3,7 @@
 // bias are broadcast to x.
 #include <optional>
 
-#include "common/oneflow.h"
+#include "common/arguments.h"
 #include "fused/bias.h"
 #include "fused/broadcast_rows.h"
 #include "fused/softmax_rows.h"
@@ -17,20 +17,15 @@ namespace {
 namespace user_op = ::oneflow::user_op;
 
 // Serves the operators with and without the input "bias".
-class FusedScaleMaskSoftmaxDropoutKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class FusedScaleMaskSoftmaxDropoutKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const auto* x = ctx->Tensor4ArgNameAndIndex("x", 0);
     const auto* mask = ctx->Tensor4ArgNameAndIndex("mask", 0);
     const uint8_t* mask_values = random::mask_bytes(mask);
     const uint8_t* keep = random::mask_bytes(ctx->Tensor4ArgNameAndIndex("dropout_mask", 0));
     const float* in = x->dptr<float>();
-    float* softmax_y = ctx->Tensor4ArgNameAndIndex("softmax_y", 0)->mut_dptr<float>();
-    float* y = ctx->Tensor4ArgNameAndIndex("y", 0)->mut_dptr<float>();
+    float* softmax_y = output(ctx, "softmax_y");
+    float* y = output(ctx, "y");
     const float scale = ctx->Attr<float>("scale_value");
     const float fill = ctx->Attr<float>("mask_fill_value");
     const float dropout_scale = ctx->Attr<float>("dropout_scale_value");
@@ -40,7 +35,7 @@ class FusedScaleMaskSoftmaxDropoutKernel final : public user_op::OpKernel {
     const float* bias = nullptr;
     std::optional<fused::BroadcastRows> bias_rows;
     if (ctx->has_input("bias", 0)) {
-      bias = ctx->Tensor4ArgNameAndIndex("bias", 0)->dptr<float>();
+      bias = input(ctx, "bias");
       bias_rows.emplace(shape, ctx->Tensor4ArgNameAndIndex("bias", 0)->shape_view());
     }
     fused::for_each_row(shape.elem_cnt() / n, n, [&](int64_t row) {
@@ -62,20 +57,15 @@ class FusedScaleMaskSoftmaxDropoutKernel final : public user_op::OpKernel {
   }
 };
 
-class FusedScaleMaskSoftmaxDropoutGradKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class FusedScaleMaskSoftmaxDropoutGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const auto* softmax_y = ctx->Tensor4ArgNameAndIndex("softmax_y", 0);
     const auto* mask = ctx->Tensor4ArgNameAndIndex("mask", 0);
     const uint8_t* mask_values = random::mask_bytes(mask);
     const uint8_t* keep = random::mask_bytes(ctx->Tensor4ArgNameAndIndex("dropout_mask", 0));
     const float* out = softmax_y->dptr<float>();
-    const float* dy = ctx->Tensor4ArgNameAndIndex("dy", 0)->dptr<float>();
-    float* dx = ctx->Tensor4ArgNameAndIndex("dx", 0)->mut_dptr<float>();
+    const float* dy = input(ctx, "dy");
+    float* dx = output(ctx, "dx");
     const float scale = ctx->Attr<float>("scale_value");
     const float dropout_scale = ctx->Attr<float>("dropout_scale_value");
     const auto& shape = softmax_y->shape_view();

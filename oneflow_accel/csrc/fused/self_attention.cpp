@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <string>
 
+#include "common/arguments.h"
 #include "common/guard.h"
 #include "common/onednn.h"
-#include "common/oneflow.h"
 #include "common/threads.h"
 
 namespace oneflow_accel {
@@ -99,18 +99,13 @@ void for_each_value_row(const Heads& heads, const Fn& fn) {
   });
 }
 
-class SelfAttentionKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class SelfAttentionKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const ThreadScope threads;
     const auto* hidden_states = ctx->Tensor4ArgNameAndIndex("hidden_states", 0);
     const float* hidden = hidden_states->dptr<float>();
-    float* product = ctx->Tensor4ArgNameAndIndex("query_mul_key", 0)->mut_dptr<float>();
-    float* value = ctx->Tensor4ArgNameAndIndex("value", 0)->mut_dptr<float>();
+    float* product = output(ctx, "query_mul_key");
+    float* value = output(ctx, "value");
     const Heads heads(hidden_states->shape_view(), ctx->Attr<int64_t>("head_size"));
     run_or_abort(
         [&] {
@@ -127,19 +122,14 @@ class SelfAttentionKernel final : public user_op::OpKernel {
   }
 };
 
-class SelfAttentionGradKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class SelfAttentionGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const ThreadScope threads;
     const auto* hidden_states = ctx->Tensor4ArgNameAndIndex("hidden_states", 0);
     const auto* value_grad = ctx->Tensor4ArgNameAndIndex("value_grad", 0);
     const float* hidden = hidden_states->dptr<float>();
-    const float* grad = ctx->Tensor4ArgNameAndIndex("query_mul_key_grad", 0)->dptr<float>();
-    float* dx = ctx->Tensor4ArgNameAndIndex("hidden_states_grad", 0)->mut_dptr<float>();
+    const float* grad = input(ctx, "query_mul_key_grad");
+    float* dx = output(ctx, "hidden_states_grad");
     const float alpha = ctx->Attr<float>("alpha");
     const Heads heads(hidden_states->shape_view(), value_grad->shape_view().At(3));
     run_or_abort(

@@ -41,22 +41,12 @@ void scale_tril(user_op::KernelComputeContext* ctx, T scale) {
   });
 }
 
-class TrilKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class TrilKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override { scale_tril(ctx, 1.0F); }
 };
 
 template <typename T>
-class FusedScaleTrilKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class FusedScaleTrilKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     scale_tril(ctx, scalar_attr<T>(ctx, "scale_value"));
   }

@@ -2,7 +2,7 @@
 // given mask. In each matrix of the last two axes, row i keeps the columns up to i + diagonal.
 #include <algorithm>
 
-#include "common/oneflow.h"
+#include "common/arguments.h"
 #include "fused/softmax_rows.h"
 #include "random/keep.h"
 #include "random/mask_bytes.h"
@@ -32,18 +32,13 @@ struct Matrices {
   }
 };
 
-class FusedTrilScaleSoftmaxMaskScaleKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class FusedTrilScaleSoftmaxMaskScaleKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const auto* x = ctx->Tensor4ArgNameAndIndex("x", 0);
     const uint8_t* keep = random::mask_bytes(ctx->Tensor4ArgNameAndIndex("mask", 0));
     const float* in = x->dptr<float>();
-    float* softmax_y = ctx->Tensor4ArgNameAndIndex("softmax_y", 0)->mut_dptr<float>();
-    float* y = ctx->Tensor4ArgNameAndIndex("y", 0)->mut_dptr<float>();
+    float* softmax_y = output(ctx, "softmax_y");
+    float* y = output(ctx, "y");
     const float scale = ctx->Attr<float>("tril_scale_value");
     const float fill = ctx->Attr<float>("tril_fill_value");
     const float dropout_scale = ctx->Attr<float>("mask_scale_value");
@@ -57,18 +52,13 @@ class FusedTrilScaleSoftmaxMaskScaleKernel final : public user_op::OpKernel {
   }
 };
 
-class FusedTrilScaleSoftmaxMaskScaleGradKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class FusedTrilScaleSoftmaxMaskScaleGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const auto* softmax_y = ctx->Tensor4ArgNameAndIndex("softmax_y", 0);
     const uint8_t* keep = random::mask_bytes(ctx->Tensor4ArgNameAndIndex("mask", 0));
     const float* out = softmax_y->dptr<float>();
-    const float* dy = ctx->Tensor4ArgNameAndIndex("dy", 0)->dptr<float>();
-    float* dx = ctx->Tensor4ArgNameAndIndex("dx", 0)->mut_dptr<float>();
+    const float* dy = input(ctx, "dy");
+    float* dx = output(ctx, "dx");
     const float scale = ctx->Attr<float>("tril_scale_value");
     const float dropout_scale = ctx->Attr<float>("mask_scale_value");
     const Matrices matrices(softmax_y->shape_view(), ctx->Attr<int64_t>("diagonal"));

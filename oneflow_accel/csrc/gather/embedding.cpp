@@ -2,6 +2,7 @@
 // frequency (without, it is gather).
 #include <vector>
 
+#include "common/arguments.h"
 #include "copy/elements.h"
 #include "gather/rows.h"
 
@@ -15,12 +16,7 @@ TableShape table_shape(const user_op::Tensor& weight) {
   return {1, weight.shape_view().At(0), weight.shape_view().At(1), 0};
 }
 
-class EmbeddingKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class EmbeddingKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const auto* weight = ctx->Tensor4ArgNameAndIndex("weight", 0);
     const Indices indices(*ctx->Tensor4ArgNameAndIndex("indices", 0));
@@ -43,19 +39,13 @@ void divide_by_frequency(const TableShape& shape, const Indices& indices, float*
   }
 }
 
-class EmbeddingGradKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class EmbeddingGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const Indices indices(*ctx->Tensor4ArgNameAndIndex("indices", 0));
     const TableShape shape = table_shape(*ctx->Tensor4ArgNameAndIndex("weight", 0));
     indices.check("embedding_grad", shape.rows);
-    auto* dx = ctx->Tensor4ArgNameAndIndex("dx", 0)->mut_dptr<float>();
-    sum_rows_by_index(shape, indices, ctx->Tensor4ArgNameAndIndex("dy", 0)->dptr<float>(), dx,
-                      ctx->Attr<int64_t>("padding_idx"));
+    auto* dx = output(ctx, "dx");
+    sum_rows_by_index(shape, indices, input(ctx, "dy"), dx, ctx->Attr<int64_t>("padding_idx"));
     if (ctx->Attr<bool>("scale_grad_by_freq")) { divide_by_frequency(shape, indices, dx); }
   }
 };

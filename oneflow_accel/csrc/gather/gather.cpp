@@ -15,17 +15,14 @@ TableShape table_shape(const ::oneflow::ShapeView& shape, int64_t axis,
   return {shape.Count(0, axis), shape.At(axis), shape.Count(axis + 1), first};
 }
 
-class GatherKernel final : public user_op::OpKernel {
+class GatherKernel final : public Kernel {
  public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
   std::shared_ptr<user_op::OpKernelCache> InitOpKernelCache(
       user_op::KernelCacheContext* ctx) const override {
     return RowRange::of(ctx, "in");
   }
 
  private:
-  using user_op::OpKernel::Compute;
   void Compute(user_op::KernelComputeContext* ctx, user_op::OpKernelState*,
                const user_op::OpKernelCache* cache) const override {
     const auto* in = ctx->Tensor4ArgNameAndIndex("in", 0);
@@ -38,17 +35,14 @@ class GatherKernel final : public user_op::OpKernel {
 };
 
 template <typename T>
-class SegmentSumKernel final : public user_op::OpKernel {
+class SegmentSumKernel final : public Kernel {
  public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
   std::shared_ptr<user_op::OpKernelCache> InitOpKernelCache(
       user_op::KernelCacheContext* ctx) const override {
     return RowRange::of(ctx, "out");
   }
 
  private:
-  using user_op::OpKernel::Compute;
   void Compute(user_op::KernelComputeContext* ctx, user_op::OpKernelState*,
                const user_op::OpKernelCache* cache) const override {
     const auto* data = ctx->Tensor4ArgNameAndIndex("data", 0);

@@ -144,12 +144,7 @@ void append(const Sizes& n, const float* past, const float* qkv, int64_t offset,
                });
 }
 
-class DecoderLayerKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class DecoderLayerKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const auto in = [&](const std::string& name) {
       return ctx->Tensor4ArgNameAndIndex(name, 0)->dptr<float>();

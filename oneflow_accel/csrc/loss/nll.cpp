@@ -1,7 +1,7 @@
 // nll and nll_grad, float32: the second half of F.cross_entropy, after log_softmax.
 #include <algorithm>
 
-#include "common/oneflow.h"
+#include "common/arguments.h"
 #include "common/threads.h"
 #include "loss/labels.h"
 
@@ -20,9 +20,7 @@ class Targets {
         labels_(ctx->Tensor4ArgNameAndIndex("target", 0), ctx->op_type_name(),
                 range_ == nullptr ? classes : range_->classes),
         ignored_(ctx->Attr<int64_t>("ignore_index")),
-        weight_(ctx->has_input("weight", 0)
-                    ? ctx->Tensor4ArgNameAndIndex("weight", 0)->dptr<float>()
-                    : nullptr) {}
+        weight_(input_or_null(ctx, "weight")) {}
 
   // The row's class among those of this process; -1 where its label is ignored or elsewhere.
   int64_t class_of(int64_t row) const {
@@ -41,16 +39,14 @@ class Targets {
   const float* weight_;
 };
 
-class NllKernel final : public user_op::OpKernel {
+class NllKernel final : public Kernel {
  public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
   std::shared_ptr<user_op::OpKernelCache> InitOpKernelCache(
       user_op::KernelCacheContext* ctx) const override {
     return class_range(ctx, "input");
   }
 
  private:
-  using user_op::OpKernel::Compute;
   void Compute(user_op::KernelComputeContext* ctx, user_op::OpKernelState*,
                const user_op::OpKernelCache* cache) const override {
     const auto* input = ctx->Tensor4ArgNameAndIndex("input", 0);
@@ -70,16 +66,14 @@ class NllKernel final : public user_op::OpKernel {
   }
 };
 
-class NllGradKernel final : public user_op::OpKernel {
+class NllGradKernel final : public Kernel {
  public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
   std::shared_ptr<user_op::OpKernelCache> InitOpKernelCache(
       user_op::KernelCacheContext* ctx) const override {
     return class_range(ctx, "input");
   }
 
  private:
-  using user_op::OpKernel::Compute;
   void Compute(user_op::KernelComputeContext* ctx, user_op::OpKernelState*,
                const user_op::OpKernelCache* cache) const override {
     auto* in_grad = ctx->Tensor4ArgNameAndIndex("in_grad", 0);

@@ -41,12 +41,7 @@ void cross_entropy_grad_row(const float* prob, const float* label, float dy, flo
   for (int64_t i = 0; i < n; ++i) { dx[i] = dy * (prob[i] - label[i]); }
 }
 
-class SoftmaxCrossEntropyKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class SoftmaxCrossEntropyKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const auto* prediction = ctx->Tensor4ArgNameAndIndex("prediction", 0);
     const float* x = prediction->dptr<float>();
@@ -67,12 +62,7 @@ class SoftmaxCrossEntropyKernel final : public user_op::OpKernel {
   }
 };
 
-class SoftmaxCrossEntropyGradKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class SoftmaxCrossEntropyGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const float* label = ctx->Tensor4ArgNameAndIndex("label", 0)->dptr<float>();
     const float* prob = ctx->Tensor4ArgNameAndIndex("prob", 0)->dptr<float>();

@@ -38,16 +38,14 @@ struct Targets {
   }
 };
 
-class SparseCrossEntropyKernel final : public user_op::OpKernel {
+class SparseCrossEntropyKernel final : public Kernel {
  public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
   std::shared_ptr<user_op::OpKernelCache> InitOpKernelCache(
       user_op::KernelCacheContext* ctx) const override {
     return class_range(ctx, "prediction");
   }
 
  private:
-  using user_op::OpKernel::Compute;
   void Compute(user_op::KernelComputeContext* ctx, user_op::OpKernelState*,
                const user_op::OpKernelCache* cache) const override {
     const auto* prediction = ctx->Tensor4ArgNameAndIndex("prediction", 0);
@@ -66,16 +64,14 @@ class SparseCrossEntropyKernel final : public user_op::OpKernel {
   }
 };
 
-class SparseCrossEntropyGradKernel final : public user_op::OpKernel {
+class SparseCrossEntropyGradKernel final : public Kernel {
  public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
   std::shared_ptr<user_op::OpKernelCache> InitOpKernelCache(
       user_op::KernelCacheContext* ctx) const override {
     return class_range(ctx, "prediction");
   }
 
  private:
-  using user_op::OpKernel::Compute;
   void Compute(user_op::KernelComputeContext* ctx, user_op::OpKernelState*,
                const user_op::OpKernelCache* cache) const override {
     const float* prob = ctx->Tensor4ArgNameAndIndex("prediction", 0)->dptr<float>();

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "common/oneflow.h"
+#include "common/arguments.h"
 #include "common/simd.h"
 #include "common/threads.h"
 #include "loss/labels.h"
@@ -35,18 +35,13 @@ void scaled(const float* y, float dy, float* dx, int64_t n) {
   for (int64_t i = 0; i < n; ++i) { dx[i] = dy * y[i]; }
 }
 
-class SparseSoftmaxCrossEntropyKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class SparseSoftmaxCrossEntropyKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const auto* prediction = ctx->Tensor4ArgNameAndIndex("prediction", 0);
     const auto* label = ctx->Tensor4ArgNameAndIndex("label", 0);
     const float* x = prediction->dptr<float>();
-    float* prob = ctx->Tensor4ArgNameAndIndex("prob", 0)->mut_dptr<float>();
-    float* out = ctx->Tensor4ArgNameAndIndex("out", 0)->mut_dptr<float>();
+    float* prob = output(ctx, "prob");
+    float* out = output(ctx, "out");
     const int64_t n = prediction->shape_view().At(prediction->shape_view().NumAxes() - 1);
     const Labels labels(label, ctx->op_type_name(), n);
     parallel_for(label->shape_view().elem_cnt(),
@@ -61,16 +56,11 @@ class SparseSoftmaxCrossEntropyKernel final : public user_op::OpKernel {
   }
 };
 
-class SparseSoftmaxCrossEntropyGradKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class SparseSoftmaxCrossEntropyGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     auto* prediction_diff = ctx->Tensor4ArgNameAndIndex("prediction_diff", 0);
-    const float* prob = ctx->Tensor4ArgNameAndIndex("prob", 0)->dptr<float>();
-    const float* dy = ctx->Tensor4ArgNameAndIndex("dy", 0)->dptr<float>();
+    const float* prob = input(ctx, "prob");
+    const float* dy = input(ctx, "dy");
     float* dx = prediction_diff->mut_dptr<float>();
     const auto& shape = prediction_diff->shape_view();
     const int64_t n = shape.At(shape.NumAxes() - 1);
@@ -87,22 +77,20 @@ class SparseSoftmaxCrossEntropyGradKernel final : public user_op::OpKernel {
   }
 };
 
-class SparseSoftmaxCrossEntropyMsGradKernel final : public user_op::OpKernel {
+class SparseSoftmaxCrossEntropyMsGradKernel final : public Kernel {
  public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
   std::shared_ptr<user_op::OpKernelCache> InitOpKernelCache(
       user_op::KernelCacheContext* ctx) const override {
     return class_range(ctx, "prob");
   }
 
  private:
-  using user_op::OpKernel::Compute;
   void Compute(user_op::KernelComputeContext* ctx, user_op::OpKernelState*,
                const user_op::OpKernelCache* cache) const override {
     const auto* range = static_cast<const ClassRange*>(cache);
     auto* prediction_diff = ctx->Tensor4ArgNameAndIndex("prediction_diff", 0);
-    const float* prob = ctx->Tensor4ArgNameAndIndex("prob", 0)->dptr<float>();
-    const float* dy = ctx->Tensor4ArgNameAndIndex("dy", 0)->dptr<float>();
+    const float* prob = input(ctx, "prob");
+    const float* dy = input(ctx, "dy");
     float* dx = prediction_diff->mut_dptr<float>();
     const auto& shape = prediction_diff->shape_view();
     const int64_t n = shape.At(shape.NumAxes() - 1);

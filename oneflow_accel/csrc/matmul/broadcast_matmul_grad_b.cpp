@@ -11,12 +11,7 @@ namespace {
 namespace user_op = ::oneflow::user_op;
 
 // out (M, N) = alpha a^T b with a (..., M) and b (..., N), summed over all leading dimensions.
-class BroadcastMatmulGradBKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class BroadcastMatmulGradBKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const auto* a = ctx->Tensor4ArgNameAndIndex("a", 0);
     const auto* b = ctx->Tensor4ArgNameAndIndex("b", 0);

@@ -11,12 +11,7 @@ namespace user_op = ::oneflow::user_op;
 
 // out (..., N) = x (..., K) weight (N, K)^T + bias (N).
 template <typename T>
-class FusedMatmulBiasKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class FusedMatmulBiasKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const auto* x = ctx->Tensor4ArgNameAndIndex("x", 0);
     const auto* weight = ctx->Tensor4ArgNameAndIndex("weight", 0);

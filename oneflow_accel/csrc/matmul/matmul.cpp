@@ -12,12 +12,7 @@ namespace user_op = ::oneflow::user_op;
 // One kernel for the three operators: they differ in which batch dimensions they take, and here
 // any that broadcast are taken.
 template <typename T>
-class MatmulKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class MatmulKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const auto* a = ctx->Tensor4ArgNameAndIndex("a", 0);
     const auto* b = ctx->Tensor4ArgNameAndIndex("b", 0);

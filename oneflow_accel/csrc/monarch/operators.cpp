@@ -1,5 +1,6 @@
 // oneflow_accel_monarch, which computes y = x M^T (+ bias), oneflow_accel_monarch_keeping, which
 // also gives what the gradient needs, and the gradient. float32.
+#include "common/arguments.h"
 #include "common/guard.h"
 #include "common/infer.h"
 #include "monarch/monarch.h"
@@ -143,38 +144,18 @@ MonarchShape shape_of(user_op::KernelComputeContext* ctx, int64_t out_features) 
   return shape_of(view("x"), view("blkdiag1"), view("blkdiag2"), out_features);
 }
 
-const float* input(user_op::KernelComputeContext* ctx, const char* name) {
-  return ctx->Tensor4ArgNameAndIndex(name, 0)->dptr<float>();
-}
-
-float* output(user_op::KernelComputeContext* ctx, const char* name) {
-  return ctx->Tensor4ArgNameAndIndex(name, 0)->mut_dptr<float>();
-}
-
-template <bool keeping>
-class MonarchKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class MonarchKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const MonarchShape shape = shape_of(ctx, ctx->Attr<int64_t>("out_features"));
     if (shape.rows == 0) { return; }
     run_or_abort([&] { return shape.describe(); }, [&] {
       monarch(shape, {input(ctx, "x"), input(ctx, "blkdiag1"), input(ctx, "blkdiag2")},
-              ctx->has_input("bias", 0) ? input(ctx, "bias") : nullptr,
-              keeping ? output(ctx, "middle") : nullptr, output(ctx, "y"));
+              input_or_null(ctx, "bias"), output_or_null(ctx, "middle"), output(ctx, "y"));
     });
   }
 };
 
-class MonarchGradKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class MonarchGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const auto& y_grad = ctx->Tensor4ArgNameAndIndex("y_grad", 0)->shape_view();
     const MonarchShape shape = shape_of(ctx, y_grad.At(y_grad.NumAxes() - 1));
@@ -188,11 +169,11 @@ class MonarchGradKernel final : public user_op::OpKernel {
 };
 
 REGISTER_USER_KERNEL(listed("oneflow_accel_monarch"))
-    .SetCreateFn<MonarchKernel<false>>()
+    .SetCreateFn<MonarchKernel>()
     .SetIsMatchedHob(is_float32_on_cpu("y"))
     .SetPriority(kKernelPriority);
 REGISTER_USER_KERNEL(listed("oneflow_accel_monarch_keeping"))
-    .SetCreateFn<MonarchKernel<true>>()
+    .SetCreateFn<MonarchKernel>()
     .SetIsMatchedHob(is_float32_on_cpu("y"))
     .SetPriority(kKernelPriority);
 REGISTER_USER_KERNEL(listed("oneflow_accel_monarch_grad"))

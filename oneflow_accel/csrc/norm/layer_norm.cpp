@@ -1,6 +1,5 @@
 // layer_norm: float32, float64 and bfloat16 (with float32 statistics).
-#include "common/oneflow.h"
-#include "norm/arguments.h"
+#include "common/arguments.h"
 #include "norm/row_norm.h"
 
 namespace oneflow_accel {
@@ -10,12 +9,7 @@ namespace {
 namespace user_op = ::oneflow::user_op;
 
 template <typename T>
-class LayerNormKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class LayerNormKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     using Statistics = typename RowStatistics<T>::Type;
     const auto& shape = ctx->Tensor4ArgNameAndIndex("x", 0)->shape_view();

@@ -1,6 +1,5 @@
 // layer_norm_grad and layer_norm_param_grad, float32 and float64.
-#include "common/oneflow.h"
-#include "norm/arguments.h"
+#include "common/arguments.h"
 #include "norm/row_norm.h"
 
 namespace oneflow_accel {
@@ -10,12 +9,7 @@ namespace {
 namespace user_op = ::oneflow::user_op;
 
 template <typename T>
-class LayerNormGradKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class LayerNormGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const auto& shape = ctx->Tensor4ArgNameAndIndex("dy", 0)->shape_view();
     const int64_t axis = ctx->Attr<int64_t>("begin_norm_axis");
@@ -34,12 +28,7 @@ class LayerNormGradKernel final : public user_op::OpKernel {
 };
 
 template <typename T>
-class LayerNormParamGradKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class LayerNormParamGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const auto& shape = ctx->Tensor4ArgNameAndIndex("dy", 0)->shape_view();
     const int64_t axis = ctx->Attr<int64_t>("begin_params_axis");

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <vector>
 
+#include "common/arguments.h"
 #include "norm/channel_maps.h"
 #include "norm/channel_sums.h"
 #include "norm/channel_view.h"
@@ -31,14 +32,6 @@ struct Coefficients {
   }
 };
 
-const float* input_or_null(user_op::KernelComputeContext* ctx, const std::string& name) {
-  return ctx->has_input(name, 0) ? ctx->Tensor4ArgNameAndIndex(name, 0)->dptr<float>() : nullptr;
-}
-
-float* mutable_data(user_op::KernelComputeContext* ctx, const std::string& name) {
-  return ctx->Tensor4ArgNameAndIndex(name, 0)->mut_dptr<float>();
-}
-
 Coefficients inference_coefficients(user_op::KernelComputeContext* ctx, const ChannelView& view) {
   const double epsilon = ctx->Attr<float>("epsilon");
   const float* gamma = input_or_null(ctx, "gamma");
@@ -62,8 +55,8 @@ void update_moving_statistics(user_op::KernelComputeContext* ctx, const ChannelV
   if (!ctx->has_input("moving_mean", 0) || n == 0) { return; }
   const double momentum = ctx->Attr<float>("momentum");
   const double unbias = static_cast<double>(n) / std::max<int64_t>(n - 1, 1);
-  float* moving_mean = mutable_data(ctx, "moving_mean");
-  float* moving_variance = mutable_data(ctx, "moving_variance");
+  float* moving_mean = output(ctx, "moving_mean");
+  float* moving_variance = output(ctx, "moving_variance");
   for (int64_t c = 0; c < view.channels; ++c) {
     moving_mean[c] =
         static_cast<float>(moving_mean[c] * momentum + mean[c] * (1.0 - momentum));
@@ -76,8 +69,8 @@ Coefficients training_coefficients(user_op::KernelComputeContext* ctx, const Cha
   const double epsilon = ctx->Attr<float>("epsilon");
   const float* gamma = input_or_null(ctx, "gamma");
   const float* beta = input_or_null(ctx, "beta");
-  float* saved_mean = mutable_data(ctx, "mean");
-  float* saved_inv_std = mutable_data(ctx, "inv_variance");
+  float* saved_mean = output(ctx, "mean");
+  float* saved_inv_std = output(ctx, "inv_variance");
   std::vector<double> mean(view.channels);
   std::vector<double> variance(view.channels);
   channel_moments(view, input_or_null(ctx, "x"), mean.data(), variance.data());
@@ -99,29 +92,19 @@ void compute(user_op::KernelComputeContext* ctx, bool training, const float* add
   const Coefficients coefficients =
       training ? training_coefficients(ctx, view) : inference_coefficients(ctx, view);
   normalize(view, input_or_null(ctx, "x"), coefficients.mean.data(), coefficients.scale.data(),
-            coefficients.shift.data(), addend, mutable_data(ctx, "y"), mask);
+            coefficients.shift.data(), addend, output(ctx, "y"), mask);
 }
 
-class NormalizationKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class NormalizationKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     compute(ctx, ctx->Attr<bool>("training"), input_or_null(ctx, "_add_to_output"), nullptr);
   }
 };
 
 // OneFlow emits this operator for training only: inference is normalization, add_n and relu.
-class NormalizationAddReluKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class NormalizationAddReluKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    auto* mask = ctx->Tensor4ArgNameAndIndex("reserve_space", 0)->mut_dptr<int32_t>();
+    auto* mask = output<int32_t>(ctx, "reserve_space");
     compute(ctx, true, input_or_null(ctx, "addend"), mask);
   }
 };

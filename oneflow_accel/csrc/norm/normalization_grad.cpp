@@ -1,6 +1,7 @@
 // normalization_grad and normalization_add_relu_grad, float32, any channel axis.
 #include <vector>
 
+#include "common/arguments.h"
 #include "norm/channel_maps.h"
 #include "norm/channel_sums.h"
 #include "norm/channel_view.h"
@@ -11,24 +12,16 @@ namespace {
 
 namespace user_op = ::oneflow::user_op;
 
-const float* data(user_op::KernelComputeContext* ctx, const std::string& name) {
-  return ctx->Tensor4ArgNameAndIndex(name, 0)->dptr<float>();
-}
-
-float* mutable_data(user_op::KernelComputeContext* ctx, const std::string& name) {
-  return ctx->Tensor4ArgNameAndIndex(name, 0)->mut_dptr<float>();
-}
-
 // With x_hat = (x - mean) * inv_std over n elements per channel:
 //   beta_diff = sum(dy), gamma_diff = sum(dy * x_hat),
 //   dx = gamma * inv_std * (dy - beta_diff / n - x_hat * gamma_diff / n).
 void compute(user_op::KernelComputeContext* ctx, const ChannelView& view, const float* dy) {
-  const float* x = data(ctx, "x");
-  const float* mean = data(ctx, "mean");
-  const float* inv_std = data(ctx, "inv_variance");
-  const float* gamma = data(ctx, "gamma");
-  float* gamma_diff = mutable_data(ctx, "gamma_diff");
-  float* beta_diff = mutable_data(ctx, "beta_diff");
+  const float* x = input(ctx, "x");
+  const float* mean = input(ctx, "mean");
+  const float* inv_std = input(ctx, "inv_variance");
+  const float* gamma = input(ctx, "gamma");
+  float* gamma_diff = output(ctx, "gamma_diff");
+  float* beta_diff = output(ctx, "beta_diff");
   std::vector<double> sum_dy(view.channels);
   std::vector<double> sum_dy_centered(view.channels);
   channel_gradient_sums(view, dy, x, mean, sum_dy.data(), sum_dy_centered.data());
@@ -47,36 +40,26 @@ void compute(user_op::KernelComputeContext* ctx, const ChannelView& view, const 
     shift[c] = static_cast<float>(-scale * sum_dy[c] / n);
   }
   input_gradient(view, dy, x, mean, dy_scale.data(), x_scale.data(), shift.data(),
-                 mutable_data(ctx, "dx"));
+                 output(ctx, "dx"));
 }
 
 ChannelView view_of(user_op::KernelComputeContext* ctx) {
   return {ctx->Tensor4ArgNameAndIndex("x", 0)->shape_view(), ctx->Attr<int32_t>("axis")};
 }
 
-class NormalizationGradKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class NormalizationGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    compute(ctx, view_of(ctx), data(ctx, "dy"));
+    compute(ctx, view_of(ctx), input(ctx, "dy"));
   }
 };
 
-class NormalizationAddReluGradKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class NormalizationAddReluGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const ChannelView view = view_of(ctx);
-    const auto* mask = ctx->Tensor4ArgNameAndIndex("reserve_space", 0)->dptr<int32_t>();
+    const auto* mask = input<int32_t>(ctx, "reserve_space");
     // The gradient behind the relu is the addend's gradient; without one, dx holds it meanwhile.
-    float* masked = mutable_data(ctx, ctx->has_output("addend_diff", 0) ? "addend_diff" : "dx");
-    apply_mask(data(ctx, "dy"), mask, masked, view.elements());
+    float* masked = output(ctx, ctx->has_output("addend_diff", 0) ? "addend_diff" : "dx");
+    apply_mask(input(ctx, "dy"), mask, masked, view.elements());
     compute(ctx, view, masked);
   }
 };

@@ -1,7 +1,6 @@
 // rms_norm (float32, float64, bfloat16 with float32 statistics), rms_norm_grad and
 // rms_norm_param_grad (float32, float64).
-#include "common/oneflow.h"
-#include "norm/arguments.h"
+#include "common/arguments.h"
 #include "norm/row_norm.h"
 
 namespace oneflow_accel {
@@ -21,12 +20,7 @@ int64_t num_rows(user_op::KernelComputeContext* ctx) {
 }
 
 template <typename T>
-class RmsNormKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class RmsNormKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     RowNorm<T> norm;
     norm.rows = num_rows(ctx);
@@ -43,12 +37,7 @@ class RmsNormKernel final : public user_op::OpKernel {
 };
 
 template <typename T>
-class RmsNormGradKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class RmsNormGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     RowNormGrad<T> norm;
     norm.rows = num_rows(ctx);
@@ -65,12 +54,7 @@ class RmsNormGradKernel final : public user_op::OpKernel {
 };
 
 template <typename T>
-class RmsNormParamGradKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class RmsNormParamGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     RowNormParamGrad<T> norm;
     norm.rows = num_rows(ctx);

@@ -71,16 +71,8 @@ void amsgrad_step(const float* gradients, float* parameters, float* firsts, floa
   }
 }
 
-class AdamKernel final : public user_op::OpKernel {
- public:
-  // The operator has no output, which OneFlow counts as all outputs being empty.
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return true; }
-
- private:
-  using user_op::OpKernel::Compute;
-  void Compute(user_op::KernelComputeContext* ctx) const override {
-    const Update update = read_update(ctx);
-    if (update.skip) { return; }
+class AdamKernel final : public UpdateKernel {
+  void apply(user_op::KernelComputeContext* ctx, const Update& update) const override {
     const float correction1 =
         input_or(ctx, "bias_correction1", ctx->Attr<float>("bias_correction1_val"));
     const float correction2 =
@@ -88,11 +80,11 @@ class AdamKernel final : public user_op::OpKernel {
     const Adam adam{ctx->Attr<float>("beta1"), ctx->Attr<float>("beta2"),
                     ctx->Attr<float>("epsilon"), update.learning_rate / correction1,
                     1.0F / std::sqrt(correction2)};
-    const float* gradients = data_of(ctx, "model_diff");
-    float* parameters = data_of(ctx, "model");
+    const float* gradients = input(ctx, "model_diff");
+    float* parameters = output(ctx, "model");
     const bool amsgrad = ctx->Attr<bool>("amsgrad");
-    const Moments moments{data_of(ctx, "m"), data_of(ctx, "v"),
-                          amsgrad ? data_of(ctx, "max_v") : nullptr};
+    const Moments moments{output(ctx, "m"), output(ctx, "v"),
+                          amsgrad ? output(ctx, "max_v") : nullptr};
     parallel_for(update.count, kGrainSize, [&](int64_t begin, int64_t end) {
       if (amsgrad) {
         amsgrad_step(gradients + begin, parameters + begin, moments.first + begin,

@@ -19,18 +19,13 @@ void regularize(const float* gradients, const float* parameters, float* out, int
   for (int64_t i = 0; i < n; ++i) { out[i] = regularized(gradients[i], parameters[i], t); }
 }
 
-class RegularizeKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class RegularizeKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const GradientTerms terms{1.0F, ctx->Attr<float>("l1"), ctx->Attr<float>("l2")};
     const auto* model = ctx->Tensor4ArgNameAndIndex("model", 0);
     const float* parameters = model->dptr<float>();
-    const float* gradients = ctx->Tensor4ArgNameAndIndex("model_diff", 0)->dptr<float>();
-    float* out = data_of(ctx, "out");
+    const float* gradients = input(ctx, "model_diff");
+    float* out = output(ctx, "out");
     parallel_for(model->shape_view().elem_cnt(), kGrainSize, [=](int64_t begin, int64_t end) {
       regularize(gradients + begin, parameters + begin, out + begin, end - begin, terms);
     });

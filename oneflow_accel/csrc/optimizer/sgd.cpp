@@ -47,40 +47,26 @@ void momentum_sgd(const float* gradients, float* parameters, float* momenta, int
   }
 }
 
-class SgdKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return true; }
-
- private:
-  using user_op::OpKernel::Compute;
-  void Compute(user_op::KernelComputeContext* ctx) const override {
-    const Update update = read_update(ctx);
-    if (update.skip) { return; }
-    const float* gradients = data_of(ctx, "model_diff");
-    float* parameters = data_of(ctx, "model");
+class SgdKernel final : public UpdateKernel {
+  void apply(user_op::KernelComputeContext* ctx, const Update& update) const override {
+    const float* gradients = input(ctx, "model_diff");
+    float* parameters = output(ctx, "model");
     parallel_for(update.count, kGrainSize, [&](int64_t begin, int64_t end) {
       sgd(gradients + begin, parameters + begin, end - begin, update);
     });
   }
 };
 
-class MomentumKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return true; }
-
- private:
-  using user_op::OpKernel::Compute;
-  void Compute(user_op::KernelComputeContext* ctx) const override {
-    const Update update = read_update(ctx);
-    if (update.skip) { return; }
+class MomentumKernel final : public UpdateKernel {
+  void apply(user_op::KernelComputeContext* ctx, const Update& update) const override {
     const float beta = ctx->Attr<float>("beta");
     const bool nesterov = ctx->Attr<bool>("nesterov");
     const float rate = update.learning_rate;
     const Momentum momentum{beta, 1.0F - ctx->Attr<float>("dampening"), nesterov ? beta : 1.0F,
                             nesterov ? 1.0F : 0.0F, ctx->Attr<bool>("maximize") ? rate : -rate};
-    const float* gradients = data_of(ctx, "model_diff");
-    float* parameters = data_of(ctx, "model");
-    float* momenta = data_of(ctx, "momentum");
+    const float* gradients = input(ctx, "model_diff");
+    float* parameters = output(ctx, "model");
+    float* momenta = output(ctx, "momentum");
     parallel_for(update.count, kGrainSize, [&](int64_t begin, int64_t end) {
       momentum_sgd(gradients + begin, parameters + begin, momenta + begin, end - begin, update,
                    momentum);
@@ -88,8 +74,6 @@ class MomentumKernel final : public user_op::OpKernel {
   }
 };
 
-// The operators have no outputs, so that OneFlow counts all of them as empty: hence
-// AlwaysComputeWhenAllOutputsEmpty.
 REGISTER_USER_KERNEL(listed("sgd_update"))
     .SetCreateFn<SgdKernel>()
     .SetIsMatchedHob(is_float32_update())

@@ -4,8 +4,8 @@
 #include <cmath>
 #include <vector>
 
+#include "common/arguments.h"
 #include "common/onednn.h"
-#include "common/oneflow.h"
 #include "common/simd.h"
 #include "common/threads.h"
 
@@ -48,30 +48,20 @@ double square_sum(const user_op::Tensor& tensor) {
   return total;
 }
 
-class SqrtSquareSumKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class SqrtSquareSumKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const double sum = square_sum(*ctx->Tensor4ArgNameAndIndex("x", 0));
-    *ctx->Tensor4ArgNameAndIndex("y", 0)->mut_dptr<float>() = static_cast<float>(std::sqrt(sum));
+    *output(ctx, "y") = static_cast<float>(std::sqrt(sum));
   }
 };
 
-class MultiSquareSumKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class MultiSquareSumKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     double sum = 0.0;
     for (int32_t i = 0; i < ctx->input_size("x"); ++i) {
       sum += square_sum(*ctx->Tensor4ArgNameAndIndex("x", i));
     }
-    *ctx->Tensor4ArgNameAndIndex("y", 0)->mut_dptr<float>() = static_cast<float>(sum);
+    *output(ctx, "y") = static_cast<float>(sum);
   }
 };
 

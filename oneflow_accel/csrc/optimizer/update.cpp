@@ -5,12 +5,7 @@ namespace oneflow_accel {
 namespace user_op = ::oneflow::user_op;
 
 float input_or(user_op::KernelComputeContext* ctx, const char* name, float value) {
-  if (!ctx->has_input(name, 0)) { return value; }
-  return *ctx->Tensor4ArgNameAndIndex(name, 0)->dptr<float>();
-}
-
-float* data_of(user_op::KernelComputeContext* ctx, const char* name) {
-  return ctx->Tensor4ArgNameAndIndex(name, 0)->mut_dptr<float>();
+  return ctx->has_input(name, 0) ? *input(ctx, name) : value;
 }
 
 Update read_update(user_op::KernelComputeContext* ctx) {
@@ -23,7 +18,7 @@ Update read_update(user_op::KernelComputeContext* ctx) {
                          * ctx->Attr<float>("learning_rate_scale");
   update.weight_decay = ctx->Attr<float>("weight_decay");
   update.skip = ctx->has_input("skip_if", 0)
-                && *ctx->Tensor4ArgNameAndIndex("skip_if", 0)->dptr<int64_t>() != 0;
+                && *input<int64_t>(ctx, "skip_if") != 0;
   update.count = ctx->Tensor4ArgNameAndIndex("model", 0)->shape_view().elem_cnt();
   return update;
 }

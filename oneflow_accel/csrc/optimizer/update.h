@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "common/oneflow.h"
+#include "common/arguments.h"
 #include "common/simd_math.h"
 
 namespace oneflow_accel {
@@ -35,7 +35,21 @@ Update read_update(::oneflow::user_op::KernelComputeContext* ctx);
 // The optional one-element input `name`, or else `value`.
 float input_or(::oneflow::user_op::KernelComputeContext* ctx, const char* name, float value);
 
-float* data_of(::oneflow::user_op::KernelComputeContext* ctx, const char* name);
+// One parameter's step.
+class UpdateKernel : public ::oneflow::user_op::OpKernel {
+ public:
+  // The operators have no outputs, so that OneFlow counts all of them as empty.
+  bool AlwaysComputeWhenAllOutputsEmpty() const final { return true; }
+
+ private:
+  using ::oneflow::user_op::OpKernel::Compute;
+  void Compute(::oneflow::user_op::KernelComputeContext* ctx) const final {
+    const Update update = read_update(ctx);
+    if (!update.skip) { apply(ctx, update); }
+  }
+
+  virtual void apply(::oneflow::user_op::KernelComputeContext* ctx, const Update& update) const = 0;
+};
 
 // Matches float32 parameters and gradients on the CPU. A parameter with a float16 copy to keep
 // (model_copy) stays with OneFlow's kernel.

@@ -1,5 +1,5 @@
 // adaptive_avg_pool2d and its gradient. OneFlow 0.9.0 has this operator for (N, C, H, W) only.
-#include "common/oneflow.h"
+#include "common/arguments.h"
 #include "pool/average.h"
 
 namespace oneflow_accel {
@@ -16,29 +16,15 @@ PoolGeometry geometry(user_op::KernelComputeContext* ctx, const char* x, const c
 }
 
 template <typename T>
-class AdaptiveAveragePoolKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class AdaptiveAveragePoolKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    average_pool(geometry(ctx, "x", "y"), kDivisor,
-                 static_cast<const T*>(ctx->Tensor4ArgNameAndIndex("x", 0)->raw_dptr()),
-                 static_cast<T*>(ctx->Tensor4ArgNameAndIndex("y", 0)->mut_raw_dptr()));
+    average_pool(geometry(ctx, "x", "y"), kDivisor, input<T>(ctx, "x"), output<T>(ctx, "y"));
   }
 };
 
-class AdaptiveAveragePoolGradKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class AdaptiveAveragePoolGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    average_pool_grad(geometry(ctx, "dx", "dy"), kDivisor,
-                      ctx->Tensor4ArgNameAndIndex("dy", 0)->dptr<float>(),
-                      ctx->Tensor4ArgNameAndIndex("dx", 0)->mut_dptr<float>());
+    average_pool_grad(geometry(ctx, "dx", "dy"), kDivisor, input(ctx, "dy"), output(ctx, "dx"));
   }
 };
 

@@ -1,6 +1,6 @@
 // max_pool_2d and avg_pool_2d with their gradients: what nn.MaxPool2d and nn.AvgPool2d emit for
 // channels first, and for channels last with return_indices or a dilation.
-#include "common/oneflow.h"
+#include "common/arguments.h"
 #include "pool/average.h"
 #include "pool/maximum.h"
 
@@ -38,58 +38,32 @@ PoolDivisor average_divisor(user_op::KernelComputeContext* ctx) {
 }
 
 template <typename T>
-class MaxPoolKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class MaxPoolKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    max_pool(max_geometry(ctx, "x", "y"),
-             static_cast<const T*>(ctx->Tensor4ArgNameAndIndex("x", 0)->raw_dptr()),
-             static_cast<T*>(ctx->Tensor4ArgNameAndIndex("y", 0)->mut_raw_dptr()),
-             ctx->Tensor4ArgNameAndIndex("indice", 0)->mut_dptr<int64_t>());
+    max_pool(max_geometry(ctx, "x", "y"), input<T>(ctx, "x"), output<T>(ctx, "y"),
+             output<int64_t>(ctx, "indice"));
   }
 };
 
-class MaxPoolGradKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class MaxPoolGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    max_pool_grad(max_geometry(ctx, "dx", "dy"),
-                  ctx->Tensor4ArgNameAndIndex("dy", 0)->dptr<float>(),
-                  ctx->Tensor4ArgNameAndIndex("indice", 0)->dptr<int64_t>(),
-                  ctx->Tensor4ArgNameAndIndex("dx", 0)->mut_dptr<float>());
+    max_pool_grad(max_geometry(ctx, "dx", "dy"), input(ctx, "dy"), input<int64_t>(ctx, "indice"),
+                  output(ctx, "dx"));
   }
 };
 
 template <typename T>
-class AveragePoolKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class AveragePoolKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    average_pool(average_geometry(ctx, "x", "y"), average_divisor(ctx),
-                 static_cast<const T*>(ctx->Tensor4ArgNameAndIndex("x", 0)->raw_dptr()),
-                 static_cast<T*>(ctx->Tensor4ArgNameAndIndex("y", 0)->mut_raw_dptr()));
+    average_pool(average_geometry(ctx, "x", "y"), average_divisor(ctx), input<T>(ctx, "x"),
+                 output<T>(ctx, "y"));
   }
 };
 
-class AveragePoolGradKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class AveragePoolGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    average_pool_grad(average_geometry(ctx, "dx", "dy"), average_divisor(ctx),
-                      ctx->Tensor4ArgNameAndIndex("dy", 0)->dptr<float>(),
-                      ctx->Tensor4ArgNameAndIndex("dx", 0)->mut_dptr<float>());
+    average_pool_grad(average_geometry(ctx, "dx", "dy"), average_divisor(ctx), input(ctx, "dy"),
+                      output(ctx, "dx"));
   }
 };
 

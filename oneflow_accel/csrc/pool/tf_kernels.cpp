@@ -2,7 +2,7 @@
 // for channels last. The averages leave the padding out; the maxima come without their index.
 #include <algorithm>
 
-#include "common/oneflow.h"
+#include "common/arguments.h"
 #include "pool/average.h"
 #include "pool/maximum.h"
 
@@ -42,57 +42,29 @@ PoolGeometry tf_geometry(user_op::KernelComputeContext* ctx, const char* x_name,
 }
 
 template <typename T>
-class TfMaxPoolKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class TfMaxPoolKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    max_pool(tf_geometry(ctx, "x", "y"),
-             static_cast<const T*>(ctx->Tensor4ArgNameAndIndex("x", 0)->raw_dptr()),
-             static_cast<T*>(ctx->Tensor4ArgNameAndIndex("y", 0)->mut_raw_dptr()), nullptr);
+    max_pool(tf_geometry(ctx, "x", "y"), input<T>(ctx, "x"), output<T>(ctx, "y"), nullptr);
   }
 };
 
-class TfMaxPoolGradKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class TfMaxPoolGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    max_pool_grad_from_input(tf_geometry(ctx, "dx", "dy"),
-                             ctx->Tensor4ArgNameAndIndex("x", 0)->dptr<float>(),
-                             ctx->Tensor4ArgNameAndIndex("dy", 0)->dptr<float>(),
-                             ctx->Tensor4ArgNameAndIndex("dx", 0)->mut_dptr<float>());
+    max_pool_grad_from_input(tf_geometry(ctx, "dx", "dy"), input(ctx, "x"), input(ctx, "dy"),
+                             output(ctx, "dx"));
   }
 };
 
 template <typename T>
-class TfAveragePoolKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class TfAveragePoolKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    average_pool(tf_geometry(ctx, "x", "y"), kDivisor,
-                 static_cast<const T*>(ctx->Tensor4ArgNameAndIndex("x", 0)->raw_dptr()),
-                 static_cast<T*>(ctx->Tensor4ArgNameAndIndex("y", 0)->mut_raw_dptr()));
+    average_pool(tf_geometry(ctx, "x", "y"), kDivisor, input<T>(ctx, "x"), output<T>(ctx, "y"));
   }
 };
 
-class TfAveragePoolGradKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class TfAveragePoolGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    average_pool_grad(tf_geometry(ctx, "dx", "dy"), kDivisor,
-                      ctx->Tensor4ArgNameAndIndex("dy", 0)->dptr<float>(),
-                      ctx->Tensor4ArgNameAndIndex("dx", 0)->mut_dptr<float>());
+    average_pool_grad(tf_geometry(ctx, "dx", "dy"), kDivisor, input(ctx, "dy"), output(ctx, "dx"));
   }
 };
 

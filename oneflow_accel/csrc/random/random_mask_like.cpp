@@ -12,10 +12,8 @@ namespace {
 namespace user_op = ::oneflow::user_op;
 using State = ::oneflow::RandomMaskLikeKernelState;
 
-class RandomMaskLikeKernel final : public user_op::OpKernel {
+class RandomMaskLikeKernel final : public Kernel {
  public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
   // For an nn.Graph. In eager mode OneFlow hands over the generator that the call names.
   std::shared_ptr<user_op::OpKernelState> CreateOpKernelState(
       user_op::KernelInitContext* ctx) const override {
@@ -26,7 +24,6 @@ class RandomMaskLikeKernel final : public user_op::OpKernel {
   }
 
  private:
-  using user_op::OpKernel::Compute;
   void Compute(user_op::KernelComputeContext* ctx, user_op::OpKernelState* state,
                const user_op::OpKernelCache*) const override {
     auto* out = ctx->Tensor4ArgNameAndIndex("out", 0);

@@ -9,12 +9,7 @@ namespace {
 namespace user_op = ::oneflow::user_op;
 
 template <typename T>
-class ReduceSumKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class ReduceSumKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const auto* x = ctx->Tensor4ArgNameAndIndex("input_tensor", 0);
     sum_over(x->shape_view(), ctx->Attr<std::vector<int32_t>>("axis"), x->dptr<T>(),
@@ -23,12 +18,7 @@ class ReduceSumKernel final : public user_op::OpKernel {
 };
 
 template <typename T>
-class ReduceSumLikeKernel final : public user_op::OpKernel {
- public:
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
-
- private:
-  using user_op::OpKernel::Compute;
+class ReduceSumLikeKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const auto* x = ctx->Tensor4ArgNameAndIndex("x", 0);
     sum_over(x->shape_view(), ctx->Attr<std::vector<int32_t>>("axis"), x->dptr<T>(),

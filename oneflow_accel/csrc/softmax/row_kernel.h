@@ -26,14 +26,12 @@ void for_rows_of(const ::oneflow::user_op::Tensor& tensor, const Fn& fn) {
 
 // out = map(in), row by row.
 template <typename T>
-class RowMapKernel final : public ::oneflow::user_op::OpKernel {
+class RowMapKernel final : public Kernel {
  public:
   RowMapKernel(std::string in, std::string out, RowMap<T> map)
       : in_(std::move(in)), out_(std::move(out)), map_(map) {}
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
 
  private:
-  using ::oneflow::user_op::OpKernel::Compute;
   void Compute(::oneflow::user_op::KernelComputeContext* ctx) const override {
     const auto* in = ctx->Tensor4ArgNameAndIndex(in_, 0);
     const auto* x = static_cast<const T*>(in->raw_dptr());
@@ -50,14 +48,12 @@ class RowMapKernel final : public ::oneflow::user_op::OpKernel {
 
 // dx = gradient(y, dy), row by row; `y` is the name of the forward's output.
 template <typename T>
-class RowGradientKernel final : public ::oneflow::user_op::OpKernel {
+class RowGradientKernel final : public Kernel {
  public:
   RowGradientKernel(std::string y, RowGradient<T> gradient)
       : y_(std::move(y)), gradient_(gradient) {}
-  bool AlwaysComputeWhenAllOutputsEmpty() const override { return false; }
 
  private:
-  using ::oneflow::user_op::OpKernel::Compute;
   void Compute(::oneflow::user_op::KernelComputeContext* ctx) const override {
     const auto* out = ctx->Tensor4ArgNameAndIndex(y_, 0);
     const auto* y = static_cast<const T*>(out->raw_dptr());

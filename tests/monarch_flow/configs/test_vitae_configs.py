@@ -16,6 +16,7 @@ from monarch_flow.config_groups import CONFIGS, Groups
 from monarch_flow.engine.run import run
 from monarch_flow.models import create_model
 from monarch_flow.optim import build_schedule
+from tests.monarch_flow.configs.composed import plain
 
 TINY = "imagenet/vitae/tiny"
 PATH = "train.init_from.path=there"
@@ -103,11 +104,6 @@ def composed(experiment, *overrides):
 @functools.cache
 def composed_once(number, *overrides):
     return compose(overrides)
-
-
-def plain(cfg, key):
-    value = OmegaConf.select(cfg, key)
-    return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
 
 
 def test_recipe_of_tiny(processes):

@@ -13,6 +13,7 @@ from oneflow import nn
 from monarch_flow.models import create_model
 from monarch_flow.models.attention import Attention
 from monarch_flow.models.blocks import Block
+from tests.monarch_flow.models.training_steps import eager_step, graph_step
 from tests.tolerances import Tolerance, assert_close
 
 SMALL = {"embed_dim": 32, "depth": 2, "num_heads": 4, "img_size": 16, "in_chans": 3}
@@ -149,7 +150,7 @@ def test_graph_and_eager_train_alike(case: str) -> None:
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
         optimizer = flow.optim.SGD(model.parameters(), lr=0.05)
-        step = _graph_step(model, optimizer) if in_graph else _eager_step(model, optimizer)
+        step = graph_step(model, optimizer) if in_graph else eager_step(model, optimizer)
         losses.append([float(step(images, labels).numpy()) for _ in range(3)])
     assert losses[0][2] < losses[0][0]
     tolerance = Tolerance(rtol=1e-5, atol=1e-6)
@@ -159,29 +160,3 @@ def test_graph_and_eager_train_alike(case: str) -> None:
         override=tolerance,
         reason="losses of training, not one operation",
     )
-
-
-def _eager_step(model: nn.Module, optimizer: flow.optim.Optimizer):
-    def step(images: flow.Tensor, labels: flow.Tensor) -> flow.Tensor:
-        loss = nn.functional.cross_entropy(model(images), labels)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss
-
-    return step
-
-
-def _graph_step(model: nn.Module, optimizer: flow.optim.Optimizer) -> nn.Graph:
-    class Step(nn.Graph):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = model
-            self.add_optimizer(optimizer)
-
-        def build(self, images: flow.Tensor, labels: flow.Tensor) -> flow.Tensor:
-            loss = nn.functional.cross_entropy(self.model(images), labels)
-            loss.backward()
-            return loss
-
-    return Step()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import oneflow_accel
@@ -18,6 +17,7 @@ from monarch_flow.models.maps import map_to_tokens, tokens_to_map
 from monarch_flow.models.normal_cell import NormalCell
 from monarch_flow.models.performer import TokenPerformer
 from monarch_flow.optim import build_optimizer
+from tests.monarch_flow.models.training_steps import eager_step, graph_step
 from tests.tolerances import Tolerance, assert_close
 
 NARROW: dict[str, Any] = {
@@ -88,9 +88,6 @@ def test_performers_drop_out_a_tenth_in_training_whatever_the_rates_of_the_model
     np.testing.assert_array_equal(model(images).numpy(), model(images).numpy())
 
 
-Step = Callable[[flow.Tensor, flow.Tensor], flow.Tensor]
-
-
 # Compiling a graph takes a second for each cell; dense ones are in test_vitae_values.py.
 @pytest.mark.parametrize("case", ["Monarch", "patches"])
 def test_graph_and_eager_train_alike(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +102,7 @@ def test_graph_and_eager_train_alike(case: str, monkeypatch: pytest.MonkeyPatch)
         model = create_model(name, **arguments).train()
         model.load_state_dict({key: value.clone() for key, value in start.items()})
         optimizer = build_optimizer(model, {"name": "sgd", "lr": 0.05, "momentum": 0.9})
-        step = _graph_step(model, optimizer) if in_graph else _eager_step(model, optimizer)
+        step = graph_step(model, optimizer) if in_graph else eager_step(model, optimizer)
         losses.append([float(step(images, labels).numpy()) for _ in range(3)])
         states.append({key: value.numpy() for key, value in model.state_dict().items()})
         _check_frozen(model, optimizer, start)
@@ -131,32 +128,6 @@ def _check_frozen(
         np.testing.assert_array_equal(parameter.numpy(), start[key].numpy())
     held = {id(p) for group in optimizer.param_groups for p in group.parameters}
     assert not held & {id(parameter) for parameter in frozen.values()}
-
-
-def _eager_step(model: nn.Module, optimizer: flow.optim.Optimizer) -> Step:
-    def step(images: flow.Tensor, labels: flow.Tensor) -> flow.Tensor:
-        loss = nn.functional.cross_entropy(model(images), labels)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return loss
-
-    return step
-
-
-def _graph_step(model: nn.Module, optimizer: flow.optim.Optimizer) -> nn.Graph:
-    class Step(nn.Graph):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = model
-            self.add_optimizer(optimizer)
-
-        def build(self, images: flow.Tensor, labels: flow.Tensor) -> flow.Tensor:
-            loss = nn.functional.cross_entropy(self.model(images), labels)
-            loss.backward()
-            return loss
-
-    return Step()
 
 
 @pytest.mark.parametrize("case", list(CASES))

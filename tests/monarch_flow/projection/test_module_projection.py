@@ -21,7 +21,7 @@ from monarch_flow.projection import (
     structured_layers,
     total_relative_error,
 )
-from tests.monarch_flow.projection.monarch_reference import dense_by_slots
+from tests.monarch_flow.monarch_reference import dense_by_slots
 from tests.tolerances import assert_close
 
 BUTTERFLY = {

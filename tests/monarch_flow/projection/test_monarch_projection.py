@@ -15,7 +15,7 @@ from monarch_flow.projection import (
     project_to_monarch,
     project_to_monarch_rank,
 )
-from tests.monarch_flow.projection.monarch_reference import (
+from tests.monarch_flow.monarch_reference import (
     best_squared_error,
     dense_by_slots,
     load_oracle,
@@ -73,7 +73,7 @@ def test_golden_layer_that_is_padded() -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES + random_shapes(60))
-def test_a_monarch_matrix_is_recovered_and_another_is_approximated_best(
+def test_a_dense_by_slots_is_recovered_and_another_is_approximated_best(
     shape: tuple[int, int, int],
 ) -> None:
     inputs, outputs, nblocks = shape

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
-from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
 
-ORACLE = Path(__file__).resolve().parents[4] / "shared" / "docs" / "oracles" / "monarch_check.py"
+from tests.launch import REPOSITORY
+
+ORACLE = REPOSITORY.parent / "shared" / "docs" / "oracles" / "monarch_check.py"
 
 
 def dense_by_slots(blkdiag1: np.ndarray, blkdiag2: np.ndarray) -> np.ndarray:
-    """M[sigma l + lambda, kappa p + pi], a sum over the slots in the middle."""
+    """The dense matrix (l s, k p) of the factors (k, q, p) and (l, s, r):
+    M[sigma l + lambda, kappa p + pi], a sum over the slots in the middle (spec, section 1.1)."""
     k, q, p = blkdiag1.shape
     blocks2, s, _ = blkdiag2.shape
     dense = np.zeros((blocks2 * s, k * p))
@@ -25,6 +27,28 @@ def dense_by_slots(blkdiag1: np.ndarray, blkdiag2: np.ndarray) -> np.ndarray:
             column, blkdiag1[kappa, iota].astype(np.float64)
         )
     return dense
+
+
+def monarch_gradients(
+    x: np.ndarray, blkdiag1: np.ndarray, blkdiag2: np.ndarray, y_grad: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Gradients of x, blkdiag1 and blkdiag2 for rows x (b, k p) and y_grad (b, l s)."""
+    k, q, p = blkdiag1.shape
+    l, s, r = blkdiag2.shape  # noqa: E741
+    rows = len(x)
+    split = x.reshape(rows, k, p)
+    first = np.einsum("bkp,kqp->bkq", split, blkdiag1)
+    middle = first.reshape(rows, r, l).transpose(2, 0, 1)
+    outer = y_grad.reshape(rows, s, l).transpose(2, 0, 1)
+    blkdiag2_grad = np.einsum("lbs,lbr->lsr", outer, middle)
+    middle_grad = np.einsum("lbs,lsr->lbr", outer, blkdiag2)
+    first_grad = middle_grad.transpose(1, 2, 0).reshape(rows, k, q)
+    blkdiag1_grad = np.einsum("bkq,bkp->kqp", first_grad, split)
+    return (
+        np.einsum("bkq,kqp->bkp", first_grad, blkdiag1).reshape(x.shape),
+        blkdiag1_grad,
+        blkdiag2_grad,
+    )
 
 
 def best_squared_error(
@@ -46,7 +70,8 @@ def best_squared_error(
 
 
 def load_oracle() -> ModuleType:
-    """The shared oracle; the test is skipped where it is not there."""
+    """The oracle that others wrote from the mathematics alone; the test is skipped where it is not
+    there."""
     if not ORACLE.is_file():
         pytest.skip("no shared data")
     spec = importlib.util.spec_from_file_location("monarch_oracle", ORACLE)
