@@ -50,7 +50,7 @@ class T2TViT(Classifier):
     added (`pos_embed.pe`); then the blocks of a vision transformer, a layer norm and a linear head
     on the class token.
 
-    Arguments that are not below, and errors: see `Classifier`.
+    Arguments that are not below: see `Classifier`.
 
     Args:
         tokens_type: attention inside `patch_embed`: "transformer" or "performer". The other

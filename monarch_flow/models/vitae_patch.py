@@ -56,7 +56,7 @@ class PatchViTAE(Classifier):
     `layers.2.NC.0` ... , `head`; in a cell norm1, attn, norm2, mlp, PCM. Names and order are those
     of the published checkpoints, which count three stages.
 
-    Arguments that are not below, and errors: see `Classifier`.
+    Arguments that are not below: see `Classifier`.
 
     Args:
         mlp_ratio: hidden width of the cells' MLPs and convolutions over `embed_dim`.
