@@ -12,8 +12,9 @@ from __future__ import annotations
 import argparse
 import datetime
 import os
+import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import oneflow_accel
 
@@ -30,6 +31,9 @@ OURS, PEER, STOCK = "ours", "PyTorch", "stock OneFlow"
 # Another process of ours, for rows that compare two items of ours: in turns, as the machine's speed
 # changes from minute to minute.
 BASE = "ours, base"
+# Where a process's memory happens to lie makes it some percent faster or slower, which does not
+# cancel out between two items of ours: their processes start this often, each time for all rounds.
+STARTS = 5
 # A row that seems to have become slower is measured this many times more before it counts.
 MORE_TRIES = 2
 
@@ -57,9 +61,7 @@ class Bench:
         runs = {side.name: (side, item) for side in sides}
         if item.against:
             runs[BASE] = (self.base, self.items[item.against])
-        seconds = measure(runs, rounds=self.rounds, target=0.15)
-        # What it holds would be in the way of the next item.
-        self.base.stop()
+        seconds, ratio = self._measure(runs, BASE if item.against else PEER)
         notes = [f"{name}: {text}" for name, text in seconds.items() if isinstance(text, str)]
         ours, peer = _number(seconds.get(OURS)), _number(seconds.get(PEER))
         stock = None
@@ -69,7 +71,6 @@ class Bench:
             found = measure({STOCK: (self.stock, item)}, rounds=1, target=0.05)[STOCK]
             stock = _number(found)
             notes += [f"{STOCK}: {found}"] if isinstance(found, str) else []
-        base = _number(seconds.get(BASE)) if item.against else peer
         return Row(
             date=self.date,
             machine=self.machine,
@@ -78,13 +79,36 @@ class Bench:
             item=item.name,
             ours_ms=_text(ours, 1e3),
             peer_ms=_text(peer, 1e3),
-            ratio=_text(base / ours if base and ours else None),
+            ratio=_text(ratio),
             bar=_text(item.bar),
             against=item.against or "",
             stock_ms=_text(stock, 1e3),
             stock_ratio=_text(peer / stock if peer and stock else None),
             note="; ".join(notes)[:200],
         )
+
+    def _measure(
+        self, runs: Mapping[str, tuple[Side, Item]], base: str
+    ) -> tuple[dict[str, float | str], float | None]:
+        """Seconds per step of each run, or what it said when it ended, and how many times as fast
+        as `base` ours is; None where one of the two failed or is not there."""
+        parts, ratios = [], []
+        for _ in range(STARTS if base == BASE else 1):
+            seconds = measure(runs, rounds=self.rounds, target=0.15)
+            parts.append(seconds)
+            ours, other = _number(seconds.get(OURS)), _number(seconds.get(base))
+            if ours and other:
+                ratios.append(other / ours)
+            if base == BASE:
+                # What they hold would also be in the way of the next item.
+                self.ours.stop()
+                self.base.stop()
+        found: dict[str, float | str] = {}
+        for name in runs:
+            values = [part[name] for part in parts]
+            words = [value for value in values if isinstance(value, str)]
+            found[name] = words[0] if words else statistics.median(map(float, values))
+        return found, statistics.median(ratios) if ratios else None
 
     def rows(self, items: Sequence[Item]) -> list[Row]:
         """Measure items, with a progress bar."""
