@@ -15,8 +15,8 @@ from oneflow_accel.training.checkpoint import Checkpoint, CheckpointManager
 from oneflow_accel.training.curves import draw_curves
 from oneflow_accel.training.metrics import JSONL_NAME, read_metrics
 from oneflow_accel.training.resume import checkpoint_folder, checkpoint_to_resume
+from oneflow_accel.training.rng import seed_all
 
-import numpy as np
 from omegaconf import DictConfig
 from oneflow import nn
 
@@ -59,7 +59,7 @@ def run(cfg: DictConfig) -> dict[str, float]:
         if not distributed.is_main():
             logger.setLevel(logging.WARNING)
         if section(cfg, "eval").get("ckpt") is not None:
-            _seed(_settled_seed(cfg, None), backend)
+            seed_all(_settled_seed(cfg, None), backend)
             return evaluate_checkpoint(cfg, backend)
         return _train(cfg, backend)
 
@@ -71,7 +71,7 @@ def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
     trial = bool(options.fast_dev_run)
     resumed = None if trial else _checkpoint_to_resume(cfg, run_dir)
     seed = _settled_seed(cfg, resumed)
-    _seed(seed, backend)
+    seed_all(seed, backend)
     data = build_data(cfg, seed)
     name, model = build_model(cfg, data)
     switches = options.densify_at is not None
@@ -227,9 +227,3 @@ def _settled_seed(cfg: DictConfig, resumed: Checkpoint | None) -> int:
         seed = distributed.all_gather_json(drawn)[0]
         logger.info("seed %d", seed)
     return int(seed)
-
-
-def _seed(seed: int, backend: Backend) -> None:
-    backend.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
