@@ -1,7 +1,9 @@
 # make demo | test | lint | bench : each sets up what it needs (.venv, plug-in) and then runs.
-# Works with nothing but make, a CPython 3.10 and PyPI; with a C++ compiler the CPU kernels too.
+# Works with nothing but make, a python3 with venv and PyPI (scripts/find_python.sh fetches a
+# CPython 3.10 where there is none); with a C++ compiler the CPU kernels too.
 
 SHELL := /bin/bash
+COMMA := ,
 VENV := .venv
 BIN := $(VENV)/bin
 PEER := .venv-peer
@@ -9,9 +11,14 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 LIBAI := libai==0.1.1
 # Without its dependencies: of them torchvision has no CPU build.
 TIMM := timm==1.0.31
-# Two stamps, so that a compiler installed later is noticed.
-COMPILER := $(shell command -v $${CXX:-c++})
-PLUGIN := $(VENV)/.plugin$(if $(COMPILER),,-without-compiler)
+# The compiler is $CXX, else the one of the last build, else c++. Each has a stamp of its own, so
+# that another one, or one that is installed later, is noticed.
+LAST_CXX = $(shell last=$$(cat $(VENV)/.compiler 2>&-) && command -v $$last >&- && echo $$last)
+override CXX := $(or $(if $(filter default,$(origin CXX)),$(LAST_CXX),$(CXX)),c++)
+COMPILER := $(shell command -v $(firstword $(CXX)))
+STAMP_OF_COMPILER = $(filter-out -c++,-$(subst /,_,$(firstword $(CXX))))
+PLUGIN := $(VENV)/.plugin$(if $(COMPILER),$(STAMP_OF_COMPILER),-without-compiler)
+GO_ON := "All else is installed and runs, slowly, on stock OneFlow: ONEFLOW_ACCEL_PLUGIN=off make"
 PLUGIN_SOURCES := CMakeLists.txt setup.py $(shell find oneflow_accel/csrc -type f)
 REQUIREMENTS := requirements/build.txt requirements/runtime.txt requirements/libai.txt \
                 requirements/test.txt
@@ -24,10 +31,10 @@ help:
 	@echo "make bench   speed against PyTorch; the table goes to benchmarks/results (ARGS=--help)"
 	@echo "make bench-compare  the same again; fails where a ratio fell by more than 10 %"
 	@echo "make setup   only the environment in $(VENV) and the C++ plug-in"
-	@echo "make clean   remove $(VENV), $(PEER) and build results"
+	@echo "make clean   remove $(VENV), $(PEER), .python and build results"
 
 setup: plugin
-plugin: $(PLUGIN)
+plugin: $(if $(filter off,$(ONEFLOW_ACCEL_PLUGIN)),$(VENV)/.package,$(PLUGIN))
 
 # One install after the other: flowvision and libai are source packages that build with what is
 # already installed, and oneflow has to be there before the plug-in can be built.
@@ -44,23 +51,35 @@ $(VENV)/.requirements: $(VENV)/.python $(REQUIREMENTS)
 	@$(PIP) install --no-build-isolation --no-deps $(LIBAI)
 	@touch $@
 
-$(PLUGIN): $(VENV)/.requirements pyproject.toml $(PLUGIN_SOURCES)
-	@echo "$(if $(COMPILER),Building the C++ plug-in,No C++ compiler: everything runs on stock \
-	  kernels, slowly. Debian: apt-get install g++, then call make again)"
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) install --no-build-isolation --no-deps -e .
+# Without the kernels: where these cannot be compiled, all else is there.
+$(VENV)/.package: $(VENV)/.requirements pyproject.toml setup.py
+	@ONEFLOW_ACCEL_PLUGIN=off $(PIP) install --no-build-isolation --no-deps -e .
+	@touch $@
+
+$(PLUGIN): $(VENV)/.requirements $(PLUGIN_SOURCES) | $(VENV)/.package
+	@rm -f $(VENV)/.plugin*
+	@echo "$(if $(COMPILER),Building the C++ plug-in with $(CXX); what it prints goes to \
+	  build/plugin.log,No C++ compiler: everything runs on stock kernels$(COMMA) slowly. \
+	  Debian: apt-get install g++$(COMMA) then call make again)"
+	@PATH="$(CURDIR)/$(BIN):$$PATH" CXX="$(CXX)" ONEFLOW_ACCEL_PLUGIN=on \
+	  ONEFLOW_ACCEL_REQUIRE_PLUGIN=$(if $(COMPILER),1) \
+	  $(BIN)/python setup.py --quiet build_ext --inplace || { echo $(GO_ON) >&2; exit 1; }
+	@echo "$(CXX)" > $(VENV)/.compiler
 	@touch $@
 
 $(VENV)/.lint: $(VENV)/.requirements requirements/lint.txt
 	@$(PIP) install -r requirements/lint.txt
 	@touch $@
 
-demo: plugin
+# Goes on without the kernels where they cannot be compiled.
+demo: $(VENV)/.package
+	@$(MAKE) --no-print-directory plugin || echo "Going on without them."
 	@$(BIN)/python -m resnet50_imagenet.demo
 
 test: plugin
 	@$(BIN)/python -m pytest $(ARGS)
 
-lint: $(VENV)/.lint $(PLUGIN)
+lint: $(VENV)/.lint plugin
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
@@ -83,4 +102,4 @@ bench-compare: plugin $(PEER)/.requirements
 	@$(BIN)/python -m benchmarks --peer $(PEER)/bin/python --compare $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(PEER) build oneflow_accel/_lib *.egg-info
+	rm -rf $(VENV) $(PEER) .python build oneflow_accel/_lib *.egg-info

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import json
 import logging
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -16,6 +19,9 @@ from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
+# As in oneflow_accel/kernels/plugin.py.
+WRITTEN_FOR = "0.9.0"
+COMPILERS = "g++ 11 or newer"
 logger = logging.getLogger("oneflow_accel.setup")
 
 
@@ -28,28 +34,84 @@ if sys.version_info[:2] != (3, 10):
 
 
 class BuildPlugin(build_ext):
-    """Runs CMake. Without a C++ compiler the package is built without the plug-in, and says so."""
+    """Runs CMake. Where the plug-in cannot be built the package is made without it, and says why
+    when it is used; with ONEFLOW_ACCEL_REQUIRE_PLUGIN=1 that is an error."""
 
     def run(self) -> None:
         package = ROOT if self.editable_mode or self.inplace else Path(self.build_lib)
-        if shutil.which(os.environ.get("CXX", "c++")) is None:
+        version = importlib.metadata.version("oneflow")
+        if version.partition("+")[0] != WRITTEN_FOR:
             logger.warning(
-                "no C++ compiler (CXX, c++): building without the CPU kernels; everything runs, "
-                "slowly, on stock OneFlow (Debian: apt-get install g++, then build again)"
+                "the CPU kernels are written for oneflow %s and not for %s: building without them; "
+                "everything runs, on a CPU slowly, on stock OneFlow",
+                WRITTEN_FOR,
+                version,
             )
             return
-        version = importlib.metadata.version("oneflow")
-        build_folder = Path(self.build_temp).resolve() / "plugin"
-        build_folder.mkdir(parents=True, exist_ok=True)
-        subprocess.run(["cmake", *self._cmake_options(), str(ROOT)], cwd=build_folder, check=True)
-        subprocess.run(["cmake", "--build", ".", "--parallel"], cwd=build_folder, check=True)
         target = package / "oneflow_accel" / "_lib"
         target.mkdir(parents=True, exist_ok=True)
+        # Read by oneflow_accel.kernels.plugin.
+        reason_file = target / "not_built.txt"
+        reason_file.unlink(missing_ok=True)
+        reason = self._build_into(target)
+        if reason is None:
+            return
+        reason_file.write_text(reason)
+        if os.environ.get("ONEFLOW_ACCEL_REQUIRE_PLUGIN") == "1":
+            sys.exit(f"The CPU kernels are not built: {reason}")
+        logger.warning("%s; everything runs, slowly, on stock OneFlow", reason)
+
+    def _build_into(self, target: Path) -> str | None:
+        """Why there is no plug-in, if there is none."""
+        if os.environ.get("ONEFLOW_ACCEL_PLUGIN") == "off":
+            return "ONEFLOW_ACCEL_PLUGIN was 'off' when it was installed"
+        compiler, *arguments = shlex.split(os.environ.get("CXX") or "c++")
+        program = shutil.which(compiler)
+        if program is None:
+            return (
+                f"no C++ compiler ({compiler}); install {COMPILERS} (Debian: apt-get install g++), "
+                "then build again"
+            )
+        options = self._cmake_options()
+        folder = self._build_folder([*options, os.path.realpath(program), *arguments])
+        log = ROOT / "build" / "plugin.log"
+        with log.open("w") as output:
+            for command in (["cmake", *options, str(ROOT)], ["cmake", "--build", "."]):
+                done = subprocess.run(
+                    command, cwd=folder, stdout=output, stderr=subprocess.STDOUT
+                ).returncode
+                if done != 0:
+                    break
+        if done != 0:
+            for old in target.glob("*.so"):
+                # Of other sources, which the Python files may not fit.
+                old.unlink()
+            return (
+                f"{compiler} ({_version(program)}) cannot compile them. {COMPILERS} can (CXX names "
+                f"the one to take). All errors are in {log}, the first is: {_first_error(log)}"
+            )
         # The name that oneflow_accel.kernels.plugin.library_name() looks for. Renamed into place:
         # a running process may have the old file mapped.
-        name = f"liboneflow_accel_cpu_oneflow_{version}.so"
-        shutil.copy(build_folder / "liboneflow_accel_cpu.so", target / f".{name}")
+        name = f"liboneflow_accel_cpu_oneflow_{importlib.metadata.version('oneflow')}.so"
+        shutil.copy(folder / "liboneflow_accel_cpu.so", target / f".{name}")
         os.replace(target / f".{name}", target / name)
+        return None
+
+    def _build_folder(self, made_with: list[str]) -> Path:
+        """Where CMake works. That of a checkout stays, so that a build goes on where one stopped,
+        unless it was `made_with` something else."""
+        (ROOT / "build").mkdir(exist_ok=True)
+        if not (self.editable_mode or self.inplace):
+            folder = Path(self.build_temp).resolve() / "plugin"
+            folder.mkdir(parents=True, exist_ok=True)
+            return folder
+        folder = ROOT / "build" / "plugin"
+        mark = folder / "made_with.json"
+        if not mark.exists() or json.loads(mark.read_text()) != made_with:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            mark.write_text(json.dumps(made_with))
+        return folder
 
     def _cmake_options(self) -> list[str]:
         # Found without importing it: in a build environment it would not find cuDNN.
@@ -79,6 +141,20 @@ class BuildWithPatches(build_py):
         if not self.editable_mode:
             target = Path(self.build_lib) / "oneflow_accel" / "_patches"
             shutil.copytree(ROOT / "patches", target, dirs_exist_ok=True)
+
+
+def _version(program: str) -> str:
+    result = subprocess.run([program, "--version"], capture_output=True, text=True)
+    return (result.stdout.splitlines() or ["no version"])[0]
+
+
+def _first_error(log: Path) -> str:
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    for number, line in enumerate(lines):
+        if re.search(r"\b(fatal )?error\b", line, re.IGNORECASE):
+            # CMake has the place in one line and the message in the next ones.
+            return " ".join(lines[number : number + (4 if line.startswith("CMake Error") else 1)])
+    return lines[-1] if lines else "none"
 
 
 def _file_of(package: str, name: str) -> Path:
