@@ -3,6 +3,8 @@
 #include <dnnl.hpp>
 
 #include "common/threads.h"
+#include "oneflow/core/common/singleton.h"
+#include "oneflow/core/framework/stream_mgr.h"
 
 extern "C" {
 
@@ -25,6 +27,12 @@ int oneflow_accel_fast_bfloat16() {
   constexpr unsigned kNeeded = dnnl_cpu_isa_avx512_core_bf16;
   const unsigned has = dnnl_get_effective_cpu_isa();
   return (has & kNeeded) == kNeeded ? 1 : 0;
+}
+
+// How many streams OneFlow has: 0 until its first operation, or its first fork, makes one.
+int oneflow_accel_streams() {
+  const auto* manager = ::oneflow::Singleton<::oneflow::StreamMgr>::Get();
+  return manager == nullptr ? 0 : static_cast<int>(manager->UniqueStreamSize());
 }
 
 }  // extern "C"

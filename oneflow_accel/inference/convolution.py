@@ -9,9 +9,11 @@ from typing import Any
 
 from oneflow_accel.backends import current_backend
 from oneflow_accel.backends.cpu import CpuBackend
+from oneflow_accel.backends.cuda import CudaBackend
+from oneflow_accel.backends.mlu import MluBackend
 from oneflow_accel.kernels import plugin
 from oneflow_accel.kernels.convolution import channels_last_conv2d
-from oneflow_accel.kernels.operators import Operator
+from oneflow_accel.kernels.operators import Operator, needs_gradient
 from oneflow_accel.kernels.registry import implementation, register_operation
 
 import oneflow as flow
@@ -94,6 +96,11 @@ conv2d_add_activation = register_operation(
     reference=_reference,
     doc="relu or silu of conv2d(x, weight) + bias + summand for inference, all but the convolution "
     "optional",
+    lacks={
+        CudaBackend.name: "OneFlow 0.9.0 joins no convolution with what follows it: cuDNN's, then "
+        "the sum and the activation",
+        MluBackend.name: "oneflow_mlu joins no convolution with what follows it: one after another",
+    },
 )
 
 
@@ -104,16 +111,16 @@ def _not_supported_reasons(
     summand: flow.Tensor | None,
     **_attributes: object,
 ) -> list[str]:
-    tensors = [tensor for tensor in (x, weight, bias, summand) if tensor is not None]
-    if flow.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+    if needs_gradient(x, weight, bias, summand):
         return ["it has no gradient, which an argument requires"]
-    return _operator.missing_reasons()
+    return []
 
 
 @implementation(
     "conv2d_add_activation",
     backend=CpuBackend.name,
     dtypes=(flow.float32, flow.bfloat16),
+    missing_reasons=_operator.missing_reasons,
     not_supported_reasons=_not_supported_reasons,
 )
 def onednn(

@@ -12,6 +12,8 @@ from functools import lru_cache
 from typing import Any
 
 from oneflow_accel.backends.cpu import CpuBackend
+from oneflow_accel.backends.cuda import CudaBackend, attention_reasons
+from oneflow_accel.backends.mlu import MluBackend
 from oneflow_accel.kernels.dropout import hidden_columns
 from oneflow_accel.kernels.operators import Operator, differentiable, needs_gradient
 from oneflow_accel.kernels.registry import implementation, register_operation
@@ -141,22 +143,25 @@ def _packed_composition(qkv: flow.Tensor, *, causal: bool, scale: float) -> flow
     return out.permute(0, 2, 1, 3)
 
 
+_NO_ATTENTION = {
+    MluBackend.name: "oneflow_mlu has no attention operator: a product, softmax and a product"
+}
 _attention_operation = register_operation(
     "scaled_dot_product_attention",
     reference=_composition,
     doc="softmax(scale query key^T) value.",
+    lacks=_NO_ATTENTION,
 )
 _packed_operation = register_operation(
     "packed_attention",
     reference=_packed_composition,
     doc="softmax(scale query key^T) value of the parts of one projection.",
+    lacks=_NO_ATTENTION,
 )
 
 
 def _bfloat16_not_supported(*tensors: flow.Tensor, **attributes: Any) -> list[str]:
-    if needs_gradient(*tensors):
-        return ["has a gradient in float32 only"]
-    return _attention.missing_reasons()
+    return ["has a gradient in float32 only"] if needs_gradient(*tensors) else []
 
 
 @lru_cache(maxsize=64)
@@ -188,7 +193,7 @@ def _run(
     "scaled_dot_product_attention",
     backend=CpuBackend.name,
     dtypes=(flow.float32,),
-    not_supported_reasons=_attention.missing_reasons,
+    missing_reasons=_attention.missing_reasons,
 )
 def blocked_attention(
     query: flow.Tensor, key: flow.Tensor, value: flow.Tensor, *, causal: bool, scale: float
@@ -201,6 +206,7 @@ def blocked_attention(
     "scaled_dot_product_attention",
     backend=CpuBackend.name,
     dtypes=(flow.bfloat16,),
+    missing_reasons=_attention.missing_reasons,
     not_supported_reasons=_bfloat16_not_supported,
 )
 def blocked_attention_bfloat16(
@@ -214,7 +220,7 @@ def blocked_attention_bfloat16(
     "packed_attention",
     backend=CpuBackend.name,
     dtypes=(flow.float32,),
-    not_supported_reasons=_attention.missing_reasons,
+    missing_reasons=_attention.missing_reasons,
 )
 def blocked_packed_attention(qkv: flow.Tensor, *, causal: bool, scale: float) -> flow.Tensor:
     """Keeps no (time, time) matrix, neither for the output nor for the gradient."""
@@ -225,6 +231,7 @@ def blocked_packed_attention(qkv: flow.Tensor, *, causal: bool, scale: float) ->
     "packed_attention",
     backend=CpuBackend.name,
     dtypes=(flow.bfloat16,),
+    missing_reasons=_attention.missing_reasons,
     not_supported_reasons=_bfloat16_not_supported,
 )
 def blocked_packed_attention_bfloat16(
@@ -232,3 +239,70 @@ def blocked_packed_attention_bfloat16(
 ) -> flow.Tensor:
     """Reads and writes bfloat16, computes in float32; without a gradient."""
     return _packed(qkv, causal=causal, scale=scale)[0]
+
+
+# OneFlow's own operator on CUDA devices (CUTLASS): for inference, with the usual scale. Only in
+# float16, as it computes float32 in TF32.
+def _inference_reasons(
+    dim: int, queries: int, keys: int, *tensors: flow.Tensor, causal: bool, scale: float
+) -> list[str]:
+    reasons = attention_reasons()
+    if needs_gradient(*tensors):
+        reasons.append("has no gradient")
+    if not math.isclose(scale, _scale(None, dim)):
+        reasons.append(f"scales by 1 / sqrt({dim}), not by {scale}")
+    if causal and queries != keys:
+        reasons.append(f"hides columns by their number, so {queries} queries need as many keys")
+    return reasons
+
+
+def _attention_inference_reasons(
+    query: flow.Tensor, key: flow.Tensor, value: flow.Tensor, *, causal: bool, scale: float
+) -> list[str]:
+    queries, dim = query.shape[2:]
+    return _inference_reasons(
+        dim, queries, key.shape[2], query, key, value, causal=causal, scale=scale
+    )
+
+
+def _packed_inference_reasons(qkv: flow.Tensor, *, causal: bool, scale: float) -> list[str]:
+    time, dim = qkv.shape[1], qkv.shape[4]
+    return _inference_reasons(dim, time, time, qkv, causal=causal, scale=scale)
+
+
+@implementation(
+    "scaled_dot_product_attention",
+    backend=CudaBackend.name,
+    dtypes=(flow.float16,),
+    not_supported_reasons=_attention_inference_reasons,
+    never_run=True,
+)
+def cutlass(
+    query: flow.Tensor, key: flow.Tensor, value: flow.Tensor, *, causal: bool, scale: float
+) -> flow.Tensor:
+    batch, heads, queries, dim = query.shape
+    rows = [part.permute(0, 2, 1, 3).flatten(2) for part in (query, key, value)]
+    out = flow._C.fused_multi_head_attention_inference(*rows, num_heads=heads, causal=causal)
+    return out.reshape(batch, queries, heads, dim).permute(0, 2, 1, 3)
+
+
+@implementation(
+    "packed_attention",
+    backend=CudaBackend.name,
+    dtypes=(flow.float16,),
+    not_supported_reasons=_packed_inference_reasons,
+    never_run=True,
+)
+def cutlass_packed(qkv: flow.Tensor, *, causal: bool, scale: float) -> flow.Tensor:
+    batch, time, _, heads, dim = qkv.shape
+    width = heads * dim
+    rows = qkv.flatten(2)
+    slices = {
+        f"{part}_hidden_slice_{end}": (place + shift) * width
+        for place, part in enumerate(("query", "key", "value"))
+        for shift, end in enumerate(("start", "end"))
+    }
+    out = flow._C.fused_multi_head_attention_inference(
+        rows, rows, rows, num_heads=heads, causal=causal, **slices
+    )
+    return out.reshape(batch, time, heads, dim)

@@ -7,6 +7,8 @@ from functools import lru_cache
 from typing import Any
 
 from oneflow_accel.backends.cpu import CpuBackend
+from oneflow_accel.backends.cuda import CudaBackend
+from oneflow_accel.backends.mlu import MluBackend
 from oneflow_accel.kernels.operators import Operator, differentiable, needs_gradient
 from oneflow_accel.kernels.registry import implementation, register_operation
 
@@ -164,7 +166,7 @@ def _with_gradient(
     "channels_last_conv2d",
     backend=CpuBackend.name,
     dtypes=(flow.float32,),
-    not_supported_reasons=_forward.missing_reasons,
+    missing_reasons=_forward.missing_reasons,
 )
 def where_they_lie(
     x: flow.Tensor,
@@ -191,3 +193,38 @@ def where_they_lie(
         )
         return differentiated(*tensors)
     return _forward(x, weight, bias, **attributes)[0]
+
+
+@implementation(
+    "channels_last_conv2d",
+    backend=CudaBackend.name,
+    dtypes=(flow.float32, flow.float16),
+    never_run=True,
+)
+@implementation(
+    "channels_last_conv2d",
+    backend=MluBackend.name,
+    dtypes=(flow.float32, flow.float16),
+    never_run=True,
+)
+def channels_last_operator(
+    x: flow.Tensor,
+    weight: flow.Tensor,
+    bias: flow.Tensor | None,
+    *,
+    stride: Pair,
+    padding: Pair,
+    dilation: Pair,
+    groups: int,
+) -> flow.Tensor:
+    """OneFlow's own operator, which takes weights in the order of the activations."""
+    return flow._C.conv2d(
+        x,
+        weight.permute(0, 2, 3, 1),
+        bias,
+        stride=stride,
+        padding=padding,
+        dilation=dilation,
+        groups=groups,
+        channel_pos="channels_last",
+    )

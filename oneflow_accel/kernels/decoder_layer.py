@@ -7,9 +7,11 @@ processor time than all but the products, which are bound by memory.
 from __future__ import annotations
 
 from oneflow_accel.backends.cpu import CpuBackend
+from oneflow_accel.backends.cuda import CudaBackend
+from oneflow_accel.backends.mlu import MluBackend
 from oneflow_accel.kernels.attention import scaled_dot_product_attention
 from oneflow_accel.kernels.linear import linear
-from oneflow_accel.kernels.operators import Operator
+from oneflow_accel.kernels.operators import Operator, needs_gradient
 from oneflow_accel.kernels.registry import implementation, register_operation
 
 import oneflow as flow
@@ -74,14 +76,26 @@ decoder_layer = register_operation(
     "of query, key and value (a head's three beside each other), of the projection, the post norm, "
     "and the two layers of the MLP, weights (out, in); scale of the scores, epsilon of the norms, "
     "tanh: which form of GELU; to y like x, and the keys and values with the token's own",
+    lacks=dict.fromkeys(
+        (CudaBackend.name, MluBackend.name),
+        "no such operator there: its norms, products and attention one after another, of which "
+        "`linear` and `scaled_dot_product_attention` have rows of their own",
+    ),
 )
+
+
+def _not_supported_reasons(*tensors: flow.Tensor, **_attributes: object) -> list[str]:
+    if needs_gradient(*tensors):
+        return ["it has no gradient, which an argument requires"]
+    return []
 
 
 @implementation(
     "decoder_layer",
     backend=CpuBackend.name,
     dtypes=(flow.float32,),
-    not_supported_reasons=_operator.missing_reasons,
+    missing_reasons=_operator.missing_reasons,
+    not_supported_reasons=_not_supported_reasons,
 )
 def fused(*tensors: flow.Tensor, scale: float, epsilon: float, tanh: bool) -> Layer:
     y, keys, values = _operator(*tensors, scale=scale, epsilon=epsilon, tanh=tanh)

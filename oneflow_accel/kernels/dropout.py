@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from oneflow_accel.backends.cpu import CpuBackend
+from oneflow_accel.backends.cuda import CudaBackend
+from oneflow_accel.backends.mlu import MluBackend
 from oneflow_accel.kernels.operators import Operator
 from oneflow_accel.kernels.registry import implementation, register_operation
 
@@ -32,6 +34,7 @@ _tril = Operator(
         "mask_scale_value": "float",
     },
 )
+_NO_FUSED = "oneflow_mlu has no fused_* operator"
 # exp(HIDDEN - maximum) is 0 in every dtype, and unlike -infinity it leaves a row that sees
 # nothing finite.
 HIDDEN = -10000.0
@@ -53,12 +56,14 @@ bias_mask_scale = register_operation(
     "bias_mask_scale",
     reference=_bias_reference,
     doc="(x + bias) * scale where keep is true, else 0: x and keep (..., n), bias (n,)",
+    lacks={MluBackend.name: f"{_NO_FUSED}: a sum and a product"},
 )
 causal_softmax_mask_scale = register_operation(
     "causal_softmax_mask_scale",
     reference=_causal_reference,
     doc="softmax of scale * scores over the columns up to the row's, times keep_scale where keep "
     "is true, else 0: scores and keep (..., time, time)",
+    lacks={MluBackend.name: f"{_NO_FUSED}: a sum, softmax and a product"},
 )
 
 
@@ -93,11 +98,19 @@ def hidden_columns(scores: flow.Tensor) -> flow.Tensor:
     return (flow.arange(columns, **place).reshape(1, columns) > last).to(scores.dtype)
 
 
+# OneFlow has CUDA kernels of both operators; the plug-in is what calls them with a given mask.
+@implementation(
+    "bias_mask_scale",
+    backend=CudaBackend.name,
+    dtypes=(flow.float32, flow.float64, flow.float16, flow.bfloat16),
+    missing_reasons=_bias.missing_reasons,
+    never_run=True,
+)
 @implementation(
     "bias_mask_scale",
     backend=CpuBackend.name,
     dtypes=(flow.float32,),
-    not_supported_reasons=_bias.missing_reasons,
+    missing_reasons=_bias.missing_reasons,
 )
 def fused_bias_mask_scale(
     x: flow.Tensor, bias: flow.Tensor, keep: flow.Tensor, scale: float
@@ -108,9 +121,16 @@ def fused_bias_mask_scale(
 
 @implementation(
     "causal_softmax_mask_scale",
+    backend=CudaBackend.name,
+    dtypes=(flow.float32, flow.float64, flow.float16),
+    missing_reasons=_tril.missing_reasons,
+    never_run=True,
+)
+@implementation(
+    "causal_softmax_mask_scale",
     backend=CpuBackend.name,
     dtypes=(flow.float32,),
-    not_supported_reasons=_tril.missing_reasons,
+    missing_reasons=_tril.missing_reasons,
 )
 def fused_causal_softmax_mask_scale(
     scores: flow.Tensor, keep: flow.Tensor, scale: float, keep_scale: float

@@ -121,6 +121,6 @@ def run(args: argparse.Namespace, width: int | None) -> int:
     console.print(table)
     if not args.operators:
         for name, operation in registry.operations().items():
-            names = [f"{i.name} ({i.backend})" for i in operation.implementations]
+            names = [i.describe() for i in operation.implementations]
             console.print(f"operation {name}: {', '.join([*names, 'reference'])}", markup=False)
     return 0

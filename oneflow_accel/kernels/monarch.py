@@ -12,6 +12,8 @@ from functools import lru_cache
 from typing import Any
 
 from oneflow_accel.backends.cpu import CpuBackend
+from oneflow_accel.backends.cuda import CudaBackend
+from oneflow_accel.backends.mlu import MluBackend
 from oneflow_accel.kernels.operators import Operator, differentiable, needs_gradient
 from oneflow_accel.kernels.registry import implementation, register_operation
 
@@ -143,6 +145,10 @@ _operation = register_operation(
     reference=_reference,
     doc="x M^T (+ bias) for the Monarch matrix M of the factors blkdiag1 (k, q, p), "
     "blkdiag2 (l, s, r): x (..., k p) to (..., l s), with l r = k q",
+    lacks=dict.fromkeys(
+        (CudaBackend.name, MluBackend.name),
+        "no such operator there: two batched products, with a copy of the activations between them",
+    ),
 )
 
 
@@ -165,7 +171,7 @@ def _with_gradient(out_features: int, has_bias: bool) -> Callable[..., flow.Tens
     "monarch_multiply",
     backend=CpuBackend.name,
     dtypes=(flow.float32,),
-    not_supported_reasons=_forward.missing_reasons,
+    missing_reasons=_forward.missing_reasons,
 )
 def tiled(
     x: flow.Tensor,

@@ -69,9 +69,9 @@ class Operator:
         # Building an expression costs more than running a small operator.
         self._expressions: dict[tuple[Any, ...], Any] = {}
 
-    def missing_reasons(self, *tensors: Any, **attributes: Any) -> list[str]:
-        """Why this operator cannot run in this process, whatever the arguments, which make it a
-        `not_supported_reasons` of `implementation`; empty where it can."""
+    def missing_reasons(self) -> list[str]:
+        """Why this operator cannot run in this process, whatever the arguments; empty where it
+        can."""
         state = plugin.state()
         if not state.loaded:
             return [f"there is no CPU plug-in: {state.reason}"]

@@ -8,6 +8,8 @@ from functools import lru_cache
 from typing import Any
 
 from oneflow_accel.backends.cpu import CpuBackend
+from oneflow_accel.backends.cuda import CudaBackend
+from oneflow_accel.backends.mlu import MluBackend
 from oneflow_accel.kernels.operators import Operator, differentiable, needs_gradient
 from oneflow_accel.kernels.registry import implementation, register_operation
 
@@ -95,13 +97,15 @@ _operation = register_operation(
     reference=_reference,
     doc="phi(q) (phi(k)^T v) / (phi(q) sum phi(k) + epsilon) with positive random features phi, of "
     "the parts of one projection, and v",
+    lacks=dict.fromkeys(
+        (CudaBackend.name, MluBackend.name),
+        "no such operator there: products, sums and an exponential one after another",
+    ),
 )
 
 
 def _not_supported(kqv: flow.Tensor, w: flow.Tensor, **attributes: Any) -> list[str]:
-    if needs_gradient(w):
-        return ["has no gradient for w"]
-    return _forward.missing_reasons()
+    return ["has no gradient for w"] if needs_gradient(w) else []
 
 
 @lru_cache(maxsize=16)
@@ -121,6 +125,7 @@ def _with_gradient(epsilon: float) -> Callable[..., tuple[flow.Tensor, flow.Tens
     "performer_attention",
     backend=CpuBackend.name,
     dtypes=(flow.float32,),
+    missing_reasons=_forward.missing_reasons,
     not_supported_reasons=_not_supported,
 )
 def in_tiles(

@@ -7,10 +7,13 @@ OneFlow's stock kernels, and one warning says so.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import importlib.metadata
 import logging
+import math
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -21,12 +24,42 @@ logger = logging.getLogger("oneflow_accel")
 
 PLUGIN_VARIABLE = "ONEFLOW_ACCEL_PLUGIN"
 THREADS_VARIABLE = "ONEFLOW_ACCEL_THREADS"
+# The release whose C++ interface csrc is written against.
+WRITTEN_FOR = "0.9.0"
+SCRATCH_VARIABLE = "ONEFLOW_ACCEL_SCRATCH"
+_SCRATCH_PART = 1 / 16
 _LIBRARY_FOLDER = Path(__file__).resolve().parent.parent / "_lib"
 _ONEDNN_PACKAGE = "onednn-cpu-gomp"
 _ONEDNN_LIBRARY = "libdnnl.so.3"
 _CPU_INFO = Path("/proc/cpuinfo")
 # x86-64-v3, the least that the kernels are written and tested for.
 _CPU_FLAGS = ("avx2", "fma")
+
+
+# What each function of OneFlow's that the plug-in replaces is replaced for, by a part of its name.
+_REDIRECTED_FOR = {
+    "sched_yield": "the scheduler's waiting leaves the cores to the kernels",
+    "NNGraph": "a small nn.Graph that ends early does not break the heap",
+    "WaitUntilCntEqualZero": "an error inside a kernel is raised in Python",
+    "CurrentRankSync": "synchronizing raises the errors inside kernels",
+}
+
+
+@dataclass(frozen=True)
+class Redirection:
+    """A function of OneFlow's that the plug-in puts one of its own in place of.
+
+    Attributes:
+        function: its name in the symbol table.
+        library: a part of the path of the library that calls it.
+        purpose: what for.
+        done: whether it could be replaced there.
+    """
+
+    function: str
+    library: str
+    purpose: str
+    done: bool
 
 
 @dataclass(frozen=True)
@@ -41,6 +74,10 @@ class PluginState:
         num_threads: threads that each of its kernels uses.
         operators: the OneFlow operators it has kernels for, sorted.
         fast_bfloat16: whether this CPU multiplies bfloat16 faster than float32.
+        came_late: whether oneflow had begun before it was loaded: an operation had run, or a fork.
+        redirections: the functions of OneFlow's that it replaces, or could not.
+        scratch_limit: bytes of scratch memory that the kernels of this process keep at most between
+            calls.
     """
 
     loaded: bool
@@ -50,6 +87,9 @@ class PluginState:
     num_threads: int
     operators: tuple[str, ...]
     fast_bfloat16: bool = False
+    came_late: bool = False
+    redirections: tuple[Redirection, ...] = ()
+    scratch_limit: int | None = None
 
 
 def library_name(oneflow_version: str) -> str:
@@ -75,12 +115,50 @@ def default_num_threads() -> int:
     return max(1, len(os.sched_getaffinity(0)) // distributed.local_world_size())
 
 
+def scratch_limit() -> int:
+    """Bytes of scratch memory that the kernels of this process may keep between calls:
+    `ONEFLOW_ACCEL_SCRATCH`, a part of this machine's memory from 0 to 1, shared by the processes
+    on this node.
+
+    Raises:
+        UserError: the variable is not such a number.
+    """
+    text = os.environ.get(SCRATCH_VARIABLE)
+    part = _SCRATCH_PART
+    if text is not None:
+        try:
+            part = float(text)
+        except ValueError:
+            part = math.nan
+        if not 0 <= part <= 1:
+            raise UserError(
+                f"{SCRATCH_VARIABLE}={text!r} is not a number from 0 to 1, the part of the memory "
+                "that kernels may keep"
+            )
+    from oneflow_accel.training import distributed
+
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return int(part * memory) // distributed.local_world_size()
+
+
+def release_memory() -> None:
+    """Give back what kernels keep between calls: scratch memory, and copies of weights in layouts
+    of their own. Nothing is given back while a kernel runs."""
+    path = state().path
+    if state().loaded:
+        library = ctypes.CDLL(str(path))
+        library.oneflow_accel_release_scratch()
+        library.oneflow_accel_release_all_weights()
+
+
 @lru_cache(maxsize=1)
 def load() -> PluginState:
     """Load the plug-in once; later calls return the same state."""
     state = _load()
     if not state.loaded and state.reason is not None:
         logger.warning("CPU kernels run on stock OneFlow, which is slow: %s", state.reason)
+    for purpose in sorted({item.purpose for item in state.redirections if not item.done}):
+        logger.warning("not given with this build of oneflow: %s", purpose)
     return state
 
 
@@ -93,6 +171,7 @@ def _load() -> PluginState:
     import oneflow
 
     threads = default_num_threads()
+    limit = scratch_limit()
     version = importlib.metadata.version("oneflow")
     path = _LIBRARY_FOLDER / library_name(version)
 
@@ -105,13 +184,19 @@ def _load() -> PluginState:
         raise UserError(f"{PLUGIN_VARIABLE}={switch!r} is neither 'on' nor 'off'")
     if switch == "off":
         return absent(f"switched off by {PLUGIN_VARIABLE}=off")
+    if version.partition("+")[0] != WRITTEN_FOR:
+        return absent(
+            f"its kernels are written for oneflow {WRITTEN_FOR}, whose C++ interface other builds, "
+            f"such as this {version}, do not share"
+        )
     if not path.exists():
         others = sorted(file.name for file in _LIBRARY_FOLDER.glob("*.so"))
         hint = f"; found only {', '.join(others)}" if others else ""
-        return absent(
-            f"the plug-in is not built for oneflow {version}{hint} "
-            "(install a C++ compiler, Debian: apt-get install g++, then run `make plugin`)"
-        )
+        advice = "install a C++ compiler, Debian: apt-get install g++, then run `make plugin`"
+        with suppress(OSError):
+            # Written by setup.py.
+            advice = (_LIBRARY_FOLDER / "not_built.txt").read_text()
+        return absent(f"the plug-in is not built for oneflow {version}{hint}: {advice}")
     lacking = sorted(set(_CPU_FLAGS) - _cpu_flags())
     if lacking:
         return absent(f"this CPU has no {' and no '.join(map(str.upper, lacking))}")
@@ -126,9 +211,24 @@ def _load() -> PluginState:
     except (OSError, oneflow._oneflow_internal.exception.Exception) as error:
         # OneFlow's own messages go on with its source lines.
         return absent(f"{path.name} cannot be loaded: {str(error).strip().splitlines()[0]}")
+    try:
+        return _started(library, path, threads, limit)
+    except AttributeError as error:
+        # Its kernels are in OneFlow's registry now, so that there is no going on without it.
+        raise UserError(
+            f"{path} is of other sources than the Python files beside it: run `make plugin`"
+        ) from error
+
+
+def _started(library: ctypes.CDLL, path: Path, threads: int, limit: int) -> PluginState:
     library.oneflow_accel_onednn_version.restype = ctypes.c_char_p
     library.oneflow_accel_operators.restype = ctypes.c_char_p
+    library.oneflow_accel_redirections.restype = ctypes.c_char_p
     library.oneflow_accel_set_num_threads(threads)
+    streams = library.oneflow_accel_streams()
+    library.oneflow_accel_set_scratch_limit(ctypes.c_int64(limit))
+    # Registered after OneFlow's own, so it runs before.
+    atexit.register(library.oneflow_accel_program_ends)
     operators = library.oneflow_accel_operators().decode().split()
     return PluginState(
         loaded=True,
@@ -138,7 +238,19 @@ def _load() -> PluginState:
         num_threads=threads,
         operators=tuple(operators),
         fast_bfloat16=bool(library.oneflow_accel_fast_bfloat16()),
+        came_late=streams > 0,
+        redirections=_redirections(library.oneflow_accel_redirections().decode()),
+        scratch_limit=limit,
     )
+
+
+def _redirections(text: str) -> tuple[Redirection, ...]:
+    rows = []
+    for line in sorted(text.splitlines()):
+        library, function, done = line.split()
+        purpose = next(why for name, why in _REDIRECTED_FOR.items() if name in function)
+        rows.append(Redirection(function, library.strip("/"), purpose, done == "1"))
+    return tuple(rows)
 
 
 def _cpu_flags() -> set[str]:

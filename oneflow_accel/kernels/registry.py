@@ -4,9 +4,14 @@ An operation is one entry: a reference made of plain OneFlow operators, and impl
 for one device and some dtypes, with a function that says why it does not support given arguments.
 The first implementation declared that fits is chosen, else the reference. Models call the entry:
 
-    swish = register_operation("swish", reference=lambda x: x * flow.sigmoid(x), doc="x sigmoid(x)")
+    swish = register_operation(
+        "swish",
+        reference=lambda x: x * flow.sigmoid(x),
+        doc="x sigmoid(x)",
+        lacks={CpuBackend.name: "no kernel yet", MluBackend.name: "oneflow_mlu has none"},
+    )
 
-    @implementation("swish", backend=CudaBackend.name, dtypes=(flow.float16,))
+    @implementation("swish", backend=CudaBackend.name, dtypes=(flow.float16,), never_run=True)
     def fused_swish(x): ...
 
     swish(x)
@@ -14,10 +19,11 @@ The first implementation declared that fits is chosen, else the reference. Model
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,20 +47,32 @@ class FallbackError(UserError):
 class Implementation:
     """One way to compute an operation: on one backend, in some dtypes.
 
-    `not_supported_reasons` takes the operation's arguments and returns why it cannot compute them,
-    an empty list where it can.
+    `missing_reasons` returns why this process cannot run it, whatever the arguments;
+    `not_supported_reasons` takes the operation's arguments and returns why it cannot compute them:
+    empty lists where it can. `never_run` says that it was written without such a device at hand.
     """
 
     name: str
     function: Function
     backend: str
     dtypes: tuple[flow.dtype, ...]
+    missing_reasons: Callable[[], list[str]]
     not_supported_reasons: Reasons
+    never_run: bool = False
+
+    def describe(self) -> str:
+        """Name, device and dtypes, and whether it has ever run there."""
+        dtypes = ", ".join(map(str, self.dtypes))
+        unproven = "; never run on such a device" if self.never_run else ""
+        return f"{self.name} ({self.backend}, {dtypes}{unproven})"
 
     def reasons_against(self, backend: str, args: tuple[Any, ...], kwargs: Any) -> list[str]:
         """Everything that keeps this implementation from computing these arguments."""
         if backend != self.backend:
             return [f"is for {self.backend}, the tensors are on {backend}"]
+        missing = self.missing_reasons()
+        if missing:
+            return missing
         wrong = {
             str(tensor.dtype)
             for tensor in _tensors(args, kwargs)
@@ -68,11 +86,16 @@ class Implementation:
 
 @dataclass
 class Operation:
-    """An entry of the registry; calling it computes the operation."""
+    """An entry of the registry; calling it computes the operation.
+
+    Attributes:
+        lacks: by device, why it has no implementation there and what its reference does instead.
+    """
 
     name: str
     reference: Function
     doc: str
+    lacks: Mapping[str, str] = field(default_factory=dict)
     implementations: list[Implementation] = field(default_factory=list)
     _warned: bool = False
 
@@ -105,7 +128,7 @@ class Operation:
 
     def _fall_back(self, backend: str, against: list[str]) -> None:
         text = f"{self.name} on {backend} runs on its reference: {' | '.join(against)}"
-        if _strict():
+        if strict():
             raise FallbackError(f"{text} ({STRICT_VARIABLE}=1 makes this an error)")
         if not self._warned:
             self._warned = True
@@ -126,20 +149,23 @@ _MODULES = (
 )
 
 
-def register_operation(name: str, *, reference: Function, doc: str) -> Operation:
+def register_operation(
+    name: str, *, reference: Function, doc: str, lacks: Mapping[str, str] | None = None
+) -> Operation:
     """Add an operation.
 
     Args:
         name: what it is called in messages and in `explain`.
         reference: computes it with plain OneFlow operators, on every device and dtype.
         doc: one sentence: what it computes.
+        lacks: by device, why it has no implementation there.
 
     Raises:
         ValueError: there is one of this name.
     """
     if name in _operations:
         raise ValueError(f"operation '{name}' is registered twice")
-    _operations[name] = Operation(name, reference, doc)
+    _operations[name] = Operation(name, reference, doc, dict(lacks or {}))
     return _operations[name]
 
 
@@ -148,7 +174,9 @@ def implementation(
     *,
     backend: str,
     dtypes: tuple[flow.dtype, ...],
+    missing_reasons: Callable[[], list[str]] = list,
     not_supported_reasons: Reasons = lambda *args, **kwargs: [],
+    never_run: bool = False,
 ) -> Callable[[Function], Function]:
     """Decorator: the function computes `operation` on `backend`; declare the fastest first.
 
@@ -156,16 +184,26 @@ def implementation(
         operation: name of a registered operation.
         backend: name of the device it runs on.
         dtypes: floating-point dtypes it takes.
+        missing_reasons: returns why this process cannot run it, whatever the arguments.
         not_supported_reasons: takes the operation's arguments, returns why it cannot compute them.
+        never_run: it was written without such a device at hand.
 
     Raises:
-        KeyError: there is no such operation.
+        UserError: there is no such operation.
     """
     entry = _entry(operation)
 
     def add(function: Function) -> Function:
         entry.implementations.append(
-            Implementation(function.__name__, function, backend, dtypes, not_supported_reasons)
+            Implementation(
+                function.__name__,
+                function,
+                backend,
+                dtypes,
+                missing_reasons,
+                not_supported_reasons,
+                never_run,
+            )
         )
         return function
 
@@ -185,7 +223,8 @@ def dispatch(operation: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def explain(operation: str, backend: str, *args: Any, **kwargs: Any) -> str:
-    """What would compute an operation on a backend, and why nothing better.
+    """What would compute an operation on a backend, why nothing better, and what there is for
+    other devices.
 
     Args:
         operation: name of a registered operation.
@@ -202,10 +241,12 @@ def explain(operation: str, backend: str, *args: Any, **kwargs: Any) -> str:
             reasons = [f"is for {candidate.backend}"]
         elif args or kwargs:
             reasons = candidate.reasons_against(backend, args, kwargs)
+        else:
+            reasons = candidate.missing_reasons()
         mark = "no" if reasons else "not needed" if chosen else "CHOSEN"
         chosen = chosen or not reasons
-        has = f"{candidate.backend}, {', '.join(map(str, candidate.dtypes))}"
-        lines.append(f"  {mark}: {candidate.name} ({has}){_colon(reasons)}")
+        lines.append(f"  {mark}: {candidate.describe()}{_colon(reasons)}")
+    lines += [f"  none for {device}: {reason}" for device, reason in entry.lacks.items()]
     lines.append(f"  {'not needed' if chosen else 'CHOSEN'}: reference (any device, any dtype)")
     return "\n".join(lines)
 
@@ -216,12 +257,19 @@ def _colon(reasons: list[str]) -> str:
 
 def _entry(name: str) -> Operation:
     if name not in _operations:
+        near = difflib.get_close_matches(name, _operations, n=1)
+        hint = f" Did you mean '{near[0]}'?" if near else ""
         known = ", ".join(sorted(_operations)) or "none"
-        raise KeyError(f"no operation is called '{name}'; there are: {known}")
+        raise UserError(f"no operation is called '{name}'; there are: {known}.{hint}")
     return _operations[name]
 
 
-def _strict() -> bool:
+def strict() -> bool:
+    """Whether ONEFLOW_ACCEL_STRICT=1 is set.
+
+    Raises:
+        UserError: the variable is neither "0" nor "1".
+    """
     text = os.environ.get(STRICT_VARIABLE, "0")
     if text not in ("0", "1"):
         raise UserError(f"{STRICT_VARIABLE}={text!r} is neither '0' nor '1'")

@@ -62,14 +62,14 @@ def load_standard_state_dict(
             says how many more there are. The model is unchanged.
     """
     own = model.state_dict()
-    arrays = {name: _to_numpy(value) for name, value in state.items() if name in own}
+    # In the model's order: files keep them in any, and processes copy global tensors together.
+    arrays = {name: _to_numpy(state[name]) for name in own if name in state}
     missing = [name for name in own if name not in arrays and not name.endswith(_OPTIONAL_SUFFIX)]
-    # Sorted, as files keep them in any order.
     unexpected = sorted(name for name in state if name not in own)
     channels_last = set(_channels_last_weights(model))
     wrong = []
-    for name in (name for name in own if name in arrays):
-        array, shape = arrays[name], tuple(own[name].shape)
+    for name, array in arrays.items():
+        shape = tuple(own[name].shape)
         if name in channels_last:
             shape = (shape[0], shape[3], shape[1], shape[2])
         if array.shape != shape:

@@ -7,6 +7,7 @@
 #include "common/oneflow.h"
 #include "common/simd.h"
 #include "common/threads.h"
+#include "elementwise/operand.h"
 
 namespace oneflow_accel {
 
@@ -53,11 +54,15 @@ class AddNKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     auto* out = ctx->Tensor4ArgNameAndIndex("out", 0);
     auto* sum = static_cast<T*>(out->mut_raw_dptr());
+    const int64_t n = out->shape_view().elem_cnt();
+    std::vector<Operand<T>> operands;
     std::vector<const T*> inputs;
     for (std::size_t k = 0; k < ctx->inputs().size(); ++k) {
-      inputs.push_back(static_cast<const T*>(ctx->Tensor4ArgNameAndIndex("in", k)->raw_dptr()));
+      const void* in = ctx->Tensor4ArgNameAndIndex("in", k)->raw_dptr();
+      operands.emplace_back(static_cast<const T*>(in), n, sum, n);
+      inputs.push_back(operands.back().data());
     }
-    parallel_for(out->shape_view().elem_cnt(), kGrainSize, [&](int64_t begin, int64_t end) {
+    parallel_for(n, kGrainSize, [&](int64_t begin, int64_t end) {
       if (inputs.size() == 2) {
         add(inputs[0] + begin, inputs[1] + begin, sum + begin, end - begin);
       } else {

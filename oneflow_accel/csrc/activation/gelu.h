@@ -34,7 +34,8 @@ ONEFLOW_ACCEL_INLINE float normal_distribution(float x) {
 // x Phi(x).
 ONEFLOW_ACCEL_INLINE float gelu(float x) { return x * normal_distribution(x); }
 
-// Its derivative: Phi(x) + x phi(x), phi the normal density.
+// Its derivative: Phi(x) + x phi(x), phi the normal density. NaN where x is infinite, as the
+// formula has it.
 ONEFLOW_ACCEL_INLINE float gelu_slope(float x) {
   const float c = simd::clamp(x, -5.8F, 5.8F);
   const float t = c * c;
@@ -50,7 +51,7 @@ ONEFLOW_ACCEL_INLINE float gelu_slope(float x) {
   q = q * t + 4.09802757e-2F;
   q = q * t + 0.294494271F;
   q = q * t + 1.0F;
-  return 0.5F + c * p / q;
+  return 0.5F + c * p / q + (x - x);
 }
 
 }  // namespace oneflow_accel

@@ -108,7 +108,7 @@ class PackedAttentionKernel final : public Kernel {
     const AttentionShape shape = shape_of(ctx, projection->shape_view());
     const T* qkv = static_cast<const T*>(projection->raw_dptr());
     T* out = output<T>(ctx, "out");
-    run_or_abort([&] { return describe(shape); }, [&] {
+    run_or_throw([&] { return describe(shape); }, [&] {
       attention(shape, part_of(qkv, 0, shape), part_of(qkv, 1, shape), part_of(qkv, 2, shape),
                 out_of(out, shape), output(ctx, "lse"));
     });
@@ -123,7 +123,7 @@ class PackedAttentionGradKernel final : public Kernel {
     const float* out = input(ctx, "out");
     const float* out_grad = input(ctx, "out_grad");
     float* qkv_grad = output(ctx, "qkv_grad");
-    run_or_abort([&] { return describe(shape); }, [&] {
+    run_or_throw([&] { return describe(shape); }, [&] {
       attention_grad(shape,
                      {part_of(qkv, 0, shape), part_of(qkv, 1, shape), part_of(qkv, 2, shape),
                       out_of(out, shape), out_of(out_grad, shape), input(ctx, "lse")},

@@ -79,7 +79,7 @@ PerformerShape shape_of(user_op::KernelComputeContext* ctx) {
 class PerformerKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const PerformerShape shape = shape_of(ctx);
-    run_or_abort([&] { return shape.describe(); }, [&] {
+    run_or_throw([&] { return shape.describe(); }, [&] {
       performer(shape, input(ctx, "kqv"), input(ctx, "w"), output(ctx, "out"),
                 output(ctx, "value"), output(ctx, "summary"));
     });
@@ -89,7 +89,7 @@ class PerformerKernel final : public Kernel {
 class PerformerGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const PerformerShape shape = shape_of(ctx);
-    run_or_abort([&] { return "gradient of a " + shape.describe(); }, [&] {
+    run_or_throw([&] { return "gradient of a " + shape.describe(); }, [&] {
       performer_grad(shape,
                      {input(ctx, "out_grad"), input(ctx, "value_grad"), input(ctx, "kqv"),
                       input(ctx, "w"), input(ctx, "out"), input(ctx, "summary")},

@@ -1,9 +1,11 @@
 #include "attention/rows.h"
 
 #include <type_traits>
+#include <utility>
 
 #include "common/simd.h"
 #include "common/simd_math.h"
+#include "common/vector.h"
 
 namespace oneflow_accel {
 
@@ -32,25 +34,21 @@ ONEFLOW_ACCEL_INLINE void pack_any(const T* x, int64_t stride, int64_t columns,
 // Transposed in registers at a time: a square that AVX2 has registers for too.
 constexpr int64_t kSquare = 8;
 typedef float Vector __attribute__((vector_size(4 * kSquare), aligned(4), may_alias));
-typedef int32_t Indices __attribute__((vector_size(4 * kSquare)));
+using Lanes = std::make_integer_sequence<int, kSquare>;
 
 // Of the 2 x 2 blocks of `size` elements that the rows i and i + size form, swaps the two that are
 // not on the diagonal.
-template <int size>
-ONEFLOW_ACCEL_INLINE void swap_blocks(Vector (&rows)[kSquare]) {
-  Indices upper;
-  Indices lower;
-  for (int e = 0; e < kSquare; ++e) {
-    upper[e] = (e & size) != 0 ? kSquare + e - size : e;
-    lower[e] = (e & size) != 0 ? kSquare + e : e + size;
-  }
+template <int size, int... lane>
+ONEFLOW_ACCEL_INLINE void swap_blocks(Vector (&rows)[kSquare], std::integer_sequence<int, lane...>) {
 #pragma GCC unroll 8
   for (int i = 0; i < kSquare; ++i) {
     if ((i & size) == 0) {
       const Vector above = rows[i];
       const Vector below = rows[i + size];
-      rows[i] = __builtin_shuffle(above, below, upper);
-      rows[i + size] = __builtin_shuffle(above, below, lower);
+      rows[i] = ONEFLOW_ACCEL_SHUFFLE(
+          above, below, ((lane & size) != 0 ? kSquare + lane - size : lane)...);
+      rows[i + size] = ONEFLOW_ACCEL_SHUFFLE(
+          above, below, ((lane & size) != 0 ? kSquare + lane : lane + size)...);
     }
   }
 }
@@ -63,9 +61,9 @@ ONEFLOW_ACCEL_INLINE void transpose_square(const float* from, int64_t stride, fl
   for (int i = 0; i < kSquare; ++i) {
     rows[i] = *reinterpret_cast<const Vector*>(from + i * stride);
   }
-  swap_blocks<4>(rows);
-  swap_blocks<2>(rows);
-  swap_blocks<1>(rows);
+  swap_blocks<4>(rows, Lanes());
+  swap_blocks<2>(rows, Lanes());
+  swap_blocks<1>(rows, Lanes());
 #pragma GCC unroll 8
   for (int i = 0; i < kSquare; ++i) {
     *reinterpret_cast<Vector*>(to + i * to_stride) = rows[i];

@@ -118,7 +118,7 @@ template <typename T>
 class AttentionKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const AttentionShape shape = shape_of(ctx);
-    run_or_abort([&] { return describe(shape); }, [&] {
+    run_or_throw([&] { return describe(shape); }, [&] {
       attention(shape, input_heads<T>(ctx, "query"), input_heads<T>(ctx, "key"),
                 input_heads<T>(ctx, "value"), output_heads<T>(ctx, "out"), output(ctx, "lse"));
     });
@@ -128,7 +128,7 @@ class AttentionKernel final : public Kernel {
 class AttentionGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const AttentionShape shape = shape_of(ctx);
-    run_or_abort([&] { return describe(shape); }, [&] {
+    run_or_throw([&] { return describe(shape); }, [&] {
       attention_grad(
           shape,
           {input_heads(ctx, "query"), input_heads(ctx, "key"), input_heads(ctx, "value"),

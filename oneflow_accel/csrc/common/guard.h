@@ -2,20 +2,18 @@
 #pragma once
 
 #include <exception>
-
-#include "oneflow/core/common/util.h"
+#include <stdexcept>
 
 namespace oneflow_accel {
 
-// Calls fn(). OneFlow catches no C++ exception that a kernel throws: the process would end with
-// the exception's text alone. This ends it with a message that starts with describe(), a string
-// that names the operation and its shapes.
+// Calls fn(). An exception becomes one whose text starts with describe(), a string that names the
+// operation and its shapes.
 template <typename Describe, typename Fn>
-void run_or_abort(const Describe& describe, const Fn& fn) {
+void run_or_throw(const Describe& describe, const Fn& fn) {
   try {
     fn();
   } catch (const std::exception& error) {
-    LOG(FATAL) << "oneflow_accel: " << describe() << " failed: " << error.what();
+    throw std::runtime_error(describe() + " failed: " + error.what());
   }
 }
 

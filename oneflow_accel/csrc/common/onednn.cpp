@@ -1,24 +1,8 @@
 #include "common/onednn.h"
 
-#include <array>
-#include <cstdlib>
-#include <new>
-
 #include "common/threads.h"
 
 namespace oneflow_accel {
-
-namespace {
-
-constexpr std::size_t kAlignment = 64;
-
-struct Buffer {
-  void* data = nullptr;
-  std::size_t bytes = 0;
-  ~Buffer() { std::free(data); }
-};
-
-}  // namespace
 
 const dnnl::engine& cpu_engine() {
   // Leaked on purpose: OneFlow's own threads may still run kernels while static objects are
@@ -30,21 +14,6 @@ const dnnl::engine& cpu_engine() {
 dnnl::stream& cpu_stream() {
   thread_local dnnl::stream stream(cpu_engine());
   return stream;
-}
-
-void* scratch(ScratchSlot slot, std::size_t bytes) {
-  thread_local std::array<Buffer, static_cast<std::size_t>(ScratchSlot::kCount)> buffers;
-  Buffer& buffer = buffers[static_cast<std::size_t>(slot)];
-  if (buffer.bytes < bytes) {
-    std::free(buffer.data);
-    buffer.bytes = (bytes + kAlignment - 1) / kAlignment * kAlignment;
-    buffer.data = std::aligned_alloc(kAlignment, buffer.bytes);
-    if (buffer.data == nullptr) {
-      buffer.bytes = 0;
-      throw std::bad_alloc();
-    }
-  }
-  return buffer.data;
 }
 
 KeyBuilder::KeyBuilder(const char* operation) : key_(operation) {

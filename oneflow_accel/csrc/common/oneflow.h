@@ -4,6 +4,7 @@
 // Before OneFlow's headers: the wheel's include folder also holds a system include tree.
 #include <immintrin.h>
 
+#include "common/guarded_kernel.h"
 #include "oneflow/core/framework/framework.h"
 #include "oneflow/core/kernel/new_kernel_util.h"
 

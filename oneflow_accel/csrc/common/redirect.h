@@ -1,18 +1,28 @@
-// Replaces a function that liboneflow calls, in liboneflow's own procedure linkage table: for what
-// no kernel and no Python can mend.
+// Replaces a function that OneFlow's libraries call, in their own procedure linkage tables: for
+// what no kernel and no Python can mend.
 #pragma once
 
 namespace oneflow_accel {
 
-// See redirect_in_oneflow().
-bool redirect_address(const char* function, void* replacement);
+// Libraries by a part of their paths: OneFlow itself, and its Python module.
+constexpr const char* kOneFlowLibrary = "/liboneflow-";
+constexpr const char* kPythonModule = "/_oneflow_internal.";
+
+// See redirect_in_oneflow(). What it answers is kept for `python -m oneflow_accel`.
+bool redirect_address(const char* library, const char* function, void* replacement);
 
 // Leads liboneflow's calls of `function`, by its name in the symbol table, to `replacement`, which
 // takes the same arguments. A call from the plug-in still reaches the function itself. False where
 // liboneflow has no such call, or no slot that can be written.
 template <typename Result, typename... Arguments>
 bool redirect_in_oneflow(const char* function, Result (*replacement)(Arguments...)) {
-  return redirect_address(function, reinterpret_cast<void*>(replacement));
+  return redirect_address(kOneFlowLibrary, function, reinterpret_cast<void*>(replacement));
+}
+
+// The same for calls that come from OneFlow's Python module.
+template <typename Result, typename... Arguments>
+bool redirect_in_python_module(const char* function, Result (*replacement)(Arguments...)) {
+  return redirect_address(kPythonModule, function, reinterpret_cast<void*>(replacement));
 }
 
 }  // namespace oneflow_accel

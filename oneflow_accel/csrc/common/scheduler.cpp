@@ -5,6 +5,10 @@
 // to a kernel's team, and the whole team waits. So the entry for sched_yield in liboneflow's
 // procedure linkage table leads to the function below, which sleeps where a thread does nothing
 // but yield.
+//
+// Only while a graph runs: an eager operation may be over in 2 us, and would wait for the end of a
+// nap. There a program's kernels run on the scheduler thread itself (backends/cpu.py), which then
+// has no time to poll.
 #include <sched.h>
 
 #include <algorithm>
@@ -13,6 +17,7 @@
 #include <cstdint>
 #include <thread>
 
+#include "common/graph_queue.h"
 #include "common/redirect.h"
 
 namespace oneflow_accel {
@@ -21,8 +26,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Between eager operations the scheduler is polled for less than this: they start as fast as
-// before.
+// A small graph is over by then, and its end noticed as fast as before.
 constexpr auto kPollingTime = std::chrono::microseconds(100);
 // A nap is this part of the time already waited, so that the end of a graph is noticed little later
 // than it comes, and at most kLongestNap.
@@ -34,6 +38,7 @@ constexpr auto kWork = std::chrono::microseconds(20);
 std::atomic<int64_t> g_naps{0};
 
 int yield_or_nap() {
+  if (!a_graph_is_under_way()) { return ::sched_yield(); }
   thread_local Clock::time_point first{};
   thread_local Clock::time_point last{};
   const Clock::time_point now = Clock::now();

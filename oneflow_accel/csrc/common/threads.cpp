@@ -1,9 +1,19 @@
 #include "common/threads.h"
 
-#include <omp.h>
 #include <pthread.h>
 
 #include <atomic>
+
+// Of libgomp, whose threads oneDNN uses too. Called by name, and not by `#pragma omp parallel`, as
+// Clang makes calls of its own libomp from that: a second set of threads, in which libgomp's
+// omp_get_thread_num() is 0 everywhere.
+extern "C" {
+void GOMP_parallel(void (*body)(void*), void* data, unsigned threads, unsigned flags);
+int omp_get_max_threads();
+void omp_set_num_threads(int threads);
+int omp_get_thread_num();
+int omp_get_num_threads();
+}
 
 namespace oneflow_accel {
 
@@ -30,6 +40,19 @@ ThreadScope::ThreadScope()
 
 ThreadScope::~ThreadScope() {
   if (saved_ != num_threads_) { omp_set_num_threads(saved_); }
+}
+
+void start_team(int threads, void (*body)(const void* data, int id, int count), const void* data) {
+  struct Call {
+    void (*body)(const void*, int, int);
+    const void* data;
+  } call{body, data};
+  GOMP_parallel(
+      [](void* argument) {
+        const Call& call = *static_cast<const Call*>(argument);
+        call.body(call.data, omp_get_thread_num(), omp_get_num_threads());
+      },
+      &call, static_cast<unsigned>(threads), 0);
 }
 
 }  // namespace oneflow_accel

@@ -1,10 +1,38 @@
 #pragma once
 
-#include <omp.h>
-
 #include <algorithm>
+#include <atomic>
+#include <exception>
 
 namespace oneflow_accel {
+
+// The first exception of several threads. One that left a parallel region would end the process.
+class FirstException {
+ public:
+  template <typename Fn>
+  void catch_in(const Fn& fn) {
+    try {
+      fn();
+    } catch (...) {
+      if (!taken_.exchange(true)) { first_ = std::current_exception(); }
+    }
+  }
+  void rethrow() const {
+    if (first_) { std::rethrow_exception(first_); }
+  }
+
+ private:
+  std::atomic<bool> taken_{false};
+  std::exception_ptr first_;
+};
+
+template <typename Fn>
+void run_team(int threads, const Fn& fn) {
+  if (threads <= 1) { return fn(int64_t{0}, int64_t{1}); }
+  start_team(
+      threads,
+      [](const void* data, int id, int count) { (*static_cast<const Fn*>(data))(id, count); }, &fn);
+}
 
 template <typename Fn>
 void parallel_for(int64_t n, int64_t grain, const Fn& fn) {
@@ -15,14 +43,15 @@ void parallel_for(int64_t n, int64_t grain, const Fn& fn) {
     fn(int64_t{0}, n);
     return;
   }
-#pragma omp parallel num_threads(threads)
-  {
-    const int64_t id = omp_get_thread_num();
-    const int64_t count = omp_get_num_threads();
+  FirstException exception;
+  run_team(threads, [&](int64_t id, int64_t count) {
     const int64_t begin = n * id / count;
     const int64_t end = n * (id + 1) / count;
-    if (begin < end) { fn(begin, end); }
-  }
+    if (begin < end) {
+      exception.catch_in([&] { fn(begin, end); });
+    }
+  });
+  exception.rethrow();
 }
 
 }  // namespace oneflow_accel

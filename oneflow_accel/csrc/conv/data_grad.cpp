@@ -4,6 +4,7 @@
 #include "conv/add.h"
 #include "conv/convolution.h"
 #include "conv/grouped.h"
+#include "conv/parts.h"
 #include "conv/relayout.h"
 #include "conv/run.h"
 #include "conv/select.h"
@@ -68,8 +69,8 @@ class ConvDataGradKernel final : public Kernel {
     run_or_zero(ctx, geometry, "data gradient of the convolution", [&] {
       convolution_data_grad(geometry, dy->dptr<float>(), input(ctx, "filter"),
                             dx->mut_dptr<float>());
-      add_to_output(ctx, dx);
     });
+    add_to_output(ctx, dx);
   }
 };
 
@@ -85,7 +86,11 @@ void convolution_data_grad(const ConvGeometry& geometry, const float* out_grad,
   if (const auto shape = grouped_shape(geometry)) {
     return grouped_convolution_data_grad(*shape, out_grad, weights, in_grad);
   }
-  data_grad(geometry, out_grad, weights, in_grad);
+  const int64_t in_image = geometry.in_image();
+  const int64_t out_image = geometry.out_image();
+  for_parts(geometry, data_grad_layout(geometry), [&](const ConvGeometry& part, int64_t first) {
+    data_grad(part, out_grad + first * out_image, weights, in_grad + first * in_image);
+  });
 }
 
 }  // namespace oneflow_accel

@@ -4,6 +4,7 @@
 #include "conv/add.h"
 #include "conv/convolution.h"
 #include "conv/grouped.h"
+#include "conv/parts.h"
 #include "conv/relayout.h"
 #include "conv/run.h"
 #include "conv/select.h"
@@ -70,8 +71,8 @@ class ConvKernel final : public Kernel {
     run_or_zero(ctx, geometry, "convolution", [&] {
       convolution(geometry, in->dptr<float>(), input(ctx, "weight"), input_or_null(ctx, "bias"),
                   out->mut_dptr<float>());
-      add_to_output(ctx, out);
     });
+    add_to_output(ctx, out);
   }
 };
 
@@ -95,7 +96,11 @@ void convolution(const ConvGeometry& geometry, const float* in, const float* wei
   if (const auto shape = grouped_shape(geometry)) {
     return grouped_convolution(*shape, in, weights, bias, Activation::kNone, out);
   }
-  convolve(geometry, in, weights, bias, out);
+  const int64_t in_image = geometry.in_image();
+  const int64_t out_image = geometry.out_image();
+  for_parts(geometry, forward_layout(geometry), [&](const ConvGeometry& part, int64_t first) {
+    convolve(part, in + first * in_image, weights, bias, out + first * out_image);
+  });
 }
 
 }  // namespace oneflow_accel

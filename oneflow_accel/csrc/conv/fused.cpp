@@ -1,7 +1,11 @@
 // The kernel of oneflow_accel_conv2d: a convolution with bias, summand and activation in one pass,
 // float32 and bfloat16. oneDNN computes what follows where it can; grouped convolutions of a few
-// channels are ours (grouped.h).
+// channels are ours (grouped.h), and so is bfloat16 on processors for which oneDNN has none.
 #include <algorithm>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <optional>
 
 #include "common/arguments.h"
 #include "common/bfloat16.h"
@@ -9,8 +13,11 @@
 #include "common/simd.h"
 #include "common/threads.h"
 #include "conv/activation.h"
+#include "conv/convolution.h"
 #include "conv/grouped.h"
 #include "conv/kept_weights.h"
+#include "conv/parts.h"
+#include "conv/run.h"
 #include "conv/select.h"
 
 namespace oneflow_accel {
@@ -38,7 +45,9 @@ dnnl::primitive_attr attributes(const ConvGeometry& geometry, const Tail& tail) 
     ops.append_binary(dnnl::algorithm::binary_add, geometry.out_desc());
   }
   if (tail.activation == Activation::kRelu) {
-    ops.append_eltwise(dnnl::algorithm::eltwise_relu, 0.0F, 0.0F);
+    // oneDNN's relu makes 0 of NaN. This is x min(1, max(0, 1e38 x)): x where x > 0, else 0, and NaN
+    // where x is NaN or -infinity.
+    ops.append_eltwise(dnnl::algorithm::eltwise_hardswish, 1e38F, 0.0F);
   } else if (tail.activation == Activation::kSilu) {
     // x sigmoid(alpha x)
     ops.append_eltwise(dnnl::algorithm::eltwise_swish, 1.0F, 0.0F);
@@ -55,9 +64,10 @@ dnnl::convolution_forward::primitive_desc fused_desc(const ConvGeometry& geometr
       in_desc(geometry, layout), any_weights(geometry),
       tail.bias ? geometry.bias_desc() : dnnl::memory::desc(), out_desc(geometry, layout),
       geometry.strides, geometry.dilation, geometry.padding, geometry.padding,
-      attributes(geometry, tail));
+      attributes(geometry, tail), /*allow_empty=*/true);
 }
 
+// What oneDNN has for a convolution.
 struct Fused {
   dnnl::convolution_forward primitive;
   InputLayout in;
@@ -77,8 +87,8 @@ struct Fused {
         scratchpad(desc.scratchpad_desc()) {}
 };
 
-template <typename T>
-ONEFLOW_ACCEL_INLINE void add_to_float(const T* a, const T* b, int64_t n, float* sum) {
+template <typename A, typename B>
+ONEFLOW_ACCEL_INLINE void add_to_float(const A* a, const B* b, int64_t n, float* sum) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) { sum[i] = to_float(a[i]) + to_float(b[i]); }
 }
@@ -92,6 +102,17 @@ void sums(const Bfloat16* a, const Bfloat16* b, int64_t n, float* sum) {
 }
 
 ONEFLOW_ACCEL_SIMD
+void sums(const float* a, const Bfloat16* b, int64_t n, float* sum) { add_to_float(a, b, n, sum); }
+
+ONEFLOW_ACCEL_SIMD
+void widened(const Bfloat16* x, int64_t n, float* y) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) { y[i] = to_float(x[i]); }
+}
+
+void widened(const float* x, int64_t n, float* y) { std::copy_n(x, n, y); }
+
+ONEFLOW_ACCEL_SIMD
 void rounded(const float* x, int64_t n, float* y) { std::copy_n(x, n, y); }
 
 ONEFLOW_ACCEL_SIMD
@@ -100,28 +121,35 @@ void rounded(const float* x, int64_t n, Bfloat16* y) {
   for (int64_t i = 0; i < n; ++i) { y[i] = from_float<Bfloat16>(x[i]); }
 }
 
-// out = activation(out + summand)
-template <typename T>
-void add_summand(const T* summand, Activation activation, int64_t n, T* out) {
+// out = activation(x + summand), where `summand` may be null. out may be x.
+template <typename X, typename T>
+void add_and_activate(const X* x, const T* summand, Activation activation, int64_t n, T* out) {
   parallel_for(n, kGrainSize, [=](int64_t begin, int64_t end) {
     constexpr int64_t kBlock = 1024;
     float block[kBlock];
     for (int64_t i = begin; i < end; i += kBlock) {
       const int64_t count = std::min(kBlock, end - i);
-      sums(out + i, summand + i, count, block);
+      if (summand == nullptr) {
+        widened(x + i, count, block);
+      } else {
+        sums(x + i, summand + i, count, block);
+      }
       if (activation != Activation::kNone) { activate(activation, 0.0F, count, block); }
       rounded(block, count, out + i);
     }
   });
 }
 
+int64_t count(const dnnl::memory::dims& sizes) {
+  return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<int64_t>());
+}
+
 // The weights in float32: converted ones are in the calling thread's scratch memory.
 const float* float_weights(const ConvGeometry&, const float* weights) { return weights; }
 const float* float_weights(const ConvGeometry& geometry, const Bfloat16* weights) {
-  int64_t count = 1;
-  for (const int64_t size : geometry.weights) { count *= size; }
-  auto* converted = static_cast<float*>(scratch(ScratchSlot::kWeights, count * sizeof(float)));
-  for (int64_t i = 0; i < count; ++i) { converted[i] = to_float(weights[i]); }
+  const int64_t n = count(geometry.weights);
+  auto* converted = static_cast<float*>(scratch(ScratchSlot::kWeights, n * sizeof(float)));
+  widened(weights, n, converted);
   return converted;
 }
 
@@ -134,36 +162,54 @@ class FusedConv2dKernel final : public Kernel {
     ConvGeometry geometry(*ctx, in->shape_view(), out->shape_view());
     geometry.data_type = sizeof(T) == sizeof(float) ? dnnl::memory::data_type::f32
                                                     : dnnl::memory::data_type::bf16;
-    if (geometry.is_empty()) { return; }
     const Tail tail{ctx->has_input("bias", 0), ctx->has_input("summand", 0),
                     activation_of(ctx->Attr<std::string>("activation"))};
-    const auto shape = grouped_shape(geometry);
-    run_or_abort([&] { return geometry.describe("oneflow_accel_conv2d"); }, [&] {
-      if (shape) {
-        const float* bias = input_or_null(ctx, "bias");
+    const float* bias = input_or_null(ctx, "bias");
+    const T* x = input<T>(ctx, "in");
+    const T* summand = input_or_null<T>(ctx, "summand");
+    T* y = output<T>(ctx, "out");
+    const int64_t n = out->shape_view().elem_cnt();
+    if (geometry.is_empty()) {
+      fill_with_bias(geometry, bias, y);
+      return add_and_activate(y, summand, tail.activation, n, y);
+    }
+    run_or_throw([&] { return geometry.describe("oneflow_accel_conv2d"); }, [&] {
+      if (const auto shape = grouped_shape(geometry)) {
         const float* weights = float_weights(geometry, input<T>(ctx, "weight"));
         // Not before a summand is added.
         const Activation activation = tail.summand ? Activation::kNone : tail.activation;
-        grouped_convolution(*shape, input<T>(ctx, "in"), weights, bias, activation,
-                            output<T>(ctx, "out"));
-      } else {
-        convolve(ctx, geometry, tail, in->raw_dptr(), out->mut_raw_dptr());
+        grouped_convolution(*shape, x, weights, bias, activation, y);
+        if (tail.summand) { add_and_activate(y, summand, tail.activation, n, y); }
+        return;
+      }
+      bool convolved = true;
+      for_parts(geometry, forward_layout(geometry), [&](const ConvGeometry& part, int64_t first) {
+        convolved = convolved
+                    && convolve(ctx, part, tail, x + first * geometry.in_image(),
+                                y + first * geometry.out_image());
+      });
+      if (!convolved) {
+        convolve_in_float32(geometry, x, input<T>(ctx, "weight"), bias, summand, tail.activation,
+                            y);
+      } else if (tail.summand && !primitive_adds_summand(geometry)) {
+        add_and_activate(y, summand, tail.activation, n, y);
       }
     });
-    if (tail.summand && (shape || !primitive_adds_summand(geometry))) {
-      add_summand(input<T>(ctx, "summand"), tail.activation, out->shape_view().elem_cnt(),
-                  output<T>(ctx, "out"));
-    }
   }
 
-  static void convolve(user_op::KernelComputeContext* ctx, const ConvGeometry& geometry,
+  // False where oneDNN has no such convolution for this processor.
+  static bool convolve(user_op::KernelComputeContext* ctx, const ConvGeometry& geometry,
                        const Tail& tail, const void* in, void* out) {
     const KeyBuilder key = geometry.key("fused_convolution")
                                .add(tail.bias ? 1 : 0)
                                .add(tail.summand ? 1 : 0)
                                .add(static_cast<int64_t>(tail.activation));
-    const Fused& fused = PrimitiveCache<Fused>::get_or_create(
-        key.str(), [&] { return Fused(geometry, fused_desc(geometry, tail)); });
+    const auto& found = PrimitiveCache<std::optional<Fused>>::get_or_create(key.str(), [&] {
+      const auto desc = fused_desc(geometry, tail);
+      return desc ? std::make_optional<Fused>(geometry, desc) : std::nullopt;
+    });
+    if (!found) { return false; }
+    const Fused& fused = *found;
     const void* weights = ctx->Tensor4ArgNameAndIndex("weight", 0)->raw_dptr();
     const int64_t owner = ctx->Attr<int64_t>("owner");
     const bool keep = owner != 0 && !fused.weights.is_plain();
@@ -186,6 +232,27 @@ class FusedConv2dKernel final : public Kernel {
     }
     fused.primitive.execute(cpu_stream(), arguments);
     fused.out.store(out_memory, out);
+    return true;
+  }
+
+  // For processors without bfloat16 products: float32 copies are convolved. Not in scratch memory,
+  // which the convolution uses itself.
+  static void convolve_in_float32(ConvGeometry geometry, const T* in, const T* weights,
+                                  const float* bias, const T* summand, Activation activation,
+                                  T* out) {
+    geometry.data_type = dnnl::memory::data_type::f32;
+    const int64_t n = count(geometry.out);
+    const auto wide_in = float_copy(in, count(geometry.in));
+    const auto wide_weights = float_copy(weights, count(geometry.weights));
+    const std::unique_ptr<float[]> sums(new float[n]);
+    convolution(geometry, wide_in.get(), wide_weights.get(), bias, sums.get());
+    add_and_activate(sums.get(), summand, activation, n, out);
+  }
+
+  static std::unique_ptr<float[]> float_copy(const T* from, int64_t n) {
+    std::unique_ptr<float[]> to(new float[n]);
+    widened(from, n, to.get());
+    return to;
   }
 };
 

@@ -34,6 +34,10 @@ struct ConvGeometry {
   int64_t groups() const { return weights[0]; }
   bool is_pointwise() const;
 
+  // Elements of one image; there is at least one.
+  int64_t in_image() const { return elements(in) / in[0]; }
+  int64_t out_image() const { return elements(out) / out[0]; }
+
   // Whether the input, the output or the weights have no element: all results are sums of no
   // terms then.
   bool is_empty() const;
@@ -50,6 +54,13 @@ struct ConvGeometry {
 
   KeyBuilder key(const char* operation) const;
   std::string describe(const char* operation) const;
+
+ private:
+  static int64_t elements(const dnnl::memory::dims& sizes) {
+    int64_t count = 1;
+    for (const int64_t size : sizes) { count *= size; }
+    return count;
+  }
 };
 
 }  // namespace oneflow_accel

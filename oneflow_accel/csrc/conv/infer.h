@@ -52,12 +52,12 @@ inline ::oneflow::Maybe<::oneflow::Shape> infer_conv2d(::oneflow::user_op::Infer
     const int axis = image.first_spatial + i;
     CHECK_EQ_OR_RETURN(weight.At(kernel_axes.first_spatial + i), kernel.at(i))
         << name << ": kernel_size";
-    CHECK_GT_OR_RETURN(in.At(axis), 0) << name << ": an image without pixels";
     const int64_t reach = int64_t{dilation.at(i)} * (kernel.at(i) - 1) + 1;
     const int64_t room = in.At(axis) + 2 * padding.at(i) - reach;
-    CHECK_GE_OR_RETURN(room, 0) << name << ": the kernel is larger than the input "
-                                << in.ToString();
-    out[axis] = room / strides.at(i) + 1;
+    // Of an image without pixels there is nothing to convolve, as in OneFlow's own conv2d.
+    CHECK_OR_RETURN(room >= 0 || in.At(axis) == 0)
+        << name << ": the kernel is larger than the input " << in.ToString();
+    out[axis] = room < 0 ? 0 : room / strides.at(i) + 1;
   }
   if (ctx->has_input("bias", 0)) {
     CHECK_EQ_OR_RETURN(ctx->InputShape("bias", 0), Shape({out_channels}))

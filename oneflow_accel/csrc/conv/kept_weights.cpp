@@ -1,5 +1,6 @@
 #include "conv/kept_weights.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <mutex>
 #include <new>
@@ -9,6 +10,10 @@ namespace oneflow_accel {
 namespace {
 
 constexpr std::size_t kAlignment = 64;
+
+// Copies of one owner. Weights that are gathered from several processes at every call lie somewhere
+// else each time: without a bound their copies would pile up until the owner goes.
+constexpr std::size_t kMostCopies = 8;
 
 struct Copy {
   const void* weights;
@@ -37,10 +42,16 @@ std::shared_ptr<void> allocate(std::size_t bytes) {
 
 std::shared_ptr<void> kept_weights(int64_t owner, const void* weights, const InputLayout& layout) {
   const std::lock_guard<std::mutex> lock(copies().mutex);
+  // The last used comes last.
   std::vector<Copy>& mine = copies().of_owner[owner];
-  for (const Copy& copy : mine) {
-    if (copy.weights == weights && copy.desc == layout.inner()) { return copy.data; }
+  const auto found = std::find_if(mine.begin(), mine.end(), [&](const Copy& copy) {
+    return copy.weights == weights && copy.desc == layout.inner();
+  });
+  if (found != mine.end()) {
+    std::rotate(found, found + 1, mine.end());
+    return mine.back().data;
   }
+  if (mine.size() >= kMostCopies) { mine.erase(mine.begin()); }
   std::shared_ptr<void> data = allocate(layout.inner().get_size());
   layout.copy(weights, data.get());
   mine.push_back({weights, layout.inner(), data});
@@ -52,8 +63,28 @@ void release_kept_weights(int64_t owner) {
   copies().of_owner.erase(owner);
 }
 
+void release_all_kept_weights() {
+  const std::lock_guard<std::mutex> lock(copies().mutex);
+  copies().of_owner.clear();
+}
+
+std::size_t num_kept_weights(int64_t owner) {
+  const std::lock_guard<std::mutex> lock(copies().mutex);
+  const auto found = copies().of_owner.find(owner);
+  return found == copies().of_owner.end() ? 0 : found->second.size();
+}
+
 }  // namespace oneflow_accel
 
-extern "C" void oneflow_accel_release_weights(int64_t owner) {
-  oneflow_accel::release_kept_weights(owner);
+extern "C" {
+
+void oneflow_accel_release_weights(int64_t owner) { oneflow_accel::release_kept_weights(owner); }
+
+// Of all owners; kernels make new copies when they need them.
+void oneflow_accel_release_all_weights() { oneflow_accel::release_all_kept_weights(); }
+
+int64_t oneflow_accel_kept_weights(int64_t owner) {
+  return static_cast<int64_t>(oneflow_accel::num_kept_weights(owner));
 }
+
+}  // extern "C"

@@ -3,22 +3,40 @@
 
 #include <algorithm>
 
+#include "common/arguments.h"
 #include "common/guard.h"
 #include "conv/geometry.h"
 
 namespace oneflow_accel {
 
-// Runs compute(), or fills the float32 outputs with zeros where a size is 0: they are sums of no
-// terms then. `what` begins the text of a failure.
+// What a convolution of no terms gives, where the input or the weights have no element: the bias, or
+// zeros without one.
+template <typename T>
+void fill_with_bias(const ConvGeometry& geometry, const float* bias, T* out) {
+  const int64_t channels = geometry.out[1];
+  int64_t pixels = 1;
+  for (std::size_t i = 2; i < geometry.out.size(); ++i) { pixels *= geometry.out[i]; }
+  for (int64_t i = 0; i < geometry.out[0] * channels * pixels; ++i) {
+    const int64_t channel = (geometry.channels_last ? i : i / pixels) % channels;
+    out[i] = from_float<T>(bias == nullptr ? 0.0F : bias[channel]);
+  }
+}
+
+// Runs compute(), or fills the float32 outputs with what sums of no terms are where a size is 0: the
+// output "out" with the bias, gradients with zeros. `what` begins the text of a failure.
 template <typename Compute>
 void run_or_zero(::oneflow::user_op::KernelComputeContext* ctx, const ConvGeometry& geometry,
                  const char* what, const Compute& compute) {
   if (!geometry.is_empty()) {
-    return run_or_abort([&] { return geometry.describe(what); }, compute);
+    return run_or_throw([&] { return geometry.describe(what); }, compute);
   }
   for (const auto& [name, index] : ctx->outputs()) {
     ::oneflow::user_op::Tensor* tensor = ctx->Tensor4ArgNameAndIndex(name, index);
-    std::fill_n(tensor->mut_dptr<float>(), tensor->shape_view().elem_cnt(), 0.0F);
+    if (name == "out") {
+      fill_with_bias(geometry, input_or_null(ctx, "bias"), tensor->mut_dptr<float>());
+    } else {
+      std::fill_n(tensor->mut_dptr<float>(), tensor->shape_view().elem_cnt(), 0.0F);
+    }
   }
 }
 

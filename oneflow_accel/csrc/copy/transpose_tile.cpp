@@ -26,9 +26,9 @@ struct Block {
   template <int S, int... kLane>
   ONEFLOW_ACCEL_AVX2 ONEFLOW_ACCEL_INLINE
   static void swap(Vector& a, Vector& b, std::integer_sequence<int, kLane...>) {
-    const Vector low = __builtin_shufflevector(a, b, ((kLane & S) ? kLanes + kLane - S : kLane)...);
-    const Vector high =
-        __builtin_shufflevector(a, b, ((kLane & S) ? kLanes + kLane : kLane + S)...);
+    const Vector low =
+        ONEFLOW_ACCEL_SHUFFLE(a, b, ((kLane & S) ? kLanes + kLane - S : kLane)...);
+    const Vector high = ONEFLOW_ACCEL_SHUFFLE(a, b, ((kLane & S) ? kLanes + kLane : kLane + S)...);
     a = low;
     b = high;
   }

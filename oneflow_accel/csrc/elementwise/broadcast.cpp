@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "common/threads.h"
+#include "elementwise/operand.h"
 
 namespace oneflow_accel {
 
@@ -43,15 +44,12 @@ void Broadcast::prepend(int64_t extent, bool a_varies, bool b_varies) {
 
 template <typename T>
 void Broadcast::run(RowsFunction<T> function, const T* a, const T* b, T* out) const {
-  // A single element is copied: it may lie in the tensor that is changed in place, x /= x[0].
-  const T a_value = a_elements_ == 1 && elements_ > 0 ? *a : T{};
-  const T b_value = b_elements_ == 1 && elements_ > 0 ? *b : T{};
-  const T* a_data = a_elements_ == 1 ? &a_value : a;
-  const T* b_data = b_elements_ == 1 ? &b_value : b;
+  const Operand<T> a_operand(a, a_elements_, out, elements_);
+  const Operand<T> b_operand(b, b_elements_, out, elements_);
   parallel_for(elements_, kGrainSize, [&](int64_t begin, int64_t end) {
     for_blocks(begin, end, [&](int64_t offset, int64_t a_offset, int64_t b_offset,
                                const Rows& rows) {
-      function(a_data + a_offset, b_data + b_offset, out + offset, rows);
+      function(a_operand.data() + a_offset, b_operand.data() + b_offset, out + offset, rows);
     });
   });
 }

@@ -34,7 +34,7 @@ class Broadcast {
   // a of (outer, n, inner), b of (n,).
   Broadcast(int64_t outer, int64_t n, int64_t inner);
 
-  // Computes `function` on all threads. `out` may be `a` or `b` where its shape is out's shape.
+  // Computes `function` on all threads. `out` may share memory with `a` and `b`.
   template <typename T>
   void run(RowsFunction<T> function, const T* a, const T* b, T* out) const;
 

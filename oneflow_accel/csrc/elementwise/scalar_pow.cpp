@@ -2,6 +2,7 @@
 // (squares, cubes, roots) are vector code, the others one call of std::pow per element.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "common/arguments.h"
 #include "common/simd.h"
@@ -14,7 +15,9 @@ namespace {
 
 namespace user_op = ::oneflow::user_op;
 
-// y = x^e. The exponent is tested once: each branch is a loop of its own.
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// y = x^e. As std::pow has it, and unlike a root, the power 0.5 of -infinity is infinity. The exponent is tested once: each branch is a loop of its own.
 ONEFLOW_ACCEL_SIMD
 void power(const float* x, float exponent, float* y, int64_t n) {
   if (exponent == 2.0F) {
@@ -25,10 +28,12 @@ void power(const float* x, float exponent, float* y, int64_t n) {
     for (int64_t i = 0; i < n; ++i) { y[i] = x[i] * x[i] * x[i]; }
   } else if (exponent == 0.5F) {
 #pragma omp simd
-    for (int64_t i = 0; i < n; ++i) { y[i] = __builtin_sqrtf(x[i]); }
+    for (int64_t i = 0; i < n; ++i) { y[i] = __builtin_sqrtf(x[i] == -kInfinity ? kInfinity : x[i]); }
   } else if (exponent == -0.5F) {
 #pragma omp simd
-    for (int64_t i = 0; i < n; ++i) { y[i] = 1.0F / __builtin_sqrtf(x[i]); }
+    for (int64_t i = 0; i < n; ++i) {
+      y[i] = 1.0F / __builtin_sqrtf(x[i] == -kInfinity ? kInfinity : x[i]);
+    }
   } else if (exponent == -1.0F) {
 #pragma omp simd
     for (int64_t i = 0; i < n; ++i) { y[i] = 1.0F / x[i]; }

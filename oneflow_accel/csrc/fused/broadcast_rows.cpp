@@ -1,5 +1,7 @@
 #include "fused/broadcast_rows.h"
 
+#include <stdexcept>
+
 namespace oneflow_accel::fused {
 
 BroadcastRows::BroadcastRows(const ::oneflow::ShapeView& shape, const ::oneflow::ShapeView& part) {
@@ -11,8 +13,8 @@ BroadcastRows::BroadcastRows(const ::oneflow::ShapeView& shape, const ::oneflow:
     fits = size_of_part(axis) == 1 || size_of_part(axis) == shape.At(axis);
   }
   if (!fits) {
-    LOG(FATAL) << "oneflow_accel: a mask or bias of shape " << part.ToString()
-               << " cannot be broadcast to " << shape.ToString();
+    throw std::invalid_argument("a mask or bias of shape " + part.ToString()
+                                + " cannot be broadcast to " + shape.ToString());
   }
   leading_ = axes - 1;
   single_value_ = size_of_part(leading_) != shape.At(leading_);

@@ -107,7 +107,7 @@ class SelfAttentionKernel final : public Kernel {
     float* product = output(ctx, "query_mul_key");
     float* value = output(ctx, "value");
     const Heads heads(hidden_states->shape_view(), ctx->Attr<int64_t>("head_size"));
-    run_or_abort(
+    run_or_throw(
         [&] {
           return "fused_self_attention of hidden states "
                  + hidden_states->shape_view().ToString();
@@ -132,7 +132,7 @@ class SelfAttentionGradKernel final : public Kernel {
     float* dx = output(ctx, "hidden_states_grad");
     const float alpha = ctx->Attr<float>("alpha");
     const Heads heads(hidden_states->shape_view(), value_grad->shape_view().At(3));
-    run_or_abort(
+    run_or_throw(
         [&] {
           return "the gradient of fused_self_attention of hidden states "
                  + hidden_states->shape_view().ToString();

@@ -21,7 +21,7 @@ class EmbeddingKernel final : public Kernel {
     const auto* weight = ctx->Tensor4ArgNameAndIndex("weight", 0);
     const Indices indices(*ctx->Tensor4ArgNameAndIndex("indices", 0));
     const TableShape shape = table_shape(*weight);
-    indices.check("embedding", shape.rows);
+    indices.check(shape.rows);
     gather_rows(shape, indices, element_bytes(*weight), weight->dptr(),
                 ctx->Tensor4ArgNameAndIndex("out", 0)->mut_dptr());
   }
@@ -43,7 +43,7 @@ class EmbeddingGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const Indices indices(*ctx->Tensor4ArgNameAndIndex("indices", 0));
     const TableShape shape = table_shape(*ctx->Tensor4ArgNameAndIndex("weight", 0));
-    indices.check("embedding_grad", shape.rows);
+    indices.check(shape.rows);
     auto* dx = output(ctx, "dx");
     sum_rows_by_index(shape, indices, input(ctx, "dy"), dx, ctx->Attr<int64_t>("padding_idx"));
     if (ctx->Attr<bool>("scale_grad_by_freq")) { divide_by_frequency(shape, indices, dx); }

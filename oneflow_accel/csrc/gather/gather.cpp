@@ -29,7 +29,7 @@ class GatherKernel final : public Kernel {
     const Indices indices(*ctx->Tensor4ArgNameAndIndex("indices", 0));
     auto* out = ctx->Tensor4ArgNameAndIndex("out", 0);
     const TableShape shape = table_shape(in->shape_view(), ctx->Attr<int64_t>("axis"), cache);
-    indices.check("gather", cache ? dynamic_cast<const RowRange&>(*cache).total : shape.rows);
+    indices.check(cache ? dynamic_cast<const RowRange&>(*cache).total : shape.rows);
     gather_rows(shape, indices, element_bytes(*in), in->dptr(), out->mut_dptr());
   }
 };

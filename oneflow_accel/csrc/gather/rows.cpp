@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <stdexcept>
+#include <string>
 
 #include "common/simd.h"
 #include "common/simd_math.h"
@@ -27,6 +29,29 @@ void add_to(const double* x, double* sum, int64_t n) {
   for (int64_t i = 0; i < n; ++i) { sum[i] += x[i]; }
 }
 
+// Whether 0 <= each x <= last: else x or last - x has the sign bit set.
+ONEFLOW_ACCEL_SIMD
+bool all_in_range(const int64_t* x, int64_t n, int64_t last) {
+  uint64_t signs = 0;
+#pragma omp simd reduction(| : signs)
+  for (int64_t i = 0; i < n; ++i) {
+    const auto index = static_cast<uint64_t>(x[i]);
+    signs |= index | (static_cast<uint64_t>(last) - index);
+  }
+  return (signs >> 63U) == 0;
+}
+
+ONEFLOW_ACCEL_SIMD
+bool all_in_range(const int32_t* x, int64_t n, int64_t last) {
+  uint64_t signs = 0;
+#pragma omp simd reduction(| : signs)
+  for (int64_t i = 0; i < n; ++i) {
+    const auto index = static_cast<uint64_t>(static_cast<int64_t>(x[i]));
+    signs |= index | (static_cast<uint64_t>(last) - index);
+  }
+  return (signs >> 63U) == 0;
+}
+
 }  // namespace
 
 Indices::Indices(const user_op::Tensor& tensor) : count_(tensor.shape_view().elem_cnt()) {
@@ -37,13 +62,16 @@ Indices::Indices(const user_op::Tensor& tensor) : count_(tensor.shape_view().ele
   }
 }
 
-void Indices::check(const char* op, int64_t size) const {
-  for (int64_t i = 0; i < count_; ++i) {
-    const int64_t index = (*this)[i];
-    LOG_IF(FATAL, index < 0 || index >= size)
-        << "oneflow_accel: " << op << ": index " << index << " at position " << i
-        << " is out of range for " << size << " rows";
+void Indices::check(int64_t size) const {
+  if (wide_ != nullptr ? all_in_range(wide_, count_, size - 1)
+                       : all_in_range(narrow_, count_, size - 1)) {
+    return;
   }
+  int64_t i = 0;
+  while ((*this)[i] >= 0 && (*this)[i] < size) { ++i; }
+  throw std::out_of_range("index " + std::to_string((*this)[i]) + " at position "
+                          + std::to_string(i) + " is out of range for " + std::to_string(size)
+                          + " rows");
 }
 
 void gather_rows(const TableShape& shape, const Indices& indices, std::size_t element_bytes,

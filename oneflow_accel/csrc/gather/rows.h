@@ -16,9 +16,8 @@ class Indices {
   int64_t count() const { return count_; }
   int64_t operator[](int64_t i) const { return wide_ ? wide_[i] : narrow_[i]; }
 
-  // Ends the process with a message that names `op`, unless 0 <= each index < size. OneFlow has
-  // no way to hand an error of a kernel back to Python.
-  void check(const char* op, int64_t size) const;
+  // Throws std::out_of_range unless 0 <= each index < size.
+  void check(int64_t size) const;
 
  private:
   const int64_t* wide_ = nullptr;

@@ -180,7 +180,7 @@ class DecoderLayerKernel final : public Kernel {
       product.transpose_b = true;
       product.out = {n.batch, to_n};
       product.accumulate = accumulate;
-      run_or_abort([&] { return product.describe(); }, [&] {
+      run_or_throw([&] { return product.describe(); }, [&] {
         multiply(product, from, in(name + "_weight"), in(name + "_bias"), to);
       });
     };

@@ -1,13 +1,15 @@
 #include "loss/labels.h"
 
+#include <stdexcept>
+#include <string>
+
 #include "oneflow/core/common/balanced_splitter.h"
 
 namespace oneflow_accel {
 
 void Labels::fail(int64_t row) const {
-  LOG(FATAL) << "oneflow_accel: " << op_ << ": label " << at(row) << " of row " << row
-             << " is not a class index in [0, " << classes_ << ")";
-  std::abort();  // LOG(FATAL) does not return, but is not declared so
+  throw std::out_of_range("label " + std::to_string(at(row)) + " of row " + std::to_string(row)
+                          + " is out of range for " + std::to_string(classes_) + " classes");
 }
 
 std::shared_ptr<ClassRange> class_range(::oneflow::user_op::KernelCacheContext* ctx,

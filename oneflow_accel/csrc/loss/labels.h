@@ -11,10 +11,9 @@ namespace oneflow_accel {
 class Labels {
  public:
   // `classes` is the number of classes in all, also where this process holds some of them.
-  Labels(const ::oneflow::user_op::Tensor* label, const std::string& op, int64_t classes)
+  Labels(const ::oneflow::user_op::Tensor* label, int64_t classes)
       : data_(label->raw_dptr()),
         is_int64_(label->data_type() == ::oneflow::DataType::kInt64),
-        op_(op),
         classes_(classes) {}
 
   int64_t at(int64_t row) const {
@@ -22,7 +21,7 @@ class Labels {
                      : static_cast<const int32_t*>(data_)[row];
   }
 
-  // Ends the process with a message where the label is not the index of a class.
+  // Throws std::out_of_range where the label is not the index of a class.
   int64_t checked(int64_t row) const {
     const int64_t label = at(row);
     if (label < 0 || label >= classes_) { fail(row); }
@@ -34,7 +33,6 @@ class Labels {
 
   const void* data_;
   bool is_int64_;
-  const std::string& op_;
   int64_t classes_;
 };
 

@@ -17,7 +17,7 @@ class Targets {
   Targets(user_op::KernelComputeContext* ctx, const user_op::OpKernelCache* cache, int64_t classes)
       : range_(static_cast<const ClassRange*>(cache)),
         classes_(classes),
-        labels_(ctx->Tensor4ArgNameAndIndex("target", 0), ctx->op_type_name(),
+        labels_(ctx->Tensor4ArgNameAndIndex("target", 0),
                 range_ == nullptr ? classes : range_->classes),
         ignored_(ctx->Attr<int64_t>("ignore_index")),
         weight_(input_or_null(ctx, "weight")) {}

@@ -26,7 +26,7 @@ struct Targets {
   int64_t n;
 
   Targets(user_op::KernelComputeContext* ctx, const user_op::OpKernelCache* cache, int64_t n)
-      : labels(ctx->Tensor4ArgNameAndIndex("label", 0), ctx->op_type_name(),
+      : labels(ctx->Tensor4ArgNameAndIndex("label", 0),
                cache == nullptr ? n : static_cast<const ClassRange*>(cache)->classes),
         first(cache == nullptr ? 0 : static_cast<const ClassRange*>(cache)->begin),
         n(n) {}

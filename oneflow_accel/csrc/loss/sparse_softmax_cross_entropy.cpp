@@ -43,7 +43,7 @@ class SparseSoftmaxCrossEntropyKernel final : public Kernel {
     float* prob = output(ctx, "prob");
     float* out = output(ctx, "out");
     const int64_t n = prediction->shape_view().At(prediction->shape_view().NumAxes() - 1);
-    const Labels labels(label, ctx->op_type_name(), n);
+    const Labels labels(label, n);
     parallel_for(label->shape_view().elem_cnt(),
                  std::max<int64_t>(1, kGrainSize / std::max<int64_t>(n, 1)),
                  [&](int64_t begin, int64_t end) {
@@ -64,7 +64,7 @@ class SparseSoftmaxCrossEntropyGradKernel final : public Kernel {
     float* dx = prediction_diff->mut_dptr<float>();
     const auto& shape = prediction_diff->shape_view();
     const int64_t n = shape.At(shape.NumAxes() - 1);
-    const Labels labels(ctx->Tensor4ArgNameAndIndex("label", 0), ctx->op_type_name(), n);
+    const Labels labels(ctx->Tensor4ArgNameAndIndex("label", 0), n);
     parallel_for(shape.elem_cnt() / n, std::max<int64_t>(1, kGrainSize / n),
                  [&](int64_t begin, int64_t end) {
                    for (int64_t row = begin; row < end; ++row) {
@@ -95,7 +95,7 @@ class SparseSoftmaxCrossEntropyMsGradKernel final : public Kernel {
     const auto& shape = prediction_diff->shape_view();
     const int64_t n = shape.At(shape.NumAxes() - 1);
     const int64_t first = range == nullptr ? 0 : range->begin;
-    const Labels labels(ctx->Tensor4ArgNameAndIndex("label", 0), ctx->op_type_name(),
+    const Labels labels(ctx->Tensor4ArgNameAndIndex("label", 0),
                         range == nullptr ? n : range->classes);
     parallel_for(shape.elem_cnt() / n, std::max<int64_t>(1, kGrainSize / n),
                  [&](int64_t begin, int64_t end) {

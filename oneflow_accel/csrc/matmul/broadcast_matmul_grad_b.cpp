@@ -26,7 +26,7 @@ class BroadcastMatmulGradBKernel final : public Kernel {
     product.transpose_a = true;
     product.alpha = static_cast<float>(ctx->Attr<double>("alpha"));
     load_addend(ctx, out, &product);
-    run_or_abort([&] { return product.describe(); }, [&] {
+    run_or_throw([&] { return product.describe(); }, [&] {
       multiply(product, a->dptr<float>(), b->dptr<float>(), nullptr, out->mut_dptr<float>());
     });
   }

@@ -26,7 +26,7 @@ class FusedMatmulBiasKernel final : public Kernel {
     product.a = {rows, product.b[1]};
     product.out = {rows, product.b[0]};
     load_addend(ctx, out, &product);
-    run_or_abort([&] { return product.describe(); }, [&] {
+    run_or_throw([&] { return product.describe(); }, [&] {
       multiply(product, static_cast<const T*>(x->raw_dptr()),
                static_cast<const T*>(weight->raw_dptr()), static_cast<const T*>(bias->raw_dptr()),
                static_cast<T*>(out->mut_raw_dptr()));

@@ -28,7 +28,7 @@ class MatmulKernel final : public Kernel {
     product.transpose_b = ctx->Attr<bool>("transpose_b");
     product.alpha = static_cast<float>(ctx->Attr<double>("alpha"));
     load_addend(ctx, out, &product);
-    run_or_abort([&] { return product.describe(); }, [&] {
+    run_or_throw([&] { return product.describe(); }, [&] {
       multiply(product, static_cast<const T*>(a->raw_dptr()), static_cast<const T*>(b->raw_dptr()),
                nullptr, static_cast<T*>(out->mut_raw_dptr()));
     });

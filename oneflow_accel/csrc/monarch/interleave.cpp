@@ -1,5 +1,7 @@
 #include "monarch/interleave.h"
 
+#include <utility>
+
 #include "common/vector.h"
 
 namespace oneflow_accel {
@@ -7,51 +9,44 @@ namespace oneflow_accel {
 namespace {
 
 template <int floats>
-using Indices __attribute__((vector_size(4 * floats))) = int32_t;
+using Lanes = std::make_integer_sequence<int, floats>;
 
 // Of vectors whose elements are to alternate, those of the lower half of the vectors go to the even
 // places and those of the upper half to the odd ones: for each factor of 2 in their number l, after
 // which each alternates with all others.
-template <int floats, int l, int left = l>
-ONEFLOW_ACCEL_INLINE void zip(Vector<floats> (&vectors)[l]) {
+template <int floats, int l, int left = l, int... lane>
+ONEFLOW_ACCEL_INLINE void zip(Vector<floats> (&vectors)[l],
+                              std::integer_sequence<int, lane...> lanes) {
   if constexpr (left > 1) {
-    Indices<floats> low;
-    Indices<floats> high;
-#pragma GCC unroll 16
-    for (int e = 0; e < floats; ++e) {
-      low[e] = e / 2 + (e % 2) * floats;
-      high[e] = low[e] + floats / 2;
-    }
     Vector<floats> next[l];
 #pragma GCC unroll 8
     for (int i = 0; i < l / 2; ++i) {
-      next[2 * i] = __builtin_shuffle(vectors[i], vectors[i + l / 2], low);
-      next[2 * i + 1] = __builtin_shuffle(vectors[i], vectors[i + l / 2], high);
+      const Vector<floats> a = vectors[i];
+      const Vector<floats> b = vectors[i + l / 2];
+      next[2 * i] = ONEFLOW_ACCEL_SHUFFLE(a, b, (lane / 2 + (lane % 2) * floats)...);
+      next[2 * i + 1] =
+          ONEFLOW_ACCEL_SHUFFLE(a, b, (floats / 2 + lane / 2 + (lane % 2) * floats)...);
     }
-    zip<floats, l, left / 2>(next);
+    zip<floats, l, left / 2>(next, lanes);
 #pragma GCC unroll 16
     for (int i = 0; i < l; ++i) { vectors[i] = next[i]; }
   }
 }
 
 // The way back.
-template <int floats, int l, int left = l>
-ONEFLOW_ACCEL_INLINE void unzip(Vector<floats> (&vectors)[l]) {
+template <int floats, int l, int left = l, int... lane>
+ONEFLOW_ACCEL_INLINE void unzip(Vector<floats> (&vectors)[l],
+                                std::integer_sequence<int, lane...> lanes) {
   if constexpr (left > 1) {
-    Indices<floats> even;
-    Indices<floats> odd;
-#pragma GCC unroll 16
-    for (int e = 0; e < floats; ++e) {
-      even[e] = 2 * e;
-      odd[e] = 2 * e + 1;
-    }
     Vector<floats> next[l];
 #pragma GCC unroll 8
     for (int i = 0; i < l / 2; ++i) {
-      next[i] = __builtin_shuffle(vectors[2 * i], vectors[2 * i + 1], even);
-      next[i + l / 2] = __builtin_shuffle(vectors[2 * i], vectors[2 * i + 1], odd);
+      const Vector<floats> a = vectors[2 * i];
+      const Vector<floats> b = vectors[2 * i + 1];
+      next[i] = ONEFLOW_ACCEL_SHUFFLE(a, b, (2 * lane)...);
+      next[i + l / 2] = ONEFLOW_ACCEL_SHUFFLE(a, b, (2 * lane + 1)...);
     }
-    unzip<floats, l, left / 2>(next);
+    unzip<floats, l, left / 2>(next, lanes);
 #pragma GCC unroll 16
     for (int i = 0; i < l; ++i) { vectors[i] = next[i]; }
   }
@@ -84,7 +79,7 @@ ONEFLOW_ACCEL_INLINE void deinterleave_rows(const RowCopy& copy, int64_t n) {
       Vector<floats> vectors[l];
 #pragma GCC unroll 16
       for (int v = 0; v < l; ++v) { vectors[v] = *vector_at<floats>(from + i * l, v); }
-      unzip<floats, l>(vectors);
+      unzip<floats, l>(vectors, Lanes<floats>());
 #pragma GCC unroll 16
       for (int j = 0; j < l; ++j) { *vector_at<floats>(to + j * n + i, 0) = vectors[j]; }
     }
@@ -103,7 +98,7 @@ ONEFLOW_ACCEL_INLINE void interleave_rows(const RowCopy& copy, int64_t n, int64_
       Vector<floats> vectors[l];
 #pragma GCC unroll 16
       for (int j = 0; j < l; ++j) { vectors[j] = *vector_at<floats>(from + j * n + i, 0); }
-      zip<floats, l>(vectors);
+      zip<floats, l>(vectors, Lanes<floats>());
 #pragma GCC unroll 16
       for (int v = 0; v < l; ++v) {
         if (addend != nullptr) { vectors[v] += *vector_at<floats>(addend + i * l, v); }

@@ -148,7 +148,7 @@ class MonarchKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const MonarchShape shape = shape_of(ctx, ctx->Attr<int64_t>("out_features"));
     if (shape.rows == 0) { return; }
-    run_or_abort([&] { return shape.describe(); }, [&] {
+    run_or_throw([&] { return shape.describe(); }, [&] {
       monarch(shape, {input(ctx, "x"), input(ctx, "blkdiag1"), input(ctx, "blkdiag2")},
               input_or_null(ctx, "bias"), output_or_null(ctx, "middle"), output(ctx, "y"));
     });
@@ -159,7 +159,7 @@ class MonarchGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const auto& y_grad = ctx->Tensor4ArgNameAndIndex("y_grad", 0)->shape_view();
     const MonarchShape shape = shape_of(ctx, y_grad.At(y_grad.NumAxes() - 1));
-    run_or_abort([&] { return "gradient of " + shape.describe(); }, [&] {
+    run_or_throw([&] { return "gradient of " + shape.describe(); }, [&] {
       monarch_grad(shape, {input(ctx, "x"), input(ctx, "blkdiag1"), input(ctx, "blkdiag2")},
                    input(ctx, "middle"), input(ctx, "y_grad"),
                    {output(ctx, "x_grad"), output(ctx, "blkdiag1_grad"),

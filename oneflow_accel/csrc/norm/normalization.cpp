@@ -27,8 +27,9 @@ struct Coefficients {
     mean[c] = static_cast<float>(batch_mean);
     scale[c] = static_cast<float>(factor);
     // What rounding the mean lost goes here: it is not small against the standard deviation where
-    // the mean is large.
-    shift[c] = static_cast<float>(beta + (mean[c] - batch_mean) * factor);
+    // the mean is large. Of an infinite mean or factor there is nothing: it is in (x - mean) * scale.
+    const double lost = (mean[c] - batch_mean) * factor;
+    shift[c] = static_cast<float>(std::isfinite(lost) ? beta + lost : beta);
   }
 };
 

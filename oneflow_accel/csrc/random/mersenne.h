@@ -5,7 +5,11 @@
 // generator states that are saved, are the same with and without the plug-in.
 #pragma once
 
+#include <immintrin.h>
+#include <sched.h>
+
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <random>
@@ -56,21 +60,29 @@ void draw(std::mt19937& engine, int64_t n, const Consume& consume) {
       static_cast<int>(std::clamp<int64_t>(rest / kDrawGrain, 1, oneflow_accel::num_threads()));
   // One thread after another takes the state on by a chunk, which it then works off while the
   // next thread is at it.
-#pragma omp parallel for ordered schedule(static, 1) num_threads(threads) if (threads > 1)
-  for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-    alignas(64) uint32_t words[kStateWords + kChunk];
-    const int64_t begin = chunk * kChunk;
-    const int64_t count = std::min(kChunk, rest - begin);
-#pragma omp ordered
-    {
-      const int64_t whole = (count + kStateWords - 1) / kStateWords * kStateWords;
+  std::atomic<int64_t> turn{0};
+  run_team(threads, [&](int64_t id, int64_t count) {
+    for (int64_t chunk = id; chunk < chunks; chunk += count) {
+      alignas(64) uint32_t words[kStateWords + kChunk];
+      const int64_t begin = chunk * kChunk;
+      const int64_t drawn = std::min(kChunk, rest - begin);
+      // A few microseconds, unless the other thread has lost its core.
+      for (int spins = 0; turn.load(std::memory_order_acquire) != chunk; ++spins) {
+        if (spins > 1000) {
+          sched_yield();
+        } else {
+          _mm_pause();
+        }
+      }
+      const int64_t whole = (drawn + kStateWords - 1) / kStateWords * kStateWords;
       std::memcpy(words, state.words, sizeof(state.words));
       extend(words + kStateWords, whole);
       std::memcpy(state.words, words + whole, sizeof(state.words));
-      state.position = kStateWords - (whole - count);
+      state.position = kStateWords - (whole - drawn);
+      turn.store(chunk + 1, std::memory_order_release);
+      consume(words + kStateWords, left + begin, drawn);
     }
-    consume(words + kStateWords, left + begin, count);
-  }
+  });
   store(state, engine);
 }
 

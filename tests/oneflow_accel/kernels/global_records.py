@@ -69,7 +69,7 @@ def main() -> None:
                 result = traceback.format_exc()
             if flow.env.get_rank() == 0:
                 line = json.dumps({f"{record.name}-{layout_name(layout)}": result})
-                print(f"record {line}", flush=True)
+                print(f"record {line}\n", end="", flush=True)
 
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ def main() -> None:
         (in_graph,) = _step(fused, fused_inputs, graph=True)
         assert_close(in_graph, actual[0])
         if flow.env.get_rank() == 0:
-            print("equal", name, flush=True)
+            print(f"equal {name}\n", end="", flush=True)
 
 
 if __name__ == "__main__":

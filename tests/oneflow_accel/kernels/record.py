@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import oneflow as flow
 
+from tests.oneflow_accel.kernels.not_finite import Strictness
+
 Shape = tuple[int, ...]
 # An input of a case: the shape of standard normal values, or a function that makes the array
 # (indices, masks, values of a special range).
@@ -82,6 +84,7 @@ class Record:
         cases: inputs to try: 0-d, empty, odd and large ones where the operator takes them.
         layouts: global layouts to try with the case called "global".
         dtypes: dtypes of the floating-point inputs; gradients are checked in float32 and float64.
+        not_finite: how closely NaN and infinity in the inputs come out as in the reference.
     """
 
     name: str
@@ -92,3 +95,4 @@ class Record:
     gradient: Callable[..., tuple[np.ndarray | None, ...]] | None = None
     layouts: Sequence[Layout] = field(default_factory=tuple)
     dtypes: tuple[str, ...] = ("float32",)
+    not_finite: Strictness = Strictness.EXACT

@@ -111,3 +111,33 @@ def test_wrong_shapes_are_named(index: int, name: str) -> None:
     inputs[index] = inputs[index][:-1]
     with pytest.raises(RuntimeError, match=name):
         decoder_layer(*tensors(inputs), **SETTINGS, tanh=True)
+
+
+def gradients(inputs: list[np.ndarray]) -> tuple[list[np.ndarray], np.ndarray]:
+    """Of all inputs, and the result."""
+    leaves = [flow.tensor(array, requires_grad=True) for array in inputs]
+    y, keys, values = decoder_layer(*leaves, **SETTINGS, tanh=True)
+    (y.sum() + (keys * keys).sum() + values.sum()).backward()
+    return [leaf.grad.numpy() for leaf in leaves], y.detach().numpy()
+
+
+def test_its_reference_runs_where_a_gradient_is_asked_for() -> None:
+    inputs = arrays(*SHAPES[0])
+    found, y = gradients(inputs)
+    assert_close(y, expected(inputs, True)[0], reduced=SHAPES[0][-1])
+    # One element of each argument moved, in float64.
+    for i in range(len(inputs)):
+        sums = []
+        for step in (1e-4, -1e-4):
+            moved = [array.astype(np.float64) for array in inputs]
+            moved[i].flat[1] += step
+            results = expected(moved, True)
+            sums.append(results[0].sum() + (results[1] ** 2).sum() + results[2].sum())
+        derivative = (sums[0] - sums[1]) / 2e-4
+        np.testing.assert_allclose(found[i].flat[1], derivative, rtol=1e-3, atol=1e-3)
+
+
+def test_the_operator_runs_where_no_gradient_is_asked_for() -> None:
+    inputs = [flow.tensor(array, requires_grad=True) for array in arrays(*SHAPES[0])]
+    with flow.no_grad():
+        assert not decoder_layer(*inputs, **SETTINGS, tanh=True)[0].requires_grad

@@ -10,6 +10,7 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
+from tests.launch import run_process
 from tests.oneflow_accel.kernels.harness import needs_plugin, random
 
 pytestmark = needs_plugin
@@ -35,3 +36,36 @@ def test_a_graph_that_ends_early_waits_for_its_beginning() -> None:
     assert library.oneflow_accel_graph_waits() > before
     for result in results:
         np.testing.assert_array_equal(result, np.maximum(x, 0))
+
+
+# A second on two cores, so that it has not ended when the plug-in is loaded.
+_IN_FLIGHT = """
+import os
+os.environ["ONEFLOW_ACCEL_PLUGIN"] = "off"
+from oneflow_accel.kernels import plugin
+import oneflow as flow
+
+
+class Products(flow.nn.Graph):
+    def build(self, x):
+        y = x
+        for _ in range(30):
+            y = flow.matmul(y, x)
+        return y
+
+
+graph, x = Products(), flow.eye(1024)
+y = graph(x)
+os.environ["ONEFLOW_ACCEL_PLUGIN"] = "on"
+plugin.load.cache_clear()
+print("loaded", plugin.load().loaded)
+assert (y.numpy() == x.numpy()).all()
+for _ in range(3):
+    assert (graph(x).numpy() == x.numpy()).all()
+print("done")
+"""
+
+
+def test_a_graph_under_way_when_the_plugin_is_loaded_ends() -> None:
+    process = run_process(["-c", _IN_FLIGHT], timeout=60)
+    assert "loaded True\ndone" in process.stdout

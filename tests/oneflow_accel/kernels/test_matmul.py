@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from oneflow_accel.kernels import plugin
+from oneflow_accel.kernels.linear import linear
 from oneflow_accel.kernels.operators import Operator
 
 import numpy as np
@@ -67,6 +68,18 @@ def test_linear_added_to_a_tensor(shape: tuple[int, ...], dtype: str) -> None:
     )
     expected = x.astype(np.float64) @ weight.T + bias + addend
     assert_close(y.to(flow.float32).numpy(), expected, dtype=dtype, reduced=shape[-1] + 2)
+
+
+def test_linear_has_the_gradient_of_what_is_added() -> None:
+    arrays = [random(2, 6, 5), random(7, 5, seed=1), random(7, seed=2), random(2, 6, 7, seed=3)]
+    leaves = [flow.tensor(array, requires_grad=True) for array in arrays]
+    dy = random(2, 6, 7, seed=4)
+    linear(*leaves).backward(flow.tensor(dy))
+    x, weight, _, _ = (array.astype(np.float64) for array in arrays)
+    rows = dy.reshape(-1, 7).astype(np.float64)
+    expected = [dy @ weight, rows.T @ x.reshape(-1, 5), rows.sum(0), dy]
+    for leaf, gradient in zip(leaves, expected, strict=True):
+        assert_close(leaf.grad.numpy(), gradient, reduced=12)
 
 
 def test_graph_adds_to_the_product() -> None:

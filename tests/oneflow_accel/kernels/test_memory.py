@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import re
 import resource
+
+from oneflow_accel.backends.cpu import CpuBackend
+from oneflow_accel.inference.convolution import (
+    conv2d_add_activation,
+    new_owner,
+    release_weights,
+)
+from oneflow_accel.kernels import plugin
 
 import oneflow as flow
 import pytest
 
 from tests.launch import run_process
+from tests.oneflow_accel.kernels.harness import needs_plugin
+from tests.tolerances import assert_close
 
 MEGABYTE = 2**20
 
@@ -59,3 +71,124 @@ def test_empty_cache_returns_memory_to_the_system() -> None:
     kept = re.search(r"^kept (-?\d+)$", result.stdout, re.MULTILINE)
     assert kept, result.stdout
     assert int(kept[1]) < 20 * MEGABYTE
+
+
+# The README's table says what the variable is for; test_plugin.py what else it may not be.
+_CONVOLUTION = """
+import ctypes
+import re
+from pathlib import Path
+
+import oneflow_accel
+from oneflow_accel.kernels import plugin
+import oneflow as flow
+
+backend = oneflow_accel.select_device("cpu")
+flow.ones(1).numpy()
+layer, x = flow.nn.Conv2d(3, 64, 3, padding=1), flow.rand(IMAGES, 3, 224, 224)
+start = backend.memory_allocated()
+y = layer(x)
+y.numpy()
+peak = backend.max_memory_allocated() - start
+held = y.numel() * 4
+del y
+backend.synchronize()
+backend.empty_cache()
+print("kept", backend.memory_allocated() - start)
+print("peak", peak / held)
+"""
+
+
+def _measured(script: str, **env: str) -> dict[str, float]:
+    result = run_process(["-c", script], env=env)
+    assert result.returncode == 0, result.stdout
+    return {
+        k: float(v) for k, v in re.findall(r"^(\w+) (-?[\d.e+]+)$", result.stdout, re.MULTILINE)
+    }
+
+
+def test_a_convolution_gives_its_memory_back() -> None:
+    script = _CONVOLUTION.replace("IMAGES", "16")
+    found = _measured(script)
+    stock = _measured(script, ONEFLOW_ACCEL_PLUGIN="off")
+    # 196 MB of results; oneDNN's code and tables are some 10 MB.
+    assert found["kept"] < stock["kept"] + 20 * MEGABYTE
+    # In units of the output, of which convolution and bias make one each.
+    assert found["peak"] < 1.1 * stock["peak"] + 0.1
+
+
+_SCRATCH = """
+import ctypes
+from oneflow_accel.kernels import plugin
+import oneflow as flow
+library = ctypes.CDLL(str(plugin.state().path))
+library.oneflow_accel_scratch_bytes.restype = ctypes.c_int64
+layer, x = flow.nn.Conv2d(32, 32, 3, padding=1), flow.rand(4, 32, 56, 56)
+found = []
+with flow.no_grad():
+    first = layer(x).numpy()
+    print("kept", library.oneflow_accel_scratch_bytes())
+    library.oneflow_accel_release_scratch()
+    print("released", library.oneflow_accel_scratch_bytes())
+    print("equal", int((layer(x).numpy() == first).all()))
+print("limit", plugin.state().scratch_limit)
+"""
+
+
+@needs_plugin
+def test_scratch_memory_is_bounded() -> None:
+    kept = _measured(_SCRATCH)
+    assert kept["kept"] > MEGABYTE
+    assert kept["released"] == 0
+    assert kept["equal"] == 1
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert kept["limit"] == memory // 16
+    none = _measured(_SCRATCH, ONEFLOW_ACCEL_SCRATCH="0")
+    assert none["kept"] == 0
+    assert none["equal"] == 1
+    assert none["limit"] == 0
+
+
+@needs_plugin
+def test_kept_weights_do_not_pile_up() -> None:
+    library = ctypes.CDLL(str(plugin.state().path))
+    library.oneflow_accel_kept_weights.restype = ctypes.c_int64
+    owner = new_owner()
+    x = flow.rand(1, 64, 14, 14)
+    weights = [flow.rand(64, 64, 3, 3) for _ in range(20)]
+    settings = {
+        "stride": (1, 1),
+        "padding": (1, 1),
+        "dilation": (1, 1),
+        "groups": 1,
+        "data_format": "channels_first",
+        "activation": "",
+    }
+    for weight in weights:
+        y = conv2d_add_activation(x, weight, None, None, owner=owner, **settings)
+        expected = flow._C.conv2d(x, weight, padding=(1, 1))
+        assert_close(y.numpy(), expected.numpy(), reduced=576)
+    number = library.oneflow_accel_kept_weights(ctypes.c_int64(owner))
+    assert 0 < number <= 8
+    CpuBackend().empty_cache()
+    assert library.oneflow_accel_kept_weights(ctypes.c_int64(owner)) == 0
+    y = conv2d_add_activation(x, weights[3], None, None, owner=owner, **settings)
+    expected = flow._C.conv2d(x, weights[3], padding=(1, 1))
+    assert_close(y.numpy(), expected.numpy(), reduced=576)
+    release_weights(owner)
+
+
+# Whole images at a time: a batch too large for one copy of its activations.
+@needs_plugin
+@pytest.mark.parametrize("images", [7, 12])
+def test_a_large_batch_in_parts_is_the_same_as_image_by_image(images: int) -> None:
+    layer = flow.nn.Conv2d(16, 64, 3, padding=1)
+    x = flow.rand(images, 16, 224, 224).requires_grad_()
+    y = layer(x)
+    y.backward(flow.ones_like(y))
+    for i in (0, images // 2, images - 1):
+        one = x[i : i + 1].detach().requires_grad_()
+        z = layer(one)
+        z.backward(flow.ones_like(z))
+        assert_close(y[i : i + 1].numpy(), z.numpy(), reduced=144)
+        assert_close(x.grad[i : i + 1].numpy(), one.grad.numpy(), reduced=576)

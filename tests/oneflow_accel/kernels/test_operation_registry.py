@@ -165,8 +165,10 @@ def test_explain_with_arguments(operation: registry.Operation, calls: list[str])
 def test_names_are_unique_and_known(operation: registry.Operation) -> None:
     with pytest.raises(ValueError, match="registered twice"):
         registry.register_operation(ADD, reference=lambda x: x, doc="")
-    with pytest.raises(KeyError, match="no operation is called 'mul'; there are: scale_add"):
+    with pytest.raises(UserError, match=r"no operation is called 'mul'; there are: scale_add\.$"):
         registry.dispatch("mul", flow.ones(1))
+    with pytest.raises(UserError, match="Did you mean 'scale_add'"):
+        registry.explain("scale_ad", "cpu")
 
 
 def test_gradient_runs_through_the_chosen_one(operation: registry.Operation) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _ctypes
 import json
 import os
 import shutil
@@ -34,6 +35,28 @@ os.environ["ONEFLOW_ACCEL_PLUGIN"] = "off"
 from oneflow_accel.kernels import plugin
 os.environ["ONEFLOW_ACCEL_PLUGIN"] = "on"
 plugin.load.cache_clear()
+"""
+# Operators that the plug-in has kernels for, before and after it is loaded.
+BEFORE_AND_AFTER = """
+import numpy as np, oneflow as flow
+x = flow.tensor(np.random.default_rng(0).normal(size=(2, 3, 8, 8)).astype(np.float32))
+weight = flow.tensor(np.random.default_rng(1).normal(size=(4, 3, 3, 3)).astype(np.float32))
+def results():
+    flow.manual_seed(0)
+    y = x.clone().requires_grad_()
+    z = flow.relu(flow._C.conv2d(y, weight, None, stride=[1, 1], padding=[0, 0], dilation=[1, 1],
+                                 groups=1, channel_pos="channels_first"))
+    (z.flatten(1) @ flow.ones(144, 5)).softmax(-1).square().sum().backward()
+    return [y.grad.numpy(), z.numpy(), flow.cat([x, x]).numpy(), flow.ones(3).numpy(),
+            (x + x.transpose(2, 3)).tanh().numpy(), flow.nn.Dropout(0.5)(x).numpy()]
+before = results()
+import oneflow_accel
+from oneflow_accel.kernels import plugin
+assert plugin.state().came_late
+for _ in range(3):
+    for was, is_now in zip(before[:-1], results()):
+        np.testing.assert_allclose(is_now, was, rtol=1e-4, atol=1e-5)
+print("same", flow.nn.functional.gelu(x).shape)
 """
 CONVOLUTION = """
 import oneflow
@@ -111,11 +134,28 @@ def test_damaged_library_is_named_not_fatal(tmp_path) -> None:
     assert "cannot be loaded" in process.stdout
 
 
+def test_library_of_other_sources_is_named(tmp_path) -> None:
+    """As after `git pull` without make."""
+    shutil.copy(_ctypes.__file__, tmp_path / plugin.library_name("0.9.0"))
+    set_up = "plugin._LIBRARY_FOLDER = pathlib.Path(sys.argv[1])"
+    script = f"{NOT_LOADED_YET}\n{set_up}\nimport oneflow_accel\noneflow_accel.select_device()"
+    process = run_process(["-c", script, tmp_path])
+    assert process.returncode != 0
+    assert (
+        "is of other sources than the Python files beside it: run `make plugin`" in process.stdout
+    )
+    assert process.stdout.splitlines()[-1].startswith("oneflow_accel.errors.UserError: ")
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
         ("ONEFLOW_ACCEL_THREADS", "0"),
         ("ONEFLOW_ACCEL_THREADS", "many"),
+        ("ONEFLOW_ACCEL_SCRATCH", "1.5"),
+        ("ONEFLOW_ACCEL_SCRATCH", "-0.1"),
+        ("ONEFLOW_ACCEL_SCRATCH", "nan"),
+        ("ONEFLOW_ACCEL_SCRATCH", "2GB"),
         ("ONEFLOW_ACCEL_PLUGIN", "no"),
     ],
 )
@@ -141,3 +181,12 @@ def test_processes_of_a_node_share_its_cores(tmp_path) -> None:
     expected = max(1, len(os.sched_getaffinity(0)) // 2)
     threads = [int((tmp_path / f"process{rank}").read_text()) for rank in range(2)]
     assert threads == [expected, expected], process.stdout
+
+
+@pytest.mark.skipif(not plugin.state().loaded, reason="it is about loading the plug-in")
+def test_operators_that_ran_before_it_was_loaded_run_on() -> None:
+    """OneFlow keeps pointers to the entries of their kernels, which new kernels must not move."""
+    process = run_process(["-c", BEFORE_AND_AFTER])
+    assert process.returncode == 0, process.stdout
+    assert "same" in process.stdout
+    assert "operations that have run keep its own kernels" in process.stdout

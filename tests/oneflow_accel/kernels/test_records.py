@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 from oneflow_accel.kernels import plugin
 
@@ -15,6 +16,7 @@ from _pytest.mark import ParameterSet
 from oneflow import nn
 
 from tests.launch import run_distributed
+from tests.oneflow_accel.kernels import not_finite
 from tests.oneflow_accel.kernels.harness import needs_plugin
 from tests.oneflow_accel.kernels.record import Case, Record
 from tests.oneflow_accel.kernels.record_check import (
@@ -50,11 +52,14 @@ def _each_case(
     ]
 
 
-def _each_case_and_dtype() -> list[ParameterSet]:
+def _each_case_and_dtype(
+    keep: Callable[[Case], bool] = lambda case: True,
+) -> list[ParameterSet]:
     return [
         pytest.param(record, case, dtype, id=f"{record.name}-{case.name}-{dtype}")
         for record in RECORDS
         for case in record.cases
+        if keep(case)
         for dtype in record.dtypes
     ]
 
@@ -96,6 +101,56 @@ def test_eager(record: Record, case: Case, dtype: str) -> None:
         y.backward(flow.tensor(dy).to(y.dtype))
         actual = [None if tensor.grad is None else tensor.grad.numpy() for tensor in tensors]
         assert_gradients(record, case, arrays, dy, actual, dtype)
+
+
+def _expected(
+    record: Record, case: Case, arrays: list[np.ndarray], dy: np.ndarray | None
+) -> list[np.ndarray | None]:
+    """The reference's output and, where there is a dy, its gradients."""
+    with np.errstate(all="ignore"):
+        results: list[np.ndarray | None] = [expected_output(record, case, arrays)]
+        if dy is not None:
+            assert record.gradient is not None
+            results += record.gradient(
+                dy.astype(np.float64), *in_float64(arrays), **case.attributes
+            )
+    return results
+
+
+@pytest.mark.parametrize(
+    ("record", "case", "dtype"),
+    _each_case_and_dtype(lambda case: not_finite.fits(case.arrays())),
+)
+def test_not_finite(record: Record, case: Case, dtype: str) -> None:
+    """NaN and infinity in any input come out where they do in the reference."""
+    backward = record.gradient is not None and dtype != "bfloat16"
+    for name, planted in not_finite.planted(arrays_in(case, dtype)):
+        tensors = tensors_of(planted.arrays, dtype, gradient=backward)
+        y = record.call(*tensors, **case.attributes)
+        actual = [y.to(flow.float32 if dtype == "bfloat16" else y.dtype).numpy()]
+        dy = None
+        if backward:
+            dy = output_gradient(tuple(y.shape))
+            y.backward(flow.tensor(dy).to(y.dtype))
+            actual += [None if tensor.grad is None else tensor.grad.numpy() for tensor in tensors]
+
+        def compute(arrays: list[np.ndarray], dy: Any = dy) -> list[np.ndarray | None]:
+            return _expected(record, case, arrays, dy)
+
+        expected = compute(planted.arrays)
+        reached = not_finite.influenced(compute, planted)
+        for i, (mine, reference, mask) in enumerate(zip(actual, expected, reached, strict=True)):
+            if reference is not None and mine is not None:
+                not_finite.assert_same_classes(
+                    mine,
+                    reference,
+                    mask,
+                    planted,
+                    record.not_finite,
+                    dtype=dtype,
+                    reduced=case.reduced,
+                    what=f"{name}: {'output' if i == 0 else f'gradient of input {i - 1}'}",
+                )
 
 
 class _Call(nn.Module):

@@ -78,7 +78,8 @@ RECORDS = [
         flow.relu,
         lambda x: np.maximum(x, 0),
         [*CASES, case("prime", (1000003,))],
-        gradient=lambda dy, x: (dy * (x > 0),),
+        # Where x is NaN the gradient passes, as in PyTorch.
+        gradient=lambda dy, x: (np.where(x <= 0, 0, dy),),
         layouts=LINES,
         dtypes=BOTH,
     ),

@@ -9,6 +9,7 @@ from oneflow_accel.inference.convolution import conv2d_add_activation
 import numpy as np
 import oneflow as flow
 
+from tests.oneflow_accel.kernels.not_finite import Strictness
 from tests.oneflow_accel.kernels.record import Case, Layout, Record, Shape, case
 from tests.oneflow_accel.kernels.reference_conv import ConvCase, conv_forward
 
@@ -147,6 +148,7 @@ RECORDS = [
         call=_call,
         reference=_reference,
         cases=_CASES,
+        not_finite=Strictness.FUSED_RELU,
         layouts=(
             Layout(("S(0)", "B", "B", "S(0)"), "S(0)"),
             Layout(("B", "B", "B", "B"), "B"),

@@ -9,6 +9,7 @@ from oneflow_accel.kernels.convolution import channels_last_conv2d
 import numpy as np
 import oneflow as flow
 
+from tests.oneflow_accel.kernels.not_finite import Strictness
 from tests.oneflow_accel.kernels.record import Case, Layout, Record, case
 from tests.oneflow_accel.kernels.reference_conv import ConvCase, conv_forward, conv_gradients
 
@@ -115,6 +116,7 @@ RECORDS = [
             "oneflow_accel_channels_last_conv2d_filter_grad",
         ),
         call=_call,
+        not_finite=Strictness.REGROUPED,
         reference=_reference,
         gradient=_gradient,
         cases=_CASES,

@@ -126,8 +126,9 @@ def _power(exponent: float) -> Record:
         f"power_{exponent}",
         ("scalar_pow", "scalar_pow_grad"),
         lambda x: x**exponent,
-        lambda x: x**exponent,
-        lambda x: exponent * x ** (exponent - 1),
+        # Not `**`, which takes a root for the exponent 0.5: NaN of -infinity.
+        lambda x: np.power(x, exponent),
+        lambda x: exponent * np.power(x, exponent - 1),
         positive=exponent not in (2, 3.0),
     )
 
@@ -222,8 +223,8 @@ RECORDS = [
         "rsqrt",
         ("rsqrt", "rsqrt_grad"),
         flow.rsqrt,
-        lambda x: x**-0.5,
-        lambda x: -0.5 * x**-1.5,
+        lambda x: 1 / np.sqrt(x),
+        lambda x: -0.5 / (x * np.sqrt(x)),
         positive=True,
     ),
     _unary(

@@ -43,8 +43,13 @@ def _log_softmax(x: np.ndarray) -> np.ndarray:
     return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
 
 
+def _picked(x: np.ndarray, one_hot: np.ndarray) -> np.ndarray:
+    """x where one_hot is not 0, times it; what is not picked may be infinite."""
+    return np.where(one_hot == 0, 0.0, x * one_hot)
+
+
 def _sparse(x: np.ndarray, label: np.ndarray) -> np.ndarray:
-    return -(_log_softmax(x) * _one_hot(label, x.shape[-1])).sum(-1)
+    return -_picked(_log_softmax(x), _one_hot(label, x.shape[-1])).sum(-1)
 
 
 def _sparse_grad(dy: np.ndarray, x: np.ndarray, label: np.ndarray) -> Gradients:
@@ -52,7 +57,8 @@ def _sparse_grad(dy: np.ndarray, x: np.ndarray, label: np.ndarray) -> Gradients:
 
 
 def _dense(x: np.ndarray, label: np.ndarray) -> np.ndarray:
-    return -(_log_softmax(x) * label).sum(-1)
+    # OneFlow's kernels take no probability for less than 1e-20.
+    return -(np.maximum(_log_softmax(x), np.log(1e-20)) * label).sum(-1)
 
 
 def _dense_grad(dy: np.ndarray, x: np.ndarray, label: np.ndarray) -> Gradients:
@@ -64,14 +70,14 @@ def _nll(
     x: np.ndarray, label: np.ndarray, *weight: np.ndarray, ignore_index: int = -100
 ) -> np.ndarray:
     one_hot = _one_hot(np.where(label == ignore_index, -1, label), x.shape[-1])
-    return -(x * one_hot * (weight[0] if weight else 1.0)).sum(-1)
+    return -_picked(x * (weight[0] if weight else 1.0), one_hot).sum(-1)
 
 
 def _nll_grad(
     dy: np.ndarray, x: np.ndarray, label: np.ndarray, *weight: np.ndarray, ignore_index: int = -100
 ) -> Gradients:
     one_hot = _one_hot(np.where(label == ignore_index, -1, label), x.shape[-1])
-    dx = -dy[..., None] * one_hot * (weight[0] if weight else 1.0)
+    dx = -_picked(dy[..., None] * (weight[0] if weight else 1.0), one_hot)
     return (dx, None, *(None for _ in weight))
 
 
@@ -88,7 +94,7 @@ def _cross_entropy(
     counts = (label != ignore_index)[:, None]
     one_hot = _one_hot(label, classes) * counts
     target = (1 - label_smoothing) * one_hot + label_smoothing / classes * counts
-    return -(_log_softmax(x) * target * of_class).sum() / (one_hot * of_class).sum()
+    return -_picked(_log_softmax(x) * of_class, target).sum() / _picked(of_class, one_hot).sum()
 
 
 def _cross_entropy_grad(
@@ -103,9 +109,11 @@ def _cross_entropy_grad(
     of_class = weight[0] if weight else np.ones(classes)
     counts = (label != ignore_index)[:, None]
     one_hot = _one_hot(label, classes) * counts
-    target = of_class * ((1 - label_smoothing) * one_hot + label_smoothing / classes * counts)
+    target = (1 - label_smoothing) * _picked(of_class, one_hot)
+    if label_smoothing:
+        target += label_smoothing / classes * counts * of_class
     dx = np.exp(_log_softmax(x)) * target.sum(-1, keepdims=True) - target
-    return (dy * dx / (one_hot * of_class).sum(), None, *(None for _ in weight))
+    return (dy * dx / _picked(of_class, one_hot).sum(), None, *(None for _ in weight))
 
 
 def _call_nll(

@@ -6,6 +6,7 @@ from oneflow_accel.kernels.monarch import monarch_multiply
 
 import numpy as np
 
+from tests.oneflow_accel.kernels.not_finite import Strictness
 from tests.oneflow_accel.kernels.record import Case, Layout, Record, case
 
 Gradients = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -94,6 +95,7 @@ RECORDS = [
             "oneflow_accel_monarch_grad",
         ),
         call=monarch_multiply,
+        not_finite=Strictness.REGROUPED,
         reference=_reference,
         gradient=gradients,
         cases=[
@@ -119,6 +121,7 @@ RECORDS = [
         name="monarch_multiply_bias",
         operators=("oneflow_accel_monarch",),
         call=monarch_multiply,
+        not_finite=Strictness.REGROUPED,
         reference=_with_bias,
         gradient=_gradients_with_bias,
         cases=[
