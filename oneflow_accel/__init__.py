@@ -1,29 +1,35 @@
 """The device layer: picks device, kernels and collectives for everything in this code base.
 
-Import it before oneflow: patches to oneflow are applied while oneflow is imported, and the CPU
-kernels are registered before the first operation runs.
+Importing it is all that a program needs, before or after oneflow: patches to oneflow are applied,
+the CPU kernels are registered, and OneFlow is told how to run them. Before is better, as OneFlow
+keeps to what it has begun with: operations that have run keep their kernels, and modules that were
+built what they were built with. One warning says so where that is the case.
 """
 
-# ruff: noqa: E402, I001 - the order below is what this module is for.
+# ruff: noqa: E402 - the order below is what this module is for.
 
+import logging
 import sys
 from contextlib import suppress
 
-from oneflow_accel import interrupt, patching, rendezvous
+from oneflow_accel import import_noise, interrupt, patching, rendezvous
 
 patching.install()
-# Where oneflow is there already, the processes have met.
+# Where oneflow is there already, the processes have met and its messages are out.
 if "oneflow" not in sys.modules:
+    rendezvous.number_on_this_machine()
     rendezvous.wait_for_rank_zero()
 
 # Before the backends: which patches oneflow needs depends on the device, so that importing oneflow
 # imports the backends, which must find a module of oneflow then and not import it themselves.
-import oneflow  # noqa: F401
+with import_noise.left_out():
+    import oneflow  # noqa: F401
 
 from oneflow_accel.backends import (
     Backend,
     available_backends,
     current_backend,
+    registry,
     select_device,
 )
 from oneflow_accel.errors import UserError
@@ -31,10 +37,22 @@ from oneflow_accel.kernels import plugin
 
 interrupt.give_back()
 
+_late: list[str] = []
 # A wrong environment variable is raised again by select_device(), where a command line can print
 # it as one sentence.
 with suppress(UserError):
-    plugin.load()
+    registry.prepare_expected_device()
+with suppress(UserError):
+    if plugin.load().came_late:
+        _late.append(
+            "oneflow had begun, so that operations that have run keep its own kernels, and large "
+            "ones share the cores with its scheduler"
+        )
+_late += patching.apply_to_imported()
+if _late:
+    logging.getLogger("oneflow_accel").warning(
+        "oneflow_accel was imported late: %s. Import it at the top of the program", "; ".join(_late)
+    )
 
 __all__ = [
     "Backend",

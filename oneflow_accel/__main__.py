@@ -11,9 +11,9 @@ import json
 import sys
 from collections.abc import Sequence
 
-from oneflow_accel import report
+from oneflow_accel import backends, report
 from oneflow_accel.errors import UserError
-from oneflow_accel.kernels import listing
+from oneflow_accel.kernels import listing, registry
 from oneflow_accel.patching import cli as patch_cli
 
 from rich.console import Console
@@ -30,6 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return patch_cli.run(args)
         if args.command == "kernels":
             return listing.run(args, None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL)
+        if args.command == "explain":
+            return _explain(args)
         return _report(args)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -48,15 +50,29 @@ def _report(args: argparse.Namespace) -> int:
     return 0
 
 
+def _explain(args: argparse.Namespace) -> int:
+    # A device need not be there to be asked about.
+    known = args.device in backends.available_backends()
+    device = args.device if known else backends.resolve(args.device).backend.name
+    operations = registry.operations()
+    for name in args.operations or operations:
+        print(registry.explain(name, device))
+    return 0
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m oneflow_accel", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print the state as JSON")
     parser.add_argument("--device", help="device to use; exit code 2 if it cannot be used")
-    commands = parser.add_subparsers(dest="command", metavar="[patch | kernels]")
+    commands = parser.add_subparsers(dest="command", metavar="[patch | kernels | explain]")
     patch = commands.add_parser("patch", help="apply patches to installed packages, or revert them")
     patch_cli.add_arguments(patch)
     kernels = commands.add_parser("kernels", help="which CPU kernel each operator gets, and why")
     listing.add_arguments(kernels)
+    explain = commands.add_parser(
+        "explain", help="what computes an operation on each device, which was chosen, and why"
+    )
+    explain.add_argument("operations", nargs="*", metavar="OP", help="default: all operations")
     return parser
 
 

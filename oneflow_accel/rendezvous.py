@@ -11,8 +11,9 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 # Seconds; after it oneflow's own way of waiting begins.
 MOST_SECONDS = 60.0
 _PAUSE = 0.05
@@ -48,6 +49,16 @@ def wait_for_rank_zero(
             return False
         time.sleep(_PAUSE)
     return True
+
+
+def number_on_this_machine(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Set LOCAL_RANK to what oneflow takes it for, where several launchers share this machine.
+
+    At a loopback address all processes are on this machine. Oneflow counts them through then, and
+    aborts in the first collective of a process whose launcher has begun at 0 again.
+    """
+    if environment.get("MASTER_ADDR") in LOOPBACK and environment.get("RANK", "").isdecimal():
+        environment["LOCAL_RANK"] = environment["RANK"]
 
 
 def _listens(address: str, port: int) -> bool:

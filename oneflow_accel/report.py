@@ -51,7 +51,8 @@ def collect(device: str | None = None) -> dict[str, Any]:
             null where not.
         selection: {device, why}; device is null where none can be used, and why says why.
         threads: {cores, plugin}: cores that this process may use, threads per plug-in kernel.
-        plugin: {loaded, path, reason, onednn_version, operators}.
+        plugin: {loaded, path, reason, onednn_version, operators, scratch_limit, redirections};
+            redirections is a list of {function, library, purpose, done}.
         operations: name -> list of {implementation, backend, dtypes} in order of preference.
         patches: list of {name, package, version, state, reason}.
         environment: variables that are set and begin with one of ENVIRONMENT_PREFIXES.
@@ -69,6 +70,8 @@ def collect(device: str | None = None) -> dict[str, Any]:
             "reason": state.reason,
             "onednn_version": state.onednn_version,
             "operators": list(state.operators),
+            "scratch_limit": state.scratch_limit,
+            "redirections": [asdict(redirection) for redirection in state.redirections],
         },
         "operations": {
             name: [
@@ -118,6 +121,16 @@ def render(state: dict[str, Any], console: Console) -> None:
         (
             "threads per kernel",
             f"{state['threads']['plugin']} of {state['threads']['cores']} cores",
+        ),
+        ("scratch memory kept", _mebibytes(plugin_state["scratch_limit"])),
+        *(
+            (
+                purpose,
+                _mark(
+                    all(i["done"] for i in plugin_state["redirections"] if i["purpose"] == purpose)
+                ),
+            )
+            for purpose in sorted({i["purpose"] for i in plugin_state["redirections"]})
         ),
         ("operators", ", ".join(plugin_state["operators"])),
         *((f"operation {name}", _implementations(i)) for name, i in state["operations"].items()),
@@ -183,6 +196,10 @@ def _table(title: str, columns: tuple[str, ...], rows: list[tuple[Any, ...]]) ->
     if not rows:
         table.add_row("none", *[""] * (len(columns) - 1))
     return table
+
+
+def _mebibytes(count: int | None) -> str | None:
+    return None if count is None else f"at most {count / 2**20:.0f} MiB"
 
 
 def _mark(ok: bool) -> str:

@@ -86,6 +86,13 @@ class Backend(ABC):
         """
         return "; ".join(self._problems()) or None
 
+    def prepare(self) -> None:  # noqa: B027 - most devices need nothing
+        """Set what OneFlow reads when its first operation begins.
+
+        `import oneflow_accel` calls it for the device that will be chosen unless the program says
+        otherwise; it must not ask the device for anything.
+        """
+
     def activate(self) -> None:
         """Get ready to compute; `select_device` calls it once a device is chosen.
 
@@ -95,6 +102,7 @@ class Backend(ABC):
         reason = self.unavailable_reason()
         if reason is not None:
             raise DeviceUnavailableError(f"device '{self.name}' cannot be used: {reason}")
+        self.prepare()
 
     @abstractmethod
     def device_count(self) -> int:
@@ -129,7 +137,11 @@ class Backend(ABC):
         return flow.device(self.name, index)
 
     def synchronize(self) -> None:
-        """Wait until everything that this process has given to the device is done."""
+        """Wait until everything that this process has given to the device is done.
+
+        Raises:
+            IndexError, RuntimeError: a kernel of the CPU plug-in has failed since the last wait.
+        """
         flow._oneflow_internal.eager.Sync()
 
     def manual_seed(self, seed: int) -> None:
@@ -163,7 +175,8 @@ class Backend(ABC):
         self._peak_memory = 0
 
     def empty_cache(self) -> None:
-        """Give memory that OneFlow's allocators hold but do not use back to the device."""
+        """Give memory that OneFlow's allocators and kernels hold but do not use back to the
+        device."""
         flow._oneflow_internal.EmptyCache()
 
     @abstractmethod

@@ -66,16 +66,21 @@ class CpuBackend(Backend):
         ),
     }
 
+    def prepare(self) -> None:
+        super().prepare()
+        # By default OneFlow's scheduler thread spins while another thread runs the kernel, which
+        # takes a core's share from the kernel's own threads, and a small operation waits until one
+        # has woken the other.
+        os.environ.setdefault(_COMPUTE_ON_WORKER_THREAD, "0")
+
     def activate(self) -> None:
         super().activate()
-        # By default OneFlow's scheduler thread spins while another thread runs the kernel, which
-        # takes a core's share from the kernel's own threads. Read before the first operation.
-        os.environ.setdefault(_COMPUTE_ON_WORKER_THREAD, "0")
         # Raises what is wrong with the plug-in's environment variables.
         plugin.load()
 
     def empty_cache(self) -> None:
         super().empty_cache()
+        plugin.release_memory()
         # OneFlow returns its blocks to malloc, which keeps those below 32 MB (mallopt(3)).
         ctypes.CDLL(None).malloc_trim(0)
 

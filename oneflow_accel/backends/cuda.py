@@ -23,6 +23,8 @@ NEWEST_CAPABILITY = (8, 6)
 # A CUDA 11.7 build runs on every driver of CUDA 11 (NVIDIA, "CUDA Compatibility", minor version
 # compatibility: 450.80.02 and later on Linux).
 OLDEST_DRIVER_CUDA = (11, 0)
+# OneFlow's attention for inference ends the process on older ones.
+_ATTENTION_CAPABILITY = (7, 0)
 _BFLOAT16_CAPABILITY = (8, 0)
 _MIB = 2**20
 
@@ -113,6 +115,14 @@ class CudaBackend(Backend):
         """The current GPU as the driver describes it."""
         self.activate()
         return nvml.visible(nvml.query().gpus)[self.current_device()]
+
+
+def attention_reasons() -> list[str]:
+    """Why OneFlow's attention operator for inference cannot run on the current GPU; empty where it
+    can."""
+    if CudaBackend()._gpu().capability >= _ATTENTION_CAPABILITY:
+        return []
+    return [f"needs compute capability {_dotted(_ATTENTION_CAPABILITY)} or newer"]
 
 
 def _has_code_for(gpu: nvml.Gpu) -> bool:

@@ -19,12 +19,16 @@ from oneflow_accel.backends.base import Backend, DeviceProperties
 from oneflow_accel.errors import DeviceUnavailableError
 
 import oneflow as flow
+from packaging.version import Version
 
 VENDOR_PACKAGE = "oneflow_mlu"
 VISIBLE_VARIABLE = "MLU_VISIBLE_DEVICES"
 # Both made by Cambricon's kernel driver: one node and one information file per card.
 DEVICE_NODES = "/dev/cambricon_dev[0-9]*"
 INFORMATION_FILES = "/proc/driver/cambricon/mlus/*/information"
+
+# The first nightly build after Oneflow-Inc/oneflow commit cd9e4e3cab of 21 April 2023.
+TOUCH_ON_EVERY_DEVICE = Version("0.9.1.dev20230422")
 
 # FLOP/s by card name. MLU370-X8: Cambricon's announcement of 21 March 2022 (float16 and bfloat16
 # 96 TFLOP/s); figures of 24 and 32 TFLOP/s are in circulation for its float32, so that is unknown.
@@ -109,7 +113,7 @@ class MluBackend(Backend):
         return (flow.float32, flow.float16)
 
     def _why_not(self, feature: str) -> str | None:
-        if feature == "ddp_stream_touch" and flow.__version__.startswith("0."):
+        if feature == "ddp_stream_touch" and Version(flow.__version__) < TOUCH_ON_EVERY_DEVICE:
             return (
                 f"in oneflow {flow.__version__} the touch operator has CPU and CUDA kernels only; "
                 "the patch 0001-ddp-leave-out-stream-touch leaves it out"

@@ -108,14 +108,28 @@ def select_device(name: str | None = None) -> Backend:
     Raises:
         DeviceUnavailableError: the device that was asked for does not exist or is not usable.
         PatchError: oneflow was imported with the patches for another device.
+        UserError: another of this package's environment variables has a wrong value.
     """
     global _current
+    # Imported here: it imports oneflow, which imports this module.
+    from oneflow_accel.kernels import registry as operations
+
+    operations.strict()
     selection = resolve(name)
     selection.backend.activate()
     patching.device_selected(selection.backend)
     _current = selection.backend
     logger.info("device %s (%s)", selection.backend.name, selection.why)
     return _current
+
+
+def prepare_expected_device() -> None:
+    """Prepare the device that `select_device()` would choose now, and choose none.
+
+    Raises:
+        DeviceUnavailableError: ONEFLOW_ACCEL_DEVICE names one that is not usable.
+    """
+    resolve().backend.prepare()
 
 
 def current_backend() -> Backend:

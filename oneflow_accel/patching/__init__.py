@@ -1,6 +1,7 @@
-"""Patches installed packages while they are imported; nothing in site-packages is touched.
+"""Patches installed packages in memory; nothing in site-packages is touched.
 
-`import oneflow_accel` calls `install` before it imports oneflow. The patches are the files of
+`import oneflow_accel` calls `install`, after which modules are patched while they are imported, and
+then `apply_to_imported` for those that were there before. The patches are the files of
 `patches/<package>-<version>/`, in the order of its `series`.
 """
 
@@ -9,6 +10,7 @@ from oneflow_accel.patching.header import Condition
 from oneflow_accel.patching.series import patch_root
 from oneflow_accel.patching.session import (
     PatchStatus,
+    apply_to_imported,
     device_selected,
     find_device,
     install,
@@ -18,6 +20,7 @@ from oneflow_accel.patching.session import (
 __all__ = [
     "Condition",
     "PatchStatus",
+    "apply_to_imported",
     "device_selected",
     "find_device",
     "install",

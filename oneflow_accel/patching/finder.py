@@ -1,10 +1,12 @@
-"""The import hook: gives modules that patches edit their patched source while they are imported."""
+"""The import hook: gives modules that patches edit their patched source while they are imported,
+and those that are imported already the patched code of their functions."""
 
 from __future__ import annotations
 
+import importlib
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
@@ -14,8 +16,9 @@ from oneflow_accel.errors import PatchError
 from oneflow_accel.patching.conditions import DeviceFinder
 from oneflow_accel.patching.hunks import join
 from oneflow_accel.patching.linemap import compile_patched
+from oneflow_accel.patching.loaded import Leftovers, LoadedModule, Refusal
 from oneflow_accel.patching.package import PatchedPackage, PatchedSource
-from oneflow_accel.patching.packages import find_spec
+from oneflow_accel.patching.packages import find_spec, module_name
 from oneflow_accel.patching.series import series_versions
 
 logger = logging.getLogger("oneflow_accel")
@@ -68,22 +71,68 @@ class PatchFinder(MetaPathFinder):
             spec.loader = PatchedLoader(fullname, str(package.folder / file), package, source)
         return spec
 
-    def refuse_imported(self) -> None:
-        """Check the packages that were imported before this finder was installed.
+    def apply_to_imported(self) -> list[str]:
+        """Patch the modules that were imported before this finder was installed.
+
+        Returns:
+            What that could not make up for, a sentence without an end for each; for users.
 
         Raises:
-            PatchError: a module that needs a patch is already imported.
+            PatchError: a patch does not fit what is installed.
         """
+        late: list[str] = []
         for name in sorted(self._names & sys.modules.keys()):
             try:
-                self._load(name)
-                for module, file in self._modules[name].items():
-                    if module in sys.modules:
-                        source = self.packages[name].missing(file, self._find_device)
-                        if source is not None:
-                            raise _already_imported(name, module, source)
+                # Where another thread is importing it, this waits.
+                importlib.import_module(name)
+                if name not in self._modules:
+                    self._load(name)
+                if name in self.packages:
+                    late += self._apply_to(self.packages[name])
             except PatchError as error:
                 raise self._failure(name, error) from error
+        return late
+
+    def _apply_to(self, package: PatchedPackage) -> list[str]:
+        modules: dict[str, LoadedModule] = {}
+
+        def each(paths: Iterable[str], step: Callable[[str], object]) -> None:
+            """Call step with the path of each file, and leave out what it refuses."""
+            for path in list(paths):
+                try:
+                    step(path)
+                except Refusal as refusal:
+                    package.refuse(path, f"{module_name(path)} is imported already: {refusal}")
+            for path in [path for path in modules if not package.needed(path, self._find_device)]:
+                del modules[path]
+
+        def compare(path: str) -> None:
+            module = sys.modules.get(module_name(path))
+            loader = getattr(getattr(module, "__spec__", None), "loader", None)
+            if module is not None and not isinstance(loader, PatchedLoader):
+                source = package.missing(path, self._find_device)
+                if source is not None and not package.has_applied(source, module.__name__):
+                    modules[path] = LoadedModule(module, source)
+
+        each(package.modules().values(), compare)
+        # What one module imports another may have to get first.
+        for _ in range(len(modules)):
+            each(modules, lambda path: modules[path].add())
+        each(modules, lambda path: modules[path].prepare())
+        leftovers = Leftovers()
+        for module in modules.values():
+            leftovers += module.apply()
+            package.note_applied(module.source, module.module.__name__)
+        found = leftovers.found()
+        late = [
+            f"patch {package.name}-{package.version}/{patch} is left out, as {reason}"
+            for patch, reason in package.refused.items()
+        ]
+        if found:
+            made = ", ".join(f"{number} {kind}" for kind, number in list(found.items())[:5])
+            more = " and more" if len(found) > 5 else ""
+            late.insert(0, f"what is made already stays as {package.name} made it ({made}{more})")
+        return late
 
     def _failure(self, name: str, error: PatchError) -> PatchError:
         self.failures[name] = error
@@ -122,16 +171,5 @@ class PatchedLoader(SourceFileLoader):
     def exec_module(self, module: ModuleType) -> None:
         """Run the patched code, then note that its patches are applied."""
         super().exec_module(module)
-        for patch in self._source.patches:
-            modules = self._package.loaded.setdefault(patch.name, [])
-            if module.__name__ not in modules:
-                modules.append(module.__name__)
+        self._package.note_applied(self._source, module.__name__)
         logger.info("patched %s in memory: %s", module.__name__, self._source.label)
-
-
-def _already_imported(name: str, module: str, source: PatchedSource) -> PatchError:
-    return PatchError(
-        f"patch {source.label} cannot be applied: {module} is already imported. Import "
-        f"oneflow_accel before {name}; or put the patches on disk, after which the order is free: "
-        "ONEFLOW_ACCEL_PATCHES=off python -m oneflow_accel patch --apply"
-    )

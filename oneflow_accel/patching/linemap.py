@@ -51,6 +51,15 @@ def compile_patched(
     Raises:
         PatchError: the patched source is not valid Python.
     """
+    tree = parse_numbered(original, patched, label=label, filename=filename)
+    code: CodeType = compile(tree, filename, "exec", dont_inherit=True)
+    return code
+
+
+def parse_numbered(
+    original: Sequence[SourceLine], patched: Sequence[SourceLine], *, label: str, filename: str
+) -> ast.Module:
+    """The syntax tree of patched source, numbered as `compile_patched` says; arguments as there."""
     tree = parse(patched, label=label, path=filename)
     # A statement at column 0, so that `inspect` does not take what follows for the rest of the last
     # function of the file.
@@ -66,5 +75,4 @@ def compile_patched(
     texts = [line.text for line in original] + added
     # No modification time: linecache then keeps the entry whatever the file on disk is.
     linecache.cache[filename] = (sum(map(len, texts)), None, texts, filename)
-    code: CodeType = compile(tree, filename, "exec", dont_inherit=True)
-    return code
+    return tree

@@ -11,7 +11,14 @@ from oneflow_accel.patching.diskstate import DiskState
 from oneflow_accel.patching.header import Condition
 from oneflow_accel.patching.hunks import SourceLine, apply_hunks, source_lines
 from oneflow_accel.patching.packages import install_folder, installed_version, module_name
-from oneflow_accel.patching.series import Patch, load_series, patch_names, series_versions
+from oneflow_accel.patching.series import (
+    Patch,
+    load_series,
+    patch_names,
+    series_builds,
+    series_for,
+    series_versions,
+)
 
 
 @dataclass(frozen=True)
@@ -41,6 +48,7 @@ class PatchedPackage:
         disk: what `patch --apply` has done.
         decisions: whether each condition held when a module first depended on it.
         loaded: the modules that each patch, by name, has been applied to in this process.
+        refused: why a patch, by name, is not applied in this process though it is needed.
     """
 
     name: str
@@ -50,6 +58,7 @@ class PatchedPackage:
     disk: DiskState
     decisions: dict[Condition, bool] = field(default_factory=dict)
     loaded: dict[str, list[str]] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def load(cls, root: Path, name: str, *, skip: type | None = None) -> PatchedPackage | None:
@@ -70,18 +79,19 @@ class PatchedPackage:
         if folder is None:
             return None
         version = installed_version(name)
-        versions = series_versions(root)[name]
-        if version is None or version not in versions:
+        series = None if version is None else series_for(root, name, version)
+        if version is None or series is None:
+            versions = series_versions(root)[name]
             names = [
                 f"{name}-{known}/{p}" for known in versions for p in patch_names(root, name, known)
             ]
+            builds = [f"{name}{series_builds(root, name, known)}" for known in versions]
             raise PatchError(
                 f"{name} {version or 'of unknown version'} is in {folder}, but its patches "
-                f"({', '.join(names)}) are for {' and '.join(versions)}: install "
-                f"{name}=={versions[-1]}"
+                f"({', '.join(names)}) are for other builds: install {' or '.join(builds)}"
             )
         disk = DiskState.read(folder, name, version)
-        return cls(name, version, folder, load_series(root, name, version), disk)
+        return cls(name, version, folder, load_series(root, name, series), disk)
 
     def modules(self) -> dict[str, str]:
         """The modules that some patch edits, each with its path below `folder`."""
@@ -92,8 +102,31 @@ class PatchedPackage:
         return tuple(
             patch
             for patch in self.patches
-            if path in patch.hunks and self._decide(patch.header.applies_when, find_device)
+            if path in patch.hunks
+            and patch.name not in self.refused
+            and self._decide(patch.header.applies_when, find_device)
         )
+
+    def refuse(self, path: str, reason: str) -> None:
+        """Leave the patches of a file out, and those that share a file with one of them: a patch is
+        made for what the ones before it leave, and for all of its files or none."""
+        paths = {path}
+        for _ in self.patches:
+            for patch in self.patches:
+                if paths & patch.hunks.keys():
+                    paths |= patch.hunks.keys()
+                    self.refused.setdefault(patch.name, reason)
+
+    def has_applied(self, source: PatchedSource, module: str) -> bool:
+        """Whether a module has got its patches in this process."""
+        return all(module in self.loaded.get(patch.name, ()) for patch in source.patches)
+
+    def note_applied(self, source: PatchedSource, module: str) -> None:
+        """Remember that a module has got its patches."""
+        for patch in source.patches:
+            modules = self.loaded.setdefault(patch.name, [])
+            if module not in modules:
+                modules.append(module)
 
     def missing(self, path: str, find_device: DeviceFinder) -> PatchedSource | None:
         """A file with the patches that it needs and lacks.

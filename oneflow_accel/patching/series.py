@@ -1,4 +1,8 @@
-"""Reads patch files: `patches/<package>-<version>/series` and the unified diffs it lists."""
+"""Reads patch files: `patches/<package>-<version>/series` and the unified diffs it lists.
+
+A series is for the release in its folder's name. Where it also fits other builds it says which, in
+a line of its own: `Builds: >=0.9.1.dev20230422, <=1.0.0` (version specifiers of PEP 440).
+"""
 
 from __future__ import annotations
 
@@ -12,8 +16,10 @@ from oneflow_accel.patching.header import Header, parse_header
 from oneflow_accel.patching.hunks import ADDED, CONTEXT, REMOVED, Hunk
 
 import unidiff
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 SERIES = "series"
+_BUILDS = "Builds:"
 _DIFF_STARTS = re.compile(r"^(diff --git |--- )", re.MULTILINE)
 _PATCH_NAME = re.compile(r"\d{4}-[a-z0-9-]+\.patch")
 
@@ -66,18 +72,45 @@ def series_versions(root: Path) -> dict[str, list[str]]:
     return versions
 
 
+def series_builds(root: Path, package: str, version: str) -> SpecifierSet:
+    """The builds that the series of one release is for: its `Builds:` line, else that release.
+
+    Raises:
+        PatchError: there is no series for this release, or its line is not a version specifier.
+    """
+    lines = [line for line in _series_lines(root, package, version) if line.startswith(_BUILDS)]
+    text = lines[0].removeprefix(_BUILDS) if lines else f"=={version}"
+    try:
+        return SpecifierSet(text, prereleases=True)
+    except InvalidSpecifier as error:
+        raise PatchError(f"{package}-{version}/{SERIES}: {error}") from error
+
+
+def series_for(root: Path, package: str, installed: str) -> str | None:
+    """The release whose series is for the build that is installed, None where there is none."""
+    for version in series_versions(root).get(package, ()):
+        if series_builds(root, package, version).contains(installed):
+            return version
+    return None
+
+
 def patch_names(root: Path, package: str, version: str) -> list[str]:
     """File names in the series of one release, in order; `#` starts a comment.
 
     Raises:
         PatchError: there is no series for this release.
     """
+    lines = _series_lines(root, package, version)
+    return [line for line in lines if not line.startswith(_BUILDS)]
+
+
+def _series_lines(root: Path, package: str, version: str) -> list[str]:
     series = root / f"{package}-{version}" / SERIES
     try:
         lines = series.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError as error:
         raise PatchError(f"{package} {version} has no series ({series})") from error
-    return [name for name in (line.partition("#")[0].strip() for line in lines) if name]
+    return [text for text in (line.partition("#")[0].strip() for line in lines) if text]
 
 
 def load_series(root: Path, package: str, version: str) -> list[Patch]:

@@ -51,15 +51,14 @@ class Session:
         self._finder: PatchFinder | None = None
 
     def install(self) -> None:
-        """Patch from now on; a second call does nothing.
-
-        Raises:
-            PatchError: a module that needs a patch is already imported.
-        """
+        """Patch what is imported from now on; a second call does nothing."""
         if self._finder is None:
             self._finder = PatchFinder(self._root, self.find_device)
-            self._finder.refuse_imported()
             sys.meta_path.insert(0, self._finder)
+
+    def apply_to_imported(self) -> list[str]:
+        """Patch what was imported before; see the function of this name."""
+        return self._finder.apply_to_imported() if self._finder is not None else []
 
     def find_device(self) -> Device | None:
         """The selected device, or before that the expected one."""
@@ -113,6 +112,8 @@ class Session:
     def _patch_state(self, package: PatchedPackage, patch: Patch) -> tuple[str, str]:
         decided = package.decisions.get(patch.header.applies_when)
         modules = package.loaded.get(patch.name)
+        if patch.name in package.refused:
+            return "refused", package.refused[patch.name]
         if modules:
             return "applied", f"in memory: {', '.join(modules)}"
         if package.on_disk(patch):
@@ -150,22 +151,38 @@ def switched_off() -> bool:
 def install(find_device: DeviceFinder = expected_device, root: Path | None = None) -> None:
     """Patch packages as they are imported from now on, unless ONEFLOW_ACCEL_PATCHES=off.
 
-    Call it before any package that has patches is imported. It imports none of them.
+    It imports none of them.
 
     Args:
         find_device: gives the device that conditions ask about until `device_selected` is called.
         root: the folder of all patches; None means the one of this installation.
 
     Raises:
-        PatchError: a module that needs a patch is already imported; or, later, while a module is
-            imported: a patch does not fit what is installed. Names the patch and what to do.
+        PatchError: later, while a module is imported: a patch does not fit what is installed. Names
+            the patch and what to do.
     """
     global _session
     if _session is None:
         session = Session(root or patch_root(), find_device)
-        if not switched_off():
+        # Another value is for `device_selected` to refuse, where a command can print the sentence.
+        if os.environ.get(PATCHES_VARIABLE) != "off":
             session.install()
         _session = session
+
+
+def apply_to_imported() -> list[str]:
+    """Patch what was imported before `install` was called: functions get their patched code.
+
+    Patched code imports oneflow_accel, which must be complete by then.
+
+    Returns:
+        What that could not make up for, a sentence without an end for each: objects that were made
+        before, and patches that change more than functions.
+
+    Raises:
+        PatchError: a patch does not fit what is installed. Names the patch and what to do.
+    """
+    return _session.apply_to_imported() if _session is not None else []
 
 
 def device_selected(device: Device) -> None:
@@ -173,7 +190,9 @@ def device_selected(device: Device) -> None:
 
     Raises:
         PatchError: patches were decided for another device while modules were imported.
+        UserError: ONEFLOW_ACCEL_PATCHES is neither "on" nor "off".
     """
+    switched_off()
     if _session is not None:
         _session.device_selected(device)
 

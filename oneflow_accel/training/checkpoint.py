@@ -52,12 +52,14 @@ class Checkpoint:
         state: step, epoch, schedule, random generators, data position, best metric ...: dicts
             with text keys, lists, text, numbers, True, False and None, nested at will.
         name: the architecture, such as "resnet50".
+        folder: where it was read from.
     """
 
     model: dict[str, np.ndarray]
     optimizer: dict[str, np.ndarray] = field(default_factory=dict)
     state: dict[str, Any] = field(default_factory=dict)
     name: str = ""
+    folder: Path | None = field(default=None, compare=False)
 
 
 class CheckpointManager:
@@ -75,23 +77,14 @@ class CheckpointManager:
         self.keep_last = keep_last
         self._lock: IO[bytes] | None = None
 
-    def claim(self, *, fresh: bool) -> None:
-        """Make the folder this run's own, before training starts; `save` does it otherwise.
+    def claim(self) -> None:
+        """Keep other processes from writing here, before training starts; `save` does it otherwise.
 
-        Args:
-            fresh: the run does not resume, so the folder must not hold another run's checkpoints,
-                which would be pruned as if they were this run's older ones.
+        Whether it holds another run is for `resume.require_no_other_run` to say.
 
         Raises:
-            CheckpointError: another process is writing here, the folder cannot be written to, or
-                `fresh` and there are checkpoints.
+            CheckpointError: another process is writing here, or the folder cannot be written to.
         """
-        existing = _step_folders(self.directory)
-        if fresh and existing:
-            raise CheckpointError(
-                f"{self.directory} already holds checkpoints of a run, such as "
-                f"{existing[0].name}; resume from it, or choose another output folder"
-            )
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             self._take_lock()
@@ -126,7 +119,7 @@ class CheckpointManager:
         """
         _require_exact_json(checkpoint.state, "state")
         if self._lock is None:
-            self.claim(fresh=False)
+            self.claim()
         try:
             folder = self._write(checkpoint, step)
             pointer = f"{folder.name}\n".encode()
@@ -194,6 +187,7 @@ class CheckpointManager:
             optimizer=safetensors.numpy.load(files[_OPTIMIZER]),
             state=state["state"],
             name=state["name"],
+            folder=Path(path),
         )
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ from oneflow_accel.training.metrics import metric_series, read_metrics
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 _TRAIN_COLOR, _VAL_COLOR = COLORS[:2]
 _LINE_STYLES = ("-", "--")
@@ -107,6 +107,7 @@ def _draw_panel(axes: Axes, lines: list[dict[str, Any]], names: dict[str, str]) 
     if "perplexity" in names:
         # It falls from the size of the vocabulary by orders of magnitude.
         axes.set_yscale("log")
+        _tick_log(axes)
     else:
         # From 0, and high enough for all but single wild training values.
         axes.set_ylim(0, max(tops, default=1.0) * 1.05 or 1.0)
@@ -114,6 +115,17 @@ def _draw_panel(axes: Axes, lines: list[dict[str, Any]], names: dict[str, str]) 
     tidy(axes)
     if len(axes.get_legend_handles_labels()[0]) > 1:
         axes.legend(frameon=False)
+
+
+def _tick_log(axes: Axes) -> None:
+    """Several numbers on a logarithmic axis, also where it does not reach from one power of ten to
+    the next."""
+    low, high = axes.get_ylim()
+    short = high < 8 * low
+    locator = MaxNLocator(nbins=6) if short else LogLocator(subs=(1.0, 2.0, 5.0), numticks=20)
+    axes.yaxis.set_major_locator(locator)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, position: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _smoothed(values: np.ndarray) -> np.ndarray:

@@ -83,7 +83,58 @@ def local_value(tensor: flow.Tensor) -> flow.Tensor:
     return tensor.to_global(sbp=[flow.sbp.broadcast] * len(tensor.sbp)).to_local()
 
 
+def set_value(tensor: flow.Tensor, array: np.ndarray) -> None:
+    """Give a tensor the value of an array that all processes have: each copies its own part, and
+    they exchange nothing.
+
+    Args:
+        tensor: local or global, eager; a global one is split or repeated over its placement.
+        array: of its logical shape and dtype.
+
+    Raises:
+        ValueError: it has another shape, or parts of the tensor are to be summed up.
+    """
+    if array.shape != tuple(tensor.shape):
+        raise ValueError(f"an array of shape {array.shape} for a tensor of {tuple(tensor.shape)}")
+    part: np.ndarray | None = array
+    if tensor.is_global:
+        part = _own_part(array, tensor.placement, tensor.sbp)
+    if part is not None:
+        # It shares the memory of the global one.
+        local = tensor.detach().to_local() if tensor.is_global else tensor.detach()
+        local.copy_(flow.tensor(np.ascontiguousarray(part), device=local.device))
+
+
+def _own_part(
+    array: np.ndarray, placement: flow.placement, sbp: Sequence[flow.sbp.sbp]
+) -> np.ndarray | None:
+    """What this process has of it; None where it is not of the placement."""
+    ranks = np.asarray(placement.ranks)
+    own = np.argwhere(ranks == rank())
+    if not len(own):
+        return None
+    for count, place, layout in zip(ranks.shape, own[0], sbp, strict=True):
+        axes = [axis for axis in range(array.ndim) if layout == flow.sbp.split(axis)]
+        if axes:
+            # OneFlow shares out as NumPy does: the first parts are the larger ones.
+            array = np.array_split(array, count, axes[0])[place]
+        elif layout != flow.sbp.broadcast:
+            raise ValueError(f"a tensor of layout {layout} has no parts to set")
+    return array
+
+
 def barrier() -> None:
     """Wait until every process got here."""
     if world_size() > 1:
         flow.comm.barrier()
+
+
+def settle() -> None:
+    """Wait until the kernels of every process are done, before something lasting is made of their
+    results. Every process calls it.
+
+    Raises:
+        IndexError, RuntimeError: a kernel of this process has failed; no other process gets beyond.
+    """
+    flow._oneflow_internal.eager.Sync()
+    barrier()

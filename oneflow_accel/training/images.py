@@ -74,37 +74,53 @@ class _Samples(Sequence[tuple[str, int]]):
 class ImageFolder:
     """Images in ROOT/CLASS/..., one folder per class, any depth below it.
 
+    Args:
+        root: the folder.
+        classes: names of all classes in the order of their indices, where the folder may have a
+            part of them only; None for the names of its folders.
+        allow_empty: whether class folders without images are no mistake.
+
     Attributes:
         root: the folder.
-        classes: names of the class folders, sorted; the position is the class index.
+        classes: names of the class folders, sorted, or those given; the position is the class
+            index.
         samples: (path, class index) of each image, by class and then by path.
 
     Raises:
-        DataError: there is no such folder, it holds no class folders, or one holds no images.
+        DataError: there is no such folder, it holds no class folders or no images, one of them
+            holds none, or one is not among `classes`.
     """
 
-    def __init__(self, root: Path | str) -> None:
+    def __init__(
+        self,
+        root: Path | str,
+        classes: Sequence[str] | None = None,
+        *,
+        allow_empty: bool = False,
+    ) -> None:
         self.root = Path(root)
         layout = f"expected {self.root}/CLASS/IMAGE with one folder per class"
         try:
             entries = list(os.scandir(self.root))
         except OSError as error:
             raise DataError(f"no image data at {self.root} ({error.strerror}); {layout}") from error
-        self.classes = sorted(entry.name for entry in entries if entry.is_dir())
-        if not self.classes:
+        folders = sorted(entry.name for entry in entries if entry.is_dir())
+        if not folders:
             raise DataError(f"{self.root} has no folders in it; {layout}")
+        self.classes = folders if classes is None else list(classes)
+        numbers = class_numbers(self.classes, folders, self.root)
         paths: list[str] = []
         labels: list[int] = []
         empty = []
-        for label, name in enumerate(self.classes):
+        for name in folders:
             found = _images_under(self.root / name)
             paths += found
-            labels += [label] * len(found)
+            labels += [numbers[name]] * len(found)
             if not found:
                 empty.append(name)
-        if empty:
+        if not paths or (empty and not allow_empty):
             raise DataError(
-                f"{len(empty)} of {len(self.classes)} class folders in {self.root} hold no images "
+                f"{len(empty)} of {len(folders)} class folders in {self.root} hold no images "
                 f"({', '.join(EXTENSIONS)}): {_first_few(empty)}; {layout}"
             )
         self.samples = _Samples(paths, labels)
@@ -133,6 +149,29 @@ class ImageFolder:
         """
         with Image.open(self.samples[index][0]) as image:
             return transform(image, rng)
+
+
+def class_numbers(
+    classes: Sequence[str], folders: Sequence[str], root: Path | str
+) -> dict[str, int]:
+    """Class index by name.
+
+    Args:
+        classes: names in the order of their indices.
+        folders: names that there are images of.
+        root: of the images, for the message.
+
+    Raises:
+        DataError: a folder is not among the classes.
+    """
+    numbers = {name: number for number, name in enumerate(classes)}
+    unknown = [name for name in folders if name not in numbers]
+    if unknown:
+        raise DataError(
+            f"{len(unknown)} of {len(folders)} class folders in {root} are not among the "
+            f"{len(numbers)} classes, such as {_first_few(unknown)}"
+        )
+    return numbers
 
 
 class SyntheticImages:
@@ -298,9 +337,10 @@ class ImageLoader:
             self._pool.close()
             self._pool = None
 
-    def __del__(self) -> None:
+    # The argument, because this module's own names may be gone when the interpreter ends.
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # At the interpreter's end multiprocessing has ended the workers already.
-        if getattr(self, "_pool", None) is not None and not sys.is_finalizing():
+        if getattr(self, "_pool", None) is not None and not is_finalizing():
             self.close()
 
     def _filled(
@@ -331,12 +371,37 @@ class ImageLoader:
 
 
 def _images_under(folder: Path) -> list[str]:
-    found = []
-    for directory, _, names in os.walk(folder, followlinks=True):
-        found += [
-            os.path.join(directory, name) for name in names if name.lower().endswith(EXTENSIONS)
-        ]
+    """Paths of the images at any depth. A folder that links lead to more than once is read once."""
+    found: list[str] = []
+    seen: set[tuple[int, int]] = set()
+    pending = [os.fspath(folder)]
+    while pending:
+        directory = pending.pop()
+        try:
+            status = os.stat(directory)
+            # By name, so that the same path is kept on every machine.
+            entries = sorted(os.scandir(directory), key=lambda entry: entry.name, reverse=True)
+        except OSError as error:
+            raise DataError(f"{directory} cannot be read: {error.strerror or error}") from error
+        if (status.st_dev, status.st_ino) in seen:
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        for entry in entries:
+            if entry.is_dir():
+                pending.append(entry.path)
+            elif entry.name.lower().endswith(EXTENSIONS) and _may_be_read(entry):
+                found.append(entry.path)
     return sorted(found)
+
+
+def _may_be_read(entry: os.DirEntry[str]) -> bool:
+    """False for a pipe or a device, whose reading may never end. A link to nothing is no such
+    thing: reading it is an error that names it."""
+    # Of most files the folder itself says that they are some.
+    if entry.is_file(follow_symlinks=False) or entry.is_file() or not os.path.exists(entry.path):
+        return True
+    logger.warning("%s is left out: it is not a file", entry.path)
+    return False
 
 
 def _first_few(names: list[str], count: int = 5) -> str:

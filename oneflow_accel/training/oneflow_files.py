@@ -151,6 +151,7 @@ def save(value: Any, folder: Path | str) -> None:
         CheckpointError: it could not be written (disk full, ...), on every process.
         TypeError: the value holds something that `load` would not give back.
     """
+    distributed.settle()
     folder = Path(folder)
     buffer = io.BytesIO()
     writer = _Writer(buffer, folder)

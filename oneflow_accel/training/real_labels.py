@@ -65,7 +65,8 @@ def read_real_labels(
     Args:
         path: a JSON list of lists of class indices; entry i is that of the image called
             ILSVRC2012_val_{i + 1, 8 digits}.
-        file_names: of the data set's images, in its order, with or without folders and ending.
+        file_names: of the data set's images, in its order, with or without folders and ending; all
+            that the labels are of, or a part of them.
         num_classes: of the model; None does not check the indices against it.
 
     Raises:
@@ -90,12 +91,14 @@ def read_real_labels(
             f"{wanted}, and {len(others)} of the {len(file_names)} validation images have another "
             f"name, such as {others[0]}; leave the real labels out, or validate on those files"
         )
-    if sorted(numbers) != list(range(1, len(lists) + 1)):
-        missing = sorted(set(range(1, len(lists) + 1)) - set(numbers))
-        told = f" number {missing[0]} is not among them;" if missing else ""
+    once = set(numbers)
+    strange = sorted(number for number in once if not 1 <= number <= len(lists))
+    if strange or len(once) != len(numbers) or not numbers:
+        told = f" number {strange[0]} is not among them;" if strange else ""
+        told = told or (" one is there more than once;" if numbers else "")
         raise DataError(
             f"{wanted}, and there are {len(numbers)} validation images;{told} leave the real "
-            "labels out, or validate on exactly those files"
+            "labels out, or validate on those files"
         )
     return RealLabels([lists[number - 1] for number in numbers])
 

@@ -102,6 +102,18 @@ def _next_seed(seed: int) -> int:
     return int.from_bytes(digest[:8], "little") >> 1
 
 
+def named_generator(seed: int, name: str) -> np.random.Generator:
+    """NumPy's generator for one named thing, such as a parameter: the same on every process, and
+    whatever else is drawn.
+
+    Args:
+        seed: at least 0.
+        name: of the thing.
+    """
+    digest = hashlib.sha256(f"oneflow_accel {seed}, {name}".encode()).digest()
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
+
+
 def step_seed(seed: int, step: int, rank: int = 0) -> int:
     """A 63-bit seed for one training step of one process.
 

@@ -128,6 +128,14 @@ def widen_bfloat16(bits: np.ndarray) -> np.ndarray:
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
+def narrow_to_bfloat16(array: np.ndarray) -> np.ndarray:
+    """The inverse of `widen_bfloat16`, rounding to the nearest, ties to even; NaN stays NaN."""
+    bits = np.ascontiguousarray(array, dtype=np.float32).view(np.uint32)
+    rounded = ((bits + np.uint32(0x7FFF) + ((bits >> 16) & np.uint32(1))) >> 16).astype(np.uint16)
+    # Rounding could carry a NaN over into infinity or -0.
+    return np.where(np.isnan(array), (bits >> 16).astype(np.uint16) | np.uint16(0x40), rounded)
+
+
 def read_torch_file(path: Path) -> Any:
     """The object that was saved in the file, tensors as `TensorView`.
 

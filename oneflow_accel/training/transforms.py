@@ -299,8 +299,15 @@ def normalize(pixels: np.ndarray) -> np.ndarray:
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I"):
-        # 16-bit gray. Scaled, as PIL's own conversion would clip all above 255 to white.
-        eight_bits = np.clip(np.asarray(image).astype(np.int64) >> 8, 0, 255).astype(np.uint8)
-        return Image.fromarray(eight_bits)
-    return image
+    """Gray values of more than 8 bits in 8. PIL's own conversion would clip all above 255 to white,
+    and what is between 0 and 1 to black."""
+    if image.mode.startswith("I;16"):
+        return Image.fromarray((np.asarray(image).astype(np.int64) >> 8).astype(np.uint8))
+    if image.mode not in ("I", "F"):
+        return image
+    # 32 bits, which say nothing of what is white: the least usual bound that holds all values.
+    values = np.nan_to_num(np.asarray(image).astype(np.float64), posinf=0, neginf=0)
+    most = values.max(initial=0)
+    bounds = [1.0] * (image.mode == "F") + [255.0, 65535.0, 2.0**31 - 1]
+    white = next((bound for bound in bounds if most <= bound), most)
+    return Image.fromarray(np.clip(values * (255 / white), 0, 255).round().astype(np.uint8))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 from oneflow_accel.backends.base import Backend
-from oneflow_accel.errors import DataError
+from oneflow_accel.errors import DataError, UserError
 from oneflow_accel.training import distributed
 from oneflow_accel.training.real_labels import RealLabels
 
@@ -48,6 +49,18 @@ class Accuracy:
             f"({self.images} images)"
         )
 
+    def check(self) -> None:
+        """Refuse a loss that is not a number.
+
+        Raises:
+            UserError: it is nan or infinite; the text says so.
+        """
+        if not math.isfinite(self.loss):
+            raise UserError(
+                f"the loss on the validation images is {self.loss}: the model's weights, or what "
+                "it computes from these images, are not finite numbers; its accuracy says nothing"
+            )
+
     def as_logged(self) -> dict[str, float]:
         """Loss, and accuracy in percent, by the names in metrics.jsonl."""
         return {"loss": self.loss, "acc1": self.acc1, "acc5": self.acc5}
@@ -55,8 +68,19 @@ class Accuracy:
 
 def class_scores(output: flow.Tensor | tuple[flow.Tensor, ...]) -> flow.Tensor:
     """A model's scores of shape (N, classes); GoogLeNet and Inception v3 return those of their
-    auxiliary heads besides."""
-    return output if isinstance(output, flow.Tensor) else output[0]
+    auxiliary heads besides.
+
+    Raises:
+        UserError: there is no class, as where a last pooling is larger than what is left of the
+            image. OneFlow's cross entropy would end the process with SIGFPE.
+    """
+    scores = output if isinstance(output, flow.Tensor) else output[0]
+    if scores.shape[-1] == 0:
+        raise UserError(
+            f"the model gives no class scores, but a tensor of the shape {tuple(scores.shape)}: "
+            "the images are too small for it; give it larger ones (--image-size in main.py)"
+        )
+    return scores
 
 
 def count_correct(scores: flow.Tensor, labels: flow.Tensor) -> tuple[flow.Tensor, flow.Tensor]:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import hmac
 import json
 import os
@@ -33,7 +34,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from oneflow_accel import launched
 from oneflow_accel.errors import UserError
+from oneflow_accel.rendezvous import LOOPBACK
 from oneflow_accel.training import distributed
 
 VARIABLE = "ONEFLOW_ACCEL_WATCHDOG"
@@ -41,8 +44,10 @@ EXIT_CODE = 1
 # A failure often shows in several processes at once; each gets so long to report its own, in s.
 GRACE = 3.0
 _CONNECT_TIMEOUT = 60.0
+_OUT_OF_REACH = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN)
+# When a host counts as silent: idle time, time between probes, in s; their number.
+_PROBES = (10, 5, 4)
 _ADVICE = f"set {VARIABLE} to a port that is open between the hosts, or to off"
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True)
@@ -137,14 +142,14 @@ class Watchdog:
                 return
             for key, _ in ready:
                 rank, lines = key.data
-                messages = lines.read()
+                messages, lost = lines.read()
                 if self._stopped.is_set():
                     return
                 for message in messages or []:
                     self._handle(message["event"], message["rank"], message["text"])
                 if messages is None:
                     selector.unregister(key.fileobj)
-                    self._handle("closed", rank, "")
+                    self._handle("lost" if lost else "closed", rank, "")
 
     def _handle(self, event: str, rank: int, text: str) -> None:
         with self._lock:
@@ -160,11 +165,14 @@ class Watchdog:
         if event == "failed":
             line = f"{self._peers[rank]} failed ({text})"
             delay = GRACE
+        elif event == "lost":
+            line = f"{self._peers[rank]} is out of reach: its machine or the network went down"
+            delay = 0.0
         else:
             line = f"{self._peers[rank]} died: killed, out of memory or crashed"
             delay = 0.0
         if self._rank == 0:
-            self._tell("failed" if event == "failed" else "died", rank, text)
+            self._tell(event, rank, text)
         threading.Thread(target=self._end, args=(line, delay), daemon=True).start()
 
     def _end(self, line: str, delay: float) -> None:
@@ -172,15 +180,11 @@ class Watchdog:
         time.sleep(delay)
         if self._stopped.is_set():
             return
-        try:
-            flush = threading.Thread(target=_flush, daemon=True)
-            flush.start()
-            flush.join(1.0)
-            text = f"watchdog: {line}; {self._peers[self._rank]} ends as well\n"
-            # One write: processes share the pipe.
-            os.write(2, text.encode())
-        finally:
-            os._exit(EXIT_CODE)
+        # The launcher that one process of a machine ends takes the others along, so that those
+        # wait for a moment only.
+        launched.end(
+            f"watchdog: {line}; {self._peers[self._rank]} ends as well", EXIT_CODE, let_speak=0.3
+        )
 
     def _tell(self, event: str, rank: int, text: str) -> None:
         line = json.dumps({"event": event, "rank": rank, "text": text}).encode() + b"\n"
@@ -198,22 +202,23 @@ class _Lines:
         self._connection = connection
         self._rest = b""
 
-    def read(self) -> list[dict[str, Any]] | None:
-        """The messages that have come; None where the connection is closed or broken."""
+    def read(self) -> tuple[list[dict[str, Any]] | None, bool]:
+        """The messages that have come, None where the connection has ended; and then whether the
+        other side is out of reach. The system of a process that ended would have said so."""
         try:
             data = self._connection.recv(65536)
-        except OSError:
-            return None
+        except OSError as error:
+            return None, error.errno in _OUT_OF_REACH
         if not data:
-            return None
+            return None, False
         *lines, self._rest = (self._rest + data).split(b"\n")
-        return [json.loads(line) for line in lines]
+        return [json.loads(line) for line in lines], False
 
 
 def _listen(address: str, port: int) -> socket.socket:
     """Nobody beyond this machine has to reach a job that is all on it."""
     try:
-        return socket.create_server(("127.0.0.1" if address in _LOOPBACK else "", port))
+        return socket.create_server(("127.0.0.1" if address in LOOPBACK else "", port))
     except OSError as error:
         raise UserError(
             f"the watchdog cannot listen on port {port}: {error.strerror}; set {VARIABLE} to "
@@ -271,20 +276,15 @@ def _read_line(connection: socket.socket) -> bytes:
 
 
 def _keep_alive(connection: socket.socket) -> None:
-    """Notice a host that has gone silent: 4 probes, 5 s apart, after 10 s."""
+    """Notice a host that has gone silent."""
+    idle, between, count = _PROBES
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000)
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        # Closed, or a full disk behind it.
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, between)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, count)
+    most = 1000 * (idle + between * count)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, most)
 
 
 _active: Watchdog | None = None
@@ -296,14 +296,18 @@ def start() -> None:
     Raises:
         RuntimeError: it has been started already.
         UserError: a process did not connect within a minute, or ONEFLOW_ACCEL_WATCHDOG is neither
-            `off` nor a port.
+            `on` nor `off` nor a port.
     """
     global _active
-    setting = os.environ.get(VARIABLE, "0")
-    if distributed.world_size() == 1 or setting == "off":
+    setting = os.environ.get(VARIABLE, "on")
+    if setting == "off":
         return
+    if setting == "on":
+        setting = "0"
     if not setting.isdecimal() or int(setting) > 65535:
-        raise UserError(f"{VARIABLE} is {setting!r}; expected `off` or the number of a port")
+        raise UserError(f"{VARIABLE}={setting!r} is neither 'on' nor 'off' nor a port's number")
+    if distributed.world_size() == 1:
+        return
     if _active is not None:
         raise RuntimeError("the watchdog has been started already")
     _active = Watchdog(

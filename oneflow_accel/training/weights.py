@@ -65,6 +65,30 @@ def read_weights(path: str | os.PathLike[str], *, averaged: bool = True) -> dict
         raise UserError(f"cannot read weights from {path}: {error}") from error
 
 
+def bfloat16_names(path: str | os.PathLike[str], *, averaged: bool = True) -> frozenset[str]:
+    """Which of the arrays that `read_weights` gives are bfloat16 in the file.
+
+    Raises:
+        UserError: as `read_weights`.
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            head = file.read(32)
+        if head[8:9] == b"{" and not head.startswith(torch_files.ZIP_SIGNATURE):
+            entries = safetensors.deserialize(path.read_bytes())
+            found = {name: entry["dtype"] == "BF16" for name, entry in entries}
+        else:
+            state = _without_parallel_prefix(_unwrap(torch_files.read_torch_file(path), averaged))
+            found = {
+                name: isinstance(value, torch_files.TensorView) and value.storage.type.is_bfloat16
+                for name, value in state.items()
+            }
+    except (OSError, UserError, safetensors.SafetensorError) as error:
+        raise UserError(f"cannot read weights from {path}: {error}") from error
+    return frozenset(name for name, is_bfloat16 in found.items() if is_bfloat16)
+
+
 def _read(path: Path, averaged: bool) -> dict[str, np.ndarray]:
     with path.open("rb") as file:
         head = file.read(32)
@@ -79,6 +103,19 @@ def _read(path: Path, averaged: bool) -> dict[str, np.ndarray]:
             "neither a file written by torch.save (.pth, .pt, .pth.tar) nor a .safetensors file: "
             f"{content}; if it was downloaded, fetch it again"
         )
+    return arrays_of(content, averaged=averaged)
+
+
+def arrays_of(content: Any, *, averaged: bool = True) -> dict[str, np.ndarray]:
+    """The state dict in what `torch_files.read_torch_file` returned, in the file's order.
+
+    Args:
+        content: the state dict, or a training checkpoint around it.
+        averaged: as for `read_weights`.
+
+    Raises:
+        UserError: as `read_weights`, without the file's name.
+    """
     state = _without_parallel_prefix(_unwrap(content, averaged))
     return {name: _to_array(name, value) for name, value in state.items()}
 

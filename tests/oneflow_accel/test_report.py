@@ -68,7 +68,15 @@ def test_json_of_the_command_has_the_documented_keys() -> None:
     assert state["selection"] == {"device": "cpu", "why": "ONEFLOW_ACCEL_DEVICE=cpu"}
     assert state["environment"]["ONEFLOW_ACCEL_DEVICE"] == "cpu"
     assert set(state["threads"]) == {"cores", "plugin"}
-    assert set(state["plugin"]) == {"loaded", "path", "reason", "onednn_version", "operators"}
+    assert set(state["plugin"]) == {
+        "loaded",
+        "path",
+        "reason",
+        "onednn_version",
+        "operators",
+        "scratch_limit",
+        "redirections",
+    }
     devices = {device["name"]: device for device in state["devices"]}
     assert list(devices)[:3] == ["mlu", "cuda", "cpu"]
     for device in devices.values():

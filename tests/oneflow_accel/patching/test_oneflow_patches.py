@@ -136,10 +136,7 @@ for placed in (False, True):
         assert patched(x) == bool(CpuBackend().supports("native_layer_norm"))
 print("normalized", digest.hexdigest())
 """
-WRONG_ORDER = """
-import oneflow
-import oneflow_accel
-"""
+ONEFLOW_FIRST = "import oneflow\n"
 
 
 @pytest.fixture
@@ -224,9 +221,25 @@ def test_a_graph_keeps_its_threads_where_stock_kernels_run(run) -> None:
     assert line_of(run(script), "threads") == f"threads {os.cpu_count()}"
 
 
-def test_importing_oneflow_first_is_an_error_that_names_the_patch_and_what_to_do(run) -> None:
-    process = run(WRONG_ORDER)
-    assert process.returncode != 0
-    assert "oneflow-0.9.0/0002-layer-norm" in process.stdout
-    assert "Import oneflow_accel before oneflow" in process.stdout
-    assert run(WRONG_ORDER, patches="off").returncode == 0
+@pytest.mark.skipif(not plugin.state().loaded, reason="it is for the plug-in's kernels")
+def test_all_patches_hold_where_oneflow_is_imported_first(run) -> None:
+    script = ONEFLOW_FIRST + GRAPH_THREADS + DROPOUT + LAYER_NORM
+    process = run(script)
+    assert line_of(process, "threads") == "threads 1"
+    assert line_of(process, "dropout") == "dropout True True"
+    assert line_of(process, "normalized") == "normalized"
+    assert "imported late" not in process.stdout
+    script = ONEFLOW_FIRST + DDP.format(fake=NO_TOUCH_KERNEL)
+    line_of(run(script, device="notouch"), "trained")
+
+
+def test_what_was_made_before_oneflow_accel_came_is_named_in_one_line(run) -> None:
+    made = "import oneflow\nlayers = [oneflow.nn.Dropout(0.5) for _ in range(3)]\n"
+    process = run(made + "x = oneflow.ones(2) + 1\n" + DROPOUT)
+    assert line_of(process, "dropout") == "dropout True True"
+    (late,) = [line for line in process.stdout.splitlines() if "oneflow_accel" in line]
+    assert "(3 Dropout)" in late
+    assert "Import it at the top of the program" in late
+    if plugin.state().loaded:
+        assert "operations that have run keep its own kernels" in late
+    assert "imported late" not in run(made + DROPOUT, patches="off").stdout

@@ -118,25 +118,11 @@ def test_an_empty_series_says_that_a_version_needs_nothing(fake) -> None:
     assert current.status() == []
 
 
-def test_refuses_a_target_that_is_already_imported(fake) -> None:
-    fake.add_patch()
-    fake.load()
-    with pytest.raises(PatchError, match=r"0001-change.patch cannot be applied: .* is already imp"):
-        fake.install()
-    assert fake.load().one() == 1
-
-
 def test_accepts_an_imported_package_whose_target_is_not_imported_yet(fake) -> None:
     fake.add_patch()
     fake.load("other")
     fake.install()
     assert fake.load().one() == 10
-
-
-def test_accepts_an_imported_target_that_does_not_need_its_patch(fake) -> None:
-    fake.add_patch(Applies_When="device: second")
-    fake.load()
-    assert states(fake.install()) == {"0001-change.patch": "not-needed"}
 
 
 def test_a_package_that_is_not_installed_needs_nothing(fake) -> None:

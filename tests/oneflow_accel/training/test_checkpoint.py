@@ -311,7 +311,7 @@ def test_kill_before_each_file_operation(tmp_path):
 
 def hold(directory: Path, ready, done) -> None:
     manager = CheckpointManager(directory)
-    manager.claim(fresh=True)
+    manager.claim()
     ready.set()
     done.wait(30)
     manager.close()
@@ -327,13 +327,3 @@ def test_two_runs_cannot_write_to_one_folder(tmp_path):
     done.set()
     process.join(30)
     CheckpointManager(tmp_path).save(make(1), step=1)
-
-
-def test_fresh_run_does_not_take_over_an_old_folder(tmp_path):
-    manager = CheckpointManager(tmp_path)
-    manager.save(make(1), step=1)
-    manager.close()
-    with pytest.raises(CheckpointError, match="already holds checkpoints"):
-        CheckpointManager(tmp_path).claim(fresh=True)
-    CheckpointManager(tmp_path).claim(fresh=False)
-    assert_is(read_checkpoint(tmp_path), 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from oneflow_accel.errors import UserError
-from oneflow_accel.training.curves import draw_curves
+from oneflow_accel.training.curves import draw_curves, draw_metrics
 from oneflow_accel.training.metrics import MetricLog
 
 import numpy as np
@@ -90,3 +90,22 @@ def test_nothing_to_draw_is_a_clear_error(tmp_path):
     log.close()
     with pytest.raises(UserError, match="holds no loss"):
         draw_curves(log.path, tmp_path / "curves.png")
+
+
+@pytest.mark.parametrize(("first", "last"), [(400, 370), (400, 45), (60000, 50), (1.2, 1.1)])
+def test_perplexity_has_several_numbers_however_far_it_falls(tmp_path, figures, first, last):
+    values = np.geomspace(first, last, 5)
+    lines = [
+        {"step": step, "split": "train", "values": {"perplexity": float(value)}}
+        for step, value in enumerate(values, start=1)
+    ]
+    draw_metrics(lines, tmp_path / "curves.png", source=tmp_path / "metrics.json")
+    axes = figures[0].axes[0]
+    low, high = axes.get_ylim()
+    labels = [
+        label.get_text()
+        for label, place in zip(axes.get_yticklabels(), axes.get_yticks(), strict=True)
+        if low <= place <= high
+    ]
+    assert 3 <= len(set(labels)) == len(labels) <= 14
+    assert all(float(label) > 0 for label in labels)

@@ -13,12 +13,21 @@ from tests.launch import run_distributed
 PROGRAM = """
 import json, sys, time
 from oneflow_accel.training import distributed as d
+import numpy as np
+import oneflow as flow
 if d.rank() == 1:
     time.sleep(1)
 started = time.monotonic()
 d.barrier()
 waited = time.monotonic() - started
+whole = np.arange(15, dtype=np.float32).reshape(5, 3)
+set_values = []
+for layout in (flow.sbp.split(0), flow.sbp.split(1), flow.sbp.broadcast):
+    tensor = flow.zeros(5, 3, placement=flow.placement.all("cpu"), sbp=layout)
+    d.set_value(tensor, whole)
+    set_values.append(bool((d.local_value(tensor).numpy() == whole).all()))
 facts = {
+    "set_values": set_values,
     "rank": d.rank(), "local": [d.local_rank(), d.local_world_size()], "world": d.world_size(),
     "main": d.is_main(), "waited": waited,
     "sum": d.all_reduce_sum([d.rank() + 1, 0.25, 2.0**40 + d.rank()]),
@@ -50,6 +59,8 @@ def test_several_processes(tmp_path, nproc):
     assert [fact["main"] for fact in facts] == [True] + [False] * (nproc - 1)
     for fact in facts:
         assert fact["world"] == nproc
+        # Parts of 3 and 2 rows, of 2 columns and 1, and the whole.
+        assert fact["set_values"] == [True] * 3
         # Whole numbers beyond float32's 2**24 stay exact.
         assert fact["sum"] == [3.0, 0.5, 2.0**41 + 1]
         assert fact["gathered"] == [

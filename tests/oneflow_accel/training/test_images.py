@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.launch import run_process
+
 
 def load(root: Path, *, train: bool = True, **options) -> ImageLoader:
     size = 16
@@ -318,3 +320,48 @@ def test_undecodable_for_any_reason(image_folder, monkeypatch):
     assert epoch(loader)[0].indices.tolist() == list(range(2, 8))
     assert "No such file" in loader.bad_files[samples[0][0]]
     assert "decompression bomb" in loader.bad_files[samples[1][0]]
+
+
+def test_a_loop_of_links_is_read_once(image_folder):
+    before = ImageFolder(image_folder)
+    (image_folder / "ant" / "again").symlink_to(image_folder / "ant")
+    (image_folder / "bee" / "up").symlink_to(image_folder / "bee", target_is_directory=True)
+    # A folder of its own that a link leads to counts.
+    (image_folder.parent / "more").mkdir()
+    shutil.copy(before.samples[0][0], image_folder.parent / "more" / "one.jpg")
+    (image_folder / "cat" / "more").symlink_to(image_folder.parent / "more")
+    after = ImageFolder(image_folder)
+    assert len(after) == len(before) + 1
+    more = np.bincount(after.labels) - np.bincount(before.labels)
+    assert more.tolist() == [0, 0, 1]
+
+
+def test_what_is_no_file_is_left_out_and_a_dangling_link_is_named(image_folder, caplog):
+    os.mkfifo(image_folder / "ant" / "pipe.jpg")
+    (image_folder / "bee" / "gone.jpg").symlink_to(image_folder / "nowhere.jpg")
+    folder = ImageFolder(image_folder)
+    assert "pipe.jpg is left out: it is not a file" in caplog.text
+    paths = [path for path, _ in folder.samples]
+    assert not [path for path in paths if path.endswith("pipe.jpg")]
+    # At the end it would be a bad file among 241: less than 1 %.
+    loader = ImageLoader(folder, batch_size=64, transform=eval_transform(16), train=False)
+    assert sum(len(batch.labels) for batch in loader) == 240
+    assert "gone.jpg" in caplog.text
+
+
+def test_a_loader_that_outlives_its_module_ends_quietly(image_folder):
+    code = (
+        "import builtins, sys\n"
+        "from oneflow_accel.training.images import ImageFolder, ImageLoader\n"
+        "from oneflow_accel.training.transforms import eval_transform\n"
+        f"loader = ImageLoader(ImageFolder({str(image_folder)!r}), batch_size=8, workers=1,\n"
+        "                     transform=eval_transform(16), train=False)\n"
+        "next(iter(loader))\n"
+        # As the traceback of an error keeps it.
+        "builtins.kept = loader\n"
+        "sys.modules['oneflow_accel.training.images'].__dict__['sys'] = None\n"
+        "del loader\n"
+    )
+    done = run_process(["-c", code])
+    assert done.returncode == 0, done.stdout
+    assert "Exception ignored" not in done.stdout

@@ -6,7 +6,7 @@ import json
 import random
 
 from oneflow_accel.errors import CheckpointError
-from oneflow_accel.training.rng import get_rng_state, set_rng_state
+from oneflow_accel.training.rng import get_rng_state, named_generator, set_rng_state
 
 import numpy as np
 import oneflow as flow
@@ -77,3 +77,12 @@ def test_oneflow_own_state_still_loses_its_position():
     live = flow.randn(4).numpy()
     flow.set_rng_state(state)
     assert not np.array_equal(flow.randn(4).numpy(), live)
+
+
+def test_named_generators_depend_on_seed_and_name_only():
+    first = named_generator(3, "weight").standard_normal(5)
+    flow.manual_seed(7)
+    np.random.random(3)
+    np.testing.assert_array_equal(named_generator(3, "weight").standard_normal(5), first)
+    for seed, name in ((4, "weight"), (3, "bias")):
+        assert not np.isclose(named_generator(seed, name).standard_normal(5), first).any()

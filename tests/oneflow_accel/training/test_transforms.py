@@ -231,6 +231,33 @@ def test_sixteen_bit_gray_keeps_its_range():
     np.testing.assert_array_equal(rgb, np.repeat((ramp >> 8)[..., None], 3, axis=2))
 
 
+@pytest.mark.parametrize(
+    ("white", "dtype"),
+    [
+        (1.0, np.float32),
+        (255.0, np.float32),
+        (65535.0, np.float32),
+        (255, np.int32),
+        (65535, np.int32),
+        (2**31 - 1, np.int32),
+    ],
+)
+def test_thirty_two_bit_gray_keeps_its_range(white, dtype):
+    """A TIFF says nothing of what is white."""
+    gray = np.linspace(0, 1, 256).reshape(16, 16)
+    stream = io.BytesIO()
+    Image.fromarray((gray * white).astype(dtype)).save(stream, "TIFF")
+    with Image.open(stream) as image:
+        assert image.mode == ("F" if dtype == np.float32 else "I")
+        pixels = np.asarray(to_rgb(image))
+    assert np.abs(pixels - (gray * 255)[:, :, None]).max() <= 1
+
+
+def test_values_that_are_no_numbers_are_black():
+    values = np.array([[0.0, np.nan], [-1.0, 1.0]], np.float32)
+    assert np.asarray(to_rgb(Image.fromarray(values)))[:, :, 0].tolist() == [[0, 0], [0, 255]]
+
+
 def test_exif_orientation_is_ignored():
     image = photo(40, 60)
     exif = Image.Exif()

@@ -5,12 +5,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import oneflow_accel
-from oneflow_accel.errors import CheckpointError, DataError
+from oneflow_accel.errors import CheckpointError, DataError, UserError
 from oneflow_accel.training.checkpoint import Checkpoint, CheckpointManager
 from oneflow_accel.training.data_parallel import broadcast_buffers, data_parallel
 from oneflow_accel.training.real_labels import RealLabels
 from oneflow_accel.training.resume import checkpoint_folder, checkpoint_to_resume
-from oneflow_accel.training.validation import class_scores, count_correct, validate
+from oneflow_accel.training.validation import Accuracy, class_scores, count_correct, validate
 
 import numpy as np
 import oneflow as flow
@@ -127,3 +127,15 @@ def test_real_labels_count_beside_the_others():
     assert [entry[:2] for entry in seen] == [(1, 8), (2, 11)]
     np.testing.assert_allclose(seen[0][2].acc1, _by_numpy(batches[:1])[1], rtol=1e-6)
     assert seen[1][2] == found
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf"), float("-inf")])
+def test_loss_that_is_no_number_is_refused(loss):
+    with pytest.raises(UserError, match=f"is {loss}"):
+        Accuracy(loss, 45.8, 90.0, 120).check()
+    Accuracy(0.7, 45.8, 90.0, 120).check()
+
+
+def test_scores_of_no_class_are_refused():
+    with pytest.raises(UserError, match=r"\(2, 0\): the images are too small"):
+        class_scores(flow.zeros(2, 0))

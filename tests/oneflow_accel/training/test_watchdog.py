@@ -23,6 +23,7 @@ from oneflow_accel.training import watchdog
 import pytest
 
 from tests.launch import REPOSITORY, free_port
+from tests.machines import cut, two_machines
 
 PROGRAM = REPOSITORY / "tests" / "oneflow_accel" / "training" / "watched_job.py"
 
@@ -154,9 +155,12 @@ def test_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(watchdog.VARIABLE, "off")
     watchdog.start()
     assert watchdog._active is None
-    monkeypatch.setenv(watchdog.VARIABLE, "on")
-    with pytest.raises(UserError, match="'on'; expected `off` or the number"):
-        watchdog.start()
+    for world_size in (2, 1):
+        monkeypatch.setattr(watchdog.distributed, "world_size", lambda size=world_size: size)
+        for text in ("bogus", "65536", ""):
+            monkeypatch.setenv(watchdog.VARIABLE, text)
+            with pytest.raises(UserError, match=f"={text!r} is neither 'on' nor 'off' nor a port"):
+                watchdog.start()
 
 
 def test_one_process_needs_none() -> None:
@@ -166,3 +170,57 @@ def test_one_process_needs_none() -> None:
     watchdog.stop()
     with pytest.raises(ValueError, match="as it was"), watchdog.guard():
         raise ValueError("as it was")
+
+
+# One side of a connection; the sides tell each other who they are by files.
+SIDE = """
+import json, sys, time
+from pathlib import Path
+from oneflow_accel.training import watchdog
+
+folder, rank, address = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+
+def exchange(value):
+    (folder / f"{rank}.new").write_text(json.dumps(value))
+    (folder / f"{rank}.new").rename(folder / f"{rank}.json")
+    files = [folder / "0.json", folder / "1.json"]
+    while not all(file.exists() for file in files):
+        time.sleep(0.02)
+    return [json.loads(file.read_text()) for file in files]
+
+# Soon, so that a test can wait for it.
+watchdog._PROBES = (1, 1, 2)
+watchdog.Watchdog(rank, 2, exchange, address)
+(folder / f"{rank}.ready").touch()
+time.sleep(60)
+"""
+
+
+def test_a_cut_link_is_not_called_a_death(tmp_path: Path) -> None:
+    with two_machines("namespaces") as machines:
+        sides = [
+            machines.popen(
+                rank,
+                [sys.executable, "-c", SIDE, tmp_path, str(rank), machines.address],
+                tmp_path / f"{rank}.log",
+                env={},
+                cwd=tmp_path,
+            )
+            for rank in (0, 1)
+        ]
+        try:
+            deadline = time.monotonic() + 60
+            while not all((tmp_path / f"{rank}.ready").exists() for rank in (0, 1)):
+                assert time.monotonic() < deadline, (tmp_path / "0.log").read_text()
+                time.sleep(0.05)
+            cut(machines)
+            assert [side.wait(20) for side in sides] == [watchdog.EXIT_CODE] * 2
+        finally:
+            for side in sides:
+                side.kill()
+                side.wait()
+    for rank in (0, 1):
+        said = (tmp_path / f"{rank}.log").read_text()
+        assert f"watchdog: rank {1 - rank} (pid " in said
+        assert "is out of reach: its machine or the network went down" in said
+        assert "died" not in said

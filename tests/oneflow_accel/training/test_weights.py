@@ -343,3 +343,27 @@ def test_numpy_numbers_beside_the_weights_are_no_obstacle(tmp_path: Path) -> Non
     path = save_torch_file(path, {"w": np.complex64(3)})
     with pytest.raises(UserError, match="numpy number of type 'c8'"):
         read_weights(path)
+
+
+def test_bfloat16_is_rounded_to_the_nearest():
+    """Ties to even; against the two neighbours in float64."""
+    random = np.random.default_rng(0)
+    values = np.concatenate(
+        [
+            random.standard_normal(1000) * 10.0 ** random.integers(-30, 30, 1000),
+            [0.0, -0.0, np.inf, -np.inf, 1.00390625, 1.01171875, 3.4e38],
+        ]
+    ).astype(np.float32)
+    found = torch_files.widen_bfloat16(torch_files.narrow_to_bfloat16(values))
+    below = (values.view(np.uint32) & 0xFFFF0000).view(np.float32)
+    above = ((values.view(np.uint32) & 0xFFFF0000) + 0x10000).view(np.float32)
+    finite = np.isfinite(values) & np.isfinite(above)
+    with np.errstate(invalid="ignore"):
+        distances = [np.abs(other.astype(np.float64) - values) for other in (found, below, above)]
+    assert (distances[0] == np.minimum(distances[1], distances[2]))[finite].all()
+    np.testing.assert_array_equal(found[1000:1004], values[1000:1004])
+    assert found[1004:1006].tolist() == [1.0, 1.015625]
+    assert np.isinf(found[1006])
+    assert np.isnan(
+        torch_files.widen_bfloat16(torch_files.narrow_to_bfloat16(np.float32([np.nan])))
+    )

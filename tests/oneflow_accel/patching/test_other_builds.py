@@ -1,0 +1,141 @@
+"""Builds of oneflow other than the release 0.9.0: which are accepted, and what is patched there.
+
+The builds that know Cambricon cards cannot be had from PyPI. So their metadata stand before those
+of the installed oneflow here, and their Python files are read from a clone of Oneflow-Inc/oneflow
+where ONEFLOW_REPOSITORY names one.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from oneflow_accel.backends import mlu
+from oneflow_accel.errors import PatchError
+from oneflow_accel.patching.series import load_series, patch_root, series_builds, series_for
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from tests.launch import REPOSITORY, run_process
+
+REPOSITORY_VARIABLE = "ONEFLOW_REPOSITORY"
+NO_REPOSITORY = f"no clone of Oneflow-Inc/oneflow named by {REPOSITORY_VARIABLE}"
+SHOW_STATE = """
+import json
+import oneflow_accel
+from oneflow_accel import patching
+from oneflow_accel.kernels import plugin
+import oneflow as flow
+assert flow.ones(2).sum().item() == 2.0
+assert flow.nn.LayerNorm(4)(flow.ones(2, 4)).abs().max().item() == 0.0
+patches = [patch.name for patch in patching.status() if patch.package == "oneflow"]
+print("state", json.dumps({"patches": patches, "plugin": plugin.state().reason}))
+"""
+
+
+@pytest.mark.parametrize(
+    ("installed", "series"),
+    [
+        ("0.9.0", "0.9.0"),
+        ("0.9.1.dev20230103", None),
+        ("0.9.1.dev20230421", None),
+        ("0.9.1.dev20230422", "1.0.0"),
+        ("0.9.1", "1.0.0"),
+        ("1.0.0.dev20240101", "1.0.0"),
+        ("1.0.0", "1.0.0"),
+        ("1.0.1", None),
+        ("0.8.0", None),
+    ],
+)
+def test_which_builds_have_a_series(installed: str, series: str | None) -> None:
+    assert series_for(patch_root(), "oneflow", installed) == series
+
+
+def test_pip_keeps_a_build_that_has_a_series() -> None:
+    lines = (REPOSITORY / "requirements" / "runtime.txt").read_text().splitlines()
+    (engine,) = [Requirement(line) for line in lines if line.startswith("oneflow")]
+    for build in ("0.9.0", "0.9.1.dev20230515+cpu", "0.9.1+cpu.git.0123abc", "1.0.0+cu118"):
+        assert engine.specifier.contains(build, prereleases=True)
+        assert series_for(patch_root(), "oneflow", build.partition("+")[0]) is not None
+    assert not engine.specifier.contains("1.0.1", prereleases=True)
+
+
+def test_a_series_without_a_line_of_builds_is_for_its_release(fake) -> None:
+    fake.add_patch()
+    assert series_for(fake.root, fake.name, "1.0") == "1.0"
+    assert series_for(fake.root, fake.name, "1.0.1") is None
+
+
+def test_a_series_for_several_builds_patches_each_of_them(fake) -> None:
+    series = fake.add_patch().parent / "series"
+    series.write_text("Builds: >=0.9, <1.2  # said why\n" + series.read_text())
+    fake.set_version("1.1.dev3+cpu.git.0123abc")
+    fake.install()
+    assert fake.load().one() == 10
+
+
+def test_builds_that_are_no_version_specifier(fake) -> None:
+    series = fake.add_patch().parent / "series"
+    series.write_text("Builds: newest\n" + series.read_text())
+    with pytest.raises(PatchError, match=r"1\.0/series: .*newest"):
+        series_for(fake.root, fake.name, "1.0")
+
+
+def _with_version(folder: Path, version: str) -> dict[str, str]:
+    """An environment in which the installed oneflow says that it is another build."""
+    info = folder / f"oneflow-{version}.dist-info"
+    info.mkdir()
+    text = f"Metadata-Version: 2.1\nName: oneflow\nVersion: {version}\n"
+    (info / "METADATA").write_text(text)
+    return {"PYTHONPATH": f"{folder}{os.pathsep}{REPOSITORY}"}
+
+
+def test_a_newer_build_runs_without_patches_and_without_the_plugin(tmp_path: Path) -> None:
+    environment = _with_version(tmp_path, "0.9.1.dev20230515+cpu")
+    result = run_process(["-c", SHOW_STATE], env=environment)
+    assert result.returncode == 0, result.stdout
+    assert '"patches": []' in result.stdout
+    assert "its kernels are written for oneflow 0.9.0" in result.stdout
+    assert "such as this 0.9.1.dev20230515+cpu" in result.stdout
+
+
+def test_a_build_without_a_series_is_refused_with_what_to_install(tmp_path: Path) -> None:
+    result = run_process(["-c", "import oneflow_accel"], env=_with_version(tmp_path, "1.1.0"))
+    assert result.returncode != 0
+    assert "oneflow 1.1.0 is in" in result.stdout
+    assert "oneflow==0.9.0 or oneflow<=1.0.0,>=0.9.1.dev20230422" in result.stdout
+
+
+def test_stream_touch_is_missing_on_cards_before_its_kernel_came(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cards = mlu.MluBackend()
+    for version, has in (("0.9.0", False), ("0.9.1.dev20230515+cpu", True), ("1.0.0+cu118", True)):
+        monkeypatch.setattr(mlu.flow, "__version__", version)
+        assert bool(cards.supports("ddp_stream_touch")) is has, version
+    # What the range of the series and the answer of the backend rest on is one commit.
+    builds = series_builds(patch_root(), "oneflow", "1.0.0")
+    assert builds.contains(str(mlu.TOUCH_ON_EVERY_DEVICE))
+    assert not builds.contains("0.9.1.dev20230421")
+    assert Version("0.9.0") < mlu.TOUCH_ON_EVERY_DEVICE
+
+
+@pytest.mark.skipif(REPOSITORY_VARIABLE not in os.environ, reason=NO_REPOSITORY)
+@pytest.mark.parametrize("ref", ["cd9e4e3cab", "v1.0.0"])
+def test_a_build_of_the_range_has_mended_what_the_series_leaves_out(ref: str) -> None:
+    def show(path: str) -> str:
+        command = ["git", "-C", os.environ[REPOSITORY_VARIABLE], "show", f"{ref}:{path}"]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    assert load_series(patch_root(), "oneflow", "1.0.0") == []
+    assert "kMLU" in show("oneflow/core/common/device_type.proto")
+    kernels = show("oneflow/user/kernels/eager_ccl_kernel.cpp")
+    touch = kernels[kernels.index('REGISTER_USER_KERNEL("eager_ccl_touch")') :].split(";")[0]
+    assert "kInvalidDevice" in touch
+    assert "kCPU" not in touch
+    normalization = show("python/oneflow/nn/modules/normalization.py")
+    assert "if input.is_cpu:" in normalization[normalization.index("def layer_norm") :]
+    assert "flow.Generator()" not in show("python/oneflow/nn/modules/dropout.py")
