@@ -8,8 +8,11 @@ import sys
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
+from oneflow_accel import launched
 from oneflow_accel.backends.base import Backend
 from oneflow_accel.errors import UserError
+
+_OF_A_PROCESS = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
 
 
 def check_distributed_options(options: argparse.Namespace, backend: Backend) -> None:
@@ -36,22 +39,24 @@ def check_distributed_options(options: argparse.Namespace, backend: Backend) -> 
 
 def needs_launcher(options: argparse.Namespace, backend: Backend) -> bool:
     """True where processes are asked for that nobody has started yet."""
-    launched = "RANK" in os.environ
-    if launched or not (options.multiprocessing_distributed or options.world_size > 1):
+    if launched.launched() or not (options.multiprocessing_distributed or options.world_size > 1):
         return False
     return options.world_size * backend.device_count() > 1
 
 
 def relaunch(options: argparse.Namespace, backend: Backend, argv: Sequence[str]) -> None:
-    """Replace this process by oneflow.distributed.launch, which starts main.py on each device."""
+    """Replace this process by a launcher, which starts main.py on each device."""
     host, port = _address(options.dist_url)
-    command = [sys.executable, "-m", "oneflow.distributed.launch"]
+    command = [sys.executable, "-m", "oneflow_accel.launch"]
     command += ["--nproc_per_node", str(backend.device_count())]
     command += ["--nnodes", str(options.world_size), "--node_rank", str(options.rank)]
     command += ["--master_addr", host, "--master_port", str(port)]
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execv(sys.executable, [*command, sys.argv[0], *argv])
+    # What oneflow has set for this process alone; a launcher that found it would take itself for
+    # one of the job's processes.
+    environment = {name: text for name, text in os.environ.items() if name not in _OF_A_PROCESS}
+    os.execve(sys.executable, [*command, sys.argv[0], *argv], environment)
 
 
 def _address(url: str) -> tuple[str, int]:

@@ -23,13 +23,13 @@ except ImportError as error:
         f"{error}. main.py runs in the project's environment: type `make setup` in the "
         "repository, then `source .venv/bin/activate`."
     )
-from oneflow_accel import layouts
+from oneflow_accel import command, launched, layouts
 from oneflow_accel.backends import Backend
 from oneflow_accel.errors import UserError
 from oneflow_accel.training import distributed, watchdog
 from oneflow_accel.training.checkpoint import Checkpoint
 from oneflow_accel.training.images import ImageFolder, ImageLoader, SyntheticImages
-from oneflow_accel.training.resume import checkpoint_to_resume
+from oneflow_accel.training.resume import checkpoint_to_resume, way_on
 from oneflow_accel.training.rng import seed_all
 from oneflow_accel.training.transforms import eval_transform, train_transform
 from oneflow_accel.training.validation import validate
@@ -40,8 +40,13 @@ from resnet50_imagenet import launching
 from resnet50_imagenet.benchmark import measure_forward
 from resnet50_imagenet.execution import EagerStep, GraphStep, TrainStep
 from resnet50_imagenet.inference import graph_forward, inference_model
-from resnet50_imagenet.models import create_model, load_weights, pretrained_file
-from resnet50_imagenet.options import parse_options
+from resnet50_imagenet.models import (
+    check_image_size,
+    create_model,
+    load_weights,
+    pretrained_file,
+)
+from resnet50_imagenet.options import DATA_VARIABLE, parse_options
 from resnet50_imagenet.training import Trainer, restore_model
 
 Dataset = ImageFolder | SyntheticImages
@@ -66,12 +71,15 @@ def run(argv: Sequence[str]) -> int:
     if launching.needs_launcher(options, backend):
         launching.relaunch(options, backend, argv)
     with watchdog.guard():
-        return _run(options, backend)
+        try:
+            return _run(options, backend)
+        except KeyboardInterrupt:
+            trains = not (options.evaluate or options.benchmark)
+            text = way_on(options.output_dir, "--resume auto") if trains else ""
+            raise KeyboardInterrupt(text) from None
 
 
 def _run(options: argparse.Namespace, backend: Backend) -> int:
-    if not distributed.is_main():
-        logger.setLevel(logging.WARNING)
     _check_device(options, backend)
     resumed = checkpoint_to_resume(options.resume, options.output_dir)
     _seed(options, backend, resumed)
@@ -93,6 +101,7 @@ def _run(options: argparse.Namespace, backend: Backend) -> int:
         accuracy = validate(forward, val_loader, backend)
         if distributed.is_main():
             print(accuracy)
+        accuracy.check()
         return 0
 
     train_loader = _loader(options, train, train=True)
@@ -164,6 +173,11 @@ def _datasets(options: argparse.Namespace) -> tuple[Dataset | None, Dataset, int
         )
         return train, val, IMAGENET_CLASSES
     root = Path(options.data)
+    if not root.exists():
+        raise UserError(
+            f"no image data at {root / 'val'}: there is no folder {root}; name the one that holds "
+            f"train/CLASS/IMAGE and val/CLASS/IMAGE, main.py DIR, or set {DATA_VARIABLE}=DIR"
+        )
     val = ImageFolder(root / "val")
     if options.evaluate:
         return None, val, len(val.classes)
@@ -180,8 +194,15 @@ def _model(options: argparse.Namespace, backend: Backend, num_classes: int) -> n
     model = create_model(options.arch, num_classes)
     weights = pretrained_file(options.arch) if options.pretrained else options.weights
     if weights is not None:
-        load_weights(model, weights)
+        load_weights(model, weights, options.arch, num_classes, reset_head=options.reset_head)
     model = model.to(backend.device())
+    check_image_size(
+        model,
+        backend,
+        options.arch,
+        options.image_size,
+        train=not (options.evaluate or options.benchmark),
+    )
     return layouts.to_channels_last(model, backend) if options.channels_last else model
 
 
@@ -210,16 +231,10 @@ def _loader(options: argparse.Namespace, dataset: Dataset, *, train: bool) -> Im
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; user errors become one line on stderr and a non-zero exit code."""
-    logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stdout)
-    logger.setLevel(logging.INFO)
-    try:
-        return run(sys.argv[1:] if argv is None else argv)
-    except UserError as error:
-        print(f"main.py: error: {error}", file=sys.stderr)
-        return UserError.EXIT_CODE
-    except KeyboardInterrupt:
-        print("interrupted; continue with --resume auto", file=sys.stderr)
-        return 130
+    command.log_to_stdout()
+    logger.setLevel(logging.INFO if launched.rank() == 0 else logging.WARNING)
+    arguments = sys.argv[1:] if argv is None else argv
+    return command.run("main.py", lambda: run(arguments))
 
 
 if __name__ == "__main__":

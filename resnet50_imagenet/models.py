@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from oneflow_accel import layouts
+from oneflow_accel.backends.base import Backend
 from oneflow_accel.errors import UserError
 from oneflow_accel.training.weights import read_weights
 
 import flowvision.models
 import numpy as np
+import oneflow as flow
 from flowvision.models import ModelCreator
 from oneflow import nn
+
+logger = logging.getLogger("oneflow_accel")
 
 WEIGHTS_VARIABLE = "ONEFLOW_ACCEL_WEIGHTS"
 
@@ -41,7 +46,55 @@ def create_model(arch: str, num_classes: int) -> nn.Module:
     try:
         return ModelCreator.create_model(arch, pretrained=False, num_classes=num_classes)
     except TypeError as error:
-        raise UserError(f"{arch} cannot be built for {num_classes} classes: {error}") from error
+        if "multiple values for keyword argument 'num_classes'" not in str(error):
+            raise UserError(f"{arch} cannot be built for {num_classes} classes: {error}") from error
+    # flowvision's ConvNeXts for the 21,841 classes of ImageNet-22k set that number themselves.
+    model = ModelCreator.create_model(arch, pretrained=False)
+    model.head = nn.Linear(model.head.in_features, num_classes)
+    model._init_weights(model.head)
+    return model
+
+
+def check_image_size(
+    model: nn.Module, backend: Backend, arch: str, size: int, *, train: bool
+) -> None:
+    """Try a model out on two blank images of `size` x `size` pixels; it stays as it is.
+
+    Args:
+        model: on the device, in NCHW.
+        train: in training mode, in which a model may have further heads.
+
+    Raises:
+        UserError: it does not take them.
+    """
+    buffers = [(buffer, buffer.numpy().copy()) for buffer in model.buffers()]
+    was_training = model.training
+    model.train(train)
+    images = flow.zeros(2, 3, size, size, device=backend.device())
+    try:
+        with flow.no_grad():
+            model(images)
+    # Whatever a model's code raises: its own assertion, or OneFlow's shape inference.
+    except Exception as error:
+        first = str(error).partition("\n")[0].strip()
+        reason = f": {first}" if first and isinstance(error, AssertionError) else ""
+        raise UserError(
+            f"{arch} cannot take images of --image-size {size}{reason}; it was made for those of "
+            f"{_own(arch)} pixels a side"
+        ) from error
+    finally:
+        model.train(was_training)
+        with flow.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(flow.tensor(before, device=buffer.device))
+
+
+def _own(arch: str) -> int:
+    """The image size that a model's name tells, or what its kind was made for."""
+    if arch.startswith("inception"):
+        return 299
+    named = [int(part) for part in arch.split("_") if part.isdecimal() and 128 <= int(part) <= 1024]
+    return named[-1] if named else 224
 
 
 def pretrained_file(arch: str) -> Path:
@@ -66,15 +119,47 @@ def pretrained_file(arch: str) -> Path:
     )
 
 
-def load_weights(model: nn.Module, path: Path) -> None:
+def load_weights(
+    model: nn.Module, path: Path, arch: str, num_classes: int, *, reset_head: bool = False
+) -> None:
     """Load a .pth or .safetensors file into `model`, whichever layout the model is in.
+
+    Args:
+        model: made by `create_model(arch, num_classes)`.
+        reset_head: leave out the weights that depend on the number of classes, which stay as they
+            were drawn: the model is for other classes than the file's.
 
     Raises:
         UserError: the file cannot be read, or its keys or shapes are not the model's; all of them
             are listed.
     """
     state: Mapping[str, np.ndarray] = read_weights(path)
+    if reset_head:
+        own = layouts.standard_state_dict(model)
+        head = {name: own[name].numpy() for name in _head(arch, num_classes)}
+        logger.info("the head begins anew: %s", ", ".join(head))
+        state = {**state, **head}
     try:
         layouts.load_standard_state_dict(model, state, strict=True)
     except UserError as error:
-        raise UserError(f"{path} does not fit the model: {error}") from error
+        hint = "" if reset_head else _head_hint(state, arch, num_classes)
+        raise UserError(f"{path} does not fit the model: {error}{hint}") from error
+
+
+def _head(arch: str, num_classes: int) -> list[str]:
+    """Names of the weights whose shape depends on the number of classes."""
+    ours, other = (
+        {name: tuple(value.shape) for name, value in model.state_dict().items()}
+        for model in (create_model(arch, num_classes), create_model(arch, num_classes + 1))
+    )
+    return [name for name, shape in ours.items() if shape != other[name]]
+
+
+def _head_hint(state: Mapping[str, np.ndarray], arch: str, num_classes: int) -> str:
+    for name in _head(arch, num_classes):
+        if name in state and state[name].shape[:1] != (num_classes,):
+            return (
+                f"\nThe weights are for {len(state[name])} classes and the data has "
+                f"{num_classes}: --reset-head begins with a new head"
+            )
+    return ""

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from oneflow_accel.command import Parser
 from oneflow_accel.errors import UserError
 
 from resnet50_imagenet.models import classification_models
 
+# What OneFlow's generators take.
+MOST_SEED = 2**63 - 1
 DATA_VARIABLE = "IMAGENET_DIR"
 DEFAULT_DATA = "/ssd/dataset/ImageNet/extract"
 
@@ -34,6 +38,24 @@ def _at_least(least: int):
     return whole_number
 
 
+def _seed(text: str) -> int:
+    value = _at_least(0)(text)
+    if value > MOST_SEED:
+        raise argparse.ArgumentTypeError(f"{text} is more than {MOST_SEED}")
+    return value
+
+
+def _one_of(names: Sequence[str]):
+    def name(text: str) -> str:
+        if text in names:
+            return text
+        near = difflib.get_close_matches(text, names, n=3)
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        raise argparse.ArgumentTypeError(f"there is no model {text}{hint}")
+
+    return name
+
+
 def _not_negative(text: str) -> float:
     value = float(text)
     if not 0 <= value < float("inf"):
@@ -51,7 +73,7 @@ def _share(text: str) -> float:
 def build_parser() -> argparse.ArgumentParser:
     """The parser; its options are those of the reference ImageNet script, and the new ones."""
     names = classification_models()
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="main.py",
         description="Train or evaluate an image classifier on ImageNet with OneFlow.",
         formatter_class=_Formatter,
@@ -79,7 +101,7 @@ def _add_model_options(parser: argparse.ArgumentParser, names: Sequence[str]) ->
         "--arch",
         metavar="ARCH",
         default="resnet50",
-        choices=names,
+        type=_one_of(names),
         help="model; all names stand below",
     )
     group.add_argument(
@@ -92,6 +114,11 @@ def _add_model_options(parser: argparse.ArgumentParser, names: Sequence[str]) ->
         "--pretrained",
         action="store_true",
         help="start from the weights file of this model in $ONEFLOW_ACCEL_WEIGHTS",
+    )
+    group.add_argument(
+        "--reset-head",
+        action="store_true",
+        help="leave out the classifier's weights, to fine-tune on other classes",
     )
     group.add_argument("--channels-last", action="store_true", help="train in NHWC instead of NCHW")
     group.add_argument(
@@ -146,7 +173,7 @@ def _add_training_options(parser: argparse.ArgumentParser) -> None:
         "--amp", action="store_true", help="mixed precision, where the device has it; needs --graph"
     )
     group.add_argument(
-        "--seed", metavar="N", type=_at_least(0), help="seed of everything random; drawn if absent"
+        "--seed", metavar="N", type=_seed, help="seed of everything random; drawn if absent"
     )
 
 
@@ -279,6 +306,10 @@ def parse_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     options = build_parser().parse_args(argv)
     if options.weights is not None and options.pretrained:
         raise UserError("--weights and --pretrained both name weights to start from: give one")
+    if options.reset_head and options.weights is None and not options.pretrained:
+        raise UserError("--reset-head is for weights to start from: add --weights or --pretrained")
+    if options.reset_head and options.evaluate:
+        raise UserError("--reset-head and --evaluate: a new head has nothing to evaluate")
     if options.amp and not options.graph:
         raise UserError("--amp works under nn.Graph only: add --graph")
     if options.bf16 and not (options.evaluate or options.benchmark):

@@ -6,18 +6,20 @@ import argparse
 import logging
 import time
 from dataclasses import dataclass
+from typing import NoReturn
 
 from oneflow_accel import layouts
-from oneflow_accel.errors import CheckpointError, UserError
+from oneflow_accel.errors import CheckpointError
 from oneflow_accel.training import distributed
 from oneflow_accel.training.checkpoint import Checkpoint, CheckpointManager
 from oneflow_accel.training.curves import draw_curves
 from oneflow_accel.training.figures import Figures, FigureWindow, log_line
 from oneflow_accel.training.images import ImageLoader
-from oneflow_accel.training.metrics import JSONL_NAME, MetricLog
+from oneflow_accel.training.metrics import JSONL_NAME, MetricLog, read_metrics
 from oneflow_accel.training.progress import Progress, format_eta
-from oneflow_accel.training.resume import checkpoint_folder
+from oneflow_accel.training.resume import CURVES_NAME, checkpoint_folder, require_no_other_run
 from oneflow_accel.training.rng import get_rng_state, set_rng_state
+from oneflow_accel.training.stopping import StopRequest
 from oneflow_accel.training.validation import Accuracy, validate
 
 from oneflow import nn
@@ -65,6 +67,7 @@ class Trainer:
         self.options = options
         self.num_classes = num_classes
         self.checkpoints = CheckpointManager(checkpoint_folder(options.output_dir))
+        self._stop = StopRequest()
         self._is_main = distributed.is_main()
         self._global_batch = train_loader.global_batch_size
         if resumed is None:
@@ -76,7 +79,8 @@ class Trainer:
         else:
             self.position = self._restore(resumed)
         if self._is_main:
-            self.checkpoints.claim(fresh=resumed is None)
+            require_no_other_run(options.output_dir, None if resumed is None else resumed.folder)
+            self.checkpoints.claim()
 
     @property
     def last_step(self) -> int:
@@ -85,39 +89,65 @@ class Trainer:
         return min(steps, self.options.max_steps or steps)
 
     def run(self) -> Position:
-        """Train to the last epoch (or --max-steps), then draw the curves.
+        """Train to the last epoch (or --max-steps), then draw the curves. A run that has done its
+        steps is brought to its end: a kill may have come before that.
 
         Raises:
-            UserError: there is nothing left to do, the loss is not finite, the data cannot be read
-                or the checkpoints cannot be written.
+            UserError: the loss is not finite, the data cannot be read or the checkpoints cannot be
+                written.
+            SystemExit: the process was told to end (SIGTERM, Ctrl-C) and has written a checkpoint.
         """
-        if self.position.step >= self.last_step:
-            raise UserError(
-                f"nothing to train: step {self.position.step} is done and the run ends at step "
-                f"{self.last_step}; ask for more --epochs"
-            )
         output_dir = self.options.output_dir
         log = MetricLog(output_dir, enabled=self._is_main)
         log.truncate(self.position.step)
         try:
-            while self.position.step < self.last_step:
-                best = False
-                if self._train_epoch(log):
-                    accuracy = self._validate(log)
-                    best = accuracy.acc1 >= self.position.best_acc1
-                    self.position.best_acc1 = max(accuracy.acc1, self.position.best_acc1)
-                    self.position.epoch += 1
-                    self.position.batch = 0
-                self._save(best=best)
+            if self.position.step >= self.last_step:
+                self._end_again(log)
+            with self._stop.listening():
+                while self.position.step < self.last_step:
+                    best = False
+                    if self._train_epoch(log):
+                        accuracy = self._validate(log)
+                        best = accuracy.acc1 >= self.position.best_acc1
+                        self.position.best_acc1 = max(accuracy.acc1, self.position.best_acc1)
+                        self.position.epoch += 1
+                        self.position.batch = 0
+                    self._save(best=best)
+                    if self._stop.agreed() and self.position.step < self.last_step:
+                        self._leave()
         finally:
             log.close()
         if self._is_main:
-            curves = draw_curves(output_dir / JSONL_NAME, output_dir / "curves.png")
+            curves = draw_curves(output_dir / JSONL_NAME, output_dir / CURVES_NAME)
             logger.info("curves: %s, checkpoints: %s", curves, self.checkpoints.directory)
         return self.position
 
+    def _end_again(self, log: MetricLog) -> None:
+        """Validate the last epoch where that was not logged."""
+        logger.info(
+            "nothing to train: step %d is done and the run ends at step %d; for more ask for more "
+            "--epochs",
+            self.position.step,
+            self.last_step,
+        )
+        is_missing = False
+        if self._is_main:
+            logged = read_metrics(self.options.output_dir / JSONL_NAME)
+            steps = {line["step"] for line in logged if line["split"] == "val"}
+            is_missing = self.position.batch == 0 and self.position.step not in steps
+        if distributed.all_gather_json(is_missing)[0]:
+            self._validate(log)
+
+    def _leave(self) -> NoReturn:
+        logger.info(
+            "told to stop (%s) at step %d; continue with --resume auto",
+            self._stop.name,
+            self.position.step,
+        )
+        raise SystemExit(self._stop.exit_code)
+
     def _train_epoch(self, log: MetricLog) -> bool:
-        """Train to the end of the epoch; False where --max-steps ended it before."""
+        """Train to the end of the epoch; False where --max-steps or a signal ended it before."""
         position, options = self.position, self.options
         batches = len(self.train_loader)
         self.train_loader.set_epoch(position.epoch, start_batch=position.batch)
@@ -135,21 +165,30 @@ class Trainer:
                 window.add(position.step, figures, len(batch.labels), waited)
                 ends = position.batch == batches or position.step == self.last_step
                 saves = position.step % options.save_freq == 0 and not ends
+                logs = ends or saves or position.step % options.print_freq == 0
+                stops = not ends and self._told_to_stop(logs)
                 # A checkpoint is written only after its losses have been looked at.
-                if ends or saves or position.step % options.print_freq == 0:
+                if logs or stops:
                     now = window.fetch()
                     epoch += now
                     self._log(log, now)
                     progress.print(self._line(now, epoch))
                     shown = {"img/s": f"{now.images_per_second:.1f}", "loss": f"{now.loss:.3f}"}
                 progress.update(1, **shown)
-                if saves:
+                if saves and not stops:
                     self._save(best=False)
                     window.restart_clock()
-                if position.step == self.last_step:
+                if stops or position.step == self.last_step:
                     break
                 waiting_since = time.perf_counter()
         return position.batch == batches
+
+    def _told_to_stop(self, logs: bool) -> bool:
+        """With several processes all have to stop at the same step, so they ask each other; on log
+        steps only, where they wait for each other anyway."""
+        if distributed.world_size() == 1:
+            return self._stop.requested
+        return logs and self._stop.agreed()
 
     def _log(self, log: MetricLog, now: Figures) -> None:
         position, batches = self.position, len(self.train_loader)
@@ -182,6 +221,7 @@ class Trainer:
         return accuracy
 
     def _save(self, *, best: bool) -> None:
+        distributed.settle()
         model, optimizer = self.step.state_for_checkpoint()
         rng = distributed.all_gather_json(get_rng_state())
         if not self._is_main:

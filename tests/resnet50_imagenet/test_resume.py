@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import random
 import signal
@@ -15,7 +17,7 @@ from oneflow_accel.training.checkpoint import CheckpointManager
 import numpy as np
 import pytest
 
-from tests.launch import REPOSITORY
+from tests.launch import REPOSITORY, free_port, run_process
 from tests.resnet50_imagenet.conftest import MAIN, SMALL, losses
 
 KILLS = 20
@@ -42,20 +44,6 @@ def test_resumed_losses_equal_uninterrupted_ones(shapes, run_main, tmp_path, pro
     run_main(shapes, *SMALL, *options, *resume, processes=processes, fresh=True)
     assert losses(parts) == losses(whole)
     assert losses(parts, "val") == losses(whole, "val")
-
-
-@pytest.mark.parametrize(
-    ("first", "then"), [((), ("--graph",)), (("--graph",), ())], ids=["to-graph", "to-eager"]
-)
-def test_run_can_be_resumed_the_other_way(shapes, run_main, tmp_path, first, then):
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    run_main(shapes, *SMALL, *first, "--max-steps", "8", "--output-dir", whole)
-    run_main(shapes, *SMALL, *first, "--max-steps", "5", "--output-dir", parts)
-    resume = ("--max-steps", "8", "--resume", "auto", "--output-dir", parts)
-    run_main(shapes, *SMALL, *then, *resume, fresh=True)
-    np.testing.assert_allclose(
-        list(losses(parts).values()), list(losses(whole).values()), rtol=1e-5
-    )
 
 
 def test_learning_rate_schedule_is_resumed_under_graph(shapes, run_main, tmp_path):
@@ -86,6 +74,104 @@ def test_killed_at_random_moments_and_resumed_equals_uninterrupted(shapes, run_m
     run_main(*args, fresh=True)
     assert losses(killed) == losses(whole)
     assert losses(killed, "val") == losses(whole, "val")
+
+
+@pytest.mark.parametrize("logged", [True, False], ids=["validated", "not-validated"])
+def test_a_run_killed_after_its_last_checkpoint_comes_to_its_end(
+    shapes, run_main, tmp_path, logged
+):
+    """As a restart loop has it: the same command, again and again, and at last exit code 0."""
+    out = tmp_path / "out"
+    args = (shapes, *SMALL, "--epochs", "1", "--output-dir", out, "--resume", "auto")
+    run_main(*args)
+    log, curves = out / "metrics.jsonl", out / "curves.png"
+    whole = log.read_text()
+    curves.unlink()
+    if not logged:
+        lines = whole.splitlines(keepends=True)
+        log.write_text("".join(line for line in lines if json.loads(line)["split"] == "train"))
+    for _ in range(2):
+        output = run_main(*args).stdout
+        assert "nothing to train: step 12 is done and the run ends at step 12" in output
+        assert curves.exists()
+        assert losses(out, "val").keys() == {12}
+        assert losses(out, "val")[12] == pytest.approx(
+            json.loads(whole.splitlines()[-1])["values"]["loss"]
+        )
+
+
+@pytest.mark.parametrize(
+    ("signum", "processes"),
+    [(signal.SIGINT, 1), (signal.SIGTERM, 1), (signal.SIGINT, 2)],
+    ids=["ctrl-c", "sigterm", "ctrl-c-of-two"],
+)
+def test_a_run_that_is_told_to_stop_saves_and_goes_on(
+    shapes, run_main, tmp_path, signum, processes
+):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    args = (*map(str, (shapes, *SMALL)), "--max-steps", "40")
+    command = [sys.executable, str(MAIN)]
+    if processes > 1:
+        launcher = ["-m", "oneflow.distributed.launch", "--nproc_per_node", str(processes)]
+        command[1:1] = [*launcher, "--master_port", str(free_port())]
+        args = ("--multiprocessing-distributed", *args)
+    process, output = stop_after_a_step(
+        [*command, *args, "--output-dir", str(parts)], parts, signum
+    )
+    # Oneflow's launcher has a code of its own.
+    assert process.returncode == (1 if processes > 1 else 128 + signum), output
+    assert f"told to stop ({signum.name})" in output
+    assert "continue with --resume auto" in output
+    assert "Traceback" not in output
+    done = len(losses(parts))
+    assert 0 < done < 40
+    assert (parts / "checkpoints/latest").read_text().strip() == f"step-{done:08d}"
+    run_main(*args, "--output-dir", whole, processes=processes)
+    run_main(*args, "--output-dir", parts, "--resume", "auto", processes=processes)
+    assert losses(parts) == losses(whole)
+
+
+def test_ctrl_c_before_the_first_step_says_that_nothing_is_there(shapes, tmp_path):
+    out = tmp_path / "out"
+    # A folder whose listing takes long enough, by a loader that is never fed.
+    code = (
+        "import os, signal, sys, threading\n"
+        "from resnet50_imagenet import main\n"
+        "def stop(*_, **__): os.kill(os.getpid(), signal.SIGINT)\n"
+        "main._datasets = stop\n"
+        "sys.exit(main.main(sys.argv[1:]))\n"
+    )
+    done = run_process(["-c", code, shapes, *SMALL, "--output-dir", out])
+    assert done.returncode == 130, done.stdout
+    assert f"main.py: interrupted; no checkpoint was written to {out}" in done.stdout
+    assert "Traceback" not in done.stdout
+
+
+def stop_after_a_step(
+    command: list[str], output_dir: Path, signum: signal.Signals
+) -> tuple[subprocess.Popen[str], str]:
+    """Send the signal to the whole process group, as a terminal does, when a step was logged."""
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        start_new_session=True,
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while count_lines(output_dir / "metrics.jsonl") < 3:
+            assert process.poll() is None, process.stdout.read()
+            assert time.monotonic() < deadline, "no step within two minutes"
+            time.sleep(0.01)
+        os.killpg(process.pid, signum)
+        output, _ = process.communicate(timeout=60)
+        return process, output
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def kill_at_a_random_moment(command: list[str], output_dir: Path, moments: random.Random) -> None:

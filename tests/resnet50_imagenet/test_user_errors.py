@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
+from pathlib import Path
+
+from oneflow_accel.training.checkpoint import read_checkpoint
+
 import numpy as np
 import pytest
 import safetensors.numpy
 
-from tests.resnet50_imagenet.conftest import SMALL
+from resnet50_imagenet.models import _head, create_model
+from tests.resnet50_imagenet.conftest import SMALL, losses
 
 
 def refused(run_main, *args, **kwargs) -> str:
@@ -26,7 +32,7 @@ def test_missing_data_names_the_folder(run_main, tmp_path):
 @pytest.mark.parametrize(
     ("options", "part"),
     [
-        (("-a", "resnet51"), "resnet51"),
+        (("-a", "resnet51"), "did you mean resnet50 or resnet18"),
         (("-b", "0"), "0 is less than 1"),
         (("--lr", "nan"), "--lr"),
         (("--epochs", "many"), "many"),
@@ -43,10 +49,24 @@ def test_missing_data_names_the_folder(run_main, tmp_path):
         (("--pretrained",), "ONEFLOW_ACCEL_WEIGHTS"),
         (("--resume", "nowhere"), "nowhere"),
         (("-b", "200"), "96"),
+        (("--seed", "99999999999999999999999"), "more than 9223372036854775807"),
+        (("--reset-head",), "add --weights or --pretrained"),
+        (("-a", "vit_tiny_patch16_224"), "doesn't match model (224)"),
+        (("-a", "inception_v3", "--image-size", "64"), "for those of 299 pixels a side"),
     ],
 )
 def test_bad_option(shapes, run_main, options, part):
     assert part in refused(run_main, shapes, *SMALL, *options)
+
+
+def test_unknown_model_does_not_list_all(shapes, run_main):
+    assert len(refused(run_main, shapes, "-a", "resnet51")) < 400
+
+
+@pytest.mark.parametrize("name", ["PATCHES", "STRICT", "WATCHDOG", "PLUGIN", "THREADS"])
+def test_wrong_environment_variable(shapes, run_main, name):
+    output = refused(run_main, shapes, *SMALL, env={f"ONEFLOW_ACCEL_{name}": "maybe"})
+    assert f"ONEFLOW_ACCEL_{name}='maybe' is n" in output
 
 
 def test_channels_last_without_the_plug_in(shapes, run_main):
@@ -68,14 +88,61 @@ def test_loss_that_is_not_finite_stops_the_run_and_names_the_step(shapes, run_ma
     assert not list(out.glob("checkpoints/step-*")), "a model that is not finite was saved"
 
 
+@pytest.mark.parametrize("options", [(), ("--no-fold",), ("--graph",), ("--bf16",)])
+def test_evaluation_of_weights_with_nan_says_so(shapes, run_main, nan_weights, options):
+    output = refused(run_main, shapes, *SMALL, "-e", "--weights", nan_weights, *options)
+    assert "Loss nan" in output
+    assert "the loss on the validation images is nan" in output
+
+
+@pytest.fixture(scope="module")
+def nan_weights(tmp_path_factory):
+    """Weights of ResNet-18 for three classes, with NaN in one channel of the first convolution."""
+    model = create_model("resnet18", 3)
+    arrays = {name: value.numpy() for name, value in model.state_dict().items()}
+    arrays["conv1.weight"] = arrays["conv1.weight"].copy()
+    arrays["conv1.weight"][5] = np.nan
+    file = tmp_path_factory.mktemp("nan") / "nan.safetensors"
+    safetensors.numpy.save_file(arrays, file)
+    return file
+
+
+@pytest.mark.parametrize("options", [(), ("-e",)])
+def test_image_size_that_leaves_a_model_no_pixel(shapes, run_main, options):
+    output = refused(
+        run_main, shapes, "-a", "dla46x_c", "--image-size", "64", "-b", "8", "-j", "0", *options
+    )
+    assert "the images are too small for it" in output
+
+
 def test_second_run_in_the_same_folder_destroys_nothing(shapes, run_main, tmp_path):
     out = tmp_path / "out"
     run_main(shapes, *SMALL, "--max-steps", "2", "--output-dir", out)
     before = (out / "metrics.jsonl").read_bytes()
     output = refused(run_main, shapes, *SMALL, "--max-steps", "2", "--output-dir", out)
-    assert "already holds checkpoints" in output
+    assert "already holds a run" in output
     assert (out / "metrics.jsonl").read_bytes() == before
     assert [path.name for path in out.glob("checkpoints/step-*")] == ["step-00000002"]
+
+
+@pytest.mark.parametrize("resume", ["A", "A/checkpoints/latest"])
+def test_resuming_one_run_in_the_folder_of_another_destroys_nothing(
+    shapes, run_main, tmp_path, resume
+):
+    for name in ("A", "B"):
+        run_main(shapes, *SMALL, "--max-steps", "2", "--output-dir", tmp_path / name)
+    before = content(tmp_path / "B")
+    options = ("--max-steps", "4", "--save-freq", "1", "--resume", tmp_path / resume)
+    output = refused(run_main, shapes, *SMALL, *options, "--output-dir", tmp_path / "B")
+    assert "B already holds a run" in output
+    assert content(tmp_path / "B") == before
+    # Into a new folder it goes on.
+    run_main(shapes, *SMALL, *options, "--output-dir", tmp_path / "C")
+    assert sorted(losses(tmp_path / "C")) == [3, 4]
+
+
+def content(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_checkpoint_of_another_model(shapes, run_main, tmp_path):
@@ -97,13 +164,6 @@ def test_corrupt_checkpoint_falls_back_to_the_one_before(shapes, run_main, tmp_p
     assert "resumed at epoch 0, step 2" in result.stdout
 
 
-def test_finished_run_says_so(shapes, run_main, tmp_path):
-    out = tmp_path / "out"
-    options = ("--max-steps", "1", "--output-dir", out)
-    run_main(shapes, *SMALL, *options)
-    assert "nothing to train" in refused(run_main, shapes, *SMALL, *options, "--resume", "auto")
-
-
 def test_weights_that_do_not_fit_are_listed(shapes, run_main, tmp_path):
     file = tmp_path / "weights.safetensors"
     arrays = {"fc.weight": np.zeros((5, 512), np.float32), "head": np.zeros(3, np.float32)}
@@ -111,6 +171,43 @@ def test_weights_that_do_not_fit_are_listed(shapes, run_main, tmp_path):
     output = refused(run_main, shapes, *SMALL, "--weights", file)
     for part in ("weights.safetensors", "conv1.weight", "head", "(5, 512)"):
         assert part in output
+
+
+def test_new_head_for_other_classes(shapes, run_main, tmp_path):
+    """Weights of 1,000 classes on a folder of three."""
+    file, out = tmp_path / "weights.safetensors", tmp_path / "out"
+    arrays = {
+        name: value.numpy() for name, value in create_model("resnet18", 1000).state_dict().items()
+    }
+    safetensors.numpy.save_file(arrays, file)
+    options = ("--lr", "0", "--weights", file, "--max-steps", "1", "--output-dir", out)
+    output = refused(run_main, shapes, *SMALL, *options)
+    assert "are for 1000 classes and the data has 3: --reset-head begins" in output
+    result = run_main(shapes, *SMALL, *options, "--reset-head")
+    assert "the head begins anew: fc.weight, fc.bias" in result.stdout
+    kept = read_checkpoint(out / "checkpoints").model
+    assert kept["fc.weight"].shape == (3, 512)
+    for name in (name for name in arrays if "running" not in name and "tracked" not in name):
+        if not name.startswith("fc."):
+            np.testing.assert_array_equal(kept[name], arrays[name], err_msg=name)
+
+
+def test_a_model_may_have_several_heads():
+    heads = {"AuxLogits.fc", "fc"}
+    names = {f"{head}.{kind}" for head in heads for kind in ("weight", "bias")}
+    assert set(_head("inception_v3", 3)) == names
+    assert set(_head("vgg11", 3)) == {"classifier.6.weight", "classifier.6.bias"}
+
+
+@pytest.mark.parametrize("size", ["base", "large", "xlarge"])
+def test_models_of_22k_classes_can_be_built(size, monkeypatch):
+    module = importlib.import_module("flowvision.models.convnext")
+    whole = module.ConvNeXt
+    narrow = {"depths": [1, 1, 1, 1], "dims": [4, 4, 4, 8]}
+    # Whole ones take gigabytes.
+    monkeypatch.setattr(module, "ConvNeXt", lambda **options: whole(**{**options, **narrow}))
+    model = create_model(f"convnext_{size}_224_22k", 3)
+    assert tuple(model.head.weight.shape) == (3, 8)
 
 
 def test_different_classes_in_train_and_val(shapes, run_main, tmp_path):

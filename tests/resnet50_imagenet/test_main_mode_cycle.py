@@ -1,0 +1,42 @@
+"""A run of main.py that is handed on between eager mode, nn.Graph, one process and two equals one
+in one go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from oneflow_accel.training.checkpoint import read_checkpoint
+
+import numpy as np
+import pytest
+
+from tests.modes import handed_on
+from tests.resnet50_imagenet.conftest import SMALL, RunMain, losses
+
+# Processes and options.
+MODES = ((1, ()), (1, ("--graph",)), (2, ()), (2, ("--graph",)))
+STEPS = 2
+
+
+@pytest.mark.timeout(600)
+def test_a_run_that_is_handed_on_equals_one_in_one_go(
+    shapes: Path, run_main: RunMain, tmp_path: Path
+) -> None:
+    """Losses, weights and momentum. Batch normalization keeps its statistics, which are those of a
+    process's own images."""
+    modes = handed_on(MODES)
+    whole, handed = tmp_path / "whole", tmp_path / "handed"
+    common = (shapes, *SMALL, "--freeze-bn", "--resume", "auto")
+    run_main(*common, "--max-steps", str(STEPS * len(modes)), "--output-dir", whole)
+    for number, (processes, options) in enumerate(modes, start=1):
+        steps = ("--max-steps", str(STEPS * number), "--output-dir", handed)
+        run_main(*common, *options, *steps, processes=processes)
+    ours, theirs = losses(handed), losses(whole)
+    assert list(ours) == list(theirs) == list(range(1, STEPS * len(modes) + 1))
+    np.testing.assert_allclose(list(ours.values()), list(theirs.values()), rtol=0, atol=1e-5)
+    ours, theirs = (read_checkpoint(out / "checkpoints") for out in (handed, whole))
+    assert ours.optimizer.keys() == theirs.optimizer.keys()
+    for name, array in {**theirs.model, **theirs.optimizer}.items():
+        found = {**ours.model, **ours.optimizer}[name]
+        error = np.linalg.norm((found - array).ravel())
+        assert error <= 5e-4 * np.linalg.norm(array.ravel()), name
