@@ -5,22 +5,23 @@ from __future__ import annotations
 import argparse
 import difflib
 import logging
-import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from oneflow_accel.command import log_to_stdout
+from oneflow_accel.command import run as run_command
 from oneflow_accel.errors import UserError
+from oneflow_accel.launched import rank as launched_rank
 
 from omegaconf import DictConfig, OmegaConf
 
 from monarch_flow import vitae_flags
 from monarch_flow.config import check_data_dir, compose_raw, resolve
 from monarch_flow.config_help import help_text
-
-INTERRUPTED = 130
 
 logger = logging.getLogger("oneflow_accel")
 
@@ -45,15 +46,14 @@ class Command:
             them.
         check: looks at the configuration before anything is run; raises UserError.
         help: the text of --help, of overrides and --config-dir.
-        after_interrupt: what to say after Ctrl-C.
-        vitae_program: ViTAE's program that it stands for, for those who type its flags.
+        vitae_program: ViTAE's program that it stands for, for those who type its flags; "" for
+            none.
     """
 
     program: str
     adjust: Callable[[Sequence[str]], Sequence[str]] = tuple
     check: Callable[[DictConfig], None] = check_data_dir
     help: Callable[[Sequence[str], str | None], str] = help_text
-    after_interrupt: str = "interrupted"
     vitae_program: str = "main.py"
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
@@ -68,19 +68,21 @@ class Command:
         parser.add_argument("--resolve", action="store_true")
         parser.add_argument("-cd", "--config-dir", metavar="DIR")
         parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
+        flags = [flag for action in parser._actions for flag in action.option_strings]
+        translated = vitae_flags.translate(argv, self.vitae_program, flags)
+        if translated is not None:
+            here = f"these are options of ViTAE's; here it is: {translated.command(self.program)}"
+            raise UserError("\n".join([*translated.remarks, here]))
+        # argparse would read -cfg as -c with the value fg.
+        long = [text for text in argv if re.fullmatch(r"-[a-z]{2,}(=.*)?", text)]
+        wrong = [text for text in long if text.split("=")[0] not in flags and text != "-cjob"]
+        if wrong:
+            raise UserError("\n".join(_no_flag(name.split("=")[0], flags) for name in wrong))
         options, unknown = parser.parse_known_intermixed_args(list(argv))
         typed = [name.split("=")[0] for name in unknown if name.startswith("-")]
         if typed:
-            flags = [flag for action in parser._actions for flag in action.option_strings]
-            raise UserError("\n".join(self._no_flag(name, flags) for name in typed))
+            raise UserError("\n".join(_no_flag(name, flags) for name in typed))
         return options
-
-    def _no_flag(self, name: str, flags: Sequence[str]) -> str:
-        hint = vitae_flags.counterpart(name, self.vitae_program)
-        if hint is None:
-            near = difflib.get_close_matches(name, flags, n=1)
-            hint = f"did you mean {near[0]}?" if near else "--help lists the flags"
-        return f"there is no flag {name}; {hint}"
 
     def prepare(self, argv: Sequence[str]) -> DictConfig | None:
         """The configuration to run, or None where the command line asked for a text, which is
@@ -118,37 +120,30 @@ class Command:
             argv: the arguments; None for those of this process.
             run: does what the configuration says.
         """
-        logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stdout)
-        try:
-            cfg = self.prepare(sys.argv[1:] if argv is None else argv)
-        except UserError as error:
-            if launched_rank() == 0:
-                self._complain(error)
-            return UserError.EXIT_CODE
+        log_to_stdout()
+        arguments = sys.argv[1:] if argv is None else argv
+        return run_command(self.program, lambda: self._run(arguments, run))
+
+    def _run(self, argv: Sequence[str], run: Callable[[DictConfig], Any]) -> None:
+        cfg = self.prepare(argv)
         if cfg is None:
-            return 0
+            return
         if launched_rank() == 0:
             logger.setLevel(logging.DEBUG if cfg.verbose else logging.INFO)
-        try:
-            run(cfg)
-        except UserError as error:
-            self._complain(error)
-            return UserError.EXIT_CODE
-        except KeyboardInterrupt:
-            sys.stderr.write(f"{self.after_interrupt}\n")
-            return INTERRUPTED
-        return 0
-
-    def _complain(self, error: UserError) -> None:
-        # One string, so that several processes do not write into each other's lines.
-        where = f" (process {launched_rank()})" if launched_rank() else ""
-        sys.stderr.write(f"{self.program}: error{where}: {error}\n")
+        run(cfg)
 
 
-def launched_rank() -> int:
-    """This process's rank as the launcher says; oneflow would have to reach the others first."""
-    rank = os.environ.get("RANK", "0")
-    return int(rank) if rank.isdigit() else 0
+def _no_flag(name: str, flags: Sequence[str]) -> str:
+    if name in ("-m", "--multirun"):
+        return (
+            f"there is no flag {name}: a command is one run; several one after the other, each in "
+            "a process of its own, are a study, which python -m monarch_flow.compare runs"
+        )
+    # Without the dashes, which would make --foo and --cfg alike.
+    bare = {flag.lstrip("-"): flag for flag in flags}
+    near = difflib.get_close_matches(name.lstrip("-"), bare, n=1, cutoff=0.7)
+    hint = f"did you mean {bare[near[0]]}?" if near else "--help lists the flags"
+    return f"there is no flag {name}; {hint}"
 
 
 def _print(text: str) -> None:

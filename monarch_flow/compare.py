@@ -9,19 +9,19 @@ keep the others from being trained: the same command again does what is left.
 
 from __future__ import annotations
 
-import logging
 import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from oneflow_accel import command
 from oneflow_accel.backends import resolve
 from oneflow_accel.errors import UserError
 from oneflow_accel.training.files import replace_file
 from oneflow_accel.training.metrics import JSONL_NAME
 
-from monarch_flow.command import INTERRUPTED, Command
+from monarch_flow.command import Command
 from monarch_flow.comparison import process
 from monarch_flow.comparison.picture import draw_comparison
 from monarch_flow.comparison.plan import PlannedRun, plan
@@ -64,21 +64,22 @@ def main(argv: Sequence[str] | None = None, train: Train = process.train) -> int
         argv: the command line.
         train: trains with the arguments of `monarch_flow.train` for a folder.
     """
-    logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stdout)
-    try:
-        options = Command(PROGRAM).parse(sys.argv[1:] if argv is None else argv)
-        if options.help:
-            print(_help(options.config_dir), end="")
-            return 0
-        study, runs = _prepare(options.overrides, options.config_dir)
-        if options.cfg:
-            for run in runs:
-                print(shlex.join(("python", "-m", "monarch_flow.train", *run.arguments)))
-            return 0
-        return compare(study, runs, train)
-    except UserError as error:
-        sys.stderr.write(f"{PROGRAM}: error: {error}\n")
-        return UserError.EXIT_CODE
+    command.log_to_stdout()
+    arguments = sys.argv[1:] if argv is None else argv
+    return command.run(PROGRAM, lambda: _run(arguments, train))
+
+
+def _run(argv: Sequence[str], train: Train) -> int:
+    options = Command(PROGRAM, vitae_program="").parse(argv)
+    if options.help:
+        print(_help(options.config_dir), end="")
+        return 0
+    study, runs = _prepare(options.overrides, options.config_dir)
+    if options.cfg:
+        for run in runs:
+            print(shlex.join(("python", "-m", "monarch_flow.train", *run.arguments)))
+        return 0
+    return compare(study, runs, train)
 
 
 def compare(study: Study, runs: Sequence[PlannedRun], train: Train) -> int:
@@ -124,7 +125,7 @@ def compare(study: Study, runs: Sequence[PlannedRun], train: Train) -> int:
     _say(f"table: {page}")
     if stopped:
         sys.stderr.write(f"{PROGRAM}: interrupted; the same command goes on\n")
-        return INTERRUPTED
+        return command.INTERRUPTED
     for name, state in states.items():
         output = folder / name / OUTPUT
         where = f"; what it printed is in {output}" if output.is_file() else ""

@@ -23,9 +23,17 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from monarch_flow.config_check import check, in_schema, is_free, unknown_key, wanted
+from monarch_flow.config_check import (
+    check,
+    check_combinations,
+    in_schema,
+    is_free,
+    unknown_key,
+    wanted,
+)
 from monarch_flow.config_groups import CONFIGS, Groups
 from monarch_flow.config_resolvers import SCALED_LR, register_resolvers, world_size
+from monarch_flow.fly_names import with_our_names
 
 EXAMPLE = "trainer.max_epochs=10"
 # What a file writes where a value has to be given; ??? would not win over an earlier file's null.
@@ -115,6 +123,7 @@ def resolve(composed: Composed) -> DictConfig:
         _check_without(values, failures, derived)
         raise UserError("\n".join(failures.values()))
     checked = check(values, derived)
+    check_combinations(checked)
     if checked["mode"] != "eval":
         _check_batch_sizes(checked)
     cfg = OmegaConf.create(checked)
@@ -152,7 +161,7 @@ def _sorted_out(
 ) -> tuple[list[str], list[tuple[str, Override]]]:
     """Choices of options for hydra, and values of keys for us."""
     choices, settings = [], []
-    for text in overrides:
+    for text in map(with_our_names, overrides):
         override = parse_override(text, EXAMPLE)
         key = override.key_or_group
         # mode=eval is a choice; mode={...} or model={name: x} is a value.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 from oneflow_accel.errors import UserError
@@ -51,6 +52,48 @@ def check(values: dict[str, Any], derived: Collection[str] = ()) -> dict[str, An
         group = getattr(config, name)
         checked[name] = None if group is None else group.model_dump(exclude_unset=True)
     return checked
+
+
+def check_combinations(values: Mapping[str, Any]) -> None:
+    """Keys that say nothing, or the wrong thing, without others or beside them.
+
+    Args:
+        values: what `check` returned.
+
+    Raises:
+        UserError: names the keys and what to do.
+    """
+    name = values["name"]
+    if Path(name).is_absolute() or not set(name.split("/")).isdisjoint({"", ".", ".."}):
+        raise UserError(
+            f"name={name}: the run's folder of that name is to be inside work_dir; name another "
+            "place by work_dir=DIR or run_dir=DIR"
+        )
+    source = values["train"]["init_from"]
+    for key in ("project", "reset_head"):
+        if source[key] and source["path"] is None:
+            raise UserError(
+                f"train.init_from.{key}=true: of which weights? Give train.init_from.path=PATH"
+            )
+    evaluation = values["eval"]
+    if values["mode"] != "eval":
+        for key in ("results_file", "real_labels"):
+            if evaluation[key]:
+                raise UserError(
+                    f"eval.{key}={evaluation[key]}: training does not use it; evaluate with "
+                    "eval.ckpt=PATH, or leave it out"
+                )
+    elif values["resume"] is not None:
+        raise UserError(
+            f"resume={values['resume']}: {evaluation['ckpt']} is evaluated (eval.ckpt), and no run "
+            "goes on; leave one of the two out"
+        )
+    trainer = values["trainer"]
+    if trainer["max_epochs"] is not None and trainer["min_epochs"] > trainer["max_epochs"]:
+        raise UserError(
+            f"trainer.min_epochs={trainer['min_epochs']} is more than trainer.max_epochs="
+            f"{trainer['max_epochs']}"
+        )
 
 
 def schema_fields(

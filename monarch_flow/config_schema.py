@@ -77,9 +77,13 @@ class TrainerGroup(Group):
     log_every_n_steps: Positive
     check_val_every_n_epoch: Positive
     limit_train_batches: Limit | None = Field(
-        description="batches per epoch: a number, or a share such as 0.1; null: all"
+        description="global batches per epoch, which are optimizer steps: a number, or a share "
+        "such as 0.1; null: all"
     )
-    limit_val_batches: Limit | None = Field(description="the same for validation and test")
+    limit_val_batches: Limit | None = Field(
+        description="the same of validation and test images, in global batches of training, spread "
+        "over the classes"
+    )
     fast_dev_run: bool | Count = Field(description="try out so many batches and stop; true is 1")
 
 
@@ -168,6 +172,10 @@ class Datamodule(Group):
     )
     num_images: Positive = Field(1024, description="of synthetic training images")
     num_classes: Positive | None = Field(None, description="null: as many as the data has")
+    class_map: PathText | None = Field(
+        None, description="a file with all classes of a model, for folders of a part of them"
+    )
+    allow_empty: bool = Field(False, description="class folders may be empty")
     mean: Channels | None = Field(None, description="per channel, 0 to 1; null: the usual one")
     std: Channels | None = None
     train_transforms: TrainTransforms
@@ -337,7 +345,9 @@ class Config(Group):
     work_dir: PathText = Field(description="holds the folders of all runs")
     run_dir: PathText = Field(description="the run's folder: config, metrics, checkpoints")
     mode: Literal["default", "debug", "exp", "smoke", "eval"]
-    resume: Resume = Field(description="auto goes on where run_dir left off; or a checkpoint")
+    resume: Resume = Field(
+        description="auto goes on where run_dir left off; or a checkpoint, also timm's .pth.tar"
+    )
     test_after_training: bool
     verbose: bool = Field(description="log more")
     eval: Evaluation

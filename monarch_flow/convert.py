@@ -157,7 +157,7 @@ def run(options: argparse.Namespace) -> str:
         raise UserError(f"{options.target}: weights are written to a file that ends in {SUFFIX}")
     source = replace(source, weights=_cast(_chosen(source, options), options.dtype))
     if options.command == "t2t":
-        return _write(options.target, Checkpoint(t2t_names(source.weights)), {}, [])
+        return _write(options, source, Checkpoint(t2t_names(source.weights)), {}, [])
     if options.command == "project":
         return _project(source, options, rules)
     return _densify(source, options)
@@ -194,7 +194,9 @@ def _project(source: Source, options: argparse.Namespace, rules: list[Rule]) -> 
     state = {LAYERS: layers_to_json(new.layers)}
     kept = {AVERAGES + name: array for name, array in new.ema.items()}
     name = source.checkpoint.name if source.checkpoint else ""
-    return _write(options.target, Checkpoint(new.model, kept, state, name), new.layers, new.reports)
+    return _write(
+        options, source, Checkpoint(new.model, kept, state, name), new.layers, new.reports
+    )
 
 
 def _densify(source: Source, options: argparse.Namespace) -> str:
@@ -206,7 +208,7 @@ def _densify(source: Source, options: argparse.Namespace) -> str:
         raise UserError(f"{source.path} has no structured layers; it is dense already")
     if source.checkpoint is None or options.target.suffix == SUFFIX:
         dense, reports = densify_weights(source.weights, layers)
-        return _write(options.target, Checkpoint(_joined(dense, options)), {}, reports)
+        return _write(options, source, Checkpoint(_joined(dense, options)), {}, reports)
     checkpoint = source.checkpoint
     try:
         new = densify_training_state(source.weights, checkpoint.optimizer, layers)
@@ -219,7 +221,7 @@ def _densify(source: Source, options: argparse.Namespace) -> str:
     whole = Checkpoint(_joined(new.model, options), new.optimizer, state, checkpoint.name)
     if options.join_qkv:
         whole.optimizer = join_split_attention(whole.optimizer)
-    return _write(options.target, whole, {}, new.reports)
+    return _write(options, source, whole, {}, new.reports)
 
 
 def _joined(weights: dict[str, np.ndarray], options: argparse.Namespace) -> dict[str, np.ndarray]:
@@ -233,20 +235,25 @@ def _joined(weights: dict[str, np.ndarray], options: argparse.Namespace) -> dict
 
 
 def _write(
-    target: Path,
+    options: argparse.Namespace,
+    source: Source,
     checkpoint: Checkpoint,
     layers: dict[str, LayerSpec],
     reports: list[LayerReport],
 ) -> str:
-    where = target
+    where = target = options.target
+    narrow: set[str] = set()
     if target.suffix == SUFFIX:
-        write_weights(target, checkpoint.model, layers)
+        if options.dtype == "keep" and source.bfloat16:
+            floats = [name for name, array in checkpoint.model.items() if array.dtype.kind == "f"]
+            narrow = {name for name in floats if source.keeps_bfloat16(name)}
+        write_weights(target, checkpoint.model, layers, bfloat16=narrow)
     else:
         where = write_checkpoint(target, checkpoint)
-    arrays = checkpoint.model.values()
-    dtypes = ", ".join(sorted({str(array.dtype) for array in arrays}))
-    numbers = sum(array.size for array in arrays)
-    text = f"{where}: {len(checkpoint.model)} arrays, {numbers:,} numbers ({dtypes})"
+    arrays = checkpoint.model.items()
+    dtypes = sorted({"bfloat16" if name in narrow else str(a.dtype) for name, a in arrays})
+    numbers = sum(array.size for _, array in arrays)
+    text = f"{where}: {len(checkpoint.model)} arrays, {numbers:,} numbers ({', '.join(dtypes)})"
     # Files do not keep an order.
     reports = sorted(reports, key=lambda report: _natural(report.name))
     return f"{format_table(reports)}\n{text}" if reports else text

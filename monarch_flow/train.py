@@ -21,10 +21,7 @@ except ImportError as error:
         "repository, then `source .venv/bin/activate`."
     )
 
-COMMAND = Command(
-    "monarch_flow.train",
-    after_interrupt="interrupted; continue with resume=auto",
-)
+COMMAND = Command("monarch_flow.train")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

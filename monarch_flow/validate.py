@@ -16,10 +16,11 @@ from pathlib import Path
 
 try:
     from oneflow_accel.errors import UserError
+    from oneflow_accel.launched import rank as launched_rank
 
     from omegaconf import DictConfig
 
-    from monarch_flow.command import Command, launched_rank
+    from monarch_flow.command import Command
     from monarch_flow.config import check_data_dir
     from monarch_flow.config_help import help_text
     from monarch_flow.engine.run import run
@@ -61,6 +62,8 @@ _KEYS = (
     "trainer.limit_val_batches",
     "trainer.log_every_n_steps",
     "datamodule.data_dir",
+    "datamodule.class_map",
+    "datamodule.allow_empty",
     "datamodule.image_size",
     "datamodule.batch_size_eval",
     "datamodule.num_workers",

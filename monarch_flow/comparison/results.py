@@ -11,6 +11,9 @@ from oneflow_accel.training.metrics import metric_series, read_metrics
 
 import numpy as np
 
+# In the log of a test whose images are the validation images: 1, else 0.
+ON_VALIDATION_IMAGES = "on_validation_images"
+
 Line = Mapping[str, Any]
 
 
@@ -41,6 +44,8 @@ class Results:
 
     Attributes:
         tested: on the test images with the best epoch's weights.
+        test_is_validation: whether those are the validation images, as the data has no others; None
+            where the log does not say.
         initial: on the validation images before the first step.
         epochs: of the validations, 0 for the one before the first step.
         validated: on the validation images, one for each of `epochs`.
@@ -51,6 +56,7 @@ class Results:
     """
 
     tested: float | None
+    test_is_validation: bool | None
     initial: float | None
     epochs: tuple[float, ...]
     validated: tuple[float, ...]
@@ -86,6 +92,7 @@ def read_results(metrics_jsonl: Path | str) -> Results:
     """
     lines = read_metrics(metrics_jsonl)
     _, tested = metric_series(lines, "test", "acc1")
+    _, same = metric_series(lines, "test", ON_VALIDATION_IMAGES)
     val_steps, validated = metric_series(lines, "val", "acc1")
     epoch_at = dict(
         zip(*map(np.ndarray.tolist, metric_series(lines, "train", "epoch")), strict=True)
@@ -97,6 +104,7 @@ def read_results(metrics_jsonl: Path | str) -> Results:
     waited = sum(window.data_seconds for window in windows)
     return Results(
         tested=float(tested[-1]) if len(tested) else None,
+        test_is_validation=bool(same[-1]) if len(same) else None,
         initial=float(validated[0]) if len(val_steps) and val_steps[0] == 0 else None,
         epochs=tuple(epochs),
         validated=tuple(validated.tolist()),
@@ -105,6 +113,21 @@ def read_results(metrics_jsonl: Path | str) -> Results:
         seconds=seconds,
         waiting=waited / seconds if seconds else 0.0,
     )
+
+
+def images_of_accuracy(runs: Iterable[Results]) -> str:
+    """What the runs were tested on, in words."""
+    found = {results.test_is_validation for results in runs if results.tested is not None}
+    if found == {True}:
+        return "the validation images"
+    return "the test images" if found == {False} else "test or validation images"
+
+
+def macs_unit(runs: Iterable[Results]) -> tuple[str, float]:
+    """The unit of multiply-accumulates in which all figures have digits before the point, and how
+    many of it are 10^9."""
+    known = [phase.gmacs for results in runs for phase in results.phases if phase.gmacs]
+    return ("GMACs", 1.0) if not known or min(known) >= 1 else ("10^6 MACs", 1e3)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from oneflow_accel.training.progress import format_eta
 
 from monarch_flow.comparison.plan import PlannedRun
-from monarch_flow.comparison.results import Phase, Results
+from monarch_flow.comparison.results import Phase, Results, images_of_accuracy, macs_unit
 from monarch_flow.comparison.study import Study
 
 # A larger share of waiting than this is worth a sentence: the speed is not the model's then.
@@ -60,17 +60,18 @@ def format_page(study: Study, entries: Sequence[Entry], picture: str | None) -> 
 
 def _table(entries: Sequence[Entry]) -> list[str]:
     baseline = next((_speed(entry) for entry in entries), None)
+    known = [entry.results for entry in entries if entry.results is not None]
+    unit, per_unit = macs_unit(known)
     columns: list[tuple[str, Callable[[Results], str]]] = [
         ("accuracy", lambda results: _percent(results.tested)),
         ("after the last epoch", lambda results: _percent(results.last)),
         ("before the first step", lambda results: _percent(results.initial)),
         ("parameters", lambda results: _by_phase(results, _parameters)),
-        ("GMACs", lambda results: _by_phase(results, _gmacs)),
+        (unit, lambda results: _by_phase(results, lambda phase: _macs(phase, per_unit))),
         ("training images/s", lambda results: _by_phase(results, _images_per_second)),
         ("speed", lambda results: _by_phase(results, lambda phase: _ratio(phase, baseline))),
         ("training time", lambda results: format_eta(results.seconds)),
     ]
-    known = [entry.results for entry in entries if entry.results is not None]
     # A column that nothing stands in is left out.
     columns = [column for column in columns if any(column[1](r) != _NOTHING for r in known)]
     if len(known) < len(entries):
@@ -104,12 +105,18 @@ def _parameters(phase: Phase) -> str:
     return _NOTHING if phase.parameters is None else f"{phase.parameters:,}"
 
 
-def _gmacs(phase: Phase) -> str:
-    return _NOTHING if phase.gmacs is None else f"{phase.gmacs:.4g}"
+def _macs(phase: Phase, per_unit: float) -> str:
+    if phase.gmacs is None:
+        return _NOTHING
+    macs = phase.gmacs * per_unit
+    return f"{macs:,.0f}" if macs >= 1000 else f"{macs:.4g}"
 
 
 def _images_per_second(phase: Phase) -> str:
-    return _NOTHING if phase.images_per_second is None else f"{phase.images_per_second:.4g}"
+    if phase.images_per_second is None:
+        return _NOTHING
+    low, high = phase.quartiles or (phase.images_per_second,) * 2
+    return f"{phase.images_per_second:.4g} ({low:.4g} to {high:.4g})"
 
 
 def _ratio(phase: Phase, baseline: float | None) -> str:
@@ -128,13 +135,19 @@ def _notes(entries: Sequence[Entry]) -> list[str]:
     if not known:
         return []
     notes = [
-        "Accuracy is top-1 on the test images (the validation images where the data has no "
-        "others), with the weights of the epoch that was best on the validation images; the next "
-        "column is on the validation images with the weights that the run ended with. Parameters "
-        "are those that are trained, GMACs 10^9 multiply-accumulates per image. Images/s are of "
-        "training steps without validation, the median over the run's log lines; the column after "
-        "it compares with the first row. Training time is that of all training steps."
+        f"Accuracy is top-1 on {images_of_accuracy(result for _, result in known)}, with the "
+        "weights of the epoch that was best on the validation images; the next column is on the "
+        "validation images with the weights that the run ended with. Parameters are those that are "
+        "trained, MACs multiply-accumulates per image (GMACs are 10^9). Images/s are of training "
+        "steps without validation, the median over the run's log lines, and in brackets the range "
+        "of half of the steps: runs whose ranges overlap cannot be told apart. The column after it "
+        "compares with the first row. Training time is that of all training steps."
     ]
+    if any(result.tested is not None and result.test_is_validation for _, result in known):
+        notes.append(
+            "The data has no test images of its own. The best epoch was chosen on the images that "
+            "accuracy is given for, which flatters all runs."
+        )
     if any(result.initial is not None for _, result in known):
         notes.append(
             "Before the first step: a run that starts with the weights of another one, on the "
@@ -168,8 +181,7 @@ def _notes(entries: Sequence[Entry]) -> list[str]:
     if spread:
         notes.append(
             "The machine did not go at one speed all the time, as if it had other work. Half of "
-            f"the steps were at these images/s: {', '.join(spread)}. Runs whose ranges overlap "
-            "cannot be told apart."
+            f"the steps were at these images/s: {', '.join(spread)}."
         )
     places = dict.fromkeys(entry.where for entry, _ in known)
     notes.append(f"Measured on {'; '.join(places)}.")

@@ -6,11 +6,12 @@ import io
 import os
 import tarfile
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from oneflow_accel.errors import DataError
-from oneflow_accel.training.images import EXTENSIONS
+from oneflow_accel.training.images import EXTENSIONS, class_numbers
 from oneflow_accel.training.transforms import Transform
 
 import numpy as np
@@ -107,11 +108,15 @@ class ArchiveIndex:
         """Whether there are images of a part such as "test"."""
         return any(_part_and_class(name, part) for name, _, _ in self.members)
 
-    def part(self, part: str) -> ArchiveImages:
+    def part(self, part: str, classes: Sequence[str] | None = None) -> ArchiveImages:
         """The images of one part.
 
+        Args:
+            part: such as "val".
+            classes: as for `ImageFolder`.
+
         Raises:
-            DataError: there are none.
+            DataError: there are none, or of a class that is not among `classes`.
         """
         found = []
         for member in self.members:
@@ -124,8 +129,9 @@ class ArchiveIndex:
                 f"{part}/CLASS/IMAGE.jpg"
             )
         found.sort(key=lambda entry: (entry[0], entry[1][0]))
-        classes = sorted({name for name, _ in found})
-        numbers = {name: number for number, name in enumerate(classes)}
+        folders = sorted({name for name, _ in found})
+        classes = folders if classes is None else list(classes)
+        numbers = class_numbers(classes, folders, f"{self.path}:{part}")
         labels = np.array([numbers[name] for name, _ in found], dtype=np.int64)
         members = [member for _, member in found]
         return ArchiveImages(self.path, f"{self.path}:{part}", classes, labels, members)

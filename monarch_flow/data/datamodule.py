@@ -4,7 +4,8 @@ of processes and after a resume."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from oneflow_accel.errors import UserError
 from oneflow_accel.training import distributed
 from oneflow_accel.training.image_reader import Arrangement, Dataset, each_once
 from oneflow_accel.training.images import Batch, ImageLoader
+from oneflow_accel.training.splits import Subset
 from oneflow_accel.training.transforms import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -22,6 +24,7 @@ from oneflow_accel.training.transforms import (
 
 import numpy as np
 
+from monarch_flow.data.class_map import read_class_map
 from monarch_flow.data.mixup import MixBatch, build_mixup
 from monarch_flow.data.parts import Parts, folder_parts, mnist_parts, synthetic_parts
 from monarch_flow.data.repeated_augment import RepeatedAugmentation
@@ -99,12 +102,17 @@ class ImageDataModule:
         cache_val_dataset: keep the transformed validation images in memory.
         num_images: of the synthetic training images.
         num_classes: of the synthetic images; of other data it is checked.
+        class_map: of folders that are a part of a model's classes, all of them in their order: see
+            `class_map.read_class_map`. None takes the folders for all.
+        allow_empty: class folders without images are no mistake, and keep their class's number.
         drop_last: training always leaves out what does not fill a global batch; False warns.
         pin_memory: taken and of no effect, batches are in ordinary memory.
         rank: of this process; None asks oneflow.
         world_size: number of processes; None asks oneflow.
         training: False leaves out the training images, which need not be there then, and
             `train_loader`.
+        limit_eval: how many of so many validation or test images are used; they are spread evenly
+            over the data set, and so over its classes. None uses all.
 
     Attributes:
         num_classes: of the labels.
@@ -137,11 +145,14 @@ class ImageDataModule:
         cache_val_dataset: bool = False,
         num_images: int = 1024,
         num_classes: int | None = None,
+        class_map: str | None = None,
+        allow_empty: bool = False,
         drop_last: bool = True,
         pin_memory: bool = False,
         rank: int | None = None,
         world_size: int | None = None,
         training: bool = True,
+        limit_eval: Callable[[int], int] | None = None,
     ) -> None:
         for name, value, least in (
             ("image_size", image_size, 1),
@@ -169,7 +180,14 @@ class ImageDataModule:
             num_classes=num_classes,
             seed=seed,
             training=training,
+            class_map=class_map,
+            allow_empty=allow_empty,
         )
+        if limit_eval is not None:
+            parts = self._parts
+            val = _spread(parts.val, limit_eval)
+            test = val if parts.test is parts.val else _spread(parts.test, limit_eval)
+            self._parts = replace(parts, val=val, test=test)
         self.num_classes = self._parts.num_classes
         if num_classes not in (None, self.num_classes):
             raise UserError(
@@ -263,6 +281,17 @@ class ImageDataModule:
         )
 
 
+def _spread(dataset: Dataset, limit: Callable[[int], int]) -> Dataset:
+    """As many images as the limit leaves: every n-th of them in the order of their classes, whose
+    shares they keep."""
+    count = limit(len(dataset))
+    if count == len(dataset):
+        return dataset
+    by_class = np.argsort(dataset.labels, kind="stable")
+    places = ((np.arange(count) + 0.5) * len(dataset) / count).astype(np.int64)
+    return Subset(dataset, np.sort(by_class[places]))
+
+
 def _normalization(
     dataset: str, mean: Sequence[float] | None, std: Sequence[float] | None
 ) -> Normalization:
@@ -291,9 +320,16 @@ def _parts(
     num_classes: int | None,
     seed: int,
     training: bool,
+    class_map: str | None,
+    allow_empty: bool,
 ) -> Parts:
     if dataset not in DATASETS:
         raise UserError(f"datamodule.dataset is '{dataset}'; there are {', '.join(DATASETS)}")
+    if dataset != "folder" and (class_map is not None or allow_empty):
+        raise UserError(
+            "datamodule.class_map and datamodule.allow_empty are for folders of classes, and "
+            f"dataset={dataset} has none; leave them out"
+        )
     if dataset == "synthetic":
         return synthetic_parts(image_size, channels, num_images, num_classes, seed)
     if data_dir is None:
@@ -302,7 +338,15 @@ def _parts(
         )
     if dataset == "mnist":
         return mnist_parts(Path(data_dir), image_size, val_split, seed, training=training)
-    return folder_parts(Path(data_dir), val_split, seed, training=training)
+    return folder_parts(
+        Path(data_dir),
+        val_split,
+        seed,
+        training=training,
+        classes=None if class_map is None else read_class_map(class_map),
+        # With all classes named, no number depends on what a folder holds.
+        allow_empty=allow_empty or class_map is not None,
+    )
 
 
 def _arrangement(shuffle: bool, repeats: int) -> Arrangement:

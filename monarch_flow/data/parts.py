@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,7 +48,13 @@ class Parts:
 
 
 def folder_parts(
-    data_dir: Path, val_split: float | None, seed: int, *, training: bool = True
+    data_dir: Path,
+    val_split: float | None,
+    seed: int,
+    *,
+    training: bool = True,
+    classes: Sequence[str] | None = None,
+    allow_empty: bool = False,
 ) -> Parts:
     """A folder or an archive (.tar, .zip) with `train/CLASS/...`, `val/CLASS/...` (or
     `validation/CLASS/...`) and maybe `test/CLASS/...`; without `test` the validation images are it.
@@ -59,6 +65,8 @@ def folder_parts(
         val_split: of a folder of class folders, what to hold out: a number, or a share below 1.
         seed: of that choice.
         training: False leaves out the training images, which need not be there then.
+        classes: as for `ImageFolder`.
+        allow_empty: likewise.
 
     Raises:
         DataError: it is not there, a part is missing or empty, or train and val have other classes.
@@ -66,7 +74,7 @@ def folder_parts(
     """
     if is_archive(data_dir):
         archive = ArchiveImages.open(data_dir)
-        return _named_parts(archive.has, archive.part, training)
+        return _named_parts(archive.has, lambda name: archive.part(name, classes), training)
     if any((data_dir / name).is_dir() for name in ("train", *VALIDATION_NAMES)):
         val_name = _validation_folder(data_dir, training)
         if val_split is not None:
@@ -76,7 +84,7 @@ def folder_parts(
             )
         return _named_parts(
             lambda name: (data_dir / name).is_dir(),
-            lambda name: ImageFolder(data_dir / name),
+            lambda name: ImageFolder(data_dir / name, classes, allow_empty=allow_empty),
             training,
         )
     if data_dir.is_dir() and not any(path.is_dir() for path in data_dir.iterdir()):
@@ -84,7 +92,7 @@ def folder_parts(
             f"{data_dir} has no folders in it; expected {'train/CLASS/IMAGE and ' * training}"
             "val/CLASS/IMAGE, or CLASS/IMAGE alone"
         )
-    flat = ImageFolder(data_dir)
+    flat = ImageFolder(data_dir, classes, allow_empty=allow_empty)
     held_out = _held_out(FLAT_VAL_SPLIT if val_split is None else val_split, len(flat))
     if held_out == 0:
         raise UserError(f"datamodule.val_split is 0 and {data_dir} has no folder 'val'")

@@ -13,7 +13,7 @@ from oneflow import nn
 
 from monarch_flow.data import ImageDataModule
 from monarch_flow.engine.graph_step import GraphStep
-from monarch_flow.engine.options import TrainerOptions, section
+from monarch_flow.engine.options import TrainerOptions, limited, section
 from monarch_flow.engine.position import Calendar, Position
 from monarch_flow.engine.step import EagerStep, TrainStep
 from monarch_flow.models import create_model
@@ -23,7 +23,7 @@ MakeStep = Callable[[nn.Module, Position], TrainStep]
 
 
 def build_data(cfg: DictConfig, seed: int, *, training: bool = True) -> ImageDataModule:
-    """The data module of `datamodule`, with the run's seed.
+    """The data module of `datamodule`, with the run's seed and its limit of evaluation images.
 
     Args:
         cfg: the configuration.
@@ -36,7 +36,19 @@ def build_data(cfg: DictConfig, seed: int, *, training: bool = True) -> ImageDat
     options = section(cfg, "datamodule")
     options.pop("_target_", None)
     options.setdefault("seed", seed)
-    return ImageDataModule(**options, training=training)
+    trainer, step = section(cfg, "trainer"), section(cfg, "train").get("global_batch_size")
+    limit, key = trainer.get("limit_val_batches"), "trainer.limit_val_batches"
+
+    def most(images: int) -> int:
+        # A whole number counts the images of so many steps, whatever an evaluation's batches are.
+        # A wrong limit is one in a trial, too.
+        limited(images, limit, key)
+        if limit is None or limit == 0 or trainer.get("fast_dev_run"):
+            return images
+        is_share = isinstance(limit, float) and limit <= 1
+        return limited(images, limit if is_share else limit * int(step or 1), key)
+
+    return ImageDataModule(**options, training=training, limit_eval=most)
 
 
 def build_model(cfg: DictConfig, data: ImageDataModule) -> tuple[str, nn.Module]:

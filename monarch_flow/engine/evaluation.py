@@ -23,6 +23,7 @@ from oneflow_accel.training.validation import Accuracy, Tally, validate
 from omegaconf import DictConfig
 from oneflow import nn
 
+from monarch_flow.comparison.results import ON_VALIDATION_IMAGES
 from monarch_flow.data import ImageDataModule
 from monarch_flow.engine import other_weights, snapshot
 from monarch_flow.engine.build import build_data, build_model
@@ -49,7 +50,7 @@ def test(
         UserError: the best checkpoint or the data cannot be read.
     """
     loader = data.test_loader()
-    if val_batches(loader, trainer.options) == 0:
+    if val_batches(trainer.options) == 0:
         return {}
     best = CheckpointManager(checkpoint_folder(run_dir)).best()
     # Process 0 has written it.
@@ -64,11 +65,12 @@ def test(
             model.to(trainer.backend.device()).eval(),
             loader,
             trainer.backend,
-            max_batches=val_batches(loader, trainer.options),
+            max_batches=val_batches(trainer.options),
             criterion=trainer.data.val_loss,
         )
-    trainer.log_now(accuracy.as_logged(), split="test")
-    logger.info("test %s", accuracy)
+    figures = {**accuracy.as_logged(), ON_VALIDATION_IMAGES: float(_is_validation(data))}
+    trainer.log_now(figures, split="test")
+    logger.info("%s %s", _heading("test", data), accuracy)
     return named(accuracy, "test")
 
 
@@ -109,12 +111,12 @@ def evaluate_checkpoint(cfg: DictConfig, backend: Backend) -> dict[str, float]:
                     model,
                     loader,
                     backend,
-                    max_batches=val_batches(loader, trainer_options),
+                    max_batches=val_batches(trainer_options),
                     criterion=criterion,
                     real_labels=real_labels.get(split),
                     watch=watch,
                 )
-            logger.info("%s %s", split, accuracy)
+            logger.info("%s %s", _heading(split, data), accuracy)
             if distributed.is_main():
                 _suspect(accuracy, data.num_classes, use_ema=use_ema)
             results.add(split, accuracy, time.perf_counter() - begin)
@@ -123,6 +125,18 @@ def evaluate_checkpoint(cfg: DictConfig, backend: Backend) -> dict[str, float]:
         data.close()
     results.write()
     return metrics
+
+
+def _is_validation(data: ImageDataModule) -> bool:
+    """Whether the test images are the validation images."""
+    return data.test_loader().dataset is data.val_loader().dataset
+
+
+def _heading(split: str, data: ImageDataModule) -> str:
+    """What an accuracy is of, for the log."""
+    if split == "test" and _is_validation(data):
+        return "test (on the validation images: the data has no others)"
+    return split
 
 
 def load_for_evaluation(model: nn.Module, path: str, name: str, *, use_ema: bool = True) -> None:
@@ -158,8 +172,9 @@ def load_for_evaluation(model: nn.Module, path: str, name: str, *, use_ema: bool
         hint = other_weights.hint(
             arrays,
             model,
-            for_head="evaluate on data with the classes that the model was trained for, or train a "
-            "new head with train.init_from.path and train.init_from.reset_head=true",
+            for_head="where the data has a part of the model's classes, name them all with "
+            "datamodule.class_map=FILE; for other classes train a new head with "
+            "train.init_from.path and train.init_from.reset_head=true",
             for_dense="python -m monarch_flow.convert project makes them structured",
         )
         raise CheckpointError(
@@ -179,7 +194,7 @@ def _real_labels(
     if not path:
         return {}
     dataset = data.val_loader().dataset
-    splits = [s for s in wanted if s == "val" or data.test_loader().dataset is dataset]
+    splits = [s for s in wanted if s == "val" or _is_validation(data)]
     if not splits:
         raise UserError(
             "eval.real_labels are those of the validation images, which are not evaluated: set "
@@ -187,7 +202,7 @@ def _real_labels(
         )
     names = [dataset.name(index) for index in range(len(dataset))]
     labels = read_real_labels(path, names, data.num_classes)
-    logger.info("use real labels: %s", path)
+    logger.info("use real labels: %s, for %d images", path, len(labels))
     return dict.fromkeys(splits, labels)
 
 
@@ -205,7 +220,7 @@ def _progress(
 ) -> Iterator[Callable[[Tally], None]]:
     """What process 0 says while it evaluates: a bar on a terminal, and log lines with the accuracy
     of its share so far, the images per second of all processes and the remaining time."""
-    limit = val_batches(loader, options)
+    limit = val_batches(options)
     batches = len(loader) if limit is None else min(limit, len(loader))
     width = len(str(batches))
     said_at = time.monotonic()

@@ -15,6 +15,13 @@ from oneflow_accel import layouts
 from oneflow_accel.backends.base import Backend
 from oneflow_accel.training import distributed
 from oneflow_accel.training.data_parallel import broadcast_buffers
+from oneflow_accel.training.optimizer_state import (
+    GRAPH_SUFFIXES,
+    TRAIN_STEP,
+    checked,
+    parameter_names,
+    state_keys,
+)
 from oneflow_accel.training.validation import class_scores, count_correct
 
 import numpy as np
@@ -23,14 +30,12 @@ from oneflow import nn
 from oneflow.optim.lr_scheduler import _LRScheduler
 
 from monarch_flow.engine.model_copy import copy_model
-from monarch_flow.engine.optimizer_state import GRAPH_SUFFIXES, checked, parameter_names, state_keys
 from monarch_flow.engine.requirements import require_feature
 from monarch_flow.engine.step import LabeledImages, Loss, TrainStep
 from monarch_flow.engine.step_factors import StepFactors
 from monarch_flow.layers.random_factors import given_factors
 from monarch_flow.optim import hard_labels
 
-_TRAIN_STEP = "System-Train-TrainStep"
 # Kept until the process ends: freeing a graph waits until all processes free theirs.
 _KEPT: list[nn.Graph] = []
 
@@ -292,7 +297,7 @@ class GraphStep(TrainStep):
             f"model.{name}{GRAPH_SUFFIXES[key]}": self._variable(array)
             for key, name, array in checked(self.model, self.optimizer, arrays)
         }
-        self._loaded[_TRAIN_STEP] = self._variable(np.array([step], dtype=np.int64))
+        self._loaded[TRAIN_STEP] = self._variable(np.array([step], dtype=np.int64))
 
     def _variable(self, array: np.ndarray) -> flow.Tensor:
         tensor = flow.tensor(np.ascontiguousarray(array), device=self.backend.device())

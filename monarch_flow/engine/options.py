@@ -37,8 +37,8 @@ class TrainerOptions:
         precision: one of PRECISIONS.
         graph: train under nn.Graph.
         log_every: optimizer steps between two log lines.
-        limit_train: batches per epoch: a number, a share of them (float), or None for all.
-        limit_val: the same for validation and test.
+        limit_train: optimizer steps per epoch: a number, a share of them (float), or None for all.
+        limit_val: images of validation and test: a number of steps' images, a share, or None.
         check_val_every: epochs between two validations.
         fast_dev_run: batches of a trial run, 0 for a real one.
         per_step: the schedule's time is optimizer steps, and else epochs.
@@ -110,7 +110,7 @@ def read_trainer_options(cfg: DictConfig) -> TrainerOptions:
 
 
 def limited(count: int, limit: int | float | None, key: str) -> int:
-    """How many of `count` batches a limit leaves: at least 1, or 0 where it says 0.
+    """How many of `count` a limit leaves: at least 1, or 0 where it says 0.
 
     Raises:
         UserError: the limit is negative, or a share above 1.
@@ -118,7 +118,7 @@ def limited(count: int, limit: int | float | None, key: str) -> int:
     if limit is None:
         return count
     if limit < 0 or (isinstance(limit, float) and limit > 1 and limit != int(limit)):
-        raise UserError(f"{key} is {limit}; it is a number of batches, or a share up to 1.0")
+        raise UserError(f"{key} is {limit}; it is a number of global batches, or a share up to 1.0")
     if limit == 0:
         return 0
     if isinstance(limit, float) and limit <= 1:

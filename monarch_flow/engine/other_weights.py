@@ -16,6 +16,8 @@ from monarch_flow.projection import structured_layers
 
 # Of the classifier in all our models.
 _HEAD = "head."
+# Of a ViT, whose width is its first axis.
+_PATCHES = "patch_embed.proj.weight"
 _POSITIONS = "pos_embed.pe"
 
 logger = logging.getLogger("oneflow_accel")
@@ -73,6 +75,12 @@ def hint(
         )
     if for_dense and any(_is_dense(arrays, prefix) for prefix in layers):
         lines.append(f"The weights are dense: {for_dense}")
+    if (own.get(_PATCHES, (0,))[0], len(arrays.get(_PATCHES, ()))) == (768, 384):
+        lines.append(
+            "The weights are 384 wide and the model 768, as two models of the name "
+            "vit_small_patch16_224 are: timm's is deit_small_patch16_224 here, "
+            "model/t2tmodel=deit_s_16"
+        )
     structured = next((name for name in sorted(arrays) if _is_structured(name, arrays, own)), None)
     if structured is not None:
         lines.append(

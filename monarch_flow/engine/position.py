@@ -37,7 +37,11 @@ class Calendar:
     ) -> None:
         self._options = options
         self._schedule = schedule
-        self.batches = limited(batches, options.limit_train, "trainer.limit_train_batches")
+        # Limits count steps, so that a step made of other batches, on more processes or with more
+        # accumulated, gives the same run.
+        steps = math.ceil(batches / options.accumulate)
+        steps = limited(steps, options.limit_train, "trainer.limit_train_batches")
+        self.batches = min(batches, steps * options.accumulate)
         self.epochs = options.max_epochs
         if options.fast_dev_run:
             self.batches = min(batches, options.fast_dev_run)

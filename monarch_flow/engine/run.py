@@ -9,12 +9,19 @@ from typing import Any
 
 import oneflow_accel
 from oneflow_accel.backends import Backend
-from oneflow_accel.errors import CheckpointError, UserError
+from oneflow_accel.errors import UserError
 from oneflow_accel.training import distributed, watchdog
 from oneflow_accel.training.checkpoint import Checkpoint, CheckpointManager
 from oneflow_accel.training.curves import draw_curves
 from oneflow_accel.training.metrics import JSONL_NAME, read_metrics
-from oneflow_accel.training.resume import checkpoint_folder, checkpoint_to_resume
+from oneflow_accel.training.resume import (
+    AUTO_RESUME,
+    CURVES_NAME,
+    checkpoint_folder,
+    checkpoint_to_resume,
+    require_no_other_run,
+    way_on,
+)
 from oneflow_accel.training.rng import seed_all
 
 from omegaconf import DictConfig
@@ -27,9 +34,10 @@ from monarch_flow.engine.build import build_data, build_model, step_maker
 from monarch_flow.engine.evaluation import evaluate_checkpoint, test
 from monarch_flow.engine.initialize import initialize
 from monarch_flow.engine.options import as_plain, read_trainer_options, section
+from monarch_flow.engine.other_run import read_other_run
 from monarch_flow.engine.position import Calendar
 from monarch_flow.engine.trainer import Data, Identity, Trainer
-from monarch_flow.loggers import RunLog
+from monarch_flow.loggers import RunLog, require_loggers
 from monarch_flow.optim import build_loss, build_schedule
 from monarch_flow.projection import structured_layers
 
@@ -52,7 +60,7 @@ def run(cfg: DictConfig) -> dict[str, float]:
 
     Raises:
         UserError: anything that is the user's to mend.
-        SystemExit: the process was told to end (SIGTERM) and has written a checkpoint.
+        SystemExit: the process was told to end (SIGTERM, Ctrl-C) and has written a checkpoint.
     """
     backend = oneflow_accel.select_device(cfg.get("trainer", {}).get("accelerator"))
     with watchdog.guard():
@@ -61,7 +69,10 @@ def run(cfg: DictConfig) -> dict[str, float]:
         if section(cfg, "eval").get("ckpt") is not None:
             seed_all(_settled_seed(cfg, None), backend)
             return evaluate_checkpoint(cfg, backend)
-        return _train(cfg, backend)
+        try:
+            return _train(cfg, backend)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(way_on(Path(cfg.run_dir), "resume=auto")) from None
 
 
 def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
@@ -69,8 +80,12 @@ def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
     _settle_precision(cfg, backend)
     options = read_trainer_options(cfg)
     trial = bool(options.fast_dev_run)
-    resumed = None if trial else _checkpoint_to_resume(cfg, run_dir)
-    seed = _settled_seed(cfg, resumed)
+    # On every process, before anything is made.
+    require_loggers(section(cfg, "logger"))
+    _require_no_resume(cfg, trial)
+    other = read_other_run(cfg.get("resume"))
+    resumed = None if trial or other else _checkpoint_to_resume(cfg, run_dir)
+    seed = _settled_seed(cfg, resumed, default=other.seed if other else None)
     seed_all(seed, backend)
     data = build_data(cfg, seed)
     name, model = build_model(cfg, data)
@@ -80,6 +95,9 @@ def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
             f"train.sparse_to_dense.fraction={options.densify_at:g}: the model has no structured "
             "layer to become dense; choose one with model.mlp_cfg, or leave the fraction out"
         )
+    if other is not None:
+        images = int(cfg.train.global_batch_size)
+        resumed = other.checkpoint(model, name, data.num_classes, seed=seed, images=images)
     _load_weights(cfg, model, name, data.num_classes, resumed, switches)
     model = model.to(backend.device())
 
@@ -96,7 +114,9 @@ def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
         callbacks.pop("model_checkpoint", None)
     checkpoints = None if trial else CheckpointManager(checkpoint_folder(run_dir), _KEEP_LAST)
     if checkpoints is not None and distributed.is_main():
-        checkpoints.claim(fresh=resumed is None)
+        own = None if resumed is None or other is not None else resumed.folder
+        require_no_other_run(run_dir, own)
+        checkpoints.claim()
         save_config(cfg, run_dir)
     config = as_plain(cfg)
     log = RunLog(
@@ -151,17 +171,23 @@ def _finish(run_dir: Path, metrics: dict[str, float], trial: bool) -> None:
         return
     logger.info("%s", ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
     if not trial:
-        curves = draw_curves(run_dir / JSONL_NAME, run_dir / "curves.png")
+        curves = draw_curves(run_dir / JSONL_NAME, run_dir / CURVES_NAME)
         logger.info("curves: %s", curves)
+
+
+def _require_no_resume(cfg: DictConfig, trial: bool) -> None:
+    asked = cfg.get("resume")
+    if trial and asked == AUTO_RESUME:
+        logger.info("resume=auto: a trial (trainer.fast_dev_run) begins afresh, and writes nothing")
+    elif trial and asked is not None:
+        raise UserError(
+            f"resume={asked}: a trial (trainer.fast_dev_run) begins afresh; leave one of the two "
+            f"out, or begin with its weights: train.init_from.path={asked}"
+        )
 
 
 def _checkpoint_to_resume(cfg: DictConfig, run_dir: Path) -> Checkpoint | None:
     asked = cfg.get("resume")
-    if asked is not None and Path(asked).is_file() and Path(asked).name not in ("latest", "best"):
-        raise CheckpointError(
-            f"resume={asked} is a file of weights, which holds no run to go on with; start a run "
-            f"from them with train.init_from.path={asked}"
-        )
     resumed = checkpoint_to_resume(asked, run_dir)
     if resumed is not None:
         snapshot.require_run(resumed, str(asked))
@@ -206,8 +232,11 @@ def _scheduler_options(cfg: DictConfig) -> dict[str, Any] | None:
     return None if options is None else section(cfg, "scheduler")
 
 
-def _settled_seed(cfg: DictConfig, resumed: Checkpoint | None) -> int:
-    """The configuration's seed, or the one a resumed run began with, or one that is drawn.
+def _settled_seed(
+    cfg: DictConfig, resumed: Checkpoint | None, *, default: int | None = None
+) -> int:
+    """The configuration's seed, or the one a resumed run began with, or the default, or one that
+    is drawn.
 
     Raises:
         UserError: the configuration asks for another one than the resumed run's.
@@ -221,6 +250,8 @@ def _settled_seed(cfg: DictConfig, resumed: Checkpoint | None) -> int:
                 "images depends on; leave seed out, or set it to that"
             )
         return began_with
+    if seed is None:
+        seed = default
     if seed is None:
         # Every process must draw the same.
         drawn = random.SystemRandom().randrange(2**31)

@@ -182,7 +182,7 @@ def _switched(checkpoint: Checkpoint) -> bool:
 
 
 def load_step(step: TrainStep, checkpoint: Checkpoint, position: Position) -> None:
-    """Restore the optimizer and the random generators.
+    """Restore the optimizer, and the random generators where the checkpoint has their state.
 
     Raises:
         CheckpointError: the optimizer's arrays are not those of this run.
@@ -192,12 +192,13 @@ def load_step(step: TrainStep, checkpoint: Checkpoint, position: Position) -> No
     step.load_state(state["train_step"])
     # A process that was not there before goes on with the first one's state.
     rng, rank = state["rng"], distributed.rank()
-    set_rng_state(rng[rank if rank < len(rng) else 0])
+    if rng:
+        set_rng_state(rng[rank if rank < len(rng) else 0])
     logger.info("resumed at epoch %d, step %d", position.epoch, position.step)
 
 
 def load_callbacks(callbacks: Mapping[str, Callback], checkpoint: Checkpoint) -> None:
-    """Restore the callbacks; one that was not on before begins afresh.
+    """Restore the callbacks; one that was not on before, or is not in the file, begins afresh.
 
     Raises:
         CheckpointError: an array is missing.
@@ -206,5 +207,5 @@ def load_callbacks(callbacks: Mapping[str, Callback], checkpoint: Checkpoint) ->
     for key, callback in callbacks.items():
         if key in states:
             callback.load(states[key], checkpoint.optimizer)
-        else:
-            logger.warning("callbacks.%s was off in the run resumed and begins now", key)
+        elif callback.state():
+            logger.warning("callbacks.%s has no past in the run resumed and begins now", key)

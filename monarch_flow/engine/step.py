@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from oneflow_accel.backends.base import Backend
 from oneflow_accel.training.data_parallel import broadcast_buffers, data_parallel
+from oneflow_accel.training.optimizer_state import eager_state, load_eager_state
 from oneflow_accel.training.validation import class_scores, count_correct
 
 import numpy as np
@@ -20,7 +21,6 @@ import oneflow as flow
 from oneflow import nn
 
 from monarch_flow.engine.loss_scale import LossScaler
-from monarch_flow.engine.optimizer_state import eager_state, load_eager_state
 from monarch_flow.engine.requirements import require_feature
 from monarch_flow.optim import hard_labels
 

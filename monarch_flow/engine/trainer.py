@@ -11,12 +11,12 @@ from itertools import islice
 from typing import Any
 
 from oneflow_accel.backends.base import Backend
-from oneflow_accel.errors import UserError
 from oneflow_accel.training import distributed
 from oneflow_accel.training.checkpoint import Checkpoint, CheckpointManager
 from oneflow_accel.training.figures import Figures, FigureWindow
 from oneflow_accel.training.progress import Progress
 from oneflow_accel.training.rng import step_seed
+from oneflow_accel.training.stopping import StopRequest
 from oneflow_accel.training.validation import Accuracy, validate
 
 import oneflow as flow
@@ -25,10 +25,9 @@ from oneflow import nn
 from monarch_flow.callbacks import Callback
 from monarch_flow.engine import snapshot, sparse_to_dense
 from monarch_flow.engine.console import EpochLines
-from monarch_flow.engine.options import TrainerOptions, limited
+from monarch_flow.engine.options import TrainerOptions
 from monarch_flow.engine.position import Calendar, Position
 from monarch_flow.engine.step import TrainStep
-from monarch_flow.engine.stopping import StopRequest
 from monarch_flow.loggers import RunLog
 
 logger = logging.getLogger("oneflow_accel")
@@ -168,19 +167,22 @@ class Trainer:
         """Train to the end of the run.
 
         Args:
-            test_follows: to resume a run that has done its steps is no mistake: its test is due.
+            test_follows: the run's test is still due, also where all its steps are done.
 
         Raises:
-            UserError: there is nothing left to do, the loss is not finite, the data cannot be read
-                or the checkpoints cannot be written.
-            SystemExit: the process was told to end (SIGTERM) and has written a checkpoint.
+            UserError: the loss is not finite, the data cannot be read or the checkpoints cannot be
+                written.
+            SystemExit: the process was told to end (SIGTERM, Ctrl-C) and has written a checkpoint.
         """
         if self._is_over() and not test_follows:
-            raise UserError(
-                f"nothing left to train: step {self.position.step} is done and the run ends at "
-                f"step {self.last_step}; ask for more trainer.max_epochs or trainer.max_steps, or "
-                "give eval.ckpt to evaluate"
+            # No error: whatever restarts a run until it succeeds must see that it has.
+            logger.info(
+                "nothing left to train: step %d is done and the run ends at step %d; ask for more "
+                "trainer.max_epochs or trainer.max_steps, or give eval.ckpt to evaluate",
+                self.position.step,
+                self.last_step,
             )
+            return
         # A new run in the folder of an old one without checkpoints keeps nothing of its log.
         logger.info("%s", self._describe())
         self._log.truncate(-1 if self._resumed is None else self.position.step)
@@ -216,9 +218,14 @@ class Trainer:
         else:
             self._each(lambda callback: callback.on_interrupt(self))
         if self._stop.agreed():
-            logger.info("told to stop (SIGTERM) at step %d%s", self.position.step, self._way_on())
+            logger.info(
+                "told to stop (%s) at step %d%s",
+                self._stop.name,
+                self.position.step,
+                self._way_on(),
+            )
             self._log.close()
-            raise SystemExit(StopRequest.EXIT_CODE)
+            raise SystemExit(self._stop.exit_code)
 
     def _way_on(self) -> str:
         kept = self._checkpoints is not None and "model_checkpoint" in self.callbacks
@@ -318,7 +325,7 @@ class Trainer:
             self._lines.figures(now, self._epoch, self.last_lr)
 
     def _validate(self) -> None:
-        if val_batches(self.data.val, self.options) == 0:
+        if val_batches(self.options) == 0:
             return
         accuracy = self.evaluate(self.data.val)
         metrics = named(accuracy, "val")
@@ -338,7 +345,7 @@ class Trainer:
                 model,
                 loader,
                 self.backend,
-                max_batches=val_batches(loader, self.options),
+                max_batches=val_batches(self.options),
                 criterion=self.data.val_loss,
             )
 
@@ -370,6 +377,7 @@ class Trainer:
         """
         if self._checkpoints is None:
             return
+        distributed.settle()
         self._write_line()
         checkpoint = snapshot.take(self)
         if self._is_main:
@@ -377,13 +385,12 @@ class Trainer:
         self._window.restart_clock()
 
 
-def val_batches(loader: Any, options: TrainerOptions) -> int | None:
-    """How many batches of a validation or test loader are used; None for all."""
+def val_batches(options: TrainerOptions) -> int | None:
+    """How many batches of a validation or test loader are used; None for all, of which
+    `engine.build.build_data` has left out what is beyond trainer.limit_val_batches."""
     if options.fast_dev_run:
         return options.fast_dev_run
-    if options.limit_val is None:
-        return None
-    return limited(len(loader), options.limit_val, "trainer.limit_val_batches")
+    return 0 if options.limit_val == 0 else None
 
 
 def named(accuracy: Accuracy, split: str) -> dict[str, float]:

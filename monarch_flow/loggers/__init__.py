@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import logging
+import importlib.util
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,35 @@ from monarch_flow.loggers.wandb_run import WandbRun
 
 __all__ = ["CsvTable", "Logger", "RunLog", "WandbRun"]
 
-logger = logging.getLogger("oneflow_accel")
-
 # tensorboard is always on; its key may be there.
 _KINDS = ("csv", "tensorboard", "wandb")
+
+
+def require_loggers(options: Mapping[str, Any]) -> None:
+    """Check that what is asked for can log.
+
+    Args:
+        options: the configuration's group `logger`: options by key, null for off.
+
+    Raises:
+        UserError: an unknown key, or a package that is not installed.
+    """
+    for key in options:
+        if key not in _KINDS:
+            raise UserError(f"there is no logger.{key}; there are {', '.join(_KINDS)}")
+    if options.get("wandb") is not None and not _is_installed("wandb"):
+        raise UserError(
+            "logger.wandb: the package wandb is not installed; pip install wandb, or leave "
+            "logger=wandb out: metrics.jsonl is written in any case"
+        )
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ValueError:
+        # A module that was put into sys.modules by hand.
+        return sys.modules.get(package) is not None
 
 
 class RunLog:
@@ -33,7 +59,7 @@ class RunLog:
         enabled: False on all processes but the main one, and in trial runs.
 
     Raises:
-        UserError: an unknown key.
+        UserError: as `require_loggers`.
     """
 
     def __init__(
@@ -45,9 +71,7 @@ class RunLog:
         config: Mapping[str, Any],
         enabled: bool,
     ) -> None:
-        for key in options:
-            if key not in _KINDS:
-                raise UserError(f"there is no logger.{key}; there are {', '.join(_KINDS)}")
+        require_loggers(options)
         self._metrics = MetricLog(run_dir, enabled=enabled)
         self._others: list[Logger] = []
         if not enabled:
@@ -55,13 +79,7 @@ class RunLog:
         if options.get("csv") is not None:
             self._others.append(CsvTable(run_dir))
         if options.get("wandb") is not None:
-            try:
-                self._others.append(WandbRun(run_dir, run_name, config, options["wandb"]))
-            except ImportError:
-                logger.info(
-                    "logger.wandb: wandb is not installed (pip install wandb); metrics are in %s",
-                    self._metrics.path,
-                )
+            self._others.append(WandbRun(run_dir, run_name, config, options["wandb"]))
 
     def log(
         self, step: int, values: Mapping[str, float | Sequence[float]], *, split: str = "train"

@@ -1,6 +1,7 @@
 """What a model consists of and costs: `python -m monarch_flow.models NAME [key=value ...]`.
 
 python -m monarch_flow.models
+python -m monarch_flow.models 'vit*'
 python -m monarch_flow.models vit_small_patch16_224 mlp_cfg=monarch
 python -m monarch_flow.models vit_small_patch16_224 mlp_cfg=monarch attnlinear_cfg=monarch
 python -m monarch_flow.models vit_tiny_patch4_28 embed_dim=64 depth=2
@@ -44,9 +45,14 @@ def main(arguments: Sequence[str]) -> int:
         print(__doc__)
         return 0
     oneflow_accel.select_device()
-    if not arguments:
-        width = max(map(len, list_models()))
-        print("\n".join(f"{name:{width}}  {describe_model(name)}" for name in list_models()))
+    pattern = arguments[0] if arguments else "*"
+    if "*" in pattern or "?" in pattern:
+        names = list_models(pattern)
+        if not names:
+            print(f"error: no model fits {pattern}; without one all are listed", file=sys.stderr)
+            return UserError.EXIT_CODE
+        width = max(map(len, names))
+        print("\n".join(f"{name:{width}}  {describe_model(name)}" for name in names))
         return 0
     name, *pairs = arguments
     try:

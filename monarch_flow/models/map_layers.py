@@ -6,6 +6,7 @@ after it, in float32 or bfloat16.
 
 from __future__ import annotations
 
+from oneflow_accel.backends import current_backend
 from oneflow_accel.inference import map_layer
 from oneflow_accel.kernels.convolution import channels_last_conv2d
 
@@ -40,3 +41,11 @@ class MapBatchNorm2d(nn.BatchNorm2d):
     def __init__(self, num_features: int) -> None:
         super().__init__(num_features)
         self.channel_axis = 3
+
+    def forward(self, x: flow.Tensor) -> flow.Tensor:
+        if self.training or current_backend().supports("nhwc"):
+            # No super(): under nn.Graph `self` is a proxy of the module.
+            return nn.BatchNorm2d.forward(self, x)
+        # OneFlow's own kernel for CPUs ends the process here.
+        scale = self.weight * flow.rsqrt(self.running_var + self.eps)
+        return (x - self.running_mean) * scale + self.bias

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from typing import Any
 
 from oneflow_accel.errors import UserError
@@ -58,12 +59,18 @@ def _vitae(doc: str, **config: Any) -> Entry:
 
 _MODELS: dict[str, Entry] = {
     "vit_small_patch16_224": _vit(
-        "ViT-S/16 of the Monarch paper: wide, with 8 blocks; not DeiT-S, which is 384 wide",
+        "ViT-S/16 of the Monarch paper and fly: 768 wide, 8 blocks, layer norms with an epsilon of "
+        "1e-5; timm's model of this name is deit_small_patch16_224 here",
         depth=8,
         num_heads=8,
         mlp_ratio=3.0,
         qkv_bias=False,
         norm_eps=1e-5,
+    ),
+    "deit_small_patch16_224": _vit(
+        "DeiT-S (Touvron et al. 2021, table 1), which timm also calls vit_small_patch16_224",
+        embed_dim=384,
+        num_heads=6,
     ),
     "vit_base_patch16_224": _vit("ViT-B/16 (Dosovitskiy et al. 2021, table 1)"),
     "vit_large_patch16_224": _vit(
@@ -128,9 +135,13 @@ _MODELS: dict[str, Entry] = {
 }
 
 
-def list_models() -> list[str]:
-    """Names that `create_model` accepts, sorted."""
-    return sorted(_MODELS)
+def list_models(pattern: str = "*") -> list[str]:
+    """Names that `create_model` accepts, sorted.
+
+    Args:
+        pattern: only those that it fits, in any case: * is any text, ? any letter.
+    """
+    return [name for name in sorted(_MODELS) if fnmatch(name.lower(), pattern.lower())]
 
 
 def describe_model(name: str) -> str:

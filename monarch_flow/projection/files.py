@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from oneflow_accel.errors import UserError
 from oneflow_accel.training.checkpoint import Checkpoint, CheckpointManager, read_checkpoint
 from oneflow_accel.training.files import replace_file
-from oneflow_accel.training.weights import read_weights
+from oneflow_accel.training.resume import require_no_other_run
+from oneflow_accel.training.torch_files import narrow_to_bfloat16
+from oneflow_accel.training.weights import bfloat16_names, read_weights
 
 import numpy as np
 import safetensors
-import safetensors.numpy
 
 from monarch_flow.projection.layer_specs import layers_from_json, layers_to_json
-from monarch_flow.projection.structure import LayerSpec
+from monarch_flow.projection.structure import LayerSpec, joined
 
 SUFFIX = ".safetensors"
 # Of the entry that describes the structured layers: in a safetensors file.s metadata, in a
@@ -33,12 +35,25 @@ class Source:
         weights: parameters and buffers by name.
         layers: structured layers by module name as the file describes them; None where it does not.
         checkpoint: the training checkpoint, where it is one.
+        bfloat16: names of the arrays that are bfloat16 in the file, and float32 here.
     """
 
     path: Path
     weights: dict[str, np.ndarray]
     layers: dict[str, LayerSpec] | None = None
     checkpoint: Checkpoint | None = field(default=None, repr=False)
+    bfloat16: frozenset[str] = frozenset()
+
+    def keeps_bfloat16(self, name: str) -> bool:
+        """Whether an array made of these is to be bfloat16: as in the file, and one with a new name
+        as those of its layer are, or else most of the file's."""
+        if name in self.weights:
+            return name in self.bfloat16
+        layer = name.rpartition(".")[0]
+        owners = (key.rpartition(".")[::2] for key in self.weights)
+        inside = [joined(of, kind) for of, kind in owners if of == layer and kind != "bias"]
+        floats = [key for key in inside or self.weights if self.weights[key].dtype.kind == "f"]
+        return 2 * len(self.bfloat16.intersection(floats)) > len(floats)
 
 
 def read_source(path: Path, *, averaged: bool = True) -> Source:
@@ -55,18 +70,20 @@ def read_source(path: Path, *, averaged: bool = True) -> Source:
     """
     if (path / "checkpoints").is_dir():
         path = path / "checkpoints"
+    bfloat16: frozenset[str] = frozenset()
     if path.is_dir() or path.name in ("latest", "best"):
         checkpoint = read_checkpoint(path)
         weights, described = checkpoint.model, checkpoint.state.get(LAYERS)
     else:
         checkpoint = None
         weights = read_weights(path, averaged=averaged)
+        bfloat16 = bfloat16_names(path, averaged=averaged)
         described = _metadata(path).get(LAYERS)
     try:
         layers = None if described is None else layers_from_json(described)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
-    return Source(path, weights, layers, checkpoint)
+    return Source(path, weights, layers, checkpoint, bfloat16)
 
 
 def check_target(source: Path, target: Path, *, overwrite: bool) -> None:
@@ -94,17 +111,40 @@ def check_target(source: Path, target: Path, *, overwrite: bool) -> None:
 
 
 def write_weights(
-    path: Path, weights: dict[str, np.ndarray], layers: dict[str, LayerSpec] | None = None
+    path: Path,
+    weights: dict[str, np.ndarray],
+    layers: dict[str, LayerSpec] | None = None,
+    *,
+    bfloat16: Collection[str] = (),
 ) -> None:
     """Write a safetensors file, in one step; its metadata describes the structured layers.
+
+    Args:
+        path: of the file.
+        weights: by name.
+        layers: the structured ones.
+        bfloat16: names of those that become bfloat16, which numpy does not have.
 
     Raises:
         UserError: it could not be written.
     """
     metadata = {"format": "pt", **({LAYERS: layers_to_json(layers)} if layers else {})}
-    tensors = {name: np.asarray(array, order="C") for name, array in weights.items()}
+    kept = {
+        name: narrow_to_bfloat16(array) if name in bfloat16 else np.asarray(array, order="C")
+        for name, array in weights.items()
+    }
+    # By address: `kept` has to live until they are written.
+    tensors = {
+        name: safetensors.TensorSpec(
+            dtype="bfloat16" if name in bfloat16 else array.dtype.name,
+            shape=list(array.shape),
+            data_ptr=array.ctypes.data,
+            data_len=array.nbytes,
+        )
+        for name, array in kept.items()
+    }
     try:
-        replace_file(path, safetensors.numpy.save(tensors, metadata))
+        replace_file(path, bytes(safetensors.serialize(tensors, metadata)))
     except OSError as error:
         raise UserError(f"{path} could not be written: {error.strerror or error}") from error
 
@@ -118,7 +158,8 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     step = checkpoint.state.get("step", 0)
     manager = CheckpointManager(folder)
     try:
-        manager.claim(fresh=True)
+        require_no_other_run(folder)
+        manager.claim()
         return manager.save(checkpoint, step=step if isinstance(step, int) else 0)
     finally:
         manager.close()

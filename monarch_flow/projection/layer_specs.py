@@ -9,6 +9,7 @@ from typing import Any
 
 from oneflow_accel.errors import UserError
 
+import numpy as np
 from oneflow import nn
 
 from monarch_flow.layers import (
@@ -73,6 +74,9 @@ def find_layers(state: Arrays) -> dict[str, LayerSpec]:
     What they do not tell is taken to be: no padding of the input (in_features is a multiple of the
     blocks), none of the output where there is no bias, no shuffle, no mask, and that a weight of
     three dimensions without a layout is a block-diagonal one.
+
+    Raises:
+        UserError: an array has other axes than one of its name has in a layer.
     """
     found: dict[str, LayerSpec] = {}
     for name, array in state.items():
@@ -81,6 +85,7 @@ def find_layers(state: Arrays) -> dict[str, LayerSpec]:
             key: state.get(joined(prefix, key)) for key in ("blkdiag2", "lr_weight2", "layout")
         }
         blocks, size, kind = 0, (0, 0), ""
+        _check_axes(prefix, last, array, beside)
         if last == "blkdiag1" and (other := beside["blkdiag2"]) is not None:
             kind, blocks = "monarch", array.shape[0]
             size = blocks * array.shape[2], other.shape[0] * other.shape[1]
@@ -98,6 +103,22 @@ def find_layers(state: Arrays) -> dict[str, LayerSpec]:
             found[prefix] = LayerSpec(kind, size[0], rows, nblocks=blocks)
     _combine_parts(state, found)
     return found
+
+
+def _check_axes(
+    prefix: str, last: str, array: np.ndarray, beside: Mapping[str, np.ndarray | None]
+) -> None:
+    for name, other, axes in (
+        ("blkdiag1", "blkdiag2", (3, 3)),
+        ("lr_weight1", "lr_weight2", (2, 2)),
+        ("weight", "layout", (3, 2)),
+    ):
+        partner = beside[other]
+        if last == name and partner is not None and (array.ndim, partner.ndim) != axes:
+            raise UserError(
+                f"{prefix}: {name} {array.shape} and {other} {partner.shape} are to have "
+                f"{axes[0]} and {axes[1]} axes"
+            )
 
 
 def _combine_parts(state: Arrays, found: dict[str, LayerSpec]) -> None:

@@ -68,6 +68,13 @@ def densify_weights(
             exact = structure.exact_dense(arrays)
         except UserError as error:
             raise UserError(f"{prefix}: {error}") from error
+        # numpy's way to say that shapes do not fit.
+        except (ValueError, IndexError) as error:
+            shapes = {name: state[joined(prefix, name)].shape for name in structure.names}
+            raise UserError(
+                f"{prefix}: its arrays do not fit each other and {spec.out_features} x "
+                f"{spec.in_features}: {', '.join(f'{k} {v}' for k, v in shapes.items())} ({error})"
+            ) from error
         numbers = sum(arrays[name].size for name in structure.names)
         dense = exact.astype(arrays[structure.names[0]].dtype)
         weights[prefix] = dense

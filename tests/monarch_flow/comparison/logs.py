@@ -22,6 +22,8 @@ def write_log(
     tested: float | None = None,
     switch: int | None = None,
     waiting: float = 0.0,
+    on_validation: bool | None = None,
+    gmacs: float = 1.0,
 ) -> Path:
     """Write FOLDER/metrics.jsonl of a run with an epoch for each of `validated`.
 
@@ -32,15 +34,18 @@ def write_log(
         tested: at the end.
         switch: the epoch at the beginning of which layers become dense; twice as slow then.
         waiting: share of each step that is waiting for images.
+        on_validation: whether that was on the validation images; None for a log that does not say.
+        gmacs: what the models' MACs are multiplied by.
     """
     log = MetricLog(folder)
-    log.log(0, {} | (DENSE if switch is None else MONARCH), split="model")
+    dense, monarch = ({**model, "gmacs": gmacs * model["gmacs"]} for model in (DENSE, MONARCH))
+    log.log(0, dense if switch is None else monarch, split="model")
     if initial is not None:
         log.log(0, {"acc1": initial}, split="val")
     step = 0
     for epoch, accuracy in enumerate(validated):
         if epoch == switch:
-            log.log(step, DENSE, split="model")
+            log.log(step, dense, split="model")
             log.log(step, {"loss_before": 1.0, "loss_after": 1.0}, split="switch")
         slower = 2 if switch is not None and epoch >= switch else 1
         for steps, rate in SPEEDS:
@@ -51,6 +56,7 @@ def write_log(
             log.log(step, {**values, "data_seconds": waiting * seconds})
         log.log(step, {"loss": 1.1, "acc1": accuracy}, split="val")
     if tested is not None:
-        log.log(step, {"loss": 1.1, "acc1": tested}, split="test")
+        said = {} if on_validation is None else {"on_validation_images": float(on_validation)}
+        log.log(step, {"loss": 1.1, "acc1": tested, **said}, split="test")
     log.close()
     return folder / JSONL_NAME

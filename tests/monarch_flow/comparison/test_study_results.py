@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from oneflow_accel.training.charts import COLORS
 from oneflow_accel.training.metrics import MetricLog
 
@@ -13,7 +15,7 @@ from PIL import Image
 
 from monarch_flow.comparison.picture import draw_comparison
 from monarch_flow.comparison.plan import PlannedRun
-from monarch_flow.comparison.results import read_results
+from monarch_flow.comparison.results import images_of_accuracy, read_results
 from monarch_flow.comparison.study import Row, Study
 from monarch_flow.comparison.table import Entry, format_page
 from tests.monarch_flow.comparison.logs import SPEEDS, write_log
@@ -110,12 +112,12 @@ def test_table(entries):
     assert set("".join(rule)) == {"-", ":"}
     dense, sparse_to_dense, projected, broken = body
     time = "0:00:03"  # 2 x (0.5 + 0.4 + 0.27 + 0.4) s
-    speed = ["4,000", "2", "100", "1.00 x", time, "done"]
+    speed = ["4,000", "2", "100 (50 to 110)", "1.00 x", time, "done"]
     assert dense == ["dense", "80.50 %", "81.25 %", "-", *speed]
     assert sparse_to_dense[4:8] == [
         "1,500, then 4,000",
         "1.25, then 2",
-        "100, then 50",
+        "100 (100 to 110), then 50 (50 to 55)",
         "1.00 x, then 0.50 x",
     ]
     assert projected[:4] == ["projected", "79.00 %", "80.00 %", "65.12 %"]
@@ -125,7 +127,7 @@ def test_table(entries):
     assert "best epoch of s2d was before its layers became dense" in page
     assert "waiting for images: s2d 40 %" in page
     # Within a tenth are those of s2d: 100 to 110 and 50 to 55.
-    assert "at these images/s: dense 50 to 110, projected 50 to 110. " in page
+    assert "at these images/s: dense 50 to 110, projected 50 to 110.\n" in page
     assert "Measured on a machine, today." in page
     # It can be pasted into a shell.
     assert (
@@ -143,6 +145,41 @@ def test_columns_and_notes_that_are_of_no_use_are_left_out(entries):
         assert words not in page, words
 
 
+def _assert_numbers_inside(figure, panels):
+    """Each number stands inside its panel, and no heading lies on another."""
+    figure.canvas.draw()
+    renderer = figure.canvas.get_renderer()
+    headings = [axes.title.get_window_extent(renderer) for axes in figure.axes]
+    for left, right in itertools.pairwise(headings):
+        assert left.x1 < right.x0
+    for axes in panels:
+        for text in axes.texts:
+            place, frame = text.get_window_extent(renderer), axes.get_window_extent(renderer)
+            assert frame.x0 <= place.x0, text.get_text()
+            assert place.x1 <= frame.x1 + 1, text.get_text()
+
+
+@pytest.mark.parametrize("gmacs", [1.0, 0.003, 3e-6])
+def test_small_models_have_figures_that_can_be_read(tmp_path, gmacs):
+    """10^6 MACs where 10^9 would be 0.007669, in the table and in the picture."""
+    log = write_log(tmp_path / "a", [50], tested=50, on_validation=True, gmacs=gmacs)
+    row = Row(name="a", experiment="mnist/vit")
+    run = PlannedRun(row, ("experiment=mnist/vit",), OmegaConf.create({"run_dir": str(tmp_path)}))
+    results = read_results(log)
+    study = Study(name="ours", title="One", rows=[row])
+    page = format_page(study, [Entry(run, "done", results, "here")], None)
+    head, _, cells = (line.split(" | ") for line in page.splitlines() if line.startswith("|"))
+    unit = "GMACs" if gmacs == 1 else "10^6 MACs"
+    number = {1.0: "2", 0.003: "6", 3e-6: "0.006"}[gmacs]
+    assert cells[head.index(unit)] == number
+    # What the accuracy is on is said, and what that means.
+    assert "Accuracy is top-1 on the validation images, with" in page
+    assert "The data has no test images of its own." in page
+    assert images_of_accuracy([results]) == "the validation images"
+    other = read_results(write_log(tmp_path / "b", [50], tested=50, on_validation=False))
+    assert images_of_accuracy([other]) == "the test images"
+
+
 def test_picture(entries, tmp_path, monkeypatch):
     monkeypatch.delenv("DISPLAY", raising=False)
     saved = []
@@ -158,10 +195,23 @@ def test_picture(entries, tmp_path, monkeypatch):
     assert lines["projected"].get_ydata().tolist() == [65.125, 75, 80]
     assert [lines[name].get_color() for name, _ in runs] == list(COLORS[:3])
     assert len(lines) == 4, "and the line of the switch"
+    (legend,) = saved[0].legends
+    assert [text.get_text() for text in legend.get_texts()] == [
+        "layers become dense",
+        "before the first step",
+        "after layers became dense",
+        "half of the steps",
+    ]
+    assert accuracy.get_xlabel() == "on test or validation images"
+    assert parameters.get_title() == "Trained parameters, thousands"
+    # The middle half of the steps, drawn along each bar; the number stands behind both.
+    ranges = [tuple(line.get_xdata()) for line in speed.get_lines()]
+    assert ranges == [(50, 110), (100, 110), (50, 55), (50, 110)]
+    _assert_numbers_inside(saved[0], (accuracy, parameters, macs, speed))
     assert [text.get_text() for text in accuracy.get_yticklabels()] == [name for name, _ in runs]
     assert [bar.get_width() for bar in accuracy.patches] == [80.5, 70, 79]
     assert [line.get_xdata()[0] for line in accuracy.get_lines()] == [65.125]
-    assert [bar.get_width() for bar in parameters.patches] == [0.004, 0.0015, 0.004, 0.004]
+    assert [bar.get_width() for bar in parameters.patches] == [4, 1.5, 4, 4]
     assert [bar.get_width() for bar in macs.patches] == [2, 1.25, 2, 2]
     assert [bar.get_width() for bar in speed.patches] == [100, 100, 50, 100]
     assert [to_hex(bar.get_facecolor()) for bar in speed.patches] == [

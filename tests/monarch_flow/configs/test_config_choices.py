@@ -20,7 +20,7 @@ def test_a_mode_wins_over_the_experiment_and_the_command_line_over_both():
     assert cfg.trainer.fast_dev_run == 3
 
     cfg = composed("mnist/vit", "mode=smoke")
-    assert (cfg.trainer.max_epochs, cfg.trainer.limit_train_batches) == (1, 8)
+    assert (cfg.trainer.max_epochs, cfg.trainer.limit_train_batches) == (1, 2)
     assert composed("mnist/vit", "mode=exp", "name=a").run_dir == "runs/experiments/a"
 
 

@@ -29,7 +29,7 @@ def message(*overrides, experiment="mnist/vit"):
         ("datamodule.bacth_size=3", "datamodule.batch_size"),
         ("trainer.max_epoch=3", "trainer.max_epochs"),
         ("optimiser.lr=1e-3", "optimizer.lr"),
-        ("train.optimizer.lr=1e-3", "optimizer.lr"),
+        ("train.adamw.lr=1e-3", "optimizer.lr"),
         ("lr=1e-3", "optimizer.lr"),
         ("experiments=mnist/vit", "experiment"),
         ("callbacks.ema.deacy=0.9", "callbacks.ema.decay"),
@@ -177,7 +177,7 @@ def test_the_schema_has_the_options_of_what_it_describes():
     def parameters(function):
         return {name for name in inspect.signature(function).parameters if name != "self"}
 
-    set_by_engine = {"seed", "rank", "world_size", "training"}
+    set_by_engine = {"seed", "rank", "world_size", "training", "limit_eval"}
     assert set(Datamodule.model_fields) == parameters(ImageDataModule) - set_by_engine
     assert set(Mixup.model_fields) == parameters(mixing.Mixup) - {"num_classes"}
     assert set(EvalTransforms.model_fields) == {"crop_pct", "resize_size", "interpolation"}
@@ -191,3 +191,30 @@ def test_the_schema_has_the_options_of_what_it_describes():
         field = Callbacks.model_fields[key]
         group = next(kind for kind in field.annotation.__args__ if kind is not type(None))
         assert set(group.model_fields) == parameters(type(callback)), key
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (("train.init_from.project=true",), "project=true: of which weights? Give train.init_from"),
+        (("train.init_from.reset_head=true",), "reset_head=true: of which weights?"),
+        (("name=../../evil",), "name=../../evil: the run's folder of that name is to be inside"),
+        (("name=/tmp/evil",), "name=/tmp/evil"),
+        (("name=a/../../b",), "name=a/../../b"),
+        (("name=''",), "name=:"),
+        (("name=.",), "name=.:"),
+        (("eval.results_file=figures.json",), "training does not use it"),
+        (("eval.real_labels=real.json",), "eval.ckpt=PATH"),
+        (("eval.ckpt=FILE", "resume=auto"), "resume=auto: FILE is evaluated"),
+        (("mode=eval", "resume=there"), "resume=there"),
+        (("trainer.min_epochs=9", "trainer.max_epochs=3"), "more than trainer.max_epochs=3"),
+    ],
+)
+def test_keys_that_do_not_go_together(overrides, words):
+    text = message(*overrides)
+    assert words in text
+    assert "\n" not in text
+
+
+def test_a_name_may_have_folders_in_it():
+    assert compose(["experiment=mnist/vit", "name=2026/vit-1"]).run_dir == "runs/2026/vit-1"

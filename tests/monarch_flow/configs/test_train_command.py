@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from monarch_flow import train
+from monarch_flow.engine import run as engine_run
 from tests.launch import run_distributed
 
 
@@ -89,18 +90,24 @@ def test_mistakes_are_one_message_and_exit_code_2(arguments, words, capsys, ran)
     assert not ran
 
 
-def test_an_interrupt_says_how_to_go_on(monkeypatch, capsys, tmp_path):
-    def interrupted(cfg):
+@pytest.mark.parametrize("saved", [False, True])
+def test_an_interrupt_says_what_there_is_to_go_on_with(monkeypatch, capsys, tmp_path, saved):
+    def interrupted(cfg, backend):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(train, "run", interrupted)
-    assert train.main(["experiment=mnist/vit", f"datamodule.data_dir={tmp_path}"]) == 130
-    assert "resume=auto" in capsys.readouterr().err
+    if saved:
+        (tmp_path / "run" / "checkpoints" / "step-00000003").mkdir(parents=True)
+    monkeypatch.setattr(train, "run", engine_run.run)
+    monkeypatch.setattr(engine_run, "_train", interrupted)
+    places = (f"datamodule.data_dir={tmp_path}", f"run_dir={tmp_path / 'run'}")
+    assert train.main(["experiment=mnist/vit", *places]) == 130
+    expected = "step-00000003: continue with resume=auto" if saved else "no checkpoint was written"
+    assert expected in capsys.readouterr().err
 
 
-def test_only_the_first_process_complains_of_the_configuration(monkeypatch, capsys):
+def test_only_the_first_process_prints(monkeypatch, capsys):
+    """Of errors see tests/oneflow_accel/test_command_ends.py."""
     monkeypatch.setenv("RANK", "1")
-    assert train.main(["experiment=mnist/vti"]) == 2
     assert train.main(["--help"]) == 0
     out, err = capsys.readouterr()
     assert not out + err

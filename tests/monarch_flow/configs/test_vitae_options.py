@@ -97,8 +97,12 @@ def test_what_is_named_is_understood(monkeypatch):
                 break
         else:
             batches.append({key: text})
+    # What is of an evaluation does not go with a run that goes on.
+    evaluated = {key: text for batch in batches for key, text in batch.items() if "eval." in key}
+    assert compose(["experiment=imagenet/vitae/tiny", *evaluated.values()]).mode == "eval"
     for batch in batches:
-        assert compose(["experiment=imagenet/vitae/tiny", *batch.values()])
+        texts = [text for key, text in batch.items() if key not in evaluated]
+        assert compose(["experiment=imagenet/vitae/tiny", *texts])
     assert len(batches) < 8
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tarfile
 import time
 
 import oneflow_accel  # noqa: F401
@@ -325,3 +326,63 @@ def test_mnist_validates_without_training_images(digits):
     assert_same(epoch(data.val_loader()), expected)
     with pytest.raises(DataError, match="train-images"):
         ImageDataModule(digits, "mnist", 28, 16, val_split=60, training=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("map.txt", "zebra\ndog  a dog, hot\n\nbee\tan insect\nant\ncat\n"),
+        ("map.json", '["zebra", "dog", "bee", "ant", "cat"]'),
+        ("map.json", '{"dog": 1, "zebra": 0, "bee": 2, "cat": 4, "ant": 3}'),
+        (
+            "map.json",
+            '{"1": ["dog", "a dog"], "0": ["zebra"], "2": ["bee"], "4": ["cat"], "3": ["ant"]}',
+        ),
+    ],
+    ids=["text", "list", "by-name", "by-index"],
+)
+def test_folders_of_a_part_of_the_classes(photos, tmp_path, name, text):
+    """Labels are the numbers in the map, in folders and archives, with empty folders too."""
+    plain = ImageDataModule(photos, "folder", 16, 4)
+    own = plain.val_loader().dataset
+    number = {"zebra": 0, "dog": 1, "bee": 2, "ant": 3, "cat": 4}
+    wanted = [number[own.classes[label]] for label in own.labels]
+    path = tmp_path / name
+    path.write_text(text)
+    archive = tmp_path / "photos.tar"
+    with tarfile.open(archive, "w") as file:
+        file.add(photos, ".")
+    (photos / "val" / "zebra").mkdir()
+    (photos / "train" / "zebra").mkdir()
+    for source in (photos, archive):
+        data = ImageDataModule(source, "folder", 16, 4, class_map=str(path))
+        assert data.num_classes == 5
+        assert data.val_loader().dataset.labels.tolist() == wanted
+
+
+def test_class_maps_that_do_not_fit(photos, tmp_path):
+    path = tmp_path / "map.json"
+    for text, error, words in (
+        ('["ant", "bee"]', DataError, "1 of 3 class folders in .*train are not among the 2"),
+        ('["ant", "bee", "ant"]', UserError, "map.json: ant is there more than once"),
+        ("[]", UserError, "it has no class"),
+        ('{"ant": 1}', UserError, "neither lines .*the indices are not 0 to 0"),
+        ("[[]]", UserError, "neither lines"),
+        ("{", UserError, "neither lines"),
+        ("3", UserError, "neither lines"),
+    ):
+        path.write_text(text)
+        with pytest.raises(error, match=words):
+            ImageDataModule(photos, "folder", 16, 4, class_map=str(path))
+    with pytest.raises(DataError, match="/nowhere cannot be read"):
+        ImageDataModule(photos, "folder", 16, 4, class_map="/nowhere")
+    with pytest.raises(UserError, match="dataset=synthetic has none"):
+        ImageDataModule(dataset="synthetic", class_map="/nowhere")
+    whole = ImageDataModule(photos, "folder", 16, 4, class_map=str(photos / "train"))
+    assert whole.num_classes == 3
+    (photos / "val" / "ant").rename(tmp_path / "ant")
+    (photos / "val" / "ant").mkdir()
+    with pytest.raises(DataError, match="hold no images"):
+        ImageDataModule(photos, "folder", 16, 4)
+    data = ImageDataModule(photos, "folder", 16, 4, allow_empty=True)
+    assert set(data.val_loader().dataset.labels) == {1, 2}

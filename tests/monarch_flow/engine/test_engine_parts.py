@@ -194,12 +194,13 @@ def test_wandb_that_fails_does_not_end_the_run(tmp_path, monkeypatch, caplog):
     assert "no network" in caplog.text
 
 
-def test_wandb_that_is_not_installed_is_said_so(tmp_path, monkeypatch, caplog):
+def test_wandb_that_is_not_installed_is_an_error(run_tiny, tmp_path, monkeypatch):
+    """On every process, and before anything is written; in a trial, too."""
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with caplog.at_level("INFO", logger="oneflow_accel"):
-        _log_with_wandb(tmp_path)
-    assert "wandb is not installed" in caplog.text
-    assert (tmp_path / "metrics.jsonl").read_text().count("\n") == 1
+    for more in ((), ("trainer.fast_dev_run=1",)):
+        with pytest.raises(UserError, match=r"wandb is not installed; pip install wandb, or leave"):
+            run_tiny(tmp_path / "run", *more, logger={"wandb": {"project": "p"}})
+    assert not (tmp_path / "run").exists()
 
 
 def test_unknown_logger(tmp_path):

@@ -106,6 +106,12 @@ def test_structured_layers_do_not_go_on_from_a_dense_run(dense, run_tiny, tmp_pa
             "no structured layer",
             id="nothing-to-project-onto",
         ),
+        pytest.param(
+            ("trainer.limit_val_batches=2.5", "trainer.fast_dev_run=1"),
+            UserError,
+            "limit_val_batches is 2.5; it is a number of global batches, or a share",
+            id="no-limit",
+        ),
         pytest.param(("trainer.limit_train_batches=0",), UserError, "has no step", id="no-batches"),
         pytest.param(("trainer.max_epochs=null",), UserError, "no end", id="endless"),
         pytest.param(("train.sparse_to_dense.fraction=7",), UserError, "share", id="fraction"),

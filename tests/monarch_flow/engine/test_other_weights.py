@@ -156,3 +156,14 @@ def test_a_model_without_head_cannot_get_a_new_one(tmp_path):
     path = save_torch_file(tmp_path / "w.pth", {"weight": np.zeros((2, 2), "f4")})
     with pytest.raises(UserError, match=r"Linear has no head\.\*"):
         initialize(nn.Linear(2, 2), path, project=False, reset_head=True)
+
+
+def test_timms_small_vit_is_named(tmp_path):
+    """Two models have the name vit_small_patch16_224."""
+    theirs = create_model("deit_small_patch16_224", depth=1, num_classes=10)
+    path = saved(theirs, tmp_path / "vit_small_patch16_224.pth")
+    model = create_model("vit_small_patch16_224", depth=1, num_classes=10)
+    with pytest.raises(CheckpointError, match=r"timm's is deit_small_patch16_224 here, model/t2t"):
+        initialize(model, path, project=False)
+    with pytest.raises(CheckpointError, match=r"timm's is deit_small_patch16_224 here, model/t2t"):
+        load_for_evaluation(model, str(path), "vit_small_patch16_224")

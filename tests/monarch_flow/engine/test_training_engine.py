@@ -7,11 +7,13 @@ from pathlib import Path
 
 import oneflow_accel
 from oneflow_accel.training.checkpoint import read_checkpoint
+from oneflow_accel.training.validation import validate
 
 import numpy as np
 import pytest
 
 from monarch_flow.data import ImageDataModule
+from monarch_flow.engine import trainer
 from monarch_flow.engine.build import build_model
 from monarch_flow.engine.run import run
 from monarch_flow.engine.step import EagerStep
@@ -172,6 +174,36 @@ def test_limits_of_batches(run_tiny, tmp_path):
     assert list(values(tmp_path)) == list(range(1, 9))
 
 
+@pytest.mark.parametrize("limit", ["3", "0.4"])
+def test_limits_do_not_depend_on_what_a_step_is_made_of(run_tiny, tmp_path, limit, monkeypatch):
+    """The same global batch as one batch or as four: the same steps and the same validation images,
+    of all classes alike."""
+    seen = []
+
+    def counted(model, loader, *args, **kwargs):
+        labels = np.concatenate([batch.labels for batch in loader])
+        seen.append(sorted(labels.tolist()))
+        return validate(model, loader, *args, **kwargs)
+
+    monkeypatch.setattr(trainer, "validate", counted)
+    limits = (f"trainer.limit_train_batches={limit}", f"trainer.limit_val_batches={limit}")
+    for name, batches in (("one", 1), ("four", 4)):
+        made_of = (
+            f"datamodule.batch_size={16 // batches}",
+            f"datamodule.batch_size_eval={32 // batches}",
+            f"trainer.accumulate_grad_batches={batches}",
+        )
+        run_tiny(tmp_path / name, *limits, *made_of, "test_after_training=false")
+    one, four = values(tmp_path / "one"), values(tmp_path / "four")
+    assert list(one) == list(range(1, 7))
+    assert one == pytest.approx(four, rel=1e-5)
+    assert seen[0] == seen[2]
+    assert len(seen[0]) == (48 if limit == "3" else 25)
+    _, counts = np.unique(seen[0], return_counts=True)
+    assert len(counts) == 10
+    assert counts.max() - counts.min() <= 2
+
+
 def test_best_checkpoints_are_kept(run_tiny, tmp_path):
     """save_top_k of the best by val/loss, and the two newest."""
     keep = "callbacks.model_checkpoint={monitor: val/loss, mode: min, save_top_k: 2}"
@@ -257,7 +289,7 @@ def test_two_processes_equal_one(digits, tmp_path):
     common = (
         "trainer.accumulate_grad_batches=2",
         "trainer.gradient_clip_val=1.0",
-        "trainer.limit_train_batches=10",
+        "trainer.limit_train_batches=5",
         "trainer.max_epochs=4",
         "train.sparse_to_dense.fraction=0.5",
         "callbacks.ema={decay: 0.9}",
@@ -266,7 +298,8 @@ def test_two_processes_equal_one(digits, tmp_path):
     )
     run(config(digits, tmp_path / "one", *common, "datamodule.batch_size=8"))
     random = ("model.drop_rate=0.2", "model.drop_path_rate=0.2", "trainer.max_epochs=1")
-    random += ("train.sparse_to_dense.fraction=null", "trainer.limit_train_batches=5")
+    random += ("train.sparse_to_dense.fraction=null", "trainer.limit_train_batches=null")
+    random += ("trainer.accumulate_grad_batches=3",)
     paths = []
     for way, options in (
         ("eager", ()),
@@ -294,7 +327,7 @@ def test_two_processes_equal_one(digits, tmp_path):
     for grads in two:
         np.testing.assert_allclose(list(grads.values()), list(one.values()), rtol=1e-3)
     eager, graph = (values(tmp_path / f"{way}-drop") for way in ("eager", "graph"))
-    assert list(eager) == [1, 2, 3]
+    assert list(eager) == [1, 2, 3, 4, 5, 6]
     np.testing.assert_allclose(list(graph.values()), list(eager.values()), rtol=1e-5)
     assert len(read_checkpoint(out / "checkpoints").state["rng"]) == 2
 
@@ -312,7 +345,7 @@ def test_no_validation_where_it_has_no_batches(run_tiny, tmp_path):
     assert last_checkpoint(tmp_path).state["step"] == 8
 
 
-def test_command_line(digits, tmp_path, capsys):
+def test_command_line(digits, tmp_path, caplog):
     """An experiment of ours as a user starts it; a second start goes on where it was."""
     from monarch_flow.train import main
 
@@ -327,8 +360,8 @@ def test_command_line(digits, tmp_path, capsys):
     assert values(out, "switch", "loss_after")[4] > 0
     for name in ("config.yaml", "config_tree.txt", "metrics.csv", "curves.png"):
         assert (out / name).stat().st_size > 0
-    assert main([*args, "trainer.max_epochs=2", "resume=auto"]) == 2
-    assert "nothing left to train" in capsys.readouterr().err
+    assert main([*args, "trainer.max_epochs=2", "resume=auto"]) == 0
+    assert "nothing left to train: step 8 is done" in caplog.text
     assert main([*args, f"eval.ckpt={out}/checkpoints"]) == 0
 
 

@@ -94,21 +94,23 @@ def arguments(photos: Path, *more: object) -> list[str]:
     return ["experiment=mnist/vit", *data, *model, *map(str, more)]
 
 
-def by_numpy(photos: Path, arrays: Arrays) -> dict[str, float]:
-    """Percent, from a forward pass of its own over all images."""
+def by_numpy(photos: Path, arrays: Arrays, classes: range = range(CLASSES)) -> dict[str, float]:
+    """Percent, from a forward pass of its own over all images of these classes."""
     model = create_model("vit_tiny_patch4_28", num_classes=CLASSES, **MODEL)
     layouts.load_standard_state_dict(model, arrays)
     model.eval()
     options = {"val_transforms": {"interpolation": "bicubic", "crop_pct": 0.875}, **STATISTICS}
     data = ImageDataModule(photos, image_size=28, batch_size=99, training=False, **options)
     (batch,) = data.val_loader()
+    wanted = np.isin(batch.labels, classes)
+    labels, indices = batch.labels[wanted], batch.indices[wanted]
     with flow.no_grad():
-        scores = model(flow.tensor(batch.images)).numpy().astype(np.float64)
+        scores = model(flow.tensor(batch.images[wanted])).numpy().astype(np.float64)
     best = np.argsort(-scores, axis=1)[:, :5]
     lists = json.loads((photos / "real.json").read_text())
     dataset = data.val_loader().dataset
-    numbers = [int(Path(dataset.name(int(i))).stem[-8:]) for i in batch.indices]
-    assert len(set(numbers)) == IMAGES
+    numbers = [int(Path(dataset.name(int(i))).stem[-8:]) for i in indices]
+    assert len(set(numbers)) == (IMAGES if len(classes) == CLASSES else len(labels))
     assert any(lists)
     assert not all(lists)
     real = [
@@ -116,10 +118,10 @@ def by_numpy(photos: Path, arrays: Arrays) -> dict[str, float]:
         for row, number in zip(best.tolist(), numbers, strict=True)
         if lists[number - 1]
     ]
-    hits = best == batch.labels[:, None]
+    hits = best == labels[:, None]
     logs = scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))
     return {
-        "loss": -logs[np.arange(IMAGES), batch.labels].mean(),
+        "loss": -logs[np.arange(len(labels)), labels].mean(),
         "top1": 100 * hits[:, 0].mean(),
         "top5": 100 * hits.any(axis=1).mean(),
         "real_top1": 100 * np.mean([first for first, _ in real]),
@@ -250,7 +252,7 @@ def test_accuracy_of_guessing_is_suspected(photos, tmp_path, caplog):
         (("eval.ckpt={ckpt}", "mode=debug", "eval.ckpt=null"), ["which weights?"]),
         (
             ("--model", "ViTAE_basic_Tiny", "--eval_checkpoint", "x", "-b", "64"),
-            ["model/vitaemodel=tiny", "eval.ckpt=PATH", "datamodule.batch_size="],
+            ["model/vitaemodel=tiny", "eval.ckpt=x", "datamodule.batch_size=64"],
         ),
         (("--no-such-flag",), ["there is no flag --no-such-flag; --help lists the flags"]),
         (("{photos}",), ["datamodule.data_dir={photos}"]),
@@ -264,6 +266,42 @@ def test_mistakes_are_one_message(more, words, photos, checkpoint, tmp_path, mon
     assert err.startswith("monarch_flow.validate: error: ")
     for word in words:
         assert word.format(**names) in err, err
+
+
+@pytest.mark.parametrize("how", ["class_map", "empty-folders"])
+def test_a_part_of_the_classes(photos, checkpoint, averaged, tmp_path, capsys, how):
+    """The model has 8 classes and the data images of three: accuracies by both kinds of labels are
+    those of the same images among all."""
+    names = sorted(path.name for path in (photos / "validation").iterdir())
+    present = range(2, 5)
+    (tmp_path / "val").mkdir()
+    for number in present:
+        (tmp_path / "val" / names[number]).symlink_to(photos / "validation" / names[number])
+    more = [f"eval.ckpt={checkpoint}", f"eval.real_labels={photos / 'real.json'}"]
+    assert validate.main(arguments(tmp_path, *more)) == 2
+    if how == "class_map":
+        classes = tmp_path / "classes.txt"
+        classes.write_text("".join(f"{name} something, what it is\n" for name in names))
+        more.append(f"datamodule.class_map={classes}")
+    else:
+        for name in set(names) - {names[number] for number in present}:
+            (tmp_path / "val" / name).mkdir()
+        more.append("datamodule.allow_empty=true")
+    results = tmp_path / "figures.json"
+    capsys.readouterr()
+    assert validate.main(arguments(tmp_path, *more, f"eval.results_file={results}")) == 0
+    lines = capsys.readouterr().out.splitlines()[-4:]
+    assert lines == expected_lines(by_numpy(photos, averaged, present))
+
+
+def test_weights_for_more_classes_than_the_data_has_name_the_class_map(
+    photos, checkpoint, tmp_path, capsys
+):
+    (tmp_path / "val").mkdir()
+    for path in sorted((photos / "validation").iterdir())[:3]:
+        (tmp_path / "val" / path.name).symlink_to(path)
+    assert validate.main(arguments(tmp_path, f"eval.ckpt={checkpoint}")) == 2
+    assert "datamodule.class_map=FILE" in capsys.readouterr().err
 
 
 def test_real_labels_are_those_of_the_validation_images(photos, checkpoint, tmp_path, capsys):

@@ -49,7 +49,7 @@ FROZEN = ["layers.0.RC.attn.w", "layers.1.RC.attn.w"]
 STATISTICS, COUNT = ("running_mean", "running_var"), "num_batches_tracked"
 # 2 epochs of 3 steps of two batches; the second is dense.
 HALF = (*EVERYTHING, "trainer.max_epochs=2", "train.sparse_to_dense.fraction=0.5")
-HALF += ("trainer.limit_train_batches=6", "trainer.limit_val_batches=1")
+HALF += ("trainer.limit_train_batches=3", "trainer.limit_val_batches=1")
 NO_TEST = "test_after_training=false"
 
 

@@ -94,6 +94,12 @@ def test_table_adds_up_and_joins_equal_blocks() -> None:
 def test_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     assert "vit_small_patch16_224" in capsys.readouterr().out
+    assert main(["vitae*_S*"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [
+        "ViTAE_basic_Small"
+    ]
+    assert main(["swin*"]) == 2
+    assert "no model fits swin*" in capsys.readouterr().err
     assert main(["vit_tiny_patch4_28", "embed_dim=32", "depth=1", "mlp_cfg=monarch"]) == 0
     assert "MonarchLinear" in capsys.readouterr().out
     assert main(["vit_tiny_patch4_28", "mlp_cfg=monach"]) == 2

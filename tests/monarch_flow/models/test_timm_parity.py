@@ -18,7 +18,11 @@ from tests.monarch_flow.models import seeded_vision
 from tests.tolerances import assert_close
 
 GOLDEN = json.loads(Path(__file__).with_name("timm_vision.json").read_text())
-FULL_SIZE = "vit_base_patch16_224"
+# By timm's names.
+FULL_SIZE = {
+    "vit_base_patch16_224": "vit_base_patch16_224",
+    "vit_small_patch16_224": "deit_small_patch16_224",
+}
 
 
 def _build(case: Mapping[str, Any]) -> nn.Module:
@@ -94,10 +98,11 @@ def test_graph_equals_eager(case: str) -> None:
     assert_close(Forward()(images).numpy(), eager, reduced=100)
 
 
-def test_full_size_equals_timm() -> None:
-    """Weights of 86.6 million numbers, one image."""
-    golden = GOLDEN["full"][FULL_SIZE]
-    model = create_model(FULL_SIZE).eval()
+@pytest.mark.parametrize("name", FULL_SIZE)
+def test_full_size_equals_timm(name: str) -> None:
+    """Weights of 86.6 and 22.1 million numbers, one image."""
+    golden = GOLDEN["full"][name]
+    model = create_model(FULL_SIZE[name]).eval()
     assert _shapes(model) == golden["shapes"]
     _fill(model)
     case = {"in_chans": 3, "img_size": [224, 224]}

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import re
+import struct
 from pathlib import Path
 
 from oneflow_accel.training.checkpoint import Checkpoint, CheckpointManager, read_checkpoint
-from oneflow_accel.training.weights import read_weights
+from oneflow_accel.training.weights import bfloat16_names, read_weights
 
 import numpy as np
 import pytest
+import safetensors
 from oneflow import nn
 from safetensors.numpy import save_file
 
@@ -352,3 +356,61 @@ def test_the_command_ends_with_a_sentence_and_a_code() -> None:
     assert result.returncode == 2
     assert "convert: error: cannot read weights from nothing.pth" in result.stdout
     assert "Traceback" not in result.stdout
+
+
+def save_bfloat16(state: dict[str, np.ndarray], path: Path) -> dict[str, np.ndarray]:
+    """Write matrices as bfloat16, by truncating random bits, and the rest as it is; the values."""
+    header, parts, values, begin = {}, [], {}, 0
+    for name, array in state.items():
+        kind, data, values[name] = {"f": "F32", "i": "I64"}[array.dtype.kind], array, array
+        if array.ndim > 1:
+            data = (array.view(np.uint32) >> 16).astype(np.uint16)
+            kind, values[name] = "BF16", (data.astype(np.uint32) << 16).view(np.float32)
+        offsets = [begin, begin + data.nbytes]
+        header[name] = {"dtype": kind, "shape": array.shape, "data_offsets": offsets}
+        parts.append(data.tobytes())
+        begin += data.nbytes
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(parts))
+    return values
+
+
+def test_bfloat16_stays_bfloat16(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dense, monarch, again, wide = (tmp_path / f"{name}.safetensors" for name in "abcd")
+    values = save_bfloat16(dense_state(), dense)
+    full = "{_target_: monarch_flow.layers.MonarchLinear, nblocks: 1}"
+    text = convert(capsys, "project", dense, monarch, "--config", full)
+    assert "(bfloat16, float32, int64)" in text
+    with safetensors.safe_open(monarch, framework="numpy") as file:
+        names = ("blocks.0.mlp.fc1.blkdiag1", "head.weight", "blocks.0.mlp.fc1.bias")
+        dtypes = [file.get_slice(name).get_dtype() for name in names]
+    assert dtypes == ["BF16", "BF16", "F32"]
+    convert(capsys, "densify", monarch, again)
+    found = read_weights(again)
+    for name, array in values.items():
+        # One block is the whole matrix, in two factors that are rounded to 8 bits each.
+        close = 0.05 if ".mlp.fc" in name and array.ndim == 2 else 0.0
+        np.testing.assert_allclose(found[name], array, atol=close, err_msg=name)
+    assert bfloat16_names(again) == bfloat16_names(dense)
+    convert(capsys, "densify", monarch, wide, "--dtype", "float32")
+    assert not bfloat16_names(wide)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({"blkdiag1": (2, 2, 2), "blkdiag2": (3, 2, 2)}, "fc: .* blkdiag1 .2, 2, 2., blkdiag2 .3"),
+        ({"blkdiag1": (4, 4), "blkdiag2": (2, 2, 2)}, "are to have 3 and 3 axes"),
+        ({"lr_weight1": (2, 5), "lr_weight2": (4, 3)}, "fc: its arrays do not fit"),
+        ({"lr_weight1": (2, 5), "lr_weight2": (4,)}, "are to have 2 and 2 axes"),
+        ({"weight": (3, 2, 2), "layout": (4,)}, "are to have 3 and 2 axes"),
+        ({"weight": (3, 2, 2), "layout": (2, 2)}, "fc: its arrays do not fit"),
+        ({"blkdiag1": (2, 2, 2), "blkdiag2": (2, 2, 2), "bias": (9,)}, "fc: its arrays do not fit"),
+    ],
+)
+def test_arrays_that_do_not_fit_each_other(arrays, words, tmp_path, capsys) -> None:
+    state = {f"fc.{name}": np.ones(shape, np.float32) for name, shape in arrays.items()}
+    save_file(state, tmp_path / "in.safetensors")
+    text = refused(capsys, "densify", tmp_path / "in.safetensors", tmp_path / "out.safetensors")
+    assert re.search(words, text), text
+    assert text.count("\n") == 1
