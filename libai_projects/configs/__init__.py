@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+# Before libai, which imports oneflow: see oneflow_accel.
+import oneflow_accel  # noqa: F401
+
 from libai.config import LazyConfig
 from omegaconf import DictConfig
 

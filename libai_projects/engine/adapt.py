@@ -5,10 +5,16 @@ The text of a line is what the device layer gives as the reason.
 
 from __future__ import annotations
 
+import copy
+from pathlib import Path
+
 from oneflow_accel.backends.base import Backend
+from oneflow_accel.training import distributed
 
 from libai.config import try_get_key
 from omegaconf import DictConfig, ListConfig, OmegaConf
+
+from libai_projects.text.prepare import HELD_OUT_SUFFIX
 
 _FUSIONS = (
     "bias_gelu_fusion",
@@ -69,6 +75,34 @@ def complete(cfg: DictConfig) -> None:
             for split in cfg.dataloader.train.splits
             if isinstance(split, ListConfig)
         ]
+
+
+def use_held_out(cfg: DictConfig) -> list[str]:
+    """Validate on what `prepare.py --validation` has held out, PREFIX_valid, where it is there: the
+    share of the blocks that validation would take is for training then. Every process calls it.
+
+    Returns:
+        A line that says so, for the log; none where nothing was held out.
+    """
+    datasets = try_get_key(cfg, "dataloader.train.dataset", default=None)
+    splits = try_get_key(cfg, "dataloader.train.splits", default=None) or []
+    # Other splits are one's own business, or wrong, which the checks say.
+    if not isinstance(datasets, ListConfig) or len(datasets) != 1:
+        return []
+    if [len(split) for split in splits] != [3]:
+        return []
+    held_out = f"{datasets[0].get('data_prefix')}{HELD_OUT_SUFFIX}"
+    # All have to take the same data; one that lacks it says so when it checks its files.
+    if not any(distributed.all_gather_json(Path(f"{held_out}.idx").is_file())):
+        return []
+    training, validation, test = splits[0]
+    datasets.append(copy.deepcopy(datasets[0]))
+    datasets[1].data_prefix = held_out
+    cfg.dataloader.train.splits = [[training + validation, 0.0, test], [0.0, 1.0, 0.0]]
+    cfg.dataloader.train.weights = [1.0, 1.0]
+    return [
+        f"validation is on {held_out}, and all of the other data but the test's is for training"
+    ]
 
 
 def shorten(cfg: DictConfig) -> None:

@@ -6,8 +6,8 @@ import argparse
 import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NoReturn
 
+from oneflow_accel.command import Parser
 from oneflow_accel.errors import UserError
 
 # The config keys that most runs set. tests/libai_projects/train checks that each one exists.
@@ -59,18 +59,11 @@ class Options:
     overrides: list[str] = field(default_factory=list)
 
 
-class _Parser(argparse.ArgumentParser):
-    """Raises what is wrong instead of ending the process: only one rank may print it."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; --help lists the options")
-
-
 def build_parser() -> argparse.ArgumentParser:
     """The parser of tools/train_net.py."""
     width = max(map(len, COMMON_KEYS))
     keys = "\n".join(f"  {name:{width}}  {text}" for name, text in COMMON_KEYS.items())
-    parser = _Parser(
+    parser = Parser(
         prog="train_net.py",
         description="Train or evaluate a model of a LiBai config.",
         usage="%(prog)s --config-file FILE [flags] [KEY=VALUE ...]   (flags and overrides in any "

@@ -100,14 +100,15 @@ def check_dataset(cfg: DictConfig, key: str, dataset: DictConfig) -> None:
     shares = [list(split) for split in try_get_key(cfg, "dataloader.train.splits", default=[])]
     index = int(key.rsplit(".", 1)[-1]) if key[-1].isdigit() else 0
     share = shares[index] if index < len(shares) else [1.0]
-    if len(share) != 3 or min(share) <= 0:
+    if len(share) != 3 or min(share) < 0 or not sum(share):
         raise UserError(
-            f"dataloader.train.splits={shares}: three shares above 0 for each data set, such as "
-            "[[949,50,1]] for training, validation and test"
+            f"dataloader.train.splits={shares}: three shares for each data set, such as "
+            "[[949,50,1]] for training, validation and test; 0 takes nothing"
         )
     training = int(samples * share[0] / sum(share))
     batch = cfg.train.get("global_batch_size") or 1
-    if training < batch and len(shares) == 1:
+    trained_on = [each for each in shares if each[:1] != [0]]
+    if training < batch and trained_on in ([], [share]):
         raise UserError(
             f"{key}: {tokens} tokens make {samples} sequences of max_seq_length={length}, "
             f"{training} of them for training, fewer than one batch of "

@@ -15,7 +15,7 @@ from oneflow_accel.training import distributed
 from libai.config import try_get_key
 from omegaconf import DictConfig
 
-from libai_projects.engine import check_files
+from libai_projects.engine import check_files, check_settings
 from libai_projects.engine.arguments import Options
 from libai_projects.weights import monarch
 from monarch_flow.parallel import check_blocks
@@ -57,7 +57,7 @@ def check_run(cfg: DictConfig, options: Options) -> None:
     if note(lambda: layouts.append(check_layout(cfg, world_size))):
         note(lambda: check_model(cfg, layouts[0]))
         note(lambda: complete_batch_sizes(cfg, layouts[0]))
-    note(lambda: check_steps(cfg))
+    check_settings.check_all(cfg, note)
     check_files.check_all(cfg, options, note)
     # A file may be missing on one node only.
     agree(problems)
@@ -240,31 +240,3 @@ def complete_batch_sizes(cfg: DictConfig, layout: Layout) -> None:
     train.train_micro_batch_size = micro
     train.num_accumulation_steps = steps or 1
     train.global_batch_size = micro * layout.data * (steps or 1)
-
-
-def check_steps(cfg: DictConfig) -> None:
-    """Check lengths and periods, and what only nn.Graph has.
-
-    Raises:
-        UserError: a period below 1, or ZeRO or activation checkpointing in eager mode.
-    """
-    for key in (
-        "train.log_period",
-        "train.checkpointer.period",
-        "train.evaluation.eval_iter",
-        "train.evaluation.eval_period",
-        "train.test_micro_batch_size",
-    ):
-        number = try_get_key(cfg, key, default=None)
-        if number is not None and number < 1:
-            raise UserError(f"{key}={number} is less than 1")
-    ratio = try_get_key(cfg, "train.warmup_ratio", default=0)
-    if not 0 <= ratio < 1:
-        raise UserError(f"train.warmup_ratio={ratio}: a share of the run, from 0 to below 1")
-    if max(cfg.train.get("train_iter") or 0, cfg.train.get("train_epoch") or 0) <= 0:
-        raise UserError("nothing to train: train.train_iter and train.train_epoch are 0")
-    if cfg.graph.enabled:
-        return
-    for key in ("train.zero_optimization.enabled", "train.activation_checkpoint.enabled"):
-        if try_get_key(cfg, key, default=False):
-            raise UserError(f"{key}=true needs nn.Graph: graph.enabled=true")

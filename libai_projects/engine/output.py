@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import IO
 
 from oneflow_accel.errors import UserError
-from oneflow_accel.training import distributed
+from oneflow_accel.training import checkpoint_folders, distributed
+from oneflow_accel.training.resume import require_no_other_run
 
 from omegaconf import DictConfig
 
@@ -62,6 +63,10 @@ def prepare(cfg: DictConfig, options: Options) -> Iterator[list[str]]:
             lock = _lock(directory)
             if not options.resume:
                 lines = _move_aside(directory)
+            # One of another program of this project is not moved.
+            require_no_other_run(
+                directory, checkpoint_folders.last(directory) if options.resume else None
+            )
         except UserError as error:
             problems.append(str(error))
         except OSError as error:

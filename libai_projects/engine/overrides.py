@@ -18,11 +18,28 @@ from libai.config import LazyConfig
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-# Any two of the batch sizes give the third, so each may be set to nothing.
+# The common configs say of them what null means; a config may have set them to something.
 _MAY_BE_NULL = (
+    # Any two of the batch sizes give the third.
     "train.train_micro_batch_size",
     "train.global_batch_size",
     "train.num_accumulation_steps",
+    "train.max_minutes",
+    "train.evaluation.patience",
+    "train.evaluation.eval_after_n_epoch",
+    "train.checkpointer.save_model_after_n_epoch",
+    "train.checkpointer.max_to_keep",
+    "train.dist.data_parallel_size",
+    "train.dist.custom_pipeline_stage_id",
+    "train.dist.device_type",
+    "optim.params.clip_grad_max_norm",
+    "model.cfg.mlp_cfg",
+    "model.cfg.attnlinear_cfg",
+    "model.cfg.attnproj_cfg",
+    "model.cfg.bias_gelu_fusion",
+    "model.cfg.bias_dropout_fusion",
+    "model.cfg.scale_mask_softmax_fusion",
+    "model.cfg.attention_fusion",
 )
 
 

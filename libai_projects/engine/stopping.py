@@ -67,5 +67,5 @@ class EarlyStop(HookBase):
         if self._patience is not None and self._without >= self._patience:
             return f"{self._without} evaluations in a row were no better: {best}"
         if self._minutes is not None and time.monotonic() - self._begin >= 60 * self._minutes:
-            return f"train.max_minutes={self._minutes} are over: {best}"
+            return f"train.max_minutes={self._minutes:g} are over: {best}"
         return ""

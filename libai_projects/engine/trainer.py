@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import oneflow_accel
-from oneflow_accel.errors import UserError
 from oneflow_accel.training import distributed
 
 import oneflow as flow
@@ -60,16 +59,16 @@ class Trainer(DefaultTrainer):
         )
 
     def train(self) -> None:
-        """Train to the last iteration, or until `EarlyStop` ends the run.
-
-        Raises:
-            UserError: the run was at its end already.
-        """
+        """Train to the last iteration, or until `EarlyStop` ends the run."""
         if self.start_iter >= self.max_iter:
-            raise UserError(
-                f"nothing to train: {self.cfg.train.output_dir} has all {self.max_iter} "
-                "iterations; to go on, raise train.train_iter"
+            # No error: whatever restarts a run until it succeeds must see that it has.
+            logger.info(
+                "nothing to train: %s has all %d iterations; to go on, raise train.train_iter; "
+                "--eval-only evaluates",
+                self.cfg.train.output_dir,
+                self.max_iter,
             )
+            return
         try:
             super().train()
         except RunEndedEarlyError as end:
@@ -102,10 +101,12 @@ class Trainer(DefaultTrainer):
         patience = try_get_key(train, "evaluation.patience", default=None)
         minutes = train.get("max_minutes")
         if train.evaluation.enabled and (patience or minutes):
+            metric = train.evaluation.eval_metric
             hooks.append(
                 EarlyStop(
                     train.evaluation.eval_period,
-                    train.evaluation.eval_metric,
+                    # As the best model has it.
+                    metric if "/" in metric else f"validation/{metric}",
                     lower_is_better=train.evaluation.eval_mode == "min",
                     patience=patience,
                     minutes=minutes,

@@ -78,6 +78,7 @@ class _Search:
         """
         beams, vocab_size = log_probabilities.shape
         totals = (log_probabilities + self.scores[:, None]).ravel()
+        check_scores(totals[None])
         # Enough that `num_beams` go on even if each beam's best ones are ends of sequences.
         count = min(max(2, 1 + self._options.end_ids.size) * beams, totals.size)
         if self._options.do_sample:
@@ -113,7 +114,7 @@ class _Search:
         length = beams.shape[1] + 1
         for candidate, reason in list(zip(candidates, reasons, strict=True))[: options.num_beams]:
             if reason is not None:
-                score = candidate.score / length**options.length_penalty
+                score = _penalized(candidate.score, length, options.length_penalty)
                 tokens = [*beams[candidate.beam].tolist(), candidate.token]
                 self.finished.append(_Finished(score, tokens, reason))
         self.finished.sort(key=lambda one: -one.score)  # stable: of equal ones the older stays
@@ -144,7 +145,17 @@ class _Search:
         penalty = self._options.length_penalty
         if self._options.early_stopping == "never" and penalty > 0:
             length = self._longest
-        return float(self.scores[0]) / length**penalty > self.finished[-1].score
+        best = _penalized(float(self.scores[0]), length, penalty)
+        return best > self.finished[-1].score
+
+
+def _penalized(score: float, length: int, penalty: float) -> float:
+    """`score / length ** penalty`. The power neither overflows nor vanishes: what is beyond
+    float64 counts as its largest or its smallest number."""
+    numbers = np.finfo(np.float64)
+    with np.errstate(over="ignore", under="ignore"):
+        divisor = np.clip(np.float64(length) ** penalty, numbers.tiny, numbers.max)
+        return float(score / divisor)
 
 
 def search(
@@ -172,7 +183,6 @@ def search(
     alive = list(range(len(searches)))
     while True:
         log_probabilities = chain(rows, log_softmax(logits))
-        check_scores(log_probabilities.reshape(len(alive), -1))
         sources: list[int] = []  # the row that each next beam continues
         tokens: list[int] = []
         still_alive = []

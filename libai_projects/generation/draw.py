@@ -45,7 +45,12 @@ def best(scores: np.ndarray) -> np.ndarray:
 
 def drawn(scores: np.ndarray, row_streams: Sequence[Stream]) -> np.ndarray:
     """(R,) int64, one token for each row of `scores` (R, V), drawn with the probabilities
-    softmax(scores); takes one number from the stream of each row."""
+    softmax(scores); takes one number from the stream of each row.
+
+    Raises:
+        UserError: a row is NaN, or everything in it is forbidden.
+    """
+    check_scores(scores)
     return np.array(
         [drawn_without_replacement(row, 1, row_streams[i])[0] for i, row in enumerate(scores)],
         dtype=np.int64,

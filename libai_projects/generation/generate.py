@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Sequence
+from pathlib import Path
 
 from oneflow_accel.errors import UserError
+
+import numpy as np
 
 from libai_projects.generation import beam
 from libai_projects.generation.decode import decode
 from libai_projects.generation.interface import StepModel
 from libai_projects.generation.options import GenerationOptions
-from libai_projects.generation.prompts import prepare
+from libai_projects.generation.prompts import PaddedPrompts, prepare
 from libai_projects.generation.result import Generation
 from libai_projects.generation.stopping import Clock, Stopping
+
+# What one score takes: the model's float32 number and what is made of it on the way to a token.
+_SCORE_BYTES = 24
 
 
 def generate(
@@ -37,10 +43,11 @@ def generate(
         `options.num_return_sequences` sequences for each prompt.
 
     Raises:
-        UserError: what `prompts.prepare` refuses; scores that leave no token to choose; a function
-            of the caller that returns something of a wrong shape.
+        UserError: what `prompts.prepare` refuses; more sequences at once than the free memory
+            holds; scores that leave no token to choose; a function of the caller that returns
+            something of a wrong shape.
     """
-    padded, limits = prepare(prompts, options, model.vocab_size, model.max_positions)
+    padded, limits = _prepare(model, prompts, options)
     stopping = Stopping(options, model.max_positions, clock)
     if options.num_beams > 1:
         return beam.search(model, padded, limits, options, stopping)
@@ -79,5 +86,32 @@ def stream(
             "beam search knows its tokens only at the end, so they cannot be streamed; "
             "set num_beams to 1"
         )
-    padded, limits = prepare(prompts, options, model.vocab_size, model.max_positions)
+    padded, limits = _prepare(model, prompts, options)
     return decode(model, padded, limits, options, Stopping(options, model.max_positions, clock))
+
+
+def _prepare(
+    model: StepModel, prompts: Sequence[Sequence[int]], options: GenerationOptions
+) -> tuple[PaddedPrompts, np.ndarray]:
+    padded, limits = prepare(prompts, options, model.vocab_size, model.max_positions)
+    rows = len(limits) * max(options.num_beams, options.num_return_sequences)
+    tokens = int(limits.max())
+    needed = rows * (model.vocab_size * _SCORE_BYTES + tokens * model.bytes_per_token)
+    free = _free_memory()
+    if free is not None and needed > free:
+        raise UserError(
+            f"{rows} sequences of up to {tokens} tokens at once need some {needed / 2**30:.1f} GiB "
+            f"of memory, and {free / 2**30:.1f} GiB are free; ask for fewer (num_return_sequences, "
+            "num_beams, prompts at once) or for shorter ones"
+        )
+    return padded, limits
+
+
+def _free_memory() -> int | None:
+    """Bytes that this machine can still give, None where it does not say: without this check Linux
+    would promise the memory and kill the process as it is used."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvail"))
+    except (OSError, StopIteration):
+        return None

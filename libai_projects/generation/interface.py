@@ -19,10 +19,13 @@ class StepModel(Protocol):
     Attributes:
         vocab_size: real vocabulary; rows added as padding for tensor parallelism are not in it.
         max_positions: longest sequence that the model has positions for.
+        bytes_per_token: of the machine's memory that the cache takes for each token of a sequence;
+            0 where a device keeps it.
     """
 
     vocab_size: int
     max_positions: int
+    bytes_per_token: int
 
     def start(self, batch_size: int, use_cache: bool = True) -> Cache:
         """A cache of `batch_size` empty sequences. With `use_cache=False` it keeps the token ids

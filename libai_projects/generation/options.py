@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import math
@@ -37,6 +38,8 @@ class GenerationOptions:
         max_new_tokens: most new tokens; takes precedence over `max_length`. Either way generation
             stops where the model has no more positions.
         min_length: end of sequence cannot come while the sequence is shorter than this.
+        min_new_tokens: end of sequence cannot be among the first so many new tokens; takes
+            precedence over `min_length`.
         do_sample: draw tokens; else the likeliest one.
         num_beams: > 1 for beam search.
         early_stopping: beam search only. True stops as soon as `num_beams` sequences are finished;
@@ -44,12 +47,15 @@ class GenerationOptions:
             can be no better one.
         num_beam_groups, diversity_penalty: diverse beam search, which is not implemented: anything
             but the default is refused.
-        temperature, top_k, top_p, typical_p: sampling only, applied in this order. top_k 0, top_p 1
-            and typical_p 1 switch them off.
+        temperature, top_k, top_p, min_p, typical_p: sampling only, applied in this order. top_k 0,
+            top_p 1, min_p 0 and typical_p 1 switch them off.
         repetition_penalty: > 1 makes tokens that occurred less likely; 1 switches it off.
         length_penalty: beam search only; a finished sequence's score is the sum of its log
             probabilities divided by (new tokens ** length_penalty).
         no_repeat_ngram_size: no n-gram of this size occurs twice; 0 switches it off.
+        bad_words_ids: sequences of token ids that never occur; one that is the end of sequence
+            alone is left out.
+        suppress_tokens: token ids that are never chosen.
         num_return_sequences: sequences for each prompt.
         max_time: seconds after which no further token is generated.
         use_cache: keep keys and values between steps; the tokens are the same without, slower.
@@ -72,6 +78,7 @@ class GenerationOptions:
     max_length: int = 20
     max_new_tokens: int | None = None
     min_length: int = 0
+    min_new_tokens: int | None = None
     do_sample: bool = False
     early_stopping: bool | Literal["never"] = False
     num_beams: int = 1
@@ -80,10 +87,13 @@ class GenerationOptions:
     temperature: float = 1.0
     top_k: int | None = 50
     top_p: float | None = 1.0
+    min_p: float | None = None
     typical_p: float | None = 1.0
     repetition_penalty: float = 1.0
     length_penalty: float = 1.0
     no_repeat_ngram_size: int = 0
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()
+    suppress_tokens: tuple[int, ...] = ()
     num_return_sequences: int = 1
     max_time: float | None = None
     use_cache: bool = True
@@ -106,9 +116,10 @@ class GenerationOptions:
             object.__setattr__(self, name, rule(name, getattr(self, name)))
         _refuse_contradictions(self)
 
+    # The first arguments are positional only: any name may come as an option, "self" too.
     @classmethod
     def from_config(
-        cls, config: Mapping[str, Any] | None = None, **overrides: Any
+        cls, config: Mapping[str, Any] | None = None, /, **overrides: Any
     ) -> GenerationOptions:
         """The options of a configuration file, changed by those of one call.
 
@@ -127,10 +138,10 @@ class GenerationOptions:
             if name not in known:
                 near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
                 hint = f"did you mean '{near[0]}'?" if near else f"options are {', '.join(known)}"
-                raise UserError(f"there is no generation option '{name}': {hint}")
+                raise UserError(f"there is no generation option {name!r:.80}: {hint}")
         return cls(**named)
 
-    def replace(self, **overrides: Any) -> GenerationOptions:
+    def replace(self, /, **overrides: Any) -> GenerationOptions:
         """These options with some changed. Raises what `from_config` raises."""
         own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return self.from_config(own, **overrides)
@@ -157,10 +168,17 @@ def as_ids(value: int | tuple[int, ...] | None) -> np.ndarray:
 
 # Rules: (name, value) -> the value as it is stored, or a UserError.
 _Rule = Callable[[str, Any], Any]
+# Of lengths, counts and ids: they are added up in int64.
+_LARGEST = 2**31 - 1
+# Scores are float32, in which a number below this one is 0 or has lost digits.
+_SMALLEST = float(np.finfo(np.float32).tiny)
+# Beyond these a penalty decides alone, whatever the model says, and scores overflow.
+_PENALTIES = (1e-6, 1e6)
+_LENGTH_PENALTIES = (-100, 100)
 
 
 def _wrong(name: str, wanted: str, value: Any) -> UserError:
-    return UserError(f"generation option '{name}' must be {wanted}, got {value!r}")
+    return UserError(f"generation option '{name}' must be {wanted}, got {value!r:.80}")
 
 
 def _is_integer(value: Any) -> bool:
@@ -171,6 +189,8 @@ def _integer(low: int) -> _Rule:
     def rule(name: str, value: Any) -> int:
         if not _is_integer(value) or value < low:
             raise _wrong(name, f"a whole number of at least {low}", value)
+        if value > _LARGEST:
+            raise _wrong(name, f"a whole number of at most {_LARGEST}", value)
         return int(value)
 
     return rule
@@ -178,12 +198,20 @@ def _integer(low: int) -> _Rule:
 
 def _number(wanted: str, accept: Callable[[float], bool]) -> _Rule:
     def rule(name: str, value: Any) -> float:
-        is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(value) or not accept(float(value)):
+        number = math.nan
+        if isinstance(value, numbers.Real) and not isinstance(value, bool):
+            # A whole number may be too large for a float.
+            with contextlib.suppress(OverflowError):
+                number = float(value)
+        if not math.isfinite(number) or not accept(number):
             raise _wrong(name, wanted, value)
-        return float(value)
+        return number
 
     return rule
+
+
+def _between(low: float, high: float) -> _Rule:
+    return _number(f"a number from {low:g} to {high:g}", lambda value: low <= value <= high)
 
 
 def _flag(name: str, value: Any) -> bool:
@@ -196,13 +224,37 @@ def _optional(rule: _Rule) -> _Rule:
     return lambda name, value: None if value is None else rule(name, value)
 
 
-def _id_or_ids(name: str, value: Any) -> int | tuple[int, ...]:
-    if _is_integer(value) and value >= 0:
-        return int(value)
-    several = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str)
-    if several and len(value) and all(_is_integer(item) and item >= 0 for item in value):
-        return tuple(int(item) for item in value)
-    raise _wrong(name, "a number of at least 0 or a list of them", value)
+def _one_or_several(most: float, wanted: str) -> _Rule:
+    def fits(item: Any) -> bool:
+        return _is_integer(item) and 0 <= item <= most
+
+    def rule(name: str, value: Any) -> int | tuple[int, ...]:
+        if fits(value):
+            return int(value)
+        several = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str)
+        if several and len(value) and all(fits(item) for item in value):
+            return tuple(int(item) for item in value)
+        raise _wrong(name, wanted, value)
+
+    return rule
+
+
+def _ids_or_none(name: str, value: Any) -> tuple[int, ...]:
+    if value is None or (isinstance(value, Sequence) and not value):
+        return ()
+    ids = _IDS(name, value)
+    return (ids,) if isinstance(ids, int) else ids
+
+
+def _words(name: str, value: Any) -> tuple[tuple[int, ...], ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise _wrong(name, "a list of lists of token ids", value)
+    words = [() if _is_integer(item) else _ids_or_none(name, item) for item in value]
+    if () in words:
+        raise _wrong(name, "a list of lists of token ids, none of them empty", value)
+    return tuple(words)
 
 
 def _decay(name: str, value: Any) -> tuple[int, float]:
@@ -241,34 +293,41 @@ def _early_stopping(name: str, value: Any) -> bool | str:
 
 
 _POSITIVE = _number("a number above 0", lambda value: value > 0)
+_IDS = _one_or_several(_LARGEST, f"a number from 0 to {_LARGEST} or a list of them")
+_SEEDS = _one_or_several(math.inf, "a number of at least 0 or a list of them")
 _SHARE = _optional(_number("a number above 0 and at most 1", lambda value: 0 < value <= 1))
 _RULES: dict[str, _Rule] = {
     "max_length": _integer(1),
     "max_new_tokens": _optional(_integer(1)),
     "min_length": _integer(0),
+    "min_new_tokens": _optional(_integer(0)),
     "do_sample": _flag,
     "early_stopping": _early_stopping,
     "num_beams": _integer(1),
     "num_beam_groups": _integer(1),
     "diversity_penalty": _number("a number", lambda value: True),
     "temperature": _number(
-        "a number above 0 (for the likeliest token at each step set do_sample to false)",
-        lambda value: value > 0,
+        f"a number above 0, {_SMALLEST:.3g} or more (for the likeliest token at each step set "
+        "do_sample to false)",
+        lambda value: value >= _SMALLEST,
     ),
     "top_k": _optional(_integer(0)),
     "top_p": _SHARE,
+    "min_p": _optional(_number("a number from 0 to 1", lambda value: 0 <= value <= 1)),
     "typical_p": _SHARE,
-    "repetition_penalty": _POSITIVE,
-    "length_penalty": _number("a number", lambda value: True),
+    "repetition_penalty": _between(*_PENALTIES),
+    "length_penalty": _between(*_LENGTH_PENALTIES),
     "no_repeat_ngram_size": _integer(0),
+    "bad_words_ids": _words,
+    "suppress_tokens": _ids_or_none,
     "num_return_sequences": _integer(1),
     "max_time": _optional(_POSITIVE),
     "use_cache": _flag,
     "bos_token_id": _optional(_integer(0)),
     "pad_token_id": _integer(0),
-    "eos_token_id": _optional(_id_or_ids),
+    "eos_token_id": _optional(_IDS),
     "forced_bos_token_id": _optional(_integer(0)),
-    "forced_eos_token_id": _optional(_id_or_ids),
+    "forced_eos_token_id": _optional(_IDS),
     "remove_invalid_values": _flag,
     "exponential_decay_length_penalty": _optional(_decay),
     "renormalize_logits": _flag,
@@ -276,7 +335,7 @@ _RULES: dict[str, _Rule] = {
     "prefix_allowed_tokens_fn": _optional(_function),
     "logits_processor": _functions,
     "stopping_criteria": _functions,
-    "seed": _id_or_ids,
+    "seed": _SEEDS,
 }
 
 
@@ -301,6 +360,9 @@ def _refuse_contradictions(options: GenerationOptions) -> None:
         raise UserError(
             f"min_length ({options.min_length}) is larger than max_length ({options.max_length})"
         )
+    least, most = options.min_new_tokens, options.max_new_tokens
+    if least is not None and most is not None and least > most:
+        raise UserError(f"min_new_tokens ({least}) is larger than max_new_tokens ({most})")
     decay = options.exponential_decay_length_penalty
     if decay is not None and options.eos_token_id is None:
         raise UserError(

@@ -6,7 +6,7 @@ was given. Their order is that of transformers, which the result depends on.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from oneflow_accel.errors import UserError
 
@@ -32,7 +32,16 @@ def build_processors(options: GenerationOptions, vocab_size: int) -> list[Proces
         chain.append(repetition_penalty(options.repetition_penalty))
     if options.no_repeat_ngram_size:
         chain.append(no_repeat_ngram(options.no_repeat_ngram_size))
-    if options.min_length and end_ids.size:
+    words = [
+        np.array(word)
+        for word in options.bad_words_ids
+        if max(word) < vocab_size and not (len(word) == 1 and word[0] in end_ids)
+    ]
+    if words:
+        chain.append(no_bad_words(words))
+    if options.min_new_tokens is not None and end_ids.size:
+        chain.append(min_new_tokens(options.min_new_tokens, end_ids))
+    elif options.min_length and end_ids.size:
         chain.append(min_length(options.min_length, end_ids))
     if options.prefix_allowed_tokens_fn is not None:
         chain.append(allowed_tokens(options.prefix_allowed_tokens_fn, options.num_beams))
@@ -44,6 +53,9 @@ def build_processors(options: GenerationOptions, vocab_size: int) -> list[Proces
         chain.append(finite_values)
     if options.exponential_decay_length_penalty is not None and end_ids.size:
         chain.append(length_decay(*options.exponential_decay_length_penalty, end_ids))
+    suppressed = as_ids(options.suppress_tokens)
+    if (suppressed := suppressed[suppressed < vocab_size]).size:
+        chain.append(no_tokens(suppressed))
     chain.extend(callers_own(function) for function in options.logits_processor)
     return chain
 
@@ -81,11 +93,45 @@ def no_repeat_ngram(size: int) -> Processor:
     return process
 
 
+def no_bad_words(words: Sequence[np.ndarray]) -> Processor:
+    """Forbid every token that would end one of `words`, (n,) int64 each, in a sequence."""
+
+    def process(rows: Rows, scores: np.ndarray) -> np.ndarray:
+        for word in words:
+            width, before = rows.ids.shape[1], len(word) - 1
+            if width >= before:
+                found = (rows.ids[:, width - before :] == word[:-1]).all(axis=1)
+                scores[found & (rows.lengths >= before), word[-1]] = -np.inf
+        return scores
+
+    return process
+
+
+def no_tokens(tokens: np.ndarray) -> Processor:
+    """Forbid `tokens` everywhere."""
+
+    def process(_rows: Rows, scores: np.ndarray) -> np.ndarray:
+        scores[:, tokens] = -np.inf
+        return scores
+
+    return process
+
+
 def min_length(length: int, end_ids: np.ndarray) -> Processor:
     """Forbid the end of sequences that are shorter than `length`."""
 
     def process(rows: Rows, scores: np.ndarray) -> np.ndarray:
         scores[np.ix_(rows.lengths < length, end_ids)] = -np.inf
+        return scores
+
+    return process
+
+
+def min_new_tokens(count: int, end_ids: np.ndarray) -> Processor:
+    """Forbid the end of sequences that have fewer than `count` new tokens."""
+
+    def process(rows: Rows, scores: np.ndarray) -> np.ndarray:
+        scores[np.ix_(rows.lengths - rows.prompt_lengths < count, end_ids)] = -np.inf
         return scores
 
     return process
@@ -142,13 +188,17 @@ def finite_values(rows: Rows, scores: np.ndarray) -> np.ndarray:
 
 def length_decay(start: int, factor: float, end_ids: np.ndarray) -> Processor:
     """Raise the scores of the end, the more the further a sequence is beyond `start` new tokens."""
+    largest = float(np.finfo(np.float32).max)
 
     def process(rows: Rows, scores: np.ndarray) -> np.ndarray:
         beyond = np.maximum(rows.lengths - rows.prompt_lengths - start, 0)[:, None]
         end_scores = scores[:, end_ids]
         # A forbidden end stays forbidden.
         size = np.where(np.isfinite(end_scores), np.abs(end_scores), 0)
-        scores[:, end_ids] = end_scores + size * (np.float64(factor) ** beyond - 1)
+        # What overflows, here or in float32, is the largest number: nothing is likelier.
+        with np.errstate(over="ignore"):
+            gain = size * np.clip(np.float64(factor) ** beyond - 1, -largest, largest)
+        scores[:, end_ids] = np.clip(end_scores + gain, None, largest)
         return scores
 
     return process

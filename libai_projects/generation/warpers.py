@@ -1,4 +1,4 @@
-"""Narrowing a distribution before a token is drawn from it: temperature, top-k, top-p, typical.
+"""Narrowing a distribution before a token is drawn: temperature, top-k, top-p, min-p, typical.
 
 Each function takes scores (R, V) float32, of which only differences within a row matter, and
 returns them with what is left out at -inf. `keep` tokens always stay. Where a rule needs tokens in
@@ -33,14 +33,25 @@ def build_warpers(options: GenerationOptions) -> list[Warper]:
         chain.append(lambda scores: top_k(scores, options.top_k or 0, keep))
     if options.top_p is not None and options.top_p < 1:
         chain.append(lambda scores: top_p(scores, options.top_p or 1.0, keep))
+    if options.min_p:
+        chain.append(lambda scores: min_p(scores, options.min_p or 0.0, keep))
     if options.typical_p is not None and options.typical_p < 1:
         chain.append(lambda scores: typical(scores, options.typical_p or 1.0, keep))
     return chain
 
 
 def temperature(scores: np.ndarray, value: float) -> np.ndarray:
-    """Flatten (value > 1) or sharpen (value < 1) each distribution."""
-    return scores / np.float32(value)
+    """Flatten (value > 1) or sharpen (value < 1) each distribution. A value near 0 leaves the
+    largest scores alone, one beyond float32 makes all equal that are not forbidden."""
+    divisor = np.float32(min(value, float(np.finfo(np.float32).max)))
+    with np.errstate(over="ignore"):
+        scaled = scores / divisor
+        lost = ~np.isfinite(scaled.max(axis=1))
+        if lost.any():
+            # Only differences matter, and those to the largest score overflow to -inf alone.
+            shifted = scores[lost] - scores[lost].max(axis=1, keepdims=True)
+            scaled[lost] = shifted / divisor
+    return scaled
 
 
 def top_k(scores: np.ndarray, count: int, keep: int = 1) -> np.ndarray:
@@ -60,6 +71,18 @@ def top_p(scores: np.ndarray, mass: float, keep: int = 1) -> np.ndarray:
         order, sums = _until(row, probability, mass)
         before = np.concatenate([[0.0], sums[:-1]])
         return order[(before < mass) | (np.arange(order.size) < keep)]
+
+    return _leave(scores, kept)
+
+
+def min_p(scores: np.ndarray, share: float, keep: int = 1) -> np.ndarray:
+    """Leave the tokens that have at least `share` of the likeliest one's probability: min-p
+    sampling, Nguyen et al., 2024, arXiv:2407.01082."""
+
+    def kept(row: np.ndarray, probability: np.ndarray) -> np.ndarray:
+        near = probability >= share * probability.max()
+        near[largest(row, keep)] = True
+        return np.flatnonzero(near)
 
     return _leave(scores, kept)
 

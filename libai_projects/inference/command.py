@@ -10,10 +10,10 @@ import random
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
+from oneflow_accel import launched
 from oneflow_accel.errors import UserError
 from oneflow_accel.training import distributed, watchdog
 
@@ -24,9 +24,6 @@ from libai_projects.inference.requests import SEED_BOUND
 from libai_projects.inference.sources import JsonLines, LivePrinter, Terminal
 from libai_projects.inference.text_pipeline import TextPipeline
 
-# How long ranks other than 0 let it speak before they end with the same error: the launcher stops
-# all as soon as one has ended.
-_LET_SPEAK = 3.0
 # The thread that reads prompts.
 _READER = "prompts"
 
@@ -45,6 +42,7 @@ def run(
     Raises:
         UserError: anything that is the user's to mend; the same on every rank.
     """
+    _prepare_streams(needs_input=options.jsonl or options.interactive)
     # A rank that is killed would leave the others in a collective.
     with watchdog.guard():
         if options.jsonl:
@@ -58,21 +56,6 @@ def run(
         return _prompts(options, pipeline, options.prompt or list(examples))
 
 
-def main(program: str, action: Callable[[], int]) -> int:
-    """Run `action`; user errors become one line on stderr, printed once, and a non-zero code on
-    every rank."""
-    try:
-        return action()
-    except UserError as error:
-        if distributed.is_main():
-            print(f"{program}: error: {error}", file=sys.stderr, flush=True)
-        else:
-            time.sleep(_LET_SPEAK)
-        return UserError.EXIT_CODE
-    except KeyboardInterrupt:
-        return 130
-
-
 def leave(code: int) -> NoReturn:
     """End the process with `code`, also while a thread waits for the next line of the input.
 
@@ -84,6 +67,17 @@ def leave(code: int) -> NoReturn:
                 stream.flush()
         os._exit(code)
     sys.exit(code)
+
+
+def _prepare_streams(*, needs_input: bool) -> None:
+    """No character ends the process: what the standard output's encoding lacks is escaped, and
+    what comes in and is not in the encoding of the input is for the tokenizer to refuse."""
+    if sys.stdout is not None:
+        sys.stdout.reconfigure(errors="backslashreplace")
+    if sys.stdin is not None:
+        sys.stdin.reconfigure(errors="surrogateescape")
+    elif needs_input:
+        raise UserError("the standard input is closed: give prompts with --prompt, or a pipe")
 
 
 def _prompts(options: argparse.Namespace, pipeline: TextPipeline, prompts: list[str]) -> int:
@@ -125,10 +119,10 @@ def _interactive(options: argparse.Namespace, pipeline: TextPipeline) -> int:
 
     if distributed.is_main():
         # The launcher ends the job at Ctrl-C.
-        launched = lockstep.launched()
-        keys = "Ctrl-D ends" if launched else "Ctrl-C stops a text, Ctrl-D ends"
+        is_launched = launched.launched()
+        keys = "Ctrl-D ends" if is_launched else "Ctrl-C stops a text, Ctrl-D ends"
         print(f"One prompt per line; {keys}.", flush=True)
-        signal.signal(signal.SIGINT, close if launched else stop_text)
+        signal.signal(signal.SIGINT, close if is_launched else stop_text)
         signal.signal(signal.SIGTERM, close)
     _run_with_source(worker, terminal.run)
     return 0
@@ -159,8 +153,8 @@ def _jsonl(options: argparse.Namespace, pipeline: TextPipeline, output: _Standar
 
 def _run_with_source(worker: Worker, source: Callable[[], None]) -> None:
     """Run the worker here and `source` in a thread of rank 0, until `source` ends."""
-    lockstep.end_with_launcher()
     lockstep.end_on_signal()
+    problems: list[str] = []
     if distributed.is_main():
 
         def read() -> None:
@@ -169,23 +163,28 @@ def _run_with_source(worker: Worker, source: Callable[[], None]) -> None:
             except BrokenPipeError:
                 # Whoever read the results has gone: there is nothing left to do.
                 worker.close()
+            except OSError as error:
+                problems.append(f"cannot read the prompts: {error}")
             finally:
                 worker.close(finish=True)
 
         threading.Thread(target=read, daemon=True, name=_READER).start()
     worker.run()
+    if problem := lockstep.share(problems[:1]):
+        raise UserError(problem[0])
 
 
 def _serve(options: argparse.Namespace, pipeline: TextPipeline) -> int:
     # Imported here: only --serve needs the web libraries.
     from libai_projects.inference.serving import Server
 
-    lockstep.end_with_launcher()
     limits = limits_of(options)
     worker = Worker(pipeline, queue_length=limits.queue)
     server = lockstep.together(
         lambda: (
-            Server(worker, limits, options.host, options.port) if distributed.is_main() else None
+            Server(worker, limits, options.host, options.port, options.allowed_hosts)
+            if distributed.is_main()
+            else None
         )
     )
     lockstep.end_on_signal()
@@ -221,8 +220,14 @@ class _StandardOutput:
         Raises:
             BrokenPipeError: nobody reads any more.
         """
+        text = json.dumps(value, ensure_ascii=False)
         try:
-            self._file.write(json.dumps(value, ensure_ascii=False) + "\n")
+            # Half a surrogate pair (in an id) has no UTF-8 form, only an escape.
+            text.encode("utf-8")
+        except UnicodeEncodeError:
+            text = json.dumps(value)
+        try:
+            self._file.write(text + "\n")
             self._file.flush()
         except BrokenPipeError:
             self.closed = True

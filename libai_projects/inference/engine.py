@@ -56,7 +56,8 @@ class TextEngine(Protocol):
     ) -> list[GeneratedText]:
         """Continue each prompt; `num_return_sequences` results for each, in order.
 
-        Every rank calls it with the same prompts and options.
+        Every rank calls it with the same prompts and options, and where it raises on one it
+        raises on all of them, so that the next call finds them together; see `lockstep`.
 
         Args:
             on_text: called on rank 0 with (index of the result, text that was added to it) as it
@@ -66,5 +67,6 @@ class TextEngine(Protocol):
 
         Raises:
             UserError: an option or a prompt that cannot be used.
+            lockstep.OutOfStepError: there can be no next call.
         """
         ...

@@ -133,6 +133,17 @@ class Worker:
         if not distributed.is_main():
             self._follow()
             return
+        job: Job | None = None
+        try:
+            job = self._lead_all()
+        finally:
+            # Nobody waits for an answer that cannot come, whatever ended the work.
+            self.close()
+            self._refuse(job)
+        self._tell({"do": "end"})
+
+    def _lead_all(self) -> Job | None:
+        """Work until `close`; a job that was taken from the queue and not begun."""
         spoke = time.monotonic()
         while True:
             try:
@@ -140,15 +151,13 @@ class Worker:
             except queue.Empty:
                 job = None
             if self.closing and not (job is not None and self._finish):
-                break
+                return job
             if job is not None:
                 self._lead(job)
                 spoke = time.monotonic()
             elif time.monotonic() - spoke > lockstep.HEARTBEAT_SECONDS:
                 self._tell({"do": "wait"})
                 spoke = time.monotonic()
-        self._refuse(job)
-        self._tell({"do": "end"})
 
     def _refuse(self, job: Job | None) -> None:
         with self._lock:
@@ -169,21 +178,18 @@ class Worker:
         self._running = job
         if self.closing and not self._finish:
             job.cancelled.set()
+        self._tell({"do": "generate", "prompts": list(job.prompts), "options": dict(job.options)})
         try:
-            self._tell(
-                {"do": "generate", "prompts": list(job.prompts), "options": dict(job.options)}
-            )
             texts = self.engine.generate(
                 job.prompts, on_text=job.on_text, should_stop=job.reason_to_stop, **job.options
             )
         except UserError as error:
             self._running = None
             job.on_end(None, Problem("refused", str(error)))
-        except Exception:
+        except Exception as error:
             self._running = None
             job.on_end(None, Problem("failed", "the generation failed; the log says why"))
-            if distributed.world_size() > 1:
-                # The other ranks can no longer be kept in step: let the process end.
+            if isinstance(error, lockstep.OutOfStepError):
                 raise
             logger.exception("a request failed")
         else:
@@ -200,9 +206,12 @@ class Worker:
                     self.engine.generate(
                         message["prompts"], should_stop=lambda: None, **message["options"]
                     )
-                except UserError:
-                    # Rank 0 has the same and tells whoever asked.
-                    logger.debug("a request was refused on every rank")
+                except (UserError, lockstep.OtherRankError):
+                    logger.debug("rank 0 has the same, and tells whoever asked")
+                except lockstep.OutOfStepError:
+                    raise
+                except Exception:
+                    logger.exception("a request failed")
 
     @staticmethod
     def _tell(message: dict[str, Any]) -> None:

@@ -2,9 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from oneflow_accel.errors import UserError
 
 from libai_projects.engine.checks import Layout
+
+
+def check_stages(stages: Any) -> list[int] | None:
+    """The stage of each layer as a list of whole numbers; None where nobody said.
+
+    Raises:
+        UserError: it is something else, or does not go up from 0 stage by stage.
+    """
+    if stages is None:
+        return None
+    several = isinstance(stages, Sequence) and not isinstance(stages, str)
+    whole = several and all(type(stage) is int for stage in stages)
+    if not whole or sorted(set(stages)) != list(range(len(set(stages)))) or not stages:
+        raise UserError(
+            f"pipeline_stage_id {stages!r:.80}: expected the stage of each layer, from 0 on, such "
+            "as 0,0,0,1 for four layers on two stages"
+        )
+    return list(stages)
 
 
 def choose_layout(

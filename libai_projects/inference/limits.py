@@ -15,6 +15,8 @@ class Limits:
         new_tokens: tokens to add to each prompt.
         returns: texts from one prompt.
         seconds: from a request's arrival to its last token, waiting included.
+        arrival_seconds: from a connection's opening to the end of a request's head, and from there
+            to the end of its body.
         queue: requests that may wait while one runs.
     """
 
@@ -23,6 +25,7 @@ class Limits:
     new_tokens: int = 256
     returns: int = 8
     seconds: float = 60.0
+    arrival_seconds: float = 10.0
     queue: int = 16
 
     def as_dict(self) -> dict[str, float]:

@@ -3,17 +3,23 @@
 Every rank has to make the same calls of the model in the same order, and only rank 0 hears of
 requests, clocks and people who went away. So rank 0 shares each request before it is run, and
 whether to go on before each token.
+
+A request that fails must have failed on every rank before the next one begins, also where one rank
+alone has the fault (no memory, say). So while a request runs, nothing is collective but the model's
+own steps and `exchange`, which comes before each step and at the request's end. A rank that fails
+anywhere between takes part in the next `exchange` to say so (`in_step` sees to it), and all give
+the request up there. A rank that fails inside a step leaves the others in the middle of a
+collective, where nobody can be told anything: it ends, and the watchdog ends the job.
 """
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
 import os
 import signal
-import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from oneflow_accel.errors import UserError
@@ -26,8 +32,18 @@ from libai_projects.engine.checks import agree
 HEARTBEAT_SECONDS = 20.0
 # How long an orderly end may take after a signal.
 GRACE_SECONDS = 20.0
-# linux/prctl.h
-_PR_SET_PDEATHSIG = 1
+
+
+class OutOfStepError(Exception):
+    """A rank failed inside a collective: the ranks cannot be kept together any longer."""
+
+
+class OtherRankError(Exception):
+    """The request failed on another rank; the text says on which and why."""
+
+
+class OtherRankUserError(OtherRankError, UserError):
+    """Likewise, and it is the user's to mend."""
 
 
 def share(value: Any) -> Any:
@@ -35,11 +51,67 @@ def share(value: Any) -> Any:
     return distributed.all_gather_json(value if distributed.is_main() else None)[0]
 
 
-def any_rank(flag: bool) -> bool:
-    """Whether `flag` is set on any rank; every rank has to call it."""
+@contextlib.contextmanager
+def in_step() -> Iterator[None]:
+    """A request: where the block fails on any rank, it fails on every rank.
+
+    Every rank has to enter it, and no collective may be in it but `exchange` and what ends in
+    OutOfStepError where it fails. A rank's own error comes before that of another.
+
+    Raises:
+        OtherRankUserError, OtherRankError: another rank has failed.
+        OutOfStepError: see there.
+    """
+    try:
+        yield
+        exchange()
+    except (OtherRankError, OutOfStepError):
+        raise
+    except Exception as error:
+        if distributed.world_size() > 1:
+            _sum(1.0, 0.0)
+            _gather_problems(error)
+        raise
+
+
+def exchange(value: float = 0.0) -> float:
+    """The sum of `value` over the ranks; every rank has to call it, inside `in_step`.
+
+    Raises:
+        what `in_step` raises.
+    """
     if distributed.world_size() == 1:
-        return flag
-    return distributed.all_reduce_sum([float(flag)])[0] > 0
+        return value
+    failures, total = _sum(0.0, value)
+    if failures:
+        raise _gather_problems(None)
+    return total
+
+
+def any_rank(flag: bool) -> bool:
+    """Whether `flag` is set on any rank; as `exchange`."""
+    return exchange(float(flag)) > 0
+
+
+def _sum(failures: float, value: float) -> list[float]:
+    try:
+        return distributed.all_reduce_sum([failures, value])
+    except Exception as error:
+        reason = str(error).partition("\n")[0]
+        raise OutOfStepError(f"the processes lost touch: {reason}") from error
+
+
+def _gather_problems(error: Exception | None) -> OtherRankError:
+    """Tell the others about this rank's `error`, and hear theirs."""
+    own = None
+    if error is not None:
+        users = isinstance(error, UserError)
+        text = str(error) if users else f"{type(error).__name__}: {error}".partition("\n")[0]
+        own = {"users": users, "text": text}
+    problems = distributed.all_gather_json(own)
+    rank, problem = next((rank, each) for rank, each in enumerate(problems) if each is not None)
+    kind = OtherRankUserError if problem["users"] else OtherRankError
+    return kind(f"rank {rank}: {problem['text']}")
 
 
 def together(action: Callable[[], Any]) -> Any:
@@ -60,25 +132,6 @@ def together(action: Callable[[], Any]) -> Any:
         problems.append(str(error))
     agree(problems)
     return result
-
-
-def launched() -> bool:
-    """Whether oneflow's launcher started this process; without it oneflow sets the rank to -1."""
-    return os.environ.get("RANK", "-1") != "-1"
-
-
-def end_with_launcher() -> None:
-    """Get SIGTERM when the launcher that started this process ends, on Linux.
-
-    Oneflow 0.9.0's launcher passes signals on only where it leads its process group; started by
-    a script it would end and leave a server behind.
-    """
-    if not launched() or not sys.platform.startswith("linux"):
-        return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() == 1:
-        # It had ended before it was asked for.
-        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def end_on_signal() -> None:

@@ -1,19 +1,11 @@
-"""The weights that a path names (a Hugging Face folder, a checkpoint, a run's output), or random
-ones."""
+"""The weights that a path names: a Hugging Face folder, a checkpoint, a run's output."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from oneflow_accel.errors import UserError
 from oneflow_accel.training.checkpoint_folders import LAST
-
-import numpy as np
-
-from libai_projects.weights.mapping import State, expected_shapes
 
 # The files of `flow.save`, and the folder of a checkpoint that holds the model's.
 _PICKLE, _MODEL = "pickled_data", "model"
@@ -62,34 +54,3 @@ def find_model(path: Path) -> Path:
 
 def _holds_model(folder: Path) -> bool:
     return (folder / _PICKLE).is_file() or (folder / _MODEL / _PICKLE).is_file()
-
-
-def random_weights(config: Mapping[str, Any], seed: int) -> State:
-    """Weights as GPT-2's training begins with them (libai_spec 3.1), the same in every layout.
-
-    Normal with `initializer_range`, those that end a block divided by sqrt(2 x layers); factors
-    of Monarch layers as those begin; biases 0, norms 1.
-
-    Args:
-        config: `cfg.model.cfg`.
-        seed: of NumPy's generator.
-
-    Returns:
-        LiBai 0.1.1's names; float32.
-    """
-    generator = np.random.default_rng(seed)
-    state: State = {}
-    for name, shape in expected_shapes(config).items():
-        if name.endswith(".bias"):
-            state[name] = np.zeros(shape, np.float32)
-        elif "layernorm" in name:
-            state[name] = np.ones(shape, np.float32)
-        elif ".blkdiag" in name:
-            bound = np.float32(1 / math.sqrt(shape[-1]))
-            state[name] = bound * (2 * generator.random(shape, np.float32) - 1)
-        else:
-            std = config.get("initializer_range", 0.02)
-            if name.endswith((".self_attention.dense.weight", ".mlp.dense_4h_to_h.weight")):
-                std /= math.sqrt(2 * config["num_layers"])
-            state[name] = generator.standard_normal(shape, np.float32) * np.float32(std)
-    return state

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import difflib
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
+from oneflow_accel.command import Parser
 from oneflow_accel.errors import UserError
 
 from libai_projects.inference.limits import Limits
@@ -15,14 +16,7 @@ from libai_projects.inference.sampling_arguments import HELP, add_sampling_argum
 MODES = ("auto", "huggingface", "libai", "random")
 
 
-class _Parser(argparse.ArgumentParser):
-    """Raises what is wrong instead of ending the process: only one rank may print it."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; --help lists the options")
-
-
-def build_parser(program: str, generation: Mapping[str, Any], config_file: str) -> _Parser:
+def build_parser(program: str, generation: Mapping[str, Any], config_file: str) -> Parser:
     """The parser.
 
     Args:
@@ -30,7 +24,7 @@ def build_parser(program: str, generation: Mapping[str, Any], config_file: str) 
         generation: the config's own options of generation, for --help.
         config_file: the default of --config-file.
     """
-    parser = _Parser(
+    parser = Parser(
         prog=program,
         description="Continue prompts with a GPT-2 model, on one process or on several.",
         usage="%(prog)s [options] [KEY=VALUE ...]   (in any order)",
@@ -124,6 +118,19 @@ def _add_layout(parser: argparse.ArgumentParser) -> None:
             type=_at_least(1),
             help=f"{what} (default: what the others leave)",
         )
+    group.add_argument(
+        "--pipeline-stage-id",
+        metavar="ID,...",
+        type=lambda text: [_at_least(0)(part) for part in text.split(",")],
+        help="the stage of each layer, such as 0,0,0,1 for four layers on two stages (default: the "
+        "same number on each)",
+    )
+    group.add_argument(
+        "--pipeline-num-layers",
+        metavar="N",
+        type=_at_least(1),
+        help="layers of the model, which it knows itself",
+    )
 
 
 def _add_server(parser: argparse.ArgumentParser) -> None:
@@ -136,6 +143,16 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--port", type=_port, default=8000, help="port; 0: any free one (default: %(default)s)"
+    )
+    group.add_argument(
+        "--allowed-hosts",
+        metavar="NAME,...",
+        type=lambda text: [name for name in text.split(",") if name],
+        default=[],
+        help="names that the server is reached by besides localhost and --host, such as "
+        "prompts.example.com or *.example.com; * for any. Requests under another name, and from "
+        "pages of another, are refused: they may come from a web site that points its name here "
+        "(at --host 0.0.0.0 every address and this machine's own name are allowed)",
     )
     for name, what in {
         "request_bytes": "bytes of a request",
@@ -151,13 +168,17 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
             default=getattr(limits, name),
             help=f"most {what} (default: %(default)s)",
         )
-    group.add_argument(
-        "--limit-seconds",
-        metavar="S",
-        type=_seconds,
-        default=limits.seconds,
-        help="longest time for a request, waiting included (default: %(default)s)",
-    )
+    for name, what in {
+        "seconds": "for a request, waiting included",
+        "arrival_seconds": "for a request's head to arrive, and for its body",
+    }.items():
+        group.add_argument(
+            "--limit-" + name.replace("_", "-"),
+            metavar="S",
+            type=_seconds,
+            default=getattr(limits, name),
+            help=f"longest time {what} (default: %(default)s)",
+        )
 
 
 def limits_of(options: argparse.Namespace) -> Limits:

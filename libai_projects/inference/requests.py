@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from oneflow_accel.errors import UserError
+
 from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator
 
 from libai_projects.inference.limits import Limits
@@ -17,6 +19,7 @@ SAMPLING_DEFAULTS: dict[str, Any] = {
     "temperature": 1.0,
     "top_k": 50,
     "top_p": 0.95,
+    "min_p": 0.0,
     "typical_p": 1.0,
     "repetition_penalty": 1.0,
     "no_repeat_ngram_size": 0,
@@ -58,10 +61,12 @@ def request_model(limits: Limits) -> type[BaseModel]:
         num_return_sequences=bounded(int, "num_return_sequences", ge=1, le=limits.returns),
         max_new_tokens=bounded(int, "max_new_tokens", ge=1, le=limits.new_tokens),
         min_length=bounded(int, "min_length", ge=0, le=limits.new_tokens),
+        min_new_tokens=(int | None, Field(None, ge=0, le=limits.new_tokens)),
         do_sample=bounded(bool, "do_sample"),
         temperature=bounded(float, "temperature", gt=0, le=10),
         top_k=bounded(int, "top_k", ge=0, le=100_000),
         top_p=bounded(float, "top_p", gt=0, le=1),
+        min_p=bounded(float, "min_p", ge=0, le=1),
         typical_p=bounded(float, "typical_p", gt=0, le=1),
         repetition_penalty=bounded(float, "repetition_penalty", gt=0, le=10),
         no_repeat_ngram_size=bounded(int, "no_repeat_ngram_size", ge=0, le=100),
@@ -69,8 +74,21 @@ def request_model(limits: Limits) -> type[BaseModel]:
 
 
 def sampling_options(request: BaseModel) -> dict[str, Any]:
-    """The request's options for `TextEngine.generate`, the seed drawn where it was left open."""
+    """The request's options for `TextEngine.generate`, the seed drawn where it was left open, and
+    one text where greedy decoding was asked for and no number.
+
+    Raises:
+        UserError: several texts of greedy decoding.
+    """
     options = request.model_dump(exclude={"prompt", "stream"})
+    if not options["do_sample"]:
+        if "num_return_sequences" not in request.model_fields_set:
+            options["num_return_sequences"] = 1
+        if options["num_return_sequences"] > 1:
+            raise UserError(
+                f"num_return_sequences is {options['num_return_sequences']}, but greedy decoding "
+                "(do_sample: false) has one text for a prompt: leave one of the two out"
+            )
     if options["seed"] is None:
         options["seed"] = random.SystemRandom().randrange(SEED_BOUND)
     return options

@@ -15,6 +15,7 @@ HELP = {
     "max_length": "longest text in tokens, prompt included",
     "max_new_tokens": "most new tokens; takes precedence over --max-length",
     "min_length": "no end of text while it is shorter than this, in tokens, prompt included",
+    "min_new_tokens": "no end of text among the first so many new tokens; instead of --min-length",
     "do_sample": "draw tokens instead of taking the likeliest",
     "early_stopping": "when beam search ends: true (as many texts as beams are finished), false "
     "(a better one is unlikely), never (a better one is impossible)",
@@ -24,11 +25,14 @@ HELP = {
     "temperature": "sampling: below 1 sharpens the distribution, above 1 flattens it",
     "top_k": "sampling: from the k likeliest tokens only; 0: all",
     "top_p": "sampling: from the likeliest tokens that together have this probability; 1: all",
+    "min_p": "sampling: from the tokens with this share of the likeliest one's probability; 0: all",
     "typical_p": "sampling: from the most typical tokens that together have this probability; "
     "1: all",
     "repetition_penalty": "above 1: tokens that occurred become less likely",
     "length_penalty": "beam search: a text's score is divided by its new tokens to this power",
     "no_repeat_ngram_size": "no n-gram of this size occurs twice; 0: off",
+    "bad_words_ids": "sequences of token ids that never occur, as 1,2;3",
+    "suppress_tokens": "token ids that are never chosen, as 1,2",
     "num_return_sequences": "texts for each prompt",
     "max_time": "seconds after which no further token is generated",
     "use_cache": "keep keys and values between tokens: the same text, faster",
@@ -102,6 +106,8 @@ def _shown(default: Any) -> str:
 
 def _parser_of(annotation: str) -> Callable[[str], Any]:
     kinds = {kind.strip() for kind in annotation.split("|")}
+    if "tuple[tuple[int, ...], ...]" in kinds:
+        return _words
     if "tuple[int, ...]" in kinds:
         return _one_or_more_ids
     if "tuple[int, float]" in kinds:
@@ -128,6 +134,10 @@ def _number(text: str) -> float:
 def _one_or_more_ids(text: str) -> int | tuple[int, ...]:
     ids = tuple(_whole_number(part) for part in text.split(","))
     return ids[0] if len(ids) == 1 else ids
+
+
+def _words(text: str) -> list[tuple[int, ...]]:
+    return [tuple(_whole_number(part) for part in word.split(",")) for word in text.split(";")]
 
 
 def _start_and_factor(text: str) -> tuple[int, float]:

@@ -23,9 +23,11 @@ from oneflow_accel.training import distributed
 from fastapi import FastAPI, Request
 from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel, ValidationError
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from libai_projects.inference.access import AllowedHosts
 from libai_projects.inference.engine import GeneratedText
 from libai_projects.inference.jobs import ClosedError, Job, Problem, QueueFullError, Worker
 from libai_projects.inference.limits import Limits
@@ -63,20 +65,27 @@ class RefusedError(Exception):
         self.status = status
 
 
-def error_response(status: int, message: str) -> JSONResponse:
+def error_response(
+    status: int, message: str, headers: Mapping[str, str] | None = None
+) -> JSONResponse:
+    """Every error has this form."""
     # Busy and stopping are the answers that a later try may not get.
-    headers = {"Retry-After": "5"} if status in (429, 503) else {}
-    return JSONResponse({"error": message}, status_code=status, headers=headers)
+    more = {"Retry-After": "5"} if status in (429, 503) else {}
+    return JSONResponse({"error": message}, status_code=status, headers={**(headers or {}), **more})
 
 
-def create_app(worker: Worker, limits: Limits) -> FastAPI:
+def create_app(worker: Worker, limits: Limits, hosts: AllowedHosts) -> FastAPI:
     """The application. Its worker has to run in another thread of this process."""
     # FastAPI's own documentation pages load scripts from elsewhere.
     app = FastAPI(title="MagicPrompt", docs_url=None, redoc_url=None)
     model = request_model(limits)
     started = time.monotonic()
 
+    # The one that is added last sees a request first.
+    app.add_middleware(_CheckNames, hosts=hosts)
     app.add_middleware(_AddHeaders)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(Exception, _unexpected_error)
     for path, (file, media_type) in PAGE_FILES.items():
         _add_file(app, path, file, media_type)
 
@@ -100,7 +109,8 @@ def create_app(worker: Worker, limits: Limits) -> FastAPI:
     async def generate(request: Request) -> Response:
         arrived = time.monotonic()
         try:
-            body = await asyncio.wait_for(_read_body(request, limits.request_bytes), limits.seconds)
+            patience = min(limits.seconds, limits.arrival_seconds)
+            body = await asyncio.wait_for(_read_body(request, limits.request_bytes), patience)
             asked = _parse(model, body)
             options = sampling_options(asked)
             _check_prompt(worker, asked.prompt, limits)
@@ -131,6 +141,50 @@ def create_app(worker: Worker, limits: Limits) -> FastAPI:
         return await _answer(request, job, events, options, arrived)
 
     return app
+
+
+async def _http_error(request: Request, error: HTTPException) -> Response:
+    """A path that does not exist, or has no such method."""
+    method, path = request.method, request.url.path
+    message = {404: f"there is no {path}", 405: f"{path} takes no {method}"}.get(error.status_code)
+    return error_response(error.status_code, message or str(error.detail), error.headers)
+
+
+async def _unexpected_error(_request: Request, _error: Exception) -> Response:
+    return error_response(500, "the server failed; its log says why")
+
+
+class _CheckNames:
+    """Refuses requests that name another server, or come from another's page; see `access`.
+
+    Starlette's TrustedHostMiddleware knows the first only, and answers in a form of its own.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: AllowedHosts) -> None:
+        self.app = app
+        self._hosts = hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = self._refusal(scope) if scope["type"] == "http" else None
+        await (refusal or self.app)(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        headers = Headers(scope=scope)
+        host = headers.get("host")
+        if not self._hosts.has_host(host):
+            return error_response(
+                400,
+                f"the Host header {host!r:.80} is no name of this server; --allowed-hosts adds one",
+            )
+        if scope["method"] not in ("GET", "HEAD"):
+            for origin in headers.getlist("origin"):
+                if not self._hosts.has_origin(origin):
+                    return error_response(
+                        403,
+                        f"a page of {origin!r:.80} must not ask this server; --allowed-hosts adds "
+                        "a name",
+                    )
+        return None
 
 
 class _AddHeaders:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import signal
 import socket
 import threading
 import time
+from collections.abc import Sequence
 
 from oneflow_accel.errors import UserError
 
 import uvicorn
 
+from libai_projects.inference.access import AllowedHosts
+from libai_projects.inference.connections import BoundedProtocol, ConnectionBounds
 from libai_projects.inference.jobs import Worker
 from libai_projects.inference.limits import Limits
 from libai_projects.inference.server import create_app
@@ -21,6 +25,10 @@ logger = logging.getLogger("oneflow_accel")
 
 # Connections that are still busy after a signal get this long, in seconds.
 SHUTDOWN_SECONDS = 5
+# What a client has for taking the answer, beyond the time for making it, in seconds.
+_TAKE_SECONDS = 15
+# Connections beyond those of requests that wait: of people who look at the page, of health checks.
+_MORE_CONNECTIONS = 256
 
 
 class Server:
@@ -30,23 +38,37 @@ class Server:
         worker: runs the requests.
         limits: of a request.
         host, port: where to listen; port 0 takes a free one.
+        allowed_hosts: names that the server has besides, see `access.AllowedHosts`.
 
     Raises:
         UserError: the address cannot be used.
     """
 
-    def __init__(self, worker: Worker, limits: Limits, host: str, port: int) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        limits: Limits,
+        host: str,
+        port: int,
+        allowed_hosts: Sequence[str] = (),
+    ) -> None:
         self._worker = worker
         self._closed_at: float | None = None
+        hosts = AllowedHosts(host, allowed_hosts)
         self._socket = _listen(host, port)
+        bounds = ConnectionBounds(
+            head_seconds=limits.arrival_seconds,
+            answer_seconds=limits.seconds + limits.arrival_seconds + _TAKE_SECONDS,
+            connections=limits.queue + _MORE_CONNECTIONS,
+        )
         config = uvicorn.Config(
-            create_app(worker, limits),
+            create_app(worker, limits, hosts),
+            http=functools.partial(BoundedProtocol, bounds=bounds),
             log_level="warning",
             access_log=False,
             lifespan="off",
+            ws="none",
             server_header=False,
-            # Beyond what may wait there is room for the page and for health checks.
-            limit_concurrency=limits.queue + 64,
             timeout_graceful_shutdown=SHUTDOWN_SECONDS,
         )
         self._server = uvicorn.Server(config)

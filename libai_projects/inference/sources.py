@@ -7,16 +7,22 @@ other ranks hear from rank 0 however long the next line takes.
 from __future__ import annotations
 
 import json
+import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, BinaryIO, NoReturn
 
 from oneflow_accel.errors import UserError
 
 from libai_projects.inference.engine import GeneratedText
 from libai_projects.inference.jobs import ClosedError, Job, Problem, Worker
+from libai_projects.inference.sampling_arguments import FOR_CALLERS
+
+logger = logging.getLogger("oneflow_accel")
 
 Write = Callable[[Mapping[str, Any]], None]
+# Of a line of JSON. GPT-2's 1,024 positions hold at most some 130 kB.
+MOST_LINE_BYTES = 2**20
 
 
 def run_and_wait(
@@ -81,20 +87,23 @@ class JsonLines:
         self._stream = stream
         self.bad = 0
 
-    def run(self, lines: Iterable[bytes]) -> None:
-        """Answer every line; empty ones are skipped."""
-        for number, line in enumerate(lines, start=1):
+    def run(self, file: BinaryIO) -> None:
+        """Answer every line, whatever is in it; empty ones are skipped."""
+        for number, line in enumerate(_lines(file), start=1):
             if not line.strip():
                 continue
             # `_answer` fills the id in as soon as it has read it.
             head: dict[str, Any] = {"id": None, "line": number}
             try:
                 outcome: dict[str, Any] = {"results": self._answer(line, head)}
-            except UserError as error:
-                self.bad += 1
-                outcome = {"error": str(error)}
             except ClosedError:
                 return
+            except Exception as error:
+                self.bad += 1
+                outcome = {"error": str(error)}
+                if not isinstance(error, UserError):
+                    logger.exception("line %d failed", number)
+                    outcome = {"error": "this line failed; the log says why"}
             self._write(head | outcome)
 
     def _answer(self, line: bytes, head: dict[str, Any]) -> list[dict[str, Any]]:
@@ -103,6 +112,9 @@ class JsonLines:
         prompt = asked.pop("prompt", None)
         if not isinstance(prompt, str):
             raise UserError("'prompt' is missing" if prompt is None else "'prompt' is not a text")
+        for name in FOR_CALLERS:
+            if name in asked:
+                raise UserError(f"'{name}' is for callers in Python: leave it out")
         options = {**self._options, **asked}
         self._worker.engine.check_options(options)
         self._worker.engine.count_tokens(prompt)
@@ -110,24 +122,48 @@ class JsonLines:
         if self._stream:
 
             def on_text(index: int, text: str) -> None:
-                self._write({**head, "index": index, "text": text})
+                try:
+                    self._write({**head, "index": index, "text": text})
+                except BrokenPipeError:
+                    # Nobody reads any more: the text ends at its next token, and so does the job.
+                    self._worker.close()
 
         texts = run_and_wait(self._worker, prompt, options, on_text)
         return [text.as_dict() for text in texts]
 
 
+def _lines(file: BinaryIO) -> Iterator[bytes]:
+    """The lines of a file; of one that is too long as much as `_parse_line` needs to see that."""
+    while line := file.readline(MOST_LINE_BYTES + 1):
+        rest = line
+        while len(rest) > MOST_LINE_BYTES and not rest.endswith(b"\n"):
+            rest = file.readline(MOST_LINE_BYTES + 1)
+        yield line.removesuffix(b"\n")
+
+
 def _parse_line(line: bytes) -> dict[str, Any]:
+    if len(line) > MOST_LINE_BYTES:
+        raise UserError(f"the line is longer than {MOST_LINE_BYTES} bytes")
     try:
-        asked = json.loads(line)
+        asked = json.loads(line.decode("utf-8-sig"), parse_constant=_refuse_constant)
+        # An id must be written again, inside an object.
+        json.dumps([[asked]])
     except UnicodeDecodeError as error:
         raise UserError(f"not UTF-8: byte {error.start}") from None
     except json.JSONDecodeError as error:
         raise UserError(f"not JSON: {error.msg}, column {error.colno}") from None
+    except ValueError:
+        # Python reads no whole number of more than 4,300 digits.
+        raise UserError("not JSON that can be read: a number has too many digits") from None
     except RecursionError:
         raise UserError("not JSON that can be read: nested too deeply") from None
     if not isinstance(asked, dict):
         raise UserError('not a JSON object, such as {"prompt": "a dog"}')
     return asked
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise UserError(f"not JSON: it has no {name}")
 
 
 class Terminal:
@@ -165,7 +201,7 @@ class Terminal:
         while True:
             try:
                 prompt = input(self.PROMPT)
-            except (EOFError, UnicodeDecodeError):
+            except EOFError:
                 print(flush=True)
                 return
             if not prompt.strip():

@@ -104,6 +104,16 @@ class TextPipeline:
         **options: Any,
     ) -> list[GeneratedText]:
         """See `TextEngine.generate`. With beam search all text comes at the end."""
+        with lockstep.in_step():
+            return self._generate(prompts, on_text, should_stop, options)
+
+    def _generate(
+        self,
+        prompts: Sequence[str],
+        on_text: Callable[[int, str], None] | None,
+        should_stop: Callable[[], str | None] | None,
+        options: Mapping[str, Any],
+    ) -> list[GeneratedText]:
         chosen = self.options.replace(**options)
         reason: list[str] = []
         if should_stop is not None:
@@ -111,7 +121,7 @@ class TextPipeline:
             chosen = chosen.replace(stopping_criteria=criteria)
         ids = [self._encode(prompt) for prompt in prompts]
         if on_text is None or chosen.num_beams > 1 or not distributed.is_main():
-            generation = generate(self.model, ids, chosen, clock=_shared_clock)
+            generation = generate(_Agreed(self.model), ids, chosen, clock=_shared_clock)
         else:
             generation = self._stream(ids, chosen, on_text)
         return [
@@ -138,7 +148,7 @@ class TextPipeline:
     ) -> Generation:
         count = len(ids) * options.num_return_sequences
         decoders = [self.tokenizer.stream_decoder() for _ in range(count)]
-        tokens = stream(self.model, ids, options, clock=_shared_clock)
+        tokens = stream(_Agreed(self.model), ids, options, clock=_shared_clock)
         while True:
             try:
                 index, token = next(tokens)
@@ -153,9 +163,39 @@ class TextPipeline:
         return generation
 
 
+class _Agreed:
+    """A model whose steps begin only when no rank has failed (`lockstep`)."""
+
+    def __init__(self, model: StepModel) -> None:
+        self._model = model
+        self.vocab_size = model.vocab_size
+        self.max_positions = model.max_positions
+        self.bytes_per_token = model.bytes_per_token
+
+    def start(self, batch_size: int, use_cache: bool = True) -> Any:
+        return self._model.start(batch_size, use_cache)
+
+    def step(
+        self, ids: np.ndarray, positions: np.ndarray, mask: np.ndarray | None, cache: Any
+    ) -> np.ndarray:
+        lockstep.exchange()
+        try:
+            return self._model.step(ids, positions, mask, cache)
+        except UserError:
+            # The model finds these before it begins, and on every rank.
+            raise
+        except Exception as error:
+            if distributed.world_size() == 1:
+                raise
+            raise lockstep.OutOfStepError(f"{type(error).__name__}: {error}") from error
+
+    def select(self, cache: Any, rows: np.ndarray) -> None:
+        self._model.select(cache, rows)
+
+
 def _shared_clock() -> float:
     """Rank 0's time in seconds: all ranks have to stop at the same token."""
-    return float(lockstep.share(time.monotonic()))
+    return lockstep.exchange(time.monotonic() if distributed.is_main() else 0.0)
 
 
 def _criterion(

@@ -75,8 +75,8 @@ def write_corpus(
         encoder: its outputs are the keys of `writers`.
 
     Raises:
-        DataError: a file cannot be read, a bad line is there and bad lines are an error, nothing
-            is left, the disk is full, or a worker was killed.
+        DataError: a file cannot be read, a bad line is there and bad lines are an error, most lines
+            of a file are bad, nothing is left, the disk is full, or a worker was killed.
     """
     sizes = [path.stat().st_size for path in paths] if check_files(paths) else [0] * len(paths)
     report = CorpusReport()
@@ -101,6 +101,9 @@ def write_corpus(
                 said.maybe_print()
     if not report.documents:
         raise DataError(_nothing(paths, report))
+    problem = report.not_text()
+    if problem is not None:
+        raise DataError(f"{problem}; nothing was written: leave the file out, or mend it")
     return report
 
 

@@ -67,9 +67,21 @@ class CorpusReport:
     bad: int = 0
     first_bad: list[BadLine] = field(default_factory=list)
     outputs: dict[str, OutputCounts] = field(default_factory=dict)
+    # Lines of each file that are not empty, and those of them that are bad.
+    _of_file: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def not_text(self) -> str | None:
+        """A sentence about the first file of which most lines are bad, None if there is none."""
+        for path, (filled, bad) in self._of_file.items():
+            if 2 * bad > filled:
+                first = next((f", such as {line}" for line in self.first_bad), "")
+                return f"{path} is no text: {bad:,} of its {filled:,} lines are bad{first}"
+        return None
 
     def add(self, block: EncodedBlock) -> None:
         """Count a block."""
+        filled, bad = self._of_file.get(block.path, (0, 0))
+        self._of_file[block.path] = (filled + block.lines - block.empty, bad + block.bad)
         self.lines += block.lines
         self.empty += block.empty
         self.bad += block.bad

@@ -33,6 +33,8 @@ from libai_projects.text.tokenizer import GPT2Tokenizer
 
 # Names of the outputs, and of the datasets after the prefix.
 _TRAIN, _VALID = "train", "valid"
+HELD_OUT_SUFFIX = f"_{_VALID}"
+"""Of the prefix of what --validation holds out; training validates on it."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -81,7 +83,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--validation",
         metavar="FILE|SHARE",
-        help="also write PREFIX_valid: from this file, or from a share such as 0.05 of the prompts",
+        help="also write PREFIX_valid, which training validates on: from this file, or from a "
+        "share such as 0.05 of the prompts",
     )
     parser.add_argument("--seed", type=int, default=1234, help="which share --validation takes")
     parser.add_argument(
@@ -143,7 +146,7 @@ def run(argv: Sequence[str]) -> int:
     started = time.monotonic()
     places = {_TRAIN: arguments.output_prefix}
     if arguments.validation:
-        places[_VALID] = f"{arguments.output_prefix}_{_VALID}"
+        places[_VALID] = f"{arguments.output_prefix}{HELD_OUT_SUFFIX}"
     with ExitStack() as stack:
         writers = {
             name: stack.enter_context(DatasetWriter(place, dtype, arguments.overwrite))

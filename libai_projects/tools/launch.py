@@ -1,141 +1,15 @@
-"""oneflow.distributed.launch, with an end that is fit to read and leaves no process behind.
-
-Oneflow 0.9.0's launcher ends its processes only where it leads its process group, and a failure
-of theirs is a traceback of its own that does not say which rank it was. Its options are the same;
-besides them `--master_port auto` takes 12345 or, on one node, another port if that one is in use.
-"""
+"""The launcher of tools/train.sh and tools/infer.sh: oneflow_accel.launch."""
 
 from __future__ import annotations
 
-import itertools
-import signal
-import socket
-import subprocess
 import sys
-import time
-from types import SimpleNamespace
-from typing import Any
+from pathlib import Path
 
-from oneflow.distributed import launch
-
-DEFAULT_PORT = 12345
-# Seconds that the other processes get to end by themselves: to print what they know, then to stop.
-_SAY = 5.0
-_STOP = 10.0
+# train.sh and infer.sh start this file from any folder.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 
-class Children:
-    """The processes of this node, by rank."""
-
-    def __init__(self) -> None:
-        self._by_rank: dict[int, subprocess.Popen[bytes]] = {}
-
-    def start(self, command: list[str], env: dict[str, str], **options: Any) -> subprocess.Popen:
-        """Stand in for subprocess.Popen in oneflow's launcher."""
-        child = subprocess.Popen(command, env=env, **options)
-        self._by_rank[int(env["RANK"])] = child
-        return child
-
-    def failed(self) -> tuple[int, int] | None:
-        """Rank and return code of a process that failed; one that a signal ended comes first."""
-        codes = sorted((child.poll() or 0, rank) for rank, child in self._by_rank.items())
-        ended = [(rank, code) for code, rank in codes if code]
-        return ended[0] if ended else None
-
-    def wait(self, seconds: float) -> bool:
-        """Wait until all have ended; False if some have not in time."""
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            if all(child.poll() is not None for child in self._by_rank.values()):
-                return True
-            time.sleep(0.05)
-        return False
-
-    def send(self, number: int) -> None:
-        for child in self._by_rank.values():
-            if child.poll() is None:
-                child.send_signal(number)
-
-
-def main() -> int:
-    children = Children()
-    # What the launcher uses of the module.
-    launch.subprocess = SimpleNamespace(
-        Popen=children.start, CalledProcessError=subprocess.CalledProcessError
-    )
-    # It would send SIGTERM to a group that may hold the caller too; `children` does it below.
-    launch.os = _WithoutGroupKill(launch.os)
-    launch.print = _print_but_killing
-    sys.argv[1:] = _with_port(sys.argv[1:])
-    failed = None
-    try:
-        launch.main()
-    except subprocess.CalledProcessError:
-        failed = children.failed()
-        if failed is not None and failed[1] > 0:
-            children.wait(_SAY)
-    finally:
-        # Also where a signal has ended the launcher.
-        children.send(signal.SIGTERM)
-        if not children.wait(_STOP):
-            children.send(signal.SIGKILL)
-            children.wait(_STOP)
-    if failed is None:
-        return 0
-    rank, code = failed
-    if code < 0:
-        name = signal.Signals(-code).name
-        # What the kernel does where memory runs out.
-        if code == -signal.SIGKILL:
-            name += (
-                " (if nobody sent it: memory ran out; take smaller train.train_micro_batch_size)"
-            )
-        print(
-            f"launch.py: rank {rank} was ended by {name}; the other processes have been stopped. "
-            "Go on from the last checkpoint with --resume",
-            file=sys.stderr,
-        )
-        return 128 - code
-    return code
-
-
-def _print_but_killing(text: str) -> None:
-    if not text.startswith("Killing subprocess"):
-        print(text, flush=True)
-
-
-class _WithoutGroupKill:
-    """The module `os`, except that killpg does nothing."""
-
-    def __init__(self, module: Any) -> None:
-        self._module = module
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._module, name)
-
-    def killpg(self, group: int, number: int) -> None:
-        """Leave the group alone."""
-
-
-def _with_port(argv: list[str]) -> list[str]:
-    for index, (name, value) in enumerate(itertools.pairwise(argv)):
-        if (name, value) == ("--master_port", "auto"):
-            one_node = "--nnodes" not in argv or argv[argv.index("--nnodes") + 1] == "1"
-            return [*argv[: index + 1], str(_port(one_node)), *argv[index + 2 :]]
-    return argv
-
-
-def _port(one_node: bool) -> int:
-    with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind(("127.0.0.1", DEFAULT_PORT))
-        except OSError:
-            if one_node:
-                listener.bind(("127.0.0.1", 0))
-                return int(listener.getsockname()[1])
-        return DEFAULT_PORT
-
+from oneflow_accel.launch import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -19,13 +19,23 @@ from typing import NoReturn
 # A launcher puts only this file's folder on the path.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import oneflow_accel
+try:
+    import oneflow_accel
+
+    import libai_projects  # noqa: F401 - says how to install libai
+except ImportError as error:
+    sys.exit(
+        f"{error}. train_net.py runs in the project's environment: type `make setup` in the "
+        "repository, then `source .venv/bin/activate`."
+    )
+from oneflow_accel import command
 from oneflow_accel.backends import Backend
-from oneflow_accel.errors import CheckpointError, UserError
-from oneflow_accel.training import distributed, watchdog
+from oneflow_accel.errors import UserError
+from oneflow_accel.training import checkpoint_folders, distributed, watchdog
 from oneflow_accel.training.rng import seed_all
 
 from libai.engine import default_setup
+from libai.utils.logger import setup_logger
 from omegaconf import DictConfig
 
 from libai_projects.engine import adapt, checks, evaluation, output
@@ -61,7 +71,7 @@ def prepare(argv: Sequence[str]) -> Job:
     backend = oneflow_accel.select_device(options.device or cfg.train.dist.get("device_type"))
     cfg.train.dist.device_type = backend.name
     adapt.complete(cfg)
-    adapted = adapt.adapt_to_device(cfg, backend)
+    adapted = [*adapt.use_held_out(cfg), *adapt.adapt_to_device(cfg, backend)]
     checks.check_run(cfg, options)
     # The backup of the config says how large the vocabulary is.
     Trainer.build_tokenizer(cfg)
@@ -80,8 +90,8 @@ def execute(job: Job) -> object:
     cfg, options = job.cfg, job.options
     weights = evaluation.weights_to_evaluate(cfg) if options.eval_only else ""
     with output.prepare(cfg, options) as lines:
+        _set_up_log(cfg)
         default_setup(cfg, argparse.Namespace(resume=options.resume and not options.eval_only))
-        _share_log()
         for line in [*lines, *job.adapted]:
             logger.info(line)
         if options.fast_dev_run:
@@ -95,11 +105,27 @@ def execute(job: Job) -> object:
         return trainer
 
 
-def _share_log() -> None:
-    """Send our log lines where LiBai's go; leave its prints of all modules, and of what our
-    console line of an evaluation says, to log.txt."""
+class _Line(logging.Formatter):
+    """The time, what it is where it is no mere information, and the text: who of LiBai and our
+    packages says it is no concern of the reader."""
+
+    def __init__(self) -> None:
+        super().__init__("[%(asctime)s] %(message)s", "%m/%d %H:%M:%S")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+        if record.levelno >= logging.WARNING:
+            record.message = f"{record.levelname}: {record.message}"
+        return super().formatMessage(record)
+
+
+def _set_up_log(cfg: DictConfig) -> None:
+    """Send LiBai's log lines and ours to the console and to log.txt; leave its prints of all
+    modules, and of what our console line of an evaluation says, to log.txt."""
+    # As default_setup calls it, which then finds it done.
+    setup_logger(cfg.train.output_dir, distributed_rank=distributed.rank())
     handlers = logging.getLogger("libai").handlers
     for handler in handlers:
+        handler.setFormatter(_Line())
         if getattr(handler, "stream", None) is sys.stdout:
             handler.addFilter(_is_for_console)
     for name in ("libai_projects", "oneflow_accel"):
@@ -117,47 +143,45 @@ def _is_for_console(record: logging.LogRecord) -> bool:
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Entry point; user errors become one line on stderr and a non-zero exit code."""
+    arguments = sys.argv[1:] if argv is None else argv
     try:
-        job = prepare(sys.argv[1:] if argv is None else argv)
-    except UserError as error:
-        # All processes have found the same.
-        _say(str(error), everywhere=False)
-        _leave(UserError.EXIT_CODE)
-    try:
-        # If a process dies, the others end too and say which one it was.
-        with watchdog.guard():
-            _KEPT.append(execute(job))
-    except KeyboardInterrupt:
-        _say("interrupted; go on from the last checkpoint with --resume", everywhere=False)
-        _leave(130)
+        _leave(command.run("train_net.py", lambda: _run(arguments)))
     # Left from within the handler: its end would free the graphs that the traceback holds.
-    except Exception as error:
-        text = _in_words(error)
-        if text is None:
-            traceback.print_exc()
-            _leave(1)
-        _say(text, everywhere=not isinstance(error, CheckpointError))
-        _leave(UserError.EXIT_CODE)
-    _leave(0)
+    except Exception:
+        traceback.print_exc()
+        _leave(1)
+
+
+def _run(argv: Sequence[str]) -> None:
+    job = prepare(argv)
+    # If a process dies, the others end too and say which one it was.
+    with watchdog.guard():
+        try:
+            _KEPT.append(execute(job))
+        except (FloatingPointError, OSError) as error:
+            text = _in_words(error)
+            if text is None:
+                raise
+            raise UserError(text) from error
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(_way_on(Path(job.cfg.train.output_dir))) from None
+
+
+def _way_on(output: Path) -> str:
+    saved = [folder.name for folder in checkpoint_folders.numbered(output).values()]
+    if not saved:
+        return f"no checkpoint was written to {output}"
+    return f"the newest checkpoint in {output} is {saved[-1]}: go on with --resume"
 
 
 def _in_words(error: Exception) -> str | None:
     """What a user can do about an error; None where it is not theirs to mend."""
-    if isinstance(error, UserError):
-        return str(error)
     if isinstance(error, FloatingPointError):
         text = str(error).splitlines()[0]
         return f"{text} Try a lower optim.lr or a warm-up (train.warmup_ratio)"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return f"{error}: make room, then go on from the last checkpoint with --resume"
     return None
-
-
-def _say(text: str, *, everywhere: bool) -> None:
-    """Print an error, on the main process or with the rank on each."""
-    if distributed.is_main() or everywhere:
-        rank = f"rank {distributed.rank()}: " if distributed.world_size() > 1 and everywhere else ""
-        sys.stderr.write(f"train_net.py: error: {rank}{text}\n")
 
 
 def _leave(code: int) -> NoReturn:

@@ -14,7 +14,7 @@ from oneflow_accel.training import distributed
 
 from libai_projects.weights import configs, huggingface, libai_checkpoints, mapping
 from libai_projects.weights.configs import Config
-from libai_projects.weights.mapping import Report, State
+from libai_projects.weights.mapping import MisfitError, Report, State
 
 MODES = ("huggingface", "libai", "upstream")
 _PARTIAL_HINT = "is it the right model? --partial takes what fits"
@@ -66,13 +66,16 @@ def load(
         The state and the settings, as `Loaded` describes them.
 
     Raises:
-        UserError: the path, a file in it or the model is not what the mode says; lists missing,
+        UserError: the path, a file in it or the model is not what the mode says; counts missing,
             unexpected and mis-shaped names.
     """
     loaded, failure = Loaded({}, {}), None
     if distributed.is_main():
         try:
             loaded = read(path, mode, overrides=overrides, partial=partial)
+        except MisfitError as error:
+            # Those who have to know each name convert the weights, and those can leave some out.
+            failure = f"{error.brief}; is it the right model?"
         except UserError as error:
             failure = str(error)
         if loaded.report:

@@ -88,14 +88,38 @@ class Report:
                 lines += [f"{kind} ({len(names)}):", *(f"  {name}" for name in names)]
         return "\n".join(lines)
 
+    def brief(self) -> str:
+        """One line: how many there are of each kind, and the first of them."""
+        kinds = [("missing", self.missing), ("unexpected", self.unexpected)]
+        parts = [f"{len(names)} {kind} (such as {names[0]})" for kind, names in kinds if names]
+        if self.mis_shaped:
+            name, given, wanted = self.mis_shaped[0]
+            parts.append(
+                f"{len(self.mis_shaped)} of another shape (such as {name}: {given}, the model's "
+                f"{wanted})"
+            )
+        return ", ".join(parts)
+
     def require_none(self, what: str, hint: str) -> None:
         """Raise unless there is no difference.
 
         Raises:
-            UserError: lists every name.
+            MisfitError: lists every name.
         """
         if self:
-            raise UserError(f"{what} does not fit the model; {hint}\n{self}")
+            raise MisfitError(self, what, hint)
+
+
+class MisfitError(UserError):
+    """Weights are not those of the model; the text lists every name.
+
+    Attributes:
+        brief: the same in one line.
+    """
+
+    def __init__(self, report: Report, what: str, hint: str) -> None:
+        super().__init__(f"{what} does not fit the model; {hint}\n{report}")
+        self.brief = f"{what} does not fit the model: {report.brief()}"
 
 
 def compare(given: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]]) -> Report:

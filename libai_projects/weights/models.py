@@ -43,7 +43,7 @@ def load_into(
         The differences, the same on every process.
 
     Raises:
-        UserError: there are differences, and not `partial`; lists them. No parameter has changed.
+        UserError: there are differences, and not `partial`; counts them. No parameter has changed.
     """
     targets = dict(model.named_parameters())
     prefix = "" if any(name.startswith(mapping.PREFIX) for name in targets) else mapping.PREFIX
@@ -59,8 +59,11 @@ def load_into(
     result = report if report is not None else Report()
     result.missing, result.unexpected = differences[:2]
     result.mis_shaped = [(name, tuple(a), tuple(b)) for name, a, b in differences[2]]
-    if not partial:
-        result.require_none("the set of weights", "was it made for a model of other sizes?")
+    if result and not partial:
+        raise UserError(
+            f"the set of weights does not fit the model: {result.brief()}; was it made for a "
+            "model of other sizes?"
+        )
     with flow.no_grad():
         for name in fitting:
             _assign(targets[name.removeprefix(prefix)], state.get(name))

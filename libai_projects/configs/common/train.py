@@ -17,7 +17,7 @@ train = {
     "train_iter": 10000,
     "train_epoch": 0,
     # Share of the run over which the learning rate rises.
-    "warmup_ratio": 0,
+    "warmup_ratio": 0.0,
     "scheduler": LazyCall(WarmupExponentialLR)(
         warmup_factor=0.0, gamma=1.0, warmup_method="linear", warmup_iter=0, max_iter=0
     ),

@@ -18,7 +18,7 @@ from libai_projects.projects.MagicPrompt.dropout import (
     is_active,
 )
 from libai_projects.projects.MagicPrompt.model_options import ModelOptions
-from libai_projects.projects.MagicPrompt.projections import Initializer, projection
+from libai_projects.projects.MagicPrompt.projections import projection
 from libai_projects.weights.monarch import DENSE, QKV
 
 
@@ -30,19 +30,10 @@ class SelfAttention(nn.Module):
 
     Args:
         options: sizes, dropout probabilities and fusions.
-        init_method: initializer of the first projection.
-        output_init_method: initializer of the second.
         layer_idx: layer, from which the pipeline stage follows.
     """
 
-    def __init__(
-        self,
-        options: ModelOptions,
-        init_method: Initializer,
-        output_init_method: Initializer,
-        *,
-        layer_idx: int,
-    ) -> None:
+    def __init__(self, options: ModelOptions, *, layer_idx: int) -> None:
         super().__init__()
         hidden = options.hidden_size
         self.num_heads = options.num_attention_heads
@@ -56,7 +47,6 @@ class SelfAttention(nn.Module):
             hidden,
             3 * hidden,
             parallel="col",
-            init_method=init_method,
             layer_idx=layer_idx,
         )
         self.dense = projection(
@@ -65,7 +55,6 @@ class SelfAttention(nn.Module):
             hidden,
             hidden,
             parallel="row",
-            init_method=output_init_method,
             skip_bias_add=True,
             layer_idx=layer_idx,
         )

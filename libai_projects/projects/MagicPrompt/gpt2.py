@@ -11,31 +11,27 @@ from typing import Any
 
 from oneflow_accel.errors import UserError
 from oneflow_accel.kernels.dropout import HIDDEN
+from oneflow_accel.training.distributed import set_value
 
 import oneflow as flow
 from libai.layers import LayerNorm, LMLogits
-from libai.models.utils import init_method_normal, scaled_init_method_normal
 from libai.utils import distributed as dist
 from oneflow import nn
 
 from libai_projects.projects.MagicPrompt import model_options
 from libai_projects.projects.MagicPrompt.layers import Block, GPT2Embedding, TokenLosses
 from libai_projects.projects.MagicPrompt.model_options import ModelOptions
-from libai_projects.projects.MagicPrompt.projections import Initializer
+from libai_projects.weights.initial import initial_weights
+from libai_projects.weights.mapping import PREFIX
 
 
 class Transformer(nn.Module):
     """The blocks and the last layer norm, each on its pipeline stage."""
 
-    def __init__(
-        self, options: ModelOptions, init_method: Initializer, output_init_method: Initializer
-    ) -> None:
+    def __init__(self, options: ModelOptions) -> None:
         super().__init__()
         self.layers = nn.ModuleList(
-            [
-                Block(options, init_method, output_init_method, layer_idx=i)
-                for i in range(options.num_layers)
-            ]
+            [Block(options, layer_idx=index) for index in range(options.num_layers)]
         )
         self.layernorm_f = LayerNorm(
             options.hidden_size, eps=options.layernorm_epsilon, layer_idx=-1
@@ -51,6 +47,9 @@ class Transformer(nn.Module):
 class GPT2Model(nn.Module):
     """Tokens to logits.
 
+    Its weights depend on the seed of OneFlow's default generator (`flow.manual_seed`) and their
+    names only, so that they are the same in every layout.
+
     Args:
         cfg: `cfg.model.cfg` or ModelOptions; see `model_options.ModelOptions`.
 
@@ -63,13 +62,12 @@ class GPT2Model(nn.Module):
         if not isinstance(cfg, ModelOptions):
             cfg = model_options.from_config(cfg, dist.get_tensor_parallel_size())
         self.options = cfg
-        init_method = init_method_normal(cfg.initializer_range)
-        output_init_method = init_method
-        if cfg.use_scaled_init_for_output_weights:
-            output_init_method = scaled_init_method_normal(cfg.initializer_range, cfg.num_layers)
-        self.embeddings = GPT2Embedding(cfg, init_method)
-        self.transformer = Transformer(cfg, init_method, output_init_method)
+        self.embeddings = GPT2Embedding(cfg)
+        self.transformer = Transformer(cfg)
         self.lm_head = LMLogits(cfg.vocab_size, bias=False)
+        parameters = dict(self.named_parameters())
+        for name, array in initial_weights(vars(cfg), flow.initial_seed()):
+            set_value(parameters[name.removeprefix(PREFIX)], array)
 
     def forward(self, input_ids: flow.Tensor) -> flow.Tensor:
         """Logits of every position.

@@ -17,25 +17,25 @@ from oneflow import nn
 from libai_projects.projects.MagicPrompt.attention import SelfAttention
 from libai_projects.projects.MagicPrompt.dropout import bias_dropout
 from libai_projects.projects.MagicPrompt.model_options import ACTIVATIONS, ModelOptions
-from libai_projects.projects.MagicPrompt.projections import Initializer, projection
+from libai_projects.projects.MagicPrompt.projections import drawn_later, projection
 from libai_projects.weights.monarch import INNER, OUTER
 
 
 class GPT2Embedding(nn.Module):
     """Sum of token and position embedding, after dropout; on the first pipeline stage."""
 
-    def __init__(self, options: ModelOptions, init_method: Initializer) -> None:
+    def __init__(self, options: ModelOptions) -> None:
         super().__init__()
         self.token_embeddings = VocabEmbedding(
             options.vocab_size,
             options.hidden_size,
-            init_method=init_method,
+            init_method=drawn_later,
             amp_enabled=options.amp_enabled,
         )
         self.position_embeddings = Embedding(
             options.max_seq_length,
             options.hidden_size,
-            init_method=init_method,
+            init_method=drawn_later,
             amp_enabled=options.amp_enabled,
         )
         self.dropout = Dropout(options.embedding_dropout_prob)
@@ -59,14 +59,7 @@ class GPT2Embedding(nn.Module):
 class FeedForward(nn.Module):
     """hidden -> ffn_hidden, GELU, -> hidden; column-, then row-parallel."""
 
-    def __init__(
-        self,
-        options: ModelOptions,
-        init_method: Initializer,
-        output_init_method: Initializer,
-        *,
-        layer_idx: int,
-    ) -> None:
+    def __init__(self, options: ModelOptions, *, layer_idx: int) -> None:
         super().__init__()
         self.bias_gelu_fusion = bool(options.bias_gelu_fusion)
         self.approximate = ACTIVATIONS[options.activation]
@@ -76,7 +69,6 @@ class FeedForward(nn.Module):
             options.hidden_size,
             options.ffn_hidden_size,
             parallel="col",
-            init_method=init_method,
             skip_bias_add=self.bias_gelu_fusion,
             layer_idx=layer_idx,
         )
@@ -86,7 +78,6 @@ class FeedForward(nn.Module):
             options.ffn_hidden_size,
             options.hidden_size,
             parallel="row",
-            init_method=output_init_method,
             skip_bias_add=True,
             layer_idx=layer_idx,
         )
@@ -110,22 +101,14 @@ class Block(TransformerLayer):
     that is inherited.
     """
 
-    def __init__(
-        self,
-        options: ModelOptions,
-        init_method: Initializer,
-        output_init_method: Initializer,
-        *,
-        layer_idx: int,
-    ) -> None:
+    def __init__(self, options: ModelOptions, *, layer_idx: int) -> None:
         nn.Module.__init__(self)
         self.layer_idx = layer_idx
-        inits = (init_method, output_init_method)
         hidden, epsilon = options.hidden_size, options.layernorm_epsilon
         self.input_layernorm = LayerNorm(hidden, eps=epsilon, layer_idx=layer_idx)
-        self.self_attention = SelfAttention(options, *inits, layer_idx=layer_idx)
+        self.self_attention = SelfAttention(options, layer_idx=layer_idx)
         self.post_attention_layernorm = LayerNorm(hidden, eps=epsilon, layer_idx=layer_idx)
-        self.mlp = FeedForward(options, *inits, layer_idx=layer_idx)
+        self.mlp = FeedForward(options, layer_idx=layer_idx)
 
     def forward(self, x: flow.Tensor) -> flow.Tensor:
         """(batch, time, hidden) to the same on the layer's stage, sbp [S(0), B]."""

@@ -18,11 +18,14 @@ if __name__ == "__main__":
 
 try:
     import oneflow_accel
+
+    import libai_projects  # noqa: F401 - says how to install libai
 except ImportError as error:
     sys.exit(
         f"{error}. pipeline.py runs in the project's environment: type `make setup` in the "
         "repository, then `source .venv/bin/activate`."
     )
+from oneflow_accel.command import run
 from oneflow_accel.errors import UserError
 from oneflow_accel.training import distributed
 
@@ -35,14 +38,15 @@ from libai_projects.engine.checks import check_model
 from libai_projects.engine.overrides import apply_overrides, load_config
 from libai_projects.generation import GenerationOptions
 from libai_projects.inference import command
-from libai_projects.inference.layout import choose_layout
+from libai_projects.inference.layout import check_stages, choose_layout
 from libai_projects.inference.lockstep import together
-from libai_projects.inference.models import detect_mode, find_model, random_weights
+from libai_projects.inference.models import detect_mode, find_model
 from libai_projects.inference.options import build_parser, parse_options
 from libai_projects.inference.sampling_arguments import given_sampling_options
 from libai_projects.inference.text_pipeline import DEFAULT_OPTIONS, TextPipeline
 from libai_projects.projects.MagicPrompt.step_model import GPT2StepModel
 from libai_projects.weights import monarch
+from libai_projects.weights.initial import random_weights
 
 CONFIG_FILE = str(Path(__file__).resolve().parent / "configs" / "gpt2_inference.py")
 EXAMPLES = ("a dog", "a cute pig", "a cute girl")
@@ -63,7 +67,8 @@ class TextGenerationPipeline(TextPipeline):
         config_file: a LiBai config such as configs/gpt2_inference.py, or the config.yaml of a run.
         data_parallel, tensor_parallel, pipeline_parallel: sizes of the layout; what is None is the
             config's, else chosen by the number of processes (`inference.layout`).
-        pipeline_stage_id: the stage of each layer; None shares them out evenly.
+        pipeline_stage_id: the stage of each layer, which also says how many stages there are where
+            `pipeline_parallel` does not; None shares the layers out evenly.
         pipeline_num_layers: the model's own number, which is also the default.
         model_path: None takes the config's `model.cfg.pretrained_model_path`.
         mode: "huggingface" (a folder with config.json and weights), "libai" (a checkpoint, its
@@ -108,7 +113,7 @@ class TextGenerationPipeline(TextPipeline):
                 "data_parallel_size": data_parallel,
                 "tensor_parallel_size": tensor_parallel,
                 "pipeline_parallel_size": pipeline_parallel,
-                "custom_pipeline_stage_id": pipeline_stage_id and list(pipeline_stage_id),
+                "custom_pipeline_stage_id": check_stages(pipeline_stage_id),
                 "pipeline_num_layers": pipeline_num_layers,
                 "device_type": device,
             }.items():
@@ -179,11 +184,14 @@ def _build(cfg: DictConfig, kind: str, path: Path | None, tokenizer: object) -> 
         # Which layers are Monarch layers is for the weights to say, not for the config.
         model_cfg.update({**dict.fromkeys(monarch.KEYS), **found})
         real = found["vocab_size_real"]
+    stages, pipeline = sizes.get("custom_pipeline_stage_id"), sizes.get("pipeline_parallel_size")
+    if stages and pipeline is None and distributed.world_size() > 1:
+        pipeline = len(set(stages))
     layout = choose_layout(
         distributed.world_size(),
         data=sizes.get("data_parallel_size"),
         tensor=sizes.get("tensor_parallel_size"),
-        pipeline=sizes.get("pipeline_parallel_size"),
+        pipeline=pipeline,
     )
     sizes.data_parallel_size = layout.data
     sizes.tensor_parallel_size = layout.tensor
@@ -218,6 +226,8 @@ def main(argv: Sequence[str]) -> int:
             data_parallel=options.data_parallel,
             tensor_parallel=options.tensor_parallel,
             pipeline_parallel=options.pipeline_parallel,
+            pipeline_stage_id=options.pipeline_stage_id,
+            pipeline_num_layers=options.pipeline_num_layers,
             model_path=options.model,
             mode=options.mode,
             device=options.device,
@@ -231,4 +241,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    command.leave(command.main("pipeline.py", lambda: main(sys.argv[1:])))
+    command.leave(run("pipeline.py", lambda: main(sys.argv[1:])))

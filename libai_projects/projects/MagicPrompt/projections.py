@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import oneflow as flow
 from libai.layers import Linear
 from libai.utils import distributed as dist
@@ -14,7 +12,10 @@ from libai_projects.weights.monarch import QKV, QKV_PARTS
 from monarch_flow.layers import LinearConfig
 from monarch_flow.parallel import SPLIT, WHOLE, ParallelMonarchLinear
 
-Initializer = Callable[[flow.Tensor], flow.Tensor]
+
+def drawn_later(tensor: flow.Tensor) -> flow.Tensor:
+    """An initializer for LiBai's layers: the model draws its weights when it is whole, by name."""
+    return tensor
 
 
 def projection(
@@ -24,7 +25,6 @@ def projection(
     out_features: int,
     *,
     parallel: str,
-    init_method: Initializer,
     skip_bias_add: bool = False,
     layer_idx: int,
 ) -> nn.Module:
@@ -37,7 +37,6 @@ def projection(
         out_features: width of its output.
         parallel: "col" or "row", LiBai's names: the outputs or the inputs are split over tensor
             parallelism, the other side is whole.
-        init_method: initializer of a dense weight; a Monarch layer has its own.
         skip_bias_add: return (product, bias) and not the sum.
         layer_idx: layer, from which the pipeline stage follows.
     """
@@ -47,7 +46,7 @@ def projection(
             in_features,
             out_features,
             parallel=parallel,
-            init_method=init_method,
+            init_method=drawn_later,
             skip_bias_add=skip_bias_add,
             layer_idx=layer_idx,
         )
@@ -65,9 +64,6 @@ def projection(
 
 class MonarchProjection(ParallelMonarchLinear):
     """A Monarch layer in the place of LiBai's Linear.
-
-    All processes draw the whole layer from one seed, so that every layout begins with the same
-    weights.
 
     Args:
         config: the layer.

@@ -31,6 +31,8 @@ class GPT2StepModel:
     Attributes:
         vocab_size: columns of the logits: the real vocabulary, without padding rows.
         max_positions: longest sequence.
+        bytes_per_token: of this machine's memory that keys and values of a token take, over all
+            stages and shards; 0 on devices with a memory of their own.
     """
 
     def __init__(self, model: GPT2ForPreTraining | GPT2Model) -> None:
@@ -43,6 +45,8 @@ class GPT2StepModel:
         self._device = backend.device()
         self._fused_softmax = bool(options.scale_mask_softmax_fusion)
         self._width = options.hidden_size
+        pair = 2 * options.hidden_size * np.dtype(np.float32).itemsize
+        self.bytes_per_token = options.num_layers * pair if backend.name == "cpu" else 0
         # Every process reads every weight: ZeRO may have left some to be joined, and OneFlow wants
         # all processes to take part in that. Of another stage's weights nothing is left to keep.
         layers = [LayerShard(each, options, self._position) for each in gpt.transformer.layers]

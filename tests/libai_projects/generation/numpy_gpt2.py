@@ -42,6 +42,7 @@ class NumpyGPT2:
         )
         self.vocab_size = len(self._weights["wte.weight"])
         self.max_positions = len(self._weights["wpe.weight"])
+        self.bytes_per_token = 16 * self._layers * self._weights["wte.weight"].shape[1]
         self.steps: list[tuple[int, int]] = []
 
     def start(self, batch_size: int, use_cache: bool = True) -> _Cache:

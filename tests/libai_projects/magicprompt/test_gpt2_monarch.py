@@ -18,7 +18,6 @@ from safetensors.numpy import load_file
 
 from libai_projects.engine import throughput
 from libai_projects.engine.checks import Layout, check_model
-from libai_projects.inference.models import random_weights
 from libai_projects.projects.MagicPrompt import model_options
 from libai_projects.projects.MagicPrompt.gpt2 import GPT2ForPreTraining
 from libai_projects.projects.MagicPrompt.step_model import GPT2StepModel
@@ -165,9 +164,6 @@ def test_a_new_model_leaves_the_factors_as_the_layer_draws_them() -> None:
             assert abs(values).max() <= width**-0.5
             assert values.std() == pytest.approx((3 * width) ** -0.5, rel=0.02)
         assert layer.bias.numpy().any()
-    drawn = random_weights(config(**MLP), seed=0)
-    factor = drawn["GPT_model.transformer.layers.0.mlp.dense_h_to_4h.blkdiag2"]
-    assert 0.9 * 16**-0.5 < abs(factor).max() <= 16**-0.5
 
 
 def test_a_hugging_face_folder_has_the_dense_model(tmp_path: Path) -> None:
@@ -187,7 +183,7 @@ def test_weights_go_in_and_out() -> None:
     models.load_into(model, {name: 2 * values for name, values in before.items()})
     for name, values in models.gather_state(model).items():
         np.testing.assert_array_equal(values, 2 * before[name])
-    with pytest.raises(UserError, match=r"(?s)missing.*blkdiag1"):
+    with pytest.raises(UserError, match=r"30 missing \(such as .*q_proj.bias"):
         models.load_into(model, models.gather_state(build()[0]))
 
 

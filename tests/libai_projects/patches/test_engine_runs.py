@@ -112,10 +112,28 @@ def test_a_run_that_was_killed_goes_on_bit_for_bit_with_dropout(tmp_path: Path) 
     assert best != b""
 
 
-def test_a_graph_goes_on_bit_for_bit(tmp_path: Path) -> None:
+def test_a_graph_goes_on_bit_for_bit_and_eagerly_with_its_moments(tmp_path: Path) -> None:
     whole = run(tmp_path, graph=True)
     back_to(tmp_path, "model_0000002")
+    copy = shutil.copytree(tmp_path, tmp_path.with_name("copy"))
     check_continued(whole, run(tmp_path, graph=True, resume=True))
+    eager = run(copy, resume=True)
+    expected = {step: whole["losses"][step] for step in ("3", "4", "5")}
+    assert eager["losses"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_without_0027_moments_are_dropped_where_the_mode_changes(
+    single: dict[str, Any], tmp_path: Path
+) -> None:
+    """In silence."""
+    folder = shutil.copytree(single["folder"], tmp_path / "copy")
+    back_to(folder, "model_0000002")
+    options = {"resume": True, "graph": True, "set": {"train.evaluation.enabled": False}}
+    process = start(folder, before="0027", **options)
+    assert process.returncode == 0, process.stdout[-5000:]
+    losses = json.loads((folder / "result.json").read_text())["losses"]
+    assert losses["3"] == pytest.approx(single["losses"]["3"], abs=1e-5)
+    assert abs(losses["5"] - single["losses"]["5"]) > 1e-3
 
 
 def test_a_pipeline_goes_on_as_tensor_parallel(single: dict[str, Any], tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ class CycleModel:
     """
 
     vocab_size = 257
+    bytes_per_token = 0
 
     def __init__(self, delay: float = 0.0, max_positions: int = 512) -> None:
         self.delay = delay

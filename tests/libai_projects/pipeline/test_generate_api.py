@@ -45,6 +45,8 @@ def test_answers(serve: Callable) -> None:
     several = post(url, {"prompt": "x", "seed": 1}).json()["results"]
     assert len({result["generated_text"] for result in several}) == 4
     assert post(url, {"prompt": "x", "seed": 1}).json()["results"] == several
+    # One where greedy decoding can have no more.
+    assert len(post(url, {"prompt": "x", "do_sample": False}).json()["results"]) == 1
     drawn = post(url, {"prompt": "x"}).json()
     again = post(url, {"prompt": "x", "seed": drawn["seed"]}).json()
     assert again["results"] == drawn["results"]
@@ -101,7 +103,7 @@ OUT_OF_BOUNDS: list[tuple[Any, str]] = [
     ({"prompt": "a", "max_new_tokens": True}, "max_new_tokens"),
     ({"prompt": "a", "num_return_sequences": 9}, "less than or equal to 8"),
     ({"prompt": "a", "seed": -1}, "seed"),
-    ({"prompt": "a", "do_sample": False}, "num_return_sequences is 4"),
+    ({"prompt": "a", "do_sample": False, "num_return_sequences": 4}, "leave one of the two out"),
     ({"prompt": "x" * 257}, "257 tokens, 256 are allowed"),
     ([1], "object"),
 ]
@@ -136,7 +138,8 @@ def test_refuses_bodies_that_are_not_small_json(serve: Callable) -> None:
     host, port = slow.removeprefix("http://").rstrip("/").split(":")
     with socket.create_connection((host, int(port)), timeout=5) as client:
         client.sendall(
-            b"POST /api/generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"POST /api/generate HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Type: application/json\r\n"
             b"Content-Length: 100\r\n\r\n{"
         )
         assert client.recv(1000).startswith(b"HTTP/1.1 408 ")

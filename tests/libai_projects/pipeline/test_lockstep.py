@@ -22,7 +22,8 @@ from libai_projects.inference.jobs import Job, Worker
 def two_ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(distributed, "world_size", lambda: 2)
     monkeypatch.setattr(distributed, "barrier", lambda: None)
-    monkeypatch.setattr(lockstep, "any_rank", lambda flag: flag)
+    monkeypatch.setattr(distributed, "all_reduce_sum", list)
+    monkeypatch.setattr(distributed, "all_gather_json", lambda own: [own, None])
     return
 
 
@@ -78,10 +79,10 @@ def test_the_others_do_what_they_are_told(
     assert list(messages) == []
 
 
-def test_a_failing_rank_ends_the_job(
+def test_a_rank_that_fails_inside_a_step_ends_the_job(
     two_ranks: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The others could not be kept in step; on one process the server goes on instead."""
+    """The others could not be kept in step; what waits is refused, not left without an answer."""
     monkeypatch.setattr(lockstep, "share", lambda value: value)
     pipeline = fake_pipeline(tmp_path)
 
@@ -91,10 +92,51 @@ def test_a_failing_rank_ends_the_job(
     pipeline.model.step = broken
     worker = Worker(pipeline)
     outcome: list[Any] = []
-    worker.submit(Job(["x"], {}, lambda _texts, problem: outcome.append(problem.kind)))
-    with pytest.raises(RuntimeError, match="out of memory"):
+    for _ in range(2):
+        worker.submit(Job(["x"], {}, lambda _texts, problem: outcome.append(problem.kind)))
+    with pytest.raises(lockstep.OutOfStepError, match="out of memory"):
         worker.run()
-    assert outcome == ["failed"]
+    assert outcome == ["failed", "closed"]
+
+
+def test_what_fails_between_steps_is_its_request_s_alone(
+    two_ranks: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    told: list[dict[str, Any]] = []
+    monkeypatch.setattr(lockstep, "share", lambda value: told.append(value) or value)
+    worker = Worker(fake_pipeline(tmp_path))
+    outcome: list[Any] = []
+    ended = threading.Event()
+
+    def on_end(texts: Any, problem: Any) -> None:
+        outcome.append(problem and problem.kind)
+        if len(outcome) == 3:
+            ended.set()
+
+    def broken(_index: int, _text: str) -> None:
+        raise MemoryError
+
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    worker.submit(Job(["x"], {}, on_end, broken))
+    worker.submit(Job(["x"], {"temperature": 0}, on_end))
+    worker.submit(Job(["x"], {"max_new_tokens": 3}, on_end))
+    assert ended.wait(5)
+    worker.close()
+    thread.join(5)
+    assert outcome == ["failed", "refused", None]
+    assert told[-1] == {"do": "end"}
+
+
+def test_a_fault_of_another_rank_has_its_name(
+    two_ranks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(distributed, "all_reduce_sum", lambda _numbers: [1.0, 0.0])
+    for users, kind in ((True, UserError), (False, lockstep.OtherRankError)):
+        problem = {"users": users, "text": "no memory"}
+        monkeypatch.setattr(distributed, "all_gather_json", lambda _own, it=problem: [None, it])
+        with pytest.raises(kind, match="rank 1: no memory"), lockstep.in_step():
+            pass
 
 
 def test_together_raises_what_one_rank_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,8 @@ def test_sampling_options_are_those_given() -> None:
         parse(
             "--do-sample", "--no-use-cache", "--top-p", "0.9", "--num-beams=4", "--eos-token-id",
             "1,2", "--early-stopping", "never", "--exponential-decay-length-penalty", "20,1.05",
-            "--seed", "7", "--max-time", "2", "--bos-token-id", "3",
+            "--seed", "7", "--max-time", "2", "--bos-token-id", "3", "--suppress-tokens", "4",
+            "--bad-words-ids", "1,2;3", "--min-new-tokens", "2", "--min-p", "0.1",
         )
     )  # fmt: skip
     assert given == {
@@ -59,8 +60,13 @@ def test_sampling_options_are_those_given() -> None:
         "seed": 7,
         "max_time": 2.0,
         "bos_token_id": 3,
+        "suppress_tokens": 4,
+        "bad_words_ids": [(1, 2), (3,)],
+        "min_new_tokens": 2,
+        "min_p": 0.1,
     }
-    GenerationOptions.from_config(given)
+    options = GenerationOptions.from_config(given)
+    assert (options.suppress_tokens, options.bad_words_ids) == ((4,), ((1, 2), (3,)))
 
 
 def test_order_does_not_matter() -> None:

@@ -209,6 +209,10 @@ def test_fifty_thousand_lines_in_several_processes(
         (["p.txt", "--validation", "0.000001"], "of 6 prompts none is left for data_valid"),
         (["empty.txt"], "there is no text in empty.txt: 3 lines, all empty"),
         (["bad.txt"], "of 2 lines 0 are empty and 2 bad, the first bad.txt:1: not UTF-8"),
+        (
+            ["p.txt", "image.png"],
+            "image.png is no text: 2 of its 3 lines are bad, such as image.png:1",
+        ),
         (["p.txt", "--output-prefix", "old"], "old.bin exist already; --overwrite"),
         (["p.txt", "--report", "no/report.json"], "the datasets are made, but --report"),
     ],
@@ -225,6 +229,8 @@ def test_what_the_user_can_mend(
     Path("p.txt").write_text("\n".join(PROMPTS))
     Path("empty.txt").write_text("\n \n\n")
     Path("bad.txt").write_bytes(b"\xff\n\xfe")
+    # One of its lines could be text.
+    Path("image.png").write_bytes(b"\x89PNG\r\n\x1a\n\xff\xd8IDAT")
     Path("old.bin").touch()
     before = sorted(tmp_path.iterdir())
     options = [*small_files.options, "--output-prefix", "data", *options]

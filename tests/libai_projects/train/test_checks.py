@@ -146,10 +146,57 @@ def test_batch_sizes_that_contradict(make_cfg, given, parts):
         ("train.log_period=0", "train.log_period=0"),
         ("train.warmup_ratio=1", "warmup_ratio"),
         ("train.train_iter=0", "nothing to train"),
+        ("train.train_iter=-5", "train.train_iter=-5 is less than 0"),
+        ("train.train_epoch=-1", "train.train_epoch=-1"),
+        ("train.seed=-1", "train.seed=-1 is less than 0"),
+        ("train.checkpointer.max_to_keep=0", "max_to_keep=0 is less than 1"),
+        ("train.evaluation.patience=0", "patience=0 is less than 1"),
+        ("train.evaluation.patience=soon", "patience=soon is not a whole number"),
+        ("train.max_minutes=-3", "max_minutes=-3"),
+        ("train.max_minutes=soon", "max_minutes=soon"),
+        ("model.cfg.num_layers=0", "num_layers=0 is less than 1"),
+        ("model.cfg.hidden_size=-64", "hidden_size=-64 is less than 1"),
+        ("train.evaluation.eval_metric=foo", "take validation/lm_loss_PPL"),
+        (
+            "train.evaluation.eval_metric=validation/lm_loss_ppl",
+            "did you mean validation/lm_loss_PPL?",
+        ),
+        ("train.evaluation.eval_metric=train/lm_loss", "did you mean test/lm_loss?"),
+        ("train.evaluation.eval_mode=lower", "neither min nor max"),
+        ("optim.lr=-1", "optim: AdamW cannot be made of these settings: Invalid learning rate: -1"),
+        ("optim.lr=nan", "optim.lr=nan is not finite"),
+        ("optim.weight_decay=inf", "optim.weight_decay=inf is not finite"),
+        ("optim.betas=[0.9,1.5]", "Invalid beta parameter at index 1: 1.5"),
+        ("optim.betas=[0.9]", "optim: AdamW cannot be made"),
+        ("optim.eps=-1e-8", "Invalid epsilon"),
+        ("optim.params.clip_grad_max_norm=-1", "clip_grad_max_norm=-1.0"),
+        ("optim.params.weight_decay_norm=-1", "weight_decay_norm=-1.0"),
+        ("optim._target_=oneflow.optim.SGD", "unexpected keyword argument 'betas'"),
+        ("optim._target_=oneflow.optim.Nothing", "Nothing"),
+        (
+            "train.warmup_ratio=0.1 train.scheduler.warmup_method=soft",
+            "WarmupExponentialLR cannot be made of these settings: 'warmup_method'",
+        ),
+        ("train.scheduler.gamma=nan", "train.scheduler.gamma=nan is not finite"),
     ],
 )
-def test_lengths_and_what_only_graphs_have(make_cfg, override, part):
-    refused(lambda: checks.check_steps(make_cfg(override)), part)
+def test_settings_that_cannot_be(make_cfg, override, part):
+    cfg = make_cfg(*override.split())
+    refused(lambda: checks.check_run(cfg, Options(CONFIG)), part)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "optim.lr=0",
+        "optim.params.clip_grad_max_norm=null",
+        "train.evaluation.eval_metric=lm_loss_PPL",
+        "train.evaluation.eval_metric=test/lm_loss",
+        "train.warmup_ratio=0.5",
+    ],
+)
+def test_settings_at_their_limits_pass(make_cfg, override):
+    checks.check_run(make_cfg(override), Options(CONFIG))
 
 
 def test_several_mistakes_are_one_error(make_cfg, tmp_path):
@@ -257,6 +304,25 @@ def test_config_is_fitted_to_a_bare_device(make_cfg):
     expected.append("optim.params.clip_grad_max_norm")
     assert [line.split(": ")[1].split("=")[0] for line in lines] == expected
     assert all(": no " in line for line in lines)
+
+
+def test_what_prepare_holds_out_is_validated_on(make_cfg, prompts, tmp_path):
+    """All blocks of the rest are for training then, but those of the test."""
+    for name in ("data", "data_valid"):
+        for end in (".idx", ".bin"):
+            shutil.copy(prompts["MAGICPROMPT_DATA"] + end, tmp_path / f"{name}{end}")
+    cfg = make_cfg(f"dataloader.train.dataset.0.data_prefix={tmp_path / 'data'}")
+    (line,) = adapt.use_held_out(cfg)
+    assert str(tmp_path / "data_valid") in line
+    train = cfg.dataloader.train
+    assert train.dataset[1].indexed_dataset.data_prefix == str(tmp_path / "data_valid")
+    assert train.splits == [[90, 0, 10], [0, 1, 0]]
+    checks.check_run(cfg, Options(CONFIG))
+    assert adapt.use_held_out(cfg) == []
+    assert adapt.use_held_out(make_cfg()) == []
+    wrong = make_cfg("dataloader.train.splits=[[80,20]]")
+    assert adapt.use_held_out(wrong) == []
+    refused(lambda: checks.check_run(wrong, Options(CONFIG)), "three shares")
 
 
 def test_flops_of_a_token_of_gpt2(make_cfg):

@@ -117,6 +117,21 @@ def test_bad_overrides(cfg, text, parts):
     assert OmegaConf.to_yaml(cfg.train) == before
 
 
+def test_null_is_taken_wherever_a_config_says_what_it_means():
+    """Those that are null in the common configs may be null again where another has set them, as
+    gpt2_small_cpu sets train.max_minutes."""
+    common = load_config(str(FOLDER / NAME))
+    keys = [key for key in config_keys(common) if OmegaConf.select(common, key) is None]
+    keys = [key for key in keys if not key.endswith(("._target_", "tokenizer"))]
+    assert {"train.max_minutes", "train.evaluation.patience"} <= set(keys)
+    small = load_config(str(FOLDER / "gpt2_small_cpu.py"))
+    for value in (3, {"a": 1}):
+        for key in keys:
+            OmegaConf.update(small, key, value, merge=False)
+        apply_overrides(small, [f"{key}=null" for key in keys], "gpt2_small_cpu.py")
+        assert [OmegaConf.select(small, key) for key in keys] == [None] * len(keys)
+
+
 @pytest.mark.parametrize(
     ("content", "part"),
     [

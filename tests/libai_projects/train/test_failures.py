@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 
@@ -51,6 +52,34 @@ def test_misspelled_key_ends_the_command(environment, tmp_path):
     assert result.returncode == 2
     assert "did you mean train.output_dir?" in result.stdout
     assert "Traceback" not in result.stdout
+
+
+def test_the_folder_of_another_programs_run_is_left_alone(environment, tmp_path):
+    """A run of its own it moves aside; test_training_runs.py has that."""
+    other = tmp_path / "checkpoints" / "step-00000001" / "state.json"
+    other.parent.mkdir(parents=True)
+    other.write_text("main.py's")
+    command = [SCRIPT, "--config-file", CONFIG, *TINY, f"train.output_dir={tmp_path}"]
+    result = run_process(command, env=environment, cwd=PROJECTS)
+    assert result.returncode == 2, result.stdout
+    assert "already holds a run (checkpoints/step-00000001)" in result.stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "checkpoints"]
+
+
+def test_weights_of_another_model_are_one_line(environment, tmp_path):
+    with tarfile.open(REPOSITORY / "tests/data/libai_checkpoints/eager.tar.gz") as archive:
+        archive.extractall(tmp_path)
+    options = (
+        f"train.load_weight={tmp_path / 'model_0000001'}",
+        f"train.output_dir={tmp_path}/out",
+    )
+    command = [SCRIPT, "--config-file", CONFIG, *TINY, *options]
+    result = run_process(command, env=environment, cwd=PROJECTS)
+    assert result.returncode == 2, result.stdout
+    error = result.stdout[result.stdout.index("train_net.py: error:") :]
+    assert error.count("\n") == 1, error
+    assert "does not fit the model: 12 missing (such as " in error
+    assert "of another shape (such as GPT_model.embeddings.token_embeddings.weight" in error
 
 
 def test_full_disk_leaves_the_checkpoint_before_it_whole(train, environment, tmp_path):

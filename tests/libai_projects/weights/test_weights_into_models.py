@@ -41,11 +41,11 @@ def test_rows_are_cut_down_to_the_tokens_only() -> None:
     tokens = padded[mapping.TOKEN_EMBEDDING]
     padded[mapping.TOKEN_EMBEDDING] = mapping.resize_vocabulary(tokens, 128)
     model = ParametersOnly({**CONFIG, "vocab_size": 64})
-    with pytest.raises(UserError, match=r"\(128, 16\), expected \(64, 16\)"):
+    with pytest.raises(UserError, match=r"\(128, 16\), the model's \(64, 16\)"):
         weights.load_into(model, padded)
     weights.load_into(model, padded, vocab_size=61)
     smaller = ParametersOnly({**CONFIG, "vocab_size": 60})
-    with pytest.raises(UserError, match=r"expected \(60, 16\)"):
+    with pytest.raises(UserError, match=r"the model's \(60, 16\)"):
         weights.load_into(smaller, padded, vocab_size=61)
 
 
@@ -57,8 +57,8 @@ def test_differences_leave_the_model_as_it_was() -> None:
     del state["GPT_model.transformer.layernorm_f.bias"]
     with pytest.raises(UserError) as error:
         weights.load_into(model, state)
-    assert "missing (1):\n  GPT_model.transformer.layernorm_f.bias" in str(error.value)
-    assert "unexpected (1):\n  GPT_model.extra" in str(error.value)
+    assert "1 missing (such as GPT_model.transformer.layernorm_f.bias)" in str(error.value)
+    assert "1 unexpected (such as GPT_model.extra)" in str(error.value)
     assert (model.GPT_model.transformer.layernorm_f.weight.numpy() == 7).all()
     report = weights.load_into(model, state, partial=True)
     assert report.missing == ["GPT_model.transformer.layernorm_f.bias"]
@@ -100,5 +100,5 @@ def test_two_processes(tmp_path: Path) -> None:
     for rank in (0, 1):
         errors = json.loads((tmp_path / f"errors-{rank}.json").read_text())
         assert "does not exist" in errors["load"]
-        assert "missing (1)" in errors["load_into"]
+        assert "1 missing" in errors["load_into"]
         assert "is not empty" in errors["save"]

@@ -32,6 +32,9 @@ PROMPTS = [[1, 2, 3], [5], [60, 7, 8, 9, 10, 7, 8], [33, 44, 33, 44, 33]]
 PREFIX_FUNCTIONS = {"even": list(range(0, tiny_gpt2.VOCABULARY, 2)), "few": [10, 11, 24]}
 END, ENDS, NEVER = 24, [24, 87], None
 
+# The end alone, which is left out, and what the model would write, of one token and of several.
+WORDS = [[END], [80], [41, 41], [28, 41, 15], [7, 8, 9]]
+
 BASE: dict[str, Any] = {"max_length": 30, "pad_token_id": 0, "eos_token_id": END}
 GREEDY = {
     "plain": {},
@@ -45,6 +48,12 @@ GREEDY = {
     "no repeated trigram": {"no_repeat_ngram_size": 3, "eos_token_id": NEVER, "max_length": 60},
     "min length": {"min_length": 25},
     "min length, several ends": {"min_length": 25, "eos_token_id": ENDS},
+    "min new tokens": {"min_new_tokens": 15},
+    "min new tokens and length": {"min_new_tokens": 6, "min_length": 25, "eos_token_id": ENDS},
+    "bad words": {"bad_words_ids": WORDS, "max_length": 50},
+    "bad words, no end": {"bad_words_ids": WORDS, "eos_token_id": NEVER, "max_length": 60},
+    "suppressed tokens": {"suppress_tokens": list(range(40, 90))},
+    "suppressed end": {"suppress_tokens": ENDS, "eos_token_id": ENDS},
     "prefix function": {"prefix_allowed_tokens_fn": "even"},
     "narrow prefix function": {"prefix_allowed_tokens_fn": "few", "no_repeat_ngram_size": 2},
     "nothing left of a prefix function": {
@@ -113,6 +122,9 @@ BEAMS = {
         "early_stopping": True,
     },
     "min length": {"num_beams": 3, "num_return_sequences": 3, "min_length": 20},
+    "min new tokens": {"num_beams": 3, "num_return_sequences": 3, "min_new_tokens": 12},
+    "bad words": {"num_beams": 4, "num_return_sequences": 4, "bad_words_ids": WORDS},
+    "suppressed tokens": {"num_beams": 3, "suppress_tokens": list(range(40, 90))},
     "no repeated bigram": {"num_beams": 4, "num_return_sequences": 4, "no_repeat_ngram_size": 2},
     "repetition penalty": {"num_beams": 4, "num_return_sequences": 4, "repetition_penalty": 1.5},
     "forced eos": {"num_beams": 3, "num_return_sequences": 3, "forced_eos_token_id": 7},
@@ -156,6 +168,9 @@ WARPS: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "top_p 0.9": [("TopP", {"top_p": 0.9})],
     "top_p 0.999": [("TopP", {"top_p": 0.999})],
     "top_p 0.1 keep 3": [("TopP", {"top_p": 0.1, "min_tokens_to_keep": 3})],
+    "min_p 0.3": [("MinP", {"min_p": 0.3})],
+    "min_p 0.01": [("MinP", {"min_p": 0.01})],
+    "min_p 1 keep 3": [("MinP", {"min_p": 1.0, "min_tokens_to_keep": 3})],
     "typical 0.2": [("Typical", {"mass": 0.2})],
     "typical 0.9": [("Typical", {"mass": 0.9})],
     "typical 0.995": [("Typical", {"mass": 0.995})],

@@ -1,0 +1,185 @@
+"""Checks of what steers the training: lengths and periods, evaluation, optimizer, schedule."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from oneflow_accel.errors import UserError
+
+import oneflow as flow
+from libai.config import try_get_key
+from libai.optim import build_optimizer
+from libai.scheduler import build_lr_scheduler
+from omegaconf import DictConfig, ListConfig
+
+from libai_projects.engine.check_files import Note
+
+# Whole numbers, and the least that each may be.
+_COUNTS = {
+    "train.train_iter": 0,
+    "train.log_period": 1,
+    "train.seed": 0,
+    "train.test_micro_batch_size": 1,
+    "train.checkpointer.period": 1,
+    "train.checkpointer.max_to_keep": 1,
+    "train.evaluation.eval_iter": 1,
+    "train.evaluation.eval_period": 1,
+    "train.evaluation.patience": 1,
+    "dataloader.train.num_workers": 0,
+    "model.cfg.num_layers": 1,
+    "model.cfg.hidden_size": 1,
+    "model.cfg.ffn_hidden_size": 1,
+    "model.cfg.num_attention_heads": 1,
+    "model.cfg.max_seq_length": 1,
+}
+# What evaluation gives of each split.
+_RESULTS = ("lm_loss_PPL", "lm_loss", "lm_loss_tokens")
+
+
+def check_all(cfg: DictConfig, note: Note) -> None:
+    """Run every check of this file through `note`, which collects what they raise."""
+    note(lambda: check_steps(cfg))
+    note(lambda: check_evaluation(cfg))
+    note(lambda: check_optimizer(cfg))
+
+
+def check_steps(cfg: DictConfig) -> None:
+    """Check lengths and periods, and what only nn.Graph has.
+
+    Raises:
+        UserError: a number that counts something is not one, or too small; or ZeRO or activation
+            checkpointing in eager mode.
+    """
+    for key, least in _COUNTS.items():
+        number = try_get_key(cfg, key, default=None)
+        if number is None:
+            continue
+        if not isinstance(number, int) or isinstance(number, bool):
+            raise UserError(f"{key}={number} is not a whole number")
+        if number < least:
+            raise UserError(f"{key}={number} is less than {least}")
+    epochs = try_get_key(cfg, "train.train_epoch", default=None)
+    if epochs is not None and not (_is_number(epochs) and epochs >= 0):
+        raise UserError(f"train.train_epoch={epochs}: a number from 0 on")
+    minutes = try_get_key(cfg, "train.max_minutes", default=None)
+    if minutes is not None and not (_is_number(minutes) and minutes > 0):
+        raise UserError(f"train.max_minutes={minutes}: a number above 0, or null for no limit")
+    ratio = try_get_key(cfg, "train.warmup_ratio", default=0)
+    if not (_is_number(ratio) and 0 <= ratio < 1):
+        raise UserError(f"train.warmup_ratio={ratio}: a share of the run, from 0 to below 1")
+    if not (cfg.train.get("train_iter") or cfg.train.get("train_epoch")):
+        raise UserError("nothing to train: train.train_iter and train.train_epoch are 0")
+    if cfg.graph.enabled:
+        stage = try_get_key(cfg, "train.zero_optimization.stage", default=1)
+        if (
+            try_get_key(cfg, "train.zero_optimization.enabled", default=False)
+            and not 1 <= stage <= 3
+        ):
+            raise UserError(f"train.zero_optimization.stage={stage} is not 1, 2 or 3")
+        return
+    for key in ("train.zero_optimization.enabled", "train.activation_checkpoint.enabled"):
+        if try_get_key(cfg, key, default=False):
+            raise UserError(f"{key}=true needs nn.Graph: graph.enabled=true")
+
+
+def check_evaluation(cfg: DictConfig) -> None:
+    """Check what the best model and early stopping go by.
+
+    Raises:
+        UserError: train.evaluation.eval_metric is no result of the evaluation, or eval_mode is
+            neither min nor max.
+    """
+    evaluation = cfg.train.get("evaluation")
+    if not evaluation or not evaluation.enabled:
+        return
+    mode = evaluation.get("eval_mode")
+    if mode not in (None, "min", "max"):
+        raise UserError(f"train.evaluation.eval_mode={mode} is neither min nor max")
+    metric = evaluation.get("eval_metric")
+    # Other evaluators have results of their own.
+    if metric is None or _name_of(evaluation.get("evaluator")) != "PPLEvaluator":
+        return
+    tests = len(try_get_key(cfg, "dataloader.test", default=None) or [])
+    splits = ["validation", "test", *(f"test_{number}" for number in range(tests))]
+    split, _, name = str(metric).rpartition("/")
+    if name not in _RESULTS or (split and split not in splits):
+        known = {
+            f"{split}/{result}".lower(): f"{split}/{result}"
+            for split in splits
+            for result in _RESULTS
+        }
+        near = difflib.get_close_matches(str(metric).lower(), known)
+        hint = f"did you mean {known[near[0]]}?" if near else "take validation/lm_loss_PPL"
+        raise UserError(
+            f"train.evaluation.eval_metric={metric} is no result of the evaluation; {hint}"
+        )
+
+
+def check_optimizer(cfg: DictConfig) -> None:
+    """Check that the optimizer and the schedule can be made, on a parameter of one element.
+
+    Raises:
+        UserError: they cannot; says what of `optim` or `train.scheduler` is wrong.
+    """
+    optim = cfg.get("optim")
+    if optim is None:
+        return
+    for key, value in _numbers(optim, "optim"):
+        if not math.isfinite(value):
+            raise UserError(f"{key}={value} is not finite")
+    clip = try_get_key(optim, "params.clip_grad_max_norm", default=None)
+    if clip is not None and not (_is_number(clip) and clip > 0):
+        raise UserError(
+            f"optim.params.clip_grad_max_norm={clip}: a number above 0, or null to clip nothing"
+        )
+    for name in ("weight_decay_norm", "weight_decay_bias"):
+        decay = try_get_key(optim, f"params.{name}", default=None)
+        if decay is not None and not (_is_number(decay) and decay >= 0):
+            raise UserError(f"optim.params.{name}={decay}: a number from 0 on, or null")
+    trial = copy.deepcopy(optim)
+    optimizer = _made("optim", trial, lambda: build_optimizer(trial, flow.nn.Linear(1, 1)))
+    scheduler = copy.deepcopy(cfg.train.get("scheduler"))
+    if scheduler is None:
+        return
+    for key, value in _numbers(scheduler, "train.scheduler"):
+        if not math.isfinite(value):
+            raise UserError(f"{key}={value} is not finite")
+    # The trainer fills both in when it knows the data.
+    scheduler.max_iter = max(cfg.train.get("train_iter") or 0, 1)
+    scheduler.warmup_iter = 1 if cfg.train.get("warmup_ratio") else 0
+    _made("train.scheduler", scheduler, lambda: build_lr_scheduler(scheduler, optimizer))
+
+
+def _made(key: str, config: DictConfig, make: Callable[[], Any]) -> Any:
+    try:
+        return make()
+    # Their constructors check by whatever raises.
+    except Exception as error:
+        text = " ".join(str(error.__cause__ or error).split()) or type(error).__name__
+        raise UserError(
+            f"{key}: {_name_of(config)} cannot be made of these settings: {text}"
+        ) from error
+
+
+def _name_of(config: Any) -> str:
+    """Of the class or function that a config node calls; "" where it is none."""
+    target = config.get("_target_", "") if isinstance(config, DictConfig) else ""
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    return name.rpartition(".")[2]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _numbers(node: Any, key: str) -> Iterator[tuple[str, float]]:
+    if isinstance(node, DictConfig | ListConfig):
+        items = node.items() if isinstance(node, DictConfig) else enumerate(node)
+        for name, value in items:
+            yield from _numbers(value, f"{key}.{name}")
+    elif isinstance(node, float):
+        yield key, node

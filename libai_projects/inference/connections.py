@@ -1,0 +1,110 @@
+"""HTTP/1.1 connections that cannot be held open for nothing.
+
+uvicorn 0.54 has no time limit for the head of a request, and its limit of connections counts idle
+ones as well: some dozens of half-sent requests would lock everybody out. Here each connection has
+some seconds to send a request and some to take the answer, and where too many are open the oldest
+that has not sent a whole request makes room for the new one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+
+@dataclass(frozen=True)
+class ConnectionBounds:
+    """What connections may take.
+
+    Attributes:
+        head_seconds: from a connection's opening, or the last answer, to the end of a request's
+            head.
+        answer_seconds: from there to the last byte of the answer; longer than any answer takes.
+        connections: most at once.
+    """
+
+    head_seconds: float
+    answer_seconds: float
+    connections: int
+
+
+class BoundedProtocol(H11Protocol):
+    """One connection.
+
+    Args:
+        bounds: of it.
+        arguments: uvicorn's own.
+    """
+
+    def __init__(self, *, bounds: ConnectionBounds, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._bounds = bounds
+        self._timer: asyncio.TimerHandle | None = None
+        self._opened = self.loop.time()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        self._await_head()
+        open_ones = [each for each in self.connections if not each.transport.is_closing()]
+        if len(open_ones) > self._bounds.connections:
+            idle = [each for each in open_ones if each is not self and not each.has_request]
+            # Where all are at work, which the queue's length bounds, the new one has to go.
+            min(idle, key=lambda each: each._opened, default=self).transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        was_at_work = self._is_at_work
+        super().data_received(data)
+        if self._is_at_work and not was_at_work:
+            self._start_timer(self._bounds.answer_seconds)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        # The next request may have come with the last.
+        if self._is_at_work:
+            self._start_timer(self._bounds.answer_seconds)
+        else:
+            self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        """As uvicorn's, in the form of the other errors."""
+        body = json.dumps({"error": msg}).encode()
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"connection", b"close"),
+        ]
+        events = (
+            h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
+            h11.Data(data=body),
+            h11.EndOfMessage(),
+        )
+        self.transport.write(b"".join(self.conn.send(event) or b"" for event in events))
+        self.transport.close()
+
+    @property
+    def has_request(self) -> bool:
+        """Whether there is a whole request to answer."""
+        return self._is_at_work and not self.cycle.more_body
+
+    @property
+    def _is_at_work(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _await_head(self) -> None:
+        self._start_timer(self._bounds.head_seconds)
+
+    def _start_timer(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        # Not `close`, which waits until what was written has been read.
+        self._timer = self.loop.call_later(seconds, self.transport.abort)

@@ -1,0 +1,57 @@
+"""The weights that GPT-2's training begins with: one seed is one model, in every layout."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from oneflow_accel.training.rng import named_generator
+
+import numpy as np
+
+from libai_projects.weights.mapping import Shapes, State, expected_shapes
+
+_END_OF_A_BLOCK = (".self_attention.dense.weight", ".mlp.dense_4h_to_h.weight")
+
+
+def initial_weights(config: Mapping[str, Any], seed: int) -> Iterator[tuple[str, np.ndarray]]:
+    """Each weight, by LiBai 0.1.1's name; float32.
+
+    Normal with `initializer_range`, those that end a block divided by sqrt(2 x layers) unless
+    `use_scaled_init_for_output_weights` is false; Monarch layers as monarch_flow draws them; biases
+    0, norms 1. Each depends on the seed and its name alone: more rows of the vocabulary leave those
+    before as they are.
+
+    Args:
+        config: `cfg.model.cfg`.
+        seed: at least 0.
+    """
+    shapes = expected_shapes(config)
+    for name, shape in shapes.items():
+        yield name, _draw(name, shapes, config, named_generator(seed, name)).reshape(shape)
+
+
+def random_weights(config: Mapping[str, Any], seed: int) -> State:
+    """All of `initial_weights`."""
+    return dict(initial_weights(config, seed))
+
+
+def _draw(
+    name: str, shapes: Shapes, config: Mapping[str, Any], generator: np.random.Generator
+) -> np.ndarray:
+    shape = shapes[name]
+    module, _, kind = name.rpartition(".")
+    factored = f"{module}.blkdiag1" in shapes
+    if factored:
+        # Kaiming's uniform rule, as monarch_flow.layers has it.
+        bound = np.float32(1 / math.sqrt(shape[0] if kind == "bias" else shape[-1]))
+        return bound * (2 * generator.random(shape, np.float32) - 1)
+    if kind == "bias":
+        return np.zeros(shape, np.float32)
+    if "layernorm" in module:
+        return np.ones(shape, np.float32)
+    std = config.get("initializer_range", 0.02)
+    if name.endswith(_END_OF_A_BLOCK) and config.get("use_scaled_init_for_output_weights", True):
+        std /= math.sqrt(2 * config["num_layers"])
+    return generator.standard_normal(shape, np.float32) * np.float32(std)

@@ -1,0 +1,118 @@
+"""Two ranks that run requests of which some fail on one rank or on both; started by test_faults.py.
+
+A prompt "PLACE RANKS" fails there: in `encode`, in the model's `start`, `select` or `step`, on the
+ranks that are named. Rank 0 prints the outcome of each as a line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+from oneflow_accel import launched
+from oneflow_accel.errors import UserError
+from oneflow_accel.training import distributed, watchdog
+
+import numpy as np
+import oneflow as flow
+from pipeline_fakes import CycleModel, write_vocabulary
+
+from libai_projects.inference.jobs import Worker
+from libai_projects.inference.sources import run_and_wait
+from libai_projects.inference.text_pipeline import TextPipeline
+from libai_projects.text.tokenizer import GPT2Tokenizer
+
+
+class Faults:
+    """Where this rank fails next."""
+
+    def __init__(self) -> None:
+        self.place = ""
+
+    def read(self, prompt: str) -> None:
+        place, _, ranks = prompt.partition(" ")
+        self.place = place if str(distributed.rank()) in ranks else ""
+
+    def check(self, place: str) -> None:
+        if place == self.place:
+            raise UserError("a file is missing") if place == "encode" else MemoryError(place)
+
+
+class FaultyModel(CycleModel):
+    """Steps are collective, as those of a model that is shared out; they start to fail late."""
+
+    def __init__(self, faults: Faults) -> None:
+        super().__init__()
+        self._faults = faults
+
+    def start(self, batch_size: int, use_cache: bool = True) -> list[int]:
+        self._faults.check("start")
+        return super().start(batch_size, use_cache)
+
+    def step(self, *arguments: Any) -> np.ndarray:
+        if self.steps % 3 == 2:
+            self._faults.check("step")
+        flow.comm.barrier()
+        return super().step(*arguments)
+
+    def select(self, cache: list[int], rows: np.ndarray) -> None:
+        self._faults.check("select")
+        super().select(cache, rows)
+
+
+class FaultyTokenizer(GPT2Tokenizer):
+    """Reads from each prompt where to fail."""
+
+    faults: Faults
+
+    def encode(self, text: str, parse_special: bool = False) -> list[int]:
+        self.faults.read(text)
+        self.faults.check("encode")
+        return super().encode(text, parse_special)
+
+
+def ask_all(worker: Worker, prompts: list[str]) -> None:
+    for prompt in prompts:
+        options = {"num_beams": 2, "max_new_tokens": 4}
+        on_text = None
+        if prompt.startswith("text"):
+            options = {"max_new_tokens": 4}
+
+            def on_text(_index: int, _text: str) -> None:
+                raise MemoryError("text")
+
+        elif "clock" in prompt:
+            options["max_time"] = 60.0
+        try:
+            found: Any = [each.text for each in run_and_wait(worker, prompt, options, on_text)]
+        except UserError as error:
+            found = str(error)
+        # One write: what rank 1 prints must not come between the text and its line end.
+        print(json.dumps([prompt, found]) + "\n", end="", flush=True)
+
+
+def main(prompts: list[str]) -> None:
+    faults = Faults()
+    # Rank 1 has a fault of its own where only its copy of a file is damaged.
+    FaultyTokenizer.faults = faults
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer = FaultyTokenizer(*write_vocabulary(Path(folder)))
+    worker = Worker(TextPipeline(FaultyModel(faults), tokenizer))
+    with watchdog.guard():
+        launched.end_with_launcher()
+        if distributed.is_main():
+
+            def read() -> None:
+                ask_all(worker, prompts)
+                worker.close(finish=True)
+
+            threading.Thread(target=read, daemon=True).start()
+        worker.run()
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

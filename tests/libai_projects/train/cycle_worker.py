@@ -1,0 +1,38 @@
+"""Runs the training command several times in the processes of one start; run by test_mode_cycle.py.
+
+    cycle_worker.py '[["graph.enabled=true", "--resume", ...], ...]'
+
+Each list is what train_net.py takes; --resume means nothing where there is no run yet. To start
+Python and import OneFlow takes longer than a run.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from oneflow_accel.errors import UserError
+
+from libai_projects.tools import train_net
+
+# Freeing a graph waits until all processes free theirs.
+_KEPT: list[object] = []
+
+
+def main() -> None:
+    for arguments in json.loads(sys.argv[1]):
+        out = next(text.split("=")[1] for text in arguments if text.startswith("train.output_dir"))
+        begins = not (Path(out) / "last_checkpoint").exists()
+        arguments = [text for text in arguments if not (begins and text == "--resume")]
+        _KEPT.append(train_net.execute(train_net.prepare(arguments)))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except UserError as error:
+        print(f"user error: {error}\n", end="", flush=True)
+        train_net._leave(UserError.EXIT_CODE)
+    # As the command ends: without freeing what the others still use.
+    train_net._leave(0)

@@ -1,0 +1,273 @@
+"""A run goes on in every mode from what another mode wrote: eagerly or under nn.Graph, on one or
+several processes, in every layout.
+
+One run is handed on from mode to mode, two steps each, until it is back where it began. Its losses,
+and the weights and moments of each of its checkpoints, are those of a run that nobody interrupted.
+With ALL=1 in the environment every mode goes on from the checkpoints of all others.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tarfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from oneflow_accel.training import checkpoint_folders, oneflow_files
+
+import numpy as np
+import pytest
+
+from tests.launch import REPOSITORY, run_distributed, run_process
+from tests.libai_projects.train.conftest import CONFIG, NO_DROPOUT, PROJECTS, TINY, losses
+
+WORKER = Path(__file__).with_name("cycle_worker.py")
+# Written by commit 2533e52, eagerly and under nn.Graph, after two steps: LiBai's own form.
+OLD = REPOSITORY / "tests" / "data" / "libai_checkpoints"
+STEPS = 2
+# Of a machine on which much else runs; all alone it takes a fifth of it.
+pytestmark = pytest.mark.timeout(900)
+BASE = (
+    *TINY,
+    *NO_DROPOUT,
+    "optim.lr=1e-3",
+    # A schedule that does not depend on the length of the run.
+    "train.scheduler.gamma=0.95",
+    "train.evaluation.enabled=false",
+    "train.train_micro_batch_size=null",
+    "train.global_batch_size=8",
+    f"train.checkpointer.period={STEPS}",
+    "train.checkpointer.max_to_keep=100",
+)
+GRAPH = ("graph.enabled=true",)
+TENSOR = ("train.dist.tensor_parallel_size=2",)
+PIPELINE = ("train.dist.pipeline_parallel_size=2",)
+# Micro batches, on which the stages of a graph overlap.
+MICRO = ("train.num_accumulation_steps=2",)
+
+
+def zero(stage: int) -> tuple[str, ...]:
+    return (
+        *GRAPH,
+        "train.zero_optimization.enabled=true",
+        f"train.zero_optimization.stage={stage}",
+    )
+
+
+@dataclass(frozen=True)
+class Mode:
+    name: str
+    processes: int
+    options: tuple[str, ...] = ()
+
+
+# In the order in which they go on; processes that are not tensor or pipeline parallel are data
+# parallel.
+MODES = (
+    Mode("eager", 1),
+    Mode("graph", 1, GRAPH),
+    Mode("eager-data", 2),
+    Mode("graph-pipeline", 2, (*GRAPH, *PIPELINE, *MICRO)),
+    Mode("eager-tensor", 2, TENSOR),
+    Mode("graph-data", 2, GRAPH),
+    Mode("eager-pipeline", 2, PIPELINE),
+    Mode("graph-ZeRO2", 2, zero(2)),
+    Mode("graph-tensor", 2, (*GRAPH, *TENSOR)),
+    Mode("eager-tensor-pipeline", 4, (*TENSOR, *PIPELINE)),
+    Mode("graph-ZeRO1-data-tensor", 4, (*zero(1), *TENSOR)),
+    Mode("eager-data-pipeline", 4, PIPELINE),
+    Mode("graph-tensor-pipeline", 4, (*GRAPH, *TENSOR, *PIPELINE)),
+)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run, from its folder's last checkpoint on where there is one, up to a step."""
+
+    mode: Mode
+    out: Path
+    last_step: int
+
+
+def run(jobs: Sequence[Job], environment: dict[str, str], options: Sequence[str] = BASE) -> None:
+    """Start them, those of equally many processes that follow each other in one start."""
+    while jobs:
+        processes = jobs[0].mode.processes
+        count = next(
+            (i for i, job in enumerate(jobs) if job.mode.processes != processes), len(jobs)
+        )
+        lists = [
+            [
+                *("--config-file", str(PROJECTS / CONFIG), *options, *job.mode.options),
+                *("--resume", f"train.output_dir={job.out}", f"train.train_iter={job.last_step}"),
+            ]
+            for job in jobs[:count]
+        ]
+        timeout = 60 + 30 * count
+        if processes == 1:
+            result = run_process([WORKER, json.dumps(lists)], timeout=timeout, env=environment)
+        else:
+            result = run_distributed(
+                [WORKER, json.dumps(lists)],
+                processes,
+                timeout=timeout,
+                env=environment,
+                cwd=jobs[0].out.parent,
+            )
+        error = result.stdout.find("user error")
+        assert result.returncode == 0, result.stdout[error:][:5000]
+        jobs = jobs[count:]
+
+
+def checkpoint(out: Path, step: int) -> Path:
+    return out / f"model_{step - 1:07d}"
+
+
+def taken_up(source: Path, target: Path) -> Path:
+    """A folder of a run whose last checkpoint is `source`."""
+    target.mkdir(parents=True)
+    shutil.copytree(source, target / source.name)
+    (target / "last_checkpoint").write_text(source.name)
+    return target
+
+
+def arrays(folder: Path) -> dict[str, np.ndarray]:
+    """Weights and moments of a checkpoint, and the number of the optimizer's steps."""
+    model = oneflow_files.read_structure(folder / "model")
+    found = {f"weight/{n}": oneflow_files.read_array(folder / "model", t) for n, t in model.items()}
+    optimizer = oneflow_files.read_structure(folder / "optimizer")
+    for number, name in enumerate(optimizer["names"]):
+        for key, tensor in optimizer["state"][number].items():
+            found[f"{key}/{name}"] = oneflow_files.read_array(folder / "optimizer", tensor)
+    step = optimizer["state"].get("step")
+    if step is None:
+        step = oneflow_files.read_array(
+            folder / "optimizer", optimizer["graph"]["System-Train-TrainStep"]
+        )
+    found["step"] = np.asarray(step).reshape(())
+    return found
+
+
+def check_equal(ours: dict[int, float], whole: dict[int, float], steps: Sequence[int]) -> None:
+    np.testing.assert_allclose(
+        [ours.get(step, np.nan) for step in steps],
+        [whole[step] for step in steps],
+        rtol=0,
+        atol=1e-5,
+    )
+
+
+@pytest.fixture(scope="module")
+def runs(
+    environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path]:
+    """A run in one go, and one that is handed on."""
+    folder = tmp_path_factory.mktemp("modes")
+    whole, handed = folder / "whole", folder / "handed"
+    modes = (*MODES, MODES[0])
+    jobs = [Job(mode, handed, STEPS * number) for number, mode in enumerate(modes, start=1)]
+    # Some steps more for those that begin at the last of them.
+    run([Job(MODES[0], whole, STEPS * (len(modes) + 1)), *jobs], environment)
+    return whole, handed
+
+
+def test_a_run_that_is_handed_on_equals_one_in_one_go(runs: tuple[Path, Path]) -> None:
+    whole, handed = (losses(out) for out in runs)
+    assert list(handed) == list(range(1, STEPS * (len(MODES) + 1) + 1))
+    check_equal(handed, whole, list(handed))
+
+
+@pytest.mark.parametrize(
+    ("place", "mode"),
+    [pytest.param(place, mode, id=mode.name) for place, mode in enumerate(MODES, start=1)],
+)
+def test_what_a_mode_writes_is_what_eager_mode_writes(
+    runs: tuple[Path, Path], place: int, mode: Mode
+) -> None:
+    whole, ours = (arrays(checkpoint(out, STEPS * place)) for out in runs)
+    assert ours.keys() == whole.keys()
+    assert ours["step"] == STEPS * place
+    for name, value in whole.items():
+        error = np.linalg.norm((ours[name] - value).ravel())
+        assert error <= 5e-4 * np.linalg.norm(value.ravel()), name
+
+
+@pytest.mark.skipif("ALL" not in os.environ, reason="all pairs: ALL=1, about an hour")
+def test_every_mode_goes_on_from_every_other(
+    runs: tuple[Path, Path], environment: dict[str, str], tmp_path: Path
+) -> None:
+    whole, handed = runs
+    jobs = [
+        Job(
+            reader,
+            taken_up(checkpoint(handed, STEPS * place), tmp_path / f"{writer.name}.{reader.name}"),
+            STEPS * (place + 1),
+        )
+        for reader in sorted(MODES, key=lambda mode: mode.processes)
+        for place, writer in enumerate(MODES, start=1)
+    ]
+    run(jobs, environment)
+    for job in jobs:
+        steps = [job.last_step - 1, job.last_step]
+        check_equal(losses(job.out), losses(whole), steps)
+
+
+SMALLER = (
+    "model.cfg.num_layers=1",
+    "model.cfg.hidden_size=8",
+    "model.cfg.ffn_hidden_size=16",
+    "model.cfg.num_attention_heads=2",
+    "optim.lr=3e-3",
+    "train.scheduler.gamma=0.9",
+)
+
+
+def old_checkpoint(writer: str, folder: Path) -> Path:
+    """That of eager mode or of a graph, unpacked."""
+    with tarfile.open(OLD / f"{writer}.tar.gz") as archive:
+        archive.extractall(folder / writer)
+    return checkpoint(folder / writer, 2)
+
+
+def test_checkpoints_of_before_are_read_in_both_modes(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    """They were written after the same two steps."""
+    jobs = []
+    for writer in ("eager", "graph"):
+        old = old_checkpoint(writer, tmp_path)
+        for reader in MODES[:2]:
+            out = taken_up(old, tmp_path / f"{writer}-{reader.name}")
+            jobs.append(Job(reader, out, 5))
+    run(jobs, environment, (*BASE, *SMALLER))
+    first, *others = (losses(job.out) for job in jobs)
+    assert list(first) == [3, 4, 5]
+    for other in others:
+        check_equal(other, first, [3, 4, 5])
+
+
+@pytest.mark.parametrize(
+    ("change", "parts"),
+    [
+        (("+optim.amsgrad=true",), ("keeps exp_avg and exp_avg_sq of", "max_exp_avg_sq", "AdamW")),
+        ((), ("holds no optimizer", "train.load_weight")),
+    ],
+    ids=["other-optimizer", "weights-alone"],
+)
+def test_a_run_that_cannot_go_on_says_why(
+    environment: dict[str, str], tmp_path: Path, change: tuple[str, ...], parts: tuple[str, ...]
+) -> None:
+    out = taken_up(old_checkpoint("eager", tmp_path), tmp_path / "out")
+    if not change:
+        shutil.rmtree(checkpoint(out, 2) / "optimizer")
+        (checkpoint(out, 2) / checkpoint_folders.MANIFEST).unlink()
+    command = ["tools/train_net.py", "--config-file", CONFIG, *BASE, *SMALLER]
+    command += ["--resume", *change, f"train.output_dir={out}"]
+    result = run_process(command, env=environment, cwd=PROJECTS)
+    assert result.returncode == 2, result.stdout
+    assert "Traceback" not in result.stdout
+    for part in parts:
+        assert part in result.stdout
