@@ -48,7 +48,9 @@ class Bench:
         self.ours = Side(OURS, ours, env)
         self.base = Side(BASE, ours, env)
         self.peer = Side(PEER, peer, env)
-        self.stock = Side(STOCK, ours, {**env, "ONEFLOW_ACCEL_PLUGIN": "off"}) if stock else None
+        # As a program has it that does not import oneflow_accel.
+        off = {"ONEFLOW_ACCEL_PLUGIN": "off", "ONEFLOW_VM_COMPUTE_ON_WORKER_THREAD": "1"}
+        self.stock = Side(STOCK, ours, {**env, **off}) if stock else None
         self.rounds = rounds
         self.date = datetime.date.today().isoformat()
         name = oneflow_accel.current_backend().properties().name

@@ -279,6 +279,15 @@ def _vitae() -> list[Item]:
     return items
 
 
+def _small() -> list[Item]:
+    """Their milliseconds say what one operation takes: the first is 100 of them."""
+    mlp = {"batch": 16, "inner": 32, "hidden": 64, "outer": 10}
+    return [
+        Item("100 additions to 16 numbers", "small", "chain", {"operations": 100, "numbers": 16}),
+        Item("MLP 32-64-10 train b16", "small", "mlp_train", mlp),
+    ]
+
+
 def all_items() -> list[Item]:
     """Every row, in the order of the table."""
     return [
@@ -290,6 +299,7 @@ def all_items() -> list[Item]:
         *_models(),
         *_monarch(),
         *_vitae(),
+        *_small(),
     ]
 
 

@@ -1,21 +1,23 @@
-"""Our side: `python -m benchmarks.ours.side`, started by side_by_side.py."""
+"""Our side: `python -m benchmarks.ours.side`, started by side_by_side.py.
+
+With nothing but `import oneflow_accel`, as the READMEs have it.
+"""
 
 from __future__ import annotations
 
-import oneflow_accel
+import oneflow_accel  # noqa: F401
 
 import oneflow as flow
 
-from benchmarks.ours import generation, models, monarch, operators, optimizers, vitae
+from benchmarks.ours import generation, models, monarch, operators, optimizers, small, vitae
 from benchmarks.serve import serve
 
 
 def main() -> None:
-    backend = oneflow_accel.select_device()
-    backend.manual_seed(0)
-    modules = (operators, optimizers, models, generation, monarch, vitae)
+    flow.manual_seed(0)
+    modules = (operators, optimizers, models, generation, monarch, vitae, small)
     makers = {kind: maker for module in modules for kind, maker in module.MAKERS.items()}
-    serve(makers, f"oneflow {flow.__version__}", backend.synchronize)
+    serve(makers, f"oneflow {flow.__version__}", flow._oneflow_internal.eager.Sync)
 
 
 if __name__ == "__main__":
