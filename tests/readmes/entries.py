@@ -1,0 +1,410 @@
+"""How each command and each block of the documents is run, by its text.
+
+A command that is here without a document that has it, or the other way round, fails a test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tests.libai_projects.train.conftest import TINY
+
+
+@dataclass(frozen=True)
+class Run:
+    """A command that is run.
+
+    Attributes:
+        add: options that make it short; they go to its end, but before `<`.
+        cwd: folder of the checkout.
+        replace: what stands for something, and files too large for a test. `{name}` in a value is
+            a path of conftest.World.
+        instead: another command that does the same in less time.
+        after: commands, or names of EXTRA, that make the files it needs.
+        expect: an expression that its output matches.
+        until: the same; it is stopped as soon as that is so.
+        plugin: it needs the CPU plug-in.
+    """
+
+    add: str = ""
+    cwd: str = "."
+    replace: Mapping[str, str] = field(default_factory=dict)
+    instead: str = ""
+    after: tuple[str, ...] = ()
+    expect: str = ""
+    until: str = ""
+    plugin: bool = False
+
+
+@dataclass(frozen=True)
+class Dry:
+    """A target of make: make only says what it would do (-n)."""
+
+
+@dataclass(frozen=True)
+class NotRun:
+    reason: str
+
+
+@dataclass(frozen=True)
+class Code:
+    """Python: its imports run first, in a fresh interpreter, then `before`, then the rest of it,
+    then `check`. With `yaml` it is a block of YAML that `check` finds in `text`."""
+
+    before: str = ""
+    check: str = ""
+    after: tuple[str, ...] = ()
+    yaml: bool = False
+
+
+RESNET = "resnet50_imagenet"
+LIBAI = "libai_projects"
+TWO = {"--nproc_per_node 4": "--nproc_per_node 2 --master_port {port}"}
+PHOTOS = {"DIR": "{photos}"}
+DIGITS = {"DIR": "{digits}"}
+
+SMALL_IMAGES = "--image-size 32 -b 20 --epochs 1 -j 0"
+SMALL_VIT = (
+    "datamodule.image_size=32 datamodule.batch_size=2 datamodule.batch_size_eval=2 "
+    "datamodule.num_workers=0 train.global_batch_size=2 "
+)
+ONE_STEP = (
+    "datamodule.batch_size=4 datamodule.batch_size_eval=4 datamodule.num_workers=0 "
+    "train.global_batch_size=4 trainer.max_epochs=1 scheduler.t_initial=1 scheduler.warmup_t=0 "
+    "trainer.limit_train_batches=1 trainer.limit_val_batches=1"
+)
+TINY_GPT = " ".join([*TINY, "train.train_iter=1", "train.checkpointer.period=1"]).replace(
+    "[[80,10,10]]", "'[[80,10,10]]'"
+)
+TRAIN_ONE = "bash tools/train.sh tools/train_net.py projects/MagicPrompt/configs/gpt2_training.py 1"
+PREPARE = "python projects/MagicPrompt/prepare.py prompts.txt --validation valid.txt"
+PIPELINE_OF_FOUR = (
+    "python3 -m oneflow.distributed.launch --nproc_per_node 4 projects/MagicPrompt/pipeline.py"
+)
+# The output folder of TRAIN_ONE.
+TEXT_MODEL = {"DIR": "{runs}/gpt2"}
+SHORT_TEXT = "--max-new-tokens 4"
+MNIST_MONARCH = "python -m monarch_flow.train experiment=mnist/vit-monarch datamodule.data_dir=DIR"
+TRAIN_VIT = (
+    "python -m monarch_flow.train experiment=imagenet/vit/vit-s-butterflyblockdiag-mlp "
+    "datamodule.data_dir=DIR"
+)
+TRAIN_RESNET = "python3 main.py -a resnet50 --channels-last DIR"
+
+CI = NotRun("CI runs it: it is this suite, or what goes before it")
+PIP = NotRun("installs 2 GB into an environment, from PyPI")
+SYSTEM = NotRun("installs packages of the system")
+SAME = NotRun("is run as above, with a number for N and a folder or a model")
+ROW = NotRun("tests/monarch_flow/configs/test_replaced_commands.py, which reads the same table")
+ELSEWHERE = NotRun("a command of another project, beside ours for it")
+
+COMMANDS: dict[str, Run | Dry | NotRun] = {
+    # README.md and README_zh-CN.md
+    "make demo": Run(
+        instead='python -c "import sys, resnet50_imagenet.demo as demo; main = demo.imagenet.main; '
+        "demo.imagenet.main = lambda options: main([*options, '--max-steps', '1']); "
+        'sys.exit(demo.main())"',
+        expect=r"Trained in \d+ s",
+    ),
+    "make test": CI,
+    "make lint": CI,
+    "make lint && make test": CI,
+    ".ci/run": CI,
+    "make setup": Dry(),
+    "make plugin": Dry(),
+    "make bench": Dry(),
+    "make bench-compare": Dry(),
+    "make help": Run(expect="make demo"),
+    "make PYTHON=/path/to/python3.10": Run(expect="make demo"),
+    "CXX=g++-12 make plugin": Dry(),
+    "ONEFLOW_ACCEL_PLUGIN=off make test": CI,
+    "apt-get install make python3-venv": SYSTEM,
+    "apt-get install g++": SYSTEM,
+    "pip install .": PIP,
+    "pip install --build-constraint requirements/build.txt .": PIP,
+    "python3 ...": NotRun("stands for any of them"),
+    "source .venv/bin/activate": Run(),
+    "source ../.venv/bin/activate": Run(cwd=RESNET),
+    "python -m oneflow_accel": Run(expect="oneflow"),
+    "python -m oneflow_accel kernels": Run(expect="matmul", plugin=True),
+    "python -m oneflow_accel kernels softsign softsign_grad": Run(expect="softsign", plugin=True),
+    "python -m oneflow_accel explain": Run(expect="mlu"),
+    f"cd resnet50_imagenet && {TRAIN_RESNET}": Run(
+        f"{SMALL_IMAGES} -a resnet18", replace=PHOTOS, plugin=True
+    ),
+    "python3 -m oneflow.distributed.launch --nproc_per_node 4 main.py "
+    "--multiprocessing-distributed DIR": Run(
+        f"{SMALL_IMAGES} -a resnet18 --output-dir runs/two", RESNET, {**TWO, **PHOTOS}
+    ),
+    "cd libai_projects && bash tools/train.sh tools/train_net.py "
+    "projects/MagicPrompt/configs/gpt2_training.py 4": Run(
+        f"{TINY_GPT} --fast-dev-run train.output_dir={{runs}}/two",
+        replace={"training.py 4": "training.py 2"},
+        after=(PREPARE,),
+    ),
+    PIPELINE_OF_FOUR: SAME,
+    TRAIN_VIT: Run(f"{SMALL_VIT} model.depth=1 trainer.fast_dev_run=1", replace=PHOTOS),
+    # The table of commands that their users know
+    TRAIN_VIT.replace("-m monarch_flow.train", "run.py"): Run(
+        f"{SMALL_VIT} model.depth=1 trainer.fast_dev_run=1", replace=PHOTOS
+    ),
+    "python run.py experiment=imagenet-t2tvit-eval.yaml model/t2tattn_cfg=full "
+    "datamodule.data_dir=DIR eval.ckpt=FILE": Run(
+        SMALL_VIT, replace={"FILE": "{t2t14}", **PHOTOS}, expect="acc"
+    ),
+    "python3 main.py": Run(
+        f"{SMALL_IMAGES} -a resnet18 --output-dir runs/alone",
+        RESNET,
+        {"python3 main.py": "IMAGENET_DIR={photos} python3 main.py"},
+    ),
+    "python scripts/convert_checkpoint_t2t_vit.py FILE": ROW,
+    "python run.py experiment=imagenet/mixer/mixerb-cutmix-fbbflylr datamodule.data_dir=DIR "
+    "model.channel_mlp_cfg.linear1_cfg.sparse_cfg.sparsity_config.butterfly_size=8": ROW,
+    "python main.py DIR --model ViTAE_basic_Tiny -b 128 --lr 1e-3 --weight-decay .03 "
+    "--img-size 224 --amp": ROW,
+    "python -m monarch_flow.train experiment=imagenet/vitae/tiny datamodule.data_dir=DIR "
+    "datamodule.batch_size=128 train.lr_base=1e-3 optimizer.weight_decay=.03 "
+    "datamodule.image_size=224 trainer.precision=16": ROW,
+    "python main.py DIR --model ViTAE_basic_Tiny --resume last.pth.tar": ROW,
+    "python -m monarch_flow.train experiment=imagenet/vitae/tiny datamodule.data_dir=DIR "
+    "resume=last.pth.tar": ROW,
+    "python validate.py DIR --model ViTAE_basic_Tiny --eval_checkpoint FILE": ROW,
+    "python -m monarch_flow.validate experiment=imagenet/vitae/tiny datamodule.data_dir=DIR "
+    "eval.ckpt=FILE": ROW,
+    "python mymain.py DIR --model ViTAE_basic_Tiny --replace-mlp --s2d": ROW,
+    "python -m monarch_flow.train experiment=imagenet/vitae/tiny datamodule.data_dir=DIR "
+    "model/vitmlp_cfg=butterflyblockdiag train.sparse_to_dense.fraction=0.7": ROW,
+    # CONTRIBUTING.md
+    "python -m benchmarks.breakdown MODEL": Run(
+        "--batch 1 --rounds 1", replace={"MODEL": "vit_tiny_patch4_28"}, expect="whole step"
+    ),
+    # resnet50_imagenet
+    TRAIN_RESNET: Run(SMALL_IMAGES, RESNET, PHOTOS, expect="best Acc@1", plugin=True),
+    "python3 main.py --help": Run(cwd=RESNET, expect="--channels-last"),
+    "python3 main.py -e --weights resnet50-11ad3fa6.pth DIR": Run(
+        SMALL_IMAGES,
+        RESNET,
+        {"resnet50-11ad3fa6.pth": "{resnet}", **PHOTOS},
+        expect="Acc@1",
+    ),
+    "python3 main.py --weights resnet50-11ad3fa6.pth --reset-head --lr 0.01 DIR": Run(
+        f"{SMALL_IMAGES} --output-dir runs/tuned",
+        RESNET,
+        {"resnet50-11ad3fa6.pth": "{resnet}", **PHOTOS},
+        expect="best Acc@1",
+    ),
+    "python3 -m oneflow_accel.launch": Run("--help", RESNET, expect="nproc_per_node"),
+    "python3 main.py -e --resume runs/resnet50/checkpoints/best DIR": Run(
+        SMALL_IMAGES, RESNET, PHOTOS, after=(TRAIN_RESNET,), expect="Acc@1"
+    ),
+    # MagicPrompt
+    "export MAGICPROMPT_VOCAB=/path/to/vocab.json MAGICPROMPT_MERGES=/path/to/merges.txt": Run(),
+    PREPARE: Run(
+        cwd=LIBAI, replace={"prompts.txt": "{prompts}", "valid.txt": "{prompts}"}, expect="prompts"
+    ),
+    TRAIN_ONE: Run(f"{TINY_GPT} train.output_dir={{runs}}/gpt2", LIBAI, after=(PREPARE,)),
+    "bash tools/train.sh tools/train_net.py projects/MagicPrompt/configs/gpt2_training.py 4 "
+    "train.dist.tensor_parallel_size=2 train.dist.pipeline_parallel_size=2": Run(
+        f"{TINY_GPT} --fast-dev-run train.output_dir={{runs}}/four",
+        LIBAI,
+        # Four processes need more than their share of two cores.
+        {"training.py 4": "training.py 2", "pipeline_parallel_size=2": "pipeline_parallel_size=1"},
+        after=(PREPARE,),
+    ),
+    "python3 -m oneflow.distributed.launch projects/MagicPrompt/pipeline.py 1 --model DIR "
+    '--prompt "a cute pig"': Run(
+        f"{SHORT_TEXT} --num-return-sequences 1",
+        LIBAI,
+        {**TEXT_MODEL, "launch ": "launch --master_port {port} "},
+        after=(TRAIN_ONE,),
+        expect="a cute pig",
+    ),
+    f"{PIPELINE_OF_FOUR} --model DIR": Run(
+        SHORT_TEXT, LIBAI, {**TWO, **TEXT_MODEL}, after=(TRAIN_ONE,), expect="a cute pig"
+    ),
+    "python projects/MagicPrompt/pipeline.py --model DIR --serve": Run(
+        "--port 0", LIBAI, TEXT_MODEL, after=(TRAIN_ONE,), until=r"http://127.0.0.1:\d+"
+    ),
+    "python projects/MagicPrompt/pipeline.py --model DIR --jsonl < requests.jsonl": Run(
+        SHORT_TEXT,
+        LIBAI,
+        {**TEXT_MODEL, "requests.jsonl": "{requests}"},
+        after=(TRAIN_ONE,),
+        expect=r'\{.*"a cute pig',
+    ),
+    "python -m libai_projects.weights.convert SRC DST --from huggingface --to libai": Run(
+        cwd=LIBAI, replace={"SRC": "{huggingface}", "DST": "{runs}/converted"}
+    ),
+    "python projects/MagicPrompt/prepare.py diffusiondb.train.txt --output-prefix data/sd": Run(
+        cwd=LIBAI, replace={"diffusiondb.train.txt": "{prompts}"}
+    ),
+    "MAGICPROMPT_DATA=data/sd bash tools/train.sh tools/train_net.py "
+    "projects/MagicPrompt/configs/gpt2_small_cpu.py 1": Run(
+        f"{TINY_GPT} --fast-dev-run train.output_dir={{runs}}/sd",
+        LIBAI,
+        after=(
+            "python projects/MagicPrompt/prepare.py diffusiondb.train.txt --output-prefix data/sd",
+        ),
+    ),
+    "python tools/train_net.py --help": Run(cwd=LIBAI, expect="overrides: KEY=VALUE"),
+    # monarch_flow
+    "python -m monarch_flow.models vit_small_patch16_224 mlp_cfg=monarch": Run(expect="29,880,040"),
+    "python -m monarch_flow.convert project vit.safetensors out.safetensors --config monarch": Run(
+        replace={"vit.safetensors": "{vit}", "out.safetensors": "{runs}/projected.safetensors"}
+    ),
+    "python -m monarch_flow.convert densify runs/vit-monarch out.safetensors": Run(
+        replace={
+            "runs/vit-monarch": "{runs}/mnist",
+            "out.safetensors": "{runs}/dense.safetensors",
+        },
+        after=(MNIST_MONARCH,),
+    ),
+    "python -m monarch_flow.convert t2t 81.7_T2T_ViTt_14.pth.tar out.safetensors": Run(
+        replace={
+            "81.7_T2T_ViTt_14.pth.tar": "{t2t}",
+            "out.safetensors": "{runs}/t2t.safetensors",
+        }
+    ),
+    MNIST_MONARCH: Run(f"{ONE_STEP} run_dir={{runs}}/mnist", replace=DIGITS),
+    "python -m oneflow.distributed.launch --nproc_per_node 4 -m monarch_flow.train "
+    "experiment=...": Run(
+        f"datamodule.data_dir=DIR {ONE_STEP} train.global_batch_size=8 trainer.fast_dev_run=1",
+        replace={**TWO, "experiment=...": "experiment=mnist/vit-monarch", **DIGITS},
+    ),
+    "python -m monarch_flow.train --help": Run(expect="experiment="),
+    "python -m monarch_flow.train experiment=imagenet/vitae/tiny datamodule.data_dir=DIR": Run(
+        f"{SMALL_VIT} trainer.fast_dev_run=1", replace=PHOTOS
+    ),
+    "python -m oneflow.distributed.launch --nproc_per_node 4 -m monarch_flow.train "
+    "experiment=imagenet/vitae/tiny datamodule.data_dir=DIR": Run(
+        f"{SMALL_VIT} train.global_batch_size=4 trainer.fast_dev_run=1", replace={**TWO, **PHOTOS}
+    ),
+    "python -m monarch_flow.validate experiment=imagenet/vitae/tiny eval.ckpt=PATH "
+    "eval.real_labels=FILE datamodule.data_dir=DIR": Run(
+        SMALL_VIT, replace={"PATH": "{vitae}", "FILE": "{real_labels}", **PHOTOS}, expect="real"
+    ),
+    "python -m monarch_flow.validate experiment=imagenet/vitae/tiny eval.ckpt=PATH "
+    "datamodule.data_dir=DIR": Run(SMALL_VIT, replace={"PATH": "{vitae}", **PHOTOS}, expect="acc"),
+    "python -m monarch_flow.validate experiment=NAME eval.ckpt=PATH datamodule.data_dir=DIR": Run(
+        "datamodule.num_workers=0",
+        replace={"NAME": "mnist/vit-monarch", "PATH": "{runs}/mnist", **DIGITS},
+        after=(MNIST_MONARCH,),
+        expect="acc",
+    ),
+    "python -m monarch_flow.compare mnist-vit datamodule.data_dir=DIR": Run(
+        f"{ONE_STEP} work_dir={{runs}}", replace=DIGITS, expect="comparison"
+    ),
+    "python -m monarch_flow.compare flowers5-vitae datamodule.data_dir=DIR": Run(
+        "-c job", replace=PHOTOS, expect="projected"
+    ),
+    "python -m monarch_flow.validate experiment=imagenet/t2tvit/t2tvit14t-eval "
+    "eval.ckpt=81.7_T2T_ViTt_14.pth.tar datamodule.data_dir=DIR": Run(
+        SMALL_VIT, replace={"81.7_T2T_ViTt_14.pth.tar": "{t2t14}", **PHOTOS}, expect="acc"
+    ),
+    "python -m benchmarks.breakdown ViTAE_basic_Tiny --batch 8 --size 224 --beside "
+    "mlp_cfg=monarch": Run("--batch 1 --size 32 --rounds 1", expect="whole step"),
+    'make bench ARGS="--only monarch monarch-batches vitae"': Run(
+        instead="python -m benchmarks --peer none --only monarch monarch-batches vitae --help"
+    ),
+    'make bench ARGS="--only generation"': Run(
+        instead="python -m benchmarks --peer none --only generation --help"
+    ),
+    'make bench ARGS="--only conv gemm"': Run(
+        instead="python -m benchmarks --peer none --only conv gemm --help"
+    ),
+    'make bench ARGS="--item softsign"': Dry(),
+    'make test ARGS="tests/oneflow_accel/kernels -k softsign"': CI,
+    "python -m benchmarks.batches PNG": Run(replace={"PNG": "{runs}/batches.png"}),
+    # docs/vitae_options.md
+    "python validate.py DIR --model ViTAE_basic_Tiny --eval_checkpoint PATH": ELSEWHERE,
+    "python -m torch.distributed.launch --nproc_per_node=4 main.py DIR --model ViTAE_basic_Tiny "
+    "-b 128 --lr 1e-3 --weight-decay .03 --img-size 224 --amp": ELSEWHERE,
+    # The texts of --help
+    "python3 -m oneflow.distributed.launch --nproc_per_node N main.py "
+    "--multiprocessing-distributed": SAME,
+    "python3 -m oneflow.distributed.launch --nproc_per_node N pipeline.py": SAME,
+    "python -m monarch_flow.models": Run(expect="vit_small_patch16_224"),
+    "python -m monarch_flow.models NAME": SAME,
+    "python -m monarch_flow.models 'vit*'": Run(expect="vit_small_patch16_224"),
+    "python -m monarch_flow.models vit_small_patch16_224 mlp_cfg=monarch attnlinear_cfg=monarch": (
+        Run(expect="22,802,152")
+    ),
+    "python -m monarch_flow.models vit_tiny_patch4_28 embed_dim=64 depth=2": Run(expect="MLP|mlp"),
+    "python -m benchmarks.breakdown vit_small_patch16_224 mlp_cfg=monarch --batch 8": Run(
+        "--batch 1 --rounds 1", expect="whole step"
+    ),
+}
+
+# What a reader has done before, where no single command of the documents says so.
+EXTRA: dict[str, tuple[str, Run]] = {
+    "photos": (
+        "python -m monarch_flow.train experiment=flowers5/vitae-tiny-monarch "
+        "datamodule.data_dir=DIR",
+        Run(f"{ONE_STEP} run_dir=runs/flowers5-vitae-tiny-monarch", replace=PHOTOS),
+    ),
+}
+
+# By a block's beginning; the longest that fits counts.
+BLOCKS: dict[str, Code | NotRun] = {
+    "import oneflow_accel": Code(check="assert oneflow_accel.select_device().name"),
+    "from monarch_flow.layers import MonarchLinear": Code(
+        before="class Model: pass\nself = Model()",
+        check="import oneflow as flow\n"
+        "assert self.fc2(self.fc1(flow.randn(2, 768))).shape == (2, 768)",
+    ),
+    "from monarch_flow.layers import replace_linears": Code(
+        before="from monarch_flow.models import create_model\n"
+        "model = create_model('vit_tiny_patch4_28')",
+        check="assert type(model.blocks[0].mlp.fc1).__name__ == 'MonarchLinear'",
+    ),
+    "mlp_cfg:": Code(
+        check="import yaml\n"
+        "from monarch_flow.models import create_model\n"
+        "model = create_model('vit_tiny_patch4_28', **yaml.safe_load(text))\n"
+        "assert type(model.blocks[0].mlp.fc1).__name__ == 'MonarchLinear'",
+        yaml=True,
+    ),
+    "from monarch_flow.models import create_model": Code(
+        check="assert model.head.out_features == 10"
+    ),
+    'replace_linears(model, "monarch", include=r"NC\\.\\d+\\.attn\\.(qkv|proj)$")': Code(
+        before="from monarch_flow.layers import replace_linears\n"
+        "from monarch_flow.models import create_model\n"
+        "model = create_model('ViTAE_basic_Tiny', mlp_cfg='monarch')",
+        # The table's last column.
+        check="parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)\n"
+        "assert parameters == 2589032, parameters",
+    ),
+    "from monarch_flow.projection import project_model, densify_model": Code(
+        before="from monarch_flow.models import create_model\n"
+        "model = create_model('vit_tiny_patch4_28')",
+        check="assert reports and 'Monarch' not in type(model.blocks[0].mlp.fc1).__name__",
+    ),
+    "import oneflow_accel\nfrom oneflow_accel.inference import prepare": Code(
+        check="import oneflow as flow\nassert model(flow.randn(2, 3, 96, 96)).shape == (2, 5)",
+        after=("photos",),
+    ),
+    "title: Mine": Code(
+        check="import pathlib\n"
+        "from monarch_flow.comparison.study import read_study\n"
+        "file = pathlib.Path('mine.yaml')\n"
+        "file.write_text(text)\n"
+        "assert [row.name for row in read_study(str(file)).rows][-1] == 'projected'",
+        yaml=True,
+    ),
+    "from libai_projects.projects.MagicPrompt.pipeline import TextGenerationPipeline": Code(
+        check="assert callable(TextGenerationPipeline)"
+    ),
+    "Record(": Code(
+        before="import oneflow as flow\n"
+        "import numpy as np\n"
+        "from tests.oneflow_accel.kernels.record import Layout, Record, case",
+    ),
+    "// softsign and softsign_grad, float32: x / (1 + |x|).": NotRun(
+        "C++, which takes a build of the plug-in"
+    ),
+    "metrics.jsonl            one line per log step: loss, accuracy, rate, learning rate": NotRun(
+        "a list of files"
+    ),
+}
