@@ -85,7 +85,7 @@ def evaluate_checkpoint(cfg: DictConfig, backend: Backend) -> dict[str, float]:
 
     Raises:
         UserError: the checkpoint, the data or a file that is to be read or written is not there,
-            they do not fit, or nothing is wanted.
+            they do not fit, nothing is wanted, or the loss is not finite.
     """
     options = section(cfg, "eval")
     wanted = [split for split in ("val", "test") if options.get(f"run_{split}", True)]
@@ -103,6 +103,7 @@ def evaluate_checkpoint(cfg: DictConfig, backend: Backend) -> dict[str, float]:
         criterion = build_loss(section(cfg, "train").get("loss_fn_val"), reduction="sum")
         trainer_options = read_trainer_options(cfg)
         metrics: dict[str, float] = {}
+        accuracies: list[Accuracy] = []
         for split in wanted:
             loader = data.val_loader() if split == "val" else data.test_loader()
             begin = time.perf_counter()
@@ -120,10 +121,13 @@ def evaluate_checkpoint(cfg: DictConfig, backend: Backend) -> dict[str, float]:
             if distributed.is_main():
                 _suspect(accuracy, data.num_classes, use_ema=use_ema)
             results.add(split, accuracy, time.perf_counter() - begin)
+            accuracies.append(accuracy)
             metrics |= named(accuracy, split) | _real_figures(accuracy, split)
     finally:
         data.close()
     results.write()
+    for accuracy in accuracies:
+        accuracy.check()
     return metrics
 
 
@@ -246,16 +250,13 @@ def _progress(
 
 
 def _suspect(accuracy: Accuracy, num_classes: int, *, use_ema: bool) -> None:
-    """Warn of weights that are no good.
+    """Warn of averages that are no good.
 
     ViTAE's released code keeps averages that never move with a global batch below 512: decay .99996
     to the power of a floor division that is 0. They are as good as guessing.
     """
-    if not math.isfinite(accuracy.loss):
-        logger.warning(
-            "the loss is not finite, so the accuracy means nothing: look for NaN in the weights"
-        )
-    elif use_ema and num_classes >= 10 and accuracy.acc1 < 200 / num_classes:
+    guessed = math.isfinite(accuracy.loss) and accuracy.acc1 < 200 / num_classes
+    if use_ema and num_classes >= 10 and guessed:
         logger.warning(
             "the accuracy is that of guessing. If the checkpoint has moving averages, those were "
             "evaluated, and they may be no good: eval.use_ema=false takes the last weights"

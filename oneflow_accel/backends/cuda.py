@@ -6,6 +6,7 @@ a GPU.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -120,9 +121,15 @@ class CudaBackend(Backend):
 def attention_reasons() -> list[str]:
     """Why OneFlow's attention operator for inference cannot run on the current GPU; empty where it
     can."""
-    if CudaBackend()._gpu().capability >= _ATTENTION_CAPABILITY:
+    if _capability(CudaBackend().current_device()) >= _ATTENTION_CAPABILITY:
         return []
     return [f"needs compute capability {_dotted(_ATTENTION_CAPABILITY)} or newer"]
+
+
+# Attention asks at each call, and the driver takes its time to answer.
+@functools.cache
+def _capability(current_device: int) -> tuple[int, int]:
+    return CudaBackend()._gpu().capability
 
 
 def _has_code_for(gpu: nvml.Gpu) -> bool:

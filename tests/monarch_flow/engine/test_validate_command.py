@@ -213,11 +213,15 @@ def test_weights_of_other_layers_and_classes(photos, averaged, tmp_path, capsys,
     assert "train.init_from.reset_head=true" in text
 
 
-def test_scores_that_are_no_numbers_are_noted(photos, averaged, tmp_path, caplog):
+def test_scores_that_are_no_numbers_are_an_error(photos, averaged, tmp_path, capsys):
+    """Once the file of results, which says so too, is written."""
     bias = np.full_like(averaged["head.bias"], np.nan)
     path = save_torch_file(tmp_path / "nan.pth", {**averaged, "head.bias": bias})
-    assert validate.main(arguments(photos, f"eval.ckpt={path}")) == 0
-    assert "the accuracy means nothing: look for NaN" in caplog.text
+    results = tmp_path / "results.json"
+    command = arguments(photos, f"eval.ckpt={path}", f"eval.results_file={results}")
+    assert validate.main(command) == 2
+    assert "the loss on the validation images is nan" in capsys.readouterr().err
+    assert '"loss": null' in results.read_text()
 
 
 def test_accuracy_of_guessing_is_suspected(photos, tmp_path, caplog):

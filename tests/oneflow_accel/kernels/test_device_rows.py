@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from oneflow_accel.__main__ import main
+from oneflow_accel.backends import cuda
 from oneflow_accel.backends.cuda import CudaBackend
 from oneflow_accel.backends.registry import PROBE_ORDER
 from oneflow_accel.kernels import attention, convolution, linear, registry
@@ -154,8 +155,17 @@ def test_attention_gives_oneflows_operator_what_it_takes(
 
 
 def test_attention_for_inference_says_what_it_cannot_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    old = type("Gpu", (), {"capability": (6, 1)})
-    monkeypatch.setattr(CudaBackend, "_gpu", lambda self: old)
+    gpus = [type("Gpu", (), {"capability": capability}) for capability in ((6, 1), (8, 0))]
+    asked: list[int] = []
+    current = 0
+
+    def gpu(backend: CudaBackend) -> type:
+        asked.append(current)
+        return gpus[current]
+
+    monkeypatch.setattr(CudaBackend, "_gpu", gpu)
+    monkeypatch.setattr(CudaBackend, "current_device", lambda self: current)
+    cuda._capability.cache_clear()
     query, key = tensor(1, 2, 3, 4, gradient=True), tensor(1, 2, 5, 4)
     reasons = attention._attention_inference_reasons(query, key, key, causal=True, scale=1.0)
     assert [reason.split(",")[0] for reason in reasons] == [
@@ -164,5 +174,10 @@ def test_attention_for_inference_says_what_it_cannot_do(monkeypatch: pytest.Monk
         "scales by 1 / sqrt(4)",
         "hides columns by their number",
     ]
-    monkeypatch.setattr(old, "capability", (8, 0))
-    assert attention._packed_inference_reasons(tensor(1, 3, 3, 2, 4), causal=True, scale=0.5) == []
+    current = 1
+    for _ in range(3):
+        packed = tensor(1, 3, 3, 2, 4)
+        assert attention._packed_inference_reasons(packed, causal=True, scale=0.5) == []
+    # The driver is asked once for each GPU.
+    assert asked == [0, 1]
+    cuda._capability.cache_clear()

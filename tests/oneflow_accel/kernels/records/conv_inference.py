@@ -148,7 +148,7 @@ RECORDS = [
         call=_call,
         reference=_reference,
         cases=_CASES,
-        not_finite=Strictness.FUSED_RELU,
+        not_finite=Strictness.REGROUPED,
         layouts=(
             Layout(("S(0)", "B", "B", "S(0)"), "S(0)"),
             Layout(("B", "B", "B", "B"), "B"),
