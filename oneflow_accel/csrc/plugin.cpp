@@ -2,6 +2,7 @@
 // is loaded.
 #include <dnnl.hpp>
 
+#include "common/bfloat16.h"
 #include "common/threads.h"
 #include "oneflow/core/common/singleton.h"
 #include "oneflow/core/framework/stream_mgr.h"
@@ -22,12 +23,7 @@ const char* oneflow_accel_onednn_version() {
   return version.c_str();
 }
 
-// Whether oneDNN finds instructions that multiply bfloat16, within ONEDNN_MAX_CPU_ISA.
-int oneflow_accel_fast_bfloat16() {
-  constexpr unsigned kNeeded = dnnl_cpu_isa_avx512_core_bf16;
-  const unsigned has = dnnl_get_effective_cpu_isa();
-  return (has & kNeeded) == kNeeded ? 1 : 0;
-}
+int oneflow_accel_fast_bfloat16() { return oneflow_accel::has_bfloat16_products() ? 1 : 0; }
 
 // How many streams OneFlow has: 0 until its first operation, or its first fork, makes one.
 int oneflow_accel_streams() {

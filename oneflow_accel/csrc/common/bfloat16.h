@@ -12,6 +12,10 @@ struct Bfloat16 {
   uint16_t bits;
 };
 
+// Whether oneDNN finds instructions that multiply bfloat16, within ONEDNN_MAX_CPU_ISA. Without them
+// AVX-512 processors do it in several steps, in which infinity becomes NaN.
+bool has_bfloat16_products();
+
 ONEFLOW_ACCEL_INLINE float to_float(float x) { return x; }
 ONEFLOW_ACCEL_INLINE float to_float(Bfloat16 x) {
   return __builtin_bit_cast(float, static_cast<uint32_t>(x.bits) << 16);

@@ -240,13 +240,14 @@ class FusedConv2dKernel final : public Kernel {
     return true;
   }
 
-  // False where oneDNN has no such convolution for this processor.
+  // False where oneDNN, on this processor, has no such convolution that we want.
   static bool convolve(user_op::KernelComputeContext* ctx, const ConvGeometry& geometry,
                        const Tail& tail, const void* in, void* out) {
     const KeyBuilder key = geometry.key("fused_convolution")
                                .add(tail.bias ? 1 : 0)
                                .add(tail.summand ? 1 : 0)
                                .add(static_cast<int64_t>(tail.activation));
+    if (sizeof(T) != sizeof(float) && !has_bfloat16_products()) { return false; }
     const auto& found = PrimitiveCache<std::optional<Fused>>::get_or_create(key.str(), [&] {
       const auto desc = fused_desc(geometry, tail);
       return desc ? std::make_optional<Fused>(geometry, desc) : std::nullopt;
