@@ -226,7 +226,8 @@ class FusedConv2dKernel final : public Kernel {
   }
 
   // convolve() with relu(-infinity) = 0. Telling it from NaN takes the sums before relu, so what gave
-  // a NaN is computed again without it; to look for one costs 1 to 3 % of ResNet50's time.
+  // a NaN is computed again without it. What looking for one costs is less than ResNet50's time
+  // varies by.
   static bool convolve_as_written(user_op::KernelComputeContext* ctx, const ConvGeometry& geometry,
                                   const Tail& tail, const T* in, T* out) {
     if (!convolve(ctx, geometry, tail, in, out)) { return false; }
