@@ -135,9 +135,10 @@ def test_ctrl_c_before_the_first_step_says_that_nothing_is_there(shapes, tmp_pat
     out = tmp_path / "out"
     # A folder whose listing takes long enough, by a loader that is never fed.
     code = (
-        "import os, signal, sys, threading\n"
+        "import os, signal, sys, time\n"
         "from resnet50_imagenet import main\n"
-        "def stop(*_, **__): os.kill(os.getpid(), signal.SIGINT)\n"
+        # The signal may reach another thread first.
+        "def stop(*_, **__): os.kill(os.getpid(), signal.SIGINT), time.sleep(60)\n"
         "main._datasets = stop\n"
         "sys.exit(main.main(sys.argv[1:]))\n"
     )

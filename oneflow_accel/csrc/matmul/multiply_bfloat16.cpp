@@ -57,7 +57,7 @@ void multiply_in_float32(const Product& product, const Bfloat16* a, const Bfloat
 void multiply(const Product& product, const Bfloat16* a, const Bfloat16* b, const Bfloat16* bias,
               Bfloat16* out) {
   const Product flat = product.folded();
-  if (flat.adds_up_nothing()
+  if (flat.adds_up_nothing() || !has_bfloat16_products()
       || !multiply_by_primitive(flat, dnnl::memory::data_type::bf16, a, b, bias, out)) {
     multiply_in_float32(flat, a, b, bias, out);
   }
