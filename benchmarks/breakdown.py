@@ -27,7 +27,7 @@ from oneflow_accel.errors import UserError
 import oneflow as flow
 from oneflow import nn
 
-from monarch_flow.macs import macs_by_module
+from flow_train.metrics.macs import macs_by_module
 from monarch_flow.models import create_model
 from monarch_flow.models.__main__ import read_arguments
 

@@ -18,9 +18,9 @@ from pathlib import Path
 from oneflow_accel import command
 from oneflow_accel.backends import resolve
 from oneflow_accel.errors import UserError
-from oneflow_accel.training.files import replace_file
-from oneflow_accel.training.metrics import JSONL_NAME
 
+from flow_train.files import replace_file
+from flow_train.metrics.log import JSONL_NAME
 from monarch_flow.command import Command
 from monarch_flow.comparison import process
 from monarch_flow.comparison.picture import draw_comparison

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from oneflow_accel.errors import UserError
-from oneflow_accel.training.overrides import config_keys, parse_override
 
 import hydra
 import yaml
@@ -23,6 +22,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from flow_train.config.overrides import config_keys, parse_override
 from monarch_flow.config_check import (
     check,
     check_combinations,

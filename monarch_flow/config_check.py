@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from oneflow_accel.errors import UserError
-from oneflow_accel.training.overrides import nearest_key
 
 from omegaconf import OmegaConf
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from flow_train.config.overrides import nearest_key
 from monarch_flow.config_schema import Config
 
 _WORDS = {

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from oneflow_accel.errors import UserError
-from oneflow_accel.training.files import replace_file
 
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree
+
+from flow_train.files import replace_file
 
 YAML = "config.yaml"
 TREE = "config_tree.txt"

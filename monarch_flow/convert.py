@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from oneflow_accel.errors import UserError
-from oneflow_accel.training.checkpoint import Checkpoint
 
 import numpy as np
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from flow_train.checkpoint.folders import Checkpoint
 from monarch_flow.layers import LinearConfig
 from monarch_flow.models.published import t2t_names
 from monarch_flow.projection.files import (

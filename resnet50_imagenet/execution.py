@@ -9,17 +9,17 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 
-from oneflow_accel import layouts
+from oneflow_accel import distributed, layouts
 from oneflow_accel.backends.base import Backend
 from oneflow_accel.errors import CheckpointError
-from oneflow_accel.training import distributed
-from oneflow_accel.training.data_parallel import broadcast_buffers, data_parallel
-from oneflow_accel.training.schedule import DECAY_EVERY, DECAY_FACTOR, step_decay
-from oneflow_accel.training.validation import class_scores, count_correct
 
 import numpy as np
 import oneflow as flow
 from oneflow import nn
+
+from flow_train.optim.step_decay import DECAY_EVERY, DECAY_FACTOR, step_decay
+from flow_train.steps.data_parallel import broadcast_buffers, data_parallel
+from flow_train.validation import class_scores, count_correct
 
 MOMENTUM_PREFIX = "momentum/"
 

@@ -23,19 +23,18 @@ except ImportError as error:
         f"{error}. main.py runs in the project's environment: type `make setup` in the "
         "repository, then `source .venv/bin/activate`."
     )
-from oneflow_accel import command, launched, layouts
+from oneflow_accel import command, distributed, launched, layouts, watchdog
 from oneflow_accel.backends import Backend
 from oneflow_accel.errors import UserError
-from oneflow_accel.training import distributed, watchdog
-from oneflow_accel.training.checkpoint import Checkpoint
-from oneflow_accel.training.images import ImageFolder, ImageLoader, SyntheticImages
-from oneflow_accel.training.resume import checkpoint_to_resume, way_on
-from oneflow_accel.training.rng import seed_all
-from oneflow_accel.training.transforms import eval_transform, train_transform
-from oneflow_accel.training.validation import validate
 
 from oneflow import nn
 
+from flow_train.checkpoint.folders import Checkpoint
+from flow_train.checkpoint.resume import checkpoint_to_resume, way_on
+from flow_train.data.images import ImageFolder, ImageLoader, SyntheticImages
+from flow_train.data.transforms import eval_transform, train_transform
+from flow_train.rng import seed_all
+from flow_train.validation import validate
 from resnet50_imagenet import launching
 from resnet50_imagenet.benchmark import measure_forward
 from resnet50_imagenet.execution import EagerStep, GraphStep, TrainStep

@@ -10,13 +10,14 @@ from pathlib import Path
 from oneflow_accel import layouts
 from oneflow_accel.backends.base import Backend
 from oneflow_accel.errors import UserError
-from oneflow_accel.training.weights import read_weights
 
 import flowvision.models
 import numpy as np
 import oneflow as flow
 from flowvision.models import ModelCreator
 from oneflow import nn
+
+from flow_train.checkpoint.weights import read_weights
 
 logger = logging.getLogger("oneflow_accel")
 

@@ -8,22 +8,21 @@ import time
 from dataclasses import dataclass
 from typing import NoReturn
 
-from oneflow_accel import layouts
+from oneflow_accel import distributed, layouts
 from oneflow_accel.errors import CheckpointError
-from oneflow_accel.training import distributed
-from oneflow_accel.training.checkpoint import Checkpoint, CheckpointManager
-from oneflow_accel.training.curves import draw_curves
-from oneflow_accel.training.figures import Figures, FigureWindow, log_line
-from oneflow_accel.training.images import ImageLoader
-from oneflow_accel.training.metrics import JSONL_NAME, MetricLog, read_metrics
-from oneflow_accel.training.progress import Progress, format_eta
-from oneflow_accel.training.resume import CURVES_NAME, checkpoint_folder, require_no_other_run
-from oneflow_accel.training.rng import get_rng_state, set_rng_state
-from oneflow_accel.training.stopping import StopRequest
-from oneflow_accel.training.validation import Accuracy, validate
 
 from oneflow import nn
 
+from flow_train.checkpoint.folders import Checkpoint, CheckpointManager
+from flow_train.checkpoint.resume import CURVES_NAME, checkpoint_folder, require_no_other_run
+from flow_train.data.images import ImageLoader
+from flow_train.metrics.curves import draw_curves
+from flow_train.metrics.figures import Figures, FigureWindow, log_line
+from flow_train.metrics.log import JSONL_NAME, MetricLog, read_metrics
+from flow_train.metrics.progress import Progress, format_eta
+from flow_train.rng import get_rng_state, set_rng_state
+from flow_train.stopping import StopRequest
+from flow_train.validation import Accuracy, validate
 from resnet50_imagenet.execution import TrainStep
 
 logger = logging.getLogger("oneflow_accel")

@@ -8,8 +8,8 @@ from __future__ import annotations
 import copy
 from pathlib import Path
 
+from oneflow_accel import distributed
 from oneflow_accel.backends.base import Backend
-from oneflow_accel.training import distributed
 
 from libai.config import try_get_key
 from omegaconf import DictConfig, ListConfig, OmegaConf

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from oneflow_accel.errors import UserError
-from oneflow_accel.training import checkpoint_folders
 
 import yaml
 from libai.config import instantiate, try_get_key
 from omegaconf import DictConfig, ListConfig
 
+from flow_train.checkpoint import libai_folders as checkpoint_folders
 from libai_projects.engine.arguments import Options
 from libai_projects.text.indexed_dataset import MMapTokenDataset
 

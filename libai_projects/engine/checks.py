@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from oneflow_accel import distributed
 from oneflow_accel.errors import UserError
-from oneflow_accel.training import distributed
 
 from libai.config import try_get_key
 from omegaconf import DictConfig

@@ -6,12 +6,13 @@ import json
 import logging
 from pathlib import Path
 
-from oneflow_accel.training import checkpoint_folders, distributed
-from oneflow_accel.training.files import replace_file
+from oneflow_accel import distributed
 
 from libai.evaluation import flatten_results_dict
 from omegaconf import DictConfig
 
+from flow_train.checkpoint import libai_folders as checkpoint_folders
+from flow_train.files import replace_file
 from libai_projects.engine.trainer import Trainer, load_weights
 
 RESULT_NAME = "evaluation.json"

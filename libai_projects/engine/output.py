@@ -10,12 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from oneflow_accel import distributed
 from oneflow_accel.errors import UserError
-from oneflow_accel.training import checkpoint_folders, distributed
-from oneflow_accel.training.resume import require_no_other_run
 
 from omegaconf import DictConfig
 
+from flow_train.checkpoint import libai_folders as checkpoint_folders
+from flow_train.checkpoint.resume import require_no_other_run
 from libai_projects.engine.arguments import Options
 from libai_projects.engine.checks import agree
 

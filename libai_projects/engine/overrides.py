@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from oneflow_accel.errors import UserError
-from oneflow_accel.training.overrides import config_keys, nearest_key, parse_override
 
 from hydra.core.override_parser.types import Override
 from libai.config import LazyConfig
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+
+from flow_train.config.overrides import config_keys, nearest_key, parse_override
 
 # The common configs say of them what null means; a config may have set them to something.
 _MAY_BE_NULL = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 
-from oneflow_accel.training import distributed
+from oneflow_accel import distributed
 
 from libai.engine.hooks import HookBase
 

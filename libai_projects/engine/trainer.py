@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import oneflow_accel
-from oneflow_accel.training import distributed
+from oneflow_accel import distributed
 
 import oneflow as flow
 from libai.config import try_get_key

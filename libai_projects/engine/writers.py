@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from oneflow_accel.errors import UserError
-from oneflow_accel.training.curves import draw_metrics
-from oneflow_accel.training.metrics import TensorBoardLog
-from oneflow_accel.training.progress import format_eta
 
 from libai.utils.events import EventStorage, EventWriter, get_event_storage
 
+from flow_train.metrics.curves import draw_metrics
+from flow_train.metrics.log import TensorBoardLog
+from flow_train.metrics.progress import format_eta
 from libai_projects.engine.throughput import Throughput
 
 METRICS_NAME = "metrics.json"

@@ -13,9 +13,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from oneflow_accel import launched
+from oneflow_accel import distributed, launched, watchdog
 from oneflow_accel.errors import UserError
-from oneflow_accel.training import distributed, watchdog
 
 from libai_projects.inference import lockstep
 from libai_projects.inference.jobs import Worker

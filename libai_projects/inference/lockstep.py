@@ -22,8 +22,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from oneflow_accel import distributed
 from oneflow_accel.errors import UserError
-from oneflow_accel.training import distributed
 
 from libai_projects.engine.checks import agree
 

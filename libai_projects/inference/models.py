@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from oneflow_accel.errors import UserError
-from oneflow_accel.training.checkpoint_folders import LAST
+
+from flow_train.checkpoint.libai_folders import LAST
 
 # The files of `flow.save`, and the folder of a checkpoint that holds the model's.
 _PICKLE, _MODEL = "pickled_data", "model"

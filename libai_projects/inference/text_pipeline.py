@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from oneflow_accel import distributed
 from oneflow_accel.errors import UserError
-from oneflow_accel.training import distributed
 
 import numpy as np
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Protocol
 
 from oneflow_accel.errors import DataError
-from oneflow_accel.training.progress import Progress, format_eta
 
 import numpy as np
 
+from flow_train.metrics.progress import Progress, format_eta
 from libai_projects.text.corpus_report import CorpusReport
 from libai_projects.text.encoding import BlockEncoder, EncodedBlock
 from libai_projects.text.line_blocks import LINE_BYTES, LineBlock, check_files, read_blocks

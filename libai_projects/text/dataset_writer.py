@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from oneflow_accel.errors import DataError
-from oneflow_accel.training.files import sync_directory
 
 import numpy as np
 
+from flow_train.files import sync_directory
 from libai_projects.text.indexed_dataset import (
     DTYPES,
     HEADER,

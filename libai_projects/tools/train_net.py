@@ -28,16 +28,16 @@ except ImportError as error:
         f"{error}. train_net.py runs in the project's environment: type `make setup` in the "
         "repository, then `source .venv/bin/activate`."
     )
-from oneflow_accel import command
+from oneflow_accel import command, distributed, watchdog
 from oneflow_accel.backends import Backend
 from oneflow_accel.errors import UserError
-from oneflow_accel.training import checkpoint_folders, distributed, watchdog
-from oneflow_accel.training.rng import seed_all
 
 from libai.engine import default_setup
 from libai.utils.logger import setup_logger
 from omegaconf import DictConfig
 
+from flow_train.checkpoint import libai_folders as checkpoint_folders
+from flow_train.rng import seed_all
 from libai_projects.engine import adapt, checks, evaluation, output
 from libai_projects.engine.arguments import Options, parse_options
 from libai_projects.engine.overrides import apply_overrides, load_config

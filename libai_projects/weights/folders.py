@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from oneflow_accel.errors import CheckpointError, UserError
-from oneflow_accel.training.files import sync_directory
+
+from flow_train.files import sync_directory
 
 # What a folder of weights consists of; anything else in it keeps --force from replacing it.
 _KNOWN = re.compile(

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from oneflow_accel.errors import UserError
-from oneflow_accel.training.files import write_synced
-from oneflow_accel.training.weights import read_weights
 
 import numpy as np
 import safetensors
 
+from flow_train.checkpoint.weights import read_weights
+from flow_train.files import write_synced
 from libai_projects.weights import configs, mapping
 from libai_projects.weights.densify import densified
 from libai_projects.weights.folders import replaced_folder

@@ -6,10 +6,9 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from oneflow_accel.training.rng import named_generator
-
 import numpy as np
 
+from flow_train.rng import named_generator
 from libai_projects.weights.mapping import Shapes, State, expected_shapes
 
 _END_OF_A_BLOCK = (".self_attention.dense.weight", ".mlp.dense_4h_to_h.weight")

@@ -3,7 +3,7 @@
 `pickled_data` is a pickle of {"protocol_version": 1, "data": state dict}, in which a tensor is an
 object whose state is {"path": name of a folder beside it}. That folder holds `meta`, a protobuf
 text of shape and data type, and `out`, the elements, little endian; see
-oneflow/framework/check_point_v2.py. `oneflow_accel.training.oneflow_files` reads the pickle,
+oneflow/framework/check_point_v2.py. `flow_train.checkpoint.oneflow_files` reads the pickle,
 without running code of it; the elements are read here, as here they may also be bfloat16.
 """
 
@@ -17,9 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from oneflow_accel.errors import UserError
-from oneflow_accel.training.files import write_synced
-from oneflow_accel.training.oneflow_files import PICKLE, StoredTensor, read_structure
-from oneflow_accel.training.torch_files import widen_bfloat16
 
 import numpy as np
 import oneflow as flow
@@ -27,6 +24,9 @@ from google.protobuf import text_format
 from oneflow.core.common import data_type_pb2
 from oneflow.core.framework import variable_meta_info_pb2
 
+from flow_train.checkpoint.oneflow_files import PICKLE, StoredTensor, read_structure
+from flow_train.checkpoint.torch_files import widen_bfloat16
+from flow_train.files import write_synced
 from libai_projects.weights import configs, mapping
 from libai_projects.weights.folders import replaced_folder
 from libai_projects.weights.mapping import State

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from oneflow_accel import distributed
 from oneflow_accel.errors import UserError
-from oneflow_accel.training import distributed
 
 from libai_projects.weights import configs, huggingface, libai_checkpoints, mapping
 from libai_projects.weights.configs import Config

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import oneflow_accel  # noqa: F401
+from oneflow_accel import distributed
 from oneflow_accel.errors import UserError
-from oneflow_accel.training import distributed
 
 import numpy as np
 import oneflow as flow

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from oneflow_accel.training.charts import COLORS, new_figure, save_figure, tidy
-
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
+from flow_train.metrics.charts import COLORS, new_figure, save_figure, tidy
 from monarch_flow.comparison.results import Phase, Results, images_of_accuracy, macs_unit
 
 # Of the second of two bars, which is about the layers after they became dense.

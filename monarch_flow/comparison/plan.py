@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from oneflow_accel.errors import UserError
-from oneflow_accel.training.files import replace_file
-from oneflow_accel.training.overrides import parse_override
 
 from omegaconf import DictConfig, OmegaConf
 
+from flow_train.config.overrides import parse_override
+from flow_train.files import replace_file
 from monarch_flow.comparison.study import Row, Study
 from monarch_flow.config import EXAMPLE, check_data_dir, compose
 from monarch_flow.config_files import config_differences, load_config

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oneflow_accel.training.metrics import metric_series, read_metrics
-
 import numpy as np
+
+from flow_train.metrics.log import metric_series, read_metrics
 
 # In the log of a test whose images are the validation images: 1, else 0.
 ON_VALIDATION_IMAGES = "on_validation_images"

@@ -6,8 +6,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from oneflow_accel.training.progress import format_eta
-
+from flow_train.metrics.progress import format_eta
 from monarch_flow.comparison.plan import PlannedRun
 from monarch_flow.comparison.results import Phase, Results, images_of_accuracy, macs_unit
 from monarch_flow.comparison.study import Study

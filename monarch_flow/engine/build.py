@@ -11,13 +11,13 @@ from oneflow_accel.errors import UserError
 from omegaconf import DictConfig
 from oneflow import nn
 
-from monarch_flow.data import ImageDataModule
-from monarch_flow.engine.graph_step import GraphStep
-from monarch_flow.engine.options import TrainerOptions, limited, section
-from monarch_flow.engine.position import Calendar, Position
-from monarch_flow.engine.step import EagerStep, TrainStep
+from flow_train.data import ImageDataModule
+from flow_train.optim import build_loss, build_optimizer
+from flow_train.options import TrainerOptions, limited, section
+from flow_train.position import Calendar, Position
+from flow_train.steps.eager import EagerStep, TrainStep
+from flow_train.steps.graph import GraphStep
 from monarch_flow.models import create_model
-from monarch_flow.optim import build_loss, build_optimizer
 
 MakeStep = Callable[[nn.Module, Position], TrainStep]
 

@@ -10,28 +10,27 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from oneflow_accel import layouts
+from oneflow_accel import distributed, layouts
 from oneflow_accel.backends import Backend
 from oneflow_accel.errors import CheckpointError, UserError
-from oneflow_accel.training import distributed
-from oneflow_accel.training.checkpoint import CheckpointManager
-from oneflow_accel.training.progress import LONGEST_SILENCE_S, Progress, format_eta
-from oneflow_accel.training.real_labels import RealLabels, read_real_labels
-from oneflow_accel.training.resume import checkpoint_folder
-from oneflow_accel.training.validation import Accuracy, Tally, validate
 
 from omegaconf import DictConfig
 from oneflow import nn
 
+from flow_train.checkpoint.folders import CheckpointManager
+from flow_train.checkpoint.resume import checkpoint_folder
+from flow_train.data import ImageDataModule
+from flow_train.data.real_labels import RealLabels, read_real_labels
+from flow_train.loop import Trainer, named, val_batches
+from flow_train.metrics.progress import LONGEST_SILENCE_S, Progress, format_eta
+from flow_train.optim import build_loss
+from flow_train.options import TrainerOptions, read_trainer_options, section
+from flow_train.validation import Accuracy, Tally, validate
 from monarch_flow.comparison.results import ON_VALIDATION_IMAGES
-from monarch_flow.data import ImageDataModule
-from monarch_flow.engine import other_weights, snapshot
+from monarch_flow.engine import other_weights, restore
 from monarch_flow.engine.build import build_data, build_model
 from monarch_flow.engine.initialize import read_model_arrays
-from monarch_flow.engine.options import TrainerOptions, read_trainer_options, section
 from monarch_flow.engine.results import ResultsFile
-from monarch_flow.engine.trainer import Trainer, named, val_batches
-from monarch_flow.optim import build_loss
 from monarch_flow.projection import structured_layers
 
 logger = logging.getLogger("oneflow_accel")
@@ -55,7 +54,7 @@ def test(
     best = CheckpointManager(checkpoint_folder(run_dir)).best()
     # Process 0 has written it.
     path = distributed.all_gather_json(None if best is None else str(best))[0]
-    if path is None or "model_checkpoint" not in trainer.callbacks:
+    if path is None or "model_checkpoint" not in trainer.hooks:
         accuracy = trainer.evaluate(loader)
     else:
         # A model of its own: the best may be from before the layers became dense.
@@ -160,7 +159,7 @@ def load_for_evaluation(model: nn.Module, path: str, name: str, *, use_ema: bool
     arrays, phase = read_model_arrays(path, use_ema=use_ema)
     arrays = other_weights.with_our_names(arrays, model)
     structured = structured_layers(model)
-    snapshot.match_layers(model, arrays, phase)
+    restore.match_layers(model, arrays, phase)
     if structured and phase is not None and not structured_layers(model):
         logger.info("the run's layers are dense, and so %s is evaluated with dense layers", name)
     elif structured and not structured_layers(model):

@@ -8,14 +8,14 @@ from pathlib import Path
 
 from oneflow_accel import layouts
 from oneflow_accel.errors import CheckpointError, UserError
-from oneflow_accel.training.checkpoint import read_checkpoint
-from oneflow_accel.training.weights import read_weights
 
 import numpy as np
 from oneflow import nn
 
+from flow_train.checkpoint.folders import read_checkpoint
+from flow_train.checkpoint.weights import read_weights
+from flow_train.optim.ema import PREFIX
 from monarch_flow.engine import other_weights
-from monarch_flow.optim.ema import PREFIX
 from monarch_flow.projection import structured_layers
 from monarch_flow.projection.structures import LayerSpec, structure_of
 from monarch_flow.projection.weights import split_packed_projection
@@ -35,7 +35,7 @@ def read_model_arrays(
             weights of the last step.
 
     Returns:
-        Arrays by name, and the phase of a checkpoint (`snapshot.MONARCH` or `DENSE`), None for a
+        Arrays by name, and the phase of a checkpoint (`restore.MONARCH` or `DENSE`), None for a
         file.
 
     Raises:

@@ -15,21 +15,21 @@ from pathlib import Path
 from typing import Any
 
 from oneflow_accel.errors import CheckpointError, UserError
-from oneflow_accel.training.checkpoint import Checkpoint
-from oneflow_accel.training.torch_files import (
+
+import numpy as np
+from oneflow import nn
+
+from flow_train.checkpoint.folders import Checkpoint
+from flow_train.checkpoint.torch_files import (
     LEGACY_SIGNATURE,
     ZIP_SIGNATURE,
     TensorView,
     read_torch_file,
 )
-from oneflow_accel.training.weights import arrays_of
-
-import numpy as np
-from oneflow import nn
-
-from monarch_flow.engine import other_weights, snapshot
-from monarch_flow.optim.ema import PREFIX
-from monarch_flow.optim.param_groups import TOKEN_NAMES
+from flow_train.checkpoint.weights import arrays_of
+from flow_train.optim.ema import PREFIX
+from flow_train.optim.param_groups import TOKEN_NAMES
+from monarch_flow.engine import other_weights, restore
 from monarch_flow.projection import structured_layers
 
 # What torch's optimizers call their state, and we.
@@ -238,4 +238,4 @@ def _phase(weights: Mapping[str, np.ndarray], model: nn.Module) -> str:
         weights[f"{prefix}.weight"].ndim == 2 for prefix in layers if f"{prefix}.weight" in weights
     ]
     is_dense = not layers or (len(dense) == len(layers) and all(dense))
-    return snapshot.DENSE if is_dense else snapshot.MONARCH
+    return restore.DENSE if is_dense else restore.MONARCH

@@ -8,15 +8,15 @@ import os
 from pathlib import Path
 from typing import Any
 
+from oneflow_accel import distributed
 from oneflow_accel.errors import UserError
-from oneflow_accel.training import distributed
-from oneflow_accel.training.files import replace_file
-from oneflow_accel.training.validation import Accuracy
 
 from omegaconf import DictConfig
 from oneflow import nn
 
-from monarch_flow.engine.options import section
+from flow_train.files import replace_file
+from flow_train.options import section
+from flow_train.validation import Accuracy
 
 
 class ResultsFile:

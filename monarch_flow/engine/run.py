@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import oneflow_accel
+from oneflow_accel import distributed, watchdog
 from oneflow_accel.backends import Backend
 from oneflow_accel.errors import UserError
-from oneflow_accel.training import distributed, watchdog
-from oneflow_accel.training.checkpoint import Checkpoint, CheckpointManager
-from oneflow_accel.training.curves import draw_curves
-from oneflow_accel.training.metrics import JSONL_NAME, read_metrics
-from oneflow_accel.training.resume import (
+
+from omegaconf import DictConfig
+from oneflow import nn
+
+from flow_train.checkpoint.folders import Checkpoint, CheckpointManager
+from flow_train.checkpoint.resume import (
     AUTO_RESUME,
     CURVES_NAME,
     checkpoint_folder,
@@ -22,23 +24,22 @@ from oneflow_accel.training.resume import (
     require_no_other_run,
     way_on,
 )
-from oneflow_accel.training.rng import seed_all
-
-from omegaconf import DictConfig
-from oneflow import nn
-
-from monarch_flow.callbacks import ModelCheckpoint, build_callbacks
+from flow_train.hooks import ModelCheckpoint, build_hooks
+from flow_train.loop import Data, Identity, Trainer
+from flow_train.metrics.curves import draw_curves
+from flow_train.metrics.log import JSONL_NAME, read_metrics
+from flow_train.metrics.loggers import RunLog, require_loggers
+from flow_train.optim import build_loss, build_schedule
+from flow_train.options import as_plain, read_trainer_options, section
+from flow_train.position import Calendar
+from flow_train.rng import seed_all
 from monarch_flow.config_files import save_config
-from monarch_flow.engine import snapshot
+from monarch_flow.engine import restore
 from monarch_flow.engine.build import build_data, build_model, step_maker
 from monarch_flow.engine.evaluation import evaluate_checkpoint, test
 from monarch_flow.engine.initialize import initialize
-from monarch_flow.engine.options import as_plain, read_trainer_options, section
 from monarch_flow.engine.other_run import read_other_run
-from monarch_flow.engine.position import Calendar
-from monarch_flow.engine.trainer import Data, Identity, Trainer
-from monarch_flow.loggers import RunLog, require_loggers
-from monarch_flow.optim import build_loss, build_schedule
+from monarch_flow.engine.sparse_to_dense import SparseToDense
 from monarch_flow.projection import structured_layers
 
 # Newest checkpoints to keep besides the best: two, in case the last one is damaged.
@@ -89,16 +90,18 @@ def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
     seed_all(seed, backend)
     data = build_data(cfg, seed)
     name, model = build_model(cfg, data)
-    switches = options.densify_at is not None
-    if switches and not structured_layers(model):
+    share = (section(cfg, "train").get("sparse_to_dense") or {}).get("fraction")
+    # The first of the callbacks: the others begin an epoch with the model that it leaves.
+    switch = {} if share is None else {"sparse_to_dense": SparseToDense(share)}
+    if switch and not structured_layers(model):
         raise UserError(
-            f"train.sparse_to_dense.fraction={options.densify_at:g}: the model has no structured "
+            f"train.sparse_to_dense.fraction={share:g}: the model has no structured "
             "layer to become dense; choose one with model.mlp_cfg, or leave the fraction out"
         )
     if other is not None:
         images = int(cfg.train.global_batch_size)
         resumed = other.checkpoint(model, name, data.num_classes, seed=seed, images=images)
-    _load_weights(cfg, model, name, data.num_classes, resumed, switches)
+    _load_weights(cfg, model, name, data.num_classes, resumed, bool(switch))
     model = model.to(backend.device())
 
     train_loader, val_loader = data.train_loader(), data.val_loader()
@@ -109,9 +112,9 @@ def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
             "an epoch has no step: there are fewer training images than datamodule.batch_size, or "
             "trainer.limit_train_batches is 0"
         )
-    callbacks = build_callbacks(section(cfg, "callbacks"))
+    hooks = {**switch, **build_hooks(section(cfg, "callbacks"))}
     if trial:
-        callbacks.pop("model_checkpoint", None)
+        hooks.pop("model_checkpoint", None)
     checkpoints = None if trial else CheckpointManager(checkpoint_folder(run_dir), _KEEP_LAST)
     if checkpoints is not None and distributed.is_main():
         own = None if resumed is None or other is not None else resumed.folder
@@ -135,8 +138,8 @@ def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
             backend,
             options,
             calendar,
-            identity=Identity(name, data.num_classes, seed, config),
-            callbacks=callbacks,
+            identity=Identity(name, data.num_classes, seed, config, phase=restore.phase_of),
+            hooks=hooks,
             log=log,
             checkpoints=checkpoints,
             resumed=resumed,
@@ -144,7 +147,7 @@ def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
         wants_test = cfg.get("test_after_training", True) and not trial and options.limit_val != 0
         trainer.fit(test_follows=wants_test and not _was_tested(run_dir, trainer.position.step))
         metrics = dict(trainer.metrics)
-        keeper = callbacks.get("model_checkpoint")
+        keeper = hooks.get("model_checkpoint")
         if isinstance(keeper, ModelCheckpoint) and keeper.best_value is not None:
             metrics[f"best/{keeper.monitor}"] = keeper.best_value
         if wants_test and not _was_tested(run_dir, trainer.position.step):
@@ -190,7 +193,7 @@ def _checkpoint_to_resume(cfg: DictConfig, run_dir: Path) -> Checkpoint | None:
     asked = cfg.get("resume")
     resumed = checkpoint_to_resume(asked, run_dir)
     if resumed is not None:
-        snapshot.require_run(resumed, str(asked))
+        restore.require_run(resumed, str(asked))
     return resumed
 
 
@@ -204,7 +207,7 @@ def _load_weights(
 ) -> None:
     source = section(cfg, "train").get("init_from") or {}
     if resumed is not None:
-        snapshot.load_model(model, resumed, name, num_classes, switches=switches)
+        restore.load_model(model, resumed, name, num_classes, switches=switches)
     elif source.get("path") is not None:
         initialize(
             model,

@@ -10,20 +10,23 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from oneflow_accel import layouts
+from oneflow_accel.errors import UserError
 
 import oneflow as flow
 from oneflow import nn
 
-from monarch_flow.engine.model_copy import copy_model
+from flow_train.hooks import Hook
+from flow_train.steps.model_copy import copy_model
 from monarch_flow.projection import densify_model, densify_training_state, structured_layers
 
 if TYPE_CHECKING:
-    from monarch_flow.engine.position import Calendar
-    from monarch_flow.engine.trainer import Trainer
+    from flow_train.loop import Trainer
+    from flow_train.position import Calendar
 
 # Two orders of summation in float32 differ by less.
 TOLERANCE = 1e-5
@@ -31,41 +34,58 @@ TOLERANCE = 1e-5
 logger = logging.getLogger("oneflow_accel")
 
 
-def outlook(model: nn.Module, calendar: Calendar) -> str:
-    """What is to come, to end the line that a run begins with; "" where nothing is."""
-    epoch = calendar.switch_epoch()
-    if epoch is None or not structured_layers(model):
-        return ""
-    if calendar.epochs is not None and epoch >= calendar.epochs:
-        return (
-            f"; in {calendar.epochs} epochs they never become dense: give more trainer.max_epochs, "
-            "or a smaller train.sparse_to_dense.fraction"
-        )
-    return f"; dense from epoch {epoch} on"
-
-
-def switch_if_due(trainer: Trainer) -> bool:
-    """At the beginning of the epoch that the configuration names, or of a later one, make the
-    model's structured layers dense. Every process calls it at the beginning of every epoch.
+class SparseToDense(Hook):
+    """Makes the model's structured layers dense in the course of a run.
 
     The log gets the mean loss of one validation batch before and after: "loss_before" and
     "loss_after" of the weights, and where there is a moving average "average_loss_before" and
     "average_loss_after" of that.
 
-    Returns:
-        Whether it did.
+    Args:
+        fraction: share of the epochs after which it does.
+
+    Raises:
+        UserError: the fraction is not from 0 to 1.
     """
-    epoch = trainer.calendar.switch_epoch()
-    if epoch is None or trainer.position.epoch < epoch:
-        return False
-    layers = structured_layers(trainer.model)
-    if not layers:
-        return False
+
+    def __init__(self, fraction: float) -> None:
+        if not 0 <= fraction <= 1:
+            raise UserError(
+                f"train.sparse_to_dense.fraction is {fraction}; it is a share of the epochs, 0 to "
+                "1, or null"
+            )
+        self.fraction = fraction
+
+    def epoch(self, calendar: Calendar) -> int:
+        """The epoch that begins with dense layers."""
+        # 0.7 * 30 is a little more than 21 in binary.
+        return math.ceil(round(self.fraction * calendar.total_epochs(), 6))
+
+    def outlook(self, trainer: Trainer) -> str:
+        if not structured_layers(trainer.model):
+            return ""
+        epoch, epochs = self.epoch(trainer.calendar), trainer.calendar.epochs
+        if epochs is not None and epoch >= epochs:
+            return (
+                f"in {epochs} epochs they never become dense: give more trainer.max_epochs, or a "
+                "smaller train.sparse_to_dense.fraction"
+            )
+        return f"dense from epoch {epoch} on"
+
+    def on_epoch_start(self, trainer: Trainer) -> None:
+        # At the beginning of that epoch, or of a later one where a run goes on there.
+        layers = structured_layers(trainer.model)
+        if layers and trainer.position.epoch >= self.epoch(trainer.calendar):
+            switch(trainer, layers)
+
+
+def switch(trainer: Trainer, layers: Mapping[str, nn.Module]) -> None:
+    """Make these layers of the model dense; every process calls it at the same moment."""
     batch = next(iter(trainer.data.val))
     before = _losses(trainer, batch)
     arrays = trainer.train_step.optimizer_arrays()
-    for callback in trainer.callbacks.values():
-        arrays |= callback.arrays()
+    for hook in trainer.hooks.values():
+        arrays |= hook.arrays()
     weights = {
         name: value.numpy() for name, value in layouts.standard_state_dict(trainer.model).items()
     }
@@ -75,8 +95,8 @@ def switch_if_due(trainer: Trainer) -> bool:
     trainer.use_model(model)
     trainer.train_step.load_optimizer(state.optimizer, trainer.position.step)
     trainer.train_step.load_state(step_state)
-    for callback in trainer.callbacks.values():
-        callback.on_model_replaced(trainer, state.optimizer)
+    for hook in trainer.hooks.values():
+        hook.on_model_replaced(trainer, state.optimizer)
     after = _losses(trainer, batch)
     figures = {f"{name}_before": value for name, value in before.items()}
     figures |= {f"{name}_after": value for name, value in after.items()}
@@ -93,7 +113,6 @@ def switch_if_due(trainer: Trainer) -> bool:
         if not math.isclose(value, after[name], rel_tol=TOLERANCE, abs_tol=TOLERANCE):
             change = after[name] - value
             logger.warning("the %s has changed by %.1e at the switch", name, change)
-    return True
 
 
 def _dense_copy(trainer: Trainer) -> nn.Module:
@@ -111,10 +130,10 @@ def _losses(trainer: Trainer, batch: Any) -> dict[str, float]:
     there is one. A collective call."""
     model = trainer.train_step.evaluated_model()
     losses = {"loss": _loss(trainer, model, batch)}
-    if "ema" in trainer.callbacks:
+    if "ema" in trainer.hooks:
         with ExitStack() as stack:
-            for callback in trainer.callbacks.values():
-                stack.enter_context(callback.evaluation_weights(trainer, model))
+            for hook in trainer.hooks.values():
+                stack.enter_context(hook.evaluation_weights(trainer, model))
             losses["average_loss"] = _loss(trainer, model, batch)
     return losses
 

@@ -8,7 +8,7 @@ from oneflow_accel.inference import bfloat16_container
 import oneflow as flow
 from oneflow import nn
 
-from monarch_flow.layers.random_factors import are_drawn_by_an_operator, random_factors
+from flow_train.steps.random_factors import are_drawn_by_an_operator, random_factors
 
 
 @bfloat16_container
@@ -19,6 +19,9 @@ class Dropout(nn.Dropout):
     `nn.Dropout` of oneflow 0.9.0 draws the same under nn.Graph whatever the seed, in every layer.
     Here the factors are those of `random_factors`.
     """
+
+    # See `flow_train.steps.random_factors`.
+    draws_random_factors = True
 
     def __init__(self, p: float = 0.5) -> None:
         super().__init__(p)

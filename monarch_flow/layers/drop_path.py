@@ -8,7 +8,7 @@ from oneflow_accel.inference import bfloat16_container
 import oneflow as flow
 from oneflow import nn
 
-from monarch_flow.layers.random_factors import random_factors
+from flow_train.steps.random_factors import random_factors
 
 
 def drop_path(x: flow.Tensor, p: float) -> flow.Tensor:
@@ -36,6 +36,9 @@ class DropPath(nn.Module):
     Raises:
         UserError: p is not in [0, 1].
     """
+
+    # See `flow_train.steps.random_factors`.
+    draws_random_factors = True
 
     def __init__(self, p: float = 0.0) -> None:
         super().__init__()

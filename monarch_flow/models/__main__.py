@@ -19,7 +19,7 @@ from oneflow_accel.errors import UserError
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from monarch_flow.macs import count_parameters, macs_by_module, macs_table
+from flow_train.metrics.macs import count_parameters, macs_by_module, macs_table
 from monarch_flow.models.registry import create_model, describe_model, list_models
 
 

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from oneflow_accel.errors import UserError
-from oneflow_accel.training.checkpoint import Checkpoint, CheckpointManager, read_checkpoint
-from oneflow_accel.training.files import replace_file
-from oneflow_accel.training.resume import require_no_other_run
-from oneflow_accel.training.torch_files import narrow_to_bfloat16
-from oneflow_accel.training.weights import bfloat16_names, read_weights
 
 import numpy as np
 import safetensors
 
+from flow_train.checkpoint.folders import Checkpoint, CheckpointManager, read_checkpoint
+from flow_train.checkpoint.resume import require_no_other_run
+from flow_train.checkpoint.torch_files import narrow_to_bfloat16
+from flow_train.checkpoint.weights import bfloat16_names, read_weights
+from flow_train.files import replace_file
 from monarch_flow.projection.layer_specs import layers_from_json, layers_to_json
 from monarch_flow.projection.structure import LayerSpec, joined
 

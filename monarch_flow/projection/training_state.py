@@ -1,6 +1,6 @@
 """From sparse to dense in the middle of training: weights, moments and moving averages.
 
-Arrays are keyed as in checkpoints (`oneflow_accel.training.checkpoint`): parameters by name, the
+Arrays are keyed as in checkpoints (`flow_train.checkpoint.folders`): parameters by name, the
 optimizer's by a prefix and the parameter's name. Nothing here needs a module or a device.
 """
 

@@ -110,7 +110,7 @@ def default_num_threads() -> int:
         if not text.isdecimal() or int(text) < 1:
             raise UserError(f"{THREADS_VARIABLE}={text!r} is not a positive whole number")
         return int(text)
-    from oneflow_accel.training import distributed
+    from oneflow_accel import distributed
 
     return max(1, len(os.sched_getaffinity(0)) // distributed.local_world_size())
 
@@ -135,7 +135,7 @@ def scratch_limit() -> int:
                 f"{SCRATCH_VARIABLE}={text!r} is not a number from 0 to 1, the part of the memory "
                 "that kernels may keep"
             )
-    from oneflow_accel.training import distributed
+    from oneflow_accel import distributed
 
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return int(part * memory) // distributed.local_world_size()

@@ -8,9 +8,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 
+from oneflow_accel.distributed import local_value
 from oneflow_accel.errors import UserError
 from oneflow_accel.layouts.forwards import as_channels_first
-from oneflow_accel.training.distributed import local_value
 
 import numpy as np
 import oneflow as flow

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import breakdown
 from benchmarks.breakdown import OPTIMIZER, REST, STEP, Breakdown, Row
-from monarch_flow.macs import count_macs
+from flow_train.metrics.macs import count_macs
 from monarch_flow.models import create_model
 
 VIT = {"embed_dim": 32, "depth": 2, "num_heads": 4, "num_classes": 10}

@@ -9,7 +9,7 @@ import oneflow as flow
 from benchmarks.breakdown import STEP, Breakdown
 from benchmarks.items import all_items
 from benchmarks.ours import vitae
-from monarch_flow.macs import count_macs
+from flow_train.metrics.macs import count_macs
 from monarch_flow.models import create_model, list_models
 
 NARROW = {

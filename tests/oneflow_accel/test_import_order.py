@@ -14,7 +14,7 @@ PACKAGES = ("oneflow_accel", "monarch_flow", "resnet50_imagenet", "libai_project
 # As the READMEs have them.
 NAMED = (
     "from monarch_flow.models import create_model; create_model('vit_tiny_patch4_28')",
-    "from monarch_flow.layers import replace_linears",
+    "from monarch_flow.layers import replace_linears"
     "import oneflow_accel; oneflow_accel.select_device()",
 )
 

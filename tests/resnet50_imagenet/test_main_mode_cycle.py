@@ -5,11 +5,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from oneflow_accel.training.checkpoint import read_checkpoint
-
 import numpy as np
 import pytest
 
+from flow_train.checkpoint.folders import read_checkpoint
 from tests.modes import handed_on
 from tests.resnet50_imagenet.conftest import SMALL, RunMain, losses
 

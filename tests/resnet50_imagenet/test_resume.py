@@ -12,11 +12,10 @@ import sys
 import time
 from pathlib import Path
 
-from oneflow_accel.training.checkpoint import CheckpointManager
-
 import numpy as np
 import pytest
 
+from flow_train.checkpoint.folders import CheckpointManager
 from tests.launch import REPOSITORY, free_port, run_process
 from tests.resnet50_imagenet.conftest import MAIN, SMALL, losses
 

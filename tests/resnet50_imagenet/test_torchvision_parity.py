@@ -10,7 +10,6 @@ from pathlib import Path
 
 from oneflow_accel import layouts
 from oneflow_accel.backends import resolve
-from oneflow_accel.training.weights import read_weights
 
 import flowvision
 import numpy as np
@@ -18,6 +17,7 @@ import oneflow as flow
 import pytest
 from safetensors.numpy import save_file
 
+from flow_train.checkpoint.weights import read_weights
 from tests.golden import seeded_weights
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "torchvision_resnet50.json"

@@ -5,12 +5,11 @@ from __future__ import annotations
 import importlib
 from pathlib import Path
 
-from oneflow_accel.training.checkpoint import read_checkpoint
-
 import numpy as np
 import pytest
 import safetensors.numpy
 
+from flow_train.checkpoint.folders import read_checkpoint
 from resnet50_imagenet.models import _head, create_model
 from tests.resnet50_imagenet.conftest import SMALL, losses
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from oneflow_accel.distributed import set_value
 from oneflow_accel.errors import UserError
 from oneflow_accel.kernels.dropout import HIDDEN
-from oneflow_accel.training.distributed import set_value
 
 import oneflow as flow
 from libai.layers import LayerNorm, LMLogits

@@ -25,9 +25,9 @@ except ImportError as error:
         f"{error}. pipeline.py runs in the project's environment: type `make setup` in the "
         "repository, then `source .venv/bin/activate`."
     )
+from oneflow_accel import distributed
 from oneflow_accel.command import run
 from oneflow_accel.errors import UserError
-from oneflow_accel.training import distributed
 
 from libai.config import instantiate
 from libai.utils import distributed as dist

@@ -224,7 +224,7 @@ def main() -> int:
     except UserError as error:
         print(f"user error: {error}\n", end="", flush=True)
         return 2
-    from oneflow_accel.training import distributed
+    from oneflow_accel import distributed
 
     if distributed.is_main():
         Path(options["folder"], options.get("result", "result.json")).write_text(json.dumps(result))

@@ -12,10 +12,9 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 
-from oneflow_accel.training import checkpoint_folders
-
 import pytest
 
+from flow_train.checkpoint import libai_folders as checkpoint_folders
 from tests.launch import run_distributed, run_process
 from tests.libai_projects.patches.engine_run import make_documents, write_dataset
 from tests.libai_projects.patches.partial_series import VARIABLE
@@ -184,7 +183,7 @@ def test_the_best_model_follows_validation(single: dict[str, Any]) -> None:
     assert len(validation) == 2
     assert validation[-1] == single["evaluation"]["validation"]["lm_loss_PPL"]
     assert "test/lm_loss_PPL" in results[-1] or "test/lm_loss_PPL" in results[-2]
-    from oneflow_accel.training import oneflow_files
+    from flow_train.checkpoint import oneflow_files
 
     best = oneflow_files.read_structure(single["folder"] / "out/model_best/best")
     assert best["value"] == min(validation)

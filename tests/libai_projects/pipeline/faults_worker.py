@@ -13,9 +13,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from oneflow_accel import launched
+from oneflow_accel import distributed, launched, watchdog
 from oneflow_accel.errors import UserError
-from oneflow_accel.training import distributed, watchdog
 
 import numpy as np
 import oneflow as flow

@@ -12,8 +12,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from oneflow_accel import distributed
 from oneflow_accel.errors import UserError
-from oneflow_accel.training import distributed
 
 from pipeline_fakes import write_vocabulary
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from oneflow_accel.errors import UserError
-from oneflow_accel.training.overrides import config_keys
 
 import pytest
 from omegaconf import OmegaConf
 
+from flow_train.config.overrides import config_keys
 from libai_projects.engine import arguments
 from libai_projects.engine.arguments import parse_options
 from libai_projects.engine.overrides import apply_overrides, load_config

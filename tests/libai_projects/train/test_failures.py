@@ -11,10 +11,9 @@ import tarfile
 import time
 from pathlib import Path
 
-from oneflow_accel.training import checkpoint_folders
-
 import pytest
 
+from flow_train.checkpoint import libai_folders as checkpoint_folders
 from tests.launch import REPOSITORY, free_port, run_process
 from tests.libai_projects.train.conftest import (
     CONFIG,

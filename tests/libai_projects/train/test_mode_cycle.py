@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from oneflow_accel.training import checkpoint_folders, oneflow_files
-
 import numpy as np
 import pytest
 
+from flow_train.checkpoint import libai_folders as checkpoint_folders
+from flow_train.checkpoint import oneflow_files
 from tests.launch import REPOSITORY, run_distributed, run_process
 from tests.libai_projects.train.conftest import CONFIG, NO_DROPOUT, PROJECTS, TINY, losses
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from oneflow_accel.training import checkpoint_folders
-
 import numpy as np
 import pytest
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from flow_train.checkpoint import libai_folders as checkpoint_folders
 from libai_projects import weights
 from tests.launch import run_process
 from tests.libai_projects.train.conftest import (

@@ -11,8 +11,8 @@ import json
 import sys
 from pathlib import Path
 
+from oneflow_accel import distributed
 from oneflow_accel.errors import UserError
-from oneflow_accel.training import distributed
 
 import numpy as np
 import oneflow as flow

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from oneflow_accel.training.metrics import JSONL_NAME, MetricLog
+from flow_train.metrics.log import JSONL_NAME, MetricLog
 
 # Of one epoch: (steps, images per second) of each log line; a step has 10 images.
 SPEEDS = ((1, 20.0), (4, 100.0), (3, 110.0), (2, 50.0))

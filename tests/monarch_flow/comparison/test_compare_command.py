@@ -12,12 +12,11 @@ import sys
 import time
 from pathlib import Path
 
-from oneflow_accel.training.metrics import metric_series, read_metrics
-
 import pytest
 import yaml
 from omegaconf import OmegaConf
 
+from flow_train.metrics.log import metric_series, read_metrics
 from monarch_flow import compare, train
 from monarch_flow.comparison.plan import plan
 from monarch_flow.comparison.process import Ended

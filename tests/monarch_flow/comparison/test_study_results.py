@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import itertools
 
-from oneflow_accel.training.charts import COLORS
-from oneflow_accel.training.metrics import MetricLog
-
 import pytest
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from omegaconf import OmegaConf
 from PIL import Image
 
+from flow_train.metrics.charts import COLORS
+from flow_train.metrics.log import MetricLog
 from monarch_flow.comparison.picture import draw_comparison
 from monarch_flow.comparison.plan import PlannedRun
 from monarch_flow.comparison.results import images_of_accuracy, read_results

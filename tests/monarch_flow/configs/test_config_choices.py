@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from flow_train.optim import build_schedule
 from monarch_flow.config import compose
-from monarch_flow.optim import build_schedule
 from tests.monarch_flow.configs.composed import MONARCH, composed, plain
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from omegaconf import OmegaConf
 
+from flow_train.data.mixup import build_mixup
+from flow_train.optim import build_loss, build_schedule
 from monarch_flow.config_groups import CONFIGS, Groups
-from monarch_flow.data.mixup import build_mixup
 from monarch_flow.models import default_config
-from monarch_flow.optim import build_loss, build_schedule
 from tests.monarch_flow.configs.composed import MONARCH, composed, plain
 
 EXPERIMENTS = Groups().options("experiment")

@@ -170,9 +170,10 @@ def test_the_schema_has_the_options_of_what_it_describes():
     """Keys of the schema go to these as arguments: none may be unknown there, none missing here."""
     import inspect
 
-    from monarch_flow import callbacks, models
-    from monarch_flow.data import ImageDataModule
-    from monarch_flow.data import mixup as mixing
+    from flow_train import hooks as callbacks
+    from flow_train.data import ImageDataModule
+    from flow_train.data import mixup as mixing
+    from monarch_flow import models
 
     def parameters(function):
         return {name for name in inspect.signature(function).parameters if name != "self"}
@@ -183,7 +184,7 @@ def test_the_schema_has_the_options_of_what_it_describes():
     assert set(EvalTransforms.model_fields) == {"crop_pct", "resize_size", "interpolation"}
     of_models = set().union(*(models.default_config(name) for name in models.list_models()))
     assert set(Model.model_fields) == of_models | {"name"}
-    built = callbacks.build_callbacks(
+    built = callbacks.build_hooks(
         {key: {"decay": 0.9} if key == "ema" else {} for key in Callbacks.model_fields}
     )
     assert set(built) == set(Callbacks.model_fields)

@@ -10,12 +10,12 @@ from oneflow_accel.errors import UserError
 import pytest
 from omegaconf import OmegaConf
 
+from flow_train.optim import build_schedule
 from monarch_flow import train
 from monarch_flow.config import compose
 from monarch_flow.config_groups import CONFIGS, Groups
 from monarch_flow.engine.run import run
 from monarch_flow.models import create_model
-from monarch_flow.optim import build_schedule
 from tests.monarch_flow.configs.composed import plain
 
 TINY = "imagenet/vitae/tiny"

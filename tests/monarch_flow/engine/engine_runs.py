@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from oneflow_accel.training.checkpoint import Checkpoint, read_checkpoint
-
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
+
+from flow_train.checkpoint.folders import Checkpoint, read_checkpoint
 
 TRAIN_IMAGES, TEST_IMAGES = 192, 48
 # Of the training images; 128 are left: 8 batches of 16.

@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 from types import SimpleNamespace
 
-from oneflow_accel.training import progress
-from oneflow_accel.training.progress import Progress
-
 import pytest
 from oneflow import nn
 
-from monarch_flow.engine.console import EpochLines
-from monarch_flow.engine.position import Position
-from monarch_flow.engine.sparse_to_dense import outlook
+from flow_train.metrics import progress
+from flow_train.metrics.console import EpochLines
+from flow_train.metrics.progress import Progress
+from flow_train.position import Position
+from monarch_flow.engine.sparse_to_dense import SparseToDense
 from monarch_flow.layers import MonarchLinear
 
 
@@ -47,12 +46,21 @@ def test_silence_is_broken(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("epochs", "text"),
     [
-        (3, "; dense from epoch 2 on"),
-        (None, "; dense from epoch 2 on"),
-        (2, "; in 2 epochs they never become dense: give more "),
+        (4, "dense from epoch 2 on"),
+        (None, "dense from epoch 2 on"),
     ],
 )
 def test_when_layers_become_dense_is_said_first(epochs, text):
-    calendar = SimpleNamespace(switch_epoch=lambda: 2, epochs=epochs)
-    assert outlook(nn.Sequential(MonarchLinear(4, 4)), calendar).startswith(text)
-    assert outlook(nn.Sequential(nn.Linear(4, 4)), calendar) == ""
+    calendar = SimpleNamespace(total_epochs=lambda: 4, epochs=epochs)
+    hook = SparseToDense(0.5)
+    trainer = SimpleNamespace(model=nn.Sequential(MonarchLinear(4, 4)), calendar=calendar)
+    assert hook.outlook(trainer) == text
+    trainer.model = nn.Sequential(nn.Linear(4, 4))
+    assert hook.outlook(trainer) == ""
+
+
+def test_layers_that_never_become_dense_are_said_first():
+    calendar = SimpleNamespace(total_epochs=lambda: 4, epochs=4)
+    trainer = SimpleNamespace(model=nn.Sequential(MonarchLinear(4, 4)), calendar=calendar)
+    text = SparseToDense(1.0).outlook(trainer)
+    assert text.startswith("in 4 epochs they never become dense: give more ")

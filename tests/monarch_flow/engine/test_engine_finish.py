@@ -8,8 +8,8 @@ from oneflow_accel.errors import CheckpointError
 
 import pytest
 
+from flow_train.loop import Trainer
 from monarch_flow.convert import main as convert
-from monarch_flow.engine.trainer import Trainer
 from tests.monarch_flow.engine.engine_runs import assert_same_run, last_checkpoint, values
 
 # 2 epochs of 2 steps.

@@ -7,26 +7,26 @@ import types
 from dataclasses import dataclass
 
 from oneflow_accel.errors import UserError
-from oneflow_accel.training.checkpoint import Checkpoint, CheckpointManager
-from oneflow_accel.training.rng import step_seed
 
 import numpy as np
 import oneflow as flow
 import pytest
 from omegaconf import OmegaConf
 
-from monarch_flow.callbacks import build_callbacks
-from monarch_flow.callbacks.monitored import Monitored
-from monarch_flow.engine.loss_scale import LossScaler
-from monarch_flow.engine.options import limited, read_trainer_options
-from monarch_flow.engine.position import Calendar, Position
-from monarch_flow.loggers import RunLog
-from monarch_flow.optim import build_schedule
+from flow_train.checkpoint.folders import Checkpoint, CheckpointManager
+from flow_train.hooks import build_hooks
+from flow_train.hooks.monitored import Monitored
+from flow_train.metrics.loggers import RunLog
+from flow_train.optim import build_schedule
+from flow_train.options import limited, read_trainer_options
+from flow_train.position import Calendar, Position
+from flow_train.rng import step_seed
+from flow_train.steps.loss_scale import LossScaler
+from monarch_flow.engine.sparse_to_dense import SparseToDense
 
 
 def _options(**trainer):
-    train = {"sparse_to_dense": {"fraction": trainer.pop("fraction", None)}}
-    train["scheduler_interval"] = trainer.pop("interval", "epoch")
+    train = {"scheduler_interval": trainer.pop("interval", "epoch")}
     return read_trainer_options(
         OmegaConf.create({"trainer": {"max_epochs": 10, **trainer}, "train": train})
     )
@@ -50,8 +50,8 @@ def test_limits_that_are_none(limit):
     [(30, 0.7, 21), (10, 0.7, 7), (3, 0.7, 3), (10, 0.0, 0), (10, 1.0, 10), (310, 0.7, 217)],
 )
 def test_switch_epoch(epochs, fraction, switch):
-    calendar = Calendar(_options(max_epochs=epochs, fraction=fraction), 5, lambda t: t)
-    assert calendar.switch_epoch() == switch
+    calendar = Calendar(_options(max_epochs=epochs), 5, lambda t: t)
+    assert SparseToDense(fraction).epoch(calendar) == switch
 
 
 def test_calendar_of_partial_windows():
@@ -75,7 +75,7 @@ def test_calendar_counts_steps_for_a_schedule_by_step():
 def test_compiled_schedule_is_the_schedule():
     """The table that a graph gets, evaluated as the graph's kernel does: the first boundary that is
     not below the step."""
-    from monarch_flow.engine.graph_step import CompiledSchedule
+    from flow_train.steps.graph import CompiledSchedule
 
     schedule = build_schedule(
         {"t_initial": 5, "lr_min": 1e-5, "warmup_t": 2, "warmup_lr_init": 1e-4}, 1e-3
@@ -138,12 +138,12 @@ def test_monitored_metric():
 
 
 def test_callbacks_that_are_null_are_left_out():
-    built = build_callbacks({"model_checkpoint": {}, "ema": {"decay": 0.5}, "macs": None})
+    built = build_hooks({"model_checkpoint": {}, "ema": {"decay": 0.5}, "macs": None})
     assert list(built) == ["ema", "model_checkpoint"]
     with pytest.raises(UserError, match=r"callbacks\.ema\.decay"):
-        build_callbacks({"ema": {}})
+        build_hooks({"ema": {}})
     with pytest.raises(UserError, match="no option patients"):
-        build_callbacks({"early_stopping": {"patients": 3}})
+        build_hooks({"early_stopping": {"patients": 3}})
 
 
 @dataclass

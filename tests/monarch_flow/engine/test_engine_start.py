@@ -31,7 +31,7 @@ def test_starts_from_the_weights_of_another_run(dense, run_tiny, tmp_path):
     run_tiny(tmp_path / "a", *_ONE, *_NO_TRAINING, "model.mlp_cfg=null", source)
     ours = last_checkpoint(tmp_path / "a")
     best = (dense / "checkpoints/best").read_text().strip()
-    from oneflow_accel.training.checkpoint import read_checkpoint
+    from flow_train.checkpoint.folders import read_checkpoint
 
     theirs = read_checkpoint(dense / "checkpoints" / best)
     for name, array in theirs.model.items():

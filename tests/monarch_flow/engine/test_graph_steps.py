@@ -13,12 +13,12 @@ import oneflow as flow
 import pytest
 from oneflow import nn
 
-from monarch_flow.engine.graph_step import GraphStep
-from monarch_flow.engine.model_copy import copy_model
-from monarch_flow.engine.step import EagerStep, TrainStep
-from monarch_flow.engine.step_factors import StepFactors
+from flow_train.optim import build_loss, build_optimizer
+from flow_train.steps.eager import EagerStep, TrainStep
+from flow_train.steps.graph import GraphStep
+from flow_train.steps.model_copy import copy_model
+from flow_train.steps.step_factors import StepFactors
 from monarch_flow.layers import Dropout, DropPath, dropout
-from monarch_flow.optim import build_loss, build_optimizer
 from tests.monarch_flow.engine.engine_runs import (
     EVERYTHING,
     assert_same_run,

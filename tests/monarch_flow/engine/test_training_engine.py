@@ -6,18 +6,18 @@ import csv
 from pathlib import Path
 
 import oneflow_accel
-from oneflow_accel.training.checkpoint import read_checkpoint
-from oneflow_accel.training.validation import validate
 
 import numpy as np
 import pytest
 
-from monarch_flow.data import ImageDataModule
-from monarch_flow.engine import trainer
+from flow_train import loop as trainer
+from flow_train.checkpoint.folders import read_checkpoint
+from flow_train.data import ImageDataModule
+from flow_train.optim import build_loss, build_optimizer
+from flow_train.steps.eager import EagerStep
+from flow_train.validation import validate
 from monarch_flow.engine.build import build_model
 from monarch_flow.engine.run import run
-from monarch_flow.engine.step import EagerStep
-from monarch_flow.optim import build_loss, build_optimizer
 from tests.monarch_flow.engine.engine_runs import (
     EVERYTHING,
     TEST_IMAGES,

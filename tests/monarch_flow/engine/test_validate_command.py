@@ -16,8 +16,8 @@ import oneflow as flow
 import pytest
 from PIL import Image
 
+from flow_train.data import ImageDataModule
 from monarch_flow import validate
-from monarch_flow.data import ImageDataModule
 from monarch_flow.models import create_model
 from tests.launch import run_distributed
 from tests.torch_writer import save_torch_file
@@ -226,8 +226,7 @@ def test_scores_that_are_no_numbers_are_an_error(photos, averaged, tmp_path, cap
 
 def test_accuracy_of_guessing_is_suspected(photos, tmp_path, caplog):
     """What the averages of ViTAE's code are with one GPU: those of the untrained model."""
-    from oneflow_accel.training.validation import Accuracy
-
+    from flow_train.validation import Accuracy
     from monarch_flow.engine.evaluation import _suspect
 
     _suspect(Accuracy(6.9, 0.15, 0.6, 50_000), 1000, use_ema=True)

@@ -8,13 +8,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from oneflow_accel.training.checkpoint import Checkpoint
-
 import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from monarch_flow.engine import snapshot, sparse_to_dense
+from flow_train.checkpoint import snapshot
+from flow_train.checkpoint.folders import Checkpoint
+from monarch_flow.engine import sparse_to_dense
 from monarch_flow.engine.run import run
 from monarch_flow.projection import densify_training_state, monarch_to_dense
 from tests.launch import run_distributed
@@ -60,18 +60,16 @@ class _Switch:
         self.taken: list[tuple[Checkpoint, Checkpoint]] = []
         self.frozen: list[str] = []
 
-    def __call__(self, trainer: Any) -> bool:
+    def __call__(self, trainer: Any, layers: Any) -> None:
         # A copy, as arrays share memory with what is being trained.
         before = copy.deepcopy(snapshot.take(trainer))
-        switched = _SWITCH_IF_DUE(trainer)
-        if switched:
-            self.taken.append((before, copy.deepcopy(snapshot.take(trainer))))
-            named = trainer.model.named_parameters()
-            self.frozen = [name for name, value in named if not value.requires_grad]
-        return switched
+        _SWITCH(trainer, layers)
+        self.taken.append((before, copy.deepcopy(snapshot.take(trainer))))
+        named = trainer.model.named_parameters()
+        self.frozen = [name for name, value in named if not value.requires_grad]
 
 
-_SWITCH_IF_DUE = sparse_to_dense.switch_if_due
+_SWITCH = sparse_to_dense.switch
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +77,7 @@ def watched(digits, without_curves, tmp_path_factory) -> tuple[Path, _Switch]:
     """An uninterrupted run with a checkpoint of each step, and what it held at its switch."""
     folder, switch = tmp_path_factory.mktemp("vitae"), _Switch()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sparse_to_dense, "switch_if_due", switch)
+        patch.setattr(sparse_to_dense, "switch", switch)
         patch.setattr("monarch_flow.engine.run._KEEP_LAST", 99)
         each = "callbacks.model_checkpoint.every_n_train_steps=1"
         run(config(digits, folder, *HALF, each, model=SPARSE))
@@ -175,7 +173,7 @@ def test_switch_under_graph(run_tiny, without_curves, tmp_path, monkeypatch):
     """A graph of Monarch layers, then one of dense layers, resumed eagerly: the losses of a run
     that was eager all the time."""
     switch = _Switch()
-    monkeypatch.setattr(sparse_to_dense, "switch_if_due", switch)
+    monkeypatch.setattr(sparse_to_dense, "switch", switch)
     common = ("trainer.max_epochs=2", "train.sparse_to_dense.fraction=0.5", NO_TEST)
     common += ("callbacks.ema={decay: 0.9}", "trainer.limit_train_batches=3")
     # Compiling takes most of the time.

@@ -9,8 +9,8 @@ import oneflow as flow
 import pytest
 from oneflow import nn
 
+from flow_train.steps.random_factors import Site, given_factors, recorded_sites
 from monarch_flow.layers import Dropout, DropPath, dropout
-from monarch_flow.layers.random_factors import Site, given_factors, recorded_sites
 
 
 class _Net(nn.Module):

@@ -6,7 +6,7 @@ import oneflow as flow
 import pytest
 from oneflow import nn
 
-from monarch_flow.macs import (
+from flow_train.metrics.macs import (
     count_macs,
     count_parameters,
     macs_by_module,

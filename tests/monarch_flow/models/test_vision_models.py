@@ -13,10 +13,10 @@ import oneflow as flow
 import pytest
 from oneflow import nn
 
+from flow_train.metrics.macs import count_macs, count_parameters, macs_by_module
+from flow_train.optim import group_parameters
 from monarch_flow.layers import MonarchLinear, replace_linears
-from monarch_flow.macs import count_macs, count_parameters, macs_by_module
 from monarch_flow.models import create_model, default_config, list_models
-from monarch_flow.optim import group_parameters
 from tests.monarch_flow.models.structured_configs import MODELS, MONARCH, VIT_S_MLPS, mlp
 
 ARCHITECTURES = {"vit_small_patch16_224", "vit_base_patch16_224", "vit_large_patch16_224"}

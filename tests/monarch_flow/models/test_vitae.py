@@ -13,10 +13,10 @@ import oneflow as flow
 import pytest
 from oneflow import nn
 
+from flow_train.metrics.macs import count_parameters, macs_by_module
+from flow_train.optim import group_parameters
 from monarch_flow.layers import replace_linears
-from monarch_flow.macs import count_parameters, macs_by_module
 from monarch_flow.models import create_model, default_config, list_models
-from monarch_flow.optim import group_parameters
 
 # Trainable parameters by what is replaced, and those that are not trained: ../shared/docs/
 # vitae_spec.md, sections 1.1 and 2.2, where they were counted on the published code.

@@ -12,11 +12,11 @@ import oneflow as flow
 import pytest
 from oneflow import nn
 
+from flow_train.optim import build_optimizer
 from monarch_flow.models import create_model
 from monarch_flow.models.maps import map_to_tokens, tokens_to_map
 from monarch_flow.models.normal_cell import NormalCell
 from monarch_flow.models.performer import TokenPerformer
-from monarch_flow.optim import build_optimizer
 from tests.monarch_flow.models.training_steps import eager_step, graph_step
 from tests.tolerances import Tolerance, assert_close
 

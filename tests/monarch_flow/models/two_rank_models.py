@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import oneflow_accel
-from oneflow_accel.training import distributed
+from oneflow_accel import distributed
 
 import numpy as np
 import oneflow as flow
 from oneflow import nn
 
-from monarch_flow.engine.graph_step import GraphStep
-from monarch_flow.engine.step import EagerStep
+from flow_train.optim import build_loss, build_optimizer
+from flow_train.steps.eager import EagerStep
+from flow_train.steps.graph import GraphStep
 from monarch_flow.models import create_model
-from monarch_flow.optim import build_loss, build_optimizer
 
 _IMAGES = {"img_size": 28, "in_chans": 1, "num_classes": 10}
 _SMALL = {"embed_dim": 32, "depth": 2, **_IMAGES}

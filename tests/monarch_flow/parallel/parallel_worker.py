@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import oneflow_accel
+from oneflow_accel import distributed
 from oneflow_accel.errors import UserError
-from oneflow_accel.training import distributed
 
 import numpy as np
 import oneflow as flow

@@ -7,9 +7,6 @@ import re
 import struct
 from pathlib import Path
 
-from oneflow_accel.training.checkpoint import Checkpoint, CheckpointManager, read_checkpoint
-from oneflow_accel.training.weights import bfloat16_names, read_weights
-
 import numpy as np
 import pytest
 import safetensors
@@ -17,6 +14,8 @@ from oneflow import nn
 from safetensors.numpy import save_file
 
 import monarch_flow
+from flow_train.checkpoint.folders import Checkpoint, CheckpointManager, read_checkpoint
+from flow_train.checkpoint.weights import bfloat16_names, read_weights
 from monarch_flow.convert import layer_rules, main, parse_arguments, t2t_names
 from monarch_flow.layers import LinearConfig
 from monarch_flow.projection import monarch_to_dense, project_to_monarch

@@ -5,15 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from oneflow_accel.training.checkpoint import Checkpoint, CheckpointManager, read_checkpoint
-from oneflow_accel.training.weights import read_weights
-
 import numpy as np
 import oneflow as flow
 import pytest
 from oneflow import nn
 from safetensors.numpy import save_file
 
+from flow_train.checkpoint.folders import Checkpoint, CheckpointManager, read_checkpoint
+from flow_train.checkpoint.weights import read_weights
 from monarch_flow.convert import main
 from monarch_flow.layers import replace_linears
 from monarch_flow.models import create_model

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from oneflow_accel.training.weights import read_weights
-
 import flowvision
 import numpy as np
 import oneflow as flow
@@ -14,6 +12,7 @@ import pytest
 from oneflow import nn
 from safetensors.numpy import save_file
 
+from flow_train.checkpoint.weights import read_weights
 from monarch_flow.convert import main
 from monarch_flow.models import create_model
 from monarch_flow.projection import densify_model, project_model

@@ -285,7 +285,7 @@ answer(first=sorted(flow.load({str(tmp_path / "b")!r})))
 
 
 _TWO_PROCESSES = """
-from oneflow_accel.training import distributed, watchdog
+from oneflow_accel import distributed, watchdog
 layer = nn.Linear(4, 3)
 model = nn.parallel.DistributedDataParallel(layer)
 optimizer = flow.optim.SGD(model.parameters(), lr=0.1)

@@ -1,0 +1,1 @@
+"""Runs on disk: writing, reading, resuming; and the files of other projects."""

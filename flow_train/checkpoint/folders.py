@@ -1,0 +1,385 @@
+"""Checkpoints: safetensors and JSON in one folder per step; no kill can spoil those that exist.
+
+    DIR/step-00000123/model.safetensors       parameters and buffers
+                      optimizer.safetensors   e.g. momentum
+                      state.json              format, checksums, and what else resuming needs
+    DIR/latest, DIR/best                      text files that hold a folder's name
+
+A checkpoint is written into a hidden temporary folder, every file synced, and the folder renamed: a
+folder named `step-*` is complete. `latest` is written last, for people and scripts; reading goes by
+the folders themselves, newest first, and takes the first whose checksums hold.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from oneflow_accel.errors import CheckpointError
+
+import numpy as np
+import safetensors.numpy
+
+from flow_train.files import replace_file, sync_directory, write_synced
+
+_FORMAT = 1
+_MODEL = "model.safetensors"
+_OPTIMIZER = "optimizer.safetensors"
+_STATE = "state.json"
+# Folders of an unfinished write or an unfinished deletion; nothing ever reads them.
+_LEFTOVERS = (".tmp-*", ".trash-*")
+
+logger = logging.getLogger("oneflow_accel")
+
+
+@dataclass
+class Checkpoint:
+    """What a run needs to go on.
+
+    Attributes:
+        model: parameters and buffers by name, in the standard layout (NCHW, OIHW).
+        optimizer: tensors of the optimizer by name, same layout as their parameters.
+        state: step, epoch, schedule, random generators, data position, best metric ...: dicts
+            with text keys, lists, text, numbers, True, False and None, nested at will.
+        name: the architecture, such as "resnet50".
+        folder: where it was read from.
+    """
+
+    model: dict[str, np.ndarray]
+    optimizer: dict[str, np.ndarray] = field(default_factory=dict)
+    state: dict[str, Any] = field(default_factory=dict)
+    name: str = ""
+    folder: Path | None = field(default=None, compare=False)
+
+
+class CheckpointManager:
+    """The checkpoints of one run in one folder.
+
+    Args:
+        directory: where they live; made at the first save.
+        keep_last: how many of the newest to keep; the best one is kept besides.
+    """
+
+    def __init__(self, directory: Path | str, keep_last: int = 3) -> None:
+        if keep_last < 1:
+            raise ValueError(f"keep_last must be at least 1, got {keep_last}")
+        self.directory = Path(directory)
+        self.keep_last = keep_last
+        self._lock: IO[bytes] | None = None
+
+    def claim(self) -> None:
+        """Keep other processes from writing here, before training starts; `save` does it otherwise.
+
+        Whether it holds another run is for `resume.require_no_other_run` to say.
+
+        Raises:
+            CheckpointError: another process is writing here, or the folder cannot be written to.
+        """
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._take_lock()
+            self._remove_leftovers()
+        except OSError as error:
+            raise CheckpointError(
+                f"checkpoints cannot be written to {self.directory}: {error.strerror or error}"
+            ) from error
+
+    def save(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        step: int,
+        best: bool = False,
+        keep: Collection[int] = (),
+    ) -> Path:
+        """Write a checkpoint, point `latest` (and `best`) to it, and prune old ones.
+
+        Args:
+            checkpoint: what to write.
+            step: number of optimizer steps done.
+            best: whether it is the best so far.
+            keep: steps whose checkpoints are not old ones to prune, however old they are.
+
+        Returns:
+            The checkpoint's folder.
+
+        Raises:
+            CheckpointError: it could not be written (disk full, ...); earlier ones are as before.
+            TypeError: `checkpoint.state` holds a value that JSON would not give back as it is.
+        """
+        _require_exact_json(checkpoint.state, "state")
+        if self._lock is None:
+            self.claim()
+        try:
+            folder = self._write(checkpoint, step)
+            pointer = f"{folder.name}\n".encode()
+            replace_file(self.directory / "latest", pointer)
+            if best:
+                replace_file(self.directory / "best", pointer)
+        except OSError as error:
+            hint = (
+                "free some space or choose another output folder; "
+                if error.errno in (errno.ENOSPC, errno.EDQUOT)
+                else ""
+            )
+            raise CheckpointError(
+                f"the checkpoint of step {step} could not be written to {self.directory}: "
+                f"{error.strerror or error}; {hint}earlier checkpoints are intact"
+            ) from error
+        self._prune(keep)
+        return folder
+
+    def steps(self) -> set[int]:
+        """Steps that there are checkpoints of, damaged ones too."""
+        return {step for folder in _step_folders(self.directory) if (step := _step(folder))}
+
+    def latest(self) -> Path | None:
+        """The newest checkpoint that is whole, or None where there is none at all.
+
+        A damaged one is passed over with a warning that names it.
+
+        Raises:
+            CheckpointError: there are checkpoints, and every one is damaged; starting afresh is
+                then the user's decision.
+        """
+        folders = _step_folders(self.directory)
+        for folder in folders:
+            try:
+                _read_verified(folder)
+            except CheckpointError as error:
+                logger.warning("checkpoint passed over: %s", error)
+            else:
+                return folder
+        if folders:
+            raise CheckpointError(
+                f"none of the {len(folders)} checkpoints in {self.directory} is intact; "
+                "restore one from a backup or start afresh in another output folder"
+            )
+        return None
+
+    def best(self) -> Path | None:
+        """The checkpoint last saved as the best one, or None."""
+        try:
+            folder = self.directory / (self.directory / "best").read_text().strip()
+        except FileNotFoundError:
+            return None
+        return folder if folder.is_dir() and folder != self.directory else None
+
+    def load(self, path: Path | str) -> Checkpoint:
+        """Read one checkpoint's folder and verify its checksums.
+
+        Raises:
+            CheckpointError: a file is missing or damaged; names it.
+        """
+        state, files = _read_verified(Path(path))
+        return Checkpoint(
+            model=safetensors.numpy.load(files[_MODEL]),
+            optimizer=safetensors.numpy.load(files[_OPTIMIZER]),
+            state=state["state"],
+            name=state["name"],
+            folder=Path(path),
+        )
+
+    def close(self) -> None:
+        """Let another run write to the folder; the end of the process does it too."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def _write(self, checkpoint: Checkpoint, step: int) -> Path:
+        temporary = Path(tempfile.mkdtemp(prefix=f".tmp-step-{step:08d}-", dir=self.directory))
+        try:
+            checksums = {}
+            for file_name, tensors in (
+                (_MODEL, checkpoint.model),
+                (_OPTIMIZER, checkpoint.optimizer),
+            ):
+                data = safetensors.numpy.save(
+                    {name: np.asarray(array, order="C") for name, array in tensors.items()}
+                )
+                checksums[file_name] = write_synced(temporary / file_name, data)
+            content = {
+                "step": step,
+                "serial": 1 + max(map(_serial, _step_folders(self.directory)), default=0),
+                "name": checkpoint.name,
+                "files": checksums,
+                "state": checkpoint.state,
+            }
+            text = json.dumps(
+                {"format": _FORMAT, "sha256": _checksum(content), "content": content}, indent=1
+            )
+            write_synced(temporary / _STATE, text.encode())
+            temporary.chmod(0o755)
+            sync_directory(temporary)
+            folder = self._unused_name(step)
+            os.rename(temporary, folder)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        sync_directory(self.directory)
+        return folder
+
+    def _unused_name(self, step: int) -> Path:
+        """A step that is saved twice gets a second folder: an existing one is never replaced."""
+        folder = self.directory / f"step-{step:08d}"
+        copies = 1
+        while folder.exists():
+            copies += 1
+            folder = self.directory / f"step-{step:08d}.{copies}"
+        return folder
+
+    def _prune(self, keep: Collection[int]) -> None:
+        best = self.best()
+        readable = [folder for folder in _step_folders(self.directory) if _serial(folder)]
+        for folder in readable[self.keep_last :]:
+            if folder == best or _step(folder) in keep:
+                continue
+            # Renamed first: a kill in the middle of the deletion must not leave half a checkpoint.
+            trash = folder.with_name(f".trash-{folder.name}")
+            try:
+                os.rename(folder, trash)
+                shutil.rmtree(trash)
+            except OSError as error:
+                logger.warning("old checkpoint %s could not be removed: %s", folder, error)
+
+    def _remove_leftovers(self) -> None:
+        for pattern in _LEFTOVERS:
+            for path in self.directory.glob(pattern):
+                if path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink(missing_ok=True)
+
+    def _take_lock(self) -> None:
+        """Hold DIR/.lock until `close` or the process's end; then leftovers are nobody's.
+
+        A POSIX lock, because data workers forked later do not inherit those: the lock goes with
+        this process however it dies.
+        """
+        if self._lock is not None:
+            return
+        lock = (self.directory / ".lock").open("ab")
+        try:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                lock.close()
+                raise CheckpointError(
+                    f"another run is writing checkpoints to {self.directory}; wait for it to end "
+                    "or choose another output folder"
+                ) from error
+            logger.info("%s cannot be locked against a second run: %s", self.directory, error)
+        self._lock = lock
+
+
+def read_checkpoint(path: Path | str) -> Checkpoint:
+    """Read a checkpoint.
+
+    Args:
+        path: its folder, or a folder of several (the newest intact one), or a `latest` or `best`
+            file in one.
+
+    Raises:
+        CheckpointError: there is none, or it is damaged.
+    """
+    path = Path(path)
+    if path.name in ("latest", "best") and path.is_file():
+        path = path.with_name(path.read_text().strip())
+    if path.is_file():
+        raise CheckpointError(
+            f"{path} is a file; a checkpoint is a folder that holds {_STATE} and {_MODEL}"
+        )
+    if not path.is_dir():
+        raise CheckpointError(f"no checkpoint at {path}: no such folder")
+    if path.name.startswith("step-") or (path / _STATE).exists():
+        return CheckpointManager(path.parent).load(path)
+    manager = CheckpointManager(path)
+    latest = manager.latest()
+    if latest is None:
+        raise CheckpointError(f"no checkpoint in {path}: it has no folder named step-*")
+    return manager.load(latest)
+
+
+def _step_folders(directory: Path) -> list[Path]:
+    """Folders named `step-*`, the one saved last first; before them those with no readable state,
+    so that whoever looks for the newest hears of them."""
+    return sorted(
+        (path for path in directory.glob("step-*") if path.is_dir()),
+        key=lambda path: (_serial(path) or sys.maxsize, path.name),
+        reverse=True,
+    )
+
+
+def _step(folder: Path) -> int | None:
+    """The step in a folder's name, which may end in the number of a copy."""
+    digits = folder.name.removeprefix("step-").partition(".")[0]
+    return int(digits) if digits.isdecimal() else None
+
+
+def _serial(folder: Path) -> int:
+    """The how-manieth save it was, counted from 1; 0 if that cannot be read."""
+    try:
+        return int(json.loads((folder / _STATE).read_bytes())["content"]["serial"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+
+
+def _read_verified(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Content of state.json and the bytes of the tensor files, checksums compared."""
+    try:
+        record = json.loads((folder / _STATE).read_bytes())
+        version = record["format"]
+        if isinstance(version, int) and version > _FORMAT:
+            raise CheckpointError(
+                f"{folder} has checkpoint format {version}, newer than {_FORMAT} that this version "
+                "of oneflow_accel reads; upgrade it"
+            )
+        content = record["content"]
+        if record["sha256"] != _checksum(content):
+            raise _damaged(folder / _STATE, "its content does not match its checksum")
+        files = {}
+        for file_name, checksum in content["files"].items():
+            data = (folder / file_name).read_bytes()
+            if hashlib.sha256(data).hexdigest() != checksum:
+                raise _damaged(folder / file_name, f"its {len(data)} bytes do not match")
+            files[file_name] = data
+        return content, files
+    except FileNotFoundError as error:
+        raise _damaged(Path(error.filename), "the file is missing") from error
+    except OSError as error:
+        raise _damaged(folder, f"it cannot be read: {error.strerror or error}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _damaged(folder / _STATE, "it is not a checkpoint's state") from error
+
+
+def _damaged(path: Path, why: str) -> CheckpointError:
+    return CheckpointError(f"{path} is damaged ({why}); resume from another checkpoint")
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _require_exact_json(value: Any, where: str) -> None:
+    """Refuse what JSON would silently change: tuples, keys that are not text, numpy scalars."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if type(key) is not str:
+                raise TypeError(f"{where} has the key {key!r}; keys must be text")
+            _require_exact_json(item, f"{where}[{key!r}]")
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            _require_exact_json(item, f"{where}[{index}]")
+    elif value is not None and type(value) not in (str, int, float, bool):
+        raise TypeError(f"{where} is a {type(value).__name__}, which JSON does not give back as is")

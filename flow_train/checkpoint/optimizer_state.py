@@ -1,0 +1,110 @@
+"""The state of an optimizer as arrays by parameter name: the one form that eager mode, nn.Graph and
+checkpoints share.
+
+    exp_avg/NAME, exp_avg_sq/NAME    AdamW's two moments
+    momentum/NAME                    SGD's momentum
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from oneflow_accel import distributed
+from oneflow_accel.errors import CheckpointError
+
+import numpy as np
+import oneflow as flow
+from oneflow import nn
+
+# What eager optimizers call their state, and the suffix of the same variable under nn.Graph.
+GRAPH_SUFFIXES = {
+    "exp_avg": "-m",
+    "exp_avg_sq": "-v",
+    "max_exp_avg_sq": "-max_v",
+    "momentum": "-momentum",
+}
+# How many steps a graph has done, int64 of one element.
+TRAIN_STEP = "System-Train-TrainStep"
+# Where the name in a checkpoint is not that of the eager optimizer.
+EAGER_KEYS = {"momentum": "momentum_buf"}
+
+
+def state_keys(optimizer: flow.optim.Optimizer) -> tuple[str, ...]:
+    """What the optimizer keeps for each parameter."""
+    options = optimizer.param_groups[0].options
+    if isinstance(optimizer, flow.optim.AdamW):
+        return ("exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if options["amsgrad"] else []))
+    return ("momentum",) if options.get("momentum") else ()
+
+
+def parameter_names(model: nn.Module, optimizer: flow.optim.Optimizer) -> list[str]:
+    """Names of the optimizer's parameters in the order of its groups."""
+    names = {id(value): name for name, value in model.named_parameters()}
+    return [names[id(value)] for group in optimizer.param_groups for value in group.parameters]
+
+
+def eager_state(model: nn.Module, optimizer: flow.optim.Optimizer) -> dict[str, np.ndarray]:
+    """The state by KEY/NAME; empty before the first step."""
+    state = optimizer.state_dict()["state"]
+    arrays = {}
+    for index, name in enumerate(parameter_names(model, optimizer)):
+        for key in state_keys(optimizer):
+            tensor = state.get(index, {}).get(EAGER_KEYS.get(key, key))
+            if tensor is not None:
+                arrays[f"{key}/{name}"] = distributed.local_value(tensor).numpy()
+    return arrays
+
+
+def load_eager_state(
+    model: nn.Module,
+    optimizer: flow.optim.Optimizer,
+    arrays: Mapping[str, np.ndarray],
+    step: int,
+) -> None:
+    """Set the state and the number of steps done; no arrays at all leave the moments at zero.
+
+    Raises:
+        CheckpointError: as `checked`.
+    """
+    state = optimizer.state_dict()
+    state["state"]["step"] = step
+    names = parameter_names(model, optimizer)
+    positions = {name: index for index, name in enumerate(names)}
+    for key, name, array in checked(model, optimizer, arrays):
+        entry = state["state"].setdefault(positions[name], {})
+        entry[EAGER_KEYS.get(key, key)] = flow.tensor(np.ascontiguousarray(array))
+    optimizer.load_state_dict(state)
+
+
+def checked(
+    model: nn.Module, optimizer: flow.optim.Optimizer, arrays: Mapping[str, np.ndarray]
+) -> Iterator[tuple[str, str, np.ndarray]]:
+    """(key, parameter name, array) for all that the optimizer keeps.
+
+    Raises:
+        CheckpointError: an array is missing, or of another shape than its parameter, or all are
+            those of another optimizer.
+    """
+    keys = state_keys(optimizer)
+    kept = {name.partition("/")[0] for name in arrays} & GRAPH_SUFFIXES.keys()
+    if kept and not kept & set(keys):
+        was = "sgd with momentum" if "momentum" in kept else "adamw"
+        raise CheckpointError(
+            f"the run's optimizer was {was} ({', '.join(sorted(kept))}), and this one is another; "
+            f"go on with that one, optimizer={was.split()[0]}"
+        )
+    if not kept:
+        return
+    parameters = dict(model.named_parameters())
+    for name in parameter_names(model, optimizer):
+        for key in keys:
+            array = arrays.get(f"{key}/{name}")
+            shape = tuple(parameters[name].shape)
+            if array is None:
+                raise CheckpointError(f"the checkpoint has no {key} of {name}")
+            if array.shape != shape:
+                raise CheckpointError(
+                    f"{key} of {name} has shape {array.shape} in the checkpoint, the parameter "
+                    f"{shape}"
+                )
+            yield key, name, array

@@ -1,0 +1,103 @@
+"""Which checkpoint a run goes on from, and whose folder it may write into."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from oneflow_accel.errors import CheckpointError
+
+from flow_train.checkpoint import libai_folders as checkpoint_folders
+from flow_train.checkpoint.folders import Checkpoint, CheckpointManager, read_checkpoint
+from flow_train.metrics.log import JSONL_NAME
+
+AUTO_RESUME = "auto"
+# Drawn when a run ends.
+CURVES_NAME = "curves.png"
+
+logger = logging.getLogger("oneflow_accel")
+
+
+def checkpoint_folder(output_dir: Path) -> Path:
+    """Where a run keeps its checkpoints."""
+    return output_dir / "checkpoints"
+
+
+def checkpoint_to_resume(resume: str | None, output_dir: Path) -> Checkpoint | None:
+    """The checkpoint that a user asked to resume from.
+
+    Args:
+        resume: a checkpoint's folder, one of several, or a run's (the newest checkpoint); "auto"
+            for the newest one of this run; or None.
+        output_dir: the run's folder.
+
+    Returns:
+        None where nothing was asked for, or "auto" was and there is none yet.
+
+    Raises:
+        CheckpointError: the checkpoint named is not there, or none is intact.
+    """
+    if resume is None:
+        return None
+    if resume != AUTO_RESUME:
+        inside = checkpoint_folder(Path(resume))
+        return read_checkpoint(inside if inside.is_dir() else resume)
+    latest = CheckpointManager(checkpoint_folder(output_dir)).latest()
+    if latest is None:
+        logger.info("no checkpoint in %s yet: starting from the beginning", output_dir)
+        return None
+    return read_checkpoint(latest)
+
+
+def way_on(folder: Path, resume: str) -> str:
+    """What to do after a run was interrupted: a sentence without its full stop.
+
+    Args:
+        folder: of the run.
+        resume: how its command goes on, such as "--resume auto".
+    """
+    found = sorted(path.name for path in checkpoint_folder(folder).glob("step-*"))
+    if not found:
+        return f"no checkpoint was written to {folder}"
+    return f"the newest checkpoint in {folder} is {found[-1]}: continue with {resume}"
+
+
+def require_no_other_run(folder: Path, resumed_from: Path | None = None) -> None:
+    """Refuse to write into a folder that holds another run: its log would be cut, its checkpoints
+    taken for old ones and deleted.
+
+    Every command that trains or writes a checkpoint asks this before it writes anything. Files that
+    are no run's stay as they are.
+
+    Args:
+        folder: where the run would write.
+        resumed_from: the checkpoint that the run goes on from. Where it lies in `folder` the run
+            there is this one.
+
+    Raises:
+        CheckpointError: there is one; names what shows it.
+    """
+    trace = _trace_of_a_run(folder)
+    inside = None if resumed_from is None else folder.resolve() in resumed_from.resolve().parents
+    if trace is None or inside:
+        return
+    if resumed_from is None:
+        way_out = "resume from it, or choose another output folder"
+    else:
+        way_out = f"{resumed_from} is of another run: choose that run's folder, or a new one"
+    raise CheckpointError(f"{folder} already holds a run ({trace.relative_to(folder)}); {way_out}")
+
+
+def _trace_of_a_run(folder: Path) -> Path | None:
+    """What shows that there is a run of any of this project's programs."""
+    for directory in (checkpoint_folder(folder), folder):
+        found = sorted(path for path in directory.glob("step-*") if path.is_dir())
+        if found:
+            return found[-1]
+    numbered = checkpoint_folders.numbered(folder)
+    if numbered:
+        return list(numbered.values())[-1]
+    # A run that has ended, and whose checkpoints were taken away. One that was killed before its
+    # first checkpoint has nothing to lose.
+    ended = (folder / JSONL_NAME, folder / CURVES_NAME)
+    return ended[0] if all(path.exists() for path in ended) else None

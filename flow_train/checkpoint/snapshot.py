@@ -1,0 +1,105 @@
+"""What a checkpoint of a run holds, and how a run goes on from one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from oneflow_accel import distributed, layouts
+
+from flow_train.checkpoint.folders import Checkpoint
+from flow_train.hooks import Hook
+from flow_train.position import Calendar, Position
+from flow_train.rng import get_rng_state, set_rng_state
+from flow_train.steps.eager import TrainStep
+
+if TYPE_CHECKING:
+    from flow_train.loop import Trainer
+
+logger = logging.getLogger("oneflow_accel")
+
+
+def take(trainer: Trainer) -> Checkpoint:
+    """The run as it stands. A collective call."""
+    step, position, identity = trainer.train_step, trainer.position, trainer.identity
+    model = {name: value.numpy() for name, value in layouts.standard_state_dict(step.model).items()}
+    arrays = step.optimizer_arrays()
+    for hook in trainer.hooks.values():
+        arrays |= hook.arrays()
+    state = {
+        "num_classes": identity.num_classes,
+        "epoch": position.epoch,
+        "batch": position.batch,
+        "step": position.step,
+        "phase": identity.phase(step.model),
+        "global_batch_size": trainer.global_batch_size,
+        "accumulate": trainer.options.accumulate,
+        "seed": identity.seed,
+        "rng": distributed.all_gather_json(get_rng_state()),
+        "train_step": step.state(),
+        "callbacks": {key: value.state() for key, value in trainer.hooks.items()},
+        "config": identity.config,
+    }
+    return Checkpoint(model, arrays, state, name=identity.model)
+
+
+def position_of(
+    checkpoint: Checkpoint | None, calendar: Calendar, global_batch_size: int, accumulate: int
+) -> Position:
+    """Where a run begins or goes on.
+
+    With another number of images per step than before it is the nearest batch of the same epoch.
+
+    Args:
+        checkpoint: None to begin.
+        calendar: of the run.
+        global_batch_size: images per step, of all processes.
+        accumulate: batches per step.
+    """
+    if checkpoint is None:
+        return Position()
+    state = checkpoint.state
+    position = Position(state["epoch"], state["batch"], state["step"])
+    # A step may be made of other batches now, such as of smaller ones on more processes.
+    steps = state["batch"] // state["accumulate"]
+    before = state["global_batch_size"]
+    if before != global_batch_size:
+        steps = steps * before // global_batch_size
+        logger.warning(
+            "a step is %d images now and was %d: the epoch goes on at the nearest batch",
+            global_batch_size,
+            before,
+        )
+    position.batch = min(steps * accumulate, calendar.batches)
+    return position
+
+
+def load_step(step: TrainStep, checkpoint: Checkpoint, position: Position) -> None:
+    """Restore the optimizer, and the random generators where the checkpoint has their state.
+
+    Raises:
+        CheckpointError: the optimizer's arrays are not those of this run.
+    """
+    state = checkpoint.state
+    step.load_optimizer(checkpoint.optimizer, position.step)
+    step.load_state(state["train_step"])
+    # A process that was not there before goes on with the first one's state.
+    rng, rank = state["rng"], distributed.rank()
+    if rng:
+        set_rng_state(rng[rank if rank < len(rng) else 0])
+    logger.info("resumed at epoch %d, step %d", position.epoch, position.step)
+
+
+def load_hooks(callbacks: Mapping[str, Hook], checkpoint: Checkpoint) -> None:
+    """Restore the callbacks; one that was not on before, or is not in the file, begins afresh.
+
+    Raises:
+        CheckpointError: an array is missing.
+    """
+    states: Mapping[str, Any] = checkpoint.state["callbacks"]
+    for key, hook in callbacks.items():
+        if key in states:
+            hook.load(states[key], checkpoint.optimizer)
+        elif hook.state():
+            logger.warning("callbacks.%s has no past in the run resumed and begins now", key)

@@ -1,0 +1,1 @@
+"""Values of configurations: what is typed, and what is checked."""

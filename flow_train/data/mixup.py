@@ -1,0 +1,273 @@
+"""Mixup and CutMix on whole batches, with soft targets."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from oneflow_accel.errors import UserError
+
+import numpy as np
+
+from flow_train.config.checked import checked_options
+from flow_train.data.image_reader import MIXING_STREAM
+from flow_train.data.images import Batch
+
+MODES = ("batch", "pair", "elem")
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """How each image of a batch is mixed with its partner.
+
+    Attributes:
+        shares: float32, (batch,): lambda, the share of the image itself in its target.
+        boxes: int64, (batch, 4): top, bottom, left, right of what comes from the partner.
+        cut: bool, (batch,): CutMix with that box; else mixup with that share.
+    """
+
+    shares: np.ndarray
+    boxes: np.ndarray
+    cut: np.ndarray
+
+
+@dataclass(frozen=True)
+class Mixup:
+    """Mixup (Zhang et al. 2018, arXiv 1710.09412) and CutMix (Yun et al. 2019, arXiv 1905.04899).
+
+    An image's partner is the one at the same place of the reversed batch. mixup takes
+    `lambda image + (1 - lambda) partner`, CutMix a box of the partner of the area 1 - lambda around
+    a random point, cut off at the borders. The target of an image is
+    `lambda onehot(label) + (1 - lambda) onehot(partner's label)`, for CutMix with the lambda that
+    the box's real area leaves.
+
+    Attributes:
+        num_classes: length of a target.
+        mixup_alpha: lambda of mixup is drawn from Beta(alpha, alpha); 0 for no mixup.
+        cutmix_alpha: the same for CutMix.
+        cutmix_minmax: least and largest side of the box as a share of the image's, which are then
+            drawn uniformly instead; None for boxes by lambda.
+        prob: how likely a batch, a pair or an image (see `mode`) is mixed at all.
+        switch_prob: how likely it is CutMix where both are on.
+        mode: "batch": one lambda, box and choice for all; "pair": for each pair of partners;
+            "elem": for each image.
+        correct_lam: False keeps CutMix's lambda as it was drawn, whatever the box's area is.
+        label_smoothing: of the onehot vectors. The loss's own comes on top of it.
+    """
+
+    num_classes: int
+    mixup_alpha: float = 1.0
+    cutmix_alpha: float = 0.0
+    cutmix_minmax: tuple[float, float] | None = None
+    prob: float = 1.0
+    switch_prob: float = 0.5
+    mode: str = "batch"
+    correct_lam: bool = True
+    label_smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("prob", "switch_prob", "label_smoothing"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UserError(f"mixup.{name} is {getattr(self, name)}, not from 0 to 1")
+        for name in ("mixup_alpha", "cutmix_alpha"):
+            if not getattr(self, name) >= 0:
+                raise UserError(f"mixup.{name} is {getattr(self, name)}; it has to be 0 or more")
+        if self.mode not in MODES:
+            raise UserError(f"mixup.mode is '{self.mode}'; there are {', '.join(MODES)}")
+        low_high = self.cutmix_minmax
+        if low_high is not None and not 0 <= low_high[0] < low_high[1] <= 1:
+            raise UserError(
+                f"mixup.cutmix_minmax is {tuple(low_high)}; it has to be two shares of the side, "
+                "0 <= least < largest <= 1"
+            )
+        if not self._mixes and not self._cuts:
+            raise UserError(
+                "mixup.mixup_alpha and mixup.cutmix_alpha are both 0, so nothing would be mixed; "
+                "set one of them, or leave mixup out"
+            )
+
+    def draw(self, shape: tuple[int, ...], rng: np.random.Generator) -> Mixing:
+        """Draw what happens to a batch of images of `shape` (batch, channels, height, width)."""
+        batch, _, height, width = shape
+        count = {"batch": 1, "pair": (batch + 1) // 2, "elem": batch}[self.mode]
+        mixed = rng.random(count) < self.prob
+        if self._mixes and self._cuts:
+            cut = rng.random(count) < self.switch_prob
+        else:
+            cut = np.full(count, self._cuts)
+        shares = np.ones(count)
+        boxes = np.zeros((count, 4), dtype=np.int64)
+        for row in np.flatnonzero(mixed):
+            if cut[row]:
+                shares[row], boxes[row] = self._draw_box(height, width, rng)
+            else:
+                shares[row] = rng.beta(self.mixup_alpha, self.mixup_alpha)
+        # Element i of a batch has the draws of row[i]; partners share them in mode "pair".
+        places = np.arange(batch)
+        row = {
+            "batch": np.zeros(batch, dtype=np.int64),
+            "pair": np.minimum(places, batch - 1 - places),
+            "elem": places,
+        }[self.mode]
+        return Mixing(shares.astype(np.float32)[row], boxes[row], (mixed & cut)[row])
+
+    def targets(self, labels: np.ndarray, shares: np.ndarray) -> np.ndarray:
+        """Soft targets: float32, (batch, classes), rows that sum to 1.
+
+        Args:
+            labels: int64, (batch,).
+            shares: lambda of each image, (batch,).
+
+        Raises:
+            UserError: a label is not below `num_classes`.
+        """
+        if labels.size and labels.max() >= self.num_classes:
+            raise UserError(
+                f"label {labels.max()} with mixup.num_classes {self.num_classes}; the data set has "
+                "more classes"
+            )
+        own = np.full(
+            (len(labels), self.num_classes),
+            self.label_smoothing / self.num_classes,
+            dtype=np.float32,
+        )
+        own[np.arange(len(labels)), labels] += np.float32(1 - self.label_smoothing)
+        share = shares.astype(np.float32)[:, None]
+        return share * own + (1 - share) * own[::-1]
+
+    def __call__(
+        self, images: np.ndarray, labels: np.ndarray, rng: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Mix a batch.
+
+        Args:
+            images: float32, (batch, channels, height, width); changed in place.
+            labels: int64, (batch,).
+            rng: what the draws come from.
+
+        Returns:
+            `images`, and the targets: float32, (batch, classes).
+        """
+        mixing = self.draw(images.shape, rng)
+        last = len(images) - 1
+        # Pair by pair, so that two images stay in the processor's cache; the one in the middle of
+        # an odd batch is its own partner and does not change.
+        for first in range(len(images) // 2):
+            a, b = images[first], images[last - first]
+            parts = [_part(a, b, mixing, first), _part(b, a, mixing, last - first)]
+            for image, (region, values) in zip((a, b), parts, strict=True):
+                image[region] = values
+        return images, self.targets(labels, mixing.shares)
+
+    @property
+    def _mixes(self) -> bool:
+        return self.mixup_alpha > 0
+
+    @property
+    def _cuts(self) -> bool:
+        return self.cutmix_alpha > 0 or self.cutmix_minmax is not None
+
+    def _draw_box(
+        self, height: int, width: int, rng: np.random.Generator
+    ) -> tuple[float, tuple[int, int, int, int]]:
+        """lambda, and top, bottom, left, right of the box."""
+        if self.cutmix_minmax is None:
+            share = rng.beta(self.cutmix_alpha, self.cutmix_alpha)
+            side = math.sqrt(1 - share)
+            box_height, box_width = int(height * side), int(width * side)
+            # Around a point anywhere in the image, so that the box may reach over its border.
+            top = int(rng.integers(height)) - box_height // 2
+            left = int(rng.integers(width)) - box_width // 2
+        else:
+            share = 1.0
+            low, high = self.cutmix_minmax
+            box_height, box_width = (
+                int(rng.integers(int(side * low), max(int(side * high), int(side * low) + 1)))
+                for side in (height, width)
+            )
+            top = int(rng.integers(height - box_height + 1))
+            left = int(rng.integers(width - box_width + 1))
+        box = (
+            max(top, 0),
+            min(top + box_height, height),
+            max(left, 0),
+            min(left + box_width, width),
+        )
+        if self.correct_lam or self.cutmix_minmax is not None:
+            share = 1 - (box[1] - box[0]) * (box[3] - box[2]) / (height * width)
+        return share, box
+
+
+class MixBatch:
+    """Mixes the batches of a loader, for its `finish`.
+
+    The draws come from the seed, the epoch and the number of the batch, so that a resumed run mixes
+    as the one that was not interrupted. All processes mix in the same way in mode "batch" and each
+    in its own way else; partners are images of the same process.
+
+    Args:
+        mixup: how to mix.
+        seed: not negative.
+        rank: of this process.
+    """
+
+    def __init__(self, mixup: Mixup, seed: int, rank: int = 0) -> None:
+        self.mixup = mixup
+        self._seed = seed
+        self._rank = 0 if mixup.mode == "batch" else rank
+
+    def __call__(self, batch: Batch, epoch: int, number: int) -> Batch:
+        """The batch with its images mixed and soft targets as its labels."""
+        rng = np.random.default_rng((MIXING_STREAM, self._seed, epoch, number, self._rank))
+        images, targets = self.mixup(batch.images, batch.labels, rng)
+        return Batch(images, targets, batch.indices)
+
+
+def build_mixup(config: Mapping[str, Any] | None, num_classes: int) -> Mixup | None:
+    """What a configuration describes, by the attributes of Mixup; None where it is None or both
+    alphas are 0 and there is no `cutmix_minmax`.
+
+    Args:
+        config: a `_target_` in it is not looked at; `num_classes` has to be the data set's.
+        num_classes: of the data set.
+
+    Raises:
+        UserError: an unknown key or a wrong value.
+    """
+    if config is None:
+        return None
+    types: dict[str, Callable[[Any], Any]] = {field.name: float for field in fields(Mixup)}
+    types |= {"num_classes": int, "mode": str, "correct_lam": bool, "cutmix_minmax": _two_shares}
+    options = checked_options(config, types, what="mixup")
+    if options.setdefault("num_classes", num_classes) != num_classes:
+        raise UserError(
+            f"mixup.num_classes is {options['num_classes']}, the data set has {num_classes} "
+            "classes; leave it out to take the data set's"
+        )
+    if (
+        options.get("mixup_alpha", 1.0) == options.get("cutmix_alpha", 0.0) == 0
+        and "cutmix_minmax" not in options
+    ):
+        return None
+    return Mixup(**options)
+
+
+def _two_shares(value: Any) -> tuple[float, float]:
+    low, high = (float(share) for share in value)
+    return low, high
+
+
+def _part(own: np.ndarray, other: np.ndarray, mixing: Mixing, place: int) -> tuple[Any, np.ndarray]:
+    """Which part of an image changes, and to what: computed before its partner changes."""
+    if mixing.cut[place]:
+        top, bottom, left, right = mixing.boxes[place]
+        region = (slice(None), slice(top, bottom), slice(left, right))
+        return region, other[region].copy()
+    share = mixing.shares[place]
+    if share == 1:
+        return (slice(0, 0),), own[:0]
+    mixed = other * (1 - share)
+    mixed += own * share
+    return ..., mixed

@@ -1,0 +1,47 @@
+"""A validation metric that a hook watches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from oneflow_accel.errors import UserError
+
+# What the metrics are also called.
+_ALIASES = {"val/acc1": "val/acc", "val/acc5": "val/acctop5", "val/acc_top5": "val/acctop5"}
+
+
+class Monitored:
+    """The metric `monitor`, better where it is higher ("max") or lower ("min").
+
+    Raises:
+        UserError: another mode.
+    """
+
+    def __init__(self, monitor: str, mode: str, key: str) -> None:
+        if mode not in ("min", "max"):
+            raise UserError(f"{key}.mode is {mode!r}; it can be min or max")
+        self.monitor = _ALIASES.get(monitor, monitor)
+        self.mode = mode
+        self._key = key
+
+    def value(self, metrics: Mapping[str, float]) -> float:
+        """The metric's value, +-infinity for the worst where it is not a number.
+
+        Raises:
+            UserError: there is no such metric; lists those there are.
+        """
+        if self.monitor not in metrics:
+            raise UserError(
+                f"{self._key}.monitor is {self.monitor!r}; there are {', '.join(sorted(metrics))}"
+            )
+        value = metrics[self.monitor]
+        return self.worst if math.isnan(value) else value
+
+    @property
+    def worst(self) -> float:
+        return -math.inf if self.mode == "max" else math.inf
+
+    def better(self, value: float, than: float, by: float = 0.0) -> bool:
+        """Whether a value is better than another by more than `by`."""
+        return value - than > by if self.mode == "max" else than - value > by

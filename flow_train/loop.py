@@ -1,0 +1,407 @@
+"""The training loop: epochs, batches, log lines, validation, checkpoints."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from oneflow_accel import distributed
+from oneflow_accel.backends.base import Backend
+
+import oneflow as flow
+from oneflow import nn
+
+from flow_train.checkpoint import snapshot
+from flow_train.checkpoint.folders import Checkpoint, CheckpointManager
+from flow_train.hooks import Hook
+from flow_train.metrics.console import EpochLines
+from flow_train.metrics.figures import Figures, FigureWindow
+from flow_train.metrics.loggers import RunLog
+from flow_train.metrics.progress import Progress
+from flow_train.options import TrainerOptions
+from flow_train.position import Calendar, Position
+from flow_train.rng import step_seed
+from flow_train.steps.eager import TrainStep
+from flow_train.stopping import StopRequest
+from flow_train.validation import Accuracy, validate
+
+logger = logging.getLogger("oneflow_accel")
+
+Criterion = Callable[[flow.Tensor, flow.Tensor], flow.Tensor]
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a checkpoint says about the run that wrote it.
+
+    Attributes:
+        model: the model's name.
+        num_classes: of its head.
+        seed: of the run.
+        config: the whole configuration, plain.
+        phase: names what the model's layers are, where a run may change them.
+    """
+
+    model: str
+    num_classes: int
+    seed: int
+    config: dict[str, Any]
+    phase: Callable[[nn.Module], str | None] = lambda model: None
+
+
+@dataclass(frozen=True)
+class Data:
+    """What a run trains and validates on.
+
+    Attributes:
+        train: an `ImageLoader`, or what has its methods.
+        val: likewise.
+        image_shape: (channels, height, width).
+        val_loss: sum of the losses of a validation batch; None is plain cross-entropy.
+    """
+
+    train: Any
+    val: Any
+    image_shape: tuple[int, int, int]
+    val_loss: Criterion | None = None
+
+
+class Trainer:
+    """Trains a model and keeps its run on disk.
+
+    Args:
+        model: on the device.
+        make_step: how to train a model from a position on.
+        data: what on.
+        backend: the device.
+        options: how long and how.
+        calendar: the steps of the run.
+        identity: for checkpoints.
+        hooks: by their key, in the order of their hooks.
+        log: where metrics go.
+        checkpoints: where checkpoints go; None for a trial run, which writes none.
+        resumed: the checkpoint to go on from. The model has its weights already.
+
+    Attributes:
+        model: the model being trained; another one after layers have become dense.
+        train_step: how it is trained.
+        position: where the run stands.
+        is_log_step: whether the step being run gets a log line.
+        last_lr: learning rate of the last step.
+        should_stop: set by a hook to end the run after the epoch.
+        metrics: the last of each, as "train/loss", "val/acc"; accuracy in percent.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        make_step: Callable[[nn.Module, Position], TrainStep],
+        data: Data,
+        backend: Backend,
+        options: TrainerOptions,
+        calendar: Calendar,
+        *,
+        identity: Identity,
+        hooks: Mapping[str, Hook],
+        log: RunLog,
+        checkpoints: CheckpointManager | None,
+        resumed: Checkpoint | None = None,
+    ) -> None:
+        self.data = data
+        self.backend = backend
+        self.options = options
+        self.calendar = calendar
+        self.identity = identity
+        self.hooks = dict(hooks)
+        self.is_log_step = False
+        self.last_lr = 0.0
+        self.should_stop = False
+        self.metrics: dict[str, float] = {}
+        self._log = log
+        self._checkpoints = checkpoints
+        self._resumed = resumed
+        self._make_step = make_step
+        self._stop = StopRequest()
+        self._is_main = distributed.is_main()
+        self._extra: dict[str, float] = {}
+        # While an epoch is being trained.
+        self._lines: EpochLines | None = None
+        self.position = snapshot.position_of(
+            resumed, calendar, self.global_batch_size, options.accumulate
+        )
+        self.use_model(model)
+        if resumed is not None:
+            snapshot.load_step(self.train_step, resumed, self.position)
+
+    def use_model(self, model: nn.Module) -> None:
+        """Train `model` from here on, its optimizer without a past."""
+        self.train_step = self._make_step(model, self.position)
+        self.model = self.train_step.model
+        self.train_step.before_update = self._before_update
+        self._window = FigureWindow(reduce=not self.train_step.returns_global_figures)
+
+    @property
+    def global_batch_size(self) -> int:
+        """Images per optimizer step, of all processes."""
+        return int(self.data.train.global_batch_size) * self.options.accumulate
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(channels, height, width)."""
+        return self.data.image_shape
+
+    @property
+    def last_step(self) -> int:
+        """Number of steps that the run has done when it ends."""
+        return self.calendar.last_step(self.position)
+
+    @property
+    def may_stop(self) -> bool:
+        """Whether enough epochs are over to stop early."""
+        return self.position.epoch >= self.options.min_epochs
+
+    def fit(self, *, test_follows: bool = False) -> None:
+        """Train to the end of the run.
+
+        Args:
+            test_follows: the run's test is still due, also where all its steps are done.
+
+        Raises:
+            UserError: the loss is not finite, the data cannot be read or the checkpoints cannot be
+                written.
+            SystemExit: the process was told to end (SIGTERM, Ctrl-C) and has written a checkpoint.
+        """
+        if self._is_over() and not test_follows:
+            # No error: whatever restarts a run until it succeeds must see that it has.
+            logger.info(
+                "nothing left to train: step %d is done and the run ends at step %d; ask for more "
+                "trainer.max_epochs or trainer.max_steps, or give eval.ckpt to evaluate",
+                self.position.step,
+                self.last_step,
+            )
+            return
+        # A new run in the folder of an old one without checkpoints keeps nothing of its log.
+        logger.info("%s", self._describe())
+        self._log.truncate(-1 if self._resumed is None else self.position.step)
+        with self._stop.listening():
+            self._each(lambda hook: hook.on_fit_start(self))
+            if self._resumed is not None:
+                snapshot.load_hooks(self.hooks, self._resumed)
+            while not (self._is_over() or self.should_stop):
+                self._run_epoch()
+        self._each(lambda hook: hook.on_fit_end(self))
+
+    def _describe(self) -> str:
+        position, options, calendar = self.position, self.options, self.calendar
+        way = "nn.Graph" if options.graph else "eager"
+        batch = self.data.train.batch_size
+        phase = self.identity.phase(self.model)
+        layers = "" if phase is None else f", {phase} layers"
+        outlooks = (hook.outlook(self) for hook in self.hooks.values())
+        to_come = "".join(f"; {text}" for text in outlooks if text)
+        return (
+            f"{self.identity.model}{layers}, {way}: "
+            f"{self.global_batch_size} images per step = {batch} x {distributed.world_size()} "
+            f"processes x {options.accumulate} accumulated, {calendar.steps_per_epoch} steps per "
+            f"epoch, from epoch {position.epoch}, step {position.step} to step {self.last_step}"
+            f"{to_come}"
+        )
+
+    def _run_epoch(self) -> None:
+        self._each(lambda hook: hook.on_epoch_start(self))
+        if self._train_epoch():
+            self.position.epoch += 1
+            self.position.batch = 0
+            if self.position.epoch % self.options.check_val_every == 0 or self._is_over():
+                self._validate()
+            self._each(lambda hook: hook.on_epoch_end(self))
+        else:
+            self._each(lambda hook: hook.on_interrupt(self))
+        if self._stop.agreed():
+            logger.info(
+                "told to stop (%s) at step %d%s",
+                self._stop.name,
+                self.position.step,
+                self._way_on(),
+            )
+            self._log.close()
+            raise SystemExit(self._stop.exit_code)
+
+    def _way_on(self) -> str:
+        kept = self._checkpoints is not None and "model_checkpoint" in self.hooks
+        return "; go on with resume=auto" if kept else ""
+
+    def _is_over(self) -> bool:
+        """Whether all steps are done, and what comes at the end of the last epoch."""
+        return self.position.step >= self.last_step and self.position.batch < self.calendar.batches
+
+    def _train_epoch(self) -> bool:
+        """Train to the end of the epoch; False where the run ends before."""
+        position, batches = self.position, self.calendar.batches
+        position.batch = min(position.batch, batches)
+        self.data.train.set_epoch(position.epoch, start_batch=position.batch)
+        self.model.train()
+        self._epoch = Figures()
+        self._window.restart_clock()
+        last_step = self.last_step
+        with Progress(batches, "batch", enabled=self._is_main, done=position.batch) as progress:
+            lines = EpochLines(progress, position, last_step, self.options.accumulate)
+            self._lines = lines
+            waiting_since = time.perf_counter()
+            window: list[Any] = []
+            for batch in islice(self.data.train, batches - position.batch):
+                window.append(batch)
+                ends_epoch = position.batch + len(window) == batches
+                if len(window) < self.options.accumulate and not ends_epoch:
+                    continue
+                waited = time.perf_counter() - waiting_since
+                ends = ends_epoch or position.step + 1 == last_step
+                self._run_step(window, waited, ends)
+                if self.is_log_step:
+                    self._write_line()
+                progress.update(len(window))
+                lines.break_silence()
+                window = []
+                if position.step == last_step or self._told_to_stop():
+                    break
+                waiting_since = time.perf_counter()
+        self._lines = None
+        return position.batch == batches
+
+    def _run_step(self, window: list[Any], waited: float, ends: bool) -> None:
+        position, options = self.position, self.options
+        self.is_log_step = ends or (position.step + 1) % options.log_every == 0
+        self._each(lambda hook: hook.on_step_start(self))
+        self.last_lr = self.calendar.learning_rate(position.step, position)
+        # Dropout and drop path: a resumed run draws what it would have drawn.
+        seed = step_seed(self.identity.seed, position.step, distributed.rank())
+        self.backend.manual_seed(seed)
+        figures = self.train_step.step(window, self.last_lr)
+        position.batch += len(window)
+        position.step += 1
+        images = sum(len(batch.labels) for batch in window)
+        self._window.add(position.step, figures, images, waited)
+        self._each(lambda hook: hook.on_step_end(self))
+
+    def _told_to_stop(self) -> bool:
+        """With several processes all have to stop at the same step, so they ask each other; on log
+        steps only, where they wait for each other anyway."""
+        if distributed.world_size() == 1:
+            return self._stop.requested
+        return self.is_log_step and self._stop.agreed()
+
+    def _before_update(self) -> None:
+        self._each(lambda hook: hook.before_update(self))
+
+    def _each(self, call: Callable[[Hook], None]) -> None:
+        for hook in self.hooks.values():
+            call(hook)
+
+    def _write_line(self) -> None:
+        """Wait for the device and log the steps since the last line, if there are any."""
+        if not len(self._window):
+            return
+        position, batches = self.position, self.calendar.batches
+        now = self._window.fetch()
+        self._epoch += now
+        values = {
+            "loss": now.loss,
+            "acc1": now.acc1,
+            "acc5": now.acc5,
+            "lr": self.last_lr,
+            "images_per_second": now.images_per_second,
+            "step_seconds": now.step_seconds,
+            "data_seconds": now.step_data_seconds,
+            "epoch": position.epoch + position.batch / batches,
+        }
+        extra, self._extra = self._extra, {}
+        self._log.log(position.step, {**values, **extra})
+        self.metrics |= {
+            "train/loss": self._epoch.loss,
+            "train/acc": self._epoch.acc1,
+            "train/acctop5": self._epoch.acc5,
+        }
+        if self._lines is not None:
+            self._lines.figures(now, self._epoch, self.last_lr)
+
+    def _validate(self) -> None:
+        if val_batches(self.options) == 0:
+            return
+        accuracy = self.evaluate(self.data.val)
+        metrics = named(accuracy, "val")
+        self.metrics |= metrics
+        self._log.log(self.position.step, accuracy.as_logged(), split="val")
+        logger.info("Epoch: [%d] %s", self.position.epoch - 1, accuracy)
+        self._each(lambda hook: hook.on_validation_end(self, metrics))
+
+    def evaluate(self, loader: Iterable[Any]) -> Accuracy:
+        """The model on a loader's images, with the weights that callbacks want evaluated."""
+        self._each(lambda hook: hook.on_evaluation_start(self))
+        model = self.train_step.evaluated_model()
+        with ExitStack() as stack:
+            for hook in self.hooks.values():
+                stack.enter_context(hook.evaluation_weights(self, model))
+            return validate(
+                model,
+                loader,
+                self.backend,
+                max_batches=val_batches(self.options),
+                criterion=self.data.val_loss,
+            )
+
+    def log(self, values: Mapping[str, float]) -> None:
+        """Add values to the next log line; for callbacks."""
+        self._extra |= values
+
+    def log_now(self, values: Mapping[str, float], *, split: str) -> None:
+        """Write values at once, under a heading of their own."""
+        self._log.log(self.position.step, values, split=split)
+
+    def log_hyperparameters(self, values: Mapping[str, float]) -> None:
+        """Write what is known of the model."""
+        self._log.log(self.position.step, values, split="model")
+        self._log.hyperparameters(values)
+        logger.info("%s", ", ".join(f"{name} {value:,}" for name, value in values.items()))
+
+    def steps_on_disk(self) -> set[int]:
+        """Steps that the run's folder has checkpoints of; the same answer on every process."""
+        found = [] if self._checkpoints is None else sorted(self._checkpoints.steps())
+        return set(distributed.all_gather_json(found)[0])
+
+    def save_checkpoint(self, *, best: bool = False, keep: Collection[int] = ()) -> None:
+        """Write a checkpoint of now, after a look at the losses; all processes call it.
+
+        Args:
+            best: whether it is the best so far.
+            keep: steps whose checkpoints stay.
+        """
+        if self._checkpoints is None:
+            return
+        distributed.settle()
+        self._write_line()
+        checkpoint = snapshot.take(self)
+        if self._is_main:
+            self._checkpoints.save(checkpoint, step=self.position.step, best=best, keep=keep)
+        self._window.restart_clock()
+
+
+def val_batches(options: TrainerOptions) -> int | None:
+    """How many batches of a validation or test loader are used; None for all, of which
+    `engine.build.build_data` has left out what is beyond trainer.limit_val_batches."""
+    if options.fast_dev_run:
+        return options.fast_dev_run
+    return 0 if options.limit_val == 0 else None
+
+
+def named(accuracy: Accuracy, split: str) -> dict[str, float]:
+    """Loss, and accuracy in percent, by the names that configurations use."""
+    return {
+        f"{split}/loss": accuracy.loss,
+        f"{split}/acc": accuracy.acc1,
+        f"{split}/acctop5": accuracy.acc5,
+    }

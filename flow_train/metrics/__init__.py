@@ -1,0 +1,1 @@
+"""What a run says and keeps of its course: lines, logs, curves, counts."""

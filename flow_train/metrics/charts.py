@@ -1,0 +1,39 @@
+"""How all pictures of runs look: no display is needed, the same frame, grid and colors."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Literal
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from flow_train.files import replace_file
+
+# The first is for training and the second for validation where a picture is about one run.
+COLORS = ("#1f77b4", "#d62728", "#2ca02c", "#ff7f0e", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f")
+
+
+def new_figure(width: float, height: float, title: str) -> Figure:
+    """An empty figure of so many inches."""
+    figure = Figure(figsize=(width, height), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title, fontweight="bold")
+    return figure
+
+
+def tidy(axes: Axes, grid: Literal["both", "x", "y"] = "both") -> None:
+    """A faint grid, and no frame at the top and on the right."""
+    axes.grid(alpha=0.3, axis=grid)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def save_figure(figure: Figure, output_png: Path | str) -> Path:
+    """Write a PNG file, in place of one that is there; returns its path."""
+    image = io.BytesIO()
+    figure.savefig(image, format="png")
+    replace_file(Path(output_png), image.getvalue())
+    return Path(output_png)

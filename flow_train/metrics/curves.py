@@ -1,0 +1,138 @@
+"""Draws a run's metric log as one picture: loss, perplexity or accuracy, learning rate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from oneflow_accel.errors import UserError
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+from flow_train.metrics.charts import COLORS, new_figure, save_figure, tidy
+from flow_train.metrics.log import metric_series, read_metrics
+
+_TRAIN_COLOR, _VAL_COLOR = COLORS[:2]
+_LINE_STYLES = ("-", "--")
+# The smooth training curve is a moving average over this share of the points.
+_SMOOTHING = 0.05
+
+# Title, label of the y axis, and the logged values that the panel shows, with their legend text.
+_PANELS: tuple[tuple[str, str, dict[str, str]], ...] = (
+    ("Loss", "loss", {"loss": ""}),
+    ("Perplexity", "perplexity", {"perplexity": ""}),
+    ("Accuracy", "% of images", {"acc1": " top-1", "acc5": " top-5"}),
+    ("Learning rate", "learning rate", {"lr": ""}),
+)
+
+
+def draw_curves(metrics_jsonl: Path | str, output_png: Path | str) -> Path:
+    """Draw the curves of a metrics.jsonl.
+
+    Args:
+        metrics_jsonl: what `MetricLog` wrote.
+        output_png: replaced if it exists.
+
+    Returns:
+        `output_png`.
+
+    Raises:
+        UserError: there is nothing to draw.
+    """
+    path = Path(metrics_jsonl)
+    try:
+        lines = read_metrics(path)
+    except FileNotFoundError as error:
+        raise UserError(f"no curves: there is no metric log at {path}") from error
+    return draw_metrics(lines, output_png, source=path)
+
+
+def draw_metrics(lines: list[dict[str, Any]], output_png: Path | str, *, source: Path) -> Path:
+    """Draw the curves of a run.
+
+    A panel is drawn for what was logged: `loss`; `perplexity`; `acc1` and `acc5`, in percent; `lr`.
+    Training values are shown as logged (faint) and smoothed, validation values as points.
+
+    Args:
+        lines: objects as `metrics.read_metrics` returns them.
+        output_png: replaced if it exists.
+        source: the log they are from; its folder is the title.
+
+    Returns:
+        `output_png`.
+
+    Raises:
+        UserError: there is nothing to draw.
+    """
+    logged = {name for line in lines for name, value in line["values"].items() if value is not None}
+    panels = [panel for panel in _PANELS if logged & panel[2].keys()]
+    if not panels:
+        raise UserError(f"no curves: {source} holds no loss, accuracy or learning rate")
+    figure = new_figure(5.5 * len(panels), 4.2, source.resolve().parent.name)
+    for position, (title, unit, names) in enumerate(panels, start=1):
+        axes = figure.add_subplot(1, len(panels), position)
+        _draw_panel(axes, lines, names)
+        axes.set_title(title)
+        axes.set_xlabel("step")
+        axes.set_ylabel(unit)
+    return save_figure(figure, output_png)
+
+
+def _draw_panel(axes: Axes, lines: list[dict[str, Any]], names: dict[str, str]) -> None:
+    tops = []
+    for (name, text), style in zip(names.items(), _LINE_STYLES, strict=False):
+        steps, values = metric_series(lines, "train", name)
+        if len(steps):
+            # The learning rate is no measurement: smoothing would only blur its steps.
+            smooth = values if name == "lr" else _smoothed(values)
+            if not np.array_equal(smooth, values):
+                axes.plot(steps, values, style, color=_TRAIN_COLOR, alpha=0.25, linewidth=0.8)
+            marker = "o" if len(steps) == 1 else ""
+            axes.plot(steps, smooth, style, marker=marker, color=_TRAIN_COLOR, label=f"train{text}")
+            tops += [smooth.max(), np.percentile(values, 98)]
+        steps, values = metric_series(lines, "val", name)
+        if len(steps):
+            size = 4 if len(steps) <= 30 else 2
+            axes.plot(
+                steps,
+                values,
+                style,
+                marker="o",
+                markersize=size,
+                color=_VAL_COLOR,
+                label=f"validation{text}",
+            )
+            tops.append(values.max())
+    if "perplexity" in names:
+        # It falls from the size of the vocabulary by orders of magnitude.
+        axes.set_yscale("log")
+        _tick_log(axes)
+    else:
+        # From 0, and high enough for all but single wild training values.
+        axes.set_ylim(0, max(tops, default=1.0) * 1.05 or 1.0)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
+    tidy(axes)
+    if len(axes.get_legend_handles_labels()[0]) > 1:
+        axes.legend(frameon=False)
+
+
+def _tick_log(axes: Axes) -> None:
+    """Several numbers on a logarithmic axis, also where it does not reach from one power of ten to
+    the next."""
+    low, high = axes.get_ylim()
+    short = high < 8 * low
+    locator = MaxNLocator(nbins=6) if short else LogLocator(subs=(1.0, 2.0, 5.0), numticks=20)
+    axes.yaxis.set_major_locator(locator)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, position: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _smoothed(values: np.ndarray) -> np.ndarray:
+    """Centered moving average; at both ends over the part of the window that there is."""
+    half = int(len(values) * _SMOOTHING / 2)
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    first = np.maximum(np.arange(len(values)) - half, 0)
+    stop = np.minimum(np.arange(len(values)) + half + 1, len(values))
+    return (sums[stop] - sums[first]) / (stop - first)

@@ -1,0 +1,289 @@
+"""The metric log (JSON lines, TensorBoard) and the window that gathers metrics on the device."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from oneflow_accel import distributed
+from oneflow_accel.errors import UserError
+
+import numpy as np
+import oneflow as flow
+
+JSONL_NAME = "metrics.jsonl"
+
+logger = logging.getLogger("oneflow_accel")
+
+
+class NonFiniteLossError(UserError):
+    """A metric became NaN or infinite.
+
+    Attributes:
+        step: the first step at which one did.
+    """
+
+    def __init__(self, step: int, name: str, value: float) -> None:
+        super().__init__(
+            f"{name} is {value} at step {step}, the first step that is not finite; training has "
+            "stopped. Try a lower learning rate or a warm-up, and look at the data of that step"
+        )
+        self.step = step
+
+
+class MetricLog:
+    """Writes metrics to OUTPUT_DIR/metrics.jsonl, and to OUTPUT_DIR/tensorboard if it is installed.
+
+    Each line of the file is one object, {"step", "split", "time", "values"}: `time` in seconds
+    since 1970 and `values` by name, where a value that is not finite is null (JSON has no NaN). A
+    line is handed to the system at once, so a killed run loses none but the one in writing, and
+    that one is removed at the next start.
+
+    Args:
+        output_dir: made if missing.
+        enabled: False on all processes but the main one; nothing is written then.
+    """
+
+    def __init__(self, output_dir: Path | str, enabled: bool = True) -> None:
+        self.path = Path(output_dir) / JSONL_NAME
+        self._tensorboard: TensorBoardLog | None = None
+        self._file = None
+        if not enabled:
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        _remove_torn_line(self.path)
+        self._file = self.path.open("a", encoding="utf-8")
+        try:
+            self._tensorboard = TensorBoardLog(self.path.parent / "tensorboard")
+        except ImportError as error:
+            logger.info("no TensorBoard log (%s); metrics are in %s", error, self.path)
+
+    def log(
+        self, step: int, values: Mapping[str, float | Sequence[float]], *, split: str = "train"
+    ) -> None:
+        """Write one set of values.
+
+        Args:
+            step: number of optimizer steps done.
+            values: numbers by name, such as {"loss": 2.3, "acc1": 41.0}; sequences of numbers, such
+                as the loss of each step, go to the file only.
+            split: "train" or "val".
+        """
+        if self._file is None:
+            return
+        series = {name: list(v) for name, v in values.items() if isinstance(v, Sequence)}
+        numbers = {name: float(v) for name, v in values.items() if not isinstance(v, Sequence)}
+        line = {
+            "step": step,
+            "split": split,
+            "time": round(time.time(), 3),
+            "values": {
+                **{name: _finite_or_none(number) for name, number in numbers.items()},
+                **{name: [_finite_or_none(n) for n in many] for name, many in series.items()},
+            },
+        }
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+        if self._tensorboard is not None:
+            self._tensorboard.write(step, {f"{split}/{name}": v for name, v in numbers.items()})
+
+    def truncate(self, step: int) -> None:
+        """Forget what was logged after `step`, to be called when a run resumes from there."""
+        if self._file is None:
+            return
+        self._file.close()
+        temporary = self.path.with_name(f".tmp-{self.path.name}")
+        with temporary.open("w", encoding="utf-8") as file:
+            for line in read_metrics(self.path):
+                if line["step"] <= step:
+                    file.write(json.dumps(line) + "\n")
+        os.replace(temporary, self.path)
+        self._file = self.path.open("a", encoding="utf-8")
+        if self._tensorboard is not None:
+            self._tensorboard.forget_after(step)
+
+    def close(self) -> None:
+        """Close the files; `log` writes nothing afterwards."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+            self._tensorboard = None
+
+
+def _finite_or_none(number: float) -> float | None:
+    return float(number) if math.isfinite(number) else None
+
+
+def read_metrics(path: Path | str) -> list[dict[str, Any]]:
+    """The lines of a metrics.jsonl, in the order of logging; unreadable ones are left out.
+
+    Raises:
+        OSError: the file is not there or cannot be read.
+    """
+    lines = []
+    for number, text in enumerate(Path(path).read_bytes().splitlines(), start=1):
+        try:
+            line = json.loads(text)
+            int(line["step"]), str(line["split"]), dict(line["values"])
+        except (ValueError, KeyError, TypeError):
+            logger.warning("%s line %d cannot be read and is left out", path, number)
+        else:
+            lines.append(line)
+    return lines
+
+
+def metric_series(
+    lines: Sequence[Mapping[str, Any]], split: str, name: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """One metric by step.
+
+    Args:
+        lines: as `read_metrics` returns them.
+        split: "train", "val" ...
+        name: of the metric, a number.
+
+    Returns:
+        Steps (int64) and values (float64), in the order of logging; values that were not finite
+        are left out.
+    """
+    points = [
+        (line["step"], line["values"][name])
+        for line in lines
+        if line["split"] == split and line["values"].get(name) is not None
+    ]
+    steps, values = zip(*points, strict=True) if points else ((), ())
+    return np.array(steps, dtype=np.int64), np.array(values, dtype=np.float64)
+
+
+class TensorBoardLog:
+    """Event files through the writer of the `tensorboard` package; needs no tensorflow.
+
+    Raises:
+        ImportError: the package is not installed.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._event_pb2 = event_pb2
+        self._summary_pb2 = summary_pb2
+        self._writer = EventFileWriter(str(directory))
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Write numbers of one step, by tag."""
+        pb2 = self._summary_pb2
+        scalars = [pb2.Summary.Value(tag=name, simple_value=v) for name, v in values.items()]
+        self._add(step, summary=pb2.Summary(value=scalars))
+
+    def forget_after(self, step: int) -> None:
+        """A session start makes TensorBoard drop what earlier files hold from that step on."""
+        start = self._event_pb2.SessionLog(status=self._event_pb2.SessionLog.START)
+        self._add(step + 1, session_log=start)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._writer.close()
+
+    def _add(self, step: int, **content: Any) -> None:
+        event = self._event_pb2.Event(wall_time=time.time(), step=step, **content)
+        self._writer.add_event(event)
+        self._writer.flush()
+
+
+def _remove_torn_line(path: Path) -> None:
+    """Cut off the end of a file whose last line was not written to its end."""
+    if not path.exists():
+        return
+    data = path.read_bytes()
+    whole = data.rfind(b"\n") + 1
+    if whole < len(data):
+        logger.warning("%s: removed an unfinished last line of %d bytes", path, len(data) - whole)
+        os.truncate(path, whole)
+
+
+class StepWindow:
+    """Metrics of the steps since the last log line, kept on the device.
+
+    Adding a step waits for nothing; `fetch` makes the one device-to-host transfer.
+
+    Attributes:
+        steps: the steps added since the last `fetch`; after it, until the next `add`, those that it
+            returned.
+    """
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+        self._rows: list[dict[str, Any]] = []
+
+    def __len__(self) -> int:
+        """Number of steps that wait to be fetched."""
+        return len(self._rows)
+
+    def add(self, step: int, **metrics: flow.Tensor | float) -> None:
+        """Keep the metrics of one step.
+
+        Args:
+            step: number of optimizer steps done.
+            **metrics: single-element tensors, local or global (the global value is taken), or
+                numbers; the same names at each step.
+        """
+        if not self._rows:
+            self.steps = []
+        elif metrics.keys() != self._rows[0].keys():
+            raise ValueError(f"step {step} has {sorted(metrics)}, not {sorted(self._rows[0])}")
+        self.steps.append(step)
+        self._rows.append(
+            {
+                name: _as_local_scalar(value) if isinstance(value, flow.Tensor) else float(value)
+                for name, value in metrics.items()
+            }
+        )
+
+    def fetch(self, *, reduce: bool = False) -> dict[str, list[float]]:
+        """Bring the window to the host and start a new one.
+
+        Args:
+            reduce: average the tensors over all processes, so that every process gets the same
+                values, or the same error; every process must call it at the same step.
+
+        Returns:
+            For each name one value per step, in the order of `steps`; tensors at float32 precision.
+
+        Raises:
+            NonFiniteLossError: a value is NaN or infinite; names the first such step.
+        """
+        rows, self._rows = self._rows, []
+        tensors = [
+            value for row in rows for value in row.values() if isinstance(value, flow.Tensor)
+        ]
+        numbers = iter(_to_host(tensors, reduce) if tensors else [])
+        columns: dict[str, list[float]] = {name: [] for name in (rows[0] if rows else ())}
+        for step, row in zip(self.steps, rows, strict=False):
+            for name, value in row.items():
+                number = next(numbers) if isinstance(value, flow.Tensor) else value
+                if not math.isfinite(number):
+                    raise NonFiniteLossError(step, name, number)
+                columns[name].append(number)
+        return columns
+
+
+def _to_host(scalars: list[flow.Tensor], reduce: bool) -> list[float]:
+    stacked = flow.stack(scalars)
+    if reduce and distributed.world_size() > 1:
+        flow.comm.all_reduce(stacked)
+        stacked = stacked / distributed.world_size()
+    return list(stacked.numpy().tolist())
+
+
+def _as_local_scalar(tensor: flow.Tensor) -> flow.Tensor:
+    """A float32 tensor of shape () on this process, without its autograd history."""
+    return distributed.local_value(tensor.detach()).reshape(()).to(flow.float32)

@@ -1,0 +1,216 @@
+"""Learning rates over a run: constant, linear or cosine, each with a linear warm-up.
+
+A schedule is a function of the time t, in epochs or in optimizer steps as its configuration says.
+The engine asks for `schedule(t)` and sets that; the schedule keeps no state, so a resumed run needs
+none of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from oneflow_accel.errors import UserError
+
+from flow_train.config.checked import checked_options, name_of
+
+
+@dataclass(frozen=True)
+class CosineSchedule:
+    """Cosine annealing (Loshchilov and Hutter 2017, "SGDR", equation 5) after a linear warm-up.
+
+    The meaning of every key is that of timm's CosineLRScheduler. Two things are easily taken for
+    errors: without `warmup_prefix` the cosine's phase counts from t = 0 and not from the end of the
+    warm-up, so that the learning rate jumps there; and after the last cycle it stays at `lr_min`.
+
+    Attributes:
+        base_lr: learning rate at the top of the first cosine.
+        t_initial: length of the first cycle.
+        lr_min: learning rate at the bottom.
+        warmup_t: length of the warm-up; 0 for none.
+        warmup_lr_init: learning rate at t = 0, where there is a warm-up.
+        warmup_prefix: the cosine begins when the warm-up ends.
+        cycle_mul: how much longer each cycle is than the one before.
+        cycle_decay: how much lower each cycle's top is.
+        cycle_limit: number of cycles.
+        k_decay: exponent on the phase (arXiv 2004.05909); 1 is the plain cosine.
+        cooldown: time at `lr_min` after the last cycle. It only says how long the run is.
+    """
+
+    base_lr: float
+    t_initial: float
+    lr_min: float = 0.0
+    warmup_t: float = 0
+    warmup_lr_init: float = 0.0
+    warmup_prefix: bool = False
+    cycle_mul: float = 1.0
+    cycle_decay: float = 1.0
+    cycle_limit: int = 1
+    k_decay: float = 1.0
+    cooldown: float = 0
+
+    def __post_init__(self) -> None:
+        _require("t_initial", self.t_initial, self.t_initial > 0, "positive")
+        _require("cycle_mul", self.cycle_mul, self.cycle_mul >= 1, "at least 1")
+        _require("cycle_limit", self.cycle_limit, self.cycle_limit >= 1, "at least 1")
+        _require("k_decay", self.k_decay, self.k_decay > 0, "positive")
+        _require_warmup(self.warmup_t)
+
+    def __call__(self, t: float) -> float:
+        """Learning rate at time t >= 0."""
+        if t < self.warmup_t:
+            return _warmup(t, self.warmup_t, self.warmup_lr_init, self.base_lr)
+        if self.warmup_prefix:
+            t -= self.warmup_t
+        cycle, position, length = self._cycle(t)
+        if cycle >= self.cycle_limit:
+            return self.lr_min
+        phase = (position / length) ** self.k_decay
+        top = self.base_lr * self.cycle_decay**cycle
+        return self.lr_min + 0.5 * (top - self.lr_min) * (1 + math.cos(math.pi * phase))
+
+    @property
+    def length(self) -> float:
+        """Time until the run is over: warm-up (if a prefix), all cycles, cooldown."""
+        if self.cycle_mul == 1:
+            cycles = self.t_initial * self.cycle_limit
+        else:
+            growth = (self.cycle_mul**self.cycle_limit - 1) / (self.cycle_mul - 1)
+            cycles = math.floor(self.t_initial * growth)
+        return cycles + (self.warmup_t if self.warmup_prefix else 0) + self.cooldown
+
+    def _cycle(self, t: float) -> tuple[int, float, float]:
+        """Number of the cycle that t is in, time since its beginning, its length."""
+        cycle, begin, length = 0, 0.0, float(self.t_initial)
+        if self.cycle_mul == 1:
+            cycle = int(t // length)
+            return cycle, t - cycle * length, length
+        # Beyond the last cycle nothing depends on which cycle it would be.
+        while t >= begin + length and cycle < self.cycle_limit:
+            begin += length
+            length *= self.cycle_mul
+            cycle += 1
+        return cycle, t - begin, length
+
+
+@dataclass(frozen=True)
+class LinearSchedule:
+    """Linear warm-up, then a straight line down that reaches `lr_min` at `t_total`.
+
+    Attributes:
+        base_lr: learning rate at the end of the warm-up.
+        t_total: time when `lr_min` is reached; it stays there.
+        warmup_t: length of the warm-up, part of `t_total`; 0 for none.
+        warmup_lr_init: learning rate at t = 0, where there is a warm-up.
+        lr_min: learning rate at the end.
+    """
+
+    base_lr: float
+    t_total: float
+    warmup_t: float = 0
+    warmup_lr_init: float = 0.0
+    lr_min: float = 0.0
+
+    def __post_init__(self) -> None:
+        _require_warmup(self.warmup_t)
+        _require("t_total", self.t_total, self.t_total > self.warmup_t, "above warmup_t")
+
+    def __call__(self, t: float) -> float:
+        """Learning rate at time t >= 0."""
+        if t < self.warmup_t:
+            return _warmup(t, self.warmup_t, self.warmup_lr_init, self.base_lr)
+        left = max(0.0, (self.t_total - t) / (self.t_total - self.warmup_t))
+        return self.lr_min + (self.base_lr - self.lr_min) * left
+
+    @property
+    def length(self) -> float:
+        """Time until the run is over."""
+        return self.t_total
+
+
+@dataclass(frozen=True)
+class ConstantSchedule:
+    """One learning rate after a linear warm-up.
+
+    Attributes:
+        base_lr: the learning rate.
+        warmup_t: length of the warm-up; 0 for none.
+        warmup_lr_init: learning rate at t = 0, where there is a warm-up.
+    """
+
+    base_lr: float
+    warmup_t: float = 0
+    warmup_lr_init: float = 0.0
+
+    def __post_init__(self) -> None:
+        _require_warmup(self.warmup_t)
+
+    def __call__(self, t: float) -> float:
+        """Learning rate at time t >= 0."""
+        if t < self.warmup_t:
+            return _warmup(t, self.warmup_t, self.warmup_lr_init, self.base_lr)
+        return self.base_lr
+
+    @property
+    def length(self) -> float:
+        """Without end."""
+        return math.inf
+
+
+Schedule = CosineSchedule | LinearSchedule | ConstantSchedule
+
+_KINDS: dict[str, type[Schedule]] = {
+    "cosine": CosineSchedule,
+    "linear": LinearSchedule,
+    "constant": ConstantSchedule,
+}
+_COSINE_KEYS = [field.name for field in fields(CosineSchedule) if field.name != "base_lr"]
+# What the configurations of other projects call them.
+_ALIASES = {"cosinelrscheduler": "cosine", "timmcosinelrscheduler": "cosine"}
+
+
+def build_schedule(config: Mapping[str, Any] | None, base_lr: float) -> Schedule:
+    """The schedule that a configuration describes.
+
+    Args:
+        config: `name` (cosine, linear or constant) or a `_target_` that ends in such a name, and
+            the attributes of that schedule but `base_lr`. Without a name it is the cosine; None is
+            a constant learning rate. The cosine's keys are taken by the others, too, and do
+            nothing there: experiments set them, and reckon their epochs from them. So are timm's
+            `t_in_epochs` and `initialize`: the engine decides what t counts
+            (`train.scheduler_interval`).
+        base_lr: the optimizer's learning rate.
+
+    Raises:
+        UserError: an unknown name or key, a missing one, or a value of the wrong type or range.
+    """
+    if config is None:
+        return ConstantSchedule(base_lr)
+    name = name_of(config, _KINDS, _ALIASES, what="scheduler", default="cosine")
+    kind = _KINDS[name]
+    types: dict[str, Callable[[Any], Any]] = {
+        field.name: {"bool": bool, "int": int}.get(str(field.type), float)
+        for field in fields(kind)
+        if field.name != "base_lr"
+    }
+    ignored = {"t_in_epochs", "initialize", *_COSINE_KEYS} - set(types)
+    options = checked_options(config, types, what=f"scheduler {name}", ignored=ignored)
+    for needed in {"cosine": ["t_initial"], "linear": ["t_total"]}.get(name, []):
+        if needed not in options:
+            raise UserError(f"scheduler.{needed} is missing: the {name} schedule needs it")
+    return kind(base_lr, **options)
+
+
+def _warmup(t: float, length: float, begin: float, end: float) -> float:
+    return begin + t * (end - begin) / length
+
+
+def _require(key: str, value: object, holds: bool, what: str) -> None:
+    if not holds:
+        raise UserError(f"scheduler.{key} is {value}; it has to be {what}")
+
+
+def _require_warmup(value: float) -> None:
+    _require("warmup_t", value, value >= 0, "0 or more")

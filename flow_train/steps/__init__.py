@@ -1,0 +1,1 @@
+"""One optimizer step: eagerly or under nn.Graph, on one process or many."""

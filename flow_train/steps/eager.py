@@ -1,0 +1,202 @@
+"""One optimizer step, eagerly or under nn.Graph, on one process or many.
+
+Both ways have one interface, and one form of their state on disk (`optimizer_state`): a run can be
+resumed the other way.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+from oneflow_accel.backends.base import Backend
+
+import numpy as np
+import oneflow as flow
+from oneflow import nn
+
+from flow_train.checkpoint.optimizer_state import eager_state, load_eager_state
+from flow_train.optim import hard_labels
+from flow_train.steps.data_parallel import broadcast_buffers, data_parallel
+from flow_train.steps.loss_scale import LossScaler
+from flow_train.steps.requirements import require_feature
+from flow_train.validation import class_scores, count_correct
+
+Loss = Callable[[flow.Tensor, flow.Tensor], flow.Tensor]
+
+
+class LabeledImages(Protocol):
+    """What a step takes: images float32 (N, C, H, W); labels int64 (N,) or float32 (N, classes)."""
+
+    images: np.ndarray
+    labels: np.ndarray
+
+
+class TrainStep(ABC):
+    """Runs training steps on a model.
+
+    Args:
+        model: on the backend's device.
+        backend: the device.
+        optimizer: over the model's parameters.
+        loss: mean over a batch, of scores and labels.
+        clip: largest norm of all gradients together; None does not clip.
+        precision: "32", "16" or "bf16".
+
+    Raises:
+        UserError: the device cannot do what is asked for; names the key.
+    """
+
+    # True where `step` returns figures of the whole batch on every process.
+    returns_global_figures = False
+
+    def __init__(
+        self,
+        model: nn.Module,
+        backend: Backend,
+        optimizer: flow.optim.Optimizer,
+        loss: Loss,
+        *,
+        clip: float | None = None,
+        precision: str = "32",
+    ) -> None:
+        self.model = model
+        self.backend = backend
+        self.optimizer = optimizer
+        self.loss = loss
+        self.clip = clip
+        self.precision = precision
+        # Called before the parameters are updated; `gradients` answers meanwhile.
+        self.before_update: Callable[[], None] | None = None
+        self._scaler: LossScaler | None = None
+        if precision != "32":
+            require_feature(
+                backend, "amp", f"trainer.precision={precision}", "trainer.precision=32"
+            )
+        if clip is not None:
+            key = f"trainer.gradient_clip_val={clip}"
+            require_feature(backend, "gradient_clipping", key, "trainer.gradient_clip_val=null")
+
+    @abstractmethod
+    def step(self, batches: Sequence[LabeledImages], lr: float) -> tuple[flow.Tensor, ...]:
+        """One update of the parameters by the mean gradient over all images of `batches`.
+
+        Args:
+            batches: this process's share; several where gradients are accumulated.
+            lr: the learning rate.
+
+        Returns:
+            Loss (mean over the images), correct@1 and correct@5 (counts), scalars on the device.
+            A soft label counts as its most probable class.
+        """
+
+    @abstractmethod
+    def gradients(self) -> dict[str, flow.Tensor]:
+        """Inside `before_update`: the gradients of the step by parameter name, of all images on all
+        processes, before they are clipped; of the parameters that have one.
+        """
+
+    @abstractmethod
+    def evaluated_model(self) -> nn.Module:
+        """The model with its present parameters, local to this process, in eval mode."""
+
+    @abstractmethod
+    def optimizer_arrays(self) -> dict[str, np.ndarray]:
+        """The optimizer's state by KEY/NAME. A collective call where parameters are global."""
+
+    @abstractmethod
+    def load_optimizer(self, arrays: dict[str, np.ndarray], step: int) -> None:
+        """Set the optimizer's state and the number of steps done.
+
+        Args:
+            arrays: what `optimizer_arrays` gave, and perhaps more; none leave the moments at zero.
+
+        Raises:
+            CheckpointError: an array is missing or of another shape.
+            RuntimeError: called after the first step of a graph.
+        """
+
+    def state(self) -> dict[str, Any]:
+        """What else a checkpoint needs, ready for JSON."""
+        return {} if self._scaler is None else {"loss_scale": self._scaler.state()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        if self._scaler is not None and "loss_scale" in state:
+            self._scaler.load_state(state["loss_scale"])
+
+
+class EagerStep(TrainStep):
+    """Eager execution; DistributedDataParallel where there are several processes."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        backend: Backend,
+        optimizer: flow.optim.Optimizer,
+        loss: Loss,
+        **settings: Any,
+    ) -> None:
+        super().__init__(model, backend, optimizer, loss, **settings)
+        self._forward = data_parallel(model)
+        if self.precision == "16":
+            self._scaler = LossScaler()
+
+    def step(self, batches: Sequence[LabeledImages], lr: float) -> tuple[flow.Tensor, ...]:
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        total = sum(len(batch.labels) for batch in batches)
+        sums: list[flow.Tensor] = []
+        for batch in batches:
+            figures = self._backward(batch, len(batch.labels) / total)
+            sums = [a + b for a, b in zip(sums, figures, strict=True)] if sums else figures
+        self._update()
+        return tuple(sums)
+
+    def _backward(self, batch: LabeledImages, share: float) -> list[flow.Tensor]:
+        device = self.backend.device()
+        targets = flow.tensor(batch.labels, device=device)
+        with self._autocast():
+            scores = class_scores(self._forward(flow.tensor(batch.images, device=device)))
+            loss = self.loss(scores, targets)
+        if share != 1:
+            loss = loss * share
+        (loss if self._scaler is None else loss * self._scaler.scale).backward()
+        with flow.no_grad():
+            return [loss.detach(), *count_correct(scores, hard_labels(targets))]
+
+    def _update(self) -> None:
+        parameters = [value for value in self.model.parameters() if value.requires_grad]
+        finite = self._scaler is None or self._scaler.unscale(parameters)
+        if finite:
+            if self.before_update is not None:
+                self.before_update()
+            if self.clip is not None:
+                nn.utils.clip_grad_norm_(parameters, self.clip)
+            self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def gradients(self) -> dict[str, flow.Tensor]:
+        return {
+            name: parameter.grad
+            for name, parameter in self.model.named_parameters()
+            if parameter.requires_grad and parameter.grad is not None
+        }
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if self.precision == "32":
+            return nullcontext()
+        dtype = flow.float16 if self.precision == "16" else flow.bfloat16
+        return flow.autocast(device_type=self.backend.name, dtype=dtype)
+
+    def evaluated_model(self) -> nn.Module:
+        broadcast_buffers(self.model)
+        return self.model.eval()
+
+    def optimizer_arrays(self) -> dict[str, np.ndarray]:
+        return eager_state(self.model, self.optimizer)
+
+    def load_optimizer(self, arrays: dict[str, np.ndarray], step: int) -> None:
+        load_eager_state(self.model, self.optimizer, arrays, step)

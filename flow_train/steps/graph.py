@@ -1,0 +1,338 @@
+"""Training steps under nn.Graph.
+
+What nn.Graph does otherwise than eager mode is mended here, so that both give the same losses: a
+schedule is compiled into the graph, gradients would be clipped for each parameter group by itself,
+random numbers would not follow the seed, and each step would take the same number of batches.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from oneflow_accel import distributed, layouts
+from oneflow_accel.backends.base import Backend
+
+import numpy as np
+import oneflow as flow
+from oneflow import nn
+from oneflow.optim.lr_scheduler import _LRScheduler
+
+from flow_train.checkpoint.optimizer_state import (
+    GRAPH_SUFFIXES,
+    TRAIN_STEP,
+    checked,
+    parameter_names,
+    state_keys,
+)
+from flow_train.optim import hard_labels
+from flow_train.steps.data_parallel import broadcast_buffers
+from flow_train.steps.eager import LabeledImages, Loss, TrainStep
+from flow_train.steps.model_copy import copy_model
+from flow_train.steps.random_factors import given_factors
+from flow_train.steps.requirements import require_feature
+from flow_train.steps.step_factors import StepFactors
+from flow_train.validation import class_scores, count_correct
+
+# Kept until the process ends: freeing a graph waits until all processes free theirs.
+_KEPT: list[nn.Graph] = []
+
+
+class CompiledSchedule(_LRScheduler):
+    """Any learning rate per step, as the table of pieces that a graph can be compiled with.
+
+    Args:
+        optimizer: its learning rate under the graph is the table's.
+        learning_rate: of each step, counted from 0.
+        steps: of the whole run; the last one's rate holds ever after.
+    """
+
+    def __init__(
+        self, optimizer: flow.optim.Optimizer, learning_rate: Callable[[int], float], steps: int
+    ) -> None:
+        self.boundaries: list[int] = []
+        self.rates = [learning_rate(0)]
+        for step in range(1, steps):
+            rate = learning_rate(step)
+            if rate != self.rates[-1]:
+                # A boundary is the last step of its piece.
+                self.boundaries.append(step - 1)
+                self.rates.append(rate)
+        for group in optimizer.param_groups:
+            # The table's rates are multiples of it.
+            group["initial_lr"] = 1.0
+        super().__init__(optimizer)
+
+    def get_lr(self, base_lr: float, step: int) -> float:
+        """Of eager mode; unused."""
+        return base_lr
+
+    def _generate_conf_for_graph(self, lr_conf: Any) -> None:
+        table = lr_conf.piecewise_scaling_conf
+        table.SetInParent()
+        table.boundaries.extend(self.boundaries)
+        table.scales.extend(self.rates)
+
+
+class _TrainGraph(nn.Graph):
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        optimizer: flow.optim.Optimizer,
+        schedule: CompiledSchedule,
+        precision: str,
+        accumulate: int,
+        replicated: Any,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.loss = loss
+        self._replicated = replicated
+        self.add_optimizer(optimizer, lr_sch=schedule)
+        if accumulate > 1:
+            self.config.set_gradient_accumulation_steps(accumulate)
+        if precision != "32":
+            dtype = flow.float16 if precision == "16" else flow.bfloat16
+            self.config.enable_amp(True, dtype=dtype)
+        if precision == "16":
+            self.set_grad_scaler(flow.amp.GradScaler())
+
+    def build(
+        self, images: flow.Tensor, labels: flow.Tensor, *factors: flow.Tensor
+    ) -> tuple[flow.Tensor, ...]:
+        with given_factors(factors):
+            scores = class_scores(self.model(images))
+        loss = self.loss(scores, labels)
+        loss.backward()
+        figures = (loss, *count_correct(scores, hard_labels(labels)))
+        if self._replicated is None:
+            return figures
+        return tuple(figure.to_global(sbp=self._replicated) for figure in figures)
+
+
+class GraphStep(TrainStep):
+    """nn.Graph; with several processes parameters are replicated global tensors and the batch is
+    split along its first axis.
+
+    The losses are those of eager steps, dropout and drop path included: their random factors are
+    drawn eagerly, before the graph runs.
+
+    Args:
+        model: local, on the backend's device.
+        backend: the device.
+        make_optimizer: builds the optimizer over the model that the graph trains, which with
+            several processes is a global copy.
+        learning_rate: of each step, counted from 0.
+        steps: of the whole run.
+        accumulate: the most batches that a step takes. A step of fewer, as at an epoch's end, gets
+            a graph of its own, with the same parameters and optimizer state but memory for its own
+            activations.
+
+    Raises:
+        UserError: as `TrainStep`, or the device has no nn.Graph, or none for AdamW.
+    """
+
+    returns_global_figures = True
+
+    def __init__(
+        self,
+        model: nn.Module,
+        backend: Backend,
+        make_optimizer: Callable[[nn.Module], flow.optim.Optimizer],
+        loss: Loss,
+        *,
+        learning_rate: Callable[[int], float],
+        steps: int,
+        accumulate: int = 1,
+        **settings: Any,
+    ) -> None:
+        require_feature(backend, "graph", "trainer.graph=true", "trainer.graph=false")
+        self._parallel = distributed.world_size() > 1
+        self._local = model
+        self._placement = backend.placement() if self._parallel else None
+        if self._parallel:
+            self._local = copy_model(model)
+            model = model.to_global(placement=self._placement, sbp=flow.sbp.broadcast)
+        optimizer = make_optimizer(model)
+        if isinstance(optimizer, flow.optim.AdamW):
+            require_feature(backend, "graph_adamw", "trainer.graph=true", "trainer.graph=false")
+        super().__init__(model, backend, optimizer, loss, **settings)
+        if self.clip is not None:
+            _clip_together(optimizer, self.clip)
+        self._schedule = CompiledSchedule(optimizer, learning_rate, steps)
+        self._accumulate = accumulate
+        self._factors = StepFactors(self._local, backend)
+        # By the number of batches; made when it is needed, as compiling takes time.
+        self._graphs: dict[int, _TrainGraph] = {}
+        self._loaded: dict[str, flow.Tensor] = {}
+        # Of the step at hand: its batches, and the random factors of each.
+        self._at_hand: tuple[Sequence[LabeledImages], list[list[flow.Tensor]]] | None = None
+
+    def step(self, batches: Sequence[LabeledImages], lr: float) -> tuple[flow.Tensor, ...]:
+        if not 1 <= len(batches) <= self._accumulate:
+            raise ValueError(f"{len(batches)} batches for a graph of {self._accumulate}")
+        factors = self._factors.draw([batch.images for batch in batches])
+        if self.before_update is not None:
+            self._at_hand = (batches, factors)
+            self.before_update()
+            self._at_hand = None
+        inputs = [
+            flow.tensor(np.concatenate(arrays), device=self.backend.device())
+            for arrays in ([b.images for b in batches], [b.labels for b in batches])
+        ]
+        inputs += [
+            each[0] if len(each) == 1 else flow.cat(each) for each in zip(*factors, strict=True)
+        ]
+        if self._parallel:
+            inputs = [
+                tensor.to_global(placement=self._placement, sbp=flow.sbp.split(0))
+                for tensor in inputs
+            ]
+        figures = self._run(self._graph_of(len(batches)), inputs)
+        self._count(len(batches))
+        if self._parallel:
+            figures = [figure.to_local() for figure in figures]
+        if len(batches) == 1:
+            return tuple(figures)
+        # One entry per batch.
+        loss, *counts = figures
+        return (loss.mean(), *(count.sum() for count in counts))
+
+    def _graph_of(self, batches: int) -> _TrainGraph:
+        """The graph of steps that take so many batches."""
+        if batches not in self._graphs:
+            graph = _TrainGraph(
+                self.model,
+                self.loss,
+                self.optimizer,
+                self._schedule,
+                self.precision,
+                batches,
+                flow.sbp.broadcast if self._parallel else None,
+            )
+            # The tensors themselves: what one graph updates, the others read.
+            graph.load_state_dict(self._optimizer_tensors())
+            self._graphs[batches] = graph
+            if self._parallel:
+                _KEPT.append(graph)
+        return self._graphs[batches]
+
+    def _run(self, graph: _TrainGraph, inputs: list[flow.Tensor]) -> Sequence[flow.Tensor]:
+        compiles = not graph.is_compiled
+        figures: Sequence[flow.Tensor] = graph(*inputs)
+        if compiles:
+            # Parameters keep the symbolic gradients of the graph compiled last, and the next one
+            # would add its own to them.
+            for parameter in self.model.parameters():
+                parameter.grad = None
+        return figures
+
+    def _count(self, batches: int) -> None:
+        """Batches that normalization layers have seen, which they count in Python."""
+        for module in self.model.modules():
+            seen = getattr(module, "num_batches_tracked", None)
+            if module.training and seen is not None:
+                seen.add_(batches)
+
+    def gradients(self) -> dict[str, flow.Tensor]:
+        """By an eager pass over the step's batches with the same random factors, in float32: a
+        graph shows no gradients that are summed up over batches and processes."""
+        if self._at_hand is None:
+            raise RuntimeError("gradients are there inside before_update only")
+        batches, factors = self._at_hand
+        device = self.backend.device()
+        # A copy, for running statistics move.
+        model = copy_model(self._present_model()).train()
+        total = sum(len(batch.labels) for batch in batches)
+        for batch, given in zip(batches, factors, strict=True):
+            with given_factors(given):
+                scores = class_scores(model(flow.tensor(batch.images, device=device)))
+            loss = self.loss(scores, flow.tensor(batch.labels, device=device))
+            (loss * (len(batch.labels) / total)).backward()
+        gradients = {}
+        for name, parameter in model.named_parameters():
+            if parameter.grad is not None:
+                if self._parallel:
+                    flow.comm.all_reduce(parameter.grad)
+                gradients[name] = parameter.grad / distributed.world_size()
+        return gradients
+
+    def evaluated_model(self) -> nn.Module:
+        model = self._present_model()
+        # Global buffers too: each process has gathered running statistics of its own images.
+        broadcast_buffers(model)
+        return model.eval()
+
+    def _present_model(self) -> nn.Module:
+        """Local to this process, with the present parameters."""
+        if self._parallel:
+            layouts.load_standard_state_dict(self._local, layouts.standard_state_dict(self.model))
+        return self._local
+
+    def optimizer_arrays(self) -> dict[str, np.ndarray]:
+        state = self._optimizer_tensors()
+        arrays = {}
+        for name in parameter_names(self.model, self.optimizer):
+            for key in state_keys(self.optimizer):
+                variable = state.get(f"model.{name}{GRAPH_SUFFIXES[key]}")
+                if variable is not None:
+                    arrays[f"{key}/{name}"] = distributed.local_value(variable).numpy()
+        return arrays
+
+    def _optimizer_tensors(self) -> dict[str, flow.Tensor]:
+        """What the graphs keep besides the model, by their names; all of them have the same."""
+        for graph in self._graphs.values():
+            if graph.is_compiled:
+                state = graph.state_dict()
+                return {name: v for name, v in state.items() if isinstance(v, flow.Tensor)}
+        return self._loaded
+
+    def load_optimizer(self, arrays: dict[str, np.ndarray], step: int) -> None:
+        if self._graphs:
+            raise RuntimeError("a graph takes its state before its first step")
+        self._loaded = {
+            f"model.{name}{GRAPH_SUFFIXES[key]}": self._variable(array)
+            for key, name, array in checked(self.model, self.optimizer, arrays)
+        }
+        self._loaded[TRAIN_STEP] = self._variable(np.array([step], dtype=np.int64))
+
+    def _variable(self, array: np.ndarray) -> flow.Tensor:
+        tensor = flow.tensor(np.ascontiguousarray(array), device=self.backend.device())
+        if self._parallel:
+            return tensor.to_global(placement=self._placement, sbp=flow.sbp.broadcast)
+        return tensor
+
+
+def _clip_together(optimizer: flow.optim.Optimizer, clip: float) -> None:
+    """Clip the gradients of all groups by their common norm.
+
+    nn.Graph clips each group by its own. Groups that differ in weight decay only are compiled as
+    one here, with the parameters that are not decayed as exceptions.
+    """
+    separate = optimizer._generate_conf_for_graph
+
+    def together(train_conf: Any, vars_conf: Any) -> list[Any]:
+        separate(train_conf, vars_conf)
+        first, *others = train_conf.optimizer_conf
+        rates = {
+            name: conf.weight_decay_conf.weight_decay_rate
+            for conf in train_conf.optimizer_conf
+            for name in conf.variable_op_names
+        }
+        for conf in others:
+            first.variable_op_names.extend(conf.variable_op_names)
+        del train_conf.optimizer_conf[1:]
+        decay = max(rates.values())
+        if not set(rates.values()) <= {0.0, decay}:
+            raise NotImplementedError("parameter groups with several weight decays")
+        first.weight_decay_conf.weight_decay_rate = decay
+        exceptions = [f"^{re.escape(name)}$" for name, rate in rates.items() if rate != decay]
+        if exceptions:
+            first.weight_decay_conf.excludes.pattern.extend(exceptions)
+        first.clip_conf.clip_by_global_norm.max_norm = clip
+        first.clip_conf.clip_by_global_norm.norm_type = 2.0
+        return [train_conf.optimizer_conf[0]]
+
+    optimizer._generate_conf_for_graph = together

@@ -1,1 +1,0 @@
-"""What every trainer needs: checkpoints, metric log, progress, schedules, image data."""

@@ -1,0 +1,368 @@
+"""Ends all processes of a job when one of them dies, and says which one it was.
+
+A process that is killed in the middle of a step leaves its peers in a collective that never ends,
+and oneflow.distributed.launch does not always take them down. Here a thread in each process keeps
+one TCP connection to rank 0; a connection that closes without a goodbye is a death, which rank 0
+tells the others. The system closes the connections of a process however it ends, and its host's
+silence shows after some 30 s.
+
+    with watchdog.guard():
+        train()
+
+OneFlow's collectives release Python's lock while they wait, so the thread runs.
+
+The environment variable ONEFLOW_ACCEL_WATCHDOG, the same for all processes, is `off` for none of
+this, or the number of a port for rank 0 to listen on where a firewall lets only some through;
+otherwise the system chooses one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import errno
+import hmac
+import json
+import os
+import secrets
+import selectors
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from oneflow_accel import distributed, launched
+from oneflow_accel.errors import UserError
+from oneflow_accel.rendezvous import LOOPBACK
+
+VARIABLE = "ONEFLOW_ACCEL_WATCHDOG"
+EXIT_CODE = 1
+# A failure often shows in several processes at once; each gets so long to report its own, in s.
+GRACE = 3.0
+_CONNECT_TIMEOUT = 60.0
+_OUT_OF_REACH = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN)
+# When a host counts as silent: idle time, time between probes, in s; their number.
+_PROBES = (10, 5, 4)
+_ADVICE = f"set {VARIABLE} to a port that is open between the hosts, or to off"
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A process of the job."""
+
+    rank: int
+    pid: int
+    host: str
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} (pid {self.pid} on {self.host})"
+
+
+class Watchdog:
+    """The connections of one process.
+
+    Args:
+        rank: of this process.
+        world_size: number of processes.
+        exchange: gives every process the list of what each of them passed, by rank.
+        address: host name or address of rank 0's machine, as the others reach it.
+        port: for rank 0 to listen on; 0 for any.
+
+    Raises:
+        UserError: the port cannot be had, or a process did not connect within a minute.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        exchange: Callable[[Any], list[Any]],
+        address: str,
+        port: int = 0,
+    ) -> None:
+        self._rank = rank
+        self._lock = threading.Lock()
+        # Ranks whose end is known: they said goodbye, or failed and said so.
+        self._gone: set[int] = set()
+        self._all_gone = threading.Event()
+        self._stopped = threading.Event()
+        self._ending = False
+        me = {"rank": rank, "pid": os.getpid(), "host": socket.gethostname()}
+        if rank == 0:
+            listener = _listen(address, port)
+            token = secrets.token_hex(16)
+            told = exchange({**me, "port": listener.getsockname()[1], "token": token})
+        else:
+            told = exchange(me)
+        self._peers = [Peer(entry["rank"], entry["pid"], entry["host"]) for entry in told]
+        if rank == 0:
+            with listener:
+                self._connections = _accept(listener, token, self._peers[1:world_size])
+        else:
+            self._connections = {0: _connect(address, told[0]["port"], told[0]["token"], rank)}
+        threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+
+    def stop(self, failure: str | None = None) -> None:
+        """Say goodbye; rank 0 waits for the goodbyes of all others, and watches them until then.
+
+        Args:
+            failure: why this process ends early; the others are told and end as well.
+        """
+        if self._stopped.is_set():
+            return
+        if self._rank == 0 and failure is None:
+            self._all_gone.wait()
+        # Before the goodbye: on the last one rank 0 closes the connections, and that is no death.
+        self._stopped.set()
+        if self._rank != 0 or failure is not None:
+            self._tell("bye" if failure is None else "failed", self._rank, failure or "")
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections of this process; without a goodbye the others take it for dead."""
+        for connection in self._connections.values():
+            # Closed by the peer already, or by the other thread.
+            with contextlib.suppress(OSError):
+                connection.close()
+
+    def _watch(self) -> None:
+        selector = selectors.DefaultSelector()
+        for rank, connection in self._connections.items():
+            connection.setblocking(True)
+            selector.register(connection, selectors.EVENT_READ, (rank, _Lines(connection)))
+        while not self._stopped.is_set() and selector.get_map():
+            try:
+                ready = selector.select(timeout=1.0)
+            # `stop` in the main thread has closed a connection.
+            except (OSError, ValueError):
+                return
+            for key, _ in ready:
+                rank, lines = key.data
+                messages, lost = lines.read()
+                if self._stopped.is_set():
+                    return
+                for message in messages or []:
+                    self._handle(message["event"], message["rank"], message["text"])
+                if messages is None:
+                    selector.unregister(key.fileobj)
+                    self._handle("lost" if lost else "closed", rank, "")
+
+    def _handle(self, event: str, rank: int, text: str) -> None:
+        with self._lock:
+            if self._ending:
+                return
+            if event == "bye" or rank in self._gone:
+                self._gone.add(rank)
+                if len(self._gone) == len(self._peers) - 1:
+                    self._all_gone.set()
+                return
+            self._gone.add(rank)
+            self._ending = True
+        if event == "failed":
+            line = f"{self._peers[rank]} failed ({text})"
+            delay = GRACE
+        elif event == "lost":
+            line = f"{self._peers[rank]} is out of reach: its machine or the network went down"
+            delay = 0.0
+        else:
+            line = f"{self._peers[rank]} died: killed, out of memory or crashed"
+            delay = 0.0
+        if self._rank == 0:
+            self._tell(event, rank, text)
+        threading.Thread(target=self._end, args=(line, delay), daemon=True).start()
+
+    def _end(self, line: str, delay: float) -> None:
+        """End this process, unless it ends by itself within `delay` seconds."""
+        time.sleep(delay)
+        if self._stopped.is_set():
+            return
+        # The launcher that one process of a machine ends takes the others along, so that those
+        # wait for a moment only.
+        launched.end(
+            f"watchdog: {line}; {self._peers[self._rank]} ends as well", EXIT_CODE, let_speak=0.3
+        )
+
+    def _tell(self, event: str, rank: int, text: str) -> None:
+        line = json.dumps({"event": event, "rank": rank, "text": text}).encode() + b"\n"
+        for peer, connection in self._connections.items():
+            if peer != rank:
+                # It is gone itself, and there is nobody to tell.
+                with contextlib.suppress(OSError):
+                    connection.sendall(line)
+
+
+class _Lines:
+    """Messages of one connection."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._rest = b""
+
+    def read(self) -> tuple[list[dict[str, Any]] | None, bool]:
+        """The messages that have come, None where the connection has ended; and then whether the
+        other side is out of reach. The system of a process that ended would have said so."""
+        try:
+            data = self._connection.recv(65536)
+        except OSError as error:
+            return None, error.errno in _OUT_OF_REACH
+        if not data:
+            return None, False
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [json.loads(line) for line in lines], False
+
+
+def _listen(address: str, port: int) -> socket.socket:
+    """Nobody beyond this machine has to reach a job that is all on it."""
+    try:
+        return socket.create_server(("127.0.0.1" if address in LOOPBACK else "", port))
+    except OSError as error:
+        raise UserError(
+            f"the watchdog cannot listen on port {port}: {error.strerror}; set {VARIABLE} to "
+            "another one"
+        ) from error
+
+
+def _accept(listener: socket.socket, token: str, expected: list[Peer]) -> dict[int, socket.socket]:
+    """One connection for each of the expected peers; a stranger's is dropped."""
+    connections: dict[int, socket.socket] = {}
+    deadline = time.monotonic() + _CONNECT_TIMEOUT
+    while len(connections) < len(expected):
+        listener.settimeout(max(0.1, deadline - time.monotonic()))
+        try:
+            connection, _ = listener.accept()
+            connection.settimeout(10)
+            hello = json.loads(_read_line(connection))
+            known = hmac.compare_digest(str(hello["token"]), token)
+        except TimeoutError:
+            known = False
+        except (OSError, ValueError, KeyError, TypeError):
+            connection.close()
+            continue
+        if known:
+            _keep_alive(connection)
+            connections[int(hello["rank"])] = connection
+        elif time.monotonic() >= deadline:
+            absent = ", ".join(str(peer) for peer in expected if peer.rank not in connections)
+            raise UserError(f"the watchdog got no connection from {absent}; {_ADVICE}")
+    return connections
+
+
+def _connect(address: str, port: int, token: str, rank: int) -> socket.socket:
+    try:
+        connection = socket.create_connection((address, port), timeout=_CONNECT_TIMEOUT)
+    except OSError as error:
+        raise UserError(
+            f"rank {rank} cannot reach the watchdog of rank 0 at {address}, port {port}: "
+            f"{error}; {_ADVICE}"
+        ) from error
+    _keep_alive(connection)
+    connection.sendall(json.dumps({"rank": rank, "token": token}).encode() + b"\n")
+    return connection
+
+
+def _read_line(connection: socket.socket) -> bytes:
+    """A line of at most 1000 bytes, and no byte after it."""
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = connection.recv(1)
+        if not byte or len(line) > 1000:
+            raise ValueError("not a hello")
+        line += byte
+    return line
+
+
+def _keep_alive(connection: socket.socket) -> None:
+    """Notice a host that has gone silent."""
+    idle, between, count = _PROBES
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, between)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, count)
+    most = 1000 * (idle + between * count)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, most)
+
+
+_active: Watchdog | None = None
+
+
+def start() -> None:
+    """Begin to watch the job's processes; every process has to call it. Nothing on one process.
+
+    Raises:
+        RuntimeError: it has been started already.
+        UserError: a process did not connect within a minute, or ONEFLOW_ACCEL_WATCHDOG is neither
+            `on` nor `off` nor a port.
+    """
+    global _active
+    setting = os.environ.get(VARIABLE, "on")
+    if setting == "off":
+        return
+    if setting == "on":
+        setting = "0"
+    if not setting.isdecimal() or int(setting) > 65535:
+        raise UserError(f"{VARIABLE}={setting!r} is neither 'on' nor 'off' nor a port's number")
+    if distributed.world_size() == 1:
+        return
+    if _active is not None:
+        raise RuntimeError("the watchdog has been started already")
+    _active = Watchdog(
+        distributed.rank(),
+        distributed.world_size(),
+        distributed.all_gather_json,
+        # The machine of rank 0, by the launcher; OneFlow itself cannot do without it.
+        os.environ.get("MASTER_ADDR", "127.0.0.1"),
+        int(setting),
+    )
+
+
+def stop(failure: str | None = None) -> None:
+    """End the watch; without a `failure` this is a goodbye, with one the other processes end too.
+
+    Rank 0 waits until all others have stopped. Nothing if it has not been started.
+    """
+    global _active
+    watchdog, _active = _active, None
+    if watchdog is not None:
+        watchdog.stop(failure)
+
+
+@contextlib.contextmanager
+def guard() -> Iterator[None]:
+    """Watch while the block runs. If it raises in one process, the others end within `GRACE` s.
+
+    A process that ends because of another exits with EXIT_CODE, after one line on stderr that names
+    rank, pid and host of that one.
+    """
+    start()
+    try:
+        yield
+    except SystemExit as error:
+        stop(None if error.code in (None, 0) else f"exit code {error.code}")
+        raise
+    except BaseException as error:
+        text = str(error).partition("\n")[0]
+        stop(f"{type(error).__name__}: {text}" if text else type(error).__name__)
+        raise
+    stop()
+
+
+def _stop_at_exit() -> None:
+    """A process that ends without `stop` has not finished; its traceback, if any, says why."""
+    error = getattr(sys, "last_value", None)
+    stop("it ended early" if error is None else f"{type(error).__name__}: {error}")
+
+
+def _close_in_child() -> None:
+    """Data workers are forked; a connection that they hold would outlive this process."""
+    global _active
+    watchdog, _active = _active, None
+    if watchdog is not None:
+        watchdog.close()
+
+
+atexit.register(_stop_at_exit)
+os.register_at_fork(after_in_child=_close_in_child)

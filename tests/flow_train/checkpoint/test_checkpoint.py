@@ -1,0 +1,330 @@
+"""Checkpoints survive kills, damage and full disks, and give back exactly what was saved."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import math
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+from oneflow_accel.errors import CheckpointError
+
+import numpy as np
+import pytest
+
+from flow_train import files
+from flow_train.checkpoint.folders import Checkpoint, CheckpointManager, read_checkpoint
+
+FORK = multiprocessing.get_context("fork")
+
+
+def make(step: int, size: int = 1000) -> Checkpoint:
+    """A checkpoint whose every value follows from `step`."""
+    return Checkpoint(
+        model={"conv.weight": np.full((size, 3), step, np.float32)},
+        optimizer={"momentum_buffer/conv.weight": np.full((size, 3), -step, np.float32)},
+        state={"step": step, "epoch": step // 10},
+        name="resnet18",
+    )
+
+
+def assert_is(checkpoint: Checkpoint, step: int) -> None:
+    expected = make(step, len(checkpoint.model["conv.weight"]))
+    assert checkpoint.state == expected.state
+    for actual, wanted in (
+        (checkpoint.model, expected.model),
+        (checkpoint.optimizer, expected.optimizer),
+    ):
+        assert actual.keys() == wanted.keys()
+        for name in wanted:
+            np.testing.assert_array_equal(actual[name], wanted[name])
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir() if path.name != ".lock")
+
+
+def test_gives_back_every_bit(tmp_path):
+    rng = np.random.default_rng(0)
+    model = {
+        "float32": rng.standard_normal((3, 4, 5)).astype(np.float32),
+        "float16": rng.standard_normal(7).astype(np.float16),
+        "not_contiguous": rng.standard_normal((4, 6)).T,
+        "special": np.array([np.nan, np.inf, -0.0, 1e-45], np.float32),
+        "scalar": np.array(3, np.int64),
+        "empty": np.zeros((0, 2), np.float32),
+        "bool": np.array([True, False]),
+    }
+    state = {
+        "big": 2**200 + 1,
+        "pi": 0.1 + 0.2,
+        "nested": [{"a": [None, True, "\u00e9"]}],
+        "n": -0.0,
+    }
+    manager = CheckpointManager(tmp_path / "new" / "folder")
+    path = manager.save(Checkpoint(model, {}, state, "resnet50"), step=7)
+    assert path.name == "step-00000007"
+    loaded = manager.load(path)
+    assert loaded.name == "resnet50"
+    assert loaded.optimizer == {}
+    assert loaded.state == state
+    assert math.copysign(1, loaded.state["n"]) == -1
+    assert loaded.model.keys() == model.keys()
+    for name, array in model.items():
+        assert loaded.model[name].dtype == array.dtype
+        assert loaded.model[name].shape == array.shape
+        assert loaded.model[name].tobytes() == array.tobytes()
+
+
+@pytest.mark.parametrize(
+    "state", [{"a": (1, 2)}, {1: "a"}, {"a": [np.float64(1)]}, {"a": {"b": np.arange(2)}}]
+)
+def test_state_that_json_would_change_is_refused(tmp_path, state):
+    with pytest.raises(TypeError, match=r"^state"):
+        CheckpointManager(tmp_path).save(Checkpoint({}, {}, state), step=1)
+    assert names(tmp_path) == []
+
+
+def test_keeps_the_last_ones_and_the_best(tmp_path):
+    manager = CheckpointManager(tmp_path, keep_last=2)
+    for step in range(1, 7):
+        manager.save(make(step), step=step, best=step == 2)
+    assert names(tmp_path) == ["best", "latest", "step-00000002", "step-00000005", "step-00000006"]
+    assert (tmp_path / "latest").read_text() == "step-00000006\n"
+    assert manager.latest() == tmp_path / "step-00000006"
+    assert manager.best() == tmp_path / "step-00000002"
+    manager.save(make(7), step=7, best=True)
+    assert names(tmp_path) == ["best", "latest", "step-00000006", "step-00000007"]
+
+
+def test_newest_is_what_was_saved_last_not_the_highest_step(tmp_path):
+    """A run resumed from an earlier step overtakes the steps of its abandoned future."""
+    manager = CheckpointManager(tmp_path, keep_last=2)
+    for step in (10, 20, 30, 15):
+        manager.save(make(step), step=step)
+    assert manager.latest() == tmp_path / "step-00000015"
+    assert names(tmp_path) == ["latest", "step-00000015", "step-00000030"]
+
+
+def test_saving_a_step_again_replaces_nothing(tmp_path):
+    manager = CheckpointManager(tmp_path)
+    first = manager.save(make(5), step=5)
+    second = manager.save(make(6), step=5)
+    assert first != second
+    assert_is(manager.load(first), 5)
+    assert manager.latest() == second
+    assert_is(read_checkpoint(tmp_path), 6)
+
+
+def flip_bit(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) * 2 // 3] ^= 4
+    path.write_bytes(data)
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+DAMAGES = {
+    "flip": flip_bit,
+    "truncate": truncate,
+    "empty": lambda p: os.truncate(p, 0),
+    "gone": os.unlink,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "state.json"])
+def test_damaged_newest_is_named_and_the_one_before_used(tmp_path, caplog, file, damage):
+    manager = CheckpointManager(tmp_path)
+    before = manager.save(make(1), step=1)
+    newest = manager.save(make(2), step=2)
+    damage(newest / file)
+    with caplog.at_level(logging.WARNING, logger="oneflow_accel"):
+        assert manager.latest() == before
+    assert str(newest / file) in caplog.text
+    assert_is(read_checkpoint(tmp_path), 1)
+    with pytest.raises(CheckpointError, match=file):
+        manager.load(newest)
+
+
+def test_damage_everywhere_is_an_error_not_a_fresh_start(tmp_path):
+    manager = CheckpointManager(tmp_path)
+    for step in (1, 2):
+        flip_bit(manager.save(make(step), step=step) / "model.safetensors")
+    with pytest.raises(CheckpointError, match="none of the 2 checkpoints"):
+        manager.latest()
+
+
+def test_damaged_ones_do_not_push_out_good_ones(tmp_path):
+    manager = CheckpointManager(tmp_path, keep_last=1)
+    truncate(manager.save(make(1), step=1) / "state.json")
+    manager.save(make(2), step=2)
+    assert manager.latest() == tmp_path / "step-00000002"
+
+
+def test_newer_format_is_refused_by_name(tmp_path):
+    path = CheckpointManager(tmp_path).save(make(1), step=1)
+    record = json.loads((path / "state.json").read_text())
+    record["format"] = 99
+    (path / "state.json").write_text(json.dumps(record))
+    with pytest.raises(CheckpointError, match="format 99, newer"):
+        read_checkpoint(path)
+
+
+def test_read_checkpoint_finds_it_by_any_name(tmp_path):
+    manager = CheckpointManager(tmp_path)
+    manager.save(make(1), step=1, best=True)
+    manager.save(make(2), step=2)
+    assert_is(read_checkpoint(tmp_path / "step-00000001"), 1)
+    assert_is(read_checkpoint(tmp_path / "best"), 1)
+    assert_is(read_checkpoint(tmp_path / "latest"), 2)
+    assert_is(read_checkpoint(str(tmp_path)), 2)
+
+
+def test_what_is_no_checkpoint_is_named(tmp_path):
+    (tmp_path / "weights.pth").write_bytes(b"x")
+    with pytest.raises(CheckpointError, match="no such folder"):
+        read_checkpoint(tmp_path / "absent")
+    with pytest.raises(CheckpointError, match=r"weights\.pth is a file"):
+        read_checkpoint(tmp_path / "weights.pth")
+    with pytest.raises(CheckpointError, match="no checkpoint in"):
+        read_checkpoint(tmp_path)
+    assert CheckpointManager(tmp_path / "absent").latest() is None
+    assert CheckpointManager(tmp_path).best() is None
+
+
+@pytest.mark.parametrize("failing_sync", range(7))
+def test_full_disk_leaves_the_previous_one(tmp_path, monkeypatch, failing_sync):
+    """The disk fills up at each of the writes of a save in turn."""
+    manager = CheckpointManager(tmp_path, keep_last=1)
+    manager.save(make(1), step=1, best=True)
+    calls = []
+
+    def fsync(descriptor):
+        calls.append(descriptor)
+        if len(calls) == failing_sync + 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(files.os, "fsync", fsync)
+    with pytest.raises(CheckpointError, match="No space left on device; free some space"):
+        manager.save(make(2), step=2, best=True)
+    monkeypatch.undo()
+    newest = read_checkpoint(tmp_path)
+    assert_is(newest, newest.state["step"])
+    assert_is(manager.load(tmp_path / "step-00000001"), 1)
+    assert not list(tmp_path.glob(".tmp-*"))
+    manager.save(make(3), step=3)
+    assert_is(read_checkpoint(tmp_path), 3)
+
+
+def test_folder_that_cannot_be_made_is_a_clear_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="cannot be written to"):
+        CheckpointManager(tmp_path / "file" / "checkpoints").save(make(1), step=1)
+
+
+def run_in_child(function, *args) -> int:
+    """Run a function in a forked process; its exit code."""
+    process = FORK.Process(target=function, args=args)
+    process.start()
+    process.join(60)
+    assert process.exitcode is not None
+    return process.exitcode
+
+
+def save_endlessly(directory: Path, first: int) -> None:
+    manager = CheckpointManager(directory, keep_last=2)
+    for step in range(first, first + 1000):
+        manager.save(make(step, size=30000), step=step, best=step % 3 == 0)
+
+
+def test_kill_at_twenty_random_moments(tmp_path):
+    moments = random.Random(0)
+    done = 0
+    for _ in range(20):
+        process = FORK.Process(target=save_endlessly, args=(tmp_path, done + 1))
+        process.start()
+        time.sleep(moments.uniform(0, 0.25))
+        os.kill(process.pid, signal.SIGKILL)
+        process.join(60)
+        latest = CheckpointManager(tmp_path).latest()
+        if latest is not None:
+            checkpoint = read_checkpoint(latest)
+            assert_is(checkpoint, checkpoint.state["step"])
+            assert checkpoint.state["step"] >= done
+            done = checkpoint.state["step"]
+    assert done > 5
+    CheckpointManager(tmp_path, keep_last=2).save(make(done + 1), step=done + 1)
+    assert not list(tmp_path.glob(".t*"))
+
+
+def save_and_die(directory: Path, operation: int) -> None:
+    """Save step 3, killed right before the given file system operation in `directory`."""
+    seen = 0
+
+    def hook(event: str, args: tuple) -> None:
+        nonlocal seen
+        # Relative names are rmtree's.
+        inside = args and (str(directory) in str(args[0]) or not os.path.isabs(str(args[0])))
+        if (
+            event in ("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.chmod")
+            and inside
+        ):
+            if seen == operation:
+                os.kill(os.getpid(), signal.SIGKILL)
+            seen += 1
+
+    manager = CheckpointManager(directory, keep_last=1)
+    sys.addaudithook(hook)
+    manager.save(make(3), step=3, best=True)
+
+
+def test_kill_before_each_file_operation(tmp_path):
+    """Exhaustive: dies before the first operation of a save, before the second, and so on."""
+    for operation in range(200):
+        directory = tmp_path / str(operation)
+        manager = CheckpointManager(directory, keep_last=2)
+        for step in (1, 2):
+            manager.save(make(step), step=step, best=True)
+        manager.close()
+        code = run_in_child(save_and_die, directory, operation)
+        latest = read_checkpoint(directory)
+        assert latest.state["step"] in (2, 3)
+        assert_is(latest, latest.state["step"])
+        for folder in directory.glob("step-*"):
+            assert_is(read_checkpoint(folder), int(folder.name[5:]))
+        assert manager.best() is not None
+        if code == 0:
+            break
+        assert code == -signal.SIGKILL
+    assert code == 0
+    assert operation > 15
+
+
+def hold(directory: Path, ready, done) -> None:
+    manager = CheckpointManager(directory)
+    manager.claim()
+    ready.set()
+    done.wait(30)
+    manager.close()
+
+
+def test_two_runs_cannot_write_to_one_folder(tmp_path):
+    ready, done = FORK.Event(), FORK.Event()
+    process = FORK.Process(target=hold, args=(tmp_path, ready, done))
+    process.start()
+    assert ready.wait(30)
+    with pytest.raises(CheckpointError, match="another run is writing"):
+        CheckpointManager(tmp_path).save(make(1), step=1)
+    done.set()
+    process.join(30)
+    CheckpointManager(tmp_path).save(make(1), step=1)

@@ -1,0 +1,100 @@
+"""Images read from .tar and .zip archives are those of the folder."""
+
+from __future__ import annotations
+
+import tarfile
+import zipfile
+from pathlib import Path
+
+from oneflow_accel.errors import DataError
+
+import numpy as np
+import pytest
+
+from flow_train.data import ImageDataModule
+
+
+def packed(folder: Path, kind: str, above: str = "") -> Path:
+    path = folder.with_suffix(f".{kind.removesuffix('-deflated')}")
+    files = [file for file in sorted(folder.rglob("*"), reverse=True) if file.is_file()]
+    if kind == "tar":
+        with tarfile.open(path, "w") as archive:
+            for file in files:
+                archive.add(file, above + str(file.relative_to(folder)))
+    else:
+        method = zipfile.ZIP_DEFLATED if kind.endswith("deflated") else zipfile.ZIP_STORED
+        with zipfile.ZipFile(path, "w", method) as archive:
+            for file in files:
+                archive.write(file, above + str(file.relative_to(folder)))
+    return path
+
+
+@pytest.mark.parametrize("kind", ["tar", "zip", "zip-deflated"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_equal_to_the_folder(photos, kind, workers):
+    (photos / "train" / "notes.txt").write_text("no image")
+    archive = packed(photos, kind, above="data/")
+    options = {"image_size": 16, "batch_size": 4, "num_workers": workers}
+    from_folder = ImageDataModule(photos, **options)
+    from_archive = ImageDataModule(archive, **options)
+    assert from_archive.num_classes == 3
+    try:
+        for name in ("train_loader", "val_loader"):
+            pairs = zip(getattr(from_folder, name)(), getattr(from_archive, name)(), strict=True)
+            for a, b in pairs:
+                np.testing.assert_array_equal(a.images, b.images)
+                np.testing.assert_array_equal(a.labels, b.labels)
+    finally:
+        from_folder.close()
+        from_archive.close()
+
+
+def test_a_part_of_its_own_for_tests(photos):
+    (photos / "val").rename(photos / "test")
+    (photos / "val").symlink_to(photos / "train")
+    archive = photos.with_suffix(".tar")
+    with tarfile.open(archive, "w", dereference=True) as tar:
+        for part in ("train", "val", "test"):
+            for file in sorted((photos / part).rglob("*.png")):
+                tar.add(file, str(file.relative_to(photos)))
+    data = ImageDataModule(archive, image_size=16, batch_size=4)
+    assert sum(len(batch.labels) for batch in data.test_loader()) == 9
+    assert sum(len(batch.labels) for batch in data.val_loader()) == 24
+
+
+def test_what_cannot_be_read_is_named(photos, tmp_path):
+    archive = packed(photos / "train", "tar")
+    with pytest.raises(DataError, match="has no images in a folder 'train'"):
+        ImageDataModule(archive, image_size=16, batch_size=4)
+    compressed = tmp_path / "compressed.tar"
+    with tarfile.open(compressed, "w:gz") as tar:
+        tar.add(photos, "photos")
+    with pytest.raises(DataError, match=r"expected an uncompressed \.tar or a \.zip"):
+        ImageDataModule(compressed, image_size=16, batch_size=4)
+    broken = tmp_path / "broken.zip"
+    broken.write_bytes(b"PK\x03\x04 and nothing")
+    with pytest.raises(DataError, match="cannot read the archive"):
+        ImageDataModule(broken, image_size=16, batch_size=4)
+
+
+def test_a_damaged_member_is_a_bad_file_and_no_crash(photos, caplog):
+    archive = packed(photos, "tar")
+    with tarfile.open(archive) as tar:
+        member = next(info for info in tar if info.name.startswith("train/") and info.isreg())
+    with archive.open("r+b") as file:
+        file.seek(member.offset_data)
+        file.write(b"\0" * 64)
+    data = ImageDataModule(archive, image_size=16, batch_size=24)
+    # One of 24 is more than 1 %, so it is an error, which names archive and member.
+    with pytest.raises(DataError, match=rf"{archive}:{member.name}"):
+        list(data.train_loader())
+
+
+def test_validation_alone(photos):
+    """Of an archive without training images; its part may be called validation."""
+    expected = list(ImageDataModule(photos, image_size=16, batch_size=4).val_loader())
+    archive = packed(photos / "val", "zip", above="imagenet/validation/")
+    data = ImageDataModule(archive, image_size=16, batch_size=4, training=False)
+    for a, b in zip(data.val_loader(), expected, strict=True):
+        np.testing.assert_array_equal(a.images, b.images)
+        np.testing.assert_array_equal(a.labels, b.labels)

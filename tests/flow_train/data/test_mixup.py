@@ -1,0 +1,200 @@
+"""Mixup and CutMix: as timm's on the same draws, with the right draws, in training only."""
+
+from __future__ import annotations
+
+import math
+
+from oneflow_accel.errors import UserError
+
+import numpy as np
+import pytest
+
+from flow_train.data.images import Batch
+from flow_train.data.mixup import MixBatch, Mixing, Mixup, build_mixup
+
+CLASSES = 7
+
+
+def batch(size: int = 8, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    images = rng.standard_normal((size, 3, 16, 20)).astype(np.float32)
+    return images, rng.integers(CLASSES, size=size)
+
+
+class Given(Mixup):
+    """Mixes with what the test says instead of what it draws."""
+
+    mixing: Mixing
+
+    def draw(self, shape, rng):
+        return self.mixing
+
+
+def test_equal_to_timm(timm_golden):
+    assert [case["cutmix"] for case in timm_golden["mixup"]] == [False, True, True]
+    for case in timm_golden["mixup"]:
+        shape = tuple(case["shape"])
+        images = np.array(case["images"], dtype=np.float32).reshape(shape)
+        box = case["box"] or [0, 0, 0, 0]
+        share = case["lam"]
+        if case["cutmix"]:
+            share = 1 - (box[1] - box[0]) * (box[3] - box[2]) / (shape[2] * shape[3])
+        mixup = Given(case["num_classes"], cutmix_alpha=1.0, label_smoothing=0.1)
+        given = Mixing(
+            np.full(shape[0], share, dtype=np.float32),
+            np.tile(box, (shape[0], 1)),
+            np.full(shape[0], case["cutmix"]),
+        )
+        object.__setattr__(mixup, "mixing", given)
+        mixed, targets = mixup(images, np.array(case["labels"]), np.random.default_rng(0))
+        expected = np.array(case["mixed"]).reshape(shape)
+        np.testing.assert_allclose(mixed, expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(targets, case["targets"], rtol=1e-6, atol=1e-7)
+
+
+def reference(mixup: Mixup, images: np.ndarray, labels: np.ndarray, mixing: Mixing):
+    """Image by image, in float64."""
+    onehot = np.eye(mixup.num_classes)[labels]
+    mixed, targets = [], []
+    for place, (own, other) in enumerate(zip(images, images[::-1], strict=True)):
+        share = float(mixing.shares[place])
+        if mixing.cut[place]:
+            top, bottom, left, right = mixing.boxes[place]
+            image = own.astype(np.float64)
+            image[:, top:bottom, left:right] = other[:, top:bottom, left:right]
+        else:
+            image = share * own.astype(np.float64) + (1 - share) * other
+        mixed.append(image)
+        targets.append(share * onehot[place] + (1 - share) * onehot[::-1][place])
+    return np.array(mixed), np.array(targets)
+
+
+@pytest.mark.parametrize("mode", ["batch", "pair", "elem"])
+@pytest.mark.parametrize("size", [8, 7, 1])
+def test_every_mode_mixes_with_the_reversed_batch(mode, size):
+    mixup = Mixup(CLASSES, mixup_alpha=0.8, cutmix_alpha=1.0, mode=mode, prob=0.8)
+    for seed in range(6):
+        images, labels = batch(size, seed)
+        mixing = mixup.draw(images.shape, np.random.default_rng(seed))
+        expected, expected_targets = reference(mixup, images, labels, mixing)
+        mixed, targets = mixup(images.copy(), labels, np.random.default_rng(seed))
+        assert mixed.dtype == targets.dtype == np.float32
+        np.testing.assert_allclose(mixed, expected, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(targets, expected_targets, atol=1e-6)
+        np.testing.assert_allclose(targets.sum(axis=1), 1, atol=1e-6)
+        if mode == "batch":
+            assert len(set(mixing.shares.tolist())) == 1
+        if mode == "pair":
+            np.testing.assert_array_equal(mixing.shares, mixing.shares[::-1])
+            np.testing.assert_array_equal(mixing.boxes, mixing.boxes[::-1])
+
+
+def draws(mixup: Mixup, count: int) -> list[Mixing]:
+    return [mixup.draw((2, 3, 64, 64), np.random.default_rng((9, n))) for n in range(count)]
+
+
+def test_distribution_of_mixup():
+    # Beta(0.8, 0.8): mean 1/2, variance 1 / (4 (2 alpha + 1)).
+    shares = np.array([d.shares[0] for d in draws(Mixup(2, mixup_alpha=0.8), 4000)])
+    assert shares.mean() == pytest.approx(0.5, abs=0.02)
+    assert shares.var() == pytest.approx(1 / (4 * 2.6), rel=0.05)
+
+
+def test_distribution_of_cutmix():
+    mixings = draws(Mixup(2, mixup_alpha=0, cutmix_alpha=1.0), 4000)
+    assert all(d.cut.all() for d in mixings)
+    boxes = np.array([d.boxes[0] for d in mixings])
+    areas = (boxes[:, 1] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 2]) / 4096
+    shares = np.array([d.shares[0] for d in mixings])
+    np.testing.assert_allclose(shares, 1 - areas, atol=1e-6)
+    assert boxes.min() >= 0
+    assert boxes.max() <= 64
+    # A side of s = sqrt(1 - lambda), centered uniformly and cut off, has s (1 - s / 4) left on
+    # average; with lambda uniform the mean area is the integral of 2 s^3 (1 - s / 4)^2.
+    s = np.linspace(0, 1, 10001)
+    expected = np.trapz(2 * s**3 * (1 - s / 4) ** 2, s)
+    assert areas.mean() == pytest.approx(expected, abs=0.02)
+
+
+def test_probabilities():
+    mixup = Mixup(2, mixup_alpha=0.8, cutmix_alpha=1.0, prob=0.7, switch_prob=0.3)
+    mixings = draws(mixup, 4000)
+    cut = np.mean([d.cut[0] for d in mixings])
+    unmixed = np.mean([d.shares[0] == 1 and not d.cut[0] for d in mixings])
+    assert cut == pytest.approx(0.7 * 0.3, abs=4 * math.sqrt(0.21 * 0.79 / 4000))
+    assert unmixed == pytest.approx(0.3, abs=4 * math.sqrt(0.21 / 4000))
+
+
+def test_boxes_by_least_and_largest_side():
+    mixup = Mixup(2, mixup_alpha=0, cutmix_minmax=(0.25, 0.5))
+    for mixing in draws(mixup, 300):
+        top, bottom, left, right = mixing.boxes[0]
+        assert 16 <= bottom - top < 32
+        assert 16 <= right - left < 32
+        area = (bottom - top) * (right - left) / 4096
+        assert mixing.shares[0] == pytest.approx(1 - area)
+
+
+def test_draws_come_from_seed_epoch_and_batch():
+    mixup = Mixup(CLASSES, mixup_alpha=0.8, cutmix_alpha=1.0)
+
+    def mixed(mode_mixup: Mixup, seed: int, rank: int, epoch: int, number: int) -> Batch:
+        images, labels = batch()
+        given = Batch(images, labels, np.arange(8))
+        return MixBatch(mode_mixup, seed, rank)(given, epoch, number)
+
+    first = mixed(mixup, 1, 0, 2, 3)
+    again = mixed(mixup, 1, 0, 2, 3)
+    np.testing.assert_array_equal(first.images, again.images)
+    np.testing.assert_array_equal(first.labels, again.labels)
+    assert first.labels.shape == (8, CLASSES)
+    # All processes mix in the same way; another seed, epoch or batch is mixed in another way.
+    np.testing.assert_array_equal(mixed(mixup, 1, 1, 2, 3).labels, first.labels)
+    for other in ((2, 0, 2, 3), (1, 0, 3, 3), (1, 0, 2, 4)):
+        assert np.abs(mixed(mixup, *other).labels - first.labels).max() > 1e-3
+    # By image, each process has its own draws.
+    elem = Mixup(CLASSES, mixup_alpha=0.8, mode="elem")
+    assert np.abs(mixed(elem, 1, 1, 2, 3).labels - mixed(elem, 1, 0, 2, 3).labels).max() > 1e-3
+
+
+def test_label_smoothing():
+    mixup = Mixup(5, mixup_alpha=1.0, label_smoothing=0.2, prob=0.0)
+    _, targets = mixup(
+        np.zeros((2, 1, 2, 2), np.float32), np.array([1, 4]), np.random.default_rng()
+    )
+    expected = 0.8 * np.eye(5)[[1, 4]] + 0.2 / 5
+    np.testing.assert_allclose(targets, expected, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"mixup_alfa": 1}, r"mixup has no option 'mixup_alfa' \(did you mean 'mixup_alpha'"),
+        ({"prob": 2}, r"mixup\.prob is 2"),
+        ({"mixup_alpha": -1}, r"mixup\.mixup_alpha is -1"),
+        ({"mode": "image"}, "mixup.mode is 'image'; there are batch, pair, elem"),
+        ({"num_classes": 10}, "mixup.num_classes is 10, the data set has 7 classes"),
+        ({"cutmix_minmax": [0.5, 0.2]}, "cutmix_minmax is"),
+    ],
+)
+def test_wrong_configurations_are_named(config, message):
+    with pytest.raises(UserError, match=message):
+        build_mixup(config, CLASSES)
+
+
+def test_configurations():
+    upstream = {
+        "_target_": "src.datamodules.timm_mixup.TimmMixup",
+        "mixup_alpha": 0.8,
+        "cutmix_alpha": 1.0,
+        "prob": 1.0,
+        "switch_prob": 0.5,
+        "mode": "batch",
+        "label_smoothing": 0.0,
+        "num_classes": CLASSES,
+    }
+    assert build_mixup(upstream, CLASSES) == Mixup(CLASSES, 0.8, 1.0)
+    assert build_mixup(None, CLASSES) is None
+    assert build_mixup({"mixup_alpha": 0.0, "cutmix_alpha": 0.0}, CLASSES) is None
+    with pytest.raises(UserError, match=r"label 9 with mixup\.num_classes 7"):
+        Mixup(CLASSES).targets(np.array([9]), np.ones(1))

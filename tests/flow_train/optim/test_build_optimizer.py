@@ -1,0 +1,76 @@
+"""Optimizers built from configurations, against PyTorch's steps."""
+
+from __future__ import annotations
+
+import oneflow_accel
+from oneflow_accel.errors import UserError
+
+import numpy as np
+import oneflow as flow
+import pytest
+from oneflow import nn
+
+from flow_train.optim import build_optimizer
+from tests.tolerances import Tolerance, assert_close
+
+
+@pytest.fixture(autouse=True, scope="module")
+def device() -> None:
+    oneflow_accel.select_device()
+
+
+def test_five_steps_are_pytorchs(timm_golden):
+    assert {case["config"]["name"] for case in timm_golden["optimizers"]} == {"adamw", "sgd"}
+    for case in timm_golden["optimizers"]:
+        model = nn.Linear(2, 3)
+        for name, parameter in model.named_parameters():
+            parameter.data = flow.tensor(np.array(case["start"][name], dtype=np.float32))
+        optimizer = build_optimizer(model, case["config"])
+        for grads in case["grads"]:
+            for name, parameter in model.named_parameters():
+                parameter.grad = flow.tensor(np.array(grads[name], dtype=np.float32))
+            optimizer.step()
+        for name, parameter in model.named_parameters():
+            assert_close(
+                parameter.detach().numpy(),
+                np.array(case["end"][name]),
+                override=Tolerance(2e-5, 2e-5),
+                reason="five steps in a row, each rounded to float32",
+            )
+
+
+def test_groups_and_options():
+    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
+    config = {"_target_": "torch.optim.AdamW", "lr": 1e-3, "weight_decay": 0.05, "momentum": None}
+    optimizer = build_optimizer(model, config)
+    assert isinstance(optimizer, flow.optim.AdamW)
+    decayed, other = optimizer.param_groups
+    assert (decayed["weight_decay"], other["weight_decay"]) == (0.05, 0.0)
+    assert (len(decayed.parameters), len(other.parameters)) == (1, 3)
+    assert (decayed["betas"], decayed["eps"], decayed["lr"]) == ((0.9, 0.999), 1e-8, 1e-3)
+    grouping = {"bias_weight_decay": True, "normalization_weight_decay": True}
+    (everything,) = build_optimizer(model, config, grouping).param_groups
+    assert everything["weight_decay"] == 0.05
+    sgd = build_optimizer(model, {"name": "SGD", "lr": 1, "momentum": 0.9})
+    assert isinstance(sgd, flow.optim.SGD)
+    assert sgd.param_groups[0]["momentum"] == 0.9
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"name": "adam", "lr": 1}, r"unknown optimizer 'adam' \(did you mean 'adamw'\?\)"),
+        ({"lr": 1, "weight_decy": 0.1}, r"no option 'weight_decy' \(did you mean 'weight_decay'"),
+        ({"lr": 1, "momentum": 0.9}, "optimizer adamw has no option 'momentum'"),
+        ({"weight_decay": 0.1}, r"optimizer\.lr is missing"),
+        ({"lr": -1}, "lr is -1: expected 0 or more"),
+        ({"lr": "fast"}, "lr is 'fast'"),
+        ({"lr": 1, "betas": [0.9, 1.0]}, "betas is .*expected two numbers from 0 to below 1"),
+        ({"lr": 1, "betas": [0.9]}, "betas is"),
+    ],
+)
+def test_wrong_configurations_are_named(config, message):
+    with pytest.raises(UserError, match=message):
+        build_optimizer(nn.Linear(2, 2), config)
+    with pytest.raises(UserError, match=r"optimizer_param_grouping has no option 'bias_decay'"):
+        build_optimizer(nn.Linear(2, 2), {"lr": 1}, {"bias_decay": True})
