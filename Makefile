@@ -23,11 +23,21 @@ PLUGIN_SOURCES := CMakeLists.txt setup.py $(shell find oneflow_accel/csrc -type 
 REQUIREMENTS := requirements/build.txt requirements/runtime.txt requirements/libai.txt \
                 requirements/test.txt
 
-.PHONY: help setup plugin demo test lint bench bench-compare clean
+# What finds most mistakes in the time: the order of the floors, checkpoints, optimizers, each kernel
+# once, layers and projection, sampling, and each trainer from its command line.
+CHECKED := tests/test_floors.py tests/flow_train/checkpoint tests/flow_train/optim \
+           tests/flow_train/metrics tests/monarch_flow/layers tests/monarch_flow/projection \
+           tests/oneflow_accel/kernels/test_records.py::test_eager \
+           tests/libai_projects/generation tests/monarch_flow/engine/test_engine_finish.py \
+           tests/resnet50_imagenet/test_runs.py::test_run_leaves_metrics_curves_tensorboard_and_checkpoints \
+           tests/libai_projects/train/test_from_text_to_prompts.py
+
+.PHONY: help setup plugin demo check test lint bench bench-compare clean
 help:
 	@echo "make demo    train a small ResNet on real images, about 2 minutes"
+	@echo "make check   lint and the tests that find most mistakes, 3 minutes: before each commit"
 	@echo "make test    the whole test suite"
-	@echo "make lint    ruff, mypy, codespell, file sizes, device names"
+	@echo "make lint    ruff, mypy, codespell, sizes, device names"
 	@echo "make bench   speed against PyTorch; the table goes to benchmarks/results (ARGS=--help)"
 	@echo "make bench-compare  the same again; fails where a ratio fell by more than 10 %"
 	@echo "make setup   only the environment in $(VENV) and the C++ plug-in"
@@ -76,6 +86,9 @@ demo: $(VENV)/.package
 	@$(MAKE) --no-print-directory plugin || echo "Going on without them."
 	@$(BIN)/python -m resnet50_imagenet.demo
 
+check: lint
+	@$(BIN)/python -m pytest -q $(CHECKED) $(ARGS)
+
 test: plugin
 	@$(BIN)/python -m pytest $(ARGS)
 
@@ -86,6 +99,7 @@ lint: $(VENV)/.lint plugin
 	@git ls-files -z | xargs -0 $(BIN)/codespell
 	@$(BIN)/python scripts/check_device_literals.py
 	@$(BIN)/python scripts/check_file_size.py
+	@$(BIN)/python scripts/size.py
 	@echo "lint: all clean"
 
 # PyTorch is a peer to measure against, in an environment of its own (it needs another Python).

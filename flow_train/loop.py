@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -86,6 +87,7 @@ class Trainer:
         log: where metrics go.
         checkpoints: where checkpoints go; None for a trial run, which writes none.
         resumed: the checkpoint to go on from. The model has its weights already.
+        start: where a run without one begins.
 
     Attributes:
         model: the model being trained; another one after layers have become dense.
@@ -111,6 +113,7 @@ class Trainer:
         log: RunLog,
         checkpoints: CheckpointManager | None,
         resumed: Checkpoint | None = None,
+        start: Position | None = None,
     ) -> None:
         self.data = data
         self.backend = backend
@@ -131,12 +134,19 @@ class Trainer:
         self._extra: dict[str, float] = {}
         # While an epoch is being trained.
         self._lines: EpochLines | None = None
-        self.position = snapshot.position_of(
-            resumed, calendar, self.global_batch_size, options.accumulate
-        )
+        # What is on disk already, so that no moment is saved twice.
+        self._saved: Position | None = None
+        if resumed is None:
+            self.position = start or Position()
+        else:
+            self.position = snapshot.position_of(
+                resumed, calendar, self.global_batch_size, options.accumulate
+            )
         self.use_model(model)
         if resumed is not None:
             snapshot.load_step(self.train_step, resumed, self.position)
+        elif self.position.step:
+            self.train_step.load_optimizer({}, self.position.step)
 
     def use_model(self, model: nn.Module) -> None:
         """Train `model` from here on, its optimizer without a past."""
@@ -179,11 +189,13 @@ class Trainer:
         if self._is_over() and not test_follows:
             # No error: whatever restarts a run until it succeeds must see that it has.
             logger.info(
-                "nothing left to train: step %d is done and the run ends at step %d; ask for more "
-                "trainer.max_epochs or trainer.max_steps, or give eval.ckpt to evaluate",
+                "nothing left to train: step %d is done and the run ends at step %d; %s",
                 self.position.step,
                 self.last_step,
+                self.options.way_to_more,
             )
+            if self.position.batch == 0 and not self._log.has(self.position.step, "val"):
+                self._validate()
             return
         # A new run in the folder of an old one without checkpoints keeps nothing of its log.
         logger.info("%s", self._describe())
@@ -191,7 +203,7 @@ class Trainer:
         with self._stop.listening():
             self._each(lambda hook: hook.on_fit_start(self))
             if self._resumed is not None:
-                snapshot.load_hooks(self.hooks, self._resumed)
+                snapshot.load_hooks(self.hooks, self._resumed, self.model)
             while not (self._is_over() or self.should_stop):
                 self._run_epoch()
         self._each(lambda hook: hook.on_fit_end(self))
@@ -234,7 +246,7 @@ class Trainer:
 
     def _way_on(self) -> str:
         kept = self._checkpoints is not None and "model_checkpoint" in self.hooks
-        return "; go on with resume=auto" if kept else ""
+        return f"; {self.options.way_on}" if kept else ""
 
     def _is_over(self) -> bool:
         """Whether all steps are done, and what comes at the end of the last epoch."""
@@ -264,7 +276,7 @@ class Trainer:
                 self._run_step(window, waited, ends)
                 if self.is_log_step:
                     self._write_line()
-                progress.update(len(window))
+                progress.update(len(window), **lines.shown)
                 lines.break_silence()
                 window = []
                 if position.step == last_step or self._told_to_stop():
@@ -340,7 +352,7 @@ class Trainer:
         self._each(lambda hook: hook.on_validation_end(self, metrics))
 
     def evaluate(self, loader: Iterable[Any]) -> Accuracy:
-        """The model on a loader's images, with the weights that callbacks want evaluated."""
+        """The model on a loader's images, with the weights that hooks want evaluated."""
         self._each(lambda hook: hook.on_evaluation_start(self))
         model = self.train_step.evaluated_model()
         with ExitStack() as stack:
@@ -380,13 +392,14 @@ class Trainer:
             best: whether it is the best so far.
             keep: steps whose checkpoints stay.
         """
-        if self._checkpoints is None:
+        if self._checkpoints is None or (self._saved == self.position and not best):
             return
         distributed.settle()
         self._write_line()
         checkpoint = snapshot.take(self)
         if self._is_main:
             self._checkpoints.save(checkpoint, step=self.position.step, best=best, keep=keep)
+        self._saved = dataclasses.replace(self.position)
         self._window.restart_clock()
 
 

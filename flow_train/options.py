@@ -1,4 +1,4 @@
-"""What the engine reads of a composed configuration, with a default for each key left out."""
+"""How long a run trains and in which way; what a composed configuration says of it."""
 
 from __future__ import annotations
 
@@ -42,21 +42,27 @@ class TrainerOptions:
         check_val_every: epochs between two validations.
         fast_dev_run: batches of a trial run, 0 for a real one.
         per_step: the schedule's time is optimizer steps, and else epochs.
+        way_on: what its user types to go on with a run that was told to stop.
+        way_to_more: what its user types where all steps are done.
     """
 
-    max_epochs: int | None
-    min_epochs: int
-    max_steps: int | None
-    accumulate: int
-    clip: float | None
-    precision: str
-    graph: bool
-    log_every: int
-    limit_train: int | float | None
-    limit_val: int | float | None
-    check_val_every: int
-    fast_dev_run: int
-    per_step: bool
+    max_epochs: int | None = None
+    min_epochs: int = 1
+    max_steps: int | None = None
+    accumulate: int = 1
+    clip: float | None = None
+    precision: str = "32"
+    graph: bool = False
+    log_every: int = 50
+    limit_train: int | float | None = None
+    limit_val: int | float | None = None
+    check_val_every: int = 1
+    fast_dev_run: int = 0
+    per_step: bool = False
+    way_on: str = "go on with resume=auto"
+    way_to_more: str = (
+        "ask for more trainer.max_epochs or trainer.max_steps, or give eval.ckpt to evaluate"
+    )
 
 
 def read_trainer_options(cfg: DictConfig) -> TrainerOptions:

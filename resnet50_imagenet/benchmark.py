@@ -13,6 +13,8 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
+from flow_train.metrics.macs import macs_of_call
+
 WARM_UP_RUNS = 2
 TIMED_RUNS = 10
 GEMM_SIZE = 2048
@@ -42,31 +44,6 @@ class ForwardSpeed:
         )
 
 
-def count_flops(model: nn.Module, images: flow.Tensor) -> int:
-    """Floating-point operations of one forward pass: 2 for each multiply-add of every convolution
-    and linear layer, the rest left out, as the literature counts."""
-    total = 0
-
-    def add(module: nn.Module, _inputs: tuple, output: flow.Tensor) -> None:
-        nonlocal total
-        # Each output position of each channel takes weight.numel() / channels multiply-adds, in
-        # either layout.
-        total += 2 * output.numel() * module.weight.numel() // module.weight.shape[0]
-
-    layers = [m for m in model.modules() if isinstance(m, (nn.Conv2d, nn.Linear))]
-    # OneFlow 0.9.0 gives hooks no handle to remove them by.
-    saved = [(layer, layer._forward_hooks.copy()) for layer in layers]
-    for layer in layers:
-        layer.register_forward_hook(add)
-    try:
-        with flow.no_grad():
-            model(images)
-    finally:
-        for layer, hooks in saved:
-            layer._forward_hooks = hooks
-    return total
-
-
 def forward_graph(model: nn.Module) -> nn.Graph:
     """The forward pass of `model` as an nn.Graph."""
 
@@ -85,7 +62,8 @@ def measure_forward(model: nn.Module, images: np.ndarray, backend: Backend) -> F
     """Time the forward pass of `model` (in eval mode) on `images`, already in its layout."""
 
     batch = flow.tensor(images, device=backend.device())
-    flops = count_flops(model, batch)
+    # 2 for each multiply-add, as the literature counts.
+    flops = 2 * sum(module.macs for module in macs_of_call(model, batch))
     graph = forward_graph(model)
     with flow.no_grad():
         seconds = _median_seconds(lambda: graph(batch), backend)

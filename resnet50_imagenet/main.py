@@ -10,10 +10,12 @@ r"""Trains, evaluates or benchmarks an image classifier on ImageNet.
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import random
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 try:
@@ -27,17 +29,37 @@ from oneflow_accel import command, distributed, launched, layouts, watchdog
 from oneflow_accel.backends import Backend
 from oneflow_accel.errors import UserError
 
+import oneflow as flow
 from oneflow import nn
 
-from flow_train.checkpoint.folders import Checkpoint
-from flow_train.checkpoint.resume import checkpoint_to_resume, way_on
+from flow_train.checkpoint.folders import Checkpoint, CheckpointManager
+from flow_train.checkpoint.resume import (
+    CURVES_NAME,
+    checkpoint_folder,
+    checkpoint_to_resume,
+    require_no_other_run,
+    way_on,
+)
+from flow_train.data.augment import build_train_transform
 from flow_train.data.images import ImageFolder, ImageLoader, SyntheticImages
-from flow_train.data.transforms import eval_transform, train_transform
+from flow_train.data.mixup import MixBatch, build_mixup
+from flow_train.data.transforms import IMAGENET, EvalTransform, Transform
+from flow_train.hooks import Hook, ModelCheckpoint, MovingAverage
+from flow_train.loop import Data, Identity, Trainer
+from flow_train.metrics.console import evaluation_lines
+from flow_train.metrics.curves import draw_curves
+from flow_train.metrics.log import JSONL_NAME
+from flow_train.metrics.loggers import RunLog
+from flow_train.optim import CrossEntropy
+from flow_train.optim.schedule import step_decay
+from flow_train.options import TrainerOptions
+from flow_train.position import Calendar, Position
 from flow_train.rng import seed_all
+from flow_train.steps.make import step_maker
 from flow_train.validation import validate
 from resnet50_imagenet import launching
 from resnet50_imagenet.benchmark import measure_forward
-from resnet50_imagenet.execution import EagerStep, GraphStep, TrainStep
+from resnet50_imagenet.freeze import FreezeBatchNorm
 from resnet50_imagenet.inference import graph_forward, inference_model
 from resnet50_imagenet.models import (
     check_image_size,
@@ -46,7 +68,7 @@ from resnet50_imagenet.models import (
     pretrained_file,
 )
 from resnet50_imagenet.options import DATA_VARIABLE, parse_options
-from resnet50_imagenet.training import Trainer, restore_model
+from resnet50_imagenet.resuming import averaged, restore_model, up_to_date
 
 Dataset = ImageFolder | SyntheticImages
 
@@ -56,6 +78,7 @@ logger = logging.getLogger("oneflow_accel")
 IMAGENET_TRAIN_IMAGES = 1_281_167
 IMAGENET_VAL_IMAGES = 50_000
 IMAGENET_CLASSES = 1000
+EVALUATED_BATCHES_PER_LINE = 50
 
 
 def run(argv: Sequence[str]) -> int:
@@ -87,7 +110,7 @@ def _run(options: argparse.Namespace, backend: Backend) -> int:
     # From here on each process has its own stream: dropout masks must not repeat on each of them.
     backend.manual_seed(options.seed + distributed.rank())
     if options.evaluate and resumed is not None:
-        restore_model(model, resumed, options.arch, num_classes)
+        restore_model(model, averaged(resumed), options.arch, num_classes)
 
     val_loader = _loader(options, val, train=False)
     if options.benchmark or options.evaluate:
@@ -97,20 +120,103 @@ def _run(options: argparse.Namespace, backend: Backend) -> int:
         return 0
     if options.evaluate:
         forward = graph_forward(model) if options.graph else model
-        accuracy = validate(forward, val_loader, backend)
+        with evaluation_lines(val_loader, "val", EVALUATED_BATCHES_PER_LINE) as watch:
+            accuracy = validate(forward, val_loader, backend, watch=watch)
         if distributed.is_main():
             print(accuracy)
         accuracy.check()
         return 0
 
-    train_loader = _loader(options, train, train=True)
-    step = _train_step(options, model, backend, len(train_loader))
-    trainer = Trainer(
-        step, train_loader, val_loader, options, num_classes=num_classes, resumed=resumed
-    )
-    position = trainer.run()
-    logger.info("done: %d steps, best Acc@1 %.2f", position.step, position.best_acc1)
+    _train(options, backend, model, (train, val_loader), num_classes, resumed)
     return 0
+
+
+def _train(
+    options: argparse.Namespace,
+    backend: Backend,
+    model: nn.Module,
+    data: tuple[Dataset, ImageLoader],
+    num_classes: int,
+    resumed: Checkpoint | None,
+) -> None:
+    train, val_loader = data
+    train_loader = _loader(options, train, train=True, num_classes=num_classes)
+    settings = TrainerOptions(
+        max_epochs=options.epochs,
+        max_steps=options.max_steps,
+        accumulate=options.grad_accum_steps,
+        clip=options.clip_grad,
+        precision="16" if options.amp else "32",
+        graph=options.graph,
+        log_every=options.print_freq,
+        way_on="continue with --resume auto",
+        way_to_more="for more ask for more --epochs",
+    )
+    schedule = partial(step_decay, options.lr)
+    calendar = Calendar(settings, len(train_loader), schedule)
+    if resumed is not None:
+        restore_model(model, resumed, options.arch, num_classes)
+        resumed = up_to_date(resumed)
+    keeper = ModelCheckpoint(every_n_train_steps=options.save_freq)
+    hooks: dict[str, Hook] = {}
+    if options.model_ema:
+        hooks["ema"] = MovingAverage(options.model_ema_decay)
+    if options.freeze_bn:
+        hooks["freeze_bn"] = FreezeBatchNorm()
+    # The last, so that what the others know is in a checkpoint.
+    hooks["model_checkpoint"] = keeper
+    checkpoints = CheckpointManager(checkpoint_folder(options.output_dir))
+    if distributed.is_main():
+        require_no_other_run(options.output_dir, None if resumed is None else resumed.folder)
+        checkpoints.claim()
+    config = json.loads(json.dumps(vars(options), default=str))
+    log = RunLog(
+        options.output_dir,
+        {},
+        run_name=options.arch,
+        config=config,
+        enabled=distributed.is_main(),
+    )
+    try:
+        trainer = Trainer(
+            model,
+            step_maker(
+                backend,
+                settings,
+                calendar,
+                partial(_optimizer, options),
+                partial(CrossEntropy, options.smoothing),
+            ),
+            Data(train_loader, val_loader, (3, options.image_size, options.image_size)),
+            backend,
+            settings,
+            calendar,
+            identity=Identity(options.arch, num_classes, options.seed, config),
+            hooks=hooks,
+            log=log,
+            checkpoints=checkpoints,
+            resumed=resumed,
+            start=Position(options.start_epoch, 0, options.start_epoch * calendar.steps_per_epoch),
+        )
+        trainer.fit()
+    finally:
+        log.close()
+        checkpoints.close()
+    if distributed.is_main():
+        metrics = options.output_dir / JSONL_NAME
+        curves = draw_curves(metrics, options.output_dir / CURVES_NAME)
+        logger.info("curves: %s, checkpoints: %s", curves, checkpoints.directory)
+    best = keeper.best_value
+    logger.info("done: %d steps, best Acc@1 %.2f", trainer.position.step, best or 0.0)
+
+
+def _optimizer(options: argparse.Namespace, model: nn.Module) -> flow.optim.Optimizer:
+    return flow.optim.SGD(
+        model.parameters(),
+        lr=options.lr,
+        momentum=options.momentum,
+        weight_decay=options.weight_decay,
+    )
 
 
 def _seed(options: argparse.Namespace, backend: Backend, resumed: Checkpoint | None) -> None:
@@ -131,24 +237,9 @@ def _seed(options: argparse.Namespace, backend: Backend, resumed: Checkpoint | N
     seed_all(options.seed, backend)
 
 
-def _train_step(
-    options: argparse.Namespace, model: nn.Module, backend: Backend, steps_per_epoch: int
-) -> TrainStep:
-    settings = {
-        "lr": options.lr,
-        "momentum": options.momentum,
-        "weight_decay": options.weight_decay,
-        "steps_per_epoch": steps_per_epoch,
-        "freeze_bn": options.freeze_bn,
-    }
-    if options.graph:
-        return GraphStep(model, backend, amp=options.amp, **settings)
-    return EagerStep(model, backend, **settings)
-
-
 def _check_device(options: argparse.Namespace, backend: Backend) -> None:
     wanted = {"amp": options.amp, "graph": options.graph, "plain_sgd": options.momentum == 0}
-    wanted["nhwc"] = options.channels_last
+    wanted |= {"nhwc": options.channels_last, "gradient_clipping": options.clip_grad is not None}
     for feature, asked in wanted.items():
         support = backend.supports(feature)
         if asked and not support:
@@ -205,20 +296,22 @@ def _model(options: argparse.Namespace, backend: Backend, num_classes: int) -> n
     return layouts.to_channels_last(model, backend) if options.channels_last else model
 
 
-def _loader(options: argparse.Namespace, dataset: Dataset, *, train: bool) -> ImageLoader:
+def _loader(
+    options: argparse.Namespace, dataset: Dataset, *, train: bool, num_classes: int = 0
+) -> ImageLoader:
     processes = distributed.local_world_size()
     if options.batch_size % processes:
         raise UserError(
             f"-b {options.batch_size} is not a multiple of the {processes} processes of this node"
         )
+    transform, mix = EvalTransform(options.image_size), None
+    if train:
+        transform, mix = _augmentation(options, num_classes)
     return ImageLoader(
         dataset,
         batch_size=options.batch_size // processes,
-        transform=(
-            train_transform(options.image_size, scale=tuple(options.scale), hflip=options.hflip)
-            if train
-            else eval_transform(options.image_size)
-        ),
+        transform=transform,
+        finish=mix,
         workers=options.workers,
         seed=options.seed,
         train=train,
@@ -226,6 +319,28 @@ def _loader(options: argparse.Namespace, dataset: Dataset, *, train: bool) -> Im
         world_size=distributed.world_size(),
         channels_last=options.channels_last,
     )
+
+
+def _augmentation(
+    options: argparse.Namespace, num_classes: int
+) -> tuple[Transform, MixBatch | None]:
+    """What happens to a training image, and to a batch of them."""
+    config = {"scale": options.scale, "hflip": options.hflip, "re_prob": options.reprob}
+    if options.aa:
+        config["auto_augment"] = options.aa
+    transform = build_train_transform(options.image_size, IMAGENET, config)
+    mixing = {
+        "mixup_alpha": options.mixup,
+        "cutmix_alpha": options.cutmix,
+        "prob": options.mixup_prob,
+        "switch_prob": options.mixup_switch_prob,
+        "mode": options.mixup_mode,
+    }
+    mixup = build_mixup(mixing, num_classes)
+    if mixup is None:
+        return transform, None
+    rank, last = distributed.rank(), options.channels_last
+    return transform, MixBatch(mixup, options.seed, rank, channels_last=last)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 from oneflow_accel.command import Parser
 from oneflow_accel.errors import UserError
 
+from flow_train.data.rand_augment import parse_rand_augment
 from resnet50_imagenet.models import classification_models
 
 # What OneFlow's generators take.
@@ -60,6 +61,13 @@ def _not_negative(text: str) -> float:
     value = float(text)
     if not 0 <= value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text} is not a number of at least 0")
+    return value
+
+
+def _positive(text: str) -> float:
+    value = _not_negative(text)
+    if value == 0:
+        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
     return value
 
 
@@ -167,6 +175,28 @@ def _add_training_options(parser: argparse.ArgumentParser) -> None:
         help="weight decay",
     )
     group.add_argument(
+        "--grad-accum-steps",
+        metavar="N",
+        type=_at_least(1),
+        default=1,
+        help="batches whose gradients one step adds up",
+    )
+    group.add_argument(
+        "--clip-grad",
+        metavar="NORM",
+        type=_positive,
+        help="scale gradients down to this norm of all together",
+    )
+    group.add_argument("--smoothing", metavar="S", type=_share, default=0.0, help="label smoothing")
+    group.add_argument(
+        "--model-ema",
+        action="store_true",
+        help="keep a moving average of the weights, and validate that",
+    )
+    group.add_argument(
+        "--model-ema-decay", metavar="D", type=_share, default=0.9998, help="decay of the average"
+    )
+    group.add_argument(
         "--graph", action="store_true", help="train or evaluate under nn.Graph, not eagerly"
     )
     group.add_argument(
@@ -204,6 +234,42 @@ def _add_data_options(parser: argparse.ArgumentParser) -> None:
         type=_share,
         default=0.5,
         help="how often a training image is mirrored",
+    )
+    group.add_argument(
+        "--aa", metavar="POLICY", help="RandAugment, such as rand-m9-mstd0.5-inc1 (timm's grammar)"
+    )
+    group.add_argument(
+        "--reprob", metavar="P", type=_share, default=0.0, help="how often a box is erased"
+    )
+    group.add_argument(
+        "--mixup", metavar="ALPHA", type=_not_negative, default=0.0, help="alpha of mixup; 0 is off"
+    )
+    group.add_argument(
+        "--cutmix",
+        metavar="ALPHA",
+        type=_not_negative,
+        default=0.0,
+        help="alpha of CutMix; 0 is off",
+    )
+    group.add_argument(
+        "--mixup-prob",
+        metavar="P",
+        type=_share,
+        default=1.0,
+        help="how often a batch is mixed where mixup or CutMix is on",
+    )
+    group.add_argument(
+        "--mixup-switch-prob",
+        metavar="P",
+        type=_share,
+        default=0.5,
+        help="how often it is CutMix where both are on",
+    )
+    group.add_argument(
+        "--mixup-mode",
+        choices=("batch", "pair", "elem"),
+        default="batch",
+        help="what is drawn for: the whole batch, two images, or each",
     )
     group.add_argument(
         "--dummy", action="store_true", help="random images of ImageNet's shape, no disk"
@@ -310,6 +376,10 @@ def parse_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
         raise UserError("--reset-head is for weights to start from: add --weights or --pretrained")
     if options.reset_head and options.evaluate:
         raise UserError("--reset-head and --evaluate: a new head has nothing to evaluate")
+    if options.smoothing == 1:
+        raise UserError("--smoothing 1 leaves nothing of the labels: give less")
+    if options.aa:
+        parse_rand_augment(options.aa)
     if options.amp and not options.graph:
         raise UserError("--amp works under nn.Graph only: add --graph")
     if options.bf16 and not (options.evaluate or options.benchmark):

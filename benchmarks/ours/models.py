@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import oneflow_accel
 from oneflow_accel import inference, layouts
 
@@ -12,8 +14,11 @@ from oneflow import nn
 from benchmarks.ours.gpt2 import GPT2
 from benchmarks.ours.vit import VisionTransformer
 from benchmarks.serve import Maker, Step
+from flow_train.optim import CrossEntropy
+from flow_train.options import TrainerOptions
+from flow_train.position import Calendar, Position
+from flow_train.steps.make import step_maker
 from resnet50_imagenet.benchmark import forward_graph
-from resnet50_imagenet.execution import EagerStep, GraphStep
 from resnet50_imagenet.models import create_model
 
 
@@ -61,30 +66,29 @@ def resnet50_inference(batch: int, dtype: str = "float32") -> Step:
     return prepared_forward(model, flow.randn(*shape), dtype)
 
 
-def _resnet50_train(batch: int, step_class: type[EagerStep] | type[GraphStep]) -> Step:
+def _resnet50_train(batch: int, *, graph: bool) -> Step:
     model, shape = _resnet50(batch)
     random = np.random.default_rng(0)
     images = random.standard_normal(shape, dtype=np.float32)
     labels = random.integers(1000, size=batch)
-    step = step_class(
-        model,
-        oneflow_accel.current_backend(),
-        lr=0.001,
-        momentum=0.9,
-        weight_decay=1e-4,
-        steps_per_epoch=1000,
-        freeze_bn=False,
-    )
-    step.set_training_mode()
-    return lambda: step.step(images, labels, epoch=0)
+    options = TrainerOptions(max_epochs=1, graph=graph)
+    calendar = Calendar(options, 1000, lambda epoch: 0.001)
+
+    def optimizer(model: nn.Module) -> flow.optim.Optimizer:
+        return flow.optim.SGD(model.parameters(), lr=0.001, momentum=0.9, weight_decay=1e-4)
+
+    make = step_maker(oneflow_accel.current_backend(), options, calendar, optimizer, CrossEntropy)
+    step = make(model.train(), Position())
+    batches = [SimpleNamespace(images=images, labels=labels)]
+    return lambda: step.step(batches, 0.001)
 
 
 def resnet50_train(batch: int) -> Step:
-    return _resnet50_train(batch, EagerStep)
+    return _resnet50_train(batch, graph=False)
 
 
 def resnet50_train_graph(batch: int) -> Step:
-    return _resnet50_train(batch, GraphStep)
+    return _resnet50_train(batch, graph=True)
 
 
 def classifier_forward(model: nn.Module, batch: int, size: int = 224) -> Step:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from oneflow_accel import distributed, layouts
+
+import numpy as np
+from oneflow import nn
 
 from flow_train.checkpoint.folders import Checkpoint
 from flow_train.hooks import Hook
@@ -27,6 +30,7 @@ def take(trainer: Trainer) -> Checkpoint:
     arrays = step.optimizer_arrays()
     for hook in trainer.hooks.values():
         arrays |= hook.arrays()
+    arrays = _each(layouts.standard_array, arrays, step.model)
     state = {
         "num_classes": identity.num_classes,
         "epoch": position.epoch,
@@ -82,7 +86,8 @@ def load_step(step: TrainStep, checkpoint: Checkpoint, position: Position) -> No
         CheckpointError: the optimizer's arrays are not those of this run.
     """
     state = checkpoint.state
-    step.load_optimizer(checkpoint.optimizer, position.step)
+    arrays = _each(layouts.layout_array, checkpoint.optimizer, step.model)
+    step.load_optimizer(arrays, position.step)
     step.load_state(state["train_step"])
     # A process that was not there before goes on with the first one's state.
     rng, rank = state["rng"], distributed.rank()
@@ -91,15 +96,25 @@ def load_step(step: TrainStep, checkpoint: Checkpoint, position: Position) -> No
     logger.info("resumed at epoch %d, step %d", position.epoch, position.step)
 
 
-def load_hooks(callbacks: Mapping[str, Hook], checkpoint: Checkpoint) -> None:
-    """Restore the callbacks; one that was not on before, or is not in the file, begins afresh.
+def load_hooks(hooks: Mapping[str, Hook], checkpoint: Checkpoint, model: nn.Module) -> None:
+    """Restore the hooks; one that was not on before, or is not in the file, begins afresh.
 
     Raises:
         CheckpointError: an array is missing.
     """
     states: Mapping[str, Any] = checkpoint.state["callbacks"]
-    for key, hook in callbacks.items():
+    arrays = _each(layouts.layout_array, checkpoint.optimizer, model)
+    for key, hook in hooks.items():
         if key in states:
-            hook.load(states[key], checkpoint.optimizer)
+            hook.load(states[key], arrays)
         elif hook.state():
             logger.warning("callbacks.%s has no past in the run resumed and begins now", key)
+
+
+def _each(
+    convert: Callable[[str, np.ndarray, nn.Module], np.ndarray],
+    arrays: Mapping[str, np.ndarray],
+    model: nn.Module,
+) -> dict[str, np.ndarray]:
+    """Arrays by KEY/NAME, in another layout where NAME is a parameter that has two."""
+    return {key: convert(key.partition("/")[2], array, model) for key, array in arrays.items()}

@@ -211,18 +211,24 @@ class MixBatch:
         mixup: how to mix.
         seed: not negative.
         rank: of this process.
+        channels_last: images are (batch, height, width, channels).
     """
 
-    def __init__(self, mixup: Mixup, seed: int, rank: int = 0) -> None:
+    def __init__(
+        self, mixup: Mixup, seed: int, rank: int = 0, *, channels_last: bool = False
+    ) -> None:
         self.mixup = mixup
         self._seed = seed
         self._rank = 0 if mixup.mode == "batch" else rank
+        self._channels_last = channels_last
 
     def __call__(self, batch: Batch, epoch: int, number: int) -> Batch:
         """The batch with its images mixed and soft targets as its labels."""
         rng = np.random.default_rng((MIXING_STREAM, self._seed, epoch, number, self._rank))
-        images, targets = self.mixup(batch.images, batch.labels, rng)
-        return Batch(images, targets, batch.indices)
+        # A view: they are mixed where they are.
+        images = batch.images.transpose(0, 3, 1, 2) if self._channels_last else batch.images
+        _, targets = self.mixup(images, batch.labels, rng)
+        return Batch(batch.images, targets, batch.indices)
 
 
 def build_mixup(config: Mapping[str, Any] | None, num_classes: int) -> Mixup | None:

@@ -109,8 +109,8 @@ class TrainTransform:
     def __init__(
         self,
         image_size: int,
-        scale: tuple[float, float],
-        hflip: float,
+        scale: tuple[float, float] = DEFAULT_SCALE,
+        hflip: float = 0.5,
         *,
         ratio: tuple[float, float] = DEFAULT_RATIO,
         interpolation: Image.Resampling | None = Image.Resampling.BILINEAR,
@@ -207,18 +207,6 @@ class PlainTransform:
     def __call__(self, image: Image.Image, rng: np.random.Generator) -> np.ndarray:
         """Returns: float32 array of the image's size; `rng` is not used."""
         return self.normalization(self.normalization.pixels(image))
-
-
-def train_transform(
-    image_size: int, scale: tuple[float, float] = DEFAULT_SCALE, hflip: float = 0.5
-) -> Transform:
-    """Random resized crop (aspect 3/4 to 4/3) and horizontal flip, normalized."""
-    return TrainTransform(image_size, scale, hflip)
-
-
-def eval_transform(image_size: int) -> Transform:
-    """Resize of the shorter side to `image_size * 256 / 224` and center crop, normalized."""
-    return EvalTransform(image_size)
 
 
 def finish_training(

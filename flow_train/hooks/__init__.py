@@ -12,12 +12,14 @@ from flow_train.hooks.base import Hook
 from flow_train.hooks.early_stopping import EarlyStopping
 from flow_train.hooks.ema import MovingAverage
 from flow_train.hooks.initial_validation import InitialValidation
-from flow_train.hooks.lr_monitor import LearningRateMonitor
-from flow_train.hooks.macs_log import MacsLog
 from flow_train.hooks.model_checkpoint import ModelCheckpoint
-from flow_train.hooks.norm_monitor import NormMonitor
-from flow_train.hooks.params_log import ParamsLog
-from flow_train.hooks.speed_monitor import SpeedMonitor
+from flow_train.hooks.monitors import (
+    LearningRateMonitor,
+    MacsLog,
+    NormMonitor,
+    ParamsLog,
+    SpeedMonitor,
+)
 
 __all__ = [
     "EarlyStopping",
@@ -49,7 +51,7 @@ _CALLBACKS: dict[str, Callable[..., Hook]] = {
 
 
 def build_hooks(config: Mapping[str, Any]) -> dict[str, Hook]:
-    """The callbacks that a configuration switches on, by key.
+    """The hooks that a configuration switches on, by key.
 
     Args:
         config: options by key; a key with null is off.

@@ -76,4 +76,4 @@ class Hook:
 
     def load(self, state: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
         """Go on from what `state` gave, and from the checkpoint's arrays, which are those of all
-        callbacks and of the optimizer. Called after `on_fit_start`."""
+        hooks and of the optimizer. Called after `on_fit_start`."""

@@ -1,12 +1,18 @@
-"""What a run says on the console while it trains."""
+"""What a run says on the console while it trains, and while it evaluates."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from oneflow_accel import distributed
 
 from flow_train.metrics.figures import Figures, log_line
 from flow_train.metrics.progress import LONGEST_SILENCE_S, Progress, format_eta
 from flow_train.position import Position
+from flow_train.validation import Tally
 
 
 class EpochLines:
@@ -27,10 +33,13 @@ class EpochLines:
         self._last_step = last_step
         self._accumulate = accumulate
         self._said_at = time.monotonic()
+        # Beside the bar.
+        self.shown: dict[str, str] = {}
 
     def figures(self, now: Figures, epoch: Figures, lr: float) -> None:
         """The line of a log step: figures since the last one and, in brackets, of the epoch."""
         self._print(f"{log_line(now, epoch)}\tLR {lr:.3e}", epoch.step_seconds)
+        self.shown = {"img/s": f"{now.images_per_second:.1f}", "loss": f"{now.loss:.3f}"}
 
     def break_silence(self) -> None:
         """Where log lines are far apart, say how far the run is; does not wait for the device, and
@@ -45,3 +54,43 @@ class EpochLines:
         place = f"Epoch: [{position.epoch}][{position.batch:{len(str(batches))}d}/{batches}]"
         self._progress.print(f"{place}\t{text}\tETA {format_eta(remaining)}")
         self._said_at = time.monotonic()
+
+
+@contextmanager
+def evaluation_lines(
+    loader: Any, split: str, log_every: int, max_batches: int | None = None
+) -> Iterator[Callable[[Tally], None]]:
+    """What process 0 says while it evaluates: a bar on a terminal, and log lines with the accuracy
+    of its share so far, the images per second of all processes and the remaining time.
+
+    Args:
+        loader: an ImageLoader.
+        split: what lines begin with.
+        log_every: batches between two lines; one is written after `LONGEST_SILENCE_S` in any case.
+        max_batches: as for `validate`.
+
+    Returns:
+        For `validate`'s `watch`.
+    """
+    batches = len(loader) if max_batches is None else min(max_batches, len(loader))
+    width = len(str(batches))
+    said_at = time.monotonic()
+    with Progress(batches, "batch", enabled=distributed.is_main()) as progress:
+
+        def watch(tally: Tally) -> None:
+            nonlocal said_at
+            progress.update()
+            now = time.monotonic()
+            is_due = tally.batches % log_every == 0 or tally.batches == batches
+            if not distributed.is_main() or not (is_due or now - said_at > LONGEST_SILENCE_S):
+                return
+            said_at = now
+            accuracy = tally.accuracy()
+            rate = progress.rate() * loader.global_batch_size
+            progress.print(
+                f"{split}: [{tally.batches:{width}d}/{batches}]\tLoss {accuracy.loss:.4f}\t"
+                f"Acc@1 {accuracy.acc1:.3f}\tAcc@5 {accuracy.acc5:.3f}\t{rate:.1f} images/s\t"
+                f"ETA {format_eta(progress.eta_seconds())}"
+            )
+
+        yield watch

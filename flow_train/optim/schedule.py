@@ -1,7 +1,8 @@
-"""Learning rates over a run: constant, linear or cosine, each with a linear warm-up.
+"""Learning rates over a run: constant, linear or cosine, each with a linear warm-up; and the steps
+that ResNets are trained with.
 
 A schedule is a function of the time t, in epochs or in optimizer steps as its configuration says.
-The engine asks for `schedule(t)` and sets that; the schedule keeps no state, so a resumed run needs
+The loop asks for `schedule(t)` and sets that; the schedule keeps no state, so a resumed run needs
 none of it.
 """
 
@@ -179,7 +180,7 @@ def build_schedule(config: Mapping[str, Any] | None, base_lr: float) -> Schedule
             the attributes of that schedule but `base_lr`. Without a name it is the cosine; None is
             a constant learning rate. The cosine's keys are taken by the others, too, and do
             nothing there: experiments set them, and reckon their epochs from them. So are timm's
-            `t_in_epochs` and `initialize`: the engine decides what t counts
+            `t_in_epochs` and `initialize`: the run decides what t counts
             (`train.scheduler_interval`).
         base_lr: the optimizer's learning rate.
 
@@ -214,3 +215,27 @@ def _require(key: str, value: object, holds: bool, what: str) -> None:
 
 def _require_warmup(value: float) -> None:
     _require("warmup_t", value, value >= 0, "0 or more")
+
+
+# The schedule ResNets are trained with on ImageNet: epochs between steps, and what a step does.
+DECAY_EVERY = 30
+DECAY_FACTOR = 0.1
+
+
+def step_decay(
+    base_lr: float, epoch: int, every: int = DECAY_EVERY, factor: float = DECAY_FACTOR
+) -> float:
+    """Learning rate of an epoch: `base_lr * factor ** (epoch // every)`.
+
+    Args:
+        base_lr: learning rate of the first epoch.
+        epoch: counted from 0.
+        every: number of epochs between two decays.
+        factor: what each decay multiplies by.
+
+    Raises:
+        ValueError: `epoch` is negative or `every` is not positive.
+    """
+    if epoch < 0 or every < 1:
+        raise ValueError(f"epoch must be >= 0 and every >= 1, got {epoch} and {every}")
+    return base_lr * factor ** (epoch // every)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from oneflow_accel.backends.base import Backend
 from oneflow_accel.errors import UserError
 
@@ -14,12 +11,9 @@ from oneflow import nn
 from flow_train.data import ImageDataModule
 from flow_train.optim import build_loss, build_optimizer
 from flow_train.options import TrainerOptions, limited, section
-from flow_train.position import Calendar, Position
-from flow_train.steps.eager import EagerStep, TrainStep
-from flow_train.steps.graph import GraphStep
+from flow_train.position import Calendar
+from flow_train.steps.make import MakeStep, step_maker
 from monarch_flow.models import create_model
-
-MakeStep = Callable[[nn.Module, Position], TrainStep]
 
 
 def build_data(cfg: DictConfig, seed: int, *, training: bool = True) -> ImageDataModule:
@@ -76,38 +70,22 @@ def build_model(cfg: DictConfig, data: ImageDataModule) -> tuple[str, nn.Module]
     return name, create_model(name, **arguments)
 
 
-def step_maker(
+def build_step_maker(
     cfg: DictConfig, backend: Backend, options: TrainerOptions, calendar: Calendar
 ) -> MakeStep:
-    """How to train a model from a position on: eagerly or under nn.Graph, as `trainer` says.
+    """How to train a model from a position on, as `optimizer`, `train` and `trainer` say.
 
     Returns:
-        A function of the model and the position. It raises UserError where an option of the
-        optimizer or the loss is wrong, or the device cannot do it.
+        As `step_maker`; it also raises UserError where an option of the optimizer or the loss is
+        wrong.
     """
-    train = section(cfg, "train")
-    optimizer_options = section(cfg, "optimizer")
-    optimizer_options = {k: v for k, v in optimizer_options.items() if v is not None}
+    loss = section(cfg, "train").get("loss_fn")
+    given = {key: value for key, value in section(cfg, "optimizer").items() if value is not None}
     grouping = section(cfg, "optimizer_param_grouping")
-    settings: dict[str, Any] = {"clip": options.clip, "precision": options.precision}
-
-    def optimizer_for(model: nn.Module) -> Any:
-        return build_optimizer(model, optimizer_options, grouping)
-
-    def make(model: nn.Module, position: Position) -> TrainStep:
-        loss = build_loss(train.get("loss_fn"))
-        if not options.graph:
-            return EagerStep(model, backend, optimizer_for(model), loss, **settings)
-        begin = Position(position.epoch, position.batch, position.step)
-        return GraphStep(
-            model,
-            backend,
-            optimizer_for,
-            loss,
-            learning_rate=lambda step: calendar.learning_rate(max(step, begin.step), begin),
-            steps=calendar.last_step(begin),
-            accumulate=options.accumulate,
-            **settings,
-        )
-
-    return make
+    return step_maker(
+        backend,
+        options,
+        calendar,
+        lambda model: build_optimizer(model, given, grouping),
+        lambda: build_loss(loss),
+    )

@@ -5,10 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from oneflow_accel import distributed, layouts
 from oneflow_accel.backends import Backend
@@ -22,10 +19,10 @@ from flow_train.checkpoint.resume import checkpoint_folder
 from flow_train.data import ImageDataModule
 from flow_train.data.real_labels import RealLabels, read_real_labels
 from flow_train.loop import Trainer, named, val_batches
-from flow_train.metrics.progress import LONGEST_SILENCE_S, Progress, format_eta
+from flow_train.metrics.console import evaluation_lines
 from flow_train.optim import build_loss
-from flow_train.options import TrainerOptions, read_trainer_options, section
-from flow_train.validation import Accuracy, Tally, validate
+from flow_train.options import read_trainer_options, section
+from flow_train.validation import Accuracy, validate
 from monarch_flow.comparison.results import ON_VALIDATION_IMAGES
 from monarch_flow.engine import other_weights, restore
 from monarch_flow.engine.build import build_data, build_model
@@ -106,12 +103,13 @@ def evaluate_checkpoint(cfg: DictConfig, backend: Backend) -> dict[str, float]:
         for split in wanted:
             loader = data.val_loader() if split == "val" else data.test_loader()
             begin = time.perf_counter()
-            with _progress(loader, split, trainer_options) as watch:
+            limit = val_batches(trainer_options)
+            with evaluation_lines(loader, split, trainer_options.log_every, limit) as watch:
                 accuracy = validate(
                     model,
                     loader,
                     backend,
-                    max_batches=val_batches(trainer_options),
+                    max_batches=limit,
                     criterion=criterion,
                     real_labels=real_labels.get(split),
                     watch=watch,
@@ -215,37 +213,6 @@ def _real_figures(accuracy: Accuracy, split: str) -> dict[str, float]:
     if real is None:
         return {}
     return {f"{split}/real_acc": real.acc1, f"{split}/real_acctop5": real.acc5}
-
-
-@contextmanager
-def _progress(
-    loader: Any, split: str, options: TrainerOptions
-) -> Iterator[Callable[[Tally], None]]:
-    """What process 0 says while it evaluates: a bar on a terminal, and log lines with the accuracy
-    of its share so far, the images per second of all processes and the remaining time."""
-    limit = val_batches(options)
-    batches = len(loader) if limit is None else min(limit, len(loader))
-    width = len(str(batches))
-    said_at = time.monotonic()
-    with Progress(batches, "batch", enabled=distributed.is_main()) as progress:
-
-        def watch(tally: Tally) -> None:
-            nonlocal said_at
-            progress.update()
-            now = time.monotonic()
-            is_due = tally.batches % options.log_every == 0 or tally.batches == batches
-            if not distributed.is_main() or not (is_due or now - said_at > LONGEST_SILENCE_S):
-                return
-            said_at = now
-            accuracy = tally.accuracy()
-            rate = progress.rate() * loader.global_batch_size
-            progress.print(
-                f"{split}: [{tally.batches:{width}d}/{batches}]\tLoss {accuracy.loss:.4f}\t"
-                f"Acc@1 {accuracy.acc1:.3f}\tAcc@5 {accuracy.acc5:.3f}\t{rate:.1f} images/s\t"
-                f"ETA {format_eta(progress.eta_seconds())}"
-            )
-
-        yield watch
 
 
 def _suspect(accuracy: Accuracy, num_classes: int, *, use_ema: bool) -> None:

@@ -27,7 +27,7 @@ from flow_train.checkpoint.resume import (
 from flow_train.hooks import ModelCheckpoint, build_hooks
 from flow_train.loop import Data, Identity, Trainer
 from flow_train.metrics.curves import draw_curves
-from flow_train.metrics.log import JSONL_NAME, read_metrics
+from flow_train.metrics.log import JSONL_NAME
 from flow_train.metrics.loggers import RunLog, require_loggers
 from flow_train.optim import build_loss, build_schedule
 from flow_train.options import as_plain, read_trainer_options, section
@@ -35,7 +35,7 @@ from flow_train.position import Calendar
 from flow_train.rng import seed_all
 from monarch_flow.config_files import save_config
 from monarch_flow.engine import restore
-from monarch_flow.engine.build import build_data, build_model, step_maker
+from monarch_flow.engine.build import build_data, build_model, build_step_maker
 from monarch_flow.engine.evaluation import evaluate_checkpoint, test
 from monarch_flow.engine.initialize import initialize
 from monarch_flow.engine.other_run import read_other_run
@@ -133,7 +133,7 @@ def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
     try:
         trainer = Trainer(
             model,
-            step_maker(cfg, backend, options, calendar),
+            build_step_maker(cfg, backend, options, calendar),
             Data(train_loader, val_loader, data.image_shape, val_loss),
             backend,
             options,
@@ -145,12 +145,12 @@ def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
             resumed=resumed,
         )
         wants_test = cfg.get("test_after_training", True) and not trial and options.limit_val != 0
-        trainer.fit(test_follows=wants_test and not _was_tested(run_dir, trainer.position.step))
+        trainer.fit(test_follows=wants_test and not log.has(trainer.position.step, "test"))
         metrics = dict(trainer.metrics)
         keeper = hooks.get("model_checkpoint")
         if isinstance(keeper, ModelCheckpoint) and keeper.best_value is not None:
             metrics[f"best/{keeper.monitor}"] = keeper.best_value
-        if wants_test and not _was_tested(run_dir, trainer.position.step):
+        if wants_test and not log.has(trainer.position.step, "test"):
             metrics |= test(trainer, data, run_dir, cfg)
     finally:
         log.close()
@@ -159,14 +159,6 @@ def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
             checkpoints.close()
     _finish(run_dir, metrics, trial)
     return metrics
-
-
-def _was_tested(run_dir: Path, step: int) -> bool:
-    """Whether the log has a test of the run as it stands; the same answer on every process."""
-    path = run_dir / JSONL_NAME
-    lines = read_metrics(path) if distributed.is_main() and path.exists() else []
-    found = any(line["split"] == "test" and line["step"] == step for line in lines)
-    return bool(distributed.all_gather_json(found)[0])
 
 
 def _finish(run_dir: Path, metrics: dict[str, float], trial: bool) -> None:

@@ -13,7 +13,10 @@ from tests.launch import REPOSITORY
 DOCUMENTS = (
     "README.md",
     "README_zh-CN.md",
+    "ARCHITECTURE.md",
     "CONTRIBUTING.md",
+    "flow_train/README.md",
+    "oneflow_accel/README.md",
     "resnet50_imagenet/README.md",
     "libai_projects/projects/MagicPrompt/README.md",
     "monarch_flow/README.md",

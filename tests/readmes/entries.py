@@ -107,6 +107,7 @@ COMMANDS: dict[str, Run | Dry | NotRun] = {
         'sys.exit(demo.main())"',
         expect=r"Trained in \d+ s",
     ),
+    "make check": CI,
     "make test": CI,
     "make lint": CI,
     "make lint && make test": CI,
@@ -124,6 +125,7 @@ COMMANDS: dict[str, Run | Dry | NotRun] = {
     "pip install .": PIP,
     "pip install --build-constraint requirements/build.txt .": PIP,
     "python3 ...": NotRun("stands for any of them"),
+    "python scripts/golden_record.py": NotRun("builds an earlier commit, and trains 48 times"),
     "source .venv/bin/activate": Run(),
     "source ../.venv/bin/activate": Run(cwd=RESNET),
     "python -m oneflow_accel": Run(expect="oneflow"),
@@ -348,6 +350,9 @@ EXTRA: dict[str, tuple[str, Run]] = {
 # By a block's beginning; the longest that fits counts.
 BLOCKS: dict[str, Code | NotRun] = {
     "import oneflow_accel": Code(check="assert oneflow_accel.select_device().name"),
+    "from pathlib import Path\n\nimport oneflow_accel\nimport oneflow as flow": Code(
+        check="assert trainer.position.step == 16"
+    ),
     "from monarch_flow.layers import MonarchLinear": Code(
         before="class Model: pass\nself = Model()",
         check="import oneflow as flow\n"

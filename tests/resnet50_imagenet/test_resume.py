@@ -91,7 +91,7 @@ def test_a_run_killed_after_its_last_checkpoint_comes_to_its_end(
         log.write_text("".join(line for line in lines if json.loads(line)["split"] == "train"))
     for _ in range(2):
         output = run_main(*args).stdout
-        assert "nothing to train: step 12 is done and the run ends at step 12" in output
+        assert "nothing left to train: step 12 is done and the run ends at step 12" in output
         assert curves.exists()
         assert losses(out, "val").keys() == {12}
         assert losses(out, "val")[12] == pytest.approx(

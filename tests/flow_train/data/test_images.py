@@ -14,13 +14,13 @@ import pytest
 from PIL import Image
 
 from flow_train.data.images import Batch, ImageFolder, ImageLoader, SyntheticImages
-from flow_train.data.transforms import eval_transform, train_transform
+from flow_train.data.transforms import EvalTransform, TrainTransform
 from tests.launch import run_process
 
 
 def load(root: Path, *, train: bool = True, **options) -> ImageLoader:
     size = 16
-    transform = train_transform(size) if train else eval_transform(size)
+    transform = TrainTransform(size) if train else EvalTransform(size)
     options = {"batch_size": 8, "seed": 3, **options}
     return ImageLoader(ImageFolder(root), transform=transform, train=train, **options)
 
@@ -271,7 +271,7 @@ def test_real_photos(flowers):
     dataset = ImageFolder(flowers / "val")
     assert dataset.classes == ["daisy", "dandelion", "roses", "sunflowers", "tulips"]
     loader = ImageLoader(
-        dataset, batch_size=25, transform=eval_transform(64), workers=2, train=False
+        dataset, batch_size=25, transform=EvalTransform(64), workers=2, train=False
     )
     batches = epoch(loader)
     assert [len(batch.labels) for batch in batches] == [25, 25, 10]
@@ -292,7 +292,7 @@ def test_synthetic_images_need_no_disk_and_split_over_ranks(workers):
     dataset = SyntheticImages(40, (4, 4, 3), classes=10, seed=1)
 
     def synthetic(**options) -> list[Batch]:
-        options = {"batch_size": 8, "train": True, "transform": train_transform(4), **options}
+        options = {"batch_size": 8, "train": True, "transform": TrainTransform(4), **options}
         return epoch(ImageLoader(dataset, workers=workers, **options))
 
     batches = synthetic()
@@ -344,7 +344,7 @@ def test_what_is_no_file_is_left_out_and_a_dangling_link_is_named(image_folder, 
     paths = [path for path, _ in folder.samples]
     assert not [path for path in paths if path.endswith("pipe.jpg")]
     # At the end it would be a bad file among 241: less than 1 %.
-    loader = ImageLoader(folder, batch_size=64, transform=eval_transform(16), train=False)
+    loader = ImageLoader(folder, batch_size=64, transform=EvalTransform(16), train=False)
     assert sum(len(batch.labels) for batch in loader) == 240
     assert "gone.jpg" in caplog.text
 
@@ -353,9 +353,9 @@ def test_a_loader_that_outlives_its_module_ends_quietly(image_folder):
     code = (
         "import builtins, sys\n"
         "from flow_train.data.images import ImageFolder, ImageLoader\n"
-        "from flow_train.data.transforms import eval_transform\n"
+        "from flow_train.data.transforms import EvalTransform\n"
         f"loader = ImageLoader(ImageFolder({str(image_folder)!r}), batch_size=8, workers=1,\n"
-        "                     transform=eval_transform(16), train=False)\n"
+        "                     transform=EvalTransform(16), train=False)\n"
         "next(iter(loader))\n"
         # As the traceback of an error keeps it.
         "builtins.kept = loader\n"

@@ -7,7 +7,7 @@ import pytest
 
 from flow_train.data.images import Batch, ImageFolder, ImageLoader, SyntheticImages
 from flow_train.data.splits import Subset, split
-from flow_train.data.transforms import PlainTransform, train_transform
+from flow_train.data.transforms import PlainTransform, TrainTransform
 
 
 def test_a_split_keeps_the_shares_of_the_classes():
@@ -34,7 +34,7 @@ def test_a_subset_reads_what_the_whole_reads(image_folder):
     assert part.labels.tolist() == folder.labels[[7, 3, 100]].tolist()
     assert part.name(1) == folder.name(3)
     assert part.root == folder.root
-    transform = train_transform(16)
+    transform = TrainTransform(16)
     assert part.shape(transform) == (16, 16, 3)
     a, b = (
         source.read(index, transform, np.random.default_rng(0))

@@ -12,11 +12,11 @@ from PIL import Image
 from flow_train.data.transforms import (
     IMAGENET_MEAN,
     IMAGENET_STD,
-    eval_transform,
+    EvalTransform,
+    TrainTransform,
     normalize,
     random_crop_box,
     to_rgb,
-    train_transform,
 )
 from tests.tolerances import assert_close
 
@@ -71,7 +71,7 @@ def test_eval_transform_is_resize_and_center_crop(given, expected):
     resized = resize_float64(np.asarray(image, dtype=np.float64), resized_height, resized_width)
     crop = resized[top : top + size, left : left + size]
     reference = (crop / 255 - np.array(IMAGENET_MEAN)) / np.array(IMAGENET_STD)
-    actual = eval_transform(size)(image, np.random.default_rng(0))
+    actual = EvalTransform(size)(image, np.random.default_rng(0))
     assert actual.dtype == np.float32
     assert actual.shape == (size, size, 3)
     # PIL's filter weights have 22 bits: sums that end near a half may round the other way, by one
@@ -84,7 +84,7 @@ def test_eval_transform_is_resize_and_center_crop(given, expected):
 def test_eval_transform_is_deterministic_on_photos(flowers):
     path = sorted(flowers.glob("val/*/*.jpg"))[0]
     first, second = (
-        eval_transform(224)(Image.open(path), np.random.default_rng(seed)) for seed in (0, 1)
+        EvalTransform(224)(Image.open(path), np.random.default_rng(seed)) for seed in (0, 1)
     )
     np.testing.assert_array_equal(first, second)
 
@@ -143,7 +143,7 @@ class FixedDraws:
 @pytest.mark.parametrize("flip", [False, True])
 def test_train_transform_is_resized_crop_and_flip(flip):
     image = photo(40, 40)
-    actual = train_transform(24)(image, FixedDraws(flip))
+    actual = TrainTransform(24)(image, FixedDraws(flip))
     resized = resize_float64(np.asarray(image, dtype=np.float64), 24, 24)
     reference = (resized / 255 - np.array(IMAGENET_MEAN)) / np.array(IMAGENET_STD)
     reference = reference[:, ::-1] if flip else reference
@@ -152,18 +152,18 @@ def test_train_transform_is_resized_crop_and_flip(flip):
 
 def test_scale_and_flip_can_be_narrowed():
     image = photo(40, 40)
-    whole = train_transform(24, scale=(1.0, 1.0), hflip=0.0)
+    whole = TrainTransform(24, scale=(1.0, 1.0), hflip=0.0)
     draws = [whole(image, np.random.default_rng(seed)) for seed in range(10)]
     # Only square crops of the whole image fit, or the central one: nothing is left to chance.
     for draw in draws[1:]:
         np.testing.assert_array_equal(draw, draws[0])
-    mirrored = train_transform(24, scale=(1.0, 1.0), hflip=1.0)(image, np.random.default_rng(0))
+    mirrored = TrainTransform(24, scale=(1.0, 1.0), hflip=1.0)(image, np.random.default_rng(0))
     np.testing.assert_array_equal(mirrored, draws[0][:, ::-1])
 
 
 def test_train_transform_follows_the_generator_only():
     image = photo(120, 90)
-    draws = [train_transform(32)(image, np.random.default_rng(seed)) for seed in (3, 3, 4)]
+    draws = [TrainTransform(32)(image, np.random.default_rng(seed)) for seed in (3, 3, 4)]
     np.testing.assert_array_equal(draws[0], draws[1])
     assert np.abs(draws[0] - draws[2]).max() > 0.1
     assert draws[0].flags.c_contiguous
@@ -183,9 +183,9 @@ def test_large_jpeg_is_decoded_small_and_looks_the_same(shape):
     shrunk = 0
     for seed in range(20):
         jpeg = as_jpeg(original)
-        reduced = train_transform(32)(jpeg, np.random.default_rng(seed))
+        reduced = TrainTransform(32)(jpeg, np.random.default_rng(seed))
         shrunk += jpeg.size != original.size
-        full = train_transform(32)(to_rgb(as_jpeg(original)), np.random.default_rng(seed))
+        full = TrainTransform(32)(to_rgb(as_jpeg(original)), np.random.default_rng(seed))
         differences.append(np.abs(reduced - full).mean())
     assert shrunk > 10
     assert max(differences) < 0.05
@@ -213,7 +213,7 @@ def encode(image: Image.Image, form: str) -> Image.Image:
 def test_other_modes_become_rgb(mode, form):
     image = photo(50, 70, scales=(4,))
     stored = encode(image.convert(mode), form)
-    for transform in (train_transform(32), eval_transform(32)):
+    for transform in (TrainTransform(32), EvalTransform(32)):
         stored.seek(0)
         result = transform(stored, np.random.default_rng(0))
         assert result.shape == (32, 32, 3)
@@ -264,11 +264,11 @@ def test_exif_orientation_is_ignored():
     plain, turned = as_jpeg(image), as_jpeg(image, exif=exif)
     assert turned.getexif()[0x0112] == 6
     rng = np.random.default_rng(0)
-    np.testing.assert_array_equal(eval_transform(32)(turned, rng), eval_transform(32)(plain, rng))
+    np.testing.assert_array_equal(EvalTransform(32)(turned, rng), EvalTransform(32)(plain, rng))
 
 
 @pytest.mark.parametrize(
-    "transform", [train_transform(32), eval_transform(32)], ids=["train", "eval"]
+    "transform", [TrainTransform(32), EvalTransform(32)], ids=["train", "eval"]
 )
 def test_truncated_jpeg_is_an_error(transform):
     data = io.BytesIO()

@@ -1,0 +1,340 @@
+"""Golden record: today's trainers against those of the commit before they became one.
+
+    python scripts/golden_record.py [NAME ...]
+
+Builds commit START in a worktree of its own (build/golden, some 10 minutes the first time) and runs
+each case with both: five steps, then a resume to the tenth. Compared are the losses and accuracies
+of all steps and validations, to the last bit, and the files of the run's folder. Today's code also
+goes on from the checkpoint that START has written. Exit code 1 where anything differs.
+
+Not a test: bits differ from one kind of CPU to another, so nothing is stored.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+ROOT = Path(__file__).resolve().parent.parent
+START = "dfba0ff"
+WORK = ROOT / "build" / "golden"
+MIDDLE, END = 5, 10
+# Of the values that a run logs, those that do not depend on the clock.
+COMPARED = ("loss", "acc1", "acc5", "lr", "total_loss", "lm_loss_PPL")
+# Runs of several processes start with one thread each, and so do the others here.
+ENVIRONMENT = {"ONEFLOW_ACCEL_THREADS": "1"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run of one of the trainers.
+
+    Attributes:
+        command: what is typed after `python`, in `folder`; {out} is the run's folder, {steps} the
+            number of steps that it has done when it ends, {data} the folder of the data.
+        resume: is added to go on.
+        folder: of the repository.
+        processes: more than 1 are started by the launcher.
+    """
+
+    command: Sequence[str]
+    resume: str
+    folder: str = "."
+    processes: int = 1
+
+
+def _resnet(*options: str, processes: int = 1) -> Case:
+    """8 images a step, 7 steps an epoch."""
+    command = ["main.py", "-a", "resnet18", "--image-size", "32", "-b", "8", "--seed", "1"]
+    command += ["-j", "0", "-p", "1", "--lr", "0.01", "--max-steps", "{steps}"]
+    command += ["--output-dir", "{out}", *options, "{data}/photos"]
+    return Case(command, "--resume=auto", "resnet50_imagenet", processes)
+
+
+def _monarch(experiment: str, *options: str, processes: int = 1) -> Case:
+    """16 digits a step, 8 steps an epoch."""
+    command = ["-m", "monarch_flow.train", f"experiment=mnist/{experiment}"]
+    command += ["datamodule.data_dir={data}/digits", "run_dir={out}", "trainer.max_steps={steps}"]
+    command += ["trainer.log_every_n_steps=1", "train.global_batch_size=16"]
+    command += [f"datamodule.batch_size={16 // processes}", "datamodule.num_workers=0"]
+    command += ["trainer.max_epochs=2", "test_after_training=false", *options]
+    return Case(command, "resume=auto", processes=processes)
+
+
+def _libai(*options: str, processes: int = 1) -> Case:
+    """8 sequences of 32 tokens a step."""
+    command = ["tools/train_net.py", "--config-file"]
+    command += ["projects/MagicPrompt/configs/gpt2_training.py"]
+    command += [
+        "model.cfg.num_layers=2",
+        "model.cfg.hidden_size=64",
+        "model.cfg.ffn_hidden_size=128",
+        "model.cfg.num_attention_heads=4",
+        "model.cfg.max_seq_length=32",
+        "optim.lr=1e-3",
+        "train.scheduler.gamma=0.95",
+        "train.train_epoch=0",
+        "train.train_iter={steps}",
+        "train.log_period=1",
+        f"train.checkpointer.period={MIDDLE}",
+        "train.evaluation.eval_period=5",
+        "train.evaluation.eval_iter=3",
+        "train.train_micro_batch_size=null",
+        "train.global_batch_size=8",
+        "dataloader.train.num_workers=0",
+        "dataloader.train.splits=[[80,10,10]]",
+        "train.output_dir={out}",
+        *options,
+    ]
+    return Case(command, "--resume", "libai_projects", processes)
+
+
+_VIT = ("model.patch_size=7", "model.embed_dim=32", "model.depth=2", "model.num_heads=2")
+_TWO = ("--multiprocessing-distributed",)
+_GRAPH = "graph.enabled=true"
+_AVERAGE = "callbacks.ema={decay: 0.9}"
+CASES = {
+    "resnet": _resnet(),
+    "resnet-channels-last": _resnet("--channels-last"),
+    "resnet-graph": _resnet("--graph"),
+    "resnet-2-processes": _resnet(*_TWO, processes=2),
+    "resnet-graph-2-processes": _resnet(*_TWO, "--graph", processes=2),
+    "vit": _monarch("vit", *_VIT),
+    "vit-monarch": _monarch("vit-monarch", *_VIT, "trainer.gradient_clip_val=1.0"),
+    # Dense from the second epoch on.
+    "vit-sparse-to-dense": _monarch(
+        "vit-monarch-s2d", *_VIT, _AVERAGE, "train.sparse_to_dense.fraction=0.5"
+    ),
+    "vit-graph": _monarch("vit", *_VIT, "trainer.graph=true"),
+    "vit-accumulation": _monarch(
+        "vit", *_VIT, "trainer.accumulate_grad_batches=2", "datamodule.batch_size=8"
+    ),
+    "vit-2-processes": _monarch("vit", *_VIT, processes=2),
+    "vit-graph-2-processes": _monarch("vit", *_VIT, "trainer.graph=true", processes=2),
+    "vitae-average": _monarch("vitae-tiny", _AVERAGE),
+    "gpt2": _libai("graph.enabled=false"),
+    "gpt2-graph-TP2-PP2": _libai(
+        _GRAPH,
+        "train.dist.tensor_parallel_size=2",
+        "train.dist.pipeline_parallel_size=2",
+        processes=4,
+    ),
+    "gpt2-ZeRO2": _libai(
+        _GRAPH,
+        "train.zero_optimization.enabled=true",
+        "train.zero_optimization.stage=2",
+        processes=2,
+    ),
+}
+
+
+# What is not as it was, and why: figures that begin with a text, by case.
+CHANGES = {
+    # Under nn.Graph each process evaluated with the running statistics of its own images. Now all
+    # take process 0's, which are those of the checkpoint.
+    "resnet-graph-2-processes": "val/",
+}
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A checkout with its environment."""
+
+    root: Path
+
+    @property
+    def python(self) -> Path:
+        return self.root / ".venv" / "bin" / "python"
+
+    def run(self, case: Case, out: Path, steps: int, *, resume: bool) -> None:
+        """Train up to a step.
+
+        Raises:
+            SystemExit: the run has failed; its output is printed.
+        """
+        words = {"out": str(out), "steps": str(steps), "data": str(WORK / "data")}
+        # Options may hold braces of their own.
+        typed = [re.sub(r"\{(out|steps|data)\}", lambda m: words[m[1]], t) for t in case.command]
+        if resume:
+            typed.append(case.resume)
+        command = [str(self.python)]
+        if case.processes > 1:
+            command += ["-m", "oneflow_accel.launch", "--nproc_per_node", str(case.processes)]
+        environment = {**os.environ, **ENVIRONMENT, **_vocabulary(), "PYTHONPATH": str(self.root)}
+        done = subprocess.run(
+            [*command, *typed],
+            cwd=self.root / case.folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        if done.returncode:
+            raise SystemExit(f"{done.stdout}\n{' '.join(typed)} has failed in {self.root}")
+
+
+def old_tree() -> Tree:
+    """START, built."""
+    tree = Tree(WORK / "tree")
+    commit = subprocess.run(
+        ["git", "rev-parse", START], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout.strip()
+    built = WORK / "built"
+    if not (built.exists() and built.read_text() == commit):
+        subprocess.run(["git", "worktree", "prune"], cwd=ROOT, check=True)
+        if not tree.root.exists():
+            add = ["git", "worktree", "add", "--detach", "--force", str(tree.root), commit]
+            subprocess.run(add, cwd=ROOT, check=True)
+        subprocess.run(["git", "checkout", "--detach", commit], cwd=tree.root, check=True)
+        subprocess.run(["make", "plugin"], cwd=tree.root, check=True)
+        built.write_text(commit)
+    return tree
+
+
+def write_data(folder: Path) -> None:
+    """Photos, digits and prompts, drawn here; the same each time."""
+    draw = np.random.default_rng(0)
+    for part, images in (("train", 56), ("val", 12)):
+        for number in range(images):
+            file = folder / "photos" / part / f"class{number % 4}" / f"{number}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            pixels = draw.integers(0, 200, (40, 48, 3), dtype=np.uint8)
+            pixels[..., number % 3] += 10 * (number % 4)
+            Image.fromarray(pixels).save(file)
+    (folder / "digits").mkdir()
+    for part, images in (("train", 192), ("t10k", 48)):
+        labels = np.arange(images, dtype=np.uint8) % 10
+        pixels = draw.integers(0, 60, (images, 28, 28), dtype=np.uint8)
+        pixels += labels[:, None, None] * 18
+        for kind, head, array in (
+            ("images-idx3", struct.pack(">4i", 2051, images, 28, 28), pixels),
+            ("labels-idx1", struct.pack(">2i", 2049, images), labels),
+        ):
+            (folder / "digits" / f"{part}-{kind}-ubyte").write_bytes(head + array.tobytes())
+    words = random.Random(0)
+    parts = (
+        ("a cute pig", "an old castle", "a portrait of a queen", "a city in the rain"),
+        ("highly detailed", "digital painting", "oil on canvas", "concept art"),
+        ("soft light", "dramatic lighting", "sharp focus", "8 k", "artstation"),
+    )
+    lines = [", ".join(words.choice(part) for part in parts) for _ in range(1500)]
+    prompts = folder / "prompts"
+    prompts.mkdir()
+    (prompts / "prompts.txt").write_text("\n".join(lines) + "\n")
+    from tokenizers import ByteLevelBPETokenizer
+
+    bpe = ByteLevelBPETokenizer()
+    special = ["<|endoftext|>"]
+    bpe.train_from_iterator(lines, vocab_size=400, special_tokens=special, show_progress=False)
+    bpe.save_model(str(prompts))
+    command = ["projects/MagicPrompt/prepare.py", str(prompts / "prompts.txt"), "--workers", "1"]
+    command += ["--output-prefix", str(prompts / "data")]
+    command += ["--vocab-file", str(prompts / "vocab.json")]
+    command += ["--merges-file", str(prompts / "merges.txt")]
+    subprocess.run(
+        [sys.executable, *command], cwd=ROOT / "libai_projects", check=True, capture_output=True
+    )
+
+
+def _vocabulary() -> dict[str, str]:
+    prompts = WORK / "data" / "prompts"
+    return {
+        "MAGICPROMPT_VOCAB": str(prompts / "vocab.json"),
+        "MAGICPROMPT_MERGES": str(prompts / "merges.txt"),
+        "MAGICPROMPT_DATA": str(prompts / "data"),
+    }
+
+
+def figures(out: Path) -> dict[str, float]:
+    """What a run has logged, by "split/name at step"."""
+    found = {}
+    for file in (out / "metrics.jsonl", out / "metrics.json"):
+        for text in file.read_text().splitlines() if file.exists() else ():
+            line = json.loads(text)
+            # LiBai's own form is flat.
+            step = line.get("step", line.get("iteration"))
+            for name, value in line.get("values", line).items():
+                split, _, last = name.rpartition("/")
+                if last in COMPARED:
+                    place = line.get("split") or split or "train"
+                    found[f"{place}/{last.replace('total_', '')} at {step}"] = value
+    return found
+
+
+def files(out: Path) -> set[str]:
+    """The files of a run's folder, without the parts of names that are times or host names."""
+    names = (str(path.relative_to(out)) for path in out.rglob("*") if path.is_file())
+    return {re.sub(r"events\.out\.tfevents.*", "events.out.tfevents", name) for name in names}
+
+
+def differences(old: Path, new: Path, changed: str | None) -> list[str]:
+    """What is not the same in two runs' folders, in words; figures that begin with `changed` may
+    differ."""
+    before, now = figures(old), figures(new)
+    lines = []
+    if not before:
+        lines.append(f"{old} has no figures")
+    for name, value in before.items():
+        is_to_change = changed is not None and name.startswith(changed)
+        if now.get(name) != value and not (is_to_change and name in now):
+            lines.append(f"{name} is {now.get(name)!r} and was {value!r}")
+    gone, come = files(old) - files(new), files(new) - files(old)
+    lines += [f"there is no file {name} any more" for name in sorted(gone)]
+    lines += [f"the file {name} is new" for name in sorted(come)]
+    return lines
+
+
+def compare(name: str, case: Case, old: Tree, new: Tree) -> list[str]:
+    """Run a case in both trees; what differs, in words."""
+    runs = WORK / "runs" / name
+    shutil.rmtree(runs, ignore_errors=True)
+    runs.mkdir(parents=True)
+    old.run(case, runs / "old", MIDDLE, resume=False)
+    shutil.copytree(runs / "old", runs / "crossed")
+    new.run(case, runs / "new", MIDDLE, resume=False)
+    for tree, out in ((old, "old"), (new, "new"), (new, "crossed")):
+        tree.run(case, runs / out, END, resume=True)
+    changed = CHANGES.get(name)
+    found = differences(runs / "old", runs / "new", changed)
+    crossed = differences(runs / "old", runs / "crossed", changed)
+    return found + [f"after a resume from START's checkpoint {line}" for line in crossed]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(CASES))
+    names = parser.parse_args().names or list(CASES)
+    unknown = set(names) - set(CASES)
+    if unknown:
+        parser.error(f"there is no case {', '.join(sorted(unknown))}")
+    old, new = old_tree(), Tree(ROOT)
+    if not (WORK / "data").exists():
+        write_data(WORK / "data")
+    wrong = 0
+    for name in names:
+        found = compare(name, CASES[name], old, new)
+        wrong += bool(found)
+        count = len(figures(WORK / "runs" / name / "old"))
+        print(f"{name}: {'the same' if not found else 'DIFFERENT'}, {count} figures", flush=True)
+        for line in found:
+            print(f"    {line}", flush=True)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

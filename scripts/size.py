@@ -1,0 +1,59 @@
+"""Lines and files of each package, beside its budget. Exit code 1 where one is over it.
+
+A budget is raised in the commit that needs it, which says what it bought and which lines it made
+needless.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+# What is counted: where, the ends of its files' names, and the most lines it may have.
+BUDGETS = {
+    "oneflow_accel": ("oneflow_accel", (".py",), 8_250),
+    "oneflow_accel/csrc": ("oneflow_accel/csrc", (".cpp", ".h"), 17_500),
+    "flow_train": ("flow_train", (".py",), 10_400),
+    "monarch_flow": ("monarch_flow", (".py",), 11_500),
+    "resnet50_imagenet": ("resnet50_imagenet", (".py",), 1_400),
+    "libai_projects": ("libai_projects", (".py",), 12_800),
+    "benchmarks": ("benchmarks", (".py",), 3_000),
+    "scripts": ("scripts", (".py",), 700),
+    "patches": ("patches", (".patch",), 4_050),
+    "tests": ("tests", (".py",), 46_800),
+}
+
+
+def counts(root: Path = ROOT) -> dict[str, tuple[int, int]]:
+    """Files and lines by name, of what git tracks or could add."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=root,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.split("\0")
+    files = [path for path in set(listed) if path and (root / path).is_file()]
+    found = {}
+    for name, (folder, ends, _) in BUDGETS.items():
+        own = [path for path in files if path.startswith(f"{folder}/") and path.endswith(ends)]
+        lines = sum((root / path).read_bytes().count(b"\n") for path in own)
+        found[name] = (len(own), lines)
+    return found
+
+
+def main(root: Path = ROOT) -> int:
+    """Print the table; returns the exit code."""
+    over = 0
+    for name, (files, lines) in counts(root).items():
+        budget = BUDGETS[name][2]
+        over += lines > budget
+        mark = f"  over by {lines - budget:,}" if lines > budget else ""
+        print(f"{name:20} {files:4} files {lines:7,} lines of {budget:7,}{mark}")
+    return 1 if over else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
