@@ -18,8 +18,11 @@ DOCUMENTS = (
     "flow_train/README.md",
     "oneflow_accel/README.md",
     "resnet50_imagenet/README.md",
+    "resnet50_imagenet/README_zh-CN.md",
     "libai_projects/projects/MagicPrompt/README.md",
+    "libai_projects/projects/MagicPrompt/README_zh-CN.md",
     "monarch_flow/README.md",
+    "monarch_flow/README_zh-CN.md",
     "monarch_flow/docs/vitae_options.md",
     "oneflow_accel/csrc/README.md",
 )

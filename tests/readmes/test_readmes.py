@@ -76,6 +76,21 @@ def test_every_document_is_read() -> None:
     assert sorted(listed.stdout.split()) == sorted([*DOCUMENTS, "CHANGELOG.md"])
 
 
+@pytest.mark.parametrize("name", [name for name in DOCUMENTS if name.endswith("_zh-CN.md")])
+def test_a_chinese_twin_says_the_same(name: str) -> None:
+    """The same commands, blocks, names and headings of the same depth, in the same order."""
+    english = name.replace("_zh-CN", "")
+    ours, theirs = read_document(name), read_document(english)
+    assert ours.blocks == theirs.blocks
+    assert sorted(ours.commands) == sorted(theirs.commands)
+    assert sorted(ours.spans) == sorted(theirs.spans)
+    depths = [
+        [line.split()[0] for line in (REPOSITORY / file).read_text().splitlines() if "# " in line[:5]]
+        for file in (name, english)
+    ]
+    assert depths[0] == depths[1]
+
+
 def test_every_command_has_an_entry(
     helps: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
