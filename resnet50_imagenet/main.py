@@ -59,7 +59,6 @@ from flow_train.steps.make import step_maker
 from flow_train.validation import validate
 from resnet50_imagenet import launching
 from resnet50_imagenet.benchmark import measure_forward
-from resnet50_imagenet.freeze import FreezeBatchNorm
 from resnet50_imagenet.inference import graph_forward, inference_model
 from resnet50_imagenet.models import (
     check_image_size,
@@ -208,6 +207,15 @@ def _train(
         logger.info("curves: %s, checkpoints: %s", curves, checkpoints.directory)
     best = keeper.best_value
     logger.info("done: %d steps, best Acc@1 %.2f", trainer.position.step, best or 0.0)
+
+
+class FreezeBatchNorm(Hook):
+    """--freeze-bn: batch normalization keeps its running statistics, and uses them."""
+
+    def on_step_start(self, trainer: Trainer) -> None:
+        for module in trainer.model.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.eval()
 
 
 def _optimizer(options: argparse.Namespace, model: nn.Module) -> flow.optim.Optimizer:

@@ -10,11 +10,11 @@ import pytest
 from tests.launch import REPOSITORY, run_distributed, run_process
 
 IMPORT_EACH = Path(__file__).with_name("import_each.py")
-PACKAGES = ("oneflow_accel", "monarch_flow", "resnet50_imagenet", "libai_projects")
+PACKAGES = ("oneflow_accel", "flow_train", "monarch_flow", "resnet50_imagenet", "libai_projects")
 # As the READMEs have them.
 NAMED = (
     "from monarch_flow.models import create_model; create_model('vit_tiny_patch4_28')",
-    "from monarch_flow.layers import replace_linears"
+    "from monarch_flow.layers import replace_linears",
     "import oneflow_accel; oneflow_accel.select_device()",
 )
 

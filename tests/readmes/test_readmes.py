@@ -85,7 +85,11 @@ def test_a_chinese_twin_says_the_same(name: str) -> None:
     assert sorted(ours.commands) == sorted(theirs.commands)
     assert sorted(ours.spans) == sorted(theirs.spans)
     depths = [
-        [line.split()[0] for line in (REPOSITORY / file).read_text().splitlines() if "# " in line[:5]]
+        [
+            line.split()[0]
+            for line in (REPOSITORY / file).read_text().splitlines()
+            if "# " in line[:5]
+        ]
         for file in (name, english)
     ]
     assert depths[0] == depths[1]
