@@ -72,21 +72,24 @@ def read_trainer_options(cfg: DictConfig) -> TrainerOptions:
         UserError: a value that no run can have; names its key.
     """
     trainer, train = section(cfg, "trainer"), section(cfg, "train")
-    fast = trainer.get("fast_dev_run") or 0
+    given: dict[str, Any] = {
+        "max_epochs": _limit(trainer, "max_epochs"),
+        "min_epochs": trainer.get("min_epochs"),
+        "max_steps": _limit(trainer, "max_steps"),
+        "accumulate": trainer.get("accumulate_grad_batches"),
+        "clip": trainer.get("gradient_clip_val"),
+        "precision": str(trainer.get("precision") or ""),
+        "graph": bool(trainer.get("graph")),
+        "log_every": trainer.get("log_every_n_steps"),
+        "check_val_every": trainer.get("check_val_every_n_epoch"),
+        "fast_dev_run": int(trainer.get("fast_dev_run") or 0),
+        "per_step": train.get("scheduler_interval") == "step",
+    }
     options = TrainerOptions(
-        max_epochs=_limit(trainer, "max_epochs"),
-        min_epochs=trainer.get("min_epochs") or 1,
-        max_steps=_limit(trainer, "max_steps"),
-        accumulate=trainer.get("accumulate_grad_batches") or 1,
-        clip=trainer.get("gradient_clip_val") or None,
-        precision=str(trainer.get("precision") or 32),
-        graph=bool(trainer.get("graph", False)),
-        log_every=trainer.get("log_every_n_steps") or 50,
+        # Of these alone 0 is not the same as nothing.
         limit_train=trainer.get("limit_train_batches"),
         limit_val=trainer.get("limit_val_batches"),
-        check_val_every=trainer.get("check_val_every_n_epoch") or 1,
-        fast_dev_run=int(fast),
-        per_step=train.get("scheduler_interval", "epoch") == "step",
+        **{name: value for name, value in given.items() if value},
     )
     if options.precision not in PRECISIONS:
         raise UserError(

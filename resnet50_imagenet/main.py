@@ -106,8 +106,6 @@ def _run(options: argparse.Namespace, backend: Backend) -> int:
     _seed(options, backend, resumed)
     train, val, num_classes = _datasets(options)
     model = _model(options, backend, num_classes)
-    # From here on each process has its own stream: dropout masks must not repeat on each of them.
-    backend.manual_seed(options.seed + distributed.rank())
     if options.evaluate and resumed is not None:
         restore_model(model, averaged(resumed), options.arch, num_classes)
 

@@ -10,8 +10,8 @@ from oneflow_accel.errors import CheckpointError
 
 from oneflow import nn
 
-from flow_train.checkpoint.folders import Checkpoint, CheckpointManager
-from flow_train.optim.ema import PREFIX
+from flow_train.checkpoint.folders import Checkpoint, CheckpointManager, step_of
+from flow_train.optim.ema import averages_in
 
 logger = logging.getLogger("oneflow_accel")
 
@@ -41,7 +41,7 @@ def up_to_date(checkpoint: Checkpoint) -> Checkpoint:
     if checkpoint.folder is not None:
         best = CheckpointManager(checkpoint.folder.parent).best()
         if best is not None:
-            kept = [[state["best_acc1"], int(best.name.removeprefix("step-").partition(".")[0])]]
+            kept = [[state["best_acc1"], step_of(best)]]
     hooks = {"model_checkpoint": {"kept": kept}}
     more = {"accumulate": 1, "train_step": {}, "callbacks": hooks}
     return dataclasses.replace(checkpoint, state={**state, **more})
@@ -49,11 +49,7 @@ def up_to_date(checkpoint: Checkpoint) -> Checkpoint:
 
 def averaged(checkpoint: Checkpoint) -> Checkpoint:
     """With the moving averages as weights, where its run had any: they are what it validated."""
-    averages = {
-        name.removeprefix(PREFIX): array
-        for name, array in checkpoint.optimizer.items()
-        if name.startswith(PREFIX)
-    }
+    averages = averages_in(checkpoint.optimizer)
     if averages:
         logger.info("of the checkpoint's weights, their moving averages are evaluated")
     return dataclasses.replace(checkpoint, model={**checkpoint.model, **averages})

@@ -15,14 +15,14 @@ from __future__ import annotations
 import ast
 import io
 import re
-import subprocess
 import sys
 import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from tracked import ROOT, listed_files
+
 # The device package itself, tests, this file, and scripts that run PyTorch to compare with.
 EXCLUDED = (
     "oneflow_accel/backends/",
@@ -90,15 +90,8 @@ def _escapes(source: str) -> dict[int, str]:
 
 def python_files(root: Path) -> list[str]:
     """Paths of the Python files under git that are to be checked, sorted."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "*.py"],
-        cwd=root,
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout.split("\0")
-    present = {path for path in listed if path and (root / path).is_file()}
-    return sorted(path for path in present if not path.startswith(EXCLUDED))
+    paths = listed_files(root)
+    return [path for path in paths if path.endswith(".py") and not path.startswith(EXCLUDED)]
 
 
 def main(root: Path = ROOT) -> int:

@@ -5,25 +5,17 @@ Looks at every file that git tracks or could add. Exit code 1 if one is too larg
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from tracked import ROOT, listed_files
+
 LIMIT_BYTES = 500_000
 
 
 def too_large(root: Path) -> list[tuple[str, int]]:
     """(path, bytes) of each file over the limit, largest first."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=root,
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout.split("\0")
-    files = [(path, root / path) for path in set(listed) if path]
-    sizes = [(path, file.stat().st_size) for path, file in files if file.is_file()]
+    sizes = [(path, (root / path).stat().st_size) for path in listed_files(root)]
     return sorted((item for item in sizes if item[1] > LIMIT_BYTES), key=lambda item: -item[1])
 
 

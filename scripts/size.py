@@ -6,11 +6,11 @@ needless.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from tracked import ROOT, listed_files
+
 # What is counted: where, the ends of its files' names, and the most lines it may have.
 BUDGETS = {
     "oneflow_accel": ("oneflow_accel", (".py",), 8_250),
@@ -28,14 +28,7 @@ BUDGETS = {
 
 def counts(root: Path = ROOT) -> dict[str, tuple[int, int]]:
     """Files and lines by name, of what git tracks or could add."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=root,
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout.split("\0")
-    files = [path for path in set(listed) if path and (root / path).is_file()]
+    files = listed_files(root)
     found = {}
     for name, (folder, ends, _) in BUDGETS.items():
         own = [path for path in files if path.startswith(f"{folder}/") and path.endswith(ends)]

@@ -9,15 +9,20 @@ import oneflow_accel  # noqa: F401
 
 import oneflow as flow
 
-from benchmarks.ours import generation, models, monarch, operators, optimizers, small, vitae
+from benchmarks import small
+from benchmarks.ours import generation, models, monarch, operators, optimizers, vitae
 from benchmarks.serve import serve
 
 
 def main() -> None:
     flow.manual_seed(0)
-    modules = (operators, optimizers, models, generation, monarch, vitae, small)
+    modules = (operators, optimizers, models, generation, monarch, vitae)
     makers = {kind: maker for module in modules for kind, maker in module.MAKERS.items()}
-    serve(makers, f"oneflow {flow.__version__}", flow._oneflow_internal.eager.Sync)
+    serve(
+        makers | small.makers(flow),
+        f"oneflow {flow.__version__}",
+        flow._oneflow_internal.eager.Sync,
+    )
 
 
 if __name__ == "__main__":

@@ -142,7 +142,7 @@ class CheckpointManager:
 
     def steps(self) -> set[int]:
         """Steps that there are checkpoints of, damaged ones too."""
-        return {step for folder in _step_folders(self.directory) if (step := _step(folder))}
+        return {step for folder in _step_folders(self.directory) if (step := step_of(folder))}
 
     def latest(self) -> Path | None:
         """The newest checkpoint that is whole, or None where there is none at all.
@@ -243,7 +243,7 @@ class CheckpointManager:
         best = self.best()
         readable = [folder for folder in _step_folders(self.directory) if _serial(folder)]
         for folder in readable[self.keep_last :]:
-            if folder == best or _step(folder) in keep:
+            if folder == best or step_of(folder) in keep:
                 continue
             # Renamed first: a kill in the middle of the deletion must not leave half a checkpoint.
             trash = folder.with_name(f".trash-{folder.name}")
@@ -321,7 +321,7 @@ def _step_folders(directory: Path) -> list[Path]:
     )
 
 
-def _step(folder: Path) -> int | None:
+def step_of(folder: Path) -> int | None:
     """The step in a folder's name, which may end in the number of a copy."""
     digits = folder.name.removeprefix("step-").partition(".")[0]
     return int(digits) if digits.isdecimal() else None

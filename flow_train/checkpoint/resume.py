@@ -7,7 +7,7 @@ from pathlib import Path
 
 from oneflow_accel.errors import CheckpointError
 
-from flow_train.checkpoint import libai_folders as checkpoint_folders
+from flow_train.checkpoint import libai_folders
 from flow_train.checkpoint.folders import Checkpoint, CheckpointManager, read_checkpoint
 from flow_train.metrics.log import JSONL_NAME
 
@@ -94,7 +94,7 @@ def _trace_of_a_run(folder: Path) -> Path | None:
         found = sorted(path for path in directory.glob("step-*") if path.is_dir())
         if found:
             return found[-1]
-    numbered = checkpoint_folders.numbered(folder)
+    numbered = libai_folders.numbered(folder)
     if numbered:
         return list(numbered.values())[-1]
     # A run that has ended, and whose checkpoints were taken away. One that was killed before its

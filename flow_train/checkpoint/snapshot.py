@@ -49,20 +49,18 @@ def take(trainer: Trainer) -> Checkpoint:
 
 
 def position_of(
-    checkpoint: Checkpoint | None, calendar: Calendar, global_batch_size: int, accumulate: int
+    checkpoint: Checkpoint, calendar: Calendar, global_batch_size: int, accumulate: int
 ) -> Position:
-    """Where a run begins or goes on.
+    """Where a run goes on.
 
     With another number of images per step than before it is the nearest batch of the same epoch.
 
     Args:
-        checkpoint: None to begin.
+        checkpoint: of the run.
         calendar: of the run.
         global_batch_size: images per step, of all processes.
         accumulate: batches per step.
     """
-    if checkpoint is None:
-        return Position()
     state = checkpoint.state
     position = Position(state["epoch"], state["batch"], state["step"])
     # A step may be made of other batches now, such as of smaller ones on more processes.

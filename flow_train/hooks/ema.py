@@ -12,7 +12,7 @@ from oneflow import nn
 
 from flow_train.hooks.base import Hook
 from flow_train.optim import ExponentialMovingAverage
-from flow_train.optim.ema import PREFIX
+from flow_train.optim.ema import PREFIX, averages_in
 from flow_train.steps.data_parallel import broadcast_buffers
 
 if TYPE_CHECKING:
@@ -57,12 +57,7 @@ class MovingAverage(Hook):
 
     def on_model_replaced(self, trainer: Trainer, arrays: Mapping[str, np.ndarray]) -> None:
         if self.average is not None:
-            averages = {
-                name.removeprefix(PREFIX): array
-                for name, array in arrays.items()
-                if name.startswith(PREFIX)
-            }
-            self.average.replace(trainer.model, averages)
+            self.average.replace(trainer.model, averages_in(arrays))
 
     def state(self) -> dict[str, Any]:
         return {} if self.average is None else self.average.state()

@@ -19,6 +19,15 @@ PREFIX = "ema/"
 _STATISTICS = ("running_mean", "running_var")
 
 
+def averages_in(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The moving averages among the arrays of a checkpoint, by the names of the weights."""
+    return {
+        name.removeprefix(PREFIX): array
+        for name, array in arrays.items()
+        if name.startswith(PREFIX)
+    }
+
+
 class ExponentialMovingAverage:
     """Keeps `shadow += (1 - d) (parameter - shadow)` for each trainable parameter, in float32.
 

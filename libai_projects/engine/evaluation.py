@@ -11,7 +11,7 @@ from oneflow_accel import distributed
 from libai.evaluation import flatten_results_dict
 from omegaconf import DictConfig
 
-from flow_train.checkpoint import libai_folders as checkpoint_folders
+from flow_train.checkpoint import libai_folders
 from flow_train.files import replace_file
 from libai_projects.engine.trainer import Trainer, load_weights
 
@@ -26,7 +26,7 @@ def weights_to_evaluate(cfg: DictConfig) -> str:
     Raises:
         UserError: the last checkpoint is damaged, or there is none.
     """
-    return cfg.train.load_weight or str(checkpoint_folders.last(Path(cfg.train.output_dir)))
+    return cfg.train.load_weight or str(libai_folders.last(Path(cfg.train.output_dir)))
 
 
 def evaluate(cfg: DictConfig, weights: str) -> object:

@@ -15,7 +15,7 @@ from oneflow_accel.errors import UserError
 
 from omegaconf import DictConfig
 
-from flow_train.checkpoint import libai_folders as checkpoint_folders
+from flow_train.checkpoint import libai_folders
 from flow_train.checkpoint.resume import require_no_other_run
 from libai_projects.engine.arguments import Options
 from libai_projects.engine.checks import agree
@@ -66,7 +66,7 @@ def prepare(cfg: DictConfig, options: Options) -> Iterator[list[str]]:
                 lines = _move_aside(directory)
             # One of another program of this project is not moved.
             require_no_other_run(
-                directory, checkpoint_folders.last(directory) if options.resume else None
+                directory, libai_folders.last(directory) if options.resume else None
             )
         except UserError as error:
             problems.append(str(error))

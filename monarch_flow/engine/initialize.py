@@ -14,7 +14,7 @@ from oneflow import nn
 
 from flow_train.checkpoint.folders import read_checkpoint
 from flow_train.checkpoint.weights import read_weights
-from flow_train.optim.ema import PREFIX
+from flow_train.optim.ema import averages_in
 from monarch_flow.engine import other_weights
 from monarch_flow.projection import structured_layers
 from monarch_flow.projection.structures import LayerSpec, structure_of
@@ -49,13 +49,8 @@ def read_model_arrays(
     if (path / "best").is_file():
         path = path / "best"
     checkpoint = read_checkpoint(path)
-    arrays = dict(checkpoint.model)
-    averages = {
-        name.removeprefix(PREFIX): array
-        for name, array in checkpoint.optimizer.items()
-        if use_ema and name.startswith(PREFIX)
-    }
-    arrays |= averages
+    averages = averages_in(checkpoint.optimizer) if use_ema else {}
+    arrays = {**checkpoint.model, **averages}
     logger.info("weights of %s%s", path, ", their moving average" if averages else "")
     return arrays, checkpoint.state.get("phase")
 

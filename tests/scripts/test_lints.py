@@ -1,10 +1,9 @@
-"""The two lint rules that are written here: device names, and file sizes."""
+"""The lint rules that are written here: device names, file sizes, lines per package."""
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -14,18 +13,15 @@ from tests.launch import REPOSITORY
 
 
 def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, REPOSITORY / "scripts" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    # dataclasses look their module up by name.
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
+    """A script finds what lies beside it, as it does when it is run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(REPOSITORY / "scripts"))
+        return importlib.import_module(name)
 
 
 literals = script("check_device_literals")
 sizes = script("check_file_size")
+lines = script("size")
 
 
 @pytest.fixture
@@ -115,6 +111,20 @@ def test_file_size(repository: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "big.bin: 501 kB is more than 500 kB" in capsys.readouterr().out
 
 
+def test_lines_per_package(
+    repository: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "BUDGETS", {"package": ("package", (".py",), 3)})
+    write(repository / "package" / "a.py", "1\n2\n")
+    write(repository / "package" / "notes.md", "1\n2\n")
+    write(repository / "ignored" / "package" / "b.py", "1\n2\n")
+    assert lines.main(repository) == 0
+    write(repository / "package" / "c.py", "1\n2\n")
+    assert lines.main(repository) == 1
+    assert "2 files       4 lines of       3  over by 1" in capsys.readouterr().out
+
+
 def test_this_repository_is_clean() -> None:
     assert literals.main() == 0
     assert sizes.main() == 0
+    assert lines.main() == 0

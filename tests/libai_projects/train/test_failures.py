@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from flow_train.checkpoint import libai_folders as checkpoint_folders
+from flow_train.checkpoint import libai_folders
 from tests.launch import REPOSITORY, free_port, run_process
 from tests.libai_projects.train.conftest import (
     CONFIG,
@@ -95,10 +95,10 @@ def test_full_disk_leaves_the_checkpoint_before_it_whole(train, environment, tmp
     error = result.stdout[result.stdout.index("train_net.py: error:") :]
     assert "too large" in error.lower(), error
     assert "Traceback" not in error
-    assert checkpoint_folders.last(out) == out / "model_0000002"
+    assert libai_folders.last(out) == out / "model_0000002"
     assert [path.name for path in out.glob("model_*")].count("model_0000005") == 0
     train("--resume", out=out)
-    assert checkpoint_folders.last(out) == out / "model_0000005"
+    assert libai_folders.last(out) == out / "model_0000005"
     assert {step: loss for step, loss in losses(out).items() if step <= 3} == before
 
 
@@ -137,7 +137,7 @@ def test_killed_rank_ends_the_others_and_is_named(environment, tmp_path):
             process.wait()
     assert process.returncode != 0
     assert f"rank 1 (pid {victim}" in output, output
-    assert checkpoint_folders.last(out) is not None
+    assert libai_folders.last(out) is not None
 
 
 def wait_for_checkpoint(out: Path, process: subprocess.Popen[str]) -> bool:

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from flow_train.checkpoint import libai_folders as checkpoint_folders
+from flow_train.checkpoint import libai_folders
 from libai_projects import weights
 from tests.launch import run_process
 from tests.libai_projects.train.conftest import (
@@ -99,7 +99,7 @@ def test_fast_dev_run_takes_weights_and_moves_an_earlier_run_aside(train, whole_
     assert losses(out)[1] < before[1] - 0.1
     assert sorted(perplexities(out)) == [10, 20]
     assert losses(out / "previous-1") == before
-    assert checkpoint_folders.verify(out / "previous-1" / "model_0000002") is None
+    assert libai_folders.verify(out / "previous-1" / "model_0000002") is None
 
 
 def test_run_stops_when_evaluations_get_no_better(train, tmp_path):
@@ -119,4 +119,4 @@ def test_graph_run_of_two_processes_ends_by_itself(train, tmp_path):
     zero = ("train.zero_optimization.enabled=true", "train.zero_optimization.stage=2")
     train("graph.enabled=true", *zero, *NO_DROPOUT, out=out, processes=2)
     assert list(perplexities(out)) == [3, 6]
-    assert checkpoint_folders.last(out) == out / "model_0000005"
+    assert libai_folders.last(out) == out / "model_0000005"
