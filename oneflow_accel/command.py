@@ -11,11 +11,11 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
-from typing import NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 from oneflow_accel import launched
-from oneflow_accel.errors import UserError
+from oneflow_accel.errors import UserError, did_you_mean
 
 # What a shell reports of a process that Ctrl-C ended, and of one whose output nobody reads.
 INTERRUPTED = 128 + signal.SIGINT
@@ -23,11 +23,70 @@ BROKEN_PIPE = 128 + signal.SIGPIPE
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises what is wrong with a command line instead of ending the process with the usage: one of
-    several processes says it."""
+    """The parser of every command: a wrong command line is a UserError, which one of several
+    processes prints, and names the nearest option or value; --help shows defaults."""
+
+    # What messages call an option.
+    word = "option"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"formatter_class": _Help, **kwargs})
 
     def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; --help lists the options")
+        raise UserError(f"{message}; --help lists the {self.word}s")
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        known, unknown = self.parse_known_args(args, namespace)
+        self.refuse(unknown)
+        return known
+
+    def parse_intermixed_args(self, args: Any = None, namespace: Any = None) -> Any:
+        known, unknown = self.parse_known_intermixed_args(args, namespace)
+        self.refuse(unknown)
+        return known
+
+    def refuse(self, unknown: Sequence[str]) -> None:
+        """Raise a UserError where there is anything that no option takes."""
+        names = [text.split("=")[0] for text in unknown if text.startswith("-")]
+        if names:
+            raise UserError("\n".join(map(self.unknown, names)))
+        if unknown:
+            self.error(f"{unknown[0]!r} is one argument too many")
+
+    def unknown(self, name: str) -> str:
+        """What there is to say about an option that does not exist."""
+        otherwise = f"--help lists the {self.word}s"
+        return f"there is no {self.word} {name}; {did_you_mean(name, self.flags(), otherwise)}"
+
+    def flags(self) -> list[str]:
+        """All options, those of subcommands too."""
+        flags = [flag for action in self._actions for flag in action.option_strings]
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                flags += [flag for parser in action.choices.values() for flag in parser.flags()]
+        return flags
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            near = did_you_mean(str(value), map(str, action.choices or ()))
+            raise argparse.ArgumentError(action, f"{error.message}; {near}".rstrip("; ")) from None
+
+
+class _Help(argparse.HelpFormatter):
+    """Shows defaults where there are any, and keeps the lines of a text with indented ones."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        shows = action.option_strings and action.default not in (None, argparse.SUPPRESS)
+        if not shows or action.default is False or "default" in (action.help or ""):
+            return action.help
+        return f"{action.help} (default: %(default)s)"
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if "\n  " in text:
+            return "".join(f"{indent}{line}" for line in text.splitlines(keepends=True))
+        return super()._fill_text(text, width, indent)
 
 
 def run(program: str, action: Callable[[], int | None]) -> int:

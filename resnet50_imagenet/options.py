@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from oneflow_accel.command import Parser
-from oneflow_accel.errors import UserError
-
+from flow_train import cli
+from flow_train.cli import UserError, at_least, not_negative, one_of, positive, share
 from flow_train.data.rand_augment import parse_rand_augment
 from resnet50_imagenet.models import classification_models
 
@@ -20,71 +18,12 @@ DATA_VARIABLE = "IMAGENET_DIR"
 DEFAULT_DATA = "/ssd/dataset/ImageNet/extract"
 
 
-class _Formatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows a default only where there is one to show."""
-
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        if action.default in (None, False):
-            return action.help
-        return super()._get_help_string(action)
-
-
-def _at_least(least: int):
-    def whole_number(text: str) -> int:
-        value = int(text)
-        if value < least:
-            raise argparse.ArgumentTypeError(f"{value} is less than {least}")
-        return value
-
-    return whole_number
-
-
-def _seed(text: str) -> int:
-    value = _at_least(0)(text)
-    if value > MOST_SEED:
-        raise argparse.ArgumentTypeError(f"{text} is more than {MOST_SEED}")
-    return value
-
-
-def _one_of(names: Sequence[str]):
-    def name(text: str) -> str:
-        if text in names:
-            return text
-        near = difflib.get_close_matches(text, names, n=3)
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
-        raise argparse.ArgumentTypeError(f"there is no model {text}{hint}")
-
-    return name
-
-
-def _not_negative(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a number of at least 0")
-    return value
-
-
-def _positive(text: str) -> float:
-    value = _not_negative(text)
-    if value == 0:
-        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
-    return value
-
-
-def _share(text: str) -> float:
-    value = float(text)
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
-    return value
-
-
 def build_parser() -> argparse.ArgumentParser:
     """The parser; its options are those of the reference ImageNet script, and the new ones."""
     names = classification_models()
-    parser = Parser(
+    parser = cli.Parser(
         prog="main.py",
         description="Train or evaluate an image classifier on ImageNet with OneFlow.",
-        formatter_class=_Formatter,
         epilog="models: " + " ".join(names),
     )
     parser.add_argument(
@@ -92,7 +31,8 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="DIR",
         nargs="?",
         default=os.environ.get(DATA_VARIABLE, DEFAULT_DATA),
-        help=f"folder with train/CLASS/*.jpg and val/CLASS/*.jpg; default: ${DATA_VARIABLE}, else",
+        help=f"folder with train/CLASS/*.jpg and val/CLASS/*.jpg (default: ${DATA_VARIABLE}, else "
+        "%(default)s)",
     )
     _add_model_options(parser, names)
     _add_training_options(parser)
@@ -109,7 +49,7 @@ def _add_model_options(parser: argparse.ArgumentParser, names: Sequence[str]) ->
         "--arch",
         metavar="ARCH",
         default="resnet50",
-        type=_one_of(names),
+        type=one_of(names, "model"),
         help="model; all names stand below",
     )
     group.add_argument(
@@ -138,18 +78,18 @@ def _add_model_options(parser: argparse.ArgumentParser, names: Sequence[str]) ->
 
 def _add_training_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("training")
-    group.add_argument("--epochs", metavar="N", type=_at_least(0), default=90, help="epochs to run")
+    group.add_argument("--epochs", metavar="N", type=at_least(0), default=90, help="epochs to run")
     group.add_argument(
-        "--start-epoch", metavar="N", type=_at_least(0), default=0, help="epoch to start at"
+        "--start-epoch", metavar="N", type=at_least(0), default=0, help="epoch to start at"
     )
     group.add_argument(
-        "--max-steps", metavar="N", type=_at_least(1), help="stop after this many steps in all"
+        "--max-steps", metavar="N", type=at_least(1), help="stop after this many steps in all"
     )
     group.add_argument(
         "-b",
         "--batch-size",
         metavar="N",
-        type=_at_least(1),
+        type=at_least(1),
         default=192,
         help="images per step of all processes of this node together",
     )
@@ -158,43 +98,43 @@ def _add_training_options(parser: argparse.ArgumentParser) -> None:
         "--learning-rate",
         dest="lr",
         metavar="LR",
-        type=_not_negative,
+        type=not_negative,
         default=0.1,
         help="initial learning rate, divided by 10 every 30 epochs",
     )
     group.add_argument(
-        "--momentum", metavar="M", type=_not_negative, default=0.9, help="momentum of SGD"
+        "--momentum", metavar="M", type=not_negative, default=0.9, help="momentum of SGD"
     )
     group.add_argument(
         "--wd",
         "--weight-decay",
         dest="weight_decay",
         metavar="W",
-        type=_not_negative,
+        type=not_negative,
         default=1e-4,
         help="weight decay",
     )
     group.add_argument(
         "--grad-accum-steps",
         metavar="N",
-        type=_at_least(1),
+        type=at_least(1),
         default=1,
         help="batches whose gradients one step adds up",
     )
     group.add_argument(
         "--clip-grad",
         metavar="NORM",
-        type=_positive,
+        type=positive,
         help="scale gradients down to this norm of all together",
     )
-    group.add_argument("--smoothing", metavar="S", type=_share, default=0.0, help="label smoothing")
+    group.add_argument("--smoothing", metavar="S", type=share, default=0.0, help="label smoothing")
     group.add_argument(
         "--model-ema",
         action="store_true",
         help="keep a moving average of the weights, and validate that",
     )
     group.add_argument(
-        "--model-ema-decay", metavar="D", type=_share, default=0.9998, help="decay of the average"
+        "--model-ema-decay", metavar="D", type=share, default=0.9998, help="decay of the average"
     )
     group.add_argument(
         "--graph", action="store_true", help="train or evaluate under nn.Graph, not eagerly"
@@ -203,7 +143,10 @@ def _add_training_options(parser: argparse.ArgumentParser) -> None:
         "--amp", action="store_true", help="mixed precision, where the device has it; needs --graph"
     )
     group.add_argument(
-        "--seed", metavar="N", type=_seed, help="seed of everything random; drawn if absent"
+        "--seed",
+        metavar="N",
+        type=at_least(0, MOST_SEED),
+        help="seed of everything random; drawn if absent",
     )
 
 
@@ -213,25 +156,25 @@ def _add_data_options(parser: argparse.ArgumentParser) -> None:
         "-j",
         "--workers",
         metavar="N",
-        type=_at_least(0),
+        type=at_least(0),
         default=4,
         help="processes that load images, per training process; 0 loads in the process itself",
     )
     group.add_argument(
-        "--image-size", metavar="N", type=_at_least(8), default=224, help="pixels a side"
+        "--image-size", metavar="N", type=at_least(8), default=224, help="pixels a side"
     )
     group.add_argument(
         "--scale",
         metavar=("MIN", "MAX"),
         nargs=2,
-        type=_share,
+        type=share,
         default=(0.08, 1.0),
         help="share of a training image's area that a random crop takes",
     )
     group.add_argument(
         "--hflip",
         metavar="P",
-        type=_share,
+        type=share,
         default=0.5,
         help="how often a training image is mirrored",
     )
@@ -239,29 +182,29 @@ def _add_data_options(parser: argparse.ArgumentParser) -> None:
         "--aa", metavar="POLICY", help="RandAugment, such as rand-m9-mstd0.5-inc1 (timm's grammar)"
     )
     group.add_argument(
-        "--reprob", metavar="P", type=_share, default=0.0, help="how often a box is erased"
+        "--reprob", metavar="P", type=share, default=0.0, help="how often a box is erased"
     )
     group.add_argument(
-        "--mixup", metavar="ALPHA", type=_not_negative, default=0.0, help="alpha of mixup; 0 is off"
+        "--mixup", metavar="ALPHA", type=not_negative, default=0.0, help="alpha of mixup; 0 is off"
     )
     group.add_argument(
         "--cutmix",
         metavar="ALPHA",
-        type=_not_negative,
+        type=not_negative,
         default=0.0,
         help="alpha of CutMix; 0 is off",
     )
     group.add_argument(
         "--mixup-prob",
         metavar="P",
-        type=_share,
+        type=share,
         default=1.0,
         help="how often a batch is mixed where mixup or CutMix is on",
     )
     group.add_argument(
         "--mixup-switch-prob",
         metavar="P",
-        type=_share,
+        type=share,
         default=0.5,
         help="how often it is CutMix where both are on",
     )
@@ -271,16 +214,12 @@ def _add_data_options(parser: argparse.ArgumentParser) -> None:
         default="batch",
         help="what is drawn for: the whole batch, two images, or each",
     )
-    group.add_argument(
-        "--dummy", action="store_true", help="random images of ImageNet's shape, no disk"
-    )
+    cli.add_dummy_option(group)
 
 
 def _add_run_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("run")
-    group.add_argument(
-        "--device", metavar="NAME", help="device; $ONEFLOW_ACCEL_DEVICE, else the best one there is"
-    )
+    cli.add_device_option(group)
     group.add_argument(
         "-e", "--evaluate", action="store_true", help="only evaluate on the validation images"
     )
@@ -315,7 +254,7 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--save-freq",
         metavar="N",
-        type=_at_least(1),
+        type=at_least(1),
         default=1000,
         help="steps between checkpoints; one is written at the end of each epoch as well",
     )
@@ -323,7 +262,7 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
         "-p",
         "--print-freq",
         metavar="N",
-        type=_at_least(1),
+        type=at_least(1),
         default=10,
         help="steps between log lines; only there the device is waited for",
     )
@@ -342,10 +281,10 @@ def _add_distributed_options(parser: argparse.ArgumentParser) -> None:
         help="data parallel, one process for each device",
     )
     group.add_argument(
-        "--world-size", metavar="N", type=_at_least(1), default=1, help="number of nodes"
+        "--world-size", metavar="N", type=at_least(1), default=1, help="number of nodes"
     )
     group.add_argument(
-        "--rank", metavar="N", type=_at_least(0), default=0, help="number of this node"
+        "--rank", metavar="N", type=at_least(0), default=0, help="number of this node"
     )
     group.add_argument(
         "--dist-url",
@@ -359,7 +298,7 @@ def _add_distributed_options(parser: argparse.ArgumentParser) -> None:
         help="collective library; only the device's own can be used",
     )
     group.add_argument(
-        "--gpu", metavar="N", type=_at_least(0), help="use this device and no data parallelism"
+        "--gpu", metavar="N", type=at_least(0), help="use this device and no data parallelism"
     )
 
 

@@ -1,0 +1,112 @@
+"""What the command lines of trainers share: the options that all have, and the types of values.
+
+    parser = cli.Parser(prog="train.py")
+    cli.add_device_option(parser)
+    cli.add_profile_option(parser)
+    sys.exit(cli.run("train.py", lambda: train(parser.parse_args())))
+
+`Parser` and how commands end are the device layer's, whose own commands need them too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from oneflow_accel.command import Parser, fail, log_to_stdout, run
+from oneflow_accel.errors import UserError, did_you_mean, nearest
+
+__all__ = [
+    "Parser",
+    "UserError",
+    "add_device_option",
+    "add_dummy_option",
+    "add_profile_option",
+    "at_least",
+    "did_you_mean",
+    "fail",
+    "log_to_stdout",
+    "nearest",
+    "not_negative",
+    "one_of",
+    "positive",
+    "run",
+    "share",
+]
+
+
+def add_device_option(parser: Any) -> None:
+    """--device, for `oneflow_accel.select_device`; of a parser or a group of one."""
+    parser.add_argument(
+        "--device", metavar="NAME", help="device; $ONEFLOW_ACCEL_DEVICE, else the best one there is"
+    )
+
+
+def add_profile_option(parser: Any) -> None:
+    """--profile, for `flow_train.metrics.profile`."""
+    parser.add_argument(
+        "--profile",
+        metavar="STEPS",
+        type=at_least(1),
+        help="say where the time of this many steps goes, by module and by operator, and end; "
+        "writes a trace for Perfetto or chrome://tracing",
+    )
+
+
+def add_dummy_option(parser: Any) -> None:
+    """--dummy, for a trainer that can do without its data."""
+    parser.add_argument(
+        "--dummy", action="store_true", help="random images of the real shape, no disk"
+    )
+
+
+def at_least(least: int, most: int | None = None) -> Callable[[str], int]:
+    """The type of a whole number within limits."""
+
+    def whole_number(text: str) -> int:
+        value = int(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{value} is less than {least}")
+        if most is not None and value > most:
+            raise argparse.ArgumentTypeError(f"{value} is more than {most}")
+        return value
+
+    return whole_number
+
+
+def one_of(names: Sequence[str], what: str) -> Callable[[str], str]:
+    """The type of a name among so many that a message names the nearest ones only."""
+
+    def name(text: str) -> str:
+        if text in names:
+            return text
+        hint = did_you_mean(text, names, "--help lists them", most=3)
+        raise argparse.ArgumentTypeError(f"there is no {what} {text}; {hint}")
+
+    return name
+
+
+def not_negative(text: str) -> float:
+    """The type of a finite number of at least 0."""
+    value = float(text)
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of at least 0")
+    return value
+
+
+def positive(text: str) -> float:
+    """The type of a finite number above 0."""
+    value = not_negative(text)
+    if value == 0:
+        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
+    return value
+
+
+def share(text: str) -> float:
+    """The type of a number from 0 to 1."""
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
+    return value
