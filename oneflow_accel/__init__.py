@@ -36,6 +36,7 @@ from oneflow_accel.errors import UserError
 from oneflow_accel.kernels import plugin
 
 interrupt.give_back()
+registry.when_selected.append(patching.device_selected)
 
 _late: list[str] = []
 # A wrong environment variable is raised again by select_device(), where a command line can print

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from oneflow_accel import backends, report
 from oneflow_accel.errors import UserError
 from oneflow_accel.kernels import listing, registry
-from oneflow_accel.patching import cli as patch_cli
+from oneflow_accel.patching import disk as patch_command
 
 from rich.console import Console
 
@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     try:
         if args.command == "patch":
-            return patch_cli.run(args)
+            return patch_command.run(args)
         if args.command == "kernels":
             return listing.run(args, None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL)
         if args.command == "explain":
@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", help="device to use; exit code 2 if it cannot be used")
     commands = parser.add_subparsers(dest="command", metavar="[patch | kernels | explain]")
     patch = commands.add_parser("patch", help="apply patches to installed packages, or revert them")
-    patch_cli.add_arguments(patch)
+    patch_command.add_arguments(patch)
     kernels = commands.add_parser("kernels", help="which CPU kernel each operator gets, and why")
     listing.add_arguments(kernels)
     explain = commands.add_parser(

@@ -12,9 +12,9 @@ import difflib
 import importlib.metadata
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from oneflow_accel import patching
 from oneflow_accel.backends.base import Backend
 from oneflow_accel.backends.cpu import CpuBackend
 from oneflow_accel.backends.cuda import CudaBackend
@@ -57,6 +57,8 @@ class Selection:
 
 _backends: dict[str, Backend] = {}
 _current: Backend | None = None
+# What else has to know of the choice, and may refuse it: the patches.
+when_selected: list[Callable[[Backend], None]] = []
 
 
 def candidates() -> dict[str, Candidate]:
@@ -117,7 +119,8 @@ def select_device(name: str | None = None) -> Backend:
     operations.strict()
     selection = resolve(name)
     selection.backend.activate()
-    patching.device_selected(selection.backend)
+    for tell in when_selected:
+        tell(selection.backend)
     _current = selection.backend
     logger.info("device %s (%s)", selection.backend.name, selection.why)
     return _current

@@ -6,8 +6,7 @@ then `apply_to_imported` for those that were there before. The patches are the f
 """
 
 from oneflow_accel.patching import runtime
-from oneflow_accel.patching.header import Condition
-from oneflow_accel.patching.series import patch_root
+from oneflow_accel.patching.series import Condition, patch_root
 from oneflow_accel.patching.session import (
     PatchStatus,
     apply_to_imported,

@@ -1,4 +1,5 @@
-"""Applies patches to installed files, and takes them back; for those who want it on disk.
+"""The command `python -m oneflow_accel patch`: applies patches to installed files, and takes them
+back; for those who want it on disk.
 
 Everything is worked out in memory first. Files are then replaced one by one, each atomically; if
 one cannot be written, those already written are put back.
@@ -6,31 +7,78 @@ one cannot be written, those already written are put back.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib.util
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from oneflow_accel.errors import PatchError
-from oneflow_accel.patching.conditions import DeviceFinder
-from oneflow_accel.patching.diskstate import FOLDER, DiskState, Record, sha256, write_atomically
-from oneflow_accel.patching.hunks import join
-from oneflow_accel.patching.linemap import parse
-from oneflow_accel.patching.package import PatchedPackage
-from oneflow_accel.patching.packages import install_folder, installed_version
+from oneflow_accel.errors import PatchError, UserError
+from oneflow_accel.patching import session
+from oneflow_accel.patching.code import parse
+from oneflow_accel.patching.package import (
+    FOLDER,
+    DeviceFinder,
+    DiskState,
+    PatchedPackage,
+    Record,
+    install_folder,
+    installed_version,
+    sha256,
+    write_atomically,
+)
+from oneflow_accel.patching.series import join, patch_root, series_versions
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    action = parser.add_mutually_exclusive_group(required=True)
+    action.add_argument(
+        "--apply", action="store_true", help="write the patches that are needed into site-packages"
+    )
+    action.add_argument("--revert", action="store_true", help="put the original files back")
+    action.add_argument("--status", action="store_true", help="list the patches")
+    parser.add_argument("--package", help="only this package (default: all that have patches)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry the command out; returns the exit code: 0, 1 if `--status` lists a refused patch,
+    `UserError.EXIT_CODE` on an error."""
+    try:
+        names = _names(args.package)
+        if args.status:
+            return _print_status(names)
+        for name in names:
+            files = apply(patch_root(), name, session.find_device) if args.apply else revert(name)
+            done = "patched" if args.apply else "put back"
+            print(f"{name}: {done} {', '.join(files)}" if files else f"{name}: nothing to do")
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.EXIT_CODE
+    return 0
+
+
+def _names(package: str | None) -> list[str]:
+    known = series_versions(patch_root())
+    if package is None:
+        return [name for name in known if install_folder(name) is not None]
+    if package not in known:
+        raise PatchError(f"there are no patches for {package!r}, only for {', '.join(known)}")
+    return [package]
+
+
+def _print_status(names: list[str]) -> int:
+    shown = [status for status in session.status() if status.package in names]
+    for status in shown:
+        print(f"{status.package}-{status.version}/{status.name}: {status.state} ({status.reason})")
+    return int(any(status.state == "refused" for status in shown))
 
 
 @dataclass(frozen=True)
 class Change:
-    """A file to replace.
-
-    Attributes:
-        path: below the folder the package is installed in.
-        before: its content now.
-        original: its content as installed.
-        after: its new content.
-        record: what to remember of it, None where it goes back to the original.
-    """
+    """A file to replace: its path below the folder that the package is installed in, its content
+    now, as installed and from now on, and what to remember of it (None where it goes back to the
+    original)."""
 
     path: str
     before: bytes
@@ -41,14 +89,6 @@ class Change:
 
 def apply(root: Path, name: str, find_device: DeviceFinder) -> list[str]:
     """Put the patches that are needed on disk, and take back those that no longer are.
-
-    Args:
-        root: the folder of all patches.
-        name: of the package.
-        find_device: gives the device that conditions ask about.
-
-    Returns:
-        The files changed; empty if everything was in place.
 
     Raises:
         PatchError: a patch does not fit, or a file cannot be written; nothing was changed.
@@ -64,9 +104,6 @@ def apply(root: Path, name: str, find_device: DeviceFinder) -> list[str]:
 
 def revert(name: str) -> list[str]:
     """Take all patches of a package back.
-
-    Returns:
-        The files changed.
 
     Raises:
         PatchError: a file was modified since, or cannot be written; nothing was changed.

@@ -1,24 +1,231 @@
-"""One installed package with the patches of its release: what to do to which module."""
+"""One installed package with the patches of its release: what to do to which module, and what
+`patch --apply` has done to its files.
+
+What was done on disk is in `.oneflow_accel_patches/<package>-<version>/` beside the package: a JSON
+file and a copy of every original. A record says which content a file had and was given, by SHA-256;
+which of the two is there is read off the file itself, so an interrupted run leaves nothing
+ambiguous.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from importlib.machinery import ModuleSpec
+from pathlib import Path, PurePosixPath
+from typing import Protocol
 
-from oneflow_accel.errors import PatchError
-from oneflow_accel.patching.conditions import DeviceFinder, holds
-from oneflow_accel.patching.diskstate import DiskState
-from oneflow_accel.patching.header import Condition
-from oneflow_accel.patching.hunks import SourceLine, apply_hunks, source_lines
-from oneflow_accel.patching.packages import install_folder, installed_version, module_name
+from oneflow_accel.errors import DeviceUnavailableError, PatchError
 from oneflow_accel.patching.series import (
+    Condition,
     Patch,
+    SourceLine,
+    apply_hunks,
     load_series,
     patch_names,
     series_builds,
     series_for,
     series_versions,
+    source_lines,
 )
+
+
+def find_spec(
+    name: str, path: Sequence[str] | None = None, *, skip: type | None = None
+) -> ModuleSpec | None:
+    """The spec of a module from the first finder that knows it, without those of type `skip`."""
+    for finder in sys.meta_path:
+        if skip is None or not isinstance(finder, skip):
+            spec = finder.find_spec(name, path, None)
+            if spec is not None:
+                return spec
+    return None
+
+
+def installed_version(package: str) -> str | None:
+    """The installed release, None if there is none; without a local part ("0.9.0" for
+    "0.9.0+cu117"), as PEP 440 has both match a pin on 0.9.0."""
+    try:
+        return importlib.metadata.version(package).partition("+")[0]
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def install_folder(package: str, *, skip: type | None = None) -> Path | None:
+    """The folder, such as site-packages, that holds a package's folder, None if Python finds no
+    package of that name."""
+    spec = find_spec(package, skip=skip)
+    # A folder that merely has the name is a "namespace package", without a file of its own.
+    return (
+        None if spec is None or spec.origin is None else Path(spec.origin).resolve().parent.parent
+    )
+
+
+def module_name(path: str) -> str:
+    """The module in a file, from its path below site-packages."""
+    parts = PurePosixPath(path).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+class Device(Protocol):
+    """The part of a `Backend` that a condition asks."""
+
+    @property
+    def name(self) -> str: ...
+
+    def supports(self, feature: str, /) -> object: ...
+
+
+DeviceFinder = Callable[[], Device | None]
+
+
+def holds(condition: Condition, find_device: DeviceFinder) -> bool:
+    """Whether a patch with this `Applies-When` is needed; asks for the device only if it
+    matters."""
+    if condition.kind == "always":
+        return True
+    device = find_device()
+    if device is None:
+        return False
+    if condition.kind == "device":
+        return device.name == condition.value
+    return bool(device.supports(condition.value)) == (condition.kind == "feature")
+
+
+def expected_device() -> Device | None:
+    """The device that ONEFLOW_ACCEL_DEVICE names, else the first usable one; None where it is not
+    usable, which `select_device` says with the reason.
+
+    Runs while oneflow is being imported (oneflow itself imports the modules that its patches
+    edit), so it calls nothing in oneflow that needs the import to be complete.
+    """
+    # Imports oneflow, which must not happen before the patches' finder is installed.
+    from oneflow_accel.backends import registry
+
+    try:
+        return registry.resolve().backend
+    except DeviceUnavailableError:
+        return None
+
+
+FOLDER = ".oneflow_accel_patches"
+
+
+@dataclass(frozen=True)
+class Record:
+    """SHA-256 of one file as installed and as patched, and of each patch file by its name, in the
+    order they were applied."""
+
+    original: str
+    patched: str
+    patches: dict[str, str]
+
+
+@dataclass
+class DiskState:
+    """The records of one release of one package, by path below `install_folder`."""
+
+    install_folder: Path
+    package: str
+    version: str
+    records: dict[str, Record] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> Path:
+        return self.install_folder / FOLDER / f"{self.package}-{self.version}"
+
+    @classmethod
+    def read(cls, install_folder: Path, package: str, version: str) -> DiskState:
+        """The state on disk, empty where nothing was applied; PatchError where it is broken."""
+        state = cls(install_folder, package, version)
+        file = state.folder / "state.json"
+        try:
+            records = json.loads(file.read_text(encoding="utf-8"))["files"]
+            state.records = {path: Record(**record) for path, record in records.items()}
+        except FileNotFoundError:
+            return state
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise PatchError(
+                f"{file} is broken ({error}): install {package}=={version} again "
+                f"(pip install --force-reinstall --no-deps), then delete {state.folder}"
+            ) from error
+        return state
+
+    def write(self) -> None:
+        """Store the state; without records, remove it together with the originals."""
+        if self.records:
+            records = {path: dataclasses.asdict(record) for path, record in self.records.items()}
+            text = json.dumps({"files": records}, indent=2) + "\n"
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.folder / "state.json", text.encode())
+            return
+        shutil.rmtree(self.folder, ignore_errors=True)
+        if self.folder.parent.is_dir() and not any(self.folder.parent.iterdir()):
+            self.folder.parent.rmdir()
+
+    def in_effect(self, path: str, content: bytes) -> Record | None:
+        """The record of a file if it is patched, None if it is as installed; PatchError if
+        something else has changed it since."""
+        record = self.records.get(path)
+        if record is None or sha256(content) == record.original:
+            return None
+        if sha256(content) != record.patched:
+            raise PatchError(
+                f"{self.install_folder / path} was modified since {', '.join(record.patches)} was "
+                f"applied on disk: install {self.package}=={self.version} again "
+                "(pip install --force-reinstall --no-deps)"
+            )
+        return record
+
+    def store_original(self, path: str, content: bytes) -> None:
+        file = self._original_file(path)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, content)
+
+    def original(self, path: str) -> bytes:
+        """A patched file as installed; PatchError if the copy is missing or not what it was."""
+        file = self._original_file(path)
+        try:
+            content = file.read_bytes()
+        except OSError as error:
+            raise PatchError(f"the original of {path} cannot be read: {error}") from error
+        if sha256(content) != self.records[path].original:
+            raise PatchError(
+                f"{file} is not the original of {path} any more: install "
+                f"{self.package}=={self.version} again (pip install --force-reinstall --no-deps)"
+            )
+        return content
+
+    def _original_file(self, path: str) -> Path:
+        return self.folder / "originals" / path
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def write_atomically(file: Path, content: bytes) -> None:
+    """Write a file under a temporary name and rename it, keeping its mode. A new file, because
+    installers such as uv hard-link packages to a cache that other environments share."""
+    descriptor, temporary = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.chmod(temporary, file.stat().st_mode if file.exists() else 0o644)
+        os.replace(temporary, file)
+    except BaseException:
+        os.unlink(temporary)
+        raise
 
 
 @dataclass(frozen=True)
@@ -32,7 +239,6 @@ class PatchedSource:
 
     @property
     def label(self) -> str:
-        """Names the patches in errors and logs."""
         return " + ".join(patch.label for patch in self.patches)
 
 
@@ -41,11 +247,7 @@ class PatchedPackage:
     """An installed package, the patches for it, and what has been decided about them.
 
     Attributes:
-        name: of the package, as imported.
-        version: that is installed.
         folder: that holds the package's folder, such as site-packages.
-        patches: of this release, in order.
-        disk: what `patch --apply` has done.
         decisions: whether each condition held when a module first depended on it.
         loaded: the modules that each patch, by name, has been applied to in this process.
         refused: why a patch, by name, is not applied in this process though it is needed.
@@ -62,15 +264,7 @@ class PatchedPackage:
 
     @classmethod
     def load(cls, root: Path, name: str, *, skip: type | None = None) -> PatchedPackage | None:
-        """Read the patches for the installed release.
-
-        Args:
-            root: the folder of all patches.
-            name: of the package.
-            skip: type of finders not to look for the package with.
-
-        Returns:
-            None if the package is not installed.
+        """The patches in `root` for the installed release, None if the package is not installed.
 
         Raises:
             PatchError: there is no series for that release, or a patch is broken.
@@ -118,21 +312,16 @@ class PatchedPackage:
                     self.refused.setdefault(patch.name, reason)
 
     def has_applied(self, source: PatchedSource, module: str) -> bool:
-        """Whether a module has got its patches in this process."""
         return all(module in self.loaded.get(patch.name, ()) for patch in source.patches)
 
     def note_applied(self, source: PatchedSource, module: str) -> None:
-        """Remember that a module has got its patches."""
         for patch in source.patches:
             modules = self.loaded.setdefault(patch.name, [])
             if module not in modules:
                 modules.append(module)
 
     def missing(self, path: str, find_device: DeviceFinder) -> PatchedSource | None:
-        """A file with the patches that it needs and lacks.
-
-        Returns:
-            None if it needs none, or has them on disk.
+        """A file with the patches that it needs and lacks, None if it lacks none.
 
         Raises:
             PatchError: a patch does not fit, or other patches were applied on disk.
@@ -154,11 +343,6 @@ class PatchedPackage:
         )
 
     def read(self, path: str) -> bytes:
-        """The content of a file that patches edit.
-
-        Raises:
-            PatchError: there is no such file.
-        """
         try:
             return (self.folder / path).read_bytes()
         except OSError as error:
@@ -166,11 +350,7 @@ class PatchedPackage:
             raise PatchError(f"{labels} edits {path}, which cannot be read: {error}") from error
 
     def patch(self, path: str, patches: tuple[Patch, ...], content: bytes) -> PatchedSource:
-        """Apply patches to the original content of a file, all or none.
-
-        Raises:
-            PatchError: one does not fit.
-        """
+        """Apply patches to the original content of a file, all or none."""
         try:
             original = source_lines(content.decode("utf-8"))
         except UnicodeDecodeError as error:

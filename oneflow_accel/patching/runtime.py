@@ -15,12 +15,8 @@ if TYPE_CHECKING:
 
 
 def device_supports(tensor: oneflow.Tensor, feature: str) -> bool:
-    """Whether the device that a tensor is on has a feature.
-
-    Args:
-        tensor: local or global, of any shape and dtype.
-        feature: a key of `oneflow_accel.backends.FEATURES`.
-    """
+    """Whether the device that a tensor (local or global) is on has a feature, a key of
+    `oneflow_accel.backends.FEATURES`."""
     device_type = tensor.placement.type if tensor.is_global else tensor.device.type
     return _device_type_supports(device_type, feature)
 
@@ -36,14 +32,12 @@ def _device_type_supports(device_type: str, feature: str) -> bool:
 
 
 def session_begins(session: MultiClientSession) -> None:
-    """Give the CPU operators of this session's graphs one thread.
+    """Give the CPU operators of this session's graphs one thread; before its first graph is
+    compiled.
 
     The kernels of the plug-in use all cores, and a thread that runs them has an OpenMP team of its
     own. With more threads than one, libgomp manages more than there are cores; it then hardly spins
     at its barriers, and each kernel has to wake its team.
-
-    Args:
-        session: of nn.Graph, initialized, before its first graph is compiled.
     """
     from oneflow_accel.kernels import plugin
 

@@ -1,22 +1,188 @@
-"""Reads patch files: `patches/<package>-<version>/series` and the unified diffs it lists.
+"""Patch files: `patches/<package>-<version>/series`, the unified diffs that it lists, and how a
+diff is applied.
 
 A series is for the release in its folder's name. Where it also fits other builds it says which, in
-a line of its own: `Builds: >=0.9.1.dev20230422, <=1.0.0` (version specifiers of PEP 440).
+a line of its own: `Builds: >=0.9.1.dev20230422, <=1.0.0` (version specifiers of PEP 440). The text
+before a diff has fields of DEP-3 (https://dep-team.pages.debian.net/deps/dep3/) and two of our own,
+`Applies-To` and `Applies-When`. Hunks are applied without fuzz and without offset.
 """
 
 from __future__ import annotations
 
+import datetime
 import hashlib
+import io
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 from oneflow_accel.errors import PatchError
-from oneflow_accel.patching.header import Header, parse_header
-from oneflow_accel.patching.hunks import ADDED, CONTEXT, REMOVED, Hunk
 
 import unidiff
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+CONTEXT, REMOVED, ADDED = " ", "-", "+"
+
+
+class SourceLine(NamedTuple):
+    """A line with its line end, and its number in the unpatched file: None if a patch added it."""
+
+    text: str
+    number: int | None
+
+
+@dataclass(frozen=True)
+class Hunk:
+    """One place that a patch changes: the index of its first line before and after the patch, from
+    0, and (CONTEXT, REMOVED or ADDED; text with its line end) of each line."""
+
+    source_index: int
+    target_index: int
+    lines: tuple[tuple[str, str], ...]
+
+
+def source_lines(text: str) -> list[SourceLine]:
+    """The lines of a file; only a line feed ends a line, as in a diff."""
+    # str.splitlines would also split at form feeds, which Python sources may hold.
+    return [SourceLine(line, number) for number, line in enumerate(io.StringIO(text), start=1)]
+
+
+def join(lines: Iterable[SourceLine]) -> str:
+    return "".join(line.text for line in lines)
+
+
+def apply_hunks(
+    lines: Sequence[SourceLine], hunks: Iterable[Hunk], *, label: str, path: str
+) -> list[SourceLine]:
+    """The lines of a file after hunks from top to bottom; label and path name patch and file in
+    errors.
+
+    Raises:
+        PatchError: a hunk is not found word for word at its very line.
+    """
+    result: list[SourceLine] = []
+    position = 0
+    for hunk in hunks:
+        result += lines[position : hunk.source_index]
+        position = hunk.source_index
+        for kind, text in hunk.lines:
+            if kind == ADDED:
+                result.append(SourceLine(text, None))
+                continue
+            found = lines[position].text if position < len(lines) else None
+            if found != text:
+                has = "ends before it" if found is None else f"has {found.rstrip()!r}"
+                raise PatchError(
+                    f"patch {label} does not fit {path}: line {position + 1} should be "
+                    f"{text.rstrip()!r}, but the file {has}. The file is not the one of the pinned "
+                    "release: reinstall the package"
+                )
+            if kind == CONTEXT:
+                result.append(lines[position])
+            position += 1
+    result += lines[position:]
+    return result
+
+
+_REQUIRED = ("Description", "Forwarded", "Last-Update", "Applies-To", "Applies-When")
+_FIELDS = {*_REQUIRED, "Origin", "Author", "Bug", "Applied-Upstream"}
+_FIELD = re.compile(r"(?P<name>[A-Za-z][A-Za-z-]*):(?P<value>.*)")
+_PINNED = re.compile(r"(?P<package>[A-Za-z0-9_.-]+)==(?P<version>[A-Za-z0-9_.!-]+)")
+_CONDITION = re.compile(r"(?P<kind>[a-z-]+):\s*(?P<value>[a-z][a-z0-9_]*)")
+_KINDS_WITH_VALUE = ("device", "feature", "feature-missing")
+
+
+@dataclass(frozen=True)
+class Condition:
+    """When a patch is needed: "always", or "device", "feature" or "feature-missing" of the selected
+    device, with the device's or feature's name as the value."""
+
+    kind: str
+    value: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.value}" if self.value else self.kind
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a patch says about itself, and the release that it is a diff against."""
+
+    description: str
+    package: str
+    version: str
+    applies_when: Condition
+    forwarded: str
+    last_update: datetime.date
+
+
+def parse_condition(text: str) -> Condition:
+    """The condition in an `Applies-When` field: `always`, `device: NAME`, `feature: NAME` or
+    `feature-missing: NAME`; ValueError for anything else."""
+    text = text.strip()
+    if text == "always":
+        return Condition("always")
+    match = _CONDITION.fullmatch(text)
+    if match is None or match["kind"] not in _KINDS_WITH_VALUE:
+        forms = ", ".join(f"'{kind}: NAME'" for kind in _KINDS_WITH_VALUE)
+        raise ValueError(f"Applies-When is {text!r}, neither 'always' nor one of {forms}")
+    return Condition(match["kind"], match["value"])
+
+
+def parse_header(text: str, label: str) -> Header:
+    """Read the text before a diff: `Field: value` lines, where a line that starts with a blank
+    continues the field above. PatchError if a field is missing, unknown, repeated or not
+    well-formed."""
+    try:
+        return _header(_fields(text))
+    except ValueError as error:
+        raise PatchError(f"patch {label}: broken header: {error}") from error
+
+
+def _fields(text: str) -> dict[str, str]:
+    fields: dict[str, str] = {}
+    name = ""
+    for line in text.splitlines():
+        if line.startswith((" ", "\t")) and name:
+            fields[name] = f"{fields[name]} {line.strip()}".strip()
+            continue
+        if not line.strip():
+            continue
+        match = _FIELD.fullmatch(line)
+        if match is None:
+            raise ValueError(f"{line!r} is not 'Field: value'")
+        name = match["name"]
+        if name not in _FIELDS:
+            raise ValueError(f"unknown field {name!r}; fields are {', '.join(sorted(_FIELDS))}")
+        if name in fields:
+            raise ValueError(f"{name} is there twice")
+        fields[name] = match["value"].strip()
+    return fields
+
+
+def _header(fields: dict[str, str]) -> Header:
+    missing = [name for name in _REQUIRED if not fields.get(name)]
+    if not fields.get("Origin") and not fields.get("Author"):
+        missing.append("Origin or Author")
+    if missing:
+        raise ValueError(f"no {', '.join(missing)}")
+    forwarded = fields["Forwarded"]
+    if forwarded not in ("no", "not-needed") and not re.match(r"https?://\S+$", forwarded):
+        raise ValueError(f"Forwarded is {forwarded!r}, neither a URL nor 'no' nor 'not-needed'")
+    pinned = _PINNED.fullmatch(fields["Applies-To"])
+    if pinned is None:
+        raise ValueError(f"Applies-To is {fields['Applies-To']!r}, not PACKAGE==VERSION")
+    return Header(
+        description=fields["Description"],
+        package=pinned["package"],
+        version=pinned["version"],
+        applies_when=parse_condition(fields["Applies-When"]),
+        forwarded=forwarded,
+        last_update=datetime.date.fromisoformat(fields["Last-Update"]),
+    )
+
 
 SERIES = "series"
 _BUILDS = "Builds:"
@@ -26,14 +192,8 @@ _PATCH_NAME = re.compile(r"\d{4}-[a-z0-9-]+\.patch")
 
 @dataclass(frozen=True)
 class Patch:
-    """One patch file.
-
-    Attributes:
-        name: file name, `NNNN-what-it-does.patch`.
-        header: what it is for and when it is needed.
-        hunks: what it changes in each file, by path below site-packages.
-        sha256: of the patch file.
-    """
+    """One patch file, `NNNN-what-it-does.patch`: hunks by path below site-packages, and the SHA-256
+    of the file."""
 
     name: str
     header: Header
@@ -42,17 +202,12 @@ class Patch:
 
     @property
     def label(self) -> str:
-        """Folder and file name, as errors and logs name it."""
         return f"{self.header.package}-{self.header.version}/{self.name}"
 
 
 def patch_root() -> Path:
     """The folder of all patches: inside the package where a wheel installed it (setup.py copies it
-    there), else beside the package in a checkout.
-
-    Raises:
-        PatchError: there is neither.
-    """
+    there), else beside the package in a checkout."""
     package = Path(__file__).resolve().parent.parent
     candidates = (package / "_patches", package.parent / "patches")
     for candidate in candidates:
@@ -73,11 +228,7 @@ def series_versions(root: Path) -> dict[str, list[str]]:
 
 
 def series_builds(root: Path, package: str, version: str) -> SpecifierSet:
-    """The builds that the series of one release is for: its `Builds:` line, else that release.
-
-    Raises:
-        PatchError: there is no series for this release, or its line is not a version specifier.
-    """
+    """The builds that the series of one release is for: its `Builds:` line, else that release."""
     lines = [line for line in _series_lines(root, package, version) if line.startswith(_BUILDS)]
     text = lines[0].removeprefix(_BUILDS) if lines else f"=={version}"
     try:
@@ -95,11 +246,7 @@ def series_for(root: Path, package: str, installed: str) -> str | None:
 
 
 def patch_names(root: Path, package: str, version: str) -> list[str]:
-    """File names in the series of one release, in order; `#` starts a comment.
-
-    Raises:
-        PatchError: there is no series for this release.
-    """
+    """File names in the series of one release, in order; `#` starts a comment."""
     lines = _series_lines(root, package, version)
     return [line for line in lines if not line.startswith(_BUILDS)]
 
@@ -114,11 +261,8 @@ def _series_lines(root: Path, package: str, version: str) -> list[str]:
 
 
 def load_series(root: Path, package: str, version: str) -> list[Patch]:
-    """The patches for one release of a package, in order.
-
-    Raises:
-        PatchError: there is no series, or a patch is missing, broken or for another release.
-    """
+    """The patches for one release of a package, in order. PatchError if there is no series, or a
+    patch is missing, broken or for another release."""
     folder = root / f"{package}-{version}"
     patches = []
     for name in patch_names(root, package, version):
@@ -133,12 +277,8 @@ def load_series(root: Path, package: str, version: str) -> list[Patch]:
 
 
 def load_patch(file: Path) -> Patch:
-    """Read one patch file.
-
-    Raises:
-        PatchError: it is missing, its header or its diff is broken, or it does something else
-            than to edit Python files of its package.
-    """
+    """Read one patch file. PatchError if it is missing or broken, or does something else than to
+    edit Python files of its package."""
     label = f"{file.parent.name}/{file.name}"
     if not _PATCH_NAME.fullmatch(file.name):
         raise PatchError(f"patch {label}: the name is not NNNN-lower-case-words.patch")

@@ -1,17 +1,171 @@
-"""The patches of this process: installs the import hook, tells what became of each patch."""
+"""The patches of this process: the import hook that applies them, and what became of each."""
 
 from __future__ import annotations
 
+import importlib
+import logging
 import os
 import sys
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
+from types import CodeType, ModuleType
 
 from oneflow_accel.errors import PatchError, UserError
-from oneflow_accel.patching.conditions import Device, DeviceFinder, expected_device, holds
-from oneflow_accel.patching.finder import PatchFinder
-from oneflow_accel.patching.package import PatchedPackage
-from oneflow_accel.patching.series import Patch, patch_names, patch_root, series_versions
+from oneflow_accel.patching.code import Leftovers, LoadedModule, Refusal, compile_patched
+from oneflow_accel.patching.package import (
+    Device,
+    DeviceFinder,
+    PatchedPackage,
+    PatchedSource,
+    expected_device,
+    find_spec,
+    holds,
+    module_name,
+)
+from oneflow_accel.patching.series import Patch, join, patch_names, patch_root, series_versions
+
+logger = logging.getLogger("oneflow_accel")
+
+
+class PatchFinder(MetaPathFinder):
+    """Finds modules that need a patch; all other imports pass by.
+
+    The patches of a package are read when the package is first imported, and their conditions are
+    decided when a module that they edit is.
+    """
+
+    def __init__(self, root: Path, find_device: DeviceFinder) -> None:
+        self._root = root
+        self._find_device = find_device
+        self._names = frozenset(series_versions(root))
+        self._modules: dict[str, dict[str, str]] = {}
+        self.packages: dict[str, PatchedPackage] = {}
+        self.failures: dict[str, PatchError] = {}
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The spec of a module that needs a patch, else None; PatchError if that cannot be
+        applied."""
+        name = fullname.partition(".")[0]
+        if name not in self._names:
+            return None
+        try:
+            if name not in self._modules:
+                self._load(name)
+            file = self._modules[name].get(fullname)
+            if file is None:
+                return None
+            package = self.packages[name]
+            source = package.missing(file, self._find_device)
+        except PatchError as error:
+            raise self._failure(name, error) from error
+        if source is None:
+            return None
+        spec = find_spec(fullname, path, skip=PatchFinder)
+        if spec is not None:
+            spec.loader = PatchedLoader(fullname, str(package.folder / file), package, source)
+        return spec
+
+    def apply_to_imported(self) -> list[str]:
+        """Patch the modules that were imported before this finder was installed; see the function
+        of this name."""
+        late: list[str] = []
+        for name in sorted(self._names & sys.modules.keys()):
+            try:
+                # Where another thread is importing it, this waits.
+                importlib.import_module(name)
+                if name not in self._modules:
+                    self._load(name)
+                if name in self.packages:
+                    late += self._apply_to(self.packages[name])
+            except PatchError as error:
+                raise self._failure(name, error) from error
+        return late
+
+    def _apply_to(self, package: PatchedPackage) -> list[str]:
+        modules: dict[str, LoadedModule] = {}
+
+        def each(paths: Iterable[str], step: Callable[[str], object]) -> None:
+            """Call step with the path of each file, and leave out what it refuses."""
+            for path in list(paths):
+                try:
+                    step(path)
+                except Refusal as refusal:
+                    package.refuse(path, f"{module_name(path)} is imported already: {refusal}")
+            for path in [path for path in modules if not package.needed(path, self._find_device)]:
+                del modules[path]
+
+        def compare(path: str) -> None:
+            module = sys.modules.get(module_name(path))
+            loader = getattr(getattr(module, "__spec__", None), "loader", None)
+            if module is not None and not isinstance(loader, PatchedLoader):
+                source = package.missing(path, self._find_device)
+                if source is not None and not package.has_applied(source, module.__name__):
+                    modules[path] = LoadedModule(module, source)
+
+        each(package.modules().values(), compare)
+        # What one module imports another may have to get first.
+        for _ in range(len(modules)):
+            each(modules, lambda path: modules[path].add())
+        each(modules, lambda path: modules[path].prepare())
+        leftovers = Leftovers()
+        for module in modules.values():
+            leftovers += module.apply()
+            package.note_applied(module.source, module.module.__name__)
+        found = leftovers.found()
+        late = [
+            f"patch {package.name}-{package.version}/{patch} is left out, as {reason}"
+            for patch, reason in package.refused.items()
+        ]
+        if found:
+            made = ", ".join(f"{number} {kind}" for kind, number in list(found.items())[:5])
+            more = " and more" if len(found) > 5 else ""
+            late.insert(0, f"what is made already stays as {package.name} made it ({made}{more})")
+        return late
+
+    def _failure(self, name: str, error: PatchError) -> PatchError:
+        self.failures[name] = error
+        return PatchError(f"{error}. To run without patches, set ONEFLOW_ACCEL_PATCHES=off")
+
+    def _load(self, name: str) -> None:
+        package = PatchedPackage.load(self._root, name, skip=PatchFinder)
+        if package is None:
+            self._modules[name] = {}
+            return
+        self.packages[name] = package
+        self._modules[name] = package.modules()
+
+
+class PatchedLoader(SourceFileLoader):
+    """Loads a module from patched source; reads and writes no bytecode cache."""
+
+    def __init__(
+        self, fullname: str, path: str, package: PatchedPackage, source: PatchedSource
+    ) -> None:
+        super().__init__(fullname, path)
+        self._package = package
+        self._source = source
+
+    def get_source(self, fullname: str) -> str:
+        return join(self._source.patched)
+
+    def get_code(self, fullname: str) -> CodeType:
+        """The patched code, under the name of the original file."""
+        source = self._source
+        return compile_patched(
+            source.original, source.patched, label=source.label, filename=self.path
+        )
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run the patched code, then note that its patches are applied."""
+        super().exec_module(module)
+        self._package.note_applied(self._source, module.__name__)
+        logger.info("patched %s in memory: %s", module.__name__, self._source.label)
+
 
 PATCHES_VARIABLE = "ONEFLOW_ACCEL_PATCHES"
 STATES = ("applied", "applied-on-disk", "not-needed", "refused", "off", "pending")
@@ -19,15 +173,8 @@ STATES = ("applied", "applied-on-disk", "not-needed", "refused", "off", "pending
 
 @dataclass(frozen=True)
 class PatchStatus:
-    """What became of a patch.
-
-    Attributes:
-        name: file name of the patch.
-        package: that it is for.
-        version: of the package that it is for.
-        state: one of STATES; "pending" until a module that it edits is imported.
-        reason: why it is in that state, or where it was applied.
-    """
+    """What became of a patch: one of STATES ("pending" until a module that it edits is imported),
+    and why, or where it was applied."""
 
     name: str
     package: str
@@ -37,12 +184,8 @@ class PatchStatus:
 
 
 class Session:
-    """Patches packages as they are imported.
-
-    Args:
-        root: the folder of all patches.
-        find_device: gives the device that conditions ask about until one is selected.
-    """
+    """Patches packages as they are imported, for the device that `find_device` gives until one is
+    selected."""
 
     def __init__(self, root: Path, find_device: DeviceFinder) -> None:
         self._root = root
@@ -57,7 +200,6 @@ class Session:
             sys.meta_path.insert(0, self._finder)
 
     def apply_to_imported(self) -> list[str]:
-        """Patch what was imported before; see the function of this name."""
         return self._finder.apply_to_imported() if self._finder is not None else []
 
     def find_device(self) -> Device | None:
@@ -65,11 +207,7 @@ class Session:
         return self._selected or self._expected()
 
     def device_selected(self, device: Device) -> None:
-        """Take note of the device that this process uses.
-
-        Raises:
-            PatchError: modules were imported with the patches for another device.
-        """
+        """See the function of this name."""
         for package in self._finder.packages.values() if self._finder else ():
             for patch in package.patches:
                 condition = patch.header.applies_when
@@ -137,11 +275,7 @@ _session: Session | None = None
 
 
 def switched_off() -> bool:
-    """Whether ONEFLOW_ACCEL_PATCHES=off is set.
-
-    Raises:
-        UserError: the variable is neither "on" nor "off".
-    """
+    """Whether ONEFLOW_ACCEL_PATCHES=off is set; UserError if it is neither "on" nor "off"."""
     switch = os.environ.get(PATCHES_VARIABLE, "on")
     if switch not in ("on", "off"):
         raise UserError(f"{PATCHES_VARIABLE}={switch!r} is neither 'on' nor 'off'")
@@ -149,17 +283,11 @@ def switched_off() -> bool:
 
 
 def install(find_device: DeviceFinder = expected_device, root: Path | None = None) -> None:
-    """Patch packages as they are imported from now on, unless ONEFLOW_ACCEL_PATCHES=off.
+    """Patch packages as they are imported from now on, unless ONEFLOW_ACCEL_PATCHES=off; imports
+    none of them.
 
-    It imports none of them.
-
-    Args:
-        find_device: gives the device that conditions ask about until `device_selected` is called.
-        root: the folder of all patches; None means the one of this installation.
-
-    Raises:
-        PatchError: later, while a module is imported: a patch does not fit what is installed. Names
-            the patch and what to do.
+    While a module is imported, PatchError says which patch does not fit what is installed and what
+    to do. `root` is the folder of all patches, None for the one of this installation.
     """
     global _session
     if _session is None:
@@ -173,20 +301,18 @@ def install(find_device: DeviceFinder = expected_device, root: Path | None = Non
 def apply_to_imported() -> list[str]:
     """Patch what was imported before `install` was called: functions get their patched code.
 
-    Patched code imports oneflow_accel, which must be complete by then.
-
-    Returns:
-        What that could not make up for, a sentence without an end for each: objects that were made
-        before, and patches that change more than functions.
+    Patched code imports oneflow_accel, which must be complete by then. Returns what that could not
+    make up for, a sentence without an end for each: objects that were made before, and patches that
+    change more than functions.
 
     Raises:
-        PatchError: a patch does not fit what is installed. Names the patch and what to do.
+        PatchError: a patch does not fit what is installed.
     """
     return _session.apply_to_imported() if _session is not None else []
 
 
 def device_selected(device: Device) -> None:
-    """Tell which device this process uses; `select_device` calls it.
+    """Tell which device this process uses.
 
     Raises:
         PatchError: patches were decided for another device while modules were imported.
@@ -203,5 +329,4 @@ def status() -> list[PatchStatus]:
 
 
 def find_device() -> Device | None:
-    """The device that conditions ask about now."""
     return _session.find_device() if _session is not None else expected_device()

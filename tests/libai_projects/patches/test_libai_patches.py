@@ -10,8 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from subprocess import CompletedProcess
 
-from oneflow_accel.patching.hunks import apply_hunks, join, source_lines
-from oneflow_accel.patching.series import load_series, patch_root
+from oneflow_accel.patching.series import apply_hunks, join, load_series, patch_root, source_lines
 
 import pytest
 

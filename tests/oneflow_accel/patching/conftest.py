@@ -10,9 +10,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from oneflow_accel.patching.conditions import Device
-from oneflow_accel.patching.finder import PatchFinder
-from oneflow_accel.patching.session import Session
+from oneflow_accel.patching.package import Device
+from oneflow_accel.patching.session import PatchFinder, Session
 
 import pytest
 

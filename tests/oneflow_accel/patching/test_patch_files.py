@@ -5,9 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from oneflow_accel.errors import PatchError
-from oneflow_accel.patching.header import Condition, parse_condition
-from oneflow_accel.patching.hunks import apply_hunks, join, source_lines
-from oneflow_accel.patching.series import load_patch, load_series, patch_root
+from oneflow_accel.patching.series import (
+    Condition,
+    apply_hunks,
+    join,
+    load_patch,
+    load_series,
+    parse_condition,
+    patch_root,
+    source_lines,
+)
 
 import pytest
 

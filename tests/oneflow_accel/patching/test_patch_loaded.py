@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 
-from oneflow_accel.patching.package import PatchedPackage
-from oneflow_accel.patching.packages import module_name
+from oneflow_accel.patching.package import PatchedPackage, module_name
 from oneflow_accel.patching.series import patch_root
 
 import pytest

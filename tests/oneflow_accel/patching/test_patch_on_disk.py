@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from oneflow_accel.errors import PatchError
-from oneflow_accel.patching import cli, disk, diskstate, session
+from oneflow_accel.patching import disk, package, session
 
 import pytest
 
@@ -115,7 +115,7 @@ def test_refuses_invalid_python_and_another_version(fake) -> None:
 def test_a_failed_write_puts_back_what_was_written(fake, monkeypatch: pytest.MonkeyPatch) -> None:
     fake.add_patch(edits=BOTH)
     before = fake.snapshot()
-    write = diskstate.write_atomically
+    write = package.write_atomically
 
     def full_disk(file: Path, content: bytes) -> None:
         if file == fake.other:
@@ -142,7 +142,7 @@ def test_killed_at_any_step_it_can_be_applied_again_or_reverted(
     # Applied anew with other content, the longest way: both files go back and forth.
     file.write_text(file.read_text().replace("+    return ", "+    return 3 * "))
     left = [step]
-    write = diskstate.write_atomically
+    write = package.write_atomically
 
     def dies(file: Path, content: bytes) -> None:
         left[0] -= 1
@@ -152,7 +152,7 @@ def test_killed_at_any_step_it_can_be_applied_again_or_reverted(
 
     with monkeypatch.context() as patched:
         patched.setattr(disk, "write_atomically", dies)
-        patched.setattr(diskstate, "write_atomically", dies)
+        patched.setattr(package, "write_atomically", dies)
         with pytest.raises(Killed):
             apply(fake)
     if step % 2:
@@ -228,11 +228,11 @@ def test_selecting_a_device_accepts_a_patch_that_is_on_disk(fake, make_device) -
 
 
 def run(fake, monkeypatch: pytest.MonkeyPatch, *options: str) -> int:
-    monkeypatch.setattr(cli, "patch_root", lambda: fake.root)
+    monkeypatch.setattr(disk, "patch_root", lambda: fake.root)
     monkeypatch.setattr(session, "_session", fake.session())
     parser = argparse.ArgumentParser()
-    cli.add_arguments(parser)
-    return cli.run(parser.parse_args(options))
+    disk.add_arguments(parser)
+    return disk.run(parser.parse_args(options))
 
 
 def test_command_line(fake, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:

@@ -13,9 +13,17 @@ from pathlib import Path
 from oneflow_accel.backends import FEATURES
 from oneflow_accel.backends.registry import PROBE_ORDER
 from oneflow_accel.errors import PatchError
-from oneflow_accel.patching.hunks import ADDED, SourceLine, apply_hunks, source_lines
-from oneflow_accel.patching.linemap import parse
-from oneflow_accel.patching.series import Patch, load_series, patch_root, series_versions
+from oneflow_accel.patching.code import parse
+from oneflow_accel.patching.series import (
+    ADDED,
+    Patch,
+    SourceLine,
+    apply_hunks,
+    load_series,
+    patch_root,
+    series_versions,
+    source_lines,
+)
 
 import pytest
 

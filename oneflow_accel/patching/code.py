@@ -1,15 +1,21 @@
-"""Patches a module that is imported already.
+"""Compiles patched source, and patches a module that is imported already.
 
-Other modules hold references to its functions, so that a function stays the object it is and gets
-the patched `__code__`. What the patched module has in addition is run in the module's namespace
-first. Whatever else a patch changes (base classes, decorators, statements that have run) cannot be
-made up for: `Refusal` names it.
+Tracebacks stay true to the file on disk: the code keeps the name of the file, and a line that the
+file has keeps its number. A line that a patch added is numbered past the end of the file, and
+`linecache` is told its text. Editors, debuggers and Python's own top-level traceback (which reads
+the file on disk) thus never show a wrong line, and `traceback` shows patched lines too.
+
+Other modules hold references to the functions of a module that is imported already, so that a
+function stays the object it is and gets the patched `__code__`. What the patched module has in
+addition is run in the module's namespace first. Whatever else a patch changes (base classes,
+decorators, statements that have run) cannot be made up for: `Refusal` names it.
 """
 
 from __future__ import annotations
 
 import ast
 import gc
+import linecache
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,9 +23,53 @@ from dataclasses import dataclass, field
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from oneflow_accel.patching.hunks import join
-from oneflow_accel.patching.linemap import parse_numbered
+from oneflow_accel.errors import PatchError
 from oneflow_accel.patching.package import PatchedSource
+from oneflow_accel.patching.series import SourceLine, join
+
+
+def parse(lines: Sequence[SourceLine], *, label: str, path: str) -> ast.Module:
+    """The syntax tree of patched source, numbered as patched; label and path name patch and file in
+    errors. PatchError if it is not valid Python."""
+    try:
+        return ast.parse(join(lines), path)
+    except SyntaxError as error:
+        raise PatchError(
+            f"patch {label}: {path} is not valid Python after it: {error.msg}, "
+            f"{(error.text or '').strip()!r}"
+        ) from error
+
+
+def compile_patched(
+    original: Sequence[SourceLine], patched: Sequence[SourceLine], *, label: str, filename: str
+) -> CodeType:
+    """Compile patched source under the name of the original file."""
+    tree = parse_numbered(original, patched, label=label, filename=filename)
+    code: CodeType = compile(tree, filename, "exec", dont_inherit=True)
+    return code
+
+
+def parse_numbered(
+    original: Sequence[SourceLine], patched: Sequence[SourceLine], *, label: str, filename: str
+) -> ast.Module:
+    """The syntax tree of patched source, numbered as the text at the top says."""
+    tree = parse(patched, label=label, path=filename)
+    # A statement at column 0, so that `inspect` does not take what follows for the rest of the last
+    # function of the file.
+    separator = f'"added by {label}:"\n'
+    added = [separator, *(line.text for line in patched if line.number is None)]
+    next_number = iter(range(len(original) + 2, len(original) + len(added) + 1))
+    numbers = [line.number or next(next_number) for line in patched]
+    for node in ast.walk(tree):
+        for attribute in ("lineno", "end_lineno"):
+            number = getattr(node, attribute, None)
+            if number is not None:
+                setattr(node, attribute, numbers[number - 1])
+    texts = [line.text for line in original] + added
+    # No modification time: linecache then keeps the entry whatever the file on disk is.
+    linecache.cache[filename] = (sum(map(len, texts)), None, texts, filename)
+    return tree
+
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _DEFINITIONS = (*_FUNCTIONS, ast.ClassDef)
@@ -35,14 +85,9 @@ class Refusal(Exception):  # noqa: N818 - no error: the other patches go on.
 
 @dataclass
 class _Scope:
-    """A module or a class, and what changes in it.
-
-    Attributes:
-        owner: the module or the class.
-        added: statements to run: imports, definitions, new names.
-        changed: functions to give other code: the loaded one and the patched definition.
-        inner: classes in which something changes.
-    """
+    """A module or a class (`owner`), and what changes in it: statements to run (imports,
+    definitions, new names), loaded functions with the definitions to replace their code, and
+    classes inside it."""
 
     owner: ModuleType | type
     added: list[ast.stmt] = field(default_factory=list)
@@ -55,8 +100,8 @@ class _Scope:
 
 @dataclass(frozen=True)
 class _NewCode:
-    """What a loaded function is to become; `owner` is its class, None outside of one, and `doc` the
-    text that its file gave it."""
+    """What a loaded function becomes; `owner` is its class, None outside of one, and `doc` the text
+    that its file gave it."""
 
     function: FunctionType
     patched: FunctionType
@@ -65,17 +110,11 @@ class _NewCode:
 
 
 class LoadedModule:
-    """A module that is imported already, and its patches.
+    """A module that is imported already, and its patches; Refusal if one changes something that has
+    happened already.
 
     Call `add` until it returns True, then `prepare`, then `apply`; the first two change nothing
     that runs, so that they can be called for all modules before any gets its patches.
-
-    Args:
-        module: in `sys.modules`.
-        source: its file before and after.
-
-    Raises:
-        Refusal: a patch changes something that has happened already.
     """
 
     def __init__(self, module: ModuleType, source: PatchedSource) -> None:
@@ -93,14 +132,8 @@ class LoadedModule:
         self._set: list[tuple[ModuleType | type, str, Any]] = []
 
     def add(self) -> bool:
-        """Run what the patches add to the module.
-
-        Returns:
-            False where an import did not find what it wants: another module may be about to get it.
-
-        Raises:
-            Refusal: a statement raised something else.
-        """
+        """Run what the patches add to the module, unless it raises (Refusal). Returns False where
+        an import did not find what it wants: another module may be about to get it."""
         while self._waiting:
             statement = self._waiting[0]
             try:
@@ -117,11 +150,7 @@ class LoadedModule:
         return True
 
     def prepare(self) -> None:
-        """Make the patched functions.
-
-        Raises:
-            Refusal: one cannot take the place of the loaded one.
-        """
+        """Make the patched functions; Refusal if one cannot take the place of the loaded one."""
         if self._waiting:
             raise Refusal(f"{_line(self._waiting[0])} finds nothing")
         namespace: dict[str, Any] = {}
@@ -258,12 +287,8 @@ class LoadedModule:
 
 @dataclass
 class Leftovers:
-    """What was made by functions before they were patched.
-
-    Attributes:
-        codes: of functions inside of patched functions.
-        classes: whose constructors were patched.
-    """
+    """What was made by functions before they were patched: codes of functions inside of them, and
+    classes whose constructors were patched."""
 
     codes: list[CodeType] = field(default_factory=list)
     classes: list[type] = field(default_factory=list)
