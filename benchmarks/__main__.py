@@ -214,8 +214,8 @@ def main() -> int:
         # Rows that were not measured again keep their date.
         rows = results.replaced(results.read(last), rows)
     results.write(path, rows)
-    chart.draw(rows, results.FOLDER / "latest.png")
-    console.print(f"written to benchmarks/results/{path.name}, drawn in latest.png")
+    chart.draw(rows, results.FOLDER)
+    console.print(f"written to benchmarks/results/{path.name}, drawn in latest.png and models.png")
     return 0
 
 

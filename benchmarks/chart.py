@@ -1,4 +1,7 @@
-"""A file of results as a picture: how many times the peer's speed, ours and stock OneFlow's."""
+"""A file of results as two pictures: every row (latest.png) and the models alone (models.png).
+
+`python -m benchmarks.chart` draws the newest file again.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +18,73 @@ from benchmarks.results import Row
 
 # Groups with more rows than this are drawn as one bar: the median, with a line to the least.
 MOST_BARS = 25
+# What the short picture shows of a file, and what it calls it.
+MODELS = {
+    "ResNet50 inference b8": "ResNet50, inference",
+    "ResNet50 train b16": "ResNet50, training",
+    "ViT-S/16 inference b8": "ViT-S/16, inference",
+    "ViT-S/16 train b8": "ViT-S/16, training",
+    "GPT-2 forward 2x256": "GPT-2, forward",
+    "GPT-2 train 2x256": "GPT-2, training",
+    "GPT-2 greedy b1, 64 new tokens": "GPT-2, one text",
+    "GPT-2 greedy b8, 64 new tokens": "GPT-2, eight texts",
+    "dense vitae-tiny train b8, 224 px": "ViTAE-Tiny, training",
+    "Monarch vit-s train b8": "ViT-S with Monarch, training",
+}
+OURS, PEER, STOCK = "#1f6feb", "#f0883e", "#8c959f"
 
 
-def draw(rows: Sequence[Row], path: Path) -> None:
-    """Draw a horizontal bar for each row that has a peer, on a logarithmic axis.
+def draw(rows: Sequence[Row], folder: Path) -> None:
+    """Draw the rows of one file into `latest.png` and `models.png` of a folder."""
+    matplotlib.use("Agg")
+    _draw_all(rows, folder / "latest.png")
+    found = {row.item: row for row in rows if row.ratio}
+    _draw_models([found[item] for item in MODELS if item in found], folder / "models.png")
 
-    Args:
-        rows: of one file.
-        path: a PNG file.
-    """
+
+def _draw_models(rows: Sequence[Row], path: Path) -> None:
+    """Three bars for each model on a linear axis: PyTorch is 1."""
+    figure, axes = pyplot.subplots(figsize=(8, 0.56 * len(rows) + 1.3), layout="constrained")
+    for y, row in enumerate(reversed(rows)):
+        bars = ((0.27, row.ratio, OURS), (0.0, "1", PEER), (-0.27, row.stock_ratio, STOCK))
+        for shift, text, color in bars:
+            if text:
+                axes.barh(y + shift, float(text), height=0.25, color=color)
+            if text != "1":
+                said, size = (f"{float(text):.2f}", 10) if text else ("not measured", 8)
+                place = (float(text or 0), y + shift)
+                weight = "bold" if color == OURS else "normal"
+                axes.annotate(
+                    said,
+                    place,
+                    (4, 0),
+                    textcoords="offset points",
+                    va="center",
+                    fontsize=size,
+                    weight=weight,
+                    color=color if color == OURS else "#57606a",
+                )
+    names = [MODELS[row.item] for row in reversed(rows)]
+    axes.set_yticks(range(len(names)), names, fontsize=11)
+    axes.set_ylim(-0.55, len(rows) - 0.45)
+    axes.set_xlim(0, 1.12 * max([1.0, *(float(row.ratio) for row in rows)]))
+    axes.axvline(1, color=PEER, linewidth=1, linestyle=":")
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    where = results.origin(rows).replace("; oneflow", "\noneflow") if rows else ""
+    axes.set_xlabel(f"speed relative to PyTorch on a CPU, longer is faster\n{where}", size=9)
+    axes.xaxis.set_major_locator(pyplot.MultipleLocator(0.5))
+    colors = {"OneFlow with this": OURS, "PyTorch, eager": PEER, "OneFlow without this": STOCK}
+    handles = [pyplot.Rectangle((0, 0), 1, 1, color=color) for color in colors.values()]
+    figure.legend(handles, colors, loc="outside upper center", ncols=3, frameon=False, fontsize=11)
+    figure.savefig(path, dpi=160)
+    pyplot.close(figure)
+
+
+def _draw_all(rows: Sequence[Row], path: Path) -> None:
+    """A horizontal bar for each row that has a peer, on a logarithmic axis."""
     # The sweep over batch sizes has a picture of its own.
     bars = _bars([row for row in rows if row.ratio and not row.against and row.group != BATCHES])
-    matplotlib.use("Agg")
     figure, axes = pyplot.subplots(figsize=(8, 0.24 * len(bars) + 1.2), layout="constrained")
     for y, (_name, ours, least, stock) in enumerate(reversed(bars)):
         axes.barh(y, ours - 1, left=1, height=0.7, color="tab:blue" if ours >= 1 else "tab:red")
@@ -34,13 +92,9 @@ def draw(rows: Sequence[Row], path: Path) -> None:
             axes.plot([least, ours], [y, y], color="black", linewidth=1)
         if stock is not None:
             axes.plot(stock, y, marker="|", color="gray", markersize=9, linestyle="none")
+        place = (max(ours, 1), y)
         axes.annotate(
-            f"{ours:.2f}",
-            (max(ours, 1), y),
-            (4, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=7,
+            f"{ours:.2f}", place, (4, 0), textcoords="offset points", va="center", fontsize=7
         )
     axes.set_yticks(range(len(bars)), [bar[0] for bar in reversed(bars)], fontsize=7)
     axes.set_xscale("log")
@@ -57,14 +111,20 @@ def _bars(rows: Sequence[Row]) -> list[tuple[str, float, float, float | None]]:
     bars = []
     for group in dict.fromkeys(row.group for row in rows):
         members = [row for row in rows if row.group == group]
+        ratios = [float(row.ratio) for row in members]
+        stock = [float(row.stock_ratio) if row.stock_ratio else None for row in members]
         if len(members) > MOST_BARS:
-            ratios = [float(row.ratio) for row in members]
-            stock = [float(row.stock_ratio) for row in members if row.stock_ratio]
+            known = [ratio for ratio in stock if ratio is not None]
+            middle = statistics.median(known) if known else None
             name = f"{group}: median of {len(members)}"
-            middle = statistics.median(stock) if stock else None
             bars.append((name, statistics.median(ratios), min(ratios), middle))
-            continue
-        for row in members:
-            stock_ratio = float(row.stock_ratio) if row.stock_ratio else None
-            bars.append((row.item, float(row.ratio), float(row.ratio), stock_ratio))
+        else:
+            names = [row.item for row in members]
+            bars += zip(names, ratios, ratios, stock, strict=True)
     return bars
+
+
+if __name__ == "__main__":
+    newest = results.last_file()
+    assert newest is not None, "benchmarks/results has no file: run `make bench` first"
+    draw(results.read(newest), results.FOLDER)
