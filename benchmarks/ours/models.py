@@ -11,34 +11,22 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
-from benchmarks.ours.gpt2 import GPT2
-from benchmarks.ours.vit import VisionTransformer
+from benchmarks.both import Both
+from benchmarks.ours.networks import GPT2, VisionTransformer
 from benchmarks.serve import Maker, Step
 from flow_train.optim import CrossEntropy
 from flow_train.options import TrainerOptions
 from flow_train.position import Calendar, Position
 from flow_train.steps.make import step_maker
+from monarch_flow import models as monarch_models
+from monarch_flow.layers import MonarchLinear
 from resnet50_imagenet.benchmark import forward_graph
 from resnet50_imagenet.models import create_model
 
-
-def _forward(model: nn.Module | nn.Graph, batch: flow.Tensor) -> Step:
-    def step() -> None:
-        with flow.no_grad():
-            model(batch)
-
-    return step
-
-
-def _train(model: nn.Module, loss: object) -> Step:
-    optimizer = flow.optim.AdamW(model.parameters(), lr=1e-5)
-
-    def step() -> None:
-        loss().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
+BOTH = Both(flow)
+# The paper's replacement of both layers of an MLP, as monarch_flow's configs name it.
+_LAYER = {"_target_": "monarch_flow.layers.MonarchLinear", "nblocks": 4}
+_MLP = {"_target_": "monarch_flow.layers.MlpCustom", "linear1_cfg": _LAYER, "linear2_cfg": _LAYER}
 
 
 def _resnet50(batch: int) -> tuple[nn.Module, tuple[int, ...]]:
@@ -52,13 +40,13 @@ def _resnet50(batch: int) -> tuple[nn.Module, tuple[int, ...]]:
 
 def resnet50_forward(batch: int) -> Step:
     model, shape = _resnet50(batch)
-    return _forward(model.eval(), flow.randn(*shape))
+    return BOTH.forward(model.eval(), flow.randn(*shape))
 
 
 def prepared_forward(model: nn.Module, batch: flow.Tensor, dtype: str) -> Step:
     """Folded, under nn.Graph."""
     prepared = inference.prepare(model.eval(), dtype=getattr(flow, dtype))
-    return _forward(forward_graph(prepared), batch)
+    return BOTH.forward(forward_graph(prepared), batch)
 
 
 def resnet50_inference(batch: int, dtype: str = "float32") -> Step:
@@ -92,12 +80,7 @@ def resnet50_train_graph(batch: int) -> Step:
 
 
 def classifier_forward(model: nn.Module, batch: int, size: int = 224) -> Step:
-    return _forward(model.eval(), flow.randn(batch, 3, size, size))
-
-
-def classifier_train(model: nn.Module, batch: int, size: int = 224) -> Step:
-    images, labels = flow.randn(batch, 3, size, size), flow.randint(0, 1000, (batch,))
-    return _train(model, lambda: nn.functional.cross_entropy(model(images), labels))
+    return BOTH.forward(model.eval(), flow.randn(batch, 3, size, size))
 
 
 def vit_forward(batch: int) -> Step:
@@ -109,11 +92,11 @@ def vit_inference(batch: int, dtype: str = "float32") -> Step:
 
 
 def vit_train(batch: int) -> Step:
-    return classifier_train(VisionTransformer(), batch)
+    return BOTH.classifier_train(VisionTransformer(), batch)
 
 
 def gpt2_forward(batch: int, tokens: int) -> Step:
-    return _forward(GPT2().eval(), flow.randint(0, 50257, (batch, tokens)))
+    return BOTH.forward(GPT2().eval(), flow.randint(0, 50257, (batch, tokens)))
 
 
 def gpt2_train(batch: int, tokens: int) -> Step:
@@ -128,7 +111,47 @@ def gpt2_train(batch: int, tokens: int) -> Step:
         logits = model(ids)
         return nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels)
 
-    return _train(model, loss)
+    return BOTH.train(flow.optim.AdamW(model.parameters(), lr=1e-5), loss)
+
+
+def _layer(inner: int, outer: int, monarch: bool) -> nn.Module:
+    if not monarch:
+        return nn.Linear(inner, outer)
+    return MonarchLinear(inner, outer, nblocks=4)
+
+
+def layer_forward(rows: int, inner: int, outer: int, monarch: bool) -> Step:
+    return BOTH.layer_forward(_layer(inner, outer, monarch), rows, inner)
+
+
+def layer_train(rows: int, inner: int, outer: int, monarch: bool) -> Step:
+    return BOTH.layer_train(_layer(inner, outer, monarch), rows, inner)
+
+
+def _vit(monarch: bool) -> nn.Module:
+    return monarch_models.create_model("vit_small_patch16_224", mlp_cfg=_MLP if monarch else None)
+
+
+def monarch_vit_forward(batch: int, monarch: bool) -> Step:
+    return classifier_forward(_vit(monarch), batch)
+
+
+def monarch_vit_train(batch: int, monarch: bool) -> Step:
+    return BOTH.classifier_train(_vit(monarch).train(), batch)
+
+
+def _vitae(model: str, monarch: bool, drop_path: float) -> nn.Module:
+    mlp = "monarch" if monarch else None
+    return monarch_models.create_model(model, mlp_cfg=mlp, drop_path_rate=drop_path)
+
+
+def vitae_inference(model: str, batch: int, size: int, dtype: str, monarch: bool) -> Step:
+    return prepared_forward(_vitae(model, monarch, 0.0), flow.randn(batch, 3, size, size), dtype)
+
+
+def vitae_train(model: str, batch: int, size: int, monarch: bool) -> Step:
+    """With stochastic depth, as the published recipe has it."""
+    return BOTH.classifier_train(_vitae(model, monarch, 0.1).train(), batch, size)
 
 
 MAKERS: dict[str, Maker] = {
@@ -143,5 +166,11 @@ MAKERS: dict[str, Maker] = {
         vit_train,
         gpt2_forward,
         gpt2_train,
+        layer_forward,
+        layer_train,
+        monarch_vit_forward,
+        monarch_vit_train,
+        vitae_inference,
+        vitae_train,
     )
 }

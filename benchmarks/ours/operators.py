@@ -1,18 +1,16 @@
-"""Single operators in eager OneFlow; each maker returns one step."""
+"""The operators that OneFlow has its own names for; each maker returns one step."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 from oneflow_accel.kernels.attention import packed_attention
 from oneflow_accel.kernels.operators import Operator
 
 import oneflow as flow
-from oneflow import nn
 
+from benchmarks.both import Both
 from benchmarks.serve import Maker, Step
 
-Shape = tuple[int, ...]
+BOTH = Both(flow)
 
 _GEOMETRY = {
     "num_spatial_dims": "int32",
@@ -31,29 +29,9 @@ _conv_filter_grad = Operator(
 )
 
 
-def _forward_backward(fn: Callable[[flow.Tensor], flow.Tensor], x: flow.Tensor) -> Step:
-    """y = fn(x) and its gradient."""
-    x.requires_grad = True
-    dy = flow.randn(*fn(x).shape)
-
-    def step() -> None:
-        fn(x).backward(dy)
-        x.grad = None
-
-    return step
-
-
-def _without_gradient(fn: Callable[[], flow.Tensor]) -> Step:
-    def step() -> None:
-        with flow.no_grad():
-            fn()
-
-    return step
-
-
 def linear(rows: int, inner: int, outer: int, part: str) -> Step:
     x, weight, dy = flow.randn(rows, inner), flow.randn(outer, inner), flow.randn(rows, outer)
-    return _without_gradient(
+    return BOTH.without_gradient(
         {
             "forward": lambda: flow._C.matmul(x, weight, transpose_b=True),
             "data grad": lambda: flow._C.matmul(dy, weight),
@@ -66,62 +44,14 @@ def batched_matmul(batch: int, tokens: int, width: int, part: str) -> Step:
     query, key = flow.randn(batch, tokens, width), flow.randn(batch, tokens, width)
     scores = flow.randn(batch, tokens, tokens)
     if part == "scores":
-        return _without_gradient(lambda: flow._C.batch_matmul(query, key, transpose_b=True))
-    return _without_gradient(lambda: flow._C.batch_matmul(scores, query))
-
-
-def softmax(shape: Shape) -> Step:
-    return _forward_backward(lambda x: flow.softmax(x, dim=-1), flow.randn(*shape))
-
-
-def gelu(shape: Shape, approximate: str) -> Step:
-    return _forward_backward(nn.GELU(approximate=approximate), flow.randn(*shape))
-
-
-def layer_norm(shape: Shape) -> Step:
-    return _forward_backward(nn.LayerNorm(shape[-1]), flow.randn(*shape))
-
-
-def cross_entropy(shape: Shape) -> Step:
-    labels = flow.randint(0, shape[1], (shape[0],))
-    logits = flow.randn(*shape, requires_grad=True)
-
-    def step() -> None:
-        nn.functional.cross_entropy(logits, labels).backward()
-        logits.grad = None
-
-    return step
+        return BOTH.without_gradient(lambda: flow._C.batch_matmul(query, key, transpose_b=True))
+    return BOTH.without_gradient(lambda: flow._C.batch_matmul(scores, query))
 
 
 def attention(batch: int, heads: int, tokens: int, causal: bool) -> Step:
     """From the packed projection (B, T, 3 H D) to what the output projection takes (B, T, H D)."""
     packed = flow.randn(batch, tokens, 3 * heads * 64)
-    return _forward_backward(lambda x: packed_attention(x, heads, causal=causal), packed)
-
-
-def relu(shape: Shape) -> Step:
-    x = flow.randn(*shape)
-    return _without_gradient(lambda: flow.relu(x))
-
-
-def add(shape: Shape) -> Step:
-    x, y = flow.randn(*shape), flow.randn(*shape)
-    return _without_gradient(lambda: x + y)
-
-
-def bias_add(shape: Shape) -> Step:
-    x, bias = flow.randn(*shape), flow.randn(shape[-1])
-    return _without_gradient(lambda: x + bias)
-
-
-def permute(shape: Shape) -> Step:
-    """(B, T, H, D) to (B, H, T, D)."""
-    x = flow.randn(shape[0], shape[1], shape[2] // 64, 64)
-    return _without_gradient(lambda: x.permute(0, 2, 1, 3).contiguous())
-
-
-def dropout(shape: Shape) -> Step:
-    return _forward_backward(nn.Dropout(0.1), flow.randn(*shape))
+    return BOTH.forward_backward(lambda x: packed_attention(x, heads, causal=causal), packed)
 
 
 def conv(
@@ -136,7 +66,7 @@ def conv(
         return flow._C.conv2d(x, weight, None, groups=1, channel_pos="channels_last", **attributes)
 
     if part == "forward":
-        return _without_gradient(forward)
+        return BOTH.without_gradient(forward)
     dy = flow.randn(*forward().shape)
     geometry = {
         "num_spatial_dims": 2,
@@ -148,25 +78,10 @@ def conv(
         "groups": 1,
     }
     if part == "data grad":
-        return _without_gradient(lambda: _conv_data_grad(dy, weight, x, **geometry)[0])
-    return _without_gradient(lambda: _conv_filter_grad(dy, x, **geometry)[0])
+        return BOTH.without_gradient(lambda: _conv_data_grad(dy, weight, x, **geometry)[0])
+    return BOTH.without_gradient(lambda: _conv_filter_grad(dy, x, **geometry)[0])
 
 
 MAKERS: dict[str, Maker] = {
-    function.__name__: function
-    for function in (
-        linear,
-        batched_matmul,
-        softmax,
-        gelu,
-        layer_norm,
-        cross_entropy,
-        attention,
-        relu,
-        add,
-        bias_add,
-        permute,
-        dropout,
-        conv,
-    )
+    function.__name__: function for function in (linear, batched_matmul, attention, conv)
 }

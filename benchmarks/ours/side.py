@@ -9,17 +9,16 @@ import oneflow_accel  # noqa: F401
 
 import oneflow as flow
 
-from benchmarks import small
-from benchmarks.ours import generation, models, monarch, operators, optimizers, vitae
+from benchmarks.ours import generation, models, operators
 from benchmarks.serve import serve
 
 
 def main() -> None:
     flow.manual_seed(0)
-    modules = (operators, optimizers, models, generation, monarch, vitae)
+    modules = (operators, models, generation)
     makers = {kind: maker for module in modules for kind, maker in module.MAKERS.items()}
     serve(
-        makers | small.makers(flow),
+        makers | operators.BOTH.makers(),
         f"oneflow {flow.__version__}",
         flow._oneflow_internal.eager.Sync,
     )

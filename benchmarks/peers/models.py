@@ -2,33 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import nn
 
+from benchmarks.both import Both
 from benchmarks.peers import torchvision
 from benchmarks.peers.resnet50 import resnet50
 from benchmarks.serve import Maker, Step
 
-
-def _forward(model: nn.Module, batch: torch.Tensor) -> Step:
-    model.eval()
-
-    def step() -> None:
-        with torch.no_grad():
-            model(batch)
-
-    return step
-
-
-def _train(optimizer: torch.optim.Optimizer, loss: Callable[[], torch.Tensor]) -> Step:
-    def step() -> None:
-        loss().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
+BOTH = Both(torch)
 
 
 def _images(batch: int, size: int = 224) -> torch.Tensor:
@@ -37,7 +19,7 @@ def _images(batch: int, size: int = 224) -> torch.Tensor:
 
 def resnet50_forward(batch: int) -> Step:
     model = resnet50().to(memory_format=torch.channels_last)
-    return _forward(model, _images(batch).to(memory_format=torch.channels_last))
+    return BOTH.forward(model.eval(), _images(batch).to(memory_format=torch.channels_last))
 
 
 def resnet50_train(batch: int) -> Step:
@@ -45,7 +27,7 @@ def resnet50_train(batch: int) -> Step:
     images = _images(batch).to(memory_format=torch.channels_last)
     labels = torch.randint(1000, (batch,))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9, weight_decay=1e-4)
-    return _train(optimizer, lambda: nn.functional.cross_entropy(model(images), labels))
+    return BOTH.train(optimizer, lambda: nn.functional.cross_entropy(model(images), labels))
 
 
 def _vit() -> nn.Module:
@@ -58,13 +40,7 @@ def _vit() -> nn.Module:
 def classifier_forward(
     model: nn.Module, batch: int, size: int = 224, dtype: torch.dtype = torch.float32
 ) -> Step:
-    return _forward(model.to(dtype), _images(batch, size).to(dtype))
-
-
-def classifier_train(model: nn.Module, batch: int, size: int = 224) -> Step:
-    images, labels = _images(batch, size), torch.randint(1000, (batch,))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
-    return _train(optimizer, lambda: nn.functional.cross_entropy(model(images), labels))
+    return BOTH.forward(model.to(dtype).eval(), _images(batch, size).to(dtype))
 
 
 def vit_forward(batch: int) -> Step:
@@ -72,7 +48,7 @@ def vit_forward(batch: int) -> Step:
 
 
 def vit_train(batch: int) -> Step:
-    return classifier_train(_vit().train(), batch)
+    return BOTH.classifier_train(_vit().train(), batch)
 
 
 def _gpt2(use_cache: bool = False) -> nn.Module:
@@ -83,14 +59,14 @@ def _gpt2(use_cache: bool = False) -> nn.Module:
 
 
 def gpt2_forward(batch: int, tokens: int) -> Step:
-    return _forward(_gpt2(), torch.randint(50257, (batch, tokens)))
+    return BOTH.forward(_gpt2().eval(), torch.randint(50257, (batch, tokens)))
 
 
 def gpt2_train(batch: int, tokens: int) -> Step:
     model = _gpt2().train()
     ids = torch.randint(50257, (batch, tokens))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
-    return _train(optimizer, lambda: model(ids, labels=ids).loss)
+    return BOTH.train(optimizer, lambda: model(ids, labels=ids).loss)
 
 
 def gpt2_greedy(batch: int, prompt: int, tokens: int) -> Step:

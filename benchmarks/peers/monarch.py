@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.peers import torchvision
-from benchmarks.peers.models import classifier_forward, classifier_train
+from benchmarks.peers.models import BOTH, classifier_forward
 from benchmarks.serve import Maker, Step
 
 
@@ -75,26 +75,11 @@ def _layer(inner: int, outer: int, monarch: bool) -> nn.Module:
 
 
 def layer_forward(rows: int, inner: int, outer: int, monarch: bool) -> Step:
-    layer, x = _layer(inner, outer, monarch), torch.randn(rows, inner)
-
-    def step() -> None:
-        with torch.no_grad():
-            layer(x)
-
-    return step
+    return BOTH.layer_forward(_layer(inner, outer, monarch), rows, inner)
 
 
 def layer_train(rows: int, inner: int, outer: int, monarch: bool) -> Step:
-    layer, x = _layer(inner, outer, monarch), torch.randn(rows, inner, requires_grad=True)
-    dy = torch.randn(rows, outer)
-    leaves = [x, *layer.parameters()]
-
-    def step() -> None:
-        layer(x).backward(dy)
-        for leaf in leaves:
-            leaf.grad = None
-
-    return step
+    return BOTH.layer_train(_layer(inner, outer, monarch), rows, inner)
 
 
 def _vit(monarch: bool) -> nn.Module:
@@ -121,7 +106,7 @@ def monarch_vit_forward(batch: int, monarch: bool) -> Step:
 
 
 def monarch_vit_train(batch: int, monarch: bool) -> Step:
-    return classifier_train(_vit(monarch).train(), batch)
+    return BOTH.classifier_train(_vit(monarch).train(), batch)
 
 
 MAKERS: dict[str, Maker] = {

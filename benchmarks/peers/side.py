@@ -7,17 +7,16 @@ import sys
 
 import torch
 
-from benchmarks import small
-from benchmarks.peers import models, monarch, operators, optimizers, vitae
+from benchmarks.peers import models, monarch, operators, vitae
 from benchmarks.serve import serve
 
 
 def main() -> None:
     torch.set_num_threads(int(sys.argv[1]))
     torch.manual_seed(0)
-    modules = (operators, optimizers, models, monarch, vitae)
+    modules = (operators, models, monarch, vitae)
     makers = {kind: maker for module in modules for kind, maker in module.MAKERS.items()}
-    serve(makers | small.makers(torch), f"torch {torch.__version__}")
+    serve(makers | operators.BOTH.makers(), f"torch {torch.__version__}")
 
 
 if __name__ == "__main__":

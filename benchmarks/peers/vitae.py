@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.peers.models import classifier_forward, classifier_train
+from benchmarks.peers.models import BOTH, classifier_forward
 from benchmarks.peers.monarch import MonarchLinear
 from benchmarks.serve import Maker, Step
 
@@ -335,7 +335,7 @@ def vitae_inference(model: str, batch: int, size: int, dtype: str, monarch: bool
 
 def vitae_train(model: str, batch: int, size: int, monarch: bool) -> Step:
     made = ViTAE(VARIANTS[model], monarch=monarch, drop_path=0.1)
-    return classifier_train(made.train(), batch, size)
+    return BOTH.classifier_train(made.train(), batch, size)
 
 
 MAKERS: dict[str, Maker] = {

@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 
 from benchmarks import chart, results
+from benchmarks.both import parameter_shapes
 from benchmarks.items import all_items, chosen_items
 from benchmarks.results import Row
-from benchmarks.shapes import parameter_shapes
 
 
 def row(item: str, ratio: str, bar: str = "") -> Row:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import oneflow as flow
 
 from benchmarks.__main__ import Bench
+from benchmarks.both import Both
 from benchmarks.items import chosen_items
-from benchmarks.small import makers
 
 
 def test_every_item_runs() -> None:
     items = chosen_items(["small"], None)
     assert [item.kind for item in items] == ["chain", "mlp_train"]
     for item in items:
-        step = makers(flow)[item.kind](**item.params)
+        step = Both(flow).makers()[item.kind](**item.params)
         step()
         step()
 

@@ -8,7 +8,7 @@ import oneflow as flow
 
 from benchmarks.breakdown import STEP, Breakdown
 from benchmarks.items import all_items
-from benchmarks.ours import vitae
+from benchmarks.ours import models
 from flow_train.metrics.macs import count_macs
 from monarch_flow.models import create_model, list_models
 
@@ -26,7 +26,7 @@ def test_items_name_models_and_arguments_that_there_are() -> None:
     items = [item for item in all_items() if item.group == "vitae"]
     for item in items:
         assert item.params["model"] in list_models()
-        inspect.signature(vitae.MAKERS[item.kind]).bind(**item.params)
+        inspect.signature(models.MAKERS[item.kind]).bind(**item.params)
     # Every Monarch model beside PyTorch's and, in turn, beside our own dense one.
     trained = [item for item in items if item.kind == "vitae_train"]
     over_dense = [item for item in trained if item.against]
@@ -40,7 +40,7 @@ def test_items_name_models_and_arguments_that_there_are() -> None:
 
 
 def test_a_step_trains() -> None:
-    step = vitae.vitae_train("ViTAE_basic_Tiny", batch=1, size=32, monarch=True)
+    step = models.vitae_train("ViTAE_basic_Tiny", batch=1, size=32, monarch=True)
     step()
 
 

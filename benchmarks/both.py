@@ -1,0 +1,191 @@
+"""What OneFlow and PyTorch have the same names for: one step of each, built for either framework.
+
+Pure Python: both sides import it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.serve import Maker, Step
+
+Shape = tuple[int, ...]
+
+
+class Both:
+    """Steps made of the functions of `oneflow` or `torch`."""
+
+    def __init__(self, framework: Any) -> None:
+        self.framework, self.nn = framework, framework.nn
+
+    def forward(self, model: Any, batch: Any) -> Step:
+        return self.without_gradient(lambda: model(batch))
+
+    def without_gradient(self, fn: Callable[[], Any]) -> Step:
+        def step() -> None:
+            with self.framework.no_grad():
+                fn()
+
+        return step
+
+    def forward_backward(self, fn: Callable[[Any], Any], x: Any, *others: Any) -> Step:
+        """y = fn(x), its gradient and those of other leaves."""
+        x.requires_grad = True
+        dy = self.framework.randn(*fn(x).shape)
+
+        def step() -> None:
+            fn(x).backward(dy)
+            for leaf in (x, *others):
+                leaf.grad = None
+
+        return step
+
+    def train(self, optimizer: Any, loss: Callable[[], Any]) -> Step:
+        def step() -> None:
+            loss().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    def classifier_train(self, model: Any, batch: int, size: int = 224) -> Step:
+        images = self.framework.randn(batch, 3, size, size)
+        labels = self.framework.randint(0, 1000, (batch,))
+        optimizer = self.framework.optim.AdamW(model.parameters(), lr=1e-5)
+        return self.train(
+            optimizer, lambda: self.nn.functional.cross_entropy(model(images), labels)
+        )
+
+    def layer_forward(self, layer: Any, rows: int, inner: int) -> Step:
+        return self.forward(layer, self.framework.randn(rows, inner))
+
+    def layer_train(self, layer: Any, rows: int, inner: int) -> Step:
+        """Forward and backward, with the gradient of the input."""
+        x = self.framework.randn(rows, inner)
+        return self.forward_backward(layer, x, *layer.parameters())
+
+    def makers(self) -> dict[str, Maker]:
+        """The steps of which nothing differs, by the items' kinds."""
+        names = "softmax gelu layer_norm cross_entropy relu add bias_add permute dropout"
+        kinds = [*names.split(), "optimizer", "clip", "chain", "mlp_train"]
+        return {kind: getattr(self, kind) for kind in kinds}
+
+    def softmax(self, shape: Shape) -> Step:
+        framework = self.framework
+        return self.forward_backward(
+            lambda x: framework.softmax(x, dim=-1), framework.randn(*shape)
+        )
+
+    def gelu(self, shape: Shape, approximate: str) -> Step:
+        gelu = self.nn.GELU(approximate=approximate)
+        return self.forward_backward(gelu, self.framework.randn(*shape))
+
+    def layer_norm(self, shape: Shape) -> Step:
+        # The parameters' gradients add up from step to step.
+        return self.forward_backward(self.nn.LayerNorm(shape[-1]), self.framework.randn(*shape))
+
+    def cross_entropy(self, shape: Shape) -> Step:
+        labels = self.framework.randint(0, shape[1], (shape[0],))
+        logits = self.framework.randn(*shape, requires_grad=True)
+
+        def step() -> None:
+            self.nn.functional.cross_entropy(logits, labels).backward()
+            logits.grad = None
+
+        return step
+
+    def relu(self, shape: Shape) -> Step:
+        x = self.framework.randn(*shape)
+        return self.without_gradient(lambda: self.framework.relu(x))
+
+    def add(self, shape: Shape) -> Step:
+        x, y = self.framework.randn(*shape), self.framework.randn(*shape)
+        return self.without_gradient(lambda: x + y)
+
+    def bias_add(self, shape: Shape) -> Step:
+        x, bias = self.framework.randn(*shape), self.framework.randn(shape[-1])
+        return self.without_gradient(lambda: x + bias)
+
+    def permute(self, shape: Shape) -> Step:
+        """(B, T, H, D) to (B, H, T, D)."""
+        x = self.framework.randn(shape[0], shape[1], shape[2] // 64, 64)
+        return self.without_gradient(lambda: x.permute(0, 2, 1, 3).contiguous())
+
+    def dropout(self, shape: Shape) -> Step:
+        return self.forward_backward(self.nn.Dropout(0.1), self.framework.randn(*shape))
+
+    def optimizer(self, optimizer: str, model: str) -> Step:
+        optim, parameters = self.framework.optim, self._parameters(model)
+        if optimizer == "SGD":
+            return optim.SGD(parameters, lr=1e-6, momentum=0.9, weight_decay=1e-4).step
+        return optim.AdamW(parameters, lr=1e-6, weight_decay=0.01).step
+
+    def clip(self, model: str) -> Step:
+        parameters = self._parameters(model)
+        return lambda: self.nn.utils.clip_grad_norm_(parameters, 1.0)
+
+    def _parameters(self, model: str) -> list[Any]:
+        randn = self.framework.randn
+        parameters = [self.nn.Parameter(randn(*shape)) for shape in parameter_shapes(model)]
+        for parameter in parameters:
+            parameter.grad = randn(*parameter.shape)
+        return parameters
+
+    # Over before they are worth a second thread: what the framework itself takes.
+
+    def chain(self, operations: int, numbers: int) -> Step:
+        x = self.framework.ones(numbers)
+
+        def step() -> None:
+            y = x
+            for _ in range(operations):
+                y = y + 1.0
+            y[0].item()
+
+        return step
+
+    def mlp_train(self, batch: int, inner: int, hidden: int, outer: int) -> Step:
+        nn, framework = self.nn, self.framework
+        model = nn.Sequential(nn.Linear(inner, hidden), nn.ReLU(), nn.Linear(hidden, outer))
+        optimizer = framework.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        x, labels = framework.randn(batch, inner), framework.randint(0, outer, (batch,))
+
+        def step() -> None:
+            loss = nn.functional.cross_entropy(model(x), labels)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            loss.item()
+
+        return step
+
+
+def parameter_shapes(model: str) -> list[Shape]:
+    """Shapes of all parameters of "resnet50" (161, 25.6 M) or "gpt2" small (148, 124.4 M)."""
+    return {"resnet50": _resnet50, "gpt2": _gpt2}[model]()
+
+
+def _resnet50() -> list[Shape]:
+    def conv(inner: int, outer: int, kernel: int) -> list[Shape]:
+        return [(outer, inner, kernel, kernel), (outer,), (outer,)]
+
+    shapes = conv(3, 64, 7)
+    inner = 64
+    for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
+        for block in range(blocks):
+            shapes += conv(inner, width, 1) + conv(width, width, 3) + conv(width, 4 * width, 1)
+            if block == 0:
+                shapes += conv(inner, 4 * width, 1)
+            inner = 4 * width
+    return [*shapes, (1000, inner), (1000,)]
+
+
+def _gpt2(width: int = 768, layers: int = 12) -> list[Shape]:
+    def linear(inner: int, outer: int) -> list[Shape]:
+        return [(outer, inner), (outer,)]
+
+    norm: list[Shape] = [(width,), (width,)]
+    attention = linear(width, 3 * width) + linear(width, width)
+    mlp = linear(width, 4 * width) + linear(4 * width, width)
+    return [(50257, width), (1024, width), *(layers * (norm + attention + norm + mlp)), *norm]
