@@ -90,18 +90,12 @@ class _Help(argparse.HelpFormatter):
 
 
 def run(program: str, action: Callable[[], int | None]) -> int:
-    """Run what a command does; its exit code.
+    """Run what a command does, and return its exit code: what `action` returns (None for 0);
+    `UserError.EXIT_CODE` after a user's error, INTERRUPTED after Ctrl-C (the text of a
+    KeyboardInterrupt says what there is to go on with), BROKEN_PIPE where whoever read the output
+    has gone, as after `| head`.
 
     Of several processes one on each machine prints the error, and this ends all of them.
-
-    Args:
-        program: what messages begin with, such as "main.py".
-        action: returns an exit code, None for 0. The text of a KeyboardInterrupt that it raises
-            says what there is to go on with.
-
-    Returns:
-        What `action` returned; `UserError.EXIT_CODE` after a user's error, INTERRUPTED after
-        Ctrl-C, BROKEN_PIPE where whoever read the output has gone, as after `| head`.
     """
     if launched.launched():
         launched.end_with_launcher()

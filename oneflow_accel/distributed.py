@@ -43,9 +43,6 @@ def all_reduce_sum(numbers: Sequence[float]) -> list[float]:
 
     The sum goes through host memory in float64, whatever the device: counts of images stay exact
     and no device needs float64 for it.
-
-    Args:
-        numbers: as many on every process.
     """
     if world_size() == 1 or not numbers:
         return [float(number) for number in numbers]
@@ -74,22 +71,16 @@ def all_gather_json(value: Any) -> list[Any]:
 
 
 def local_value(tensor: flow.Tensor) -> flow.Tensor:
-    """The whole value of a global tensor as a local one; a local tensor as it is.
-
-    For a global tensor every process of its placement has to call this.
-    """
+    """The whole value of a global tensor, which every process of its placement has to ask for, as a
+    local one; a local tensor as it is."""
     if not tensor.is_global:
         return tensor
     return tensor.to_global(sbp=[flow.sbp.broadcast] * len(tensor.sbp)).to_local()
 
 
 def set_value(tensor: flow.Tensor, array: np.ndarray) -> None:
-    """Give a tensor the value of an array that all processes have: each copies its own part, and
-    they exchange nothing.
-
-    Args:
-        tensor: local or global, eager; a global one is split or repeated over its placement.
-        array: of its logical shape and dtype.
+    """Give a local or global tensor the value of an array (of its logical shape and dtype) that all
+    processes have: each copies its own part, and they exchange nothing.
 
     Raises:
         ValueError: it has another shape, or parts of the tensor are to be summed up.
@@ -131,10 +122,7 @@ def barrier() -> None:
 
 def settle() -> None:
     """Wait until the kernels of every process are done, before something lasting is made of their
-    results. Every process calls it.
-
-    Raises:
-        IndexError, RuntimeError: a kernel of this process has failed; no other process gets beyond.
-    """
+    results. Every process calls it, and none gets beyond it if a kernel has failed (IndexError or
+    RuntimeError there)."""
     flow._oneflow_internal.eager.Sync()
     barrier()

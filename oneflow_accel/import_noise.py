@@ -97,16 +97,8 @@ def _flush() -> None:
 
 
 def filtered(waiting: bytes, at_line_start: bool, at_end: bool) -> tuple[bytes, bytes, bool]:
-    """What can be handed on of some output.
-
-    Args:
-        waiting: the output, and what was kept before.
-        at_line_start: whether it begins a line.
-        at_end: whether nothing follows.
-
-    Returns:
-        what to write, what to keep until more is known, and whether the next begins a line.
-    """
+    """What can be handed on of some output (`waiting`, with what was kept before), what to keep
+    until more is known, and whether the next begins a line."""
     written = b""
     while waiting:
         line, end, rest = waiting.partition(b"\n")

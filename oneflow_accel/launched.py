@@ -65,15 +65,11 @@ def end_with_launcher() -> None:
 
 
 def end(text: str, code: int, *, let_speak: float = _LET_SPEAK) -> NoReturn:
-    """End this process, one of several, with a line on stderr that one process of the machine says.
+    """End this process, one of several, with a line on stderr ("" for none) that one process of the
+    machine says; the others wait for it `let_speak` seconds.
 
-    Python's own end is left out: oneflow waits there for processes that are gone.
-
-    Args:
-        text: the line; "" for none.
-        code: exit code of this process. oneflow's launcher ends with 1 whatever it is; ours with
-            this one.
-        let_speak: how long the machine's other processes wait for its first one, in s.
+    Python's own end is left out: oneflow waits there for processes that are gone. oneflow's
+    launcher ends with 1 whatever the code is; ours with this one.
     """
     launcher = _launcher()
     if launcher is not None and _number("LOCAL_RANK") > 0:

@@ -22,17 +22,11 @@ _PAUSE = 0.05
 def wait_for_rank_zero(
     environment: Mapping[str, str] = os.environ, most_seconds: float = MOST_SECONDS
 ) -> bool:
-    """Wait until rank 0 listens at MASTER_ADDR:MASTER_PORT; only where this is another process of
-    a job.
+    """Wait until rank 0 listens at MASTER_ADDR:MASTER_PORT; only where this is another process of a
+    job.
 
-    Args:
-        environment: holds RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as
-            oneflow.distributed.launch sets them.
-        most_seconds: how long to wait.
-
-    Returns:
-        False where nobody listened in that time; True otherwise, and where there is nobody to wait
-        for. What is wrong with the variables is oneflow's to say.
+    False where nobody listened in that time; True otherwise, and where there is nobody to wait for.
+    What is wrong with the variables is oneflow's to say.
     """
     try:
         rank, world_size, port = (

@@ -39,23 +39,10 @@ ENVIRONMENT_PREFIXES = ("ONEFLOW_", "OMP_", "GLOG_", "CUDA_", "MLU_", "NCCL_", "
 def collect(device: str | None = None) -> dict[str, Any]:
     """The state as JSON-able data; chooses no device and runs no operator.
 
-    Args:
-        device: what `--device` asked for, None to see what would be chosen.
-
-    Returns:
-        schema: int, SCHEMA.
-        versions: name -> version, null where a package is not installed. "python", "oneflow_commit"
-            and PACKAGES.
-        devices: list of {name, source, ok, reason, properties, features}; reason is null where ok,
-            properties ({name, total_memory, peak_flops}) and features (name -> {ok, reason}) are
-            null where not.
-        selection: {device, why}; device is null where none can be used, and why says why.
-        threads: {cores, plugin}: cores that this process may use, threads per plug-in kernel.
-        plugin: {loaded, path, reason, onednn_version, operators, scratch_limit, redirections};
-            redirections is a list of {function, library, purpose, done}.
-        operations: name -> list of {implementation, backend, dtypes} in order of preference.
-        patches: list of {name, package, version, state, reason}.
-        environment: variables that are set and begin with one of ENVIRONMENT_PREFIXES.
+    What is not as its name says: versions are null where a package is not installed; a device has a
+    null reason where it is ok, and null properties and features where it is not; selection.device
+    is null where none can be used, and why says why; operations list their implementations in order
+    of preference; environment has the variables that begin with one of ENVIRONMENT_PREFIXES.
     """
     state = plugin.state()
     return {

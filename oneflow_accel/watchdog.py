@@ -64,15 +64,9 @@ class Peer:
 class Watchdog:
     """The connections of one process.
 
-    Args:
-        rank: of this process.
-        world_size: number of processes.
-        exchange: gives every process the list of what each of them passed, by rank.
-        address: host name or address of rank 0's machine, as the others reach it.
-        port: for rank 0 to listen on; 0 for any.
-
-    Raises:
-        UserError: the port cannot be had, or a process did not connect within a minute.
+    `exchange` gives every process the list of what each of them passed, by rank; `address` is rank
+    0's machine, as the others reach it, where it listens on `port`, 0 for any. UserError if the
+    port cannot be had, or a process did not connect within a minute.
     """
 
     def __init__(
@@ -107,10 +101,7 @@ class Watchdog:
 
     def stop(self, failure: str | None = None) -> None:
         """Say goodbye; rank 0 waits for the goodbyes of all others, and watches them until then.
-
-        Args:
-            failure: why this process ends early; the others are told and end as well.
-        """
+        With a failure the others are told and end as well."""
         if self._stopped.is_set():
             return
         if self._rank == 0 and failure is None:
@@ -294,8 +285,8 @@ def start() -> None:
 
     Raises:
         RuntimeError: it has been started already.
-        UserError: a process did not connect within a minute, or ONEFLOW_ACCEL_WATCHDOG is neither
-            `on` nor `off` nor a port.
+        UserError: a process did not connect within a minute, or the variable is neither `on`
+            nor `off` nor a port.
     """
     global _active
     setting = os.environ.get(VARIABLE, "on")

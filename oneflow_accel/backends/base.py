@@ -48,14 +48,8 @@ class Support:
 
 @dataclass(frozen=True)
 class DeviceProperties:
-    """One device.
-
-    Attributes:
-        name: the vendor's name of the model.
-        total_memory: bytes, None where unknown.
-        peak_flops: FLOP/s by dtype name ("float32"), dense, for matrix products as OneFlow runs
-            them by default; None where unknown.
-    """
+    """One device: the vendor's name of the model, bytes of memory (None where unknown), and FLOP/s
+    by dtype name ("float32"), dense, for matrix products as OneFlow runs them by default."""
 
     name: str
     total_memory: int | None
@@ -81,9 +75,7 @@ class Backend(ABC):
 
     def unavailable_reason(self) -> str | None:
         """Everything that is missing, in words a user can act on, or None if nothing is.
-
-        Initializes no driver and imports no vendor package, so it is safe before a fork.
-        """
+        Initializes no driver and imports no vendor package, so it is safe before a fork."""
         return "; ".join(self._problems()) or None
 
     def prepare(self) -> None:  # noqa: B027 - most devices need nothing
@@ -95,10 +87,7 @@ class Backend(ABC):
 
     def activate(self) -> None:
         """Get ready to compute; `select_device` calls it once a device is chosen.
-
-        Raises:
-            DeviceUnavailableError: the device cannot be used; names what is missing.
-        """
+        DeviceUnavailableError names what is missing."""
         reason = self.unavailable_reason()
         if reason is not None:
             raise DeviceUnavailableError(f"device '{self.name}' cannot be used: {reason}")
@@ -113,11 +102,8 @@ class Backend(ABC):
         return int(flow.device(self.name).index)
 
     def set_device(self, index: int) -> None:
-        """Compute on device `index` from now on.
-
-        Raises:
-            ValueError: there is no such device, or OneFlow ties this process to another one.
-        """
+        """Compute on device `index` from now on; ValueError if there is none, or OneFlow ties this
+        process to another one."""
         if index != self.current_device():
             raise ValueError(
                 f"oneflow runs this process on {self.name}:{self.current_device()} (its local "
@@ -125,11 +111,8 @@ class Backend(ABC):
             )
 
     def device(self, index: int | None = None) -> flow.device:
-        """The `oneflow.device` of an index; None means the current one.
-
-        Raises:
-            ValueError: there is no such device.
-        """
+        """The `oneflow.device` of an index, None for the current one; ValueError if there is
+        none."""
         if index is None:
             index = self.current_device()
         elif not 0 <= index < self.device_count():
@@ -137,25 +120,18 @@ class Backend(ABC):
         return flow.device(self.name, index)
 
     def synchronize(self) -> None:
-        """Wait until everything that this process has given to the device is done.
-
-        Raises:
-            IndexError, RuntimeError: a kernel of the CPU plug-in has failed since the last wait.
-        """
+        """Wait until everything that this process has given to the device is done; IndexError or
+        RuntimeError if a kernel of the CPU plug-in has failed since the last wait."""
         flow._oneflow_internal.eager.Sync()
 
     def manual_seed(self, seed: int) -> None:
-        """Seed the random generators that operators on this device use.
-
-        `nn.Dropout` of oneflow 0.9.0 has a generator of its own and ignores this.
-        """
+        """Seed the random generators that operators on this device use. `nn.Dropout` of oneflow
+        0.9.0 has a generator of its own and ignores this."""
         flow.manual_seed(seed)
 
     def memory_allocated(self) -> int | None:
-        """Bytes in use now, or None where `supports("memory_stats")` says no.
-
-        The file of each backend says what it counts.
-        """
+        """Bytes in use now, as the file of each backend counts, or None where
+        `supports("memory_stats")` says no."""
         if not self.supports("memory_stats"):
             return None
         used = self._memory_used()
@@ -163,11 +139,9 @@ class Backend(ABC):
         return used
 
     def max_memory_allocated(self) -> int | None:
-        """Largest number of bytes in use since `reset_peak_memory_stats()`, or None.
-
-        Where the device keeps no peak itself it is the largest value seen by a call of
-        `memory_allocated()`, this one included.
-        """
+        """Largest number of bytes in use since `reset_peak_memory_stats()`, or None. Where the
+        device keeps no peak itself it is the largest value that a call of `memory_allocated()` has
+        seen."""
         return None if self.memory_allocated() is None else self._peak_memory
 
     def reset_peak_memory_stats(self) -> None:
@@ -197,14 +171,8 @@ class Backend(ABC):
         return flow.placement(self.name, ranks)
 
     def supports(self, feature: str) -> Support:
-        """Whether the device has a feature, and if not, why.
-
-        Args:
-            feature: a key of `FEATURES`.
-
-        Raises:
-            ValueError: no such feature; lists them.
-        """
+        """Whether the device has a feature, a key of `FEATURES` (else ValueError), and if not,
+        why."""
         if feature not in FEATURES:
             raise ValueError(f"unknown feature {feature!r}; features are {', '.join(FEATURES)}")
         reason = self._why_not(feature)

@@ -50,11 +50,7 @@ class _Memory(ctypes.Structure):
 
 
 def load_library() -> Any:
-    """The management library, a `ctypes.CDLL`.
-
-    Raises:
-        NvmlError: it is not there.
-    """
+    """The management library, a `ctypes.CDLL`; NvmlError if it is not there."""
     try:
         return ctypes.CDLL(LIBRARY)
     except OSError as error:
@@ -62,11 +58,8 @@ def load_library() -> Any:
 
 
 def query() -> Driver:
-    """Ask the driver for its version and all its GPUs.
-
-    Raises:
-        NvmlError: there is no driver, or it reports an error.
-    """
+    """Ask the driver for its version and all its GPUs; NvmlError if there is none, or it reports an
+    error."""
     library = load_library()
     _call(library, "nvmlInit_v2")
     try:

@@ -32,14 +32,8 @@ PROBE_ORDER = tuple(backend.name for backend in _BUILT_IN)
 
 @dataclass(frozen=True)
 class Candidate:
-    """A name that can be asked for.
-
-    Attributes:
-        name: the device's name.
-        source: the package that offers it.
-        backend: the backend, None where it cannot even be made.
-        reason: why it is not usable, None where it is.
-    """
+    """A name that can be asked for, the package that offers it, the backend (None where it cannot
+    even be made), and why it is not usable (None where it is)."""
 
     name: str
     source: str
@@ -72,14 +66,8 @@ def available_backends() -> dict[str, str | None]:
 
 
 def resolve(name: str | None = None) -> Selection:
-    """Find the device by the rule above, and change nothing.
-
-    Args:
-        name: the device asked for; None leaves it to ONEFLOW_ACCEL_DEVICE or the probe.
-
-    Raises:
-        DeviceUnavailableError: the device that was asked for does not exist or is not usable.
-    """
+    """Find the device by the rule above, and change nothing; DeviceUnavailableError if the one that
+    was asked for does not exist or is not usable."""
     variable = os.environ.get(DEVICE_VARIABLE)
     if name is not None:
         return Selection(_asked_for(name, "asked for"), "asked for")
@@ -101,11 +89,8 @@ def resolve(name: str | None = None) -> Selection:
 
 
 def select_device(name: str | None = None) -> Backend:
-    """Choose the device of this process, make it ready and log which and why.
-
-    Args:
-        name: "cpu", "cuda", "mlu" or another package's; None leaves it to ONEFLOW_ACCEL_DEVICE
-            or, where that is not set, to the probe.
+    """Choose the device of this process ("cpu", "cuda", "mlu" or another package's; None: by the
+    rule above), make it ready, and log which and why.
 
     Raises:
         DeviceUnavailableError: the device that was asked for does not exist or is not usable.
@@ -127,11 +112,8 @@ def select_device(name: str | None = None) -> Backend:
 
 
 def prepare_expected_device() -> None:
-    """Prepare the device that `select_device()` would choose now, and choose none.
-
-    Raises:
-        DeviceUnavailableError: ONEFLOW_ACCEL_DEVICE names one that is not usable.
-    """
+    """Prepare the device that `select_device()` would choose now, and choose none; errors are those
+    of `resolve`."""
     resolve().backend.prepare()
 
 

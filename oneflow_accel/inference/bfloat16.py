@@ -68,15 +68,8 @@ def bfloat16_container(cls: ModuleClass) -> ModuleClass:
 
 
 def in_bfloat16(model: nn.Module, backend: Backend) -> nn.Module:
-    """Convert a model for inference, in place, where the device has the kernels.
-
-    Args:
-        model: local float32 parameters, folded.
-        backend: the device that it runs on.
-
-    Returns:
-        The model, unconverted if the device or the model cannot: one log line says why.
-    """
+    """Convert a model (local float32 parameters, folded) for inference, in place. Where the device
+    or the model cannot, it stays as it is, and one log line says why."""
     support = backend.supports("bfloat16_inference")
     if not support:
         logger.warning("inference runs in float32 and not in bfloat16: %s", support.reason)

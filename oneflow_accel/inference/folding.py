@@ -11,15 +11,11 @@ from oneflow import nn
 
 
 def fold(conv: nn.Conv2d, norm: nn.BatchNorm2d | None, activation: str) -> InferenceConv2d:
-    """One layer that computes what a convolution and those after it do in eval mode.
+    """One layer that computes what a convolution (with local parameters, in either layout, or a map
+    layer), a batch norm and the activation of this name do in eval mode.
 
-    With scale = gamma / sqrt(variance + eps), for each output channel:
-    weight' = scale * weight, bias' = scale * (bias - mean) + beta; computed at float64.
-
-    Args:
-        conv: local parameters, in either layout, or a map layer.
-        norm: with running statistics; None for none.
-        activation: the name of the one that follows, "" for none.
+    With scale = gamma / sqrt(variance + eps), for each output channel: weight' = scale * weight,
+    bias' = scale * (bias - mean) + beta; computed at float64.
     """
     if norm is None:
         bias = None if conv.bias is None else conv.bias.detach().clone()

@@ -19,15 +19,10 @@ _MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
 
 
 def use_huge_pages(tensor: flow.Tensor) -> int:
-    """Move a tensor's memory to huge pages, as far as it fills some and the kernel has them.
+    """Move a local, contiguous tensor's memory to huge pages, as far as it fills some and the
+    kernel has them; returns the bytes that are in huge pages now.
 
     The numbers stay where they are; tensors that are not in host memory are left alone.
-
-    Args:
-        tensor: local and contiguous.
-
-    Returns:
-        Bytes that are in huge pages now: 0 where there are none to be had.
     """
     if not oneflow_accel.current_backend().supports("host_memory"):
         return 0

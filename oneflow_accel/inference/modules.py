@@ -25,17 +25,12 @@ _GEOMETRY = (
 
 
 class InferenceConv2d(nn.Conv2d):
-    """f(conv2d(x) + bias + summand) with constant weights.
+    """f(conv2d(x) + bias + summand) with constant weights: the geometry of `conv`, a weight in its
+    layout, a bias (out_channels,), and f "relu" or "silu", "" for nothing.
 
     Kernels keep the weights in a layout of their own, and look for new ones after load_state_dict
     and whatever moves or converts a module (to, to_global, float, ...), but not after values have
     been changed in place.
-
-    Args:
-        conv: the convolution whose geometry it has.
-        weight: in the layout of `conv`, any floating-point dtype.
-        bias: (out_channels,) or None.
-        activation: f, "relu" or "silu"; "" for nothing.
     """
 
     def __init__(

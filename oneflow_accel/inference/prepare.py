@@ -31,19 +31,12 @@ def prepare(
     where they follow each other: in every Sequential, and in the module classes of `rules.py`. So
     do layers on (N, H, W, C) that `map_layer` marks. A linear layer adds its bias in the same pass.
     What is not known there stays as it is. The copy is in eval mode, requires no gradients, and
-    does not follow later changes of the model. It can be called, or be built into an nn.Graph.
+    does not follow later changes of the model; its state dict is its own. It can be called, or be
+    built into an nn.Graph.
 
-    Convert the model to channels last before, where that is wanted; make it global after.
-
-    Args:
-        model: local, in either layout, in training or eval mode; it is not changed.
-        dtype: oneflow.bfloat16 to compute in bfloat16 what has kernels for it. Input and output of
-            the copy stay float32. Where the device has none, one log line says so, and the
-            copy computes in float32. None or oneflow.float32: in float32.
-        backend: the device that the copy will run on; None means the selected one.
-
-    Returns:
-        The copy. Its state dict is its own: weights are folded, and batch norms are gone.
+    Convert the model to channels last before, where that is wanted; make it global after. `dtype`
+    oneflow.bfloat16 computes in bfloat16 what has kernels for it; input and output of the copy stay
+    float32. Where the device (None: the selected one) has none, one log line says so.
 
     Raises:
         UserError: the model is global, or has forward hooks, which a copy would lose.

@@ -63,12 +63,10 @@ def is_activation(module: nn.Module | None) -> bool:
 class FoldRule:
     """How the convolutions of one module class are folded.
 
-    Attributes:
-        chains: names of children, "conv", "conv norm" or "conv norm relu", that its forward runs in
-            this order, each on the output of the one before and nowhere else.
-        relu_after: the convolutions among them that a relu follows which is no child of their own.
-        methods: name -> function that takes the method's place after folding.
-        kinds: what the first, second and third of a chain must be.
+    Attributes: chains: names of children, "conv", "conv norm" or "conv norm relu", that its forward
+    runs in this order, each on the output of the one before and nowhere else. relu_after: those
+    that a relu follows which is not a child of their own. methods: functions that take a method's
+    place after folding. kinds: what the first, second and third of a chain must be.
     """
 
     chains: tuple[str, ...]
@@ -134,10 +132,8 @@ def _chains_of_sequential(module: nn.Module) -> list[str]:
 
 
 def with_methods(cls: type, methods: Mapping[str, Callable[..., Any]]) -> type:
-    """A subclass of `cls` with these methods; `cls` itself if there are none.
-
-    A class and not a forward in the instance, because nn.Graph calls the class's forward.
-    """
+    """A subclass of `cls` with these methods; `cls` itself if there are none. A class and not a
+    forward in the instance, because nn.Graph calls the class's forward."""
     return _subclass(cls, tuple(sorted(methods.items()))) if methods else cls
 
 

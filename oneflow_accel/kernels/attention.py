@@ -56,21 +56,12 @@ def scaled_dot_product_attention(
     causal: bool = False,
     scale: float | None = None,
 ) -> flow.Tensor:
-    """softmax(scale query key^T) value, for each batch entry and head.
+    """softmax(scale query key^T) value, for each batch entry and head: (batch, heads, queries, dim)
+    from a query of this shape and a key and a value (batch, heads, keys, dim) of the same dtype,
+    local or global (split along batch or heads); ValueError if the shapes do not fit.
 
-    Args:
-        query: (batch, heads, queries, dim), local or global.
-        key: (batch, heads, keys, dim), of the same dtype; at least one key.
-        value: like `key`.
-        causal: query i sees key j where j <= i + keys - queries: the last query sees all keys, as
-            generation with a key/value cache needs it. Needs keys >= queries.
-        scale: factor of the scores; None for 1 / sqrt(dim).
-
-    Returns:
-        (batch, heads, queries, dim). Global tensors may be split along batch or heads.
-
-    Raises:
-        ValueError: the shapes do not fit.
+    If `causal`, query i sees key j where j <= i + keys - queries (keys >= queries): the last query
+    sees all keys, as generation with a key/value cache needs it. `scale` None means 1 / sqrt(dim).
     """
     _check_shapes(query, key, value, causal)
     return _attention_operation(
@@ -81,22 +72,13 @@ def scaled_dot_product_attention(
 def packed_attention(
     qkv: flow.Tensor, num_heads: int, *, causal: bool = False, scale: float | None = None
 ) -> flow.Tensor:
-    """Self-attention of the three parts of one projection, read where they lie: the layout in
-    which a linear layer of 3 x heads x dim outputs gives them, as in ViT and GPT-2.
+    """Self-attention of the three parts of one projection, read where they lie: the layout in which
+    a linear layer of 3 x heads x dim outputs gives them, as in ViT and GPT-2.
 
-    Args:
-        qkv: (batch, time, 3 x heads x dim) or (batch, time, 3, heads, dim), local or global;
-            along axis 2 query, key and value. A global tensor that is split along heads must
-            have five axes.
-        num_heads: heads.
-        causal: position i sees positions up to i.
-        scale: factor of the scores; None for 1 / sqrt(dim).
-
-    Returns:
-        (batch, time, heads x dim).
-
-    Raises:
-        ValueError: the shape does not fit.
+    `qkv` is (batch, time, 3 x heads x dim) or (batch, time, 3, heads, dim), local or global; along
+    axis 2 query, key and value. A global tensor that is split along heads must have five axes.
+    Gives (batch, time, heads x dim); ValueError if the shape does not fit. `causal` and `scale` as
+    above.
     """
     shape = tuple(qkv.shape)
     fits = shape[2:4] == (3, num_heads) if len(shape) == 5 else len(shape) == 3

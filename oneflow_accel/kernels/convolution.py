@@ -55,25 +55,12 @@ def channels_last_conv2d(
     dilation: Pair = (1, 1),
     groups: int = 1,
 ) -> flow.Tensor:
-    """Two-dimensional convolution of activations whose channels lie last.
+    """Two-dimensional convolution of activations whose channels lie last: x (N, H, W, C), weight
+    (O, C / groups, h, w) of the same dtype and bias (O,) give (N, H', W', O). Global tensors may be
+    split along N, with weight and bias broadcast. ValueError if the shapes do not fit.
 
     Tokens (N, H W, C) are such activations as they are, so that a model which has both attention
     and convolutions needs no transposes between them. Weights have the order of checkpoints.
-
-    Args:
-        x: (N, H, W, C), local or global.
-        weight: (O, C / groups, h, w), of the same dtype.
-        bias: (O,); None for none.
-        stride: of rows and columns.
-        padding: zeros above and below, and to the left and right.
-        dilation: distance between the rows and columns of the kernel.
-        groups: groups of channels that do not see each other.
-
-    Returns:
-        (N, H', W', O). Global tensors may be split along N, with weight and bias broadcast.
-
-    Raises:
-        ValueError: the shapes do not fit.
     """
     _check_shapes(tuple(x.shape), tuple(weight.shape), bias, padding, dilation, groups)
     return _operation(

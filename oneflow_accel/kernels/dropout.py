@@ -70,13 +70,8 @@ causal_softmax_mask_scale = register_operation(
 def causal_softmax(scores: flow.Tensor, scale: float) -> flow.Tensor:
     """softmax(scale scores) over the columns up to the row's own, made of plain operators.
 
-    Args:
-        scores: (..., rows, columns), local or global; row i sees columns up to
-            i + columns - rows.
-        scale: factor of the scores.
-
-    Returns:
-        Like `scores`; 0 where a row does not see a column.
+    Row i of (..., rows, columns), local or global, sees columns up to i + columns - rows; the
+    result is 0 where it does not see a column.
     """
     # A sum, as masking operators do not exist on every device.
     return flow.softmax(scores * scale + hidden_columns(scores) * HIDDEN, dim=-1)

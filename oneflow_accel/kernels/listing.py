@@ -30,13 +30,8 @@ _STUBS = ("layer_norm", "layer_norm_grad", "layer_norm_param_grad")
 
 @dataclass(frozen=True)
 class KernelChoice:
-    """The kernels of one operator.
-
-    Attributes:
-        operator: OneFlow's name of it.
-        kernels: by dtype "plug-in", "oneflow", "none", or "?" where it depends on more.
-        why: one sentence about float32.
-    """
+    """The kernels of one operator: by dtype "plug-in", "oneflow", "none", or "?" where it depends
+    on more; `why` is one sentence about float32."""
 
     operator: str
     kernels: dict[str, str]
@@ -44,12 +39,8 @@ class KernelChoice:
 
 
 def kernel_choices(operators: Sequence[str] = ()) -> list[KernelChoice]:
-    """The kernels of some operators, of all that the plug-in has where none is named.
-
-    Raises:
-        UserError: the plug-in, which asks the registry, is not loaded, or there is no such
-            operator.
-    """
+    """The kernels of some operators, of all that the plug-in has where none is named. UserError if
+    the plug-in, which asks the registry, is not loaded, or there is no such operator."""
     state = plugin.state()
     if not state.loaded:
         raise UserError(
@@ -99,7 +90,6 @@ def _why(operator: str, answer: int, listed: bool) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments."""
     parser.add_argument(
         "operators", nargs="*", metavar="OPERATOR", help="default: all that the plug-in has"
     )

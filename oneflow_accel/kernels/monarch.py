@@ -54,23 +54,14 @@ def monarch_multiply(
     values of u, read as an (r, l) grid and transposed, are l blocks of r: v[j, i] = u[i l + j].
     Block j becomes z[j] = blkdiag2[j] v[j], and the result is y[i l + j] = z[j, i].
 
-    A row of x may be shorter than k p, as if zeros followed, and y is cut off at `out_features`:
-    a layer whose sizes its blocks do not divide needs no copy of its activations for it. With a
-    bias, given here rather than added afterwards, neither needs a layer another pass over y.
+    A row of x may be shorter than k p, as if zeros followed, and y is cut off at `out_features`: a
+    layer whose sizes its blocks do not divide needs no copy of its activations for it. With a bias,
+    given here rather than added afterwards, neither needs a layer another pass over y.
 
-    Args:
-        x: (..., n) with n <= k p, local or global; one axis or more.
-        blkdiag1: (k, q, p), of the same dtype.
-        blkdiag2: (l, s, r) with l r = k q.
-        bias: (out_features,), added to every row; None for none.
-        out_features: how many of the l s results are kept, the first ones; None for all.
-
-    Returns:
-        (..., out_features). Global rows may be split along the axes in front, with factors that
-        are broadcast; the factors' gradients are partial sums then.
-
-    Raises:
-        ValueError: the shapes do not fit.
+    x is (..., n) with n <= k p, blkdiag1 (k, q, p), blkdiag2 (l, s, r) with l r = k q, bias
+    (out_features,), all of one dtype; the result is (..., out_features). Global rows may be split
+    along the axes in front, with factors that are broadcast; the factors' gradients are partial
+    sums then. ValueError if the shapes do not fit.
     """
     first, second = tuple(blkdiag1.shape), tuple(blkdiag2.shape)
     width = out_features

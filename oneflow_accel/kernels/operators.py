@@ -38,16 +38,10 @@ _LISTS = {"list_int32": "int32", "list_int64": "int64", "list_float": "float"}
 
 
 class Operator:
-    """One operator of the plug-in.
-
-    Attributes:
-        name: what C++ registers it as.
-        inputs: names of its inputs, in the order of a call's arguments.
-        outputs: names of its outputs, in the order of a call's results.
-        attributes: type of each attribute: "bool", "int32", "int64", "float", "double", "string",
-            "list_int32", "list_int64" or "list_float".
-        optional: inputs that may be None.
-    """
+    """One operator of the plug-in, by the name that C++ registers: its inputs and outputs in the
+    order of a call's arguments and results, the type of each attribute ("bool", "int32", "int64",
+    "float", "double", "string", "list_int32", "list_int64" or "list_float"), and the inputs that
+    may be None."""
 
     def __init__(
         self,
@@ -80,14 +74,7 @@ class Operator:
         return []
 
     def __call__(self, *tensors: flow.Tensor | None, **attributes: Any) -> tuple[flow.Tensor, ...]:
-        """Run the operator.
-
-        Args:
-            tensors: one for each input; None for an optional input that is left out.
-            attributes: a value for each attribute.
-
-        Returns:
-            A tensor for each output.
+        """Run the operator; returns a tuple of tensors.
 
         Raises:
             UserError: this process has no plug-in, or one without this operator.
@@ -175,16 +162,12 @@ def differentiable(
 ) -> Callable[..., Any]:
     """A function of tensors with a gradient, for autograd in eager mode and in nn.Graph.
 
-    Args:
-        name: what the autograd node is called.
-        forward: `forward(ctx, *tensors)` returns a tensor or a tuple of tensors; what it gives to
-            `ctx.save_for_backward` is `ctx.saved_tensors` in `backward`. It runs without autograd.
-        backward: `backward(ctx, *gradients)` takes one gradient for each result and returns one
-            for each tensor.
+    `forward(ctx, *tensors)`, which runs without autograd, returns a tensor or a tuple of tensors;
+    what it gives to `ctx.save_for_backward` is `ctx.saved_tensors` in `backward(ctx, *gradients)`,
+    which takes one gradient for each result and returns one for each tensor.
 
-    Returns:
-        A function of the tensors. It takes no None: an optional tensor that is absent must be left
-        out, and no other values: make one function for each set of attributes, and keep it.
+    The function takes no None: an optional tensor that is absent must be left out, and no other
+    values: make one function for each set of attributes, and keep it.
     """
     methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
     function: Any = type(name, (flow.autograd.Function,), methods)

@@ -37,22 +37,15 @@ def performer_attention(
 ) -> tuple[flow.Tensor, flow.Tensor]:
     """Attention by positive random features (Choromanski et al. 2021, section 2.3), of one head.
 
-    With phi(x) = exp(w x - |x|^2 / 2) / sqrt(features), token t gets
-    phi(q_t) (sum_s phi(k_s) v_s^T) / (phi(q_t) sum_s phi(k_s) + epsilon).
+    With phi(x) = exp(w x - |x|^2 / 2) / sqrt(features), token t gets phi(q_t) (sum_s phi(k_s)
+    v_s^T) / (phi(q_t) sum_s phi(k_s) + epsilon).
 
-    Args:
-        kqv: (batch, time, 3 x dim), local or global: key, query and value in this order.
-        w: (features, dim), of the same dtype. It is constant: kernels have no gradient for it,
-            and the reference runs where it requires one.
-        epsilon: added to the sum that divides.
+    kqv is (batch, time, 3 x dim), key, query and value in this order; w (features, dim) is
+    constant: kernels have no gradient for it, and the reference runs where it requires one. Global
+    tensors may be split along the batch, with w broadcast. ValueError if the shapes do not fit.
 
-    Returns:
-        The attention, and the value alone, both (batch, time, dim): models add the second to what
-        they make of the first, and to take it from kqv would cost its gradient another copy.
-        Global tensors may be split along the batch, with w broadcast.
-
-    Raises:
-        ValueError: the shapes do not fit.
+    Gives the attention, and the value alone, both (batch, time, dim): models add the second to what
+    they make of the first, and to take it from kqv would cost its gradient another copy.
     """
     projection, features = tuple(kqv.shape), tuple(w.shape)
     if (

@@ -47,14 +47,8 @@ _REDIRECTED_FOR = {
 
 @dataclass(frozen=True)
 class Redirection:
-    """A function of OneFlow's that the plug-in puts one of its own in place of.
-
-    Attributes:
-        function: its name in the symbol table.
-        library: a part of the path of the library that calls it.
-        purpose: what for.
-        done: whether it could be replaced there.
-    """
+    """A function of OneFlow's, called by the library with this in its path, that the plug-in puts
+    one of its own in place of; what for, and whether it could."""
 
     function: str
     library: str
@@ -64,21 +58,9 @@ class Redirection:
 
 @dataclass(frozen=True)
 class PluginState:
-    """What became of the plug-in in this process.
-
-    Attributes:
-        loaded: whether its kernels are registered.
-        path: the library file, None where none was found.
-        reason: why it is not loaded, None where it is.
-        onednn_version: the oneDNN release that runs below it, None where it is not loaded.
-        num_threads: threads that each of its kernels uses.
-        operators: the OneFlow operators it has kernels for, sorted.
-        fast_bfloat16: whether this CPU multiplies bfloat16 faster than float32.
-        came_late: whether oneflow had begun before it was loaded: an operation had run, or a fork.
-        redirections: the functions of OneFlow's that it replaces, or could not.
-        scratch_limit: bytes of scratch memory that the kernels of this process keep at most between
-            calls.
-    """
+    """What became of the plug-in in this process. `came_late` says whether oneflow had begun before
+    it was loaded: an operation had run, or a fork. `scratch_limit` is how many bytes of scratch
+    memory the kernels keep at most between calls."""
 
     loaded: bool
     path: Path | None
@@ -99,12 +81,8 @@ def library_name(oneflow_version: str) -> str:
 
 
 def default_num_threads() -> int:
-    """Threads per kernel: `ONEFLOW_ACCEL_THREADS`, else the cores this process may use divided by
-    the processes on this node.
-
-    Raises:
-        UserError: the variable is not a positive whole number.
-    """
+    """Threads per kernel: `ONEFLOW_ACCEL_THREADS` (UserError if that is not a positive whole
+    number), else the cores this process may use divided by the processes on this node."""
     text = os.environ.get(THREADS_VARIABLE)
     if text is not None:
         if not text.isdecimal() or int(text) < 1:
@@ -117,12 +95,8 @@ def default_num_threads() -> int:
 
 def scratch_limit() -> int:
     """Bytes of scratch memory that the kernels of this process may keep between calls:
-    `ONEFLOW_ACCEL_SCRATCH`, a part of this machine's memory from 0 to 1, shared by the processes
-    on this node.
-
-    Raises:
-        UserError: the variable is not such a number.
-    """
+    `ONEFLOW_ACCEL_SCRATCH`, a part of this machine's memory from 0 to 1 (else UserError), shared by
+    the processes on this node."""
     text = os.environ.get(SCRATCH_VARIABLE)
     part = _SCRATCH_PART
     if text is not None:

@@ -48,8 +48,8 @@ class Implementation:
     """One way to compute an operation: on one backend, in some dtypes.
 
     `missing_reasons` returns why this process cannot run it, whatever the arguments;
-    `not_supported_reasons` takes the operation's arguments and returns why it cannot compute them:
-    empty lists where it can. `never_run` says that it was written without such a device at hand.
+    `not_supported_reasons` takes the arguments and returns why it cannot compute them. `never_run`
+    says that it was written without such a device at hand.
     """
 
     name: str
@@ -86,11 +86,8 @@ class Implementation:
 
 @dataclass
 class Operation:
-    """An entry of the registry; calling it computes the operation.
-
-    Attributes:
-        lacks: by device, why it has no implementation there and what its reference does instead.
-    """
+    """An entry of the registry; calling it computes the operation. `lacks` says by device why it
+    has no implementation there and what its reference does instead."""
 
     name: str
     reference: Function
@@ -100,20 +97,13 @@ class Operation:
     _warned: bool = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute with the first implementation that fits, else with the reference.
-
-        Raises:
-            FallbackError: none fits although this device has one, and strict mode is on.
-        """
+        """Compute with the first implementation that fits, else with the reference; FallbackError
+        if none fits although this device has one, and strict mode is on."""
         return self.choose(*args, **kwargs)(*args, **kwargs)
 
     def choose(self, *args: Any, **kwargs: Any) -> Function:
         """What computes these arguments, for callers that go on with others of the same device,
-        dtypes and numbers of dimensions: choosing takes longer than starting a small operator.
-
-        Raises:
-            FallbackError: as of calling the operation.
-        """
+        dtypes and numbers of dimensions: choosing takes longer than starting a small operator."""
         backend = _backend_of(_tensors(args, kwargs))
         against: list[str] = []
         for candidate in self.implementations:
@@ -152,17 +142,9 @@ _MODULES = (
 def register_operation(
     name: str, *, reference: Function, doc: str, lacks: Mapping[str, str] | None = None
 ) -> Operation:
-    """Add an operation.
-
-    Args:
-        name: what it is called in messages and in `explain`.
-        reference: computes it with plain OneFlow operators, on every device and dtype.
-        doc: one sentence: what it computes.
-        lacks: by device, why it has no implementation there.
-
-    Raises:
-        ValueError: there is one of this name.
-    """
+    """Add an operation: `reference` computes it with plain OneFlow operators, on every device and
+    dtype; `doc` says in a sentence what it computes; `lacks` by device why it has no implementation
+    there."""
     if name in _operations:
         raise ValueError(f"operation '{name}' is registered twice")
     _operations[name] = Operation(name, reference, doc, dict(lacks or {}))
@@ -178,19 +160,8 @@ def implementation(
     not_supported_reasons: Reasons = lambda *args, **kwargs: [],
     never_run: bool = False,
 ) -> Callable[[Function], Function]:
-    """Decorator: the function computes `operation` on `backend`; declare the fastest first.
-
-    Args:
-        operation: name of a registered operation.
-        backend: name of the device it runs on.
-        dtypes: floating-point dtypes it takes.
-        missing_reasons: returns why this process cannot run it, whatever the arguments.
-        not_supported_reasons: takes the operation's arguments, returns why it cannot compute them.
-        never_run: it was written without such a device at hand.
-
-    Raises:
-        UserError: there is no such operation.
-    """
+    """Decorator: the function computes `operation` on `backend` in these floating-point dtypes;
+    declare the fastest first. The reasons are those of `Implementation`."""
     entry = _entry(operation)
 
     def add(function: Function) -> Function:
@@ -223,15 +194,9 @@ def dispatch(operation: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def explain(operation: str, backend: str, *args: Any, **kwargs: Any) -> str:
-    """What would compute an operation on a backend, why nothing better, and what there is for
-    other devices.
-
-    Args:
-        operation: name of a registered operation.
-        backend: name of a device; it need not be there.
-        args: the operation's arguments; without any, dtypes and shapes are left out of account.
-        kwargs: likewise.
-    """
+    """What would compute an operation on a backend (which need not be there), why nothing better,
+    and what there is for other devices. Without arguments, dtypes and shapes are left out of
+    account."""
     entry = _entry(operation)
     lines = [f"{entry.name}: {entry.doc}"]
     chosen = False
@@ -265,11 +230,7 @@ def _entry(name: str) -> Operation:
 
 
 def strict() -> bool:
-    """Whether ONEFLOW_ACCEL_STRICT=1 is set.
-
-    Raises:
-        UserError: the variable is neither "0" nor "1".
-    """
+    """Whether ONEFLOW_ACCEL_STRICT=1 is set; UserError if it is neither "0" nor "1"."""
     text = os.environ.get(STRICT_VARIABLE, "0")
     if text not in ("0", "1"):
         raise UserError(f"{STRICT_VARIABLE}={text!r} is neither '0' nor '1'")

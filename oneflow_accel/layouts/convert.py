@@ -33,19 +33,13 @@ def to_channels_last(model: nn.Module, backend: Backend | None = None) -> nn.Mod
     """Convert a model, in place, so that its input is (N, H, W, C). Its output does not change.
 
     Call it before the model is wrapped (DistributedDataParallel, nn.Graph) or made global. The
-    parameters stay the same objects, so an optimizer may exist already if it has no state yet.
-
-    Args:
-        model: a model built by flowvision, of a family in `rules.py`, or a Sequential of plain
-            layers. One that is channels last already is returned as it is.
-        backend: the device that the model will run on; None means the selected one.
-
-    Returns:
-        The model.
+    parameters stay the same objects, so an optimizer may exist already if it has no state yet. The
+    model is flowvision's, of a family in `rules.py`, or a Sequential of plain layers.
 
     Raises:
-        UserError: the device has no channels-last kernels, or the model has modules that cannot be
-            converted; nothing has been changed then. The text names them.
+        UserError: the device (None: the selected one) has no channels-last kernels, or the
+            model has modules that cannot be converted, which the text names; nothing has been
+            changed then.
     """
     if is_channels_last(model) and all(_has_layout(m, _LAST) for m in model.modules()):
         return model
@@ -65,14 +59,7 @@ def to_channels_last(model: nn.Module, backend: Backend | None = None) -> nn.Mod
 
 
 def to_channels_first(model: nn.Module) -> nn.Module:
-    """Undo `to_channels_last`, in place: layout, classes and weights are what they were.
-
-    Args:
-        model: a model in either layout.
-
-    Returns:
-        The model; its input is (N, C, H, W).
-    """
+    """Undo `to_channels_last`, in place: layout, classes and weights are what they were."""
     if is_channels_last(model):
         _convert(model, _FIRST)
     return model

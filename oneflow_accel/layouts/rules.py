@@ -19,13 +19,9 @@ from oneflow import nn
 
 @dataclass(frozen=True)
 class Rule:
-    """How one module class becomes channels last.
-
-    Attributes:
-        attributes: name -> (value in channels first, value in channels last).
-        methods: name -> function that takes the method's place in channels last.
-        obstacles: functions that say why one instance cannot be converted, or None.
-    """
+    """How one module class becomes channels last: attributes with their values in channels first
+    and last, functions that take a method's place, and functions that say why one instance cannot
+    be converted, or None."""
 
     attributes: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     methods: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
@@ -162,10 +158,8 @@ def channels_first_class(cls: type) -> type:
 
 
 def channels_last_class(cls: type) -> type:
-    """The subclass of `cls` with its rule's methods; `cls` itself if there are none.
-
-    A class and not a forward in the instance, because nn.Graph calls the class's forward.
-    """
+    """The subclass of `cls` with its rule's methods; `cls` itself if there are none. A class and
+    not a forward in the instance, because nn.Graph calls the class's forward."""
     return _subclass(channels_first_class(cls))
 
 

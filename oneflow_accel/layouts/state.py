@@ -24,17 +24,9 @@ _MOST_NAMES = 5
 
 
 def standard_state_dict(model: nn.Module) -> dict[str, flow.Tensor]:
-    """Parameters and buffers by name, in the standard layout.
-
-    Global tensors are gathered: every process of their placement has to call this.
-
-    Args:
-        model: a model in either layout.
-
-    Returns:
-        Name to local tensor, detached, on the model's device. A tensor whose layout is standard
-        already shares the model's memory.
-    """
+    """Parameters and buffers by name, in the standard layout: local tensors, detached, on the
+    model's device. A tensor whose layout is standard already shares the model's memory. Global
+    tensors are gathered: every process of their placement has to call this."""
     channels_last = set(_channels_last_weights(model))
     state = {}
     for name, tensor in model.state_dict().items():
@@ -48,14 +40,9 @@ def load_standard_state_dict(
     state: Mapping[str, np.ndarray | flow.Tensor],
     strict: bool = True,
 ) -> None:
-    """Copy a state dict in the standard layout into the model, converting dtype and layout.
-
-    Args:
-        model: a model in either layout, local or global.
-        state: name to array. Counters `num_batches_tracked`, which old checkpoints lack, may be
-            missing; the model keeps its own then.
-        strict: whether missing and unexpected names are errors; else they are logged. An entry of
-            another shape always is an error.
+    """Copy a state dict in the standard layout into the model, local or global, converting dtype
+    and layout. Counters `num_batches_tracked`, which old checkpoints lack, may be missing; the
+    model keeps its own then. Without `strict` other missing and unexpected names are logged.
 
     Raises:
         UserError: names the first missing, unexpected and mis-shaped entries of each kind, and
@@ -93,16 +80,8 @@ def _some_of(names: list[str]) -> str:
 
 
 def standard_array(parameter_name: str, array: np.ndarray, model: nn.Module) -> np.ndarray:
-    """An array that goes with a parameter (a gradient, a momentum) in the standard layout.
-
-    Args:
-        parameter_name: the parameter's name in the model's state dict.
-        array: of the parameter's shape in the model's present layout.
-        model: the model.
-
-    Returns:
-        The array, contiguous.
-    """
+    """An array that goes with a parameter (a gradient, a momentum) in the standard layout,
+    contiguous; `array` has the model's present one."""
     if array.ndim == 4 and parameter_name in _channels_last_weights(model):
         return np.ascontiguousarray(array.transpose(0, 3, 1, 2))
     return array
