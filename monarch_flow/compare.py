@@ -23,7 +23,6 @@ from flow_train.files import replace_file
 from flow_train.metrics.log import JSONL_NAME
 from monarch_flow.command import Command
 from monarch_flow.comparison import process
-from monarch_flow.comparison.picture import draw_comparison
 from monarch_flow.comparison.plan import PlannedRun, plan
 from monarch_flow.comparison.process import OUTPUT, Ended
 from monarch_flow.comparison.results import ended_with_a_test, read_results
@@ -152,6 +151,8 @@ def _device(run: PlannedRun) -> str:
 
 def _report(study: Study, runs: Sequence[PlannedRun], states: dict[str, str], folder: Path) -> Path:
     """Write table and picture of what is done by now; the table's file."""
+    from monarch_flow.comparison.picture import draw_comparison
+
     entries = [_entry(run, states) for run in runs]
     drawn = [(entry.name, entry.results) for entry in entries if entry.results is not None]
     page = folder / PAGE

@@ -1,16 +1,19 @@
-"""How all pictures of runs look: no display is needed, the same frame, grid and colors."""
+"""How all pictures of runs look: no display is needed, the same frame, grid and colors.
+
+Matplotlib takes longer to import than all else but oneflow: only what draws imports it.
+"""
 
 from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Literal
-
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Literal
 
 from flow_train.files import replace_file
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # The first is for training and the second for validation where a picture is about one run.
 COLORS = ("#1f77b4", "#d62728", "#2ca02c", "#ff7f0e", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f")
@@ -18,6 +21,9 @@ COLORS = ("#1f77b4", "#d62728", "#2ca02c", "#ff7f0e", "#9467bd", "#8c564b", "#e3
 
 def new_figure(width: float, height: float, title: str) -> Figure:
     """An empty figure of so many inches."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(width, height), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(title, fontweight="bold")

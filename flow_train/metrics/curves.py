@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oneflow_accel.errors import UserError
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from flow_train.metrics.charts import COLORS, new_figure, save_figure, tidy
 from flow_train.metrics.log import metric_series, read_metrics
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _TRAIN_COLOR, _VAL_COLOR = COLORS[:2]
 _LINE_STYLES = ("-", "--")
@@ -81,6 +82,8 @@ def draw_metrics(lines: list[dict[str, Any]], output_png: Path | str, *, source:
 
 
 def _draw_panel(axes: Axes, lines: list[dict[str, Any]], names: dict[str, str]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     tops = []
     for (name, text), style in zip(names.items(), _LINE_STYLES, strict=False):
         steps, values = metric_series(lines, "train", name)
@@ -121,6 +124,8 @@ def _draw_panel(axes: Axes, lines: list[dict[str, Any]], names: dict[str, str]) 
 def _tick_log(axes: Axes) -> None:
     """Several numbers on a logarithmic axis, also where it does not reach from one power of ten to
     the next."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
     low, high = axes.get_ylim()
     short = high < 8 * low
     locator = MaxNLocator(nbins=6) if short else LogLocator(subs=(1.0, 2.0, 5.0), numticks=20)
