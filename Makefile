@@ -41,7 +41,7 @@ help:
 	@echo "make bench   speed against PyTorch; the table goes to benchmarks/results (ARGS=--help)"
 	@echo "make bench-compare  the same again; fails where a ratio fell by more than 10 %"
 	@echo "make setup   only the environment in $(VENV) and the C++ plug-in"
-	@echo "make clean   remove $(VENV), $(PEER), .python and build results"
+	@echo "make clean   remove $(VENV), $(PEER), .python and build results (ONEFLOW_ACCEL_CACHE stays)"
 
 setup: plugin
 plugin: $(if $(filter off,$(ONEFLOW_ACCEL_PLUGIN)),$(VENV)/.package,$(PLUGIN))

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import importlib.util
 import json
 import logging
 import os
+import platform
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -22,6 +25,8 @@ ROOT = Path(__file__).resolve().parent
 # As in oneflow_accel/kernels/plugin.py.
 WRITTEN_FOR = "0.9.0"
 COMPILERS = "g++ 11 or newer"
+# Libraries kept for later builds, of some 4 MB each.
+KEPT = 10
 logger = logging.getLogger("oneflow_accel.setup")
 
 
@@ -72,9 +77,34 @@ class BuildPlugin(build_ext):
                 f"no C++ compiler ({compiler}); install {COMPILERS} (Debian: apt-get install g++), "
                 "then build again"
             )
+        # The name that oneflow_accel.kernels.plugin.library_name() looks for. Renamed into place:
+        # a running process may have the old file mapped.
+        name = f"liboneflow_accel_cpu_oneflow_{importlib.metadata.version('oneflow')}.so"
+        log = ROOT / "build" / "plugin.log"
+        log.parent.mkdir(exist_ok=True)
+        kept = _kept_file(program, arguments)
+        library = _read_kept(kept)
+        if library is None:
+            folder, failed = self._compile(program, arguments, log)
+            if failed is not None:
+                for old in target.glob("*.so"):
+                    # Of other sources, which the Python files may not fit.
+                    old.unlink()
+                return (
+                    f"{compiler} ({_version(program)[0]}) cannot compile them. {COMPILERS} can "
+                    f"(CXX names the one to take). All errors are in {log}, the first is: {failed}"
+                )
+            library = (folder / "liboneflow_accel_cpu.so").read_bytes()
+            _keep(kept, library)
+        else:
+            log.write_text(f"Compiled earlier, from the same sources: {kept}\n")
+        _write(target / name, library)
+        return None
+
+    def _compile(self, program: str, arguments: list[str], log: Path) -> tuple[Path, str | None]:
+        """The folder with the library, and the first error if there is one."""
         options = self._cmake_options()
         folder = self._build_folder([*options, os.path.realpath(program), *arguments])
-        log = ROOT / "build" / "plugin.log"
         with log.open("w") as output:
             for command in (["cmake", *options, str(ROOT)], ["cmake", "--build", "."]):
                 done = subprocess.run(
@@ -82,25 +112,11 @@ class BuildPlugin(build_ext):
                 ).returncode
                 if done != 0:
                     break
-        if done != 0:
-            for old in target.glob("*.so"):
-                # Of other sources, which the Python files may not fit.
-                old.unlink()
-            return (
-                f"{compiler} ({_version(program)}) cannot compile them. {COMPILERS} can (CXX names "
-                f"the one to take). All errors are in {log}, the first is: {_first_error(log)}"
-            )
-        # The name that oneflow_accel.kernels.plugin.library_name() looks for. Renamed into place:
-        # a running process may have the old file mapped.
-        name = f"liboneflow_accel_cpu_oneflow_{importlib.metadata.version('oneflow')}.so"
-        shutil.copy(folder / "liboneflow_accel_cpu.so", target / f".{name}")
-        os.replace(target / f".{name}", target / name)
-        return None
+        return folder, _first_error(log) if done != 0 else None
 
     def _build_folder(self, made_with: list[str]) -> Path:
         """Where CMake works. That of a checkout stays, so that a build goes on where one stopped,
         unless it was `made_with` something else."""
-        (ROOT / "build").mkdir(exist_ok=True)
         if not (self.editable_mode or self.inplace):
             folder = Path(self.build_temp).resolve() / "plugin"
             folder.mkdir(parents=True, exist_ok=True)
@@ -143,9 +159,65 @@ class BuildWithPatches(build_py):
             shutil.copytree(ROOT / "patches", target, dirs_exist_ok=True)
 
 
-def _version(program: str) -> str:
+def _kept_file(program: str, arguments: list[str]) -> Path | None:
+    """Where the library that these sources give with this compiler is kept between builds, by all
+    checkouts of a user; None where ONEFLOW_ACCEL_CACHE is 'off'."""
+    folder = os.environ.get("ONEFLOW_ACCEL_CACHE") or Path.home() / ".cache" / "oneflow_accel"
+    if folder == "off":
+        return None
+    csrc = (ROOT / "oneflow_accel" / "csrc").rglob("*.*")
+    sources = sorted(file for file in csrc if file.suffix in (".cpp", ".h", ".cmake"))
+    packages = ("oneflow", "onednn-cpu-gomp", "onednn-devel-cpu-gomp")
+    made_from = [
+        [_version(program), arguments, platform.machine(), platform.libc_ver()],
+        [os.environ.get(name) for name in ("CXXFLAGS", "CPPFLAGS", "CPATH", "LDFLAGS")],
+        [importlib.metadata.version(package) for package in packages],
+        [
+            (str(file.relative_to(ROOT)), _checksum(file.read_bytes()).hex())
+            for file in [ROOT / "CMakeLists.txt", *sources]
+        ],
+    ]
+    return Path(folder) / f"{_checksum(json.dumps(made_from).encode()).hex()}.library"
+
+
+def _read_kept(file: Path | None) -> bytes | None:
+    """The library, which stands behind its checksum; None where it is not there, or not whole."""
+    try:
+        content = file.read_bytes() if file is not None else b""
+    except OSError:
+        return None
+    size = len(_checksum(b""))
+    return content[size:] if content and content[:size] == _checksum(content[size:]) else None
+
+
+def _keep(file: Path | None, library: bytes) -> None:
+    if file is None:
+        return
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        _write(file, _checksum(library) + library)
+        by_age = sorted(file.parent.glob("*.library"), key=lambda kept: kept.stat().st_mtime)
+        for old in by_age[:-KEPT]:
+            old.unlink()
+    except OSError as error:
+        logger.warning("the compiled kernels are not kept for later builds: %s", error)
+
+
+def _write(file: Path, content: bytes) -> None:
+    """All of it or nothing, whoever reads or writes it at the same time."""
+    with tempfile.NamedTemporaryFile(dir=file.parent, prefix=".", delete=False) as new:
+        new.write(content)
+    os.chmod(new.name, 0o755)
+    os.replace(new.name, file)
+
+
+def _checksum(content: bytes) -> bytes:
+    return hashlib.sha256(content).digest()
+
+
+def _version(program: str) -> list[str]:
     result = subprocess.run([program, "--version"], capture_output=True, text=True)
-    return (result.stdout.splitlines() or ["no version"])[0]
+    return result.stdout.splitlines() or ["no version"]
 
 
 def _first_error(log: Path) -> str:

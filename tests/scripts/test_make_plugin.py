@@ -36,6 +36,7 @@ esac
 class Checkout:
     def __init__(self, folder: Path) -> None:
         self.root = folder
+        folder.mkdir(exist_ok=True)
         for name in ("Makefile", "pyproject.toml", "setup.py", "CMakeLists.txt"):
             shutil.copy(REPOSITORY / name, folder)
         shutil.copytree(REPOSITORY / "requirements", folder / "requirements")
@@ -73,7 +74,7 @@ class Checkout:
         return subprocess.run(
             command,
             cwd=self.root,
-            env={**clean, "PATH": path, **env},
+            env={**clean, "PATH": path, "ONEFLOW_ACCEL_CACHE": "off", **env},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -202,6 +203,36 @@ def test_package_without_the_plugin(checkout: Checkout) -> None:
     assert result.returncode == 0, result.stdout
     assert checkout.has(f"wheel/{LIBRARY}")
     assert not checkout.has(f"wheel/{NOT_BUILT}")
+
+
+def test_what_was_compiled_is_kept_for_other_checkouts(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    first, second = Checkout(tmp_path / "first"), Checkout(tmp_path / "second")
+
+    def build(checkout: Checkout) -> tuple[bool, bytes]:
+        """Whether it was compiled, and the library."""
+        shutil.rmtree(checkout.root / "build", ignore_errors=True)
+        done = checkout.setup("build_ext", "--inplace", ONEFLOW_ACCEL_CACHE=str(cache))
+        assert done.returncode == 0, done.stdout
+        return checkout.has("build/plugin"), (checkout.root / LIBRARY).read_bytes()
+
+    compiled, library = build(first)
+    assert compiled
+    assert build(second) == (False, library)
+    (kept,) = cache.iterdir()
+    assert f"from the same sources: {kept}" in (second.root / "build/plugin.log").read_text()
+    # The end of a file is missing, as after a full disk.
+    kept.write_bytes(kept.read_bytes()[:-1])
+    assert build(second) == (True, library)
+    assert build(first) == (False, library)
+    first.write("oneflow_accel/csrc/other.cpp", "int other() { return 3; }\n")
+    compiled, changed = build(first)
+    assert compiled
+    assert changed != library
+    assert build(second) == (False, library)
+    assert first.make("clean", ONEFLOW_ACCEL_CACHE=str(cache)).returncode == 0
+    assert not first.has("build")
+    assert len(list(cache.iterdir())) == 2
 
 
 def assert_reason(checkout: Checkout, reason: str) -> None:
