@@ -19,9 +19,9 @@ from oneflow_accel.launched import rank as launched_rank
 
 from omegaconf import DictConfig, OmegaConf
 
+from flow_train.config.help import help_text
 from monarch_flow import vitae_flags
-from monarch_flow.config import check_data_dir, compose_raw, resolve
-from monarch_flow.config_help import help_text
+from monarch_flow.config import COMPOSER, check_data_dir
 
 logger = logging.getLogger("oneflow_accel")
 
@@ -42,18 +42,20 @@ class Command:
 
     Attributes:
         program: its name in messages, such as "monarch_flow.train".
+        head: how its --help begins.
+        keys: those that its --help lists.
         adjust: what becomes of the overrides that were typed, such as with further ones before
             them.
         check: looks at the configuration before anything is run; raises UserError.
-        help: the text of --help, of overrides and --config-dir.
         vitae_program: ViTAE's program that it stands for, for those who type its flags; "" for
             none.
     """
 
     program: str
+    head: str = ""
+    keys: Sequence[str] = ()
     adjust: Callable[[Sequence[str]], Sequence[str]] = tuple
     check: Callable[[DictConfig], None] = check_data_dir
-    help: Callable[[Sequence[str], str | None], str] = help_text
     vitae_program: str = "main.py"
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
@@ -98,13 +100,14 @@ class Command:
                 raise UserError(f"{text}: a folder of data is given as datamodule.data_dir={text}")
         overrides = list(self.adjust(options.overrides))
         if options.help:
-            _print(self.help(overrides, options.config_dir))
+            asked = (overrides, options.config_dir)
+            _print(help_text(COMPOSER, *asked, head=self.head, keys=self.keys))
             return None
-        composed = compose_raw(overrides, options.config_dir)
+        composed = COMPOSER.compose_raw(overrides, options.config_dir)
         if options.cfg and not options.resolve:
             _print(OmegaConf.to_yaml(composed.raw, resolve=False))
             return None
-        cfg = resolve(composed)
+        cfg = COMPOSER.resolve(composed)
         if options.cfg:
             _print(OmegaConf.to_yaml(cfg))
             return None

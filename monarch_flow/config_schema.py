@@ -9,20 +9,16 @@ from __future__ import annotations
 import os
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
-
-def _text(value: Any) -> Any:
-    # A run called 2024 reads like a number.
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+from flow_train.config.schema import Group, Schema, Text
 
 
 def _resume(value: Any) -> Any:
     return {"True": "auto", "False": None}.get(str(value), value)
 
 
-Text = Annotated[str, BeforeValidator(_text)]
-PathText = Annotated[str, BeforeValidator(_text), AfterValidator(os.path.expanduser)]
+PathText = Annotated[Text, AfterValidator(os.path.expanduser)]
 Resume = Annotated[PathText | None, BeforeValidator(_resume)]
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
@@ -39,14 +35,6 @@ Channels = Annotated[list[float], Field(min_length=1, max_length=4)]
 Widths = Annotated[list[Positive], Field(min_length=3, max_length=3)]
 Interpolation = Literal["bicubic", "bilinear", "nearest", "lanczos", "random"]
 Better = Literal["max", "min"]
-
-
-class Group(BaseModel):
-    """A mapping that has these keys and no others."""
-
-    model_config = ConfigDict(
-        extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=()
-    )
 
 
 class Evaluation(Group):
@@ -360,3 +348,6 @@ class Config(Group):
     scheduler: Scheduler | None = Field(description="null: the learning rate stays")
     callbacks: Callbacks
     logger: Logger
+
+
+SCHEMA = Schema(Config, open_groups=("model", "optimizer", "scheduler"))

@@ -22,7 +22,6 @@ try:
 
     from monarch_flow.command import Command
     from monarch_flow.config import check_data_dir
-    from monarch_flow.config_help import help_text
     from monarch_flow.engine.run import run
 except ImportError as error:
     sys.exit(
@@ -99,9 +98,10 @@ def _check(cfg: DictConfig) -> None:
 
 COMMAND = Command(
     "monarch_flow.validate",
+    _HEAD,
+    _KEYS,
     adjust=_adjust,
     check=_check,
-    help=lambda overrides, config_dir: help_text(overrides, config_dir, head=_HEAD, keys=_KEYS),
     vitae_program="validate.py",
 )
 

@@ -13,11 +13,11 @@ from oneflow_accel.errors import UserError
 
 from omegaconf import DictConfig, OmegaConf
 
+from flow_train.config.files import config_differences, load_config
 from flow_train.config.overrides import parse_override
 from flow_train.files import replace_file
 from monarch_flow.comparison.study import Row, Study
-from monarch_flow.config import EXAMPLE, check_data_dir, compose
-from monarch_flow.config_files import config_differences, load_config
+from monarch_flow.config import COMPOSER, check_data_dir, compose
 
 # In the folder of a run that has ended well.
 _FINISHED = "finished.json"
@@ -140,7 +140,7 @@ def _merged(*texts: str) -> dict[str, str]:
     """Overrides by key; of two for one key the later one stays, in the later one's place."""
     merged: dict[str, str] = {}
     for text in texts:
-        key = parse_override(text, EXAMPLE).key_or_group
+        key = parse_override(text, COMPOSER.example).key_or_group
         merged.pop(key, None)
         merged[key] = text
     return merged

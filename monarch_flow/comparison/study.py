@@ -12,8 +12,8 @@ from oneflow_accel.errors import UserError
 import yaml
 from pydantic import Field, ValidationError
 
-from monarch_flow.config_groups import CONFIGS, STUDY
-from monarch_flow.config_schema import Group, Text
+from flow_train.config.schema import Group, Text
+from monarch_flow.config import CONFIGS, STUDY
 
 # Names become folders.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")

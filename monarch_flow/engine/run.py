@@ -24,6 +24,7 @@ from flow_train.checkpoint.resume import (
     require_no_other_run,
     way_on,
 )
+from flow_train.config.files import save_config
 from flow_train.hooks import ModelCheckpoint, build_hooks
 from flow_train.loop import Data, Identity, Trainer
 from flow_train.metrics.curves import draw_curves
@@ -33,7 +34,6 @@ from flow_train.optim import build_loss, build_schedule
 from flow_train.options import as_plain, read_trainer_options, section
 from flow_train.position import Calendar
 from flow_train.rng import seed_all
-from monarch_flow.config_files import save_config
 from monarch_flow.engine import restore
 from monarch_flow.engine.build import build_data, build_model, build_step_maker
 from monarch_flow.engine.evaluation import evaluate_checkpoint, test

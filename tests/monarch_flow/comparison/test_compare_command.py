@@ -22,8 +22,7 @@ from monarch_flow.comparison.plan import plan
 from monarch_flow.comparison.process import Ended
 from monarch_flow.comparison.results import read_results
 from monarch_flow.comparison.study import read_study, studies
-from monarch_flow.config import compose
-from monarch_flow.config_groups import Groups
+from monarch_flow.config import COMPOSER, compose
 from tests.launch import REPOSITORY
 from tests.monarch_flow.comparison.logs import write_log
 from tests.monarch_flow.engine.engine_runs import draw_digits
@@ -223,7 +222,7 @@ def test_a_process_of_its_own_is_stopped_and_goes_on(arguments, tmp_path):
 
 def test_studies_are_of_four_runs_that_there_are():
     # That experiments compose is tested with them; composing takes a quarter of a second.
-    experiments = Groups().options("experiment")
+    experiments = COMPOSER.groups().options("experiment")
     assert {"mnist-vit", "flowers5-vit", "flowers5-vitae"} <= studies().keys()
     for name in studies():
         rows = read_study(name).rows
@@ -231,7 +230,7 @@ def test_studies_are_of_four_runs_that_there_are():
         assert {row.experiment for row in rows} <= set(experiments)
         assert [row.init_from for row in rows] == [None, None, None, "dense"]
     # No group of the configuration of a run.
-    assert "study" not in Groups()
+    assert "study" not in COMPOSER.groups()
 
 
 def test_a_study_is_planned_before_it_runs(digits):

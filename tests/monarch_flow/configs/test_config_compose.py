@@ -7,11 +7,11 @@ from omegaconf import OmegaConf
 
 from flow_train.data.mixup import build_mixup
 from flow_train.optim import build_loss, build_schedule
-from monarch_flow.config_groups import CONFIGS, Groups
+from monarch_flow.config import COMPOSER, CONFIGS
 from monarch_flow.models import default_config
 from tests.monarch_flow.configs.composed import MONARCH, composed, plain
 
-EXPERIMENTS = Groups().options("experiment")
+EXPERIMENTS = COMPOSER.groups().options("experiment")
 VIT_S = {
     "seed": 1111,
     "mode": "default",

@@ -7,8 +7,14 @@ from oneflow_accel.errors import UserError
 import pytest
 
 from monarch_flow.config import check_data_dir, compose
-from monarch_flow.config_check import schema_fields, wanted
-from monarch_flow.config_schema import Callbacks, Datamodule, EvalTransforms, Mixup, Model
+from monarch_flow.config_schema import (
+    SCHEMA,
+    Callbacks,
+    Datamodule,
+    EvalTransforms,
+    Mixup,
+    Model,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -161,9 +167,10 @@ def test_data_dir_is_asked_for(tmp_path):
 
 
 def test_every_key_of_the_schema_has_words_for_what_it_wants():
-    for name, _ in schema_fields():
-        assert not {"<", "typing", "Annotated", "something"} & set(wanted(name).split()), name
-        assert "<class" not in wanted(name)
+    for name, _ in SCHEMA.fields():
+        words = SCHEMA.wanted(name)
+        assert not {"<", "typing", "Annotated", "something"} & set(words.split()), name
+        assert "<class" not in words
 
 
 def test_the_schema_has_the_options_of_what_it_describes():

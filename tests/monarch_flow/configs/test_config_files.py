@@ -9,8 +9,8 @@ from oneflow_accel.errors import UserError
 import pytest
 from omegaconf import OmegaConf
 
+from flow_train.config.files import config_differences, config_tree, load_config, save_config
 from monarch_flow.config import compose
-from monarch_flow.config_files import config_differences, config_tree, load_config, save_config
 
 
 @pytest.fixture

@@ -7,8 +7,7 @@ import oneflow_accel
 
 import pytest
 
-from monarch_flow.config import compose
-from monarch_flow.config_groups import Groups
+from monarch_flow.config import COMPOSER, compose
 from monarch_flow.layers import build_mlp
 
 DENSE_VIT_S, DENSE_MLPS, BLOCKS = 48_754_408, 28_336_128, 8
@@ -65,7 +64,7 @@ def parameters(overrides, width, hidden):
 
 
 def test_there_is_a_number_for_every_option():
-    groups = Groups()
+    groups = COMPOSER.groups()
     assert set(groups.options("model/vitmlp_cfg")) == set(VIT_S)
     assert set(groups.options("model/channel_mlp_cfg")) == set(MIXER_B)
 

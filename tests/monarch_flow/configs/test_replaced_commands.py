@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from monarch_flow import train, validate
-from monarch_flow.config import compose
-from monarch_flow.fly_names import with_our_names
+from monarch_flow.config import compose, with_our_names
 from tests.launch import REPOSITORY, run_process
 
 READMES = {"README.md": "## Commands that you know", "README_zh-CN.md": "## 您熟悉的命令"}

@@ -12,8 +12,7 @@ from omegaconf import OmegaConf
 
 from flow_train.optim import build_schedule
 from monarch_flow import train
-from monarch_flow.config import compose
-from monarch_flow.config_groups import CONFIGS, Groups
+from monarch_flow.config import COMPOSER, CONFIGS, compose
 from monarch_flow.engine.run import run
 from monarch_flow.models import create_model
 from tests.monarch_flow.configs.composed import plain
@@ -162,7 +161,7 @@ def test_either_key_says_what_the_learning_rate_is(tmp_path):
         composed(TINY, "train.lr_base=null")
     with pytest.raises(UserError) as caught:
         composed(TINY, "train.lr_base=fast")
-    assert str(caught.value) == "train.lr_base='fast': it is to be a number above 0 or null"
+    assert str(caught.value) == "train.lr_base='fast': it must be a number above 0 or null"
     # A file that builds on the recipe would leave a base behind that nothing reads.
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "mine.yaml").write_text(
@@ -222,7 +221,7 @@ def test_each_size_has_a_recipe_and_a_model():
         "large": "Large",
         "huge": "Huge",
     }
-    groups = Groups()
+    groups = COMPOSER.groups()
     assert set(groups.options("model/vitaemodel")) == set(names)
     assert {f"imagenet/vitae/{option}" for option in names} <= set(groups.options("experiment"))
     for option, name in names.items():

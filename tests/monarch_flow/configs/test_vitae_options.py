@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from monarch_flow.config import compose
-from monarch_flow.config_check import in_schema
-from monarch_flow.config_groups import Groups
+from monarch_flow.config import COMPOSER, compose
+from monarch_flow.config_schema import SCHEMA
 
 FILE = Path(__file__).parents[3] / "monarch_flow" / "docs" / "vitae_options.md"
 # ../shared/docs/vitae_spec.md, sections 4.2 and 2.3.
@@ -66,7 +65,7 @@ def test_there_is_something_for_each_or_a_reason():
 
 
 def test_what_is_named_is_a_key_or_a_group():
-    groups = Groups()
+    groups = COMPOSER.groups()
     assert len(overrides()) > 70
     for text in overrides():
         key, _, value = text.partition("=")
@@ -75,7 +74,7 @@ def test_what_is_named_is_a_key_or_a_group():
         elif key in groups:
             assert value in groups.options(key), text
         else:
-            assert in_schema(key), text
+            assert key in SCHEMA, text
 
 
 def overlap(first, second):

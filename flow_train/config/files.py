@@ -26,7 +26,7 @@ def save_config(cfg: DictConfig, run_dir: Path | str) -> None:
     """Write RUN_DIR/config.yaml and config_tree.txt; log what changed since the run's last start.
 
     Args:
-        cfg: what `config.compose` returned.
+        cfg: what `Composer.compose` returned.
         run_dir: made if it is not there.
 
     Raises:

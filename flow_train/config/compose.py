@@ -1,0 +1,361 @@
+"""Composes a configuration out of a folder of YAML files and KEY=VALUE overrides.
+
+The groups are folders below it, their options the files in them; hydra puts them together. What
+comes out is resolved, has every key of a schema, and no other.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from oneflow_accel.errors import UserError
+
+import hydra
+import yaml
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from flow_train.config.overrides import config_keys, parse_override
+from flow_train.config.schema import Schema
+
+# What a file writes where a value has to be given; ??? would not win over an earlier file's null.
+_REQUIRED = "${required:}"
+
+
+class Groups:
+    """Options by group, such as "model/vitmlp_cfg" or "experiment".
+
+    Args:
+        configs: the folder of all groups.
+        config_dir: a folder with further options of the same groups.
+        apart: folders that are not a group.
+
+    Raises:
+        UserError: there is no folder `config_dir`.
+    """
+
+    def __init__(
+        self, configs: Path, config_dir: str | None = None, apart: Collection[str] = ()
+    ) -> None:
+        roots = [configs]
+        if config_dir is not None:
+            roots.append(Path(config_dir).expanduser())
+            if not roots[-1].is_dir():
+                raise UserError(f"--config-dir {config_dir}: there is no such folder")
+        self._options: dict[str, set[str]] = {}
+        for root in roots:
+            for file in root.rglob("*.yaml"):
+                *folders, name = file.relative_to(root).with_suffix("").parts
+                # experiment/imagenet/vit/vit-s.yaml is an option of experiment, and of no
+                # experiment/imagenet; model/vitmlp_cfg/fbbfly.yaml is one of model/vitmlp_cfg.
+                if folders and folders[0] == "experiment":
+                    name, folders = "/".join([*folders[1:], name]), folders[:1]
+                if folders and folders[0] not in apart:
+                    self._options.setdefault("/".join(folders), set()).add(name)
+
+    def __contains__(self, group: str) -> bool:
+        return group in self._options
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._options))
+
+    def options(self, group: str) -> list[str]:
+        """Names of the options, sorted."""
+        return sorted(self._options[group])
+
+    def choice(self, group: str, value: Any) -> str:
+        """hydra's override for a chosen option, or for several options one after the other.
+
+        Raises:
+            UserError: there is no such option; names the nearest.
+        """
+        names = value if isinstance(value, list) else [value]
+        found = [self._option(group, name) for name in names]
+        return f"{group}=[{','.join(found)}]" if isinstance(value, list) else f"{group}={found[0]}"
+
+    def unknown(self, group: str) -> str:
+        """What to say of a group that is not there."""
+        near = difflib.get_close_matches(group, self, n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]}? " if near else ""
+        return f"there is no group {group}; {hint}The groups are {', '.join(self)}"
+
+    def _option(self, group: str, value: Any) -> str:
+        # null reads like the wish for nothing, which is the option `none` where there is one.
+        name = "none" if value is None else str(value).removesuffix(".yaml")
+        if name in self._options[group]:
+            return name
+        options = self.options(group)
+        near = difflib.get_close_matches(name, options, n=3, cutoff=0.5)
+        if not near:
+            # vit-monarch for mnist/vit-monarch.
+            near = [option for option in options if option.rsplit("/", 1)[-1] == name][:3]
+        hint = f"did you mean {' or '.join(near)}? " if near else ""
+        listed = f"The options are {', '.join(options)}" if len(options) <= 20 else "See --help"
+        raise UserError(f"{group}={name}: there is no such option; {hint}{listed}")
+
+
+@dataclass(frozen=True)
+class Composed:
+    """A configuration as it was put together.
+
+    Attributes:
+        raw: with its interpolations, as the files and overrides have it.
+        experiment: the experiment's name, or None.
+    """
+
+    raw: DictConfig
+    experiment: str | None
+
+
+@dataclass(frozen=True)
+class Composer:
+    """Composes the configurations of one program.
+
+    Attributes:
+        configs: the folder of its YAML files, with config.yaml on top.
+        schema: its keys.
+        example: a right override, for messages.
+        renamed: gives an override the name that is meant, for those who type another program's.
+        settle: called with the configuration before the overrides of single keys (plain, with its
+            interpolations), the one after them, which it may change, and the experiment's name.
+        together: raises UserError for keys that do not go together; gets what the schema checked.
+        apart: folders of `configs` that are not a group.
+    """
+
+    configs: Path
+    schema: Schema
+    example: str
+    renamed: Callable[[str], str] = str
+    settle: Callable[[dict[str, Any], DictConfig, str | None], None] = lambda *_: None
+    together: Callable[[dict[str, Any]], None] = lambda _: None
+    apart: Collection[str] = ()
+
+    def groups(self, config_dir: str | None = None) -> Groups:
+        """The groups and their options; `config_dir` is a folder with further options."""
+        return Groups(self.configs, config_dir, self.apart)
+
+    def compose(self, overrides: Sequence[str], config_dir: str | None = None) -> DictConfig:
+        """The configuration of a run, resolved and checked.
+
+        Args:
+            overrides: texts such as "experiment=mnist/vit", "model/vitmlp_cfg=fbbfly" or
+                "trainer.max_epochs=10".
+            config_dir: a folder with further options of the groups, such as
+                DIR/experiment/mine.yaml for experiment=mine.
+
+        Returns:
+            Every key of the schema; setting one that is not there is an error.
+
+        Raises:
+            UserError: an unknown key, group or option (names the nearest), a value of the wrong
+                type or range, or values that do not go together.
+        """
+        return self.resolve(self.compose_raw(overrides, config_dir))
+
+    def compose_raw(self, overrides: Sequence[str], config_dir: str | None = None) -> Composed:
+        """The first half of `compose`: the configuration before interpolations are resolved.
+
+        Raises:
+            UserError: an unknown key, group or option.
+        """
+        groups = self.groups(config_dir)
+        choices, settings = self._sorted_out(overrides, groups)
+        if config_dir is not None:
+            choices.append(f"hydra.searchpath=['file://{Path(config_dir).resolve()}']")
+        try:
+            with hydra.initialize_config_dir(str(self.configs), job_name="x", version_base="1.3"):
+                cfg = hydra.compose("config", choices, return_hydra_config=True)
+        except (HydraException, OmegaConfBaseException) as error:
+            raise UserError(
+                f"the configuration cannot be composed: {_first_line(error)}"
+            ) from error
+        except yaml.YAMLError as error:
+            raise UserError(f"a file is no YAML: {' '.join(str(error).split())}") from error
+        experiment = cfg.hydra.runtime.choices.get("experiment")
+        OmegaConf.set_struct(cfg, False)
+        # Keys with two underscores are notes of the files to themselves.
+        for key in ["hydra", *(key for key in cfg if str(key).startswith("__"))]:
+            del cfg[key]
+        before: Any = OmegaConf.to_container(cfg, resolve=False)
+        for text, override in settings:
+            self._apply(cfg, text, override, groups)
+        self.settle(before, cfg, experiment)
+        return Composed(cfg, experiment)
+
+    def resolve(self, composed: Composed) -> DictConfig:
+        """The second half of `compose`.
+
+        Raises:
+            UserError: an interpolation that leads nowhere, a value of the wrong type or range, or
+                values that do not go together.
+        """
+        failures: dict[str, str] = {}
+        derived: set[str] = set()
+        values = _resolved(composed.raw, "", failures, derived)
+        # What is computed from a missing value fails too.
+        missing = [text for text in failures.values() if text.endswith("=VALUE")]
+        if missing:
+            raise UserError("\n".join(missing))
+        if failures:
+            # A wrong value that one of them computes with is the cause, and the better message.
+            self._check_without(values, failures, derived)
+            raise UserError("\n".join(failures.values()))
+        checked = self.schema.check(values, derived)
+        self.together(checked)
+        cfg = OmegaConf.create(checked)
+        OmegaConf.set_struct(cfg, True)
+        return cfg
+
+    def _sorted_out(
+        self, overrides: Sequence[str], groups: Groups
+    ) -> tuple[list[str], list[tuple[str, Override]]]:
+        """Choices of options for hydra, and values of keys for us."""
+        choices, settings = [], []
+        for text in map(self.renamed, overrides):
+            override = parse_override(text, self.example)
+            key = override.key_or_group
+            # mode=eval is a choice; mode={...} or model={name: x} is a value.
+            if key in groups and not isinstance(override.value(), dict):
+                choices.append(groups.choice(key, override.value()))
+            elif "/" in key:
+                raise UserError(groups.unknown(key))
+            elif key.startswith("hydra"):
+                raise UserError(
+                    f"{text}: hydra's own keys are not in use here; the run's folder is run_dir, "
+                    "and further config folders are named by --config-dir"
+                )
+            else:
+                settings.append((text, override))
+        return choices, settings
+
+    def _apply(self, cfg: DictConfig, text: str, override: Override, groups: Groups) -> None:
+        """Set one key, which has to be there already or to be in the schema."""
+        key = override.key_or_group
+        _separate(cfg, key)
+        keys, schema = list(config_keys(cfg)), self.schema
+        adds = override.is_add() or override.is_force_add()
+        if key not in keys and key not in schema and not (adds and schema.is_free(key)):
+            raise UserError(f"{text}: {schema.unknown_key(key, [*keys, *groups])}")
+        try:
+            OmegaConf.update(cfg, key, override.value(), merge=True, force_add=True)
+        except (OmegaConfBaseException, ValueError, TypeError) as error:
+            raise UserError(f"{text}: {key} must be {schema.wanted(key)}") from error
+
+    def _check_without(
+        self, values: dict[str, Any], failures: Collection[str], derived: Collection[str]
+    ) -> None:
+        """Check what could be resolved."""
+        try:
+            self.schema.check(values, derived)
+        except UserError as error:
+            unset = tuple(f"{path} is not set" for path in failures)
+            lines = [line for line in str(error).splitlines() if not line.startswith(unset)]
+            if lines:
+                raise UserError("\n".join(lines)) from error
+
+
+def written(node: DictConfig | ListConfig, name: Any) -> Any:
+    """A value as it is written, its interpolation not resolved."""
+    plain: Any = OmegaConf.to_container(node, resolve=False)
+    return plain[name]
+
+
+def _separate(cfg: DictConfig, key: str) -> None:
+    """Give groups on the way to a key that only refer to another group, such as `test_transforms:
+    ${.val_transforms}`, keys of their own; else setting one would change the other group."""
+    node: Any = cfg
+    for part in key.split(".")[:-1]:
+        if not isinstance(node, DictConfig) or part not in node:
+            return
+        if OmegaConf.is_interpolation(node, part) and isinstance(node[part], DictConfig):
+            node[part] = OmegaConf.to_container(node[part], resolve=False)
+        node = node[part]
+
+
+def _resolved(
+    node: DictConfig | ListConfig, prefix: str, failures: dict[str, str], derived: set[str]
+) -> Any:
+    """Plain values; an interpolation that fails is left out and its message put into `failures`.
+    `derived` gets the keys that are interpolations."""
+    names = list(node) if isinstance(node, DictConfig) else list(range(len(node)))
+    values = {}
+    for name in names:
+        path = f"{prefix}{name}"
+        if OmegaConf.is_missing(node, name) or written(node, name) == _REQUIRED:
+            failures[path] = f"{path} is not set: give {path}=VALUE"
+            continue
+        if OmegaConf.is_interpolation(node, name):
+            derived.add(path)
+        try:
+            value = node[name]
+        except OmegaConfBaseException as error:
+            text = f"{written(node, name)} cannot be computed: {_first_line(error)}"
+            failures[path] = f"{path}: {text}"
+            continue
+        if isinstance(value, DictConfig | ListConfig):
+            value = _resolved(value, f"{path}.", failures, derived)
+        values[name] = value
+    return values if isinstance(node, DictConfig) else [values[name] for name in values]
+
+
+def _first_line(error: BaseException) -> str:
+    cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
+    return (str(cause) or type(cause).__name__).strip().splitlines()[0]
+
+
+# What the files can compute with, as in `${mul:2,${datamodule.batch_size}}`: hydra has no
+# arithmetic, and eval() is not for configuration files.
+
+
+def world_size() -> int:
+    """Number of processes, as the launcher says: a configuration is composed without starting a
+    job.
+
+    Raises:
+        UserError: WORLD_SIZE in the environment is not such a number.
+    """
+    value = os.environ.get("WORLD_SIZE", "1")
+    if not value.isdigit() or int(value) < 1:
+        raise UserError(f"WORLD_SIZE={value} in the environment is no number of processes")
+    return int(value)
+
+
+def _div_up(number: int, by: int) -> int:
+    if whole("div_up", number, by)[1] < 1:
+        raise ValueError(f"div_up: {by} is no divisor")
+    return -(-number // by)
+
+
+def whole(name: str, *numbers: Any) -> tuple[int, ...]:
+    """The numbers, where they are whole.
+
+    Raises:
+        ValueError: one is not; the text has `name`.
+    """
+    for number in numbers:
+        if isinstance(number, bool) or not isinstance(number, int):
+            raise ValueError(f"{name} works on whole numbers, got {number!r}")
+    return numbers
+
+
+def _required() -> None:
+    raise ValueError("a value has to be given")
+
+
+_RESOLVERS: dict[str, Callable[..., Any]] = {
+    "required": _required,
+    "div_up": _div_up,
+    "mul": lambda *numbers: math.prod(whole("mul", *numbers)),
+    "add": lambda *numbers: sum(whole("add", *numbers)),
+    "world_size": world_size,
+}
+for _name, _function in _RESOLVERS.items():
+    OmegaConf.register_new_resolver(_name, _function, replace=True)

@@ -1,0 +1,228 @@
+"""A program's schema: pydantic models that name every key with type, range and default, and what is
+said of a configuration that does not fit them."""
+
+from __future__ import annotations
+
+import difflib
+import types
+import typing
+from collections.abc import Collection, Iterator, Sequence
+from typing import Annotated, Any
+
+from oneflow_accel.errors import UserError
+
+from omegaconf import OmegaConf
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic.fields import FieldInfo
+
+from flow_train.config.overrides import nearest_key
+
+_WORDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    dict: "a group of keys",
+    type(None): "null",
+    Any: "anything",
+}
+
+
+class Group(BaseModel):
+    """A mapping that has these keys and no others."""
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=()
+    )
+
+
+def _text(value: Any) -> Any:
+    # A run called 2024 reads like a number.
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+Text = Annotated[str, BeforeValidator(_text)]
+
+
+class Schema:
+    """What a configuration may say.
+
+    Args:
+        model: the groups and keys.
+        open_groups: groups whose keys depend on the name in them: only what is set goes on to what
+            they describe.
+    """
+
+    def __init__(self, model: type[BaseModel], open_groups: Collection[str] = ()) -> None:
+        self.model = model
+        self._open_groups = open_groups
+
+    def check(self, values: dict[str, Any], derived: Collection[str] = ()) -> dict[str, Any]:
+        """`values` with the schema's defaults filled in.
+
+        Args:
+            values: a whole configuration, resolved.
+            derived: keys whose value was computed from others; what is wrong with them is not said
+                where one of the others is wrong.
+
+        Raises:
+            UserError: names each key that is wrong, its value, and what is wanted.
+        """
+        try:
+            config = self.model.model_validate(values)
+        except ValidationError as error:
+            messages = self._messages(error, values)
+            causes = [text for key, text in messages.items() if key not in derived]
+            raise UserError("\n".join(causes or messages.values())) from error
+        checked = config.model_dump()
+        for name in self._open_groups:
+            group = getattr(config, name)
+            checked[name] = None if group is None else group.model_dump(exclude_unset=True)
+        return checked
+
+    def fields(
+        self, model: type[BaseModel] | None = None, prefix: str = ""
+    ) -> Iterator[tuple[str, FieldInfo]]:
+        """Every key with its path, such as "trainer.max_epochs", groups too."""
+        for name, field in (model or self.model).model_fields.items():
+            yield f"{prefix}{name}", field
+            inner = _group_of(field)
+            if inner is not None:
+                yield from self.fields(inner, f"{prefix}{name}.")
+
+    def __contains__(self, key: str) -> bool:
+        path = key.split(".")
+        return self._locate(path)[1] == len(path)
+
+    def is_free(self, key: str) -> bool:
+        """Whether a key is left to what its group describes, such as a layer's options."""
+        path = key.split(".")
+        field, depth = self._locate(path)
+        return 0 < depth < len(path) and dict in _kinds(field)
+
+    def unknown_key(self, key: str, keys: Sequence[str] = ()) -> str:
+        """What to say of a key that is not there; `keys` are further ones that could be meant."""
+        near = nearest_key(key, [*(name for name, _ in self.fields()), *keys])
+        top = f"the top keys are {', '.join(self.model.model_fields)}"
+        return f"there is no key {key}; {f'did you mean {near}?' if near else top}"
+
+    def wanted(self, key: str) -> str:
+        """What a key's value has to be, in words."""
+        field, _ = self._locate(key.split("."))
+        return _phrase(field.annotation, field.metadata) if field else "a key of the configuration"
+
+    def _messages(self, error: ValidationError, values: dict[str, Any]) -> dict[str, str]:
+        """One line per key that is wrong, by key."""
+        messages: dict[str, str] = {}
+        for problem in error.errors():
+            path = [str(part) for part in problem["loc"]]
+            field, depth = self._locate(path)
+            key = ".".join(path[:depth]) or ".".join(path)
+            phrase = _phrase(field.annotation, field.metadata) if field else "something else"
+            if problem["type"] == "extra_forbidden":
+                key = ".".join(path)
+                messages[key] = self.unknown_key(key)
+            elif problem["type"] == "missing":
+                messages[key] = f"{key} is not set; it must be {phrase}"
+            elif problem["type"] == "value_error":
+                # A group that says itself what does not go together.
+                messages[key] = f"{key}: {problem['ctx']['error']}"
+            else:
+                value = OmegaConf.select(OmegaConf.create(values), key)
+                messages[key] = f"{key}={shown(value)}: it must be {phrase}"
+        return messages
+
+    def _locate(self, path: Sequence[str]) -> tuple[FieldInfo | None, int]:
+        """The innermost field on a path, and how many parts of the path lead to it."""
+        model: type[BaseModel] | None = self.model
+        field = None
+        for depth, part in enumerate(path):
+            if model is None or part not in model.model_fields:
+                return field, depth
+            field = model.model_fields[part]
+            model = _group_of(field)
+        return field, len(path)
+
+
+def shown(value: Any) -> str:
+    """A value as one types it."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return repr(value) if isinstance(value, str) else str(value)
+
+
+def nearest(word: str, known: Collection[str]) -> str:
+    """'did you mean ...?' with the nearest known word, whatever the case, and all of them."""
+    folded = {name.lower(): name for name in known}
+    matches = difflib.get_close_matches(word.lower(), folded, n=1, cutoff=0.0)
+    guess = f"did you mean '{folded[matches[0]]}'? " if matches else ""
+    return f"{guess}There are: {', '.join(sorted(known)) or 'none'}"
+
+
+def _group_of(field: FieldInfo) -> type[BaseModel] | None:
+    for kind in _kinds(field):
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
+    return None
+
+
+def _kinds(field: FieldInfo | None) -> list[Any]:
+    """The types that a field may have, without what qualifies them."""
+    found, waiting = [], [] if field is None else [field.annotation]
+    while waiting:
+        kind = waiting.pop()
+        origin = typing.get_origin(kind)
+        if origin is Annotated:
+            waiting.append(typing.get_args(kind)[0])
+        elif origin in (typing.Union, types.UnionType):
+            waiting += typing.get_args(kind)
+        else:
+            found.append(origin or kind)
+    return found
+
+
+def _phrase(kind: Any, metadata: Sequence[Any] = ()) -> str:
+    """A type in words, with its bounds."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Annotated:
+        return _phrase(arguments[0], [*arguments[1:], *metadata])
+    if origin in (typing.Union, types.UnionType):
+        # In the order they are written, null last, each phrase once (a whole number is a number).
+        inner = [argument for argument in arguments if argument is not type(None)]
+        if int in inner and float in inner:
+            inner.remove(int)
+        # Bounds of the whole are bounds of each.
+        phrases = list(dict.fromkeys(_phrase(argument, metadata) for argument in inner))
+        return " or ".join(phrases + ["null"] * (type(None) in arguments))
+    if origin is typing.Literal:
+        *most, last = [shown(value).strip("'") for value in arguments]
+        return f"{', '.join(most)} or {last}" if most else last
+    if origin is list:
+        low, high = _bound(metadata, "min_length"), _bound(metadata, "max_length")
+        count = f"{low} " if low == high and low else ""
+        return f"a list of {count}values, each {_phrase(arguments[0])}"
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return f"a group of keys ({', '.join(kind.model_fields)})"
+    name = _WORDS.get(origin or kind, str(kind))
+    return " ".join(filter(None, [name, _bounds(metadata)]))
+
+
+def _bounds(metadata: Sequence[Any]) -> str:
+    words = {"ge": "of at least", "gt": "above", "le": "of at most", "lt": "below"}
+    found = {name: _bound(metadata, name) for name in words}
+    if found["ge"] is not None and found["le"] is not None:
+        return f"from {found['ge']} to {found['le']}"
+    parts = [f"{word} {found[name]}" for name, word in words.items() if found[name] is not None]
+    return " and ".join(parts)
+
+
+def _bound(metadata: Sequence[Any], name: str) -> Any:
+    """A constraint such as `ge`, which stands in the metadata itself or in a Field there."""
+    for item in metadata:
+        inner = _bound(item.metadata, name) if isinstance(item, FieldInfo) else None
+        found = getattr(item, name, None) if inner is None else inner
+        if found is not None:
+            return found
+    return None
