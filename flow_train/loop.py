@@ -23,6 +23,7 @@ from flow_train.hooks import Hook
 from flow_train.metrics.console import EpochLines
 from flow_train.metrics.figures import Figures, FigureWindow
 from flow_train.metrics.loggers import RunLog
+from flow_train.metrics.peak import Utilization, utilization
 from flow_train.metrics.progress import Progress
 from flow_train.options import TrainerOptions
 from flow_train.position import Calendar, Position
@@ -34,6 +35,8 @@ from flow_train.validation import Accuracy, validate
 logger = logging.getLogger("oneflow_accel")
 
 Criterion = Callable[[flow.Tensor, flow.Tensor], flow.Tensor]
+# What a device computes products in, by `TrainerOptions.precision`.
+DTYPES = {"32": "float32", "16": "float16", "bf16": "bfloat16"}
 
 
 @dataclass(frozen=True)
@@ -153,6 +156,9 @@ class Trainer:
         self.train_step = self._make_step(model, self.position)
         self.model = self.train_step.model
         self.train_step.before_update = self._before_update
+        # Known from the first batch on; None where nothing is known of the model's work.
+        self._utilization: Utilization | None = None
+        self._is_measured = False
         self._window = FigureWindow(reduce=not self.train_step.returns_global_figures)
 
     @property
@@ -289,6 +295,9 @@ class Trainer:
         position, options = self.position, self.options
         self.is_log_step = ends or (position.step + 1) % options.log_every == 0
         self._each(lambda hook: hook.on_step_start(self))
+        if self._is_main and not self._is_measured:
+            self._measure(window[0])
+        self.train_step.wants_norm = self.is_log_step
         self.last_lr = self.calendar.learning_rate(position.step, position)
         # Dropout and drop path: a resumed run draws what it would have drawn.
         seed = step_seed(self.identity.seed, position.step, distributed.rank())
@@ -330,7 +339,7 @@ class Trainer:
             "step_seconds": now.step_seconds,
             "data_seconds": now.step_data_seconds,
             "epoch": position.epoch + position.batch / batches,
-        }
+        } | self._known(now)
         extra, self._extra = self._extra, {}
         self._log.log(position.step, {**values, **extra})
         self.metrics |= {
@@ -339,7 +348,34 @@ class Trainer:
             "train/acctop5": self._epoch.acc5,
         }
         if self._lines is not None:
-            self._lines.figures(now, self._epoch, self.last_lr)
+            self._lines.figures(now, self._epoch, values)
+
+    def _known(self, now: Figures) -> dict[str, float]:
+        """What a line has only where it is known: it is never guessed."""
+        values = {}
+        if now.grad_norm is not None:
+            values["grad_norm"] = now.grad_norm
+        if self._utilization is not None:
+            values["mfu"] = self._utilization.percent(now.images_per_second)
+        memory = self.backend.max_memory_allocated()
+        if memory is not None:
+            values["peak_memory_gb"] = memory / 1e9
+        return values
+
+    def _measure(self, batch: Any) -> None:
+        """What the model's work and the device's peak are; its time is not the step's."""
+        self._is_measured, began = True, time.perf_counter()
+        sample = flow.zeros(1, *batch.images.shape[1:], device=self.backend.device())
+        self._utilization = utilization(
+            self.train_step.local_model,
+            sample,
+            self.backend,
+            dtype=DTYPES[self.options.precision],
+            devices=distributed.world_size(),
+        )
+        if self._utilization is not None:
+            logger.info("%s", self._utilization)
+        self._window.leave_out(time.perf_counter() - began)
 
     def _validate(self) -> None:
         if val_batches(self.options) == 0:

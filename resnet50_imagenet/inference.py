@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 
 from oneflow_accel.backends.base import Backend
 from oneflow_accel.inference import prepare
 
+import numpy as np
 import oneflow as flow
 from oneflow import nn
 
-from resnet50_imagenet.benchmark import forward_graph
+from flow_train.metrics.macs import macs_of_call
+from flow_train.metrics.peak import FLOPS_PER_MAC, peak_of, seconds_of_runs
 
 Output = flow.Tensor | tuple[flow.Tensor, ...]
 
@@ -30,6 +33,20 @@ def inference_model(model: nn.Module, backend: Backend, *, fold: bool, bf16: boo
     return prepare(model, dtype=flow.bfloat16 if bf16 else None, backend=backend)
 
 
+def forward_graph(model: nn.Module) -> nn.Graph:
+    """The forward pass of `model` as an nn.Graph."""
+
+    class ForwardGraph(nn.Graph):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def build(self, batch: flow.Tensor) -> flow.Tensor:
+            return self.model(batch)
+
+    return ForwardGraph()
+
+
 def graph_forward(model: nn.Module) -> Callable[[flow.Tensor], Output]:
     """The forward pass of `model` under nn.Graph. A graph is built for one shape: batches of
     another than the first one's, such as the last of a dataset, run eagerly."""
@@ -43,3 +60,18 @@ def graph_forward(model: nn.Module) -> Callable[[flow.Tensor], Output]:
         return graph(batch) if tuple(batch.shape) == shape else model(batch)
 
     return forward
+
+
+def measure_forward(model: nn.Module, images: np.ndarray, backend: Backend) -> str:
+    """Time the forward pass of `model` (in eval mode) on `images`, already in its layout: images/s,
+    FLOP/s of convolutions and linear layers, and their share of the device's peak."""
+    batch = flow.tensor(images, device=backend.device())
+    flops = FLOPS_PER_MAC * sum(module.macs for module in macs_of_call(model, batch))
+    graph = forward_graph(model)
+    with flow.no_grad():
+        seconds = statistics.median(seconds_of_runs(lambda: graph(batch), backend, runs=10))
+    peak = peak_of(backend)
+    return (
+        f"{len(images) / seconds:.2f} img/s, {flops / seconds / 1e12:.3f} TFLOP/s, "
+        f"{100 * flops / seconds / peak.flops:.1f} % of {peak}"
+    )

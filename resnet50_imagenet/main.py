@@ -58,8 +58,7 @@ from flow_train.rng import seed_all
 from flow_train.steps.make import step_maker
 from flow_train.validation import validate
 from resnet50_imagenet import launching
-from resnet50_imagenet.benchmark import measure_forward
-from resnet50_imagenet.inference import graph_forward, inference_model
+from resnet50_imagenet.inference import graph_forward, inference_model, measure_forward
 from resnet50_imagenet.models import (
     check_image_size,
     create_model,

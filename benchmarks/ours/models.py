@@ -20,7 +20,7 @@ from flow_train.position import Calendar, Position
 from flow_train.steps.make import step_maker
 from monarch_flow import models as monarch_models
 from monarch_flow.layers import MonarchLinear
-from resnet50_imagenet.benchmark import forward_graph
+from resnet50_imagenet.inference import forward_graph
 from resnet50_imagenet.models import create_model
 
 BOTH = Both(flow)

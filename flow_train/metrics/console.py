@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +13,14 @@ from flow_train.metrics.figures import Figures, log_line
 from flow_train.metrics.progress import LONGEST_SILENCE_S, Progress, format_eta
 from flow_train.position import Position
 from flow_train.validation import Tally
+
+# Label, name in metrics.jsonl and format of what a line ends with.
+_MORE = (
+    ("LR", "lr", ".3e"),
+    ("Grad", "grad_norm", ".3e"),
+    ("MFU", "mfu", ".1f"),
+    ("GB", "peak_memory_gb", ".2f"),
+)
 
 
 class EpochLines:
@@ -36,9 +44,11 @@ class EpochLines:
         # Beside the bar.
         self.shown: dict[str, str] = {}
 
-    def figures(self, now: Figures, epoch: Figures, lr: float) -> None:
-        """The line of a log step: figures since the last one and, in brackets, of the epoch."""
-        self._print(f"{log_line(now, epoch)}\tLR {lr:.3e}", epoch.step_seconds)
+    def figures(self, now: Figures, epoch: Figures, values: Mapping[str, float]) -> None:
+        """The line of a log step: figures since the last one and, in brackets, of the epoch; then
+        those of `values` that have a place."""
+        more = [f"{label} {values[key]:{form}}" for label, key, form in _MORE if key in values]
+        self._print("\t".join([log_line(now, epoch), *more]), epoch.step_seconds)
         self.shown = {"img/s": f"{now.images_per_second:.1f}", "loss": f"{now.loss:.3f}"}
 
     def break_silence(self) -> None:

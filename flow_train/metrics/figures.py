@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from oneflow_accel import distributed
 
 import oneflow as flow
 
 from flow_train.metrics.log import StepWindow
+
+if TYPE_CHECKING:
+    from flow_train.steps.eager import StepFigures
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,8 @@ class Figures:
         loss_sum: sum over the steps of the mean loss of a batch.
         correct1: images whose label has the highest score.
         correct5: images whose label is among the five highest.
+        grad_norm: of the last step's gradients, before they are clipped; None where it is not
+            known.
     """
 
     steps: int = 0
@@ -33,11 +39,12 @@ class Figures:
     loss_sum: float = 0.0
     correct1: float = 0.0
     correct5: float = 0.0
+    grad_norm: float | None = None
 
     def __add__(self, other: Figures) -> Figures:
-        return Figures(
-            *(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__)
-        )
+        *summed, _ = self.__dataclass_fields__
+        sums = {name: getattr(self, name) + getattr(other, name) for name in summed}
+        return Figures(**sums, grad_norm=other.grad_norm)
 
     @property
     def step_seconds(self) -> float:
@@ -97,29 +104,33 @@ class FigureWindow:
     def _begin(self) -> None:
         self._images = 0
         self._data_seconds = 0.0
+        self._grad_norm: flow.Tensor | None = None
         self._since = time.perf_counter()
 
     def __len__(self) -> int:
         """Number of steps since the last `fetch`."""
         return len(self._window)
 
+    def leave_out(self, seconds: float) -> None:
+        """Leave out of the next figures what has taken so long just now."""
+        self._since += seconds
+
     def restart_clock(self) -> None:
         """Leave out of the next figures the time since the last `fetch`, such as a checkpoint's."""
         self._since = time.perf_counter()
 
-    def add(
-        self, step: int, figures: tuple[flow.Tensor, ...], images: int, data_seconds: float
-    ) -> None:
+    def add(self, step: int, figures: StepFigures, images: int, data_seconds: float) -> None:
         """Note down one step.
 
         Args:
             step: steps done, this one included.
-            figures: loss, correct@1 and correct@5 as `TrainStep.step` returns them.
+            figures: as `TrainStep.step` returns them.
             images: in this process's share of the batch.
             data_seconds: how long the step waited for them.
         """
-        loss, correct1, correct5 = figures
+        loss, correct1, correct5, norm = figures
         self._window.add(step, loss=loss, correct1=correct1, correct5=correct5)
+        self._grad_norm = norm
         self._images += images
         self._data_seconds += data_seconds
 
@@ -141,6 +152,7 @@ class FigureWindow:
             sum(values["loss"]),
             sum(values["correct1"]) * counted_on,
             sum(values["correct5"]) * counted_on,
+            None if self._grad_norm is None else float(self._grad_norm.numpy()),
         )
         self._begin()
         return result

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from oneflow_accel.backends.base import Backend
 
@@ -32,6 +32,23 @@ class LabeledImages(Protocol):
 
     images: np.ndarray
     labels: np.ndarray
+
+
+class StepFigures(NamedTuple):
+    """What a step tells, as scalars on the device.
+
+    Attributes:
+        loss: mean over the step's images.
+        correct1: images whose label has the highest score; a soft label counts as its most probable
+            class.
+        correct5: images whose label is among the five highest.
+        grad_norm: of all gradients together, before they are clipped; None where it is not known.
+    """
+
+    loss: flow.Tensor
+    correct1: flow.Tensor
+    correct5: flow.Tensor
+    grad_norm: flow.Tensor | None = None
 
 
 class TrainStep(ABC):
@@ -70,6 +87,8 @@ class TrainStep(ABC):
         self.precision = precision
         # Called before the parameters are updated; `gradients` answers meanwhile.
         self.before_update: Callable[[], None] | None = None
+        # Whether the next step's gradient norm is worth a look at all gradients.
+        self.wants_norm = False
         self._scaler: LossScaler | None = None
         if precision != "32":
             require_feature(
@@ -80,16 +99,12 @@ class TrainStep(ABC):
             require_feature(backend, "gradient_clipping", key, "trainer.gradient_clip_val=null")
 
     @abstractmethod
-    def step(self, batches: Sequence[LabeledImages], lr: float) -> tuple[flow.Tensor, ...]:
+    def step(self, batches: Sequence[LabeledImages], lr: float) -> StepFigures:
         """One update of the parameters by the mean gradient over all images of `batches`.
 
         Args:
             batches: this process's share; several where gradients are accumulated.
             lr: the learning rate.
-
-        Returns:
-            Loss (mean over the images), correct@1 and correct@5 (counts), scalars on the device.
-            A soft label counts as its most probable class.
         """
 
     @abstractmethod
@@ -97,6 +112,11 @@ class TrainStep(ABC):
         """Inside `before_update`: the gradients of the step by parameter name, of all images on all
         processes, before they are clipped; of the parameters that have one.
         """
+
+    @property
+    def local_model(self) -> nn.Module:
+        """A model of local tensors with the same layers; its parameters may be old ones."""
+        return self.model
 
     @abstractmethod
     def evaluated_model(self) -> nn.Module:
@@ -144,7 +164,7 @@ class EagerStep(TrainStep):
         if self.precision == "16":
             self._scaler = LossScaler()
 
-    def step(self, batches: Sequence[LabeledImages], lr: float) -> tuple[flow.Tensor, ...]:
+    def step(self, batches: Sequence[LabeledImages], lr: float) -> StepFigures:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         total = sum(len(batch.labels) for batch in batches)
@@ -152,8 +172,8 @@ class EagerStep(TrainStep):
         for batch in batches:
             figures = self._backward(batch, len(batch.labels) / total)
             sums = [a + b for a, b in zip(sums, figures, strict=True)] if sums else figures
-        self._update()
-        return tuple(sums)
+        loss, correct1, correct5 = sums
+        return StepFigures(loss, correct1, correct5, self._update())
 
     def _backward(self, batch: LabeledImages, share: float) -> list[flow.Tensor]:
         device = self.backend.device()
@@ -167,16 +187,21 @@ class EagerStep(TrainStep):
         with flow.no_grad():
             return [loss.detach(), *count_correct(scores, hard_labels(targets))]
 
-    def _update(self) -> None:
+    def _update(self) -> flow.Tensor | None:
+        """Update the parameters; returns the norm of the gradients."""
         parameters = [value for value in self.model.parameters() if value.requires_grad]
         finite = self._scaler is None or self._scaler.unscale(parameters)
+        norm = None
         if finite:
             if self.before_update is not None:
                 self.before_update()
             if self.clip is not None:
-                nn.utils.clip_grad_norm_(parameters, self.clip)
+                norm = nn.utils.clip_grad_norm_(parameters, self.clip)
+            elif self.wants_norm:
+                norm = _norm(parameters)
             self.optimizer.step()
         self.optimizer.zero_grad()
+        return norm
 
     def gradients(self) -> dict[str, flow.Tensor]:
         return {
@@ -200,3 +225,9 @@ class EagerStep(TrainStep):
 
     def load_optimizer(self, arrays: dict[str, np.ndarray], step: int) -> None:
         load_eager_state(self.model, self.optimizer, arrays, step)
+
+
+def _norm(parameters: Sequence[flow.Tensor]) -> flow.Tensor | None:
+    """Of all gradients, as if they were one vector."""
+    norms = [flow.linalg.vector_norm(p.grad.detach()) for p in parameters if p.grad is not None]
+    return flow.linalg.vector_norm(flow.stack(norms)) if norms else None

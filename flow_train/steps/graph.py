@@ -28,7 +28,7 @@ from flow_train.checkpoint.optimizer_state import (
 )
 from flow_train.optim import hard_labels
 from flow_train.steps.data_parallel import broadcast_buffers
-from flow_train.steps.eager import LabeledImages, Loss, TrainStep
+from flow_train.steps.eager import LabeledImages, Loss, StepFigures, TrainStep
 from flow_train.steps.model_copy import copy_model
 from flow_train.steps.random_factors import given_factors
 from flow_train.steps.requirements import require_feature
@@ -170,7 +170,7 @@ class GraphStep(TrainStep):
         # Of the step at hand: its batches, and the random factors of each.
         self._at_hand: tuple[Sequence[LabeledImages], list[list[flow.Tensor]]] | None = None
 
-    def step(self, batches: Sequence[LabeledImages], lr: float) -> tuple[flow.Tensor, ...]:
+    def step(self, batches: Sequence[LabeledImages], lr: float) -> StepFigures:
         if not 1 <= len(batches) <= self._accumulate:
             raise ValueError(f"{len(batches)} batches for a graph of {self._accumulate}")
         factors = self._factors.draw([batch.images for batch in batches])
@@ -195,10 +195,10 @@ class GraphStep(TrainStep):
         if self._parallel:
             figures = [figure.to_local() for figure in figures]
         if len(batches) == 1:
-            return tuple(figures)
+            return StepFigures(*figures)
         # One entry per batch.
         loss, *counts = figures
-        return (loss.mean(), *(count.sum() for count in counts))
+        return StepFigures(loss.mean(), *(count.sum() for count in counts))
 
     def _graph_of(self, batches: int) -> _TrainGraph:
         """The graph of steps that take so many batches."""
@@ -258,6 +258,10 @@ class GraphStep(TrainStep):
                     flow.comm.all_reduce(parameter.grad)
                 gradients[name] = parameter.grad / distributed.world_size()
         return gradients
+
+    @property
+    def local_model(self) -> nn.Module:
+        return self._local
 
     def evaluated_model(self) -> nn.Module:
         model = self._present_model()

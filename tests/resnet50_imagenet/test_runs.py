@@ -11,6 +11,7 @@ from oneflow_accel.kernels import plugin
 import numpy as np
 import pytest
 
+from flow_train.metrics.log import read_metrics
 from tests.resnet50_imagenet.conftest import CLASSES, SMALL, VAL_PER_CLASS, losses
 
 needs_plugin = pytest.mark.skipif(
@@ -27,6 +28,11 @@ def test_run_leaves_metrics_curves_tensorboard_and_checkpoints(shapes, run_main,
     assert re.search(line, result.stdout), result.stdout
     assert sorted(losses(out)) == list(range(1, 25))
     assert sorted(losses(out, "val")) == [12, 24]
+    assert re.search(r"^MFU: .* GFLOP .* TFLOP/s \(measured, ", result.stdout, re.MULTILINE)
+    for line in read_metrics(out / "metrics.jsonl"):
+        values = line["values"]
+        assert line["split"] == "val" or values["grad_norm"] > 0 < values["mfu"] < 150
+        assert line["split"] == "val" or 0.05 < values["peak_memory_gb"] < 8
     assert (out / "curves.png").stat().st_size > 10_000
     assert list((out / "tensorboard").glob("events.*"))
     checkpoints = out / "checkpoints"
@@ -77,6 +83,9 @@ def test_first_20_losses_equal_one_eager_process(
     run_main(shapes, *args, processes=processes)
     ours = losses(out)
     assert sorted(ours) == list(range(1, 21))
+    # A graph does not show its gradients.
+    line = read_metrics(out / "metrics.jsonl")[0]
+    assert ("grad_norm" in line["values"]) == ("--graph" not in options)
     # The bar that the layouts are held to: 1e-4 relative, on the same global batch and seed.
     np.testing.assert_allclose(
         [ours[step] for step in sorted(ours)],

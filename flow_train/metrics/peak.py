@@ -1,0 +1,144 @@
+"""How near a run comes to what its device can do: model FLOPs utilization, MFU.
+
+The FLOPs are those of the model (Chowdhery et al. 2022, "PaLM", appendix B), whatever the kernels
+really do; the peak is the one that the device's table states or, where it has none, as for a CPU,
+the rate of a matrix product measured here.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+from oneflow_accel.backends.base import Backend
+
+import numpy as np
+import oneflow as flow
+from oneflow import nn
+
+from flow_train.metrics.macs import macs_of_call
+
+logger = logging.getLogger("oneflow_accel")
+
+# A multiplication and an addition.
+FLOPS_PER_MAC = 2
+# The backward pass multiplies once for the gradient of the weights, and once for the inputs'.
+TRAINING_PER_FORWARD = 3
+_WARM_UP_RUNS = 2
+# A product that is measured takes this long, so that starting it does not count.
+_LEAST_SECONDS = 0.005
+_SIZES = (512, 1024, 2048, 4096)
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The most FLOP/s of one device in matrix products, and where that figure comes from."""
+
+    flops: float
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.flops / 1e12:.3f} TFLOP/s ({self.source})"
+
+
+@dataclass(frozen=True)
+class Utilization:
+    """What a training step has to compute, beside what could be computed in its time.
+
+    Attributes:
+        flops: of training on one sample (an image, a token).
+        peak: of one device.
+        devices: how many train together.
+    """
+
+    flops: float
+    peak: Peak
+    devices: int = 1
+
+    def percent(self, samples_per_second: float) -> float:
+        """The MFU at a rate of all devices together."""
+        return 100 * samples_per_second * self.flops / (self.devices * self.peak.flops)
+
+    def __str__(self) -> str:
+        work = f"{self.flops / 1e9:.3g} GFLOP to train on one sample"
+        return f"MFU: {work}, of {self.devices} x {self.peak}"
+
+
+def utilization(
+    model: nn.Module, sample: flow.Tensor, backend: Backend, *, dtype: str, devices: int
+) -> Utilization | None:
+    """For a model in training; None where nothing is known of its work.
+
+    Args:
+        model: local; it runs once in eval mode, and is left as it was.
+        sample: a batch of one, in the model's layout.
+        backend: the device.
+        dtype: in which it computes, as "float32".
+        devices: how many train together.
+    """
+    try:
+        macs = sum(module.macs for module in macs_of_call(model, sample))
+    # A model that cannot be counted trains all the same.
+    except Exception as error:
+        logger.debug("no MFU: %s", error)
+        return None
+    if not macs:
+        return None
+    flops = float(TRAINING_PER_FORWARD * FLOPS_PER_MAC * macs)
+    return Utilization(flops, peak_of(backend, dtype), devices)
+
+
+@cache
+def peak_of(backend: Backend, dtype: str = "float32") -> Peak:
+    """The peak of one device, from its table or else measured, once in a process.
+
+    On a device that computes in host memory NumPy's BLAS is measured too: the peak is what the
+    faster of the two reaches.
+    """
+    stated = backend.properties().peak_flops.get(dtype)
+    if stated:
+        return Peak(stated, f"{backend.properties().name}, {dtype}")
+    peaks = [
+        _measured("oneflow.matmul", lambda size: _oneflow_product(size, dtype, backend), backend)
+    ]
+    if backend.supports("host_memory") and dtype == "float32":
+        peaks.append(_measured("numpy.matmul", _numpy_product, backend))
+    return max(peaks, key=lambda peak: peak.flops)
+
+
+def _oneflow_product(size: int, dtype: str, backend: Backend) -> Callable[[], object]:
+    matrix = flow.ones(size, size, dtype=getattr(flow, dtype), device=backend.device())
+    return lambda: flow.matmul(matrix, matrix)
+
+
+def _numpy_product(size: int) -> Callable[[], object]:
+    matrix = np.ones((size, size), dtype=np.float32)
+    return lambda: matrix @ matrix
+
+
+def _measured(name: str, make: Callable[[int], Callable[[], object]], backend: Backend) -> Peak:
+    """The rate of the smallest square product that takes long enough."""
+    rate = 0.0
+    for size in _SIZES:
+        with flow.no_grad():
+            seconds = min(seconds_of_runs(make(size), backend, runs=5))
+        rate = 2 * size**3 / seconds
+        if seconds >= _LEAST_SECONDS:
+            break
+    return Peak(rate, f"measured, {name}")
+
+
+def seconds_of_runs(run: Callable[[], object], backend: Backend, runs: int) -> list[float]:
+    """Of each of several runs, after some to warm up; each waits for the device."""
+    times = []
+    for index in range(_WARM_UP_RUNS + runs):
+        backend.synchronize()
+        start = time.perf_counter()
+        run()
+        backend.synchronize()
+        if index >= _WARM_UP_RUNS:
+            times.append(time.perf_counter() - start)
+    return times
