@@ -44,7 +44,7 @@ from libai_projects.inference.models import detect_mode, find_model
 from libai_projects.inference.options import build_parser, parse_options
 from libai_projects.inference.sampling_arguments import given_sampling_options
 from libai_projects.inference.text_pipeline import DEFAULT_OPTIONS, TextPipeline
-from libai_projects.projects.MagicPrompt.step_model import GPT2StepModel
+from libai_projects.models.gpt2.step_model import GPT2StepModel
 from libai_projects.weights import monarch
 from libai_projects.weights.initial import random_weights
 

@@ -7,7 +7,7 @@ import oneflow as flow
 from libai.utils import distributed as dist
 from omegaconf import OmegaConf
 
-from libai_projects.projects.MagicPrompt.gpt2 import GPT2ForPreTraining
+from libai_projects.models.gpt2.model import GPT2ForPreTraining
 from tests.libai_projects import reference_gpt2
 from tests.libai_projects.reference_gpt2 import Shape, State
 

@@ -11,10 +11,11 @@ from oneflow_accel.errors import UserError
 import numpy as np
 import oneflow as flow
 import pytest
+from libai.utils.registry import locate
 from safetensors.numpy import load_file
 
-from libai_projects.projects.MagicPrompt import model_options
-from libai_projects.projects.MagicPrompt.gpt2 import GPT2ForPreTraining
+from libai_projects.models.gpt2 import options as model_options
+from libai_projects.models.gpt2.model import GPT2ForPreTraining
 from tests.launch import REPOSITORY, run_process
 from tests.libai_projects import reference_gpt2
 from tests.libai_projects.magicprompt.gpt2_models import logits, make, place
@@ -214,3 +215,8 @@ def test_it_runs_without_the_plug_in(tmp_path: Path) -> None:
     assert isinstance(eager, list), eager
     np.testing.assert_allclose(graph, eager, rtol=0, atol=1e-5)
     assert max(generated) < 1e-5
+
+
+def test_config_of_an_earlier_run_names_the_model_where_it_was() -> None:
+    was = "libai_projects.projects.MagicPrompt.gpt2.GPT2ForPreTraining"
+    assert locate(was) is GPT2ForPreTraining

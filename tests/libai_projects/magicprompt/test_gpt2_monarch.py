@@ -18,9 +18,9 @@ from safetensors.numpy import load_file
 
 from libai_projects.engine import throughput
 from libai_projects.engine.checks import Layout, check_model
-from libai_projects.projects.MagicPrompt import model_options
-from libai_projects.projects.MagicPrompt.gpt2 import GPT2ForPreTraining
-from libai_projects.projects.MagicPrompt.step_model import GPT2StepModel
+from libai_projects.models.gpt2 import options as model_options
+from libai_projects.models.gpt2.model import GPT2ForPreTraining
+from libai_projects.models.gpt2.step_model import GPT2StepModel
 from libai_projects.weights import configs, mapping, models, monarch
 from tests.launch import run_distributed, run_process
 from tests.libai_projects import reference_gpt2

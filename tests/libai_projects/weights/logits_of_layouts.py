@@ -20,7 +20,7 @@ from libai.utils import distributed as dist
 from omegaconf import OmegaConf
 
 from libai_projects import weights
-from libai_projects.projects.MagicPrompt.gpt2 import GPT2ForPreTraining
+from libai_projects.models.gpt2.model import GPT2ForPreTraining
 
 
 def everywhere(x: flow.Tensor) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from libai.config import LazyCall
 
-from libai_projects.projects.MagicPrompt.gpt2 import GPT2ForPreTraining
+from libai_projects.models.gpt2.model import GPT2ForPreTraining
 
 cfg = {
     "num_layers": 12,

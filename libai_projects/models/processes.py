@@ -11,6 +11,26 @@ from dataclasses import dataclass
 import oneflow as flow
 from libai.utils import distributed as dist
 
+BROADCAST, COLUMNS, ROWS = flow.sbp.broadcast, flow.sbp.split(1), flow.sbp.split(0)
+
+
+def local(parameter: flow.Tensor, sbp: flow.sbp.sbp = BROADCAST) -> flow.Tensor:
+    """This process's shard, split over tensor parallelism as `sbp` says; collective.
+
+    ZeRO may have left the parameter split in another way.
+    """
+    declared = dist.get_nd_sbp([flow.sbp.broadcast, sbp])
+    value = parameter.detach()
+    if not dist.same_sbp(value.sbp, declared):
+        value = value.to_global(sbp=declared)
+    return value.to_local()
+
+
+def shares(rows: int, processes: int) -> tuple[int, ...]:
+    """How OneFlow splits an axis: evenly, the first ones get what is left over."""
+    each, more = divmod(rows, processes)
+    return tuple(each + (index < more) for index in range(processes))
+
 
 @dataclass(frozen=True)
 class Position:

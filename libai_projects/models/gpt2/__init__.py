@@ -1,0 +1,1 @@
+"""GPT-2: options, model, and its steps for generation."""

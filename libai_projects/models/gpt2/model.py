@@ -1,0 +1,354 @@
+"""GPT-2 (Radford et al. 2019) on LiBai's parallel layers, for training, evaluation and generation.
+
+Parameter names and shapes are those of LiBai 0.1.1's GPT, so that its checkpoints load. Generation
+runs the same blocks on local tensors, token by token: see `step_model.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from oneflow_accel.distributed import set_value
+from oneflow_accel.errors import UserError
+from oneflow_accel.kernels.attention import packed_attention
+from oneflow_accel.kernels.dropout import HIDDEN
+
+import numpy as np
+import oneflow as flow
+from libai.layers import (
+    Dropout,
+    Embedding,
+    LayerNorm,
+    LMLogits,
+    ParallelCrossEntropyLoss,
+    TransformerLayer,
+    VocabEmbedding,
+)
+from libai.utils import distributed as dist
+from oneflow import nn
+
+from libai_projects.models.attention import Past, causal_attention, merge_heads, split_heads
+from libai_projects.models.dropout import is_active
+from libai_projects.models.gpt2 import options as model_options
+from libai_projects.models.gpt2.options import ACTIVATIONS, ModelOptions
+from libai_projects.models.linear import QueryKeyValue, column_linear, drawn_later, row_linear
+from libai_projects.weights.initial import initial_weights
+from libai_projects.weights.mapping import PREFIX
+from libai_projects.weights.monarch import DENSE, INNER, OUTER, QKV
+
+
+class GPT2Embedding(nn.Module):
+    """Sum of token and position embedding, after dropout; on the first pipeline stage."""
+
+    def __init__(self, options: ModelOptions) -> None:
+        super().__init__()
+        self.token_embeddings = VocabEmbedding(
+            options.vocab_size,
+            options.hidden_size,
+            init_method=drawn_later,
+            amp_enabled=options.amp_enabled,
+        )
+        self.position_embeddings = Embedding(
+            options.max_seq_length,
+            options.hidden_size,
+            init_method=drawn_later,
+            amp_enabled=options.amp_enabled,
+        )
+        self.dropout = Dropout(options.embedding_dropout_prob)
+
+    def forward(
+        self,
+        input_ids: flow.Tensor | np.ndarray,
+        token_weight: flow.Tensor | None,
+        positions: np.ndarray | None = None,
+    ) -> flow.Tensor:
+        """Embed tokens.
+
+        Args:
+            input_ids: (batch, time) int64, sbp [S(0), B]; in generation numpy.
+            token_weight: what `token_embeddings.read_weight()` gave for this forward pass; the
+                logits use the same value. None in generation.
+            positions: of each token in generation; None: from 0 on.
+
+        Returns:
+            (batch, time, hidden), sbp [S(0), B].
+        """
+        tokens = self.token_embeddings(input_ids, token_weight)
+        if positions is None:
+            positions = dist.get_position_ids(input_ids.shape[1])
+        return self.dropout(tokens + self.position_embeddings(positions))
+
+
+class SelfAttention(nn.Module):
+    """Attention of each head with its projections, added to the residual.
+
+    The projection of queries, keys and values has them interleaved by head, (heads, 3, head_size)
+    on its output axis, so that a split of that axis gives each process whole heads.
+    """
+
+    def __init__(self, options: ModelOptions, *, layer_idx: int) -> None:
+        super().__init__()
+        hidden, parts = options.hidden_size, options.monarch_layers()
+        self.num_heads, self.head_size = options.num_attention_heads, options.head_size
+        self.fused_attention = bool(options.attention_fusion)
+        self.fused_softmax = bool(options.scale_mask_softmax_fusion)
+        self.layer_scale = layer_idx + 1 if options.apply_query_key_layer_scaling else 1
+        if QKV in parts:
+            self.query_key_value = QueryKeyValue(
+                parts[QKV], hidden, self.head_size, layer_idx=layer_idx
+            )
+        else:
+            self.query_key_value = column_linear(None, hidden, 3 * hidden, layer_idx=layer_idx)
+        self.dense = row_linear(
+            parts.get(DENSE),
+            hidden,
+            hidden,
+            dropout=options.output_dropout_prob,
+            fused=bool(options.bias_dropout_fusion),
+            layer_idx=layer_idx,
+        )
+        self.dropout = Dropout(options.attention_dropout_prob)
+
+    def forward(
+        self, x: flow.Tensor, residual: flow.Tensor, past: Past | None = None
+    ) -> flow.Tensor:
+        """Two of (batch, time, hidden) to the same, sbp [S(0), B]."""
+        qkv = self.query_key_value(x)
+        if past is None and self.fused_attention and not is_active(self.dropout):
+            # (heads, 3) to (3, heads). The operator keeps no weights, so nothing could drop out.
+            packed = (*qkv.shape[:2], self.num_heads, 3, self.head_size)
+            parts = qkv.reshape(*packed).transpose(2, 3)
+            return self.dense(packed_attention(parts, self.num_heads, causal=True), residual)
+        query, key, value = flow._C.chunk(split_heads(qkv, 3 * self.head_size), 3, 3)
+        if past is not None:
+            context = past.attend(query, key, value)
+        else:
+            fused, scale = self.fused_softmax, self.layer_scale
+            context = causal_attention(
+                query, key, value, self.dropout, fused=fused, layer_scale=scale
+            )
+        return self.dense(merge_heads(context), residual)
+
+
+class FeedForward(nn.Module):
+    """hidden -> ffn_hidden, GELU, -> hidden, added to the residual."""
+
+    def __init__(self, options: ModelOptions, *, layer_idx: int) -> None:
+        super().__init__()
+        hidden, inner = options.hidden_size, options.ffn_hidden_size
+        parts = options.monarch_layers()
+        self.approximate = ACTIVATIONS[options.activation]
+        self.dense_h_to_4h = column_linear(
+            parts.get(INNER),
+            hidden,
+            inner,
+            skip_bias_add=bool(options.bias_gelu_fusion),
+            layer_idx=layer_idx,
+        )
+        self.dense_4h_to_h = row_linear(
+            parts.get(OUTER),
+            inner,
+            hidden,
+            dropout=options.output_dropout_prob,
+            fused=bool(options.bias_dropout_fusion),
+            layer_idx=layer_idx,
+        )
+
+    def forward(self, x: flow.Tensor, residual: flow.Tensor) -> flow.Tensor:
+        """Two of (batch, time, hidden) to the same, sbp [S(0), B]."""
+        inner = self.dense_h_to_4h(x)
+        if isinstance(inner, tuple):
+            product, bias = inner
+            inner = flow._C.fused_bias_add_gelu(product, bias, axis=product.ndim - 1)
+        else:
+            inner = flow._C.gelu_with_approximate(inner, self.approximate)
+        return self.dense_4h_to_h(inner, residual)
+
+
+class Block(TransformerLayer):
+    """x + Attention(LN(x)), then x + FeedForward(LN(x)).
+
+    LiBai's graphs know a TransformerLayer as the unit of activation checkpointing, which is all
+    that is inherited.
+    """
+
+    def __init__(self, options: ModelOptions, *, layer_idx: int) -> None:
+        nn.Module.__init__(self)
+        self.layer_idx = layer_idx
+        hidden, epsilon = options.hidden_size, options.layernorm_epsilon
+        self.input_layernorm = LayerNorm(hidden, eps=epsilon, layer_idx=layer_idx)
+        self.self_attention = SelfAttention(options, layer_idx=layer_idx)
+        self.post_attention_layernorm = LayerNorm(hidden, eps=epsilon, layer_idx=layer_idx)
+        self.mlp = FeedForward(options, layer_idx=layer_idx)
+
+    def forward(self, x: flow.Tensor, past: Past | None = None) -> flow.Tensor:
+        """(batch, time, hidden) to the same on the layer's stage, sbp [S(0), B].
+
+        `past` is None in training; in generation all tensors are local.
+        """
+        if past is None:
+            x = x.to_global(placement=dist.get_layer_placement(self.layer_idx))
+        x = self.self_attention(self.input_layernorm(x), x, past)
+        return self.mlp(self.post_attention_layernorm(x), x)
+
+
+class Transformer(nn.Module):
+    """The blocks and the last layer norm, each on its pipeline stage."""
+
+    def __init__(self, options: ModelOptions) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            [Block(options, layer_idx=index) for index in range(options.num_layers)]
+        )
+        self.layernorm_f = LayerNorm(
+            options.hidden_size, eps=options.layernorm_epsilon, layer_idx=-1
+        )
+
+    def forward(self, x: flow.Tensor) -> flow.Tensor:
+        """(batch, time, hidden) to the same on the last stage."""
+        for layer in self.layers:
+            x = layer(x)
+        return self.layernorm_f(x)
+
+
+class GPT2Model(nn.Module):
+    """Tokens to logits.
+
+    Its weights depend on the seed of OneFlow's default generator (`flow.manual_seed`) and their
+    names only, so that they are the same in every layout.
+
+    Args:
+        cfg: `cfg.model.cfg` or ModelOptions; see `model_options.ModelOptions`.
+
+    Raises:
+        UserError: an option is missing or impossible, or does not fit the parallel layout.
+    """
+
+    def __init__(self, cfg: Mapping[str, Any] | ModelOptions) -> None:
+        super().__init__()
+        if not isinstance(cfg, ModelOptions):
+            cfg = model_options.from_config(cfg, dist.get_tensor_parallel_size())
+        self.options = cfg
+        self.embeddings = GPT2Embedding(cfg)
+        self.transformer = Transformer(cfg)
+        self.lm_head = LMLogits(cfg.vocab_size, bias=False)
+        parameters = dict(self.named_parameters())
+        for name, array in initial_weights(vars(cfg), flow.initial_seed()):
+            set_value(parameters[name.removeprefix(PREFIX)], array)
+
+    def forward(self, input_ids: flow.Tensor) -> flow.Tensor:
+        """Logits of every position.
+
+        Args:
+            input_ids: (batch, time) int64 on the first stage, sbp [S(0), B].
+
+        Returns:
+            (batch, time, vocab_size) on the last stage, sbp [S(0), S(2)]; those of padding rows
+            of the vocabulary are so low that softmax makes them 0.
+
+        Raises:
+            UserError: there are more tokens than positions.
+        """
+        time = input_ids.shape[1]
+        if time > self.options.max_seq_length:
+            raise UserError(
+                f"sequences of {time} tokens, but the model has {self.options.max_seq_length} "
+                "positions: shorten them, or train a model with a larger model.cfg.max_seq_length"
+            )
+        # Read once: of two reads in a graph, ZeRO and pipeline parallelism would send the
+        # variable itself to another process.
+        token_weight = self.embeddings.token_embeddings.read_weight()
+        hidden = self.transformer(self.embeddings(input_ids, token_weight))
+        logits = self.lm_head(hidden, token_weight)
+        if self.options.real_vocabulary == self.options.vocab_size:
+            return logits
+        return logits + self._padding_penalty(logits)
+
+    def _padding_penalty(self, logits: flow.Tensor) -> flow.Tensor:
+        """(vocab_size,): 0, and HIDDEN at padding rows."""
+        column = flow.arange(
+            self.options.vocab_size,
+            dtype=flow.int32,
+            placement=logits.placement,
+            sbp=dist.get_nd_sbp([flow.sbp.broadcast, flow.sbp.split(0)]),
+        )
+        return (column >= self.options.real_vocabulary).to(logits.dtype) * HIDDEN
+
+
+class TokenLosses(nn.Module):
+    """Cross entropy of each token in nats, on logits that may be split over the vocabulary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cross_entropy = ParallelCrossEntropyLoss()
+
+    def forward(self, logits: flow.Tensor, labels: flow.Tensor) -> tuple[flow.Tensor, flow.Tensor]:
+        """Losses and what counts of them.
+
+        Args:
+            logits: (batch, time, vocabulary), sbp [S(0), S(2)].
+            labels: (batch, time) int64; a negative one does not count.
+
+        Returns:
+            losses (batch, time), 0 where they do not count, and a mask of the same shape and dtype,
+            1 where they count; sbp [S(0), B].
+        """
+        labels = labels.to_global(placement=logits.placement)
+        counted = self.cross_entropy.counted(labels)
+        losses = self.cross_entropy(logits, labels)
+        losses = losses.to_global(sbp=dist.get_hidden_sbp()).reshape(*labels.shape)
+        return losses, counted.to(losses.dtype)
+
+
+class GPT2ForPreTraining(nn.Module):
+    """GPT2Model with its loss, as LiBai's trainer and evaluation call it.
+
+    Args:
+        cfg: `cfg.model.cfg`.
+    """
+
+    returns_token_losses = True
+    """Tells LiBai's (patched) evaluation to pass labels and take losses of single tokens."""
+
+    def __init__(self, cfg: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.GPT_model = GPT2Model(cfg)
+        self.loss_func = TokenLosses()
+
+    def forward(
+        self, input_ids: flow.Tensor, labels: flow.Tensor | None = None
+    ) -> dict[str, flow.Tensor]:
+        """Losses, or logits where there are no labels.
+
+        Args:
+            input_ids: (batch, time) int64, sbp [S(0), B].
+            labels: (batch, time) int64, the token after each; a negative one does not count.
+
+        Returns:
+            In training {"lm_loss": mean over the tokens that count}. In evaluation
+            {"token_losses": (batch, time), "token_mask": the same, 1 where a token counts}. Without
+            labels {"prediction_scores": logits}.
+        """
+        logits = self.GPT_model(input_ids)
+        if labels is None:
+            return {"prediction_scores": logits}
+        losses, counted = self.loss_func(logits, labels)
+        if not self.training:
+            return {"token_losses": losses, "token_mask": counted}
+        # The sum over split labels is partial; partial by partial cannot be divided.
+        count = counted.sum().to_global(sbp=dist.get_nd_sbp([flow.sbp.broadcast] * 2))
+        return {"lm_loss": losses.sum() / count.clamp(min=1.0)}
+
+    @staticmethod
+    def set_pipeline_stage_id(model: nn.Module) -> None:
+        """Give each part of a graph's `model` its pipeline stage."""
+        for part in model.modules():
+            module = part.to(nn.Module)
+            if isinstance(module, GPT2Embedding):
+                dist.set_stage(part, 0)
+            elif isinstance(module, Block):
+                dist.set_stage(part, module.layer_idx)
+            elif isinstance(module, (LMLogits, TokenLosses)):
+                dist.set_stage(part, -1)
+        dist.set_stage(model.GPT_model.transformer.layernorm_f, -1)

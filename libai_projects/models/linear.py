@@ -1,0 +1,247 @@
+"""The linear layers of a block, LiBai's dense ones or Monarch layers: on global tensors for
+training, and this process's part of them for generation.
+
+A layer made with parallel="col" takes whole inputs and gives outputs that are split over tensor
+parallelism. One made with parallel="row" takes split inputs and ends a branch of the block: it
+gets the residual too, and gives residual + dropout(product + bias), whole.
+
+Of a Monarch layer each process that generates keeps both factors whole and computes all of it: for
+the few tokens of a step that costs less than the exchange between the factors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from oneflow_accel.inference.huge_pages import use_huge_pages
+from oneflow_accel.kernels.linear import linear
+from oneflow_accel.kernels.monarch import monarch_multiply
+
+import oneflow as flow
+from libai.layers import Dropout, Linear
+from libai.utils import distributed as dist
+from oneflow import nn
+
+from libai_projects.models.dropout import bias_dropout
+from libai_projects.models.processes import COLUMNS, ROWS, Position, local
+from libai_projects.weights.monarch import QKV_PARTS
+from monarch_flow.layers import LinearConfig
+from monarch_flow.parallel import SPLIT, WHOLE, ParallelMonarchLinear
+
+# An implementation of the operation "linear".
+Product = Callable[..., flow.Tensor]
+
+
+def drawn_later(tensor: flow.Tensor) -> flow.Tensor:
+    """An initializer for LiBai's layers: the model draws its weights when it is whole, by name."""
+    return tensor
+
+
+def column_linear(
+    config: LinearConfig | None,
+    in_features: int,
+    out_features: int,
+    *,
+    skip_bias_add: bool = False,
+    layer_idx: int,
+) -> nn.Module:
+    """A layer with parallel="col".
+
+    Args:
+        config: of a Monarch layer; None: dense.
+        in_features, out_features: widths, of all processes together.
+        skip_bias_add: return (product, bias) and not the sum.
+        layer_idx: layer, from which the pipeline stage follows.
+    """
+    options = {"parallel": "col", "skip_bias_add": skip_bias_add, "layer_idx": layer_idx}
+    if config is None:
+        return Linear(in_features, out_features, init_method=drawn_later, **options)
+    return MonarchProjection(config, in_features, out_features, **options)
+
+
+def row_linear(
+    config: LinearConfig | None,
+    in_features: int,
+    out_features: int,
+    *,
+    dropout: float,
+    fused: bool,
+    layer_idx: int,
+) -> nn.Module:
+    """A layer with parallel="row".
+
+    Args:
+        config, in_features, out_features, layer_idx: as for `column_linear`.
+        dropout: probability.
+        fused: whether one operator is to add the bias and drop.
+    """
+    end = {"dropout": dropout, "fused": fused, "layer_idx": layer_idx}
+    if config is None:
+        return RowLinear(in_features, out_features, **end)
+    return MonarchRowProjection(config, in_features, out_features, **end)
+
+
+class RowLinear(Linear):
+    """LiBai's Linear with parallel="row" at the end of a branch; see `row_linear`."""
+
+    def __init__(
+        self, in_features: int, out_features: int, *, dropout: float, fused: bool, layer_idx: int
+    ) -> None:
+        super().__init__(
+            in_features,
+            out_features,
+            parallel="row",
+            init_method=drawn_later,
+            skip_bias_add=True,
+            layer_idx=layer_idx,
+        )
+        self.dropout, self.fused = Dropout(dropout), fused
+
+    def forward(self, x: flow.Tensor, residual: flow.Tensor) -> flow.Tensor:
+        """(batch, time, in_features) and (batch, time, out_features) to the latter."""
+        # Not super(): in a graph `self` is a stand-in of the module.
+        return residual + bias_dropout(*Linear.forward(self, x), self.dropout, self.fused)
+
+
+class MonarchProjection(ParallelMonarchLinear):
+    """A Monarch layer in the place of LiBai's Linear, with its arguments."""
+
+    def __init__(
+        self,
+        config: LinearConfig,
+        in_features: int,
+        out_features: int,
+        *,
+        parallel: str,
+        skip_bias_add: bool = False,
+        layer_idx: int,
+    ) -> None:
+        layout = dist.get_dist_util()
+        # The axis of tensor parallelism is the last one of a placement, where there is one.
+        axis = None
+        if layout.is_tensor_model_parallel():
+            axis = 1 if layout.is_data_parallel() else 0
+        super().__init__(
+            config.build(in_features, out_features),
+            dist.get_layer_placement(layer_idx),
+            axis,
+            SPLIT if parallel == "col" else WHOLE,
+        )
+        self.skip_bias_add = skip_bias_add
+
+    def forward(self, x: flow.Tensor) -> flow.Tensor | tuple[flow.Tensor, flow.Tensor]:
+        """(batch, time, in_features) to (batch, time, out_features), and the bias if skipped."""
+        if self.skip_bias_add:
+            return self.matmul(x), self.read_bias()
+        return ParallelMonarchLinear.forward(self, x)
+
+
+class MonarchRowProjection(MonarchProjection):
+    """A Monarch layer at the end of a branch; see `row_linear`."""
+
+    def __init__(
+        self,
+        config: LinearConfig,
+        in_features: int,
+        out_features: int,
+        *,
+        dropout: float,
+        fused: bool,
+        layer_idx: int,
+    ) -> None:
+        super().__init__(config, in_features, out_features, parallel="row", layer_idx=layer_idx)
+        self.dropout, self.fused = Dropout(dropout), fused
+
+    def forward(self, x: flow.Tensor, residual: flow.Tensor) -> flow.Tensor:
+        """(batch, time, in_features) and (batch, time, out_features) to the latter."""
+        return residual + bias_dropout(self.matmul(x), self.read_bias(), self.dropout, self.fused)
+
+
+class QueryKeyValue(nn.Module):
+    """Queries, keys and values by three Monarch layers, interleaved by head as one dense layer
+    gives them.
+
+    Args:
+        config: of each of the layers.
+        in_features: width of the input.
+        head_size: of each head.
+        layer_idx: layer, from which the pipeline stage follows.
+    """
+
+    def __init__(
+        self, config: LinearConfig, in_features: int, head_size: int, *, layer_idx: int
+    ) -> None:
+        super().__init__()
+        self.head_size = head_size
+        for name in QKV_PARTS:
+            layer = column_linear(config, in_features, in_features, layer_idx=layer_idx)
+            setattr(self, name, layer)
+
+    def forward(self, x: flow.Tensor) -> flow.Tensor:
+        """(batch, time, hidden) to (batch, time, 3 hidden), the last axis (heads, 3, head size),
+        split over heads."""
+        parts = [self.q_proj(x), self.k_proj(x), self.v_proj(x)]
+        batch, time, width = parts[0].shape
+        heads = [
+            part.reshape(batch, time, width // self.head_size, self.head_size) for part in parts
+        ]
+        return flow.cat(heads, dim=3).reshape(batch, time, 3 * width)
+
+
+def local_linear(module: nn.Module, place: Position) -> LocalLinear | LocalMonarch:
+    """This process's part of one of the layers above, as a function of local tensors."""
+    if isinstance(module, MonarchProjection):
+        factors = local(module.blkdiag1), local(module.blkdiag2)
+        return LocalMonarch(*factors, local(module.bias), place, module.output == SPLIT)
+    split = module.parallel == "col"
+    # The operator that adds the bias and the residual to the product takes the weight (out, in).
+    weight = local(module.weight, COLUMNS if split else ROWS).transpose(0, 1).contiguous()
+    use_huge_pages(weight)
+    bias = local(module.bias, ROWS) if split else local(module.bias)
+    sample = flow.empty(1, 1, weight.shape[1], dtype=weight.dtype, device=weight.device)
+    return LocalLinear(weight, bias, place, split, linear.choose(sample, weight, bias))
+
+
+@dataclass(frozen=True)
+class LocalLinear:
+    """x weight^T + bias, of some rows of the weight (out, in) or, not `split`, of some columns."""
+
+    weight: flow.Tensor
+    bias: flow.Tensor
+    place: Position
+    split: bool
+    product: Product
+
+    def __call__(self, x: flow.Tensor, residual: flow.Tensor | None = None) -> flow.Tensor:
+        if self.split:
+            return self.product(x, self.weight, self.bias)
+        if len(self.place.group) == 1:
+            return self.product(x, self.weight, self.bias, residual)
+        part = flow._C.matmul(x, self.weight, transpose_b=True)
+        return residual + (self.place.sum(part) + self.bias)
+
+
+@dataclass(frozen=True)
+class LocalMonarch:
+    """A whole Monarch layer, of which this process gives its outputs or, not `split`, has only its
+    part of the inputs."""
+
+    blkdiag1: flow.Tensor
+    blkdiag2: flow.Tensor
+    bias: flow.Tensor
+    place: Position
+    split: bool
+
+    def __call__(self, x: flow.Tensor, residual: flow.Tensor | None = None) -> flow.Tensor:
+        group = self.place.group
+        if not self.split and len(group) > 1:
+            x = self.place.join(x.contiguous(), (x.shape[-1],) * len(group))
+        factors = self.blkdiag1, self.blkdiag2
+        y = monarch_multiply(x, *factors, self.bias, out_features=self.bias.shape[0])
+        if not self.split:
+            return residual + y
+        width = y.shape[-1] // len(group)
+        if len(group) == 1:
+            return y
+        return flow._C.narrow(y, y.ndim - 1, width * group.index(self.place.rank), width)

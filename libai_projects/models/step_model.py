@@ -1,0 +1,310 @@
+"""A model one step at a time, for generation: numpy in, the logits of the last position out, under
+every parallel layout. The protocol is `libai_projects.generation.interface.StepModel`.
+
+The modules are those of training, with this process's part of the weights as local tensors in place
+of LiBai's layers: an operator is one call, and nothing but the sums over tensor parallelism and
+what goes to the next stage leaves the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from oneflow_accel.errors import UserError
+from oneflow_accel.inference.huge_pages import use_huge_pages
+
+import numpy as np
+import oneflow as flow
+from libai.layers import Dropout, Embedding, LayerNorm, Linear, VocabEmbedding
+from libai.utils import distributed as dist
+from oneflow import nn
+
+from libai_projects.models.attention import Hidden, Pair, Past
+from libai_projects.models.linear import MonarchProjection, local_linear
+from libai_projects.models.processes import BROADCAST, ROWS, Position, local, shares
+
+
+@dataclass(frozen=True)
+class LocalNorm:
+    """Layer normalization over the last axis."""
+
+    weight: flow.Tensor
+    bias: flow.Tensor
+    eps: float
+
+    def __call__(self, x: flow.Tensor) -> flow.Tensor:
+        shape = self.weight.shape
+        return flow.nn.functional.layer_norm(x, shape, self.weight, self.bias, self.eps)
+
+
+class LocalEmbedding:
+    """Rows of an embedding that may be split over tensor parallelism.
+
+    Args:
+        weight: the global parameter.
+        place: of this process; None: the embedding is whole everywhere.
+    """
+
+    def __init__(self, weight: flow.Tensor, place: Position | None = None) -> None:
+        rows = shares(weight.shape[0], 1 if place is None else len(place.group))
+        self._place = place if len(rows) > 1 else None
+        self._weight = local(weight, BROADCAST if place is None else ROWS)
+        self._first = 0 if place is None else sum(rows[: place.group.index(place.rank)])
+
+    def __call__(self, ids: np.ndarray, _weight: flow.Tensor | None = None) -> flow.Tensor:
+        """(batch, time) int64 to (batch, time, width)."""
+        weight, device = self._weight, self._weight.device
+        if self._place is None:
+            ids = flow.tensor(np.ascontiguousarray(ids), device=device)
+            return flow._C.gather(weight, ids, axis=0)
+        # Tokens of another process's rows are 0 here and come in with the sum.
+        own = ids - self._first
+        mine = (own >= 0) & (own < weight.shape[0])
+        rows = flow._C.gather(weight, flow.tensor(np.where(mine, own, 0), device=device), axis=0)
+        mine = flow.tensor(mine[..., None].astype(np.float32), device=device)
+        return self._place.sum(rows * mine)
+
+
+_LOCAL: tuple[tuple[type | tuple[type, ...], Callable[[nn.Module, Position], Any]], ...] = (
+    ((Linear, MonarchProjection), local_linear),
+    (LayerNorm, lambda module, _: LocalNorm(local(module.weight), local(module.bias), module.eps)),
+    (VocabEmbedding, lambda module, place: LocalEmbedding(module.weight, place)),
+    (Embedding, lambda module, _: LocalEmbedding(module.weight)),
+    (Dropout, lambda _module, _place: _identity),
+)
+
+
+def on_this_process(module: nn.Module, place: Position) -> Any:
+    """The same module on local tensors; collective, as every process reads every weight.
+
+    Args:
+        module: one of LiBai's layers or of `linear`, or a module made of such.
+        place: of this process.
+    """
+    for kind, make in _LOCAL:
+        if isinstance(module, kind):
+            return make(module, place)
+    part = object.__new__(type(module))
+    part.__dict__.update(module.__dict__, _modules={})
+    # Not as modules, which they need not be.
+    part.__dict__.update((name, on_this_process(x, place)) for name, x in module.named_children())
+    return part
+
+
+def _identity(x: flow.Tensor) -> flow.Tensor:
+    return x
+
+
+class KeyValueCache:
+    """Keys and values of the layers of this process's stage.
+
+    Attributes:
+        batch_size: rows.
+        length: tokens held of each row.
+        pairs: of each layer, (batch, heads, length, head size); None before its first ones.
+    """
+
+    def __init__(self, batch_size: int, layers: int) -> None:
+        self.batch_size = batch_size
+        self.length = 0
+        self.pairs: list[Pair | None] = [None] * layers
+
+    def select(self, rows: np.ndarray) -> None:
+        """Keep, reorder or repeat rows."""
+        self.batch_size = len(rows)
+        for layer, held in enumerate(self.pairs):
+            if held is not None:
+                index = flow.tensor(rows, dtype=flow.int64, device=held[0].device)
+                key, value = (flow._C.gather(each, index, axis=0) for each in held)
+                self.pairs[layer] = key, value
+
+
+class TokenCache:
+    """The tokens and their positions, for computing everything again at every step.
+
+    Attributes:
+        batch_size: rows.
+        ids: (batch, length) int64.
+        positions: likewise.
+    """
+
+    def __init__(self, batch_size: int) -> None:
+        self.batch_size = batch_size
+        self.ids = np.empty((batch_size, 0), dtype=np.int64)
+        self.positions = self.ids
+
+    @property
+    def length(self) -> int:
+        return int(self.ids.shape[1])
+
+    def extend(self, ids: np.ndarray, positions: np.ndarray) -> None:
+        """Append (batch, new) tokens."""
+        self.ids = np.concatenate([self.ids, ids], axis=1)
+        self.positions = np.concatenate([self.positions, positions], axis=1)
+
+    def select(self, rows: np.ndarray) -> None:
+        """Keep, reorder or repeat rows."""
+        self.ids, self.positions = self.ids[rows], self.positions[rows]
+        self.batch_size = len(rows)
+
+
+Cache = KeyValueCache | TokenCache
+
+
+class StepModel:
+    """A model that generation can step through.
+
+    All processes of the run call the same methods with the same arguments, and get the same
+    results. Tensor and pipeline parallelism share the work; data-parallel replicas repeat it.
+
+    Args:
+        embeddings: (tokens, None, positions) to (batch, time, width).
+        layers: each (x, past) to the same shape; see `attention.Past`.
+        norm: after the last layer.
+        head: (vocabulary, width), of the logits.
+        vocab_size: columns of the logits: the real vocabulary, without padding rows.
+        max_positions: longest sequence.
+        fused_softmax: whether one operator masks and normalizes scores.
+
+    The modules are global; their weights are read now: load them before.
+
+    Attributes:
+        vocab_size, max_positions: as given.
+        bytes_per_token: of this machine's memory that keys and values of a token take, over all
+            stages and shards; 0 on devices with a memory of their own.
+    """
+
+    def __init__(
+        self,
+        *,
+        embeddings: nn.Module,
+        layers: Sequence[nn.Module],
+        norm: nn.Module,
+        head: flow.Tensor,
+        vocab_size: int,
+        max_positions: int,
+        fused_softmax: bool,
+    ) -> None:
+        self.vocab_size, self.max_positions = vocab_size, max_positions
+        self._place = place = Position.current()
+        backend = dist.get_backend()
+        self._device = backend.device()
+        self._fused_softmax = fused_softmax
+        rows, self._width = head.shape
+        pair = 2 * self._width * np.dtype(np.float32).itemsize
+        self.bytes_per_token = len(layers) * pair if backend.name == "cpu" else 0
+        # Every process reads every weight: ZeRO may have left some to be joined, and OneFlow wants
+        # all processes to take part in that. Of another stage's weights nothing is left to keep.
+        parts = [self._layer(on_this_process(layer, place)) for layer in layers]
+        stage_of = dist.get_dist_util().get_layer_stage_id
+        self._layers = [part for i, part in enumerate(parts) if stage_of(i) == place.stage]
+        self._rows = shares(rows, len(place.group))
+        self._embeddings = on_this_process(embeddings, place)
+        self._norm = on_this_process(norm, place)
+        declared = dist.get_nd_sbp([flow.sbp.broadcast, ROWS])
+        last_stage = dist.get_layer_placement(-1)
+        self._head = head.detach().to_global(placement=last_stage, sbp=declared).to_local()
+        use_huge_pages(self._head)
+
+    def _layer(self, layer: Any) -> Callable[[flow.Tensor, Past], flow.Tensor]:
+        """What computes a layer that is on local tensors; a model may know a faster way."""
+        return layer
+
+    def start(self, batch_size: int, use_cache: bool = True) -> Cache:
+        """An empty cache for `batch_size` sequences.
+
+        Args:
+            batch_size: rows.
+            use_cache: keep keys and values; False keeps the tokens and computes all of them at
+                every step.
+        """
+        return KeyValueCache(batch_size, len(self._layers)) if use_cache else TokenCache(batch_size)
+
+    def step(
+        self, ids: np.ndarray, positions: np.ndarray, mask: np.ndarray | None, cache: Cache
+    ) -> np.ndarray:
+        """Append tokens and compute what comes after them.
+
+        Args:
+            ids: (batch, new) int64 tokens since the last call; what stands for padding does not
+                matter.
+            positions: (batch, new) int64, the position of each; likewise.
+            mask: (batch, tokens so far, these included) bool, False for padding, which stands on
+                the left; None where there is none.
+            cache: of `start`.
+
+        Returns:
+            (batch, vocab_size) float32, on every process the same.
+
+        Raises:
+            UserError: a token or a position that the model does not have.
+            ValueError: shapes that do not fit.
+        """
+        ids, positions = np.asarray(ids), np.asarray(positions)
+        if mask is not None and mask.shape[-1] >= ids.shape[-1] and len(mask) == len(ids):
+            new = mask[:, mask.shape[1] - ids.shape[1] :]
+            ids, positions = np.where(new, ids, 0), np.where(new, positions, 0)
+        self._check(ids, positions, mask, cache)
+        if isinstance(cache, TokenCache):
+            cache.extend(ids, positions)
+            ids, positions = cache.ids, cache.positions
+            cache = KeyValueCache(cache.batch_size, len(self._layers))
+        hidden = None
+        if mask is not None and not mask.all():
+            hidden = Hidden(mask, ids.shape[1], self._device, self._fused_softmax)
+        with flow.no_grad():
+            logits = self._forward(ids, positions, hidden, cache)
+            return logits.numpy()[:, : self.vocab_size]
+
+    def select(self, cache: Cache, rows: np.ndarray) -> None:
+        """Keep, reorder or repeat sequences.
+
+        Args:
+            cache: of `start`; changed in place.
+            rows: (new batch,) int, which row each new one was.
+        """
+        rows = np.asarray(rows, dtype=np.int64)
+        if len(rows) != cache.batch_size or (rows != np.arange(len(rows))).any():
+            cache.select(rows)
+
+    def _forward(
+        self, ids: np.ndarray, positions: np.ndarray, hidden: Hidden | None, cache: KeyValueCache
+    ) -> flow.Tensor:
+        place, batch, time = self._place, *ids.shape
+        if place.is_first_stage:
+            x = self._embeddings(ids, None, positions)
+        else:
+            like = flow.empty(0, dtype=flow.float32, device=self._device)
+            x = place.from_previous_stage((batch, time, self._width), like)
+        for index, layer in enumerate(self._layers):
+            x = layer(x, Past(cache.pairs, index, hidden))
+        cache.length += time
+        if not place.is_last_stage:
+            place.to_next_stage(x)
+            return place.share(flow.empty(batch, sum(self._rows), dtype=x.dtype, device=x.device))
+        last = x if time == 1 else flow._C.narrow(x, 1, time - 1, 1)
+        part = flow._C.matmul(self._norm(last).reshape(batch, -1), self._head, transpose_b=True)
+        return place.share(place.join(part, self._rows))
+
+    def _check(
+        self, ids: np.ndarray, positions: np.ndarray, mask: np.ndarray | None, cache: Cache
+    ) -> None:
+        if ids.ndim != 2 or ids.shape[1] == 0 or ids.shape[0] != cache.batch_size:
+            raise ValueError(f"ids of {ids.shape} are not ({cache.batch_size}, at least 1)")
+        if positions.shape != ids.shape:
+            raise ValueError(f"positions of {positions.shape} for ids of {ids.shape}")
+        total = cache.length + ids.shape[1]
+        if mask is not None and mask.shape != (len(ids), total):
+            raise ValueError(f"the mask of {mask.shape} is not {(len(ids), total)}")
+        for name, values, limit, what in (
+            ("token", ids, self.vocab_size, "the vocabulary has"),
+            ("position", positions, self.max_positions, "the model has"),
+        ):
+            if values.size and not 0 <= int(values.min()) <= int(values.max()) < limit:
+                worst = int(values.max()) if values.max() >= limit else int(values.min())
+                raise UserError(
+                    f"{name} {worst} does not exist: {what} {limit} {name}s"
+                    + (": shorten the prompt or ask for fewer tokens" if name[0] == "p" else "")
+                )
