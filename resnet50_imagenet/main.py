@@ -10,6 +10,7 @@ r"""Trains, evaluates or benchmarks an image classifier on ImageNet.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import logging
 import random
@@ -50,6 +51,7 @@ from flow_train.metrics.console import evaluation_lines
 from flow_train.metrics.curves import draw_curves
 from flow_train.metrics.log import JSONL_NAME
 from flow_train.metrics.loggers import RunLog
+from flow_train.metrics.profile import ProfileSteps
 from flow_train.optim import CrossEntropy
 from flow_train.optim.schedule import step_decay
 from flow_train.options import TrainerOptions
@@ -148,6 +150,9 @@ def _train(
         way_on="continue with --resume auto",
         way_to_more="for more ask for more --epochs",
     )
+    profile = ProfileSteps(options.profile, options.output_dir) if options.profile else None
+    if profile is not None and settings.max_steps is None:
+        settings = dataclasses.replace(settings, max_steps=profile.all_steps)
     schedule = partial(step_decay, options.lr)
     calendar = Calendar(settings, len(train_loader), schedule)
     if resumed is not None:
@@ -159,10 +164,13 @@ def _train(
         hooks["ema"] = MovingAverage(options.model_ema_decay)
     if options.freeze_bn:
         hooks["freeze_bn"] = FreezeBatchNorm()
-    # The last, so that what the others know is in a checkpoint.
-    hooks["model_checkpoint"] = keeper
+    if profile is None:
+        # The last, so that what the others know is in a checkpoint.
+        hooks["model_checkpoint"] = keeper
+    else:
+        hooks["profile"] = profile
     checkpoints = CheckpointManager(checkpoint_folder(options.output_dir))
-    if distributed.is_main():
+    if distributed.is_main() and profile is None:
         require_no_other_run(options.output_dir, None if resumed is None else resumed.folder)
         checkpoints.claim()
     config = json.loads(json.dumps(vars(options), default=str))
@@ -171,7 +179,7 @@ def _train(
         {},
         run_name=options.arch,
         config=config,
-        enabled=distributed.is_main(),
+        enabled=distributed.is_main() and profile is None,
     )
     try:
         trainer = Trainer(
@@ -190,7 +198,7 @@ def _train(
             identity=Identity(options.arch, num_classes, options.seed, config),
             hooks=hooks,
             log=log,
-            checkpoints=checkpoints,
+            checkpoints=None if profile else checkpoints,
             resumed=resumed,
             start=Position(options.start_epoch, 0, options.start_epoch * calendar.steps_per_epoch),
         )
@@ -198,6 +206,8 @@ def _train(
     finally:
         log.close()
         checkpoints.close()
+    if profile is not None:
+        return
     if distributed.is_main():
         metrics = options.output_dir / JSONL_NAME
         curves = draw_curves(metrics, options.output_dir / CURVES_NAME)

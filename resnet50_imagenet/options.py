@@ -228,6 +228,7 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="only measure the forward pass under nn.Graph: images/s, TFLOP/s, share of peak",
     )
+    cli.add_profile_option(group)
     group.add_argument(
         "--fold",
         action=argparse.BooleanOptionalAction,
@@ -319,6 +320,10 @@ def parse_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
         raise UserError("--smoothing 1 leaves nothing of the labels: give less")
     if options.aa:
         parse_rand_augment(options.aa)
+    if options.profile and (options.graph or options.evaluate or options.benchmark):
+        raise UserError(
+            "--profile is for eager training: leave --graph, --evaluate and --benchmark out"
+        )
     if options.amp and not options.graph:
         raise UserError("--amp works under nn.Graph only: add --graph")
     if options.bf16 and not (options.evaluate or options.benchmark):

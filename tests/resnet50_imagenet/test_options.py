@@ -17,8 +17,8 @@ OPTIONS = {
     "--smoothing --model-ema --model-ema-decay",
     "data": "-j --workers --image-size --scale --hflip --dummy --aa --reprob --mixup --cutmix "
     "--mixup-prob --mixup-switch-prob --mixup-mode",
-    "run": "-h --help --device -e --evaluate --benchmark --fold --no-fold --bf16 --output-dir "
-    "--resume --save-freq -p --print-freq",
+    "run": "-h --help --device --profile -e --evaluate --benchmark --fold --no-fold --bf16 "
+    "--output-dir --resume --save-freq -p --print-freq",
     "several processes": "--multiprocessing-distributed --world-size --rank --dist-url "
     "--dist-backend --gpu",
 }
@@ -63,6 +63,7 @@ def test_models_are_classifiers_only():
         ["--weights", "a.pth", "--pretrained"],
         ["--gpu", "0", "--multiprocessing-distributed"],
         ["--scale", "0.9", "0.5"],
+        ["--profile", "3", "--graph"],
     ],
 )
 def test_contradictions_are_refused(arguments):
