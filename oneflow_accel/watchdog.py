@@ -25,14 +25,13 @@ import hmac
 import json
 import os
 import secrets
-import selectors
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TextIO
 
 from oneflow_accel import distributed, launched
 from oneflow_accel.errors import UserError
@@ -46,6 +45,11 @@ _CONNECT_TIMEOUT = 60.0
 _OUT_OF_REACH = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN)
 # When a host counts as silent: idle time, time between probes, in s; their number.
 _PROBES = (10, 5, 4)
+_ENDS = {
+    "failed": "failed ({text})",
+    "lost": "is out of reach: its machine or the network went down",
+    "closed": "died: killed, out of memory or crashed",
+}
 _ADVICE = f"set {VARIABLE} to a port that is open between the hosts, or to off"
 
 
@@ -92,12 +96,19 @@ class Watchdog:
         else:
             told = exchange(me)
         self._peers = [Peer(entry["rank"], entry["pid"], entry["host"]) for entry in told]
+        # For each connection the lines that come, read by a thread of its own.
+        self._connections: dict[int, tuple[socket.socket, TextIO]] = {}
         if rank == 0:
             with listener:
-                self._connections = _accept(listener, token, self._peers[1:world_size])
+                _accept(listener, token, self._peers[1:world_size], self._connections)
         else:
-            self._connections = {0: _connect(address, told[0]["port"], told[0]["token"], rank)}
-        threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+            self._connections[0] = _connect(address, told[0]["port"], told[0]["token"], rank)
+        for peer, (connection, lines) in self._connections.items():
+            connection.setblocking(True)
+            arguments = (peer, lines)
+            threading.Thread(
+                target=self._watch, args=arguments, name="watchdog", daemon=True
+            ).start()
 
     def stop(self, failure: str | None = None) -> None:
         """Say goodbye; rank 0 waits for the goodbyes of all others, and watches them until then.
@@ -112,34 +123,34 @@ class Watchdog:
             self._tell("bye" if failure is None else "failed", self._rank, failure or "")
         self.close()
 
-    def close(self) -> None:
+    def close(self, *, in_child: bool = False) -> None:
         """Close the connections of this process; without a goodbye the others take it for dead."""
-        for connection in self._connections.values():
-            # Closed by the peer already, or by the other thread.
+        for connection, _ in self._connections.values():
+            if in_child:
+                # The parent has them too, and goes on.
+                os.close(connection.detach())
+                continue
+            # Wakes the thread that reads; closed by the peer already, perhaps.
             with contextlib.suppress(OSError):
-                connection.close()
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
 
-    def _watch(self) -> None:
-        selector = selectors.DefaultSelector()
-        for rank, connection in self._connections.items():
-            connection.setblocking(True)
-            selector.register(connection, selectors.EVENT_READ, (rank, _Lines(connection)))
-        while not self._stopped.is_set() and selector.get_map():
-            try:
-                ready = selector.select(timeout=1.0)
-            # `stop` in the main thread has closed a connection.
-            except (OSError, ValueError):
-                return
-            for key, _ in ready:
-                rank, lines = key.data
-                messages, lost = lines.read()
+    def _watch(self, rank: int, lines: TextIO) -> None:
+        end = "closed"
+        try:
+            for line in lines:
                 if self._stopped.is_set():
                     return
-                for message in messages or []:
-                    self._handle(message["event"], message["rank"], message["text"])
-                if messages is None:
-                    selector.unregister(key.fileobj)
-                    self._handle("lost" if lost else "closed", rank, "")
+                message = json.loads(line)
+                self._handle(message["event"], message["rank"], message["text"])
+        except OSError as error:
+            # The system of a process that ended would have said so.
+            end = "lost" if error.errno in _OUT_OF_REACH else end
+        # Half a line, or `stop` has closed the connection.
+        except ValueError:
+            pass
+        if not self._stopped.is_set():
+            self._handle(end, rank, "")
 
     def _handle(self, event: str, rank: int, text: str) -> None:
         with self._lock:
@@ -152,15 +163,8 @@ class Watchdog:
                 return
             self._gone.add(rank)
             self._ending = True
-        if event == "failed":
-            line = f"{self._peers[rank]} failed ({text})"
-            delay = GRACE
-        elif event == "lost":
-            line = f"{self._peers[rank]} is out of reach: its machine or the network went down"
-            delay = 0.0
-        else:
-            line = f"{self._peers[rank]} died: killed, out of memory or crashed"
-            delay = 0.0
+        line = f"{self._peers[rank]} {_ENDS[event].format(text=text)}"
+        delay = GRACE if event == "failed" else 0.0
         if self._rank == 0:
             self._tell(event, rank, text)
         threading.Thread(target=self._end, args=(line, delay), daemon=True).start()
@@ -178,31 +182,11 @@ class Watchdog:
 
     def _tell(self, event: str, rank: int, text: str) -> None:
         line = json.dumps({"event": event, "rank": rank, "text": text}).encode() + b"\n"
-        for peer, connection in self._connections.items():
+        for peer, (connection, _) in self._connections.items():
             if peer != rank:
                 # It is gone itself, and there is nobody to tell.
                 with contextlib.suppress(OSError):
                     connection.sendall(line)
-
-
-class _Lines:
-    """Messages of one connection."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._rest = b""
-
-    def read(self) -> tuple[list[dict[str, Any]] | None, bool]:
-        """The messages that have come, None where the connection has ended; and then whether the
-        other side is out of reach. The system of a process that ended would have said so."""
-        try:
-            data = self._connection.recv(65536)
-        except OSError as error:
-            return None, error.errno in _OUT_OF_REACH
-        if not data:
-            return None, False
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        return [json.loads(line) for line in lines], False
 
 
 def _listen(address: str, port: int) -> socket.socket:
@@ -216,32 +200,31 @@ def _listen(address: str, port: int) -> socket.socket:
         ) from error
 
 
-def _accept(listener: socket.socket, token: str, expected: list[Peer]) -> dict[int, socket.socket]:
-    """One connection for each of the expected peers; a stranger's is dropped."""
-    connections: dict[int, socket.socket] = {}
+def _accept(
+    listener: socket.socket,
+    token: str,
+    expected: list[Peer],
+    connections: dict[int, tuple[socket.socket, TextIO]],
+) -> None:
+    """Add one connection for each of the expected peers; a stranger's is dropped."""
     deadline = time.monotonic() + _CONNECT_TIMEOUT
     while len(connections) < len(expected):
         listener.settimeout(max(0.1, deadline - time.monotonic()))
-        try:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             connection, _ = listener.accept()
             connection.settimeout(10)
-            hello = json.loads(_read_line(connection))
-            known = hmac.compare_digest(str(hello["token"]), token)
-        except TimeoutError:
-            known = False
-        except (OSError, ValueError, KeyError, TypeError):
-            connection.close()
-            continue
-        if known:
-            _keep_alive(connection)
-            connections[int(hello["rank"])] = connection
-        elif time.monotonic() >= deadline:
+            lines = connection.makefile()
+            hello = json.loads(lines.readline(1000))
+            if hmac.compare_digest(str(hello["token"]), token):
+                _keep_alive(connection)
+                connections[int(hello["rank"])] = (connection, lines)
+                continue
+        if time.monotonic() >= deadline:
             absent = ", ".join(str(peer) for peer in expected if peer.rank not in connections)
             raise UserError(f"the watchdog got no connection from {absent}; {_ADVICE}")
-    return connections
 
 
-def _connect(address: str, port: int, token: str, rank: int) -> socket.socket:
+def _connect(address: str, port: int, token: str, rank: int) -> tuple[socket.socket, TextIO]:
     try:
         connection = socket.create_connection((address, port), timeout=_CONNECT_TIMEOUT)
     except OSError as error:
@@ -251,30 +234,22 @@ def _connect(address: str, port: int, token: str, rank: int) -> socket.socket:
         ) from error
     _keep_alive(connection)
     connection.sendall(json.dumps({"rank": rank, "token": token}).encode() + b"\n")
-    return connection
-
-
-def _read_line(connection: socket.socket) -> bytes:
-    """A line of at most 1000 bytes, and no byte after it."""
-    line = b""
-    while not line.endswith(b"\n"):
-        byte = connection.recv(1)
-        if not byte or len(line) > 1000:
-            raise ValueError("not a hello")
-        line += byte
-    return line
+    return connection, connection.makefile()
 
 
 def _keep_alive(connection: socket.socket) -> None:
     """Notice a host that has gone silent."""
     idle, between, count = _PROBES
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    tcp = {
+        socket.TCP_NODELAY: 1,
+        socket.TCP_KEEPIDLE: idle,
+        socket.TCP_KEEPINTVL: between,
+        socket.TCP_KEEPCNT: count,
+        socket.TCP_USER_TIMEOUT: 1000 * (idle + between * count),
+    }
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, between)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, count)
-    most = 1000 * (idle + between * count)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, most)
+    for option, value in tcp.items():
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 _active: Watchdog | None = None
@@ -352,7 +327,7 @@ def _close_in_child() -> None:
     global _active
     watchdog, _active = _active, None
     if watchdog is not None:
-        watchdog.close()
+        watchdog.close(in_child=True)
 
 
 atexit.register(_stop_at_exit)

@@ -6,18 +6,20 @@ import copy
 
 from oneflow_accel.backends import Backend, current_backend
 from oneflow_accel.errors import UserError
-from oneflow_accel.inference import forwards
 from oneflow_accel.inference.bfloat16 import in_bfloat16
-from oneflow_accel.inference.folding import fold
+from oneflow_accel.inference.convolution import InferenceConv2d
 from oneflow_accel.inference.rules import (
     FoldRule,
     activation_of,
     is_batch_norm,
     is_convolution,
+    is_map_layer,
+    linear_with_bias,
     rule_of,
     with_methods,
 )
 
+import numpy as np
 import oneflow as flow
 from oneflow import nn
 
@@ -71,7 +73,7 @@ def _folded(module: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
         done[module] = fold(module, None, "")
         return done[module]
     if type(module) is nn.Linear and module.bias is not None:
-        module.__class__ = with_methods(nn.Linear, {"forward": forwards.linear_with_bias})
+        module.__class__ = with_methods(nn.Linear, {"forward": linear_with_bias})
     rule = rule_of(module)
     if rule is not None and _fits(module, rule):
         for chain in rule.chains:
@@ -103,3 +105,44 @@ def _fold_chain(module: nn.Module, names: list[str], activation: str) -> None:
     module._modules[names[0]] = fold(conv, norm, activation)
     for name in names[1:]:
         module._modules[name] = nn.Identity()
+
+
+def fold(conv: nn.Conv2d, norm: nn.BatchNorm2d | None, activation: str) -> InferenceConv2d:
+    """One layer that computes what a convolution (with local parameters, in either layout, or a map
+    layer), a batch norm and the activation of this name do in eval mode.
+
+    With scale = gamma / sqrt(variance + eps), for each output channel: weight' = scale * weight,
+    bias' = scale * (bias - mean) + beta; computed at float64.
+    """
+    if norm is None:
+        bias = None if conv.bias is None else conv.bias.detach().clone()
+        return _layer(conv, conv.weight.detach().clone(), bias, activation)
+    scale = 1 / np.sqrt(_float64(norm.running_var) + norm.eps)
+    if norm.weight is not None:
+        scale = scale * _float64(norm.weight)
+    bias = -scale * _float64(norm.running_mean)
+    if conv.bias is not None:
+        bias = bias + scale * _float64(conv.bias)
+    if norm.bias is not None:
+        bias = bias + _float64(norm.bias)
+    weight = scale.reshape(-1, 1, 1, 1) * _float64(conv.weight)
+    return _layer(conv, _like(conv.weight, weight), _like(conv.weight, bias), activation)
+
+
+def _layer(
+    conv: nn.Conv2d, weight: flow.Tensor, bias: flow.Tensor | None, activation: str
+) -> InferenceConv2d:
+    layer = InferenceConv2d(conv, weight, bias, activation)
+    if is_map_layer(conv):
+        # Its weight has the order of checkpoints, (O, C, h, w), whatever that of its activations.
+        layer.weight = nn.Parameter(weight.permute(0, 2, 3, 1).contiguous(), requires_grad=False)
+        layer.channel_pos = "channels_last"
+    return layer
+
+
+def _float64(tensor: flow.Tensor) -> np.ndarray:
+    return tensor.detach().numpy().astype(np.float64)
+
+
+def _like(tensor: flow.Tensor, array: np.ndarray) -> flow.Tensor:
+    return flow.tensor(array, dtype=tensor.dtype, device=tensor.device)

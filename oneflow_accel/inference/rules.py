@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, TypeVar
 
-from oneflow_accel.inference import forwards
+from oneflow_accel.kernels.linear import linear
 from oneflow_accel.layouts.rules import class_name
 
+import oneflow as flow
 from oneflow import nn
 
 LayerClass = TypeVar("LayerClass", bound=type[nn.Conv2d] | type[nn.BatchNorm2d])
@@ -59,6 +60,28 @@ def is_activation(module: nn.Module | None) -> bool:
     return bool(activation_of(module))
 
 
+# Forwards of modules whose convolutions do what follows them as well. `self` is a module, or
+# nn.Graph's proxy of one: no `super()` here.
+def _shortcut(self: Any, x: flow.Tensor) -> flow.Tensor:
+    return x if self.downsample is None else self.downsample(x)
+
+
+def _basic_block(self: Any, x: flow.Tensor) -> flow.Tensor:
+    return self.conv2(self.conv1(x), _shortcut(self, x))
+
+
+def _bottleneck(self: Any, x: flow.Tensor) -> flow.Tensor:
+    return self.conv3(self.conv2(self.conv1(x)), _shortcut(self, x))
+
+
+def _only_conv(self: Any, x: flow.Tensor) -> flow.Tensor:
+    return self.conv(x)
+
+
+def linear_with_bias(self: Any, x: flow.Tensor) -> flow.Tensor:
+    return linear(x, self.weight, self.bias)
+
+
 @dataclass(frozen=True)
 class FoldRule:
     """How the convolutions of one module class are folded.
@@ -86,18 +109,18 @@ RULES: dict[str, FoldRule] = {
     "flowvision.models.resnet.BasicBlock": FoldRule(
         ("conv1 bn1", "conv2 bn2"),
         relu_after=("conv1", "conv2"),
-        methods={"forward": forwards.basic_block},
+        methods={"forward": _basic_block},
     ),
     "flowvision.models.resnet.Bottleneck": FoldRule(
         ("conv1 bn1", "conv2 bn2", "conv3 bn3"),
         relu_after=("conv1", "conv2", "conv3"),
-        methods={"forward": forwards.bottleneck},
+        methods={"forward": _bottleneck},
     ),
     "flowvision.models.senet.SEBottleneck": _SE_BLOCK,
     "flowvision.models.senet.SEResNetBottleneck": _SE_BLOCK,
     "flowvision.models.senet.SEResNeXtBottleneck": _SE_BLOCK,
     "flowvision.models.googlenet.BasicConv2d": FoldRule(
-        ("conv bn",), relu_after=("conv",), methods={"forward": forwards.only_conv}
+        ("conv bn",), relu_after=("conv",), methods={"forward": _only_conv}
     ),
     "flowvision.models.inception_v3.BasicConv2d": FoldRule(("conv bn relu",)),
 }

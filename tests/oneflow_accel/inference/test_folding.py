@@ -11,8 +11,8 @@ from typing import Any
 from oneflow_accel import layouts
 from oneflow_accel.errors import UserError
 from oneflow_accel.inference import prepare
-from oneflow_accel.inference.folding import fold
-from oneflow_accel.inference.modules import InferenceConv2d
+from oneflow_accel.inference.convolution import InferenceConv2d
+from oneflow_accel.inference.prepare import fold
 from oneflow_accel.kernels import plugin
 
 import flowvision
