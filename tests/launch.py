@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-# oneflow.distributed.launch without the package around it, whose import takes two seconds, and which
+# oneflow.distributed.launch without the package around it, whose import takes two seconds; this one
 # sees twenty times a second, not once, whether a process has ended.
 _LAUNCH = """
 import runpy, sys, time
