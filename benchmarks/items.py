@@ -199,7 +199,7 @@ def _models() -> list[Item]:
     ]
 
 
-# Of monarch_flow: in and out of the first layer of an MLP of ViT-B, both blocks of four.
+# In and out of the first layer of an MLP of ViT-B, both blocks of four.
 _MONARCH = {"inner": 768, "outer": 3072}
 # Rows of the table; batches of a sweep, where small ones show what Monarch costs.
 _MONARCH_ROWS = (197, 1576, 6304)
@@ -254,7 +254,7 @@ def _monarch() -> list[Item]:
     return items
 
 
-# Of monarch_flow: model, what the rows call it, batch, side of an image.
+# Model in monarch_flow, what the rows call it, batch, side of an image.
 _VITAE = (
     ("ViTAE_basic_Tiny", "vitae-tiny", 8, 224),
     ("ViTAE_basic_Tiny", "vitae-tiny", 32, 96),
@@ -267,7 +267,7 @@ def _vitae() -> list[Item]:
     for model, title, batch, size in _VITAE:
         name = f"{title} train b{batch}, {size} px"
         params = {"model": model, "batch": batch, "size": size}
-        # Most of the step is no MLP, so that the bar is low.
+        # Most of the step is not an MLP, so that the bar is low.
         items += _beside_dense(
             name, "vitae", "vitae_train", params, bar_over_dense=1.05, stock=False
         )

@@ -121,7 +121,7 @@ def fail(program: str, text: str) -> int:
     Returns:
         `UserError.EXIT_CODE`, where this process is the only one.
     """
-    # Of ranks other than 0 it is said, for a file may be missing on their machine alone.
+    # The message names ranks other than 0, for a file may be missing on their machine alone.
     where = f" (process {launched.rank()})" if launched.rank() else ""
     return _end(f"{program}: error{where}: {text}", UserError.EXIT_CODE)
 

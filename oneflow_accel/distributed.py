@@ -83,7 +83,7 @@ def set_value(tensor: flow.Tensor, array: np.ndarray) -> None:
     processes have: each copies its own part, and they exchange nothing.
 
     Raises:
-        ValueError: it has another shape, or parts of the tensor are to be summed up.
+        ValueError: it has another shape, or the tensor is a partial sum.
     """
     if array.shape != tuple(tensor.shape):
         raise ValueError(f"an array of shape {array.shape} for a tensor of {tuple(tensor.shape)}")

@@ -22,7 +22,7 @@ DEFAULT_PORT = 12345
 # Seconds that the other processes get to end by themselves: to print what they know, then to stop.
 _SAY = 5.0
 _STOP = 10.0
-# And what they get where this launcher was told to stop: a checkpoint may have to be written.
+# The same, where this launcher was told to stop: a checkpoint may have to be written.
 _SAVE = 120.0
 
 

@@ -117,7 +117,7 @@ class Watchdog:
             return
         if self._rank == 0 and failure is None:
             self._all_gone.wait()
-        # Before the goodbye: on the last one rank 0 closes the connections, and that is no death.
+        # Before the goodbye: on the last one rank 0 closes the connections, which is not a death.
         self._stopped.set()
         if self._rank != 0 or failure is not None:
             self._tell("bye" if failure is None else "failed", self._rank, failure or "")

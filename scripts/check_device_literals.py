@@ -89,7 +89,7 @@ def _escapes(source: str) -> dict[int, str]:
 
 
 def python_files(root: Path) -> list[str]:
-    """Paths of the Python files under git that are to be checked, sorted."""
+    """Paths of the Python files under git to check, sorted."""
     paths = listed_files(root)
     return [path for path in paths if path.endswith(".py") and not path.startswith(EXCLUDED)]
 

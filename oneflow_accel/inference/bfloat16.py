@@ -76,8 +76,9 @@ def in_bfloat16(model: nn.Module, backend: Backend) -> nn.Module:
         return model
     if not (_is_container(model) or _is_layer(model)):
         logger.warning(
-            "inference runs in float32 and not in bfloat16: %s is no class whose forward is known "
-            "to have bfloat16 kernels only (oneflow_accel.inference.bfloat16_container marks it)",
+            "inference runs in float32 and not in bfloat16: %s is not a class whose forward is "
+            "known to have bfloat16 kernels only "
+            "(oneflow_accel.inference.bfloat16_container marks it)",
             class_name(plain_class(type(model))),
         )
         return model

@@ -21,8 +21,6 @@ from oneflow_accel.kernels.registry import implementation, register_operation
 import oneflow as flow
 from oneflow import nn
 
-Pair = tuple[int, int]
-
 _owners = itertools.count(1)
 _operator = Operator(
     "oneflow_accel_conv2d",
@@ -70,20 +68,11 @@ def _reference(
     bias: flow.Tensor | None,
     summand: flow.Tensor | None,
     *,
-    stride: Pair,
-    padding: Pair,
-    dilation: Pair,
-    groups: int,
     data_format: str,
     activation: str,
     owner: int,
+    **geometry: Any,
 ) -> flow.Tensor:
-    geometry: dict[str, Any] = {
-        "stride": stride,
-        "padding": padding,
-        "dilation": dilation,
-        "groups": groups,
-    }
     if data_format == "channels_last" and not current_backend().supports("nhwc"):
         # A map layer's, which a device needs no channels-last kernels for.
         y = channels_last_conv2d(x, weight.permute(0, 3, 1, 2), bias, **geometry)
@@ -107,14 +96,8 @@ conv2d_add_activation = register_operation(
 )
 
 
-def _not_supported_reasons(
-    x: flow.Tensor,
-    weight: flow.Tensor,
-    bias: flow.Tensor | None,
-    summand: flow.Tensor | None,
-    **_attributes: object,
-) -> list[str]:
-    if needs_gradient(x, weight, bias, summand):
+def _not_supported_reasons(*tensors: flow.Tensor | None, **_attributes: object) -> list[str]:
+    if needs_gradient(*tensors):
         return ["it has no gradient, which an argument requires"]
     return []
 
@@ -127,33 +110,21 @@ def _not_supported_reasons(
     not_supported_reasons=_not_supported_reasons,
 )
 def onednn(
-    x: flow.Tensor,
-    weight: flow.Tensor,
-    bias: flow.Tensor | None,
-    summand: flow.Tensor | None,
-    *,
-    stride: Pair,
-    padding: Pair,
-    dilation: Pair,
-    groups: int,
-    data_format: str,
-    activation: str,
-    owner: int,
+    x: flow.Tensor, weight: flow.Tensor, *others: flow.Tensor | None, **attributes: Any
 ) -> flow.Tensor:
-    first = 1 if data_format == "channels_last" else 2
+    first = 1 if attributes["data_format"] == "channels_last" else 2
     (y,) = _operator(
         x,
         weight,
-        bias,
-        summand,
-        data_format=data_format,
+        *others,
+        data_format=attributes["data_format"],
         kernel_size=tuple(weight.shape[first : first + 2]),
-        strides=stride,
-        padding_before=padding,
-        dilation_rate=dilation,
-        groups=groups,
-        activation=activation,
-        owner=owner,
+        strides=attributes["stride"],
+        padding_before=attributes["padding"],
+        dilation_rate=attributes["dilation"],
+        groups=attributes["groups"],
+        activation=attributes["activation"],
+        owner=attributes["owner"],
     )
     return y
 

@@ -161,7 +161,7 @@ def with_methods(cls: type, methods: Mapping[str, Callable[..., Any]]) -> type:
 
 
 def plain_class(cls: type) -> type:
-    """The class that `with_methods` was given; `cls` itself if it is no result of that."""
+    """The class that `with_methods` was given; `cls` itself if it is not a result of that."""
     return getattr(cls, "_plain_class", cls)
 
 

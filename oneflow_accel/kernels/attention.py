@@ -22,29 +22,16 @@ import oneflow as flow
 
 _TYPES = {"causal": "bool", "scale": "double"}
 
-_attention = Operator(
-    "oneflow_accel_attention",
-    inputs=("query", "key", "value"),
-    outputs=("out", "lse"),
-    attributes=_TYPES,
-)
+_attention = Operator("oneflow_accel_attention", ("query", "key", "value"), ("out", "lse"), _TYPES)
 _attention_grad = Operator(
     "oneflow_accel_attention_grad",
-    inputs=("out_grad", "query", "key", "value", "out", "lse"),
-    outputs=("query_grad", "key_grad", "value_grad"),
-    attributes=_TYPES,
+    ("out_grad", "query", "key", "value", "out", "lse"),
+    ("query_grad", "key_grad", "value_grad"),
+    _TYPES,
 )
-_packed = Operator(
-    "oneflow_accel_packed_attention",
-    inputs=("qkv",),
-    outputs=("out", "lse"),
-    attributes=_TYPES,
-)
+_packed = Operator("oneflow_accel_packed_attention", ("qkv",), ("out", "lse"), _TYPES)
 _packed_grad = Operator(
-    "oneflow_accel_packed_attention_grad",
-    inputs=("out_grad", "qkv", "out", "lse"),
-    outputs=("qkv_grad",),
-    attributes=_TYPES,
+    "oneflow_accel_packed_attention_grad", ("out_grad", "qkv", "out", "lse"), ("qkv_grad",), _TYPES
 )
 
 
@@ -177,11 +164,9 @@ def _run(
     dtypes=(flow.float32,),
     missing_reasons=_attention.missing_reasons,
 )
-def blocked_attention(
-    query: flow.Tensor, key: flow.Tensor, value: flow.Tensor, *, causal: bool, scale: float
-) -> flow.Tensor:
+def blocked_attention(*tensors: flow.Tensor, **attributes: Any) -> flow.Tensor:
     """Keeps no (queries, keys) matrix, neither for the output nor for the gradient."""
-    return _run(_attention, _attention_grad, query, key, value, causal=causal, scale=scale)
+    return _run(_attention, _attention_grad, *tensors, **attributes)
 
 
 @implementation(
@@ -191,11 +176,9 @@ def blocked_attention(
     missing_reasons=_attention.missing_reasons,
     not_supported_reasons=_bfloat16_not_supported,
 )
-def blocked_attention_bfloat16(
-    query: flow.Tensor, key: flow.Tensor, value: flow.Tensor, *, causal: bool, scale: float
-) -> flow.Tensor:
+def blocked_attention_bfloat16(*tensors: flow.Tensor, **attributes: Any) -> flow.Tensor:
     """Reads and writes bfloat16, computes in float32; without a gradient."""
-    return _attention(query, key, value, causal=causal, scale=scale)[0]
+    return _attention(*tensors, **attributes)[0]
 
 
 @implementation(
@@ -204,9 +187,9 @@ def blocked_attention_bfloat16(
     dtypes=(flow.float32,),
     missing_reasons=_attention.missing_reasons,
 )
-def blocked_packed_attention(qkv: flow.Tensor, *, causal: bool, scale: float) -> flow.Tensor:
+def blocked_packed_attention(qkv: flow.Tensor, **attributes: Any) -> flow.Tensor:
     """Keeps no (time, time) matrix, neither for the output nor for the gradient."""
-    return _run(_packed, _packed_grad, qkv, causal=causal, scale=scale)
+    return _run(_packed, _packed_grad, qkv, **attributes)
 
 
 @implementation(
@@ -216,11 +199,9 @@ def blocked_packed_attention(qkv: flow.Tensor, *, causal: bool, scale: float) ->
     missing_reasons=_attention.missing_reasons,
     not_supported_reasons=_bfloat16_not_supported,
 )
-def blocked_packed_attention_bfloat16(
-    qkv: flow.Tensor, *, causal: bool, scale: float
-) -> flow.Tensor:
+def blocked_packed_attention_bfloat16(qkv: flow.Tensor, **attributes: Any) -> flow.Tensor:
     """Reads and writes bfloat16, computes in float32; without a gradient."""
-    return _packed(qkv, causal=causal, scale=scale)[0]
+    return _packed(qkv, **attributes)[0]
 
 
 # OneFlow's own operator on CUDA devices (CUTLASS): for inference, with the usual scale. Only in
@@ -242,9 +223,8 @@ def _attention_inference_reasons(
     query: flow.Tensor, key: flow.Tensor, value: flow.Tensor, *, causal: bool, scale: float
 ) -> list[str]:
     queries, dim = query.shape[2:]
-    return _inference_reasons(
-        dim, queries, key.shape[2], query, key, value, causal=causal, scale=scale
-    )
+    keys = key.shape[2]
+    return _inference_reasons(dim, queries, keys, query, key, value, causal=causal, scale=scale)
 
 
 def _packed_inference_reasons(qkv: flow.Tensor, *, causal: bool, scale: float) -> list[str]:

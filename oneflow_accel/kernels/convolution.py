@@ -26,22 +26,22 @@ _TYPES = {
 
 _forward = Operator(
     "oneflow_accel_channels_last_conv2d",
-    inputs=("in", "weight", "bias"),
-    outputs=("out",),
-    attributes=_TYPES,
+    ("in", "weight", "bias"),
+    ("out",),
+    _TYPES,
     optional=("bias",),
 )
 _data_grad = Operator(
     "oneflow_accel_channels_last_conv2d_data_grad",
-    inputs=("out_grad", "in", "weight"),
-    outputs=("in_grad",),
-    attributes=_TYPES,
+    ("out_grad", "in", "weight"),
+    ("in_grad",),
+    _TYPES,
 )
 _filter_grad = Operator(
     "oneflow_accel_channels_last_conv2d_filter_grad",
-    inputs=("out_grad", "in", "weight"),
-    outputs=("weight_grad", "bias_grad"),
-    attributes=_TYPES,
+    ("out_grad", "in", "weight"),
+    ("weight_grad", "bias_grad"),
+    _TYPES,
 )
 
 
@@ -63,9 +63,8 @@ def channels_last_conv2d(
     and convolutions needs no transposes between them. Weights have the order of checkpoints.
     """
     _check_shapes(tuple(x.shape), tuple(weight.shape), bias, padding, dilation, groups)
-    return _operation(
-        x, weight, bias, stride=stride, padding=padding, dilation=dilation, groups=groups
-    )
+    geometry = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    return _operation(x, weight, bias, **geometry)
 
 
 def _check_shapes(
@@ -98,25 +97,10 @@ def _check_shapes(
 
 
 def _reference(
-    x: flow.Tensor,
-    weight: flow.Tensor,
-    bias: flow.Tensor | None,
-    *,
-    stride: Pair,
-    padding: Pair,
-    dilation: Pair,
-    groups: int,
+    x: flow.Tensor, weight: flow.Tensor, bias: flow.Tensor | None, **geometry: Any
 ) -> flow.Tensor:
-    y = flow._C.conv2d(
-        x.permute(0, 3, 1, 2),
-        weight,
-        bias,
-        stride=stride,
-        padding=padding,
-        dilation=dilation,
-        groups=groups,
-        channel_pos="channels_first",
-    )
+    channels_first = x.permute(0, 3, 1, 2)
+    y = flow._C.conv2d(channels_first, weight, bias, **geometry, channel_pos="channels_first")
     return y.permute(0, 2, 3, 1)
 
 
@@ -156,22 +140,15 @@ def _with_gradient(
     missing_reasons=_forward.missing_reasons,
 )
 def where_they_lie(
-    x: flow.Tensor,
-    weight: flow.Tensor,
-    bias: flow.Tensor | None,
-    *,
-    stride: Pair,
-    padding: Pair,
-    dilation: Pair,
-    groups: int,
+    x: flow.Tensor, weight: flow.Tensor, bias: flow.Tensor | None, **geometry: Any
 ) -> flow.Tensor:
     """Activations are read and written in their own order; only the weights are copied."""
     attributes = {
         "kernel_size": tuple(weight.shape[2:]),
-        "strides": tuple(stride),
-        "padding_before": tuple(padding),
-        "dilation_rate": tuple(dilation),
-        "groups": groups,
+        "strides": tuple(geometry["stride"]),
+        "padding_before": tuple(geometry["padding"]),
+        "dilation_rate": tuple(geometry["dilation"]),
+        "groups": geometry["groups"],
     }
     tensors = (x, weight) if bias is None else (x, weight, bias)
     if needs_gradient(*tensors):
@@ -195,23 +172,8 @@ def where_they_lie(
     never_run=True,
 )
 def channels_last_operator(
-    x: flow.Tensor,
-    weight: flow.Tensor,
-    bias: flow.Tensor | None,
-    *,
-    stride: Pair,
-    padding: Pair,
-    dilation: Pair,
-    groups: int,
+    x: flow.Tensor, weight: flow.Tensor, bias: flow.Tensor | None, **geometry: Any
 ) -> flow.Tensor:
     """OneFlow's own operator, which takes weights in the order of the activations."""
-    return flow._C.conv2d(
-        x,
-        weight.permute(0, 2, 3, 1),
-        bias,
-        stride=stride,
-        padding=padding,
-        dilation=dilation,
-        groups=groups,
-        channel_pos="channels_last",
-    )
+    weight = weight.permute(0, 2, 3, 1)
+    return flow._C.conv2d(x, weight, bias, **geometry, channel_pos="channels_last")

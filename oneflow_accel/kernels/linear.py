@@ -14,8 +14,8 @@ import oneflow as flow
 # leaves the addend out.
 _operator = Operator(
     "fused_matmul_bias",
-    inputs=("x", "weight", "bias", "_add_to_output"),
-    outputs=("out",),
+    ("x", "weight", "bias", "_add_to_output"),
+    ("out",),
     optional=("_add_to_output",),
 )
 

@@ -22,21 +22,15 @@ import oneflow as flow
 _INPUTS = ("x", "blkdiag1", "blkdiag2", "bias")
 _TYPES = {"out_features": "int64"}
 
-_forward = Operator(
-    "oneflow_accel_monarch", inputs=_INPUTS, outputs=("y",), attributes=_TYPES, optional=("bias",)
-)
+_forward = Operator("oneflow_accel_monarch", _INPUTS, ("y",), _TYPES, optional=("bias",))
 # What the gradient needs besides the inputs: x after the first factor, permuted.
 _forward_keeping = Operator(
-    "oneflow_accel_monarch_keeping",
-    inputs=_INPUTS,
-    outputs=("y", "middle"),
-    attributes=_TYPES,
-    optional=("bias",),
+    "oneflow_accel_monarch_keeping", _INPUTS, ("y", "middle"), _TYPES, optional=("bias",)
 )
 _backward = Operator(
     "oneflow_accel_monarch_grad",
-    inputs=("y_grad", "x", "blkdiag1", "blkdiag2", "middle"),
-    outputs=("x_grad", "blkdiag1_grad", "blkdiag2_grad", "bias_grad"),
+    ("y_grad", "x", "blkdiag1", "blkdiag2", "middle"),
+    ("x_grad", "blkdiag1_grad", "blkdiag2_grad", "bias_grad"),
 )
 
 

@@ -46,10 +46,10 @@ class Operator:
     def __init__(
         self,
         name: str,
-        *,
         inputs: Sequence[str],
         outputs: Sequence[str],
         attributes: Mapping[str, str] | None = None,
+        *,
         optional: Sequence[str] = (),
     ) -> None:
         self.name = name
@@ -91,7 +91,7 @@ class Operator:
             if tensor is None and name in self.optional:
                 continue
             if not isinstance(tensor, flow.Tensor):
-                raise TypeError(f"{self.name}: {name} is no tensor but {type(tensor).__name__}")
+                raise TypeError(f"{self.name}: {name} is not a tensor but {type(tensor).__name__}")
         expression = self._expression(present, attributes)
         return _runner()(expression, tuple(tensor for tensor in tensors if tensor is not None))
 

@@ -26,9 +26,9 @@ _forward = Operator(
 )
 _backward = Operator(
     "oneflow_accel_performer_grad",
-    inputs=("out_grad", "value_grad", "kqv", "w", "out", "summary"),
-    outputs=("kqv_grad",),
-    attributes=_TYPES,
+    ("out_grad", "value_grad", "kqv", "w", "out", "summary"),
+    ("kqv_grad",),
+    _TYPES,
 )
 
 

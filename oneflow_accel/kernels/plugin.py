@@ -188,29 +188,27 @@ def _load() -> PluginState:
     try:
         return _started(library, path, threads, limit)
     except AttributeError as error:
-        # Its kernels are in OneFlow's registry now, so that there is no going on without it.
+        # Its kernels are in OneFlow's registry now, so that this process cannot go on without it.
         raise UserError(
             f"{path} is of other sources than the Python files beside it: run `make plugin`"
         ) from error
 
 
 def _started(library: ctypes.CDLL, path: Path, threads: int, limit: int) -> PluginState:
-    library.oneflow_accel_onednn_version.restype = ctypes.c_char_p
-    library.oneflow_accel_operators.restype = ctypes.c_char_p
-    library.oneflow_accel_redirections.restype = ctypes.c_char_p
+    for name in ("onednn_version", "operators", "redirections"):
+        getattr(library, f"oneflow_accel_{name}").restype = ctypes.c_char_p
     library.oneflow_accel_set_num_threads(threads)
     streams = library.oneflow_accel_streams()
     library.oneflow_accel_set_scratch_limit(ctypes.c_int64(limit))
     # Registered after OneFlow's own, so it runs before.
     atexit.register(library.oneflow_accel_program_ends)
-    operators = library.oneflow_accel_operators().decode().split()
     return PluginState(
         loaded=True,
         path=path,
         reason=None,
         onednn_version=library.oneflow_accel_onednn_version().decode(),
         num_threads=threads,
-        operators=tuple(operators),
+        operators=tuple(library.oneflow_accel_operators().decode().split()),
         fast_bfloat16=bool(library.oneflow_accel_fast_bfloat16()),
         came_late=streams > 0,
         redirections=_redirections(library.oneflow_accel_redirections().decode()),

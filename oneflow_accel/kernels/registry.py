@@ -163,19 +163,10 @@ def implementation(
     """Decorator: the function computes `operation` on `backend` in these floating-point dtypes;
     declare the fastest first. The reasons are those of `Implementation`."""
     entry = _entry(operation)
+    limits = (backend, dtypes, missing_reasons, not_supported_reasons, never_run)
 
     def add(function: Function) -> Function:
-        entry.implementations.append(
-            Implementation(
-                function.__name__,
-                function,
-                backend,
-                dtypes,
-                missing_reasons,
-                not_supported_reasons,
-                never_run,
-            )
-        )
+        entry.implementations.append(Implementation(function.__name__, function, *limits))
         return function
 
     return add

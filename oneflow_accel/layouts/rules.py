@@ -74,50 +74,42 @@ _ONEFLOW_RULES = {
     "pooling.AdaptiveAvgPool2d": _forward(forwards.adaptive_avg_pool2d),
     "flatten.Flatten": _forward(forwards.flatten),
     "linear.Linear": _forward(forwards.linear),
-    "linear.Identity": _AS_IT_IS,
-    "dropout.Dropout": _AS_IT_IS,
-    "container.Sequential": _AS_IT_IS,
-    "container.ModuleList": _AS_IT_IS,
-    "container.ModuleDict": _AS_IT_IS,
+    **dict.fromkeys(("linear.Identity", "dropout.Dropout"), _AS_IT_IS),
+    **{f"container.{name}": _AS_IT_IS for name in ("Sequential", "ModuleList", "ModuleDict")},
     **{f"activation.{name}": _AS_IT_IS for name in _ACTIVATIONS.split()},
 }
 
 _CONCATENATION = _forward(forwards.concatenated_branches)
 
+# Classes that are channels last as they are, by module.
+_AS_THEY_ARE = {
+    "layers.blocks.conv_bn_act": "ConvBnAct",
+    "layers.regularization.stochastic_depth": "StochasticDepth",
+    "models.resnet": "BasicBlock Bottleneck",
+    "models.senet": "SEBottleneck SEResNetBottleneck SEResNeXtBottleneck",
+    "models.regnet": "SimpleStemIN AnyStage ResBottleneckBlock BottleneckTransform",
+    "models.mobilenet_v2": "InvertedResidual ConvBNActivation",
+    "models.mobilenet_v3": "InvertedResidual ConvBNActivation SqueezeExcitation",
+    "models.mnasnet": "_InvertedResidual",
+    "models.efficientnet": "MBConv SqueezeExcitation",
+    "models.densenet": "_Transition",
+    **dict.fromkeys(("models.googlenet", "models.inception_v3"), "BasicConv2d"),
+}
+
 _FLOWVISION_RULES = {
-    "layers.blocks.conv_bn_act.ConvBnAct": _AS_IT_IS,
-    "layers.regularization.stochastic_depth.StochasticDepth": _AS_IT_IS,
     "layers.attention.se.SEModule": _forward(forwards.squeeze_excitation),
     "models.alexnet.AlexNet": _forward(forwards.features_pool_classifier),
     "models.vgg.VGG": _forward(forwards.features_pool_classifier),
     "models.resnet.ResNet": _pooled("avgpool"),
-    "models.resnet.BasicBlock": _AS_IT_IS,
-    "models.resnet.Bottleneck": _AS_IT_IS,
     "models.senet.SENet": Rule(methods={"logits": forwards.senet_logits}),
-    "models.senet.SEBottleneck": _AS_IT_IS,
-    "models.senet.SEResNetBottleneck": _AS_IT_IS,
-    "models.senet.SEResNeXtBottleneck": _AS_IT_IS,
     "models.regnet.RegNet": _pooled("avgpool"),
-    "models.regnet.SimpleStemIN": _AS_IT_IS,
-    "models.regnet.AnyStage": _AS_IT_IS,
-    "models.regnet.ResBottleneckBlock": _AS_IT_IS,
-    "models.regnet.BottleneckTransform": _AS_IT_IS,
     "models.mobilenet_v2.MobileNetV2": _pooled("adaptive_avg_pool2d"),
-    "models.mobilenet_v2.InvertedResidual": _AS_IT_IS,
-    "models.mobilenet_v2.ConvBNActivation": _AS_IT_IS,
     "models.mobilenet_v3.MobileNetV3": _pooled("avgpool"),
-    "models.mobilenet_v3.InvertedResidual": _AS_IT_IS,
-    "models.mobilenet_v3.ConvBNActivation": _AS_IT_IS,
-    "models.mobilenet_v3.SqueezeExcitation": _AS_IT_IS,
     "models.mnasnet.MNASNet": _forward(forwards.layers_mean_classifier),
-    "models.mnasnet._InvertedResidual": _AS_IT_IS,
     "models.efficientnet.EfficientNet": _pooled("avgpool"),
-    "models.efficientnet.MBConv": _AS_IT_IS,
-    "models.efficientnet.SqueezeExcitation": _AS_IT_IS,
     "models.densenet.DenseNet": _forward(forwards.densenet),
     "models.densenet._DenseBlock": _forward(forwards.dense_block),
     "models.densenet._DenseLayer": Rule(methods={"bn_function": forwards.dense_layer_bottleneck}),
-    "models.densenet._Transition": _AS_IT_IS,
     "models.squeezenet.SqueezeNet": _pooled("classifier.3"),
     "models.squeezenet.Fire": _forward(forwards.squeezenet_fire),
     "models.shufflenet_v2.ShuffleNetV2": _forward(forwards.shufflenet),
@@ -127,17 +119,17 @@ _FLOWVISION_RULES = {
     ),
     "models.googlenet.Inception": _CONCATENATION,
     "models.googlenet.InceptionAux": _forward(forwards.googlenet_auxiliary),
-    "models.googlenet.BasicConv2d": _AS_IT_IS,
     "models.inception_v3.Inception3": Rule(
         obstacles=(_pools_to_one_position("avgpool"), _no_input_transform)
     ),
-    "models.inception_v3.InceptionA": _CONCATENATION,
-    "models.inception_v3.InceptionB": _CONCATENATION,
-    "models.inception_v3.InceptionC": _CONCATENATION,
-    "models.inception_v3.InceptionD": _CONCATENATION,
     "models.inception_v3.InceptionE": _forward(forwards.inception_e),
     "models.inception_v3.InceptionAux": _pooled("adaptive_avp_pool"),
-    "models.inception_v3.BasicConv2d": _AS_IT_IS,
+    **{f"models.inception_v3.Inception{letter}": _CONCATENATION for letter in "ABCD"},
+    **{
+        f"{module}.{name}": _AS_IT_IS
+        for module, names in _AS_THEY_ARE.items()
+        for name in names.split()
+    },
 }
 
 RULES: dict[str, Rule] = {

@@ -19,7 +19,7 @@ from oneflow import nn
 logger = logging.getLogger("oneflow_accel")
 
 _OPTIONAL_SUFFIX = "num_batches_tracked"
-# Of each kind, in a message.
+# How many names of each kind a message lists.
 _MOST_NAMES = 5
 
 

@@ -78,8 +78,8 @@ def test_each_set_of_attributes_is_kept_apart() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: RELU(3), "x is no tensor but int"),
-        (lambda: RELU(None), "x is no tensor but NoneType"),
+        (lambda: RELU(3), "x is not a tensor but int"),
+        (lambda: RELU(None), "x is not a tensor but NoneType"),
         (lambda: RELU(X, X), r"takes 1 tensors \(x\), not 2"),
         (lambda: RELU(X, slope=0.1), r"takes the attributes \[\], not \['slope'\]"),
         (lambda: _conv(groups=1.5), "groups must be int32, not 1.5"),
