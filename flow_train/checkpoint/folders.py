@@ -45,16 +45,10 @@ logger = logging.getLogger("oneflow_accel")
 
 @dataclass
 class Checkpoint:
-    """What a run needs to go on.
-
-    Attributes:
-        model: parameters and buffers by name, in the standard layout (NCHW, OIHW).
-        optimizer: tensors of the optimizer by name, same layout as their parameters.
-        state: step, epoch, schedule, random generators, data position, best metric ...: dicts
-            with text keys, lists, text, numbers, True, False and None, nested at will.
-        name: the architecture, such as "resnet50".
-        folder: where it was read from.
-    """
+    """What a run needs to go on: parameters and buffers in the standard layout (NCHW, OIHW), the
+    optimizer's tensors in that of their parameters, and a state (step, epoch, schedule, random
+    generators, data position, best metric ...) of dicts with text keys, lists, text, numbers, True,
+    False and None; the architecture's name, and the folder that it was read from."""
 
     model: dict[str, np.ndarray]
     optimizer: dict[str, np.ndarray] = field(default_factory=dict)
@@ -64,12 +58,8 @@ class Checkpoint:
 
 
 class CheckpointManager:
-    """The checkpoints of one run in one folder.
-
-    Args:
-        directory: where they live; made at the first save.
-        keep_last: how many of the newest to keep; the best one is kept besides.
-    """
+    """The checkpoints of one run in one folder, which the first save makes: the `keep_last` newest
+    and the best one."""
 
     def __init__(self, directory: Path | str, keep_last: int = 3) -> None:
         if keep_last < 1:
@@ -80,11 +70,11 @@ class CheckpointManager:
 
     def claim(self) -> None:
         """Keep other processes from writing here, before training starts; `save` does it otherwise.
-
         Whether it holds another run is for `resume.require_no_other_run` to say.
 
         Raises:
-            CheckpointError: another process is writing here, or the folder cannot be written to.
+            CheckpointError: another process is writing here, or the folder cannot be written
+                to.
         """
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -103,19 +93,12 @@ class CheckpointManager:
         best: bool = False,
         keep: Collection[int] = (),
     ) -> Path:
-        """Write a checkpoint, point `latest` (and `best`) to it, and prune old ones.
-
-        Args:
-            checkpoint: what to write.
-            step: number of optimizer steps done.
-            best: whether it is the best so far.
-            keep: steps whose checkpoints are not old ones to prune, however old they are.
-
-        Returns:
-            The checkpoint's folder.
+        """Write a checkpoint after so many optimizer steps, point `latest` (and `best`) to it,
+        prune old ones but those of the steps in `keep`, and return its folder.
 
         Raises:
-            CheckpointError: it could not be written (disk full, ...); earlier ones are as before.
+            CheckpointError: it could not be written (disk full, ...); earlier ones are as
+                before.
             TypeError: `checkpoint.state` holds a value that JSON would not give back as it is.
         """
         _require_exact_json(checkpoint.state, "state")
@@ -145,14 +128,9 @@ class CheckpointManager:
         return {step for folder in _step_folders(self.directory) if (step := step_of(folder))}
 
     def latest(self) -> Path | None:
-        """The newest checkpoint that is whole, or None where there is none at all.
-
-        A damaged one is passed over with a warning that names it.
-
-        Raises:
-            CheckpointError: there are checkpoints, and every one is damaged; starting afresh is
-                then the user's decision.
-        """
+        """The newest checkpoint that is whole, or None where there is none at all. A damaged one is
+        passed over with a warning that names it. CheckpointError if every one is damaged: starting
+        afresh is then the user's decision."""
         folders = _step_folders(self.directory)
         for folder in folders:
             try:
@@ -177,11 +155,8 @@ class CheckpointManager:
         return folder if folder.is_dir() and folder != self.directory else None
 
     def load(self, path: Path | str) -> Checkpoint:
-        """Read one checkpoint's folder and verify its checksums.
-
-        Raises:
-            CheckpointError: a file is missing or damaged; names it.
-        """
+        """Read one checkpoint's folder and verify its checksums; CheckpointError names a file that
+        is missing or damaged."""
         state, files = _read_verified(Path(path))
         return Checkpoint(
             model=safetensors.numpy.load(files[_MODEL]),
@@ -262,11 +237,9 @@ class CheckpointManager:
                     path.unlink(missing_ok=True)
 
     def _take_lock(self) -> None:
-        """Hold DIR/.lock until `close` or the process's end; then leftovers are nobody's.
-
-        A POSIX lock, because data workers forked later do not inherit those: the lock goes with
-        this process however it dies.
-        """
+        """Hold DIR/.lock until `close` or the process's end; then leftovers are nobody's. A POSIX
+        lock, because data workers forked later do not inherit those: the lock goes with this
+        process however it dies."""
         if self._lock is not None:
             return
         lock = (self.directory / ".lock").open("ab")
@@ -284,15 +257,8 @@ class CheckpointManager:
 
 
 def read_checkpoint(path: Path | str) -> Checkpoint:
-    """Read a checkpoint.
-
-    Args:
-        path: its folder, or a folder of several (the newest intact one), or a `latest` or `best`
-            file in one.
-
-    Raises:
-        CheckpointError: there is none, or it is damaged.
-    """
+    """Read a checkpoint: its folder, the newest intact one in a folder of several, or what a
+    `latest` or `best` file in one names. CheckpointError if there is none, or it is damaged."""
     path = Path(path)
     if path.name in ("latest", "best") and path.is_file():
         path = path.with_name(path.read_text().strip())
@@ -328,7 +294,7 @@ def step_of(folder: Path) -> int | None:
 
 
 def _serial(folder: Path) -> int:
-    """The how-manieth save it was, counted from 1; 0 if that cannot be read."""
+    """As which save of the run it was written, counted from 1; 0 if that cannot be read."""
     try:
         return int(json.loads((folder / _STATE).read_bytes())["content"]["serial"])
     except (OSError, ValueError, KeyError, TypeError):

@@ -62,10 +62,7 @@ def load_eager_state(
     step: int,
 ) -> None:
     """Set the state and the number of steps done; no arrays at all leave the moments at zero.
-
-    Raises:
-        CheckpointError: as `checked`.
-    """
+    Errors are those of `checked`."""
     state = optimizer.state_dict()
     state["state"]["step"] = step
     names = parameter_names(model, optimizer)
@@ -79,12 +76,8 @@ def load_eager_state(
 def checked(
     model: nn.Module, optimizer: flow.optim.Optimizer, arrays: Mapping[str, np.ndarray]
 ) -> Iterator[tuple[str, str, np.ndarray]]:
-    """(key, parameter name, array) for all that the optimizer keeps.
-
-    Raises:
-        CheckpointError: an array is missing, or of another shape than its parameter, or all are
-            those of another optimizer.
-    """
+    """(key, parameter name, array) for all that the optimizer keeps; CheckpointError if an array is
+    missing, or of another shape than its parameter, or all are those of another optimizer."""
     keys = state_keys(optimizer)
     kept = {name.partition("/")[0] for name in arrays} & GRAPH_SUFFIXES.keys()
     if kept and not kept & set(keys):

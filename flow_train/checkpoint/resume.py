@@ -24,15 +24,9 @@ def checkpoint_folder(output_dir: Path) -> Path:
 
 
 def checkpoint_to_resume(resume: str | None, output_dir: Path) -> Checkpoint | None:
-    """The checkpoint that a user asked to resume from.
-
-    Args:
-        resume: a checkpoint's folder, one of several, or a run's (the newest checkpoint); "auto"
-            for the newest one of this run; or None.
-        output_dir: the run's folder.
-
-    Returns:
-        None where nothing was asked for, or "auto" was and there is none yet.
+    """The checkpoint that a user asked to resume from: its folder, or a folder of several or a
+    run's (the newest one); "auto" is the newest one of the run in `output_dir`. None where nothing
+    was asked for, or "auto" was and there is none yet.
 
     Raises:
         CheckpointError: the checkpoint named is not there, or none is intact.
@@ -50,12 +44,8 @@ def checkpoint_to_resume(resume: str | None, output_dir: Path) -> Checkpoint | N
 
 
 def way_on(folder: Path, resume: str) -> str:
-    """What to do after a run was interrupted: a sentence without its full stop.
-
-    Args:
-        folder: of the run.
-        resume: how its command goes on, such as "--resume auto".
-    """
+    """What to do after the run in a folder was interrupted, by going on with `resume`, such as
+    "--resume auto": a sentence without its full stop."""
     found = sorted(path.name for path in checkpoint_folder(folder).glob("step-*"))
     if not found:
         return f"no checkpoint was written to {folder}"
@@ -64,18 +54,11 @@ def way_on(folder: Path, resume: str) -> str:
 
 def require_no_other_run(folder: Path, resumed_from: Path | None = None) -> None:
     """Refuse to write into a folder that holds another run: its log would be cut, its checkpoints
-    taken for old ones and deleted.
+    taken for old ones and deleted. CheckpointError names what shows it.
 
-    Every command that trains or writes a checkpoint asks this before it writes anything. Files that
-    are no run's stay as they are.
-
-    Args:
-        folder: where the run would write.
-        resumed_from: the checkpoint that the run goes on from. Where it lies in `folder` the run
-            there is this one.
-
-    Raises:
-        CheckpointError: there is one; names what shows it.
+    Every command that trains or writes a checkpoint asks this before it writes anything. A run that
+    `resumed_from`, a checkpoint in this folder, goes on from is this one. Files that do not belong
+    to a run stay as they are.
     """
     trace = _trace_of_a_run(folder)
     inside = None if resumed_from is None else folder.resolve() in resumed_from.resolve().parents

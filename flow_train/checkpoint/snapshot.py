@@ -51,16 +51,8 @@ def take(trainer: Trainer) -> Checkpoint:
 def position_of(
     checkpoint: Checkpoint, calendar: Calendar, global_batch_size: int, accumulate: int
 ) -> Position:
-    """Where a run goes on.
-
-    With another number of images per step than before it is the nearest batch of the same epoch.
-
-    Args:
-        checkpoint: of the run.
-        calendar: of the run.
-        global_batch_size: images per step, of all processes.
-        accumulate: batches per step.
-    """
+    """Where a run goes on. With another number of images per step (of all processes) than before it
+    is the nearest batch of the same epoch."""
     state = checkpoint.state
     position = Position(state["epoch"], state["batch"], state["step"])
     # A step may be made of other batches now, such as of smaller ones on more processes.
@@ -78,11 +70,8 @@ def position_of(
 
 
 def load_step(step: TrainStep, checkpoint: Checkpoint, position: Position) -> None:
-    """Restore the optimizer, and the random generators where the checkpoint has their state.
-
-    Raises:
-        CheckpointError: the optimizer's arrays are not those of this run.
-    """
+    """Restore the optimizer, and the random generators where the checkpoint has their state;
+    CheckpointError if the optimizer's arrays are not those of this run."""
     state = checkpoint.state
     arrays = _each(layouts.layout_array, checkpoint.optimizer, step.model)
     step.load_optimizer(arrays, position.step)
@@ -96,10 +85,7 @@ def load_step(step: TrainStep, checkpoint: Checkpoint, position: Position) -> No
 
 def load_hooks(hooks: Mapping[str, Hook], checkpoint: Checkpoint, model: nn.Module) -> None:
     """Restore the hooks; one that was not on before, or is not in the file, begins afresh.
-
-    Raises:
-        CheckpointError: an array is missing.
-    """
+    CheckpointError if an array is missing."""
     states: Mapping[str, Any] = checkpoint.state["callbacks"]
     arrays = _each(layouts.layout_array, checkpoint.optimizer, model)
     for key, hook in hooks.items():

@@ -57,11 +57,8 @@ class Storage:
     data: np.ndarray | None = None
 
     def fill(self, raw: bytes) -> None:
-        """Take the bytes of the file as elements.
-
-        Raises:
-            UserError: their number is not the declared one.
-        """
+        """Take the bytes of the file as elements; UserError if their number is not the declared
+        one."""
         needed = self.numel * self.type.dtype.itemsize
         if len(raw) != needed:
             raise UserError(f"a storage has {len(raw)} bytes where {needed} were declared")
@@ -79,12 +76,9 @@ class TensorView:
     stride: tuple[int, ...]
 
     def to_array(self) -> np.ndarray:
-        """Copy out the elements, contiguous.
-
-        Raises:
-            UserError: the view reaches outside its storage, or repeats elements of it (an expanded
-                tensor): a few bytes could then ask for any amount of memory.
-        """
+        """Copy out the elements, contiguous. UserError if the view reaches outside its storage, or
+        repeats elements of it (an expanded tensor): a few bytes could then ask for any amount of
+        memory."""
         numbers = (self.offset, *self.size, *self.stride)
         if not all(type(number) is int and number >= 0 for number in numbers):
             raise UserError(f"a tensor has offset, size and stride {numbers}")
@@ -137,14 +131,9 @@ def narrow_to_bfloat16(array: np.ndarray) -> np.ndarray:
 
 
 def read_torch_file(path: Path) -> Any:
-    """The object that was saved in the file, tensors as `TensorView`.
-
-    Args:
-        path: a file that begins with ZIP_SIGNATURE or LEGACY_SIGNATURE.
-
-    Raises:
-        UserError: the file is truncated or corrupt, or needs a name that is not on the allow-list.
-    """
+    """The object that was saved in a file that begins with ZIP_SIGNATURE or LEGACY_SIGNATURE,
+    tensors as `TensorView`. UserError if it is truncated or corrupt, or needs a name that is not on
+    the allow-list."""
     with path.open("rb") as file:
         reader = _read_zip if file.read(4) == ZIP_SIGNATURE else _read_legacy
         file.seek(0)

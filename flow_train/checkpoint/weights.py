@@ -39,23 +39,18 @@ _SAFETENSORS_DTYPES = {
 
 
 def read_weights(path: str | os.PathLike[str], *, averaged: bool = True) -> dict[str, np.ndarray]:
-    """Read the state dict in a checkpoint file, running no code that the file may hold.
+    """Read the state dict in a checkpoint file, running no code that the file may hold: name to
+    array, contiguous, in the file's dtype; bfloat16 becomes float32.
 
-    Args:
-        path: a file written by `torch.save` (zip or legacy format) or a safetensors file. A
-            training checkpoint is unwrapped, however often: its entry "state_dict_ema" (moving
-            averages, as timm saves them), "state_dict", "model" or "module" is taken. The prefix
-            "module." that data-parallel wrappers add is removed.
-        averaged: whether the moving averages are taken where the file has them. They are what its
-            run validated. Without, the weights of the last step are.
-
-    Returns:
-        Parameter name to array, contiguous, in the file's dtype; bfloat16 becomes float32.
+    The file was written by `torch.save` (zip or legacy format) or is a safetensors file. A training
+    checkpoint is unwrapped, however often: its entry "state_dict_ema" (moving averages, as timm
+    saves them; only if `averaged`: they are what its run validated), "state_dict", "model" or
+    "module" is taken. The prefix "module." that data-parallel wrappers add is removed.
 
     Raises:
-        UserError: the file is missing, is of another format, is truncated or corrupt, needs code to
-            be run, holds something else than tensors, or averages only, which are not wanted. The
-            text names the file.
+        UserError: the file is missing, is of another format, is truncated or corrupt, needs
+            code to be run, holds something else than tensors, or averages only, which are not
+            wanted. The text names the file.
     """
     path = Path(path)
     try:
@@ -67,11 +62,8 @@ def read_weights(path: str | os.PathLike[str], *, averaged: bool = True) -> dict
 
 
 def bfloat16_names(path: str | os.PathLike[str], *, averaged: bool = True) -> frozenset[str]:
-    """Which of the arrays that `read_weights` gives are bfloat16 in the file.
-
-    Raises:
-        UserError: as `read_weights`.
-    """
+    """Which of the arrays that `read_weights` gives are bfloat16 in the file; errors are the
+    same."""
     path = Path(path)
     try:
         with path.open("rb") as file:
@@ -108,15 +100,9 @@ def _read(path: Path, averaged: bool) -> dict[str, np.ndarray]:
 
 
 def arrays_of(content: Any, *, averaged: bool = True) -> dict[str, np.ndarray]:
-    """The state dict in what `torch_files.read_torch_file` returned, in the file's order.
-
-    Args:
-        content: the state dict, or a training checkpoint around it.
-        averaged: as for `read_weights`.
-
-    Raises:
-        UserError: as `read_weights`, without the file's name.
-    """
+    """The state dict, in the file's order, in what `torch_files.read_torch_file` returned: itself
+    or a training checkpoint around it. Errors are those of `read_weights`, without the file's
+    name."""
     state = _without_parallel_prefix(_unwrap(content, averaged))
     return {name: _to_array(name, value) for name, value in state.items()}
 
