@@ -19,14 +19,9 @@ from benchmarks.results import Row
 
 @dataclass(frozen=True)
 class Point:
-    """One batch size of one measurement.
-
-    Attributes:
-        what: what was run, e.g. "vit-s train".
-        batch: images, or rows of a layer alone.
-        ours: how many times the speed of our dense one ours has with Monarch.
-        peer: the same of the peer, None where it was not measured.
-    """
+    """One batch size (images, or rows of a layer alone) of one measurement, e.g. "vit-s train": how
+    many times the speed of the dense one Monarch has, ours and the peer's (None where it was not
+    measured)."""
 
     what: str
     batch: int

@@ -50,16 +50,9 @@ OPTIMIZER, REST, STEP = "optimizer", "rest", "whole step"
 
 @dataclass
 class Part:
-    """A module that is measured by itself.
-
-    Attributes:
-        name: in the model.
-        kind: one of KINDS.
-        inputs: what its forward got.
-        around: name of the part that it is part of, "" for none.
-        macs: for one image, without those of the parts in it.
-        forward: seconds of each round, those of the parts in it included; backward: likewise.
-    """
+    """A module that is measured by itself: its name in the model and its kind of KINDS, what its
+    forward got, the name of the part around it ("" for none), MACs for one image without those of
+    the parts in it, and the seconds of each round forward and backward, with the parts in it."""
 
     name: str
     kind: str
@@ -87,13 +80,7 @@ class Row:
 
 
 class Breakdown:
-    """Measures one model.
-
-    Args:
-        model: takes images, in training mode.
-        images: (N, C, H, W).
-        synchronize: waits until everything has run.
-    """
+    """Measures one model, in training mode, on images (N, C, H, W)."""
 
     def __init__(
         self, model: nn.Module, images: flow.Tensor, synchronize: Callable[[], Any]

@@ -5,7 +5,7 @@ Pure Python: both sides read it, ours (Python 3.10) and the peers' (Python 3.11)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,125 +78,88 @@ RESNET50_CONVOLUTIONS = (
 )
 
 
-def _gemm() -> list[Item]:
-    items = []
+def _gemm() -> Iterator[Item]:
     for name, (rows, inner, outer) in _LINEAR.items():
         for part in ("forward", "data grad", "weight grad"):
             params = {"rows": rows, "inner": inner, "outer": outer, "part": part}
-            items.append(Item(f"gemm {name} {part}", "gemm", "linear", params, 0.95))
-    return items
+            yield Item(f"gemm {name} {part}", "gemm", "linear", params, 0.95)
 
 
-def _attention_parts() -> list[Item]:
-    items = []
+def _attention_parts() -> Iterator[Item]:
     for name, (batch, tokens, width) in _ATTENTION.items():
         shape = {"batch": batch, "tokens": tokens, "width": width}
         for part in ("scores", "values"):
             params = {**shape, "part": part}
-            items.append(Item(f"bmm {name} {part}", "batched", "batched_matmul", params, 1.0))
+            yield Item(f"bmm {name} {part}", "batched", "batched_matmul", params, 1.0)
         rows = {"shape": (batch * tokens, tokens)}
-        items.append(Item(f"softmax {name}", "batched", "softmax", rows, 1.0))
+        yield Item(f"softmax {name}", "batched", "softmax", rows, 1.0)
     for name, shape in (("ViT-S", (8, 197, 1536)), ("GPT-2", (2, 256, 3072))):
         for form in ("none", "tanh"):
             params = {"shape": shape, "approximate": form}
             title = "gelu" if form == "none" else "gelu tanh"
-            items.append(Item(f"{title} {name}", "batched", "gelu", params, 1.0))
+            yield Item(f"{title} {name}", "batched", "gelu", params, 1.0)
     for name, shape in (("ViT-S", (8, 197, 384)), ("GPT-2", (2, 256, 768))):
-        items.append(Item(f"layer norm {name}", "batched", "layer_norm", {"shape": shape}, 1.0))
-    items.append(
-        Item("cross entropy GPT-2", "batched", "cross_entropy", {"shape": (512, 50257)}, 1.0)
-    )
+        yield Item(f"layer norm {name}", "batched", "layer_norm", {"shape": shape}, 1.0)
+    yield Item("cross entropy GPT-2", "batched", "cross_entropy", {"shape": (512, 50257)}, 1.0)
     for name, (batch, heads, tokens, causal) in {
         "ViT-S": (8, 6, 197, False),
         "GPT-2": (2, 12, 256, True),
     }.items():
         params = {"batch": batch, "heads": heads, "tokens": tokens, "causal": causal}
-        items.append(Item(f"attention {name}", "batched", "attention", params, 1.0))
-    return items
+        yield Item(f"attention {name}", "batched", "attention", params, 1.0)
 
 
-def _memory_bound() -> list[Item]:
-    items = []
+def _memory_bound() -> Iterator[Item]:
     # (N, T, C) of float32: 1, 4 and 20 MB.
     for megabytes, shape in ((1, (4, 170, 384)), (4, (8, 340, 384)), (20, (8, 1700, 384))):
         for kind in ("relu", "add", "bias_add", "permute"):
             name = f"{kind} {megabytes} MB"
-            items.append(Item(name, "memory", kind, {"shape": shape}, 0.9))
-    items.append(Item("dropout ViT-S", "memory", "dropout", {"shape": (8, 197, 384)}))
-    return items
+            yield Item(name, "memory", kind, {"shape": shape}, 0.9)
+    yield Item("dropout ViT-S", "memory", "dropout", {"shape": (8, 197, 384)})
 
 
-def _convolutions() -> list[Item]:
-    items = []
+def _convolutions() -> Iterator[Item]:
     for size, inner, outer, kernel, stride in RESNET50_CONVOLUTIONS:
         for part in ("forward", "data grad", "weight grad"):
             if inner == 3 and part == "data grad":
                 continue  # The images need no gradient.
-            params = {
-                "batch": 8,
-                "size": size,
-                "inner": inner,
-                "outer": outer,
-                "kernel": kernel,
-                "stride": stride,
-                "part": part,
-            }
+            params = {"batch": 8, "size": size, "inner": inner, "outer": outer}
+            params |= {"kernel": kernel, "stride": stride, "part": part}
             name = f"conv {size}x{size} {inner}->{outer} k{kernel} s{stride} {part}"
-            items.append(Item(name, "conv", "conv", params, 0.95))
-    return items
+            yield Item(name, "conv", "conv", params, 0.95)
 
 
-def _optimizers() -> list[Item]:
-    items = []
+def _optimizers() -> Iterator[Item]:
     for optimizer in ("SGD", "AdamW"):
         for model, millions in (("resnet50", 25), ("gpt2", 124)):
             params = {"optimizer": optimizer, "model": model}
             name = f"{optimizer} {millions} M parameters"
-            items.append(Item(name, "optimizer", "optimizer", params, 1.0))
-    items.append(Item("clip_grad_norm_ 124 M parameters", "optimizer", "clip", {"model": "gpt2"}))
-    return items
+            yield Item(name, "optimizer", "optimizer", params, 1.0)
+    yield Item("clip_grad_norm_ 124 M parameters", "optimizer", "clip", {"model": "gpt2"})
 
 
-def _models() -> list[Item]:
-    return [
-        Item("ResNet50 forward b8", "resnet50", "resnet50_forward", {"batch": 8}, 1.0),
-        Item("ResNet50 inference b8", "resnet50", "resnet50_inference", {"batch": 8}, 1.3),
-        Item("ResNet50 train b16", "resnet50", "resnet50_train", {"batch": 16}, 1.0),
-        Item("ResNet50 train b16 nn.Graph", "resnet50", "resnet50_train_graph", {"batch": 16}),
-        Item("ViT-S/16 forward b8", "vit", "vit_forward", {"batch": 8}, 1.0),
-        Item("ViT-S/16 train b8", "vit", "vit_train", {"batch": 8}, 1.0),
-        Item("GPT-2 forward 2x256", "gpt2", "gpt2_forward", {"batch": 2, "tokens": 256}, 1.0),
-        Item("GPT-2 train 2x256", "gpt2", "gpt2_train", {"batch": 2, "tokens": 256}, 1.0),
-        *(
-            Item(
-                f"GPT-2 greedy b{batch}, 64 new tokens",
-                "generation",
-                "gpt2_greedy",
-                {"batch": batch, "prompt": 16, "tokens": 64},
-                1.0,
-            )
-            for batch in (1, 8)
-        ),
-        Item(
-            "ResNet50 inference b8 bf16",
-            "bfloat16",
-            "resnet50_inference",
-            {"batch": 8, "dtype": "bfloat16"},
-            1.6,
-            against="ResNet50 inference b8",
-            peer=False,
-        ),
-        Item("ViT-S/16 inference b8", "bfloat16", "vit_inference", {"batch": 8}),
-        Item(
-            "ViT-S/16 inference b8 bf16",
-            "bfloat16",
-            "vit_inference",
-            {"batch": 8, "dtype": "bfloat16"},
-            1.6,
-            against="ViT-S/16 inference b8",
-            peer=False,
-        ),
-    ]
+def _models() -> Iterator[Item]:
+    yield Item("ResNet50 forward b8", "resnet50", "resnet50_forward", {"batch": 8}, 1.0)
+    yield Item("ResNet50 inference b8", "resnet50", "resnet50_inference", {"batch": 8}, 1.3)
+    yield Item("ResNet50 train b16", "resnet50", "resnet50_train", {"batch": 16}, 1.0)
+    yield Item("ResNet50 train b16 nn.Graph", "resnet50", "resnet50_train_graph", {"batch": 16})
+    yield Item("ViT-S/16 forward b8", "vit", "vit_forward", {"batch": 8}, 1.0)
+    yield Item("ViT-S/16 train b8", "vit", "vit_train", {"batch": 8}, 1.0)
+    text = {"batch": 2, "tokens": 256}
+    yield Item("GPT-2 forward 2x256", "gpt2", "gpt2_forward", text, 1.0)
+    yield Item("GPT-2 train 2x256", "gpt2", "gpt2_train", text, 1.0)
+    for batch in (1, 8):
+        params: dict[str, Any] = {"batch": batch, "prompt": 16, "tokens": 64}
+        name = f"GPT-2 greedy b{batch}, 64 new tokens"
+        yield Item(name, "generation", "gpt2_greedy", params, 1.0)
+    yield _bfloat16("ResNet50 inference b8", "resnet50_inference")
+    yield Item("ViT-S/16 inference b8", "bfloat16", "vit_inference", {"batch": 8})
+    yield _bfloat16("ViT-S/16 inference b8", "vit_inference")
+
+
+def _bfloat16(name: str, kind: str) -> Item:
+    params = {"batch": 8, "dtype": "bfloat16"}
+    return Item(f"{name} bf16", "bfloat16", kind, params, 1.6, against=name, peer=False)
 
 
 # In and out of the first layer of an MLP of ViT-B, both blocks of four.
@@ -218,40 +181,35 @@ def _beside_dense(
     bar: float | None = None,
     bar_over_dense: float | None = None,
     stock: bool = True,
-) -> list[Item]:
+) -> Iterator[Item]:
     """A dense item, the Monarch one in its place, and that one over our own dense one where it has
     a bar."""
     dense, monarch = f"dense {name}", f"Monarch {name}"
     with_monarch = {**params, "monarch": True}
-    items = [
-        Item(dense, group, kind, {**params, "monarch": False}, stock=stock),
-        Item(monarch, group, kind, with_monarch, bar, stock=stock),
-    ]
+    yield Item(dense, group, kind, {**params, "monarch": False}, stock=stock)
+    yield Item(monarch, group, kind, with_monarch, bar, stock=stock)
     if bar_over_dense is not None:
         over = {"bar": bar_over_dense, "against": dense, "peer": False}
-        items.append(Item(f"{monarch}, ours", group, kind, with_monarch, **over))
-    return items
+        yield Item(f"{monarch}, ours", group, kind, with_monarch, **over)
 
 
-def _monarch() -> list[Item]:
-    items = []
+def _monarch() -> Iterator[Item]:
     for rows in _MONARCH_ROWS:
         name, params = f"768->3072 train, {rows} rows", {"rows": rows, **_MONARCH}
         over_dense = 2.4 if rows == 1576 else None
-        items += _beside_dense(name, "monarch", "layer_train", params, 1.2, over_dense)
-    items += _beside_dense(
+        yield from _beside_dense(name, "monarch", "layer_train", params, 1.2, over_dense)
+    yield from _beside_dense(
         "vit-s train b8", "monarch", "monarch_vit_train", {"batch": 8}, 1.1, 1.35
     )
     for part in ("forward", "train"):
         for rows in _MONARCH_BATCHES:
             name = f"768->3072 {part}, batch {rows}"
             params = {"rows": rows, **_MONARCH}
-            items += _beside_dense(name, BATCHES, f"layer_{part}", params, stock=False)
+            yield from _beside_dense(name, BATCHES, f"layer_{part}", params, stock=False)
     for part, batches in (("forward", _MONARCH_BATCHES), ("train", _MONARCH_TRAINED_BATCHES)):
         for batch in batches:
             kind, name = f"monarch_vit_{part}", f"vit-s {part}, batch {batch}"
-            items += _beside_dense(name, BATCHES, kind, {"batch": batch}, stock=False)
-    return items
+            yield from _beside_dense(name, BATCHES, kind, {"batch": batch}, stock=False)
 
 
 # Model in monarch_flow, what the rows call it, batch, side of an image.
@@ -262,45 +220,33 @@ _VITAE = (
 )
 
 
-def _vitae() -> list[Item]:
-    items = []
+def _vitae() -> Iterator[Item]:
     for model, title, batch, size in _VITAE:
         name = f"{title} train b{batch}, {size} px"
         params = {"model": model, "batch": batch, "size": size}
         # Most of the step is not an MLP, so that the bar is low.
-        items += _beside_dense(
+        yield from _beside_dense(
             name, "vitae", "vitae_train", params, bar_over_dense=1.05, stock=False
         )
     # PyTorch has its whole model in the row's dtype.
     for batch, dtype in ((1, "float32"), (8, "float32"), (8, "bfloat16")):
         name = f"vitae-tiny inference b{batch}" + (" bf16" if dtype == "bfloat16" else "")
         params = {"model": "ViTAE_basic_Tiny", "batch": batch, "size": 224, "dtype": dtype}
-        items += _beside_dense(name, "vitae", "vitae_inference", params, stock=False)
-    return items
+        yield from _beside_dense(name, "vitae", "vitae_inference", params, stock=False)
 
 
-def _small() -> list[Item]:
+def _small() -> Iterator[Item]:
     """Their milliseconds say what one operation takes: the first is 100 of them."""
+    chain = {"operations": 100, "numbers": 16}
     mlp = {"batch": 16, "inner": 32, "hidden": 64, "outer": 10}
-    return [
-        Item("100 additions to 16 numbers", "small", "chain", {"operations": 100, "numbers": 16}),
-        Item("MLP 32-64-10 train b16", "small", "mlp_train", mlp),
-    ]
+    yield Item("100 additions to 16 numbers", "small", "chain", chain)
+    yield Item("MLP 32-64-10 train b16", "small", "mlp_train", mlp)
 
 
 def all_items() -> list[Item]:
     """Every row, in the order of the table."""
-    return [
-        *_gemm(),
-        *_attention_parts(),
-        *_memory_bound(),
-        *_convolutions(),
-        *_optimizers(),
-        *_models(),
-        *_monarch(),
-        *_vitae(),
-        *_small(),
-    ]
+    groups = (_gemm, _attention_parts, _memory_bound, _convolutions, _optimizers, _models)
+    return [item for group in (*groups, _monarch, _vitae, _small) for item in group()]
 
 
 def chosen_items(groups: Sequence[str] | None, text: str | None) -> list[Item]:

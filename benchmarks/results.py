@@ -18,11 +18,9 @@ REGRESSION = 0.10
 class Row:
     """One row of a file; times are milliseconds a step, empty where there is no such figure.
 
-    Attributes:
-        ratio: throughput of ours over the peer's (over our own float32 where `against` says so).
-        bar: what the ratio has to reach.
-        stock_ms: the same on stock OneFlow, without the plug-in.
-        note: why a figure is missing.
+    `ratio` is the throughput of ours over the peer's (over our own float32 where `against` says
+    so), `bar` what it has to reach, `note` why a figure is missing; stock OneFlow is without the
+    plug-in.
     """
 
     date: str

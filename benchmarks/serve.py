@@ -20,13 +20,8 @@ Maker = Callable[..., Step]
 def serve(
     makers: Mapping[str, Maker], version: str, synchronize: Callable[[], Any] = lambda: None
 ) -> None:
-    """Answer until stdin ends.
-
-    Args:
-        makers: by an item's kind, functions that take its params and return one step.
-        version: of the framework, for the table.
-        synchronize: waits until everything has run.
-    """
+    """Answer until stdin ends, with steps that `makers` build by an item's kind from its params;
+    `synchronize` waits until everything has run."""
     items = {item.name: item for item in all_items()}
     print(f"ready {version}", flush=True)
     current, step = "", None

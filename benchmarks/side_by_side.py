@@ -28,14 +28,8 @@ class SideError(RuntimeError):
 
 @dataclass
 class Side:
-    """One side of a comparison.
-
-    Attributes:
-        name: how tables call it.
-        command: starts a process that runs `serve`.
-        env: added to the environment.
-        version: what it printed after "ready".
-    """
+    """One side of a comparison: how tables call it, the command of a process that runs `serve`,
+    what is added to its environment, and the version that it printed after "ready"."""
 
     name: str
     command: Sequence[str]
@@ -45,11 +39,8 @@ class Side:
     _errors: IO[str] | None = None
 
     def seconds(self, item: Item, steps: int) -> float:
-        """Run steps of an item; starts the process where there is none.
-
-        Raises:
-            SideError: the process ended, as stock OneFlow does on operators that have no kernel.
-        """
+        """Run steps of an item; starts the process where there is none. SideError if it ended, as
+        stock OneFlow does on operators that have no kernel."""
         process = self._process or self._start()
         try:
             process.stdin.write(f"{item.name}\t{steps}\n")
@@ -97,18 +88,12 @@ class Side:
 def measure(
     runs: Mapping[str, tuple[Side, Item]], *, rounds: int, target: float, most: float = 30.0
 ) -> dict[str, float | str]:
-    """Seconds per step of items, each on a side.
+    """Seconds per step of items, each on a side: the median over the rounds, or what the side said
+    when it ended. In every round each run has its turn; two items need two sides, as a side keeps
+    one item in memory.
 
-    Args:
-        runs: in every round each of them runs in turn; by what the result is to call it. Two items
-            need two sides: a side keeps one item in memory.
-        rounds: the median of which counts.
-        target: seconds that the steps of one round should take.
-        most: seconds that all rounds of a run may take; items whose step is so long that they
-            would take more get fewer rounds, but two.
-
-    Returns:
-        By the run's name: the median, or what the side said when it ended.
+    The steps of a round should take `target` seconds, all rounds of a run at most `most`: items
+    whose step is so long that they would take more get fewer rounds, but two.
     """
     results: dict[str, float | str] = {}
     steps: dict[str, int] = {}

@@ -26,17 +26,11 @@ Layer = Callable[[int, int], nn.Module]
 
 @dataclass(frozen=True)
 class Variant:
-    """Sizes of a model; widths are one for each of the three stages.
-
-    Attributes:
-        embed_dims: channels of each dilated convolution.
-        token_dims: width of a token after the stage.
-        depth: normal cells, all in the last stage.
-        heads: of their attention.
-        mlp_ratio: hidden width over a token's, of the MLP and of the convolution branch.
-        groups: of the convolutions of their branch.
-        patch: 0, or the side of the patches of a model with a class token (Base and larger).
-    """
+    """Sizes of a model; widths are one for each of the three stages: channels of each dilated
+    convolution, and a token's width after the stage. Depth and heads are those of the normal cells,
+    all in the last stage; `mlp_ratio` is the hidden width over a token's, of the MLP and of the
+    branch of convolutions, which have `groups`. `patch` is 0, or the side of the patches of a model
+    with a class token (Base and larger)."""
 
     embed_dims: tuple[int, ...]
     token_dims: tuple[int, ...]
@@ -271,14 +265,9 @@ class _Stage(nn.Module):
 
 
 class ViTAE(nn.Module):
-    """Images (N, 3, H, H) to scores (N, classes).
-
-    Args:
-        size: see `VARIANTS`.
-        monarch: whether the layers of the cells' MLPs are Monarch, of four blocks.
-        drop_path: rate of the last cell; that of the first is 0.
-        image: side of an image; counts for models with a class token only.
-    """
+    """Images (N, 3, H, H) to scores (N, classes). If `monarch`, the layers of the cells' MLPs are
+    Monarch, of four blocks; `drop_path` is the rate of the last cell, that of the first is 0;
+    `image` counts for models with a class token only."""
 
     def __init__(
         self,
