@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
@@ -49,6 +49,7 @@ class Identity:
         seed: of the run.
         config: the whole configuration, plain.
         phase: names what the model's layers are, where a run may change them.
+        classes: names of the classes in the order of their indices; none where they have no names.
     """
 
     model: str
@@ -56,6 +57,7 @@ class Identity:
     seed: int
     config: dict[str, Any]
     phase: Callable[[nn.Module], str | None] = lambda model: None
+    classes: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

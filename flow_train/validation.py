@@ -186,6 +186,7 @@ def validate(
     criterion: Criterion | None = None,
     real_labels: RealLabels | None = None,
     watch: Callable[[Tally], None] | None = None,
+    keep: Callable[[flow.Tensor, Any], None] | None = None,
 ) -> Accuracy:
     """Evaluate `model` on the images of `loader`; the same result on every process.
 
@@ -198,6 +199,7 @@ def validate(
         criterion: sum of the losses of a batch; None is plain cross-entropy.
         real_labels: also count by these; batches have `indices` then, positions in the data set.
         watch: called after each batch with what this process has counted.
+        keep: called with the scores (N, classes) of each batch, and with the batch.
 
     Raises:
         DataError: no image could be read.
@@ -209,6 +211,8 @@ def validate(
             scores = class_scores(model(flow.tensor(batch.images, device=device)))
             labels = flow.tensor(batch.labels, device=device)
             tally.add(scores, labels, getattr(batch, "indices", None))
+            if keep is not None:
+                keep(scores, batch)
             if watch is not None:
                 watch(tally)
     return tally.total()

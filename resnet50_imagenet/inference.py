@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import statistics
 from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
+from typing import Any
 
+from oneflow_accel import distributed
 from oneflow_accel.backends.base import Backend
+from oneflow_accel.errors import UserError
 from oneflow_accel.inference import prepare
 
 import numpy as np
 import oneflow as flow
 from oneflow import nn
 
+from flow_train.data.images import Batch, ImageFolder, SyntheticImages
+from flow_train.files import replace_file
 from flow_train.metrics.macs import macs_of_call
 from flow_train.metrics.peak import FLOPS_PER_MAC, peak_of, seconds_of_runs
 
@@ -75,3 +84,51 @@ def measure_forward(model: nn.Module, images: np.ndarray, backend: Backend) -> s
         f"{len(images) / seconds:.2f} img/s, {flops / seconds / 1e12:.3f} TFLOP/s, "
         f"{100 * flops / seconds / peak.flops:.1f} % of {peak}"
     )
+
+
+class Predictions:
+    """A CSV file of what a model says of each image: its path, its label, and the five likeliest
+    classes (fewer where there are fewer) with their probabilities, the likeliest first.
+
+    Args:
+        path: replaced if it exists.
+        dataset: of the images, for their names.
+
+    Raises:
+        UserError: the file's folder cannot be made.
+    """
+
+    SHOWN = 5
+
+    def __init__(self, path: Path, dataset: ImageFolder | SyntheticImages) -> None:
+        self._path = path
+        self._dataset = dataset
+        # Index of the image, classes, probabilities.
+        self._rows: list[tuple[int, list[int], list[float]]] = []
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"--predictions {path}: {error.strerror or error}") from error
+
+    def add(self, scores: flow.Tensor, batch: Batch) -> None:
+        """Note a batch: scores (N, classes)."""
+        shares = flow.softmax(scores.to(flow.float32), dim=1)
+        best, classes = flow.topk(shares, min(self.SHOWN, shares.shape[1]), dim=1)
+        columns = (batch.indices, classes.numpy(), best.numpy())
+        self._rows += zip(*(column.tolist() for column in columns), strict=True)
+
+    def write(self) -> None:
+        """Write the file, in the order of the data set. A collective call."""
+        rows: list[Any] = sorted(chain.from_iterable(distributed.all_gather_json(self._rows)))
+        if not distributed.is_main():
+            return
+        names, labels, text = self._dataset.classes, self._dataset.labels, io.StringIO()
+        table = csv.writer(text, lineterminator="\n")
+        shown = range(1, 1 + len(rows[0][1]))
+        heads = [head for n in shown for head in (f"class{n}", f"probability{n}")]
+        table.writerow(["image", "label", *heads])
+        for index, classes, shares in rows:
+            best = zip(classes, shares, strict=True)
+            cells = [cell for one, share in best for cell in (names[one], f"{share:.6f}")]
+            table.writerow([self._dataset.name(index), names[labels[index]], *cells])
+        replace_file(self._path, text.getvalue().encode())

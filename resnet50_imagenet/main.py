@@ -60,7 +60,7 @@ from flow_train.rng import seed_all
 from flow_train.steps.make import step_maker
 from flow_train.validation import validate
 from resnet50_imagenet import launching
-from resnet50_imagenet.inference import graph_forward, inference_model, measure_forward
+from resnet50_imagenet.inference import Predictions, graph_forward, inference_model, measure_forward
 from resnet50_imagenet.models import (
     check_image_size,
     create_model,
@@ -105,10 +105,11 @@ def _run(options: argparse.Namespace, backend: Backend) -> int:
     _check_device(options, backend)
     resumed = checkpoint_to_resume(options.resume, options.output_dir)
     _seed(options, backend, resumed)
-    train, val, num_classes = _datasets(options)
+    train, val = _datasets(options)
+    num_classes = len(val.classes)
     model = _model(options, backend, num_classes)
     if options.evaluate and resumed is not None:
-        restore_model(model, averaged(resumed), options.arch, num_classes)
+        restore_model(model, averaged(resumed), options.arch, num_classes, _names(val))
 
     val_loader = _loader(options, val, train=False)
     if options.benchmark or options.evaluate:
@@ -118,14 +119,19 @@ def _run(options: argparse.Namespace, backend: Backend) -> int:
         return 0
     if options.evaluate:
         forward = graph_forward(model) if options.graph else model
+        predictions = Predictions(options.predictions, val) if options.predictions else None
+        keep = predictions.add if predictions is not None else None
         with evaluation_lines(val_loader, "val", EVALUATED_BATCHES_PER_LINE) as watch:
-            accuracy = validate(forward, val_loader, backend, watch=watch)
+            accuracy = validate(forward, val_loader, backend, watch=watch, keep=keep)
         if distributed.is_main():
             print(accuracy)
         accuracy.check()
+        if predictions is not None:
+            predictions.write()
         return 0
 
-    _train(options, backend, model, (train, val_loader), num_classes, resumed)
+    assert train is not None
+    _train(options, backend, model, (train, val_loader), resumed)
     return 0
 
 
@@ -134,10 +140,10 @@ def _train(
     backend: Backend,
     model: nn.Module,
     data: tuple[Dataset, ImageLoader],
-    num_classes: int,
     resumed: Checkpoint | None,
 ) -> None:
     train, val_loader = data
+    num_classes, names = len(train.classes), _names(train)
     train_loader = _loader(options, train, train=True, num_classes=num_classes)
     settings = TrainerOptions(
         max_epochs=options.epochs,
@@ -156,7 +162,7 @@ def _train(
     schedule = partial(step_decay, options.lr)
     calendar = Calendar(settings, len(train_loader), schedule)
     if resumed is not None:
-        restore_model(model, resumed, options.arch, num_classes)
+        restore_model(model, resumed, options.arch, num_classes, names)
         resumed = up_to_date(resumed)
     keeper = ModelCheckpoint(every_n_train_steps=options.save_freq)
     hooks: dict[str, Hook] = {}
@@ -195,7 +201,7 @@ def _train(
             backend,
             settings,
             calendar,
-            identity=Identity(options.arch, num_classes, options.seed, config),
+            identity=Identity(options.arch, num_classes, options.seed, config, classes=names),
             hooks=hooks,
             log=log,
             checkpoints=None if profile else checkpoints,
@@ -268,15 +274,20 @@ def _check_device(options: argparse.Namespace, backend: Backend) -> None:
         backend.set_device(distributed.local_rank() % backend.device_count())
 
 
-def _datasets(options: argparse.Namespace) -> tuple[Dataset | None, Dataset, int]:
-    """Training images (None where only evaluating), validation images, number of classes."""
+def _names(data: Dataset) -> list[str]:
+    """Of the classes, where they have any."""
+    return data.classes if isinstance(data, ImageFolder) else []
+
+
+def _datasets(options: argparse.Namespace) -> tuple[Dataset | None, Dataset]:
+    """Training images (None where only evaluating) and validation images."""
     if options.dummy or options.benchmark:
         shape = (options.image_size, options.image_size, 3)
         train, val = (
             SyntheticImages(images, shape, IMAGENET_CLASSES, options.seed)
             for images in (IMAGENET_TRAIN_IMAGES, IMAGENET_VAL_IMAGES)
         )
-        return train, val, IMAGENET_CLASSES
+        return train, val
     root = Path(options.data)
     if not root.exists():
         raise UserError(
@@ -285,14 +296,14 @@ def _datasets(options: argparse.Namespace) -> tuple[Dataset | None, Dataset, int
         )
     val = ImageFolder(root / "val")
     if options.evaluate:
-        return None, val, len(val.classes)
+        return None, val
     train = ImageFolder(root / "train")
     if train.classes != val.classes:
         different = sorted(set(train.classes) ^ set(val.classes))
         raise UserError(
             f"{root}: train and val have different classes, for instance {', '.join(different[:5])}"
         )
-    return train, val, len(train.classes)
+    return train, val
 
 
 def _model(options: argparse.Namespace, backend: Backend, num_classes: int) -> nn.Module:

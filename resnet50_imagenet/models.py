@@ -81,7 +81,7 @@ def check_image_size(
         reason = f": {first}" if first and isinstance(error, AssertionError) else ""
         raise UserError(
             f"{arch} cannot take images of --image-size {size}{reason}; it was made for those of "
-            f"{_own(arch)} pixels a side"
+            f"{image_size_of(arch)} pixels a side"
         ) from error
     finally:
         model.train(was_training)
@@ -90,7 +90,7 @@ def check_image_size(
                 buffer.copy_(flow.tensor(before, device=buffer.device))
 
 
-def _own(arch: str) -> int:
+def image_size_of(arch: str) -> int:
     """The image size that a model's name tells, or what its kind was made for."""
     if arch.startswith("inception"):
         return 299

@@ -10,7 +10,7 @@ from pathlib import Path
 from flow_train import cli
 from flow_train.cli import UserError, at_least, not_negative, one_of, positive, share
 from flow_train.data.rand_augment import parse_rand_augment
-from resnet50_imagenet.models import classification_models
+from resnet50_imagenet.models import classification_models, image_size_of
 
 # What OneFlow's generators take.
 MOST_SEED = 2**63 - 1
@@ -161,7 +161,10 @@ def _add_data_options(parser: argparse.ArgumentParser) -> None:
         help="processes that load images, per training process; 0 loads in the process itself",
     )
     group.add_argument(
-        "--image-size", metavar="N", type=at_least(8), default=224, help="pixels a side"
+        "--image-size",
+        metavar="N",
+        type=at_least(8),
+        help="pixels a side (default: those the model was made for, of most 224)",
     )
     group.add_argument(
         "--scale",
@@ -222,6 +225,12 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     cli.add_device_option(group)
     group.add_argument(
         "-e", "--evaluate", action="store_true", help="only evaluate on the validation images"
+    )
+    group.add_argument(
+        "--predictions",
+        metavar="FILE.csv",
+        type=Path,
+        help="with --evaluate: write each image's label and five likeliest classes",
     )
     group.add_argument(
         "--benchmark",
@@ -316,6 +325,8 @@ def parse_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
         raise UserError("--reset-head is for weights to start from: add --weights or --pretrained")
     if options.reset_head and options.evaluate:
         raise UserError("--reset-head and --evaluate: a new head has nothing to evaluate")
+    if options.predictions is not None and not options.evaluate:
+        raise UserError("--predictions is for --evaluate: add -e")
     if options.smoothing == 1:
         raise UserError("--smoothing 1 leaves nothing of the labels: give less")
     if options.aa:
@@ -334,6 +345,8 @@ def parse_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
         raise UserError("--gpu takes one device, --multiprocessing-distributed all: give one")
     if options.scale[0] > options.scale[1] or options.scale[1] == 0:
         raise UserError(f"--scale {options.scale[0]} {options.scale[1]}: MIN MAX, MAX above 0")
+    if options.image_size is None:
+        options.image_size = image_size_of(options.arch)
     if options.output_dir is None:
         options.output_dir = Path("runs") / options.arch
     return options

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Sequence
 
 from oneflow_accel import layouts
 from oneflow_accel.errors import CheckpointError
@@ -16,11 +17,22 @@ from flow_train.optim.ema import averages_in
 logger = logging.getLogger("oneflow_accel")
 
 
-def restore_model(model: nn.Module, checkpoint: Checkpoint, arch: str, num_classes: int) -> None:
+def restore_model(
+    model: nn.Module,
+    checkpoint: Checkpoint,
+    arch: str,
+    num_classes: int,
+    classes: Sequence[str] = (),
+) -> None:
     """Load a checkpoint's parameters and buffers into a model, in whichever layout it is.
 
+    Args:
+        classes: names of this run's classes; none where they have no names, and then, as with a
+            checkpoint from before names were kept, they are not compared.
+
     Raises:
-        CheckpointError: the checkpoint is of another architecture or number of classes; names both.
+        CheckpointError: the checkpoint is of another architecture, number of classes or classes;
+            names both, of classes the first that differ.
     """
     theirs = (checkpoint.name, checkpoint.state.get("num_classes"))
     if theirs != (arch, num_classes):
@@ -28,6 +40,14 @@ def restore_model(model: nn.Module, checkpoint: Checkpoint, arch: str, num_class
             f"the checkpoint is of another model: {theirs[0]} with {theirs[1]} classes, this run "
             f"is {arch} with {num_classes}"
         )
+    named = zip(checkpoint.state.get("classes", ()), classes, strict=False)
+    for number, (before, now) in enumerate(named):
+        if before != now:
+            raise CheckpointError(
+                f"the checkpoint is of other classes: class {number} is {before!r} there and "
+                f"{now!r} in this data; give the data it was trained on, or begin a new run with "
+                "--weights CHECKPOINT/model.safetensors --reset-head"
+            )
     layouts.load_standard_state_dict(model, checkpoint.model, strict=True)
 
 

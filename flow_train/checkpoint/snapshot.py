@@ -33,6 +33,7 @@ def take(trainer: Trainer) -> Checkpoint:
     arrays = _each(layouts.standard_array, arrays, step.model)
     state = {
         "num_classes": identity.num_classes,
+        "classes": list(identity.classes),
         "epoch": position.epoch,
         "batch": position.batch,
         "step": position.step,

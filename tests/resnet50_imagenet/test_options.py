@@ -18,7 +18,7 @@ OPTIONS = {
     "data": "-j --workers --image-size --scale --hflip --dummy --aa --reprob --mixup --cutmix "
     "--mixup-prob --mixup-switch-prob --mixup-mode",
     "run": "-h --help --device --profile -e --evaluate --benchmark --fold --no-fold --bf16 "
-    "--output-dir --resume --save-freq -p --print-freq",
+    "--predictions --output-dir --resume --save-freq -p --print-freq",
     "several processes": "--multiprocessing-distributed --world-size --rank --dist-url "
     "--dist-backend --gpu",
 }
@@ -36,6 +36,12 @@ def test_defaults_are_the_reference_ones(monkeypatch):
     expected |= {"momentum": 0.9, "weight_decay": 1e-4, "print_freq": 10, "workers": 4}
     expected |= {"seed": None, "gpu": None, "channels_last": False, "image_size": 224}
     assert {name: getattr(options, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(("arch", "size"), [("inception_v3", 299), ("vit_base_patch16_384", 384)])
+def test_images_are_as_large_as_the_model_was_made_for(arch, size):
+    assert parse_options(["-a", arch]).image_size == size
+    assert parse_options(["-a", arch, "--image-size", "96"]).image_size == 96
 
 
 def test_data_folder_comes_from_the_environment():
@@ -64,6 +70,7 @@ def test_models_are_classifiers_only():
         ["--gpu", "0", "--multiprocessing-distributed"],
         ["--scale", "0.9", "0.5"],
         ["--profile", "3", "--graph"],
+        ["--predictions", "a.csv"],
     ],
 )
 def test_contradictions_are_refused(arguments):

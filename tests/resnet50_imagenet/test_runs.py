@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from pathlib import Path
@@ -109,9 +110,13 @@ def evaluated(shapes, run_main, trained) -> str:
 
 
 @pytest.mark.parametrize("processes", [1, 2, 4])
-def test_evaluation_covers_every_image_once(shapes, run_main, trained, evaluated, processes):
+def test_evaluation_covers_every_image_once(
+    shapes, run_main, trained, evaluated, tmp_path, processes
+):
     """21 images do not divide by 2 or 4 processes, nor by the batch."""
-    result = run_main(shapes, *SMALL, "-e", "--resume", trained, processes=processes, fresh=True)
+    table = tmp_path / "new" / "table.csv"
+    options = ("-e", "--resume", trained, "--predictions", table)
+    result = run_main(shapes, *SMALL, *options, processes=processes, fresh=True)
     found = re.search(
         r"Acc@1 ([\d.]+) Acc@5 ([\d.]+) Loss ([\d.]+) \((\d+) images\)", result.stdout
     )
@@ -120,6 +125,15 @@ def test_evaluation_covers_every_image_once(shapes, run_main, trained, evaluated
     # All classes are among the best five of three.
     assert float(found.group(2)) == 100
     assert re.search(r"Acc@1 ([\d.]+)", evaluated).group(1) == found.group(1)
+    rows = list(csv.DictReader(table.open()))
+    assert [row["image"] for row in rows] == sorted(map(str, (shapes / "val").glob("*/*.png")))
+    right = sum(row["class1"] == row["label"] == Path(row["image"]).parent.name for row in rows)
+    assert 100 * right / len(rows) == pytest.approx(float(found.group(1)), abs=1e-3)
+    for row in rows:
+        assert sorted(row[f"class{n}"] for n in (1, 2, 3)) == sorted(CLASSES)
+        shares = [float(row[f"probability{n}"]) for n in (1, 2, 3)]
+        assert shares == sorted(shares, reverse=True)
+        assert sum(shares) == pytest.approx(1, abs=1e-5)
 
 
 @pytest.mark.parametrize("options", [("--no-fold",), ("--graph",), ("--bf16",)])

@@ -150,6 +150,14 @@ def test_checkpoint_of_another_model(shapes, run_main, tmp_path):
     options = ("-a", "resnet34", "--resume", "auto", "--output-dir", out)
     output = refused(run_main, shapes, *SMALL, *options)
     assert "resnet18 with 3 classes, this run is resnet34 with 3" in output
+    for split in ("train", "val"):
+        for name in ("disk", "square", "zebra"):
+            target = shapes / split / name.replace("zebra", "stripes")
+            (tmp_path / "data" / split).mkdir(parents=True, exist_ok=True)
+            (tmp_path / "data" / split / name).symlink_to(target)
+    for options in (("--resume", "auto", "--output-dir", out), ("-e", "--resume", out)):
+        output = refused(run_main, tmp_path / "data", *SMALL, *options)
+        assert "class 2 is 'stripes' there and 'zebra' in this data" in output
 
 
 def test_corrupt_checkpoint_falls_back_to_the_one_before(shapes, run_main, tmp_path):
