@@ -6,6 +6,7 @@ import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from flow_train import cli
 from flow_train.cli import UserError, at_least, not_negative, one_of, positive, share
@@ -18,7 +19,25 @@ DATA_VARIABLE = "IMAGENET_DIR"
 DEFAULT_DATA = "/ssd/dataset/ImageNet/extract"
 
 
-def build_parser() -> argparse.ArgumentParser:
+class _Options:
+    """A group of options, a line each: the names, the type, the default, what --help calls the
+    value, and what it says."""
+
+    def __init__(self, parser: cli.Parser, title: str, text: str | None = None) -> None:
+        self.group = parser.add_argument_group(title, text)
+
+    def value(
+        self, names: str, kind: Any, default: Any, shown: Any, text: str, **more: Any
+    ) -> None:
+        self.group.add_argument(
+            *names.split(), type=kind, default=default, metavar=shown, help=text, **more
+        )
+
+    def flag(self, names: str, text: str) -> None:
+        self.group.add_argument(*names.split(), action="store_true", help=text)
+
+
+def build_parser() -> cli.Parser:
     """The parser; its options are those of the reference ImageNet script, and the new ones."""
     names = classification_models()
     parser = cli.Parser(
@@ -31,285 +50,117 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="DIR",
         nargs="?",
         default=os.environ.get(DATA_VARIABLE, DEFAULT_DATA),
-        help=f"folder with train/CLASS/*.jpg and val/CLASS/*.jpg (default: ${DATA_VARIABLE}, else "
-        "%(default)s)",
+        help="folder with train/CLASS/*.jpg and val/CLASS/*.jpg (default: "
+        f"${DATA_VARIABLE}, else %(default)s)",
     )
-    _add_model_options(parser, names)
-    _add_training_options(parser)
-    _add_data_options(parser)
-    _add_run_options(parser)
-    _add_distributed_options(parser)
+    _add_model_options(_Options(parser, "model"), names)
+    _add_training_options(_Options(parser, "training"))
+    _add_data_options(_Options(parser, "data"))
+    _add_run_options(_Options(parser, "run"))
+    launch = (
+        "Either launch with `python3 -m oneflow.distributed.launch --nproc_per_node N main.py "
+        "--multiprocessing-distributed`, or call main.py with that flag and it launches one "
+        "process for each device of this node."
+    )
+    _add_distributed_options(_Options(parser, "several processes", launch))
     return parser
 
 
-def _add_model_options(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
-    group = parser.add_argument_group("model")
-    group.add_argument(
-        "-a",
-        "--arch",
-        metavar="ARCH",
-        default="resnet50",
-        type=one_of(names, "model"),
-        help="model; all names stand below",
-    )
-    group.add_argument(
-        "--weights",
-        metavar="FILE",
-        type=Path,
-        help="start from these weights: .pth (torch, zip or legacy) or .safetensors",
-    )
-    group.add_argument(
-        "--pretrained",
-        action="store_true",
-        help="start from the weights file of this model in $ONEFLOW_ACCEL_WEIGHTS",
-    )
-    group.add_argument(
-        "--reset-head",
-        action="store_true",
-        help="leave out the classifier's weights, to fine-tune on other classes",
-    )
-    group.add_argument("--channels-last", action="store_true", help="train in NHWC instead of NCHW")
-    group.add_argument(
-        "--freeze-bn",
-        action="store_true",
-        help="keep the running statistics of batch normalization as they are",
-    )
+def _add_model_options(add: _Options, names: Sequence[str]) -> None:
+    kind = one_of(names, "model")
+    add.value("-a --arch", kind, "resnet50", "ARCH", "model; all names stand below")
+    text = "start from these weights: .pth (torch, zip or legacy) or .safetensors"
+    add.value("--weights", Path, None, "FILE", text)
+    text = "start from the weights file of this model in $ONEFLOW_ACCEL_WEIGHTS"
+    add.flag("--pretrained", text)
+    text = "leave out the classifier's weights, to fine-tune on other classes"
+    add.flag("--reset-head", text)
+    add.flag("--channels-last", "train in NHWC instead of NCHW")
+    add.flag("--freeze-bn", "keep the running statistics of batch normalization as they are")
 
 
-def _add_training_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("training")
-    group.add_argument("--epochs", metavar="N", type=at_least(0), default=90, help="epochs to run")
-    group.add_argument(
-        "--start-epoch", metavar="N", type=at_least(0), default=0, help="epoch to start at"
-    )
-    group.add_argument(
-        "--max-steps", metavar="N", type=at_least(1), help="stop after this many steps in all"
-    )
-    group.add_argument(
-        "-b",
-        "--batch-size",
-        metavar="N",
-        type=at_least(1),
-        default=192,
-        help="images per step of all processes of this node together",
-    )
-    group.add_argument(
-        "--lr",
-        "--learning-rate",
-        dest="lr",
-        metavar="LR",
-        type=not_negative,
-        default=0.1,
-        help="initial learning rate, divided by 10 every 30 epochs",
-    )
-    group.add_argument(
-        "--momentum", metavar="M", type=not_negative, default=0.9, help="momentum of SGD"
-    )
-    group.add_argument(
-        "--wd",
-        "--weight-decay",
-        dest="weight_decay",
-        metavar="W",
-        type=not_negative,
-        default=1e-4,
-        help="weight decay",
-    )
-    group.add_argument(
-        "--grad-accum-steps",
-        metavar="N",
-        type=at_least(1),
-        default=1,
-        help="batches whose gradients one step adds up",
-    )
-    group.add_argument(
-        "--clip-grad",
-        metavar="NORM",
-        type=positive,
-        help="scale gradients down to this norm of all together",
-    )
-    group.add_argument("--smoothing", metavar="S", type=share, default=0.0, help="label smoothing")
-    group.add_argument(
-        "--model-ema",
-        action="store_true",
-        help="keep a moving average of the weights, and validate that",
-    )
-    group.add_argument(
-        "--model-ema-decay", metavar="D", type=share, default=0.9998, help="decay of the average"
-    )
-    group.add_argument(
-        "--graph", action="store_true", help="train or evaluate under nn.Graph, not eagerly"
-    )
-    group.add_argument(
-        "--amp", action="store_true", help="mixed precision, where the device has it; needs --graph"
-    )
-    group.add_argument(
-        "--seed",
-        metavar="N",
-        type=at_least(0, MOST_SEED),
-        help="seed of everything random; drawn if absent",
-    )
+def _add_training_options(add: _Options) -> None:
+    add.value("--epochs", at_least(0), 90, "N", "epochs to run")
+    add.value("--start-epoch", at_least(0), 0, "N", "epoch to start at")
+    add.value("--max-steps", at_least(1), None, "N", "stop after this many steps in all")
+    text = "images per step of all processes of this node together"
+    add.value("-b --batch-size", at_least(1), 192, "N", text)
+    text = "initial learning rate, divided by 10 every 30 epochs"
+    add.value("--lr --learning-rate", not_negative, 0.1, "LR", text, dest="lr")
+    add.value("--momentum", not_negative, 0.9, "M", "momentum of SGD")
+    names = "--wd --weight-decay"
+    add.value(names, not_negative, 1e-4, "W", "weight decay", dest="weight_decay")
+    add.value("--grad-accum-steps", at_least(1), 1, "N", "batches whose gradients one step adds up")
+    text = "scale gradients down to this norm of all together"
+    add.value("--clip-grad", positive, None, "NORM", text)
+    add.value("--smoothing", share, 0.0, "S", "label smoothing")
+    add.flag("--model-ema", "keep a moving average of the weights, and validate that")
+    add.value("--model-ema-decay", share, 0.9998, "D", "decay of the average")
+    add.flag("--graph", "train or evaluate under nn.Graph, not eagerly")
+    add.flag("--amp", "mixed precision, where the device has it; needs --graph")
+    text = "seed of everything random; drawn if absent"
+    add.value("--seed", at_least(0, MOST_SEED), None, "N", text)
 
 
-def _add_data_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("data")
-    group.add_argument(
-        "-j",
-        "--workers",
-        metavar="N",
-        type=at_least(0),
-        default=4,
-        help="processes that load images, per training process; 0 loads in the process itself",
-    )
-    group.add_argument(
-        "--image-size",
-        metavar="N",
-        type=at_least(8),
-        help="pixels a side (default: those the model was made for, of most 224)",
-    )
-    group.add_argument(
-        "--scale",
-        metavar=("MIN", "MAX"),
-        nargs=2,
-        type=share,
-        default=(0.08, 1.0),
-        help="share of a training image's area that a random crop takes",
-    )
-    group.add_argument(
-        "--hflip",
-        metavar="P",
-        type=share,
-        default=0.5,
-        help="how often a training image is mirrored",
-    )
-    group.add_argument(
-        "--aa", metavar="POLICY", help="RandAugment, such as rand-m9-mstd0.5-inc1 (timm's grammar)"
-    )
-    group.add_argument(
-        "--reprob", metavar="P", type=share, default=0.0, help="how often a box is erased"
-    )
-    group.add_argument(
-        "--mixup", metavar="ALPHA", type=not_negative, default=0.0, help="alpha of mixup; 0 is off"
-    )
-    group.add_argument(
-        "--cutmix",
-        metavar="ALPHA",
-        type=not_negative,
-        default=0.0,
-        help="alpha of CutMix; 0 is off",
-    )
-    group.add_argument(
-        "--mixup-prob",
-        metavar="P",
-        type=share,
-        default=1.0,
-        help="how often a batch is mixed where mixup or CutMix is on",
-    )
-    group.add_argument(
-        "--mixup-switch-prob",
-        metavar="P",
-        type=share,
-        default=0.5,
-        help="how often it is CutMix where both are on",
-    )
-    group.add_argument(
-        "--mixup-mode",
-        choices=("batch", "pair", "elem"),
-        default="batch",
-        help="what is drawn for: the whole batch, two images, or each",
-    )
-    cli.add_dummy_option(group)
+def _add_data_options(add: _Options) -> None:
+    text = "processes that load images, per training process; 0 loads in the process itself"
+    add.value("-j --workers", at_least(0), 4, "N", text)
+    text = "pixels a side (default: those the model was made for, of most 224)"
+    add.value("--image-size", at_least(8), None, "N", text)
+    text = "share of a training image's area that a random crop takes"
+    add.value("--scale", share, (0.08, 1.0), ("MIN", "MAX"), text, nargs=2)
+    add.value("--hflip", share, 0.5, "P", "how often a training image is mirrored")
+    text = "RandAugment, such as rand-m9-mstd0.5-inc1 (timm's grammar)"
+    add.value("--aa", str, None, "POLICY", text)
+    add.value("--reprob", share, 0.0, "P", "how often a box is erased")
+    add.value("--mixup", not_negative, 0.0, "ALPHA", "alpha of mixup; 0 is off")
+    add.value("--cutmix", not_negative, 0.0, "ALPHA", "alpha of CutMix; 0 is off")
+    text = "how often a batch is mixed where mixup or CutMix is on"
+    add.value("--mixup-prob", share, 1.0, "P", text)
+    text = "how often it is CutMix where both are on"
+    add.value("--mixup-switch-prob", share, 0.5, "P", text)
+    text = "what is drawn for: the whole batch, two images, or each"
+    add.value("--mixup-mode", str, "batch", None, text, choices=("batch", "pair", "elem"))
+    cli.add_dummy_option(add.group)
 
 
-def _add_run_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("run")
-    cli.add_device_option(group)
-    group.add_argument(
-        "-e", "--evaluate", action="store_true", help="only evaluate on the validation images"
-    )
-    group.add_argument(
-        "--predictions",
-        metavar="FILE.csv",
-        type=Path,
-        help="with --evaluate: write each image's label and five likeliest classes",
-    )
-    group.add_argument(
-        "--benchmark",
-        action="store_true",
-        help="only measure the forward pass under nn.Graph: images/s, TFLOP/s, share of peak",
-    )
-    cli.add_profile_option(group)
-    group.add_argument(
+def _add_run_options(add: _Options) -> None:
+    cli.add_device_option(add.group)
+    add.flag("-e --evaluate", "only evaluate on the validation images")
+    text = "with --evaluate: write each image's label and five likeliest classes"
+    add.value("--predictions", Path, None, "FILE.csv", text)
+    text = "only measure the forward pass under nn.Graph: images/s, TFLOP/s, share of peak"
+    add.flag("--benchmark", text)
+    cli.add_profile_option(add.group)
+    add.group.add_argument(
         "--fold",
         action=argparse.BooleanOptionalAction,
         default=True,
         help="with --evaluate or --benchmark: batch norm folded into the convolutions, which is "
         "faster and differs by rounding",
     )
-    group.add_argument(
-        "--bf16",
-        action="store_true",
-        help="with --evaluate or --benchmark: compute in bfloat16, where the device has it",
-    )
-    group.add_argument(
-        "--output-dir",
-        metavar="DIR",
-        type=Path,
-        help="checkpoints, metrics, curves (default: runs/ARCH)",
-    )
-    group.add_argument(
-        "--resume",
-        metavar="PATH",
-        help="continue from this checkpoint; 'auto': from the newest in the output folder, if any",
-    )
-    group.add_argument(
-        "--save-freq",
-        metavar="N",
-        type=at_least(1),
-        default=1000,
-        help="steps between checkpoints; one is written at the end of each epoch as well",
-    )
-    group.add_argument(
-        "-p",
-        "--print-freq",
-        metavar="N",
-        type=at_least(1),
-        default=10,
-        help="steps between log lines; only there the device is waited for",
-    )
+    text = "with --evaluate or --benchmark: compute in bfloat16, where the device has it"
+    add.flag("--bf16", text)
+    text = "checkpoints, metrics, curves (default: runs/ARCH)"
+    add.value("--output-dir", Path, None, "DIR", text)
+    text = "continue from this checkpoint; 'auto': from the newest in the output folder, if any"
+    add.value("--resume", str, None, "PATH", text)
+    text = "steps between checkpoints; one is written at the end of each epoch as well"
+    add.value("--save-freq", at_least(1), 1000, "N", text)
+    text = "steps between log lines; only there the device is waited for"
+    add.value("-p --print-freq", at_least(1), 10, "N", text)
 
 
-def _add_distributed_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group(
-        "several processes",
-        "Either launch with `python3 -m oneflow.distributed.launch --nproc_per_node N main.py "
-        "--multiprocessing-distributed`, or call main.py with that flag and it launches one "
-        "process for each device of this node.",
-    )
-    group.add_argument(
-        "--multiprocessing-distributed",
-        action="store_true",
-        help="data parallel, one process for each device",
-    )
-    group.add_argument(
-        "--world-size", metavar="N", type=at_least(1), default=1, help="number of nodes"
-    )
-    group.add_argument(
-        "--rank", metavar="N", type=at_least(0), default=0, help="number of this node"
-    )
-    group.add_argument(
-        "--dist-url",
-        metavar="URL",
-        default="tcp://127.0.0.1:29500",
-        help="where node 0 is reached, tcp://HOST:PORT",
-    )
-    group.add_argument(
-        "--dist-backend",
-        metavar="NAME",
-        help="collective library; only the device's own can be used",
-    )
-    group.add_argument(
-        "--gpu", metavar="N", type=at_least(0), help="use this device and no data parallelism"
-    )
+def _add_distributed_options(add: _Options) -> None:
+    text = "data parallel, one process for each device"
+    add.flag("--multiprocessing-distributed", text)
+    add.value("--world-size", at_least(1), 1, "N", "number of nodes")
+    add.value("--rank", at_least(0), 0, "N", "number of this node")
+    text = "where node 0 is reached, tcp://HOST:PORT"
+    add.value("--dist-url", str, "tcp://127.0.0.1:29500", "URL", text)
+    text = "collective library; only the device's own can be used"
+    add.value("--dist-backend", str, None, "NAME", text)
+    add.value("--gpu", at_least(0), None, "N", "use this device and no data parallelism")
 
 
 def parse_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
