@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from oneflow_accel.errors import UserError
+from omegaconf import OmegaConf
 
-from omegaconf import DictConfig, OmegaConf
-
-PRECISIONS = ("32", "16", "bf16")
+from flow_train.config import keys
+from flow_train.config.schema import read
 
 
 def as_plain(value: Any) -> Any:
@@ -34,7 +33,7 @@ class TrainerOptions:
         max_steps: optimizer steps, None for no limit but `max_epochs`.
         accumulate: batches that one optimizer step takes.
         clip: largest norm of all gradients together, None for no clipping.
-        precision: one of PRECISIONS.
+        precision: "32", "16" or "bf16".
         graph: train under nn.Graph.
         log_every: optimizer steps between two log lines.
         limit_train: optimizer steps per epoch: a number, a share of them (float), or None for all.
@@ -65,73 +64,36 @@ class TrainerOptions:
     )
 
 
-def read_trainer_options(cfg: DictConfig) -> TrainerOptions:
+def read_trainer_options(cfg: Mapping[str, Any]) -> TrainerOptions:
     """The groups `trainer` and `train`.
 
     Raises:
         UserError: a value that no run can have; names its key.
     """
-    trainer, train = section(cfg, "trainer"), section(cfg, "train")
-    given: dict[str, Any] = {
-        "max_epochs": _limit(trainer, "max_epochs"),
-        "min_epochs": trainer.get("min_epochs"),
-        "max_steps": _limit(trainer, "max_steps"),
-        "accumulate": trainer.get("accumulate_grad_batches"),
-        "clip": trainer.get("gradient_clip_val"),
-        "precision": str(trainer.get("precision") or ""),
-        "graph": bool(trainer.get("graph")),
-        "log_every": trainer.get("log_every_n_steps"),
-        "check_val_every": trainer.get("check_val_every_n_epoch"),
-        "fast_dev_run": int(trainer.get("fast_dev_run") or 0),
-        "per_step": train.get("scheduler_interval") == "step",
-    }
-    options = TrainerOptions(
-        # Of these alone 0 is not the same as nothing.
-        limit_train=trainer.get("limit_train_batches"),
-        limit_val=trainer.get("limit_val_batches"),
-        **{name: value for name, value in given.items() if value},
+    trainer = read(keys.Trainer, section(cfg, "trainer"), "trainer")
+    return TrainerOptions(
+        max_epochs=trainer.max_epochs,
+        min_epochs=trainer.min_epochs or 1,
+        max_steps=trainer.max_steps,
+        accumulate=trainer.accumulate_grad_batches,
+        clip=trainer.gradient_clip_val,
+        precision=str(trainer.precision),
+        graph=trainer.graph,
+        log_every=trainer.log_every_n_steps,
+        limit_train=trainer.limit_train_batches,
+        limit_val=trainer.limit_val_batches,
+        check_val_every=trainer.check_val_every_n_epoch,
+        fast_dev_run=int(trainer.fast_dev_run),
+        per_step=section(cfg, "train").get("scheduler_interval") == "step",
     )
-    if options.precision not in PRECISIONS:
-        raise UserError(
-            f"trainer.precision is {options.precision}; it can be {', '.join(PRECISIONS)}"
-        )
-    for key, count in (
-        ("accumulate_grad_batches", options.accumulate),
-        ("log_every_n_steps", options.log_every),
-        ("check_val_every_n_epoch", options.check_val_every),
-    ):
-        if count < 1:
-            raise UserError(f"trainer.{key} is {count}; it has to be 1 or more")
-    interval = train.get("scheduler_interval", "epoch")
-    if interval not in ("epoch", "step"):
-        raise UserError(f"train.scheduler_interval is {interval!r}; it can be epoch or step")
-    if options.max_epochs is None and options.max_steps is None and not options.fast_dev_run:
-        raise UserError("the run has no end: set trainer.max_epochs or trainer.max_steps")
-    return options
 
 
-def limited(count: int, limit: int | float | None, key: str) -> int:
-    """How many of `count` a limit leaves: at least 1, or 0 where it says 0.
-
-    Raises:
-        UserError: the limit is negative, or a share above 1.
-    """
+def limited(count: int, limit: int | float | None) -> int:
+    """How many of `count` a limit leaves: at least 1, or 0 where it says 0."""
     if limit is None:
         return count
-    if limit < 0 or (isinstance(limit, float) and limit > 1 and limit != int(limit)):
-        raise UserError(f"{key} is {limit}; it is a number of global batches, or a share up to 1.0")
     if limit == 0:
         return 0
     if isinstance(limit, float) and limit <= 1:
         return max(1, math.floor(count * limit))
     return min(count, int(limit))
-
-
-def _limit(trainer: Mapping[str, Any], key: str) -> int | None:
-    """None and Lightning's -1 mean that there is no limit."""
-    value = trainer.get(key)
-    if value is None or value == -1:
-        return None
-    if value < 1:
-        raise UserError(f"trainer.{key} is {value}; it has to be 1 or more, or null")
-    return int(value)

@@ -40,7 +40,7 @@ class Calendar:
         # Limits count steps, so that a step made of other batches, on more processes or with more
         # accumulated, gives the same run.
         steps = math.ceil(batches / options.accumulate)
-        steps = limited(steps, options.limit_train, "trainer.limit_train_batches")
+        steps = limited(steps, options.limit_train)
         self.batches = min(batches, steps * options.accumulate)
         self.epochs = options.max_epochs
         if options.fast_dev_run:

@@ -23,8 +23,17 @@ STUDY = "study"
 SCALED_LR = "${scaled_lr:}"
 _LAUNCH = "python -m oneflow.distributed.launch --nproc_per_node {} -m monarch_flow.train ..."
 
-# What a key of HazyResearch/fly begins with there, and here: its commands are typed as they are.
-_FLY_KEYS = {
+# What a key of timm or HazyResearch/fly begins with there, and here: commands of fly are typed as
+# they are.
+_THEIR_KEYS = {
+    "opt": "optimizer",
+    "sched": "scheduler",
+    "drop": "model.drop_rate",
+    "drop_path": "model.drop_path_rate",
+    "model.drop": "model.drop_rate",
+    "model.drop_path": "model.drop_path_rate",
+    "optimizer._target_": "optimizer.name",
+    "scheduler._target_": "scheduler.name",
     "data_dir": "datamodule.data_dir",
     "model.channel_mlp_cfg": "model.mlp_cfg",
     "train.cooldown_epochs": "scheduler.cooldown",
@@ -67,8 +76,10 @@ def with_our_names(override: str) -> str:
     if key == "experiment":
         return f"experiment={_FLY_EXPERIMENTS.get(value.removesuffix('.yaml'), value)}"
     bare = key.lstrip("+")
-    for theirs, ours in _FLY_KEYS.items():
+    for theirs, ours in _THEIR_KEYS.items():
         if equals and f"{bare}.".startswith(f"{theirs}."):
+            # opt=AdamW chooses an option, whose name is a file's.
+            value = value.lower() if bare in ("opt", "sched") else value
             return f"{key[: len(key) - len(bare)]}{ours}{bare.removeprefix(theirs)}={value}"
     return override
 

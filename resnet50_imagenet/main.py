@@ -352,6 +352,7 @@ def _augmentation(
 ) -> tuple[Transform, MixBatch | None]:
     """What happens to a training image, and to a batch of them."""
     config = {"scale": options.scale, "hflip": options.hflip, "re_prob": options.reprob}
+    config |= {"interpolation": "bilinear", "re_mode": "const"}
     if options.aa:
         config["auto_augment"] = options.aa
     transform = build_train_transform(options.image_size, IMAGENET, config)

@@ -6,8 +6,8 @@ from __future__ import annotations
 import difflib
 import types
 import typing
-from collections.abc import Collection, Iterator, Sequence
-from typing import Annotated, Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Annotated, Any, TypeVar
 
 from oneflow_accel.errors import UserError
 
@@ -51,11 +51,15 @@ class Schema:
         model: the groups and keys.
         open_groups: groups whose keys depend on the name in them: only what is set goes on to what
             they describe.
+        prefix: what keys begin with in messages, such as "optimizer.".
     """
 
-    def __init__(self, model: type[BaseModel], open_groups: Collection[str] = ()) -> None:
+    def __init__(
+        self, model: type[BaseModel], open_groups: Collection[str] = (), prefix: str = ""
+    ) -> None:
         self.model = model
         self._open_groups = open_groups
+        self._prefix = prefix
 
     def check(self, values: dict[str, Any], derived: Collection[str] = ()) -> dict[str, Any]:
         """`values` with the schema's defaults filled in.
@@ -71,7 +75,7 @@ class Schema:
         try:
             config = self.model.model_validate(values)
         except ValidationError as error:
-            messages = self._messages(error, values)
+            messages = self.messages(error, values)
             causes = [text for key, text in messages.items() if key not in derived]
             raise UserError("\n".join(causes or messages.values())) from error
         checked = config.model_dump()
@@ -102,7 +106,7 @@ class Schema:
 
     def unknown_key(self, key: str, keys: Sequence[str] = ()) -> str:
         """What to say of a key that is not there; `keys` are further ones that could be meant."""
-        near = nearest_key(key, [*(name for name, _ in self.fields()), *keys])
+        near = nearest_key(key, [*(name for name, _ in self.fields(prefix=self._prefix)), *keys])
         top = f"the top keys are {', '.join(self.model.model_fields)}"
         return f"there is no key {key}; {f'did you mean {near}?' if near else top}"
 
@@ -111,16 +115,18 @@ class Schema:
         field, _ = self._locate(key.split("."))
         return _phrase(field.annotation, field.metadata) if field else "a key of the configuration"
 
-    def _messages(self, error: ValidationError, values: dict[str, Any]) -> dict[str, str]:
+    def messages(self, error: ValidationError, values: dict[str, Any]) -> dict[str, str]:
         """One line per key that is wrong, by key."""
         messages: dict[str, str] = {}
         for problem in error.errors():
             path = [str(part) for part in problem["loc"]]
             field, depth = self._locate(path)
-            key = ".".join(path[:depth]) or ".".join(path)
+            if problem["type"] == "extra_forbidden":
+                depth = len(path)
+            inside = ".".join(path[:depth]) or ".".join(path)
+            key = f"{self._prefix}{inside}".removesuffix(".")
             phrase = _phrase(field.annotation, field.metadata) if field else "something else"
             if problem["type"] == "extra_forbidden":
-                key = ".".join(path)
                 messages[key] = self.unknown_key(key)
             elif problem["type"] == "missing":
                 messages[key] = f"{key} is not set; it must be {phrase}"
@@ -128,7 +134,7 @@ class Schema:
                 # A group that says itself what does not go together.
                 messages[key] = f"{key}: {problem['ctx']['error']}"
             else:
-                value = OmegaConf.select(OmegaConf.create(values), key)
+                value = OmegaConf.select(OmegaConf.create(values), inside)
                 messages[key] = f"{key}={shown(value)}: it must be {phrase}"
         return messages
 
@@ -142,6 +148,28 @@ class Schema:
             field = model.model_fields[part]
             model = _group_of(field)
         return field, len(path)
+
+
+G = TypeVar("G", bound=BaseModel)
+
+
+def read(group: type[G], values: Mapping[str, Any] | None, where: str) -> G:
+    """A group by itself, checked, with its defaults filled in.
+
+    Args:
+        group: of the schema.
+        values: by key; None for nothing but defaults.
+        where: the group's own key, for messages.
+
+    Raises:
+        UserError: names each key that is wrong, its value, and what is wanted.
+    """
+    plain: Any = OmegaConf.to_container(OmegaConf.create(dict(values or {})), resolve=True)
+    try:
+        return group.model_validate(plain)
+    except ValidationError as error:
+        messages = Schema(group, prefix=f"{where}.").messages(error, plain)
+        raise UserError("\n".join(messages.values())) from error
 
 
 def shown(value: Any) -> str:

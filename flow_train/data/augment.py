@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,14 +12,12 @@ from oneflow_accel.errors import UserError
 import numpy as np
 from PIL import Image, ImageOps
 
-from flow_train.config.checked import checked_options
+from flow_train.config import keys
+from flow_train.config.schema import read
 from flow_train.data.color_jitter import ColorJitter
 from flow_train.data.rand_augment import parse_rand_augment
-from flow_train.data.random_erasing import MODES as ERASING_MODES
 from flow_train.data.random_erasing import RandomErasing
 from flow_train.data.transforms import (
-    DEFAULT_RATIO,
-    DEFAULT_SCALE,
     AugmentArray,
     AugmentImage,
     EvalTransform,
@@ -30,8 +28,6 @@ from flow_train.data.transforms import (
     finish_training,
 )
 
-DEFAULT_CROP_PCT = 0.875
-_Types = dict[str, Callable[[Any], Any]]
 _INTERPOLATIONS = {resampling.name.lower(): resampling for resampling in Image.Resampling}
 
 
@@ -90,65 +86,48 @@ def build_train_transform(
     Args:
         image_size: height and width of the result.
         normalization: also decides between color and gray.
-        config: None for a random resized crop and flips. Keys: `scale` and `ratio` of the crop;
-            `hflip` (0.5); `interpolation` (bilinear, bicubic, ..., or random, which draws one of
-            these two per image); `auto_augment` (such as rand-m9-mstd0.5-inc1); `color_jitter`
-            (one, three or four strengths; none by default, and none beside `auto_augment`);
-            `re_prob` (0), `re_mode` (const, rand, pixel) and `re_count` (1) of random erasing;
-            `pad`, to shift by up to that many pixels instead of the resized crop; `no_aug`, to do
-            as in evaluation. `_target_`, `is_training` and `input_size` may be there and do
-            nothing.
+        config: see `keys.TrainTransforms`; None for its defaults.
         exact_size: the data set's images have that size already.
 
     Raises:
         UserError: an unknown key or a wrong value.
     """
-    types: _Types = {
-        "no_aug": bool,
-        "scale": _range,
-        "ratio": _range,
-        "hflip": _probability,
-        "interpolation": _interpolation,
-        "auto_augment": str,
-        "color_jitter": _strengths,
-        "re_prob": _probability,
-        "re_mode": _erasing_mode,
-        "re_count": int,
-        "pad": int,
-    }
-    options = _options(config, types, "train_transforms")
-    if options.get("no_aug"):
+    options = read(keys.TrainTransforms, config, "train_transforms")
+    if options.no_aug:
         return build_eval_transform(
-            image_size, normalization, {"crop_pct": 1.0}, exact_size=exact_size
+            image_size,
+            normalization,
+            {"crop_pct": 1.0, "interpolation": "bilinear"},
+            exact_size=exact_size,
         )
-    interpolation = options.get("interpolation", Image.Resampling.BILINEAR)
-    steps: dict[str, Any] = {
-        "augment": _augmentation(options, normalization, interpolation),
-        "erase": None,
-    }
-    if options.get("re_prob", 0) > 0:
-        count = options.get("re_count", 1)
-        if count < 1:
-            raise UserError(f"train_transforms: re_count is {count}; it has to be at least 1")
-        steps["erase"] = RandomErasing(options["re_prob"], options.get("re_mode", "const"), count)
-    hflip = options.get("hflip", 0.5)
-    if "pad" in options:
-        if options["pad"] < 0:
-            raise UserError(f"train_transforms: pad is {options['pad']}; it has to be 0 or more")
-        return PadCropTransform(image_size, options["pad"], hflip, normalization, **steps)
-    scale, ratio = options.get("scale", DEFAULT_SCALE), options.get("ratio", DEFAULT_RATIO)
+    interpolation = _INTERPOLATIONS.get(options.interpolation)
+    augment: AugmentImage | None = None
+    if options.auto_augment:
+        policy = parse_rand_augment(options.auto_augment)
+        augment = replace(policy, fill=normalization.mean_color, interpolation=interpolation)
+    elif options.color_jitter is not None:
+        augment = ColorJitter(options.color_jitter)
+    erase = None
+    if options.re_prob > 0:
+        erase = RandomErasing(options.re_prob, options.re_mode, options.re_count)
+    if options.pad is not None:
+        return PadCropTransform(
+            image_size, options.pad, options.hflip, normalization, augment=augment, erase=erase
+        )
+    (least, most), (narrow, wide) = options.scale, options.ratio
     # The whole of a square image is the only crop that has all of its area.
-    crops = scale != (1.0, 1.0) or not ratio[0] <= 1 <= ratio[1]
-    if exact_size and not crops and hflip == 0 and not any(steps.values()):
+    crops = (least, most) != (1, 1) or not narrow <= 1 <= wide
+    if exact_size and not crops and options.hflip == 0 and augment is None and erase is None:
         return PlainTransform(normalization)
     return TrainTransform(
         image_size,
-        scale,
-        hflip,
-        ratio=ratio,
+        (least, most),
+        options.hflip,
+        ratio=(narrow, wide),
         interpolation=interpolation,
         normalization=normalization,
-        **steps,
+        augment=augment,
+        erase=erase,
     )
 
 
@@ -165,9 +144,8 @@ def build_eval_transform(
     Args:
         image_size: height and width of the result.
         normalization: also decides between color and gray.
-        config: keys `crop_pct` (0.875): the shorter side becomes `floor(image_size / crop_pct)`,
-            then the center is cropped; `resize_size` to give that side itself; `interpolation`
-            (bilinear). `_target_`, `is_training` and `input_size` may be there and do nothing.
+        config: see `keys.EvalTransforms`: the shorter side becomes `floor(image_size / crop_pct)`,
+            then the center is cropped; None for its defaults.
         exact_size: the data set's images have that size already: without a config they are only
             normalized.
         name: of the config, for messages.
@@ -175,78 +153,18 @@ def build_eval_transform(
     Raises:
         UserError: an unknown key or a wrong value.
     """
-    types: _Types = {"crop_pct": float, "resize_size": int, "interpolation": _fixed_interpolation}
-    options = _options(config, types, name)
-    crop_pct = options.get("crop_pct", DEFAULT_CROP_PCT)
-    if not 0 < crop_pct <= 1:
-        raise UserError(f"{name}: crop_pct is {crop_pct}; it has to be above 0 and at most 1")
-    resize_size = options.get("resize_size", math.floor(image_size / crop_pct))
+    options = read(keys.EvalTransforms, config, name)
+    resize_size = options.resize_size or math.floor(image_size / options.crop_pct)
     if resize_size < image_size:
         raise UserError(
             f"{name}: resize_size is {resize_size}, below the image size {image_size}; nothing "
             "could be cropped from that"
         )
-    if exact_size and (not options or resize_size == image_size):
+    if exact_size and (config is None or resize_size == image_size):
         return PlainTransform(normalization)
     return EvalTransform(
         image_size,
         resize_size=resize_size,
-        interpolation=options.get("interpolation", Image.Resampling.BILINEAR),
+        interpolation=_INTERPOLATIONS[options.interpolation],
         normalization=normalization,
     )
-
-
-def _augmentation(
-    options: Mapping[str, Any],
-    normalization: Normalization,
-    interpolation: Image.Resampling | None,
-) -> AugmentImage | None:
-    if options.get("auto_augment"):
-        policy = parse_rand_augment(options["auto_augment"])
-        return replace(policy, fill=normalization.mean_color, interpolation=interpolation)
-    return ColorJitter(options["color_jitter"]) if "color_jitter" in options else None
-
-
-def _options(
-    config: Mapping[str, Any] | None, types: Mapping[str, Callable[[Any], Any]], name: str
-) -> dict[str, Any]:
-    return checked_options(config or {}, types, what=name, ignored=("is_training", "input_size"))
-
-
-def _range(value: Any) -> tuple[float, float]:
-    low, high = (float(bound) for bound in value)
-    if not 0 < low <= high:
-        raise ValueError("expected two positive numbers, the smaller first")
-    return low, high
-
-
-def _probability(value: Any) -> float:
-    number = float(value)
-    if not 0 <= number <= 1:
-        raise ValueError("expected a probability, 0 to 1")
-    return number
-
-
-def _strengths(value: Any) -> float | tuple[float, ...]:
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        strengths: float | tuple[float, ...] = tuple(float(strength) for strength in value)
-    else:
-        strengths = float(value)
-    ColorJitter(strengths)
-    return strengths
-
-
-def _erasing_mode(value: Any) -> str:
-    if value not in ERASING_MODES:
-        raise ValueError(f"expected one of {', '.join(ERASING_MODES)}")
-    return str(value)
-
-
-def _interpolation(value: Any) -> Image.Resampling | None:
-    return None if value == "random" else _fixed_interpolation(value)
-
-
-def _fixed_interpolation(value: Any) -> Image.Resampling:
-    if value not in _INTERPOLATIONS:
-        raise ValueError(f"expected one of {', '.join(_INTERPOLATIONS)}")
-    return _INTERPOLATIONS[value]

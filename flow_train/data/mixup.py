@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from oneflow_accel.errors import UserError
 
 import numpy as np
 
-from flow_train.config.checked import checked_options
+from flow_train.config import keys
+from flow_train.config.schema import read
 from flow_train.data.image_reader import MIXING_STREAM
 from flow_train.data.images import Batch
-
-MODES = ("batch", "pair", "elem")
 
 
 @dataclass(frozen=True)
@@ -58,35 +57,14 @@ class Mixup:
     """
 
     num_classes: int
-    mixup_alpha: float = 1.0
+    mixup_alpha: float = 0.0
     cutmix_alpha: float = 0.0
-    cutmix_minmax: tuple[float, float] | None = None
+    cutmix_minmax: Sequence[float] | None = None
     prob: float = 1.0
     switch_prob: float = 0.5
     mode: str = "batch"
     correct_lam: bool = True
     label_smoothing: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("prob", "switch_prob", "label_smoothing"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise UserError(f"mixup.{name} is {getattr(self, name)}, not from 0 to 1")
-        for name in ("mixup_alpha", "cutmix_alpha"):
-            if not getattr(self, name) >= 0:
-                raise UserError(f"mixup.{name} is {getattr(self, name)}; it has to be 0 or more")
-        if self.mode not in MODES:
-            raise UserError(f"mixup.mode is '{self.mode}'; there are {', '.join(MODES)}")
-        low_high = self.cutmix_minmax
-        if low_high is not None and not 0 <= low_high[0] < low_high[1] <= 1:
-            raise UserError(
-                f"mixup.cutmix_minmax is {tuple(low_high)}; it has to be two shares of the side, "
-                "0 <= least < largest <= 1"
-            )
-        if not self._mixes and not self._cuts:
-            raise UserError(
-                "mixup.mixup_alpha and mixup.cutmix_alpha are both 0, so nothing would be mixed; "
-                "set one of them, or leave mixup out"
-            )
 
     def draw(self, shape: tuple[int, ...], rng: np.random.Generator) -> Mixing:
         """Draw what happens to a batch of images of `shape` (batch, channels, height, width)."""
@@ -236,7 +214,7 @@ def build_mixup(config: Mapping[str, Any] | None, num_classes: int) -> Mixup | N
     alphas are 0 and there is no `cutmix_minmax`.
 
     Args:
-        config: a `_target_` in it is not looked at; `num_classes` has to be the data set's.
+        config: see `keys.Mixup`; its `num_classes` must be the data set's.
         num_classes: of the data set.
 
     Raises:
@@ -244,25 +222,15 @@ def build_mixup(config: Mapping[str, Any] | None, num_classes: int) -> Mixup | N
     """
     if config is None:
         return None
-    types: dict[str, Callable[[Any], Any]] = {field.name: float for field in fields(Mixup)}
-    types |= {"num_classes": int, "mode": str, "correct_lam": bool, "cutmix_minmax": _two_shares}
-    options = checked_options(config, types, what="mixup")
-    if options.setdefault("num_classes", num_classes) != num_classes:
+    options = read(keys.Mixup, config, "mixup")
+    if options.num_classes not in (None, num_classes):
         raise UserError(
-            f"mixup.num_classes is {options['num_classes']}, the data set has {num_classes} "
+            f"mixup.num_classes is {options.num_classes}, the data set has {num_classes} "
             "classes; leave it out to take the data set's"
         )
-    if (
-        options.get("mixup_alpha", 1.0) == options.get("cutmix_alpha", 0.0) == 0
-        and "cutmix_minmax" not in options
-    ):
+    if not options.mixup_alpha and not options.cutmix_alpha and options.cutmix_minmax is None:
         return None
-    return Mixup(**options)
-
-
-def _two_shares(value: Any) -> tuple[float, float]:
-    low, high = (float(share) for share in value)
-    return low, high
+    return Mixup(**{**options.model_dump(), "num_classes": num_classes})
 
 
 def _part(own: np.ndarray, other: np.ndarray, mixing: Mixing, place: int) -> tuple[Any, np.ndarray]:

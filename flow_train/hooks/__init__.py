@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from oneflow_accel.errors import UserError
-
+from flow_train.config import keys
+from flow_train.config.schema import read
 from flow_train.hooks.base import Hook
 from flow_train.hooks.early_stopping import EarlyStopping
 from flow_train.hooks.ema import MovingAverage
@@ -54,32 +53,12 @@ def build_hooks(config: Mapping[str, Any]) -> dict[str, Hook]:
     """The hooks that a configuration switches on, by key.
 
     Args:
-        config: options by key; a key with null is off.
+        config: see `keys.Callbacks`; a key with null is off.
 
     Raises:
-        UserError: an unknown key or option.
+        UserError: an unknown key or option, or a wrong value.
     """
-    for key in config:
-        if key not in _CALLBACKS:
-            raise UserError(f"there is no callbacks.{key}; there are {', '.join(_CALLBACKS)}")
+    options = read(keys.Callbacks, config, "callbacks").model_dump()
     return {
-        key: _build(key, make, config[key])
-        for key, make in _CALLBACKS.items()
-        if config.get(key) is not None
+        key: make(**options[key]) for key, make in _CALLBACKS.items() if options[key] is not None
     }
-
-
-def _build(key: str, make: Callable[..., Hook], options: Mapping[str, Any]) -> Hook:
-    arguments = {name: value for name, value in options.items() if name != "_target_"}
-    known = inspect.signature(make).parameters
-    for name in arguments:
-        if name not in known:
-            raise UserError(f"callbacks.{key} has no option {name}; it has {', '.join(known)}")
-    missing = [
-        name
-        for name, parameter in known.items()
-        if parameter.default is parameter.empty and arguments.get(name) is None
-    ]
-    if missing:
-        raise UserError(f"callbacks.{key}.{missing[0]} is missing")
-    return make(**arguments)

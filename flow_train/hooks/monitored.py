@@ -12,15 +12,9 @@ _ALIASES = {"val/acc1": "val/acc", "val/acc5": "val/acctop5", "val/acc_top5": "v
 
 
 class Monitored:
-    """The metric `monitor`, better where it is higher ("max") or lower ("min").
-
-    Raises:
-        UserError: another mode.
-    """
+    """The metric `monitor`, better where it is higher ("max") or lower ("min")."""
 
     def __init__(self, monitor: str, mode: str, key: str) -> None:
-        if mode not in ("min", "max"):
-            raise UserError(f"{key}.mode is {mode!r}; it can be min or max")
         self.monitor = _ALIASES.get(monitor, monitor)
         self.mode = mode
         self._key = key

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from oneflow_accel.errors import UserError
-
 import oneflow as flow
 from oneflow import nn
 
-from flow_train.config.checked import checked_options, name_of
+from flow_train.config import keys
+from flow_train.config.schema import read
 
 
 class CrossEntropy(nn.Module):
@@ -23,15 +22,10 @@ class CrossEntropy(nn.Module):
     Args:
         label_smoothing: s, from 0 to below 1.
         reduction: "mean" over the samples, "sum", or "none".
-
-    Raises:
-        ValueError: `label_smoothing` is out of range.
     """
 
     def __init__(self, label_smoothing: float = 0.0, reduction: str = "mean") -> None:
         super().__init__()
-        if not 0 <= label_smoothing < 1:
-            raise ValueError(f"label_smoothing {label_smoothing} is not from 0 to below 1")
         self.label_smoothing = label_smoothing
         self._loss = nn.CrossEntropyLoss(label_smoothing=label_smoothing, reduction=reduction)
 
@@ -62,20 +56,13 @@ def build_loss(config: Mapping[str, Any] | None, reduction: str = "mean") -> Cro
     """The loss that a configuration describes.
 
     Args:
-        config: `name` or `_target_` (CrossEntropy, CrossEntropyLoss) and `label_smoothing`; None is
-            plain cross-entropy.
+        config: see `keys.LossFunction`; None is plain cross-entropy.
 
     Raises:
         UserError: an unknown name or key, or a value of the wrong type or range.
     """
-    config = config or {}
-    aliases = {"crossentropyloss": "crossentropy", "cross_entropy": "crossentropy"}
-    name_of(config, ("crossentropy",), aliases, what="loss", default="crossentropy")
-    options = checked_options(config, {"label_smoothing": float}, what="loss")
-    try:
-        return CrossEntropy(reduction=reduction, **options)
-    except ValueError as error:
-        raise UserError(f"the loss's {error}") from error
+    options = read(keys.LossFunction, config, "loss_fn")
+    return CrossEntropy(options.label_smoothing, reduction)
 
 
 def hard_labels(targets: flow.Tensor) -> flow.Tensor:

@@ -9,13 +9,12 @@ none of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from oneflow_accel.errors import UserError
-
-from flow_train.config.checked import checked_options, name_of
+from flow_train.config import keys
+from flow_train.config.schema import read
 
 
 @dataclass(frozen=True)
@@ -42,22 +41,15 @@ class CosineSchedule:
 
     base_lr: float
     t_initial: float
-    lr_min: float = 0.0
-    warmup_t: float = 0
-    warmup_lr_init: float = 0.0
-    warmup_prefix: bool = False
-    cycle_mul: float = 1.0
-    cycle_decay: float = 1.0
-    cycle_limit: int = 1
-    k_decay: float = 1.0
-    cooldown: float = 0
-
-    def __post_init__(self) -> None:
-        _require("t_initial", self.t_initial, self.t_initial > 0, "positive")
-        _require("cycle_mul", self.cycle_mul, self.cycle_mul >= 1, "at least 1")
-        _require("cycle_limit", self.cycle_limit, self.cycle_limit >= 1, "at least 1")
-        _require("k_decay", self.k_decay, self.k_decay > 0, "positive")
-        _require_warmup(self.warmup_t)
+    lr_min: float
+    warmup_t: float
+    warmup_lr_init: float
+    warmup_prefix: bool
+    cycle_mul: float
+    cycle_decay: float
+    cycle_limit: int
+    k_decay: float
+    cooldown: float
 
     def __call__(self, t: float) -> float:
         """Learning rate at time t >= 0."""
@@ -110,13 +102,9 @@ class LinearSchedule:
 
     base_lr: float
     t_total: float
-    warmup_t: float = 0
-    warmup_lr_init: float = 0.0
-    lr_min: float = 0.0
-
-    def __post_init__(self) -> None:
-        _require_warmup(self.warmup_t)
-        _require("t_total", self.t_total, self.t_total > self.warmup_t, "above warmup_t")
+    warmup_t: float
+    warmup_lr_init: float
+    lr_min: float
 
     def __call__(self, t: float) -> float:
         """Learning rate at time t >= 0."""
@@ -145,9 +133,6 @@ class ConstantSchedule:
     warmup_t: float = 0
     warmup_lr_init: float = 0.0
 
-    def __post_init__(self) -> None:
-        _require_warmup(self.warmup_t)
-
     def __call__(self, t: float) -> float:
         """Learning rate at time t >= 0."""
         if t < self.warmup_t:
@@ -167,21 +152,13 @@ _KINDS: dict[str, type[Schedule]] = {
     "linear": LinearSchedule,
     "constant": ConstantSchedule,
 }
-_COSINE_KEYS = [field.name for field in fields(CosineSchedule) if field.name != "base_lr"]
-# What the configurations of other projects call them.
-_ALIASES = {"cosinelrscheduler": "cosine", "timmcosinelrscheduler": "cosine"}
 
 
 def build_schedule(config: Mapping[str, Any] | None, base_lr: float) -> Schedule:
     """The schedule that a configuration describes.
 
     Args:
-        config: `name` (cosine, linear or constant) or a `_target_` that ends in such a name, and
-            the attributes of that schedule but `base_lr`. Without a name it is the cosine; None is
-            a constant learning rate. The cosine's keys are taken by the others, too, and do
-            nothing there: experiments set them, and reckon their epochs from them. So are timm's
-            `t_in_epochs` and `initialize`: the run decides what t counts
-            (`train.scheduler_interval`).
+        config: see `keys.Scheduler`; None is a constant learning rate.
         base_lr: the optimizer's learning rate.
 
     Raises:
@@ -189,32 +166,14 @@ def build_schedule(config: Mapping[str, Any] | None, base_lr: float) -> Schedule
     """
     if config is None:
         return ConstantSchedule(base_lr)
-    name = name_of(config, _KINDS, _ALIASES, what="scheduler", default="cosine")
-    kind = _KINDS[name]
-    types: dict[str, Callable[[Any], Any]] = {
-        field.name: {"bool": bool, "int": int}.get(str(field.type), float)
-        for field in fields(kind)
-        if field.name != "base_lr"
-    }
-    ignored = {"t_in_epochs", "initialize", *_COSINE_KEYS} - set(types)
-    options = checked_options(config, types, what=f"scheduler {name}", ignored=ignored)
-    for needed in {"cosine": ["t_initial"], "linear": ["t_total"]}.get(name, []):
-        if needed not in options:
-            raise UserError(f"scheduler.{needed} is missing: the {name} schedule needs it")
-    return kind(base_lr, **options)
+    options = read(keys.Scheduler, config, "scheduler")
+    kind = _KINDS[options.name]
+    names = [field.name for field in fields(kind) if field.name != "base_lr"]
+    return kind(base_lr, **{name: getattr(options, name) for name in names})
 
 
 def _warmup(t: float, length: float, begin: float, end: float) -> float:
     return begin + t * (end - begin) / length
-
-
-def _require(key: str, value: object, holds: bool, what: str) -> None:
-    if not holds:
-        raise UserError(f"scheduler.{key} is {value}; it has to be {what}")
-
-
-def _require_warmup(value: float) -> None:
-    _require("warmup_t", value, value >= 0, "0 or more")
 
 
 # The schedule ResNets are trained with on ImageNet: epochs between steps, and what a step does.

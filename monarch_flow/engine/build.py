@@ -31,16 +31,14 @@ def build_data(cfg: DictConfig, seed: int, *, training: bool = True) -> ImageDat
     options.pop("_target_", None)
     options.setdefault("seed", seed)
     trainer, step = section(cfg, "trainer"), section(cfg, "train").get("global_batch_size")
-    limit, key = trainer.get("limit_val_batches"), "trainer.limit_val_batches"
+    limit = trainer.get("limit_val_batches")
 
     def most(images: int) -> int:
         # A whole number counts the images of so many steps, whatever an evaluation's batches are.
-        # A wrong limit is one in a trial, too.
-        limited(images, limit, key)
         if limit is None or limit == 0 or trainer.get("fast_dev_run"):
             return images
         is_share = isinstance(limit, float) and limit <= 1
-        return limited(images, limit if is_share else limit * int(step or 1), key)
+        return limited(images, limit if is_share else limit * int(step or 1))
 
     return ImageDataModule(**options, training=training, limit_eval=most)
 

@@ -15,7 +15,6 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from oneflow_accel import layouts
-from oneflow_accel.errors import UserError
 
 import oneflow as flow
 from oneflow import nn
@@ -42,18 +41,10 @@ class SparseToDense(Hook):
     "average_loss_after" of that.
 
     Args:
-        fraction: share of the epochs after which it does.
-
-    Raises:
-        UserError: the fraction is not from 0 to 1.
+        fraction: share of the epochs after which it does, 0 to 1.
     """
 
     def __init__(self, fraction: float) -> None:
-        if not 0 <= fraction <= 1:
-            raise UserError(
-                f"train.sparse_to_dense.fraction is {fraction}; it is a share of the epochs, 0 to "
-                "1, or null"
-            )
         self.fraction = fraction
 
     def epoch(self, calendar: Calendar) -> int:

@@ -169,10 +169,10 @@ def test_label_smoothing():
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"mixup_alfa": 1}, r"mixup has no option 'mixup_alfa' \(did you mean 'mixup_alpha'"),
-        ({"prob": 2}, r"mixup\.prob is 2"),
-        ({"mixup_alpha": -1}, r"mixup\.mixup_alpha is -1"),
-        ({"mode": "image"}, "mixup.mode is 'image'; there are batch, pair, elem"),
+        ({"mixup_alfa": 1}, r"no key mixup\.mixup_alfa; did you mean mixup\.mixup_alpha"),
+        ({"prob": 2}, r"mixup\.prob=2"),
+        ({"mixup_alpha": -1}, r"mixup\.mixup_alpha=-1"),
+        ({"mode": "image"}, "mixup.mode='image': it must be batch, pair or elem"),
         ({"num_classes": 10}, "mixup.num_classes is 10, the data set has 7 classes"),
         ({"cutmix_minmax": [0.5, 0.2]}, "cutmix_minmax is"),
     ],

@@ -54,23 +54,29 @@ def test_groups_and_options():
     sgd = build_optimizer(model, {"name": "SGD", "lr": 1, "momentum": 0.9})
     assert isinstance(sgd, flow.optim.SGD)
     assert sgd.param_groups[0]["momentum"] == 0.9
+    for name, nesterov in (("nesterov", True), ("momentum", False)):
+        timms = build_optimizer(model, {"name": name, "lr": 1, "momentum": 0.9})
+        assert isinstance(timms, flow.optim.SGD)
+        assert timms.param_groups[0]["nesterov"] is nesterov
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"name": "adam", "lr": 1}, r"unknown optimizer 'adam' \(did you mean 'adamw'\?\)"),
-        ({"lr": 1, "weight_decy": 0.1}, r"no option 'weight_decy' \(did you mean 'weight_decay'"),
-        ({"lr": 1, "momentum": 0.9}, "optimizer adamw has no option 'momentum'"),
-        ({"weight_decay": 0.1}, r"optimizer\.lr is missing"),
-        ({"lr": -1}, "lr is -1: expected 0 or more"),
-        ({"lr": "fast"}, "lr is 'fast'"),
-        ({"lr": 1, "betas": [0.9, 1.0]}, "betas is .*expected two numbers from 0 to below 1"),
-        ({"lr": 1, "betas": [0.9]}, "betas is"),
+        ({"name": "adam", "lr": 1}, r"optimizer\.name='adam': it must be adamw or sgd"),
+        ({"lr": 1, "weight_decy": 0.1}, r"weight_decy; did you mean optimizer\.weight_decay\?"),
+        ({"lr": 1, "momentum": 0.9}, "optimizer: adamw has no option momentum"),
+        ({"name": "sgd", "lr": 1, "amsgrad": True}, "optimizer: sgd has no option amsgrad"),
+        ({"name": "nesterov", "lr": 1}, "nesterov needs a momentum above 0"),
+        ({"weight_decay": 0.1}, r"optimizer\.lr is not set"),
+        ({"lr": -1}, "lr=-1: it must be a number above 0"),
+        ({"lr": "fast"}, "lr='fast'"),
+        ({"lr": 1, "betas": [0.9, 1.0]}, "betas=.* each a number of at least 0 and below 1"),
+        ({"lr": 1, "betas": [0.9]}, "betas="),
     ],
 )
 def test_wrong_configurations_are_named(config, message):
     with pytest.raises(UserError, match=message):
         build_optimizer(nn.Linear(2, 2), config)
-    with pytest.raises(UserError, match=r"optimizer_param_grouping has no option 'bias_decay'"):
+    with pytest.raises(UserError, match=r"there is no key optimizer_param_grouping\.bias_decay"):
         build_optimizer(nn.Linear(2, 2), {"lr": 1}, {"bias_decay": True})

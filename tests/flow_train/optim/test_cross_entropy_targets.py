@@ -85,9 +85,12 @@ def test_reductions_and_shapes():
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"name": "hinge"}, "unknown loss 'hinge'"),
-        ({"smoothing": 0.1}, r"loss has no option 'smoothing' \(did you mean 'label_smoothing'"),
-        ({"label_smoothing": 1.0}, "label_smoothing 1.0 is not from 0 to below 1"),
+        ({"name": "hinge"}, r"loss_fn\.name='hinge': it must be cross_entropy"),
+        ({"smoothing": 0.1}, r"smoothing; did you mean loss_fn\.label_smoothing"),
+        (
+            {"label_smoothing": 1.0},
+            r"label_smoothing=1\.0: it must be a number of at least 0 and below 1",
+        ),
     ],
 )
 def test_wrong_configurations_are_named(config, message):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import oneflow as flow
 import pytest
 
-from flow_train.optim import build_schedule
+from flow_train.optim import build_optimizer, build_schedule
 from monarch_flow.config import compose
 from tests.monarch_flow.configs.composed import MONARCH, composed, plain
 
@@ -87,6 +88,39 @@ def test_keys_that_the_files_leave_out_can_be_set():
     assert (cfg.resume, cfg.name) == ("auto", "2024")
     assert cfg.model.mlp_cfg.linear2_cfg.nblocks == 8
     assert cfg.model.mlp_cfg.drop_btw_fcs is False
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "value"),
+    [
+        (["optimizer.amsgrad=true"], "optimizer.amsgrad", True),
+        (["opt=AdamW"], "optimizer.name", "adamw"),
+        (["optimizer=sgd", "optimizer.dampening=0.1"], "optimizer.dampening", 0.1),
+        (["optimizer=sgd", "optimizer.maximize=true"], "optimizer.maximize", True),
+        (["optimizer=sgd", "optimizer.nesterov=true"], "optimizer.nesterov", True),
+        (["opt=nesterov"], "optimizer.nesterov", True),
+        (["optimizer=momentum"], "optimizer.momentum", 0.9),
+        (["optimizer._target_=torch.optim.AdamW"], "optimizer.name", "adamw"),
+        (["scheduler.name=CosineLRScheduler"], "scheduler.name", "cosine"),
+        (["sched=Cosine", "scheduler.t_in_epochs=true"], "scheduler.t_in_epochs", True),
+        (["model.drop_path=0.3"], "model.drop_path_rate", 0.3),
+        (["drop=0.2"], "model.drop_rate", 0.2),
+        (["trainer.max_epochs=-1", "trainer.max_steps=5"], "trainer.max_epochs", None),
+        (
+            ["datamodule.train_transforms.color_jitter=[0.4,0.4,0.4,0.1]"],
+            "datamodule.train_transforms.color_jitter",
+            [0.4, 0.4, 0.4, 0.1],
+        ),
+        (["datamodule.train_transforms.interpolation=box"], None, None),
+        (["datamodule.mixup={mixup_alpha: 0.2, num_classes: 10}"], None, None),
+    ],
+)
+def test_every_option_of_what_is_built_can_be_typed(overrides, key, value):
+    cfg = composed("mnist/vit", *overrides)
+    assert key is None or plain(cfg, key) == value
+    options = {name: option for name, option in cfg.optimizer.items() if option is not None}
+    build_optimizer(flow.nn.Linear(2, 2), options, cfg.optimizer_param_grouping)
+    build_schedule(cfg.scheduler, cfg.optimizer.lr)
 
 
 def test_own_experiments_come_from_a_folder(tmp_path):
