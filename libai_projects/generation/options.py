@@ -1,4 +1,5 @@
-"""The parameters of `generate`: defaults, checks, and which way of decoding they choose."""
+"""The parameters of `generate`: one table of defaults, checks and texts, of which the command line
+is made, too; and which way of decoding they choose."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import difflib
 import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from oneflow_accel.errors import UserError
@@ -26,94 +27,322 @@ PrefixFunction = Callable[[int, np.ndarray], "Sequence[int]"]
 Mode = Literal["greedy", "sampling", "beam search", "beam sampling"]
 
 
+@dataclass(frozen=True)
+class Kind:
+    """What values an option takes.
+
+    Attributes:
+        check: (name, value) -> the value as it is stored, or a UserError.
+        parse: a command line's text -> value, or a ValueError; None: there is no such text.
+    """
+
+    check: Callable[[str, Any], Any]
+    parse: Callable[[str], Any] | None = None
+
+
+# Of lengths, counts and ids: they are added up in int64.
+_LARGEST = 2**31 - 1
+# Scores are float32, in which a number below this one is 0 or has lost digits.
+_SMALLEST = float(np.finfo(np.float32).tiny)
+# Beyond these a penalty decides alone, whatever the model says, and scores overflow.
+_PENALTIES = (1e-6, 1e6)
+_LENGTH_PENALTIES = (-100, 100)
+
+
+def _wrong(name: str, wanted: str, value: Any) -> UserError:
+    return UserError(f"generation option '{name}' must be {wanted}, got {value!r:.80}")
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def _integer(low: int) -> Kind:
+    def rule(name: str, value: Any) -> int:
+        if not _is_integer(value) or value < low:
+            raise _wrong(name, f"a whole number of at least {low}", value)
+        if value > _LARGEST:
+            raise _wrong(name, f"a whole number of at most {_LARGEST}", value)
+        return int(value)
+
+    return Kind(rule, _whole_number)
+
+
+def _whole_number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a whole number") from None
+
+
+def _float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a number") from None
+
+
+def _number(wanted: str, accept: Callable[[float], bool]) -> Kind:
+    def rule(name: str, value: Any) -> float:
+        number = math.nan
+        if isinstance(value, numbers.Real) and not isinstance(value, bool):
+            # A whole number may be too large for a float.
+            with contextlib.suppress(OverflowError):
+                number = float(value)
+        if not math.isfinite(number) or not accept(number):
+            raise _wrong(name, wanted, value)
+        return number
+
+    return Kind(rule, _float)
+
+
+def _between(low: float, high: float) -> Kind:
+    return _number(f"a number from {low:g} to {high:g}", lambda value: low <= value <= high)
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool | np.bool_):
+        raise _wrong(name, "true or false", value)
+    return bool(value)
+
+
+def _optional(kind: Kind) -> Kind:
+    def rule(name: str, value: Any) -> Any:
+        return None if value is None else kind.check(name, value)
+
+    return Kind(rule, kind.parse)
+
+
+def _one_or_several(most: float, wanted: str) -> Kind:
+    def fits(item: Any) -> bool:
+        return _is_integer(item) and 0 <= item <= most
+
+    def rule(name: str, value: Any) -> int | tuple[int, ...]:
+        if fits(value):
+            return int(value)
+        several = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str)
+        if several and len(value) and all(fits(item) for item in value):
+            return tuple(int(item) for item in value)
+        raise _wrong(name, wanted, value)
+
+    return Kind(rule, _several)
+
+
+def _several(text: str) -> int | tuple[int, ...]:
+    ids = tuple(map(_whole_number, text.split(",")))
+    return ids[0] if len(ids) == 1 else ids
+
+
+def _ids_or_none(name: str, value: Any) -> tuple[int, ...]:
+    if value is None or (isinstance(value, Sequence) and not value):
+        return ()
+    ids = _IDS.check(name, value)
+    return (ids,) if isinstance(ids, int) else ids
+
+
+def _words(name: str, value: Any) -> tuple[tuple[int, ...], ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise _wrong(name, "a list of lists of token ids", value)
+    words = [() if _is_integer(item) else _ids_or_none(name, item) for item in value]
+    if () in words:
+        raise _wrong(name, "a list of lists of token ids, none of them empty", value)
+    return tuple(words)
+
+
+def _decay(name: str, value: Any) -> tuple[int, float]:
+    wanted = "(new tokens after which it starts, factor above 0)"
+    if isinstance(value, str) or not isinstance(value, Sequence) or len(value) != 2:
+        raise _wrong(name, wanted, value)
+    start, factor = value
+    try:
+        return _integer(0).check(name, start), _POSITIVE.check(name, factor)
+    except UserError:
+        raise _wrong(name, wanted, value) from None
+
+
+def _start_and_factor(text: str) -> tuple[int, float]:
+    start, comma, factor = text.partition(",")
+    if not comma:
+        raise ValueError(f"{text!r} is not START,FACTOR, such as 20,1.05")
+    return _whole_number(start), _float(factor)
+
+
+def _function(name: str, value: Any) -> Any:
+    if not callable(value):
+        raise _wrong(name, "a function", value)
+    return value
+
+
+def _functions(name: str, value: Any) -> tuple[Any, ...]:
+    if value is None:
+        return ()
+    items = (value,) if callable(value) else value
+    if not isinstance(items, Sequence) or not all(callable(item) for item in items):
+        raise _wrong(name, "a list of functions", value)
+    return tuple(items)
+
+
+def _early_stopping(name: str, value: Any) -> bool | str:
+    if value == "never" and isinstance(value, str):
+        return value
+    try:
+        return _flag(name, value)
+    except UserError:
+        raise _wrong(name, "true, false or 'never'", value) from None
+
+
+def _early(text: str) -> bool | str:
+    values: dict[str, bool | str] = {"true": True, "false": False, "never": "never"}
+    if text not in values:
+        raise ValueError(f"{text!r} is not true, false or never")
+    return values[text]
+
+
+_POSITIVE = _number("a number above 0", lambda value: value > 0)
+_IDS = _one_or_several(_LARGEST, f"a number from 0 to {_LARGEST} or a list of them")
+_SEEDS = _one_or_several(math.inf, "a number of at least 0 or a list of them")
+_SHARE = _optional(_number("a number above 0 and at most 1", lambda value: 0 < value <= 1))
+_FLAG = Kind(_flag)
+_TEMPERATURE = _number(
+    f"a number above 0, {_SMALLEST:.3g} or more (for the likeliest token at each step set "
+    "do_sample to false)",
+    lambda value: value >= _SMALLEST,
+)
+_DIVERSITY = _number("a number", lambda value: True)
+_PART = _optional(_number("a number from 0 to 1", lambda value: 0 <= value <= 1))
+_WORDS = Kind(
+    _words, lambda text: [tuple(map(_whole_number, x.split(","))) for x in text.split(";")]
+)
+_TOKENS = Kind(_ids_or_none, _several)
+_ID, _END_IDS = _optional(_integer(0)), _optional(_IDS)
+_CALLABLE = _optional(Kind(_function))
+_DECAY = _optional(Kind(_decay, _start_and_factor))
+
+
+def _option(default: Any, kind: Kind, text: str = "") -> Any:
+    """A field of GenerationOptions; one without a text is for callers in Python only."""
+    return field(default=default, metadata={"kind": kind, "text": text})
+
+
 @dataclass(frozen=True, kw_only=True)
 class GenerationOptions:
     """What to generate; the names and defaults are those that users of transformers know.
 
     A length counts the prompt, and counts a prompt's own tokens only, never its padding: a batch
-    gives what its prompts give one by one.
+    gives what its prompts give one by one. Generation also stops where the model has no more
+    positions. What works on sampling is applied in the order of the fields. An end of sequence
+    alone is left out of `bad_words_ids`. `exponential_decay_length_penalty` adds `abs(logit) *
+    (factor ** tokens beyond start - 1)` to the end's score.
 
-    Attributes:
-        max_length: longest sequence, prompt included.
-        max_new_tokens: most new tokens; takes precedence over `max_length`. Either way generation
-            stops where the model has no more positions.
-        min_length: end of sequence cannot come while the sequence is shorter than this.
-        min_new_tokens: end of sequence cannot be among the first so many new tokens; takes
-            precedence over `min_length`.
-        do_sample: draw tokens; else the likeliest one.
-        num_beams: > 1 for beam search.
-        early_stopping: beam search only. True stops as soon as `num_beams` sequences are finished;
-            False when a better one is unlikely, judged at the present length; "never" when there
-            can be no better one.
-        num_beam_groups, diversity_penalty: diverse beam search, which is not implemented: anything
-            but the default is refused.
-        temperature, top_k, top_p, min_p, typical_p: sampling only, applied in this order. top_k 0,
-            top_p 1, min_p 0 and typical_p 1 switch them off.
-        repetition_penalty: > 1 makes tokens that occurred less likely; 1 switches it off.
-        length_penalty: beam search only; a finished sequence's score is the sum of its log
-            probabilities divided by (new tokens ** length_penalty).
-        no_repeat_ngram_size: no n-gram of this size occurs twice; 0 switches it off.
-        bad_words_ids: sequences of token ids that never occur; one that is the end of sequence
-            alone is left out.
-        suppress_tokens: token ids that are never chosen.
-        num_return_sequences: sequences for each prompt.
-        max_time: seconds after which no further token is generated.
-        use_cache: keep keys and values between steps; the tokens are the same without, slower.
-        bos_token_id: starts an empty prompt.
-        pad_token_id: fills rows up; never part of a result's sequences.
-        eos_token_id: one id or several; any of them ends a sequence. None: only a limit does.
-        forced_bos_token_id: the token after a prompt of one token.
-        forced_eos_token_id: the token at the last place that the limit allows; one or several.
-        remove_invalid_values: replace NaN by 0 and infinities by the largest finite numbers.
-        exponential_decay_length_penalty: (start, factor): from `start` new tokens on, the end gains
-            `abs(logit) * (factor ** tokens beyond start - 1)`.
-        renormalize_logits: make the final scores log probabilities.
-        output_scores: keep the scores of each step (vocabulary-sized: mind the memory).
-        prefix_allowed_tokens_fn, logits_processor, stopping_criteria: functions of the caller.
-        seed: of sampling. One number: prompt i has the seed `seed + i`; or one for each prompt.
-            With its own seed a prompt gives alone what it gives in a batch. Every process of a
-            distributed run is given the same.
+    One number as `seed` gives prompt i the seed `seed + i`; several are one for each prompt. With
+    its own seed a prompt gives alone what it gives in a batch. Every process of a distributed run
+    is given the same.
     """
 
-    max_length: int = 20
-    max_new_tokens: int | None = None
-    min_length: int = 0
-    min_new_tokens: int | None = None
-    do_sample: bool = False
-    early_stopping: bool | Literal["never"] = False
-    num_beams: int = 1
-    num_beam_groups: int = 1
-    diversity_penalty: float = 0.0
-    temperature: float = 1.0
-    top_k: int | None = 50
-    top_p: float | None = 1.0
-    min_p: float | None = None
-    typical_p: float | None = 1.0
-    repetition_penalty: float = 1.0
-    length_penalty: float = 1.0
-    no_repeat_ngram_size: int = 0
-    bad_words_ids: tuple[tuple[int, ...], ...] = ()
-    suppress_tokens: tuple[int, ...] = ()
-    num_return_sequences: int = 1
-    max_time: float | None = None
-    use_cache: bool = True
-    bos_token_id: int | None = 50256
-    pad_token_id: int = 0
-    eos_token_id: int | tuple[int, ...] | None = 50256
-    forced_bos_token_id: int | None = None
-    forced_eos_token_id: int | tuple[int, ...] | None = None
-    remove_invalid_values: bool = False
-    exponential_decay_length_penalty: tuple[int, float] | None = None
-    renormalize_logits: bool = False
-    output_scores: bool = False
-    prefix_allowed_tokens_fn: PrefixFunction | None = None
-    logits_processor: tuple[LogitsProcessor, ...] = ()
-    stopping_criteria: tuple[StoppingCriterion, ...] = ()
-    seed: int | tuple[int, ...] = 0
+    max_length: int = _option(20, _integer(1), "longest text in tokens, prompt included")
+    max_new_tokens: int | None = _option(
+        None, _optional(_integer(1)), "most new tokens; takes precedence over --max-length"
+    )
+    min_length: int = _option(
+        0, _integer(0), "no end of text while it is shorter than this, in tokens, prompt included"
+    )
+    min_new_tokens: int | None = _option(
+        None,
+        _optional(_integer(0)),
+        "no end of text among the first so many new tokens; instead of --min-length",
+    )
+    do_sample: bool = _option(False, _FLAG, "draw tokens instead of taking the likeliest")
+    early_stopping: bool | Literal["never"] = _option(
+        False,
+        Kind(_early_stopping, _early),
+        "when beam search ends: true (as many texts as beams are finished), false (a better one is "
+        "unlikely), never (a better one is impossible)",
+    )
+    num_beams: int = _option(1, _integer(1), "beams of beam search; 1: none")
+    num_beam_groups: int = _option(
+        1, _integer(1), "diverse beam search, which is not implemented: 1 only"
+    )
+    diversity_penalty: float = _option(
+        0.0, _DIVERSITY, "diverse beam search, which is not implemented: 0 only"
+    )
+    temperature: float = _option(
+        1.0,
+        _TEMPERATURE,
+        "sampling: below 1 sharpens the distribution, above 1 flattens it",
+    )
+    top_k: int | None = _option(
+        50, _optional(_integer(0)), "sampling: from the k likeliest tokens only; 0: all"
+    )
+    top_p: float | None = _option(
+        1.0,
+        _SHARE,
+        "sampling: from the likeliest tokens that together have this probability; 1: all",
+    )
+    min_p: float | None = _option(
+        None,
+        _PART,
+        "sampling: from the tokens with this share of the likeliest one's probability; 0: all",
+    )
+    typical_p: float | None = _option(
+        1.0,
+        _SHARE,
+        "sampling: from the most typical tokens that together have this probability; 1: all",
+    )
+    repetition_penalty: float = _option(
+        1.0, _between(*_PENALTIES), "above 1: tokens that occurred become less likely"
+    )
+    length_penalty: float = _option(
+        1.0,
+        _between(*_LENGTH_PENALTIES),
+        "beam search: a text's score is divided by its new tokens to this power",
+    )
+    no_repeat_ngram_size: int = _option(
+        0, _integer(0), "no n-gram of this size occurs twice; 0: off"
+    )
+    bad_words_ids: tuple[tuple[int, ...], ...] = _option(
+        (), _WORDS, "sequences of token ids that never occur, as 1,2;3"
+    )
+    suppress_tokens: tuple[int, ...] = _option(
+        (), _TOKENS, "token ids that are never chosen, as 1,2"
+    )
+    num_return_sequences: int = _option(1, _integer(1), "texts for each prompt")
+    max_time: float | None = _option(
+        None, _optional(_POSITIVE), "seconds after which no further token is generated"
+    )
+    use_cache: bool = _option(
+        True, _FLAG, "keep keys and values between tokens: the same text, faster"
+    )
+    bos_token_id: int | None = _option(50256, _ID, "starts an empty prompt")
+    pad_token_id: int = _option(0, _integer(0), "fills a batch up")
+    eos_token_id: int | tuple[int, ...] | None = _option(
+        50256, _END_IDS, "ends a text; several as 1,2"
+    )
+    forced_bos_token_id: int | None = _option(
+        None, _ID, "the first token after a prompt of one token"
+    )
+    forced_eos_token_id: int | tuple[int, ...] | None = _option(
+        None, _END_IDS, "the last token where the length ends a text; several as 1,2"
+    )
+    remove_invalid_values: bool = _option(False, _FLAG, "replace NaN and infinite scores")
+    exponential_decay_length_penalty: tuple[int, float] | None = _option(
+        None,
+        _DECAY,
+        "START,FACTOR: from START new tokens on the end of the text becomes likelier by FACTOR",
+    )
+    renormalize_logits: bool = _option(False, _FLAG, "make the final scores log probabilities")
+    # The scores of each step are as large as the vocabulary: mind the memory.
+    output_scores: bool = _option(False, _FLAG)
+    prefix_allowed_tokens_fn: PrefixFunction | None = _option(None, _CALLABLE)  # noqa: RUF009 - a field
+    logits_processor: tuple[LogitsProcessor, ...] = _option((), Kind(_functions))
+    stopping_criteria: tuple[StoppingCriterion, ...] = _option((), Kind(_functions))
+    seed: int | tuple[int, ...] = _option(0, _SEEDS, "seed of sampling")
 
     def __post_init__(self) -> None:
-        for name, rule in _RULES.items():
-            object.__setattr__(self, name, rule(name, getattr(self, name)))
+        for each in dataclasses.fields(self):
+            value = each.metadata["kind"].check(each.name, getattr(self, each.name))
+            object.__setattr__(self, each.name, value)
         _refuse_contradictions(self)
 
     # The first arguments are positional only: any name may come as an option, "self" too.
@@ -164,179 +393,6 @@ def as_ids(value: int | tuple[int, ...] | None) -> np.ndarray:
     if value is None:
         return np.empty(0, dtype=np.int64)
     return np.atleast_1d(np.asarray(value, dtype=np.int64))
-
-
-# Rules: (name, value) -> the value as it is stored, or a UserError.
-_Rule = Callable[[str, Any], Any]
-# Of lengths, counts and ids: they are added up in int64.
-_LARGEST = 2**31 - 1
-# Scores are float32, in which a number below this one is 0 or has lost digits.
-_SMALLEST = float(np.finfo(np.float32).tiny)
-# Beyond these a penalty decides alone, whatever the model says, and scores overflow.
-_PENALTIES = (1e-6, 1e6)
-_LENGTH_PENALTIES = (-100, 100)
-
-
-def _wrong(name: str, wanted: str, value: Any) -> UserError:
-    return UserError(f"generation option '{name}' must be {wanted}, got {value!r:.80}")
-
-
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
-
-
-def _integer(low: int) -> _Rule:
-    def rule(name: str, value: Any) -> int:
-        if not _is_integer(value) or value < low:
-            raise _wrong(name, f"a whole number of at least {low}", value)
-        if value > _LARGEST:
-            raise _wrong(name, f"a whole number of at most {_LARGEST}", value)
-        return int(value)
-
-    return rule
-
-
-def _number(wanted: str, accept: Callable[[float], bool]) -> _Rule:
-    def rule(name: str, value: Any) -> float:
-        number = math.nan
-        if isinstance(value, numbers.Real) and not isinstance(value, bool):
-            # A whole number may be too large for a float.
-            with contextlib.suppress(OverflowError):
-                number = float(value)
-        if not math.isfinite(number) or not accept(number):
-            raise _wrong(name, wanted, value)
-        return number
-
-    return rule
-
-
-def _between(low: float, high: float) -> _Rule:
-    return _number(f"a number from {low:g} to {high:g}", lambda value: low <= value <= high)
-
-
-def _flag(name: str, value: Any) -> bool:
-    if not isinstance(value, bool | np.bool_):
-        raise _wrong(name, "true or false", value)
-    return bool(value)
-
-
-def _optional(rule: _Rule) -> _Rule:
-    return lambda name, value: None if value is None else rule(name, value)
-
-
-def _one_or_several(most: float, wanted: str) -> _Rule:
-    def fits(item: Any) -> bool:
-        return _is_integer(item) and 0 <= item <= most
-
-    def rule(name: str, value: Any) -> int | tuple[int, ...]:
-        if fits(value):
-            return int(value)
-        several = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str)
-        if several and len(value) and all(fits(item) for item in value):
-            return tuple(int(item) for item in value)
-        raise _wrong(name, wanted, value)
-
-    return rule
-
-
-def _ids_or_none(name: str, value: Any) -> tuple[int, ...]:
-    if value is None or (isinstance(value, Sequence) and not value):
-        return ()
-    ids = _IDS(name, value)
-    return (ids,) if isinstance(ids, int) else ids
-
-
-def _words(name: str, value: Any) -> tuple[tuple[int, ...], ...]:
-    if value is None:
-        return ()
-    if not isinstance(value, Sequence) or isinstance(value, str):
-        raise _wrong(name, "a list of lists of token ids", value)
-    words = [() if _is_integer(item) else _ids_or_none(name, item) for item in value]
-    if () in words:
-        raise _wrong(name, "a list of lists of token ids, none of them empty", value)
-    return tuple(words)
-
-
-def _decay(name: str, value: Any) -> tuple[int, float]:
-    wanted = "(new tokens after which it starts, factor above 0)"
-    if isinstance(value, str) or not isinstance(value, Sequence) or len(value) != 2:
-        raise _wrong(name, wanted, value)
-    start, factor = value
-    try:
-        return _integer(0)(name, start), _POSITIVE(name, factor)
-    except UserError:
-        raise _wrong(name, wanted, value) from None
-
-
-def _function(name: str, value: Any) -> Any:
-    if not callable(value):
-        raise _wrong(name, "a function", value)
-    return value
-
-
-def _functions(name: str, value: Any) -> tuple[Any, ...]:
-    if value is None:
-        return ()
-    items = (value,) if callable(value) else value
-    if not isinstance(items, Sequence) or not all(callable(item) for item in items):
-        raise _wrong(name, "a list of functions", value)
-    return tuple(items)
-
-
-def _early_stopping(name: str, value: Any) -> bool | str:
-    if value == "never" and isinstance(value, str):
-        return value
-    try:
-        return _flag(name, value)
-    except UserError:
-        raise _wrong(name, "true, false or 'never'", value) from None
-
-
-_POSITIVE = _number("a number above 0", lambda value: value > 0)
-_IDS = _one_or_several(_LARGEST, f"a number from 0 to {_LARGEST} or a list of them")
-_SEEDS = _one_or_several(math.inf, "a number of at least 0 or a list of them")
-_SHARE = _optional(_number("a number above 0 and at most 1", lambda value: 0 < value <= 1))
-_RULES: dict[str, _Rule] = {
-    "max_length": _integer(1),
-    "max_new_tokens": _optional(_integer(1)),
-    "min_length": _integer(0),
-    "min_new_tokens": _optional(_integer(0)),
-    "do_sample": _flag,
-    "early_stopping": _early_stopping,
-    "num_beams": _integer(1),
-    "num_beam_groups": _integer(1),
-    "diversity_penalty": _number("a number", lambda value: True),
-    "temperature": _number(
-        f"a number above 0, {_SMALLEST:.3g} or more (for the likeliest token at each step set "
-        "do_sample to false)",
-        lambda value: value >= _SMALLEST,
-    ),
-    "top_k": _optional(_integer(0)),
-    "top_p": _SHARE,
-    "min_p": _optional(_number("a number from 0 to 1", lambda value: 0 <= value <= 1)),
-    "typical_p": _SHARE,
-    "repetition_penalty": _between(*_PENALTIES),
-    "length_penalty": _between(*_LENGTH_PENALTIES),
-    "no_repeat_ngram_size": _integer(0),
-    "bad_words_ids": _words,
-    "suppress_tokens": _ids_or_none,
-    "num_return_sequences": _integer(1),
-    "max_time": _optional(_POSITIVE),
-    "use_cache": _flag,
-    "bos_token_id": _optional(_integer(0)),
-    "pad_token_id": _integer(0),
-    "eos_token_id": _optional(_IDS),
-    "forced_bos_token_id": _optional(_integer(0)),
-    "forced_eos_token_id": _optional(_IDS),
-    "remove_invalid_values": _flag,
-    "exponential_decay_length_penalty": _optional(_decay),
-    "renormalize_logits": _flag,
-    "output_scores": _flag,
-    "prefix_allowed_tokens_fn": _optional(_function),
-    "logits_processor": _functions,
-    "stopping_criteria": _functions,
-    "seed": _SEEDS,
-}
 
 
 def _refuse_contradictions(options: GenerationOptions) -> None:

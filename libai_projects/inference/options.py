@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from oneflow_accel.command import Parser
 from oneflow_accel.errors import UserError
 
+from libai_projects.generation.options import GenerationOptions, Kind
 from libai_projects.inference.limits import Limits
-from libai_projects.inference.sampling_arguments import HELP, add_sampling_arguments
 
+_FIELDS = {field.name: field for field in dataclasses.fields(GenerationOptions)}
+SAMPLING = tuple(name for name, field in _FIELDS.items() if field.metadata["text"])
+"""The options of generation that have one of the command line."""
+FOR_CALLERS = tuple(name for name in _FIELDS if name not in SAMPLING)
 MODES = ("auto", "huggingface", "libai", "random")
 
 
@@ -36,7 +41,7 @@ def build_parser(program: str, generation: Mapping[str, Any], config_file: str) 
     _add_input(parser)
     _add_model(parser, config_file)
     _add_layout(parser)
-    add_sampling_arguments(parser, generation)
+    _add_sampling(parser, generation)
     _add_server(parser)
     parser.add_argument("rest", nargs="*", metavar="KEY=VALUE", help=argparse.SUPPRESS)
     return parser
@@ -181,6 +186,55 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
         )
 
 
+def _add_sampling(parser: argparse.ArgumentParser, defaults: Mapping[str, Any]) -> None:
+    """An option for each of SAMPLING. One that is not given is None, so that the config decides;
+    --help shows `defaults`, or the field's own default."""
+    group = parser.add_argument_group("generation")
+    for name in SAMPLING:
+        field = _FIELDS[name]
+        default = defaults.get(name, field.default)
+        flag = "--" + name.replace("_", "-")
+        arguments = {"dest": name, "help": f"{field.metadata['text']} (default: {_shown(default)})"}
+        if field.metadata["kind"].parse is None:
+            group.add_argument(flag, action=_Switch, **arguments)
+        else:
+            parse = _parser_of(field.metadata["kind"])
+            group.add_argument(flag, metavar="N", type=parse, **arguments)
+
+
+def given_sampling_options(options: argparse.Namespace) -> dict[str, Any]:
+    """The options of generation that the command line named."""
+    given = {name: getattr(options, name, None) for name in SAMPLING}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+class _Switch(argparse.BooleanOptionalAction):
+    """--name and --no-name, without the default that argparse would add to the help."""
+
+    def __init__(self, option_strings: list[str], dest: str, help: str) -> None:
+        super().__init__(option_strings, dest, default=None)
+        self.help = help
+
+
+def _parser_of(kind: Kind) -> Callable[[str], Any]:
+    def parse(text: str) -> Any:
+        try:
+            return kind.parse(text)
+        except ValueError as error:
+            # argparse leaves the text of a ValueError out.
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parse
+
+
+def _shown(default: Any) -> str:
+    if isinstance(default, bool):
+        return "yes" if default else "no"
+    if isinstance(default, tuple | list):
+        return ",".join(map(str, default)) or "none"
+    return "none" if default is None else str(default)
+
+
 def limits_of(options: argparse.Namespace) -> Limits:
     """The server's limits."""
     names = Limits().as_dict()
@@ -208,9 +262,9 @@ def parse_options(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argpa
         raise UserError("--mode random needs no --model: leave one of the two out")
     if options.batch_size is not None and (options.serve or options.interactive or options.jsonl):
         raise UserError("--batch-size is for --prompt only")
-    given = [name for name in HELP if getattr(options, name) is not None]
+    given = given_sampling_options(options)
     if options.serve and given:
-        flag = "--" + given[0].replace("_", "-")
+        flag = "--" + next(iter(given)).replace("_", "-")
         raise UserError(f"{flag} is set by each request to --serve: leave it out")
     return options
 

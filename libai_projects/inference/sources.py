@@ -16,7 +16,7 @@ from oneflow_accel.errors import UserError
 
 from libai_projects.inference.engine import GeneratedText
 from libai_projects.inference.jobs import ClosedError, Job, Problem, Worker
-from libai_projects.inference.sampling_arguments import FOR_CALLERS
+from libai_projects.inference.options import FOR_CALLERS
 
 logger = logging.getLogger("oneflow_accel")
 

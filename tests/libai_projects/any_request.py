@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from libai_projects.generation import GenerationOptions
-from libai_projects.inference.sampling_arguments import FOR_CALLERS
+from libai_projects.inference.options import FOR_CALLERS
 
 OPTIONS = [
     field.name for field in dataclasses.fields(GenerationOptions) if field.name not in FOR_CALLERS

@@ -41,8 +41,7 @@ from libai_projects.inference import command
 from libai_projects.inference.layout import check_stages, choose_layout
 from libai_projects.inference.lockstep import together
 from libai_projects.inference.models import detect_mode, find_model
-from libai_projects.inference.options import build_parser, parse_options
-from libai_projects.inference.sampling_arguments import given_sampling_options
+from libai_projects.inference.options import build_parser, given_sampling_options, parse_options
 from libai_projects.inference.text_pipeline import DEFAULT_OPTIONS, TextPipeline
 from libai_projects.models.gpt2.step_model import GPT2StepModel
 from libai_projects.weights import monarch

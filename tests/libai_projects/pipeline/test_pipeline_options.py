@@ -16,11 +16,13 @@ from libai_projects.generation import GenerationOptions
 from libai_projects.inference.layout import Layout, choose_layout
 from libai_projects.inference.limits import Limits
 from libai_projects.inference.models import detect_mode, find_model
-from libai_projects.inference.options import build_parser, limits_of, parse_options
-from libai_projects.inference.sampling_arguments import (
+from libai_projects.inference.options import (
     FOR_CALLERS,
-    HELP,
+    SAMPLING,
+    build_parser,
     given_sampling_options,
+    limits_of,
+    parse_options,
 )
 
 
@@ -30,10 +32,10 @@ def parse(*argv: str):
 
 def test_every_option_of_generation_has_one_here() -> None:
     names = {field.name for field in dataclasses.fields(GenerationOptions)}
-    assert names == {*HELP, *FOR_CALLERS}
+    assert names == {*SAMPLING, *FOR_CALLERS}
     text = build_parser("pipeline.py", {"max_length": 50}, "config.py").format_help()
     words = " ".join(text.split())
-    for name in HELP:
+    for name in SAMPLING:
         assert f"--{name.replace('_', '-')}" in words
     assert "prompt included (default: 50)" in words
     assert "0: all (default: 50)" in words
