@@ -1,4 +1,5 @@
-"""Worker processes that fill batches of arrays in shared memory.
+"""Worker processes: `WorkerPool` fills batches of arrays in shared memory, `OrderedPool` applies a
+function to a stream of items.
 
 Why not `oneflow.utils.data.DataLoader`: it works and notices a killed worker, but it pickles every
 batch through a pipe, which the training process unpickles while it should be computing (8 batches
@@ -23,9 +24,11 @@ import signal
 import struct
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any, Generic, TypeVar
 
 from oneflow_accel.errors import DataError
 
@@ -40,6 +43,9 @@ _CHUNKS_PER_WORKER = 4
 _TASK = struct.Struct("<6q")
 
 logger = logging.getLogger("oneflow_accel")
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 @dataclass
@@ -185,17 +191,9 @@ class WorkerPool:
                 self._raise_dead(position)
 
     def _raise_dead(self, position: int) -> None:
-        process = self._processes[position]
-        process.join(timeout=5)
-        code = process.exitcode
-        how = f"exited with code {code}"
-        if code is not None and code < 0:
-            how = f"was killed by {signal.Signals(-code).name}"
+        error = _death("data", self._processes[position], "fewer workers or a smaller batch")
         self.close()
-        raise DataError(
-            f"data worker {process.pid} {how}. If the machine ran out of memory (see dmesg), use "
-            "fewer workers or a smaller batch"
-        )
+        raise error
 
 
 def _work(
@@ -207,14 +205,9 @@ def _work(
     slots: np.ndarray,
 ) -> None:
     """A worker process: fill rows until the task pipe closes or the parent dies."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     # A cluster sends it to all processes. A training process that has a handler for it still needs
     # its data, and ends its workers itself.
-    is_handled = callable(signal.getsignal(signal.SIGTERM))
-    signal.signal(signal.SIGTERM, signal.SIG_IGN if is_handled else signal.SIG_DFL)
-    # Never collect what was inherited: oneflow objects must not be destroyed in this process.
-    gc.freeze()
-    warnings.simplefilter("ignore")
+    _begin(ignore_sigterm=callable(signal.getsignal(signal.SIGTERM)))
     task_writer, receiver = parent_ends
     os.close(task_writer)
     receiver.close()
@@ -230,3 +223,126 @@ def _work(
             results.send((number, row, outcome))
         except BrokenPipeError:
             return
+
+
+class OrderedPool(Generic[T, R]):
+    """Applies `function` in forked processes, in order and with bounded memory.
+
+    `multiprocessing.Pool.imap` reads its whole input at once and hangs if a worker is killed;
+    `concurrent.futures` forks while its own threads run. Here worker k gets the items k, k + n,
+    ..., one at a time, so that nothing piles up and a pipe is never full from both sides. Make it
+    before any thread is started.
+
+    Args:
+        function: called in the workers, which have a copy of it.
+        workers: number of processes; 1 or fewer works in this process.
+        name: of what they work on, for messages.
+    """
+
+    def __init__(self, function: Callable[[T], R], workers: int, name: str) -> None:
+        self._function, self._name = function, name
+        self._pipes: list[Connection] = []
+        self._processes: list[BaseProcess] = []
+        context = multiprocessing.get_context("fork")
+        for _ in range(workers if workers > 1 else 0):
+            ours, theirs = context.Pipe()
+            arguments = function, theirs, [*self._pipes, ours]
+            process = context.Process(target=_apply, args=arguments, daemon=True)
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+    def __enter__(self) -> OrderedPool[T, R]:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def map(self, items: Iterable[T]) -> Iterator[R]:
+        """Results in the order of the items; takes at most one item per worker ahead.
+
+        Raises:
+            DataError: a worker was killed.
+            RuntimeError: `function` raised; holds the worker's traceback.
+        """
+        if not self._pipes:
+            yield from map(self._function, items)
+            return
+        sent = received = 0
+        for item in items:
+            worker = sent % len(self._pipes)
+            results = [self._receive(worker)] if sent >= len(self._pipes) else []
+            try:
+                self._pipes[worker].send(item)
+            except (BrokenPipeError, ConnectionResetError):
+                raise self._death(worker) from None
+            sent, received = sent + 1, received + len(results)
+            yield from results
+        for number in range(received, sent):
+            yield self._receive(number % len(self._pipes))
+
+    def close(self) -> None:
+        """End the processes."""
+        for pipe in self._pipes:
+            pipe.close()
+        for process in self._processes:
+            process.terminate()
+        for process in self._processes:
+            process.join(timeout=5)
+        self._pipes.clear()
+        self._processes.clear()
+
+    def _receive(self, worker: int) -> R:
+        try:
+            fine, result = self._pipes[worker].recv()
+        except (EOFError, ConnectionResetError):
+            raise self._death(worker) from None
+        if not fine:
+            raise RuntimeError(f"a {self._name} worker failed:\n{result}")
+        return result
+
+    def _death(self, worker: int) -> DataError:
+        return _death(self._name, self._processes[worker], "fewer workers")
+
+
+def _apply(function: Callable[[T], R], pipe: Connection, others: list[Connection]) -> None:
+    """A worker of OrderedPool: apply the function until the pipe closes, as it does when the parent
+    dies."""
+    _begin(ignore_sigterm=False)
+    # Copies of the parent's ends would keep the pipes open when the parent is gone.
+    for other in others:
+        other.close()
+    while True:
+        outcome: tuple[bool, Any]
+        try:
+            item = pipe.recv()
+            try:
+                outcome = (True, function(item))
+            except Exception:
+                outcome = (False, traceback.format_exc())
+            pipe.send(outcome)
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            return
+
+
+def _begin(*, ignore_sigterm: bool) -> None:
+    """Make a forked process a worker."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if ignore_sigterm else signal.SIG_DFL)
+    # Never collect what was inherited: oneflow objects must not be destroyed in this process.
+    gc.freeze()
+    warnings.simplefilter("ignore")
+
+
+def _death(name: str, process: BaseProcess, remedy: str) -> DataError:
+    """The error of a worker that ended by itself."""
+    process.join(timeout=5)
+    code = process.exitcode
+    how = f"exited with code {code}"
+    if code is not None and code < 0:
+        how = f"was killed by {signal.Signals(-code).name}"
+    return DataError(
+        f"{name} worker {process.pid} {how}. If the machine ran out of memory (see dmesg), use "
+        f"{remedy}"
+    )

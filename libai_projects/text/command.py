@@ -1,4 +1,4 @@
-"""What the commands of this package share."""
+"""What the commands of this package share: how they read text, and how they end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 
-from oneflow_accel.errors import UserError
+from oneflow_accel import command
+
+from libai_projects.text.line_blocks import LINE_BYTES
 
 _STOPS = (signal.SIGTERM, signal.SIGINT)
 
@@ -29,21 +31,49 @@ def at_least_one(text: str) -> int:
     return value
 
 
+def add_reading_options(
+    group: argparse._ActionsContainer, *, bad_lines: str, longest: int, workers: int
+) -> None:
+    """The options of `corpus.ReadOptions`, with these defaults; `longest` in LINE_BYTES."""
+    group.add_argument(
+        "--bad-lines",
+        choices=("skip", "error"),
+        default=bad_lines,
+        help="lines that are not UTF-8, not JSON, have no such key, are too long, or have a NUL: "
+        "count them, or stop",
+    )
+    group.add_argument(
+        "--max-line-bytes",
+        metavar="N",
+        type=at_least_one,
+        default=longest * LINE_BYTES,
+        help="a longer line is bad",
+    )
+    group.add_argument(
+        "--workers", metavar="N", type=at_least_one, default=workers, help="processes that encode"
+    )
+    group.add_argument(
+        "--strip", action="store_true", help="take white space off both ends of each text"
+    )
+
+
 def run_command(name: str, run: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> int:
     """Run a command and return its exit code; user errors become one line on standard error.
 
     SIGTERM and Ctrl-C end it so that no partly written files are left.
     """
+
+    def action() -> int:
+        try:
+            return run(sys.argv[1:] if argv is None else argv)
+        except KeyboardInterrupt:
+            print(f"{name}: stopped; unfinished files were taken away", file=sys.stderr)
+            return command.INTERRUPTED
+
     # SIGTERM as well: it would end the process at once.
     before = {which: signal.signal(which, _interrupt) for which in _STOPS}
     try:
-        return run(sys.argv[1:] if argv is None else argv)
-    except UserError as error:
-        print(f"{name}: error: {error}", file=sys.stderr)
-        return UserError.EXIT_CODE
-    except KeyboardInterrupt:
-        print(f"{name}: stopped; unfinished files were taken away", file=sys.stderr)
-        return 130
+        return command.run(name, action)
     finally:
         for which, handler in before.items():
             signal.signal(which, handler)

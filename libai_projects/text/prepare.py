@@ -17,18 +17,12 @@ from pathlib import Path
 
 from oneflow_accel.errors import DataError, UserError
 
-from libai_projects.text.command import CommandFormatter, at_least_one, run_command
-from libai_projects.text.corpus import (
-    ReadOptions,
-    commit_all,
-    default_workers,
-    write_corpus,
-)
-from libai_projects.text.corpus_report import CorpusReport
+from libai_projects.text.command import CommandFormatter, add_reading_options, run_command
+from libai_projects.text.corpus import CorpusReport, ReadOptions, write_corpus
 from libai_projects.text.dataset_writer import DatasetWriter
 from libai_projects.text.encoding import BlockEncoder
 from libai_projects.text.indexed_dataset import dtype_for_vocabulary
-from libai_projects.text.line_blocks import LINE_BYTES, check_files
+from libai_projects.text.line_blocks import check_files
 from libai_projects.text.tokenizer import GPT2Tokenizer
 
 # Names of the outputs, and of the datasets after the prefix.
@@ -78,9 +72,6 @@ def build_parser() -> argparse.ArgumentParser:
         help="end each prompt with <|endoftext|>; without it, prompts run into each other",
     )
     parser.add_argument(
-        "--strip", action="store_true", help="take white space off both ends of each prompt"
-    )
-    parser.add_argument(
         "--validation",
         metavar="FILE|SHARE",
         help="also write PREFIX_valid, which training validates on: from this file, or from a "
@@ -91,22 +82,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--format", choices=("auto", "text", "jsonl"), default="auto", help="of all inputs"
     )
     parser.add_argument("--json-key", metavar="KEY", default="text", help="key of the text")
-    parser.add_argument(
-        "--bad-lines",
-        choices=("skip", "error"),
-        default="skip",
-        help="lines that are not UTF-8, not JSON, too long, or with NUL: count them, or stop",
-    )
-    parser.add_argument(
-        "--max-line-bytes",
-        metavar="N",
-        type=at_least_one,
-        default=LINE_BYTES,
-        help="a longer line is bad",
-    )
-    parser.add_argument(
-        "--workers", metavar="N", type=at_least_one, default=default_workers(), help="processes"
-    )
+    cores = len(os.sched_getaffinity(0))
+    add_reading_options(parser, bad_lines="skip", longest=1, workers=cores)
     parser.add_argument(
         "--report", metavar="FILE", type=Path, help="also write the counts here, as JSON"
     )
@@ -161,7 +138,9 @@ def run(argv: Sequence[str]) -> int:
                     f"--validation {arguments.validation}: of {reports[0].documents} prompts none "
                     f"is left for {places[name]}; use another share, or a file"
                 )
-        commit_all(writers)
+        # After the last of them is complete.
+        for writer in writers.values():
+            writer.commit()
     _print_reports(reports, places, time.monotonic() - started)
     if arguments.report:
         _write_report(arguments.report, reports)

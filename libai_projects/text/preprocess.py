@@ -22,13 +22,17 @@ from oneflow_accel.errors import UserError
 
 import numpy as np
 
-from libai_projects.text.cached_writer import CachedDatasetWriter
-from libai_projects.text.command import CommandFormatter, at_least_one, run_command
-from libai_projects.text.corpus import ReadOptions, Writer, commit_all, write_corpus
-from libai_projects.text.dataset_writer import DatasetWriter
+from libai_projects.text.command import (
+    CommandFormatter,
+    add_reading_options,
+    at_least_one,
+    run_command,
+)
+from libai_projects.text.corpus import ReadOptions, Writer, write_corpus
+from libai_projects.text.dataset_writer import CachedDatasetWriter, DatasetWriter
 from libai_projects.text.encoding import BlockEncoder, SplitSentences
 from libai_projects.text.indexed_dataset import dtype_for_vocabulary
-from libai_projects.text.line_blocks import LINE_BYTES, check_files
+from libai_projects.text.line_blocks import check_files
 from libai_projects.text.tokenizer import GPT2Tokenizer
 
 
@@ -93,32 +97,14 @@ def build_parser() -> argparse.ArgumentParser:
     )
     group = parser.add_argument_group("runtime")
     group.add_argument(
-        "--workers", type=at_least_one, default=1, metavar="N", help="worker processes"
-    )
-    group.add_argument(
         "--log-interval",
         type=at_least_one,
         default=100,
         metavar="N",
         help="a line of progress after each N documents, though not more than one in 256 KiB",
     )
-    group = parser.add_argument_group("not in LiBai's tool")
-    group.add_argument(
-        "--strip", action="store_true", help="take white space off both ends of each text"
-    )
-    group.add_argument(
-        "--bad-lines",
-        choices=("skip", "error"),
-        default="error",
-        help="lines that are not JSON, have no such key, ...: count them, or stop",
-    )
-    group.add_argument(
-        "--max-line-bytes",
-        metavar="N",
-        type=at_least_one,
-        default=16 * LINE_BYTES,
-        help="a longer line is bad",
-    )
+    group = parser.add_argument_group("not in LiBai's tool, but for --workers")
+    add_reading_options(group, bad_lines="error", longest=16, workers=1)
     return parser
 
 
@@ -163,7 +149,9 @@ def run(argv: Sequence[str]) -> int:
             stack.push(writer)
             writers[key] = writer
         report = write_corpus(arguments.input, encoder, writers, options)
-        commit_all(writers)
+        # After the last of them is complete.
+        for each in writers.values():
+            each.commit()
     print(report.text(places))
     return 0
 
