@@ -11,7 +11,7 @@ from oneflow_accel.backends.base import Backend
 from libai.config import try_get_key
 from omegaconf import DictConfig
 
-from libai_projects.weights.mapping import block_shapes
+from libai_projects.weights.gpt2 import GPT2
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def flops_per_token(model: DictConfig) -> float | None:
         length = int(model.max_seq_length)
         rows = int(model.get("vocab_size_real") or model.vocab_size)
         # Norms and biases, of one axis, multiply with nothing.
-        matrices = [shape for shape in block_shapes(model).values() if len(shape) > 1]
+        matrices = [shape for shape in GPT2.block_shapes(model).values() if len(shape) > 1]
         weights = layers * sum(map(math.prod, matrices)) + rows * hidden
     except (AttributeError, KeyError, TypeError):
         return None

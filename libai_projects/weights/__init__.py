@@ -1,16 +1,23 @@
-"""GPT-2 weights between Hugging Face, LiBai 0.1.1 and upstream LiBai.
+"""Weights of language models between Hugging Face, LiBai 0.1.1 and upstream LiBai.
 
     state, config = weights.load(path, "huggingface")    # or "libai", "upstream"
     weights.load_into(model, state)
     weights.save_huggingface(model, cfg, folder)
 
-State dicts are numpy, float32, under LiBai 0.1.1's names and in its layout: see `mapping`.
+State dicts are numpy, float32, under LiBai 0.1.1's names and in its layout: see `table`.
 """
 
 from libai_projects.weights.libai_checkpoints import save_libai
-from libai_projects.weights.loading import MODES, Loaded, load, read
-from libai_projects.weights.mapping import Report
-from libai_projects.weights.models import gather_state, load_into, save_huggingface
+from libai_projects.weights.loading import (
+    MODES,
+    Loaded,
+    gather_state,
+    load,
+    load_into,
+    read,
+    save_huggingface,
+)
+from libai_projects.weights.table import Report
 
 __all__ = [
     "MODES",

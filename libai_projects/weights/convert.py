@@ -13,12 +13,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from oneflow_accel import command
 from oneflow_accel.errors import UserError
 
 from libai_projects.weights import huggingface, loading
 from libai_projects.weights.folders import check_target
+from libai_projects.weights.gpt2 import GPT2
 from libai_projects.weights.libai_checkpoints import save_libai
-from libai_projects.weights.mapping import TOKEN_EMBEDDING
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -92,10 +93,10 @@ def run(options: argparse.Namespace) -> str:
     loaded = loading.read(
         options.source, options.source_kind, overrides=overrides, partial=options.partial
     )
-    if TOKEN_EMBEDDING not in loaded.state:
+    if GPT2.tokens not in loaded.state:
         raise UserError(f"{options.source} has no token embedding that fits")
     if options.target_kind == "libai":
-        rows = len(loaded.state[TOKEN_EMBEDDING])
+        rows = len(loaded.state[GPT2.tokens])
         save_libai(
             loaded.state,
             loaded.config,
@@ -118,6 +119,7 @@ def run(options: argparse.Namespace) -> str:
             loaded.state,
             loaded.config,
             options.target,
+            GPT2,
             dtype=options.dtype,
             generation=loaded.generation,
             tokenizer_files=_tokenizer_files(folder, required=options.tokenizer is not None),
@@ -144,12 +146,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; user errors become text on stderr and a non-zero exit code."""
     logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
     options = parse_arguments(sys.argv[1:] if argv is None else argv)
-    try:
-        print(run(options))
-    except UserError as error:
-        print(f"convert: error: {error}", file=sys.stderr)
-        return UserError.EXIT_CODE
-    return 0
+    return command.run("convert", lambda: print(run(options)))
 
 
 if __name__ == "__main__":

@@ -1,19 +1,21 @@
-"""Writes a model's folder whole or not at all."""
+"""Writes a model's folder whole or not at all, and reads the settings in it."""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from oneflow_accel.errors import CheckpointError, UserError
 
-from flow_train.files import sync_directory
+from flow_train.files import sync_directory, write_synced
 
 # What a folder of weights consists of; anything else in it keeps --force from replacing it.
 _KNOWN = re.compile(
@@ -21,6 +23,40 @@ _KNOWN = re.compile(
     r"|vocab\.json|merges\.txt|tokenizer\.json|special_tokens_map\.json|added_tokens\.json"
     r"|README\.md|LICENSE|\.gitattributes|model|pickled_data|(global_)?tensor_\d+)\Z"
 )
+_GENERATION_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON file that holds an object.
+
+    Raises:
+        UserError: it is missing, cannot be read, or holds something else.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON ({error}); is the file whole?") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path} holds a {type(content).__name__}, not an object with settings")
+    return content
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """A new JSON file, keys sorted, on the disk."""
+    write_synced(path, (json.dumps(content, indent=2, sort_keys=True) + "\n").encode())
+
+
+def generation_of(*contents: Mapping[str, Any]) -> dict[str, int]:
+    """The token ids that generation needs, from generation_config.json or config.json: the first
+    that names one counts."""
+    found = {key: [content.get(key) for content in contents] for key in _GENERATION_KEYS}
+    return {
+        key: next(value for value in values if type(value) is int)
+        for key, values in found.items()
+        if any(type(value) is int for value in values)
+    }
 
 
 def check_target(folder: Path, *, force: bool) -> None:
@@ -65,7 +101,13 @@ def replaced_folder(folder: Path, *, force: bool = False) -> Iterator[Path]:
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".tmp-{folder.name}-", dir=folder.parent))
         yield temporary
-        _sync(temporary)
+        for path in temporary.rglob("*"):
+            if path.is_dir():
+                sync_directory(path)
+            else:
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+        sync_directory(temporary)
         temporary.chmod(0o755)
         _exchange(temporary, folder)
     except OSError as error:
@@ -80,26 +122,16 @@ def replaced_folder(folder: Path, *, force: bool = False) -> Iterator[Path]:
 
 def _exchange(temporary: Path, folder: Path) -> None:
     """Rename over `folder`; the earlier one is put back if that fails."""
-    if not folder.exists():
-        os.rename(temporary, folder)
-        sync_directory(folder.parent)
-        return
-    old = Path(tempfile.mkdtemp(prefix=f".trash-{folder.name}-", dir=folder.parent))
-    os.rename(folder, old)
+    old = None
+    if folder.exists():
+        old = Path(tempfile.mkdtemp(prefix=f".trash-{folder.name}-", dir=folder.parent))
+        os.rename(folder, old)
     try:
         os.rename(temporary, folder)
     except OSError:
-        os.rename(old, folder)
+        if old is not None:
+            os.rename(old, folder)
         raise
     sync_directory(folder.parent)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _sync(folder: Path) -> None:
-    for path in folder.rglob("*"):
-        if path.is_dir():
-            sync_directory(path)
-        else:
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-    sync_directory(folder)
+    if old is not None:
+        shutil.rmtree(old, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The weights that GPT-2's training begins with: one seed is one model, in every layout."""
+"""The weights that a training begins with: one seed is one model, in every layout."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 
 from flow_train.rng import named_generator
-from libai_projects.weights.mapping import Shapes, State, expected_shapes
+from libai_projects.weights.gpt2 import GPT2
+from libai_projects.weights.table import Shapes, State, Table
 
 _END_OF_A_BLOCK = (".self_attention.dense.weight", ".mlp.dense_4h_to_h.weight")
 
 
-def initial_weights(config: Mapping[str, Any], seed: int) -> Iterator[tuple[str, np.ndarray]]:
+def initial_weights(
+    config: Mapping[str, Any], seed: int, table: Table = GPT2
+) -> Iterator[tuple[str, np.ndarray]]:
     """Each weight, by LiBai 0.1.1's name; float32.
 
     Normal with `initializer_range`, those that end a block divided by sqrt(2 x layers) unless
@@ -25,8 +28,9 @@ def initial_weights(config: Mapping[str, Any], seed: int) -> Iterator[tuple[str,
     Args:
         config: `cfg.model.cfg`.
         seed: at least 0.
+        table: of the model.
     """
-    shapes = expected_shapes(config)
+    shapes = table.shapes(config)
     for name, shape in shapes.items():
         yield name, _draw(name, shapes, config, named_generator(seed, name)).reshape(shape)
 

@@ -9,7 +9,6 @@ without running code of it; the elements are read here, as here they may also be
 
 from __future__ import annotations
 
-import json
 import math
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -20,16 +19,16 @@ from oneflow_accel.errors import UserError
 
 import numpy as np
 import oneflow as flow
+import yaml
 from google.protobuf import text_format
 from oneflow.core.common import data_type_pb2
 from oneflow.core.framework import variable_meta_info_pb2
 
 from flow_train.checkpoint.oneflow_files import PICKLE, StoredTensor, read_structure
 from flow_train.checkpoint.torch_files import widen_bfloat16
-from flow_train.files import write_synced
-from libai_projects.weights import configs, mapping
-from libai_projects.weights.folders import replaced_folder
-from libai_projects.weights.mapping import State
+from libai_projects.weights.folders import generation_of, read_json, replaced_folder, write_json
+from libai_projects.weights.gpt2 import GPT2
+from libai_projects.weights.table import Config, State, Table, as_float32, resize_vocabulary
 
 MODEL_FOLDER = "model"
 # Lies beside the pickle: LiBai's Checkpointer loads every entry of the folder above.
@@ -79,17 +78,18 @@ def read_state(path: Path) -> State:
     """
     folder = model_folder(path)
     try:
-        return {
-            name: mapping.as_float32(_read_tensor(place))
-            for name, place in _read_records(folder).items()
-        }
+        data = read_structure(folder)
+        if not isinstance(data, dict) or not data:
+            raise UserError(f"{PICKLE} holds a {type(data).__name__}, not a state dict")
+        places = {name: _tensor_folder(folder, name, value) for name, value in data.items()}
+        return {name: as_float32(_read_tensor(place)) for name, place in places.items()}
     except OSError as error:
         raise UserError(f"cannot read {folder}: {error.strerror or error}") from error
     except UserError as error:
         raise UserError(f"cannot read {folder}: {error}") from error
 
 
-def read_settings(path: Path) -> tuple[configs.Config, dict[str, int]]:
+def read_settings(path: Path, table: Table) -> tuple[Config, dict[str, int]]:
     """Model settings and token ids that lie with the checkpoint; empty where nothing does.
 
     libai_config.json beside the pickle counts, else the config.yaml of the run that wrote it.
@@ -99,14 +99,14 @@ def read_settings(path: Path) -> tuple[configs.Config, dict[str, int]]:
     """
     folder = model_folder(path)
     if (folder / SETTINGS).exists():
-        content = configs.read_json(folder / SETTINGS)
+        content = read_json(folder / SETTINGS)
         model, generation = content.get("model"), content.get("generation", {})
         if not isinstance(model, dict) or not isinstance(generation, dict):
             raise UserError(f"{folder / SETTINGS} has no settings under 'model' and 'generation'")
-        return configs.known_settings(model), configs.generation_of(generation)
+        return table.known_settings(model), generation_of(generation)
     for parent in list(folder.absolute().parents)[:2]:
         if (parent / "config.yaml").is_file():
-            return configs.from_libai_yaml(parent / "config.yaml"), {}
+            return _from_yaml(parent / "config.yaml", table), {}
     return {}, {}
 
 
@@ -114,6 +114,7 @@ def save_libai(
     state: Mapping[str, np.ndarray],
     config: Mapping[str, Any],
     folder: str | Path,
+    table: Table = GPT2,
     *,
     generation: Mapping[str, int] | None = None,
     vocabulary_rows: int | None = None,
@@ -126,6 +127,7 @@ def save_libai(
         state: weights in LiBai 0.1.1's layout.
         config: LiBai's model settings, kept in libai_config.json.
         folder: whole or as before, whatever happens.
+        table: of the model.
         generation: token ids, kept in libai_config.json.
         vocabulary_rows: pad the token embedding to so many rows; None leaves it.
         dtype: "float32" or "float16".
@@ -136,12 +138,12 @@ def save_libai(
     """
     if dtype not in ("float32", "float16"):
         raise UserError(f"a LiBai checkpoint can be written in float32 or float16, not in {dtype}")
-    real = len(state[mapping.TOKEN_EMBEDDING])
+    real = len(state[table.tokens])
     rows = vocabulary_rows or real
     tensors = OrderedDict()
     for name, array in state.items():
-        if name == mapping.TOKEN_EMBEDDING:
-            array = mapping.resize_vocabulary(array, rows)
+        if name == table.tokens:
+            array = resize_vocabulary(array, rows)
         tensors[name] = flow.tensor(array.astype(dtype, copy=False))
     settings = {
         "model": {**config, "vocab_size": rows, "vocab_size_real": real},
@@ -149,16 +151,41 @@ def save_libai(
     }
     with replaced_folder(Path(folder), force=force) as temporary:
         flow.save(tensors, temporary / MODEL_FOLDER)
-        text = json.dumps(settings, indent=2, sort_keys=True) + "\n"
-        write_synced(temporary / MODEL_FOLDER / SETTINGS, text.encode())
+        write_json(temporary / MODEL_FOLDER / SETTINGS, settings)
 
 
-def _read_records(folder: Path) -> dict[str, Path]:
-    """The folder of each tensor of the state dict, by the tensor's name."""
-    data = read_structure(folder)
-    if not isinstance(data, dict) or not data:
-        raise UserError(f"{PICKLE} holds a {type(data).__name__}, not a state dict")
-    return {name: _tensor_folder(folder, name, value) for name, value in data.items()}
+def _from_yaml(path: Path, table: Table) -> Config:
+    """The model's settings in the config.yaml that LiBai writes at the start of a run.
+
+    Unknown tags are passed over: nothing is constructed. A run that trained with LiBai's fused
+    bias_gelu, or with its own GPT model, used the erf form of GELU; else `activation` counts.
+
+    Raises:
+        UserError: the file cannot be parsed.
+    """
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_PlainLoader)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    except (yaml.YAMLError, ValueError) as error:
+        raise UserError(f"{path} is not YAML: {error}") from error
+    model = content.get("model") if isinstance(content, dict) else None
+    if not isinstance(model, dict) or not isinstance(model.get("cfg"), dict):
+        return {}
+    settings = dict(model["cfg"])
+    if "hidden_layers" in settings:
+        settings.setdefault("num_layers", settings["hidden_layers"])
+    own_gpt = str(model.get("_target_", "")).startswith("libai.models")
+    if "activation" not in settings and (settings.get("bias_gelu_fusion") or own_gpt):
+        settings["activation"] = "gelu"
+    return table.known_settings(settings)
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """Reads unknown tags as None instead of refusing the file."""
+
+
+_PlainLoader.add_multi_constructor("", lambda _loader, _suffix, _node: None)
 
 
 def _tensor_folder(folder: Path, name: Any, value: Any) -> Path:

@@ -1,10 +1,11 @@
-"""Reads weights of any of the three kinds into LiBai 0.1.1's layout."""
+"""Weights of any of the three kinds into LiBai 0.1.1's layout, and from there into and out of an
+OneFlow model in any parallel layout."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,29 @@ from typing import Any
 from oneflow_accel import distributed
 from oneflow_accel.errors import UserError
 
-from libai_projects.weights import configs, huggingface, libai_checkpoints, mapping
-from libai_projects.weights.configs import Config
-from libai_projects.weights.mapping import MisfitError, Report, State
+import numpy as np
+import oneflow as flow
+from oneflow import nn
+
+from libai_projects.weights import huggingface, libai_checkpoints
+from libai_projects.weights.gpt2 import GPT2
+from libai_projects.weights.table import (
+    Config,
+    MisfitError,
+    Report,
+    Shapes,
+    State,
+    Table,
+    check_heads,
+    compare,
+    resize_vocabulary,
+)
 
 MODES = ("huggingface", "libai", "upstream")
 _PARTIAL_HINT = "is it the right model? --partial takes what fits"
+GPT2_VOCABULARY = 50257
+# Padding of a vocabulary to a multiple, such as 128 for each of 8 tensor-parallel processes.
+_MOST_PADDING = 1024
 
 logger = logging.getLogger("libai_projects")
 
@@ -92,6 +110,7 @@ def read(
     *,
     overrides: Mapping[str, Any] | None = None,
     partial: bool = False,
+    table: Table = GPT2,
 ) -> Loaded:
     """What `load` does, in this process alone, and all that was found.
 
@@ -100,64 +119,213 @@ def read(
     """
     if mode not in MODES:
         raise UserError(f"weights of kind {mode!r}; expected one of {', '.join(MODES)}")
-    unknown = sorted(set(overrides or {}) - configs.MODEL_KEYS)
+    unknown = sorted(set(overrides or {}) - table.keys)
     if unknown:
         raise UserError(f"unknown model settings: {', '.join(unknown)}")
     given = {key: value for key, value in (overrides or {}).items() if value is not None}
+    source = Path(path)
     if mode == "huggingface":
-        return _read_huggingface(Path(path), given, partial)
-    return _read_libai(Path(path), given, partial, upstream=mode == "upstream")
-
-
-def _read_huggingface(folder: Path, overrides: Config, partial: bool) -> Loaded:
-    config = {**huggingface.read_config(folder), **overrides}
-    configs.check_heads(config, folder)
-    state = huggingface.read_state(folder)
-    # The report has the file's own names.
-    wanted = {
-        mapping.huggingface_name(name): shape
-        for name, shape in mapping.expected_shapes(config).items()
-    }
-    report = mapping.compare(mapping.shapes_of(state), wanted)
-    if not partial:
-        report.require_none(str(folder), _PARTIAL_HINT)
-    state = mapping.from_huggingface(
-        mapping.keep_fitting(state, wanted), config["num_attention_heads"]
-    )
-    generation = huggingface.read_generation(folder)
-    return _cut_vocabulary(Loaded(state, config, generation, report), folder)
-
-
-def _read_libai(path: Path, overrides: Config, partial: bool, *, upstream: bool) -> Loaded:
-    state = mapping.clean_libai(libai_checkpoints.read_state(path))
-    try:
-        if mapping.linear_is_out_in(state, default=upstream):
-            state = mapping.transpose_linear(state)
-        known, generation = libai_checkpoints.read_settings(path)
-        # Sizes are those of the tensors: a settings file may be another run's.
-        config = {"activation": "gelu_tanh", **known, **configs.from_shapes(state), **overrides}
-    except UserError as error:
-        raise UserError(f"cannot use {path}: {error}") from error
-    rows = config["vocab_size"]
-    real = overrides.get("vocab_size_real", known.get("vocab_size_real"))
-    config["vocab_size_real"] = configs.real_vocabulary(rows, real)
-    if "max_seq_length" not in config:
-        raise UserError(f"{path} has no position embedding, and no settings say how long it is")
-    wanted = mapping.expected_shapes(config)
-    report = mapping.compare(mapping.shapes_of(state), wanted)
-    if not partial:
-        report.require_none(str(path), _PARTIAL_HINT)
-    state = mapping.keep_fitting(state, wanted)
-    return _cut_vocabulary(Loaded(state, config, generation, report), path)
-
-
-def _cut_vocabulary(loaded: Loaded, path: Path) -> Loaded:
-    """Leave the rows of the real vocabulary."""
-    rows, real = loaded.config["vocab_size"], loaded.config["vocab_size_real"]
+        state, config, generation = huggingface.read(source, table)
+        config = {**config, **given}
+        check_heads(config, source)
+        # The report has the file's own names.
+        wanted = {table.their_name(name): shape for name, shape in table.shapes(config).items()}
+    else:
+        state, config, generation = _read_libai(source, given, table, upstream=mode == "upstream")
+        wanted = table.shapes(config)
+    report, state = compare(state, wanted)
+    if report and not partial:
+        raise MisfitError(report, str(path), _PARTIAL_HINT)
+    if mode == "huggingface":
+        state = table.from_huggingface(state, config["num_attention_heads"])
+    rows, real = config["vocab_size"], config["vocab_size_real"]
     if real > rows:
         raise UserError(f"{path} has {rows} rows of vocabulary, fewer than {real} tokens")
-    tokens = loaded.state.get(mapping.TOKEN_EMBEDDING)
-    if tokens is not None:
-        loaded.state[mapping.TOKEN_EMBEDDING] = tokens[:real]
-    loaded.config["vocab_size"] = real
-    return loaded
+    if table.tokens in state:
+        state[table.tokens] = state[table.tokens][:real]
+    return Loaded(state, {**config, "vocab_size": real}, generation, report)
+
+
+def _read_libai(
+    path: Path, given: Config, table: Table, *, upstream: bool
+) -> tuple[State, Config, dict[str, int]]:
+    state = table.clean_libai(libai_checkpoints.read_state(path))
+    try:
+        if table.linear_is_out_in(state, default=upstream):
+            state = table.transposed(state)
+        known, generation = libai_checkpoints.read_settings(path, table)
+        # Sizes are those of the tensors: a settings file may be another run's.
+        config = {"activation": "gelu_tanh", **known, **table.sizes_of(state), **given}
+    except UserError as error:
+        raise UserError(f"cannot use {path}: {error}") from error
+    rows, real = config["vocab_size"], given.get("vocab_size_real", known.get("vocab_size_real"))
+    if real is None:
+        # LiBai pads GPT-2's vocabulary to 50304 on one process and to more under tensor
+        # parallelism.
+        padded = GPT2_VOCABULARY < rows <= GPT2_VOCABULARY + _MOST_PADDING
+        real = GPT2_VOCABULARY if padded else rows
+    config["vocab_size_real"] = real
+    if "max_seq_length" not in config:
+        raise UserError(f"{path} has no position embedding, and no settings say how long it is")
+    return state, config, generation
+
+
+def load_into(
+    model: nn.Module,
+    state: Mapping[str, np.ndarray],
+    report: Report | None = None,
+    *,
+    partial: bool = False,
+    vocab_size: int | None = None,
+    table: Table = GPT2,
+) -> Report:
+    """Copy weights into a model's parameters, whatever their placement and sbp.
+
+    Every process of a job has to call this; rank 0's state counts, the others may be empty. The
+    vocabulary is padded with zeros to the model's rows, or cut to them.
+
+    Args:
+        model: local or global; names with or without the table's prefix.
+        state: LiBai 0.1.1's names and layout, from `load`.
+        report: filled in with the differences, if given.
+        partial: leave parameters that are missing or do not fit as they are.
+        vocab_size: how many rows of the state are tokens; the model may have as few. None: all.
+        table: of the model.
+
+    Returns:
+        The differences, the same on every process.
+
+    Raises:
+        UserError: there are differences, and not `partial`; counts them. No parameter has changed.
+    """
+    targets = dict(model.named_parameters())
+    prefix = "" if any(name.startswith(table.prefix) for name in targets) else table.prefix
+    wanted = {prefix + name: tuple(target.shape) for name, target in targets.items()}
+    told: list[Any] = [[], []]
+    if distributed.is_main():
+        state = _with_rows(state, wanted, vocab_size, table.tokens)
+        found, fitting = compare(state, wanted)
+        mis_shaped = [[name, list(a), list(b)] for name, a, b in found.mis_shaped]
+        told = [[found.missing, found.unexpected, mis_shaped], list(fitting)]
+    differences, names = distributed.all_gather_json(told)[0]
+    result = report if report is not None else Report()
+    result.missing, result.unexpected = differences[:2]
+    result.mis_shaped = [(name, tuple(a), tuple(b)) for name, a, b in differences[2]]
+    if result and not partial:
+        raise UserError(
+            f"the set of weights does not fit the model: {result.brief()}; was it made for a "
+            "model of other sizes?"
+        )
+    with flow.no_grad():
+        for name in names:
+            _assign(targets[name.removeprefix(prefix)], state.get(name))
+    return result
+
+
+def gather_state(model: nn.Module, table: Table = GPT2) -> State:
+    """All parameters of a model on rank 0, under LiBai's names; empty on the other processes.
+
+    Every process of a job has to call this.
+    """
+    state = {}
+    for name, tensor in model.named_parameters():
+        array = _on_main(tensor)
+        if array is not None:
+            state[table.prefix + name.removeprefix(table.prefix)] = array
+    return state
+
+
+def save_huggingface(
+    model_or_state: nn.Module | Mapping[str, np.ndarray],
+    cfg: Mapping[str, Any],
+    folder: str | os.PathLike[str],
+    *,
+    dtype: str = "float32",
+    generation: Mapping[str, int] | None = None,
+    tokenizer_files: Iterable[str | os.PathLike[str]] = (),
+    force: bool = False,
+    table: Table = GPT2,
+) -> None:
+    """Write a folder that `transformers` loads. Every process of a job has to call this.
+
+    Args:
+        model_or_state: a model in any layout, or a state dict in LiBai 0.1.1's layout (rank 0's
+            counts).
+        cfg: LiBai's model settings (`cfg.model.cfg`); rows of the vocabulary above
+            `vocab_size_real`, where that is set, are left out.
+        others: see `huggingface.write`.
+
+    Raises:
+        UserError: it could not be written; the same on every process.
+    """
+    if isinstance(model_or_state, nn.Module):
+        state: Mapping[str, np.ndarray] = gather_state(model_or_state, table)
+    else:
+        state = model_or_state
+    failure = None
+    if distributed.is_main():
+        try:
+            huggingface.write(
+                _without_padding(state, dict(cfg), table),
+                dict(cfg),
+                Path(folder),
+                table,
+                dtype=dtype,
+                generation=generation,
+                tokenizer_files=[Path(file) for file in tokenizer_files],
+                force=force,
+            )
+        except UserError as error:
+            failure = str(error)
+    failure = distributed.all_gather_json(failure)[0]
+    if failure is not None:
+        raise UserError(failure)
+
+
+def _without_padding(state: Mapping[str, np.ndarray], cfg: Config, table: Table) -> State:
+    result = {name: np.asarray(array, np.float32) for name, array in state.items()}
+    if table.tokens not in result:
+        raise UserError(f"the set of weights has no {table.tokens}")
+    wanted = table.shapes({**cfg, "vocab_size": len(result[table.tokens])})
+    report, _ = compare(result, wanted)
+    if report:
+        raise MisfitError(report, "the set of weights", "does the configuration belong to it?")
+    if cfg.get("vocab_size_real") is not None:
+        result[table.tokens] = result[table.tokens][: int(cfg["vocab_size_real"])]
+    return result
+
+
+def _with_rows(
+    state: Mapping[str, np.ndarray], wanted: Shapes, vocab_size: int | None, name: str
+) -> State:
+    """The state with the model's number of vocabulary rows, unless tokens would be lost."""
+    result = dict(state)
+    if name in result and name in wanted:
+        tokens, rows = result[name], wanted[name][0]
+        needed = len(tokens) if vocab_size is None else vocab_size
+        if rows >= needed:
+            result[name] = resize_vocabulary(tokens[:needed], rows)
+    return result
+
+
+def _assign(target: flow.Tensor, array: np.ndarray | None) -> None:
+    """Give a parameter rank 0's array, one parameter at a time so that memory stays small."""
+    if not distributed.is_main() or array is None:
+        array = np.empty(tuple(target.shape), np.float32)
+    value = flow.tensor(np.ascontiguousarray(array, np.float32))
+    if distributed.world_size() > 1:
+        flow.comm.broadcast(value, 0)
+    value = value.to(target.dtype)
+    if target.is_global:
+        whole = [flow.sbp.broadcast] * len(target.sbp)
+        value = value.to_global(placement=target.placement, sbp=whole).to_global(sbp=target.sbp)
+    target.copy_(value)
+
+
+def _on_main(tensor: flow.Tensor) -> np.ndarray | None:
+    """The whole value on rank 0, None elsewhere; a local tensor is rank 0's own."""
+    if tensor.is_global:
+        first = flow.placement(tensor.placement.type, [0])
+        tensor = tensor.detach().to_global(sbp=[flow.sbp.broadcast] * len(tensor.sbp))
+        tensor = tensor.to_global(placement=first, sbp=flow.sbp.broadcast).to_local()
+    return tensor.detach().float().numpy() if distributed.is_main() else None

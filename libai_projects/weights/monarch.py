@@ -1,4 +1,5 @@
-"""Which linear layers of a GPT-2 are Monarch layers: by the model's config, or by its weights.
+"""Which linear layers of a block are Monarch layers, by the model's config or by its weights; and
+those layers multiplied out, for formats that have dense ones only.
 
 `mlp_cfg` stands for both layers of the feed-forward network, or has one config for each;
 `attnlinear_cfg` for the projections to queries, keys and values, which then are three layers as in
@@ -7,6 +8,7 @@ the vision models of monarch_flow; `attnproj_cfg` for attention's output project
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +18,7 @@ import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
 from monarch_flow.layers import LinearConfig, MonarchLinear, monarch_shapes
+from monarch_flow.projection import monarch_to_dense
 
 MLP, ATTENTION, PROJECTION = "mlp_cfg", "attnlinear_cfg", "attnproj_cfg"
 KEYS = (MLP, ATTENTION, PROJECTION)
@@ -24,6 +27,7 @@ QKV, DENSE = "self_attention.query_key_value", "self_attention.dense"
 QKV_PARTS = ("q_proj", "k_proj", "v_proj")
 """The three layers that are in `QKV` where it is not one dense layer."""
 
+_FACTOR = re.compile(rf"(.+?)\.(?:({'|'.join(QKV_PARTS)})\.)?blkdiag1\Z")
 _TARGET = "_target_"
 _PAIR = "monarch_flow.layers.MlpCustom"
 _PAIR_KEYS = ("linear1_cfg", "linear2_cfg")
@@ -141,3 +145,41 @@ def _read(key: str, value: Any) -> LinearConfig | None:
 
 def _plain(value: Any) -> Any:
     return OmegaConf.to_container(value) if isinstance(value, DictConfig) else value
+
+
+def densified(state: Mapping[str, np.ndarray], config: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """The same function with dense layers only.
+
+    Args:
+        state: weights in LiBai 0.1.1's layout.
+        config: hidden_size, ffn_hidden_size and num_attention_heads.
+
+    Returns:
+        Weights (in, out) in place of the factors; `state` itself where there are none.
+    """
+    layers = dict.fromkeys(found[1] for found in map(_FACTOR.match, state) if found)
+    below = tuple(f"{layer}." for layer in layers)
+    result = {name: array for name, array in state.items() if not name.startswith(below)}
+    for layer in layers:
+        inputs = config["ffn_hidden_size" if layer.endswith(OUTER) else "hidden_size"]
+        names = [f"{layer}.{part}" for part in QKV_PARTS] if layer.endswith(QKV) else [layer]
+        weights = [_weight(state, name, inputs) for name in names]
+        biases = [state[f"{name}.bias"] for name in names]
+        if layer.endswith(QKV):
+            weights = [_interleaved(weights, config["num_attention_heads"])]
+            biases = [_interleaved(biases, config["num_attention_heads"])]
+        result[f"{layer}.weight"], result[f"{layer}.bias"] = weights[0], biases[0]
+    return result
+
+
+def _weight(state: Mapping[str, np.ndarray], name: str, inputs: int) -> np.ndarray:
+    """(in, out)."""
+    first, second = state[f"{name}.blkdiag1"], state[f"{name}.blkdiag2"]
+    outputs = len(state[f"{name}.bias"])
+    return np.ascontiguousarray(monarch_to_dense(first, second, outputs, inputs).T)
+
+
+def _interleaved(parts: list[np.ndarray], heads: int) -> np.ndarray:
+    """Three arrays with a last axis (heads, head size) as one of (heads, 3, head size)."""
+    split = [part.reshape(*part.shape[:-1], heads, -1) for part in parts]
+    return np.stack(split, axis=-2).reshape(*parts[0].shape[:-1], -1)

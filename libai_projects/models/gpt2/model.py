@@ -33,8 +33,8 @@ from libai_projects.models.dropout import is_active
 from libai_projects.models.gpt2 import options as model_options
 from libai_projects.models.gpt2.options import ACTIVATIONS, ModelOptions
 from libai_projects.models.linear import QueryKeyValue, column_linear, drawn_later, row_linear
+from libai_projects.weights.gpt2 import GPT2
 from libai_projects.weights.initial import initial_weights
-from libai_projects.weights.mapping import PREFIX
 from libai_projects.weights.monarch import DENSE, INNER, OUTER, QKV
 
 
@@ -235,7 +235,7 @@ class GPT2Model(nn.Module):
         self.lm_head = LMLogits(cfg.vocab_size, bias=False)
         parameters = dict(self.named_parameters())
         for name, array in initial_weights(vars(cfg), flow.initial_seed()):
-            set_value(parameters[name.removeprefix(PREFIX)], array)
+            set_value(parameters[name.removeprefix(GPT2.prefix)], array)
 
     def forward(self, input_ids: flow.Tensor) -> flow.Tensor:
         """Logits of every position.

@@ -16,12 +16,14 @@ from libai.utils import distributed as dist
 from omegaconf import OmegaConf
 from safetensors.numpy import load_file
 
+from libai_projects import weights
 from libai_projects.engine import throughput
 from libai_projects.engine.checks import Layout, check_model
 from libai_projects.models.gpt2 import options as model_options
 from libai_projects.models.gpt2.model import GPT2ForPreTraining
 from libai_projects.models.gpt2.step_model import GPT2StepModel
-from libai_projects.weights import configs, mapping, models, monarch
+from libai_projects.weights import monarch
+from libai_projects.weights.gpt2 import GPT2
 from tests.launch import run_distributed, run_process
 from tests.libai_projects import reference_gpt2
 from tests.libai_projects.magicprompt import gpt2_monarch_weights
@@ -108,7 +110,7 @@ def test_single_steps_are_the_references(options: dict[str, Any]) -> None:
 def test_names_and_shapes_of_the_parameters() -> None:
     model, _ = build(**ALL)
     found = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    assert found == mapping.expected_shapes(config(**ALL))
+    assert found == GPT2.shapes(config(**ALL))
     block = "GPT_model.transformer.layers.1."
     assert found[f"{block}mlp.dense_h_to_4h.blkdiag1"] == (4, 16, 16)
     assert found[f"{block}mlp.dense_h_to_4h.blkdiag2"] == (4, 64, 16)
@@ -119,11 +121,11 @@ def test_names_and_shapes_of_the_parameters() -> None:
 
 @pytest.mark.parametrize("options", [{}, MLP, ALL, ONE_OF_TWO], ids=str)
 def test_weights_tell_which_layers_are_monarch_layers(options: dict[str, Any]) -> None:
-    shapes = mapping.expected_shapes(config(**options))
+    shapes = GPT2.shapes(config(**options))
     state = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
-    found = configs.from_shapes(state)
+    found = GPT2.sizes_of(state)
     assert monarch.layers(found) == monarch.layers(options)
-    assert mapping.expected_shapes(found) == shapes
+    assert GPT2.shapes(found) == shapes
     assert {key for key in monarch.KEYS if key in found} == set(options)
 
 
@@ -142,7 +144,7 @@ def test_parameter_counts_of_the_spec(
 ) -> None:
     sizes = {"num_layers": layers, "hidden_size": width, "ffn_hidden_size": 4 * width}
     model = {**sizes, "vocab_size": 50257, "max_seq_length": 1024, **options}
-    shapes = mapping.expected_shapes(model)
+    shapes = GPT2.shapes(model)
     assert sum(math.prod(shape) for shape in shapes.values()) == count
 
 
@@ -169,7 +171,7 @@ def test_a_new_model_leaves_the_factors_as_the_layer_draws_them() -> None:
 def test_a_hugging_face_folder_has_the_dense_model(tmp_path: Path) -> None:
     for name, options in (("all", ALL), ("one of two", ONE_OF_TWO)):
         model, _ = build(**options)
-        models.save_huggingface(model, config(**options), tmp_path / name)
+        weights.save_huggingface(model, config(**options), tmp_path / name)
         state = load_file(tmp_path / name / "model.safetensors")
         assert state["transformer.h.0.attn.c_attn.weight"].shape == (64, 192)
         expected = reference_gpt2.forward(state, IDS, SHAPE.heads)
@@ -179,12 +181,12 @@ def test_a_hugging_face_folder_has_the_dense_model(tmp_path: Path) -> None:
 def test_weights_go_in_and_out() -> None:
     model, _ = build(**ALL)
     # On one process the arrays share the parameters' memory.
-    before = {name: values.copy() for name, values in models.gather_state(model).items()}
-    models.load_into(model, {name: 2 * values for name, values in before.items()})
-    for name, values in models.gather_state(model).items():
+    before = {name: values.copy() for name, values in weights.gather_state(model).items()}
+    weights.load_into(model, {name: 2 * values for name, values in before.items()})
+    for name, values in weights.gather_state(model).items():
         np.testing.assert_array_equal(values, 2 * before[name])
     with pytest.raises(UserError, match=r"30 missing \(such as .*q_proj.bias"):
-        models.load_into(model, models.gather_state(build()[0]))
+        weights.load_into(model, weights.gather_state(build()[0]))
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import numpy as np
 import oneflow as flow
 
 from libai_projects import weights
-from libai_projects.weights import mapping
+from libai_projects.weights.gpt2 import GPT2
 from tests.libai_projects.weights.parameters_only import CONFIG, ParametersOnly
 
 OUTPUT, MODEL = Path(sys.argv[1]), sys.argv[2]
@@ -80,7 +80,7 @@ def main() -> None:
         cfg = {**CONFIG, "vocab_size": 64}
         weights.save_huggingface(model, cfg, OUTPUT / layout)
     errors = {"load": message(weights.load, OUTPUT / "absent", "huggingface")}
-    state.pop(mapping.TOKEN_EMBEDDING, None)
+    state.pop(GPT2.tokens, None)
     errors["load_into"] = message(weights.load_into, model, state)
     errors["save"] = message(weights.save_huggingface, model, cfg, OUTPUT / "zero")
     (OUTPUT / f"errors-{rank}.json").write_text(json.dumps(errors))

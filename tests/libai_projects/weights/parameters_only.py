@@ -11,7 +11,7 @@ import oneflow as flow
 from oneflow import nn
 from safetensors.numpy import load_file
 
-from libai_projects.weights import mapping
+from libai_projects.weights.gpt2 import GPT2
 from tests.launch import REPOSITORY
 from tests.libai_projects import reference_gpt2
 
@@ -36,7 +36,7 @@ class ParametersOnly(nn.Module):
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
-        for full_name, shape in mapping.expected_shapes(config).items():
+        for full_name, shape in GPT2.shapes(config).items():
             *path, name = full_name.split(".")
             module: nn.Module = self
             for part in path:
@@ -50,4 +50,4 @@ def golden_state() -> dict[str, np.ndarray]:
     """tests/data/hf_gpt2 in LiBai's layout, by the tests' own mapping."""
     file = REPOSITORY / "tests" / "data" / "hf_gpt2" / "safetensors" / "model.safetensors"
     state = reference_gpt2.to_libai(load_file(file), 4)
-    return {name: state[name] for name in mapping.expected_shapes(CONFIG)}
+    return {name: state[name] for name in GPT2.shapes(CONFIG)}

@@ -17,7 +17,8 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from libai_projects import weights
-from libai_projects.weights import mapping
+from libai_projects.weights.gpt2 import GPT2
+from libai_projects.weights.table import State, resize_vocabulary
 from tests.launch import REPOSITORY
 from tests.libai_projects import reference_gpt2
 
@@ -25,9 +26,9 @@ GOLDEN = REPOSITORY / "tests" / "data" / "hf_gpt2"
 CAPP = REPOSITORY.parent / "shared" / "data" / "models" / "capp_gpt2_64d"
 
 
-def logits_of(state: mapping.State, heads: int, ids: np.ndarray) -> np.ndarray:
+def logits_of(state: State, heads: int, ids: np.ndarray) -> np.ndarray:
     """Logits of a state in LiBai's layout, by way of the inverse mapping and a float64 GPT-2."""
-    return reference_gpt2.forward(mapping.to_huggingface(state, heads), ids, heads)
+    return reference_gpt2.forward(GPT2.to_huggingface(state, heads), ids, heads)
 
 
 def changed_config(folder: Path, **changes: object) -> Path:
@@ -120,8 +121,8 @@ def test_export_is_what_transformers_writes(tmp_path: Path) -> None:
 
 def test_export_leaves_padding_out_and_rounds_to_bfloat16(tmp_path: Path) -> None:
     state, config = weights.load(GOLDEN / "safetensors", "huggingface")
-    tokens = state[mapping.TOKEN_EMBEDDING]
-    state[mapping.TOKEN_EMBEDDING] = mapping.resize_vocabulary(tokens, 128)
+    tokens = state[GPT2.tokens]
+    state[GPT2.tokens] = resize_vocabulary(tokens, 128)
     config["vocab_size"] = 128
     folder = tmp_path / "out"
     weights.save_huggingface(state, config, folder, dtype="bfloat16")

@@ -14,8 +14,9 @@ import oneflow as flow
 import pytest
 
 from libai_projects import weights
-from libai_projects.weights import mapping
+from libai_projects.weights.gpt2 import GPT2
 from libai_projects.weights.libai_checkpoints import read_state
+from libai_projects.weights.table import State
 from tests.libai_projects import reference_gpt2
 
 SHAPE = reference_gpt2.Shape(layers=2, width=16, heads=4, vocabulary=53, positions=12)
@@ -56,10 +57,10 @@ def transposed(state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def assert_same_model(
-    state: mapping.State, huggingface_state: dict[str, np.ndarray], heads: int = 4
+    state: State, huggingface_state: dict[str, np.ndarray], heads: int = 4
 ) -> None:
     expected = reference_gpt2.forward(huggingface_state, IDS, heads)
-    actual = reference_gpt2.forward(mapping.to_huggingface(state, heads), IDS, heads)
+    actual = reference_gpt2.forward(GPT2.to_huggingface(state, heads), IDS, heads)
     assert np.abs(actual - expected).max() < 1e-4
 
 
@@ -80,7 +81,7 @@ def test_reads_what_oneflow_wrote(
         loaded, config = weights.load(tmp_path / path, mode, overrides=overrides)
         assert loaded.keys() == state.keys()
         for name, array in state.items():
-            wanted = array[:53] if name == mapping.TOKEN_EMBEDDING else array
+            wanted = array[:53] if name == GPT2.tokens else array
             np.testing.assert_array_equal(loaded[name], wanted, err_msg=name)
         assert_same_model(loaded, huggingface_state)
         assert config["ffn_hidden_size"] == 64
@@ -128,7 +129,7 @@ def test_padding_of_gpt2s_vocabulary_is_known(tmp_path: Path, rows: int, real: i
     save_as_oneflow(state, tmp_path)
     loaded, config = weights.load(tmp_path, "libai")
     assert config["vocab_size_real"] == real
-    assert loaded[mapping.TOKEN_EMBEDDING].shape == (real, 4)
+    assert loaded[GPT2.tokens].shape == (real, 4)
 
 
 def test_oneflow_reads_what_is_written(
@@ -145,7 +146,7 @@ def test_oneflow_reads_what_is_written(
     assert list(tensors) == list(state)
     for name, array in state.items():
         stored = tensors[name].numpy()
-        if name == mapping.TOKEN_EMBEDDING:
+        if name == GPT2.tokens:
             assert stored.shape == (128, 16)
             assert not stored[53:].any()
             stored = stored[:53]
@@ -153,7 +154,7 @@ def test_oneflow_reads_what_is_written(
     again = weights.read(folder, "libai")
     assert again.generation == generation
     assert again.config["num_attention_heads"] == 4
-    assert again.state[mapping.TOKEN_EMBEDDING].shape == (53, 16)
+    assert again.state[GPT2.tokens].shape == (53, 16)
 
 
 def test_half_precision_becomes_float32(tmp_path: Path) -> None:

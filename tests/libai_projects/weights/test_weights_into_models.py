@@ -14,7 +14,8 @@ from oneflow import nn
 from safetensors.numpy import load_file
 
 from libai_projects import weights
-from libai_projects.weights import mapping
+from libai_projects.weights.gpt2 import GPT2
+from libai_projects.weights.table import resize_vocabulary
 from tests.launch import REPOSITORY, run_distributed
 from tests.libai_projects.weights.parameters_only import CONFIG, ParametersOnly, golden_state
 
@@ -30,7 +31,7 @@ def test_local_model_with_more_rows() -> None:
     golden = golden_state()
     for name, parameter in model.named_parameters():
         array = parameter.numpy()
-        if name == mapping.TOKEN_EMBEDDING:
+        if name == GPT2.tokens:
             assert not array[61:].any()
             array = array[:61]
         np.testing.assert_array_equal(array, golden[name], err_msg=name)
@@ -38,8 +39,8 @@ def test_local_model_with_more_rows() -> None:
 
 def test_rows_are_cut_down_to_the_tokens_only() -> None:
     padded = golden_state()
-    tokens = padded[mapping.TOKEN_EMBEDDING]
-    padded[mapping.TOKEN_EMBEDDING] = mapping.resize_vocabulary(tokens, 128)
+    tokens = padded[GPT2.tokens]
+    padded[GPT2.tokens] = resize_vocabulary(tokens, 128)
     model = ParametersOnly({**CONFIG, "vocab_size": 64})
     with pytest.raises(UserError, match=r"\(128, 16\), the model's \(64, 16\)"):
         weights.load_into(model, padded)
