@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 from pathlib import Path
 
 _CHUNK = 1 << 22
+# Of hidden folders: being written, and on their way out. Nothing ever reads them.
+TEMPORARY, TRASH = ".tmp-", ".trash-"
 
 
 def write_synced(path: Path, data: bytes) -> str:
@@ -48,3 +51,38 @@ def replace_file(path: Path, data: bytes) -> None:
         temporary.unlink(missing_ok=True)
         raise
     sync_directory(path.parent)
+
+
+def publish_folder(temporary: Path, final: Path) -> None:
+    """Give a folder that was written under a hidden name its own once the disk has all of it; the
+    files in it are synced already.
+
+    Raises:
+        OSError: as the file system reports it, such as where `final` exists.
+    """
+    for folder in [*(path for path in temporary.rglob("*") if path.is_dir()), temporary]:
+        sync_directory(folder)
+    os.replace(temporary, final)
+    sync_directory(final.parent)
+
+
+def remove_folder(folder: Path) -> None:
+    """Delete a folder; what a kill leaves of it is not taken for a whole one.
+
+    Raises:
+        OSError: as the file system reports it.
+    """
+    trash = folder.with_name(f"{TRASH}{folder.name}")
+    shutil.rmtree(trash, ignore_errors=True)
+    os.rename(folder, trash)
+    shutil.rmtree(trash)
+
+
+def remove_leftovers(directory: Path) -> None:
+    """Delete what killed processes left half written or half deleted."""
+    for prefix in (TEMPORARY, TRASH):
+        for path in directory.glob(f"{prefix}*"):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)

@@ -17,7 +17,6 @@ import fcntl
 import hashlib
 import json
 import logging
-import os
 import shutil
 import sys
 import tempfile
@@ -31,14 +30,19 @@ from oneflow_accel.errors import CheckpointError
 import numpy as np
 import safetensors.numpy
 
-from flow_train.files import replace_file, sync_directory, write_synced
+from flow_train.files import (
+    TEMPORARY,
+    publish_folder,
+    remove_folder,
+    remove_leftovers,
+    replace_file,
+    write_synced,
+)
 
 _FORMAT = 1
 _MODEL = "model.safetensors"
 _OPTIMIZER = "optimizer.safetensors"
 _STATE = "state.json"
-# Folders of an unfinished write or an unfinished deletion; nothing ever reads them.
-_LEFTOVERS = (".tmp-*", ".trash-*")
 
 logger = logging.getLogger("oneflow_accel")
 
@@ -79,7 +83,7 @@ class CheckpointManager:
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             self._take_lock()
-            self._remove_leftovers()
+            remove_leftovers(self.directory)
         except OSError as error:
             raise CheckpointError(
                 f"checkpoints cannot be written to {self.directory}: {error.strerror or error}"
@@ -173,7 +177,9 @@ class CheckpointManager:
             self._lock = None
 
     def _write(self, checkpoint: Checkpoint, step: int) -> Path:
-        temporary = Path(tempfile.mkdtemp(prefix=f".tmp-step-{step:08d}-", dir=self.directory))
+        temporary = Path(
+            tempfile.mkdtemp(prefix=f"{TEMPORARY}step-{step:08d}-", dir=self.directory)
+        )
         try:
             checksums = {}
             for file_name, tensors in (
@@ -196,13 +202,11 @@ class CheckpointManager:
             )
             write_synced(temporary / _STATE, text.encode())
             temporary.chmod(0o755)
-            sync_directory(temporary)
             folder = self._unused_name(step)
-            os.rename(temporary, folder)
+            publish_folder(temporary, folder)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-        sync_directory(self.directory)
         return folder
 
     def _unused_name(self, step: int) -> Path:
@@ -220,21 +224,10 @@ class CheckpointManager:
         for folder in readable[self.keep_last :]:
             if folder == best or step_of(folder) in keep:
                 continue
-            # Renamed first: a kill in the middle of the deletion must not leave half a checkpoint.
-            trash = folder.with_name(f".trash-{folder.name}")
             try:
-                os.rename(folder, trash)
-                shutil.rmtree(trash)
+                remove_folder(folder)
             except OSError as error:
                 logger.warning("old checkpoint %s could not be removed: %s", folder, error)
-
-    def _remove_leftovers(self) -> None:
-        for pattern in _LEFTOVERS:
-            for path in self.directory.glob(pattern):
-                if path.is_dir():
-                    shutil.rmtree(path, ignore_errors=True)
-                else:
-                    path.unlink(missing_ok=True)
 
     def _take_lock(self) -> None:
         """Hold DIR/.lock until `close` or the process's end; then leftovers are nobody's. A POSIX

@@ -23,13 +23,13 @@ from pathlib import Path
 from oneflow_accel.errors import CheckpointError
 
 from flow_train.checkpoint import oneflow_files
-from flow_train.files import replace_file, sync_directory
+from flow_train.files import TEMPORARY, publish_folder, remove_leftovers, replace_file
 
 MANIFEST = "model/checksums.json"
 LAST = "last_checkpoint"
 _NUMBERED = re.compile(r"(?P<prefix>.+)_(?P<iteration>\d{7,})")
-# Hidden folders: being written; on its way out; the old one of a name while the new one moves in.
-_TEMPORARY, _TRASH, _REPLACED = ".tmp-", ".trash-", ".replaced-"
+# Hidden: the old one of a name while the new one moves in.
+_REPLACED = ".replaced-"
 
 
 def iteration_of(name: str) -> int | None:
@@ -57,10 +57,8 @@ def begin(directory: Path, name: str) -> Path:
     """
     directory.mkdir(parents=True, exist_ok=True)
     _restore_replaced(directory)
-    for leftover in (_TEMPORARY, _TRASH):
-        for entry in directory.glob(f"{leftover}*"):
-            shutil.rmtree(entry, ignore_errors=True)
-    temporary = directory / f"{_TEMPORARY}{name}"
+    remove_leftovers(directory)
+    temporary = directory / f"{TEMPORARY}{name}"
     temporary.mkdir()
     return temporary
 
@@ -81,15 +79,12 @@ def commit(temporary: Path, name: str) -> Path:
     manifest = temporary / MANIFEST
     manifest.parent.mkdir(exist_ok=True)
     replace_file(manifest, json.dumps({"format": 1, "files": files}, indent=1).encode())
-    for folder in [path for path in temporary.rglob("*") if path.is_dir()] + [temporary]:
-        sync_directory(folder)
     final = temporary.with_name(name)
     replaced = temporary.with_name(f"{_REPLACED}{name}")
     if final.exists():
         # A folder cannot be renamed onto another one. A kill between the two is mended later.
         os.replace(final, replaced)
-    os.replace(temporary, final)
-    sync_directory(final.parent)
+    publish_folder(temporary, final)
     shutil.rmtree(replaced, ignore_errors=True)
     return final
 
@@ -101,14 +96,6 @@ def tag(directory: Path, name: str) -> None:
         OSError: as the file system reports it.
     """
     replace_file(directory / LAST, name.encode())
-
-
-def remove(folder: Path) -> None:
-    """Delete a checkpoint; what a kill leaves of it is not taken for one."""
-    trash = folder.with_name(f"{_TRASH}{folder.name}")
-    shutil.rmtree(trash, ignore_errors=True)
-    os.replace(folder, trash)
-    shutil.rmtree(trash)
 
 
 def verify(folder: Path, components: Sequence[str] | None = None) -> None:

@@ -46,12 +46,7 @@ def evaluate(cfg: DictConfig, weights: str) -> object:
     """
     tokenizer = Trainer.build_tokenizer(cfg)
     _, validation, test = Trainer.build_train_loader(cfg, tokenizer)
-    loaders = []
-    for name, loader in (("validation", validation), ("test", test)):
-        if loader is not None:
-            # The results go by it.
-            loader.split_name = name
-            loaders.append(loader)
+    loaders = [loader for loader in (validation, test) if loader is not None]
     loaders += Trainer.build_test_loader(cfg, tokenizer)
     model = Trainer.build_model(cfg)
     load_weights(model, weights)

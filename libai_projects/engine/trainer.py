@@ -1,28 +1,116 @@
-"""LiBai's trainer with our tokenizer, weights, writers and seeding."""
+"""LiBai's trainer with our data order, evaluation, checkpoints, weights, writers and seeding.
+
+What LiBai's `DefaultTrainer` has a method for is done here by overriding it, so that LiBai itself
+is patched only where a device needs it.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import math
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import oneflow_accel
 from oneflow_accel import distributed
+from oneflow_accel.errors import UserError
 
 import oneflow as flow
-from libai.config import try_get_key
+from libai.config import LazyConfig, try_get_key
+from libai.data.data_utils import compile_helper
 from libai.engine import DefaultTrainer
-from libai.engine.hooks import PeriodicWriter
-from libai.utils.events import EventWriter
+from libai.engine import hooks as libai_hooks
+from libai.engine import trainer as libai_trainer
+from libai.engine.default import _check_batch_size
+from libai.evaluation import print_csv_format
+from libai.tokenizer import build_tokenizer
+from libai.utils import distributed as dist
+from libai.utils.events import EventStorage, EventWriter
+from libai.utils.logger import setup_logger
 from omegaconf import DictConfig, ListConfig
 
+from flow_train.checkpoint import libai_folders, oneflow_files
+from flow_train.checkpoint.libai_optimizer import OptimizerCheckpoint
+from flow_train.rng import get_rng_state, set_rng_state
+from flow_train.stopping import StopRequest
 from libai_projects import weights
 from libai_projects.engine import throughput, writers
 from libai_projects.engine.check_files import weights_format
-from libai_projects.engine.stopping import EarlyStop, RunEndedEarlyError
+from libai_projects.engine.checkpoints import BestCheckpointer, Checkpointer, PeriodicCheckpointer
+from libai_projects.engine.data import use_ours
+from libai_projects.engine.hooks import EarlyStop, EvalHook, PeriodicWriter
+from libai_projects.engine.perplexity import evaluate_on
 
 logger = logging.getLogger("libai_projects")
+
+
+def set_up(cfg: DictConfig, resume: bool) -> None:
+    """LiBai's `default_setup`: log, layout of the processes, config.yaml; and options of collective
+    operations only where the config has them and the device uses them.
+
+    Raises:
+        UserError: train.rdma_enabled where there is no RDMA.
+    """
+    output = Path(cfg.train.output_dir)
+    if distributed.is_main():
+        output.mkdir(parents=True, exist_ok=True)
+    cfg.train.resume = resume
+    log = setup_logger(str(output), distributed_rank=distributed.rank())
+    log.info(
+        "Rank of current process: %d. World size: %d",
+        distributed.rank(),
+        distributed.world_size(),
+    )
+    dist.setup_dist_util(cfg.train.dist)
+    _check_batch_size(cfg)
+    if distributed.is_main():
+        LazyConfig.save(cfg, str(output / "config.yaml"))
+        log.info("Full config saved to %s", output / "config.yaml")
+    if oneflow_accel.current_backend().collective_backend == "nccl":
+        for key, use in (
+            ("nccl_fusion_threshold_mb", flow.boxing.nccl.set_fusion_threshold_mbytes),
+            ("nccl_fusion_max_ops", flow.boxing.nccl.set_fusion_max_ops_num),
+        ):
+            if cfg.train.get(key) is not None:
+                use(cfg.train[key])
+    if cfg.train.get("rdma_enabled"):
+        devices = Path("/sys/class/infiniband")
+        if not flow.sysconfig.with_rdma() or not devices.is_dir() or not any(devices.iterdir()):
+            # Asked for all the same, oneflow ends the process.
+            raise UserError(
+                "train.rdma_enabled=True, but oneflow was built without RDMA or this machine has "
+                f"no RDMA device ({devices} is empty): set it to False"
+            )
+        flow.env.init_rdma()
+    # All processes look: if one ended here alone, the others would wait for it.
+    compile_helper()
+
+
+class EagerTrainer(libai_trainer.EagerTrainer):
+    """One iteration is one step of the optimizer, as in the graph: so schedule, periods and
+    checkpoints count the same in both, and no checkpoint falls between two micro batches."""
+
+    def run_step(self, get_batch: Callable[..., Any]) -> None:
+        assert self.model.training, "the model was changed to eval mode"
+        data_time, sums = 0.0, {}
+        for _ in range(self.grad_acc_steps):
+            start = time.perf_counter()
+            data = next(self._data_loader_iter)
+            data = get_batch(data, getattr(self.data_loader, "mixup_func", None))
+            data_time += time.perf_counter() - start
+            losses = self.model(**data)
+            (sum(losses.values()) / self.grad_acc_steps).backward()
+            for key, value in losses.items():
+                value = value.detach()
+                sums[key] = sums[key] + value if key in sums else value
+        means = {key: value / self.grad_acc_steps for key, value in sums.items()}
+        self.write_metrics(means, data_time)
+        self.optimizer.clip_grad()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
 
 
 class Trainer(DefaultTrainer):
@@ -30,11 +118,31 @@ class Trainer(DefaultTrainer):
 
     Args:
         cfg: the whole config, checked (`checks.check_run`).
+
+    Attributes:
+        ended_early: why the run ends before its last iteration; set by a hook, "" otherwise.
     """
 
     def __init__(self, cfg: DictConfig) -> None:
+        # Not LiBai's own: that looks for what to resume, and makes its parts, in one go.
+        libai_trainer.TrainerBase.__init__(self)
+        self.cfg = cfg
         self.backend = oneflow_accel.current_backend()
-        super().__init__(cfg)
+        self.ended_early = ""
+        self._stop = StopRequest()
+        self.tokenizer = self.build_tokenizer(cfg)
+        self._find_start()
+        self.train_loader, *evaluated = self.build_train_loader(cfg, self.tokenizer)
+        self.test_loader = [loader for loader in evaluated if loader is not None]
+        self.test_loader += self.build_test_loader(cfg, self.tokenizer)
+        self.auto_scale_hyperparams(cfg, self.train_loader)
+        self.use_model(self.build_model(cfg))
+        self.resume_or_load(cfg.train.resume)
+        cfg.train.start_iter = self.start_iter
+        # Samples of each run_step, in a graph and in eager mode.
+        self.global_batch_size = cfg.train.global_batch_size
+        self.max_iter = cfg.train.train_iter
+        self.register_hooks(self.build_hooks())
         if cfg.graph.enabled and self.start_iter:
             # A graph draws its masks from the seed it is compiled with, at its first run. A resumed
             # one must not draw again those that the run began with.
@@ -45,12 +153,54 @@ class Trainer(DefaultTrainer):
             )
         logger.info(self._describe())
 
+    def _find_start(self) -> None:
+        """Look up where the run goes on, before the loader is made, which needs to know how much
+        was consumed."""
+        cfg = self.cfg
+        self._resume_from, self._resumed = "", {}
+        if cfg.train.resume:
+            self._resume_from = Checkpointer(None, cfg.train.output_dir).get_checkpoint_file()
+        if self._resume_from:
+            folder = Path(self._resume_from)
+            self.start_iter = libai_folders.iteration_of(folder.name) + 1
+            self._resumed = _read_state(folder / "trainer")
+        # A checkpoint of LiBai does not say it.
+        before = self.start_iter * cfg.train.global_batch_size
+        self._consumed_at_start = self._resumed.get("consumed_samples", before)
+        cfg.dataloader.consumed_samples = self._consumed_at_start
+        if try_get_key(cfg, "dataloader.train") is not None:
+            cfg.dataloader.train.consumed_samples = self._consumed_at_start
+
+    def use_model(self, model: flow.nn.Module) -> None:
+        """Train `model` from here on, its optimizer without a past."""
+        cfg, graph = self.cfg, None
+        self.model = model
+        self.optimizer = self.build_optimizer(cfg, model)
+        self.lr_scheduler = self.build_lr_scheduler(cfg, self.optimizer)
+        if cfg.graph.enabled:
+            graph = self.graph_train = self.build_graph(
+                cfg, model, self.optimizer, self.lr_scheduler, is_train=True
+            )
+            self.graph_eval = self.build_graph(cfg, model, is_train=False)
+            self._trainer = libai_trainer.GraphTrainer(graph, self.train_loader)
+        else:
+            steps = cfg.train.num_accumulation_steps
+            self._trainer = EagerTrainer(model, self.train_loader, self.optimizer, steps)
+        self.checkpointer = Checkpointer(
+            model,
+            cfg.train.output_dir,
+            # One form for both modes, so that each goes on from the other's checkpoints.
+            optimizer=OptimizerCheckpoint(model, self.optimizer, graph),
+            # A graph has its own; this one is for the lr that LiBai's LRScheduler shows.
+            lr_scheduler=self.lr_scheduler,
+        )
+
     def _describe(self) -> str:
         train, sizes = self.cfg.train, self.cfg.train.dist
         weights = sum(weight.numel() for weight in self.model.parameters())
         mode = "nn.Graph" if self.cfg.graph.enabled else "eager"
         return (
-            f"{type(self.model).__name__} of {weights:,} weights on {sizes.device_type}, {mode}: "
+            f"{type(self.model).__name__} of {weights:,} weights on {self.backend.name}, {mode}: "
             f"data {sizes.data_parallel_size} x tensor {sizes.tensor_parallel_size} x pipeline "
             f"{sizes.pipeline_parallel_size} processes, batch {train.global_batch_size} = "
             f"{train.train_micro_batch_size} x {sizes.data_parallel_size} x "
@@ -58,8 +208,13 @@ class Trainer(DefaultTrainer):
             f"{self.start_iter} on"
         )
 
-    def train(self) -> None:
-        """Train to the last iteration, or until `EarlyStop` ends the run."""
+    def train(self) -> int:
+        """Train to the last iteration, until a hook ends the run, or until the process is told to
+        stop (SIGTERM, Ctrl-C), which writes a checkpoint.
+
+        Returns:
+            The exit code: 0, or what a shell reports of the signal.
+        """
         if self.start_iter >= self.max_iter:
             # No error: whatever restarts a run until it succeeds must see that it has.
             logger.info(
@@ -68,11 +223,111 @@ class Trainer(DefaultTrainer):
                 self.cfg.train.output_dir,
                 self.max_iter,
             )
+            return 0
+        code = 0
+        with EventStorage(self.start_iter) as self.storage, self._stop.listening():
+            try:
+                self.before_train()
+                # self.iter is max_iter for after_train where the run came to its end.
+                self.iter = self.start_iter
+                while self.iter < self.max_iter:
+                    self.before_step()
+                    self.run_step()
+                    self.after_step()
+                    if self.ended_early:
+                        done = self.iter + 1
+                        logger.info("stopped after %d iterations: %s", done, self.ended_early)
+                        break
+                    if self._told_to_stop():
+                        self._save_and_stop()
+                        code = self._stop.exit_code
+                        break
+                    self.iter += 1
+            except (UserError, FloatingPointError, OSError):
+                # Whoever started the training puts it into words.
+                raise
+            except Exception:
+                logger.exception("training ended after %d iterations:", self.iter)
+                raise
+            finally:
+                self.after_train()
+        return code
+
+    def _told_to_stop(self) -> bool:
+        """With several processes all have to stop at the same step, so they ask each other; where
+        log lines are due only, so that steps do not wait for it."""
+        done = self.iter + 1
+        if done == self.max_iter:
+            return False
+        if distributed.world_size() == 1:
+            return self._stop.requested
+        return done % self.cfg.train.log_period == 0 and self._stop.agreed()
+
+    def _save_and_stop(self) -> None:
+        for hook in self._hooks:
+            if isinstance(hook, PeriodicCheckpointer):
+                hook.save_now()
+        logger.info(
+            "told to stop (%s) after %d iterations; go on with --resume",
+            self._stop.name,
+            self.iter + 1,
+        )
+
+    def run_step(self) -> None:
+        """One iteration; in eager mode its dropout masks depend on the seed and its number only."""
+        if not self.cfg.graph.enabled:
+            self.backend.manual_seed(step_seed(self.cfg.train.seed, self.iter))
+        # LiBai would count the loss of a step to the one before, unlike its time and learning rate.
+        self.storage.iter = self.iter + 1
+        super().run_step()
+
+    def resume_or_load(self, resume: bool = True) -> None:
+        """Take up the last checkpoint, or only weights (train.load_weight), or neither."""
+        if not (resume and self._resume_from):
+            if self.cfg.train.get("load_weight"):
+                load_weights(self.model, self.cfg.train.load_weight)
             return
-        try:
-            super().train()
-        except RunEndedEarlyError as end:
-            logger.info("stopped after %d iterations: %s", self.iter + 1, end)
+        loaded = self.checkpointer.load(self._resume_from)
+        assert self.start_iter == loaded["iter"] + 1
+        rates = self.lr_scheduler.get_last_lr()
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        states = self._resumed.get("rng")
+        if states and len(states) == distributed.world_size():
+            set_rng_state(states[distributed.rank()])
+        elif states:
+            logger.warning(
+                "the checkpoint is of %d processes and this run has %d: random numbers (dropout) "
+                "are not continued",
+                len(states),
+                distributed.world_size(),
+            )
+
+    def trainer_state(self) -> dict[str, Any]:
+        """What a checkpoint keeps besides model, optimizer and schedule: the position in the data
+        and the random generators. Every process calls it; moves the generators of oneflow on to a
+        new stream, the one that a resumed run draws from."""
+        steps = self.iter + 1 - self.start_iter
+        return {
+            "iteration": self.iter,
+            "consumed_samples": self._consumed_at_start + steps * self.global_batch_size,
+            "seed": try_get_key(self.cfg, "train.seed", default=None),
+            "rng": distributed.all_gather_json(get_rng_state()),
+        }
+
+    @classmethod
+    def build_tokenizer(cls, cfg: DictConfig) -> Any:
+        """The tokenizer. The vocabulary is padded to one size for all tensor parallel sizes that
+        divide make_vocab_size_divisible_by, so that a checkpoint of one layout fits another."""
+        if try_get_key(cfg, "tokenization") is None:
+            return None
+        tokenizer = build_tokenizer(cfg.tokenization)
+        if try_get_key(cfg, "model.cfg.vocab_size", default=None) is not None:
+            multiple = math.lcm(
+                cfg.tokenization.make_vocab_size_divisible_by, cfg.train.dist.tensor_parallel_size
+            )
+            cfg.model.cfg.vocab_size = tokenizer.padded_vocab_size(multiple)
+        return tokenizer
 
     @classmethod
     def build_optimizer(cls, cfg: DictConfig, model: flow.nn.Module) -> flow.optim.Optimizer:
@@ -84,35 +339,96 @@ class Trainer(DefaultTrainer):
                     group.options[name] = tuple(value)
         return optimizer
 
-    def resume_or_load(self, resume: bool = True) -> None:
-        """Take up the last checkpoint, or only weights (train.load_weight), or neither."""
-        if not resume and self.cfg.train.load_weight:
-            load_weights(self.model, self.cfg.train.load_weight)
-            return
-        super().resume_or_load(resume)
+    @classmethod
+    def build_train_loader(cls, cfg: DictConfig, tokenizer: Any = None) -> tuple[Any, Any, Any]:
+        """Loaders for training, validation and test, None where there is nothing; those to evaluate
+        say which split they are, which their results go by."""
+        use_ours(cfg.dataloader.train)
+        loaders = super().build_train_loader(cfg, tokenizer)
+        for loader, split in zip(loaders[1:], ("validation", "test"), strict=True):
+            if loader is not None:
+                loader.split_name = split
+        return loaders
+
+    @classmethod
+    def build_test_loader(cls, cfg: DictConfig, tokenizer: Any = None) -> list[Any]:
+        """The loaders of dataloader.test."""
+        use_ours(try_get_key(cfg, "dataloader.test", default=None))
+        return list(super().build_test_loader(cfg, tokenizer))
+
+    @classmethod
+    def build_evaluator(cls, cfg: DictConfig) -> Any:
+        """What gathers the results of an evaluation."""
+        use_ours(cfg.train.evaluation.evaluator)
+        return super().build_evaluator(cfg)
+
+    @classmethod
+    def auto_scale_hyperparams(cls, cfg: DictConfig, data_loader: Any) -> None:
+        """Fill in the length of the run, and periods that are given in epochs."""
+        # LiBai would count micro batches in eager mode.
+        steps, cfg.train.num_accumulation_steps = cfg.train.num_accumulation_steps, 1
+        super().auto_scale_hyperparams(cfg, data_loader)
+        cfg.train.num_accumulation_steps = steps
+        steps_per_epoch = len(data_loader.dataset) / cfg.train.global_batch_size
+        for group, key_of_epochs, key_of_period in (
+            ("checkpointer", "save_model_after_n_epoch", "period"),
+            ("evaluation", "eval_after_n_epoch", "eval_period"),
+        ):
+            epochs = try_get_key(cfg, f"train.{group}.{key_of_epochs}", default=None)
+            if epochs is None:
+                continue
+            if epochs <= 0:
+                raise UserError(f"train.{group}.{key_of_epochs} is {epochs}; it must be above 0")
+            cfg.train[group][key_of_period] = max(1, math.ceil(steps_per_epoch * epochs))
+
+    @classmethod
+    def test(
+        cls, cfg: DictConfig, test_loaders: list[Any], model: Any, evaluator: Any = None
+    ) -> dict[str, dict[str, float]]:
+        """Evaluate a model; every process calls it.
+
+        Returns:
+            Results by split: "validation", "test", and of other loaders "test" where there is one
+            alone, else "test_0", ...
+        """
+        batch_size = cfg.train.test_micro_batch_size * dist.get_data_parallel_size()
+        evaluator = evaluator or cls.build_evaluator(cfg)
+        batches, results = cfg.train.evaluation.eval_iter, {}
+        for name, loader in zip(_split_names(test_loaders), test_loaders, strict=True):
+            results[name] = evaluate_on(
+                model, loader, batch_size, batches, cls.get_batch, evaluator
+            )
+            if distributed.is_main():
+                logging.getLogger("libai.evaluation").info("Evaluation results for %s:", name)
+                print_csv_format(results[name])
+        return results
 
     def build_hooks(self) -> list[Any]:
-        """LiBai's hooks, except that the writers also write what the last evaluation finds."""
-        hooks = [
-            _FinalWriter(hook._writers, hook._period) if type(hook) is PeriodicWriter else hook
-            for hook in super().build_hooks()
+        """LiBai's hooks in LiBai's order, ours in place of some, and what ends a run early."""
+        train, evaluation = self.cfg.train, self.cfg.train.evaluation
+        kept = try_get_key(train, "checkpointer.max_to_keep", default=None)
+        hooks: list[Any] = [
+            libai_hooks.IterationTimer(),
+            libai_hooks.LRScheduler(),
+            PeriodicCheckpointer(self.checkpointer, train.checkpointer.period, max_to_keep=kept),
         ]
-        train = self.cfg.train
-        patience = try_get_key(train, "evaluation.patience", default=None)
-        minutes = train.get("max_minutes")
-        if train.evaluation.enabled and (patience or minutes):
-            metric = train.evaluation.eval_metric
-            hooks.append(
-                EarlyStop(
-                    train.evaluation.eval_period,
-                    # As the best model has it.
-                    metric if "/" in metric else f"validation/{metric}",
-                    lower_is_better=train.evaluation.eval_mode == "min",
-                    patience=patience,
-                    minutes=minutes,
-                )
-            )
+        if evaluation.enabled:
+            period = evaluation.eval_period
+            metric = evaluation.get("eval_metric", "Acc@1")
+            mode = evaluation.get("eval_mode", "max")
+            hooks.append(EvalHook(period, self._evaluate))
+            hooks.append(BestCheckpointer(period, self.checkpointer, metric, mode))
+        if distributed.is_main():
+            # Last, so that what evaluations find is written.
+            hooks.append(PeriodicWriter(self.build_writers(), train.log_period))
+        if evaluation.enabled and (evaluation.get("patience") or train.get("max_minutes")):
+            hooks.append(EarlyStop(evaluation, train.get("max_minutes")))
         return hooks
+
+    def _evaluate(self) -> dict[str, dict[str, float]]:
+        model = self.graph_eval if self.cfg.graph.enabled else self.model
+        self._last_eval_results = self.test(self.cfg, self.test_loader, model)
+        return self._last_eval_results
 
     def build_writers(self) -> list[EventWriter]:
         """What the main process writes; the picture comes last, for it reads metrics.json."""
@@ -131,22 +447,24 @@ class Trainer(DefaultTrainer):
             logger.info("no TensorBoard log (%s); metrics are in %s", error, metrics)
         return [*result, writers.CurveWriter(metrics)]
 
-    def run_step(self) -> None:
-        """One iteration; in eager mode its dropout masks depend on the seed and its number only."""
-        if not self.cfg.graph.enabled:
-            self.backend.manual_seed(step_seed(self.cfg.train.seed, self.iter))
-        # LiBai would count the loss of a step to the one before, unlike its time and learning rate.
-        self.storage.iter = self.iter + 1
-        super().run_step()
+
+def _read_state(folder: Path) -> dict[str, Any]:
+    """What `trainer_state` gave, from a checkpoint's part; empty where it has none, as LiBai's."""
+    state, problem = {}, None
+    if distributed.is_main():
+        try:
+            state = oneflow_files.read_structure(folder) if folder.exists() else {}
+        except oneflow_files.CheckpointError as error:
+            problem = str(error)
+    oneflow_files.raise_everywhere(problem)
+    return oneflow_files.from_rank_0(state)
 
 
-class _FinalWriter(PeriodicWriter):
-    """Writes once more when the run ends: hooks before it have evaluated then."""
-
-    def after_train(self) -> None:
-        for writer in self._writers:
-            writer.write()
-        super().after_train()
+def _split_names(loaders: list[Any]) -> list[str]:
+    names = [getattr(loader, "split_name", None) for loader in loaders]
+    alone = names.count(None) == 1 and "test" not in names
+    unnamed = (f"test_{index}" for index in range(len(names)))
+    return [name or ("test" if alone else next(unnamed)) for name in names]
 
 
 def step_seed(seed: int, iteration: int) -> int:

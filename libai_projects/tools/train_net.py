@@ -5,7 +5,6 @@ python3 tools/train_net.py --config-file projects/MagicPrompt/configs/gpt2_train
 
 from __future__ import annotations
 
-import argparse
 import errno
 import logging
 import os
@@ -32,7 +31,6 @@ from oneflow_accel import command, distributed, watchdog
 from oneflow_accel.backends import Backend
 from oneflow_accel.errors import UserError
 
-from libai.engine import default_setup
 from libai.utils.logger import setup_logger
 from omegaconf import DictConfig
 
@@ -41,7 +39,7 @@ from flow_train.rng import seed_all
 from libai_projects.engine import adapt, checks, evaluation, output
 from libai_projects.engine.arguments import Options, parse_options
 from libai_projects.engine.overrides import apply_overrides, load_config
-from libai_projects.engine.trainer import Trainer
+from libai_projects.engine.trainer import Trainer, set_up
 
 logger = logging.getLogger("libai_projects")
 
@@ -78,11 +76,11 @@ def prepare(argv: Sequence[str]) -> Job:
     return Job(cfg, options, backend, adapted)
 
 
-def execute(job: Job) -> object:
+def execute(job: Job) -> int:
     """Train or evaluate.
 
     Returns:
-        What holds the graphs of the run.
+        The exit code.
 
     Raises:
         UserError: anything that is the user's to mend and showed only now.
@@ -91,7 +89,7 @@ def execute(job: Job) -> object:
     weights = evaluation.weights_to_evaluate(cfg) if options.eval_only else ""
     with output.prepare(cfg, options) as lines:
         _set_up_log(cfg)
-        default_setup(cfg, argparse.Namespace(resume=options.resume and not options.eval_only))
+        set_up(cfg, resume=options.resume and not options.eval_only)
         for line in [*lines, *job.adapted]:
             logger.info(line)
         if options.fast_dev_run:
@@ -99,10 +97,14 @@ def execute(job: Job) -> object:
         # The same on all processes: tensors that are split draw by their global position.
         seed_all(cfg.train.seed, job.backend)
         if options.eval_only:
-            return evaluation.evaluate(cfg, weights)
+            _KEPT.append(evaluation.evaluate(cfg, weights))
+            return 0
         trainer = Trainer(cfg)
-        trainer.train()
-        return trainer
+        _KEPT.append(trainer)
+        code = trainer.train()
+        # Told to stop, they leave without waiting for each other; the main one still draws.
+        distributed.barrier()
+        return code
 
 
 class _Line(logging.Formatter):
@@ -121,7 +123,7 @@ class _Line(logging.Formatter):
 def _set_up_log(cfg: DictConfig) -> None:
     """Send LiBai's log lines and ours to the console and to log.txt; leave its prints of all
     modules, and of what our console line of an evaluation says, to log.txt."""
-    # As default_setup calls it, which then finds it done.
+    # As set_up calls it, which then finds it done.
     setup_logger(cfg.train.output_dir, distributed_rank=distributed.rank())
     handlers = logging.getLogger("libai").handlers
     for handler in handlers:
@@ -152,12 +154,12 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         _leave(1)
 
 
-def _run(argv: Sequence[str]) -> None:
+def _run(argv: Sequence[str]) -> int:
     job = prepare(argv)
     # If a process dies, the others end too and say which one it was.
     with watchdog.guard():
         try:
-            _KEPT.append(execute(job))
+            return execute(job)
         except (FloatingPointError, OSError) as error:
             text = _in_words(error)
             if text is None:

@@ -13,6 +13,7 @@ import oneflow as flow
 import pytest
 
 from flow_train.checkpoint import libai_folders, oneflow_files
+from flow_train.files import remove_folder
 
 
 def save(directory: Path, iteration: int, *, seed: int = 0, name: str = "") -> Path:
@@ -168,5 +169,5 @@ def test_the_list_of_files_is_complete(tmp_path: Path) -> None:
 
 
 def test_remove(tmp_path: Path) -> None:
-    libai_folders.remove(save(tmp_path, 9))
+    remove_folder(save(tmp_path, 9))
     assert [path.name for path in tmp_path.iterdir()] == ["last_checkpoint"]

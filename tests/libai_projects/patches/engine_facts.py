@@ -1,16 +1,20 @@
-"""What pieces of libai do, one fact after the other, as JSON; run by test_engine_patches.py.
+"""What pieces of an engine do, one fact after the other, as JSON; run by test_engine_patches.py.
 
 engine_facts.py FOLDER
+
+The engine is libai_projects's, or, without the patches from 0020 on, LiBai's own.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import oneflow_accel  # noqa: F401 - before oneflow and libai, which it patches
@@ -19,7 +23,24 @@ import engine_trainer_facts
 import numpy as np
 import oneflow as flow
 
-import tests.libai_projects.patches.partial_series  # noqa: F401 - before libai
+from tests.libai_projects.patches.partial_series import VARIABLE  # before libai
+
+if os.environ.get(VARIABLE):
+    from libai.data.build import build_nlp_train_val_test_loader
+    from libai.data.data_utils import BlockIndexedDataset
+    from libai.data.samplers import CyclicSampler
+    from libai.engine.hooks import PeriodicCheckpointer
+    from libai.evaluation import PPLEvaluator
+    from libai.evaluation import inference_on_dataset as evaluate_on
+    from libai.utils.checkpoint import Checkpointer
+else:
+    from libai_projects.engine.checkpoints import Checkpointer, PeriodicCheckpointer
+    from libai_projects.engine.data import (
+        BlockIndexedDataset,
+        CyclicSampler,
+        build_nlp_train_val_test_loader,
+    )
+    from libai_projects.engine.perplexity import PPLEvaluator, evaluate_on
 
 FOLDER = Path(sys.argv[1])
 PLACED = {"placement": flow.placement("cpu", [0]), "sbp": flow.sbp.broadcast}
@@ -46,8 +67,6 @@ class Sequences:
 
 
 def blocks(name: str, sizes: list[int], doc_idx: list[int], length: int) -> Any:
-    from libai.data.data_utils import BlockIndexedDataset
-
     dataset = BlockIndexedDataset(str(FOLDER / name), Sequences(sizes, doc_idx), length)
     return [[int(token) for token in dataset[i]] for i in range(len(dataset))]
 
@@ -64,14 +83,11 @@ def sentences() -> Any:
 
 def splits() -> Any:
     """Sizes of the splits of 20 samples by whole numbers."""
-    from libai.data.data_utils import split_ds
-
-    return [len(part) if part is not None else 0 for part in split_ds(range(20), [7, 3, 0])]
+    loaders = build_nlp_train_val_test_loader(range(20), [[7, 3, 0]], [1.0], 4, 4, num_workers=0)
+    return [len(loader.dataset) if loader is not None else 0 for loader in loaders]
 
 
 def orders(consumed: int, ranks: int, count: int) -> list[list[int]]:
-    from libai.data.samplers import CyclicSampler
-
     taken = []
     for rank in range(ranks):
         sampler = iter(
@@ -101,8 +117,6 @@ def order_of_layouts() -> Any:
 
 
 def checkpointer(folder: str) -> Any:
-    from libai.utils.checkpoint import Checkpointer
-
     (FOLDER / folder).mkdir(exist_ok=True)
     return Checkpointer(flow.nn.Linear(2, 2).to_global(**PLACED), str(FOLDER / folder))
 
@@ -116,11 +130,11 @@ def last_checkpoint() -> Any:
 
 
 def kept() -> Any:
-    from libai.utils.checkpoint import PeriodicCheckpointer
-
     periodic = PeriodicCheckpointer(checkpointer("kept"), 2, max_to_keep=2)
-    for iteration in range(8):
-        periodic.step(iteration)
+    periodic.trainer = SimpleNamespace(max_iter=100, start_iter=0, trainer_state=dict)
+    periodic.before_train()
+    for periodic.trainer.iter in range(8):
+        periodic.after_step()
     return sorted(path.name for path in (FOLDER / "kept").glob("model*"))
 
 
@@ -143,8 +157,6 @@ def foreign_code() -> Any:
 
 def damaged() -> Any:
     """What is said about a checkpoint with half of a file, and one of another model."""
-    from libai.utils.checkpoint import Checkpointer
-
     saver = checkpointer("damaged")
     saver.save("model_0000001")
     saver.save("model_0000002")
@@ -219,10 +231,8 @@ def batch_of(rows: np.ndarray) -> Any:
 
 
 def perplexity(model: flow.nn.Module, labels: np.ndarray) -> Any:
-    from libai.evaluation import PPLEvaluator, inference_on_dataset
-
     model = model.to_global(**PLACED)
-    return inference_on_dataset(model, Loader(labels), 4, 100, batch_of, PPLEvaluator())
+    return evaluate_on(model, Loader(labels), 4, 100, batch_of, PPLEvaluator())
 
 
 LABELS = np.random.default_rng(1).integers(0, 6, size=(10, 5))
@@ -230,8 +240,6 @@ LABELS = np.random.default_rng(1).integers(0, 6, size=(10, 5))
 
 def perplexity_of_mean_losses() -> Any:
     """Of a model that returns means only: batches of 4, 4 and 2 rows."""
-    from libai.evaluation import PPLEvaluator
-
     evaluator = PPLEvaluator()
     for loss, rows in ((1.0, 4), (3.0, 4), (25.0, 2)):
         evaluator.process({"input_ids": flow.zeros(rows, 3)}, {"lm_loss": flow.tensor(loss)})

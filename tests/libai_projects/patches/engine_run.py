@@ -1,4 +1,4 @@
-"""One run of libai's trainer on a tiny GPT, as a process or several; run by test_engine_*.py.
+"""One run of our trainer on LiBai's GPT, as a process or several; run by test_engine_*.py.
 
     engine_run.py '{"folder": ..., "dist": {...}, "graph": bool, "resume": bool, "set": {...}}'
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import resource
 import signal
@@ -19,11 +20,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import oneflow_accel
 from oneflow_accel.errors import UserError
 
 import numpy as np
 
-import tests.libai_projects.patches.partial_series  # noqa: F401 - before libai
+from tests.libai_projects.patches.partial_series import VARIABLE  # before libai
 
 VOCAB, LENGTH = 96, 16
 
@@ -164,12 +166,25 @@ def make_config(options: dict[str, Any]) -> Any:
 def run(options: dict[str, Any]) -> dict[str, Any]:
     """Train and evaluate as the options say."""
     import oneflow as flow
-    from libai.engine import DefaultTrainer, default_setup
     from libai.engine.trainer import HookBase
 
     config = make_config(options)
     resume = options.get("resume", False)
-    default_setup(config, argparse.Namespace(resume=resume, config_file=""))
+    if os.environ.get(VARIABLE):
+        from libai.engine import DefaultTrainer as Base
+        from libai.engine import default_setup
+
+        default_setup(config, argparse.Namespace(resume=resume, config_file=""))
+    else:
+        from libai_projects.engine import adapt
+        from libai_projects.engine.trainer import Trainer as Base
+        from libai_projects.engine.trainer import set_up
+
+        logging.getLogger("libai_projects").addHandler(logging.StreamHandler(sys.stdout))
+        logging.getLogger("libai_projects").setLevel(logging.INFO)
+        lines = adapt.adapt_to_device(config, oneflow_accel.current_backend())
+        print(*lines, sep="\n")
+        set_up(config, resume)
     flow.manual_seed(3)
     losses: dict[int, float] = {}
     samples: list[list[int]] = []
@@ -183,7 +198,7 @@ def run(options: dict[str, Any]) -> dict[str, Any]:
             if self.trainer.iter == options.get("kill_after", -1):
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    class Trainer(DefaultTrainer):
+    class Trainer(Base):
         @classmethod
         def get_batch(cls, data: Any, *mixup_func: Any) -> dict[str, Any]:
             batch = super().get_batch(data, *mixup_func)

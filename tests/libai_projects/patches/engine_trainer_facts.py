@@ -1,8 +1,10 @@
-"""Facts about libai's engine, told by engine_facts.py."""
+"""Facts about a trainer, told by engine_facts.py."""
 
 from __future__ import annotations
 
+import os
 import sys
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,42 +14,58 @@ import oneflow_accel  # noqa: F401 - before oneflow and libai, which it patches
 
 import oneflow as flow
 
+from tests.libai_projects.patches.partial_series import VARIABLE  # before libai
+
+if os.environ.get(VARIABLE):
+    from libai.engine import DefaultTrainer as Trainer
+    from libai.engine import default, default_setup
+    from libai.engine.trainer import EagerTrainer
+
+    def set_up(cfg: Any, resume: bool) -> None:
+        default_setup(cfg, Namespace(resume=resume, config_file=""))
+
+    EVALUATES = (default, "inference_on_dataset")
+else:
+    from libai_projects.engine import trainer as ours
+    from libai_projects.engine.trainer import EagerTrainer, Trainer, set_up
+
+    EVALUATES = (ours, "evaluate_on")
+
 FOLDER = Path(sys.argv[1])
 PLACED = {"placement": flow.placement("cpu", [0]), "sbp": flow.sbp.broadcast}
 
 
 def names_of_results() -> Any:
     """What results of a validation, a test and another test set are called."""
-    from libai.engine import default
-
     loaders = [SimpleNamespace(dataset=range(rows)) for rows in (10, 4, 1)]
     loaders[0].split_name, loaders[1].split_name = "validation", "test"
-    default.inference_on_dataset = lambda model, loader, *_: {"rows": len(loader.dataset)}
+    setattr(*EVALUATES, lambda model, loader, *_: {"rows": len(loader.dataset)})
     from omegaconf import OmegaConf
 
     cfg = OmegaConf.create({"train": {"test_micro_batch_size": 4, "evaluation": {"eval_iter": 1}}})
-    return default.DefaultTrainer.test(cfg, loaders, None, evaluator="one")
+    return Trainer.test(cfg, loaders, None, evaluator="one")
 
 
 def loaded_weights() -> Any:
     """What is loaded in a run that does not resume."""
-    from libai.engine import DefaultTrainer
     from omegaconf import OmegaConf
 
     loaded: list[str] = []
+    if not os.environ.get(VARIABLE):
+        ours.load_weights = lambda model, path: loaded.append(path)
     trainer = SimpleNamespace(
         cfg=OmegaConf.create({"train": {"load_weight": "weights"}}),
         checkpointer=SimpleNamespace(load=lambda path, **_: loaded.append(path)),
         _resume_from="",
+        model=None,
     )
-    DefaultTrainer.resume_or_load(trainer, resume=False)
+    Trainer.resume_or_load(trainer, resume=False)
     return loaded
 
 
 def steps_of_the_schedule() -> Any:
     """Steps of schedule and optimizer in 4 iterations, eager, 2 batches accumulated."""
     from libai.engine import hooks
-    from libai.engine.trainer import EagerTrainer
 
     model = flow.nn.Linear(1, 1).to_global(**PLACED)
     optimizer = flow.optim.SGD(model.parameters(), lr=1.0)
@@ -82,9 +100,6 @@ class Mean(flow.nn.Module):
 
 def setup(**train: Any) -> list[float]:
     """What libai's set-up tells NCCL to do."""
-    from argparse import Namespace
-
-    from libai.engine import default_setup
     from omegaconf import OmegaConf
 
     told: list[float] = []
@@ -97,7 +112,7 @@ def setup(**train: Any) -> list[float]:
         "dist": layout,
         **train,
     }
-    default_setup(OmegaConf.create({"train": train}), Namespace(resume=False, config_file=""))
+    set_up(OmegaConf.create({"train": train}), resume=False)
     return told
 
 

@@ -1,18 +1,18 @@
-"""The patched dataset of GPT: its index against LiBai's C++ helper, and files that are damaged."""
+"""The dataset of GPT: its index against LiBai's C++ helper, and blocks."""
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable
 from pathlib import Path
 
 from oneflow_accel.errors import DataError
 
 import numpy as np
 import pytest
-from libai.data.data_utils import BlockIndexedDataset, get_indexed_dataset, helpers
-from libai.data.data_utils.reindexed_dataset import build_sample_idx
+from libai.data.data_utils import helpers
 
+from libai_projects.engine import data
+from libai_projects.engine.data import BlockIndexedDataset, build_sample_idx
+from libai_projects.text.indexed_dataset import get_indexed_dataset
 from tests.libai_projects.patches.engine_run import write_dataset
 
 
@@ -73,7 +73,7 @@ def test_a_folder_that_cannot_be_written_is_no_hindrance(
     def refuse(*_: object) -> None:
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr("libai.data.data_utils.reindexed_dataset._save_index", refuse)
+    monkeypatch.setattr(data, "_save_index", refuse)
     dataset = BlockIndexedDataset(str(tmp_path / "x"), indexed, 16)
     assert np.array_equal(dataset[3], np.concatenate(parts)[48:65])
     assert not (tmp_path / "x_16msl_sample_idx.npy").exists()
@@ -92,12 +92,10 @@ def test_a_folder_that_cannot_be_written_is_no_hindrance(
 def test_one_process_of_each_node_writes_the_index_unless_files_are_shared(
     monkeypatch: pytest.MonkeyPatch, rank: int, local_rank: int, shared: str, builds: bool
 ) -> None:
-    from libai.data.data_utils import reindexed_dataset
-
     monkeypatch.setenv("IS_SHARED_FILE", shared)
-    monkeypatch.setattr(reindexed_dataset.flow.env, "get_rank", lambda: rank)
-    monkeypatch.setattr(reindexed_dataset.dist, "get_local_rank", lambda: local_rank)
-    assert reindexed_dataset._builds_index_files() is builds
+    monkeypatch.setattr(data.flow.env, "get_rank", lambda: rank)
+    monkeypatch.setattr(data.dist, "get_local_rank", lambda: local_rank)
+    assert data.builds_index_files() is builds
 
 
 def test_too_little_text_says_how_much_it_takes(tmp_path: Path) -> None:
@@ -108,51 +106,7 @@ def test_too_little_text_says_how_much_it_takes(tmp_path: Path) -> None:
     assert len(BlockIndexedDataset(str(tmp_path / "x"), indexed, 15)) == 1
 
 
-def cut(path: Path, count: int) -> None:
-    path.write_bytes(path.read_bytes()[:-count])
-
-
-def put(path: Path, offset: int, content: bytes) -> None:
-    old = path.read_bytes()
-    path.write_bytes(old[:offset] + content + old[offset + len(content) :])
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda x: x.with_suffix(".idx").unlink(), r"no file .*x\.idx.*preprocess_data"),
-        (lambda x: x.with_suffix(".bin").unlink(), r"no file .*x\.bin"),
-        (lambda x: cut(x.with_suffix(".bin"), 2), r"x\.bin has \d+ bytes, and its .idx file means"),
-        (lambda x: x.with_suffix(".bin").write_bytes(b""), r"x\.bin has 0 bytes"),
-        (lambda x: cut(x.with_suffix(".idx"), 8), r"x\.idx is corrupt: it has"),
-        (lambda x: x.with_suffix(".idx").write_bytes(b""), r"x\.idx is not an index"),
-        (
-            lambda x: x.with_suffix(".idx").write_bytes(b"MMIDIDX\0\0" + b"1"),
-            "truncated in its header",
-        ),
-        (lambda x: put(x.with_suffix(".idx"), 0, b"TNT"), "is not an index of the mmap format"),
-        (lambda x: put(x.with_suffix(".idx"), 9, b"\2"), "version 2 and dtype code 8"),
-        (lambda x: put(x.with_suffix(".idx"), 17, b"\x63"), "version 1 and dtype code 99"),
-        (lambda x: put(x.with_suffix(".idx"), 34, struct.pack("<i", -5)), "do not agree"),
-        (lambda x: put(x.with_suffix(".idx"), 38, struct.pack("<i", 999)), "do not agree"),
-    ],
-)
-def test_damaged_files_are_named(
-    tmp_path: Path, damage: Callable[[Path], None], message: str
-) -> None:
-    write_dataset(tmp_path / "x", documents(1, 50, 1))
-    damage(tmp_path / "x")
-    with pytest.raises(DataError, match=message):
-        get_indexed_dataset(str(tmp_path / "x"), "mmap", True)
-
-
-def test_an_empty_dataset_is_an_error(tmp_path: Path) -> None:
-    write_dataset(tmp_path / "x", [np.zeros(0, int)])
-    with pytest.raises(DataError, match="empty"):
-        get_indexed_dataset(str(tmp_path / "x"), "mmap", True)
-
-
 def test_a_wrong_implementation_is_an_error(tmp_path: Path) -> None:
     write_dataset(tmp_path / "x", documents(1, 3, 1))
-    with pytest.raises(DataError, match="'mmapp' is none of lazy, cached, mmap, infer"):
+    with pytest.raises(DataError, match="'mmapp' is none of mmap, infer, lazy, cached"):
         get_indexed_dataset(str(tmp_path / "x"), "mmapp", True)

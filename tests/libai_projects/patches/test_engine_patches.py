@@ -1,7 +1,7 @@
-"""What the patches 0020 to 0029 mend in libai: each fact without them and with them.
+"""What our engine does otherwise than LiBai's: each fact of LiBai's own without the patches from
+0020 on, and of ours.
 
-Two processes tell all facts, one of them without these patches; those below 0020, without which
-nothing runs, are there in both.
+Two processes tell all facts; the patches below 0020, without which nothing runs, are there in both.
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ import numpy as np
 import oneflow as flow
 import pytest
 from libai.data.data_utils import indexed_dataset as libai
-from libai.data.datasets import GPT2Dataset
 from libai.data.structures import Instance
 
+from libai_projects.engine.data import GPT2Dataset
 from libai_projects.text.dataset_writer import DatasetWriter
 from libai_projects.text.indexed_dataset import (
     DTYPES,

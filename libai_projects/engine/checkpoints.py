@@ -1,0 +1,277 @@
+"""LiBai's checkpointers: checkpoints are whole or not there, and reading one runs no code in it.
+
+Their form is LiBai's: `flow_train.checkpoint.libai_folders` has it, and what is the same for the
+checkpoints of all trainers here.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from oneflow_accel import distributed
+from oneflow_accel.errors import CheckpointError
+
+import numpy as np
+from libai.engine import hooks
+from libai.utils import checkpoint
+from libai.utils.checkpoint import _filter_reused_missing_keys
+from omegaconf import OmegaConf
+
+from flow_train.checkpoint import libai_folders, oneflow_files
+from flow_train.files import remove_folder
+
+logger = logging.getLogger("libai_projects")
+
+
+class Checkpointer(checkpoint.Checkpointer):
+    """Saves and loads a model and what else a run needs. Every process calls each method; an error
+    on one is an error on all. Arguments are LiBai's."""
+
+    def save(self, name: str, **extra: Any) -> None:
+        """Write a checkpoint.
+
+        Args:
+            name: of its folder. `last_checkpoint` names it if it is a numbered one: nothing else
+                can be resumed from.
+            extra: further parts by name.
+
+        Raises:
+            CheckpointError: it could not be written; earlier ones are as before.
+        """
+        if not self.save_to_disk:
+            return
+        parts = {"model": self.model.state_dict()}
+        parts |= {key: part.state_dict() for key, part in self.checkpointables.items()} | extra
+        # In its name.
+        parts.pop("iteration", None)
+        directory, temporary = Path(self.save_dir), None
+        # LiBai's names count from 0: that of the state after 40 iterations ends with 39.
+        number = libai_folders.iteration_of(name)
+        after = "" if number is None else f" after {number + 1} iterations"
+        logger.info("Saving checkpoint%s to %s", after, directory / name)
+        # Rank 0 alone writes. What fails there has to fail everywhere, or the others would wait for
+        # it in the next collective operation.
+        try:
+            temporary = self._on_rank_0(lambda: libai_folders.begin(directory, name))
+            for key, value in parts.items():
+                oneflow_files.save(_plain(value), (temporary or directory) / key)
+            self._on_rank_0(lambda: libai_folders.commit(temporary, name))
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"no checkpoint {name} was saved, earlier ones are as before: {error}"
+            ) from error
+        finally:
+            # Its name has changed where all went well.
+            if temporary is not None:
+                shutil.rmtree(temporary, ignore_errors=True)
+        if number is not None:
+            self.tag_last_checkpoint(name)
+
+    def _on_rank_0(self, action: Callable[[], Any]) -> Any:
+        """The result of `action()` on rank 0, None elsewhere; an error on disk is one on all."""
+        result, problem = None, None
+        if distributed.is_main():
+            try:
+                result = action()
+            except CheckpointError as error:
+                problem = str(error)
+            except OSError as error:
+                problem = oneflow_files.writing_failed(Path(self.save_dir), error)
+        oneflow_files.raise_everywhere(problem)
+        return result
+
+    def load(self, path: str, checkpointables: Sequence[str] | None = None) -> dict[str, Any]:
+        """Load a checkpoint.
+
+        Args:
+            path: its folder, or the "model" folder in it; "" loads nothing.
+            checkpointables: which parts besides the model; None is all, as a run that goes on
+                needs.
+
+        Returns:
+            Parts that nothing has taken, and "iter", its number or 0.
+
+        Raises:
+            CheckpointError: it is damaged, or lacks what was asked for.
+        """
+        if not path:
+            return {}
+        logger.info("Loading checkpoint from %s", path)
+        # Weights alone need nothing of the rest, which can be of another optimizer.
+        weights_only = checkpointables is not None and len(checkpointables) == 0
+        found = self._load_file(path, ["model"] if weights_only else None)
+        incompatible = self._load_model(found)
+        self._log_incompatible_keys(incompatible)
+        lacking = {key for key, _, _ in incompatible.incorrect_shapes}
+        lacking |= set(_filter_reused_missing_keys(self.model, incompatible.missing_keys))
+        if lacking and checkpointables is None:
+            raise CheckpointError(
+                f"{path} is of another model: {len(lacking)} parameters are not in it or have "
+                f"another shape there, such as {sorted(lacking)[0]}; resume with the "
+                "configuration it was trained with"
+            )
+        for key in self.checkpointables if checkpointables is None else checkpointables:
+            # A graph's checkpoint of LiBai has the optimizer in "graph".
+            part = "graph" if key == "optimizer" and key not in found else key
+            if part not in found:
+                raise CheckpointError(
+                    f"{path} holds no {key}, only weights: start from them with "
+                    "train.load_weight, without --resume"
+                )
+            self.checkpointables[key].load_state_dict(found.pop(part))
+        return found
+
+    def has_checkpoint(self) -> bool:
+        """Whether there is one to resume from."""
+        return self.get_checkpoint_file() != ""
+
+    def get_checkpoint_file(self) -> str:
+        """The newest checkpoint, "" if there is none.
+
+        Raises:
+            CheckpointError: it is damaged; names the newest one that is not.
+        """
+        found = self._on_rank_0(lambda: libai_folders.last(Path(self.save_dir)))
+        return oneflow_files.from_rank_0("" if found is None else str(found))
+
+    def tag_last_checkpoint(self, last_filename_basename: str) -> None:
+        """Name the newest checkpoint in `last_checkpoint`."""
+        self._on_rank_0(lambda: libai_folders.tag(Path(self.save_dir), last_filename_basename))
+
+    def _load_file(self, path: str, parts: Sequence[str] | None = None) -> dict[str, Any]:
+        folder = Path(path)
+
+        def names() -> list[str]:
+            if (folder / oneflow_files.PICKLE).is_file():
+                # The "model" folder of a checkpoint.
+                oneflow_files.check(folder)
+                return []
+            libai_folders.verify(folder, parts)
+            return list(parts or sorted(entry.name for entry in folder.iterdir()))
+
+        found = oneflow_files.from_rank_0(self._on_rank_0(names))
+        data = {name: oneflow_files.load(folder / name) for name in found}
+        data = data or {"model": oneflow_files.load(folder)}
+        return {**data, "iter": libai_folders.iteration_of(folder.name) or 0}
+
+
+def _plain(value: Any) -> Any:
+    """The value with what configs and numpy put into the state of an optimizer as plain ones: only
+    those are loaded."""
+    if OmegaConf.is_config(value):
+        return OmegaConf.to_container(value, resolve=True)
+    if isinstance(value, np.generic):
+        return value.item()
+    if type(value) is dict:
+        return {key: _plain(entry) for key, entry in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_plain(entry) for entry in value)
+    return value
+
+
+class PeriodicCheckpointer(hooks.PeriodicCheckpointer):
+    """Saves every `period` iterations and at the end, with the trainer's state, and deletes what is
+    older than the newest `max_to_keep`. Arguments are LiBai's."""
+
+    def before_train(self) -> None:
+        super().before_train()
+        # A resumed run counts the checkpoints that it finds; later ones are of other runs.
+        self.recent_checkpoints = [
+            folder
+            for iteration, folder in libai_folders.numbered(
+                Path(self.checkpointer.save_dir)
+            ).items()
+            if iteration < self.trainer.start_iter and folder.name == self._name(iteration)
+        ]
+        self._saved = -1
+
+    def after_step(self) -> None:
+        iteration = self.trainer.iter
+        if (iteration + 1) % self.period == 0:
+            self.save_now()
+        if iteration >= self.max_iter - 1:
+            self.checkpointer.save(f"{self.file_prefix}_final", trainer=self._state(iteration))
+
+    def save_now(self) -> None:
+        """Save the state after the present iteration, unless that is done."""
+        iteration = self.trainer.iter
+        if self._saved == iteration:
+            return
+        self.checkpointer.save(self._name(iteration), trainer=self._state(iteration))
+        self._saved = iteration
+        if self.max_to_keep is None:
+            return
+        saved = Path(self.checkpointer.save_dir) / self._name(iteration)
+        # A resumed run may save one again that it found.
+        self.recent_checkpoints = [p for p in self.recent_checkpoints if p != saved] + [saved]
+        while len(self.recent_checkpoints) > self.max_to_keep:
+            oldest = self.recent_checkpoints.pop(0)
+            if distributed.is_main() and oldest.is_dir():
+                remove_folder(oldest)
+
+    def _name(self, iteration: int) -> str:
+        return f"{self.file_prefix}_{iteration:07d}"
+
+    def _state(self, iteration: int) -> dict[str, Any]:
+        """Asked for once per iteration, and only when it is saved: that moves the random generators
+        on."""
+        known, state = getattr(self, "_known", (-1, {}))
+        if known != iteration:
+            state = self.trainer.trainer_state()
+            self._known = iteration, state
+        return state
+
+
+class BestCheckpointer(hooks.BestCheckpointer):
+    """Saves the best model by a result of the evaluation; a resumed run knows the best of before.
+    Arguments are LiBai's."""
+
+    def before_train(self) -> None:
+        if self.trainer.start_iter == 0 or not distributed.is_main():
+            return
+        folder = Path(self._checkpointer.save_dir) / self._file_prefix / "best"
+        try:
+            best = oneflow_files.read_structure(folder)
+            known = best["metric"] == self._val_metric
+            if known and best["iteration"] < self.trainer.start_iter:
+                self.best_metric, self.best_iter = float(best["value"]), int(best["iteration"])
+        except (CheckpointError, KeyError, TypeError, ValueError) as error:
+            logger.info("No best metric of an earlier run is known: %s", error)
+
+    def _best_checking(self) -> None:
+        found = self._latest() if distributed.is_main() else None
+        is_better = False
+        if distributed.is_main() and found is None:
+            logger.warning(
+                "train.evaluation.eval_metric=%s is no result of the evaluation, so no best model "
+                "is saved; results are %s",
+                self._val_metric,
+                ", ".join(name for name in self.trainer.storage.latest() if "/" in name),
+            )
+        elif found is not None:
+            is_better = self.best_metric is None or self._compare(found[0], self.best_metric)
+            is_better = is_better and self._update_best(*found)
+            text = "Saved best model" if is_better else "Not saved as best model"
+            logger.info("%s: %s is %.5f @ iteration %d", text, self._val_metric, *found)
+        if oneflow_files.from_rank_0(is_better):
+            best = {"metric": self._val_metric, "value": self.best_metric}
+            self._checkpointer.save(self._file_prefix, best=best | {"iteration": self.best_iter})
+
+    def _latest(self) -> tuple[float, int] | None:
+        """Value and iteration of the metric: under its full name, else of the validation split."""
+        latest = self.trainer.storage.latest()
+        named = [name for name in latest if name.endswith(f"/{self._val_metric}")]
+        first = [self._val_metric, f"validation/{self._val_metric}"]
+        for name in first + (named if len(named) == 1 else []):
+            if name in latest:
+                return latest[name]
+        return None
+
+    def after_train(self) -> None:
+        # Unlike LiBai's, not after a last step that failed.
+        if self.trainer.iter >= self.trainer.max_iter:
+            self._best_checking()
