@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import re
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +23,7 @@ from typing import Any
 import oneflow_accel
 from oneflow_accel.errors import UserError
 
+import numpy as np
 import oneflow as flow
 from oneflow import nn
 
@@ -60,8 +60,7 @@ class Part:
     inputs: tuple[Any, ...] = ()
     around: str = ""
     macs: int = 0
-    forward: list[float] = field(default_factory=list)
-    backward: list[float] = field(default_factory=list)
+    seconds: list[tuple[float, float]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -102,40 +101,29 @@ class Breakdown:
         """Measure the step and every part once."""
         self.steps.append(self._step())
         for part in self.parts.values():
-            forward, backward = self._alone(part)
-            part.forward.append(forward)
-            part.backward.append(backward)
+            part.seconds.append(self._alone(part))
 
     def forget(self) -> None:
         """Drop what was measured, as after a round that warms up."""
         self.steps.clear()
         for part in self.parts.values():
-            part.forward.clear()
-            part.backward.clear()
+            part.seconds.clear()
 
     def rows(self) -> list[Row]:
         """By kind, in the order of KINDS, then what is in none of them, and the whole step; medians
         over the rounds."""
-        own = {name: _seconds(part) for name, part in self.parts.items()}
+        own = {name: np.median(part.seconds, axis=0) for name, part in self.parts.items()}
         for part in self.parts.values():
             if part.around:
-                (forward, backward), (inner_forward, inner_backward) = (
-                    own[part.around],
-                    _seconds(part),
-                )
-                own[part.around] = (forward - inner_forward, backward - inner_backward)
+                own[part.around] = own[part.around] - np.median(part.seconds, axis=0)
         found = []
         for kind, _ in KINDS:
             names = [name for name, part in self.parts.items() if part.kind == kind]
             if names:
-                forward, backward = (
-                    sum(times) for times in zip(*(own[name] for name in names), strict=True)
-                )
+                forward, backward = sum(own[name] for name in names)
                 macs = sum(self.parts[name].macs for name in names)
-                found.append(Row(kind, len(names), macs, forward, backward))
-        forward, backward, update = (
-            statistics.median(times) for times in zip(*self.steps, strict=True)
-        )
+                found.append(Row(kind, len(names), macs, float(forward), float(backward)))
+        forward, backward, update = map(float, np.median(self.steps, axis=0))
         found.append(Row(OPTIMIZER, 1, 0, 0.0, update))
         whole = Row(STEP, 1, self.macs, forward, backward + update)
         rest = Row(
@@ -182,10 +170,6 @@ class Breakdown:
     def _note(self, times: list[float]) -> None:
         self.synchronize()
         times.append(time.perf_counter())
-
-
-def _seconds(part: Part) -> tuple[float, float]:
-    return statistics.median(part.forward), statistics.median(part.backward)
 
 
 def _kind(name: str) -> str | None:

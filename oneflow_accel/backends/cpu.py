@@ -20,26 +20,15 @@ logger = logging.getLogger("oneflow_accel")
 
 # Features that stock kernels lack, and the operators that the plug-in must have for them.
 _PLUGIN_OPERATORS = {
-    "nhwc": (
-        "conv2d",
-        "conv_data_grad",
-        "conv_filter_grad",
-        "normalization",
-        "normalization_grad",
-    ),
-    "fused_bn_add_relu_train": ("normalization_add_relu", "normalization_add_relu_grad"),
-    "bfloat16_inference": ("oneflow_accel_conv2d", "matmul", "layer_norm"),
-    "native_layer_norm": ("layer_norm", "layer_norm_grad", "layer_norm_param_grad"),
+    "nhwc": "conv2d conv_data_grad conv_filter_grad normalization normalization_grad",
+    "fused_bn_add_relu_train": "normalization_add_relu normalization_add_relu_grad",
+    "bfloat16_inference": "oneflow_accel_conv2d matmul layer_norm",
+    "native_layer_norm": "layer_norm layer_norm_grad layer_norm_param_grad",
     "fused_transformer": (
-        "fused_bias_add_gelu",
-        "fused_bias_add_gelu_grad",
-        "fused_bias_add_mask_scale",
-        "fused_scale_mask_softmax",
-        "fused_scale_mask_softmax_grad",
-        "fused_scale_mask_softmax_dropout",
-        "fused_scale_mask_softmax_dropout_grad",
-        "fused_tril_scale_softmax_mask_scale",
-        "fused_tril_scale_softmax_mask_scale_grad",
+        "fused_bias_add_gelu fused_bias_add_gelu_grad fused_bias_add_mask_scale "
+        "fused_scale_mask_softmax fused_scale_mask_softmax_grad "
+        "fused_scale_mask_softmax_dropout fused_scale_mask_softmax_dropout_grad "
+        "fused_tril_scale_softmax_mask_scale fused_tril_scale_softmax_mask_scale_grad"
     ),
 }
 _COMPUTE_ON_WORKER_THREAD = "ONEFLOW_VM_COMPUTE_ON_WORKER_THREAD"
@@ -115,7 +104,7 @@ class CpuBackend(Backend):
         state = plugin.state()
         if not state.loaded:
             return f"it needs the CPU plug-in, which is not loaded: {state.reason}"
-        lacking = sorted(set(needed) - set(state.operators))
+        lacking = sorted(set(needed.split()) - set(state.operators))
         if lacking:
             return f"the CPU plug-in has no kernel for {', '.join(lacking)}"
         if feature == "bfloat16_inference" and not state.fast_bfloat16:

@@ -82,15 +82,17 @@ def _some_of(names: list[str]) -> str:
 def standard_array(parameter_name: str, array: np.ndarray, model: nn.Module) -> np.ndarray:
     """An array that goes with a parameter (a gradient, a momentum) in the standard layout,
     contiguous; `array` has the model's present one."""
-    if array.ndim == 4 and parameter_name in _channels_last_weights(model):
-        return np.ascontiguousarray(array.transpose(0, 3, 1, 2))
-    return array
+    return _permuted(parameter_name, array, model, (0, 3, 1, 2))
 
 
 def layout_array(parameter_name: str, array: np.ndarray, model: nn.Module) -> np.ndarray:
     """Inverse of `standard_array`: from the standard layout to the model's present one."""
-    if array.ndim == 4 and parameter_name in _channels_last_weights(model):
-        return np.ascontiguousarray(array.transpose(0, 2, 3, 1))
+    return _permuted(parameter_name, array, model, (0, 2, 3, 1))
+
+
+def _permuted(name: str, array: np.ndarray, model: nn.Module, axes: tuple[int, ...]) -> np.ndarray:
+    if array.ndim == 4 and name in _channels_last_weights(model):
+        return np.ascontiguousarray(array.transpose(axes))
     return array
 
 

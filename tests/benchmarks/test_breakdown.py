@@ -27,8 +27,7 @@ def test_a_part_is_without_the_parts_in_it() -> None:
     found.steps.append((1.0, 2.0, 0.25))
     for name, part in found.parts.items():
         block = name.startswith("blocks.") and name.count(".") == 1
-        part.forward.append(0.25 if block else 0.03125)
-        part.backward.append(0.5 if block else 0.0625)
+        part.seconds.append((0.25, 0.5) if block else (0.03125, 0.0625))
     rows = {row.kind: row for row in found.rows()}
     # In a block: two norms, attention and an MLP.
     cells = rows["sums and maps of cells"]
