@@ -6,7 +6,7 @@ Works on token ids and numpy arrays; the model is whatever has the methods of `S
 from libai_projects.generation.generate import generate, stream
 from libai_projects.generation.interface import Cache, StepModel
 from libai_projects.generation.options import GenerationOptions
-from libai_projects.generation.result import GeneratedSequence, Generation
+from libai_projects.generation.sequences import GeneratedSequence, Generation
 
 __all__ = [
     "Cache",

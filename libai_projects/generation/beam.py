@@ -19,14 +19,17 @@ from libai_projects.generation.draw import (
     largest,
     streams,
 )
-from libai_projects.generation.interface import StepModel
+from libai_projects.generation.interface import ModelState, StepModel
 from libai_projects.generation.options import GenerationOptions
+from libai_projects.generation.processors import ScoreChain, log_softmax
 from libai_projects.generation.prompts import PaddedPrompts
-from libai_projects.generation.result import FinishReason, GeneratedSequence, Generation
-from libai_projects.generation.rows import Rows
-from libai_projects.generation.scores import ScoreChain, log_softmax
-from libai_projects.generation.state import ModelState
-from libai_projects.generation.stopping import Stopping
+from libai_projects.generation.sequences import (
+    FinishReason,
+    GeneratedSequence,
+    Generation,
+    Rows,
+    Stopping,
+)
 
 # What stands for the log probability of a beam that must not be chosen while there are others. It
 # is finite, so that beams which are all of this kind still have an order.

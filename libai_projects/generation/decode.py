@@ -8,14 +8,17 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from libai_projects.generation.draw import Stream, best, drawn, streams
-from libai_projects.generation.interface import StepModel
+from libai_projects.generation.interface import ModelState, StepModel
 from libai_projects.generation.options import GenerationOptions
+from libai_projects.generation.processors import ScoreChain
 from libai_projects.generation.prompts import PaddedPrompts
-from libai_projects.generation.result import FinishReason, GeneratedSequence, Generation
-from libai_projects.generation.rows import Rows
-from libai_projects.generation.scores import ScoreChain
-from libai_projects.generation.state import ModelState
-from libai_projects.generation.stopping import Stopping
+from libai_projects.generation.sequences import (
+    FinishReason,
+    GeneratedSequence,
+    Generation,
+    Rows,
+    Stopping,
+)
 
 
 @dataclass

@@ -15,8 +15,7 @@ from libai_projects.generation.decode import decode
 from libai_projects.generation.interface import StepModel
 from libai_projects.generation.options import GenerationOptions
 from libai_projects.generation.prompts import PaddedPrompts, prepare
-from libai_projects.generation.result import Generation
-from libai_projects.generation.stopping import Clock, Stopping
+from libai_projects.generation.sequences import Clock, Generation, Stopping
 
 # What one score takes: the model's float32 number and what is made of it on the way to a token.
 _SCORE_BYTES = 24

@@ -1,4 +1,5 @@
-"""Changes to the scores of the next token that follow from the sequence so far.
+"""Changes to the scores of the next token: those that follow from the sequence so far, and the
+chain of all that happens to the model's scores before a token is chosen.
 
 Each takes (Rows, scores (R, V) float32) and returns the new scores; it may write into the ones it
 was given. Their order is that of transformers, which the result depends on.
@@ -13,13 +14,15 @@ from oneflow_accel.errors import UserError
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from libai_projects.generation.draw import check_scores
 from libai_projects.generation.options import (
     GenerationOptions,
     LogitsProcessor,
     PrefixFunction,
     as_ids,
 )
-from libai_projects.generation.rows import Rows
+from libai_projects.generation.sequences import Rows
+from libai_projects.generation.warpers import build_warpers
 
 Processor = Callable[[Rows, np.ndarray], np.ndarray]
 
@@ -218,3 +221,28 @@ def callers_own(function: LogitsProcessor) -> Processor:
         return processed.astype(np.float32, copy=False)
 
     return process
+
+
+class ScoreChain:
+    """All that happens to the model's scores before a token is chosen."""
+
+    def __init__(self, options: GenerationOptions, vocab_size: int) -> None:
+        self._processors = build_processors(options, vocab_size)
+        self._warpers = build_warpers(options)
+        self._renormalize = options.renormalize_logits
+
+    def __call__(self, rows: Rows, scores: np.ndarray) -> np.ndarray:
+        """The scores (R, V) float32 to choose from; may write into `scores`."""
+        for process in self._processors:
+            scores = process(rows, scores)
+        if self._warpers:
+            check_scores(scores)
+        for warp in self._warpers:
+            scores = warp(scores)
+        return log_softmax(scores) if self._renormalize else scores
+
+
+def log_softmax(scores: np.ndarray) -> np.ndarray:
+    """Log probabilities (R, V) of `scores` (R, V), in their dtype."""
+    shifted = scores - scores.max(axis=1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))

@@ -12,7 +12,7 @@ from oneflow_accel.command import Parser
 from oneflow_accel.errors import UserError
 
 from libai_projects.generation.options import GenerationOptions, Kind
-from libai_projects.inference.limits import Limits
+from libai_projects.inference.requests import Limits
 
 _FIELDS = {field.name: field for field in dataclasses.fields(GenerationOptions)}
 SAMPLING = tuple(name for name, field in _FIELDS.items() if field.metadata["text"])

@@ -27,11 +27,15 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from libai_projects.inference.access import AllowedHosts
+from libai_projects.inference.connections import AllowedHosts
 from libai_projects.inference.engine import GeneratedText
 from libai_projects.inference.jobs import ClosedError, Job, Problem, QueueFullError, Worker
-from libai_projects.inference.limits import Limits
-from libai_projects.inference.requests import SAMPLING_DEFAULTS, request_model, sampling_options
+from libai_projects.inference.requests import (
+    SAMPLING_DEFAULTS,
+    Limits,
+    request_model,
+    sampling_options,
+)
 
 logger = logging.getLogger("oneflow_accel")
 

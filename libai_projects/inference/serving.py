@@ -15,10 +15,9 @@ from oneflow_accel.errors import UserError
 
 import uvicorn
 
-from libai_projects.inference.access import AllowedHosts
-from libai_projects.inference.connections import BoundedProtocol, ConnectionBounds
+from libai_projects.inference.connections import AllowedHosts, BoundedProtocol, ConnectionBounds
 from libai_projects.inference.jobs import Worker
-from libai_projects.inference.limits import Limits
+from libai_projects.inference.requests import Limits
 from libai_projects.inference.server import create_app
 
 logger = logging.getLogger("oneflow_accel")

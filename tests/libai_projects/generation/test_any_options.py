@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from libai_projects.generation import GenerationOptions, beam, generate, processors, warpers
-from libai_projects.generation.rows import Rows
+from libai_projects.generation.sequences import Rows
 from tests.libai_projects import any_request
 from tests.libai_projects.generation.numpy_gpt2 import NumpyGPT2
 

@@ -9,8 +9,8 @@ import pytest
 
 from libai_projects.generation import GenerationOptions, warpers
 from libai_projects.generation.draw import largest
-from libai_projects.generation.rows import Rows
-from libai_projects.generation.scores import ScoreChain
+from libai_projects.generation.processors import ScoreChain
+from libai_projects.generation.sequences import Rows
 from tests.libai_projects.generation import tiny_gpt2
 from tests.libai_projects.generation.conftest import GOLDEN
 

@@ -12,7 +12,7 @@ import pytest
 from pipeline_fakes import CycleModel, fake_pipeline
 
 from libai_projects.inference.jobs import Worker
-from libai_projects.inference.limits import Limits
+from libai_projects.inference.requests import Limits
 from libai_projects.inference.serving import Server
 
 

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from libai_projects.inference import serving
-from libai_projects.inference.access import AllowedHosts
+from libai_projects.inference.connections import AllowedHosts
 
 CLIENT = httpx.Client(verify=False, timeout=30)
 NOTHING = b""

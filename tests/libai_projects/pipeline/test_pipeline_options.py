@@ -14,7 +14,6 @@ import pytest
 
 from libai_projects.generation import GenerationOptions
 from libai_projects.inference.layout import Layout, choose_layout
-from libai_projects.inference.limits import Limits
 from libai_projects.inference.models import detect_mode, find_model
 from libai_projects.inference.options import (
     FOR_CALLERS,
@@ -24,6 +23,7 @@ from libai_projects.inference.options import (
     limits_of,
     parse_options,
 )
+from libai_projects.inference.requests import Limits
 
 
 def parse(*argv: str):
