@@ -39,20 +39,22 @@ class Limits:
         return asdict(self)
 
 
-# The page's own defaults: four different prompts, of a useful length.
-SAMPLING_DEFAULTS: dict[str, Any] = {
-    "num_return_sequences": 4,
-    "max_new_tokens": 60,
-    "do_sample": True,
-    "temperature": 1.0,
-    "top_k": 50,
-    "top_p": 0.95,
-    "min_p": 0.0,
-    "typical_p": 1.0,
-    "repetition_penalty": 1.0,
-    "no_repeat_ngram_size": 0,
-    "min_length": 0,
+# Type, default and bounds of each option that a request may give. The defaults are the page's own:
+# four different prompts, of a useful length.
+_OPTIONS: dict[str, tuple[type, Any, dict[str, float]]] = {
+    "num_return_sequences": (int, 4, {"ge": 1}),
+    "max_new_tokens": (int, 60, {"ge": 1}),
+    "do_sample": (bool, True, {}),
+    "temperature": (float, 1.0, {"gt": 0, "le": 10}),
+    "top_k": (int, 50, {"ge": 0, "le": 100_000}),
+    "top_p": (float, 0.95, {"gt": 0, "le": 1}),
+    "min_p": (float, 0.0, {"ge": 0, "le": 1}),
+    "typical_p": (float, 1.0, {"gt": 0, "le": 1}),
+    "repetition_penalty": (float, 1.0, {"gt": 0, "le": 10}),
+    "no_repeat_ngram_size": (int, 0, {"ge": 0, "le": 100}),
+    "min_length": (int, 0, {"ge": 0}),
 }
+SAMPLING_DEFAULTS = {name: default for name, (_, default, _) in _OPTIONS.items()}
 SEED_BOUND = 2**31
 
 
@@ -71,14 +73,16 @@ class _GenerateRequest(BaseModel):
 
 def request_model(limits: Limits) -> type[BaseModel]:
     """The body's model, with the bounds that `limits` sets; unknown fields are refused."""
-    defaults = SAMPLING_DEFAULTS | {
-        "num_return_sequences": min(SAMPLING_DEFAULTS["num_return_sequences"], limits.returns),
-        "max_new_tokens": min(SAMPLING_DEFAULTS["max_new_tokens"], limits.new_tokens),
+    most = {
+        "num_return_sequences": limits.returns,
+        "max_new_tokens": limits.new_tokens,
+        "min_length": limits.new_tokens,
     }
-
-    def bounded(kind: type, name: str, **bounds: float) -> tuple[type, Any]:
-        return kind, Field(defaults[name], **bounds)
-
+    fields: dict[str, Any] = {}
+    for name, (kind, default, bounds) in _OPTIONS.items():
+        if name in most:
+            default, bounds = min(default, most[name]), {**bounds, "le": most[name]}
+        fields[name] = (kind, Field(default, **bounds))
     return create_model(
         "GenerateRequest",
         __base__=_GenerateRequest,
@@ -86,18 +90,8 @@ def request_model(limits: Limits) -> type[BaseModel]:
         stream=(bool, False),
         # Drawn where absent; the answer says which it was.
         seed=(int | None, Field(None, ge=0, lt=SEED_BOUND)),
-        num_return_sequences=bounded(int, "num_return_sequences", ge=1, le=limits.returns),
-        max_new_tokens=bounded(int, "max_new_tokens", ge=1, le=limits.new_tokens),
-        min_length=bounded(int, "min_length", ge=0, le=limits.new_tokens),
         min_new_tokens=(int | None, Field(None, ge=0, le=limits.new_tokens)),
-        do_sample=bounded(bool, "do_sample"),
-        temperature=bounded(float, "temperature", gt=0, le=10),
-        top_k=bounded(int, "top_k", ge=0, le=100_000),
-        top_p=bounded(float, "top_p", gt=0, le=1),
-        min_p=bounded(float, "min_p", ge=0, le=1),
-        typical_p=bounded(float, "typical_p", gt=0, le=1),
-        repetition_penalty=bounded(float, "repetition_penalty", gt=0, le=10),
-        no_repeat_ngram_size=bounded(int, "no_repeat_ngram_size", ge=0, le=100),
+        **fields,
     )
 
 
