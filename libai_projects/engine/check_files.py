@@ -206,11 +206,18 @@ _PlainLoader.add_constructor(
 _PlainLoader.add_multi_constructor("tag:yaml.org,2002:python/", lambda loader, suffix, node: None)
 
 
+def read_backup(backup: Path) -> dict[str, Any]:
+    """A run's config.yaml as plain values, empty where it cannot be read."""
+    try:
+        return dict(yaml.load(backup.read_text(encoding="utf-8"), Loader=_PlainLoader))
+    except (OSError, yaml.YAMLError, TypeError, ValueError):
+        return {}
+
+
 def _model_keys(backup: Path) -> dict[str, Any]:
     try:
-        config = yaml.load(backup.read_text(encoding="utf-8"), Loader=_PlainLoader)
-        return dict(config["model"]["cfg"])
-    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError):
+        return dict(read_backup(backup)["model"]["cfg"])
+    except (KeyError, TypeError, ValueError):
         # Without a readable backup the shapes of the checkpoint decide.
         return {}
 

@@ -16,6 +16,7 @@ from libai.optim import build_optimizer
 from libai.scheduler import build_lr_scheduler
 from omegaconf import DictConfig, ListConfig
 
+from flow_train.metrics.loggers import require_loggers
 from libai_projects.engine.check_files import Note
 
 # Whole numbers, and the least that each may be.
@@ -45,6 +46,7 @@ def check_all(cfg: DictConfig, note: Note) -> None:
     note(lambda: check_steps(cfg))
     note(lambda: check_evaluation(cfg))
     note(lambda: check_optimizer(cfg))
+    note(lambda: require_loggers(cfg.train.get("logger") or {}))
 
 
 def check_steps(cfg: DictConfig) -> None:

@@ -40,6 +40,18 @@ class Throughput:
         share = self.mfu(seconds)
         return f"{text}  mfu: {f'{100 * share:.1f} %' if share is not None else 'n/a'}"
 
+    def rates(self, seconds: float) -> dict[str, float]:
+        """The same and the peak memory as numbers, by the names of metrics.jsonl; what is not known
+        is left out."""
+        tokens = None if self.tokens is None else self.samples * self.tokens / seconds
+        found = {
+            "samples_per_second": self.samples / seconds,
+            "tokens_per_second": tokens,
+            "mfu": self.mfu(seconds),
+            "peak_memory_bytes": self.backend.max_memory_allocated(),
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
     def mfu(self, seconds: float) -> float | None:
         """Model FLOPs utilization: the model's FLOPs / (seconds x peak); None where unknown."""
         if None in (self.tokens, self.flops_per_token, self.peak_flops):

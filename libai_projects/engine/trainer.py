@@ -37,12 +37,13 @@ from flow_train.checkpoint.libai_optimizer import OptimizerCheckpoint
 from flow_train.rng import get_rng_state, set_rng_state
 from flow_train.stopping import StopRequest
 from libai_projects import weights
-from libai_projects.engine import throughput, writers
+from libai_projects.engine import throughput
 from libai_projects.engine.check_files import weights_format
 from libai_projects.engine.checkpoints import BestCheckpointer, Checkpointer, PeriodicCheckpointer
 from libai_projects.engine.data import use_ours
 from libai_projects.engine.hooks import EarlyStop, EvalHook, PeriodicWriter
 from libai_projects.engine.perplexity import evaluate_on
+from libai_projects.engine.writers import MetricsWriter
 
 logger = logging.getLogger("libai_projects")
 
@@ -431,21 +432,11 @@ class Trainer(DefaultTrainer):
         return self._last_eval_results
 
     def build_writers(self) -> list[EventWriter]:
-        """What the main process writes; the picture comes last, for it reads metrics.json."""
-        output = Path(self.cfg.train.output_dir)
-        metrics = output / writers.METRICS_NAME
+        """What the main process writes."""
         speed = throughput.of_run(
             self.cfg, self.backend, distributed.world_size(), self.global_batch_size
         )
-        result: list[EventWriter] = [
-            writers.ConsoleWriter(self.max_iter, speed),
-            writers.JSONWriter(metrics, self.start_iter),
-        ]
-        try:
-            result.append(writers.TensorBoardWriter(output / "tensorboard", self.start_iter))
-        except ImportError as error:
-            logger.info("no TensorBoard log (%s); metrics are in %s", error, metrics)
-        return [*result, writers.CurveWriter(metrics)]
+        return [MetricsWriter(self.cfg, self.start_iter, self.max_iter, speed)]
 
 
 def _read_state(folder: Path) -> dict[str, Any]:

@@ -1,40 +1,86 @@
-"""What a run writes while it trains: console lines, metrics.json, TensorBoard, a picture."""
+"""What a run writes while it trains: console lines, metrics.jsonl, TensorBoard and other loggers as
+every run here, a picture, and LiBai's metrics.json."""
 
 from __future__ import annotations
 
 import json
 import logging
 import math
-import os
 from pathlib import Path
-from typing import Any
 
 from oneflow_accel.errors import UserError
 
 from libai.utils.events import EventStorage, EventWriter, get_event_storage
+from omegaconf import DictConfig, OmegaConf
 
+from flow_train.files import replace_file
 from flow_train.metrics.curves import draw_metrics
-from flow_train.metrics.log import TensorBoardLog
+from flow_train.metrics.log import JSONL_NAME, read_metrics
+from flow_train.metrics.loggers import RunLog
 from flow_train.metrics.progress import format_eta
+from libai_projects.engine.check_files import CONFIG_BACKUP, read_backup
 from libai_projects.engine.throughput import Throughput
 
 METRICS_NAME = "metrics.json"
 CURVES_NAME = "curves.png"
-# Averaged over the steps since the last line; of anything else the newest value is written.
+# Means over the iterations since the last line; of other values it is the latest.
 _AVERAGED = ("total_loss", "time", "data_time")
-# What the split of the data is called whose perplexity is drawn, and the metric.
-_DRAWN_SPLIT, _DRAWN_METRIC = "validation", "lm_loss_PPL"
+# What metrics.jsonl calls LiBai's values and splits.
+_NAMES = {"total_loss": "loss", "time": "step_seconds", "data_time": "data_seconds"}
+_RESULTS = {"lm_loss": "loss", "lm_loss_PPL": "perplexity", "lm_loss_tokens": "tokens"}
+_SPLITS = {"validation": "val"}
 
 logger = logging.getLogger("libai_projects")
 
 
-class _NewValues:
-    """The values of the event storage that one writer has not seen, with their iteration."""
+class MetricsWriter(EventWriter):
+    """Writes the values of the event storage that it has not seen; the main process has one.
 
-    def __init__(self) -> None:
+    metrics.jsonl has the form of all runs here (`flow_train.metrics.log`). metrics.json is LiBai's:
+    one object per line by LiBai's names, `iteration` counting finished iterations; unlike LiBai's
+    it has what the last evaluation of a run finds, and means in place of medians over 20.
+
+    Args:
+        cfg: the whole config; `train.logger` names further loggers, as in monarch_flow.
+        start_iteration: what an earlier part of the run wrote after this iteration is removed: the
+            run did not save those steps.
+        max_iter: iterations of the whole run.
+        throughput: speed and memory of the run.
+    """
+
+    def __init__(
+        self, cfg: DictConfig, start_iteration: int, max_iter: int, throughput: Throughput
+    ) -> None:
+        self._output = Path(cfg.train.output_dir)
+        self._max_iter, self._throughput = max_iter, throughput
         self._seen: dict[str, int] = {}
+        self._log = RunLog(
+            self._output,
+            OmegaConf.to_container(cfg.train.get("logger") or OmegaConf.create({})),
+            run_name=self._output.name,
+            config=read_backup(self._output / CONFIG_BACKUP),
+            enabled=True,
+        )
+        self._log.truncate(start_iteration or -1)
+        path = self._output / METRICS_NAME
+        if path.exists():
+            replace_file(path, "".join(_kept(path, start_iteration)).encode())
+        self._file = path.open("a", encoding="utf-8")
 
-    def take(self, storage: EventStorage) -> dict[int, dict[str, float]]:
+    def write(self) -> None:
+        storage = get_event_storage()
+        for iteration, values in self._new(storage).items():
+            # JSON has no NaN.
+            finite = {name: v if math.isfinite(v) else None for name, v in values.items()}
+            line = {"iteration": iteration, **finite}
+            self._file.write(json.dumps(line, sort_keys=True) + "\n")
+            self._file.flush()
+            results = {name: value for name, value in values.items() if "/" in name}
+            self._write_results(iteration, results)
+            if "total_loss" in values:
+                self._write_step(iteration, values, storage)
+
+    def _new(self, storage: EventStorage) -> dict[int, dict[str, float]]:
         """Values by iteration and name."""
         lines: dict[int, dict[str, float]] = {}
         for name, (latest, iteration) in storage.latest().items():
@@ -49,177 +95,68 @@ class _NewValues:
             self._seen[name] = iteration
         return dict(sorted(lines.items()))
 
-
-class JSONWriter(EventWriter):
-    """Appends one JSON object per line to metrics.json; `iteration` counts finished iterations.
-
-    Unlike LiBai's it writes what the last evaluation of a run finds, and means over the steps
-    since the last line in place of medians over 20.
-
-    Args:
-        path: of the file.
-        start_iteration: what an earlier part of the run wrote after this iteration is removed: the
-            run did not save those steps.
-    """
-
-    def __init__(self, path: Path, start_iteration: int) -> None:
-        self._new = _NewValues()
-        if path.exists():
-            kept = [
-                json.dumps(line, sort_keys=True) + "\n"
-                for line in read_metrics(path)
-                if line["iteration"] <= start_iteration
-            ]
-            temporary = path.with_name(f".tmp-{path.name}")
-            temporary.write_text("".join(kept), encoding="utf-8")
-            os.replace(temporary, path)
-        self._file = path.open("a", encoding="utf-8")
-
-    def write(self) -> None:
-        for iteration, values in self._new.take(get_event_storage()).items():
-            # JSON has no NaN.
-            finite = {name: v if math.isfinite(v) else None for name, v in values.items()}
-            line = {"iteration": iteration, **finite}
-            self._file.write(json.dumps(line, sort_keys=True) + "\n")
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a metrics.json; one that a kill cut short is left out.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
-    lines = []
-    for text in path.read_text(encoding="utf-8").splitlines():
-        try:
-            line = json.loads(text)
-            int(line["iteration"])
-        except (ValueError, KeyError, TypeError):
-            continue
-        lines.append(line)
-    return lines
-
-
-class TensorBoardWriter(EventWriter):
-    """Writes the same values to OUTPUT_DIR/tensorboard.
-
-    Args:
-        folder: of the event files.
-        start_iteration: TensorBoard drops what earlier files hold from there on.
-
-    Raises:
-        ImportError: TensorBoard is not installed.
-    """
-
-    def __init__(self, folder: Path, start_iteration: int) -> None:
-        self._new = _NewValues()
-        self._log = TensorBoardLog(folder)
-        if start_iteration:
-            self._log.forget_after(start_iteration)
-
-    def write(self) -> None:
-        for iteration, values in self._new.take(get_event_storage()).items():
-            self._log.write(iteration, values)
-
-    def close(self) -> None:
-        self._log.close()
-
-
-class ConsoleWriter(EventWriter):
-    """One line per period: progress, loss, speed, memory, remaining time.
-
-    Args:
-        max_iter: iterations of the whole run.
-        throughput: speed and memory of the run.
-    """
-
-    def __init__(self, max_iter: int, throughput: Throughput) -> None:
-        self._max_iter = max_iter
-        self._throughput = throughput
-        self._new = _NewValues()
-
-    def write(self) -> None:
-        storage = get_event_storage()
-        new = self._new.take(storage).get(storage.iter, {})
-        results = {name: value for name, value in new.items() if "/" in name}
-        if results:
-            found = "  ".join(f"{name}: {value:.6g}" for name, value in results.items())
-            logger.info("evaluation after %d iterations: %s", storage.iter, found)
-        if "total_loss" not in new:
+    def _write_results(self, iteration: int, results: dict[str, float]) -> None:
+        if not results:
             return
-        left = self._max_iter - storage.iter
-        parts = [
-            f"iteration: {storage.iter}/{self._max_iter}",
-            f"consumed samples: {storage.samples}",
-            f"total_loss: {new['total_loss']:.4g}",
-        ]
-        if "lr" in new:
-            parts.append(f"lr: {new['lr']:.3g}")
+        found = "  ".join(f"{name}: {value:.6g}" for name, value in results.items())
+        logger.info("evaluation after %d iterations: %s", iteration, found)
+        by_split: dict[str, dict[str, float]] = {}
+        for name, value in results.items():
+            split, _, result = name.partition("/")
+            split, result = _SPLITS.get(split, split), _RESULTS.get(result, result)
+            by_split.setdefault(split, {})[result] = value
+        for split, values in by_split.items():
+            self._log.log(iteration, values, split=split)
+        self._draw()
+
+    def _write_step(self, iteration: int, values: dict[str, float], storage: EventStorage) -> None:
         # The first iterations are not timed.
-        if new.get("time", 0) > 0:
+        seconds = values.get("time", 0.0)
+        rates = self._throughput.rates(seconds) if seconds > 0 else {}
+        own = {_NAMES.get(name, name): v for name, v in values.items() if "/" not in name}
+        perplexity = math.exp(min(values["total_loss"], 50.0))
+        self._log.log(iteration, {**own, "perplexity": perplexity, **rates})
+        parts = [
+            f"iteration: {iteration}/{self._max_iter}",
+            f"consumed samples: {storage.samples}",
+            f"total_loss: {values['total_loss']:.4g}",
+        ]
+        if "lr" in values:
+            parts.append(f"lr: {values['lr']:.3g}")
+        if seconds > 0:
             parts += [
-                f"time: {new['time']:.4f} s",
-                f"data_time: {new.get('data_time', 0):.4f} s",
-                self._throughput.describe(new["time"]),
+                f"time: {seconds:.4f} s",
+                f"data_time: {values.get('data_time', 0):.4f} s",
+                self._throughput.describe(seconds),
             ]
         parts.append(self._throughput.describe_memory())
-        if new.get("time", 0) > 0:
-            seconds = storage.history("time").median(200) * left
-            parts.append(f"eta: {format_eta(seconds)}")
+        if seconds > 0:
+            left = storage.history("time").median(200) * (self._max_iter - iteration)
+            parts.append(f"eta: {format_eta(left)}")
         logger.info("  ".join(parts))
 
-
-class CurveWriter(EventWriter):
-    """Draws metrics.json as curves.png when the run ends, and after each evaluation.
-
-    Args:
-        metrics: path of metrics.json.
-    """
-
-    def __init__(self, metrics: Path) -> None:
-        self._metrics = metrics
-        self._drawn_at = -1
-
-    def write(self) -> None:
-        evaluated = [at for name, (_, at) in get_event_storage().latest().items() if "/" in name]
-        if max(evaluated, default=-1) > self._drawn_at:
-            self._drawn_at = max(evaluated)
-            self.draw()
-
-    def draw(self) -> None:
+    def _draw(self) -> None:
+        source = self._output / JSONL_NAME
         try:
-            draw_metrics(
-                curve_lines(read_metrics(self._metrics)),
-                self._metrics.with_name(CURVES_NAME),
-                source=self._metrics,
-            )
+            draw_metrics(read_metrics(source), self._output / CURVES_NAME, source=source)
         except (UserError, OSError) as error:
             # A picture is no reason to lose a run.
             logger.warning("no picture of the curves: %s", error)
 
     def close(self) -> None:
-        self.draw()
+        self._draw()
+        self._file.close()
+        self._log.close()
 
 
-def curve_lines(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Lines of metrics.json as `draw_metrics` takes them; perplexity is exp(loss)."""
-    curves = []
-    for line in lines:
-        train = {}
-        loss = line.get("total_loss")
-        if loss is not None:
-            train = {"loss": loss, "perplexity": math.exp(min(loss, 50.0))}
-        if line.get("lr") is not None:
-            train["lr"] = line["lr"]
-        perplexity = line.get(f"{_DRAWN_SPLIT}/{_DRAWN_METRIC}")
-        val = {}
-        if perplexity is not None and perplexity > 0:
-            val = {"loss": math.log(perplexity), "perplexity": perplexity}
-        for split, values in (("train", train), ("val", val)):
-            if values:
-                curves.append({"step": line["iteration"], "split": split, "values": values})
-    return curves
+def _kept(path: Path, last_iteration: int) -> list[str]:
+    """The lines of a metrics.json up to an iteration; one that a kill cut short is left out."""
+    lines = []
+    for text in path.read_text(encoding="utf-8").splitlines():
+        try:
+            iteration = int(json.loads(text)["iteration"])
+        except (ValueError, KeyError, TypeError):
+            continue
+        if iteration <= last_iteration:
+            lines.append(f"{text}\n")
+    return lines

@@ -42,6 +42,9 @@ train = {
     # Stop at the first evaluation after so many minutes; null: never.
     "max_minutes": None,
     "log_period": 20,
+    # Besides metrics.jsonl and TensorBoard, {} or options: wandb={project: gpt2} (offline unless
+    # mode=online); null: off.
+    "logger": {"csv": None, "wandb": None},
     "seed": 1234,
     "start_iter": 0,
     "dist": {

@@ -2,7 +2,7 @@
 
     engine_run.py '{"folder": ..., "dist": {...}, "graph": bool, "resume": bool, "set": {...}}'
 
-`set` gives config values by dotted name.
+`set` gives config values by dotted name; `libais` takes LiBai's own trainer, with all patches.
 Rank 0 writes FOLDER/result.json: losses by iteration, results of the evaluation, samples seen
 (first tokens of each global batch). `full_disk` lets rank 0 write files of 1000 bytes at most once
 the training is done, and then saves once more.
@@ -170,7 +170,7 @@ def run(options: dict[str, Any]) -> dict[str, Any]:
 
     config = make_config(options)
     resume = options.get("resume", False)
-    if os.environ.get(VARIABLE):
+    if os.environ.get(VARIABLE) or options.get("libais"):
         from libai.engine import DefaultTrainer as Base
         from libai.engine import default_setup
 

@@ -80,6 +80,15 @@ def test_unpatched_a_resumed_run_begins_with_the_first_sample(tmp_path: Path) ->
     assert resumed["losses"]["3"] != whole["losses"]["3"]
 
 
+def test_libais_own_trainer_trains_and_evaluates_on_any_device(
+    single: dict[str, Any], tmp_path: Path
+) -> None:
+    """With the patches; nothing else of ours is in it."""
+    result = run(tmp_path, libais=True)
+    assert result["losses"]["0"] == pytest.approx(single["losses"]["0"], abs=0.1)
+    assert 1 < result["evaluation"]["lm_loss_PPL"] < 96
+
+
 def test_a_run_that_was_killed_goes_on_bit_for_bit_with_dropout(tmp_path: Path) -> None:
     options = {
         "dropout": 0.1,

@@ -149,7 +149,7 @@ def perplexities(out: Path) -> dict[int, float]:
 def as_after_step_three(run: Path, target: Path) -> Path:
     """What the directory of a run held when its first checkpoint was whole."""
     target.mkdir()
-    for name in ("model_0000002", "config.yaml", "metrics.json"):
+    for name in ("model_0000002", "config.yaml", "metrics.json", "metrics.jsonl"):
         source = run / name
         (shutil.copytree if source.is_dir() else shutil.copy)(source, target / name)
     (target / "last_checkpoint").write_text("model_0000002")

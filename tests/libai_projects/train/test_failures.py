@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -138,6 +139,69 @@ def test_killed_rank_ends_the_others_and_is_named(environment, tmp_path):
     assert process.returncode != 0
     assert f"rank 1 (pid {victim}" in output, output
     assert libai_folders.last(out) is not None
+
+
+FAKE_WANDB = """
+import json, os
+
+class Run:
+    def log(self, values, step):
+        print(json.dumps([step, values]), file=open(os.environ["WANDB_CALLS"], "a"), flush=True)
+
+    def finish(self):
+        self.log("finish", 0)
+
+def init(**options):
+    run = Run()
+    run.log({name: options[name] for name in ("mode", "project", "dir")}, -1)
+    return run
+"""
+
+
+def test_sigterm_writes_a_checkpoint_and_the_run_goes_on_bit_for_bit(train, environment, tmp_path):
+    """With dropout, and with metrics that go to wandb as well."""
+    (tmp_path / "wandb.py").write_text(FAKE_WANDB)
+    calls, out = tmp_path / "calls.jsonl", tmp_path / "out"
+    longer = ("train.train_iter=300", "train.evaluation.enabled=false")
+    longer += ("train.checkpointer.period=1000",)
+    options = (*longer, "train.logger.wandb={project: gpt2}", f"train.output_dir={out}")
+    process = subprocess.Popen(
+        [sys.executable, SCRIPT, "--config-file", CONFIG, *TINY, *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=PROJECTS,
+        env={
+            **os.environ,
+            **environment,
+            "PYTHONPATH": f"{tmp_path}:{REPOSITORY}",
+            "WANDB_CALLS": str(calls),
+        },
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while not calls.exists() or calls.read_text().count("\n") < 5:
+            assert process.poll() is None, process.stdout.read()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=ENDS_WITHIN)
+    finally:
+        process.kill()
+    assert process.returncode == 128 + signal.SIGTERM, output
+    assert "told to stop (SIGTERM) after" in output
+    assert "Traceback" not in output
+    done = max(losses(out))
+    assert done < 300
+    assert libai_folders.last(out) == out / f"model_{done - 1:07d}"
+    told = [json.loads(line) for line in calls.read_text().splitlines()]
+    assert told[0] == [-1, {"mode": "offline", "project": "gpt2", "dir": str(out)}]
+    assert told[1][0] == 1
+    assert told[1][1]["train/loss"] == losses(out)[1]
+    assert told[-1] == [0, "finish"]
+    train(*longer, "--resume", out=out)
+    train(*longer, out=tmp_path / "whole")
+    assert losses(out) == losses(tmp_path / "whole")
 
 
 def wait_for_checkpoint(out: Path, process: subprocess.Popen[str]) -> bool:

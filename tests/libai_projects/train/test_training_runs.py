@@ -11,6 +11,7 @@ import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from flow_train.checkpoint import libai_folders
+from flow_train.metrics.log import metric_series, read_metrics
 from libai_projects import weights
 from tests.launch import run_process
 from tests.libai_projects.train.conftest import (
@@ -62,9 +63,16 @@ def test_verbatim_command_with_overrides_and_flags_in_any_order(environment, tmp
     saved = yaml.safe_load((out / "config.yaml").read_text())
     assert saved["model"]["cfg"]["vocab_size"] == 512
     assert saved["train"]["global_batch_size"] == 8
+    logged = read_metrics(out / "metrics.jsonl")
+    steps, values = metric_series(logged, "train", "loss")
+    assert dict(zip(steps.tolist(), values, strict=True)) == curve
+    assert {"lr", "step_seconds", "tokens_per_second"} <= logged[-3]["values"].keys()
+    assert metric_series(logged, "val", "perplexity")[1].tolist() == list(
+        perplexities(out).values()
+    )
     board = EventAccumulator(str(out / "tensorboard"))
     board.Reload()
-    assert [event.step for event in board.Scalars("total_loss")] == list(range(1, 41))
+    assert [event.step for event in board.Scalars("train/loss")] == list(range(1, 41))
 
 
 def test_resumed_run_equals_whole_one_to_the_last_bit(train, whole_run, tmp_path):
