@@ -21,9 +21,8 @@ from flow_train.checkpoint import snapshot
 from flow_train.checkpoint.folders import Checkpoint, CheckpointManager
 from flow_train.hooks import Hook
 from flow_train.metrics.console import EpochLines
-from flow_train.metrics.figures import Figures, FigureWindow
+from flow_train.metrics.figures import Meter
 from flow_train.metrics.loggers import RunLog
-from flow_train.metrics.peak import Utilization, utilization
 from flow_train.metrics.progress import Progress
 from flow_train.options import TrainerOptions
 from flow_train.position import Calendar, Position
@@ -35,8 +34,6 @@ from flow_train.validation import Accuracy, validate
 logger = logging.getLogger("oneflow_accel")
 
 Criterion = Callable[[flow.Tensor, flow.Tensor], flow.Tensor]
-# What a device computes products in, by `TrainerOptions.precision`.
-DTYPES = {"32": "float32", "16": "float16", "bf16": "bfloat16"}
 
 
 @dataclass(frozen=True)
@@ -158,10 +155,7 @@ class Trainer:
         self.train_step = self._make_step(model, self.position)
         self.model = self.train_step.model
         self.train_step.before_update = self._before_update
-        # Known from the first batch on; None where nothing is known of the model's work.
-        self._utilization: Utilization | None = None
-        self._is_measured = False
-        self._window = FigureWindow(reduce=not self.train_step.returns_global_figures)
+        self._meter = Meter(self.train_step, self.backend, self.options.precision)
 
     @property
     def global_batch_size(self) -> int:
@@ -266,8 +260,7 @@ class Trainer:
         position.batch = min(position.batch, batches)
         self.data.train.set_epoch(position.epoch, start_batch=position.batch)
         self.model.train()
-        self._epoch = Figures()
-        self._window.restart_clock()
+        self._meter.begin_epoch()
         last_step = self.last_step
         with Progress(batches, "batch", enabled=self._is_main, done=position.batch) as progress:
             lines = EpochLines(progress, position, last_step, self.options.accumulate)
@@ -297,8 +290,7 @@ class Trainer:
         position, options = self.position, self.options
         self.is_log_step = ends or (position.step + 1) % options.log_every == 0
         self._each(lambda hook: hook.on_step_start(self))
-        if self._is_main and not self._is_measured:
-            self._measure(window[0])
+        self._meter.look_at(window[0].images)
         self.train_step.wants_norm = self.is_log_step
         self.last_lr = self.calendar.learning_rate(position.step, position)
         # Dropout and drop path: a resumed run draws what it would have drawn.
@@ -308,7 +300,7 @@ class Trainer:
         position.batch += len(window)
         position.step += 1
         images = sum(len(batch.labels) for batch in window)
-        self._window.add(position.step, figures, images, waited)
+        self._meter.add(position.step, figures, images, waited)
         self._each(lambda hook: hook.on_step_end(self))
 
     def _told_to_stop(self) -> bool:
@@ -327,57 +319,20 @@ class Trainer:
 
     def _write_line(self) -> None:
         """Wait for the device and log the steps since the last line, if there are any."""
-        if not len(self._window):
+        if not len(self._meter):
             return
-        position, batches = self.position, self.calendar.batches
-        now = self._window.fetch()
-        self._epoch += now
-        values = {
-            "loss": now.loss,
-            "acc1": now.acc1,
-            "acc5": now.acc5,
-            "lr": self.last_lr,
-            "images_per_second": now.images_per_second,
-            "step_seconds": now.step_seconds,
-            "data_seconds": now.step_data_seconds,
-            "epoch": position.epoch + position.batch / batches,
-        } | self._known(now)
+        position = self.position
+        part = position.batch / self.calendar.batches
+        values = self._meter.read(self.last_lr, position.epoch + part)
         extra, self._extra = self._extra, {}
         self._log.log(position.step, {**values, **extra})
         self.metrics |= {
-            "train/loss": self._epoch.loss,
-            "train/acc": self._epoch.acc1,
-            "train/acctop5": self._epoch.acc5,
+            "train/loss": self._meter.epoch.loss,
+            "train/acc": self._meter.epoch.acc1,
+            "train/acctop5": self._meter.epoch.acc5,
         }
         if self._lines is not None:
-            self._lines.figures(now, self._epoch, values)
-
-    def _known(self, now: Figures) -> dict[str, float]:
-        """What a line has only where it is known: it is never guessed."""
-        values = {}
-        if now.grad_norm is not None:
-            values["grad_norm"] = now.grad_norm
-        if self._utilization is not None:
-            values["mfu"] = self._utilization.percent(now.images_per_second)
-        memory = self.backend.max_memory_allocated()
-        if memory is not None:
-            values["peak_memory_gb"] = memory / 1e9
-        return values
-
-    def _measure(self, batch: Any) -> None:
-        """What the model's work and the device's peak are; its time is not the step's."""
-        self._is_measured, began = True, time.perf_counter()
-        sample = flow.zeros(1, *batch.images.shape[1:], device=self.backend.device())
-        self._utilization = utilization(
-            self.train_step.local_model,
-            sample,
-            self.backend,
-            dtype=DTYPES[self.options.precision],
-            devices=distributed.world_size(),
-        )
-        if self._utilization is not None:
-            logger.info("%s", self._utilization)
-        self._window.leave_out(time.perf_counter() - began)
+            self._lines.figures(self._meter.now, self._meter.epoch, values)
 
     def _validate(self) -> None:
         if val_batches(self.options) == 0:
@@ -438,7 +393,7 @@ class Trainer:
         if self._is_main:
             self._checkpoints.save(checkpoint, step=self.position.step, best=best, keep=keep)
         self._saved = dataclasses.replace(self.position)
-        self._window.restart_clock()
+        self._meter.restart_clock()
 
 
 def val_batches(options: TrainerOptions) -> int | None:

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from oneflow_accel import distributed
+from oneflow_accel.backends.base import Backend
 
+import numpy as np
 import oneflow as flow
 
 from flow_train.metrics.log import StepWindow
+from flow_train.metrics.peak import Utilization, utilization
 
 if TYPE_CHECKING:
-    from flow_train.steps.eager import StepFigures
+    from flow_train.steps.eager import StepFigures, TrainStep
+
+logger = logging.getLogger("oneflow_accel")
+
+# What a device computes products in, by precision.
+_DTYPES = {"32": "float32", "16": "float16", "bf16": "bfloat16"}
 
 
 @dataclass(frozen=True)
@@ -28,8 +37,6 @@ class Figures:
         loss_sum: sum over the steps of the mean loss of a batch.
         correct1: images whose label has the highest score.
         correct5: images whose label is among the five highest.
-        grad_norm: of the last step's gradients, before they are clipped; None where it is not
-            known.
     """
 
     steps: int = 0
@@ -39,12 +46,11 @@ class Figures:
     loss_sum: float = 0.0
     correct1: float = 0.0
     correct5: float = 0.0
-    grad_norm: float | None = None
 
     def __add__(self, other: Figures) -> Figures:
-        *summed, _ = self.__dataclass_fields__
-        sums = {name: getattr(self, name) + getattr(other, name) for name in summed}
-        return Figures(**sums, grad_norm=other.grad_norm)
+        return Figures(
+            *(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__)
+        )
 
     @property
     def step_seconds(self) -> float:
@@ -89,16 +95,30 @@ def log_line(now: Figures, mean: Figures) -> str:
     )
 
 
-class FigureWindow:
-    """Gathers the figures of each step; only `fetch` waits for the device.
+class Meter:
+    """Gathers the figures of each step; only `read` waits for the device.
 
     Args:
-        reduce: the tensors that steps return are this process's share, to be summed over processes.
+        step: whose figures they are.
+        backend: the device.
+        precision: of the run, as in `TrainerOptions`.
+
+    Attributes:
+        now: the figures that `read` gave last.
+        epoch: those of the epoch so far, as far as they were read.
     """
 
-    def __init__(self, *, reduce: bool) -> None:
-        self._reduce = reduce
+    def __init__(self, step: TrainStep, backend: Backend, precision: str) -> None:
+        self._step = step
+        self._backend = backend
+        self._dtype = _DTYPES[precision]
+        # The tensors that steps return are this process's share, to be summed over processes.
+        self._reduce = not step.returns_global_figures
         self._window = StepWindow()
+        # Known from the first batch on; None where nothing is known of the model's work.
+        self._utilization: Utilization | None = None
+        self._is_new = True
+        self.now = self.epoch = Figures()
         self._begin()
 
     def _begin(self) -> None:
@@ -108,16 +128,34 @@ class FigureWindow:
         self._since = time.perf_counter()
 
     def __len__(self) -> int:
-        """Number of steps since the last `fetch`."""
+        """Number of steps since the last `read`."""
         return len(self._window)
 
-    def leave_out(self, seconds: float) -> None:
-        """Leave out of the next figures what has taken so long just now."""
-        self._since += seconds
+    def begin_epoch(self) -> None:
+        """Begin with the epoch's figures, and leave out what was done before it."""
+        self.epoch = Figures()
+        self.restart_clock()
 
     def restart_clock(self) -> None:
-        """Leave out of the next figures the time since the last `fetch`, such as a checkpoint's."""
+        """Leave out of the next figures the time since the last `read`, such as a checkpoint's."""
         self._since = time.perf_counter()
+
+    def look_at(self, images: np.ndarray) -> None:
+        """Before the first step: from the shape of its images, what the model's work and the
+        device's peak are. The time this takes is not the step's."""
+        if not self._is_new or not distributed.is_main():
+            return
+        self._is_new, began = False, time.perf_counter()
+        self._utilization = utilization(
+            self._step.local_model,
+            flow.zeros(1, *images.shape[1:], device=self._backend.device()),
+            self._backend,
+            dtype=self._dtype,
+            devices=distributed.world_size(),
+        )
+        if self._utilization is not None:
+            logger.info("%s", self._utilization)
+        self._since += time.perf_counter() - began
 
     def add(self, step: int, figures: StepFigures, images: int, data_seconds: float) -> None:
         """Note down one step.
@@ -134,8 +172,13 @@ class FigureWindow:
         self._images += images
         self._data_seconds += data_seconds
 
-    def fetch(self) -> Figures:
-        """The window's figures, with at least one step in it; a new window begins.
+    def read(self, lr: float, epoch: float) -> dict[str, float]:
+        """The values of a log line, by the names that flow_train/README.md has: of the steps since
+        the last one, of which there is at least one. What is not known is left out.
+
+        Args:
+            lr: learning rate of the last step.
+            epoch: how many are done, with the part of this one.
 
         Raises:
             NonFiniteLossError: names the first step whose loss is not finite.
@@ -144,7 +187,8 @@ class FigureWindow:
         values = self._window.fetch(reduce=self._reduce)
         # Reducing takes means over the processes; correct answers are counted, not averaged.
         counted_on = processes if self._reduce else 1
-        result = Figures(
+        norm = self._grad_norm
+        self.now = now = Figures(
             len(values["loss"]),
             self._images * processes,
             time.perf_counter() - self._since,
@@ -152,7 +196,23 @@ class FigureWindow:
             sum(values["loss"]),
             sum(values["correct1"]) * counted_on,
             sum(values["correct5"]) * counted_on,
-            None if self._grad_norm is None else float(self._grad_norm.numpy()),
         )
+        self.epoch += now
         self._begin()
-        return result
+        memory = self._backend.max_memory_allocated()
+        work = self._utilization
+        mfu = None if work is None else work.percent(now.images_per_second)
+        known: dict[str, float | None] = {
+            "loss": now.loss,
+            "acc1": now.acc1,
+            "acc5": now.acc5,
+            "lr": lr,
+            "grad_norm": None if norm is None else float(norm.numpy()),
+            "images_per_second": now.images_per_second,
+            "step_seconds": now.step_seconds,
+            "data_seconds": now.step_data_seconds,
+            "mfu": mfu,
+            "peak_memory_gb": memory and memory / 1e9,
+            "epoch": epoch,
+        }
+        return {name: value for name, value in known.items() if value is not None}
