@@ -360,7 +360,7 @@ class Trainer:
             )
 
     def log(self, values: Mapping[str, float]) -> None:
-        """Add values to the next log line; for callbacks."""
+        """Add values to the next log line; hooks call it."""
         self._extra |= values
 
     def log_now(self, values: Mapping[str, float], *, split: str) -> None:

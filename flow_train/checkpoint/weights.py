@@ -1,6 +1,6 @@
 """Reads a model's weights from the files that other projects publish: .pth, .pt and .safetensors.
 
-The format is told from the first bytes, not from the name: `.pth.tar` is no tar file.
+The format is told from the first bytes, not from the name: `.pth.tar` is not a tar file.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def _draw_panel(axes: Axes, lines: list[dict[str, Any]], names: dict[str, str]) 
     for (name, text), style in zip(names.items(), _LINE_STYLES, strict=False):
         steps, values = metric_series(lines, "train", name)
         if len(steps):
-            # The learning rate is no measurement: smoothing would only blur its steps.
+            # The learning rate is not measured: smoothing would only blur its steps.
             smooth = values if name == "lr" else _smoothed(values)
             if not np.array_equal(smooth, values):
                 axes.plot(steps, values, style, color=_TRAIN_COLOR, alpha=0.25, linewidth=0.8)

@@ -94,7 +94,7 @@ class MetricLog:
             self._tensorboard.write(step, {f"{split}/{name}": v for name, v in numbers.items()})
 
     def truncate(self, step: int) -> None:
-        """Forget what was logged after `step`, to be called when a run resumes from there."""
+        """Forget what was logged after `step`: the run resumes from there."""
         if self._file is None:
             return
         self._file.close()

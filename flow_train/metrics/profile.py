@@ -279,7 +279,7 @@ class ProfileSteps(Hook):
 
     @property
     def all_steps(self) -> int:
-        """That a run must have, for the profile to be whole."""
+        """How many steps a run must have for the profile to be whole."""
         return WARM_UP_STEPS + 2 * self.steps
 
     def on_step_start(self, trainer: Trainer) -> None:

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
 from oneflow_accel.backends.base import Backend
+from oneflow_accel.errors import UserError
 
 import numpy as np
 import oneflow as flow
@@ -21,7 +22,6 @@ from flow_train.checkpoint.optimizer_state import eager_state, load_eager_state
 from flow_train.optim import hard_labels
 from flow_train.steps.data_parallel import broadcast_buffers, data_parallel
 from flow_train.steps.loss_scale import LossScaler
-from flow_train.steps.requirements import require_feature
 from flow_train.validation import class_scores, count_correct
 
 Loss = Callable[[flow.Tensor, flow.Tensor], flow.Tensor]
@@ -231,3 +231,20 @@ def _norm(parameters: Sequence[flow.Tensor]) -> flow.Tensor | None:
     """Of all gradients, as if they were one vector."""
     norms = [flow.linalg.vector_norm(p.grad.detach()) for p in parameters if p.grad is not None]
     return flow.linalg.vector_norm(flow.stack(norms)) if norms else None
+
+
+def require_feature(backend: Backend, feature: str, key: str, instead: str) -> None:
+    """Refuse a setting that the device cannot have.
+
+    Args:
+        backend: the device.
+        feature: one of `oneflow_accel.backends.base.FEATURES`.
+        key: the setting, as "trainer.graph=true".
+        instead: what to set.
+
+    Raises:
+        UserError: the device does not have the feature; names both settings and the reason.
+    """
+    support = backend.supports(feature)
+    if not support:
+        raise UserError(f"{key}: {backend.name} cannot do this ({support.reason}); set {instead}")

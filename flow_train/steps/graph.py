@@ -28,10 +28,9 @@ from flow_train.checkpoint.optimizer_state import (
 )
 from flow_train.optim import hard_labels
 from flow_train.steps.data_parallel import broadcast_buffers
-from flow_train.steps.eager import LabeledImages, Loss, StepFigures, TrainStep
+from flow_train.steps.eager import LabeledImages, Loss, StepFigures, TrainStep, require_feature
 from flow_train.steps.model_copy import copy_model
 from flow_train.steps.random_factors import given_factors
-from flow_train.steps.requirements import require_feature
 from flow_train.steps.step_factors import StepFactors
 from flow_train.validation import class_scores, count_correct
 
@@ -167,7 +166,7 @@ class GraphStep(TrainStep):
         # By the number of batches; made when it is needed, as compiling takes time.
         self._graphs: dict[int, _TrainGraph] = {}
         self._loaded: dict[str, flow.Tensor] = {}
-        # Of the step at hand: its batches, and the random factors of each.
+        # The batches of the step at hand, and the random factors of each.
         self._at_hand: tuple[Sequence[LabeledImages], list[list[flow.Tensor]]] | None = None
 
     def step(self, batches: Sequence[LabeledImages], lr: float) -> StepFigures:
@@ -212,7 +211,7 @@ class GraphStep(TrainStep):
                 batches,
                 flow.sbp.broadcast if self._parallel else None,
             )
-            # The tensors themselves: what one graph updates, the others read.
+            # All graphs share these tensors, so each goes on with what another has updated.
             graph.load_state_dict(self._optimizer_tensors())
             self._graphs[batches] = graph
             if self._parallel:
