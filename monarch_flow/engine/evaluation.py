@@ -16,6 +16,7 @@ from oneflow import nn
 
 from flow_train.checkpoint.folders import CheckpointManager
 from flow_train.checkpoint.resume import checkpoint_folder
+from flow_train.compare.results import ON_VALIDATION_IMAGES
 from flow_train.data import ImageDataModule
 from flow_train.data.real_labels import RealLabels, read_real_labels
 from flow_train.loop import Trainer, named, val_batches
@@ -23,7 +24,6 @@ from flow_train.metrics.console import evaluation_lines
 from flow_train.optim import build_loss
 from flow_train.options import read_trainer_options, section
 from flow_train.validation import Accuracy, validate
-from monarch_flow.comparison.results import ON_VALIDATION_IMAGES
 from monarch_flow.engine import other_weights, restore
 from monarch_flow.engine.build import build_data, build_model
 from monarch_flow.engine.initialize import read_model_arrays

@@ -392,10 +392,10 @@ BLOCKS: dict[str, Code | NotRun] = {
     ),
     "title: Mine": Code(
         check="import pathlib\n"
-        "from monarch_flow.comparison.study import read_study\n"
+        "from monarch_flow.compare import STUDIES\n"
         "file = pathlib.Path('mine.yaml')\n"
         "file.write_text(text)\n"
-        "assert [row.name for row in read_study(str(file)).rows][-1] == 'projected'",
+        "assert [row.name for row in STUDIES.read(str(file)).rows][-1] == 'projected'",
         yaml=True,
     ),
     "from libai_projects.projects.MagicPrompt.pipeline import TextGenerationPipeline": Code(

@@ -16,12 +16,11 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
+from flow_train.compare.process import Ended
+from flow_train.compare.results import read_results
 from flow_train.metrics.log import metric_series, read_metrics
 from monarch_flow import compare, train
-from monarch_flow.comparison.plan import plan
-from monarch_flow.comparison.process import Ended
-from monarch_flow.comparison.results import read_results
-from monarch_flow.comparison.study import read_study, studies
+from monarch_flow.compare import STUDIES
 from monarch_flow.config import COMPOSER, compose
 from tests.launch import REPOSITORY
 from tests.monarch_flow.comparison.logs import write_log
@@ -223,9 +222,9 @@ def test_a_process_of_its_own_is_stopped_and_goes_on(arguments, tmp_path):
 def test_studies_are_of_four_runs_that_there_are():
     # That experiments compose is tested with them; composing takes a quarter of a second.
     experiments = COMPOSER.groups().options("experiment")
-    assert {"mnist-vit", "flowers5-vit", "flowers5-vitae"} <= studies().keys()
-    for name in studies():
-        rows = read_study(name).rows
+    assert {"mnist-vit", "flowers5-vit", "flowers5-vitae"} <= STUDIES.files().keys()
+    for name in STUDIES.files():
+        rows = STUDIES.read(name).rows
         assert [row.name for row in rows] == list(ROWS)
         assert {row.experiment for row in rows} <= set(experiments)
         assert [row.init_from for row in rows] == [None, None, None, "dense"]
@@ -235,7 +234,7 @@ def test_studies_are_of_four_runs_that_there_are():
 
 def test_a_study_is_planned_before_it_runs(digits):
     study = "flowers5-vitae"
-    runs = plan(read_study(study), [f"datamodule.data_dir={digits}"])
+    runs = STUDIES.plan(STUDIES.read(study), [f"datamodule.data_dir={digits}"])
     assert [run.row.name for run in runs] == list(ROWS)
     for run in runs:
         assert run.cfg.resume == "auto"

@@ -10,13 +10,11 @@ from matplotlib.figure import Figure
 from omegaconf import OmegaConf
 from PIL import Image
 
+from flow_train.compare.report import Entry, draw_comparison, format_page
+from flow_train.compare.results import images_of_accuracy, read_results
+from flow_train.compare.study import PlannedRun, Row, Study
 from flow_train.metrics.charts import COLORS
 from flow_train.metrics.log import MetricLog
-from monarch_flow.comparison.picture import draw_comparison
-from monarch_flow.comparison.plan import PlannedRun
-from monarch_flow.comparison.results import images_of_accuracy, read_results
-from monarch_flow.comparison.study import Row, Study
-from monarch_flow.comparison.table import Entry, format_page
 from tests.monarch_flow.comparison.logs import SPEEDS, write_log
 
 
@@ -92,7 +90,7 @@ def entries(tmp_path):
 
 def test_table(entries):
     study = Study(name="ours", title="All of them", rows=[entry.run.row for entry in entries])
-    page = format_page(study, entries, "picture.png")
+    page = format_page(study, entries, "picture.png", "monarch_flow.train")
     rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("|")]
     head, rule, *body = rows
     assert head == [
@@ -137,7 +135,7 @@ def test_table(entries):
 
 def test_columns_and_notes_that_are_of_no_use_are_left_out(entries):
     study = Study(name="ours", title="One", rows=[entries[0].run.row])
-    page = format_page(study, entries[:1], None)
+    page = format_page(study, entries[:1], None, "monarch_flow.train")
     assert "before the first step |" not in page
     assert "state" not in page
     for words in ("![", "waiting", "fine-tuned", "became dense"):
@@ -166,7 +164,7 @@ def test_small_models_have_figures_that_can_be_read(tmp_path, gmacs):
     run = PlannedRun(row, ("experiment=mnist/vit",), OmegaConf.create({"run_dir": str(tmp_path)}))
     results = read_results(log)
     study = Study(name="ours", title="One", rows=[row])
-    page = format_page(study, [Entry(run, "done", results, "here")], None)
+    page = format_page(study, [Entry(run, "done", results, "here")], None, "monarch_flow.train")
     head, _, cells = (line.split(" | ") for line in page.splitlines() if line.startswith("|"))
     unit = "GMACs" if gmacs == 1 else "10^6 MACs"
     number = {1.0: "2", 0.003: "6", 3e-6: "0.006"}[gmacs]

@@ -37,20 +37,21 @@ class Ended(NamedTuple):
         return f"{signal.Signals(-self.code).name}{hint}"
 
 
-def train(arguments: Sequence[str], folder: Path) -> Ended:
-    """Run `python -m monarch_flow.train ARGUMENTS...`.
+def train(module: str, arguments: Sequence[str], folder: Path) -> Ended:
+    """Run `python -m MODULE ARGUMENTS...`.
 
     What it prints is printed and appended to FOLDER/output.txt. A SIGTERM is passed on to it; after
     that, or after an interrupt from the keyboard, which reaches it anyway, its end is waited for.
 
     Args:
+        module: the program.
         arguments: overrides and flags.
         folder: made if it is not there.
 
     Raises:
         OSError: `folder` cannot be written to.
     """
-    command = [sys.executable, "-m", "monarch_flow.train", *arguments]
+    command = [sys.executable, "-m", module, *arguments]
     folder.mkdir(parents=True, exist_ok=True)
     with (
         (folder / OUTPUT).open("ab") as copy,

@@ -1,0 +1,124 @@
+"""Trains the runs of a study one after the other, and puts them into one table and one picture."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from oneflow_accel import command
+from oneflow_accel.backends import resolve
+from oneflow_accel.errors import UserError
+
+from flow_train.compare.process import OUTPUT, Ended
+from flow_train.compare.report import Entry, draw_comparison, format_page
+from flow_train.compare.results import ended_with_a_test, read_results
+from flow_train.compare.study import PlannedRun, Study
+from flow_train.files import replace_file
+from flow_train.metrics.log import JSONL_NAME
+
+# Some runs have failed.
+INCOMPLETE = 1
+PAGE, PICTURE = "comparison.md", "comparison.png"
+
+Train = Callable[[Sequence[str], Path], Ended]
+
+
+def compare(
+    study: Study, runs: Sequence[PlannedRun], train: Train, module: str, program: str
+) -> int:
+    """Do what is left of a study; the exit status.
+
+    Args:
+        study: what is compared.
+        runs: its runs, planned.
+        train: trains with the arguments of `module` for a folder.
+        module: the program that trains.
+        program: the command's name, for messages.
+
+    Raises:
+        UserError: the study's folder cannot be written to, or the device is not there.
+    """
+    folder = runs[0].folder.parent
+    states: dict[str, str] = {}
+    stopped = False
+    for run in runs:
+        name = run.row.name
+        if stopped or run.finished is not None:
+            continue
+        if run.source is not None and run.source.finished is None:
+            states[name] = f"not run: it needs {run.source.row.name}"
+            continue
+        device = _device(run)
+        if ended_with_a_test(run.folder / JSONL_NAME):
+            # All but this command came to its end.
+            run.finish(device)
+            continue
+        # What there is by now can be looked at meanwhile.
+        _report(study, runs, states, folder, module)
+        _say(f"{study.name}: {name}, {1 + runs.index(run)} of {len(runs)}, in {run.folder}")
+        try:
+            ended = train(run.arguments, run.folder)
+            if ended.code == 0:
+                run.finish(device)
+        except OSError as error:
+            raise UserError(
+                f"{run.folder} cannot be written to: {error.strerror or error}; choose another "
+                "folder with work_dir=DIR"
+            ) from error
+        stopped = ended.told_to_stop
+        if stopped and ended.code:
+            states[name] = "interrupted"
+        elif ended.code:
+            states[name] = f"failed: {ended.how}"
+    page = _report(study, runs, states, folder, module)
+    _say(page.read_text())
+    _say(f"table: {page}")
+    if stopped:
+        sys.stderr.write(f"{program}: interrupted; the same command goes on\n")
+        return command.INTERRUPTED
+    for name, state in states.items():
+        output = folder / name / OUTPUT
+        where = f"; what it printed is in {output}" if output.is_file() else ""
+        sys.stderr.write(f"{program}: {name} {state}{where}\n")
+    return INCOMPLETE if states else 0
+
+
+def _device(run: PlannedRun) -> str:
+    name = resolve(run.cfg.trainer.accelerator).backend.properties().name
+    return f"{name}, {len(os.sched_getaffinity(0))} CPU cores"
+
+
+def _report(
+    study: Study, runs: Sequence[PlannedRun], states: dict[str, str], folder: Path, module: str
+) -> Path:
+    """Write table and picture of what is done by now; the table's file."""
+    entries = [_entry(run, states) for run in runs]
+    drawn = [(entry.name, entry.results) for entry in entries if entry.results is not None]
+    page = folder / PAGE
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        picture = draw_comparison(drawn, study.title, folder / PICTURE).name if drawn else None
+        replace_file(page, format_page(study, entries, picture, module).encode())
+    except OSError as error:
+        raise UserError(
+            f"{folder} cannot be written to: {error.strerror or error}; choose another folder with "
+            "work_dir=DIR"
+        ) from error
+    return page
+
+
+def _entry(run: PlannedRun, states: dict[str, str]) -> Entry:
+    finished = run.finished
+    if finished is None:
+        return Entry(run, states.get(run.row.name, "to do"))
+    try:
+        results = read_results(run.folder / JSONL_NAME)
+    except OSError as error:
+        return Entry(run, f"its {JSONL_NAME} cannot be read: {error.strerror or error}")
+    return Entry(run, "done", results, f"{finished.get('device')}, {finished.get('date')}")
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)

@@ -1,0 +1,322 @@
+"""A study: the runs that are compared, each an experiment with a few changes, as a YAML file; and
+what the program is called with for each of them, checked before any runs."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+from oneflow_accel.errors import UserError
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from pydantic import Field, ValidationError
+
+from flow_train.config.compose import Composer
+from flow_train.config.files import config_differences, load_config
+from flow_train.config.overrides import parse_override
+from flow_train.config.schema import Group, Text
+from flow_train.files import replace_file
+
+# Names become folders.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+# In the folder of a run that has ended well.
+_FINISHED = "finished.json"
+# What a study decides, and why nobody else can.
+_OURS = {
+    "experiment": "the study's rows name them",
+    "name": "a run is called after its study and row",
+    "run_dir": "all runs of a study are in one folder; choose where with work_dir=DIR",
+    "resume": "a run that was interrupted always goes on",
+    "mode": "a study's runs are whole ones; for short ones give trainer.max_epochs=1",
+    "eval.ckpt": "runs are trained and then tested",
+    "trainer.fast_dev_run": "it writes nothing; for short runs give trainer.max_steps=10",
+}
+# Keys that do not change what a run computes, or that follow from where its folder is.
+_FREE = (
+    "resume",
+    "work_dir",
+    "run_dir",
+    "verbose",
+    "eval.",
+    "logger.",
+    "train.init_from.path",
+    "datamodule.data_dir",
+    "datamodule.num_workers",
+    "datamodule.pin_memory",
+    "trainer.log_every_n_steps",
+)
+_ABSENT = object()
+
+
+class Row(Group):
+    """One run of a study, one row of its table.
+
+    Attributes:
+        name: of the row, and of the run's folder.
+        experiment: what is trained, such as "mnist/vit-monarch".
+        overrides: keys of the configuration that are different here.
+        init_from: the row, above this one, whose best weights the run starts with; the table then
+            says what the accuracy was before the first step.
+    """
+
+    name: Text
+    experiment: Text
+    overrides: list[str] = Field(default_factory=list)
+    init_from: Text | None = None
+
+
+class Study(Group):
+    """What a study's file says.
+
+    Attributes:
+        name: of the study, and of its folder; by default the file's.
+        title: of the table and the picture.
+        overrides: keys of the configuration that are different in all rows.
+        rows: the runs, in the order they are trained in; the first is what others are compared
+            with.
+    """
+
+    name: Text = ""
+    title: Text
+    overrides: list[str] = Field(default_factory=list)
+    rows: Annotated[list[Row], Field(min_length=1)]
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of a study.
+
+    Attributes:
+        row: what it is.
+        arguments: of the program.
+        cfg: what they compose to.
+        source: the run whose weights it starts with.
+    """
+
+    row: Row
+    arguments: tuple[str, ...]
+    cfg: DictConfig
+    source: PlannedRun | None = None
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        return Path(self.cfg.run_dir)
+
+    @property
+    def finished(self) -> dict[str, Any] | None:
+        """What `finish` noted, None where the run has not ended yet."""
+        try:
+            noted = json.loads((self.folder / _FINISHED).read_bytes())
+        except (OSError, ValueError):
+            return None
+        return dict(noted)
+
+    def finish(self, device: str) -> None:
+        """Note that the run has ended well, on which device, and when.
+
+        Raises:
+            OSError: its folder cannot be written to.
+        """
+        noted = {"device": device, "date": datetime.now().astimezone().date().isoformat()}
+        replace_file(self.folder / _FINISHED, json.dumps(noted).encode())
+
+
+@dataclass(frozen=True)
+class Studies:
+    """The studies of a program.
+
+    Attributes:
+        composer: of its configurations; a study is a file in the folder `name` beside its groups.
+        module: the program, as `python -m` takes it.
+        check: raises UserError for a configuration that cannot run, such as without data.
+        name: of the folder.
+    """
+
+    composer: Composer
+    module: str
+    check: Callable[[DictConfig], None]
+    name: str = "study"
+
+    def files(self, config_dir: str | None = None) -> dict[str, Path]:
+        """The files of all studies by name, sorted; `config_dir` may have further ones."""
+        roots = [self.composer.configs]
+        roots += [] if config_dir is None else [Path(config_dir).expanduser()]
+        files = [file for root in roots for file in (root / self.name).glob("*.yaml")]
+        return {file.stem: file for file in sorted(files, key=lambda file: file.stem)}
+
+    def read(self, name: str, config_dir: str | None = None) -> Study:
+        """Read a study.
+
+        Args:
+            name: a file without its suffix, or a path that ends in .yaml.
+            config_dir: a folder with further options of the groups, and studies.
+
+        Raises:
+            UserError: there is no such study (names the nearest), or its file is wrong; names the
+                key.
+        """
+        path = self._find(name, config_dir)
+        try:
+            values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise UserError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+        if not isinstance(values, dict):
+            raise UserError(f"{path} is no study; it is to have the keys {_keys(Study)}")
+        try:
+            study = Study.model_validate({"name": path.stem, **values})
+        except ValidationError as error:
+            raise UserError("\n".join(f"{path}: {text}" for text in _problems(error))) from error
+        _check_names(study, path)
+        return study
+
+    def plan(
+        self, study: Study, overrides: Sequence[str], config_dir: str | None = None
+    ) -> list[PlannedRun]:
+        """The runs of a study, in its order.
+
+        Args:
+            study: what to run.
+            overrides: for all of them; they win over those of the study and of its rows.
+            config_dir: as for `read`.
+
+        Raises:
+            UserError: a row cannot be composed, the data is not there, or a run was begun with
+                other values. Says of which row.
+        """
+        runs: dict[str, PlannedRun] = {}
+        for row in study.rows:
+            try:
+                run = self._planned(study, row, overrides, config_dir, runs)
+                self.check(run.cfg)
+                _check_begun(run)
+            except UserError as error:
+                raise UserError(f"{row.name}: {error}") from error
+            runs[row.name] = run
+        return list(runs.values())
+
+    def _find(self, name: str, config_dir: str | None) -> Path:
+        if name.endswith(".yaml"):
+            if not Path(name).is_file():
+                raise UserError(f"there is no file {name}")
+            return Path(name)
+        known = self.files(config_dir)
+        if name not in known:
+            near = difflib.get_close_matches(name.replace("/", "-"), known, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise UserError(
+                f"there is no study {name}; {hint}there are {', '.join(known)}, or give the path "
+                "of a file that ends in .yaml"
+            )
+        return known[name]
+
+    def _planned(
+        self,
+        study: Study,
+        row: Row,
+        overrides: Sequence[str],
+        config_dir: str | None,
+        runs: dict[str, PlannedRun],
+    ) -> PlannedRun:
+        source = None if row.init_from is None else runs[row.init_from]
+        chosen = _merged(self.composer.example, *study.overrides, *row.overrides, *overrides)
+        for key, text in chosen.items():
+            if key in _OURS:
+                raise UserError(f"{text}: {_OURS[key]}")
+            if source is not None and key == "train.init_from.path":
+                raise UserError(f"{text}: it starts with the weights of {row.init_from}")
+        below = f"${{work_dir}}/studies/{study.name}"
+        texts = [f"experiment={row.experiment}", *chosen.values()]
+        texts += [f"name={study.name}-{row.name}", f"run_dir={below}/{row.name}", "resume=auto"]
+        if source is not None:
+            texts.append(f"train.init_from.path={below}/{row.init_from}")
+            texts.append("callbacks.initial_validation={}")
+        flags = [] if config_dir is None else ["--config-dir", config_dir]
+        return PlannedRun(row, (*flags, *texts), self.composer.compose(texts, config_dir), source)
+
+
+def _merged(example: str, *texts: str) -> dict[str, str]:
+    """Overrides by key; of two for one key the later one stays, in the later one's place."""
+    merged: dict[str, str] = {}
+    for text in texts:
+        key = parse_override(text, example).key_or_group
+        merged.pop(key, None)
+        merged[key] = text
+    return merged
+
+
+def _check_begun(run: PlannedRun) -> None:
+    """A run that goes on, or that is not repeated, has to be the one that is asked for."""
+    saved = load_config(run.folder)
+    if saved is None:
+        return
+    changed = [
+        f"{key} is {new}, and {old} there"
+        for key, old, new in config_differences(run.cfg, run.folder)
+        # What it does not have is newer than it, and changes nothing by itself.
+        if OmegaConf.select(saved, key, default=_ABSENT) is not _ABSENT
+        and not key.startswith(_FREE)
+        and not _settled(key, old, new)
+    ]
+    if changed:
+        raise UserError(
+            f"{run.folder} holds a run with other values: {'; '.join(changed)}. Remove that "
+            "folder, or choose another one with work_dir=DIR"
+        )
+
+
+def _settled(key: str, old: Any, new: Any) -> bool:
+    """Whether the engine has put another value into the run's file than it was given."""
+    return key == "trainer.precision" and old == 32 and new in (16, "bf16")
+
+
+def _problems(error: ValidationError) -> list[str]:
+    lines = []
+    for problem in error.errors():
+        *above, last = [str(part) for part in problem["loc"]]
+        key = ".".join([*above, last])
+        model = Row if "rows" in above else Study
+        if problem["type"] == "extra_forbidden":
+            near = difflib.get_close_matches(last, model.model_fields, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]}?" if near else f"there are {_keys(model)}"
+            lines.append(f"there is no key {key}; {hint}")
+        elif problem["type"] == "missing":
+            lines.append(f"{key} is not set")
+        else:
+            lines.append(f"{key}: {problem['msg']}")
+    return lines
+
+
+def _keys(model: type[Group]) -> str:
+    return ", ".join(model.model_fields)
+
+
+def _check_names(study: Study, path: Path) -> None:
+    above: list[str] = []
+    for number, row in enumerate(study.rows):
+        where = f"{path}: rows.{number}"
+        _check_name(row.name, f"{where}.name")
+        if row.name in above:
+            raise UserError(f"{where}.name: there is a row {row.name} above")
+        if row.init_from is not None and row.init_from not in above:
+            raise UserError(
+                f"{where}.init_from={row.init_from}: there is no such row above it; it can be "
+                f"{' or '.join(above) or 'set from the second row on'}"
+            )
+        above.append(row.name)
+    _check_name(study.name, f"{path}: name")
+
+
+def _check_name(name: Any, where: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise UserError(
+            f"{where}={name}: it is the name of a folder: letters, digits, dots, dashes and "
+            "underscores, the first a letter or a digit"
+        )
