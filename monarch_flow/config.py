@@ -152,7 +152,7 @@ def _check_together(values: Mapping[str, Any]) -> None:
             )
     evaluation = values["eval"]
     if values["mode"] != "eval":
-        for key in ("results_file", "real_labels"):
+        for key in ("results_file", "real_labels", "class_map"):
             if evaluation[key]:
                 raise UserError(
                     f"eval.{key}={evaluation[key]}: training does not use it; evaluate with "

@@ -37,6 +37,9 @@ class Evaluation(Group):
     real_labels: PathText | None = Field(
         description="real.json, to count by ImageNet's reassessed labels too"
     )
+    class_map: PathText | None = Field(
+        None, description="as datamodule.class_map, for images of a part of the model's classes"
+    )
     results_file: PathText | None = Field(description="write the figures to this file, as JSON")
 
 

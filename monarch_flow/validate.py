@@ -54,6 +54,7 @@ _KEYS = (
     "eval.ckpt",
     "eval.use_ema",
     "eval.real_labels",
+    "eval.class_map",
     "eval.results_file",
     "eval.run_val",
     "eval.run_test",

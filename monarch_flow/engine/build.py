@@ -30,6 +30,9 @@ def build_data(cfg: DictConfig, seed: int, *, training: bool = True) -> ImageDat
     options = section(cfg, "datamodule")
     options.pop("_target_", None)
     options.setdefault("seed", seed)
+    if not training:
+        part = section(cfg, "eval").get("class_map")
+        options["class_map"] = part or options.get("class_map")
     trainer, step = section(cfg, "trainer"), section(cfg, "train").get("global_batch_size")
     limit = trainer.get("limit_val_batches")
 

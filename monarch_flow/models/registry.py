@@ -67,6 +67,14 @@ _MODELS: dict[str, Entry] = {
         qkv_bias=False,
         norm_eps=1e-5,
     ),
+    "deit_tiny_patch16_224": _vit(
+        "DeiT-Ti (Touvron et al. 2021, table 1), which timm also calls vit_tiny_patch16_224",
+        embed_dim=192,
+        num_heads=3,
+    ),
+    "deit_base_patch16_224": _vit(
+        "DeiT-B (Touvron et al. 2021, table 1): the layers of vit_base_patch16_224"
+    ),
     "deit_small_patch16_224": _vit(
         "DeiT-S (Touvron et al. 2021, table 1), which timm also calls vit_small_patch16_224",
         embed_dim=384,

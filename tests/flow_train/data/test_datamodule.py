@@ -264,7 +264,7 @@ def test_wrong_data_is_named(photos, tmp_path):
     with pytest.raises(DataError, match=r"has no folder 'val'; expected .*val/CLASS/IMAGE"):
         ImageDataModule(photos, "folder", 16, 4)
     for split in (0, 24, 1.5, -1):
-        with pytest.raises(UserError, match="val_split(=| is)"):
+        with pytest.raises(UserError, match=r"val_split(=| is)"):
             ImageDataModule(photos / "train", "folder", 16, 4, val_split=split)
 
 

@@ -271,7 +271,7 @@ def test_mistakes_are_one_message(more, words, photos, checkpoint, tmp_path, mon
         assert word.format(**names) in err, err
 
 
-@pytest.mark.parametrize("how", ["class_map", "empty-folders"])
+@pytest.mark.parametrize("how", ["datamodule.class_map", "eval.class_map", "empty-folders"])
 def test_a_part_of_the_classes(photos, checkpoint, averaged, tmp_path, capsys, how):
     """The model has 8 classes and the data images of three: accuracies by both kinds of labels are
     those of the same images among all."""
@@ -282,10 +282,10 @@ def test_a_part_of_the_classes(photos, checkpoint, averaged, tmp_path, capsys, h
         (tmp_path / "val" / names[number]).symlink_to(photos / "validation" / names[number])
     more = [f"eval.ckpt={checkpoint}", f"eval.real_labels={photos / 'real.json'}"]
     assert validate.main(arguments(tmp_path, *more)) == 2
-    if how == "class_map":
+    if how.endswith("class_map"):
         classes = tmp_path / "classes.txt"
         classes.write_text("".join(f"{name} something, what it is\n" for name in names))
-        more.append(f"datamodule.class_map={classes}")
+        more.append(f"{how}={classes}")
     else:
         for name in set(names) - {names[number] for number in present}:
             (tmp_path / "val" / name).mkdir()

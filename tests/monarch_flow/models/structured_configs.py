@@ -77,6 +77,9 @@ MODELS: dict[str, tuple[str, Config | None, Config | None, int, float | None]] =
     "vit-s Monarch": ("vit_small_patch16_224", MONARCH, MONARCH, 22_802_152, 4.776),
     "vit-s fbbfly": ("vit_small_patch16_224", FBBFLY, FBBFLY, 15_462_120, None),
     "vit-s fbbflylr": ("vit_small_patch16_224", FBBFLY_LR, FBBFLY_LR, 18_257_680, None),
+    # DeiT's table 1 has 5 and 86 million, timm 5,717,416 and 86,567,656.
+    "deit-ti": ("deit_tiny_patch16_224", None, None, 5_717_416, None),
+    "deit-b": ("deit_base_patch16_224", None, None, 86_567_656, None),
     "deit-s": ("deit_small_patch16_224", None, None, 22_050_664, 4.599),
     "deit-s Monarch MLP": ("deit_small_patch16_224", MONARCH, None, 12_318_568, 2.682),
     "deit-s Monarch": ("deit_small_patch16_224", MONARCH, MONARCH, 9_664_360, 2.159),
