@@ -89,8 +89,9 @@ demo: $(VENV)/.package
 check: lint
 	@$(BIN)/python -m pytest -q $(CHECKED) $(ARGS)
 
+# All tests in two lanes of whole files, as most wait for processes that start; some in one.
 test: plugin
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest $(if $(ARGS),$(ARGS),-n 2 --dist loadfile --no-loadscope-reorder)
 
 lint: $(VENV)/.lint plugin
 	@$(BIN)/ruff format --check .
