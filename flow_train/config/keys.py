@@ -229,7 +229,7 @@ class Optimizer(Named):
         "sgd": {"lr", "weight_decay", "momentum", "dampening", "nesterov", "maximize"},
     }
     name: Literal["adamw", "sgd"] = "adamw"
-    lr: Above0
+    lr: Amount
     weight_decay: Amount = 0.0
     betas: Betas | None = Field(None, description="adamw; null: 0.9 and 0.999")
     eps: Above0 | None = Field(None, description="adamw; null: 1e-8")

@@ -69,7 +69,7 @@ def test_groups_and_options():
         ({"name": "sgd", "lr": 1, "amsgrad": True}, "optimizer: sgd has no option amsgrad"),
         ({"name": "nesterov", "lr": 1}, "nesterov needs a momentum above 0"),
         ({"weight_decay": 0.1}, r"optimizer\.lr is not set"),
-        ({"lr": -1}, "lr=-1: it must be a number above 0"),
+        ({"lr": -1}, "lr=-1: it must be a number of at least 0"),
         ({"lr": "fast"}, "lr='fast'"),
         ({"lr": 1, "betas": [0.9, 1.0]}, "betas=.* each a number of at least 0 and below 1"),
         ({"lr": 1, "betas": [0.9]}, "betas="),
