@@ -2,7 +2,8 @@
 
 Oneflow 0.9.0's launcher ends its processes only where it leads its process group, and a failure
 of theirs is a traceback of its own that does not say which rank it was. Its options are the same;
-besides them `--master_port auto` takes 12345 or, on one node, another port if that one is in use.
+besides them `--master_port auto` takes 12345 or, on one node, any free port: two jobs that start at
+the same time would both find 12345 free, and end up in each other's collectives.
 """
 
 from __future__ import annotations
@@ -135,15 +136,11 @@ def _with_port(argv: list[str]) -> list[str]:
 
 
 def _port(one_node: bool) -> int:
-    with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind(("127.0.0.1", DEFAULT_PORT))
-        except OSError:
-            if one_node:
-                listener.bind(("127.0.0.1", 0))
-                return int(listener.getsockname()[1])
+    if not one_node:
         return DEFAULT_PORT
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 if __name__ == "__main__":

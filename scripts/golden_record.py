@@ -174,7 +174,8 @@ class Tree:
             typed.append(case.resume)
         command = [str(self.python)]
         if case.processes > 1:
-            command += ["-m", "oneflow_accel.launch", "--nproc_per_node", str(case.processes)]
+            command += ["-m", "oneflow_accel.launch", "--master_port", "auto"]
+            command += ["--nproc_per_node", str(case.processes)]
         environment = {**os.environ, **ENVIRONMENT, **_vocabulary(), "PYTHONPATH": str(self.root)}
         done = subprocess.run(
             [*command, *typed],
