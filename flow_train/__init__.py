@@ -1,4 +1,4 @@
 """Training, which knows no model: loop, steps, hooks, checkpoints, data, optimizers, metrics."""
 
-# Before any part of it imports oneflow: see oneflow_accel.
+# This comes before any part of flow_train imports oneflow: oneflow_accel says why.
 import oneflow_accel  # noqa: F401

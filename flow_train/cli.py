@@ -2,7 +2,6 @@
 
     parser = cli.Parser(prog="train.py")
     cli.add_device_option(parser)
-    cli.add_profile_option(parser)
     sys.exit(cli.run("train.py", lambda: train(parser.parse_args())))
 
 `Parser` and how commands end are the device layer's, whose own commands need them too.
@@ -38,14 +37,12 @@ __all__ = [
 
 
 def add_device_option(parser: Any) -> None:
-    """--device, for `oneflow_accel.select_device`; of a parser or a group of one."""
     parser.add_argument(
         "--device", metavar="NAME", help="device; $ONEFLOW_ACCEL_DEVICE, else the best one there is"
     )
 
 
 def add_profile_option(parser: Any) -> None:
-    """--profile, for `flow_train.metrics.profile`."""
     parser.add_argument(
         "--profile",
         metavar="STEPS",
@@ -56,7 +53,6 @@ def add_profile_option(parser: Any) -> None:
 
 
 def add_dummy_option(parser: Any) -> None:
-    """--dummy, for a trainer that can do without its data."""
     parser.add_argument(
         "--dummy", action="store_true", help="random images of the real shape, no disk"
     )

@@ -8,17 +8,13 @@ import shutil
 from pathlib import Path
 
 _CHUNK = 1 << 22
-# Of hidden folders: being written, and on their way out. Nothing ever reads them.
+# Prefixes of hidden folders: being written, and on their way out. Nothing ever reads them.
 TEMPORARY, TRASH = ".tmp-", ".trash-"
 
 
 def write_synced(path: Path, data: bytes) -> str:
-    """Write a new file, wait until the disk has it, and return its SHA-256 in hexadecimal.
-
-    Raises:
-        OSError: as the file system reports it (disk full, no permission); what was written so far
-            is left behind.
-    """
+    """Write a new file, wait until the disk has it, and return its SHA-256 in hexadecimal. On an
+    OSError (disk full, no permission) what was written so far is left behind."""
     digest = hashlib.sha256()
     view = memoryview(data)
     with path.open("xb") as file:
@@ -54,12 +50,8 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def publish_folder(temporary: Path, final: Path) -> None:
-    """Give a folder that was written under a hidden name its own once the disk has all of it; the
-    files in it are synced already.
-
-    Raises:
-        OSError: as the file system reports it, such as where `final` exists.
-    """
+    """Give a folder that was written under a hidden name, its files synced, its own name once the
+    disk has all of it. OSError where `final` exists, for one."""
     for folder in [*(path for path in temporary.rglob("*") if path.is_dir()), temporary]:
         sync_directory(folder)
     os.replace(temporary, final)
@@ -67,11 +59,7 @@ def publish_folder(temporary: Path, final: Path) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Delete a folder; what a kill leaves of it is not taken for a whole one.
-
-    Raises:
-        OSError: as the file system reports it.
-    """
+    """Delete a folder; what a kill leaves of it is not taken for a whole one."""
     trash = folder.with_name(f"{TRASH}{folder.name}")
     shutil.rmtree(trash, ignore_errors=True)
     os.rename(folder, trash)
@@ -79,7 +67,6 @@ def remove_folder(folder: Path) -> None:
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Delete what killed processes left half written or half deleted."""
     for prefix in (TEMPORARY, TRASH):
         for path in directory.glob(f"{prefix}*"):
             if path.is_dir():

@@ -40,13 +40,8 @@ Criterion = Callable[[flow.Tensor, flow.Tensor], flow.Tensor]
 class Identity:
     """What a checkpoint says about the run that wrote it.
 
-    Attributes:
-        model: the model's name.
-        num_classes: of its head.
-        seed: of the run.
-        config: the whole configuration, plain.
-        phase: names what the model's layers are, where a run may change them.
-        classes: names of the classes in the order of their indices; none where they have no names.
+    `config` is the whole configuration, plain. `phase` names what the model's layers are, where a
+    run may change them. `classes` are in the order of their indices; none where they have no names.
     """
 
     model: str
@@ -59,14 +54,9 @@ class Identity:
 
 @dataclass(frozen=True)
 class Data:
-    """What a run trains and validates on.
-
-    Attributes:
-        train: an `ImageLoader`, or what has its methods.
-        val: likewise.
-        image_shape: (channels, height, width).
-        val_loss: sum of the losses of a validation batch; None is plain cross-entropy.
-    """
+    """What a run trains and validates on: an `ImageLoader` each, or what has its methods.
+    `image_shape` is (channels, height, width); `val_loss` is the sum of the losses of a validation
+    batch, None for plain cross-entropy."""
 
     train: Any
     val: Any
@@ -78,25 +68,15 @@ class Trainer:
     """Trains a model and keeps its run on disk.
 
     Args:
-        model: on the device.
         make_step: how to train a model from a position on.
-        data: what on.
-        backend: the device.
-        options: how long and how.
-        calendar: the steps of the run.
-        identity: for checkpoints.
         hooks: by their key, in the order of their hooks.
-        log: where metrics go.
         checkpoints: where checkpoints go; None for a trial run, which writes none.
         resumed: the checkpoint to go on from. The model has its weights already.
         start: where a run without one begins.
 
     Attributes:
         model: the model being trained; another one after layers have become dense.
-        train_step: how it is trained.
-        position: where the run stands.
         is_log_step: whether the step being run gets a log line.
-        last_lr: learning rate of the last step.
         should_stop: set by a hook to end the run after the epoch.
         metrics: the last of each, as "train/loss", "val/acc"; accuracy in percent.
     """
@@ -134,9 +114,9 @@ class Trainer:
         self._stop = StopRequest()
         self._is_main = distributed.is_main()
         self._extra: dict[str, float] = {}
-        # While an epoch is being trained.
+        # The lines of the epoch that is being trained; None between epochs.
         self._lines: EpochLines | None = None
-        # What is on disk already, so that no moment is saved twice.
+        # The position that is on disk already, so that no moment is saved twice.
         self._saved: Position | None = None
         if resumed is None:
             self.position = start or Position()
@@ -169,27 +149,19 @@ class Trainer:
 
     @property
     def last_step(self) -> int:
-        """Number of steps that the run has done when it ends."""
         return self.calendar.last_step(self.position)
 
     @property
     def may_stop(self) -> bool:
-        """Whether enough epochs are over to stop early."""
         return self.position.epoch >= self.options.min_epochs
 
     def fit(self, *, test_follows: bool = False) -> None:
-        """Train to the end of the run.
-
-        Args:
-            test_follows: the run's test is still due, also where all its steps are done.
-
-        Raises:
-            UserError: the loss is not finite, the data cannot be read or the checkpoints cannot be
-                written.
-            SystemExit: the process was told to end (SIGTERM, Ctrl-C) and has written a checkpoint.
-        """
+        """Train to the end of the run. With `test_follows` the run's test is still due, also where
+        all its steps are done. UserError if the loss is not finite, the data cannot be read or the
+        checkpoints cannot be written; SystemExit if the process was told to end (SIGTERM, Ctrl-C)
+        and has written a checkpoint."""
         if self._is_over() and not test_follows:
-            # No error: whatever restarts a run until it succeeds must see that it has.
+            # Not an error: whatever restarts a run until it succeeds must see that it has.
             logger.info(
                 "nothing left to train: step %d is done and the run ends at step %d; %s",
                 self.position.step,
@@ -251,7 +223,6 @@ class Trainer:
         return f"; {self.options.way_on}" if kept else ""
 
     def _is_over(self) -> bool:
-        """Whether all steps are done, and what comes at the end of the last epoch."""
         return self.position.step >= self.last_step and self.position.batch < self.calendar.batches
 
     def _train_epoch(self) -> bool:
@@ -293,7 +264,7 @@ class Trainer:
         self._meter.look_at(window[0].images)
         self.train_step.wants_norm = self.is_log_step
         self.last_lr = self.calendar.learning_rate(position.step, position)
-        # Dropout and drop path: a resumed run draws what it would have drawn.
+        # Seeds dropout and drop path: a resumed run draws what it would have drawn.
         seed = step_seed(self.identity.seed, position.step, distributed.rank())
         self.backend.manual_seed(seed)
         figures = self.train_step.step(window, self.last_lr)
@@ -304,7 +275,7 @@ class Trainer:
         self._each(lambda hook: hook.on_step_end(self))
 
     def _told_to_stop(self) -> bool:
-        """With several processes all have to stop at the same step, so they ask each other; on log
+        """With several processes all must stop at the same step, so they ask each other; on log
         steps only, where they wait for each other anyway."""
         if distributed.world_size() == 1:
             return self._stop.requested
@@ -345,7 +316,7 @@ class Trainer:
         self._each(lambda hook: hook.on_validation_end(self, metrics))
 
     def evaluate(self, loader: Iterable[Any]) -> Accuracy:
-        """The model on a loader's images, with the weights that hooks want evaluated."""
+        """Accuracy on a loader's images, with the weights that hooks want evaluated."""
         self._each(lambda hook: hook.on_evaluation_start(self))
         model = self.train_step.evaluated_model()
         with ExitStack() as stack:
@@ -360,15 +331,12 @@ class Trainer:
             )
 
     def log(self, values: Mapping[str, float]) -> None:
-        """Add values to the next log line; hooks call it."""
         self._extra |= values
 
     def log_now(self, values: Mapping[str, float], *, split: str) -> None:
-        """Write values at once, under a heading of their own."""
         self._log.log(self.position.step, values, split=split)
 
     def log_hyperparameters(self, values: Mapping[str, float]) -> None:
-        """Write what is known of the model."""
         self._log.log(self.position.step, values, split="model")
         self._log.hyperparameters(values)
         logger.info("%s", ", ".join(f"{name} {value:,}" for name, value in values.items()))
@@ -379,12 +347,8 @@ class Trainer:
         return set(distributed.all_gather_json(found)[0])
 
     def save_checkpoint(self, *, best: bool = False, keep: Collection[int] = ()) -> None:
-        """Write a checkpoint of now, after a look at the losses; all processes call it.
-
-        Args:
-            best: whether it is the best so far.
-            keep: steps whose checkpoints stay.
-        """
+        """Write a checkpoint of now, after a look at the losses; all processes call it. The
+        checkpoints of the steps in `keep` stay."""
         if self._checkpoints is None or (self._saved == self.position and not best):
             return
         distributed.settle()
@@ -397,7 +361,7 @@ class Trainer:
 
 
 def val_batches(options: TrainerOptions) -> int | None:
-    """How many batches of a validation or test loader are used; None for all, of which
+    """The number of batches used of a validation or test loader; None for all, as
     `engine.build.build_data` has left out what is beyond trainer.limit_val_batches."""
     if options.fast_dev_run:
         return options.fast_dev_run

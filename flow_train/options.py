@@ -28,13 +28,11 @@ class TrainerOptions:
     """How long and in which way a run trains.
 
     Attributes:
-        max_epochs: None for no limit but `max_steps`.
+        max_epochs, max_steps: None for no limit but the other one.
         min_epochs: early stopping waits for these.
-        max_steps: optimizer steps, None for no limit but `max_epochs`.
         accumulate: batches that one optimizer step takes.
         clip: largest norm of all gradients together, None for no clipping.
         precision: "32", "16" or "bf16".
-        graph: train under nn.Graph.
         log_every: optimizer steps between two log lines.
         limit_train: optimizer steps per epoch: a number, a share of them (float), or None for all.
         limit_val: images of validation and test: a number of steps' images, a share, or None.
@@ -65,11 +63,7 @@ class TrainerOptions:
 
 
 def read_trainer_options(cfg: Mapping[str, Any]) -> TrainerOptions:
-    """The groups `trainer` and `train`.
-
-    Raises:
-        UserError: a value that no run can have; names its key.
-    """
+    """The groups `trainer` and `train`; UserError names the key of a value that no run can have."""
     trainer = read(keys.Trainer, section(cfg, "trainer"), "trainer")
     return TrainerOptions(
         max_epochs=trainer.max_epochs,

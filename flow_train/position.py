@@ -19,12 +19,7 @@ class Position:
 
 
 class Calendar:
-    """The steps of a run.
-
-    Args:
-        options: of the run.
-        batches: that the training data has per epoch.
-        schedule: learning rate by time, in epochs or steps as the options say.
+    """The steps of a run, made from the batches per epoch of its training data and its schedule.
 
     Attributes:
         batches: used per epoch.
@@ -49,11 +44,8 @@ class Calendar:
         self.steps_per_epoch = math.ceil(self.batches / options.accumulate)
 
     def last_step(self, position: Position) -> int:
-        """Steps that the run has done when it ends.
-
-        Args:
-            position: where it stands: steps before were perhaps of another size.
-        """
+        """Steps that the run has done when it ends; those before `position` were perhaps of another
+        size."""
         ends = []
         if self.epochs is not None:
             begun = math.ceil(position.batch / self._options.accumulate)
@@ -64,12 +56,7 @@ class Calendar:
         return min(ends)
 
     def learning_rate(self, step: int, position: Position) -> float:
-        """Of a step, counted from 0.
-
-        Args:
-            step: not before `position.step`.
-            position: where the run stands.
-        """
+        """The learning rate of a step, counted from 0, not before `position.step`."""
         if self._options.per_step:
             return self._schedule(step)
         begun = math.ceil(position.batch / self._options.accumulate)
@@ -77,7 +64,7 @@ class Calendar:
         return self._schedule(position.epoch + epochs)
 
     def total_epochs(self) -> int:
-        """Of the run, the last of which `max_steps` may end early."""
+        """The number of epochs of the run, the last of which `max_steps` may end early."""
         if self.epochs is not None:
             return self.epochs
         assert self._options.max_steps is not None

@@ -23,28 +23,22 @@ import oneflow
 
 
 def seed_all(seed: int, backend: Backend) -> None:
-    """Seed OneFlow's, Python's and numpy's generators of this process with the same number.
-
-    Args:
-        seed: at least 0; numpy takes its lowest 32 bits.
-        backend: the device whose generators are meant, besides the CPU's.
-    """
+    """Seed OneFlow's (the CPU's and the backend's), Python's and numpy's generators of this process
+    with the same number; numpy takes its lowest 32 bits."""
     backend.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
 
 
 def get_rng_state() -> dict[str, Any]:
-    """State of this process's Python, numpy and oneflow generators, ready for JSON.
+    """State of this process's Python, numpy and oneflow generators: {"python": list, "numpy": dict,
+    "oneflow": {"seed": int}}, ready for JSON.
 
     Moves oneflow's default generators (of all devices) on to a fresh stream, so that this process
     and one that restores the state draw the same numbers from here on. The new seed is a hash of
     the old one: two runs that take checkpoints at the same steps draw the same numbers throughout.
     In a distributed run every process calls it at the same step and each state is kept, see
     `distributed.all_gather_json`.
-
-    Returns:
-        {"python": list, "numpy": dict, "oneflow": {"seed": int}}.
     """
     version, internal_state, gauss_next = random.getstate()
     numpy_state = np.random.get_state(legacy=False)
@@ -68,11 +62,8 @@ def get_rng_state() -> dict[str, Any]:
 
 
 def set_rng_state(state: dict[str, Any]) -> None:
-    """Put the generators where they were when `get_rng_state` returned `state`.
-
-    Raises:
-        CheckpointError: `state` is not one of `get_rng_state`'s.
-    """
+    """Put the generators where they were when `get_rng_state` returned `state`; CheckpointError if
+    it is not such a state."""
     try:
         version, internal_state, gauss_next = state["python"]
         python_state = (version, tuple(internal_state), gauss_next)
@@ -97,29 +88,20 @@ def set_rng_state(state: dict[str, Any]) -> None:
 
 
 def _next_seed(seed: int) -> int:
-    """A 63-bit seed that depends on `seed` only."""
     digest = hashlib.sha256(f"oneflow_accel stream after {seed}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
 
 
 def named_generator(seed: int, name: str) -> np.random.Generator:
     """NumPy's generator for one named thing, such as a parameter: the same on every process, and
-    whatever else is drawn.
-
-    Args:
-        seed: at least 0.
-        name: of the thing.
-    """
+    whatever else is drawn."""
     digest = hashlib.sha256(f"oneflow_accel {seed}, {name}".encode()).digest()
     return np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
 
 
 def step_seed(seed: int, step: int, rank: int = 0) -> int:
-    """A 63-bit seed for one training step of one process.
-
-    A run that seeds with it before each step draws the same numbers there wherever it was resumed
-    and whenever checkpoints were written.
-    """
+    """A 63-bit seed for one training step of one process. A run that seeds with it before each step
+    draws the same numbers there wherever it was resumed and whenever checkpoints were written."""
     text = f"oneflow_accel {seed}, step {step}, process {rank}"
     digest = hashlib.sha256(text.encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1

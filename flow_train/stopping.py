@@ -14,17 +14,13 @@ from typing import Any
 from oneflow_accel import distributed, launched
 
 # Ctrl-C reaches a launched process from the terminal, from its launcher and through its launcher's
-# end: so many seconds of it are one request.
+# end: all that come within so many seconds are one request.
 _ONE_REQUEST = 3.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopRequest:
-    """Notes that this process was asked to stop.
-
-    Attributes:
-        requested: whether it was.
-    """
+    """Notes in `requested` that this process was asked to stop."""
 
     def __init__(self) -> None:
         self.requested = False
@@ -34,13 +30,12 @@ class StopRequest:
 
     @property
     def exit_code(self) -> int:
-        """What a shell reports of a process that such a signal ended; of `agreed`, the same on all
+        """The exit code that a shell reports after such a signal; of `agreed`, the same on all
         processes."""
         return 128 + self._signal
 
     @property
     def name(self) -> str:
-        """Of the signal."""
         return self._signal.name
 
     @contextlib.contextmanager

@@ -23,7 +23,7 @@ Criterion = Callable[[flow.Tensor, flow.Tensor], flow.Tensor]
 
 @dataclass(frozen=True)
 class RealAccuracy:
-    """Share of the images with real labels whose prediction is one of them, in percent; `acc5`
+    """The share of the images with real labels whose prediction is one of them, in percent; `acc5`
     where any of the five likeliest is."""
 
     acc1: float
@@ -51,11 +51,7 @@ class Accuracy:
         )
 
     def check(self) -> None:
-        """Refuse a loss that is not a number.
-
-        Raises:
-            UserError: it is nan or infinite; the text says so.
-        """
+        """Refuse a loss that is nan or infinite, with a UserError that says so."""
         if not math.isfinite(self.loss):
             raise UserError(
                 f"the loss on the validation images is {self.loss}: the model's weights, or what "
@@ -69,12 +65,8 @@ class Accuracy:
 
 def class_scores(output: flow.Tensor | tuple[flow.Tensor, ...]) -> flow.Tensor:
     """A model's scores of shape (N, classes); GoogLeNet and Inception v3 return those of their
-    auxiliary heads besides.
-
-    Raises:
-        UserError: there is no class, as where a last pooling is larger than what is left of the
-            image. OneFlow's cross entropy would end the process with SIGFPE.
-    """
+    auxiliary heads besides. UserError if there is no class, as where a last pooling is larger than
+    what is left of the image: OneFlow's cross entropy would end the process with SIGFPE."""
     scores = output if isinstance(output, flow.Tensor) else output[0]
     if scores.shape[-1] == 0:
         raise UserError(
@@ -85,21 +77,13 @@ def class_scores(output: flow.Tensor | tuple[flow.Tensor, ...]) -> flow.Tensor:
 
 
 def count_correct(scores: flow.Tensor, labels: flow.Tensor) -> tuple[flow.Tensor, flow.Tensor]:
-    """How many labels are the highest score, and how many are among the five highest.
-
-    Args:
-        scores: (N, classes), float.
-        labels: (N,), int64.
-
-    Returns:
-        Two float32 scalars that stay on the device.
-    """
+    """How many labels (N,), int64, are the highest score (N, classes), and how many are among the
+    five highest: two float32 scalars that stay on the device."""
     return _count_hits(_best_classes(scores), labels)
 
 
 def _best_classes(scores: flow.Tensor) -> flow.Tensor:
-    """(N, 5), or fewer where there are fewer classes: the classes with the highest scores, the
-    highest first."""
+    """(N, 5), or fewer where there are fewer classes: the best classes, the highest score first."""
     return flow.topk(scores, min(5, scores.shape[1]), dim=1)[1]
 
 
@@ -109,16 +93,7 @@ def _count_hits(best: flow.Tensor, labels: flow.Tensor) -> tuple[flow.Tensor, fl
 
 
 class Tally:
-    """What a process has counted so far.
-
-    Args:
-        criterion: sum of the losses of a batch.
-        real_labels: of the data set's images, if they have any.
-
-    Attributes:
-        batches: number of batches.
-        images: number of images in them.
-    """
+    """What a process has counted so far; `criterion` is the sum of the losses of a batch."""
 
     def __init__(self, criterion: Criterion, real_labels: RealLabels | None = None) -> None:
         self.batches = 0
@@ -129,13 +104,8 @@ class Tally:
         self._real = np.zeros(3)
 
     def add(self, scores: flow.Tensor, labels: flow.Tensor, indices: np.ndarray | None) -> None:
-        """Count one batch.
-
-        Args:
-            scores: (N, classes), float.
-            labels: (N,), int64, where the scores are.
-            indices: int64, (N,), positions in the data set; used with real labels only.
-        """
+        """Count one batch: scores (N, classes), float; labels (N,), int64, where the scores are;
+        `indices`, int64 (N,), positions in the data set, used with real labels only."""
         best = _best_classes(scores)
         figures = flow.stack([self._criterion(scores, labels), *_count_hits(best, labels)])
         self._sums = figures if self._sums is None else self._sums + figures
@@ -146,19 +116,11 @@ class Tally:
             self._real += self._real_labels.count(indices, best.numpy())
 
     def accuracy(self) -> Accuracy:
-        """Of this process's images; waits for the device.
-
-        Raises:
-            DataError: there was none.
-        """
+        """Of this process's images; waits for the device. DataError if there was none."""
         return self._accuracy(self._numbers())
 
     def total(self) -> Accuracy:
-        """Of all processes' images. A collective call.
-
-        Raises:
-            DataError: there was none.
-        """
+        """Of all processes' images. A collective call. DataError if there was none."""
         return self._accuracy(distributed.all_reduce_sum(self._numbers()))
 
     def _numbers(self) -> list[float]:
@@ -193,8 +155,7 @@ def validate(
     Args:
         model: local to this process, in eval mode, in the loader's layout; or its forward pass.
         loader: yields this process's share of the images as batches with `images`, float32, and
-            `labels`, int64 of shape (N,); the last batch may be shorter.
-        backend: the device of the model.
+            `labels`, int64 (N,); the last batch may be shorter.
         max_batches: the most batches that each process takes; None takes all.
         criterion: sum of the losses of a batch; None is plain cross-entropy.
         real_labels: also count by these; batches have `indices` then, positions in the data set.

@@ -49,10 +49,9 @@ logger = logging.getLogger("oneflow_accel")
 
 @dataclass
 class Checkpoint:
-    """What a run needs to go on: parameters and buffers in the standard layout (NCHW, OIHW), the
-    optimizer's tensors in that of their parameters, and a state (step, epoch, schedule, random
-    generators, data position, best metric ...) of dicts with text keys, lists, text, numbers, True,
-    False and None; the architecture's name, and the folder that it was read from."""
+    """What a run needs to go on. Tensors are in the standard layout (NCHW, OIHW), the optimizer's
+    in that of their parameters. `state` is plain JSON: dicts with text keys, lists, text, numbers,
+    True, False and None. `folder` is where it was read from."""
 
     model: dict[str, np.ndarray]
     optimizer: dict[str, np.ndarray] = field(default_factory=dict)
@@ -62,8 +61,7 @@ class Checkpoint:
 
 
 class CheckpointManager:
-    """The checkpoints of one run in one folder, which the first save makes: the `keep_last` newest
-    and the best one."""
+    """The checkpoints of one run in one folder: the `keep_last` newest and the best one."""
 
     def __init__(self, directory: Path | str, keep_last: int = 3) -> None:
         if keep_last < 1:
@@ -74,12 +72,8 @@ class CheckpointManager:
 
     def claim(self) -> None:
         """Keep other processes from writing here, before training starts; `save` does it otherwise.
-        Whether it holds another run is for `resume.require_no_other_run` to say.
-
-        Raises:
-            CheckpointError: another process is writing here, or the folder cannot be written
-                to.
-        """
+        CheckpointError where another process writes here, or the folder cannot be written to.
+        Whether it holds another run is for `resume.require_no_other_run` to say."""
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             self._take_lock()
@@ -97,14 +91,10 @@ class CheckpointManager:
         best: bool = False,
         keep: Collection[int] = (),
     ) -> Path:
-        """Write a checkpoint after so many optimizer steps, point `latest` (and `best`) to it,
-        prune old ones but those of the steps in `keep`, and return its folder.
-
-        Raises:
-            CheckpointError: it could not be written (disk full, ...); earlier ones are as
-                before.
-            TypeError: `checkpoint.state` holds a value that JSON would not give back as it is.
-        """
+        """Write a checkpoint, point `latest` (and `best`) to it, prune old ones but those of the
+        steps in `keep`, and return its folder. CheckpointError if that fails (disk full, ...), with
+        earlier ones as before; TypeError if JSON would not give `checkpoint.state` back as it
+        is."""
         _require_exact_json(checkpoint.state, "state")
         if self._lock is None:
             self.claim()
@@ -128,13 +118,12 @@ class CheckpointManager:
         return folder
 
     def steps(self) -> set[int]:
-        """Steps that there are checkpoints of, damaged ones too."""
         return {step for folder in _step_folders(self.directory) if (step := step_of(folder))}
 
     def latest(self) -> Path | None:
-        """The newest checkpoint that is whole, or None where there is none at all. A damaged one is
-        passed over with a warning that names it. CheckpointError if every one is damaged: starting
-        afresh is then the user's decision."""
+        """The newest checkpoint that is whole, or None where there is none at all; a warning names
+        each damaged one. CheckpointError if every one is damaged: starting afresh is then the
+        user's decision."""
         folders = _step_folders(self.directory)
         for folder in folders:
             try:
@@ -151,7 +140,6 @@ class CheckpointManager:
         return None
 
     def best(self) -> Path | None:
-        """The checkpoint last saved as the best one, or None."""
         try:
             folder = self.directory / (self.directory / "best").read_text().strip()
         except FileNotFoundError:
@@ -159,8 +147,8 @@ class CheckpointManager:
         return folder if folder.is_dir() and folder != self.directory else None
 
     def load(self, path: Path | str) -> Checkpoint:
-        """Read one checkpoint's folder and verify its checksums; CheckpointError names a file that
-        is missing or damaged."""
+        """Read and verify one checkpoint; CheckpointError names a file that is missing or
+        damaged."""
         state, files = _read_verified(Path(path))
         return Checkpoint(
             model=safetensors.numpy.load(files[_MODEL]),
@@ -230,9 +218,8 @@ class CheckpointManager:
                 logger.warning("old checkpoint %s could not be removed: %s", folder, error)
 
     def _take_lock(self) -> None:
-        """Hold DIR/.lock until `close` or the process's end; then leftovers are nobody's. A POSIX
-        lock, because data workers forked later do not inherit those: the lock goes with this
-        process however it dies."""
+        """Hold DIR/.lock until `close` or the process's end. It is a POSIX lock, because data
+        workers forked later do not inherit those: it goes with this process however it dies."""
         if self._lock is not None:
             return
         lock = (self.directory / ".lock").open("ab")
@@ -251,7 +238,7 @@ class CheckpointManager:
 
 def read_checkpoint(path: Path | str) -> Checkpoint:
     """Read a checkpoint: its folder, the newest intact one in a folder of several, or what a
-    `latest` or `best` file in one names. CheckpointError if there is none, or it is damaged."""
+    `latest` or `best` file names. CheckpointError if there is none, or it is damaged."""
     path = Path(path)
     if path.name in ("latest", "best") and path.is_file():
         path = path.with_name(path.read_text().strip())
@@ -281,13 +268,12 @@ def _step_folders(directory: Path) -> list[Path]:
 
 
 def step_of(folder: Path) -> int | None:
-    """The step in a folder's name, which may end in the number of a copy."""
     digits = folder.name.removeprefix("step-").partition(".")[0]
     return int(digits) if digits.isdecimal() else None
 
 
 def _serial(folder: Path) -> int:
-    """As which save of the run it was written, counted from 1; 0 if that cannot be read."""
+    """The save's number within its run, counted from 1; 0 if that cannot be read."""
     try:
         return int(json.loads((folder / _STATE).read_bytes())["content"]["serial"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -295,7 +281,6 @@ def _serial(folder: Path) -> int:
 
 
 def _read_verified(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Content of state.json and the bytes of the tensor files, checksums compared."""
     try:
         record = json.loads((folder / _STATE).read_bytes())
         version = record["format"]

@@ -28,12 +28,12 @@ from flow_train.files import TEMPORARY, publish_folder, remove_leftovers, replac
 MANIFEST = "model/checksums.json"
 LAST = "last_checkpoint"
 _NUMBERED = re.compile(r"(?P<prefix>.+)_(?P<iteration>\d{7,})")
-# Hidden: the old one of a name while the new one moves in.
+# Hidden: the old checkpoint of a name while the new one moves in.
 _REPLACED = ".replaced-"
 
 
 def iteration_of(name: str) -> int | None:
-    """The number in a name such as "model_0000123", None where it has none."""
+    """The number in a name such as "model_0000123", or None."""
     match = _NUMBERED.fullmatch(name)
     return int(match["iteration"]) if match else None
 
@@ -50,11 +50,8 @@ def numbered(directory: Path) -> dict[int, Path]:
 
 
 def begin(directory: Path, name: str) -> Path:
-    """A new, empty, hidden folder to write a checkpoint into, after clearing what killed runs left.
-
-    Raises:
-        OSError: as the file system reports it.
-    """
+    """A new, empty, hidden folder to write a checkpoint into, after clearing what killed runs
+    left."""
     directory.mkdir(parents=True, exist_ok=True)
     _restore_replaced(directory)
     remove_leftovers(directory)
@@ -64,14 +61,8 @@ def begin(directory: Path, name: str) -> Path:
 
 
 def commit(temporary: Path, name: str) -> Path:
-    """Give a written checkpoint its name, in place of one of the same name.
-
-    Returns:
-        The checkpoint's folder.
-
-    Raises:
-        OSError: as the file system reports it; the checkpoint of that name is as before.
-    """
+    """Give a written checkpoint its name, in place of one of the same name, and return its folder.
+    If that raises OSError, the checkpoint of that name is as before."""
     files = {}
     for file in sorted(temporary.rglob("*")):
         if file.is_file():
@@ -90,24 +81,13 @@ def commit(temporary: Path, name: str) -> Path:
 
 
 def tag(directory: Path, name: str) -> None:
-    """Name a checkpoint as the newest in `last_checkpoint`; readers see the old name or the new.
-
-    Raises:
-        OSError: as the file system reports it.
-    """
+    """Name the newest checkpoint in `last_checkpoint`; readers see the old name or the new."""
     replace_file(directory / LAST, name.encode())
 
 
 def verify(folder: Path, components: Sequence[str] | None = None) -> None:
-    """Check that a checkpoint is whole: by checksums, or, in one that LiBai wrote, by sizes.
-
-    Args:
-        folder: of the checkpoint.
-        components: which parts of it, such as "model"; None means all.
-
-    Raises:
-        CheckpointError: names the file that is missing or damaged.
-    """
+    """Check that the `components` of a checkpoint (None: all) are whole: by checksums, or, in one
+    that LiBai wrote, by sizes. CheckpointError names the file that is missing or damaged."""
     if not folder.is_dir():
         raise CheckpointError(f"there is no checkpoint {folder}")
     if not (folder / "model").is_dir():
@@ -123,7 +103,6 @@ def verify(folder: Path, components: Sequence[str] | None = None) -> None:
 
 
 def newest_intact(directory: Path) -> Path | None:
-    """The newest numbered checkpoint that `verify` accepts, or None."""
     for folder in reversed(numbered(directory).values()):
         try:
             verify(folder)
@@ -134,14 +113,9 @@ def newest_intact(directory: Path) -> Path | None:
 
 
 def last(directory: Path) -> Path | None:
-    """The checkpoint that `last_checkpoint` names, whole; None where no run has saved here.
-
-    Where it names none with a number, as LiBai writes at the end of a run ("model_final"), it is
-    the newest numbered one.
-
-    Raises:
-        CheckpointError: it is damaged or not there; names the newest intact one and what to do.
-    """
+    """The checkpoint that `last_checkpoint` names, or the newest numbered one where that name has
+    no number ("model_final", as LiBai writes at the end of a run); None where no run has saved
+    here. CheckpointError, which says what to do, if it is damaged or not there."""
     _restore_replaced(directory)
     pointer = directory / LAST
     try:

@@ -27,20 +27,15 @@ from flow_train.checkpoint.optimizer_state import (
     parameter_names,
 )
 
-# Of a variable of a graph, by what the eager optimizer calls it.
+# The name of a graph's variable, by what the eager optimizer calls it.
 _SUFFIXES = {EAGER_KEYS.get(key, key): suffix for key, suffix in GRAPH_SUFFIXES.items()}
 # The name that LiBai's graphs give their model.
 _MODEL = "model"
 
 
 class OptimizerCheckpoint:
-    """What a checkpoint keeps of an optimizer.
-
-    Args:
-        model: whose parameters it updates, global tensors.
-        optimizer: over them.
-        graph: the training graph that has compiled it; None in eager mode.
-    """
+    """What a checkpoint keeps of an optimizer over a model's global tensors; `graph` is the
+    training graph that has compiled it, None in eager mode."""
 
     def __init__(
         self, model: nn.Module, optimizer: flow.optim.Optimizer, graph: nn.Graph | None = None
@@ -51,7 +46,7 @@ class OptimizerCheckpoint:
         self._shapes = {name: tuple(value.shape) for name, value in model.named_parameters()}
 
     def state_dict(self) -> dict[str, Any]:
-        """As the module describes it; tensors are global, in the layout they have."""
+        """The form that the module describes; tensors are global, in the layout they have."""
         state: dict[str, Any] = {**self._optimizer.state_dict(), "names": list(self._names)}
         if self._graph is not None:
             values, extra = _of_graph(self._graph.state_dict(), self._names)
@@ -62,15 +57,10 @@ class OptimizerCheckpoint:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take the moments and the number of steps; the settings stay those of this run. Every
-        process calls it, a graph before its first step.
-
-        Args:
-            state: any of the forms above, tensors on rank 0 of the host.
-
-        Raises:
-            CheckpointError: it is of other parameters, or holds what this mode cannot take.
-        """
+        """Take the moments and the number of steps from any of the forms above (tensors on rank 0
+        of the host); the settings stay those of this run. Every process calls it, a graph before
+        its first step. CheckpointError if it is of other parameters, or holds what this mode cannot
+        take."""
         if "param_groups" in state:
             values, extra = self._of_optimizer(state), dict(state.get("graph", {}))
             steps = state["state"].get("step")
@@ -179,7 +169,6 @@ def _of_graph(
 
 
 def _keys(optimizer: flow.optim.Optimizer) -> frozenset[str] | None:
-    """What the optimizer keeps of each parameter; None where that is not known."""
     options = optimizer.param_groups[0].options
     if isinstance(optimizer, flow.optim.Adam | flow.optim.AdamW | flow.optim.LAMB):
         more = {"max_exp_avg_sq"} if options.get("amsgrad") else set()

@@ -47,11 +47,8 @@ class StoredTensor:
         self.name = state.get("path") if isinstance(state, dict) else None
 
     def place(self, folder: Path) -> Path:
-        """The sub-folder.
-
-        Raises:
-            CheckpointError: the name, which comes from the file, could lead out of the folder.
-        """
+        """The sub-folder. CheckpointError if the name, which comes from the file, could lead out of
+        it."""
         if not isinstance(self.name, str) or not _TENSOR_FOLDER.fullmatch(self.name):
             raise CheckpointError(f"{folder / PICKLE} names a tensor {self.name!r}; it is corrupt")
         return folder / self.name
@@ -79,10 +76,7 @@ class _Reader(pickle.Unpickler):
 
 def read_structure(folder: Path | str) -> Any:
     """What was saved, with a `StoredTensor` in place of each tensor. Calls no other process.
-
-    Raises:
-        CheckpointError: the folder or its pickle is missing, damaged, or wants to run code.
-    """
+    CheckpointError if the folder or its pickle is missing, damaged, or wants to run code."""
     file = Path(folder) / PICKLE
     try:
         return _structure(file.read_bytes(), file)
@@ -91,11 +85,8 @@ def read_structure(folder: Path | str) -> Any:
 
 
 def read_array(folder: Path | str, tensor: StoredTensor) -> np.ndarray:
-    """The elements of one tensor. Calls no other process.
-
-    Raises:
-        CheckpointError: a file is missing, or the sizes of the two do not agree.
-    """
+    """The elements of one tensor. Calls no other process. CheckpointError if a file is missing, or
+    the sizes of the two do not agree."""
     place = tensor.place(Path(folder))
     try:
         return _blob(place).numpy()
@@ -104,12 +95,8 @@ def read_array(folder: Path | str, tensor: StoredTensor) -> np.ndarray:
 
 
 def check(folder: Path | str) -> None:
-    """Check that everything is there in one saved folder, by names and sizes. Calls no other
-    process.
-
-    Raises:
-        CheckpointError: names the file that is missing or damaged.
-    """
+    """Check by names and sizes that one saved folder is whole. Calls no other process.
+    CheckpointError names the file that is missing or damaged."""
     folder = Path(folder)
     structure = read_structure(folder)
     _replace(structure, lambda tensor: _blob(tensor.place(folder)))
@@ -117,11 +104,8 @@ def check(folder: Path | str) -> None:
 
 def load(folder: Path | str) -> Any:
     """What was saved, tensors as global ones on rank 0 of the host, sbp broadcast: as
-    `oneflow.load(folder, global_src_rank=0)` gives them. Rank 0 reads; every process calls it.
-
-    Raises:
-        CheckpointError: as `check`, on every process.
-    """
+    `oneflow.load(folder, global_src_rank=0)` gives them. Rank 0 reads; every process calls it and
+    gets the errors of `check`."""
     folder = Path(folder)
     content, problem = None, None
     if distributed.rank() == 0:
@@ -139,17 +123,12 @@ def load(folder: Path | str) -> Any:
 
 
 def save(value: Any, folder: Path | str) -> None:
-    """Write a value as `oneflow.save(value, folder, global_dst_rank=0)` does. Every process calls
-    it with the same structure; rank 0 writes.
+    """Write a value as `oneflow.save(value, folder, global_dst_rank=0)` does, into a new or empty
+    folder. Every process calls it with the same structure; rank 0 writes. Tensors are global, or
+    local and equal on all processes.
 
-    Args:
-        value: containers, numbers and text; tensors are global ones, or local ones that are equal
-            on all processes.
-        folder: made if need be; must be empty.
-
-    Raises:
-        CheckpointError: it could not be written (disk full, ...), on every process.
-        TypeError: the value holds something that `load` would not give back.
+    Every process gets a CheckpointError if it could not be written (disk full, ...); TypeError if
+    the value holds something that `load` would not give back.
     """
     distributed.settle()
     folder = Path(folder)
@@ -172,11 +151,8 @@ def save(value: Any, folder: Path | str) -> None:
 
 
 def raise_everywhere(problem: str | None) -> None:
-    """Raise a CheckpointError on every process if rank 0 has a problem. Every process calls it.
-
-    Args:
-        problem: rank 0's sentence, or None; of no matter on other ranks.
-    """
+    """Raise a CheckpointError on every process if rank 0 has a problem (None: no problem; what
+    other ranks pass is ignored). Every process calls it."""
     problem = from_rank_0(problem)
     if problem is not None:
         raise CheckpointError(problem)
@@ -191,15 +167,14 @@ def from_rank_0(value: Any) -> Any:
 
 
 def writing_failed(path: Path, error: OSError) -> str:
-    """The sentence about an error while writing."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     hint = "; free some space or choose another output folder" if full else ""
     return f"{path} could not be written: {error.strerror or error}{hint}"
 
 
 class _Writer(pickle.Pickler):
-    """A pickler that writes each tensor into a folder of its own and goes on after an error, as
-    the other processes do: to bring a tensor to rank 0 takes all of them."""
+    """A pickler that writes each tensor into a folder of its own. After an error it goes on, as the
+    other processes do: to bring a tensor to rank 0 takes all of them."""
 
     def __init__(self, buffer: io.BytesIO, folder: Path) -> None:
         super().__init__(buffer, protocol=4)
@@ -259,8 +234,9 @@ def _blob(place: Path) -> check_point_v2.FileBackendVariableBlob:
 
 
 def _replace(value: Any, read: Callable[[StoredTensor], Any]) -> Any:
-    """The structure with each stored tensor read, in its order, and everything once, however often
-    it stands there: a few bytes can name a list a million times, or put it into itself."""
+    """The structure with each stored tensor read, in its order. Everything is replaced once,
+    however often it stands there: a few bytes can name a list a million times, or put it into
+    itself."""
     done: dict[int, Any] = {}
     # Keeps what is replaced alive, so that no other object gets its id.
     alive: list[Any] = []

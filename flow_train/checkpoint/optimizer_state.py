@@ -23,14 +23,13 @@ GRAPH_SUFFIXES = {
     "max_exp_avg_sq": "-max_v",
     "momentum": "-momentum",
 }
-# How many steps a graph has done, int64 of one element.
+# How many steps a graph has done: int64, one element.
 TRAIN_STEP = "System-Train-TrainStep"
 # Where the name in a checkpoint is not that of the eager optimizer.
 EAGER_KEYS = {"momentum": "momentum_buf"}
 
 
 def state_keys(optimizer: flow.optim.Optimizer) -> tuple[str, ...]:
-    """What the optimizer keeps for each parameter."""
     options = optimizer.param_groups[0].options
     if isinstance(optimizer, flow.optim.AdamW):
         return ("exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if options["amsgrad"] else []))

@@ -12,25 +12,20 @@ from flow_train.checkpoint.folders import Checkpoint, CheckpointManager, read_ch
 from flow_train.metrics.log import JSONL_NAME
 
 AUTO_RESUME = "auto"
-# Drawn when a run ends.
+# The picture that a run draws when it ends.
 CURVES_NAME = "curves.png"
 
 logger = logging.getLogger("oneflow_accel")
 
 
 def checkpoint_folder(output_dir: Path) -> Path:
-    """Where a run keeps its checkpoints."""
     return output_dir / "checkpoints"
 
 
 def checkpoint_to_resume(resume: str | None, output_dir: Path) -> Checkpoint | None:
-    """The checkpoint that a user asked to resume from: its folder, or a folder of several or a
-    run's (the newest one); "auto" is the newest one of the run in `output_dir`. None where nothing
-    was asked for, or "auto" was and there is none yet.
-
-    Raises:
-        CheckpointError: the checkpoint named is not there, or none is intact.
-    """
+    """The checkpoint that a user asked to resume from: its folder, or the newest one in a folder of
+    several or of a run. "auto" is the newest one in `output_dir`, or None where there is none yet.
+    CheckpointError if the one named is not there, or none is intact."""
     if resume is None:
         return None
     if resume != AUTO_RESUME:
@@ -44,8 +39,7 @@ def checkpoint_to_resume(resume: str | None, output_dir: Path) -> Checkpoint | N
 
 
 def way_on(folder: Path, resume: str) -> str:
-    """What to do after the run in a folder was interrupted, by going on with `resume`, such as
-    "--resume auto": a sentence without its full stop."""
+    """A sentence without its full stop: what to do after the run in a folder was interrupted."""
     found = sorted(path.name for path in checkpoint_folder(folder).glob("step-*"))
     if not found:
         return f"no checkpoint was written to {folder}"
@@ -54,11 +48,10 @@ def way_on(folder: Path, resume: str) -> str:
 
 def require_no_other_run(folder: Path, resumed_from: Path | None = None) -> None:
     """Refuse to write into a folder that holds another run: its log would be cut, its checkpoints
-    taken for old ones and deleted. CheckpointError names what shows it.
+    taken for old ones and deleted. CheckpointError names what shows it. A run that goes on from
+    `resumed_from`, a checkpoint in this folder, is the same run.
 
-    Every command that trains or writes a checkpoint asks this before it writes anything. A run that
-    `resumed_from`, a checkpoint in this folder, goes on from is this one. Files that do not belong
-    to a run stay as they are.
+    Every command that trains or writes a checkpoint asks this before it writes anything.
     """
     trace = _trace_of_a_run(folder)
     inside = None if resumed_from is None else folder.resolve() in resumed_from.resolve().parents

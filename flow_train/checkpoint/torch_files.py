@@ -1,8 +1,7 @@
 """Reads files written by `torch.save`, without torch and without running any code in them.
 
 A checkpoint is a pickle, and unpickling can call anything. Here only the names in
-`_ALLOWED_GLOBALS` exist, each bound to a function of this file or to a plain container; every other
-name is an error.
+`_ALLOWED_GLOBALS` exist, each bound to a function of this file or to a plain container.
 
 Formats (torch/serialization.py of torch 2.x describes both):
 
@@ -41,8 +40,8 @@ LEGACY_SIGNATURE = pickle.dumps(LEGACY_MAGIC, protocol=2)
 
 @dataclass(frozen=True)
 class StorageType:
-    """Element type of a storage as it lies in the file. bfloat16, which numpy lacks, is read as
-    uint16 and then widened."""
+    """Element type of a storage. bfloat16, which numpy lacks, is read as uint16 and then
+    widened."""
 
     dtype: np.dtype[Any]
     is_bfloat16: bool = False
@@ -57,8 +56,7 @@ class Storage:
     data: np.ndarray | None = None
 
     def fill(self, raw: bytes) -> None:
-        """Take the bytes of the file as elements; UserError if their number is not the declared
-        one."""
+        """Take the bytes as elements; UserError if their number is not the declared one."""
         needed = self.numel * self.type.dtype.itemsize
         if len(raw) != needed:
             raise UserError(f"a storage has {len(raw)} bytes where {needed} were declared")
@@ -195,7 +193,6 @@ class _NumberType:
             raise UserError(f"it holds a numpy number of byte order {order!r}")
 
     def read(self, data: Any) -> Any:
-        """The number in these bytes."""
         return np.frombuffer(data, self._dtype, count=1)[0].item()
 
 

@@ -40,17 +40,15 @@ _SAFETENSORS_DTYPES = {
 
 def read_weights(path: str | os.PathLike[str], *, averaged: bool = True) -> dict[str, np.ndarray]:
     """Read the state dict in a checkpoint file, running no code that the file may hold: name to
-    array, contiguous, in the file's dtype; bfloat16 becomes float32.
+    contiguous array in the file's dtype; bfloat16 becomes float32. The file is one of `torch.save`
+    (zip or legacy format) or of safetensors.
 
-    The file was written by `torch.save` (zip or legacy format) or is a safetensors file. A training
-    checkpoint is unwrapped, however often: its entry "state_dict_ema" (moving averages, as timm
-    saves them; only if `averaged`: they are what its run validated), "state_dict", "model" or
-    "module" is taken. The prefix "module." that data-parallel wrappers add is removed.
+    A training checkpoint is unwrapped, however often: its entry "state_dict_ema" (moving averages,
+    which timm validates; only if `averaged`), "state_dict", "model" or "module" is taken. The
+    prefix "module." that data-parallel wrappers add is removed.
 
-    Raises:
-        UserError: the file is missing, is of another format, is truncated or corrupt, needs
-            code to be run, holds something else than tensors, or averages only, which are not
-            wanted. The text names the file.
+    UserError names the file if it is missing, of another format, truncated or corrupt, if it needs
+    code to be run, or holds something else than tensors, or only averages that are not wanted.
     """
     path = Path(path)
     try:
@@ -62,8 +60,7 @@ def read_weights(path: str | os.PathLike[str], *, averaged: bool = True) -> dict
 
 
 def bfloat16_names(path: str | os.PathLike[str], *, averaged: bool = True) -> frozenset[str]:
-    """Which of the arrays that `read_weights` gives are bfloat16 in the file; errors are the
-    same."""
+    """The arrays of `read_weights` that are bfloat16 in the file; the same errors."""
     path = Path(path)
     try:
         with path.open("rb") as file:

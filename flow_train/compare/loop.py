@@ -18,7 +18,7 @@ from flow_train.compare.study import PlannedRun, Study
 from flow_train.files import replace_file
 from flow_train.metrics.log import JSONL_NAME
 
-# Some runs have failed.
+# The exit status where some runs have failed.
 INCOMPLETE = 1
 PAGE, PICTURE = "comparison.md", "comparison.png"
 
@@ -28,18 +28,9 @@ Train = Callable[[Sequence[str], Path], Ended]
 def compare(
     study: Study, runs: Sequence[PlannedRun], train: Train, module: str, program: str
 ) -> int:
-    """Do what is left of a study; the exit status.
-
-    Args:
-        study: what is compared.
-        runs: its runs, planned.
-        train: trains with the arguments of `module` for a folder.
-        module: the program that trains.
-        program: the command's name, for messages.
-
-    Raises:
-        UserError: the study's folder cannot be written to, or the device is not there.
-    """
+    """Do what is left of a study and return the exit status. `train` trains with the arguments of
+    `module` for a folder; messages call the command `program`. UserError if the study's folder
+    cannot be written to, or the device is not there."""
     folder = runs[0].folder.parent
     states: dict[str, str] = {}
     stopped = False
@@ -52,7 +43,7 @@ def compare(
             continue
         device = _device(run)
         if ended_with_a_test(run.folder / JSONL_NAME):
-            # All but this command came to its end.
+            # The run ended with its test, but this command was stopped before it noted that.
             run.finish(device)
             continue
         # What there is by now can be looked at meanwhile.
@@ -93,7 +84,7 @@ def _device(run: PlannedRun) -> str:
 def _report(
     study: Study, runs: Sequence[PlannedRun], states: dict[str, str], folder: Path, module: str
 ) -> Path:
-    """Write table and picture of what is done by now; the table's file."""
+    """Write table and picture of what is done so far; returns the table's file."""
     entries = [_entry(run, states) for run in runs]
     drawn = [(entry.name, entry.results) for entry in entries if entry.results is not None]
     page = folder / PAGE

@@ -12,25 +12,20 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-# What a run prints, in its folder.
+# The file in the run's folder that gets what the run prints.
 OUTPUT = "output.txt"
 _STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
 class Ended(NamedTuple):
-    """How a process ended.
-
-    Attributes:
-        code: its exit code, negative where a signal ended it.
-        told_to_stop: this process got a SIGINT or SIGTERM meanwhile, or that one did.
-    """
+    """How a process ended: its exit code, negative where a signal ended it, and whether this
+    process or that one got a SIGINT or SIGTERM meanwhile."""
 
     code: int
     told_to_stop: bool = False
 
     @property
     def how(self) -> str:
-        """In words."""
         if self.code >= 0:
             return f"exit code {self.code}"
         hint = ", perhaps for want of memory" if self.code == -signal.SIGKILL else ""
@@ -38,19 +33,10 @@ class Ended(NamedTuple):
 
 
 def train(module: str, arguments: Sequence[str], folder: Path) -> Ended:
-    """Run `python -m MODULE ARGUMENTS...`.
-
-    What it prints is printed and appended to FOLDER/output.txt. A SIGTERM is passed on to it; after
-    that, or after an interrupt from the keyboard, which reaches it anyway, its end is waited for.
-
-    Args:
-        module: the program.
-        arguments: overrides and flags.
-        folder: made if it is not there.
-
-    Raises:
-        OSError: `folder` cannot be written to.
-    """
+    """Run `python -m MODULE ARGUMENTS...`; what it prints is printed and appended to
+    FOLDER/output.txt. A SIGTERM is passed on to it; after that, or after an interrupt from the
+    keyboard, which reaches it anyway, its end is waited for. OSError if `folder` cannot be written
+    to."""
     command = [sys.executable, "-m", module, *arguments]
     folder.mkdir(parents=True, exist_ok=True)
     with (
@@ -76,7 +62,6 @@ def train(module: str, arguments: Sequence[str], folder: Path) -> Ended:
 
 @contextlib.contextmanager
 def _signals_passed_on(process: subprocess.Popen[bytes]) -> Iterator[list[int]]:
-    """The signals that came, filled in while it lasts."""
     noted: list[int] = []
 
     def note(signum: int, frame: FrameType | None) -> None:

@@ -25,27 +25,21 @@ _MUCH_WAITING = 0.1
 _MUCH_SPREAD = 0.1
 _NOTHING = "-"
 
-# Of the second of two bars, which is about the layers after they became dense.
+# The opacity of the second of two bars, which is about the layers after they became dense.
 _PALE = 0.45
-# Of what stands for the same in all runs.
+# The color of what stands for the same in all runs.
 _DARK = "#333333"
 # How far beyond the longest bar a panel goes: there is room for its number.
 _ROOM = 1.4
-# Runs whose curves lie on each other are to be seen all the same.
+# Lines let others show through: runs whose curves lie on each other must all be seen.
 _STYLES = ("-", "--", "-.", ":")
 _SPEED = "Training images/s"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One row.
-
-    Attributes:
-        run: what it is.
-        state: "done", or why there is nothing to show.
-        results: None where the run is not done.
-        where: device and date of its end, empty where it is not done.
-    """
+    """One row. `state` is "done", or why there is nothing to show; `results` is None and `where`
+    (device and date of its end) empty where the run is not done."""
 
     run: PlannedRun
     state: str
@@ -58,14 +52,8 @@ class Entry:
 
 
 def format_page(study: Study, entries: Sequence[Entry], picture: str | None, module: str) -> str:
-    """The page.
-
-    Args:
-        study: what was run.
-        entries: its rows.
-        picture: the file that shows them, relative to the page; None where there is none.
-        module: the program that ran them.
-    """
+    """The page; `picture` is the file that shows the rows, relative to the page, and `module` the
+    program that ran them."""
     lines = [f"# {study.title}", "", *_table(entries), ""]
     if picture is not None:
         lines += [f"![{study.title}]({picture})", ""]
@@ -144,7 +132,6 @@ def _ratio(phase: Phase, baseline: float | None) -> str:
 
 
 def _speed(entry: Entry) -> float | None:
-    """That of an entry's first phase."""
     return entry.results.phases[0].images_per_second if entry.results is not None else None
 
 
@@ -228,20 +215,12 @@ def _parameters_drawn(runs: Sequence[Results]) -> tuple[str, Callable[[Phase], f
 
 
 def draw_comparison(runs: Sequence[tuple[str, Results]], title: str, output_png: Path) -> Path:
-    """Draw the runs that are done.
+    """Draw the runs that are done (name and results, at least one); returns `output_png`.
 
     To the left validation accuracy by epoch, with an upright line where layers became dense. To the
     right bars of accuracy (a diamond marks it before the first step), parameters,
     multiply-accumulates and training speed with the range of half of the steps; where layers became
     dense there are two, the pale one for afterwards. A legend below says so where it occurs.
-
-    Args:
-        runs: name and results, at least one.
-        title: of the picture.
-        output_png: replaced if it exists.
-
-    Returns:
-        `output_png`.
     """
     figure = new_figure(17, max(4.2, 1.6 + 0.5 * len(runs)), title)
     found = [results for _, results in runs]
@@ -279,7 +258,6 @@ def draw_comparison(runs: Sequence[tuple[str, Results]], title: str, output_png:
 
 
 def _marks(runs: Sequence[Results]) -> list[Artist]:
-    """What the legend explains, of what is there."""
     switched = any(results.switch_epoch is not None for results in runs)
     marks: list[tuple[bool, Artist]] = [
         (switched, Line2D([], [], color=_DARK, linewidth=0.8, label="layers become dense")),

@@ -11,7 +11,7 @@ import numpy as np
 
 from flow_train.metrics.log import metric_series, read_metrics
 
-# In the log of a test whose images are the validation images: 1, else 0.
+# A value in the log of a test: 1 if its images are the validation images, else 0.
 ON_VALIDATION_IMAGES = "on_validation_images"
 
 Line = Mapping[str, Any]
@@ -19,17 +19,17 @@ Line = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Phase:
-    """The part of a run in which its layers were what they were: one, or two where structured
-    layers became dense.
+    """The part of a run in which its layers did not change: one, or two where structured layers
+    became dense.
 
     Attributes:
         parameters: trainable values, None where they were not logged.
         gmacs: 10^9 multiply-accumulates per image, likewise.
-        images_per_second: of training steps, their data included and validation not: the median of
-            the log lines, each with the weight of its steps, without the first line, in which
-            everything is done for the first time. None where nothing was trained.
-        quartiles: of the same: a quarter of the steps were slower than the first, and a quarter
-            faster than the second.
+        images_per_second: of training steps, waiting for data included, validation not: the median
+            of the log lines weighted by their steps, without the first line, which has all that is
+            done for the first time. None where nothing was trained.
+        quartiles: of the same speed: a quarter of the steps were slower than the first, and a
+            quarter faster than the second.
     """
 
     parameters: int | None
@@ -44,12 +44,11 @@ class Results:
 
     Attributes:
         tested: on the test images with the best epoch's weights.
-        test_is_validation: whether those are the validation images, as the data has no others; None
-            where the log does not say.
+        test_is_validation: whether those are the validation images; None where the log does not
+            say.
         initial: on the validation images before the first step.
         epochs: of the validations, 0 for the one before the first step.
         validated: on the validation images, one for each of `epochs`.
-        phases: one or two, in their order.
         switch_epoch: the one in which the second phase began.
         seconds: spent on training steps, waiting for images included.
         waiting: the share of `seconds` that was spent waiting for images.
@@ -67,7 +66,6 @@ class Results:
 
     @property
     def last(self) -> float | None:
-        """Validation accuracy at the end."""
         return self.validated[-1] if self.validated and self.epochs[-1] > 0 else None
 
     @property
@@ -78,18 +76,14 @@ class Results:
 
     @property
     def best_before_switch(self) -> bool:
-        """Whether the weights that were tested are those of a model with structured layers that
-        became dense later."""
+        """Whether the tested weights are those of a model whose structured layers became dense
+        later."""
         best, switch = self.best_epoch, self.switch_epoch
         return best is not None and switch is not None and best <= switch
 
 
 def read_results(metrics_jsonl: Path | str) -> Results:
-    """Read the log of a run that has ended.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+    """Read the log of a run that has ended; OSError if it cannot be read."""
     lines = read_metrics(metrics_jsonl)
     _, tested = metric_series(lines, "test", "acc1")
     _, same = metric_series(lines, "test", ON_VALIDATION_IMAGES)
@@ -116,7 +110,6 @@ def read_results(metrics_jsonl: Path | str) -> Results:
 
 
 def images_of_accuracy(runs: Iterable[Results]) -> str:
-    """What the runs were tested on, in words."""
     found = {results.test_is_validation for results in runs if results.tested is not None}
     if found == {True}:
         return "the validation images"
@@ -124,15 +117,14 @@ def images_of_accuracy(runs: Iterable[Results]) -> str:
 
 
 def macs_unit(runs: Iterable[Results]) -> tuple[str, float]:
-    """The unit of multiply-accumulates in which all figures have digits before the point, and how
-    many of it are 10^9."""
+    """The unit in which all figures have digits before the point, and how many of it are 10^9."""
     known = [phase.gmacs for results in runs for phase in results.phases if phase.gmacs]
     return ("GMACs", 1.0) if not known or min(known) >= 1 else ("10^6 MACs", 1e3)
 
 
 @dataclass(frozen=True)
 class _Window:
-    """The steps that a log line is about."""
+    """The steps that one log line is about."""
 
     end: int
     steps: int

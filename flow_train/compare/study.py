@@ -24,11 +24,11 @@ from flow_train.config.overrides import parse_override
 from flow_train.config.schema import Group, Text
 from flow_train.files import replace_file
 
-# Names become folders.
+# The form of names, as they become folders.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-# In the folder of a run that has ended well.
+# The file in the folder of a run that has ended well.
 _FINISHED = "finished.json"
-# What a study decides, and why nobody else can.
+# The keys that the study itself decides, and why nobody else can.
 _OURS = {
     "experiment": "the study's rows name them",
     "name": "a run is called after its study and row",
@@ -56,15 +56,9 @@ _ABSENT = object()
 
 
 class Row(Group):
-    """One run of a study, one row of its table.
-
-    Attributes:
-        name: of the row, and of the run's folder.
-        experiment: what is trained, such as "mnist/vit-monarch".
-        overrides: keys of the configuration that are different here.
-        init_from: the row, above this one, whose best weights the run starts with; the table then
-            says what the accuracy was before the first step.
-    """
+    """One run of a study, one row of its table; `overrides` are the keys that are different here.
+    `init_from` is the row above this one whose best weights the run starts with; the table then
+    says what the accuracy was before the first step."""
 
     name: Text
     experiment: Text
@@ -73,15 +67,8 @@ class Row(Group):
 
 
 class Study(Group):
-    """What a study's file says.
-
-    Attributes:
-        name: of the study, and of its folder; by default the file's.
-        title: of the table and the picture.
-        overrides: keys of the configuration that are different in all rows.
-        rows: the runs, in the order they are trained in; the first is what others are compared
-            with.
-    """
+    """What a study's file says: `overrides` are different in all rows; the first of `rows` is what
+    the others are compared with."""
 
     name: Text = ""
     title: Text
@@ -91,14 +78,8 @@ class Study(Group):
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run of a study.
-
-    Attributes:
-        row: what it is.
-        arguments: of the program.
-        cfg: what they compose to.
-        source: the run whose weights it starts with.
-    """
+    """One run of a study: the program's arguments, the configuration they compose to, and the run
+    whose weights it starts with."""
 
     row: Row
     arguments: tuple[str, ...]
@@ -107,7 +88,6 @@ class PlannedRun:
 
     @property
     def folder(self) -> Path:
-        """The run's folder."""
         return Path(self.cfg.run_dir)
 
     @property
@@ -120,25 +100,17 @@ class PlannedRun:
         return dict(noted)
 
     def finish(self, device: str) -> None:
-        """Note that the run has ended well, on which device, and when.
-
-        Raises:
-            OSError: its folder cannot be written to.
-        """
+        """Note that the run has ended well, on which device, and when; OSError if that cannot be
+        written."""
         noted = {"device": device, "date": datetime.now().astimezone().date().isoformat()}
         replace_file(self.folder / _FINISHED, json.dumps(noted).encode())
 
 
 @dataclass(frozen=True)
 class Studies:
-    """The studies of a program.
-
-    Attributes:
-        composer: of its configurations; a study is a file in the folder `name` beside its groups.
-        module: the program, as `python -m` takes it.
-        check: raises UserError for a configuration that cannot run, such as without data.
-        name: of the folder.
-    """
+    """The studies of a program: files in the folder `name` beside the groups of its `composer`.
+    `module` is the program, as `python -m` takes it; `check` raises UserError for a configuration
+    that cannot run, such as one without data."""
 
     composer: Composer
     module: str
@@ -153,16 +125,9 @@ class Studies:
         return {file.stem: file for file in sorted(files, key=lambda file: file.stem)}
 
     def read(self, name: str, config_dir: str | None = None) -> Study:
-        """Read a study.
-
-        Args:
-            name: a file without its suffix, or a path that ends in .yaml.
-            config_dir: a folder with further options of the groups, and studies.
-
-        Raises:
-            UserError: there is no such study (names the nearest), or its file is wrong; names the
-                key.
-        """
+        """Read a study by its file's name without suffix, or by a path that ends in .yaml;
+        `config_dir` may have further groups and studies. UserError if there is none (names the
+        nearest), or names the wrong key in it."""
         path = self._find(name, config_dir)
         try:
             values = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -180,17 +145,9 @@ class Studies:
     def plan(
         self, study: Study, overrides: Sequence[str], config_dir: str | None = None
     ) -> list[PlannedRun]:
-        """The runs of a study, in its order.
-
-        Args:
-            study: what to run.
-            overrides: for all of them; they win over those of the study and of its rows.
-            config_dir: as for `read`.
-
-        Raises:
-            UserError: a row cannot be composed, the data is not there, or a run was begun with
-                other values. Says of which row.
-        """
+        """The runs of a study, in its order; `overrides` win over those of the study and of its
+        rows. UserError names the row that cannot be composed, lacks its data, or was begun with
+        other values."""
         runs: dict[str, PlannedRun] = {}
         for row in study.rows:
             try:
@@ -253,14 +210,15 @@ def _merged(example: str, *texts: str) -> dict[str, str]:
 
 
 def _check_begun(run: PlannedRun) -> None:
-    """A run that goes on, or that is not repeated, has to be the one that is asked for."""
+    """A run that goes on, or that is not repeated, must be the one that is asked for."""
     saved = load_config(run.folder)
     if saved is None:
         return
     changed = [
         f"{key} is {new}, and {old} there"
         for key, old, new in config_differences(run.cfg, run.folder)
-        # What it does not have is newer than it, and changes nothing by itself.
+        # A key that the old configuration lacks is newer than the run, and changes nothing by
+        # itself.
         if OmegaConf.select(saved, key, default=_ABSENT) is not _ABSENT
         and not key.startswith(_FREE)
         and not _settled(key, old, new)

@@ -31,16 +31,9 @@ _REQUIRED = "${required:}"
 
 
 class Groups:
-    """Options by group, such as "model/vitmlp_cfg" or "experiment".
-
-    Args:
-        configs: the folder of all groups.
-        config_dir: a folder with further options of the same groups.
-        apart: folders that are not a group.
-
-    Raises:
-        UserError: there is no folder `config_dir`.
-    """
+    """Options by group, such as "model/vitmlp_cfg" or "experiment"; `config_dir` has further
+    options of the same groups, and folders in `apart` are not groups. UserError if there is no
+    `config_dir`."""
 
     def __init__(
         self, configs: Path, config_dir: str | None = None, apart: Collection[str] = ()
@@ -68,21 +61,17 @@ class Groups:
         return iter(sorted(self._options))
 
     def options(self, group: str) -> list[str]:
-        """Names of the options, sorted."""
         return sorted(self._options[group])
 
     def choice(self, group: str, value: Any) -> str:
-        """hydra's override for a chosen option, or for several options one after the other.
-
-        Raises:
-            UserError: there is no such option; names the nearest.
-        """
+        """hydra's override for a chosen option, or for several one after the other; UserError names
+        the option nearest to one that is not there."""
         names = value if isinstance(value, list) else [value]
         found = [self._option(group, name) for name in names]
         return f"{group}=[{','.join(found)}]" if isinstance(value, list) else f"{group}={found[0]}"
 
     def unknown(self, group: str) -> str:
-        """What to say of a group that is not there."""
+        """The message about a group that is not there."""
         near = difflib.get_close_matches(group, self, n=1, cutoff=0.4)
         hint = f"did you mean {near[0]}? " if near else ""
         return f"there is no group {group}; {hint}The groups are {', '.join(self)}"
@@ -104,12 +93,8 @@ class Groups:
 
 @dataclass(frozen=True)
 class Composed:
-    """A configuration as it was put together.
-
-    Attributes:
-        raw: with its interpolations, as the files and overrides have it.
-        experiment: the experiment's name, or None.
-    """
+    """A configuration as it was put together: `raw` still has its interpolations, as the files and
+    overrides have it."""
 
     raw: DictConfig
     experiment: str | None
@@ -119,9 +104,8 @@ class Composed:
 class Composer:
     """Composes the configurations of one program.
 
-    Attributes:
+    Args:
         configs: the folder of its YAML files, with config.yaml on top.
-        schema: its keys.
         example: a right override, for messages.
         renamed: gives an override the name that is meant, for those who type another program's.
         settle: called with the configuration before the overrides of single keys (plain, with its
@@ -139,33 +123,20 @@ class Composer:
     apart: Collection[str] = ()
 
     def groups(self, config_dir: str | None = None) -> Groups:
-        """The groups and their options; `config_dir` is a folder with further options."""
         return Groups(self.configs, config_dir, self.apart)
 
     def compose(self, overrides: Sequence[str], config_dir: str | None = None) -> DictConfig:
-        """The configuration of a run, resolved and checked.
+        """The configuration of a run, resolved and checked: every key of the schema.
 
-        Args:
-            overrides: texts such as "experiment=mnist/vit", "model/vitmlp_cfg=fbbfly" or
-                "trainer.max_epochs=10".
-            config_dir: a folder with further options of the groups, such as
-                DIR/experiment/mine.yaml for experiment=mine.
-
-        Returns:
-            Every key of the schema; setting one that is not there is an error.
-
-        Raises:
-            UserError: an unknown key, group or option (names the nearest), a value of the wrong
-                type or range, or values that do not go together.
+        Overrides are texts such as "experiment=mnist/vit", "model/vitmlp_cfg=fbbfly" or
+        "trainer.max_epochs=10"; `config_dir` has further options, such as DIR/experiment/mine.yaml
+        for experiment=mine. UserError for an unknown key, group or option (names the nearest), a
+        value of the wrong type or range, or values that do not go together.
         """
         return self.resolve(self.compose_raw(overrides, config_dir))
 
     def compose_raw(self, overrides: Sequence[str], config_dir: str | None = None) -> Composed:
-        """The first half of `compose`: the configuration before interpolations are resolved.
-
-        Raises:
-            UserError: an unknown key, group or option.
-        """
+        """The first half of `compose`: interpolations are not resolved, values not checked."""
         groups = self.groups(config_dir)
         choices, settings = self._sorted_out(overrides, groups)
         if config_dir is not None:
@@ -191,12 +162,7 @@ class Composer:
         return Composed(cfg, experiment)
 
     def resolve(self, composed: Composed) -> DictConfig:
-        """The second half of `compose`.
-
-        Raises:
-            UserError: an interpolation that leads nowhere, a value of the wrong type or range, or
-                values that do not go together.
-        """
+        """The second half of `compose`: resolves interpolations and checks values."""
         failures: dict[str, str] = {}
         derived: set[str] = set()
         values = _resolved(composed.raw, "", failures, derived)
@@ -217,7 +183,6 @@ class Composer:
     def _sorted_out(
         self, overrides: Sequence[str], groups: Groups
     ) -> tuple[list[str], list[tuple[str, Override]]]:
-        """Choices of options for hydra, and values of keys for us."""
         choices, settings = [], []
         for text in map(self.renamed, overrides):
             override = parse_override(text, self.example)
@@ -237,7 +202,7 @@ class Composer:
         return choices, settings
 
     def _apply(self, cfg: DictConfig, text: str, override: Override, groups: Groups) -> None:
-        """Set one key, which has to be there already or to be in the schema."""
+        """Set one key, which must be there already or be in the schema."""
         key = override.key_or_group
         _separate(cfg, key)
         keys, schema = list(config_keys(cfg)), self.schema
@@ -252,7 +217,6 @@ class Composer:
     def _check_without(
         self, values: dict[str, Any], failures: Collection[str], derived: Collection[str]
     ) -> None:
-        """Check what could be resolved."""
         try:
             self.schema.check(values, derived)
         except UserError as error:
@@ -263,7 +227,6 @@ class Composer:
 
 
 def written(node: DictConfig | ListConfig, name: Any) -> Any:
-    """A value as it is written, its interpolation not resolved."""
     plain: Any = OmegaConf.to_container(node, resolve=False)
     return plain[name]
 
@@ -317,11 +280,7 @@ def _first_line(error: BaseException) -> str:
 
 def world_size() -> int:
     """Number of processes, as the launcher says: a configuration is composed without starting a
-    job.
-
-    Raises:
-        UserError: WORLD_SIZE in the environment is not such a number.
-    """
+    job. UserError if WORLD_SIZE in the environment is not such a number."""
     value = os.environ.get("WORLD_SIZE", "1")
     if not value.isdigit() or int(value) < 1:
         raise UserError(f"WORLD_SIZE={value} in the environment is no number of processes")
@@ -335,11 +294,7 @@ def _div_up(number: int, by: int) -> int:
 
 
 def whole(name: str, *numbers: Any) -> tuple[int, ...]:
-    """The numbers, where they are whole.
-
-    Raises:
-        ValueError: one is not; the text has `name`.
-    """
+    """The numbers, where they are whole; else a ValueError whose text has `name`."""
     for number in numbers:
         if isinstance(number, bool) or not isinstance(number, int):
             raise ValueError(f"{name} works on whole numbers, got {number!r}")

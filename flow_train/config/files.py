@@ -23,15 +23,8 @@ logger = logging.getLogger("oneflow_accel")
 
 
 def save_config(cfg: DictConfig, run_dir: Path | str) -> None:
-    """Write RUN_DIR/config.yaml and config_tree.txt; log what changed since the run's last start.
-
-    Args:
-        cfg: what `Composer.compose` returned.
-        run_dir: made if it is not there.
-
-    Raises:
-        UserError: the folder cannot be written to.
-    """
+    """Write RUN_DIR/config.yaml and config_tree.txt, and log what changed since the run's last
+    start. UserError if the folder cannot be written to."""
     folder = Path(run_dir)
     for key, old, new in config_differences(cfg, folder):
         logger.info("%s: %s, and %s at the run's last start", key, new, old)
@@ -47,11 +40,8 @@ def save_config(cfg: DictConfig, run_dir: Path | str) -> None:
 
 
 def load_config(run_dir: Path | str) -> DictConfig | None:
-    """The configuration that a run was last started with; None if there is none.
-
-    Raises:
-        UserError: the file is not YAML.
-    """
+    """The configuration that a run was last started with, or None; UserError if the file is not
+    YAML."""
     file = Path(run_dir) / YAML
     if not file.is_file():
         return None
@@ -65,7 +55,7 @@ def load_config(run_dir: Path | str) -> DictConfig | None:
 
 
 def config_differences(cfg: DictConfig, run_dir: Path | str) -> list[tuple[str, Any, Any]]:
-    """Keys whose value is another than in RUN_DIR/config.yaml: (key, value there, value now)."""
+    """Keys whose value differs from RUN_DIR/config.yaml: (key, value there, value now)."""
     saved = load_config(run_dir)
     if saved is None:
         return []

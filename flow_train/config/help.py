@@ -27,18 +27,8 @@ def help_text(
     head: str,
     keys: Sequence[str],
 ) -> str:
-    """What --help prints.
-
-    Args:
-        composer: of the program.
-        overrides: those on the command line; the keys are shown with the values these give.
-        config_dir: a folder with further options.
-        head: usage, flags and examples.
-        keys: those to list.
-
-    Raises:
-        UserError: an unknown key, group or option among the overrides.
-    """
+    """What --help prints: `head`, the groups, and `keys` with the values that the overrides on the
+    command line give them. UserError for an unknown key, group or option among the overrides."""
     composed = composer.compose_raw(overrides, config_dir)
     raw = OmegaConf.to_container(composed.raw, resolve=False)
     lines = [head, "groups and their options:"]

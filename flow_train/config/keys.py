@@ -1,6 +1,5 @@
 """The keys of training: of every group what it may hold, its range, and its default, which stands
-nowhere else. `flow_train.config.schema.read` checks a group; a program's schema is made of them.
-"""
+nowhere else. `schema.read` checks a group; a program's schema is made of them."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ def _ascending(value: list[float]) -> list[float]:
 
 
 def _unlimited(value: Any) -> Any:
-    # What Lightning calls it.
+    # Lightning writes -1 for no limit.
     return None if value == -1 else value
 
 
@@ -51,7 +50,7 @@ class Named(Group):
     """A group whose name says which keys it may have. The name is taken in any case, as a class's
     dotted path, with timm's endings and from a `_target_`."""
 
-    # What a name elsewhere means here.
+    # The name that is meant by a name of other programs.
     elsewhere: ClassVar[dict[str, Any]] = {}
     # Keys by name; a name that is not here takes all.
     takes: ClassVar[dict[str, Any]] = {}
@@ -252,9 +251,9 @@ class ParameterGrouping(Group):
 
 
 class Scheduler(Named):
-    """Times are in epochs, or in optimizer steps where train.scheduler_interval is `step`. Keys of
-    the cosine are taken by the others, too, and do nothing there: experiments set them, and reckon
-    their epochs from them. So are timm's `t_in_epochs` and `initialize`."""
+    """Times are in epochs, or in optimizer steps where train.scheduler_interval is `step`. Other
+    schedules take the cosine's keys too and ignore them: experiments set them, and compute their
+    epochs from them. The same goes for timm's `t_in_epochs` and `initialize`."""
 
     elsewhere: ClassVar[dict[str, Any]] = {"timmcosine": {"name": "cosine"}}
     name: Literal["cosine", "linear", "constant"] = "cosine"

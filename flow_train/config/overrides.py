@@ -14,15 +14,9 @@ from omegaconf import DictConfig, ListConfig
 
 
 def parse_override(text: str, example: str) -> Override:
-    """One "key=value" text, or "+key=value" or "++key=value".
-
-    Args:
-        text: as typed.
-        example: a right one, for the message.
-
-    Raises:
-        UserError: it is no override, removes a key ("~key"), or has several values for one key.
-    """
+    """One "key=value" text, or "+key=value" or "++key=value"; `example` is a right one, for
+    messages. UserError if it is not an override, removes a key ("~key"), or has several values for
+    one key."""
     if text.startswith("~"):
         raise UserError(
             f"{text}: a key cannot be removed; set it to nothing with {text[1:].split('=')[0]}=null"

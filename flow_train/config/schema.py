@@ -1,5 +1,5 @@
-"""A program's schema: pydantic models that name every key with type, range and default, and what is
-said of a configuration that does not fit them."""
+"""A program's schema: pydantic models that name every key with type, range and default, and the
+messages about a configuration that does not fit them."""
 
 from __future__ import annotations
 
@@ -45,14 +45,9 @@ Text = Annotated[str, BeforeValidator(_text)]
 
 
 class Schema:
-    """What a configuration may say.
-
-    Args:
-        model: the groups and keys.
-        open_groups: groups whose keys depend on the name in them: only what is set goes on to what
-            they describe.
-        prefix: what keys begin with in messages, such as "optimizer.".
-    """
+    """What a configuration may say. Keys in `open_groups` depend on the name in the group: only
+    what is set goes on to what they describe. Messages begin keys with `prefix`, such as
+    "optimizer."."""
 
     def __init__(
         self, model: type[BaseModel], open_groups: Collection[str] = (), prefix: str = ""
@@ -62,16 +57,9 @@ class Schema:
         self._prefix = prefix
 
     def check(self, values: dict[str, Any], derived: Collection[str] = ()) -> dict[str, Any]:
-        """`values` with the schema's defaults filled in.
-
-        Args:
-            values: a whole configuration, resolved.
-            derived: keys whose value was computed from others; what is wrong with them is not said
-                where one of the others is wrong.
-
-        Raises:
-            UserError: names each key that is wrong, its value, and what is wanted.
-        """
+        """`values`, a whole configuration, with the schema's defaults filled in. UserError names
+        each key that is wrong, its value, and what is wanted; but not keys in `derived`, whose
+        values are computed from others, where one of those others is wrong."""
         try:
             config = self.model.model_validate(values)
         except ValidationError as error:
@@ -105,18 +93,17 @@ class Schema:
         return 0 < depth < len(path) and dict in _kinds(field)
 
     def unknown_key(self, key: str, keys: Sequence[str] = ()) -> str:
-        """What to say of a key that is not there; `keys` are further ones that could be meant."""
+        """The message about a key that is not there; `keys` are further ones that could be
+        meant."""
         near = nearest_key(key, [*(name for name, _ in self.fields(prefix=self._prefix)), *keys])
         top = f"the top keys are {', '.join(self.model.model_fields)}"
         return f"there is no key {key}; {f'did you mean {near}?' if near else top}"
 
     def wanted(self, key: str) -> str:
-        """What a key's value has to be, in words."""
         field, _ = self._locate(key.split("."))
         return _phrase(field.annotation, field.metadata) if field else "a key of the configuration"
 
     def messages(self, error: ValidationError, values: dict[str, Any]) -> dict[str, str]:
-        """One line per key that is wrong, by key."""
         messages: dict[str, str] = {}
         for problem in error.errors():
             path = [str(part) for part in problem["loc"]]
@@ -154,16 +141,8 @@ G = TypeVar("G", bound=BaseModel)
 
 
 def read(group: type[G], values: Mapping[str, Any] | None, where: str) -> G:
-    """A group by itself, checked, with its defaults filled in.
-
-    Args:
-        group: of the schema.
-        values: by key; None for nothing but defaults.
-        where: the group's own key, for messages.
-
-    Raises:
-        UserError: names each key that is wrong, its value, and what is wanted.
-    """
+    """A group by itself, checked, with its defaults filled in; `where` is its key, for messages.
+    UserError names each key that is wrong, its value, and what is wanted."""
     plain: Any = OmegaConf.to_container(OmegaConf.create(dict(values or {})), resolve=True)
     try:
         return group.model_validate(plain)
@@ -221,7 +200,7 @@ def _phrase(kind: Any, metadata: Sequence[Any] = ()) -> str:
         inner = [argument for argument in arguments if argument is not type(None)]
         if int in inner and float in inner:
             inner.remove(int)
-        # Bounds of the whole are bounds of each.
+        # Bounds of the whole are bounds of each of its types.
         phrases = list(dict.fromkeys(_phrase(argument, metadata) for argument in inner))
         return " or ".join(phrases + ["null"] * (type(None) in arguments))
     if origin is typing.Literal:

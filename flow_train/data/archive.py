@@ -30,15 +30,9 @@ def is_archive(path: Path) -> bool:
 class ArchiveImages:
     """The images of one part of an archive, for ImageLoader in place of an ImageFolder.
 
-    Members are PART/CLASS/.../IMAGE, with any folders above PART. A .tar has to be uncompressed:
-    an image is then read from its place in the file. Members of a .zip may be compressed. Each
-    process opens the archive for itself.
-
-    Attributes:
-        path: the archive.
-        root: archive and part, for messages.
-        classes: names of the class folders, sorted.
-        labels: int64, class index per image.
+    Members are PART/CLASS/.../IMAGE, with any folders above PART. A .tar must be uncompressed: an
+    image is then read from its place in the file. Members of a .zip may be compressed. Each process
+    opens the archive for itself. `labels` are int64, one class index per image.
     """
 
     path: Path
@@ -50,30 +44,21 @@ class ArchiveImages:
 
     @staticmethod
     def open(path: Path) -> ArchiveIndex:
-        """List what is in an archive.
-
-        Raises:
-            DataError: it cannot be read as one; its text names it.
-        """
+        """List what is in an archive; DataError names one that cannot be read."""
         return ArchiveIndex(path, _list_members(path))
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def name(self, index: int) -> str:
-        """What messages call an image: archive and member."""
         return f"{self.path}:{self._members[index][0]}"
 
     def shape(self, transform: Transform) -> tuple[int, ...]:
-        """Shape of a transformed image, tried out on a blank one."""
         return transform(Image.new("RGB", (8, 8)), np.random.default_rng(0)).shape
 
     def read(self, index: int, transform: Transform, rng: np.random.Generator) -> np.ndarray:
-        """Decode and transform one image: float32, (height, width, channels).
-
-        Raises:
-            Exception: one of `image_reader.DECODE_ERRORS` if it cannot be decoded.
-        """
+        """Decode and transform one image: float32, (height, width, channels). Raises one of
+        `image_reader.DECODE_ERRORS` if it cannot be decoded."""
         try:
             data = self._bytes(*self._members[index])
         except zipfile.BadZipFile as error:
@@ -95,30 +80,18 @@ class ArchiveImages:
 
 @dataclass(frozen=True)
 class ArchiveIndex:
-    """What an archive holds: its image members by part.
-
-    Attributes:
-        path: the archive.
-        members: name, place in a .tar, size of each image.
-    """
+    """The image members of an archive by part: each one's name, its place in a .tar, and its
+    size."""
 
     path: Path
     members: list[tuple[str, int, int]]
 
     def has(self, part: str) -> bool:
-        """Whether there are images of a part such as "test"."""
         return any(_part_and_class(name, part) for name, _, _ in self.members)
 
     def part(self, part: str, classes: Sequence[str] | None = None) -> ArchiveImages:
-        """The images of one part.
-
-        Args:
-            part: such as "val".
-            classes: as for `ImageFolder`.
-
-        Raises:
-            DataError: there are none, or of a class that is not among `classes`.
-        """
+        """The images of one part, `classes` as for `ImageFolder`. DataError if there are none, or
+        of a class that is not among `classes`."""
         found = []
         for member in self.members:
             name = _part_and_class(member[0], part)

@@ -32,16 +32,9 @@ _INTERPOLATIONS = {resampling.name.lower(): resampling for resampling in Image.R
 
 
 class PadCropTransform:
-    """Pads with black, crops at random and flips: the usual shifts of small images.
-
-    Args:
-        image_size: height and width of the images before and after.
-        padding: pixels on every side, the most that an image is shifted by.
-        hflip: probability of the flip.
-        normalization: also decides between color and gray.
-        augment: what happens to the image after crop and flip.
-        erase: what happens to the normalized array at last.
-    """
+    """Pads with black, crops at random and flips: the usual shifts of small images. An image is
+    shifted by at most `padding` pixels; `augment` comes after crop and flip, `erase` changes the
+    normalized array at last. The normalization decides between color and gray."""
 
     def __init__(
         self,
@@ -61,7 +54,7 @@ class PadCropTransform:
         self.erase = erase
 
     def __call__(self, image: Image.Image, rng: np.random.Generator) -> np.ndarray:
-        """Returns: float32 array of shape (image_size, image_size, channels)."""
+        """A float32 array of shape (image_size, image_size, channels)."""
         size = self.image_size
         image = self.normalization.decode(image)
         if image.size != (size, size):
@@ -81,17 +74,9 @@ def build_train_transform(
     *,
     exact_size: bool = False,
 ) -> Transform:
-    """The transform of training images.
-
-    Args:
-        image_size: height and width of the result.
-        normalization: also decides between color and gray.
-        config: see `keys.TrainTransforms`; None for its defaults.
-        exact_size: the data set's images have that size already.
-
-    Raises:
-        UserError: an unknown key or a wrong value.
-    """
+    """The transform of training images, with the keys of `keys.TrainTransforms` (None: defaults).
+    `exact_size` says that the data set's images have that size already. The normalization decides
+    between color and gray. UserError for an unknown key or a wrong value."""
     options = read(keys.TrainTransforms, config, "train_transforms")
     if options.no_aug:
         return build_eval_transform(
@@ -139,20 +124,11 @@ def build_eval_transform(
     exact_size: bool = False,
     name: str = "val_transforms",
 ) -> Transform:
-    """The transform of validation and test images.
-
-    Args:
-        image_size: height and width of the result.
-        normalization: also decides between color and gray.
-        config: see `keys.EvalTransforms`: the shorter side becomes `floor(image_size / crop_pct)`,
-            then the center is cropped; None for its defaults.
-        exact_size: the data set's images have that size already: without a config they are only
-            normalized.
-        name: of the config, for messages.
-
-    Raises:
-        UserError: an unknown key or a wrong value.
-    """
+    """The transform of validation and test images, with the keys of `keys.EvalTransforms`, which
+    messages call `name`: the shorter side becomes `floor(image_size / crop_pct)`, then the center
+    is cropped. Images that have the `exact_size` already are only normalized if there is no config.
+    The normalization decides between color and gray. UserError for an unknown key or a wrong
+    value."""
     options = read(keys.EvalTransforms, config, name)
     resize_size = options.resize_size or math.floor(image_size / options.crop_pct)
     if resize_size < image_size:

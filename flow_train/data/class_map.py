@@ -1,4 +1,4 @@
-"""All classes of a model by name, for data that has images of a part of them only."""
+"""All classes of a model by name, for data that has images of only a part of them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,13 @@ from oneflow_accel.errors import DataError, UserError
 def read_class_map(path: str | Path) -> list[str]:
     """The names of class folders in the order of a model's classes.
 
-    Args:
-        path: one of
-            - a text file with a line for each class, whose first word is the folder's name, such
-              as ImageNet's LOC_synset_mapping.txt;
-            - a JSON file: a list of names, {"name": index}, or {"index": [name, ...]} as
-              imagenet_class_index.json has it;
-            - a folder with a folder for each class, such as the whole data set's `train`, whose
-              sorted names they are.
-
-    Raises:
-        UserError: it cannot be read, is nothing of these, or names a class twice or not at all.
+    `path` is one of
+    - a text file with a line for each class, whose first word is the folder's name, such as
+      ImageNet's LOC_synset_mapping.txt;
+    - a JSON file: a list of names, {"name": index}, or {"index": [name, ...]} as
+      imagenet_class_index.json has it;
+    - a folder with a folder for each class, such as the whole data set's `train`: sorted names.
+    UserError if it cannot be read, is none of these, or names a class twice or not at all.
     """
     path = Path(path)
     try:

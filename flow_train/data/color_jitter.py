@@ -12,15 +12,12 @@ _ENHANCERS = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color
 
 
 class ColorJitter:
-    """Changes an image's colors as torchvision's transform of this name.
+    """Changes an image's colors as torchvision's transform of this name, in random order.
 
-    Brightness, contrast and saturation are each multiplied by a factor that is uniform from
-    max(0, 1 - strength) to 1 + strength; hue is turned by a part of the circle that is uniform from
-    -strength to strength. The order of the changes is random.
-
-    Args:
-        strength: one for brightness, contrast and saturation, or three of them, or four with that
-            of hue, which is at most 0.5.
+    Brightness, contrast and saturation are each multiplied by a factor that is uniform from max(0,
+    1 - strength) to 1 + strength; hue is turned by a part of the circle that is uniform from
+    -strength to strength. `strength` is one number for the first three, or three numbers, or four
+    with that of hue, which is at most 0.5.
     """
 
     def __init__(self, strength: float | Sequence[float]) -> None:
@@ -33,7 +30,7 @@ class ColorJitter:
         self.strengths = tuple(strengths)
 
     def __call__(self, image: Image.Image, rng: np.random.Generator) -> Image.Image:
-        """The changed image, of the same mode (RGB or L); `rng` is what the draws come from."""
+        """The changed image, of the same mode (RGB or L)."""
         for which in rng.permutation(4):
             strength = self.strengths[which]
             if strength == 0:

@@ -32,7 +32,8 @@ from flow_train.data.transforms import (
     Transform,
 )
 
-# Of the images in the range 0 to 1. Gray photos: the mean over ImageNet's channels.
+# Mean and standard deviation of images in the range 0 to 1. Gray photos: the mean over ImageNet's
+# channels.
 _MNIST_STATISTICS = ((0.1307,), (0.3081,))
 _GRAY_STATISTICS = ((0.449,), (0.226,))
 
@@ -40,8 +41,7 @@ logger = logging.getLogger("oneflow_accel")
 
 
 class KeptLoader:
-    """A loader of evaluation images that keeps what it has read, for small sets read again and
-    again."""
+    """A loader of evaluation images that keeps what it has read, for small sets read often."""
 
     def __init__(self, loader: ImageLoader) -> None:
         self._loader = loader
@@ -62,7 +62,7 @@ class KeptLoader:
         for batch in self._loader:
             batches.append(batch)
             yield batch
-        # Only here: whoever stops earlier has not seen all.
+        # Kept only here: whoever stops earlier has not seen all.
         self._batches = batches
         self._loader.close()
 
@@ -70,7 +70,6 @@ class KeptLoader:
         """Does nothing: evaluation is the same in every epoch, and begins at its beginning."""
 
     def close(self) -> None:
-        """End the worker processes."""
         self._loader.close()
 
 
@@ -78,25 +77,18 @@ class ImageDataModule:
     """Loaders of training, validation and test images.
 
     Args:
-        data_dir: the data: a folder or a .tar or .zip with `train/CLASS/...` and `val/CLASS/...`
-            (`test/...` too, if there is one), a folder of class folders, or one with MNIST's files.
-            Not used by synthetic images, which are noise for measurements.
+        data_dir: a folder or a .tar or .zip with `train/CLASS/...` and `val/CLASS/...` (`test/...`
+            too, if there is one), a folder of class folders, or one with MNIST's files. Not used by
+            synthetic images, which are noise for measurements.
         dataset, image_size, batch_size, options: see `keys.Datamodule`, which has their defaults.
         seed: of order, augmentation, mixing and splits.
-        rank: of this process; None asks oneflow.
-        world_size: number of processes; None asks oneflow.
-        training: False leaves out the training images, which need not be there then, and
-            `train_loader`.
+        rank, world_size: of this process; None asks oneflow.
+        training: False leaves out the training images, which need not be there then.
         limit_eval: how many of so many validation or test images are used; they are spread evenly
             over the data set, and so over its classes. None uses all.
 
-    Attributes:
-        num_classes: of the labels.
-        image_shape: (channels, height, width).
-
-    Raises:
-        UserError: a wrong argument; a DataError if the data is missing, damaged or too small. The
-            text names what to change.
+    `image_shape` is (channels, height, width). A UserError, or a DataError if the data is missing,
+    damaged or too small, names what to change.
     """
 
     def __init__(
@@ -169,11 +161,9 @@ class ImageDataModule:
         return self._train_loader
 
     def val_loader(self) -> ImageLoader | KeptLoader:
-        """Validation images, each once."""
         return self._val_loader
 
     def test_loader(self) -> ImageLoader:
-        """Test images, each once."""
         return self._test_loader
 
     def close(self) -> None:
@@ -225,8 +215,8 @@ class ImageDataModule:
 
 
 def _spread(dataset: Dataset, limit: Callable[[int], int]) -> Dataset:
-    """As many images as the limit leaves: every n-th of them in the order of their classes, whose
-    shares they keep."""
+    """As many images as the limit leaves: every n-th in the order of their classes, whose shares
+    stay."""
     count = limit(len(dataset))
     if count == len(dataset):
         return dataset

@@ -14,7 +14,7 @@ from PIL import Image
 from flow_train.data.transforms import Transform
 from flow_train.data.workers import FilledRows
 
-# What PIL raises on files that are truncated, damaged, or no images.
+# The errors that PIL raises on files that are truncated, damaged, or not images.
 DECODE_ERRORS = (
     OSError,
     SyntaxError,
@@ -32,7 +32,7 @@ _ORDER_STREAM, _AUGMENTATION_STREAM, SYNTHETIC_STREAM, MIXING_STREAM, SPLIT_STRE
 
 
 class Dataset(Protocol):
-    """What the loader reads from; `images.ImageFolder` and `images.SyntheticImages` are such."""
+    """What the loader reads from, such as `images.ImageFolder` and `images.SyntheticImages`."""
 
     @property
     def root(self) -> Path | str:
@@ -59,8 +59,8 @@ class ReadsMany(Protocol):
     """A data set that may be able to give many images in one go."""
 
     def read_many(self, indices: np.ndarray, transform: Transform) -> np.ndarray | None:
-        """Transformed images, float32, (images, height, width, channels), or None where they have
-        to be read one by one, as with any transform that draws random numbers."""
+        """Transformed images, float32, (images, height, width, channels), or None where they must
+        be read one by one, as with any transform that draws random numbers."""
 
 
 # (permutation of the data set, batch size of a process, rank, world size) -> what that rank takes
@@ -125,7 +125,6 @@ class ImageReader:
         return self.arrangement(permutation, self.batch_size, self.rank, self.world_size)
 
     def fill(self, epoch: int, start: int, rows: np.ndarray) -> FilledRows:
-        """Fill `rows` with the samples at positions `start`, `start + 1`, ... of the epoch."""
         if self._order_of is None or self._order_of[0] != epoch:
             self._order_of = (epoch, *self.order(epoch))
         _, indices, repetitions = self._order_of

@@ -75,21 +75,10 @@ class _Samples(Sequence[tuple[str, int]]):
 class ImageFolder:
     """Images in ROOT/CLASS/..., one folder per class, any depth below it.
 
-    Args:
-        root: the folder.
-        classes: names of all classes in the order of their indices, where the folder may have a
-            part of them only; None for the names of its folders.
-        allow_empty: whether class folders without images are no mistake.
-
-    Attributes:
-        root: the folder.
-        classes: names of the class folders, sorted, or those given; the position is the class
-            index.
-        samples: (path, class index) of each image, by class and then by path.
-
-    Raises:
-        DataError: there is no such folder, it holds no class folders or no images, one of them
-            holds none, or one is not among `classes`.
+    `classes` names all classes in the order of their indices, where the folder may have only a part
+    of them; None takes its folders, sorted. `samples` are (path, class index) by class and then by
+    path. DataError if there is no such folder, it holds no class folders or no images, a class has
+    none (unless `allow_empty`), or one is not among `classes`.
     """
 
     def __init__(
@@ -131,11 +120,9 @@ class ImageFolder:
 
     @property
     def labels(self) -> np.ndarray:
-        """int64, class index per image."""
         return self.samples.labels
 
     def name(self, index: int) -> str:
-        """What messages call an image: its path."""
         return self.samples[index][0]
 
     def shape(self, transform: Transform) -> tuple[int, ...]:
@@ -143,11 +130,8 @@ class ImageFolder:
         return transform(Image.new("RGB", (8, 8)), np.random.default_rng(0)).shape
 
     def read(self, index: int, transform: Transform, rng: np.random.Generator) -> np.ndarray:
-        """Decode and transform one image: float32, (height, width, 3).
-
-        Raises:
-            Exception: one of `image_reader.DECODE_ERRORS` if it cannot be decoded.
-        """
+        """Decode and transform one image: float32, (height, width, 3). Raises one of
+        `image_reader.DECODE_ERRORS` if it cannot be decoded."""
         with Image.open(self.samples[index][0]) as image:
             return transform(image, rng)
 
@@ -155,16 +139,7 @@ class ImageFolder:
 def class_numbers(
     classes: Sequence[str], folders: Sequence[str], root: Path | str
 ) -> dict[str, int]:
-    """Class index by name.
-
-    Args:
-        classes: names in the order of their indices.
-        folders: names that there are images of.
-        root: of the images, for the message.
-
-    Raises:
-        DataError: a folder is not among the classes.
-    """
+    """Class index by name, in the order of `classes`; DataError if a folder is not among them."""
     numbers = {name: number for number, name in enumerate(classes)}
     unknown = [name for name in folders if name not in numbers]
     if unknown:
@@ -176,14 +151,8 @@ def class_numbers(
 
 
 class SyntheticImages:
-    """A data set of fixed noise that needs no disk, for ImageLoader in place of an ImageFolder.
-
-    Args:
-        images: how many there are.
-        shape: of each, (height, width, channels).
-        classes: number of classes; labels are random.
-        seed: not negative.
-    """
+    """A data set of fixed noise, (height, width, channels) each, with random labels; needs no
+    disk."""
 
     # Few enough to stay in the processor's cache, so that reading costs next to nothing.
     _DISTINCT = 16
@@ -201,11 +170,9 @@ class SyntheticImages:
         return len(self.labels)
 
     def name(self, index: int) -> str:
-        """What messages call an image."""
         return f"synthetic image {index}"
 
     def shape(self, transform: Transform) -> tuple[int, ...]:
-        """Shape of each image."""
         return self._pixels.shape[1:]
 
     def read(self, index: int, transform: Transform, rng: np.random.Generator) -> np.ndarray:
@@ -225,26 +192,17 @@ class ImageLoader:
     Evaluation takes every image once: rank r takes images r, r + world_size, ...; the last batch
     may be short, and ranks may differ by one batch.
 
-    An image that cannot be decoded is named in a warning once and noted in `bad_files`. Training
-    takes the next decodable one of the data set instead, evaluation leaves it out.
+    An image that cannot be decoded is named in a warning once and noted in `bad_files` (path ->
+    reason). Training takes the next decodable one of the data set instead, evaluation leaves it
+    out.
 
     Args:
-        dataset: an ImageFolder or SyntheticImages.
         batch_size: images per batch of this process.
         transform: from a PIL image and a random generator to an array (height, width, channels).
         workers: number of processes; 0 reads in this one.
-        seed: not negative.
-        train: order and handling of bad files as above.
-        rank: of this process.
-        world_size: number of processes.
         channels_last: give (batch, height, width, channels) instead of (batch, channels, ...).
         arrangement: which images a rank takes in a training epoch, if not each once as above.
         finish: what each batch goes through at last, in this process, such as mixup.
-
-    Attributes:
-        batch_size: of this process.
-        global_batch_size: of all processes together.
-        bad_files: path -> reason for each file that could not be decoded so far.
 
     Raises:
         DataError: training on fewer images than a global batch. While iterating: more than 1 % of
@@ -298,19 +256,14 @@ class ImageLoader:
         self._pool: WorkerPool | None = None
 
     def set_epoch(self, epoch: int, start_batch: int = 0) -> None:
-        """Choose what the next iteration goes through.
-
-        Args:
-            epoch: counted from 0.
-            start_batch: number of batches to leave out at the beginning, to resume inside an epoch.
-        """
+        """Choose the epoch of the next iteration, counted from 0; to resume inside an epoch, leave
+        out `start_batch` batches at its beginning."""
         if epoch < 0 or not 0 <= start_batch <= len(self):
             raise ValueError(f"epoch {epoch}, batch {start_batch} of {len(self)}")
         self._epoch = epoch
         self._start_batch = start_batch
 
     def __len__(self) -> int:
-        """Batches per epoch of this process."""
         return -(-self._reader.rows // self.batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -338,7 +291,8 @@ class ImageLoader:
             self._pool.close()
             self._pool = None
 
-    # The argument, because this module's own names may be gone when the interpreter ends.
+    # `is_finalizing` is an argument, because this module's own names may be gone when the
+    # interpreter ends.
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # At the interpreter's end multiprocessing has ended the workers already.
         if getattr(self, "_pool", None) is not None and not is_finalizing():
@@ -396,9 +350,9 @@ def _images_under(folder: Path) -> list[str]:
 
 
 def _may_be_read(entry: os.DirEntry[str]) -> bool:
-    """False for a pipe or a device, whose reading may never end. A link to nothing is no such
-    thing: reading it is an error that names it."""
-    # Of most files the folder itself says that they are some.
+    """False for a pipe or a device, whose reading may never end; True for a link to nothing, as
+    reading it is an error that names it."""
+    # Most entries are files, and the folder's own listing says so.
     if entry.is_file(follow_symlinks=False) or entry.is_file() or not os.path.exists(entry.path):
         return True
     logger.warning("%s is left out: it is not a file", entry.path)

@@ -92,15 +92,8 @@ class Mixup:
         return Mixing(shares.astype(np.float32)[row], boxes[row], (mixed & cut)[row])
 
     def targets(self, labels: np.ndarray, shares: np.ndarray) -> np.ndarray:
-        """Soft targets: float32, (batch, classes), rows that sum to 1.
-
-        Args:
-            labels: int64, (batch,).
-            shares: lambda of each image, (batch,).
-
-        Raises:
-            UserError: a label is not below `num_classes`.
-        """
+        """Soft targets, float32 (batch, classes), of int64 labels (batch,) and each image's lambda
+        (batch,); rows sum to 1. UserError if a label is not below `num_classes`."""
         if labels.size and labels.max() >= self.num_classes:
             raise UserError(
                 f"label {labels.max()} with mixup.num_classes {self.num_classes}; the data set has "
@@ -118,16 +111,8 @@ class Mixup:
     def __call__(
         self, images: np.ndarray, labels: np.ndarray, rng: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Mix a batch.
-
-        Args:
-            images: float32, (batch, channels, height, width); changed in place.
-            labels: int64, (batch,).
-            rng: what the draws come from.
-
-        Returns:
-            `images`, and the targets: float32, (batch, classes).
-        """
+        """Mix a batch in place: images float32 (batch, channels, height, width), labels int64
+        (batch,). Returns the images, and the targets: float32 (batch, classes)."""
         mixing = self.draw(images.shape, rng)
         last = len(images) - 1
         # Pair by pair, so that two images stay in the processor's cache; the one in the middle of
@@ -184,12 +169,6 @@ class MixBatch:
     The draws come from the seed, the epoch and the number of the batch, so that a resumed run mixes
     as the one that was not interrupted. All processes mix in the same way in mode "batch" and each
     in its own way else; partners are images of the same process.
-
-    Args:
-        mixup: how to mix.
-        seed: not negative.
-        rank: of this process.
-        channels_last: images are (batch, height, width, channels).
     """
 
     def __init__(
@@ -201,7 +180,6 @@ class MixBatch:
         self._channels_last = channels_last
 
     def __call__(self, batch: Batch, epoch: int, number: int) -> Batch:
-        """The batch with its images mixed and soft targets as its labels."""
         rng = np.random.default_rng((MIXING_STREAM, self._seed, epoch, number, self._rank))
         # A view: they are mixed where they are.
         images = batch.images.transpose(0, 3, 1, 2) if self._channels_last else batch.images
@@ -210,16 +188,9 @@ class MixBatch:
 
 
 def build_mixup(config: Mapping[str, Any] | None, num_classes: int) -> Mixup | None:
-    """What a configuration describes, by the attributes of Mixup; None where it is None or both
-    alphas are 0 and there is no `cutmix_minmax`.
-
-    Args:
-        config: see `keys.Mixup`; its `num_classes` must be the data set's.
-        num_classes: of the data set.
-
-    Raises:
-        UserError: an unknown key or a wrong value.
-    """
+    """The Mixup that `keys.Mixup` describes, whose `num_classes` must be the data set's; None where
+    the config is None or both alphas are 0 and there is no `cutmix_minmax`. UserError for an
+    unknown key or a wrong value."""
     if config is None:
         return None
     options = read(keys.Mixup, config, "mixup")

@@ -16,7 +16,7 @@ from flow_train.data.transforms import PlainTransform, Transform
 
 IMAGE_FILES = {"train": "train-images-idx3-ubyte", "test": "t10k-images-idx3-ubyte"}
 LABEL_FILES = {"train": "train-labels-idx1-ubyte", "test": "t10k-labels-idx1-ubyte"}
-# Where the files are below the data folder, such as torchvision puts them.
+# The files' place below the data folder, where torchvision puts them.
 _FOLDERS = ("", "MNIST/raw", "mnist")
 
 _UINT8 = 0x08
@@ -25,19 +25,9 @@ _MOST_BYTES = 4 << 30
 
 
 def read_idx(path: Path, axes: int) -> np.ndarray:
-    """Read an IDX file of bytes, gzipped or not: two zero bytes, type, number of axes, sizes, data.
-
-    Args:
-        path: the file; gzip is told from the content.
-        axes: how many axes it has to have.
-
-    Returns:
-        uint8 array.
-
-    Raises:
-        DataError: the file cannot be read, is no such file, or is truncated or damaged; its text
-            names the file.
-    """
+    """Read an IDX file of bytes, gzipped or not (told from the content): two zero bytes, type,
+    number of axes, sizes, data. Returns uint8; DataError names a file that cannot be read, is not
+    such a file, or is truncated or damaged."""
     advice = "get the file again, such as from a mirror of MNIST"
     try:
         with path.open("rb") as file:
@@ -66,21 +56,11 @@ def read_idx(path: Path, axes: int) -> np.ndarray:
 class MnistImages:
     """One part of MNIST in memory, for ImageLoader in place of an ImageFolder.
 
-    Args:
-        folder: holds the four IDX files, each with .gz or without, or has them in MNIST/raw.
-        part: "train" (60,000 images) or "test" (10,000, the files t10k).
-        pad_to: height and width that images get, with black around them; None leaves them as they
-            are.
-
-    Attributes:
-        root: the folder.
-        classes: "0" to "9".
-        labels: int64, (images,).
-        pixels: uint8, (images, height, width).
-
-    Raises:
-        DataError: a file is missing or damaged, or images and labels do not go together.
-        ValueError: images are larger than `pad_to`.
+    `folder` holds the four IDX files, each with .gz or without, or has them in MNIST/raw; `part` is
+    "train" (60,000 images) or "test" (10,000, the files t10k); images get black around them up to
+    `pad_to`. `labels` are int64 (images,), `pixels` uint8 (images, height, width). DataError if a
+    file is missing or damaged, or images and labels do not go together; ValueError if images are
+    larger than `pad_to`.
     """
 
     def __init__(self, folder: Path | str, part: str, pad_to: int | None = None) -> None:
@@ -106,11 +86,9 @@ class MnistImages:
         return len(self.labels)
 
     def name(self, index: int) -> str:
-        """What messages call an image."""
         return f"{self._part} image {index} of {self.root}"
 
     def shape(self, transform: Transform) -> tuple[int, ...]:
-        """Shape of a transformed image."""
         return self.read(0, transform, np.random.default_rng(0)).shape
 
     def read(self, index: int, transform: Transform, rng: np.random.Generator) -> np.ndarray:

@@ -14,14 +14,14 @@ from flow_train.data.images import ImageFolder, SyntheticImages
 from flow_train.data.mnist import MnistImages
 from flow_train.data.splits import split
 
-# Of the folder with the validation images: the first that is there.
+# The folder with the validation images: the first of these that is there.
 VALIDATION_NAMES = ("val", "validation")
 # What is held out for validation where the data set has no such part and nothing is said: of
 # MNIST's training images a number, of a flat folder a share.
 MNIST_VAL_SPLIT = 5000
 FLAT_VAL_SPLIT = 0.1
 _MNIST_SIZE = 28
-# Up to here MNIST's images get a border, beyond they are enlarged.
+# Up to this size MNIST's images get a border, above it they are enlarged.
 _MNIST_MOST_PADDED = 36
 _SYNTHETIC_CLASSES = 1000
 
@@ -30,15 +30,8 @@ Classified = ImageFolder | ArchiveImages
 
 @dataclass(frozen=True)
 class Parts:
-    """The three parts of a data set.
-
-    Attributes:
-        train: what is trained on; None where nothing is.
-        val: what each epoch is validated on.
-        test: what the end is tested on.
-        num_classes: of the labels.
-        exact_size: the images have the wanted size already.
-    """
+    """The three parts of a data set; `train` is None where nothing is trained on, and `exact_size`
+    says that the images have the wanted size already."""
 
     train: Dataset | None
     val: Dataset
@@ -58,19 +51,12 @@ def folder_parts(
 ) -> Parts:
     """A folder or an archive (.tar, .zip) with `train/CLASS/...`, `val/CLASS/...` (or
     `validation/CLASS/...`) and maybe `test/CLASS/...`; without `test` the validation images are it.
-    Or a folder of class folders only, of which a part is held out for validation and test.
+    Or a folder of class folders only, of which `val_split` (a number, or a share below 1) is held
+    out for validation and test.
 
-    Args:
-        data_dir: the folder or the archive.
-        val_split: of a folder of class folders, what to hold out: a number, or a share below 1.
-        seed: of that choice.
-        training: False leaves out the training images, which need not be there then.
-        classes: as for `ImageFolder`.
-        allow_empty: likewise.
-
-    Raises:
-        DataError: it is not there, a part is missing or empty, or train and val have other classes.
-        UserError: `val_split` does not fit.
+    `training=False` leaves out the training images, which need not be there then; `classes` and
+    `allow_empty` are as for `ImageFolder`. DataError if a part is missing or empty, or train and
+    val have other classes; UserError if `val_split` does not fit.
     """
     if is_archive(data_dir):
         archive = ArchiveImages.open(data_dir)
@@ -101,11 +87,6 @@ def folder_parts(
 
 
 def _validation_folder(data_dir: Path, training: bool) -> str:
-    """Its name.
-
-    Raises:
-        DataError: there is none, or none with training images where they are needed.
-    """
     found = next((name for name in VALIDATION_NAMES if (data_dir / name).is_dir()), None)
     has_train = not training or (data_dir / "train").is_dir()
     if found is None or not has_train:
@@ -138,21 +119,13 @@ def mnist_parts(
     *,
     training: bool = True,
 ) -> Parts:
-    """MNIST's training images, of which some are held out for validation, and its test images.
+    """MNIST's training images, of which `val_split` (a number, or a share below 1; None is 5,000)
+    are held out for validation, and its test images. With 0 all 60,000 are trained on and the test
+    images validate.
 
-    Args:
-        data_dir: see MnistImages.
-        image_size: images get a black border up to this size if it is 28 to 36; else they stay as
-            they are and the transform resizes them.
-        val_split: what to hold out, a number or a share below 1; 0 trains on all 60,000 and
-            validates on the test images. None is 5,000.
-        seed: of that choice.
-        training: False leaves out the training images, which need not be there if none of them
-            validate.
-
-    Raises:
-        DataError: as MnistImages.
-        UserError: `val_split` does not fit.
+    Images get a black border up to an `image_size` of 28 to 36; else the transform resizes them.
+    `training=False` leaves out the training images, which need not be there if none of them
+    validate. Errors are those of MnistImages, and UserError if `val_split` does not fit.
     """
     pads = _MNIST_SIZE <= image_size <= _MNIST_MOST_PADDED
     pad_to = image_size if pads else None
@@ -171,8 +144,7 @@ def mnist_parts(
 def synthetic_parts(
     image_size: int, channels: int, num_images: int, num_classes: int | None, seed: int
 ) -> Parts:
-    """Noise of the wanted size, which no transform touches; validation has a quarter as many
-    images."""
+    """Noise of the wanted size, which no transform touches; a quarter as many for validation."""
     shape = (image_size, image_size, channels)
     classes = num_classes or _SYNTHETIC_CLASSES
     train = SyntheticImages(num_images, shape, classes, seed)

@@ -26,18 +26,15 @@ _MAX_ROTATION, _MAX_SHEAR, _MAX_SHIFT = 30.0, 0.3, 0.45
 
 @dataclass(frozen=True)
 class Canvas:
-    """What operations that move pixels need.
-
-    Attributes:
-        fill: color of what comes in from outside: a value per channel, an integer for gray.
-        interpolation: of the moved pixels.
-    """
+    """What operations that move pixels need: the color of what comes in from outside (a value per
+    channel, an integer for gray), and the interpolation of the moved pixels."""
 
     fill: tuple[int, ...] | int
     interpolation: Image.Resampling
 
 
-# magnitude as a part of the full one, random generator -> strength: degrees, bits, a factor, ...
+# From the magnitude as a part of the full one, and a random generator, to the strength: degrees,
+# bits, a factor, ...
 Strength = Callable[[float, np.random.Generator], float]
 Apply = Callable[[Image.Image, float, Canvas], Image.Image]
 
@@ -111,15 +108,9 @@ def _up_to(most: float) -> Strength:
 
 @dataclass(frozen=True)
 class Operation:
-    """One kind of change to an image.
-
-    Attributes:
-        apply: does it with a given strength.
-        strength: from the magnitude; None where there is none.
-        growing: the same for the set `inc1`, where the strength decreases with the magnitude or has
-            its neutral point in the middle; None where that is not so.
-        weight: how likely it is drawn with `w0`, relative to the others.
-    """
+    """One kind of change to an image. `strength` comes from the magnitude; `growing` is the same
+    for the set `inc1`, where the strength decreases with the magnitude or has its neutral point in
+    the middle. `weight` is how likely it is drawn with `w0`, relative to the others."""
 
     apply: Apply
     strength: Strength | None = None
@@ -201,7 +192,6 @@ class RandAugment:
         return image
 
     def draw_names(self, rng: np.random.Generator) -> list[str]:
-        """Which operations an image gets, in their order."""
         names = list(OPERATIONS)
         if not self.weighted:
             return [names[which] for which in rng.integers(len(names), size=self.n)]
@@ -210,7 +200,6 @@ class RandAugment:
         return [names[which] for which in chosen]
 
     def draw_magnitude(self, rng: np.random.Generator) -> float:
-        """Magnitude of one operation, 0 to `mmax`."""
         magnitude = self.m
         if math.isinf(self.mstd):
             magnitude = rng.uniform(0, self.m)
@@ -221,7 +210,6 @@ class RandAugment:
     def apply(
         self, name: str, image: Image.Image, magnitude: float, rng: np.random.Generator
     ) -> Image.Image:
-        """Carry out one operation with a given magnitude."""
         operation = OPERATIONS[name]
         strength = (operation.growing if self.inc else None) or operation.strength
         value = 0.0 if strength is None else strength(magnitude / _FULL, rng)
@@ -238,11 +226,8 @@ def parse_rand_augment(text: str) -> RandAugment:
 
     The parts after `rand`, in any order: m (magnitude), n (operations per image), p (probability of
     each), mstd (noise of the magnitude; above 100: uniform), mmax (largest magnitude), inc (0 or
-    1), w (0: by weights).
-
-    Raises:
-        UserError: it begins with something else, or a part is unknown, has no number, comes twice
-            or is out of range.
+    1), w (0: by weights). UserError if it begins with something else, or a part is unknown, has no
+    number, comes twice or is out of range.
     """
     head, *parts = text.split("-")
     if head != "rand":

@@ -45,14 +45,7 @@ class RandomErasing:
         self._log_aspect = (math.log(aspect[0]), math.log(aspect[1]))
 
     def __call__(self, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """
-        Args:
-            array: normalized image, float32, (height, width, channels); changed in place.
-            rng: what the draws come from.
-
-        Returns:
-            The same array.
-        """
+        """Erase in place in a normalized image: float32, (height, width, channels)."""
         if rng.random() >= self.prob:
             return array
         count = int(rng.integers(1, self.count + 1))

@@ -22,30 +22,21 @@ _PUBLISHED = (
 
 
 class RealLabels:
-    """The labels of a data set's images.
-
-    Args:
-        labels: for each image, in the order of the data set, its class indices. An image without
-            one is not counted (section 4 of the paper).
-    """
+    """For each image of a data set, in its order, its class indices. An image without one is not
+    counted (section 4 of the paper)."""
 
     def __init__(self, labels: Sequence[Sequence[int]]) -> None:
         self._labels = [frozenset(classes) for classes in labels]
 
     def __len__(self) -> int:
-        """Number of images, those without a label included."""
         return len(self._labels)
 
     def count(self, indices: np.ndarray, best: np.ndarray) -> tuple[int, int, int]:
         """How many predictions are among an image's labels.
 
-        Args:
-            indices: int64, (N,), positions of images in the data set.
-            best: int, (N, k), their predicted classes, the likeliest first.
-
-        Returns:
-            How many of the images have a label, for how many of those the first prediction is one,
-            and for how many any of the k is.
+        `indices` are int64 (N,), positions in the data set; `best` is int (N, k), the predicted
+        classes, the likeliest first. Returns how many of the images have a label, for how many of
+        those the first prediction is one, and for how many any of the k is.
         """
         images = first = any_of = 0
         for index, classes in zip(indices.tolist(), best.tolist(), strict=True):
@@ -60,18 +51,12 @@ class RealLabels:
 def read_real_labels(
     path: Path | str, file_names: Sequence[str], num_classes: int | None = None
 ) -> RealLabels:
-    """Read the labels of ImageNet's validation images.
+    """Read the labels of ImageNet's validation images: a JSON list of lists of class indices, whose
+    entry i is that of the image called ILSVRC2012_val_{i + 1, 8 digits}.
 
-    Args:
-        path: a JSON list of lists of class indices; entry i is that of the image called
-            ILSVRC2012_val_{i + 1, 8 digits}.
-        file_names: of the data set's images, in its order, with or without folders and ending; all
-            that the labels are of, or a part of them.
-        num_classes: of the model; None does not check the indices against it.
-
-    Raises:
-        UserError: the file cannot be read or is no such list.
-        DataError: the images are not the ones that the labels are of.
+    `file_names` are those of the data set's images, in its order, with or without folders and
+    ending; all that the labels are of, or a part. `num_classes` None does not check the indices.
+    UserError if the file is not such a list; DataError if the images are not those of the labels.
     """
     lists = _read_lists(Path(path), num_classes)
     numbers = []

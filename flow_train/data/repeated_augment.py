@@ -15,9 +15,6 @@ class RepeatedAugmentation:
     turn. An epoch has as many global batches as one without repetitions, so it sees a `repeats`-th
     of the images. It is the `arrangement` of an ImageLoader; any world size with the same global
     batch size sees the same global batches.
-
-    Attributes:
-        repeats: how often each image comes; at least 1.
     """
 
     repeats: int
@@ -29,7 +26,6 @@ class RepeatedAugmentation:
     def __call__(
         self, permutation: np.ndarray, batch_size: int, rank: int, world_size: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """What one process takes: indices, and which repetition each of them is."""
         batches = len(permutation) // (batch_size * world_size)
         total = batches * batch_size * world_size
         needed = -(-total // self.repeats)

@@ -11,12 +11,7 @@ from flow_train.data.transforms import Transform
 
 
 class Subset:
-    """Some images of a data set, as a data set.
-
-    Args:
-        dataset: what they are taken from.
-        indices: int64, which; their order is the subset's.
-    """
+    """Some images of a data set, as a data set, in the order of `indices` (int64)."""
 
     def __init__(self, dataset: Dataset, indices: np.ndarray) -> None:
         self._dataset = dataset
@@ -25,22 +20,18 @@ class Subset:
 
     @property
     def root(self) -> Path | str:
-        """Where the whole data set is."""
         return self._dataset.root
 
     def __len__(self) -> int:
         return len(self._indices)
 
     def name(self, index: int) -> str:
-        """What messages call an image."""
         return self._dataset.name(int(self._indices[index]))
 
     def shape(self, transform: Transform) -> tuple[int, ...]:
-        """Shape of a transformed image."""
         return self._dataset.shape(transform)
 
     def read(self, index: int, transform: Transform, rng: np.random.Generator) -> np.ndarray:
-        """One transformed image, as the whole data set reads it."""
         return self._dataset.read(int(self._indices[index]), transform, rng)
 
     def read_many(self, indices: np.ndarray, transform: Transform) -> np.ndarray | None:
@@ -51,18 +42,9 @@ class Subset:
 
 
 def split(dataset: Dataset, held_out: int, seed: int) -> tuple[Subset, Subset]:
-    """Divide a data set at random: the same division for the same seed.
-
-    Each class gives its share of what is held out, to the nearest image, so that a small split has
-    every class.
-
-    Args:
-        held_out: size of the second part; at least one and fewer than there are images.
-        seed: not negative.
-
-    Returns:
-        What is left, and what is held out, each in the order of the data set.
-    """
+    """Divide a data set at random into what is left and `held_out` images, each in the data set's
+    order; the same division for the same seed. Each class gives its share of what is held out, to
+    the nearest image, so that a small split has every class."""
     if not 0 < held_out < len(dataset):
         raise ValueError(f"{held_out} of {len(dataset)} images")
     rng = np.random.default_rng((SPLIT_STREAM, seed))

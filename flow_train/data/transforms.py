@@ -34,16 +34,8 @@ _INTERPOLATIONS = (Image.Resampling.BILINEAR, Image.Resampling.BICUBIC)
 
 
 class Normalization:
-    """`(pixels / 255 - mean) / std`, per channel.
-
-    Args:
-        mean: one value per channel, range 0..1: three for RGB, one for gray images.
-        std: as many, positive.
-
-    Attributes:
-        channels: 3 or 1.
-        mean_color: the mean as eight-bit values, one per channel.
-    """
+    """`(pixels / 255 - mean) / std`, per channel: one value for each of three (RGB) or one (gray),
+    range 0..1. `mean_color` is the mean as eight-bit values."""
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
         if len(mean) != len(std) or len(mean) not in (1, 3):
@@ -54,28 +46,18 @@ class Normalization:
             raise ValueError(f"std {tuple(std)}: expected positive values")
         self.channels = len(mean)
         self.mean_color = tuple(min(255, round(255 * value)) for value in mean)
-        # In one multiplication and one addition per value.
+        # Division, mean and std in one multiplication and one addition per value.
         self._factor = (1 / (255 * np.array(std))).astype(np.float32)
         self._offset = (-np.array(mean) / np.array(std)).astype(np.float32)
 
     def __call__(self, pixels: np.ndarray) -> np.ndarray:
-        """
-        Args:
-            pixels: uint8, (..., height, width, channels).
-
-        Returns:
-            float32, same shape.
-        """
+        """uint8 (..., height, width, channels) to float32 of the same shape."""
         result = np.multiply(pixels, self._factor, dtype=np.float32)
         result += self._offset
         return result
 
     def decode(self, image: Image.Image) -> Image.Image:
-        """The whole image, decoded, in RGB or gray.
-
-        Raises:
-            OSError: the file is truncated or damaged.
-        """
+        """The whole image, decoded, in RGB or gray; OSError if the file is truncated or damaged."""
         return to_rgb(image) if self.channels == 3 else to_gray(image)
 
     def pixels(self, image: Image.Image) -> np.ndarray:
@@ -128,7 +110,7 @@ class TrainTransform:
         self.erase = erase
 
     def __call__(self, image: Image.Image, rng: np.random.Generator) -> np.ndarray:
-        """Returns: float32 array of shape (image_size, image_size, channels)."""
+        """A float32 array of shape (image_size, image_size, channels)."""
         width, height = image.size
         left, top, crop_width, crop_height = random_crop_box(
             width, height, rng, self.scale, self.ratio
@@ -153,14 +135,8 @@ class TrainTransform:
 
 
 class EvalTransform:
-    """Resize the shorter side, then crop the center.
-
-    Args:
-        image_size: height and width of the result, in pixels.
-        resize_size: of the shorter side; at least `image_size`, by default 256/224 of it.
-        interpolation: of the resizing.
-        normalization: also decides between color and gray.
-    """
+    """Resize the shorter side to `resize_size` (by default 256/224 of `image_size`), then crop the
+    center. The normalization decides between color and gray."""
 
     def __init__(
         self,
@@ -178,7 +154,7 @@ class EvalTransform:
         self.normalization = normalization
 
     def __call__(self, image: Image.Image, rng: np.random.Generator) -> np.ndarray:
-        """Returns: float32 array of shape (image_size, image_size, channels); `rng` is not used."""
+        """A float32 array of shape (image_size, image_size, channels); `rng` is not used."""
         width, height = image.size
         short, long = sorted((width, height))
         new_long = int(self.resize_size * long / short)
@@ -193,19 +169,14 @@ class EvalTransform:
 
 
 class PlainTransform:
-    """Only the normalization, of images that have the right size already.
-
-    The one transform that data sets held in memory apply to many images at once.
-
-    Args:
-        normalization: also decides between color and gray.
-    """
+    """Only the normalization, of images that have the right size already: the one transform that
+    data sets held in memory apply to many images at once."""
 
     def __init__(self, normalization: Normalization = IMAGENET) -> None:
         self.normalization = normalization
 
     def __call__(self, image: Image.Image, rng: np.random.Generator) -> np.ndarray:
-        """Returns: float32 array of the image's size; `rng` is not used."""
+        """A float32 array of the image's size; `rng` is not used."""
         return self.normalization(self.normalization.pixels(image))
 
 
@@ -234,13 +205,10 @@ def random_crop_box(
     scale: tuple[float, float] = DEFAULT_SCALE,
     ratio: tuple[float, float] = DEFAULT_RATIO,
 ) -> tuple[int, int, int, int]:
-    """A random part of an image of `width` x `height` pixels.
+    """A random part of an image of `width` x `height` pixels: left, top, width, height.
 
     Area and logarithm of the aspect are uniform in their ranges. Where ten draws do not fit inside
     the image, it is the largest centered part whose aspect is in range.
-
-    Returns:
-        left, top, width, height, in pixels.
     """
     for _ in range(_ATTEMPTS):
         area = width * height * rng.uniform(*scale)
@@ -258,31 +226,17 @@ def random_crop_box(
 
 def to_rgb(image: Image.Image) -> Image.Image:
     """Decode the whole image and convert it: gray, palette, CMYK, alpha, 16 bits per channel.
-
-    Raises:
-        OSError: the file is truncated or damaged.
-    """
+    OSError if the file is truncated or damaged."""
     return _eight_bits(image).convert("RGB")
 
 
 def to_gray(image: Image.Image) -> Image.Image:
-    """As `to_rgb`, to one channel (ITU-R 601 luma).
-
-    Raises:
-        OSError: the file is truncated or damaged.
-    """
+    """As `to_rgb`, to one channel (ITU-R 601 luma)."""
     return _eight_bits(image).convert("L")
 
 
 def normalize(pixels: np.ndarray) -> np.ndarray:
-    """`(pixels / 255 - IMAGENET_MEAN) / IMAGENET_STD`.
-
-    Args:
-        pixels: uint8, shape (height, width, 3).
-
-    Returns:
-        float32, same shape.
-    """
+    """`(pixels / 255 - IMAGENET_MEAN) / IMAGENET_STD`: uint8 (height, width, 3) to float32."""
     return IMAGENET(pixels)
 
 
@@ -293,7 +247,8 @@ def _eight_bits(image: Image.Image) -> Image.Image:
         return Image.fromarray((np.asarray(image).astype(np.int64) >> 8).astype(np.uint8))
     if image.mode not in ("I", "F"):
         return image
-    # 32 bits, which say nothing of what is white: the least usual bound that holds all values.
+    # 32-bit files do not say which value is white: take the least usual bound that holds all
+    # values.
     values = np.nan_to_num(np.asarray(image).astype(np.float64), posinf=0, neginf=0)
     most = values.max(initial=0)
     bounds = [1.0] * (image.mode == "F") + [255.0, 65535.0, 2.0**31 - 1]

@@ -50,12 +50,8 @@ R = TypeVar("R")
 
 @dataclass
 class FilledRows:
-    """What filling a run of rows found.
-
-    Attributes:
-        indices: per row the index of the sample it holds, -1 if it holds none.
-        bad: samples that cannot be read, with the reason.
-    """
+    """Per row the index of the sample it holds (-1: none), and the unreadable samples with the
+    reason."""
 
     indices: list[int]
     bad: dict[int, str]
@@ -66,14 +62,9 @@ FillRows = Callable[[int, int, np.ndarray], FilledRows]
 
 
 class WorkerPool:
-    """Processes that live as long as the pool and fill batches ahead of their use.
-
-    Args:
-        workers: number of processes, at least 1.
-        fill: fills rows in place; the same call must give the same rows in any process.
-        rows: largest number of rows in a batch.
-        sample_shape: shape of one row; dtype is float32.
-    """
+    """Processes that live as long as the pool and fill batches ahead of their use. `fill` fills
+    rows in place, and the same call must give the same rows in any process; `rows` is the largest
+    number of rows in a batch, each float32 of `sample_shape`."""
 
     def __init__(
         self, workers: int, fill: FillRows, rows: int, sample_shape: Sequence[int]
@@ -116,17 +107,11 @@ class WorkerPool:
     def batches(
         self, epoch: int, ranges: Sequence[tuple[int, int]]
     ) -> Iterator[tuple[np.ndarray, FilledRows]]:
-        """Fill batches and yield them in order.
-
-        Args:
-            epoch: handed to `fill`.
-            ranges: per batch the first position in the epoch and the number of rows.
-
-        Raises:
-            DataError: a worker died.
-            RuntimeError: `fill` raised; holds the worker's traceback.
-        """
-        # What an iteration that was left early has ordered still writes into the slots.
+        """Fill batches and yield them in order; `ranges` has for each the first position in the
+        epoch and the number of rows. DataError if a worker died; RuntimeError with the worker's
+        traceback if `fill` raised."""
+        # An iteration that was left early has ordered batches that workers still write into the
+        # slots.
         while self._waiting:
             self._receive()
         self._reports.clear()
@@ -146,7 +131,6 @@ class WorkerPool:
             yield self._slots[number % _PREFETCH, : len(indices)].copy(), FilledRows(indices, bad)
 
     def close(self) -> None:
-        """End the processes."""
         if self._task_writer < 0:
             return
         os.close(self._task_writer)
@@ -226,17 +210,13 @@ def _work(
 
 
 class OrderedPool(Generic[T, R]):
-    """Applies `function` in forked processes, in order and with bounded memory.
+    """Applies `function` in forked processes, in order and with bounded memory; with 1 worker or
+    fewer in this process.
 
     `multiprocessing.Pool.imap` reads its whole input at once and hangs if a worker is killed;
     `concurrent.futures` forks while its own threads run. Here worker k gets the items k, k + n,
     ..., one at a time, so that nothing piles up and a pipe is never full from both sides. Make it
     before any thread is started.
-
-    Args:
-        function: called in the workers, which have a copy of it.
-        workers: number of processes; 1 or fewer works in this process.
-        name: of what they work on, for messages.
     """
 
     def __init__(self, function: Callable[[T], R], workers: int, name: str) -> None:
@@ -260,12 +240,8 @@ class OrderedPool(Generic[T, R]):
         self.close()
 
     def map(self, items: Iterable[T]) -> Iterator[R]:
-        """Results in the order of the items; takes at most one item per worker ahead.
-
-        Raises:
-            DataError: a worker was killed.
-            RuntimeError: `function` raised; holds the worker's traceback.
-        """
+        """Results in the order of the items; takes at most one item per worker ahead. DataError if
+        a worker was killed; RuntimeError with the worker's traceback if `function` raised."""
         if not self._pipes:
             yield from map(self._function, items)
             return
@@ -283,7 +259,6 @@ class OrderedPool(Generic[T, R]):
             yield self._receive(number % len(self._pipes))
 
     def close(self) -> None:
-        """End the processes."""
         for pipe in self._pipes:
             pipe.close()
         for process in self._processes:
@@ -307,8 +282,8 @@ class OrderedPool(Generic[T, R]):
 
 
 def _apply(function: Callable[[T], R], pipe: Connection, others: list[Connection]) -> None:
-    """A worker of OrderedPool: apply the function until the pipe closes, as it does when the parent
-    dies."""
+    """A worker of OrderedPool: apply the function until the pipe closes, also by the parent's
+    death."""
     _begin(ignore_sigterm=False)
     # Copies of the parent's ends would keep the pipes open when the parent is gone.
     for other in others:
@@ -327,7 +302,6 @@ def _apply(function: Callable[[T], R], pipe: Connection, others: list[Connection
 
 
 def _begin(*, ignore_sigterm: bool) -> None:
-    """Make a forked process a worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN if ignore_sigterm else signal.SIG_DFL)
     # Never collect what was inherited: oneflow objects must not be destroyed in this process.
@@ -336,7 +310,6 @@ def _begin(*, ignore_sigterm: bool) -> None:
 
 
 def _death(name: str, process: BaseProcess, remedy: str) -> DataError:
-    """The error of a worker that ended by itself."""
     process.join(timeout=5)
     code = process.exitcode
     how = f"exited with code {code}"

@@ -50,14 +50,8 @@ _CALLBACKS: dict[str, Callable[..., Hook]] = {
 
 
 def build_hooks(config: Mapping[str, Any]) -> dict[str, Hook]:
-    """The hooks that a configuration switches on, by key.
-
-    Args:
-        config: see `keys.Callbacks`; a key with null is off.
-
-    Raises:
-        UserError: an unknown key or option, or a wrong value.
-    """
+    """The hooks that a configuration switches on, by the keys of `keys.Callbacks`; null is off.
+    UserError for an unknown key or option, or a wrong value."""
     options = read(keys.Callbacks, config, "callbacks").model_dump()
     return {
         key: make(**options[key]) for key, make in _CALLBACKS.items() if options[key] is not None

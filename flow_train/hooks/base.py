@@ -21,8 +21,8 @@ class Hook:
     """
 
     def outlook(self, trainer: Trainer) -> str:
-        """What the hook will change in the course of the run, for the line that it begins with;
-        "" for nothing."""
+        """What the hook will change in the run, for the line that it begins with; "" for
+        nothing."""
         return ""
 
     def on_fit_start(self, trainer: Trainer) -> None:
@@ -60,14 +60,13 @@ class Hook:
         """The run stops between two steps: it was told to, or has done its steps."""
 
     def on_model_replaced(self, trainer: Trainer, arrays: Mapping[str, np.ndarray]) -> None:
-        """`trainer.model` is another module now; `arrays` is what the hook's `arrays` would
-        give for it."""
+        """`trainer.model` is another module now; `arrays` is what the hook's `arrays` would give
+        for it."""
 
     def on_fit_end(self, trainer: Trainer) -> None:
         """After the last step and validation."""
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds of the hook, ready for JSON."""
         return {}
 
     def arrays(self) -> dict[str, np.ndarray]:

@@ -16,14 +16,8 @@ logger = logging.getLogger("oneflow_accel")
 
 
 class EarlyStopping(Hook):
-    """Stops after `patience` validations in a row without a better value.
-
-    Args:
-        monitor: a validation metric.
-        mode: "max" where higher is better, "min" where lower is.
-        patience: in validations, at least 1.
-        min_delta: a value is better from this difference on.
-    """
+    """Stops after `patience` validations in a row without a value of `monitor` that is better by
+    more than `min_delta`; `mode` is "max" where higher is better, or "min"."""
 
     def __init__(
         self,
@@ -66,5 +60,5 @@ class EarlyStopping(Hook):
     def load(self, state: Mapping[str, Any], arrays: object) -> None:
         self._best, self._waited = state["best"], int(state["waited"])
         if self._trainer is not None:
-            # A run that had stopped stays so, unless it is given more patience.
+            # A run that had stopped stays stopped, unless it is given more patience.
             self._stop_if_due(self._trainer)

@@ -20,12 +20,8 @@ if TYPE_CHECKING:
 
 
 class MovingAverage(Hook):
-    """Averages the weights after every optimizer step, the one of an epoch's last batches included.
-
-    Args:
-        decay: of the average.
-        use_num_updates: smaller decay at the beginning, see `ExponentialMovingAverage`.
-    """
+    """Averages the weights after every optimizer step, the one of an epoch's last batches included;
+    options are those of `ExponentialMovingAverage`."""
 
     def __init__(self, decay: float, use_num_updates: bool = False) -> None:
         self._decay = decay

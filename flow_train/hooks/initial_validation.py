@@ -14,9 +14,9 @@ logger = logging.getLogger("oneflow_accel")
 
 
 class InitialValidation(Hook):
-    """Validates before the first step, which is for runs that start with another one's weights,
-    such as projected ones. The metric log has it as the validation of step 0; it is none for early
-    stopping and for the choice of the best checkpoint."""
+    """Validates before the first step, for runs that start with another one's weights, such as
+    projected ones. The metric log has it as the validation of step 0; early stopping and the choice
+    of the best checkpoint do not count it."""
 
     def on_fit_start(self, trainer: Trainer) -> None:
         options = trainer.options

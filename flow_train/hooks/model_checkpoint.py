@@ -13,16 +13,10 @@ if TYPE_CHECKING:
 
 
 class ModelCheckpoint(Hook):
-    """Keeps the newest checkpoint, to resume from, and the best ones, to use.
-
-    Args:
-        monitor: the validation metric that says which are the best.
-        mode: "max" where higher is better, "min" where lower is.
-        save_top_k: how many of the best to keep; 0 keeps none.
-        save_last: write a checkpoint at the end of every epoch, and when the run is told to stop,
-            so that it can be resumed; otherwise only where it is among the best.
-        every_n_train_steps: and after every so many steps; 0 for none.
-    """
+    """Keeps the newest checkpoint, to resume from, and the `save_top_k` best ones by `monitor`, to
+    use. `save_last` writes one at the end of every epoch and when the run is told to stop, so that
+    it can be resumed; `every_n_train_steps` (0: off) one every so many steps. Without both only the
+    best are written."""
 
     def __init__(
         self,
@@ -44,7 +38,6 @@ class ModelCheckpoint(Hook):
 
     @property
     def best_value(self) -> float | None:
-        """The best value of all that were kept."""
         return self._kept[0][0] if self._kept else None
 
     def on_fit_start(self, trainer: Trainer) -> None:

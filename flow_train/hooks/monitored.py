@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from oneflow_accel.errors import UserError
 
-# What the metrics are also called.
+# Other names of the metrics.
 _ALIASES = {"val/acc1": "val/acc", "val/acc5": "val/acctop5", "val/acc_top5": "val/acctop5"}
 
 
@@ -20,11 +20,8 @@ class Monitored:
         self._key = key
 
     def value(self, metrics: Mapping[str, float]) -> float:
-        """The metric's value, +-infinity for the worst where it is not a number.
-
-        Raises:
-            UserError: there is no such metric; lists those there are.
-        """
+        """The metric's value, +-infinity for the worst where it is not a number. UserError, which
+        lists the metrics, if there is no such one."""
         if self.monitor not in metrics:
             raise UserError(
                 f"{self._key}.monitor is {self.monitor!r}; there are {', '.join(sorted(metrics))}"
@@ -37,5 +34,4 @@ class Monitored:
         return -math.inf if self.mode == "max" else math.inf
 
     def better(self, value: float, than: float, by: float = 0.0) -> bool:
-        """Whether a value is better than another by more than `by`."""
         return value - than > by if self.mode == "max" else than - value > by

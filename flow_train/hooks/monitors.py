@@ -23,13 +23,7 @@ logger = logging.getLogger("oneflow_accel")
 
 class ParamsLog(Hook):
     """Logs `params_total`, `params_trainable` and `params_not_trainable` when a run begins, and
-    again when its layers have become dense.
-
-    Args:
-        total_params_log: log the first.
-        trainable_params_log: log the second.
-        non_trainable_params_log: log the third.
-    """
+    again when its layers have become dense."""
 
     def __init__(
         self,
@@ -77,14 +71,8 @@ class MacsLog(Hook):
 
 
 class LearningRateMonitor(Hook):
-    """Logs `lr-AdamW/pg1`, `lr-AdamW/pg2` ...; `lr` itself is on every log line anyway.
-
-    Args:
-        logging_interval: "step" logs with every log line, "epoch" once per epoch.
-
-    Raises:
-        UserError: another interval.
-    """
+    """Logs `lr-AdamW/pg1`, `lr-AdamW/pg2` ... with every log line ("step") or once per "epoch";
+    `lr` itself is on every log line anyway. UserError for another interval."""
 
     def __init__(self, logging_interval: str = "step") -> None:
         if logging_interval not in ("step", "epoch"):
@@ -113,16 +101,10 @@ class LearningRateMonitor(Hook):
 
 class SpeedMonitor(Hook):
     """Logs `time/intra_step (ms)`, from the images to the end of the step; `time/inter_step (ms)`,
-    from there to the next images; `time/epoch (s)`.
+    from there to the next images; `time/epoch (s)`. `verbose` prints the first, too.
 
     It is the wall time of the host in process 0, which runs ahead of an asynchronous device: a
     single step's figures mean little there, sums over many do.
-
-    Args:
-        intra_step_time: log the first.
-        inter_step_time: log the second.
-        epoch_time: log the third.
-        verbose: print the first, too.
     """
 
     def __init__(
@@ -145,7 +127,7 @@ class SpeedMonitor(Hook):
         self._step_ended = None
 
     def on_evaluation_start(self, trainer: Trainer) -> None:
-        # What the next step waits for is not its data.
+        # The next step waits for the evaluation, not for its data.
         self._step_ended = None
 
     def on_step_start(self, trainer: Trainer) -> None:

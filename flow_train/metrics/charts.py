@@ -15,12 +15,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# The first is for training and the second for validation where a picture is about one run.
+# Where a picture is about one run, the first color is for training, the second for validation.
 COLORS = ("#1f77b4", "#d62728", "#2ca02c", "#ff7f0e", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f")
 
 
 def new_figure(width: float, height: float, title: str) -> Figure:
-    """An empty figure of so many inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -31,7 +30,6 @@ def new_figure(width: float, height: float, title: str) -> Figure:
 
 
 def tidy(axes: Axes, grid: Literal["both", "x", "y"] = "both") -> None:
-    """A faint grid, and no frame at the top and on the right."""
     axes.grid(alpha=0.3, axis=grid)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)

@@ -14,7 +14,7 @@ from flow_train.metrics.progress import LONGEST_SILENCE_S, Progress, format_eta
 from flow_train.position import Position
 from flow_train.validation import Tally
 
-# Label, name in metrics.jsonl and format of what a line ends with.
+# What a line ends with: label, name in metrics.jsonl and format.
 _MORE = (
     ("LR", "lr", ".3e"),
     ("Grad", "grad_norm", ".3e"),
@@ -24,14 +24,8 @@ _MORE = (
 
 
 class EpochLines:
-    """The lines of one epoch, by process 0.
-
-    Args:
-        progress: of the epoch, in batches.
-        position: where the run stands, kept up to date by the run.
-        last_step: number of steps that it has done when it ends.
-        accumulate: batches per step.
-    """
+    """The lines of one epoch, by process 0. `progress` counts the epoch's batches, `accumulate` of
+    which make a step; the run keeps `position` up to date."""
 
     def __init__(
         self, progress: Progress, position: Position, last_step: int, accumulate: int
@@ -41,7 +35,7 @@ class EpochLines:
         self._last_step = last_step
         self._accumulate = accumulate
         self._said_at = time.monotonic()
-        # Beside the bar.
+        # Figures that are shown beside the bar.
         self.shown: dict[str, str] = {}
 
     def figures(self, now: Figures, epoch: Figures, values: Mapping[str, float]) -> None:
@@ -52,8 +46,8 @@ class EpochLines:
         self.shown = {"img/s": f"{now.images_per_second:.1f}", "loss": f"{now.loss:.3f}"}
 
     def break_silence(self) -> None:
-        """Where log lines are far apart, say how far the run is; does not wait for the device, and
-        so there are no figures."""
+        """Where log lines are far apart, say how far the run is. There are no figures, as those
+        would wait for the device."""
         rate = self._progress.rate() / self._accumulate
         if rate > 0 and time.monotonic() - self._said_at > LONGEST_SILENCE_S:
             self._print(f"{1 / rate:.1f} s per step", 1 / rate)
@@ -71,17 +65,9 @@ def evaluation_lines(
     loader: Any, split: str, log_every: int, max_batches: int | None = None
 ) -> Iterator[Callable[[Tally], None]]:
     """What process 0 says while it evaluates: a bar on a terminal, and log lines with the accuracy
-    of its share so far, the images per second of all processes and the remaining time.
-
-    Args:
-        loader: an ImageLoader.
-        split: what lines begin with.
-        log_every: batches between two lines; one is written after `LONGEST_SILENCE_S` in any case.
-        max_batches: as for `validate`.
-
-    Returns:
-        For `validate`'s `watch`.
-    """
+    of its share so far, the images per second of all processes and the remaining time. Lines begin
+    with `split` and are `log_every` batches apart, or `LONGEST_SILENCE_S`. Gives `validate`'s
+    `watch`."""
     batches = len(loader) if max_batches is None else min(max_batches, len(loader))
     width = len(str(batches))
     said_at = time.monotonic()

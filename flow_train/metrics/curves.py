@@ -30,18 +30,8 @@ _PANELS: tuple[tuple[str, str, dict[str, str]], ...] = (
 
 
 def draw_curves(metrics_jsonl: Path | str, output_png: Path | str) -> Path:
-    """Draw the curves of a metrics.jsonl.
-
-    Args:
-        metrics_jsonl: what `MetricLog` wrote.
-        output_png: replaced if it exists.
-
-    Returns:
-        `output_png`.
-
-    Raises:
-        UserError: there is nothing to draw.
-    """
+    """Draw the curves of a metrics.jsonl; returns `output_png`. UserError if there is nothing to
+    draw."""
     path = Path(metrics_jsonl)
     try:
         lines = read_metrics(path)
@@ -51,21 +41,11 @@ def draw_curves(metrics_jsonl: Path | str, output_png: Path | str) -> Path:
 
 
 def draw_metrics(lines: list[dict[str, Any]], output_png: Path | str, *, source: Path) -> Path:
-    """Draw the curves of a run.
+    """Draw the curves of a run from `read_metrics`' lines; returns `output_png`.
 
     A panel is drawn for what was logged: `loss`; `perplexity`; `acc1` and `acc5`, in percent; `lr`.
-    Training values are shown as logged (faint) and smoothed, validation values as points.
-
-    Args:
-        lines: objects as `metrics.read_metrics` returns them.
-        output_png: replaced if it exists.
-        source: the log they are from; its folder is the title.
-
-    Returns:
-        `output_png`.
-
-    Raises:
-        UserError: there is nothing to draw.
+    Training values are shown as logged (faint) and smoothed, validation values as points. The
+    folder of the log `source` is the title. UserError if there is nothing to draw.
     """
     logged = {name for line in lines for name, value in line["values"].items() if value is not None}
     panels = [panel for panel in _PANELS if logged & panel[2].keys()]
@@ -109,11 +89,11 @@ def _draw_panel(axes: Axes, lines: list[dict[str, Any]], names: dict[str, str]) 
             )
             tops.append(values.max())
     if "perplexity" in names:
-        # It falls from the size of the vocabulary by orders of magnitude.
+        # Perplexity falls from the size of the vocabulary by orders of magnitude.
         axes.set_yscale("log")
         _tick_log(axes)
     else:
-        # From 0, and high enough for all but single wild training values.
+        # The axis begins at 0, and is high enough for all but single wild training values.
         axes.set_ylim(0, max(tops, default=1.0) * 1.05 or 1.0)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
     tidy(axes)
@@ -122,8 +102,7 @@ def _draw_panel(axes: Axes, lines: list[dict[str, Any]], names: dict[str, str]) 
 
 
 def _tick_log(axes: Axes) -> None:
-    """Several numbers on a logarithmic axis, also where it does not reach from one power of ten to
-    the next."""
+    """Several numbers on a logarithmic axis, even where it does not span two powers of ten."""
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
     low, high = axes.get_ylim()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("oneflow_accel")
 
-# What a device computes products in, by precision.
+# The dtype that a device computes products in, by precision.
 _DTYPES = {"32": "float32", "16": "float16", "bf16": "bfloat16"}
 
 
@@ -30,8 +30,6 @@ class Figures:
     """Sums over some training steps, of all processes together.
 
     Attributes:
-        steps: how many.
-        images: how many.
         seconds: wall time.
         data_seconds: the part of it spent waiting for images.
         loss_sum: sum over the steps of the mean loss of a batch.
@@ -96,17 +94,8 @@ def log_line(now: Figures, mean: Figures) -> str:
 
 
 class Meter:
-    """Gathers the figures of each step; only `read` waits for the device.
-
-    Args:
-        step: whose figures they are.
-        backend: the device.
-        precision: of the run, as in `TrainerOptions`.
-
-    Attributes:
-        now: the figures that `read` gave last.
-        epoch: those of the epoch so far, as far as they were read.
-    """
+    """Gathers the figures of each step; only `read` waits for the device. `now` are the figures
+    that it gave last, `epoch` those of the epoch as far as they were read."""
 
     def __init__(self, step: TrainStep, backend: Backend, precision: str) -> None:
         self._step = step
@@ -128,7 +117,6 @@ class Meter:
         self._since = time.perf_counter()
 
     def __len__(self) -> int:
-        """Number of steps since the last `read`."""
         return len(self._window)
 
     def begin_epoch(self) -> None:
@@ -141,8 +129,8 @@ class Meter:
         self._since = time.perf_counter()
 
     def look_at(self, images: np.ndarray) -> None:
-        """Before the first step: from the shape of its images, what the model's work and the
-        device's peak are. The time this takes is not the step's."""
+        """Before the first step, find the model's work and the device's peak from the shape of its
+        images. The time this takes is not the step's."""
         if not self._is_new or not distributed.is_main():
             return
         self._is_new, began = False, time.perf_counter()
@@ -158,14 +146,8 @@ class Meter:
         self._since += time.perf_counter() - began
 
     def add(self, step: int, figures: StepFigures, images: int, data_seconds: float) -> None:
-        """Note down one step.
-
-        Args:
-            step: steps done, this one included.
-            figures: as `TrainStep.step` returns them.
-            images: in this process's share of the batch.
-            data_seconds: how long the step waited for them.
-        """
+        """Note down one step, `step` being the number of steps done, this one included; `images`
+        are those of this process, and `data_seconds` is how long the step waited for them."""
         loss, correct1, correct5, norm = figures
         self._window.add(step, loss=loss, correct1=correct1, correct5=correct5)
         self._grad_norm = norm
@@ -173,16 +155,10 @@ class Meter:
         self._data_seconds += data_seconds
 
     def read(self, lr: float, epoch: float) -> dict[str, float]:
-        """The values of a log line, by the names that flow_train/README.md has: of the steps since
-        the last one, of which there is at least one. What is not known is left out.
-
-        Args:
-            lr: learning rate of the last step.
-            epoch: how many are done, with the part of this one.
-
-        Raises:
-            NonFiniteLossError: names the first step whose loss is not finite.
-        """
+        """The values of a log line, by the names that flow_train/README.md has, over the steps (at
+        least one) since the last one. What is not known is left out; `epoch` counts epochs done,
+        with the part of this one. NonFiniteLossError names the first step whose loss is not
+        finite."""
         processes = distributed.world_size()
         values = self._window.fetch(reduce=self._reduce)
         # Reducing takes means over the processes; correct answers are counted, not averaged.

@@ -23,11 +23,7 @@ logger = logging.getLogger("oneflow_accel")
 
 
 class NonFiniteLossError(UserError):
-    """A metric became NaN or infinite.
-
-    Attributes:
-        step: the first step at which one did.
-    """
+    """A metric became NaN or infinite, first at `step`."""
 
     def __init__(self, step: int, name: str, value: float) -> None:
         super().__init__(
@@ -38,16 +34,13 @@ class NonFiniteLossError(UserError):
 
 
 class MetricLog:
-    """Writes metrics to OUTPUT_DIR/metrics.jsonl, and to OUTPUT_DIR/tensorboard if it is installed.
+    """Writes metrics to OUTPUT_DIR/metrics.jsonl, and to OUTPUT_DIR/tensorboard if it is installed;
+    nothing unless `enabled`, which only the main process is.
 
     Each line of the file is one object, {"step", "split", "time", "values"}: `time` in seconds
     since 1970 and `values` by name, where a value that is not finite is null (JSON has no NaN). A
-    line is handed to the system at once, so a killed run loses none but the one in writing, and
-    that one is removed at the next start.
-
-    Args:
-        output_dir: made if missing.
-        enabled: False on all processes but the main one; nothing is written then.
+    line is handed to the system at once, so a killed run loses only the one in writing, which is
+    removed at the next start.
     """
 
     def __init__(self, output_dir: Path | str, enabled: bool = True) -> None:
@@ -67,14 +60,8 @@ class MetricLog:
     def log(
         self, step: int, values: Mapping[str, float | Sequence[float]], *, split: str = "train"
     ) -> None:
-        """Write one set of values.
-
-        Args:
-            step: number of optimizer steps done.
-            values: numbers by name, such as {"loss": 2.3, "acc1": 41.0}; sequences of numbers, such
-                as the loss of each step, go to the file only.
-            split: "train" or "val".
-        """
+        """Write values by name, such as {"loss": 2.3, "acc1": 41.0}, after so many optimizer steps;
+        sequences of numbers, such as the loss of each step, go to the file only."""
         if self._file is None:
             return
         series = {name: list(v) for name, v in values.items() if isinstance(v, Sequence)}
@@ -109,7 +96,6 @@ class MetricLog:
             self._tensorboard.forget_after(step)
 
     def close(self) -> None:
-        """Close the files; `log` writes nothing afterwards."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -123,11 +109,8 @@ def _finite_or_none(number: float) -> float | None:
 
 
 def read_metrics(path: Path | str) -> list[dict[str, Any]]:
-    """The lines of a metrics.jsonl, in the order of logging; unreadable ones are left out.
-
-    Raises:
-        OSError: the file is not there or cannot be read.
-    """
+    """The lines of a metrics.jsonl in the order of logging; unreadable ones are left out. OSError
+    if the file cannot be read."""
     lines = []
     for number, text in enumerate(Path(path).read_bytes().splitlines(), start=1):
         try:
@@ -143,17 +126,8 @@ def read_metrics(path: Path | str) -> list[dict[str, Any]]:
 def metric_series(
     lines: Sequence[Mapping[str, Any]], split: str, name: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """One metric by step.
-
-    Args:
-        lines: as `read_metrics` returns them.
-        split: "train", "val" ...
-        name: of the metric, a number.
-
-    Returns:
-        Steps (int64) and values (float64), in the order of logging; values that were not finite
-        are left out.
-    """
+    """One metric out of `read_metrics`' lines: steps (int64) and values (float64), in the order of
+    logging, without values that were not finite."""
     points = [
         (line["step"], line["values"][name])
         for line in lines
@@ -164,11 +138,8 @@ def metric_series(
 
 
 class TensorBoardLog:
-    """Event files through the writer of the `tensorboard` package; needs no tensorflow.
-
-    Raises:
-        ImportError: the package is not installed.
-    """
+    """Event files through the writer of the `tensorboard` package; needs no tensorflow. ImportError
+    if the package is not installed."""
 
     def __init__(self, directory: Path) -> None:
         from tensorboard.compat.proto import event_pb2, summary_pb2
@@ -179,7 +150,6 @@ class TensorBoardLog:
         self._writer = EventFileWriter(str(directory))
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Write numbers of one step, by tag."""
         pb2 = self._summary_pb2
         scalars = [pb2.Summary.Value(tag=name, simple_value=v) for name, v in values.items()]
         self._add(step, summary=pb2.Summary(value=scalars))
@@ -190,7 +160,6 @@ class TensorBoardLog:
         self._add(step + 1, session_log=start)
 
     def close(self) -> None:
-        """Close the file."""
         self._writer.close()
 
     def _add(self, step: int, **content: Any) -> None:
@@ -200,7 +169,6 @@ class TensorBoardLog:
 
 
 def _remove_torn_line(path: Path) -> None:
-    """Cut off the end of a file whose last line was not written to its end."""
     if not path.exists():
         return
     data = path.read_bytes()
@@ -211,31 +179,20 @@ def _remove_torn_line(path: Path) -> None:
 
 
 class StepWindow:
-    """Metrics of the steps since the last log line, kept on the device.
-
-    Adding a step waits for nothing; `fetch` makes the one device-to-host transfer.
-
-    Attributes:
-        steps: the steps added since the last `fetch`; after it, until the next `add`, those that it
-            returned.
-    """
+    """Metrics of the steps since the last log line, kept on the device: adding a step waits for
+    nothing, `fetch` makes the one device-to-host transfer. `steps` are those added since then or,
+    until the next `add`, those that `fetch` returned."""
 
     def __init__(self) -> None:
         self.steps: list[int] = []
         self._rows: list[dict[str, Any]] = []
 
     def __len__(self) -> int:
-        """Number of steps that wait to be fetched."""
         return len(self._rows)
 
     def add(self, step: int, **metrics: flow.Tensor | float) -> None:
-        """Keep the metrics of one step.
-
-        Args:
-            step: number of optimizer steps done.
-            **metrics: single-element tensors, local or global (the global value is taken), or
-                numbers; the same names at each step.
-        """
+        """Keep the metrics of one step: single-element tensors, local or global (the global value
+        is taken), or numbers; the same names at each step."""
         if not self._rows:
             self.steps = []
         elif metrics.keys() != self._rows[0].keys():
@@ -249,18 +206,10 @@ class StepWindow:
         )
 
     def fetch(self, *, reduce: bool = False) -> dict[str, list[float]]:
-        """Bring the window to the host and start a new one.
-
-        Args:
-            reduce: average the tensors over all processes, so that every process gets the same
-                values, or the same error; every process must call it at the same step.
-
-        Returns:
-            For each name one value per step, in the order of `steps`; tensors at float32 precision.
-
-        Raises:
-            NonFiniteLossError: a value is NaN or infinite; names the first such step.
-        """
+        """Bring the window to the host and start a new one: per name one value for each of `steps`,
+        tensors at float32 precision. `reduce` averages the tensors over all processes, so that each
+        gets the same values or the same error; all must call it at the same step.
+        NonFiniteLossError names the first step with a NaN or infinity."""
         rows, self._rows = self._rows, []
         tensors = [
             value for row in rows for value in row.values() if isinstance(value, flow.Tensor)

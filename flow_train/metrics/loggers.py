@@ -39,11 +39,7 @@ CSV_NAME = "metrics.csv"
 class CsvTable(Logger):
     """One row per log line: step, split, time, and a column per metric, empty where the line does
     not have it. Written from metrics.jsonl after each validation and at the end, so that a resumed
-    run's table is right without further ado.
-
-    Args:
-        run_dir: the run's folder.
-    """
+    run's table is right."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
@@ -71,17 +67,9 @@ class CsvTable(Logger):
 
 
 class WandbRun(Logger):
-    """Sends metrics to a wandb run, offline unless the configuration says `mode: online`.
-
-    Args:
-        run_dir: holds wandb's files.
-        run_name: unless the options have a `name`.
-        config: of the run, shown beside it.
-        options: for `wandb.init`: project, name, id, group, tags, mode, ...
-
-    Raises:
-        ImportError: wandb is not installed.
-    """
+    """Sends metrics to a wandb run, offline unless the configuration says `mode: online`. `options`
+    are `wandb.init`'s: project, name, id, group, tags, mode, ... ImportError if wandb is not
+    installed."""
 
     def __init__(
         self,
@@ -96,7 +84,8 @@ class WandbRun(Logger):
         given.pop("_target_", None)
         settings = {"mode": "offline", "name": run_name, "resume": "allow", **given}
         self._run = None
-        # Whatever it is: no network, no account, no disk. The metrics are in metrics.jsonl.
+        # Metrics are in metrics.jsonl anyway, so no error of wandb (no network, no account, no
+        # disk) may end the run.
         try:
             self._run = wandb.init(dir=str(run_dir), config=dict(config), **settings)
         except Exception as error:
@@ -128,14 +117,8 @@ _KINDS = ("csv", "tensorboard", "wandb")
 
 
 def require_loggers(options: Mapping[str, Any]) -> None:
-    """Check that what is asked for can log.
-
-    Args:
-        options: the configuration's group `logger`: options by key, null for off.
-
-    Raises:
-        UserError: an unknown key, or a package that is not installed.
-    """
+    """Check that each logger of the configuration's group `logger` (options by key, null for off)
+    can log. UserError for an unknown key, or a package that is not installed."""
     for key in options:
         if key not in _KINDS:
             raise UserError(f"there is no logger.{key}; there are {', '.join(_KINDS)}")
@@ -150,23 +133,14 @@ def _is_installed(package: str) -> bool:
     try:
         return importlib.util.find_spec(package) is not None
     except ValueError:
-        # A module that was put into sys.modules by hand.
+        # A module that was put into sys.modules by hand has no spec.
         return sys.modules.get(package) is not None
 
 
 class RunLog:
-    """All loggers of a run in one.
-
-    Args:
-        run_dir: the run's folder.
-        options: the configuration's group `logger`: options by key, null for off.
-        run_name: for wandb.
-        config: the whole configuration, for wandb.
-        enabled: False on all processes but the main one, and in trial runs.
-
-    Raises:
-        UserError: as `require_loggers`.
-    """
+    """All loggers of a run in one. `options` are the configuration's group `logger`; `enabled` is
+    False on all processes but the main one, and in trial runs. Errors are those of
+    `require_loggers`."""
 
     def __init__(
         self,
@@ -191,13 +165,8 @@ class RunLog:
     def log(
         self, step: int, values: Mapping[str, float | Sequence[float]], *, split: str = "train"
     ) -> None:
-        """Write one set of values.
-
-        Args:
-            step: number of optimizer steps done.
-            values: numbers by name.
-            split: "train", "val", "test" or another heading.
-        """
+        """Write values by name after so many optimizer steps; `split` is "train", "val", "test" or
+        another heading."""
         self._metrics.log(step, values, split=split)
         numbers = {k: float(v) for k, v in values.items() if not isinstance(v, Sequence)}
         for other in self._others:
@@ -219,7 +188,6 @@ class RunLog:
         self._metrics.truncate(step)
 
     def close(self) -> None:
-        """Close all files."""
         self._metrics.close()
         for other in self._others:
             other.close()

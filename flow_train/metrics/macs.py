@@ -20,7 +20,7 @@ import oneflow as flow
 from oneflow import nn
 
 Shape = tuple[int, ...]
-# From the shapes of a module's first input and of its output to the multiply-accumulates of a call.
+# From the shapes of a module's first input and its output to the multiply-accumulates of a call.
 Rule = Callable[[Shape, Shape], int]
 
 
@@ -37,15 +37,8 @@ class ParameterCount(NamedTuple):
 
 @dataclass(frozen=True)
 class ModuleMacs:
-    """What one module costs for one image.
-
-    Attributes:
-        name: in the model.
-        kind: name of its class.
-        shape: of its first input.
-        parameters: values in its parameters, without those of modules counted by themselves.
-        macs: multiply-accumulates of all its calls, likewise.
-    """
+    """What one module costs for one image. `shape` is that of its first input; `parameters` and
+    `macs`, of all its calls, leave out modules inside it that are counted by themselves."""
 
     name: str
     kind: str
@@ -55,7 +48,6 @@ class ModuleMacs:
 
 
 def count_parameters(model: nn.Module) -> ParameterCount:
-    """Values in the parameters of a model; a shared one counts once."""
     parameters = list(model.parameters())
     trainable = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
     return ParameterCount(sum(parameter.numel() for parameter in parameters), trainable)
@@ -64,13 +56,9 @@ def count_parameters(model: nn.Module) -> ParameterCount:
 def count_macs(
     model: nn.Module, image_size: int | Sequence[int], in_chans: int | None = None
 ) -> int:
-    """Multiply-accumulates of a forward pass of one image.
-
-    Args:
-        model: local; it is run once in eval mode, and left as it was.
-        image_size: height and width; one number for a square.
-        in_chans: channels of an image; None for the model's attribute `in_chans`, or 3.
-    """
+    """Multiply-accumulates of a forward pass of one image. The model is local; it runs once in eval
+    mode and is left as it was. `image_size` is height and width, or one number for a square;
+    `in_chans` None takes the model's attribute `in_chans`, or 3."""
     return sum(module.macs for module in macs_by_module(model, image_size, in_chans))
 
 
@@ -124,7 +112,7 @@ class _Counted:
 
 
 def _counted(module: nn.Module, name: str, done: set[int]) -> Iterator[_Counted]:
-    # Once each, wherever a module stands: what is noted is all its calls.
+    # Record each module once, wherever it stands: what is noted is all its calls.
     if id(module) in done:
         return
     done.add(id(module))
@@ -139,7 +127,6 @@ def _counted(module: nn.Module, name: str, done: set[int]) -> Iterator[_Counted]
 
 
 def _rule_of_whole(module: nn.Module) -> Rule | None:
-    """The rule that stands for a module and all that is in it."""
     if hasattr(module, "macs_per_row"):
         per_row = module.macs_per_row()
         return lambda shape, out: math.prod(shape[:-1]) * per_row
@@ -155,7 +142,7 @@ def _rule_of_whole(module: nn.Module) -> Rule | None:
 @contextmanager
 def _recording(counted: Sequence[_Counted], calls: dict[str, tuple[Shape, int]]) -> Iterator[None]:
     """Note for each module the shape of its first input and the sum over its calls."""
-    # Not register_forward_hook, which gives nothing to take the hook away by.
+    # Not register_forward_hook: it gives no handle to remove the hook by.
     key = object()
     for item in counted:
         item.module._forward_hooks[key] = _hook(item, calls)
@@ -178,16 +165,10 @@ def _hook(
 
 
 def macs_table(modules: Sequence[ModuleMacs], parameters: int) -> str:
-    """A text table; modules that differ only in a number within their names are one row.
-
-    Args:
-        modules: what `macs_by_module` returns.
-        parameters: all of the model; those of no counted module are a row "other".
-
-    Returns:
-        Lines of name, class, how many, shape of the input, parameters and multiply-accumulates in
-        millions, the last two over all modules of a row; then the sums.
-    """
+    """A text table of `macs_by_module`'s modules; those that differ only in a number within their
+    names are one row, and the rest of the model's `parameters` is a row "other". Columns: name,
+    class, how many, shape of the input, parameters and multiply-accumulates in millions, the last
+    two over all modules of a row; then the sums."""
     rows: dict[tuple[str, str, Shape], list[ModuleMacs]] = {}
     for module in modules:
         key = (_without_numbers(module.name), module.kind, module.shape)

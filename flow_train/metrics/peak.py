@@ -23,7 +23,7 @@ from flow_train.metrics.macs import macs_of_call
 
 logger = logging.getLogger("oneflow_accel")
 
-# A multiplication and an addition.
+# One multiply-accumulate is a multiplication and an addition.
 FLOPS_PER_MAC = 2
 # The backward pass multiplies once for the gradient of the weights, and once for the inputs'.
 TRAINING_PER_FORWARD = 3
@@ -46,13 +46,8 @@ class Peak:
 
 @dataclass(frozen=True)
 class Utilization:
-    """What a training step has to compute, beside what could be computed in its time.
-
-    Attributes:
-        flops: of training on one sample (an image, a token).
-        peak: of one device.
-        devices: how many train together.
-    """
+    """The work of a training step beside the device's peak: `flops` of training on one sample (an
+    image, a token), `peak` of one device."""
 
     flops: float
     peak: Peak
@@ -70,15 +65,9 @@ class Utilization:
 def utilization(
     model: nn.Module, sample: flow.Tensor, backend: Backend, *, dtype: str, devices: int
 ) -> Utilization | None:
-    """For a model in training; None where nothing is known of its work.
-
-    Args:
-        model: local; it runs once in eval mode, and is left as it was.
-        sample: a batch of one, in the model's layout.
-        backend: the device.
-        dtype: in which it computes, as "float32".
-        devices: how many train together.
-    """
+    """For a model in training; None where nothing is known of its work. The model is local, runs
+    once in eval mode, and is left as it was; `sample` is a batch of one, in the model's layout, and
+    `dtype`, such as "float32", is what the device computes in."""
     try:
         macs = sum(module.macs for module in macs_of_call(model, sample))
     # A model that cannot be counted trains all the same.

@@ -72,20 +72,9 @@ class Border(NamedTuple):
 
 
 class Profiler:
-    """Times operators and, if asked to, notes what module they belong to; see the module's text.
-
-    Args:
-        model: in training, local to this process.
-        backend: the device.
-        optimizer: to tell its operators from the others.
-        modules: whether modules are told apart.
-
-    Attributes:
-        operators: as they ran; there after the `with` block.
-
-    Raises:
-        UserError: this build of oneflow has another profiler than 0.9.0's.
-    """
+    """Times operators and, with `modules`, notes what module they belong to; see the module's text.
+    The model is in training, local to this process; `operators` is there after the `with` block.
+    UserError if this build of oneflow has another profiler than 0.9.0's."""
 
     def __init__(
         self,
@@ -103,7 +92,8 @@ class Profiler:
         self._kinds = {name: type(module).__name__ for name, module in model.named_modules()}
         self._hook_key = object()
         self._open: list[str] = []
-        # What produced the tensors of a step, by id; they are kept, so that no id comes twice.
+        # What produced the tensors of a step, by id; the tensors are kept, so that no id comes
+        # twice.
         self._produced: dict[int, flow.Tensor] = {}
         self._borders: list[Border] = []
         self._forwards: list[Span] = []
@@ -190,7 +180,6 @@ class Profiler:
         self._border(owner, BACKWARD)
 
     def by_operator(self) -> dict[str, tuple[int, float]]:
-        """Calls and seconds of each operator."""
         sums: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
         for name, start, stop in self.operators:
             sums[name][0] += 1
@@ -207,7 +196,6 @@ class Profiler:
         return dict(sums)
 
     def operator_table(self, steps: int, most: int = 15) -> str:
-        """The operators that take longest, per step."""
         found = self.by_operator()
         rows = [
             (name, f"{calls / steps:g}", *_times(seconds, steps, self.seconds))
@@ -222,7 +210,6 @@ class Profiler:
         return _table([("operator", "calls", "ms", "%"), *rows, rest])
 
     def module_table(self, steps: int, most: int = 20) -> str:
-        """The modules whose own operators take longest, per step."""
         found = self.by_module()
         total = sum(sum(phases.values()) for phases in found.values()) or 1.0
         rows = [
@@ -262,13 +249,8 @@ class Profiler:
 
 
 class ProfileSteps(Hook):
-    """Profiles some steps of a run after the first ones: so many for the operators, as many again
-    for the modules, and then prints both tables and writes the trace.
-
-    Args:
-        steps: to profile.
-        folder: gets TRACE_NAME.
-    """
+    """Profiles `steps` steps of a run after the first ones for the operators and as many again for
+    the modules, then prints both tables and writes FOLDER/TRACE_NAME."""
 
     def __init__(self, steps: int, folder: Path) -> None:
         self.steps = steps
@@ -315,7 +297,6 @@ def _times(seconds: float, steps: int, total: float) -> tuple[str, str]:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:
-    """Text to the left, numbers to the right."""
     columns = list(zip(*rows, strict=True))
     widths = [max(map(len, column)) for column in columns]
     left = [not re.fullmatch(r"-?[\d.]+", column[1]) for column in columns]
@@ -343,7 +324,6 @@ def _library() -> ctypes.CDLL:
 
 
 def _events(library: ctypes.CDLL) -> list[Span]:
-    """What OneFlow has recorded since `EnableProfiler`."""
     manager = ctypes.c_void_p.in_dll(library, _MANAGER)
     # A vector of shared pointers: its begin, end and capacity.
     vector = (ctypes.c_uint64 * 3)()

@@ -13,21 +13,14 @@ from rich.progress import Progress as RichProgress
 
 # The rate is the mean over this many updates: steady to read, soon free of the slow first ones.
 _WINDOW = 50
-# After so long without a line, a loop writes one whatever its interval of log lines is.
+# A loop without a line for so long writes one, whatever its interval of log lines is.
 LONGEST_SILENCE_S = 20.0
 
 
 class Progress:
-    """Counts what is done of a total.
-
-    The bar is drawn on standard error, and only if that is a terminal; a log file gets nothing.
-
-    Args:
-        total: number of units in all.
-        unit: what is counted, such as "step"; shown beside the bar.
-        enabled: False on all processes but the main one: no bar and no lines then.
-        done: units done before this run, such as before a resume.
-    """
+    """Counts what is done of a total, `done` units of it before this run (as after a resume). The
+    bar is drawn on standard error, and only if that is a terminal; a log file gets nothing.
+    `enabled` is False on all processes but the main one: no bar and no lines then."""
 
     def __init__(self, total: int, unit: str, enabled: bool = True, done: int = 0) -> None:
         self.total = total
@@ -44,7 +37,8 @@ class Progress:
                 TextColumn("ETA {task.fields[eta]}  {task.fields[text]}"),
                 console=Console(stderr=True),
                 transient=True,
-                # It would send to standard error what was meant for a redirected standard output.
+                # The bar would send to standard error what was meant for a redirected standard
+                # output.
                 redirect_stdout=False,
             )
             self._task = self._bar.add_task(unit, total=total, completed=done, eta="-", text="")
@@ -87,7 +81,6 @@ class Progress:
         return left / rate if rate > 0 else math.inf
 
     def close(self) -> None:
-        """Take the bar away."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None

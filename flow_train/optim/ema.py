@@ -13,9 +13,9 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
-# Of the arrays' names in a checkpoint.
+# The prefix of the arrays' names in a checkpoint.
 PREFIX = "ema/"
-# Of BatchNorm; its count of batches has no part in what it computes.
+# The buffers of BatchNorm that are averaged; its count of batches has no part in what it computes.
 _STATISTICS = ("running_mean", "running_var")
 
 
@@ -36,20 +36,9 @@ class ExponentialMovingAverage:
     after one for the few batches left over at an epoch's end.
 
     The running statistics of BatchNorm are averaged in the same way: the model's own belong to its
-    last weights, and averaged weights can be far from those. Other buffers, and parameters that
-    are not trained, are not averaged.
-
-    Args:
-        model: its parameters now are what the average starts from.
-        decay: d, from 0 to 1.
-        use_num_updates: as above.
-
-    Attributes:
-        num_updates: how often `update` was called, over all runs.
-        shadow: average by name of the parameter or buffer; global where that is.
-
-    Raises:
-        ValueError: `decay` is out of range.
+    last weights, and averaged weights can be far from those. Other buffers, and parameters that are
+    not trained, are not averaged. `shadow` has tensors by name, global where the model's are;
+    `num_updates` counts over all runs of a training. ValueError if `decay` is out of range.
     """
 
     def __init__(self, model: nn.Module, decay: float, use_num_updates: bool = False) -> None:
@@ -62,24 +51,19 @@ class ExponentialMovingAverage:
         self.reset(model)
 
     def reset(self, model: nn.Module) -> None:
-        """Average the parameters of `model` from now on, from what they are now."""
         self.shadow = {
             name: _copy(value.detach().to(flow.float32)) for name, value in _averaged(model).items()
         }
 
     def current_decay(self) -> float:
-        """d of the next update."""
         if not self.use_num_updates:
             return self.decay
         n = self.num_updates + 1
         return min(self.decay, (1 + n) / (10 + n))
 
     def update(self, model: nn.Module) -> None:
-        """Take in the parameters after an update.
-
-        Raises:
-            KeyError: the model has other parameters than the one that the average started with.
-        """
+        """Take in the parameters after an update; KeyError if the model has others than at the
+        start."""
         rate = 1 - self.current_decay()
         self.num_updates += 1
         with flow.no_grad():
@@ -103,15 +87,14 @@ class ExponentialMovingAverage:
         _assign(model, self.shadow)
 
     def state_arrays(self) -> dict[str, np.ndarray]:
-        """Averages by "ema/" and the parameter's name, float32. A collective call where parameters
-        are global tensors."""
+        """Averages by "ema/" and the parameter's name, float32. A collective call for global
+        tensors."""
         return {
             PREFIX + name: distributed.local_value(value).numpy()
             for name, value in self.shadow.items()
         }
 
     def state(self) -> dict[str, Any]:
-        """The numbers, ready for JSON."""
         return {
             "decay": self.decay,
             "use_num_updates": self.use_num_updates,
@@ -119,16 +102,9 @@ class ExponentialMovingAverage:
         }
 
     def load(self, arrays: Mapping[str, np.ndarray], state: Mapping[str, Any]) -> None:
-        """Go on from what `state_arrays` and `state` gave.
-
-        The decay stays this object's own: it may be changed for the rest of a run.
-
-        Args:
-            arrays: may hold more than the averages.
-
-        Raises:
-            CheckpointError: an average is missing, or has another shape than its parameter.
-        """
+        """Go on from what `state_arrays` and `state` gave; `arrays` may hold more. The decay stays
+        this object's own: it may be changed for the rest of a run. CheckpointError if an average is
+        missing, or has another shape than its parameter."""
         loaded = {}
         for name, shadow in self.shadow.items():
             array = arrays.get(PREFIX + name)
@@ -149,13 +125,9 @@ class ExponentialMovingAverage:
 
     def replace(self, model: nn.Module, averages: Mapping[str, np.ndarray]) -> None:
         """Average another model from now on, as after its structured layers became dense ones.
-
-        Args:
-            model: the new model.
-            averages: by parameter name, what the average goes on from, such as the dense form of
-                the old averages; a parameter that is not there goes on with its old average if it
-                has one of its shape, else starts from its own value.
-        """
+        `averages` has by name what the average goes on from, such as the dense form of the old
+        averages; a parameter that is not there goes on with its old average if it has one of its
+        shape, else starts from its own value."""
         old = self.shadow
         self.reset(model)
         for name, shadow in self.shadow.items():

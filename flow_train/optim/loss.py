@@ -17,11 +17,8 @@ class CrossEntropy(nn.Module):
 
     With smoothing s over C classes the target t becomes (1 - s) t + s / C (Szegedy et al. 2016,
     "Rethinking the Inception architecture", section 7), for soft targets, such as those of mixup,
-    too. It is computed from the logarithm of the softmax, which does not overflow.
-
-    Args:
-        label_smoothing: s, from 0 to below 1.
-        reduction: "mean" over the samples, "sum", or "none".
+    too. It is computed from the logarithm of the softmax, which does not overflow. `reduction` is
+    "mean" over the samples, "sum", or "none".
     """
 
     def __init__(self, label_smoothing: float = 0.0, reduction: str = "mean") -> None:
@@ -30,17 +27,9 @@ class CrossEntropy(nn.Module):
         self._loss = nn.CrossEntropyLoss(label_smoothing=label_smoothing, reduction=reduction)
 
     def forward(self, scores: flow.Tensor, targets: flow.Tensor) -> flow.Tensor:
-        """
-        Args:
-            scores: (N, C), float; half precision is computed in float32.
-            targets: (N,) int64, or (N, C) float that sum to 1.
-
-        Returns:
-            float32 (float64 for such scores): a scalar, or (N,) where nothing is reduced.
-
-        Raises:
-            ValueError: the shapes do not go together.
-        """
+        """The loss of float scores (N, C), half precision computed in float32, against targets (N,)
+        int64, or (N, C) float that sum to 1: float32 (float64 for such scores), a scalar, or (N,)
+        where nothing is reduced. ValueError if the shapes do not go together."""
         if targets.shape not in (scores.shape, scores.shape[:1]):
             raise ValueError(
                 f"scores of shape {tuple(scores.shape)} and targets of {tuple(targets.shape)}"
@@ -53,14 +42,8 @@ class CrossEntropy(nn.Module):
 
 
 def build_loss(config: Mapping[str, Any] | None, reduction: str = "mean") -> CrossEntropy:
-    """The loss that a configuration describes.
-
-    Args:
-        config: see `keys.LossFunction`; None is plain cross-entropy.
-
-    Raises:
-        UserError: an unknown name or key, or a value of the wrong type or range.
-    """
+    """The loss that `keys.LossFunction` describes; None is plain cross-entropy. UserError for an
+    unknown name or key, or a value of the wrong type or range."""
     options = read(keys.LossFunction, config, "loss_fn")
     return CrossEntropy(options.label_smoothing, reduction)
 

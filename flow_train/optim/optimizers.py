@@ -20,19 +20,12 @@ def build_optimizer(
     config: Mapping[str, Any],
     grouping: Mapping[str, Any] | None = None,
 ) -> flow.optim.Optimizer:
-    """The optimizer that a configuration describes, over a model's trainable parameters.
+    """The optimizer that `keys.Optimizer` describes, over the trainable parameters of a model on
+    the device and in the layout to train in. AdamW is decoupled (Loshchilov and Hutter 2019).
 
-    Args:
-        model: on the device and in the layout to train in.
-        config: see `keys.Optimizer`. AdamW is decoupled (Loshchilov and Hutter 2019).
-        grouping: see `keys.ParameterGrouping` and `group_parameters`.
-
-    Returns:
-        The optimizer. It has a group for the parameters with weight decay and one for those
-        without, the parameters of each sorted by name.
-
-    Raises:
-        UserError: an unknown name or key, a value of the wrong type or range, or no `lr`.
+    It has a group for the parameters with weight decay and one for those without (see
+    `group_parameters`), the parameters of each sorted by name. UserError for an unknown name or
+    key, a value of the wrong type or range, or no `lr`.
     """
     options = read(keys.Optimizer, config, "optimizer").model_dump(exclude_none=True)
     flags = read(keys.ParameterGrouping, grouping, "optimizer_param_grouping").model_dump()

@@ -14,8 +14,7 @@ from oneflow import nn
 
 # Tokens and position embeddings of vision transformers, by the last part of their name.
 TOKEN_NAMES = frozenset({"pos_embed", "cls_token", "dist_token"})
-# A module may name parameters of its own that are not to be decayed in an attribute of this
-# name.
+# A module may name parameters of its own that must not be decayed in an attribute of this name.
 NO_DECAY_ATTRIBUTE = "no_weight_decay"
 
 _NORMALIZATION = (
@@ -29,13 +28,8 @@ _NORMALIZATION = (
 
 @dataclass(frozen=True)
 class ParameterGroup:
-    """Parameters that share a weight decay.
-
-    Attributes:
-        names: as in the model, sorted, so that a resumed run has them in the same order.
-        parameters: in the order of `names`.
-        decayed: whether weight decay applies.
-    """
+    """Parameters that share a weight decay; `names` are sorted, so that a resumed run has them in
+    the same order, and `parameters` go with them."""
 
     names: tuple[str, ...]
     parameters: tuple[nn.Parameter, ...]
@@ -43,7 +37,6 @@ class ParameterGroup:
 
     @property
     def elements(self) -> int:
-        """Number of values in all parameters."""
         return sum(parameter.numel() for parameter in self.parameters)
 
 
@@ -53,21 +46,14 @@ def group_parameters(
     bias_weight_decay: bool = False,
     normalization_weight_decay: bool = False,
 ) -> list[ParameterGroup]:
-    """Divide the trainable parameters into those with and those without weight decay.
+    """Divide the trainable parameters into those with and those without weight decay; the decayed
+    group is first, and an empty one is left out.
 
-    Args:
-        model: any module. A submodule's `no_weight_decay` (names of its own parameters, or a
-            function that returns such names, which may be dotted) adds to the second group.
-        bias_weight_decay: decay parameters whose name ends in "bias", too.
-        normalization_weight_decay: decay parameters of normalization layers, too; their biases
-            only if `bias_weight_decay` is set as well.
-
-    Returns:
-        The decayed group, then the other; a group that would be empty is left out. A parameter
-        that several modules share is in the group where its first name belongs.
-
-    Raises:
-        ValueError: no parameter requires a gradient.
+    A submodule's `no_weight_decay` (names of its own parameters, or a function that returns such
+    names, which may be dotted) adds to the second group. With `normalization_weight_decay` the
+    biases of normalization layers are decayed only if `bias_weight_decay` is set as well. A
+    parameter that several modules share is in the group where its first name belongs. ValueError if
+    no parameter requires a gradient.
     """
     without = _not_decayed(model, bias_weight_decay, normalization_weight_decay)
     named = {name: value for name, value in model.named_parameters() if value.requires_grad}

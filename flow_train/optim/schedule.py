@@ -2,8 +2,7 @@
 that ResNets are trained with.
 
 A schedule is a function of the time t, in epochs or in optimizer steps as its configuration says.
-The loop asks for `schedule(t)` and sets that; the schedule keeps no state, so a resumed run needs
-none of it.
+It keeps no state, so a resumed run needs none of it.
 """
 
 from __future__ import annotations
@@ -52,7 +51,6 @@ class CosineSchedule:
     cooldown: float
 
     def __call__(self, t: float) -> float:
-        """Learning rate at time t >= 0."""
         if t < self.warmup_t:
             return _warmup(t, self.warmup_t, self.warmup_lr_init, self.base_lr)
         if self.warmup_prefix:
@@ -90,15 +88,8 @@ class CosineSchedule:
 
 @dataclass(frozen=True)
 class LinearSchedule:
-    """Linear warm-up, then a straight line down that reaches `lr_min` at `t_total`.
-
-    Attributes:
-        base_lr: learning rate at the end of the warm-up.
-        t_total: time when `lr_min` is reached; it stays there.
-        warmup_t: length of the warm-up, part of `t_total`; 0 for none.
-        warmup_lr_init: learning rate at t = 0, where there is a warm-up.
-        lr_min: learning rate at the end.
-    """
+    """Linear warm-up from `warmup_lr_init`, then a straight line down that reaches `lr_min` at
+    `t_total`, warm-up included, and stays there."""
 
     base_lr: float
     t_total: float
@@ -107,7 +98,6 @@ class LinearSchedule:
     lr_min: float
 
     def __call__(self, t: float) -> float:
-        """Learning rate at time t >= 0."""
         if t < self.warmup_t:
             return _warmup(t, self.warmup_t, self.warmup_lr_init, self.base_lr)
         left = max(0.0, (self.t_total - t) / (self.t_total - self.warmup_t))
@@ -115,33 +105,24 @@ class LinearSchedule:
 
     @property
     def length(self) -> float:
-        """Time until the run is over."""
         return self.t_total
 
 
 @dataclass(frozen=True)
 class ConstantSchedule:
-    """One learning rate after a linear warm-up.
-
-    Attributes:
-        base_lr: the learning rate.
-        warmup_t: length of the warm-up; 0 for none.
-        warmup_lr_init: learning rate at t = 0, where there is a warm-up.
-    """
+    """One learning rate after a linear warm-up from `warmup_lr_init` (`warmup_t` 0: none)."""
 
     base_lr: float
     warmup_t: float = 0
     warmup_lr_init: float = 0.0
 
     def __call__(self, t: float) -> float:
-        """Learning rate at time t >= 0."""
         if t < self.warmup_t:
             return _warmup(t, self.warmup_t, self.warmup_lr_init, self.base_lr)
         return self.base_lr
 
     @property
     def length(self) -> float:
-        """Without end."""
         return math.inf
 
 
@@ -155,15 +136,9 @@ _KINDS: dict[str, type[Schedule]] = {
 
 
 def build_schedule(config: Mapping[str, Any] | None, base_lr: float) -> Schedule:
-    """The schedule that a configuration describes.
-
-    Args:
-        config: see `keys.Scheduler`; None is a constant learning rate.
-        base_lr: the optimizer's learning rate.
-
-    Raises:
-        UserError: an unknown name or key, a missing one, or a value of the wrong type or range.
-    """
+    """The schedule that `keys.Scheduler` describes; None is a constant learning rate. `base_lr` is
+    the optimizer's. UserError for an unknown name or key, a missing one, or a value of the wrong
+    type or range."""
     if config is None:
         return ConstantSchedule(base_lr)
     options = read(keys.Scheduler, config, "scheduler")
@@ -184,17 +159,8 @@ DECAY_FACTOR = 0.1
 def step_decay(
     base_lr: float, epoch: int, every: int = DECAY_EVERY, factor: float = DECAY_FACTOR
 ) -> float:
-    """Learning rate of an epoch: `base_lr * factor ** (epoch // every)`.
-
-    Args:
-        base_lr: learning rate of the first epoch.
-        epoch: counted from 0.
-        every: number of epochs between two decays.
-        factor: what each decay multiplies by.
-
-    Raises:
-        ValueError: `epoch` is negative or `every` is not positive.
-    """
+    """Learning rate of an epoch, counted from 0: `base_lr * factor ** (epoch // every)`. ValueError
+    if `epoch` is negative or `every` is not positive."""
     if epoch < 0 or every < 1:
         raise ValueError(f"epoch must be >= 0 and every >= 1, got {epoch} and {every}")
     return base_lr * factor ** (epoch // every)

@@ -23,23 +23,18 @@ class _DataParallelShell(nn.Module):
 
 
 def data_parallel(model: nn.Module) -> nn.Module:
-    """What to call in training: `model` itself, or where there are several processes a module
-    whose backward pass leaves the mean of all processes' gradients in the model's parameters.
-
-    Parameters and buffers become those of process 0. A model can be wrapped once only: its
-    parameters keep the hooks.
-    """
+    """What to call in training: `model` itself, or where there are several processes a module whose
+    backward pass leaves the mean of all processes' gradients in the model's parameters. Parameters
+    and buffers become those of process 0. A model can be wrapped once only: its parameters keep the
+    hooks."""
     if distributed.world_size() == 1:
         return model
     return flow.nn.parallel.DistributedDataParallel(_DataParallelShell(model))
 
 
 def broadcast_buffers(model: nn.Module) -> None:
-    """Give every process the buffers of process 0.
-
-    Running statistics are each process's own until the next forward pass; evaluation uses the ones
-    that the checkpoint stores, process 0's.
-    """
+    """Give every process the buffers of process 0. Running statistics are each process's own until
+    the next forward pass; evaluation uses the ones that the checkpoint stores, process 0's."""
     if distributed.world_size() > 1:
         for buffer in model.buffers():
             flow._C.comm_broadcast([buffer], inplace=True)

@@ -52,18 +52,11 @@ class StepFigures(NamedTuple):
 
 
 class TrainStep(ABC):
-    """Runs training steps on a model.
+    """Runs training steps on a model that is on the backend's device.
 
-    Args:
-        model: on the backend's device.
-        backend: the device.
-        optimizer: over the model's parameters.
-        loss: mean over a batch, of scores and labels.
-        clip: largest norm of all gradients together; None does not clip.
-        precision: "32", "16" or "bf16".
-
-    Raises:
-        UserError: the device cannot do what is asked for; names the key.
+    `optimizer` is over the model's parameters, `loss` the mean over a batch, of scores and labels;
+    `clip` is the largest norm of all gradients together, None for no clipping, and `precision`
+    "32", "16" or "bf16". UserError names the key of what the device cannot do.
     """
 
     # True where `step` returns figures of the whole batch on every process.
@@ -100,18 +93,13 @@ class TrainStep(ABC):
 
     @abstractmethod
     def step(self, batches: Sequence[LabeledImages], lr: float) -> StepFigures:
-        """One update of the parameters by the mean gradient over all images of `batches`.
-
-        Args:
-            batches: this process's share; several where gradients are accumulated.
-            lr: the learning rate.
-        """
+        """One update of the parameters by the mean gradient over all images of `batches`, this
+        process's share; several where gradients are accumulated."""
 
     @abstractmethod
     def gradients(self) -> dict[str, flow.Tensor]:
         """Inside `before_update`: the gradients of the step by parameter name, of all images on all
-        processes, before they are clipped; of the parameters that have one.
-        """
+        processes, before they are clipped; of the parameters that have one."""
 
     @property
     def local_model(self) -> nn.Module:
@@ -128,22 +116,14 @@ class TrainStep(ABC):
 
     @abstractmethod
     def load_optimizer(self, arrays: dict[str, np.ndarray], step: int) -> None:
-        """Set the optimizer's state and the number of steps done.
-
-        Args:
-            arrays: what `optimizer_arrays` gave, and perhaps more; none leave the moments at zero.
-
-        Raises:
-            CheckpointError: an array is missing or of another shape.
-            RuntimeError: called after the first step of a graph.
-        """
+        """Set the optimizer's state and the number of steps done. `arrays` may hold more than
+        `optimizer_arrays` gave; none leave the moments at zero. CheckpointError if an array is
+        missing or of another shape; RuntimeError after the first step of a graph."""
 
     def state(self) -> dict[str, Any]:
-        """What else a checkpoint needs, ready for JSON."""
         return {} if self._scaler is None else {"loss_scale": self._scaler.state()}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from what `state` gave."""
         if self._scaler is not None and "loss_scale" in state:
             self._scaler.load_state(state["loss_scale"])
 
@@ -228,23 +208,15 @@ class EagerStep(TrainStep):
 
 
 def _norm(parameters: Sequence[flow.Tensor]) -> flow.Tensor | None:
-    """Of all gradients, as if they were one vector."""
+    """The norm of all gradients, as if they were one vector."""
     norms = [flow.linalg.vector_norm(p.grad.detach()) for p in parameters if p.grad is not None]
     return flow.linalg.vector_norm(flow.stack(norms)) if norms else None
 
 
 def require_feature(backend: Backend, feature: str, key: str, instead: str) -> None:
-    """Refuse a setting that the device cannot have.
-
-    Args:
-        backend: the device.
-        feature: one of `oneflow_accel.backends.base.FEATURES`.
-        key: the setting, as "trainer.graph=true".
-        instead: what to set.
-
-    Raises:
-        UserError: the device does not have the feature; names both settings and the reason.
-    """
+    """Refuse a setting, such as "trainer.graph=true", if the device lacks its `feature` (one of
+    `oneflow_accel.backends.base.FEATURES`). The UserError names both settings, `instead` being what
+    to set, and the reason."""
     support = backend.supports(feature)
     if not support:
         raise UserError(f"{key}: {backend.name} cannot do this ({support.reason}); set {instead}")

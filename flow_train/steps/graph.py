@@ -39,13 +39,9 @@ _KEPT: list[nn.Graph] = []
 
 
 class CompiledSchedule(_LRScheduler):
-    """Any learning rate per step, as the table of pieces that a graph can be compiled with.
-
-    Args:
-        optimizer: its learning rate under the graph is the table's.
-        learning_rate: of each step, counted from 0.
-        steps: of the whole run; the last one's rate holds ever after.
-    """
+    """Any learning rate per step, counted from 0, as the table of pieces that a graph can be
+    compiled with; the rate of the last of `steps` holds ever after. It sets the optimizer's
+    `initial_lr`."""
 
     def __init__(
         self, optimizer: flow.optim.Optimizer, learning_rate: Callable[[int], float], steps: int
@@ -59,12 +55,12 @@ class CompiledSchedule(_LRScheduler):
                 self.boundaries.append(step - 1)
                 self.rates.append(rate)
         for group in optimizer.param_groups:
-            # The table's rates are multiples of it.
+            # The table's rates are multiples of `initial_lr`.
             group["initial_lr"] = 1.0
         super().__init__(optimizer)
 
     def get_lr(self, base_lr: float, step: int) -> float:
-        """Of eager mode; unused."""
+        """Eager mode's method; unused."""
         return base_lr
 
     def _generate_conf_for_graph(self, lr_conf: Any) -> None:
@@ -113,24 +109,15 @@ class _TrainGraph(nn.Graph):
 
 class GraphStep(TrainStep):
     """nn.Graph; with several processes parameters are replicated global tensors and the batch is
-    split along its first axis.
+    split along its first axis. `model` is local; `make_optimizer` gets the model that the graph
+    trains, with several processes a global copy.
 
     The losses are those of eager steps, dropout and drop path included: their random factors are
-    drawn eagerly, before the graph runs.
+    drawn eagerly, before the graph runs. `accumulate` is the most batches that a step takes. A step
+    of fewer, as at an epoch's end, gets a graph of its own, with the same parameters and optimizer
+    state but memory for its own activations.
 
-    Args:
-        model: local, on the backend's device.
-        backend: the device.
-        make_optimizer: builds the optimizer over the model that the graph trains, which with
-            several processes is a global copy.
-        learning_rate: of each step, counted from 0.
-        steps: of the whole run.
-        accumulate: the most batches that a step takes. A step of fewer, as at an epoch's end, gets
-            a graph of its own, with the same parameters and optimizer state but memory for its own
-            activations.
-
-    Raises:
-        UserError: as `TrainStep`, or the device has no nn.Graph, or none for AdamW.
+    UserError as `TrainStep`, or if the device has no nn.Graph, or none for AdamW.
     """
 
     returns_global_figures = True
@@ -163,7 +150,7 @@ class GraphStep(TrainStep):
         self._schedule = CompiledSchedule(optimizer, learning_rate, steps)
         self._accumulate = accumulate
         self._factors = StepFactors(self._local, backend)
-        # By the number of batches; made when it is needed, as compiling takes time.
+        # Graphs by the number of batches; made when needed, as compiling takes time.
         self._graphs: dict[int, _TrainGraph] = {}
         self._loaded: dict[str, flow.Tensor] = {}
         # The batches of the step at hand, and the random factors of each.
@@ -200,7 +187,6 @@ class GraphStep(TrainStep):
         return StepFigures(loss.mean(), *(count.sum() for count in counts))
 
     def _graph_of(self, batches: int) -> _TrainGraph:
-        """The graph of steps that take so many batches."""
         if batches not in self._graphs:
             graph = _TrainGraph(
                 self.model,
@@ -229,20 +215,20 @@ class GraphStep(TrainStep):
         return figures
 
     def _count(self, batches: int) -> None:
-        """Batches that normalization layers have seen, which they count in Python."""
+        """Count the batches that normalization layers have seen, which they do in Python."""
         for module in self.model.modules():
             seen = getattr(module, "num_batches_tracked", None)
             if module.training and seen is not None:
                 seen.add_(batches)
 
     def gradients(self) -> dict[str, flow.Tensor]:
-        """By an eager pass over the step's batches with the same random factors, in float32: a
-        graph shows no gradients that are summed up over batches and processes."""
+        """The step's gradients by an eager pass over its batches with the same random factors, in
+        float32: a graph shows no gradients that are summed up over batches and processes."""
         if self._at_hand is None:
             raise RuntimeError("gradients are there inside before_update only")
         batches, factors = self._at_hand
         device = self.backend.device()
-        # A copy, for running statistics move.
+        # Work on a copy, because running statistics move.
         model = copy_model(self._present_model()).train()
         total = sum(len(batch.labels) for batch in batches)
         for batch, given in zip(batches, factors, strict=True):
@@ -264,7 +250,8 @@ class GraphStep(TrainStep):
 
     def evaluated_model(self) -> nn.Module:
         model = self._present_model()
-        # Global buffers too: each process has gathered running statistics of its own images.
+        # Global buffers are broadcast too: each process has gathered running statistics of its own
+        # images.
         broadcast_buffers(model)
         return model.eval()
 
@@ -309,11 +296,9 @@ class GraphStep(TrainStep):
 
 
 def _clip_together(optimizer: flow.optim.Optimizer, clip: float) -> None:
-    """Clip the gradients of all groups by their common norm.
-
-    nn.Graph clips each group by its own. Groups that differ in weight decay only are compiled as
-    one here, with the parameters that are not decayed as exceptions.
-    """
+    """Clip the gradients of all groups by their common norm; nn.Graph clips each group by its own.
+    Groups that differ in weight decay only are compiled as one here, with the parameters that are
+    not decayed as exceptions."""
     separate = optimizer._generate_conf_for_graph
 
     def together(train_conf: Any, vars_conf: Any) -> list[Any]:

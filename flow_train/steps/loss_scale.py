@@ -11,15 +11,8 @@ import oneflow as flow
 
 class LossScaler:
     """Multiplies the loss so that small gradients do not become 0 in float16 (Micikevicius et al.
-    2018, "Mixed precision training", section 3.2).
-
-    Where a gradient is not finite the step is left out and the scale halved; after
-    `growth_interval` good steps in a row it is doubled.
-
-    Args:
-        scale: to begin with.
-        growth_interval: in steps.
-    """
+    2018, "Mixed precision training", section 3.2). Where a gradient is not finite the step is left
+    out and the scale halved; after `growth_interval` good steps in a row it is doubled."""
 
     def __init__(self, scale: float = 2.0**16, growth_interval: int = 2000) -> None:
         self.scale = scale
@@ -27,8 +20,8 @@ class LossScaler:
         self._good_steps = 0
 
     def unscale(self, parameters: Iterable[flow.Tensor]) -> bool:
-        """Divide the gradients by the scale; False where one is not finite, and the step is not to
-        be done. Waits for the device."""
+        """Divide the gradients by the scale; False where one is not finite, and the step must be
+        left out. Waits for the device."""
         gradients = [value.grad for value in parameters if value.grad is not None]
         with flow.no_grad():
             for gradient in gradients:
@@ -50,10 +43,8 @@ class LossScaler:
             self._good_steps = 0
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint."""
         return {"scale": self.scale, "good_steps": self._good_steps}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` gave."""
         self.scale = float(state["scale"])
         self._good_steps = int(state["good_steps"])

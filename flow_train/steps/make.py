@@ -26,19 +26,9 @@ def step_maker(
     make_optimizer: Callable[[nn.Module], flow.optim.Optimizer],
     make_loss: Callable[[], Loss],
 ) -> MakeStep:
-    """How to train a model from a position on, as `options` say: eagerly or under nn.Graph.
-
-    Args:
-        backend: the device.
-        options: of the run.
-        calendar: of the run, for the learning rates that a graph is compiled with.
-        make_optimizer: over the parameters of the model that it is given.
-        make_loss: mean over a batch, of scores and labels.
-
-    Returns:
-        A function of the model and the position. It raises UserError where the device cannot do
-        what is asked for.
-    """
+    """How to train a model from a position on, as `options` say: eagerly or under nn.Graph, which
+    is compiled with the calendar's learning rates. The loss is the mean over a batch. The function
+    that this gives raises UserError where the device cannot do what is asked for."""
     settings: dict[str, Any] = {"clip": options.clip, "precision": options.precision}
 
     def make(model: nn.Module, position: Position) -> TrainStep:

@@ -19,12 +19,8 @@ import oneflow as flow
 
 @dataclass(frozen=True)
 class Site:
-    """One call that multiplies by random factors.
-
-    Attributes:
-        shape: of the factors; the first axis is the batch's.
-        p: probability of a 0, from 0 to 1.
-    """
+    """One call that multiplies by random factors of `shape`, the batch's axis first; `p` is the
+    probability of a 0."""
 
     shape: tuple[int, ...]
     p: float
@@ -57,11 +53,8 @@ def recorded_sites(device: flow.device) -> Iterator[list[Site]]:
 
 @contextmanager
 def given_factors(factors: Sequence[flow.Tensor]) -> Iterator[None]:
-    """Take the factors of each call meanwhile from `factors`, in order.
-
-    Raises:
-        RuntimeError: the calls ask for other shapes, or for more or fewer factors.
-    """
+    """Take the factors of each call meanwhile from `factors`, in order. RuntimeError if the calls
+    ask for other shapes, or for more or fewer factors."""
     used = 0
 
     def give(site: Site) -> flow.Tensor:
@@ -92,19 +85,13 @@ def _from(source: Callable[[Site], flow.Tensor]) -> Iterator[None]:
 
 
 def are_drawn_by_an_operator(x: flow.Tensor) -> bool:
-    """Whether dropout of `x` may be OneFlow's one operator for all of it: it draws what
-    `Site.draw` does."""
+    """Whether dropout of `x` may be one operator of OneFlow, which draws what `Site.draw` does."""
     return _source is None and not x.is_lazy and not x.is_global
 
 
 def random_factors(x: flow.Tensor, shape: Sequence[int], p: float) -> flow.Tensor:
-    """Factors for `x`, in its dtype and on its device or placement.
-
-    Args:
-        x: (samples, ...), local or global, eager or of a graph.
-        shape: of the factors, which broadcasts to that of `x`.
-        p: probability of a 0, from 0 to 1.
-    """
+    """Factors for `x` (samples, ...), local or global, eager or of a graph, in its dtype and on its
+    device or placement; `shape` broadcasts to that of `x`, `p` is the probability of a 0."""
     site = Site(tuple(shape), p)
     if _source is not None:
         factors = _source(site)
@@ -116,8 +103,9 @@ def random_factors(x: flow.Tensor, shape: Sequence[int], p: float) -> flow.Tenso
 
 
 def _compared(x: flow.Tensor, site: Site) -> flow.Tensor:
-    """From uniform numbers: for global tensors, whose ranks have to agree on them, and for graphs
-    that nobody gives factors to. Those draw anew at each run, from where they were compiled on."""
+    """Factors from uniform numbers: for global tensors, whose ranks must agree on them, and for
+    graphs that nobody gives factors to. Those draw anew at each run, from where they were compiled
+    on."""
     if x.is_global:
         # A number is the same on every rank that has a part of what it multiplies.
         sbp = [_layout_of_factors(part, x, site.shape) for part in x.sbp]
@@ -137,8 +125,8 @@ def _layout_of_factors(part: flow.sbp.sbp, x: flow.Tensor, shape: tuple[int, ...
 
 
 def _generator_of_its_own() -> Any:
-    """Seeded from the default one: an operator of a graph starts at the seed of the generator that
-    it is given, so with one generator all of them would draw the same numbers."""
+    """A generator seeded from the default one: an operator of a graph starts at the seed of the
+    generator that it is given, so with one generator all of them would draw the same numbers."""
     with flow._oneflow_internal.lazy_mode.guard(False):
         seed = int(flow.randint(0, 2**31 - 1, (1,)).numpy()[0])
     generator = flow.Generator()

@@ -22,12 +22,8 @@ logger = logging.getLogger("oneflow_accel")
 
 
 class StepFactors:
-    """Draws what the eager step with the same seed would draw.
-
-    Args:
-        model: as trained, local to this process; it is copied and left as it is.
-        backend: its device.
-    """
+    """Draws what the eager step with the same seed would draw, for a model as trained, local to
+    this process; it is copied and left as it is."""
 
     def __init__(self, model: nn.Module, backend: Backend) -> None:
         self._model = model
@@ -35,25 +31,20 @@ class StepFactors:
         self._sites: list[Site] | None = None
 
     def draw(self, batches: Sequence[np.ndarray]) -> list[list[flow.Tensor]]:
-        """The factors of each batch, in the order in which the model asks for them.
-
-        Args:
-            batches: images of this process, (N, C, H, W), all of one shape and always the same.
-
-        Raises:
-            RuntimeError: the model asks for factors whose first axis is not the batch.
-        """
+        """The factors of each batch, in the order in which the model asks for them. The batches are
+        images of this process, (N, C, H, W), all of one shape and always the same. RuntimeError if
+        the model asks for factors whose first axis is not the batch."""
         if self._sites is None:
             self._sites = self._find(batches[0])
         device = self._backend.device()
         return [[site.draw(device) for site in self._sites] for _ in batches]
 
     def _find(self, images: np.ndarray) -> list[Site]:
-        """By one forward pass of a copy in training mode."""
+        """Find the sites by one forward pass of a copy in training mode."""
         if not any(hasattr(module, DRAWS_FACTORS) for module in self._model.modules()):
             return []
         device = self._backend.device()
-        # A copy, for running statistics move.
+        # Run a copy, because running statistics move.
         model = copy_model(self._model).train()
         with flow.no_grad(), recorded_sites(device) as sites:
             model(flow.tensor(images, device=device))
