@@ -264,7 +264,7 @@ class Trainer:
         self._meter.look_at(window[0].images)
         self.train_step.wants_norm = self.is_log_step
         self.last_lr = self.calendar.learning_rate(position.step, position)
-        # Seeds dropout and drop path: a resumed run draws what it would have drawn.
+        # This seeds dropout and drop path: a resumed run draws what it would have drawn.
         seed = step_seed(self.identity.seed, position.step, distributed.rank())
         self.backend.manual_seed(seed)
         figures = self.train_step.step(window, self.last_lr)

@@ -76,5 +76,5 @@ class StopRequest:
     def _is_another(self) -> bool:
         if not launched.launched():
             return True
-        # The launcher's end comes as a signal too, and later the busier the machine is.
+        # The launcher's end comes as a signal too: the busier the machine, the later.
         return time.monotonic() > self._when + _ONE_REQUEST and not launched.orphaned()

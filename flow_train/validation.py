@@ -133,7 +133,7 @@ class Tally:
             raise DataError("no validation image could be read")
         real = None
         if self._real_labels is not None:
-            # Where there are few images, none of them may have a label.
+            # Of only a few images, none may have a label.
             most = max(labeled, 1.0)
             real = RealAccuracy(100 * real1 / most, 100 * real5 / most, int(labeled))
         return Accuracy(loss / images, 100 * top1 / images, 100 * top5 / images, int(images), real)

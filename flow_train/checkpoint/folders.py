@@ -51,7 +51,7 @@ logger = logging.getLogger("oneflow_accel")
 class Checkpoint:
     """What a run needs to go on. Tensors are in the standard layout (NCHW, OIHW), the optimizer's
     in that of their parameters. `state` is plain JSON: dicts with text keys, lists, text, numbers,
-    True, False and None. `folder` is where it was read from."""
+    True, False and None. `name` is the architecture's; the checkpoint was read from `folder`."""
 
     model: dict[str, np.ndarray]
     optimizer: dict[str, np.ndarray] = field(default_factory=dict)

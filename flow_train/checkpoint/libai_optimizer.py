@@ -27,7 +27,7 @@ from flow_train.checkpoint.optimizer_state import (
     parameter_names,
 )
 
-# The name of a graph's variable, by what the eager optimizer calls it.
+# The suffix of a graph's variable, by what the eager optimizer calls it.
 _SUFFIXES = {EAGER_KEYS.get(key, key): suffix for key, suffix in GRAPH_SUFFIXES.items()}
 # The name that LiBai's graphs give their model.
 _MODEL = "model"
@@ -75,7 +75,7 @@ class OptimizerCheckpoint:
 
     def _of_optimizer(self, state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         numbers = [number for group in state["param_groups"] for number in group["params"]]
-        # Without names it is LiBai's own: the same parameters in the same order.
+        # LiBai's own state has no names: it has the same parameters in the same order.
         names = state.get("names") or self._names
         if len(numbers) != len(self._names) or set(names) != set(self._names):
             raise CheckpointError(
@@ -158,7 +158,7 @@ def _of_graph(
     }
     values: dict[str, dict[str, Any]] = {}
     extra = {}
-    # In one order on all processes, as the tensors are brought to one of them.
+    # All processes go in one order, as the tensors are brought to one of them.
     for variable in sorted(variables):
         if variable in places:
             name, key = places[variable]

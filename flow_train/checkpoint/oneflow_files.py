@@ -5,7 +5,7 @@
 
 `oneflow.load` unpickles the first file as it is, which can call anything. Here the names in
 `_ALLOWED` exist only, each bound to a plain container or to a stand-in of this file. And where
-`oneflow.save` meets a full disk on the one process that writes, the others wait for it for ever;
+`oneflow.save` meets a full disk on the one process that writes, the others wait for it forever;
 here an error on that process is an error on all.
 """
 
@@ -160,7 +160,7 @@ def raise_everywhere(problem: str | None) -> None:
 
 def from_rank_0(value: Any) -> Any:
     """Rank 0's value on every process. Every process calls it; what others pass is ignored."""
-    # oneflow pickles it; only this job's own processes speak here.
+    # oneflow unpickles it, which is safe: only this job's own processes send here.
     if distributed.world_size() == 1:
         return value
     return check_point_v2._broadcast_py_object(value, 0)

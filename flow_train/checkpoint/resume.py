@@ -24,8 +24,8 @@ def checkpoint_folder(output_dir: Path) -> Path:
 
 def checkpoint_to_resume(resume: str | None, output_dir: Path) -> Checkpoint | None:
     """The checkpoint that a user asked to resume from: its folder, or the newest one in a folder of
-    several or of a run. "auto" is the newest one in `output_dir`, or None where there is none yet.
-    CheckpointError if the one named is not there, or none is intact."""
+    several or of a run; None where none was asked for. "auto" is the newest one in `output_dir`,
+    or None. CheckpointError if the one named is not there, or none is intact."""
     if resume is None:
         return None
     if resume != AUTO_RESUME:

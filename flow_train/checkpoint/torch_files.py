@@ -203,7 +203,7 @@ def _number(kind: Any, data: Any) -> Any:
 
 
 def _bytes(text: Any, encoding: Any) -> bytes:
-    # How pickles of protocol 2 spell bytes.
+    # Pickles of protocol 2 write bytes as a call of this.
     if not isinstance(text, str) or encoding != "latin1":
         raise UserError(f"it holds bytes in the encoding {encoding!r}")
     return text.encode("latin1")
@@ -224,7 +224,7 @@ _STORAGE_TYPES = {
 
 _ALLOWED_GLOBALS: dict[tuple[str, str], type | StorageType | Callable[..., Any]] = {
     ("collections", "OrderedDict"): OrderedDict,
-    # torchvision's own training script saves its command line.
+    # torchvision's own training script saves its command line as one.
     ("argparse", "Namespace"): types.SimpleNamespace,
     ("torch", "Size"): _size,
     ("torch", "device"): _device,

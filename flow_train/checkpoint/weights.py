@@ -20,7 +20,7 @@ from flow_train.checkpoint import torch_files
 
 logger = logging.getLogger("oneflow_accel")
 
-# Where timm puts the moving averages, which are what it validates.
+# The entry where timm puts the moving averages, which are what it validates.
 _AVERAGED_KEY = "state_dict_ema"
 _WRAPPING_KEYS = ("state_dict", "model", "module")
 _MOST_WRAPPINGS = 8

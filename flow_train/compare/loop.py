@@ -46,7 +46,7 @@ def compare(
             # The run ended with its test, but this command was stopped before it noted that.
             run.finish(device)
             continue
-        # What there is by now can be looked at meanwhile.
+        # The user can look at what is done so far while the next run trains.
         _report(study, runs, states, folder, module)
         _say(f"{study.name}: {name}, {1 + runs.index(run)} of {len(runs)}, in {run.folder}")
         try:

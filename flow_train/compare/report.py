@@ -1,4 +1,4 @@
-"""The runs of a study as one Markdown page (a table, and what one has to know to read it) and
+"""The runs of a study as one Markdown page (a table, and what one needs to know to read it) and
 as one picture: accuracy by epoch, and bars of what the table has."""
 
 from __future__ import annotations
@@ -246,7 +246,7 @@ def draw_comparison(runs: Sequence[tuple[str, Results]], title: str, output_png:
         panels.append((axes, heading))
     for axes, heading in panels:
         axes.set_title(heading)
-        # The first run on top.
+        # Put the first run on top.
         axes.set_ylim(len(runs) - 0.4, -0.6)
         axes.set_yticks(range(len(runs)), [name for name, _ in runs] if axes is accuracy else [])
         axes.xaxis.set_major_locator(MaxNLocator(nbins=5))

@@ -158,7 +158,7 @@ def _phases(
     parts = [[window for window in windows if switch is None or window.end <= switch]]
     if switch is not None:
         parts.append([window for window in windows if window.end > switch])
-    # Logged when the run begins, when it is resumed, and when its layers have become dense.
+    # Sizes are logged when the run begins, is resumed, and when its layers have become dense.
     known = [
         [values for _, values in zip(*metric_series(lines, "model", name), strict=True)]
         for name in ("params_trainable", "gmacs")

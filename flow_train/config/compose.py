@@ -77,14 +77,14 @@ class Groups:
         return f"there is no group {group}; {hint}The groups are {', '.join(self)}"
 
     def _option(self, group: str, value: Any) -> str:
-        # null reads like the wish for nothing, which is the option `none` where there is one.
+        # null reads like a wish for nothing, which is the option `none` if the group has it.
         name = "none" if value is None else str(value).removesuffix(".yaml")
         if name in self._options[group]:
             return name
         options = self.options(group)
         near = difflib.get_close_matches(name, options, n=3, cutoff=0.5)
         if not near:
-            # vit-monarch for mnist/vit-monarch.
+            # Someone may have typed vit-monarch for mnist/vit-monarch.
             near = [option for option in options if option.rsplit("/", 1)[-1] == name][:3]
         hint = f"did you mean {' or '.join(near)}? " if near else ""
         listed = f"The options are {', '.join(options)}" if len(options) <= 20 else "See --help"
@@ -152,7 +152,7 @@ class Composer:
             raise UserError(f"a file is no YAML: {' '.join(str(error).split())}") from error
         experiment = cfg.hydra.runtime.choices.get("experiment")
         OmegaConf.set_struct(cfg, False)
-        # Keys with two underscores are notes of the files to themselves.
+        # Keys that begin with two underscores are the files' own notes.
         for key in ["hydra", *(key for key in cfg if str(key).startswith("__"))]:
             del cfg[key]
         before: Any = OmegaConf.to_container(cfg, resolve=False)
@@ -162,11 +162,11 @@ class Composer:
         return Composed(cfg, experiment)
 
     def resolve(self, composed: Composed) -> DictConfig:
-        """The second half of `compose`: resolves interpolations and checks values."""
+        """The second half of `compose`, with its errors: resolves and checks the values."""
         failures: dict[str, str] = {}
         derived: set[str] = set()
         values = _resolved(composed.raw, "", failures, derived)
-        # What is computed from a missing value fails too.
+        # A value that is computed from a missing one fails too.
         missing = [text for text in failures.values() if text.endswith("=VALUE")]
         if missing:
             raise UserError("\n".join(missing))

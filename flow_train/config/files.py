@@ -69,7 +69,7 @@ def config_tree(cfg: DictConfig) -> str:
     """The configuration as a tree of text, one line per key."""
     tree = Tree("config")
     _grow(tree, OmegaConf.to_container(cfg, resolve=True))
-    # Wide enough that no value is folded.
+    # The width is so large that no value is folded.
     console = Console(file=io.StringIO(), width=1000, color_system=None, highlight=False)
     console.print(tree)
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]

@@ -50,9 +50,9 @@ class Named(Group):
     """A group whose name says which keys it may have. The name is taken in any case, as a class's
     dotted path, with timm's endings and from a `_target_`."""
 
-    # The name that is meant by a name of other programs.
+    # The keys that a name of another program stands for.
     elsewhere: ClassVar[dict[str, Any]] = {}
-    # Keys by name; a name that is not here takes all.
+    # The keys that each name may have; a name that is not here takes all.
     takes: ClassVar[dict[str, Any]] = {}
     name: Any = None
 

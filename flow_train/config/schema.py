@@ -37,7 +37,7 @@ class Group(BaseModel):
 
 
 def _text(value: Any) -> Any:
-    # A run called 2024 reads like a number.
+    # YAML reads the name 2024 as a number.
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageEnhance
 
-# In this order the strengths are given; the order of the changes is random.
+# The strengths are given in this order; the order of the changes is random.
 _ENHANCERS = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
 
 
@@ -48,7 +48,7 @@ def turn_hue(image: Image.Image, part: float) -> Image.Image:
     if image.mode == "L":
         return image
     hue, saturation, value = image.convert("HSV").split()
-    # Eight bits go round by themselves.
+    # The circle of hues has 256 steps.
     turned = np.asarray(hue).astype(np.int32) + int(part * 255)
     hue = Image.fromarray((turned % 256).astype(np.uint8))
     return Image.merge("HSV", (hue, saturation, value)).convert("RGB")

@@ -215,8 +215,8 @@ class ImageDataModule:
 
 
 def _spread(dataset: Dataset, limit: Callable[[int], int]) -> Dataset:
-    """As many images as the limit leaves: every n-th in the order of their classes, whose shares
-    stay."""
+    """As many images as the limit leaves: every n-th in the order of their classes, which
+    keep their shares."""
     count = limit(len(dataset))
     if count == len(dataset):
         return dataset
@@ -263,7 +263,7 @@ def _parts(options: keys.Datamodule, channels: int, seed: int, *, training: bool
         seed,
         training=training,
         classes=None if class_map is None else read_class_map(class_map),
-        # With all classes named, no number depends on what a folder holds.
+        # With all classes named, their indices do not depend on what a folder holds.
         allow_empty=options.allow_empty or class_map is not None,
     )
 

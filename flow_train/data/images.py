@@ -154,7 +154,7 @@ class SyntheticImages:
     """A data set of fixed noise, (height, width, channels) each, with random labels; needs no
     disk."""
 
-    # Few enough to stay in the processor's cache, so that reading costs next to nothing.
+    # So few images stay in the processor's cache, and reading costs next to nothing.
     _DISTINCT = 16
 
     def __init__(
@@ -334,7 +334,7 @@ def _images_under(folder: Path) -> list[str]:
         directory = pending.pop()
         try:
             status = os.stat(directory)
-            # By name, so that the same path is kept on every machine.
+            # Sort by name, so that the same path is kept on every machine.
             entries = sorted(os.scandir(directory), key=lambda entry: entry.name, reverse=True)
         except OSError as error:
             raise DataError(f"{directory} cannot be read: {error.strerror or error}") from error

@@ -115,8 +115,8 @@ class Mixup:
         (batch,). Returns the images, and the targets: float32 (batch, classes)."""
         mixing = self.draw(images.shape, rng)
         last = len(images) - 1
-        # Pair by pair, so that two images stay in the processor's cache; the one in the middle of
-        # an odd batch is its own partner and does not change.
+        # Mix pair by pair, so that two images stay in the processor's cache; the middle one of an
+        # odd batch is its own partner and does not change.
         for first in range(len(images) // 2):
             a, b = images[first], images[last - first]
             parts = [_part(a, b, mixing, first), _part(b, a, mixing, last - first)]
@@ -140,7 +140,7 @@ class Mixup:
             share = rng.beta(self.cutmix_alpha, self.cutmix_alpha)
             side = math.sqrt(1 - share)
             box_height, box_width = int(height * side), int(width * side)
-            # Around a point anywhere in the image, so that the box may reach over its border.
+            # The box is around a point anywhere in the image, so it may reach over its border.
             top = int(rng.integers(height)) - box_height // 2
             left = int(rng.integers(width)) - box_width // 2
         else:
@@ -181,7 +181,7 @@ class MixBatch:
 
     def __call__(self, batch: Batch, epoch: int, number: int) -> Batch:
         rng = np.random.default_rng((MIXING_STREAM, self._seed, epoch, number, self._rank))
-        # A view: they are mixed where they are.
+        # This is a view: the images are mixed in place.
         images = batch.images.transpose(0, 3, 1, 2) if self._channels_last else batch.images
         _, targets = self.mixup(images, batch.labels, rng)
         return Batch(batch.images, targets, batch.indices)

@@ -20,7 +20,7 @@ LABEL_FILES = {"train": "train-labels-idx1-ubyte", "test": "t10k-labels-idx1-uby
 _FOLDERS = ("", "MNIST/raw", "mnist")
 
 _UINT8 = 0x08
-# Far above the largest published set of this form; a header may claim anything.
+# A bound far above the largest published set of this form: a header may claim anything.
 _MOST_BYTES = 4 << 30
 
 
@@ -43,7 +43,7 @@ def read_idx(path: Path, axes: int) -> np.ndarray:
             count = math.prod(shape)
             if count > _MOST_BYTES:
                 raise DataError(f"{path} claims to hold an array of shape {shape}; {advice}")
-            # One byte more than there should be: reading to the end also checks gzip's checksum.
+            # Ask for one byte too many: reading to the end also checks gzip's checksum.
             data = file.read(count + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"cannot read {path}: {error}; {advice}") from error

@@ -16,8 +16,8 @@ from flow_train.data.splits import split
 
 # The folder with the validation images: the first of these that is there.
 VALIDATION_NAMES = ("val", "validation")
-# What is held out for validation where the data set has no such part and nothing is said: of
-# MNIST's training images a number, of a flat folder a share.
+# What is held out for validation by default where the data set has no such part: a number of
+# MNIST's training images, a share of a flat folder.
 MNIST_VAL_SPLIT = 5000
 FLAT_VAL_SPLIT = 0.1
 _MNIST_SIZE = 28

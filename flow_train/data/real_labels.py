@@ -95,7 +95,7 @@ def _read_lists(path: Path, num_classes: int | None) -> list[list[int]]:
         raise UserError(
             f"cannot read the real labels {path}: {error.strerror or error}; {_PUBLISHED}"
         ) from error
-    # RecursionError: brackets inside brackets without end.
+    # Brackets nested without end raise the RecursionError.
     except (ValueError, RecursionError) as error:
         raise UserError(f"the real labels {path} are no JSON: {error}; {_PUBLISHED}") from error
     if not isinstance(content, list) or not content:

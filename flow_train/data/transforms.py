@@ -120,7 +120,7 @@ class TrainTransform:
         if interpolation is None:
             interpolation = _INTERPOLATIONS[int(rng.integers(len(_INTERPOLATIONS)))]
         size = self.image_size
-        # Does nothing for other formats than JPEG, or where the crop is not that large.
+        # This does nothing for other formats than JPEG, or where the crop is not that large.
         image.draft(
             "RGB", (math.ceil(width * size / crop_width), math.ceil(height * size / crop_height))
         )

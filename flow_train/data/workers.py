@@ -38,8 +38,8 @@ import numpy as np
 _PREFETCH = 3
 # More chunks than workers, so that a slow image does not leave the other workers idle.
 _CHUNKS_PER_WORKER = 4
-# batch number, slot, first row in the slot, epoch, first position in the epoch, number of rows.
-# Written and read whole: a pipe keeps records of less than PIPE_BUF (4096) bytes together.
+# A task: batch number, slot, its first row there, epoch, first position in it, number of rows.
+# A pipe keeps records of less than PIPE_BUF (4096) bytes together, so each is read whole.
 _TASK = struct.Struct("<6q")
 
 logger = logging.getLogger("oneflow_accel")
@@ -127,7 +127,7 @@ class WorkerPool:
             for row in sorted(reports):
                 indices += reports[row].indices
                 bad |= reports[row].bad
-            # Copied, so that the slot is free however long the caller keeps the batch.
+            # A copy leaves the slot free however long the caller keeps the batch.
             yield self._slots[number % _PREFETCH, : len(indices)].copy(), FilledRows(indices, bad)
 
     def close(self) -> None:

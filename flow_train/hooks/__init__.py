@@ -34,7 +34,7 @@ __all__ = [
     "build_hooks",
 ]
 
-# In the order of their hooks: an average follows each update, what others know by the end of an
+# The order of the hooks matters: an average follows each update, what others know by the end of an
 # epoch is in its checkpoint.
 _CALLBACKS: dict[str, Callable[..., Hook]] = {
     "ema": MovingAverage,

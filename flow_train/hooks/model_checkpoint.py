@@ -75,7 +75,7 @@ class ModelCheckpoint(Hook):
         """Take a value into the list; whether it is the best, and whether it is on it at all."""
         best = not self._kept or self._monitored.better(value, self._kept[0][0])
         entry = [value, step]
-        # Of equal ones the older stays first.
+        # Of equal values the older stays first.
         self._kept.append(entry)
         self._kept.sort(key=lambda kept: -kept[0] if self._monitored.mode == "max" else kept[0])
         del self._kept[self._top_k :]

@@ -65,7 +65,7 @@ class MacsLog(Hook):
 
     def _log(self, trainer: Trainer) -> None:
         channels, *size = trainer.image_shape
-        # The local copy: hooks and a forward pass are not for a model of global tensors.
+        # Count on the local copy: a model of global tensors takes neither hooks nor this pass.
         model = trainer.train_step.evaluated_model()
         trainer.log_hyperparameters({"gmacs": count_macs(model, size, channels) / 1e9})
 

@@ -70,7 +70,7 @@ def utilization(
     `dtype`, such as "float32", is what the device computes in."""
     try:
         macs = sum(module.macs for module in macs_of_call(model, sample))
-    # A model that cannot be counted trains all the same.
+    # A model that cannot be counted still trains, only without an MFU.
     except Exception as error:
         logger.debug("no MFU: %s", error)
         return None

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("oneflow_accel")
 
 TRACE_NAME = "profile.json"
-# The first steps allocate and compile.
+# Steps before the profile: the first ones allocate and compile.
 WARM_UP_STEPS = 3
 FORWARD, BACKWARD = "forward", "backward"
 OUTSIDE, OPTIMIZER = "(between modules)", "(optimizer)"

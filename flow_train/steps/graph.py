@@ -40,7 +40,7 @@ _KEPT: list[nn.Graph] = []
 
 class CompiledSchedule(_LRScheduler):
     """Any learning rate per step, counted from 0, as the table of pieces that a graph can be
-    compiled with; the rate of the last of `steps` holds ever after. It sets the optimizer's
+    compiled with; the rate of the last of `steps` holds from then on. It sets the optimizer's
     `initial_lr`."""
 
     def __init__(
@@ -182,7 +182,7 @@ class GraphStep(TrainStep):
             figures = [figure.to_local() for figure in figures]
         if len(batches) == 1:
             return StepFigures(*figures)
-        # One entry per batch.
+        # Each list has one entry per batch.
         loss, *counts = figures
         return StepFigures(loss.mean(), *(count.sum() for count in counts))
 

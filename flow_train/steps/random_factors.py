@@ -33,7 +33,7 @@ class Site:
 # The attribute of the modules that call `random_factors` in training.
 DRAWS_FACTORS = "draws_random_factors"
 
-# Where the factors come from instead of a generator.
+# Gives the factors in place of a generator, inside `recorded_sites` and `given_factors`.
 _source: Callable[[Site], flow.Tensor] | None = None
 
 
