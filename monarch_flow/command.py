@@ -1,4 +1,4 @@
-"""What the command lines of training and validation share: flags, overrides, errors."""
+"""What the training and validation command lines share: flags, overrides and errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ logger = logging.getLogger("oneflow_accel")
 
 
 class _Parser(argparse.ArgumentParser):
-    """Raises what is wrong instead of ending the process: only one rank may print it."""
+    """Raises parse errors instead of ending the process, so that only one rank prints them."""
 
     def error(self, message: str) -> NoReturn:
         # ViTAE's programs and timm's take a file there.
@@ -40,15 +40,9 @@ class _Parser(argparse.ArgumentParser):
 class Command:
     """A command that takes a configuration.
 
-    Attributes:
-        program: its name in messages, such as "monarch_flow.train".
-        head: how its --help begins.
-        keys: those that its --help lists.
-        adjust: what becomes of the overrides that were typed, such as with further ones before
-            them.
-        check: looks at the configuration before anything is run; raises UserError.
-        vitae_program: ViTAE's program that it stands for, for those who type its flags; "" for
-            none.
+    `head` and `keys` are shown by --help. `adjust` may change the typed overrides. `check` looks at
+    the configuration before anything runs and raises UserError. `vitae_program` is the ViTAE
+    program this command stands for, "" for none.
     """
 
     program: str
@@ -59,11 +53,7 @@ class Command:
     vitae_program: str = "main.py"
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Flags and overrides, in any order.
-
-        Raises:
-            UserError: a flag that does not exist (names the nearest), or one without its value.
-        """
+        """Flags and overrides, in any order; UserError names the nearest known flag."""
         parser = _Parser(prog=self.program, add_help=False, allow_abbrev=False)
         parser.add_argument("-h", "--help", action="store_true")
         parser.add_argument("-c", "--cfg", choices=["job"])
@@ -88,12 +78,7 @@ class Command:
 
     def prepare(self, argv: Sequence[str]) -> DictConfig | None:
         """The configuration to run, or None where the command line asked for a text, which is
-        printed.
-
-        Raises:
-            UserError: anything that is wrong with the command line or the configuration; the same
-                in every process of a job.
-        """
+        printed. UserErrors are the same in every process of a job."""
         options = self.parse(argv)
         for text in options.overrides:
             if "=" not in text and Path(text).is_dir():
@@ -117,12 +102,7 @@ class Command:
         return cfg
 
     def main(self, argv: Sequence[str] | None, run: Callable[[DictConfig], Any]) -> int:
-        """Run; user errors become lines on stderr and a non-zero exit code.
-
-        Args:
-            argv: the arguments; None for those of this process.
-            run: does what the configuration says.
-        """
+        """Run; user errors become lines on stderr and a non-zero exit code."""
         log_to_stdout()
         arguments = sys.argv[1:] if argv is None else argv
         return run_command(self.program, lambda: self._run(arguments, run))
@@ -142,7 +122,7 @@ def _no_flag(name: str, flags: Sequence[str]) -> str:
             f"there is no flag {name}: a command is one run; several one after the other, each in "
             "a process of its own, are a study, which python -m monarch_flow.compare runs"
         )
-    # Without the dashes, which would make --foo and --cfg alike.
+    # Compare without the dashes, which would make --foo and --cfg alike.
     bare = {flag.lstrip("-"): flag for flag in flags}
     near = difflib.get_close_matches(name.lstrip("-"), bare, n=1, cutoff=0.7)
     hint = f"did you mean {bare[near[0]]}?" if near else "--help lists the flags"

@@ -3,8 +3,8 @@
     python -m monarch_flow.compare mnist-vit datamodule.data_dir=DIR
     python -m monarch_flow.compare STUDY --cfg job
 
-Runs that are done are not repeated, one that was interrupted goes on, and a run that fails does not
-keep the others from being trained: the same command again does what is left.
+The same command again does what is left: finished runs are not repeated, an interrupted one goes
+on, and a run that fails does not stop the others.
 """
 
 from __future__ import annotations
@@ -50,12 +50,7 @@ studies:
 
 
 def main(argv: Sequence[str] | None = None, train: Train = _TRAIN) -> int:
-    """Entry point; user errors become lines on stderr and a non-zero exit code.
-
-    Args:
-        argv: the command line.
-        train: trains with the arguments of `monarch_flow.train` for a folder.
-    """
+    """Entry point; user errors become lines on stderr and a non-zero exit code."""
     command.log_to_stdout()
     arguments = sys.argv[1:] if argv is None else argv
     return command.run(PROGRAM, lambda: _run(arguments, train))

@@ -17,14 +17,13 @@ from flow_train.config.compose import Composer, whole, world_size, written
 from monarch_flow.config_schema import SCHEMA
 
 CONFIGS = Path(__file__).resolve().parent / "configs"
-# The folder below it that is not a group: what monarch_flow.compare runs.
+# The folder of monarch_flow.compare's studies, the only one that is not a config group.
 STUDY = "study"
-# What optimizer.lr is where it follows from train.lr_base.
+# The value of optimizer.lr where it follows from train.lr_base.
 SCALED_LR = "${scaled_lr:}"
 _LAUNCH = "python -m oneflow.distributed.launch --nproc_per_node {} -m monarch_flow.train ..."
 
-# What a key of timm or HazyResearch/fly begins with there, and here: commands of fly are typed as
-# they are.
+# How keys begin in timm or HazyResearch/fly, and here, so that commands of fly work as typed.
 _THEIR_KEYS = {
     "opt": "optimizer",
     "sched": "scheduler",
@@ -47,11 +46,7 @@ _FLY_EXPERIMENTS = {"imagenet-t2tvit-eval": "imagenet/t2tvit/t2tvit14t-eval"}
 
 
 def check_data_dir(cfg: DictConfig) -> None:
-    """Ask for the data's folder where a run needs one and has none.
-
-    Raises:
-        UserError: `datamodule.data_dir` is not set, or is not there.
-    """
+    """Raise UserError where a run needs `datamodule.data_dir` and it is not set or not there."""
     dataset, folder = cfg.datamodule.dataset, cfg.datamodule.data_dir
     # An evaluation reads no training images.
     holds = {
@@ -70,8 +65,7 @@ def check_data_dir(cfg: DictConfig) -> None:
 
 
 def with_our_names(override: str) -> str:
-    """A text such as "model.channel_mlp_cfg.linear1_cfg.nblocks=8" with the key, or the experiment,
-    that is meant here; any other text as it is."""
+    """An override with the key or experiment that is meant here; any other text unchanged."""
     key, equals, value = override.partition("=")
     if key == "experiment":
         return f"experiment={_FLY_EXPERIMENTS.get(value.removesuffix('.yaml'), value)}"
@@ -85,8 +79,8 @@ def with_our_names(override: str) -> str:
 
 
 def _settle(before: dict[str, Any], cfg: DictConfig, experiment: str | None) -> None:
-    """What follows from other keys and cannot be an interpolation: the learning rate, the run's
-    name, and that there is something to evaluate."""
+    """Set what follows from other keys but cannot be an interpolation: the learning rate and the
+    run's name. There must be something to evaluate."""
     _settle_learning_rate(cfg, _learning_rate(before))
     if written(cfg, "name") is None:
         cfg.name = (experiment or "run").replace("/", "-")
@@ -97,15 +91,10 @@ def _settle(before: dict[str, Any], cfg: DictConfig, experiment: str | None) -> 
 
 
 def _settle_learning_rate(cfg: DictConfig, before: tuple[Any, Any]) -> None:
-    """Let optimizer.lr and train.lr_base agree: the one set last says what the learning rate is,
-    and the configuration of a run keeps no number that nothing reads.
+    """Let optimizer.lr and train.lr_base agree: the one set last gives the learning rate.
 
-    Args:
-        cfg: with all overrides in it.
-        before: what `_learning_rate` gave before the overrides.
-
-    Raises:
-        UserError: both are set, and the one does not follow from the other.
+    `before` is what `_learning_rate` gave before the overrides. Raises UserError where both are set
+    and disagree.
     """
     base, rate = _learning_rate(OmegaConf.to_container(cfg, resolve=False))
     if base is None or rate == SCALED_LR:
@@ -124,7 +113,7 @@ def _settle_learning_rate(cfg: DictConfig, before: tuple[Any, Any]) -> None:
 
 
 def _learning_rate(values: Any) -> tuple[Any, Any]:
-    """train.lr_base and optimizer.lr as they are written, None where there is none."""
+    """train.lr_base and optimizer.lr as they are written."""
     train, optimizer = (
         group if isinstance(group, dict) else {}
         for group in (values.get("train"), values.get("optimizer"))
@@ -133,11 +122,7 @@ def _learning_rate(values: Any) -> tuple[Any, Any]:
 
 
 def _check_together(values: Mapping[str, Any]) -> None:
-    """Keys that say nothing, or the wrong thing, without others or beside them.
-
-    Raises:
-        UserError: names the keys and what to do.
-    """
+    """Raise UserError for keys that mean nothing, or the wrong thing, with or without others."""
     name = values["name"]
     if Path(name).is_absolute() or not set(name.split("/")).isdisjoint({"", ".", ".."}):
         raise UserError(
@@ -174,7 +159,6 @@ def _check_together(values: Mapping[str, Any]) -> None:
 
 
 def _check_batch_sizes(values: Mapping[str, Any]) -> None:
-    """The batches of all processes together have to be the global batch."""
     trainer, wanted_size = values["trainer"], values["train"]["global_batch_size"]
     processes, size = trainer["devices"], values["datamodule"]["batch_size"]
     if processes != world_size():
@@ -186,7 +170,7 @@ def _check_batch_sizes(values: Mapping[str, Any]) -> None:
     batches = trainer["accumulate_grad_batches"]
     if batches * processes * size != wanted_size:
         per_process = wanted_size // processes
-        # The largest batch that divides what a process has to do.
+        # The largest batch that divides a process's share.
         fits = (part for part in range(min(per_process, size), 0, -1) if per_process % part == 0)
         advice = (
             f"train.global_batch_size={batches * processes * size}"
@@ -201,8 +185,8 @@ def _check_batch_sizes(values: Mapping[str, Any]) -> None:
 
 
 def _scaled_lr(*, _root_: DictConfig) -> float:
-    """The learning rate of a step, in proportion to its images (Goyal et al. 2017, arXiv
-    1706.02677, section 2.1): train.lr_base times the images over train.lr_base_size."""
+    """The learning rate in proportion to the images of a step (Goyal et al. 2017, arXiv 1706.02677,
+    section 2.1): train.lr_base times the images over train.lr_base_size."""
     base = _root_.train.lr_base
     if base is None:
         raise ValueError("train.lr_base is null: give it, or optimizer.lr=VALUE")
@@ -210,15 +194,14 @@ def _scaled_lr(*, _root_: DictConfig) -> float:
 
 
 def _scaled_decay(decay: float, *, _root_: DictConfig) -> float:
-    """The decay of a moving average that forgets as much per image as one that has `decay` per
-    train.lr_base_size images: `decay` to the power of the images of a step over that."""
+    """`decay` to the power of a step's images over train.lr_base_size, to forget the same per
+    image."""
     if _number("scaled_decay", decay) < 0:
         raise ValueError(f"scaled_decay: {decay} is below 0")
     return float(decay ** _share(_root_))
 
 
 def _share(root: DictConfig) -> float:
-    """Images of a step over the number that base values are for."""
     (images,) = whole("train.global_batch_size", root.train.global_batch_size)
     (per,) = whole("train.lr_base_size", root.train.lr_base_size)
     if per < 1:

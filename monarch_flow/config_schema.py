@@ -1,8 +1,7 @@
-"""The schema of a run: its keys with their types, ranges and meanings, those of training from
-flow_train.
+"""The schema of a run: its keys with types, ranges and meanings.
 
-The values are in configs/*.yaml. A key that no file and no override sets has the default given
-here or there; a key without one has to be set.
+The training keys are flow_train's and the values are in configs/*.yaml. A key that no file and no
+override sets has the default given in a schema; a key without one must be set.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ def _resume(value: Any) -> Any:
 Resume = Annotated[PathText | None, BeforeValidator(_resume)]
 # A mapping with a `_target_`, which monarch_flow.layers checks, or one of its short names.
 Layers = dict[str, Any] | str
-# Of the three stages of a ViTAE.
+# One number for each of the three stages of a ViTAE.
 Widths = Annotated[list[Positive], Field(min_length=3, max_length=3)]
 
 
@@ -72,7 +71,7 @@ class Train(Group):
 
 
 class Model(Group):
-    """Which of these a model takes is the model's to say; those that are set go to create_model."""
+    """Each model says which of these it takes; those that are set go to create_model."""
 
     name: Text = Field(description="a model of monarch_flow.models")
     num_classes: Positive | None = Field(None, description="null: as many as the data has")

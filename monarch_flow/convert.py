@@ -54,8 +54,8 @@ from monarch_flow.projection.weights import (
     split_packed_attention,
 )
 
-# The MLPs of our vision models (of ViTAE those of its normal cells), which are what the published
-# configs replace.
+# The published configs replace the MLPs of the vision models (in ViTAE those of its normal
+# cells).
 INCLUDE = r"^(blocks|layers\.\d+\.NC)\.\d+\.(mlp|mlp_channels)\.fc[12]$"
 DTYPES = ("keep", "float32", "float64")
 # The config group whose files `--config` knows by name.
@@ -65,7 +65,6 @@ logger = logging.getLogger("oneflow_accel")
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    """The command line; argparse ends the process on a wrong one."""
     parser = argparse.ArgumentParser(
         prog="python -m monarch_flow.convert",
         description="Convert weights. IN is a .pth, .pth.tar or .safetensors file, or the folder "
@@ -145,11 +144,7 @@ def _command(commands: Any, name: str, text: str) -> argparse.ArgumentParser:
 
 
 def run(options: argparse.Namespace) -> str:
-    """Convert, and say what was done.
-
-    Raises:
-        UserError: the input does not fit, or the output may not be written.
-    """
+    """Convert, and say what was done; UserError where the input or output cannot be used."""
     rules = layer_rules(options) if options.command == "project" else []
     check_target(options.source, options.target, overwrite=options.overwrite)
     source = read_source(options.source, averaged=options.ema)
@@ -164,8 +159,8 @@ def run(options: argparse.Namespace) -> str:
 
 
 def _chosen(source: Source, options: argparse.Namespace) -> dict[str, np.ndarray]:
-    """The weights to convert: of a checkpoint that is to become a file the moving averages, where
-    it has them and they are wanted."""
+    """The weights to convert: a checkpoint's moving averages where a file is made of it, it has
+    them and they are wanted."""
     weights = source.weights
     if source.checkpoint is not None and options.target.suffix == SUFFIX:
         averages = _averages(source.checkpoint) if options.ema else {}
@@ -178,7 +173,6 @@ def _chosen(source: Source, options: argparse.Namespace) -> dict[str, np.ndarray
 
 
 def _averages(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
-    """Moving averages by parameter name."""
     return {
         key.removeprefix(AVERAGES): array
         for key, array in checkpoint.optimizer.items()
@@ -225,7 +219,7 @@ def _densify(source: Source, options: argparse.Namespace) -> str:
 
 
 def _joined(weights: dict[str, np.ndarray], options: argparse.Namespace) -> dict[str, np.ndarray]:
-    """With attention packed, where that is asked for."""
+    """Pack attention's projections, where that is asked for."""
     if not options.join_qkv:
         return weights
     joined = join_split_attention(weights)
@@ -265,11 +259,7 @@ def _natural(name: str) -> list[tuple[int, str]]:
 
 
 def layer_rules(options: argparse.Namespace) -> list[Rule]:
-    """Which layer for which names.
-
-    Raises:
-        UserError: an expression or the config is wrong.
-    """
+    """Which layer for which names; UserError where an expression or the config is wrong."""
     for option in ("include", "exclude"):
         text = getattr(options, option)
         try:
@@ -321,8 +311,8 @@ def _read_config(text: str) -> Any:
 
 
 def _resolved(config: Any) -> Any:
-    """The content as plain values. A file of the group is meant to stand under `model`, and may
-    refer to itself from there."""
+    """The content as plain values. A file of the group belongs under `model` and may refer to
+    itself from there."""
     content = OmegaConf.to_container(config, resolve=False)
     has_root = isinstance(content, Mapping) and "model" in content
     whole = OmegaConf.create(content if has_root else {"model": content})
@@ -331,7 +321,6 @@ def _resolved(config: Any) -> Any:
 
 
 def _sized(prefix: str, spec: LayerSpec, sizes: Sequence[str]) -> LayerSpec:
-    """The layer with its true sizes, if `--size` gives them."""
     for text in sizes:
         match = re.fullmatch(r"(.+)=(\d+)x(\d+)", text)
         if match is None:
@@ -351,7 +340,6 @@ def _sized(prefix: str, spec: LayerSpec, sizes: Sequence[str]) -> LayerSpec:
 
 
 def _cast(weights: dict[str, np.ndarray], dtype: str) -> dict[str, np.ndarray]:
-    """Floating-point arrays in another dtype."""
     if dtype == "keep":
         return weights
     return {

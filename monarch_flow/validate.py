@@ -75,7 +75,7 @@ _KEYS = (
 
 
 def _adjust(overrides: Sequence[str]) -> list[str]:
-    """Before the overrides that were typed: evaluate, and the validation images only."""
+    """Put before the typed overrides: evaluate, and only on validation images."""
     first = ["eval.run_val=true", "eval.run_test=false"]
     if not any(text.startswith("mode=") for text in overrides):
         first.insert(0, "mode=eval")
@@ -83,11 +83,7 @@ def _adjust(overrides: Sequence[str]) -> list[str]:
 
 
 def _check(cfg: DictConfig) -> None:
-    """Ask for weights and data where they are not there.
-
-    Raises:
-        UserError: they are not.
-    """
+    """Raise UserError where weights or data are missing."""
     if cfg.eval.ckpt is None or (cfg.eval.ckpt == cfg.run_dir and not Path(cfg.run_dir).exists()):
         raise UserError(
             "which weights? Give eval.ckpt=PATH: a run's folder, a checkpoint, or a file "
@@ -108,11 +104,7 @@ COMMAND = Command(
 
 
 def last_lines(metrics: Mapping[str, float]) -> str:
-    """The accuracies in percent, four lines, as ViTAE's validate.py prints them.
-
-    Args:
-        metrics: what an evaluation has returned; its "val/..." count, or else its "test/...".
-    """
+    """Four lines as ViTAE's validate.py prints them: accuracy in percent on "val", else "test"."""
     split = "val" if "val/acc" in metrics else "test"
     lines = []
     for name, key in (("", "acc"), (" real", "real_acc")):

@@ -1,4 +1,4 @@
-"""What stands here for the options of ViTAE's own programs, for those who type them."""
+"""Translates the options of ViTAE's own programs for those who type them."""
 
 from __future__ import annotations
 
@@ -10,22 +10,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 DOCUMENT = Path(__file__).resolve().parent / "docs" / "vitae_options.md"
-# What their programs train without --model.
+# The model that their programs train without --model.
 _DEFAULT_MODEL = "T2t_vit_14"
-# Length of their runs, of which --sparse-epoch takes a share: 300 epochs and 10 of cool-down.
+# --sparse-epoch is a share of their runs' length: 300 epochs and 10 of cool-down.
 _EPOCHS = 310
 
 
 def counterpart(flag: str, program: str) -> str | None:
-    """What to say to somebody who typed an option of ViTAE's, from the tables in DOCUMENT.
-
-    Args:
-        flag: such as "--eval_checkpoint" or "-b".
-        program: "main.py" or "validate.py": which of them the command here stands for.
-
-    Returns:
-        None where it is no option of theirs, or the document is not installed.
-    """
+    """What to say about an option of ViTAE's `program`, "main.py" or "validate.py", from the tables
+    in DOCUMENT; None where it is not one, or the document is not installed."""
     row = _row(flag, program)
     if row is None:
         return None
@@ -37,24 +30,14 @@ def counterpart(flag: str, program: str) -> str | None:
 
 @dataclass
 class Translation:
-    """A command line of ViTAE's programs in our words.
-
-    Attributes:
-        overrides: such as "datamodule.batch_size=128".
-        remarks: what has no counterpart, and why.
-        experiment: the recipe.
-    """
+    """ViTAE's command line as our overrides and recipe; `remarks` say what has no counterpart."""
 
     overrides: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     experiment: str = ""
 
     def command(self, module: str) -> str:
-        """The whole command.
-
-        Args:
-            module: such as "monarch_flow.train".
-        """
+        """The whole command, for a module such as "monarch_flow.train"."""
         processes = os.environ.get("WORLD_SIZE", "1")
         launch = f"oneflow.distributed.launch --nproc_per_node {processes} -m "
         launch = "" if processes == "1" else launch
@@ -65,13 +48,8 @@ class Translation:
 def translate(argv: Sequence[str], program: str, ours: Sequence[str] = ()) -> Translation | None:
     """A command line typed as for ViTAE's main.py (the fork's mymain.py) or validate.py.
 
-    Args:
-        argv: options, folder of data, and maybe overrides of ours.
-        program: as for `counterpart`.
-        ours: flags of ours, which alone make no command line theirs.
-
-    Returns:
-        None where none of their options is in it, or the document is not installed.
+    None where none of their options is in it, or the document is not installed. `ours` are flags of
+    ours, which alone do not make a command line theirs.
     """
     result, typed = Translation(), _typed(argv, program)
     names = [name for name, _ in typed if name.startswith("-") and name not in ours]
@@ -131,10 +109,10 @@ def _is_value(word: str) -> bool:
 def _overrides(
     name: str, given: list[str], row: list[str], values: dict[str, list[str]]
 ) -> list[str]:
-    """What is in the row, with the values typed in place of its own."""
+    """The row's overrides, with the typed values in place of its own."""
     value = ",".join(given)
     if "" in given or (name == "--eval-metric" and value in ("top1", "acc1")):
-        # As without the option.
+        # The same as without the option.
         return []
     if name in ("-vb", "--validation-batch-size-multiplier"):
         size = next((v[0] for n, v in values.items() if n in ("-b", "--batch-size") and v), "64")
@@ -152,7 +130,7 @@ def _overrides(
 
 
 def _example(name: str, row: list[str]) -> list[str]:
-    """The values of an option in its row; of a second name of the same option, the first's."""
+    """The values of an option in its row; for a second name of the option, the first's."""
     codes = [code.split() for code in _code(row[0])]
     own = next(words[1:] for words in codes if words[0] == name)
     if name == "DIR":

@@ -29,10 +29,8 @@ EPOCHS = 6
 
 
 def write_digits(root: Path) -> None:
-    """Write the digits as PNG files: root/{train,val}/{0..9}/NNNN.png, 32 x 32, gray.
-
-    Does nothing where `root` is complete already.
-    """
+    """Write the digits as gray PNGs, 32 x 32: root/{train,val}/{0..9}/NNNN.png. Does nothing where
+    `root` is complete already."""
     if root.is_dir():
         return
     digits = load_digits()
@@ -64,11 +62,11 @@ def main() -> int:
     data = folder / "digits"
     run = folder / "resnet18"
     write_digits(data)
-    # The demo starts from nothing each time: it is its own run, nobody else's.
+    # The demo starts from nothing each time, so its old run can go.
     shutil.rmtree(run, ignore_errors=True)
     arguments = [str(data), "-a", "resnet18", "--image-size", str(IMAGE_SIZE)]
     arguments += ["--epochs", str(EPOCHS), "-b", "64", "--lr", "0.02", "-j", "0", "--seed", "0"]
-    # A mirrored 2 is no digit, and most of a digit has to be seen.
+    # A mirrored 2 is not a digit, and most of a digit must be visible.
     arguments += ["--scale", "0.7", "1", "--hflip", "0", "--output-dir", str(run)]
     # Stock OneFlow has no NHWC on a CPU; without the plug-in the demo is slower but works.
     if plugin.state().loaded:

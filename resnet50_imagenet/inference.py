@@ -1,4 +1,4 @@
-"""The model as --evaluate and --benchmark run it."""
+"""Prepares, times and records the model for --evaluate and --benchmark."""
 
 from __future__ import annotations
 
@@ -28,14 +28,8 @@ Output = flow.Tensor | tuple[flow.Tensor, ...]
 
 
 def inference_model(model: nn.Module, backend: Backend, *, fold: bool, bf16: bool) -> nn.Module:
-    """A model in eval mode for inference.
-
-    Args:
-        model: local, in either layout; changed to eval mode.
-        backend: the device it is on.
-        fold: return a copy with batch norm folded into the convolutions.
-        bf16: and computing in bfloat16, where the device has it; needs `fold`.
-    """
+    """A local model in eval mode, changed in place. `fold` returns a copy with batch norm folded
+    into the convolutions; `bf16` needs that and computes in bfloat16 where the device has it."""
     model = model.eval()
     if not fold:
         return model
@@ -43,8 +37,6 @@ def inference_model(model: nn.Module, backend: Backend, *, fold: bool, bf16: boo
 
 
 def forward_graph(model: nn.Module) -> nn.Graph:
-    """The forward pass of `model` as an nn.Graph."""
-
     class ForwardGraph(nn.Graph):
         def __init__(self) -> None:
             super().__init__()
@@ -57,8 +49,8 @@ def forward_graph(model: nn.Module) -> nn.Graph:
 
 
 def graph_forward(model: nn.Module) -> Callable[[flow.Tensor], Output]:
-    """The forward pass of `model` under nn.Graph. A graph is built for one shape: batches of
-    another than the first one's, such as the last of a dataset, run eagerly."""
+    """The forward pass of `model` under nn.Graph, which is built for one shape: batches of another,
+    such as a dataset's last, run eagerly."""
     graph = forward_graph(model)
     shape: tuple[int, ...] | None = None
 
@@ -87,15 +79,10 @@ def measure_forward(model: nn.Module, images: np.ndarray, backend: Backend) -> s
 
 
 class Predictions:
-    """A CSV file of what a model says of each image: its path, its label, and the five likeliest
-    classes (fewer where there are fewer) with their probabilities, the likeliest first.
+    """A CSV file with each image's path, label and likeliest classes with their probabilities.
 
-    Args:
-        path: replaced if it exists.
-        dataset: of the images, for their names.
-
-    Raises:
-        UserError: the file's folder cannot be made.
+    There are five classes, or all where there are fewer, the likeliest first. Replaces `path`;
+    UserError where its folder cannot be made.
     """
 
     SHOWN = 5
@@ -103,7 +90,7 @@ class Predictions:
     def __init__(self, path: Path, dataset: ImageFolder | SyntheticImages) -> None:
         self._path = path
         self._dataset = dataset
-        # Index of the image, classes, probabilities.
+        # One row per image: its index, classes and probabilities.
         self._rows: list[tuple[int, list[int], list[float]]] = []
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -111,7 +98,6 @@ class Predictions:
             raise UserError(f"--predictions {path}: {error.strerror or error}") from error
 
     def add(self, scores: flow.Tensor, batch: Batch) -> None:
-        """Note a batch: scores (N, classes)."""
         shares = flow.softmax(scores.to(flow.float32), dim=1)
         best, classes = flow.topk(shares, min(self.SHOWN, shares.shape[1]), dim=1)
         columns = (batch.indices, classes.numpy(), best.numpy())

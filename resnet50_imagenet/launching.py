@@ -16,12 +16,7 @@ _OF_A_PROCESS = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK
 
 
 def check_distributed_options(options: argparse.Namespace, backend: Backend) -> None:
-    """Refuse what OneFlow cannot honor.
-
-    Raises:
-        UserError: a collective library that is not the device's, a device that is not there, a
-            node number outside the world, or an address that is not tcp://HOST:PORT.
-    """
+    """Raise UserError for a collective library, device, node or address that OneFlow cannot use."""
     if options.dist_backend not in (None, backend.collective_backend):
         raise UserError(
             f"--dist-backend {options.dist_backend}: the collectives of {backend.name} are "
@@ -38,7 +33,7 @@ def check_distributed_options(options: argparse.Namespace, backend: Backend) -> 
 
 
 def needs_launcher(options: argparse.Namespace, backend: Backend) -> bool:
-    """True where processes are asked for that nobody has started yet."""
+    """Whether processes are asked for that nobody has started yet."""
     if launched.launched() or not (options.multiprocessing_distributed or options.world_size > 1):
         return False
     return options.world_size * backend.device_count() > 1
@@ -53,8 +48,8 @@ def relaunch(options: argparse.Namespace, backend: Backend, argv: Sequence[str])
     command += ["--master_addr", host, "--master_port", str(port)]
     sys.stdout.flush()
     sys.stderr.flush()
-    # What oneflow has set for this process alone; a launcher that found it would take itself for
-    # one of the job's processes.
+    # Leave out what oneflow has set for this process alone; with it the launcher would take itself
+    # for one of the job's processes.
     environment = {name: text for name, text in os.environ.items() if name not in _OF_A_PROCESS}
     os.execve(sys.executable, [*command, sys.argv[0], *argv], environment)
 

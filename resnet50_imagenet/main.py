@@ -74,7 +74,7 @@ Dataset = ImageFolder | SyntheticImages
 
 logger = logging.getLogger("oneflow_accel")
 
-# The sizes that --dummy takes over.
+# The image and class counts of --dummy.
 IMAGENET_TRAIN_IMAGES = 1_281_167
 IMAGENET_VAL_IMAGES = 50_000
 IMAGENET_CLASSES = 1000
@@ -82,11 +82,7 @@ EVALUATED_BATCHES_PER_LINE = 50
 
 
 def run(argv: Sequence[str]) -> int:
-    """Do what the command line says; 0 on success.
-
-    Raises:
-        UserError: anything that is the user's to mend.
-    """
+    """Do what the command line says and return 0; UserError for anything the user can mend."""
     options = parse_options(argv)
     backend = oneflow_accel.select_device(options.device)
     launching.check_distributed_options(options, backend)
@@ -171,7 +167,7 @@ def _train(
     if options.freeze_bn:
         hooks["freeze_bn"] = FreezeBatchNorm()
     if profile is None:
-        # The last, so that what the others know is in a checkpoint.
+        # It must be last, so that a checkpoint has the other hooks' state.
         hooks["model_checkpoint"] = keeper
     else:
         hooks["profile"] = profile
@@ -275,7 +271,6 @@ def _check_device(options: argparse.Namespace, backend: Backend) -> None:
 
 
 def _names(data: Dataset) -> list[str]:
-    """Of the classes, where they have any."""
     return data.classes if isinstance(data, ImageFolder) else []
 
 
@@ -350,7 +345,6 @@ def _loader(
 def _augmentation(
     options: argparse.Namespace, num_classes: int
 ) -> tuple[Transform, MixBatch | None]:
-    """What happens to a training image, and to a batch of them."""
     config = {"scale": options.scale, "hflip": options.hflip, "re_prob": options.reprob}
     config |= {"interpolation": "bilinear", "re_mode": "const"}
     if options.aa:

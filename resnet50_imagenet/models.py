@@ -39,11 +39,7 @@ def classification_models() -> list[str]:
 
 
 def create_model(arch: str, num_classes: int) -> nn.Module:
-    """A randomly initialized model on the CPU, in NCHW.
-
-    Raises:
-        UserError: the model does not take a number of classes other than ImageNet's 1000.
-    """
+    """A randomly initialized model on the CPU, in NCHW; UserError if its class count is fixed."""
     try:
         return ModelCreator.create_model(arch, pretrained=False, num_classes=num_classes)
     except TypeError as error:
@@ -59,14 +55,11 @@ def create_model(arch: str, num_classes: int) -> nn.Module:
 def check_image_size(
     model: nn.Module, backend: Backend, arch: str, size: int, *, train: bool
 ) -> None:
-    """Try a model out on two blank images of `size` x `size` pixels; it stays as it is.
+    """Try a model on the device, in NCHW, on two blank images of `size` x `size` pixels; it stays
+    as it is.
 
-    Args:
-        model: on the device, in NCHW.
-        train: in training mode, in which a model may have further heads.
-
-    Raises:
-        UserError: it does not take them.
+    In training mode a model may have further heads. Raises UserError where it cannot take the
+    images.
     """
     buffers = [(buffer, buffer.numpy().copy()) for buffer in model.buffers()]
     was_training = model.training
@@ -75,7 +68,7 @@ def check_image_size(
     try:
         with flow.no_grad():
             model(images)
-    # Whatever a model's code raises: its own assertion, or OneFlow's shape inference.
+    # A model's code may raise anything: its own assertion, or OneFlow's shape inference.
     except Exception as error:
         first = str(error).partition("\n")[0].strip()
         reason = f": {first}" if first and isinstance(error, AssertionError) else ""
@@ -99,11 +92,8 @@ def image_size_of(arch: str) -> int:
 
 
 def pretrained_file(arch: str) -> Path:
-    """The file that --pretrained reads. Nothing is fetched: the user puts the file there.
-
-    Raises:
-        UserError: the folder is not set or has no file for this model.
-    """
+    """The file that --pretrained reads. Nothing is fetched: the user puts the file there. Raises
+    UserError where the folder is not set or has no file for this model."""
     folder = os.environ.get(WEIGHTS_VARIABLE)
     candidates = (
         [Path(folder) / f"{arch}{suffix}" for suffix in (".safetensors", ".pth")]
@@ -123,16 +113,10 @@ def pretrained_file(arch: str) -> Path:
 def load_weights(
     model: nn.Module, path: Path, arch: str, num_classes: int, *, reset_head: bool = False
 ) -> None:
-    """Load a .pth or .safetensors file into `model`, whichever layout the model is in.
+    """Load a .pth or .safetensors file into a model of `create_model`, whichever layout it is in.
 
-    Args:
-        model: made by `create_model(arch, num_classes)`.
-        reset_head: leave out the weights that depend on the number of classes, which stay as they
-            were drawn: the model is for other classes than the file's.
-
-    Raises:
-        UserError: the file cannot be read, or its keys or shapes are not the model's; all of them
-            are listed.
+    `reset_head` leaves the weights that depend on the number of classes as they were drawn. Raises
+    UserError where the file cannot be read, or lists all keys and shapes that do not fit.
     """
     state: Mapping[str, np.ndarray] = read_weights(path)
     if reset_head:

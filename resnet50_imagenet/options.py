@@ -13,15 +13,14 @@ from flow_train.cli import UserError, at_least, not_negative, one_of, positive, 
 from flow_train.data.rand_augment import parse_rand_augment
 from resnet50_imagenet.models import classification_models, image_size_of
 
-# What OneFlow's generators take.
+# The range of seeds that OneFlow's generators take.
 MOST_SEED = 2**63 - 1
 DATA_VARIABLE = "IMAGENET_DIR"
 DEFAULT_DATA = "/ssd/dataset/ImageNet/extract"
 
 
 class _Options:
-    """A group of options, a line each: the names, the type, the default, what --help calls the
-    value, and what it says."""
+    """A group of options, a line each: names, type, default, name of the value, and help text."""
 
     def __init__(self, parser: cli.Parser, title: str, text: str | None = None) -> None:
         self.group = parser.add_argument_group(title, text)
@@ -38,7 +37,7 @@ class _Options:
 
 
 def build_parser() -> cli.Parser:
-    """The parser; its options are those of the reference ImageNet script, and the new ones."""
+    """The parser, with the options of the reference ImageNet script and the new ones."""
     names = classification_models()
     parser = cli.Parser(
         prog="main.py",
@@ -164,11 +163,7 @@ def _add_distributed_options(add: _Options) -> None:
 
 
 def parse_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Parse and check the command line.
-
-    Raises:
-        UserError: options that contradict each other.
-    """
+    """Parse and check the command line; UserError where options contradict each other."""
     options = build_parser().parse_args(argv)
     if options.weights is not None and options.pretrained:
         raise UserError("--weights and --pretrained both name weights to start from: give one")

@@ -1,4 +1,4 @@
-"""A run that is resumed: its model, and checkpoints that older versions of main.py have written."""
+"""Resumes a run: restores its model and reads checkpoints of older versions of main.py."""
 
 from __future__ import annotations
 
@@ -26,13 +26,8 @@ def restore_model(
 ) -> None:
     """Load a checkpoint's parameters and buffers into a model, in whichever layout it is.
 
-    Args:
-        classes: names of this run's classes; none where they have no names, and then, as with a
-            checkpoint from before names were kept, they are not compared.
-
-    Raises:
-        CheckpointError: the checkpoint is of another architecture, number of classes or classes;
-            names both, of classes the first that differ.
+    Class names are not compared where the run or the checkpoint has none. Raises CheckpointError,
+    naming both sides, for another architecture, number of classes or class list.
     """
     theirs = (checkpoint.name, checkpoint.state.get("num_classes"))
     if theirs != (arch, num_classes):
@@ -52,8 +47,8 @@ def restore_model(
 
 
 def up_to_date(checkpoint: Checkpoint) -> Checkpoint:
-    """A checkpoint in today's form. Before main.py had hooks, accumulation and loss scaling it kept
-    of these the best accuracy alone."""
+    """A checkpoint in today's form: before main.py had hooks, accumulation and loss scaling, it
+    kept only the best accuracy of these."""
     state = checkpoint.state
     if "callbacks" in state:
         return checkpoint
@@ -68,7 +63,7 @@ def up_to_date(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def averaged(checkpoint: Checkpoint) -> Checkpoint:
-    """With the moving averages as weights, where its run had any: they are what it validated."""
+    """The moving averages as weights, where the run had any: they are what it validated."""
     averages = averages_in(checkpoint.optimizer)
     if averages:
         logger.info("of the checkpoint's weights, their moving averages are evaluated")

@@ -17,16 +17,8 @@ from monarch_flow.models import create_model
 
 
 def build_data(cfg: DictConfig, seed: int, *, training: bool = True) -> ImageDataModule:
-    """The data module of `datamodule`, with the run's seed and its limit of evaluation images.
-
-    Args:
-        cfg: the configuration.
-        seed: where `datamodule` has none.
-        training: whether training images are needed.
-
-    Raises:
-        UserError: the data is not there, or an option is wrong.
-    """
+    """The data module of `datamodule`; `seed` is used where the section has none. Raises UserError
+    where the data is not there, or an option is wrong."""
     options = section(cfg, "datamodule")
     options.pop("_target_", None)
     options.setdefault("seed", seed)
@@ -37,7 +29,7 @@ def build_data(cfg: DictConfig, seed: int, *, training: bool = True) -> ImageDat
     limit = trainer.get("limit_val_batches")
 
     def most(images: int) -> int:
-        # A whole number counts the images of so many steps, whatever an evaluation's batches are.
+        # A whole number means the images of so many steps, whatever an evaluation's batch size.
         if limit is None or limit == 0 or trainer.get("fast_dev_run"):
             return images
         is_share = isinstance(limit, float) and limit <= 1
@@ -47,11 +39,8 @@ def build_data(cfg: DictConfig, seed: int, *, training: bool = True) -> ImageDat
 
 
 def build_model(cfg: DictConfig, data: ImageDataModule) -> tuple[str, nn.Module]:
-    """The model of `model` by name, on the CPU, for the data's classes and images.
-
-    Raises:
-        UserError: an unknown name or argument, or one that contradicts the data.
-    """
+    """The model's name and the model, on the CPU, for the data's classes and images. Raises
+    UserError for an unknown name or argument, or one that contradicts the data."""
     arguments = {key: value for key, value in section(cfg, "model").items() if value is not None}
     arguments.pop("_target_", None)
     name = arguments.pop("name")
@@ -74,12 +63,8 @@ def build_model(cfg: DictConfig, data: ImageDataModule) -> tuple[str, nn.Module]
 def build_step_maker(
     cfg: DictConfig, backend: Backend, options: TrainerOptions, calendar: Calendar
 ) -> MakeStep:
-    """How to train a model from a position on, as `optimizer`, `train` and `trainer` say.
-
-    Returns:
-        As `step_maker`; it also raises UserError where an option of the optimizer or the loss is
-        wrong.
-    """
+    """How to train a model from a position on; see `step_maker`. It also raises UserError where an
+    option of the optimizer or the loss is wrong."""
     loss = section(cfg, "train").get("loss_fn")
     given = {key: value for key, value in section(cfg, "optimizer").items() if value is not None}
     grouping = section(cfg, "optimizer_param_grouping")

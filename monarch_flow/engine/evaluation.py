@@ -36,14 +36,11 @@ logger = logging.getLogger("oneflow_accel")
 def test(
     trainer: Trainer, data: ImageDataModule, run_dir: Path, cfg: DictConfig
 ) -> dict[str, float]:
-    """Test a run that has ended, with its best checkpoint, or as it is where it kept none.
+    """Test a run that has ended with its best checkpoint, or as it is where it kept none.
 
-    Returns:
-        "test/loss", "test/acc" and "test/acctop5", the latter two in percent; nothing where
-        trainer.limit_val_batches is 0.
-
-    Raises:
-        UserError: the best checkpoint or the data cannot be read.
+    Returns "test/loss", and "test/acc" and "test/acctop5" in percent; nothing where
+    trainer.limit_val_batches is 0. Raises UserError where the checkpoint or the data cannot be
+    read.
     """
     loader = data.test_loader()
     if val_batches(trainer.options) == 0:
@@ -54,7 +51,7 @@ def test(
     if path is None or "model_checkpoint" not in trainer.hooks:
         accuracy = trainer.evaluate(loader)
     else:
-        # A model of its own: the best may be from before the layers became dense.
+        # This needs a new model, as the best checkpoint may be from before the layers became dense.
         name, model = build_model(cfg, data)
         load_for_evaluation(model, path, name)
         accuracy = validate(
@@ -71,17 +68,12 @@ def test(
 
 
 def evaluate_checkpoint(cfg: DictConfig, backend: Backend) -> dict[str, float]:
-    """Evaluate `eval.ckpt` on the validation images, the test images, or both; no training images
-    are needed.
+    """Evaluate `eval.ckpt` on the validation images, the test images or both.
 
-    Returns:
-        "val/loss", "val/acc", "val/acctop5", and the same of "test"; with real labels also
-        "val/real_acc" and "val/real_acctop5", and those of "test" where its images are the same.
-        Accuracy is in percent.
-
-    Raises:
-        UserError: the checkpoint, the data or a file that is to be read or written is not there,
-            they do not fit, nothing is wanted, or the loss is not finite.
+    No training images are needed. The metrics are "val/loss", "val/acc" and "val/acctop5", the same
+    of "test", and with real labels "val/real_acc" and "val/real_acctop5" (of "test" too where its
+    images are the same). Accuracy is in percent. Raises UserError where something cannot be read or
+    written or does not fit, and where the loss is not finite.
     """
     options = section(cfg, "eval")
     wanted = [split for split in ("val", "test") if options.get(f"run_{split}", True)]
@@ -129,30 +121,21 @@ def evaluate_checkpoint(cfg: DictConfig, backend: Backend) -> dict[str, float]:
 
 
 def _is_validation(data: ImageDataModule) -> bool:
-    """Whether the test images are the validation images."""
     return data.test_loader().dataset is data.val_loader().dataset
 
 
 def _heading(split: str, data: ImageDataModule) -> str:
-    """What an accuracy is of, for the log."""
     if split == "test" and _is_validation(data):
         return "test (on the validation images: the data has no others)"
     return split
 
 
 def load_for_evaluation(model: nn.Module, path: str, name: str, *, use_ema: bool = True) -> None:
-    """Load a checkpoint or a file of weights; where they are dense and the model is structured,
-    the model becomes dense.
+    """Load a checkpoint or a weights file; dense weights make a structured model dense first.
 
-    Args:
-        model: changed in place.
-        path: of a run, its checkpoints, one of them, or a .pth, .pth.tar or .safetensors file.
-        name: the model's.
-        use_ema: take the moving average of the weights where there is one.
-
-    Raises:
-        CheckpointError: the weights are of another model; names both.
-        UserError: they cannot be read.
+    `path` is a run, its checkpoints' folder, a checkpoint, or a .pth, .pth.tar or .safetensors
+    file; `use_ema` takes the moving average where there is one. Raises CheckpointError for weights
+    of another model, UserError where they cannot be read.
     """
     arrays, phase = read_model_arrays(path, use_ema=use_ema)
     arrays = other_weights.with_our_names(arrays, model)
@@ -186,12 +169,8 @@ def load_for_evaluation(model: nn.Module, path: str, name: str, *, use_ema: bool
 def _real_labels(
     path: str | None, data: ImageDataModule, wanted: list[str]
 ) -> dict[str, RealLabels]:
-    """Real labels by split: of the validation images, and of the test images where they are the
-    same.
-
-    Raises:
-        UserError: they cannot be read, or are those of other images.
-    """
+    """Real labels of the validation images, and of the test images where they are the same. Raises
+    UserError where they cannot be read or are those of other images."""
     if not path:
         return {}
     dataset = data.val_loader().dataset
@@ -208,7 +187,6 @@ def _real_labels(
 
 
 def _real_figures(accuracy: Accuracy, split: str) -> dict[str, float]:
-    """Accuracy in percent by the real labels, where there are any."""
     real = accuracy.real
     if real is None:
         return {}
@@ -216,10 +194,10 @@ def _real_figures(accuracy: Accuracy, split: str) -> dict[str, float]:
 
 
 def _suspect(accuracy: Accuracy, num_classes: int, *, use_ema: bool) -> None:
-    """Warn of averages that are no good.
+    """Warn where the moving averages are about as good as guessing.
 
-    ViTAE's released code keeps averages that never move with a global batch below 512: decay .99996
-    to the power of a floor division that is 0. They are as good as guessing.
+    ViTAE's released code keeps averages that never move with a global batch below 512: the decay
+    .99996 is raised to a floor division that gives 0.
     """
     guessed = math.isfinite(accuracy.loss) and accuracy.acc1 < 200 / num_classes
     if use_ema and num_classes >= 10 and guessed:

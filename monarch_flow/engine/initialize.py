@@ -26,20 +26,11 @@ logger = logging.getLogger("oneflow_accel")
 def read_model_arrays(
     path: str | Path, *, use_ema: bool = True
 ) -> tuple[dict[str, np.ndarray], str | None]:
-    """The weights in a file or a checkpoint, and what its layers are.
+    """The weights in a checkpoint or file, and what the layers in it are.
 
-    Args:
-        path: a run's folder, its checkpoints' folder, a checkpoint, or a .pth, .pth.tar or
-            .safetensors file.
-        use_ema: take the moving average where there is one: that is what was validated. Else the
-            weights of the last step.
-
-    Returns:
-        Arrays by name, and the phase of a checkpoint (`restore.MONARCH` or `DENSE`), None for a
-        file.
-
-    Raises:
-        UserError: there is nothing, or it cannot be read.
+    `use_ema` takes the moving average where there is one, as that is what was validated. The second
+    result is a checkpoint's phase (`restore.MONARCH` or `DENSE`), None for a file. Raises UserError
+    where there is nothing, or it cannot be read.
     """
     path = Path(path)
     if path.is_file() and path.name not in ("latest", "best"):
@@ -63,20 +54,16 @@ def initialize(
     use_ema: bool = True,
     reset_head: bool = False,
 ) -> None:
-    """Give a model the weights of another one.
+    """Give a local model, in training's first state, the weights of another one.
 
     Args:
-        model: local, in training's first state.
-        path: as for `read_model_arrays`.
-        project: the source has dense weights where the model has structured layers; each gets the
-            nearest that it can represent (Dao et al. 2022, "Monarch", section 3.3).
-        use_ema: as for `read_model_arrays`.
-        reset_head: leave out the weights of the classifier, which stays as it was drawn: the model
-            is for other classes.
+        project: each structured layer gets the nearest matrix it can represent to the source's
+            dense weight (Dao et al. 2022, "Monarch", section 3.3).
+        reset_head: leave the classifier as it was drawn, for other classes.
 
     Raises:
         CheckpointError: the weights do not fit; names them.
-        UserError: they cannot be read, or are to be projected and there is nothing to project onto.
+        UserError: they cannot be read, or there is no layer to project onto.
     """
     layers = structured_layers(model)
     if project and not layers:

@@ -1,8 +1,8 @@
-"""Going on with a run of timm's or ViTAE's training script, from the file that it saved.
+"""Going on with a run of timm's or ViTAE's training script from the file that it saved.
 
-Such a file has the weights by name, but AdamW's moments by number: the parameters as the optimizer
-was given them, which are two groups, those without weight decay first, each in the order of the
-state dict. Which ones those are is tried out, and the shapes of the moments say what is right.
+Such a file numbers AdamW's moments by parameter: first those without weight decay, then the others,
+each in the order of the state dict. We try out which ones those are; the moments' shapes say what
+is right.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from flow_train.optim.param_groups import TOKEN_NAMES
 from monarch_flow.engine import other_weights, restore
 from monarch_flow.projection import structured_layers
 
-# What torch's optimizers call their state, and we.
+# Torch's names of the optimizer's state, and ours.
 _STATE_KEYS = {
     "exp_avg": "exp_avg",
     "exp_avg_sq": "exp_avg_sq",
@@ -40,10 +40,10 @@ _STATE_KEYS = {
     "momentum_buffer": "momentum",
 }
 _AVERAGES = "state_dict_ema"
-# timm's, where the file does not say which one.
+# timm's default, where the file does not name another.
 _SEED = 42
 
-# What reading entries of a dict raises that are not what they should be.
+# The errors that reading malformed entries of a dict raises.
 _STRANGE = (KeyError, TypeError, AttributeError, ValueError, IndexError)
 
 logger = logging.getLogger("oneflow_accel")
@@ -54,14 +54,8 @@ Undecayed = Callable[[str, tuple[int, ...]], bool]
 
 @dataclass(frozen=True)
 class OtherRun:
-    """A training checkpoint of timm or ViTAE.
-
-    Attributes:
-        path: of the file.
-        content: what `read_torch_file` gave.
-        epoch: to go on with.
-        seed: of the run, where its options are in the file.
-    """
+    """A training checkpoint of timm or ViTAE. `content` is what `read_torch_file` gave, `epoch` the
+    one to go on with, `seed` that of the run where its options are in the file."""
 
     path: str
     content: Mapping[str, Any]
@@ -71,17 +65,10 @@ class OtherRun:
     def checkpoint(
         self, model: nn.Module, name: str, num_classes: int, *, seed: int, images: int
     ) -> Checkpoint:
-        """The run as a checkpoint of ours.
+        """The run as a checkpoint of ours, for `model` as configured.
 
-        Args:
-            model: that is to go on, as configured.
-            name: of the model.
-            num_classes: of its head.
-            seed: of the rest of the run.
-            images: per optimizer step.
-
-        Raises:
-            CheckpointError: the file is of another model, or its optimizer's state does not fit.
+        `seed` is for the rest of the run, `images` are per optimizer step. Raises CheckpointError
+        where the file is of another model, or its optimizer's state does not fit.
         """
         try:
             weights = other_weights.with_our_names(arrays_of(self.content, averaged=False), model)
@@ -163,11 +150,8 @@ class OtherRun:
 
 
 def read_other_run(path: str | None) -> OtherRun | None:
-    """The run in a file of torch's, None where `path` names no such file.
-
-    Raises:
-        CheckpointError: the file cannot be read, or has weights and no run to go on with.
-    """
+    """The run in a torch file; None where `path` names no such file. Raises CheckpointError where
+    the file cannot be read, or has weights but no run to go on with."""
     if path is None or not Path(path).is_file() or Path(path).name in ("latest", "best"):
         return None
     begins = f"start a run from them with train.init_from.path={path}"
@@ -185,7 +169,7 @@ def read_other_run(path: str | None) -> OtherRun | None:
         raise CheckpointError(
             f"resume={path} is a file of weights, which holds no run to go on with; {begins}"
         )
-    # Files of the first version name the epoch to go on with, later ones the one that they end.
+    # Files of the first version name the epoch to go on with, later ones the one that just ended.
     version = content.get("version")
     ended = isinstance(version, int) and version > 1
     seed = getattr(content.get("args"), "seed", None)
@@ -201,7 +185,7 @@ def _trained(weights: Mapping[str, np.ndarray], model: nn.Module) -> Shapes:
 
 
 def _orders(shapes: Shapes, sizes: Sequence[int]) -> Iterator[list[str]]:
-    """The orders that the optimizer's parameters may have, for groups of these sizes."""
+    """The possible orders of the optimizer's parameters, for groups of these sizes."""
     if len(sizes) == 1 and sizes[0] == len(shapes):
         yield list(shapes)
     if len(sizes) != 2:

@@ -14,9 +14,9 @@ from oneflow import nn
 from monarch_flow.models.published import is_published_t2t, t2t_names
 from monarch_flow.projection import structured_layers
 
-# Of the classifier in all our models.
+# The prefix of the classifier's weights in all our models.
 _HEAD = "head."
-# Of a ViT, whose width is its first axis.
+# A ViT's patch embedding; its first axis is the model's width.
 _PATCHES = "patch_embed.proj.weight"
 _POSITIONS = "pos_embed.pe"
 
@@ -24,13 +24,7 @@ logger = logging.getLogger("oneflow_accel")
 
 
 def with_our_names(arrays: Mapping[str, np.ndarray], model: nn.Module) -> dict[str, np.ndarray]:
-    """The weights under the names of our models: those of a published T2T-ViT are renamed, as
-    `python -m monarch_flow.convert t2t` does.
-
-    Args:
-        arrays: by name.
-        model: what they are for.
-    """
+    """Rename the weights of a published T2T-ViT, as `python -m monarch_flow.convert t2t` does."""
     if _POSITIONS in model.state_dict() and is_published_t2t(arrays):
         logger.info("the weights have the names of the published T2T-ViT; they are renamed")
         return t2t_names(arrays)
@@ -38,11 +32,7 @@ def with_our_names(arrays: Mapping[str, np.ndarray], model: nn.Module) -> dict[s
 
 
 def with_new_head(arrays: Mapping[str, np.ndarray], model: nn.Module) -> dict[str, np.ndarray]:
-    """The weights with the model's own head in place of theirs; logs what is left out.
-
-    Raises:
-        UserError: the model has no head.
-    """
+    """Replace the head's weights by the model's own and log it; UserError where it has no head."""
     own = layouts.standard_state_dict(model)
     head = {name: value.numpy() for name, value in own.items() if name.startswith(_HEAD)}
     if not head:
@@ -56,14 +46,10 @@ def with_new_head(arrays: Mapping[str, np.ndarray], model: nn.Module) -> dict[st
 def hint(
     arrays: Mapping[str, np.ndarray], model: nn.Module, *, for_head: str, for_dense: str
 ) -> str:
-    """What to do where weights do not fit, as further lines of a message; "" where nothing is
-    known.
+    """Further lines of a message that say what to do where weights do not fit; "" if nothing helps.
 
-    Args:
-        arrays: the weights, under our names.
-        model: what they do not fit.
-        for_head: what to do where they are for another number of classes.
-        for_dense: what to do where they are dense and the model is structured; "" for nothing.
+    `for_head` is the advice for another number of classes, `for_dense` for dense weights and a
+    structured model.
     """
     own = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     layers = structured_layers(model)
@@ -99,8 +85,8 @@ def _is_dense(arrays: Mapping[str, np.ndarray], prefix: str) -> bool:
 def _is_structured(
     name: str, arrays: Mapping[str, np.ndarray], own: Mapping[str, tuple[int, ...]]
 ) -> bool:
-    """Whether an array belongs to a structured layer where the model has a dense one: it has
-    another name than a dense layer's, or a weight of more than two axes."""
+    """Whether an array belongs to a structured layer where the model has a dense one: by its name,
+    or by more than two axes."""
     prefix, _, kind = name.rpartition(".")
     if kind == "bias" or len(own.get(f"{prefix}.weight", ())) != 2:
         return False

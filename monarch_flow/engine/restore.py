@@ -1,4 +1,4 @@
-"""The model of a run that is resumed: its structured layers may be dense by now."""
+"""Restores a resumed run's model, whose structured layers may have become dense."""
 
 from __future__ import annotations
 
@@ -14,27 +14,20 @@ from flow_train.checkpoint.folders import Checkpoint
 from monarch_flow.engine import other_weights
 from monarch_flow.projection import densify_model, structured_layers
 
-# What the layers of the model in a checkpoint are: as configured, or multiplied out.
+# The phase of a checkpoint: its structured layers are as configured, or multiplied out.
 MONARCH, DENSE = "monarch", "dense"
-# What of a checkpoint's state no run can go on without.
+# The entries of a checkpoint's state that a resumed run needs.
 _OF_A_RUN = ("epoch", "batch", "step", "seed", "rng", "train_step", "callbacks")
 
 
 def phase_of(model: nn.Module) -> str:
-    """MONARCH where a model has structured layers, of whatever kind, else DENSE."""
+    """MONARCH where a model has structured layers of any kind, else DENSE."""
     return MONARCH if structured_layers(model) else DENSE
 
 
 def require_run(checkpoint: Checkpoint, where: str) -> None:
-    """Check that a checkpoint is one of a run, and not of weights alone.
-
-    Args:
-        checkpoint: any.
-        where: what the user asked for, for the message.
-
-    Raises:
-        CheckpointError: it has no place in a run to go on from; says how to start from it.
-    """
+    """Raise CheckpointError where a checkpoint has weights but no place in a run; it says how to
+    start from them. `where` is what the user asked for."""
     missing = [key for key in _OF_A_RUN if key not in checkpoint.state]
     if missing:
         raise CheckpointError(
@@ -47,16 +40,13 @@ def require_run(checkpoint: Checkpoint, where: str) -> None:
 def match_layers(model: nn.Module, arrays: Mapping[str, np.ndarray], phase: str | None) -> None:
     """Make a model's structured layers dense where the weights to load are.
 
-    Args:
-        model: changed in place.
-        arrays: the weights by name.
-        phase: what their checkpoint says of them, None where nothing does; a checkpoint that was
-            converted may say otherwise than its arrays, which count.
+    `phase` is what the checkpoint says, None where nothing does. The arrays win: a converted
+    checkpoint may say otherwise.
     """
     own = model.state_dict()
     layers = structured_layers(model)
     names = [f"{prefix}.weight" for prefix in layers]
-    # The layers that are a dense matrix with a mask have such a weight themselves.
+    # A masked layer's own weight is a matrix too, so it does not show that the source is dense.
     dense = [
         arrays[name].ndim == 2 and (name not in own or own[name].ndim != 2)
         for name in names
@@ -71,16 +61,8 @@ def load_model(
 ) -> None:
     """Load a checkpoint's weights; where they are dense already, the model becomes dense first.
 
-    Args:
-        model: as configured; changed in place.
-        checkpoint: of such a model.
-        name: of the model.
-        num_classes: of its head.
-        switches: whether the run's structured layers become dense in its course.
-
-    Raises:
-        CheckpointError: the checkpoint is of another model, or dense where the run's layers stay
-            structured; says what to do.
+    `switches` says whether the run makes its layers dense. Raises CheckpointError where the
+    checkpoint is of another model, or dense where the run's layers stay structured.
     """
     theirs = (checkpoint.name, checkpoint.state.get("num_classes"))
     if theirs != (name, num_classes):
@@ -109,6 +91,5 @@ def load_model(
 
 
 def _switched(checkpoint: Checkpoint) -> bool:
-    """Whether the run that wrote a checkpoint was to become dense."""
     train = (checkpoint.state.get("config") or {}).get("train") or {}
     return (train.get("sparse_to_dense") or {}).get("fraction") is not None

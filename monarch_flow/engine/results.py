@@ -1,4 +1,4 @@
-"""The file that an evaluation writes its results to."""
+"""Writes the results of an evaluation to a file."""
 
 from __future__ import annotations
 
@@ -20,15 +20,8 @@ from flow_train.validation import Accuracy
 
 
 class ResultsFile:
-    """Gathers what is known of an evaluation; process 0 writes it as JSON.
-
-    Args:
-        path: of the file, replaced if it is there; None or "" writes nothing.
-
-    Raises:
-        UserError: there is no such folder, or it cannot be written to: said before the evaluation,
-            which may take hours.
-    """
+    """Gathers the results of an evaluation; process 0 writes them as JSON. An empty path writes
+    nothing. An unwritable path is a UserError right here, as an evaluation may take hours."""
 
     def __init__(self, path: str | None) -> None:
         self._path = Path(path) if path else None
@@ -43,7 +36,6 @@ class ResultsFile:
             )
 
     def describe(self, cfg: DictConfig, name: str, model: nn.Module) -> None:
-        """Note what is evaluated, and on what."""
         data, options = section(cfg, "datamodule"), section(cfg, "eval")
         transforms = data.get("val_transforms") or {}
         parameters = list(model.parameters())
@@ -61,7 +53,7 @@ class ResultsFile:
         }
 
     def add(self, split: str, accuracy: Accuracy, seconds: float) -> None:
-        """Note the accuracy on "val" or "test", in percent, and how long it took."""
+        """Note the accuracy on "val" or "test", in percent, and the seconds it took."""
         figures: dict[str, Any] = {
             "images": accuracy.images,
             # JSON has no NaN.
@@ -79,11 +71,7 @@ class ResultsFile:
         self._content[split] = figures
 
     def write(self) -> None:
-        """Write the file, in one step.
-
-        Raises:
-            UserError: it could not be written.
-        """
+        """Write the file in one step; UserError where that fails."""
         if self._path is None or not distributed.is_main():
             return
         try:

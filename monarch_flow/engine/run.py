@@ -49,18 +49,15 @@ logger = logging.getLogger("oneflow_accel")
 
 
 def run(cfg: DictConfig) -> dict[str, float]:
-    """Do what a configuration says.
-
-    Args:
-        cfg: composed and resolved, see `monarch_flow.config.compose`.
+    """Do what a composed configuration says.
 
     Returns:
-        The last training and validation metrics, those of the best checkpoint's test, and
-        "best/" with the metric that ModelCheckpoint watched: "val/loss", "test/acc" ..., accuracy
-        in percent. Of an evaluation its metrics.
+        The last training and validation metrics, those of the best checkpoint's test, and "best/"
+        with the metric that ModelCheckpoint watched; accuracy in percent. For an evaluation its
+        metrics.
 
     Raises:
-        UserError: anything that is the user's to mend.
+        UserError: anything the user can mend.
         SystemExit: the process was told to end (SIGTERM, Ctrl-C) and has written a checkpoint.
     """
     backend = oneflow_accel.select_device(cfg.get("trainer", {}).get("accelerator"))
@@ -81,7 +78,7 @@ def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
     _settle_precision(cfg, backend)
     options = read_trainer_options(cfg)
     trial = bool(options.fast_dev_run)
-    # On every process, before anything is made.
+    # This runs on every process, before anything is made.
     require_loggers(section(cfg, "logger"))
     _require_no_resume(cfg, trial)
     other = read_other_run(cfg.get("resume"))
@@ -91,7 +88,7 @@ def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
     data = build_data(cfg, seed)
     name, model = build_model(cfg, data)
     share = (section(cfg, "train").get("sparse_to_dense") or {}).get("fraction")
-    # The first of the callbacks: the others begin an epoch with the model that it leaves.
+    # It must be the first callback: the others begin an epoch with the model that it leaves.
     switch = {} if share is None else {"sparse_to_dense": SparseToDense(share)}
     if switch and not structured_layers(model):
         raise UserError(
@@ -211,8 +208,8 @@ def _load_weights(
 
 
 def _settle_precision(cfg: DictConfig, backend: Backend) -> None:
-    """Train in float32 where the device has no mixed precision, and say so: the published recipes
-    ask for it, and they should run everywhere."""
+    """Train in float32, and say so, where the device lacks the mixed precision that the published
+    recipes ask for."""
     asked, support = cfg.trainer.get("precision"), backend.supports("amp")
     if asked in (16, "16", "bf16") and not support:
         if distributed.is_main():
@@ -230,12 +227,8 @@ def _scheduler_options(cfg: DictConfig) -> dict[str, Any] | None:
 def _settled_seed(
     cfg: DictConfig, resumed: Checkpoint | None, *, default: int | None = None
 ) -> int:
-    """The configuration's seed, or the one a resumed run began with, or the default, or one that
-    is drawn.
-
-    Raises:
-        UserError: the configuration asks for another one than the resumed run's.
-    """
+    """The configuration's seed, else the resumed run's, else the default, else a drawn one. Raises
+    UserError where the configuration contradicts the resumed run."""
     seed = cfg.get("seed")
     if resumed is not None:
         began_with = int(resumed.state["seed"])

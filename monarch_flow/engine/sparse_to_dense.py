@@ -1,9 +1,8 @@
-"""Sparse to dense: after a share of the epochs structured layers become dense and training goes on.
+"""Makes structured layers dense after a share of the epochs; training goes on.
 
 The dense model computes what the structured one did (Dao et al. 2022, "Monarch", section 3.3,
-reverse sparsification), the number of steps and the schedule go on, and so do the optimizer's
-moments and the moving average, see `monarch_flow.projection`. All else stays what it was, to the
-last bit: other layers, biases, running statistics, what is not trained and its moments.
+reverse sparsification). Step count and schedule go on, and `monarch_flow.projection` converts the
+moments and the moving average. All else stays the same to the last bit.
 """
 
 from __future__ import annotations
@@ -34,14 +33,10 @@ logger = logging.getLogger("oneflow_accel")
 
 
 class SparseToDense(Hook):
-    """Makes the model's structured layers dense in the course of a run.
+    """Makes the model's structured layers dense after `fraction` (0 to 1) of the epochs.
 
-    The log gets the mean loss of one validation batch before and after: "loss_before" and
-    "loss_after" of the weights, and where there is a moving average "average_loss_before" and
-    "average_loss_after" of that.
-
-    Args:
-        fraction: share of the epochs after which it does, 0 to 1.
+    The log gets the mean loss of one validation batch as "loss_before" and "loss_after", and that
+    of the moving average as "average_loss_before" and "average_loss_after".
     """
 
     def __init__(self, fraction: float) -> None:
@@ -64,14 +59,14 @@ class SparseToDense(Hook):
         return f"dense from epoch {epoch} on"
 
     def on_epoch_start(self, trainer: Trainer) -> None:
-        # At the beginning of that epoch, or of a later one where a run goes on there.
+        # Switch as that epoch begins, or a later one where a resumed run starts there.
         layers = structured_layers(trainer.model)
         if layers and trainer.position.epoch >= self.epoch(trainer.calendar):
             switch(trainer, layers)
 
 
 def switch(trainer: Trainer, layers: Mapping[str, nn.Module]) -> None:
-    """Make these layers of the model dense; every process calls it at the same moment."""
+    """Make these layers of the model dense; a collective call."""
     batch = next(iter(trainer.data.val))
     before = _losses(trainer, batch)
     arrays = trainer.train_step.optimizer_arrays()
@@ -107,18 +102,16 @@ def switch(trainer: Trainer, layers: Mapping[str, nn.Module]) -> None:
 
 
 def _dense_copy(trainer: Trainer) -> nn.Module:
-    """A local model with the present weights and buffers, its structured layers dense.
-
-    A copy, as the hooks of DistributedDataParallel stay with the old parameters.
-    """
+    """A local model with the present weights, made dense. It is a copy, as the hooks of
+    DistributedDataParallel stay with the old parameters."""
     model = copy_model(trainer.train_step.evaluated_model())
     densify_model(model)
     return model
 
 
 def _losses(trainer: Trainer, batch: Any) -> dict[str, float]:
-    """Mean losses of a batch, without dropout: of the weights, and of their moving average where
-    there is one. A collective call."""
+    """Mean losses of a batch, without dropout, of the weights and of their moving average; a
+    collective call."""
     model = trainer.train_step.evaluated_model()
     losses = {"loss": _loss(trainer, model, batch)}
     if "ema" in trainer.hooks:

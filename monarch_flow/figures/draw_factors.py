@@ -18,7 +18,6 @@ FILE = Path(__file__).with_name("factors.png")
 
 
 def permutation(rows: int, columns: int) -> np.ndarray:
-    """The matrix that reads a vector as a (rows, columns) grid and transposes it."""
     order = np.arange(rows * columns).reshape(rows, columns).T.ravel()
     return np.eye(rows * columns)[order]
 
@@ -29,17 +28,11 @@ def block_diagonal() -> np.ndarray:
 
 
 def painted(numbers: np.ndarray, name: str) -> np.ndarray:
-    """An RGB picture of block numbers; 0 is white."""
     colors = matplotlib.colormaps[name](np.linspace(0.35, 0.85, BLOCKS))[:, :3]
     return np.concatenate([np.ones((1, 3)), colors])[numbers.astype(int)]
 
 
 def draw(path: Path) -> None:
-    """Draw the five matrices and their product.
-
-    Args:
-        path: a PNG file.
-    """
     blocks = block_diagonal()
     inner, outer = permutation(SIDE, BLOCKS), permutation(BLOCKS, SIDE)
     # The block of each factor that an entry of M comes from: each entry has one of either.

@@ -1,5 +1,4 @@
-"""BlockSparseLinear: a linear layer that stores some square blocks of its matrix, and MaskedLinear,
-the same function with a dense weight."""
+"""Linear layers that keep some square blocks of their matrix: stored as blocks, or masked."""
 
 from __future__ import annotations
 
@@ -40,28 +39,17 @@ _FBBFLY = {
 class BlockSparseLinear(StructuredLinear):
     """y = x M^T + bias with M zero outside the blocks that a pattern keeps.
 
-    Widths are padded to multiples of the pattern's block. The weight starts as a dense matrix,
-    each row of blocks times sqrt(all blocks / kept blocks of the row), so that the output keeps
-    the variance that the dense matrix gives it; the bias as U(-1/sqrt(n'), 1/sqrt(n')) with the
-    padded input width n'.
+    Widths are padded to multiples of the pattern's block. The weight starts as a dense matrix, each
+    row of blocks times sqrt(all blocks / kept blocks of the row), which keeps the output's
+    variance; the bias as U(-1/sqrt(n'), 1/sqrt(n')) with the padded input width n'.
 
-    The product is computed with the matrix put together from its blocks: it saves parameters,
-    gradients and optimizer state, not time.
-
-    Args:
-        in_features: n.
-        out_features: m.
-        sparsity_config: the pattern, or its mapping; see `sparsity`.
-        bias: whether it has a bias.
-        backend: "triton", "huggingface", "dense" or None, all the same here.
-        weight_decay: whether training may decay the weight.
-        device: of all its parameters; None for the default.
-        dtype: of all its parameters; None for float32.
+    The matrix is put together before the product: this saves parameters, gradients and optimizer
+    state, but no time. All `backend`s ("triton", "huggingface", "dense") do the same here.
 
     Attributes:
         weight: parameter (blocks kept, block, block), in row-major order of the blocks.
-        layout: buffer (m' / block, n' / block), int64, 1 where a block is kept.
-        kept_blocks: the same as an array, bool.
+        layout: buffer (m' / block, n' / block), int64, 1 where a block is kept; `kept_blocks` is
+            the same as a bool array.
         no_weight_decay: names of parameters that training must not decay.
 
     Raises:
@@ -90,14 +78,14 @@ class BlockSparseLinear(StructuredLinear):
         self.in_features_extended = -(-in_features // side) * side
         self.out_features_extended = -(-out_features // side) * side
         layout = self.sparsity_config.layout(self.out_features_extended, self.in_features_extended)
-        # As an array too, which is whole on every rank when the buffers are global.
+        # Kept as an array too: it is whole on every rank even when the buffers are global.
         self.kept_blocks = layout
         self.no_weight_decay = () if weight_decay else ("weight",)
         self.weight = new_parameter((int(layout.sum()), side, side), device, dtype)
         self.register_buffer(
             "layout", flow.tensor(layout.astype(np.int64), device=self.weight.device)
         )
-        # Where each block goes; follows from the layout, so no checkpoint needs it.
+        # The place of each block follows from the layout, so no checkpoint needs it.
         places = np.flatnonzero(layout)[:, None]
         self.register_buffer(
             "places", flow.tensor(places, device=self.weight.device), persistent=False
@@ -105,16 +93,14 @@ class BlockSparseLinear(StructuredLinear):
         self.reset_parameters()
 
     def macs_per_row(self) -> int:
-        """Weights of the blocks that are kept: what a kernel that skips the others computes."""
+        """Weights of the kept blocks: what a kernel that skips the others would compute."""
         return math.prod(self.weight.shape)
 
     def bias_fan(self) -> int:
-        """n', the padded input width."""
         return self.in_features_extended
 
     def draw_from(self, init_function: InitFunction) -> None:
-        """Blocks of a matrix (m', n') that `init_function` fills, each row of blocks times the
-        square root of all its blocks over those kept."""
+        """Draw a matrix (m', n'); scale each row of blocks by sqrt(all blocks / kept blocks)."""
         layout, side = self.kept_blocks, self.block
         dense = drawn_dense(self.out_features_extended, self.in_features_extended, init_function)
         rows, columns = layout.shape
@@ -132,7 +118,6 @@ class BlockSparseLinear(StructuredLinear):
         return whole.reshape(rows * side, columns * side)
 
     def structured_matmul(self, x: flow.Tensor) -> flow.Tensor:
-        """A product with the whole matrix."""
         return flow._C.matmul(x, self.whole_weight(), transpose_b=True)
 
     def _load_from_state_dict(
@@ -145,7 +130,7 @@ class BlockSparseLinear(StructuredLinear):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        """As every module does it; a checkpoint of another pattern is an error, not other zeros."""
+        """A checkpoint of another pattern must be an error, not other zeros."""
         given = state_dict.get(f"{prefix}layout")
         if given is not None:
             if isinstance(given, flow.Tensor):
@@ -160,32 +145,16 @@ class BlockSparseLinear(StructuredLinear):
         )
 
     def extra_repr(self) -> str:
-        """Shown by print(model)."""
         return f"{super().extra_repr()}, sparsity_config={self.sparsity_config}"
 
 
 @register_linear()
 class MaskedLinear(StructuredLinear):
-    """The function of a BlockSparseLinear with a dense weight, multiplied by the mask in every
-    forward: as many parameters as a dense layer. For comparison; it saves nothing.
+    """The function of a BlockSparseLinear with a dense weight (m, n), masked in every forward.
 
-    The weight starts as U(-b, b) with b = 1 / sqrt(n density), the bias with b = 1 / sqrt(n).
-
-    Args:
-        in_features: n.
-        out_features: m.
-        sparsity_config: the pattern, or its mapping.
-        bias: whether it has a bias.
-        device: of all its parameters; None for the default.
-        dtype: of all its parameters; None for float32.
-
-    Attributes:
-        weight: parameter (m, n).
-        mask: buffer (m, n), of the weight's dtype, 1 where the pattern keeps an element; in no
-            checkpoint.
-
-    Raises:
-        UserError: the pattern does not fit these widths.
+    It is for comparison and saves nothing. The weight starts as U(-b, b) with b = 1 / sqrt(n
+    density), the bias with b = 1 / sqrt(n). The buffer `mask` (m, n) has the weight's dtype and is
+    in no checkpoint. Raises UserError where the pattern does not fit these widths.
     """
 
     option_readers: ClassVar[OptionReaders] = {"sparsity_config": SparsityConfig.of}
@@ -214,31 +183,25 @@ class MaskedLinear(StructuredLinear):
 
     @property
     def saving(self) -> float:
-        """Elements that the mask keeps over all."""
         return self.kept / (self.in_features * self.out_features)
 
     def macs_per_row(self) -> int:
-        """Elements that the mask keeps, as for BlockSparseLinear."""
         return self.kept
 
     def bias_fan(self) -> int:
-        """n, as for nn.Linear."""
         return self.in_features
 
     def reset_parameters(self) -> None:
-        """Draw the weight, then the bias."""
         uniform(self.weight, self.in_features * self.saving)
         self.reset_bias()
 
     def reset_dense_init(
         self, init_function: InitFunction, bias_init_function: InitFunction | None = None
     ) -> None:
-        """Does nothing, as the papers' models leave this layer as its constructor drew it."""
+        """Does nothing: the papers' models leave this layer as its constructor drew it."""
 
     def structured_matmul(self, x: flow.Tensor) -> flow.Tensor:
-        """A product with the masked weight."""
         return flow._C.matmul(x, self.weight * self.mask, transpose_b=True)
 
     def extra_repr(self) -> str:
-        """Shown by print(model)."""
         return f"{super().extra_repr()}, sparsity_config={self.sparsity_config}"

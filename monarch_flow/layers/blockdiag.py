@@ -1,5 +1,4 @@
-"""BlockdiagLinear: a linear layer with a block-diagonal matrix. It is not Monarch: its blocks do
-not mix."""
+"""A linear layer with a block-diagonal matrix; unlike Monarch's, its blocks do not mix."""
 
 from __future__ import annotations
 
@@ -23,26 +22,13 @@ from monarch_flow.layers.targets import check_positive
 @register_linear("blockdiag")
 class BlockdiagLinear(StructuredLinear):
     """y = x M^T + bias with M of nblocks blocks (bo, bi) on its diagonal, bi = ceil(n / nblocks)
-    and bo = ceil(m / nblocks): 1 / nblocks of the weights of a dense layer.
+    and bo = ceil(m / nblocks).
 
-    The weight starts as the blocks of a dense matrix times sqrt(nblocks), so that the output keeps
-    the variance that the dense matrix gives it; the bias as U(-1/sqrt(m), 1/sqrt(m)).
-
-    Args:
-        in_features: n.
-        out_features: m.
-        bias: whether it has a bias.
-        nblocks: blocks on the diagonal.
-        shuffle: first move input g bi + c to place c nblocks + g, as ShuffleNet (Zhang et al. 2018)
-            does between grouped convolutions, so that stacked layers mix all channels.
-        device: of all its parameters; None for the default.
-        dtype: of all its parameters; None for float32.
-
-    Attributes:
-        weight: parameter (nblocks, bo, bi).
-
-    Raises:
-        UserError: a width or nblocks is no positive whole number.
+    The weight (nblocks, bo, bi) starts as the blocks of a dense matrix times sqrt(nblocks), which
+    keeps the output's variance; the bias as U(-1/sqrt(m), 1/sqrt(m)). With `shuffle` input g bi + c
+    first moves to place c nblocks + g, as ShuffleNet (Zhang et al. 2018) does between grouped
+    convolutions, so that stacked layers mix all channels. Raises UserError where a width or nblocks
+    is not a positive whole number.
     """
 
     def __init__(
@@ -66,11 +52,10 @@ class BlockdiagLinear(StructuredLinear):
         self.reset_parameters()
 
     def macs_per_row(self) -> int:
-        """Weights of all blocks."""
         return math.prod(self.weight.shape)
 
     def draw_from(self, init_function: InitFunction) -> None:
-        """Blocks of a matrix (m', n') that `init_function` fills, times sqrt(nblocks)."""
+        """Draw the blocks of a matrix (m', n'), times sqrt(nblocks)."""
         blocks, block_out, block_in = self.weight.shape
         dense = drawn_dense(blocks * block_out, blocks * block_in, init_function)
         diagonal = np.arange(blocks)
@@ -78,7 +63,6 @@ class BlockdiagLinear(StructuredLinear):
         fill(self.weight, kept * math.sqrt(blocks))
 
     def structured_matmul(self, x: flow.Tensor) -> flow.Tensor:
-        """One matrix product for each block."""
         blocks, block_out, block_in = self.weight.shape
         lead = tuple(x.shape[:-1])
         count = math.prod(lead)
@@ -89,5 +73,4 @@ class BlockdiagLinear(StructuredLinear):
         return out.reshape(*lead, blocks * block_out)
 
     def extra_repr(self) -> str:
-        """Shown by print(model)."""
         return f"{super().extra_repr()}, nblocks={self.nblocks}, shuffle={self.shuffle}"

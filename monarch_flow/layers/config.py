@@ -21,7 +21,7 @@ from monarch_flow.layers.targets import TARGET, fill_options, nearest, split_tar
 M = TypeVar("M", bound=type)
 
 DENSE = "Linear"
-# What a place of a model says, not its config.
+# The arguments that the model gives at each place; a config must not.
 _GIVEN = ("in_features", "out_features", "bias", "device", "dtype")
 _DENSE_NAMES = ("dense", "linear", "Linear", "oneflow.nn.Linear", "torch.nn.Linear")
 
@@ -30,14 +30,11 @@ _short_names: dict[str, dict[str, Any]] = {name: {TARGET: DENSE} for name in _DE
 
 
 def register_linear(short_name: str | None = None, **options: Any) -> Callable[[M], M]:
-    """Decorator: LinearConfig can name this class, and by `short_name` with these options.
+    """Decorator: LinearConfig can name this class, and `short_name` means it with these options.
 
     The class is built as `cls(in_features, out_features, bias=..., device=..., dtype=...,
-    **options)`. Its attribute `option_readers`, where it has one, maps an option to a function that
-    turns what a config holds into a hashable value.
-
-    Raises:
-        ValueError: there is one of this name.
+    **options)`. Its optional attribute `option_readers` maps an option to a function that makes a
+    config's value hashable. Raises ValueError where the name is taken.
     """
 
     def add(cls: M) -> M:
@@ -53,12 +50,7 @@ def register_linear(short_name: str | None = None, **options: Any) -> Callable[[
 
 @dataclass(frozen=True)
 class LinearConfig:
-    """A linear layer without its size. Equal and hashable by value, defaults filled in.
-
-    Attributes:
-        target: name of the class.
-        options: its keyword arguments, by name.
-    """
+    """A linear layer without its size. Equal and hashable by value, defaults filled in."""
 
     target: str = DENSE
     options: tuple[tuple[str, Any], ...] = ()
@@ -67,15 +59,10 @@ class LinearConfig:
     def of(cls, value: LinearLike) -> LinearConfig:
         """Read a config.
 
-        Args:
-            value: None for a dense nn.Linear; a short name ("monarch", "blockdiag", "low_rank",
-                "fbbfly", "pixelfly", "dense"); a mapping {"_target_": CLASS, key: value, ...},
-                where CLASS is a short name, a class of monarch_flow.layers or its dotted path;
-                or a LinearConfig.
-
-        Raises:
-            UserError: an unknown class or key, or a value that cannot be one; the text names the
-                nearest.
+        `value` is None for a dense nn.Linear; a short name ("monarch", "blockdiag", "low_rank",
+        "fbbfly", "pixelfly", "dense"); a mapping {"_target_": CLASS, key: value, ...}, where CLASS
+        is a short name, a class of monarch_flow.layers or its dotted path; or a LinearConfig.
+        UserError names the nearest for an unknown class or key.
         """
         if isinstance(value, LinearConfig):
             return value
@@ -99,7 +86,6 @@ class LinearConfig:
 
     @property
     def is_dense(self) -> bool:
-        """Whether it builds an nn.Linear."""
         return self.target == DENSE
 
     def build(
@@ -111,18 +97,8 @@ class LinearConfig:
         device: Any = None,
         dtype: Any = None,
     ) -> nn.Module:
-        """A fresh layer from (..., in_features) to (..., out_features).
-
-        Args:
-            in_features: width of its input.
-            out_features: width of its output.
-            bias: whether it has a bias; an option 'bias' of the config goes before it.
-            device: where its parameters are; None for the default.
-            dtype: of its parameters; None for float32.
-
-        Raises:
-            UserError: the options do not fit, as a number of blocks of 0, or not these widths.
-        """
+        """A fresh layer; the config's option 'bias' goes before the argument. Raises UserError
+        where the options are wrong or do not fit these widths."""
         options = dict(self.options)
         bias = options.pop("bias", bias)
         return _layers[self.target](
@@ -130,7 +106,7 @@ class LinearConfig:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The mapping that `of` reads as this config; plain values, as for JSON or YAML."""
+        """The mapping that `of` reads as this config, in plain values for JSON or YAML."""
         package = "oneflow.nn" if self.is_dense else "monarch_flow.layers"
         values = {name: _plain(value) for name, value in self.options}
         return {TARGET: f"{package}.{self.target}", **values}

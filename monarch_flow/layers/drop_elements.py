@@ -14,10 +14,10 @@ from flow_train.steps.random_factors import are_drawn_by_an_operator, random_fac
 @bfloat16_container
 class Dropout(nn.Dropout):
     """In training each element becomes 0 with probability p and the others are divided by 1 - p
-    (Srivastava et al. 2014); in evaluation nothing happens.
+    (Srivastava et al. 2014).
 
     `nn.Dropout` of oneflow 0.9.0 draws the same under nn.Graph whatever the seed, in every layer.
-    Here the factors are those of `random_factors`.
+    So the factors here are those of `random_factors`.
     """
 
     # See `flow_train.steps.random_factors`.
@@ -25,7 +25,7 @@ class Dropout(nn.Dropout):
 
     def __init__(self, p: float = 0.5) -> None:
         super().__init__(p)
-        # The default one.
+        # None means the default generator.
         self.generator = None
 
     def forward(self, x: flow.Tensor, addend: flow.Tensor | None = None) -> flow.Tensor:
@@ -35,23 +35,14 @@ class Dropout(nn.Dropout):
 
 
 def drop_elements(x: flow.Tensor, p: float) -> flow.Tensor:
-    """x with each element 0 with probability p, else divided by 1 - p.
-
-    Args:
-        x: local or global, eager or of a graph; with an axis at least.
-        p: from 0 to 1.
-    """
+    """x with each element 0 with probability p, else divided by 1 - p; x must have an axis."""
     if are_drawn_by_an_operator(x):
         return flow._C.dropout(x, p, True)
     return x * random_factors(x, x.shape, p)
 
 
 def dropout(p: float) -> nn.Module:
-    """`Dropout`; where it would drop nothing, a module that costs nothing.
-
-    Raises:
-        UserError: p is not in [0, 1].
-    """
+    """`Dropout`, or a module that costs nothing where p is 0; UserError unless p is in [0, 1]."""
     if not 0 <= p <= 1:
         raise UserError(f"a dropout probability must be between 0 and 1, not {p}")
     return Dropout(p) if p > 0 else nn.Identity()

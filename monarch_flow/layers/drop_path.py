@@ -12,30 +12,18 @@ from flow_train.steps.random_factors import random_factors
 
 
 def drop_path(x: flow.Tensor, p: float) -> flow.Tensor:
-    """Zero whole samples with probability p and divide the others by 1 - p (Huang et al. 2016).
+    """Zero whole samples of x (samples, ...) with probability p and divide the others by 1 - p
+    (Huang et al. 2016).
 
-    The factors are those of `random_factors`, so they follow `manual_seed`, in nn.Graph too.
-
-    Args:
-        x: (samples, ...), local or global.
-        p: from 0 to 1; at 1 everything is zero.
-
-    Returns:
-        Like x.
+    The factors are those of `random_factors`, so they follow `manual_seed`, in nn.Graph too. At p =
+    1 everything is zero.
     """
     return x * random_factors(x, (x.shape[0],) + (1,) * (x.ndim - 1), p)
 
 
 @bfloat16_container
 class DropPath(nn.Module):
-    """`drop_path` in training, the identity in evaluation and where p is 0.
-
-    Args:
-        p: probability that a sample's branch is left out.
-
-    Raises:
-        UserError: p is not in [0, 1].
-    """
+    """`drop_path` in training, the identity in evaluation; UserError where p is not in [0, 1]."""
 
     # See `flow_train.steps.random_factors`.
     draws_random_factors = True
@@ -47,9 +35,7 @@ class DropPath(nn.Module):
         self.p = p
 
     def forward(self, x: flow.Tensor) -> flow.Tensor:
-        """(samples, ...) to the same."""
         return drop_path(x, self.p) if self.training and self.p > 0 else x
 
     def extra_repr(self) -> str:
-        """Shown by print(model)."""
         return f"p={self.p}"

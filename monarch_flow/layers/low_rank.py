@@ -24,19 +24,13 @@ INITS = ("linear", "svd")
 
 
 def low_rank_factors(matrix: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
-    """The best approximation of a rank in the Frobenius norm (Eckart and Young 1936).
+    """The best approximation of a matrix (m, n) of a rank, in the Frobenius norm (Eckart and Young
+    1936).
 
-    Singular values are divided evenly: with matrix = U S V^T the factors are U sqrt(S) and
-    sqrt(S) V^T, cut to the rank. They come from the eigenvectors of the smaller Gram matrix, which
-    takes a fraction of a full decomposition's time; singular values below 1e-8 of the largest are
-    lost in rounding.
-
-    Args:
-        matrix: (m, n).
-        rank: of the approximation; where it exceeds min(m, n) the rest is zeros.
-
-    Returns:
-        (m, rank) and (rank, n), float64.
+    With matrix = U S V^T the factors (m, rank) and (rank, n), float64, are U sqrt(S) and sqrt(S)
+    V^T, cut to the rank, or with zeros beyond min(m, n). They come from the eigenvectors of the
+    smaller Gram matrix, which is much faster than a full decomposition but loses singular values
+    below 1e-8 of the largest.
     """
     matrix = np.asarray(matrix, dtype=np.float64)
     if matrix.shape[0] < matrix.shape[1]:
@@ -59,24 +53,14 @@ def low_rank_factors(matrix: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndar
 
 @register_linear("low_rank", rank=0.1)
 class LowRank(StructuredLinear):
-    """y = x W1^T W2^T + bias.
+    """y = x W1^T W2^T + bias, with `lr_weight1` (R, n) and `lr_weight2` (m, R).
 
     Args:
-        in_features: n.
-        out_features: m.
         rank: R; a float is a share of min(n, m), rounded down.
         bias: whether it has a bias; it starts as U(-1/sqrt(n), 1/sqrt(n)).
         init: "linear" draws both factors as nn.Linear draws its weight; "svd" divides the best
             approximation of a matrix that is drawn so (spectral initialisation, Khodak et al.
             2021).
-        weight_decay: whether training may decay the factors.
-        device: of all its parameters; None for the default.
-        dtype: of all its parameters; None for float32.
-
-    Attributes:
-        rank: R.
-        lr_weight1: parameter (R, n); lr_weight2: (m, R).
-        no_weight_decay: names of parameters that training must not decay.
 
     Raises:
         UserError: the rank is below 1, or `init` is neither.
@@ -110,15 +94,12 @@ class LowRank(StructuredLinear):
         self.reset_parameters()
 
     def macs_per_row(self) -> int:
-        """R (n + m)."""
         return self.rank * (self.in_features + self.out_features)
 
     def bias_fan(self) -> int:
-        """n, as for nn.Linear."""
         return self.in_features
 
     def reset_parameters(self) -> None:
-        """Draw lr_weight1, lr_weight2 and the bias."""
         if self.init == "svd":
             super().reset_parameters()
             return
@@ -134,10 +115,8 @@ class LowRank(StructuredLinear):
         fill(self.lr_weight2, left)
 
     def structured_matmul(self, x: flow.Tensor) -> flow.Tensor:
-        """Two matrix products."""
         inner = flow._C.matmul(x, self.lr_weight1, transpose_b=True)
         return flow._C.matmul(inner, self.lr_weight2, transpose_b=True)
 
     def extra_repr(self) -> str:
-        """Shown by print(model)."""
         return f"{super().extra_repr()}, rank={self.rank}"

@@ -19,7 +19,7 @@ Activation = Callable[[], nn.Module]
 
 
 class _Perceptron(nn.Module):
-    """What both perceptrons are: fc1, act, drop1, fc2, drop2, one after the other."""
+    """fc1, act, drop1, fc2 and drop2 in a row: (..., in_features) to (..., out_features)."""
 
     def __init__(
         self,
@@ -39,23 +39,13 @@ class _Perceptron(nn.Module):
         self.drop2 = dropout(drops[1])
 
     def forward(self, x: flow.Tensor) -> flow.Tensor:
-        """(..., in_features) to (..., out_features)."""
         return self.drop2(self.fc2(self.drop1(self.act(self.fc1(x)))))
 
 
 @bfloat16_container
 class Mlp(_Perceptron):
-    """fc1, activation, dropout, fc2, dropout: (..., in) to (..., out), with dense layers.
-
-    Args:
-        in_features: width of the input.
-        hidden_features: width between the layers; None for in_features.
-        out_features: width of the output; None for in_features.
-        act_layer: makes the activation.
-        drop: probability to drop an element; a pair for after the activation and after fc2.
-        bias: whether the layers have a bias.
-        device, dtype: of all parameters.
-    """
+    """A perceptron with dense layers; None as a width means in_features. A pair as `drop` gives the
+    rates after the activation and after fc2."""
 
     def __init__(
         self,
@@ -82,19 +72,10 @@ class Mlp(_Perceptron):
 
 @bfloat16_container
 class MlpCustom(_Perceptron):
-    """Mlp whose layers are chosen by config.
+    """Mlp whose layers are chosen by config, see `LinearConfig.of`; None for dense.
 
-    Args:
-        in_features, hidden_features, out_features, act_layer: see `Mlp`.
-        act_fn: the activation itself; goes before act_layer.
-        drop: probability to drop an element, the same in both places.
-        drop_btw_fcs: whether there is dropout after the activation too.
-        linear1_cfg: fc1, see `LinearConfig.of`; None for dense.
-        linear2_cfg: fc2.
-        device, dtype: of all parameters.
-
-    Raises:
-        UserError: a config is wrong.
+    `act_fn` goes before `act_layer`, and `drop_btw_fcs` says whether there is dropout after the
+    activation too. Raises UserError where a config is wrong.
     """
 
     def __init__(
@@ -123,8 +104,6 @@ class MlpCustom(_Perceptron):
 
 
 class _Function(nn.Module):
-    """A function as a module, so that what converts models sees it."""
-
     def __init__(self, function: Callable[[flow.Tensor], flow.Tensor]) -> None:
         super().__init__()
         self.function = function
@@ -134,7 +113,7 @@ class _Function(nn.Module):
 
 
 _MLPS: dict[str, type[nn.Module]] = {"Mlp": Mlp, "MlpCustom": MlpCustom}
-# What the model says, not the config.
+# The arguments that the model gives; a config must not.
 _GIVEN = ("in_features", "hidden_features", "out_features", "act_layer", "device", "dtype")
 
 
@@ -151,15 +130,9 @@ def build_mlp(
 ) -> nn.Module:
     """The perceptron that a model's `mlp_cfg` names.
 
-    Args:
-        mlp_cfg: None for a dense Mlp, or {"_target_": "monarch_flow.layers.MlpCustom",
-            "linear1_cfg": ..., "linear2_cfg": ..., ...}.
-        in_features, hidden_features, out_features, act_layer: see `Mlp`.
-        drop: the model's dropout; it goes before a 'drop' of the config.
-        device, dtype: of all parameters.
-
-    Raises:
-        UserError: an unknown class or key; the text names the nearest.
+    `mlp_cfg` is None for a dense Mlp, or {"_target_": "monarch_flow.layers.MlpCustom",
+    "linear1_cfg": ..., "linear2_cfg": ..., ...}; a 'drop' in it goes before the model's. UserError
+    names the nearest for an unknown class or key.
     """
     place = {"act_layer": act_layer, "device": device, "dtype": dtype}
     sizes = (in_features, hidden_features, out_features)

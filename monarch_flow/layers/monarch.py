@@ -17,14 +17,8 @@ Shape = tuple[int, int, int]
 
 
 def monarch_shapes(in_features: int, out_features: int, nblocks: int) -> tuple[Shape, Shape]:
-    """Shapes of the factors of a MonarchLinear.
-
-    With bi = ceil(in / nblocks) and bo = ceil(out / nblocks), the width between the factors is
-    the smaller of the extended widths nblocks * bi and nblocks * bo.
-
-    Returns:
-        blkdiag1 (nblocks, inner, bi) and blkdiag2 (nblocks, bo, inner), inner = min(bi, bo).
-    """
+    """Shapes blkdiag1 (nblocks, inner, bi) and blkdiag2 (nblocks, bo, inner) of a MonarchLinear.
+    With bi = ceil(in / nblocks) and bo = ceil(out / nblocks), inner is min(bi, bo)."""
     block_in, block_out = -(-in_features // nblocks), -(-out_features // nblocks)
     inner = min(block_in, block_out)
     return (nblocks, inner, block_in), (nblocks, block_out, inner)
@@ -34,28 +28,15 @@ def monarch_shapes(in_features: int, out_features: int, nblocks: int) -> tuple[S
 class MonarchLinear(StructuredLinear):
     """y = x M^T + bias with the Monarch matrix M of two factors (Dao et al. 2022, section 3.1).
 
-    It has about (1 + min(n, m) / max(n, m)) / nblocks of the weights of a dense layer. Widths that
-    nblocks does not divide are padded with zeros at the end of the input and cropped at the end of
-    the output, whose fastest axis is the block.
+    It has about (1 + min(n, m) / max(n, m)) / nblocks of a dense layer's weights, so with n = m at
+    most 2 blocks save nothing. Widths that nblocks does not divide are padded with zeros at the end
+    of the input and cropped at the end of the output, whose fastest axis is the block.
+    `monarch_shapes` gives the shapes of the parameters `blkdiag1` and `blkdiag2`.
 
     Both factors start as U(-1/sqrt(d), 1/sqrt(d)) with d their last dimension, the bias as
     U(-1/sqrt(m), 1/sqrt(m)): m and not n, unlike nn.Linear. For an input of variance 1 the output
-    then has variance 1/9. A model's own rule for dense layers does not apply to it.
-
-    Args:
-        in_features: n.
-        out_features: m.
-        bias: whether it has a bias.
-        nblocks: blocks of each factor, at least 1. Up to 2 it saves nothing where n = m.
-        device: of all its parameters; None for the default.
-        dtype: of all its parameters; None for float32.
-
-    Attributes:
-        blkdiag1: parameter (nblocks, inner, bi), see `monarch_shapes`; blkdiag2: (nblocks, bo,
-            inner).
-
-    Raises:
-        UserError: a width or nblocks is no positive whole number.
+    then has variance 1/9. A model's own rule for dense layers does not apply to it. Raises
+    UserError where a width or nblocks is not a positive whole number.
     """
 
     def __init__(
@@ -78,11 +59,10 @@ class MonarchLinear(StructuredLinear):
         self.reset_parameters()
 
     def macs_per_row(self) -> int:
-        """Weights of both factors, those that meet padding included."""
+        """Weights of both factors, including those that meet padding."""
         return math.prod(self.blkdiag1.shape) + math.prod(self.blkdiag2.shape)
 
     def reset_parameters(self) -> None:
-        """Draw blkdiag1, blkdiag2 and the bias, in this order."""
         uniform(self.blkdiag1, self.blkdiag1.shape[-1])
         uniform(self.blkdiag2, self.blkdiag2.shape[-1])
         self.reset_bias()
@@ -90,24 +70,18 @@ class MonarchLinear(StructuredLinear):
     def reset_dense_init(
         self, init_function: InitFunction, bias_init_function: InitFunction | None = None
     ) -> None:
-        """Does nothing: a rule for dense matrices says nothing about two factors, and the models
-        of the paper keep this layer as the constructor drew it, bias included."""
+        """Does nothing: a rule for dense matrices does not fit two factors, and the paper's models
+        keep the constructor's start, bias included."""
 
     def matmul(self, x: flow.Tensor) -> flow.Tensor:
-        """The operation `monarch_multiply`, which pads and cuts by itself."""
         return monarch_multiply(x, self.blkdiag1, self.blkdiag2, out_features=self.out_features)
 
     def forward(self, x: flow.Tensor) -> flow.Tensor:
-        """x M^T + bias: (..., in_features) to (..., out_features), of one axis or more.
-
-        Raises:
-            ValueError: x has another width.
-        """
+        """x M^T + bias: (..., in_features) to (..., out_features); ValueError for another width."""
         self.check_input(x)
         return monarch_multiply(
             x, self.blkdiag1, self.blkdiag2, self.bias, out_features=self.out_features
         )
 
     def extra_repr(self) -> str:
-        """Shown by print(model)."""
         return f"{super().extra_repr()}, nblocks={self.nblocks}"

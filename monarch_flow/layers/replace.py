@@ -17,25 +17,19 @@ def replace_linears(
     include: str = "",
     exclude: str | None = None,
 ) -> list[str]:
-    """Replace nn.Linear layers of a model by fresh layers of the same widths, in place.
+    """Replace nn.Linear layers of a model by fresh structured ones, in place; return their names.
 
     The new layers have the old ones' bias or none, device, dtype and training mode, but not their
-    weights: `monarch_flow.projection` makes those. A layer that stands in several places stays
-    one. Subclasses of nn.Linear are left alone.
+    weights: `monarch_flow.projection` makes those. A layer that stands in several places stays one.
+    Subclasses of nn.Linear are left alone.
 
     Args:
-        model: any module; its parameters are local.
-        config: what to put in; see `LinearConfig.of`.
-        include: regular expression; layers are replaced whose name it is found in, names as in
-            `model.named_modules()`. The empty one is found in all.
-        exclude: regular expression; layers whose name it is found in stay.
-
-    Returns:
-        Names of the replaced layers, in the model's order.
+        include, exclude: regular expressions that are searched for in names of
+            `model.named_modules()`; the empty `include` is found in all.
 
     Raises:
-        UserError: no layer is to be replaced, the model is a layer itself, its parameters are
-            global, an expression is wrong, or the config is.
+        UserError: no layer matches, the model is a layer itself, its parameters are global, or an
+            expression or the config is wrong.
     """
     chosen_config = LinearConfig.of(config)
     wanted, unwanted = _compiled(include), _compiled(exclude)

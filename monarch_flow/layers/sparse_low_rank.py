@@ -1,4 +1,4 @@
-"""SparseLRLinear: a structured layer and a low-rank one side by side ("Pixelfly")."""
+"""A structured layer and a low-rank one side by side ("Pixelfly")."""
 
 from __future__ import annotations
 
@@ -17,26 +17,16 @@ from monarch_flow.layers.structured import InitFunction, OptionReaders, Structur
 
 @register_linear("pixelfly", sparse_cfg="fbbfly", rank=32)
 class SparseLRLinear(StructuredLinear):
-    """y = (1 - g) sparse(x) + g low_rank(x) + bias, after Chen et al. 2021 ("Pixelated
-    Butterfly"), section 3.3, with g = sigmoid(gate(x)), one number for each row of x, or g = 1/2.
+    """y = (1 - g) sparse(x) + g low_rank(x) + bias, after Chen et al. 2021 ("Pixelated Butterfly"),
+    section 3.3, with g = sigmoid(gate(x)), one number for each row of x, or g = 1/2.
 
     The bias starts as U(-1/sqrt(m), 1/sqrt(m)); the parts have none of their own, except the gate.
 
     Args:
-        in_features: n.
-        out_features: m.
-        sparse_cfg: config of the other part, any layer: see `LinearConfig.of`.
-        bias: whether it has a bias.
         rank: of the low-rank part; a float is a share of min(n, m).
         gating: whether g depends on x. Without it the layer is linear.
-        checkpointing: keep no activations for the gradient, and compute them again (eagerly; under
-            nn.Graph use the graph's own `activation_checkpointing`).
-        device: of all its parameters; None for the default.
-        dtype: of all its parameters; None for float32.
-
-    Attributes:
-        sparse: the module of `sparse_cfg`; low_rank: LowRank; gate: nn.Linear (n to 1, with a
-            bias), or None.
+        checkpointing: compute activations again for the gradient (eagerly; under nn.Graph use the
+            graph's own `activation_checkpointing`).
 
     Raises:
         UserError: a config is wrong.
@@ -67,7 +57,6 @@ class SparseLRLinear(StructuredLinear):
         self.reset_bias()
 
     def macs_per_row(self) -> int:
-        """Those of both parts and of the gate."""
         sparse = self.in_features * self.out_features
         if isinstance(self.sparse, StructuredLinear):
             sparse = self.sparse.macs_per_row()
@@ -76,12 +65,11 @@ class SparseLRLinear(StructuredLinear):
 
     @property
     def saving(self) -> float:
-        """Sum of both parts'; the gate is not counted."""
+        """The sum of both parts'; the gate is not counted."""
         gate = 0 if self.gate is None else self.in_features
         return (self.macs_per_row() - gate) / (self.in_features * self.out_features)
 
     def reset_parameters(self) -> None:
-        """Draw the parts, the gate and the bias."""
         for part in (self.sparse, self.low_rank, self.gate):
             if part is not None:
                 part.reset_parameters()
@@ -90,12 +78,10 @@ class SparseLRLinear(StructuredLinear):
     def reset_dense_init(
         self, init_function: InitFunction, bias_init_function: InitFunction | None = None
     ) -> None:
-        """The bias only: the parts are modules with such a function of their own, the gate is an
-        nn.Linear."""
+        """Draw the bias only: `apply` calls the parts and the gate on their own."""
         self.reset_bias_with(bias_init_function)
 
     def structured_matmul(self, x: flow.Tensor) -> flow.Tensor:
-        """Both parts, blended."""
         if self.checkpointing and not x.is_lazy and flow.is_grad_enabled():
             return checkpoint(self._blend, x)
         return self._blend(x)
@@ -107,11 +93,7 @@ class SparseLRLinear(StructuredLinear):
         return sparse + flow.sigmoid(self.gate(x)) * (low_rank - sparse)
 
     def dense(self) -> flow.Tensor:
-        """The matrix of a layer without gate.
-
-        Raises:
-            UserError: there is a gate: the layer is no matrix.
-        """
+        """The matrix; UserError where there is a gate, as the layer is not linear then."""
         if self.gate is not None:
             raise UserError(
                 "a SparseLRLinear with gating weighs its parts by the input, so no matrix does the "
@@ -122,5 +104,4 @@ class SparseLRLinear(StructuredLinear):
         return 0.5 * (matrix + self.low_rank.dense())
 
     def extra_repr(self) -> str:
-        """Shown by print(model)."""
         return f"{super().extra_repr()}, checkpointing={self.checkpointing}"

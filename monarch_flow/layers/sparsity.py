@@ -1,8 +1,8 @@
-"""Which blocks of a block-sparse matrix are stored: fixed patterns, as configs.
+"""Fixed patterns, as configs, of the blocks that a block-sparse matrix stores.
 
 Each pattern is first an element mask of the whole matrix, then coarsened: a block is stored if any
-of its elements is in the mask. Where the pattern's own tiles are no multiple of the block this
-stores more than the pattern's nominal density.
+of its elements is in the mask. Where the pattern's own tiles are not multiples of the block, more
+than its nominal density is stored.
 """
 
 from __future__ import annotations
@@ -23,11 +23,7 @@ _INTEGER_RATIO_MARGIN = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class SparsityConfig:
-    """A pattern; equal and hashable by value.
-
-    Attributes:
-        block: side of the square blocks, in elements.
-    """
+    """A pattern of square blocks of `block` elements a side; equal and hashable by value."""
 
     block: int = 32
 
@@ -36,11 +32,7 @@ class SparsityConfig:
 
     @staticmethod
     def of(value: SparsityConfig | Mapping[str, Any]) -> SparsityConfig:
-        """Read a pattern from a mapping {"_target_": CLASS, key: value, ...}.
-
-        Raises:
-            UserError: an unknown class, key or value; the text names the nearest.
-        """
+        """Read a mapping {"_target_": CLASS, key: value, ...}; UserError names the nearest."""
         if isinstance(value, SparsityConfig):
             return value
         if not isinstance(value, Mapping):
@@ -49,7 +41,6 @@ class SparsityConfig:
         return cls(**fill_options(options, cls, (), cls.__name__))
 
     def to_dict(self) -> dict[str, Any]:
-        """The mapping that `of` reads as this config."""
         return {TARGET: f"monarch_flow.layers.{type(self).__name__}", **asdict(self)}
 
     def element_mask(self, rows: int, columns: int) -> np.ndarray:
@@ -57,18 +48,8 @@ class SparsityConfig:
         raise NotImplementedError
 
     def layout(self, rows: int, columns: int) -> np.ndarray:
-        """Which blocks of a matrix are stored.
-
-        Args:
-            rows: of the matrix (its outputs), a multiple of `block`.
-            columns: of the matrix (its inputs), likewise.
-
-        Returns:
-            (rows / block, columns / block), bool.
-
-        Raises:
-            UserError: the pattern does not fit this matrix.
-        """
+        """Which blocks of a matrix are stored, (rows / block, columns / block), bool. Rows and
+        columns must be multiples of `block`. Raises UserError where the pattern does not fit."""
         side = self.block
         if rows % side or columns % side:
             raise UserError(f"blocks of {side} do not divide a matrix of {rows} x {columns}")
@@ -79,11 +60,11 @@ class SparsityConfig:
 @dataclass(frozen=True, kw_only=True)
 class FlatBlockButterflySparsityConfig(SparsityConfig):
     """Sum of the first factors of a block butterfly matrix (Chen et al. 2021, "Pixelated
-    Butterfly", section 3.2): tile (a, c) of a grid of butterfly_size x butterfly_size is there if
-    a = c or a xor c = 2^i for an i < n_factors.
+    Butterfly", section 3.2): tile (a, c) of a grid of butterfly_size x butterfly_size is there if a
+    = c or a xor c = 2^i for an i < n_factors.
 
     Attributes:
-        butterfly_size: tiles a side, a power of 2 of at least 2; it must divide the matrix.
+        butterfly_size: a power of 2, at least 2; must divide the matrix.
         n_factors: 1 to log2(butterfly_size).
         global_size: first rows and columns of the matrix that are there whole.
         shuffle: shuffle the columns of the tile grid as ShuffleNet shuffles channels.
@@ -105,7 +86,6 @@ class FlatBlockButterflySparsityConfig(SparsityConfig):
         check_positive("global_size", self.global_size, 0)
 
     def element_mask(self, rows: int, columns: int) -> np.ndarray:
-        """Tiles of (rows / butterfly_size) x (columns / butterfly_size) elements."""
         size = self.butterfly_size
         if rows % size or columns % size:
             raise UserError(
@@ -124,12 +104,8 @@ class FlatBlockButterflySparsityConfig(SparsityConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class BlockdiagSparsityConfig(SparsityConfig):
-    """A block-diagonal matrix, and its first rows and columns whole.
-
-    Attributes:
-        nblocks: blocks on the diagonal, of ceil(rows / nblocks) x ceil(columns / nblocks).
-        global_size: first rows and columns that are there whole.
-    """
+    """`nblocks` blocks of ceil(rows / nblocks) x ceil(columns / nblocks) on the diagonal; the first
+    `global_size` rows and columns are whole."""
 
     nblocks: int
     global_size: int = 0
@@ -140,7 +116,6 @@ class BlockdiagSparsityConfig(SparsityConfig):
         check_positive("global_size", self.global_size, 0)
 
     def element_mask(self, rows: int, columns: int) -> np.ndarray:
-        """1 where the row's and the column's block on the diagonal are the same."""
         row_block = np.arange(rows) // -(-rows // self.nblocks)
         column_block = np.arange(columns) // -(-columns // self.nblocks)
         return _with_global(row_block[:, None] == column_block[None, :], self.global_size)
@@ -150,14 +125,9 @@ class BlockdiagSparsityConfig(SparsityConfig):
 class NinjaTurtleSparsityConfig(SparsityConfig):
     """Windows along the diagonal and along stripes beside it, whose distance doubles.
 
-    Of the matrix's shorter side R and its longer side C, R is cut into windows of `window_size`;
-    stripe j lies sqrt(R) (2^j - 1) below and right of the diagonal.
-
-    Attributes:
-        window_size: rows between two windows, along the shorter side.
-        stripes: number of stripes.
-        step: height of a window, and its width along the longer side, in window_size.
-        gtoken: first rows and columns that are there whole.
+    The matrix's shorter side R is cut into windows of `window_size`; stripe j lies sqrt(R) (2^j -
+    1) below and right of the diagonal. `step` is the height of a window, and its width along the
+    longer side, in window_size; the first `gtoken` rows and columns are whole.
     """
 
     window_size: int
@@ -199,8 +169,7 @@ class NinjaTurtleSparsityConfig(SparsityConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ButterflyGlobalSparsityConfig(NinjaTurtleSparsityConfig):
-    """As NinjaTurtleSparsityConfig, with stripes at equal distances and windows of one
-    `window_size` high."""
+    """Like NinjaTurtleSparsityConfig, with evenly spaced stripes and windows of `window_size`."""
 
     def _ratio(self, short: int, long: int) -> float:
         return math.ceil(long / short)

@@ -14,7 +14,7 @@ from monarch_flow.layers.targets import check_positive
 
 # Fills a dense matrix (out, in) in place, as nn.init's functions do.
 InitFunction = Callable[[flow.Tensor], Any]
-# How a config's value for an option is read, by option.
+# Functions that read a config's value, by option.
 OptionReaders = dict[str, Callable[[Any], Any]]
 
 
@@ -23,13 +23,6 @@ class StructuredLinear(nn.Module):
 
     A subclass makes its parameters, calls `reset_parameters` and computes `structured_matmul` on
     the extended widths: the input is padded with zeros at its end, the output is cropped there.
-
-    Attributes:
-        in_features: n, width of the input.
-        out_features: m, width of the output.
-        in_features_extended: width that `structured_matmul` takes, at least n.
-        out_features_extended: width that it returns, at least m.
-        bias: parameter (m,), or None.
     """
 
     option_readers: ClassVar[OptionReaders] = {}
@@ -56,16 +49,15 @@ class StructuredLinear(nn.Module):
 
     @property
     def saving(self) -> float:
-        """Weights that are stored over those of a dense matrix, n m; the bias is not counted."""
+        """Stored weights over those of a dense matrix, n m; the bias is not counted."""
         return self.macs_per_row() / (self.in_features * self.out_features)
 
     def macs_per_row(self) -> int:
-        """Multiply-accumulates for one input row: the number of its weights, without the bias."""
+        """Multiply-accumulates for one input row: the number of weights, without the bias."""
         raise NotImplementedError
 
     def reset_parameters(self) -> None:
-        """Draw all parameters anew, as the constructor does: here the weights of a dense matrix
-        drawn as nn.Linear draws its own, then the bias."""
+        """Draw all parameters anew: the weights of a matrix drawn as nn.Linear's, then the bias."""
         self.draw_from(dense_default)
         self.reset_bias()
 
@@ -74,37 +66,22 @@ class StructuredLinear(nn.Module):
     ) -> None:
         """Draw the weights as a model that initialises a dense matrix this way wants them.
 
-        As a function for nn.Module.apply does, it draws the layer's own parameters and leaves those
-        of layers inside it to their own call.
-
-        Args:
-            init_function: fills a dense matrix in place.
-            bias_init_function: fills the bias; None for zeros.
+        Made for nn.Module.apply: layers inside this one are left to their own call. None as
+        `bias_init_function` fills the bias with zeros.
         """
         self.draw_from(init_function)
         self.reset_bias_with(bias_init_function)
 
     def draw_from(self, init_function: InitFunction) -> None:
-        """Draw the weights: those that stand for a dense matrix that `init_function` fills."""
+        """Draw the weights that stand for a dense matrix filled by `init_function`."""
         raise NotImplementedError
 
     def structured_matmul(self, x: flow.Tensor) -> flow.Tensor:
-        """x M^T: (..., in_features_extended), of 2 dimensions or more, to
-        (..., out_features_extended)."""
+        """x M^T, 2 or more axes: (..., in_features_extended) to (..., out_features_extended)."""
         raise NotImplementedError
 
     def forward(self, x: flow.Tensor) -> flow.Tensor:
-        """x M^T + bias.
-
-        Args:
-            x: (..., in_features), of one dimension or more.
-
-        Returns:
-            (..., out_features).
-
-        Raises:
-            ValueError: x has another width.
-        """
+        """x M^T + bias: (..., in_features) to (..., out_features); ValueError for another width."""
         self.check_input(x)
         if x.ndim == 1:
             return self.add_bias(self.matmul(x.unsqueeze(0))).squeeze(0)
@@ -118,17 +95,14 @@ class StructuredLinear(nn.Module):
             )
 
     def matmul(self, x: flow.Tensor) -> flow.Tensor:
-        """x M^T without the bias: (..., in_features), of 2 dimensions or more, to
-        (..., out_features)."""
+        """x M^T without the bias: (..., in_features), of 2 or more axes, to (..., out_features)."""
         return self.crop(self.structured_matmul(self.pad(x)))
 
     def pad(self, x: flow.Tensor) -> flow.Tensor:
-        """Zeros at the end of the last axis, up to `in_features_extended`."""
         missing = self.in_features_extended - x.shape[-1]
         return nn.functional.pad(x, (0, missing)) if missing else x
 
     def crop(self, y: flow.Tensor) -> flow.Tensor:
-        """The first `out_features` of the last axis."""
         if y.shape[-1] == self.out_features:
             return y
         return y.narrow(y.ndim - 1, 0, self.out_features)
@@ -149,19 +123,16 @@ class StructuredLinear(nn.Module):
         return self.out_features
 
     def reset_bias(self) -> None:
-        """Draw the bias, where there is one."""
         if self.bias is not None:
             uniform(self.bias, self.bias_fan())
 
     def reset_bias_with(self, bias_init_function: InitFunction | None) -> None:
-        """Fill the bias with a function, None for zeros."""
         if self.bias is None:
             return
         with flow.no_grad():
             (bias_init_function or nn.init.zeros_)(self.bias)
 
     def extra_repr(self) -> str:
-        """Shown by print(model)."""
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, "
             f"bias={self.bias is not None}, saving={self.saving:.4f}"
@@ -169,13 +140,11 @@ class StructuredLinear(nn.Module):
 
 
 def new_parameter(shape: tuple[int, ...], device: Any, dtype: Any) -> nn.Parameter:
-    """A parameter of zeros, to be drawn later."""
     return nn.Parameter(flow.zeros(*shape, device=device, dtype=dtype or flow.float32))
 
 
 def uniform(tensor: flow.Tensor, fan_in: float) -> None:
-    """Fill with U(-b, b), b = 1 / sqrt(fan_in): Kaiming's uniform rule (He et al. 2015) with the
-    slope sqrt(5) that linear layers use."""
+    """Fill with U(-b, b), b = 1 / sqrt(fan_in): Kaiming's rule (He et al. 2015), slope sqrt(5)."""
     bound = 1 / math.sqrt(fan_in)
     nn.init.uniform_(tensor, -bound, bound)
 
@@ -199,7 +168,7 @@ def fill(parameter: flow.Tensor, values: np.ndarray) -> None:
 
 
 def identity(size: int, like: flow.Tensor) -> flow.Tensor:
-    """The identity matrix, placed as `like` is, of its dtype; a global one is on every rank."""
+    """The identity matrix, placed as `like` and of its dtype; a global one is on every rank."""
     place: dict[str, Any] = {}
     if like.is_global:
         place = {"placement": like.placement, "sbp": [flow.sbp.broadcast] * len(like.sbp)}

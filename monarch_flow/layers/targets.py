@@ -1,7 +1,7 @@
 """Configs of the form {"_target_": CLASS, key: value, ...}, for the classes of an allow-list.
 
-Nothing is imported by name: the last part of a target is looked up among known classes, and what
-stands before it must be a package that had or has them.
+Nothing is imported by name: the last part of a target is looked up among known classes, and the
+part before it must be a package that had or has them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from oneflow_accel.errors import UserError
 T = TypeVar("T")
 
 TARGET = "_target_"
-# Where a class may be said to live: here, and in the packages of the papers' own code, so that its
+# The packages that a target may name: ours, and those of the papers' own code, so that their
 # configs can be used as they are.
 _PACKAGES = ("monarch_flow.", "src.models.", "src.ops.")
 # Hydra's own keys; they say nothing about the class.
@@ -37,14 +37,8 @@ def split_target(
 ) -> tuple[T, dict[str, Any]]:
     """The class that a config names, and its options.
 
-    Args:
-        config: {"_target_": NAME, key: value, ...}; NAME is a key of `known` or a dotted path that
-            ends with one.
-        known: what may be named.
-        what: what these are, for messages, such as "linear layer".
-
-    Raises:
-        UserError: there is no `_target_`, or it names none of them.
+    The target is a key of `known` or a dotted path that ends with one; `what` says what these are
+    in messages. Raises UserError where there is no `_target_`, or it names none of them.
     """
     options = {str(key): value for key, value in config.items() if key not in _HYDRA_KEYS}
     target = options.pop(TARGET, None)
@@ -69,15 +63,8 @@ def fill_options(
 ) -> dict[str, Any]:
     """`options` with the defaults of a class or function for those that are not there.
 
-    Args:
-        options: keyword arguments from a config.
-        function: what they are for.
-        given: parameters that the caller gives and a config must not.
-        what: what the function makes, for messages.
-
-    Raises:
-        UserError: a key is not known, one without a default is missing, or a value that is to be
-            true or false is neither.
+    `given` are parameters that the caller gives and a config must not. Raises UserError for an
+    unknown or missing key, or a bool option whose value is not one.
     """
     parameters = {
         name: parameter
@@ -98,11 +85,7 @@ def fill_options(
 
 
 def check_positive(what: str, value: Any, least: int = 1) -> int:
-    """`value`, if it is a whole number of at least `least`.
-
-    Raises:
-        UserError: it is not.
-    """
+    """`value`; UserError unless it is a whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise UserError(f"{what} is {value!r}; it must be a whole number of at least {least}")
     return value

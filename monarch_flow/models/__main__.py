@@ -24,11 +24,8 @@ from monarch_flow.models.registry import create_model, describe_model, list_mode
 
 
 def read_arguments(pairs: Sequence[str]) -> dict[str, Any]:
-    """Values are YAML; a dot in a key reaches into a mapping.
-
-    Raises:
-        UserError: not of the form key=value.
-    """
+    """Options from key=value; values are YAML and a dot in a key reaches into a mapping. Raises
+    UserError where a pair is of another form."""
     for pair in pairs:
         if "=" not in pair:
             raise UserError(f"'{pair}' is not of the form key=value")

@@ -13,8 +13,8 @@ from monarch_flow.layers import LinearConfig, LinearLike, dropout
 
 
 def attention_macs(tokens: int, width: int) -> int:
-    """Multiply-accumulates of query key^T and of weights value, for one sequence: each takes
-    tokens^2 width, whatever the number of heads."""
+    """Multiply-accumulates of query key^T and of weights value for one sequence: tokens^2 width
+    each, whatever the number of heads."""
     return 2 * tokens * tokens * width
 
 
@@ -25,19 +25,9 @@ class Attention(nn.Module):
 
     Parameters, in this order: `qkv.weight` (3 dim, dim) with rows in the order query, key, value
     and each split by heads; `qkv.bias` (3 dim,) where there is one; `proj.weight` (dim, dim),
-    `proj.bias` (dim,). With `attnlinear_cfg` the packed projection is three structured layers,
-    `q_proj`, `k_proj` and `v_proj`; `proj` stays dense.
-
-    Args:
-        dim: width of a token.
-        num_heads: heads; divides `dim`.
-        qkv_bias: whether the projections to query, key and value have a bias.
-        attn_drop: rate of dropout of the attention weights.
-        proj_drop: rate of dropout of the result.
-        attnlinear_cfg: what `LinearConfig.of` takes; None for one packed nn.Linear.
-
-    Raises:
-        UserError: the heads do not divide the width, or the config is none.
+    `proj.bias` (dim,). With `attnlinear_cfg`, which `LinearConfig.of` reads, the packed projection
+    is three structured layers, `q_proj`, `k_proj` and `v_proj`; `proj` stays dense. Raises
+    UserError where the heads do not divide the width, or the config is wrong.
     """
 
     def __init__(
@@ -72,7 +62,7 @@ class Attention(nn.Module):
         if self.packed:
             qkv = self.qkv(x)
         else:
-            # One copy, as the parts of a packed projection are read where they lie.
+            # This is one copy, as the parts of a packed projection are read in place.
             qkv = flow.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], dim=-1)
         if self.training and self.attn_drop_rate:
             out = self._with_dropped_weights(qkv)
@@ -81,7 +71,7 @@ class Attention(nn.Module):
         return self.proj_drop(self.proj(out))
 
     def _with_dropped_weights(self, qkv: flow.Tensor) -> flow.Tensor:
-        """The operation `packed_attention` keeps no weights that could be dropped."""
+        """Attention step by step, as `packed_attention` keeps no weights that could be dropped."""
         batch, tokens = qkv.shape[:2]
         parts = qkv.reshape(batch, tokens, 3, self.num_heads, self.head_dim)
         query, key, value = (parts[:, :, part].permute(0, 2, 1, 3) for part in range(3))
@@ -90,6 +80,5 @@ class Attention(nn.Module):
         return flow.matmul(weights, value).permute(0, 2, 1, 3).reshape(batch, tokens, -1)
 
     def own_macs(self, shape: tuple[int, ...]) -> int:
-        """Multiply-accumulates of the two products for an input of this shape, without those of
-        the linear layers."""
+        """Multiply-accumulates of the two products, without the linear layers."""
         return shape[0] * attention_macs(shape[1], self.num_heads * self.head_dim)

@@ -21,11 +21,7 @@ Size = int | Sequence[int]
 
 
 def image_size(size: Size) -> tuple[int, int]:
-    """(height, width) of an int, for a square, or of a pair.
-
-    Raises:
-        UserError: neither, or not positive.
-    """
+    """(height, width) of an int, for a square, or of a pair; UserError unless positive."""
     pair = (size, size) if isinstance(size, int) else tuple(size)
     if len(pair) != 2 or not all(isinstance(side, int) and side > 0 for side in pair):
         raise UserError(f"img_size={size!r} is neither a positive number nor (height, width)")
@@ -43,7 +39,6 @@ def check_images(images: flow.Tensor, in_chans: int, size: tuple[int, int]) -> N
 
 
 def drop_path(rate: float) -> nn.Module:
-    """Stochastic depth (Huang et al. 2016) of one residual branch; nothing at a rate of 0."""
     return DropPath(rate) if rate else nn.Identity()
 
 
@@ -56,19 +51,18 @@ def prepend_token(token: flow.Tensor, x: flow.Tensor) -> flow.Tensor:
     """token (1, 1, dim) before those of each sample: x (N, tokens, dim) to (N, 1 + tokens, dim)."""
     first = token.expand(x.shape[0], -1, -1)
     if x.is_global:
-        # As the batch lies: else concatenation gathers the batch on every rank, as the token is.
+        # Give the token the batch's layout, or concatenation gathers the batch on every rank.
         first = first.to_global(sbp=x.sbp)
     return flow.cat([first, x], dim=1)
 
 
 @bfloat16_container
 class PatchEmbed(nn.Module):
-    """Images (N, in_chans, height, width) to tokens (N, patches, dim), row by row: a convolution
-    `proj` of (dim, in_chans, patch, patch) with a bias, whose stride is its size. To images of
-    another shape it answers with a ValueError.
+    """Images (N, in_chans, height, width) to tokens (N, patches, dim), row by row.
 
-    Raises:
-        UserError: the patch does not divide the image.
+    The convolution `proj` has a weight (dim, in_chans, patch, patch), a bias and a stride of its
+    size. Raises UserError where the patch does not divide the image; the forward pass raises
+    ValueError for images of another shape.
     """
 
     def __init__(self, img_size: Size, patch_size: int, in_chans: int, dim: int) -> None:
@@ -89,8 +83,7 @@ class PatchEmbed(nn.Module):
 
 
 class TokenMean(nn.Module):
-    """(N, tokens, dim) to (N, dim). No container for bfloat16, so that inference in it takes the
-    mean in float32."""
+    """(N, tokens, dim) to (N, dim). Not a bfloat16 container, so its mean is taken in float32."""
 
     def forward(self, x: flow.Tensor) -> flow.Tensor:
         return x.mean(dim=1)
@@ -101,23 +94,9 @@ class Block(nn.Module):
     """x + attention(norm1(x)), then x + mlp(norm2(x)): (N, tokens, dim) to the same, as in ViT
     (Dosovitskiy et al. 2021, equations 2 and 3).
 
-    In training each branch of each sample is left out with the probability `drop_path_rate`, the
-    two of a block independently.
-
-    Args:
-        dim: width of a token.
-        num_heads: heads of attention.
-        mlp_ratio: hidden width of the MLP over `dim`.
-        qkv_bias: see `Attention`.
-        drop: rate of dropout inside the MLP and after both branches.
-        attn_drop: see `Attention`.
-        drop_path_rate: see above.
-        norm_eps: epsilon of the layer norms.
-        mlp_cfg: what `build_mlp` takes; None for dense layers.
-        attnlinear_cfg: see `Attention`.
-
-    Raises:
-        UserError: the heads do not divide the width, or a config is none.
+    In training each branch of each sample is left out with probability `drop_path_rate`, the two of
+    a block independently. Raises UserError where the heads do not divide the width, or a config is
+    wrong.
     """
 
     def __init__(
@@ -144,7 +123,7 @@ class Block(nn.Module):
             proj_drop=drop,
             attnlinear_cfg=attnlinear_cfg,
         )
-        # Without parameters and state, but two: each call draws anew.
+        # These are separate modules, though without parameters, as each call draws anew.
         self.drop_path1 = drop_path(drop_path_rate)
         self.norm2 = nn.LayerNorm(dim, eps=norm_eps)
         self.mlp = build_mlp(mlp_cfg, dim, int(dim * mlp_ratio), drop=drop)

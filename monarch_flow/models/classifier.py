@@ -1,4 +1,4 @@
-"""What every model is: images to scores, by features and a linear head."""
+"""What every model is: images to features, and a linear head that gives scores."""
 
 from __future__ import annotations
 
@@ -11,36 +11,25 @@ from monarch_flow.models.blocks import Size, image_size
 class Classifier(nn.Module):
     """Images (N, in_chans, *img_size), float32, to scores (N, num_classes).
 
-    The models' constructors spell their arguments out with defaults of their own, as configs,
+    The models' constructors spell their arguments out with their own defaults, as configs,
     `default_config` and type checkers read them there. These mean the same in all that have them:
 
         img_size: height and width of an image; one number for a square.
-        patch_size: side of a patch, which divides both.
-        in_chans: channels of an image.
-        num_classes: scores.
-        embed_dim: width of a token.
+        patch_size: side of a patch, which must divide both.
         depth: blocks, or normal cells.
-        num_heads: their heads of attention; divides the width of their tokens.
-        mlp_ratio: hidden width of their MLPs over that of their tokens.
-        qkv_bias: whether their projections to query, key and value have a bias.
-        norm_eps: epsilon of the layer norms, but for those of T2T-ViT's `patch_embed`.
-        drop_rate: rate of dropout after a position embedding, in the MLPs and after each branch.
-        attn_drop_rate: rate of dropout of attention weights.
-        drop_path_rate: stochastic depth of the last block; that of the first is 0, and it rises
-            linearly between.
+        num_heads: must divide the width of a token.
+        mlp_ratio: hidden width of the MLPs over that of their tokens.
+        qkv_bias: whether the projections to query, key and value have a bias.
+        norm_eps: epsilon of the layer norms, except in T2T-ViT's `patch_embed`.
+        drop_rate: dropout after a position embedding, in the MLPs and after each branch.
+        attn_drop_rate: dropout of attention weights.
+        drop_path_rate: stochastic depth of the last block; it rises linearly from 0 at the first.
         mlp_cfg: layers of the MLPs, as `monarch_flow.layers.build_mlp` takes it; None for dense.
         attnlinear_cfg: layers of the projections to query, key and value, as `LinearConfig.of`
             takes it; None for one packed dense layer.
 
-    Attributes:
-        img_size: (height, width) that the model was built for.
-        in_chans: see above.
-        num_classes: see above.
-        num_features: width of what `features` gives.
-        head: from there to the scores.
-
-    Raises:
-        UserError: sizes that do not fit each other, or a config that is none.
+    `features` gives a width of `num_features`, and `head` makes the scores of it. Raises UserError
+    where sizes do not fit each other, or a config is wrong.
     """
 
     head: nn.Module

@@ -1,5 +1,5 @@
-"""The convolutions that run beside attention in ViTAE (Xu et al. 2021, section 3: parallel
-convolution module). All are 3 x 3 with a bias."""
+"""The convolutions beside attention in ViTAE (Xu et al. 2021, section 3: parallel convolution
+module). All are 3 x 3 with a bias."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from monarch_flow.models.map_layers import MapBatchNorm2d, MapConv2d
 
 
 def reduction_strides(ratio: int) -> tuple[int, int, int]:
-    """Strides of the three convolutions that make a map `ratio` times smaller each way: 2 as long
-    as something is left of it."""
+    """Strides of three convolutions that together make a map `ratio` times smaller each way."""
     left = ratio // 2
     strides = []
     for _ in range(3):
@@ -24,13 +23,8 @@ def reduction_strides(ratio: int) -> tuple[int, int, int]:
 class ReductionBranch(nn.Sequential):
     """Maps (N, H, W, in_chans) to (N, H / ratio, W / ratio, out_chans), rounded up.
 
-    Three convolutions, each with a SiLU after it; batch norm only after the second.
-
-    Args:
-        in_chans: channels of the input.
-        width: channels between.
-        out_chans: channels of the result.
-        ratio: a power of 2 up to 8.
+    Three convolutions, each with a SiLU after it; batch norm only after the second. `ratio` is a
+    power of 2 up to 8.
     """
 
     def __init__(self, in_chans: int, width: int, out_chans: int, ratio: int) -> None:
@@ -47,20 +41,10 @@ class ReductionBranch(nn.Sequential):
 
 
 class CellBranch(nn.Sequential):
-    """Maps (N, H, W, dim) to the same.
+    """Maps (N, H, W, dim) to the same; UserError where `groups` does not divide the channels.
 
-    Grouped convolutions to the width `hidden` and back, with batch norm and SiLU; and one more of
-    the width `dim`, which the shallow kind lacks together with what stands before it: it ends with
-    the second convolution.
-
-    Args:
-        dim: channels of input and result.
-        hidden: channels between.
-        groups: of every convolution; divides both.
-        shallow: see above.
-
-    Raises:
-        UserError: the groups do not divide the channels.
+    Grouped convolutions to the width `hidden` and back, each with batch norm and SiLU, then one
+    more of width `dim`. The shallow kind ends with the second convolution.
     """
 
     def __init__(self, dim: int, hidden: int, groups: int, *, shallow: bool = False) -> None:

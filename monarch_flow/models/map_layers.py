@@ -32,11 +32,7 @@ class MapConv2d(nn.Conv2d):
 
 @map_layer
 class MapBatchNorm2d(nn.BatchNorm2d):
-    """nn.BatchNorm2d that takes and returns (N, H, W, C).
-
-    Args:
-        num_features: C.
-    """
+    """nn.BatchNorm2d that takes and returns (N, H, W, C)."""
 
     def __init__(self, num_features: int) -> None:
         super().__init__(num_features)

@@ -1,8 +1,8 @@
-"""The one place where tokens become maps and maps become tokens.
+"""Turns tokens into maps and maps into tokens; nothing else does.
 
 Tokens (N, H W, C) are the places of a map row by row: token W r + c is the place in row r and
-column c. A map (N, H, W, C) is the same memory as its tokens: nothing is copied between attention
-and convolutions. Images, and maps for OneFlow's own operators, are (N, C, H, W).
+column c. A map (N, H, W, C) is the same memory as its tokens, so nothing is copied between
+attention and convolutions. Images, and maps for OneFlow's own operators, are (N, C, H, W).
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ def map_to_tokens(x: flow.Tensor) -> flow.Tensor:
 
 
 def maps_to_tokens(maps: Sequence[flow.Tensor]) -> flow.Tensor:
-    """Maps (N, H, W, C) of one size, each with its own C, to tokens (N, H W, sum of C): the
-    channels of the first map first."""
+    """Maps (N, H, W, C) of one size to tokens (N, H W, sum of C), in the order of the maps."""
     return map_to_tokens(flow.cat(list(maps), dim=-1))
 
 

@@ -21,19 +21,7 @@ class MixerBlock(nn.Module):
     """An MLP over the tokens of each channel, then one over the channels of each token, each on a
     layer norm and added to its input: (N, tokens, dim) to the same.
 
-    Args:
-        dim: width of a token.
-        tokens: how many there are.
-        token_hidden: hidden width of the MLP over tokens.
-        channel_hidden: hidden width of the MLP over channels.
-        norm_eps: epsilon of the layer norms.
-        drop: rate of dropout in the MLPs.
-        drop_path_rate: stochastic depth of each branch.
-        token_mlp_cfg: what `build_mlp` takes; None for dense layers.
-        channel_mlp_cfg: likewise.
-
-    Raises:
-        UserError: a config is none.
+    `build_mlp` reads the configs. Raises UserError where one is wrong.
     """
 
     def __init__(
@@ -65,18 +53,16 @@ class MixerBlock(nn.Module):
 
 @bfloat16_container
 class MlpMixer(Classifier):
-    """Images (N, in_chans, *img_size), float32, to scores (N, num_classes): a patch embedding
-    `stem`, blocks, a layer norm, the mean over tokens and a linear head.
+    """A patch embedding `stem`, blocks, a layer norm, the mean over tokens and a linear head.
 
-    Arguments that are not below, and errors: see `Classifier`.
+    Shapes, arguments and errors are those of `Classifier`, except:
 
     Args:
-        token_ratio: hidden width of the MLP over tokens, over `embed_dim`.
-        channel_ratio: hidden width of the MLP over channels, over `embed_dim`.
-        drop_rate: rate of dropout in the MLPs.
+        token_ratio, channel_ratio: hidden width of the MLP over tokens or channels, over
+            `embed_dim`.
+        drop_rate: dropout in the MLPs only.
         drop_path_rate: stochastic depth, the same in every block.
-        mlp_cfg: layers of the MLPs over channels.
-        token_mlp_cfg: layers of the MLPs over tokens, likewise.
+        mlp_cfg, token_mlp_cfg: layers of the MLPs over channels, and over tokens.
     """
 
     def __init__(
@@ -120,9 +106,5 @@ class MlpMixer(Classifier):
         init_mixer(self)
 
     def features(self, images: flow.Tensor) -> flow.Tensor:
-        """The mean of the normalized tokens, (N, embed_dim).
-
-        Raises:
-            ValueError: images of another size or number of channels.
-        """
+        """The mean of the normalized tokens, (N, embed_dim); ValueError for another image shape."""
         return self.pool(self.norm(self.blocks(self.stem(images))))

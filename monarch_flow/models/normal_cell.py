@@ -1,5 +1,4 @@
-"""The normal cell of ViTAE (Xu et al. 2021, section 3): a transformer block with convolutions
-beside its attention."""
+"""ViTAE's normal cell (Xu et al. 2021, section 3): convolutions run beside the attention."""
 
 from __future__ import annotations
 
@@ -25,24 +24,17 @@ class NormalCell(nn.Module):
     """x + attention(norm1(x)) + PCM(x), then x + mlp(norm2(x)): (N, tokens, dim) to the same.
 
     The PCM, convolutions on the map of the tokens, sees the cell's input as it is. In training each
-    of the three branches of each sample is left out with the probability `drop_path_rate`,
+    of the three branches of each sample is left out with probability `drop_path_rate`,
     independently.
 
     Args:
-        dim: width of a token.
-        num_heads: heads of attention; divides `dim`.
         mlp_ratio: hidden width of MLP and PCM over `dim`.
-        conv_groups: groups of the PCM's convolutions.
-        shallow: whether the PCM is the one of two convolutions, see `CellBranch`.
-        class_token: whether the first token is none of the map's. It has no part in the PCM.
-        drop: rate of dropout inside the MLP and after MLP and attention.
-        attn_drop: rate of dropout of attention weights.
-        drop_path_rate: see above.
-        mlp_cfg: what `build_mlp` takes; None for dense layers.
-        attnlinear_cfg: see `Attention`.
+        shallow: whether the PCM has only two convolutions, see `CellBranch`.
+        class_token: whether the first token is outside the map; the PCM does not see it.
+        drop: dropout inside the MLP and after MLP and attention.
 
     Raises:
-        UserError: heads or groups do not divide the width, or a config is none.
+        UserError: heads or groups do not divide the width, or a config is wrong.
     """
 
     def __init__(
@@ -71,7 +63,7 @@ class NormalCell(nn.Module):
             proj_drop=drop,
             attnlinear_cfg=attnlinear_cfg,
         )
-        # Without parameters and state, but three: each call draws anew.
+        # These are separate modules, though without parameters, as each call draws anew.
         self.drop_path_local = drop_path(drop_path_rate)
         self.drop_path1 = drop_path(drop_path_rate)
         self.norm2 = nn.LayerNorm(dim, eps=NORM_EPS)
@@ -80,7 +72,7 @@ class NormalCell(nn.Module):
         self.PCM = CellBranch(dim, hidden, conv_groups, shallow=shallow)
 
     def forward(self, x: flow.Tensor, grid: Grid) -> flow.Tensor:
-        """x (N, tokens, dim), whose tokens are a map of this (rows, columns), to the same."""
+        """x (N, tokens, dim) to the same; `grid` is (rows, columns) of the tokens' map."""
         on_map = x[:, 1:] if self.class_token else x
         local = self.drop_path_local(map_to_tokens(self.PCM(tokens_to_map(on_map, grid))))
         x = x + self.drop_path1(self.attn(self.norm1(x)))

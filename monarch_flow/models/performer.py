@@ -1,5 +1,4 @@
-"""Attention that is linear in the number of tokens, as T2T-ViT and ViTAE have it before their
-blocks."""
+"""Attention that is linear in the number of tokens, used before the blocks of T2T-ViT and ViTAE."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from oneflow import nn
 from monarch_flow.layers import dropout
 
 NORM_EPS = 1e-5
-# Whatever the model's rates are.
+# The performer's dropout, whatever the model's rates are.
 DROPOUT = 0.1
 
 
@@ -45,12 +44,7 @@ class TokenPerformer(nn.Module):
         self.w = nn.Parameter(_orthogonal(self.num_random, dim), requires_grad=False)
 
     def forward(self, x: flow.Tensor, local: flow.Tensor | None = None) -> flow.Tensor:
-        """The attention, then the MLP.
-
-        Args:
-            x: (N, tokens, in_dim).
-            local: (N, tokens, dim), added between the two; None for nothing.
-        """
+        """x (N, tokens, in_dim) to (N, tokens, dim); `local`, if any, is added before the MLP."""
         out = self.attention(x)
         if local is not None:
             out = out + local
@@ -62,13 +56,13 @@ class TokenPerformer(nn.Module):
         return value + self.dp(self.proj(out))
 
     def own_macs(self, shape: tuple[int, ...]) -> int:
-        """Multiply-accumulates for an input of this shape, without those of the linear layers:
-        the features of key and query, their products with the values, and the normalizer."""
+        """Multiply-accumulates without the linear layers: the features of key and query, their
+        products with the values, and the normalizer."""
         return shape[0] * shape[1] * self.num_random * (4 * self.dim + 1)
 
 
 def _orthogonal(rows: int, columns: int) -> flow.Tensor:
-    """Orthogonal rows, each of the length sqrt(rows), from OneFlow's generator."""
+    """Orthogonal rows, each of length sqrt(rows), from OneFlow's generator."""
     gauss = flow.randn(columns, rows).numpy().astype(np.float64)
     q, r = np.linalg.qr(gauss)
     # The signs make the distribution uniform (Mezzadri 2007, section 5).

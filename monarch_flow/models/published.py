@@ -12,17 +12,13 @@ _T2T_TOKENS = "tokens_to_token."
 
 
 def is_published_t2t(state: Mapping[str, np.ndarray]) -> bool:
-    """Whether a state dict has the names of a published T2T-ViT."""
     return "pos_embed" in state and any(name.startswith(_T2T_TOKENS) for name in state)
 
 
 def t2t_names(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """A published T2T-ViT's state dict under the names of `monarch_flow.models.T2TViT`:
-    `tokens_to_token.*` becomes `patch_embed.*`, `pos_embed` the buffer `pos_embed.pe`.
-
-    Raises:
-        UserError: it is no such state dict, or has been converted.
-    """
+    """A published T2T-ViT's state dict under our names: `tokens_to_token.*` becomes
+    `patch_embed.*`, `pos_embed` the buffer `pos_embed.pe`. Raises UserError for any other state
+    dict."""
     if "pos_embed.pe" in state:
         raise UserError("these weights have our names already (they have 'pos_embed.pe')")
     if not is_published_t2t(state):

@@ -1,4 +1,4 @@
-"""Reduction cells of ViTAE (Xu et al. 2021, section 3): a map becomes smaller, and tokens."""
+"""ViTAE's reduction cells (Xu et al. 2021, section 3): maps become smaller, and tokens."""
 
 from __future__ import annotations
 
@@ -18,17 +18,12 @@ from monarch_flow.models.performer import TokenPerformer
 
 @bfloat16_container
 class PyramidReduction(nn.Module):
-    """Maps (N, H, W, in_chans) to tokens (N, H' W', len(dilations) width): a convolution with a
-    bias for each dilation, side by side in the tokens, the first dilation first; an exact GELU.
+    """Maps (N, H, W, in_chans) to tokens (N, H' W', len(dilations) width), by convolutions and
+    GELU.
 
-    The padding ceil(((kernel - 1) dilation + 1 - stride) / 2) gives all of them one size.
-
-    Args:
-        in_chans: channels of the map.
-        width: channels that each dilation gives.
-        kernel: side of the convolutions.
-        stride: how many times smaller the result is each way.
-        dilations: one convolution for each.
+    A convolution with a bias for each dilation, side by side in the tokens, the first dilation
+    first; then an exact GELU. The padding ceil(((kernel - 1) dilation + 1 - stride) / 2) gives all
+    of them one size, `stride` times smaller each way.
     """
 
     def __init__(
@@ -51,7 +46,7 @@ class PyramidReduction(nn.Module):
                 for dilation in dilations
             ]
         )
-        # Once for all of them; a checkpoint has one in each Sequential, without parameters.
+        # One serves all; published models have one in each Sequential, but it has no parameters.
         self.act = nn.GELU()
 
     def forward(self, x: flow.Tensor) -> flow.Tensor:
@@ -60,7 +55,7 @@ class PyramidReduction(nn.Module):
 
 @bfloat16_container
 class EmbeddingCell(nn.Module):
-    """A pyramid reduction alone, `PRM`: the cell that ViTAE calls "performer_less"."""
+    """A pyramid reduction `PRM` alone: the cell that ViTAE calls "performer_less"."""
 
     def __init__(
         self, in_chans: int, width: int, kernel: int, stride: int, dilations: Sequence[int]
@@ -77,16 +72,8 @@ class ReductionCell(nn.Module):
     """y = attention(norm1(PRM(x))) + PCM(x), then y + mlp(norm2(y)): maps (N, H, W, in_chans) to
     tokens (N, H' W', out_dim).
 
-    `PRM` is a pyramid reduction, `PCM` the convolutions beside it; attention and MLP are a
-    performer, `attn`, whose dropout of 0.1 is not the model's to choose.
-
-    Args:
-        in_chans: channels of the map.
-        width: channels that each dilation gives, and those inside the PCM.
-        out_dim: width of the tokens.
-        kernel: side of the PRM's convolutions.
-        stride: how many times smaller the result is each way.
-        dilations: of the PRM.
+    `PRM` is a pyramid reduction, `PCM` the convolutions beside it, `width` channels wide inside. A
+    performer, `attn`, is attention and MLP; its dropout of 0.1 is fixed.
     """
 
     def __init__(
@@ -108,13 +95,11 @@ class ReductionCell(nn.Module):
 
 
 def reduced_grid(grid: Grid, kernel: int, stride: int) -> Grid:
-    """The map that a reduction cell makes of one of (rows, columns).
+    """The size of the map that a reduction cell makes of one of (rows, columns).
 
-    With an odd kernel and an even stride the size does not depend on the dilation.
-
-    Raises:
-        UserError: there is none, or the PCM's has another size than the PRM's: with a stride of 4 a
-            side must be a multiple of 4 or one less.
+    With an odd kernel and an even stride it does not depend on the dilation. Raises UserError where
+    nothing is left, or PCM and PRM give different sizes: with a stride of 4 a side must be a
+    multiple of 4 or one less.
     """
     rows, columns = (_reduced_side(side, kernel, stride) for side in grid)
     if min(rows, columns) < 1 or any(

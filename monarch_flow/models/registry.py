@@ -23,13 +23,8 @@ from monarch_flow.models.vitae_patch import PatchViTAE
 
 @dataclass(frozen=True)
 class Entry:
-    """A named model.
-
-    Attributes:
-        build: the class.
-        config: its arguments that are not the class's own defaults.
-        doc: what it is and where it comes from.
-    """
+    """A named model: the class, the arguments that differ from its defaults, and one line on what
+    it is and where it comes from."""
 
     build: Callable[..., Classifier]
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -144,29 +139,18 @@ _MODELS: dict[str, Entry] = {
 
 
 def list_models(pattern: str = "*") -> list[str]:
-    """Names that `create_model` accepts, sorted.
-
-    Args:
-        pattern: only those that it fits, in any case: * is any text, ? any letter.
-    """
+    """Sorted names that `create_model` accepts and `pattern` (* and ? as in a shell, any case)
+    fits."""
     return [name for name in sorted(_MODELS) if fnmatch(name.lower(), pattern.lower())]
 
 
 def describe_model(name: str) -> str:
-    """One line on what a model is and where it comes from.
-
-    Raises:
-        UserError: there is no model of this name; the text names the nearest.
-    """
+    """One line on what a model is and where it comes from; UserError names the nearest model."""
     return _entry(name).doc
 
 
 def default_config(name: str) -> dict[str, Any]:
-    """All arguments of a model with their defaults.
-
-    Raises:
-        UserError: there is no model of this name; the text names the nearest.
-    """
+    """All arguments of a model with their defaults; UserError names the nearest model."""
     entry = _entry(name)
     defaults = {
         key: parameter.default
@@ -186,26 +170,22 @@ def create_model(
     attnlinear_cfg: str | Mapping[str, Any] | None = None,
     **more: Any,
 ) -> Classifier:
-    """A freshly initialized model, on the CPU, in float32.
+    """A freshly initialized model, on the CPU, in float32; its classes and images default to the
+    model's own.
 
     Args:
-        name: one of `list_models()`.
-        num_classes: scores; None for the model's default, 1000 for those of ImageNet's size.
-        img_size: height and width of an image; None for the model's default.
-        drop_rate: rate of dropout.
         drop_path_rate: stochastic depth: of the last block in a transformer, of all in a Mixer.
         mlp_cfg: layers of the MLPs, over channels in a Mixer: a mapping as `build_mlp` takes it, or
             the short name of a linear layer, for both; None for dense.
         attnlinear_cfg: layers of the projections to query, key and value; None for dense.
-        more: other arguments of the model's class, such as in_chans, patch_size or depth;
-            `default_config(name)` lists them.
+        more: other arguments of the model's class; `default_config(name)` lists them.
 
     Returns:
         A module that maps images (N, in_chans, *img_size) to scores (N, num_classes), with
         `features(images)` (N, num_features) before the head.
 
     Raises:
-        UserError: no such model or argument (the text names the nearest), or values that do not
+        UserError: an unknown model or argument (the text names the nearest), or values that do not
             go together.
     """
     entry = _entry(name)
@@ -236,7 +216,7 @@ def _entry(name: str) -> Entry:
 
 
 def _mlp_mapping(mlp_cfg: str | Mapping[str, Any]) -> Mapping[str, Any]:
-    """The mapping for a short name of a linear layer: that layer twice."""
+    """A linear layer's short name as a mapping that names it for both layers of an MLP."""
     if not isinstance(mlp_cfg, str):
         return mlp_cfg
     layer = LinearConfig.of(mlp_cfg).to_dict()

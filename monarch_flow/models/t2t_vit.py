@@ -48,17 +48,8 @@ class T2TViT(Classifier):
 
     `patch_embed` makes tokens of the image, a class token goes before them, a fixed sinusoid is
     added (`pos_embed.pe`); then the blocks of a vision transformer, a layer norm and a linear head
-    on the class token.
-
-    Arguments that are not below: see `Classifier`.
-
-    Args:
-        tokens_type: attention inside `patch_embed`: "transformer" or "performer". The other
-            arguments are for what comes behind it.
-
-    Raises:
-        UserError: heads that do not divide the width, an image too small to be split, no such
-            `tokens_type`, or a config that is none.
+    on the class token. `tokens_type`, "transformer" or "performer", is the attention inside
+    `patch_embed`; the arguments of `Classifier` are for what follows it.
     """
 
     def __init__(
@@ -108,11 +99,7 @@ class T2TViT(Classifier):
         small_normal_(self.cls_token)
 
     def features(self, images: flow.Tensor) -> flow.Tensor:
-        """The normalized class token, (N, embed_dim).
-
-        Raises:
-            ValueError: images of another size or number of channels.
-        """
+        """The normalized class token, (N, embed_dim); ValueError for images of another shape."""
         x = self.patch_embed(images)
         x = self.pos_embed(prepend_token(self.cls_token, x))
         return self.norm(self.blocks(x)[:, 0])

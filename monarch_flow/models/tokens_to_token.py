@@ -1,5 +1,5 @@
-"""Tokens-to-token module (Yuan et al. 2021, section 3.1): an image becomes tokens in three steps
-of overlapping patches, with a small attention layer between."""
+"""Tokens-to-token module (Yuan et al. 2021, section 3.1). An image becomes tokens in three steps of
+overlapping patches, with a small attention layer between."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ SPLITS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))
 
 
 class _TokenSelfAttention(nn.Module):
-    """One head between tokens of one width and tokens of another, with the values added to the
-    result, as the input does not have their width."""
+    """One head from tokens of one width to tokens of another; as the input cannot be added to the
+    result, the values are."""
 
     def __init__(self, in_dim: int, dim: int) -> None:
         super().__init__()
@@ -60,17 +60,11 @@ class TokenTransformer(nn.Module):
 
 
 class TokensToToken(nn.Module):
-    """Images to tokens (N, patches, dim): soft splits, which are overlapping patches, with a small
-    transformer between each and the next. An image gets 16 times smaller each way.
+    """Images to tokens (N, patches, dim), a map 16 times smaller each way.
 
-    Args:
-        img_size: height and width of an image.
-        in_chans: channels of an image.
-        dim: width of a token that comes out.
-        tokens_type: "transformer" or "performer".
-
-    Raises:
-        UserError: another `tokens_type`, or an image too small to be split.
+    Soft splits, which are overlapping patches, alternate with small transformers; `tokens_type` is
+    "transformer" or "performer". Raises UserError for another one, or an image too small to be
+    split.
     """
 
     def __init__(self, img_size: Grid, in_chans: int, dim: int, tokens_type: str) -> None:
@@ -115,5 +109,6 @@ def _as_map(x: flow.Tensor, size: Grid) -> flow.Tensor:
 
 
 def _soft_split(x: flow.Tensor, kernel: int, stride: int, padding: int) -> flow.Tensor:
-    """(N, C, H, W) to (N, patches, C kernel kernel): channel slow, column of the kernel fast."""
+    """(N, C, H, W) to (N, patches, C kernel kernel): the channel varies slowest, the kernel's
+    column fastest."""
     return nn.functional.unfold(x, kernel, 1, padding, stride).transpose(1, 2)

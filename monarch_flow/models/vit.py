@@ -18,14 +18,12 @@ from monarch_flow.models.initialization import init_transformer, small_normal_
 
 @bfloat16_container
 class VisionTransformer(Classifier):
-    """Images (N, in_chans, *img_size), float32, to scores (N, num_classes).
+    """Images (N, in_chans, *img_size), float32, to scores (N, num_classes); see `Classifier`.
 
     Patches become tokens, a class token goes before them, a learned position embedding is added;
     then pre-norm blocks, a layer norm and a linear head on the class token. Parameters in this
     order: `cls_token` (1, 1, dim), `pos_embed` (1, 1 + patches, dim), `patch_embed.proj`,
     `blocks.0` ... , `norm`, `head`.
-
-    Arguments and errors: see `Classifier`.
     """
 
     def __init__(
@@ -77,11 +75,7 @@ class VisionTransformer(Classifier):
         small_normal_(self.cls_token)
 
     def features(self, images: flow.Tensor) -> flow.Tensor:
-        """The normalized class token, (N, embed_dim).
-
-        Raises:
-            ValueError: images of another size or number of channels.
-        """
+        """The normalized class token, (N, embed_dim); ValueError for images of another shape."""
         x = self.patch_embed(images)
         x = self.pos_drop(prepend_token(self.cls_token, x) + self.pos_embed)
         return self.norm(self.blocks(x)[:, 0])

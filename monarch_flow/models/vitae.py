@@ -26,7 +26,7 @@ REDUCTIONS = ((7, 4, (1, 2, 3, 4)), (3, 2, (1, 2, 3)), (3, 2, (1, 2)))
 
 @bfloat16_container
 class Stage(nn.Module):
-    """A reduction cell `RC`, then normal cells `NC`, of which there may be none."""
+    """A reduction cell `RC`, then any number of normal cells `NC`."""
 
     def __init__(self, reduction: nn.Module, cells: Sequence[nn.Module] = ()) -> None:
         super().__init__()
@@ -34,8 +34,7 @@ class Stage(nn.Module):
         self.NC = nn.ModuleList(cells)
 
     def forward(self, x: flow.Tensor, grid: Grid) -> flow.Tensor:
-        """x, which the reduction takes, to tokens (N, tokens, dim); `grid` is the (rows, columns)
-        that they are a map of."""
+        """x, which the reduction takes, to tokens (N, tokens, dim) of a map of this `grid`."""
         x = self.RC(x)
         for cell in self.NC:
             x = cell(x, grid)
@@ -47,24 +46,22 @@ class ViTAE(Classifier):
     """Images (N, in_chans, H, W), float32, to scores (N, num_classes).
 
     Two reduction cells with performers, one without, normal cells, the mean over the tokens and a
-    linear head; no class token, no position embedding and no norm at the end. An image gets 16
-    times smaller each way. It may have any size whose sides are multiples of 4, or one less,
-    whatever `img_size` is.
+    linear head; there are no class token, position embedding or norm at the end. A map becomes 16
+    times smaller each way. Whatever `img_size` is, images may have any size whose sides are
+    multiples of 4, or one less.
 
     Parameters and buffers in this order: `layers.0.RC`, `layers.1.RC`, `layers.2.RC`,
     `layers.2.NC.0` ... , `head`. In a reduction cell PCM, PRM, attn; in a normal cell norm1, attn,
     norm2, mlp, PCM. Names and order are those of the published checkpoints.
 
-    Arguments that are not below, and errors: see `Classifier`.
+    Arguments and errors are those of `Classifier`, except:
 
     Args:
-        embed_dims: channels that each dilation gives, of the three reduction cells.
-        token_dims: width of the tokens that each gives; of the third twice its `embed_dims`.
+        embed_dims: channels that each dilation gives, for the three reduction cells.
+        token_dims: width of the tokens that each gives; the third's is twice its `embed_dims`.
         mlp_ratio: hidden width of the normal cells' MLPs and convolutions over that of their
             tokens.
-        conv_groups: groups of the normal cells' convolutions.
-        drop_rate: rate of dropout in the MLPs and after MLP and attention. Performers have their
-            own, 0.1, always.
+        drop_rate: dropout in the MLPs and after MLP and attention; performers always have 0.1.
     """
 
     def __init__(
@@ -119,11 +116,8 @@ class ViTAE(Classifier):
         init_transformer(self)
 
     def grids(self, size: Grid) -> list[Grid]:
-        """(rows, columns) of the tokens after each stage, for images of (height, width).
-
-        Raises:
-            UserError: images of this size do not go through the reduction cells.
-        """
+        """(rows, columns) of the tokens after each stage, for images of (height, width). Raises
+        UserError for a size that does not go through the reduction cells."""
         grids = []
         for kernel, stride, _ in REDUCTIONS:
             size = reduced_grid(size, kernel, stride)
@@ -133,14 +127,13 @@ class ViTAE(Classifier):
     def features(self, images: flow.Tensor) -> flow.Tensor:
         """The mean of the last cell's tokens, (N, num_features).
 
-        Raises:
-            ValueError: not images of `in_chans` channels.
-            UserError: they are too small, or a side is no multiple of 4 and not one less.
+        Raises ValueError for another number of channels, UserError for images that are too small or
+        with a side that is neither a multiple of 4 nor one less.
         """
         size = tuple(images.shape[2:])
         check_images(images, self.in_chans, size)
         grids = self.grids(size)
-        # Contiguous once, as five convolutions read it.
+        # Make it contiguous once, as five convolutions read it.
         x = channels_last(images).contiguous()
         for index, stage in enumerate(self.layers):
             x = stage(tokens_to_map(x, grids[index - 1]) if index else x, grids[index])

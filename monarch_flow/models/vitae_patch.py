@@ -1,5 +1,5 @@
-"""The large ViTAEs, B to H: a ViT's patch embedding and class token, then normal cells with shallow
-convolutions (Zhang et al. 2022, "ViTAEv2")."""
+"""The large ViTAEs, B to H (Zhang et al. 2022, "ViTAEv2"): a ViT's patch embedding and class token,
+then normal cells with shallow convolutions."""
 
 from __future__ import annotations
 
@@ -28,11 +28,7 @@ from monarch_flow.models.vitae import Stage
 @bfloat16_container
 class PatchCell(nn.Module):
     """Images (N, in_chans, *img_size) to tokens (N, 1 + patches, dim): a patch embedding `PRM`, a
-    class token before its tokens, and a learned position embedding on all of them.
-
-    Raises:
-        UserError: the patch does not divide the image.
-    """
+    class token before its tokens, and a learned position embedding on all of them."""
 
     def __init__(self, img_size: Size, patch_size: int, in_chans: int, dim: int) -> None:
         super().__init__()
@@ -49,23 +45,15 @@ class PatchViTAE(Classifier):
     """Images (N, in_chans, *img_size), float32, to scores (N, num_classes).
 
     Patches become tokens behind a class token; then normal cells with shallow convolutions, the
-    mean over the patches' tokens, a layer norm and a linear head. The class token has its part in
+    mean over the patches' tokens, a layer norm and a linear head. The class token takes part in
     attention only.
 
     Parameters and buffers in this order: `fc_norm`, `layers.0.RC` (pos_embed, cls_token, PRM.proj),
     `layers.2.NC.0` ... , `head`; in a cell norm1, attn, norm2, mlp, PCM. Names and order are those
     of the published checkpoints, which count three stages.
 
-    Arguments that are not below: see `Classifier`.
-
-    Args:
-        mlp_ratio: hidden width of the cells' MLPs and convolutions over `embed_dim`.
-        conv_groups: groups of their convolutions.
-        drop_rate: rate of dropout in the MLPs and after MLP and attention.
-
-    Raises:
-        UserError: sizes, heads or groups that do not divide what they should, or a config that is
-            none.
+    Arguments and errors are those of `Classifier`; `mlp_ratio` holds for the cells' convolutions
+    too, and `drop_rate` does not drop after the position embedding.
     """
 
     def __init__(
@@ -90,7 +78,7 @@ class PatchViTAE(Classifier):
         reduction = PatchCell(img_size, patch_size, in_chans, embed_dim)
         height, width = self.img_size
         self.grid = (height // patch_size, width // patch_size)
-        # Before the cells, as in the published checkpoints.
+        # It is made before the cells, as in the published checkpoints.
         self.fc_norm = nn.LayerNorm(embed_dim, eps=NORM_EPS)
         cells = [
             NormalCell(
@@ -116,11 +104,8 @@ class PatchViTAE(Classifier):
         init_transformer(self)
 
     def features(self, images: flow.Tensor) -> flow.Tensor:
-        """The normalized mean of the patches' tokens, (N, embed_dim).
-
-        Raises:
-            ValueError: images of another size or number of channels.
-        """
+        """The normalized mean of patch tokens, (N, embed_dim); ValueError for another image
+        shape."""
         x = images
         for stage in self.layers:
             x = stage(x, self.grid)

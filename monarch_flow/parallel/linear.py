@@ -24,7 +24,7 @@ _ATTRIBUTES = (
 
 
 class ParallelMonarchLinear(MonarchLinear):
-    """The same function as the layer it is made of, shared out over ranks.
+    """The function of the layer it is made of, with the blocks split over ranks.
 
     Names and logical shapes of its parameters are those of MonarchLinear, so that state dicts fit
     both. Its input may be whole on the tensor-parallel ranks or split over its features. Its output
@@ -32,16 +32,12 @@ class ParallelMonarchLinear(MonarchLinear):
     the two needs no exchange. `traffic.py` counts what is exchanged.
 
     Args:
-        layer: local, the same on each rank: one seed draws the same numbers on all of them.
-            Otherwise the first rank's counts.
+        layer: local, the same on each rank, as one seed makes it; otherwise the first rank's
+            counts.
         placement: the ranks. Others make the layer too and hold nothing.
-        axis: which axis of the placement has the tensor-parallel ranks; on the others the layer is
-            repeated (data parallelism). None: repeated on all of them.
+        axis: the placement's axis of tensor-parallel ranks; on the others the layer is repeated
+            (data parallelism). None: repeated on all of them.
         output: "whole" or "split".
-
-    Attributes:
-        axis: as given.
-        output: as given.
 
     Raises:
         UserError: the ranks do not divide the number of blocks.
@@ -73,17 +69,13 @@ class ParallelMonarchLinear(MonarchLinear):
             if axis is not None and (name != "bias" or output == SPLIT):
                 layout[axis] = flow.sbp.split(0)
             self._layouts[name] = layout
-            # A copy: training must not reach the layer it was made of.
+            # Copy, as training must not change the layer it was made of.
             value = parameter.detach().clone().to_global(placement=placement, sbp=everywhere)
             value = value if layout == everywhere else value.to_global(sbp=layout)
             self.register_parameter(name, nn.Parameter(value, parameter.requires_grad))
 
     def forward(self, x: flow.Tensor) -> flow.Tensor:
-        """x M^T + bias: (..., in_features) to (..., out_features), of one dimension or more.
-
-        Raises:
-            ValueError: x has another width.
-        """
+        """x M^T + bias: (..., in_features) to (..., out_features); ValueError for another width."""
         self.check_input(x)
         if self.axis is None:
             return self._repeated(x, self.read_bias())
@@ -92,14 +84,8 @@ class ParallelMonarchLinear(MonarchLinear):
         return self.add_bias(self.matmul(x))
 
     def matmul(self, x: flow.Tensor) -> flow.Tensor:
-        """x M^T without the bias.
-
-        Args:
-            x: (..., in_features), global on the layer's placement, of 2 dimensions or more.
-
-        Returns:
-            (..., out_features); on `axis` whole or split over its last axis, as `output` says.
-        """
+        """x M^T without the bias, for a global x (..., in_features) of 2 or more axes. The result
+        (..., out_features) is on `axis` whole or split over its last axis, as `output` says."""
         if self.axis is None:
             return self._repeated(x, None)
         if self.in_features_extended != self.in_features:
@@ -111,7 +97,6 @@ class ParallelMonarchLinear(MonarchLinear):
         return relayout(y, self.axis, flow.sbp.split(y.ndim - 1)) if split else y
 
     def add_bias(self, y: flow.Tensor) -> flow.Tensor:
-        """y + bias, in y's dtype."""
         bias = self.read_bias()
         if bias is None:
             return y
@@ -129,5 +114,4 @@ class ParallelMonarchLinear(MonarchLinear):
         return first, read(self.blkdiag2, self._layouts["blkdiag2"])
 
     def extra_repr(self) -> str:
-        """Shown by print(model)."""
         return f"{super().extra_repr()}, axis={self.axis}, output={self.output}"

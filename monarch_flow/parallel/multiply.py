@@ -23,11 +23,7 @@ from monarch_flow.parallel.relayout import relayout
 
 
 def check_blocks(nblocks: int, ranks: int) -> None:
-    """Check that ranks can share the blocks.
-
-    Raises:
-        UserError: they cannot; names both numbers and what fits.
-    """
+    """Raise UserError where the ranks cannot share the blocks; it names numbers that fit."""
     if nblocks % ranks == 0:
         return
     fitting = [size for size in range(1, nblocks + 1) if nblocks % size == 0]
@@ -43,15 +39,14 @@ def split_multiply(
 ) -> flow.Tensor:
     """x M^T for the Monarch matrix M of two factors (Dao et al. 2022, section 3.1).
 
-    The two batched products are plain operators, so that eager mode, nn.Graph and every device
-    take them.
+    The two batched products are plain operators, so that eager mode, nn.Graph and every device take
+    them.
 
     Args:
         x: (..., k p), global; on `axis` split over its features, or whole, of which each rank takes
             its part without an exchange.
         blkdiag1: (k, q, p), split over k on `axis`.
         blkdiag2: (l, s, r), split over l on `axis`; l r = k q.
-        axis: of the placement, with the tensor-parallel ranks.
 
     Returns:
         The grid (..., s, l) of features s l, split over its last axis on `axis`.
@@ -74,35 +69,21 @@ def split_multiply(
 
 
 def exchange_slots(slots: flow.Tensor, blocks: int, width: int, axis: int) -> flow.Tensor:
-    """The permutation between the factors.
+    """The permutation between the factors, with `blocks` = l and `width` = r, l r = k q.
 
-    Args:
-        slots: (rows, k, q), what stage 1 gives, split over k on `axis`.
-        blocks: l, of stage 2.
-        width: r, inputs of each of them; l r = k q.
-        axis: of the placement.
-
-    Returns:
-        (l, rows, r), what stage 2 takes: slot rho l + lambda at (lambda, rho). Split over l.
+    Stage 1's `slots` (rows, k, q), split over k on `axis`, become stage 2's (l, rows, r), split
+    over l: slot rho l + lambda at (lambda, rho).
     """
     if width % rank_count(slots.placement, axis):
-        # A rank's slots end within a row of the grid, so no axis of the grid is split as they are.
+        # A rank's slots end within a row of the grid, so no axis of the grid has their split.
         slots = relayout(slots, axis, flow.sbp.broadcast)
     grid = slots.reshape(-1, width, blocks).permute(2, 0, 1)
     return relayout(grid, axis, flow.sbp.split(0))
 
 
 def features(grid: flow.Tensor, axis: int, *, split: bool) -> flow.Tensor:
-    """The features of a grid side by side.
-
-    Args:
-        grid: (..., s, l), of `split_multiply`.
-        axis: of the placement.
-        split: leave each rank its part of them, where the ranks divide s; else give all to each.
-
-    Returns:
-        (..., s l), split over its last axis or whole on `axis`.
-    """
+    """The grid (..., s, l) of `split_multiply` as features (..., s l) side by side. `split` leaves
+    each rank its part of them, where the ranks divide s; otherwise all ranks get all."""
     outer, blocks = grid.shape[-2:]
     split = split and outer % rank_count(grid.placement, axis) == 0
     grid = relayout(grid, axis, flow.sbp.split(grid.ndim - 2) if split else flow.sbp.broadcast)
@@ -110,5 +91,4 @@ def features(grid: flow.Tensor, axis: int, *, split: bool) -> flow.Tensor:
 
 
 def rank_count(placement: flow.placement, axis: int) -> int:
-    """Ranks along an axis of a placement."""
     return int(placement.ranks.shape[axis])

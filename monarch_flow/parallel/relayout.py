@@ -1,5 +1,4 @@
-"""Changes of the layout of a global tensor: all that tensor-parallel ranks exchange goes through
-here."""
+"""Changes a global tensor's layout: all that tensor-parallel ranks exchange goes through here."""
 
 from __future__ import annotations
 
@@ -13,11 +12,6 @@ def relayout(x: flow.Tensor, axis: int, sbp: flow.sbp.sbp) -> flow.Tensor:
 
     The gradient goes back the same way: OneFlow would leave it in the layout in which it arrives,
     and the next operator would gather it.
-
-    Args:
-        x: global, eager or of a graph.
-        axis: which axis of the placement, counted from 0.
-        sbp: split(dim) or broadcast.
     """
     if x.sbp[axis] == sbp:
         return x
@@ -28,14 +22,10 @@ def relayout(x: flow.Tensor, axis: int, sbp: flow.sbp.sbp) -> flow.Tensor:
 
 
 def read(parameter: flow.Tensor, sbp: Sequence[flow.sbp.sbp]) -> flow.Tensor:
-    """The value of a parameter for one forward pass, in the layout it was made with.
+    """The value of a global parameter for one forward pass, in the layout `sbp` it was made with.
 
     ZeRO leaves the parameters of a trained model split. A graph of several processes on CPUs aborts
     where a variable itself is sent to another one, so it is read through an identity operator.
-
-    Args:
-        parameter: global; of a graph or eager.
-        sbp: the layout it was made with.
     """
     value = parameter
     if parameter.is_lazy and flow.env.get_world_size() > 1:

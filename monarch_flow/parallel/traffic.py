@@ -1,12 +1,12 @@
 """What ranks exchange for a split Monarch layer, per row (token), from shapes alone.
 
-With P ranks, w numbers that are split over them and have to be split another way cost
-w (P - 1) / P numbers on all links together (all-to-all: each rank keeps 1/P of its w/P), and
-w numbers that every rank has to have cost w (P - 1) (all-gather). A pair of dense layers
-split by columns, then by rows, costs one all-reduce of its output instead, 2 w (P - 1).
+With P ranks, changing how w numbers are split costs w (P - 1) / P numbers on all links together
+(all-to-all: each rank keeps 1/P of its w/P); giving w numbers to every rank costs w (P - 1)
+(all-gather). A pair of dense layers split by columns, then by rows, costs one all-reduce of its
+output instead, 2 w (P - 1).
 
-The pair 768 -> 3072 -> 768 with a whole input and output so moves 3072 numbers per token on 2 ranks
-and 5760 on 4 in the forward pass, and as many back; dense layers, with 3.2 times the products,
+So the pair 768 -> 3072 -> 768 with a whole input and output moves 3072 numbers per token on 2 ranks
+and 5760 on 4 in the forward pass, and as many back; dense layers, with 3.2 times the products, move
 1536 and 4608.
 """
 
@@ -21,10 +21,8 @@ from monarch_flow.layers import monarch_shapes
 class Traffic:
     """Bytes that all ranks together receive for one row.
 
-    Attributes:
-        input: to bring x to the features of each rank's blocks.
-        permutation: between the factors.
-        output: to bring the grid of outputs to what the layer returns.
+    `input` brings x to each rank's blocks, `permutation` goes between the factors, and `output`
+    brings the grid of outputs to the layer's result.
     """
 
     input: int
@@ -46,17 +44,8 @@ def forward_traffic(
     split_output: bool = False,
     itemsize: int = 4,
 ) -> Traffic:
-    """Of the forward pass of a ParallelMonarchLinear.
-
-    Args:
-        in_features: n.
-        out_features: m.
-        nblocks: of the layer; `ranks` divides it.
-        ranks: P.
-        split_input: x is split over its features; else it is whole on each rank.
-        split_output: the layer's output is "split"; else "whole".
-        itemsize: bytes of a number.
-    """
+    """The forward pass of a ParallelMonarchLinear; `ranks` must divide `nblocks`. An input or
+    output that is not split is whole on each rank; `itemsize` is bytes per number."""
     sizes = _Sizes(in_features, out_features, nblocks, ranks)
     given = 0
     if split_input and sizes.padded_input:
@@ -78,11 +67,8 @@ def backward_traffic(
     split_output: bool = False,
     itemsize: int = 4,
 ) -> Traffic:
-    """Of the backward pass: the way of `forward_traffic` back.
-
-    A whole input gathers its gradient from the ranks; a whole output has its gradient on each rank
-    already.
-    """
+    """The backward pass: the way of `forward_traffic` back. A whole input gathers its gradient from
+    the ranks; a whole output has its gradient on each rank already."""
     sizes = _Sizes(in_features, out_features, nblocks, ranks)
     given = _all_gather(sizes.input, ranks)
     if split_input and not sizes.padded_input:

@@ -10,8 +10,8 @@ from monarch_flow.layers.low_rank import low_rank_factors
 from monarch_flow.projection.structure import Arrays, LayerSpec, Structure
 
 SPARSE, LOW_RANK, GATE = "sparse.", "low_rank.", "gate."
-# Of the alternating projections: at most so many rounds, ended by one that changes less than this
-# share. The first is for weights, where the last digits are worth nothing.
+# The alternating projections end after so many rounds, or one that changes less than this share.
+# The first pair is for weights, whose last digits do not matter.
 _ROUNDS = 30
 _GAIN = 1e-3
 _MOMENT_ROUNDS = 300
@@ -21,13 +21,8 @@ _MOMENT_CHANGE = 1e-7
 class Blended(Structure):
     """(1 - g) sparse + g low-rank, with g = 1/2, or g = sigmoid(gate(x)) where there is a gate.
 
-    A gate whose weight is zero gives the same g for every input; with another one the layer is no
-    linear map, and has neither a dense weight nor moments of one.
-
-    Args:
-        spec: of the layer.
-        sparse: of the part beside the low-rank one.
-        low_rank: of the low-rank part.
+    A gate with zero weight gives the same g for every input; with any other the layer is not linear
+    and has neither a dense weight nor moments of one.
     """
 
     def __init__(self, spec: LayerSpec, sparse: Structure, low_rank: Structure) -> None:
@@ -48,10 +43,12 @@ class Blended(Structure):
         return np.asarray(dense).astype(arrays[self.names[0]].dtype)
 
     def project(self, weight: np.ndarray, arrays: Arrays) -> dict[str, np.ndarray]:
-        """Alternates between the nearest sparse and the nearest low-rank matrix to what the other
-        leaves, beginning with either, and takes the better end. No round makes it worse, but the
-        end need not be the best of all. A gate is opened half-way for every input (its numbers
-        become 0)."""
+        """Alternate between the nearest sparse and the nearest low-rank matrix to the other's rest.
+
+        It starts from either part and takes the better end. No round makes it worse, but the end
+        need not be the best of all. A gate's numbers become 0, so that it is half open for every
+        input.
+        """
         if not np.isfinite(weight).all():
             raise UserError("the weight holds NaN or infinity; there is nothing to project")
         own, rank = _inside(SPARSE, arrays), len(arrays[LOW_RANK + "lr_weight1"])
@@ -83,7 +80,7 @@ class Blended(Structure):
         return error, result | {LOW_RANK + name: array for name, array in factors.items()}
 
     def pull_back(self, arrays: Arrays, gradient: np.ndarray) -> dict[str, np.ndarray]:
-        """Of the two parts; a gate's is left out."""
+        """The two parts' gradients; a gate's is left out."""
         return {
             prefix + name: share * array
             for (prefix, part), share in zip(self._parts.items(), self._shares(arrays), strict=True)
@@ -91,8 +88,8 @@ class Blended(Structure):
         }
 
     def first_moment(self, arrays: Arrays, moment: Arrays) -> np.ndarray:
-        """Alternates between what the moments of either part ask for, starting at zero: where both
-        can be met this tends to the gradient of least norm that does (von Neumann 1950)."""
+        """Alternate between what both parts' moments ask for, from zero: where both can be met this
+        tends to the solution of least norm (von Neumann 1950)."""
         shares = self._shares(arrays)
         gradient = np.zeros((self.spec.out_features, self.spec.in_features))
         for _ in range(_MOMENT_ROUNDS):
@@ -111,7 +108,7 @@ class Blended(Structure):
         return gradient
 
     def second_moment(self, arrays: Arrays, moment: Arrays) -> np.ndarray:
-        """The geometric mean of both parts' estimates; a part's own where it is no estimate."""
+        """The geometric mean of both parts' estimates; a part's own value where that is certain."""
         result = np.ones((self.spec.out_features, self.spec.in_features))
         estimates = []
         for (prefix, part), share in zip(self._parts.items(), self._shares(arrays), strict=True):
@@ -122,11 +119,7 @@ class Blended(Structure):
         return np.where(certain, estimates[0], result)
 
     def _shares(self, arrays: Arrays) -> tuple[float, float]:
-        """1 - g and g, where they are the same for every input.
-
-        Raises:
-            UserError: they are not.
-        """
+        """1 - g and g; UserError where they depend on the input."""
         if not self.spec.gated:
             return 0.5, 0.5
         if np.any(arrays["gate.weight"]):

@@ -1,7 +1,7 @@
 """Layers whose numbers are entries of the dense matrix: block-diagonal and block-sparse ones.
 
-The nearest such matrix in the Frobenius norm holds the entries themselves, so projecting is taking
-and densifying is putting back, both exact. The functions keep any dtype.
+The nearest such matrix in the Frobenius norm holds the entries themselves, so projecting takes them
+out and densifying puts them back, both exactly and in any dtype.
 """
 
 from __future__ import annotations
@@ -10,16 +10,10 @@ import numpy as np
 
 
 def project_to_blockdiag(weight: np.ndarray, nblocks: int, *, shuffle: bool = False) -> np.ndarray:
-    """The diagonal blocks of a matrix.
+    """The diagonal blocks (nblocks, ceil(m / nblocks), ceil(n / nblocks)) of a matrix (m, n).
 
-    Args:
-        weight: (m, n); padded with zeros to multiples of nblocks.
-        nblocks: number of blocks.
-        shuffle: whether the layer first permutes its (padded) input as ShuffleNet does: entry
-            c nblocks + g takes the old g (n' / nblocks) + c.
-
-    Returns:
-        (nblocks, ceil(m / nblocks), ceil(n / nblocks)).
+    `shuffle` says that the layer first permutes its (padded) input as ShuffleNet does: entry c
+    nblocks + g takes the old g (n' / nblocks) + c.
     """
     rows, columns = -(-weight.shape[0] // nblocks), -(-weight.shape[1] // nblocks)
     padded = _padded(weight, nblocks * rows, nblocks * columns)
@@ -33,11 +27,8 @@ def project_to_blockdiag(weight: np.ndarray, nblocks: int, *, shuffle: bool = Fa
 def blockdiag_to_dense(
     blocks: np.ndarray, out_features: int, in_features: int, *, shuffle: bool = False
 ) -> np.ndarray:
-    """The inverse: (out_features, in_features) with the blocks (nblocks, o, i) in it.
-
-    Raises:
-        ValueError: the blocks are smaller than the matrix.
-    """
+    """The inverse: (out_features, in_features) with the blocks (nblocks, o, i) in it; ValueError
+    where they are too small."""
     nblocks, rows, columns = blocks.shape
     grid = np.zeros((nblocks, rows, nblocks, columns), blocks.dtype)
     index = np.arange(nblocks)
@@ -49,16 +40,8 @@ def blockdiag_to_dense(
 
 
 def project_to_block_sparse(weight: np.ndarray, layout: np.ndarray, block: int) -> np.ndarray:
-    """The blocks that a layout keeps.
-
-    Args:
-        weight: (m, n); padded with zeros to the layout's size.
-        layout: (m' / block, n' / block), nonzero where a block is kept.
-        block: edge of a block.
-
-    Returns:
-        (kept blocks, block, block), in the row-major order of the layout.
-    """
+    """The blocks of a matrix (m, n) that a layout (m' / block, n' / block) keeps. Returns (kept
+    blocks, block, block), in the row-major order of the layout."""
     height, width = layout.shape
     rows, columns = np.nonzero(layout)
     grid = _padded(weight, height * block, width * block).reshape(height, block, width, block)
@@ -68,11 +51,8 @@ def project_to_block_sparse(weight: np.ndarray, layout: np.ndarray, block: int) 
 def block_sparse_to_dense(
     blocks: np.ndarray, layout: np.ndarray, out_features: int, in_features: int
 ) -> np.ndarray:
-    """The inverse: (out_features, in_features), zero outside of the layout.
-
-    Raises:
-        ValueError: another number of blocks than the layout keeps, or too small a layout.
-    """
+    """The inverse: (out_features, in_features), zero outside of the layout; ValueError where
+    blocks, layout and sizes do not fit."""
     rows, columns = np.nonzero(layout)
     count, block, _ = blocks.shape
     if count != len(rows):

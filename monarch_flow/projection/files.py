@@ -21,8 +21,8 @@ from monarch_flow.projection.layer_specs import layers_from_json, layers_to_json
 from monarch_flow.projection.structure import LayerSpec, joined
 
 SUFFIX = ".safetensors"
-# Of the entry that describes the structured layers: in a safetensors file.s metadata, in a
-# checkpoint.s state.
+# The key of the structured layers' description: in the metadata of a safetensors file, and in a
+# checkpoint's state.
 LAYERS = "monarch_flow.layers"
 
 
@@ -31,8 +31,6 @@ class Source:
     """What was read.
 
     Attributes:
-        path: from where.
-        weights: parameters and buffers by name.
         layers: structured layers by module name as the file describes them; None where it does not.
         checkpoint: the training checkpoint, where it is one.
         bfloat16: names of the arrays that are bfloat16 in the file, and float32 here.
@@ -45,8 +43,8 @@ class Source:
     bfloat16: frozenset[str] = frozenset()
 
     def keeps_bfloat16(self, name: str) -> bool:
-        """Whether an array made of these is to be bfloat16: as in the file, and one with a new name
-        as those of its layer are, or else most of the file's."""
+        """Whether a converted array should be bfloat16: as in the file, and a new name as the
+        others of its layer, or else as most of the file's."""
         if name in self.weights:
             return name in self.bfloat16
         layer = name.rpartition(".")[0]
@@ -57,16 +55,10 @@ class Source:
 
 
 def read_source(path: Path, *, averaged: bool = True) -> Source:
-    """Read weights: a file of `torch.save` or safetensors, or a training checkpoint (its folder,
-    the folder of several, `latest` or `best` in it, or the folder of a run).
+    """Read a file of `torch.save` or safetensors, or a training checkpoint or run by its folder.
 
-    Args:
-        path: of it.
-        averaged: of a file that has both weights and their moving average take the latter. A
-            training checkpoint is read whole.
-
-    Raises:
-        UserError: it is not there, damaged, or of another format.
+    `averaged` takes the moving averages of a file that has both; a training checkpoint is read
+    whole. Raises UserError where it is not there, damaged, or of another format.
     """
     if (path / "checkpoints").is_dir():
         path = path / "checkpoints"
@@ -87,15 +79,10 @@ def read_source(path: Path, *, averaged: bool = True) -> Source:
 
 
 def check_target(source: Path, target: Path, *, overwrite: bool) -> None:
-    """Check that the result may be written, before minutes of work.
+    """Raise UserError where the result may not be written, before minutes of work.
 
-    Args:
-        source: what is read; never written to.
-        target: a safetensors file, or the folder of a new checkpoint.
-        overwrite: whether a file may be replaced.
-
-    Raises:
-        UserError: it may not; says why and what to do.
+    The source is never written to. `target` is a safetensors file, which `overwrite` may replace,
+    or the folder of a new checkpoint.
     """
     same = target.exists() and source.exists() and target.samefile(source)
     if same or target.resolve() == source.resolve():
@@ -119,21 +106,15 @@ def write_weights(
 ) -> None:
     """Write a safetensors file, in one step; its metadata describes the structured layers.
 
-    Args:
-        path: of the file.
-        weights: by name.
-        layers: the structured ones.
-        bfloat16: names of those that become bfloat16, which numpy does not have.
-
-    Raises:
-        UserError: it could not be written.
+    `bfloat16` names the arrays to store as such, which numpy does not have. Raises UserError where
+    writing fails.
     """
     metadata = {"format": "pt", **({LAYERS: layers_to_json(layers)} if layers else {})}
     kept = {
         name: narrow_to_bfloat16(array) if name in bfloat16 else np.asarray(array, order="C")
         for name, array in weights.items()
     }
-    # By address: `kept` has to live until they are written.
+    # The tensors point into `kept`, which must live until they are written.
     tensors = {
         name: safetensors.TensorSpec(
             dtype="bfloat16" if name in bfloat16 else array.dtype.name,
@@ -150,11 +131,7 @@ def write_weights(
 
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Write a checkpoint into a new folder; returns its own folder there.
-
-    Raises:
-        UserError: it could not be written.
-    """
+    """Write a checkpoint into a new folder; returns its own folder there. Raises UserError."""
     step = checkpoint.state.get("step", 0)
     manager = CheckpointManager(folder)
     try:
@@ -166,7 +143,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
 
 
 def _metadata(path: Path) -> dict[str, str]:
-    """The metadata of a safetensors file; nothing for another one. The file has been read."""
+    """The metadata of a safetensors file that has been read; nothing for another file."""
     with path.open("rb") as file:
         head = file.read(9)
     if head[8:] != b"{" or len(head) < 9 or struct.unpack("<Q", head[:8])[0] == 0:

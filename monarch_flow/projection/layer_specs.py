@@ -1,4 +1,4 @@
-"""Which structured layers there are: in a module, in a model, in a state dict."""
+"""Finds the structured layers in a module, a model or a state dict."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from monarch_flow.projection.structure import Arrays, LayerSpec, joined
 
 
 def spec_of_module(module: nn.Module) -> LayerSpec | None:
-    """What a layer is; None where it is no structured layer that is known here."""
+    """What a layer is; None where it is not a structured layer known here."""
     if not isinstance(module, StructuredLinear):
         return None
     size = module.in_features, module.out_features
@@ -50,13 +50,8 @@ def spec_of_module(module: nn.Module) -> LayerSpec | None:
 
 
 def structured_layers(model: nn.Module) -> dict[str, LayerSpec]:
-    """The structured layers of a model by module name, in the order of `named_modules`.
-
-    A layer inside another one (the two parts of a SparseLR layer) belongs to that one.
-
-    Raises:
-        UserError: a layer is of a kind that is not known here.
-    """
+    """The structured layers of a model by module name, in the order of `named_modules`. The two
+    parts of a SparseLR layer belong to that one. Raises UserError for an unknown kind."""
     found: dict[str, LayerSpec] = {}
     for name, module in model.named_modules():
         if not isinstance(module, StructuredLinear) or _is_inside(name, found):
@@ -71,12 +66,10 @@ def structured_layers(model: nn.Module) -> dict[str, LayerSpec]:
 def find_layers(state: Arrays) -> dict[str, LayerSpec]:
     """The structured layers that the names and shapes in a state dict tell of.
 
-    What they do not tell is taken to be: no padding of the input (in_features is a multiple of the
-    blocks), none of the output where there is no bias, no shuffle, no mask, and that a weight of
-    three dimensions without a layout is a block-diagonal one.
-
-    Raises:
-        UserError: an array has other axes than one of its name has in a layer.
+    The rest is assumed: no padding of the input (in_features is a multiple of the blocks), none of
+    the output where there is no bias, no shuffle, no mask, and that a weight of three dimensions
+    without a layout is block-diagonal. Raises UserError where an array has other axes than its name
+    implies.
     """
     found: dict[str, LayerSpec] = {}
     for name, array in state.items():
@@ -122,7 +115,6 @@ def _check_axes(
 
 
 def _combine_parts(state: Arrays, found: dict[str, LayerSpec]) -> None:
-    """Make one layer of the two parts of a SparseLR layer."""
     for prefix in [name for name in found if f".{name}.".endswith(f".{LOW_RANK}")]:
         outer = prefix.removesuffix(LOW_RANK[:-1]).removesuffix(".")
         # The low-rank part is never padded, so it knows the sizes.
@@ -146,11 +138,7 @@ def layers_to_json(layers: Mapping[str, LayerSpec]) -> str:
 
 
 def layers_from_json(text: str) -> dict[str, LayerSpec]:
-    """The inverse.
-
-    Raises:
-        UserError: it is no such text.
-    """
+    """The inverse of `layers_to_json`; UserError for any other text."""
     try:
         return {str(name): _spec_from(values) for name, values in json.loads(text).items()}
     except (ValueError, TypeError, AttributeError) as error:

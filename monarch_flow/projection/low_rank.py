@@ -10,17 +10,10 @@ from monarch_flow.projection.monarch import project_to_factors
 def project_to_low_rank(weight: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
     """Factors of a `LowRank` layer whose product is nearest to `weight` in the Frobenius norm.
 
-    Args:
-        weight: (m, n), floats.
-        rank: R.
-
-    Returns:
-        lr_weight1 (R, n) and lr_weight2 (m, R) in the dtype of `weight`, computed in float64, the
-        singular values split evenly; from R = min(m, n) on their product is `weight`.
-
-    Raises:
-        ValueError: `weight` is not a matrix of floats, or the rank is below 1.
-        UserError: `weight` holds NaN or infinity.
+    Returns lr_weight1 (R, n) and lr_weight2 (m, R) in the dtype of `weight`, computed in float64,
+    the singular values split evenly; from R = min(m, n) on the product is `weight`. Raises
+    ValueError where `weight` is not a matrix of floats or the rank is below 1, UserError where it
+    holds NaN or infinity.
     """
     # A Monarch matrix of one block is one matrix of rank q.
     rows, columns = weight.shape

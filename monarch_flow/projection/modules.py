@@ -1,4 +1,4 @@
-"""Modules: nn.Linear made structured, structured layers made nn.Linear, in place, in any model."""
+"""Makes nn.Linear layers structured and structured layers nn.Linear, in place, in any model."""
 
 from __future__ import annotations
 
@@ -19,19 +19,12 @@ from monarch_flow.projection.weights import layer_arrays
 
 
 def project_module(linear: nn.Linear, config: LinearLike) -> nn.Module:
-    """The structured layer that is nearest to a dense one.
+    """The structured layer that is nearest to a dense one, which stays as it is.
 
-    Args:
-        linear: its parameters are local tensors. It stays as it is.
-        config: what `LinearConfig.of` takes.
-
-    Returns:
-        A layer of the same sizes, bias, dtype, device, mode and requires_grad; its factors are
-        computed in float64. `linear` itself where the config is a dense one.
-
-    Raises:
-        UserError: the config is none, does not fit the sizes, or has no projection; the weight
-            holds NaN or infinity, or is a global tensor.
+    Returns a layer of the same sizes, bias, dtype, device, mode and requires_grad, its factors
+    computed in float64; `linear` itself where the config is a dense one. Raises UserError where the
+    config is wrong, does not fit the sizes or has no projection, or the weight holds NaN or
+    infinity or is global.
     """
     place = nn.Sequential(linear)
     project_model(place, config)
@@ -43,27 +36,26 @@ def project_model(
 ) -> list[LayerReport]:
     """Replace dense layers of a model by the nearest structured ones, in place.
 
+    Layers that stand in several places stay one. Biases, dtypes, devices, modes and requires_grad
+    are kept; an optimizer must be given the new parameters.
+
     Args:
-        model: any module; layers that stand in several places stay one. Biases, dtypes, devices,
-            modes and requires_grad are kept; an optimizer has to be given the new parameters.
-        config: what `LinearConfig.of` takes.
         include: regular expression; a layer is replaced if it is found in its name, such as
             "blocks.0.mlp.fc1". The empty one is found in all.
         exclude: regular expression of names that stay dense, such as "head".
 
     Returns:
-        A report per replaced layer; `total_relative_error` sums them up. Empty where the config is
-        a dense one.
+        A report per replaced layer; empty where the config is a dense one.
 
     Raises:
-        UserError: as `project_module`, with the layer's name; or as `replace_linears`, such as no
-            layer of such a name. The model is unchanged.
+        UserError: as `project_module`, with the layer's name, or as `replace_linears`. The model is
+            unchanged.
     """
     chosen = LinearConfig.of(config)
     if chosen.is_dense:
         return []
     old = dict(model.named_modules())
-    # Such as the gate of a SparseLR layer.
+    # For example the gate of a SparseLR layer.
     parts = [f"^{re.escape(name)}\\." for name in structured_layers(model)]
     stay = "|".join(parts + ([f"(?:{exclude})"] if exclude is not None else []))
     names = replace_linears(model, chosen, include, stay or None)
@@ -84,17 +76,9 @@ def project_model(
 def densify_module(module: nn.Module) -> nn.Linear:
     """The nn.Linear that computes what a structured layer does, up to rounding.
 
-    Args:
-        module: a layer of `monarch_flow.layers`; its parameters are local tensors. It stays as it
-            is.
-
-    Returns:
-        A layer of the same sizes, bias, dtype, device and mode; it trains where any of the
-        structured weights does.
-
-    Raises:
-        UserError: it is no such layer, has no dense weight (a SparseLR layer with a gate), or its
-            parameters are global tensors.
+    It has the same sizes, bias, dtype, device and mode, and trains where any of the structured
+    weights does; `module` stays as it is. Raises UserError for any other layer, one without a dense
+    weight (a SparseLR layer with a gate) or with global parameters.
     """
     return _densify(module, "")[0]
 
@@ -102,14 +86,9 @@ def densify_module(module: nn.Module) -> nn.Linear:
 def densify_model(model: nn.Module) -> list[LayerReport]:
     """Replace every structured layer of a model by the nn.Linear that computes the same, in place.
 
-    Names, biases and everything else stay; an optimizer has to be given the new parameters.
-
-    Returns:
-        A report per replaced layer.
-
-    Raises:
-        UserError: as `densify_module`, with the layer's name; or the model is a layer itself. The
-            model is unchanged.
+    All else stays; an optimizer must be given the new parameters. Returns a report per replaced
+    layer. Raises UserError as `densify_module`, with the layer's name, or where the model is a
+    layer itself; the model is then unchanged.
     """
     if isinstance(model, StructuredLinear):
         raise UserError(f"the model is one {type(model).__name__}: use densify_module")
@@ -127,7 +106,6 @@ def densify_model(model: nn.Module) -> list[LayerReport]:
 
 
 def _project_into(layer: nn.Module, linear: nn.Module, name: str) -> LayerReport:
-    """Give a fresh layer the weights nearest to those of a dense one."""
     spec = spec_of_module(layer)
     if spec is None:
         raise UserError(f"there is no projection onto {type(layer).__name__}")
@@ -171,7 +149,6 @@ def _densify(module: nn.Module, name: str) -> tuple[nn.Linear, LayerReport]:
 
 
 def _put_back(model: nn.Module, replacements: dict[int, nn.Module]) -> None:
-    """Replace modules by identity, wherever they stand."""
     for parent in list(model.modules()):
         for key, child in parent._modules.items():
             if id(child) in replacements:

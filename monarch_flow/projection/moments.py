@@ -37,11 +37,11 @@ from __future__ import annotations
 
 import numpy as np
 
-# Singular values of a factor below this share of its largest are taken for zero: what a factor
-# hardly sees of the gradient cannot be told from its moments.
+# Singular values of a factor below this share of its largest count as zero: its moments say
+# nothing reliable about directions in which it hardly sees the gradient.
 SINGULAR = 1e-6
-# No second moment is below this share of the weight's mean: an entry that the estimate takes for
-# quiet must not be thrown by its first gradient (a step is the ratio of m to the root of v).
+# No second moment is below this share of the weight's mean: where the estimate is too small, the
+# first gradient must not cause a huge step (a step is the ratio of m to the root of v).
 FLOOR = 1e-3
 
 
@@ -50,14 +50,8 @@ def first_moment(
 ) -> np.ndarray:
     """The gradient of least norm whose pull-back to the factors is nearest to their moments.
 
-    Args:
-        left: B (..., s, R).
-        right: A (..., R, p).
-        moment_left: m_B, as left.
-        moment_right: m_A, as right.
-
-    Returns:
-        M (..., s, p), float64. Exact where the moments come from one gradient of the tangent space.
+    B `left` (..., s, R) and A `right` (..., R, p) have moments of their shapes. Returns M (..., s,
+    p), float64, exact where the moments come from one gradient of the tangent space.
     """
     u_left, s_left, v_left = np.linalg.svd(left, full_matrices=False)
     u_right, s_right, v_right = np.linalg.svd(right, full_matrices=False)
@@ -81,14 +75,8 @@ def second_moment(
 ) -> np.ndarray:
     """The rank-one estimate of the mean squares of a dense gradient's entries.
 
-    Args:
-        left: B (..., s, R).
-        right: A (..., R, p).
-        moment_left: v_B >= 0, as left.
-        moment_right: v_A >= 0, as right.
-
-    Returns:
-        V (..., s, p), float64, not negative. Exact for V of rank one if entries are uncorrelated.
+    B `left` (..., s, R) and A `right` (..., R, p) have moments >= 0 of their shapes. Returns V
+    (..., s, p), float64, not negative, exact for V of rank one if entries are uncorrelated.
     """
     rows = moment_left.sum(axis=-1)
     columns = moment_right.sum(axis=-2)
@@ -99,14 +87,10 @@ def second_moment(
 
 
 def complete(moment: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """Second moments where there is nothing to tell them from: entries that were structural zeros.
+    """Second moments (m, n) with estimates for the unknown entries, which were structural zeros.
 
     As in Adafactor an unknown entry is the mean of its row times the mean of its column over the
     mean of all, each over the known entries (of all of them where a row or column has none).
-
-    Args:
-        moment: V (m, n).
-        known: which entries hold something, (m, n).
     """
     if known.all() or not known.any():
         return moment
@@ -120,16 +104,10 @@ def complete(moment: np.ndarray, known: np.ndarray) -> np.ndarray:
 
 
 def with_floor(second: np.ndarray, first: np.ndarray | None) -> np.ndarray:
-    """Second moments that AdamW can divide by.
+    """Second moments V (m, n) that AdamW can divide by: positive, at least FLOOR times their mean.
 
-    Args:
-        second: V (m, n).
-        first: M (m, n), where there is one. The mean of squares is no less than the square of the
-            mean, so V is raised to M^2: then no entry's first step is larger than the learning
-            rate, whatever the two estimates lack.
-
-    Returns:
-        V, positive everywhere, no less than FLOOR times its mean.
+    With `first`, V is also raised to M^2, as a mean of squares is no less than the square of the
+    mean. Then no entry's first step exceeds the learning rate, whatever the two estimates lack.
     """
     floor = max(FLOOR * float(second.mean()), float(np.finfo(np.float32).tiny))
     raised = np.maximum(second, floor)
@@ -142,7 +120,6 @@ def _without_small(values: np.ndarray) -> np.ndarray:
 
 
 def _ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
-    """The ratio, and 0 where the denominator is 0."""
     zero = denominator == 0
     return np.where(zero, 0.0, numerator / np.where(zero, 1.0, denominator))
 

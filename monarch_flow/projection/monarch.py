@@ -27,23 +27,20 @@ Shape3 = tuple[int, int, int]
 
 
 def project_to_monarch(weight: np.ndarray, nblocks: int) -> tuple[np.ndarray, np.ndarray]:
-    """Factors of a `MonarchLinear(n, m, nblocks)` whose dense matrix is nearest to `weight`.
+    """Factors of a `MonarchLinear(n, m, nblocks)` whose dense matrix is nearest to `weight` (m, n).
 
-    What is optimal: no factors of these shapes give a smaller Frobenius distance to `weight`, for
-    any m, n and nblocks. Padding changes nothing in that: rows and columns that the layer crops
-    are a rectangle of each piece, and with zeros there the SVD of the padded piece is that of the
-    cropped one. What is not: the factors themselves are not unique (each singular value is split
-    evenly between the two; signs and rotations are free), so compare dense matrices; and a small
-    distance between weights is no small change of a network's output, which depends on its inputs.
-
-    Args:
-        weight: (m, n), float32 or float64 (float16 too, complex too), as of `nn.Linear`.
-        nblocks: number of blocks of each factor.
+    No factors of these shapes give a smaller Frobenius distance, for any m, n and nblocks. Padding
+    does not change that: the rows and columns that the layer crops are a rectangle of each piece,
+    and with zeros there the SVD of the padded piece is that of the cropped one. The factors are not
+    unique (each singular value is split evenly between the two; signs and rotations are free), so
+    compare dense matrices. A small distance between weights need not mean a small change of a
+    network's output, which depends on its inputs.
 
     Returns:
-        blkdiag1 and blkdiag2 in the dtype of `weight`, computed in float64. Exact up to rounding
-        where `weight` is such a Monarch matrix. A slot that has nothing to hold (`weight` of low
-        rank) is zero in both factors: in training no gradient will ever move it.
+        blkdiag1 and blkdiag2 in the dtype of `weight` (float16 and complex too), computed in
+        float64. Exact up to rounding where `weight` is such a Monarch matrix. A slot with nothing
+        to hold (`weight` of low rank) is zero in both factors: in training no gradient will ever
+        move it.
 
     Raises:
         ValueError: `weight` is not a matrix of floats, or nblocks is below 1.
@@ -59,20 +56,12 @@ def project_to_monarch(weight: np.ndarray, nblocks: int) -> tuple[np.ndarray, np
 def project_to_monarch_rank(
     weight: np.ndarray, blocks1: int, blocks2: int, rank: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The same with k column blocks, l row residues and one rank for all pieces to choose.
+    """The same with k = `blocks1` column blocks, l = `blocks2` row residues and one rank for all.
 
-    Args:
-        weight: (m, n); padded with zeros to multiples of `blocks2` and `blocks1`.
-        blocks1: k, blocks of columns.
-        blocks2: l, residues of rows.
-        rank: of each of the k l pieces; from min(ceil(m / l), ceil(n / k)) on nothing is lost.
-
-    Returns:
-        blkdiag1 (k, rank l, ceil(n / k)) and blkdiag2 (l, ceil(m / l), k rank). With k = l and rank
-        1 and m = n = k^2 this is the Monarch matrix of the paper's section 3.1.
-
-    Raises:
-        ValueError, UserError: as `project_to_monarch`.
+    `weight` (m, n) is padded with zeros to multiples of l and k; from a rank of min(ceil(m / l),
+    ceil(n / k)) on nothing is lost. Returns blkdiag1 (k, rank l, ceil(n / k)) and blkdiag2 (l,
+    ceil(m / l), k rank). With k = l, rank 1 and m = n = k^2 this is the Monarch matrix of the
+    paper's section 3.1. Errors as `project_to_monarch`.
     """
     _check_matrix(weight)
     if min(blocks1, blocks2, rank) < 1:
@@ -86,16 +75,8 @@ def project_to_monarch_rank(
 def project_to_factors(
     weight: np.ndarray, shape1: Shape3, shape2: Shape3
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The same for any two factors that can be multiplied.
-
-    Args:
-        weight: (m, n) with m <= l s and n <= k p.
-        shape1: (k, q, p) of blkdiag1.
-        shape2: (l, s, r) of blkdiag2, with l r = k q.
-
-    Raises:
-        ValueError, UserError: as `project_to_monarch`; or the shapes do not fit.
-    """
+    """The same for any shapes (k, q, p) and (l, s, r), l r = k q, with m <= l s and n <= k p.
+    Errors as `project_to_monarch`, and ValueError where the shapes do not fit."""
     _check_matrix(weight)
     _check_shapes(shape1, shape2)
     if not np.isfinite(weight).all():
@@ -105,7 +86,7 @@ def project_to_factors(
     left, values, right = np.linalg.svd(pieces, full_matrices=False)
     kept = min(rank, values.shape[-1])
     root = np.sqrt(values[..., :kept])
-    # More slots than a piece has singular values stay zero.
+    # Slots beyond the number of a piece's singular values stay zero.
     full_left = np.zeros((*pieces.shape[:-1], rank), pieces.dtype)
     full_right = np.zeros((*pieces.shape[:-2], rank, pieces.shape[-1]), pieces.dtype)
     full_left[..., :kept] = left[..., :kept] * root[..., None, :]
@@ -120,19 +101,10 @@ def monarch_to_dense(
     out_features: int | None = None,
     in_features: int | None = None,
 ) -> np.ndarray:
-    """The dense matrix of two factors.
+    """The dense matrix (m, n) of blkdiag1 (k, q, p) and blkdiag2 (l, s, r) with l r = k q.
 
-    Args:
-        blkdiag1: (k, q, p).
-        blkdiag2: (l, s, r), l r = k q.
-        out_features: m, rows to keep; None for all l s.
-        in_features: n, columns to keep; None for all k p.
-
-    Returns:
-        (m, n) in the factors' dtype; sums are made in float64 and rounded once.
-
-    Raises:
-        ValueError: the shapes do not fit each other or the sizes.
+    None as a size keeps all rows l s, or all columns k p. The result has the factors' dtype; sums
+    are made in float64 and rounded once. Raises ValueError where the shapes do not fit.
     """
     left, right = split_factors(blkdiag1, blkdiag2)
     dense = merge_pieces(left @ right, out_features, in_features)
@@ -140,8 +112,7 @@ def monarch_to_dense(
 
 
 def best_error(weight: np.ndarray, shape1: Shape3, shape2: Shape3) -> float:
-    """Frobenius norm of the difference that no factors of these shapes can go below, from the
-    singular values that are left out."""
+    """The least Frobenius distance of such factors, from the singular values that are left out."""
     used = slot_table(shape1[0], shape1[1], shape2[0])[1]
     values = np.linalg.svd(split_pieces(weight, shape1, shape2), compute_uv=False)
     ranks = used.sum(axis=-1)
@@ -152,9 +123,8 @@ def best_error(weight: np.ndarray, shape1: Shape3, shape2: Shape3) -> float:
 def slot_table(blocks1: int, inner: int, blocks2: int) -> tuple[np.ndarray, np.ndarray]:
     """Which slots of the middle belong to which piece.
 
-    Returns:
-        Slot numbers t (k, l, R), R = ceil(q / l), ascending along the last axis, and whether each
-        is used: pieces with fewer slots than R have their last one unused (its number is 0 then).
+    Returns slot numbers t (k, l, R), R = ceil(q / l), ascending along the last axis, and whether
+    each is used: pieces with fewer slots than R have their last one unused (its number is 0 then).
     """
     first = np.arange(blocks1)[:, None, None] * inner
     residue = np.arange(blocks2)[None, :, None]
@@ -167,16 +137,14 @@ def slot_table(blocks1: int, inner: int, blocks2: int) -> tuple[np.ndarray, np.n
 def split_factors(blkdiag1: np.ndarray, blkdiag2: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The factors of each piece, T = left right, in float64; zeros where a slot is unused.
 
-    Anything that has a factor's shape can be split so: gradients and moments too.
-
-    Returns:
-        left (k, l, s, R) from blkdiag2 and right (k, l, R, p) from blkdiag1.
+    Gradients and moments of a factor's shape can be split too. Returns left (k, l, s, R) from
+    blkdiag2 and right (k, l, R, p) from blkdiag1.
     """
     _check_shapes(blkdiag1.shape, blkdiag2.shape)
     blocks1, inner, width = blkdiag1.shape
     blocks2, outer, _ = blkdiag2.shape
     slots, used = slot_table(blocks1, inner, blocks2)
-    # Row t of these two is what slot t multiplies with, and is multiplied with.
+    # Rows t of these two are the vectors on either side of slot t.
     rows1 = _wide(blkdiag1).reshape(blocks1 * inner, width)
     rows2 = _wide(blkdiag2).transpose(2, 0, 1).reshape(blocks1 * inner, outer)
     right = np.where(used[..., None], rows1[slots], 0.0)
@@ -187,7 +155,7 @@ def split_factors(blkdiag1: np.ndarray, blkdiag2: np.ndarray) -> tuple[np.ndarra
 def merge_factors(
     left: np.ndarray, right: np.ndarray, shape1: Shape3, shape2: Shape3
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The inverse of `split_factors`; what stands in unused slots is dropped."""
+    """The inverse of `split_factors`; values in unused slots are dropped."""
     blocks1, inner, width = shape1
     blocks2, outer, depth = shape2
     slots, used = slot_table(blocks1, inner, blocks2)
@@ -199,11 +167,7 @@ def merge_factors(
 
 
 def split_pieces(weight: np.ndarray, shape1: Shape3, shape2: Shape3) -> np.ndarray:
-    """The pieces (k, l, s, p) of a matrix (m, n), padded with zeros, in float64.
-
-    Raises:
-        ValueError: the matrix is larger than l s by k p.
-    """
+    """The float64 pieces (k, l, s, p) of a matrix (m, n), zero-padded; ValueError if too large."""
     blocks1, _, width = shape1
     blocks2, outer, _ = shape2
     rows, columns = outer * blocks2, blocks1 * width
@@ -218,11 +182,7 @@ def split_pieces(weight: np.ndarray, shape1: Shape3, shape2: Shape3) -> np.ndarr
 def merge_pieces(
     pieces: np.ndarray, out_features: int | None = None, in_features: int | None = None
 ) -> np.ndarray:
-    """The matrix (m, n) of pieces (k, l, s, p): the inverse of `split_pieces`, cropped.
-
-    Raises:
-        ValueError: there are fewer than m rows or n columns.
-    """
+    """The inverse of `split_pieces`, cropped to (m, n); ValueError if the pieces are too small."""
     blocks1, blocks2, outer, width = pieces.shape
     full = pieces.transpose(2, 1, 0, 3).reshape(outer * blocks2, blocks1 * width)
     rows = full.shape[0] if out_features is None else out_features

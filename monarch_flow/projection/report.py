@@ -1,4 +1,4 @@
-"""What a conversion did to each layer, as a table."""
+"""Reports in a table what a conversion did to each layer."""
 
 from __future__ import annotations
 
@@ -13,14 +13,9 @@ import numpy as np
 class LayerReport:
     """One converted layer.
 
-    Attributes:
-        name: of the module in the model; "" for a layer that is no part of one.
-        kind: of the structured layer, such as "monarch(4)".
-        out_features: m.
-        in_features: n.
-        numbers: how many numbers the structured layer holds, without the bias.
-        error: Frobenius norm of the difference between the weights before and after.
-        norm: Frobenius norm of the weight before.
+    `name` is "" for a layer outside a model, `kind` is such as "monarch(4)", `numbers` counts the
+    structured weights without the bias. `error` and `norm` are Frobenius norms of the difference
+    and of the weight before.
     """
 
     name: str
@@ -40,21 +35,19 @@ class LayerReport:
 def compare(
     name: str, kind: str, before: np.ndarray, after: np.ndarray, numbers: int
 ) -> LayerReport:
-    """The report on a layer whose dense weight (m, n) was `before` and is `after`; both are
-    compared in float64."""
+    """Compare a layer's dense weight (m, n) `before` and `after` in float64."""
     wide = before.astype(np.float64)
     error, norm = float(np.linalg.norm(wide - after)), float(np.linalg.norm(wide))
     return LayerReport(name, kind, before.shape[0], before.shape[1], numbers, error, norm)
 
 
 def total_relative_error(reports: Sequence[LayerReport]) -> float:
-    """Of all weights together, as if they were one vector."""
+    """The relative error of all weights together, as if they were one vector."""
     error = math.hypot(*(report.error for report in reports))
     return error / math.hypot(*(report.norm for report in reports)) if error else 0.0
 
 
 def format_table(reports: Sequence[LayerReport]) -> str:
-    """Layer, shape, kind, numbers and relative error; a last line with totals."""
     rows = [("layer", "dense shape", "kind", "dense", "structured", "relative error")]
     for report in reports:
         size = report.out_features, report.in_features

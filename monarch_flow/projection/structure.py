@@ -1,7 +1,7 @@
 """What a structured layer is without a module: a description, and what its arrays mean.
 
-Layers are described by a `LayerSpec`, so that files and checkpoints can be converted where no
-module exists; the arrays are those of the layer's state dict, by their name inside the layer.
+A `LayerSpec` describes a layer, so that files and checkpoints can be converted where no module
+exists; the arrays are those of its state dict, by their name inside the layer.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ class LayerSpec:
     Attributes:
         kind: "monarch", "blockdiag", "low_rank", "block_sparse", "masked" or "sparse_low_rank"; for
             a part of the last one also "dense".
-        in_features: n, without padding.
-        out_features: m, without padding.
-        nblocks: blocks of "monarch" and "blockdiag"; told by the arrays, so for information only.
+        in_features, out_features: n and m, without padding.
+        nblocks: of "monarch" and "blockdiag"; for information only, as the arrays tell it.
         shuffle: of "blockdiag": whether the input is permuted first.
-        sparse: of "sparse_low_rank": the layer beside the low-rank one.
-        gated: of "sparse_low_rank": whether it has a gate.
+        sparse, gated: of "sparse_low_rank": the layer beside the low-rank one, and whether it has a
+            gate.
         pattern: of "masked": its sparsity config as JSON, as no array tells the mask.
     """
 
@@ -47,12 +46,8 @@ class LayerSpec:
 
 
 class Structure(ABC):
-    """A kind of layer, for one layer.
-
-    Attributes:
-        names: the layer's arrays that the dense weight takes the place of.
-        buffers: its other arrays, without the bias, that a dense layer has no use for.
-    """
+    """What the arrays of one layer mean. `names` are the arrays that the dense weight replaces,
+    `buffers` the others, without the bias, that a dense layer does not need."""
 
     names: tuple[str, ...]
     buffers: tuple[str, ...] = ()
@@ -62,11 +57,7 @@ class Structure(ABC):
 
     @abstractmethod
     def dense(self, arrays: Arrays) -> np.ndarray:
-        """The dense weight (m, n), in the arrays' dtype.
-
-        Raises:
-            UserError: the layer is no linear map.
-        """
+        """The dense weight (m, n), in the arrays' dtype; UserError if the layer is not linear."""
 
     def exact_dense(self, arrays: Arrays) -> np.ndarray:
         """The dense weight (m, n) in float64, whatever dtype the arrays have."""
@@ -79,12 +70,8 @@ class Structure(ABC):
 
     @abstractmethod
     def project(self, weight: np.ndarray, arrays: Arrays) -> dict[str, np.ndarray]:
-        """The arrays of `names` whose dense weight is nearest, in the dtype of `weight`.
-
-        Args:
-            weight: (m, n).
-            arrays: of the layer as it was built, for shapes and buffers.
-        """
+        """The arrays of `names` whose dense weight is nearest to `weight` (m, n), in its dtype;
+        `arrays`, of the layer as built, give shapes and buffers."""
 
     @abstractmethod
     def first_moment(self, arrays: Arrays, moment: Arrays) -> np.ndarray:
@@ -95,14 +82,14 @@ class Structure(ABC):
         """Estimate of the averaged squares (m, n) of the gradient from those of the arrays."""
 
     def certain(self, arrays: Arrays) -> np.ndarray:
-        """Which entries of `second_moment` are no estimates, (m, n)."""
+        """Which entries (m, n) of `second_moment` are certain and not estimates."""
         return np.zeros((self.spec.out_features, self.spec.in_features), bool)
 
     @abstractmethod
     def pull_back(self, arrays: Arrays, gradient: np.ndarray) -> dict[str, np.ndarray]:
-        """Gradients of the arrays of `names`, in float64, for that of the dense weight (m, n)."""
+        """Float64 gradients of the arrays of `names`, from the dense weight's (m, n)."""
 
 
 def joined(prefix: str, name: str) -> str:
-    """The name of a layer's array in the state dict of the whole; "" is the whole itself."""
+    """The name of a layer's array in the whole state dict; "" is the whole itself."""
     return f"{prefix}.{name}" if prefix else name

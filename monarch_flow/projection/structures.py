@@ -67,7 +67,7 @@ class _Product(Structure):
         pieces = moments.second_moment(
             *self._cropped_pieces(arrays), *split_factors(*self._factors(moment))
         )
-        # A piece without a slot is zero whatever the factors are.
+        # A piece without a slot is zero for all factors.
         shape1, shape2 = map(_shape3, self._factors(arrays))
         used = slot_table(shape1[0], shape1[1], shape2[0])[1].any(axis=-1)
         known = self._merge(np.broadcast_to(used[..., None, None], pieces.shape))
@@ -75,7 +75,7 @@ class _Product(Structure):
 
     def _cropped_pieces(self, arrays: Arrays) -> tuple[np.ndarray, np.ndarray]:
         """Factors of each piece with zeros where they meet padding: the gradient is zero there, so
-        those numbers tell nothing about it."""
+        those numbers say nothing about it."""
         factors = self._factors(arrays)
         left, right = split_factors(*factors)
         inside = split_pieces(
@@ -154,7 +154,7 @@ class _BlockSparse(_Entries):
 
 
 class _Masked(_Entries):
-    """A dense weight and a mask, which is in no checkpoint."""
+    """A dense weight and a mask, which is not in any checkpoint."""
 
     def _mask(self) -> np.ndarray:
         spec = self.spec
@@ -191,11 +191,7 @@ _BLENDED = "sparse_low_rank"
 
 
 def structure_of(spec: LayerSpec) -> Structure:
-    """The structure of a layer.
-
-    Raises:
-        UserError: its kind is unknown.
-    """
+    """The structure of a layer; UserError where its kind is unknown."""
     if spec.kind == _BLENDED and spec.sparse is not None:
         low_rank = _LowRank(LayerSpec("low_rank", spec.in_features, spec.out_features))
         return Blended(spec, structure_of(spec.sparse), low_rank)

@@ -1,4 +1,4 @@
-"""From sparse to dense in the middle of training: weights, moments and moving averages.
+"""Converts weights, moments and moving averages in the middle of training.
 
 Arrays are keyed as in checkpoints (`flow_train.checkpoint.folders`): parameters by name, the
 optimizer's by a prefix and the parameter's name. Nothing here needs a module or a device.
@@ -28,21 +28,14 @@ from monarch_flow.projection.weights import (
 # AdamW's averages of gradients and of their squares; SGD's momentum; AMSGrad's largest average.
 FIRST_MOMENTS = ("exp_avg/", "momentum_buf/", "momentum/")
 SECOND_MOMENTS = ("exp_avg_sq/", "max_exp_avg_sq/")
-# Of moving averages that are kept among the optimizer's arrays.
+# The prefix of moving averages that are kept among the optimizer's arrays.
 AVERAGES = "ema/"
 
 
 @dataclass
 class TrainingState:
-    """What training goes on from with another kind of layers.
-
-    Attributes:
-        model: parameters and buffers by name.
-        optimizer: the optimizer's arrays by prefix and parameter name; empty for a fresh one.
-        ema: moving averages of parameters by name; empty where there were none.
-        layers: the structured layers of the model by module name.
-        reports: one per converted layer.
-    """
+    """The state that training with another kind of layers goes on from. `optimizer` is empty for a
+    fresh one, `ema` where there were no moving averages; `reports` has one per converted layer."""
 
     model: dict[str, np.ndarray]
     optimizer: dict[str, np.ndarray] = field(default_factory=dict)
@@ -60,28 +53,23 @@ def densify_training_state(
 ) -> TrainingState:
     """The training state of the dense model that computes the same.
 
-    Weights are multiplied out, so outputs and loss are as before up to rounding. Of a moving
-    average the averaged factors are multiplied out: what was validated stays what it was (it is
-    not the average of the products). The optimizer's moments are estimated as `moments` derives:
-    the first is the averaged gradient as far as the factors saw it, the second a rank-one estimate
-    per piece, never below a floor nor below the square of the first. Biases, other parameters and
-    entries of no parameter, such as step counters, are kept as they are.
+    Weights are multiplied out, so outputs and loss are as before up to rounding. For a moving
+    average the averaged factors are multiplied out: what was validated stays what it was (it is not
+    the average of the products). The optimizer's moments are estimated as `moments` derives: the
+    first is the averaged gradient as far as the factors saw it, the second a rank-one estimate per
+    piece, never below a floor nor below the square of the first. All other entries are kept, with
+    their dtypes.
 
     Args:
-        model: parameters and buffers by name.
         optimizer: arrays by prefix and parameter name: "exp_avg/", "exp_avg_sq/",
             "max_exp_avg_sq/", "momentum_buf/" or "momentum/"; "ema/" for moving averages that are
             kept here. May be empty.
         layers: structured layers by module name, as `structured_layers(model)` gives them, or
             sequences (kind, in_features, out_features, nblocks).
-        ema: moving averages by parameter name.
-
-    Returns:
-        Arrays in the dtypes they had; `layers` is empty.
 
     Raises:
-        UserError: an array is missing, has a prefix that is not known, or a layer has no dense
-            weight (a SparseLR layer with a trained gate); names it.
+        UserError: an array is missing or has an unknown prefix, or a layer has no dense weight (a
+            SparseLR layer with a trained gate); names it.
     """
     specs = {
         prefix: spec if isinstance(spec, LayerSpec) else LayerSpec(*spec)
@@ -110,30 +98,21 @@ def densify_training_state(
 def project_training_state(
     model: Arrays, rules: Sequence[Rule], *, ema: Arrays | None = None
 ) -> TrainingState:
-    """The start of training with structured layers from a dense model.
+    """The start of training with structured layers from a dense model, see `project_weights`.
 
-    The optimizer starts afresh: two factors have other coordinates than a dense weight, and its
-    moments say nothing about how fast each of them should move.
-
-    Args:
-        model: parameters and buffers of the dense model.
-        rules: see `project_weights`.
-        ema: moving averages of the dense model's parameters; projected like the weights.
-
-    Raises:
-        UserError: as `project_weights`.
+    Moving averages are projected like the weights. The optimizer starts afresh: two factors have
+    other coordinates than a dense weight, whose moments do not say how fast each should move.
     """
     projected, layers, reports = project_weights(model, rules)
     averages: dict[str, np.ndarray] = {}
     if ema:
         averages = project_weights(ema, rules)[0]
-        # Buffers such as layouts are no parameters.
+        # Buffers such as layouts are not parameters.
         averages = {name: array for name, array in averages.items() if array.dtype.kind == "f"}
     return TrainingState(projected, {}, averages, layers, reports)
 
 
 def _owned(specs: Mapping[str, LayerSpec]) -> set[str]:
-    """Names of the parameters that are replaced."""
     return {
         joined(prefix, name) for prefix, spec in specs.items() for name in structure_of(spec).names
     }
@@ -142,7 +121,7 @@ def _owned(specs: Mapping[str, LayerSpec]) -> set[str]:
 def _by_prefix(
     optimizer: Arrays, owned: set[str]
 ) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, np.ndarray]]:
-    """The arrays by known prefix and parameter name, and those of no known prefix."""
+    """The arrays by known prefix and parameter name, and those with other prefixes."""
     groups: dict[str, dict[str, np.ndarray]] = {}
     rest = {}
     for key, array in optimizer.items():

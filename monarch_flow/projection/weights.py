@@ -1,4 +1,4 @@
-"""Whole state dicts: dense layers made structured, structured ones made dense, by name."""
+"""Makes layers structured or dense in whole state dicts, by name."""
 
 from __future__ import annotations
 
@@ -20,16 +20,7 @@ Rule = tuple[str, LinearConfig]
 
 
 def layer_arrays(state: Arrays, prefix: str, structure: Structure) -> dict[str, np.ndarray]:
-    """The arrays of one layer by their name inside it.
-
-    Args:
-        state: a state dict.
-        prefix: the layer's name in it.
-        structure: its kind.
-
-    Raises:
-        UserError: one is missing.
-    """
+    """The arrays of one layer by their name inside it; UserError where one is missing."""
     arrays = {}
     for name in (*structure.names, *structure.buffers):
         if joined(prefix, name) not in state:
@@ -44,20 +35,12 @@ def layer_arrays(state: Arrays, prefix: str, structure: Structure) -> dict[str, 
 def densify_weights(
     state: Arrays, layers: Layers, buffers: Arrays | None = None
 ) -> tuple[dict[str, np.ndarray], list[LayerReport]]:
-    """The state dict of the dense model.
+    """The state dict of the dense model, and a report per layer.
 
-    Args:
-        state: of the model with structured layers; parameters only (such as moving averages of
-            them) will do where `buffers` has the rest.
-        layers: the structured layers by module name.
-        buffers: where the layers' buffers are, if not in `state`.
-
-    Returns:
-        The state dict, each structured layer's arrays replaced by its `weight`, in their dtype, in
-        the place of the first of them, and a report per layer; the rest is as it was.
-
-    Raises:
-        UserError: an array is missing, or a layer has no dense weight; names it.
+    Each structured layer's arrays are replaced by its `weight`, in their dtype, in the place of the
+    first of them; the rest stays. `buffers` has the layers' buffers where `state` has parameters
+    only (such as moving averages). Raises UserError where an array is missing, or a layer has no
+    dense weight.
     """
     owners: dict[str, str] = {}
     weights, reports = {}, []
@@ -92,19 +75,12 @@ def densify_weights(
 def project_weights(
     state: Arrays, rules: Sequence[Rule]
 ) -> tuple[dict[str, np.ndarray], dict[str, LayerSpec], list[LayerReport]]:
-    """The state dict of a model with structured layers, the nearest to a dense one.
+    """The state dict nearest to a dense model's, its structured layers, and a report per layer.
 
-    Args:
-        state: of the dense model.
-        rules: pairs of a regular expression and the layer for the modules whose name it is found
-            in; the first that fits counts. Only weights that are matrices are layers.
-
-    Returns:
-        The state dict (a replaced layer's arrays in the order in which the layer registers them),
-        the structured layers by module name, and a report per layer.
-
-    Raises:
-        UserError: an expression is none, fits no layer, or a weight holds NaN or infinity.
+    `rules` are pairs of a regular expression and the layer for the modules whose name it is found
+    in; the first that fits is taken. Only weights that are matrices are layers. A new layer's
+    arrays are in the order in which it registers them. Raises UserError where an expression is
+    wrong or fits no layer, or a weight holds NaN or infinity.
     """
     patterns = [(_compiled(pattern), config) for pattern, config in rules]
     result: dict[str, np.ndarray] = {}
@@ -174,12 +150,8 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def split_packed_projection(name: str, array: np.ndarray) -> dict[str, np.ndarray]:
-    """What becomes of one tensor of a state dict where attention has three layers `*.q_proj`,
-    `*.k_proj` and `*.v_proj` in place of a packed `*.qkv` (rows in the order query, key, value).
-
-    Returns:
-        Its three parts by name; a tensor of another layer by its own name.
-    """
+    """The parts by name of a packed `*.qkv` tensor (rows in the order query, key, value), for
+    attention with layers `*.q_proj`, `*.k_proj` and `*.v_proj`; another tensor by its own name."""
     match = re.fullmatch(r"(.*\.|)qkv\.(weight|bias)", name)
     if match is None:
         return {name: array}
@@ -188,12 +160,7 @@ def split_packed_projection(name: str, array: np.ndarray) -> dict[str, np.ndarra
 
 
 def split_packed_attention(state: Arrays) -> dict[str, np.ndarray]:
-    """The state dict with each packed projection of attention split, see
-    `split_packed_projection`.
-
-    Raises:
-        UserError: there is none.
-    """
+    """The state dict with each packed projection split as above; UserError where there is none."""
     result: dict[str, np.ndarray] = {}
     for name, array in state.items():
         result |= split_packed_projection(name, array)
@@ -203,12 +170,8 @@ def split_packed_attention(state: Arrays) -> dict[str, np.ndarray]:
 
 
 def join_split_attention(state: Arrays) -> dict[str, np.ndarray]:
-    """The inverse of `split_packed_attention`, for dense layers: three layers `*.q_proj`,
-    `*.k_proj` and `*.v_proj` become one packed `*.qkv`, in the place of the first.
-
-    Args:
-        state: a state dict, or arrays that go with one, whose names have a prefix and a slash.
-    """
+    """The inverse, for dense layers: `*.q_proj`, `*.k_proj` and `*.v_proj` become one `*.qkv`, in
+    the place of the first. Names may have a prefix and a slash."""
     result: dict[str, np.ndarray] = {}
     for name, array in state.items():
         match = re.fullmatch(r"(.*[./]|)[qkv]_proj\.(weight|bias)", name)
