@@ -79,8 +79,8 @@ def with_our_names(override: str) -> str:
 
 
 def _settle(before: dict[str, Any], cfg: DictConfig, experiment: str | None) -> None:
-    """Set what follows from other keys but cannot be an interpolation: the learning rate and the
-    run's name. There must be something to evaluate."""
+    """Set what follows from other keys but cannot be an interpolation: the learning rate,
+    the run's name, and which checkpoint an evaluation takes."""
     _settle_learning_rate(cfg, _learning_rate(before))
     if written(cfg, "name") is None:
         cfg.name = (experiment or "run").replace("/", "-")

@@ -159,8 +159,8 @@ def run(options: argparse.Namespace) -> str:
 
 
 def _chosen(source: Source, options: argparse.Namespace) -> dict[str, np.ndarray]:
-    """The weights to convert: a checkpoint's moving averages where a file is made of it, it has
-    them and they are wanted."""
+    """The weights to convert; a file made of a checkpoint gets the moving averages, where there
+    are any and they are wanted."""
     weights = source.weights
     if source.checkpoint is not None and options.target.suffix == SUFFIX:
         averages = _averages(source.checkpoint) if options.ema else {}

@@ -97,7 +97,7 @@ class LinearConfig:
         device: Any = None,
         dtype: Any = None,
     ) -> nn.Module:
-        """A fresh layer; the config's option 'bias' goes before the argument. Raises UserError
+        """A fresh layer; the config's option 'bias' overrides the argument. Raises UserError
         where the options are wrong or do not fit these widths."""
         options = dict(self.options)
         bias = options.pop("bias", bias)

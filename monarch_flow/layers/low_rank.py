@@ -24,13 +24,12 @@ INITS = ("linear", "svd")
 
 
 def low_rank_factors(matrix: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
-    """The best approximation of a matrix (m, n) of a rank, in the Frobenius norm (Eckart and Young
-    1936).
+    """Factors of the nearest matrix of a rank, in the Frobenius norm (Eckart and Young 1936).
 
-    With matrix = U S V^T the factors (m, rank) and (rank, n), float64, are U sqrt(S) and sqrt(S)
-    V^T, cut to the rank, or with zeros beyond min(m, n). They come from the eigenvectors of the
-    smaller Gram matrix, which is much faster than a full decomposition but loses singular values
-    below 1e-8 of the largest.
+    With the matrix (m, n) = U S V^T they are U sqrt(S) and sqrt(S) V^T, float64, cut to (m, rank)
+    and (rank, n), with zeros beyond min(m, n). They come from the eigenvectors of the smaller Gram
+    matrix, which is much faster than a full decomposition but loses singular values below 1e-8 of
+    the largest.
     """
     matrix = np.asarray(matrix, dtype=np.float64)
     if matrix.shape[0] < matrix.shape[1]:

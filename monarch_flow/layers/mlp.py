@@ -74,7 +74,7 @@ class Mlp(_Perceptron):
 class MlpCustom(_Perceptron):
     """Mlp whose layers are chosen by config, see `LinearConfig.of`; None for dense.
 
-    `act_fn` goes before `act_layer`, and `drop_btw_fcs` says whether there is dropout after the
+    `act_fn` overrides `act_layer`, and `drop_btw_fcs` says whether there is dropout after the
     activation too. Raises UserError where a config is wrong.
     """
 
@@ -131,7 +131,7 @@ def build_mlp(
     """The perceptron that a model's `mlp_cfg` names.
 
     `mlp_cfg` is None for a dense Mlp, or {"_target_": "monarch_flow.layers.MlpCustom",
-    "linear1_cfg": ..., "linear2_cfg": ..., ...}; a 'drop' in it goes before the model's. UserError
+    "linear1_cfg": ..., "linear2_cfg": ..., ...}; a 'drop' in it overrides the model's. UserError
     names the nearest for an unknown class or key.
     """
     place = {"act_layer": act_layer, "device": device, "dtype": dtype}

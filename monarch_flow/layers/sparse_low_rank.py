@@ -23,6 +23,7 @@ class SparseLRLinear(StructuredLinear):
     The bias starts as U(-1/sqrt(m), 1/sqrt(m)); the parts have none of their own, except the gate.
 
     Args:
+        sparse_cfg: the other part, any layer that `LinearConfig.of` reads.
         rank: of the low-rank part; a float is a share of min(n, m).
         gating: whether g depends on x. Without it the layer is linear.
         checkpointing: compute activations again for the gradient (eagerly; under nn.Graph use the

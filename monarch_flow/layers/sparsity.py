@@ -169,7 +169,7 @@ class NinjaTurtleSparsityConfig(SparsityConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ButterflyGlobalSparsityConfig(NinjaTurtleSparsityConfig):
-    """Like NinjaTurtleSparsityConfig, with evenly spaced stripes and windows of `window_size`."""
+    """NinjaTurtleSparsityConfig with evenly spaced stripes, windows one `window_size` high."""
 
     def _ratio(self, short: int, long: int) -> float:
         return math.ceil(long / short)

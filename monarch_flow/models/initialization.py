@@ -1,5 +1,8 @@
-"""How the models' weights start. Each rule is for dense layers. A structured layer decides what to
-make of it in `reset_dense_init`; a Monarch layer keeps its own start."""
+"""How the models' weights start.
+
+Each rule is for dense layers. A structured layer decides what to make of it in `reset_dense_init`;
+a Monarch layer keeps its own start.
+"""
 
 from __future__ import annotations
 

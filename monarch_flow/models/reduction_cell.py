@@ -18,8 +18,7 @@ from monarch_flow.models.performer import TokenPerformer
 
 @bfloat16_container
 class PyramidReduction(nn.Module):
-    """Maps (N, H, W, in_chans) to tokens (N, H' W', len(dilations) width), by convolutions and
-    GELU.
+    """Maps (N, H, W, in_chans) to tokens (N, H' W', len(dilations) width).
 
     A convolution with a bias for each dilation, side by side in the tokens, the first dilation
     first; then an exact GELU. The padding ceil(((kernel - 1) dilation + 1 - stride) / 2) gives all

@@ -139,8 +139,7 @@ _MODELS: dict[str, Entry] = {
 
 
 def list_models(pattern: str = "*") -> list[str]:
-    """Sorted names that `create_model` accepts and `pattern` (* and ? as in a shell, any case)
-    fits."""
+    """Names that `create_model` accepts and `pattern` (* and ?, in any case) fits, sorted."""
     return [name for name in sorted(_MODELS) if fnmatch(name.lower(), pattern.lower())]
 
 
@@ -170,8 +169,7 @@ def create_model(
     attnlinear_cfg: str | Mapping[str, Any] | None = None,
     **more: Any,
 ) -> Classifier:
-    """A freshly initialized model, on the CPU, in float32; its classes and images default to the
-    model's own.
+    """A freshly initialized model, on the CPU, in float32; None means the model's default.
 
     Args:
         drop_path_rate: stochastic depth: of the last block in a transformer, of all in a Mixer.

@@ -133,7 +133,7 @@ def _combine_parts(state: Arrays, found: dict[str, LayerSpec]) -> None:
 
 
 def layers_to_json(layers: Mapping[str, LayerSpec]) -> str:
-    """The layers as text, to be kept beside weights."""
+    """The layers as JSON, to keep beside weights."""
     return json.dumps({name: dataclasses.asdict(spec) for name, spec in layers.items()})
 
 

@@ -160,7 +160,7 @@ def split_packed_projection(name: str, array: np.ndarray) -> dict[str, np.ndarra
 
 
 def split_packed_attention(state: Arrays) -> dict[str, np.ndarray]:
-    """The state dict with each packed projection split as above; UserError where there is none."""
+    """The state dict with each packed projection split; UserError where there is none."""
     result: dict[str, np.ndarray] = {}
     for name, array in state.items():
         result |= split_packed_projection(name, array)
