@@ -12,8 +12,6 @@ from omegaconf import DictConfig
 
 
 def get_config(path: str) -> DictConfig:
-    """Load a config of this folder, such as "common/train.py", anew at each call.
-
-    A Python import would hand every config of a process the same object to change.
-    """
+    """Load a config of this folder, such as "common/train.py", anew: an import would share one
+    object."""
     return LazyConfig.load(str(Path(__file__).parent / path))

@@ -1,7 +1,5 @@
-"""Fits a config to a device: what the device cannot do is switched off, with a line that says so.
-
-The text of a line is what the device layer gives as the reason.
-"""
+"""Fits a config to a device: what the device cannot do is switched off, with a line that says
+so."""
 
 from __future__ import annotations
 
@@ -25,15 +23,7 @@ _FUSIONS = (
 
 
 def adapt_to_device(cfg: DictConfig, backend: Backend) -> list[str]:
-    """Change `cfg` so that `backend` can run it.
-
-    Args:
-        cfg: a whole config; changed in place.
-        backend: the device of the run.
-
-    Returns:
-        One line per change, for the log.
-    """
+    """Change `cfg` in place so that `backend` can run it; one line per change, for the log."""
     lines: list[str] = []
 
     def switch_off(key: str, feature: str, value: object = False) -> None:
@@ -78,12 +68,9 @@ def complete(cfg: DictConfig) -> None:
 
 
 def use_held_out(cfg: DictConfig) -> list[str]:
-    """Validate on what `prepare.py --validation` has held out, PREFIX_valid, where it is there: the
-    share of the blocks that validation would take is for training then. Every process calls it.
-
-    Returns:
-        A line that says so, for the log; none where nothing was held out.
-    """
+    """Validate on PREFIX_valid, which `prepare.py --validation` has held out, where it is there:
+    validation's share of the blocks is then for training. Every process calls it; returns lines for
+    the log."""
     datasets = try_get_key(cfg, "dataloader.train.dataset", default=None)
     splits = try_get_key(cfg, "dataloader.train.splits", default=None) or []
     # Other splits are one's own business, or wrong, which the checks say.

@@ -40,16 +40,8 @@ COMMON_KEYS = {
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line says.
-
-    Attributes:
-        config_file: path of the config, .py or .yaml.
-        resume: go on from the last checkpoint of train.output_dir.
-        eval_only: evaluate, do not train.
-        fast_dev_run: a short run that goes through all parts of a long one.
-        device: device by name; None lets the device layer choose.
-        overrides: "key=value" texts in the order given.
-    """
+    """What the command line says. `device` None lets the device layer choose; `overrides` are
+    "key=value" texts in the order given."""
 
     config_file: str
     resume: bool = False
@@ -60,7 +52,6 @@ class Options:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of tools/train_net.py."""
     width = max(map(len, COMMON_KEYS))
     keys = "\n".join(f"  {name:{width}}  {text}" for name, text in COMMON_KEYS.items())
     parser = Parser(
@@ -102,12 +93,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def parse_options(argv: Sequence[str]) -> Options:
-    """Read the command line.
-
-    Raises:
-        UserError: an option that does not exist (names the nearest one), or one without its value.
-        SystemExit: after --help.
-    """
+    """Read the command line; a UserError names the option nearest to a misspelled one."""
     parser = build_parser()
     known, unknown = parser.parse_known_intermixed_args(list(argv))
     if unknown:

@@ -59,11 +59,7 @@ def datasets(cfg: DictConfig) -> Iterator[tuple[str, DictConfig]]:
 
 
 def check_vocabulary(cfg: DictConfig) -> None:
-    """Check that the tokenizer can be made, and fill in how many tokens it knows.
-
-    Raises:
-        UserError: a file of the vocabulary is missing or damaged.
-    """
+    """Check that the tokenizer can be made (UserError), and fill in how many tokens it knows."""
     tokenizer = try_get_key(cfg, "tokenization.tokenizer", default=None)
     if tokenizer is None:
         return
@@ -80,11 +76,7 @@ def check_vocabulary(cfg: DictConfig) -> None:
 
 
 def check_dataset(cfg: DictConfig, key: str, dataset: DictConfig) -> None:
-    """Check a data set in the mmap format, and that it has enough for a batch of each split.
-
-    Raises:
-        UserError: a file is missing, truncated or damaged, or has too few tokens.
-    """
+    """Check a data set in the mmap format: whole files, and enough for a batch of each split."""
     indexed = dataset.get("indexed_dataset")
     if indexed is None or indexed.get("data_impl", "mmap") != "mmap":
         return
@@ -117,11 +109,7 @@ def check_dataset(cfg: DictConfig, key: str, dataset: DictConfig) -> None:
 
 
 def check_output(cfg: DictConfig, options: Options) -> None:
-    """Check that train.output_dir can be written to and has room for two checkpoints.
-
-    Raises:
-        UserError: it is a file, belongs to somebody else, or its disk is nearly full.
-    """
+    """Check that train.output_dir can be written to and has room for two checkpoints."""
     output = Path(cfg.train.output_dir)
     existing = output
     while not existing.exists() and existing != existing.parent:
@@ -162,11 +150,7 @@ def _size(count: int) -> str:
 
 
 def check_resume(cfg: DictConfig) -> None:
-    """Check that there is a run to go on with, and that it is one of this model.
-
-    Raises:
-        UserError: no checkpoint, a damaged one, or one of another model.
-    """
+    """Check that there is a whole checkpoint to resume from, and that it is of this model."""
     output = Path(cfg.train.output_dir)
     if libai_folders.last(output) is None:
         raise UserError(
@@ -177,11 +161,8 @@ def check_resume(cfg: DictConfig) -> None:
 
 
 def check_same_model(cfg: DictConfig, backup: Path) -> None:
-    """Check that an earlier run's config.yaml describes the same model.
-
-    Raises:
-        UserError: lists the keys that differ.
-    """
+    """Check that an earlier run's config.yaml has the same model; the UserError lists what
+    differs."""
     earlier = _model_keys(backup)
     now = try_get_key(cfg, "model.cfg", default={})
     different = [
@@ -223,12 +204,7 @@ def _model_keys(backup: Path) -> dict[str, Any]:
 
 
 def check_weights(cfg: DictConfig, options: Options) -> None:
-    """Check that the weights to start from, or to evaluate, are there.
-
-    Raises:
-        UserError: train.load_weight names nothing that could be weights, or there is nothing to
-            evaluate.
-    """
+    """Check that the weights to start from, or to evaluate, are there."""
     weights = try_get_key(cfg, "train.load_weight", default="")
     if weights:
         if not options.resume or options.eval_only:
@@ -241,11 +217,7 @@ def check_weights(cfg: DictConfig, options: Options) -> None:
 
 
 def weights_format(path: str) -> str:
-    """How weights are stored: "libai" or "huggingface".
-
-    Raises:
-        UserError: there is no such directory, or it is neither.
-    """
+    """ "libai" or "huggingface", by what lies in the directory; a UserError if it is neither."""
     folder = Path(path)
     if not folder.exists():
         raise UserError(

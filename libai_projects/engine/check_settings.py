@@ -50,12 +50,7 @@ def check_all(cfg: DictConfig, note: Note) -> None:
 
 
 def check_steps(cfg: DictConfig) -> None:
-    """Check lengths and periods, and what only nn.Graph has.
-
-    Raises:
-        UserError: a number that counts something is not one, or too small; or ZeRO or activation
-            checkpointing in eager mode.
-    """
+    """Check lengths and periods, and that ZeRO and activation checkpointing have nn.Graph."""
     for key, least in _COUNTS.items():
         number = try_get_key(cfg, key, default=None)
         if number is None:
@@ -89,12 +84,7 @@ def check_steps(cfg: DictConfig) -> None:
 
 
 def check_evaluation(cfg: DictConfig) -> None:
-    """Check what the best model and early stopping go by.
-
-    Raises:
-        UserError: train.evaluation.eval_metric is no result of the evaluation, or eval_mode is
-            neither min nor max.
-    """
+    """Check what the best model and early stopping go by: eval_metric and eval_mode."""
     evaluation = cfg.train.get("evaluation")
     if not evaluation or not evaluation.enabled:
         return
@@ -122,11 +112,7 @@ def check_evaluation(cfg: DictConfig) -> None:
 
 
 def check_optimizer(cfg: DictConfig) -> None:
-    """Check that the optimizer and the schedule can be made, on a parameter of one element.
-
-    Raises:
-        UserError: they cannot; says what of `optim` or `train.scheduler` is wrong.
-    """
+    """Check that the optimizer and the schedule can be made, on a parameter of one element."""
     optim = cfg.get("optim")
     if optim is None:
         return
@@ -168,7 +154,7 @@ def _made(key: str, config: DictConfig, make: Callable[[], Any]) -> Any:
 
 
 def _name_of(config: Any) -> str:
-    """Of the class or function that a config node calls; "" where it is none."""
+    """Name of the class or function that a config node calls; "" where it calls none."""
     target = config.get("_target_", "") if isinstance(config, DictConfig) else ""
     name = target if isinstance(target, str) else getattr(target, "__name__", "")
     return name.rpartition(".")[2]

@@ -1,7 +1,6 @@
 """LiBai's checkpointers: checkpoints are whole or not there, and reading one runs no code in it.
 
-Their form is LiBai's: `flow_train.checkpoint.libai_folders` has it, and what is the same for the
-checkpoints of all trainers here.
+`flow_train.checkpoint.libai_folders` has their form, and what all trainers here share.
 """
 
 from __future__ import annotations
@@ -28,20 +27,13 @@ logger = logging.getLogger("libai_projects")
 
 
 class Checkpointer(checkpoint.Checkpointer):
-    """Saves and loads a model and what else a run needs. Every process calls each method; an error
-    on one is an error on all. Arguments are LiBai's."""
+    """Saves and loads a model and what else a run needs, with LiBai's arguments. Every process
+    calls each method; an error on one is an error on all."""
 
     def save(self, name: str, **extra: Any) -> None:
-        """Write a checkpoint.
-
-        Args:
-            name: of its folder. `last_checkpoint` names it if it is a numbered one: nothing else
-                can be resumed from.
-            extra: further parts by name.
-
-        Raises:
-            CheckpointError: it could not be written; earlier ones are as before.
-        """
+        """Write a checkpoint with the parts of `extra`. `last_checkpoint` names it only if it is a
+        numbered one, since a run resumes from no other. After a CheckpointError earlier ones are as
+        before."""
         if not self.save_to_disk:
             return
         parts = {"model": self.model.state_dict()}
@@ -85,18 +77,11 @@ class Checkpointer(checkpoint.Checkpointer):
         return result
 
     def load(self, path: str, checkpointables: Sequence[str] | None = None) -> dict[str, Any]:
-        """Load a checkpoint.
+        """Load the checkpoint in folder `path`, or of the "model" folder in it; "" loads nothing.
 
-        Args:
-            path: its folder, or the "model" folder in it; "" loads nothing.
-            checkpointables: which parts besides the model; None is all, as a run that goes on
-                needs.
-
-        Returns:
-            Parts that nothing has taken, and "iter", its number or 0.
-
-        Raises:
-            CheckpointError: it is damaged, or lacks what was asked for.
+        `checkpointables` are the parts besides the model; None takes all, as a resumed run needs.
+        Returns the parts that nothing has taken, and "iter", its number or 0. Raises
+        CheckpointError where it is damaged or lacks what was asked for.
         """
         if not path:
             return {}
@@ -126,20 +111,15 @@ class Checkpointer(checkpoint.Checkpointer):
         return found
 
     def has_checkpoint(self) -> bool:
-        """Whether there is one to resume from."""
         return self.get_checkpoint_file() != ""
 
     def get_checkpoint_file(self) -> str:
-        """The newest checkpoint, "" if there is none.
-
-        Raises:
-            CheckpointError: it is damaged; names the newest one that is not.
-        """
+        """The newest checkpoint, "" without one; a damaged one is a CheckpointError that names the
+        newest whole one."""
         found = self._on_rank_0(lambda: libai_folders.last(Path(self.save_dir)))
         return oneflow_files.from_rank_0("" if found is None else str(found))
 
     def tag_last_checkpoint(self, last_filename_basename: str) -> None:
-        """Name the newest checkpoint in `last_checkpoint`."""
         self._on_rank_0(lambda: libai_folders.tag(Path(self.save_dir), last_filename_basename))
 
     def _load_file(self, path: str, parts: Sequence[str] | None = None) -> dict[str, Any]:
@@ -160,8 +140,7 @@ class Checkpointer(checkpoint.Checkpointer):
 
 
 def _plain(value: Any) -> Any:
-    """The value with what configs and numpy put into the state of an optimizer as plain ones: only
-    those are loaded."""
+    """The value, with the types that configs and numpy bring made plain: only those are loaded."""
     if OmegaConf.is_config(value):
         return OmegaConf.to_container(value, resolve=True)
     if isinstance(value, np.generic):
@@ -174,8 +153,8 @@ def _plain(value: Any) -> Any:
 
 
 class PeriodicCheckpointer(hooks.PeriodicCheckpointer):
-    """Saves every `period` iterations and at the end, with the trainer's state, and deletes what is
-    older than the newest `max_to_keep`. Arguments are LiBai's."""
+    """Saves every `period` iterations and at the end, with the trainer's state, and deletes all but
+    the newest `max_to_keep`. Arguments are LiBai's."""
 
     def before_train(self) -> None:
         super().before_train()
@@ -217,8 +196,7 @@ class PeriodicCheckpointer(hooks.PeriodicCheckpointer):
         return f"{self.file_prefix}_{iteration:07d}"
 
     def _state(self, iteration: int) -> dict[str, Any]:
-        """Asked for once per iteration, and only when it is saved: that moves the random generators
-        on."""
+        """Called only when an iteration is saved, once: it moves the random generators on."""
         known, state = getattr(self, "_known", (-1, {}))
         if known != iteration:
             state = self.trainer.trainer_state()
@@ -227,8 +205,7 @@ class PeriodicCheckpointer(hooks.PeriodicCheckpointer):
 
 
 class BestCheckpointer(hooks.BestCheckpointer):
-    """Saves the best model by a result of the evaluation; a resumed run knows the best of before.
-    Arguments are LiBai's."""
+    """Saves the best model by a result of the evaluation; a resumed run knows the earlier best."""
 
     def before_train(self) -> None:
         if self.trainer.start_iter == 0 or not distributed.is_main():

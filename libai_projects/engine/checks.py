@@ -1,4 +1,4 @@
-"""What can be known to be wrong before a run starts, found on every rank and said once.
+"""Finds what is wrong with a run before it starts, on every rank, and says it once.
 
 LiBai finds most of this by an assertion deep inside, minutes later, or not at all: it clamps
 parallel sizes to the number of processes and divides by zero on data without a batch.
@@ -31,17 +31,8 @@ class Layout:
 
 
 def check_run(cfg: DictConfig, options: Options) -> None:
-    """Check a run on all ranks; each of them gets the same error.
-
-    Every process has to call it.
-
-    Args:
-        cfg: the whole config, overrides applied; its batch sizes are completed.
-        options: the command line.
-
-    Raises:
-        UserError: lists everything that is wrong, each with what to do.
-    """
+    """Check a run and complete its batch sizes; every process calls it. The UserError lists
+    everything that is wrong, each with what to do, and is the same on all ranks."""
     problems: list[str] = []
 
     def note(check: Callable[[], object]) -> bool:
@@ -64,11 +55,7 @@ def check_run(cfg: DictConfig, options: Options) -> None:
 
 
 def agree(problems: list[str]) -> None:
-    """Raise the problems of all ranks on each of them; nothing if there are none.
-
-    Raises:
-        UserError: a problem that only some ranks have is said to be theirs.
-    """
+    """Raise the problems of all ranks on each of them; one that only some ranks have says which."""
     found: dict[str, list[int]] = {}
     everywhere = distributed.all_gather_json(problems)
     for rank, texts in enumerate(everywhere):
@@ -84,11 +71,7 @@ def agree(problems: list[str]) -> None:
 
 
 def check_layout(cfg: DictConfig, world_size: int) -> Layout:
-    """The parallel layout of a config on `world_size` processes.
-
-    Raises:
-        UserError: the sizes are not whole numbers from 1 on, or do not fit the processes.
-    """
+    """The parallel layout of a config; a UserError where it does not fit `world_size` processes."""
     sizes = {}
     for name in ("tensor", "pipeline", "data"):
         key = f"train.dist.{name}_parallel_size"
@@ -115,11 +98,7 @@ def check_layout(cfg: DictConfig, world_size: int) -> Layout:
 
 
 def check_model(cfg: DictConfig, layout: Layout) -> None:
-    """Check that the layout can share out the model, and that sequences fit its positions.
-
-    Raises:
-        UserError: something does not divide; names both keys.
-    """
+    """Check that the layout divides the model, and that sequences fit its positions."""
     model = try_get_key(cfg, "model.cfg", default=None)
     if model is None:
         return
@@ -199,11 +178,7 @@ def _sequences(cfg: DictConfig) -> list[str]:
 
 
 def complete_batch_sizes(cfg: DictConfig, layout: Layout) -> None:
-    """Fill in the batch size that is left out: global = micro x data parallel x accumulation.
-
-    Raises:
-        UserError: they contradict each other, or too few are given.
-    """
+    """Fill in the batch size that is left out: global = micro x data parallel x accumulation."""
     train = cfg.train
     micro, steps, total = (
         train.get(name)

@@ -1,8 +1,8 @@
 """Datasets, samplers and loaders that take the place of LiBai's in our trainer.
 
-LiBai's give each process its own share of the data, so that layouts see different batches, and a
-resumed run takes other samples than one in one go where there are several data-parallel processes.
-Its blocks of tokens leave out all but the first sentence of a document, and the last block.
+LiBai's samplers give each process its own share of the data, so that layouts see different batches
+and a resumed run takes other samples. Its blocks of tokens leave out all but the first sentence of
+a document, and the last block.
 """
 
 from __future__ import annotations
@@ -30,16 +30,12 @@ logger = logging.getLogger("libai_projects")
 
 
 class CyclicSampler(samplers.CyclicSampler):
-    """One stream of samples for all processes: a permutation of the dataset after another.
+    """One stream of samples for all processes: one permutation of the dataset after another.
 
-    Each process takes its part of every global batch. So the samples of a global batch depend on
-    their position in the stream only, not on the parallel layout, and a run that resumes, on
-    whatever layout, goes on with the sample after the last one. No sample is left out: where the
-    size of the dataset is not a multiple of that of the batch, a batch holds samples of two epochs.
-    Arguments are LiBai's.
-
-    Raises:
-        DataError: the dataset is empty.
+    Each process takes its part of every global batch, so samples depend on their position in the
+    stream only, and a run that resumes, on whatever layout, goes on with the sample after the last
+    one. No sample is left out: a batch may hold samples of two epochs. Arguments are LiBai's; an
+    empty dataset is a DataError.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -50,7 +46,6 @@ class CyclicSampler(samplers.CyclicSampler):
             )
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Indices of this process's part of each global batch, for ever."""
         position, epoch, order = self.consumed_samples, -1, range(0)
         while True:
             begin = position + self.data_parallel_rank * self.micro_batch_size
@@ -66,8 +61,8 @@ class CyclicSampler(samplers.CyclicSampler):
             yield batch
 
     def _prefetch(self, order: Sequence[int], first: int, end: int) -> None:
-        """Tell a dataset that can use it what this process takes of the epoch that ends at stream
-        position `end`, from `first` of the epoch on."""
+        """Tell a dataset that can use it which samples, from `first` of the epoch that ends at
+        stream position `end`, this process takes."""
         if not getattr(self.dataset, "supports_prefetch", False):
             return
         offset = self.consumed_samples % self.actual_batch_size
@@ -83,11 +78,10 @@ class CyclicSampler(samplers.CyclicSampler):
 
 
 class SingleRoundSampler(samplers.SingleRoundSampler):
-    """Once through the data: global batch k holds samples [k * B, (k + 1) * B) of the order, on
-    however many data-parallel processes.
+    """Once through the data: global batch k holds samples [k * B, (k + 1) * B) on any layout.
 
-    In a last batch that is smaller all processes take equally many samples; what is lacking for
-    that are copies of sample 0 at the end of the global batch. Arguments are LiBai's.
+    In a smaller last batch all processes take equally many samples: copies of sample 0 fill up its
+    end. Arguments are LiBai's.
     """
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -117,16 +111,11 @@ def _order(sampler: Any, seed: int) -> Sequence[int]:
 
 
 def build_sample_idx(sizes: np.ndarray, max_seq_length: int) -> np.ndarray:
-    """Where each sample of `max_seq_length + 1` tokens begins; the last token of one is the first
-    of the next.
+    """Where each sample of `max_seq_length + 1` tokens begins; neighbours share one token.
 
-    Args:
-        sizes: tokens of each sequence of the dataset, int64 (sequences,).
-        max_seq_length: input tokens of a sample.
-
-    Returns:
-        int64 (samples + 1, 2): sequence and offset in it. Sample i reaches from row i up to the
-        token of row i + 1. There are (tokens - 1) // max_seq_length samples.
+    `sizes` (sequences,) int64 are tokens. Returns int64 (samples + 1, 2): sequence and offset in
+    it. Sample i reaches from row i up to the token of row i + 1; there are (tokens - 1) //
+    max_seq_length.
     """
     ends = np.cumsum(sizes, dtype=np.int64)
     tokens = int(ends[-1]) if len(ends) else 0
@@ -139,11 +128,8 @@ def build_sample_idx(sizes: np.ndarray, max_seq_length: int) -> np.ndarray:
 
 def index_of_blocks(data_prefix: str, sizes: np.ndarray, max_seq_length: int) -> np.ndarray:
     """`build_sample_idx`, mapped from the file where LiBai keeps it: the processes of a node share
-    that memory. One of other data, or by LiBai's rule, is replaced. Every process calls it.
-
-    Raises:
-        DataError: the dataset does not fill one sample.
-    """
+    that memory. An index of other data, or by LiBai's rule, is replaced. Every process calls it.
+    Raises DataError where the dataset does not fill one sample."""
     tokens = int(sizes.sum())
     if tokens <= max_seq_length:
         raise DataError(
@@ -162,7 +148,7 @@ def index_of_blocks(data_prefix: str, sizes: np.ndarray, max_seq_length: int) ->
 
 
 def builds_index_files() -> bool:
-    """Whether this process writes the index files: one on each node, or one of all processes where
+    """Whether this process writes the index files: one on each node, or only one where
     IS_SHARED_FILE=1 says that the nodes see the same files."""
     if os.environ.get("IS_SHARED_FILE", "0") == "1":
         return flow.env.get_rank() == 0
@@ -190,16 +176,8 @@ def _is_index(file: str, built: np.ndarray) -> bool:
 
 
 class BlockIndexedDataset(data_utils.BlockIndexedDataset):
-    """All tokens of an indexed dataset in blocks of `max_seq_length + 1`, see `build_sample_idx`.
-
-    Args:
-        data_prefix: of the dataset's files; the index goes beside them.
-        indexed_dataset: has `sizes`, and `get` or items.
-        max_seq_length: input tokens of a block.
-
-    Raises:
-        DataError: the dataset does not fill one block.
-    """
+    """All tokens of an indexed dataset in blocks of `max_seq_length + 1`, see
+    `build_sample_idx`."""
 
     def __init__(self, data_prefix: str, indexed_dataset: Any, max_seq_length: int = 512) -> None:
         self.max_seq_length = max_seq_length
@@ -298,11 +276,7 @@ def build_nlp_train_val_test_loader(
     **options: Any,
 ) -> tuple[Any, Any, Any]:
     """Loaders for training, validation and test, by LiBai's arguments; None for a split of ratio 0
-    or without samples.
-
-    Raises:
-        DataError: nothing is left for training.
-    """
+    or without samples. Raises DataError where nothing is left for training."""
     parts = list(dataset) if isinstance(dataset, list | ListConfig) else [dataset]
     assert len(parts) == len(splits) == len(weights), "datasets, splits, weights: one of each"
     # As floats: LiBai divides them in place, which numpy refuses for whole numbers.
@@ -345,8 +319,8 @@ _BY_NAME = {f"{each.__module__}.{each.__qualname__}": ours for each, ours in _OU
 
 
 def use_ours(node: Any) -> None:
-    """Let a node of a config call ours wherever it calls what LiBai has for it, so that configs
-    written for LiBai run as they are."""
+    """Let a node of a config call ours in place of LiBai's, so that LiBai's configs run as they
+    are."""
     if not isinstance(node, DictConfig | ListConfig):
         return
     target = node.get("_target_") if isinstance(node, DictConfig) else None

@@ -21,28 +21,17 @@ logger = logging.getLogger("libai_projects")
 
 
 def weights_to_evaluate(cfg: DictConfig) -> str:
-    """train.load_weight, or else the last checkpoint in train.output_dir.
-
-    Raises:
-        UserError: the last checkpoint is damaged, or there is none.
-    """
+    """train.load_weight, else the last checkpoint in train.output_dir; UserError if that is not
+    whole."""
     return cfg.train.load_weight or str(libai_folders.last(Path(cfg.train.output_dir)))
 
 
 def evaluate(cfg: DictConfig, weights: str) -> object:
-    """Evaluate weights on the validation and test splits and on the loaders of dataloader.test.
+    """Evaluate on the validation and test splits and the loaders of dataloader.test, on all
+    processes.
 
-    Every process has to call it.
-
-    Args:
-        cfg: the whole config; the results go to its train.output_dir as well.
-        weights: see `weights_to_evaluate`.
-
-    Returns:
-        What was evaluated, the graph in graph mode: the caller decides when it is freed.
-
-    Raises:
-        UserError: the weights are damaged or those of another model.
+    Returns what was evaluated, the graph in graph mode: the caller decides when it is freed. Raises
+    UserError where the weights are damaged or those of another model.
     """
     tokenizer = Trainer.build_tokenizer(cfg)
     _, validation, test = Trainer.build_train_loader(cfg, tokenizer)

@@ -33,13 +33,10 @@ class PeriodicWriter(hooks.PeriodicWriter):
 
 
 class EarlyStop(hooks.HookBase):
-    """Ends the run after an evaluation that is one too many.
+    """Ends the run after an evaluation that is one too many, or that ends past `minutes` of the
+    run.
 
     It comes after the hooks that evaluate, write checkpoints and write metrics.
-
-    Args:
-        evaluation: the config's group `train.evaluation`.
-        minutes: of the whole run, looked at after an evaluation; None for no limit.
     """
 
     def __init__(self, evaluation: Any, minutes: float | None) -> None:
@@ -53,7 +50,6 @@ class EarlyStop(hooks.HookBase):
         self._begin = time.monotonic()
 
     def after_step(self) -> None:
-        """Look at the evaluation of this step, if there was one."""
         done = self.trainer.iter + 1
         if done % self._period or done >= self.trainer.max_iter:
             return

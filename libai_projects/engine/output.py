@@ -42,16 +42,11 @@ logger = logging.getLogger("libai_projects")
 
 @contextmanager
 def prepare(cfg: DictConfig, options: Options) -> Iterator[list[str]]:
-    """Hold the output directory of a run; every process has to enter it.
+    """Hold the output directory of a run, on every process; yields lines for the log.
 
     A new run moves what an earlier one left to OUTPUT_DIR/previous-N. An evaluation writes to
-    OUTPUT_DIR/evaluation, which becomes cfg.train.output_dir.
-
-    Yields:
-        Lines for the log.
-
-    Raises:
-        UserError: another process writes there, or files cannot be moved.
+    OUTPUT_DIR/evaluation, which becomes cfg.train.output_dir. Raises UserError where another
+    process writes there, or files cannot be moved.
     """
     directory = Path(cfg.train.output_dir)
     if options.eval_only:

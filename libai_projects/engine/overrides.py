@@ -1,7 +1,5 @@
-"""Config files and the KEY=VALUE overrides of the command line.
-
-LiBai's own override function makes a new key out of a misspelled one; here that is an error.
-"""
+"""Config files and the KEY=VALUE overrides of the command line, where a misspelled key is an
+error."""
 
 from __future__ import annotations
 
@@ -45,11 +43,7 @@ _MAY_BE_NULL = (
 
 
 def load_config(path: str) -> DictConfig:
-    """Load a config file.
-
-    Raises:
-        UserError: there is no such file, or running it fails; names the file and the line.
-    """
+    """Load a config file; a UserError names the file and the line where running it fails."""
     file = Path(path)
     if not file.is_file():
         raise UserError(f"--config-file {path}: there is no such file below {os.getcwd()}")
@@ -81,11 +75,8 @@ def _line_in(file: Path, error: BaseException) -> int | None:
 def apply_overrides(cfg: DictConfig, overrides: Iterable[str], config_file: str) -> DictConfig:
     """Change `cfg` by "key=value" texts (hydra's grammar) and return it.
 
-    "+key=value" adds a key that is not there, "++key=value" sets it in either case.
-
-    Raises:
-        UserError: a text that is no override, a key that the config does not have (names the
-            nearest one), or a value of another type than the key's.
+    "+key=value" adds a key that is not there, "++key=value" sets it in either case. Raises
+    UserError for an unknown key (naming the nearest) or a value of another type than the key's.
     """
     for text in overrides:
         override = parse_override(text, "train.train_iter=100")

@@ -30,24 +30,16 @@ def evaluate_on(
     get_batch: Callable[[Any], Fields],
     evaluator: evaluation.DatasetEvaluator,
 ) -> Fields:
-    """Evaluate a model as LiBai's `inference_on_dataset` does, with two more methods that an
-    evaluator may have, both called on all processes: `model_inputs(module, inputs)` says what to
-    call the model with, by default all fields of the batch; `reduce(inputs, outputs)` computes on
-    the devices what `process` needs, so that only this is brought to the main process.
+    """Evaluate a model as LiBai's `inference_on_dataset` does, at most `max_batches` batches.
 
-    The model is in evaluation mode meanwhile, and in the one it was in afterwards.
+    An evaluator may have two more methods, both called on all processes: `model_inputs(module,
+    inputs)` says what to call the model with, by default all fields of the batch; `reduce(inputs,
+    outputs)` computes on the devices what `process` needs, so that only this goes to the main
+    process.
 
-    Args:
-        model: an nn.Module or nn.Graph over one.
-        loader: of batches; those of the samplers of `engine.data` have what only fills up the last
-            batch at its end.
-        batch_size: rows of a batch, of all processes.
-        max_batches: how many of them to take at most.
-        get_batch: makes global tensors by field of what the loader gives.
-        evaluator: gathers the results.
-
-    Returns:
-        The results on the main process; empty on others.
+    `batch_size` counts the rows of all processes; the samplers of `engine.data` put what fills up
+    the last batch at its end. `get_batch` makes global tensors by field. Returns the results on the
+    main process, {} on others; the model is afterwards in the mode it was in.
     """
     is_graph = isinstance(model, flow.nn.Graph)
     module = model.model.to(flow.nn.Module) if is_graph else model
@@ -87,8 +79,8 @@ def evaluate_on(
 
 
 def _filled_up(fields: Fields, batch_size: int) -> Fields:
-    """The fields with rows of zeros up to a whole batch, as an nn.Graph needs batches of one size;
-    placement and sbp as they were."""
+    """The fields with rows of zeros up to a whole batch, as an nn.Graph needs batches of one
+    size."""
     filled = {}
     for key, value in fields.items():
         lacking = batch_size - value.shape[0]
@@ -120,17 +112,15 @@ class PPLEvaluator(evaluation.PPLEvaluator):
 
     What a model returns in evaluation mode can be:
 
-    1. {"token_losses": (B, T), "token_mask": (B, T)}, where its class says so by the attribute
-       `returns_token_losses = True`; it is called with all fields of the batch. The losses are
-       float and in nats; the mask is not 0 where a token counts, and may be left out: then those
-       with labels >= 0 count.
-    2. {"prediction_scores": (B, T, V)}, as of LiBai's GPT; it is called without the field `labels`,
-       and the losses are computed here.
-    3. Mean losses as scalars, as of LiBai's BERT and T5: exp of their mean over batches is what can
-       be had then, padded rows included.
+    1. {"token_losses": (B, T), "token_mask": (B, T)}, if its class has `returns_token_losses =
+    True`: losses in nats, and a mask that is not 0 where a token counts (by default: labels >= 0).
 
-    Results: `lm_loss_PPL`, `lm_loss` (the mean loss) and `lm_loss_tokens` (how many count); in the
-    third case `{key}_PPL` for each loss.
+    2. {"prediction_scores": (B, T, V)}, as of LiBai's GPT, called without the field `labels`.
+
+    3. Mean losses as scalars, as of LiBai's BERT and T5: exp of their mean over batches, padded
+    rows included, named `{key}_PPL`.
+
+    Other results: `lm_loss_PPL`, `lm_loss` (the mean) and `lm_loss_tokens` (how many count).
     """
 
     def __init__(self) -> None:

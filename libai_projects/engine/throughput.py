@@ -16,14 +16,10 @@ from libai_projects.weights.gpt2 import GPT2
 
 @dataclass(frozen=True)
 class Throughput:
-    """What one iteration of a run does, on all processes together.
+    """What one iteration of a run does, on all processes together; None where unknown.
 
-    Attributes:
-        backend: the device.
-        samples: sequences per iteration.
-        tokens: tokens per sequence, None where samples are no sequences.
-        flops_per_token: see `flops_per_token`; None where unknown.
-        peak_flops: FLOP/s of all devices of the run together; None where unknown.
+    `samples` are sequences per iteration, `tokens` tokens per sequence, and `peak_flops` FLOP/s of
+    all devices of the run together.
     """
 
     backend: Backend
@@ -33,7 +29,6 @@ class Throughput:
     peak_flops: float | None = None
 
     def describe(self, seconds: float) -> str:
-        """Rates of an iteration that took `seconds`, as text."""
         text = f"{self.samples / seconds:.4g} samples/s"
         if self.tokens is not None:
             text += f"  {self.samples * self.tokens / seconds:.5g} tokens/s"
@@ -41,8 +36,8 @@ class Throughput:
         return f"{text}  mfu: {f'{100 * share:.1f} %' if share is not None else 'n/a'}"
 
     def rates(self, seconds: float) -> dict[str, float]:
-        """The same and the peak memory as numbers, by the names of metrics.jsonl; what is not known
-        is left out."""
+        """The rates and the peak memory, by the names of metrics.jsonl; what is unknown is left
+        out."""
         tokens = None if self.tokens is None else self.samples * self.tokens / seconds
         found = {
             "samples_per_second": self.samples / seconds,
@@ -60,17 +55,16 @@ class Throughput:
         return work / (seconds * self.peak_flops)
 
     def describe_memory(self) -> str:
-        """Peak memory of this process so far, as text."""
         peak = self.backend.max_memory_allocated()
         return f"peak memory: {f'{peak / 1e9:.2f} GB' if peak is not None else 'n/a'}"
 
 
 def flops_per_token(model: DictConfig) -> float | None:
-    """FLOPs of training one token of a GPT: 6 N + 12 L h T.
+    """FLOPs of training one token of a GPT: 6 N + 12 L h T (Chowdhery et al., 2022, PaLM, appendix
+    B).
 
-    N are the weights that are multiplied with (those of the layers, and the embedding once, for the
-    logits), L layers of width h, T tokens per sequence. Chowdhery et al., 2022 (PaLM), appendix B;
-    attention is counted whole, not its causal half.
+    N are the weights that are multiplied with (the layers, and the embedding once for the logits),
+    L layers of width h, T tokens per sequence; attention is counted whole, not its causal half.
     """
     try:
         layers, hidden = int(model.num_layers), int(model.hidden_size)
@@ -85,14 +79,7 @@ def flops_per_token(model: DictConfig) -> float | None:
 
 
 def of_run(cfg: DictConfig, backend: Backend, world_size: int, samples: int) -> Throughput:
-    """The throughput of a config's run.
-
-    Args:
-        cfg: the whole config.
-        backend: its device.
-        world_size: number of processes, each with one device.
-        samples: sequences per iteration.
-    """
+    """The throughput of a run with `samples` sequences per iteration on `world_size` devices."""
     dataset: Any = try_get_key(cfg, "dataloader.train.dataset", default=None)
     first = dataset[0] if dataset else None
     tokens = first.get("max_seq_length") if first is not None else None

@@ -1,7 +1,6 @@
 """LiBai's trainer with our data order, evaluation, checkpoints, weights, writers and seeding.
 
-What LiBai's `DefaultTrainer` has a method for is done here by overriding it, so that LiBai itself
-is patched only where a device needs it.
+It overrides methods of LiBai's `DefaultTrainer`; LiBai is patched only where a device needs it.
 """
 
 from __future__ import annotations
@@ -49,12 +48,8 @@ logger = logging.getLogger("libai_projects")
 
 
 def set_up(cfg: DictConfig, resume: bool) -> None:
-    """LiBai's `default_setup`: log, layout of the processes, config.yaml; and options of collective
-    operations only where the config has them and the device uses them.
-
-    Raises:
-        UserError: train.rdma_enabled where there is no RDMA.
-    """
+    """LiBai's `default_setup`: log, layout of the processes, config.yaml; options of collectives
+    only where config and device have them. Raises UserError for train.rdma_enabled without RDMA."""
     output = Path(cfg.train.output_dir)
     if distributed.is_main():
         output.mkdir(parents=True, exist_ok=True)
@@ -91,8 +86,8 @@ def set_up(cfg: DictConfig, resume: bool) -> None:
 
 
 class EagerTrainer(libai_trainer.EagerTrainer):
-    """One iteration is one step of the optimizer, as in the graph: so schedule, periods and
-    checkpoints count the same in both, and no checkpoint falls between two micro batches."""
+    """One iteration is one step of the optimizer, as in the graph, so that periods count the same
+    in both and no checkpoint falls between two micro batches."""
 
     def run_step(self, get_batch: Callable[..., Any]) -> None:
         assert self.model.training, "the model was changed to eval mode"
@@ -115,14 +110,8 @@ class EagerTrainer(libai_trainer.EagerTrainer):
 
 
 class Trainer(DefaultTrainer):
-    """Trains a model of a LiBai config.
-
-    Args:
-        cfg: the whole config, checked (`checks.check_run`).
-
-    Attributes:
-        ended_early: why the run ends before its last iteration; set by a hook, "" otherwise.
-    """
+    """Trains a model of a checked LiBai config; `ended_early` says why, where a hook ends the
+    run."""
 
     def __init__(self, cfg: DictConfig) -> None:
         # Not LiBai's own: that looks for what to resume, and makes its parts, in one go.
@@ -155,8 +144,7 @@ class Trainer(DefaultTrainer):
         logger.info(self._describe())
 
     def _find_start(self) -> None:
-        """Look up where the run goes on, before the loader is made, which needs to know how much
-        was consumed."""
+        """Look up where the run goes on, before the loader is made, which needs to know it."""
         cfg = self.cfg
         self._resume_from, self._resumed = "", {}
         if cfg.train.resume:
@@ -211,11 +199,8 @@ class Trainer(DefaultTrainer):
 
     def train(self) -> int:
         """Train to the last iteration, until a hook ends the run, or until the process is told to
-        stop (SIGTERM, Ctrl-C), which writes a checkpoint.
-
-        Returns:
-            The exit code: 0, or what a shell reports of the signal.
-        """
+        stop (SIGTERM, Ctrl-C), which writes a checkpoint. Returns 0, or a shell's code of the
+        signal."""
         if self.start_iter >= self.max_iter:
             # No error: whatever restarts a run until it succeeds must see that it has.
             logger.info(
@@ -255,8 +240,8 @@ class Trainer(DefaultTrainer):
         return code
 
     def _told_to_stop(self) -> bool:
-        """With several processes all have to stop at the same step, so they ask each other; where
-        log lines are due only, so that steps do not wait for it."""
+        """All processes must stop at the same step, so they ask each other; only where log lines
+        are due, so that other steps do not wait for it."""
         done = self.iter + 1
         if done == self.max_iter:
             return False
@@ -306,8 +291,8 @@ class Trainer(DefaultTrainer):
 
     def trainer_state(self) -> dict[str, Any]:
         """What a checkpoint keeps besides model, optimizer and schedule: the position in the data
-        and the random generators. Every process calls it; moves the generators of oneflow on to a
-        new stream, the one that a resumed run draws from."""
+        and the random generators. Collective; moves oneflow's generators on to a new stream, the
+        one that a resumed run draws from."""
         steps = self.iter + 1 - self.start_iter
         return {
             "iteration": self.iter,
@@ -318,7 +303,7 @@ class Trainer(DefaultTrainer):
 
     @classmethod
     def build_tokenizer(cls, cfg: DictConfig) -> Any:
-        """The tokenizer. The vocabulary is padded to one size for all tensor parallel sizes that
+        """The tokenizer; its vocabulary is padded to one size for all tensor parallel sizes that
         divide make_vocab_size_divisible_by, so that a checkpoint of one layout fits another."""
         if try_get_key(cfg, "tokenization") is None:
             return None
@@ -342,8 +327,8 @@ class Trainer(DefaultTrainer):
 
     @classmethod
     def build_train_loader(cls, cfg: DictConfig, tokenizer: Any = None) -> tuple[Any, Any, Any]:
-        """Loaders for training, validation and test, None where there is nothing; those to evaluate
-        say which split they are, which their results go by."""
+        """Loaders for training, validation and test, or None; those to evaluate carry their split,
+        which names their results."""
         use_ours(cfg.dataloader.train)
         loaders = super().build_train_loader(cfg, tokenizer)
         for loader, split in zip(loaders[1:], ("validation", "test"), strict=True):
@@ -353,13 +338,11 @@ class Trainer(DefaultTrainer):
 
     @classmethod
     def build_test_loader(cls, cfg: DictConfig, tokenizer: Any = None) -> list[Any]:
-        """The loaders of dataloader.test."""
         use_ours(try_get_key(cfg, "dataloader.test", default=None))
         return list(super().build_test_loader(cfg, tokenizer))
 
     @classmethod
     def build_evaluator(cls, cfg: DictConfig) -> Any:
-        """What gathers the results of an evaluation."""
         use_ours(cfg.train.evaluation.evaluator)
         return super().build_evaluator(cfg)
 
@@ -386,12 +369,8 @@ class Trainer(DefaultTrainer):
     def test(
         cls, cfg: DictConfig, test_loaders: list[Any], model: Any, evaluator: Any = None
     ) -> dict[str, dict[str, float]]:
-        """Evaluate a model; every process calls it.
-
-        Returns:
-            Results by split: "validation", "test", and of other loaders "test" where there is one
-            alone, else "test_0", ...
-        """
+        """Evaluate a model on all processes; results by "validation" and "test", and of several
+        other loaders by "test_0", ..."""
         batch_size = cfg.train.test_micro_batch_size * dist.get_data_parallel_size()
         evaluator = evaluator or cls.build_evaluator(cfg)
         batches, results = cfg.train.evaluation.eval_iter, {}
@@ -432,7 +411,6 @@ class Trainer(DefaultTrainer):
         return self._last_eval_results
 
     def build_writers(self) -> list[EventWriter]:
-        """What the main process writes."""
         speed = throughput.of_run(
             self.cfg, self.backend, distributed.world_size(), self.global_batch_size
         )
@@ -465,15 +443,8 @@ def step_seed(seed: int, iteration: int) -> int:
 
 
 def load_weights(model: flow.nn.Module, path: str) -> None:
-    """Load weights into a model of any layout.
-
-    Args:
-        model: a global model; its own vocabulary size is kept, rows are padded or dropped.
-        path: LiBai checkpoint (or its model directory) or Hugging Face directory.
-
-    Raises:
-        UserError: the directory is neither, is damaged, or holds another model.
-    """
+    """Load a LiBai checkpoint or Hugging Face directory into a global model of any layout, which
+    keeps its own vocabulary size. Raises UserError for a damaged directory or another model."""
     state, _ = weights.load(path, weights_format(path))
     weights.load_into(model, state)
     logger.info("loaded the weights of %s", path)

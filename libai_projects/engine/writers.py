@@ -1,5 +1,5 @@
-"""What a run writes while it trains: console lines, metrics.jsonl, TensorBoard and other loggers as
-every run here, a picture, and LiBai's metrics.json."""
+"""What a run writes while it trains: console lines, metrics.jsonl and other loggers, a picture, and
+LiBai's metrics.json."""
 
 from __future__ import annotations
 
@@ -37,15 +37,9 @@ class MetricsWriter(EventWriter):
     """Writes the values of the event storage that it has not seen; the main process has one.
 
     metrics.jsonl has the form of all runs here (`flow_train.metrics.log`). metrics.json is LiBai's:
-    one object per line by LiBai's names, `iteration` counting finished iterations; unlike LiBai's
-    it has what the last evaluation of a run finds, and means in place of medians over 20.
-
-    Args:
-        cfg: the whole config; `train.logger` names further loggers, as in monarch_flow.
-        start_iteration: what an earlier part of the run wrote after this iteration is removed: the
-            run did not save those steps.
-        max_iter: iterations of the whole run.
-        throughput: speed and memory of the run.
+    one object per line, `iteration` counting finished iterations; unlike LiBai's it has the last
+    evaluation of a run, and means in place of medians over 20. What an earlier part of the run
+    wrote after `start_iteration` is removed, since the run did not save those steps.
     """
 
     def __init__(

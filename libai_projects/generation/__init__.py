@@ -1,7 +1,4 @@
-"""Continuing texts with a language model: greedy, sampling, beam search, streaming.
-
-Works on token ids and numpy arrays; the model is whatever has the methods of `StepModel`.
-"""
+"""Continuing texts with a language model: greedy, sampling, beam search, streaming."""
 
 from libai_projects.generation.generate import generate, stream
 from libai_projects.generation.interface import Cache, StepModel

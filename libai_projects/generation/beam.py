@@ -1,9 +1,7 @@
-"""Beam search and beam sampling.
+"""Beam search and beam sampling, by the rules of transformers 5.
 
-The rules, down to what is compared with what, are those of transformers 5: at each step the best
-continuations of all beams of a prompt are ranked; those among the first `num_beams` that end a
-sequence are kept as finished; the best of the others are the next beams. A prompt whose search is
-over leaves the batch.
+At each step the best continuations of all beams of a prompt are ranked; those among the first
+`num_beams` that end a sequence are kept as finished; the best of the others are the next beams.
 """
 
 from __future__ import annotations
@@ -55,13 +53,7 @@ class _Finished:
 
 
 class _Search:
-    """The search for one prompt.
-
-    Args:
-        options: how to search.
-        stream: of the prompt; used in beam sampling.
-        longest: most new tokens that the limit allows.
-    """
+    """The search for one prompt; `longest` is the most new tokens that the limit allows."""
 
     def __init__(self, options: GenerationOptions, stream: Stream, longest: int) -> None:
         self._options = options
@@ -74,11 +66,8 @@ class _Search:
         self.over = False
 
     def candidates(self, log_probabilities: np.ndarray) -> list[_Candidate]:
-        """The continuations to consider, best one first (in the order drawn if sampling).
-
-        Args:
-            log_probabilities: (beams, V) of each beam's next token.
-        """
+        """The continuations of (beams, V) log probabilities, best first (in the order drawn if
+        sampling)."""
         beams, vocab_size = log_probabilities.shape
         totals = (log_probabilities + self.scores[:, None]).ravel()
         check_scores(totals[None])
@@ -103,16 +92,8 @@ class _Search:
         reasons: list[FinishReason | None],
         beams: np.ndarray,
     ) -> list[_Candidate]:
-        """Keep what is finished and choose what goes on.
-
-        Args:
-            candidates: of this step.
-            reasons: why each of them is finished, or None.
-            beams: (beams, n) int64, the new tokens of each beam before this step.
-
-        Returns:
-            The next beams.
-        """
+        """Keep the candidates that have a reason to be finished and return the next beams; `beams`
+        (beams, n) int64 are the new tokens of each beam before this step."""
         options = self._options
         length = beams.shape[1] + 1
         for candidate, reason in list(zip(candidates, reasons, strict=True))[: options.num_beams]:
@@ -153,8 +134,7 @@ class _Search:
 
 
 def _penalized(score: float, length: int, penalty: float) -> float:
-    """`score / length ** penalty`. The power neither overflows nor vanishes: what is beyond
-    float64 counts as its largest or its smallest number."""
+    """`score / length ** penalty`; a power beyond float64 is its largest or smallest number."""
     numbers = np.finfo(np.float64)
     with np.errstate(over="ignore", under="ignore"):
         divisor = np.clip(np.float64(length) ** penalty, numbers.tiny, numbers.max)

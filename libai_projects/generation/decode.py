@@ -49,10 +49,8 @@ def decode(
     options: GenerationOptions,
     stopping: Stopping,
 ) -> Generator[tuple[int, int], None, Generation]:
-    """Yields (number of the sequence, token) as tokens are chosen; returns all sequences.
-
-    A finished sequence leaves the batch, so that it costs nothing while others go on.
-    """
+    """Yields (number of the sequence, token) as tokens are chosen; returns all sequences. A
+    finished sequence leaves the batch, so that it costs nothing while others go on."""
     returns = options.num_return_sequences
     rows = Rows(
         ids=prompts.ids,

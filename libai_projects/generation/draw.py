@@ -1,7 +1,7 @@
 """Choosing tokens from scores: the best ones, or some at random from a seeded stream.
 
-The streams use the raw output of PCG64, which numpy keeps the same between releases and platforms.
-Every process of a distributed run therefore draws the same tokens from the same scores.
+Streams use the raw output of PCG64, which numpy keeps the same between releases and platforms, so
+that every process of a distributed run draws the same tokens from the same scores.
 """
 
 from __future__ import annotations
@@ -25,18 +25,15 @@ class Stream:
 
 
 def streams(seed: int | tuple[int, ...], prompt_count: int, returns: int) -> list[Stream]:
-    """One stream for each sequence, those of one prompt side by side. Prompt i has seed[i], or
-    `seed + i`."""
+    """One stream for each sequence, those of one prompt side by side; prompt i has seed[i] or seed
+    + i."""
     seeds = seed if isinstance(seed, tuple) else range(seed, seed + prompt_count)
     return [Stream(one, number) for one in seeds for number in range(returns)]
 
 
 def best(scores: np.ndarray) -> np.ndarray:
-    """(R,) int64, the token with the highest of `scores` (R, V); the first of equal ones.
-
-    Raises:
-        UserError: a row is NaN, or everything in it is forbidden.
-    """
+    """(R,) int64, the first token with the highest of `scores` (R, V). Raises what `check_scores`
+    raises."""
     tokens = scores.argmax(axis=1)
     # argmax takes a NaN for the largest, so it is enough to look at what it found.
     check_scores(np.take_along_axis(scores, tokens[:, None], axis=1))
@@ -45,11 +42,7 @@ def best(scores: np.ndarray) -> np.ndarray:
 
 def drawn(scores: np.ndarray, row_streams: Sequence[Stream]) -> np.ndarray:
     """(R,) int64, one token for each row of `scores` (R, V), drawn with the probabilities
-    softmax(scores); takes one number from the stream of each row.
-
-    Raises:
-        UserError: a row is NaN, or everything in it is forbidden.
-    """
+    softmax(scores); takes one number from each row's stream. Raises as `check_scores`."""
     check_scores(scores)
     return np.array(
         [drawn_without_replacement(row, 1, row_streams[i])[0] for i, row in enumerate(scores)],
@@ -58,9 +51,8 @@ def drawn(scores: np.ndarray, row_streams: Sequence[Stream]) -> np.ndarray:
 
 
 def drawn_without_replacement(scores: np.ndarray, count: int, stream: Stream) -> np.ndarray:
-    """`count` different indices of `scores` (N,), one after the other, each drawn with the
-    probabilities softmax(scores) of those that are left. Takes `count` numbers from the stream.
-    Fewer than `count` are returned where fewer have a probability above 0."""
+    """At most `count` different indices of `scores` (N,), each drawn with softmax(scores) of those
+    left; only ones with a probability above 0. Takes `count` numbers from the stream."""
     candidates = np.flatnonzero(scores > -np.inf)
     values = scores[candidates].astype(np.float64)
     weights = np.exp(values - values.max())
@@ -77,8 +69,7 @@ def drawn_without_replacement(scores: np.ndarray, count: int, stream: Stream) ->
 
 
 def largest(values: np.ndarray, count: int) -> np.ndarray:
-    """Indices of the `count` largest of `values` (N,), in rising order, and of all that equal the
-    last of them."""
+    """Indices, rising, of the `count` largest of `values` (N,) and of all that equal the last."""
     size = values.size
     if count >= size:
         return np.arange(size)

@@ -27,24 +27,13 @@ def generate(
     options: GenerationOptions,
     clock: Clock = time.monotonic,
 ) -> Generation:
-    """Continue prompts.
+    """Continue prompts; `options.num_return_sequences` sequences for each.
 
     Greedy decoding and beam search give the tokens that transformers 5 gives for each prompt by
-    itself; so a batch gives what its prompts give one by one.
-
-    Args:
-        model: what reads the tokens. In a distributed run every process calls this alike.
-        prompts: token ids of each prompt, of any lengths.
-        options: how to go on.
-        clock: seconds, for `max_time`; in a distributed run one that all processes agree on.
-
-    Returns:
-        `options.num_return_sequences` sequences for each prompt.
-
-    Raises:
-        UserError: what `prompts.prepare` refuses; more sequences at once than the free memory
-            holds; scores that leave no token to choose; a function of the caller that returns
-            something of a wrong shape.
+    itself. In a distributed run every process calls this alike, with a `clock` (seconds, for
+    `max_time`) that they agree on. Raises UserError for what `prompts.prepare` refuses, more
+    sequences than the free memory holds, scores that leave no token, or a wrong shape from a
+    caller's function.
     """
     padded, limits = _prepare(model, prompts, options)
     stopping = Stopping(options, model.max_positions, clock)
@@ -64,21 +53,12 @@ def stream(
     options: GenerationOptions,
     clock: Clock = time.monotonic,
 ) -> Generator[tuple[int, int], None, Generation]:
-    """Continue prompts and yield each token as it is chosen.
+    """Continue prompts and yield (number of the sequence, token id) as each token is chosen.
 
-    Closing the iterator ends the generation; in a distributed run all processes must close theirs
-    after the same token. Arguments and errors as of `generate`; wrong arguments are refused at the
-    call and not at the first token.
-
-    Yields:
-        (number of the sequence, token id), those of one step in the order of the sequences; ends
-        of sequences are among them. Sequence `i` continues prompt `i // num_return_sequences`.
-
-    Returns:
-        What `generate` returns, as the value of the StopIteration.
-
-    Raises:
-        UserError: also for beam search, which knows its tokens only at the end.
+    Sequence `i` continues prompt `i // num_return_sequences`; ends of sequences are yielded too,
+    and the StopIteration's value is what `generate` returns. Closing the iterator ends the
+    generation; in a distributed run all processes must close theirs after the same token. Raises as
+    `generate`, at the call, and for beam search, which knows its tokens only at the end.
     """
     if options.num_beams > 1:
         raise UserError(
@@ -107,8 +87,8 @@ def _prepare(
 
 
 def _free_memory() -> int | None:
-    """Bytes that this machine can still give, None where it does not say: without this check Linux
-    would promise the memory and kill the process as it is used."""
+    """Bytes that this machine can still give, None where it does not say; Linux promises more than
+    it has, and kills the process that uses it."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvail"))

@@ -1,5 +1,4 @@
-"""What generation asks of a language model, of which it knows nothing else, and a model part of
-the way through a batch."""
+"""What generation asks of a language model, and a model part of the way through a batch."""
 
 from __future__ import annotations
 
@@ -14,16 +13,11 @@ Cache = Any
 
 
 class StepModel(Protocol):
-    """A decoder that reads tokens step by step.
+    """A decoder that reads tokens step by step; every process of a run makes the same calls.
 
-    In a distributed run every process makes the same calls with the same arguments and gets the
-    same logits.
-
-    Attributes:
-        vocab_size: real vocabulary; rows added as padding for tensor parallelism are not in it.
-        max_positions: longest sequence that the model has positions for.
-        bytes_per_token: of the machine's memory that the cache takes for each token of a sequence;
-            0 where a device keeps it.
+    `vocab_size` leaves out the rows that pad for tensor parallelism; `max_positions` is the longest
+    sequence; `bytes_per_token` is the machine's memory that the cache takes for a token, 0 where a
+    device keeps it.
     """
 
     vocab_size: int
@@ -31,46 +25,31 @@ class StepModel(Protocol):
     bytes_per_token: int
 
     def start(self, batch_size: int, use_cache: bool = True) -> Cache:
-        """A cache of `batch_size` empty sequences. With `use_cache=False` it keeps the token ids
-        only, and each step computes all positions again."""
+        """A cache of `batch_size` empty sequences; without `use_cache` it keeps token ids only, and
+        each step computes all positions again."""
         ...
 
     def step(
         self, ids: np.ndarray, positions: np.ndarray, mask: np.ndarray | None, cache: Cache
     ) -> np.ndarray:
-        """Read the next tokens of each sequence.
+        """Read the next tokens of each sequence; (B, vocab_size) float32 logits at the last one.
 
         Args:
             ids: (B, T) int64, the tokens since the last call.
             positions: (B, T) int64, the position of each; 0 where it is padding.
-            mask: (B, length so far, these T included) bool, True where a token may be seen, False
-                where it is left padding; None where there is no padding. With padding, the length
-                may exceed `max_positions`; positions do not.
+            mask: (B, length so far, these T included) bool, False for left padding; None without
+                any. With padding, the length may exceed `max_positions`; positions do not.
             cache: what `start` returned; extended in place.
-
-        Returns:
-            (B, vocab_size) float32, the logits at the last of the T tokens.
         """
         ...
 
     def select(self, cache: Cache, rows: np.ndarray) -> None:
-        """Make row `rows[i]` of the cache its new row i: drops, reorders and repeats sequences.
-
-        Args:
-            cache: what `start` returned; changed in place.
-            rows: (new batch size,) int64.
-        """
+        """Make row `rows[i]` (int64) of the cache its row i, in place: drops, reorders, repeats."""
         ...
 
 
 class ModelState:
-    """A model part of the way through a batch of sequences.
-
-    Args:
-        model: what reads the tokens.
-        prompts: the batch of B prompts.
-        use_cache: passed to `StepModel.start`.
-    """
+    """A model part of the way through a batch of sequences."""
 
     def __init__(self, model: StepModel, prompts: PaddedPrompts, use_cache: bool) -> None:
         self._model = model

@@ -1,5 +1,5 @@
 """The parameters of `generate`: one table of defaults, checks and texts, of which the command line
-is made, too; and which way of decoding they choose."""
+is made, too; and the way of decoding that they choose."""
 
 from __future__ import annotations
 
@@ -29,12 +29,9 @@ Mode = Literal["greedy", "sampling", "beam search", "beam sampling"]
 
 @dataclass(frozen=True)
 class Kind:
-    """What values an option takes.
-
-    Attributes:
-        check: (name, value) -> the value as it is stored, or a UserError.
-        parse: a command line's text -> value, or a ValueError; None: there is no such text.
-    """
+    """What values an option takes. `check` maps (name, value) to what is stored, or raises
+    UserError; `parse` reads a command line's text, or raises ValueError; None: there is no such
+    text."""
 
     check: Callable[[str, Any], Any]
     parse: Callable[[str], Any] | None = None
@@ -230,15 +227,12 @@ def _option(default: Any, kind: Kind, text: str = "") -> Any:
 class GenerationOptions:
     """What to generate; the names and defaults are those that users of transformers know.
 
-    A length counts the prompt, and counts a prompt's own tokens only, never its padding: a batch
-    gives what its prompts give one by one. Generation also stops where the model has no more
-    positions. What works on sampling is applied in the order of the fields. An end of sequence
-    alone is left out of `bad_words_ids`. `exponential_decay_length_penalty` adds `abs(logit) *
-    (factor ** tokens beyond start - 1)` to the end's score.
-
-    One number as `seed` gives prompt i the seed `seed + i`; several are one for each prompt. With
-    its own seed a prompt gives alone what it gives in a batch. Every process of a distributed run
-    is given the same.
+    A length counts the prompt's own tokens and never its padding: a batch gives what its prompts
+    give one by one. Generation also stops where the model has no more positions. What works on
+    sampling is applied in the order of the fields. An end of sequence alone is left out of
+    `bad_words_ids`. `exponential_decay_length_penalty` adds `abs(logit) * (factor ** tokens beyond
+    start - 1)` to the end's score. One number as `seed` gives prompt i the seed `seed + i`; several
+    are one each.
     """
 
     max_length: int = _option(20, _integer(1), "longest text in tokens, prompt included")
@@ -350,16 +344,8 @@ class GenerationOptions:
     def from_config(
         cls, config: Mapping[str, Any] | None = None, /, **overrides: Any
     ) -> GenerationOptions:
-        """The options of a configuration file, changed by those of one call.
-
-        Args:
-            config: options by name, a dict or an omegaconf node; missing ones have the defaults.
-            overrides: options that differ in this call.
-
-        Raises:
-            UserError: a name that does not exist (the nearest one is named), a value of the wrong
-                type or out of range, options that contradict each other.
-        """
+        """The options by name in `config`, a dict or omegaconf node, changed by `overrides`. Raises
+        UserError for an unknown name (naming the nearest), a wrong value, or a contradiction."""
         named = {str(name): value for name, value in (config or {}).items()}
         named.update(overrides)
         known = [field.name for field in dataclasses.fields(cls)]
@@ -377,7 +363,6 @@ class GenerationOptions:
 
     @property
     def mode(self) -> Mode:
-        """How tokens are chosen."""
         if self.num_beams > 1:
             return "beam sampling" if self.do_sample else "beam search"
         return "sampling" if self.do_sample else "greedy"

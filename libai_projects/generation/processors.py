@@ -1,8 +1,8 @@
-"""Changes to the scores of the next token: those that follow from the sequence so far, and the
-chain of all that happens to the model's scores before a token is chosen.
+"""Changes to the scores of the next token that follow from the sequence so far, and the chain of
+all.
 
 Each takes (Rows, scores (R, V) float32) and returns the new scores; it may write into the ones it
-was given. Their order is that of transformers, which the result depends on.
+was given. Their order is that of transformers, on which the result depends.
 """
 
 from __future__ import annotations
@@ -111,8 +111,6 @@ def no_bad_words(words: Sequence[np.ndarray]) -> Processor:
 
 
 def no_tokens(tokens: np.ndarray) -> Processor:
-    """Forbid `tokens` everywhere."""
-
     def process(_rows: Rows, scores: np.ndarray) -> np.ndarray:
         scores[:, tokens] = -np.inf
         return scores
@@ -141,8 +139,8 @@ def min_new_tokens(count: int, end_ids: np.ndarray) -> Processor:
 
 
 def allowed_tokens(function: PrefixFunction, beams: int) -> Processor:
-    """Forbid all but the tokens that the caller's function names for a sequence. Where all that it
-    allows to all `beams` of a prompt are forbidden by the processors before, it wins over them."""
+    """Forbid all but the tokens that the caller's function names. Where the processors before
+    forbid all that it allows to all `beams` of a prompt, it wins over them."""
 
     def process(rows: Rows, scores: np.ndarray) -> np.ndarray:
         vocab_size = scores.shape[1]
@@ -208,8 +206,8 @@ def length_decay(start: int, factor: float, end_ids: np.ndarray) -> Processor:
 
 
 def callers_own(function: LogitsProcessor) -> Processor:
-    """A processor of the caller; what it returns is checked, since an error would show up far
-    from its cause."""
+    """A processor of the caller; its result is checked, as an error would show up far from its
+    cause."""
 
     def process(rows: Rows, scores: np.ndarray) -> np.ndarray:
         processed = np.asarray(function(rows.ids, scores))

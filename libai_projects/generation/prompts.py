@@ -14,13 +14,8 @@ from libai_projects.generation.options import GenerationOptions
 
 @dataclass(frozen=True)
 class PaddedPrompts:
-    """A batch of B prompts, the longest of T tokens.
-
-    Attributes:
-        ids: (B, T) int64.
-        positions: (B, T) int64, counted from a prompt's own first token; 0 at padding.
-        padding: (B,) int64, columns of padding before each prompt.
-    """
+    """B prompts, the longest of T tokens: `ids` and `positions` (B, T) int64, counted from a
+    prompt's own first token, 0 at padding; `padding` (B,) int64, columns before each prompt."""
 
     ids: np.ndarray
     positions: np.ndarray
@@ -57,16 +52,8 @@ def prepare(
     vocab_size: int,
     max_positions: int,
 ) -> tuple[PaddedPrompts, np.ndarray]:
-    """Check prompts and options against the model.
-
-    Returns:
-        The batch, and the longest length (B,) int64 of each sequence: `max_new_tokens` or
-        `max_length`, and at most the model's positions.
-
-    Raises:
-        UserError: no prompts; a prompt that is empty, longer than its limit or than the positions;
-            an id that is not in the vocabulary; as many seeds as there are not prompts.
-    """
+    """Check prompts and options against the model (UserError); the batch, and the longest length
+    (B,) int64 of each sequence by `max_new_tokens` or `max_length` and the model's positions."""
     if len(prompts) == 0:
         raise UserError("there is no prompt to continue")
     _check_ids(options, vocab_size)
@@ -113,8 +100,8 @@ def _tokens(
 
 
 def _check_ids(options: GenerationOptions, vocab_size: int) -> None:
-    """Ids that are fed to the model must be in the vocabulary. `eos_token_id` need not be: one
-    that the model cannot produce ends nothing."""
+    """Ids that are fed to the model must be in the vocabulary. `eos_token_id` need not be: one that
+    the model cannot produce ends nothing."""
     for name in ("pad_token_id", "forced_bos_token_id", "forced_eos_token_id"):
         value = getattr(options, name)
         for item in value if isinstance(value, tuple) else (value,):

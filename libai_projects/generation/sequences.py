@@ -17,12 +17,8 @@ from libai_projects.generation.options import GenerationOptions
 class Rows:
     """R sequences side by side, all ending in the last column.
 
-    Attributes:
-        ids: (R, T) int64, padding on the left.
-        padding: (R,) int64, columns of padding of each.
-        prompt_lengths: (R,) int64, tokens of its prompt.
-        limits: (R,) int64, longest length it may have.
-        prompts: (R,) int64, the number of its prompt.
+    `ids` is (R, T) int64, padded on the left; the others are (R,) int64, `limits` the longest
+    length that each may have and `prompts` the number of its prompt.
     """
 
     ids: np.ndarray
@@ -37,7 +33,6 @@ class Rows:
         return self.ids.shape[1] - self.padding
 
     def select(self, rows: np.ndarray) -> Rows:
-        """Sequence `rows[i]` as number i; sequences may be dropped and repeated."""
         return Rows(
             self.ids[rows],
             self.padding[rows],
@@ -47,7 +42,6 @@ class Rows:
         )
 
     def append(self, tokens: np.ndarray) -> Rows:
-        """Each sequence with its next token, `tokens` (R,) int64."""
         ids = np.concatenate([self.ids, tokens[:, None]], axis=1)
         return Rows(ids, self.padding, self.prompt_lengths, self.limits, self.prompts)
 
@@ -59,16 +53,11 @@ FinishReason = Literal["eos", "length", "positions", "time", "criterion"]
 
 @dataclass(frozen=True)
 class GeneratedSequence:
-    """One sequence.
+    """One sequence: prompt and new tokens, with the end of sequence, without padding.
 
-    Attributes:
-        prompt: the number of its prompt.
-        tokens: prompt and new tokens; the end of sequence included, padding not.
-        prompt_length: tokens of the prompt at its beginning.
-        finish_reason: why it ended.
-        score: beam search only: sum of the log probabilities / new tokens ** length_penalty.
-        step_scores: (new tokens, V) float32 with `output_scores`, else None: the scores that each
-            token was chosen from, after all processors. Greedy and sampling only.
+    `score`, of beam search only, is the sum of log probabilities / new tokens ** length_penalty.
+    `step_scores` (new tokens, V) float32, with `output_scores` and without beams, are the scores
+    that each token was chosen from, after all processors.
     """
 
     prompt: int
@@ -80,7 +69,6 @@ class GeneratedSequence:
 
     @property
     def new_tokens(self) -> list[int]:
-        """The tokens after the prompt."""
         return self.tokens[self.prompt_length :]
 
 
@@ -91,8 +79,8 @@ class Generation:
     sequences: list[GeneratedSequence]
 
     def as_array(self, pad_token_id: int) -> np.ndarray:
-        """(sequences, T) int64 as transformers returns them: prompts padded on the left to the same
-        length, results on the right."""
+        """(sequences, T) int64 as of transformers: prompts padded on the left, results on the
+        right."""
         widest = max(sequence.prompt_length for sequence in self.sequences)
         ends = [
             widest - sequence.prompt_length + len(sequence.tokens) for sequence in self.sequences
@@ -107,14 +95,8 @@ Clock = Callable[[], float]
 
 
 class Stopping:
-    """The rules of one call of `generate`; its time starts when this is made.
-
-    Args:
-        options: the rules.
-        max_positions: of the model.
-        clock: seconds. In a distributed run all processes must be told the same time, or some stop
-            while others wait for them: pass one that asks process 0.
-    """
+    """The rules of one call of `generate`; its time starts when this is made. All processes must be
+    told the same time by `clock`, in seconds, or some stop while others wait for them."""
 
     def __init__(self, options: GenerationOptions, max_positions: int, clock: Clock) -> None:
         self._options = options
@@ -123,15 +105,9 @@ class Stopping:
         self._started = clock() if options.max_time is not None else 0.0
 
     def reasons(self, rows: Rows, scores: np.ndarray | None) -> list[FinishReason | None]:
-        """Why each of `rows`, whose last tokens are new, is finished; None where it is not.
-
-        Args:
-            rows: R sequences.
-            scores: (R, V) float32 that the new tokens were chosen from; None in beam search.
-
-        Raises:
-            UserError: a stopping criterion returned something of another shape.
-        """
+        """Why each of R `rows`, whose last tokens are new, is finished; None where it is not.
+        `scores` (R, V) float32 are None in beam search. A criterion's result of a wrong shape is a
+        UserError."""
         found: list[FinishReason | None] = [None] * len(rows.ids)
         ended = np.isin(rows.ids[:, -1], self._options.end_ids)
         full = rows.lengths >= rows.limits

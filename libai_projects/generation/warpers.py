@@ -1,8 +1,8 @@
 """Narrowing a distribution before a token is drawn: temperature, top-k, top-p, min-p, typical.
 
-Each function takes scores (R, V) float32, of which only differences within a row matter, and
-returns them with what is left out at -inf. `keep` tokens always stay. Where a rule needs tokens in
-order, only as many are sorted as it needs: a full sort of 50,257 scores costs more than all else.
+Each takes scores (R, V) float32 and returns them with what is left out at -inf; `keep` tokens
+always stay. Only as many tokens are sorted as a rule needs: a full sort of 50,257 scores costs more
+than all else.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def build_warpers(options: GenerationOptions) -> list[Warper]:
 
 
 def temperature(scores: np.ndarray, value: float) -> np.ndarray:
-    """Flatten (value > 1) or sharpen (value < 1) each distribution. A value near 0 leaves the
-    largest scores alone, one beyond float32 makes all equal that are not forbidden."""
+    """Flatten (value > 1) or sharpen (value < 1) each distribution; a value near 0 leaves only the
+    largest scores, one beyond float32 makes all equal that are not forbidden."""
     divisor = np.float32(min(value, float(np.finfo(np.float32).max)))
     with np.errstate(over="ignore"):
         scaled = scores / divisor
@@ -105,8 +105,8 @@ def typical(scores: np.ndarray, mass: float, keep: int = 1) -> np.ndarray:
 
 
 def _leave(scores: np.ndarray, kept: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> np.ndarray:
-    """Apply `kept` to the finite scores of each row and their probabilities (float64); the tokens
-    whose indices it returns stay."""
+    """Apply `kept` to each row's finite scores and their probabilities (float64); the indices it
+    returns stay."""
     left = np.full_like(scores, -np.inf)
     for row, output in zip(scores, left, strict=True):
         candidates = np.flatnonzero(row > -np.inf)
@@ -121,11 +121,9 @@ def _leave(scores: np.ndarray, kept: Callable[[np.ndarray, np.ndarray], np.ndarr
 def _until(
     values: np.ndarray, probability: np.ndarray, mass: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of the largest `values`, in falling order, as many as are needed for their
-    probabilities to add up to `mass`, or some more; and the cumulative sums.
-
-    Of equal values the later one comes first, as in a rising stable sort that is read backwards.
-    """
+    """Indices of the largest `values`, falling, until their probabilities add up to `mass` or more,
+    and the cumulative sums. Of equal values the later one comes first, as in a rising stable sort
+    that is read backwards."""
     count = _FIRST_COUNT
     while True:
         found = largest(values, count)
