@@ -46,11 +46,7 @@ class Finding:
 
 
 def check_source(path: str, source: str) -> list[Finding]:
-    """Findings in one file's text, in line order.
-
-    Raises:
-        SyntaxError: the file is not Python.
-    """
+    """Findings in one file's text, in line order; SyntaxError where it is not Python."""
     escapes = _escapes(source)
     tree = ast.parse(source, filename=path)
     found = sorted({(node_line, what) for node_line, what in _spelled(tree)})
@@ -95,7 +91,6 @@ def python_files(root: Path) -> list[str]:
 
 
 def main(root: Path = ROOT) -> int:
-    """Check the repository at `root`; returns the exit code."""
     findings = [
         finding
         for path in python_files(root)

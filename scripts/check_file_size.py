@@ -1,7 +1,4 @@
-"""Lint: no file in the repository is larger than 500 kB.
-
-Looks at every file that git tracks or could add. Exit code 1 if one is too large.
-"""
+"""Lint: no file that git tracks or could add is over 500 kB; exit code 1 if one is."""
 
 from __future__ import annotations
 
@@ -20,7 +17,6 @@ def too_large(root: Path) -> list[tuple[str, int]]:
 
 
 def main(root: Path = ROOT) -> int:
-    """Check the repository at `root`; returns the exit code."""
     found = too_large(root)
     for path, size in found:
         print(f"{path}: {size / 1000:.0f} kB is more than {LIMIT_BYTES // 1000} kB")

@@ -1,7 +1,6 @@
 """What users of HazyResearch/fly type before they evaluate a published T2T-ViT.
 
-There it renames the weights in the file itself. Here the published names are understood, so that
-nothing needs converting and no file is touched; it says so, and how to go on.
+There it renames weights; here the published names are understood, so it only says how to go on.
 """
 
 import shlex

@@ -42,15 +42,9 @@ ENVIRONMENT = {"ONEFLOW_ACCEL_THREADS": "1"}
 
 @dataclass(frozen=True)
 class Case:
-    """A run of one of the trainers.
-
-    Attributes:
-        command: what is typed after `python`, in `folder`; {out} is the run's folder, {steps} the
-            number of steps that it has done when it ends, {data} the folder of the data.
-        resume: is added to go on.
-        folder: of the repository.
-        processes: more than 1 are started by the launcher.
-    """
+    """A run of one of the trainers: `command` is typed after `python` in `folder`, with the
+    folders {out} and {data} and the number of steps done at the end, {steps}; `resume` is added
+    to go on."""
 
     command: Sequence[str]
     resume: str
@@ -162,11 +156,7 @@ class Tree:
         return self.root / ".venv" / "bin" / "python"
 
     def run(self, case: Case, out: Path, steps: int, *, resume: bool) -> None:
-        """Train up to a step.
-
-        Raises:
-            SystemExit: the run has failed; its output is printed.
-        """
+        """Train up to a step; a run that fails prints its output and ends the process."""
         words = {"out": str(out), "steps": str(steps), "data": str(WORK / "data")}
         # Options may hold braces of their own.
         typed = [re.sub(r"\{(out|steps|data)\}", lambda m: words[m[1]], t) for t in case.command]
@@ -190,7 +180,6 @@ class Tree:
 
 
 def old_tree() -> Tree:
-    """START, built."""
     tree = Tree(WORK / "tree")
     commit = subprocess.run(
         ["git", "rev-parse", START], cwd=ROOT, check=True, capture_output=True, text=True
@@ -284,8 +273,7 @@ def files(out: Path) -> set[str]:
 
 
 def differences(old: Path, new: Path, changed: str | None) -> list[str]:
-    """What is not the same in two runs' folders, in words; figures that begin with `changed` may
-    differ."""
+    """What differs in two runs' folders, in words, but for figures that begin with `changed`."""
     before, now = figures(old), figures(new)
     lines = []
     if not before:

@@ -1,7 +1,6 @@
 """Lines and files of each package, beside its budget. Exit code 1 where one is over it.
 
-A budget is raised in the commit that needs it, which says what it bought and which lines it made
-needless.
+A commit that raises a budget says what it bought and which lines it made needless.
 """
 
 from __future__ import annotations
@@ -38,7 +37,6 @@ def counts(root: Path = ROOT) -> dict[str, tuple[int, int]]:
 
 
 def main(root: Path = ROOT) -> int:
-    """Print the table; returns the exit code."""
     over = 0
     for name, (files, lines) in counts(root).items():
         budget = BUDGETS[name][2]

@@ -32,15 +32,8 @@ def run(
     build: Callable[[], TextPipeline],
     examples: Sequence[str],
 ) -> int:
-    """Build the pipeline and do what `options` say; the exit code.
-
-    Args:
-        build: makes the pipeline.
-        examples: prompts for where none are given.
-
-    Raises:
-        UserError: anything that is the user's to mend; the same on every rank.
-    """
+    """Build the pipeline and do what `options` say, with `examples` where no prompts are given; the
+    exit code. A UserError is the same on every rank."""
     _prepare_streams(needs_input=options.jsonl or options.interactive)
     # A rank that is killed would leave the others in a collective.
     with watchdog.guard():
@@ -56,10 +49,8 @@ def run(
 
 
 def leave(code: int) -> NoReturn:
-    """End the process with `code`, also while a thread waits for the next line of the input.
-
-    That thread holds the lock of the standard input, without which Python's own end aborts.
-    """
+    """End the process with `code`, also while a thread waits for the next line of the input: it
+    holds a lock without which Python's own end aborts."""
     if any(thread.name == _READER for thread in threading.enumerate()):
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError):
@@ -69,8 +60,8 @@ def leave(code: int) -> NoReturn:
 
 
 def _prepare_streams(*, needs_input: bool) -> None:
-    """No character ends the process: what the standard output's encoding lacks is escaped, and
-    what comes in and is not in the encoding of the input is for the tokenizer to refuse."""
+    """No character ends the process: the output escapes what its encoding lacks, and input that is
+    not in its encoding is left for the tokenizer to refuse."""
     if sys.stdout is not None:
         sys.stdout.reconfigure(errors="backslashreplace")
     if sys.stdin is not None:
@@ -214,11 +205,7 @@ class _StandardOutput:
             self.closed = True
 
     def write_json(self, value: Mapping[str, Any]) -> None:
-        """One object on a line of its own.
-
-        Raises:
-            BrokenPipeError: nobody reads any more.
-        """
+        """Write one object on a line of its own; BrokenPipeError where nobody reads any more."""
         text = json.dumps(value, ensure_ascii=False)
         try:
             # Half a surrogate pair (in an id) has no UTF-8 form, only an escape.

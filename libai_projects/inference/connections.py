@@ -1,14 +1,12 @@
 """Which names a server answers to, and HTTP/1.1 connections that cannot be held open for nothing.
 
-A page of any site can make its visitor's browser ask this machine: under a name of its own that it
-lets point here (DNS rebinding), or across sites. Browsers say which name they asked for (Host) and
-which page asks (Origin), so both must be names of this server. An address as a name cannot be
-pointed elsewhere; names can.
+A page of any site can make its visitor's browser ask this machine, under a name that the site lets
+point here (DNS rebinding) or across sites. Browsers say which name they asked for (Host) and which
+page asks (Origin), so both must be names of this server.
 
-uvicorn 0.54 has no time limit for the head of a request, and its limit of connections counts idle
-ones as well: some dozens of half-sent requests would lock everybody out. Here each connection has
-some seconds to send a request and some to take the answer, and where too many are open the oldest
-that has not sent a whole request makes room for the new one.
+uvicorn 0.54 has no time limit for the head of a request, and counts idle connections: some dozens
+of half-sent requests would lock everybody out. Here each connection has some seconds to send and to
+take, and the oldest without a whole request makes room for a new one.
 """
 
 from __future__ import annotations
@@ -35,13 +33,8 @@ _PATTERN = re.compile(r"\*|(\*\.)?[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?")
 class AllowedHosts:
     """The names of a server: localhost and the loopback addresses, where it listens, and more.
 
-    Args:
-        bound: the name or address to listen at. At 0.0.0.0 or :: (all addresses) every address is
-            a name, and this machine's own name is one.
-        further: other names; *.example.com for all below a name, * for any name at all.
-
-    Raises:
-        UserError: a name that is none.
+    At 0.0.0.0 or :: (all addresses) every address is a name, and this machine's own name is one.
+    `further` takes *.example.com for all below a name, * for any; a UserError if it is not a name.
     """
 
     def __init__(self, bound: str, further: Sequence[str] = ()) -> None:
@@ -100,14 +93,9 @@ def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 @dataclass(frozen=True)
 class ConnectionBounds:
-    """What connections may take.
-
-    Attributes:
-        head_seconds: from a connection's opening, or the last answer, to the end of a request's
-            head.
-        answer_seconds: from there to the last byte of the answer; longer than any answer takes.
-        connections: most at once.
-    """
+    """How many connections at once, and seconds that each may take: `head_seconds` from its
+    opening or the last answer to the end of a request's head, `answer_seconds` from there to the
+    last byte."""
 
     head_seconds: float
     answer_seconds: float
@@ -115,12 +103,7 @@ class ConnectionBounds:
 
 
 class BoundedProtocol(H11Protocol):
-    """One connection.
-
-    Args:
-        bounds: of it.
-        arguments: uvicorn's own.
-    """
+    """One connection within `bounds`."""
 
     def __init__(self, *, bounds: ConnectionBounds, **arguments: Any) -> None:
         super().__init__(**arguments)
@@ -174,7 +157,6 @@ class BoundedProtocol(H11Protocol):
 
     @property
     def has_request(self) -> bool:
-        """Whether there is a whole request to answer."""
         return self._is_at_work and not self.cycle.more_body
 
     @property

@@ -9,14 +9,9 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True)
 class GeneratedText:
-    """One text that was generated.
-
-    Attributes:
-        prompt: index of its prompt among those of the call.
-        text: the prompt and what follows it.
-        new_tokens: how many tokens were added, the end-of-text token included.
-        finish_reason: "eos" (the model ended it), "length", "time" or "cancelled".
-    """
+    """One text: `prompt` is the index of its prompt in the call, `text` includes the prompt,
+    `new_tokens` counts the end-of-text token, `finish_reason` is "eos", "length", "time" or
+    "cancelled"."""
 
     prompt: int
     text: str
@@ -39,7 +34,7 @@ class TextEngine(Protocol):
     max_positions: int
 
     def count_tokens(self, text: str) -> int:
-        """How many tokens `text` is; may be called from any thread."""
+        """How many tokens `text` is; called from any thread."""
         ...
 
     def check_options(self, options: Mapping[str, Any]) -> None:
@@ -56,17 +51,13 @@ class TextEngine(Protocol):
     ) -> list[GeneratedText]:
         """Continue each prompt; `num_return_sequences` results for each, in order.
 
-        Every rank calls it with the same prompts and options, and where it raises on one it
-        raises on all of them, so that the next call finds them together; see `lockstep`.
+        Every rank calls it alike. A UserError, for an option or a prompt, is raised on all ranks,
+        so that the next call finds them together; after a lockstep.OutOfStepError there is no next
+        call.
 
         Args:
-            on_text: called on rank 0 with (index of the result, text that was added to it) as it
-                comes; the pieces of a result, joined, are what follows its prompt.
+            on_text: called on rank 0 with (index of the result, text added to it) as it comes.
             should_stop: asked on rank 0 before each token; None goes on, a reason ("time",
                 "cancelled") ends the call with what there is.
-
-        Raises:
-            UserError: an option or a prompt that cannot be used.
-            lockstep.OutOfStepError: there can be no next call.
         """
         ...

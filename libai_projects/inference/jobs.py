@@ -20,7 +20,7 @@ logger = logging.getLogger("oneflow_accel")
 
 
 class QueueFullError(Exception):
-    """As many requests wait as may wait; come back later."""
+    """As many requests wait as may wait."""
 
 
 class ClosedError(Exception):
@@ -29,13 +29,8 @@ class ClosedError(Exception):
 
 @dataclass(frozen=True)
 class Problem:
-    """Why a job has no texts.
-
-    Attributes:
-        kind: "refused" (the request cannot be used), "late" (no time was left when its turn came),
-            "cancelled", "closed" (the worker ends) or "failed" (the model did).
-        message: one sentence.
-    """
+    """Why a job has no texts: "refused" (a request that cannot be used), "late" (no time was left),
+    "cancelled", "closed" (the worker ends) or "failed" (the model), and one sentence."""
 
     kind: str
     message: str
@@ -43,13 +38,9 @@ class Problem:
 
 @dataclass
 class Job:
-    """One request. The callbacks run in the worker's thread and must not block.
-
-    Attributes:
-        on_text: see `TextEngine.generate`; None where nobody watches the text come.
-        on_end: called once, with the texts and None, or with None and the problem.
-        deadline: `time.monotonic()` at which the job has to end; None: never.
-    """
+    """One request. The callbacks run in the worker's thread and must not block: `on_text`, see
+    `TextEngine.generate`, and `on_end`, called once with the texts or with the problem. `deadline`
+    is a time of `time.monotonic()`."""
 
     prompts: Sequence[str]
     options: Mapping[str, Any]
@@ -67,11 +58,9 @@ class Job:
 
 
 class Worker:
-    """Runs jobs one after another, in the thread that calls `run`.
-
-    That has to be the main thread of each rank: oneflow runs global tensors of several processes
-    only in the thread they all began with. Jobs are submitted from other threads of rank 0.
-    """
+    """Runs jobs one after another in the thread that calls `run`: the main thread of each rank,
+    as oneflow runs global tensors only in the thread they began with. Other threads of rank 0
+    submit."""
 
     def __init__(self, engine: TextEngine, *, queue_length: int = 16) -> None:
         self.engine = engine
@@ -96,12 +85,8 @@ class Worker:
         return self._closing.is_set()
 
     def submit(self, job: Job, *, wait: bool = False) -> None:
-        """Put a job at the end of the queue; with `wait`, wait for a place.
-
-        Raises:
-            QueueFullError: no place, and not to wait.
-            ClosedError: `close` was called.
-        """
+        """Put a job at the end of the queue; with `wait`, wait for a place. Raises QueueFullError,
+        or ClosedError after `close`."""
         while True:
             # Under the lock, so that no job slips in after the worker has emptied the queue.
             with self._lock:
@@ -116,11 +101,8 @@ class Worker:
             time.sleep(0.05)
 
     def close(self, *, finish: bool = False) -> None:
-        """End `run` soon: the running job stops at its next token, waiting ones are refused.
-
-        With `finish` the waiting jobs are run first. Safe to call from a signal handler and more
-        than once.
-        """
+        """End `run` soon: the running job stops at its next token, waiting ones are refused or,
+        with `finish`, run first. Safe to call from a signal handler and more than once."""
         if not finish:
             running = self._running
             if running is not None:

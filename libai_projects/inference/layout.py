@@ -11,11 +11,8 @@ from libai_projects.engine.checks import Layout
 
 
 def check_stages(stages: Any) -> list[int] | None:
-    """The stage of each layer as a list of whole numbers; None where nobody said.
-
-    Raises:
-        UserError: it is something else, or does not go up from 0 stage by stage.
-    """
+    """The stage of each layer, None if unset; a UserError unless whole numbers rise from 0 by
+    ones."""
     if stages is None:
         return None
     several = isinstance(stages, Sequence) and not isinstance(stages, str)
@@ -35,14 +32,10 @@ def choose_layout(
     tensor: int | None = None,
     pipeline: int | None = None,
 ) -> Layout:
-    """Fill in the sizes that were not named so that all `processes` are used.
+    """Fill in the sizes that were not named so that all `processes` are used, or raise UserError.
 
-    Tensor parallelism takes two processes where it can, the pipeline the rest: 4 processes and
-    nothing named are tensor 2 x pipeline 2. Data parallelism is used only when it is named or
-    when both others are, because a single prompt gains nothing from it.
-
-    Raises:
-        UserError: the sizes named cannot make up `processes`.
+    Tensor parallelism takes two processes where it can, the pipeline the rest. Data parallelism is
+    used only when it or both others are named: a single prompt gains nothing from it.
     """
     named = {"data": data, "tensor": tensor, "pipeline": pipeline}
     for axis, size in named.items():

@@ -1,14 +1,12 @@
 """Several processes doing the same generation: rank 0 decides, the others follow.
 
-Every rank has to make the same calls of the model in the same order, and only rank 0 hears of
-requests, clocks and people who went away. So rank 0 shares each request before it is run, and
-whether to go on before each token.
+Only rank 0 hears of requests, clocks and people who went away, so it shares each request before it
+is run, and whether to go on before each token.
 
-A request that fails must have failed on every rank before the next one begins, also where one rank
-alone has the fault (no memory, say). So while a request runs, nothing is collective but the model's
-own steps and `exchange`, which comes before each step and at the request's end. A rank that fails
-anywhere between takes part in the next `exchange` to say so (`in_step` sees to it), and all give
-the request up there. A rank that fails inside a step leaves the others in the middle of a
+A request that fails on one rank (no memory, say) must fail on all before the next one begins. So
+while a request runs, nothing is collective but the model's own steps and `exchange`, before each
+step and at the end. A rank that fails between them says so in the next `exchange` (`in_step` sees
+to it), and all give up there. A rank that fails inside a step leaves the others in the middle of a
 collective, where nobody can be told anything: it ends, and the watchdog ends the job.
 """
 
@@ -53,14 +51,10 @@ def share(value: Any) -> Any:
 
 @contextlib.contextmanager
 def in_step() -> Iterator[None]:
-    """A request: where the block fails on any rank, it fails on every rank.
+    """A request, entered by every rank: where it fails on one, it fails on all, with OtherRankError
+    or OtherRankUserError on those without an error of their own.
 
-    Every rank has to enter it, and no collective may be in it but `exchange` and what ends in
-    OutOfStepError where it fails. A rank's own error comes before that of another.
-
-    Raises:
-        OtherRankUserError, OtherRankError: another rank has failed.
-        OutOfStepError: see there.
+    No collective may be in it but `exchange` and what raises OutOfStepError where it fails.
     """
     try:
         yield
@@ -75,11 +69,8 @@ def in_step() -> Iterator[None]:
 
 
 def exchange(value: float = 0.0) -> float:
-    """The sum of `value` over the ranks; every rank has to call it, inside `in_step`.
-
-    Raises:
-        what `in_step` raises.
-    """
+    """The sum of `value` over the ranks; every rank calls it inside `in_step`, and it raises the
+    same."""
     if distributed.world_size() == 1:
         return value
     failures, total = _sum(0.0, value)
@@ -89,7 +80,7 @@ def exchange(value: float = 0.0) -> float:
 
 
 def any_rank(flag: bool) -> bool:
-    """Whether `flag` is set on any rank; as `exchange`."""
+    """Whether `flag` is set on any rank; called as `exchange`."""
     return exchange(float(flag)) > 0
 
 
@@ -115,16 +106,8 @@ def _gather_problems(error: Exception | None) -> OtherRankError:
 
 
 def together(action: Callable[[], Any]) -> Any:
-    """Run `action` on every rank; if it is a UserError on any, it is one on all.
-
-    Without it a rank that fails alone would leave the others waiting for it.
-
-    Returns:
-        what `action` returned on this rank.
-
-    Raises:
-        UserError: it names the ranks, where it is not all.
-    """
+    """Run `action` on every rank; a UserError on any is raised on all, and names the ranks, as a
+    rank that fails alone would leave the others waiting for it."""
     result, problems = None, []
     try:
         result = action()
@@ -137,9 +120,8 @@ def together(action: Callable[[], Any]) -> Any:
 def end_on_signal() -> None:
     """End in order after SIGINT or SIGTERM, or without order after a while; for several processes.
 
-    A terminal sends Ctrl-C to every rank, and the launcher SIGTERM. Rank 0 has handlers of its own
-    and answers by ending the job; a rank that went at once would leave it in the middle of a
-    collective, so the others wait for it. A thread sees to it that all end, because Python's
+    Rank 0 answers a signal by ending the job; a rank that went at once would leave it in the middle
+    of a collective, so the others wait for it. A thread sees to it that all end, because Python's
     handlers do not run while the main thread waits in oneflow for a rank that is gone.
     """
     if distributed.world_size() == 1:

@@ -14,26 +14,15 @@ _BEST, _FINAL = "model_best", "model_final"
 
 
 def detect_mode(path: Path) -> str:
-    """ "huggingface" or "libai", by what lies at `path`.
-
-    Raises:
-        UserError: nothing does.
-    """
+    """ "huggingface" or "libai", by what lies at `path`; a UserError where nothing does."""
     if not path.exists():
         raise UserError(f"--model {path}: there is nothing of that name")
     return "huggingface" if (path / "config.json").is_file() or path.is_file() else "libai"
 
 
 def find_model(path: Path) -> Path:
-    """The checkpoint that a LiBai path means.
-
-    Args:
-        path: a checkpoint, its folder `model`, or a run's output folder: then its best model by
-            validation, else its newest.
-
-    Raises:
-        UserError: there is none.
-    """
+    """The checkpoint at a LiBai path: itself, its folder `model`, or of a run's output folder the
+    best model by validation, else the newest. Raises UserError where there is none."""
     if not path.exists():
         raise UserError(f"--model {path}: there is nothing of that name")
     for folder in (path, path / _BEST):

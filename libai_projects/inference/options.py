@@ -22,13 +22,7 @@ MODES = ("auto", "huggingface", "libai", "random")
 
 
 def build_parser(program: str, generation: Mapping[str, Any], config_file: str) -> Parser:
-    """The parser.
-
-    Args:
-        program: name of the script.
-        generation: the config's own options of generation, for --help.
-        config_file: the default of --config-file.
-    """
+    """The parser; --help shows `generation`, the config's own options."""
     parser = Parser(
         prog=program,
         description="Continue prompts with a GPT-2 model, on one process or on several.",
@@ -187,8 +181,7 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_sampling(parser: argparse.ArgumentParser, defaults: Mapping[str, Any]) -> None:
-    """An option for each of SAMPLING. One that is not given is None, so that the config decides;
-    --help shows `defaults`, or the field's own default."""
+    """An option for each of SAMPLING; None where it is not given, so that the config decides."""
     group = parser.add_argument_group("generation")
     for name in SAMPLING:
         field = _FIELDS[name]
@@ -236,18 +229,13 @@ def _shown(default: Any) -> str:
 
 
 def limits_of(options: argparse.Namespace) -> Limits:
-    """The server's limits."""
     names = Limits().as_dict()
     return Limits(**{name: getattr(options, f"limit_{name}") for name in names})
 
 
 def parse_options(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
-    """Read the command line; `overrides` holds the KEY=VALUE texts.
-
-    Raises:
-        UserError: an option that does not exist (names the nearest one) or is used wrongly.
-        SystemExit: after --help.
-    """
+    """Read the command line; `overrides` holds the KEY=VALUE texts. A UserError names the option
+    nearest to a misspelled one."""
     options, unknown = parser.parse_known_intermixed_args(list(argv))
     if unknown:
         flags = [flag for action in parser._actions for flag in action.option_strings]

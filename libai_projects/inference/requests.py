@@ -1,5 +1,4 @@
-"""The body of POST /api/generate: its fields, their bounds and their defaults; and what a request
-may ask for."""
+"""The body of POST /api/generate: its fields, their bounds and their defaults."""
 
 from __future__ import annotations
 
@@ -16,15 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator
 class Limits:
     """Upper bounds; a request beyond one is refused before it reaches the model.
 
-    Attributes:
-        request_bytes: size of a request's body.
-        prompt_tokens: tokens of the prompt.
-        new_tokens: tokens to add to each prompt.
-        returns: texts from one prompt.
-        seconds: from a request's arrival to its last token, waiting included.
-        arrival_seconds: from a connection's opening to the end of a request's head, and from there
-            to the end of its body.
-        queue: requests that may wait while one runs.
+    `seconds` go from a request's arrival to its last token, waiting included; `arrival_seconds`
+    from a connection's opening to the end of a request's head, and from there to the end of its
+    body; `queue` counts the requests that wait while one runs.
     """
 
     request_bytes: int = 16_384
@@ -97,11 +90,7 @@ def request_model(limits: Limits) -> type[BaseModel]:
 
 def sampling_options(request: BaseModel) -> dict[str, Any]:
     """The request's options for `TextEngine.generate`, the seed drawn where it was left open, and
-    one text where greedy decoding was asked for and no number.
-
-    Raises:
-        UserError: several texts of greedy decoding.
-    """
+    one text for greedy decoding; several of it are a UserError."""
     options = request.model_dump(exclude={"prompt", "stream"})
     if not options["do_sample"]:
         if "num_return_sequences" not in request.model_fields_set:

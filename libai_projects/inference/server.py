@@ -159,10 +159,8 @@ async def _unexpected_error(_request: Request, _error: Exception) -> Response:
 
 
 class _CheckNames:
-    """Refuses requests that name another server, or come from another's page; see `access`.
-
-    Starlette's TrustedHostMiddleware knows the first only, and answers in a form of its own.
-    """
+    """Refuses requests to another server's name, or from another's page; see `connections`.
+    Starlette's TrustedHostMiddleware knows the first only."""
 
     def __init__(self, app: ASGIApp, hosts: AllowedHosts) -> None:
         self.app = app
@@ -192,8 +190,8 @@ class _CheckNames:
 
 
 class _AddHeaders:
-    """Adds HEADERS to every response. Plain ASGI: Starlette's own base class for middleware hides
-    a client's going away from the endpoints."""
+    """Adds HEADERS to every response; plain ASGI, as Starlette's base class hides that a client
+    left."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app

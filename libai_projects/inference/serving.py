@@ -33,14 +33,8 @@ _MORE_CONNECTIONS = 256
 class Server:
     """A server that listens from its construction on, and answers while `run` runs.
 
-    Args:
-        worker: runs the requests.
-        limits: of a request.
-        host, port: where to listen; port 0 takes a free one.
-        allowed_hosts: names that the server has besides, see `access.AllowedHosts`.
-
-    Raises:
-        UserError: the address cannot be used.
+    Port 0 takes a free one; `allowed_hosts` are further names, see `connections.AllowedHosts`.
+    Raises UserError where the address cannot be used.
     """
 
     def __init__(
@@ -74,23 +68,19 @@ class Server:
 
     @property
     def address(self) -> str:
-        """Its URL."""
         host, port = self._socket.getsockname()[:2]
         return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
     def run(self) -> None:
-        """Serve until SIGINT or SIGTERM; has to be called in the main thread.
-
-        The running request then stops at its next token and is answered with what there is,
-        those that wait with 503. A second signal, a second or more later, ends at once.
-        """
+        """Serve until SIGINT or SIGTERM; must be called in the main thread. The running request
+        then stops at its next token, those that wait get 503; a second signal, a second later, ends
+        at once."""
         for signum in (signal.SIGINT, signal.SIGTERM):
             signal.signal(signum, self._on_signal)
         print(f"MagicPrompt is at {self.address} (Ctrl-C ends it)", flush=True)
         self.serve()
 
     def serve(self) -> None:
-        """Serve until the worker is closed."""
         thread = threading.Thread(target=self._run_web, name="web")
         thread.start()
         try:

@@ -1,7 +1,7 @@
 """Where prompts come from besides a server: lines of JSON, or a person at a terminal.
 
-Both read in a thread of their own on rank 0 while the worker runs in the main thread, so that the
-other ranks hear from rank 0 however long the next line takes.
+Both read in a thread of their own on rank 0, so that the other ranks hear from rank 0 however long
+the next line takes.
 """
 
 from __future__ import annotations
@@ -32,16 +32,8 @@ def run_and_wait(
     on_text: Callable[[int, str], None] | None = None,
     on_job: Callable[[Job | None], None] = lambda job: None,
 ) -> list[GeneratedText]:
-    """Submit one prompt and wait for its texts.
-
-    Args:
-        on_job: told the job before it is submitted, and None after its end, for whoever may
-            want to cancel it.
-
-    Raises:
-        UserError: the request was refused; the text says why.
-        ClosedError: the worker has been closed.
-    """
+    """Submit one prompt and wait for its texts; a refused request is a UserError, a closed worker
+    ClosedError. `on_job` is told the job before it is submitted, and None after, to cancel it."""
     ended = threading.Event()
     outcome: list[Any] = []
 
@@ -61,16 +53,12 @@ def run_and_wait(
 
 
 class JsonLines:
-    """One JSON object in for each line, one out, in the same order; with `stream` also one for
-    each piece of text before it.
+    """One JSON object in for each line, one out, in the same order; `bad` counts the errors.
 
     In:  {"id": anything, "prompt": "a dog", "max_new_tokens": 20, ...}
     Out: {"id": ..., "line": 1, "results": [{"generated_text", "new_tokens", "finish_reason"}]}
-         {"id": ..., "line": 2, "error": "..."}
-         {"id": ..., "line": 1, "index": 0, "text": " in"}      (stream)
-
-    Attributes:
-        bad: lines that had an error so far.
+    or:  {"id": ..., "line": 2, "error": "..."}
+    before, with `stream`: {"id": ..., "line": 1, "index": 0, "text": " in"}
     """
 
     def __init__(
@@ -179,10 +167,7 @@ class Terminal:
         stream: bool,
         new_seed: Callable[[], int] | None = None,
     ) -> None:
-        """
-        Args:
-            new_seed: a seed for each prompt; None: the options' own for all.
-        """
+        """`new_seed` gives a seed for each prompt; None: the options' own for all."""
         self._worker = worker
         self._options = dict(options)
         self._stream = stream
@@ -232,16 +217,12 @@ class LivePrinter:
     """Prints the first text as it comes, and the others after it."""
 
     def __init__(self, prompt: str, write: Callable[[str], None] | None = None) -> None:
-        """
-        Args:
-            write: takes text without adding to it; None: the standard output.
-        """
+        """`write` takes text without adding to it; None: the standard output."""
         self._write = write or (lambda text: print(text, end="", flush=True))
         self._prompt = prompt
         self._shown = ""
 
     def feed(self, index: int, text: str) -> None:
-        """A piece of text number `index`."""
         if index == 0:
             self._show(text)
 

@@ -22,16 +22,9 @@ DEFAULT_OPTIONS = {"max_length": 50}
 class TextPipeline:
     """Continues texts. Every rank makes one and calls it alike; rank 0 gets the texts.
 
-    Args:
-        model: reads tokens.
-        tokenizer: `encode(text)`, `decode(ids)`, `stream_decoder()`, `eos_token_id`,
-            `bos_token_id`, `vocab_size`.
-        name: what the model is called on the page and in /api/health.
-        options: generation options that differ from GenerationOptions' own defaults.
-
-    Raises:
-        UserError: an option that does not exist or has a wrong value; a tokenizer of another
-            vocabulary than the model's.
+    `model` reads tokens; `name` is what the page and /api/health call it; `options` differ from
+    GenerationOptions' defaults. Raises UserError for a wrong option, or a tokenizer of another
+    vocabulary than the model's.
     """
 
     def __init__(
@@ -59,19 +52,11 @@ class TextPipeline:
     def __call__(
         self, inputs: str | Sequence[str], batch_size: int | None = None, **kwargs: Any
     ) -> list[dict[str, str]] | dict[str, str]:
-        """Continue texts.
+        """Continue one text or several, `batch_size` at once (None: all); kwargs are generation
+        options.
 
-        Args:
-            inputs: one text or several.
-            batch_size: texts to continue at once; None: all of them.
-            kwargs: generation options for this call.
-
-        Returns:
-            On rank 0 a list of {"generated_text": str}, `num_return_sequences` for each input, in
-            order; on the others an empty dict.
-
-        Raises:
-            UserError: an option or a text that cannot be used.
+        Returns on rank 0 a list of {"generated_text": str}, `num_return_sequences` for each input,
+        in order, on others {}. Raises UserError for an option or a text that cannot be used.
         """
         prompts = [inputs] if isinstance(inputs, str) else list(inputs)
         size = batch_size or max(len(prompts), 1)

@@ -1,5 +1,4 @@
-"""Causal attention of heads: for training on global tensors, with dropout; for generation after the
-keys and values of earlier tokens."""
+"""Causal attention: on global tensors with dropout, and on local ones after a cache of keys."""
 
 from __future__ import annotations
 
@@ -45,15 +44,9 @@ def causal_attention(
 ) -> flow.Tensor:
     """dropout(softmax(q k^T / sqrt(head size))) v, operator by operator (Vaswani et al. 2017).
 
-    Args:
-        query, key, value: (batch, heads, time, head size), global.
-        dropout: of the attention weights.
-        fused: whether one operator is to scale, mask, normalize and drop.
-        layer_scale: the scores are divided by it inside the product and multiplied after it: the
-            same function, for the range of half precision.
-
-    Returns:
-        Like `query`.
+    Tensors are (batch, heads, time, head size), global. With `fused` one operator scales, masks,
+    normalizes and drops. The scores are divided by `layer_scale` inside the product and multiplied
+    after it: the same function, for the range of half precision.
     """
     scale = float(layer_scale)
     factor = 1.0 / (math.sqrt(query.shape[-1]) * scale)
@@ -70,7 +63,7 @@ def causal_attention(
 
 def _causal_mask(scores: flow.Tensor) -> flow.Tensor:
     """True where a row sees a column, (1, 1, rows, columns); made in the forward, as a graph must
-    capture no free tensor."""
+    not capture a free tensor."""
     rows, columns = scores.shape[-2:]
     sbp = dist.get_nd_sbp([flow.sbp.broadcast, flow.sbp.broadcast])
     place = {"dtype": flow.int32, "placement": scores.placement, "sbp": sbp}
@@ -79,14 +72,8 @@ def _causal_mask(scores: flow.Tensor) -> flow.Tensor:
 
 
 class Hidden:
-    """Which tokens a step's queries see beyond the causal rule, ready for the operators.
-
-    Args:
-        mask: (batch, length) bool, False for padding.
-        queries: how many of the last positions are asked for.
-        device: where the tensors go.
-        fused: whether softmax takes truth values (the fused operator) or a sum.
-    """
+    """Which tokens the last `queries` positions see beyond the causal rule: `mask` (batch, length)
+    bool is False for padding. With `fused` softmax takes truth values, else a sum."""
 
     def __init__(self, mask: np.ndarray, queries: int, device: flow.device, fused: bool) -> None:
         length = mask.shape[1]
@@ -108,15 +95,11 @@ class Hidden:
 
 @dataclass
 class Past:
-    """What a layer sees in one step of generation, on local tensors.
+    """What layer `layer` sees in one step of generation, on local tensors; `pairs` are keys and
+    values.
 
-    Keys and values grow by concatenation: a buffer of the full length would have to be made
-    contiguous for the attention operator at every step, which copies as much.
-
-    Attributes:
-        pairs: keys and values of each layer; None before its first ones.
-        layer: which of them.
-        hidden: None where nothing is hidden beyond the causal rule.
+    These grow by concatenation: a buffer of the full length would have to be made contiguous for
+    the attention operator at every step, which copies as much.
     """
 
     pairs: list[Pair | None]
@@ -128,7 +111,6 @@ class Past:
         return self.pairs[self.layer]
 
     def keep(self, key: flow.Tensor, value: flow.Tensor) -> None:
-        """Hold these in place of the layer's."""
         self.pairs[self.layer] = (key, value)
 
     def attend(self, query: flow.Tensor, key: flow.Tensor, value: flow.Tensor) -> flow.Tensor:

@@ -1,9 +1,8 @@
 """Dropout joined with what comes before it, by the fused operators where the device has them.
 
-The fused operators draw their masks as the dropout operator does: right on one process in eager
-mode, but under nn.Graph from one fixed seed, and in a run of several processes not equal where a
-tensor is broadcast. There the mask is drawn with `oneflow.rand` and given to the operator, as
-the patched Dropout of LiBai does without fusion.
+These draw their masks as the dropout operator does: right on one process in eager mode, but under
+nn.Graph from one fixed seed, and on several processes not equal where a tensor is broadcast. There
+`oneflow.rand` draws the mask, as in the patched Dropout of LiBai.
 """
 
 from __future__ import annotations
@@ -16,17 +15,7 @@ from libai.utils import distributed as dist
 
 
 def bias_dropout(x: flow.Tensor, bias: flow.Tensor, dropout: Dropout, fused: bool) -> flow.Tensor:
-    """dropout(x + bias).
-
-    Args:
-        x: (..., n), global.
-        bias: (n,).
-        dropout: its probability, and whether it trains.
-        fused: whether one operator is to do both.
-
-    Returns:
-        Like `x`.
-    """
+    """dropout(x + bias) of x (..., n), global, and bias (n,); with `fused` in one operator."""
     if not is_active(dropout):
         return x + bias
     if not fused:
@@ -39,16 +28,8 @@ def bias_dropout(x: flow.Tensor, bias: flow.Tensor, dropout: Dropout, fused: boo
 def fused_causal_softmax_dropout(
     scores: flow.Tensor, scale: float, dropout: Dropout
 ) -> flow.Tensor:
-    """dropout(softmax(scale scores)) over the columns up to the row's, in one operator.
-
-    Args:
-        scores: (batch, heads, time, time), global.
-        scale: factor of the scores.
-        dropout: its probability; it has to be active.
-
-    Returns:
-        Like `scores`.
-    """
+    """dropout(softmax(scale scores)) over the columns up to the row's, in one operator, of scores
+    (batch, heads, time, time), global; `dropout` must be active."""
     p = dropout.p
     if _needs_drawn_mask(scores):
         return causal_softmax_mask_scale(scores, _keep_mask(scores, p), scale, 1 / (1 - p))

@@ -1,12 +1,12 @@
 """The linear layers of a block, LiBai's dense ones or Monarch layers: on global tensors for
 training, and this process's part of them for generation.
 
-A layer made with parallel="col" takes whole inputs and gives outputs that are split over tensor
-parallelism. One made with parallel="row" takes split inputs and ends a branch of the block: it
-gets the residual too, and gives residual + dropout(product + bias), whole.
+A layer made with parallel="col" takes whole inputs and gives outputs split over tensor parallelism.
+One made with parallel="row" takes split inputs and ends a branch of the block: it gets the residual
+too, and gives residual + dropout(product + bias), whole.
 
-Of a Monarch layer each process that generates keeps both factors whole and computes all of it: for
-the few tokens of a step that costs less than the exchange between the factors.
+Each process that generates keeps both factors of a Monarch layer whole: for the few tokens of a
+step that costs less than the exchange between the factors.
 """
 
 from __future__ import annotations
@@ -46,14 +46,8 @@ def column_linear(
     skip_bias_add: bool = False,
     layer_idx: int,
 ) -> nn.Module:
-    """A layer with parallel="col".
-
-    Args:
-        config: of a Monarch layer; None: dense.
-        in_features, out_features: widths, of all processes together.
-        skip_bias_add: return (product, bias) and not the sum.
-        layer_idx: layer, from which the pipeline stage follows.
-    """
+    """A layer with parallel="col", dense where `config` is None; widths are of all processes
+    together. With `skip_bias_add` it returns (product, bias) and not the sum."""
     options = {"parallel": "col", "skip_bias_add": skip_bias_add, "layer_idx": layer_idx}
     if config is None:
         return Linear(in_features, out_features, init_method=drawn_later, **options)
@@ -69,13 +63,8 @@ def row_linear(
     fused: bool,
     layer_idx: int,
 ) -> nn.Module:
-    """A layer with parallel="row".
-
-    Args:
-        config, in_features, out_features, layer_idx: as for `column_linear`.
-        dropout: probability.
-        fused: whether one operator is to add the bias and drop.
-    """
+    """A layer with parallel="row", as `column_linear`; `fused` adds the bias and drops in one
+    operator."""
     end = {"dropout": dropout, "fused": fused, "layer_idx": layer_idx}
     if config is None:
         return RowLinear(in_features, out_features, **end)
@@ -160,14 +149,7 @@ class MonarchRowProjection(MonarchProjection):
 
 class QueryKeyValue(nn.Module):
     """Queries, keys and values by three Monarch layers, interleaved by head as one dense layer
-    gives them.
-
-    Args:
-        config: of each of the layers.
-        in_features: width of the input.
-        head_size: of each head.
-        layer_idx: layer, from which the pipeline stage follows.
-    """
+    does."""
 
     def __init__(
         self, config: LinearConfig, in_features: int, head_size: int, *, layer_idx: int
@@ -179,8 +161,8 @@ class QueryKeyValue(nn.Module):
             setattr(self, name, layer)
 
     def forward(self, x: flow.Tensor) -> flow.Tensor:
-        """(batch, time, hidden) to (batch, time, 3 hidden), the last axis (heads, 3, head size),
-        split over heads."""
+        """(batch, time, hidden) to (batch, time, 3 hidden): (heads, 3, head size), split over
+        heads."""
         parts = [self.q_proj(x), self.k_proj(x), self.v_proj(x)]
         batch, time, width = parts[0].shape
         heads = [
@@ -224,8 +206,7 @@ class LocalLinear:
 
 @dataclass(frozen=True)
 class LocalMonarch:
-    """A whole Monarch layer, of which this process gives its outputs or, not `split`, has only its
-    part of the inputs."""
+    """A whole Monarch layer, whose outputs are split over processes or, not `split`, its inputs."""
 
     blkdiag1: flow.Tensor
     blkdiag2: flow.Tensor

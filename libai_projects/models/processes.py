@@ -1,7 +1,7 @@
 """How the processes of a layout talk while tokens are generated: local tensors, few messages.
 
-Global tensors would do it too, but OneFlow checks their placements across all processes of a run,
-so that each process would have to take part in what the other pipeline stages do.
+OneFlow checks the placements of global tensors across all processes, so with them each process
+would have to take part in what the other pipeline stages do.
 """
 
 from __future__ import annotations
@@ -15,10 +15,8 @@ BROADCAST, COLUMNS, ROWS = flow.sbp.broadcast, flow.sbp.split(1), flow.sbp.split
 
 
 def local(parameter: flow.Tensor, sbp: flow.sbp.sbp = BROADCAST) -> flow.Tensor:
-    """This process's shard, split over tensor parallelism as `sbp` says; collective.
-
-    ZeRO may have left the parameter split in another way.
-    """
+    """This process's shard by `sbp`, also where ZeRO has split the parameter otherwise;
+    collective."""
     declared = dist.get_nd_sbp([flow.sbp.broadcast, sbp])
     value = parameter.detach()
     if not dist.same_sbp(value.sbp, declared):
@@ -34,15 +32,8 @@ def shares(rows: int, processes: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Position:
-    """Where a process stands in the layout of `dist.get_dist_util()`.
-
-    Attributes:
-        rank: of this process.
-        world_size: number of processes.
-        stage: pipeline stage.
-        stages: number of stages.
-        group: ranks that hold the shards of this process's tensors, itself included, in order.
-    """
+    """Where a process stands in the layout of `dist.get_dist_util()`; `group` are the ranks that
+    hold the shards of its tensors, itself included, in order."""
 
     rank: int
     world_size: int
@@ -89,12 +80,7 @@ class Position:
         return total
 
     def join(self, x: flow.Tensor, sizes: tuple[int, ...]) -> flow.Tensor:
-        """The group's parts (rows, size) side by side.
-
-        Args:
-            x: this process's part.
-            sizes: columns of each part.
-        """
+        """The group's parts (rows, size) side by side; `sizes` are the columns of each."""
         if len(self.group) == 1:
             return x
         return flow.cat(self._exchange(x, sizes), dim=-1)
@@ -107,13 +93,11 @@ class Position:
         flow._C.send(x, self.rank + self.stage_size, send_meta=False)
 
     def share(self, x: flow.Tensor) -> flow.Tensor:
-        """`x` of the first process of the last stage, on every process.
+        """`x` of the first process of the last stage, on every process; elsewhere it may be
+        overwritten.
 
         Replicas and shards compute the same, but not on any hardware to the last bit, and processes
         that choose different tokens would wait for each other for ever.
-
-        Args:
-            x: of the shape and dtype to receive; may be overwritten.
         """
         if self.world_size > 1:
             flow.comm.broadcast(x, self.world_size - self.stage_size)

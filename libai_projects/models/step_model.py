@@ -1,9 +1,8 @@
 """A model one step at a time, for generation: numpy in, the logits of the last position out, under
 every parallel layout. The protocol is `libai_projects.generation.interface.StepModel`.
 
-The modules are those of training, with this process's part of the weights as local tensors in place
-of LiBai's layers: an operator is one call, and nothing but the sums over tensor parallelism and
-what goes to the next stage leaves the process.
+The modules are those of training, with this process's part of the weights as local tensors: only
+the sums over tensor parallelism and what goes to the next stage leave the process.
 """
 
 from __future__ import annotations
@@ -28,8 +27,6 @@ from libai_projects.models.processes import BROADCAST, ROWS, Position, local, sh
 
 @dataclass(frozen=True)
 class LocalNorm:
-    """Layer normalization over the last axis."""
-
     weight: flow.Tensor
     bias: flow.Tensor
     eps: float
@@ -40,12 +37,7 @@ class LocalNorm:
 
 
 class LocalEmbedding:
-    """Rows of an embedding that may be split over tensor parallelism.
-
-    Args:
-        weight: the global parameter.
-        place: of this process; None: the embedding is whole everywhere.
-    """
+    """Rows of an embedding that may be split over tensor parallelism; `place` None: it is whole."""
 
     def __init__(self, weight: flow.Tensor, place: Position | None = None) -> None:
         rows = shares(weight.shape[0], 1 if place is None else len(place.group))
@@ -77,12 +69,7 @@ _LOCAL: tuple[tuple[type | tuple[type, ...], Callable[[nn.Module, Position], Any
 
 
 def on_this_process(module: nn.Module, place: Position) -> Any:
-    """The same module on local tensors; collective, as every process reads every weight.
-
-    Args:
-        module: one of LiBai's layers or of `linear`, or a module made of such.
-        place: of this process.
-    """
+    """One of LiBai's layers or of `linear`, or a module of such, on local tensors; collective."""
     for kind, make in _LOCAL:
         if isinstance(module, kind):
             return make(module, place)
@@ -98,13 +85,8 @@ def _identity(x: flow.Tensor) -> flow.Tensor:
 
 
 class KeyValueCache:
-    """Keys and values of the layers of this process's stage.
-
-    Attributes:
-        batch_size: rows.
-        length: tokens held of each row.
-        pairs: of each layer, (batch, heads, length, head size); None before its first ones.
-    """
+    """Keys and values of the layers of this process's stage, (batch, heads, length, head size)
+    each."""
 
     def __init__(self, batch_size: int, layers: int) -> None:
         self.batch_size = batch_size
@@ -112,7 +94,6 @@ class KeyValueCache:
         self.pairs: list[Pair | None] = [None] * layers
 
     def select(self, rows: np.ndarray) -> None:
-        """Keep, reorder or repeat rows."""
         self.batch_size = len(rows)
         for layer, held in enumerate(self.pairs):
             if held is not None:
@@ -122,13 +103,8 @@ class KeyValueCache:
 
 
 class TokenCache:
-    """The tokens and their positions, for computing everything again at every step.
-
-    Attributes:
-        batch_size: rows.
-        ids: (batch, length) int64.
-        positions: likewise.
-    """
+    """The tokens and their positions, (batch, length) int64, to compute everything again at each
+    step."""
 
     def __init__(self, batch_size: int) -> None:
         self.batch_size = batch_size
@@ -140,12 +116,10 @@ class TokenCache:
         return int(self.ids.shape[1])
 
     def extend(self, ids: np.ndarray, positions: np.ndarray) -> None:
-        """Append (batch, new) tokens."""
         self.ids = np.concatenate([self.ids, ids], axis=1)
         self.positions = np.concatenate([self.positions, positions], axis=1)
 
     def select(self, rows: np.ndarray) -> None:
-        """Keep, reorder or repeat rows."""
         self.ids, self.positions = self.ids[rows], self.positions[rows]
         self.batch_size = len(rows)
 
@@ -154,26 +128,17 @@ Cache = KeyValueCache | TokenCache
 
 
 class StepModel:
-    """A model that generation can step through.
+    """A model that generation can step through; all processes call its methods alike.
 
-    All processes of the run call the same methods with the same arguments, and get the same
-    results. Tensor and pipeline parallelism share the work; data-parallel replicas repeat it.
+    Tensor and pipeline parallelism share the work; data-parallel replicas repeat it. The modules
+    are global, and their weights are read now: load them before.
 
     Args:
         embeddings: (tokens, None, positions) to (batch, time, width).
         layers: each (x, past) to the same shape; see `attention.Past`.
-        norm: after the last layer.
         head: (vocabulary, width), of the logits.
         vocab_size: columns of the logits: the real vocabulary, without padding rows.
-        max_positions: longest sequence.
         fused_softmax: whether one operator masks and normalizes scores.
-
-    The modules are global; their weights are read now: load them before.
-
-    Attributes:
-        vocab_size, max_positions: as given.
-        bytes_per_token: of this machine's memory that keys and values of a token take, over all
-            stages and shards; 0 on devices with a memory of their own.
     """
 
     def __init__(
@@ -213,34 +178,19 @@ class StepModel:
         return layer
 
     def start(self, batch_size: int, use_cache: bool = True) -> Cache:
-        """An empty cache for `batch_size` sequences.
-
-        Args:
-            batch_size: rows.
-            use_cache: keep keys and values; False keeps the tokens and computes all of them at
-                every step.
-        """
+        """An empty cache; without `use_cache` it keeps the tokens, all of which each step computes
+        anew."""
         return KeyValueCache(batch_size, len(self._layers)) if use_cache else TokenCache(batch_size)
 
     def step(
         self, ids: np.ndarray, positions: np.ndarray, mask: np.ndarray | None, cache: Cache
     ) -> np.ndarray:
-        """Append tokens and compute what comes after them.
+        """Append tokens; (batch, vocab_size) float32 of what comes after them, on every process the
+        same.
 
-        Args:
-            ids: (batch, new) int64 tokens since the last call; what stands for padding does not
-                matter.
-            positions: (batch, new) int64, the position of each; likewise.
-            mask: (batch, tokens so far, these included) bool, False for padding, which stands on
-                the left; None where there is none.
-            cache: of `start`.
-
-        Returns:
-            (batch, vocab_size) float32, on every process the same.
-
-        Raises:
-            UserError: a token or a position that the model does not have.
-            ValueError: shapes that do not fit.
+        `ids` and `positions` are (batch, new) int64; `mask` is (batch, tokens so far) bool, False
+        for padding on the left. Raises UserError for a token or position that the model lacks,
+        ValueError for shapes that do not fit.
         """
         ids, positions = np.asarray(ids), np.asarray(positions)
         if mask is not None and mask.shape[-1] >= ids.shape[-1] and len(mask) == len(ids):
@@ -259,12 +209,8 @@ class StepModel:
             return logits.numpy()[:, : self.vocab_size]
 
     def select(self, cache: Cache, rows: np.ndarray) -> None:
-        """Keep, reorder or repeat sequences.
-
-        Args:
-            cache: of `start`; changed in place.
-            rows: (new batch,) int, which row each new one was.
-        """
+        """Keep, reorder or repeat sequences of the cache in place; `rows` says which each new one
+        was."""
         rows = np.asarray(rows, dtype=np.int64)
         if len(rows) != cache.batch_size or (rows != np.arange(len(rows))).any():
             cache.select(rows)

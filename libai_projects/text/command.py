@@ -24,7 +24,6 @@ class CommandFormatter(argparse.ArgumentDefaultsHelpFormatter):
 
 
 def at_least_one(text: str) -> int:
-    """An option's whole number, at least 1."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is less than 1")
@@ -59,9 +58,7 @@ def add_reading_options(
 
 def run_command(name: str, run: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> int:
     """Run a command and return its exit code; user errors become one line on standard error.
-
-    SIGTERM and Ctrl-C end it so that no partly written files are left.
-    """
+    SIGTERM and Ctrl-C leave no partly written files."""
 
     def action() -> int:
         try:

@@ -1,5 +1,5 @@
 """From text files to datasets: reads blocks, has workers encode them, writes, and counts lines,
-documents, tokens and how long the documents are."""
+documents, tokens and lengths."""
 
 from __future__ import annotations
 
@@ -41,13 +41,10 @@ class Writer(Protocol):
 class ReadOptions:
     """How input files are read.
 
-    Attributes:
-        jsonl: True or False for all files; None goes by their names.
-        bad_lines: "skip" counts bad lines, "error" stops at the first.
-        max_line_bytes: longer lines are bad.
-        workers: processes that encode; 1 is this process.
-        log_documents: print a line of progress each time about so many documents are done; None
-            prints one every 10 seconds, and none beside a bar.
+    `jsonl` None goes by the files' names; `bad_lines` "skip" counts bad lines, longer than
+    `max_line_bytes` or not text, "error" stops at the first; `workers` 1 is this process;
+    `log_documents` prints a line of progress about each so many, None one every 10 seconds without
+    a bar.
     """
 
     jsonl: bool | None = None
@@ -59,12 +56,8 @@ class ReadOptions:
 
 @dataclass
 class OutputCounts:
-    """Documents and tokens of one dataset.
-
-    Attributes:
-        histogram: documents by their number of tokens, (longest + 1,) int64.
-        longest: tokens, file and line of the longest document.
-    """
+    """Documents and tokens of one dataset: `histogram` (longest + 1,) int64 counts documents by
+    tokens; `longest` is tokens, file and line of the longest."""
 
     documents: int = 0
     tokens: int = 0
@@ -72,7 +65,6 @@ class OutputCounts:
     longest: tuple[int, str, int] | None = None
 
     def add(self, path: str, documents: Documents) -> None:
-        """Count more documents, all of one file."""
         if not len(documents.lengths):
             return
         first = np.concatenate([[0], np.cumsum(documents.lengths[:-1])])
@@ -87,10 +79,8 @@ class OutputCounts:
             self.longest = (int(tokens[at]), path, int(documents.line_numbers[at]))
 
     def percentiles(self, percents: Sequence[int] = _PERCENTILES) -> dict[int, int]:
-        """Percent -> the smallest length that this percentage of the documents does not exceed.
-
-        Exact, as all lengths are counted (the nearest-rank definition).
-        """
+        """Percent -> the smallest length that so many documents do not exceed, exact (nearest
+        rank)."""
         below = np.cumsum(self.histogram)
         ranks = [-(-percent * self.documents // 100) for percent in percents]
         return {p: int(np.searchsorted(below, r)) for p, r in zip(percents, ranks, strict=True)}
@@ -98,12 +88,8 @@ class OutputCounts:
 
 @dataclass
 class CorpusReport:
-    """Counts of everything that was read.
-
-    Attributes:
-        lines: lines read; each is empty, bad, or gives a document to at least one output.
-        outputs: output name -> its counts.
-    """
+    """Counts of all that was read; a line is empty, bad, or gives a document to at least one
+    output."""
 
     lines: int = 0
     empty: int = 0
@@ -122,7 +108,6 @@ class CorpusReport:
         return None
 
     def add(self, block: EncodedBlock) -> None:
-        """Count a block."""
         filled, bad = self._of_file.get(block.path, (0, 0))
         self._of_file[block.path] = (filled + block.lines - block.empty, bad + block.bad)
         self.lines += block.lines
@@ -134,12 +119,10 @@ class CorpusReport:
 
     @property
     def documents(self) -> int:
-        """Documents of all outputs."""
         return sum(counts.documents for counts in self.outputs.values())
 
     @property
     def tokens(self) -> int:
-        """Tokens of all outputs."""
         return sum(counts.tokens for counts in self.outputs.values())
 
     def to_json(self) -> dict[str, object]:
@@ -191,17 +174,11 @@ def write_corpus(
     writers: Mapping[str, Writer],
     options: ReadOptions,
 ) -> CorpusReport:
-    """Encode the files and give each output's documents to its writer, which is not committed.
+    """Encode the files in order and give each output's documents to its writer, uncommitted; the
+    datasets do not depend on the number of workers.
 
-    The datasets do not depend on the number of workers.
-
-    Args:
-        paths: input files, in order.
-        encoder: its outputs are the keys of `writers`.
-
-    Raises:
-        DataError: a file cannot be read, a bad line is there and bad lines are an error, most lines
-            of a file are bad, nothing is left, the disk is full, or a worker was killed.
+    Raises DataError where a file cannot be read, bad lines are an error or most of a file, nothing
+    is left, the disk is full, or a worker was killed.
     """
     sizes = [path.stat().st_size for path in paths] if check_files(paths) else [0] * len(paths)
     report = CorpusReport()
@@ -243,7 +220,6 @@ class _Said:
         self._next = log_documents or 0
 
     def maybe_print(self) -> None:
-        """Print a line if it is time for one."""
         documents, now = self._report.documents, time.monotonic()
         if self._log_documents is None:
             if sys.stderr.isatty() or now - self._last < _LOG_SECONDS:

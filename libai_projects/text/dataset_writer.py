@@ -1,5 +1,5 @@
-"""Writes token datasets: in the format of `indexed_dataset`, whole or not at all, and in LiBai's
-older one."""
+"""Writes token datasets whole or not at all, in the format of `indexed_dataset` and LiBai's older
+one."""
 
 from __future__ import annotations
 
@@ -32,24 +32,15 @@ _DERIVED = re.compile(r"_\d+msl_.*\.npy")
 
 
 class DatasetWriter:
-    """Writes PREFIX.bin and PREFIX.idx.
+    """Writes PREFIX.bin and PREFIX.idx; leaving the context without `commit` takes all away.
 
-    Both are written as `.bin.part` and `.idx.part` and renamed by `commit`; the index comes last,
-    and without an index there is no dataset. A process that is killed leaves the `.part` files,
-    which the next one takes over. An older dataset of the prefix stays whole until the renaming,
-    and whoever has it open goes on reading the old one.
+    Both are written as `.part` files and renamed by `commit`; the index comes last, and without an
+    index there is no dataset. A process that is killed leaves the `.part` files, which the next one
+    takes over. An older dataset stays whole until the renaming, and whoever has it open goes on
+    reading it. Memory: 12 bytes per sequence and 8 per document.
 
-    Memory: 12 bytes per sequence and 8 per document. Use it as a context; leaving it without
-    `commit` takes everything away.
-
-    Args:
-        prefix: path of the two files without suffix; the folder is made if missing.
-        dtype: of the ids, see `indexed_dataset.dtype_for_vocabulary`.
-        overwrite: replace a dataset that is there.
-
-    Raises:
-        DataError: the dataset exists, the folder cannot be written to, or another process is
-            writing this dataset.
+    Raises DataError where the dataset exists, unless `overwrite`, the folder cannot be written to,
+    or another process is writing this dataset.
     """
 
     def __init__(
@@ -77,17 +68,9 @@ class DatasetWriter:
         self.discard()
 
     def add(self, ids: np.ndarray, sizes: np.ndarray, document_lengths: np.ndarray) -> None:
-        """Append whole documents.
-
-        Args:
-            ids: (tokens,) ids of all sequences, back to back.
-            sizes: (sequences,) tokens of each.
-            document_lengths: (documents,) sequences of each.
-
-        Raises:
-            DataError: the disk is full or fails.
-            ValueError: the lengths do not add up.
-        """
+        """Append whole documents: `ids` (tokens,) back to back, `sizes` (sequences,) in tokens,
+        `document_lengths` (documents,) in sequences. Raises DataError where the disk fails,
+        ValueError where the lengths do not add up."""
         if sizes.sum() != len(ids) or document_lengths.sum() != len(sizes):
             raise ValueError(
                 f"{len(ids)} ids, {sizes.sum()} by the sizes; {len(sizes)} sequences, "
@@ -104,11 +87,8 @@ class DatasetWriter:
         self.tokens += len(ids)
 
     def commit(self) -> None:
-        """Give the files their names. The writer is closed afterwards.
-
-        Raises:
-            DataError: the disk is full or fails; an older dataset is still there then.
-        """
+        """Give the files their names and close; after a DataError an older dataset is still
+        there."""
         try:
             self._file.flush()
             os.fsync(self._file.fileno())
@@ -203,14 +183,10 @@ class DatasetWriter:
 
 
 class CachedDatasetWriter:
-    """LiBai's older format, "lazy" or "cached", by libai's own builder, with the interface of
-    `DatasetWriter`. Ids are int32.
+    """LiBai's older format, "lazy" or "cached", by libai's own builder; ids are int32.
 
-    It writes to `.part` files, too, but does not wait for the disk, and is slow: a tensor for each
-    sequence. New datasets should be mmap.
-
-    Raises:
-        DataError: the folder cannot be written to.
+    It is slow, a tensor for each sequence, and does not wait for the disk: new datasets should be
+    mmap. Raises DataError where the folder cannot be written to.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -234,7 +210,6 @@ class CachedDatasetWriter:
             part.unlink(missing_ok=True)
 
     def add(self, ids: np.ndarray, sizes: np.ndarray, document_lengths: np.ndarray) -> None:
-        """Append whole documents, as `DatasetWriter.add`."""
         sequences = iter(np.split(ids, np.cumsum(sizes[:-1])) if len(sizes) else [])
         try:
             for length in document_lengths:

@@ -33,14 +33,8 @@ class BadLine:
 
 @dataclass
 class Documents:
-    """Encoded documents.
-
-    Attributes:
-        ids: (tokens,) all of them, back to back.
-        sizes: (sequences,) int32, tokens of each.
-        lengths: (documents,) int32, sequences of each.
-        line_numbers: (documents,) int64, where each comes from.
-    """
+    """Encoded documents: `ids` (tokens,) back to back; `sizes` (sequences,) int32, in tokens;
+    `lengths` (documents,) int32, in sequences; `line_numbers` (documents,) int64."""
 
     ids: np.ndarray
     sizes: np.ndarray
@@ -50,15 +44,8 @@ class Documents:
 
 @dataclass
 class EncodedBlock:
-    """What a block of lines came to.
-
-    Attributes:
-        file, path, lines, position: as in `LineBlock`.
-        empty: lines of nothing but white space.
-        bad: lines left out.
-        first_bad: the first ones of them.
-        outputs: output name -> its documents.
-    """
+    """What a `LineBlock` came to: lines of white space, bad ones, and the documents of each
+    output."""
 
     file: int
     path: str
@@ -74,17 +61,13 @@ class BlockEncoder:
     """Encodes blocks of lines: bad lines are counted and described, not raised.
 
     Args:
-        encode: token ids of a list of texts.
-        dtype: of the ids, see `indexed_dataset.dtype_for_vocabulary`.
-        keys: JSON key of each text to take -> name of its output. Lines of plain text go to the
-            first one.
+        keys: JSON key of each text to take -> name of its output; plain lines go to the first one.
         eod_id: appended to each document with a token; None appends nothing.
         strip: take white space off both ends of each text.
         split_sentences: cuts a text into the sequences of its document.
-        held_out: share of the texts, 0 .. 1, that goes to the output `held_out_name` in place of
-            its own. A text's side follows from its content and the seed alone: copies of it stay
-            together, whatever the order of the lines and the number of processes.
-        seed: chooses another share.
+        held_out: share of the texts, 0 .. 1, for the output `held_out_name`. A text's side follows
+            from its content and `seed` alone: copies of it stay together, on any number of
+            processes.
     """
 
     def __init__(
@@ -143,11 +126,7 @@ class BlockEncoder:
                 texts[self._output(name, text)].append((number, text))
 
     def _texts_of_line(self, line: str, jsonl: bool) -> dict[str, str]:
-        """Output -> text; texts of nothing but white space are left out.
-
-        Raises:
-            ValueError: the line is bad; says why.
-        """
+        """Output -> text, without those of white space; a ValueError says why the line is bad."""
         if not line or line.isspace():
             return {}
         found = _json_texts(line, self._keys) if jsonl else {next(iter(self._keys.values())): line}

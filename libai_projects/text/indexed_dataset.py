@@ -77,18 +77,13 @@ def dtype_for_vocabulary(vocab_size: int | None) -> np.dtype:
 class MMapTokenDataset:
     """Sequences of token ids, memory mapped: opening reads the index, not the tokens.
 
-    Arrays that it returns are views of the file, read-only, of the file's dtype. Takes the place of
-    libai's `MMapIndexedDataset` in its `GPT2Dataset`. It can be pickled (the other process opens
-    the files again) and used after a fork.
+    Takes the place of libai's `MMapIndexedDataset` in its `GPT2Dataset`; arrays are read-only views
+    of the file, of its dtype. It can be pickled (the other process opens the files again) and used
+    after a fork.
 
-    Args:
-        prefix: path of the two files without `.bin` and `.idx`.
-        vocab_size: size of the vocabulary that will read the ids; None leaves ids unchecked.
-
-    Raises:
-        DataError: a file is missing, truncated, too long, damaged, of another format, or has ids
-            outside the vocabulary. Ids of a `.bin` above 128 MiB (16-bit ids) are checked in 64
-            pieces spread over it; `check_ids` checks all.
+    Raises DataError where a file is missing, damaged, of another format, or has ids from
+    `vocab_size` on, if given. Ids of a `.bin` above 128 MiB (16-bit ids) are checked in 64 pieces
+    spread over it; `check_ids` checks all.
     """
 
     supports_prefetch = False
@@ -127,7 +122,6 @@ class MMapTokenDataset:
         return type(self), (self.prefix, self.vocab_size)
 
     def __len__(self) -> int:
-        """Number of sequences."""
         return len(self._sizes)
 
     @property
@@ -147,11 +141,7 @@ class MMapTokenDataset:
     def __getitem__(self, index: slice) -> list[np.ndarray]: ...
 
     def __getitem__(self, index: int | slice) -> np.ndarray | list[np.ndarray]:
-        """The ids of a sequence, or of several.
-
-        Raises:
-            IndexError: there is no such sequence.
-        """
+        """The ids of a sequence, or of several."""
         if isinstance(index, slice):
             return [self.get(i) for i in range(*index.indices(len(self)))]
         return self.get(index)
@@ -160,11 +150,8 @@ class MMapTokenDataset:
         return (self.get(index) for index in range(len(self)))
 
     def get(self, index: int, offset: int = 0, length: int | None = None) -> np.ndarray:
-        """Ids of one sequence from token `offset` on, at most to its end.
-
-        Raises:
-            IndexError: there is no such sequence, or it has fewer tokens than asked for.
-        """
+        """Ids of one sequence from token `offset` on; IndexError where it has fewer than asked
+        for."""
         if not 0 <= index < len(self):
             raise IndexError(f"{self.prefix}: no sequence {index}, there are {len(self)}")
         size = int(self._sizes[index])
@@ -178,14 +165,8 @@ class MMapTokenDataset:
         return self._ids[start : start + int(length)]
 
     def check_ids(self, vocab_size: int, everywhere: bool = True) -> None:
-        """Check that all ids are below `vocab_size`.
-
-        Args:
-            everywhere: False reads at most 64 pieces of a million ids, spread over the file.
-
-        Raises:
-            DataError: names the first sequence found with an id that is too large.
-        """
+        """Check that all ids are below `vocab_size`, or those in 64 pieces of a million unless
+        `everywhere`; the DataError names the first sequence with a larger one."""
         ids = self._ids
         starts: Sequence[int] = range(0, self.tokens, _PIECE)
         if not everywhere and len(starts) > _PIECES_TO_CHECK:
@@ -212,14 +193,9 @@ def get_indexed_dataset(
 ) -> Any:
     """The dataset at a prefix; takes the place of libai's function of this name in configs.
 
-    Args:
-        data_prefix: path of the files without `.bin` and `.idx`.
-        data_impl: "mmap"; "infer" looks into the file. "lazy" and "cached" are libai's classes.
-        skip_warmup: False reads `.bin` once, so that the first epoch finds it in memory.
-        vocab_size: see `MMapTokenDataset`.
-
-    Raises:
-        DataError: see `MMapTokenDataset`.
+    `data_impl` "infer" looks into the file; "lazy" and "cached" are libai's classes. `skip_warmup`
+    False reads `.bin` once, so that the first epoch finds it in memory. Raises as
+    `MMapTokenDataset`.
     """
     if data_impl == "infer":
         _check_present(data_prefix)

@@ -34,16 +34,9 @@ _WIDE_MARKS = (
 class LineBlock:
     """Lines of one file that follow one another.
 
-    Attributes:
-        file: number of the file, from 0.
-        path: its name, for messages.
-        jsonl: each line is a JSON object, not a text.
-        first_line: number of the first line, from 1.
-        lines: number of lines.
-        data: the lines; each ends with a newline, but perhaps the last one of the file.
-        too_long: the block is the beginning of one line over the limit, the rest of which is left
-            out.
-        position: bytes of the file (compressed, if it is) read up to here.
+    `file` counts from 0, `first_line` from 1; each line of `data` ends with a newline, but perhaps
+    the file's last. `too_long`: the beginning of one line over the limit, the rest left out.
+    `position`: bytes of the file (compressed, if it is) read up to here.
     """
 
     file: int
@@ -63,11 +56,8 @@ def is_jsonl(path: Path) -> bool:
 
 
 def check_files(paths: Sequence[Path]) -> int:
-    """Check that all files can be opened, before hours of work; returns their size in bytes.
-
-    Raises:
-        DataError: names the first that is missing, no regular file, unreadable or UTF-16.
-    """
+    """Check that all files can be opened, before hours of work; returns their size in bytes. The
+    DataError names the first that is missing, not a regular file, unreadable or UTF-16."""
     total = 0
     for path in paths:
         if path.is_dir():
@@ -93,17 +83,11 @@ def read_blocks(
     max_line_bytes: int = LINE_BYTES,
     block_bytes: int = BLOCK_BYTES,
 ) -> Iterator[LineBlock]:
-    """All lines of the files, in order.
+    """All lines of UTF-8 files in order, without a byte order mark; gzip is found by its first
+    bytes.
 
-    Args:
-        paths: UTF-8 text, a byte order mark at the beginning is left out; gzip is found by its
-            first bytes.
-        jsonl: what all files are; None goes by their names.
-        max_line_bytes: a longer line comes as a block of its own, cut, with `too_long`.
-        block_bytes: about the size of the blocks.
-
-    Raises:
-        DataError: a file cannot be read or its gzip data is damaged.
+    `jsonl` None goes by the files' names. A line above `max_line_bytes` comes as a block of its
+    own, cut, with `too_long`. Raises DataError for unreadable files and damaged gzip data.
     """
     for number, path in enumerate(paths):
         as_json = is_jsonl(path) if jsonl is None else jsonl

@@ -32,7 +32,6 @@ HELD_OUT_SUFFIX = f"_{_VALID}"
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of prepare.py."""
     environment = os.environ.get
     parser = argparse.ArgumentParser(
         prog="prepare.py",
@@ -91,11 +90,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Do what the command line says; 0 on success.
-
-    Raises:
-        UserError: anything that is the user's to mend.
-    """
+    """Do what the command line says; 0 on success."""
     arguments = build_parser().parse_args(argv)
     share, validation_file = _validation(arguments.validation)
     check_files([*arguments.inputs, *([validation_file] if validation_file else [])])
@@ -178,5 +173,4 @@ def _write_report(path: Path, reports: list[CorpusReport]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of prepare.py."""
     return run_command("prepare.py", run, argv)

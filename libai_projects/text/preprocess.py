@@ -109,11 +109,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Do what the command line says; 0 on success.
-
-    Raises:
-        UserError: anything that is the user's to mend.
-    """
+    """Do what the command line says; 0 on success."""
     arguments = build_parser().parse_args(argv)
     if arguments.keep_newlines and not arguments.split_sentences:
         raise UserError("--keep-newlines says how --split-sentences splits; give both")
@@ -194,7 +190,6 @@ def _tokenizer(arguments: argparse.Namespace) -> Any:
 
 
 def _batch(tokenizer: Any) -> Any:
-    """A function of a list of texts."""
     if isinstance(tokenizer, GPT2Tokenizer):
         return tokenizer.encode_batch
     return lambda texts: [tokenizer.encode(text) for text in texts]
@@ -233,5 +228,4 @@ def _splitter(keep_space: bool) -> SplitSentences:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of preprocess_data.py."""
     return run_command("preprocess_data.py", run, argv)

@@ -1,9 +1,8 @@
-"""GPT-2's byte-level BPE: text to token ids and back.
+"""GPT-2's byte-level BPE: text to token ids and back, by the Hugging Face `tokenizers` library.
 
-Encoding is the Hugging Face `tokenizers` library (Rust). Nothing is added or taken away: leading
-spaces stay (libai 0.1.1's own tokenizer strips them), no prefix space, no clean-up of spaces when
-decoding. The text "<|endoftext|>" in a user's prompt is text and not the special token, unless the
-caller says otherwise.
+Nothing is added or taken away: leading spaces stay (libai 0.1.1's own tokenizer strips them), no
+prefix space, no clean-up when decoding. "<|endoftext|>" in a user's prompt is text and not the
+special token, unless the caller says otherwise.
 """
 
 from __future__ import annotations
@@ -27,16 +26,9 @@ from libai_projects.text.vocabulary import END_OF_TEXT, byte_alphabet, load_voca
 class GPT2Tokenizer:
     """GPT-2's tokenizer, also as `cfg.tokenization.tokenizer` of a LiBai config.
 
-    It is immutable. It can be pickled, and used in forked processes and by several threads.
-
-    Args:
-        vocab_file: GPT-2's vocab.json.
-        merges_file: GPT-2's merges.txt.
-        do_lower_case: taken because LiBai's configs pass it; GPT-2's vocabulary is cased and
-            LiBai's GPT-2 tokenizer ignores it too.
-
-    Raises:
-        UserError: a file is missing, truncated or wrong; see `vocabulary.load_vocabulary`.
+    It is immutable, can be pickled, and used in forked processes and by several threads. LiBai's
+    configs pass `do_lower_case`, which is ignored, as in LiBai: the vocabulary is cased. Raises
+    UserError as `vocabulary.load_vocabulary`.
     """
 
     # The names that libai 0.1.1 asks its tokenizers for. GPT-2 has one special token; eod ("end of
@@ -91,25 +83,17 @@ class GPT2Tokenizer:
         return len(self._tokens)
 
     def padded_vocab_size(self, multiple: int = 1) -> int:
-        """The vocabulary size rounded up to a multiple, which splits evenly over processes.
-
-        Raises:
-            ValueError: `multiple` is less than 1.
-        """
+        """The vocabulary size rounded up to a multiple, which splits evenly over processes."""
         if multiple < 1:
             raise ValueError(f"multiple must be at least 1, not {multiple}")
         return -(-self.vocab_size // multiple) * multiple
 
     def encode(self, text: str, parse_special: bool = False) -> list[int]:
-        """Token ids of a text.
+        """Token ids of a text, not stripped; ValueError for half a surrogate pair, which UTF-8
+        lacks.
 
-        Args:
-            text: any text; not stripped.
-            parse_special: take "<|endoftext|>" in the text for the special token. Leave it off
-                for text from outside, which could else end a prompt early.
-
-        Raises:
-            ValueError: the text holds half a surrogate pair, which has no UTF-8 form.
+        Leave `parse_special`, which takes "<|endoftext|>" for the special token, off for text from
+        outside, which could else end a prompt early.
         """
         if parse_special and END_OF_TEXT in text:
             ids: list[int] = []
@@ -121,11 +105,7 @@ class GPT2Tokenizer:
         return self._bpe.encode(text).ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of several texts; special tokens are not parsed.
-
-        Raises:
-            ValueError: as `encode`; names the text's position.
-        """
+        """As `encode`, without special tokens; a ValueError names the text's position."""
         try:
             encodings = self._bpe.encode_batch_fast(list(texts))
         except TypeError:
@@ -145,24 +125,12 @@ class GPT2Tokenizer:
         return self.encode(text) if isinstance(text, str) else self.encode_batch(text)
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
-        """The text of token ids; bytes that are not UTF-8 become U+FFFD.
-
-        Args:
-            ids: ints or NumPy integers.
-            skip_special: leave "<|endoftext|>" out.
-
-        Raises:
-            ValueError: an id is not of this vocabulary, such as a row that only pads the model's
-                embedding.
-        """
+        """The text of token ids; bytes that are not UTF-8 become U+FFFD. Raises ValueError for an
+        id that is not of this vocabulary, such as a row that only pads the model's embedding."""
         return b"".join(self.token_bytes(i, skip_special) for i in ids).decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int, skip_special: bool = True) -> bytes:
-        """The UTF-8 bytes of one token, which may begin or end within a character.
-
-        Raises:
-            ValueError: the id is not of this vocabulary.
-        """
+        """The UTF-8 bytes of one token, which may begin or end within a character."""
         if not 0 <= token_id < len(self._bytes):
             raise ValueError(
                 f"token id {token_id} is outside the vocabulary, 0 .. {len(self._bytes) - 1}"
@@ -172,7 +140,6 @@ class GPT2Tokenizer:
         return self._bytes[token_id]
 
     def stream_decoder(self, skip_special: bool = True) -> StreamDecoder:
-        """A decoder for ids that come one by one."""
         return StreamDecoder(self, skip_special)
 
     def tokenize(self, text: str) -> list[str]:
@@ -186,11 +153,7 @@ class GPT2Tokenizer:
     def convert_tokens_to_ids(self, tokens: Sequence[str]) -> list[int]: ...
 
     def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> int | list[int]:
-        """Ids of tokens in the vocabulary's own spelling.
-
-        Raises:
-            KeyError: the vocabulary has no such token.
-        """
+        """Ids of tokens in the vocabulary's own spelling; KeyError for others."""
         return self._ids[tokens] if isinstance(tokens, str) else [self._ids[t] for t in tokens]
 
     @overload
@@ -200,11 +163,7 @@ class GPT2Tokenizer:
     def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str]: ...
 
     def convert_ids_to_tokens(self, ids: int | Sequence[int]) -> str | list[str]:
-        """Tokens in the vocabulary's own spelling.
-
-        Raises:
-            IndexError: an id is outside the vocabulary.
-        """
+        """Tokens in the vocabulary's own spelling; IndexError for ids outside the vocabulary."""
         return [self._tokens[i] for i in ids] if isinstance(ids, Sequence) else self._tokens[ids]
 
     def get_vocab(self) -> dict[str, int]:
@@ -213,11 +172,8 @@ class GPT2Tokenizer:
 
 
 class StreamDecoder:
-    """Text of ids that come one by one, in whole UTF-8 characters.
-
-    A character may take several tokens; its bytes are held back until it is whole. The pieces
-    together are exactly what `GPT2Tokenizer.decode` makes of all the ids.
-    """
+    """Text of ids that come one by one, in whole UTF-8 characters: a character may take several
+    tokens, whose bytes are held back. All pieces together are what `GPT2Tokenizer.decode` gives."""
 
     def __init__(self, tokenizer: GPT2Tokenizer, skip_special: bool = True) -> None:
         self._tokenizer = tokenizer
@@ -225,11 +181,7 @@ class StreamDecoder:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, token_id: int) -> str:
-        """The characters that this token completes, often "" for emoji and many scripts.
-
-        Raises:
-            ValueError: the id is not of the vocabulary.
-        """
+        """The characters that this token completes, often "" for emoji and many scripts."""
         return self._utf8.decode(self._tokenizer.token_bytes(token_id, self._skip_special))
 
     def finish(self) -> str:

@@ -1,9 +1,8 @@
 """Reads and checks the two files of a byte-level BPE vocabulary.
 
-`vocab.json` is one JSON object, token -> id. `merges.txt` has one merge per line, "left right",
-in order of priority, after a line "#version: ...". Tokens are written in the alphabet of GPT-2's
-`bytes_to_unicode` (Radford et al. 2019, code of openai/gpt-2): each byte stands as one printable
-character, so a space is "\u0120".
+`vocab.json` is one JSON object, token -> id. `merges.txt` has one merge per line, "left right", in
+order of priority, after a line "#version: ...". Tokens are written in GPT-2's alphabet, see
+`byte_alphabet`, where a space is "Ġ".
 
 Everything is checked before use: a truncated merges file still encodes, but to other ids than the
 model learnt, and no later step would notice.
@@ -33,12 +32,7 @@ _WHERE = (
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """A vocabulary that passed all checks.
-
-    Attributes:
-        ids: token -> id; the ids are 0 .. len(ids) - 1, each once.
-        merges: (left, right), the first has the highest priority.
-    """
+    """A checked vocabulary: `ids` are 0 .. n - 1, each once; the first of `merges` has priority."""
 
     ids: dict[str, int]
     merges: list[tuple[str, str]]
@@ -46,11 +40,8 @@ class Vocabulary:
 
 @lru_cache(maxsize=1)
 def byte_alphabet() -> dict[str, int]:
-    """The character of each byte in token strings: 256 entries, character -> byte.
-
-    Printable Latin-1 characters stand for themselves; the other 68 bytes take the characters
-    from U+0100 on, in the order of the bytes.
-    """
+    """Character -> byte, 256 entries (`bytes_to_unicode` of openai/gpt-2, Radford et al. 2019):
+    printable Latin-1 stands for itself, the other 68 bytes take characters from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     alphabet = {chr(byte): byte for byte in printable}
@@ -59,12 +50,8 @@ def byte_alphabet() -> dict[str, int]:
 
 
 def load_vocabulary(vocab_file: str | Path, merges_file: str | Path) -> Vocabulary:
-    """Read and check both files.
-
-    Raises:
-        UserError: a file is missing, cannot be read, is truncated, or is not what its name says;
-            or the two do not belong together.
-    """
+    """Read and check both files; a UserError where one is missing, truncated or not what its name
+    says, or the two do not belong together."""
     vocab_path, merges_path = Path(vocab_file), Path(merges_file)
     ids = _read_ids(vocab_path)
     merges = _read_merges(merges_path, ids)

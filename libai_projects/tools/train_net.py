@@ -49,8 +49,6 @@ _KEPT: list[object] = []
 
 @dataclass(frozen=True)
 class Job:
-    """A run that passed all checks."""
-
     cfg: DictConfig
     options: Options
     backend: Backend
@@ -58,11 +56,8 @@ class Job:
 
 
 def prepare(argv: Sequence[str]) -> Job:
-    """Read the command line and the config, and check them.
-
-    Raises:
-        UserError: the same on all processes.
-    """
+    """Read the command line and the config, and check them; a UserError is the same on all
+    processes."""
     options = parse_options(argv)
     cfg = load_config(options.config_file)
     apply_overrides(cfg, options.overrides, options.config_file)
@@ -77,14 +72,7 @@ def prepare(argv: Sequence[str]) -> Job:
 
 
 def execute(job: Job) -> int:
-    """Train or evaluate.
-
-    Returns:
-        The exit code.
-
-    Raises:
-        UserError: anything that is the user's to mend and showed only now.
-    """
+    """Train or evaluate; the exit code. Raises UserError for what showed only now."""
     cfg, options = job.cfg, job.options
     weights = evaluation.weights_to_evaluate(cfg) if options.eval_only else ""
     with output.prepare(cfg, options) as lines:
@@ -108,8 +96,8 @@ def execute(job: Job) -> int:
 
 
 class _Line(logging.Formatter):
-    """The time, what it is where it is no mere information, and the text: who of LiBai and our
-    packages says it is no concern of the reader."""
+    """The time, the level above plain information, and the text: which package of ours or LiBai's
+    says it does not concern the reader."""
 
     def __init__(self) -> None:
         super().__init__("[%(asctime)s] %(message)s", "%m/%d %H:%M:%S")
@@ -121,8 +109,8 @@ class _Line(logging.Formatter):
 
 
 def _set_up_log(cfg: DictConfig) -> None:
-    """Send LiBai's log lines and ours to the console and to log.txt; leave its prints of all
-    modules, and of what our console line of an evaluation says, to log.txt."""
+    """Send LiBai's log lines and ours to the console and to log.txt, and only to log.txt what LiBai
+    prints of all modules and what our console line of an evaluation says."""
     # As set_up calls it, which then finds it done.
     setup_logger(cfg.train.output_dir, distributed_rank=distributed.rank())
     handlers = logging.getLogger("libai").handlers
@@ -190,8 +178,8 @@ def _leave(code: int) -> NoReturn:
     """End the process.
 
     One of several that failed does not wait for the others, which may wait for it. Where all went
-    well they end at the same time and free no graphs: OneFlow takes a process that has ended for
-    lost, and freeing a graph waits until the others free theirs.
+    well they end at the same time and free no graphs: freeing one waits until the others free
+    theirs.
     """
     if distributed.world_size() == 1:
         sys.exit(code)

@@ -23,7 +23,6 @@ from libai_projects.weights.libai_checkpoints import save_libai
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    """The command line; argparse ends the process on a wrong one."""
     parser = argparse.ArgumentParser(
         prog="python -m libai_projects.weights.convert",
         description="Convert GPT-2 weights between Hugging Face and LiBai. Numbers are computed "
@@ -73,11 +72,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def run(options: argparse.Namespace) -> str:
-    """Convert, and say what was done.
-
-    Raises:
-        UserError: the source does not fit, or the target may not be written.
-    """
+    """Convert, and say what was done; a UserError where the source or the target is wrong."""
     if options.vocab_multiple < 1:
         raise UserError(f"--vocab-multiple {options.vocab_multiple}: expected at least 1")
     target, source = options.target.resolve(), options.source.resolve()

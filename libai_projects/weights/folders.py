@@ -27,11 +27,7 @@ _GENERATION_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file that holds an object.
-
-    Raises:
-        UserError: it is missing, cannot be read, or holds something else.
-    """
+    """A JSON file that holds an object; a UserError for any other file."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -49,8 +45,8 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def generation_of(*contents: Mapping[str, Any]) -> dict[str, int]:
-    """The token ids that generation needs, from generation_config.json or config.json: the first
-    that names one counts."""
+    """Token ids for generation from generation_config.json or config.json; the first that has one
+    counts."""
     found = {key: [content.get(key) for content in contents] for key in _GENERATION_KEYS}
     return {
         key: next(value for value in values if type(value) is int)
@@ -60,15 +56,7 @@ def generation_of(*contents: Mapping[str, Any]) -> dict[str, int]:
 
 
 def check_target(folder: Path, *, force: bool) -> None:
-    """Refuse to write over something that is there.
-
-    Args:
-        folder: it may be missing or empty.
-        force: an existing folder may be replaced, if it holds weights and nothing else.
-
-    Raises:
-        UserError: it may not be written.
-    """
+    """A UserError where something is at `folder`, unless `force` and it holds weights alone."""
     if not folder.exists():
         return
     if not folder.is_dir():
@@ -86,13 +74,11 @@ def check_target(folder: Path, *, force: bool) -> None:
 
 @contextmanager
 def replaced_folder(folder: Path, *, force: bool = False) -> Iterator[Path]:
-    """Give a new, empty folder to write to, which becomes `folder` when the block ends.
+    """Give an empty folder to write to, which becomes `folder` when the block ends, once on the
+    disk.
 
-    If the block raises, `folder` is as before. Everything is on the disk before it is renamed.
-
-    Raises:
-        UserError: `check_target` says why.
-        CheckpointError: it could not be written (disk full, no permission ...).
+    If the block raises, `folder` is as before. Raises UserError as `check_target`, and
+    CheckpointError where it could not be written (disk full, no permission ...).
     """
     check_target(folder, force=force)
     folder = Path(os.path.abspath(folder))

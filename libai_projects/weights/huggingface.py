@@ -41,13 +41,8 @@ DTYPES = ("float32", "float16", "bfloat16")
 
 
 def read(folder: Path, table: Table) -> tuple[State, Config, dict[str, int]]:
-    """A folder's weights under Hugging Face's names without the prefix, float32; LiBai's model
-    settings; bos_token_id, eos_token_id and pad_token_id, as far as it says.
-
-    Raises:
-        UserError: the folder is not a Hugging Face model, or of another architecture; a file is
-            missing, truncated or corrupt.
-    """
+    """A folder's weights under Hugging Face's names without the prefix, float32; LiBai's settings;
+    token ids for generation. A UserError for a damaged folder or another architecture."""
     if not folder.is_dir():
         found = "is a file" if folder.exists() else "does not exist"
         raise UserError(f"{folder} {found}; expected a folder with {CONFIG} and {WEIGHTS}")
@@ -79,22 +74,11 @@ def write(
     tokenizer_files: Iterable[Path] = (),
     force: bool = False,
 ) -> None:
-    """Write the folder: config.json, generation_config.json, model.safetensors, tokenizer files.
+    """Write config.json, generation_config.json, model.safetensors and tokenizer files, or nothing.
 
-    Args:
-        state: weights in LiBai 0.1.1's layout, with the rows of the real vocabulary; Monarch
-            layers are multiplied out.
-        config: LiBai's model settings.
-        folder: whole or as before, whatever happens.
-        table: of the model.
-        dtype: of the weights, one of DTYPES.
-        generation: token ids for generation_config.json.
-        tokenizer_files: copied; tokenizer.json or vocab.json and merges.txt, as transformers names
-            them.
-        force: replace a folder of weights.
-
-    Raises:
-        UserError: a setting is missing, or the folder may not be written.
+    `state` is in LiBai 0.1.1's layout, with the rows of the real vocabulary; Monarch layers are
+    multiplied out. `tokenizer_files` are copied: tokenizer.json, or vocab.json and merges.txt.
+    `force` replaces a folder of weights. Raises UserError for a missing setting or a folder in use.
     """
     if dtype not in DTYPES:
         raise UserError(f"dtype {dtype!r}; expected one of {', '.join(DTYPES)}")

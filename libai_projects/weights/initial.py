@@ -18,17 +18,12 @@ _END_OF_A_BLOCK = (".self_attention.dense.weight", ".mlp.dense_4h_to_h.weight")
 def initial_weights(
     config: Mapping[str, Any], seed: int, table: Table = GPT2
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Each weight, by LiBai 0.1.1's name; float32.
+    """Each weight of `cfg.model.cfg`, by LiBai 0.1.1's name; float32; `seed` is at least 0.
 
     Normal with `initializer_range`, those that end a block divided by sqrt(2 x layers) unless
     `use_scaled_init_for_output_weights` is false; Monarch layers as monarch_flow draws them; biases
     0, norms 1. Each depends on the seed and its name alone: more rows of the vocabulary leave those
     before as they are.
-
-    Args:
-        config: `cfg.model.cfg`.
-        seed: at least 0.
-        table: of the model.
     """
     shapes = table.shapes(config)
     for name, shape in shapes.items():
@@ -36,7 +31,6 @@ def initial_weights(
 
 
 def random_weights(config: Mapping[str, Any], seed: int) -> State:
-    """All of `initial_weights`."""
     return dict(initial_weights(config, seed))
 
 

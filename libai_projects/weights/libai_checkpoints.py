@@ -47,11 +47,8 @@ _DTYPES = {
 
 
 def model_folder(path: Path) -> Path:
-    """The folder of `flow.save`: `path` itself, or its `model` for a whole checkpoint.
-
-    Raises:
-        UserError: there is none; the text says what the path is instead.
-    """
+    """The folder of `flow.save`: `path`, or its `model`; a UserError says what the path is
+    instead."""
     for folder in (path, path / MODEL_FOLDER):
         if (folder / PICKLE).is_file():
             return folder
@@ -67,15 +64,8 @@ def model_folder(path: Path) -> Path:
 
 
 def read_state(path: Path) -> State:
-    """The state dict of a checkpoint as it is stored, floating-point numbers in float32.
-
-    Args:
-        path: the folder `model` of a checkpoint, or the checkpoint's folder.
-
-    Raises:
-        UserError: it is no checkpoint, is truncated or corrupt, needs code to be run, or holds
-            something else than a state dict.
-    """
+    """The state dict of a checkpoint or its `model` folder, floating-point numbers in float32. A
+    UserError where it is damaged, needs code to be run, or holds something else."""
     folder = model_folder(path)
     try:
         data = read_structure(folder)
@@ -90,13 +80,8 @@ def read_state(path: Path) -> State:
 
 
 def read_settings(path: Path, table: Table) -> tuple[Config, dict[str, int]]:
-    """Model settings and token ids that lie with the checkpoint; empty where nothing does.
-
-    libai_config.json beside the pickle counts, else the config.yaml of the run that wrote it.
-
-    Raises:
-        UserError: a file cannot be read or parsed.
-    """
+    """Model settings and token ids beside a checkpoint, if any: of libai_config.json, else of the
+    config.yaml of the run that wrote it. A UserError where a file cannot be parsed."""
     folder = model_folder(path)
     if (folder / SETTINGS).exists():
         content = read_json(folder / SETTINGS)
@@ -121,20 +106,10 @@ def save_libai(
     dtype: str = "float32",
     force: bool = False,
 ) -> None:
-    """Write FOLDER/model as LiBai 0.1.1's Checkpointer would, and its settings beside the pickle.
+    """Write FOLDER/model as LiBai 0.1.1's Checkpointer would, or nothing, with a libai_config.json.
 
-    Args:
-        state: weights in LiBai 0.1.1's layout.
-        config: LiBai's model settings, kept in libai_config.json.
-        folder: whole or as before, whatever happens.
-        table: of the model.
-        generation: token ids, kept in libai_config.json.
-        vocabulary_rows: pad the token embedding to so many rows; None leaves it.
-        dtype: "float32" or "float16".
-        force: replace a folder of weights.
-
-    Raises:
-        UserError: the folder may not be written, or not in that dtype.
+    `state` is in LiBai 0.1.1's layout; `vocabulary_rows` pads the token embedding; `dtype` is
+    "float32" or "float16"; `force` replaces a folder of weights. Raises UserError.
     """
     if dtype not in ("float32", "float16"):
         raise UserError(f"a LiBai checkpoint can be written in float32 or float16, not in {dtype}")
@@ -155,13 +130,11 @@ def save_libai(
 
 
 def _from_yaml(path: Path, table: Table) -> Config:
-    """The model's settings in the config.yaml that LiBai writes at the start of a run.
+    """The model's settings in a run's config.yaml; nothing is constructed, unknown tags are passed
+    over.
 
-    Unknown tags are passed over: nothing is constructed. A run that trained with LiBai's fused
-    bias_gelu, or with its own GPT model, used the erf form of GELU; else `activation` counts.
-
-    Raises:
-        UserError: the file cannot be parsed.
+    A run that trained with LiBai's fused bias_gelu, or with its own GPT model, used the erf form of
+    GELU; else `activation` counts. A UserError where the file cannot be parsed.
     """
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=_PlainLoader)

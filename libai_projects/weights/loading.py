@@ -42,16 +42,10 @@ logger = logging.getLogger("libai_projects")
 
 @dataclass
 class Loaded:
-    """Weights and what is known about their model.
+    """Weights in LiBai 0.1.1's layout, float32, with the rows of the real vocabulary, and the keys
+    of `cfg.model.cfg` and token ids that are known; `report` is what `partial` left out.
 
-    Attributes:
-        state: LiBai 0.1.1's names and layout, float32, the token embedding with the rows of the
-            real vocabulary.
-        config: keys of `cfg.model.cfg` that are known: sizes, dropout, epsilon, activation;
-            `vocab_size` and `vocab_size_real` are both the real vocabulary. A LiBai checkpoint
-            without its config.yaml does not tell `num_attention_heads`.
-        generation: bos_token_id, eos_token_id and pad_token_id, as far as they are known.
-        report: what was left out under `partial`.
+    A LiBai checkpoint without its config.yaml does not tell `num_attention_heads`.
     """
 
     state: State
@@ -67,25 +61,16 @@ def load(
     overrides: Mapping[str, Any] | None = None,
     partial: bool = False,
 ) -> tuple[State, Config]:
-    """Read a model's weights and settings. Every process of a job has to call this.
+    """Read a model's weights and settings, as `Loaded` has them; every process of a job calls this.
 
-    Rank 0 reads; the other processes get an empty state, which `load_into` accepts, and the same
-    settings or the same error.
+    Rank 0 reads; the others get an empty state, which `load_into` accepts, and the same settings or
+    UserError, which counts missing, unexpected and mis-shaped names.
 
     Args:
-        path: huggingface: a folder with config.json and weights; libai and upstream: a checkpoint
-            or the `model` folder in it.
+        path: a folder with config.json and weights; or a checkpoint or its `model` folder.
         mode: one of MODES.
-        overrides: settings that the files do not tell or tell wrongly, such as
-            num_attention_heads, vocab_size_real or activation.
+        overrides: settings that the files do not tell or tell wrongly.
         partial: leave out what is missing or does not fit, with a warning that lists it.
-
-    Returns:
-        The state and the settings, as `Loaded` describes them.
-
-    Raises:
-        UserError: the path, a file in it or the model is not what the mode says; counts missing,
-            unexpected and mis-shaped names.
     """
     loaded, failure = Loaded({}, {}), None
     if distributed.is_main():
@@ -112,11 +97,7 @@ def read(
     partial: bool = False,
     table: Table = GPT2,
 ) -> Loaded:
-    """What `load` does, in this process alone, and all that was found.
-
-    Raises:
-        UserError: as `load`.
-    """
+    """What `load` does, in this process alone, and all that was found."""
     if mode not in MODES:
         raise UserError(f"weights of kind {mode!r}; expected one of {', '.join(MODES)}")
     unknown = sorted(set(overrides or {}) - table.keys)
@@ -179,24 +160,13 @@ def load_into(
     vocab_size: int | None = None,
     table: Table = GPT2,
 ) -> Report:
-    """Copy weights into a model's parameters, whatever their placement and sbp.
+    """Copy weights into a local or global model; returns the differences, the same on every
+    process.
 
-    Every process of a job has to call this; rank 0's state counts, the others may be empty. The
-    vocabulary is padded with zeros to the model's rows, or cut to them.
-
-    Args:
-        model: local or global; names with or without the table's prefix.
-        state: LiBai 0.1.1's names and layout, from `load`.
-        report: filled in with the differences, if given.
-        partial: leave parameters that are missing or do not fit as they are.
-        vocab_size: how many rows of the state are tokens; the model may have as few. None: all.
-        table: of the model.
-
-    Returns:
-        The differences, the same on every process.
-
-    Raises:
-        UserError: there are differences, and not `partial`; counts them. No parameter has changed.
+    Every process of a job calls this; rank 0's state counts, the others may be empty. The
+    vocabulary is padded with zeros to the model's rows, or cut to them, but not below `vocab_size`
+    tokens. Names may lack the table's prefix; `report` is filled in. Differences are a UserError
+    before any parameter has changed, unless `partial`, which leaves those as they are.
     """
     targets = dict(model.named_parameters())
     prefix = "" if any(name.startswith(table.prefix) for name in targets) else table.prefix
@@ -223,10 +193,7 @@ def load_into(
 
 
 def gather_state(model: nn.Module, table: Table = GPT2) -> State:
-    """All parameters of a model on rank 0, under LiBai's names; empty on the other processes.
-
-    Every process of a job has to call this.
-    """
+    """All parameters of a model on rank 0, under LiBai's names; empty elsewhere. Collective."""
     state = {}
     for name, tensor in model.named_parameters():
         array = _on_main(tensor)
@@ -246,17 +213,11 @@ def save_huggingface(
     force: bool = False,
     table: Table = GPT2,
 ) -> None:
-    """Write a folder that `transformers` loads. Every process of a job has to call this.
+    """Write a folder that `transformers` loads; every process of a job calls this.
 
-    Args:
-        model_or_state: a model in any layout, or a state dict in LiBai 0.1.1's layout (rank 0's
-            counts).
-        cfg: LiBai's model settings (`cfg.model.cfg`); rows of the vocabulary above
-            `vocab_size_real`, where that is set, are left out.
-        others: see `huggingface.write`.
-
-    Raises:
-        UserError: it could not be written; the same on every process.
+    Takes a model in any layout or a state dict in LiBai 0.1.1's (rank 0's counts), without rows
+    above `vocab_size_real`; other arguments as `huggingface.write`. A UserError is the same on
+    every process.
     """
     if isinstance(model_or_state, nn.Module):
         state: Mapping[str, np.ndarray] = gather_state(model_or_state, table)

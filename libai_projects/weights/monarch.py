@@ -34,15 +34,8 @@ _PAIR_KEYS = ("linear1_cfg", "linear2_cfg")
 
 
 def layers(config: Mapping[str, Any]) -> dict[str, LinearConfig]:
-    """The parts of a block that are Monarch layers, of INNER, OUTER, QKV and DENSE.
-
-    Args:
-        config: `cfg.model.cfg`; a key that is missing or null leaves its parts dense.
-
-    Raises:
-        UserError: a value is no config of a linear layer (names the nearest name or key), or of
-            one that GPT-2 does not have.
-    """
+    """The parts of a block that are Monarch layers: INNER, OUTER, QKV and DENSE of `cfg.model.cfg`.
+    A UserError where a value is not the config of a linear layer that GPT-2 has."""
     inner, outer = _pair(config.get(MLP))
     found = {
         INNER: _read(MLP, inner),
@@ -61,14 +54,8 @@ def nblocks(layer: LinearConfig) -> int:
 def parameter_shapes(
     part: str, in_features: int, out_features: int, layer: LinearConfig
 ) -> dict[str, tuple[int, ...]]:
-    """Names below a part of `layers` and shapes, in the order of the state dict.
-
-    Args:
-        part: QKV takes its out_features as three layers' together.
-        in_features: of the dense layer in its place.
-        out_features: likewise.
-        layer: the part's.
-    """
+    """Names below a part of `layers` and shapes, in the order of the state dict; features are those
+    of the dense layer in its place, QKV's of three layers together."""
     names = [f"{name}." for name in QKV_PARTS] if part == QKV else [""]
     width = out_features // len(names)
     first, second = monarch_shapes(in_features, width, nblocks(layer))
@@ -77,12 +64,7 @@ def parameter_shapes(
 
 
 def settings_of(state: Mapping[str, np.ndarray], block: str) -> dict[str, Any]:
-    """The keys of `cfg.model.cfg` that weights tell; none where all is dense.
-
-    Args:
-        state: LiBai's names.
-        block: prefix of a block's weights, ending with a dot.
-    """
+    """The keys of `cfg.model.cfg` that weights tell; `block` is a prefix that ends with a dot."""
     found = {
         part: _of_blocks(state.get(f"{block}{part}.{below}blkdiag1"))
         for part, below in ((INNER, ""), (OUTER, ""), (QKV, f"{QKV_PARTS[0]}."), (DENSE, ""))
@@ -148,15 +130,8 @@ def _plain(value: Any) -> Any:
 
 
 def densified(state: Mapping[str, np.ndarray], config: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """The same function with dense layers only.
-
-    Args:
-        state: weights in LiBai 0.1.1's layout.
-        config: hidden_size, ffn_hidden_size and num_attention_heads.
-
-    Returns:
-        Weights (in, out) in place of the factors; `state` itself where there are none.
-    """
+    """The same function with dense layers only: LiBai 0.1.1's state with weights (in, out) in place
+    of factors. `config` gives hidden_size, ffn_hidden_size and num_attention_heads."""
     layers = dict.fromkeys(found[1] for found in map(_FACTOR.match, state) if found)
     below = tuple(f"{layer}." for layer in layers)
     result = {name: array for name, array in state.items() if not name.startswith(below)}
@@ -173,7 +148,7 @@ def densified(state: Mapping[str, np.ndarray], config: Mapping[str, Any]) -> dic
 
 
 def _weight(state: Mapping[str, np.ndarray], name: str, inputs: int) -> np.ndarray:
-    """(in, out)."""
+    """The dense weight, (in, out)."""
     first, second = state[f"{name}.blkdiag1"], state[f"{name}.blkdiag2"]
     outputs = len(state[f"{name}.bias"])
     return np.ascontiguousarray(monarch_to_dense(first, second, outputs, inputs).T)

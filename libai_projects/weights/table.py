@@ -27,16 +27,11 @@ Config = dict[str, Any]
 
 @dataclass(frozen=True)
 class Part:
-    """A module with a weight.
+    """A module with a weight, by LiBai's name and Hugging Face's (`theirs`).
 
-    Attributes:
-        name: LiBai's.
-        theirs: Hugging Face's.
-        axes: of the weight in LiBai 0.1.1's layout, as keys of the settings; its last one is the
-            bias's. Of two axes and a bias it is a linear layer.
-        fused: how many layers are one beside each other: 3 for queries, keys and values, which
-            Hugging Face has (query/key/value, heads, head size).
-        bias: whether there is one.
+    `axes` are keys of the settings, in LiBai 0.1.1's layout; the last one is the bias's. With two
+    axes and a bias it is a linear layer. `fused` layers are side by side: 3 for queries, keys and
+    values, which Hugging Face has (query/key/value, heads, head size).
     """
 
     name: str
@@ -46,7 +41,7 @@ class Part:
     bias: bool = True
 
     def shapes(self, config: Mapping[str, Any]) -> Shapes:
-        """Of what lies below the module."""
+        """Shapes of what lies below the module."""
         weight = tuple(config[key] for key in self.axes[:-1])
         weight += (self.fused * config[self.axes[-1]],)
         return {"weight": weight, "bias": weight[-1:]} if self.bias else {"weight": weight}
@@ -54,14 +49,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Setting:
-    """A number of the model's settings.
-
-    Attributes:
-        name: LiBai's key.
-        theirs: the key of config.json.
-        default: transformers', where the file leaves it out. A whole number is a size; a function
-            of the settings before it gives a size for null.
-    """
+    """A number of the model's settings. `theirs` is the key of config.json, `default` transformers'
+    where it is left out; a function of the settings before it gives a size for null."""
 
     name: str
     theirs: str
@@ -83,7 +72,6 @@ class Setting:
         return value
 
     def written(self, config: Config) -> float | None:
-        """Its value for config.json."""
         value = config.get(self.name)
         if callable(self.default):
             return None if value in (None, self.default(config)) else int(value)
@@ -92,20 +80,16 @@ class Setting:
 
 @dataclass(frozen=True)
 class Table:
-    """All that conversion has to know of a model.
+    """All that conversion has to know of a model; their_... are Hugging Face's.
 
     Attributes:
-        title: of the model, for error texts.
-        prefix, their_prefix: of every name, LiBai's and Hugging Face's.
-        block, their_block: of a block's names, before its number.
+        block: a block's names, before its number.
         before, parts, after: what comes before the blocks, in each of them, and after.
-        derived, their_derived: names that follow from other weights, and are left out.
+        derived: names that follow from other weights, and are left out.
         tied: Hugging Face's names of the head and of the token embedding, if they are one.
-        model_type, architecture: config.json's.
-        settings: numbers.
         activations: config.json's name to LiBai's; the first one of LiBai's is written back.
-        must_be: settings under which transformers may compute something else than this model
-            does, with the value that it takes and why.
+        must_be: settings under which transformers may compute something else, with the value that
+            this model takes and why.
         constants: what else goes into config.json.
     """
 
@@ -134,7 +118,6 @@ class Table:
 
     @property
     def keys(self) -> frozenset[str]:
-        """The settings that describe the model."""
         others = "activation", "vocab_size_real", "apply_query_key_layer_scaling"
         return frozenset([*(setting.name for setting in self.settings), *others])
 
@@ -156,8 +139,8 @@ class Table:
         return shapes
 
     def shapes(self, config: Mapping[str, Any]) -> Shapes:
-        """Names and shapes of a model in LiBai 0.1.1's layout, in the order of its state dict;
-        vocab_size are rows."""
+        """Names and shapes in LiBai 0.1.1's layout, in the state dict's order; vocab_size counts
+        rows."""
         places = [(f"{part.name}.", part.shapes(config)) for part in self.before]
         block = self.block_shapes(config)
         places += [(f"{self.block}{layer}.", block) for layer in range(config["num_layers"])]
@@ -178,8 +161,8 @@ class Table:
         return f"{self.their_block if place else ''}{place}{part.theirs}.{name.rpartition('.')[2]}"
 
     def clean_huggingface(self, state: Mapping[str, np.ndarray]) -> State:
-        """Take off the prefix and drop what follows from other weights; a UserError where the head
-        is not the token embedding, as this model ties the two."""
+        """Take off the prefix and drop derived names; a UserError where the head is not the token
+        embedding, as this model ties the two."""
         names = {name.removeprefix(self.their_prefix): array for name, array in state.items()}
         head, tokens = map(names.get, self.tied)
         if head is not None and tokens is not None and not np.array_equal(head, tokens):
@@ -229,11 +212,8 @@ class Table:
 
     def linear_is_out_in(self, state: Mapping[str, np.ndarray], default: bool) -> bool:
         """Whether linear weights are (out, in), as upstream LiBai has them, and not (in, out).
-
-        Those that are not square and have a bias over the out axis decide, and square ones follow.
-
-        `default` is the answer where no weight tells; weights of both kinds are a UserError.
-        """
+        Those that are not square and have a bias decide, else `default`; weights of both kinds are
+        a UserError."""
         found: dict[bool, str] = {}
         for name, array in state.items():
             bias = state.get(f"{name.removesuffix('weight')}bias")
@@ -250,8 +230,8 @@ class Table:
         return next(iter(found), default)
 
     def read_config(self, content: Mapping[str, Any], where: Path) -> Config:
-        """LiBai's model settings from the content of config.json, the file `where`.; a UserError
-        where it describes another architecture, or what this model cannot compute."""
+        """LiBai's model settings from config.json's `content`; a UserError where it describes
+        another architecture, or what this model cannot compute."""
         kind, (first, *_) = content.get("model_type"), content.get("architectures") or ["none"]
         named = str(first).startswith(self.architecture.partition("LMHead")[0])
         if kind != self.model_type and not (kind is None and named):
@@ -278,8 +258,8 @@ class Table:
         return config
 
     def written_config(self, config: Mapping[str, Any], dtype: str) -> dict[str, Any]:
-        """The content of config.json for LiBai settings, of which vocab_size is the rows that are
-        written; a UserError where one is missing, or transformers' model has nothing like it."""
+        """config.json for LiBai settings, whose vocab_size is the rows written; a UserError where
+        one is missing, or transformers' model has nothing like it."""
         config = dict(config)
         sizes = (s.name for s in self.settings if isinstance(s.default, int))
         missing = [name for name in sizes if config.get(name) is None]
@@ -314,8 +294,8 @@ class Table:
         }
 
     def sizes_of(self, state: Mapping[str, np.ndarray]) -> Config:
-        """Sizes that the shapes in LiBai 0.1.1's layout tell, and which layers are Monarch layers;
-        the number of heads is not among them. A UserError without token embedding or block."""
+        """Sizes and Monarch layers that the shapes in LiBai 0.1.1's layout tell, not the number of
+        heads. A UserError without token embedding or block."""
         block = f"{self.prefix}{self.block}"
         layers = [
             int(found[1])
@@ -352,20 +332,14 @@ class Table:
 
 @dataclass
 class Report:
-    """How a set of weights differs from what a model has.
-
-    Attributes:
-        missing: names that the model has and the weights lack.
-        unexpected: names that the model does not know.
-        mis_shaped: (name, shape given, shape of the model).
-    """
+    """How weights differ from a model's: names missing, unexpected, and (name, given, wanted)
+    shapes."""
 
     missing: list[str] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
     mis_shaped: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        """Whether there is any difference."""
         return bool(self.missing or self.unexpected or self.mis_shaped)
 
     def __str__(self) -> str:
@@ -392,11 +366,7 @@ class Report:
 
 
 class MisfitError(UserError):
-    """Weights are not those of the model; the text lists every name.
-
-    Attributes:
-        brief: the same in one line.
-    """
+    """Weights are not those of the model; the text lists every name, `brief` is one line."""
 
     def __init__(self, report: Report, what: str, hint: str) -> None:
         super().__init__(f"{what} does not fit the model; {hint}\n{report}")
@@ -424,21 +394,15 @@ def as_float32(array: np.ndarray) -> np.ndarray:
 
 
 def resize_vocabulary(array: np.ndarray, rows: int) -> np.ndarray:
-    """Cut a (vocabulary, hidden) array to `rows`, or add rows of zeros.
-
-    Nothing looks a padding row up, and its logit is masked by the model.
-    """
+    """Cut a (vocabulary, hidden) array to `rows`, or add zeros, as padding rows are never looked
+    up."""
     if rows <= len(array):
         return array[:rows]
     return np.concatenate([array, np.zeros((rows - len(array), *array.shape[1:]), array.dtype)])
 
 
 def check_heads(config: Mapping[str, Any], where: Path | None = None) -> None:
-    """Refuse a number of heads that does not divide the width.
-
-    Raises:
-        UserError: it does not.
-    """
+    """A UserError where the number of heads does not divide the width."""
     if config["hidden_size"] % config["num_attention_heads"]:
         place = f"{where}: " if where else ""
         raise UserError(

@@ -1,7 +1,6 @@
 """GPT-2 (Radford et al. 2019) on LiBai's parallel layers, for training, evaluation and generation.
 
-Parameter names and shapes are those of LiBai 0.1.1's GPT, so that its checkpoints load. Generation
-runs the same blocks on local tensors, token by token: see `step_model.py`.
+Parameter names and shapes are those of LiBai 0.1.1's GPT, so that its checkpoints load.
 """
 
 from __future__ import annotations
@@ -63,16 +62,10 @@ class GPT2Embedding(nn.Module):
         token_weight: flow.Tensor | None,
         positions: np.ndarray | None = None,
     ) -> flow.Tensor:
-        """Embed tokens.
+        """Embed (batch, time) int64, sbp [S(0), B], as (batch, time, hidden), same sbp.
 
-        Args:
-            input_ids: (batch, time) int64, sbp [S(0), B]; in generation numpy.
-            token_weight: what `token_embeddings.read_weight()` gave for this forward pass; the
-                logits use the same value. None in generation.
-            positions: of each token in generation; None: from 0 on.
-
-        Returns:
-            (batch, time, hidden), sbp [S(0), B].
+        `token_weight` is what `token_embeddings.read_weight()` gave for this forward pass, as the
+        logits use the same value. In generation it is None, and ids and `positions` are numpy.
         """
         tokens = self.token_embeddings(input_ids, token_weight)
         if positions is None:
@@ -81,11 +74,9 @@ class GPT2Embedding(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Attention of each head with its projections, added to the residual.
-
-    The projection of queries, keys and values has them interleaved by head, (heads, 3, head_size)
-    on its output axis, so that a split of that axis gives each process whole heads.
-    """
+    """Attention of each head with its projections, added to the residual. Queries, keys and
+    values are interleaved by head, (heads, 3, head_size), so that a split of that axis keeps
+    heads whole."""
 
     def __init__(self, options: ModelOptions, *, layer_idx: int) -> None:
         super().__init__()
@@ -167,11 +158,8 @@ class FeedForward(nn.Module):
 
 
 class Block(TransformerLayer):
-    """x + Attention(LN(x)), then x + FeedForward(LN(x)).
-
-    LiBai's graphs know a TransformerLayer as the unit of activation checkpointing, which is all
-    that is inherited.
-    """
+    """x + Attention(LN(x)), then x + FeedForward(LN(x)); LiBai's graphs know a TransformerLayer as
+    the unit of activation checkpointing."""
 
     def __init__(self, options: ModelOptions, *, layer_idx: int) -> None:
         nn.Module.__init__(self)
@@ -183,10 +171,8 @@ class Block(TransformerLayer):
         self.mlp = FeedForward(options, layer_idx=layer_idx)
 
     def forward(self, x: flow.Tensor, past: Past | None = None) -> flow.Tensor:
-        """(batch, time, hidden) to the same on the layer's stage, sbp [S(0), B].
-
-        `past` is None in training; in generation all tensors are local.
-        """
+        """(batch, time, hidden) to the same on the layer's stage, sbp [S(0), B]; all local with
+        `past`."""
         if past is None:
             x = x.to_global(placement=dist.get_layer_placement(self.layer_idx))
         x = self.self_attention(self.input_layernorm(x), x, past)
@@ -213,17 +199,9 @@ class Transformer(nn.Module):
 
 
 class GPT2Model(nn.Module):
-    """Tokens to logits.
-
-    Its weights depend on the seed of OneFlow's default generator (`flow.manual_seed`) and their
-    names only, so that they are the same in every layout.
-
-    Args:
-        cfg: `cfg.model.cfg` or ModelOptions; see `model_options.ModelOptions`.
-
-    Raises:
-        UserError: an option is missing or impossible, or does not fit the parallel layout.
-    """
+    """Tokens to logits. The weights depend on the seed of OneFlow's default generator and their
+    names only, so that they are the same in every layout. A wrong option or layout is a
+    UserError."""
 
     def __init__(self, cfg: Mapping[str, Any] | ModelOptions) -> None:
         super().__init__()
@@ -238,17 +216,10 @@ class GPT2Model(nn.Module):
             set_value(parameters[name.removeprefix(GPT2.prefix)], array)
 
     def forward(self, input_ids: flow.Tensor) -> flow.Tensor:
-        """Logits of every position.
+        """(batch, time) int64 on the first stage, sbp [S(0), B], to logits of every position.
 
-        Args:
-            input_ids: (batch, time) int64 on the first stage, sbp [S(0), B].
-
-        Returns:
-            (batch, time, vocab_size) on the last stage, sbp [S(0), S(2)]; those of padding rows
-            of the vocabulary are so low that softmax makes them 0.
-
-        Raises:
-            UserError: there are more tokens than positions.
+        They are (batch, time, vocab_size) on the last stage, sbp [S(0), S(2)]; softmax makes those
+        of padding rows of the vocabulary 0. More tokens than positions are a UserError.
         """
         time = input_ids.shape[1]
         if time > self.options.max_seq_length:
@@ -284,15 +255,10 @@ class TokenLosses(nn.Module):
         self.cross_entropy = ParallelCrossEntropyLoss()
 
     def forward(self, logits: flow.Tensor, labels: flow.Tensor) -> tuple[flow.Tensor, flow.Tensor]:
-        """Losses and what counts of them.
+        """Losses (batch, time) and a mask, 1 where a token counts; both sbp [S(0), B].
 
-        Args:
-            logits: (batch, time, vocabulary), sbp [S(0), S(2)].
-            labels: (batch, time) int64; a negative one does not count.
-
-        Returns:
-            losses (batch, time), 0 where they do not count, and a mask of the same shape and dtype,
-            1 where they count; sbp [S(0), B].
+        `logits` are (batch, time, vocabulary), sbp [S(0), S(2)]; `labels` (batch, time) int64, of
+        which a negative one does not count and has the loss 0.
         """
         labels = labels.to_global(placement=logits.placement)
         counted = self.cross_entropy.counted(labels)
@@ -302,11 +268,7 @@ class TokenLosses(nn.Module):
 
 
 class GPT2ForPreTraining(nn.Module):
-    """GPT2Model with its loss, as LiBai's trainer and evaluation call it.
-
-    Args:
-        cfg: `cfg.model.cfg`.
-    """
+    """GPT2Model with its loss, as LiBai's trainer and evaluation call it."""
 
     returns_token_losses = True
     """Tells LiBai's (patched) evaluation to pass labels and take losses of single tokens."""
@@ -319,16 +281,11 @@ class GPT2ForPreTraining(nn.Module):
     def forward(
         self, input_ids: flow.Tensor, labels: flow.Tensor | None = None
     ) -> dict[str, flow.Tensor]:
-        """Losses, or logits where there are no labels.
+        """(batch, time) int64 ids and labels, the token after each (negative: does not count).
 
-        Args:
-            input_ids: (batch, time) int64, sbp [S(0), B].
-            labels: (batch, time) int64, the token after each; a negative one does not count.
-
-        Returns:
-            In training {"lm_loss": mean over the tokens that count}. In evaluation
-            {"token_losses": (batch, time), "token_mask": the same, 1 where a token counts}. Without
-            labels {"prediction_scores": logits}.
+        Returns in training {"lm_loss": mean over the tokens that count}, in evaluation
+        {"token_losses", "token_mask"} of (batch, time), and without labels {"prediction_scores":
+        logits}.
         """
         logits = self.GPT_model(input_ids)
         if labels is None:
@@ -342,7 +299,6 @@ class GPT2ForPreTraining(nn.Module):
 
     @staticmethod
     def set_pipeline_stage_id(model: nn.Module) -> None:
-        """Give each part of a graph's `model` its pipeline stage."""
         for part in model.modules():
             module = part.to(nn.Module)
             if isinstance(module, GPT2Embedding):

@@ -32,19 +32,11 @@ _FUSIONS = (
 class ModelOptions:
     """GPT-2's sizes and switches, named as in `cfg.model.cfg`.
 
-    Attributes:
-        vocab_size: rows of the token embedding, padding included.
-        vocab_size_real: logits from here on are of padding rows and are masked.
-        max_seq_length: rows of the position embedding.
-        activation: "gelu_tanh", GPT-2's, or "gelu", the erf form.
-        apply_query_key_layer_scaling: divide the scores by the layer's number inside the product
-            and multiply back before softmax. The same function, for the range of half precision.
-        bias_gelu_fusion: one operator for bias and GELU; it exists for the erf form only.
-        bias_dropout_fusion: one operator for bias and dropout.
-        scale_mask_softmax_fusion: one operator for scale, causal mask, softmax and dropout.
-        attention_fusion: one operator for all of attention, where no attention weights drop out.
-        mlp_cfg, attnlinear_cfg, attnproj_cfg: linear layers that are Monarch layers; see
-            `weights.monarch`. None: dense.
+    `vocab_size` counts padding rows, which begin at `vocab_size_real`; `activation` is "gelu_tanh",
+    GPT-2's, or "gelu", the erf form, the only one that bias_gelu_fusion has. `attention_fusion`
+    applies where attention has no dropout. `apply_query_key_layer_scaling` divides the scores by
+    the layer's number inside the product and multiplies back, for the range of half precision. The
+    last three make Monarch layers, see `weights.monarch`.
     """
 
     num_layers: int
@@ -80,22 +72,16 @@ class ModelOptions:
         return self.vocab_size if self.vocab_size_real is None else self.vocab_size_real
 
     def monarch_layers(self) -> dict[str, LinearConfig]:
-        """The parts of a block that are Monarch layers; see `weights.monarch.layers`."""
+        """The parts of a block that are Monarch layers, see `weights.monarch.layers`."""
         return monarch.layers({key: getattr(self, key) for key in monarch.KEYS})
 
 
 def from_config(cfg: Mapping[str, Any], tensor_parallel_size: int = 1) -> ModelOptions:
     """Read the model's options and decide the fusions.
 
-    A fusion that is None becomes what the device has. One that is True on a device without it
-    becomes False with a warning: it changes the speed, not the numbers.
-
-    Args:
-        cfg: `cfg.model.cfg`. Keys of others in it, as `pretrained_model_path`, are left alone.
-        tensor_parallel_size: by which the heads have to divide.
-
-    Raises:
-        UserError: an option is missing or impossible; says which and what is possible.
+    A fusion that is None becomes what the device has; one that is True on a device without it
+    becomes False with a warning: it changes the speed, not the numbers. Keys of others in
+    `cfg.model.cfg` are left alone. A UserError says which option is missing or impossible.
     """
     names = {field.name for field in fields(ModelOptions)}
     required = ("num_layers", "vocab_size", "hidden_size", "ffn_hidden_size", "num_attention_heads")

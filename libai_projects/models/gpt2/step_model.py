@@ -15,11 +15,7 @@ from libai_projects.models.step_model import StepModel
 
 
 class GPT2StepModel(StepModel):
-    """A GPT-2 that generation can step through; see `StepModel`.
-
-    Args:
-        model: the global model. Its weights are read now: load them before.
-    """
+    """A GPT-2 that generation can step through. Its weights are read now: load them before."""
 
     def __init__(self, model: GPT2ForPreTraining | GPT2Model) -> None:
         gpt = model.GPT_model if isinstance(model, GPT2ForPreTraining) else model

@@ -62,27 +62,20 @@ _NO_MODEL = (
 class TextGenerationPipeline(TextPipeline):
     """A model and its tokenizer by a config; every process of a job makes one.
 
+    What is None is the config's, else by the number of processes (`inference.layout`), by the
+    device layer, or by the files of a Hugging Face model.
+
     Args:
         config_file: a LiBai config such as configs/gpt2_inference.py, or the config.yaml of a run.
-        data_parallel, tensor_parallel, pipeline_parallel: sizes of the layout; what is None is the
-            config's, else chosen by the number of processes (`inference.layout`).
-        pipeline_stage_id: the stage of each layer, which also says how many stages there are where
-            `pipeline_parallel` does not; None shares the layers out evenly.
-        pipeline_num_layers: the model's own number, which is also the default.
+        pipeline_stage_id: the stage of each layer; None shares the layers out evenly.
         model_path: None takes the config's `model.cfg.pretrained_model_path`.
         mode: "huggingface" (a folder with config.json and weights), "libai" (a checkpoint, its
-            `model` folder, or a run's output folder) or "random" (fresh weights, for tests).
-            "auto" looks at the path.
-        device: None takes the config's, else the device layer's choice.
-        vocab_file, merges_file: of the tokenizer; None takes the config's, and where that names no
-            file, those in a Hugging Face model's folder.
+            `model` folder, or a run's output folder), "random" (for tests) or "auto", by the path.
         overrides: "key=value" texts that change the config.
         generation: options of `GenerationOptions` that differ from the config's.
 
-    Raises:
-        UserError: a file is missing or damaged, a value cannot be used, or the layout fits neither
-            the model nor the processes; the same on every process.
-        NotImplementedError: another mode.
+    Raises UserError, the same on every process, where a file is damaged, a value cannot be used, or
+    the layout does not fit; NotImplementedError for another mode.
     """
 
     def __init__(
@@ -211,11 +204,6 @@ def _build(cfg: DictConfig, kind: str, path: Path | None, tokenizer: object) -> 
 
 
 def main(argv: Sequence[str]) -> int:
-    """What the command line says; the exit code.
-
-    Raises:
-        UserError: anything that is the user's to mend.
-    """
     parser = build_parser("pipeline.py", DEFAULT_OPTIONS, CONFIG_FILE)
     options = parse_options(parser, argv)
 

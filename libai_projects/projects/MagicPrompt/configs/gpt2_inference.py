@@ -1,7 +1,6 @@
 """GPT-2 124M that continues prompts; `pipeline.py` reads it.
 
-Nothing here has to be edited: a model brings its own sizes, paths come from arguments or the
-environment, the layout from the number of processes.
+A model brings its own sizes, paths come from arguments or the environment, so no edits are needed.
 """
 
 import os

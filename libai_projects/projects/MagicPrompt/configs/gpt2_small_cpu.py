@@ -1,8 +1,5 @@
-"""A GPT-2 of 17.6 million parameters, to train from scratch on the CPUs of a small machine.
-
-6 layers, 256 wide: 4.7 M parameters in the layers, 12.9 M in the embedding of GPT-2's whole
-vocabulary, which the logits share.
-"""
+"""A GPT-2 of 17.6 million parameters, to train from scratch on the CPUs of a small machine: 4.7 M
+in 6 layers, 256 wide, and 12.9 M in the embedding of GPT-2's whole vocabulary."""
 
 from .gpt2_training import dataloader, graph, model, optim, tokenization, train
 

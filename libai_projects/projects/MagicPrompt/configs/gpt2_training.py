@@ -1,7 +1,6 @@
 """GPT-2 124M on prompts for image generators.
 
-Nothing here has to be edited: paths come from the environment or from overrides, the parallel
-layout from overrides (train.dist.tensor_parallel_size=2 ...).
+Paths come from the environment, the layout from overrides (train.dist.tensor_parallel_size=2 ...).
 """
 
 import os
