@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 START = "dfba0ff"
 WORK = ROOT / "build" / "golden"
 MIDDLE, END = 5, 10
-# Of the values that a run logs, those that do not depend on the clock.
+# COMPARED are the logged values that do not depend on the clock.
 # New since the starting commit: LiBai's runs write the one schema of metrics too.
 NEW_FILES = {"metrics.jsonl"}
 COMPARED = ("loss", "acc1", "acc5", "lr", "total_loss", "lm_loss_PPL")
@@ -137,7 +137,7 @@ CASES = {
 }
 
 
-# What is not as it was, and why: figures that begin with a text, by case.
+# Changes that are wanted, and why: the beginning of the figures' names, by case.
 CHANGES = {
     # Under nn.Graph each process evaluated with the running statistics of its own images. Now all
     # take process 0's, which are those of the checkpoint.

@@ -73,13 +73,13 @@ def use_held_out(cfg: DictConfig) -> list[str]:
     the log."""
     datasets = try_get_key(cfg, "dataloader.train.dataset", default=None)
     splits = try_get_key(cfg, "dataloader.train.splits", default=None) or []
-    # Other splits are one's own business, or wrong, which the checks say.
+    # Other splits stay as they are; wrong ones are for the checks to report.
     if not isinstance(datasets, ListConfig) or len(datasets) != 1:
         return []
     if [len(split) for split in splits] != [3]:
         return []
     held_out = f"{datasets[0].get('data_prefix')}{HELD_OUT_SUFFIX}"
-    # All have to take the same data; one that lacks it says so when it checks its files.
+    # All processes must take the same data; one that lacks it says so when it checks its files.
     if not any(distributed.all_gather_json(Path(f"{held_out}.idx").is_file())):
         return []
     training, validation, test = splits[0]

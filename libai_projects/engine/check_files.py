@@ -19,7 +19,7 @@ from libai_projects.engine.arguments import Options
 from libai_projects.text.indexed_dataset import MMapTokenDataset
 
 CONFIG_BACKUP = "config.yaml"
-# What must be equal for a checkpoint to fit the model.
+# These keys must be equal for a checkpoint to fit the model.
 _SHAPE_KEYS = (
     "num_layers",
     "hidden_size",
@@ -178,7 +178,7 @@ def check_same_model(cfg: DictConfig, backup: Path) -> None:
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """Reads what LiBai writes; a Python tuple is a list, any other Python object is nothing."""
+    """Reads what LiBai writes; a Python tuple becomes a list, any other Python object None."""
 
 
 _PlainLoader.add_constructor(
@@ -199,7 +199,7 @@ def _model_keys(backup: Path) -> dict[str, Any]:
     try:
         return dict(read_backup(backup)["model"]["cfg"])
     except (KeyError, TypeError, ValueError):
-        # Without a readable backup the shapes of the checkpoint decide.
+        # Without a readable backup the shapes in the checkpoint decide.
         return {}
 
 

@@ -19,7 +19,7 @@ from omegaconf import DictConfig, ListConfig
 from flow_train.metrics.loggers import require_loggers
 from libai_projects.engine.check_files import Note
 
-# Whole numbers, and the least that each may be.
+# These keys are whole numbers; the value is the least that each may be.
 _COUNTS = {
     "train.train_iter": 0,
     "train.log_period": 1,
@@ -37,7 +37,7 @@ _COUNTS = {
     "model.cfg.num_attention_heads": 1,
     "model.cfg.max_seq_length": 1,
 }
-# What evaluation gives of each split.
+# The results that an evaluation gives for each split.
 _RESULTS = ("lm_loss_PPL", "lm_loss", "lm_loss_tokens")
 
 
@@ -92,7 +92,7 @@ def check_evaluation(cfg: DictConfig) -> None:
     if mode not in (None, "min", "max"):
         raise UserError(f"train.evaluation.eval_mode={mode} is neither min nor max")
     metric = evaluation.get("eval_metric")
-    # Other evaluators have results of their own.
+    # Only the results of PPLEvaluator are known before the run.
     if metric is None or _name_of(evaluation.get("evaluator")) != "PPLEvaluator":
         return
     tests = len(try_get_key(cfg, "dataloader.test", default=None) or [])
@@ -145,7 +145,7 @@ def check_optimizer(cfg: DictConfig) -> None:
 def _made(key: str, config: DictConfig, make: Callable[[], Any]) -> Any:
     try:
         return make()
-    # Their constructors check by whatever raises.
+    # The constructors check their settings with exceptions of any type.
     except Exception as error:
         text = " ".join(str(error.__cause__ or error).split()) or type(error).__name__
         raise UserError(

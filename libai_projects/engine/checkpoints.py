@@ -38,14 +38,14 @@ class Checkpointer(checkpoint.Checkpointer):
             return
         parts = {"model": self.model.state_dict()}
         parts |= {key: part.state_dict() for key, part in self.checkpointables.items()} | extra
-        # In its name.
+        # The checkpoint's name holds the iteration already.
         parts.pop("iteration", None)
         directory, temporary = Path(self.save_dir), None
-        # LiBai's names count from 0: that of the state after 40 iterations ends with 39.
+        # LiBai's names count from 0: the state after 40 iterations is model_0000039.
         number = libai_folders.iteration_of(name)
         after = "" if number is None else f" after {number + 1} iterations"
         logger.info("Saving checkpoint%s to %s", after, directory / name)
-        # Rank 0 alone writes. What fails there has to fail everywhere, or the others would wait for
+        # Only rank 0 writes. What fails there must fail everywhere, or the others would wait for
         # it in the next collective operation.
         try:
             temporary = self._on_rank_0(lambda: libai_folders.begin(directory, name))
@@ -57,14 +57,15 @@ class Checkpointer(checkpoint.Checkpointer):
                 f"no checkpoint {name} was saved, earlier ones are as before: {error}"
             ) from error
         finally:
-            # Its name has changed where all went well.
+            # The folder is still there only if something failed: commit renames it.
             if temporary is not None:
                 shutil.rmtree(temporary, ignore_errors=True)
         if number is not None:
             self.tag_last_checkpoint(name)
 
     def _on_rank_0(self, action: Callable[[], Any]) -> Any:
-        """The result of `action()` on rank 0, None elsewhere; an error on disk is one on all."""
+        """The result of `action()` on rank 0, None elsewhere; an error there is raised on all
+        ranks."""
         result, problem = None, None
         if distributed.is_main():
             try:
@@ -86,7 +87,7 @@ class Checkpointer(checkpoint.Checkpointer):
         if not path:
             return {}
         logger.info("Loading checkpoint from %s", path)
-        # Weights alone need nothing of the rest, which can be of another optimizer.
+        # Loading only weights needs no other part, which may be of another optimizer.
         weights_only = checkpointables is not None and len(checkpointables) == 0
         found = self._load_file(path, ["model"] if weights_only else None)
         incompatible = self._load_model(found)
@@ -100,7 +101,7 @@ class Checkpointer(checkpoint.Checkpointer):
                 "configuration it was trained with"
             )
         for key in self.checkpointables if checkpointables is None else checkpointables:
-            # A graph's checkpoint of LiBai has the optimizer in "graph".
+            # LiBai saves the optimizer of a graph as part of "graph".
             part = "graph" if key == "optimizer" and key not in found else key
             if part not in found:
                 raise CheckpointError(
@@ -127,7 +128,7 @@ class Checkpointer(checkpoint.Checkpointer):
 
         def names() -> list[str]:
             if (folder / oneflow_files.PICKLE).is_file():
-                # The "model" folder of a checkpoint.
+                # The path may be the "model" folder of a checkpoint.
                 oneflow_files.check(folder)
                 return []
             libai_folders.verify(folder, parts)
@@ -185,7 +186,7 @@ class PeriodicCheckpointer(hooks.PeriodicCheckpointer):
         if self.max_to_keep is None:
             return
         saved = Path(self.checkpointer.save_dir) / self._name(iteration)
-        # A resumed run may save one again that it found.
+        # A resumed run may save a checkpoint again that it found.
         self.recent_checkpoints = [p for p in self.recent_checkpoints if p != saved] + [saved]
         while len(self.recent_checkpoints) > self.max_to_keep:
             oldest = self.recent_checkpoints.pop(0)
@@ -196,7 +197,8 @@ class PeriodicCheckpointer(hooks.PeriodicCheckpointer):
         return f"{self.file_prefix}_{iteration:07d}"
 
     def _state(self, iteration: int) -> dict[str, Any]:
-        """Called only when an iteration is saved, once: it moves the random generators on."""
+        """The trainer's state; called once for an iteration that is saved, as it moves the
+        generators on."""
         known, state = getattr(self, "_known", (-1, {}))
         if known != iteration:
             state = self.trainer.trainer_state()
@@ -249,6 +251,6 @@ class BestCheckpointer(hooks.BestCheckpointer):
         return None
 
     def after_train(self) -> None:
-        # Unlike LiBai's, not after a last step that failed.
+        # LiBai does this also after a last step that failed.
         if self.trainer.iter >= self.trainer.max_iter:
             self._best_checking()

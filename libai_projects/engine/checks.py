@@ -87,7 +87,7 @@ def check_layout(cfg: DictConfig, world_size: int) -> Layout:
             f"{tensor * pipeline} (the number after the config in train.sh) or change the sizes"
         )
     data = world_size // (tensor * pipeline)
-    # 1 is what LiBai's configs say where nobody has thought about it.
+    # LiBai's configs set 1 by default, so a 1 is not a decision of the user.
     if sizes["data"] not in (None, 1, data):
         raise UserError(
             f"train.dist.data_parallel_size={sizes['data']}: {world_size} processes / "

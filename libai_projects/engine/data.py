@@ -120,7 +120,7 @@ def build_sample_idx(sizes: np.ndarray, max_seq_length: int) -> np.ndarray:
     ends = np.cumsum(sizes, dtype=np.int64)
     tokens = int(ends[-1]) if len(ends) else 0
     positions = np.arange((tokens - 1) // max_seq_length + 1, dtype=np.int64) * max_seq_length
-    # The first sequence that ends after the position; empty ones are passed over.
+    # Take the first sequence that ends after the position, which passes over empty ones.
     sequences = np.searchsorted(ends, positions, side="right")
     offsets = positions - (ends[sequences] - sizes[sequences])
     return np.stack([sequences, offsets], axis=1).astype(np.int64)
@@ -190,7 +190,7 @@ class BlockIndexedDataset(data_utils.BlockIndexedDataset):
         last, end = (int(number) for number in self.sample_idx[index + 1])
         if first == last:
             return self._tokens(first, begin, end + 1)
-        # The rest of the first sequence, those in between, and the beginning of the last one.
+        # Join the rest of the first sequence, those in between, and the beginning of the last.
         between = [self._tokens(sequence) for sequence in range(first + 1, last)]
         return np.concatenate(
             [self._tokens(first, begin), *between, self._tokens(last, 0, end + 1)]

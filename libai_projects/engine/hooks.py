@@ -19,7 +19,7 @@ class EvalHook(hooks.EvalHook):
     def after_train(self) -> None:
         if self.trainer.iter >= self.trainer.max_iter:
             self._do_eval()
-        # It holds the trainer.
+        # The function holds the trainer, which could then not be freed.
         del self._func
 
 
@@ -41,7 +41,7 @@ class EarlyStop(hooks.HookBase):
 
     def __init__(self, evaluation: Any, minutes: float | None) -> None:
         metric = evaluation.eval_metric
-        # As the best model has it.
+        # A name without a split means the validation split, as for the best model.
         metric = metric if "/" in metric else f"validation/{metric}"
         self._monitored = Monitored(metric, evaluation.eval_mode, "train.evaluation")
         self._period, self._patience = evaluation.eval_period, evaluation.get("patience")

@@ -22,7 +22,7 @@ from libai_projects.engine.checks import agree
 
 _LOCK = ".lock"
 EVALUATION = "evaluation"
-# What a run leaves in its directory.
+# The files and folders that a run leaves in its directory.
 _OF_A_RUN = (
     "model_*",
     "last_checkpoint",
@@ -62,7 +62,7 @@ def prepare(cfg: DictConfig, options: Options) -> Iterator[list[str]]:
             lock = _lock(directory)
             if not options.resume:
                 lines = _move_aside(directory)
-            # One of another program of this project is not moved.
+            # A run of another program of this project stays in place, so it must be refused.
             require_no_other_run(
                 directory, libai_folders.last(directory) if options.resume else None
             )
@@ -90,7 +90,7 @@ def _lock(directory: Path) -> IO[str]:
             "another directory"
         ) from error
     except OSError:
-        # A file system without locks.
+        # The file system has no locks.
         pass
     return file
 

@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from flow_train.config.overrides import config_keys, nearest_key, parse_override
 
-# The common configs say of them what null means; a config may have set them to something.
+# These keys may be null even where a config sets a value; the common configs say what it means.
 _MAY_BE_NULL = (
     # Any two of the batch sizes give the third.
     "train.train_micro_batch_size",
@@ -137,7 +137,7 @@ def _checked(key: str, now: Any, value: Any, override: Override | None, config_f
             value[name] = _checked(f"{key}.{name}", now.get(name), inner, None, config_file)
         return value
     if isinstance(now, str) and not isinstance(value, str) and override is not None:
-        # A directory called 2024 reads like a number.
+        # A directory called 2024 is read as a number.
         return override.get_value_element_as_str()
     if isinstance(now, bool) or isinstance(value, bool):
         fits = isinstance(now, bool) == isinstance(value, bool) or now is None

@@ -43,7 +43,7 @@ def evaluate_on(
     """
     is_graph = isinstance(model, flow.nn.Graph)
     module = model.model.to(flow.nn.Module) if is_graph else model
-    # LiBai's wrapper of several has them in a list.
+    # LiBai's wrapper of several evaluators has them in a list.
     parts = getattr(evaluator, "_evaluators", [evaluator])
     evaluator.reset()
     samples, began = len(loader.dataset), time.perf_counter()
@@ -67,7 +67,7 @@ def evaluate_on(
                 if distributed.is_main():
                     evaluator.process(
                         {key: value[:count] for key, value in local_inputs.items()},
-                        # A loss of the batch has no rows.
+                        # The loss of a whole batch has no rows.
                         {k: v[:count] if v.ndim > 1 else v for k, v in local_outputs.items()},
                     )
                 batches, rows = batches + 1, rows + count
@@ -112,15 +112,17 @@ class PPLEvaluator(evaluation.PPLEvaluator):
 
     What a model returns in evaluation mode can be:
 
-    1. {"token_losses": (B, T), "token_mask": (B, T)}, if its class has `returns_token_losses =
-    True`: losses in nats, and a mask that is not 0 where a token counts (by default: labels >= 0).
+    1. {"token_losses": (B, T), "token_mask": (B, T)}, where its class says so by
+    `returns_token_losses`: losses in nats, and a mask that is not 0 where a token counts (by
+    default: labels >= 0).
 
     2. {"prediction_scores": (B, T, V)}, as of LiBai's GPT, called without the field `labels`.
 
     3. Mean losses as scalars, as of LiBai's BERT and T5: exp of their mean over batches, padded
     rows included, named `{key}_PPL`.
 
-    Other results: `lm_loss_PPL`, `lm_loss` (the mean) and `lm_loss_tokens` (how many count).
+    Results of the first two: `lm_loss_PPL`, `lm_loss` (the mean) and `lm_loss_tokens` (how many
+    count).
     """
 
     def __init__(self) -> None:
@@ -128,7 +130,7 @@ class PPLEvaluator(evaluation.PPLEvaluator):
 
     def reset(self) -> None:
         self._loss_sum, self._tokens = 0.0, 0
-        # Sums over batches of loss times rows, and of rows, by the name of the loss.
+        # By the name of the loss: sums over batches of loss times rows, and of rows.
         self._batch_losses: dict[str, tuple[float, int]] = {}
 
     def model_inputs(self, module: flow.nn.Module, inputs: Fields) -> Fields:

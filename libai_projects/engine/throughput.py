@@ -70,7 +70,7 @@ def flops_per_token(model: DictConfig) -> float | None:
         layers, hidden = int(model.num_layers), int(model.hidden_size)
         length = int(model.max_seq_length)
         rows = int(model.get("vocab_size_real") or model.vocab_size)
-        # Norms and biases, of one axis, multiply with nothing.
+        # Norms and biases have one axis and are not part of a matrix product.
         matrices = [shape for shape in GPT2.block_shapes(model).values() if len(shape) > 1]
         weights = layers * sum(map(math.prod, matrices)) + rows * hidden
     except (AttributeError, KeyError, TypeError):

@@ -75,13 +75,13 @@ def set_up(cfg: DictConfig, resume: bool) -> None:
     if cfg.train.get("rdma_enabled"):
         devices = Path("/sys/class/infiniband")
         if not flow.sysconfig.with_rdma() or not devices.is_dir() or not any(devices.iterdir()):
-            # Asked for all the same, oneflow ends the process.
+            # Without the device oneflow would end the process.
             raise UserError(
                 "train.rdma_enabled=True, but oneflow was built without RDMA or this machine has "
                 f"no RDMA device ({devices} is empty): set it to False"
             )
         flow.env.init_rdma()
-    # All processes look: if one ended here alone, the others would wait for it.
+    # All processes look: if only one ended here, the others would wait for it.
     compile_helper()
 
 
@@ -114,7 +114,7 @@ class Trainer(DefaultTrainer):
     run."""
 
     def __init__(self, cfg: DictConfig) -> None:
-        # Not LiBai's own: that looks for what to resume, and makes its parts, in one go.
+        # LiBai's own __init__ finds what to resume and makes its parts in one go, so skip it.
         libai_trainer.TrainerBase.__init__(self)
         self.cfg = cfg
         self.backend = oneflow_accel.current_backend()
@@ -153,7 +153,7 @@ class Trainer(DefaultTrainer):
             folder = Path(self._resume_from)
             self.start_iter = libai_folders.iteration_of(folder.name) + 1
             self._resumed = _read_state(folder / "trainer")
-        # A checkpoint of LiBai does not say it.
+        # LiBai's checkpoints do not store the samples consumed, so count the steps.
         before = self.start_iter * cfg.train.global_batch_size
         self._consumed_at_start = self._resumed.get("consumed_samples", before)
         cfg.dataloader.consumed_samples = self._consumed_at_start
@@ -161,7 +161,7 @@ class Trainer(DefaultTrainer):
             cfg.dataloader.train.consumed_samples = self._consumed_at_start
 
     def use_model(self, model: flow.nn.Module) -> None:
-        """Train `model` from here on, its optimizer without a past."""
+        """Train `model` from here on, with an optimizer whose state is new."""
         cfg, graph = self.cfg, None
         self.model = model
         self.optimizer = self.build_optimizer(cfg, model)
@@ -202,7 +202,7 @@ class Trainer(DefaultTrainer):
         stop (SIGTERM, Ctrl-C), which writes a checkpoint. Returns 0, or a shell's code of the
         signal."""
         if self.start_iter >= self.max_iter:
-            # No error: whatever restarts a run until it succeeds must see that it has.
+            # This is not an error: whatever restarts a run until it succeeds must see that it has.
             logger.info(
                 "nothing to train: %s has all %d iterations; to go on, raise train.train_iter; "
                 "--eval-only evaluates",
@@ -230,7 +230,7 @@ class Trainer(DefaultTrainer):
                         break
                     self.iter += 1
             except (UserError, FloatingPointError, OSError):
-                # Whoever started the training puts it into words.
+                # The caller turns these errors into a message.
                 raise
             except Exception:
                 logger.exception("training ended after %d iterations:", self.iter)
@@ -399,7 +399,7 @@ class Trainer(DefaultTrainer):
             hooks.append(EvalHook(period, self._evaluate))
             hooks.append(BestCheckpointer(period, self.checkpointer, metric, mode))
         if distributed.is_main():
-            # Last, so that what evaluations find is written.
+            # The writers come last, so that the results of evaluations are written.
             hooks.append(PeriodicWriter(self.build_writers(), train.log_period))
         if evaluation.enabled and (evaluation.get("patience") or train.get("max_minutes")):
             hooks.append(EarlyStop(evaluation, train.get("max_minutes")))
@@ -418,7 +418,8 @@ class Trainer(DefaultTrainer):
 
 
 def _read_state(folder: Path) -> dict[str, Any]:
-    """What `trainer_state` gave, from a checkpoint's part; empty where it has none, as LiBai's."""
+    """What `trainer_state` gave, from a checkpoint's part; empty where a LiBai checkpoint has
+    none."""
     state, problem = {}, None
     if distributed.is_main():
         try:

@@ -23,9 +23,9 @@ from libai_projects.engine.throughput import Throughput
 
 METRICS_NAME = "metrics.json"
 CURVES_NAME = "curves.png"
-# Means over the iterations since the last line; of other values it is the latest.
+# These are means over the iterations since the last line; other values are the latest.
 _AVERAGED = ("total_loss", "time", "data_time")
-# What metrics.jsonl calls LiBai's values and splits.
+# LiBai's names of values and splits, and the names in metrics.jsonl.
 _NAMES = {"total_loss": "loss", "time": "step_seconds", "data_time": "data_seconds"}
 _RESULTS = {"lm_loss": "loss", "lm_loss_PPL": "perplexity", "lm_loss_tokens": "tokens"}
 _SPLITS = {"validation": "val"}
@@ -134,7 +134,7 @@ class MetricsWriter(EventWriter):
         try:
             draw_metrics(read_metrics(source), self._output / CURVES_NAME, source=source)
         except (UserError, OSError) as error:
-            # A picture is no reason to lose a run.
+            # A picture that fails must not end the run.
             logger.warning("no picture of the curves: %s", error)
 
     def close(self) -> None:

@@ -29,7 +29,7 @@ from libai_projects.generation.sequences import (
     Stopping,
 )
 
-# What stands for the log probability of a beam that must not be chosen while there are others. It
+# This log probability marks a beam that must not be chosen while there are others. It
 # is finite, so that beams which are all of this kind still have an order.
 _NEVER = -1e9
 
@@ -71,7 +71,7 @@ class _Search:
         beams, vocab_size = log_probabilities.shape
         totals = (log_probabilities + self.scores[:, None]).ravel()
         check_scores(totals[None])
-        # Enough that `num_beams` go on even if each beam's best ones are ends of sequences.
+        # So many that `num_beams` go on even if each beam's best ones are ends of sequences.
         count = min(max(2, 1 + self._options.end_ids.size) * beams, totals.size)
         if self._options.do_sample:
             places = drawn_without_replacement(totals, count, self._stream)
@@ -111,7 +111,7 @@ class _Search:
         ranked.sort(key=lambda one: -one.score)
         going_on = ranked[: options.num_beams]
         self.scores = np.array([one.score for one in going_on])
-        # Nothing is offered to a search that is over: its prompt leaves the batch.
+        # A search that is over gets no candidates: its prompt leaves the batch.
         self.over = (
             not self._better_is_likely(length)
             or (options.early_stopping is True and self._is_full())

@@ -73,7 +73,7 @@ def largest(values: np.ndarray, count: int) -> np.ndarray:
     size = values.size
     if count >= size:
         return np.arange(size)
-    # Of the maxima of disjoint parts, the count-th largest cannot be above the count-th largest
+    # The count-th largest of the maxima of disjoint parts is at most the count-th largest
     # value: a bound that leaves few candidates, and far cheaper than a partition of everything.
     parts = 4 * count
     depth = size // parts

@@ -17,7 +17,7 @@ from libai_projects.generation.options import GenerationOptions
 from libai_projects.generation.prompts import PaddedPrompts, prepare
 from libai_projects.generation.sequences import Clock, Generation, Stopping
 
-# What one score takes: the model's float32 number and what is made of it on the way to a token.
+# Bytes that one score takes: the model's float32 and what is made of it on the way to a token.
 _SCORE_BYTES = 24
 
 

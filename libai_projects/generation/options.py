@@ -29,15 +29,15 @@ Mode = Literal["greedy", "sampling", "beam search", "beam sampling"]
 
 @dataclass(frozen=True)
 class Kind:
-    """What values an option takes. `check` maps (name, value) to what is stored, or raises
-    UserError; `parse` reads a command line's text, or raises ValueError; None: there is no such
-    text."""
+    """What values an option takes: `check` maps (name, value) to what is stored or raises
+    UserError; `parse` reads a command line's text or raises ValueError, None if it cannot be given
+    there."""
 
     check: Callable[[str, Any], Any]
     parse: Callable[[str], Any] | None = None
 
 
-# Of lengths, counts and ids: they are added up in int64.
+# Lengths, counts and ids are at most this, so that their sums fit into int64.
 _LARGEST = 2**31 - 1
 # Scores are float32, in which a number below this one is 0 or has lost digits.
 _SMALLEST = float(np.finfo(np.float32).tiny)
@@ -326,7 +326,7 @@ class GenerationOptions:
         "START,FACTOR: from START new tokens on the end of the text becomes likelier by FACTOR",
     )
     renormalize_logits: bool = _option(False, _FLAG, "make the final scores log probabilities")
-    # The scores of each step are as large as the vocabulary: mind the memory.
+    # The scores of each step are as large as the vocabulary and take much memory.
     output_scores: bool = _option(False, _FLAG)
     prefix_allowed_tokens_fn: PrefixFunction | None = _option(None, _CALLABLE)  # noqa: RUF009 - a field
     logits_processor: tuple[LogitsProcessor, ...] = _option((), Kind(_functions))

@@ -46,8 +46,8 @@ class Rows:
         return Rows(ids, self.padding, self.prompt_lengths, self.limits, self.prompts)
 
 
-# Why a sequence ended: its own end of sequence; the length asked for; the model's last position;
-# max_time; a stopping criterion of the caller.
+# A sequence ends by its own end of sequence, the length asked for, the model's last position,
+# max_time, or a stopping criterion of the caller.
 FinishReason = Literal["eos", "length", "positions", "time", "criterion"]
 
 

@@ -16,7 +16,7 @@ from libai_projects.generation.options import GenerationOptions
 
 Warper = Callable[[np.ndarray], np.ndarray]
 
-# Tokens that are looked at first; where they are too few, four times as many, and so on.
+# So many tokens are looked at first; if too few, four times as many, and so on.
 _FIRST_COUNT = 256
 
 

@@ -23,7 +23,7 @@ from libai_projects.inference.requests import SEED_BOUND
 from libai_projects.inference.sources import JsonLines, LivePrinter, Terminal
 from libai_projects.inference.text_pipeline import TextPipeline
 
-# The thread that reads prompts.
+# Name of the thread that reads prompts.
 _READER = "prompts"
 
 
@@ -151,7 +151,7 @@ def _run_with_source(worker: Worker, source: Callable[[], None]) -> None:
             try:
                 source()
             except BrokenPipeError:
-                # Whoever read the results has gone: there is nothing left to do.
+                # Nobody reads the results any more: there is nothing left to do.
                 worker.close()
             except OSError as error:
                 problems.append(f"cannot read the prompts: {error}")

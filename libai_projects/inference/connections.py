@@ -68,7 +68,7 @@ class AllowedHosts:
         try:
             parts = urlsplit(url)
             name = _plain(parts.hostname or "")
-            # Raises where the port is no number.
+            # This raises where the port is not a number.
             plain = name != "" and parts.port != 0 and parts.username is None
         except ValueError:
             return False
@@ -117,7 +117,7 @@ class BoundedProtocol(H11Protocol):
         open_ones = [each for each in self.connections if not each.transport.is_closing()]
         if len(open_ones) > self._bounds.connections:
             idle = [each for each in open_ones if each is not self and not each.has_request]
-            # Where all are at work, which the queue's length bounds, the new one has to go.
+            # If all connections are at work, which the queue's length bounds, close the new one.
             min(idle, key=lambda each: each._opened, default=self).transport.abort()
 
     def data_received(self, data: bytes) -> None:
@@ -128,7 +128,7 @@ class BoundedProtocol(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        # The next request may have come with the last.
+        # The next request may have come together with the last one.
         if self._is_at_work:
             self._start_timer(self._bounds.answer_seconds)
         else:
@@ -169,5 +169,5 @@ class BoundedProtocol(H11Protocol):
     def _start_timer(self, seconds: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        # Not `close`, which waits until what was written has been read.
+        # `close` would wait until the client has read what was written.
         self._timer = self.loop.call_later(seconds, self.transport.abort)

@@ -125,7 +125,7 @@ class Worker:
         self._tell({"do": "end"})
 
     def _lead_all(self) -> Job | None:
-        """Work until `close`; a job that was taken from the queue and not begun."""
+        """Work until `close`; returns a job that was taken from the queue and not begun."""
         spoke = time.monotonic()
         while True:
             try:

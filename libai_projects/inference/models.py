@@ -30,7 +30,7 @@ def find_model(path: Path) -> Path:
             return folder
     tag = path / LAST
     last = path / tag.read_text(encoding="utf-8").strip() if tag.is_file() else path
-    # The final one is older where a run was continued and has not ended again.
+    # The final model is older than the last one where a run was continued and is not finished.
     ends = [folder for folder in (path / _FINAL, last) if _holds_model(folder)]
     if ends:
         return max(ends, key=lambda folder: folder.stat().st_mtime)

@@ -81,7 +81,7 @@ def request_model(limits: Limits) -> type[BaseModel]:
         __base__=_GenerateRequest,
         prompt=(str, Field(max_length=limits.request_bytes)),
         stream=(bool, False),
-        # Drawn where absent; the answer says which it was.
+        # An absent seed is drawn; the answer says which it was.
         seed=(int | None, Field(None, ge=0, lt=SEED_BOUND)),
         min_new_tokens=(int | None, Field(None, ge=0, le=limits.new_tokens)),
         **fields,

@@ -73,7 +73,7 @@ def error_response(
     status: int, message: str, headers: Mapping[str, str] | None = None
 ) -> JSONResponse:
     """Every error has this form."""
-    # Busy and stopping are the answers that a later try may not get.
+    # A later try may succeed only where the server was busy or stopping.
     more = {"Retry-After": "5"} if status in (429, 503) else {}
     return JSONResponse({"error": message}, status_code=status, headers={**(headers or {}), **more})
 
@@ -220,7 +220,7 @@ async def _read_body(request: Request, most: int) -> bytes:
     """The body, read no further than `most` bytes."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
-        # Also what keeps other sites' forms from using a server on this machine.
+        # This check also keeps other sites' forms from using a server on this machine.
         raise RefusedError(415, "send JSON: Content-Type: application/json")
     too_large = RefusedError(413, f"the request is larger than {most} bytes")
     length = request.headers.get("content-length", "")
@@ -303,7 +303,7 @@ async def _stream(
             if event["type"] != "text":
                 return
     finally:
-        # Reached as well when the client goes away: then it stops the job at its next token.
+        # This also runs when the client goes away, and then stops the job at its next token.
         job.cancelled.set()
 
 

@@ -24,9 +24,9 @@ logger = logging.getLogger("oneflow_accel")
 
 # Connections that are still busy after a signal get this long, in seconds.
 SHUTDOWN_SECONDS = 5
-# What a client has for taking the answer, beyond the time for making it, in seconds.
+# Seconds that a client has for taking the answer, beyond the time for making it.
 _TAKE_SECONDS = 15
-# Connections beyond those of requests that wait: of people who look at the page, of health checks.
+# Further connections beside those of waiting requests: people at the page, health checks.
 _MORE_CONNECTIONS = 256
 
 

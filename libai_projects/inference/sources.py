@@ -21,7 +21,7 @@ from libai_projects.inference.options import FOR_CALLERS
 logger = logging.getLogger("oneflow_accel")
 
 Write = Callable[[Mapping[str, Any]], None]
-# Of a line of JSON. GPT-2's 1,024 positions hold at most some 130 kB.
+# Longest line of JSON. GPT-2's 1,024 positions hold at most some 130 kB.
 MOST_LINE_BYTES = 2**20
 
 
@@ -32,8 +32,9 @@ def run_and_wait(
     on_text: Callable[[int, str], None] | None = None,
     on_job: Callable[[Job | None], None] = lambda job: None,
 ) -> list[GeneratedText]:
-    """Submit one prompt and wait for its texts; a refused request is a UserError, a closed worker
-    ClosedError. `on_job` is told the job before it is submitted, and None after, to cancel it."""
+    """Submit one prompt and wait for its texts; a refused request is a UserError, a closed
+    worker ClosedError. For those who may cancel it, `on_job` is told the job before, and None at
+    the end."""
     ended = threading.Event()
     outcome: list[Any] = []
 
@@ -134,7 +135,7 @@ def _parse_line(line: bytes) -> dict[str, Any]:
         raise UserError(f"the line is longer than {MOST_LINE_BYTES} bytes")
     try:
         asked = json.loads(line.decode("utf-8-sig"), parse_constant=_refuse_constant)
-        # An id must be written again, inside an object.
+        # The answer holds the id again, inside an object: see that JSON can write it.
         json.dumps([[asked]])
     except UnicodeDecodeError as error:
         raise UserError(f"not UTF-8: byte {error.start}") from None

@@ -15,7 +15,7 @@ from libai_projects.generation import Generation, GenerationOptions, StepModel, 
 from libai_projects.inference import lockstep
 from libai_projects.inference.engine import GeneratedText
 
-# What LiBai's MagicPrompt generates where nobody says otherwise.
+# The options of LiBai's MagicPrompt, used where nothing else is given.
 DEFAULT_OPTIONS = {"max_length": 50}
 
 
@@ -167,7 +167,7 @@ class _Agreed:
         try:
             return self._model.step(ids, positions, mask, cache)
         except UserError:
-            # The model finds these before it begins, and on every rank.
+            # The model finds these errors before it begins, and on every rank.
             raise
         except Exception as error:
             if distributed.world_size() == 1:

@@ -1,4 +1,5 @@
-"""Causal attention: on global tensors with dropout, and on local ones after a cache of keys."""
+"""Causal attention: on global tensors with dropout for training, and after the cached keys and
+values of earlier tokens for generation."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ Pair = tuple[flow.Tensor, flow.Tensor]
 def split_heads(x: flow.Tensor, size: int) -> flow.Tensor:
     """(batch, time, heads x size) to (batch, heads, time, size)."""
     batch, time, width = x.shape
-    # Of one token, moving the heads forward moves no numbers.
+    # With one token the order of the numbers stays the same, so a reshape is enough.
     if time == 1:
         return x.reshape(batch, width // size, 1, size)
     return x.reshape(batch, time, width // size, size).permute(0, 2, 1, 3)

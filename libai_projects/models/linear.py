@@ -29,7 +29,7 @@ from libai_projects.weights.monarch import QKV_PARTS
 from monarch_flow.layers import LinearConfig
 from monarch_flow.parallel import SPLIT, WHOLE, ParallelMonarchLinear
 
-# An implementation of the operation "linear".
+# The type of an implementation of the operation "linear".
 Product = Callable[..., flow.Tensor]
 
 
@@ -89,7 +89,7 @@ class RowLinear(Linear):
 
     def forward(self, x: flow.Tensor, residual: flow.Tensor) -> flow.Tensor:
         """(batch, time, in_features) and (batch, time, out_features) to the latter."""
-        # Not super(): in a graph `self` is a stand-in of the module.
+        # super() would fail here: in a graph `self` is a stand-in of the module.
         return residual + bias_dropout(*Linear.forward(self, x), self.dropout, self.fused)
 
 

@@ -75,7 +75,7 @@ def on_this_process(module: nn.Module, place: Position) -> Any:
             return make(module, place)
     part = object.__new__(type(module))
     part.__dict__.update(module.__dict__, _modules={})
-    # Not as modules, which they need not be.
+    # Plain attributes, since the parts need not be modules.
     part.__dict__.update((name, on_this_process(x, place)) for name, x in module.named_children())
     return part
 
@@ -161,7 +161,7 @@ class StepModel:
         pair = 2 * self._width * np.dtype(np.float32).itemsize
         self.bytes_per_token = len(layers) * pair if backend.name == "cpu" else 0
         # Every process reads every weight: ZeRO may have left some to be joined, and OneFlow wants
-        # all processes to take part in that. Of another stage's weights nothing is left to keep.
+        # all processes to take part in that. Weights of other stages are not kept.
         parts = [self._layer(on_this_process(layer, place)) for layer in layers]
         stage_of = dist.get_dist_util().get_layer_stage_id
         self._layers = [part for i, part in enumerate(parts) if stage_of(i) == place.stage]

@@ -67,7 +67,7 @@ def run_command(name: str, run: Callable[[Sequence[str]], int], argv: Sequence[s
             print(f"{name}: stopped; unfinished files were taken away", file=sys.stderr)
             return command.INTERRUPTED
 
-    # SIGTERM as well: it would end the process at once.
+    # SIGTERM must do so too: by default it would end the process at once.
     before = {which: signal.signal(which, _interrupt) for which in _STOPS}
     try:
         return command.run(name, action)

@@ -23,7 +23,7 @@ from libai_projects.text.line_blocks import LINE_BYTES, LineBlock, check_files, 
 _LOG_SECONDS = 10.0
 _KILO = 1000
 _PERCENTILES = (5, 25, 50, 75, 95, 99)
-# So many bad lines are kept for the report.
+# The report keeps at most so many bad lines.
 _DESCRIBED = 10
 
 
@@ -41,10 +41,10 @@ class Writer(Protocol):
 class ReadOptions:
     """How input files are read.
 
-    `jsonl` None goes by the files' names; `bad_lines` "skip" counts bad lines, longer than
-    `max_line_bytes` or not text, "error" stops at the first; `workers` 1 is this process;
-    `log_documents` prints a line of progress about each so many, None one every 10 seconds without
-    a bar.
+    `jsonl` None goes by the files' names; `bad_lines` "skip" counts bad lines, "error" stops at the
+    first; lines above `max_line_bytes` are bad, too; `workers` are processes, 1 is this one;
+    `log_documents` prints a line of progress each time about so many are done, None every 10
+    seconds where there is no bar.
     """
 
     jsonl: bool | None = None
@@ -96,7 +96,7 @@ class CorpusReport:
     bad: int = 0
     first_bad: list[BadLine] = field(default_factory=list)
     outputs: dict[str, OutputCounts] = field(default_factory=dict)
-    # Lines of each file that are not empty, and those of them that are bad.
+    # By file: how many lines are not empty, and how many of these are bad.
     _of_file: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def not_text(self) -> str | None:
@@ -182,7 +182,7 @@ def write_corpus(
     """
     sizes = [path.stat().st_size for path in paths] if check_files(paths) else [0] * len(paths)
     report = CorpusReport()
-    # Before the progress bar, which has a thread.
+    # The workers start before the progress bar, which has a thread.
     with OrderedPool[LineBlock, EncodedBlock](encoder, options.workers, "text") as pool:
         blocks = read_blocks(paths, jsonl=options.jsonl, max_line_bytes=options.max_line_bytes)
         total = sum(sizes)

@@ -27,7 +27,7 @@ from libai_projects.text.indexed_dataset import (
 
 # Sequences per piece when the index is written.
 _PIECE = 1 << 20
-# What libai derives from a dataset and keeps beside it: PREFIX_1024msl_sample_idx.npy and the like.
+# Files that libai derives from a dataset and keeps beside it: PREFIX_1024msl_sample_idx.npy ...
 _DERIVED = re.compile(r"_\d+msl_.*\.npy")
 
 
@@ -116,13 +116,13 @@ class DatasetWriter:
         """Take away what was written; does nothing after `commit`."""
         if self._file.closed:
             return
-        # Before closing, which gives the lock away: the names may be another process's after it.
+        # Remove first: closing gives the lock away, and then the names may be another process's.
         self._data_part.unlink(missing_ok=True)
         self._index_part.unlink(missing_ok=True)
         try:
             self._file.close()
         except OSError:
-            # Flushing the buffer of a full disk; the file is gone already.
+            # Flushing the buffer fails on a full disk; the file is removed already.
             self._file.raw.close()
 
     def _open_data(self) -> io.BufferedWriter:
@@ -147,7 +147,7 @@ class DatasetWriter:
         except BlockingIOError:
             return False
         except OSError:
-            # A file system without locks: nobody can know.
+            # The file system has no locks, so nobody can know.
             return True
         try:
             # Between the opening and the lock its owner may have given it its final name.

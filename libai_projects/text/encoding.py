@@ -12,7 +12,7 @@ import numpy as np
 
 from libai_projects.text.line_blocks import LineBlock
 
-# Of a block's bad lines so many are described; all are counted.
+# So many bad lines of a block are described; all are counted.
 _DESCRIBED = 20
 
 Encode = Callable[[list[str]], list[list[int]]]

@@ -48,7 +48,7 @@ DTYPES: dict[int, np.dtype] = {
 _UINT16_VOCABULARY = 65500
 # The index is checked in pieces, so that the check needs little memory.
 _PIECE = 1 << 20
-# Of a larger `.bin`, ids are checked in pieces spread over the file.
+# In a larger `.bin` only pieces spread over the file are checked.
 _PIECES_TO_CHECK = 64
 
 AGAIN = (
@@ -58,7 +58,7 @@ AGAIN = (
 
 
 def index_file(prefix: str | os.PathLike[str]) -> Path:
-    """PREFIX.idx; a dot in the prefix is no suffix."""
+    """PREFIX.idx; a dot in the prefix does not begin a suffix."""
     return Path(os.fspath(prefix) + ".idx")
 
 

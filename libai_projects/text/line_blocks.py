@@ -17,7 +17,7 @@ from typing import BinaryIO, cast
 
 from oneflow_accel.errors import DataError
 
-# Small enough that a small file, too, is shared between processes.
+# Blocks are so small that several processes share even a small file.
 BLOCK_BYTES = 1 << 18
 LINE_BYTES = 1 << 20
 _GZIP_MAGIC = b"\x1f\x8b"

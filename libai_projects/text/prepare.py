@@ -133,7 +133,7 @@ def run(argv: Sequence[str]) -> int:
                     f"--validation {arguments.validation}: of {reports[0].documents} prompts none "
                     f"is left for {places[name]}; use another share, or a file"
                 )
-        # After the last of them is complete.
+        # Rename only when all datasets are complete.
         for writer in writers.values():
             writer.commit()
     _print_reports(reports, places, time.monotonic() - started)

@@ -145,7 +145,7 @@ def run(argv: Sequence[str]) -> int:
             stack.push(writer)
             writers[key] = writer
         report = write_corpus(arguments.input, encoder, writers, options)
-        # After the last of them is complete.
+        # Rename only when all datasets are complete.
         for each in writers.values():
             each.commit()
     print(report.text(places))
@@ -220,7 +220,7 @@ def _splitter(keep_space: bool) -> SplitSentences:
         spans = list(punkt.span_tokenize(text))
         if not keep_space:
             return [text[begin:end] for begin, end in spans]
-        # Each sentence with the white space up to the next one.
+        # Each sentence keeps the white space up to the next one.
         begins = [0, *(begin for begin, _ in spans[1:]), len(text)]
         return [text[a:b] for a, b in pairwise(begins)]
 

@@ -193,7 +193,7 @@ def _token_bytes(token: str) -> bytes:
     alphabet = byte_alphabet()
     if all(character in alphabet for character in token):
         return bytes(alphabet[character] for character in token)
-    # A special token in plain text, such as one with a space in it.
+    # Special tokens are plain text, for example with a space in them.
     return token.encode("utf-8")
 
 

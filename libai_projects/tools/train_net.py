@@ -43,7 +43,7 @@ from libai_projects.engine.trainer import Trainer, set_up
 
 logger = logging.getLogger("libai_projects")
 
-# What holds the graphs of the run, see _leave.
+# Objects that hold the graphs of the run, which `_leave` must not free.
 _KEPT: list[object] = []
 
 
@@ -72,7 +72,7 @@ def prepare(argv: Sequence[str]) -> Job:
 
 
 def execute(job: Job) -> int:
-    """Train or evaluate; the exit code. Raises UserError for what showed only now."""
+    """Train or evaluate; the exit code. Raises UserError for what shows only during the run."""
     cfg, options = job.cfg, job.options
     weights = evaluation.weights_to_evaluate(cfg) if options.eval_only else ""
     with output.prepare(cfg, options) as lines:
@@ -82,7 +82,7 @@ def execute(job: Job) -> int:
             logger.info(line)
         if options.fast_dev_run:
             adapt.shorten(cfg)
-        # The same on all processes: tensors that are split draw by their global position.
+        # The seed is the same on all processes: split tensors draw by their global position.
         seed_all(cfg.train.seed, job.backend)
         if options.eval_only:
             _KEPT.append(evaluation.evaluate(cfg, weights))
@@ -90,7 +90,7 @@ def execute(job: Job) -> int:
         trainer = Trainer(cfg)
         _KEPT.append(trainer)
         code = trainer.train()
-        # Told to stop, they leave without waiting for each other; the main one still draws.
+        # After a stop the processes end without waiting, but the main one still draws the curves.
         distributed.barrier()
         return code
 
@@ -111,7 +111,7 @@ class _Line(logging.Formatter):
 def _set_up_log(cfg: DictConfig) -> None:
     """Send LiBai's log lines and ours to the console and to log.txt, and only to log.txt what LiBai
     prints of all modules and what our console line of an evaluation says."""
-    # As set_up calls it, which then finds it done.
+    # These are the arguments that set_up passes; it then finds the logger set up.
     setup_logger(cfg.train.output_dir, distributed_rank=distributed.rank())
     handlers = logging.getLogger("libai").handlers
     for handler in handlers:
@@ -136,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     arguments = sys.argv[1:] if argv is None else argv
     try:
         _leave(command.run("train_net.py", lambda: _run(arguments)))
-    # Left from within the handler: its end would free the graphs that the traceback holds.
+    # Leave from within the handler: its end would free the graphs that the traceback holds.
     except Exception:
         traceback.print_exc()
         _leave(1)
@@ -177,9 +177,9 @@ def _in_words(error: Exception) -> str | None:
 def _leave(code: int) -> NoReturn:
     """End the process.
 
-    One of several that failed does not wait for the others, which may wait for it. Where all went
-    well they end at the same time and free no graphs: freeing one waits until the others free
-    theirs.
+    If one of several failed it does not wait for the others, which may wait for it. Else they end
+    at the same time and free no graphs: OneFlow takes a process that has ended for lost, and
+    freeing a graph waits until the others free theirs.
     """
     if distributed.world_size() == 1:
         sys.exit(code)

@@ -78,7 +78,7 @@ def run(options: argparse.Namespace) -> str:
     target, source = options.target.resolve(), options.source.resolve()
     if target == source or target in source.parents:
         raise UserError(f"{options.target} is or contains the source; choose another folder")
-    # Before minutes of reading.
+    # Check the target before the source takes minutes to read.
     check_target(options.target, force=options.force)
     overrides = {
         "num_attention_heads": options.heads,

@@ -103,7 +103,7 @@ def _serialized(state: Mapping[str, np.ndarray], dtype: str) -> bytes:
         values = (
             narrow_to_bfloat16(array) if dtype == "bfloat16" else array.astype(dtype, copy=False)
         )
-        # The specification holds an address only.
+        # The specification holds only an address, so the array must stay alive.
         arrays.append(values := np.ascontiguousarray(values))
         specs[name] = safetensors.TensorSpec(
             dtype=dtype, shape=values.shape, data_ptr=values.ctypes.data, data_len=values.nbytes

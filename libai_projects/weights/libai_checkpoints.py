@@ -31,7 +31,7 @@ from libai_projects.weights.gpt2 import GPT2
 from libai_projects.weights.table import Config, State, Table, as_float32, resize_vocabulary
 
 MODEL_FOLDER = "model"
-# Lies beside the pickle: LiBai's Checkpointer loads every entry of the folder above.
+# It lies beside the pickle: LiBai's Checkpointer loads every entry of the folder above.
 SETTINGS = "libai_config.json"
 _DTYPES = {
     "kFloat": "<f4",

@@ -34,7 +34,7 @@ from libai_projects.weights.table import (
 MODES = ("huggingface", "libai", "upstream")
 _PARTIAL_HINT = "is it the right model? --partial takes what fits"
 GPT2_VOCABULARY = 50257
-# Padding of a vocabulary to a multiple, such as 128 for each of 8 tensor-parallel processes.
+# Most rows that padding adds: a multiple such as 128 for each of 8 tensor-parallel processes.
 _MOST_PADDING = 1024
 
 logger = logging.getLogger("libai_projects")
@@ -77,7 +77,7 @@ def load(
         try:
             loaded = read(path, mode, overrides=overrides, partial=partial)
         except MisfitError as error:
-            # Those who have to know each name convert the weights, and those can leave some out.
+            # One line is enough here: the converter lists every name, and can leave some out.
             failure = f"{error.brief}; is it the right model?"
         except UserError as error:
             failure = str(error)

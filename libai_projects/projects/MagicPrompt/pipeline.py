@@ -173,7 +173,7 @@ def _build(cfg: DictConfig, kind: str, path: Path | None, tokenizer: object) -> 
                 f"{path} does not tell how many attention heads its model has: give "
                 f"model.cfg.num_attention_heads=N model.cfg.hidden_size={found['hidden_size']}"
             )
-        # Which layers are Monarch layers is for the weights to say, not for the config.
+        # The weights, not the config, say which layers are Monarch layers.
         model_cfg.update({**dict.fromkeys(monarch.KEYS), **found})
         real = found["vocab_size_real"]
     stages, pipeline = sizes.get("custom_pipeline_stage_id"), sizes.get("pipeline_parallel_size")
@@ -191,7 +191,7 @@ def _build(cfg: DictConfig, kind: str, path: Path | None, tokenizer: object) -> 
     check_model(cfg, layout)
     if sizes.get("pipeline_num_layers") is None:
         sizes.pipeline_num_layers = model_cfg.num_layers
-    # Rows that only make the vocabulary divide; the logits leave them out.
+    # Padding rows make the vocabulary divide; the logits leave them out.
     model_cfg.vocab_size = -(-real // layout.tensor) * layout.tensor
     model_cfg.vocab_size_real = real
     dist.setup_dist_util(sizes)

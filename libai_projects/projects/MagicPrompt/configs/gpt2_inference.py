@@ -11,7 +11,7 @@ from libai_projects.configs import get_config
 from libai_projects.text.tokenizer import GPT2Tokenizer
 
 model = get_config("common/models/gpt.py").pretrain_model
-# Where training writes; --model comes before it.
+# Training writes here; --model takes another place.
 model.cfg.pretrained_model_path = os.environ.get(
     "MAGICPROMPT_MODEL", "projects/MagicPrompt/oneflow_magicprompt"
 )
@@ -45,7 +45,7 @@ generation = dict(
 )
 
 train = dict(
-    # Of random weights.
+    # The seed of random weights.
     seed=1234,
     dist=dict(
         # null: chosen by the number of processes; 4 are tensor 2 x pipeline 2.

@@ -17,7 +17,7 @@ optim.weight_decay = 0.1
 dataloader.train.num_workers = 1
 dataloader.train.splits = [[900.0, 95.0, 5.0]]
 
-# So that a resumed run equals a whole one to the bit, with dropout too.
+# In eager mode a resumed run equals a whole one to the bit, with dropout too.
 graph.enabled = False
 
 train.output_dir = "projects/MagicPrompt/oneflow_magicprompt_small"
