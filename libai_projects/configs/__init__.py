@@ -12,6 +12,5 @@ from omegaconf import DictConfig
 
 
 def get_config(path: str) -> DictConfig:
-    """Load a config of this folder, such as "common/train.py", anew: an import would share one
-    object."""
+    """Load a config such as "common/train.py" anew: an import would share one object."""
     return LazyConfig.load(str(Path(__file__).parent / path))

@@ -1,5 +1,4 @@
-"""Fits a config to a device: what the device cannot do is switched off, with a line that says
-so."""
+"""Fits a config to a device: what the device cannot do is switched off, and a line says so."""
 
 from __future__ import annotations
 
@@ -68,9 +67,9 @@ def complete(cfg: DictConfig) -> None:
 
 
 def use_held_out(cfg: DictConfig) -> list[str]:
-    """Validate on PREFIX_valid, which `prepare.py --validation` has held out, where it is there:
-    validation's share of the blocks is then for training. Every process calls it; returns lines for
-    the log."""
+    """Validate on PREFIX_valid, which `prepare.py --validation` has held out, where it is there,
+    and train on validation's share of the blocks. Every process calls it; returns lines for the
+    log."""
     datasets = try_get_key(cfg, "dataloader.train.dataset", default=None)
     splits = try_get_key(cfg, "dataloader.train.splits", default=None) or []
     # Other splits stay as they are; wrong ones are for the checks to report.

@@ -161,8 +161,7 @@ def check_resume(cfg: DictConfig) -> None:
 
 
 def check_same_model(cfg: DictConfig, backup: Path) -> None:
-    """Check that an earlier run's config.yaml has the same model; the UserError lists what
-    differs."""
+    """Check that an earlier run's config.yaml has the same model; the error lists what differs."""
     earlier = _model_keys(backup)
     now = try_get_key(cfg, "model.cfg", default={})
     different = [

@@ -31,9 +31,8 @@ class Checkpointer(checkpoint.Checkpointer):
     calls each method; an error on one is an error on all."""
 
     def save(self, name: str, **extra: Any) -> None:
-        """Write a checkpoint with the parts of `extra`. `last_checkpoint` names it only if it is a
-        numbered one, since a run resumes from no other. After a CheckpointError earlier ones are as
-        before."""
+        """Write a checkpoint with the parts of `extra`. `last_checkpoint` names it only if it has a
+        number, since a run resumes from no other. A CheckpointError leaves earlier ones whole."""
         if not self.save_to_disk:
             return
         parts = {"model": self.model.state_dict()}
@@ -64,8 +63,7 @@ class Checkpointer(checkpoint.Checkpointer):
             self.tag_last_checkpoint(name)
 
     def _on_rank_0(self, action: Callable[[], Any]) -> Any:
-        """The result of `action()` on rank 0, None elsewhere; an error there is raised on all
-        ranks."""
+        """The result of `action()` on rank 0, None elsewhere; an error there is raised on all."""
         result, problem = None, None
         if distributed.is_main():
             try:
@@ -115,8 +113,7 @@ class Checkpointer(checkpoint.Checkpointer):
         return self.get_checkpoint_file() != ""
 
     def get_checkpoint_file(self) -> str:
-        """The newest checkpoint, "" without one; a damaged one is a CheckpointError that names the
-        newest whole one."""
+        """The newest checkpoint, "" without one; a CheckpointError names the newest whole one."""
         found = self._on_rank_0(lambda: libai_folders.last(Path(self.save_dir)))
         return oneflow_files.from_rank_0("" if found is None else str(found))
 
@@ -197,8 +194,8 @@ class PeriodicCheckpointer(hooks.PeriodicCheckpointer):
         return f"{self.file_prefix}_{iteration:07d}"
 
     def _state(self, iteration: int) -> dict[str, Any]:
-        """The trainer's state; called once for an iteration that is saved, as it moves the
-        generators on."""
+        """The trainer's state; called once, for an iteration that is saved: it moves the
+        generators."""
         known, state = getattr(self, "_known", (-1, {}))
         if known != iteration:
             state = self.trainer.trainer_state()

@@ -176,8 +176,7 @@ def _is_index(file: str, built: np.ndarray) -> bool:
 
 
 class BlockIndexedDataset(data_utils.BlockIndexedDataset):
-    """All tokens of an indexed dataset in blocks of `max_seq_length + 1`, see
-    `build_sample_idx`."""
+    """All tokens of an indexed dataset in blocks; see `build_sample_idx`."""
 
     def __init__(self, data_prefix: str, indexed_dataset: Any, max_seq_length: int = 512) -> None:
         self.max_seq_length = max_seq_length
@@ -319,8 +318,7 @@ _BY_NAME = {f"{each.__module__}.{each.__qualname__}": ours for each, ours in _OU
 
 
 def use_ours(node: Any) -> None:
-    """Let a node of a config call ours in place of LiBai's, so that LiBai's configs run as they
-    are."""
+    """Let a node of a config call ours in place of LiBai's, so that LiBai's configs run here."""
     if not isinstance(node, DictConfig | ListConfig):
         return
     target = node.get("_target_") if isinstance(node, DictConfig) else None

@@ -21,14 +21,12 @@ logger = logging.getLogger("libai_projects")
 
 
 def weights_to_evaluate(cfg: DictConfig) -> str:
-    """train.load_weight, else the last checkpoint in train.output_dir; UserError if that is not
-    whole."""
+    """train.load_weight, else the last checkpoint in train.output_dir, which must be whole."""
     return cfg.train.load_weight or str(libai_folders.last(Path(cfg.train.output_dir)))
 
 
 def evaluate(cfg: DictConfig, weights: str) -> object:
-    """Evaluate on the validation and test splits and the loaders of dataloader.test, on all
-    processes.
+    """Evaluate on the validation and test splits and on dataloader.test; every process calls it.
 
     Returns what was evaluated, the graph in graph mode: the caller decides when it is freed. Raises
     UserError where the weights are damaged or those of another model.

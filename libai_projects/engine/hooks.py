@@ -33,8 +33,7 @@ class PeriodicWriter(hooks.PeriodicWriter):
 
 
 class EarlyStop(hooks.HookBase):
-    """Ends the run after an evaluation that is one too many, or that ends past `minutes` of the
-    run.
+    """Ends the run after evaluations that were no better, or after `minutes` of the run.
 
     It comes after the hooks that evaluate, write checkpoints and write metrics.
     """

@@ -1,5 +1,4 @@
-"""Config files and the KEY=VALUE overrides of the command line, where a misspelled key is an
-error."""
+"""Config files and the KEY=VALUE overrides of the command line; a misspelled key is an error."""
 
 from __future__ import annotations
 

@@ -79,8 +79,7 @@ def evaluate_on(
 
 
 def _filled_up(fields: Fields, batch_size: int) -> Fields:
-    """The fields with rows of zeros up to a whole batch, as an nn.Graph needs batches of one
-    size."""
+    """The fields with rows of zeros up to a whole batch: an nn.Graph needs batches of one size."""
     filled = {}
     for key, value in fields.items():
         lacking = batch_size - value.shape[0]

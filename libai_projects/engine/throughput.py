@@ -36,8 +36,7 @@ class Throughput:
         return f"{text}  mfu: {f'{100 * share:.1f} %' if share is not None else 'n/a'}"
 
     def rates(self, seconds: float) -> dict[str, float]:
-        """The rates and the peak memory, by the names of metrics.jsonl; what is unknown is left
-        out."""
+        """The rates and the peak memory by the names of metrics.jsonl, without unknown ones."""
         tokens = None if self.tokens is None else self.samples * self.tokens / seconds
         found = {
             "samples_per_second": self.samples / seconds,
@@ -60,8 +59,7 @@ class Throughput:
 
 
 def flops_per_token(model: DictConfig) -> float | None:
-    """FLOPs of training one token of a GPT: 6 N + 12 L h T (Chowdhery et al., 2022, PaLM, appendix
-    B).
+    """FLOPs of training one token of a GPT: 6 N + 12 L h T (Chowdhery et al., 2022, appendix B).
 
     N are the weights that are multiplied with (the layers, and the embedding once for the logits),
     L layers of width h, T tokens per sequence; attention is counted whole, not its causal half.

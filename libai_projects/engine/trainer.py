@@ -110,8 +110,8 @@ class EagerTrainer(libai_trainer.EagerTrainer):
 
 
 class Trainer(DefaultTrainer):
-    """Trains a model of a checked LiBai config; `ended_early` says why, where a hook ends the
-    run."""
+    """Trains a model of a checked LiBai config; `ended_early` is why a hook ends the run, else
+    ""."""
 
     def __init__(self, cfg: DictConfig) -> None:
         # LiBai's own __init__ finds what to resume and makes its parts in one go, so skip it.
@@ -198,9 +198,8 @@ class Trainer(DefaultTrainer):
         )
 
     def train(self) -> int:
-        """Train to the last iteration, until a hook ends the run, or until the process is told to
-        stop (SIGTERM, Ctrl-C), which writes a checkpoint. Returns 0, or a shell's code of the
-        signal."""
+        """Train to the last iteration, until a hook ends the run, or until SIGTERM or Ctrl-C, which
+        write a checkpoint. Returns the exit code: 0, or a shell's for the signal."""
         if self.start_iter >= self.max_iter:
             # This is not an error: whatever restarts a run until it succeeds must see that it has.
             logger.info(
@@ -418,8 +417,7 @@ class Trainer(DefaultTrainer):
 
 
 def _read_state(folder: Path) -> dict[str, Any]:
-    """What `trainer_state` gave, from a checkpoint's part; empty where a LiBai checkpoint has
-    none."""
+    """What `trainer_state` gave, from a checkpoint's part; {} where a LiBai checkpoint has none."""
     state, problem = {}, None
     if distributed.is_main():
         try:

@@ -1,5 +1,5 @@
-"""What a run writes while it trains: console lines, metrics.jsonl and other loggers, a picture, and
-LiBai's metrics.json."""
+"""What a run writes while it trains: console, metrics.jsonl, other loggers, a picture,
+metrics.json."""
 
 from __future__ import annotations
 

@@ -66,8 +66,7 @@ class _Search:
         self.over = False
 
     def candidates(self, log_probabilities: np.ndarray) -> list[_Candidate]:
-        """The continuations of (beams, V) log probabilities, best first (in the order drawn if
-        sampling)."""
+        """The continuations of (beams, V) log probabilities, best first (if sampling, as drawn)."""
         beams, vocab_size = log_probabilities.shape
         totals = (log_probabilities + self.scores[:, None]).ravel()
         check_scores(totals[None])

@@ -25,15 +25,13 @@ class Stream:
 
 
 def streams(seed: int | tuple[int, ...], prompt_count: int, returns: int) -> list[Stream]:
-    """One stream for each sequence, those of one prompt side by side; prompt i has seed[i] or seed
-    + i."""
+    """One stream for each sequence, by prompt; prompt i has seed[i], or `seed + i`."""
     seeds = seed if isinstance(seed, tuple) else range(seed, seed + prompt_count)
     return [Stream(one, number) for one in seeds for number in range(returns)]
 
 
 def best(scores: np.ndarray) -> np.ndarray:
-    """(R,) int64, the first token with the highest of `scores` (R, V). Raises what `check_scores`
-    raises."""
+    """(R,) int64, the first token with the highest of `scores` (R, V); raises as `check_scores`."""
     tokens = scores.argmax(axis=1)
     # argmax takes a NaN for the largest, so it is enough to look at what it found.
     check_scores(np.take_along_axis(scores, tokens[:, None], axis=1))

@@ -29,9 +29,8 @@ Mode = Literal["greedy", "sampling", "beam search", "beam sampling"]
 
 @dataclass(frozen=True)
 class Kind:
-    """What values an option takes: `check` maps (name, value) to what is stored or raises
-    UserError; `parse` reads a command line's text or raises ValueError, None if it cannot be given
-    there."""
+    """What values an option takes: `check` gives what is stored or raises UserError; `parse` reads
+    a command line's text or raises ValueError, None if it cannot be given there."""
 
     check: Callable[[str, Any], Any]
     parse: Callable[[str], Any] | None = None

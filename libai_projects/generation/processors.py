@@ -1,5 +1,4 @@
-"""Changes to the scores of the next token that follow from the sequence so far, and the chain of
-all.
+"""Changes to the scores of the next token that follow from the sequence so far, and their chain.
 
 Each takes (Rows, scores (R, V) float32) and returns the new scores; it may write into the ones it
 was given. Their order is that of transformers, on which the result depends.
@@ -206,8 +205,7 @@ def length_decay(start: int, factor: float, end_ids: np.ndarray) -> Processor:
 
 
 def callers_own(function: LogitsProcessor) -> Processor:
-    """A processor of the caller; its result is checked, as an error would show up far from its
-    cause."""
+    """A processor of the caller; its result is checked, as an error would show up much later."""
 
     def process(rows: Rows, scores: np.ndarray) -> np.ndarray:
         processed = np.asarray(function(rows.ids, scores))

@@ -105,8 +105,7 @@ def typical(scores: np.ndarray, mass: float, keep: int = 1) -> np.ndarray:
 
 
 def _leave(scores: np.ndarray, kept: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> np.ndarray:
-    """Apply `kept` to each row's finite scores and their probabilities (float64); the indices it
-    returns stay."""
+    """Keep the tokens that `kept` picks from a row's finite scores and probabilities (float64)."""
     left = np.full_like(scores, -np.inf)
     for row, output in zip(scores, left, strict=True):
         candidates = np.flatnonzero(row > -np.inf)

@@ -11,8 +11,7 @@ from libai_projects.engine.checks import Layout
 
 
 def check_stages(stages: Any) -> list[int] | None:
-    """The stage of each layer, None if unset; a UserError unless whole numbers rise from 0 by
-    ones."""
+    """The stage of each layer, or None; a UserError unless whole numbers rise from 0 by ones."""
     if stages is None:
         return None
     several = isinstance(stages, Sequence) and not isinstance(stages, str)

@@ -69,8 +69,7 @@ def in_step() -> Iterator[None]:
 
 
 def exchange(value: float = 0.0) -> float:
-    """The sum of `value` over the ranks; every rank calls it inside `in_step`, and it raises the
-    same."""
+    """The sum of `value` over the ranks, which all call it inside `in_step`; raises the same."""
     if distributed.world_size() == 1:
         return value
     failures, total = _sum(0.0, value)

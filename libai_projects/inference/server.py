@@ -190,8 +190,7 @@ class _CheckNames:
 
 
 class _AddHeaders:
-    """Adds HEADERS to every response; plain ASGI, as Starlette's base class hides that a client
-    left."""
+    """Adds HEADERS to every response; plain ASGI, as Starlette's base class hides lost clients."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app

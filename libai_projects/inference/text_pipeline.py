@@ -52,8 +52,7 @@ class TextPipeline:
     def __call__(
         self, inputs: str | Sequence[str], batch_size: int | None = None, **kwargs: Any
     ) -> list[dict[str, str]] | dict[str, str]:
-        """Continue one text or several, `batch_size` at once (None: all); kwargs are generation
-        options.
+        """Continue one text or several, `batch_size` at once (None: all), with generation options.
 
         Returns on rank 0 a list of {"generated_text": str}, `num_return_sequences` for each input,
         in order, on others {}. Raises UserError for an option or a text that cannot be used.

@@ -96,8 +96,7 @@ class Hidden:
 
 @dataclass
 class Past:
-    """What layer `layer` sees in one step of generation, on local tensors; `pairs` are keys and
-    values.
+    """What layer `layer` sees in a step of generation; `pairs` are local keys and values.
 
     These grow by concatenation: a buffer of the full length would have to be made contiguous for
     the attention operator at every step, which copies as much.

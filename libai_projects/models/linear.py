@@ -63,8 +63,8 @@ def row_linear(
     fused: bool,
     layer_idx: int,
 ) -> nn.Module:
-    """A layer with parallel="row", as `column_linear`; `fused` adds the bias and drops in one
-    operator."""
+    """A layer with parallel="row", as `column_linear`; `fused`: one operator adds bias and
+    drops."""
     end = {"dropout": dropout, "fused": fused, "layer_idx": layer_idx}
     if config is None:
         return RowLinear(in_features, out_features, **end)
@@ -148,8 +148,7 @@ class MonarchRowProjection(MonarchProjection):
 
 
 class QueryKeyValue(nn.Module):
-    """Queries, keys and values by three Monarch layers, interleaved by head as one dense layer
-    does."""
+    """Queries, keys and values by three Monarch layers, interleaved by head as a dense one's."""
 
     def __init__(
         self, config: LinearConfig, in_features: int, head_size: int, *, layer_idx: int
@@ -161,8 +160,8 @@ class QueryKeyValue(nn.Module):
             setattr(self, name, layer)
 
     def forward(self, x: flow.Tensor) -> flow.Tensor:
-        """(batch, time, hidden) to (batch, time, 3 hidden): (heads, 3, head size), split over
-        heads."""
+        """(batch, time, hidden) to (batch, time, 3 hidden), in (heads, 3, head size), heads
+        split."""
         parts = [self.q_proj(x), self.k_proj(x), self.v_proj(x)]
         batch, time, width = parts[0].shape
         heads = [

@@ -15,8 +15,7 @@ BROADCAST, COLUMNS, ROWS = flow.sbp.broadcast, flow.sbp.split(1), flow.sbp.split
 
 
 def local(parameter: flow.Tensor, sbp: flow.sbp.sbp = BROADCAST) -> flow.Tensor:
-    """This process's shard by `sbp`, also where ZeRO has split the parameter otherwise;
-    collective."""
+    """This process's shard by `sbp`, also where ZeRO has split the parameter; collective."""
     declared = dist.get_nd_sbp([flow.sbp.broadcast, sbp])
     value = parameter.detach()
     if not dist.same_sbp(value.sbp, declared):
@@ -93,8 +92,7 @@ class Position:
         flow._C.send(x, self.rank + self.stage_size, send_meta=False)
 
     def share(self, x: flow.Tensor) -> flow.Tensor:
-        """`x` of the first process of the last stage, on every process; elsewhere it may be
-        overwritten.
+        """`x` of the first process of the last stage, on every process; may overwrite `x`.
 
         Replicas and shards compute the same, but not on any hardware to the last bit, and processes
         that choose different tokens would wait for each other for ever.

@@ -85,8 +85,7 @@ def _identity(x: flow.Tensor) -> flow.Tensor:
 
 
 class KeyValueCache:
-    """Keys and values of the layers of this process's stage, (batch, heads, length, head size)
-    each."""
+    """Keys and values of this stage's layers, (batch, heads, length, head size) each."""
 
     def __init__(self, batch_size: int, layers: int) -> None:
         self.batch_size = batch_size
@@ -103,8 +102,7 @@ class KeyValueCache:
 
 
 class TokenCache:
-    """The tokens and their positions, (batch, length) int64, to compute everything again at each
-    step."""
+    """Tokens and positions, (batch, length) int64, to compute everything again at each step."""
 
     def __init__(self, batch_size: int) -> None:
         self.batch_size = batch_size
@@ -178,15 +176,15 @@ class StepModel:
         return layer
 
     def start(self, batch_size: int, use_cache: bool = True) -> Cache:
-        """An empty cache; without `use_cache` it keeps the tokens, all of which each step computes
+        """An empty cache; without `use_cache` it keeps the tokens, and each step computes all
         anew."""
         return KeyValueCache(batch_size, len(self._layers)) if use_cache else TokenCache(batch_size)
 
     def step(
         self, ids: np.ndarray, positions: np.ndarray, mask: np.ndarray | None, cache: Cache
     ) -> np.ndarray:
-        """Append tokens; (batch, vocab_size) float32 of what comes after them, on every process the
-        same.
+        """Append tokens; (batch, vocab_size) float32 of what comes after, the same on every
+        process.
 
         `ids` and `positions` are (batch, new) int64; `mask` is (batch, tokens so far) bool, False
         for padding on the left. Raises UserError for a token or position that the model lacks,
@@ -209,8 +207,7 @@ class StepModel:
             return logits.numpy()[:, : self.vocab_size]
 
     def select(self, cache: Cache, rows: np.ndarray) -> None:
-        """Keep, reorder or repeat sequences of the cache in place; `rows` says which each new one
-        was."""
+        """Keep, reorder or repeat sequences in place; `rows` says which each new one was."""
         rows = np.asarray(rows, dtype=np.int64)
         if len(rows) != cache.batch_size or (rows != np.arange(len(rows))).any():
             cache.select(rows)

@@ -1,5 +1,4 @@
-"""From text files to datasets: reads blocks, has workers encode them, writes, and counts lines,
-documents, tokens and lengths."""
+"""From text files to datasets: reads blocks, has workers encode them, writes, and counts."""
 
 from __future__ import annotations
 
@@ -79,8 +78,7 @@ class OutputCounts:
             self.longest = (int(tokens[at]), path, int(documents.line_numbers[at]))
 
     def percentiles(self, percents: Sequence[int] = _PERCENTILES) -> dict[int, int]:
-        """Percent -> the smallest length that so many documents do not exceed, exact (nearest
-        rank)."""
+        """Percent -> the smallest length that so many documents do not exceed (nearest rank)."""
         below = np.cumsum(self.histogram)
         ranks = [-(-percent * self.documents // 100) for percent in percents]
         return {p: int(np.searchsorted(below, r)) for p, r in zip(percents, ranks, strict=True)}
@@ -88,8 +86,7 @@ class OutputCounts:
 
 @dataclass
 class CorpusReport:
-    """Counts of all that was read; a line is empty, bad, or gives a document to at least one
-    output."""
+    """Counts of what was read; a line is empty, bad, or gives a document to an output or more."""
 
     lines: int = 0
     empty: int = 0

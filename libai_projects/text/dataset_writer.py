@@ -1,4 +1,4 @@
-"""Writes token datasets whole or not at all, in the format of `indexed_dataset` and LiBai's older
+"""Writes token datasets whole or not at all, in the format of `indexed_dataset` and an older
 one."""
 
 from __future__ import annotations
@@ -87,8 +87,7 @@ class DatasetWriter:
         self.tokens += len(ids)
 
     def commit(self) -> None:
-        """Give the files their names and close; after a DataError an older dataset is still
-        there."""
+        """Give the files their names and close; a DataError leaves an older dataset there."""
         try:
             self._file.flush()
             os.fsync(self._file.fileno())

@@ -44,8 +44,7 @@ class Documents:
 
 @dataclass
 class EncodedBlock:
-    """What a `LineBlock` came to: lines of white space, bad ones, and the documents of each
-    output."""
+    """What a `LineBlock` came to: empty lines, bad ones, and the documents of each output."""
 
     file: int
     path: str

@@ -150,8 +150,7 @@ class MMapTokenDataset:
         return (self.get(index) for index in range(len(self)))
 
     def get(self, index: int, offset: int = 0, length: int | None = None) -> np.ndarray:
-        """Ids of one sequence from token `offset` on; IndexError where it has fewer than asked
-        for."""
+        """Ids of one sequence from token `offset` on; IndexError where it is too short."""
         if not 0 <= index < len(self):
             raise IndexError(f"{self.prefix}: no sequence {index}, there are {len(self)}")
         size = int(self._sizes[index])

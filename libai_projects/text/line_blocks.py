@@ -83,8 +83,7 @@ def read_blocks(
     max_line_bytes: int = LINE_BYTES,
     block_bytes: int = BLOCK_BYTES,
 ) -> Iterator[LineBlock]:
-    """All lines of UTF-8 files in order, without a byte order mark; gzip is found by its first
-    bytes.
+    """All lines of UTF-8 files in order, without a byte order mark; gzip is recognized.
 
     `jsonl` None goes by the files' names. A line above `max_line_bytes` comes as a block of its
     own, cut, with `too_long`. Raises DataError for unreadable files and damaged gzip data.

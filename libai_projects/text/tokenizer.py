@@ -89,8 +89,7 @@ class GPT2Tokenizer:
         return -(-self.vocab_size // multiple) * multiple
 
     def encode(self, text: str, parse_special: bool = False) -> list[int]:
-        """Token ids of a text, not stripped; ValueError for half a surrogate pair, which UTF-8
-        lacks.
+        """Token ids of a text, not stripped; ValueError for half a surrogate pair, not in UTF-8.
 
         Leave `parse_special`, which takes "<|endoftext|>" for the special token, off for text from
         outside, which could else end a prompt early.

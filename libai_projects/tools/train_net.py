@@ -56,8 +56,7 @@ class Job:
 
 
 def prepare(argv: Sequence[str]) -> Job:
-    """Read the command line and the config, and check them; a UserError is the same on all
-    processes."""
+    """Read and check the command line and the config; a UserError is the same on all processes."""
     options = parse_options(argv)
     cfg = load_config(options.config_file)
     apply_overrides(cfg, options.overrides, options.config_file)

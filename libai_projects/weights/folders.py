@@ -45,8 +45,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def generation_of(*contents: Mapping[str, Any]) -> dict[str, int]:
-    """Token ids for generation from generation_config.json or config.json; the first that has one
-    counts."""
+    """Token ids from generation_config.json or config.json; the first that has one counts."""
     found = {key: [content.get(key) for content in contents] for key in _GENERATION_KEYS}
     return {
         key: next(value for value in values if type(value) is int)
@@ -74,11 +73,11 @@ def check_target(folder: Path, *, force: bool) -> None:
 
 @contextmanager
 def replaced_folder(folder: Path, *, force: bool = False) -> Iterator[Path]:
-    """Give an empty folder to write to, which becomes `folder` when the block ends, once on the
-    disk.
+    """Give an empty folder to write to, which becomes `folder` when the block ends.
 
-    If the block raises, `folder` is as before. Raises UserError as `check_target`, and
-    CheckpointError where it could not be written (disk full, no permission ...).
+    If the block raises, `folder` is as before; else all is on the disk before it is renamed. Raises
+    UserError as `check_target`, and CheckpointError where it could not be written (disk full, no
+    permission ...).
     """
     check_target(folder, force=force)
     folder = Path(os.path.abspath(folder))

@@ -47,8 +47,7 @@ _DTYPES = {
 
 
 def model_folder(path: Path) -> Path:
-    """The folder of `flow.save`: `path`, or its `model`; a UserError says what the path is
-    instead."""
+    """The folder of `flow.save`, `path` or its `model`; a UserError says what else the path is."""
     for folder in (path, path / MODEL_FOLDER):
         if (folder / PICKLE).is_file():
             return folder
@@ -130,8 +129,7 @@ def save_libai(
 
 
 def _from_yaml(path: Path, table: Table) -> Config:
-    """The model's settings in a run's config.yaml; nothing is constructed, unknown tags are passed
-    over.
+    """The model's settings in a run's config.yaml, of which nothing is constructed.
 
     A run that trained with LiBai's fused bias_gelu, or with its own GPT model, used the erf form of
     GELU; else `activation` counts. A UserError where the file cannot be parsed.

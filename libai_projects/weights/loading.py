@@ -160,8 +160,7 @@ def load_into(
     vocab_size: int | None = None,
     table: Table = GPT2,
 ) -> Report:
-    """Copy weights into a local or global model; returns the differences, the same on every
-    process.
+    """Copy weights into a local or global model; returns the differences on every process.
 
     Every process of a job calls this; rank 0's state counts, the others may be empty. The
     vocabulary is padded with zeros to the model's rows, or cut to them, but not below `vocab_size`

@@ -139,8 +139,7 @@ class Table:
         return shapes
 
     def shapes(self, config: Mapping[str, Any]) -> Shapes:
-        """Names and shapes in LiBai 0.1.1's layout, in the state dict's order; vocab_size counts
-        rows."""
+        """Names and shapes in LiBai 0.1.1's layout, in its state dict's order; vocab_size: rows."""
         places = [(f"{part.name}.", part.shapes(config)) for part in self.before]
         block = self.block_shapes(config)
         places += [(f"{self.block}{layer}.", block) for layer in range(config["num_layers"])]
@@ -332,8 +331,8 @@ class Table:
 
 @dataclass
 class Report:
-    """How weights differ from a model's: names missing, unexpected, and (name, given, wanted)
-    shapes."""
+    """How weights differ from a model's: names missing, unexpected, and shapes (name, is,
+    wanted)."""
 
     missing: list[str] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
@@ -394,8 +393,7 @@ def as_float32(array: np.ndarray) -> np.ndarray:
 
 
 def resize_vocabulary(array: np.ndarray, rows: int) -> np.ndarray:
-    """Cut a (vocabulary, hidden) array to `rows`, or add zeros, as padding rows are never looked
-    up."""
+    """Cut a (vocabulary, hidden) array to `rows`, or add zeros, which no token ever looks up."""
     if rows <= len(array):
         return array[:rows]
     return np.concatenate([array, np.zeros((rows - len(array), *array.shape[1:]), array.dtype)])

@@ -171,7 +171,7 @@ class Block(TransformerLayer):
         self.mlp = FeedForward(options, layer_idx=layer_idx)
 
     def forward(self, x: flow.Tensor, past: Past | None = None) -> flow.Tensor:
-        """(batch, time, hidden) to the same on the layer's stage, sbp [S(0), B]; all local with
+        """(batch, time, hidden) to the same on the layer's stage, sbp [S(0), B]; local with
         `past`."""
         if past is None:
             x = x.to_global(placement=dist.get_layer_placement(self.layer_idx))
