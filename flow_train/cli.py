@@ -62,7 +62,10 @@ def at_least(least: int, most: int | None = None) -> Callable[[str], int]:
     """The type of a whole number within limits."""
 
     def whole_number(text: str) -> int:
-        value = int(text)
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
         if value < least:
             raise argparse.ArgumentTypeError(f"{value} is less than {least}")
         if most is not None and value > most:

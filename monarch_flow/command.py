@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import logging
 import re
 import sys
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from oneflow_accel.command import log_to_stdout
+from oneflow_accel.command import Parser, log_to_stdout
 from oneflow_accel.command import run as run_command
 from oneflow_accel.errors import UserError
 from oneflow_accel.launched import rank as launched_rank
@@ -26,14 +25,22 @@ from monarch_flow.config import COMPOSER, check_data_dir
 logger = logging.getLogger("oneflow_accel")
 
 
-class _Parser(argparse.ArgumentParser):
-    """Raises parse errors instead of ending the process, so that only one rank prints them."""
+class _Parser(Parser):
+    word = "flag"
 
     def error(self, message: str) -> NoReturn:
         # ViTAE's programs and timm's take a file there.
         file = "; a file of settings is DIR/experiment/NAME.yaml, for --config-dir DIR"
         more = file if "argument -c/--cfg: invalid" in message else ""
-        raise UserError(f"{message}{more}; --help lists the flags")
+        super().error(f"{message}{more}")
+
+    def unknown(self, name: str) -> str:
+        if name in ("-m", "--multirun"):
+            return (
+                f"there is no flag {name}: a command is one run; several one after the other, each "
+                "in a process of its own, are a study, which python -m monarch_flow.compare runs"
+            )
+        return super().unknown(name)
 
 
 @dataclass(frozen=True)
@@ -60,21 +67,15 @@ class Command:
         parser.add_argument("--resolve", action="store_true")
         parser.add_argument("-cd", "--config-dir", metavar="DIR")
         parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
-        flags = [flag for action in parser._actions for flag in action.option_strings]
+        flags = parser.flags()
         translated = vitae_flags.translate(argv, self.vitae_program, flags)
         if translated is not None:
             here = f"these are options of ViTAE's; here it is: {translated.command(self.program)}"
             raise UserError("\n".join([*translated.remarks, here]))
         # argparse would read -cfg as -c with the value fg.
         long = [text for text in argv if re.fullmatch(r"-[a-z]{2,}(=.*)?", text)]
-        wrong = [text for text in long if text.split("=")[0] not in flags and text != "-cjob"]
-        if wrong:
-            raise UserError("\n".join(_no_flag(name.split("=")[0], flags) for name in wrong))
-        options, unknown = parser.parse_known_intermixed_args(list(argv))
-        typed = [name.split("=")[0] for name in unknown if name.startswith("-")]
-        if typed:
-            raise UserError("\n".join(_no_flag(name, flags) for name in typed))
-        return options
+        parser.refuse([t for t in long if t.split("=")[0] not in flags and t != "-cjob"])
+        return parser.parse_intermixed_args(argv)
 
     def prepare(self, argv: Sequence[str]) -> DictConfig | None:
         """The configuration to run, or None where the command line asked for a text, which is
@@ -114,19 +115,6 @@ class Command:
         if launched_rank() == 0:
             logger.setLevel(logging.DEBUG if cfg.verbose else logging.INFO)
         run(cfg)
-
-
-def _no_flag(name: str, flags: Sequence[str]) -> str:
-    if name in ("-m", "--multirun"):
-        return (
-            f"there is no flag {name}: a command is one run; several one after the other, each in "
-            "a process of its own, are a study, which python -m monarch_flow.compare runs"
-        )
-    # Compare without the dashes, which would make --foo and --cfg alike.
-    bare = {flag.lstrip("-"): flag for flag in flags}
-    near = difflib.get_close_matches(name.lstrip("-"), bare, n=1, cutoff=0.7)
-    hint = f"did you mean {bare[near[0]]}?" if near else "--help lists the flags"
-    return f"there is no flag {name}; {hint}"
 
 
 def _print(text: str) -> None:

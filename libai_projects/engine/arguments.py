@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from oneflow_accel.command import Parser
-from oneflow_accel.errors import UserError
+from flow_train.cli import Parser
 
 # The config keys that most runs set. tests/libai_projects/train checks that each one exists.
 COMMON_KEYS = {
@@ -51,7 +49,8 @@ class Options:
     overrides: list[str] = field(default_factory=list)
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
+    """The parser of tools/train_net.py."""
     width = max(map(len, COMMON_KEYS))
     keys = "\n".join(f"  {name:{width}}  {text}" for name, text in COMMON_KEYS.items())
     parser = Parser(
@@ -62,7 +61,6 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="overrides: KEY=VALUE changes a key of the config, +KEY=VALUE adds one; lists as "
         f"[1,2], nothing as null.\nThe keys that most runs set:\n{keys}\n"
         "All keys and their values of a run: OUTPUT_DIR/config.yaml.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -93,12 +91,10 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def parse_options(argv: Sequence[str]) -> Options:
-    """Read the command line; a UserError names the option nearest to a misspelled one."""
-    parser = build_parser()
-    known, unknown = parser.parse_known_intermixed_args(list(argv))
-    if unknown:
-        flags = [flag for action in parser._actions for flag in action.option_strings]
-        near = difflib.get_close_matches(unknown[0].split("=")[0], flags, n=1)
-        hint = f"did you mean {near[0]}?" if near else "--help lists the options"
-        raise UserError(f"there is no option {unknown[0]}; {hint}")
-    return Options(**vars(known))
+    """Read the command line.
+
+    Raises:
+        UserError: an option that does not exist (names the nearest one), or one without its value.
+        SystemExit: after --help.
+    """
+    return Options(**vars(build_parser().parse_intermixed_args(argv)))

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from oneflow_accel.command import Parser
-from oneflow_accel.errors import UserError
-
+from flow_train.cli import Parser, UserError, at_least
 from libai_projects.generation.options import GenerationOptions, Kind
 from libai_projects.inference.requests import Limits
 
@@ -63,7 +60,7 @@ def _add_input(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--batch-size",
         metavar="N",
-        type=_at_least(1),
+        type=at_least(1),
         help="prompts to continue at once (default: all of --prompt)",
     )
 
@@ -114,20 +111,20 @@ def _add_layout(parser: argparse.ArgumentParser) -> None:
         group.add_argument(
             f"--{axis}-parallel",
             metavar="N",
-            type=_at_least(1),
+            type=at_least(1),
             help=f"{what} (default: what the others leave)",
         )
     group.add_argument(
         "--pipeline-stage-id",
         metavar="ID,...",
-        type=lambda text: [_at_least(0)(part) for part in text.split(",")],
+        type=lambda text: [at_least(0)(part) for part in text.split(",")],
         help="the stage of each layer, such as 0,0,0,1 for four layers on two stages (default: the "
         "same number on each)",
     )
     group.add_argument(
         "--pipeline-num-layers",
         metavar="N",
-        type=_at_least(1),
+        type=at_least(1),
         help="layers of the model, which it knows itself",
     )
 
@@ -163,7 +160,7 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
         group.add_argument(
             "--limit-" + name.replace("_", "-"),
             metavar="N",
-            type=_at_least(1),
+            type=at_least(1),
             default=getattr(limits, name),
             help=f"most {what} (default: %(default)s)",
         )
@@ -233,15 +230,14 @@ def limits_of(options: argparse.Namespace) -> Limits:
     return Limits(**{name: getattr(options, f"limit_{name}") for name in names})
 
 
-def parse_options(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
-    """Read the command line; `overrides` holds the KEY=VALUE texts. A UserError names the option
-    nearest to a misspelled one."""
-    options, unknown = parser.parse_known_intermixed_args(list(argv))
-    if unknown:
-        flags = [flag for action in parser._actions for flag in action.option_strings]
-        near = difflib.get_close_matches(unknown[0].split("=")[0], flags, n=1)
-        hint = f"did you mean {near[0]}?" if near else "--help lists the options"
-        raise UserError(f"there is no option {unknown[0]}; {hint}")
+def parse_options(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
+    """Read the command line; `overrides` holds the KEY=VALUE texts.
+
+    Raises:
+        UserError: an option that does not exist (names the nearest one) or is used wrongly.
+        SystemExit: after --help.
+    """
+    options = parser.parse_intermixed_args(argv)
     options.overrides = [text for text in options.rest if not text.isdigit()]
     for text in options.overrides:
         if "=" not in text:
@@ -255,19 +251,6 @@ def parse_options(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argpa
         flag = "--" + next(iter(given)).replace("_", "-")
         raise UserError(f"{flag} is set by each request to --serve: leave it out")
     return options
-
-
-def _at_least(least: int) -> Any:
-    def whole_number(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
-        if value < least:
-            raise argparse.ArgumentTypeError(f"{value} is less than {least}")
-        return value
-
-    return whole_number
 
 
 def _port(text: str) -> int:
