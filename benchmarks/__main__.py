@@ -9,7 +9,6 @@ A ratio is our throughput over the peer's: above 1 we are faster.
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import os
 import statistics
@@ -26,6 +25,7 @@ from benchmarks import chart, results
 from benchmarks.items import Item, all_items, chosen_items
 from benchmarks.results import Row
 from benchmarks.side_by_side import Side, measure
+from flow_train import cli
 
 OURS, PEER, STOCK = "ours", "PyTorch", "stock OneFlow"
 # Another process of ours, for rows that compare two items of ours: in turns, as the machine's speed
@@ -173,12 +173,12 @@ def _compare(bench: Bench, items: Sequence[Item], console: Console) -> int:
 
 
 def main() -> int:
+    return cli.run("benchmarks", _run)
+
+
+def _run() -> int:
     groups = list(dict.fromkeys(item.group for item in all_items()))
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = cli.Parser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--peer", required=True, help="the Python that has PyTorch")
     parser.add_argument(
         "--only", nargs="+", choices=groups, help="groups to measure (default: all)"

@@ -3,7 +3,6 @@ picture: `python -m benchmarks.batches PNG`, from the newest file of results."""
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from matplotlib import pyplot
 from benchmarks import results
 from benchmarks.items import BATCHES
 from benchmarks.results import Row
+from flow_train import cli
 
 
 @dataclass(frozen=True)
@@ -89,19 +89,23 @@ def draw(found: Sequence[Point], title: str, path: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.batches", description=__doc__)
+    return cli.run("batches", _run)
+
+
+def _run() -> None:
+    parser = cli.Parser(prog="python -m benchmarks.batches", description=__doc__)
     parser.add_argument("path", type=Path, metavar="PNG", help="the picture to write")
     options = parser.parse_args()
     file = results.last_file()
     rows = results.read(file) if file else []
     found = points(rows)
     if not found:
-        print(f"no file of results has rows of the group {BATCHES}: `make bench` makes them")
-        return 2
+        raise cli.UserError(
+            f"no file of results has rows of the group {BATCHES}: `make bench` makes them"
+        )
     print(table(found))
     swept = [row for row in rows if row.group == BATCHES]
     draw(found, results.origin(swept), options.path)
-    return 0
 
 
 if __name__ == "__main__":

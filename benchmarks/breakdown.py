@@ -21,12 +21,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import oneflow_accel
-from oneflow_accel.errors import UserError
 
 import numpy as np
 import oneflow as flow
 from oneflow import nn
 
+from flow_train import cli
 from flow_train.metrics.macs import macs_by_module
 from monarch_flow.models import create_model
 from monarch_flow.models.__main__ import read_arguments
@@ -261,11 +261,11 @@ def _models(options: argparse.Namespace) -> Iterator[tuple[str, nn.Module]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.breakdown",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    return cli.run("breakdown", lambda: _run(argv))
+
+
+def _run(argv: Sequence[str] | None) -> None:
+    parser = cli.Parser(prog="python -m benchmarks.breakdown", description=__doc__)
     parser.add_argument("model", help="a model of monarch_flow")
     parser.add_argument("arguments", nargs="*", metavar="key=value", help="arguments of the model")
     parser.add_argument(
@@ -281,14 +281,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     backend = oneflow_accel.select_device()
     backend.manual_seed(0)
     measured = []
-    try:
-        for title, model in _models(options):
-            height, width = (options.size,) * 2 if options.size else model.img_size
-            images = flow.randn(options.batch, getattr(model, "in_chans", 3), height, width)
-            measured.append((title, Breakdown(model, images, backend.synchronize)))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return UserError.EXIT_CODE
+    for title, model in _models(options):
+        height, width = (options.size,) * 2 if options.size else model.img_size
+        images = flow.randn(options.batch, getattr(model, "in_chans", 3), height, width)
+        measured.append((title, Breakdown(model, images, backend.synchronize)))
     # The first round warms up.
     for number in range(options.rounds + 1):
         for _, breakdown in measured:
@@ -296,7 +292,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             if number == 0:
                 breakdown.forget()
     print(table([(title, breakdown.rows()) for title, breakdown in measured], options.batch))
-    return 0
 
 
 if __name__ == "__main__":

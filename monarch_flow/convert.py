@@ -20,6 +20,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from oneflow_accel import command
+from oneflow_accel.command import Parser
 from oneflow_accel.errors import UserError
 
 import numpy as np
@@ -65,7 +67,8 @@ logger = logging.getLogger("oneflow_accel")
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    """The command line. UserError: it is wrong."""
+    parser = Parser(
         prog="python -m monarch_flow.convert",
         description="Convert weights. IN is a .pth, .pth.tar or .safetensors file, or the folder "
         "of a training checkpoint; OUT a .safetensors file or, where IN is one, a new folder "
@@ -120,7 +123,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _command(commands: Any, name: str, text: str) -> argparse.ArgumentParser:
+def _command(commands: Any, name: str, text: str) -> Parser:
     parser = commands.add_parser(name, help=text, description=f"Convert {text}.")
     parser.add_argument("source", type=Path, metavar="IN", help="file or folder to read")
     parser.add_argument("target", type=Path, metavar="OUT", help="file or folder to write")
@@ -351,13 +354,8 @@ def _cast(weights: dict[str, np.ndarray], dtype: str) -> dict[str, np.ndarray]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; user errors become text on stderr and a non-zero exit code."""
     logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
-    options = parse_arguments(sys.argv[1:] if argv is None else argv)
-    try:
-        print(run(options))
-    except UserError as error:
-        print(f"convert: error: {error}", file=sys.stderr)
-        return UserError.EXIT_CODE
-    return 0
+    arguments = sys.argv[1:] if argv is None else argv
+    return command.run("convert", lambda: print(run(parse_arguments(arguments))))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import json
 import sys
 from collections.abc import Sequence
 
-from oneflow_accel import backends, report
+from oneflow_accel import backends, command, report
 from oneflow_accel.errors import UserError
 from oneflow_accel.kernels import listing, registry
 from oneflow_accel.patching import disk as patch_command
@@ -24,18 +24,17 @@ _WIDTH_WITHOUT_TERMINAL = 120
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit code."""
-    args = _parser().parse_args(argv)
-    try:
-        if args.command == "patch":
-            return patch_command.run(args)
-        if args.command == "kernels":
-            return listing.run(args, None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL)
-        if args.command == "explain":
-            return _explain(args)
-        return _report(args)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.EXIT_CODE
+    return command.run("oneflow_accel", lambda: _run(_parser().parse_args(argv)))
+
+
+def _run(args: argparse.Namespace) -> int:
+    if args.command == "patch":
+        return patch_command.run(args)
+    if args.command == "kernels":
+        return listing.run(args, None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL)
+    if args.command == "explain":
+        return _explain(args)
+    return _report(args)
 
 
 def _report(args: argparse.Namespace) -> int:
@@ -60,8 +59,8 @@ def _explain(args: argparse.Namespace) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m oneflow_accel", description=__doc__)
+def _parser() -> command.Parser:
+    parser = command.Parser(prog="python -m oneflow_accel", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print the state as JSON")
     parser.add_argument("--device", help="device to use; exit code 2 if it cannot be used")
     commands = parser.add_subparsers(dest="command", metavar="[patch | kernels | explain]")

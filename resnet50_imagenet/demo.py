@@ -6,19 +6,18 @@ handwritten digits, 8 x 8 gray), written out as an ImageFolder, the form ImageNe
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import sys
 import time
 from pathlib import Path
 
-from oneflow_accel.errors import UserError
 from oneflow_accel.kernels import plugin
 
 import numpy as np
 from PIL import Image
 from sklearn.datasets import load_digits
 
+from flow_train import cli
 from resnet50_imagenet import main as imagenet
 
 DEFAULT_FOLDER = Path("runs") / "demo"
@@ -51,11 +50,11 @@ def write_digits(root: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="make demo",
-        description=__doc__,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    return cli.run("demo", _run)
+
+
+def _run() -> int:
+    parser = cli.Parser(prog="make demo", description=__doc__)
     parser.add_argument("--folder", type=Path, default=DEFAULT_FOLDER, help="where all of it goes")
     folder = parser.parse_args().folder
     started = time.perf_counter()
@@ -90,8 +89,4 @@ Next:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except UserError as error:
-        print(f"demo: error: {error}", file=sys.stderr)
-        sys.exit(UserError.EXIT_CODE)
+    sys.exit(main())

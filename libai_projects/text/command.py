@@ -9,25 +9,10 @@ from collections.abc import Callable, Sequence
 
 from oneflow_accel import command
 
+from flow_train.cli import at_least
 from libai_projects.text.line_blocks import LINE_BYTES
 
 _STOPS = (signal.SIGTERM, signal.SIGINT)
-
-
-class CommandFormatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows a default only where there is one to show."""
-
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        if action.default in (None, False) or action.default is argparse.SUPPRESS:
-            return action.help
-        return super()._get_help_string(action)
-
-
-def at_least_one(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is less than 1")
-    return value
 
 
 def add_reading_options(
@@ -44,12 +29,12 @@ def add_reading_options(
     group.add_argument(
         "--max-line-bytes",
         metavar="N",
-        type=at_least_one,
+        type=at_least(1),
         default=longest * LINE_BYTES,
         help="a longer line is bad",
     )
     group.add_argument(
-        "--workers", metavar="N", type=at_least_one, default=workers, help="processes that encode"
+        "--workers", metavar="N", type=at_least(1), default=workers, help="processes that encode"
     )
     group.add_argument(
         "--strip", action="store_true", help="take white space off both ends of each text"

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from oneflow_accel.errors import DataError, UserError
 
-from libai_projects.text.command import CommandFormatter, add_reading_options, run_command
+from flow_train.cli import Parser
+from libai_projects.text.command import add_reading_options, run_command
 from libai_projects.text.corpus import CorpusReport, ReadOptions, write_corpus
 from libai_projects.text.dataset_writer import DatasetWriter
 from libai_projects.text.encoding import BlockEncoder
@@ -31,12 +32,12 @@ HELD_OUT_SUFFIX = f"_{_VALID}"
 """Of the prefix of what --validation holds out; training validates on it."""
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
+    """The parser of prepare.py."""
     environment = os.environ.get
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="prepare.py",
         description="Make a training dataset from text: one prompt per line, UTF-8.",
-        formatter_class=CommandFormatter,
     )
     parser.add_argument(
         "inputs",
@@ -49,20 +50,20 @@ def build_parser() -> argparse.ArgumentParser:
         "--output-prefix",
         metavar="PREFIX",
         default=environment("MAGICPROMPT_DATA", "./magicprompt/train/en_train_mmap_text_document"),
-        help="write PREFIX.bin and PREFIX.idx; $MAGICPROMPT_DATA sets the default",
+        help="write PREFIX.bin and PREFIX.idx; $MAGICPROMPT_DATA without it",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace a dataset that is there")
     parser.add_argument(
         "--vocab-file",
         metavar="FILE",
         default=environment("MAGICPROMPT_VOCAB", "./magicprompt/vocab.json"),
-        help="GPT-2's vocab.json; $MAGICPROMPT_VOCAB sets the default",
+        help="GPT-2's vocab.json; $MAGICPROMPT_VOCAB without it",
     )
     parser.add_argument(
         "--merges-file",
         metavar="FILE",
         default=environment("MAGICPROMPT_MERGES", "./magicprompt/merges.txt"),
-        help="GPT-2's merges.txt; $MAGICPROMPT_MERGES sets the default",
+        help="GPT-2's merges.txt; $MAGICPROMPT_MERGES without it",
     )
     parser.add_argument(
         "--append-eod",

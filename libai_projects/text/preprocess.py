@@ -18,16 +18,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from oneflow_accel.errors import UserError
-
 import numpy as np
 
-from libai_projects.text.command import (
-    CommandFormatter,
-    add_reading_options,
-    at_least_one,
-    run_command,
-)
+from flow_train.cli import Parser, UserError, at_least
+from libai_projects.text.command import add_reading_options, run_command
 from libai_projects.text.corpus import ReadOptions, Writer, write_corpus
 from libai_projects.text.dataset_writer import CachedDatasetWriter, DatasetWriter
 from libai_projects.text.encoding import BlockEncoder, SplitSentences
@@ -36,13 +30,9 @@ from libai_projects.text.line_blocks import check_files
 from libai_projects.text.tokenizer import GPT2Tokenizer
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     """The parser of preprocess_data.py: LiBai's options, then ours."""
-    parser = argparse.ArgumentParser(
-        prog="preprocess_data.py",
-        description="Make LiBai's datasets from JSON lines.",
-        formatter_class=CommandFormatter,
-    )
+    parser = Parser(prog="preprocess_data.py", description="Make LiBai's datasets from JSON lines.")
     group = parser.add_argument_group("input data")
     group.add_argument(
         "--input",
@@ -98,7 +88,7 @@ def build_parser() -> argparse.ArgumentParser:
     group = parser.add_argument_group("runtime")
     group.add_argument(
         "--log-interval",
-        type=at_least_one,
+        type=at_least(1),
         default=100,
         metavar="N",
         help="a line of progress after each N documents, though not more than one in 256 KiB",

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from oneflow_accel import command
+from oneflow_accel.command import Parser
 from oneflow_accel.errors import UserError
 
 from libai_projects.weights import huggingface, loading
@@ -23,7 +24,8 @@ from libai_projects.weights.libai_checkpoints import save_libai
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    """The command line. UserError: it is wrong."""
+    parser = Parser(
         prog="python -m libai_projects.weights.convert",
         description="Convert GPT-2 weights between Hugging Face and LiBai. Numbers are computed "
         "and written in float32 unless --dtype says otherwise.",
@@ -140,8 +142,8 @@ def _tokenizer_files(folder: Path | None, *, required: bool) -> list[Path]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; user errors become text on stderr and a non-zero exit code."""
     logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
-    options = parse_arguments(sys.argv[1:] if argv is None else argv)
-    return command.run("convert", lambda: print(run(options)))
+    arguments = sys.argv[1:] if argv is None else argv
+    return command.run("convert", lambda: print(run(parse_arguments(arguments))))
 
 
 if __name__ == "__main__":

@@ -10,11 +10,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from oneflow_accel.errors import PatchError, UserError
+from oneflow_accel.errors import PatchError
 from oneflow_accel.patching import session
 from oneflow_accel.patching.code import parse
 from oneflow_accel.patching.package import (
@@ -42,19 +41,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Carry the command out; returns the exit code: 0, 1 if `--status` lists a refused patch,
-    `UserError.EXIT_CODE` on an error."""
-    try:
-        names = _names(args.package)
-        if args.status:
-            return _print_status(names)
-        for name in names:
-            files = apply(patch_root(), name, session.find_device) if args.apply else revert(name)
-            done = "patched" if args.apply else "put back"
-            print(f"{name}: {done} {', '.join(files)}" if files else f"{name}: nothing to do")
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.EXIT_CODE
+    """Carry the command out; returns the exit code: 0, or 1 if `--status` lists a refused patch.
+
+    Raises:
+        UserError: there are no such patches, or they cannot be applied or taken back.
+    """
+    names = _names(args.package)
+    if args.status:
+        return _print_status(names)
+    for name in names:
+        files = apply(patch_root(), name, session.find_device) if args.apply else revert(name)
+        done = "patched" if args.apply else "put back"
+        print(f"{name}: {done} {', '.join(files)}" if files else f"{name}: nothing to do")
     return 0
 
 
