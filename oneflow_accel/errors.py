@@ -44,8 +44,10 @@ def nearest(name: str, known: Iterable[str], *, most: int = 1, cutoff: float = 0
     return []
 
 
-def did_you_mean(name: str, known: Iterable[str], otherwise: str = "", *, most: int = 1) -> str:
+def did_you_mean(
+    name: str, known: Iterable[str], otherwise: str = "", *, most: int = 1, cutoff: float = 0.6
+) -> str:
     """`nearest` as the end of a message, "did you mean resnet50 or resnet18?"; `otherwise` where
     nothing is near."""
-    near = nearest(name, known, most=most)
+    near = nearest(name, known, most=most, cutoff=cutoff)
     return f"did you mean {' or '.join(near)}?" if near else otherwise

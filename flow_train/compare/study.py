@@ -3,7 +3,6 @@ what the program is called with for each of them, checked before any runs."""
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -12,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
-from oneflow_accel.errors import UserError
+from oneflow_accel.errors import UserError, did_you_mean, nearest
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -166,7 +165,7 @@ class Studies:
             return Path(name)
         known = self.files(config_dir)
         if name not in known:
-            near = difflib.get_close_matches(name.replace("/", "-"), known, n=1, cutoff=0.5)
+            near = nearest(name.replace("/", "-"), known, cutoff=0.5)
             hint = f"did you mean {near[0]}? " if near else ""
             raise UserError(
                 f"there is no study {name}; {hint}there are {', '.join(known)}, or give the path "
@@ -242,8 +241,8 @@ def _problems(error: ValidationError) -> list[str]:
         key = ".".join([*above, last])
         model = Row if "rows" in above else Study
         if problem["type"] == "extra_forbidden":
-            near = difflib.get_close_matches(last, model.model_fields, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]}?" if near else f"there are {_keys(model)}"
+            otherwise = f"there are {_keys(model)}"
+            hint = did_you_mean(last, model.model_fields, otherwise, cutoff=0.5)
             lines.append(f"there is no key {key}; {hint}")
         elif problem["type"] == "missing":
             lines.append(f"{key} is not set")

@@ -6,7 +6,6 @@ comes out is resolved, has every key of a schema, and no other.
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oneflow_accel.errors import UserError
+from oneflow_accel.errors import UserError, nearest
 
 import hydra
 import yaml
@@ -71,8 +70,8 @@ class Groups:
         return f"{group}=[{','.join(found)}]" if isinstance(value, list) else f"{group}={found[0]}"
 
     def unknown(self, group: str) -> str:
-        """The message about a group that is not there."""
-        near = difflib.get_close_matches(group, self, n=1, cutoff=0.4)
+        """What to say of a group that is not there."""
+        near = nearest(group, self, cutoff=0.4)
         hint = f"did you mean {near[0]}? " if near else ""
         return f"there is no group {group}; {hint}The groups are {', '.join(self)}"
 
@@ -82,7 +81,7 @@ class Groups:
         if name in self._options[group]:
             return name
         options = self.options(group)
-        near = difflib.get_close_matches(name, options, n=3, cutoff=0.5)
+        near = nearest(name, options, most=3, cutoff=0.5)
         if not near:
             # Someone may have typed vit-monarch for mnist/vit-monarch.
             near = [option for option in options if option.rsplit("/", 1)[-1] == name][:3]

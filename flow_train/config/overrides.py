@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from oneflow_accel.errors import UserError
 
@@ -44,14 +43,3 @@ def config_keys(cfg: DictConfig | ListConfig, prefix: str = "") -> Iterator[str]
         child = cfg._get_node(name)
         if isinstance(child, DictConfig | ListConfig) and not child._is_none():
             yield from config_keys(child, f"{path}.")
-
-
-def nearest_key(key: str, keys: Iterable[str]) -> str | None:
-    """The one of `keys` that `key` is most likely meant to be, or None."""
-    keys = sorted(set(keys))
-    near = difflib.get_close_matches(key, keys, n=1, cutoff=0.6)
-    if not near:
-        # A right name in a wrong place, such as `lr` for `optim.lr`.
-        last = {name.rsplit(".", 1)[-1]: name for name in keys}
-        near = [last[n] for n in difflib.get_close_matches(key.rsplit(".", 1)[-1], last, n=1)]
-    return near[0] if near else None

@@ -3,19 +3,16 @@ messages about a configuration that does not fit them."""
 
 from __future__ import annotations
 
-import difflib
 import types
 import typing
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
-from oneflow_accel.errors import UserError
+from oneflow_accel.errors import UserError, did_you_mean
 
 from omegaconf import OmegaConf
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
-
-from flow_train.config.overrides import nearest_key
 
 _WORDS = {
     bool: "true or false",
@@ -93,11 +90,10 @@ class Schema:
         return 0 < depth < len(path) and dict in _kinds(field)
 
     def unknown_key(self, key: str, keys: Sequence[str] = ()) -> str:
-        """The message about a key that is not there; `keys` are further ones that could be
-        meant."""
-        near = nearest_key(key, [*(name for name, _ in self.fields(prefix=self._prefix)), *keys])
+        """What to say of a key that is not there; `keys` are further ones that could be meant."""
+        known = [*(name for name, _ in self.fields(prefix=self._prefix)), *keys]
         top = f"the top keys are {', '.join(self.model.model_fields)}"
-        return f"there is no key {key}; {f'did you mean {near}?' if near else top}"
+        return f"there is no key {key}; {did_you_mean(key, known, top)}"
 
     def wanted(self, key: str) -> str:
         field, _ = self._locate(key.split("."))
@@ -158,14 +154,6 @@ def shown(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return repr(value) if isinstance(value, str) else str(value)
-
-
-def nearest(word: str, known: Collection[str]) -> str:
-    """'did you mean ...?' with the nearest known word, whatever the case, and all of them."""
-    folded = {name.lower(): name for name in known}
-    matches = difflib.get_close_matches(word.lower(), folded, n=1, cutoff=0.0)
-    guess = f"did you mean '{folded[matches[0]]}'? " if matches else ""
-    return f"{guess}There are: {', '.join(sorted(known)) or 'none'}"
 
 
 def _group_of(field: FieldInfo) -> type[BaseModel] | None:

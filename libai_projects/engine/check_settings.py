@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from oneflow_accel.errors import UserError
+from oneflow_accel.errors import UserError, did_you_mean
 
 import oneflow as flow
 from libai.config import try_get_key
@@ -99,13 +98,8 @@ def check_evaluation(cfg: DictConfig) -> None:
     splits = ["validation", "test", *(f"test_{number}" for number in range(tests))]
     split, _, name = str(metric).rpartition("/")
     if name not in _RESULTS or (split and split not in splits):
-        known = {
-            f"{split}/{result}".lower(): f"{split}/{result}"
-            for split in splits
-            for result in _RESULTS
-        }
-        near = difflib.get_close_matches(str(metric).lower(), known)
-        hint = f"did you mean {known[near[0]]}?" if near else "take validation/lm_loss_PPL"
+        known = [f"{split}/{result}" for split in splits for result in _RESULTS]
+        hint = did_you_mean(str(metric), known, "take validation/lm_loss_PPL")
         raise UserError(
             f"train.evaluation.eval_metric={metric} is no result of the evaluation; {hint}"
         )

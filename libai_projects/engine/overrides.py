@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from oneflow_accel.errors import UserError
+from oneflow_accel.errors import UserError, did_you_mean
 
 from hydra.core.override_parser.types import Override
 from libai.config import LazyConfig
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from flow_train.config.overrides import config_keys, nearest_key, parse_override
+from flow_train.config.overrides import config_keys, parse_override
 
 # These keys may be null even where a config sets a value; the common configs say what it means.
 _MAY_BE_NULL = (
@@ -113,8 +113,7 @@ def _exists(cfg: DictConfig, key: str) -> bool:
 
 
 def _unknown_key(cfg: DictConfig, key: str, config_file: str) -> str:
-    near = nearest_key(key, config_keys(cfg))
-    hint = f"did you mean {near}?" if near else f"its top keys are {', '.join(cfg)}"
+    hint = did_you_mean(key, config_keys(cfg), f"its top keys are {', '.join(cfg)}")
     return f"{config_file} has no key {key}; {hint} (+{key}=... adds a new one)"
 
 

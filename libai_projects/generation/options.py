@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from oneflow_accel.errors import UserError
+from oneflow_accel.errors import UserError, nearest
 
 import numpy as np
 
@@ -350,7 +349,7 @@ class GenerationOptions:
         known = [field.name for field in dataclasses.fields(cls)]
         for name in named:
             if name not in known:
-                near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+                near = nearest(name, known, cutoff=0.5)
                 hint = f"did you mean '{near[0]}'?" if near else f"options are {', '.join(known)}"
                 raise UserError(f"there is no generation option {name!r:.80}: {hint}")
         return cls(**named)

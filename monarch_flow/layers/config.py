@@ -16,7 +16,7 @@ from oneflow_accel.errors import UserError
 
 from oneflow import nn
 
-from monarch_flow.layers.targets import TARGET, fill_options, nearest, split_target
+from monarch_flow.layers.targets import TARGET, choices, fill_options, split_target
 
 M = TypeVar("M", bound=type)
 
@@ -70,7 +70,7 @@ class LinearConfig:
             return cls()
         if isinstance(value, str):
             if value not in _short_names:
-                known = nearest(value, _short_names)
+                known = choices(value, _short_names)
                 raise UserError(f"there is no linear layer '{value}'; {known}")
             value = _short_names[value]
         if not isinstance(value, Mapping):

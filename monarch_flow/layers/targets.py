@@ -6,12 +6,11 @@ part before it must be a package that had or has them.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
-from oneflow_accel.errors import UserError
+from oneflow_accel.errors import UserError, nearest
 
 T = TypeVar("T")
 
@@ -24,11 +23,9 @@ _HYDRA_KEYS = ("_recursive_", "_convert_")
 _COLLECTING = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
 
 
-def nearest(word: str, known: Collection[str]) -> str:
+def choices(word: str, known: Collection[str]) -> str:
     """'did you mean ...?' with the nearest known word, whatever the case, and all of them."""
-    folded = {name.lower(): name for name in known}
-    matches = difflib.get_close_matches(word.lower(), folded, n=1, cutoff=0.0)
-    guess = f"did you mean '{folded[matches[0]]}'? " if matches else ""
+    guess = "".join(f"did you mean '{name}'? " for name in nearest(word, known, cutoff=0.0))
     return f"{guess}There are: {', '.join(sorted(known)) or 'none'}"
 
 
@@ -51,10 +48,10 @@ def split_target(
     if package and not f"{package}.".startswith(_PACKAGES):
         raise UserError(
             f"'{target}' is no {what} of this package: a target starts with 'monarch_flow.'; "
-            f"{nearest(name, known)}"
+            f"{choices(name, known)}"
         )
     if name not in known:
-        raise UserError(f"there is no {what} '{target}'; {nearest(name, known)}")
+        raise UserError(f"there is no {what} '{target}'; {choices(name, known)}")
     return known[name], options
 
 
@@ -73,7 +70,7 @@ def fill_options(
     }
     for key in options:
         if key not in parameters:
-            raise UserError(f"{what} has no option '{key}'; {nearest(key, parameters)}")
+            raise UserError(f"{what} has no option '{key}'; {choices(key, parameters)}")
     filled: dict[str, Any] = {}
     for name, parameter in parameters.items():
         if name not in options and parameter.default is parameter.empty:

@@ -11,7 +11,7 @@ from typing import Any
 from oneflow_accel.errors import UserError
 
 from monarch_flow.layers import LinearConfig
-from monarch_flow.layers.targets import TARGET, nearest
+from monarch_flow.layers.targets import TARGET, choices
 from monarch_flow.models.blocks import Size
 from monarch_flow.models.classifier import Classifier
 from monarch_flow.models.mixer import MlpMixer
@@ -203,13 +203,13 @@ def create_model(
     known = default_config(name)
     for key in arguments:
         if key not in known:
-            raise UserError(f"{name} has no argument '{key}'; {nearest(key, known)}")
+            raise UserError(f"{name} has no argument '{key}'; {choices(key, known)}")
     return entry.build(**arguments)
 
 
 def _entry(name: str) -> Entry:
     if name not in _MODELS:
-        raise UserError(f"there is no model '{name}'; {nearest(name, _MODELS)}")
+        raise UserError(f"there is no model '{name}'; {choices(name, _MODELS)}")
     return _MODELS[name]
 
 

@@ -8,7 +8,6 @@ Another package's device is used only if it is asked for.
 
 from __future__ import annotations
 
-import difflib
 import importlib.metadata
 import logging
 import os
@@ -19,7 +18,7 @@ from oneflow_accel.backends.base import Backend
 from oneflow_accel.backends.cpu import CpuBackend
 from oneflow_accel.backends.cuda import CudaBackend
 from oneflow_accel.backends.mlu import MluBackend
-from oneflow_accel.errors import DeviceUnavailableError
+from oneflow_accel.errors import DeviceUnavailableError, nearest
 
 logger = logging.getLogger("oneflow_accel")
 
@@ -135,7 +134,7 @@ def _offers() -> dict[str, list[type[Backend] | importlib.metadata.EntryPoint]]:
 def _asked_for(name: str, origin: str) -> Backend:
     offers = _offers()
     if name not in offers:
-        close = difflib.get_close_matches(name.lower(), offers, n=1)
+        close = nearest(name, offers)
         hint = f" Did you mean '{close[0]}'?" if close else ""
         raise DeviceUnavailableError(
             f"no device is called '{name}' ({origin}); devices are: {', '.join(offers)}.{hint}"

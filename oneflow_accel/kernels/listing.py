@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import difflib
 import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from oneflow_accel.errors import UserError
+from oneflow_accel.errors import UserError, nearest
 from oneflow_accel.kernels import plugin, registry
 
 from rich.console import Console
@@ -51,7 +50,7 @@ def kernel_choices(operators: Sequence[str] = ()) -> list[KernelChoice]:
     known = library.oneflow_accel_all_operators().decode().split()
     for name in operators:
         if name not in known:
-            near = ", ".join(difflib.get_close_matches(name, known, cutoff=0.5)) or "none"
+            near = ", ".join(nearest(name, known, most=3, cutoff=0.5)) or "none"
             raise UserError(f"OneFlow has no operator '{name}'; names like it: {near}")
     choices = []
     for name in operators or state.operators:

@@ -19,7 +19,6 @@ The first implementation declared that fits is chosen, else the reference. Model
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import logging
 import os
@@ -27,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from oneflow_accel.errors import UserError
+from oneflow_accel.errors import UserError, nearest
 
 import oneflow as flow
 
@@ -213,7 +212,7 @@ def _colon(reasons: list[str]) -> str:
 
 def _entry(name: str) -> Operation:
     if name not in _operations:
-        near = difflib.get_close_matches(name, _operations, n=1)
+        near = nearest(name, _operations)
         hint = f" Did you mean '{near[0]}'?" if near else ""
         known = ", ".join(sorted(_operations)) or "none"
         raise UserError(f"no operation is called '{name}'; there are: {known}.{hint}")
