@@ -58,6 +58,7 @@ _KEYS = (
     "trainer.gradient_clip_val",
     "trainer.limit_train_batches",
     "trainer.fast_dev_run",
+    "trainer.profile",
     "train.global_batch_size",
     "train.loss_fn.label_smoothing",
     "train.sparse_to_dense.fraction",

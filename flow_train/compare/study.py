@@ -36,6 +36,7 @@ _OURS = {
     "mode": "a study's runs are whole ones; for short ones give trainer.max_epochs=1",
     "eval.ckpt": "runs are trained and then tested",
     "trainer.fast_dev_run": "it writes nothing; for short runs give trainer.max_steps=10",
+    "trainer.profile": "it trains nothing to the end; profile a single run",
 }
 # Keys that do not change what a run computes, or that follow from where its folder is.
 _FREE = (

@@ -110,10 +110,16 @@ class Trainer(Group):
     fast_dev_run: bool | Count = Field(
         False, description="try out so many batches and stop; true is 1"
     )
+    profile: Positive | None = Field(
+        None, description="say where the time of so many steps goes, and stop; writes a trace"
+    )
 
     @model_validator(mode="after")
     def _ends(self) -> Trainer:
-        if self.max_epochs is None and self.max_steps is None and not self.fast_dev_run:
+        if self.profile and (self.graph or self.fast_dev_run):
+            raise ValueError("profile is for eager runs: leave graph and fast_dev_run out")
+        endless = self.max_epochs is None and self.max_steps is None
+        if endless and not (self.fast_dev_run or self.profile):
             raise ValueError("the run has no end: set trainer.max_epochs or trainer.max_steps")
         return self
 

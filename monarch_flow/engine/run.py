@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import random
 from pathlib import Path
@@ -30,6 +31,7 @@ from flow_train.loop import Data, Identity, Trainer
 from flow_train.metrics.curves import draw_curves
 from flow_train.metrics.log import JSONL_NAME
 from flow_train.metrics.loggers import RunLog, require_loggers
+from flow_train.metrics.profile import ProfileSteps
 from flow_train.optim import build_loss, build_schedule
 from flow_train.options import as_plain, read_trainer_options, section
 from flow_train.position import Calendar
@@ -77,10 +79,16 @@ def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
     run_dir = Path(cfg.run_dir)
     _settle_precision(cfg, backend)
     options = read_trainer_options(cfg)
-    trial = bool(options.fast_dev_run)
-    # This runs on every process, before anything is made.
+    profile = _profile(cfg, run_dir)
+    if profile is not None:
+        options = dataclasses.replace(options, max_steps=profile.all_steps, limit_val=0)
+    # Runs that keep nothing to go on from.
+    trial = bool(options.fast_dev_run or profile)
+    # On every process, before anything is made.
     require_loggers(section(cfg, "logger"))
-    _require_no_resume(cfg, trial)
+    if trial:
+        what = "profile (trainer.profile)" if profile else "trial (trainer.fast_dev_run)"
+        _require_no_resume(cfg, what)
     other = read_other_run(cfg.get("resume"))
     resumed = None if trial or other else _checkpoint_to_resume(cfg, run_dir)
     seed = _settled_seed(cfg, resumed, default=other.seed if other else None)
@@ -88,7 +96,10 @@ def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
     data = build_data(cfg, seed)
     name, model = build_model(cfg, data)
     share = (section(cfg, "train").get("sparse_to_dense") or {}).get("fraction")
-    # It must be the first callback: the others begin an epoch with the model that it leaves.
+    if profile is not None:
+        # The layers as the run begins with them.
+        share = None
+    # The first of the callbacks: the others begin an epoch with the model that it leaves.
     switch = {} if share is None else {"sparse_to_dense": SparseToDense(share)}
     if switch and not structured_layers(model):
         raise UserError(
@@ -112,6 +123,8 @@ def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
     hooks = {**switch, **build_hooks(section(cfg, "callbacks"))}
     if trial:
         hooks.pop("model_checkpoint", None)
+    if profile is not None:
+        hooks["profile"] = profile
     checkpoints = None if trial else CheckpointManager(checkpoint_folder(run_dir), _KEEP_LAST)
     if checkpoints is not None and distributed.is_main():
         own = None if resumed is None or other is not None else resumed.folder
@@ -167,13 +180,18 @@ def _finish(run_dir: Path, metrics: dict[str, float], trial: bool) -> None:
         logger.info("curves: %s", curves)
 
 
-def _require_no_resume(cfg: DictConfig, trial: bool) -> None:
+def _profile(cfg: DictConfig, run_dir: Path) -> ProfileSteps | None:
+    steps = section(cfg, "trainer").get("profile")
+    return None if steps is None else ProfileSteps(int(steps), run_dir)
+
+
+def _require_no_resume(cfg: DictConfig, what: str) -> None:
     asked = cfg.get("resume")
-    if trial and asked == AUTO_RESUME:
-        logger.info("resume=auto: a trial (trainer.fast_dev_run) begins afresh, and writes nothing")
-    elif trial and asked is not None:
+    if asked == AUTO_RESUME:
+        logger.info("resume=auto: a %s begins afresh, and writes no checkpoint", what)
+    elif asked is not None:
         raise UserError(
-            f"resume={asked}: a trial (trainer.fast_dev_run) begins afresh; leave one of the two "
+            f"resume={asked}: a {what} begins afresh; leave one of the two "
             f"out, or begin with its weights: train.init_from.path={asked}"
         )
 

@@ -168,6 +168,14 @@ def test_trial_run_writes_nothing(run_tiny, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_profile_leaves_its_trace_alone(run_tiny, tmp_path, caplog):
+    with caplog.at_level("INFO", logger="oneflow_accel"):
+        run_tiny(tmp_path, "trainer.profile=1", "train.sparse_to_dense.fraction=0.5")
+    assert [path.name for path in tmp_path.iterdir()] == ["profile.json"]
+    assert "a step takes" in caplog.text
+    assert "MonarchLinear" in caplog.text
+
+
 def test_limits_of_batches(run_tiny, tmp_path):
     limits = ("trainer.limit_train_batches=0.5", "trainer.limit_val_batches=1")
     run_tiny(tmp_path, *limits, "test_after_training=false")
