@@ -12,14 +12,44 @@ Not covered are generators that an operator keeps for itself, as dropout does un
 from __future__ import annotations
 
 import hashlib
+import logging
 import random
 from typing import Any
 
+from oneflow_accel import distributed
 from oneflow_accel.backends.base import Backend
-from oneflow_accel.errors import CheckpointError
+from oneflow_accel.errors import CheckpointError, UserError
 
 import numpy as np
 import oneflow
+
+logger = logging.getLogger("oneflow_accel")
+
+
+def settled_seed(asked: int | None, began_with: int | None = None, *, option: str) -> int:
+    """The seed that was asked for, or the one that a resumed run began with, or one that is drawn,
+    the same in every process.
+
+    Args:
+        asked: None for any.
+        began_with: None for a new run.
+        option: what is typed before the seed, such as "--seed ".
+
+    Raises:
+        UserError: another seed is asked for than the resumed run's.
+    """
+    if began_with is not None:
+        if asked not in (None, began_with):
+            raise UserError(
+                f"{option}{asked}: the run to resume began with {began_with}, which its "
+                "order of images depends on; leave it out, or give that one"
+            )
+        return began_with
+    if asked is not None:
+        return asked
+    drawn = int(distributed.all_gather_json(random.SystemRandom().randrange(2**31))[0])
+    logger.info("seed %d", drawn)
+    return drawn
 
 
 def seed_all(seed: int, backend: Backend) -> None:

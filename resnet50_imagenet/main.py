@@ -13,7 +13,6 @@ import argparse
 import dataclasses
 import json
 import logging
-import random
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -56,7 +55,7 @@ from flow_train.optim import CrossEntropy
 from flow_train.optim.schedule import step_decay
 from flow_train.options import TrainerOptions
 from flow_train.position import Calendar, Position
-from flow_train.rng import seed_all
+from flow_train.rng import seed_all, settled_seed
 from flow_train.steps.make import step_maker
 from flow_train.validation import validate
 from resnet50_imagenet import launching
@@ -100,7 +99,11 @@ def run(argv: Sequence[str]) -> int:
 def _run(options: argparse.Namespace, backend: Backend) -> int:
     _check_device(options, backend)
     resumed = checkpoint_to_resume(options.resume, options.output_dir)
-    _seed(options, backend, resumed)
+    began_with = None if resumed is None else int(resumed.state["seed"])
+    # An evaluation has no order of images to keep.
+    asked = None if options.evaluate and resumed is not None else options.seed
+    options.seed = settled_seed(asked, began_with, option="--seed ")
+    seed_all(options.seed, backend)
     train, val = _datasets(options)
     num_classes = len(val.classes)
     model = _model(options, backend, num_classes)
@@ -234,24 +237,6 @@ def _optimizer(options: argparse.Namespace, model: nn.Module) -> flow.optim.Opti
         momentum=options.momentum,
         weight_decay=options.weight_decay,
     )
-
-
-def _seed(options: argparse.Namespace, backend: Backend, resumed: Checkpoint | None) -> None:
-    """Settle the seed and seed every generator; a resumed run keeps the seed it began with."""
-    if resumed is not None:
-        began_with = resumed.state["seed"]
-        if options.seed not in (None, began_with) and not options.evaluate:
-            raise UserError(
-                f"--seed {options.seed}: the run to resume began with --seed {began_with}, which "
-                "its order of images depends on; leave --seed out"
-            )
-        options.seed = began_with
-    if options.seed is None:
-        # Every process must draw the same.
-        drawn = random.SystemRandom().randrange(2**31)
-        options.seed = int(distributed.all_gather_json(drawn)[0])
-        logger.info("seed %d", options.seed)
-    seed_all(options.seed, backend)
 
 
 def _check_device(options: argparse.Namespace, backend: Backend) -> None:

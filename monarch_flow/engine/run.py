@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import random
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ from flow_train.metrics.profile import ProfileSteps
 from flow_train.optim import build_loss, build_schedule
 from flow_train.options import as_plain, read_trainer_options, section
 from flow_train.position import Calendar
-from flow_train.rng import seed_all
+from flow_train.rng import seed_all, settled_seed
 from monarch_flow.engine import restore
 from monarch_flow.engine.build import build_data, build_model, build_step_maker
 from monarch_flow.engine.evaluation import evaluate_checkpoint, test
@@ -67,7 +66,7 @@ def run(cfg: DictConfig) -> dict[str, float]:
         if not distributed.is_main():
             logger.setLevel(logging.WARNING)
         if section(cfg, "eval").get("ckpt") is not None:
-            seed_all(_settled_seed(cfg, None), backend)
+            seed_all(settled_seed(cfg.get("seed"), option="seed="), backend)
             return evaluate_checkpoint(cfg, backend)
         try:
             return _train(cfg, backend)
@@ -91,7 +90,11 @@ def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
         _require_no_resume(cfg, what)
     other = read_other_run(cfg.get("resume"))
     resumed = None if trial or other else _checkpoint_to_resume(cfg, run_dir)
-    seed = _settled_seed(cfg, resumed, default=other.seed if other else None)
+    asked = cfg.get("seed")
+    if asked is None and other is not None:
+        asked = other.seed
+    began_with = None if resumed is None else int(resumed.state["seed"])
+    seed = settled_seed(asked, began_with, option="seed=")
     seed_all(seed, backend)
     data = build_data(cfg, seed)
     name, model = build_model(cfg, data)
@@ -240,27 +243,3 @@ def _settle_precision(cfg: DictConfig, backend: Backend) -> None:
 def _scheduler_options(cfg: DictConfig) -> dict[str, Any] | None:
     options = cfg.get("scheduler")
     return None if options is None else section(cfg, "scheduler")
-
-
-def _settled_seed(
-    cfg: DictConfig, resumed: Checkpoint | None, *, default: int | None = None
-) -> int:
-    """The configuration's seed, else the resumed run's, else the default, else a drawn one. Raises
-    UserError where the configuration contradicts the resumed run."""
-    seed = cfg.get("seed")
-    if resumed is not None:
-        began_with = int(resumed.state["seed"])
-        if seed not in (None, began_with):
-            raise UserError(
-                f"seed={seed}: the run to resume began with {began_with}, which its order of "
-                "images depends on; leave seed out, or set it to that"
-            )
-        return began_with
-    if seed is None:
-        seed = default
-    if seed is None:
-        # Every process must draw the same.
-        drawn = random.SystemRandom().randrange(2**31)
-        seed = distributed.all_gather_json(drawn)[0]
-        logger.info("seed %d", seed)
-    return int(seed)
