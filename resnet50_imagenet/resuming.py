@@ -12,6 +12,7 @@ from oneflow_accel.errors import CheckpointError
 from oneflow import nn
 
 from flow_train.checkpoint.folders import Checkpoint, CheckpointManager, step_of
+from flow_train.checkpoint.resume import require_model
 from flow_train.optim.ema import averages_in
 
 logger = logging.getLogger("oneflow_accel")
@@ -29,12 +30,7 @@ def restore_model(
     Class names are not compared where the run or the checkpoint has none. Raises CheckpointError,
     naming both sides, for another architecture, number of classes or class list.
     """
-    theirs = (checkpoint.name, checkpoint.state.get("num_classes"))
-    if theirs != (arch, num_classes):
-        raise CheckpointError(
-            f"the checkpoint is of another model: {theirs[0]} with {theirs[1]} classes, this run "
-            f"is {arch} with {num_classes}"
-        )
+    require_model(checkpoint, arch, num_classes)
     named = zip(checkpoint.state.get("classes", ()), classes, strict=False)
     for number, (before, now) in enumerate(named):
         if before != now:

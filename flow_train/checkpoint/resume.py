@@ -38,6 +38,16 @@ def checkpoint_to_resume(resume: str | None, output_dir: Path) -> Checkpoint | N
     return read_checkpoint(latest)
 
 
+def require_model(checkpoint: Checkpoint, name: str, num_classes: int) -> None:
+    """Refuse a checkpoint of another model or number of classes: CheckpointError names both."""
+    theirs = (checkpoint.name, checkpoint.state.get("num_classes"))
+    if theirs != (name, num_classes):
+        raise CheckpointError(
+            f"the checkpoint is of another model: {theirs[0]} with {theirs[1]} classes, this run "
+            f"is {name} with {num_classes}; give the model and the data that it comes from"
+        )
+
+
 def way_on(folder: Path, resume: str) -> str:
     """A sentence without its full stop: what to do after the run in a folder was interrupted."""
     found = sorted(path.name for path in checkpoint_folder(folder).glob("step-*"))

@@ -11,6 +11,7 @@ import numpy as np
 from oneflow import nn
 
 from flow_train.checkpoint.folders import Checkpoint
+from flow_train.checkpoint.resume import require_model
 from monarch_flow.engine import other_weights
 from monarch_flow.projection import densify_model, structured_layers
 
@@ -64,12 +65,7 @@ def load_model(
     `switches` says whether the run makes its layers dense. Raises CheckpointError where the
     checkpoint is of another model, or dense where the run's layers stay structured.
     """
-    theirs = (checkpoint.name, checkpoint.state.get("num_classes"))
-    if theirs != (name, num_classes):
-        raise CheckpointError(
-            f"the checkpoint is of another model: {theirs[0]} with {theirs[1]} classes, this run "
-            f"is {name} with {num_classes}; resume it with the experiment that it comes from"
-        )
+    require_model(checkpoint, name, num_classes)
     phase = checkpoint.state.get("phase")
     if phase == DENSE and structured_layers(model) and not (switches or _switched(checkpoint)):
         raise CheckpointError(
