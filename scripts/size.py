@@ -12,14 +12,14 @@ from tracked import ROOT, listed_files
 
 # What is counted: where, the ends of its files' names, and the most lines it may have.
 BUDGETS = {
-    "oneflow_accel": ("oneflow_accel", (".py",), 8_250),
+    "oneflow_accel": ("oneflow_accel", (".py",), 7_550),
     "oneflow_accel/csrc": ("oneflow_accel/csrc", (".cpp", ".h"), 17_500),
-    "flow_train": ("flow_train", (".py",), 12_100),
-    "monarch_flow": ("monarch_flow", (".py",), 9_350),
-    "resnet50_imagenet": ("resnet50_imagenet", (".py",), 1_400),
-    "libai_projects": ("libai_projects", (".py",), 13_900),
-    "benchmarks": ("benchmarks", (".py",), 3_000),
-    "scripts": ("scripts", (".py",), 700),
+    "flow_train": ("flow_train", (".py",), 11_750),
+    "monarch_flow": ("monarch_flow", (".py",), 8_350),
+    "resnet50_imagenet": ("resnet50_imagenet", (".py",), 1_100),
+    "libai_projects": ("libai_projects", (".py",), 12_400),
+    "benchmarks": ("benchmarks", (".py",), 2_700),
+    "scripts": ("scripts", (".py",), 600),
     "patches": ("patches", (".patch",), 1_700),
     "tests": ("tests", (".py",), 46_800),
 }
