@@ -24,10 +24,7 @@ DIM, TOKENS, CLASSES = 8, 5, 3
 
 def names_and_shapes() -> dict[str, tuple[int, ...]]:
     """The published names with one block of toy widths; with 14 blocks they are 184."""
-    shapes: dict[str, tuple[int, ...]] = {
-        "cls_token": (1, 1, DIM),
-        "pos_embed": (1, TOKENS, DIM),
-    }
+    shapes: dict[str, tuple[int, ...]] = {"cls_token": (1, 1, DIM), "pos_embed": (1, TOKENS, DIM)}
 
     def transformer(prefix: str, inputs: int, width: int) -> None:
         linear = {"attn.proj": (width, width), "mlp.fc1": (width, width), "mlp.fc2": (width, width)}

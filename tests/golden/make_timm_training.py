@@ -204,12 +204,7 @@ def losses() -> dict[str, Any]:
                     "grad": variable.grad.tolist(),
                 }
             )
-    return {
-        "scores": scores.tolist(),
-        "soft": soft.tolist(),
-        "hard": hard.tolist(),
-        "cases": cases,
-    }
+    return {"scores": scores.tolist(), "soft": soft.tolist(), "hard": hard.tolist(), "cases": cases}
 
 
 def optimizers() -> list[dict[str, Any]]:

@@ -130,9 +130,7 @@ def test_gpu_without_machine_code_is_named_with_fake_nvml(
     assert "sm_60 to sm_86" in text
 
 
-def test_one_unfit_gpu_of_two_can_be_hidden_with_fake_nvml(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_one_unfit_gpu_of_two_can_be_hidden_with_fake_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, H200, A100)
     reason = CudaBackend().unavailable_reason()
     assert reason is not None
@@ -189,9 +187,7 @@ def test_driver_error_is_named_with_fake_nvml(
     assert library.initialized == 0
 
 
-def test_driver_without_a_function_is_named_with_fake_nvml(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_driver_without_a_function_is_named_with_fake_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml, "load_library", lambda: ctypes.CDLL(None))
     reason = str(CudaBackend().unavailable_reason())
     assert "too old or incomplete" in reason

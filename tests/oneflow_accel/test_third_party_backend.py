@@ -68,11 +68,7 @@ BROKEN = [
 
 @pytest.mark.parametrize(("source", "attribute", "reason"), BROKEN)
 def test_a_broken_one_is_listed_with_its_reason_and_breaks_nothing(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    source: str,
-    attribute: str,
-    reason: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, attribute: str, reason: str
 ) -> None:
     package = f"tiny_broken_{abs(hash((source, attribute)))}"
     monkeypatch.syspath_prepend(str(install(tmp_path, package, source, attribute=attribute)))

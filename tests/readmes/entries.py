@@ -185,10 +185,7 @@ COMMANDS: dict[str, Run | Dry | NotRun] = {
     TRAIN_RESNET: Run(SMALL_IMAGES, RESNET, PHOTOS, expect="best Acc@1", plugin=True),
     "python3 main.py --help": Run(cwd=RESNET, expect="--channels-last"),
     "python3 main.py -e --weights resnet50-11ad3fa6.pth DIR": Run(
-        SMALL_IMAGES,
-        RESNET,
-        {"resnet50-11ad3fa6.pth": "{resnet}", **PHOTOS},
-        expect="Acc@1",
+        SMALL_IMAGES, RESNET, {"resnet50-11ad3fa6.pth": "{resnet}", **PHOTOS}, expect="Acc@1"
     ),
     "python3 main.py --weights resnet50-11ad3fa6.pth --reset-head --lr 0.01 DIR": Run(
         f"{SMALL_IMAGES} --output-dir runs/tuned",
@@ -256,17 +253,11 @@ COMMANDS: dict[str, Run | Dry | NotRun] = {
         replace={"vit.safetensors": "{vit}", "out.safetensors": "{runs}/projected.safetensors"}
     ),
     "python -m monarch_flow.convert densify runs/vit-monarch out.safetensors": Run(
-        replace={
-            "runs/vit-monarch": "{runs}/mnist",
-            "out.safetensors": "{runs}/dense.safetensors",
-        },
+        replace={"runs/vit-monarch": "{runs}/mnist", "out.safetensors": "{runs}/dense.safetensors"},
         after=(MNIST_MONARCH,),
     ),
     "python -m monarch_flow.convert t2t 81.7_T2T_ViTt_14.pth.tar out.safetensors": Run(
-        replace={
-            "81.7_T2T_ViTt_14.pth.tar": "{t2t}",
-            "out.safetensors": "{runs}/t2t.safetensors",
-        }
+        replace={"81.7_T2T_ViTt_14.pth.tar": "{t2t}", "out.safetensors": "{runs}/t2t.safetensors"}
     ),
     MNIST_MONARCH: Run(f"{ONE_STEP} run_dir={{runs}}/mnist", replace=DIGITS),
     "python -m oneflow.distributed.launch --nproc_per_node 4 -m monarch_flow.train "
@@ -344,7 +335,7 @@ EXTRA: dict[str, tuple[str, Run]] = {
         "python -m monarch_flow.train experiment=flowers5/vitae-tiny-monarch "
         "datamodule.data_dir=DIR",
         Run(f"{ONE_STEP} run_dir=runs/flowers5-vitae-tiny-monarch", replace=PHOTOS),
-    ),
+    )
 }
 
 # By a block's beginning; the longest that fits counts.
@@ -404,7 +395,7 @@ BLOCKS: dict[str, Code | NotRun] = {
     "Record(": Code(
         before="import oneflow as flow\n"
         "import numpy as np\n"
-        "from tests.oneflow_accel.kernels.record import Layout, Record, case",
+        "from tests.oneflow_accel.kernels.record import Layout, Record, case"
     ),
     "// softsign and softsign_grad, float32: x / (1 + |x|).": NotRun(
         "C++, which takes a build of the plug-in"

@@ -11,12 +11,7 @@ import numpy as np
 import oneflow as flow
 import pytest
 
-from flow_train.metrics.log import (
-    MetricLog,
-    NonFiniteLossError,
-    StepWindow,
-    read_metrics,
-)
+from flow_train.metrics.log import MetricLog, NonFiniteLossError, StepWindow, read_metrics
 from tests.launch import run_distributed
 
 

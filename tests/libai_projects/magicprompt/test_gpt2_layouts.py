@@ -15,11 +15,7 @@ from tests.launch import run_distributed, run_process
 
 WORKER = Path(__file__).parent / "gpt2_worker.py"
 STEPS = 6
-DROPOUT = {
-    "embedding_dropout_prob": 0.1,
-    "attention_dropout_prob": 0.1,
-    "output_dropout_prob": 0.1,
-}
+DROPOUT = {"embedding_dropout_prob": 0.1, "attention_dropout_prob": 0.1, "output_dropout_prob": 0.1}
 UNFUSED = {
     "attention_fusion": False,
     "scale_mask_softmax_fusion": False,

@@ -207,8 +207,7 @@ def test_it_runs_without_the_plug_in(tmp_path: Path) -> None:
     path = tmp_path / "cases.json"
     path.write_text(json.dumps(cases))
     result = run_process(
-        [Path(__file__).parent / "gpt2_worker.py", path],
-        env={"ONEFLOW_ACCEL_PLUGIN": "off"},
+        [Path(__file__).parent / "gpt2_worker.py", path], env={"ONEFLOW_ACCEL_PLUGIN": "off"}
     )
     assert result.returncode == 0, result.stdout[-3000:]
     eager, graph, generated = json.loads(path.with_suffix(".out").read_text())

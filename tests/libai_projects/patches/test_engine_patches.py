@@ -90,9 +90,7 @@ def test_a_damaged_or_foreign_checkpoint_is_an_error_that_says_what_to_do(
     assert "the newest intact checkpoint is model_0000001" in damaged
 
 
-def test_the_model_folder_of_a_checkpoint_can_be_loaded(
-    facts: dict[str, tuple[Any, Any]],
-) -> None:
+def test_the_model_folder_of_a_checkpoint_can_be_loaded(facts: dict[str, tuple[Any, Any]]) -> None:
     assert facts["model_folder"] == ("AssertionError: ", True)
 
 
@@ -117,9 +115,7 @@ def test_perplexity_of_logits_counts_each_token_and_no_padding(
     assert patched["lm_loss_tokens"] == 49
 
 
-def test_perplexity_of_token_losses_follows_their_mask(
-    facts: dict[str, tuple[Any, Any]],
-) -> None:
+def test_perplexity_of_token_losses_follows_their_mask(facts: dict[str, tuple[Any, Any]]) -> None:
     stock, patched = facts["perplexity_of_token_losses"]
     assert "Error" in stock
     # Input ids of a batch count its tokens; the last one has rows 8 and 9.
@@ -155,9 +151,7 @@ def test_the_schedule_steps_with_the_optimizer(facts: dict[str, tuple[Any, Any]]
     assert patched == {"schedule": 4, "optimizer": 4}
 
 
-def test_nccl_gets_options_that_are_set_where_it_runs(
-    facts: dict[str, tuple[Any, Any]],
-) -> None:
+def test_nccl_gets_options_that_are_set_where_it_runs(facts: dict[str, tuple[Any, Any]]) -> None:
     stock, patched = facts["options_of_nccl"]
     assert stock[0] == [16, 24]
     assert patched == [[], [], [], [32, 8]]

@@ -37,8 +37,7 @@ def open_page(browser: sync_api.Browser) -> Iterator[Callable[..., sync_api.Page
         page.set_default_timeout(15_000)
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.on(
-            "request",
-            lambda request: request.url.startswith(url) or errors.append(request.url),
+            "request", lambda request: request.url.startswith(url) or errors.append(request.url)
         )
         page.goto(url)
         return page

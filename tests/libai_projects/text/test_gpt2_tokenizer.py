@@ -89,10 +89,7 @@ def test_same_ids_as_libai(
 def test_libai_builds_it_from_a_config(small_files: VocabularyFiles) -> None:
     config = OmegaConf.create(
         {
-            "tokenization": {
-                "append_eod": True,
-                "make_vocab_size_divisible_by": 256,
-            },
+            "tokenization": {"append_eod": True, "make_vocab_size_divisible_by": 256},
             "model": {"cfg": {"vocab_size": 1}},
             "train": {"dist": {"tensor_parallel_size": 1}},
         },

@@ -104,11 +104,7 @@ def test_models_that_do_not_fit_the_layout(make_cfg, override, layout, parts):
         (("train_micro_batch_size=4", "global_batch_size=16"), (4, 2, 16)),
         (("train_micro_batch_size=null", "global_batch_size=16"), (8, 1, 16)),
         (
-            (
-                "train_micro_batch_size=null",
-                "global_batch_size=16",
-                "num_accumulation_steps=4",
-            ),
+            ("train_micro_batch_size=null", "global_batch_size=16", "num_accumulation_steps=4"),
             (2, 4, 16),
         ),
     ],

@@ -16,14 +16,7 @@ import pytest
 
 from flow_train.checkpoint import libai_folders
 from tests.launch import REPOSITORY, free_port, run_process
-from tests.libai_projects.train.conftest import (
-    CONFIG,
-    PROJECTS,
-    SCRIPT,
-    TINY,
-    bash_command,
-    losses,
-)
+from tests.libai_projects.train.conftest import CONFIG, PROJECTS, SCRIPT, TINY, bash_command, losses
 
 # The issue asks for 60 s.
 ENDS_WITHIN = 60.0

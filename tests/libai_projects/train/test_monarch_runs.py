@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from libai_projects import weights
 from tests.launch import run_process
-from tests.libai_projects.train.conftest import (
-    PROJECTS,
-    as_after_step_three,
-    losses,
-    perplexities,
-)
+from tests.libai_projects.train.conftest import PROJECTS, as_after_step_three, losses, perplexities
 
 MONARCH = ("model.cfg.mlp_cfg=monarch", "model.cfg.attnproj_cfg={_target_: monarch, nblocks: 2}")
 

@@ -44,10 +44,7 @@ VIT_S = {
         "betas": [0.9, 0.999],
         "eps": 1e-8,
     },
-    "optimizer_param_grouping": {
-        "bias_weight_decay": False,
-        "normalization_weight_decay": False,
-    },
+    "optimizer_param_grouping": {"bias_weight_decay": False, "normalization_weight_decay": False},
     "scheduler": {
         "name": "cosine",
         "t_initial": 300,
@@ -124,12 +121,7 @@ T2T_7 = {
     "callbacks.ema": {"decay": 0.99996, "use_num_updates": False},
 }
 del T2T_7["optimizer"]
-T2T_14 = {
-    **T2T_7,
-    "model.name": "t2t_vit_14",
-    "optimizer.lr": 5e-4,
-    "optimizer.weight_decay": 0.05,
-}
+T2T_14 = {**T2T_7, "model.name": "t2t_vit_14", "optimizer.lr": 5e-4, "optimizer.weight_decay": 0.05}
 T2T_14T = {**T2T_14, "model.name": "t2t_vit_t_14", "trainer.precision": 16}
 MIXER_S = {
     "seed": 1111,
@@ -168,11 +160,7 @@ MIXER_B = {
     "datamodule.batch_size": 128,
     "datamodule.batch_size_eval": 256,
 }
-MIXER_B_CUTMIX = {
-    **MIXER_B,
-    "datamodule.mixup.cutmix_alpha": 0.6,
-    "optimizer.weight_decay": 0.05,
-}
+MIXER_B_CUTMIX = {**MIXER_B, "datamodule.mixup.cutmix_alpha": 0.6, "optimizer.weight_decay": 0.05}
 TABLES = {
     "imagenet/vit/vit-s": VIT_S,
     "imagenet/vit/vit-s-butterflyblockdiag-mlp": VIT_S_MONARCH,

@@ -231,8 +231,7 @@ def test_each_size_has_a_recipe_and_a_model():
 
 
 @pytest.mark.parametrize(
-    ("experiment", "parameters"),
-    [(TINY, 4_882_792), ("imagenet/vitae/tiny-monarch", 3_735_912)],
+    ("experiment", "parameters"), [(TINY, 4_882_792), ("imagenet/vitae/tiny-monarch", 3_735_912)]
 )
 def test_models_have_the_parameters_of_the_specification(experiment, parameters):
     arguments = OmegaConf.to_container(composed(experiment).model)

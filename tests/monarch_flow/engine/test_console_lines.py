@@ -44,11 +44,7 @@ def test_silence_is_broken(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("epochs", "text"),
-    [
-        (4, "dense from epoch 2 on"),
-        (None, "dense from epoch 2 on"),
-    ],
+    ("epochs", "text"), [(4, "dense from epoch 2 on"), (None, "dense from epoch 2 on")]
 )
 def test_when_layers_become_dense_is_said_first(epochs, text):
     calendar = SimpleNamespace(total_epochs=lambda: 4, epochs=epochs)

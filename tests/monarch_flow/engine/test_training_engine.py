@@ -73,11 +73,7 @@ def test_schedule_per_step(run_tiny, tmp_path):
     limits = ("trainer.max_steps=10", "test_after_training=false")
     schedule = {"name": "linear", "t_total": 10, "warmup_t": 4, "warmup_lr_init": 0.0}
     run_tiny(
-        tmp_path,
-        "train.scheduler_interval=step",
-        "optimizer.lr=0.004",
-        *limits,
-        scheduler=schedule,
+        tmp_path, "train.scheduler_interval=step", "optimizer.lr=0.004", *limits, scheduler=schedule
     )
     rates = list(values(tmp_path, name="lr").values())
     expected = [0, 0.001, 0.002, 0.003, *(0.004 * (10 - t) / 6 for t in range(4, 10))]

@@ -13,11 +13,7 @@ import pytest
 from oneflow import nn
 
 from monarch_flow.layers import MonarchLinear, monarch_shapes
-from tests.monarch_flow.monarch_reference import (
-    dense_by_slots,
-    load_oracle,
-    monarch_gradients,
-)
+from tests.monarch_flow.monarch_reference import dense_by_slots, load_oracle, monarch_gradients
 from tests.tolerances import assert_close
 
 # in, out: blkdiag1, blkdiag2, weights, weights over dense (spec, table of section 1.3; nblocks 4).

@@ -12,11 +12,7 @@ from tests.monarch_flow.models import numpy_vision, seeded_vision
 from tests.monarch_flow.models.numpy_vision import State, gelu, layer_norm, linear
 
 # Kernel, stride and dilations of the stages, and the strides of the convolutions beside them.
-STAGES = (
-    (7, 4, (1, 2, 3, 4), (2, 2, 1)),
-    (3, 2, (1, 2, 3), (2, 1, 1)),
-    (3, 2, (1, 2), (2, 1, 1)),
-)
+STAGES = ((7, 4, (1, 2, 3, 4), (2, 2, 1)), (3, 2, (1, 2, 3), (2, 1, 1)), (3, 2, (1, 2), (2, 1, 1)))
 
 
 def state(named_shapes: Iterable[tuple[str, tuple[int, ...]]]) -> dict[str, np.ndarray]:

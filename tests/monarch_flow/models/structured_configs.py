@@ -99,13 +99,7 @@ MODELS: dict[str, tuple[str, Config | None, Config | None, int, float | None]] =
     "mixer-b Monarch": ("mixer_b16_224", MONARCH, None, 20_952_088, 4.972),
     "mixer-b blockdiag": ("mixer_b16_224", BLOCKDIAG, None, 17_413_144, 4.278),
     "mixer-b blockdiagglobal": ("mixer_b16_224", _BLOCKDIAG_GLOBAL, None, 19_624_984, None),
-    "mixer-b blockdiaglr": (
-        "mixer_b16_224",
-        _with_low_rank(BLOCKDIAG, 32),
-        None,
-        20_408_368,
-        None,
-    ),
+    "mixer-b blockdiaglr": ("mixer_b16_224", _with_low_rank(BLOCKDIAG, 32), None, 20_408_368, None),
     "mixer-b fbbfly": ("mixer_b16_224", FBBFLY, None, 15_053_848, None),
     "mixer-b fbbflylr": ("mixer_b16_224", FBBFLY_LR, None, 18_049_072, None),
     "mixer-b fbbflylr of 8": (

@@ -15,11 +15,7 @@ from monarch_flow.projection import (
     project_to_monarch,
     project_to_monarch_rank,
 )
-from tests.monarch_flow.monarch_reference import (
-    best_squared_error,
-    dense_by_slots,
-    load_oracle,
-)
+from tests.monarch_flow.monarch_reference import best_squared_error, dense_by_slots, load_oracle
 from tests.tolerances import assert_close
 
 # In, out, nblocks: those of the models in small, and those that nblocks does not divide.

@@ -90,12 +90,7 @@ def test_weights_moments_and_averages_of_a_monarch_layer(
     )
 
     dense = monarch_to_dense(factors["blkdiag1"], factors["blkdiag2"], outputs, inputs)
-    assert set(new.model) == {
-        "before",
-        "blocks.0.fc1.weight",
-        "blocks.0.fc1.bias",
-        "norm.weight",
-    }
+    assert set(new.model) == {"before", "blocks.0.fc1.weight", "blocks.0.fc1.bias", "norm.weight"}
     assert_close(new.model["blocks.0.fc1.weight"], dense, dtype="float64", reduced=inputs)
     np.testing.assert_array_equal(new.model["blocks.0.fc1.bias"], bias)
     assert_close(

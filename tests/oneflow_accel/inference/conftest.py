@@ -18,10 +18,7 @@ def _randomize(model: nn.Module) -> nn.Module:
             variance = generator.uniform(0.25, 4.0, channels)
             # A channel that was the same everywhere in training, and a large one.
             variance[0], variance[-1] = 0.0, 50.0
-            arrays = {
-                "running_mean": generator.normal(0.0, 0.2, channels),
-                "running_var": variance,
-            }
+            arrays = {"running_mean": generator.normal(0.0, 0.2, channels), "running_var": variance}
             if module.affine:
                 # eps alone is left of a variance of zero: 316 times the scale.
                 weight = generator.normal(0.5, 0.5, channels)

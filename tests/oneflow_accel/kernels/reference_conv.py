@@ -74,10 +74,7 @@ def _offsets(case: ConvCase) -> Iterator[tuple[Ints, tuple[slice, ...]]]:
     """Every kernel offset, with the input positions (padded) that it meets."""
     for offset in product(*(range(k) for k in case.kernel)):
         axes = zip(offset, case.dilation, case.stride, case.out_spatial, strict=True)
-        yield (
-            offset,
-            tuple(slice(o * d, o * d + s * (n - 1) + 1, s) for o, d, s, n in axes),
-        )
+        yield (offset, tuple(slice(o * d, o * d + s * (n - 1) + 1, s) for o, d, s, n in axes))
 
 
 def _padded(case: ConvCase, x: np.ndarray) -> np.ndarray:

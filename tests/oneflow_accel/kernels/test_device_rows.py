@@ -48,9 +48,7 @@ def test_each_operation_has_a_row_for_each_device(name: str, device: str) -> Non
     assert all(i.never_run for i in implemented) == (device != "cpu" or not implemented)
 
 
-def test_explain_prints_every_row_and_which_was_chosen(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_explain_prints_every_row_and_which_was_chosen(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain"]) == 0
     text = capsys.readouterr().out
     for name, operation in OPERATIONS.items():

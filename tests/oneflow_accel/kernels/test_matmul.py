@@ -57,9 +57,7 @@ def test_product_added_to_a_tensor(name: str, inner: int, dtype: str) -> None:
 @pytest.mark.parametrize("shape", [(5, 3), (2, 70, 33), (3, 0), (6, 70)])
 def test_linear_added_to_a_tensor(shape: tuple[int, ...], dtype: str) -> None:
     operator = Operator(
-        "fused_matmul_bias",
-        inputs=("x", "weight", "bias", "_add_to_output"),
-        outputs=("out",),
+        "fused_matmul_bias", inputs=("x", "weight", "bias", "_add_to_output"), outputs=("out",)
     )
     x, weight, bias = random(*shape), random(65, shape[-1], seed=1), random(65, seed=2)
     addend = random(*shape[:-1], 65, seed=3)

@@ -52,9 +52,7 @@ def _each_case(
     ]
 
 
-def _each_case_and_dtype(
-    keep: Callable[[Case], bool] = lambda case: True,
-) -> list[ParameterSet]:
+def _each_case_and_dtype(keep: Callable[[Case], bool] = lambda case: True) -> list[ParameterSet]:
     return [
         pytest.param(record, case, dtype, id=f"{record.name}-{case.name}-{dtype}")
         for record in RECORDS
@@ -118,8 +116,7 @@ def _expected(
 
 
 @pytest.mark.parametrize(
-    ("record", "case", "dtype"),
-    _each_case_and_dtype(lambda case: not_finite.fits(case.arrays())),
+    ("record", "case", "dtype"), _each_case_and_dtype(lambda case: not_finite.fits(case.arrays()))
 )
 def test_not_finite(record: Record, case: Case, dtype: str) -> None:
     """NaN and infinity in any input come out where they do in the reference."""

@@ -52,8 +52,7 @@ def test_header_fields_and_continuation_lines(fake) -> None:
 
 
 @pytest.mark.parametrize(
-    "field",
-    ["Description", "Author", "Forwarded", "Last-Update", "Applies-To", "Applies-When"],
+    "field", ["Description", "Author", "Forwarded", "Last-Update", "Applies-To", "Applies-When"]
 )
 def test_every_header_field_is_required(fake, field: str) -> None:
     with pytest.raises(PatchError, match=rf"0001-change.patch: broken header: no .*{field}"):

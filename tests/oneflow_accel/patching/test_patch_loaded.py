@@ -103,13 +103,7 @@ CHANGES = {
     ),
     "an import that is gone": ("import os\ndef f(): return 1", "def f(): return 2", "f()", 1, 2),
     "a new function": ("def f(): return 1", "def g(): return 2\ndef f(): return g()", "f()", 1, 2),
-    "a new class": (
-        "def f(): return 1",
-        "class D:\n  x = 2\ndef f(): return D.x",
-        "f()",
-        1,
-        2,
-    ),
+    "a new class": ("def f(): return 1", "class D:\n  x = 2\ndef f(): return D.x", "f()", 1, 2),
     "new methods": (
         "class B:\n  def g(self): return 1\nclass C(B):\n  def f(self): return self.g()",
         "class B:\n  def g(self): return 1\nclass C(B):\n  def f(self): return self.g() + self.h\n"

@@ -33,11 +33,7 @@ def _scale(scale: float | None, dim: int) -> float:
 
 
 def _reference(
-    q: np.ndarray,
-    k: np.ndarray,
-    v: np.ndarray,
-    causal: bool = False,
-    scale: float | None = None,
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool = False, scale: float | None = None
 ) -> np.ndarray:
     return _probabilities(q, k, causal, _scale(scale, q.shape[-1])) @ v
 
@@ -94,11 +90,7 @@ def _self_attention(shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
 def _queries_and_keys(
     queries: int, keys: int, batch: int = 2, heads: int = 2, dim: int = 8
 ) -> tuple[tuple[int, ...], ...]:
-    return (
-        (batch, heads, queries, dim),
-        (batch, heads, keys, dim),
-        (batch, heads, keys, dim),
-    )
+    return ((batch, heads, queries, dim), (batch, heads, keys, dim), (batch, heads, keys, dim))
 
 
 RECORDS = [

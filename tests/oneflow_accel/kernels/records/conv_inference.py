@@ -149,10 +149,7 @@ RECORDS = [
         reference=_reference,
         cases=_CASES,
         not_finite=Strictness.REGROUPED,
-        layouts=(
-            Layout(("S(0)", "B", "B", "S(0)"), "S(0)"),
-            Layout(("B", "B", "B", "B"), "B"),
-        ),
+        layouts=(Layout(("S(0)", "B", "B", "S(0)"), "S(0)"), Layout(("B", "B", "B", "B"), "B")),
         dtypes=("float32", "bfloat16"),
     )
 ]

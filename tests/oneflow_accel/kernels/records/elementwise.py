@@ -102,13 +102,7 @@ def _unary(
     positive: bool = False,
     dtypes: tuple[str, ...] = ("float32",),
 ) -> Record:
-    shapes = {
-        "0-d": (),
-        "empty": (0, 3),
-        "odd": (3, 17),
-        "threads": (100003,),
-        "global": (4, 6),
-    }
+    shapes = {"0-d": (), "empty": (0, 3), "odd": (3, 17), "threads": (100003,), "global": (4, 6)}
     return Record(
         name,
         operators,

@@ -51,11 +51,7 @@ def gradients(
 
 
 def _with_bias(
-    x: np.ndarray,
-    a: np.ndarray,
-    b: np.ndarray,
-    bias: np.ndarray,
-    out_features: int | None = None,
+    x: np.ndarray, a: np.ndarray, b: np.ndarray, bias: np.ndarray, out_features: int | None = None
 ) -> np.ndarray:
     return _reference(x, a, b, out_features) + bias
 

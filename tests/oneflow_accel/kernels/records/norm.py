@@ -31,11 +31,7 @@ def _layer_norm(
 
 
 def _layer_norm_grad(
-    dy: np.ndarray,
-    x: np.ndarray,
-    *gamma_beta: np.ndarray,
-    axis: int = 1,
-    epsilon: float = 1e-5,
+    dy: np.ndarray, x: np.ndarray, *gamma_beta: np.ndarray, axis: int = 1, epsilon: float = 1e-5
 ) -> Gradients:
     x_hat, inv_std = _normalized(x, axis, epsilon)
     axes = _row_axes(x, axis)

@@ -97,10 +97,7 @@ RECORDS = [
             _case("no batch", 0, 7, 5, 3),
             _case("global", 4, 6, 5, 2),
         ],
-        layouts=[
-            Layout(inputs=("B",), output="B"),
-            Layout(inputs=("S(0)",), output="S(0)"),
-        ],
+        layouts=[Layout(inputs=("B",), output="B"), Layout(inputs=("S(0)",), output="S(0)")],
         dtypes=("float32", "float64"),
     )
 ]
