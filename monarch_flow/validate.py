@@ -94,12 +94,7 @@ def _check(cfg: DictConfig) -> None:
 
 
 COMMAND = Command(
-    "monarch_flow.validate",
-    _HEAD,
-    _KEYS,
-    adjust=_adjust,
-    check=_check,
-    vitae_program="validate.py",
+    "monarch_flow.validate", _HEAD, _KEYS, adjust=_adjust, check=_check, vitae_program="validate.py"
 )
 
 

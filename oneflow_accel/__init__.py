@@ -55,9 +55,4 @@ if _late:
         "oneflow_accel was imported late: %s. Import it at the top of the program", "; ".join(_late)
     )
 
-__all__ = [
-    "Backend",
-    "available_backends",
-    "current_backend",
-    "select_device",
-]
+__all__ = ["Backend", "available_backends", "current_backend", "select_device"]

@@ -22,15 +22,7 @@ from rich.table import Table
 
 # Raised when a key changes its meaning or goes away; new keys leave it alone.
 SCHEMA = 1
-PACKAGES = (
-    "oneflow",
-    "flowvision",
-    "LiBai",
-    "numpy",
-    "protobuf",
-    "onednn-cpu-gomp",
-    "safetensors",
-)
+PACKAGES = ("oneflow", "flowvision", "LiBai", "numpy", "protobuf", "onednn-cpu-gomp", "safetensors")
 # Variables that change how things run here: of this package, OneFlow, OpenMP, glog, the drivers
 # and the collectives.
 ENVIRONMENT_PREFIXES = ("ONEFLOW_", "OMP_", "GLOG_", "CUDA_", "MLU_", "NCCL_", "CNCL_")

@@ -141,7 +141,7 @@ CASES = {
 CHANGES = {
     # Under nn.Graph each process evaluated with the running statistics of its own images. Now all
     # take process 0's, which are those of the checkpoint.
-    "resnet-graph-2-processes": "val/",
+    "resnet-graph-2-processes": "val/"
 }
 
 

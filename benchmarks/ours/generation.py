@@ -18,11 +18,7 @@ _GPT2_SMALL = {
     "ffn_hidden_size": 3072,
     "num_attention_heads": 12,
 }
-_ONE_PROCESS = {
-    "data_parallel_size": 1,
-    "tensor_parallel_size": 1,
-    "pipeline_parallel_size": 1,
-}
+_ONE_PROCESS = {"data_parallel_size": 1, "tensor_parallel_size": 1, "pipeline_parallel_size": 1}
 
 
 def gpt2_greedy(batch: int, prompt: int, tokens: int) -> Step:

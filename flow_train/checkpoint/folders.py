@@ -84,12 +84,7 @@ class CheckpointManager:
             ) from error
 
     def save(
-        self,
-        checkpoint: Checkpoint,
-        *,
-        step: int,
-        best: bool = False,
-        keep: Collection[int] = (),
+        self, checkpoint: Checkpoint, *, step: int, best: bool = False, keep: Collection[int] = ()
     ) -> Path:
         """Write a checkpoint, point `latest` (and `best`) to it, prune old ones but those of the
         steps in `keep`, and return its folder. CheckpointError if that fails (disk full, ...), with

@@ -105,10 +105,7 @@ class OptimizerCheckpoint:
                     )
 
     def _load_eagerly(
-        self,
-        values: Mapping[str, Mapping[str, Any]],
-        extra: Mapping[str, Any],
-        steps: int | None,
+        self, values: Mapping[str, Mapping[str, Any]], extra: Mapping[str, Any], steps: int | None
     ) -> None:
         unknown = [key for key in extra if key.startswith(f"{_MODEL}.")]
         if unknown:
@@ -125,10 +122,7 @@ class OptimizerCheckpoint:
         self._optimizer.load_state_dict(state)
 
     def _load_into_graph(
-        self,
-        values: Mapping[str, Mapping[str, Any]],
-        extra: Mapping[str, Any],
-        steps: int | None,
+        self, values: Mapping[str, Mapping[str, Any]], extra: Mapping[str, Any], steps: int | None
     ) -> None:
         assert self._graph is not None
         variables = dict(extra)

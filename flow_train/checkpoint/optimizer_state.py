@@ -55,10 +55,7 @@ def eager_state(model: nn.Module, optimizer: flow.optim.Optimizer) -> dict[str, 
 
 
 def load_eager_state(
-    model: nn.Module,
-    optimizer: flow.optim.Optimizer,
-    arrays: Mapping[str, np.ndarray],
-    step: int,
+    model: nn.Module, optimizer: flow.optim.Optimizer, arrays: Mapping[str, np.ndarray], step: int
 ) -> None:
     """Set the state and the number of steps done; no arrays at all leave the moments at zero.
     Errors are those of `checked`."""

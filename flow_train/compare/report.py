@@ -329,12 +329,7 @@ def _draw_bars(
                 end = max(value, span[1])
             longest = max(longest, end)
             axes.annotate(
-                _short(value),
-                (end, y),
-                (6, 0),
-                textcoords="offset points",
-                va="center",
-                fontsize=8,
+                _short(value), (end, y), (6, 0), textcoords="offset points", va="center", fontsize=8
             )
     axes.set_xlim(0, _ROOM * longest or 1)
 

@@ -25,12 +25,7 @@ from flow_train.data.mixup import MixBatch, build_mixup
 from flow_train.data.parts import Parts, folder_parts, mnist_parts, synthetic_parts
 from flow_train.data.repeated_augment import RepeatedAugmentation
 from flow_train.data.splits import Subset
-from flow_train.data.transforms import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    Normalization,
-    Transform,
-)
+from flow_train.data.transforms import IMAGENET_MEAN, IMAGENET_STD, Normalization, Transform
 
 # Mean and standard deviation of images in the range 0 to 1. Gray photos: the mean over ImageNet's
 # channels.

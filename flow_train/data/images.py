@@ -82,11 +82,7 @@ class ImageFolder:
     """
 
     def __init__(
-        self,
-        root: Path | str,
-        classes: Sequence[str] | None = None,
-        *,
-        allow_empty: bool = False,
+        self, root: Path | str, classes: Sequence[str] | None = None, *, allow_empty: bool = False
     ) -> None:
         self.root = Path(root)
         layout = f"expected {self.root}/CLASS/IMAGE with one folder per class"

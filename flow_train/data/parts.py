@@ -112,12 +112,7 @@ def _named_parts(
 
 
 def mnist_parts(
-    data_dir: Path,
-    image_size: int,
-    val_split: float | None,
-    seed: int,
-    *,
-    training: bool = True,
+    data_dir: Path, image_size: int, val_split: float | None, seed: int, *, training: bool = True
 ) -> Parts:
     """MNIST's training images, of which `val_split` (a number, or a share below 1; None is 5,000)
     are held out for validation, and its test images. With 0 all 60,000 are trained on and the test

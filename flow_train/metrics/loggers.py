@@ -72,11 +72,7 @@ class WandbRun(Logger):
     installed."""
 
     def __init__(
-        self,
-        run_dir: Path,
-        run_name: str,
-        config: Mapping[str, Any],
-        options: Mapping[str, Any],
+        self, run_dir: Path, run_name: str, config: Mapping[str, Any], options: Mapping[str, Any]
     ) -> None:
         import wandb
 

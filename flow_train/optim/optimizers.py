@@ -16,9 +16,7 @@ _KINDS = {"adamw": flow.optim.AdamW, "sgd": flow.optim.SGD}
 
 
 def build_optimizer(
-    model: nn.Module,
-    config: Mapping[str, Any],
-    grouping: Mapping[str, Any] | None = None,
+    model: nn.Module, config: Mapping[str, Any], grouping: Mapping[str, Any] | None = None
 ) -> flow.optim.Optimizer:
     """The optimizer that `keys.Optimizer` describes, over the trainable parameters of a model on
     the device and in the layout to train in. AdamW is decoupled (Loshchilov and Hutter 2019).
@@ -33,10 +31,7 @@ def build_optimizer(
     if "betas" in options:
         options["betas"] = tuple(options["betas"])
     groups = [
-        {
-            "params": list(group.parameters),
-            "weight_decay": weight_decay if group.decayed else 0.0,
-        }
+        {"params": list(group.parameters), "weight_decay": weight_decay if group.decayed else 0.0}
         for group in group_parameters(model, **flags)
     ]
     return _KINDS[name](groups, **options)

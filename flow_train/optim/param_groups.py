@@ -41,10 +41,7 @@ class ParameterGroup:
 
 
 def group_parameters(
-    model: nn.Module,
-    *,
-    bias_weight_decay: bool = False,
-    normalization_weight_decay: bool = False,
+    model: nn.Module, *, bias_weight_decay: bool = False, normalization_weight_decay: bool = False
 ) -> list[ParameterGroup]:
     """Divide the trainable parameters into those with and those without weight decay; the decayed
     group is first, and an empty one is left out.

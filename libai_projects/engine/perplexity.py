@@ -86,10 +86,7 @@ def _filled_up(fields: Fields, batch_size: int) -> Fields:
         if lacking > 0:
             whole = [flow.sbp.broadcast] * len(value.sbp)
             zeros = flow.zeros(
-                (lacking, *value.shape[1:]),
-                dtype=value.dtype,
-                placement=value.placement,
-                sbp=whole,
+                (lacking, *value.shape[1:]), dtype=value.dtype, placement=value.placement, sbp=whole
             )
             rows = flow.cat([value.to_global(sbp=whole), zeros], dim=0)
             value = rows.to_global(sbp=value.sbp)
@@ -185,11 +182,7 @@ class PPLEvaluator(evaluation.PPLEvaluator):
         results: dict[str, float] = {}
         if self._tokens:
             mean = self._loss_sum / self._tokens
-            results = {
-                "lm_loss_PPL": _exp(mean),
-                "lm_loss": mean,
-                "lm_loss_tokens": self._tokens,
-            }
+            results = {"lm_loss_PPL": _exp(mean), "lm_loss": mean, "lm_loss_tokens": self._tokens}
         for key, (total, rows) in self._batch_losses.items():
             results[f"{key}_PPL"] = _exp(total / rows)
         return results

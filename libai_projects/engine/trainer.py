@@ -56,9 +56,7 @@ def set_up(cfg: DictConfig, resume: bool) -> None:
     cfg.train.resume = resume
     log = setup_logger(str(output), distributed_rank=distributed.rank())
     log.info(
-        "Rank of current process: %d. World size: %d",
-        distributed.rank(),
-        distributed.world_size(),
+        "Rank of current process: %d. World size: %d", distributed.rank(), distributed.world_size()
     )
     dist.setup_dist_util(cfg.train.dist)
     _check_batch_size(cfg)

@@ -86,10 +86,7 @@ class _Search:
         ]
 
     def advance(
-        self,
-        candidates: list[_Candidate],
-        reasons: list[FinishReason | None],
-        beams: np.ndarray,
+        self, candidates: list[_Candidate], reasons: list[FinishReason | None], beams: np.ndarray
     ) -> list[_Candidate]:
         """Keep the candidates that have a reason to be finished and return the next beams; `beams`
         (beams, n) int64 are the new tokens of each beam before this step."""

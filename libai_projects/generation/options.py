@@ -260,9 +260,7 @@ class GenerationOptions:
         0.0, _DIVERSITY, "diverse beam search, which is not implemented: 0 only"
     )
     temperature: float = _option(
-        1.0,
-        _TEMPERATURE,
-        "sampling: below 1 sharpens the distribution, above 1 flattens it",
+        1.0, _TEMPERATURE, "sampling: below 1 sharpens the distribution, above 1 flattens it"
     )
     top_k: int | None = _option(
         50, _optional(_integer(0)), "sampling: from the k likeliest tokens only; 0: all"

@@ -28,9 +28,7 @@ _READER = "prompts"
 
 
 def run(
-    options: argparse.Namespace,
-    build: Callable[[], TextPipeline],
-    examples: Sequence[str],
+    options: argparse.Namespace, build: Callable[[], TextPipeline], examples: Sequence[str]
 ) -> int:
     """Build the pipeline and do what `options` say, with `examples` where no prompts are given; the
     exit code. A UserError is the same on every rank."""

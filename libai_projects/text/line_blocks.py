@@ -22,12 +22,7 @@ BLOCK_BYTES = 1 << 18
 LINE_BYTES = 1 << 20
 _GZIP_MAGIC = b"\x1f\x8b"
 # UTF-32's mark for little endian begins with UTF-16's.
-_WIDE_MARKS = (
-    codecs.BOM_UTF32_LE,
-    codecs.BOM_UTF32_BE,
-    codecs.BOM_UTF16_LE,
-    codecs.BOM_UTF16_BE,
-)
+_WIDE_MARKS = (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 @dataclass(frozen=True)

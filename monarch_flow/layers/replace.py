@@ -12,10 +12,7 @@ from monarch_flow.layers.config import LinearConfig, LinearLike
 
 
 def replace_linears(
-    model: nn.Module,
-    config: LinearLike = "monarch",
-    include: str = "",
-    exclude: str | None = None,
+    model: nn.Module, config: LinearLike = "monarch", include: str = "", exclude: str | None = None
 ) -> list[str]:
     """Replace nn.Linear layers of a model by fresh structured ones, in place; return their names.
 

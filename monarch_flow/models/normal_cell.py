@@ -57,11 +57,7 @@ class NormalCell(nn.Module):
         self.class_token = class_token
         self.norm1 = nn.LayerNorm(dim, eps=NORM_EPS)
         self.attn = Attention(
-            dim,
-            num_heads,
-            attn_drop=attn_drop,
-            proj_drop=drop,
-            attnlinear_cfg=attnlinear_cfg,
+            dim, num_heads, attn_drop=attn_drop, proj_drop=drop, attnlinear_cfg=attnlinear_cfg
         )
         # These are separate modules, though without parameters, as each call draws anew.
         self.drop_path_local = drop_path(drop_path_rate)

@@ -86,14 +86,10 @@ _MODELS: dict[str, Entry] = {
         "for small photos: 64 patches", patch_size=8, img_size=64, num_classes=5
     ),
     "mixer_s16_224": Entry(
-        MlpMixer,
-        {"embed_dim": 512, "depth": 8},
-        "Mixer-S/16 (Tolstikhin et al. 2021, table 1)",
+        MlpMixer, {"embed_dim": 512, "depth": 8}, "Mixer-S/16 (Tolstikhin et al. 2021, table 1)"
     ),
     "mixer_b16_224": Entry(
-        MlpMixer,
-        {"embed_dim": 768, "depth": 12},
-        "Mixer-B/16 (Tolstikhin et al. 2021, table 1)",
+        MlpMixer, {"embed_dim": 768, "depth": 12}, "Mixer-B/16 (Tolstikhin et al. 2021, table 1)"
     ),
     "t2t_vit_7": _t2t(
         "T2T-ViT-7 (Yuan et al. 2021, table 2), with performers",

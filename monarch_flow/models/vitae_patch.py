@@ -12,13 +12,7 @@ import oneflow as flow
 from oneflow import nn
 
 from monarch_flow.layers import LinearLike
-from monarch_flow.models.blocks import (
-    PatchEmbed,
-    Size,
-    TokenMean,
-    drop_path_rates,
-    prepend_token,
-)
+from monarch_flow.models.blocks import PatchEmbed, Size, TokenMean, drop_path_rates, prepend_token
 from monarch_flow.models.classifier import Classifier
 from monarch_flow.models.initialization import init_transformer
 from monarch_flow.models.normal_cell import NORM_EPS, NormalCell

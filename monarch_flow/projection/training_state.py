@@ -18,12 +18,7 @@ from monarch_flow.projection import moments
 from monarch_flow.projection.report import LayerReport
 from monarch_flow.projection.structure import Arrays, LayerSpec, Structure, joined
 from monarch_flow.projection.structures import structure_of
-from monarch_flow.projection.weights import (
-    Rule,
-    densify_weights,
-    layer_arrays,
-    project_weights,
-)
+from monarch_flow.projection.weights import Rule, densify_weights, layer_arrays, project_weights
 
 # AdamW's averages of gradients and of their squares; SGD's momentum; AMSGrad's largest average.
 FIRST_MOMENTS = ("exp_avg/", "momentum_buf/", "momentum/")

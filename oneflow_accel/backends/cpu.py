@@ -52,7 +52,7 @@ class CpuBackend(Backend):
         "amp": (
             "oneflow's autocast switches itself off on CPUs, and their bfloat16 kernels have no "
             "gradients; train in float32"
-        ),
+        )
     }
 
     def prepare(self) -> None:

@@ -33,7 +33,7 @@ TOUCH_ON_EVERY_DEVICE = Version("0.9.1.dev20230422")
 # FLOP/s by card name. MLU370-X8: Cambricon's announcement of 21 March 2022 (float16 and bfloat16
 # 96 TFLOP/s); figures of 24 and 32 TFLOP/s are in circulation for its float32, so that is unknown.
 _PEAK_FLOPS: dict[str, dict[str, float | None]] = {
-    "MLU370-X8": {"float32": None, "float16": 96e12, "bfloat16": 96e12},
+    "MLU370-X8": {"float32": None, "float16": 96e12, "bfloat16": 96e12}
 }
 _UNKNOWN_PEAK: dict[str, float | None] = {"float32": None, "float16": None, "bfloat16": None}
 

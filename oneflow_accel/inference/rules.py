@@ -107,9 +107,7 @@ _SE_BLOCK = FoldRule(("conv1 bn1", "conv2 bn2", "conv3 bn3"))
 RULES: dict[str, FoldRule] = {
     "flowvision.models.resnet.ResNet": FoldRule(("conv1 bn1 relu",)),
     "flowvision.models.resnet.BasicBlock": FoldRule(
-        ("conv1 bn1", "conv2 bn2"),
-        relu_after=("conv1", "conv2"),
-        methods={"forward": _basic_block},
+        ("conv1 bn1", "conv2 bn2"), relu_after=("conv1", "conv2"), methods={"forward": _basic_block}
     ),
     "flowvision.models.resnet.Bottleneck": FoldRule(
         ("conv1 bn1", "conv2 bn2", "conv3 bn3"),

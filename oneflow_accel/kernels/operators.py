@@ -156,9 +156,7 @@ def needs_gradient(*tensors: flow.Tensor | None) -> bool:
 
 
 def differentiable(
-    name: str,
-    forward: Callable[..., Any],
-    backward: Callable[..., Any],
+    name: str, forward: Callable[..., Any], backward: Callable[..., Any]
 ) -> Callable[..., Any]:
     """A function of tensors with a gradient, for autograd in eager mode and in nn.Graph.
 

@@ -11,12 +11,7 @@ from collections.abc import Iterator
 from oneflow_accel.backends import Backend, current_backend
 from oneflow_accel.errors import UserError
 from oneflow_accel.layouts.forwards import as_channels_first, as_channels_last
-from oneflow_accel.layouts.rules import (
-    RULES,
-    channels_first_class,
-    channels_last_class,
-    class_name,
-)
+from oneflow_accel.layouts.rules import RULES, channels_first_class, channels_last_class, class_name
 
 from oneflow import nn
 

@@ -36,9 +36,7 @@ def standard_state_dict(model: nn.Module) -> dict[str, flow.Tensor]:
 
 
 def load_standard_state_dict(
-    model: nn.Module,
-    state: Mapping[str, np.ndarray | flow.Tensor],
-    strict: bool = True,
+    model: nn.Module, state: Mapping[str, np.ndarray | flow.Tensor], strict: bool = True
 ) -> None:
     """Copy a state dict in the standard layout into the model, local or global, converting dtype
     and layout. Counters `num_batches_tracked`, which old checkpoints lack, may be missing; the
