@@ -1,11 +1,6 @@
-"""A process that calls a command's main(argv) as often as it is asked to, as most runs of the tests
-are shorter than the start of a process.
+"""A process that calls a command's main(argv) as often as asked, as a start takes long.
 
-    with CommandServer("resnet50_imagenet.main") as server:
-        result = server.run(["--help"], cwd=folder)
-
-What such runs cannot show, as how a process ends and that it needs nothing of an earlier one, is
-tested with processes of their own (tests/launch.py).
+How a process ends, and that it needs nothing of an earlier one, runs of tests/launch.py test.
 """
 
 from __future__ import annotations
@@ -25,11 +20,7 @@ from tests.launch import REPOSITORY
 
 
 class CommandServer:
-    """Starts its process with the first run, and anew where it ended.
-
-    Args:
-        module: has `main(argv)`, which returns an exit status.
-    """
+    """Calls `module`.main(argv) in a process that starts with the first run, or anew."""
 
     def __init__(self, module: str) -> None:
         self.module = module
@@ -42,12 +33,7 @@ class CommandServer:
         cwd: str | os.PathLike[str],
         timeout: float = 120,
     ) -> subprocess.CompletedProcess[str]:
-        """What `python -m MODULE ARGS...` gives: its exit status, and what it printed to stdout and
-        stderr as stdout.
-
-        Raises:
-            subprocess.TimeoutExpired: it did not end in time; the process is killed.
-        """
+        """What `python -m MODULE ARGS...` gives, stderr as stdout; too late it is killed."""
         argv = list(map(os.fspath, args))
         process = self._process or self._start()
         with tempfile.NamedTemporaryFile("r", errors="replace") as output:
@@ -70,7 +56,6 @@ class CommandServer:
         return subprocess.CompletedProcess(argv, int(answer), text, "")
 
     def stop(self) -> None:
-        """End the process."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()

@@ -38,11 +38,7 @@ def run_process(
     env: Mapping[str, str] | None = None,
     cwd: str | os.PathLike[str] = REPOSITORY,
 ) -> subprocess.CompletedProcess[str]:
-    """Run `python ARGS...` with the repository importable; kill its whole group at `timeout` s.
-
-    Raises:
-        subprocess.TimeoutExpired: the process did not end in time; holds what it printed.
-    """
+    """Run `python ARGS...` with the repository importable; at `timeout` s its group is killed."""
     full_env = {**os.environ, "PYTHONPATH": str(REPOSITORY), **(env or {})}
     process = subprocess.Popen(
         [sys.executable, *map(os.fspath, args)],
@@ -72,8 +68,7 @@ def run_distributed(
 ) -> subprocess.CompletedProcess[str]:
     """What `python -m oneflow.distributed.launch --nproc_per_node NPROC ARGS...` does.
 
-    About 1 of 100 multi-process starts of oneflow 0.9.0 hangs in rendezvous, so one that does not
-    end in time is tried once more.
+    One that does not end is tried again: about 1 of 100 starts of oneflow 0.9.0 hangs.
     """
     for attempt in (1, 2):
         launcher = ["-c", _LAUNCH, _LAUNCHER, "--nproc_per_node", str(nproc)]

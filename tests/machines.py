@@ -23,13 +23,7 @@ _NETWORK = "10.231.77"
 
 @dataclass
 class Machines:
-    """Two machines.
-
-    Attributes:
-        address: of the first, as both reach it.
-        prefixes: what starts a command on each.
-        cable: its end at the second one, where there is one.
-    """
+    """The first's address, what starts a command on each, the second's end of the cable."""
 
     address: str = "127.0.0.1"
     prefixes: tuple[list[str], list[str]] = field(default_factory=lambda: ([], []))
@@ -44,7 +38,6 @@ class Machines:
         env: Mapping[str, str],
         cwd: Path,
     ) -> subprocess.Popen[bytes]:
-        """Start a command on a machine, which leads a process group of its own."""
         with log.open("wb") as output:
             return subprocess.Popen(
                 [*self.prefixes[machine], *map(os.fspath, command)],
@@ -84,7 +77,6 @@ def two_machines(kind: str) -> Iterator[Machines]:
 
 
 def cut(machines: Machines) -> None:
-    """Cut the cable between two namespaces."""
     _ip("-n", machines.prefixes[1][-1], "link", "set", machines.cable, "down")
 
 
@@ -119,15 +111,9 @@ def train_until_one_is_killed(
     cwd: Path,
     within: float = 20.0,
 ) -> Ended:
-    """Start a job on both machines, and kill the second one's training process when `ready`.
+    """Start `command(machine, first's address, port)` on both; when `ready`, kill the second's.
 
-    Args:
-        command: by machine, address of the first, and port.
-        folder: for logs.
-        outs: what the runs make, taken away before a second attempt.
-        ready: whether the job is under way.
-        env: likewise.
-        within: seconds that the first machine gets to end.
+    Logs go to `folder`; `outs` are removed before a second attempt; the first must end `within` s.
     """
     for attempt in (1, 2):
         port = free_port()

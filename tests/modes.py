@@ -10,8 +10,7 @@ T = TypeVar("T")
 
 
 def handed_on(modes: Sequence[T]) -> list[T]:
-    """Each mode once and the first again, so that each goes on from another's checkpoint; with
-    ALL=1 in the environment a walk on which each goes on from every other once."""
+    """Each mode once and the first again; with ALL=1 each goes on from every other once."""
     if "ALL" not in os.environ:
         return [*modes, modes[0]]
     # Hierholzer's walk over all ordered pairs.

@@ -1,12 +1,8 @@
 """Makes tests/data/hf_gpt2/: a small random GPT-2 as transformers and torch write it, with logits.
 
-Run it in the environment of requirements/peer.txt:
-
-    python tests/golden/make_hf_gpt2.py
-    python tests/golden/make_hf_gpt2.py --check FOLDER REFERENCE.npz
-
-`--check` loads a folder that we have written, as `transformers` does, and prints the largest
-difference of its logits to those in the file (arrays input_ids and logits).
+Run it in the environment of requirements/peer.txt: python tests/golden/make_hf_gpt2.py
+With `--check FOLDER REFERENCE.npz` it loads a folder that we have written, as `transformers` does,
+and prints the largest difference of its logits to those in the file (with their input_ids).
 
 Folders: safetensors/ (save_pretrained), sharded/ (the same in three files), bin/ (pytorch_model.bin
 of torch.save), bin_sharded/ (two of them, with an index), bfloat16/. expected.npz holds input_ids,

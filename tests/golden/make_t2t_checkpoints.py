@@ -1,10 +1,6 @@
-"""Makes small files in tests/data/torch_checkpoints/ in the layouts in which T2T-ViT is published,
-with torch's own torch.save.
+"""Makes t2t_*.pth in tests/data/torch_checkpoints/ with torch.save, in T2T-ViT's published layouts.
 
-Run it in the environment that make_torchvision_resnet.py describes:
-
-    python tests/golden/make_t2t_checkpoints.py
-
+Run it where make_torchvision_resnet.py describes: python tests/golden/make_t2t_checkpoints.py
 t2t_expected.npz holds the averaged weights, which both files contain: t2t_ema.pth alone, and
 t2t_training.pth beside the last ones, as the script that trained them (timm's) saves a run.
 """

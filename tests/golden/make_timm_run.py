@@ -1,7 +1,5 @@
-"""Makes tests/data/torch_checkpoints/timm_run.pth.tar, a training checkpoint as timm's
-CheckpointSaver writes it, and timm_run.json, the losses of the steps after it, by torch.
-
-Run it with the peer's Python (`make bench` sets it up in .venv-peer) from the repository's root:
+"""Makes tests/data/torch_checkpoints/timm_run.pth.tar, a checkpoint of timm's CheckpointSaver, and
+timm_run.json, torch's losses of the steps after it. `make bench` sets up the peer's Python:
 
     PYTHONPATH=. .venv-peer/bin/python tests/golden/make_timm_run.py
 """
@@ -33,7 +31,6 @@ BEFORE, AFTER = 3, 4
 
 
 def batch(step: int) -> tuple[np.ndarray, np.ndarray]:
-    """Images and labels of a step, the same for the test."""
     random = np.random.default_rng(step)
     images = random.standard_normal((BATCH, 1, 28, 28)).astype(np.float32)
     return images, random.integers(0, 10, BATCH)

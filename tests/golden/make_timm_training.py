@@ -1,11 +1,8 @@
-"""Makes timm_training.json: what timm and PyTorch compute in training, for tests to compare with.
-
-Run it with the peer's Python (`make bench` sets it up in .venv-peer) from the repository's root:
+"""Makes timm_training.json: what timm and PyTorch compute in training, for tests to compare with:
+pixels of RandAugment's operations, the meaning of its descriptions, cosine learning rates, mixed
+batches, cross-entropy and its gradient, AdamW and SGD. `make bench` sets up the peer's Python:
 
     PYTHONPATH=. .venv-peer/bin/python tests/golden/make_timm_training.py
-
-It holds the pixels that RandAugment's operations give, what its description strings mean, cosine
-learning rates, mixed batches, cross-entropy with its gradient, and steps of AdamW and SGD.
 """
 
 from __future__ import annotations
@@ -127,7 +124,6 @@ def operations() -> dict[str, Any]:
 
 
 def policy(text: str) -> dict[str, Any]:
-    """How timm understands a description."""
     transform = auto_augment.rand_augment_transform(text)
     first = transform.ops[0]
     return {
@@ -185,7 +181,6 @@ def mixed(lam: float, cutmix: bool) -> dict[str, Any]:
 
 
 def losses() -> dict[str, Any]:
-    """Cross-entropy and its gradient, in float64."""
     rng = np.random.default_rng(1)
     scores = rng.standard_normal((5, 7)) * 20
     soft = rng.dirichlet(np.ones(7), 5)

@@ -1,8 +1,5 @@
-"""Makes tests/libai_projects/patches/tiny_gpt_losses.json: what a GPT written with PyTorch, in
-float64, loses while it trains on the batches of tiny_gpt.py.
-
-Run it from the root of the repository, in the environment that make_torchvision_resnet.py
-describes:
+"""Makes tests/libai_projects/patches/tiny_gpt_losses.json: losses of a float64 PyTorch GPT on the
+batches of tiny_gpt.py. Run it from the root, where make_torchvision_resnet.py describes:
 
     python -m tests.golden.make_tiny_gpt_losses
 

@@ -1,9 +1,6 @@
 """Makes the small checkpoint files in tests/data/torch_checkpoints/ with torch's own torch.save.
 
-Run it in the environment that make_torchvision_resnet.py describes:
-
-    python tests/golden/make_torch_checkpoints.py
-
+Run it where make_torchvision_resnet.py describes: python tests/golden/make_torch_checkpoints.py
 expected.npz holds the arrays that each file contains, under "<file stem>/<parameter name>".
 """
 

@@ -1,5 +1,4 @@
-"""GPT-2 (Radford et al. 2019) in float64 numpy, written from the paper and from the file format of
-Hugging Face's GPT2LMHeadModel: what the tests compare the product with.
+"""GPT-2 (Radford et al. 2019) in float64 numpy, from the paper and Hugging Face's file format.
 
 State dicts are HF-named: `wte.weight`, `h.0.attn.c_attn.weight` ..., linear weights (in, out), the
 head tied to `wte.weight`; a prefix `transformer.` is taken off.
@@ -29,8 +28,7 @@ class Shape:
 
 
 def random_state(shape: Shape, seed: int = 0, scale: float = 0.1) -> dict[str, np.ndarray]:
-    """A float32 state dict of normal weights; norms and biases are not at their neutral values,
-    so that one left out or mixed up shows."""
+    """Normal float32 weights; norms and biases too, so that one left out or mixed up shows."""
     rng = np.random.default_rng(seed)
 
     def normal(*size: int) -> np.ndarray:
@@ -77,19 +75,10 @@ def forward(
     epsilon: float = 1e-5,
     gelu: str = "tanh",
 ) -> np.ndarray:
-    """Logits of every position.
+    """Logits (batch, time, vocabulary), float64, of tokens `ids` (batch, time) by HF-named weights.
 
-    Args:
-        state: HF-named weights.
-        ids: (batch, time) tokens.
-        heads: attention heads.
-        positions: (batch, time) rows of `wpe`; None for 0, 1, 2 ...
-        mask: (batch, time) bool, False where a token is padding and nobody sees it; None for none.
-        epsilon: of the layer norms.
-        gelu: "tanh" or "erf".
-
-    Returns:
-        (batch, time, vocabulary) float64. Rows of padding are meaningless.
+    `positions` are rows of `wpe` (None for 0, 1, 2 ...); `mask` is False at padding, which nobody
+    sees, and whose logits are meaningless; `epsilon` is of the layer norms; `gelu` "tanh" or "erf".
     """
     weights = {k.removeprefix("transformer."): v.astype(np.float64) for k, v in state.items()}
     batch, time = ids.shape
@@ -130,13 +119,7 @@ def greedy(state: State, prompt: list[int], heads: int, new_tokens: int) -> list
 
 
 def to_libai(state: State, heads: int, vocabulary: int | None = None) -> dict[str, np.ndarray]:
-    """The state dict under the names and in the layout of libai 0.1.1 (libai_spec 3.2).
-
-    Args:
-        state: HF-named weights.
-        heads: attention heads.
-        vocabulary: rows of the token embedding, the new ones zero; None leaves them.
-    """
+    """HF-named weights as libai 0.1.1's (libai_spec 3.2), with zero rows up to `vocabulary`."""
     blocks = {
         "ln_1": "input_layernorm",
         "ln_2": "post_attention_layernorm",

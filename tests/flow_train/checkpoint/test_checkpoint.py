@@ -204,7 +204,6 @@ def test_what_is_no_checkpoint_is_named(tmp_path):
 
 @pytest.mark.parametrize("failing_sync", range(7))
 def test_full_disk_leaves_the_previous_one(tmp_path, monkeypatch, failing_sync):
-    """The disk fills up at each of the writes of a save in turn."""
     manager = CheckpointManager(tmp_path, keep_last=1)
     manager.save(make(1), step=1, best=True)
     calls = []
@@ -233,7 +232,6 @@ def test_folder_that_cannot_be_made_is_a_clear_error(tmp_path):
 
 
 def run_in_child(function, *args) -> int:
-    """Run a function in a forked process; its exit code."""
     process = FORK.Process(target=function, args=args)
     process.start()
     process.join(60)
@@ -289,7 +287,6 @@ def save_and_die(directory: Path, operation: int) -> None:
 
 
 def test_kill_before_each_file_operation(tmp_path):
-    """Exhaustive: dies before the first operation of a save, before the second, and so on."""
     for operation in range(200):
         directory = tmp_path / str(operation)
         manager = CheckpointManager(directory, keep_last=2)

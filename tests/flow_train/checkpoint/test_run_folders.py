@@ -19,7 +19,6 @@ from flow_train.checkpoint.resume import (
 
 
 def write_run(folder: Path) -> None:
-    """A run of two checkpoints with its log."""
     manager = CheckpointManager(checkpoint_folder(folder))
     for step in (1, 2):
         manager.save(Checkpoint({"weight": np.full(2, step, np.float32)}), step=step, best=True)
@@ -45,7 +44,6 @@ def write_ended(folder: Path) -> None:
 
 
 def write_killed(folder: Path) -> None:
-    """A run that was killed before its first checkpoint."""
     (folder / "checkpoints").mkdir()
     (folder / "metrics.jsonl").write_text('{"step": 1}\n')
 

@@ -1,7 +1,4 @@
-"""read_weights against files that torch itself has written, and against damaged and hostile ones.
-
-tests/golden/make_torch_checkpoints.py has made the files and says what each one holds.
-"""
+"""read_weights on torch's files (golden/make_torch_checkpoints.py), damaged and hostile ones."""
 
 from __future__ import annotations
 
@@ -287,8 +284,7 @@ def test_last_weights_can_be_asked_for() -> None:
 
 
 def test_what_timm_and_vitae_save_is_read(tmp_path: Path) -> None:
-    """A whole training checkpoint in the layout of timm's CheckpointSaver: nested, prefixed, with
-    the command line (an argparse.Namespace), an optimizer and a loss scaler."""
+    """A whole training checkpoint as timm's CheckpointSaver writes it, with its command line."""
     random = np.random.default_rng(0)
     names = ("layers.0.RC.attn.w", "layers.2.NC.0.mlp.fc1.weight", "head.bias")
     averages = {name: random.standard_normal((3, 4)).astype("f4") for name in names}
@@ -330,7 +326,6 @@ def test_code_beside_the_weights_is_not_run(
 
 
 def test_numpy_numbers_beside_the_weights_are_no_obstacle(tmp_path: Path) -> None:
-    """Accuracies, as training scripts keep them; as a weight such a number is none."""
     numbers = [np.float64(75.3), np.float32(2), np.int64(-3), np.bool_(True), np.uint8(200)]
     content = {"state_dict": {"w": np.ones(3, "f4")}, "best": numbers, "raw": b"\xff"}
     path = save_torch_file(tmp_path / "best.pth", content)

@@ -14,7 +14,6 @@ from tests.launch import REPOSITORY
 
 @pytest.fixture(scope="session")
 def mnist_folder() -> Path:
-    """The four files of MNIST."""
     folder = REPOSITORY.parent / "shared" / "data" / "mnist"
     if not folder.is_dir():
         pytest.skip("no shared data")
@@ -22,7 +21,6 @@ def mnist_folder() -> Path:
 
 
 def idx_bytes(array: np.ndarray) -> bytes:
-    """An IDX file of bytes."""
     sizes = b"".join(size.to_bytes(4, "big") for size in array.shape)
     return bytes((0, 0, 8, array.ndim)) + sizes + array.astype(np.uint8).tobytes()
 

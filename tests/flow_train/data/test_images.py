@@ -41,7 +41,6 @@ def assert_same(actual: list[Batch], expected: list[Batch]) -> None:
 
 
 def joined(parts: list[list[Batch]]) -> list[Batch]:
-    """Global batches of the ranks' batches."""
     return [
         Batch(
             *(

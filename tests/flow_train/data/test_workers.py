@@ -147,7 +147,6 @@ def test_workers_do_not_outlive_their_parent(sent):
 
 
 def test_forks_beside_a_busy_oneflow(start_pool):
-    """Workers start and work while another thread runs operations, OpenMP kernels included."""
     import oneflow as flow
 
     conv = flow.nn.Conv2d(8, 8, 3)

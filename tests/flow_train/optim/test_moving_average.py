@@ -24,7 +24,6 @@ def values_of(model: nn.Module) -> dict[str, np.ndarray]:
 
 
 def change(model: nn.Module, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Give the model new random parameters, as an optimizer would, in place."""
     with flow.no_grad():
         for parameter in model.parameters():
             new = rng.standard_normal(tuple(parameter.shape)).astype(np.float32)
@@ -145,8 +144,7 @@ def test_a_model_that_became_dense_goes_on_with_its_average():
 
 
 def test_running_statistics_are_averaged_and_other_buffers_are_left_alone():
-    """Against numpy in float64: statistics as parameters are, not the count of batches, not what
-    is frozen."""
+    """Against numpy in float64; the count of batches and what is frozen stay as they are."""
     rng = np.random.default_rng(2)
     model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.BatchNorm1d(3, affine=False))
     model[0].bias.requires_grad_(False)

@@ -11,8 +11,6 @@ from monarch_flow.models import create_model
 
 
 class Monarch(nn.Module):
-    """The parameters of a MonarchLinear."""
-
     def __init__(self, blkdiag1: tuple[int, ...], blkdiag2: tuple[int, ...], out: int) -> None:
         super().__init__()
         self.bias = nn.Parameter(flow.zeros(out))

@@ -21,5 +21,4 @@ def model() -> NumpyGPT2:
 
 @pytest.fixture(scope="session")
 def golden() -> dict[str, Any]:
-    """See golden/make_generation_golden.py."""
     return json.loads((GOLDEN / "transformers.json").read_text())

@@ -20,14 +20,8 @@ class _Cache:
 class NumpyGPT2:
     """A StepModel from a state dict with the names of Hugging Face's GPT-2.
 
-    Args:
-        weights: arrays by name, with or without the prefix "transformer.".
-        heads: number of attention heads.
-        extra_columns: columns of logits beyond the vocabulary, larger than all others, as the
-            padding rows of a tensor-parallel embedding may give.
-
-    Attributes:
-        steps: (rows, tokens) of each call of `step`.
+    `extra_columns` of logits beyond the vocabulary are larger than all others, as padding rows of a
+    tensor-parallel embedding may be; `steps` has (rows, tokens) of each call of `step`.
     """
 
     def __init__(self, weights: dict[str, np.ndarray], heads: int, extra_columns: int = 0) -> None:

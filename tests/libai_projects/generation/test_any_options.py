@@ -99,7 +99,6 @@ def test_the_end_wins_where_its_gain_overflows(factor: float) -> None:
 
 
 def test_a_length_penalty_ranks_at_its_bounds() -> None:
-    """As the logarithms of score and length do."""
     for penalty in (-100.0, -1.5, 0.0, 1.0, 100.0):
         found = [
             beam._penalized(-score, length, penalty) for score in (0.5, 3.0) for length in (2, 900)
@@ -121,7 +120,6 @@ def test_a_length_penalty_ranks_at_its_bounds() -> None:
 def test_scores_that_leave_nothing_are_a_sentence(
     model: NumpyGPT2, monkeypatch: pytest.MonkeyPatch, bad: float, options: dict[str, Any]
 ) -> None:
-    """The model's own, which damaged weights give."""
     monkeypatch.setattr(model, "step", lambda ids, *_: np.full((len(ids), model.vocab_size), bad))
     with np.errstate(invalid="ignore"):
         found = GenerationOptions.from_config(DEFAULTS, **options)

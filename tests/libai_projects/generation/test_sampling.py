@@ -43,7 +43,6 @@ def test_tokens_follow_the_distribution() -> None:
 
 
 def test_different_seeds_and_numbers_give_independent_draws() -> None:
-    """The first numbers of many streams are uniform, which neighboring seeds could spoil."""
     numbers = [one.uniform() for one in streams(1000, 4000, 2)]
     assert stats.kstest(numbers, "uniform").pvalue > 0.01
     correlation = np.corrcoef(numbers[::2], numbers[1::2])[0, 1]
@@ -100,7 +99,6 @@ def test_the_first_of_several_returns_is_the_only_one_of_one(model: NumpyGPT2) -
 
 
 def test_nothing_else_is_drawn_from_or_changed(model: NumpyGPT2) -> None:
-    """The process's own generators neither matter nor move."""
     np.random.seed(1)
     first = new_tokens(model, PROMPTS, SAMPLE)
     after = np.random.random()

@@ -72,8 +72,7 @@ def test_exactly_as_long_as_asked_for_is_no_cut(model: NumpyGPT2) -> None:
 
 @pytest.mark.parametrize("beams", [1, 2])
 def test_max_time(model: NumpyGPT2, beams: int) -> None:
-    """The clock moves by one second each time it is asked: at the start and after each token. The
-    options for beams are those with which a search would go on for long."""
+    """The clock moves by one second whenever it is asked: at the start and after each token."""
     seconds = iter(range(1000))
     options = GenerationOptions(
         max_length=60,

@@ -1,7 +1,4 @@
-"""A tiny GPT-2 with random weights that any Python with numpy makes alike, and random scores.
-
-Used by the tests and by golden/make_generation_golden.py, in another Python and numpy.
-"""
+"""A tiny GPT-2 and random scores, alike in every Python and numpy (make_generation_golden.py)."""
 
 from __future__ import annotations
 
@@ -18,8 +15,7 @@ VOCABULARY, POSITIONS, WIDTH, LAYERS, HEADS = 97, 64, 32, 2, 4
 
 
 def weights() -> dict[str, np.ndarray]:
-    """State dict with Hugging Face's names, without the tied head. Far from the usual small
-    initial values, so that the distributions are neither flat nor certain."""
+    """HF-named, without the tied head; large: distributions are neither flat nor certain."""
     shapes = {"wte.weight": (VOCABULARY, WIDTH), "wpe.weight": (POSITIONS, WIDTH)}
     for layer in range(LAYERS):
         shapes |= {
@@ -45,8 +41,7 @@ def weights() -> dict[str, np.ndarray]:
 
 
 def scores(rows: int, size: int) -> np.ndarray:
-    """(rows, size) float32 scores of a language model's shape: few high ones, many low ones; some
-    forbidden, and from row 1 on some that are equal."""
+    """(rows, size) float32: few high, many low; some forbidden, from row 1 on some equal."""
     values = uniform("scores", (rows, size), 0.0, 1.0, seed=5)
     values = (-6.0 * np.log(values + 1e-4)).astype(np.float32)
     values[0, ::7] = -np.inf

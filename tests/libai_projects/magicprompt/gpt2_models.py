@@ -37,7 +37,6 @@ def make(state: State, shape: Shape, **options: object) -> GPT2ForPreTraining:
 
 
 def place(values: np.ndarray) -> flow.Tensor:
-    """As a global tensor of this process."""
     return flow.tensor(values, placement=dist.get_layer_placement(0), sbp=dist.get_hidden_sbp())
 
 

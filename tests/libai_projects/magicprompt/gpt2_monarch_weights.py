@@ -19,8 +19,7 @@ QKV_PARTS = ("q_proj", "k_proj", "v_proj")
 
 
 def dense(blkdiag1: np.ndarray, blkdiag2: np.ndarray) -> np.ndarray:
-    """The Monarch matrix (out, in) of two factors, float64, entry by entry as monarch_spec 1.1
-    defines it."""
+    """The matrix (out, in) of two factors, float64, entry by entry (monarch_spec 1.1)."""
     blocks1, inner, width1 = blkdiag1.shape
     blocks2, outer, width2 = blkdiag2.shape
     result = np.zeros((outer * blocks2, blocks1 * width1))
@@ -36,16 +35,9 @@ def dense(blkdiag1: np.ndarray, blkdiag2: np.ndarray) -> np.ndarray:
 def of_model(
     shapes: Mapping[str, Iterable[int]], shape: Shape, scale: float = 0.1, rows: int | None = None
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Weights for a model's parameters.
+    """A model's weights by its parameters' `shapes`, and HF-named dense ones of the same function.
 
-    Args:
-        shapes: of the parameters, by name.
-        shape: of the model.
-        scale: of the dense weights, see `reference_gpt2.random_state`.
-        rows: of the token embedding; None for the vocabulary's.
-
-    Returns:
-        By the parameters' names; and HF-named dense weights of the same function.
+    `scale` is of the dense weights; `rows` of the token embedding, None for the vocabulary's.
     """
     dense_state = reference_gpt2.random_state(shape, scale=scale)
     state = reference_gpt2.to_libai(dense_state, shape.heads, rows)

@@ -41,8 +41,6 @@ CONFIG = {
 
 @dataclass(frozen=True)
 class Case:
-    """One run: the layout, how it executes, and options of the model that differ."""
-
     graph: bool = False
     data: int = 1
     tensor: int = 1
@@ -64,7 +62,6 @@ def batches() -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def build(case: Case, scale: float = 0.1) -> GPT2ForPreTraining:
-    """The layout of a case and a model in it with the weights of `random_state`."""
     dist.setup_dist_util(
         OmegaConf.create(
             {
@@ -84,20 +81,17 @@ def build(case: Case, scale: float = 0.1) -> GPT2ForPreTraining:
 
 
 def weights_of(model: GPT2ForPreTraining, scale: float = 0.1) -> tuple[Any, Any]:
-    """Weights by the model's names, and those of the reference."""
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     rows = model.GPT_model.options.vocab_size
     return gpt2_monarch_weights.of_model(shapes, SHAPE, scale, rows)
 
 
 def place(values: np.ndarray, layer: int) -> flow.Tensor:
-    """A batch as LiBai's loaders give it."""
     placement = dist.get_layer_placement(layer)
     return flow.tensor(values, placement=placement, sbp=dist.get_hidden_sbp())
 
 
 def everywhere(x: flow.Tensor) -> np.ndarray:
-    """The value on every process, also of a tensor that only one stage has."""
     x = x.to_global(sbp=[flow.sbp.broadcast] * len(x.sbp))
     return x.to_global(
         placement=flow.placement.all(x.placement.type), sbp=flow.sbp.broadcast
@@ -164,7 +158,6 @@ def _eager_step(case: Case, model: nn.Module, optimizer: Any) -> Any:
 
 
 def _evaluate(case: Case, model: nn.Module) -> float:
-    """Mean loss of the first batch in evaluation."""
     model.eval()
     ids, labels = batches()[0]
     inputs = {"input_ids": place(ids, 0), "labels": place(labels, -1)}
@@ -178,8 +171,7 @@ def _evaluate(case: Case, model: nn.Module) -> float:
 
 
 def generation_errors(case: Case) -> list[float]:
-    """How far the logits of single steps are from the float64 reference on the worst process:
-    without padding and with it, each with a cache and without."""
+    """Of single steps' logits, on the worst process: with padding or not, cached or not."""
     model = build(case)
     stepper = GPT2StepModel(model)
     _, state = weights_of(model)

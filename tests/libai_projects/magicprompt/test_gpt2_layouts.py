@@ -32,8 +32,6 @@ needs_plugin = pytest.mark.skipif(not plugin.state().loaded, reason="no CPU plug
 
 
 class Runs:
-    """The cases of one start of the worker and what came of them, by name."""
-
     def __init__(self, folder: Path, processes: int, cases: dict[str, dict[str, Any]]) -> None:
         path = folder / f"cases{processes}.json"
         path.write_text(json.dumps(list(cases.values())))

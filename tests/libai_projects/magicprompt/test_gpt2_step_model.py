@@ -1,5 +1,4 @@
-"""Step-by-step generation against the float64 reference, on one process; on several processes
-test_gpt2_layouts.py does it."""
+"""Generation by steps against the float64 reference; several processes: test_gpt2_layouts.py."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""What pieces of an engine do, one fact after the other, as JSON; run by test_engine_patches.py.
+"""What pieces of an engine do, as JSON: ours or, without patches 0020 and on, LiBai's own.
 
-engine_facts.py FOLDER
-
-The engine is libai_projects's, or, without the patches from 0020 on, LiBai's own.
+engine_facts.py FOLDER, run by test_engine_patches.py.
 """
 
 from __future__ import annotations
@@ -47,7 +45,6 @@ PLACED = {"placement": flow.placement("cpu", [0]), "sbp": flow.sbp.broadcast}
 
 
 def float_code() -> Any:
-    """Bytes of an element of code 6."""
     from libai.data.data_utils import indexed_dataset
 
     return np.dtype(indexed_dataset.dtypes[6]).itemsize
@@ -106,13 +103,11 @@ def orders(consumed: int, ranks: int, count: int) -> list[list[int]]:
 
 
 def resumed_order() -> Any:
-    """Whether 2 processes that resume after batch k go on as an uninterrupted run does."""
     whole = orders(0, 2, 14)
     return [orders(4 * k, 2, 3) == whole[k : k + 3] for k in (1, 4, 6, 8)]
 
 
 def order_of_layouts() -> Any:
-    """Whether 1, 2 and 4 processes take the same global batches."""
     return orders(0, 1, 14) == orders(0, 2, 14) == orders(0, 4, 14)
 
 
@@ -139,7 +134,6 @@ def kept() -> Any:
 
 
 def foreign_code() -> Any:
-    """Whether code in a checkpoint runs."""
     saver = checkpointer("evil")
     saver.save("model_0000001")
 
@@ -175,7 +169,6 @@ def damaged() -> Any:
 
 
 def model_folder() -> Any:
-    """Whether the "model" folder of a checkpoint can be loaded."""
     saver = checkpointer("inner")
     saver.save("model_0000001")
     before = saver.model.weight.numpy()
@@ -185,8 +178,6 @@ def model_folder() -> Any:
 
 
 class Loader:
-    """As much of a DataLoader as an evaluation uses: batches of at most 4 rows."""
-
     def __init__(self, labels: np.ndarray) -> None:
         self.dataset = labels
 
@@ -198,8 +189,7 @@ class Loader:
 
 
 class Counting(flow.nn.Module):
-    """A language model that gives the token t the logit weight[t]; as libai's GPT it returns the
-    logits, or the mean loss if there are labels."""
+    """Gives the token t the logit weight[t]; as libai's GPT logits, with labels the mean loss."""
 
     def __init__(self) -> None:
         super().__init__()

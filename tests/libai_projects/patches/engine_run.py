@@ -2,10 +2,9 @@
 
     engine_run.py '{"folder": ..., "dist": {...}, "graph": bool, "resume": bool, "set": {...}}'
 
-`set` gives config values by dotted name; `libais` takes LiBai's own trainer, with all patches.
-Rank 0 writes FOLDER/result.json: losses by iteration, results of the evaluation, samples seen
-(first tokens of each global batch). `full_disk` lets rank 0 write files of 1000 bytes at most once
-the training is done, and then saves once more.
+`set` gives config values by dotted name; `libais` takes LiBai's own trainer; `full_disk` limits
+rank 0's files to 1000 bytes after training and saves once more. Rank 0 writes FOLDER/result.json:
+losses, results of the evaluation, samples seen (first tokens of each global batch).
 """
 
 from __future__ import annotations
@@ -50,7 +49,6 @@ def make_documents(seed: int = 0, count: int = 90) -> list[np.ndarray]:
 
 
 def make_config(options: dict[str, Any]) -> Any:
-    """The config of a run, as libai's LazyConfig files make it."""
     import oneflow as flow
     from libai.config import LazyCall
     from libai.data.build import build_nlp_train_val_test_loader
@@ -164,7 +162,6 @@ def make_config(options: dict[str, Any]) -> Any:
 
 
 def run(options: dict[str, Any]) -> dict[str, Any]:
-    """Train and evaluate as the options say."""
     import oneflow as flow
     from libai.engine.trainer import HookBase
 
@@ -232,7 +229,6 @@ def run(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Run; a user's error is one line and exit code 2."""
     options = json.loads(sys.argv[1])
     try:
         result = run(options)

@@ -47,7 +47,6 @@ def names_of_results() -> Any:
 
 
 def loaded_weights() -> Any:
-    """What is loaded in a run that does not resume."""
     from omegaconf import OmegaConf
 
     loaded: list[str] = []
@@ -99,7 +98,6 @@ class Mean(flow.nn.Module):
 
 
 def setup(**train: Any) -> list[float]:
-    """What libai's set-up tells NCCL to do."""
     from omegaconf import OmegaConf
 
     told: list[float] = []
@@ -130,7 +128,6 @@ def options_of_nccl() -> Any:
 
 
 def rdma() -> Any:
-    """Where it is asked for, and no device is there."""
     started: list[bool] = []
     flow.env.init_rdma = lambda: started.append(True)
     flow.sysconfig.with_rdma = lambda: False

@@ -1,11 +1,7 @@
-"""Trains and evaluates LiBai's GPT on the tiny batches under one layout after another.
+"""Trains and evaluates LiBai's GPT on the tiny batches; a rank of test_libai_layouts.py.
 
-Started by test_libai_layouts.py, one process per rank:
-
-    layout_worker.py OUTPUT ROW...
-
-Each ROW is a JSON object with any of the fields of `Row`. The last rank writes to OUTPUT, by row,
-the loss of each step and that of the first batch afterwards.
+layout_worker.py OUTPUT ROW...: each ROW is a JSON object with fields of `Row`. The last rank writes
+to OUTPUT, by row, the loss of each step and that of the first batch afterwards.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Trains and evaluates LiBai's GPT on a pretended MLU card; started by test_libai_on_mlu.py.
 
-There is no card: the driver's files, the vendor's package and a oneflow that knows the device are
-fakes at the vendor boundary, and placements on the card are placements on the CPU. The operators
-without a kernel on MLU raise what OneFlow raises then, so that a call of one of them is seen. It
+The driver's files, the vendor's package and a oneflow that knows the device are fakes; placements
+on the card are on the CPU. Operators without a kernel on MLU raise what OneFlow raises then: it
 shows which operators are called, and nothing about the card's own kernels.
 """
 

@@ -1,5 +1,4 @@
-"""Import this before libai: with LIBAI_PATCHES_BEFORE=NNNN, libai gets the patches before that
-number only, so that a test can show what the patch mends."""
+"""Import before libai, which then gets only the patches before LIBAI_PATCHES_BEFORE=NNNN."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""What each patch of libai mends, as one function per patch; started by test_libai_patches.py:
+"""What each patch of libai mends, one function per patch, for test_libai_patches.py.
 
-    patch_cases.py NAME...
-
-prints "mended NAME" for each case that holds, and fails at the first that does not.
+`patch_cases.py NAME...` prints "mended NAME" for each that holds, and fails at the first other.
 """
 
 from __future__ import annotations

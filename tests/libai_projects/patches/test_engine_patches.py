@@ -1,5 +1,4 @@
-"""What our engine does otherwise than LiBai's: each fact of LiBai's own without the patches from
-0020 on, and of ours.
+"""What our engine does otherwise than LiBai's: each fact without patches from 0020 on, and with.
 
 Two processes tell all facts; the patches below 0020, without which nothing runs, are there in both.
 """
@@ -23,7 +22,6 @@ ENV = {"ONEFLOW_ACCEL_DEVICE": "cpu", "ONEFLOW_ACCEL_THREADS": "1"}
 
 @pytest.fixture(scope="module")
 def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, Any]]:
-    """Of each fact what it is without the patches, and with them."""
     told = []
     for before in ("0020", ""):
         folder = tmp_path_factory.mktemp("facts")

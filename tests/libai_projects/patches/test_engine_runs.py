@@ -1,7 +1,4 @@
-"""Whole runs of our trainer on a tiny GPT of libai's: resumed, on other layouts, on a full disk.
-
-With LiBai's own a resumed run begins with the first sample again; ours goes on bit for bit.
-"""
+"""Whole runs of our trainer on libai's tiny GPT: resumed bit for bit, other layouts, full disk."""
 
 from __future__ import annotations
 
@@ -64,7 +61,6 @@ def check_continued(whole: dict[str, Any], resumed: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="module")
 def single(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """6 steps in one process."""
     folder = tmp_path_factory.mktemp("single")
     result = run(folder, set={"train.evaluation.eval_period": 4})
     return {**result, "folder": folder}

@@ -1,5 +1,4 @@
-"""LiBai's GPT on an MLU, as far as that can be shown without a card: with a fake at the vendor
-boundary that computes on the CPU and has none of the operators that the card lacks."""
+"""LiBai's GPT on an MLU without a card: a fake that computes on the CPU and lacks its operators."""
 
 from __future__ import annotations
 

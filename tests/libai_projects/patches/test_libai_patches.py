@@ -57,8 +57,7 @@ def test_each_patch_of_models_and_layers_has_a_case() -> None:
 
 @pytest.fixture(scope="module")
 def failures() -> Iterator[dict[str, Future[CompletedProcess[str]]]]:
-    """By patch, its case without it: all of them, two at a time, as most of it is the start of a
-    process, which takes one core."""
+    """By patch, its case without it: two at a time, as a process's start takes one core."""
     with ThreadPoolExecutor(2) as pool:
         yield {
             patch: pool.submit(

@@ -1,5 +1,4 @@
-"""A tiny GPT: its sizes, first parameters and data, from NumPy, for LiBai's model and a reference
-in another framework alike."""
+"""A tiny GPT: sizes, first parameters and data from NumPy, for LiBai's model and for references."""
 
 from __future__ import annotations
 
@@ -13,8 +12,7 @@ LEARNING_RATE, WEIGHT_DECAY, CLIP_NORM, LAYER_NORM_EPSILON = 2e-3, 0.01, 1.0, 1e
 
 
 def shapes() -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Name and shape of each parameter, as LiBai names it below `GPT_model.`; weights of linear
-    layers are (in, out)."""
+    """Parameters as LiBai names them below `GPT_model.`; linear weights are (in, out)."""
     yield "embeddings.token_embeddings.weight", (VOCABULARY, HIDDEN)
     yield "embeddings.position_embeddings.weight", (SEQUENCE, HIDDEN)
     for layer in range(LAYERS):
@@ -45,6 +43,5 @@ def parameters() -> dict[str, np.ndarray]:
 
 
 def batches() -> np.ndarray:
-    """Token ids, int64, (STEPS, BATCH, SEQUENCE + 1): inputs, and labels one token on. There are
-    so few different ones that the loss falls."""
+    """Token ids, int64, (STEPS, BATCH, SEQUENCE + 1): inputs and labels; few, so that it learns."""
     return np.random.default_rng(1).integers(0, 20, (STEPS, BATCH, SEQUENCE + 1))

@@ -1,9 +1,4 @@
-"""What only several processes show; started by test_libai_two_processes.py on two of them:
-
-    two_process_cases.py NAME
-
-writes one line from rank 0 if the case holds.
-"""
+"""What only several processes show: `two_process_cases.py NAME` (test_libai_two_processes.py)."""
 
 from __future__ import annotations
 

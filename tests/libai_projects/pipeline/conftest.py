@@ -18,8 +18,6 @@ from libai_projects.inference.serving import Server
 
 @dataclass
 class Running:
-    """A server that runs."""
-
     url: str
     worker: Worker
     model: CycleModel

@@ -27,8 +27,6 @@ from libai_projects.text.tokenizer import GPT2Tokenizer
 
 
 class Faults:
-    """Where this rank fails next."""
-
     def __init__(self) -> None:
         self.place = ""
 
@@ -64,8 +62,6 @@ class FaultyModel(CycleModel):
 
 
 class FaultyTokenizer(GPT2Tokenizer):
-    """Reads from each prompt where to fail."""
-
     faults: Faults
 
     def encode(self, text: str, parse_special: bool = False) -> list[int]:

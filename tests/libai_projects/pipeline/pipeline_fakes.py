@@ -27,11 +27,7 @@ def write_vocabulary(folder: Path) -> tuple[Path, Path]:
 
 
 class CycleModel:
-    """A StepModel that likes to write TEXT: the bytes by position, the others by chance.
-
-    Args:
-        delay: seconds that each step takes.
-    """
+    """A StepModel that likes to write TEXT, `delay` s a step: bytes by position, or by chance."""
 
     vocab_size = 257
     bytes_per_token = 0
@@ -69,11 +65,7 @@ def fake_pipeline(folder: Path, **settings: float) -> TextPipeline:
 
 
 class WordTokenizer:
-    """The tokenizer of ../shared/data/models/capp_gpt2_64d: whole names, " | " between them.
-
-    Args:
-        mapping_file: its token_mappings.json.
-    """
+    """Of ../shared/data/models/capp_gpt2_64d (token_mappings.json): whole names, " | " between."""
 
     eos_token_id, bos_token_id = 51, 49
 

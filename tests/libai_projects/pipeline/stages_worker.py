@@ -1,7 +1,6 @@
-"""Generates with each of the layouts that are asked for; started by test_stages.py.
+"""Generates with each of a JSON list of the pipeline's arguments; started by test_stages.py.
 
-The argument is JSON: a list of the pipeline's arguments. Rank 0 prints a line of JSON for each: how
-many layers it holds itself, and the texts; or what was wrong.
+Rank 0 prints a line of JSON for each: how many layers it holds and the texts, or what was wrong.
 """
 
 from __future__ import annotations

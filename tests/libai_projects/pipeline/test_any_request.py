@@ -37,8 +37,7 @@ PROMPTS = any_request.mostly(
 
 
 def lines() -> st.SearchStrategy[bytes]:
-    """Requests with any options, objects that are none, JSON that is none, bytes that are no text;
-    no line ends in them."""
+    """Requests: any options, objects that are none, JSON that is none, bytes that are no text."""
     request = st.builds(
         lambda options, prompt, number: {
             "prompt": prompt, "id": number, "max_new_tokens": 3, **options
@@ -205,12 +204,7 @@ def test_each_body_has_its_answer(serve: Callable) -> None:
 
 
 class Pair:
-    """pipeline.py on two processes, a small model with random weights shared by both.
-
-    Args:
-        folder: for a vocabulary.
-        options: what else pipeline.py is told.
-    """
+    """pipeline.py with `options` on two processes, which share a small random model."""
 
     def __init__(self, folder: Path, *options: str) -> None:
         vocab, merges = write_vocabulary(folder)
@@ -243,7 +237,6 @@ class Pair:
                 self._lines.put(line)
 
     def read(self) -> bytes:
-        """The next line of its output."""
         try:
             return self._lines.get(timeout=120)
         except queue.Empty:

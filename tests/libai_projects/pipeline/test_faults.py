@@ -49,7 +49,6 @@ def test_a_fault_between_steps_ends_its_request_on_every_rank() -> None:
 
 
 def test_a_fault_inside_a_step_ends_the_job() -> None:
-    """Nobody waits for ever. That rank 0 answers where it can is in test_lockstep.py."""
     code, outcomes, output = run(["good", "step 1", "good"])
     assert code != 0, output
     assert outcomes == [GOOD], output

@@ -82,7 +82,6 @@ def test_the_others_do_what_they_are_told(
 def test_a_rank_that_fails_inside_a_step_ends_the_job(
     two_ranks: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The others could not be kept in step; what waits is refused, not left without an answer."""
     monkeypatch.setattr(lockstep, "share", lambda value: value)
     pipeline = fake_pipeline(tmp_path)
 

@@ -153,7 +153,6 @@ def _contrast(page: sync_api.Page, selector: str) -> float:
 
 
 def _luminance(color: str) -> float:
-    """Relative luminance of "rgb(r, g, b)", WCAG 2.2."""
     channels = [int(number) / 255 for number in re.findall(r"\d+", color)[:3]]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
     return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))

@@ -34,13 +34,11 @@ class VocabularyFiles:
 
     @property
     def options(self) -> list[str]:
-        """The command line options that name them."""
         return ["--vocab-file", self.vocab, "--merges-file", self.merges]
 
 
 @pytest.fixture(scope="session")
 def gpt2_files() -> VocabularyFiles:
-    """GPT-2's own files."""
     folder = SHARED / "gpt2_tokenizer"
     if not folder.is_dir():
         pytest.skip("no shared data")
@@ -59,13 +57,11 @@ def small_files(tmp_path_factory: pytest.TempPathFactory) -> VocabularyFiles:
 
 @pytest.fixture(scope="session")
 def gpt2(gpt2_files: VocabularyFiles) -> GPT2Tokenizer:
-    """GPT-2's tokenizer."""
     return GPT2Tokenizer(gpt2_files.vocab, gpt2_files.merges)
 
 
 @pytest.fixture(scope="session")
 def small(small_files: VocabularyFiles) -> GPT2Tokenizer:
-    """The small tokenizer."""
     return GPT2Tokenizer(small_files.vocab, small_files.merges)
 
 
@@ -81,7 +77,6 @@ def reference_encodings() -> list[tuple[str, list[int]]]:
 
 @pytest.fixture(scope="session")
 def sd_prompts() -> Path:
-    """A file of 764 real prompts."""
     path = SHARED / "sd_prompts" / "diffusiondb.valid.txt"
     if not path.is_file():
         pytest.skip("no shared data")

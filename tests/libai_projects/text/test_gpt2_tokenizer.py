@@ -22,8 +22,6 @@ References = list[tuple[str, list[int]]]
 
 
 class Dataset:
-    """Has a tokenizer, as libai's datasets do."""
-
     def __init__(self, tokenizer: GPT2Tokenizer) -> None:
         self.tokenizer = tokenizer
 

@@ -35,7 +35,6 @@ def corpus(tmp_path: Path) -> Path:
 
 
 def write_as_libai_does(prefix: Path, impl: str, vocab_size: int, texts: list[list[int]]) -> None:
-    """Encoded texts as documents of one sequence, through libai's builders."""
     builder = libai.make_builder(f"{prefix}.bin", impl, vocab_size)
     for ids in filter(None, texts):
         builder.add_item(flow.tensor(ids, dtype=flow.int32))

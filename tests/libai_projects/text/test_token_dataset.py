@@ -32,7 +32,6 @@ DOCUMENTS: Documents = [[[5, 6, 7]], [[8], [9, 10]], [[299] * 40], [[1, 2]]]
 
 
 def write_with_libai(prefix: Path, documents: Documents, dtype: type = np.uint16) -> None:
-    """What LiBai's tools/preprocess_data.py does with encoded documents."""
     builder = libai.MMapIndexedDatasetBuilder(f"{prefix}.bin", dtype=dtype)
     for document in documents:
         for sequence in document:
@@ -42,7 +41,6 @@ def write_with_libai(prefix: Path, documents: Documents, dtype: type = np.uint16
 
 
 def write(prefix: Path, documents: Documents, dtype: np.dtype = DTYPES[8]) -> None:
-    """The same with our writer."""
     with DatasetWriter(prefix, dtype) as writer:
         for document in documents:
             sizes = np.array([len(sequence) for sequence in document])

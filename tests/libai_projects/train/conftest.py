@@ -51,7 +51,6 @@ NO_DROPOUT = (
 
 
 def _made_up_prompts(count: int) -> list[str]:
-    """Stand-ins for real prompts, where the shared data is not there."""
     draw = random.Random(0)
     words = [
         ("a cute pig", "an old castle", "a portrait of a queen", "a city in the rain"),
@@ -131,17 +130,14 @@ def bash_command(processes: int, *args: str) -> list[str]:
 
 
 def metrics(out: Path) -> list[dict[str, float]]:
-    """The lines of a run's metrics.json."""
     return [json.loads(line) for line in (out / "metrics.json").read_text().splitlines()]
 
 
 def losses(out: Path) -> dict[int, float]:
-    """Training loss by iteration."""
     return {line["iteration"]: line["total_loss"] for line in metrics(out) if "total_loss" in line}
 
 
 def perplexities(out: Path) -> dict[int, float]:
-    """Validation perplexity by iteration."""
     name = "validation/lm_loss_PPL"
     return {line["iteration"]: line[name] for line in metrics(out) if name in line}
 

@@ -1,9 +1,7 @@
-"""Runs the training command several times in the processes of one start; run by test_mode_cycle.py.
+"""Runs the training command several times in the processes of one start, for test_mode_cycle.py.
 
-    cycle_worker.py '[["graph.enabled=true", "--resume", ...], ...]'
-
-Each list is what train_net.py takes; --resume means nothing where there is no run yet. To start
-Python and import OneFlow takes longer than a run.
+cycle_worker.py '[["graph.enabled=true", "--resume", ...], ...]': each list is for train_net.py;
+--resume means nothing where there is no run yet.
 """
 
 from __future__ import annotations

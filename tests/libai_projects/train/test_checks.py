@@ -278,8 +278,6 @@ def test_problem_of_one_rank_is_said_to_be_its_own(monkeypatch):
 
 
 class BareDevice:
-    """A device that has nothing: a stand-in for cards that this machine does not have."""
-
     name = "bare"
 
     def supports(self, feature: str) -> Support:

@@ -118,8 +118,7 @@ def test_bad_overrides(cfg, text, parts):
 
 
 def test_null_is_taken_wherever_a_config_says_what_it_means():
-    """Those that are null in the common configs may be null again where another has set them, as
-    gpt2_small_cpu sets train.max_minutes."""
+    """Those null in the common configs may be null again: gpt2_small_cpu sets train.max_minutes."""
     common = load_config(str(FOLDER / NAME))
     keys = [key for key in config_keys(common) if OmegaConf.select(common, key) is None]
     keys = [key for key in keys if not key.endswith(("._target_", "tokenizer"))]

@@ -23,7 +23,6 @@ ENDS_WITHIN = 60.0
 
 
 def test_mistakes_are_said_once_and_without_a_traceback(environment, tmp_path):
-    """On two processes, through train.sh."""
     args = (f"train.output_dir={tmp_path / 'out'}", "model.cfg.num_attention_heads=3")
     result = run_process(
         bash_command(2, *TINY, *args, "train.dist.tensor_parallel_size=2"),

@@ -1,5 +1,4 @@
-"""The project as its README tells it, in a minute: a text file becomes a data set, a small model is
-trained from scratch and stopped, goes on, and writes prompts. Real prompts where there are some."""
+"""The project as its README tells it: from a text file, through a stopped training, to prompts."""
 
 from __future__ import annotations
 

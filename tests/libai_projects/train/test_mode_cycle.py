@@ -1,9 +1,7 @@
-"""A run goes on in every mode from what another mode wrote: eagerly or under nn.Graph, on one or
-several processes, in every layout.
+"""A run goes on in every mode (eager or nn.Graph, processes, layouts) from what another mode wrote.
 
-One run is handed on from mode to mode, two steps each, until it is back where it began. Its losses,
-and the weights and moments of each of its checkpoints, are those of a run that nobody interrupted.
-With ALL=1 in the environment every mode goes on from the checkpoints of all others.
+It is handed on from mode to mode, two steps each, and equals one that nobody interrupted: losses,
+weights and moments. With ALL=1 every mode goes on from the checkpoints of all others.
 """
 
 from __future__ import annotations
@@ -92,7 +90,6 @@ class Job:
 
 
 def run(jobs: Sequence[Job], environment: dict[str, str], options: Sequence[str] = BASE) -> None:
-    """Start them, those of equally many processes that follow each other in one start."""
     while jobs:
         processes = jobs[0].mode.processes
         count = next(
@@ -126,7 +123,6 @@ def checkpoint(out: Path, step: int) -> Path:
 
 
 def taken_up(source: Path, target: Path) -> Path:
-    """A folder of a run whose last checkpoint is `source`."""
     target.mkdir(parents=True)
     shutil.copytree(source, target / source.name)
     (target / "last_checkpoint").write_text(source.name)
@@ -163,7 +159,6 @@ def check_equal(ours: dict[int, float], whole: dict[int, float], steps: Sequence
 def runs(
     environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, Path]:
-    """A run in one go, and one that is handed on."""
     folder = tmp_path_factory.mktemp("modes")
     whole, handed = folder / "whole", folder / "handed"
     modes = (*MODES, MODES[0])
@@ -225,7 +220,6 @@ SMALLER = (
 
 
 def old_checkpoint(writer: str, folder: Path) -> Path:
-    """That of eager mode or of a graph, unpacked."""
     with tarfile.open(OLD / f"{writer}.tar.gz") as archive:
         archive.extractall(folder / writer)
     return checkpoint(folder / writer, 2)

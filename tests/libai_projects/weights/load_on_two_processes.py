@@ -1,8 +1,6 @@
-"""Loads and exports one model under several layouts; test_weights_into_models.py starts it.
+"""load_on_two_processes.py OUTPUT MODEL: loads and exports MODEL under several layouts.
 
-    load_on_two_processes.py OUTPUT MODEL
-
-Each rank writes what it sees of each layout to OUTPUT/<layout>-<rank>.npz.
+Each rank writes what it sees to OUTPUT/<layout>-<rank>.npz (test_weights_into_models.py).
 """
 
 from __future__ import annotations
@@ -26,7 +24,6 @@ SPLIT_COLUMNS = ("query_key_value.weight", "dense_h_to_4h.weight")
 
 
 def layout_of(layout: str, name: str, shape: flow.Size) -> tuple[list[int], flow.sbp.sbp]:
-    """Ranks and sbp of a parameter."""
     stage = [1] if ".layers.1." in name or "layernorm_f" in name else [0]
     if layout == "pipeline":
         return stage, flow.sbp.broadcast

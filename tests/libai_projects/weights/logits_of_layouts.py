@@ -1,10 +1,9 @@
-"""Logits of the OneFlow model with loaded weights, and its export; started by
-test_weights_of_the_model.py.
+"""Logits of the OneFlow model with loaded weights, and its export (test_weights_of_the_model.py).
 
     logits_of_layouts.py OUTPUT TENSOR,PIPELINE[ TENSOR,PIPELINE ...] MODE=FOLDER=REFERENCE ...
 
-REFERENCE is a file with input_ids and logits. Rank 0 writes OUTPUT/<model>-<tensor>-<pipeline>.npz
-and exports to the folder of the same name.
+REFERENCE has input_ids and logits. Rank 0 writes OUTPUT/<model>-<tensor>-<pipeline>.npz and exports
+to the folder of the same name.
 """
 
 from __future__ import annotations

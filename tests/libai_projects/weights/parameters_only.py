@@ -28,11 +28,7 @@ CONFIG = {
 
 
 class ParametersOnly(nn.Module):
-    """Modules nested as the names say, parameters of ones.
-
-    Args:
-        config: sizes, with the rows of the vocabulary as vocab_size.
-    """
+    """Modules nested as the names say, parameters of ones; sizes and vocab_size in `config`."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()

@@ -1,7 +1,4 @@
-"""Hugging Face folders in and out, against what transformers and torch wrote and computed.
-
-tests/golden/make_hf_gpt2.py has made the folders and the logits.
-"""
+"""Hugging Face folders in and out, against transformers and torch (golden/make_hf_gpt2.py)."""
 
 from __future__ import annotations
 

@@ -80,7 +80,6 @@ def test_bare_model_and_lower_precision(tmp_path: Path) -> None:
 
 
 def test_two_processes(tmp_path: Path) -> None:
-    """load_on_two_processes.py runs every layout in one start; its files are what counts here."""
     program = REPOSITORY / "tests" / "libai_projects" / "weights" / "load_on_two_processes.py"
     result = run_distributed([program, tmp_path, GOLDEN], 2, timeout=60)
     assert result.returncode == 0, result.stdout

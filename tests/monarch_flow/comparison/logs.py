@@ -25,17 +25,10 @@ def write_log(
     on_validation: bool | None = None,
     gmacs: float = 1.0,
 ) -> Path:
-    """Write FOLDER/metrics.jsonl of a run with an epoch for each of `validated`.
+    """Write FOLDER/metrics.jsonl of a run with an epoch for each of the accuracies `validated`.
 
-    Args:
-        folder: made here.
-        validated: accuracy after each epoch.
-        initial: accuracy before the first step.
-        tested: at the end.
-        switch: the epoch at the beginning of which layers become dense; twice as slow then.
-        waiting: share of each step that is waiting for images.
-        on_validation: whether that was on the validation images; None for a log that does not say.
-        gmacs: what the models' MACs are multiplied by.
+    At epoch `switch` layers become dense, twice as slow; `waiting` is the share of a step spent
+    on images; `on_validation` None is a log that does not say; `gmacs` multiplies the models' MACs.
     """
     log = MetricLog(folder)
     dense, monarch = ({**model, "gmacs": gmacs * model["gmacs"]} for model in (DENSE, MONARCH))

@@ -85,7 +85,6 @@ def arguments(digits, tmp_path):
 
 
 def test_a_study_of_real_runs(arguments, tmp_path, capsys):
-    """Dense, Monarch, sparse to dense and projected."""
     runs = Runs(in_this_process)
     assert compare.main(["mnist-vit", *arguments], runs) == 0
     assert tuple(runs.started) == ROWS

@@ -143,7 +143,6 @@ def test_columns_and_notes_that_are_of_no_use_are_left_out(entries):
 
 
 def _assert_numbers_inside(figure, panels):
-    """Each number stands inside its panel, and no heading lies on another."""
     figure.canvas.draw()
     renderer = figure.canvas.get_renderer()
     headings = [axes.title.get_window_extent(renderer) for axes in figure.axes]

@@ -1,5 +1,4 @@
-"""Every option of the groups of layers is one that monarch_flow.layers builds, with the number of
-parameters of ../shared/docs/monarch_spec.md, sections 3.8 and 4.4."""
+"""Every option of the groups of layers is built, with monarch_spec.md 3.8's, 4.4's parameters."""
 
 from __future__ import annotations
 

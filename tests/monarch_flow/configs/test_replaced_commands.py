@@ -1,5 +1,4 @@
-"""The table in both READMEs of what users of other projects type: each row runs, or ends in the one
-line that it says."""
+"""Other projects' commands in the READMEs' tables: each runs, or ends in the line it says."""
 
 from __future__ import annotations
 

@@ -12,7 +12,6 @@ from tests.launch import run_distributed
 
 @pytest.fixture(autouse=True)
 def ran(monkeypatch):
-    """Configurations that were given to the engine."""
     for name in ("WORLD_SIZE", "RANK", "DATA_DIR", "RESULT_DIR"):
         monkeypatch.delenv(name, raising=False)
     given = []

@@ -172,7 +172,6 @@ def test_either_key_says_what_the_learning_rate_is(tmp_path):
 
 
 def differences(first, second):
-    """Keys with other values, the names left out."""
     flat = []
     for cfg in (first, second):
         values = OmegaConf.to_container(cfg)

@@ -107,7 +107,6 @@ def test_each_option_without_a_counterpart_is_named(capsys, monkeypatch):
 
 
 def test_every_option_is_translated():
-    """With the values that the document gives it, which are also those of its other names."""
     for row in rows():
         codes = re.findall(r"`(-[^`]+)`", row[0])
         for code in codes:

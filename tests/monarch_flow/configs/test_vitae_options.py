@@ -1,5 +1,4 @@
-"""monarch_flow/docs/vitae_options.md names every option of ViTAE's programs, and what it names for
-them here is understood."""
+"""monarch_flow/docs/vitae_options.md names all options of ViTAE's programs; what it says works."""
 
 from __future__ import annotations
 

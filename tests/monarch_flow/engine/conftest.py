@@ -16,14 +16,11 @@ RunTiny = Callable[..., dict[str, float]]
 
 @pytest.fixture(scope="session")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of digits drawn here."""
     return draw_digits(tmp_path_factory.mktemp("digits"))
 
 
 @pytest.fixture
 def run_tiny(digits: Path) -> RunTiny:
-    """Runs the engine in this process: `run_tiny(run_dir, "trainer.max_epochs=3", ...)`."""
-
     def run_it(run_dir: Path, *overrides: str, **groups: Any) -> dict[str, float]:
         return run(config(digits, run_dir, *overrides, **groups))
 

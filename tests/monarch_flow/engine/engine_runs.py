@@ -48,14 +48,7 @@ def draw_digits(folder: Path) -> Path:
 
 
 def config(digits: Path, run_dir: Path, *overrides: str, **groups: Any) -> DictConfig:
-    """A configuration as `monarch_flow.config.compose` gives them, of a tiny run.
-
-    Args:
-        digits: what `draw_digits` made.
-        run_dir: of the run.
-        overrides: such as "trainer.max_epochs=3".
-        groups: in place of the groups here, such as scheduler={"name": "constant"}.
-    """
+    """As `monarch_flow.config.compose` gives it, of a tiny run; `groups` replace those here."""
     base: dict[str, Any] = {
         "seed": 3,
         "name": "tiny",
@@ -155,7 +148,6 @@ def values(run_dir: Path, split: str = "train", name: str = "loss") -> dict[int,
 
 
 def last_checkpoint(run_dir: Path) -> Checkpoint:
-    """The newest checkpoint of a run."""
     return read_checkpoint(run_dir / "checkpoints")
 
 

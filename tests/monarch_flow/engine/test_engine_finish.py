@@ -22,7 +22,6 @@ class _KilledError(Exception):
 
 @pytest.fixture(scope="module")
 def whole(digits, tmp_path_factory) -> Path:
-    """An uninterrupted run."""
     from monarch_flow.engine.run import run
     from tests.monarch_flow.engine.engine_runs import config
 

@@ -1,5 +1,4 @@
-"""A run that is handed on between eager mode and nn.Graph, one process and two, equals one in one
-go."""
+"""A run handed on between eager mode and nn.Graph, one process and two, equals one in one go."""
 
 from __future__ import annotations
 
@@ -22,8 +21,7 @@ STEPS = 2
 def test_a_run_that_is_handed_on_equals_one_in_one_go(
     digits: Path, run_tiny, without_curves, tmp_path: Path
 ) -> None:
-    """Losses, weights and AdamW's moments; over the end of an epoch, with a schedule, clipping and
-    a moving average."""
+    """Losses, weights, AdamW's moments; with an epoch's end, schedule, clipping and average."""
     modes = handed_on(MODES)
     whole, handed = tmp_path / "whole", tmp_path / "handed"
     common = (

@@ -73,8 +73,7 @@ def test_calendar_counts_steps_for_a_schedule_by_step():
 
 
 def test_compiled_schedule_is_the_schedule():
-    """The table that a graph gets, evaluated as the graph's kernel does: the first boundary that is
-    not below the step."""
+    """Evaluated as the graph's kernel does: the first boundary that is not below the step."""
     from flow_train.steps.graph import CompiledSchedule
 
     schedule = build_schedule(
@@ -150,8 +149,6 @@ def test_callbacks_that_are_null_are_left_out():
 
 @dataclass
 class _WandbRun:
-    """What the tests need of wandb's run."""
-
     calls: list
 
     def __post_init__(self):

@@ -49,8 +49,7 @@ _LONG = (*EVERYTHING, "trainer.max_epochs=4", "train.sparse_to_dense.fraction=0.
     ],
 )
 def test_resumed_run_equals_the_whole_one(whole, run_tiny, tmp_path, stop, phase):
-    """Losses, learning rates, weights, moments and averages, to the last bit; the run to compare
-    with has no checkpoint at that step."""
+    """To the last bit; the run to compare with has no checkpoint at that step."""
     run_tiny(tmp_path, *_LONG, stop, "test_after_training=false")
     assert last_checkpoint(tmp_path).state["phase"] == phase
     run_tiny(tmp_path, *_LONG, "resume=auto")
@@ -75,8 +74,7 @@ def test_evaluation_of_a_run_that_became_dense(whole, run_tiny, tmp_path):
 
 
 def test_switch_under_graph_and_resume_the_other_way(run_tiny, tmp_path):
-    """A graph of Monarch layers, then one of dense layers; eager where it is resumed. With dropout,
-    whose masks are the same both ways."""
+    """A graph of Monarch layers, one of dense ones, then eager. Dropout's masks are the same."""
     common = ("trainer.max_epochs=2", "train.sparse_to_dense.fraction=0.5")
     common += ("callbacks.ema={decay: 0.9}", "test_after_training=false", "model.drop_rate=0.1")
     run_tiny(tmp_path / "eager", *common)
@@ -123,8 +121,7 @@ def _wait_for_steps(process: subprocess.Popen, run_dir: Path, steps: int) -> Non
 
 
 def test_told_to_end_and_killed_and_resumed(digits, run_tiny, tmp_path):
-    """SIGTERM writes a checkpoint of the step it came at, though the data workers get it as well;
-    SIGKILL leaves the one before."""
+    """SIGTERM writes a checkpoint though data workers get it too; SIGKILL leaves the one before."""
     common = (*EVERYTHING, "trainer.max_epochs=40", "datamodule.num_workers=2")
     parts, path = tmp_path / "parts", tmp_path / "cfg.yaml"
     OmegaConf.save(config(digits, parts, *common, "resume=auto"), path)

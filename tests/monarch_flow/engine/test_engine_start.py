@@ -16,7 +16,6 @@ _ONE = ("trainer.max_epochs=1", "test_after_training=false")
 
 @pytest.fixture(scope="module")
 def dense(digits, tmp_path_factory):
-    """A dense run's folder."""
     from monarch_flow.engine.run import run
     from tests.monarch_flow.engine.engine_runs import config
 
@@ -43,8 +42,7 @@ def test_starts_from_the_weights_of_another_run(dense, run_tiny, tmp_path):
 
 @pytest.mark.parametrize("attention", [False, True], ids=["mlp", "mlp-and-attention"])
 def test_projects_a_dense_run(dense, run_tiny, tmp_path, attention):
-    """With as many blocks as make a Monarch matrix of full rank possible nothing is lost: one block
-    is the dense matrix itself. Where blocks lose something, the projection is the nearest."""
+    """One block is the dense matrix: nothing is lost. Else the projection is the nearest."""
     whole = {**MONARCH, "nblocks": 1}
     mlp = {"_target_": "monarch_flow.layers.MlpCustom", "linear1_cfg": whole, "linear2_cfg": whole}
     from tests.monarch_flow.engine.engine_runs import config

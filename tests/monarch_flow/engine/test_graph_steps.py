@@ -39,7 +39,6 @@ _RUN = (
 
 @pytest.fixture(scope="module")
 def whole(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run under nn.Graph with everything that is random, in one go."""
     from monarch_flow.engine.run import run
 
     folder = tmp_path_factory.mktemp("graph")
@@ -62,8 +61,7 @@ def test_random_runs_equal_eager_ones(whole, run_tiny, tmp_path):
 
 
 def test_resumed_graph_equals_the_whole_one(whole, run_tiny, tmp_path):
-    """To the last bit, though the graph that is compiled first is that of one batch, unlike in the
-    whole run."""
+    """To the last bit, though its first graph is that of one batch, unlike in the whole run."""
     run_tiny(tmp_path, *_RUN, "trainer.graph=true", "trainer.max_steps=5")
     run_tiny(tmp_path, *_RUN, "trainer.graph=true", "resume=auto")
     assert_same_run(tmp_path, whole)
@@ -100,7 +98,6 @@ class _Net(nn.Module):
 
 
 def _steps(accumulate: int) -> dict[str, TrainStep]:
-    """Eager and graph steps of the same model."""
     backend = oneflow_accel.select_device()
     flow.manual_seed(0)
     model, loss = _Net().to(backend.device()), build_loss(None)
@@ -125,8 +122,7 @@ def _steps(accumulate: int) -> dict[str, TrainStep]:
 
 
 def test_gradients_and_statistics_are_those_of_eager_steps():
-    """Windows of 2, 2, 1 and 2 batches. Asking for gradients moves no running statistics, and the
-    graphs of both kinds of step go on with each other's moments."""
+    """Asking for gradients moves no running statistics; both kinds of step share moments."""
     seen: dict[str, list[dict[str, np.ndarray]]] = {"eager": [], "graph": []}
     states, losses = {}, {}
     for name, step in _steps(2).items():

@@ -27,8 +27,7 @@ def test_weights_of_another_run_are_validated_as_they_are(run_tiny, tmp_path):
 
 
 def test_it_is_once_and_no_best_epoch(run_tiny, tmp_path):
-    """A run that goes on does not repeat it; the checkpoint of the epoch that is not validated is
-    not the best by its value."""
+    """A run that goes on does not repeat it; an epoch not validated is not best by its value."""
     every_second = ("trainer.check_val_every_n_epoch=2", "callbacks.model_checkpoint={mode: min}")
     options = (*ON, *every_second, "callbacks.model_checkpoint.monitor=val/loss")
     run_tiny(tmp_path, *options, "trainer.max_steps=11")

@@ -30,13 +30,8 @@ TWO = ("trainer.max_epochs=2", "test_after_training=false", "callbacks.ema={deca
 
 
 def as_timm_saves(run_dir: Path, model, path: Path, *, tokens: bool = True, **more) -> Path:
-    """The newest checkpoint of a run in the form of timm's CheckpointSaver: parameters by number,
-    those without weight decay first, in the order of the modules.
-
-    Args:
-        model: in the state dict's order.
-        tokens: whether class token and positions are without decay by name, as in timm's ViTs; in
-            ViTAE they are not.
+    """The newest checkpoint as timm's CheckpointSaver has it: parameters by number, those without
+    decay first, in the order of the modules; `tokens` are among these in ViTs, not in ViTAE.
     """
     checkpoint = last_checkpoint(run_dir)
     trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
@@ -73,8 +68,6 @@ def as_timm_saves(run_dir: Path, model, path: Path, *, tokens: bool = True, **mo
 
 @pytest.fixture(scope="module")
 def model_of(digits):
-    """A model with a configuration's options."""
-
     def build(tmp_path, **groups):
         cfg = config(digits, tmp_path, **groups)
         return build_model(cfg, build_data(cfg, 0))[1]
@@ -119,8 +112,7 @@ class _Batch:
 
 
 def test_goes_on_as_torch_does():
-    """A file that timm has written (tests/golden/make_timm_run.py), and the losses, weights and
-    averages of torch's own next steps."""
+    """From a file of timm's (golden/make_timm_run.py): torch's next losses, weights, averages."""
     golden = json.loads((REPOSITORY / "tests/golden/timm_run.json").read_text())
     run = read_other_run(str(REPOSITORY / "tests/data/torch_checkpoints/timm_run.pth.tar"))
     sizes = {"patch_size": 7, "embed_dim": 16, "depth": 1, "num_heads": 2, "mlp_ratio": 2.0}

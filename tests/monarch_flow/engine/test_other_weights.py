@@ -88,7 +88,6 @@ def test_training_on_other_classes_starts_from_the_rest(run_tiny, tmp_path):
 
 
 def test_moving_averages_or_the_last_weights_of_a_run(run_tiny, tmp_path):
-    """Of our own checkpoints, too."""
     run_tiny(tmp_path / "run", "trainer.max_epochs=1", "callbacks.ema={decay: 0.9}")
     checkpoint = last_checkpoint(tmp_path / "run")
     last = checkpoint.model

@@ -125,7 +125,6 @@ def test_average_is_what_is_validated(run_tiny, digits, tmp_path):
 
 
 def _val_loss(cfg, arrays: dict[str, np.ndarray]) -> float:
-    """Mean cross-entropy by numpy."""
     from oneflow_accel.layouts import load_standard_state_dict
 
     import oneflow as flow
@@ -180,8 +179,7 @@ def test_limits_of_batches(run_tiny, tmp_path):
 
 @pytest.mark.parametrize("limit", ["3", "0.4"])
 def test_limits_do_not_depend_on_what_a_step_is_made_of(run_tiny, tmp_path, limit, monkeypatch):
-    """The same global batch as one batch or as four: the same steps and the same validation images,
-    of all classes alike."""
+    """A global batch of one batch or four: the same steps, and validation images of all classes."""
     seen = []
 
     def counted(model, loader, *args, **kwargs):
@@ -255,8 +253,7 @@ def test_norm_monitor_against_numpy(run_tiny, tmp_path):
 
 
 def test_step_is_adamw_of_the_paper(digits, tmp_path):
-    """Three steps of one parameter against Loshchilov and Hutter 2019, algorithm 2, in float64,
-    from the gradients that the step saw."""
+    """Three steps against Loshchilov and Hutter 2019, algorithm 2, in float64."""
     cfg = config(digits, tmp_path)
     backend = oneflow_accel.select_device()
     data = ImageDataModule(
@@ -337,7 +334,6 @@ def test_two_processes_equal_one(digits, tmp_path):
 
 
 def test_everything_at_once_runs(run_tiny, tmp_path):
-    """Mixup, dropout, drop path, accumulation, clipping and EMA together, all test images."""
     metrics = run_tiny(tmp_path, *EVERYTHING)
     assert np.isfinite(list(metrics.values())).all()
     assert metrics["test/acc"] * TEST_IMAGES / 100 == round(metrics["test/acc"] * TEST_IMAGES / 100)
@@ -383,8 +379,7 @@ class _ClaimsAmp:
 
 
 def test_scaled_loss_trains_like_an_unscaled_one(digits, tmp_path):
-    """Multiplying by 2^16 and dividing again changes no digit; a step whose gradients overflow is
-    left out and the scale halved."""
+    """Scaling by 2^16 changes no digit; where gradients overflow the step is left out."""
     backend = oneflow_accel.select_device()
     cfg = config(digits, tmp_path)
     data = ImageDataModule(

@@ -71,7 +71,6 @@ def last() -> Arrays:
 
 @pytest.fixture(scope="module")
 def checkpoint(averaged, last, tmp_path_factory) -> Path:
-    """As ViTAE's main.py and timm save a run."""
     content = {
         "epoch": 309,
         "arch": "ViTAE_basic_Tiny",
@@ -273,8 +272,7 @@ def test_mistakes_are_one_message(more, words, photos, checkpoint, tmp_path, mon
 
 @pytest.mark.parametrize("how", ["datamodule.class_map", "eval.class_map", "empty-folders"])
 def test_a_part_of_the_classes(photos, checkpoint, averaged, tmp_path, capsys, how):
-    """The model has 8 classes and the data images of three: accuracies by both kinds of labels are
-    those of the same images among all."""
+    """A model of 8 classes, images of three: both accuracies are of the same images of all."""
     names = sorted(path.name for path in (photos / "validation").iterdir())
     present = range(2, 5)
     (tmp_path / "val").mkdir()
@@ -330,8 +328,7 @@ def test_help(capsys):
 
 
 def test_a_vitae_checkpoint_by_its_experiment(photos, tmp_path, capsys, caplog):
-    """As it is published: a state dict with the names of the specification, wrapped and prefixed;
-    by the experiment of the dense model, and of the Monarch one, which becomes dense."""
+    """As published, wrapped and prefixed; by the dense model's experiment and the Monarch one's."""
     oneflow_accel.select_device().manual_seed(4)
     tiny = create_model("ViTAE_basic_Tiny", num_classes=CLASSES, depth=1).eval()
     with flow.no_grad():

@@ -54,8 +54,6 @@ NO_TEST = "test_after_training=false"
 
 
 class _Switch:
-    """What a run holds right before and right after its layers become dense."""
-
     def __init__(self) -> None:
         self.taken: list[tuple[Checkpoint, Checkpoint]] = []
         self.frozen: list[str] = []
@@ -170,8 +168,7 @@ def test_resumed_run_equals_the_whole_one(watched, run_tiny, tmp_path, stop):
 
 
 def test_switch_under_graph(run_tiny, without_curves, tmp_path, monkeypatch):
-    """A graph of Monarch layers, then one of dense layers, resumed eagerly: the losses of a run
-    that was eager all the time."""
+    """A graph of Monarch layers, one of dense ones, resumed eagerly: an eager run's losses."""
     switch = _Switch()
     monkeypatch.setattr(sparse_to_dense, "switch", switch)
     common = ("trainer.max_epochs=2", "train.sparse_to_dense.fraction=0.5", NO_TEST)
@@ -203,8 +200,7 @@ def test_switch_under_graph(run_tiny, without_curves, tmp_path, monkeypatch):
 
 
 def test_two_processes(digits, tmp_path):
-    """DistributedDataParallel: a run over the switch, and one that was stopped there and resumed:
-    equal to the last bit, though each process has statistics of its own batches."""
+    """DistributedDataParallel: whole or stopped at the switch, equal to the last bit."""
     common = (*HALF, "datamodule.batch_size=4", "callbacks.model_checkpoint.save_top_k=0")
     paths = []
     for number, (folder, overrides) in enumerate(
@@ -221,8 +217,7 @@ def test_two_processes(digits, tmp_path):
 
 
 def test_dense_to_sparse_and_back(run_tiny, without_curves, tmp_path):
-    """A trained dense ViTAE projected onto Monarch layers, fine-tuned, and made dense again; where
-    one block is the whole matrix nothing is lost by projecting."""
+    """Projected, fine-tuned and made dense again; one block is the matrix: nothing is lost."""
     dense, options = tmp_path / "dense", (NO_TEST, "trainer.limit_val_batches=1")
     run_tiny(dense, *options, "trainer.max_epochs=1", "callbacks.ema={decay: 0.5}", model=TINY)
     options += (f"train.init_from.path={dense}", "train.init_from.project=true")

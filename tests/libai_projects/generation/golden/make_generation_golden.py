@@ -1,12 +1,8 @@
 """Makes transformers.json and warped.npz: what transformers generates with a tiny GPT-2.
 
-Run it in an environment of its own (the peer of the benchmarks, `.venv-peer`):
-
-    pip install torch==2.13.0 transformers==5.23.0
-    python tests/libai_projects/generation/golden/make_generation_golden.py
-
-Weights, prompts' model and scores come from tiny_gpt2.py, in float64 for the model; transformers
-itself turns logits into float32. Prompts go in one by one, save where a case says "batch".
+Run it in .venv-peer (pip install torch==2.13.0 transformers==5.23.0). Weights, prompts' model and
+scores come from tiny_gpt2.py, in float64 for the model; transformers itself turns logits into
+float32. Prompts go in one by one, save where a case says "batch".
 """
 
 from __future__ import annotations
