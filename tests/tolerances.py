@@ -1,9 +1,7 @@
-"""The one table of numeric tolerances: how far a result may be from its reference, by dtype.
+"""The one table of numeric tolerances: how far a result may be from a float64 reference.
 
-A result in a given dtype is compared with a reference computed at float64. `rtol` and `atol` are
-multiples of what rounding in that dtype explains for one operation; a reduction over n terms
-multiplies the absolute part by sqrt(n) (errors of rounding add up like a random walk), which the
-caller passes as `reduced=n`.
+By dtype, `rtol` and `atol` are multiples of what rounding explains for one operation; for a
+reduction over n terms (`reduced=n`) the absolute part grows by sqrt(n), a random walk.
 """
 
 from __future__ import annotations
@@ -36,15 +34,11 @@ def assert_close(
     override: Tolerance | None = None,
     reason: str | None = None,
 ) -> None:
-    """Assert that `actual` equals `expected` within the tolerance of `dtype`.
+    """Assert that `actual` equals the float64 `expected` within the tolerance of `dtype`.
 
     Args:
-        actual: what the code under test computed.
-        expected: the reference, same shape, float64.
-        dtype: the dtype that `actual` was computed in; a key of TOLERANCES.
         reduced: number of terms each element sums up; scales the absolute tolerance.
-        override: a tolerance for this one comparison, in place of the table's.
-        reason: why the override is needed; required with it.
+        override: a tolerance for this one comparison, in place of the table's; needs a `reason`.
     """
     assert (override is None) == (reason is None), "a tolerance override needs a reason"
     tolerance = override or TOLERANCES[dtype]

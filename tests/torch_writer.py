@@ -1,8 +1,4 @@
-"""Writes files as torch.save does (the zip format of torch >= 1.6), without torch.
-
-Files that torch itself wrote are in tests/data/torch_checkpoints; this is for contents that depend
-on a test.
-"""
+"""Writes what a test makes up as torch.save does (zip format of torch >= 1.6), without torch."""
 
 from __future__ import annotations
 
@@ -22,7 +18,6 @@ _STORAGES = {"f4": "FloatStorage", "f8": "DoubleStorage", "f2": "HalfStorage", "
 
 
 def save_torch_file(path: Path, content: Any) -> Path:
-    """Write `content`, whose numpy arrays become tensors; returns the path."""
     modules = _modules()
     stream = io.BytesIO()
     with mock.patch.dict(sys.modules, modules):

@@ -14,8 +14,7 @@ ORACLE = REPOSITORY.parent / "shared" / "docs" / "oracles" / "monarch_check.py"
 
 
 def dense_by_slots(blkdiag1: np.ndarray, blkdiag2: np.ndarray) -> np.ndarray:
-    """The dense matrix (l s, k p) of the factors (k, q, p) and (l, s, r):
-    M[sigma l + lambda, kappa p + pi], a sum over the slots in the middle (spec, section 1.1)."""
+    """The matrix (l s, k p) of the factors (k, q, p) and (l, s, r), slot by slot (spec, 1.1)."""
     k, q, p = blkdiag1.shape
     blocks2, s, _ = blkdiag2.shape
     dense = np.zeros((blocks2 * s, k * p))
@@ -70,8 +69,7 @@ def best_squared_error(
 
 
 def load_oracle() -> ModuleType:
-    """The oracle that others wrote from the mathematics alone; the test is skipped where it is not
-    there."""
+    """The oracle that others wrote from the mathematics alone; skips where it is not there."""
     if not ORACLE.is_file():
         pytest.skip("no shared data")
     spec = importlib.util.spec_from_file_location("monarch_oracle", ORACLE)

@@ -1,7 +1,6 @@
 """Channels-last convolution, batch normalization and pooling made of the channels-first operators.
 
-With them a converted model runs on stock kernels, so what the conversion does to a model can be
-tested apart from the kernels that it needs.
+With them a converted model runs on stock kernels: its conversion is tested apart from others.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ def _last(x: flow.Tensor) -> flow.Tensor:
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace the three operators in `oneflow._C` until the test ends."""
     stock_conv2d = flow._C.conv2d
     stock_normalization = flow._C.normalization
     stock_max_pool2d = flow._C.max_pool2d

@@ -1,9 +1,8 @@
 """Imports modules, each in a process of its own: `import_each.py FIRST MODULES...`.
 
-Python imports the packages around a module before it. So a process imports a package, and forks for
-each module and package in it, which find what they would find in a fresh interpreter. FIRST is
-either the package around all MODULES, or what a program has imported before each of them, separated
-by commas. Prints a JSON object: what went wrong, by module.
+A process imports a package, and forks for each module and package in it. FIRST is the package
+around all MODULES, or what a program has imported before each of them, separated by commas. Prints
+a JSON object: what went wrong, by module.
 """
 
 from __future__ import annotations

@@ -53,8 +53,7 @@ TABLE = {
 
 
 def launch(launcher: str, args: list[object], *, leads: bool) -> tuple[int, str]:
-    """Exit code and output of two processes; `leads`: the launcher leads its process group, as it
-    does where a shell has job control, and not in a script."""
+    """Exit code and output; `leads` its process group, as under a shell's job control."""
     for attempt in (1, 2):
         words = [sys.executable, "-m", launcher, "--nproc_per_node", "2"]
         words += ["--master_port", str(free_port()), *map(str, args)]

@@ -20,7 +20,6 @@ NAMED = (
 
 
 def modules(package: str) -> list[str]:
-    """Every module of a package; a folder without `__init__.py` holds scripts."""
     found = []
     for file in sorted((REPOSITORY / package).rglob("*.py")):
         path = file.relative_to(REPOSITORY)
@@ -42,7 +41,6 @@ def packages() -> list[str]:
 
 
 def import_each(first: str, names: list[str], folder: Path) -> dict[str, str]:
-    """What went wrong, by module."""
     process = run_process([IMPORT_EACH, first, *names], timeout=280, cwd=folder)
     assert process.returncode == 0, process.stdout
     line = next(line for line in process.stdout.splitlines() if line.startswith("wrong "))

@@ -1,7 +1,6 @@
 """Channels last: each family of models in both layouts, the way back, and what is refused.
 
-Every comparison runs twice: with channels-last operators emulated by channels-first ones (is the
-model converted rightly?) and with the plug-in's kernels (does it run on them?).
+Twice: with emulated operators (is the conversion right?) and on the plug-in (does it run there?).
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""The MLU backend without a card: the vendor's package, its driver's files and a oneflow that
-knows the device are the only fakes."""
+"""The MLU backend, with a fake vendor's package, driver's files and oneflow that knows mlu."""
 
 from __future__ import annotations
 

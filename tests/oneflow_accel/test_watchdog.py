@@ -1,7 +1,6 @@
 """The end of one process ends the others, which say whose end it was.
 
-The processes are started here and not by oneflow's launcher, which takes the others down itself
-where it leads their process group.
+They are started here: oneflow's launcher takes others down itself where it leads their group.
 """
 
 from __future__ import annotations
@@ -114,10 +113,7 @@ def test_all_finish(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("attempt", range(20))
 def test_strangers_are_sent_away(attempt: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two watchdogs in one process, on a port that is asked for; others call there as well.
-
-    Many times over: goodbyes and closing connections race.
-    """
+    """Two watchdogs in one process, strangers on their port, often: goodbyes and closes race."""
     exits: list[int] = []
     monkeypatch.setattr(watchdog.os, "_exit", exits.append)
     port = free_port()

@@ -44,14 +44,9 @@ TINY = """
 def install(
     folder: Path, package: str, source: str, *, entry: str = "tiny", attribute: str = "TinyBackend"
 ) -> Path:
-    """Put a package into `folder`, which then has to be on the import path.
+    """Put `package` with one module of this `source` into `folder`, for the import path.
 
-    Args:
-        folder: a folder, made if need be.
-        package: name of the distribution and of its one module.
-        source: text of the module.
-        entry: name of its entry point in the group oneflow_accel.backends.
-        attribute: what the entry point names in the module.
+    `entry` is its entry point in oneflow_accel.backends, which names `attribute` in the module.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{package}.py").write_text(

@@ -1,5 +1,4 @@
-"""A checkout of its own, in which the commands of the documents are typed, and small stand-ins for
-the data and weights that they name."""
+"""A checkout in which the documents' commands are typed, and small stand-ins for what they name."""
 
 from __future__ import annotations
 
@@ -68,10 +67,7 @@ class World:
         return self._paths[name]
 
     def run(self, command: str) -> str:
-        """Type a command as its entry says, after what it needs; what it printed.
-
-        Each runs once, however many need it.
-        """
+        """Type a command once, as its entry says, after what it needs; what it printed."""
         name = command
         if name in self.done:
             return self.done[name]
@@ -95,10 +91,7 @@ class World:
         return output
 
     def type(self, line: str, folder: Path, until: str = "") -> str:
-        """Run a line in bash, as a reader does in an activated environment; what it printed.
-
-        With `until` it is ended by SIGTERM as soon as it has printed that.
-        """
+        """Type a line into bash; what it printed. SIGTERM ends it once it has printed `until`."""
         for left in reversed(range(TRIES)):
             try:
                 return self._type(line, folder, until)
@@ -154,8 +147,7 @@ class World:
         (self.checkout / ".venv").symlink_to(sys.prefix)
 
     def _photos(self) -> Path:
-        """Five classes as ImageFolder has them; the names are ImageNet's, by which the reassessed
-        labels go."""
+        """Five classes as ImageFolder has them, named as in ImageNet for reassessed labels."""
         root = self.folder / "photos"
         rng = np.random.default_rng(0)
         number = 0

@@ -35,13 +35,7 @@ _IN_TEXT = re.compile(r"\bpython3? (-m )?[\w./]+( (--?\w[\w-]*|[A-Z]+|\d+|[^\s[]
 
 @dataclass
 class Document:
-    """Of one file, or of one program's help.
-
-    Attributes:
-        commands: as they are typed, each on one line and without its comment.
-        blocks: whole blocks that are no commands.
-        spans: all `code` in the text.
-    """
+    """A file's or a --help's commands (one line each, no comment), blocks and `code` spans."""
 
     name: str
     commands: list[str] = field(default_factory=list)

@@ -1,7 +1,4 @@
-"""How each command and each block of the documents is run, by its text.
-
-A command that is here without a document that has it, or the other way round, fails a test.
-"""
+"""How each command and block of the documents is run, by its text; both must have all."""
 
 from __future__ import annotations
 
@@ -17,14 +14,11 @@ class Run:
 
     Attributes:
         add: options that make it short; they go to its end, but before `<`.
-        cwd: folder of the checkout.
         replace: what stands for something, and files too large for a test. `{name}` in a value is
             a path of conftest.World.
         instead: another command that does the same in less time.
         after: commands, or names of EXTRA, that make the files it needs.
-        expect: an expression that its output matches.
-        until: the same; it is stopped as soon as that is so.
-        plugin: it needs the CPU plug-in.
+        expect: an expression that its output matches; `until` too, which then ends it.
     """
 
     add: str = ""

@@ -1,5 +1,4 @@
-"""Every command, import and block of the READMEs and of what --help prints is run, each in a fresh
-process, or the reason why not is given in entries.py."""
+"""Each command, import and block of READMEs and --help is run, or entries.py says why not."""
 
 from __future__ import annotations
 
@@ -53,7 +52,6 @@ READ = [read_document(name) for name in DOCUMENTS]
 
 @pytest.fixture(scope="session")
 def helps() -> dict[str, str]:
-    """What each program's --help prints."""
     result = subprocess.run(
         [sys.executable, str(Path(__file__).parent / "all_helps.py"), *PROGRAMS],
         cwd=REPOSITORY,

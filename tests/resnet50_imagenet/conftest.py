@@ -38,7 +38,6 @@ def draw(kind: str, random: np.random.Generator) -> Image.Image:
 
 @pytest.fixture(scope="session")
 def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An ImageFolder: train/CLASS and val/CLASS with TRAIN_PER_CLASS and VAL_PER_CLASS pictures."""
     root = tmp_path_factory.mktemp("shapes")
     random = np.random.default_rng(0)
     for split, count in (("train", TRAIN_PER_CLASS), ("val", VAL_PER_CLASS)):
@@ -55,18 +54,13 @@ RunMain = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[CommandServer]:
-    """A process that calls main.py's main again and again."""
     with CommandServer("resnet50_imagenet.main") as running:
         yield running
 
 
 @pytest.fixture(scope="session")
 def run_main(server: CommandServer, tmp_path_factory: pytest.TempPathFactory) -> RunMain:
-    """Calls main.py as a user does, from a folder that is not the repository.
-
-    `fresh`, `env` and more than one of `processes` are for processes of their own; other runs share
-    one.
-    """
+    """Calls main.py from another folder; in its own process for `fresh`, `env`, `processes` > 1."""
     elsewhere = tmp_path_factory.mktemp("elsewhere")
 
     def run(

@@ -1,5 +1,4 @@
-"""A run of main.py that is handed on between eager mode, nn.Graph, one process and two equals one
-in one go."""
+"""main.py handed on between eager mode, nn.Graph, one process and two equals one in one go."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ STEPS = 2
 def test_a_run_that_is_handed_on_equals_one_in_one_go(
     shapes: Path, run_main: RunMain, tmp_path: Path
 ) -> None:
-    """Losses, weights and momentum. Batch normalization keeps its statistics, which are those of a
-    process's own images."""
+    """Losses, weights and momentum; batch normalization's statistics are of a process's images."""
     modes = handed_on(MODES)
     whole, handed = tmp_path / "whole", tmp_path / "handed"
     common = (shapes, *SMALL, "--freeze-bn", "--resume", "auto")

@@ -150,7 +150,6 @@ def test_ctrl_c_before_the_first_step_says_that_nothing_is_there(shapes, tmp_pat
 def stop_after_a_step(
     command: list[str], output_dir: Path, signum: signal.Signals
 ) -> tuple[subprocess.Popen[str], str]:
-    """Send the signal to the whole process group, as a terminal does, when a step was logged."""
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,

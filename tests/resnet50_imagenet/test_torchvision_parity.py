@@ -1,7 +1,4 @@
-"""The same weights and images give the logits of torchvision's own ResNet50, in both layouts.
-
-tests/golden/make_torchvision_resnet.py has computed these with torch, in float64.
-"""
+"""torchvision's ResNet50 logits (golden/make_torchvision_resnet.py, float64), in both layouts."""
 
 from __future__ import annotations
 

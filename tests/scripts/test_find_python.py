@@ -1,8 +1,7 @@
 """scripts/find_python.sh on machines without the CPython it looks for.
 
-Real are bash, make, pip, venv and, in the last test, uv. Of stand-ins there are `python3`, which
-is the Python of the tests under a name that hides its version, and in most tests `uv`, a wheel that
-installs a link to the Python of the tests. No test needs the machine that CPython is fetched from.
+Stand-ins are `python3`, the tests' Python under a name that hides its version, and mostly `uv`, a
+wheel that links to it. No test needs the machine that CPython is fetched from.
 """
 
 from __future__ import annotations
@@ -210,8 +209,7 @@ def test_another_python_is_taken_where_the_first_has_no_venv(machine: Machine) -
 
 
 def test_environment_is_made_with_what_uv_downloads(machine: Machine) -> None:
-    """With the real uv. Its archive and the list of downloads are ours: a Python of a few files,
-    which starts that of the tests."""
+    """With the real uv, whose archive and list of downloads are ours: a Python of a few files."""
     machine.add_python("python3", "3.13")
     # From where the tests' own packages come.
     machine.env = {**os.environ, "PATH": machine.env["PATH"], "HOME": machine.env["HOME"]}
@@ -239,7 +237,6 @@ def test_environment_is_made_with_what_uv_downloads(machine: Machine) -> None:
 
 
 def archive_for_uv(mirror: Path, contents: Path) -> dict[str, object]:
-    """Writes an archive as uv downloads it, below `mirror`; what lists it for uv."""
     release = "20261009"
     name = f"cpython-3.10.22+{release}-x86_64-unknown-linux-gnu-install_only_stripped.tar.gz"
     program = contents / "bin" / "python3.10"

@@ -1,9 +1,7 @@
 """Makes timm_vision.json: logits and gradients of timm's ViT and Mixer, for tests to compare with.
 
-    .venv-peer/bin/python -m tests.monarch_flow.models.make_golden
-
-from the root of the repository, with the peer's Python (`make bench` sets it up: torch 2.13.0, timm
-1.0.31). Weights and images come from seeded_vision.py; everything is computed in float64. Of each
+`.venv-peer/bin/python -m tests.monarch_flow.models.make_golden` from the root, with the peer's
+Python (`make bench` sets it up: torch 2.13.0, timm 1.0.31). All is computed in float64. Of each
 gradient its norm is kept and its product with a seeded tensor, which tells elements apart.
 """
 

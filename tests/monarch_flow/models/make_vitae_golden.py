@@ -4,14 +4,13 @@ Run it with the peer's Python (`make bench` sets it up in .venv-peer) from the r
 
     PYTHONPATH=. .venv-peer/bin/python tests/monarch_flow/models/make_vitae_golden.py
 
-The model is benchmarks/peers/vitae.py with the weights of spec_fixture.py. Where the shared data
-are there, it is first held against the independent figures of vitae_fixture.json, at 224 pixels,
-and a difference ends the program.
+The model is benchmarks/peers/vitae.py with spec_fixture.py's weights, first held against the
+shared vitae_fixture.json, where it is, at 224 pixels.
 
 "eval" is with the running statistics of BatchNorm; "train" is with those of the batch, with all
 dropout left out. The loss is the mean cross-entropy. Of each gradient, and in "train" of each
-running statistic afterwards: the sum, the sum of absolute values, and the first, middle and last
-entry. Convolutions before a BatchNorm have a bias whose gradient in "train" is 0 but for rounding.
+running statistic afterwards: see `digest`. Convolutions before a BatchNorm have a bias whose
+gradient in "train" is 0 but for rounding.
 """
 
 from __future__ import annotations
@@ -45,7 +44,6 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def filled(**arguments: Any) -> ViTAE:
-    """A model with the fixture's weights, in float64."""
     model = ViTAE(**arguments)
     shapes = [(name, tuple(value.shape)) for name, value in model.state_dict().items()]
     state = spec_fixture.state(shapes)

@@ -11,8 +11,7 @@ State = Mapping[str, np.ndarray]
 
 
 def monarch(x: np.ndarray, first: np.ndarray, second: np.ndarray, out_features: int) -> np.ndarray:
-    """Slot by slot: slot t of the middle belongs to block t div q of the first factor and to block
-    t mod l of the second, whose output j is element j l + (t mod l)."""
+    """Slot t is in block t div q, then in block t mod l, whose output j is j l + (t mod l)."""
     (k, q, p), (blocks, s, _) = first.shape, second.shape
     padded = np.concatenate([x, np.zeros((*x.shape[:-1], k * p - x.shape[-1]))], axis=-1)
     y = np.zeros((*x.shape[:-1], blocks * s))
@@ -93,7 +92,6 @@ def embed(state: State, name: str, images: np.ndarray) -> np.ndarray:
 def trunk(
     state: State, tokens: np.ndarray, position: np.ndarray, depth: int, heads: int, eps: float
 ) -> np.ndarray:
-    """Class token, position embedding, blocks, norm and head."""
     first = np.broadcast_to(state["cls_token"], (len(tokens), 1, tokens.shape[-1]))
     x = np.concatenate([first, tokens], axis=1) + position
     for index in range(depth):

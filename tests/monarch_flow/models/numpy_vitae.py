@@ -1,5 +1,4 @@
-"""ViTAE's forward pass in numpy at float64, from a description of it (../shared/docs/vitae_spec.md,
-sections 1.3 to 1.7) and a state dict, and values for such a state dict."""
+"""ViTAE's forward pass in float64 numpy, from vitae_spec.md, 1.3 to 1.7, and seeded weights."""
 
 from __future__ import annotations
 

@@ -54,8 +54,7 @@ BATCH = 3
 
 
 def state(named_shapes: Iterable[tuple[str, tuple[int, ...]]]) -> dict[str, np.ndarray]:
-    """A state dict in which no entry has its initial value: matrices uniform with the variance
-    1 / fan-in, norms around 1, biases and embeddings around 0."""
+    """No initial values: matrices uniform, variance 1 / fan-in, norms around 1, others around 0."""
     arrays = {}
     for name, shape in named_shapes:
         if name.endswith("norm.weight") or "norm1.weight" in name or "norm2.weight" in name:
@@ -76,6 +75,5 @@ def images(case: Mapping[str, Any], batch: int = BATCH) -> np.ndarray:
 
 
 def probe(name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """What a gradient, or the logits for a loss, is multiplied with: a number that tells every
-    element from every other."""
+    """A factor for a gradient, or a loss's logits, that tells every element from every other."""
     return seeded_weights.uniform(f"probe of {name}", shape, -1.0, 1.0).astype(np.float64)

@@ -1,5 +1,4 @@
-"""Weights and images without random numbers (../shared/docs/vitae_spec.md, section 2.4), for which
-an implementation that loads the published code's weights has given figures."""
+"""Weights and images by formula (../shared/docs/vitae_spec.md, 2.4), which has figures for them."""
 
 from __future__ import annotations
 

@@ -25,7 +25,6 @@ def _with_low_rank(sparse: Config, rank: int) -> Config:
 
 
 def mlp(layer: Config) -> Config:
-    """The MLP whose layers are both this one."""
     return _layer("MlpCustom", linear1_cfg=layer, linear2_cfg=layer)
 
 

@@ -1,5 +1,4 @@
-"""Models as global tensors: the batch stays split over the ranks, and the results are one
-process's."""
+"""Models as global tensors: the batch is split over the ranks, the results are one process's."""
 
 from __future__ import annotations
 

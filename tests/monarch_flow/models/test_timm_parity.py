@@ -1,5 +1,4 @@
-"""The same weights and images give timm's logits and gradients; make_golden.py has computed them
-with torch, in float64."""
+"""The same weights and images give timm's logits and gradients (make_golden.py: torch, float64)."""
 
 from __future__ import annotations
 

@@ -42,7 +42,6 @@ def _macs(model: nn.Module, depth: int) -> int:
 
 @pytest.fixture
 def _without_init(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counting needs no values, and those of low-rank layers take seconds."""
     for place in ("vit.init_transformer", "t2t_vit.init_transformer", "mixer.init_mixer"):
         monkeypatch.setattr(f"monarch_flow.models.{place}", lambda model: None)
 

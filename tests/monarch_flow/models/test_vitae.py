@@ -74,7 +74,6 @@ NARROW_PATCH: dict[str, Any] = {
 
 @pytest.fixture
 def _without_init(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counting needs no values."""
     for place in ("vitae", "vitae_patch"):
         monkeypatch.setattr(f"monarch_flow.models.{place}.init_transformer", lambda model: None)
 
@@ -315,8 +314,7 @@ def test_any_square_size_with_one_model(side: int) -> None:
 
 
 def test_images_that_are_not_square() -> None:
-    """No token knows its place but through convolutions: with every kernel transposed a transposed
-    image has the same features."""
+    """Only convolutions know places: transpose the image and all kernels, and features stay."""
     model = create_model("ViTAE_basic_Tiny", **NARROW).eval()
     images = flow.randn(2, 3, 32, 64)
     features = model.features(images).numpy()

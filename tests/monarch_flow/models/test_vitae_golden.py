@@ -1,7 +1,4 @@
-"""ViTAE against PyTorch in float64: scores, the loss, and the gradient of every parameter.
-
-make_vitae_golden.py made the values, with a model that was held against the fixture of the spec.
-"""
+"""ViTAE against PyTorch in float64 (make_vitae_golden.py): scores, loss and all gradients."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Narrow ViTAEs have the names, logits and gradients of the authors' own code;
-make_vitae_official.py has run it."""
+"""Narrow ViTAEs have names, logits and gradients of the authors' code (make_vitae_official.py)."""
 
 from __future__ import annotations
 

@@ -91,8 +91,7 @@ def test_performers_drop_out_a_tenth_in_training_whatever_the_rates_of_the_model
 # Compiling a graph takes a second for each cell; dense ones are in test_vitae_values.py.
 @pytest.mark.parametrize("case", ["Monarch", "patches"])
 def test_graph_and_eager_train_alike(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without dropout: three steps on one batch, statistics of batch norm included. Not with AdamW,
-    which makes whole steps of rounding in gradients that are 0, of biases before batch norm."""
+    """Without dropout; AdamW would make whole steps of rounding in biases before batch norm."""
     monkeypatch.setattr("monarch_flow.models.performer.DROPOUT", 0.0)
     name, arguments = CASES[case][0], {**CASES[case][1], "depth": 1}
     images, labels = flow.randn(4, 3, 32, 32), flow.tensor([0, 1, 2, 3])

@@ -1,7 +1,6 @@
-"""Checks of split Monarch layers on the processes of one launch; started by test_parallel_monarch.
+"""Checks of split Monarch layers on one launch's processes; started by test_parallel_monarch.
 
-The argument is a file of JSON: a list of names of checks. Rank 0 writes what each found to the same
-name with `.out`, by name: numbers, or the text of what went wrong.
+The argument is a JSON list of checks. Rank 0 writes what each found, or went wrong, to NAME.out.
 """
 
 from __future__ import annotations
@@ -52,8 +51,6 @@ TRAFFIC = [
 
 
 class Mlp(nn.Module):
-    """Two layers with GELU between them."""
-
     def __init__(self, first: nn.Module, second: nn.Module) -> None:
         super().__init__()
         self.fc1, self.fc2 = first, second
@@ -105,7 +102,6 @@ class TrainGraph(nn.Graph):
 def train(
     model: nn.Module, sizes: str, place: Callable[[np.ndarray], flow.Tensor], graph: bool = False
 ) -> list[float]:
-    """The loss of each step."""
     optimizer = flow.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=0.05)
     compiled = TrainGraph(model, optimizer) if graph else None
     KEPT.append(compiled)

@@ -111,8 +111,7 @@ def test_blocks_that_do_not_divide_are_refused(two: dict[str, Any]) -> None:
 
 
 def test_the_formula_by_hand() -> None:
-    """768 -> 3072 with 4 blocks on 2 ranks: of 768 slots and 3072 outputs each rank gets half of
-    its half from the other."""
+    """768 -> 3072, 4 blocks, 2 ranks: each gets half of its half of 768 slots and 3072 outputs."""
     found = forward_traffic(768, 3072, 4, 2, split_output=True)
     assert found == Traffic(0, 4 * 768 // 2, 4 * 3072 // 2)
     assert found.total == 7680

@@ -113,7 +113,6 @@ def test_attention_in_three_layers_becomes_packed_again(tmp_path, capsys):
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
-    """A run's folder with a checkpoint of a Monarch ViTAE: moments, moving average, state."""
     model = vitae(mlp_cfg=MLP, attnlinear_cfg=MONARCH)
     random = np.random.default_rng(3)
     state = arrays(model)
@@ -180,8 +179,7 @@ def test_checkpoints(run_dir: Path, tmp_path: Path):
 
 @pytest.mark.parametrize("averaged", [True, False], ids=["average", "last"])
 def test_published_training_checkpoints(tmp_path: Path, averaged: bool):
-    """`.pth.tar` as the papers' programs write them on several devices: both ways, with the moving
-    average or without."""
+    """`.pth.tar` as the papers' programs write them on several devices, both ways."""
     options = [] if averaged else ["--no-ema"]
     for number, (mlp, command) in enumerate(
         ((None, ["project", "--config", "monarch"]), (MLP, ["densify"]))

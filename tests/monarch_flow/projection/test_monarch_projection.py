@@ -95,8 +95,7 @@ def test_a_dense_by_slots_is_recovered_and_another_is_approximated_best(
 
 
 def test_no_other_factors_come_nearer_in_a_padded_layer() -> None:
-    """Alternating least squares over the factors of one cropped piece after the other, from several
-    starts, ends where the projection is and never below."""
+    """Alternating least squares over the factors, from several starts, never ends below it."""
     inputs, outputs, nblocks = 10, 7, 4
     weight = np.random.default_rng(3).standard_normal((outputs, inputs))
     shapes = monarch_shapes(inputs, outputs, nblocks)

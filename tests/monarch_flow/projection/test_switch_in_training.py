@@ -19,8 +19,7 @@ from monarch_flow.projection import (
 
 
 def test_a_trained_model_goes_on_from_the_same_loss_and_keeps_falling() -> None:
-    """Real moments of AdamW, float32: no jump at the switch, and the dense model's first steps with
-    them lower the loss."""
+    """Real moments of AdamW: no jump at the switch, and the next dense steps lower the loss."""
     flow.manual_seed(0)
     random = np.random.default_rng(6)
     model = nn.Sequential(MonarchLinear(10, 24), nn.ReLU(), MonarchLinear(24, 6))

@@ -28,8 +28,7 @@ SIZES = [(12, 20, 4), (20, 12, 4), (10, 7, 4), (7, 10, 4), (9, 26, 5)]
 def gradients(
     state: dict[str, np.ndarray], gradient: np.ndarray, size: tuple[int, int, int]
 ) -> dict[str, np.ndarray]:
-    """Pull-back of a dense gradient to both factors, by central differences of the dense matrix:
-    the matrix is linear in each factor, so they are exact."""
+    """Pull-back of a dense gradient; the matrix is linear in each factor: differences are exact."""
     inputs, outputs, _ = size
     result = {}
     for name in ("blkdiag1", "blkdiag2"):
@@ -209,8 +208,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_gives_the_least_gradient_that_its_moments_ask_for(kind: str) -> None:
-    """Against numpy's lstsq on the layer's own Jacobian, entry by entry: the dense matrix is linear
-    in each single number, so differences are exact."""
+    """Against numpy's lstsq on the layer's own Jacobian, by differences, which are exact."""
     flow.manual_seed(1)
     layer = LinearConfig.of(KINDS[kind]).build(8, 12, bias=False, dtype=flow.float64)
     spec = structured_layers(nn.Sequential(layer))["0"]

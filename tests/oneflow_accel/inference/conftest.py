@@ -32,5 +32,4 @@ def _randomize(model: nn.Module) -> nn.Module:
 
 @pytest.fixture
 def randomize() -> Callable[[nn.Module], nn.Module]:
-    """Gives every batch norm of a model odd statistics and weights, and sets eval mode."""
     return _randomize

@@ -36,7 +36,6 @@ LAYOUTS = ["channels_first", pytest.param("channels_last", marks=needs_plugin)]
 
 
 def small_resnext() -> nn.Module:
-    """Groups, dilation and strides in one ResNet."""
     return ResNet(
         Bottleneck,
         [1, 2, 1, 1],
@@ -217,8 +216,7 @@ def test_the_copy_is_in_eval_mode_without_gradients() -> None:
 
 @needs_plugin
 def test_new_weights_are_seen(randomize: Randomize) -> None:
-    """Kernels keep weights in their own layout; load_state_dict and moves make them look again,
-    and a copy has weights of its own."""
+    """Kernels keep weights in their own layout: load_state_dict and moves make them look again."""
     models = [randomize(nn.Sequential(nn.Conv2d(32, 64, 3), nn.ReLU())) for _ in range(2)]
     layouts.to_channels_last(models[0])
     layouts.to_channels_last(models[1])

@@ -1,5 +1,4 @@
-"""Runs the case "global" of every record under each of its layouts, on two processes; rank 0 prints
-a line for each. Started by test_records.py."""
+"""Runs each record's case "global" in each of its layouts on two processes, for test_records.py."""
 
 from __future__ import annotations
 

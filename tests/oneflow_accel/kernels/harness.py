@@ -125,8 +125,7 @@ print("child", os.waitstatus_to_exitcode(status))
 
 
 def assert_same_after_fork(body: str) -> None:
-    """The code `body`, which ends in `return <ndarray>`, gives the same array in a forked child of
-    a process that has run it with two threads, and does not hang."""
+    """`body`, which ends in `return <ndarray>`, gives the same in a process forked after a run."""
     code = _FORK.format(body=body.strip().replace("\n", "\n    "))
     result = run_process(["-c", code], timeout=60, env={plugin.THREADS_VARIABLE: "2"})
     assert "child 0" in result.stdout, result.stdout

@@ -1,5 +1,4 @@
-"""LiBai's layers with their fusions on and off, on two tensor-parallel processes; prints "equal"
-and the layer's name. Started by test_fused.py."""
+"""LiBai's layers, fused and not, on two tensor-parallel processes: prints "equal" and a name."""
 
 from __future__ import annotations
 

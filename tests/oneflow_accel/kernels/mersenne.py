@@ -23,7 +23,6 @@ class Masks:
         return np.minimum(words.astype(np.float32) * np.float32(2**-32), largest)
 
     def dropout(self, shape: tuple[int, ...], rate: float) -> np.ndarray:
-        """The mask of the operator dropout."""
         return self._uniform(shape) >= np.float32(rate)
 
     def mask_like(self, shape: tuple[int, ...], rate: float) -> np.ndarray:

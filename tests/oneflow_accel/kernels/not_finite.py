@@ -1,9 +1,8 @@
 """NaN and infinity in the inputs of a record's cases: where they must come out of the kernel.
 
-Each case is run with one element of one input replaced, and compared with the record's reference on
-the same arrays. What is demanded is the class of each element of the output and of the gradients:
-finite, NaN, infinity or -infinity. An element that the replaced one has no influence on (another
-finite value in its place changes nothing) may be finite where the reference says 0 * NaN.
+One element of one input is replaced. The output and the gradients have the record's reference's
+classes: finite, NaN, infinity or -infinity. An element that the replaced one has no influence on
+(another finite value there changes nothing) may be finite where the reference says 0 * NaN.
 """
 
 from __future__ import annotations

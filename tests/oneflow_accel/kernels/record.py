@@ -1,8 +1,7 @@
 """The declarative record of an operator, from which test_records.py makes its tests.
 
-A record says how a user calls the operator, what it should compute (float64 NumPy, written from
-the formula and not from the kernel), its gradient, and the inputs to try. Each family of operators
-has a file in records/ with a list RECORDS.
+It says how a user calls the operator, what it computes (float64 NumPy, written from the formula and
+not from the kernel), its gradient, and the inputs to try; records/ has a list RECORDS per family.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ class Case:
     """Inputs of one call.
 
     Attributes:
-        name: what the test is called.
         inputs: the operator's tensors, in the order of `Record.call`.
         attributes: keyword arguments of `call`, `reference` and `gradient`.
         reduced: terms that each element of the output (and of a gradient) sums up.
@@ -39,7 +37,6 @@ class Case:
     reduced: int = 1
 
     def shapes(self) -> list[Shape]:
-        """Shapes of the inputs."""
         return [
             value if isinstance(value, tuple) else np.shape(value(np.random.default_rng(0)))
             for value in self.inputs
@@ -57,14 +54,12 @@ class Case:
 
 
 def case(name: str, *inputs: Input, reduced: int = 1, **attributes: Any) -> Case:
-    """Shorthand for `Case`."""
     return Case(name, inputs, attributes, reduced)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How global tensors lie over two processes: 'S(axis)', 'B' or 'P' for each input and for the
-    output that must follow."""
+    """Of global tensors over two processes: 'S(axis)', 'B' or 'P' for each input and the output."""
 
     inputs: tuple[str, ...]
     output: str
@@ -75,15 +70,11 @@ class Record:
     """An operator as its users see it.
 
     Attributes:
-        name: what its tests are called, e.g. "gelu".
         operators: OneFlow's operators that the plug-in must have a kernel for.
-        call: tensors and attributes to one tensor.
         reference: float64 arrays (others as they are) and attributes to a float64 array.
-        gradient: dy and the same arguments to one array (or None) for each input; None for an
-            operator without gradient.
-        cases: inputs to try: 0-d, empty, odd and large ones where the operator takes them.
+        gradient: dy and the same arguments to one array (or None) for each input.
         layouts: global layouts to try with the case called "global".
-        dtypes: dtypes of the floating-point inputs; gradients are checked in float32 and float64.
+        dtypes: of the floating-point inputs; gradients are checked in float32 and float64.
         not_finite: how closely NaN and infinity in the inputs come out as in the reference.
     """
 

@@ -17,7 +17,6 @@ _FOLDER = Path(__file__).parent / "records"
 
 
 def all_records() -> list[Record]:
-    """The records of every family, in the order of the files' names."""
     records: list[Record] = []
     for path in sorted(_FOLDER.glob("*.py")):
         module = importlib.import_module(f"tests.oneflow_accel.kernels.records.{path.stem}")

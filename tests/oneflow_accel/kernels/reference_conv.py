@@ -17,15 +17,9 @@ Ints = tuple[int, ...]
 
 @dataclass(frozen=True)
 class ConvCase:
-    """A convolution: x (N, C, spatial...), weights (O, C / groups, kernel...).
+    """x (N, C, spatial...), weights (O, C / groups, kernel...); channels are (C, O).
 
-    Attributes:
-        batch: N.
-        channels: (C, O).
-        spatial: size of the input by dimension.
-        kernel: size of the kernel by dimension.
-        stride, padding, dilation: by dimension; padding counts on both sides.
-        groups: divides C and O.
+    Sizes, stride, padding (on both sides) and dilation are by spatial dimension.
     """
 
     batch: int

@@ -1,5 +1,4 @@
-"""What the records of activations cannot say: special values, views, bfloat16 beside float32,
-threads and forks."""
+"""Activations beyond their records: special values, views, bfloat16, threads and forks."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""channels_last_conv2d beside what its record says: errors, which gradients are computed, threads
-and processes; and grouped convolutions in OneFlow's own operator."""
+"""channels_last_conv2d beyond its record: errors, gradients, threads; grouped convolutions."""
 
 from __future__ import annotations
 
@@ -108,8 +107,7 @@ def test_several_python_threads() -> None:
 
 @needs_plugin
 def test_result_does_not_depend_on_the_number_of_threads() -> None:
-    """Of grouped convolutions in planes, of both layouts of OneFlow's own operator, and of
-    performers, whose sums over tokens are cut into chunks."""
+    """Of grouped convolutions, in planes and OneFlow's both layouts, and of performers' chunks."""
     code = """
 import hashlib
 import numpy as np

@@ -236,12 +236,9 @@ def test_deterministic_and_same_in_threads(data_format: str) -> None:
 
 
 def test_kernels_on_several_worker_threads() -> None:
-    """Kernels of different shapes that run at the same time: each worker thread has primitives and
-    scratch memory of its own.
+    """Kernels that run at the same time have primitives and scratch memory of their own.
 
-    OneFlow runs eager kernels on one worker thread unless told so. The operations are queued from
-    one Python thread, because oneflow 0.9.0 deadlocks if several use worker threads (without the
-    plug-in as well).
+    They are queued from one Python thread: oneflow 0.9.0 deadlocks if several use worker threads.
     """
     work = list(itertools.product(["3x3", "3x3-wide", "stem", "depthwise"], FORMATS))
     alone = {key: flat_results(CASES[key[0]], key[1]) for key in work}
@@ -288,8 +285,7 @@ def test_float64_stays_on_stock_kernels() -> None:
 
 
 def test_wrong_shapes_are_python_errors() -> None:
-    """What oneflow itself rejects stays an exception: the plug-in's shape rule for filter
-    gradients replaces one of oneflow's."""
+    """As oneflow's, though the plug-in's shape rule for filter gradients replaces one of them."""
     x, weight = flow.randn(1, 6, 5, 5), flow.randn(4, 5, 3, 3)
     with pytest.raises(RuntimeError, match="weight"):
         flow._C.conv2d(x, weight, None)

@@ -1,5 +1,4 @@
-"""A GPT-2 block on one token, against float64 NumPy written from its formula (Radford et al. 2019,
-section 2.3: norms before the sub-blocks; Vaswani et al. 2017 for attention)."""
+"""A GPT-2 block on one token in float64 NumPy (Radford et al. 2019, 2.3; Vaswani et al. 2017)."""
 
 from __future__ import annotations
 

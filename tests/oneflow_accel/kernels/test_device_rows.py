@@ -117,8 +117,7 @@ def attention_of_heads(
     causal: bool,
     **cut: int,
 ) -> flow.Tensor:
-    """What OneFlow v0.9.0's test_fused_multi_head_attention_inference.py describes: rows of all
-    heads beside each other, of which a slice may be taken."""
+    """As OneFlow v0.9.0's own test has it: rows of all heads side by side, or a slice of such."""
     parts = []
     for name, rows in (("query", query), ("key", key), ("value", value)):
         start = cut.get(f"{name}_hidden_slice_start", 0)

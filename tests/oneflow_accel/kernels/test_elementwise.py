@@ -1,5 +1,4 @@
-"""What the records of elementwise operators cannot say: in-place forms, special values, types that
-stay with the stock kernels, threads and forks."""
+"""Elementwise operators beyond records: in place, special values, stock types, threads, forks."""
 
 from __future__ import annotations
 

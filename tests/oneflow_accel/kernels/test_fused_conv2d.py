@@ -1,5 +1,4 @@
-"""oneflow_accel_conv2d and conv2d beyond their records: processors without bfloat16 products, and
-convolutions of no terms."""
+"""oneflow_accel_conv2d and conv2d beyond their records: no bfloat16 products, no terms."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Operations in place whose operand lies in the memory that they change: the operand counts with
-the values that it had before. Against float64 NumPy on copies."""
+"""In place on memory that an operand lies in: the operand counts with the values it had before."""
 
 from __future__ import annotations
 

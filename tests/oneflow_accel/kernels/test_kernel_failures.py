@@ -1,7 +1,6 @@
 """Errors inside kernels: raised in Python at the next wait, once, and nothing is made of them.
 
-OneFlow runs kernels on threads of its own, where an exception would end the process; that is why
-these tests run in processes of their own.
+In processes of their own: on a thread of OneFlow's an exception would end the process.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""layer_norm and rms_norm beyond their records: stability, NaN, residual connections in nn.Graph,
-bfloat16, threads, and that nn.LayerNorm runs on the operator."""
+"""layer_norm and rms_norm beyond records: stability, NaN, residuals, bfloat16, threads."""
 
 from __future__ import annotations
 
@@ -57,8 +56,7 @@ def test_nn_layer_norm_is_one_operator_in_a_graph() -> None:
 
 @pytest.mark.parametrize("mean", [1e3, 1e4, -1e6])
 def test_the_output_is_exact_where_the_mean_is_large(mean: float) -> None:
-    """x is exact in float32, and float64 knows its mean: what float32 rounds of the mean is as
-    large as the deviation for the last of these."""
+    """float64 knows the mean; what float32 rounds of it is as large as the last one's deviation."""
     x = (random(16, 384) + mean).astype(np.float32)
     assert_close(layer_norm(flow.tensor(x)).numpy(), normalized(x), reduced=384)
 

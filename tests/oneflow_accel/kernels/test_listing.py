@@ -1,5 +1,4 @@
-"""`python -m oneflow_accel kernels`: what it says of operators that the plug-in has, has in some
-dtypes, or has not."""
+"""`python -m oneflow_accel kernels`: operators that the plug-in has, in some dtypes, or not."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Losses beyond their records: nothing but ignored labels, and classes split over processes in
-nn.Graph. (Labels that are no class: test_kernel_failures.py.)"""
+"""Losses beyond records: only ignored labels, split classes (see also test_kernel_failures.py)."""
 
 from __future__ import annotations
 

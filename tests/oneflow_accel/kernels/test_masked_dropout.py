@@ -1,5 +1,4 @@
-"""Dropout with a mask of the caller's, joined with bias or causal softmax; on several processes
-tests/libai_projects/magicprompt/test_gpt2_layouts.py runs them."""
+"""Dropout with the caller's mask and bias or causal softmax (split: test_gpt2_layouts.py)."""
 
 from __future__ import annotations
 

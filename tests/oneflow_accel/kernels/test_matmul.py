@@ -81,8 +81,7 @@ def test_linear_has_the_gradient_of_what_is_added() -> None:
 
 
 def test_graph_adds_to_the_product() -> None:
-    """A weight's gradient that is added up over two uses, with OneFlow's pass for it switched on:
-    the same as in eager mode."""
+    """A weight's gradient over two uses, added up by OneFlow's pass: the same as in eager mode."""
     x, y = flow.tensor(random(4, 6, 5)), flow.tensor(random(4, 6, 5, seed=1))
     start = random(7, 5, seed=2)
 

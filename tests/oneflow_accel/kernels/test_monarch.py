@@ -1,5 +1,4 @@
-"""Products with Monarch matrices beside what their records say: golden values, the oracle, random
-shapes, errors, memory, threads and processes."""
+"""Monarch products beyond records: golden values, the oracle, shapes, errors, memory, threads."""
 
 from __future__ import annotations
 
@@ -225,8 +224,7 @@ for rows in (3, 530):
 
 @needs_plugin
 def test_activations_are_not_copied() -> None:
-    """y takes 64 MiB, what is kept for the gradient and the gradient of x 32 MiB each. Without a
-    gradient nothing is kept."""
+    """y takes 64 MiB, gradient of x and what is kept for it 32 each; without a gradient nothing."""
     code = """
 import resource
 import oneflow_accel, oneflow as flow

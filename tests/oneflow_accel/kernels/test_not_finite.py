@@ -1,5 +1,4 @@
-"""NaN and infinity through the kernels that have no record: norms of channels, pooling, a whole
-GPT-2 block, conversions. What has a record is in test_records.py."""
+"""NaN and infinity through what has no record: norms, pooling, a GPT-2 block, conversions."""
 
 from __future__ import annotations
 
@@ -104,7 +103,6 @@ def test_batch_norm_with_relu(where: str, value: float, training: bool) -> None:
 
 
 def test_decoder_layer_hides_no_nan() -> None:
-    """NaN in any input comes out at the token that it belongs to."""
     shape = (3, 2, 5, 8, 20)
     names = len(block.arrays(*shape))
     for index in range(names):

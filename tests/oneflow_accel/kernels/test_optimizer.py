@@ -1,7 +1,4 @@
-"""Parameter updates and gradient clipping, eager and nn.Graph, against numpy in float64.
-
-The references follow the formulas of PyTorch's documentation, which OneFlow's optimizers share.
-"""
+"""Updates and gradient clipping, eager and nn.Graph, against PyTorch's formulas in float64."""
 
 from __future__ import annotations
 

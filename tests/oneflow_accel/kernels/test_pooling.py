@@ -271,8 +271,7 @@ def test_adaptive_average_pool(shape: tuple[int, ...], outputs: Pair) -> None:
 
 @pytest.mark.parametrize("outputs", [1, 7])
 def test_adaptive_average_pool_as_channels_last_windows(outputs: int) -> None:
-    """Where the input is a multiple of the output, equal windows are the same thing; that is how
-    a channels-last model does it."""
+    """Where the input is a multiple of the output, windows are equal: channels last uses it."""
     x = random(2, 40, 14, 7)
     rows, columns = adaptive(14, outputs), adaptive(7, outputs)
     y_expected, dx_expected = average_reference(x, rows, columns, gradient_for)

@@ -1,5 +1,4 @@
-"""One test for every operator: its record against float64 NumPy, in eager mode, in nn.Graph and as
-global tensors over two processes."""
+"""Each record against float64 NumPy: in eager mode, in nn.Graph and global over two processes."""
 
 from __future__ import annotations
 
@@ -43,7 +42,6 @@ MOST_ELEMENTS_FOR_DIFFERENCES = 500
 def _each_case(
     keep: Callable[[Record, Case], bool] = lambda record, case: True,
 ) -> list[ParameterSet]:
-    """A test for each case of each record that `keep` takes."""
     return [
         pytest.param(record, case, id=f"{record.name}-{case.name}")
         for record in RECORDS
@@ -207,8 +205,7 @@ def test_graph(record: Record, case: Case) -> None:
 
 @pytest.mark.parametrize(("record", "case"), _each_case(_fits_differences))
 def test_the_reference_has_its_own_gradient(record: Record, case: Case) -> None:
-    """The gradients that kernels are held against are those of the reference: central differences
-    along a random direction, at float64."""
+    """What kernels are held against: central differences along a random direction, at float64."""
     arrays = in_float64(case.arrays())
     expected = record.reference(*arrays, **case.attributes)
     dy = output_gradient(np.shape(expected)).astype(np.float64)

@@ -1,5 +1,4 @@
-"""relu and the addition of equal shapes, beyond their records: in-place forms, special values,
-views, a block of several operators."""
+"""relu and equal shapes' addition beyond records: in place, special values, views, a block."""
 
 from __future__ import annotations
 

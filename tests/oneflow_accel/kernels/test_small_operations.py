@@ -1,8 +1,4 @@
-"""Small operations in eager mode: nothing sleeps between them, and one thread runs them.
-
-Both by counts: which of OneFlow's threads the system has put on a core, and how often the scheduler
-has slept instead of yielding.
-"""
+"""Small eager operations: nothing sleeps between them, and one thread runs them; both by counts."""
 
 from __future__ import annotations
 

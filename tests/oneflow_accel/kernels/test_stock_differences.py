@@ -1,5 +1,4 @@
-"""The table "Where results differ from stock OneFlow's" in csrc/README.md: each of its lines, with
-the plug-in and without."""
+"""csrc/README.md's table of differences from stock OneFlow: with the plug-in and without."""
 
 from __future__ import annotations
 

@@ -82,13 +82,10 @@ class FakePackage:
         """Write a patch and list it in the series.
 
         Args:
-            name: file name.
             edits: by module, the text to replace and its replacement.
             before: the module's text that the diff is against, where it is not the installed one.
-            drop: a header field to leave out.
+            drop: a header field to leave out; `fields` are others, with "_" for "-".
             diff: the diff itself, instead of one made from `edits`.
-            version: the release that it is for.
-            fields: header fields, with "_" for "-".
         """
         header = HEADER | {"Applies-To": f"{self.name}=={version}"}
         header |= {key.replace("_", "-"): value for key, value in fields.items()}

@@ -1,8 +1,7 @@
 """What each patch against oneflow mends: the failure without it, the success with it.
 
-Each case is a process of its own, because oneflow can be imported only once in each. Devices that
-this machine lacks are faked where the vendor's code would begin: a backend that computes on the
-CPU, and operators of oneflow replaced by ones that raise as a missing kernel does.
+Each case is a process, as oneflow is imported only once in each. Devices that this machine lacks
+are faked where the vendor's code begins: a CPU backend, operators that raise as missing kernels do.
 """
 
 from __future__ import annotations

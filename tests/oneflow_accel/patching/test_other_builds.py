@@ -1,8 +1,7 @@
 """Builds of oneflow other than the release 0.9.0: which are accepted, and what is patched there.
 
-The builds that know Cambricon cards cannot be had from PyPI. So their metadata stand before those
-of the installed oneflow here, and their Python files are read from a clone of Oneflow-Inc/oneflow
-where ONEFLOW_REPOSITORY names one.
+Those for Cambricon cards are not on PyPI: their metadata stand before the installed oneflow's, and
+their Python files come from the clone of Oneflow-Inc/oneflow that ONEFLOW_REPOSITORY names.
 """
 
 from __future__ import annotations

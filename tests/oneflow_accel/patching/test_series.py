@@ -1,8 +1,4 @@
-"""Every patch in patches/: well-formed, in its series, and true to the installed release.
-
-The drift test needs no device and fails as soon as an installed file is not the one a patch was
-made from.
-"""
+"""Every patch in patches/: well-formed, in its series, and true to the installed release."""
 
 from __future__ import annotations
 

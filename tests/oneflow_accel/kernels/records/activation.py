@@ -34,7 +34,6 @@ def _sigmoid(x: Array) -> Array:
 
 
 def _normal(x: Array) -> Array:
-    """The distribution function of the normal distribution."""
     erf = np.frompyfunc(math.erf, 1, 1)
     return 0.5 * (1.0 + np.asarray(erf(x / math.sqrt(2.0)), dtype=np.float64))
 

@@ -52,7 +52,6 @@ def _positive(*shape: int) -> Input:
 
 
 def _reduce_to(gradient: Array, like: Array) -> Array:
-    """Sum over the axes along which `like` was broadcast."""
     front = gradient.ndim - like.ndim
     gradient = gradient.sum(axis=tuple(range(front)))
     axes = tuple(i for i, n in enumerate(like.shape) if n == 1 and gradient.shape[i] != 1)

@@ -1,5 +1,4 @@
-"""Records of the fused operators of transformers, with nothing dropped out (test_fused.py has what
-is random), and of tril."""
+"""Fused operators of transformers with nothing dropped out (else test_fused.py), and of tril."""
 
 from __future__ import annotations
 
@@ -48,7 +47,6 @@ def _bias_gelu_gradient(dy: np.ndarray, a: np.ndarray, b: np.ndarray, axis: int)
 
 
 def softmax(z: np.ndarray) -> np.ndarray:
-    """Softmax over the last axis."""
     if not z.size:
         return z
     powers = np.exp(z - z.max(axis=-1, keepdims=True))

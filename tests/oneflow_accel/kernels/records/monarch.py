@@ -13,8 +13,7 @@ Gradients = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def dense(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The matrix, slot by slot between the factors: slot t is a row of block t div q of the first
-    factor, and a column of block t mod l of the second one, whose rows are every l-th of it."""
+    """Slot t is a row of the first's block t div q, and a column of the second's block t mod l."""
     (k, q, p), (blocks, s, _) = a.shape, b.shape
     matrix = np.zeros((blocks * s, k * p))
     for t in range(k * q):
@@ -33,8 +32,7 @@ def _reference(
 def gradients(
     dy: np.ndarray, x: np.ndarray, a: np.ndarray, b: np.ndarray, out_features: int | None = None
 ) -> Gradients:
-    """Those of x and the factors, from the gradient of the dense matrix: where M[i, j] is a sum of
-    products of an element of each factor, each gets the other times M's gradient."""
+    """By M's gradient: M[i, j] sums products of two elements, and each gets the other times it."""
     (k, q, p), (blocks, s, _) = a.shape, b.shape
     n = x.shape[-1]
     matrix_grad = np.zeros((blocks * s, k * p))

@@ -17,7 +17,6 @@ def _row_axes(x: np.ndarray, axis: int) -> tuple[int, ...]:
 
 
 def _normalized(x: np.ndarray, axis: int, epsilon: float) -> tuple[np.ndarray, np.ndarray]:
-    """(x - mean) / std and 1 / std of each row."""
     axes = _row_axes(x, axis)
     inv_std = 1.0 / np.sqrt(x.var(axes, keepdims=True) + epsilon)
     return (x - x.mean(axes, keepdims=True)) * inv_std, inv_std
