@@ -44,7 +44,8 @@ class Evaluation(Group):
 
 class SparseToDense(Group):
     fraction: Fraction | None = Field(
-        description="share of the epochs after which structured layers become dense; null: never"
+        None,
+        description="share of the epochs after which structured layers become dense; null: never",
     )
 
 

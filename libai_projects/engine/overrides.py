@@ -23,6 +23,8 @@ _MAY_BE_NULL = (
     "train.global_batch_size",
     "train.num_accumulation_steps",
     "train.max_minutes",
+    "train.logger.csv",
+    "train.logger.wandb",
     "train.evaluation.patience",
     "train.evaluation.eval_after_n_epoch",
     "train.checkpointer.save_model_after_n_epoch",

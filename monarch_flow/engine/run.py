@@ -25,6 +25,7 @@ from flow_train.checkpoint.resume import (
     way_on,
 )
 from flow_train.config.files import save_config
+from flow_train.config.schema import read
 from flow_train.hooks import ModelCheckpoint, build_hooks
 from flow_train.loop import Data, Identity, Trainer
 from flow_train.metrics.curves import draw_curves
@@ -35,6 +36,7 @@ from flow_train.optim import build_loss, build_schedule
 from flow_train.options import as_plain, read_trainer_options, section
 from flow_train.position import Calendar
 from flow_train.rng import seed_all, settled_seed
+from monarch_flow import config_schema
 from monarch_flow.engine import restore
 from monarch_flow.engine.build import build_data, build_model, build_step_maker
 from monarch_flow.engine.evaluation import evaluate_checkpoint, test
@@ -98,7 +100,11 @@ def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
     seed_all(seed, backend)
     data = build_data(cfg, seed)
     name, model = build_model(cfg, data)
-    share = (section(cfg, "train").get("sparse_to_dense") or {}).get("fraction")
+    share = read(
+        config_schema.SparseToDense,
+        section(cfg, "train").get("sparse_to_dense"),
+        "train.sparse_to_dense",
+    ).fraction
     if profile is not None:
         # The layers as the run begins with them.
         share = None

@@ -241,7 +241,7 @@ def test_accuracy_of_guessing_is_suspected(photos, tmp_path, caplog):
     [
         ((), ["which weights?", "eval.ckpt=PATH", "runs/mnist-vit, which is not there"]),
         (("eval.ckpt=/nowhere",), ["/nowhere"]),
-        (("eval.ckpt={ckpt}", "datamodule.data_dir=/nowhere"), ["is to hold val/CLASS/IMAGE"]),
+        (("eval.ckpt={ckpt}", "datamodule.data_dir=/nowhere"), ["must hold val/CLASS/IMAGE"]),
         (
             ("eval.ckpt={ckpt}", "datamodule.data_dir={empty}"),
             ["has no folders in it; expected val/CLASS/IMAGE, or CLASS/IMAGE alone"],
