@@ -1,9 +1,10 @@
-"""Speed, share of the hardware's peak, and memory of a training run."""
+"""Speed of a training run, and its share of the hardware's peak."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from oneflow_accel.backends.base import Backend
@@ -11,6 +12,7 @@ from oneflow_accel.backends.base import Backend
 from libai.config import try_get_key
 from omegaconf import DictConfig
 
+from flow_train.metrics.peak import Utilization, peak_of
 from libai_projects.weights.gpt2 import GPT2
 
 
@@ -18,44 +20,35 @@ from libai_projects.weights.gpt2 import GPT2
 class Throughput:
     """What one iteration of a run does, on all processes together; None where unknown.
 
-    `samples` are sequences per iteration, `tokens` tokens per sequence, and `peak_flops` FLOP/s of
-    all devices of the run together.
+    `samples` are sequences per iteration, `tokens` tokens per sequence, `flops_per_token` those of
+    training, and `dtype` is what the `devices` compute in.
     """
 
     backend: Backend
     samples: int
     tokens: int | None = None
     flops_per_token: float | None = None
-    peak_flops: float | None = None
+    dtype: str = "float32"
+    devices: int = 1
 
-    def describe(self, seconds: float) -> str:
-        text = f"{self.samples / seconds:.4g} samples/s"
-        if self.tokens is not None:
-            text += f"  {self.samples * self.tokens / seconds:.5g} tokens/s"
-        share = self.mfu(seconds)
-        return f"{text}  mfu: {f'{100 * share:.1f} %' if share is not None else 'n/a'}"
+    @cached_property
+    def utilization(self) -> Utilization | None:
+        """The work beside the peak, which is measured once where the device's table has none."""
+        if self.tokens is None or self.flops_per_token is None:
+            return None
+        peak = peak_of(self.backend, self.dtype)
+        return Utilization(self.tokens * self.flops_per_token, peak, self.devices)
 
-    def rates(self, seconds: float) -> dict[str, float]:
-        """The rates and the peak memory by the names of metrics.jsonl, without unknown ones."""
-        tokens = None if self.tokens is None else self.samples * self.tokens / seconds
+    def values(self, seconds: float) -> dict[str, float]:
+        """Rates of iterations of so many seconds by the names of metrics.jsonl, without unknown
+        ones."""
+        rate, work = self.samples / seconds, self.utilization
         found = {
-            "samples_per_second": self.samples / seconds,
-            "tokens_per_second": tokens,
-            "mfu": self.mfu(seconds),
-            "peak_memory_bytes": self.backend.max_memory_allocated(),
+            "samples_per_second": rate,
+            "tokens_per_second": None if self.tokens is None else self.tokens * rate,
+            "mfu": None if work is None else work.percent(rate),
         }
         return {name: value for name, value in found.items() if value is not None}
-
-    def mfu(self, seconds: float) -> float | None:
-        """Model FLOPs utilization: the model's FLOPs / (seconds x peak); None where unknown."""
-        if None in (self.tokens, self.flops_per_token, self.peak_flops):
-            return None
-        work = self.samples * self.tokens * self.flops_per_token
-        return work / (seconds * self.peak_flops)
-
-    def describe_memory(self) -> str:
-        peak = self.backend.max_memory_allocated()
-        return f"peak memory: {f'{peak / 1e9:.2f} GB' if peak is not None else 'n/a'}"
 
 
 def flops_per_token(model: DictConfig) -> float | None:
@@ -82,7 +75,7 @@ def of_run(cfg: DictConfig, backend: Backend, world_size: int, samples: int) -> 
     first = dataset[0] if dataset else None
     tokens = first.get("max_seq_length") if first is not None else None
     half = try_get_key(cfg, "train.amp.enabled", default=False)
-    peak = backend.properties().peak_flops.get("float16" if half else "float32")
     model = try_get_key(cfg, "model.cfg", default=None)
     work = flops_per_token(model) if model is not None else None
-    return Throughput(backend, samples, tokens, work, peak and peak * world_size)
+    dtype = "float16" if half else "float32"
+    return Throughput(backend, samples, tokens, work, dtype, world_size)

@@ -17,6 +17,7 @@ import oneflow_accel
 from oneflow_accel import distributed
 from oneflow_accel.errors import UserError
 
+import numpy as np
 import oneflow as flow
 from libai.config import LazyConfig, try_get_key
 from libai.data.data_utils import compile_helper
@@ -27,7 +28,7 @@ from libai.engine.default import _check_batch_size
 from libai.evaluation import print_csv_format
 from libai.tokenizer import build_tokenizer
 from libai.utils import distributed as dist
-from libai.utils.events import EventStorage, EventWriter
+from libai.utils.events import EventStorage, EventWriter, get_event_storage
 from libai.utils.logger import setup_logger
 from omegaconf import DictConfig, ListConfig
 
@@ -85,7 +86,11 @@ def set_up(cfg: DictConfig, resume: bool) -> None:
 
 class EagerTrainer(libai_trainer.EagerTrainer):
     """One iteration is one step of the optimizer, as in the graph, so that periods count the same
-    in both and no checkpoint falls between two micro batches."""
+    in both and no checkpoint falls between two micro batches.
+
+    Set `wants_norm` to have the norm of all gradients before clipping put down as "grad_norm"."""
+
+    wants_norm = False
 
     def run_step(self, get_batch: Callable[..., Any]) -> None:
         assert self.model.training, "the model was changed to eval mode"
@@ -102,9 +107,24 @@ class EagerTrainer(libai_trainer.EagerTrainer):
                 sums[key] = sums[key] + value if key in sums else value
         means = {key: value / self.grad_acc_steps for key, value in sums.items()}
         self.write_metrics(means, data_time)
+        if self.wants_norm:
+            norm = _gradient_norm(self.model)
+            first = np.zeros([1] * len(norm.sbp), dtype=int).tolist()
+            norm = dist.tton(norm, local_only=False, ranks=first)
+            if distributed.is_main():
+                get_event_storage().put_scalar("grad_norm", float(norm))
         self.optimizer.clip_grad()
         self.optimizer.step()
         self.optimizer.zero_grad()
+
+
+def _gradient_norm(model: flow.nn.Module) -> flow.Tensor:
+    """The norm of all gradients as if they were one vector; global, whole on the first stage."""
+    found = [p.grad.detach() for p in model.parameters() if p.grad is not None]
+    whole = [flow.sbp.broadcast] * len(found[0].sbp)
+    norms = [flow.linalg.vector_norm(grad.to_global(sbp=whole)) for grad in found]
+    first = found[0].placement
+    return flow.linalg.vector_norm(flow.stack([norm.to_global(placement=first) for norm in norms]))
 
 
 class Trainer(DefaultTrainer):
@@ -260,6 +280,9 @@ class Trainer(DefaultTrainer):
         """One iteration; in eager mode its dropout masks depend on the seed and its number only."""
         if not self.cfg.graph.enabled:
             self.backend.manual_seed(step_seed(self.cfg.train.seed, self.iter))
+            done = self.iter + 1
+            is_shown = done % self.cfg.train.log_period == 0 or done == self.max_iter
+            self._trainer.wants_norm = is_shown
         # LiBai would count the loss of a step to the one before, unlike its time and learning rate.
         self.storage.iter = self.iter + 1
         super().run_step()

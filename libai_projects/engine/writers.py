@@ -29,6 +29,18 @@ _AVERAGED = ("total_loss", "time", "data_time")
 _NAMES = {"total_loss": "loss", "time": "step_seconds", "data_time": "data_seconds"}
 _RESULTS = {"lm_loss": "loss", "lm_loss_PPL": "perplexity", "lm_loss_tokens": "tokens"}
 _SPLITS = {"validation": "val"}
+# What the console shows of a line, in its order.
+_SHOWN = {
+    "loss": "total_loss: {:.4g}",
+    "lr": "lr: {:.3g}",
+    "grad_norm": "grad_norm: {:.3g}",
+    "step_seconds": "time: {:.4f} s",
+    "data_seconds": "data_time: {:.4f} s",
+    "samples_per_second": "{:.4g} samples/s",
+    "tokens_per_second": "{:.5g} tokens/s",
+    "mfu": "mfu: {:.1f} %",
+    "peak_memory_gb": "peak memory: {:.2f} GB",
+}
 
 logger = logging.getLogger("libai_projects")
 
@@ -48,6 +60,7 @@ class MetricsWriter(EventWriter):
         self._output = Path(cfg.train.output_dir)
         self._max_iter, self._throughput = max_iter, throughput
         self._seen: dict[str, int] = {}
+        self._is_timed = False
         self._log = RunLog(
             self._output,
             OmegaConf.to_container(cfg.train.get("logger") or OmegaConf.create({})),
@@ -104,30 +117,31 @@ class MetricsWriter(EventWriter):
         self._draw()
 
     def _write_step(self, iteration: int, values: dict[str, float], storage: EventStorage) -> None:
-        # The first iterations are not timed.
-        seconds = values.get("time", 0.0)
-        rates = self._throughput.rates(seconds) if seconds > 0 else {}
         own = {_NAMES.get(name, name): v for name, v in values.items() if "/" not in name}
-        perplexity = math.exp(min(values["total_loss"], 50.0))
-        self._log.log(iteration, {**own, "perplexity": perplexity, **rates})
-        parts = [
-            f"iteration: {iteration}/{self._max_iter}",
-            f"consumed samples: {storage.samples}",
-            f"total_loss: {values['total_loss']:.4g}",
-        ]
-        if "lr" in values:
-            parts.append(f"lr: {values['lr']:.3g}")
-        if seconds > 0:
-            parts += [
-                f"time: {seconds:.4f} s",
-                f"data_time: {values.get('data_time', 0):.4f} s",
-                self._throughput.describe(seconds),
-            ]
-        parts.append(self._throughput.describe_memory())
-        if seconds > 0:
+        own["perplexity"] = math.exp(min(values["total_loss"], 50.0))
+        # The first iterations are not timed.
+        if values.get("time", 0.0) > 0:
+            own |= self._rates(values["time"])
+        memory = self._throughput.backend.max_memory_allocated()
+        if memory is not None:
+            own["peak_memory_gb"] = memory / 1e9
+        self._log.log(iteration, own)
+        parts = [f"iteration: {iteration}/{self._max_iter}", f"consumed samples: {storage.samples}"]
+        parts += [form.format(own[name]) for name, form in _SHOWN.items() if name in own]
+        if values.get("time", 0.0) > 0:
             left = storage.history("time").median(200) * (self._max_iter - iteration)
             parts.append(f"eta: {format_eta(left)}")
         logger.info("  ".join(parts))
+
+    def _rates(self, seconds: float) -> dict[str, float]:
+        """Of iterations of so many seconds; the first time a line says what the MFU is a share
+        of."""
+        is_new = not self._is_timed
+        self._is_timed = True
+        rates = self._throughput.values(seconds)
+        if is_new and self._throughput.utilization is not None:
+            logger.info("%s", self._throughput.utilization)
+        return rates
 
     def _draw(self) -> None:
         source = self._output / JSONL_NAME

@@ -1,12 +1,12 @@
-"""The linear layers of a block, LiBai's dense ones or Monarch layers: on global tensors for
-training, and this process's part of them for generation.
+"""The linear layers of a block, LiBai's dense ones, Monarch or block-diagonal ones: on global
+tensors for training, and this process's part of them for generation.
 
 A layer made with parallel="col" takes whole inputs and gives outputs split over tensor parallelism.
 One made with parallel="row" takes split inputs and ends a branch of the block: it gets the residual
 too, and gives residual + dropout(product + bias), whole.
 
-Each process that generates keeps both factors of a Monarch layer whole: for the few tokens of a
-step that costs less than the exchange between the factors.
+Each process that generates keeps a Monarch or block-diagonal layer whole: for the few tokens of a
+step that costs less than an exchange in the middle.
 """
 
 from __future__ import annotations
@@ -26,8 +26,13 @@ from oneflow import nn
 from libai_projects.models.dropout import bias_dropout
 from libai_projects.models.processes import COLUMNS, ROWS, Position, local
 from libai_projects.weights.monarch import QKV_PARTS
-from monarch_flow.layers import LinearConfig
-from monarch_flow.parallel import SPLIT, WHOLE, ParallelMonarchLinear
+from monarch_flow.layers import BlockdiagLinear, LinearConfig, MonarchLinear, StructuredLinear
+from monarch_flow.parallel import (
+    SPLIT,
+    WHOLE,
+    ParallelBlockdiagLinear,
+    ParallelMonarchLinear,
+)
 
 # The type of an implementation of the operation "linear".
 Product = Callable[..., flow.Tensor]
@@ -51,7 +56,7 @@ def column_linear(
     options = {"parallel": "col", "skip_bias_add": skip_bias_add, "layer_idx": layer_idx}
     if config is None:
         return Linear(in_features, out_features, init_method=drawn_later, **options)
-    return MonarchProjection(config, in_features, out_features, **options)
+    return _PROJECTIONS[config.target](config, in_features, out_features, **options)
 
 
 def row_linear(
@@ -68,7 +73,7 @@ def row_linear(
     end = {"dropout": dropout, "fused": fused, "layer_idx": layer_idx}
     if config is None:
         return RowLinear(in_features, out_features, **end)
-    return MonarchRowProjection(config, in_features, out_features, **end)
+    return _PROJECTIONS[config.target](config, in_features, out_features, parallel="row", **end)
 
 
 class RowLinear(Linear):
@@ -93,8 +98,9 @@ class RowLinear(Linear):
         return residual + bias_dropout(*Linear.forward(self, x), self.dropout, self.fused)
 
 
-class MonarchProjection(ParallelMonarchLinear):
-    """A Monarch layer in the place of LiBai's Linear, with its arguments."""
+class Projection(StructuredLinear):
+    """A structured layer in the place of LiBai's Linear, with its arguments; with parallel="row" it
+    ends a branch, see `row_linear`."""
 
     def __init__(
         self,
@@ -104,6 +110,8 @@ class MonarchProjection(ParallelMonarchLinear):
         *,
         parallel: str,
         skip_bias_add: bool = False,
+        dropout: float = 0.0,
+        fused: bool = False,
         layer_idx: int,
     ) -> None:
         layout = dist.get_dist_util()
@@ -117,38 +125,39 @@ class MonarchProjection(ParallelMonarchLinear):
             axis,
             SPLIT if parallel == "col" else WHOLE,
         )
-        self.skip_bias_add = skip_bias_add
+        self.skip_bias_add, self.fused = skip_bias_add, fused
+        self.dropout = Dropout(dropout)
 
-    def forward(self, x: flow.Tensor) -> flow.Tensor | tuple[flow.Tensor, flow.Tensor]:
-        """(batch, time, in_features) to (batch, time, out_features), and the bias if skipped."""
+    def forward(
+        self, x: flow.Tensor, residual: flow.Tensor | None = None
+    ) -> flow.Tensor | tuple[flow.Tensor, flow.Tensor]:
+        """(batch, time, in_features) to (batch, time, out_features), and the bias if skipped; with
+        the `residual` of that shape, the end of a branch."""
+        if residual is not None:
+            bias = self.read_bias()
+            return residual + bias_dropout(self.matmul(x), bias, self.dropout, self.fused)
         if self.skip_bias_add:
             return self.matmul(x), self.read_bias()
-        return ParallelMonarchLinear.forward(self, x)
+        return self.with_bias(x)
 
 
-class MonarchRowProjection(MonarchProjection):
-    """A Monarch layer at the end of a branch; see `row_linear`."""
+class MonarchProjection(Projection, ParallelMonarchLinear):
+    pass
 
-    def __init__(
-        self,
-        config: LinearConfig,
-        in_features: int,
-        out_features: int,
-        *,
-        dropout: float,
-        fused: bool,
-        layer_idx: int,
-    ) -> None:
-        super().__init__(config, in_features, out_features, parallel="row", layer_idx=layer_idx)
-        self.dropout, self.fused = Dropout(dropout), fused
 
-    def forward(self, x: flow.Tensor, residual: flow.Tensor) -> flow.Tensor:
-        """(batch, time, in_features) and (batch, time, out_features) to the latter."""
-        return residual + bias_dropout(self.matmul(x), self.read_bias(), self.dropout, self.fused)
+class BlockdiagProjection(Projection, ParallelBlockdiagLinear):
+    pass
+
+
+# By the class that a config names.
+_PROJECTIONS = {
+    MonarchLinear.__name__: MonarchProjection,
+    BlockdiagLinear.__name__: BlockdiagProjection,
+}
 
 
 class QueryKeyValue(nn.Module):
-    """Queries, keys and values by three Monarch layers, interleaved by head as a dense one's."""
+    """Queries, keys and values by three structured layers, interleaved by head as a dense one's."""
 
     def __init__(
         self, config: LinearConfig, in_features: int, head_size: int, *, layer_idx: int
@@ -170,11 +179,12 @@ class QueryKeyValue(nn.Module):
         return flow.cat(heads, dim=3).reshape(batch, time, 3 * width)
 
 
-def local_linear(module: nn.Module, place: Position) -> LocalLinear | LocalMonarch:
+def local_linear(module: nn.Module, place: Position) -> LocalLinear | LocalStructured:
     """This process's part of one of the layers above, as a function of local tensors."""
-    if isinstance(module, MonarchProjection):
-        factors = local(module.blkdiag1), local(module.blkdiag2)
-        return LocalMonarch(*factors, local(module.bias), place, module.output == SPLIT)
+    if isinstance(module, Projection):
+        names = ("blkdiag1", "blkdiag2") if isinstance(module, MonarchLinear) else ("weight",)
+        arrays = tuple(local(getattr(module, name)) for name in names)
+        return LocalStructured(arrays, local(module.bias), place, module.output == SPLIT)
     split = module.parallel == "col"
     # The operator that adds the bias and the residual to the product takes the weight (out, in).
     weight = local(module.weight, COLUMNS if split else ROWS).transpose(0, 1).contiguous()
@@ -204,11 +214,11 @@ class LocalLinear:
 
 
 @dataclass(frozen=True)
-class LocalMonarch:
-    """A whole Monarch layer, whose outputs are split over processes or, not `split`, its inputs."""
+class LocalStructured:
+    """A whole Monarch layer, of two factors, or block-diagonal one, of its blocks; its outputs are
+    split over processes or, not `split`, its inputs."""
 
-    blkdiag1: flow.Tensor
-    blkdiag2: flow.Tensor
+    arrays: tuple[flow.Tensor, ...]
     bias: flow.Tensor
     place: Position
     split: bool
@@ -217,11 +227,22 @@ class LocalMonarch:
         group = self.place.group
         if not self.split and len(group) > 1:
             x = self.place.join(x.contiguous(), (x.shape[-1],) * len(group))
-        factors = self.blkdiag1, self.blkdiag2
-        y = monarch_multiply(x, *factors, self.bias, out_features=self.bias.shape[0])
+        y = self._product(x)
         if not self.split:
             return residual + y
         width = y.shape[-1] // len(group)
         if len(group) == 1:
             return y
         return flow._C.narrow(y, y.ndim - 1, width * group.index(self.place.rank), width)
+
+    def _product(self, x: flow.Tensor) -> flow.Tensor:
+        outputs = self.bias.shape[0]
+        if len(self.arrays) == 2:
+            return monarch_multiply(x, *self.arrays, self.bias, out_features=outputs)
+        (weight,) = self.arrays
+        blocks, block_out, block_in = weight.shape
+        x = flow._C.pad(x, [0, blocks * block_in - x.shape[-1]])
+        rows = x.reshape(-1, blocks, block_in).permute(1, 0, 2)
+        y = flow._C.matmul(rows, weight, transpose_b=True).permute(1, 0, 2)
+        y = y.reshape(*x.shape[:-1], blocks * block_out)
+        return flow._C.narrow(y, y.ndim - 1, 0, outputs) + self.bias

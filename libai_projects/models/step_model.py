@@ -21,7 +21,7 @@ from libai.utils import distributed as dist
 from oneflow import nn
 
 from libai_projects.models.attention import Hidden, Pair, Past
-from libai_projects.models.linear import MonarchProjection, local_linear
+from libai_projects.models.linear import Projection, local_linear
 from libai_projects.models.processes import BROADCAST, ROWS, Position, local, shares
 
 
@@ -60,7 +60,7 @@ class LocalEmbedding:
 
 
 _LOCAL: tuple[tuple[type | tuple[type, ...], Callable[[nn.Module, Position], Any]], ...] = (
-    ((Linear, MonarchProjection), local_linear),
+    ((Linear, Projection), local_linear),
     (LayerNorm, lambda module, _: LocalNorm(local(module.weight), local(module.bias), module.eps)),
     (VocabEmbedding, lambda module, place: LocalEmbedding(module.weight, place)),
     (Embedding, lambda module, _: LocalEmbedding(module.weight)),

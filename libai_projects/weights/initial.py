@@ -21,9 +21,10 @@ def initial_weights(
     """Each weight of `cfg.model.cfg`, by LiBai 0.1.1's name; float32; `seed` is at least 0.
 
     Normal with `initializer_range`, those that end a block divided by sqrt(2 x layers) unless
-    `use_scaled_init_for_output_weights` is false; Monarch layers as monarch_flow draws them; biases
-    0, norms 1. Each depends on the seed and its name alone: more rows of the vocabulary leave those
-    before as they are.
+    `use_scaled_init_for_output_weights` is false, block-diagonal ones times sqrt(blocks), which
+    keeps the output's variance; Monarch layers as monarch_flow draws them; biases 0, norms 1. Each
+    depends on the seed and its name alone: more rows of the vocabulary leave those before as they
+    are.
     """
     shapes = table.shapes(config)
     for name, shape in shapes.items():
@@ -51,4 +52,6 @@ def _draw(
     std = config.get("initializer_range", 0.02)
     if name.endswith(_END_OF_A_BLOCK) and config.get("use_scaled_init_for_output_weights", True):
         std /= math.sqrt(2 * config["num_layers"])
+    if len(shape) == 3:
+        std *= math.sqrt(shape[0])
     return generator.standard_normal(shape, np.float32) * np.float32(std)

@@ -1,5 +1,5 @@
-"""Which linear layers of a block are Monarch layers, by the model's config or by its weights; and
-those layers multiplied out, for formats that have dense ones only.
+"""Which linear layers of a block are Monarch or block-diagonal layers, by the model's config or by
+its weights; and those layers made dense, for formats that have dense ones only.
 
 `mlp_cfg` stands for both layers of the feed-forward network, or has one config for each;
 `attnlinear_cfg` for the projections to queries, keys and values, which then are three layers as in
@@ -8,8 +8,7 @@ the vision models of monarch_flow; `attnproj_cfg` for attention's output project
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from oneflow_accel.errors import UserError
@@ -17,8 +16,8 @@ from oneflow_accel.errors import UserError
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
-from monarch_flow.layers import LinearConfig, MonarchLinear, monarch_shapes
-from monarch_flow.projection import monarch_to_dense
+from monarch_flow.layers import BlockdiagLinear, LinearConfig, MonarchLinear, monarch_shapes
+from monarch_flow.projection import LayerSpec, densify_weights
 
 MLP, ATTENTION, PROJECTION = "mlp_cfg", "attnlinear_cfg", "attnproj_cfg"
 KEYS = (MLP, ATTENTION, PROJECTION)
@@ -27,14 +26,13 @@ QKV, DENSE = "self_attention.query_key_value", "self_attention.dense"
 QKV_PARTS = ("q_proj", "k_proj", "v_proj")
 """The three layers that are in `QKV` where it is not one dense layer."""
 
-_FACTOR = re.compile(rf"(.+?)\.(?:({'|'.join(QKV_PARTS)})\.)?blkdiag1\Z")
 _TARGET = "_target_"
 _PAIR = "monarch_flow.layers.MlpCustom"
 _PAIR_KEYS = ("linear1_cfg", "linear2_cfg")
 
 
 def layers(config: Mapping[str, Any]) -> dict[str, LinearConfig]:
-    """The parts of a block that are Monarch layers: INNER, OUTER, QKV and DENSE of `cfg.model.cfg`.
+    """The parts of a block that are not dense: of INNER, OUTER, QKV and DENSE, by `cfg.model.cfg`.
     A UserError where a value is not the config of a linear layer that GPT-2 has."""
     inner, outer = _pair(config.get(MLP))
     found = {
@@ -47,7 +45,7 @@ def layers(config: Mapping[str, Any]) -> dict[str, LinearConfig]:
 
 
 def nblocks(layer: LinearConfig) -> int:
-    """Blocks of a Monarch layer of `layers`."""
+    """Blocks of a layer of `layers`."""
     return int(dict(layer.options)["nblocks"])
 
 
@@ -58,15 +56,19 @@ def parameter_shapes(
     of the dense layer in its place, QKV's of three layers together."""
     names = [f"{name}." for name in QKV_PARTS] if part == QKV else [""]
     width = out_features // len(names)
-    first, second = monarch_shapes(in_features, width, nblocks(layer))
-    kinds = {"bias": (width,), "blkdiag1": first, "blkdiag2": second}
+    blocks = nblocks(layer)
+    kinds: dict[str, tuple[int, ...]] = {"bias": (width,)}
+    if layer.target == MonarchLinear.__name__:
+        kinds["blkdiag1"], kinds["blkdiag2"] = monarch_shapes(in_features, width, blocks)
+    else:
+        kinds["weight"] = blocks, -(-width // blocks), -(-in_features // blocks)
     return {f"{name}{kind}": shape for name in names for kind, shape in kinds.items()}
 
 
 def settings_of(state: Mapping[str, np.ndarray], block: str) -> dict[str, Any]:
     """The keys of `cfg.model.cfg` that weights tell; `block` is a prefix that ends with a dot."""
     found = {
-        part: _of_blocks(state.get(f"{block}{part}.{below}blkdiag1"))
+        part: _of_arrays(state, f"{block}{part}.{below}")
         for part, below in ((INNER, ""), (OUTER, ""), (QKV, f"{QKV_PARTS[0]}."), (DENSE, ""))
     }
     inner, outer = found[INNER], found[OUTER]
@@ -79,11 +81,13 @@ def settings_of(state: Mapping[str, np.ndarray], block: str) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if value is not None}
 
 
-def _of_blocks(blkdiag1: np.ndarray | None) -> dict[str, Any] | None:
-    if blkdiag1 is None:
-        return None
-    layer = LinearConfig.of({_TARGET: "monarch", "nblocks": len(blkdiag1)})
-    return layer.to_dict()
+def _of_arrays(state: Mapping[str, np.ndarray], below: str) -> dict[str, Any] | None:
+    """The config of a layer by its arrays; None for a dense one."""
+    for short, name in (("monarch", "blkdiag1"), ("blockdiag", "weight")):
+        array = state.get(below + name)
+        if array is not None and array.ndim == 3:
+            return LinearConfig.of({_TARGET: short, "nblocks": len(array)}).to_dict()
+    return None
 
 
 def _pair(value: Any) -> tuple[Any, Any]:
@@ -111,10 +115,16 @@ def _read(key: str, value: Any) -> LinearConfig | None:
         raise UserError(f"model.cfg.{key}: {error}") from error
     if layer.is_dense:
         return None
-    if layer.target != MonarchLinear.__name__:
+    if layer.target not in (MonarchLinear.__name__, BlockdiagLinear.__name__):
         raise UserError(
-            f"model.cfg.{key}: GPT-2 has dense and Monarch layers, not {layer.target}; the others "
-            "are for the vision models of monarch_flow. Give null or 'monarch'"
+            f"model.cfg.{key}: GPT-2 has dense, Monarch and block-diagonal layers, not "
+            f"{layer.target}; the others are for the vision models of monarch_flow. Give null, "
+            "'monarch' or 'blockdiag'"
+        )
+    if dict(layer.options).get("shuffle"):
+        raise UserError(
+            f"model.cfg.{key}.shuffle: GPT-2's block-diagonal layers do not shuffle, as the "
+            "weights alone must tell what they are"
         )
     if dict(layer.options).get("bias", True) is not True:
         raise UserError(f"model.cfg.{key}.bias: the linear layers of GPT-2 have biases")
@@ -130,28 +140,43 @@ def _plain(value: Any) -> Any:
 
 
 def densified(state: Mapping[str, np.ndarray], config: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """The same function with dense layers only: LiBai 0.1.1's state with weights (in, out) in place
-    of factors. `config` gives hidden_size, ffn_hidden_size and num_attention_heads."""
-    layers = dict.fromkeys(found[1] for found in map(_FACTOR.match, state) if found)
-    below = tuple(f"{layer}." for layer in layers)
-    result = {name: array for name, array in state.items() if not name.startswith(below)}
-    for layer in layers:
-        inputs = config["ffn_hidden_size" if layer.endswith(OUTER) else "hidden_size"]
-        names = [f"{layer}.{part}" for part in QKV_PARTS] if layer.endswith(QKV) else [layer]
-        weights = [_weight(state, name, inputs) for name in names]
-        biases = [state[f"{name}.bias"] for name in names]
-        if layer.endswith(QKV):
-            weights = [_interleaved(weights, config["num_attention_heads"])]
-            biases = [_interleaved(biases, config["num_attention_heads"])]
-        result[f"{layer}.weight"], result[f"{layer}.bias"] = weights[0], biases[0]
+    """The same function with dense layers only, in LiBai 0.1.1's layout. `config` gives
+    hidden_size, ffn_hidden_size and num_attention_heads."""
+    layers = {}
+    for name, array in state.items():
+        module, _, kind = name.rpartition(".")
+        if array.ndim == 3 and kind in ("blkdiag1", "weight"):
+            inputs = config["ffn_hidden_size" if module.endswith(OUTER) else "hidden_size"]
+            of = "monarch" if kind == "blkdiag1" else "blockdiag"
+            layers[module] = LayerSpec(of, inputs, len(state[f"{module}.bias"]), len(array))
+    dense, _ = densify_weights(state, layers)
+    return in_libai_layout(dense, layers, config["num_attention_heads"])
+
+
+def in_libai_layout(
+    arrays: Mapping[str, np.ndarray], layers: Collection[str], heads: int
+) -> dict[str, np.ndarray]:
+    """Arrays with the dense weights (out, in) of these layers, by module, as LiBai has them: (in,
+    out), and queries, keys and values as one layer in the place of the first. What is kept per
+    weight, such as a moment, changes like the weight; names may begin with its kind and a slash."""
+    result: dict[str, np.ndarray] = {}
+    parts: dict[str, list[np.ndarray]] = {}
+    for name, array in arrays.items():
+        module, _, kind = name.rpartition(".")
+        if module.rpartition("/")[2] not in layers:
+            result[name] = array
+            continue
+        array = np.ascontiguousarray(array.T) if kind == "weight" else array
+        whole, _, part = module.rpartition(".")
+        if part not in QKV_PARTS:
+            result[name] = array
+            continue
+        # The three are in the order of QKV_PARTS, as in the model.
+        found = parts.setdefault(f"{whole}.{kind}", [])
+        found.append(array)
+        if len(found) == len(QKV_PARTS):
+            result[f"{whole}.{kind}"] = _interleaved(found, heads)
     return result
-
-
-def _weight(state: Mapping[str, np.ndarray], name: str, inputs: int) -> np.ndarray:
-    """The dense weight, (in, out)."""
-    first, second = state[f"{name}.blkdiag1"], state[f"{name}.blkdiag2"]
-    outputs = len(state[f"{name}.bias"])
-    return np.ascontiguousarray(monarch_to_dense(first, second, outputs, inputs).T)
 
 
 def _interleaved(parts: list[np.ndarray], heads: int) -> np.ndarray:

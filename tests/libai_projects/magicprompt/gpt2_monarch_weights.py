@@ -1,4 +1,4 @@
-"""Weights of a GPT-2 with Monarch layers, and the dense GPT-2 that is the same function."""
+"""Weights of a GPT-2 with Monarch or block-diagonal layers, and the dense one of that function."""
 
 from __future__ import annotations
 
@@ -32,6 +32,22 @@ def dense(blkdiag1: np.ndarray, blkdiag2: np.ndarray) -> np.ndarray:
     return result
 
 
+def block_diagonal(blocks: np.ndarray) -> np.ndarray:
+    """The matrix (out, in) with these blocks on its diagonal, padding included."""
+    count, rows, columns = blocks.shape
+    result = np.zeros((count * rows, count * columns))
+    for index, block in enumerate(blocks):
+        at = slice(index * rows, (index + 1) * rows), slice(index * columns, (index + 1) * columns)
+        result[at] = block
+    return result
+
+
+def _matrix(given: Mapping[str, np.ndarray], below: str) -> np.ndarray:
+    if f"{below}blkdiag1" in given:
+        return dense(given[f"{below}blkdiag1"], given[f"{below}blkdiag2"])
+    return block_diagonal(given[f"{below}weight"])
+
+
 def of_model(
     shapes: Mapping[str, Iterable[int]], shape: Shape, scale: float = 0.1, rows: int | None = None
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
@@ -44,7 +60,7 @@ def of_model(
     rng = np.random.default_rng(11)
     given = {}
     for name, sizes in shapes.items():
-        if name in state:
+        if name in state and state[name].shape == tuple(sizes):
             given[name] = state[name]
             continue
         sizes = tuple(sizes)
@@ -54,13 +70,12 @@ def of_model(
         for hf_name, part in LINEAR.items():
             prefix = f"GPT_model.transformer.layers.{layer}.{part}."
             below = [f"{prefix}{name}." for name in QKV_PARTS] if "c_attn" in hf_name else [prefix]
-            if f"{below[0]}blkdiag1" not in given:
+            weight = given.get(f"{below[0]}weight")
+            if f"{below[0]}blkdiag1" not in given and (weight is None or weight.ndim == 2):
                 continue
             biases = [given[f"{each}bias"] for each in below]
-            matrices = [
-                dense(given[f"{each}blkdiag1"], given[f"{each}blkdiag2"])[: len(bias)]
-                for each, bias in zip(below, biases, strict=True)
-            ]
+            pairs = zip(below, biases, strict=True)
+            matrices = [_matrix(given, each)[: len(bias)] for each, bias in pairs]
             target = f"h.{layer}.{hf_name}"
             width = dense_state[f"{target}.weight"].shape[0]
             dense_state[f"{target}.weight"] = np.concatenate(matrices)[:, :width].T

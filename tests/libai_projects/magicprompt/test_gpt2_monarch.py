@@ -50,6 +50,12 @@ ONE_OF_TWO = {
         "drop_btw_fcs": False,
     }
 }
+BLOCKS = {
+    "mlp_cfg": "blockdiag",
+    "attnlinear_cfg": {"_target_": "monarch_flow.layers.BlockdiagLinear", "nblocks": 2},
+    # 64 -> 64: 3 does not divide it.
+    "attnproj_cfg": {"_target_": "blockdiag", "nblocks": 3},
+}
 UNFUSED = {"attention_fusion": False, "bias_dropout_fusion": False, "bias_gelu_fusion": False}
 TOLERANCE = 1e-5
 # Launches that hang are tried once more.
@@ -80,7 +86,7 @@ def build(**options: Any) -> tuple[GPT2ForPreTraining, dict[str, np.ndarray]]:
     return model.eval(), reference
 
 
-@pytest.mark.parametrize("options", [MLP, ALL, ONE_OF_TWO, {**ALL, **UNFUSED}], ids=str)
+@pytest.mark.parametrize("options", [MLP, ALL, ONE_OF_TWO, {**ALL, **UNFUSED}, BLOCKS], ids=str)
 def test_logits_are_those_of_the_factors_multiplied_out(options: dict[str, Any]) -> None:
     model, reference = build(**options)
     expected = reference_gpt2.forward(reference, IDS, SHAPE.heads)
@@ -94,7 +100,7 @@ def test_the_erf_form_with_the_bias_apart(fused: bool) -> None:
     assert_close(logits(model, IDS), expected, reduced=SHAPE.width)
 
 
-@pytest.mark.parametrize("options", [MLP, ALL, ONE_OF_TWO], ids=str)
+@pytest.mark.parametrize("options", [MLP, ALL, ONE_OF_TWO, BLOCKS], ids=str)
 def test_single_steps_are_the_references(options: dict[str, Any]) -> None:
     model, reference = build(**options)
     stepper = GPT2StepModel(model)
@@ -119,7 +125,7 @@ def test_names_and_shapes_of_the_parameters() -> None:
     assert not any(name.endswith("h_to_4h.weight") for name in found)
 
 
-@pytest.mark.parametrize("options", [{}, MLP, ALL, ONE_OF_TWO], ids=str)
+@pytest.mark.parametrize("options", [{}, MLP, ALL, ONE_OF_TWO, BLOCKS], ids=str)
 def test_weights_tell_which_layers_are_monarch_layers(options: dict[str, Any]) -> None:
     shapes = GPT2.shapes(config(**options))
     state = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
@@ -169,7 +175,7 @@ def test_a_new_model_leaves_the_factors_as_the_layer_draws_them() -> None:
 
 
 def test_a_hugging_face_folder_has_the_dense_model(tmp_path: Path) -> None:
-    for name, options in (("all", ALL), ("one of two", ONE_OF_TWO)):
+    for name, options in (("all", ALL), ("one of two", ONE_OF_TWO), ("blocks", BLOCKS)):
         model, _ = build(**options)
         weights.save_huggingface(model, config(**options), tmp_path / name)
         state = load_file(tmp_path / name / "model.safetensors")
@@ -194,7 +200,8 @@ def test_weights_go_in_and_out() -> None:
     [
         ({"mlp_cfg": "monrach"}, "model.cfg.mlp_cfg: there is no linear layer.*'monarch'"),
         ({"mlp_cfg": {"_target_": LAYER, "nblock": 4}}, "no option 'nblock'.*'nblocks'"),
-        ({"attnlinear_cfg": "blockdiag"}, "attnlinear_cfg: .*not BlockdiagLinear"),
+        ({"attnlinear_cfg": "low_rank"}, "attnlinear_cfg: .*not LowRank"),
+        ({"mlp_cfg": {"_target_": "blockdiag", "shuffle": True}}, "mlp_cfg.shuffle"),
         ({"mlp_cfg": {"_target_": LAYER, "nblocks": 0}}, "mlp_cfg.nblocks=0"),
         ({"mlp_cfg": {"_target_": LAYER, "bias": False}}, "mlp_cfg.bias"),
         (
@@ -223,7 +230,10 @@ def test_blocks_that_tensor_parallelism_does_not_divide() -> None:
         model_options.from_config(cfg.model.cfg, tensor_parallel_size=2)
 
 
+# 64 -> 64: 6 does not divide it.
+SPLIT_BLOCKS = {"config": {**BLOCKS, "attnproj_cfg": {"_target_": "blockdiag", "nblocks": 6}}}
 ONE: dict[str, dict[str, Any]] = {
+    "blocks": {"evaluate": True, **SPLIT_BLOCKS},
     "eager": {"evaluate": True},
     "graph": {"graph": True, "evaluate": True, "checkpointing": True},
 }
@@ -234,17 +244,20 @@ TWO: dict[str, dict[str, Any]] = {
     "graph, PP2, accumulation": {"graph": True, "pipeline": 2, "accumulation": 2},
     "graph, DP2, ZeRO 3": {"graph": True, "data": 2, "zero": 3, "evaluate": True},
     "generate, TP2": {"tensor": 2, "generate": True},
+    "blocks, graph, TP2": {"graph": True, "tensor": 2, "evaluate": True, **SPLIT_BLOCKS},
+    "blocks, generate, TP2": {"tensor": 2, "generate": True, **SPLIT_BLOCKS},
 }
 FOUR: dict[str, dict[str, Any]] = {
     "DP2 x TP2": {"data": 2, "tensor": 2, "evaluate": True},
     "TP2 x PP2": {"tensor": 2, "pipeline": 2},
     "generate, TP2 x PP2": {"tensor": 2, "pipeline": 2, "generate": True},
+    "blocks, DP2 x TP2": {"data": 2, "tensor": 2, "evaluate": True, **SPLIT_BLOCKS},
 }
 
 
 def _run(folder: Path, processes: int, cases: dict[str, dict[str, Any]]) -> dict[str, np.ndarray]:
     path = folder / "cases.json"
-    path.write_text(json.dumps([{**case, "config": ALL} for case in cases.values()]))
+    path.write_text(json.dumps([{"config": ALL, **case} for case in cases.values()]))
     environment = {"ONEFLOW_ACCEL_THREADS": "1"}
     if processes == 1:
         result = run_process([WORKER, path], timeout=200, env=environment)
@@ -260,22 +273,21 @@ def _run(folder: Path, processes: int, cases: dict[str, dict[str, Any]]) -> dict
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
     found = _run(tmp_path_factory.mktemp("one"), 1, ONE)
     np.testing.assert_allclose(found["graph"], found["eager"], rtol=0, atol=TOLERANCE)
     assert found["eager"][5] < found["eager"][0]
-    return found["eager"]
+    return found
 
 
 @pytest.mark.parametrize(("processes", "cases"), [(2, TWO), (4, FOUR)])
 def test_every_layout_trains_and_generates_as_one_process(
-    alone: np.ndarray, tmp_path: Path, processes: int, cases: dict[str, dict[str, Any]]
+    alone: dict[str, np.ndarray], tmp_path: Path, processes: int, cases: dict[str, dict[str, Any]]
 ) -> None:
     found = _run(tmp_path, processes, cases)
     for name, values in found.items():
         if "generate" in name:
             assert values.max() < TOLERANCE, name
         else:
-            np.testing.assert_allclose(
-                values, alone[: len(values)], rtol=0, atol=TOLERANCE, err_msg=name
-            )
+            expected = alone["blocks" if "blocks" in name else "eager"][: len(values)]
+            np.testing.assert_allclose(values, expected, rtol=0, atol=TOLERANCE, err_msg=name)

@@ -323,10 +323,11 @@ def test_flops_of_a_token_of_gpt2(make_cfg):
     """124M: 12 x 12 x 768^2 + 50257 x 768 weights = 123.5M; 6 x that + 12 x 12 x 768 x 1024."""
     model = load_config(str(PROJECTS / CONFIG)).model.cfg
     assert throughput.flops_per_token(model) == pytest.approx(8.544e8, rel=1e-3)
-    backend = SimpleNamespace(max_memory_allocated=lambda: None)
-    speed = throughput.Throughput(backend, 8, 1024, 1e9, 1e12)
-    assert speed.mfu(10.0) == pytest.approx(8 * 1024 * 1e9 / 1e13)
-    assert "mfu: n/a" in throughput.Throughput(backend, 8, 1024, 1e9).describe(1.0)
+    properties = SimpleNamespace(name="device", peak_flops={"float32": 1e12})
+    backend = SimpleNamespace(properties=lambda: properties)
+    speed = throughput.Throughput(backend, 8, 1024, 1e9)
+    assert speed.values(10.0)["mfu"] == pytest.approx(100 * 8 * 1024 * 1e9 / 1e13)
+    assert "mfu" not in throughput.Throughput(backend, 8, 1024).values(1.0)
 
 
 def test_scripts_pass_arguments_on_unchanged(tmp_path):

@@ -52,7 +52,15 @@ def test_verbatim_command_with_overrides_and_flags_in_any_order(environment, tmp
     assert perplexities(out)[40] < perplexities(out)[20] < 400
     last = metrics(out)[-2]
     assert {"iteration", "total_loss", "lr", "time", "data_time"} <= last.keys()
-    for part in ("samples/s", "tokens/s", "mfu: n/a", "peak memory", "eta:", "batch 8 = 4 x 1 x 2"):
+    for part in (
+        "samples/s",
+        "tokens/s",
+        "mfu: ",
+        "MFU: ",
+        "peak memory",
+        "eta:",
+        "batch 8 = 4 x 1 x 2",
+    ):
         assert part in result.stdout, part
     # AMP is on in the config and not on this device.
     assert "train.amp.enabled=false" in result.stdout
@@ -66,7 +74,10 @@ def test_verbatim_command_with_overrides_and_flags_in_any_order(environment, tmp
     logged = read_metrics(out / "metrics.jsonl")
     steps, values = metric_series(logged, "train", "loss")
     assert dict(zip(steps.tolist(), values, strict=True)) == curve
-    assert {"lr", "step_seconds", "tokens_per_second"} <= logged[-3]["values"].keys()
+    line = logged[-3]["values"]
+    assert {"lr", "step_seconds", "tokens_per_second"} <= line.keys()
+    assert line["grad_norm"] > 0 < line["mfu"] < 150
+    assert 0.05 < line["peak_memory_gb"] < 8
     assert metric_series(logged, "val", "perplexity")[1].tolist() == list(
         perplexities(out).values()
     )

@@ -22,7 +22,7 @@ cfg = {
     "use_scaled_init_for_output_weights": True,
     # OpenAI's weights were trained with the tanh form; "gelu" is the erf form.
     "activation": "gelu_tanh",
-    # Linear layers that are Monarch layers: null (dense), monarch, or
+    # Linear layers that are Monarch or block-diagonal: null (dense), monarch, blockdiag, or
     # {_target_: monarch_flow.layers.MonarchLinear, nblocks: 4}.
     "mlp_cfg": None,
     # Queries, keys and values; the projection after attention.
