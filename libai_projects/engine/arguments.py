@@ -32,7 +32,7 @@ COMMON_KEYS = {
     "graph.enabled": "nn.Graph (true) or eager mode (false)",
     "model.cfg.num_layers": "layers of the model",
     "model.cfg.hidden_size": "width of the model",
-    "model.cfg.mlp_cfg": "monarch, blockdiag: such layers in the feed-forward network (null: dense)",
+    "model.cfg.mlp_cfg": "monarch or blockdiag layers in the feed-forward network (null: dense)",
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 from oneflow_accel.backends.base import FEATURES, Support
 from oneflow_accel.errors import UserError
@@ -324,7 +325,7 @@ def test_flops_of_a_token_of_gpt2(make_cfg):
     model = load_config(str(PROJECTS / CONFIG)).model.cfg
     assert throughput.flops_per_token(model) == pytest.approx(8.544e8, rel=1e-3)
     properties = SimpleNamespace(name="device", peak_flops={"float32": 1e12})
-    backend = SimpleNamespace(properties=lambda: properties)
+    backend = Mock(properties=lambda: properties)
     speed = throughput.Throughput(backend, 8, 1024, 1e9)
     assert speed.values(10.0)["mfu"] == pytest.approx(100 * 8 * 1024 * 1e9 / 1e13)
     assert "mfu" not in throughput.Throughput(backend, 8, 1024).values(1.0)
