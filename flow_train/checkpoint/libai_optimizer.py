@@ -35,22 +35,23 @@ _MODEL = "model"
 
 class OptimizerCheckpoint:
     """What a checkpoint keeps of an optimizer over a model's global tensors; `graph` is the
-    training graph that has compiled it, None in eager mode."""
+    training graph that has compiled it, None in eager mode. `names` are its parameters, in the
+    order of their numbers."""
 
     def __init__(
         self, model: nn.Module, optimizer: flow.optim.Optimizer, graph: nn.Graph | None = None
     ) -> None:
         self._optimizer = optimizer
         self._graph = graph
-        self._names = parameter_names(model, optimizer)
+        self.names = parameter_names(model, optimizer)
         self._shapes = {name: tuple(value.shape) for name, value in model.named_parameters()}
 
     def state_dict(self) -> dict[str, Any]:
         """The form that the module describes; tensors are global, in the layout they have."""
-        state: dict[str, Any] = {**self._optimizer.state_dict(), "names": list(self._names)}
+        state: dict[str, Any] = {**self._optimizer.state_dict(), "names": list(self.names)}
         if self._graph is not None:
-            values, extra = _of_graph(self._graph.state_dict(), self._names)
-            numbers = {name: number for number, name in enumerate(self._names)}
+            values, extra = _of_graph(self._graph.state_dict(), self.names)
+            numbers = {name: number for number, name in enumerate(self.names)}
             state["state"] = {numbers[name]: entries for name, entries in values.items()}
             # The number of steps is among them: a tensor that some processes do not have.
             state["graph"] = extra
@@ -65,7 +66,7 @@ class OptimizerCheckpoint:
             values, extra = self._of_optimizer(state), dict(state.get("graph", {}))
             steps = state["state"].get("step")
         else:
-            values, extra = _of_graph(state, self._names)
+            values, extra = _of_graph(state, self.names)
             steps = None
         self._check(values)
         if self._graph is None:
@@ -76,11 +77,11 @@ class OptimizerCheckpoint:
     def _of_optimizer(self, state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         numbers = [number for group in state["param_groups"] for number in group["params"]]
         # LiBai's own state has no names: it has the same parameters in the same order.
-        names = state.get("names") or self._names
-        if len(numbers) != len(self._names) or set(names) != set(self._names):
+        names = state.get("names") or self.names
+        if len(numbers) != len(self.names) or set(names) != set(self.names):
             raise CheckpointError(
                 f"the checkpoint's optimizer has {len(numbers)} parameters, and this run's "
-                f"{len(self._names)}, or others: resume with the configuration of that run"
+                f"{len(self.names)}, or others: resume with the configuration of that run"
             )
         return {names[number]: state["state"].get(number, {}) for number in numbers}
 
@@ -117,7 +118,7 @@ class OptimizerCheckpoint:
             steps = _number(extra[TRAIN_STEP])
         state = self._optimizer.state_dict()
         state["state"]["step"] = steps
-        for number, name in enumerate(self._names):
+        for number, name in enumerate(self.names):
             state["state"][number] = dict(values.get(name, {}))
         self._optimizer.load_state_dict(state)
 

@@ -17,6 +17,7 @@ from omegaconf import DictConfig, ListConfig
 
 from flow_train.metrics.loggers import require_loggers
 from libai_projects.engine.check_files import Note
+from libai_projects.weights import monarch
 
 # These keys are whole numbers; the value is the least that each may be.
 _COUNTS = {
@@ -67,6 +68,14 @@ def check_steps(cfg: DictConfig) -> None:
     ratio = try_get_key(cfg, "train.warmup_ratio", default=0)
     if not (_is_number(ratio) and 0 <= ratio < 1):
         raise UserError(f"train.warmup_ratio={ratio}: a share of the run, from 0 to below 1")
+    share = try_get_key(cfg, "train.sparse_to_dense.fraction", default=None)
+    if share is not None and not (_is_number(share) and 0 <= share <= 1):
+        raise UserError(f"train.sparse_to_dense.fraction={share}: a share of the run, 0 to 1")
+    if share is not None and not monarch.layers(try_get_key(cfg, "model.cfg", default={})):
+        keys = " or ".join(f"model.cfg.{key}=monarch" for key in monarch.KEYS)
+        raise UserError(
+            f"train.sparse_to_dense.fraction={share}, but all layers are dense; give {keys}"
+        )
     if not (cfg.train.get("train_iter") or cfg.train.get("train_epoch")):
         raise UserError("nothing to train: train.train_iter and train.train_epoch are 0")
     if cfg.graph.enabled:

@@ -8,12 +8,17 @@ from pathlib import Path
 
 from oneflow_accel import distributed
 
+from libai.config import try_get_key
 from libai.evaluation import flatten_results_dict
 from omegaconf import DictConfig
 
 from flow_train.checkpoint import libai_folders
 from flow_train.files import replace_file
+from libai_projects.engine.check_files import weights_format
+from libai_projects.engine.sparse_to_dense import make_dense
 from libai_projects.engine.trainer import Trainer, load_weights
+from libai_projects.weights import load
+from libai_projects.weights.monarch import KEYS
 
 RESULT_NAME = "evaluation.json"
 
@@ -35,6 +40,10 @@ def evaluate(cfg: DictConfig, weights: str) -> object:
     _, validation, test = Trainer.build_train_loader(cfg, tokenizer)
     loaders = [loader for loader in (validation, test) if loader is not None]
     loaders += Trainer.build_test_loader(cfg, tokenizer)
+    if try_get_key(cfg, "train.sparse_to_dense.fraction", default=None) is not None:
+        _, found = load(weights, weights_format(weights))
+        if not any(key in found for key in KEYS):
+            make_dense(cfg)
     model = Trainer.build_model(cfg)
     load_weights(model, weights)
     if cfg.graph.enabled:

@@ -43,6 +43,7 @@ from libai_projects.engine.checkpoints import BestCheckpointer, Checkpointer, Pe
 from libai_projects.engine.data import use_ours
 from libai_projects.engine.hooks import EarlyStop, EvalHook, PeriodicWriter
 from libai_projects.engine.perplexity import evaluate_on
+from libai_projects.engine.sparse_to_dense import SparseToDense, make_dense
 from libai_projects.engine.writers import MetricsWriter
 
 logger = logging.getLogger("libai_projects")
@@ -144,6 +145,11 @@ class Trainer(DefaultTrainer):
         self.test_loader = [loader for loader in evaluated if loader is not None]
         self.test_loader += self.build_test_loader(cfg, self.tokenizer)
         self.auto_scale_hyperparams(cfg, self.train_loader)
+        # Whether sparse to dense is behind; the config still says how the run began.
+        self.is_dense = bool(self._resumed.get("is_dense"))
+        if self.is_dense:
+            make_dense(cfg)
+        self._trainer = self.checkpointer = None
         self.use_model(self.build_model(cfg))
         self.resume_or_load(cfg.train.resume)
         cfg.train.start_iter = self.start_iter
@@ -179,7 +185,7 @@ class Trainer(DefaultTrainer):
             cfg.dataloader.train.consumed_samples = self._consumed_at_start
 
     def use_model(self, model: flow.nn.Module) -> None:
-        """Train `model` from here on, with an optimizer whose state is new."""
+        """Train `model` from here on, with an optimizer whose state is new; the data go on."""
         cfg, graph = self.cfg, None
         self.model = model
         self.optimizer = self.build_optimizer(cfg, model)
@@ -189,18 +195,28 @@ class Trainer(DefaultTrainer):
                 cfg, model, self.optimizer, self.lr_scheduler, is_train=True
             )
             self.graph_eval = self.build_graph(cfg, model, is_train=False)
-            self._trainer = libai_trainer.GraphTrainer(graph, self.train_loader)
-        else:
-            steps = cfg.train.num_accumulation_steps
-            self._trainer = EagerTrainer(model, self.train_loader, self.optimizer, steps)
-        self.checkpointer = Checkpointer(
-            model,
-            cfg.train.output_dir,
+        parts = {
             # One form for both modes, so that each goes on from the other's checkpoints.
-            optimizer=OptimizerCheckpoint(model, self.optimizer, graph),
+            "optimizer": OptimizerCheckpoint(model, self.optimizer, graph),
             # A graph has its own; this one is for the lr that LiBai's LRScheduler shows.
-            lr_scheduler=self.lr_scheduler,
+            "lr_scheduler": self.lr_scheduler,
+        }
+        if self._trainer is None:
+            if graph is not None:
+                self._trainer = libai_trainer.GraphTrainer(graph, self.train_loader)
+            else:
+                steps = cfg.train.num_accumulation_steps
+                self._trainer = EagerTrainer(model, self.train_loader, self.optimizer, steps)
+            self.checkpointer = Checkpointer(model, cfg.train.output_dir, **parts)
+            return
+        model.train()
+        self._trainer.model, self._trainer.optimizer, self._trainer.graph = (
+            model,
+            self.optimizer,
+            graph,
         )
+        self.checkpointer.model = model
+        self.checkpointer.checkpointables.update(parts)
 
     def _describe(self) -> str:
         train, sizes = self.cfg.train, self.cfg.train.dist
@@ -295,9 +311,7 @@ class Trainer(DefaultTrainer):
             return
         loaded = self.checkpointer.load(self._resume_from)
         assert self.start_iter == loaded["iter"] + 1
-        rates = self.lr_scheduler.get_last_lr()
-        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
+        self.take_rates()
         states = self._resumed.get("rng")
         if states and len(states) == distributed.world_size():
             set_rng_state(states[distributed.rank()])
@@ -309,6 +323,14 @@ class Trainer(DefaultTrainer):
                 distributed.world_size(),
             )
 
+    def take_rates(self, state: dict[str, Any] | None = None) -> None:
+        """Let the optimizer have the schedule's learning rates, at that state of the schedule."""
+        if state is not None:
+            self.lr_scheduler.load_state_dict(state)
+        rates = self.lr_scheduler.get_last_lr()
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+
     def trainer_state(self) -> dict[str, Any]:
         """What a checkpoint keeps besides model, optimizer and schedule: the position in the data
         and the random generators. Collective; moves oneflow's generators on to a new stream, the
@@ -319,6 +341,7 @@ class Trainer(DefaultTrainer):
             "consumed_samples": self._consumed_at_start + steps * self.global_batch_size,
             "seed": try_get_key(self.cfg, "train.seed", default=None),
             "rng": distributed.all_gather_json(get_rng_state()),
+            "is_dense": self.is_dense,
         }
 
     @classmethod
@@ -407,7 +430,9 @@ class Trainer(DefaultTrainer):
         """LiBai's hooks in LiBai's order, ours in place of some, and what ends a run early."""
         train, evaluation = self.cfg.train, self.cfg.train.evaluation
         kept = try_get_key(train, "checkpointer.max_to_keep", default=None)
-        hooks: list[Any] = [
+        fraction = try_get_key(self.cfg, "train.sparse_to_dense.fraction", default=None)
+        hooks: list[Any] = [] if fraction is None else [SparseToDense(fraction)]
+        hooks += [
             libai_hooks.IterationTimer(),
             libai_hooks.LRScheduler(),
             PeriodicCheckpointer(self.checkpointer, train.checkpointer.period, max_to_keep=kept),
@@ -429,6 +454,18 @@ class Trainer(DefaultTrainer):
         model = self.graph_eval if self.cfg.graph.enabled else self.model
         self._last_eval_results = self.test(self.cfg, self.test_loader, model)
         return self._last_eval_results
+
+    def validation_loss(self) -> float | None:
+        """The mean loss of a batch of the first split to evaluate; None without one, or on a rank
+        that does not know it. Collective."""
+        if not self.test_loader:
+            return None
+        cfg, model = self.cfg, self.graph_eval if self.cfg.graph.enabled else self.model
+        size = cfg.train.test_micro_batch_size * dist.get_data_parallel_size()
+        evaluator = self.build_evaluator(cfg)
+        found = evaluate_on(model, self.test_loader[0], size, 1, self.get_batch, evaluator)
+        self.model.train()
+        return found.get("lm_loss")
 
     def build_writers(self) -> list[EventWriter]:
         speed = throughput.of_run(

@@ -39,6 +39,8 @@ train = {
         # Stop after so many evaluations in a row that were no better; null: never.
         "patience": None,
     },
+    # Structured layers (model.cfg.mlp_cfg, ...) become dense after this share of the run.
+    "sparse_to_dense": {"fraction": None},
     # Stop at the first evaluation after so many minutes; null: never.
     "max_minutes": None,
     "log_period": 20,
