@@ -77,7 +77,7 @@ def get_rng_state() -> dict[str, Any]:
         raise RuntimeError(
             f"numpy's global generator is {numpy_state['bit_generator']}, expected MT19937"
         )
-    seed = _next_seed(oneflow.initial_seed())
+    seed = seed_of(f"oneflow_accel stream after {oneflow.initial_seed()}")
     oneflow.manual_seed(seed)
     return {
         "python": [version, list(internal_state), gauss_next],
@@ -117,9 +117,9 @@ def set_rng_state(state: dict[str, Any]) -> None:
     oneflow.manual_seed(seed)
 
 
-def _next_seed(seed: int) -> int:
-    digest = hashlib.sha256(f"oneflow_accel stream after {seed}".encode()).digest()
-    return int.from_bytes(digest[:8], "little") >> 1
+def seed_of(text: str) -> int:
+    """A 63-bit seed that hangs on `text` alone."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
 
 
 def named_generator(seed: int, name: str) -> np.random.Generator:
@@ -132,6 +132,4 @@ def named_generator(seed: int, name: str) -> np.random.Generator:
 def step_seed(seed: int, step: int, rank: int = 0) -> int:
     """A 63-bit seed for one training step of one process. A run that seeds with it before each step
     draws the same numbers there wherever it was resumed and whenever checkpoints were written."""
-    text = f"oneflow_accel {seed}, step {step}, process {rank}"
-    digest = hashlib.sha256(text.encode()).digest()
-    return int.from_bytes(digest[:8], "little") >> 1
+    return seed_of(f"oneflow_accel {seed}, step {step}, process {rank}")

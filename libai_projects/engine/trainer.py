@@ -5,7 +5,6 @@ It overrides methods of LiBai's `DefaultTrainer`; LiBai is patched only where a 
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 import time
@@ -34,7 +33,7 @@ from omegaconf import DictConfig, ListConfig
 
 from flow_train.checkpoint import libai_folders, oneflow_files
 from flow_train.checkpoint.libai_optimizer import OptimizerCheckpoint
-from flow_train.rng import get_rng_state, set_rng_state
+from flow_train.rng import get_rng_state, seed_of, set_rng_state
 from flow_train.stopping import StopRequest
 from libai_projects import weights
 from libai_projects.engine import throughput
@@ -160,7 +159,7 @@ class Trainer(DefaultTrainer):
         if cfg.graph.enabled and self.start_iter:
             # A graph draws its masks from the seed it is compiled with, at its first run. A resumed
             # one must not draw again those that the run began with.
-            self.backend.manual_seed(step_seed(cfg.train.seed, self.start_iter))
+            self._seed_for(self.start_iter)
             logger.info(
                 "resumed under nn.Graph: with dropout the losses are not those of a run in one go, "
                 "as the masks start anew; without it, or with graph.enabled=false, they are"
@@ -295,13 +294,18 @@ class Trainer(DefaultTrainer):
     def run_step(self) -> None:
         """One iteration; in eager mode its dropout masks depend on the seed and its number only."""
         if not self.cfg.graph.enabled:
-            self.backend.manual_seed(step_seed(self.cfg.train.seed, self.iter))
+            self._seed_for(self.iter)
             done = self.iter + 1
             is_shown = done % self.cfg.train.log_period == 0 or done == self.max_iter
             self._trainer.wants_norm = is_shown
         # LiBai would count the loss of a step to the one before, unlike its time and learning rate.
         self.storage.iter = self.iter + 1
         super().run_step()
+
+    def _seed_for(self, iteration: int) -> None:
+        """Seed so that a resumed run draws in an iteration what the whole one drew."""
+        seed = self.cfg.train.seed
+        self.backend.manual_seed(seed_of(f"libai_projects {seed} iteration {iteration}"))
 
     def resume_or_load(self, resume: bool = True) -> None:
         """Take up the last checkpoint, or only weights (train.load_weight), or neither."""
@@ -491,12 +495,6 @@ def _split_names(loaders: list[Any]) -> list[str]:
     alone = names.count(None) == 1 and "test" not in names
     unnamed = (f"test_{index}" for index in range(len(names)))
     return [name or ("test" if alone else next(unnamed)) for name in names]
-
-
-def step_seed(seed: int, iteration: int) -> int:
-    """A 63-bit seed for one iteration, so that a resumed run draws what the whole one drew."""
-    digest = hashlib.sha256(f"libai_projects {seed} iteration {iteration}".encode()).digest()
-    return int.from_bytes(digest[:8], "little") >> 1
 
 
 def load_weights(model: flow.nn.Module, path: str) -> None:
