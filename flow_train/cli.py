@@ -52,10 +52,8 @@ def add_profile_option(parser: Any) -> None:
     )
 
 
-def add_dummy_option(parser: Any) -> None:
-    parser.add_argument(
-        "--dummy", action="store_true", help="random images of the real shape, no disk"
-    )
+def add_dummy_option(parser: Any, what: str = "images of the real shape") -> None:
+    parser.add_argument("--dummy", action="store_true", help=f"random {what}, no disk")
 
 
 def at_least(least: int, most: int | None = None) -> Callable[[str], int]:

@@ -261,8 +261,12 @@ class ProfileSteps(Hook):
 
     @property
     def all_steps(self) -> int:
-        """How many steps a run must have for the profile to be whole."""
-        return WARM_UP_STEPS + 2 * self.steps
+        return self.all_steps_of(self.steps)
+
+    @staticmethod
+    def all_steps_of(steps: int) -> int:
+        """How many steps a run must have for a profile of `steps` to be whole."""
+        return WARM_UP_STEPS + 2 * steps
 
     def on_step_start(self, trainer: Trainer) -> None:
         if self._done in (0, self.steps) and distributed.is_main():

@@ -8,9 +8,11 @@ from pathlib import Path
 from oneflow_accel import distributed
 from oneflow_accel.backends.base import Backend
 
-from libai.config import try_get_key
+from libai.config import LazyCall, try_get_key
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
+from flow_train.metrics.profile import ProfileSteps
+from libai_projects.engine.data import RandomTokens
 from libai_projects.text.prepare import HELD_OUT_SUFFIX
 
 _FUSIONS = (
@@ -89,6 +91,34 @@ def use_held_out(cfg: DictConfig) -> list[str]:
     return [
         f"validation is on {held_out}, and all of the other data but the test's is for training"
     ]
+
+
+def use_dummy(cfg: DictConfig) -> list[str]:
+    """Train on random tokens in place of files; no tokenizer is needed. Returns lines for the
+    log."""
+    cfg.tokenization = None
+    cfg.dataloader.train.dataset = [
+        LazyCall(RandomTokens)(
+            vocab_size=cfg.model.cfg.get("vocab_size_real") or cfg.model.cfg.vocab_size,
+            max_seq_length=cfg.model.cfg.max_seq_length,
+        )
+    ]
+    cfg.dataloader.train.splits, cfg.dataloader.train.weights = [[949.0, 50.0, 1.0]], [1.0]
+    cfg.dataloader.test = []
+    return ["--dummy: random tokens, so the loss stays near that of guessing"]
+
+
+def for_profile(cfg: DictConfig, steps: int) -> list[str]:
+    """Make the run one of --profile: so many steps in eager mode as a profile needs, no evaluation.
+    Returns lines for the log."""
+    cfg.train.train_epoch, cfg.train.train_iter = 0, ProfileSteps.all_steps_of(steps)
+    cfg.train.output_dir = str(Path(cfg.train.output_dir) / "profile")
+    if "evaluation" in cfg.train:
+        cfg.train.evaluation.enabled = False
+    if not cfg.graph.enabled:
+        return []
+    cfg.graph.enabled = False
+    return ["--profile is of eager mode: graph.enabled=false"]
 
 
 def shorten(cfg: DictConfig) -> None:

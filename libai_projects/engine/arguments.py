@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from flow_train.cli import Parser
+from flow_train.cli import Parser, add_dummy_option, add_profile_option
 
 # The config keys that most runs set. tests/libai_projects/train checks that each one exists.
 COMMON_KEYS = {
@@ -45,6 +45,8 @@ class Options:
     resume: bool = False
     eval_only: bool = False
     fast_dev_run: bool = False
+    dummy: bool = False
+    profile: int | None = None
     device: str | None = None
     overrides: list[str] = field(default_factory=list)
 
@@ -83,6 +85,8 @@ def build_parser() -> Parser:
         help="20 steps, evaluation every 10, a log line for each: does everything work? "
         "(default: the whole run)",
     )
+    add_dummy_option(parser, "tokens of the model's vocabulary")
+    add_profile_option(parser)
     parser.add_argument(
         "--device", help="device by name (default: ONEFLOW_ACCEL_DEVICE, else the best that works)"
     )

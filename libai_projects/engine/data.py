@@ -17,7 +17,7 @@ from oneflow_accel.errors import DataError
 import numpy as np
 import oneflow as flow
 from libai import evaluation
-from libai.data import build, data_utils, datasets, samplers
+from libai.data import build, data_utils, datasets, samplers, structures
 from libai.data.data_utils import split_ds
 from libai.utils import distributed as dist
 from omegaconf import DictConfig, ListConfig
@@ -210,6 +210,26 @@ class GPT2Dataset(datasets.GPT2Dataset):
     ) -> None:
         self.dataset = BlockIndexedDataset(data_prefix, indexed_dataset, max_seq_length)
         self.tokenizer = tokenizer
+
+
+class RandomTokens:
+    """Random tokens in the form of GPT2Dataset: to try out and to measure without data."""
+
+    def __init__(
+        self, vocab_size: int, max_seq_length: int, samples: int = 16384, tokenizer: Any = None
+    ) -> None:
+        self._vocab_size, self._length, self._samples = vocab_size, max_seq_length, samples
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def __getitem__(self, index: int) -> structures.Instance:
+        draw = np.random.default_rng(index)
+        tokens = flow.tensor(draw.integers(0, self._vocab_size, self._length + 1))
+        return structures.Instance(
+            input_ids=structures.DistTensorData(tokens[:-1]),
+            labels=structures.DistTensorData(tokens[1:], placement_idx=-1),
+        )
 
 
 def _training(libais: Callable[..., Any]) -> Callable[..., Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import time
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from oneflow_accel import distributed
@@ -11,6 +13,7 @@ from oneflow_accel import distributed
 from libai.engine import hooks
 
 from flow_train.hooks.monitored import Monitored
+from flow_train.metrics.profile import ProfileSteps
 
 
 class EvalHook(hooks.EvalHook):
@@ -30,6 +33,25 @@ class PeriodicWriter(hooks.PeriodicWriter):
         for writer in self._writers:
             writer.write()
         super().after_train()
+
+
+class Profile(hooks.HookBase):
+    """Profiles the run, see `ProfileSteps`."""
+
+    def __init__(self, steps: int, folder: Path) -> None:
+        self._profile = ProfileSteps(steps, folder)
+
+    def before_step(self) -> None:
+        self._profile.on_step_start(self._as_ours())
+
+    def after_step(self) -> None:
+        self._profile.on_step_end(self._as_ours())
+
+    def _as_ours(self) -> Any:
+        """LiBai's trainer by the names of ours."""
+        trainer = self.trainer
+        step = SimpleNamespace(model=trainer.model, optimizer=trainer.optimizer)
+        return SimpleNamespace(train_step=step, backend=trainer.backend)
 
 
 class EarlyStop(hooks.HookBase):

@@ -40,7 +40,7 @@ from libai_projects.engine import throughput
 from libai_projects.engine.check_files import weights_format
 from libai_projects.engine.checkpoints import BestCheckpointer, Checkpointer, PeriodicCheckpointer
 from libai_projects.engine.data import use_ours
-from libai_projects.engine.hooks import EarlyStop, EvalHook, PeriodicWriter
+from libai_projects.engine.hooks import EarlyStop, EvalHook, PeriodicWriter, Profile
 from libai_projects.engine.perplexity import evaluate_on
 from libai_projects.engine.sparse_to_dense import SparseToDense, make_dense
 from libai_projects.engine.writers import MetricsWriter
@@ -128,13 +128,13 @@ def _gradient_norm(model: flow.nn.Module) -> flow.Tensor:
 
 
 class Trainer(DefaultTrainer):
-    """Trains a model of a checked LiBai config; `ended_early` is why a hook ends the run, else
-    ""."""
+    """Trains a model of a checked LiBai config; `ended_early` is why a hook ends the run, else "".
+    With `profile` so many steps of it are profiled, and no checkpoint is written."""
 
-    def __init__(self, cfg: DictConfig) -> None:
+    def __init__(self, cfg: DictConfig, profile: int | None = None) -> None:
         # LiBai's own __init__ finds what to resume and makes its parts in one go, so skip it.
         libai_trainer.TrainerBase.__init__(self)
-        self.cfg = cfg
+        self.cfg, self._profile = cfg, profile
         self.backend = oneflow_accel.current_backend()
         self.ended_early = ""
         self._stop = StopRequest()
@@ -439,8 +439,12 @@ class Trainer(DefaultTrainer):
         hooks += [
             libai_hooks.IterationTimer(),
             libai_hooks.LRScheduler(),
-            PeriodicCheckpointer(self.checkpointer, train.checkpointer.period, max_to_keep=kept),
         ]
+        if self._profile is None:
+            period = train.checkpointer.period
+            hooks.append(PeriodicCheckpointer(self.checkpointer, period, max_to_keep=kept))
+        else:
+            hooks.append(Profile(self._profile, Path(train.output_dir)))
         if evaluation.enabled:
             period = evaluation.eval_period
             metric = evaluation.get("eval_metric", "Acc@1")

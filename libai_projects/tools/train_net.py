@@ -63,7 +63,10 @@ def prepare(argv: Sequence[str]) -> Job:
     backend = oneflow_accel.select_device(options.device or cfg.train.dist.get("device_type"))
     cfg.train.dist.device_type = backend.name
     adapt.complete(cfg)
-    adapted = [*adapt.use_held_out(cfg), *adapt.adapt_to_device(cfg, backend)]
+    adapted = adapt.use_dummy(cfg) if options.dummy else adapt.use_held_out(cfg)
+    adapted += adapt.adapt_to_device(cfg, backend)
+    if options.profile:
+        adapted += adapt.for_profile(cfg, options.profile)
     checks.check_run(cfg, options)
     # The backup of the config says how large the vocabulary is.
     Trainer.build_tokenizer(cfg)
@@ -86,7 +89,7 @@ def execute(job: Job) -> int:
         if options.eval_only:
             _KEPT.append(evaluation.evaluate(cfg, weights))
             return 0
-        trainer = Trainer(cfg)
+        trainer = Trainer(cfg, options.profile)
         _KEPT.append(trainer)
         code = trainer.train()
         # After a stop the processes end without waiting, but the main one still draws the curves.

@@ -50,7 +50,15 @@ def test_help_lists_flags_and_keys_that_exist(cfg, capsys):
         parse_options(["--help"])
     assert end.value.code == 0
     text = capsys.readouterr().out
-    for flag in ("--config-file", "--resume", "--eval-only", "--fast-dev-run", "--device"):
+    for flag in (
+        "--config-file",
+        "--resume",
+        "--eval-only",
+        "--fast-dev-run",
+        "--dummy",
+        "--profile",
+        "--device",
+    ):
         assert flag in text
     keys = set(config_keys(cfg))
     for key in arguments.COMMON_KEYS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -139,3 +140,13 @@ def test_graph_run_of_two_processes_ends_by_itself(train, tmp_path):
     train("graph.enabled=true", *zero, *NO_DROPOUT, out=out, processes=2)
     assert list(perplexities(out)) == [3, 6]
     assert libai_folders.last(out) == out / "model_0000005"
+
+
+def test_a_profile_on_random_tokens(train, tmp_path):
+    missing = {"MAGICPROMPT_DATA": "nowhere", "MAGICPROMPT_VOCAB": "nowhere"}
+    result = train("--dummy", "--profile", "2", out=tmp_path / "out", env=missing)
+    for part in ("random tokens", "a step takes", "GPT_model.lm_head", "broadcast_matmul"):
+        assert part in result.stdout, part
+    folder = tmp_path / "out" / "profile"
+    assert json.loads((folder / "profile.json").read_text())["traceEvents"]
+    assert not list(folder.glob("model_*"))
