@@ -9,6 +9,9 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
+from PIL import Image
+
 from flow_train.files import replace_file
 
 if TYPE_CHECKING:
@@ -38,6 +41,8 @@ def tidy(axes: Axes, grid: Literal["both", "x", "y"] = "both") -> None:
 def save_figure(figure: Figure, output_png: Path | str) -> Path:
     """Write a PNG file, in place of one that is there; returns its path."""
     image = io.BytesIO()
-    figure.savefig(image, format="png")
+    # Figure.savefig would lay everything out twice.
+    figure.canvas.draw()
+    Image.fromarray(np.asarray(figure.canvas.buffer_rgba())).save(image, format="png")
     replace_file(Path(output_png), image.getvalue())
     return Path(output_png)

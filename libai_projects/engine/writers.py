@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import time
 from pathlib import Path
 
 from oneflow_accel.errors import UserError
@@ -23,6 +24,8 @@ from libai_projects.engine.throughput import Throughput
 
 METRICS_NAME = "metrics.json"
 CURVES_NAME = "curves.png"
+# Seconds from one picture of the curves to the next.
+_DRAWING_PERIOD = 60.0
 # These are means over the iterations since the last line; other values are the latest.
 _AVERAGED = ("total_loss", "time", "data_time")
 # LiBai's names of values and splits, and the names in metrics.jsonl.
@@ -61,6 +64,7 @@ class MetricsWriter(EventWriter):
         self._max_iter, self._throughput = max_iter, throughput
         self._seen: dict[str, int] = {}
         self._is_timed = False
+        self._drawn = time.monotonic()
         self._log = RunLog(
             self._output,
             OmegaConf.to_container(cfg.train.get("logger") or OmegaConf.create({})),
@@ -114,7 +118,9 @@ class MetricsWriter(EventWriter):
             by_split.setdefault(split, {})[result] = value
         for split, values in by_split.items():
             self._log.log(iteration, values, split=split)
-        self._draw()
+        # A picture takes a second, and close() draws the last one.
+        if time.monotonic() - self._drawn > _DRAWING_PERIOD:
+            self._draw()
 
     def _write_step(self, iteration: int, values: dict[str, float], storage: EventStorage) -> None:
         own = {_NAMES.get(name, name): v for name, v in values.items() if "/" not in name}
@@ -144,6 +150,7 @@ class MetricsWriter(EventWriter):
         return rates
 
     def _draw(self) -> None:
+        self._drawn = time.monotonic()
         source = self._output / JSONL_NAME
         try:
             draw_metrics(read_metrics(source), self._output / CURVES_NAME, source=source)
