@@ -9,21 +9,29 @@ import importlib
 import json
 import os
 import selectors
+import signal
 import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
-from tests.launch import REPOSITORY
+from tests.launch import REPOSITORY, child_environment
+
+EMPTY: Mapping[str, str] = MappingProxyType({})
 
 
 class CommandServer:
-    """Calls `module`.main(argv) in a process that starts with the first run, or anew."""
+    """Calls `module`.main(argv) in a process that starts with the first run, or anew.
 
-    def __init__(self, module: str) -> None:
-        self.module = module
+    With `forks` each run has a process of its own, forked from one that has only imported the
+    module: such a process has neither nn.Graph nor collectives.
+    """
+
+    def __init__(self, module: str, *, forks: bool = False, env: Mapping[str, str] = EMPTY) -> None:
+        self.module, self._forks, self._env = module, forks, env
         self._process: subprocess.Popen[str] | None = None
 
     def run(
@@ -57,7 +65,7 @@ class CommandServer:
 
     def stop(self) -> None:
         if self._process is not None:
-            self._process.kill()
+            os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             self._process.stdin.close()
             self._process.stdout.close()
@@ -65,12 +73,13 @@ class CommandServer:
 
     def _start(self) -> subprocess.Popen[str]:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.command_server", self.module],
+            [sys.executable, "-m", "tests.command_server", self.module, str(int(self._forks))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             cwd=REPOSITORY,
-            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+            env=child_environment(self._env),
+            start_new_session=True,
         )
         return self._process
 
@@ -81,7 +90,7 @@ class CommandServer:
         self.stop()
 
 
-def serve(module: str) -> None:
+def serve(module: str, forks: bool) -> None:
     """Answer each line of stdin with an exit status on what was stdout."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -91,10 +100,17 @@ def serve(module: str) -> None:
         request = json.loads(line)
         os.chdir(request["cwd"])
         sys.argv = [module, *request["argv"]]
-        code = _run(main, request["argv"], Path(request["output"]))
+        code = (_forked if forks else _run)(main, request["argv"], Path(request["output"]))
         os.environ.clear()
         os.environ.update(environment)
         print(code, file=answers, flush=True)
+
+
+def _forked(main: Callable[[list[str]], int], argv: list[str], output: Path) -> int:
+    pid = os.fork()
+    if pid == 0:
+        os._exit(_run(main, argv, output))
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def _run(main: Callable[[list[str]], int], argv: list[str], output: Path) -> int:
@@ -123,4 +139,4 @@ def _run(main: Callable[[list[str]], int], argv: list[str], output: Path) -> int
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1])
+    serve(sys.argv[1], sys.argv[2] == "1")

@@ -31,6 +31,13 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
+def child_environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What a started process gets: the repository importable, and of two lanes of tests one core
+    each, unless `env` says otherwise."""
+    alone = {"ONEFLOW_ACCEL_THREADS": "1"} if "PYTEST_XDIST_WORKER" in os.environ else {}
+    return {**os.environ, "PYTHONPATH": str(REPOSITORY), **alone, **(env or {})}
+
+
 def run_process(
     args: Sequence[str | os.PathLike[str]],
     *,
@@ -39,14 +46,13 @@ def run_process(
     cwd: str | os.PathLike[str] = REPOSITORY,
 ) -> subprocess.CompletedProcess[str]:
     """Run `python ARGS...` with the repository importable; at `timeout` s its group is killed."""
-    full_env = {**os.environ, "PYTHONPATH": str(REPOSITORY), **(env or {})}
     process = subprocess.Popen(
         [sys.executable, *map(os.fspath, args)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         cwd=cwd,
-        env=full_env,
+        env=child_environment(env),
         start_new_session=True,
     )
     try:

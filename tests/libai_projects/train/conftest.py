@@ -8,13 +8,14 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 from tokenizers import ByteLevelBPETokenizer
 
 from libai_projects.text import prepare
+from tests.command_server import CommandServer
 from tests.launch import REPOSITORY, run_distributed, run_process
 
 PROJECTS = REPOSITORY / "libai_projects"
@@ -101,8 +102,16 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="session")
-def train(environment: dict[str, str]) -> Run:
-    """Runs train_net.py with the MagicPrompt config, a tiny model, and what the caller adds."""
+def server(environment: dict[str, str]) -> Iterator[CommandServer]:
+    module = "libai_projects.tools.train_net"
+    with CommandServer(module, forks=True, env=environment) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def train(environment: dict[str, str], server: CommandServer) -> Run:
+    """Runs train_net.py with the MagicPrompt config, a tiny model, and what the caller adds; in a
+    process that was forked where that is enough."""
 
     def run(
         *args: str,
@@ -111,9 +120,11 @@ def train(environment: dict[str, str]) -> Run:
         ok: bool = True,
         env: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        command = [SCRIPT, "--config-file", CONFIG, *TINY, f"train.output_dir={out}", *args]
-        full = {**environment, **(env or {})}
-        if processes == 1:
+        args = ("--config-file", CONFIG, *TINY, f"train.output_dir={out}", *args)
+        command, full = [SCRIPT, *args], {**environment, **(env or {})}
+        if processes == 1 and env is None and "graph.enabled=true" not in args:
+            result = server.run(args, cwd=PROJECTS)
+        elif processes == 1:
             result = run_process(command, env=full, cwd=PROJECTS)
         else:
             result = run_distributed(command, processes, env=full, cwd=PROJECTS)
