@@ -17,6 +17,7 @@ import traceback
 LANES = 2
 # What takes long and is nobody's of ours.
 HEAVY = ("numpy", "google.protobuf.text_format", "unidiff", "omegaconf", "matplotlib.pyplot")
+HEAVY += ("pydantic", "tokenizers", "safetensors.numpy", "scipy.stats", "tensorboard.summary")
 
 
 def import_in_forks(names: list[str], modules: list[str], lanes: int, log: int) -> None:

@@ -19,7 +19,7 @@ CLASSES = ("disk", "square", "stripes")
 TRAIN_PER_CLASS, VAL_PER_CLASS = 32, 7
 
 # The smallest run that has everything: BatchNorm, momentum, several epochs of few steps.
-SMALL = ("-a", "resnet18", "--image-size", "32", "-b", "8", "-j", "0", "--lr", "0.001")
+SMALL = ("-a", "shufflenet_v2_x0_5", "--image-size", "32", "-b", "8", "-j", "0", "--lr", "0.001")
 SMALL += ("--seed", "3", "-p", "1")
 
 
