@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from oneflow_accel import backends, command, report
 from oneflow_accel.errors import UserError
-from oneflow_accel.kernels import listing, registry
+from oneflow_accel.kernels import registry
 from oneflow_accel.patching import disk as patch_command
 
 from rich.console import Console
@@ -31,7 +31,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.command == "patch":
         return patch_command.run(args)
     if args.command == "kernels":
-        return listing.run(args, None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL)
+        return report.list_kernels(args, None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL)
     if args.command == "explain":
         return _explain(args)
     return _report(args)
@@ -67,7 +67,7 @@ def _parser() -> command.Parser:
     patch = commands.add_parser("patch", help="apply patches to installed packages, or revert them")
     patch_command.add_arguments(patch)
     kernels = commands.add_parser("kernels", help="which CPU kernel each operator gets, and why")
-    listing.add_arguments(kernels)
+    report.add_kernel_arguments(kernels)
     explain = commands.add_parser(
         "explain", help="what computes an operation on each device, which was chosen, and why"
     )

@@ -6,8 +6,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from oneflow_accel.kernels.attention import scaled_dot_product_attention
-from oneflow_accel.kernels.dropout import HIDDEN, causal_softmax
+from oneflow_accel.kernels.attention import HIDDEN, causal_softmax, scaled_dot_product_attention
 
 import numpy as np
 import oneflow as flow

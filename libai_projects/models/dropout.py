@@ -7,7 +7,8 @@ nn.Graph from one fixed seed, and on several processes not equal where a tensor 
 
 from __future__ import annotations
 
-from oneflow_accel.kernels.dropout import HIDDEN, bias_mask_scale, causal_softmax_mask_scale
+from oneflow_accel.kernels.attention import HIDDEN, causal_softmax_mask_scale
+from oneflow_accel.kernels.linear import bias_mask_scale
 
 import oneflow as flow
 from libai.layers import Dropout, fused_bias_add_dropout

@@ -18,8 +18,12 @@ from functools import cache
 from typing import Any, TypeVar
 
 from oneflow_accel.backends import Backend
-from oneflow_accel.inference.convolution import InferenceConv2d
-from oneflow_accel.inference.rules import is_sequential, plain_class, with_methods
+from oneflow_accel.inference.folding import (
+    InferenceConv2d,
+    is_sequential,
+    plain_class,
+    with_methods,
+)
 from oneflow_accel.layouts.rules import class_name
 
 import oneflow as flow

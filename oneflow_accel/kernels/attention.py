@@ -1,7 +1,9 @@
-"""Scaled dot-product attention as one operation.
+"""Attention as one operation, softmax of scores with dropout, and the Performer's attention.
 
-Nothing here drops out attention weights: a caller that wants dropout composes the product, softmax
-and dropout itself, or uses LiBai's fused operators.
+`scaled_dot_product_attention` and `packed_attention` drop out no weights: a caller that wants
+dropout composes products and `causal_softmax_mask_scale` itself, or uses LiBai's fused operators.
+The mask is the caller's: OneFlow's own functions draw it themselves, under nn.Graph from a seed
+that is the same for every layer, while `oneflow.rand` follows `manual_seed` everywhere.
 """
 
 from __future__ import annotations
@@ -14,11 +16,96 @@ from typing import Any
 from oneflow_accel.backends.cpu import CpuBackend
 from oneflow_accel.backends.cuda import CudaBackend, attention_reasons
 from oneflow_accel.backends.mlu import MluBackend
-from oneflow_accel.kernels.dropout import hidden_columns
 from oneflow_accel.kernels.operators import Operator, differentiable, needs_gradient
 from oneflow_accel.kernels.registry import implementation, register_operation
 
 import oneflow as flow
+
+# OneFlow's operator; its Python function for it draws the mask.
+_tril = Operator(
+    "fused_tril_scale_softmax_mask_scale",
+    inputs=("x", "mask"),
+    outputs=("y", "softmax_y"),
+    attributes={
+        "diagonal": "int64",
+        "tril_fill_value": "float",
+        "tril_scale_value": "float",
+        "mask_scale_value": "float",
+    },
+)
+# exp(HIDDEN - maximum) is 0 in every dtype, and unlike -infinity it leaves a row that sees
+# nothing finite.
+HIDDEN = -10000.0
+
+
+def _causal_reference(
+    scores: flow.Tensor, keep: flow.Tensor, scale: float, keep_scale: float
+) -> flow.Tensor:
+    return causal_softmax(scores, scale) * (keep.to(scores.dtype) * keep_scale)
+
+
+causal_softmax_mask_scale = register_operation(
+    "causal_softmax_mask_scale",
+    reference=_causal_reference,
+    doc="softmax of scale * scores over the columns up to the row's, times keep_scale where keep "
+    "is true, else 0: scores and keep (..., time, time)",
+    lacks={MluBackend.name: "oneflow_mlu has no fused_* operator: a sum, softmax and a product"},
+)
+
+
+def causal_softmax(scores: flow.Tensor, scale: float) -> flow.Tensor:
+    """softmax(scale scores) over the columns up to the row's own, made of plain operators.
+
+    Row i of (..., rows, columns), local or global, sees columns up to i + columns - rows; the
+    result is 0 where it does not see a column.
+    """
+    # A sum, as masking operators do not exist on every device.
+    return flow.softmax(scores * scale + hidden_columns(scores) * HIDDEN, dim=-1)
+
+
+def hidden_columns(scores: flow.Tensor) -> flow.Tensor:
+    """1 where a row of (..., rows, columns) does not see a column and 0 elsewhere, (rows, columns),
+    of the same dtype and, for global tensors, broadcast: row i sees columns up to
+    i + columns - rows."""
+    rows, columns = scores.shape[-2:]
+    # int32, because not every device compares int64.
+    place: dict[str, Any] = {"dtype": flow.int32}
+    if scores.is_global:
+        place["placement"] = scores.placement
+        place["sbp"] = [flow.sbp.broadcast] * len(scores.sbp)
+    else:
+        place["device"] = scores.device
+    last = flow.arange(rows, **place).reshape(rows, 1) + (columns - rows)
+    return (flow.arange(columns, **place).reshape(1, columns) > last).to(scores.dtype)
+
+
+# OneFlow has a CUDA kernel too; the plug-in is what calls it with a given mask.
+@implementation(
+    "causal_softmax_mask_scale",
+    backend=CudaBackend.name,
+    dtypes=(flow.float32, flow.float64, flow.float16),
+    missing_reasons=_tril.missing_reasons,
+    never_run=True,
+)
+@implementation(
+    "causal_softmax_mask_scale",
+    backend=CpuBackend.name,
+    dtypes=(flow.float32,),
+    missing_reasons=_tril.missing_reasons,
+)
+def fused_causal_softmax_mask_scale(
+    scores: flow.Tensor, keep: flow.Tensor, scale: float, keep_scale: float
+) -> flow.Tensor:
+    """One pass over the scores, and no mask of what a row sees."""
+    return _tril(
+        scores,
+        keep,
+        diagonal=scores.shape[-1] - scores.shape[-2],
+        tril_fill_value=HIDDEN,
+        tril_scale_value=scale,
+        mask_scale_value=keep_scale,
+    )[0]
+
 
 _TYPES = {"causal": "bool", "scale": "double"}
 
@@ -268,3 +355,117 @@ def cutlass_packed(qkv: flow.Tensor, *, causal: bool, scale: float) -> flow.Tens
         rows, rows, rows, num_heads=heads, causal=causal, **slices
     )
     return out.reshape(batch, time, heads, dim)
+
+
+_performer = Operator(
+    "oneflow_accel_performer",
+    inputs=("kqv", "w"),
+    # The last: what the queries read of keys and values, which the gradient needs too.
+    outputs=("out", "value", "summary"),
+    attributes={"epsilon": "double"},
+)
+_performer_grad = Operator(
+    "oneflow_accel_performer_grad",
+    ("out_grad", "value_grad", "kqv", "w", "out", "summary"),
+    ("kqv_grad",),
+    {"epsilon": "double"},
+)
+
+
+def performer_attention(
+    kqv: flow.Tensor, w: flow.Tensor, *, epsilon: float = 1e-8
+) -> tuple[flow.Tensor, flow.Tensor]:
+    """Attention by positive random features (Choromanski et al. 2021, section 2.3), of one head.
+
+    With phi(x) = exp(w x - |x|^2 / 2) / sqrt(features), token t gets phi(q_t) (sum_s phi(k_s)
+    v_s^T) / (phi(q_t) sum_s phi(k_s) + epsilon).
+
+    kqv is (batch, time, 3 x dim), key, query and value in this order; w (features, dim) is
+    constant: kernels have no gradient for it, and the reference runs where it requires one. Global
+    tensors may be split along the batch, with w broadcast. ValueError if the shapes do not fit.
+
+    Gives the attention, and the value alone, both (batch, time, dim): models add the second to what
+    they make of the first, and to take it from kqv would cost its gradient another copy.
+    """
+    projection, features = tuple(kqv.shape), tuple(w.shape)
+    if (
+        len(projection) != 3
+        or len(features) != 2
+        or 0 in features
+        or projection[2] != 3 * features[1]
+    ):
+        raise ValueError(
+            f"kqv {projection} and w {features} are not (batch, time, 3 x dim) and (features, dim)"
+        )
+    return _performer_operation(kqv, w, epsilon=float(epsilon))
+
+
+def _performer_reference(
+    kqv: flow.Tensor, w: flow.Tensor, *, epsilon: float
+) -> tuple[flow.Tensor, flow.Tensor]:
+    dtype, dim = kqv.dtype, w.shape[1]
+    if dtype in (flow.float16, flow.bfloat16):
+        # Neither the exponentials nor 1e-8 can be told from 0 or infinity in 16 bits.
+        kqv, w = kqv.to(flow.float32), w.to(flow.float32)
+    key, query, value = (kqv[:, :, part * dim : (part + 1) * dim] for part in range(3))
+    if 0 in kqv.shape:
+        # OneFlow's own kernel for products of float64 ends the process without rows.
+        return (value * 0).to(dtype), value.to(dtype)
+    keys, queries = _random_features(key, w), _random_features(query, w)
+    summary = flow.matmul(keys.transpose(1, 2), value)
+    total = flow.matmul(queries, keys.sum(dim=1).unsqueeze(-1))
+    out = flow.matmul(queries, summary) / (total + epsilon)
+    return out.to(dtype), value.to(dtype)
+
+
+def _random_features(x: flow.Tensor, w: flow.Tensor) -> flow.Tensor:
+    """phi(x), (batch, time, features), positive."""
+    half_squares = (x * x).sum(dim=-1, keepdim=True) / 2
+    projected = flow.matmul(x, w.transpose(0, 1))
+    return flow.exp(projected - half_squares) / math.sqrt(w.shape[0])
+
+
+_performer_operation = register_operation(
+    "performer_attention",
+    reference=_performer_reference,
+    doc="phi(q) (phi(k)^T v) / (phi(q) sum phi(k) + epsilon) with positive random features phi, of "
+    "the parts of one projection, and v",
+    lacks=dict.fromkeys(
+        (CudaBackend.name, MluBackend.name),
+        "no such operator there: products, sums and an exponential one after another",
+    ),
+)
+
+
+def _performer_not_supported(kqv: flow.Tensor, w: flow.Tensor, **attributes: Any) -> list[str]:
+    return ["has no gradient for w"] if needs_gradient(w) else []
+
+
+@lru_cache(maxsize=16)
+def _performer_with_gradient(epsilon: float) -> Callable[..., tuple[flow.Tensor, flow.Tensor]]:
+    def run(ctx: Any, kqv: flow.Tensor, w: flow.Tensor) -> Any:
+        out, value, summary = _performer(kqv, w, epsilon=epsilon)
+        ctx.save_for_backward(kqv, w, out, summary)
+        return out, value
+
+    def gradients(ctx: Any, out_grad: flow.Tensor, value_grad: flow.Tensor) -> Any:
+        return (*_performer_grad(out_grad, value_grad, *ctx.saved_tensors, epsilon=epsilon), None)
+
+    return differentiable(_performer.name, run, gradients)
+
+
+@implementation(
+    "performer_attention",
+    backend=CpuBackend.name,
+    dtypes=(flow.float32,),
+    missing_reasons=_performer.missing_reasons,
+    not_supported_reasons=_performer_not_supported,
+)
+def in_tiles(
+    kqv: flow.Tensor, w: flow.Tensor, *, epsilon: float
+) -> tuple[flow.Tensor, flow.Tensor]:
+    """Reads the projection where it lies, and keeps no features of tokens."""
+    if needs_gradient(kqv):
+        return _performer_with_gradient(epsilon)(kqv, w)
+    out, value, _ = _performer(kqv, w, epsilon=epsilon)
+    return out, value

@@ -1,15 +1,25 @@
-"""The operation "channels_last_conv2d": a convolution of (N, H, W, C) with standard weights."""
+"""Convolutions: "channels_last_conv2d", of (N, H, W, C) with standard weights, and for inference
+"conv2d_add_activation", with all that follows it."""
 
 from __future__ import annotations
 
+import ctypes
+import itertools
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
+from oneflow_accel.backends import current_backend
 from oneflow_accel.backends.cpu import CpuBackend
 from oneflow_accel.backends.cuda import CudaBackend
 from oneflow_accel.backends.mlu import MluBackend
-from oneflow_accel.kernels.operators import Operator, differentiable, needs_gradient
+from oneflow_accel.kernels import plugin
+from oneflow_accel.kernels.operators import (
+    Operator,
+    differentiable,
+    gradient_reasons,
+    needs_gradient,
+)
 from oneflow_accel.kernels.registry import implementation, register_operation
 
 import oneflow as flow
@@ -177,3 +187,105 @@ def channels_last_operator(
     """OneFlow's own operator, which takes weights in the order of the activations."""
     weight = weight.permute(0, 2, 3, 1)
     return flow._C.conv2d(x, weight, bias, **geometry, channel_pos="channels_last")
+
+
+_owners = itertools.count(1)
+_fused = Operator(
+    "oneflow_accel_conv2d",
+    inputs=("in", "weight", "bias", "summand"),
+    outputs=("out",),
+    attributes={
+        "data_format": "string",
+        "kernel_size": "list_int32",
+        "strides": "list_int32",
+        "padding_before": "list_int32",
+        "dilation_rate": "list_int32",
+        "groups": "int32",
+        "activation": "string",
+        "owner": "int64",
+    },
+    optional=("bias", "summand"),
+)
+
+
+def new_owner() -> int:
+    """A number for one set of constant weights, which kernels may then keep in a layout of their
+    own; to be given back with `release_weights`."""
+    return next(_owners)
+
+
+def release_weights(owner: int) -> None:
+    """Drop what kernels keep of an owner's weights: they have changed, or nobody needs them."""
+    release = _release_function()
+    if release is not None:
+        release(owner)
+
+
+@lru_cache(maxsize=1)
+def _release_function() -> ctypes._NamedFuncPointer | None:
+    if _fused.missing_reasons():
+        return None
+    function = ctypes.CDLL(str(plugin.state().path)).oneflow_accel_release_weights
+    function.argtypes, function.restype = [ctypes.c_int64], None
+    return function
+
+
+def _fused_reference(
+    x: flow.Tensor,
+    weight: flow.Tensor,
+    bias: flow.Tensor | None,
+    summand: flow.Tensor | None,
+    *,
+    data_format: str,
+    activation: str,
+    owner: int,
+    **geometry: Any,
+) -> flow.Tensor:
+    if data_format == "channels_last" and not current_backend().supports("nhwc"):
+        # A map layer's, which a device needs no channels-last kernels for.
+        y = channels_last_conv2d(x, weight.permute(0, 3, 1, 2), bias, **geometry)
+    else:
+        y = flow._C.conv2d(x, weight, bias, **geometry, channel_pos=data_format)
+    if summand is not None:
+        y = y + summand
+    return getattr(flow, activation)(y) if activation else y
+
+
+conv2d_add_activation = register_operation(
+    "conv2d_add_activation",
+    reference=_fused_reference,
+    doc="relu or silu of conv2d(x, weight) + bias + summand for inference, all but the convolution "
+    "optional",
+    lacks={
+        CudaBackend.name: "OneFlow 0.9.0 joins no convolution with what follows it: cuDNN's, then "
+        "the sum and the activation",
+        MluBackend.name: "oneflow_mlu joins no convolution with what follows it: one after another",
+    },
+)
+
+
+@implementation(
+    "conv2d_add_activation",
+    backend=CpuBackend.name,
+    dtypes=(flow.float32, flow.bfloat16),
+    missing_reasons=_fused.missing_reasons,
+    not_supported_reasons=gradient_reasons,
+)
+def onednn(
+    x: flow.Tensor, weight: flow.Tensor, *others: flow.Tensor | None, **attributes: Any
+) -> flow.Tensor:
+    first = 1 if attributes["data_format"] == "channels_last" else 2
+    (y,) = _fused(
+        x,
+        weight,
+        *others,
+        data_format=attributes["data_format"],
+        kernel_size=tuple(weight.shape[first : first + 2]),
+        strides=attributes["stride"],
+        padding_before=attributes["padding"],
+        dilation_rate=attributes["dilation"],
+        groups=attributes["groups"],
+        activation=attributes["activation"],
+        owner=attributes["owner"],
+    )
+    return y

@@ -155,6 +155,13 @@ def needs_gradient(*tensors: flow.Tensor | None) -> bool:
     )
 
 
+def gradient_reasons(*tensors: flow.Tensor | None, **_attributes: object) -> list[str]:
+    """Why an implementation without a gradient cannot compute these arguments."""
+    if needs_gradient(*tensors):
+        return ["it has no gradient, which an argument requires"]
+    return []
+
+
 def differentiable(
     name: str, forward: Callable[..., Any], backward: Callable[..., Any]
 ) -> Callable[..., Any]:

@@ -125,17 +125,8 @@ class Operation:
 
 
 _operations: dict[str, Operation] = {}
-# Modules of this package that register operations when they are imported.
-_MODULES = (
-    "oneflow_accel.kernels.attention",
-    "oneflow_accel.kernels.convolution",
-    "oneflow_accel.kernels.decoder_layer",
-    "oneflow_accel.kernels.dropout",
-    "oneflow_accel.kernels.linear",
-    "oneflow_accel.kernels.monarch",
-    "oneflow_accel.kernels.performer",
-    "oneflow_accel.inference.convolution",
-)
+# Modules beside this one that register operations when they are imported.
+_MODULES = ("attention", "convolution", "linear", "monarch")
 
 
 def register_operation(
@@ -174,13 +165,8 @@ def implementation(
 def operations() -> dict[str, Operation]:
     """All operations by name, those of this package whether a model has used them or not."""
     for module in _MODULES:
-        importlib.import_module(module)
+        importlib.import_module(f"oneflow_accel.kernels.{module}")
     return dict(_operations)
-
-
-def dispatch(operation: str, *args: Any, **kwargs: Any) -> Any:
-    """Compute the operation of this name; see `Operation.__call__`."""
-    return _entry(operation)(*args, **kwargs)
 
 
 def explain(operation: str, backend: str, *args: Any, **kwargs: Any) -> str:

@@ -1,19 +1,32 @@
-"""Turns a model into channels last and back, in place.
+"""Turns a model into channels last and back, in place; its state dicts in the standard layout.
 
 oneflow 0.9.0 has no memory formats: in channels last an activation's shape really is (N, H, W, C),
-and a convolution's weight is (out, height, width, in / groups).
+and a convolution's weight is (out, height, width, in / groups). Checkpoints hold the standard
+layout (NCHW, OIHW weights), so that any model, of any framework, can read them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Mapping
 
 from oneflow_accel.backends import Backend, current_backend
+from oneflow_accel.distributed import local_value
 from oneflow_accel.errors import UserError
-from oneflow_accel.layouts.forwards import as_channels_first, as_channels_last
-from oneflow_accel.layouts.rules import RULES, channels_first_class, channels_last_class, class_name
+from oneflow_accel.layouts.rules import (
+    RULES,
+    as_channels_first,
+    as_channels_last,
+    channels_first_class,
+    channels_last_class,
+    class_name,
+)
 
+import numpy as np
+import oneflow as flow
 from oneflow import nn
+
+logger = logging.getLogger("oneflow_accel")
 
 _FIRST, _LAST = 0, 1
 _CLASS_OF_LAYOUT = (channels_first_class, channels_last_class)
@@ -112,3 +125,101 @@ def _convert(model: nn.Module, layout: int) -> None:
             weight.data = permute(weight.detach()).contiguous()
             weight.grad = None if gradient is None else permute(gradient).contiguous()
             done.add(id(weight))
+
+
+_OPTIONAL_SUFFIX = "num_batches_tracked"
+# How many names of each kind a message lists.
+_MOST_NAMES = 5
+
+
+def standard_state_dict(model: nn.Module) -> dict[str, flow.Tensor]:
+    """Parameters and buffers by name, in the standard layout: local tensors, detached, on the
+    model's device. A tensor whose layout is standard already shares the model's memory. Global
+    tensors are gathered: every process of their placement has to call this."""
+    channels_last = set(_channels_last_weights(model))
+    state = {}
+    for name, tensor in model.state_dict().items():
+        tensor = local_value(tensor.detach())
+        state[name] = as_channels_first(tensor).contiguous() if name in channels_last else tensor
+    return state
+
+
+def load_standard_state_dict(
+    model: nn.Module, state: Mapping[str, np.ndarray | flow.Tensor], strict: bool = True
+) -> None:
+    """Copy a state dict in the standard layout into the model, local or global, converting dtype
+    and layout. Counters `num_batches_tracked`, which old checkpoints lack, may be missing; the
+    model keeps its own then. Without `strict` other missing and unexpected names are logged.
+
+    Raises:
+        UserError: names the first missing, unexpected and mis-shaped entries of each kind, and
+            says how many more there are. The model is unchanged.
+    """
+    own = model.state_dict()
+    # In the model's order: files keep them in any, and processes copy global tensors together.
+    arrays = {name: _to_numpy(state[name]) for name in own if name in state}
+    missing = [name for name in own if name not in arrays and not name.endswith(_OPTIONAL_SUFFIX)]
+    unexpected = sorted(name for name in state if name not in own)
+    channels_last = set(_channels_last_weights(model))
+    wrong = []
+    for name, array in arrays.items():
+        shape = tuple(own[name].shape)
+        if name in channels_last:
+            shape = (shape[0], shape[3], shape[1], shape[2])
+        if array.shape != shape:
+            wrong.append(f"{name}: {array.shape} in the weights, {shape} in the model")
+    lists = {"missing": missing, "unexpected": unexpected, "of another shape": wrong}
+    text = "".join(f"\n  {kind}: {_some_of(names)}" for kind, names in lists.items() if names)
+    if wrong or (strict and text):
+        raise UserError(f"the weights do not fit {type(model).__name__}:{text}")
+    if text:
+        logger.warning("the weights fit %s in part:%s", type(model).__name__, text)
+    with flow.no_grad():
+        for name, array in arrays.items():
+            layout = array.transpose(0, 2, 3, 1) if name in channels_last else array
+            _copy(own[name], layout)
+
+
+def _some_of(names: list[str]) -> str:
+    """As many as somebody reads; another model's weights differ in hundreds."""
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f", and {more} more" if more > 0 else "")
+
+
+def standard_array(parameter_name: str, array: np.ndarray, model: nn.Module) -> np.ndarray:
+    """An array that goes with a parameter (a gradient, a momentum) in the standard layout,
+    contiguous; `array` has the model's present one."""
+    return _permuted(parameter_name, array, model, (0, 3, 1, 2))
+
+
+def layout_array(parameter_name: str, array: np.ndarray, model: nn.Module) -> np.ndarray:
+    """Inverse of `standard_array`: from the standard layout to the model's present one."""
+    return _permuted(parameter_name, array, model, (0, 2, 3, 1))
+
+
+def _permuted(name: str, array: np.ndarray, model: nn.Module, axes: tuple[int, ...]) -> np.ndarray:
+    if array.ndim == 4 and name in _channels_last_weights(model):
+        return np.ascontiguousarray(array.transpose(axes))
+    return array
+
+
+def _channels_last_weights(module: nn.Module, prefix: str = "") -> Iterator[str]:
+    """Names, in the state dict, of the weights that are not in the standard layout. Not by
+    `named_modules`, which gives one name to a module that the state dict has under several."""
+    if isinstance(module, nn.Conv2d) and module.channel_pos == "channels_last":
+        yield f"{prefix}weight"
+    for name, child in module._modules.items():
+        if child is not None:
+            yield from _channels_last_weights(child, f"{prefix}{name}.")
+
+
+def _to_numpy(value: np.ndarray | flow.Tensor) -> np.ndarray:
+    return value if isinstance(value, np.ndarray) else local_value(value.detach()).numpy()
+
+
+def _copy(target: flow.Tensor, array: np.ndarray) -> None:
+    source = flow.tensor(np.asarray(array, order="C"), dtype=target.dtype)
+    if target.is_global:
+        source = source.to_global(placement=target.placement, sbp=flow.sbp.broadcast)
+        source = source.to_global(sbp=target.sbp)
+    target.copy_(source)

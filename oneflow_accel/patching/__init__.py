@@ -6,24 +6,6 @@ then `apply_to_imported` for those that were there before. The patches are the f
 """
 
 from oneflow_accel.patching import runtime
-from oneflow_accel.patching.series import Condition, patch_root
-from oneflow_accel.patching.session import (
-    PatchStatus,
-    apply_to_imported,
-    device_selected,
-    find_device,
-    install,
-    status,
-)
+from oneflow_accel.patching.session import apply_to_imported, device_selected, install, status
 
-__all__ = [
-    "Condition",
-    "PatchStatus",
-    "apply_to_imported",
-    "device_selected",
-    "find_device",
-    "install",
-    "patch_root",
-    "runtime",
-    "status",
-]
+__all__ = ["apply_to_imported", "device_selected", "install", "runtime", "status"]

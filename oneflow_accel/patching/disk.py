@@ -94,7 +94,7 @@ def apply(root: Path, name: str, find_device: DeviceFinder) -> list[str]:
     package = PatchedPackage.load(root, name)
     if package is None:
         raise PatchError(f"{name} is not installed")
-    paths = sorted(set(package.modules().values()) | set(package.disk.records))
+    paths = sorted(set(package.modules.values()) | set(package.disk.records))
     changes = [change for path in paths if (change := _change(package, path, find_device))]
     _carry_out(package.disk, changes)
     return [change.path for change in changes]

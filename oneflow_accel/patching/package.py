@@ -19,6 +19,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib.machinery import ModuleSpec
 from pathlib import Path, PurePosixPath
 from typing import Protocol
@@ -287,6 +288,7 @@ class PatchedPackage:
         disk = DiskState.read(folder, name, version)
         return cls(name, version, folder, load_series(root, name, series), disk)
 
+    @cached_property
     def modules(self) -> dict[str, str]:
         """The modules that some patch edits, each with its path below `folder`."""
         return {module_name(path): path for patch in self.patches for path in patch.hunks}

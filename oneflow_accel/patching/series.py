@@ -35,11 +35,10 @@ class SourceLine(NamedTuple):
 
 @dataclass(frozen=True)
 class Hunk:
-    """One place that a patch changes: the index of its first line before and after the patch, from
-    0, and (CONTEXT, REMOVED or ADDED; text with its line end) of each line."""
+    """One place that a patch changes: the index of its first line before the patch, from 0, and
+    (CONTEXT, REMOVED or ADDED; text with its line end) of each line."""
 
     source_index: int
-    target_index: int
     lines: tuple[tuple[str, str], ...]
 
 
@@ -330,7 +329,7 @@ def _hunks(file: unidiff.PatchedFile, label: str) -> tuple[Hunk, ...]:
                 f"patch {label}: broken diff: hunk at line {parsed.source_start} of {file.path} "
                 "overlaps another one or is numbered wrongly"
             )
-        hunks.append(Hunk(source, target, _hunk_lines(parsed)))
+        hunks.append(Hunk(source, _hunk_lines(parsed)))
         end = source + parsed.source_length
         shift += parsed.target_length - parsed.source_length
     return tuple(hunks)

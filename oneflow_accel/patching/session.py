@@ -30,20 +30,49 @@ from oneflow_accel.patching.series import Patch, join, patch_names, patch_root, 
 logger = logging.getLogger("oneflow_accel")
 
 
-class PatchFinder(MetaPathFinder):
-    """Finds modules that need a patch; all other imports pass by.
+PATCHES_VARIABLE = "ONEFLOW_ACCEL_PATCHES"
+STATES = ("applied", "applied-on-disk", "not-needed", "refused", "off", "pending")
+
+
+@dataclass(frozen=True)
+class PatchStatus:
+    """What became of a patch: one of STATES ("pending" until a module that it edits is imported),
+    and why, or where it was applied."""
+
+    name: str
+    package: str
+    version: str
+    state: str
+    reason: str
+
+
+class Session(MetaPathFinder):
+    """Finds modules that need a patch, for the device that `expected` gives until one is selected;
+    all other imports pass by.
 
     The patches of a package are read when the package is first imported, and their conditions are
     decided when a module that they edit is.
     """
 
-    def __init__(self, root: Path, find_device: DeviceFinder) -> None:
+    def __init__(self, root: Path, expected: DeviceFinder) -> None:
         self._root = root
-        self._find_device = find_device
+        self._expected = expected
+        self._selected: Device | None = None
+        self._installed = False
         self._names = frozenset(series_versions(root))
-        self._modules: dict[str, dict[str, str]] = {}
-        self.packages: dict[str, PatchedPackage] = {}
-        self.failures: dict[str, PatchError] = {}
+        # What has been read, None for a package that is not there.
+        self._packages: dict[str, PatchedPackage | None] = {}
+        self._failures: dict[str, PatchError] = {}
+
+    def install(self) -> None:
+        """Patch what is imported from now on; a second call does nothing."""
+        if not self._installed:
+            self._installed = True
+            sys.meta_path.insert(0, self)
+
+    def find_device(self) -> Device | None:
+        """The selected device, or before that the expected one."""
+        return self._selected or self._expected()
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -54,34 +83,30 @@ class PatchFinder(MetaPathFinder):
         if name not in self._names:
             return None
         try:
-            if name not in self._modules:
-                self._load(name)
-            file = self._modules[name].get(fullname)
-            if file is None:
+            package = self._package(name)
+            file = package.modules.get(fullname) if package is not None else None
+            if package is None or file is None:
                 return None
-            package = self.packages[name]
-            source = package.missing(file, self._find_device)
+            source = package.missing(file, self.find_device)
         except PatchError as error:
             raise self._failure(name, error) from error
         if source is None:
             return None
-        spec = find_spec(fullname, path, skip=PatchFinder)
+        spec = find_spec(fullname, path, skip=Session)
         if spec is not None:
             spec.loader = PatchedLoader(fullname, str(package.folder / file), package, source)
         return spec
 
     def apply_to_imported(self) -> list[str]:
-        """Patch the modules that were imported before this finder was installed; see the function
-        of this name."""
+        """Patch the modules that were imported before `install`; see the function of this name."""
         late: list[str] = []
-        for name in sorted(self._names & sys.modules.keys()):
+        for name in sorted(self._names & sys.modules.keys()) if self._installed else ():
             try:
                 # Where another thread is importing it, this waits.
                 importlib.import_module(name)
-                if name not in self._modules:
-                    self._load(name)
-                if name in self.packages:
-                    late += self._apply_to(self.packages[name])
+                package = self._package(name)
+                if package is not None:
+                    late += self._apply_to(package)
             except PatchError as error:
                 raise self._failure(name, error) from error
         return late
@@ -96,18 +121,18 @@ class PatchFinder(MetaPathFinder):
                     step(path)
                 except Refusal as refusal:
                     package.refuse(path, f"{module_name(path)} is imported already: {refusal}")
-            for path in [path for path in modules if not package.needed(path, self._find_device)]:
+            for path in [path for path in modules if not package.needed(path, self.find_device)]:
                 del modules[path]
 
         def compare(path: str) -> None:
             module = sys.modules.get(module_name(path))
             loader = getattr(getattr(module, "__spec__", None), "loader", None)
             if module is not None and not isinstance(loader, PatchedLoader):
-                source = package.missing(path, self._find_device)
+                source = package.missing(path, self.find_device)
                 if source is not None and not package.has_applied(source, module.__name__):
                     modules[path] = LoadedModule(module, source)
 
-        each(package.modules().values(), compare)
+        each(package.modules.values(), compare)
         # What one module imports another may have to get first.
         for _ in range(len(modules)):
             each(modules, lambda path: modules[path].add())
@@ -128,16 +153,73 @@ class PatchFinder(MetaPathFinder):
         return late
 
     def _failure(self, name: str, error: PatchError) -> PatchError:
-        self.failures[name] = error
+        self._failures[name] = error
         return PatchError(f"{error}. To run without patches, set ONEFLOW_ACCEL_PATCHES=off")
 
-    def _load(self, name: str) -> None:
-        package = PatchedPackage.load(self._root, name, skip=PatchFinder)
-        if package is None:
-            self._modules[name] = {}
-            return
-        self.packages[name] = package
-        self._modules[name] = package.modules()
+    def _package(self, name: str) -> PatchedPackage | None:
+        if name not in self._packages:
+            self._packages[name] = PatchedPackage.load(self._root, name, skip=Session)
+        return self._packages[name]
+
+    def device_selected(self, device: Device) -> None:
+        """See the function of this name."""
+        for package in filter(None, self._packages.values()):
+            for patch in package.patches:
+                condition = patch.header.applies_when
+                decided = package.decisions.get(condition)
+                if decided is None or decided == holds(condition, lambda: device):
+                    continue
+                if not decided and package.on_disk(patch):
+                    continue
+                raise PatchError(
+                    f"patch {patch.label} was {'applied' if decided else 'left out'} when "
+                    f"{package.name} was imported, because '{device.name}' was not the expected "
+                    f"device. Set ONEFLOW_ACCEL_DEVICE={device.name} before oneflow_accel is "
+                    "imported"
+                )
+        self._selected = device
+
+    def status(self) -> list[PatchStatus]:
+        """Every patch for what is installed, in the order of the series."""
+        return [one for name in series_versions(self._root) for one in self._package_status(name)]
+
+    def _package_status(self, name: str) -> list[PatchStatus]:
+        try:
+            if name in self._failures:
+                raise self._failures[name]
+            package = self._packages.get(name)
+            package = package or PatchedPackage.load(self._root, name, skip=Session)
+            if package is None:
+                return self._all(name, "not-needed", f"{name} is not installed")
+            return [
+                PatchStatus(patch.name, name, package.version, *self._patch_state(package, patch))
+                for patch in package.patches
+            ]
+        except PatchError as error:
+            return self._all(name, "refused", str(error))
+
+    def _patch_state(self, package: PatchedPackage, patch: Patch) -> tuple[str, str]:
+        decided = package.decisions.get(patch.header.applies_when)
+        modules = package.loaded.get(patch.name)
+        if patch.name in package.refused:
+            return "refused", package.refused[patch.name]
+        if modules:
+            return "applied", f"in memory: {', '.join(modules)}"
+        if package.on_disk(patch):
+            unused = " (not needed on this device)" if decided is False else ""
+            return "applied-on-disk", f"{package.folder}{unused}"
+        if not self._installed:
+            return "off", f"{PATCHES_VARIABLE}=off"
+        if decided is False:
+            return "not-needed", f"applies when {patch.header.applies_when}"
+        return "pending", f"applies when {package.name} imports what it edits"
+
+    def _all(self, name: str, state: str, reason: str) -> list[PatchStatus]:
+        return [
+            PatchStatus(patch, name, version, state, reason)
+            for version in series_versions(self._root)[name]
+            for patch in patch_names(self._root, name, version)
+        ]
 
 
 class PatchedLoader(SourceFileLoader):
@@ -165,110 +247,6 @@ class PatchedLoader(SourceFileLoader):
         super().exec_module(module)
         self._package.note_applied(self._source, module.__name__)
         logger.info("patched %s in memory: %s", module.__name__, self._source.label)
-
-
-PATCHES_VARIABLE = "ONEFLOW_ACCEL_PATCHES"
-STATES = ("applied", "applied-on-disk", "not-needed", "refused", "off", "pending")
-
-
-@dataclass(frozen=True)
-class PatchStatus:
-    """What became of a patch: one of STATES ("pending" until a module that it edits is imported),
-    and why, or where it was applied."""
-
-    name: str
-    package: str
-    version: str
-    state: str
-    reason: str
-
-
-class Session:
-    """Patches packages as they are imported, for the device that `find_device` gives until one is
-    selected."""
-
-    def __init__(self, root: Path, find_device: DeviceFinder) -> None:
-        self._root = root
-        self._expected = find_device
-        self._selected: Device | None = None
-        self._finder: PatchFinder | None = None
-
-    def install(self) -> None:
-        """Patch what is imported from now on; a second call does nothing."""
-        if self._finder is None:
-            self._finder = PatchFinder(self._root, self.find_device)
-            sys.meta_path.insert(0, self._finder)
-
-    def apply_to_imported(self) -> list[str]:
-        return self._finder.apply_to_imported() if self._finder is not None else []
-
-    def find_device(self) -> Device | None:
-        """The selected device, or before that the expected one."""
-        return self._selected or self._expected()
-
-    def device_selected(self, device: Device) -> None:
-        """See the function of this name."""
-        for package in self._finder.packages.values() if self._finder else ():
-            for patch in package.patches:
-                condition = patch.header.applies_when
-                decided = package.decisions.get(condition)
-                if decided is None or decided == holds(condition, lambda: device):
-                    continue
-                if not decided and package.on_disk(patch):
-                    continue
-                raise PatchError(
-                    f"patch {patch.label} was {'applied' if decided else 'left out'} when "
-                    f"{package.name} was imported, because '{device.name}' was not the expected "
-                    f"device. Set ONEFLOW_ACCEL_DEVICE={device.name} before oneflow_accel is "
-                    "imported"
-                )
-        self._selected = device
-
-    def status(self) -> list[PatchStatus]:
-        """Every patch for what is installed, in the order of the series."""
-        result = []
-        for name in series_versions(self._root):
-            result += self._package_status(name)
-        return result
-
-    def _package_status(self, name: str) -> list[PatchStatus]:
-        finder = self._finder
-        if finder is not None and name in finder.failures:
-            return self._all(name, "refused", str(finder.failures[name]))
-        try:
-            package = finder.packages.get(name) if finder is not None else None
-            package = package or PatchedPackage.load(self._root, name, skip=PatchFinder)
-            if package is None:
-                return self._all(name, "not-needed", f"{name} is not installed")
-            return [
-                PatchStatus(patch.name, name, package.version, *self._patch_state(package, patch))
-                for patch in package.patches
-            ]
-        except PatchError as error:
-            return self._all(name, "refused", str(error))
-
-    def _patch_state(self, package: PatchedPackage, patch: Patch) -> tuple[str, str]:
-        decided = package.decisions.get(patch.header.applies_when)
-        modules = package.loaded.get(patch.name)
-        if patch.name in package.refused:
-            return "refused", package.refused[patch.name]
-        if modules:
-            return "applied", f"in memory: {', '.join(modules)}"
-        if package.on_disk(patch):
-            unused = " (not needed on this device)" if decided is False else ""
-            return "applied-on-disk", f"{package.folder}{unused}"
-        if self._finder is None:
-            return "off", f"{PATCHES_VARIABLE}=off"
-        if decided is False:
-            return "not-needed", f"applies when {patch.header.applies_when}"
-        return "pending", f"applies when {package.name} imports what it edits"
-
-    def _all(self, name: str, state: str, reason: str) -> list[PatchStatus]:
-        return [
-            PatchStatus(patch, name, version, state, reason)
-            for version in series_versions(self._root)[name]
-            for patch in patch_names(self._root, name, version)
-        ]
 
 
 _session: Session | None = None

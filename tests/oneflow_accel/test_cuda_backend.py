@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from oneflow_accel.backends import FEATURES, nvml
-from oneflow_accel.backends.cuda import CudaBackend
-from oneflow_accel.backends.cuda_peaks import TF32_VARIABLE, peak_flops
+from oneflow_accel.backends.cuda import TF32_VARIABLE, CudaBackend, peak_flops
 from oneflow_accel.errors import DeviceUnavailableError
 
 import oneflow as flow

@@ -10,8 +10,7 @@ from typing import Any
 
 from oneflow_accel.distributed import set_value
 from oneflow_accel.errors import UserError
-from oneflow_accel.kernels.attention import packed_attention
-from oneflow_accel.kernels.dropout import HIDDEN
+from oneflow_accel.kernels.attention import HIDDEN, packed_attention
 
 import numpy as np
 import oneflow as flow

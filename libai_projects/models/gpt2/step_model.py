@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from oneflow_accel.kernels.decoder_layer import decoder_layer
+from oneflow_accel.kernels.linear import decoder_layer
 
 import oneflow as flow
 

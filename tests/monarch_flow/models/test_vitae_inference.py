@@ -6,7 +6,7 @@ from typing import Any
 
 import oneflow_accel
 from oneflow_accel.inference import prepare
-from oneflow_accel.inference.convolution import InferenceConv2d
+from oneflow_accel.inference.folding import InferenceConv2d
 
 import numpy as np
 import oneflow as flow

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from oneflow_accel import layouts
 from oneflow_accel.backends import resolve
 from oneflow_accel.inference import prepare
-from oneflow_accel.inference.convolution import InferenceConv2d
+from oneflow_accel.inference.folding import InferenceConv2d
 
 import flowvision
 import numpy as np

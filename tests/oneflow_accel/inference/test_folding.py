@@ -11,8 +11,7 @@ from typing import Any
 from oneflow_accel import layouts
 from oneflow_accel.errors import UserError
 from oneflow_accel.inference import prepare
-from oneflow_accel.inference.convolution import InferenceConv2d
-from oneflow_accel.inference.prepare import fold
+from oneflow_accel.inference.folding import InferenceConv2d, fold
 from oneflow_accel.kernels import plugin
 
 import flowvision
@@ -155,7 +154,7 @@ def test_every_layer_gets_its_own_place(monkeypatch: pytest.MonkeyPatch) -> None
         gc.collect()
         return fold(*args, **kwargs)
 
-    monkeypatch.setattr(sys.modules[prepare.__module__], "fold", collect_and_fold)
+    monkeypatch.setattr(sys.modules[fold.__module__], "fold", collect_and_fold)
 
     class Branches(nn.Module):
         def __init__(self, width: int) -> None:

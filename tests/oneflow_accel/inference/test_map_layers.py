@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from oneflow_accel.backends import resolve
 from oneflow_accel.inference import map_layer, prepare
-from oneflow_accel.inference.convolution import InferenceConv2d
+from oneflow_accel.inference.folding import InferenceConv2d
 from oneflow_accel.kernels.convolution import channels_last_conv2d
 
 import numpy as np

@@ -113,7 +113,7 @@ import hashlib
 import numpy as np
 import oneflow_accel, oneflow as flow
 from oneflow_accel.kernels.convolution import channels_last_conv2d
-from oneflow_accel.kernels.performer import performer_attention
+from oneflow_accel.kernels.attention import performer_attention
 generator = np.random.default_rng(0)
 def tensor(*shape):
     return flow.tensor(0.3 * generator.standard_normal(shape, np.float32), requires_grad=True)

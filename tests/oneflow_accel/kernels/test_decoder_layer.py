@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from oneflow_accel.kernels import plugin
-from oneflow_accel.kernels.decoder_layer import decoder_layer
+from oneflow_accel.kernels.linear import decoder_layer
 
 import numpy as np
 import oneflow as flow

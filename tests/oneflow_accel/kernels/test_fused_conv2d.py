@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from oneflow_accel.inference.convolution import conv2d_add_activation
-from oneflow_accel.kernels.convolution import channels_last_conv2d
+from oneflow_accel.kernels.convolution import channels_last_conv2d, conv2d_add_activation
 
 import numpy as np
 import oneflow as flow
@@ -22,7 +21,7 @@ _CONVOLUTION = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1), "groups
 # the same operation in float32 on the rounded inputs.
 _WITHOUT_BFLOAT16 = """
 import itertools
-from oneflow_accel.inference.convolution import conv2d_add_activation as convolve
+from oneflow_accel.kernels.convolution import conv2d_add_activation as convolve
 import numpy as np
 import oneflow as flow
 from tests.oneflow_accel.kernels.harness import random

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 
+from oneflow_accel import report
 from oneflow_accel.errors import UserError
-from oneflow_accel.kernels import listing, plugin
+from oneflow_accel.kernels import plugin
 
 import pytest
 
@@ -15,7 +16,7 @@ from tests.oneflow_accel.kernels.harness import needs_plugin
 
 @needs_plugin
 def test_all_operators_of_the_plugin_are_listed() -> None:
-    choices = listing.kernel_choices()
+    choices = report.kernel_choices()
     assert [choice.operator for choice in choices] == list(plugin.state().operators)
     others = {choice.operator for choice in choices if choice.kernels["float32"] != "plug-in"}
     # Their inputs and outputs differ in dtype.
@@ -32,7 +33,7 @@ def test_no_operator_has_two_kernels_of_one_priority() -> None:
 
 @needs_plugin
 def test_an_operator_of_both_runs_on_the_plugin_in_its_dtypes() -> None:
-    (choice,) = listing.kernel_choices(["relu_grad"])
+    (choice,) = report.kernel_choices(["relu_grad"])
     assert choice.kernels == {"float32": "plug-in", "float64": "oneflow", "bfloat16": "none"}
     assert choice.why == "the plug-in's has the higher priority"
 
@@ -41,27 +42,27 @@ def test_an_operator_of_both_runs_on_the_plugin_in_its_dtypes() -> None:
 def test_copies_and_what_inference_needs_run_on_the_plugin_in_bfloat16() -> None:
     copies = "transpose to_contiguous concat slice narrow expand gather embedding"
     others = "oneflow_accel_conv2d fused_matmul_bias layer_norm gelu silu relu add_n"
-    for choice in listing.kernel_choices([*copies.split(), *others.split()]):
+    for choice in report.kernel_choices([*copies.split(), *others.split()]):
         assert choice.kernels["bfloat16"] == "plug-in", choice.operator
 
 
 @needs_plugin
 def test_an_operator_of_oneflow_alone() -> None:
-    (choice,) = listing.kernel_choices(["acos"])
+    (choice,) = report.kernel_choices(["acos"])
     assert choice.kernels["float32"] == "oneflow"
     assert choice.why == "the plug-in has none"
 
 
 @needs_plugin
 def test_an_operator_without_a_cpu_kernel() -> None:
-    (choice,) = listing.kernel_choices(["fused_lstm_cell"])
+    (choice,) = report.kernel_choices(["fused_lstm_cell"])
     assert choice.kernels["float32"] == "none"
 
 
 @needs_plugin
 def test_an_unknown_operator_is_an_error_that_names_the_nearest() -> None:
     with pytest.raises(UserError, match=r"no operator 'layernorm'; names like it: .*layer_norm"):
-        listing.kernel_choices(["layernorm"])
+        report.kernel_choices(["layernorm"])
 
 
 @needs_plugin

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from oneflow_accel.kernels import plugin
-from oneflow_accel.kernels.dropout import (
-    bias_mask_scale,
+from oneflow_accel.kernels.attention import (
     causal_softmax,
     causal_softmax_mask_scale,
-    fused_bias_mask_scale,
     fused_causal_softmax_mask_scale,
 )
+from oneflow_accel.kernels.linear import bias_mask_scale, fused_bias_mask_scale
 
 import numpy as np
 import oneflow as flow

@@ -8,8 +8,8 @@ import re
 import resource
 
 from oneflow_accel.backends.cpu import CpuBackend
-from oneflow_accel.inference.convolution import conv2d_add_activation, new_owner, release_weights
 from oneflow_accel.kernels import plugin
+from oneflow_accel.kernels.convolution import conv2d_add_activation, new_owner, release_weights
 
 import oneflow as flow
 import pytest

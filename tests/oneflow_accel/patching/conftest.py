@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from oneflow_accel.patching.package import Device
-from oneflow_accel.patching.session import PatchFinder, Session
+from oneflow_accel.patching.session import Session
 
 import pytest
 
@@ -138,7 +138,7 @@ class FakePackage:
         """As in a new process: nothing imported, no finder."""
         for module in [m for m in sys.modules if m.partition(".")[0] == self.name]:
             del sys.modules[module]
-        sys.meta_path[:] = [f for f in sys.meta_path if not isinstance(f, PatchFinder)]
+        sys.meta_path[:] = [f for f in sys.meta_path if not isinstance(f, Session)]
         importlib.invalidate_caches()
 
 
@@ -146,7 +146,7 @@ class FakePackage:
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakePackage]:
     package = FakePackage(tmp_path)
     monkeypatch.syspath_prepend(str(package.site_packages))
-    kept = [finder for finder in sys.meta_path if isinstance(finder, PatchFinder)]
+    kept = [finder for finder in sys.meta_path if isinstance(finder, Session)]
     package.forget()
     yield package
     package.forget()

@@ -296,7 +296,7 @@ def test_the_packages_are_the_same_whether_imported_before_or_after() -> None:
         package = PatchedPackage.load(patch_root(), name)
         if package is None:
             pytest.skip(f"{name} is not installed")
-        modules += list(map(module_name, package.modules().values()))
+        modules += list(map(module_name, package.modules.values()))
 
     def functions(order: str) -> dict:
         process = run_process(["-W", "ignore", "-c", DUMP, order, *modules])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from oneflow_accel.inference.convolution import conv2d_add_activation
+from oneflow_accel.kernels.convolution import conv2d_add_activation
 
 import numpy as np
 import oneflow as flow

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from oneflow_accel.kernels.performer import performer_attention
+from oneflow_accel.kernels.attention import performer_attention
 
 import numpy as np
 import oneflow as flow
