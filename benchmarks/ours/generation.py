@@ -8,8 +8,7 @@ from omegaconf import OmegaConf
 
 from benchmarks.serve import Maker, Step
 from libai_projects.generation import GenerationOptions, generate
-from libai_projects.models.gpt2.model import GPT2ForPreTraining
-from libai_projects.models.gpt2.step_model import GPT2StepModel
+from libai_projects.models.gpt2.model import GPT2ForPreTraining, GPT2StepModel
 
 _GPT2_SMALL = {
     "num_layers": 12,

@@ -10,17 +10,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from libai_projects.generation.draw import (
+from libai_projects.generation.interface import ModelState, StepModel
+from libai_projects.generation.options import GenerationOptions
+from libai_projects.generation.processors import (
+    ScoreChain,
     Stream,
     check_scores,
     drawn_without_replacement,
     largest,
+    log_softmax,
     streams,
 )
-from libai_projects.generation.interface import ModelState, StepModel
-from libai_projects.generation.options import GenerationOptions
-from libai_projects.generation.processors import ScoreChain, log_softmax
-from libai_projects.generation.prompts import PaddedPrompts
 from libai_projects.generation.sequences import (
     FinishReason,
     GeneratedSequence,
@@ -138,27 +138,23 @@ def _penalized(score: float, length: int, penalty: float) -> float:
 
 
 def search(
-    model: StepModel,
-    prompts: PaddedPrompts,
-    limits: np.ndarray,
-    options: GenerationOptions,
-    stopping: Stopping,
+    model: StepModel, prompts: Rows, options: GenerationOptions, stopping: Stopping
 ) -> Generation:
     """The `num_return_sequences` best finished sequences of each prompt, best one first."""
     count = options.num_beams
     width = prompts.ids.shape[1]
-    longest = limits - prompts.lengths
+    numbers = np.arange(len(prompts.ids))
+    longest = prompts.limits - prompts.lengths
     searches = [
         _Search(options, stream, int(longest[number]))
-        for number, stream in enumerate(streams(options.seed, len(limits), 1))
+        for number, stream in enumerate(streams(options.seed, len(numbers), 1))
     ]
-    rows = Rows(prompts.ids, prompts.padding, prompts.lengths, limits, np.arange(len(limits)))
-    copies = np.repeat(np.arange(len(limits)), count)
+    copies = np.repeat(numbers, count)
     chain = ScoreChain(options, model.vocab_size)
     state = ModelState(model, prompts, options.use_cache)
     logits = state.read_prompts()[copies]
     state.select(copies)
-    rows = rows.select(copies)
+    rows = prompts.select(copies)
     alive = list(range(len(searches)))
     while True:
         log_probabilities = chain(rows, log_softmax(logits))
@@ -200,20 +196,11 @@ def _reasons(
     return [[next(found) for _ in row] for row in offered]
 
 
-def _result(
-    searches: list[_Search], prompts: PaddedPrompts, options: GenerationOptions
-) -> Generation:
+def _result(searches: list[_Search], prompts: Rows, options: GenerationOptions) -> Generation:
     sequences = []
     for number, one in enumerate(searches):
         prompt = prompts.ids[number, prompts.padding[number] :].tolist()
         for finished in one.finished[: options.num_return_sequences]:
-            sequences.append(
-                GeneratedSequence(
-                    prompt=number,
-                    tokens=prompt + finished.new_tokens,
-                    prompt_length=len(prompt),
-                    finish_reason=finished.reason,
-                    score=finished.score,
-                )
-            )
+            tokens, score = prompt + finished.new_tokens, finished.score
+            sequences.append(GeneratedSequence(number, tokens, len(prompt), finished.reason, score))
     return Generation(sequences)

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from libai_projects.generation.prompts import PaddedPrompts, visible
+from libai_projects.generation.sequences import Rows
 
 # Opaque to generation: only the model that made it looks inside.
 Cache = Any
@@ -51,16 +51,18 @@ class StepModel(Protocol):
 class ModelState:
     """A model part of the way through a batch of sequences."""
 
-    def __init__(self, model: StepModel, prompts: PaddedPrompts, use_cache: bool) -> None:
+    def __init__(self, model: StepModel, prompts: Rows, use_cache: bool) -> None:
         self._model = model
-        self._prompts = prompts
+        self._prompts = prompts.ids
         self._padding = prompts.padding
         self._width = prompts.ids.shape[1]
         self._cache = model.start(len(prompts.ids), use_cache)
 
     def read_prompts(self) -> np.ndarray:
         """Logits (B, V) float32 of what follows the prompts."""
-        return self._step(self._prompts.ids, self._prompts.positions)
+        # Counted from a prompt's own first token, 0 at padding.
+        positions = np.maximum(np.arange(self._width) - self._padding[:, None], 0)
+        return self._step(self._prompts, positions)
 
     def read(self, tokens: np.ndarray) -> np.ndarray:
         """Logits (R, V) float32 of what follows `tokens` (R,) int64, the next of each sequence."""
@@ -76,7 +78,7 @@ class ModelState:
         self._model.select(self._cache, rows)
 
     def _step(self, ids: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        mask = visible(self._padding, self._width)
+        mask = np.arange(self._width) >= self._padding[:, None] if self._padding.any() else None
         logits = np.asarray(self._model.step(ids, positions, mask, self._cache))
         vocab_size = self._model.vocab_size
         if logits.ndim != 2 or len(logits) != len(ids) or logits.shape[1] < vocab_size:

@@ -28,11 +28,23 @@ Mode = Literal["greedy", "sampling", "beam search", "beam sampling"]
 
 @dataclass(frozen=True)
 class Kind:
-    """What values an option takes: `check` gives what is stored or raises UserError; `parse` reads
-    a command line's text or raises ValueError, None if it cannot be given there."""
+    """What values an option takes, `wanted` in words. `convert` gives what is stored, or raises a
+    ValueError, whose text, if any, says better what is wanted; `parse` reads a command line's text
+    or raises a ValueError, None if it cannot be given there."""
 
-    check: Callable[[str, Any], Any]
+    wanted: str
+    convert: Callable[[Any], Any]
     parse: Callable[[str], Any] | None = None
+
+    def check(self, name: str, value: Any) -> Any:
+        """What is stored, or a UserError."""
+        try:
+            return self.convert(value)
+        except ValueError as error:
+            wanted = str(error) or self.wanted
+            raise UserError(
+                f"generation option '{name}' must be {wanted}, got {value!r:.80}"
+            ) from None
 
 
 # Lengths, counts and ids are at most this, so that their sums fit into int64.
@@ -44,23 +56,20 @@ _PENALTIES = (1e-6, 1e6)
 _LENGTH_PENALTIES = (-100, 100)
 
 
-def _wrong(name: str, wanted: str, value: Any) -> UserError:
-    return UserError(f"generation option '{name}' must be {wanted}, got {value!r:.80}")
-
-
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+def _is_integer(value: Any, least: float = -math.inf, most: float = math.inf) -> bool:
+    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    return whole and least <= value <= most
 
 
 def _integer(low: int) -> Kind:
-    def rule(name: str, value: Any) -> int:
-        if not _is_integer(value) or value < low:
-            raise _wrong(name, f"a whole number of at least {low}", value)
-        if value > _LARGEST:
-            raise _wrong(name, f"a whole number of at most {_LARGEST}", value)
+    def convert(value: Any) -> int:
+        if _is_integer(value, _LARGEST + 1):
+            raise ValueError(f"a whole number of at most {_LARGEST}")
+        if not _is_integer(value, low):
+            raise ValueError
         return int(value)
 
-    return Kind(rule, _whole_number)
+    return Kind(f"a whole number of at least {low}", convert, _whole_number)
 
 
 def _whole_number(text: str) -> int:
@@ -78,49 +87,49 @@ def _float(text: str) -> float:
 
 
 def _number(wanted: str, accept: Callable[[float], bool]) -> Kind:
-    def rule(name: str, value: Any) -> float:
+    def convert(value: Any) -> float:
         number = math.nan
         if isinstance(value, numbers.Real) and not isinstance(value, bool):
             # A whole number may be too large for a float.
             with contextlib.suppress(OverflowError):
                 number = float(value)
         if not math.isfinite(number) or not accept(number):
-            raise _wrong(name, wanted, value)
+            raise ValueError
         return number
 
-    return Kind(rule, _float)
+    return Kind(wanted, convert, _float)
 
 
 def _between(low: float, high: float) -> Kind:
     return _number(f"a number from {low:g} to {high:g}", lambda value: low <= value <= high)
 
 
-def _flag(name: str, value: Any) -> bool:
+def _optional(kind: Kind) -> Kind:
+    return dataclasses.replace(
+        kind, convert=lambda value: None if value is None else kind.convert(value)
+    )
+
+
+def _flag(value: Any) -> bool:
     if not isinstance(value, bool | np.bool_):
-        raise _wrong(name, "true or false", value)
+        raise ValueError
     return bool(value)
 
 
-def _optional(kind: Kind) -> Kind:
-    def rule(name: str, value: Any) -> Any:
-        return None if value is None else kind.check(name, value)
-
-    return Kind(rule, kind.parse)
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)
 
 
 def _one_or_several(most: float, wanted: str) -> Kind:
-    def fits(item: Any) -> bool:
-        return _is_integer(item) and 0 <= item <= most
-
-    def rule(name: str, value: Any) -> int | tuple[int, ...]:
-        if fits(value):
+    def convert(value: Any) -> int | tuple[int, ...]:
+        if _is_integer(value, 0, most):
             return int(value)
-        several = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str)
-        if several and len(value) and all(fits(item) for item in value):
-            return tuple(int(item) for item in value)
-        raise _wrong(name, wanted, value)
+        several = _is_list(value) or isinstance(value, np.ndarray)
+        if not several or not len(value) or not all(_is_integer(x, 0, most) for x in value):
+            raise ValueError
+        return tuple(map(int, value))
 
-    return Kind(rule, _several)
+    return Kind(wanted, convert, _several)
 
 
 def _several(text: str) -> int | tuple[int, ...]:
@@ -128,33 +137,26 @@ def _several(text: str) -> int | tuple[int, ...]:
     return ids[0] if len(ids) == 1 else ids
 
 
-def _ids_or_none(name: str, value: Any) -> tuple[int, ...]:
+def _ids_or_none(value: Any) -> tuple[int, ...]:
     if value is None or (isinstance(value, Sequence) and not value):
         return ()
-    ids = _IDS.check(name, value)
+    ids = _IDS.convert(value)
     return (ids,) if isinstance(ids, int) else ids
 
 
-def _words(name: str, value: Any) -> tuple[tuple[int, ...], ...]:
-    if value is None:
-        return ()
-    if not isinstance(value, Sequence) or isinstance(value, str):
-        raise _wrong(name, "a list of lists of token ids", value)
-    words = [() if _is_integer(item) else _ids_or_none(name, item) for item in value]
+def _words(value: Any) -> tuple[tuple[int, ...], ...]:
+    if value is not None and not _is_list(value):
+        raise ValueError
+    words = [() if _is_integer(item) else _ids_or_none(item) for item in value or ()]
     if () in words:
-        raise _wrong(name, "a list of lists of token ids, none of them empty", value)
+        raise ValueError(f"{_WORDS.wanted}, none of them empty")
     return tuple(words)
 
 
-def _decay(name: str, value: Any) -> tuple[int, float]:
-    wanted = "(new tokens after which it starts, factor above 0)"
-    if isinstance(value, str) or not isinstance(value, Sequence) or len(value) != 2:
-        raise _wrong(name, wanted, value)
-    start, factor = value
-    try:
-        return _integer(0).check(name, start), _POSITIVE.check(name, factor)
-    except UserError:
-        raise _wrong(name, wanted, value) from None
+def _decay(value: Any) -> tuple[int, float]:
+    if not _is_list(value) or len(value) != 2:
+        raise ValueError
+    return _integer(0).convert(value[0]), _POSITIVE.convert(value[1])
 
 
 def _start_and_factor(text: str) -> tuple[int, float]:
@@ -164,28 +166,21 @@ def _start_and_factor(text: str) -> tuple[int, float]:
     return _whole_number(start), _float(factor)
 
 
-def _function(name: str, value: Any) -> Any:
-    if not callable(value):
-        raise _wrong(name, "a function", value)
-    return value
-
-
-def _functions(name: str, value: Any) -> tuple[Any, ...]:
-    if value is None:
-        return ()
-    items = (value,) if callable(value) else value
+def _functions(value: Any) -> tuple[Any, ...]:
+    items = () if value is None else (value,) if callable(value) else value
     if not isinstance(items, Sequence) or not all(callable(item) for item in items):
-        raise _wrong(name, "a list of functions", value)
+        raise ValueError
     return tuple(items)
 
 
-def _early_stopping(name: str, value: Any) -> bool | str:
-    if value == "never" and isinstance(value, str):
-        return value
-    try:
-        return _flag(name, value)
-    except UserError:
-        raise _wrong(name, "true, false or 'never'", value) from None
+def _function(value: Any) -> Any:
+    if value is not None and not callable(value):
+        raise ValueError
+    return value
+
+
+def _early_stopping(value: Any) -> bool | str:
+    return value if isinstance(value, str) and value == "never" else _flag(value)
 
 
 def _early(text: str) -> bool | str:
@@ -199,21 +194,23 @@ _POSITIVE = _number("a number above 0", lambda value: value > 0)
 _IDS = _one_or_several(_LARGEST, f"a number from 0 to {_LARGEST} or a list of them")
 _SEEDS = _one_or_several(math.inf, "a number of at least 0 or a list of them")
 _SHARE = _optional(_number("a number above 0 and at most 1", lambda value: 0 < value <= 1))
-_FLAG = Kind(_flag)
+_FLAG = Kind("true or false", _flag)
 _TEMPERATURE = _number(
     f"a number above 0, {_SMALLEST:.3g} or more (for the likeliest token at each step set "
     "do_sample to false)",
     lambda value: value >= _SMALLEST,
 )
-_DIVERSITY = _number("a number", lambda value: True)
 _PART = _optional(_number("a number from 0 to 1", lambda value: 0 <= value <= 1))
 _WORDS = Kind(
-    _words, lambda text: [tuple(map(_whole_number, x.split(","))) for x in text.split(";")]
+    "a list of lists of token ids",
+    _words,
+    lambda text: [tuple(map(_whole_number, x.split(","))) for x in text.split(";")],
 )
-_TOKENS = Kind(_ids_or_none, _several)
 _ID, _END_IDS = _optional(_integer(0)), _optional(_IDS)
-_CALLABLE = _optional(Kind(_function))
-_DECAY = _optional(Kind(_decay, _start_and_factor))
+_FUNCTIONS = Kind("a list of functions", _functions)
+_DECAY = _optional(
+    Kind("(new tokens after which it starts, factor above 0)", _decay, _start_and_factor)
+)
 
 
 def _option(default: Any, kind: Kind, text: str = "") -> Any:
@@ -248,7 +245,7 @@ class GenerationOptions:
     do_sample: bool = _option(False, _FLAG, "draw tokens instead of taking the likeliest")
     early_stopping: bool | Literal["never"] = _option(
         False,
-        Kind(_early_stopping, _early),
+        Kind("true, false or 'never'", _early_stopping, _early),
         "when beam search ends: true (as many texts as beams are finished), false (a better one is "
         "unlikely), never (a better one is impossible)",
     )
@@ -257,7 +254,9 @@ class GenerationOptions:
         1, _integer(1), "diverse beam search, which is not implemented: 1 only"
     )
     diversity_penalty: float = _option(
-        0.0, _DIVERSITY, "diverse beam search, which is not implemented: 0 only"
+        0.0,
+        _number("a number", lambda value: True),
+        "diverse beam search, which is not implemented: 0 only",
     )
     temperature: float = _option(
         1.0, _TEMPERATURE, "sampling: below 1 sharpens the distribution, above 1 flattens it"
@@ -295,7 +294,7 @@ class GenerationOptions:
         (), _WORDS, "sequences of token ids that never occur, as 1,2;3"
     )
     suppress_tokens: tuple[int, ...] = _option(
-        (), _TOKENS, "token ids that are never chosen, as 1,2"
+        (), Kind(_IDS.wanted, _ids_or_none, _several), "token ids that are never chosen, as 1,2"
     )
     num_return_sequences: int = _option(1, _integer(1), "texts for each prompt")
     max_time: float | None = _option(
@@ -324,9 +323,11 @@ class GenerationOptions:
     renormalize_logits: bool = _option(False, _FLAG, "make the final scores log probabilities")
     # The scores of each step are as large as the vocabulary and take much memory.
     output_scores: bool = _option(False, _FLAG)
-    prefix_allowed_tokens_fn: PrefixFunction | None = _option(None, _CALLABLE)  # noqa: RUF009 - a field
-    logits_processor: tuple[LogitsProcessor, ...] = _option((), Kind(_functions))
-    stopping_criteria: tuple[StoppingCriterion, ...] = _option((), Kind(_functions))
+    prefix_allowed_tokens_fn: PrefixFunction | None = _option(  # noqa: RUF009 - a field
+        None, Kind("a function", _function)
+    )
+    logits_processor: tuple[LogitsProcessor, ...] = _option((), _FUNCTIONS)
+    stopping_criteria: tuple[StoppingCriterion, ...] = _option((), _FUNCTIONS)
     seed: int | tuple[int, ...] = _option(0, _SEEDS, "seed of sampling")
 
     def __post_init__(self) -> None:

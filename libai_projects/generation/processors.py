@@ -1,7 +1,13 @@
-"""Changes to the scores of the next token that follow from the sequence so far, and their chain.
+"""What happens to the scores of the next token, and how one is chosen from them.
 
-Each takes (Rows, scores (R, V) float32) and returns the new scores; it may write into the ones it
-was given. Their order is that of transformers, on which the result depends.
+Processors change scores by the sequence so far: each takes (Rows, scores (R, V) float32) and
+returns the new scores; it may write into the ones it was given. Warpers narrow the distribution
+before a token is drawn: they take scores and return them with what is left out at -inf; `keep`
+tokens always stay. Only as many tokens are sorted as a rule needs: a full sort of 50,257 scores
+costs more than all else. The order of both is that of transformers, on which the result depends.
+
+Streams use the raw output of PCG64, which numpy keeps the same between releases and platforms, so
+that every process of a distributed run draws the same tokens from the same scores.
 """
 
 from __future__ import annotations
@@ -13,7 +19,6 @@ from oneflow_accel.errors import UserError
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from libai_projects.generation.draw import check_scores
 from libai_projects.generation.options import (
     GenerationOptions,
     LogitsProcessor,
@@ -21,7 +26,90 @@ from libai_projects.generation.options import (
     as_ids,
 )
 from libai_projects.generation.sequences import Rows
-from libai_projects.generation.warpers import build_warpers
+
+
+class Stream:
+    """Random numbers of one sequence: the same for the same (seed, number)."""
+
+    def __init__(self, seed: int, number: int) -> None:
+        self._bits = np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(number,)))
+
+    def uniform(self) -> float:
+        """A float64 in [0, 1)."""
+        return float(int(self._bits.random_raw()) >> 11) * 2.0**-53
+
+
+def streams(seed: int | tuple[int, ...], prompt_count: int, returns: int) -> list[Stream]:
+    """One stream for each sequence, by prompt; prompt i has seed[i], or `seed + i`."""
+    seeds = seed if isinstance(seed, tuple) else range(seed, seed + prompt_count)
+    return [Stream(one, number) for one in seeds for number in range(returns)]
+
+
+def best(scores: np.ndarray) -> np.ndarray:
+    """(R,) int64, the first token with the highest of `scores` (R, V); raises as `check_scores`."""
+    tokens = scores.argmax(axis=1)
+    # argmax takes a NaN for the largest, so it is enough to look at what it found.
+    check_scores(np.take_along_axis(scores, tokens[:, None], axis=1))
+    return tokens
+
+
+def drawn(scores: np.ndarray, row_streams: Sequence[Stream]) -> np.ndarray:
+    """(R,) int64, one token for each row of `scores` (R, V), drawn with the probabilities
+    softmax(scores); takes one number from each row's stream. Raises as `check_scores`."""
+    check_scores(scores)
+    return np.array(
+        [drawn_without_replacement(row, 1, row_streams[i])[0] for i, row in enumerate(scores)],
+        dtype=np.int64,
+    )
+
+
+def drawn_without_replacement(scores: np.ndarray, count: int, stream: Stream) -> np.ndarray:
+    """At most `count` different indices of `scores` (N,), each drawn with softmax(scores) of those
+    left; only ones with a probability above 0. Takes `count` numbers from the stream."""
+    candidates = np.flatnonzero(scores > -np.inf)
+    values = scores[candidates].astype(np.float64)
+    weights = np.exp(values - values.max())
+    chosen: list[int] = []
+    for number in [stream.uniform() for _ in range(count)]:
+        sums = np.cumsum(weights)
+        if sums[-1] < np.finfo(np.float64).tiny:
+            break
+        # The product is below the whole sum, also when rounded: there is such a place.
+        place = int(np.searchsorted(sums, number * sums[-1], side="right"))
+        chosen.append(int(candidates[place]))
+        weights[place] = 0.0
+    return np.array(chosen, dtype=np.int64)
+
+
+def largest(values: np.ndarray, count: int) -> np.ndarray:
+    """Indices, rising, of the `count` largest of `values` (N,) and of all that equal the last."""
+    size = values.size
+    if count >= size:
+        return np.arange(size)
+    # The count-th largest of the maxima of disjoint parts is at most the count-th largest
+    # value: a bound that leaves few candidates, and far cheaper than a partition of everything.
+    parts = 4 * count
+    depth = size // parts
+    bound = -np.inf
+    if depth >= 4:
+        maxima = values[: depth * parts].reshape(depth, parts).max(axis=0)
+        bound = np.partition(maxima, parts - count)[parts - count]
+    candidates = np.flatnonzero(values >= bound)
+    found = values[candidates]
+    least = np.partition(found, found.size - count)[found.size - count]
+    return candidates[found >= least]
+
+
+def check_scores(scores: np.ndarray) -> None:
+    """Raises UserError unless each row of `scores` (R, N) has a finite largest value."""
+    if not np.isfinite(scores.max(axis=1)).all():
+        raise UserError(
+            "there is no token to choose: the scores are NaN or infinite, or every token is "
+            "forbidden. If the model's own logits are not finite, its weights are damaged or "
+            "overflow in half precision; remove_invalid_values=true goes on all the same. Else "
+            "loosen no_repeat_ngram_size, min_length or the functions that forbid tokens"
+        )
+
 
 Processor = Callable[[Rows, np.ndarray], np.ndarray]
 
@@ -42,15 +130,18 @@ def build_processors(options: GenerationOptions, vocab_size: int) -> list[Proces
     if words:
         chain.append(no_bad_words(words))
     if options.min_new_tokens is not None and end_ids.size:
-        chain.append(min_new_tokens(options.min_new_tokens, end_ids))
+        least = options.min_new_tokens
+        chain.append(no_end(end_ids, lambda rows: rows.lengths - rows.prompt_lengths < least))
     elif options.min_length and end_ids.size:
-        chain.append(min_length(options.min_length, end_ids))
+        chain.append(no_end(end_ids, lambda rows: rows.lengths < options.min_length))
     if options.prefix_allowed_tokens_fn is not None:
         chain.append(allowed_tokens(options.prefix_allowed_tokens_fn, options.num_beams))
     if options.forced_bos_token_id is not None:
-        chain.append(forced_first(options.forced_bos_token_id))
+        first = np.array([options.forced_bos_token_id])
+        chain.append(forced(first, lambda rows: rows.lengths == 1))
     if options.forced_eos_token_id is not None:
-        chain.append(forced_last(as_ids(options.forced_eos_token_id)))
+        last = as_ids(options.forced_eos_token_id)
+        chain.append(forced(last, lambda rows: rows.lengths == rows.limits - 1))
     if options.remove_invalid_values:
         chain.append(finite_values)
     if options.exponential_decay_length_penalty is not None and end_ids.size:
@@ -117,21 +208,11 @@ def no_tokens(tokens: np.ndarray) -> Processor:
     return process
 
 
-def min_length(length: int, end_ids: np.ndarray) -> Processor:
-    """Forbid the end of sequences that are shorter than `length`."""
+def no_end(end_ids: np.ndarray, while_: Callable[[Rows], np.ndarray]) -> Processor:
+    """Forbid the end of the sequences that `while_` says are too short."""
 
     def process(rows: Rows, scores: np.ndarray) -> np.ndarray:
-        scores[np.ix_(rows.lengths < length, end_ids)] = -np.inf
-        return scores
-
-    return process
-
-
-def min_new_tokens(count: int, end_ids: np.ndarray) -> Processor:
-    """Forbid the end of sequences that have fewer than `count` new tokens."""
-
-    def process(rows: Rows, scores: np.ndarray) -> np.ndarray:
-        scores[np.ix_(rows.lengths - rows.prompt_lengths < count, end_ids)] = -np.inf
+        scores[np.ix_(while_(rows), end_ids)] = -np.inf
         return scores
 
     return process
@@ -161,21 +242,13 @@ def allowed_tokens(function: PrefixFunction, beams: int) -> Processor:
     return process
 
 
-def forced_first(token: int) -> Processor:
-    """Let only `token` follow a prompt of one token."""
-    return _forced(np.array([token]), lambda rows: rows.lengths == 1)
+def forced(tokens: np.ndarray, when: Callable[[Rows], np.ndarray]) -> Processor:
+    """Let only `tokens` follow the sequences that `when` names."""
 
-
-def forced_last(tokens: np.ndarray) -> Processor:
-    """Let only `tokens` stand at the last place that the limit allows."""
-    return _forced(tokens, lambda rows: rows.lengths == rows.limits - 1)
-
-
-def _forced(tokens: np.ndarray, when: Callable[[Rows], np.ndarray]) -> Processor:
     def process(rows: Rows, scores: np.ndarray) -> np.ndarray:
-        forced = np.flatnonzero(when(rows))
-        scores[forced] = -np.inf
-        scores[np.ix_(forced, tokens)] = 0
+        found = np.flatnonzero(when(rows))
+        scores[found] = -np.inf
+        scores[np.ix_(found, tokens)] = 0
         return scores
 
     return process
@@ -242,3 +315,121 @@ def log_softmax(scores: np.ndarray) -> np.ndarray:
     """Log probabilities (R, V) of `scores` (R, V), in their dtype."""
     shifted = scores - scores.max(axis=1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+
+
+Warper = Callable[[np.ndarray], np.ndarray]
+
+# So many tokens are looked at first; if too few, four times as many, and so on.
+_FIRST_COUNT = 256
+
+
+def build_warpers(options: GenerationOptions) -> list[Warper]:
+    """The warpers that `options` ask for; none unless tokens are drawn."""
+    if not options.do_sample:
+        return []
+    # Beams need one token to go on with, should the others all be ends of sequences.
+    keep = 1 if options.num_beams == 1 else max(2, options.end_ids.size + 1)
+    chain: list[Warper] = []
+    if options.temperature != 1:
+        chain.append(lambda scores: temperature(scores, options.temperature))
+    if options.top_k:
+        chain.append(lambda scores: top_k(scores, options.top_k or 0, keep))
+    if options.top_p is not None and options.top_p < 1:
+        chain.append(lambda scores: top_p(scores, options.top_p or 1.0, keep))
+    if options.min_p:
+        chain.append(lambda scores: min_p(scores, options.min_p or 0.0, keep))
+    if options.typical_p is not None and options.typical_p < 1:
+        chain.append(lambda scores: typical(scores, options.typical_p or 1.0, keep))
+    return chain
+
+
+def temperature(scores: np.ndarray, value: float) -> np.ndarray:
+    """Flatten (value > 1) or sharpen (value < 1) each distribution; a value near 0 leaves only the
+    largest scores, one beyond float32 makes all equal that are not forbidden."""
+    divisor = np.float32(min(value, float(np.finfo(np.float32).max)))
+    with np.errstate(over="ignore"):
+        scaled = scores / divisor
+        lost = ~np.isfinite(scaled.max(axis=1))
+        if lost.any():
+            # Only differences matter, and those to the largest score overflow to -inf alone.
+            shifted = scores[lost] - scores[lost].max(axis=1, keepdims=True)
+            scaled[lost] = shifted / divisor
+    return scaled
+
+
+def top_k(scores: np.ndarray, count: int, keep: int = 1) -> np.ndarray:
+    """Leave the `count` largest scores of each row; all that equal the last of them stay."""
+    left = np.full_like(scores, -np.inf)
+    for row, output in zip(scores, left, strict=True):
+        chosen = largest(row, max(count, keep))
+        output[chosen] = row[chosen]
+    return left
+
+
+def top_p(scores: np.ndarray, mass: float, keep: int = 1) -> np.ndarray:
+    """Leave the fewest likeliest tokens whose probabilities add up to `mass`: nucleus sampling,
+    Holtzman et al., 2020, arXiv:1904.09751."""
+
+    def kept(row: np.ndarray, probability: np.ndarray) -> np.ndarray:
+        order, sums = _until(row, probability, mass)
+        before = np.concatenate([[0.0], sums[:-1]])
+        return order[(before < mass) | (np.arange(order.size) < keep)]
+
+    return _leave(scores, kept)
+
+
+def min_p(scores: np.ndarray, share: float, keep: int = 1) -> np.ndarray:
+    """Leave the tokens that have at least `share` of the likeliest one's probability: min-p
+    sampling, Nguyen et al., 2024, arXiv:2407.01082."""
+
+    def kept(row: np.ndarray, probability: np.ndarray) -> np.ndarray:
+        near = probability >= share * probability.max()
+        near[largest(row, keep)] = True
+        return np.flatnonzero(near)
+
+    return _leave(scores, kept)
+
+
+def typical(scores: np.ndarray, mass: float, keep: int = 1) -> np.ndarray:
+    """Leave the tokens whose information is nearest to the entropy, with probabilities that add up
+    to `mass`: locally typical sampling, Meister et al., 2022, arXiv:2202.00666."""
+
+    def kept(row: np.ndarray, probability: np.ndarray) -> np.ndarray:
+        # A probability that rounds to 0 adds nothing to the entropy: 0 x log(0) counts as 0.
+        information = -np.log(np.maximum(probability, 1e-300))
+        distance = np.abs(information - (probability * information).sum())
+        order, sums = _until(-distance, probability, mass)
+        last = min(int((sums < mass).sum()), order.size - 1)
+        near = distance <= distance[order[last]]
+        near[order[:keep]] = True
+        return np.flatnonzero(near)
+
+    return _leave(scores, kept)
+
+
+def _leave(scores: np.ndarray, kept: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> np.ndarray:
+    """Keep the tokens that `kept` picks from a row's finite scores and probabilities (float64)."""
+    left = np.full_like(scores, -np.inf)
+    for row, output in zip(scores, left, strict=True):
+        candidates = np.flatnonzero(row > -np.inf)
+        values = row[candidates].astype(np.float64)
+        probability = np.exp(values - values.max())
+        probability /= probability.sum()
+        chosen = candidates[kept(values, probability)]
+        output[chosen] = row[chosen]
+    return left
+
+
+def _until(
+    values: np.ndarray, probability: np.ndarray, mass: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Indices of the largest `values`, falling, until their probabilities add up to `mass` or more,
+    and the cumulative sums. Of equal values the later one comes first, as in a rising stable sort
+    that is read backwards."""
+    count = _FIRST_COUNT
+    while True:
+        found = largest(values, count)
+        if found.size == values.size or probability[found].sum() >= mass:
+            order = found[np.argsort(values[found], kind="stable")[::-1]]
+            return order, np.cumsum(probability[order])
+        count *= 4

@@ -1,8 +1,10 @@
-"""The sequences that are being generated, when each is finished and why, and what is returned."""
+"""Prompts of different lengths as one batch, the sequences that are being generated, when each is
+finished and why, and what is returned.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -46,12 +48,81 @@ class Rows:
         return Rows(ids, self.padding, self.prompt_lengths, self.limits, self.prompts)
 
 
+def prepare(
+    prompts: Sequence[Sequence[int]],
+    options: GenerationOptions,
+    vocab_size: int,
+    max_positions: int,
+) -> Rows:
+    """Check prompts and options against the model (UserError), and put the prompts side by side.
+    The limit of each follows from `max_new_tokens` or `max_length`, and the model's positions."""
+    if len(prompts) == 0:
+        raise UserError("there is no prompt to continue")
+    _check_ids(options, vocab_size)
+    if isinstance(options.seed, tuple) and len(options.seed) != len(prompts):
+        raise UserError(f"{len(options.seed)} seeds were given for {len(prompts)} prompts")
+    tokens = [_tokens(number, prompt, options, vocab_size) for number, prompt in enumerate(prompts)]
+    lengths = np.array([len(row) for row in tokens], dtype=np.int64)
+    width = int(lengths.max())
+    ids = np.full((len(prompts), width), options.pad_token_id, dtype=np.int64)
+    for row, prompt in zip(ids, tokens, strict=True):
+        row[width - len(prompt) :] = prompt
+    if options.max_new_tokens is not None:
+        limits = lengths + options.max_new_tokens
+    else:
+        limits = np.full(len(prompts), options.max_length, dtype=np.int64)
+    limits = np.minimum(limits, max_positions)
+    for number, (length, limit) in enumerate(zip(lengths, limits, strict=True)):
+        if length >= max_positions:
+            raise UserError(
+                f"prompt {number} has {length} tokens and the model has {max_positions} positions, "
+                "so no token can follow; shorten the prompt"
+            )
+        if length >= limit:
+            raise UserError(
+                f"prompt {number} has {length} tokens, but max_length, which counts the prompt, is "
+                f"{limit}; raise max_length, or set max_new_tokens"
+            )
+    return Rows(ids, width - lengths, lengths, limits, np.arange(len(prompts)))
+
+
+def _tokens(
+    number: int, prompt: Sequence[int], options: GenerationOptions, vocab_size: int
+) -> np.ndarray:
+    tokens = np.asarray(prompt)
+    if tokens.size == 0:
+        if options.bos_token_id is None:
+            raise UserError(f"prompt {number} is empty and bos_token_id is null")
+        tokens = np.array([options.bos_token_id], dtype=np.int64)
+    if tokens.ndim != 1 or not np.issubdtype(tokens.dtype, np.integer):
+        raise UserError(f"prompt {number} is not a list of token ids: {prompt!r:.80}")
+    outside = tokens[(tokens < 0) | (tokens >= vocab_size)]
+    if outside.size:
+        raise UserError(
+            f"prompt {number} holds the token id {outside[0]}; the model's vocabulary has the ids "
+            f"0 to {vocab_size - 1}: is this the tokenizer that the model was trained with?"
+        )
+    return tokens.astype(np.int64)
+
+
+def _check_ids(options: GenerationOptions, vocab_size: int) -> None:
+    """Ids that are fed to the model must be in the vocabulary. `eos_token_id` need not be: one that
+    the model cannot produce ends nothing."""
+    for name in ("pad_token_id", "forced_bos_token_id", "forced_eos_token_id"):
+        value = getattr(options, name)
+        for item in value if isinstance(value, tuple) else (value,):
+            if item is not None and item >= vocab_size:
+                raise UserError(
+                    f"{name} is {item}, but the model's vocabulary has {vocab_size} tokens"
+                )
+
+
 # A sequence ends by its own end of sequence, the length asked for, the model's last position,
 # max_time, or a stopping criterion of the caller.
 FinishReason = Literal["eos", "length", "positions", "time", "criterion"]
 
 
-@dataclass(frozen=True)
+@dataclass
 class GeneratedSequence:
     """One sequence: prompt and new tokens, with the end of sequence, without padding.
 
@@ -77,18 +148,6 @@ class Generation:
     """All sequences: those of the first prompt, best one first in beam search, then the next's."""
 
     sequences: list[GeneratedSequence]
-
-    def as_array(self, pad_token_id: int) -> np.ndarray:
-        """(sequences, T) int64 as of transformers: prompts padded on the left, results on the
-        right."""
-        widest = max(sequence.prompt_length for sequence in self.sequences)
-        ends = [
-            widest - sequence.prompt_length + len(sequence.tokens) for sequence in self.sequences
-        ]
-        array = np.full((len(ends), max(ends)), pad_token_id, dtype=np.int64)
-        for row, sequence, end in zip(array, self.sequences, ends, strict=True):
-            row[end - len(sequence.tokens) : end] = sequence.tokens
-        return array
 
 
 Clock = Callable[[], float]

@@ -14,7 +14,7 @@ from oneflow_accel import distributed
 from oneflow_accel.errors import UserError
 
 from libai_projects.inference import lockstep
-from libai_projects.inference.engine import GeneratedText, TextEngine
+from libai_projects.inference.text_pipeline import GeneratedText, TextPipeline
 
 logger = logging.getLogger("oneflow_accel")
 
@@ -39,8 +39,8 @@ class Problem:
 @dataclass
 class Job:
     """One request. The callbacks run in the worker's thread and must not block: `on_text`, see
-    `TextEngine.generate`, and `on_end`, called once with the texts or with the problem. `deadline`
-    is a time of `time.monotonic()`."""
+    `TextPipeline.generate`, and `on_end`, called once with the texts or with the problem.
+    `deadline` is a time of `time.monotonic()`."""
 
     prompts: Sequence[str]
     options: Mapping[str, Any]
@@ -62,9 +62,8 @@ class Worker:
     as oneflow runs global tensors only in the thread they began with. Other threads of rank 0
     submit."""
 
-    def __init__(self, engine: TextEngine, *, queue_length: int = 16) -> None:
+    def __init__(self, engine: TextPipeline, *, queue_length: int = 16) -> None:
         self.engine = engine
-        self.queue_length = queue_length
         self._jobs: queue.Queue[Job] = queue.Queue(maxsize=queue_length)
         self._closing = threading.Event()
         self._finish = False

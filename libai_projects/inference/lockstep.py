@@ -78,11 +78,6 @@ def exchange(value: float = 0.0) -> float:
     return total
 
 
-def any_rank(flag: bool) -> bool:
-    """Whether `flag` is set on any rank; called as `exchange`."""
-    return exchange(float(flag)) > 0
-
-
 def _sum(failures: float, value: float) -> list[float]:
     try:
         return distributed.all_reduce_sum([failures, value])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from oneflow_accel.errors import UserError
@@ -27,9 +27,6 @@ class Limits:
     seconds: float = 60.0
     arrival_seconds: float = 10.0
     queue: int = 16
-
-    def as_dict(self) -> dict[str, float]:
-        return asdict(self)
 
 
 # Type, default and bounds of each option that a request may give. The defaults are the page's own:
@@ -89,7 +86,7 @@ def request_model(limits: Limits) -> type[BaseModel]:
 
 
 def sampling_options(request: BaseModel) -> dict[str, Any]:
-    """The request's options for `TextEngine.generate`, the seed drawn where it was left open, and
+    """The request's options for `TextPipeline.generate`, the seed drawn where it was left open, and
     one text for greedy decoding; several of it are a UserError."""
     options = request.model_dump(exclude={"prompt", "stream"})
     if not options["do_sample"]:

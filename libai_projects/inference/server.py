@@ -4,22 +4,30 @@
     GET  /api/health     state, limits and defaults
     POST /api/generate   {"prompt": ...} -> texts; with "stream": true as NDJSON, as they come
 
-Only rank 0 of a job with several processes serves.
+Only rank 0 of a job with several processes serves: the web part in a thread, the model in the main
+thread.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import logging
+import os
+import signal
+import socket
+import threading
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from oneflow_accel import distributed
 from oneflow_accel.errors import UserError
 
+import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel, ValidationError
@@ -27,8 +35,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from libai_projects.inference.connections import AllowedHosts
-from libai_projects.inference.engine import GeneratedText
+from libai_projects.inference.connections import AllowedHosts, BoundedProtocol, ConnectionBounds
 from libai_projects.inference.jobs import ClosedError, Job, Problem, QueueFullError, Worker
 from libai_projects.inference.requests import (
     SAMPLING_DEFAULTS,
@@ -36,6 +43,7 @@ from libai_projects.inference.requests import (
     request_model,
     sampling_options,
 )
+from libai_projects.inference.text_pipeline import GeneratedText
 
 logger = logging.getLogger("oneflow_accel")
 
@@ -85,9 +93,7 @@ def create_app(worker: Worker, limits: Limits, hosts: AllowedHosts) -> FastAPI:
     model = request_model(limits)
     started = time.monotonic()
 
-    # The one that is added last sees a request first.
-    app.add_middleware(_CheckNames, hosts=hosts)
-    app.add_middleware(_AddHeaders)
+    app.add_middleware(_Guard, hosts=hosts)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _unexpected_error)
     for path, (file, media_type) in PAGE_FILES.items():
@@ -103,7 +109,7 @@ def create_app(worker: Worker, limits: Limits, hosts: AllowedHosts) -> FastAPI:
                 "busy": worker.busy,
                 "waiting": worker.waiting,
                 "uptime_seconds": round(time.monotonic() - started, 1),
-                "limits": limits.as_dict(),
+                "limits": asdict(limits),
                 "defaults": SAMPLING_DEFAULTS,
             },
             status_code=503 if worker.closing else 200,
@@ -119,11 +125,8 @@ def create_app(worker: Worker, limits: Limits, hosts: AllowedHosts) -> FastAPI:
             options = sampling_options(asked)
             _check_prompt(worker, asked.prompt, limits)
             worker.engine.check_options(options)
-            events: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-            job = _make_job(
-                asked.prompt, options, events, stream=asked.stream, arrived=arrived, limits=limits
-            )
-            worker.submit(job)
+            answer = _Answer(asked, options, arrived, limits)
+            worker.submit(answer.job)
         except asyncio.TimeoutError:
             return error_response(408, "the request took too long to arrive")
         except RefusedError as refused:
@@ -138,11 +141,11 @@ def create_app(worker: Worker, limits: Limits, hosts: AllowedHosts) -> FastAPI:
             return error_response(503, "the server is shutting down")
         if asked.stream:
             return StreamingResponse(
-                _stream(job, events, options, arrived),
+                answer.stream(),
                 media_type="application/x-ndjson",
                 headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
             )
-        return await _answer(request, job, events, options, arrived)
+        return await answer.whole(request)
 
     return app
 
@@ -158,17 +161,25 @@ async def _unexpected_error(_request: Request, _error: Exception) -> Response:
     return error_response(500, "the server failed; its log says why")
 
 
-class _CheckNames:
-    """Refuses requests to another server's name, or from another's page; see `connections`.
-    Starlette's TrustedHostMiddleware knows the first only."""
+class _Guard:
+    """Refuses requests to another server's name, or from another's page (see `connections`;
+    Starlette's TrustedHostMiddleware knows the first only), and adds HEADERS to every response.
+    Plain ASGI, as Starlette's base class hides lost clients."""
 
     def __init__(self, app: ASGIApp, hosts: AllowedHosts) -> None:
         self.app = app
         self._hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refusal = self._refusal(scope) if scope["type"] == "http" else None
-        await (refusal or self.app)(scope, receive, send)
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        if scope["type"] == "http":
+            await (self._refusal(scope) or self.app)(scope, receive, send_with_headers)
+        else:
+            await self.app(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)
@@ -187,21 +198,6 @@ class _CheckNames:
                         "a name",
                     )
         return None
-
-
-class _AddHeaders:
-    """Adds HEADERS to every response; plain ASGI, as Starlette's base class hides lost clients."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(HEADERS)
-            await send(message)
-
-        await self.app(scope, receive, send_with_headers if scope["type"] == "http" else send)
 
 
 def _add_file(app: FastAPI, path: str, file: str, media_type: str) -> None:
@@ -251,80 +247,171 @@ def _check_prompt(worker: Worker, prompt: str, limits: Limits) -> None:
         raise RefusedError(422, f"prompt: {tokens} tokens, {most} are allowed; make it shorter")
 
 
-def _make_job(
-    prompt: str,
-    options: Mapping[str, Any],
-    events: asyncio.Queue[dict[str, Any]],
-    *,
-    stream: bool,
-    arrived: float,
-    limits: Limits,
-) -> Job:
-    loop = asyncio.get_running_loop()
+class _Answer:
+    """What comes of a request: its job, which the worker runs in another thread, and what the job
+    has said so far, for the server's loop."""
 
-    def emit(event: dict[str, Any]) -> None:
+    def __init__(
+        self, asked: Any, options: Mapping[str, Any], arrived: float, limits: Limits
+    ) -> None:
+        self._options, self._arrived = options, arrived
+        self._loop = asyncio.get_running_loop()
+        self._events: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.job = Job(
+            prompts=[asked.prompt],
+            options=options,
+            on_end=self._on_end,
+            on_text=self._on_text if asked.stream else None,
+            deadline=arrived + limits.seconds,
+        )
+
+    def _on_text(self, index: int, text: str) -> None:
+        self._emit({"type": "text", "index": index, "text": text})
+
+    def _on_end(self, texts: list[GeneratedText] | None, problem: Problem | None) -> None:
+        if problem is not None:
+            self._emit({"type": "error", "error": problem.message, "kind": problem.kind})
+        else:
+            self._emit({"type": "done", "results": [each.as_dict() for each in texts]})
+
+    def _emit(self, event: dict[str, Any]) -> None:
         try:
-            loop.call_soon_threadsafe(events.put_nowait, event)
+            self._loop.call_soon_threadsafe(self._events.put_nowait, event)
         except RuntimeError:
             logger.debug("the server's loop is closed; nobody waits for this text")
 
-    def on_text(index: int, text: str) -> None:
-        emit({"type": "text", "index": index, "text": text})
+    def _seconds(self) -> float:
+        return round(time.monotonic() - self._arrived, 3)
 
-    def on_end(texts: list[GeneratedText] | None, problem: Problem | None) -> None:
-        if problem is not None:
-            emit({"type": "error", "error": problem.message, "kind": problem.kind})
-            return
-        emit({"type": "done", "results": [each.as_dict() for each in texts]})
-
-    return Job(
-        prompts=[prompt],
-        options=options,
-        on_end=on_end,
-        on_text=on_text if stream else None,
-        deadline=arrived + limits.seconds,
-    )
-
-
-async def _stream(
-    job: Job, events: asyncio.Queue[dict[str, Any]], options: Mapping[str, Any], arrived: float
-) -> AsyncIterator[str]:
-    """One JSON object per line; the last is of type "done" or "error"."""
-    try:
-        yield _line(
-            {"type": "start", "count": options["num_return_sequences"], "seed": options["seed"]}
-        )
-        while True:
-            event = await events.get()
-            if event["type"] == "done":
-                event["seconds"] = round(time.monotonic() - arrived, 3)
-            yield _line(event)
-            if event["type"] != "text":
-                return
-    finally:
-        # This also runs when the client goes away, and then stops the job at its next token.
-        job.cancelled.set()
-
-
-def _line(event: Mapping[str, Any]) -> str:
-    return json.dumps(event, ensure_ascii=False) + "\n"
-
-
-async def _answer(
-    request: Request,
-    job: Job,
-    events: asyncio.Queue[dict[str, Any]],
-    options: Mapping[str, Any],
-    arrived: float,
-) -> Response:
-    while True:
+    async def stream(self) -> AsyncIterator[str]:
+        """One JSON object per line; the last is of type "done" or "error"."""
+        count, seed = self._options["num_return_sequences"], self._options["seed"]
+        event: dict[str, Any] = {"type": "start", "count": count, "seed": seed}
         try:
-            event = await asyncio.wait_for(events.get(), DISCONNECT_POLL)
-            break
-        except asyncio.TimeoutError:
-            if await request.is_disconnected():
-                job.cancelled.set()
-    if event["type"] == "error":
-        return error_response(_STATUS[event["kind"]], event["error"])
-    seconds = round(time.monotonic() - arrived, 3)
-    return JSONResponse({"results": event["results"], "seed": options["seed"], "seconds": seconds})
+            while True:
+                if event["type"] == "done":
+                    event["seconds"] = self._seconds()
+                yield json.dumps(event, ensure_ascii=False) + "\n"
+                if event["type"] in ("done", "error"):
+                    return
+                event = await self._events.get()
+        finally:
+            # This also runs when the client goes away, and then stops the job at its next token.
+            self.job.cancelled.set()
+
+    async def whole(self, request: Request) -> Response:
+        while True:
+            try:
+                event = await asyncio.wait_for(self._events.get(), DISCONNECT_POLL)
+                break
+            except asyncio.TimeoutError:
+                if await request.is_disconnected():
+                    self.job.cancelled.set()
+        if event["type"] == "error":
+            return error_response(_STATUS[event["kind"]], event["error"])
+        seed = self._options["seed"]
+        return JSONResponse({"results": event["results"], "seed": seed, "seconds": self._seconds()})
+
+
+# Connections that are still busy after a signal get this long, in seconds.
+SHUTDOWN_SECONDS = 5
+# Seconds that a client has for taking the answer, beyond the time for making it.
+_TAKE_SECONDS = 15
+# Further connections beside those of waiting requests: people at the page, health checks.
+_MORE_CONNECTIONS = 256
+
+
+class Server:
+    """A server that listens from its construction on, and answers while `run` runs.
+
+    Port 0 takes a free one; `allowed_hosts` are further names, see `connections.AllowedHosts`.
+    Raises UserError where the address cannot be used.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        limits: Limits,
+        host: str,
+        port: int,
+        allowed_hosts: Sequence[str] = (),
+    ) -> None:
+        self._worker = worker
+        self._closed_at: float | None = None
+        hosts = AllowedHosts(host, allowed_hosts)
+        self._socket = _listen(host, port)
+        bounds = ConnectionBounds(
+            head_seconds=limits.arrival_seconds,
+            answer_seconds=limits.seconds + limits.arrival_seconds + _TAKE_SECONDS,
+            connections=limits.queue + _MORE_CONNECTIONS,
+        )
+        config = uvicorn.Config(
+            create_app(worker, limits, hosts),
+            http=functools.partial(BoundedProtocol, bounds=bounds),
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            server_header=False,
+            timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+        )
+        self._server = uvicorn.Server(config)
+
+    @property
+    def address(self) -> str:
+        host, port = self._socket.getsockname()[:2]
+        return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+
+    def run(self) -> None:
+        """Serve until SIGINT or SIGTERM; must be called in the main thread. The running request
+        then stops at its next token, those that wait get 503; a second signal, a second later, ends
+        at once."""
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, self._on_signal)
+        print(f"MagicPrompt is at {self.address} (Ctrl-C ends it)", flush=True)
+        self.serve()
+
+    def serve(self) -> None:
+        thread = threading.Thread(target=self._run_web, name="web")
+        thread.start()
+        try:
+            self._worker.run()
+        finally:
+            self._worker.close()
+            self._server.should_exit = True
+            thread.join(SHUTDOWN_SECONDS + 5)
+            self._socket.close()
+
+    def _run_web(self) -> None:
+        try:
+            self._server.run(sockets=[self._socket])
+        finally:
+            # Without a server there is nothing left to work for.
+            self._worker.close()
+
+    def _on_signal(self, signum: int, _frame: object) -> None:
+        # Ctrl-C comes twice where the launcher passes it on.
+        if self._closed_at is not None and time.monotonic() - self._closed_at > 1:
+            os._exit(128 + signum)
+        if self._closed_at is None:
+            self._closed_at = time.monotonic()
+        self._worker.close()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except socket.gaierror as error:
+        raise UserError(f"--host {host}: no such address ({error.strerror})") from error
+    family, kind, protocol, _, address = found[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        raise UserError(
+            f"cannot listen at {host}, port {port}: {error.strerror}; choose another with --port"
+        ) from error
+    return listener

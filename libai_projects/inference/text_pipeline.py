@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from oneflow_accel import distributed
@@ -13,10 +14,29 @@ import numpy as np
 
 from libai_projects.generation import Generation, GenerationOptions, StepModel, generate, stream
 from libai_projects.inference import lockstep
-from libai_projects.inference.engine import GeneratedText
 
 # The options of LiBai's MagicPrompt, used where nothing else is given.
 DEFAULT_OPTIONS = {"max_length": 50}
+
+
+@dataclass(frozen=True)
+class GeneratedText:
+    """One text: `prompt` is the index of its prompt in the call, `text` includes the prompt,
+    `new_tokens` counts the end-of-text token, `finish_reason` is "eos", "length", "time" or
+    "cancelled"."""
+
+    prompt: int
+    text: str
+    new_tokens: int
+    finish_reason: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """What the server and the JSON-lines mode answer with."""
+        return {
+            "generated_text": self.text,
+            "new_tokens": self.new_tokens,
+            "finish_reason": self.finish_reason,
+        }
 
 
 class TextPipeline:
@@ -72,13 +92,14 @@ class TextPipeline:
         return [{"generated_text": text.text} for text in texts]
 
     def count_tokens(self, text: str) -> int:
-        """How many tokens a text is. Raises UserError as `encode` does."""
+        """How many tokens a text is; a UserError for what is no text. From any thread."""
         return len(self._encode(text))
 
     def check_options(self, options: Mapping[str, Any]) -> None:
-        """Raises UserError on options that `generate` would refuse."""
+        """Raises UserError on options that `generate` would refuse; from any thread."""
         self.options.replace(**options)
 
+    @lockstep.in_step()
     def generate(
         self,
         prompts: Sequence[str],
@@ -87,17 +108,18 @@ class TextPipeline:
         should_stop: Callable[[], str | None] | None = None,
         **options: Any,
     ) -> list[GeneratedText]:
-        """See `TextEngine.generate`. With beam search all text comes at the end."""
-        with lockstep.in_step():
-            return self._generate(prompts, on_text, should_stop, options)
+        """Continue each prompt; `num_return_sequences` results for each, in order.
 
-    def _generate(
-        self,
-        prompts: Sequence[str],
-        on_text: Callable[[int, str], None] | None,
-        should_stop: Callable[[], str | None] | None,
-        options: Mapping[str, Any],
-    ) -> list[GeneratedText]:
+        Every rank calls it alike. A UserError, for an option or a prompt, is raised on all ranks,
+        so that the next call finds them together; after a lockstep.OutOfStepError there is no next
+        call.
+
+        Args:
+            on_text: called on rank 0 with (index of the result, text added to it) as it comes;
+                with beam search all text comes at the end, and none here.
+            should_stop: asked on rank 0 before each token; None goes on, a reason ("time",
+                "cancelled") ends the call with what there is.
+        """
         chosen = self.options.replace(**options)
         reason: list[str] = []
         if should_stop is not None:
@@ -152,12 +174,9 @@ class _Agreed:
 
     def __init__(self, model: StepModel) -> None:
         self._model = model
-        self.vocab_size = model.vocab_size
-        self.max_positions = model.max_positions
-        self.bytes_per_token = model.bytes_per_token
 
-    def start(self, batch_size: int, use_cache: bool = True) -> Any:
-        return self._model.start(batch_size, use_cache)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
 
     def step(
         self, ids: np.ndarray, positions: np.ndarray, mask: np.ndarray | None, cache: Any
@@ -173,9 +192,6 @@ class _Agreed:
                 raise
             raise lockstep.OutOfStepError(f"{type(error).__name__}: {error}") from error
 
-    def select(self, cache: Any, rows: np.ndarray) -> None:
-        self._model.select(cache, rows)
-
 
 def _shared_clock() -> float:
     """Rank 0's time in seconds: all ranks have to stop at the same token."""
@@ -189,7 +205,7 @@ def _criterion(
         answer = should_stop()
         if answer is not None:
             reason.append(answer)
-        return lockstep.any_rank(answer is not None)
+        return lockstep.exchange(float(answer is not None)) > 0
 
     return stop
 

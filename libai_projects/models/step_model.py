@@ -20,8 +20,7 @@ from libai.layers import Dropout, Embedding, LayerNorm, Linear, VocabEmbedding
 from libai.utils import distributed as dist
 from oneflow import nn
 
-from libai_projects.models.attention import Hidden, Pair, Past
-from libai_projects.models.linear import Projection, local_linear
+from libai_projects.models.layers import Hidden, Pair, Past, Projection, local_linear
 from libai_projects.models.processes import BROADCAST, ROWS, Position, local, shares
 
 
@@ -69,7 +68,7 @@ _LOCAL: tuple[tuple[type | tuple[type, ...], Callable[[nn.Module, Position], Any
 
 
 def on_this_process(module: nn.Module, place: Position) -> Any:
-    """One of LiBai's layers or of `linear`, or a module of such, on local tensors; collective."""
+    """One of LiBai's layers or of `layers`, or a module of such, on local tensors; collective."""
     for kind, make in _LOCAL:
         if isinstance(module, kind):
             return make(module, place)
@@ -133,7 +132,7 @@ class StepModel:
 
     Args:
         embeddings: (tokens, None, positions) to (batch, time, width).
-        layers: each (x, past) to the same shape; see `attention.Past`.
+        layers: each (x, past) to the same shape; see `layers.Past`.
         head: (vocabulary, width), of the logits.
         vocab_size: columns of the logits: the real vocabulary, without padding rows.
         fused_softmax: whether one operator masks and normalizes scores.
@@ -176,20 +175,14 @@ class StepModel:
         return layer
 
     def start(self, batch_size: int, use_cache: bool = True) -> Cache:
-        """An empty cache; without `use_cache` it keeps the tokens, and each step computes all
-        anew."""
+        """See `generation.interface.StepModel`, as for `step` and `select`."""
         return KeyValueCache(batch_size, len(self._layers)) if use_cache else TokenCache(batch_size)
 
     def step(
         self, ids: np.ndarray, positions: np.ndarray, mask: np.ndarray | None, cache: Cache
     ) -> np.ndarray:
-        """Append tokens; (batch, vocab_size) float32 of what comes after, the same on every
-        process.
-
-        `ids` and `positions` are (batch, new) int64; `mask` is (batch, tokens so far) bool, False
-        for padding on the left. Raises UserError for a token or position that the model lacks,
-        ValueError for shapes that do not fit.
-        """
+        """The logits are the same on every process. Raises UserError for a token or position that
+        the model lacks, ValueError for shapes that do not fit."""
         ids, positions = np.asarray(ids), np.asarray(positions)
         if mask is not None and mask.shape[-1] >= ids.shape[-1] and len(mask) == len(ids):
             new = mask[:, mask.shape[1] - ids.shape[1] :]
@@ -207,7 +200,6 @@ class StepModel:
             return logits.numpy()[:, : self.vocab_size]
 
     def select(self, cache: Cache, rows: np.ndarray) -> None:
-        """Keep, reorder or repeat sequences in place; `rows` says which each new one was."""
         rows = np.asarray(rows, dtype=np.int64)
         if len(rows) != cache.batch_size or (rows != np.arange(len(rows))).any():
             cache.select(rows)

@@ -1,39 +1,375 @@
-"""From text files to datasets: reads blocks, has workers encode them, writes, and counts."""
+"""From text files to datasets: reads blocks of whole lines, has workers encode them, writes and
+counts; and what the commands that do so share.
+
+A line ends with "\\n" only: what Unicode also calls a line end (U+2028, U+0085, form feed) is
+part of the text. Memory is bounded by the block and the longest line that is allowed.
+"""
 
 from __future__ import annotations
 
+import argparse
+import codecs
+import gzip
+import hashlib
+import json
+import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, cast
 
+from oneflow_accel import command
 from oneflow_accel.errors import DataError
 
 import numpy as np
 
+from flow_train.cli import at_least
 from flow_train.data.workers import OrderedPool
 from flow_train.metrics.progress import Progress, format_eta
-from libai_projects.text.encoding import BadLine, BlockEncoder, Documents, EncodedBlock
-from libai_projects.text.line_blocks import LINE_BYTES, LineBlock, check_files, read_blocks
+from libai_projects.text.indexed_dataset import Writer
+
+# Blocks are so small that several processes share even a small file.
+BLOCK_BYTES = 1 << 18
+LINE_BYTES = 1 << 20
+_GZIP_MAGIC = b"\x1f\x8b"
+# UTF-32's mark for little endian begins with UTF-16's.
+_WIDE_MARKS = (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
+
+@dataclass(frozen=True)
+class LineBlock:
+    """Lines of one file that follow one another.
+
+    `file` counts from 0, `first_line` from 1; each line of `data` ends with a newline, but perhaps
+    the file's last. `too_long`: the beginning of one line over the limit, the rest left out.
+    `position`: bytes of the file (compressed, if it is) read up to here.
+    """
+
+    file: int
+    path: str
+    jsonl: bool
+    first_line: int
+    lines: int
+    data: bytes
+    too_long: bool
+    position: int
+
+
+def is_jsonl(path: Path) -> bool:
+    """Whether a name says JSON lines: .jsonl, .ndjson or .json, perhaps with .gz after it."""
+    name = path.name.lower().removesuffix(".gz")
+    return name.endswith((".jsonl", ".ndjson", ".json"))
+
+
+def check_files(paths: Sequence[Path]) -> None:
+    """Check that all files can be opened, before hours of work; the DataError names the first that
+    is missing, not a regular file, unreadable or UTF-16."""
+    for path in paths:
+        if path.is_dir():
+            raise DataError(f"{path} is a directory; name the text files in it")
+        if not path.exists():
+            raise DataError(f"input file {path} does not exist")
+        if not path.is_file():
+            raise DataError(f"{path} is no regular file; write it to a file first")
+        with _opened(path) as (stream, _):
+            head = _read(path, stream, 4)
+        if head.startswith(_WIDE_MARKS):
+            raise DataError(
+                f"{path} is UTF-16 or UTF-32 text; convert it with `iconv -f UTF-16 -t UTF-8`"
+            )
+
+
+def read_blocks(
+    paths: Sequence[Path],
+    *,
+    jsonl: bool | None = None,
+    max_line_bytes: int = LINE_BYTES,
+    block_bytes: int = BLOCK_BYTES,
+) -> Iterator[LineBlock]:
+    """All lines of UTF-8 files in order, without a byte order mark; gzip is recognized.
+
+    `jsonl` None goes by the files' names. A line above `max_line_bytes` comes as a block of its
+    own, cut, with `too_long`. Raises DataError for unreadable files and damaged gzip data.
+    """
+    for number, path in enumerate(paths):
+        as_json = is_jsonl(path) if jsonl is None else jsonl
+        with _opened(path) as (stream, raw):
+            first_line = 1
+            for data, too_long in _cut(path, stream, max_line_bytes, block_bytes):
+                if first_line == 1:
+                    data = data.removeprefix(codecs.BOM_UTF8)
+                lines = 1 if too_long else data.count(b"\n") + (not data.endswith(b"\n"))
+                yield LineBlock(
+                    number, str(path), as_json, first_line, lines, data, too_long, raw.tell()
+                )
+                first_line += lines
+
+
+def _cut(
+    path: Path, stream: BinaryIO, max_line_bytes: int, block_bytes: int
+) -> Iterator[tuple[bytes, bool]]:
+    """Blocks that end with a line, and whether a block is the beginning of a line too long."""
+    rest = b""
+    while piece := _read(path, stream, block_bytes):
+        rest += piece
+        end = rest.rfind(b"\n") + 1
+        if end:
+            yield from _split_long(rest[:end], max_line_bytes)
+            rest = rest[end:]
+        if len(rest) > max_line_bytes:
+            yield rest[:max_line_bytes], True
+            rest = _after_line(path, stream, block_bytes)
+    if rest:
+        yield from _split_long(rest, max_line_bytes)
+
+
+def _split_long(data: bytes, max_line_bytes: int) -> Iterator[tuple[bytes, bool]]:
+    """Blocks of whole lines, with lines over the limit as blocks of their own."""
+    if len(data) <= max_line_bytes:
+        yield data, False
+        return
+    begin = position = 0
+    while position < len(data):
+        end = data.find(b"\n", position) + 1 or len(data)
+        if end - position > max_line_bytes + 1:
+            if begin < position:
+                yield data[begin:position], False
+            yield data[position : position + max_line_bytes], True
+            begin = end
+        position = end
+    if begin < len(data):
+        yield data[begin:], False
+
+
+def _after_line(path: Path, stream: BinaryIO, block_bytes: int) -> bytes:
+    """Skip to the end of the line; returns what was read of the next ones."""
+    while piece := _read(path, stream, block_bytes):
+        end = piece.find(b"\n")
+        if end >= 0:
+            return piece[end + 1 :]
+    return b""
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
+    """The stream of a file's text, and the raw file, for the position in it."""
+    try:
+        raw = path.open("rb")
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    with raw:
+        zipped = raw.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
+        raw.seek(0)
+        # GzipFile is a BinaryIO in all but its declared type.
+        stream = cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if zipped else raw
+        yield stream, raw
+
+
+def _read(path: Path, stream: BinaryIO, count: int) -> bytes:
+    try:
+        return stream.read(count)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(
+            f"{path}: its gzip data is truncated or damaged ({error}); get the file again"
+        ) from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+# Of a block and of the whole so many bad lines are described; all are counted.
+_DESCRIBED = 10
+
+Encode = Callable[[list[str]], list[list[int]]]
+SplitSentences = Callable[[str], Sequence[str]]
+
+
+@dataclass(frozen=True)
+class BadLine:
+    """A line that gave no document, and why."""
+
+    path: str
+    line: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.reason}"
+
+
+@dataclass
+class Documents:
+    """Encoded documents: `ids` (tokens,) back to back; `sizes` (sequences,) int32, in tokens;
+    `lengths` (documents,) int32, in sequences; `line_numbers` (documents,) int64."""
+
+    ids: np.ndarray
+    sizes: np.ndarray
+    lengths: np.ndarray
+    line_numbers: np.ndarray
+
+
+@dataclass
+class EncodedBlock:
+    """What a `LineBlock` came to: empty lines, bad ones, and the documents of each output."""
+
+    file: int
+    path: str
+    lines: int
+    position: int
+    empty: int = 0
+    bad: int = 0
+    first_bad: list[BadLine] = field(default_factory=list)
+    outputs: dict[str, Documents] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class BlockEncoder:
+    """Encodes blocks of lines: bad lines are counted and described, not raised.
+
+    Attributes:
+        keys: JSON key of each text to take -> name of its output; plain lines go to the first one.
+        eod_id: appended to each document with a token; None appends nothing.
+        strip: take white space off both ends of each text.
+        split_sentences: cuts a text into the sequences of its document.
+        held_out: share of the texts, 0 .. 1, for the output `held_out_name`. A text's side follows
+            from its content and `seed` alone: copies of it stay together, on any number of
+            processes.
+    """
+
+    encode: Encode
+    dtype: np.dtype
+    keys: Mapping[str, str]
+    eod_id: int | None = None
+    strip: bool = False
+    split_sentences: SplitSentences | None = None
+    held_out: float = 0.0
+    held_out_name: str = "held_out"
+    seed: int = 0
+
+    def __call__(self, block: LineBlock) -> EncodedBlock:
+        """Encode a block; the outputs hold documents in the order of the lines."""
+        result = EncodedBlock(block.file, block.path, block.lines, block.position)
+        texts: dict[str, list[tuple[int, str]]] = {name: [] for name in self.keys.values()}
+        if self.held_out:
+            texts[self.held_out_name] = []
+        if block.too_long:
+            self._note(result, block.first_line, "longer than --max-line-bytes")
+        else:
+            self._collect(block, result, texts)
+        for name, numbered in texts.items():
+            result.outputs[name] = self._encode_documents(numbered)
+        return result
+
+    def _collect(
+        self, block: LineBlock, result: EncodedBlock, texts: dict[str, list[tuple[int, str]]]
+    ) -> None:
+        for number, raw in enumerate(_split_lines(block.data), start=block.first_line):
+            try:
+                line = raw if isinstance(raw, str) else raw.decode("utf-8")
+                found = self._texts_of_line(line.removesuffix("\r"), block.jsonl)
+            except UnicodeDecodeError as error:
+                self._note(result, number, f"not UTF-8 (byte {error.start + 1} of the line)")
+                continue
+            except ValueError as error:
+                self._note(result, number, str(error))
+                continue
+            if not found:
+                result.empty += 1
+            for name, text in found.items():
+                texts[self._output(name, text)].append((number, text))
+
+    def _texts_of_line(self, line: str, jsonl: bool) -> dict[str, str]:
+        """Output -> text, without those of white space; a ValueError says why the line is bad."""
+        if not line or line.isspace():
+            return {}
+        found = _json_texts(line, self.keys) if jsonl else {next(iter(self.keys.values())): line}
+        if any("\0" in text for text in found.values()):
+            raise ValueError("has a NUL character, so it is no text")
+        if self.strip:
+            found = {name: text.strip() for name, text in found.items()}
+        return {name: text for name, text in found.items() if text and not text.isspace()}
+
+    def _output(self, name: str, text: str) -> str:
+        if not self.held_out:
+            return name
+        key = self.seed.to_bytes(8, "little", signed=True)
+        digest = hashlib.blake2b(text.encode("utf-8"), digest_size=8, key=key).digest()
+        drawn = int.from_bytes(digest, "little")
+        return self.held_out_name if drawn < int(self.held_out * 2**64) else name
+
+    def _encode_documents(self, numbered: list[tuple[int, str]]) -> Documents:
+        if self.split_sentences is None:
+            sentences = [text for _, text in numbered]
+            counts = [1] * len(numbered)
+        else:
+            split = [self.split_sentences(text) for _, text in numbered]
+            sentences = list(chain.from_iterable(split))
+            counts = [len(cut) for cut in split]
+        encoded = iter(self.encode(sentences) if sentences else [])
+        sequences: list[list[int]] = []
+        lengths: list[int] = []
+        lines: list[int] = []
+        for (number, _), count in zip(numbered, counts, strict=True):
+            document = [ids for ids in (next(encoded) for _ in range(count)) if ids]
+            if not document:
+                continue
+            if self.eod_id is not None:
+                document[-1] = [*document[-1], self.eod_id]
+            sequences += document
+            lengths.append(len(document))
+            lines.append(number)
+        sizes = np.fromiter(map(len, sequences), np.int32, len(sequences))
+        ids = np.fromiter(chain.from_iterable(sequences), self.dtype, int(sizes.sum()))
+        return Documents(ids, sizes, np.array(lengths, np.int32), np.array(lines, np.int64))
+
+    @staticmethod
+    def _note(result: EncodedBlock, number: int, reason: str) -> None:
+        result.bad += 1
+        if len(result.first_bad) < _DESCRIBED:
+            result.first_bad.append(BadLine(result.path, number, reason))
+
+
+def _split_lines(data: bytes) -> Sequence[str | bytes]:
+    """The lines without "\\n"; undecoded if one of them is not UTF-8."""
+    data = data.removesuffix(b"\n")
+    try:
+        return data.decode("utf-8").split("\n")
+    except UnicodeDecodeError:
+        return data.split(b"\n")
+
+
+def _json_texts(line: str, keys: Mapping[str, str]) -> dict[str, str]:
+    try:
+        value = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON: {error.msg} at column {error.colno}") from error
+    except RecursionError as error:
+        raise ValueError("JSON nested too deeply") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"a JSON {type(value).__name__}, not an object")
+    found: dict[str, str] = {}
+    for key, name in keys.items():
+        if key not in value:
+            others = ", ".join(map(repr, list(value)[:5])) or "none"
+            raise ValueError(f"has no key {key!r}; it has {others[:100]}")
+        text = value[key]
+        if not isinstance(text, str):
+            raise ValueError(f"key {key!r} is a {type(text).__name__}, not a text")
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise ValueError(f"key {key!r} has half a surrogate pair") from error
+        found[name] = text
+    return found
+
 
 # Seconds between two lines of progress where there is no terminal for a bar.
 _LOG_SECONDS = 10.0
 _KILO = 1000
 _PERCENTILES = (5, 25, 50, 75, 95, 99)
-# The report keeps at most so many bad lines.
-_DESCRIBED = 10
-
-
-class Writer(Protocol):
-    """What `DatasetWriter` and `CachedDatasetWriter` have in common."""
-
-    def add(self, ids: np.ndarray, sizes: np.ndarray, document_lengths: np.ndarray) -> None:
-        """Append whole documents."""
-
-    def commit(self) -> None:
-        """Give the files their names."""
 
 
 @dataclass(frozen=True)
@@ -177,14 +513,12 @@ def write_corpus(
     Raises DataError where a file cannot be read, bad lines are an error or most of a file, nothing
     is left, the disk is full, or a worker was killed.
     """
-    sizes = [path.stat().st_size for path in paths] if check_files(paths) else [0] * len(paths)
+    sizes = [path.stat().st_size for path in paths]
     report = CorpusReport()
     # The workers start before the progress bar, which has a thread.
     with OrderedPool[LineBlock, EncodedBlock](encoder, options.workers, "text") as pool:
         blocks = read_blocks(paths, jsonl=options.jsonl, max_line_bytes=options.max_line_bytes)
-        total = sum(sizes)
-        with Progress(-(-total // _KILO), "kB") as progress:
-            started = time.monotonic()
+        with Progress(-(-sum(sizes) // _KILO), "kB") as progress:
             said = _Said(progress, report, options.log_documents)
             for block in pool.map(blocks):
                 report.add(block)
@@ -195,9 +529,7 @@ def write_corpus(
                     )
                 for name, documents in block.outputs.items():
                     writers[name].add(documents.ids, documents.sizes, documents.lengths)
-                done = sum(sizes[: block.file]) + block.position
-                progress.update(done // _KILO - progress.done, **_rates(report, started, progress))
-                said.maybe_print()
+                said.update(sum(sizes[: block.file]) + block.position)
     if not report.documents:
         raise DataError(_nothing(paths, report))
     problem = report.not_text()
@@ -207,7 +539,7 @@ def write_corpus(
 
 
 class _Said:
-    """Lines of progress, for log files and for `--log-interval`."""
+    """The progress: a bar, and lines for log files and for `--log-interval`."""
 
     def __init__(self, progress: Progress, report: CorpusReport, log_documents: int | None) -> None:
         self._progress = progress
@@ -216,34 +548,34 @@ class _Said:
         self._start = self._last = time.monotonic()
         self._next = log_documents or 0
 
-    def maybe_print(self) -> None:
-        documents, now = self._report.documents, time.monotonic()
+    def update(self, done: int) -> None:
+        """Say that `done` bytes of the files are read."""
+        progress, report, now = self._progress, self._report, time.monotonic()
+        seconds = max(now - self._start, 1e-9)
+        lines = f"{report.lines / seconds:,.0f}"
+        progress.update(
+            done // _KILO - progress.done,
+            **{
+                "lines": f"{report.lines:,}",
+                "lines/s": lines,
+                # Before this step, as the bar's own rate.
+                "MB/s": f"{progress.done / _KILO / seconds:.2f}",
+            },
+        )
         if self._log_documents is None:
             if sys.stderr.isatty() or now - self._last < _LOG_SECONDS:
                 return
             self._last = now
-        elif documents < self._next:
+        elif report.documents < self._next:
             return
         else:
             # At most once a block, however small the interval is.
-            self._next = (documents // self._log_documents + 1) * self._log_documents
-        seconds = max(now - self._start, 1e-9)
-        self._progress.print(
-            f"{documents:,} documents, {self._report.tokens:,} tokens, "
-            f"{self._report.lines / seconds:,.0f} lines/s, "
-            f"{self._progress.done / _KILO / seconds:.2f} MB/s, "
-            f"ETA {format_eta(self._progress.eta_seconds())}"
+            self._next = (report.documents // self._log_documents + 1) * self._log_documents
+        progress.print(
+            f"{report.documents:,} documents, {report.tokens:,} tokens, {lines} lines/s, "
+            f"{progress.done / _KILO / seconds:.2f} MB/s, "
+            f"ETA {format_eta(progress.eta_seconds())}"
         )
-
-
-def _rates(report: CorpusReport, started: float, progress: Progress) -> dict[str, str]:
-    """What the bar says beside the remaining time."""
-    seconds = max(time.monotonic() - started, 1e-9)
-    return {
-        "lines": f"{report.lines:,}",
-        "lines/s": f"{report.lines / seconds:,.0f}",
-        "MB/s": f"{progress.done / _KILO / seconds:.2f}",
-    }
 
 
 def _nothing(paths: Sequence[Path], report: CorpusReport) -> str:
@@ -254,3 +586,50 @@ def _nothing(paths: Sequence[Path], report: CorpusReport) -> str:
         f"there is no text in {files}: of {report.lines} lines {report.empty} are empty and "
         f"{report.bad} bad, the first {report.first_bad[0]}"
     )
+
+
+def add_reading_options(
+    group: argparse._ActionsContainer, *, bad_lines: str, longest: int, workers: int
+) -> None:
+    """The options of `ReadOptions`, with these defaults; `longest` in LINE_BYTES."""
+    group.add_argument(
+        "--bad-lines",
+        choices=("skip", "error"),
+        default=bad_lines,
+        help="lines that are not UTF-8, not JSON, have no such key, are too long, or have a NUL: "
+        "count them, or stop",
+    )
+    group.add_argument(
+        "--max-line-bytes",
+        metavar="N",
+        type=at_least(1),
+        default=longest * LINE_BYTES,
+        help="a longer line is bad",
+    )
+    group.add_argument(
+        "--workers", metavar="N", type=at_least(1), default=workers, help="processes that encode"
+    )
+    group.add_argument(
+        "--strip", action="store_true", help="take white space off both ends of each text"
+    )
+
+
+def run_command(name: str, run: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> int:
+    """Run a command and return its exit code; user errors become one line on standard error.
+    SIGTERM and Ctrl-C leave no partly written files."""
+
+    def action() -> int:
+        try:
+            return run(sys.argv[1:] if argv is None else argv)
+        except KeyboardInterrupt:
+            print(f"{name}: stopped; unfinished files were taken away", file=sys.stderr)
+            return command.INTERRUPTED
+
+    # SIGTERM must do so too: by default it would end the process at once.
+    stops = signal.SIGTERM, signal.SIGINT
+    before = {which: signal.signal(which, signal.default_int_handler) for which in stops}
+    try:
+        return command.run(name, action)
+    finally:
+        for which, handler in before.items():
+            signal.signal(which, handler)

@@ -1,4 +1,5 @@
-"""Reads the memory-mapped token datasets of LiBai (and Megatron-LM): PREFIX.bin and PREFIX.idx.
+"""The memory-mapped token datasets of LiBai (and Megatron-LM), PREFIX.bin and PREFIX.idx: reads
+them, and writes them, or an older format, whole or not at all.
 
 All numbers are little endian. `.bin` is token ids back to back. `.idx` is
 
@@ -20,15 +21,21 @@ seven million sequences that takes half a second.
 
 from __future__ import annotations
 
+import fcntl
+import io
 import os
+import re
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, BinaryIO
 
 from oneflow_accel.errors import DataError
 
 import numpy as np
+import oneflow as flow
+
+from flow_train.files import sync_directory
 
 MAGIC = b"MMIDIDX\x00\x00"
 CACHED_MAGIC = b"TNTIDX\x00\x00"
@@ -77,13 +84,14 @@ def dtype_for_vocabulary(vocab_size: int | None) -> np.dtype:
 class MMapTokenDataset:
     """Sequences of token ids, memory mapped: opening reads the index, not the tokens.
 
-    Takes the place of libai's `MMapIndexedDataset` in its `GPT2Dataset`; arrays are read-only views
-    of the file, of its dtype. It can be pickled (the other process opens the files again) and used
-    after a fork.
+    Takes the place of libai's `MMapIndexedDataset` in its `GPT2Dataset`: `sizes` are the tokens of
+    each sequence, int32 (n,); `doc_idx` the first sequence of each document, then n, int64
+    (documents + 1,). Ids are read-only views of the file, of its dtype. It can be pickled (the
+    other process opens the files again) and used after a fork.
 
     Raises DataError where a file is missing, damaged, of another format, or has ids from
     `vocab_size` on, if given. Ids of a `.bin` above 128 MiB (16-bit ids) are checked in 64 pieces
-    spread over it; `check_ids` checks all.
+    spread over it.
     """
 
     supports_prefetch = False
@@ -98,11 +106,11 @@ class MMapTokenDataset:
         # bytes per sequence and 8 per document, which forked processes share.
         with index.open("rb") as file:
             file.seek(HEADER.size)
-            self._sizes = np.fromfile(file, "<i4", sequences)
+            self.sizes = np.fromfile(file, "<i4", sequences)
             self._pointers = np.fromfile(file, "<i8", sequences)
-            self._doc_idx = np.fromfile(file, "<i8", documents)
-        _check_index(index, self._sizes, self._pointers, self._doc_idx, self.dtype.itemsize)
-        self.tokens = int(self._sizes.sum(dtype=np.int64))
+            self.doc_idx = np.fromfile(file, "<i8", documents)
+        _check_index(index, self.sizes, self._pointers, self.doc_idx, self.dtype.itemsize)
+        self.tokens = int(self.sizes.sum(dtype=np.int64))
         data = data_file(self.prefix)
         wanted, found = self.tokens * self.dtype.itemsize, data.stat().st_size
         if found != wanted:
@@ -116,29 +124,13 @@ class MMapTokenDataset:
         mapped = np.memmap(data, dtype=self.dtype, mode="r") if found else np.empty(0, self.dtype)
         self._ids = np.asarray(mapped)
         if vocab_size is not None:
-            self.check_ids(vocab_size, everywhere=False)
+            self._check_ids(vocab_size)
 
     def __reduce__(self) -> tuple[type[MMapTokenDataset], tuple[str, int | None]]:
         return type(self), (self.prefix, self.vocab_size)
 
     def __len__(self) -> int:
-        return len(self._sizes)
-
-    @property
-    def sizes(self) -> np.ndarray:
-        """Tokens of each sequence, int32 (n,)."""
-        return self._sizes
-
-    @property
-    def doc_idx(self) -> np.ndarray:
-        """First sequence of each document, then the number of sequences; int64 (documents + 1,)."""
-        return self._doc_idx
-
-    @overload
-    def __getitem__(self, index: int) -> np.ndarray: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[np.ndarray]: ...
+        return len(self.sizes)
 
     def __getitem__(self, index: int | slice) -> np.ndarray | list[np.ndarray]:
         """The ids of a sequence, or of several."""
@@ -146,14 +138,11 @@ class MMapTokenDataset:
             return [self.get(i) for i in range(*index.indices(len(self)))]
         return self.get(index)
 
-    def __iter__(self) -> Iterator[np.ndarray]:
-        return (self.get(index) for index in range(len(self)))
-
     def get(self, index: int, offset: int = 0, length: int | None = None) -> np.ndarray:
         """Ids of one sequence from token `offset` on; IndexError where it is too short."""
         if not 0 <= index < len(self):
             raise IndexError(f"{self.prefix}: no sequence {index}, there are {len(self)}")
-        size = int(self._sizes[index])
+        size = int(self.sizes[index])
         length = size - offset if length is None else length
         if offset < 0 or length < 0 or offset + length > size:
             raise IndexError(
@@ -163,19 +152,17 @@ class MMapTokenDataset:
         start = int(self._pointers[index]) // self.dtype.itemsize + int(offset)
         return self._ids[start : start + int(length)]
 
-    def check_ids(self, vocab_size: int, everywhere: bool = True) -> None:
-        """Check that all ids are below `vocab_size`, or those in 64 pieces of a million unless
-        `everywhere`; the DataError names the first sequence with a larger one."""
+    def _check_ids(self, vocab_size: int) -> None:
         ids = self._ids
         starts: Sequence[int] = range(0, self.tokens, _PIECE)
-        if not everywhere and len(starts) > _PIECES_TO_CHECK:
+        if len(starts) > _PIECES_TO_CHECK:
             starts = np.linspace(0, self.tokens - _PIECE, _PIECES_TO_CHECK).astype(int).tolist()
         for start in starts:
             piece = ids[start : start + _PIECE]
             if piece.min() >= 0 and piece.max() < vocab_size:
                 continue
             at = start + int(np.argmax((piece < 0) | (piece >= vocab_size)))
-            ends = self._pointers // self.dtype.itemsize + self._sizes
+            ends = self._pointers // self.dtype.itemsize + self.sizes
             sequence = int(np.searchsorted(ends, at, side="right"))
             raise DataError(
                 f"{data_file(self.prefix)}: sequence {sequence} has the id {ids[at]}, the "
@@ -301,3 +288,205 @@ def _check_index(
             f"{path}: the {len(doc_idx)} document marks do not run from 0 to {len(sizes)}, the "
             f"number of sequences. The file is damaged, or its making was stopped. {AGAIN}"
         )
+
+
+# Files that libai derives from a dataset and keeps beside it: PREFIX_1024msl_sample_idx.npy ...
+_DERIVED = re.compile(r"_\d+msl_.*\.npy")
+
+
+class DatasetWriter:
+    """Writes PREFIX.bin and PREFIX.idx; leaving the context without `commit` takes all away.
+
+    Both are written as `.part` files and renamed by `commit`; the index comes last, and without an
+    index there is no dataset. A process that is killed leaves the `.part` files, which the next one
+    takes over. An older dataset stays whole until the renaming, and whoever has it open goes on
+    reading it. Memory: 12 bytes per sequence and 8 per document.
+
+    Raises DataError where the dataset exists, unless `overwrite`, the folder cannot be written to,
+    or another process is writing this dataset.
+    """
+
+    def __init__(
+        self, prefix: str | os.PathLike[str], dtype: np.dtype, overwrite: bool = False
+    ) -> None:
+        self.prefix = os.fspath(prefix)
+        self._index, self._data = index_file(prefix), data_file(prefix)
+        self._index_part = self._index.with_name(self._index.name + ".part")
+        self._data_part = self._data.with_name(self._data.name + ".part")
+        self._dtype = dtype
+        self._code = next(code for code, known in DTYPES.items() if known == dtype)
+        self._sizes: list[np.ndarray] = []
+        self._documents: list[np.ndarray] = [np.zeros(1, np.int64)]
+        self.sequences = 0
+        there = [str(path) for path in (self._index, self._data) if path.exists()]
+        if there and not overwrite:
+            raise DataError(f"{' and '.join(there)} exist already; --overwrite replaces them")
+        self._file = self._open_data()
+
+    def __enter__(self) -> DatasetWriter:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        # After `commit` there is nothing to take away.
+        if self._file.closed:
+            return
+        # Remove first: closing gives the lock away, and then the names may be another process's.
+        self._data_part.unlink(missing_ok=True)
+        self._index_part.unlink(missing_ok=True)
+        try:
+            self._file.close()
+        except OSError:
+            # Flushing the buffer fails on a full disk; the file is removed already.
+            self._file.raw.close()
+
+    def add(self, ids: np.ndarray, sizes: np.ndarray, document_lengths: np.ndarray) -> None:
+        """Append whole documents: `ids` (tokens,) back to back, `sizes` (sequences,) in tokens,
+        `document_lengths` (documents,) in sequences. Raises DataError where the disk fails,
+        ValueError where the lengths do not add up."""
+        if sizes.sum() != len(ids) or document_lengths.sum() != len(sizes):
+            raise ValueError(
+                f"{len(ids)} ids, {sizes.sum()} by the sizes; {len(sizes)} sequences, "
+                f"{document_lengths.sum()} by the documents"
+            )
+        try:
+            self._file.write(np.ascontiguousarray(ids, dtype=self._dtype).data)
+        except OSError as error:
+            raise self._failed(error) from error
+        self._sizes.append(np.asarray(sizes, dtype=np.int32))
+        ends = self.sequences + np.cumsum(document_lengths, dtype=np.int64)
+        self._documents.append(ends)
+        self.sequences += len(sizes)
+
+    def commit(self) -> None:
+        """Give the files their names and close; a DataError leaves an older dataset there."""
+        try:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            with self._index_part.open("wb") as file:
+                self._write_index(file)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise self._failed(error) from error
+        try:
+            # From here to the last renaming there is no dataset, never a mixed one.
+            self._index.unlink(missing_ok=True)
+            self._remove_derived()
+            os.replace(self._data_part, self._data)
+            os.replace(self._index_part, self._index)
+            sync_directory(self._index.parent)
+        except OSError as error:
+            raise DataError(
+                f"{self.prefix}.bin and .idx cannot be given their names: {error}. There is no "
+                "dataset of this prefix now; mend the cause and make it again"
+            ) from error
+        self._file.close()
+
+    def _open_data(self) -> io.BufferedWriter:
+        try:
+            self._data.parent.mkdir(parents=True, exist_ok=True)
+            # Appending does not truncate: the file may be another process's, see the lock.
+            file: io.BufferedWriter = io.BufferedWriter(io.FileIO(self._data_part, "ab"), 1 << 20)
+        except OSError as error:
+            raise self._failed(error) from error
+        if not self._is_ours(file):
+            file.close()
+            raise DataError(
+                f"another process is writing {self._data_part}; wait for it, or choose another "
+                "--output-prefix"
+            )
+        file.truncate(0)
+        return file
+
+    def _is_ours(self, file: io.BufferedWriter) -> bool:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:
+            # The file system has no locks, so nobody can know.
+            return True
+        try:
+            # Between the opening and the lock its owner may have given it its final name.
+            return os.path.samestat(os.fstat(file.fileno()), self._data_part.stat())
+        except FileNotFoundError:
+            return False
+
+    def _write_index(self, file: BinaryIO) -> None:
+        sizes = np.concatenate([np.empty(0, np.int32), *self._sizes])
+        documents = np.concatenate(self._documents)
+        file.write(HEADER.pack(MAGIC, VERSION, self._code, len(sizes), len(documents)))
+        file.write(sizes.astype("<i4").data)
+        address = 0
+        for start in range(0, len(sizes), _PIECE):
+            piece = sizes[start : start + _PIECE].astype("<i8")
+            ends = address + np.cumsum(piece) * self._dtype.itemsize
+            file.write((ends - piece * self._dtype.itemsize).astype("<i8").data)
+            address = int(ends[-1])
+        file.write(documents.astype("<i8").data)
+
+    def _remove_derived(self) -> None:
+        """Sample indices of an older dataset: they would cut the new one at wrong places."""
+        name = Path(self.prefix).name
+        for path in self._index.parent.glob("*.npy"):
+            if path.name.startswith(name) and _DERIVED.fullmatch(path.name[len(name) :]):
+                path.unlink()
+
+    def _failed(self, error: OSError) -> DataError:
+        return DataError(
+            f"{self.prefix}.bin and .idx cannot be written: {error.strerror}. Nothing was changed; "
+            "check the space and the permissions of the folder, or choose another --output-prefix"
+        )
+
+
+class CachedDatasetWriter:
+    """LiBai's older format, "lazy" or "cached", by libai's own builder; ids are int32.
+
+    It is slow, a tensor for each sequence, and does not wait for the disk: new datasets should be
+    mmap. Raises DataError where the folder cannot be written to.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        from libai.data.data_utils import indexed_dataset
+
+        self.prefix = prefix
+        self._index, self._data = index_file(prefix), data_file(prefix)
+        self._parts = [path.with_name(path.name + ".part") for path in (self._data, self._index)]
+        try:
+            self._data.parent.mkdir(parents=True, exist_ok=True)
+            self._builder = indexed_dataset.make_builder(str(self._parts[0]), impl="cached")
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def __enter__(self) -> CachedDatasetWriter:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for part in self._parts:
+            part.unlink(missing_ok=True)
+
+    def add(self, ids: np.ndarray, sizes: np.ndarray, document_lengths: np.ndarray) -> None:
+        sequences = iter(np.split(ids, np.cumsum(sizes[:-1])) if len(sizes) else [])
+        try:
+            for length in document_lengths:
+                for _ in range(length):
+                    self._builder.add_item(flow.tensor(next(sequences).astype(np.int32)))
+                self._builder.end_document()
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def commit(self) -> None:
+        """Give the files their names, the index last."""
+        try:
+            self._builder.finalize(str(self._parts[1]))
+            Path(self._index).unlink(missing_ok=True)
+            os.replace(self._parts[0], self._data)
+            os.replace(self._parts[1], self._index)
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def _failed(self, error: OSError) -> DataError:
+        return DataError(f"{self.prefix}.bin and .idx cannot be written: {error.strerror}")
+
+
+Writer = DatasetWriter | CachedDatasetWriter

@@ -18,12 +18,16 @@ from pathlib import Path
 from oneflow_accel.errors import DataError, UserError
 
 from flow_train.cli import Parser
-from libai_projects.text.command import add_reading_options, run_command
-from libai_projects.text.corpus import CorpusReport, ReadOptions, write_corpus
-from libai_projects.text.dataset_writer import DatasetWriter
-from libai_projects.text.encoding import BlockEncoder
-from libai_projects.text.indexed_dataset import dtype_for_vocabulary
-from libai_projects.text.line_blocks import check_files
+from libai_projects.text.corpus import (
+    BlockEncoder,
+    CorpusReport,
+    ReadOptions,
+    add_reading_options,
+    check_files,
+    run_command,
+    write_corpus,
+)
+from libai_projects.text.indexed_dataset import DatasetWriter, dtype_for_vocabulary
 from libai_projects.text.tokenizer import GPT2Tokenizer
 
 # Names of the outputs, and of the datasets after the prefix.
@@ -97,12 +101,8 @@ def run(argv: Sequence[str]) -> int:
     check_files([*arguments.inputs, *([validation_file] if validation_file else [])])
     tokenizer = GPT2Tokenizer(arguments.vocab_file, arguments.merges_file)
     dtype = dtype_for_vocabulary(tokenizer.vocab_size)
-    options = ReadOptions(
-        jsonl={"auto": None, "text": False, "jsonl": True}[arguments.format],
-        bad_lines=arguments.bad_lines,
-        max_line_bytes=arguments.max_line_bytes,
-        workers=arguments.workers,
-    )
+    jsonl = {"auto": None, "text": False, "jsonl": True}[arguments.format]
+    options = ReadOptions(jsonl, arguments.bad_lines, arguments.max_line_bytes, arguments.workers)
 
     def encoder(name: str, held_out: float) -> BlockEncoder:
         return BlockEncoder(
@@ -137,7 +137,11 @@ def run(argv: Sequence[str]) -> int:
         # Rename only when all datasets are complete.
         for writer in writers.values():
             writer.commit()
-    _print_reports(reports, places, time.monotonic() - started)
+    seconds = time.monotonic() - started
+    for report in reports:
+        print(report.text(places))
+    lines, tokens = sum(r.lines for r in reports), sum(r.tokens for r in reports)
+    print(f"{seconds:.1f} s: {lines / seconds:,.0f} lines/s, {tokens / seconds:,.0f} tokens/s")
     if arguments.report:
         _write_report(arguments.report, reports)
     return 0
@@ -154,13 +158,6 @@ def _validation(option: str | None) -> tuple[float, Path | None]:
     if not 0 < share < 1:
         raise UserError(f"--validation {option}: a share is between 0 and 1, without both ends")
     return share, None
-
-
-def _print_reports(reports: list[CorpusReport], places: dict[str, str], seconds: float) -> None:
-    for report in reports:
-        print(report.text(places))
-    lines, tokens = sum(r.lines for r in reports), sum(r.tokens for r in reports)
-    print(f"{seconds:.1f} s: {lines / seconds:,.0f} lines/s, {tokens / seconds:,.0f} tokens/s")
 
 
 def _write_report(path: Path, reports: list[CorpusReport]) -> None:

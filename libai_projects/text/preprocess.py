@@ -18,15 +18,22 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from flow_train.cli import Parser, UserError, at_least
-from libai_projects.text.command import add_reading_options, run_command
-from libai_projects.text.corpus import ReadOptions, Writer, write_corpus
-from libai_projects.text.dataset_writer import CachedDatasetWriter, DatasetWriter
-from libai_projects.text.encoding import BlockEncoder, SplitSentences
-from libai_projects.text.indexed_dataset import dtype_for_vocabulary
-from libai_projects.text.line_blocks import check_files
+from libai_projects.text.corpus import (
+    BlockEncoder,
+    ReadOptions,
+    SplitSentences,
+    Writer,
+    add_reading_options,
+    check_files,
+    run_command,
+    write_corpus,
+)
+from libai_projects.text.indexed_dataset import (
+    CachedDatasetWriter,
+    DatasetWriter,
+    dtype_for_vocabulary,
+)
 from libai_projects.text.tokenizer import GPT2Tokenizer
 
 
@@ -111,7 +118,7 @@ def run(argv: Sequence[str]) -> int:
     level = "sentence" if arguments.split_sentences else "document"
     places = {key: f"{arguments.output_prefix}_{key}_{level}" for key in arguments.json_keys}
     encoder = BlockEncoder(
-        _batch(tokenizer),
+        getattr(tokenizer, "encode_batch", lambda texts: [*map(tokenizer.encode, texts)]),
         dtype,
         keys={key: key for key in places},
         eod_id=_eod_id(arguments, tokenizer),
@@ -121,31 +128,27 @@ def run(argv: Sequence[str]) -> int:
         ),
     )
     options = ReadOptions(
-        jsonl=True,
-        bad_lines=arguments.bad_lines,
-        max_line_bytes=arguments.max_line_bytes,
-        workers=arguments.workers,
-        log_documents=arguments.log_interval,
+        True,
+        arguments.bad_lines,
+        arguments.max_line_bytes,
+        arguments.workers,
+        arguments.log_interval,
     )
     print(f"vocabulary: {tokenizer.vocab_size} tokens")
     with ExitStack() as stack:
         writers: dict[str, Writer] = {}
         for key, place in places.items():
-            writer = _writer(arguments.dataset_impl, place, dtype)
-            stack.push(writer)
-            writers[key] = writer
+            if arguments.dataset_impl == "mmap":
+                writers[key] = DatasetWriter(place, dtype, overwrite=True)
+            else:
+                writers[key] = CachedDatasetWriter(place)
+            stack.push(writers[key])
         report = write_corpus(arguments.input, encoder, writers, options)
         # Rename only when all datasets are complete.
         for each in writers.values():
             each.commit()
     print(report.text(places))
     return 0
-
-
-def _writer(impl: str, place: str, dtype: np.dtype) -> DatasetWriter | CachedDatasetWriter:
-    if impl == "mmap":
-        return DatasetWriter(place, dtype, overwrite=True)
-    return CachedDatasetWriter(place)
 
 
 def _tokenizer(arguments: argparse.Namespace) -> Any:
@@ -177,12 +180,6 @@ def _tokenizer(arguments: argparse.Namespace) -> Any:
         raise UserError(
             f"--vocab-file {arguments.vocab_file} is none for {arguments.tokenizer_name}: {error}"
         ) from error
-
-
-def _batch(tokenizer: Any) -> Any:
-    if isinstance(tokenizer, GPT2Tokenizer):
-        return tokenizer.encode_batch
-    return lambda texts: [tokenizer.encode(text) for text in texts]
 
 
 def _eod_id(arguments: argparse.Namespace, tokenizer: Any) -> int | None:

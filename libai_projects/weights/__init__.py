@@ -8,25 +8,6 @@ State dicts are numpy, float32, under LiBai 0.1.1's names and in its layout: see
 """
 
 from libai_projects.weights.libai_checkpoints import save_libai
-from libai_projects.weights.loading import (
-    MODES,
-    Loaded,
-    gather_state,
-    load,
-    load_into,
-    read,
-    save_huggingface,
-)
-from libai_projects.weights.table import Report
+from libai_projects.weights.loading import gather_state, load, load_into, read, save_huggingface
 
-__all__ = [
-    "MODES",
-    "Loaded",
-    "Report",
-    "gather_state",
-    "load",
-    "load_into",
-    "read",
-    "save_huggingface",
-    "save_libai",
-]
+__all__ = ["gather_state", "load", "load_into", "read", "save_huggingface", "save_libai"]

@@ -15,7 +15,7 @@ from typing import Any
 
 from oneflow_accel.errors import CheckpointError, UserError
 
-from flow_train.files import sync_directory, write_synced
+from flow_train.files import TEMPORARY, TRASH, publish_folder, write_synced
 
 # What a folder of weights consists of; anything else in it keeps --force from replacing it.
 _KNOWN = re.compile(
@@ -46,12 +46,12 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 def generation_of(*contents: Mapping[str, Any]) -> dict[str, int]:
     """Token ids from generation_config.json or config.json; the first that has one counts."""
-    found = {key: [content.get(key) for content in contents] for key in _GENERATION_KEYS}
-    return {
-        key: next(value for value in values if type(value) is int)
-        for key, values in found.items()
-        if any(type(value) is int for value in values)
-    }
+    found: dict[str, int] = {}
+    for content in contents:
+        found = {
+            key: content[key] for key in _GENERATION_KEYS if type(content.get(key)) is int
+        } | found
+    return found
 
 
 def check_target(folder: Path, *, force: bool) -> None:
@@ -84,17 +84,24 @@ def replaced_folder(folder: Path, *, force: bool = False) -> Iterator[Path]:
     temporary = None
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".tmp-{folder.name}-", dir=folder.parent))
+        prefix = f"{TEMPORARY}{folder.name}-"
+        temporary = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
         yield temporary
         for path in temporary.rglob("*"):
-            if path.is_dir():
-                sync_directory(path)
-            else:
+            if path.is_file():
                 with path.open("rb") as file:
                     os.fsync(file.fileno())
-        sync_directory(temporary)
         temporary.chmod(0o755)
-        _exchange(temporary, folder)
+        old = temporary.with_name(f"{TRASH}{temporary.name}")
+        if folder.exists():
+            os.rename(folder, old)
+        try:
+            publish_folder(temporary, folder)
+        except OSError:
+            if old.exists():
+                os.rename(old, folder)
+            raise
+        shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
         hint = "; free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
         raise CheckpointError(
@@ -103,20 +110,3 @@ def replaced_folder(folder: Path, *, force: bool = False) -> Iterator[Path]:
     finally:
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _exchange(temporary: Path, folder: Path) -> None:
-    """Rename over `folder`; the earlier one is put back if that fails."""
-    old = None
-    if folder.exists():
-        old = Path(tempfile.mkdtemp(prefix=f".trash-{folder.name}-", dir=folder.parent))
-        os.rename(folder, old)
-    try:
-        os.rename(temporary, folder)
-    except OSError:
-        if old is not None:
-            os.rename(old, folder)
-        raise
-    sync_directory(folder.parent)
-    if old is not None:
-        shutil.rmtree(old, ignore_errors=True)

@@ -24,6 +24,7 @@ from google.protobuf import text_format
 from oneflow.core.common import data_type_pb2
 from oneflow.core.framework import variable_meta_info_pb2
 
+from flow_train.checkpoint.libai_folders import LAST
 from flow_train.checkpoint.oneflow_files import PICKLE, StoredTensor, read_structure
 from flow_train.checkpoint.torch_files import widen_bfloat16
 from libai_projects.weights.folders import generation_of, read_json, replaced_folder, write_json
@@ -31,6 +32,7 @@ from libai_projects.weights.gpt2 import GPT2
 from libai_projects.weights.table import Config, State, Table, as_float32, resize_vocabulary
 
 MODEL_FOLDER = "model"
+_BEST, _FINAL = "model_best", "model_final"
 # It lies beside the pickle: LiBai's Checkpointer loads every entry of the folder above.
 SETTINGS = "libai_config.json"
 _DTYPES = {
@@ -46,6 +48,39 @@ _DTYPES = {
 }
 
 
+def detect_mode(path: Path) -> str:
+    """ "huggingface" or "libai", by what lies at `path`; a UserError where nothing does."""
+    if not path.exists():
+        raise UserError(f"--model {path}: there is nothing of that name")
+    return "huggingface" if (path / "config.json").is_file() or path.is_file() else "libai"
+
+
+def find_model(path: Path) -> Path:
+    """The checkpoint at a LiBai path: itself, its folder `model`, or of a run's output folder the
+    best model by validation, else the newest. Raises UserError where there is none."""
+    if not path.exists():
+        raise UserError(f"--model {path}: there is nothing of that name")
+    for folder in (path, path / _BEST):
+        if _holds_model(folder):
+            return folder
+    tag = path / LAST
+    last = path / tag.read_text(encoding="utf-8").strip() if tag.is_file() else path
+    # The final model is older than the last one where a run was continued and is not finished.
+    ends = [folder for folder in (path / _FINAL, last) if _holds_model(folder)]
+    if ends:
+        return max(ends, key=lambda folder: folder.stat().st_mtime)
+    if (path / "config.json").is_file():
+        raise UserError(f"--model {path} is a Hugging Face model: use --mode huggingface")
+    raise UserError(
+        f"--model {path} holds no model: give a checkpoint, such as .../model_0000999, the output "
+        "folder of a training that has saved one, or a Hugging Face directory"
+    )
+
+
+def _holds_model(folder: Path) -> bool:
+    return (folder / PICKLE).is_file() or (folder / MODEL_FOLDER / PICKLE).is_file()
+
+
 def model_folder(path: Path) -> Path:
     """The folder of `flow.save`, `path` or its `model`; a UserError says what else the path is."""
     for folder in (path, path / MODEL_FOLDER):
@@ -54,8 +89,8 @@ def model_folder(path: Path) -> Path:
     if not path.exists():
         raise UserError(f"{path} does not exist; expected a LiBai checkpoint, such as .../model")
     hint = "expected the `model` folder of a checkpoint"
-    if (path / "last_checkpoint").is_file():
-        newest = (path / "last_checkpoint").read_text(errors="replace").strip()
+    if (path / LAST).is_file():
+        newest = (path / LAST).read_text(errors="replace").strip()
         hint = f"it is the output folder of a run; its newest checkpoint is {path / newest}"
     elif (path / "config.json").is_file():
         hint = "it is a Hugging Face model"

@@ -3,9 +3,8 @@ OneFlow model in any parallel layout."""
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from libai_projects.weights.table import (
     Config,
     MisfitError,
     Report,
-    Shapes,
     State,
     Table,
     check_heads,
@@ -36,8 +34,6 @@ _PARTIAL_HINT = "is it the right model? --partial takes what fits"
 GPT2_VOCABULARY = 50257
 # Most rows that padding adds: a multiple such as 128 for each of 8 tensor-parallel processes.
 _MOST_PADDING = 1024
-
-logger = logging.getLogger("libai_projects")
 
 
 @dataclass
@@ -55,11 +51,7 @@ class Loaded:
 
 
 def load(
-    path: str | os.PathLike[str],
-    mode: str,
-    *,
-    overrides: Mapping[str, Any] | None = None,
-    partial: bool = False,
+    path: str | os.PathLike[str], mode: str, *, overrides: Mapping[str, Any] | None = None
 ) -> tuple[State, Config]:
     """Read a model's weights and settings, as `Loaded` has them; every process of a job calls this.
 
@@ -70,23 +62,31 @@ def load(
         path: a folder with config.json and weights; or a checkpoint or its `model` folder.
         mode: one of MODES.
         overrides: settings that the files do not tell or tell wrongly.
-        partial: leave out what is missing or does not fit, with a warning that lists it.
     """
-    loaded, failure = Loaded({}, {}), None
-    if distributed.is_main():
+
+    def action() -> Loaded:
         try:
-            loaded = read(path, mode, overrides=overrides, partial=partial)
+            return read(path, mode, overrides=overrides)
         except MisfitError as error:
             # One line is enough here: the converter lists every name, and can leave some out.
-            failure = f"{error.brief}; is it the right model?"
+            raise UserError(f"{error.brief}; is it the right model?") from error
+
+    loaded = _on_rank_0(action) or Loaded({}, {})
+    return loaded.state, distributed.all_gather_json(loaded.config)[0]
+
+
+def _on_rank_0(action: Callable[[], Any]) -> Any:
+    """The result of `action()` on rank 0, None elsewhere; a UserError there is raised on all."""
+    result, problem = None, None
+    if distributed.is_main():
+        try:
+            result = action()
         except UserError as error:
-            failure = str(error)
-        if loaded.report:
-            logger.warning("%s: not all of it was taken\n%s", path, loaded.report)
-    config, failure = distributed.all_gather_json([loaded.config, failure])[0]
-    if failure is not None:
-        raise UserError(failure)
-    return loaded.state, config
+            problem = str(error)
+    problem = distributed.all_gather_json(problem)[0]
+    if problem is not None:
+        raise UserError(problem)
+    return result
 
 
 def read(
@@ -97,7 +97,8 @@ def read(
     partial: bool = False,
     table: Table = GPT2,
 ) -> Loaded:
-    """What `load` does, in this process alone, and all that was found."""
+    """What `load` does, in this process alone, and all that was found. `partial` leaves out what is
+    missing or does not fit."""
     if mode not in MODES:
         raise UserError(f"weights of kind {mode!r}; expected one of {', '.join(MODES)}")
     unknown = sorted(set(overrides or {}) - table.keys)
@@ -151,44 +152,34 @@ def _read_libai(
     return state, config, generation
 
 
-def load_into(
-    model: nn.Module,
-    state: Mapping[str, np.ndarray],
-    report: Report | None = None,
-    *,
-    partial: bool = False,
-    vocab_size: int | None = None,
-    table: Table = GPT2,
-) -> Report:
-    """Copy weights into a local or global model; returns the differences on every process.
+def load_into(model: nn.Module, state: Mapping[str, np.ndarray], *, table: Table = GPT2) -> None:
+    """Copy weights into a local or global model.
 
     Every process of a job calls this; rank 0's state counts, the others may be empty. The
-    vocabulary is padded with zeros to the model's rows, or cut to them, but not below `vocab_size`
-    tokens. Names may lack the table's prefix; `report` is filled in. Differences are a UserError
-    before any parameter has changed, unless `partial`, which leaves those as they are.
+    vocabulary is padded with zeros to the model's rows. Names may lack the table's prefix.
+    Differences are a UserError on every process, before any parameter has changed.
     """
     targets = dict(model.named_parameters())
     prefix = "" if any(name.startswith(table.prefix) for name in targets) else table.prefix
     wanted = {prefix + name: tuple(target.shape) for name, target in targets.items()}
-    told: list[Any] = [[], []]
-    if distributed.is_main():
-        state = _with_rows(state, wanted, vocab_size, table.tokens)
-        found, fitting = compare(state, wanted)
-        mis_shaped = [[name, list(a), list(b)] for name, a, b in found.mis_shaped]
-        told = [[found.missing, found.unexpected, mis_shaped], list(fitting)]
-    differences, names = distributed.all_gather_json(told)[0]
-    result = report if report is not None else Report()
-    result.missing, result.unexpected = differences[:2]
-    result.mis_shaped = [(name, tuple(a), tuple(b)) for name, a, b in differences[2]]
-    if result and not partial:
-        raise UserError(
-            f"the set of weights does not fit the model: {result.brief()}; was it made for a "
-            "model of other sizes?"
-        )
+    state = dict(state)
+    if table.tokens in state and table.tokens in wanted:
+        tokens, rows = state[table.tokens], wanted[table.tokens][0]
+        if rows > len(tokens):
+            state[table.tokens] = resize_vocabulary(tokens, rows)
+
+    def check() -> None:
+        report, _ = compare(state, wanted)
+        if report:
+            raise UserError(
+                f"the set of weights does not fit the model: {report.brief()}; was it made for a "
+                "model of other sizes?"
+            )
+
+    _on_rank_0(check)
     with flow.no_grad():
-        for name in names:
-            _assign(targets[name.removeprefix(prefix)], state.get(name))
-    return result
+        for name, target in targets.items():
+            _assign(target, state.get(prefix + name))
 
 
 def gather_state(model: nn.Module, table: Table = GPT2) -> State:
@@ -222,24 +213,18 @@ def save_huggingface(
         state: Mapping[str, np.ndarray] = gather_state(model_or_state, table)
     else:
         state = model_or_state
-    failure = None
-    if distributed.is_main():
-        try:
-            huggingface.write(
-                _without_padding(state, dict(cfg), table),
-                dict(cfg),
-                Path(folder),
-                table,
-                dtype=dtype,
-                generation=generation,
-                tokenizer_files=[Path(file) for file in tokenizer_files],
-                force=force,
-            )
-        except UserError as error:
-            failure = str(error)
-    failure = distributed.all_gather_json(failure)[0]
-    if failure is not None:
-        raise UserError(failure)
+    _on_rank_0(
+        lambda: huggingface.write(
+            _without_padding(state, dict(cfg), table),
+            dict(cfg),
+            Path(folder),
+            table,
+            dtype=dtype,
+            generation=generation,
+            tokenizer_files=[Path(file) for file in tokenizer_files],
+            force=force,
+        )
+    )
 
 
 def _without_padding(state: Mapping[str, np.ndarray], cfg: Config, table: Table) -> State:
@@ -252,19 +237,6 @@ def _without_padding(state: Mapping[str, np.ndarray], cfg: Config, table: Table)
         raise MisfitError(report, "the set of weights", "does the configuration belong to it?")
     if cfg.get("vocab_size_real") is not None:
         result[table.tokens] = result[table.tokens][: int(cfg["vocab_size_real"])]
-    return result
-
-
-def _with_rows(
-    state: Mapping[str, np.ndarray], wanted: Shapes, vocab_size: int | None, name: str
-) -> State:
-    """The state with the model's number of vocabulary rows, unless tokens would be lost."""
-    result = dict(state)
-    if name in result and name in wanted:
-        tokens, rows = result[name], wanted[name][0]
-        needed = len(tokens) if vocab_size is None else vocab_size
-        if rows >= needed:
-            result[name] = resize_vocabulary(tokens[:needed], rows)
     return result
 
 

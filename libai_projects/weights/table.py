@@ -1,5 +1,6 @@
-"""A model's weights as a table: names, shapes and layouts in Hugging Face and in LiBai 0.1.1, and
-the settings of config.json. What is here reads and writes by such a table; `gpt2.py` is one.
+"""A model's weights as a table: names, shapes and layouts in Hugging Face and in LiBai 0.1.1, the
+settings of config.json, and what a training begins with. What is here reads, writes and draws by
+such a table; `gpt2.py` is one.
 
 LiBai 0.1.1 is the layout that all others are turned into: linear weights (in, out), the output axis
 of fused queries, keys and values (heads, query/key/value, head size), the head tied to the token
@@ -8,8 +9,9 @@ embedding. Upstream LiBai is 0.1.1 with linear weights (out, in).
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from oneflow_accel.errors import UserError
 
 import numpy as np
 
+from flow_train.rng import named_generator
 from libai_projects.weights import monarch
 
 State = dict[str, np.ndarray]
@@ -196,10 +199,9 @@ class Table:
         """LiBai 0.1.1's names and layout to Hugging Face's, with the prefix."""
         result = {}
         for name, array in state.items():
-            target = self.their_prefix + self.their_name(name)
             _, part = self._find(name.removeprefix(self.prefix), "name", self.block)
             fused = part.fused if part else 1
-            result[target] = _swapped(array, heads, fused) if fused > 1 else array
+            result[self.their_prefix + self.their_name(name)] = _swapped(array, heads, fused)
         return result
 
     def transposed(self, state: Mapping[str, np.ndarray]) -> State:
@@ -415,3 +417,45 @@ def _swapped(array: np.ndarray, outer: int, inner: int) -> np.ndarray:
         return array
     parts = array.reshape(*array.shape[:-1], outer, inner, -1)
     return np.ascontiguousarray(parts.swapaxes(-3, -2)).reshape(array.shape)
+
+
+_END_OF_A_BLOCK = (".self_attention.dense.weight", ".mlp.dense_4h_to_h.weight")
+
+
+def initial_weights(
+    table: Table, config: Mapping[str, Any], seed: int
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Each weight of `cfg.model.cfg`, by LiBai 0.1.1's name; float32; `seed` is at least 0, and one
+    seed is one model in every layout.
+
+    Normal with `initializer_range`, those that end a block divided by sqrt(2 x layers) unless
+    `use_scaled_init_for_output_weights` is false, block-diagonal ones times sqrt(blocks), which
+    keeps the output's variance; Monarch layers as monarch_flow draws them; biases 0, norms 1. Each
+    depends on the seed and its name alone: more rows of the vocabulary leave those before as they
+    are.
+    """
+    shapes = table.shapes(config)
+    for name, shape in shapes.items():
+        yield name, _draw(name, shapes, config, named_generator(seed, name)).reshape(shape)
+
+
+def _draw(
+    name: str, shapes: Shapes, config: Mapping[str, Any], generator: np.random.Generator
+) -> np.ndarray:
+    shape = shapes[name]
+    module, _, kind = name.rpartition(".")
+    factored = f"{module}.blkdiag1" in shapes
+    if factored:
+        # Kaiming's uniform rule, as monarch_flow.layers has it.
+        bound = np.float32(1 / math.sqrt(shape[0] if kind == "bias" else shape[-1]))
+        return bound * (2 * generator.random(shape, np.float32) - 1)
+    if kind == "bias":
+        return np.zeros(shape, np.float32)
+    if "layernorm" in module:
+        return np.ones(shape, np.float32)
+    std = config.get("initializer_range", 0.02)
+    if name.endswith(_END_OF_A_BLOCK) and config.get("use_scaled_init_for_output_weights", True):
+        std /= math.sqrt(2 * config["num_layers"])
+    if len(shape) == 3:
+        std *= math.sqrt(shape[0])
+    return generator.standard_normal(shape, np.float32) * np.float32(std)

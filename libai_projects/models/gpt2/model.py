@@ -5,12 +5,14 @@ Parameter names and shapes are those of LiBai 0.1.1's GPT, so that its checkpoin
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from oneflow_accel.distributed import set_value
 from oneflow_accel.errors import UserError
 from oneflow_accel.kernels.attention import HIDDEN, packed_attention
+from oneflow_accel.kernels.linear import decoder_layer
 
 import numpy as np
 import oneflow as flow
@@ -26,14 +28,24 @@ from libai.layers import (
 from libai.utils import distributed as dist
 from oneflow import nn
 
-from libai_projects.models.attention import Past, causal_attention, merge_heads, split_heads
-from libai_projects.models.dropout import is_active
 from libai_projects.models.gpt2 import options as model_options
 from libai_projects.models.gpt2.options import ACTIVATIONS, ModelOptions
-from libai_projects.models.linear import QueryKeyValue, column_linear, drawn_later, row_linear
+from libai_projects.models.layers import (
+    LocalLinear,
+    Past,
+    QueryKeyValue,
+    causal_attention,
+    column_linear,
+    drawn_later,
+    is_active,
+    merge_heads,
+    row_linear,
+    split_heads,
+)
+from libai_projects.models.step_model import StepModel
 from libai_projects.weights.gpt2 import GPT2
-from libai_projects.weights.initial import initial_weights
 from libai_projects.weights.monarch import DENSE, INNER, OUTER, QKV
+from libai_projects.weights.table import initial_weights
 
 
 class GPT2Embedding(nn.Module):
@@ -72,6 +84,17 @@ class GPT2Embedding(nn.Module):
         return self.dropout(tokens + self.position_embeddings(positions))
 
 
+def _end_of_branch(options: ModelOptions, part: str, in_features: int, layer_idx: int) -> nn.Module:
+    return row_linear(
+        options.monarch_layers().get(part),
+        in_features,
+        options.hidden_size,
+        dropout=options.output_dropout_prob,
+        fused=bool(options.bias_dropout_fusion),
+        layer_idx=layer_idx,
+    )
+
+
 class SelfAttention(nn.Module):
     """Attention of each head with its projections, added to the residual. Queries, keys and
     values are interleaved by head, (heads, 3, head_size), so that a split of that axis keeps
@@ -90,14 +113,7 @@ class SelfAttention(nn.Module):
             )
         else:
             self.query_key_value = column_linear(None, hidden, 3 * hidden, layer_idx=layer_idx)
-        self.dense = row_linear(
-            parts.get(DENSE),
-            hidden,
-            hidden,
-            dropout=options.output_dropout_prob,
-            fused=bool(options.bias_dropout_fusion),
-            layer_idx=layer_idx,
-        )
+        self.dense = _end_of_branch(options, DENSE, hidden, layer_idx)
         self.dropout = Dropout(options.attention_dropout_prob)
 
     def forward(
@@ -127,23 +143,15 @@ class FeedForward(nn.Module):
     def __init__(self, options: ModelOptions, *, layer_idx: int) -> None:
         super().__init__()
         hidden, inner = options.hidden_size, options.ffn_hidden_size
-        parts = options.monarch_layers()
         self.approximate = ACTIVATIONS[options.activation]
         self.dense_h_to_4h = column_linear(
-            parts.get(INNER),
+            options.monarch_layers().get(INNER),
             hidden,
             inner,
             skip_bias_add=bool(options.bias_gelu_fusion),
             layer_idx=layer_idx,
         )
-        self.dense_4h_to_h = row_linear(
-            parts.get(OUTER),
-            inner,
-            hidden,
-            dropout=options.output_dropout_prob,
-            fused=bool(options.bias_dropout_fusion),
-            layer_idx=layer_idx,
-        )
+        self.dense_4h_to_h = _end_of_branch(options, OUTER, inner, layer_idx)
 
     def forward(self, x: flow.Tensor, residual: flow.Tensor) -> flow.Tensor:
         """Two of (batch, time, hidden) to the same, sbp [S(0), B]."""
@@ -211,7 +219,7 @@ class GPT2Model(nn.Module):
         self.transformer = Transformer(cfg)
         self.lm_head = LMLogits(cfg.vocab_size, bias=False)
         parameters = dict(self.named_parameters())
-        for name, array in initial_weights(vars(cfg), flow.initial_seed()):
+        for name, array in initial_weights(GPT2, vars(cfg), flow.initial_seed()):
             set_value(parameters[name.removeprefix(GPT2.prefix)], array)
 
     def forward(self, input_ids: flow.Tensor) -> flow.Tensor:
@@ -307,3 +315,51 @@ class GPT2ForPreTraining(nn.Module):
             elif isinstance(module, (LMLogits, TokenLosses)):
                 dist.set_stage(part, -1)
         dist.set_stage(model.GPT_model.transformer.layernorm_f, -1)
+
+
+class GPT2StepModel(StepModel):
+    """A GPT-2 that generation can step through. Its weights are read now: load them before."""
+
+    def __init__(self, model: GPT2ForPreTraining | GPT2Model) -> None:
+        gpt = model.GPT_model if isinstance(model, GPT2ForPreTraining) else model
+        super().__init__(
+            embeddings=gpt.embeddings,
+            layers=gpt.transformer.layers,
+            norm=gpt.transformer.layernorm_f,
+            head=gpt.embeddings.token_embeddings.weight,
+            vocab_size=gpt.options.real_vocabulary,
+            max_positions=gpt.options.max_seq_length,
+            fused_softmax=bool(gpt.options.scale_mask_softmax_fusion),
+        )
+
+    def _layer(self, layer: Block) -> Block | OneTokenBlock:
+        linears = (
+            layer.self_attention.query_key_value,
+            layer.self_attention.dense,
+            layer.mlp.dense_h_to_4h,
+            layer.mlp.dense_4h_to_h,
+        )
+        whole = len(self._place.group) == 1 and all(isinstance(x, LocalLinear) for x in linears)
+        return OneTokenBlock(layer, linears) if whole else layer
+
+
+class OneTokenBlock:
+    """A block of whole, dense weights, which takes one more token in one operation."""
+
+    def __init__(self, block: Block, linears: tuple[LocalLinear, ...]) -> None:
+        self._block = block
+        parts = (block.input_layernorm, *linears[:2], block.post_attention_layernorm, *linears[2:])
+        self._weights = [tensor for part in parts for tensor in (part.weight, part.bias)]
+        self._settings = {
+            "scale": 1.0 / math.sqrt(block.self_attention.head_size),
+            "epsilon": block.input_layernorm.eps,
+            "tanh": block.mlp.approximate == "tanh",
+        }
+
+    def __call__(self, x: flow.Tensor, past: Past) -> flow.Tensor:
+        held = past.held
+        if held is None or past.hidden is not None or x.shape[1] > 1:
+            return self._block(x, past)
+        x, key, value = decoder_layer(x, *held, *self._weights, **self._settings)
+        past.keep(key, value)
+        return x

@@ -38,18 +38,24 @@ from libai_projects.engine.checks import check_model
 from libai_projects.engine.overrides import apply_overrides, load_config
 from libai_projects.generation import GenerationOptions
 from libai_projects.inference import command
-from libai_projects.inference.layout import check_stages, choose_layout
 from libai_projects.inference.lockstep import together
-from libai_projects.inference.models import detect_mode, find_model
-from libai_projects.inference.options import build_parser, given_sampling_options, parse_options
+from libai_projects.inference.options import (
+    MODES,
+    build_parser,
+    check_stages,
+    choose_layout,
+    given_sampling_options,
+    parse_options,
+)
 from libai_projects.inference.text_pipeline import DEFAULT_OPTIONS, TextPipeline
-from libai_projects.models.gpt2.step_model import GPT2StepModel
+from libai_projects.models.gpt2.model import GPT2StepModel
 from libai_projects.weights import monarch
-from libai_projects.weights.initial import random_weights
+from libai_projects.weights.gpt2 import GPT2
+from libai_projects.weights.libai_checkpoints import detect_mode, find_model
+from libai_projects.weights.table import initial_weights
 
 CONFIG_FILE = str(Path(__file__).resolve().parent / "configs" / "gpt2_inference.py")
 EXAMPLES = ("a dog", "a cute pig", "a cute girl")
-MODES = ("huggingface", "libai", "random")
 
 _TOKENIZER_FILES = {"vocab_file": "vocab.json", "merges_file": "merges.txt"}
 _NO_MODEL = (
@@ -95,7 +101,7 @@ class TextGenerationPipeline(TextPipeline):
         overrides: Sequence[str] = (),
         **generation: object,
     ) -> None:
-        if mode not in (*MODES, "auto"):
+        if mode not in MODES:
             raise NotImplementedError(f"mode {mode!r}: expected one of {', '.join(MODES)}")
 
         def prepare() -> tuple[DictConfig, str, Path | None, object]:
@@ -198,7 +204,7 @@ def _build(cfg: DictConfig, kind: str, path: Path | None, tokenizer: object) -> 
     model = instantiate(cfg.model)
     model.eval()
     if path is None and distributed.is_main():
-        state = random_weights({**model_cfg, "vocab_size": real}, cfg.train.seed)
+        state = dict(initial_weights(GPT2, {**model_cfg, "vocab_size": real}, cfg.train.seed))
     weights.load_into(model, state)
     return GPT2StepModel(model)
 

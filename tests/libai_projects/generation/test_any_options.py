@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from libai_projects.generation import GenerationOptions, beam, generate, processors, warpers
+from libai_projects.generation import GenerationOptions, beam, generate, processors
 from libai_projects.generation.sequences import Rows
 from tests.libai_projects import any_request
 from tests.libai_projects.generation.numpy_gpt2 import NumpyGPT2
@@ -80,10 +80,10 @@ def test_a_temperature_beyond_float32_makes_all_equal_that_may_come() -> None:
     scores = np.array([[3.0, -np.inf, 1.0, -3e38]], dtype=np.float32)
     for value in (3.4e38, 1e300):
         np.testing.assert_allclose(
-            warpers.temperature(scores, value), [[0, -np.inf, 0, -0.9]], atol=0.1
+            processors.temperature(scores, value), [[0, -np.inf, 0, -0.9]], atol=0.1
         )
     scores[0, 0] = 40
-    cold = warpers.temperature(scores, 1.2e-38)[0]
+    cold = processors.temperature(scores, 1.2e-38)[0]
     np.testing.assert_array_equal(cold, [0] + [-np.inf] * 3)
 
 

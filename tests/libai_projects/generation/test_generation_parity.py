@@ -59,12 +59,6 @@ def test_same_tokens_as_transformers(
         np.testing.assert_allclose(ours, case["scores"], rtol=1e-5, atol=2e-6)
 
 
-def test_a_batch_is_padded_as_transformers_pads_it(model: NumpyGPT2, golden: dict) -> None:
-    case = next(case for case in golden["cases"] if case["name"] == "batch: greedy")
-    result = generate(model, case["prompts"], options_of(case, golden))
-    np.testing.assert_array_equal(result.as_array(pad_token_id=0), case["sequences"])
-
-
 @pytest.mark.parametrize("name", ["greedy: all", "beams: several ends", "batch: beams"])
 def test_same_tokens_without_a_cache(name: str, model: NumpyGPT2, golden: dict) -> None:
     case = next(case for case in golden["cases"] if case["name"] == name)

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from libai_projects.generation import GenerationOptions, generate
-from libai_projects.generation.draw import Stream, drawn, drawn_without_replacement, streams
+from libai_projects.generation.processors import Stream, drawn, drawn_without_replacement, streams
 from tests.libai_projects.generation import tiny_gpt2
 from tests.libai_projects.generation.numpy_gpt2 import NumpyGPT2
 

@@ -7,9 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from libai_projects.generation import GenerationOptions, warpers
-from libai_projects.generation.draw import largest
-from libai_projects.generation.processors import ScoreChain
+from libai_projects.generation import GenerationOptions, processors
+from libai_projects.generation.processors import ScoreChain, largest
 from libai_projects.generation.sequences import Rows
 from tests.libai_projects.generation import tiny_gpt2
 from tests.libai_projects.generation.conftest import GOLDEN
@@ -17,21 +16,21 @@ from tests.libai_projects.generation.conftest import GOLDEN
 Warp = Callable[[np.ndarray], np.ndarray]
 # By the names of make_generation_golden.py.
 WARPS: dict[str, Warp] = {
-    "temperature": lambda scores: warpers.temperature(scores, 0.7),
-    "top_k 1": lambda scores: warpers.top_k(scores, 1),
-    "top_k 40": lambda scores: warpers.top_k(scores, 40),
-    "top_k 5000": lambda scores: warpers.top_k(scores, 5000),
-    "top_p 0.1": lambda scores: warpers.top_p(scores, 0.1),
-    "top_p 0.9": lambda scores: warpers.top_p(scores, 0.9),
-    "top_p 0.999": lambda scores: warpers.top_p(scores, 0.999),
-    "top_p 0.1 keep 3": lambda scores: warpers.top_p(scores, 0.1, keep=3),
-    "min_p 0.3": lambda scores: warpers.min_p(scores, 0.3),
-    "min_p 0.01": lambda scores: warpers.min_p(scores, 0.01),
-    "min_p 1 keep 3": lambda scores: warpers.min_p(scores, 1.0, keep=3),
-    "typical 0.2": lambda scores: warpers.typical(scores, 0.2),
-    "typical 0.9": lambda scores: warpers.typical(scores, 0.9),
-    "typical 0.995": lambda scores: warpers.typical(scores, 0.995),
-    "typical 0.01 keep 2": lambda scores: warpers.typical(scores, 0.01, keep=2),
+    "temperature": lambda scores: processors.temperature(scores, 0.7),
+    "top_k 1": lambda scores: processors.top_k(scores, 1),
+    "top_k 40": lambda scores: processors.top_k(scores, 40),
+    "top_k 5000": lambda scores: processors.top_k(scores, 5000),
+    "top_p 0.1": lambda scores: processors.top_p(scores, 0.1),
+    "top_p 0.9": lambda scores: processors.top_p(scores, 0.9),
+    "top_p 0.999": lambda scores: processors.top_p(scores, 0.999),
+    "top_p 0.1 keep 3": lambda scores: processors.top_p(scores, 0.1, keep=3),
+    "min_p 0.3": lambda scores: processors.min_p(scores, 0.3),
+    "min_p 0.01": lambda scores: processors.min_p(scores, 0.01),
+    "min_p 1 keep 3": lambda scores: processors.min_p(scores, 1.0, keep=3),
+    "typical 0.2": lambda scores: processors.typical(scores, 0.2),
+    "typical 0.9": lambda scores: processors.typical(scores, 0.9),
+    "typical 0.995": lambda scores: processors.typical(scores, 0.995),
+    "typical 0.01 keep 2": lambda scores: processors.typical(scores, 0.01, keep=2),
 }
 
 
@@ -68,7 +67,7 @@ def test_beams_keep_one_token_more_than_there_are_ends() -> None:
         do_sample=True, num_beams=2, top_k=1, top_p=0.01, eos_token_id=[1, 2, 3]
     )
     scores = np.arange(40.0, dtype=np.float32)[None]
-    for warp in warpers.build_warpers(options):
+    for warp in processors.build_warpers(options):
         scores = warp(scores)
     assert np.flatnonzero(np.isfinite(scores[0])).tolist() == [36, 37, 38, 39]
 
@@ -95,7 +94,7 @@ def test_a_nucleus_of_most_of_a_large_vocabulary() -> None:
     """More tokens than are looked at first: compared with a full sort."""
     scores = np.random.default_rng(3).standard_normal((2, 50257)).astype(np.float32)
     probability = softmax(scores)
-    for row, kept in enumerate(np.isfinite(warpers.top_p(scores, 0.8))):
+    for row, kept in enumerate(np.isfinite(processors.top_p(scores, 0.8))):
         order = np.argsort(-probability[row])
         count = int(np.searchsorted(np.cumsum(probability[row][order]), 0.8)) + 1
         assert count > 10_000

@@ -22,8 +22,7 @@ from libai.utils import distributed as dist
 from omegaconf import OmegaConf
 from oneflow import nn
 
-from libai_projects.models.gpt2.model import GPT2ForPreTraining
-from libai_projects.models.gpt2.step_model import GPT2StepModel
+from libai_projects.models.gpt2.model import GPT2ForPreTraining, GPT2StepModel
 from tests.libai_projects import reference_gpt2
 from tests.libai_projects.magicprompt import gpt2_monarch_weights
 

@@ -20,8 +20,7 @@ from libai_projects import weights
 from libai_projects.engine import throughput
 from libai_projects.engine.checks import Layout, check_model
 from libai_projects.models.gpt2 import options as model_options
-from libai_projects.models.gpt2.model import GPT2ForPreTraining
-from libai_projects.models.gpt2.step_model import GPT2StepModel
+from libai_projects.models.gpt2.model import GPT2ForPreTraining, GPT2StepModel
 from libai_projects.weights import monarch
 from libai_projects.weights.gpt2 import GPT2
 from tests.launch import run_distributed, run_process

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from libai_projects.models.gpt2.step_model import GPT2StepModel
+from libai_projects.models.gpt2.model import GPT2StepModel
 from tests.launch import REPOSITORY
 from tests.libai_projects import reference_gpt2
 from tests.libai_projects.magicprompt.gpt2_models import logits, make

@@ -13,7 +13,7 @@ from pipeline_fakes import CycleModel, fake_pipeline
 
 from libai_projects.inference.jobs import Worker
 from libai_projects.inference.requests import Limits
-from libai_projects.inference.serving import Server
+from libai_projects.inference.server import Server
 
 
 @dataclass

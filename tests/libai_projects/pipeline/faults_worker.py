@@ -20,8 +20,8 @@ import numpy as np
 import oneflow as flow
 from pipeline_fakes import CycleModel, write_vocabulary
 
+from libai_projects.inference.command import run_and_wait
 from libai_projects.inference.jobs import Worker
-from libai_projects.inference.sources import run_and_wait
 from libai_projects.inference.text_pipeline import TextPipeline
 from libai_projects.text.tokenizer import GPT2Tokenizer
 
@@ -64,10 +64,10 @@ class FaultyModel(CycleModel):
 class FaultyTokenizer(GPT2Tokenizer):
     faults: Faults
 
-    def encode(self, text: str, parse_special: bool = False) -> list[int]:
+    def encode(self, text: str) -> list[int]:
         self.faults.read(text)
         self.faults.check("encode")
-        return super().encode(text, parse_special)
+        return super().encode(text)
 
 
 def ask_all(worker: Worker, prompts: list[str]) -> None:

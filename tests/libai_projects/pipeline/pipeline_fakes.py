@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from libai_projects.inference.text_pipeline import TextPipeline
-from libai_projects.text.tokenizer import GPT2Tokenizer
-from libai_projects.text.vocabulary import byte_alphabet
+from libai_projects.text.tokenizer import GPT2Tokenizer, byte_alphabet
 
 # What the model would write, over and over; the ö and the 🐷 take several tokens each.
 TEXT = " in a field of möhren, by a 🐷, 4k;"

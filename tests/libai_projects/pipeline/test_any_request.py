@@ -23,10 +23,10 @@ from hypothesis import strategies as st
 from launch import REPOSITORY, free_port
 from pipeline_fakes import TEXT, fake_pipeline, write_vocabulary
 
-from libai_projects.inference import sources
+from libai_projects.inference import command
+from libai_projects.inference.command import JsonLines
 from libai_projects.inference.jobs import Worker
 from libai_projects.inference.requests import SAMPLING_DEFAULTS
-from libai_projects.inference.sources import JsonLines
 from tests.libai_projects import any_request
 
 # Short, so that an example takes milliseconds.
@@ -131,7 +131,7 @@ def test_each_line_has_its_answer(worker: Worker, line: bytes) -> None:
 def test_a_line_that_is_too_long_is_not_held(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources, "MOST_LINE_BYTES", len(GOOD))
+    monkeypatch.setattr(command, "MOST_LINE_BYTES", len(GOOD))
     written: list[dict] = []
     reader = JsonLines(worker, written.append)
     # As long as may be; one byte more, with and without a line's end; many times as long.

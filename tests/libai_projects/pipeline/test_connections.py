@@ -11,7 +11,7 @@ from oneflow_accel.errors import UserError
 import httpx
 import pytest
 
-from libai_projects.inference import serving
+from libai_projects.inference import server
 from libai_projects.inference.connections import AllowedHosts
 
 CLIENT = httpx.Client(verify=False, timeout=30)
@@ -55,7 +55,7 @@ def test_half_sent_requests_lock_nobody_out(
     serve: Callable, monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
     """More of them than there may be connections, and none of them has timed out."""
-    monkeypatch.setattr(serving, "_MORE_CONNECTIONS", 40)
+    monkeypatch.setattr(server, "_MORE_CONNECTIONS", 40)
     url = serve(arrival_seconds=60.0, queue=10).url
     with connections(url, [sent] * 90) as opened:
         for _ in range(3):
@@ -71,7 +71,7 @@ def test_half_sent_requests_lock_nobody_out(
 
 def test_work_makes_no_room(serve: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request that is being answered outlives a flood of half-sent ones."""
-    monkeypatch.setattr(serving, "_MORE_CONNECTIONS", 5)
+    monkeypatch.setattr(server, "_MORE_CONNECTIONS", 5)
     running = serve(delay=0.02, arrival_seconds=60.0, queue=10)
     body = {"prompt": "a", "max_new_tokens": 100, "stream": True}
     with CLIENT.stream("POST", f"{running.url}api/generate", json=body) as response:
@@ -96,7 +96,7 @@ def test_a_request_has_to_arrive_in_time(serve: Callable, sent: bytes) -> None:
 
 def test_answers_have_to_be_taken_in_time(serve: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests for far more than the buffers between the two hold, and nobody who reads."""
-    monkeypatch.setattr(serving, "_TAKE_SECONDS", 0.3)
+    monkeypatch.setattr(server, "_TAKE_SECONDS", 0.3)
     url = serve(seconds=0.2, arrival_seconds=0.2).url
     size = len(CLIENT.get(f"{url}app.js").content)
     count = 40_000_000 // size

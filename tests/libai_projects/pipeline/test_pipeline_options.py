@@ -13,17 +13,18 @@ from oneflow_accel.errors import UserError
 import pytest
 
 from libai_projects.generation import GenerationOptions
-from libai_projects.inference.layout import Layout, choose_layout
-from libai_projects.inference.models import detect_mode, find_model
 from libai_projects.inference.options import (
     FOR_CALLERS,
     SAMPLING,
+    Layout,
     build_parser,
+    choose_layout,
     given_sampling_options,
     limits_of,
     parse_options,
 )
 from libai_projects.inference.requests import Limits
+from libai_projects.weights.libai_checkpoints import detect_mode, find_model
 
 
 def parse(*argv: str):

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from pipeline_fakes import TEXT, fake_pipeline
 
+from libai_projects.inference.command import JsonLines, LivePrinter, Terminal
 from libai_projects.inference.jobs import Worker
-from libai_projects.inference.sources import JsonLines, LivePrinter, Terminal
 
 
 @pytest.fixture
@@ -29,7 +29,8 @@ def worker(tmp_path: Path) -> Iterator[Worker]:
 
 def answers(worker: Worker, lines: bytes, **settings: Any) -> tuple[list[dict], JsonLines]:
     written: list[dict] = []
-    reader = JsonLines(worker, written.append, {"max_new_tokens": 5}, **settings)
+    worker.engine.options = worker.engine.options.replace(max_new_tokens=5)
+    reader = JsonLines(worker, written.append, **settings)
     reader.run(io.BytesIO(lines))
     return written, reader
 
@@ -105,8 +106,8 @@ def test_terminal(
             raise EOFError from None
 
     monkeypatch.setattr(builtins, "input", ask)
-    options = {"max_new_tokens": 9}
-    terminal = Terminal(worker, options, stream=True, new_seed=lambda: 1)
+    worker.engine.options = worker.engine.options.replace(max_new_tokens=9)
+    terminal = Terminal(worker, stream=True, new_seed=lambda: 1)
     assert not terminal.cancel()
     terminal.run()
     first, error, last, end = capsys.readouterr().out.splitlines()
@@ -115,26 +116,24 @@ def test_terminal(
     assert (last, end) == ("z" + TEXT[:9], "")
 
 
-def test_live_printer_shows_the_first_text_as_it_comes() -> None:
-    shown: list[str] = []
-    printer = LivePrinter("a", shown.append)
+def test_live_printer_shows_the_first_text_as_it_comes(capsys: pytest.CaptureFixture) -> None:
+    printer = LivePrinter("a")
     printer.feed(0, " b")
     printer.feed(1, " x")
-    assert "".join(shown) == "a b"
+    assert capsys.readouterr().out == "a b"
     printer.feed(0, " c")
     printer.finish(["a b c", "a x"])
-    assert "".join(shown) == "a b c\n\na x\n"
+    assert capsys.readouterr().out == " c\n\na x\n"
     # Beam search brings no pieces.
-    shown.clear()
-    LivePrinter("a", shown.append).finish(["a b"])
-    assert "".join(shown) == "a b\n"
+    LivePrinter("a").finish(["a b"])
+    assert capsys.readouterr().out == "a b\n"
 
 
 def test_a_reader_that_goes_away_ends_the_job(worker: Worker) -> None:
     def write(_answer: Any) -> None:
         raise BrokenPipeError
 
-    reader = JsonLines(worker, write, {})
+    reader = JsonLines(worker, write)
     with pytest.raises(BrokenPipeError):
         reader.run(io.BytesIO(b'{"prompt": "x"}\n'))
 

@@ -11,8 +11,7 @@ from oneflow_accel.errors import UserError
 import pytest
 from launch import REPOSITORY, run_distributed
 
-from libai_projects.inference.layout import check_stages
-from libai_projects.inference.options import build_parser, parse_options
+from libai_projects.inference.options import build_parser, check_stages, parse_options
 
 HERE = Path(__file__).parent
 

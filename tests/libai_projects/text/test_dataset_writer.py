@@ -9,8 +9,7 @@ from oneflow_accel.errors import DataError
 import numpy as np
 import pytest
 
-from libai_projects.text.dataset_writer import DatasetWriter
-from libai_projects.text.indexed_dataset import DTYPES, MMapTokenDataset
+from libai_projects.text.indexed_dataset import DTYPES, DatasetWriter, MMapTokenDataset
 from tests.launch import run_process
 
 ONE = np.array([1])
@@ -89,7 +88,7 @@ FULL_DISK = """
 import resource, sys
 from pathlib import Path
 import numpy as np
-from libai_projects.text.dataset_writer import DatasetWriter
+from libai_projects.text.indexed_dataset import DatasetWriter
 from libai_projects.text.indexed_dataset import DTYPES
 from oneflow_accel.errors import DataError
 prefix, phase = sys.argv[1:]

@@ -301,7 +301,7 @@ def test_a_killed_worker_is_an_error(
 
     text = tmp_path / "prompts.txt"
     text.write_text("\n".join(PROMPTS))
-    monkeypatch.setattr("libai_projects.text.encoding.BlockEncoder.__call__", killed)
+    monkeypatch.setattr("libai_projects.text.corpus.BlockEncoder.__call__", killed)
     options = [str(text), "--output-prefix", str(tmp_path / "data"), *small_files.options]
     assert main([*options, "--workers", "2"]) == 2
     assert "was killed by SIGKILL. If the machine ran out of memory" in capsys.readouterr().err

@@ -93,7 +93,9 @@ def test_outer_spaces_stay_unless_stripped(
     options += ["--output-prefix", str(tmp_path / "data")]
     for strip, expected in [([], " a pig "), (["--strip"], "a pig")]:
         assert main([*options, *strip]) == 0
-        assert MMapTokenDataset(tmp_path / "data_text_document")[0].tolist() == small(expected)
+        assert MMapTokenDataset(tmp_path / "data_text_document")[0].tolist() == small.encode(
+            expected
+        )
 
 
 @pytest.fixture

@@ -252,5 +252,5 @@ def test_missing_and_unexpected_names(
     # Who generates or trains has no such option.
     assert "--partial" not in str(error.value)
     assert "\n" not in str(error.value)
-    loaded, _ = weights.load(tmp_path, "libai", partial=True)
-    assert len(loaded) == len(state) - 1
+    loaded = weights.read(tmp_path, "libai", partial=True)
+    assert len(loaded.state) == len(state) - 1

@@ -1,29 +1,40 @@
-"""The linear layers of a block, LiBai's dense ones, Monarch or block-diagonal ones: on global
-tensors for training, and this process's part of them for generation.
+"""What blocks are made of, on global tensors for training and on this process's part of them for
+generation: dropout joined with what comes before it, causal attention, and linear layers, LiBai's
+dense ones, Monarch or block-diagonal ones.
 
-A layer made with parallel="col" takes whole inputs and gives outputs split over tensor parallelism.
-One made with parallel="row" takes split inputs and ends a branch of the block: it gets the residual
-too, and gives residual + dropout(product + bias), whole.
+The fused operators of dropout draw their masks as the dropout operator does: right on one process
+in eager mode, but under nn.Graph from one fixed seed, and on several processes not equal where a
+tensor is broadcast. There `oneflow.rand` draws the mask, as in the patched Dropout of LiBai.
 
-Each process that generates keeps a Monarch or block-diagonal layer whole: for the few tokens of a
-step that costs less than an exchange in the middle.
+A linear layer made with parallel="col" takes whole inputs and gives outputs split over tensor
+parallelism. One made with parallel="row" takes split inputs and ends a branch of the block: it gets
+the residual too, and gives residual + dropout(product + bias), whole. Each process that generates
+keeps a Monarch or block-diagonal layer whole: for the few tokens of a step that costs less than an
+exchange in the middle.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from oneflow_accel.inference.huge_pages import use_huge_pages
-from oneflow_accel.kernels.linear import linear
+from oneflow_accel.kernels.attention import (
+    HIDDEN,
+    causal_softmax,
+    causal_softmax_mask_scale,
+    scaled_dot_product_attention,
+)
+from oneflow_accel.kernels.linear import bias_mask_scale, linear
 from oneflow_accel.kernels.monarch import monarch_multiply
 
+import numpy as np
 import oneflow as flow
-from libai.layers import Dropout, Linear
+from libai.layers import Dropout, Linear, fused_bias_add_dropout
 from libai.utils import distributed as dist
 from oneflow import nn
 
-from libai_projects.models.dropout import bias_dropout
 from libai_projects.models.processes import COLUMNS, ROWS, Position, local
 from libai_projects.weights.monarch import QKV_PARTS
 from monarch_flow.layers import BlockdiagLinear, LinearConfig, MonarchLinear, StructuredLinear
@@ -33,6 +44,157 @@ from monarch_flow.parallel import (
     ParallelBlockdiagLinear,
     ParallelMonarchLinear,
 )
+
+
+def bias_dropout(x: flow.Tensor, bias: flow.Tensor, dropout: Dropout, fused: bool) -> flow.Tensor:
+    """dropout(x + bias) of x (..., n), global, and bias (n,); with `fused` in one operator."""
+    if not is_active(dropout):
+        return x + bias
+    if not fused:
+        return dropout(x + bias)
+    if _needs_drawn_mask(x):
+        return bias_mask_scale(x, bias, _keep_mask(x, dropout.p), 1 / (1 - dropout.p))
+    return fused_bias_add_dropout(x, bias, dropout)
+
+
+def fused_causal_softmax_dropout(
+    scores: flow.Tensor, scale: float, dropout: Dropout
+) -> flow.Tensor:
+    """dropout(softmax(scale scores)) over the columns up to the row's, in one operator, of scores
+    (batch, heads, time, time), global; `dropout` must be active."""
+    p = dropout.p
+    if _needs_drawn_mask(scores):
+        return causal_softmax_mask_scale(scores, _keep_mask(scores, p), scale, 1 / (1 - p))
+    return flow._C.fused_scale_tril_softmax_mask_scale(
+        scores, p=p, diagonal=0, tril_scale_value=scale, tril_fill_value=HIDDEN
+    )[0]
+
+
+def is_active(dropout: Dropout) -> bool:
+    """Whether it drops anything now."""
+    return bool(dropout.training and dropout.p > 0)
+
+
+def _needs_drawn_mask(x: flow.Tensor) -> bool:
+    needed = x.is_lazy or dist.get_world_size() > 1
+    return needed and bool(dist.get_backend().supports("uniform_random"))
+
+
+def _keep_mask(x: flow.Tensor, p: float) -> flow.Tensor:
+    """Truth values of the shape and layout of `x`, each False with probability `p`."""
+    return flow.rand(*x.shape, dtype=x.dtype, placement=x.placement, sbp=x.sbp) >= p
+
+
+Pair = tuple[flow.Tensor, flow.Tensor]
+
+
+def split_heads(x: flow.Tensor, size: int) -> flow.Tensor:
+    """(batch, time, heads x size) to (batch, heads, time, size)."""
+    batch, time, width = x.shape
+    # With one token the order of the numbers stays the same, so a reshape is enough.
+    if time == 1:
+        return x.reshape(batch, width // size, 1, size)
+    return x.reshape(batch, time, width // size, size).permute(0, 2, 1, 3)
+
+
+def merge_heads(x: flow.Tensor) -> flow.Tensor:
+    """(batch, heads, time, size) to (batch, time, heads x size)."""
+    batch, heads, time, size = x.shape
+    return (x if time == 1 else x.permute(0, 2, 1, 3)).reshape(batch, time, heads * size)
+
+
+def causal_attention(
+    query: flow.Tensor,
+    key: flow.Tensor,
+    value: flow.Tensor,
+    dropout: Dropout,
+    *,
+    fused: bool,
+    layer_scale: int = 1,
+) -> flow.Tensor:
+    """dropout(softmax(q k^T / sqrt(head size))) v, operator by operator (Vaswani et al. 2017).
+
+    Tensors are (batch, heads, time, head size), global. With `fused` one operator scales, masks,
+    normalizes and drops. The scores are divided by `layer_scale` inside the product and multiplied
+    after it: the same function, for the range of half precision.
+    """
+    scale = float(layer_scale)
+    factor = 1.0 / (math.sqrt(query.shape[-1]) * scale)
+    scores = flow.matmul(query, key, transpose_b=True, alpha=factor)
+    if not fused:
+        weights = dropout(causal_softmax(scores, scale))
+    elif is_active(dropout):
+        weights = fused_causal_softmax_dropout(scores, scale, dropout)
+    else:
+        seen = _causal_mask(scores)
+        weights = flow._C.fused_scale_mask_softmax(scores, seen, fill_value=HIDDEN, scale=scale)
+    return flow.matmul(weights, value)
+
+
+def _causal_mask(scores: flow.Tensor) -> flow.Tensor:
+    """True where a row sees a column, (1, 1, rows, columns); made in the forward, as a graph must
+    not capture a free tensor."""
+    rows, columns = scores.shape[-2:]
+    sbp = dist.get_nd_sbp([flow.sbp.broadcast, flow.sbp.broadcast])
+    place = {"dtype": flow.int32, "placement": scores.placement, "sbp": sbp}
+    row = flow.arange(rows, **place).reshape(1, 1, rows, 1) + (columns - rows)
+    return flow.arange(columns, **place).reshape(1, 1, 1, columns) <= row
+
+
+class Hidden:
+    """Which tokens the last `queries` positions see beyond the causal rule: `mask` (batch, length)
+    bool is False for padding. With `fused` softmax takes truth values, else a sum."""
+
+    def __init__(self, mask: np.ndarray, queries: int, device: flow.device, fused: bool) -> None:
+        length = mask.shape[1]
+        seen = np.tril(np.ones((queries, length), dtype=bool), length - queries)
+        seen = mask[:, None, None, :] & seen
+        self._fused = fused
+        # Made on the host: not every device has tril and masked_fill.
+        values = seen if fused else np.where(seen, 0.0, HIDDEN).astype(np.float32)
+        self._tensor = flow.tensor(np.ascontiguousarray(values), device=device)
+
+    def softmax(self, scores: flow.Tensor, scale: float) -> flow.Tensor:
+        """(batch, heads, queries, length) scores to weights."""
+        if self._fused:
+            return flow._C.fused_scale_mask_softmax(
+                scores, self._tensor, fill_value=HIDDEN, scale=scale
+            )
+        return flow.softmax(scores * scale + self._tensor, dim=-1)
+
+
+@dataclass
+class Past:
+    """What layer `layer` sees in a step of generation; `pairs` are local keys and values.
+
+    These grow by concatenation: a buffer of the full length would have to be made contiguous for
+    the attention operator at every step, which copies as much.
+    """
+
+    pairs: list[Pair | None]
+    layer: int
+    hidden: Hidden | None
+
+    @property
+    def held(self) -> Pair | None:
+        return self.pairs[self.layer]
+
+    def keep(self, key: flow.Tensor, value: flow.Tensor) -> None:
+        self.pairs[self.layer] = (key, value)
+
+    def attend(self, query: flow.Tensor, key: flow.Tensor, value: flow.Tensor) -> flow.Tensor:
+        """Append keys and values and attend to all of them; (batch, heads, new, head size)."""
+        held = self.held
+        if held is not None:
+            key, value = flow._C.concat([held[0], key], 2), flow._C.concat([held[1], value], 2)
+        self.keep(key, value)
+        scale = 1.0 / math.sqrt(query.shape[-1])
+        if self.hidden is None:
+            causal = query.shape[2] > 1
+            return scaled_dot_product_attention(query, key, value, causal=causal, scale=scale)
+        scores = flow._C.matmul(query, key, transpose_b=True)
+        return flow._C.matmul(self.hidden.softmax(scores, scale), value)
+
 
 # The type of an implementation of the operation "linear".
 Product = Callable[..., flow.Tensor]
@@ -70,27 +232,17 @@ def row_linear(
 ) -> nn.Module:
     """A layer with parallel="row", as `column_linear`; `fused`: one operator adds bias and
     drops."""
-    end = {"dropout": dropout, "fused": fused, "layer_idx": layer_idx}
+    options = {"parallel": "row", "skip_bias_add": True, "layer_idx": layer_idx}
     if config is None:
-        return RowLinear(in_features, out_features, **end)
-    return _PROJECTIONS[config.target](config, in_features, out_features, parallel="row", **end)
+        layer = RowLinear(in_features, out_features, init_method=drawn_later, **options)
+    else:
+        layer = _PROJECTIONS[config.target](config, in_features, out_features, **options)
+    layer.dropout, layer.fused = Dropout(dropout), fused
+    return layer
 
 
 class RowLinear(Linear):
     """LiBai's Linear with parallel="row" at the end of a branch; see `row_linear`."""
-
-    def __init__(
-        self, in_features: int, out_features: int, *, dropout: float, fused: bool, layer_idx: int
-    ) -> None:
-        super().__init__(
-            in_features,
-            out_features,
-            parallel="row",
-            init_method=drawn_later,
-            skip_bias_add=True,
-            layer_idx=layer_idx,
-        )
-        self.dropout, self.fused = Dropout(dropout), fused
 
     def forward(self, x: flow.Tensor, residual: flow.Tensor) -> flow.Tensor:
         """(batch, time, in_features) and (batch, time, out_features) to the latter."""
@@ -109,9 +261,7 @@ class Projection(StructuredLinear):
         out_features: int,
         *,
         parallel: str,
-        skip_bias_add: bool = False,
-        dropout: float = 0.0,
-        fused: bool = False,
+        skip_bias_add: bool,
         layer_idx: int,
     ) -> None:
         layout = dist.get_dist_util()
@@ -125,8 +275,7 @@ class Projection(StructuredLinear):
             axis,
             SPLIT if parallel == "col" else WHOLE,
         )
-        self.skip_bias_add, self.fused = skip_bias_add, fused
-        self.dropout = Dropout(dropout)
+        self.skip_bias_add = skip_bias_add
 
     def forward(
         self, x: flow.Tensor, residual: flow.Tensor | None = None
