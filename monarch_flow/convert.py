@@ -13,9 +13,10 @@ from __future__ import annotations
 import argparse
 import logging
 import re
+import struct
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -25,36 +26,172 @@ from oneflow_accel.command import Parser
 from oneflow_accel.errors import UserError
 
 import numpy as np
+import safetensors
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from flow_train.checkpoint.folders import Checkpoint
+from flow_train.checkpoint.folders import Checkpoint, CheckpointManager, read_checkpoint
+from flow_train.checkpoint.resume import require_no_other_run
+from flow_train.checkpoint.torch_files import narrow_to_bfloat16
+from flow_train.checkpoint.weights import bfloat16_names, read_weights
+from flow_train.files import replace_file
+from flow_train.optim.ema import PREFIX, averages_in
 from monarch_flow.layers import LinearConfig
-from monarch_flow.models.published import t2t_names
-from monarch_flow.projection.files import (
-    LAYERS,
-    SUFFIX,
-    Source,
-    check_target,
-    read_source,
-    write_checkpoint,
-    write_weights,
-)
-from monarch_flow.projection.layer_specs import find_layers, layers_to_json
-from monarch_flow.projection.report import LayerReport, format_table
-from monarch_flow.projection.structure import LayerSpec
-from monarch_flow.projection.training_state import (
-    AVERAGES,
-    densify_training_state,
-    project_training_state,
-)
-from monarch_flow.projection.weights import (
+from monarch_flow.layers.config import compiled
+from monarch_flow.models.t2t_vit import t2t_names
+from monarch_flow.projection.state_dicts import (
+    LayerReport,
     Rule,
+    densify_training_state,
     densify_weights,
+    format_table,
     join_split_attention,
+    project_weights,
     split_packed_attention,
 )
+from monarch_flow.projection.structures import (
+    LayerSpec,
+    find_layers,
+    joined,
+    layers_from_json,
+    layers_to_json,
+)
+
+SUFFIX = ".safetensors"
+# The key of the structured layers' description: in the metadata of a safetensors file, and in a
+# checkpoint's state.
+LAYERS = "monarch_flow.layers"
+
+
+@dataclass
+class Source:
+    """What was read.
+
+    Attributes:
+        layers: structured layers by module name as the file describes them; None where it does not.
+        checkpoint: the training checkpoint, where it is one.
+        bfloat16: names of the arrays that are bfloat16 in the file, and float32 here.
+    """
+
+    path: Path
+    weights: dict[str, np.ndarray]
+    layers: dict[str, LayerSpec] | None = None
+    checkpoint: Checkpoint | None = field(default=None, repr=False)
+    bfloat16: frozenset[str] = frozenset()
+
+    def keeps_bfloat16(self, name: str) -> bool:
+        """Whether a converted array should be bfloat16: as in the file, and a new name as the
+        others of its layer, or else as most of the file's."""
+        if name in self.weights:
+            return name in self.bfloat16
+        layer = name.rpartition(".")[0]
+        owners = (key.rpartition(".")[::2] for key in self.weights)
+        inside = [joined(of, kind) for of, kind in owners if of == layer and kind != "bias"]
+        floats = [key for key in inside or self.weights if self.weights[key].dtype.kind == "f"]
+        return 2 * len(self.bfloat16.intersection(floats)) > len(floats)
+
+
+def read_source(path: Path, *, averaged: bool = True) -> Source:
+    """Read a file of `torch.save` or safetensors, or a training checkpoint or run by its folder.
+
+    `averaged` takes the moving averages of a file that has both; a training checkpoint is read
+    whole. Raises UserError where it is not there, damaged, or of another format.
+    """
+    if (path / "checkpoints").is_dir():
+        path = path / "checkpoints"
+    bfloat16: frozenset[str] = frozenset()
+    if path.is_dir() or path.name in ("latest", "best"):
+        checkpoint = read_checkpoint(path)
+        weights, described = checkpoint.model, checkpoint.state.get(LAYERS)
+    else:
+        checkpoint = None
+        weights = read_weights(path, averaged=averaged)
+        bfloat16 = bfloat16_names(path, averaged=averaged)
+        described = _metadata(path).get(LAYERS)
+    try:
+        layers = None if described is None else layers_from_json(described)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+    return Source(path, weights, layers, checkpoint, bfloat16)
+
+
+def check_target(source: Path, target: Path, *, overwrite: bool) -> None:
+    """Raise UserError where the result may not be written, before minutes of work.
+
+    The source is never written to. `target` is a safetensors file, which `overwrite` may replace,
+    or the folder of a new checkpoint.
+    """
+    same = target.exists() and source.exists() and target.samefile(source)
+    if same or target.resolve() == source.resolve():
+        raise UserError(f"{target} is the input itself, which is never overwritten; name another")
+    if target.resolve() in source.resolve().parents:
+        raise UserError(f"{target} contains the input; name another place")
+    if target.is_dir() and any(target.iterdir()):
+        raise UserError(f"{target} is a folder that holds something; name a new one, or a file")
+    if target.is_file() and not overwrite:
+        raise UserError(f"{target} exists; name another file, or replace it with --overwrite")
+    if target.suffix == SUFFIX and not target.parent.is_dir():
+        raise UserError(f"there is no folder {target.parent} to write {target.name} to")
+
+
+def write_weights(
+    path: Path,
+    weights: dict[str, np.ndarray],
+    layers: dict[str, LayerSpec] | None = None,
+    *,
+    bfloat16: Collection[str] = (),
+) -> None:
+    """Write a safetensors file, in one step; its metadata describes the structured layers.
+
+    `bfloat16` names the arrays to store as such, which numpy does not have. Raises UserError where
+    writing fails.
+    """
+    metadata = {"format": "pt", **({LAYERS: layers_to_json(layers)} if layers else {})}
+    kept = {
+        name: narrow_to_bfloat16(array) if name in bfloat16 else np.asarray(array, order="C")
+        for name, array in weights.items()
+    }
+    # The tensors point into `kept`, which must live until they are written.
+    tensors = {
+        name: safetensors.TensorSpec(
+            dtype="bfloat16" if name in bfloat16 else array.dtype.name,
+            shape=list(array.shape),
+            data_ptr=array.ctypes.data,
+            data_len=array.nbytes,
+        )
+        for name, array in kept.items()
+    }
+    try:
+        replace_file(path, bytes(safetensors.serialize(tensors, metadata)))
+    except OSError as error:
+        raise UserError(f"{path} could not be written: {error.strerror or error}") from error
+
+
+def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
+    """Write a checkpoint into a new folder; returns its own folder there. Raises UserError."""
+    step = checkpoint.state.get("step", 0)
+    manager = CheckpointManager(folder)
+    try:
+        require_no_other_run(folder)
+        manager.claim()
+        return manager.save(checkpoint, step=step if isinstance(step, int) else 0)
+    finally:
+        manager.close()
+
+
+def _metadata(path: Path) -> dict[str, str]:
+    """The metadata of a safetensors file that has been read; nothing for another file."""
+    with path.open("rb") as file:
+        head = file.read(9)
+    if head[8:] != b"{" or len(head) < 9 or struct.unpack("<Q", head[:8])[0] == 0:
+        return {}
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            return dict(file.metadata() or {})
+    except safetensors.SafetensorError:
+        return {}
+
 
 # The published configs replace the MLPs of the vision models (in ViTAE those of its normal
 # cells).
@@ -166,7 +303,7 @@ def _chosen(source: Source, options: argparse.Namespace) -> dict[str, np.ndarray
     are any and they are wanted."""
     weights = source.weights
     if source.checkpoint is not None and options.target.suffix == SUFFIX:
-        averages = _averages(source.checkpoint) if options.ema else {}
+        averages = averages_in(source.checkpoint.optimizer) if options.ema else {}
         if averages:
             logger.warning("%s: the moving averages of the weights are taken", source.path)
         weights = {**weights, **averages}
@@ -175,31 +312,23 @@ def _chosen(source: Source, options: argparse.Namespace) -> dict[str, np.ndarray
     return weights
 
 
-def _averages(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
-    return {
-        key.removeprefix(AVERAGES): array
-        for key, array in checkpoint.optimizer.items()
-        if key.startswith(AVERAGES)
-    }
-
-
 def _project(source: Source, options: argparse.Namespace, rules: list[Rule]) -> str:
-    averages = _averages(source.checkpoint) if source.checkpoint else {}
-    if averages and options.split_qkv:
-        averages = split_packed_attention(averages)
-    new = project_training_state(source.weights, rules, ema=averages)
-    state = {LAYERS: layers_to_json(new.layers)}
-    kept = {AVERAGES + name: array for name, array in new.ema.items()}
+    """The optimizer starts afresh: two factors have other coordinates than a dense weight, whose
+    moments do not say how fast each should move."""
+    weights, layers, reports = project_weights(source.weights, rules)
+    averages = averages_in(source.checkpoint.optimizer) if source.checkpoint else {}
+    if averages:
+        split = split_packed_attention(averages) if options.split_qkv else averages
+        averages = project_weights(split, rules)[0]
+    # Buffers such as layouts are not parameters.
+    kept = {PREFIX + name: array for name, array in averages.items() if array.dtype.kind == "f"}
     name = source.checkpoint.name if source.checkpoint else ""
-    return _write(
-        options, source, Checkpoint(new.model, kept, state, name), new.layers, new.reports
-    )
+    state = {LAYERS: layers_to_json(layers)}
+    return _write(options, source, Checkpoint(weights, kept, state, name), layers, reports)
 
 
 def _densify(source: Source, options: argparse.Namespace) -> str:
-    layers = source.layers
-    if layers is None:
-        layers = find_layers(source.weights)
+    layers = find_layers(source.weights) if source.layers is None else source.layers
     layers = {prefix: _sized(prefix, spec, options.size) for prefix, spec in layers.items()}
     if not layers and not options.join_qkv:
         raise UserError(f"{source.path} has no structured layers; it is dense already")
@@ -225,10 +354,10 @@ def _joined(weights: dict[str, np.ndarray], options: argparse.Namespace) -> dict
     """Pack attention's projections, where that is asked for."""
     if not options.join_qkv:
         return weights
-    joined = join_split_attention(weights)
-    if len(joined) == len(weights):
+    packed = join_split_attention(weights)
+    if len(packed) == len(weights):
         raise UserError("--join-qkv: there are no dense layers q_proj, k_proj and v_proj to join")
-    return joined
+    return packed
 
 
 def _write(
@@ -264,11 +393,10 @@ def _natural(name: str) -> list[tuple[int, str]]:
 def layer_rules(options: argparse.Namespace) -> list[Rule]:
     """Which layer for which names; UserError where an expression or the config is wrong."""
     for option in ("include", "exclude"):
-        text = getattr(options, option)
         try:
-            re.compile(text or "")
-        except re.error as error:
-            raise UserError(f"--{option} {text!r} is no regular expression: {error}") from error
+            compiled(getattr(options, option) or "")
+        except UserError as error:
+            raise UserError(f"--{option} {error}") from error
     config = _read_config(options.config)
     if isinstance(config, Mapping):
         for key in ("model", "mlp_cfg"):
@@ -328,11 +456,7 @@ def _sized(prefix: str, spec: LayerSpec, sizes: Sequence[str]) -> LayerSpec:
         match = re.fullmatch(r"(.+)=(\d+)x(\d+)", text)
         if match is None:
             raise UserError(f"--size {text}: expected REGEX=OUTxIN, such as fc1=2304x768")
-        try:
-            fits = re.search(match[1], prefix)
-        except re.error as error:
-            raise UserError(f"--size {text}: no regular expression: {error}") from error
-        if fits:
+        if compiled(match[1]).search(prefix):
             size = int(match[2]), int(match[3])
             if size[0] > spec.out_features or size[1] > spec.in_features or min(size) < 1:
                 raise UserError(

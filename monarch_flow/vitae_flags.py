@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 DOCUMENT = Path(__file__).resolve().parent / "docs" / "vitae_options.md"
@@ -16,16 +17,49 @@ _DEFAULT_MODEL = "T2t_vit_14"
 _EPOCHS = 310
 
 
+@dataclass(frozen=True)
+class _Option:
+    """An option of theirs: the values it has in DOCUMENT, and what is said there of its place here;
+    `overrides` of ours stand for it with those values."""
+
+    example: list[str]
+    here: str
+    remarks: str
+    overrides: list[str]
+
+
+@cache
+def _options(program: str) -> dict[str, _Option]:
+    """The options of ViTAE's `program`, "main.py" or "validate.py", from the tables in DOCUMENT;
+    none where that is not installed."""
+    other = {"main.py", "validate.py"} - {program}
+    found: dict[str, _Option] = {}
+    for line in DOCUMENT.read_text().splitlines() if DOCUMENT.is_file() else []:
+        # A bar inside code is escaped.
+        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        if len(cells) != 3 or not cells[0].startswith(("`-", "`DIR`")):
+            continue
+        names, here, remarks = cells
+        if any(name in names for name in other):
+            continue
+        codes = [code.split() for code in _code(names)]
+        overrides = [text.replace("'", "") for text in _code(here) if "=" in text]
+        for name, *values in codes:
+            # A second name of an option takes the values of the first.
+            example = values or (codes[0][1:] if here != "none" else [])
+            example = ["DIR"] if name == "DIR" else example
+            found.setdefault(name, _Option(example, here, remarks, overrides))
+    return found
+
+
 def counterpart(flag: str, program: str) -> str | None:
-    """What to say about an option of ViTAE's `program`, "main.py" or "validate.py", from the tables
-    in DOCUMENT; None where it is not one, or the document is not installed."""
-    row = _row(flag, program)
-    if row is None:
+    """What to say about an option of ViTAE's `program`; None where it is not one."""
+    option = _options(program).get(flag)
+    if option is None:
         return None
-    _, here, remarks = row
-    if here == "none":
-        return f"nothing stands for it here{f' ({remarks})' if remarks else ''}"
-    return f"here it is {here.replace('`', '')}"
+    if option.here == "none":
+        return f"nothing stands for it here{f' ({option.remarks})' if option.remarks else ''}"
+    return f"here it is {option.here.replace('`', '')}"
 
 
 @dataclass
@@ -51,16 +85,16 @@ def translate(argv: Sequence[str], program: str, ours: Sequence[str] = ()) -> Tr
     None where none of their options is in it, or the document is not installed. `ours` are flags of
     ours, which alone do not make a command line theirs.
     """
-    result, typed = Translation(), _typed(argv, program)
-    names = [name for name, _ in typed if name.startswith("-") and name not in ours]
-    if not program or not any(_row(name, program) for name in names):
+    known = _options(program) if program else {}
+    result, typed = Translation(), _typed(argv, known)
+    if not any(name.startswith("-") and name in known and name not in ours for name, _ in typed):
         return None
     values = dict(typed)
     has_experiment = any(text.startswith("experiment=") for text in argv)
     if "--model" not in values and not has_experiment:
         typed = [("--model", [_DEFAULT_MODEL]), *typed]
     for name, given in typed:
-        row = _row(name, program)
+        option = known.get(name)
         if name == "":
             result.overrides += given
         elif name == "--model":
@@ -70,21 +104,21 @@ def translate(argv: Sequence[str], program: str, ours: Sequence[str] = ()) -> Tr
             elif not has_experiment:
                 result.experiment = experiment
             if not experiment:
-                known = "python -m monarch_flow.models lists those that are here"
-                result.remarks.append(f"--model {' '.join(given)}: {known}")
+                listed = "python -m monarch_flow.models lists those that are here"
+                result.remarks.append(f"--model {' '.join(given)}: {listed}")
         elif name == "--local_rank":
             # torch's launcher adds it; nobody has typed it.
             continue
-        elif row is None:
+        elif option is None:
             result.remarks.append(f"there is no flag {name}; --help lists the flags")
-        elif row[1] == "none" or not re.search(r"`[\w./]+=", row[1]):
+        elif not re.search(r"`[\w./]+=", option.here):
             result.remarks.append(f"{name}: {counterpart(name, program)}")
         else:
-            result.overrides += _overrides(name, given, row, values)
+            result.overrides += _overrides(name, given, option, values)
     return result
 
 
-def _typed(argv: Sequence[str], program: str) -> list[tuple[str, list[str]]]:
+def _typed(argv: Sequence[str], known: Mapping[str, _Option]) -> list[tuple[str, list[str]]]:
     """(option, its values) in their order; "" for overrides of ours, "DIR" for the folder."""
     found: list[tuple[str, list[str]]] = []
     words = list(argv)
@@ -94,9 +128,9 @@ def _typed(argv: Sequence[str], program: str) -> list[tuple[str, list[str]]]:
             found.append(("", [word]) if "=" in word else ("DIR", [word]))
             continue
         name, equals, value = word.partition("=")
-        row = _row(name, program)
         values = [value] if equals else []
-        while row and words and len(values) < len(_example(name, row)) and _is_value(words[0]):
+        wanted = len(known[name].example) if name in known else 0
+        while words and len(values) < wanted and _is_value(words[0]):
             values.append(words.pop(0))
         found.append((name, values))
     return found
@@ -107,9 +141,9 @@ def _is_value(word: str) -> bool:
 
 
 def _overrides(
-    name: str, given: list[str], row: list[str], values: dict[str, list[str]]
+    name: str, given: list[str], option: _Option, values: Mapping[str, list[str]]
 ) -> list[str]:
-    """The row's overrides, with the typed values in place of its own."""
+    """The option's overrides, with the typed values in place of its own."""
     value = ",".join(given)
     if "" in given or (name == "--eval-metric" and value in ("top1", "acc1")):
         # The same as without the option.
@@ -124,18 +158,10 @@ def _overrides(
         return [f"train.init_from.path={value}"]
     if name == "--no-resume-opt":
         return []
-    example = ",".join(_example(name, row))
-    texts = [text.replace("'", "") for text in _code(row[1]) if "=" in text]
-    return [text.replace(example, value) if given and example else text for text in texts]
-
-
-def _example(name: str, row: list[str]) -> list[str]:
-    """The values of an option in its row; for a second name of the option, the first's."""
-    codes = [code.split() for code in _code(row[0])]
-    own = next(words[1:] for words in codes if words[0] == name)
-    if name == "DIR":
-        return ["DIR"]
-    return own or (codes[0][1:] if row[1] != "none" else [])
+    example = ",".join(option.example)
+    if not given or not example:
+        return option.overrides
+    return [text.replace(example, value) for text in option.overrides]
 
 
 def _experiment(model: str) -> str:
@@ -149,23 +175,3 @@ def _experiment(model: str) -> str:
 
 def _code(cell: str) -> list[str]:
     return re.findall(r"`([^`]+)`", cell)
-
-
-def _row(flag: str, program: str) -> list[str] | None:
-    """(options, what is here, remarks) of an option."""
-    other = {"main.py", "validate.py"} - {program}
-    for row in _rows():
-        names = [code.split()[0] for code in _code(row[0])]
-        if flag in names and not any(name in row[0] for name in other):
-            return row
-    return None
-
-
-def _rows() -> Iterator[list[str]]:
-    """(options, what is here, remarks) of each row."""
-    lines = DOCUMENT.read_text().splitlines() if DOCUMENT.is_file() else []
-    for line in lines:
-        # A bar inside code is escaped.
-        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
-        if len(cells) == 3 and cells[0].startswith(("`-", "`DIR`")):
-            yield cells

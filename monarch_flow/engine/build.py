@@ -1,18 +1,14 @@
-"""Data, model and training step from the configuration."""
+"""Data and model from the configuration."""
 
 from __future__ import annotations
 
-from oneflow_accel.backends.base import Backend
 from oneflow_accel.errors import UserError
 
 from omegaconf import DictConfig
 from oneflow import nn
 
 from flow_train.data import ImageDataModule
-from flow_train.optim import build_loss, build_optimizer
-from flow_train.options import TrainerOptions, limited, section
-from flow_train.position import Calendar
-from flow_train.steps.make import MakeStep, step_maker
+from flow_train.options import limited, section
 from monarch_flow.models import create_model
 
 
@@ -41,7 +37,7 @@ def build_data(cfg: DictConfig, seed: int, *, training: bool = True) -> ImageDat
 def build_model(cfg: DictConfig, data: ImageDataModule) -> tuple[str, nn.Module]:
     """The model's name and the model, on the CPU, for the data's classes and images. Raises
     UserError for an unknown name or argument, or one that contradicts the data."""
-    arguments = {key: value for key, value in section(cfg, "model").items() if value is not None}
+    arguments = section(cfg, "model")
     arguments.pop("_target_", None)
     name = arguments.pop("name")
     channels, height, width = data.image_shape
@@ -51,27 +47,9 @@ def build_model(cfg: DictConfig, data: ImageDataModule) -> tuple[str, nn.Module]
         "in_chans": channels,
     }
     for key, value in told.items():
-        given = arguments.setdefault(key, value)
-        if given != value:
+        if arguments.get(key) not in (None, value):
             raise UserError(
-                f"model.{key} is {given}, and the data has {value}; leave it out, or change the "
-                "datamodule"
+                f"model.{key} is {arguments[key]}, and the data has {value}; leave it out, or "
+                "change the datamodule"
             )
-    return name, create_model(name, **arguments)
-
-
-def build_step_maker(
-    cfg: DictConfig, backend: Backend, options: TrainerOptions, calendar: Calendar
-) -> MakeStep:
-    """How to train a model from a position on; see `step_maker`. It also raises UserError where an
-    option of the optimizer or the loss is wrong."""
-    loss = section(cfg, "train").get("loss_fn")
-    given = {key: value for key, value in section(cfg, "optimizer").items() if value is not None}
-    grouping = section(cfg, "optimizer_param_grouping")
-    return step_maker(
-        backend,
-        options,
-        calendar,
-        lambda model: build_optimizer(model, given, grouping),
-        lambda: build_loss(loss),
-    )
+    return name, create_model(name, **{**arguments, **told})

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
+import os
 import time
 from pathlib import Path
+from typing import Any
 
 from oneflow_accel import distributed, layouts
 from oneflow_accel.backends import Backend
-from oneflow_accel.errors import CheckpointError, UserError
+from oneflow_accel.errors import UserError
 
 from omegaconf import DictConfig
 from oneflow import nn
@@ -19,15 +22,14 @@ from flow_train.checkpoint.resume import checkpoint_folder
 from flow_train.compare.results import ON_VALIDATION_IMAGES
 from flow_train.data import ImageDataModule
 from flow_train.data.real_labels import RealLabels, read_real_labels
+from flow_train.files import replace_file
 from flow_train.loop import Trainer, named, val_batches
 from flow_train.metrics.console import evaluation_lines
 from flow_train.optim import build_loss
 from flow_train.options import read_trainer_options, section
 from flow_train.validation import Accuracy, validate
-from monarch_flow.engine import other_weights, restore
 from monarch_flow.engine.build import build_data, build_model
-from monarch_flow.engine.initialize import read_model_arrays
-from monarch_flow.engine.results import ResultsFile
+from monarch_flow.engine.weights import match_layers, misfit, read_model_arrays, with_our_names
 from monarch_flow.projection import structured_layers
 
 logger = logging.getLogger("oneflow_accel")
@@ -79,14 +81,16 @@ def evaluate_checkpoint(cfg: DictConfig, backend: Backend) -> dict[str, float]:
     wanted = [split for split in ("val", "test") if options.get(f"run_{split}", True)]
     if not wanted:
         raise UserError("nothing to evaluate: set eval.run_val or eval.run_test to true")
-    results = ResultsFile(options.get("results_file"))
+    path = options.get("results_file")
+    if path:
+        _require_writable(Path(path))
     data = build_data(cfg, int(cfg.get("seed") or 0), training=False)
     try:
         real_labels = _real_labels(options.get("real_labels"), data, wanted)
         name, model = build_model(cfg, data)
         use_ema = bool(options.get("use_ema", True))
         load_for_evaluation(model, options["ckpt"], name, use_ema=use_ema)
-        results.describe(cfg, name, model)
+        results = _described(cfg, name, model)
         model = model.to(backend.device()).eval()
         criterion = build_loss(section(cfg, "train").get("loss_fn_val"), reduction="sum")
         trainer_options = read_trainer_options(cfg)
@@ -109,12 +113,21 @@ def evaluate_checkpoint(cfg: DictConfig, backend: Backend) -> dict[str, float]:
             logger.info("%s %s", _heading(split, data), accuracy)
             if distributed.is_main():
                 _suspect(accuracy, data.num_classes, use_ema=use_ema)
-            results.add(split, accuracy, time.perf_counter() - begin)
+            results[split] = _figures(accuracy, time.perf_counter() - begin)
             accuracies.append(accuracy)
-            metrics |= named(accuracy, split) | _real_figures(accuracy, split)
+            metrics |= named(accuracy, split)
+            if accuracy.real is not None:
+                metrics[f"{split}/real_acc"] = accuracy.real.acc1
+                metrics[f"{split}/real_acctop5"] = accuracy.real.acc5
     finally:
         data.close()
-    results.write()
+    if path and distributed.is_main():
+        try:
+            replace_file(Path(path), (json.dumps(results, indent=2) + "\n").encode())
+        except OSError as error:
+            raise UserError(
+                f"eval.results_file={path} could not be written: {error.strerror or error}"
+            ) from error
     for accuracy in accuracies:
         accuracy.check()
     return metrics
@@ -138,9 +151,9 @@ def load_for_evaluation(model: nn.Module, path: str, name: str, *, use_ema: bool
     of another model, UserError where they cannot be read.
     """
     arrays, phase = read_model_arrays(path, use_ema=use_ema)
-    arrays = other_weights.with_our_names(arrays, model)
+    arrays = with_our_names(arrays, model)
     structured = structured_layers(model)
-    restore.match_layers(model, arrays, phase)
+    match_layers(model, arrays, phase)
     if structured and phase is not None and not structured_layers(model):
         logger.info("the run's layers are dense, and so %s is evaluated with dense layers", name)
     elif structured and not structured_layers(model):
@@ -153,16 +166,14 @@ def load_for_evaluation(model: nn.Module, path: str, name: str, *, use_ema: bool
     try:
         layouts.load_standard_state_dict(model, arrays, strict=True)
     except UserError as error:
-        hint = other_weights.hint(
+        raise misfit(
+            f"eval.ckpt={path} is of another model than {name}: {error}",
             arrays,
             model,
             for_head="where the data has a part of the model's classes, name them all with "
             "datamodule.class_map=FILE; for other classes train a new head with "
             "train.init_from.path and train.init_from.reset_head=true",
             for_dense="python -m monarch_flow.convert project makes them structured",
-        )
-        raise CheckpointError(
-            f"eval.ckpt={path} is of another model than {name}: {error}{hint}"
         ) from error
 
 
@@ -186,13 +197,6 @@ def _real_labels(
     return dict.fromkeys(splits, labels)
 
 
-def _real_figures(accuracy: Accuracy, split: str) -> dict[str, float]:
-    real = accuracy.real
-    if real is None:
-        return {}
-    return {f"{split}/real_acc": real.acc1, f"{split}/real_acctop5": real.acc5}
-
-
 def _suspect(accuracy: Accuracy, num_classes: int, *, use_ema: bool) -> None:
     """Warn where the moving averages are about as good as guessing.
 
@@ -205,3 +209,48 @@ def _suspect(accuracy: Accuracy, num_classes: int, *, use_ema: bool) -> None:
             "the accuracy is that of guessing. If the checkpoint has moving averages, those were "
             "evaluated, and they may be no good: eval.use_ema=false takes the last weights"
         )
+
+
+def _require_writable(path: Path) -> None:
+    """Raise UserError for an unwritable path before an evaluation, which may take hours."""
+    folder = path.parent
+    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise UserError(
+            f"eval.results_file={path} cannot be written: it has to be a file in a folder that is "
+            "there and can be written to"
+        )
+
+
+def _described(cfg: DictConfig, name: str, model: nn.Module) -> dict[str, Any]:
+    """What was evaluated, for the file of results."""
+    data, options = section(cfg, "datamodule"), section(cfg, "eval")
+    transforms = data.get("val_transforms") or {}
+    parameters = list(model.parameters())
+    return {
+        "model": name,
+        "parameters": sum(p.numel() for p in parameters),
+        "trainable_parameters": sum(p.numel() for p in parameters if p.requires_grad),
+        "checkpoint": options.get("ckpt"),
+        "use_ema": options.get("use_ema", True),
+        "data_dir": data.get("data_dir"),
+        "image_size": data.get("image_size"),
+        "crop_pct": transforms.get("crop_pct"),
+        "interpolation": transforms.get("interpolation"),
+        "real_labels": options.get("real_labels"),
+    }
+
+
+def _figures(accuracy: Accuracy, seconds: float) -> dict[str, Any]:
+    """Accuracy, in percent, and the seconds it took, for the file of results."""
+    figures = {
+        "images": accuracy.images,
+        # JSON has no NaN.
+        "loss": accuracy.loss if math.isfinite(accuracy.loss) else None,
+        "top1": accuracy.acc1,
+        "top5": accuracy.acc5,
+        "seconds": round(seconds, 3),
+    }
+    real = accuracy.real
+    if real is None:
+        return figures
+    return figures | {"real_top1": real.acc1, "real_top5": real.acc5, "real_images": real.images}

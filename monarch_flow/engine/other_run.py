@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,7 @@ from flow_train.checkpoint.torch_files import (
 from flow_train.checkpoint.weights import arrays_of
 from flow_train.optim.ema import PREFIX
 from flow_train.optim.param_groups import TOKEN_NAMES
-from monarch_flow.engine import other_weights, restore
-from monarch_flow.projection import structured_layers
+from monarch_flow.engine.weights import DENSE, MONARCH, are_dense, with_our_names
 
 # Torch's names of the optimizer's state, and ours.
 _STATE_KEYS = {
@@ -49,7 +48,6 @@ _STRANGE = (KeyError, TypeError, AttributeError, ValueError, IndexError)
 logger = logging.getLogger("oneflow_accel")
 
 Shapes = Mapping[str, tuple[int, ...]]
-Undecayed = Callable[[str, tuple[int, ...]], bool]
 
 
 @dataclass(frozen=True)
@@ -71,16 +69,20 @@ class OtherRun:
         where the file is of another model, or its optimizer's state does not fit.
         """
         try:
-            weights = other_weights.with_our_names(arrays_of(self.content, averaged=False), model)
+            weights = with_our_names(arrays_of(self.content, averaged=False), model)
             moments, step = self._moments(_trained(weights, model))
             averages = {}
             if isinstance(self.content.get(_AVERAGES), Mapping):
                 averages = arrays_of({_AVERAGES: self.content[_AVERAGES]})
-                averages = other_weights.with_our_names(averages, model)
+                averages = with_our_names(averages, model)
         except UserError as error:
             raise CheckpointError(f"resume={self.path}: {error}") from error
         except _STRANGE as error:
-            raise CheckpointError(self._strange(error)) from error
+            raise CheckpointError(
+                f"resume={self.path}: it is not as timm's or ViTAE's script writes it "
+                f"({type(error).__name__}: {error}); begin with its weights: "
+                f"train.init_from.path={self.path}"
+            ) from error
         callbacks = {"ema": {"num_updates": step}} if averages else {}
         scaler = self.content.get("amp_scaler")
         scale = {}
@@ -100,7 +102,7 @@ class OtherRun:
             "epoch": self.epoch,
             "batch": 0,
             "step": step,
-            "phase": _phase(weights, model),
+            "phase": DENSE if are_dense(weights, model) else MONARCH,
             "global_batch_size": images,
             "accumulate": 1,
             "seed": seed,
@@ -111,13 +113,6 @@ class OtherRun:
         }
         arrays = {**moments, **{PREFIX + key: array for key, array in averages.items()}}
         return Checkpoint(weights, arrays, state, name)
-
-    def _strange(self, error: BaseException) -> str:
-        return (
-            f"resume={self.path}: it is not as timm's or ViTAE's script writes it "
-            f"({type(error).__name__}: {error}); begin with its weights: "
-            f"train.init_from.path={self.path}"
-        )
 
     def _moments(self, shapes: Shapes) -> tuple[dict[str, np.ndarray], int]:
         """The optimizer's arrays by our KEY/NAME, and the number of its steps."""
@@ -186,18 +181,13 @@ def _trained(weights: Mapping[str, np.ndarray], model: nn.Module) -> Shapes:
 
 def _orders(shapes: Shapes, sizes: Sequence[int]) -> Iterator[list[str]]:
     """The possible orders of the optimizer's parameters, for groups of these sizes."""
-    if len(sizes) == 1 and sizes[0] == len(shapes):
+    if list(sizes) == [len(shapes)]:
         yield list(shapes)
-    if len(sizes) != 2:
-        return
-    matrices_only: Undecayed = lambda name, shape: len(shape) <= 1 or name.endswith(".bias")  # noqa: E731
-    rules: list[Undecayed] = [
-        lambda name, shape: matrices_only(name, shape) or name in TOKEN_NAMES,
-        matrices_only,
-    ]
-    for without_decay in rules:
-        first = [name for name, shape in shapes.items() if without_decay(name, shape)]
-        rest = [name for name in shapes if name not in set(first)]
+    # Biases and vectors are never decayed, tokens are in some versions.
+    vectors = {n for n, shape in shapes.items() if len(shape) <= 1 or n.endswith(".bias")}
+    for undecayed in (vectors.union(TOKEN_NAMES), vectors):
+        first = [name for name in shapes if name in undecayed]
+        rest = [name for name in shapes if name not in undecayed]
         if [len(first), len(rest)] == list(sizes):
             yield first + rest
 
@@ -214,12 +204,3 @@ def _step(entry: Mapping[str, Any]) -> int:
     # A number before torch 1.12, a tensor since.
     step = entry.get("step", 0)
     return int(step.to_array()) if isinstance(step, TensorView) else int(step)
-
-
-def _phase(weights: Mapping[str, np.ndarray], model: nn.Module) -> str:
-    layers = structured_layers(model)
-    dense = [
-        weights[f"{prefix}.weight"].ndim == 2 for prefix in layers if f"{prefix}.weight" in weights
-    ]
-    is_dense = not layers or (len(dense) == len(layers) and all(dense))
-    return restore.DENSE if is_dense else restore.MONARCH

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 from pathlib import Path
-from typing import Any
 
 import oneflow_accel
 from oneflow_accel import distributed, watchdog
@@ -32,17 +31,17 @@ from flow_train.metrics.curves import draw_curves
 from flow_train.metrics.log import JSONL_NAME
 from flow_train.metrics.loggers import RunLog, require_loggers
 from flow_train.metrics.profile import ProfileSteps
-from flow_train.optim import build_loss, build_schedule
+from flow_train.optim import build_loss, build_optimizer, build_schedule
 from flow_train.options import as_plain, read_trainer_options, section
 from flow_train.position import Calendar
 from flow_train.rng import seed_all, settled_seed
-from monarch_flow import config_schema
-from monarch_flow.engine import restore
-from monarch_flow.engine.build import build_data, build_model, build_step_maker
+from flow_train.steps.make import step_maker
+from monarch_flow.config import SparseToDense as SwitchKeys
+from monarch_flow.engine.build import build_data, build_model
 from monarch_flow.engine.evaluation import evaluate_checkpoint, test
-from monarch_flow.engine.initialize import initialize
 from monarch_flow.engine.other_run import read_other_run
 from monarch_flow.engine.sparse_to_dense import SparseToDense
+from monarch_flow.engine.weights import initialize, load_model, phase_of, require_run
 from monarch_flow.projection import structured_layers
 
 # Newest checkpoints to keep besides the best: two, in case the last one is damaged.
@@ -80,7 +79,8 @@ def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
     run_dir = Path(cfg.run_dir)
     _settle_precision(cfg, backend)
     options = read_trainer_options(cfg)
-    profile = _profile(cfg, run_dir)
+    profiled = section(cfg, "trainer").get("profile")
+    profile = None if profiled is None else ProfileSteps(int(profiled), run_dir)
     if profile is not None:
         options = dataclasses.replace(options, max_steps=profile.all_steps, limit_val=0)
     # Runs that keep nothing to go on from.
@@ -91,7 +91,9 @@ def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
         what = "profile (trainer.profile)" if profile else "trial (trainer.fast_dev_run)"
         _require_no_resume(cfg, what)
     other = read_other_run(cfg.get("resume"))
-    resumed = None if trial or other else _checkpoint_to_resume(cfg, run_dir)
+    resumed = None if trial or other else checkpoint_to_resume(cfg.get("resume"), run_dir)
+    if resumed is not None:
+        require_run(resumed, str(cfg.get("resume")))
     asked = cfg.get("seed")
     if asked is None and other is not None:
         asked = other.seed
@@ -100,11 +102,8 @@ def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
     seed_all(seed, backend)
     data = build_data(cfg, seed)
     name, model = build_model(cfg, data)
-    share = read(
-        config_schema.SparseToDense,
-        section(cfg, "train").get("sparse_to_dense"),
-        "train.sparse_to_dense",
-    ).fraction
+    switching = section(cfg, "train").get("sparse_to_dense")
+    share = read(SwitchKeys, switching, "train.sparse_to_dense").fraction
     if profile is not None:
         # The layers as the run begins with them.
         share = None
@@ -122,7 +121,8 @@ def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
     model = model.to(backend.device())
 
     train_loader, val_loader = data.train_loader(), data.val_loader()
-    schedule = build_schedule(_scheduler_options(cfg), float(cfg.optimizer.lr))
+    scheduler = None if cfg.get("scheduler") is None else section(cfg, "scheduler")
+    schedule = build_schedule(scheduler, float(cfg.optimizer.lr))
     calendar = Calendar(options, len(train_loader), schedule)
     if calendar.batches == 0:
         raise UserError(
@@ -148,16 +148,25 @@ def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
         config=config,
         enabled=distributed.is_main() and not trial,
     )
-    val_loss = build_loss(section(cfg, "train").get("loss_fn_val"), reduction="sum")
+    losses, grouping = section(cfg, "train"), section(cfg, "optimizer_param_grouping")
+    given = {key: value for key, value in section(cfg, "optimizer").items() if value is not None}
+    val_loss = build_loss(losses.get("loss_fn_val"), reduction="sum")
     try:
+        make_step = step_maker(
+            backend,
+            options,
+            calendar,
+            lambda model: build_optimizer(model, given, grouping),
+            lambda: build_loss(losses.get("loss_fn")),
+        )
         trainer = Trainer(
             model,
-            build_step_maker(cfg, backend, options, calendar),
+            make_step,
             Data(train_loader, val_loader, data.image_shape, val_loss),
             backend,
             options,
             calendar,
-            identity=Identity(name, data.num_classes, seed, config, phase=restore.phase_of),
+            identity=Identity(name, data.num_classes, seed, config, phase=phase_of),
             hooks=hooks,
             log=log,
             checkpoints=checkpoints,
@@ -176,22 +185,11 @@ def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
         data.close()
         if checkpoints is not None:
             checkpoints.close()
-    _finish(run_dir, metrics, trial)
+    if distributed.is_main():
+        logger.info("%s", ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
+        if not trial:
+            logger.info("curves: %s", draw_curves(run_dir / JSONL_NAME, run_dir / CURVES_NAME))
     return metrics
-
-
-def _finish(run_dir: Path, metrics: dict[str, float], trial: bool) -> None:
-    if not distributed.is_main():
-        return
-    logger.info("%s", ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
-    if not trial:
-        curves = draw_curves(run_dir / JSONL_NAME, run_dir / CURVES_NAME)
-        logger.info("curves: %s", curves)
-
-
-def _profile(cfg: DictConfig, run_dir: Path) -> ProfileSteps | None:
-    steps = section(cfg, "trainer").get("profile")
-    return None if steps is None else ProfileSteps(int(steps), run_dir)
 
 
 def _require_no_resume(cfg: DictConfig, what: str) -> None:
@@ -205,14 +203,6 @@ def _require_no_resume(cfg: DictConfig, what: str) -> None:
         )
 
 
-def _checkpoint_to_resume(cfg: DictConfig, run_dir: Path) -> Checkpoint | None:
-    asked = cfg.get("resume")
-    resumed = checkpoint_to_resume(asked, run_dir)
-    if resumed is not None:
-        restore.require_run(resumed, str(asked))
-    return resumed
-
-
 def _load_weights(
     cfg: DictConfig,
     model: nn.Module,
@@ -223,7 +213,7 @@ def _load_weights(
 ) -> None:
     source = section(cfg, "train").get("init_from") or {}
     if resumed is not None:
-        restore.load_model(model, resumed, name, num_classes, switches=switches)
+        load_model(model, resumed, name, num_classes, switches=switches)
     elif source.get("path") is not None:
         initialize(
             model,
@@ -244,8 +234,3 @@ def _settle_precision(cfg: DictConfig, backend: Backend) -> None:
                 "%s: trainer.precision=%s becomes 32: %s", backend.name, asked, support.reason
             )
         cfg.trainer.precision = 32
-
-
-def _scheduler_options(cfg: DictConfig) -> dict[str, Any] | None:
-    options = cfg.get("scheduler")
-    return None if options is None else section(cfg, "scheduler")

@@ -76,7 +76,9 @@ def switch(trainer: Trainer, layers: Mapping[str, nn.Module]) -> None:
         name: value.numpy() for name, value in layouts.standard_state_dict(trainer.model).items()
     }
     state = densify_training_state(weights, arrays, layers)
-    model = _dense_copy(trainer)
+    # A local copy, as the hooks of DistributedDataParallel stay with the old parameters.
+    model = copy_model(trainer.train_step.evaluated_model())
+    densify_model(model)
     step_state = trainer.train_step.state()
     trainer.use_model(model)
     trainer.train_step.load_optimizer(state.optimizer, trainer.position.step)
@@ -99,14 +101,6 @@ def switch(trainer: Trainer, layers: Mapping[str, nn.Module]) -> None:
         if not math.isclose(value, after[name], rel_tol=TOLERANCE, abs_tol=TOLERANCE):
             change = after[name] - value
             logger.warning("the %s has changed by %.1e at the switch", name, change)
-
-
-def _dense_copy(trainer: Trainer) -> nn.Module:
-    """A local model with the present weights, made dense. It is a copy, as the hooks of
-    DistributedDataParallel stay with the old parameters."""
-    model = copy_model(trainer.train_step.evaluated_model())
-    densify_model(model)
-    return model
 
 
 def _losses(trainer: Trainer, batch: Any) -> dict[str, float]:

@@ -1,22 +1,101 @@
-"""Which linear layer stands in a place: LinearConfig, and the layers it can name.
+"""Which linear layer stands in a place: LinearConfig, the layers it can name, and where they go.
 
     LinearConfig.of("monarch").build(768, 3072)
     LinearConfig.of({"_target_": "monarch_flow.layers.MonarchLinear", "nblocks": 8})
 
-A layer joins them with `register_linear`.
+A layer joins them with `register_linear`. Nothing is imported by name: the last part of a target is
+looked up among known classes, and the part before it must be a package that had or has them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import inspect
+import re
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from oneflow_accel.errors import UserError
+from oneflow_accel.errors import UserError, nearest
 
 from oneflow import nn
 
-from monarch_flow.layers.targets import TARGET, choices, fill_options, split_target
+T = TypeVar("T")
+
+TARGET = "_target_"
+# The packages that a target may name: ours, and those of the papers' own code, so that their
+# configs can be used as they are.
+_PACKAGES = ("monarch_flow.", "src.models.", "src.ops.")
+# Hydra's own keys; they say nothing about the class.
+_HYDRA_KEYS = ("_recursive_", "_convert_")
+# A regular expression that is found in no text.
+_NEVER = r"(?!)"
+_COLLECTING = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+
+
+def choices(word: str, known: Collection[str]) -> str:
+    """'did you mean ...?' with the nearest known word, whatever the case, and all of them."""
+    guess = "".join(f"did you mean '{name}'? " for name in nearest(word, known, cutoff=0.0))
+    return f"{guess}There are: {', '.join(sorted(known)) or 'none'}"
+
+
+def split_target(
+    config: Mapping[str, Any], known: Mapping[str, T], what: str
+) -> tuple[T, dict[str, Any]]:
+    """The class that a config names, and its options.
+
+    The target is a key of `known` or a dotted path that ends with one; `what` says what these are
+    in messages. Raises UserError where there is no `_target_`, or it names none of them.
+    """
+    options = {str(key): value for key, value in config.items() if key not in _HYDRA_KEYS}
+    target = options.pop(TARGET, None)
+    if not isinstance(target, str):
+        raise UserError(
+            f"the config of a {what} needs a key '{TARGET}' that names a class; it has: "
+            f"{', '.join(map(str, config)) or 'no keys'}"
+        )
+    package, _, name = target.rpartition(".")
+    if package and not f"{package}.".startswith(_PACKAGES):
+        raise UserError(
+            f"'{target}' is no {what} of this package: a target starts with 'monarch_flow.'; "
+            f"{choices(name, known)}"
+        )
+    if name not in known:
+        raise UserError(f"there is no {what} '{target}'; {choices(name, known)}")
+    return known[name], options
+
+
+def fill_options(
+    options: Mapping[str, Any], function: Any, given: Collection[str], what: str
+) -> dict[str, Any]:
+    """`options` with the defaults of a class or function for those that are not there.
+
+    `given` are parameters that the caller gives and a config must not. Raises UserError for an
+    unknown or missing key, or a bool option whose value is not one.
+    """
+    parameters = {
+        name: parameter
+        for name, parameter in inspect.signature(function).parameters.items()
+        if name not in given and parameter.kind not in _COLLECTING
+    }
+    for key in options:
+        if key not in parameters:
+            raise UserError(f"{what} has no option '{key}'; {choices(key, parameters)}")
+    filled: dict[str, Any] = {}
+    for name, parameter in parameters.items():
+        if name not in options and parameter.default is parameter.empty:
+            raise UserError(f"{what} needs the option '{name}'; it has: {', '.join(options)}")
+        filled[name] = options.get(name, parameter.default)
+        if isinstance(parameter.default, bool) and not isinstance(filled[name], bool):
+            raise UserError(f"'{name}' of {what} is {filled[name]!r}; it must be true or false")
+    return filled
+
+
+def check_positive(what: str, value: Any, least: int = 1) -> int:
+    """`value`; UserError unless it is a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise UserError(f"{what} is {value!r}; it must be a whole number of at least {least}")
+    return value
+
 
 M = TypeVar("M", bound=type)
 
@@ -80,7 +159,7 @@ class LinearConfig:
             )
         short = value.get(TARGET)
         if isinstance(short, str) and short in _short_names:
-            value = {**value, **_short_names[short], **_without_target(value)}
+            value = {**_short_names[short], **{k: v for k, v in value.items() if k != TARGET}}
         layer, options = split_target(value, _layers, "linear layer")
         return cls(layer.__name__, _read_options(layer, options))
 
@@ -108,15 +187,14 @@ class LinearConfig:
     def to_dict(self) -> dict[str, Any]:
         """The mapping that `of` reads as this config, in plain values for JSON or YAML."""
         package = "oneflow.nn" if self.is_dense else "monarch_flow.layers"
-        values = {name: _plain(value) for name, value in self.options}
+        values = {
+            name: value.to_dict() if hasattr(value, "to_dict") else value
+            for name, value in self.options
+        }
         return {TARGET: f"{package}.{self.target}", **values}
 
 
 LinearLike = LinearConfig | Mapping[str, Any] | str | None
-
-
-def _without_target(value: Mapping[str, Any]) -> dict[str, Any]:
-    return {str(key): item for key, item in value.items() if key != TARGET}
 
 
 def _read_options(layer: type, options: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
@@ -136,5 +214,67 @@ def _read_options(layer: type, options: dict[str, Any]) -> tuple[tuple[str, Any]
     return tuple(sorted(read.items()))
 
 
-def _plain(value: Any) -> Any:
-    return value.to_dict() if hasattr(value, "to_dict") else value
+def replace_linears(
+    model: nn.Module, config: LinearLike = "monarch", include: str = "", exclude: str | None = None
+) -> list[str]:
+    """Replace nn.Linear layers of a model by fresh structured ones, in place; return their names.
+
+    The new layers have the old ones' bias or none, device, dtype and training mode, but not their
+    weights: `monarch_flow.projection` makes those. A layer that stands in several places stays one.
+    Subclasses of nn.Linear are left alone.
+
+    Args:
+        include, exclude: regular expressions that are searched for in names of
+            `model.named_modules()`; the empty `include` is found in all.
+
+    Raises:
+        UserError: no layer matches, the model is a layer itself, its parameters are global, or an
+            expression or the config is wrong.
+    """
+    chosen_config = LinearConfig.of(config)
+    wanted, unwanted = compiled(include), compiled(_NEVER if exclude is None else exclude)
+    linears = {name: module for name, module in model.named_modules() if type(module) is nn.Linear}
+    if "" in linears:
+        raise UserError("the model is one nn.Linear: build the new layer in its place")
+    chosen = {
+        name: module
+        for name, module in linears.items()
+        if wanted.search(name) and not unwanted.search(name)
+    }
+    if not chosen:
+        raise UserError(
+            f"no nn.Linear has a name that matches include={include!r} and not "
+            f"exclude={exclude!r}; there are: {', '.join(linears) or 'none'}"
+        )
+    fresh = {id(old): _build_like(old, name, chosen_config) for name, old in chosen.items()}
+    replace_modules(model, fresh)
+    return list(chosen)
+
+
+def replace_modules(model: nn.Module, replacements: Mapping[int, nn.Module]) -> None:
+    """Put modules in the places of those with these ids, in all places of each."""
+    for parent in list(model.modules()):
+        for name, child in parent._modules.items():
+            if id(child) in replacements:
+                setattr(parent, name, replacements[id(child)])
+
+
+def compiled(expression: str) -> re.Pattern[str]:
+    """A regular expression; UserError where it is none."""
+    try:
+        return re.compile(expression)
+    except re.error as error:
+        raise UserError(f"{expression!r} is no regular expression: {error}") from None
+
+
+def _build_like(old: nn.Linear, name: str, config: LinearConfig) -> nn.Module:
+    if old.weight.is_global:
+        raise UserError(f"{name} has global parameters: replace layers before to_global")
+    new = config.build(
+        old.in_features,
+        old.out_features,
+        bias=old.bias is not None,
+        device=old.weight.device,
+        dtype=old.weight.dtype,
+    )
+    return new.train(old.training)

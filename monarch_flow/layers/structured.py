@@ -10,7 +10,7 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
-from monarch_flow.layers.targets import check_positive
+from monarch_flow.layers.config import check_positive
 
 # Fills a dense matrix (out, in) in place, as nn.init's functions do.
 InitFunction = Callable[[flow.Tensor], Any]
@@ -82,17 +82,15 @@ class StructuredLinear(nn.Module):
 
     def forward(self, x: flow.Tensor) -> flow.Tensor:
         """x M^T + bias: (..., in_features) to (..., out_features); ValueError for another width."""
-        self.check_input(x)
-        if x.ndim == 1:
-            return self.add_bias(self.matmul(x.unsqueeze(0))).squeeze(0)
-        return self.add_bias(self.matmul(x))
-
-    def check_input(self, x: flow.Tensor) -> None:
-        """Raises ValueError where x is not (..., in_features)."""
         if x.ndim == 0 or x.shape[-1] != self.in_features:
             raise ValueError(
                 f"a linear layer of (..., {self.in_features}) got an input of {tuple(x.shape)}"
             )
+        return self.with_bias(x.unsqueeze(0)).squeeze(0) if x.ndim == 1 else self.with_bias(x)
+
+    def with_bias(self, x: flow.Tensor) -> flow.Tensor:
+        """x M^T + bias, for an x of `matmul`."""
+        return self.add_bias(self.matmul(x))
 
     def matmul(self, x: flow.Tensor) -> flow.Tensor:
         """x M^T without the bias: (..., in_features), of 2 or more axes, to (..., out_features)."""
@@ -109,10 +107,14 @@ class StructuredLinear(nn.Module):
 
     def add_bias(self, y: flow.Tensor) -> flow.Tensor:
         """y + bias, in y's dtype: under mixed precision the bias is wider than the product."""
-        if self.bias is None:
+        bias = self.read_bias()
+        if bias is None:
             return y
-        bias = self.bias
         return y + (bias if bias.dtype == y.dtype else bias.to(y.dtype))
+
+    def read_bias(self) -> flow.Tensor | None:
+        """The bias for one forward pass."""
+        return self.bias
 
     def dense(self) -> flow.Tensor:
         """M, (out_features, in_features), in the parameters' dtype; gradients flow through it."""

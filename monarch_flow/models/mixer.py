@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from oneflow_accel.inference import bfloat16_container
 
 import oneflow as flow
 from oneflow import nn
 
-from monarch_flow.layers import build_mlp
-from monarch_flow.models.blocks import PatchEmbed, Size, TokenMean, drop_path
-from monarch_flow.models.classifier import Classifier
-from monarch_flow.models.initialization import init_mixer
+from monarch_flow.layers import MlpLike, build_mlp
+from monarch_flow.models.blocks import (
+    Classifier,
+    PatchEmbed,
+    Size,
+    TokenMean,
+    drop_path,
+    init_mixer,
+)
 
 
 @bfloat16_container
@@ -34,8 +36,8 @@ class MixerBlock(nn.Module):
         norm_eps: float,
         drop: float,
         drop_path_rate: float,
-        token_mlp_cfg: Mapping[str, Any] | None,
-        channel_mlp_cfg: Mapping[str, Any] | None,
+        token_mlp_cfg: MlpLike,
+        channel_mlp_cfg: MlpLike,
     ) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(dim, eps=norm_eps)
@@ -79,8 +81,8 @@ class MlpMixer(Classifier):
         norm_eps: float = 1e-6,
         drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
-        mlp_cfg: Mapping[str, Any] | None = None,
-        token_mlp_cfg: Mapping[str, Any] | None = None,
+        mlp_cfg: MlpLike = None,
+        token_mlp_cfg: MlpLike = None,
     ) -> None:
         super().__init__(img_size, in_chans, num_classes, embed_dim)
         self.stem = PatchEmbed(img_size, patch_size, in_chans, embed_dim)

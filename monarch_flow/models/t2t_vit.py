@@ -1,22 +1,127 @@
-"""Tokens-to-token vision transformer (Yuan et al. 2021, section 3)."""
+"""Tokens-to-token vision transformer (Yuan et al. 2021, section 3), and the names in its published
+checkpoints."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import Any
 
+from oneflow_accel.errors import UserError
 from oneflow_accel.inference import bfloat16_container
+from oneflow_accel.kernels.attention import packed_attention
 
 import numpy as np
 import oneflow as flow
 from oneflow import nn
 
-from monarch_flow.layers import LinearLike, dropout
-from monarch_flow.models.blocks import Block, Size, drop_path_rates, prepend_token
-from monarch_flow.models.classifier import Classifier
-from monarch_flow.models.initialization import init_transformer, small_normal_
-from monarch_flow.models.performer import NORM_EPS
-from monarch_flow.models.tokens_to_token import TokensToToken
+from monarch_flow.layers import LinearLike, Mlp, MlpLike, dropout
+from monarch_flow.models.attention import NORM_EPS, TokenPerformer, attention_macs
+from monarch_flow.models.blocks import (
+    Block,
+    Classifier,
+    Grid,
+    Size,
+    check_images,
+    convolved,
+    drop_path_rates,
+    init_transformer,
+    prepend_token,
+    small_normal_,
+    tokens_to_map,
+)
+
+TOKEN_WIDTH = 64
+# (kernel, stride, padding) of the three soft splits.
+SPLITS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))
+
+
+class _TokenSelfAttention(nn.Module):
+    """One head from tokens of one width to tokens of another; as the input cannot be added to the
+    result, the values are."""
+
+    def __init__(self, in_dim: int, dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+        # The width of the input and not of a head, as in the published models.
+        self.scale = in_dim**-0.5
+        self.qkv = nn.Linear(in_dim, 3 * dim, bias=False)
+        self.proj = nn.Linear(dim, dim)
+
+    def forward(self, x: flow.Tensor) -> flow.Tensor:
+        qkv = self.qkv(x)
+        out = self.proj(packed_attention(qkv, 1, scale=self.scale))
+        return qkv[:, :, 2 * self.dim :] + out
+
+    def own_macs(self, shape: tuple[int, ...]) -> int:
+        return shape[0] * attention_macs(shape[1], self.dim)
+
+
+class TokenTransformer(nn.Module):
+    """v + proj(attention(norm1(x))), then x + mlp(norm2(x)): (N, tokens, in_dim) to (N, tokens,
+    dim); with one head and the scale in_dim^-0.5."""
+
+    def __init__(self, in_dim: int, dim: int) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(in_dim, eps=NORM_EPS)
+        self.attn = _TokenSelfAttention(in_dim, dim)
+        self.norm2 = nn.LayerNorm(dim, eps=NORM_EPS)
+        self.mlp = Mlp(dim, dim)
+
+    def forward(self, x: flow.Tensor) -> flow.Tensor:
+        x = self.attn(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+class TokensToToken(nn.Module):
+    """Images to tokens (N, patches, dim), a map 16 times smaller each way.
+
+    Soft splits, which are overlapping patches, alternate with small transformers; `tokens_type` is
+    "transformer" or "performer". Raises UserError for another one, or an image too small to be
+    split.
+    """
+
+    def __init__(self, img_size: Grid, in_chans: int, dim: int, tokens_type: str) -> None:
+        super().__init__()
+        kinds: dict[str, type[nn.Module]] = {
+            "transformer": TokenTransformer,
+            "performer": TokenPerformer,
+        }
+        if tokens_type not in kinds:
+            raise UserError(f"tokens_type={tokens_type!r} is none of {', '.join(kinds)}")
+        self.img_size, self.in_chans = img_size, in_chans
+        self.maps = _map_sizes(img_size)
+        self.num_patches = math.prod(self.maps[-1])
+        kernel = SPLITS[0][0]
+        self.attention1 = kinds[tokens_type](in_chans * kernel * kernel, TOKEN_WIDTH)
+        self.attention2 = kinds[tokens_type](TOKEN_WIDTH * SPLITS[1][0] ** 2, TOKEN_WIDTH)
+        self.project = nn.Linear(TOKEN_WIDTH * SPLITS[2][0] ** 2, dim)
+
+    def forward(self, images: flow.Tensor) -> flow.Tensor:
+        check_images(images, self.in_chans, self.img_size)
+        x = self.attention1(_soft_split(images, *SPLITS[0]))
+        x = self.attention2(_soft_split(_as_map(x, self.maps[0]), *SPLITS[1]))
+        return self.project(_soft_split(_as_map(x, self.maps[1]), *SPLITS[2]))
+
+
+def _map_sizes(size: Grid) -> list[Grid]:
+    """(rows, columns) of tokens after each split of an image of (height, width)."""
+    sizes = [size]
+    for split in SPLITS:
+        sizes.append(convolved(sizes[-1], *split))
+    if min(sizes[-1]) < 1:
+        raise UserError(f"an image of {size} splits into no token: choose a larger img_size")
+    return sizes[1:]
+
+
+def _as_map(x: flow.Tensor, size: Grid) -> flow.Tensor:
+    """(N, H W, C) to (N, C, H, W), as the unfolding takes it."""
+    return tokens_to_map(x, size).permute(0, 3, 1, 2)
+
+
+def _soft_split(x: flow.Tensor, kernel: int, stride: int, padding: int) -> flow.Tensor:
+    """(N, C, H, W) to (N, patches, C kernel kernel): the channel varies slowest, the kernel's
+    column fastest."""
+    return nn.functional.unfold(x, kernel, 1, padding, stride).transpose(1, 2)
 
 
 def sinusoid_table(tokens: int, dim: int) -> np.ndarray:
@@ -68,7 +173,7 @@ class T2TViT(Classifier):
         drop_rate: float = 0.0,
         attn_drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
-        mlp_cfg: Mapping[str, Any] | None = None,
+        mlp_cfg: MlpLike = None,
         attnlinear_cfg: LinearLike = None,
     ) -> None:
         super().__init__(img_size, in_chans, num_classes, embed_dim)
@@ -103,3 +208,31 @@ class T2TViT(Classifier):
         x = self.patch_embed(images)
         x = self.pos_embed(prepend_token(self.cls_token, x))
         return self.norm(self.blocks(x)[:, 0])
+
+
+_T2T_TOKENS = "tokens_to_token."
+
+
+def is_published_t2t(state: Mapping[str, np.ndarray]) -> bool:
+    return "pos_embed" in state and any(name.startswith(_T2T_TOKENS) for name in state)
+
+
+def t2t_names(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """A published T2T-ViT's state dict under our names: `tokens_to_token.*` becomes
+    `patch_embed.*`, `pos_embed` the buffer `pos_embed.pe`. Raises UserError for any other state
+    dict."""
+    if "pos_embed.pe" in state:
+        raise UserError("these weights have our names already (they have 'pos_embed.pe')")
+    if not is_published_t2t(state):
+        raise UserError(
+            f"not a published T2T-ViT: there is no 'pos_embed' and '{_T2T_TOKENS}*'; it has "
+            f"{', '.join(list(state)[:6])} ..."
+        )
+    renamed = {}
+    for name, array in state.items():
+        if name == "pos_embed":
+            name = "pos_embed.pe"
+        elif name.startswith(_T2T_TOKENS):
+            name = f"patch_embed.{name.removeprefix(_T2T_TOKENS)}"
+        renamed[name] = array
+    return renamed

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from oneflow_accel.inference import bfloat16_container
 
 import oneflow as flow
 from oneflow import nn
 
-from monarch_flow.layers import LinearLike, dropout
-from monarch_flow.models.blocks import Block, PatchEmbed, Size, drop_path_rates, prepend_token
-from monarch_flow.models.classifier import Classifier
-from monarch_flow.models.initialization import init_transformer, small_normal_
+from monarch_flow.layers import LinearLike, MlpLike, dropout
+from monarch_flow.models.blocks import (
+    Block,
+    Classifier,
+    PatchEmbed,
+    Size,
+    drop_path_rates,
+    init_transformer,
+    prepend_token,
+    small_normal_,
+)
 
 
 @bfloat16_container
@@ -42,7 +46,7 @@ class VisionTransformer(Classifier):
         drop_rate: float = 0.0,
         attn_drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
-        mlp_cfg: Mapping[str, Any] | None = None,
+        mlp_cfg: MlpLike = None,
         attnlinear_cfg: LinearLike = None,
     ) -> None:
         super().__init__(img_size, in_chans, num_classes, embed_dim)

@@ -11,24 +11,16 @@ import oneflow as flow
 from oneflow import nn
 
 from monarch_flow.layers import LinearConfig, LinearLike, StructuredLinear, replace_linears
+from monarch_flow.layers.config import replace_modules
 from monarch_flow.layers.structured import fill
-from monarch_flow.projection.layer_specs import spec_of_module, structured_layers
-from monarch_flow.projection.report import LayerReport, compare
-from monarch_flow.projection.structures import structure_of
-from monarch_flow.projection.weights import layer_arrays
-
-
-def project_module(linear: nn.Linear, config: LinearLike) -> nn.Module:
-    """The structured layer that is nearest to a dense one, which stays as it is.
-
-    Returns a layer of the same sizes, bias, dtype, device, mode and requires_grad, its factors
-    computed in float64; `linear` itself where the config is a dense one. Raises UserError where the
-    config is wrong, does not fit the sizes or has no projection, or the weight holds NaN or
-    infinity or is global.
-    """
-    place = nn.Sequential(linear)
-    project_model(place, config)
-    return place[0]
+from monarch_flow.projection.state_dicts import LayerReport, densify_arrays, project_arrays
+from monarch_flow.projection.structures import (
+    LayerSpec,
+    joined,
+    spec_of_module,
+    structure_of,
+    structured_layers,
+)
 
 
 def project_model(
@@ -48,7 +40,8 @@ def project_model(
         A report per replaced layer; empty where the config is a dense one.
 
     Raises:
-        UserError: as `project_module`, with the layer's name, or as `replace_linears`. The model is
+        UserError: the config is wrong, does not fit a layer's sizes or has no projection, or a
+            weight holds NaN or infinity or is global; or as `replace_linears`. The model is
             unchanged.
     """
     chosen = LinearConfig.of(config)
@@ -68,40 +61,31 @@ def project_model(
             except UserError as error:
                 raise UserError(f"{name}: {error}") from error
     except BaseException:
-        _put_back(model, {id(new[name]): old[name] for name in names})
+        replace_modules(model, {id(new[name]): old[name] for name in names})
         raise
     return reports
-
-
-def densify_module(module: nn.Module) -> nn.Linear:
-    """The nn.Linear that computes what a structured layer does, up to rounding.
-
-    It has the same sizes, bias, dtype, device and mode, and trains where any of the structured
-    weights does; `module` stays as it is. Raises UserError for any other layer, one without a dense
-    weight (a SparseLR layer with a gate) or with global parameters.
-    """
-    return _densify(module, "")[0]
 
 
 def densify_model(model: nn.Module) -> list[LayerReport]:
     """Replace every structured layer of a model by the nn.Linear that computes the same, in place.
 
-    All else stays; an optimizer must be given the new parameters. Returns a report per replaced
-    layer. Raises UserError as `densify_module`, with the layer's name, or where the model is a
-    layer itself; the model is then unchanged.
+    It has the same sizes, bias, dtype, device and mode, and trains where any of the structured
+    weights does. All else stays; an optimizer must be given the new parameters. Returns a report
+    per replaced layer. Raises UserError, and leaves the model unchanged, where a layer has no dense
+    weight (a SparseLR layer with a gate) or global parameters, or the model is a layer itself.
     """
     if isinstance(model, StructuredLinear):
-        raise UserError(f"the model is one {type(model).__name__}: use densify_module")
+        raise UserError(f"the model is one {type(model).__name__}: put it into an nn.Sequential")
     modules = dict(model.named_modules())
     reports, dense = [], {}
-    for name in structured_layers(model):
+    for name, spec in structured_layers(model).items():
         try:
-            linear, report = _densify(modules[name], name)
+            linear, report = _densify(modules[name], spec, name)
         except UserError as error:
             raise UserError(f"{name}: {error}") from error
         dense[id(modules[name])] = linear
         reports.append(report)
-    _put_back(model, dense)
+    replace_modules(model, dense)
     return reports
 
 
@@ -109,10 +93,7 @@ def _project_into(layer: nn.Module, linear: nn.Module, name: str) -> LayerReport
     spec = spec_of_module(layer)
     if spec is None:
         raise UserError(f"there is no projection onto {type(layer).__name__}")
-    weight = _array(linear.weight)
-    structure = structure_of(spec)
-    arrays = _arrays(layer)
-    projected = structure.project(weight, arrays)
+    projected, report = project_arrays(name, spec, _array(linear.weight), _arrays(layer))
     parameters = dict(layer.named_parameters())
     for key, array in projected.items():
         fill(parameters[key], array)
@@ -120,39 +101,23 @@ def _project_into(layer: nn.Module, linear: nn.Module, name: str) -> LayerReport
     if linear.bias is not None:
         fill(layer.bias, _array(linear.bias))
         layer.bias.requires_grad_(linear.bias.requires_grad)
-    after = structure.exact_dense({**arrays, **projected})
-    numbers = sum(array.size for array in projected.values())
-    return compare(name, str(spec), weight, after, numbers)
+    return report
 
 
-def _densify(module: nn.Module, name: str) -> tuple[nn.Linear, LayerReport]:
-    spec = spec_of_module(module)
-    if spec is None:
-        raise UserError(f"a {type(module).__name__} is no structured layer; nothing to make dense")
-    structure = structure_of(spec)
-    arrays = layer_arrays(_arrays(module), "", structure)
-    exact = structure.exact_dense(arrays)
-    weight = exact.astype(arrays[structure.names[0]].dtype)
+def _densify(module: nn.Module, spec: LayerSpec, name: str) -> tuple[nn.Linear, LayerReport]:
+    arrays = {joined(name, key): array for key, array in _arrays(module).items()}
+    weight, report = densify_arrays(name, spec, arrays)
     parameters = dict(module.named_parameters())
-    like = parameters[structure.names[0]]
-    place = {"device": like.device, "dtype": like.dtype}
+    replaced = [parameters[key] for key in structure_of(spec).names]
+    place = {"device": replaced[0].device, "dtype": replaced[0].dtype}
     bias = module.bias
     linear = nn.Linear(spec.in_features, spec.out_features, bias=bias is not None, **place)
     fill(linear.weight, weight)
-    trained = any(parameters[key].requires_grad for key in structure.names)
-    linear.weight.requires_grad_(trained)
+    linear.weight.requires_grad_(any(parameter.requires_grad for parameter in replaced))
     if bias is not None:
         fill(linear.bias, _array(bias))
         linear.bias.requires_grad_(bias.requires_grad)
-    numbers = sum(arrays[key].size for key in structure.names)
-    return linear.train(module.training), compare(name, str(spec), exact, weight, numbers)
-
-
-def _put_back(model: nn.Module, replacements: dict[int, nn.Module]) -> None:
-    for parent in list(model.modules()):
-        for key, child in parent._modules.items():
-            if id(child) in replacements:
-                setattr(parent, key, replacements[id(child)])
+    return linear.train(module.training), report
 
 
 def _arrays(module: nn.Module) -> dict[str, np.ndarray]:

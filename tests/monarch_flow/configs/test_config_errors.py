@@ -6,8 +6,7 @@ from oneflow_accel.errors import UserError
 
 import pytest
 
-from monarch_flow.config import check_data_dir, compose
-from monarch_flow.config_schema import SCHEMA, Model
+from monarch_flow.config import SCHEMA, Model, check_data_dir, compose
 
 
 @pytest.fixture(autouse=True)

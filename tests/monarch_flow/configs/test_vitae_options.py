@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch_flow.config import COMPOSER, compose
-from monarch_flow.config_schema import SCHEMA
+from monarch_flow.config import COMPOSER, SCHEMA, compose
 
 FILE = Path(__file__).parents[3] / "monarch_flow" / "docs" / "vitae_options.md"
 # ../shared/docs/vitae_spec.md, sections 4.2 and 2.3.

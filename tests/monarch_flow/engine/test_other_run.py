@@ -15,9 +15,9 @@ import pytest
 
 from flow_train.optim import ExponentialMovingAverage, build_loss, build_optimizer
 from flow_train.steps.eager import EagerStep
-from monarch_flow.engine import restore
 from monarch_flow.engine.build import build_data, build_model
 from monarch_flow.engine.other_run import read_other_run
+from monarch_flow.engine.weights import load_model
 from monarch_flow.models import create_model
 from tests.launch import REPOSITORY
 from tests.monarch_flow.engine.engine_runs import config, last_checkpoint, values
@@ -119,7 +119,7 @@ def test_goes_on_as_torch_does():
     model = create_model("vit_tiny_patch4_28", **sizes, norm_eps=1e-6)
     checkpoint = run.checkpoint(model, "vit", 10, seed=1, images=8)
     assert (run.seed, checkpoint.state["epoch"], checkpoint.state["step"]) == (5, 1, 3)
-    restore.load_model(model, checkpoint, "vit", 10, switches=False)
+    load_model(model, checkpoint, "vit", 10, switches=False)
     optimizer = build_optimizer(model, {"name": "adamw", "lr": 1e-2, "weight_decay": 0.05})
     step = EagerStep(model, oneflow_accel.select_device(), optimizer, build_loss(None))
     step.load_optimizer(checkpoint.optimizer, 3)

@@ -13,7 +13,7 @@ import pytest
 from oneflow import nn
 
 from monarch_flow.engine.evaluation import load_for_evaluation
-from monarch_flow.engine.initialize import initialize, read_model_arrays
+from monarch_flow.engine.weights import initialize, read_model_arrays
 from monarch_flow.models import create_model
 from tests.monarch_flow.engine.engine_runs import last_checkpoint
 from tests.torch_writer import save_torch_file

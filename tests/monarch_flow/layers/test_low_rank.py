@@ -8,7 +8,7 @@ import numpy as np
 import oneflow as flow
 import pytest
 
-from monarch_flow.layers import LowRank, low_rank_factors
+from monarch_flow.layers.low_rank import LowRank, low_rank_factors
 from tests.tolerances import assert_close
 
 

@@ -1,4 +1,4 @@
-"""Mlp, MlpCustom and build_mlp: function, keys, the counts of the spec's table 3.8."""
+"""Mlp and build_mlp: function, keys, the counts of the spec's table 3.8."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import oneflow as flow
 import pytest
 from oneflow import nn
 
-from monarch_flow.layers import LinearConfig, Mlp, MlpCustom, MonarchLinear, build_mlp, dropout
+from monarch_flow.layers import LinearConfig, Mlp, MonarchLinear, build_mlp, dropout
 from tests.tolerances import assert_close
 
 # ViT-S without its MLPs, 8 blocks of 768 -> 2304 -> 768 (spec 4.4).
@@ -103,9 +103,7 @@ def test_the_paper_names_a_full_butterfly_of_small_size_dense() -> None:
 def test_function(kind: str, drop_btw_fcs: bool) -> None:
     """fc2(gelu(fc1 x)) in float64, with the exact GELU."""
     erf = pytest.importorskip("scipy.special").erf
-    mlp = MlpCustom(
-        10, 24, 7, linear1_cfg=kind, linear2_cfg=kind, drop_btw_fcs=drop_btw_fcs, drop=0.5
-    ).eval()
+    mlp = Mlp(10, 24, kind, kind, drop_btw_fcs=drop_btw_fcs, drop=0.5).eval()
     x = np.random.default_rng(0).standard_normal((2, 3, 10)).astype(np.float32)
 
     def applied(layer: nn.Module, x: np.ndarray) -> np.ndarray:
@@ -120,45 +118,32 @@ def test_function(kind: str, drop_btw_fcs: bool) -> None:
 def test_keys() -> None:
     dense = ["fc1.bias", "fc1.weight", "fc2.bias", "fc2.weight"]
     assert sorted(Mlp(8, 16).state_dict()) == dense
-    assert sorted(MlpCustom(8, 16, drop=0.5).state_dict()) == dense
+    assert sorted(Mlp(8, 16, drop=0.5).state_dict()) == dense
     mlp = build_mlp({"_target_": "MlpCustom", "linear1_cfg": "monarch"}, 8, 16)
     assert sorted(mlp.state_dict()) == ["fc1.bias", "fc1.blkdiag1", "fc1.blkdiag2", *dense[2:]]
 
 
-def test_widths_default_to_the_input() -> None:
-    mlp = Mlp(8)
-    assert (mlp.fc1.out_features, mlp.fc2.out_features) == (8, 8)
-
-
 def test_dropout_places() -> None:
-    mlp = MlpCustom(8, 16, drop=0.25)
+    mlp = Mlp(8, 16, drop=0.25)
     assert (mlp.drop1.p, mlp.drop2.p) == (0.25, 0.25)
-    mlp = MlpCustom(8, 16, drop=0.25, drop_btw_fcs=False)
+    mlp = Mlp(8, 16, drop=0.25, drop_btw_fcs=False)
     assert (type(mlp.drop1), mlp.drop2.p) == (nn.Identity, 0.25)
-    mlp = Mlp(8, 16, drop=(0.0, 0.5))
-    assert (type(mlp.drop1), mlp.drop2.p) == (nn.Identity, 0.5)
     with pytest.raises(UserError, match="between 0 and 1"):
         dropout(1.5)
 
 
-def test_a_function_goes_before_the_activation() -> None:
-    mlp = MlpCustom(8, 16, act_fn=lambda x: x * 0)
-    x = flow.randn(2, 8)
-    np.testing.assert_array_equal(mlp(x).numpy(), np.broadcast_to(mlp.fc2.bias.numpy(), (2, 8)))
-
-
 def test_build_mlp() -> None:
-    assert type(build_mlp(None, 8, 16)) is Mlp
+    assert type(build_mlp(None, 8, 16).fc1) is nn.Linear
+    assert isinstance(build_mlp("monarch", 8, 16).fc2, MonarchLinear)
     config = {
         "_target_": "src.models.layers.mlp.MlpCustom",
         "linear1_cfg": {"_target_": "monarch", "nblocks": 2},
         "linear2_cfg": {"_target_": "monarch", "nblocks": 2},
         "drop": 0.1,
     }
-    mlp = build_mlp(config, 8, 16, act_layer=nn.ReLU, drop=0.3)
+    mlp = build_mlp(config, 8, 16, drop=0.3)
     assert isinstance(mlp.fc2, MonarchLinear)
     assert (mlp.fc1.nblocks, mlp.fc2.in_features, mlp.fc2.out_features) == (2, 16, 8)
-    assert type(mlp.act) is nn.ReLU
     # The model's rate goes before the config's.
     assert mlp.drop1.p == 0.3
 
@@ -169,7 +154,8 @@ def test_build_mlp() -> None:
         ({"_target_": "MlpCostum"}, "did you mean 'MlpCustom'"),
         ({"_target_": "MlpCustom", "linear_cfg": None}, "did you mean 'linear[12]_cfg'"),
         ({"_target_": "MlpCustom", "linear1_cfg": "monark"}, "did you mean 'monarch'"),
-        ("MlpCustom", "mapping"),
+        (4, "mapping"),
+        ("MlpCustom", "no linear layer"),
         ({"linear1_cfg": None}, "'_target_'"),
     ],
 )

@@ -7,7 +7,7 @@ from oneflow_accel.errors import UserError
 import numpy as np
 import pytest
 
-from monarch_flow.layers import (
+from monarch_flow.layers.block_sparse import (
     BlockdiagSparsityConfig,
     ButterflyGlobalSparsityConfig,
     FlatBlockButterflySparsityConfig,

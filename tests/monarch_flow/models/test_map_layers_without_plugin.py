@@ -9,7 +9,7 @@ import oneflow_accel
 import oneflow as flow
 import numpy as np
 from monarch_flow.models import create_model
-from monarch_flow.models.map_layers import MapBatchNorm2d
+from monarch_flow.models.vitae import MapBatchNorm2d
 
 flow.manual_seed(0)
 ours, stock = MapBatchNorm2d(6), flow.nn.BatchNorm2d(6)

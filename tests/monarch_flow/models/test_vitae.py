@@ -74,8 +74,7 @@ NARROW_PATCH: dict[str, Any] = {
 
 @pytest.fixture
 def _without_init(monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in ("vitae", "vitae_patch"):
-        monkeypatch.setattr(f"monarch_flow.models.{place}.init_transformer", lambda model: None)
+    monkeypatch.setattr("monarch_flow.models.vitae.init_transformer", lambda model: None)
 
 
 def _one_cell(name: str, replaced: str) -> tuple[nn.Module, int]:

@@ -14,7 +14,7 @@ import pytest
 from oneflow import nn
 
 from monarch_flow.models import create_model
-from monarch_flow.models.map_layers import MapConv2d
+from monarch_flow.models.vitae import MapConv2d
 from tests.monarch_flow.models import numpy_vitae, seeded_vision
 from tests.tolerances import TOLERANCES, Tolerance, assert_close
 

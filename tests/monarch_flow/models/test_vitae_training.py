@@ -14,9 +14,9 @@ from oneflow import nn
 
 from flow_train.optim import build_optimizer
 from monarch_flow.models import create_model
-from monarch_flow.models.maps import map_to_tokens, tokens_to_map
-from monarch_flow.models.normal_cell import NormalCell
-from monarch_flow.models.performer import TokenPerformer
+from monarch_flow.models.attention import TokenPerformer
+from monarch_flow.models.blocks import map_to_tokens, tokens_to_map
+from monarch_flow.models.vitae import NormalCell
 from tests.monarch_flow.models.training_steps import eager_step, graph_step
 from tests.tolerances import Tolerance, assert_close
 
@@ -92,7 +92,7 @@ def test_performers_drop_out_a_tenth_in_training_whatever_the_rates_of_the_model
 @pytest.mark.parametrize("case", ["Monarch", "patches"])
 def test_graph_and_eager_train_alike(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without dropout; AdamW would make whole steps of rounding in biases before batch norm."""
-    monkeypatch.setattr("monarch_flow.models.performer.DROPOUT", 0.0)
+    monkeypatch.setattr("monarch_flow.models.attention.DROPOUT", 0.0)
     name, arguments = CASES[case][0], {**CASES[case][1], "depth": 1}
     images, labels = flow.randn(4, 3, 32, 32), flow.tensor([0, 1, 2, 3])
     losses, states = [], []

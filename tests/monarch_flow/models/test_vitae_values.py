@@ -161,7 +161,7 @@ def test_logits_and_gradients_equal_numpy(
     name: str, training: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What is random in training has its own tests.
-    monkeypatch.setattr("monarch_flow.models.performer.DROPOUT", 0.0)
+    monkeypatch.setattr("monarch_flow.models.attention.DROPOUT", 0.0)
     kind, arguments = CASES[name]
     model = create_model(kind, **arguments).train(training)
     state = numpy_vitae.state((k, tuple(v.shape)) for k, v in model.state_dict().items())

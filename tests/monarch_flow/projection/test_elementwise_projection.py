@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 from scipy.linalg import block_diag
 
-from monarch_flow.projection import (
+from monarch_flow.projection.matrices import (
     block_sparse_to_dense,
     blockdiag_to_dense,
-    low_rank_to_dense,
     project_to_block_sparse,
     project_to_blockdiag,
-    project_to_low_rank,
+    project_to_factors,
 )
 
 SIZES = [(12, 8, 4), (8, 12, 4), (7, 10, 4), (10, 7, 3), (5, 5, 1), (3, 2, 5)]
@@ -66,11 +65,13 @@ def test_block_sparse_takes_and_puts_blocks() -> None:
 @pytest.mark.parametrize(("rows", "columns", "rank"), [(9, 6, 3), (6, 9, 3), (4, 4, 4), (3, 5, 7)])
 def test_low_rank_is_the_truncated_decomposition(rows: int, columns: int, rank: int) -> None:
     weight = np.random.default_rng(2).standard_normal((rows, columns))
-    first, second = project_to_low_rank(weight, rank)
+    # A Monarch matrix of one block is one matrix of that rank.
+    shapes = (1, rank, columns), (1, rows, rank)
+    first, second = (factor[0] for factor in project_to_factors(weight, *shapes))
     assert first.shape == (rank, columns)
     assert second.shape == (rows, rank)
     values = np.linalg.svd(weight, compute_uv=False)
-    error = np.linalg.norm(weight - low_rank_to_dense(first, second))
+    error = np.linalg.norm(weight - second @ first)
     assert error == pytest.approx(np.linalg.norm(values[rank:]), abs=1e-12)
     # Split evenly.
     np.testing.assert_allclose(

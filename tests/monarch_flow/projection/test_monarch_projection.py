@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 
 from monarch_flow.layers import monarch_shapes
-from monarch_flow.projection import (
-    best_error,
+from monarch_flow.projection.matrices import (
     monarch_to_dense,
     project_to_factors,
     project_to_monarch,
-    project_to_monarch_rank,
 )
 from tests.monarch_flow.monarch_reference import best_squared_error, dense_by_slots, load_oracle
 from tests.tolerances import assert_close
@@ -91,7 +89,6 @@ def test_a_dense_by_slots_is_recovered_and_another_is_approximated_best(
     shapes = monarch_shapes(inputs, outputs, nblocks)
     wanted = np.sqrt(best_squared_error(weight, *shapes))
     assert error == pytest.approx(wanted, rel=1e-9, abs=1e-9)
-    assert best_error(weight, *shapes) == pytest.approx(wanted, rel=1e-9, abs=1e-9)
 
 
 def test_no_other_factors_come_nearer_in_a_padded_layer() -> None:
@@ -129,9 +126,9 @@ def test_blocks_and_rank_to_choose(
     rows: int, columns: int, blocks1: int, blocks2: int, rank: int
 ) -> None:
     weight = np.random.default_rng(2).standard_normal((rows, columns))
-    factors = project_to_monarch_rank(weight, blocks1, blocks2, rank)
     width, outer = -(-columns // blocks1), -(-rows // blocks2)
     shapes = (blocks1, rank * blocks2, width), (blocks2, outer, blocks1 * rank)
+    factors = project_to_factors(weight, *shapes)
     assert tuple(factor.shape for factor in factors) == shapes
     error = np.linalg.norm(weight - monarch_to_dense(*factors, rows, columns))
     wanted = np.sqrt(best_squared_error(weight, *shapes))
@@ -145,7 +142,8 @@ def test_the_fourier_matrix_is_monarch_of_rank_one() -> None:
     for size, blocks1, blocks2 in ((36, 6, 6), (15, 5, 3)):
         fourier = np.fft.fft(np.eye(size), norm="ortho").T
         permuted = fourier[:, np.arange(size).reshape(-1, blocks1).T.ravel()]
-        factors = project_to_monarch_rank(permuted, blocks1, blocks2, 1)
+        shapes = (blocks1, blocks2, blocks2), (blocks2, blocks1, blocks1)
+        factors = project_to_factors(permuted, *shapes)
         assert factors[0].dtype == np.complex128
         np.testing.assert_allclose(monarch_to_dense(*factors), permuted, atol=1e-13)
 
@@ -185,7 +183,8 @@ def test_equals_the_oracle() -> None:
         (4, 4, 16, 16, 1),
     ]:
         weight = random.standard_normal((rows, columns))
-        ours = monarch_to_dense(*project_to_monarch_rank(weight, k, blocks2, rank))
+        shapes = (k, rank * blocks2, columns // k), (blocks2, rows // blocks2, k * rank)
+        ours = monarch_to_dense(*project_to_factors(weight, *shapes))
         theirs = oracle.dense_entrywise(*oracle.project_rank(weight, k, blocks2, rank))
         np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-11)
     weight = random.standard_normal((96, 48))

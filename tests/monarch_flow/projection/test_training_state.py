@@ -16,9 +16,9 @@ from monarch_flow.projection import (
     LayerSpec,
     densify_training_state,
     monarch_to_dense,
-    project_training_state,
     structured_layers,
 )
+from monarch_flow.projection.state_dicts import project_weights
 from monarch_flow.projection.structures import structure_of
 from tests.tolerances import assert_close
 
@@ -80,20 +80,17 @@ def test_weights_moments_and_averages_of_a_monarch_layer(
 
     optimizer = {f"exp_avg/{name}": array for name, array in named(first).items()}
     optimizer |= {f"exp_avg_sq/{name}": array for name, array in named(second).items()}
+    optimizer |= {f"ema/{name}": array for name, array in named(averaged).items()}
     optimizer["step"] = np.array(17)
-    new = densify_training_state(
-        named(factors),
-        optimizer,
-        {"blocks.0.fc1": ("monarch", inputs, outputs, nblocks)},
-        ema=named(averaged),
-    )
+    layers = {"blocks.0.fc1": LayerSpec("monarch", inputs, outputs, nblocks)}
+    new = densify_training_state(named(factors), optimizer, layers)
 
     dense = monarch_to_dense(factors["blkdiag1"], factors["blkdiag2"], outputs, inputs)
     assert set(new.model) == {"before", "blocks.0.fc1.weight", "blocks.0.fc1.bias", "norm.weight"}
     assert_close(new.model["blocks.0.fc1.weight"], dense, dtype="float64", reduced=inputs)
     np.testing.assert_array_equal(new.model["blocks.0.fc1.bias"], bias)
     assert_close(
-        new.ema["blocks.0.fc1.weight"],
+        new.optimizer["ema/blocks.0.fc1.weight"],
         monarch_to_dense(averaged["blkdiag1"], averaged["blkdiag2"], outputs, inputs),
         dtype="float64",
         reduced=inputs,
@@ -102,6 +99,7 @@ def test_weights_moments_and_averages_of_a_monarch_layer(
         "step",
         *(f"exp_avg/{name}" for name in new.model),
         *(f"exp_avg_sq/{name}" for name in new.model),
+        *(f"ema/{name}" for name in new.model),
     }
     assert new.optimizer["step"] == 17
     found = new.optimizer["exp_avg/blocks.0.fc1.weight"]
@@ -250,24 +248,21 @@ def test_every_kind_gives_the_least_gradient_that_its_moments_ask_for(kind: str)
     assert 0.3 < np.median(estimate / variance) < 3
 
 
-def test_a_projected_start_has_fresh_moments() -> None:
+def test_projected_weights_and_back() -> None:
     random = np.random.default_rng(7)
     state = {
         "fc1.weight": random.standard_normal((12, 8)),
         "fc1.bias": random.standard_normal(12),
         "head.weight": random.standard_normal((3, 12)),
     }
-    ema = {name: array + 0.1 for name, array in state.items()}
-    new = project_training_state(state, [("fc1", LinearConfig.of("monarch"))], ema=ema)
-    assert new.optimizer == {}
-    assert set(new.model) == {"fc1.bias", "fc1.blkdiag1", "fc1.blkdiag2", "head.weight"}
-    assert set(new.ema) == set(new.model)
-    assert new.layers == {"fc1": LayerSpec("monarch", 8, 12, nblocks=4)}
-    np.testing.assert_array_equal(new.model["fc1.bias"], state["fc1.bias"])
-    again = densify_training_state(new.model, {}, new.layers, ema=new.ema)
+    new, layers, (report,) = project_weights(state, [("fc1", LinearConfig.of("monarch"))])
+    assert set(new) == {"fc1.bias", "fc1.blkdiag1", "fc1.blkdiag2", "head.weight"}
+    assert layers == {"fc1": LayerSpec("monarch", 8, 12, nblocks=4)}
+    np.testing.assert_array_equal(new["fc1.bias"], state["fc1.bias"])
+    again = densify_training_state(new, {}, layers)
     lost = np.linalg.norm(again.model["fc1.weight"] - state["fc1.weight"])
-    assert lost == pytest.approx(new.reports[0].error)
-    assert new.reports[0].numbers == 4 * 2 * 2 + 4 * 3 * 2
+    assert lost == pytest.approx(report.error)
+    assert report.numbers == 4 * 2 * 2 + 4 * 3 * 2
 
 
 @pytest.mark.parametrize(
@@ -282,7 +277,7 @@ def test_moments_that_cannot_be_read_are_refused(
 ) -> None:
     model = {f"fc.{name}": array for name, array in monarch_arrays((8, 12, 4)).items()}
     with pytest.raises(UserError, match=message):
-        densify_training_state(model, optimizer, {"fc": ("monarch", 8, 12, 4)})
+        densify_training_state(model, optimizer, {"fc": LayerSpec("monarch", 8, 12, 4)})
 
 
 def test_what_has_no_dense_form_is_refused() -> None:
@@ -291,6 +286,6 @@ def test_what_has_no_dense_form_is_refused() -> None:
     with pytest.raises(UserError, match=r"0: a SparseLR layer with a gate has no dense weight"):
         densify_training_state(state, {}, structured_layers(model))
     with pytest.raises(UserError, match="has no array 'blkdiag1'"):
-        densify_training_state({}, {}, {"fc": ("monarch", 8, 12, 4)})
+        densify_training_state({}, {}, {"fc": LayerSpec("monarch", 8, 12, 4)})
     with pytest.raises(UserError, match="unknown kind of layer 'toeplitz'"):
-        densify_training_state({}, {}, {"fc": ("toeplitz", 8, 12)})
+        densify_training_state({}, {}, {"fc": LayerSpec("toeplitz", 8, 12)})

@@ -1,4 +1,4 @@
-"""The Monarch matrix nearest to a dense one, and the dense matrix of two Monarch factors, in numpy.
+"""The structured matrices nearest to a dense one, and the dense ones of structured, in numpy.
 
 A Monarch matrix (Dao et al. 2022, section 3) is given by blkdiag1 (k, q, p) and blkdiag2 (l, s, r)
 with l r = k q. Its input is cut into k blocks of p; slot t = kappa q + iota of the k q values in
@@ -13,6 +13,9 @@ and every slot belongs to one piece. A piece with R slots is any matrix of rank 
 two pieces share a number: the nearest Monarch matrix is the truncated SVD of each piece (Eckart and
 Young 1936; Dao et al. 2022, section 3.3). Where l does not divide q the pieces have unequal ranks,
 ceil(q / l) or floor(q / l), which can be 0.
+
+The numbers of block-diagonal and block-sparse layers are entries of the dense matrix: projecting
+takes them out and densifying puts them back, both exactly and in any dtype.
 """
 
 from __future__ import annotations
@@ -53,30 +56,11 @@ def project_to_monarch(weight: np.ndarray, nblocks: int) -> tuple[np.ndarray, np
     return project_to_factors(weight, *monarch_shapes(in_features, out_features, nblocks))
 
 
-def project_to_monarch_rank(
-    weight: np.ndarray, blocks1: int, blocks2: int, rank: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """The same with k = `blocks1` column blocks, l = `blocks2` row residues and one rank for all.
-
-    `weight` (m, n) is padded with zeros to multiples of l and k; from a rank of min(ceil(m / l),
-    ceil(n / k)) on nothing is lost. Returns blkdiag1 (k, rank l, ceil(n / k)) and blkdiag2 (l,
-    ceil(m / l), k rank). With k = l, rank 1 and m = n = k^2 this is the Monarch matrix of the
-    paper's section 3.1. Errors as `project_to_monarch`.
-    """
-    _check_matrix(weight)
-    if min(blocks1, blocks2, rank) < 1:
-        raise ValueError(f"blocks and rank must be at least 1: {blocks1}, {blocks2}, {rank}")
-    outer, width = -(-weight.shape[0] // blocks2), -(-weight.shape[1] // blocks1)
-    return project_to_factors(
-        weight, (blocks1, rank * blocks2, width), (blocks2, outer, blocks1 * rank)
-    )
-
-
 def project_to_factors(
     weight: np.ndarray, shape1: Shape3, shape2: Shape3
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The same for any shapes (k, q, p) and (l, s, r), l r = k q, with m <= l s and n <= k p.
-    Errors as `project_to_monarch`, and ValueError where the shapes do not fit."""
+    """The same for any shapes (k, q, p) and (l, s, r), l r = k q, with m <= l s and n <= k p. It
+    raises as `project_to_monarch`, and ValueError where the shapes do not fit."""
     _check_matrix(weight)
     _check_shapes(shape1, shape2)
     if not np.isfinite(weight).all():
@@ -109,15 +93,6 @@ def monarch_to_dense(
     left, right = split_factors(blkdiag1, blkdiag2)
     dense = merge_pieces(left @ right, out_features, in_features)
     return dense.astype(np.result_type(blkdiag1, blkdiag2))
-
-
-def best_error(weight: np.ndarray, shape1: Shape3, shape2: Shape3) -> float:
-    """The least Frobenius distance of such factors, from the singular values that are left out."""
-    used = slot_table(shape1[0], shape1[1], shape2[0])[1]
-    values = np.linalg.svd(split_pieces(weight, shape1, shape2), compute_uv=False)
-    ranks = used.sum(axis=-1)
-    left_out = np.arange(values.shape[-1]) >= ranks[..., None]
-    return float(np.sqrt((np.where(left_out, values, 0.0) ** 2).sum()))
 
 
 def slot_table(blocks1: int, inner: int, blocks2: int) -> tuple[np.ndarray, np.ndarray]:
@@ -171,11 +146,7 @@ def split_pieces(weight: np.ndarray, shape1: Shape3, shape2: Shape3) -> np.ndarr
     blocks1, _, width = shape1
     blocks2, outer, _ = shape2
     rows, columns = outer * blocks2, blocks1 * width
-    out_features, in_features = weight.shape
-    if out_features > rows or in_features > columns:
-        raise ValueError(f"a weight of shape {weight.shape} is larger than ({rows}, {columns})")
-    padded = np.zeros((rows, columns), _wide(weight).dtype)
-    padded[:out_features, :in_features] = weight
+    padded = _padded(_wide(weight), rows, columns)
     return padded.reshape(outer, blocks2, blocks1, width).transpose(2, 1, 0, 3)
 
 
@@ -187,9 +158,7 @@ def merge_pieces(
     full = pieces.transpose(2, 1, 0, 3).reshape(outer * blocks2, blocks1 * width)
     rows = full.shape[0] if out_features is None else out_features
     columns = full.shape[1] if in_features is None else in_features
-    if not (0 < rows <= full.shape[0] and 0 < columns <= full.shape[1]):
-        raise ValueError(f"({rows}, {columns}) cannot be cropped from {full.shape}")
-    return full[:rows, :columns].copy()
+    return _cropped(full, rows, columns)
 
 
 def _wide(array: np.ndarray) -> np.ndarray:
@@ -210,3 +179,73 @@ def _check_shapes(shape1: tuple[int, ...], shape2: tuple[int, ...]) -> None:
         raise ValueError(
             f"factors (k, q, p) and (l, s, r) need l r = k q, got {shape1} and {shape2}"
         )
+
+
+def project_to_blockdiag(weight: np.ndarray, nblocks: int, *, shuffle: bool = False) -> np.ndarray:
+    """The diagonal blocks (nblocks, ceil(m / nblocks), ceil(n / nblocks)) of a matrix (m, n).
+
+    `shuffle` says that the layer first permutes its (padded) input as ShuffleNet does: entry c
+    nblocks + g takes the old g (n' / nblocks) + c.
+    """
+    rows, columns = -(-weight.shape[0] // nblocks), -(-weight.shape[1] // nblocks)
+    padded = _padded(weight, nblocks * rows, nblocks * columns)
+    if shuffle:
+        padded = padded.reshape(-1, nblocks, columns).swapaxes(1, 2)
+    grid = padded.reshape(nblocks, rows, nblocks, columns)
+    index = np.arange(nblocks)
+    return np.ascontiguousarray(grid[index, :, index])
+
+
+def blockdiag_to_dense(
+    blocks: np.ndarray, out_features: int, in_features: int, *, shuffle: bool = False
+) -> np.ndarray:
+    """The inverse: (out_features, in_features) with the blocks (nblocks, o, i) in it; ValueError
+    where they are too small."""
+    nblocks, rows, columns = blocks.shape
+    grid = np.zeros((nblocks, rows, nblocks, columns), blocks.dtype)
+    index = np.arange(nblocks)
+    grid[index, :, index] = blocks
+    full = grid.reshape(nblocks * rows, nblocks * columns)
+    if shuffle:
+        full = full.reshape(-1, columns, nblocks).swapaxes(1, 2).reshape(full.shape)
+    return _cropped(full, out_features, in_features)
+
+
+def project_to_block_sparse(weight: np.ndarray, layout: np.ndarray, block: int) -> np.ndarray:
+    """The blocks of a matrix (m, n) that a layout (m' / block, n' / block) keeps. Returns (kept
+    blocks, block, block), in the row-major order of the layout."""
+    height, width = layout.shape
+    rows, columns = np.nonzero(layout)
+    grid = _padded(weight, height * block, width * block).reshape(height, block, width, block)
+    return np.ascontiguousarray(grid[rows, :, columns])
+
+
+def block_sparse_to_dense(
+    blocks: np.ndarray, layout: np.ndarray, out_features: int, in_features: int
+) -> np.ndarray:
+    """The inverse: (out_features, in_features), zero outside of the layout; ValueError where
+    blocks, layout and sizes do not fit."""
+    rows, columns = np.nonzero(layout)
+    count, block, _ = blocks.shape
+    if count != len(rows):
+        raise ValueError(f"{count} blocks for a layout that keeps {len(rows)}")
+    grid = np.zeros((layout.shape[0], block, layout.shape[1], block), blocks.dtype)
+    grid[rows, :, columns] = blocks
+    full = grid.reshape(layout.shape[0] * block, layout.shape[1] * block)
+    return _cropped(full, out_features, in_features)
+
+
+def _padded(weight: np.ndarray, rows: int, columns: int) -> np.ndarray:
+    if weight.ndim != 2 or weight.shape[0] > rows or weight.shape[1] > columns:
+        raise ValueError(
+            f"a weight of shape {weight.shape} does not fit: it is larger than ({rows}, {columns})"
+        )
+    padded = np.zeros((rows, columns), weight.dtype)
+    padded[: weight.shape[0], : weight.shape[1]] = weight
+    return padded
+
+
+def _cropped(full: np.ndarray, out_features: int, in_features: int) -> np.ndarray:
+    if not (0 < out_features <= full.shape[0] and 0 < in_features <= full.shape[1]):
+        raise ValueError(f"({out_features}, {in_features}) cannot be cropped from {full.shape}")
+    return full[:out_features, :in_features].copy()

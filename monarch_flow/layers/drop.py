@@ -1,4 +1,5 @@
-"""Dropout that follows the seed eagerly and under nn.Graph."""
+"""Dropout of elements and of residual branches (stochastic depth), which follow the seed, eagerly
+and under nn.Graph."""
 
 from __future__ import annotations
 
@@ -30,15 +31,12 @@ class Dropout(nn.Dropout):
 
     def forward(self, x: flow.Tensor, addend: flow.Tensor | None = None) -> flow.Tensor:
         """Any shape to the same; `addend`, of the same shape, is added after dropping."""
-        dropped = drop_elements(x, self.p) if self.training and self.p > 0 else x
-        return dropped if addend is None else dropped + addend
-
-
-def drop_elements(x: flow.Tensor, p: float) -> flow.Tensor:
-    """x with each element 0 with probability p, else divided by 1 - p; x must have an axis."""
-    if are_drawn_by_an_operator(x):
-        return flow._C.dropout(x, p, True)
-    return x * random_factors(x, x.shape, p)
+        if self.training and self.p > 0:
+            if are_drawn_by_an_operator(x):
+                x = flow._C.dropout(x, self.p, True)
+            else:
+                x = x * random_factors(x, x.shape, self.p)
+        return x if addend is None else x + addend
 
 
 def dropout(p: float) -> nn.Module:
@@ -46,3 +44,30 @@ def dropout(p: float) -> nn.Module:
     if not 0 <= p <= 1:
         raise UserError(f"a dropout probability must be between 0 and 1, not {p}")
     return Dropout(p) if p > 0 else nn.Identity()
+
+
+@bfloat16_container
+class DropPath(nn.Module):
+    """In training whole samples of (samples, ...) become 0 with probability p and the others are
+    divided by 1 - p (Huang et al. 2016); UserError where p is not in [0, 1].
+
+    The factors are those of `random_factors`, so they follow `manual_seed`, in nn.Graph too. At p =
+    1 everything is zero.
+    """
+
+    # See `flow_train.steps.random_factors`.
+    draws_random_factors = True
+
+    def __init__(self, p: float = 0.0) -> None:
+        super().__init__()
+        if not 0 <= p <= 1:
+            raise UserError(f"a drop path probability must be between 0 and 1, not {p}")
+        self.p = p
+
+    def forward(self, x: flow.Tensor) -> flow.Tensor:
+        if not self.training or self.p == 0:
+            return x
+        return x * random_factors(x, (x.shape[0],) + (1,) * (x.ndim - 1), self.p)
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}"
