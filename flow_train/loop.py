@@ -20,12 +20,10 @@ from oneflow import nn
 from flow_train.checkpoint import snapshot
 from flow_train.checkpoint.folders import Checkpoint, CheckpointManager
 from flow_train.hooks import Hook
-from flow_train.metrics.console import EpochLines
+from flow_train.metrics.console import EpochLines, Progress
 from flow_train.metrics.figures import Meter
-from flow_train.metrics.loggers import RunLog
-from flow_train.metrics.progress import Progress
-from flow_train.options import TrainerOptions
-from flow_train.position import Calendar, Position
+from flow_train.metrics.log import RunLog
+from flow_train.options import Calendar, Position, TrainerOptions
 from flow_train.rng import step_seed
 from flow_train.steps.eager import TrainStep
 from flow_train.stopping import StopRequest

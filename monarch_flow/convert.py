@@ -31,12 +31,16 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from flow_train.checkpoint.folders import Checkpoint, CheckpointManager, read_checkpoint
-from flow_train.checkpoint.resume import require_no_other_run
+from flow_train.checkpoint.folders import (
+    Checkpoint,
+    CheckpointManager,
+    read_checkpoint,
+    require_no_other_run,
+)
 from flow_train.checkpoint.torch_files import narrow_to_bfloat16
 from flow_train.checkpoint.weights import bfloat16_names, read_weights
 from flow_train.files import replace_file
-from flow_train.optim.ema import PREFIX, averages_in
+from flow_train.optim import PREFIX, averages_in
 from monarch_flow.layers import LinearConfig
 from monarch_flow.layers.config import compiled
 from monarch_flow.models.t2t_vit import t2t_names

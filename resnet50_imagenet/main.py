@@ -32,9 +32,10 @@ from oneflow_accel.errors import UserError
 import oneflow as flow
 from oneflow import nn
 
-from flow_train.checkpoint.folders import Checkpoint, CheckpointManager
-from flow_train.checkpoint.resume import (
+from flow_train.checkpoint.folders import (
     CURVES_NAME,
+    Checkpoint,
+    CheckpointManager,
     checkpoint_folder,
     checkpoint_to_resume,
     require_no_other_run,
@@ -48,15 +49,12 @@ from flow_train.hooks import Hook, ModelCheckpoint, MovingAverage
 from flow_train.loop import Data, Identity, Trainer
 from flow_train.metrics.console import evaluation_lines
 from flow_train.metrics.curves import draw_curves
-from flow_train.metrics.log import JSONL_NAME
-from flow_train.metrics.loggers import RunLog
+from flow_train.metrics.log import JSONL_NAME, RunLog
 from flow_train.metrics.profile import ProfileSteps
-from flow_train.optim import CrossEntropy
-from flow_train.optim.schedule import step_decay
-from flow_train.options import TrainerOptions
-from flow_train.position import Calendar, Position
+from flow_train.optim import CrossEntropy, step_decay
+from flow_train.options import Calendar, Position, TrainerOptions
 from flow_train.rng import seed_all, settled_seed
-from flow_train.steps.make import step_maker
+from flow_train.steps.graph import step_maker
 from flow_train.validation import validate
 from resnet50_imagenet import launching
 from resnet50_imagenet.inference import Predictions, graph_forward, inference_model, measure_forward

@@ -11,9 +11,8 @@ from oneflow_accel.errors import CheckpointError
 
 from oneflow import nn
 
-from flow_train.checkpoint.folders import Checkpoint, CheckpointManager, step_of
-from flow_train.checkpoint.resume import require_model
-from flow_train.optim.ema import averages_in
+from flow_train.checkpoint.folders import Checkpoint, CheckpointManager, require_model, step_of
+from flow_train.optim import averages_in
 
 logger = logging.getLogger("oneflow_accel")
 

@@ -15,9 +15,8 @@ from benchmarks.both import Both
 from benchmarks.ours.networks import GPT2, VisionTransformer
 from benchmarks.serve import Maker, Step
 from flow_train.optim import CrossEntropy
-from flow_train.options import TrainerOptions
-from flow_train.position import Calendar, Position
-from flow_train.steps.make import step_maker
+from flow_train.options import Calendar, Position, TrainerOptions
+from flow_train.steps.graph import step_maker
 from monarch_flow import models as monarch_models
 from monarch_flow.layers import MonarchLinear
 from resnet50_imagenet.inference import forward_graph

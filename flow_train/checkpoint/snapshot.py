@@ -13,7 +13,7 @@ from oneflow import nn
 
 from flow_train.checkpoint.folders import Checkpoint
 from flow_train.hooks import Hook
-from flow_train.position import Calendar, Position
+from flow_train.options import Calendar, Position
 from flow_train.rng import get_rng_state, set_rng_state
 from flow_train.steps.eager import TrainStep
 

@@ -16,8 +16,8 @@ from matplotlib.ticker import MaxNLocator
 
 from flow_train.compare.results import Phase, Results, images_of_accuracy, macs_unit
 from flow_train.compare.study import PlannedRun, Study
-from flow_train.metrics.charts import COLORS, new_figure, save_figure, tidy
-from flow_train.metrics.progress import format_eta
+from flow_train.metrics.console import format_eta
+from flow_train.metrics.curves import COLORS, new_figure, save_figure, tidy
 
 # A larger share of waiting than this is worth a sentence: the speed is not the model's then.
 _MUCH_WAITING = 0.1

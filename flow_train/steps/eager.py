@@ -6,11 +6,13 @@ resumed the other way.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
+from oneflow_accel import distributed
 from oneflow_accel.backends.base import Backend
 from oneflow_accel.errors import UserError
 
@@ -20,8 +22,6 @@ from oneflow import nn
 
 from flow_train.checkpoint.optimizer_state import eager_state, load_eager_state
 from flow_train.optim import hard_labels
-from flow_train.steps.data_parallel import broadcast_buffers, data_parallel
-from flow_train.steps.loss_scale import LossScaler
 from flow_train.validation import class_scores, count_correct
 
 Loss = Callable[[flow.Tensor, flow.Tensor], flow.Tensor]
@@ -220,3 +220,75 @@ def require_feature(backend: Backend, feature: str, key: str, instead: str) -> N
     support = backend.supports(feature)
     if not support:
         raise UserError(f"{key}: {backend.name} cannot do this ({support.reason}); set {instead}")
+
+
+class _DataParallelShell(nn.Module):
+    """What DistributedDataParallel hooks into, so that the model inside can also be called without
+    collectives: processes evaluate different numbers of batches."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.inner = model
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.inner(*inputs)
+
+
+def data_parallel(model: nn.Module) -> nn.Module:
+    """What to call in training: `model` itself, or where there are several processes a module whose
+    backward pass leaves the mean of all processes' gradients in the model's parameters. Parameters
+    and buffers become those of process 0. A model can be wrapped once only: its parameters keep the
+    hooks."""
+    if distributed.world_size() == 1:
+        return model
+    return flow.nn.parallel.DistributedDataParallel(_DataParallelShell(model))
+
+
+def broadcast_buffers(model: nn.Module) -> None:
+    """Give every process the buffers of process 0. Running statistics are each process's own until
+    the next forward pass; evaluation uses the ones that the checkpoint stores, process 0's."""
+    if distributed.world_size() > 1:
+        for buffer in model.buffers():
+            flow._C.comm_broadcast([buffer], inplace=True)
+
+
+class LossScaler:
+    """Multiplies the loss so that small gradients do not become 0 in float16 (Micikevicius et al.
+    2018, "Mixed precision training", section 3.2); oneflow 0.9.0 has it under nn.Graph only. Where
+    a gradient is not finite the step is left out and the scale halved; after `growth_interval` good
+    steps in a row it is doubled."""
+
+    def __init__(self, scale: float = 2.0**16, growth_interval: int = 2000) -> None:
+        self.scale = scale
+        self.growth_interval = growth_interval
+        self._good_steps = 0
+
+    def unscale(self, parameters: Iterable[flow.Tensor]) -> bool:
+        """Divide the gradients by the scale; False where one is not finite, and the step must be
+        left out. Waits for the device."""
+        gradients = [value.grad for value in parameters if value.grad is not None]
+        with flow.no_grad():
+            for gradient in gradients:
+                gradient.mul_(1.0 / self.scale)
+            norms = flow.stack([gradient.norm() for gradient in gradients])
+        # The gradients are the same on all processes, so all of them decide the same.
+        finite = math.isfinite(float(norms.sum().numpy()))
+        self._adapt(finite)
+        return finite
+
+    def _adapt(self, finite: bool) -> None:
+        if not finite:
+            self.scale /= 2
+            self._good_steps = 0
+            return
+        self._good_steps += 1
+        if self._good_steps == self.growth_interval:
+            self.scale *= 2
+            self._good_steps = 0
+
+    def state(self) -> dict[str, Any]:
+        return {"scale": self.scale, "good_steps": self._good_steps}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self.scale = float(state["scale"])
+        self._good_steps = int(state["good_steps"])

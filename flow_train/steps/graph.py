@@ -3,10 +3,14 @@
 What nn.Graph does otherwise than eager mode is mended here, so that both give the same losses: a
 schedule is compiled into the graph, gradients would be clipped for each parameter group by itself,
 random numbers would not follow the seed, and each step would take the same number of batches.
+`step_maker`, at the end, chooses between eager steps and these.
 """
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import logging
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,12 +31,20 @@ from flow_train.checkpoint.optimizer_state import (
     state_keys,
 )
 from flow_train.optim import hard_labels
-from flow_train.steps.data_parallel import broadcast_buffers
-from flow_train.steps.eager import LabeledImages, Loss, StepFigures, TrainStep, require_feature
-from flow_train.steps.model_copy import copy_model
-from flow_train.steps.random_factors import given_factors
-from flow_train.steps.step_factors import StepFactors
+from flow_train.options import Calendar, Position, TrainerOptions
+from flow_train.steps.eager import (
+    EagerStep,
+    LabeledImages,
+    Loss,
+    StepFigures,
+    TrainStep,
+    broadcast_buffers,
+    require_feature,
+)
+from flow_train.steps.random_factors import DRAWS_FACTORS, Site, given_factors, recorded_sites
 from flow_train.validation import class_scores, count_correct
+
+logger = logging.getLogger("oneflow_accel")
 
 # Kept until the process ends: freeing a graph waits until all processes free theirs.
 _KEPT: list[nn.Graph] = []
@@ -324,3 +336,89 @@ def _clip_together(optimizer: flow.optim.Optimizer, clip: float) -> None:
         return [train_conf.optimizer_conf[0]]
 
     optimizer._generate_conf_for_graph = together
+
+
+def copy_model(model: nn.Module) -> nn.Module:
+    """A deep copy that trains the same parameters. `copy.deepcopy` of oneflow 0.9.0 makes every
+    parameter one that requires a gradient, even a performer's random projection, which is never
+    trained."""
+    copied = copy.deepcopy(model)
+    for ours, theirs in zip(copied.parameters(), model.parameters(), strict=True):
+        ours.requires_grad_(theirs.requires_grad)
+    return copied
+
+
+class StepFactors:
+    """Draws what the eager step with the same seed would draw, for a model as trained, local to
+    this process; it is copied and left as it is."""
+
+    def __init__(self, model: nn.Module, backend: Backend) -> None:
+        self._model = model
+        self._backend = backend
+        self._sites: list[Site] | None = None
+
+    def draw(self, batches: Sequence[np.ndarray]) -> list[list[flow.Tensor]]:
+        """The factors of each batch, in the order in which the model asks for them. The batches are
+        images of this process, (N, C, H, W), all of one shape and always the same. RuntimeError if
+        the model asks for factors whose first axis is not the batch."""
+        if self._sites is None:
+            self._sites = self._find(batches[0])
+        device = self._backend.device()
+        return [[site.draw(device) for site in self._sites] for _ in batches]
+
+    def _find(self, images: np.ndarray) -> list[Site]:
+        """Find the sites by one forward pass of a copy in training mode."""
+        if not any(hasattr(module, DRAWS_FACTORS) for module in self._model.modules()):
+            return []
+        device = self._backend.device()
+        # Run a copy, because running statistics move.
+        model = copy_model(self._model).train()
+        with flow.no_grad(), recorded_sites(device) as sites:
+            model(flow.tensor(images, device=device))
+        for site in sites:
+            if site.shape[0] % len(images):
+                raise RuntimeError(
+                    f"random factors of shape {site.shape} for {len(images)} images: the first "
+                    "axis has to be the batch, or nn.Graph cannot split it"
+                )
+        numbers = sum(int(np.prod(site.shape)) for site in sites)
+        logger.info(
+            "nn.Graph: %d random factors at %d places of the model are inputs, %.1f MB per batch",
+            numbers,
+            len(sites),
+            numbers * 4 / 1e6,
+        )
+        return sites
+
+
+MakeStep = Callable[[nn.Module, Position], TrainStep]
+
+
+def step_maker(
+    backend: Backend,
+    options: TrainerOptions,
+    calendar: Calendar,
+    make_optimizer: Callable[[nn.Module], flow.optim.Optimizer],
+    make_loss: Callable[[], Loss],
+) -> MakeStep:
+    """How to train a model from a position on, as `options` say: eagerly or under nn.Graph, which
+    is compiled with the calendar's learning rates. The loss is the mean over a batch. The function
+    that this gives raises UserError where the device cannot do what is asked for."""
+    settings: dict[str, Any] = {"clip": options.clip, "precision": options.precision}
+
+    def make(model: nn.Module, position: Position) -> TrainStep:
+        if not options.graph:
+            return EagerStep(model, backend, make_optimizer(model), make_loss(), **settings)
+        begin = dataclasses.replace(position)
+        return GraphStep(
+            model,
+            backend,
+            make_optimizer,
+            make_loss(),
+            learning_rate=lambda step: calendar.learning_rate(max(step, begin.step), begin),
+            steps=calendar.last_step(begin),
+            accumulate=options.accumulate,
+            **settings,
+        )
+
+    return make

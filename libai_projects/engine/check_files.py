@@ -14,7 +14,7 @@ import yaml
 from libai.config import instantiate, try_get_key
 from omegaconf import DictConfig, ListConfig
 
-from flow_train.checkpoint import libai_folders
+from flow_train.checkpoint import libai_files
 from libai_projects.engine.arguments import Options
 from libai_projects.text.indexed_dataset import MMapTokenDataset
 
@@ -152,7 +152,7 @@ def _size(count: int) -> str:
 def check_resume(cfg: DictConfig) -> None:
     """Check that there is a whole checkpoint to resume from, and that it is of this model."""
     output = Path(cfg.train.output_dir)
-    if libai_folders.last(output) is None:
+    if libai_files.last(output) is None:
         raise UserError(
             f"--resume: {output} holds no checkpoint; leave --resume out to start, or set "
             "train.output_dir to that of the run"
@@ -208,7 +208,7 @@ def check_weights(cfg: DictConfig, options: Options) -> None:
     if weights:
         if not options.resume or options.eval_only:
             weights_format(weights)
-    elif options.eval_only and libai_folders.last(Path(cfg.train.output_dir)) is None:
+    elif options.eval_only and libai_files.last(Path(cfg.train.output_dir)) is None:
         raise UserError(
             f"--eval-only: {cfg.train.output_dir} holds no checkpoint; set train.output_dir to "
             "that of the run, or train.load_weight to the weights"

@@ -15,7 +15,7 @@ from libai.optim import build_optimizer
 from libai.scheduler import build_lr_scheduler
 from omegaconf import DictConfig, ListConfig
 
-from flow_train.metrics.loggers import require_loggers
+from flow_train.metrics.log import require_loggers
 from libai_projects.engine.check_files import Note
 from libai_projects.weights import monarch
 

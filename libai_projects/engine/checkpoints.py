@@ -1,6 +1,6 @@
 """LiBai's checkpointers: checkpoints are whole or not there, and reading one runs no code in it.
 
-`flow_train.checkpoint.libai_folders` has their form, and what all trainers here share.
+`flow_train.checkpoint.libai_files` has their form, and what all trainers here share.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from libai.utils import checkpoint
 from libai.utils.checkpoint import _filter_reused_missing_keys
 from omegaconf import OmegaConf
 
-from flow_train.checkpoint import libai_folders, oneflow_files
+from flow_train.checkpoint import libai_files, oneflow_files
 from flow_train.files import remove_folder
 
 logger = logging.getLogger("libai_projects")
@@ -41,16 +41,16 @@ class Checkpointer(checkpoint.Checkpointer):
         parts.pop("iteration", None)
         directory, temporary = Path(self.save_dir), None
         # LiBai's names count from 0: the state after 40 iterations is model_0000039.
-        number = libai_folders.iteration_of(name)
+        number = libai_files.iteration_of(name)
         after = "" if number is None else f" after {number + 1} iterations"
         logger.info("Saving checkpoint%s to %s", after, directory / name)
         # Only rank 0 writes. What fails there must fail everywhere, or the others would wait for
         # it in the next collective operation.
         try:
-            temporary = self._on_rank_0(lambda: libai_folders.begin(directory, name))
+            temporary = self._on_rank_0(lambda: libai_files.begin(directory, name))
             for key, value in parts.items():
                 oneflow_files.save(_plain(value), (temporary or directory) / key)
-            self._on_rank_0(lambda: libai_folders.commit(temporary, name))
+            self._on_rank_0(lambda: libai_files.commit(temporary, name))
         except CheckpointError as error:
             raise CheckpointError(
                 f"no checkpoint {name} was saved, earlier ones are as before: {error}"
@@ -114,11 +114,11 @@ class Checkpointer(checkpoint.Checkpointer):
 
     def get_checkpoint_file(self) -> str:
         """The newest checkpoint, "" without one; a CheckpointError names the newest whole one."""
-        found = self._on_rank_0(lambda: libai_folders.last(Path(self.save_dir)))
+        found = self._on_rank_0(lambda: libai_files.last(Path(self.save_dir)))
         return oneflow_files.from_rank_0("" if found is None else str(found))
 
     def tag_last_checkpoint(self, last_filename_basename: str) -> None:
-        self._on_rank_0(lambda: libai_folders.tag(Path(self.save_dir), last_filename_basename))
+        self._on_rank_0(lambda: libai_files.tag(Path(self.save_dir), last_filename_basename))
 
     def _load_file(self, path: str, parts: Sequence[str] | None = None) -> dict[str, Any]:
         folder = Path(path)
@@ -128,13 +128,13 @@ class Checkpointer(checkpoint.Checkpointer):
                 # The path may be the "model" folder of a checkpoint.
                 oneflow_files.check(folder)
                 return []
-            libai_folders.verify(folder, parts)
+            libai_files.verify(folder, parts)
             return list(parts or sorted(entry.name for entry in folder.iterdir()))
 
         found = oneflow_files.from_rank_0(self._on_rank_0(names))
         data = {name: oneflow_files.load(folder / name) for name in found}
         data = data or {"model": oneflow_files.load(folder)}
-        return {**data, "iter": libai_folders.iteration_of(folder.name) or 0}
+        return {**data, "iter": libai_files.iteration_of(folder.name) or 0}
 
 
 def _plain(value: Any) -> Any:
@@ -159,9 +159,7 @@ class PeriodicCheckpointer(hooks.PeriodicCheckpointer):
         # A resumed run counts the checkpoints that it finds; later ones are of other runs.
         self.recent_checkpoints = [
             folder
-            for iteration, folder in libai_folders.numbered(
-                Path(self.checkpointer.save_dir)
-            ).items()
+            for iteration, folder in libai_files.numbered(Path(self.checkpointer.save_dir)).items()
             if iteration < self.trainer.start_iter and folder.name == self._name(iteration)
         ]
         self._saved = -1

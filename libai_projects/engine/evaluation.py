@@ -12,7 +12,7 @@ from libai.config import try_get_key
 from libai.evaluation import flatten_results_dict
 from omegaconf import DictConfig
 
-from flow_train.checkpoint import libai_folders
+from flow_train.checkpoint import libai_files
 from flow_train.files import replace_file
 from libai_projects.engine.check_files import weights_format
 from libai_projects.engine.sparse_to_dense import make_dense
@@ -27,7 +27,7 @@ logger = logging.getLogger("libai_projects")
 
 def weights_to_evaluate(cfg: DictConfig) -> str:
     """train.load_weight, else the last checkpoint in train.output_dir, which must be whole."""
-    return cfg.train.load_weight or str(libai_folders.last(Path(cfg.train.output_dir)))
+    return cfg.train.load_weight or str(libai_files.last(Path(cfg.train.output_dir)))
 
 
 def evaluate(cfg: DictConfig, weights: str) -> object:

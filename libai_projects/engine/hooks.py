@@ -12,7 +12,7 @@ from oneflow_accel import distributed
 
 from libai.engine import hooks
 
-from flow_train.hooks.monitored import Monitored
+from flow_train.hooks import Monitored
 from flow_train.metrics.profile import ProfileSteps
 
 

@@ -15,8 +15,8 @@ from oneflow_accel.errors import UserError
 
 from omegaconf import DictConfig
 
-from flow_train.checkpoint import libai_folders
-from flow_train.checkpoint.resume import require_no_other_run
+from flow_train.checkpoint import libai_files
+from flow_train.checkpoint.folders import require_no_other_run
 from libai_projects.engine.arguments import Options
 from libai_projects.engine.checks import agree
 
@@ -63,9 +63,7 @@ def prepare(cfg: DictConfig, options: Options) -> Iterator[list[str]]:
             if not options.resume:
                 lines = _move_aside(directory)
             # A run of another program of this project stays in place, so it must be refused.
-            require_no_other_run(
-                directory, libai_folders.last(directory) if options.resume else None
-            )
+            require_no_other_run(directory, libai_files.last(directory) if options.resume else None)
         except UserError as error:
             problems.append(str(error))
         except OSError as error:

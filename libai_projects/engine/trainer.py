@@ -31,8 +31,8 @@ from libai.utils.events import EventStorage, EventWriter, get_event_storage
 from libai.utils.logger import setup_logger
 from omegaconf import DictConfig, ListConfig
 
-from flow_train.checkpoint import libai_folders, oneflow_files
-from flow_train.checkpoint.libai_optimizer import OptimizerCheckpoint
+from flow_train.checkpoint import libai_files, oneflow_files
+from flow_train.checkpoint.libai_files import OptimizerCheckpoint
 from flow_train.rng import get_rng_state, seed_of, set_rng_state
 from flow_train.stopping import StopRequest
 from libai_projects import weights
@@ -174,7 +174,7 @@ class Trainer(DefaultTrainer):
             self._resume_from = Checkpointer(None, cfg.train.output_dir).get_checkpoint_file()
         if self._resume_from:
             folder = Path(self._resume_from)
-            self.start_iter = libai_folders.iteration_of(folder.name) + 1
+            self.start_iter = libai_files.iteration_of(folder.name) + 1
             self._resumed = _read_state(folder / "trainer")
         # LiBai's checkpoints do not store the samples consumed, so count the steps.
         before = self.start_iter * cfg.train.global_batch_size

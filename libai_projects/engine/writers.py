@@ -15,10 +15,9 @@ from libai.utils.events import EventStorage, EventWriter, get_event_storage
 from omegaconf import DictConfig, OmegaConf
 
 from flow_train.files import replace_file
+from flow_train.metrics.console import format_eta
 from flow_train.metrics.curves import draw_metrics
-from flow_train.metrics.log import JSONL_NAME, read_metrics
-from flow_train.metrics.loggers import RunLog
-from flow_train.metrics.progress import format_eta
+from flow_train.metrics.log import JSONL_NAME, RunLog, read_metrics
 from libai_projects.engine.check_files import CONFIG_BACKUP, read_backup
 from libai_projects.engine.throughput import Throughput
 

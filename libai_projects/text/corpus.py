@@ -30,7 +30,7 @@ import numpy as np
 
 from flow_train.cli import at_least
 from flow_train.data.workers import OrderedPool
-from flow_train.metrics.progress import Progress, format_eta
+from flow_train.metrics.console import Progress, format_eta
 from libai_projects.text.indexed_dataset import Writer
 
 # Blocks are so small that several processes share even a small file.

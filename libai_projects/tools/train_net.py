@@ -34,7 +34,7 @@ from oneflow_accel.errors import UserError
 from libai.utils.logger import setup_logger
 from omegaconf import DictConfig
 
-from flow_train.checkpoint import libai_folders
+from flow_train.checkpoint import libai_files
 from flow_train.rng import seed_all
 from libai_projects.engine import adapt, checks, evaluation, output
 from libai_projects.engine.arguments import Options, parse_options
@@ -160,7 +160,7 @@ def _run(argv: Sequence[str]) -> int:
 
 
 def _way_on(output: Path) -> str:
-    saved = [folder.name for folder in libai_folders.numbered(output).values()]
+    saved = [folder.name for folder in libai_files.numbered(output).values()]
     if not saved:
         return f"no checkpoint was written to {output}"
     return f"the newest checkpoint in {output} is {saved[-1]}: go on with --resume"

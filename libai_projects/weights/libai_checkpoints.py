@@ -24,7 +24,7 @@ from google.protobuf import text_format
 from oneflow.core.common import data_type_pb2
 from oneflow.core.framework import variable_meta_info_pb2
 
-from flow_train.checkpoint.libai_folders import LAST
+from flow_train.checkpoint.libai_files import LAST
 from flow_train.checkpoint.oneflow_files import PICKLE, StoredTensor, read_structure
 from flow_train.checkpoint.torch_files import widen_bfloat16
 from libai_projects.weights.folders import generation_of, read_json, replaced_folder, write_json

@@ -17,8 +17,7 @@ from oneflow_accel.errors import UserError
 from omegaconf import DictConfig
 from oneflow import nn
 
-from flow_train.checkpoint.folders import CheckpointManager
-from flow_train.checkpoint.resume import checkpoint_folder
+from flow_train.checkpoint.folders import CheckpointManager, checkpoint_folder
 from flow_train.compare.results import ON_VALIDATION_IMAGES
 from flow_train.data import ImageDataModule
 from flow_train.data.real_labels import RealLabels, read_real_labels

@@ -27,8 +27,7 @@ from flow_train.checkpoint.torch_files import (
     read_torch_file,
 )
 from flow_train.checkpoint.weights import arrays_of
-from flow_train.optim.ema import PREFIX
-from flow_train.optim.param_groups import TOKEN_NAMES
+from flow_train.optim import PREFIX, TOKEN_NAMES
 from monarch_flow.engine.weights import DENSE, MONARCH, are_dense, with_our_names
 
 # Torch's names of the optimizer's state, and ours.

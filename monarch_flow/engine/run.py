@@ -14,10 +14,11 @@ from oneflow_accel.errors import UserError
 from omegaconf import DictConfig
 from oneflow import nn
 
-from flow_train.checkpoint.folders import Checkpoint, CheckpointManager
-from flow_train.checkpoint.resume import (
+from flow_train.checkpoint.folders import (
     AUTO_RESUME,
     CURVES_NAME,
+    Checkpoint,
+    CheckpointManager,
     checkpoint_folder,
     checkpoint_to_resume,
     require_no_other_run,
@@ -28,14 +29,12 @@ from flow_train.config.schema import read
 from flow_train.hooks import ModelCheckpoint, build_hooks
 from flow_train.loop import Data, Identity, Trainer
 from flow_train.metrics.curves import draw_curves
-from flow_train.metrics.log import JSONL_NAME
-from flow_train.metrics.loggers import RunLog, require_loggers
+from flow_train.metrics.log import JSONL_NAME, RunLog, require_loggers
 from flow_train.metrics.profile import ProfileSteps
 from flow_train.optim import build_loss, build_optimizer, build_schedule
-from flow_train.options import as_plain, read_trainer_options, section
-from flow_train.position import Calendar
+from flow_train.options import Calendar, as_plain, read_trainer_options, section
 from flow_train.rng import seed_all, settled_seed
-from flow_train.steps.make import step_maker
+from flow_train.steps.graph import step_maker
 from monarch_flow.config import SparseToDense as SwitchKeys
 from monarch_flow.engine.build import build_data, build_model
 from monarch_flow.engine.evaluation import evaluate_checkpoint, test

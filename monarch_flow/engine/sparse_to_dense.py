@@ -19,12 +19,12 @@ import oneflow as flow
 from oneflow import nn
 
 from flow_train.hooks import Hook
-from flow_train.steps.model_copy import copy_model
+from flow_train.steps.graph import copy_model
 from monarch_flow.projection import densify_model, densify_training_state, structured_layers
 
 if TYPE_CHECKING:
     from flow_train.loop import Trainer
-    from flow_train.position import Calendar
+    from flow_train.options import Calendar
 
 # Two orders of summation in float32 differ by less.
 TOLERANCE = 1e-5

@@ -13,10 +13,9 @@ from oneflow_accel.errors import CheckpointError, UserError
 import numpy as np
 from oneflow import nn
 
-from flow_train.checkpoint.folders import Checkpoint, read_checkpoint
-from flow_train.checkpoint.resume import require_model
+from flow_train.checkpoint.folders import Checkpoint, read_checkpoint, require_model
 from flow_train.checkpoint.weights import read_weights
-from flow_train.optim.ema import averages_in
+from flow_train.optim import averages_in
 from monarch_flow.models.t2t_vit import is_published_t2t, t2t_names
 from monarch_flow.projection import densify_model, structured_layers
 from monarch_flow.projection.state_dicts import split_packed_projection

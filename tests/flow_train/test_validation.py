@@ -12,10 +12,14 @@ import oneflow as flow
 import pytest
 from oneflow import nn
 
-from flow_train.checkpoint.folders import Checkpoint, CheckpointManager
-from flow_train.checkpoint.resume import checkpoint_folder, checkpoint_to_resume
+from flow_train.checkpoint.folders import (
+    Checkpoint,
+    CheckpointManager,
+    checkpoint_folder,
+    checkpoint_to_resume,
+)
 from flow_train.data.real_labels import RealLabels
-from flow_train.steps.data_parallel import broadcast_buffers, data_parallel
+from flow_train.steps.eager import broadcast_buffers, data_parallel
 from flow_train.validation import Accuracy, class_scores, count_correct, validate
 
 CLASSES = 7

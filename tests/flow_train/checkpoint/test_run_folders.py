@@ -10,8 +10,9 @@ from oneflow_accel.errors import CheckpointError
 import numpy as np
 import pytest
 
-from flow_train.checkpoint.folders import Checkpoint, CheckpointManager
-from flow_train.checkpoint.resume import (
+from flow_train.checkpoint.folders import (
+    Checkpoint,
+    CheckpointManager,
     checkpoint_folder,
     checkpoint_to_resume,
     require_no_other_run,

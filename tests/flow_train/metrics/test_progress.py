@@ -8,15 +8,15 @@ import sys
 
 import pytest
 
-from flow_train.metrics import progress
-from flow_train.metrics.progress import Progress, format_eta
+from flow_train.metrics import console
+from flow_train.metrics.console import Progress, format_eta
 
 
 @pytest.fixture
 def clock(monkeypatch):
     """A clock that the test turns: clock[0] is the time in seconds."""
     now = [1000.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
     return now
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flow_train.optim.schedule import step_decay
+from flow_train.optim import step_decay
 
 
 def test_divides_by_ten_every_thirty_epochs():

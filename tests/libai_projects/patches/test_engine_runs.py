@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from flow_train.checkpoint import libai_folders
+from flow_train.checkpoint import libai_files
 from tests.launch import run_distributed, run_process
 from tests.libai_projects.patches.engine_run import make_documents, write_dataset
 from tests.libai_projects.patches.partial_series import VARIABLE
@@ -160,7 +160,7 @@ def test_data_parallel_is_as_one_process_and_a_full_disk_spoils_nothing(
         "no checkpoint model_0000099 was saved, earlier ones are as before" in result["full_disk"]
     )
     assert "File too large" in result["full_disk"]
-    newest = libai_folders.last(tmp_path / "out")
+    newest = libai_files.last(tmp_path / "out")
     assert newest is not None
     assert newest.name == "model_0000005"
     assert not list((tmp_path / "out").glob(".*"))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from flow_train.checkpoint import libai_folders
+from flow_train.checkpoint import libai_files
 from tests.launch import REPOSITORY, free_port, run_process
 from tests.libai_projects.train.conftest import CONFIG, PROJECTS, SCRIPT, TINY, bash_command, losses
 
@@ -88,10 +88,10 @@ def test_full_disk_leaves_the_checkpoint_before_it_whole(train, environment, tmp
     error = result.stdout[result.stdout.index("train_net.py: error:") :]
     assert "too large" in error.lower(), error
     assert "Traceback" not in error
-    assert libai_folders.last(out) == out / "model_0000002"
+    assert libai_files.last(out) == out / "model_0000002"
     assert [path.name for path in out.glob("model_*")].count("model_0000005") == 0
     train("--resume", out=out)
-    assert libai_folders.last(out) == out / "model_0000005"
+    assert libai_files.last(out) == out / "model_0000005"
     assert {step: loss for step, loss in losses(out).items() if step <= 3} == before
 
 
@@ -130,7 +130,7 @@ def test_killed_rank_ends_the_others_and_is_named(environment, tmp_path):
             process.wait()
     assert process.returncode != 0
     assert f"rank 1 (pid {victim}" in output, output
-    assert libai_folders.last(out) is not None
+    assert libai_files.last(out) is not None
 
 
 FAKE_WANDB = """
@@ -185,7 +185,7 @@ def test_sigterm_writes_a_checkpoint_and_the_run_goes_on_bit_for_bit(train, envi
     assert "Traceback" not in output
     done = max(losses(out))
     assert done < 300
-    assert libai_folders.last(out) == out / f"model_{done - 1:07d}"
+    assert libai_files.last(out) == out / f"model_{done - 1:07d}"
     told = [json.loads(line) for line in calls.read_text().splitlines()]
     assert told[0] == [-1, {"mode": "offline", "project": "gpt2", "dir": str(out)}]
     assert told[1][0] == 1

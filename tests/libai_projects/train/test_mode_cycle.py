@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flow_train.checkpoint import libai_folders, oneflow_files
+from flow_train.checkpoint import libai_files, oneflow_files
 from tests.launch import REPOSITORY, run_distributed, run_process
 from tests.libai_projects.train.conftest import CONFIG, NO_DROPOUT, PROJECTS, TINY, losses
 
@@ -256,7 +256,7 @@ def test_a_run_that_cannot_go_on_says_why(
     out = taken_up(old_checkpoint("eager", tmp_path), tmp_path / "out")
     if not change:
         shutil.rmtree(checkpoint(out, 2) / "optimizer")
-        (checkpoint(out, 2) / libai_folders.MANIFEST).unlink()
+        (checkpoint(out, 2) / libai_files.MANIFEST).unlink()
     command = ["tools/train_net.py", "--config-file", CONFIG, *BASE, *SMALLER]
     command += ["--resume", *change, f"train.output_dir={out}"]
     result = run_process(command, env=environment, cwd=PROJECTS)

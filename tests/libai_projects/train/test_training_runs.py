@@ -11,7 +11,7 @@ import pytest
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from flow_train.checkpoint import libai_folders
+from flow_train.checkpoint import libai_files
 from flow_train.metrics.log import metric_series, read_metrics
 from libai_projects import weights
 from tests.launch import run_process
@@ -119,7 +119,7 @@ def test_fast_dev_run_takes_weights_and_moves_an_earlier_run_aside(train, whole_
     assert losses(out)[1] < before[1] - 0.1
     assert sorted(perplexities(out)) == [10, 20]
     assert losses(out / "previous-1") == before
-    assert libai_folders.verify(out / "previous-1" / "model_0000002") is None
+    assert libai_files.verify(out / "previous-1" / "model_0000002") is None
 
 
 def test_run_stops_when_evaluations_get_no_better(train, tmp_path):
@@ -139,7 +139,7 @@ def test_graph_run_of_two_processes_ends_by_itself(train, tmp_path):
     zero = ("train.zero_optimization.enabled=true", "train.zero_optimization.stage=2")
     train("graph.enabled=true", *zero, *NO_DROPOUT, out=out, processes=2)
     assert list(perplexities(out)) == [3, 6]
-    assert libai_folders.last(out) == out / "model_0000005"
+    assert libai_files.last(out) == out / "model_0000005"
 
 
 def test_a_profile_on_random_tokens(train, tmp_path):

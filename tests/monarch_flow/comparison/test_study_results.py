@@ -13,7 +13,7 @@ from PIL import Image
 from flow_train.compare.report import Entry, draw_comparison, format_page
 from flow_train.compare.results import images_of_accuracy, read_results
 from flow_train.compare.study import PlannedRun, Row, Study
-from flow_train.metrics.charts import COLORS
+from flow_train.metrics.curves import COLORS
 from flow_train.metrics.log import MetricLog
 from tests.monarch_flow.comparison.logs import SPEEDS, write_log
 

@@ -8,10 +8,9 @@ from types import SimpleNamespace
 import pytest
 from oneflow import nn
 
-from flow_train.metrics import progress
-from flow_train.metrics.console import EpochLines
-from flow_train.metrics.progress import Progress
-from flow_train.position import Position
+from flow_train.metrics import console
+from flow_train.metrics.console import EpochLines, Progress
+from flow_train.options import Position
 from monarch_flow.engine.sparse_to_dense import SparseToDense
 from monarch_flow.layers import MonarchLinear
 
@@ -28,7 +27,7 @@ def test_a_checkpoint_takes_no_line_away(run_tiny, without_curves, tmp_path, cap
 def test_silence_is_broken(monkeypatch, capsys):
     """10 steps of two batches and 6 s each; 5 more are to come after the epoch."""
     now = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
     bar, position = Progress(20, "batch"), Position(3, 0, 100)
     lines = EpochLines(bar, position, 115, 2)
     for _ in range(10):

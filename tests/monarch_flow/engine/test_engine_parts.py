@@ -14,14 +14,12 @@ import pytest
 from omegaconf import OmegaConf
 
 from flow_train.checkpoint.folders import Checkpoint, CheckpointManager
-from flow_train.hooks import build_hooks
-from flow_train.hooks.monitored import Monitored
-from flow_train.metrics.loggers import RunLog
+from flow_train.hooks import Monitored, build_hooks
+from flow_train.metrics.log import RunLog
 from flow_train.optim import build_schedule
-from flow_train.options import limited, read_trainer_options
-from flow_train.position import Calendar, Position
+from flow_train.options import Calendar, Position, limited, read_trainer_options
 from flow_train.rng import step_seed
-from flow_train.steps.loss_scale import LossScaler
+from flow_train.steps.eager import LossScaler
 from monarch_flow.engine.sparse_to_dense import SparseToDense
 
 

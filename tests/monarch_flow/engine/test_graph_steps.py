@@ -15,9 +15,7 @@ from oneflow import nn
 
 from flow_train.optim import build_loss, build_optimizer
 from flow_train.steps.eager import EagerStep, TrainStep
-from flow_train.steps.graph import GraphStep
-from flow_train.steps.model_copy import copy_model
-from flow_train.steps.step_factors import StepFactors
+from flow_train.steps.graph import GraphStep, StepFactors, copy_model
 from monarch_flow.layers import Dropout, DropPath, dropout
 from tests.monarch_flow.engine.engine_runs import (
     EVERYTHING,

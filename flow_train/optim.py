@@ -1,0 +1,481 @@
+"""What training minimizes and how: losses, parameter groups, optimizers, schedules, averages.
+
+Weight decay applies to matrices: weights of dense and structured linears, of convolutions, of the
+head. Not decayed are what it would only pull from its purpose: biases, scale and shift of
+normalization layers, embeddings, the class and position tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from typing import Any
+
+from oneflow_accel import distributed
+from oneflow_accel.errors import CheckpointError
+
+import numpy as np
+import oneflow as flow
+from oneflow import nn
+
+from flow_train.config import keys
+from flow_train.config.schema import read
+
+
+class CrossEntropy(nn.Module):
+    """Cross-entropy of scores against class indices or class probabilities.
+
+    With smoothing s over C classes the target t becomes (1 - s) t + s / C (Szegedy et al. 2016,
+    "Rethinking the Inception architecture", section 7), for soft targets, such as those of mixup,
+    too. It is computed from the logarithm of the softmax, which does not overflow. `reduction` is
+    "mean" over the samples, "sum", or "none".
+    """
+
+    def __init__(self, label_smoothing: float = 0.0, reduction: str = "mean") -> None:
+        super().__init__()
+        self.label_smoothing = label_smoothing
+        self._loss = nn.CrossEntropyLoss(label_smoothing=label_smoothing, reduction=reduction)
+
+    def forward(self, scores: flow.Tensor, targets: flow.Tensor) -> flow.Tensor:
+        """The loss of float scores (N, C), half precision computed in float32, against targets (N,)
+        int64, or (N, C) float that sum to 1: float32 (float64 for such scores), a scalar, or (N,)
+        where nothing is reduced. ValueError if the shapes do not go together."""
+        if targets.shape not in (scores.shape, scores.shape[:1]):
+            raise ValueError(
+                f"scores of shape {tuple(scores.shape)} and targets of {tuple(targets.shape)}"
+            )
+        if scores.dtype in (flow.float16, flow.bfloat16):
+            scores = scores.to(flow.float32)
+        if targets.ndim == 2 and targets.dtype != scores.dtype:
+            targets = targets.to(scores.dtype)
+        return self._loss(scores, targets)
+
+
+def build_loss(config: Mapping[str, Any] | None, reduction: str = "mean") -> CrossEntropy:
+    """The loss that `keys.LossFunction` describes; None is plain cross-entropy. UserError for an
+    unknown name or key, or a value of the wrong type or range."""
+    options = read(keys.LossFunction, config, "loss_fn")
+    return CrossEntropy(options.label_smoothing, reduction)
+
+
+def hard_labels(targets: flow.Tensor) -> flow.Tensor:
+    """Class indices, int64 (N,): of soft targets (N, C) the classes of highest probability."""
+    return targets.argmax(dim=1) if targets.ndim == 2 else targets
+
+
+# Tokens and position embeddings of vision transformers, by the last part of their name.
+TOKEN_NAMES = frozenset({"pos_embed", "cls_token", "dist_token"})
+# A module may name parameters of its own that must not be decayed in an attribute of this name.
+NO_DECAY_ATTRIBUTE = "no_weight_decay"
+
+_NORMALIZATION = (
+    nn.LayerNorm,
+    nn.GroupNorm,
+    nn.RMSNorm,
+    nn.modules.batchnorm._BatchNorm,
+    nn.modules.instancenorm._InstanceNorm,
+)
+
+
+@dataclass(frozen=True)
+class ParameterGroup:
+    """Parameters that share a weight decay; `names` are sorted, so that a resumed run has them in
+    the same order, and `parameters` go with them."""
+
+    names: tuple[str, ...]
+    parameters: tuple[nn.Parameter, ...]
+    decayed: bool
+
+    @property
+    def elements(self) -> int:
+        return sum(parameter.numel() for parameter in self.parameters)
+
+
+def group_parameters(
+    model: nn.Module, *, bias_weight_decay: bool = False, normalization_weight_decay: bool = False
+) -> list[ParameterGroup]:
+    """Divide the trainable parameters into those with and those without weight decay; the decayed
+    group is first, and an empty one is left out.
+
+    A submodule's `no_weight_decay` (names of its own parameters, or a function that returns such
+    names, which may be dotted) adds to the second group. With `normalization_weight_decay` the
+    biases of normalization layers are decayed only if `bias_weight_decay` is set as well. A
+    parameter that several modules share is in the group where its first name belongs. ValueError if
+    no parameter requires a gradient.
+    """
+    without = _not_decayed(model, bias_weight_decay, normalization_weight_decay)
+    named = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    if not named:
+        raise ValueError("the model has no parameter to train: none requires a gradient")
+    groups = []
+    for decayed in (True, False):
+        names = tuple(sorted(name for name in named if (name not in without) == decayed))
+        if names:
+            groups.append(ParameterGroup(names, tuple(named[name] for name in names), decayed))
+    return groups
+
+
+def _not_decayed(
+    model: nn.Module, bias_weight_decay: bool, normalization_weight_decay: bool
+) -> set[str]:
+    without = set()
+    for path, module in model.named_modules():
+        prefix = f"{path}." if path else ""
+        without |= {prefix + name for name in _flagged(module)}
+        for name, _ in module.named_parameters(recurse=False):
+            if (
+                name in TOKEN_NAMES
+                or isinstance(module, nn.Embedding)
+                or (name.endswith("bias") and not bias_weight_decay)
+                or (isinstance(module, _NORMALIZATION) and not normalization_weight_decay)
+            ):
+                without.add(prefix + name)
+    return without
+
+
+def _flagged(module: nn.Module) -> Iterable[str]:
+    flagged = getattr(module, NO_DECAY_ATTRIBUTE, ())
+    return flagged() if callable(flagged) else flagged
+
+
+_OPTIMIZERS = {"adamw": flow.optim.AdamW, "sgd": flow.optim.SGD}
+
+
+def build_optimizer(
+    model: nn.Module, config: Mapping[str, Any], grouping: Mapping[str, Any] | None = None
+) -> flow.optim.Optimizer:
+    """The optimizer that `keys.Optimizer` describes, over the trainable parameters of a model on
+    the device and in the layout to train in. AdamW is decoupled (Loshchilov and Hutter 2019).
+
+    It has a group for the parameters with weight decay and one for those without (see
+    `group_parameters`), the parameters of each sorted by name. UserError for an unknown name or
+    key, a value of the wrong type or range, or no `lr`.
+    """
+    options = read(keys.Optimizer, config, "optimizer").model_dump(exclude_none=True)
+    flags = read(keys.ParameterGrouping, grouping, "optimizer_param_grouping").model_dump()
+    name, weight_decay = options.pop("name"), options.pop("weight_decay")
+    if "betas" in options:
+        options["betas"] = tuple(options["betas"])
+    groups = [
+        {"params": list(group.parameters), "weight_decay": weight_decay if group.decayed else 0.0}
+        for group in group_parameters(model, **flags)
+    ]
+    return _OPTIMIZERS[name](groups, **options)
+
+
+@dataclass(frozen=True)
+class CosineSchedule:
+    """Cosine annealing (Loshchilov and Hutter 2017, "SGDR", equation 5) after a linear warm-up.
+
+    The meaning of every key is that of timm's CosineLRScheduler. Two things are easily taken for
+    errors: without `warmup_prefix` the cosine's phase counts from t = 0 and not from the end of the
+    warm-up, so that the learning rate jumps there; and after the last cycle it stays at `lr_min`.
+
+    Attributes:
+        base_lr: learning rate at the top of the first cosine.
+        t_initial: length of the first cycle.
+        lr_min: learning rate at the bottom.
+        warmup_t: length of the warm-up; 0 for none.
+        warmup_lr_init: learning rate at t = 0, where there is a warm-up.
+        warmup_prefix: the cosine begins when the warm-up ends.
+        cycle_mul: how much longer each cycle is than the one before.
+        cycle_decay: how much lower each cycle's top is.
+        cycle_limit: number of cycles.
+        k_decay: exponent on the phase (arXiv 2004.05909); 1 is the plain cosine.
+        cooldown: time at `lr_min` after the last cycle. It only says how long the run is.
+    """
+
+    base_lr: float
+    t_initial: float
+    lr_min: float
+    warmup_t: float
+    warmup_lr_init: float
+    warmup_prefix: bool
+    cycle_mul: float
+    cycle_decay: float
+    cycle_limit: int
+    k_decay: float
+    cooldown: float
+
+    def __call__(self, t: float) -> float:
+        if t < self.warmup_t:
+            return _warmup(t, self.warmup_t, self.warmup_lr_init, self.base_lr)
+        if self.warmup_prefix:
+            t -= self.warmup_t
+        cycle, position, length = self._cycle(t)
+        if cycle >= self.cycle_limit:
+            return self.lr_min
+        phase = (position / length) ** self.k_decay
+        top = self.base_lr * self.cycle_decay**cycle
+        return self.lr_min + 0.5 * (top - self.lr_min) * (1 + math.cos(math.pi * phase))
+
+    @property
+    def length(self) -> float:
+        """Time until the run is over: warm-up (if a prefix), all cycles, cooldown."""
+        if self.cycle_mul == 1:
+            cycles = self.t_initial * self.cycle_limit
+        else:
+            growth = (self.cycle_mul**self.cycle_limit - 1) / (self.cycle_mul - 1)
+            cycles = math.floor(self.t_initial * growth)
+        return cycles + (self.warmup_t if self.warmup_prefix else 0) + self.cooldown
+
+    def _cycle(self, t: float) -> tuple[int, float, float]:
+        """Number of the cycle that t is in, time since its beginning, its length."""
+        cycle, begin, length = 0, 0.0, float(self.t_initial)
+        if self.cycle_mul == 1:
+            cycle = int(t // length)
+            return cycle, t - cycle * length, length
+        # Beyond the last cycle nothing depends on which cycle it would be.
+        while t >= begin + length and cycle < self.cycle_limit:
+            begin += length
+            length *= self.cycle_mul
+            cycle += 1
+        return cycle, t - begin, length
+
+
+@dataclass(frozen=True)
+class LinearSchedule:
+    """Linear warm-up from `warmup_lr_init`, then a straight line down that reaches `lr_min` at
+    `t_total`, warm-up included, and stays there."""
+
+    base_lr: float
+    t_total: float
+    warmup_t: float
+    warmup_lr_init: float
+    lr_min: float
+
+    def __call__(self, t: float) -> float:
+        if t < self.warmup_t:
+            return _warmup(t, self.warmup_t, self.warmup_lr_init, self.base_lr)
+        left = max(0.0, (self.t_total - t) / (self.t_total - self.warmup_t))
+        return self.lr_min + (self.base_lr - self.lr_min) * left
+
+    @property
+    def length(self) -> float:
+        return self.t_total
+
+
+@dataclass(frozen=True)
+class ConstantSchedule:
+    """One learning rate after a linear warm-up from `warmup_lr_init` (`warmup_t` 0: none)."""
+
+    base_lr: float
+    warmup_t: float = 0
+    warmup_lr_init: float = 0.0
+
+    def __call__(self, t: float) -> float:
+        if t < self.warmup_t:
+            return _warmup(t, self.warmup_t, self.warmup_lr_init, self.base_lr)
+        return self.base_lr
+
+    @property
+    def length(self) -> float:
+        return math.inf
+
+
+Schedule = CosineSchedule | LinearSchedule | ConstantSchedule
+
+_SCHEDULES: dict[str, type[Schedule]] = {
+    "cosine": CosineSchedule,
+    "linear": LinearSchedule,
+    "constant": ConstantSchedule,
+}
+
+
+def build_schedule(config: Mapping[str, Any] | None, base_lr: float) -> Schedule:
+    """The schedule that `keys.Scheduler` describes; None is a constant learning rate. `base_lr` is
+    the optimizer's. UserError for an unknown name or key, a missing one, or a value of the wrong
+    type or range."""
+    if config is None:
+        return ConstantSchedule(base_lr)
+    options = read(keys.Scheduler, config, "scheduler")
+    kind = _SCHEDULES[options.name]
+    names = [field.name for field in fields(kind) if field.name != "base_lr"]
+    return kind(base_lr, **{name: getattr(options, name) for name in names})
+
+
+def _warmup(t: float, length: float, begin: float, end: float) -> float:
+    return begin + t * (end - begin) / length
+
+
+# The schedule ResNets are trained with on ImageNet: epochs between steps, and what a step does.
+DECAY_EVERY = 30
+DECAY_FACTOR = 0.1
+
+
+def step_decay(
+    base_lr: float, epoch: int, every: int = DECAY_EVERY, factor: float = DECAY_FACTOR
+) -> float:
+    """Learning rate of an epoch, counted from 0: `base_lr * factor ** (epoch // every)`. ValueError
+    if `epoch` is negative or `every` is not positive."""
+    if epoch < 0 or every < 1:
+        raise ValueError(f"epoch must be >= 0 and every >= 1, got {epoch} and {every}")
+    return base_lr * factor ** (epoch // every)
+
+
+# The prefix of the arrays' names in a checkpoint.
+PREFIX = "ema/"
+# The buffers of BatchNorm that are averaged; its count of batches has no part in what it computes.
+_STATISTICS = ("running_mean", "running_var")
+
+
+def averages_in(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The moving averages among the arrays of a checkpoint, by the names of the weights."""
+    return {
+        name.removeprefix(PREFIX): array
+        for name, array in arrays.items()
+        if name.startswith(PREFIX)
+    }
+
+
+class ExponentialMovingAverage:
+    """Keeps `shadow += (1 - d) (parameter - shadow)` for each trainable parameter, in float32.
+
+    d is `decay`, or min(decay, (1 + n) / (10 + n)) at the n-th update with `use_num_updates`, which
+    forgets the start of training sooner. Call `update` after every update of the parameters, also
+    after one for the few batches left over at an epoch's end.
+
+    The running statistics of BatchNorm are averaged in the same way: the model's own belong to its
+    last weights, and averaged weights can be far from those. Other buffers, and parameters that are
+    not trained, are not averaged. `shadow` has tensors by name, global where the model's are;
+    `num_updates` counts over all runs of a training. ValueError if `decay` is out of range.
+    """
+
+    def __init__(self, model: nn.Module, decay: float, use_num_updates: bool = False) -> None:
+        if not 0 <= decay <= 1:
+            raise ValueError(f"the decay of the moving average is {decay}, not from 0 to 1")
+        self.decay = decay
+        self.use_num_updates = use_num_updates
+        self.num_updates = 0
+        self.shadow: dict[str, flow.Tensor] = {}
+        self.reset(model)
+
+    def reset(self, model: nn.Module) -> None:
+        self.shadow = {
+            name: _copy(value.detach().to(flow.float32)) for name, value in _averaged(model).items()
+        }
+
+    def current_decay(self) -> float:
+        if not self.use_num_updates:
+            return self.decay
+        n = self.num_updates + 1
+        return min(self.decay, (1 + n) / (10 + n))
+
+    def update(self, model: nn.Module) -> None:
+        """Take in the parameters after an update; KeyError if the model has others than at the
+        start."""
+        rate = 1 - self.current_decay()
+        self.num_updates += 1
+        with flow.no_grad():
+            for name, value in self._matching(model).items():
+                shadow = self.shadow[name]
+                shadow.add_(value.detach().to(flow.float32) - shadow, alpha=rate)
+
+    @contextmanager
+    def swapped_in(self, model: nn.Module) -> Iterator[None]:
+        """Inside, `model` has the averages as its parameters; afterwards its own again."""
+        own = {name: _copy(value.detach()) for name, value in self._matching(model).items()}
+        try:
+            self.copy_to(model)
+            yield
+        finally:
+            _assign(model, own)
+
+    def copy_to(self, model: nn.Module) -> None:
+        """Give `model` the averages as its parameters for good, such as to save or convert it."""
+        self._matching(model)
+        _assign(model, self.shadow)
+
+    def state_arrays(self) -> dict[str, np.ndarray]:
+        """Averages by "ema/" and the parameter's name, float32. A collective call for global
+        tensors."""
+        return {
+            PREFIX + name: distributed.local_value(value).numpy()
+            for name, value in self.shadow.items()
+        }
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "decay": self.decay,
+            "use_num_updates": self.use_num_updates,
+            "num_updates": self.num_updates,
+        }
+
+    def load(self, arrays: Mapping[str, np.ndarray], state: Mapping[str, Any]) -> None:
+        """Go on from what `state_arrays` and `state` gave; `arrays` may hold more. The decay stays
+        this object's own: it may be changed for the rest of a run. CheckpointError if an average is
+        missing, or has another shape than its parameter."""
+        loaded = {}
+        for name, shadow in self.shadow.items():
+            array = arrays.get(PREFIX + name)
+            if array is None:
+                raise CheckpointError(
+                    f"the checkpoint has no moving average of {name}; switch callbacks.ema off, or "
+                    "resume from a checkpoint of a run that had it on"
+                )
+            if array.shape != tuple(shadow.shape):
+                raise CheckpointError(
+                    f"the moving average of {name} has shape {array.shape} in the checkpoint, the "
+                    f"parameter {tuple(shadow.shape)}"
+                )
+            loaded[name] = array
+        for name, array in loaded.items():
+            self.shadow[name] = _like(array, self.shadow[name])
+        self.num_updates = int(state.get("num_updates", 0))
+
+    def replace(self, model: nn.Module, averages: Mapping[str, np.ndarray]) -> None:
+        """Average another model from now on, as after its structured layers became dense ones.
+        `averages` has by name what the average goes on from, such as the dense form of the old
+        averages; a parameter that is not there goes on with its old average if it has one of its
+        shape, else starts from its own value."""
+        old = self.shadow
+        self.reset(model)
+        for name, shadow in self.shadow.items():
+            if name in averages:
+                self.shadow[name] = _like(averages[name], shadow)
+            elif name in old and old[name].shape == shadow.shape:
+                self.shadow[name] = old[name]
+
+    def _matching(self, model: nn.Module) -> dict[str, flow.Tensor]:
+        values = _averaged(model)
+        if values.keys() != self.shadow.keys():
+            other = sorted(values.keys() ^ self.shadow.keys())
+            raise KeyError(f"the model's parameters are not those averaged: {', '.join(other[:5])}")
+        return values
+
+
+def _averaged(model: nn.Module) -> dict[str, flow.Tensor]:
+    """Trainable parameters and running statistics, by name; the model's own tensors."""
+    values: dict[str, flow.Tensor] = {
+        name: value for name, value in model.named_parameters() if value.requires_grad
+    }
+    for path, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            for name in _STATISTICS:
+                value = getattr(module, name)
+                if value is not None:
+                    values[f"{path}.{name}" if path else name] = value
+    return values
+
+
+def _copy(tensor: flow.Tensor) -> flow.Tensor:
+    with flow.no_grad():
+        return tensor.clone().detach()
+
+
+def _assign(model: nn.Module, values: Mapping[str, flow.Tensor]) -> None:
+    with flow.no_grad():
+        for name, value in _averaged(model).items():
+            value.copy_(values[name].to(value.dtype))
+
+
+def _like(array: np.ndarray, tensor: flow.Tensor) -> flow.Tensor:
+    """A float32 tensor of the array's values where `tensor` is, global if that is."""
+    values = np.ascontiguousarray(array, dtype=np.float32)
+    if tensor.is_global:
+        local = flow.tensor(values)
+        broadcast = [flow.sbp.broadcast] * len(tensor.sbp)
+        return local.to_global(placement=tensor.placement, sbp=broadcast).to_global(sbp=tensor.sbp)
+    return flow.tensor(values, device=tensor.device)
