@@ -22,7 +22,7 @@ from oneflow import nn
 from flow_train.config import keys
 from flow_train.config.schema import read
 from flow_train.metrics.macs import count_macs, count_parameters
-from flow_train.optim import PREFIX, ExponentialMovingAverage, averages_in
+from flow_train.optim import EMA_PREFIX, ExponentialMovingAverage, averages_in
 from flow_train.steps.eager import broadcast_buffers
 
 if TYPE_CHECKING:
@@ -316,8 +316,8 @@ class MovingAverage(Hook):
         averages = self.average.state_arrays()
         with flow.no_grad():
             for name, value in model.state_dict().items():
-                if PREFIX + name in averages:
-                    value.copy_(flow.tensor(averages[PREFIX + name]).to(value.device))
+                if EMA_PREFIX + name in averages:
+                    value.copy_(flow.tensor(averages[EMA_PREFIX + name]).to(value.device))
         broadcast_buffers(model)
         return nullcontext()
 

@@ -316,7 +316,7 @@ def step_decay(
 
 
 # The prefix of the arrays' names in a checkpoint.
-PREFIX = "ema/"
+EMA_PREFIX = "ema/"
 # The buffers of BatchNorm that are averaged; its count of batches has no part in what it computes.
 _STATISTICS = ("running_mean", "running_var")
 
@@ -324,9 +324,9 @@ _STATISTICS = ("running_mean", "running_var")
 def averages_in(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The moving averages among the arrays of a checkpoint, by the names of the weights."""
     return {
-        name.removeprefix(PREFIX): array
+        name.removeprefix(EMA_PREFIX): array
         for name, array in arrays.items()
-        if name.startswith(PREFIX)
+        if name.startswith(EMA_PREFIX)
     }
 
 
@@ -392,7 +392,7 @@ class ExponentialMovingAverage:
         """Averages by "ema/" and the parameter's name, float32. A collective call for global
         tensors."""
         return {
-            PREFIX + name: distributed.local_value(value).numpy()
+            EMA_PREFIX + name: distributed.local_value(value).numpy()
             for name, value in self.shadow.items()
         }
 
@@ -409,7 +409,7 @@ class ExponentialMovingAverage:
         missing, or has another shape than its parameter."""
         loaded = {}
         for name, shadow in self.shadow.items():
-            array = arrays.get(PREFIX + name)
+            array = arrays.get(EMA_PREFIX + name)
             if array is None:
                 raise CheckpointError(
                     f"the checkpoint has no moving average of {name}; switch callbacks.ema off, or "

@@ -58,9 +58,16 @@ from flow_train.steps.graph import step_maker
 from flow_train.validation import validate
 from resnet50_imagenet import launching
 from resnet50_imagenet.inference import Predictions, graph_forward, inference_model, measure_forward
-from resnet50_imagenet.models import check_image_size, create_model, load_weights, pretrained_file
+from resnet50_imagenet.models import (
+    averaged,
+    check_image_size,
+    create_model,
+    load_weights,
+    pretrained_file,
+    restore_model,
+    up_to_date,
+)
 from resnet50_imagenet.options import DATA_VARIABLE, parse_options
-from resnet50_imagenet.resuming import averaged, restore_model, up_to_date
 
 Dataset = ImageFolder | SyntheticImages
 

@@ -8,9 +8,9 @@ from oneflow_accel.errors import UserError
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 from PIL import Image
 
+from flow_train.metrics import curves
 from flow_train.metrics.curves import draw_curves, draw_metrics
 from flow_train.metrics.log import MetricLog
 
@@ -20,9 +20,9 @@ def figures(monkeypatch):
     """The figures that were saved, for a look at their axes."""
     monkeypatch.delenv("DISPLAY", raising=False)
     saved = []
-    savefig = Figure.savefig
+    save = curves.save_figure
     monkeypatch.setattr(
-        Figure, "savefig", lambda self, *a, **k: (saved.append(self), savefig(self, *a, **k))
+        curves, "save_figure", lambda figure, path: (saved.append(figure), save(figure, path))[1]
     )
     return saved
 
