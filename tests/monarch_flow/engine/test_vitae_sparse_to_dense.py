@@ -16,7 +16,7 @@ from flow_train.checkpoint import snapshot
 from flow_train.checkpoint.folders import Checkpoint
 from monarch_flow.engine import sparse_to_dense
 from monarch_flow.engine.run import run
-from monarch_flow.projection import densify_training_state, monarch_to_dense
+from monarch_flow.projection import LayerSpec, densify_training_state, monarch_to_dense
 from tests.launch import run_distributed
 from tests.monarch_flow.engine.engine_runs import (
     EVERYTHING,
@@ -98,7 +98,7 @@ def test_the_switch_carries_everything_over(watched):
     sparse = {name for name in before.model if name.rpartition(".")[2] in ("blkdiag1", "blkdiag2")}
     assert {name.rpartition(".")[0] for name in sparse} == set(LAYERS)
     specs = {
-        layer: (
+        layer: LayerSpec(
             "monarch",
             before.model[f"{layer}.blkdiag1"].shape[2] * 4,
             len(before.model[f"{layer}.bias"]),
