@@ -40,7 +40,7 @@ from flow_train.checkpoint.folders import (
 from flow_train.checkpoint.torch_files import narrow_to_bfloat16
 from flow_train.checkpoint.weights import bfloat16_names, read_weights
 from flow_train.files import replace_file
-from flow_train.optim import PREFIX, averages_in
+from flow_train.optim import EMA_PREFIX, averages_in
 from monarch_flow.layers import LinearConfig
 from monarch_flow.layers.config import compiled
 from monarch_flow.models.t2t_vit import t2t_names
@@ -325,7 +325,7 @@ def _project(source: Source, options: argparse.Namespace, rules: list[Rule]) -> 
         split = split_packed_attention(averages) if options.split_qkv else averages
         averages = project_weights(split, rules)[0]
     # Buffers such as layouts are not parameters.
-    kept = {PREFIX + name: array for name, array in averages.items() if array.dtype.kind == "f"}
+    kept = {EMA_PREFIX + name: array for name, array in averages.items() if array.dtype.kind == "f"}
     name = source.checkpoint.name if source.checkpoint else ""
     state = {LAYERS: layers_to_json(layers)}
     return _write(options, source, Checkpoint(weights, kept, state, name), layers, reports)

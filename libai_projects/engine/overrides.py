@@ -23,6 +23,7 @@ _MAY_BE_NULL = (
     "train.global_batch_size",
     "train.num_accumulation_steps",
     "train.max_minutes",
+    "train.sparse_to_dense.fraction",
     "train.logger.csv",
     "train.logger.wandb",
     "train.evaluation.patience",

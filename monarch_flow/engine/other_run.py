@@ -27,14 +27,8 @@ from flow_train.checkpoint.torch_files import (
     read_torch_file,
 )
 from flow_train.checkpoint.weights import arrays_of
-<<<<<<< HEAD
-from flow_train.optim import PREFIX, TOKEN_NAMES
-from monarch_flow.engine.weights import DENSE, MONARCH, are_dense, with_our_names
-=======
 from flow_train.optim import EMA_PREFIX, TOKEN_NAMES
-from monarch_flow.engine import other_weights, restore
-from monarch_flow.projection import structured_layers
->>>>>>> 12c3654 (Keep what restores a classifier's weights in one file, and look for curves' figures where they are saved)
+from monarch_flow.engine.weights import DENSE, MONARCH, are_dense, with_our_names
 
 # Torch's names of the optimizer's state, and ours.
 _STATE_KEYS = {

@@ -15,7 +15,7 @@ from oneflow_accel.errors import UserError
 
 import numpy as np
 
-from flow_train.optim import PREFIX as AVERAGES
+from flow_train.optim import EMA_PREFIX as AVERAGES
 from monarch_flow.layers import LinearConfig
 from monarch_flow.layers.config import compiled
 from monarch_flow.projection import moments
