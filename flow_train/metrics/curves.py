@@ -28,11 +28,9 @@ COLORS = ("#1f77b4", "#d62728", "#2ca02c", "#ff7f0e", "#9467bd", "#8c564b", "#e3
 
 
 def new_figure(width: float, height: float, title: str) -> Figure:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
     figure.suptitle(title, fontweight="bold")
     return figure
 
@@ -45,10 +43,13 @@ def tidy(axes: Axes, grid: Literal["both", "x", "y"] = "both") -> None:
 
 def save_figure(figure: Figure, output_png: Path | str) -> Path:
     """Write a PNG file, in place of one that is there; returns its path."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
     image = io.BytesIO()
     # Figure.savefig would lay everything out twice.
-    figure.canvas.draw()
-    Image.fromarray(np.asarray(figure.canvas.buffer_rgba())).save(image, format="png")
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    Image.fromarray(np.asarray(canvas.buffer_rgba())).save(image, format="png")
     replace_file(Path(output_png), image.getvalue())
     return Path(output_png)
 
