@@ -333,12 +333,8 @@ class ParamsLog(Group):
     non_trainable_params_log: bool = True
 
 
-class Macs(Group):
-    pass
-
-
-class InitialValidation(Group):
-    pass
+class NoOptions(Group):
+    """On as {}, off as null."""
 
 
 class NormMonitor(Group):
@@ -351,20 +347,12 @@ class Callbacks(Group):
     learning_rate_monitor: LearningRateMonitor | None = None
     speed_monitor: SpeedMonitor | None = None
     params_log: ParamsLog | None = None
-    macs: Macs | None = Field(None, description="count multiply-accumulates (MACs) per image")
-    initial_validation: InitialValidation | None = Field(
+    macs: NoOptions | None = Field(None, description="count multiply-accumulates (MACs) per image")
+    initial_validation: NoOptions | None = Field(
         None, description="validate before the first step"
     )
     norm_monitor: NormMonitor | None = Field(None, description="norms of weights and gradients")
     ema: Ema | None = Field(None, description="moving average of the weights")
-
-
-class Csv(Group):
-    pass
-
-
-class TensorBoard(Group):
-    pass
 
 
 class Wandb(Group):
@@ -379,6 +367,6 @@ class Wandb(Group):
 class Logger(Group):
     """metrics.jsonl is written in any case."""
 
-    tensorboard: TensorBoard | None = None
-    csv: Csv | None = None
+    tensorboard: NoOptions | None = None
+    csv: NoOptions | None = None
     wandb: Wandb | None = Field(None, description="Weights & Biases; must be installed")

@@ -135,7 +135,7 @@ COMMANDS: dict[str, Run | Dry | NotRun] = {
     ),
     "cd libai_projects && bash tools/train.sh tools/train_net.py "
     "projects/MagicPrompt/configs/gpt2_training.py 4": Run(
-        f"{TINY_GPT} --fast-dev-run train.output_dir={{runs}}/two",
+        f"{TINY_GPT} train.output_dir={{runs}}/two",
         replace={"training.py 4": "training.py 2"},
         after=(PREPARE,),
     ),
@@ -199,7 +199,7 @@ COMMANDS: dict[str, Run | Dry | NotRun] = {
     TRAIN_ONE: Run(f"{TINY_GPT} train.output_dir={{runs}}/gpt2", LIBAI, after=(PREPARE,)),
     "bash tools/train.sh tools/train_net.py projects/MagicPrompt/configs/gpt2_training.py 4 "
     "train.dist.tensor_parallel_size=2 train.dist.pipeline_parallel_size=2": Run(
-        f"{TINY_GPT} --fast-dev-run train.output_dir={{runs}}/four",
+        f"{TINY_GPT} train.output_dir={{runs}}/four",
         LIBAI,
         # Four processes need more than their share of two cores.
         {"training.py 4": "training.py 2", "pipeline_parallel_size=2": "pipeline_parallel_size=1"},
@@ -234,7 +234,7 @@ COMMANDS: dict[str, Run | Dry | NotRun] = {
     ),
     "MAGICPROMPT_DATA=data/sd bash tools/train.sh tools/train_net.py "
     "projects/MagicPrompt/configs/gpt2_small_cpu.py 1": Run(
-        f"{TINY_GPT} --fast-dev-run train.output_dir={{runs}}/sd",
+        f"{TINY_GPT} train.output_dir={{runs}}/sd",
         LIBAI,
         after=(
             "python projects/MagicPrompt/prepare.py diffusiondb.train.txt --output-prefix data/sd",
