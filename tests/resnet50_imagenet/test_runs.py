@@ -44,7 +44,7 @@ def test_run_leaves_metrics_curves_tensorboard_and_checkpoints(shapes, run_main,
 def test_it_learns(shapes, run_main, tmp_path):
     """Disks, squares and stripes are easy; a wrong gradient or label would not get there."""
     out = tmp_path / "out"
-    crop = ("--scale", "0.7", "1", "--lr", "0.003", "--epochs", "6")
+    crop = ("-a", "resnet18", "--scale", "0.7", "1", "--lr", "0.003", "--epochs", "6")
     result = run_main(shapes, *SMALL, *crop, "--output-dir", out)
     best = float(re.search(r"best Acc@1 ([\d.]+)", result.stdout).group(1))
     assert best >= 90, result.stdout
