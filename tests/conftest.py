@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import signal
 
-# A shell's background jobs ignore Ctrl-C, and so would what the tests start and send it to.
-signal.signal(signal.SIGINT, signal.default_int_handler)
 # Before libgomp is loaded. A kernel's threads sleep while they have nothing to do, here and in all
 # processes that tests start: on shared cores a thread that waits in a loop keeps away the one that
 # it waits for. 18 steps of a ResNet18 beside other tests: 43 s and not 154 s.
@@ -15,6 +13,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import oneflow_accel  # noqa: F401
 
 import pytest
+
+# A shell's background jobs ignore Ctrl-C, and so would what the tests start and send it to.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Minutes each, so they begin first: at its end a lane would wait for the other one.
 LONG = (

@@ -348,9 +348,7 @@ class Callbacks(Group):
     speed_monitor: SpeedMonitor | None = None
     params_log: ParamsLog | None = None
     macs: NoOptions | None = Field(None, description="count multiply-accumulates (MACs) per image")
-    initial_validation: NoOptions | None = Field(
-        None, description="validate before the first step"
-    )
+    initial_validation: NoOptions | None = Field(None, description="validate before the first step")
     norm_monitor: NormMonitor | None = Field(None, description="norms of weights and gradients")
     ema: Ema | None = Field(None, description="moving average of the weights")
 
