@@ -267,9 +267,16 @@ def figures(out: Path) -> dict[str, float]:
 
 
 def files(out: Path) -> set[str]:
-    """The files of a run's folder, without the parts of names that are times or host names."""
-    names = (str(path.relative_to(out)) for path in out.rglob("*") if path.is_file())
-    return {re.sub(r"events\.out\.tfevents.*", "events.out.tfevents", name) for name in names}
+    """The files of a run's folder, without the parts of names that are times or host names; tensors
+    by their order, as oneflow's ids count all tensors that the process has had."""
+    names: dict[str, None] = {}
+    for path in sorted(path for path in out.rglob("*") if path.is_file()):
+        name = re.sub(r"events\.out\.tfevents.*", "events.out.tfevents", str(path.relative_to(out)))
+        name = re.sub(r"global_tensor_\d+", "global_tensor", name)
+        while name in names:
+            name += " and another"
+        names[name] = None
+    return set(names)
 
 
 def differences(old: Path, new: Path, changed: str | None) -> list[str]:
