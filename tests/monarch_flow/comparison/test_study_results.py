@@ -6,10 +6,10 @@ import itertools
 
 import pytest
 from matplotlib.colors import to_hex
-from matplotlib.figure import Figure
 from omegaconf import OmegaConf
 from PIL import Image
 
+from flow_train.compare import report
 from flow_train.compare.report import Entry, draw_comparison, format_page
 from flow_train.compare.results import images_of_accuracy, read_results
 from flow_train.compare.study import PlannedRun, Row, Study
@@ -179,9 +179,9 @@ def test_small_models_have_figures_that_can_be_read(tmp_path, gmacs):
 def test_picture(entries, tmp_path, monkeypatch):
     monkeypatch.delenv("DISPLAY", raising=False)
     saved = []
-    savefig = Figure.savefig
+    save = report.save_figure
     monkeypatch.setattr(
-        Figure, "savefig", lambda self, *a, **k: (saved.append(self), savefig(self, *a, **k))
+        report, "save_figure", lambda figure, path: (saved.append(figure), save(figure, path))[1]
     )
     runs = [(entry.name, entry.results) for entry in entries if entry.results]
     output = draw_comparison(runs, "All of them", tmp_path / "picture.png")
