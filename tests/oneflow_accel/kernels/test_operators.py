@@ -64,8 +64,9 @@ def test_attributes_and_an_optional_input(bias: np.ndarray | None) -> None:
     x, weight = flow.tensor(random(2, 3, 8, 9)), flow.tensor(random(4, 3, 3, 3))
     bias = None if bias is None else flow.tensor(bias)
     (y,) = CONV(x, weight, bias, **CONV_ATTRIBUTES)
+    # OneFlow adds the bias after the product, which is another rounding.
     expected = flow._C.conv2d(x, weight, bias, stride=[2, 1], padding=[1, 0])
-    np.testing.assert_array_equal(y.numpy(), expected.numpy())
+    assert_close(y.numpy(), expected.numpy(), reduced=27)
 
 
 def test_each_set_of_attributes_is_kept_apart() -> None:

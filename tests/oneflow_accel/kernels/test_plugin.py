@@ -65,8 +65,13 @@ print("shape", tuple(layer(oneflow.ones(2, 3, 8, 8)).shape))
 """
 
 
+THREADS = "ONEFLOW_ACCEL_THREADS"
+OWN_THREADS = f"import os; os.environ.pop('{THREADS}', None)\n"
+
+
 def state_in_a_process(**env: str) -> list:
-    process = run_process(["-c", REPORT], env=env)
+    # The tests' own number of threads is not what is asked about.
+    process = run_process(["-c", OWN_THREADS * (THREADS not in env) + REPORT], env=env)
     assert process.returncode == 0, process.stdout
     line = next(line for line in process.stdout.splitlines() if line.startswith("state "))
     return json.loads(line.removeprefix("state "))
@@ -176,7 +181,7 @@ def test_processes_of_a_node_share_its_cores(tmp_path) -> None:
     """oneflow.distributed.launch sets OMP_NUM_THREADS=1; that does not bind the plug-in."""
     # A file for each process: what they print may be mixed.
     script = tmp_path / "threads.py"
-    script.write_text(THREADS_OF_A_PROCESS)
+    script.write_text(OWN_THREADS + THREADS_OF_A_PROCESS)
     process = run_distributed([script, tmp_path], 2, timeout=60)
     expected = max(1, len(os.sched_getaffinity(0)) // 2)
     threads = [int((tmp_path / f"process{rank}").read_text()) for rank in range(2)]
