@@ -11,7 +11,11 @@ import safetensors.numpy
 
 from flow_train.checkpoint.folders import read_checkpoint
 from resnet50_imagenet.models import _head, create_model
-from tests.resnet50_imagenet.conftest import SMALL, losses
+from tests.resnet50_imagenet import conftest
+from tests.resnet50_imagenet.conftest import losses
+
+# The names and shapes here are a ResNet's.
+SMALL = (*conftest.SMALL, "-a", "resnet18")
 
 
 def refused(run_main, *args, **kwargs) -> str:
