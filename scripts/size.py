@@ -12,16 +12,16 @@ from tracked import ROOT, listed_files
 
 # What is counted: where, the ends of its files' names, and the most lines it may have.
 BUDGETS = {
-    "oneflow_accel": ("oneflow_accel", (".py",), 7_400),
+    "oneflow_accel": ("oneflow_accel", (".py",), 7_500),
     "oneflow_accel/csrc": ("oneflow_accel/csrc", (".cpp", ".h"), 17_500),
-    "flow_train": ("flow_train", (".py",), 11_450),
+    "flow_train": ("flow_train", (".py",), 11_900),
     "monarch_flow": ("monarch_flow", (".py",), 7_400),
     "resnet50_imagenet": ("resnet50_imagenet", (".py",), 1_100),
     "libai_projects": ("libai_projects", (".py",), 12_150),
     "benchmarks": ("benchmarks", (".py",), 2_700),
     "scripts": ("scripts", (".py",), 600),
     "patches": ("patches", (".patch",), 1_700),
-    "tests": ("tests", (".py",), 46_485),
+    "tests": ("tests", (".py",), 46_700),
 }
 
 

@@ -1,0 +1,150 @@
+"""Trains small models, cut over the processes and not, and compares them; started by
+test_sharding.py.
+
+Each process trains the uncut model on the whole batch, or replicated where batch norm looks at a
+process's own images, and then the cut one on its share. Rank 0 writes JSON to the file of the
+argument: by case the largest relative differences of losses, gradient norms and weights.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from oneflow_accel import distributed
+from oneflow_accel.collectives import Mesh
+
+import numpy as np
+import oneflow as flow
+from oneflow import nn
+
+from flow_train.steps.eager import data_parallel
+from flow_train.steps.sharding import Sharding, fully_shard
+from monarch_flow.models import create_model
+
+STEPS, BATCH, CLIP = 4, 8, 0.5
+VIT = {"num_classes": 10, "img_size": 16, "patch_size": 8, "depth": 2, "num_heads": 2}
+VIT |= {"embed_dim": 30}
+
+
+class SmallResNet(nn.Module):
+    """Convolutions with batch norm in blocks; 5 channels divide by no number of processes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 5, 3, bias=False)
+        block = lambda: nn.Sequential(nn.Conv2d(5, 5, 3, bias=False), nn.BatchNorm2d(5))  # noqa: E731
+        self.layers = nn.Sequential(nn.Sequential(block(), nn.ReLU()), nn.Sequential(block()))
+        self.head = nn.Linear(5, 10)
+
+    def forward(self, x: flow.Tensor) -> flow.Tensor:
+        return self.head(self.layers(self.stem(x)).mean(dim=(2, 3)))
+
+
+def make(kind: str) -> nn.Module:
+    flow.manual_seed(0)
+    if kind == "resnet":
+        return SmallResNet()
+    more = {"monarch": {"mlp_cfg": "monarch"}, "dropout": {"drop_rate": 0.3}}.get(kind, {})
+    return create_model("vit_small_patch16_224", **VIT, **more)
+
+
+def batches() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    for step in range(STEPS):
+        draw = np.random.default_rng(step)
+        yield (
+            draw.standard_normal((BATCH, 3, 16, 16)).astype(np.float32),
+            draw.integers(0, 10, BATCH),
+        )
+
+
+def train(kind: str, options: dict[str, Any] | None, *, accumulate: int = 1) -> dict[str, Any]:
+    """Losses, gradient norms and the weights afterwards; `options` None leaves the model whole."""
+    world, rank = distributed.world_size(), distributed.rank()
+    model, sharding = make(kind), None
+    shares = kind == "resnet" or options is not None
+    forward = model
+    if options is not None:
+        given = dict(options)
+        mesh = Mesh.of(given.pop("rows", None))
+        no_sync = given.pop("no_sync", False)
+        sharding = fully_shard(model, mesh=mesh, **given)
+    elif shares:
+        forward = data_parallel(model)
+    # The gradient of attention's key biases is zero but for rounding, which a smaller eps blows up.
+    optimizer = flow.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1, eps=1e-6)
+    losses, norms = [], []
+    for step, (images, labels) in enumerate(batches()):
+        if shares:
+            images, labels = images[rank::world], labels[rank::world]
+        total = 0.0
+        for part in range(accumulate):
+            flow.manual_seed(100 * step + 10 * part + rank)
+            mine = slice(part, None, accumulate)
+            scores = forward(flow.tensor(images[mine]))
+            loss = nn.functional.cross_entropy(scores, flow.tensor(labels[mine])) / accumulate
+            if sharding is not None and no_sync and part < accumulate - 1:
+                with sharding.no_sync():
+                    loss.backward()
+            else:
+                loss.backward()
+            total += float(loss.numpy())
+        losses.append(distributed.all_reduce_sum([total])[0] / world)
+        norms.append(_clip(model, sharding))
+        optimizer.step()
+        optimizer.zero_grad()
+    model.eval()
+    with flow.no_grad():
+        scores = model(flow.tensor(next(batches())[0])).numpy()
+    whole = dict(sharding.full_arrays()) if sharding else _arrays(model)
+    buffers = {name: buffer.numpy() for name, buffer in model.named_buffers()}
+    return {"losses": losses, "norms": norms, "scores": scores, **whole, **buffers}
+
+
+def _arrays(model: nn.Module) -> dict[str, np.ndarray]:
+    return {name: value.detach().numpy() for name, value in model.named_parameters()}
+
+
+def _clip(model: nn.Module, sharding: Sharding | None) -> float:
+    if sharding is not None:
+        return float(sharding.clip(CLIP).numpy().item())
+    gradients = [value.grad for value in model.parameters()]
+    norm = float(sum((g * g).sum() for g in gradients).sqrt().numpy())
+    for gradient in gradients:
+        gradient.mul_(min(1.0, CLIP / (norm + 1e-6)))
+    return norm
+
+
+def difference(found: dict[str, Any], expected: dict[str, Any]) -> dict[str, float]:
+    """The largest of each kind, relative to the largest value."""
+    assert found.keys() == expected.keys(), found.keys() ^ expected.keys()
+    result = {"weights": 0.0}
+    for name, value in expected.items():
+        value = np.asarray(value, np.float64)
+        gap = float(abs(np.asarray(found[name], np.float64) - value).max() / abs(value).max())
+        kind = name if name in ("losses", "norms") else "weights"
+        result[kind] = max(result.get(kind, 0.0), gap)
+    return result
+
+
+def main(path: Path) -> None:
+    cases = json.loads(path.read_text())
+    whole: dict[tuple[str, int], dict[str, Any]] = {}
+    results = {}
+    for name, case in cases.items():
+        kind, accumulate = case.pop("kind", "vit"), case.pop("accumulate", 1)
+        if (kind, accumulate) not in whole:
+            # Units seed their own dropout.
+            plain = {"recompute": False} if kind == "dropout" else None
+            whole[kind, accumulate] = train(kind, plain, accumulate=accumulate)
+        found = train(kind, case, accumulate=accumulate)
+        results[name] = difference(found, whole[kind, accumulate])
+    if distributed.is_main():
+        path.with_suffix(".out").write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

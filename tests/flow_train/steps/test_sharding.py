@@ -1,0 +1,84 @@
+"""A model that is cut over processes trains as one that is not (fsdp_llama_spec B.2)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from oneflow_accel.errors import UserError
+
+import numpy as np
+import oneflow as flow
+import pytest
+from oneflow import nn
+
+from flow_train.steps.sharding import blocks, fully_shard
+from tests.flow_train.steps.sharding_worker import SmallResNet
+from tests.launch import run_distributed
+
+WORKER = Path(__file__).with_name("sharding_worker.py")
+CASES: dict[str, dict[str, Any]] = {
+    "recomputed": {},
+    "flat": {"flatten": True, "multiple": 8},
+    "activations kept": {"recompute": False},
+    "weights kept": {"reshard_after_forward": False},
+    "all kept": {"reshard_after_forward": False, "recompute": False},
+    "accumulated": {"accumulate": 2},
+    "accumulated without exchange": {"accumulate": 2, "no_sync": True},
+    "monarch": {"kind": "monarch"},
+    "dropout": {"kind": "dropout"},
+    "resnet": {"kind": "resnet"},
+    "resnet, flat": {"kind": "resnet", "flatten": True},
+}
+
+
+MESHES = {"one row": {}, "rows of two": {"rows": 2}, "rows of one": {"rows": 1, "flatten": True}}
+
+
+@pytest.mark.parametrize(("processes", "cases"), [(2, CASES), (4, MESHES)], ids=["2", "4"])
+def test_cut_models_train_as_whole_ones(tmp_path: Path, processes: int, cases: Any) -> None:
+    path = tmp_path / "cases.json"
+    path.write_text(json.dumps(cases))
+    environment = {"ONEFLOW_ACCEL_THREADS": "1"}
+    result = run_distributed([WORKER, path], processes, env=environment, cwd=tmp_path)
+    assert result.returncode == 0, result.stdout[-3000:]
+    found = json.loads(path.with_suffix(".out").read_text())
+    assert found.keys() == cases.keys()
+    for name, gaps in found.items():
+        assert gaps["losses"] < 1e-6, (name, gaps)
+        assert gaps["norms"] < 1e-6, (name, gaps)
+        assert gaps["weights"] < 1e-5, (name, gaps)
+
+
+def test_the_units_of_a_model_are_its_blocks() -> None:
+    model = SmallResNet()
+    is_unit = blocks(model)
+    names = [name for name, module in model.named_modules() if is_unit(name, module)]
+    assert names == ["layers.0", "layers.1"]
+
+
+def test_names_stay_and_shapes_are_known() -> None:
+    model = SmallResNet()
+    shapes = {name: tuple(value.shape) for name, value in model.named_parameters()}
+    sharding = fully_shard(model, multiple=4)
+    assert sharding.full_shapes == shapes
+    for name, value in model.named_parameters():
+        assert value.ndim == 1
+        assert len(value) == -(-np.prod(shapes[name]) // 4) * 4, name
+
+
+def test_a_wrong_multiple_is_refused() -> None:
+    with pytest.raises(UserError, match="multiple=0"):
+        fully_shard(nn.Linear(2, 2), multiple=0)
+
+
+def test_gradients_of_inputs_pass_through() -> None:
+    flow.manual_seed(0)
+    model = nn.Sequential(nn.Sequential(nn.Linear(3, 3), nn.Tanh()), nn.Sequential(nn.Linear(3, 2)))
+    x = flow.randn(4, 3, requires_grad=True)
+    model(x).sum().backward()
+    expected, x.grad = x.grad.numpy().copy(), None
+    fully_shard(model)
+    model(x).sum().backward()
+    np.testing.assert_allclose(x.grad.numpy(), expected, rtol=1e-6)
