@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from oneflow.distributed import launch
+
+from oneflow_accel.rendezvous import free_port
 
 DEFAULT_PORT = 12345
 # Seconds that the other processes get to end by themselves: to print what they know, then to stop.
@@ -131,16 +132,9 @@ def _with_port(argv: list[str]) -> list[str]:
     for index, (name, value) in enumerate(itertools.pairwise(argv)):
         if (name, value) == ("--master_port", "auto"):
             one_node = "--nnodes" not in argv or argv[argv.index("--nnodes") + 1] == "1"
-            return [*argv[: index + 1], str(_port(one_node)), *argv[index + 2 :]]
+            port = free_port() if one_node else DEFAULT_PORT
+            return [*argv[: index + 1], str(port), *argv[index + 2 :]]
     return argv
-
-
-def _port(one_node: bool) -> int:
-    if not one_node:
-        return DEFAULT_PORT
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 if __name__ == "__main__":

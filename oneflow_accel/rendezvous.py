@@ -9,14 +9,38 @@ listens, and are some hundredths of a second late at most.
 from __future__ import annotations
 
 import os
+import random
 import socket
 import time
 from collections.abc import Mapping, MutableMapping
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+# Below the ports that Linux gives to outgoing connections (32768 to 60999): between the moment in
+# which one of those is found free and the moment in which rank 0 binds it, some seconds of imports
+# later, any connection of any process may be given it, even one that asks whether rank 0 listens
+# yet. Oneflow then aborts.
+_FREE_PORTS = range(15000, 32768)
 # Seconds; after it oneflow's own way of waiting begins.
 MOST_SECONDS = 60.0
 _PAUSE = 0.05
+
+
+def free_port() -> int:
+    """A TCP port of the loopback interface on which nobody listens, for a job to meet at.
+
+    OSError where a hundred ports are taken.
+    """
+    drawn = random.SystemRandom()
+    for attempts_left in reversed(range(100)):
+        port = drawn.choice(_FREE_PORTS)
+        with socket.socket() as listener:
+            try:
+                listener.bind(("127.0.0.1", port))
+                return port
+            except OSError:
+                if not attempts_left:
+                    raise
+    raise AssertionError("unreachable")
 
 
 def wait_for_rank_zero(

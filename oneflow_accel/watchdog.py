@@ -255,6 +255,11 @@ def _keep_alive(connection: socket.socket) -> None:
 _active: Watchdog | None = None
 
 
+def is_on() -> bool:
+    """Whether a job of several processes is watched, as far as the environment has a say in it."""
+    return os.environ.get(VARIABLE, "on") != "off"
+
+
 def start() -> None:
     """Begin to watch the job's processes; every process has to call it. Nothing on one process.
 
@@ -264,9 +269,9 @@ def start() -> None:
             nor `off` nor a port.
     """
     global _active
-    setting = os.environ.get(VARIABLE, "on")
-    if setting == "off":
+    if not is_on():
         return
+    setting = os.environ.get(VARIABLE, "on")
     if setting == "on":
         setting = "0"
     if not setting.isdecimal() or int(setting) > 65535:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from oneflow_accel.rendezvous import free_port
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 # oneflow.distributed.launch without the package around it, whose import takes two seconds; this one
@@ -22,13 +23,6 @@ del sys.argv[0]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 _LAUNCHER = Path(importlib.util.find_spec("oneflow").origin).parent / "distributed" / "launch.py"
-
-
-def free_port() -> int:
-    """A TCP port of the loopback interface that is free now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def child_environment(env: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -9,6 +9,7 @@ import errno
 import logging
 import os
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,6 +46,8 @@ logger = logging.getLogger("libai_projects")
 
 # Objects that hold the graphs of the run, which `_leave` must not free.
 _KEPT: list[object] = []
+# Seconds that the other processes get to leave before rank 0 where there is no watchdog.
+_LET_LEAVE = 1.0
 
 
 @dataclass(frozen=True)
@@ -149,7 +152,10 @@ def _run(argv: Sequence[str]) -> int:
     # If a process dies, the others end too and say which one it was.
     with watchdog.guard():
         try:
-            return execute(job)
+            code = execute(job)
+            # The last that the processes have to do with each other; see `_leave`.
+            distributed.settle()
+            return code
         except (FloatingPointError, OSError) as error:
             text = _in_words(error)
             if text is None:
@@ -179,17 +185,17 @@ def _in_words(error: Exception) -> str | None:
 def _leave(code: int) -> NoReturn:
     """End the process.
 
-    If one of several failed it does not wait for the others, which may wait for it. Else they end
-    at the same time and free no graphs: OneFlow takes a process that has ended for lost, and
-    freeing a graph waits until the others free theirs.
+    One of several frees no graphs, for that waits until the others free theirs. Nor does it wait
+    for the others here: rank 0, which serves OneFlow's barriers, must not leave while another still
+    waits for the answer to its last one, and the watchdog's goodbyes, which came before, see to it.
     """
     if distributed.world_size() == 1:
         sys.exit(code)
     sys.stdout.flush()
     sys.stderr.flush()
     logging.shutdown()
-    if code == 0:
-        distributed.barrier()
+    if code == 0 and not watchdog.is_on() and distributed.rank() == 0:
+        time.sleep(_LET_LEAVE)
     os._exit(code)
 
 

@@ -10,6 +10,7 @@ import json
 import sys
 from pathlib import Path
 
+from oneflow_accel import distributed, watchdog
 from oneflow_accel.errors import UserError
 
 from libai_projects.tools import train_net
@@ -28,7 +29,9 @@ def main() -> None:
 
 if __name__ == "__main__":
     try:
-        main()
+        with watchdog.guard():
+            main()
+            distributed.settle()
     except UserError as error:
         print(f"user error: {error}\n", end="", flush=True)
         train_net._leave(UserError.EXIT_CODE)

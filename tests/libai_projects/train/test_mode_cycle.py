@@ -113,8 +113,8 @@ def run(jobs: Sequence[Job], environment: dict[str, str], options: Sequence[str]
                 env=environment,
                 cwd=jobs[0].out.parent,
             )
-        error = result.stdout.find("user error")
-        assert result.returncode == 0, result.stdout[error:][:5000]
+        error = max(result.stdout.find("user error"), 0)
+        assert result.returncode == 0, result.stdout[error:][-30000:]
         jobs = jobs[count:]
 
 
