@@ -12,18 +12,50 @@ _CHUNK = 1 << 22
 TEMPORARY, TRASH = ".tmp-", ".trash-"
 
 
-def write_synced(path: Path, data: bytes) -> str:
-    """Write a new file, wait until the disk has it, and return its SHA-256 in hexadecimal. On an
-    OSError (disk full, no permission) what was written so far is left behind."""
-    digest = hashlib.sha256()
-    view = memoryview(data)
-    with path.open("xb") as file:
+class SyncedFile:
+    """A new file, written bit by bit, which the disk has when the block ends; `sha256` is then its
+    SHA-256 in hexadecimal. On an OSError (disk full, no permission) what was written so far is left
+    behind."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._digest = hashlib.sha256()
+
+    def __enter__(self) -> SyncedFile:
+        self._file = self._path.open("xb")
+        return self
+
+    def write(self, data: bytes | memoryview) -> None:
+        view = memoryview(data)
         for start in range(0, len(view), _CHUNK):
             chunk = view[start : start + _CHUNK]
+            self._digest.update(chunk)
+            self._file.write(chunk)
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        with self._file:
+            if kind is None:
+                self._file.flush()
+                os.fsync(self._file.fileno())
+
+    @property
+    def sha256(self) -> str:
+        return self._digest.hexdigest()
+
+
+def write_synced(path: Path, data: bytes) -> str:
+    """Write a new file, see `SyncedFile`, and return its SHA-256."""
+    with SyncedFile(path) as file:
+        file.write(data)
+    return file.sha256
+
+
+def sha256_of(path: Path) -> str:
+    """Of a file, read bit by bit."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
             digest.update(chunk)
-            file.write(chunk)
-        file.flush()
-        os.fsync(file.fileno())
     return digest.hexdigest()
 
 

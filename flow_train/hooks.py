@@ -117,7 +117,7 @@ class ParamsLog(Hook):
         self._log(trainer)
 
     def _log(self, trainer: Trainer) -> None:
-        count = count_parameters(trainer.model)
+        count = count_parameters(trainer.model, trainer.train_step.layout)
         values = {}
         if self._total:
             values["params_total"] = count.total
@@ -425,9 +425,9 @@ class EarlyStopping(Hook):
 
 class ModelCheckpoint(Hook):
     """Keeps the newest checkpoint, to resume from, and the `save_top_k` best ones by `monitor`, to
-    use. `save_last` writes one at the end of every epoch and when the run is told to stop, so that
-    it can be resumed; `every_n_train_steps` (0: off) one every so many steps. Without both only the
-    best are written."""
+    use. `save_last` writes one at the end of every epoch, or `every_n_epochs`, and of the last, and
+    when the run is told to stop, so that it can be resumed; `every_n_train_steps` (0: off) one
+    every so many steps. Without both only the best are written."""
 
     def __init__(
         self,
@@ -436,12 +436,14 @@ class ModelCheckpoint(Hook):
         save_top_k: int = 1,
         save_last: bool = True,
         every_n_train_steps: int = 0,
+        every_n_epochs: int = 1,
     ) -> None:
         self._monitored = Monitored(monitor, mode, "callbacks.model_checkpoint")
         self.monitor = self._monitored.monitor
         self._top_k = save_top_k
         self._save_last = save_last
         self._every = every_n_train_steps
+        self._every_epochs = every_n_epochs
         # [value, step] of those kept, best first.
         self._kept: list[list[float]] = []
         self._value: float | None = None
@@ -466,7 +468,9 @@ class ModelCheckpoint(Hook):
         if self._value is not None and self._top_k:
             best, among = self._rank(self._value, trainer.position.step)
         self._value = None
-        if among or self._save_last:
+        position = trainer.position
+        is_due = position.epoch % self._every_epochs == 0 or position.step >= trainer.last_step
+        if among or (self._save_last and is_due):
             trainer.save_checkpoint(best=best, keep=self._steps())
 
     def on_interrupt(self, trainer: Trainer) -> None:

@@ -175,7 +175,7 @@ class Trainer:
         with self._stop.listening():
             self._each(lambda hook: hook.on_fit_start(self))
             if self._resumed is not None:
-                snapshot.load_hooks(self.hooks, self._resumed, self.model)
+                snapshot.load_hooks(self.hooks, self._resumed, self.train_step)
             while not (self._is_over() or self.should_stop):
                 self._run_epoch()
         self._each(lambda hook: hook.on_fit_end(self))
@@ -326,6 +326,7 @@ class Trainer:
                 self.backend,
                 max_batches=val_batches(self.options),
                 criterion=self.data.val_loss,
+                collective=self.train_step.is_collective,
             )
 
     def log(self, values: Mapping[str, float]) -> None:
@@ -352,7 +353,9 @@ class Trainer:
         distributed.settle()
         self._write_line()
         checkpoint = snapshot.take(self)
-        if self._is_main:
+        if checkpoint.layout is not None:
+            self._checkpoints.save_shards(checkpoint, step=self.position.step, best=best, keep=keep)
+        elif self._is_main:
             self._checkpoints.save(checkpoint, step=self.position.step, best=best, keep=keep)
         self._saved = dataclasses.replace(self.position)
         self._meter.restart_clock()

@@ -39,6 +39,7 @@ class TrainerOptions:
         limit_val: images of validation and test: a number of steps' images, a share, or None.
         check_val_every: epochs between two validations.
         fast_dev_run: batches of a trial run, 0 for a real one.
+        fsdp: how the model is cut over the processes, one of `steps.sharding.MODES`; None: whole.
         per_step: the schedule's time is optimizer steps, and else epochs.
         way_on: what its user types to go on with a run that was told to stop.
         way_to_more: what its user types where all steps are done.
@@ -56,6 +57,7 @@ class TrainerOptions:
     limit_val: int | float | None = None
     check_val_every: int = 1
     fast_dev_run: int = 0
+    fsdp: str | None = None
     per_step: bool = False
     way_on: str = "go on with resume=auto"
     way_to_more: str = (
@@ -79,6 +81,7 @@ def read_trainer_options(cfg: Mapping[str, Any]) -> TrainerOptions:
         limit_val=trainer.limit_val_batches,
         check_val_every=trainer.check_val_every_n_epoch,
         fast_dev_run=int(trainer.fast_dev_run),
+        fsdp=trainer.fsdp,
         per_step=section(cfg, "train").get("scheduler_interval") == "step",
     )
 

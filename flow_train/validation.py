@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice, repeat
 from typing import Any
 
 from oneflow_accel import distributed
@@ -149,6 +149,7 @@ def validate(
     real_labels: RealLabels | None = None,
     watch: Callable[[Tally], None] | None = None,
     keep: Callable[[flow.Tensor, Any], None] | None = None,
+    collective: bool = False,
 ) -> Accuracy:
     """Evaluate `model` on the images of `loader`; the same result on every process.
 
@@ -161,14 +162,17 @@ def validate(
         real_labels: also count by these; batches have `indices` then, positions in the data set.
         watch: called after each batch with what this process has counted.
         keep: called with the scores (N, classes) of each batch, and with the batch.
+        collective: the forward pass needs all processes, so that one without a batch runs on black
+            images as long as another has one.
 
     Raises:
         DataError: no image could be read.
     """
     device = backend.device()
     tally = Tally(criterion or nn.CrossEntropyLoss(reduction="sum"), real_labels)
+    batches: Iterable[Any] = islice(loader, max_batches)
     with flow.no_grad():
-        for batch in islice(loader, max_batches):
+        for batch in _in_step(batches, model, device) if collective else batches:
             scores = class_scores(model(flow.tensor(batch.images, device=device)))
             labels = flow.tensor(batch.labels, device=device)
             tally.add(scores, labels, getattr(batch, "indices", None))
@@ -177,3 +181,18 @@ def validate(
             if watch is not None:
                 watch(tally)
     return tally.total()
+
+
+def _in_step(
+    batches: Iterable[Any], model: Callable[[flow.Tensor], Any], device: flow.device
+) -> Iterator[Any]:
+    """The batches; where they end before another process's do, the model runs on black images."""
+    for batch in chain(batches, repeat(None)):
+        mine = None if batch is None else list(batch.images.shape)
+        shapes = [each for each in distributed.all_gather_json(mine) if each is not None]
+        if not shapes:
+            return
+        if batch is not None:
+            yield batch
+        else:
+            model(flow.zeros(*shapes[0], device=device))

@@ -107,7 +107,7 @@ def read_source(path: Path, *, averaged: bool = True) -> Source:
     bfloat16: frozenset[str] = frozenset()
     if path.is_dir() or path.name in ("latest", "best"):
         checkpoint = read_checkpoint(path)
-        weights, described = checkpoint.model, checkpoint.state.get(LAYERS)
+        weights, described = dict(checkpoint.model), checkpoint.state.get(LAYERS)
     else:
         checkpoint = None
         weights = read_weights(path, averaged=averaged)
@@ -377,7 +377,7 @@ def _write(
         if options.dtype == "keep" and source.bfloat16:
             floats = [name for name, array in checkpoint.model.items() if array.dtype.kind == "f"]
             narrow = {name for name in floats if source.keeps_bfloat16(name)}
-        write_weights(target, checkpoint.model, layers, bfloat16=narrow)
+        write_weights(target, dict(checkpoint.model), layers, bfloat16=narrow)
     else:
         where = write_checkpoint(target, checkpoint)
     arrays = checkpoint.model.items()

@@ -16,9 +16,9 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-from oneflow.distributed import launch
-
 from oneflow_accel.rendezvous import free_port
+
+from oneflow.distributed import launch
 
 DEFAULT_PORT = 12345
 # Seconds that the other processes get to end by themselves: to print what they know, then to stop.

@@ -151,6 +151,7 @@ def _train(
         clip=options.clip_grad,
         precision="16" if options.amp else "32",
         graph=options.graph,
+        fsdp=options.fsdp,
         log_every=options.print_freq,
         way_on="continue with --resume auto",
         way_to_more="for more ask for more --epochs",

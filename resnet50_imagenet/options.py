@@ -11,6 +11,7 @@ from typing import Any
 from flow_train import cli
 from flow_train.cli import UserError, at_least, not_negative, one_of, positive, share
 from flow_train.data.rand_augment import parse_rand_augment
+from flow_train.steps.sharding import MODES
 from resnet50_imagenet.models import classification_models, image_size_of
 
 # The range of seeds that OneFlow's generators take.
@@ -97,6 +98,13 @@ def _add_training_options(add: _Options) -> None:
     add.value("--model-ema-decay", share, 0.9998, "D", "decay of the average")
     add.flag("--graph", "train or evaluate under nn.Graph, not eagerly")
     add.flag("--amp", "mixed precision, where the device has it; needs --graph")
+    text = (
+        "cut parameters, gradients and optimizer over the processes, and compute blocks again in "
+        "the backward pass (full_shard) or keep their activations, or their weights too; "
+        "hybrid_shard cuts within a node; no MODE is full_shard"
+    )
+    more = {"nargs": "?", "const": "full_shard", "choices": tuple(MODES)}
+    add.value("--fsdp", str, None, "MODE", text, **more)
     text = "seed of everything random; drawn if absent"
     add.value("--seed", at_least(0, MOST_SEED), None, "N", text)
 
@@ -181,6 +189,8 @@ def parse_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
         raise UserError(
             "--profile is for eager training: leave --graph, --evaluate and --benchmark out"
         )
+    if options.fsdp and (options.graph or options.channels_last):
+        raise UserError("--fsdp is for eager training in NCHW: leave --graph, --channels-last out")
     if options.amp and not options.graph:
         raise UserError("--amp works under nn.Graph only: add --graph")
     if options.bf16 and not (options.evaluate or options.benchmark):

@@ -14,14 +14,15 @@ from tracked import ROOT, listed_files
 BUDGETS = {
     "oneflow_accel": ("oneflow_accel", (".py",), 7_500),
     "oneflow_accel/csrc": ("oneflow_accel/csrc", (".cpp", ".h"), 17_500),
-    "flow_train": ("flow_train", (".py",), 11_900),
+    "flow_train": ("flow_train", (".py",), 12_900),
     "monarch_flow": ("monarch_flow", (".py",), 7_400),
     "resnet50_imagenet": ("resnet50_imagenet", (".py",), 1_100),
+    "vit_10b": ("vit_10b", (".py",), 1_100),
     "libai_projects": ("libai_projects", (".py",), 12_150),
     "benchmarks": ("benchmarks", (".py",), 2_700),
     "scripts": ("scripts", (".py",), 600),
     "patches": ("patches", (".patch",), 1_700),
-    "tests": ("tests", (".py",), 46_700),
+    "tests": ("tests", (".py",), 47_500),
 }
 
 

@@ -15,6 +15,7 @@ FLOORS = {
     "flow_train": 2,
     "monarch_flow": 3,
     "resnet50_imagenet": 4,
+    "vit_10b": 4,
     "libai_projects": 4,
 }
 

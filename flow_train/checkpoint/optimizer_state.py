@@ -7,7 +7,7 @@ checkpoints share.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from oneflow_accel import distributed
 from oneflow_accel.errors import CheckpointError
@@ -97,3 +97,12 @@ def checked(
                     f"{shape}"
                 )
             yield key, name, array
+
+
+def by_parameter(
+    convert: Callable[[str, np.ndarray, nn.Module], np.ndarray],
+    arrays: Mapping[str, np.ndarray],
+    model: nn.Module,
+) -> dict[str, np.ndarray]:
+    """Arrays by KEY/NAME, in another layout where NAME is a parameter that has two."""
+    return {key: convert(key.partition("/")[2], array, model) for key, array in arrays.items()}

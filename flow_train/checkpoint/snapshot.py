@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from oneflow_accel import distributed, layouts
 
-import numpy as np
-from oneflow import nn
-
 from flow_train.checkpoint.folders import Checkpoint
+from flow_train.checkpoint.optimizer_state import by_parameter
 from flow_train.hooks import Hook
 from flow_train.options import Calendar, Position
 from flow_train.rng import get_rng_state, set_rng_state
@@ -30,7 +28,8 @@ def take(trainer: Trainer) -> Checkpoint:
     arrays = step.optimizer_arrays()
     for hook in trainer.hooks.values():
         arrays |= hook.arrays()
-    arrays = _each(layouts.standard_array, arrays, step.model)
+    if step.layout is None:
+        arrays = by_parameter(layouts.standard_array, arrays, step.model)
     state = {
         "num_classes": identity.num_classes,
         "classes": list(identity.classes),
@@ -46,7 +45,7 @@ def take(trainer: Trainer) -> Checkpoint:
         "callbacks": {key: value.state() for key, value in trainer.hooks.items()},
         "config": identity.config,
     }
-    return Checkpoint(model, arrays, state, name=identity.model)
+    return Checkpoint(model, arrays, state, name=identity.model, layout=step.layout)
 
 
 def position_of(
@@ -74,8 +73,7 @@ def load_step(step: TrainStep, checkpoint: Checkpoint, position: Position) -> No
     """Restore the optimizer, and the random generators where the checkpoint has their state;
     CheckpointError if the optimizer's arrays are not those of this run."""
     state = checkpoint.state
-    arrays = _each(layouts.layout_array, checkpoint.optimizer, step.model)
-    step.load_optimizer(arrays, position.step)
+    step.load_optimizer(step.own(checkpoint.optimizer), position.step)
     step.load_state(state["train_step"])
     # A process that was not there before goes on with the first one's state.
     rng, rank = state["rng"], distributed.rank()
@@ -84,22 +82,13 @@ def load_step(step: TrainStep, checkpoint: Checkpoint, position: Position) -> No
     logger.info("resumed at epoch %d, step %d", position.epoch, position.step)
 
 
-def load_hooks(hooks: Mapping[str, Hook], checkpoint: Checkpoint, model: nn.Module) -> None:
+def load_hooks(hooks: Mapping[str, Hook], checkpoint: Checkpoint, step: TrainStep) -> None:
     """Restore the hooks; one that was not on before, or is not in the file, begins afresh.
     CheckpointError if an array is missing."""
     states: Mapping[str, Any] = checkpoint.state["callbacks"]
-    arrays = _each(layouts.layout_array, checkpoint.optimizer, model)
+    arrays = step.own(checkpoint.optimizer)
     for key, hook in hooks.items():
         if key in states:
             hook.load(states[key], arrays)
         elif hook.state():
             logger.warning("callbacks.%s has no past in the run resumed and begins now", key)
-
-
-def _each(
-    convert: Callable[[str, np.ndarray, nn.Module], np.ndarray],
-    arrays: Mapping[str, np.ndarray],
-    model: nn.Module,
-) -> dict[str, np.ndarray]:
-    """Arrays by KEY/NAME, in another layout where NAME is a parameter that has two."""
-    return {key: convert(key.partition("/")[2], array, model) for key, array in arrays.items()}

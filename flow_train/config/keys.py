@@ -95,6 +95,15 @@ class Trainer(Group):
         32, description="32, or 16 or bf16 for mixed precision"
     )
     graph: bool = Field(False, description="train under nn.Graph")
+    fsdp: (
+        Literal["full_shard", "full_shard_no_recompute", "shard_grad_op", "hybrid_shard"] | None
+    ) = Field(
+        None,
+        description="cut parameters, gradients and optimizer over the processes (ZeRO): "
+        "full_shard computes blocks again in the backward pass, full_shard_no_recompute keeps "
+        "their activations, shard_grad_op their weights too; hybrid_shard is full_shard within "
+        "a node and copies across",
+    )
     log_every_n_steps: Positive = 50
     check_val_every_n_epoch: Positive = 1
     limit_train_batches: Limit | None = Field(
@@ -118,6 +127,8 @@ class Trainer(Group):
     def _ends(self) -> Trainer:
         if self.profile and (self.graph or self.fast_dev_run):
             raise ValueError("profile is for eager runs: leave graph and fast_dev_run out")
+        if self.fsdp and (self.graph or self.precision != 32):
+            raise ValueError("fsdp is for eager runs in float32: leave graph and precision out")
         endless = self.max_epochs is None and self.max_steps is None
         if endless and not (self.fast_dev_run or self.profile):
             raise ValueError("the run has no end: set trainer.max_epochs or trainer.max_steps")
@@ -307,6 +318,7 @@ class ModelCheckpoint(Group):
     save_top_k: Count = 1
     save_last: bool = True
     every_n_train_steps: Count = Field(0, description="besides, every so many steps; 0: not")
+    every_n_epochs: Positive = Field(1, description="how often `save_last` writes one")
 
 
 class EarlyStopping(Group):

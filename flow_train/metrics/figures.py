@@ -131,7 +131,8 @@ class Meter:
     def look_at(self, images: np.ndarray) -> None:
         """Before the first step, find the model's work and the device's peak from the shape of its
         images. The time this takes is not the step's."""
-        if not self._is_new or not distributed.is_main():
+        counts = distributed.is_main() or self._step.is_collective
+        if not self._is_new or not counts:
             return
         self._is_new, began = False, time.perf_counter()
         self._utilization = utilization(
@@ -141,7 +142,7 @@ class Meter:
             dtype=self._dtype,
             devices=distributed.world_size(),
         )
-        if self._utilization is not None:
+        if self._utilization is not None and distributed.is_main():
             logger.info("%s", self._utilization)
         self._since += time.perf_counter() - began
 

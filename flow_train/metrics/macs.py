@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 import oneflow as flow
 from oneflow import nn
 
+from flow_train.checkpoint.shards import Layout
+
 Shape = tuple[int, ...]
 # From the shapes of a module's first input and its output to the multiply-accumulates of a call.
 Rule = Callable[[Shape, Shape], int]
@@ -47,10 +49,15 @@ class ModuleMacs:
     macs: int
 
 
-def count_parameters(model: nn.Module) -> ParameterCount:
-    parameters = list(model.parameters())
-    trainable = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
-    return ParameterCount(sum(parameter.numel() for parameter in parameters), trainable)
+def count_parameters(model: nn.Module, layout: Layout | None = None) -> ParameterCount:
+    """Of whole tensors, also where `layout` says that the model has pieces of them."""
+    groups = {} if layout is None else layout.groups
+    total = trainable = 0
+    for name, parameter in model.named_parameters():
+        whole = sum(slot.size for slot in groups[name][0]) if name in groups else parameter.numel()
+        total += whole
+        trainable += whole if parameter.requires_grad else 0
+    return ParameterCount(total, trainable)
 
 
 def count_macs(
@@ -131,10 +138,11 @@ def _rule_of_whole(module: nn.Module) -> Rule | None:
         per_row = module.macs_per_row()
         return lambda shape, out: math.prod(shape[:-1]) * per_row
     if isinstance(module, nn.Linear):
-        weights = module.weight.numel()
+        # Not by the weight, of which this process may have a piece only.
+        weights = module.in_features * module.out_features
         return lambda shape, out: math.prod(shape[:-1]) * weights
     if isinstance(module, nn.Conv2d):
-        per_output = module.weight.numel() // module.weight.shape[0]
+        per_output = module.in_channels // module.groups * math.prod(module.kernel_size)
         return lambda shape, out: math.prod(out) * per_output
     return None
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
+from oneflow_accel import distributed
 from oneflow_accel.backends.base import Backend
 
 import numpy as np
@@ -74,7 +75,8 @@ def utilization(
     except Exception as error:
         logger.debug("no MFU: %s", error)
         return None
-    if not macs:
+    # Where a forward pass takes all processes, one of them measures the peak.
+    if not macs or not distributed.is_main():
         return None
     flops = float(TRAINING_PER_FORWARD * FLOPS_PER_MAC * macs)
     return Utilization(flops, peak_of(backend, dtype), devices)

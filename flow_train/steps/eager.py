@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
-from oneflow_accel import distributed
+from oneflow_accel import distributed, layouts
 from oneflow_accel.backends.base import Backend
 from oneflow_accel.errors import UserError
 
@@ -20,7 +20,8 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
-from flow_train.checkpoint.optimizer_state import eager_state, load_eager_state
+from flow_train.checkpoint.optimizer_state import by_parameter, eager_state, load_eager_state
+from flow_train.checkpoint.shards import Layout
 from flow_train.optim import hard_labels
 from flow_train.validation import class_scores, count_correct
 
@@ -61,6 +62,8 @@ class TrainStep(ABC):
 
     # True where `step` returns figures of the whole batch on every process.
     returns_global_figures = False
+    # True where a forward pass of the model needs all processes.
+    is_collective = False
 
     def __init__(
         self,
@@ -102,6 +105,16 @@ class TrainStep(ABC):
         processes, before they are clipped; of the parameters that have one."""
 
     @property
+    def layout(self) -> Layout | None:
+        """How the model's parameters are cut over the processes; None where they are not."""
+        return None
+
+    def own(self, arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        """Of a checkpoint's arrays, by KEY/NAME, what this process keeps, as its parameters are
+        laid out."""
+        return by_parameter(layouts.layout_array, arrays, self.model)
+
+    @property
     def local_model(self) -> nn.Module:
         """A model of local tensors with the same layers; its parameters may be old ones."""
         return self.model
@@ -115,7 +128,7 @@ class TrainStep(ABC):
         """The optimizer's state by KEY/NAME. A collective call where parameters are global."""
 
     @abstractmethod
-    def load_optimizer(self, arrays: dict[str, np.ndarray], step: int) -> None:
+    def load_optimizer(self, arrays: Mapping[str, np.ndarray], step: int) -> None:
         """Set the optimizer's state and the number of steps done. `arrays` may hold more than
         `optimizer_arrays` gave; none leave the moments at zero. CheckpointError if an array is
         missing or of another shape; RuntimeError after the first step of a graph."""
@@ -175,13 +188,16 @@ class EagerStep(TrainStep):
         if finite:
             if self.before_update is not None:
                 self.before_update()
-            if self.clip is not None:
-                norm = nn.utils.clip_grad_norm_(parameters, self.clip)
-            elif self.wants_norm:
-                norm = _norm(parameters)
+            norm = self._clipped(parameters)
             self.optimizer.step()
         self.optimizer.zero_grad()
         return norm
+
+    def _clipped(self, parameters: Sequence[flow.Tensor]) -> flow.Tensor | None:
+        """Clip the gradients; the norm of all before, where somebody wants it."""
+        if self.clip is not None:
+            return nn.utils.clip_grad_norm_(parameters, self.clip)
+        return _norm(parameters) if self.wants_norm else None
 
     def gradients(self) -> dict[str, flow.Tensor]:
         return {
@@ -203,7 +219,7 @@ class EagerStep(TrainStep):
     def optimizer_arrays(self) -> dict[str, np.ndarray]:
         return eager_state(self.model, self.optimizer)
 
-    def load_optimizer(self, arrays: dict[str, np.ndarray], step: int) -> None:
+    def load_optimizer(self, arrays: Mapping[str, np.ndarray], step: int) -> None:
         load_eager_state(self.model, self.optimizer, arrays, step)
 
 

@@ -12,7 +12,7 @@ import copy
 import dataclasses
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from oneflow_accel import distributed, layouts
@@ -42,6 +42,7 @@ from flow_train.steps.eager import (
     require_feature,
 )
 from flow_train.steps.random_factors import DRAWS_FACTORS, Site, given_factors, recorded_sites
+from flow_train.steps.sharding import ShardedStep, sharding_options
 from flow_train.validation import class_scores, count_correct
 
 logger = logging.getLogger("oneflow_accel")
@@ -291,7 +292,7 @@ class GraphStep(TrainStep):
                 return {name: v for name, v in state.items() if isinstance(v, flow.Tensor)}
         return self._loaded
 
-    def load_optimizer(self, arrays: dict[str, np.ndarray], step: int) -> None:
+    def load_optimizer(self, arrays: Mapping[str, np.ndarray], step: int) -> None:
         if self._graphs:
             raise RuntimeError("a graph takes its state before its first step")
         self._loaded = {
@@ -402,11 +403,21 @@ def step_maker(
     make_loss: Callable[[], Loss],
 ) -> MakeStep:
     """How to train a model from a position on, as `options` say: eagerly or under nn.Graph, which
-    is compiled with the calendar's learning rates. The loss is the mean over a batch. The function
-    that this gives raises UserError where the device cannot do what is asked for."""
+    is compiled with the calendar's learning rates, or cut over the processes. The loss is the mean
+    over a batch. The function that this gives raises UserError where the device cannot do what is
+    asked for."""
     settings: dict[str, Any] = {"clip": options.clip, "precision": options.precision}
 
     def make(model: nn.Module, position: Position) -> TrainStep:
+        if options.fsdp is not None:
+            return ShardedStep(
+                model,
+                backend,
+                make_optimizer,
+                make_loss(),
+                sharding=sharding_options(options.fsdp),
+                **settings,
+            )
         if not options.graph:
             return EagerStep(model, backend, make_optimizer(model), make_loss(), **settings)
         begin = dataclasses.replace(position)

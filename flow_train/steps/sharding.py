@@ -16,15 +16,21 @@ place among the parameters. So an optimizer over `model.parameters()` is sharded
 A unit's backward pass gathers its tensors anew, runs the unit once more from its input
 (activation checkpointing, Chen et al. 2016) and gives every process its piece of the mean gradient.
 A unit with dropout seeds the generators before it runs, so that it draws the same masks again.
+
+Without recomputation the linear layers inside a unit gather their weights anew for themselves.
+`ShardedStep` trains a sharded model in the loop; a checkpoint of it is one of its shards.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from oneflow_accel import distributed
+from oneflow_accel.backends.base import Backend
 from oneflow_accel.collectives import Mesh
 from oneflow_accel.errors import UserError
 
@@ -32,41 +38,40 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
+from flow_train.checkpoint.shards import Layout, OwnPieces, Slot
 from flow_train.rng import seed_of
+from flow_train.steps.eager import EagerStep, Loss, TrainStep
 
 IsUnit = Callable[[str, nn.Module], bool]
 # As in PyTorch's and torch_xla's clip_grad_norm_.
 _EPSILON = 1e-6
 FLAT = "flat_shard"
+# Numbers of the shards that are gathered in one go.
+_BUNDLE = 1 << 18
 
 
 @dataclass(eq=False)
-class Slot:
-    """A tensor of a module: where it is set while its unit runs, and its shape."""
+class Place:
+    """Where a tensor of a module is set while its unit runs."""
 
     owner: nn.Module
     attribute: str
-    name: str
-    shape: tuple[int, ...]
-
-    @property
-    def size(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64))
+    slot: Slot
 
 
 @dataclass(eq=False)
 class Shard:
     """This process's piece of one tensor or, flattened, of several one after the other. `name` is
-    that of the parameter, (length,), whose pieces of all processes are `slots`, then zeros."""
+    that of the parameter, (length,), whose pieces of all processes are the tensors, then zeros."""
 
     name: str
     parameter: nn.Parameter
-    slots: list[Slot]
+    places: list[Place]
     length: int
 
     @property
-    def size(self) -> int:
-        return sum(slot.size for slot in self.slots)
+    def slots(self) -> list[Slot]:
+        return [place.slot for place in self.places]
 
 
 @dataclass(frozen=True)
@@ -81,41 +86,75 @@ class Options:
     prefetch: bool = False
 
 
+# By the names that PyTorch's sharding strategies have.
+MODES: Mapping[str, Mapping[str, Any]] = {
+    "full_shard": {},
+    "full_shard_no_recompute": {"recompute": False},
+    "shard_grad_op": {"recompute": False, "reshard_after_forward": False},
+    "hybrid_shard": {},
+}
+
+
+def sharding_options(mode: str) -> dict[str, Any]:
+    """What `fully_shard` takes for one of MODES."""
+    local = distributed.local_world_size() if mode == "hybrid_shard" else None
+    return {**MODES[mode], "mesh": Mesh.of(local)}
+
+
 class Unit:
     """The tensors of `module` that no unit inside it has."""
 
-    def __init__(
-        self, name: str, module: nn.Module, taken: Sequence[nn.Module], mesh: Mesh, options: Options
-    ) -> None:
+    def __init__(self, name: str, module: nn.Module, mesh: Mesh, options: Options) -> None:
         self.name, self.module, self.mesh, self.options = name, module, mesh, options
-        self.shards = self._cut(list(_slots(name, module, taken)))
+        # Units inside, whose tensors are theirs.
+        self.inner = [
+            each.forward.unit for each in module.modules() if isinstance(each.forward, _Forward)
+        ]
+        self.shards = self._cut(list(self._places()))
+        # Small shards travel together: on CPUs a collective takes some milliseconds, however little
+        # it sends.
+        self._bundles = _bundled(self.shards)
         # The seed of the forward pass of the whole model.
         self.base_seed = 0
         # Full gradients that `no_sync` has kept, by shard.
-        self._waiting: dict[int, flow.Tensor] = {}
+        self._waiting: dict[str, flow.Tensor] = {}
         self.syncs = True
+        # The units that run after and before this one, where tensors are gathered ahead.
+        self.following: Unit | None = None
+        self.preceding: Unit | None = None
+        self._ahead: list[flow.Tensor] | None = None
 
-    def _cut(self, slots: list[Slot]) -> list[Shard]:
+    def _places(self) -> Iterator[Place]:
+        prefix = f"{self.name}." if self.name else ""
+        # What units inside have is cut already, under the same names.
+        cut = {id(shard.parameter) for unit in self.inner for shard in unit.shards}
+        for path, owner in self.module.named_modules():
+            before = f"{prefix}{path}." if path else prefix
+            for attribute, value in list(owner._parameters.items()):
+                if value is not None and id(value) not in cut:
+                    yield Place(owner, attribute, Slot(before + attribute, tuple(value.shape)))
+
+    def _cut(self, places: list[Place]) -> list[Shard]:
         """Put shards in the place of the tensors, whose memory is freed."""
-        groups = [slots] if self.options.flatten and slots else [[slot] for slot in slots]
+        groups = [places] if self.options.flatten and places else [[place] for place in places]
         shards = []
         for group in groups:
-            values = [slot.owner._parameters[slot.attribute] for slot in group]
+            values = [place.owner._parameters[place.attribute] for place in group]
             pieces = [value.detach().reshape(-1) for value in values]
-            whole = flow.cat(pieces) if len(pieces) > 1 else pieces[0]
+            whole = _joined(pieces)
             length = self._length(whole.numel())
             whole = _padded(whole, length * self.mesh.shards)
             own = whole[self.mesh.place * length :][:length].clone()
             parameter = nn.Parameter(own, requires_grad=values[0].requires_grad)
-            for slot in group:
-                slot.owner._parameters.pop(slot.attribute)
+            for place in group:
+                place.owner._parameters.pop(place.attribute)
             if len(group) > 1:
                 self.module.register_parameter(FLAT, parameter)
                 name = f"{self.name}.{FLAT}".lstrip(".")
             else:
                 # Under the tensor's own name.
                 group[0].owner.register_parameter(group[0].attribute, parameter)
-                name = group[0].name
+                name = group[0].slot.name
             shards.append(Shard(name, parameter, group, length))
         return shards
 
@@ -123,57 +162,93 @@ class Unit:
         every = self.mesh.shards * self.options.multiple
         return -(-numbers // every) * self.options.multiple
 
-    def gather(self) -> list[flow.Tensor]:
-        """The whole tensors, in the order of the slots; a collective call."""
+    def gather(self, ahead: Unit | None = None) -> list[flow.Tensor]:
+        """The whole tensors, in the order of the slots; a collective call. With prefetching those
+        of the unit `ahead` are on their way afterwards."""
+        found, self._ahead = self._ahead or self._gathered(), None
+        if ahead is not None and self.options.prefetch:
+            ahead._ahead = ahead._gathered()
+        return found
+
+    def forget(self) -> None:
+        """Drop what was gathered ahead, as by a pass that failed in the middle."""
+        self._ahead = None
+
+    def _gathered(self) -> list[flow.Tensor]:
         found = []
-        for shard in self.shards:
-            part, dtype = shard.parameter.detach(), self.options.compute_dtype
+        for bundle in self._bundles:
+            pieces = [shard.parameter.detach() for shard in bundle]
+            part, dtype = _joined(pieces), self.options.compute_dtype
             if dtype is not None and dtype != part.dtype:
                 whole = self.mesh.gather(part.to(dtype)).to(part.dtype)
             else:
                 whole = self.mesh.gather(part)
-            found += _parts(whole, shard.slots)
+            for shard, tensor in zip(bundle, self._apart(whole, bundle), strict=True):
+                found += _parts(tensor, shard.slots)
+        return found
+
+    def _apart(self, whole: flow.Tensor, bundle: Sequence[Shard]) -> list[flow.Tensor]:
+        """The shards of all processes by shard, of those by process, each with all of a bundle."""
+        if len(bundle) == 1:
+            return [whole]
+        rows, found, begin = whole.reshape(self.mesh.shards, -1), [], 0
+        for shard in bundle:
+            found.append(rows[:, begin : begin + shard.length].reshape(-1))
+            begin += shard.length
         return found
 
     def reduce(self, gradients: Sequence[flow.Tensor | None]) -> list[flow.Tensor]:
         """Each shard's piece of the mean gradient over all processes, from those of the whole
         tensors, which are emptied; a collective call."""
-        given = list(gradients)
-        pieces = []
-        for number, shard in enumerate(self.shards):
-            mine = [given.pop(0) for _ in shard.slots]
-            flat = [
-                flow.zeros(slot.size, device=shard.parameter.device)
-                if gradient is None
-                else gradient.reshape(-1)
-                for slot, gradient in zip(shard.slots, mine, strict=True)
-            ]
-            mine.clear()
-            whole = flow.cat(flat) if len(flat) > 1 else flat[0]
-            flat.clear()
-            pieces.append(self._synced(number, shard, whole))
+        given, pieces = list(gradients), []
+        for bundle in self._bundles:
+            wholes = []
+            for shard in bundle:
+                mine = [given.pop(0) for _ in shard.slots]
+                flat = [
+                    flow.zeros(slot.size, device=shard.parameter.device)
+                    if gradient is None
+                    else gradient.reshape(-1)
+                    for slot, gradient in zip(shard.slots, mine, strict=True)
+                ]
+                mine.clear()
+                wholes.append(self._with_waiting(shard, _joined(flat)))
+                flat.clear()
+            pieces += self._synced(bundle, wholes)
         return pieces
 
-    def _synced(self, number: int, shard: Shard, whole: flow.Tensor) -> flow.Tensor:
-        if number in self._waiting:
-            whole = whole + self._waiting.pop(number)
+    def _with_waiting(self, shard: Shard, whole: flow.Tensor) -> flow.Tensor:
+        waiting = self._waiting.pop(shard.name, None)
+        whole = whole if waiting is None else whole + waiting
         if not self.syncs:
-            self._waiting[number] = whole
-            return flow.zeros(shard.length, device=whole.device)
-        mesh = self.mesh
-        return mesh.scatter_sum(_padded(whole, shard.length * mesh.shards)) / mesh.size
+            self._waiting[shard.name] = whole
+        return whole
+
+    def _synced(self, bundle: Sequence[Shard], wholes: list[flow.Tensor]) -> list[flow.Tensor]:
+        """The shards' pieces of the mean; the list is emptied."""
+        lengths, mesh = [shard.length for shard in bundle], self.mesh
+        if not self.syncs:
+            return [flow.zeros(length, device=wholes[0].device) for length in lengths]
+        padded = [
+            _padded(wholes.pop(0), length * mesh.shards).reshape(mesh.shards, length)
+            for length in lengths
+        ]
+        rows = flow.cat(padded, dim=1) if len(padded) > 1 else padded[0]
+        padded.clear()
+        piece = mesh.scatter_sum(rows.reshape(-1)) / mesh.size
+        return list(piece.split(lengths)) if len(lengths) > 1 else [piece]
 
     @contextlib.contextmanager
     def showing(self, tensors: Sequence[flow.Tensor]) -> Iterator[None]:
         """Let the module see these in the place of its shards."""
-        slots = [slot for shard in self.shards for slot in shard.slots]
-        for slot, tensor in zip(slots, tensors, strict=True):
-            object.__setattr__(slot.owner, slot.attribute, tensor)
+        places = [place for shard in self.shards for place in shard.places]
+        for place, tensor in zip(places, tensors, strict=True):
+            object.__setattr__(place.owner, place.attribute, tensor)
         try:
             yield
         finally:
-            for slot in slots:
-                object.__delattr__(slot.owner, slot.attribute)
+            for place in places:
+                object.__delattr__(place.owner, place.attribute)
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -198,6 +273,17 @@ class Sharding:
         self.full_shapes = {slot.name: slot.shape for slot in slots}
 
     @property
+    def layout(self) -> Layout:
+        """How the shards make up the tensors."""
+        groups = {shard.name: (shard.slots, shard.length) for shard in self.shards}
+        return Layout(self.mesh.shards, self.mesh.place, groups)
+
+    @property
+    def own_numbers(self) -> int:
+        """Parameters that this process keeps, padding included."""
+        return sum(shard.length for shard in self.shards)
+
+    @property
     def shards(self) -> list[Shard]:
         return [shard for unit in self.units for shard in unit.shards]
 
@@ -216,11 +302,8 @@ class Sharding:
     def gradient_norm(self) -> flow.Tensor:
         """The norm of all gradients as if they were one vector, on every process, (1,) float32; a
         collective call."""
-        squares = [
-            (shard.parameter.grad * shard.parameter.grad).sum().reshape(1)
-            for shard in self.shards
-            if shard.parameter.grad is not None
-        ]
+        gradients = [shard.parameter.grad for shard in self.shards]
+        squares = [(each * each).sum().reshape(1) for each in gradients if each is not None]
         own = sum(squares[1:], squares[0]) if squares else flow.zeros(1)
         # Replicas have the same pieces.
         return (self.mesh.sum(own) / self.mesh.replicas).sqrt()
@@ -233,6 +316,13 @@ class Sharding:
             if shard.parameter.grad is not None:
                 shard.parameter.grad.mul_(factor)
         return norm
+
+    def load(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Give the shards their pieces of whole tensors, by the names that these had."""
+        pieces = OwnPieces(arrays, self.layout)
+        with flow.no_grad():
+            for shard in self.shards:
+                shard.parameter.copy_(flow.tensor(pieces.piece("", shard.name)))
 
     def full_arrays(self) -> Iterator[tuple[str, np.ndarray]]:
         """Each tensor by its name, whole, one unit at a time; a collective call."""
@@ -281,6 +371,7 @@ def fully_shard(
         flatten: one shard per unit, not one per tensor.
         multiple: shards are padded to a multiple of so many numbers.
         compute_dtype: what shards are sent as, such as bfloat16; they stay float32.
+        prefetch: gather the next unit's tensors while this one runs, which takes their memory.
     """
     settings = Options(**options)
     if settings.multiple < 1:
@@ -288,45 +379,56 @@ def fully_shard(
     mesh, is_unit = mesh or Mesh.of(), is_unit or blocks(model)
     modules = [(name, m) for name, m in model.named_modules() if name and is_unit(name, m)]
     # The inner ones first, so that an outer one does not take their tensors.
-    units: list[Unit] = []
-    taken: list[nn.Module] = []
     for name, module in reversed(modules):
-        units.append(Unit(name, module, taken, mesh, settings))
-        taken.append(module)
-    units.reverse()
-    for unit in units:
-        unit.module.forward = _UnitForward(unit)
-    root = Unit("", model, taken, mesh, settings)
-    model.forward = _RootForward(root, units)
-    return Sharding(model, [*units, root], mesh)
+        shard_unit(name, module, mesh, settings)
+    root = Unit("", model, mesh, settings)
+    for before, after in itertools.pairwise(root.inner):
+        before.following, after.preceding = after, before
+    model.forward = _RootForward(root)
+    return Sharding(model, [*root.inner, root], mesh)
 
 
-class _RootForward:
+def shard_unit(name: str, module: nn.Module, mesh: Mesh, options: Options) -> None:
+    """Cut a module that will be the unit `name` of a model, as soon as it is made: no process ever
+    holds more than one whole unit then. Nothing where it has been cut; a collective call."""
+    if isinstance(module.forward, _Forward):
+        return
+    if options.reshard_after_forward and not options.recompute:
+        for inside, linear in module.named_modules():
+            if type(linear) is nn.Linear and inside:
+                unit = Unit(f"{name}.{inside}", linear, mesh, options)
+                linear.forward = _LinearForward(unit)
+    module.forward = _UnitForward(Unit(name, module, mesh, options))
+
+
+class _Forward:
+    """What a unit's module has in the place of its forward method."""
+
+    def __init__(self, unit: Unit) -> None:
+        self.unit, self._run = unit, unit.module.forward
+
+
+class _RootForward(_Forward):
     """The root's tensors, gathered with a gradient, are there as long as the backward pass needs
     them."""
 
-    def __init__(self, unit: Unit, inner: Sequence[Unit]) -> None:
-        self._unit, self._inner, self._run = unit, inner, unit.module.forward
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        unit = self._unit
-        for each in self._inner:
+        unit = self.unit
+        for each in unit.inner:
             each.base_seed = flow.initial_seed()
+            each.forget()
         tensors = gathered(unit) if flow.is_grad_enabled() else unit.gather()
         with unit.showing(tensors):
             return self._run(*args, **kwargs)
 
 
-class _UnitForward:
+class _UnitForward(_Forward):
     """Runs a unit by the options it was made with."""
 
-    def __init__(self, unit: Unit) -> None:
-        self._unit, self._run = unit, unit.module.forward
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        unit, options = self._unit, self._unit.options
+        unit, options = self.unit, self.unit.options
         if not flow.is_grad_enabled():
-            with unit.showing(unit.gather()):
+            with unit.showing(unit.gather(unit.following)):
                 return self._run(*args, **kwargs)
         _seed(unit.seed())
         if options.reshard_after_forward and options.recompute:
@@ -338,6 +440,37 @@ class _UnitForward:
             return self._run(*args, **kwargs)
 
 
+class _LinearForward(_Forward):
+    """A linear layer that keeps its input for the backward pass and gathers its weight anew."""
+
+    def __call__(self, x: flow.Tensor) -> flow.Tensor:
+        unit = self.unit
+        if not flow.is_grad_enabled():
+            with unit.showing(unit.gather(unit.following)):
+                return self._run(x)
+        wanted = x.requires_grad
+
+        class Linear(flow.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, x: flow.Tensor, *shards: flow.Tensor) -> flow.Tensor:
+                ctx.save_for_backward(x)
+                with unit.showing(unit.gather(unit.following)):
+                    return self._run(x)
+
+            @staticmethod
+            def backward(ctx: Any, gradient: flow.Tensor) -> Any:
+                (x,) = ctx.saved_tensors
+                weight, *bias = unit.gather(unit.preceding)
+                rows = gradient.reshape(-1, gradient.shape[-1])
+                of_x = flow.matmul(gradient, weight) if wanted else None
+                of_weight = flow.matmul(rows, x.reshape(-1, x.shape[-1]), transpose_a=True)
+                of_bias = [rows.sum(dim=0)] if bias else []
+                del weight, bias
+                return (of_x, *unit.reduce([of_weight, *of_bias]))
+
+        return Linear.apply(x, *unit.parameters)
+
+
 def gathered(unit: Unit) -> list[flow.Tensor]:
     """A unit's tensors whose gradients go to its shards."""
 
@@ -346,7 +479,7 @@ def gathered(unit: Unit) -> list[flow.Tensor]:
     class Gather(flow.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *shards: flow.Tensor) -> Any:
-            found = unit.gather()
+            found = unit.gather(unit.following)
             return tuple(found) if len(found) > 1 else found[0]
 
         @staticmethod
@@ -384,7 +517,7 @@ def _recomputed(
     class Recompute(flow.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *tensors: flow.Tensor) -> Any:
-            own = list(tensors[count:]) if kept is not None else unit.gather()
+            own = list(tensors[count:]) if kept is not None else unit.gather(unit.following)
             ctx.save_for_backward(*(tensors if kept is not None else tensors[:count]))
             with unit.showing(own):
                 return call(tensors[:count])
@@ -392,7 +525,7 @@ def _recomputed(
         @staticmethod
         def backward(ctx: Any, *gradients: flow.Tensor) -> Any:
             saved = ctx.saved_tensors
-            own = saved[count:] if kept is not None else unit.gather()
+            own = saved[count:] if kept is not None else unit.gather(unit.preceding)
             leaves = [
                 x.detach().requires_grad_(wanted)
                 for x, wanted in zip(saved[:count], wants, strict=True)
@@ -443,17 +576,20 @@ def _draws(module: nn.Module) -> bool:
     )
 
 
-def _slots(name: str, module: nn.Module, taken: Sequence[nn.Module]) -> Iterator[Slot]:
-    """The tensors of a module and those inside it, without what units inside it have."""
-    inside = {id(each) for other in taken for each in other.modules()}
-    prefix = f"{name}." if name else ""
-    for below, each in module.named_modules():
-        if id(each) in inside:
-            continue
-        place = f"{prefix}{below}." if below else prefix
-        for attribute, value in list(each._parameters.items()):
-            if value is not None:
-                yield Slot(each, attribute, place + attribute, tuple(value.shape))
+def _bundled(shards: Sequence[Shard]) -> list[list[Shard]]:
+    """In their order; neighbours together as long as they are no more than _BUNDLE numbers."""
+    found: list[list[Shard]] = []
+    for shard in shards:
+        fits = found and sum(each.length for each in found[-1]) + shard.length <= _BUNDLE
+        if fits:
+            found[-1].append(shard)
+        else:
+            found.append([shard])
+    return found
+
+
+def _joined(pieces: Sequence[flow.Tensor]) -> flow.Tensor:
+    return flow.cat(list(pieces)) if len(pieces) > 1 else pieces[0]
 
 
 def _parts(whole: flow.Tensor, slots: Sequence[Slot]) -> list[flow.Tensor]:
@@ -469,3 +605,51 @@ def _padded(whole: flow.Tensor, length: int) -> flow.Tensor:
     if not missing:
         return whole
     return flow.cat([whole, flow.zeros(missing, dtype=whole.dtype, device=whole.device)])
+
+
+class ShardedStep(EagerStep):
+    """Eager steps of a model that is cut over the processes; see `fully_shard`, whose options
+    `sharding` takes. A model that is cut already is trained as it is.
+
+    The model's forward passes, in evaluations too, are collective calls: every process must make as
+    many of them.
+    """
+
+    is_collective = True
+
+    def __init__(
+        self,
+        model: nn.Module,
+        backend: Backend,
+        make_optimizer: Callable[[nn.Module], flow.optim.Optimizer],
+        loss: Loss,
+        *,
+        sharding: Sharding | Mapping[str, Any],
+        **settings: Any,
+    ) -> None:
+        if not isinstance(sharding, Sharding):
+            sharding = fully_shard(model, **sharding)
+        self.sharding = sharding
+        TrainStep.__init__(self, model, backend, make_optimizer(model), loss, **settings)
+        self._forward = model
+
+    def _clipped(self, parameters: Sequence[flow.Tensor]) -> flow.Tensor | None:
+        if self.clip is not None:
+            return self.sharding.clip(self.clip)
+        return self.sharding.gradient_norm() if self.wants_norm else None
+
+    def gradients(self) -> dict[str, flow.Tensor]:
+        found: dict[str, flow.Tensor] = {}
+        for shard in self.sharding.shards:
+            if shard.parameter.grad is not None:
+                whole = self.sharding.mesh.gather(shard.parameter.grad)
+                parts = _parts(whole, shard.slots)
+                found |= {slot.name: part for slot, part in zip(shard.slots, parts, strict=True)}
+        return found
+
+    @property
+    def layout(self) -> Layout:
+        return self.sharding.layout
+
+    def own(self, arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        return OwnPieces(arrays, self.layout)

@@ -113,6 +113,11 @@ def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
             f"train.sparse_to_dense.fraction={share:g}: the model has no structured "
             "layer to become dense; choose one with model.mlp_cfg, or leave the fraction out"
         )
+    if switch and options.fsdp is not None:
+        raise UserError(
+            f"trainer.fsdp={options.fsdp}: layers become dense only where each process has them "
+            "whole; leave trainer.fsdp or train.sparse_to_dense.fraction out"
+        )
     if other is not None:
         images = int(cfg.train.global_batch_size)
         resumed = other.checkpoint(model, name, data.num_classes, seed=seed, images=images)

@@ -10,7 +10,8 @@ import pytest
 from tests.launch import REPOSITORY, run_distributed, run_process
 
 IMPORT_EACH = Path(__file__).with_name("import_each.py")
-PACKAGES = ("oneflow_accel", "flow_train", "monarch_flow", "resnet50_imagenet", "libai_projects")
+PACKAGES = ("oneflow_accel", "flow_train", "monarch_flow", "resnet50_imagenet", "vit_10b")
+PACKAGES += ("libai_projects",)
 # As the READMEs have them.
 NAMED = (
     "from monarch_flow.models import create_model; create_model('vit_tiny_patch4_28')",

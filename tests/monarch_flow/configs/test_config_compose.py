@@ -90,6 +90,7 @@ VIT_S = {
         "save_top_k": 1,
         "save_last": True,
         "every_n_train_steps": 0,
+        "every_n_epochs": 1,
     },
     "callbacks.early_stopping": {
         "monitor": "val/acc",

@@ -1,0 +1,173 @@
+"""Options, the plan of a run, and the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from oneflow_accel.errors import UserError
+
+import numpy as np
+import oneflow as flow
+import pytest
+
+from tests.launch import REPOSITORY, run_process
+from vit_10b.model import Shape, ViT
+from vit_10b.options import build_parser, parse_options, shape_of
+from vit_10b.plan import GIB, Plan, report, require_memory
+
+# fsdp_llama_spec A.1.
+DEFAULTS = {
+    "data_dir": Path("/datasets/imagenet-1k"),
+    "fake_data": False,
+    "num_workers": 4,
+    "resume_epoch": 0,
+    "ckpt_epoch_interval": 10,
+    "test_epoch_interval": 10,
+    "log_step_interval": 20,
+    "image_size": 224,
+    "patch_size": 14,
+    "embed_dim": 5120,
+    "num_heads": 32,
+    "num_blocks": 32,
+    "mlp_ratio": 4.0,
+    "pos_dropout": 0.0,
+    "att_dropout": 0.0,
+    "mlp_dropout": 0.0,
+    "num_classes": 1000,
+    "batch_size": 1024,
+    "num_epochs": 300,
+    "lr": 1e-3,
+    "weight_decay": 0.1,
+    "clip_grad_norm": 1.0,
+    "warmup_steps": 10000,
+    "grad_ckpt": True,
+    "reshard_after_forward": True,
+    "flatten_parameters": False,
+    "run_without_fsdp": False,
+    "shard_on_cpu": False,
+    "mark_step_after_forward": False,
+}
+
+
+def test_names_and_defaults_are_those_of_the_published_command() -> None:
+    options = vars(parse_options([]))
+    assert {name: options[name] for name in DEFAULTS} == DEFAULTS
+    flags = build_parser().flags()
+    renamed = {"grad_ckpt": "no_grad_ckpt", "reshard_after_forward": "no_reshard_after_forward"}
+    assert {f"--{renamed.get(name, name)}" for name in (*DEFAULTS, "ckpt_dir")} <= set(flags)
+
+
+# fsdp_llama_spec A.3: width, blocks, heads; of a block, around them, together.
+SIZES = [
+    (5120, 32, 32, 314_639_360, 9_457_640, 10_077_917_160),
+    (10240, 48, 32, 1_258_424_320, 18_914_280, 60_423_281_640),
+    (8192, 75, 32, 805_412_864, 15_131_624, 60_421_096_424),
+    (12288, 66, 48, 1_812_099_072, 22_696_936, 119_621_235_688),
+    (10240, 96, 40, 1_258_424_320, 18_914_280, 120_827_649_000),
+    (192, 12, 3, 444_864, 355_624, 5_693_992),
+]
+
+
+@pytest.mark.parametrize(("dim", "depth", "heads", "block", "root", "total"), SIZES)
+def test_parameters_are_those_of_the_table(
+    dim: int, depth: int, heads: int, block: int, root: int, total: int
+) -> None:
+    shape = Shape(embed_dim=dim, num_blocks=depth, num_heads=heads)
+    assert (shape.block_parameters, shape.root_parameters) == (block, root)
+    assert shape.parameters == total
+
+
+def test_the_count_is_that_of_the_model() -> None:
+    shape = Shape(embed_dim=192, num_blocks=12, num_heads=3)
+    assert sum(value.numel() for value in ViT(shape).parameters()) == 5_693_992
+
+
+@pytest.mark.parametrize(
+    ("flatten", "own"), [(False, 78_754_432), (True, 78_737_664)], ids=["tensors", "flat"]
+)
+def test_shards_of_128_processes_are_those_of_the_published_run(flatten: bool, own: int) -> None:
+    """Where shards are multiples of 128 numbers."""
+    given = ["--shard_multiple", "128", *(["--flatten_parameters"] if flatten else [])]
+    options = parse_options(given)
+    plan = Plan.of(options, shape_of(options), 128)
+    assert plan.own_parameters == own
+    assert plan.flops_per_image == pytest.approx(15.60e12, rel=1e-3)
+    assert plan.computed_flops_per_image * 1024 == pytest.approx(21.3e15, rel=1e-3)
+
+
+def test_the_defaults_are_refused_before_anything_is_built() -> None:
+    options = parse_options([])
+    plan = Plan.of(options, shape_of(options), 1)
+    with pytest.raises(UserError, match=r"10,077,917,160 parameters on 1 processes need") as error:
+        require_memory(plan, 16 * GIB)
+    found = plan.smallest(16 * GIB)
+    assert found is not None
+    assert f"it takes {found.world} processes" in str(error.value)
+    assert found.bytes <= 16 * GIB
+    fewer = [each for each in plan.worlds() if each.world < found.world]
+    assert all(each.bytes > 16 * GIB for each in fewer)
+
+
+def test_a_dry_run_says_what_it_takes() -> None:
+    script = REPOSITORY / "vit_10b" / "run_vit_training.py"
+    args = ["--dry_run", "--num_devices", "128", "--device_memory", "16"]
+    result = run_process([script, *args])
+    assert result.returncode == 0, result.stdout
+    for text in ("10,077,917,160", "78,733,728 on 128", "15.60 TFLOP", "20.79", "15.97 PFLOP"):
+        assert text in result.stdout
+    assert "AdamW's moments             0.59" in result.stdout
+    assert "for a device of 16.0 GiB" in result.stdout
+
+
+def test_where_nothing_fits_the_report_says_so() -> None:
+    options = parse_options(["--batch_size", "4"])
+    plan = Plan.of(options, shape_of(options), 4)
+    assert "no number of processes" in report(plan, GIB, told=True)
+
+
+MISTAKES = {
+    "--image_size 30 is not a multiple of --patch_size 14": ["--image_size", "30"],
+    "--embed_dim 5120 is not a multiple of --num_heads 33": ["--num_heads", "33"],
+    "-1 is less than 1": ["--batch_size", "-1"],
+    "nan is not a number": ["--lr", "nan"],
+    "'nan' is not|nan is not a finite number": ["--clip_grad_norm", "nan"],
+    "1.5 is not between 0 and 1": ["--mlp_dropout", "1.5"],
+    "--run_without_fsdp cuts nothing: leave --prefetch out": ["--run_without_fsdp", "--prefetch"],
+    "--resume_epoch and --resume": ["--resume", "auto", "--resume_epoch", "1"],
+    "there is no option --embed_dims; did you mean --embed_dim": ["--embed_dims", "3"],
+}
+
+
+@pytest.mark.parametrize(("sentence", "argv"), MISTAKES.items(), ids=list(MISTAKES))
+def test_wrong_options_are_named(sentence: str, argv: list[str]) -> None:
+    with pytest.raises(UserError, match=sentence):
+        parse_options(argv)
+
+
+def test_norms_have_the_published_epsilons_and_weights_the_published_start() -> None:
+    shape = Shape(image_size=28, embed_dim=32, num_heads=2, num_blocks=2, num_classes=3)
+    model = ViT(shape)
+    assert [model.blocks[0].norm1.eps, model.blocks[1].norm2.eps, model.norm.eps] == [
+        1e-5,
+        1e-5,
+        1e-6,
+    ]
+    assert float(model.pos_embed.std().numpy()) == pytest.approx(0.02, rel=0.3)
+    # Kaiming's uniform rule with a = sqrt(5): within 1 / sqrt(fan-in).
+    assert float(model.head.weight.abs().max().numpy()) == pytest.approx(32**-0.5, rel=0.1)
+    timm = ViT(shape, timm_init=True)
+    assert float(timm.blocks[0].mlp.fc1.weight.std().numpy()) == pytest.approx(0.02, rel=0.1)
+    assert float(timm.head.bias.abs().max().numpy()) == 0.0
+
+
+def test_scores_are_of_the_mean_of_the_normalized_tokens() -> None:
+    flow.manual_seed(0)
+    shape = Shape(image_size=28, embed_dim=32, num_heads=2, num_blocks=2, num_classes=3)
+    model = ViT(shape).eval()
+    images = flow.randn(2, 3, 28, 28)
+    with flow.no_grad():
+        x = model.blocks(model.patch_embed(images) + model.pos_embed).numpy().astype(np.float64)
+        scores = model(images).numpy()
+    x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
+    expected = x.mean(1) @ model.head.weight.numpy().T + model.head.bias.numpy()
+    np.testing.assert_allclose(scores, expected, atol=1e-5)

@@ -1,0 +1,218 @@
+"""A ViT that is cut over processes trains as one that is whole, is resumed on any number of
+processes, and survives what happens to processes and disks."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.launch import REPOSITORY, child_environment, free_port, run_distributed, run_process
+from tests.vit_10b.conftest import SCRIPT, SMALL, largest_gap, run_vit, values, weights
+
+STEPS = ("--max_steps", "10")
+DROPOUT = ("--pos_dropout", "0.1", "--att_dropout", "0.2", "--mlp_dropout", "0.3")
+# The 4-process run that all "resumed" ones go on from is at step 6.
+GO_ON = ("--resume", "auto", "--reshard")
+MODES: dict[int, dict[str, tuple[str, ...]]] = {
+    4: {
+        "full": (),
+        "groups": ("--shard_group", "2"),
+        "flat": ("--flatten_parameters",),
+        "begun": ("--max_steps", "6"),
+    },
+    3: {"resumed": GO_ON},
+    2: {
+        "full": (),
+        "no-recomputation": ("--no_grad_ckpt",),
+        "weights-kept": ("--no_reshard_after_forward",),
+        "all-kept": ("--no_reshard_after_forward", "--no_grad_ckpt"),
+        "flat": ("--flatten_parameters", "--shard_multiple", "128"),
+        "ahead": ("--prefetch",),
+        "ahead-no-recomputation": ("--prefetch", "--no_grad_ckpt"),
+        "replicated": ("--run_without_fsdp",),
+        "resumed": GO_ON,
+        "dropout": DROPOUT,
+        "dropout-kept": (*DROPOUT, "--no_grad_ckpt", "--no_reshard_after_forward"),
+    },
+    1: {
+        "whole": ("--run_without_fsdp",),
+        "full": (),
+        "resumed": GO_ON,
+        "resumed-whole": ("--resume", "auto", "--run_without_fsdp"),
+    },
+}
+COMPARED = [
+    f"{processes}/{name}"
+    for processes, modes in MODES.items()
+    for name in modes
+    if not name.startswith("dropout") and name not in ("whole", "begun")
+]
+# With ALL=1 those that the README speaks of.
+KILLS, KILLED = (20, 4) if "ALL" in os.environ else (3, 2)
+
+
+@pytest.fixture(scope="module")
+def runs(shapes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Each mode in the folder PROCESSES/MODE; one start for each number of processes."""
+    folder = tmp_path_factory.mktemp("vit")
+    for processes, modes in MODES.items():
+        lines = []
+        for name, more in modes.items():
+            out = folder / f"{processes}/{name}"
+            if "--resume" in more:
+                shutil.copytree(folder / "4/begun", out)
+            line = (*SMALL, *STEPS, *more, "--data_dir", shapes, "--ckpt_dir", out)
+            lines.append(line)
+        run_vit(lines, processes)
+    return folder
+
+
+@pytest.mark.parametrize("mode", COMPARED)
+def test_every_mode_trains_as_the_whole_model(runs: Path, mode: str) -> None:
+    """Those that are resumed on another number of processes too."""
+    whole = runs / "1/whole"
+    assert min(values(whole, "grad_norm")) > 0.5, "the norm was never clipped"
+    for name in ("loss", "grad_norm"):
+        np.testing.assert_allclose(values(runs / mode, name), values(whole, name), rtol=1e-6)
+    np.testing.assert_allclose(
+        values(runs / mode, "loss", "val"), values(whole, "loss", "val"), rtol=1e-6
+    )
+    assert largest_gap(weights(runs / mode), weights(whole)) < 1e-5
+
+
+def test_dropout_draws_the_same_masks_again(runs: Path) -> None:
+    again, kept = (values(runs / "2" / name, "loss") for name in ("dropout", "dropout-kept"))
+    np.testing.assert_allclose(again, kept, rtol=1e-6)
+
+
+def test_another_number_of_processes_must_be_allowed(runs: Path, shapes: Path) -> None:
+    line = (*SMALL, "--data_dir", shapes, "--ckpt_dir", runs / "4/begun", "--resume", "auto")
+    refused = run_vit([line], ok=False).stdout
+    assert "was written by 4 processes and this job cuts the model over 1" in refused
+    assert "--reshard" in refused
+    assert "Traceback" not in refused
+
+
+def test_killed_at_random_moments_and_resumed_equals_uninterrupted(
+    shapes: Path, tmp_path: Path
+) -> None:
+    """SIGKILL of one of several that train, evaluate or write a checkpoint a step."""
+    args = [*map(str, (*SMALL, "--data_dir", shapes, "--ckpt_step_interval", 1))]
+    args += ["--test_epoch_interval", "1", "--num_epochs", "3"]
+    run_vit([(*args, "--ckpt_dir", tmp_path / "whole")], KILLED)
+    killed, moments = tmp_path / "killed", random.Random(1)
+    args += ["--resume", "auto", "--ckpt_dir", str(killed)]
+    began_at = set()
+    for _ in range(KILLS):
+        began_at.add(_kill_one(args, killed, moments))
+    assert len(began_at) > KILLS // 3, began_at
+    result = run_distributed([SCRIPT, *args], KILLED)
+    assert result.returncode == 0, result.stdout
+    assert values(killed, "loss") == values(tmp_path / "whole", "loss")
+    assert values(killed, "loss", "val") == values(tmp_path / "whole", "loss", "val")
+
+
+def _kill_one(args: list[str], folder: Path, moments: random.Random) -> int:
+    """Start the processes and kill one soon after a step; how many steps had been done before."""
+    log = folder / "metrics.jsonl"
+    command = [sys.executable, "-m", "oneflow_accel.launch", "--nproc_per_node", str(KILLED)]
+    command += ["--master_port", str(free_port()), str(SCRIPT), *args]
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=child_environment(),
+        start_new_session=True,
+    )
+    try:
+        deadline = time.monotonic() + 90
+        before, steps = None, moments.randrange(1, 3)
+        while before is None or _lines(log) < before + steps:
+            assert process.poll() is None, process.stdout.read()
+            assert time.monotonic() < deadline, "no step within 90 s"
+            time.sleep(0.005)
+            before = _lines(log) if before is None else min(before, _lines(log))
+        time.sleep(moments.uniform(0, 0.1))
+        ranks = subprocess.run(
+            ["pgrep", "-f", "-P", str(process.pid), str(SCRIPT)], capture_output=True, text=True
+        ).stdout.split()
+        os.kill(int(moments.choice(ranks)), signal.SIGKILL)
+        process.wait(30)
+        return before
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.stdout.close()
+
+
+def _lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+# The second process may not write files larger than 10 kB from its second checkpoint on.
+FULL_DISK = """
+import resource, signal, sys
+from vit_10b import run_vit_training
+from flow_train.checkpoint import folders
+from oneflow_accel import command, distributed
+write, calls = folders._write_pieces, []
+def limited(*args):
+    calls.append(1)
+    if distributed.rank() == 1 and len(calls) == 2:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10000, 10000))
+    return write(*args)
+folders._write_pieces = limited
+sys.exit(run_vit_training.main(sys.argv[1:]))
+"""
+
+
+def test_a_full_disk_of_one_process_ends_all_and_spoils_nothing(
+    shapes: Path, tmp_path: Path
+) -> None:
+    script, out = tmp_path / "full.py", tmp_path / "out"
+    script.write_text(FULL_DISK)
+    args = [*map(str, (*SMALL, "--data_dir", shapes, "--ckpt_dir", out, "--ckpt_step_interval", 2))]
+    began = time.monotonic()
+    result = run_distributed([script, *args], 2, timeout=60)
+    assert time.monotonic() - began < 45
+    assert result.returncode != 0
+    assert "error: the checkpoint could not be written: process 1 on " in result.stdout
+    assert "shard-00001-of-00002.safetensors: File too large" in result.stdout
+    assert "earlier checkpoints are intact" in result.stdout
+    assert (
+        "Traceback"
+        not in result.stdout.partition("subprocess.CalledProcessError")[0].partition(
+            "Killing subprocess"
+        )[0]
+    )
+    assert sorted(path.name for path in (out / "checkpoints").glob("*step*")) == ["step-00000002"]
+    run_vit([(*args, "--resume", "auto")], 2)
+    assert len(values(out, "loss")) == 16
+
+
+def test_mistakes_are_said_once_and_without_a_traceback(shapes: Path, tmp_path: Path) -> None:
+    """On two processes; what a single one can see is in test_vit_options.py."""
+    data = ("--data_dir", str(shapes), "--ckpt_dir", str(tmp_path / "none"))
+    # What the plan says, and what is found after the start.
+    cases = {
+        "--batch_size 13 is not a multiple of the 2 processes": ("--batch_size", "13"),
+        "--warmup_steps 99: the run has 16 steps": ("--warmup_steps", "99"),
+    }
+    for sentence, more in cases.items():
+        command = ["-m", "oneflow_accel.launch", "--nproc_per_node", "2", "--master_port"]
+        command += [str(free_port()), str(SCRIPT), *SMALL, *data, *more]
+        result = run_process(command, cwd=REPOSITORY)
+        assert result.returncode == 2, result.stdout
+        assert result.stdout.count(sentence) == 1, result.stdout
+        assert "Traceback" not in result.stdout

@@ -1,0 +1,221 @@
+"""What training a model would need: parameters, floating-point operations, memory of a process.
+
+The memory is that of the largest moment of a step, in the backward pass of a block, in float32.
+States count parameters exactly; activations are those tensors that the backward pass needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from oneflow_accel.errors import UserError
+
+from vit_10b.model import Shape
+
+GIB = 2**30
+# A process that has imported everything and computed nothing, bytes.
+PROCESS = 390e6
+_FLOAT = 4
+# Devices are counted up to here; there are none so large.
+_MOST_DEVICES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run of `shape` on `world` processes with `batch` images per step of all together. `group`
+    processes share a copy of the model; the other arguments are the command's options."""
+
+    shape: Shape
+    world: int
+    batch: int
+    group: int
+    whole: bool = False
+    recompute: bool = True
+    reshard: bool = True
+    flatten: bool = False
+    multiple: int = 1
+    prefetch: bool = False
+
+    @classmethod
+    def of(cls, options: argparse.Namespace, shape: Shape, world: int) -> Plan:
+        """UserError where the batch or the groups do not divide."""
+        if options.batch_size % world:
+            raise UserError(
+                f"--batch_size {options.batch_size} is not a multiple of the {world} processes"
+            )
+        group = options.shard_group or world
+        if world % group:
+            raise UserError(f"--shard_group {group} does not divide the {world} processes")
+        return cls(
+            shape,
+            world,
+            options.batch_size,
+            group,
+            options.run_without_fsdp,
+            options.grad_ckpt,
+            options.reshard_after_forward,
+            options.flatten_parameters,
+            options.shard_multiple,
+            options.prefetch,
+        )
+
+    @property
+    def local_batch(self) -> int:
+        return self.batch // self.world
+
+    @property
+    def own_parameters(self) -> int:
+        """Parameters that a process keeps, with the zeros that fill up the last shards."""
+        if self.whole:
+            return self.shape.parameters
+        block = sum(map(self._length, self._block_sizes()))
+        return self.shape.num_blocks * block + sum(map(self._length, self._root_sizes()))
+
+    def _length(self, numbers: int) -> int:
+        every = self.group * self.multiple
+        return -(-numbers // every) * self.multiple
+
+    def _block_sizes(self) -> list[int]:
+        shape = self.shape
+        if self.flatten:
+            return [shape.block_parameters]
+        dim, hidden = shape.embed_dim, shape.hidden
+        norms = [dim] * 4
+        return [
+            3 * dim * dim,
+            3 * dim,
+            dim * dim,
+            dim,
+            hidden * dim,
+            hidden,
+            dim * hidden,
+            dim,
+            *norms,
+        ]
+
+    def _root_sizes(self) -> list[int]:
+        shape = self.shape
+        if self.flatten:
+            return [shape.root_parameters]
+        dim, classes = shape.embed_dim, shape.num_classes
+        patches = 3 * shape.patch_size**2 * dim
+        return [patches, dim, shape.tokens * dim, dim, dim, classes * dim, classes]
+
+    def memory(self) -> dict[str, float]:
+        """Bytes of a process by category; the categories are there at the same moment."""
+        shape, batch = self.shape, self.local_batch
+        own, unit, root = self.own_parameters, shape.block_parameters, shape.root_parameters
+        states = {
+            "process": PROCESS,
+            "weights": _FLOAT * own,
+            "gradients": _FLOAT * own,
+            "AdamW's moments": 2 * _FLOAT * own,
+        }
+        gathered = 0
+        if not self.whole:
+            kept = unit if self.reshard else shape.num_blocks * unit
+            # Of the block that is differentiated, and of the root.
+            gathered = _FLOAT * (kept + root + (unit if self.prefetch and self.reshard else 0))
+            states["gathered weights"] = gathered
+            states["gradients of one block"] = _FLOAT * unit
+        inputs = _FLOAT * batch * shape.tokens * shape.embed_dim
+        of_block = batch * self._activations_per_image()
+        recompute = self.recompute
+        states["block inputs"] = shape.num_blocks * inputs
+        # Of those that are differentiated, as much again goes backward.
+        states["activations"] = (1 if recompute else shape.num_blocks) * of_block + of_block
+        return states
+
+    def _activations_per_image(self) -> float:
+        """Bytes of a block: two norms' outputs, query, key and value and their copies by head, the
+        attention's scores and weights, its output twice, the MLP's hidden layer twice, the sum."""
+        shape = self.shape
+        numbers = shape.tokens * (11 * shape.embed_dim + 2 * shape.hidden)
+        return _FLOAT * (numbers + 2 * shape.num_heads * shape.tokens**2)
+
+    @property
+    def bytes(self) -> float:
+        return sum(self.memory().values())
+
+    @property
+    def flops_per_image(self) -> float:
+        """Forward and backward, as a model's work is counted: without computing again."""
+        shape = self.shape
+        dim, tokens = shape.embed_dim, shape.tokens
+        products = (4 * dim * dim + 2 * dim * shape.hidden) * shape.num_blocks * tokens
+        products += 3 * shape.patch_size**2 * dim * tokens + shape.num_classes * dim
+        return 6.0 * products + 12.0 * shape.num_blocks * dim * tokens**2
+
+    @property
+    def computed_flops_per_image(self) -> float:
+        """With the forward pass that is computed again."""
+        again = not self.whole and self.recompute
+        return self.flops_per_image * (4 / 3 if again else 1)
+
+    def worlds(self) -> Iterator[Plan]:
+        """This plan for each number of processes that divides the batch, the smallest first; a
+        group of all processes stays one."""
+        for world in range(1, min(self.batch, _MOST_DEVICES) + 1):
+            if self.batch % world:
+                continue
+            group = world if self.group == self.world else self.group
+            if world % group == 0:
+                yield dataclasses.replace(self, world=world, group=group)
+
+    def smallest(self, limit: float) -> Plan | None:
+        """The plan with the fewest processes that each fit into `limit` bytes."""
+        return next((plan for plan in self.worlds() if plan.bytes <= limit), None)
+
+
+def report(plan: Plan, limit: float | None, told: bool) -> str:
+    """Text for --dry_run. `limit` is a device's memory in bytes, as the user `told` it or not."""
+    shape, memory = plan.shape, plan.memory()
+    lines = [
+        f"parameters            {shape.parameters:,} = {shape.num_blocks} blocks of "
+        f"{shape.block_parameters:,} + {shape.root_parameters:,} around them",
+        f"of each process       {plan.own_parameters:,} on {plan.world} processes"
+        + ("" if plan.whole or plan.group == plan.world else f" in groups of {plan.group}"),
+        f"per image             {plan.flops_per_image / 1e12:,.2f} TFLOP forward and backward"
+        + (
+            f", {plan.computed_flops_per_image / 1e12:,.2f} with what is computed again"
+            if plan.computed_flops_per_image > plan.flops_per_image
+            else ""
+        ),
+        f"per step              {plan.flops_per_image * plan.batch / 1e15:,.2f} PFLOP for "
+        f"{plan.batch} images, {plan.local_batch} of each process",
+        "memory of a process   GiB",
+    ]
+    lines += [f"  {name:<22}{size / GIB:10.2f}" for name, size in memory.items()]
+    lines.append(f"  {'together':<22}{plan.bytes / GIB:10.2f}")
+    unit = max(shape.block_parameters, shape.root_parameters)
+    where = "a block" if unit == shape.block_parameters else "what is around the blocks"
+    lines.append(f"largest unit          {_FLOAT * unit / GIB:,.2f} GiB gathered: {where}")
+    if limit is not None:
+        whose = "a device of" if told else "this machine's share for a process,"
+        lines.append(
+            f"smallest number       {fewest(plan, limit)} for {whose} {limit / GIB:,.1f} GiB"
+        )
+    return "\n".join(lines)
+
+
+def fewest(plan: Plan, limit: float) -> str:
+    found = plan.smallest(limit)
+    if found is not None:
+        return f"{found.world} processes"
+    least = min((each.bytes for each in plan.worlds()), default=math.inf)
+    return f"no number of processes ({least / GIB:,.1f} GiB at least)"
+
+
+def require_memory(plan: Plan, limit: float | None) -> None:
+    """UserError, before anything is built, where a process does not fit into `limit` bytes."""
+    if limit is None or plan.bytes <= limit:
+        return
+    raise UserError(
+        f"{plan.shape.parameters:,} parameters on {plan.world} processes need "
+        f"{plan.bytes / GIB:,.1f} GiB in each, and there are {limit / GIB:,.1f} GiB; "
+        f"it takes {fewest(plan, limit)} of such memory, or a smaller model; --dry_run says more"
+    )

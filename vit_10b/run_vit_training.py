@@ -1,0 +1,376 @@
+r"""Trains a vision transformer of 10 billion parameters, or of any size, cut over processes.
+
+    python3 -m oneflow.distributed.launch --nproc_per_node 4 vit_10b/run_vit_training.py \
+        --data_dir DIR
+    python3 vit_10b/run_vit_training.py --dry_run --num_devices 128
+
+`--help` lists every option with its default; README.md says how a run is launched on many hosts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+try:
+    import oneflow_accel
+except ImportError as error:
+    sys.exit(
+        f"{error}. run_vit_training.py runs in the project's environment: type `make setup` in the "
+        "repository, then `source .venv/bin/activate`."
+    )
+from oneflow_accel import command, distributed, launched, layouts, watchdog
+from oneflow_accel.backends import Backend
+from oneflow_accel.collectives import Mesh
+from oneflow_accel.errors import UserError
+
+import numpy as np
+import oneflow as flow
+from oneflow import nn
+
+from flow_train.checkpoint.folders import (
+    CURVES_NAME,
+    Checkpoint,
+    CheckpointManager,
+    agreed_checkpoint,
+    checkpoint_folder,
+    require_model,
+    require_no_other_run,
+    way_on,
+)
+from flow_train.data.augment import build_train_transform
+from flow_train.data.images import ImageFolder, ImageLoader
+from flow_train.data.transforms import IMAGENET, EvalTransform, Transform
+from flow_train.hooks import ModelCheckpoint
+from flow_train.loop import Data, Identity, Trainer
+from flow_train.metrics.curves import draw_curves
+from flow_train.metrics.log import JSONL_NAME, RunLog
+from flow_train.optim import CosineSchedule, CrossEntropy
+from flow_train.options import Calendar, Position, TrainerOptions
+from flow_train.rng import seed_all, settled_seed
+from flow_train.steps.eager import EagerStep, TrainStep
+from flow_train.steps.sharding import Options, ShardedStep, Sharding, fully_shard, shard_unit
+from vit_10b.model import Shape, ViT
+from vit_10b.options import parse_options, shape_of
+from vit_10b.plan import GIB, Plan, report, require_memory
+
+logger = logging.getLogger("oneflow_accel")
+
+# The image and class counts of --fake_data.
+TRAIN_IMAGES, VAL_IMAGES = 1_281_167, 50_000
+BETAS, EPS = (0.9, 0.999), 1e-8
+
+
+class FakeImages:
+    """Black images of class 0."""
+
+    def __init__(self, images: int, shape: Shape) -> None:
+        self.root = "--fake_data"
+        self.classes = [f"class {label}" for label in range(shape.num_classes)]
+        self.labels = np.zeros(images, dtype=np.int64)
+        self._image = np.zeros((shape.image_size, shape.image_size, 3), dtype=np.float32)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def name(self, index: int) -> str:
+        return f"fake image {index}"
+
+    def shape(self, transform: Transform) -> tuple[int, ...]:
+        return self._image.shape
+
+    def read(self, index: int, transform: Transform, rng: np.random.Generator) -> np.ndarray:
+        return self._image
+
+
+Dataset = ImageFolder | FakeImages
+
+
+def run(argv: Sequence[str]) -> int:
+    """Do what the command line says and return 0; UserError for anything the user can mend."""
+    options = parse_options(argv)
+    backend = oneflow_accel.select_device(options.device)
+    limit = _memory(options, backend)
+    if options.dry_run:
+        world = options.num_devices or distributed.world_size()
+        plan = Plan.of(options, shape_of(options), world)
+        if distributed.is_main():
+            print(report(plan, limit, told=options.device_memory is not None))
+        return 0
+    # The classes of a folder are not known yet; they make no difference that matters.
+    plan = Plan.of(options, shape_of(options), distributed.world_size())
+    require_memory(plan, limit)
+    with watchdog.guard():
+        try:
+            _train(options, backend)
+        except KeyboardInterrupt:
+            text = way_on(options.ckpt_dir, "--resume auto")
+            raise KeyboardInterrupt(text) from None
+    return 0
+
+
+def _memory(options: argparse.Namespace, backend: Backend) -> float | None:
+    """Bytes that a process may take; None where nobody knows."""
+    if options.device_memory is not None:
+        return float(options.device_memory * GIB)
+    total = backend.properties().total_memory
+    if total is None:
+        return None
+    # Processes of a node share its memory where tensors are in it.
+    sharers = distributed.local_world_size() if backend.supports("host_memory") else 1
+    return total / sharers
+
+
+def _train(options: argparse.Namespace, backend: Backend) -> None:
+    if distributed.world_size() > 1:
+        backend.set_device(distributed.local_rank() % backend.device_count())
+    folder = checkpoint_folder(options.ckpt_dir)
+    mesh = Mesh.of(options.shard_group)
+    resumed = _resumed(options, folder, mesh)
+    began_with = None if resumed is None else int(resumed.state["seed"])
+    seed = settled_seed(options.seed, began_with, option="--seed ")
+    # The same on all processes, and whatever their number: the weights are drawn with it.
+    seed_all(seed, backend)
+    train, val = _datasets(options)
+    shape = shape_of(options, len(train.classes))
+    if resumed is not None:
+        require_model(resumed, shape.name, shape.num_classes)
+    model, sharding = _build(options, shape, backend, mesh)
+    if resumed is not None:
+        _restore(model, sharding, resumed)
+    loader = partial(_loader, options, seed=seed)
+    train_loader, val_loader = loader(train, train=True), loader(val, train=False)
+    settings = TrainerOptions(
+        max_epochs=options.num_epochs,
+        max_steps=options.max_steps,
+        clip=options.clip_grad_norm if options.clip_grad_norm > 0 else None,
+        log_every=options.log_step_interval,
+        check_val_every=options.test_epoch_interval,
+        per_step=True,
+        way_on="continue with --resume auto",
+        way_to_more="for more ask for more --num_epochs",
+    )
+    calendar = Calendar(settings, len(train_loader), _schedule(options, len(train_loader)))
+    names = train.classes if isinstance(train, ImageFolder) else []
+    config = json.loads(json.dumps(vars(options), default=str))
+    _describe(options, shape, model, sharding, (train, val))
+    checkpoints = CheckpointManager(folder)
+    if distributed.is_main():
+        require_no_other_run(options.ckpt_dir, None if resumed is None else resumed.folder)
+        checkpoints.claim()
+    log = RunLog(
+        options.ckpt_dir, {}, run_name=shape.name, config=config, enabled=distributed.is_main()
+    )
+    keeper = ModelCheckpoint(
+        save_top_k=0,
+        every_n_epochs=options.ckpt_epoch_interval,
+        every_n_train_steps=options.ckpt_step_interval,
+    )
+    try:
+        trainer = Trainer(
+            model,
+            partial(_make_step, options, backend, sharding, settings.clip),
+            Data(train_loader, val_loader, (3, shape.image_size, shape.image_size)),
+            backend,
+            settings,
+            calendar,
+            identity=Identity(shape.name, shape.num_classes, seed, config, classes=names),
+            hooks={"model_checkpoint": keeper},
+            log=log,
+            checkpoints=checkpoints,
+            resumed=resumed,
+        )
+        trainer.fit()
+    finally:
+        log.close()
+        checkpoints.close()
+    if distributed.is_main():
+        curves = draw_curves(options.ckpt_dir / JSONL_NAME, options.ckpt_dir / CURVES_NAME)
+        logger.info("curves: %s, checkpoints: %s", curves, checkpoints.directory)
+
+
+def _resumed(options: argparse.Namespace, folder: Path, mesh: Mesh) -> Checkpoint | None:
+    if not options.resume_epoch and not options.resume:
+        return None
+    found = agreed_checkpoint(
+        folder,
+        mesh.shards,
+        mesh.place,
+        reshard=options.reshard or options.run_without_fsdp,
+        epoch=options.resume_epoch or None,
+    )
+    if found is None:
+        logger.info("no checkpoint in %s yet: starting from the beginning", folder)
+    return found
+
+
+def _datasets(options: argparse.Namespace) -> tuple[Dataset, Dataset]:
+    """Training and validation images."""
+    if options.fake_data:
+        shape = shape_of(options)
+        return FakeImages(TRAIN_IMAGES, shape), FakeImages(VAL_IMAGES, shape)
+    root = options.data_dir
+    if not root.exists():
+        raise UserError(
+            f"there is no folder {root}; name the one that holds train/CLASS/IMAGE and "
+            "val/CLASS/IMAGE with --data_dir, or try --fake_data"
+        )
+    train, val = ImageFolder(root / "train"), ImageFolder(root / "val")
+    if train.classes != val.classes:
+        different = sorted(set(train.classes) ^ set(val.classes))
+        raise UserError(
+            f"{root}: train and val have different classes, for instance {', '.join(different[:5])}"
+        )
+    return train, val
+
+
+def _build(
+    options: argparse.Namespace, shape: Shape, backend: Backend, mesh: Mesh
+) -> tuple[ViT, Sharding | None]:
+    """The model on the device; no process holds more than one whole block at a time, unless all
+    are to have the whole model."""
+    settings = Options(
+        reshard_after_forward=options.reshard_after_forward,
+        recompute=options.grad_ckpt,
+        flatten=options.flatten_parameters,
+        multiple=options.shard_multiple,
+        compute_dtype=getattr(flow, options.compute_dtype),
+        prefetch=options.prefetch,
+    )
+
+    def made(name: str, block: nn.Module) -> None:
+        if not options.run_without_fsdp:
+            shard_unit(name, block, mesh, settings)
+        block.to(backend.device())
+        logger.info("built ViT block %s", name.rpartition(".")[2])
+
+    model = ViT(
+        shape,
+        dropouts=(options.pos_dropout, options.att_dropout, options.mlp_dropout),
+        timm_init=options.init == "timm",
+        made=made,
+    )
+    if options.run_without_fsdp:
+        return model.to(backend.device()), None
+    sharding = fully_shard(model, mesh=mesh, **vars(settings))
+    model.to(backend.device())
+    return model, sharding
+
+
+def _restore(model: ViT, sharding: Sharding | None, resumed: Checkpoint) -> None:
+    if sharding is not None:
+        sharding.load(resumed.model)
+    else:
+        layouts.load_standard_state_dict(model, dict(resumed.model), strict=True)
+
+
+def _make_step(
+    options: argparse.Namespace,
+    backend: Backend,
+    sharding: Sharding | None,
+    clip: float | None,
+    model: nn.Module,
+    position: Position,
+) -> TrainStep:
+    def optimizer(model: nn.Module) -> flow.optim.Optimizer:
+        # One group: biases and norms are decayed too.
+        return flow.optim.AdamW(
+            model.parameters(),
+            lr=options.lr,
+            betas=BETAS,
+            eps=EPS,
+            weight_decay=options.weight_decay,
+        )
+
+    if sharding is None:
+        return EagerStep(model, backend, optimizer(model), CrossEntropy(), clip=clip)
+    return ShardedStep(model, backend, optimizer, CrossEntropy(), sharding=sharding, clip=clip)
+
+
+def _schedule(options: argparse.Namespace, steps_per_epoch: int) -> CosineSchedule:
+    """Linear from 0 in the first step, then half a cosine to 0 at the end of all epochs."""
+    steps = steps_per_epoch * options.num_epochs
+    if options.warmup_steps >= steps:
+        raise UserError(
+            f"--warmup_steps {options.warmup_steps}: the run has {steps} steps; give fewer"
+        )
+    return CosineSchedule(
+        options.lr,
+        t_initial=steps - options.warmup_steps,
+        lr_min=0.0,
+        warmup_t=options.warmup_steps,
+        warmup_lr_init=0.0,
+        warmup_prefix=True,
+        cycle_mul=1.0,
+        cycle_decay=1.0,
+        cycle_limit=1,
+        k_decay=1.0,
+        cooldown=0.0,
+    )
+
+
+def _loader(
+    options: argparse.Namespace, dataset: Dataset, *, train: bool, seed: int
+) -> ImageLoader:
+    size = options.image_size
+    config: dict[str, Any] = {"interpolation": "bicubic"}
+    transform = build_train_transform(size, IMAGENET, config) if train else EvalTransform(size)
+    world = distributed.world_size()
+    return ImageLoader(
+        dataset,
+        batch_size=options.batch_size // world,
+        transform=transform,
+        workers=options.num_workers,
+        seed=seed,
+        train=train,
+        rank=distributed.rank(),
+        world_size=world,
+    )
+
+
+def _describe(
+    options: argparse.Namespace,
+    shape: Shape,
+    model: ViT,
+    sharding: Sharding | None,
+    data: tuple[Dataset, Dataset],
+) -> None:
+    """What a run says once, before it begins."""
+    given = "  ".join(f"{name}={value}" for name, value in vars(options).items())
+    logger.info("%s", given)
+    train, val = data
+    logger.info(
+        "%s: %d training and %d validation images of %d classes",
+        train.root,
+        len(train),
+        len(val),
+        len(train.classes),
+    )
+    own = shape.parameters if sharding is None else sharding.own_numbers
+    logger.info("%s", model)
+    logger.info(
+        "%d parameters, %d of each of the %d processes; AdamW, learning rate %g, weight decay %g",
+        shape.parameters,
+        own,
+        distributed.world_size(),
+        options.lr,
+        options.weight_decay,
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; user errors become one line on stderr and a non-zero exit code."""
+    command.log_to_stdout()
+    logger.setLevel(logging.INFO if launched.rank() == 0 else logging.WARNING)
+    arguments = sys.argv[1:] if argv is None else argv
+    return command.run("run_vit_training.py", lambda: run(arguments))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
