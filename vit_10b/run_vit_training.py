@@ -260,6 +260,8 @@ def _build(
         return model.to(backend.device()), None
     sharding = fully_shard(model, mesh=mesh, **vars(settings))
     model.to(backend.device())
+    # What the whole blocks took.
+    backend.empty_cache()
     return model, sharding
 
 

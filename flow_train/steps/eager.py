@@ -154,6 +154,8 @@ class EagerStep(TrainStep):
     ) -> None:
         super().__init__(model, backend, optimizer, loss, **settings)
         self._forward = data_parallel(model)
+        # DistributedDataParallel needs them: without, it would train by wrong ones.
+        self._frees_gradients = False
         if self.precision == "16":
             self._scaler = LossScaler()
 
@@ -190,7 +192,7 @@ class EagerStep(TrainStep):
                 self.before_update()
             norm = self._clipped(parameters)
             self.optimizer.step()
-        self.optimizer.zero_grad()
+        self.optimizer.zero_grad(set_to_none=self._frees_gradients)
         return norm
 
     def _clipped(self, parameters: Sequence[flow.Tensor]) -> flow.Tensor | None:

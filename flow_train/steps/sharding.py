@@ -46,8 +46,8 @@ IsUnit = Callable[[str, nn.Module], bool]
 # As in PyTorch's and torch_xla's clip_grad_norm_.
 _EPSILON = 1e-6
 FLAT = "flat_shard"
-# Numbers of the shards that are gathered in one go.
-_BUNDLE = 1 << 18
+# Numbers, of whole tensors, that are gathered in one go where each alone is fewer: 16 MB.
+_BUNDLE = 1 << 22
 
 
 @dataclass(eq=False)
@@ -57,6 +57,13 @@ class Place:
     owner: nn.Module
     attribute: str
     slot: Slot
+
+    def clear(self) -> None:
+        """Leave the shard there, or None where it has another name."""
+        if self.attribute in self.owner._parameters:
+            object.__delattr__(self.owner, self.attribute)
+        else:
+            object.__setattr__(self.owner, self.attribute, None)
 
 
 @dataclass(eq=False)
@@ -113,7 +120,7 @@ class Unit:
         self.shards = self._cut(list(self._places()))
         # Small shards travel together: on CPUs a collective takes some milliseconds, however little
         # it sends.
-        self._bundles = _bundled(self.shards)
+        self._bundles = _bundled(self.shards, _BUNDLE // self.mesh.shards)
         # The seed of the forward pass of the whole model.
         self.base_seed = 0
         # Full gradients that `no_sync` has kept, by shard.
@@ -148,11 +155,13 @@ class Unit:
             parameter = nn.Parameter(own, requires_grad=values[0].requires_grad)
             for place in group:
                 place.owner._parameters.pop(place.attribute)
+                place.clear()
             if len(group) > 1:
                 self.module.register_parameter(FLAT, parameter)
                 name = f"{self.name}.{FLAT}".lstrip(".")
             else:
                 # Under the tensor's own name.
+                object.__delattr__(group[0].owner, group[0].attribute)
                 group[0].owner.register_parameter(group[0].attribute, parameter)
                 name = group[0].slot.name
             shards.append(Shard(name, parameter, group, length))
@@ -197,14 +206,14 @@ class Unit:
             begin += shard.length
         return found
 
-    def reduce(self, gradients: Sequence[flow.Tensor | None]) -> list[flow.Tensor]:
+    def reduce(self, gradients: list[flow.Tensor | None]) -> list[flow.Tensor]:
         """Each shard's piece of the mean gradient over all processes, from those of the whole
         tensors, which are emptied; a collective call."""
-        given, pieces = list(gradients), []
+        pieces = []
         for bundle in self._bundles:
             wholes = []
             for shard in bundle:
-                mine = [given.pop(0) for _ in shard.slots]
+                mine = [gradients.pop(0) for _ in shard.slots]
                 flat = [
                     flow.zeros(slot.size, device=shard.parameter.device)
                     if gradient is None
@@ -248,7 +257,7 @@ class Unit:
             yield
         finally:
             for place in places:
-                object.__delattr__(place.owner, place.attribute)
+                place.clear()
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -484,7 +493,7 @@ def gathered(unit: Unit) -> list[flow.Tensor]:
 
         @staticmethod
         def backward(ctx: Any, *gradients: flow.Tensor) -> Any:
-            pieces = unit.reduce(gradients)
+            pieces = unit.reduce(list(gradients))
             return tuple(pieces) if len(pieces) > 1 else pieces[0]
 
     if not unit.shards:
@@ -576,11 +585,11 @@ def _draws(module: nn.Module) -> bool:
     )
 
 
-def _bundled(shards: Sequence[Shard]) -> list[list[Shard]]:
-    """In their order; neighbours together as long as they are no more than _BUNDLE numbers."""
+def _bundled(shards: Sequence[Shard], most: int) -> list[list[Shard]]:
+    """In their order; neighbours together as long as these are no more numbers."""
     found: list[list[Shard]] = []
     for shard in shards:
-        fits = found and sum(each.length for each in found[-1]) + shard.length <= _BUNDLE
+        fits = found and sum(each.length for each in found[-1]) + shard.length <= most
         if fits:
             found[-1].append(shard)
         else:
@@ -632,6 +641,7 @@ class ShardedStep(EagerStep):
         self.sharding = sharding
         TrainStep.__init__(self, model, backend, make_optimizer(model), loss, **settings)
         self._forward = model
+        self._frees_gradients = True
 
     def _clipped(self, parameters: Sequence[flow.Tensor]) -> flow.Tensor | None:
         if self.clip is not None:
