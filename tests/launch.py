@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import signal
 import subprocess
@@ -56,6 +57,17 @@ def run_process(
         output, _ = process.communicate()
         raise subprocess.TimeoutExpired(process.args, timeout, output=output) from error
     return subprocess.CompletedProcess(process.args, process.returncode, output, "")
+
+
+def run_several(
+    module: str, lines: Sequence[Sequence[object]], processes: int = 1, *, timeout: float = 180
+) -> subprocess.CompletedProcess[str]:
+    """Call MODULE.main with one command line after the other, in so many processes."""
+    args = [REPOSITORY / "tests" / "several_runs.py", module]
+    args.append(json.dumps([list(map(str, line)) for line in lines]))
+    if processes > 1:
+        return run_distributed(args, processes, timeout=timeout)
+    return run_process(args, timeout=timeout)
 
 
 def run_distributed(

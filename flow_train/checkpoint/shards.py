@@ -302,7 +302,7 @@ def write_safetensors(
     with SyncedFile(path) as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name, (dtype, shape) in shapes.items():
-            array = np.ascontiguousarray(read(name), dtype=dtype)
+            array = np.asarray(read(name), dtype=dtype, order="C")
             if array.shape != tuple(shape):
                 raise ValueError(f"{name} has shape {array.shape}, not {tuple(shape)}")
             file.write(array.reshape(-1).view(np.uint8).data)

@@ -10,11 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from flow_train.checkpoint.folders import read_checkpoint
-from tests.launch import REPOSITORY, run_distributed, run_process
+from tests.launch import REPOSITORY, run_several
 from tests.resnet50_imagenet.conftest import shapes  # noqa: F401 - a fixture
 
 SCRIPT = REPOSITORY / "vit_10b" / "run_vit_training.py"
-WORKER = Path(__file__).with_name("vit_worker.py")
 # 8 steps per epoch. 30 channels are no multiple of 4 processes, nor is the number of classes.
 SMALL = ("--image_size", "16", "--patch_size", "8", "--embed_dim", "30", "--num_heads", "2")
 SMALL += ("--num_blocks", "2", "--batch_size", "12", "--num_workers", "0", "--num_epochs", "2")
@@ -23,18 +22,11 @@ SMALL += ("--clip_grad_norm", "0.5", "--test_epoch_interval", "2")
 
 
 def run_vit(
-    lines: Sequence[Sequence[object]],
-    processes: int = 1,
-    *,
-    env: Mapping[str, str] | None = None,
-    ok: bool = True,
+    lines: Sequence[Sequence[object]], processes: int = 1, *, ok: bool = True
 ) -> subprocess.CompletedProcess[str]:
     """Command lines one after the other, in so many processes."""
-    args = [WORKER, json.dumps([list(map(str, line)) for line in lines])]
-    if processes > 1:
-        result = run_distributed(args, processes, timeout=60 + 20 * len(lines), env=env)
-    else:
-        result = run_process(args, env=env)
+    timeout = 60 + 20 * len(lines)
+    result = run_several("vit_10b.run_vit_training", lines, processes, timeout=timeout)
     assert (result.returncode == 0) == ok, result.stdout[-5000:]
     return result
 

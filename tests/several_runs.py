@@ -1,0 +1,25 @@
+"""Runs a command several times in the processes of one start: `several_runs.py MODULE JSON`, the
+module whose main(argv) it is and a list of command lines. A launcher starts it, or nothing does."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+
+from oneflow_accel import distributed
+
+
+def main(name: str, lines: list[list[str]]) -> int:
+    module = importlib.import_module(name)
+    for line in lines:
+        code = module.main(line)
+        if code:
+            return int(code)
+        # The next may read what this one has written.
+        distributed.barrier()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], json.loads(sys.argv[2])))

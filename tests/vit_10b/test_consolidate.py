@@ -1,0 +1,114 @@
+"""Shards become one file and shards again; what is missing or mixed is named."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from oneflow_accel.errors import CheckpointError, UserError
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from flow_train.checkpoint.folders import Checkpoint, CheckpointManager, read_checkpoint
+from flow_train.checkpoint.shards import Layout, OwnPieces, ShardedArrays, Slot, write_safetensors
+from vit_10b import consolidate
+
+SHAPES = {"pos": (1, 3, 5), "block.weight": (7, 5), "block.bias": (7,), "scale": (1,)}
+STATE = {"step": 12, "epoch": 1, "batch": 0, "seed": 3}
+
+
+@pytest.fixture
+def arrays() -> dict[str, np.ndarray]:
+    draw = np.random.default_rng(0)
+    return {name: draw.standard_normal(shape, np.float32) for name, shape in SHAPES.items()}
+
+
+def written(folder: Path, arrays: dict[str, np.ndarray], processes: int, step: int = 12) -> Path:
+    manager = CheckpointManager(folder / "checkpoints")
+    checkpoint = Checkpoint(arrays, {}, STATE | {"step": step}, name="vit")
+    try:
+        return manager.save_cut(checkpoint, processes, step=step)
+    finally:
+        manager.close()
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 8])
+def test_there_and_back(tmp_path: Path, arrays: dict[str, np.ndarray], processes: int) -> None:
+    folder = written(tmp_path / "cut", arrays, processes)
+    assert consolidate.main(["--ckpt_prefix", str(folder)]) == 0
+    file = folder.with_name("step-00000012_consolidated.safetensors")
+    # As the library reads it, which did not write it.
+    found = safetensors.numpy.load_file(file)
+    assert found.keys() == arrays.keys()
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(found[name], array)
+    back = ["--split", str(file), "--processes", "2", "--save_path", str(tmp_path / "back")]
+    assert consolidate.main(back) == 0
+    checkpoint = read_checkpoint(tmp_path / "back" / "checkpoints")
+    assert checkpoint.state == STATE
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(checkpoint.model[name], array)
+
+
+@pytest.mark.parametrize("given", [1, 2, 3])
+@pytest.mark.parametrize("wanted", [1, 2, 4])
+def test_flat_shards_are_cut_anew(
+    tmp_path: Path, arrays: dict[str, np.ndarray], given: int, wanted: int
+) -> None:
+    """From shards of several tensors, padded to a multiple of 4, to those of one each."""
+    slots = [Slot(name, shape) for name, shape in SHAPES.items()]
+    length = -(-sum(slot.size for slot in slots) // (4 * given)) * 4
+    for place in range(given):
+        layout = Layout(given, place, {"flat_shard": (slots, length)})
+        pieces = OwnPieces(arrays, layout, "exp_avg")
+        kinds = {name: (np.dtype(np.float32), (length,)) for name in pieces}
+        write_safetensors(tmp_path / layout.file_of(place), kinds, pieces.__getitem__, {})
+    whole = ShardedArrays(tmp_path, layout)
+    assert set(whole) == {f"exp_avg/{name}" for name in SHAPES}
+    for place in range(wanted):
+        even = Layout.even(wanted, place, SHAPES)
+        ours, theirs = OwnPieces(whole, even), OwnPieces(arrays, even)
+        for name in SHAPES:
+            np.testing.assert_array_equal(ours[f"exp_avg/{name}"], theirs[name])
+
+
+def test_what_is_wrong_is_named(tmp_path: Path, arrays: dict[str, np.ndarray]) -> None:
+    folder = written(tmp_path / "a", arrays, 3)
+    other = written(tmp_path / "b", arrays, 3, step=24)
+    shard = folder / "shard-00001-of-00003.safetensors"
+    run = lambda *more: consolidate.run(["--ckpt_prefix", str(folder), *more])  # noqa: E731
+    kept = shard.read_bytes()
+    shutil.copy(other / shard.name, shard)
+    with pytest.raises(CheckpointError, match="it is of step 24, the checkpoint of step 12"):
+        run()
+    shard.write_bytes(kept[:-4] + b"abcd")
+    with pytest.raises(CheckpointError, match=r"shard-00001-of-00003.*does not match"):
+        run()
+    shard.unlink()
+    with pytest.raises(CheckpointError, match="the shards of processes 1 of 3 are missing"):
+        run()
+    shard.write_bytes(kept)
+    shutil.copy(shard, folder / "shard-00003-of-00003.safetensors")
+    with pytest.raises(CheckpointError, match="3 shards and 4 files"):
+        run()
+    with pytest.raises(CheckpointError, match="no state.json"):
+        consolidate.run(["--ckpt_prefix", str(tmp_path)])
+    with pytest.raises(UserError, match="--ckpt_prefix"):
+        consolidate.run([])
+    with pytest.raises(CheckpointError, match="not a safetensors file"):
+        consolidate.run(
+            ["--split", str(folder / "state.json"), "--processes", "2"]
+            + ["--save_path", str(tmp_path / "c")]
+        )
+
+
+def test_another_model_is_refused(tmp_path: Path, arrays: dict[str, np.ndarray]) -> None:
+    whole = read_checkpoint(written(tmp_path, arrays, 2))
+    missing = OwnPieces(whole.model, Layout.even(2, 0, {"neck": (3,)}))
+    with pytest.raises(CheckpointError, match="the checkpoint has no neck"):
+        missing.piece("", "neck")
+    wider = OwnPieces(whole.model, Layout.even(2, 0, {"scale": (3,)}))
+    with pytest.raises(CheckpointError, match=r"shape \(1,\) in the checkpoint and \(3,\)"):
+        wider["scale"]
