@@ -19,6 +19,7 @@ DOCUMENTS = (
     "oneflow_accel/README.md",
     "resnet50_imagenet/README.md",
     "resnet50_imagenet/README_zh-CN.md",
+    "vit_10b/README.md",
     "libai_projects/projects/MagicPrompt/README.md",
     "libai_projects/projects/MagicPrompt/README_zh-CN.md",
     "monarch_flow/README.md",

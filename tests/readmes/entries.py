@@ -84,6 +84,10 @@ TRAIN_VIT = (
     "python -m monarch_flow.train experiment=imagenet/vit/vit-s-butterflyblockdiag-mlp "
     "datamodule.data_dir=DIR"
 )
+TRAIN_VIT_10B = (
+    "python3 -m oneflow.distributed.launch --nproc_per_node 4 vit_10b/run_vit_training.py "
+    "--data_dir DIR"
+)
 TRAIN_RESNET = "python3 main.py -a resnet50 --channels-last DIR"
 
 CI = NotRun("CI runs it: it is this suite, or what goes before it")
@@ -190,6 +194,28 @@ COMMANDS: dict[str, Run | Dry | NotRun] = {
     "python3 -m oneflow_accel.launch": Run("--help", RESNET, expect="nproc_per_node"),
     "python3 main.py -e --resume runs/resnet50/checkpoints/best DIR": Run(
         SMALL_IMAGES, RESNET, PHOTOS, after=(TRAIN_RESNET,), expect="Acc@1"
+    ),
+    # vit_10b
+    TRAIN_VIT_10B: Run(
+        "--image_size 32 --patch_size 8 --embed_dim 32 --num_heads 2 --num_blocks 1 --num_workers 0"
+        " --batch_size 4 --num_epochs 1 --warmup_steps 1 --ckpt_dir {runs}/vit_10b",
+        replace={**TWO, **PHOTOS},
+        expect="checkpoints: ",
+    ),
+    "python3 vit_10b/run_vit_training.py --dry_run --num_devices 128 --device_memory 16": Run(
+        expect="10,077,917,160"
+    ),
+    "python3 vit_10b/run_vit_training.py --help": Run(expect="--no_reshard_after_forward"),
+    "python -m vit_10b.consolidate --ckpt_prefix DIR/checkpoints/step-00001251": Run(
+        "--save_path {runs}/whole.safetensors",
+        replace={"DIR/checkpoints/step-00001251": "{runs}/vit_10b/checkpoints/step-00000005"},
+        after=(TRAIN_VIT_10B,),
+        expect="written",
+    ),
+    "python -m vit_10b.consolidate --split FILE.safetensors --processes 8 --save_path DIR": Run(
+        replace={"FILE.safetensors": "{runs}/whole.safetensors", "DIR": "{runs}/cut"},
+        after=("python -m vit_10b.consolidate --ckpt_prefix DIR/checkpoints/step-00001251",),
+        expect="written",
     ),
     # MagicPrompt
     "export MAGICPROMPT_VOCAB=/path/to/vocab.json MAGICPROMPT_MERGES=/path/to/merges.txt": Run(),
@@ -396,5 +422,8 @@ BLOCKS: dict[str, Code | NotRun] = {
     ),
     "metrics.jsonl            one line per log step: loss, accuracy, rate, learning rate": NotRun(
         "a list of files"
+    ),
+    "DIR/checkpoints/step-00001251/shard-00000-of-00004.safetensors   what each process keeps": (
+        NotRun("a list of files")
     ),
 }

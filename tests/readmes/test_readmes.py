@@ -20,6 +20,8 @@ from tests.readmes.conftest import World
 PROGRAMS = (
     "resnet50_imagenet/main.py",
     "resnet50_imagenet.demo",
+    "vit_10b/run_vit_training.py",
+    "vit_10b.consolidate",
     "libai_projects/tools/train_net.py",
     "libai_projects/tools/preprocess_data.py",
     "libai_projects/projects/MagicPrompt/prepare.py",

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from tests.launch import REPOSITORY, child_environment, free_port, run_distributed, run_process
+from tests.machines import train_until_one_is_killed, two_machines
 from tests.vit_10b.conftest import SCRIPT, SMALL, largest_gap, run_vit, values, weights
 
 STEPS = ("--max_steps", "10")
@@ -216,3 +217,41 @@ def test_mistakes_are_said_once_and_without_a_traceback(shapes: Path, tmp_path: 
         assert result.returncode == 2, result.stdout
         assert result.stdout.count(sentence) == 1, result.stdout
         assert "Traceback" not in result.stdout
+
+
+def test_two_machines_with_a_folder_each_are_killed_and_go_on(
+    shapes: Path, runs: Path, tmp_path: Path
+) -> None:
+    """Each has its own process's shard only; both must have a checkpoint for it to count."""
+    outs = [tmp_path / "0", tmp_path / "1"]
+    options = [*map(str, (*SMALL, *STEPS, "--data_dir", shapes, "--ckpt_step_interval", 2))]
+
+    def command(rank: int, address: str, port: int, *more: str) -> list[str | os.PathLike[str]]:
+        launcher = [sys.executable, "-m", "oneflow.distributed.launch", "--nproc_per_node", "1"]
+        launcher += ["--nnodes", "2", "--node_rank", str(rank), "--master_addr", address]
+        launcher += ["--master_port", str(port), str(SCRIPT)]
+        return [*launcher, *options, *more, "--ckpt_dir", outs[rank]]
+
+    with two_machines("namespaces") as machines:
+        ready = lambda: _lines(outs[0] / "metrics.jsonl") >= 5  # noqa: E731
+        ended = train_until_one_is_killed(machines, command, tmp_path, outs, ready, cwd=tmp_path)
+        assert ended.sentence in ended.output, ended.output
+        names = [sorted(path.name for path in out.glob("checkpoints/step-*/*")) for out in outs]
+        assert set(names[0]) == {"shard-00000-of-00002.safetensors", "state.json"}
+        assert set(names[1]) == {"shard-00001-of-00002.safetensors", "state.json"}
+        # The newest of one is lost, so that they have to agree on the one before.
+        shutil.rmtree(sorted(outs[1].glob("checkpoints/step-*"))[-1])
+        port = free_port()
+        jobs = [
+            machines.popen(
+                rank,
+                command(rank, machines.address, port, "--resume", "auto"),
+                tmp_path / f"{rank}.log",
+                env={},
+                cwd=tmp_path,
+            )
+            for rank in (0, 1)
+        ]
+        codes = [job.wait(90) for job in jobs]
+    assert codes == [0, 0], (tmp_path / "0.log").read_text()
+    np.testing.assert_allclose(values(outs[0], "loss"), values(runs / "2/full", "loss"), rtol=1e-6)

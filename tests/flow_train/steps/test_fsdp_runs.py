@@ -29,11 +29,11 @@ def test_a_convolutional_network_with_running_statistics(shapes: Path, tmp_path:
     """The moving average is one of shards; an epoch of 12 steps ends in the middle."""
     line = (shapes, "--multiprocessing-distributed", *SMALL, "--model-ema")
     replicated, cut, one = (tmp_path / name for name in ("replicated", "cut", "one"))
+    on = ("--resume", "auto")
     lines = [
         (*line, "--max-steps", 14, "--output-dir", replicated),
         (*line, "--max-steps", 9, "--fsdp", "--output-dir", cut),
-        (*line, "--max-steps", 14, "--fsdp", "full_shard_no_recompute", "--output-dir", cut)
-        + ("--resume", "auto"),
+        (*line, "--max-steps", 14, "--fsdp", "full_shard_no_recompute", *on, "--output-dir", cut),
     ]
     result = run_several("resnet50_imagenet.main", lines, 2)
     assert result.returncode == 0, result.stdout[-5000:]
