@@ -17,9 +17,11 @@ import pytest
 
 from flow_train.checkpoint.folders import CheckpointManager
 from tests.launch import child_environment, free_port, run_process
+from tests.modes import ALL
 from tests.resnet50_imagenet.conftest import MAIN, SMALL, losses
 
-KILLS = 20
+# With ALL=1 those that the README speaks of.
+KILLS = 20 if ALL else 8
 STEPS = 50
 
 
@@ -58,7 +60,7 @@ def test_learning_rate_schedule_is_resumed_under_graph(shapes, run_main, tmp_pat
 
 
 def test_killed_at_random_moments_and_resumed_equals_uninterrupted(shapes, run_main, tmp_path):
-    """SIGKILL 20 times: while starting, training, validating, writing a checkpoint per step."""
+    """SIGKILL, many times: while starting, training, validating, writing a checkpoint per step."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     args = (*map(str, (shapes, *SMALL)), "--max-steps", str(STEPS))
     run_main(*args, "--output-dir", whole)
@@ -69,7 +71,7 @@ def test_killed_at_random_moments_and_resumed_equals_uninterrupted(shapes, run_m
         kill_at_a_random_moment([sys.executable, str(MAIN), *args], killed, moments)
         latest = CheckpointManager(killed / "checkpoints").latest()
         resumed_from.add(latest.name if latest else None)
-    assert len(resumed_from) > 5, resumed_from
+    assert len(resumed_from) > KILLS // 3, resumed_from
     run_main(*args, fresh=True)
     assert losses(killed) == losses(whole)
     assert losses(killed, "val") == losses(whole, "val")

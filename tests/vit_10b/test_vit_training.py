@@ -17,6 +17,7 @@ import pytest
 
 from tests.launch import REPOSITORY, child_environment, free_port, run_distributed, run_process
 from tests.machines import train_until_one_is_killed, two_machines
+from tests.modes import ALL
 from tests.vit_10b.conftest import SCRIPT, SMALL, largest_gap, run_vit, values, weights
 
 STEPS = ("--max_steps", "10")
@@ -58,7 +59,7 @@ COMPARED = [
     if not name.startswith("dropout") and name not in ("whole", "begun")
 ]
 # With ALL=1 those that the README speaks of.
-KILLS, KILLED = (20, 4) if "ALL" in os.environ else (3, 2)
+KILLS, KILLED = (20, 4) if ALL else (3, 2)
 
 
 @pytest.fixture(scope="module")
