@@ -32,9 +32,11 @@ def run_vit(
 
 
 def values(folder: Path, name: str, split: str = "train") -> list[float]:
-    """A figure of every step that was logged."""
+    """A figure of every step that was logged. A validation whose epoch's end was not saved any more
+    is logged once more by the run that goes on."""
     lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [line["values"][name] for line in lines if line["split"] == split]
+    found = {line["step"]: line["values"][name] for line in lines if line["split"] == split}
+    return list(found.values())
 
 
 def weights(folder: Path) -> dict[str, np.ndarray]:

@@ -60,6 +60,8 @@ COMPARED = [
 ]
 # With ALL=1 those that the README speaks of.
 KILLS, KILLED = (20, 4) if ALL else (3, 2)
+# A fixture starts all modes; 20 kills take minutes.
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")
