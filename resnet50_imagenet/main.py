@@ -217,7 +217,7 @@ def _train(
     if distributed.is_main():
         metrics = options.output_dir / JSONL_NAME
         curves = draw_curves(metrics, options.output_dir / CURVES_NAME)
-        logger.info("curves: %s, checkpoints: %s", curves, checkpoints.directory)
+        logger.info("curves: %s, checkpoints: %s", curves or "off", checkpoints.directory)
     best = keeper.best_value
     logger.info("done: %d steps, best Acc@1 %.2f", trainer.position.step, best or 0.0)
 

@@ -10,6 +10,10 @@ import signal
 # it waits for. 18 steps of a ResNet18 beside other tests: 43 s and not 154 s.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+# Of runs of seconds. Tests of the picture and of the measured peak ask for them.
+os.environ.setdefault("FLOW_TRAIN_CURVES", "off")
+os.environ.setdefault("FLOW_TRAIN_PEAK", "0.1")
+
 import oneflow_accel  # noqa: F401
 
 import pytest

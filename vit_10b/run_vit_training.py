@@ -192,7 +192,7 @@ def _train(options: argparse.Namespace, backend: Backend) -> None:
         checkpoints.close()
     if distributed.is_main():
         curves = draw_curves(options.ckpt_dir / JSONL_NAME, options.ckpt_dir / CURVES_NAME)
-        logger.info("curves: %s, checkpoints: %s", curves, checkpoints.directory)
+        logger.info("curves: %s, checkpoints: %s", curves or "off", checkpoints.directory)
 
 
 def _resumed(options: argparse.Namespace, folder: Path, mesh: Mesh) -> Checkpoint | None:

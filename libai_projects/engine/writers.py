@@ -16,8 +16,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from flow_train.files import replace_file
 from flow_train.metrics.console import format_eta
-from flow_train.metrics.curves import draw_metrics
-from flow_train.metrics.log import JSONL_NAME, RunLog, read_metrics
+from flow_train.metrics.curves import draw_curves
+from flow_train.metrics.log import JSONL_NAME, RunLog
 from libai_projects.engine.check_files import CONFIG_BACKUP, read_backup
 from libai_projects.engine.throughput import Throughput
 
@@ -150,9 +150,8 @@ class MetricsWriter(EventWriter):
 
     def _draw(self) -> None:
         self._drawn = time.monotonic()
-        source = self._output / JSONL_NAME
         try:
-            draw_metrics(read_metrics(source), self._output / CURVES_NAME, source=source)
+            draw_curves(self._output / JSONL_NAME, self._output / CURVES_NAME)
         except (UserError, OSError) as error:
             # A picture that fails must not end the run.
             logger.warning("no picture of the curves: %s", error)

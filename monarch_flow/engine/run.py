@@ -192,7 +192,8 @@ def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
     if distributed.is_main():
         logger.info("%s", ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
         if not trial:
-            logger.info("curves: %s", draw_curves(run_dir / JSONL_NAME, run_dir / CURVES_NAME))
+            curves = draw_curves(run_dir / JSONL_NAME, run_dir / CURVES_NAME)
+            logger.info("curves: %s", curves or "off")
     return metrics
 
 

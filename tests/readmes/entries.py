@@ -58,7 +58,7 @@ TWO = {"--nproc_per_node 4": "--nproc_per_node 2 --master_port {port}"}
 PHOTOS = {"DIR": "{photos}"}
 DIGITS = {"DIR": "{digits}"}
 
-SMALL_IMAGES = "--image-size 32 -b 20 --epochs 1 -j 0"
+SMALL_IMAGES = "--image-size 32 -b 20 --max-steps 1 -j 0"
 SMALL_VIT = (
     "datamodule.image_size=32 datamodule.batch_size=2 datamodule.batch_size_eval=2 "
     "datamodule.num_workers=0 train.global_batch_size=2 "
@@ -307,7 +307,7 @@ COMMANDS: dict[str, Run | Dry | NotRun] = {
         expect="acc",
     ),
     "python -m monarch_flow.compare mnist-vit datamodule.data_dir=DIR": Run(
-        f"{ONE_STEP} work_dir={{runs}}", replace=DIGITS, expect="comparison"
+        "-c job", replace=DIGITS, expect="monarch"
     ),
     "python -m monarch_flow.compare flowers5-vitae datamodule.data_dir=DIR": Run(
         "-c job", replace=PHOTOS, expect="projected"

@@ -22,6 +22,7 @@ from pathlib import Path
 import pytest
 
 from tests.launch import REPOSITORY
+from tests.modes import only_all
 
 # What the script and the Makefile call; nothing else is on the PATH.
 TOOLS = ("bash", "cp", "dirname", "env", "find", "ln", "make", "mkdir", "rm", "sh", "touch")
@@ -158,6 +159,7 @@ def test_download_fails(machine: Machine) -> None:
     assert not (machine.root / ".venv-peer").exists()
 
 
+@only_all
 def test_uv_comes_from_the_index(machine: Machine) -> None:
     machine.add_python("python3", "3.13")
     index = machine.make_index_with_uv()

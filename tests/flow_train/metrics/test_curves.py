@@ -15,6 +15,11 @@ from flow_train.metrics.curves import draw_curves, draw_metrics
 from flow_train.metrics.log import MetricLog
 
 
+@pytest.fixture(autouse=True)
+def on(monkeypatch):
+    monkeypatch.setenv("FLOW_TRAIN_CURVES", "on")
+
+
 @pytest.fixture
 def figures(monkeypatch):
     """The figures that were saved, for a look at their axes."""
@@ -110,3 +115,9 @@ def test_perplexity_has_several_numbers_however_far_it_falls(tmp_path, figures, 
     ]
     assert 3 <= len(set(labels)) == len(labels) <= 14
     assert all(float(label) > 0 for label in labels)
+
+
+def test_no_picture_is_drawn_where_the_environment_says_so(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLOW_TRAIN_CURVES", "off")
+    assert draw_curves(log_run(tmp_path, val=True).path, tmp_path / "curves.png") is None
+    assert not (tmp_path / "curves.png").exists()

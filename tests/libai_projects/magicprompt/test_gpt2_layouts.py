@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.launch import run_distributed, run_process
+from tests.modes import some
 
 WORKER = Path(__file__).parent / "gpt2_worker.py"
 STEPS = 6
@@ -99,6 +100,13 @@ TWO: dict[str, dict[str, Any]] = {
     },
     "graph, DP2, ZeRO 3": {"graph": True, "data": 2, "zero": 3, "evaluate": True},
 }
+TWO = some(
+    TWO,
+    "TP2, unfused, padded",
+    "DP2, accumulation",
+    "graph, PP2, accumulation",
+    "graph, DP2, ZeRO 3",
+)
 TWO_MORE: dict[str, dict[str, Any]] = {
     "TP2, dropout": {"tensor": 2, "seed": 5, "config": DROPOUT},
     "TP2, dropout again": {"tensor": 2, "seed": 5, "config": DROPOUT},
@@ -112,6 +120,13 @@ TWO_MORE: dict[str, dict[str, Any]] = {
     "generate, TP2": {"tensor": 2, "generate": True},
     "generate, PP2": {"pipeline": 2, "generate": True},
 }
+TWO_MORE = some(
+    TWO_MORE,
+    "TP2, dropout",
+    "TP2, dropout again",
+    "graph, TP2, residual dropout",
+    "generate, TP2",
+)
 FOUR: dict[str, dict[str, Any]] = {
     "DP4": {"data": 4},
     "TP4": {"tensor": 4},
@@ -126,11 +141,13 @@ FOUR: dict[str, dict[str, Any]] = {
     },
     "graph, DP2 x PP2, ZeRO 1": {"graph": True, "data": 2, "pipeline": 2, "zero": 1},
 }
+FOUR = some(FOUR, "DP2 x TP2", "graph, TP2 x PP2, accumulation")
 FOUR_MORE: dict[str, dict[str, Any]] = {
     "generate, TP4": {"tensor": 4, "generate": True},
     "generate, DP2 x TP2": {"data": 2, "tensor": 2, "generate": True},
     "generate, TP2 x PP2": {"tensor": 2, "pipeline": 2, "generate": True},
 }
+FOUR_MORE = some(FOUR_MORE, "generate, TP2 x PP2")
 
 
 @pytest.fixture(scope="module")

@@ -28,6 +28,7 @@ from tests.libai_projects import reference_gpt2
 from tests.libai_projects.magicprompt import gpt2_monarch_weights
 from tests.libai_projects.magicprompt.gpt2_models import logits, place
 from tests.libai_projects.reference_gpt2 import Shape
+from tests.modes import some
 from tests.tolerances import assert_close
 
 WORKER = Path(__file__).parent / "gpt2_worker.py"
@@ -279,7 +280,13 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
     return found
 
 
-@pytest.mark.parametrize(("processes", "cases"), [(2, TWO), (4, FOUR)])
+@pytest.mark.parametrize(
+    ("processes", "cases"),
+    [
+        (2, some(TWO, "graph, TP2", "generate, TP2", "blocks, graph, TP2")),
+        (4, some(FOUR, "TP2 x PP2", "blocks, DP2 x TP2")),
+    ],
+)
 def test_every_layout_trains_and_generates_as_one_process(
     alone: dict[str, np.ndarray], tmp_path: Path, processes: int, cases: dict[str, dict[str, Any]]
 ) -> None:

@@ -14,6 +14,7 @@ from flow_train.checkpoint import libai_files
 from tests.launch import run_distributed, run_process
 from tests.libai_projects.patches.engine_run import make_documents, write_dataset
 from tests.libai_projects.patches.partial_series import VARIABLE
+from tests.modes import only_all
 
 SCRIPT = Path(__file__).with_name("engine_run.py")
 ENV = {"ONEFLOW_ACCEL_DEVICE": "cpu", "ONEFLOW_ACCEL_THREADS": "1"}
@@ -66,6 +67,7 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {**result, "folder": folder}
 
 
+@only_all
 def test_unpatched_a_resumed_run_begins_with_the_first_sample(tmp_path: Path) -> None:
     options = {"before": "0020", "set": {"train.evaluation.enabled": False}}
     whole = run(tmp_path, **options)
@@ -125,6 +127,7 @@ def test_a_graph_goes_on_bit_for_bit_and_eagerly_with_its_moments(tmp_path: Path
     assert eager["losses"] == pytest.approx(expected, abs=1e-5)
 
 
+@only_all
 def test_a_pipeline_goes_on_as_tensor_parallel(single: dict[str, Any], tmp_path: Path) -> None:
     piped = run(tmp_path, 2, dist=PIPELINE)
     assert piped["losses"] == pytest.approx(single["losses"], abs=1e-5)

@@ -16,6 +16,7 @@ import pytest
 
 from tests.launch import run_process
 from tests.libai_projects.patches.partial_series import VARIABLE
+from tests.modes import only_all
 
 CASES = "tests.libai_projects.patches.patch_cases"
 WITHOUT_PLUGIN = {"ONEFLOW_ACCEL_PLUGIN": "off"}
@@ -71,6 +72,8 @@ def failures() -> Iterator[dict[str, Future[CompletedProcess[str]]]]:
         }
 
 
+# Libai is pinned: without a patch it fails today as it did when the patch was written.
+@only_all
 @pytest.mark.parametrize("patch", FAILURES)
 def test_fails_without_the_patch(
     patch: str, failures: dict[str, Future[CompletedProcess[str]]]

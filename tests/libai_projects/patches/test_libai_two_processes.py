@@ -8,6 +8,7 @@ import pytest
 
 from tests.launch import run_distributed
 from tests.libai_projects.patches.partial_series import VARIABLE
+from tests.modes import only_all
 
 
 def run(*names: str, before: str = "") -> CompletedProcess[str]:
@@ -22,6 +23,7 @@ def test_masks_and_labels_on_two_processes() -> None:
     assert "holds: labels" in process.stdout
 
 
+@only_all
 @pytest.mark.parametrize(
     ("name", "patch", "text"),
     [

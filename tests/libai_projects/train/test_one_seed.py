@@ -23,7 +23,6 @@ from tests.libai_projects.train.test_mode_cycle import (
 MODES = (
     Mode("eager", 1),
     Mode("graph", 1, GRAPH),
-    Mode("tensor", 2, TENSOR),
     Mode("ZeRO", 2, zero(3)),
     Mode("graph-tensor", 2, (*GRAPH, *TENSOR)),
     Mode("tensor-pipeline", 4, (*TENSOR, *PIPELINE)),

@@ -41,7 +41,7 @@ def test_verbatim_command_with_overrides_and_flags_in_any_order(environment, tmp
     longer = ("train.evaluation.eval_period=20", "train.checkpointer.period=20")
     result = run_process(
         bash_command(1, *args, *longer, "train.num_accumulation_steps=2"),
-        env=environment,
+        env={**environment, "FLOW_TRAIN_CURVES": "on", "FLOW_TRAIN_PEAK": ""},
         cwd=PROJECTS,
     )
     assert result.returncode == 0, result.stdout

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,3 @@ def run_tiny(digits: Path) -> RunTiny:
         return run(config(digits, run_dir, *overrides, **groups))
 
     return run_it
-
-
-@pytest.fixture(scope="module")
-def without_curves() -> Iterator[None]:
-    """Runs draw no curves, which takes a second each."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("monarch_flow.engine.run.draw_curves", lambda source, target: target)
-        yield

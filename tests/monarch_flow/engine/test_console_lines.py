@@ -15,7 +15,7 @@ from monarch_flow.engine.sparse_to_dense import SparseToDense
 from monarch_flow.layers import MonarchLinear
 
 
-def test_a_checkpoint_takes_no_line_away(run_tiny, without_curves, tmp_path, capsys):
+def test_a_checkpoint_takes_no_line_away(run_tiny, tmp_path, capsys):
     """It looks at the losses as a log line does."""
     each = ("callbacks.model_checkpoint.every_n_train_steps=2", "trainer.limit_train_batches=4")
     run_tiny(tmp_path, *each, "trainer.max_epochs=1", "test_after_training=false")

@@ -30,8 +30,9 @@ def whole(digits, tmp_path_factory) -> Path:
     return folder
 
 
-def test_before_the_test(whole, run_tiny, tmp_path):
+def test_before_the_test(whole, run_tiny, tmp_path, monkeypatch):
     """Once; then there is nothing left to do."""
+    monkeypatch.setenv("FLOW_TRAIN_CURVES", "on")
     run_tiny(tmp_path, *COMMON, "test_after_training=false")
     assert not values(tmp_path, "test")
     metrics = run_tiny(tmp_path, *COMMON, "resume=auto")
@@ -43,7 +44,7 @@ def test_before_the_test(whole, run_tiny, tmp_path):
     assert_same_run(tmp_path, whole)
 
 
-def test_with_the_average_where_no_best_is_kept(run_tiny, without_curves, tmp_path):
+def test_with_the_average_where_no_best_is_kept(run_tiny, tmp_path):
     """The run's own last weights are tested then, with what its callbacks put in their place."""
     keep = "callbacks.model_checkpoint={save_top_k: 0}"
     wanted = run_tiny(tmp_path / "whole", *COMMON, keep)
@@ -52,7 +53,7 @@ def test_with_the_average_where_no_best_is_kept(run_tiny, without_curves, tmp_pa
     assert found["test/loss"] == wanted["test/loss"]
 
 
-def test_before_the_last_validation(whole, run_tiny, without_curves, tmp_path, monkeypatch):
+def test_before_the_last_validation(whole, run_tiny, tmp_path, monkeypatch):
     """A checkpoint of the last step, and none of the epoch's end."""
     keep = "callbacks.model_checkpoint.every_n_train_steps=2"
 
@@ -71,7 +72,7 @@ def test_before_the_last_validation(whole, run_tiny, without_curves, tmp_path, m
     assert_same_run(tmp_path, whole)
 
 
-def test_a_run_that_had_stopped_early_stays_so(run_tiny, without_curves, tmp_path):
+def test_a_run_that_had_stopped_early_stays_so(run_tiny, tmp_path):
     frozen = ("optimizer.lr=0.0", "scheduler.lr_min=0.0", "scheduler.warmup_lr_init=0.0")
     common = (*frozen, "trainer.max_epochs=5", "trainer.limit_train_batches=2")
     stop = "callbacks.early_stopping={patience: 1}"
@@ -85,7 +86,7 @@ def test_a_run_that_had_stopped_early_stays_so(run_tiny, without_curves, tmp_pat
     assert sorted(values(tmp_path, "val")) == [2, 4, 6]
 
 
-def test_weights_alone_are_no_run_to_go_on_with(run_tiny, without_curves, tmp_path):
+def test_weights_alone_are_no_run_to_go_on_with(run_tiny, tmp_path):
     dense = "model.mlp_cfg=null"
     run_tiny(tmp_path / "dense", "trainer.max_epochs=1", dense, "test_after_training=false")
     target = tmp_path / "projected"

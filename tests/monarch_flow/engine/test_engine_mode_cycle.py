@@ -19,7 +19,7 @@ STEPS = 2
 
 @pytest.mark.timeout(600)
 def test_a_run_that_is_handed_on_equals_one_in_one_go(
-    digits: Path, run_tiny, without_curves, tmp_path: Path
+    digits: Path, run_tiny, tmp_path: Path
 ) -> None:
     """Losses, weights, AdamW's moments; with an epoch's end, schedule, clipping and average."""
     modes = handed_on(MODES)

@@ -18,6 +18,7 @@ from flow_train.steps.eager import EagerStep
 from flow_train.validation import validate
 from monarch_flow.engine.build import build_model
 from monarch_flow.engine.run import run
+from tests.modes import ALL, some
 from tests.monarch_flow.engine.engine_runs import (
     EVERYTHING,
     TEST_IMAGES,
@@ -28,7 +29,8 @@ from tests.monarch_flow.engine.engine_runs import (
 )
 
 
-def test_it_learns_and_leaves_metrics_curves_and_checkpoints(run_tiny, tmp_path):
+def test_it_learns_and_leaves_metrics_curves_and_checkpoints(run_tiny, tmp_path, monkeypatch):
+    monkeypatch.setenv("FLOW_TRAIN_CURVES", "on")
     extras = ("logger.csv={}", "callbacks.params_log={}", "callbacks.macs={}")
     extras += ("callbacks.speed_monitor={}", "callbacks.learning_rate_monitor={}")
     metrics = run_tiny(tmp_path, "trainer.max_epochs=12", *extras, scheduler={"name": "constant"})
@@ -302,12 +304,8 @@ def test_two_processes_equal_one(digits, tmp_path):
     random += ("train.sparse_to_dense.fraction=null", "trainer.limit_train_batches=null")
     random += ("trainer.accumulate_grad_batches=3",)
     paths = []
-    for way, options in (
-        ("eager", ()),
-        ("graph", ()),
-        ("eager-drop", random),
-        ("graph-drop", random),
-    ):
+    asked = {"eager": (), "graph": (), "eager-drop": random, "graph-drop": random}
+    for way, options in some(asked, "eager", "graph").items():
         graph = f"trainer.graph={str(way.startswith('graph')).lower()}"
         paths.append(tmp_path / f"{way}.yaml")
         cfg = config(digits, tmp_path / way, *common, *options, graph, "datamodule.batch_size=4")
@@ -327,9 +325,10 @@ def test_two_processes_equal_one(digits, tmp_path):
     one, *two = (values(tmp_path / way, "train", "total_grad_l1_norm") for way in ways)
     for grads in two:
         np.testing.assert_allclose(list(grads.values()), list(one.values()), rtol=1e-3)
-    eager, graph = (values(tmp_path / f"{way}-drop") for way in ("eager", "graph"))
-    assert list(eager) == [1, 2, 3, 4, 5, 6]
-    np.testing.assert_allclose(list(graph.values()), list(eager.values()), rtol=1e-5)
+    if ALL:
+        eager, graph = (values(tmp_path / f"{way}-drop") for way in ("eager", "graph"))
+        assert list(eager) == [1, 2, 3, 4, 5, 6]
+        np.testing.assert_allclose(list(graph.values()), list(eager.values()), rtol=1e-5)
     assert len(read_checkpoint(out / "checkpoints").state["rng"]) == 2
 
 
@@ -358,7 +357,7 @@ def test_command_line(digits, tmp_path, caplog):
     out = tmp_path / "tiny"
     assert list(values(out)) == [3, 4, 8]
     assert values(out, "switch", "loss_after")[4] > 0
-    for name in ("config.yaml", "config_tree.txt", "metrics.csv", "curves.png"):
+    for name in ("config.yaml", "config_tree.txt", "metrics.csv"):
         assert (out / name).stat().st_size > 0
     assert main([*args, "trainer.max_epochs=2", "resume=auto"]) == 0
     assert "nothing left to train: step 8 is done" in caplog.text

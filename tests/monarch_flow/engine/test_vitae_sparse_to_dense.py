@@ -18,6 +18,7 @@ from monarch_flow.engine import sparse_to_dense
 from monarch_flow.engine.run import run
 from monarch_flow.projection import LayerSpec, densify_training_state, monarch_to_dense
 from tests.launch import run_distributed
+from tests.modes import only_all
 from tests.monarch_flow.engine.engine_runs import (
     EVERYTHING,
     MONARCH,
@@ -71,7 +72,7 @@ _SWITCH = sparse_to_dense.switch
 
 
 @pytest.fixture(scope="module")
-def watched(digits, without_curves, tmp_path_factory) -> tuple[Path, _Switch]:
+def watched(digits, tmp_path_factory) -> tuple[Path, _Switch]:
     """An uninterrupted run with a checkpoint of each step, and what it held at its switch."""
     folder, switch = tmp_path_factory.mktemp("vitae"), _Switch()
     with pytest.MonkeyPatch.context() as patch:
@@ -167,7 +168,7 @@ def test_resumed_run_equals_the_whole_one(watched, run_tiny, tmp_path, stop):
     assert_same_run(parts, watched[0])
 
 
-def test_switch_under_graph(run_tiny, without_curves, tmp_path, monkeypatch):
+def test_switch_under_graph(run_tiny, tmp_path, monkeypatch):
     """A graph of Monarch layers, one of dense ones, resumed eagerly: an eager run's losses."""
     switch = _Switch()
     monkeypatch.setattr(sparse_to_dense, "switch", switch)
@@ -199,6 +200,7 @@ def test_switch_under_graph(run_tiny, without_curves, tmp_path, monkeypatch):
     assert counts
 
 
+@only_all
 def test_two_processes(digits, tmp_path):
     """DistributedDataParallel: whole or stopped at the switch, equal to the last bit."""
     common = (*HALF, "datamodule.batch_size=4", "callbacks.model_checkpoint.save_top_k=0")
@@ -216,7 +218,7 @@ def test_two_processes(digits, tmp_path):
     _assert_no_jump(tmp_path / "whole", 3)
 
 
-def test_dense_to_sparse_and_back(run_tiny, without_curves, tmp_path):
+def test_dense_to_sparse_and_back(run_tiny, tmp_path):
     """Projected, fine-tuned and made dense again; one block is the matrix: nothing is lost."""
     dense, options = tmp_path / "dense", (NO_TEST, "trainer.limit_val_batches=1")
     run_tiny(dense, *options, "trainer.max_epochs=1", "callbacks.ema={decay: 0.5}", model=TINY)
