@@ -12,6 +12,7 @@
 
 #include "common/oneflow.h"
 #include "common/redirect.h"
+#include "common/waiting.h"
 #include "oneflow/core/common/maybe.h"
 #include "oneflow/core/common/spin_counter.h"
 #include "oneflow/core/vm/vm_sync.h"
@@ -65,7 +66,7 @@ Maybe<void> raise_pending() {
 // In place of SpinCounter::WaitUntilCntEqualZero(), the last step of whatever hands a tensor's data
 // to Python.
 Maybe<void> wait_for_data(const SpinCounter* counter) {
-  auto waited = counter->WaitUntilCntEqualZero();
+  auto waited = wait_until_zero(*counter);
   return waited.IsOk() ? raise_pending() : waited;
 }
 

@@ -23,6 +23,10 @@ extern PyObject* PyExc_NotImplementedError;
 extern PyObject* PyExc_RuntimeError;
 extern PyObject* PyExc_TypeError;
 
+// The thread's state, of which only the address is used here.
+void* PyEval_SaveThread();
+void PyEval_RestoreThread(void* thread);
+int PyGILState_Check();
 void PyErr_SetString(PyObject* type, const char* message);
 int PyType_IsSubtype(PyTypeObject* type, PyTypeObject* base);
 PyObject* PyTuple_New(intptr_t size);

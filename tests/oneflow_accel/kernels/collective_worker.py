@@ -1,0 +1,93 @@
+"""Collectives on several processes; a rank of test_collectives.py writes what it found as JSON.
+
+collective_worker.py FOLDER: rankR.json has a list of what was wrong, and milliseconds of a small
+all-reduce.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import oneflow_accel  # noqa: F401
+from oneflow_accel import distributed
+
+import numpy as np
+import oneflow as flow
+
+WORLD, RANK = distributed.world_size(), distributed.rank()
+# A slot has 65,536 float32: none, some, a whole one, one more, several and a part.
+SIZES = (1, 7, 65536, 65537, 300001)
+TYPES = ("float32", "float64", "int32", "int64", "int8")
+wrong: list[str] = []
+
+
+def values(rank: int, size: int, dtype: str) -> np.ndarray:
+    """Small whole numbers, whose sums every data type holds."""
+    return (np.arange(size) % 5 + rank).astype(dtype)
+
+
+def check(name: str, found: flow.Tensor, expected: np.ndarray) -> None:
+    if not np.array_equal(found.numpy(), expected):
+        wrong.append(name)
+
+
+def check_all(dtype: str, size: int) -> None:
+    own = flow.tensor(values(RANK, size, dtype))
+    parts = [values(rank, size, dtype) for rank in range(WORLD)]
+    name = f"{dtype}, {size}: "
+    whole = flow.zeros(WORLD * size, dtype=own.dtype)
+    flow.comm.all_gather_into_tensor(whole, own)
+    check(f"{name}all-gather", whole, np.concatenate(parts))
+    root = flow.tensor(values(RANK, size, dtype))
+    flow.comm.broadcast(root, WORLD - 1)
+    check(f"{name}broadcast", root, parts[-1])
+    total = flow.tensor(values(RANK, size, dtype))
+    flow.comm.all_reduce(total)
+    check(f"{name}all-reduce", total, sum(parts).astype(dtype))
+    piece = flow.zeros(size, dtype=own.dtype)
+    flow.comm.reduce_scatter_tensor(piece, whole)
+    check(f"{name}reduce-scatter", piece, (WORLD * parts[RANK]).astype(dtype))
+
+
+def check_global() -> None:
+    """What LiBai's layers do: sums, also over some of the processes, and other splits."""
+    x = flow.tensor(values(RANK, 6 * WORLD, "float32"))
+    placement = flow.placement("cpu", list(range(WORLD)))
+    total = x.to_global(placement=placement, sbp=flow.sbp.partial_sum)
+    expected = sum(values(rank, 6 * WORLD, "float32") for rank in range(WORLD))
+    check("partial sum to broadcast", total.to_global(sbp=flow.sbp.broadcast).to_local(), expected)
+    split = total.to_global(sbp=flow.sbp.split(0)).to_local()
+    check("partial sum to split", split, expected[6 * RANK : 6 * (RANK + 1)])
+    if WORLD == 4:
+        # Two rows of two; rows have the same values, and are summed up column by column.
+        square = flow.placement("cpu", [[0, 1], [2, 3]])
+        rows = flow.tensor(values(RANK // 2, 6, "float32"))
+        parts = rows.to_global(placement=square, sbp=[flow.sbp.partial_sum, flow.sbp.broadcast])
+        both = parts.to_global(sbp=[flow.sbp.broadcast, flow.sbp.broadcast]).to_local()
+        check("sums of columns", both, values(0, 6, "float32") + values(1, 6, "float32"))
+
+
+def seconds_of_small() -> float:
+    number, times = flow.ones(1), []
+    for _ in range(20):
+        start = time.perf_counter()
+        flow.comm.all_reduce(number)
+        number.numpy()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+if os.environ.get("OFF_ON_RANK") == str(RANK):
+    os.environ["ONEFLOW_ACCEL_SHARED_MEMORY"] = "off"
+for dtype in TYPES:
+    for size in SIZES:
+        check_all(dtype, size)
+check_global()
+maps = Path("/proc/self/maps").read_text().count("/dev/shm/oneflow_accel_")
+found = {"wrong": wrong, "maps": maps, "seconds": seconds_of_small()}
+Path(sys.argv[1], f"rank{RANK}.json").write_text(json.dumps(found))
