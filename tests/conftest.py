@@ -14,6 +14,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("FLOW_TRAIN_CURVES", "off")
 os.environ.setdefault("FLOW_TRAIN_PEAK", "0.1")
 
+# Hundreds of processes start, and need not compile our modules each.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 import oneflow_accel  # noqa: F401
 
 import pytest

@@ -142,6 +142,7 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
     text = "steps between log lines"
     add("--log_step_interval", type=at_least(1), default=20, metavar="N", help=text)
     cli.add_device_option(group)
+    cli.add_profile_option(group)
     text = "build nothing, and say what a run would need"
     add("--dry_run", action="store_true", help=text)
     text = "with --dry_run: processes of the run (default: those of this job)"

@@ -47,10 +47,11 @@ from flow_train.checkpoint.folders import (
 from flow_train.data.augment import build_train_transform
 from flow_train.data.images import ImageFolder, ImageLoader
 from flow_train.data.transforms import IMAGENET, EvalTransform, Transform
-from flow_train.hooks import ModelCheckpoint
+from flow_train.hooks import Hook, ModelCheckpoint
 from flow_train.loop import Data, Identity, Trainer
 from flow_train.metrics.curves import draw_curves
 from flow_train.metrics.log import JSONL_NAME, RunLog
+from flow_train.metrics.profile import ProfileSteps
 from flow_train.optim import CosineSchedule, CrossEntropy
 from flow_train.options import Calendar, Position, TrainerOptions
 from flow_train.rng import seed_all, settled_seed
@@ -146,9 +147,10 @@ def _train(options: argparse.Namespace, backend: Backend) -> None:
         _restore(model, sharding, resumed)
     loader = partial(_loader, options, seed=seed)
     train_loader, val_loader = loader(train, train=True), loader(val, train=False)
+    profile = ProfileSteps(options.profile, options.ckpt_dir) if options.profile else None
     settings = TrainerOptions(
         max_epochs=options.num_epochs,
-        max_steps=options.max_steps,
+        max_steps=options.max_steps or (profile.all_steps if profile else None),
         clip=options.clip_grad_norm if options.clip_grad_norm > 0 else None,
         log_every=options.log_step_interval,
         check_val_every=options.test_epoch_interval,
@@ -161,17 +163,18 @@ def _train(options: argparse.Namespace, backend: Backend) -> None:
     config = json.loads(json.dumps(vars(options), default=str))
     _describe(options, shape, model, sharding, (train, val))
     checkpoints = CheckpointManager(folder)
-    if distributed.is_main():
+    # A profile is no run: it writes a trace, and no more.
+    keeps = distributed.is_main() and profile is None
+    if keeps:
         require_no_other_run(options.ckpt_dir, None if resumed is None else resumed.folder)
         checkpoints.claim()
-    log = RunLog(
-        options.ckpt_dir, {}, run_name=shape.name, config=config, enabled=distributed.is_main()
-    )
+    log = RunLog(options.ckpt_dir, {}, run_name=shape.name, config=config, enabled=keeps)
     keeper = ModelCheckpoint(
         save_top_k=0,
         every_n_epochs=options.ckpt_epoch_interval,
         every_n_train_steps=options.ckpt_step_interval,
     )
+    hooks: dict[str, Hook] = {"profile": profile} if profile else {"model_checkpoint": keeper}
     try:
         trainer = Trainer(
             model,
@@ -181,16 +184,16 @@ def _train(options: argparse.Namespace, backend: Backend) -> None:
             settings,
             calendar,
             identity=Identity(shape.name, shape.num_classes, seed, config, classes=names),
-            hooks={"model_checkpoint": keeper},
+            hooks=hooks,
             log=log,
-            checkpoints=checkpoints,
+            checkpoints=None if profile else checkpoints,
             resumed=resumed,
         )
         trainer.fit()
     finally:
         log.close()
         checkpoints.close()
-    if distributed.is_main():
+    if keeps:
         curves = draw_curves(options.ckpt_dir / JSONL_NAME, options.ckpt_dir / CURVES_NAME)
         logger.info("curves: %s, checkpoints: %s", curves or "off", checkpoints.directory)
 

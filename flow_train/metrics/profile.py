@@ -269,7 +269,8 @@ class ProfileSteps(Hook):
         return WARM_UP_STEPS + 2 * steps
 
     def on_step_start(self, trainer: Trainer) -> None:
-        if self._done in (0, self.steps) and distributed.is_main():
+        # On every process: a module that is cut over them meets the others in what is timed.
+        if self._done in (0, self.steps):
             step = trainer.train_step
             told = self._done > 0
             self._profiler = Profiler(step.model, trainer.backend, step.optimizer, modules=told)
@@ -281,6 +282,8 @@ class ProfileSteps(Hook):
             return
         profiler, self._profiler = self._profiler, None
         profiler.__exit__()
+        if not distributed.is_main():
+            return
         if self._done == self.steps:
             took = 1e3 * profiler.seconds / self.steps
             logger.info("a step takes %.2f ms: mean of %d", took, self.steps)

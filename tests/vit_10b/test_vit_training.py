@@ -106,6 +106,14 @@ def test_dropout_draws_the_same_masks_again(runs: Path) -> None:
     np.testing.assert_allclose(again, kept, rtol=1e-6)
 
 
+def test_a_profile_of_two_processes_is_no_run(shapes: Path, tmp_path: Path) -> None:
+    line = (*SMALL, "--data_dir", shapes, "--ckpt_dir", tmp_path / "out", "--profile", "1")
+    output = run_vit([line], 2).stdout
+    assert output.count("a step takes") == 1
+    assert "eager_ccl_reduce_scatter" in output
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["profile.json"]
+
+
 def test_another_number_of_processes_must_be_allowed(runs: Path, shapes: Path) -> None:
     line = (*SMALL, "--data_dir", shapes, "--ckpt_dir", runs / "4/begun", "--resume", "auto")
     refused = run_vit([line], ok=False).stdout
