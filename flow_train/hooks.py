@@ -19,8 +19,6 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
-from flow_train.config import keys
-from flow_train.config.schema import read
 from flow_train.metrics.macs import count_macs, count_parameters
 from flow_train.optim import EMA_PREFIX, ExponentialMovingAverage, averages_in
 from flow_train.steps.eager import broadcast_buffers
@@ -518,7 +516,9 @@ _CALLBACKS: dict[str, Callable[..., Hook]] = {
 def build_hooks(config: Mapping[str, Any]) -> dict[str, Hook]:
     """The hooks that a configuration switches on, by the keys of `keys.Callbacks`; null is off.
     UserError for an unknown key or option, or a wrong value."""
-    options = read(keys.Callbacks, config, "callbacks").model_dump()
+    from flow_train.config import keys, schema  # late: see keys.py
+
+    options = schema.read(keys.Callbacks, config, "callbacks").model_dump()
     return {
         key: make(**options[key]) for key, make in _CALLBACKS.items() if options[key] is not None
     }

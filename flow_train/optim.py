@@ -20,9 +20,6 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
-from flow_train.config import keys
-from flow_train.config.schema import read
-
 
 class CrossEntropy(nn.Module):
     """Cross-entropy of scores against class indices or class probabilities.
@@ -56,7 +53,9 @@ class CrossEntropy(nn.Module):
 def build_loss(config: Mapping[str, Any] | None, reduction: str = "mean") -> CrossEntropy:
     """The loss that `keys.LossFunction` describes; None is plain cross-entropy. UserError for an
     unknown name or key, or a value of the wrong type or range."""
-    options = read(keys.LossFunction, config, "loss_fn")
+    from flow_train.config import keys, schema  # late: see keys.py
+
+    options = schema.read(keys.LossFunction, config, "loss_fn")
     return CrossEntropy(options.label_smoothing, reduction)
 
 
@@ -153,8 +152,10 @@ def build_optimizer(
     `group_parameters`), the parameters of each sorted by name. UserError for an unknown name or
     key, a value of the wrong type or range, or no `lr`.
     """
-    options = read(keys.Optimizer, config, "optimizer").model_dump(exclude_none=True)
-    flags = read(keys.ParameterGrouping, grouping, "optimizer_param_grouping").model_dump()
+    from flow_train.config import keys, schema  # late: see keys.py
+
+    options = schema.read(keys.Optimizer, config, "optimizer").model_dump(exclude_none=True)
+    flags = schema.read(keys.ParameterGrouping, grouping, "optimizer_param_grouping").model_dump()
     name, weight_decay = options.pop("name"), options.pop("weight_decay")
     if "betas" in options:
         options["betas"] = tuple(options["betas"])
@@ -290,7 +291,9 @@ def build_schedule(config: Mapping[str, Any] | None, base_lr: float) -> Schedule
     type or range."""
     if config is None:
         return ConstantSchedule(base_lr)
-    options = read(keys.Scheduler, config, "scheduler")
+    from flow_train.config import keys, schema  # late: see keys.py
+
+    options = schema.read(keys.Scheduler, config, "scheduler")
     kind = _SCHEDULES[options.name]
     names = [field.name for field in fields(kind) if field.name != "base_lr"]
     return kind(base_lr, **{name: getattr(options, name) for name in names})

@@ -8,14 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from omegaconf import OmegaConf
-
-from flow_train.config import keys
-from flow_train.config.schema import read
-
 
 def as_plain(value: Any) -> Any:
     """A configuration node as plain dicts, lists and scalars, resolved."""
+    # Not at the top, as importing it takes 0.05 s; main.py has no such nodes.
+    from omegaconf import OmegaConf
+
     return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
 
 
@@ -67,7 +65,9 @@ class TrainerOptions:
 
 def read_trainer_options(cfg: Mapping[str, Any]) -> TrainerOptions:
     """The groups `trainer` and `train`; UserError names the key of a value that no run can have."""
-    trainer = read(keys.Trainer, section(cfg, "trainer"), "trainer")
+    from flow_train.config import keys, schema  # late: see keys.py
+
+    trainer = schema.read(keys.Trainer, section(cfg, "trainer"), "trainer")
     return TrainerOptions(
         max_epochs=trainer.max_epochs,
         min_epochs=trainer.min_epochs or 1,

@@ -22,7 +22,6 @@ try:
 
     from monarch_flow.command import Command
     from monarch_flow.config import check_data_dir
-    from monarch_flow.engine.run import run
 except ImportError as error:
     sys.exit(
         f"{error}. monarch_flow.validate runs in the project's environment: type `make setup` in "
@@ -111,6 +110,9 @@ def last_lines(metrics: Mapping[str, float]) -> str:
 
 
 def _validate(cfg: DictConfig) -> None:
+    # Here, as --help and --cfg take a quarter of a second less without it.
+    from monarch_flow.engine.run import run
+
     metrics = run(cfg)
     if launched_rank() == 0:
         print(last_lines(metrics), flush=True)

@@ -1,5 +1,9 @@
 """The keys of training: of every group what it may hold, its range, and its default, which stands
-nowhere else. `schema.read` checks a group; a program's schema is made of them."""
+nowhere else. `schema.read` checks a group; a program's schema is made of them.
+
+With pydantic, this takes 0.2 s to import. The functions that read a group import it, so that who
+only calls others, and --help, does without.
+"""
 
 from __future__ import annotations
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from oneflow_accel.errors import UserError
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
 
 
 def parse_override(text: str, example: str) -> Override:
@@ -22,6 +23,10 @@ def parse_override(text: str, example: str) -> Override:
         )
     if "=" not in text:
         raise UserError(f"{text}: an override reads KEY=VALUE, such as {example}")
+    # Here, as importing hydra takes 0.1 s, also where there are no overrides.
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
     try:
         override = OverridesParser.create().parse_override(text)
     except HydraException as error:

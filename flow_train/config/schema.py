@@ -28,8 +28,13 @@ _WORDS = {
 class Group(BaseModel):
     """A mapping that has these keys and no others."""
 
+    # Built when first used: a program reads few groups, and --help none.
     model_config = ConfigDict(
-        extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=()
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        protected_namespaces=(),
+        defer_build=True,
     )
 
 

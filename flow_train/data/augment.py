@@ -12,8 +12,6 @@ from oneflow_accel.errors import UserError
 import numpy as np
 from PIL import Image, ImageOps
 
-from flow_train.config import keys
-from flow_train.config.schema import read
 from flow_train.data.color_jitter import ColorJitter
 from flow_train.data.rand_augment import parse_rand_augment
 from flow_train.data.random_erasing import RandomErasing
@@ -77,7 +75,9 @@ def build_train_transform(
     """The transform of training images, with the keys of `keys.TrainTransforms` (None: defaults).
     `exact_size` says that the data set's images have that size already. The normalization decides
     between color and gray. UserError for an unknown key or a wrong value."""
-    options = read(keys.TrainTransforms, config, "train_transforms")
+    from flow_train.config import keys, schema  # late: see keys.py
+
+    options = schema.read(keys.TrainTransforms, config, "train_transforms")
     if options.no_aug:
         return build_eval_transform(
             image_size,
@@ -129,7 +129,9 @@ def build_eval_transform(
     is cropped. Images that have the `exact_size` already are only normalized if there is no config.
     The normalization decides between color and gray. UserError for an unknown key or a wrong
     value."""
-    options = read(keys.EvalTransforms, config, name)
+    from flow_train.config import keys, schema  # late: see keys.py
+
+    options = schema.read(keys.EvalTransforms, config, name)
     resize_size = options.resize_size or math.floor(image_size / options.crop_pct)
     if resize_size < image_size:
         raise UserError(

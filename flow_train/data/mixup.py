@@ -11,8 +11,6 @@ from oneflow_accel.errors import UserError
 
 import numpy as np
 
-from flow_train.config import keys
-from flow_train.config.schema import read
 from flow_train.data.image_reader import MIXING_STREAM
 from flow_train.data.images import Batch
 
@@ -193,7 +191,9 @@ def build_mixup(config: Mapping[str, Any] | None, num_classes: int) -> Mixup | N
     unknown key or a wrong value."""
     if config is None:
         return None
-    options = read(keys.Mixup, config, "mixup")
+    from flow_train.config import keys, schema  # late: see keys.py
+
+    options = schema.read(keys.Mixup, config, "mixup")
     if options.num_classes not in (None, num_classes):
         raise UserError(
             f"mixup.num_classes is {options.num_classes}, the data set has {num_classes} "

@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oneflow_accel.errors import UserError, did_you_mean
 
-from hydra.core.override_parser.types import Override
 from libai.config import LazyConfig
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from flow_train.config.overrides import config_keys, parse_override
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
 
 # These keys may be null even where a config sets a value; the common configs say what it means.
 _MAY_BE_NULL = (

@@ -7,7 +7,7 @@ from oneflow_accel.errors import UserError
 from omegaconf import DictConfig
 from oneflow import nn
 
-from flow_train.data import ImageDataModule
+from flow_train.data.datamodule import ImageDataModule
 from flow_train.options import limited, section
 from monarch_flow.models import create_model
 

@@ -19,7 +19,7 @@ from oneflow import nn
 
 from flow_train.checkpoint.folders import CheckpointManager, checkpoint_folder
 from flow_train.compare.results import ON_VALIDATION_IMAGES
-from flow_train.data import ImageDataModule
+from flow_train.data.datamodule import ImageDataModule
 from flow_train.data.real_labels import RealLabels, read_real_labels
 from flow_train.files import replace_file
 from flow_train.loop import Trainer, named, val_batches

@@ -11,7 +11,7 @@ from oneflow_accel.errors import DataError, UserError
 import numpy as np
 import pytest
 
-from flow_train.data import ImageDataModule
+from flow_train.data.datamodule import ImageDataModule
 from flow_train.data.images import Batch
 
 MIXUP = {"mixup_alpha": 0.8, "cutmix_alpha": 1.0}

@@ -11,7 +11,7 @@ from oneflow_accel.errors import DataError
 import numpy as np
 import pytest
 
-from flow_train.data import ImageDataModule
+from flow_train.data.datamodule import ImageDataModule
 
 
 def packed(folder: Path, kind: str, above: str = "") -> Path:

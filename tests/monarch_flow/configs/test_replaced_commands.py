@@ -45,7 +45,7 @@ def test_both_languages_have_the_same_commands():
 def test_flys_commands_are_understood(typed, monkeypatch, capsys, tmp_path):
     """As far as the run; what it would run is what the keys say."""
     given = []
-    monkeypatch.setattr(train, "run", given.append)
+    monkeypatch.setattr(train, "_train", given.append)
     words = shlex.split(typed.replace("DIR", str(tmp_path)))[2:]
     assert train.main(words) == 0, capsys.readouterr().err
     (cfg,) = given

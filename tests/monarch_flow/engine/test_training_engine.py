@@ -12,7 +12,7 @@ import pytest
 
 from flow_train import loop as trainer
 from flow_train.checkpoint.folders import read_checkpoint
-from flow_train.data import ImageDataModule
+from flow_train.data.datamodule import ImageDataModule
 from flow_train.optim import build_loss, build_optimizer
 from flow_train.steps.eager import EagerStep
 from flow_train.validation import validate

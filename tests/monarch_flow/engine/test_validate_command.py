@@ -16,7 +16,7 @@ import oneflow as flow
 import pytest
 from PIL import Image
 
-from flow_train.data import ImageDataModule
+from flow_train.data.datamodule import ImageDataModule
 from monarch_flow import validate
 from monarch_flow.models import create_model
 from tests.launch import run_distributed
