@@ -89,9 +89,9 @@ demo: $(VENV)/.package
 check: lint
 	@$(BIN)/python -m pytest -q $(CHECKED) $(ARGS)
 
-# All tests in two lanes of whole files, as most wait for processes that start; some in one.
+# All tests, in three lanes of whole files also on two cores: many wait for processes to start or end.
 test: plugin
-	@$(BIN)/python -m pytest $(if $(ARGS),$(ARGS),-n 2 --dist loadfile --no-loadscope-reorder)
+	@$(BIN)/python -m pytest $(if $(ARGS),$(ARGS),-n 3 --dist loadfile --no-loadscope-reorder)
 
 lint: $(VENV)/.lint plugin
 	@$(BIN)/ruff format --check .
