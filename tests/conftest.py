@@ -33,6 +33,8 @@ LONG = (
     "tests/libai_projects/train/test_mode_cycle.py",
     "tests/monarch_flow/engine/test_training_engine.py",
     "tests/resnet50_imagenet/test_main_mode_cycle.py",
+    "tests/resnet50_imagenet/test_user_errors.py",
+    "tests/vit_10b/test_vit_training.py",
 )
 
 

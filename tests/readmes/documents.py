@@ -20,6 +20,7 @@ DOCUMENTS = (
     "resnet50_imagenet/README.md",
     "resnet50_imagenet/README_zh-CN.md",
     "vit_10b/README.md",
+    "vit_10b/README_zh-CN.md",
     "libai_projects/projects/MagicPrompt/README.md",
     "libai_projects/projects/MagicPrompt/README_zh-CN.md",
     "monarch_flow/README.md",

@@ -213,6 +213,11 @@ COMMANDS: dict[str, Run | Dry | NotRun] = {
         after=(TRAIN_VIT_10B,),
         expect="written",
     ),
+    "python -m benchmarks.sharded --peer .venv-peer/bin/python": Run(
+        "--embed-dim 64 --num-blocks 1 --steps 1 --rounds 1",
+        replace={" --peer .venv-peer/bin/python": ""},
+        expect="no recomputation",
+    ),
     "python -m vit_10b.consolidate --split FILE.safetensors --processes 8 --save_path DIR": Run(
         replace={"FILE.safetensors": "{runs}/whole.safetensors", "DIR": "{runs}/cut"},
         after=("python -m vit_10b.consolidate --ckpt_prefix DIR/checkpoints/step-00001251",),

@@ -42,6 +42,7 @@ PROGRAMS = (
     "benchmarks",
     "benchmarks.breakdown",
     "benchmarks.batches",
+    "benchmarks.sharded",
 )
 # Of other programs.
 OTHER_OPTIONS = {
