@@ -1,9 +1,8 @@
 """Steps of vit_10b's ViT on several processes, against PyTorch (FSDP2 on gloo) and against itself
-with all weights in every process:
+with all weights in every process. Modes take turns, so that a slow minute of the machine meets all
+of them:
 
     python -m benchmarks.sharded --peer .venv-peer/bin/python
-
-Modes take turns, so that a slow minute of the machine meets all of them.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class Mesh:
         if self.shards == 1:
             return piece
         if self.replicas == 1:
-            whole = flow.zeros(self.shards * len(piece), dtype=piece.dtype, device=piece.device)
+            whole = flow.empty(self.shards * len(piece), dtype=piece.dtype, device=piece.device)
             flow.comm.all_gather_into_tensor(whole, piece)
             return whole
         return self._relaid(piece, (_WHOLE, _SPLIT), (_WHOLE, _WHOLE))
@@ -62,7 +62,7 @@ class Mesh:
         if self.size == 1:
             return whole
         if self.replicas == 1:
-            piece = flow.zeros(len(whole) // self.shards, dtype=whole.dtype, device=whole.device)
+            piece = flow.empty(len(whole) // self.shards, dtype=whole.dtype, device=whole.device)
             flow.comm.reduce_scatter_tensor(piece, whole)
             return piece
         if self.shards == 1:
