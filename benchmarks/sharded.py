@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -89,6 +90,8 @@ def _measure() -> None:
     parser.add_argument("--steps", type=int, default=8, help="counted (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="(default: %(default)s)")
     options = parser.parse_args()
+    if options.peer and shutil.which(options.peer) is None:
+        raise UserError(f"--peer {options.peer}: there is no such program; `make bench` makes one")
     shape = {name: getattr(options, name) for name in ("image_size", "embed_dim", "num_blocks")}
     shape |= {"patch_size": 14, "num_heads": options.embed_dim // 64, "steps": options.steps}
     shape |= {name: getattr(options, name) for name in ("processes", "threads", "batch")}

@@ -214,8 +214,7 @@ COMMANDS: dict[str, Run | Dry | NotRun] = {
         expect="written",
     ),
     "python -m benchmarks.sharded --peer .venv-peer/bin/python": Run(
-        "--embed-dim 64 --num-blocks 1 --steps 1 --rounds 1",
-        replace={" --peer .venv-peer/bin/python": ""},
+        instead="python -m benchmarks.sharded --embed-dim 64 --num-blocks 1 --steps 1 --rounds 1",
         expect="no recomputation",
     ),
     "python -m vit_10b.consolidate --split FILE.safetensors --processes 8 --save_path DIR": Run(
