@@ -58,7 +58,7 @@ def ours(asked: dict[str, Any]) -> Figures:
 
 
 def theirs(python: str, asked: dict[str, Any]) -> Figures:
-    asked = {**asked, "port": free_port()}
+    asked = {**asked, "port": free_port(), "warm_up": WARM_UP}
     output = _run([python, "-m", "benchmarks.peers.sharded", json.dumps(asked)], {})
     seconds, memory = json.loads(output.splitlines()[-1])
     return seconds, memory
@@ -81,14 +81,28 @@ def main() -> int:
 def _measure() -> None:
     parser = cli.Parser(prog="python -m benchmarks.sharded", description=__doc__)
     parser.add_argument("--peer", metavar="PYTHON", help="a Python with PyTorch; none: ours only")
-    parser.add_argument("--processes", type=int, default=2, help="(default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=1, help="per process (default: %(default)s)")
-    parser.add_argument("--image-size", type=int, default=56, help="(default: %(default)s)")
-    parser.add_argument("--embed-dim", type=int, default=768, help="(default: %(default)s)")
-    parser.add_argument("--num-blocks", type=int, default=16, help="(default: %(default)s)")
-    parser.add_argument("--batch", type=int, default=2, help="per process (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=8, help="counted (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, help="(default: %(default)s)")
+    parser.add_argument(
+        "--processes", type=cli.at_least(1), default=2, help="(default: %(default)s)"
+    )
+    parser.add_argument(
+        "--threads", type=cli.at_least(1), default=1, help="per process (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--image-size", type=cli.at_least(1), default=56, help="(default: %(default)s)"
+    )
+    parser.add_argument(
+        "--embed-dim", type=cli.at_least(1), default=768, help="(default: %(default)s)"
+    )
+    parser.add_argument(
+        "--num-blocks", type=cli.at_least(1), default=16, help="(default: %(default)s)"
+    )
+    parser.add_argument(
+        "--batch", type=cli.at_least(1), default=2, help="per process (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--steps", type=cli.at_least(1), default=8, help="counted (default: %(default)s)"
+    )
+    parser.add_argument("--rounds", type=cli.at_least(1), default=3, help="(default: %(default)s)")
     options = parser.parse_args()
     if options.peer and shutil.which(options.peer) is None:
         raise UserError(f"--peer {options.peer}: there is no such program; `make bench` makes one")

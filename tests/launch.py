@@ -27,7 +27,7 @@ _LAUNCHER = Path(importlib.util.find_spec("oneflow").origin).parent / "distribut
 
 
 def child_environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
-    """What a started process gets: the repository importable, and of two lanes of tests one core
+    """What a started process gets: the repository importable, and of lanes of tests one thread
     each, unless `env` says otherwise."""
     alone = {"ONEFLOW_ACCEL_THREADS": "1"} if "PYTEST_XDIST_WORKER" in os.environ else {}
     return {**os.environ, "PYTHONPATH": str(REPOSITORY), **alone, **(env or {})}

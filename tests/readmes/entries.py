@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tests.libai_projects.train.conftest import TINY
+from tests.modes import ALL
 
 
 @dataclass(frozen=True)
@@ -310,8 +311,11 @@ COMMANDS: dict[str, Run | Dry | NotRun] = {
         after=(MNIST_MONARCH,),
         expect="acc",
     ),
-    "python -m monarch_flow.compare mnist-vit datamodule.data_dir=DIR": Run(
-        "-c job", replace=DIGITS, expect="monarch"
+    # Its runs take half a minute; test_compare_command.py has such ones.
+    "python -m monarch_flow.compare mnist-vit datamodule.data_dir=DIR": (
+        Run(f"{ONE_STEP} work_dir={{runs}}", replace=DIGITS, expect="comparison")
+        if ALL
+        else Run("-c job", replace=DIGITS, expect="monarch")
     ),
     "python -m monarch_flow.compare flowers5-vitae datamodule.data_dir=DIR": Run(
         "-c job", replace=PHOTOS, expect="projected"

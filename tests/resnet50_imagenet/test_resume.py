@@ -67,8 +67,8 @@ def test_killed_at_random_moments_and_resumed_equals_uninterrupted(shapes, run_m
     args = (*args, "--save-freq", "1", "--resume", "auto", "--output-dir", str(killed))
     moments = random.Random(0)
     resumed_from = set()
+    command = [sys.executable, str(MAIN), *args]
     for number in range(KILLS):
-        command = [sys.executable, str(MAIN), *args]
         kill_at_a_random_moment(command, killed, moments, steps=number % 3)
         latest = CheckpointManager(killed / "checkpoints").latest()
         resumed_from.add(latest.name if latest else None)

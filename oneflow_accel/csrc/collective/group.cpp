@@ -253,21 +253,23 @@ void Group::broadcast(const char* in, char* out, int64_t bytes, int root) {
 }
 
 template <typename T>
+void Group::add_up(int64_t offset, int64_t size, T* sum) const {
+  std::memcpy(sum, slot(0) + offset * sizeof(T), size * sizeof(T));
+  for (int member = 1; member < count_; ++member) {
+    const T* part = reinterpret_cast<const T*>(slot(member)) + offset;
+#pragma omp simd
+    for (int64_t i = 0; i < size; ++i) { sum[i] += part[i]; }
+  }
+}
+
+template <typename T>
 void Group::all_reduce(const T* in, T* out, int64_t elements) {
   const int64_t most = kSlot / sizeof(T);
   for (int64_t begin = 0; begin < elements; begin += most) {
     const int64_t size = std::min(most, elements - begin);
     exchange(
         -1, [&](char* own) { std::memcpy(own, in + begin, size * sizeof(T)); },
-        [&] {
-          std::memcpy(out + begin, slot(0), size * sizeof(T));
-          for (int member = 1; member < count_; ++member) {
-            const T* part = reinterpret_cast<const T*>(slot(member));
-            T* sum = out + begin;
-#pragma omp simd
-            for (int64_t i = 0; i < size; ++i) { sum[i] += part[i]; }
-          }
-        });
+        [&] { add_up(0, size, out + begin); });
   }
 }
 
@@ -284,18 +286,7 @@ void Group::reduce_scatter(const T* in, T* out, int64_t elements) {
                         size * sizeof(T));
           }
         },
-        [&] {
-          for (int member = 0; member < count_; ++member) {
-            const T* part = reinterpret_cast<const T*>(slot(member)) + index_ * size;
-            T* sum = out + begin;
-            if (member == 0) {
-              std::memcpy(sum, part, size * sizeof(T));
-              continue;
-            }
-#pragma omp simd
-            for (int64_t i = 0; i < size; ++i) { sum[i] += part[i]; }
-          }
-        });
+        [&] { add_up(index_ * size, size, out + begin); });
   }
 }
 

@@ -49,6 +49,9 @@ class Group {
   // for those that `wanted` says (-1: all), and calls `read`.
   void exchange(int wanted, const std::function<void(char*)>& write,
                 const std::function<void()>& read);
+  // `sum` gets the sums of what the members' slots hold from `offset` elements on, in their order.
+  template <typename T>
+  void add_up(int64_t offset, int64_t size, T* sum) const;
   void wait_for(int member, uint32_t chunk) const;
   void tell();
 

@@ -4,14 +4,15 @@
 //
 // OneFlow's kernels stay, inside ours: for processes on several machines, and for sums of data
 // types that nobody sums up here.
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "collective/group.h"
+#include "common/all_kernels.h"
 #include "common/oneflow.h"
 #include "oneflow/core/common/protobuf.h"
-#include "oneflow/core/framework/user_op_registry_manager.h"
 #include "oneflow/core/job/parallel_desc.h"
 
 namespace oneflow_accel {
@@ -25,14 +26,18 @@ int64_t bytes_of(const user_op::Tensor& tensor) {
   return tensor.shape_view().elem_cnt() * ::oneflow::GetSizeOfDataType(tensor.data_type());
 }
 
-// Calls fn with a pointer of the tensors' type; false where sums of it are OneFlow's.
-template <typename Fn>
-bool with_type(DataType type, const Fn& fn) {
-  switch (type) {
-    case DataType::kFloat: fn(static_cast<float*>(nullptr)); return true;
-    case DataType::kDouble: fn(static_cast<double*>(nullptr)); return true;
-    case DataType::kInt32: fn(static_cast<int32_t*>(nullptr)); return true;
-    case DataType::kInt64: fn(static_cast<int64_t*>(nullptr)); return true;
+// Calls sum(in, out, elements of out) on numbers of the tensors' type; false where their sums are
+// OneFlow's.
+template <typename Sum>
+bool with_numbers(user_op::KernelComputeContext* ctx, const Sum& sum) {
+  const auto* in = ctx->Tensor4ArgNameAndIndex("in", 0);
+  auto* out = ctx->Tensor4ArgNameAndIndex("out", 0);
+  const int64_t elements = out->shape_view().elem_cnt();
+  switch (in->data_type()) {
+    case DataType::kFloat: sum(in->dptr<float>(), out->mut_dptr<float>(), elements); return true;
+    case DataType::kDouble: sum(in->dptr<double>(), out->mut_dptr<double>(), elements); return true;
+    case DataType::kInt32: sum(in->dptr<int32_t>(), out->mut_dptr<int32_t>(), elements); return true;
+    case DataType::kInt64: sum(in->dptr<int64_t>(), out->mut_dptr<int64_t>(), elements); return true;
     default: return false;
   }
 }
@@ -45,20 +50,14 @@ bool all_gather(Group& group, user_op::KernelComputeContext* ctx) {
 }
 
 bool all_reduce(Group& group, user_op::KernelComputeContext* ctx) {
-  const auto* in = ctx->Tensor4ArgNameAndIndex("in", 0);
-  auto* out = ctx->Tensor4ArgNameAndIndex("out", 0);
-  return with_type(in->data_type(), [&](auto* type) {
-    using T = std::remove_pointer_t<decltype(type)>;
-    group.all_reduce(in->dptr<T>(), out->mut_dptr<T>(), out->shape_view().elem_cnt());
+  return with_numbers(ctx, [&](const auto* in, auto* out, int64_t elements) {
+    group.all_reduce(in, out, elements);
   });
 }
 
 bool reduce_scatter(Group& group, user_op::KernelComputeContext* ctx) {
-  const auto* in = ctx->Tensor4ArgNameAndIndex("in", 0);
-  auto* out = ctx->Tensor4ArgNameAndIndex("out", 0);
-  return with_type(in->data_type(), [&](auto* type) {
-    using T = std::remove_pointer_t<decltype(type)>;
-    group.reduce_scatter(in->dptr<T>(), out->mut_dptr<T>(), out->shape_view().elem_cnt());
+  return with_numbers(ctx, [&](const auto* in, auto* out, int64_t elements) {
+    group.reduce_scatter(in, out, elements);
   });
 }
 
@@ -124,20 +123,11 @@ class Collective final : public user_op::OpKernel {
   const std::unique_ptr<const user_op::OpKernel> stock_;
 };
 
-// OneFlow's own list of kernels; see guarded_kernel.cpp.
-using Kernels = ::oneflow::HashMap<std::string, std::vector<user_op::OpKernelRegistryResult>>;
-Kernels& kernels_of(user_op::UserOpRegistryMgr& registry);
-template <Kernels user_op::UserOpRegistryMgr::*member>
-struct PrivateMember {
-  friend Kernels& kernels_of(user_op::UserOpRegistryMgr& registry) { return registry.*member; }
-};
-template struct PrivateMember<&user_op::UserOpRegistryMgr::op_kernel_reg_result_>;
-
 // When the library is loaded.
 bool wrap_stock_kernels() {
   for (const char* op : {"eager_ccl_all_gather", "eager_ccl_all_reduce",
                          "eager_ccl_reduce_scatter", "eager_ccl_broadcast"}) {
-    for (auto& kernel : kernels_of(user_op::UserOpRegistryMgr::Get())[op]) {
+    for (auto& kernel : all_kernels()[op]) {
       kernel.create_fn = [op, create = std::move(kernel.create_fn)]() -> const user_op::OpKernel* {
         return user_op::NewOpKernel<Collective>(op, create());
       };

@@ -3,6 +3,7 @@
 #include <set>
 #include <string>
 
+#include "common/all_kernels.h"
 #include "common/failures.h"
 #include "common/oneflow.h"
 #include "common/scratch.h"
@@ -114,20 +115,10 @@ KernelRegistration::KernelRegistration(user_op::OpKernelRegistry& registry) {
 
 namespace {
 
-// OneFlow's own list of kernels, which only C++'s explicit instantiation can reach: it ignores
-// `private`, and there is no other way to the kernels of OneFlow's that the plug-in has not got.
-using Kernels = ::oneflow::HashMap<std::string, std::vector<user_op::OpKernelRegistryResult>>;
-Kernels& kernels_of(user_op::UserOpRegistryMgr& registry);
-template <Kernels user_op::UserOpRegistryMgr::*member>
-struct PrivateMember {
-  friend Kernels& kernels_of(user_op::UserOpRegistryMgr& registry) { return registry.*member; }
-};
-template struct PrivateMember<&user_op::UserOpRegistryMgr::op_kernel_reg_result_>;
-
 // The optimizers that are OneFlow's own must not step either while a failure waits. When the
 // library is loaded.
 bool guard_stock_updates() {
-  for (auto& [op, kernels] : kernels_of(user_op::UserOpRegistryMgr::Get())) {
+  for (auto& [op, kernels] : all_kernels()) {
     if (updates().count(op) == 0) { continue; }
     for (user_op::OpKernelRegistryResult& kernel : kernels) {
       if (kernel.priority >= kKernelPriority) { continue; }  // ours

@@ -4,12 +4,10 @@
 // (StatefulOpKernel::ChooseOpKernel in oneflow 0.9.0). One more kernel for that operator can move
 // the vector's entries, and the operator's next run would read freed memory. So, before the first
 // kernel of the plug-in is registered, the vectors get new storage, and the old one stays for ever.
-#include <string>
-#include <unordered_map>
+#include <utility>
 #include <vector>
 
-#include "common/oneflow.h"
-#include "oneflow/core/framework/user_op_registry_manager.h"
+#include "common/all_kernels.h"
 
 // In plugin.cpp.
 extern "C" int oneflow_accel_streams();
@@ -20,23 +18,22 @@ namespace {
 
 namespace user_op = ::oneflow::user_op;
 
-using Entries = std::vector<user_op::OpKernelRegistryResult>;
-using Registry = ::oneflow::HashMap<std::string, Entries>;
+using Entries = Kernels::mapped_type;
 
 // The registry shows its kernels one at a time only. An explicit instantiation may name what is
 // private.
-template <Registry user_op::UserOpRegistryMgr::*member>
+template <Kernels user_op::UserOpRegistryMgr::*member>
 struct PrivateMember {
-  friend Registry& kernels_of(user_op::UserOpRegistryMgr& manager) { return manager.*member; }
+  friend Kernels& kernels_of(user_op::UserOpRegistryMgr& manager) { return manager.*member; }
 };
-Registry& kernels_of(user_op::UserOpRegistryMgr& manager);
+Kernels& kernels_of(user_op::UserOpRegistryMgr& manager);
 template struct PrivateMember<&user_op::UserOpRegistryMgr::op_kernel_reg_result_>;
 
 // 101: before the registrations, which have no priority.
 __attribute__((constructor(101))) void keep_entries_where_they_are() {
   if (oneflow_accel_streams() == 0) { return; }
   auto& kept = *new std::vector<Entries>;
-  for (auto& [name, entries] : kernels_of(user_op::UserOpRegistryMgr::Get())) {
+  for (auto& [name, entries] : all_kernels()) {
     Entries copy = entries;
     entries.swap(copy);
     kept.push_back(std::move(copy));
@@ -44,5 +41,7 @@ __attribute__((constructor(101))) void keep_entries_where_they_are() {
 }
 
 }  // namespace
+
+Kernels& all_kernels() { return kernels_of(user_op::UserOpRegistryMgr::Get()); }
 
 }  // namespace oneflow_accel

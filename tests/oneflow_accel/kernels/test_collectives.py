@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.launch import REPOSITORY, child_environment, free_port, run_distributed
+from tests.launch import run_distributed, run_process
 from tests.oneflow_accel.kernels.harness import needs_plugin
 
 pytestmark = needs_plugin
@@ -56,23 +52,9 @@ def test_a_killed_process_ends_those_that_wait_for_it(tmp_path: Path) -> None:
         "        if step == 50 and distributed.rank() == 1:\n"
         "            os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    command = [sys.executable, "-m", "oneflow_accel.launch", "--nproc_per_node", "2"]
-    command += ["--master_port", str(free_port()), str(script)]
-    process = subprocess.Popen(
-        command,
-        cwd=REPOSITORY,
-        env=child_environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        start = time.monotonic()
-        output, _ = process.communicate(timeout=60)
-        assert process.returncode != 0
-        assert "SIGKILL" in output, output
-        assert time.monotonic() - start < 40
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+    command = ["-m", "oneflow_accel.launch", "--nproc_per_node", "2", "--master_port", "auto"]
+    start = time.monotonic()
+    process = run_process([*command, script], timeout=60)
+    assert process.returncode != 0
+    assert "SIGKILL" in process.stdout, process.stdout
+    assert time.monotonic() - start < 40
