@@ -13,6 +13,9 @@ What no unit has belongs to the root, which is gathered for a whole step. Each t
 padded with zeros and cut evenly; a process keeps one piece, the *shard*, which takes the tensor's
 place among the parameters. So an optimizer over `model.parameters()` is sharded too.
 
+On CPUs of one machine the shards lie in memory that the processes share, so that gathering is no
+more than waiting until all have written theirs.
+
 A unit's backward pass gathers its tensors anew, runs the unit once more from its input
 (activation checkpointing, Chen et al. 2016) and gives every process its piece of the mean gradient.
 A unit with dropout seeds the generators before it runs, so that it draws the same masks again.
@@ -31,7 +34,7 @@ from typing import Any
 
 from oneflow_accel import distributed
 from oneflow_accel.backends.base import Backend
-from oneflow_accel.collectives import Mesh
+from oneflow_accel.collectives import Mesh, Window
 from oneflow_accel.errors import UserError
 
 import numpy as np
@@ -48,6 +51,8 @@ _EPSILON = 1e-6
 FLAT = "flat_shard"
 # Numbers, of whole tensors, that are gathered in one go where each alone is fewer: 16 MB.
 _BUNDLE = 1 << 22
+# Through shared memory a collective of little takes 0.2 ms: a bundle's copies soon take longer.
+_SHARED_BUNDLE = 1 << 17
 
 
 @dataclass(eq=False)
@@ -79,6 +84,11 @@ class Shard:
     @property
     def slots(self) -> list[Slot]:
         return [place.slot for place in self.places]
+
+    @property
+    def gradient(self) -> flow.Tensor | None:
+        """This process's piece of it."""
+        return None if self.parameter.grad is None else _own(self.parameter.grad)
 
 
 @dataclass(frozen=True)
@@ -117,10 +127,12 @@ class Unit:
         self.inner = [
             each.forward.unit for each in module.modules() if isinstance(each.forward, _Forward)
         ]
+        self.window: Window | None = None
         self.shards = self._cut(list(self._places()))
         # Small shards travel together: on CPUs a collective takes some milliseconds, however little
         # it sends.
-        self._bundles = _bundled(self.shards, _BUNDLE // self.mesh.shards)
+        most = _BUNDLE if self.window is None else _SHARED_BUNDLE
+        self._bundles = _bundled(self.shards, most // self.mesh.shards)
         # The seed of the forward pass of the whole model.
         self.base_seed = 0
         # Full gradients that `no_sync` has kept, by shard.
@@ -130,6 +142,8 @@ class Unit:
         self.following: Unit | None = None
         self.preceding: Unit | None = None
         self._ahead: list[flow.Tensor] | None = None
+        # Whether the root runs, which has seen to it that all processes have written their shards.
+        self.inside = False
 
     def _places(self) -> Iterator[Place]:
         prefix = f"{self.name}." if self.name else ""
@@ -144,14 +158,14 @@ class Unit:
     def _cut(self, places: list[Place]) -> list[Shard]:
         """Put shards in the place of the tensors, whose memory is freed."""
         groups = [places] if self.options.flatten and places else [[place] for place in places]
+        lengths = [self._length(sum(place.slot.size for place in group)) for group in groups]
+        self._prepare(places, lengths)
         shards = []
-        for group in groups:
+        for index, (group, length) in enumerate(zip(groups, lengths, strict=True)):
             values = [place.owner._parameters[place.attribute] for place in group]
-            pieces = [value.detach().reshape(-1) for value in values]
-            whole = _joined(pieces)
-            length = self._length(whole.numel())
-            whole = _padded(whole, length * self.mesh.shards)
-            own = whole[self.mesh.place * length :][:length].clone()
+            pieces = [distributed.local_value(value.detach()).reshape(-1) for value in values]
+            whole = _padded(_joined(pieces), length * self.mesh.shards)
+            own = self._kept(index, whole[self.mesh.place * length :][:length].clone())
             parameter = nn.Parameter(own, requires_grad=values[0].requires_grad)
             for place in group:
                 place.owner._parameters.pop(place.attribute)
@@ -167,6 +181,20 @@ class Unit:
             shards.append(Shard(name, parameter, group, length))
         return shards
 
+    def _prepare(self, places: Sequence[Place], lengths: Sequence[int]) -> None:
+        values = [place.owner._parameters[place.attribute] for place in places]
+        plain = self.options.compute_dtype in (None, flow.float32)
+        if values and plain and all(value.dtype == flow.float32 for value in values):
+            self.window = Window.of(self.mesh, lengths, values[0].device)
+
+    def _kept(self, index: int, piece: flow.Tensor) -> flow.Tensor:
+        """A new shard's piece where it will stay."""
+        if self.window is None:
+            return piece
+        own = self.window.own(index)
+        own.copy_(piece)
+        return own
+
     def _length(self, numbers: int) -> int:
         every = self.mesh.shards * self.options.multiple
         return -(-numbers // every) * self.options.multiple
@@ -175,7 +203,7 @@ class Unit:
         """The whole tensors, in the order of the slots; a collective call. With prefetching those
         of the unit `ahead` are on their way afterwards."""
         found, self._ahead = self._ahead or self._gathered(), None
-        if ahead is not None and self.options.prefetch:
+        if ahead is not None and self.options.prefetch and self.window is None:
             ahead._ahead = ahead._gathered()
         return found
 
@@ -185,6 +213,10 @@ class Unit:
 
     def _gathered(self) -> list[flow.Tensor]:
         found = []
+        if self.window is not None:
+            for index, shard in enumerate(self.shards):
+                found += _parts(self.window.whole(index), shard.slots)
+            return found
         for bundle in self._bundles:
             pieces = [shard.parameter.detach() for shard in bundle]
             part, dtype = _joined(pieces), self.options.compute_dtype
@@ -210,14 +242,14 @@ class Unit:
         """Each shard's piece of the mean gradient over all processes, from those of the whole
         tensors, which are emptied; a collective call."""
         pieces = []
+        if self.window is not None:
+            self.window.drop()
         for bundle in self._bundles:
             wholes = []
             for shard in bundle:
                 mine = [gradients.pop(0) for _ in shard.slots]
                 flat = [
-                    flow.zeros(slot.size, device=shard.parameter.device)
-                    if gradient is None
-                    else gradient.reshape(-1)
+                    self._zeros(slot.size, shard) if gradient is None else gradient.reshape(-1)
                     for slot, gradient in zip(shard.slots, mine, strict=True)
                 ]
                 mine.clear()
@@ -233,6 +265,9 @@ class Unit:
             self._waiting[shard.name] = whole
         return whole
 
+    def _zeros(self, numbers: int, shard: Shard) -> flow.Tensor:
+        return flow.zeros(numbers, device=shard.parameter.device)
+
     def _synced(self, bundle: Sequence[Shard], wholes: list[flow.Tensor]) -> list[flow.Tensor]:
         """The shards' pieces of the mean; the list is emptied."""
         lengths, mesh = [shard.length for shard in bundle], self.mesh
@@ -244,7 +279,13 @@ class Unit:
         ]
         rows = flow.cat(padded, dim=1) if len(padded) > 1 else padded[0]
         padded.clear()
-        piece = mesh.scatter_sum(rows.reshape(-1)) / mesh.size
+        if self.window is not None:
+            # The sum is of values that are there once this has run: after all that reads the whole
+            # tensors. No process changes its piece of these before it has the sum.
+            rows[:1, :1].mul_(1.0)
+        piece = mesh.scatter_sum(rows.reshape(-1))
+        if mesh.size > 1:
+            piece.div_(mesh.size)
         return list(piece.split(lengths)) if len(lengths) > 1 else [piece]
 
     @contextlib.contextmanager
@@ -259,6 +300,16 @@ class Unit:
             for place in places:
                 place.clear()
 
+    @contextlib.contextmanager
+    def whole(self, *, train: bool = True) -> Iterator[list[flow.Tensor]]:
+        """Inside, the module sees its tensors, which are gathered and freed; a collective call."""
+        with met([self], train):
+            tensors = self.gather(self.following)
+            with self.showing(tensors):
+                yield tensors
+        if self.window is not None:
+            self.window.drop()
+
     @property
     def parameters(self) -> list[nn.Parameter]:
         return [shard.parameter for shard in self.shards]
@@ -268,6 +319,84 @@ class Unit:
         if not _draws(self.module):
             return None
         return seed_of(f"oneflow_accel {self.base_seed}, unit {self.name}")
+
+
+class GlobalUnit(Unit):
+    """A unit of global tensors that each process has whole. Its shards are global too, split over
+    the processes, and so are their gradients: sums over the parts that a global loss is made of."""
+
+    def _prepare(self, places: Sequence[Place], lengths: Sequence[int]) -> None:
+        values = [place.owner._parameters[place.attribute] for place in places]
+        for place, value in zip(places, values, strict=True):
+            name = place.slot.name
+            if not value.is_global or value.placement != values[0].placement:
+                raise UserError(f"{name}: a unit's tensors must all be global, of one placement")
+            if any(sbp != flow.sbp.broadcast for sbp in value.sbp):
+                raise UserError(
+                    f"{name} is split by another parallelism already, sbp {value.sbp}: take data "
+                    "parallelism alone, or LiBai's train.zero_optimization"
+                )
+            ranks = sorted(value.placement.ranks.reshape(-1))
+            if ranks != list(range(self.mesh.size)) or self.mesh.replicas > 1:
+                raise UserError(
+                    f"{name} is on {value.placement}: global tensors are cut over all processes "
+                    "in one row; take no pipeline stages and no hybrid mesh"
+                )
+        self._placement = values[0].placement
+
+    def _kept(self, index: int, piece: flow.Tensor) -> flow.Tensor:
+        return piece.to_global(placement=self._placement, sbp=self._everywhere(flow.sbp.split(0)))
+
+    def _everywhere(self, sbp: flow.sbp.sbp) -> list[flow.sbp.sbp]:
+        return [sbp] * self._placement.ranks.ndim
+
+    def _gathered(self) -> list[flow.Tensor]:
+        found = []
+        for shard in self.shards:
+            value, dtype = shard.parameter.detach(), self.options.compute_dtype
+            sent = value if dtype is None else value.to(dtype)
+            whole = sent.to_global(sbp=self._everywhere(flow.sbp.broadcast)).to(value.dtype)
+            found += _parts(whole, shard.slots)
+        return found
+
+    def _zeros(self, numbers: int, shard: Shard) -> flow.Tensor:
+        sbp = self._everywhere(flow.sbp.broadcast)
+        return flow.zeros(numbers, placement=self._placement, sbp=sbp)
+
+    def _synced(self, bundle: Sequence[Shard], wholes: list[flow.Tensor]) -> list[flow.Tensor]:
+        pieces = []
+        for shard in bundle:
+            whole, missing = wholes.pop(0), self.mesh.shards * shard.length
+            missing -= whole.numel()
+            if not self.syncs:
+                whole = self._zeros(whole.numel(), shard)
+            if missing:
+                whole = flow.cat([whole, self._zeros(missing, shard)])
+            pieces.append(whole.to_global(sbp=self._everywhere(flow.sbp.split(0))))
+        return pieces
+
+
+def _unit(name: str, module: nn.Module, mesh: Mesh, options: Options) -> Unit:
+    is_global = any(value.is_global for value in module.parameters())
+    return (GlobalUnit if is_global else Unit)(name, module, mesh, options)
+
+
+@contextlib.contextmanager
+def met(units: Sequence[Unit], train: bool) -> Iterator[None]:
+    """Inside, the units' windows have what all processes have written before, and nobody writes.
+    After `train` nobody does before the backward pass has summed the gradients."""
+    outside = [unit for unit in units if not unit.inside]
+    windows = [unit.window for unit in outside if unit.window is not None]
+    Window.meet(windows)
+    for unit in outside:
+        unit.inside = True
+    try:
+        yield
+    finally:
+        for unit in outside:
+            unit.inside = False
+    if not train:
+        Window.meet(windows)
 
 
 class Sharding:
@@ -311,7 +440,7 @@ class Sharding:
     def gradient_norm(self) -> flow.Tensor:
         """The norm of all gradients as if they were one vector, on every process, (1,) float32; a
         collective call."""
-        gradients = [shard.parameter.grad for shard in self.shards]
+        gradients = [shard.gradient for shard in self.shards]
         squares = [(each * each).sum().reshape(1) for each in gradients if each is not None]
         own = sum(squares[1:], squares[0]) if squares else flow.zeros(1)
         # Replicas have the same pieces.
@@ -322,8 +451,8 @@ class Sharding:
         norm = self.gradient_norm() if norm is None else norm
         factor = (largest / (norm + _EPSILON)).clamp(max=1.0)
         for shard in self.shards:
-            if shard.parameter.grad is not None:
-                shard.parameter.grad.mul_(factor)
+            if shard.gradient is not None:
+                shard.gradient.mul_(factor)
         return norm
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
@@ -331,14 +460,15 @@ class Sharding:
         pieces = OwnPieces(arrays, self.layout)
         with flow.no_grad():
             for shard in self.shards:
-                shard.parameter.copy_(flow.tensor(pieces.piece("", shard.name)))
+                _own(shard.parameter).copy_(flow.tensor(pieces.piece("", shard.name)))
 
     def full_arrays(self) -> Iterator[tuple[str, np.ndarray]]:
         """Each tensor by its name, whole, one unit at a time; a collective call."""
         for unit in self.units:
             names = [slot.name for shard in unit.shards for slot in shard.slots]
-            for name, tensor in zip(names, unit.gather(), strict=True):
-                yield name, tensor.numpy()
+            with unit.whole(train=False) as tensors:
+                arrays = [distributed.local_value(tensor).numpy() for tensor in tensors]
+            yield from zip(names, arrays, strict=True)
 
 
 def blocks(model: nn.Module) -> IsUnit:
@@ -367,7 +497,8 @@ def fully_shard(
 ) -> Sharding:
     """Cut the parameters of a model in place; a collective call.
 
-    Every process must have the same values. Modules keep their classes and names, and
+    Every process must have the same values; tensors may be global if each process has them whole,
+    as LiBai's are where there is data parallelism only. Modules keep their classes and names, and
     `model.parameters()` are the shards from here on, one-dimensional; make the optimizer now.
     Calling the model gathers what it needs; under `no_grad` that is all that happens.
 
@@ -390,7 +521,7 @@ def fully_shard(
     # The inner ones first, so that an outer one does not take their tensors.
     for name, module in reversed(modules):
         shard_unit(name, module, mesh, settings)
-    root = Unit("", model, mesh, settings)
+    root = _unit("", model, mesh, settings)
     for before, after in itertools.pairwise(root.inner):
         before.following, after.preceding = after, before
     model.forward = _RootForward(root)
@@ -405,9 +536,9 @@ def shard_unit(name: str, module: nn.Module, mesh: Mesh, options: Options) -> No
     if options.reshard_after_forward and not options.recompute:
         for inside, linear in module.named_modules():
             if type(linear) is nn.Linear and inside:
-                unit = Unit(f"{name}.{inside}", linear, mesh, options)
+                unit = _unit(f"{name}.{inside}", linear, mesh, options)
                 linear.forward = _LinearForward(unit)
-    module.forward = _UnitForward(Unit(name, module, mesh, options))
+    module.forward = _UnitForward(_unit(name, module, mesh, options))
 
 
 class _Forward:
@@ -426,8 +557,11 @@ class _RootForward(_Forward):
         for each in unit.inner:
             each.base_seed = flow.initial_seed()
             each.forget()
-        tensors = gathered(unit) if flow.is_grad_enabled() else unit.gather()
-        with unit.showing(tensors):
+        train = flow.is_grad_enabled()
+        with (
+            met([*unit.inner, unit], train),
+            unit.showing(gathered(unit)) if train else unit.whole(),
+        ):
             return self._run(*args, **kwargs)
 
 
@@ -437,16 +571,17 @@ class _UnitForward(_Forward):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         unit, options = self.unit, self.unit.options
         if not flow.is_grad_enabled():
-            with unit.showing(unit.gather(unit.following)):
+            with unit.whole(train=False):
                 return self._run(*args, **kwargs)
         _seed(unit.seed())
-        if options.reshard_after_forward and options.recompute:
-            return _recomputed(unit, self._run, args, kwargs)
-        tensors = gathered(unit)
-        if options.recompute:
-            return _recomputed(unit, self._run, args, kwargs, tensors)
-        with unit.showing(tensors):
-            return self._run(*args, **kwargs)
+        with met([unit], train=True):
+            if options.reshard_after_forward and options.recompute:
+                return _recomputed(unit, self._run, args, kwargs)
+            tensors = gathered(unit)
+            if options.recompute:
+                return _recomputed(unit, self._run, args, kwargs, tensors)
+            with unit.showing(tensors):
+                return self._run(*args, **kwargs)
 
 
 class _LinearForward(_Forward):
@@ -455,7 +590,7 @@ class _LinearForward(_Forward):
     def __call__(self, x: flow.Tensor) -> flow.Tensor:
         unit = self.unit
         if not flow.is_grad_enabled():
-            with unit.showing(unit.gather(unit.following)):
+            with unit.whole(train=False):
                 return self._run(x)
         wanted = x.requires_grad
 
@@ -463,7 +598,7 @@ class _LinearForward(_Forward):
             @staticmethod
             def forward(ctx: Any, x: flow.Tensor, *shards: flow.Tensor) -> flow.Tensor:
                 ctx.save_for_backward(x)
-                with unit.showing(unit.gather(unit.following)):
+                with unit.whole():
                     return self._run(x)
 
             @staticmethod
@@ -526,9 +661,8 @@ def _recomputed(
     class Recompute(flow.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *tensors: flow.Tensor) -> Any:
-            own = list(tensors[count:]) if kept is not None else unit.gather(unit.following)
             ctx.save_for_backward(*(tensors if kept is not None else tensors[:count]))
-            with unit.showing(own):
+            with unit.whole() if kept is None else unit.showing(tensors[count:]):
                 return call(tensors[:count])
 
         @staticmethod
@@ -597,6 +731,11 @@ def _bundled(shards: Sequence[Shard], most: int) -> list[list[Shard]]:
     return found
 
 
+def _own(shard: flow.Tensor) -> flow.Tensor:
+    """This process's piece, in the same memory."""
+    return shard.to_local() if shard.is_global else shard
+
+
 def _joined(pieces: Sequence[flow.Tensor]) -> flow.Tensor:
     return flow.cat(list(pieces)) if len(pieces) > 1 else pieces[0]
 
@@ -651,8 +790,8 @@ class ShardedStep(EagerStep):
     def gradients(self) -> dict[str, flow.Tensor]:
         found: dict[str, flow.Tensor] = {}
         for shard in self.sharding.shards:
-            if shard.parameter.grad is not None:
-                whole = self.sharding.mesh.gather(shard.parameter.grad)
+            if shard.gradient is not None:
+                whole = self.sharding.mesh.gather(shard.gradient)
                 parts = _parts(whole, shard.slots)
                 found |= {slot.name: part for slot, part in zip(shard.slots, parts, strict=True)}
         return found

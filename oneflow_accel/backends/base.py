@@ -63,6 +63,8 @@ class Backend(ABC):
     """The device type as OneFlow spells it, and the name to select it by."""
     collective_backend: ClassVar[str]
     """The library that its collectives run on."""
+    shares_memory: ClassVar[bool] = False
+    """Whether processes of one machine can compute on the same memory."""
     _lacks: ClassVar[Mapping[str, str]] = {}
     """Features that the device never has, with the reason and what to do instead."""
 

@@ -48,6 +48,7 @@ class CpuBackend(Backend):
     name: ClassVar[str] = "cpu"
     # OneFlow's own collectives over TCP or RDMA.
     collective_backend: ClassVar[str] = "ccl"
+    shares_memory: ClassVar[bool] = True
     _lacks: ClassVar[Mapping[str, str]] = {
         "amp": (
             "oneflow's autocast switches itself off on CPUs, and their bfloat16 kernels have no "

@@ -36,11 +36,21 @@ CASES: dict[str, dict[str, Any]] = {
 MESHES = {"one row": {}, "rows of two": {"rows": 2}, "rows of one": {"rows": 1, "flatten": True}}
 
 
-@pytest.mark.parametrize(("processes", "cases"), [(2, CASES), (4, MESHES)], ids=["2", "4"])
-def test_cut_models_train_as_whole_ones(tmp_path: Path, processes: int, cases: Any) -> None:
+# Without shared memory pieces are sent.
+SENT = {name: CASES[name] for name in ("recomputed", "flat", "activations kept", "weights kept")}
+
+
+@pytest.mark.parametrize(
+    ("processes", "cases", "memory"),
+    [(2, CASES, "on"), (2, SENT, "off"), (4, MESHES, "on")],
+    ids=["2", "2, sent", "4"],
+)
+def test_cut_models_train_as_whole_ones(
+    tmp_path: Path, processes: int, cases: Any, memory: str
+) -> None:
     path = tmp_path / "cases.json"
     path.write_text(json.dumps(cases))
-    environment = {"ONEFLOW_ACCEL_THREADS": "1"}
+    environment = {"ONEFLOW_ACCEL_THREADS": "1", "ONEFLOW_ACCEL_SHARED_MEMORY": memory}
     result = run_distributed([WORKER, path], processes, env=environment, cwd=tmp_path)
     assert result.returncode == 0, result.stdout[-3000:]
     found = json.loads(path.with_suffix(".out").read_text())
@@ -71,6 +81,24 @@ def test_names_stay_and_shapes_are_known() -> None:
 def test_a_wrong_multiple_is_refused() -> None:
     with pytest.raises(UserError, match="multiple=0"):
         fully_shard(nn.Linear(2, 2), multiple=0)
+
+
+@pytest.mark.parametrize(
+    ("sbp", "names", "message"),
+    [
+        (flow.sbp.split(0), ("weight", "bias"), "weight is split by another parallelism already"),
+        (flow.sbp.broadcast, ("weight",), "bias: a unit's tensors must all be global"),
+    ],
+)
+def test_global_tensors_that_cannot_be_cut_are_refused(
+    sbp: flow.sbp.sbp, names: tuple[str, ...], message: str
+) -> None:
+    model = nn.Linear(2, 2)
+    for name in names:
+        value = getattr(model, name).detach().to_global(flow.placement("cpu", [0]), sbp)
+        setattr(model, name, nn.Parameter(value))
+    with pytest.raises(UserError, match=message):
+        fully_shard(model)
 
 
 def test_gradients_of_inputs_pass_through() -> None:

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import oneflow_accel  # noqa: F401
 from oneflow_accel import distributed
+from oneflow_accel.backends import current_backend
+from oneflow_accel.collectives import Mesh, Window
 
 import numpy as np
 import oneflow as flow
@@ -72,6 +74,45 @@ def check_global() -> None:
         check("sums of columns", both, values(0, 6, "float32") + values(1, 6, "float32"))
 
 
+def check_windows(mesh: Mesh) -> int:
+    """In each round all write the round's number, and read it of all; how many windows there are.
+    A matmul before the reading and a pause before the writing make whoever does not wait wrong."""
+    lengths = (3, 70_000)
+    made = [Window.of(mesh, lengths, flow.device("cpu")) for _ in range(2)]
+    windows = [window for window in made if window is not None]
+    for number in range(10):
+        time.sleep(0.01 * ((number + RANK) % 2))
+        for window in windows:
+            for index in range(len(lengths)):
+                window.own(index).fill_(float(100 * number + RANK))
+        Window.meet(windows)
+        work = flow.randn(300, 300) @ flow.randn(300, 300)
+        ranks = [RANK - mesh.place + place for place in range(mesh.shards)]
+        for window in windows:
+            for index, length in enumerate(lengths):
+                whole = window.whole(index) + 0 * work[0, 0]
+                expected = np.repeat([100.0 * number + rank for rank in ranks], length)
+                check(f"window of a row of {mesh.shards}, round {number}", whole, expected)
+        Window.meet(windows)
+    return len(windows)
+
+
+def dropped_bytes(mesh: Mesh) -> int:
+    """By how much this process is smaller after `drop`; the values are still there."""
+    window = Window.of(mesh, [1 << 22], flow.device("cpu"))
+    if window is None:
+        return 0
+    window.own(0).fill_(1.0)
+    Window.meet([window])
+    window.whole(0).sum().numpy()
+    before = current_backend().memory_allocated()
+    window.drop()
+    flow._oneflow_internal.eager.Sync()
+    after = current_backend().memory_allocated()
+    check("after drop", window.whole(0).sum(), np.array(mesh.shards * float(1 << 22)))
+    return before - after
+
+
 def seconds_of_small() -> float:
     number, times = flow.ones(1), []
     for _ in range(20):
@@ -90,4 +131,7 @@ for dtype in TYPES:
 check_global()
 maps = Path("/proc/self/maps").read_text().count("/dev/shm/oneflow_accel_")
 found = {"wrong": wrong, "maps": maps, "seconds": seconds_of_small()}
+found["windows"] = check_windows(Mesh.of())
+found["windows of rows"] = check_windows(Mesh.of(2))
+found["dropped"] = dropped_bytes(Mesh.of())
 Path(sys.argv[1], f"rank{RANK}.json").write_text(json.dumps(found))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
+
+from oneflow_accel.collectives import _opened
 
 import pytest
 
@@ -27,6 +30,9 @@ def test_values_of_all_types_and_sizes(tmp_path: Path, processes: int) -> None:
         assert rank["wrong"] == []
         # Of four processes also groups of two.
         assert rank["maps"] > (0 if processes == 2 else 1)
+        assert rank["windows"] == rank["windows of rows"] == 2
+        # What the others wrote: 16 MB each.
+        assert rank["dropped"] > 0.9 * (processes - 1) * (1 << 24)
     assert not list(Path("/dev/shm").glob("oneflow_accel_*"))
 
 
@@ -34,7 +40,24 @@ def test_values_of_all_types_and_sizes(tmp_path: Path, processes: int) -> None:
 def test_all_take_oneflows_way_where_one_may_not_share(tmp_path: Path, rank: int) -> None:
     for process in found(tmp_path, 2, OFF_ON_RANK=str(rank)):
         assert process["wrong"] == []
-        assert process["maps"] == 0
+        assert process["maps"] == process["windows"] == process["windows of rows"] == 0
+
+
+def test_a_window_is_made_of_no_other_file(tmp_path: Path) -> None:
+    """In another container the same path can be another file."""
+    other = tmp_path / "other"
+    other.write_bytes(bytes(4096))
+    link = tmp_path / "link"
+    link.symlink_to(other)
+    assert _opened("oneflow_accel_1", str(link), 4096) is None
+    assert _opened("oneflow_accel_1", str(tmp_path / "missing"), 4096) is None
+    name = "oneflow_accel_2"
+    file = os.memfd_create(name)
+    os.truncate(file, 4096)
+    path = f"/proc/{os.getpid()}/fd/{file}"
+    assert len(_opened(name, path, 4096)) == 4096
+    assert _opened(name, path, 8192) is None
+    os.close(file)
 
 
 def test_a_killed_process_ends_those_that_wait_for_it(tmp_path: Path) -> None:
