@@ -122,8 +122,7 @@ class Window:
         on several machines, ONEFLOW_ACCEL_SHARED_MEMORY is off, the device has memory of its own.
         A collective call of all processes of the mesh."""
         backend = current_backend()
-        may = backend.shares_memory and device.type == backend.name
-        if mesh.shards == 1 or not may:
+        if mesh.shards == 1 or not backend.shares_memory or device.type != backend.name:
             return None
         numbers = _starts(mesh, lengths)[1] + mesh.shards
         memory = _common_memory(mesh, _BYTES * numbers)
@@ -170,6 +169,11 @@ class Window:
         return found
 
 
+def may_share_memory() -> bool:
+    """Whether this process's device and settings let it have a window with others."""
+    return current_backend().shares_memory and os.environ.get(_VARIABLE) != "off"
+
+
 def _starts(mesh: Mesh, lengths: Sequence[int]) -> tuple[list[int], int]:
     """Where tensors of such pieces begin, and where the last one ends."""
     starts, end = [], 0
@@ -183,7 +187,7 @@ def _common_memory(mesh: Mesh, size: int) -> mmap.mmap | None:
     """`size` bytes that the processes of a row have in common; None for all where one has not."""
     name = f"oneflow_accel_{uuid.uuid4().hex}"
     file = None
-    if mesh.place == 0 and os.environ.get(_VARIABLE) != "off":
+    if mesh.place == 0 and may_share_memory():
         # A file without a name in any folder, which ends with the processes that have it.
         file = os.memfd_create(name)
         os.truncate(file, size)
@@ -191,7 +195,7 @@ def _common_memory(mesh: Mesh, size: int) -> mmap.mmap | None:
     all_told = distributed.all_gather_json([boot, name, path])
     its_boot, its_name, its_path = all_told[distributed.rank() - mesh.place]
     memory = None
-    if os.environ.get(_VARIABLE) != "off" and its_boot == boot:
+    if may_share_memory() and its_boot == boot:
         memory = _opened(its_name, its_path, size)
     everywhere = all(distributed.all_gather_json(memory is not None))
     if file is not None:

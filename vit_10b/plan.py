@@ -12,6 +12,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from oneflow_accel import distributed
+from oneflow_accel.collectives import may_share_memory
 from oneflow_accel.errors import UserError
 
 from vit_10b.model import Shape
@@ -30,7 +32,8 @@ _MOST_DEVICES = 1 << 20
 @dataclass(frozen=True)
 class Plan:
     """A run of `shape` on `world` processes with `batch` images per step of all together. `group`
-    processes share a copy of the model; the other arguments are the command's options."""
+    processes share a copy of the model, in one memory if `in_one_memory` (collectives.Window); the
+    other arguments are the command's options."""
 
     shape: Shape
     world: int
@@ -42,6 +45,7 @@ class Plan:
     flatten: bool = False
     multiple: int = 1
     prefetch: bool = False
+    in_one_memory: bool = False
 
     @classmethod
     def of(cls, options: argparse.Namespace, shape: Shape, world: int) -> Plan:
@@ -64,6 +68,10 @@ class Plan:
             options.flatten_parameters,
             options.shard_multiple,
             options.prefetch,
+            # Of another number of processes nobody knows on how many machines they are.
+            options.compute_dtype == "float32"
+            and 1 < world == distributed.local_world_size()
+            and may_share_memory(),
         )
 
     @property
@@ -117,13 +125,16 @@ class Plan:
             "weights": _FLOAT * own,
             "gradients": _FLOAT * own,
             "AdamW's moments": 2 * _FLOAT * own,
-            "allocator's pools": _POOLS * 4 * _FLOAT * own,
+            "allocator's pools": _POOLS * (3 if self.in_one_memory else 4) * _FLOAT * own,
         }
         gathered = 0
         if not self.whole:
             kept = unit if self.reshard else shape.num_blocks * unit
             # Of the block that is differentiated, and of the root.
             gathered = _FLOAT * (kept + root + (unit if self.prefetch and self.reshard else 0))
+            if self.in_one_memory:
+                # Without this process's own.
+                gathered *= 1 - 1 / self.group
             states["gathered weights"] = gathered
             states["gradients of one block"] = _FLOAT * unit
         inputs = _FLOAT * batch * shape.tokens * shape.embed_dim
@@ -168,7 +179,8 @@ class Plan:
                 continue
             group = world if self.group == self.world else self.group
             if world % group == 0:
-                yield dataclasses.replace(self, world=world, group=group)
+                known = self.in_one_memory and world == self.world
+                yield dataclasses.replace(self, world=world, group=group, in_one_memory=known)
 
     def smallest(self, limit: float) -> Plan | None:
         """The plan with the fewest processes that each fit into `limit` bytes."""
