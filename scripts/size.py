@@ -12,8 +12,8 @@ from tracked import ROOT, listed_files
 
 # What is counted: where, the ends of its files' names, and the most lines it may have.
 BUDGETS = {
-    "oneflow_accel": ("oneflow_accel", (".py",), 7_600),
-    "oneflow_accel/csrc": ("oneflow_accel/csrc", (".cpp", ".h"), 17_800),
+    "oneflow_accel": ("oneflow_accel", (".py",), 7_900),
+    "oneflow_accel/csrc": ("oneflow_accel/csrc", (".cpp", ".h"), 18_300),
     "flow_train": ("flow_train", (".py",), 12_950),
     "monarch_flow": ("monarch_flow", (".py",), 7_400),
     "resnet50_imagenet": ("resnet50_imagenet", (".py",), 1_100),
@@ -22,7 +22,7 @@ BUDGETS = {
     "benchmarks": ("benchmarks", (".py",), 2_950),
     "scripts": ("scripts", (".py",), 600),
     "patches": ("patches", (".patch",), 1_800),
-    "tests": ("tests", (".py",), 48_100),
+    "tests": ("tests", (".py",), 48_300),
 }
 
 

@@ -15,15 +15,20 @@ The first implementation declared that fits is chosen, else the reference. Model
     def fused_swish(x): ...
 
     swish(x)
+
+ONEFLOW_ACCEL_DISABLE=swish,fused_rope, or `with disabled("swish"):`, switches off all
+implementations of an operation, or the one of that name: what it is worth shows without it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from oneflow_accel.errors import UserError, nearest
@@ -33,6 +38,7 @@ import oneflow as flow
 logger = logging.getLogger("oneflow_accel")
 
 STRICT_VARIABLE = "ONEFLOW_ACCEL_STRICT"
+DISABLE_VARIABLE = "ONEFLOW_ACCEL_DISABLE"
 
 Function = Callable[..., Any]
 Reasons = Callable[..., list[str]]
@@ -105,7 +111,12 @@ class Operation:
         dtypes and numbers of dimensions: choosing takes longer than starting a small operator."""
         backend = _backend_of(_tensors(args, kwargs))
         against: list[str] = []
+        off = _disabled()
+        if self.name in off:
+            return self.reference
         for candidate in self.implementations:
+            if candidate.name in off:
+                continue
             reasons = candidate.reasons_against(backend, args, kwargs)
             if not reasons:
                 return candidate.function
@@ -126,7 +137,7 @@ class Operation:
 
 _operations: dict[str, Operation] = {}
 # Modules beside this one that register operations when they are imported.
-_MODULES = ("attention", "convolution", "linear", "monarch")
+_MODULES = ("attention", "convolution", "linear", "monarch", "transformer")
 
 
 def register_operation(
@@ -178,7 +189,9 @@ def explain(operation: str, backend: str, *args: Any, **kwargs: Any) -> str:
     chosen = False
     for candidate in entry.implementations:
         reasons: list[str] = []
-        if candidate.backend != backend:
+        if {operation, candidate.name} & _disabled():
+            reasons = ["is switched off"]
+        elif candidate.backend != backend:
             reasons = [f"is for {candidate.backend}"]
         elif args or kwargs:
             reasons = candidate.reasons_against(backend, args, kwargs)
@@ -190,6 +203,45 @@ def explain(operation: str, backend: str, *args: Any, **kwargs: Any) -> str:
     lines += [f"  none for {device}: {reason}" for device, reason in entry.lacks.items()]
     lines.append(f"  {'not needed' if chosen else 'CHOSEN'}: reference (any device, any dtype)")
     return "\n".join(lines)
+
+
+# Beside those of the environment.
+_off: set[str] = set()
+
+
+@contextlib.contextmanager
+def disabled(*names: str) -> Iterator[None]:
+    """Inside, these operations, or implementations, are switched off for the whole process;
+    UserError for an unknown name."""
+    added = _known(names, "disabled") - _off
+    _off.update(added)
+    try:
+        yield
+    finally:
+        _off.difference_update(added)
+
+
+def _disabled() -> set[str]:
+    text = os.environ.get(DISABLE_VARIABLE)
+    return _off | _parsed(text) if text else _off
+
+
+@lru_cache(maxsize=8)
+def _parsed(text: str) -> frozenset[str]:
+    names = [name.strip() for name in text.split(",")]
+    return _known([name for name in names if name], f"{DISABLE_VARIABLE}={text}")
+
+
+def _known(names: Sequence[str], where: str) -> frozenset[str]:
+    known = set(operations())
+    for operation in _operations.values():
+        known.update(each.name for each in operation.implementations)
+    for name in names:
+        if name not in known:
+            near = nearest(name, known)
+            hint = f" Did you mean '{near[0]}'?" if near else ""
+            raise UserError(f"{where}: no operation or implementation is called '{name}'.{hint}")
+    return frozenset(names)
 
 
 def _colon(reasons: list[str]) -> str:

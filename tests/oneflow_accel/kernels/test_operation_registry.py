@@ -175,3 +175,39 @@ def test_gradient_runs_through_the_chosen_one(operation: registry.Operation) -> 
 def test_an_operation_needs_a_tensor(operation: registry.Operation) -> None:
     with pytest.raises(TypeError, match="at least one tensor"):
         operation(3.0)
+
+
+def test_what_is_switched_off_is_not_chosen(
+    operation: registry.Operation,
+    calls: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    x = flow.tensor(X, dtype=flow.float32)
+    monkeypatch.setattr(registry, "operations", lambda: registry._operations)
+    monkeypatch.setenv(registry.STRICT_VARIABLE, "1")
+    with registry.disabled("square"):
+        operation(x)
+        assert "no: square" in registry.explain(ADD, "cpu")
+        with registry.disabled(ADD):
+            operation(x)
+    operation(x)
+    monkeypatch.setenv(registry.DISABLE_VARIABLE, "any_shape, square")
+    operation(x)
+    # No fallback that nobody asked for: strict mode is silent.
+    assert calls == ["any_shape", "plain", "square", "plain"]
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("name", ["squares", "nothing of the kind"])
+def test_an_unknown_name_cannot_be_switched_off(
+    operation: registry.Operation, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(registry, "operations", lambda: registry._operations)
+    monkeypatch.setenv(registry.DISABLE_VARIABLE, name)
+    expected = f"ONEFLOW_ACCEL_DISABLE={name}: no operation or implementation is called"
+    with pytest.raises(UserError, match=expected) as error:
+        operation(flow.tensor(X))
+    assert ("'square'?" in str(error.value)) == (name == "squares")
+    with pytest.raises(UserError, match="disabled: no operation"), registry.disabled(name):
+        pass

@@ -1,0 +1,228 @@
+"""What Llama-like transformers fuse beside attention: rotary position embedding, RMS norm of a sum
+with the residual, and SwiGLU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+from oneflow_accel.backends.cpu import CpuBackend
+from oneflow_accel.backends.cuda import CudaBackend
+from oneflow_accel.backends.mlu import MluBackend
+from oneflow_accel.kernels.operators import Operator, differentiable, needs_gradient
+from oneflow_accel.kernels.registry import implementation, register_operation
+
+import oneflow as flow
+
+_ELSEWHERE = dict.fromkeys(
+    (CudaBackend.name, MluBackend.name), "no such operator there: one operator after another"
+)
+
+
+def _gradient_in_float32_only(x: flow.Tensor, *others: flow.Tensor, **_: Any) -> list[str]:
+    if x.dtype != flow.float32 and needs_gradient(x, *others):
+        return ["has a gradient in float32 only"]
+    return []
+
+
+# Rotary position embedding.
+
+_rope = Operator(
+    "oneflow_accel_rope",
+    ("x", "cosines", "sines"),
+    ("y",),
+    {"axis": "int64", "interleaved": "bool", "inverse": "bool"},
+)
+
+
+def rope(
+    x: flow.Tensor,
+    cosines: flow.Tensor,
+    sines: flow.Tensor,
+    *,
+    axis: int = 1,
+    interleaved: bool = False,
+) -> flow.Tensor:
+    """x (..., dim) with pairs of its last axis turned by the angle of their time, which is at
+    `axis` (Su et al. 2021, "RoFormer", section 3.2); the same shape and dtype.
+
+    `cosines` and `sines` are (time, dim / 2), float32, and get no gradient. Pairs are i and
+    i + dim / 2, as in Hugging Face's models, or with `interleaved` neighbours, as in Meta's.
+    ValueError if the shapes do not fit.
+    """
+    shape = tuple(x.shape)
+    axis = axis % len(shape)
+    fits = axis < len(shape) - 1 and shape[-1] % 2 == 0
+    if not fits or any(tuple(t.shape) != (shape[axis], shape[-1] // 2) for t in (cosines, sines)):
+        raise ValueError(
+            f"x {shape} with the time at axis {axis}, cosines {tuple(cosines.shape)} and sines "
+            f"{tuple(sines.shape)} are not (..., time, ..., dim) and twice (time, dim / 2)"
+        )
+    return _rope_operation(x, cosines, sines, axis=axis, interleaved=interleaved)
+
+
+def _rope_reference(
+    x: flow.Tensor, cosines: flow.Tensor, sines: flow.Tensor, *, axis: int, interleaved: bool
+) -> flow.Tensor:
+    dim = x.shape[-1]
+    between = [1] * (x.ndim - 2 - axis)
+    table = (x.shape[axis], *between, dim // 2)
+    cosines, sines = (t.reshape(*table).to(x.dtype) for t in (cosines, sines))
+    if interleaved:
+        pairs = x.reshape(*x.shape[:-1], dim // 2, 2)
+        first, second = pairs[..., 0], pairs[..., 1]
+    else:
+        first, second = x[..., : dim // 2], x[..., dim // 2 :]
+    turned = (first * cosines - second * sines, second * cosines + first * sines)
+    if interleaved:
+        return flow.stack(turned, dim=-1).reshape(*x.shape)
+    return flow.cat(turned, dim=-1)
+
+
+_rope_operation = register_operation(
+    "rope",
+    reference=_rope_reference,
+    doc="rotary position embedding of x (..., time, ..., dim), by cosines and sines of "
+    "(time, dim / 2)",
+    lacks=_ELSEWHERE,
+)
+
+
+@lru_cache(maxsize=16)
+def _rope_with_gradient(axis: int, interleaved: bool) -> Callable[..., flow.Tensor]:
+    settings = {"axis": axis, "interleaved": interleaved}
+
+    def run(ctx: Any, x: flow.Tensor, *angles: flow.Tensor) -> flow.Tensor:
+        ctx.save_for_backward(*angles)
+        return _rope(x, *angles, **settings, inverse=False)[0]
+
+    def gradients(ctx: Any, y_grad: flow.Tensor) -> Any:
+        return (*_rope(y_grad, *ctx.saved_tensors, **settings, inverse=True), None, None)
+
+    return differentiable(_rope.name, run, gradients)
+
+
+@implementation(
+    "rope",
+    backend=CpuBackend.name,
+    # bfloat16 has its angles in float32.
+    dtypes=(flow.float32, flow.bfloat16),
+    missing_reasons=_rope.missing_reasons,
+    not_supported_reasons=_gradient_in_float32_only,
+)
+def fused_rope(
+    x: flow.Tensor, cosines: flow.Tensor, sines: flow.Tensor, *, axis: int, interleaved: bool
+) -> flow.Tensor:
+    """One pass; the gradient is the turn back, and keeps nothing of x."""
+    if needs_gradient(x):
+        return _rope_with_gradient(axis, interleaved)(x, cosines, sines)
+    return _rope(x, cosines, sines, axis=axis, interleaved=interleaved, inverse=False)[0]
+
+
+# RMS norm.
+
+_add_rms_norm = Operator(
+    "oneflow_accel_add_rms_norm",
+    ("x", "residual", "weight"),
+    ("y", "sum", "inv_rms"),
+    {"epsilon": "double"},
+)
+_add_rms_norm_grad = Operator(
+    "oneflow_accel_add_rms_norm_grad",
+    ("y_grad", "sum_grad", "sum", "inv_rms", "weight"),
+    ("x_grad", "weight_grad"),
+)
+
+
+def _rms_norm_reference(x: flow.Tensor, weight: flow.Tensor, *, epsilon: float) -> flow.Tensor:
+    wide = x.to(flow.float32) if x.dtype in (flow.float16, flow.bfloat16) else x
+    scale = flow.rsqrt((wide * wide).mean(dim=-1, keepdim=True) + epsilon)
+    return (wide * scale).to(x.dtype) * weight
+
+
+def _add_rms_norm_reference(
+    x: flow.Tensor, residual: flow.Tensor, weight: flow.Tensor, *, epsilon: float
+) -> tuple[flow.Tensor, flow.Tensor]:
+    total = x + residual
+    return _rms_norm_reference(total, weight, epsilon=epsilon), total
+
+
+add_rms_norm = register_operation(
+    "add_rms_norm",
+    reference=_add_rms_norm_reference,
+    doc="x + residual, (..., n), normalized by the root of its mean square and times weight (n,), "
+    "and the sum itself",
+    lacks=_ELSEWHERE,
+)
+
+
+@lru_cache(maxsize=16)
+def _add_rms_norm_with_gradient(epsilon: float) -> Callable[..., tuple[flow.Tensor, flow.Tensor]]:
+    def run(ctx: Any, x: flow.Tensor, residual: flow.Tensor, weight: flow.Tensor) -> Any:
+        y, total, inv_rms = _add_rms_norm(x, residual, weight, epsilon=epsilon)
+        ctx.save_for_backward(total, inv_rms, weight)
+        return y, total
+
+    def gradients(ctx: Any, y_grad: flow.Tensor, total_grad: flow.Tensor) -> Any:
+        x_grad, weight_grad = _add_rms_norm_grad(y_grad, total_grad, *ctx.saved_tensors)
+        return x_grad, x_grad, weight_grad
+
+    return differentiable(_add_rms_norm.name, run, gradients)
+
+
+@implementation(
+    "add_rms_norm",
+    backend=CpuBackend.name,
+    dtypes=(flow.float32,),
+    missing_reasons=_add_rms_norm.missing_reasons,
+)
+def fused_add_rms_norm(
+    x: flow.Tensor, residual: flow.Tensor, weight: flow.Tensor, *, epsilon: float
+) -> tuple[flow.Tensor, flow.Tensor]:
+    """Keeps the sum, which is the next residual, and a number for each row."""
+    if needs_gradient(x, residual, weight):
+        return _add_rms_norm_with_gradient(epsilon)(x, residual, weight)
+    y, total, _ = _add_rms_norm(x, residual, weight, epsilon=epsilon)
+    return y, total
+
+
+# SwiGLU.
+
+_swiglu = Operator("oneflow_accel_swiglu", ("gate", "up"), ("out",))
+_swiglu_grad = Operator(
+    "oneflow_accel_swiglu_grad", ("out_grad", "gate", "up"), ("gate_grad", "up_grad")
+)
+
+swiglu = register_operation(
+    "swiglu",
+    reference=lambda gate, up: flow.nn.functional.silu(gate) * up,
+    doc="silu(gate) up, of one shape (Shazeer 2020)",
+    lacks=_ELSEWHERE,
+)
+
+
+def _swiglu_forward(ctx: Any, gate: flow.Tensor, up: flow.Tensor) -> flow.Tensor:
+    ctx.save_for_backward(gate, up)
+    return _swiglu(gate, up)[0]
+
+
+_swiglu_with_gradient = differentiable(
+    _swiglu.name,
+    _swiglu_forward,
+    lambda ctx, out_grad: _swiglu_grad(out_grad, *ctx.saved_tensors),
+)
+
+
+@implementation(
+    "swiglu",
+    backend=CpuBackend.name,
+    dtypes=(flow.float32, flow.bfloat16),
+    missing_reasons=_swiglu.missing_reasons,
+    not_supported_reasons=_gradient_in_float32_only,
+)
+def fused_swiglu(gate: flow.Tensor, up: flow.Tensor) -> flow.Tensor:
+    """One pass; keeps the inputs, and computes silu again for the gradient."""
+    if needs_gradient(gate, up):
+        return _swiglu_with_gradient(gate, up)
+    return _swiglu(gate, up)[0]
