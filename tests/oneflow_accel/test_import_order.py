@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.launch import REPOSITORY, run_distributed, run_process
+from tests.modes import only_all
 
 IMPORT_EACH = Path(__file__).with_name("import_each.py")
 PACKAGES = ("oneflow_accel", "flow_train", "monarch_flow", "resnet50_imagenet", "vit_10b")
@@ -66,7 +67,9 @@ def test_every_package_on_libai_imports_by_itself_and_in_silence(tmp_path: Path)
     assert import_each("libai_projects", names, tmp_path) == {}
 
 
-@pytest.mark.parametrize("first", ["oneflow", "oneflow,libai.models,libai.engine"])
+@pytest.mark.parametrize(
+    "first", ["oneflow", pytest.param("oneflow,libai.models,libai.engine", marks=only_all)]
+)
 def test_every_package_imports_after(first: str, tmp_path: Path) -> None:
     names = packages()
     assert {"monarch_flow.models", "libai_projects.configs", "oneflow_accel.kernels"} <= set(names)

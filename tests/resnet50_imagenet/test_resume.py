@@ -21,7 +21,7 @@ from tests.modes import ALL, only_all
 from tests.resnet50_imagenet.conftest import MAIN, SMALL, losses
 
 # With ALL=1 those that the README speaks of.
-KILLS = 21 if ALL else 6
+KILLS = 21 if ALL else 3
 STEPS = 50
 
 

@@ -54,7 +54,7 @@ MODES: dict[int, dict[str, tuple[str, ...]]] = {
 }
 # What always runs has each option once.
 KEPT = {
-    4: ("full", "groups", "begun"),
+    4: ("groups", "begun"),
     3: ("resumed",),
     2: ("full", "weights-kept", "flat", "ahead-no-recomputation", "dropout", "dropout-kept"),
     1: ("whole", "full", "resumed"),
@@ -67,7 +67,7 @@ COMPARED = [
     if not name.startswith("dropout") and name not in ("whole", "begun")
 ]
 # With ALL=1 those that the README speaks of.
-KILLS, KILLED = (20, 4) if ALL else (3, 2)
+KILLS, KILLED = (20, 4) if ALL else (2, 2)
 # A fixture starts all modes; 20 kills take minutes.
 pytestmark = pytest.mark.timeout(900)
 

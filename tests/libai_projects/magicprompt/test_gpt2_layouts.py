@@ -102,7 +102,6 @@ TWO: dict[str, dict[str, Any]] = {
 }
 TWO = some(
     TWO,
-    "TP2, unfused, padded",
     "DP2, accumulation",
     "graph, PP2, accumulation",
     "graph, DP2, ZeRO 3",

@@ -61,7 +61,7 @@ ROWS: dict[tuple[int, str], dict[str, dict[str, Any]]] = {
 KEPT = {
     (1, "process"): tuple(ROWS[1, "process"]),
     (2, "eager"): ("TP2, fused", "PP2 of 3 and 1 layers"),
-    (2, "graph"): ("PP2, 2 micro batches, activation checkpoints", "DP2, ZeRO 2"),
+    (2, "graph"): ("PP2, 2 micro batches, activation checkpoints",),
     (4, "eager"): ("DP2+TP2", "TP2+PP2"),
 }
 

@@ -80,7 +80,7 @@ ALL_MODES = (
 )
 # What these show others do as well.
 LEFT_OUT = ("eager-data", "graph-data", "graph-ZeRO1-data-tensor", "eager-data-pipeline")
-LEFT_OUT += ("eager-pipeline", "graph-tensor")
+LEFT_OUT += ("eager-pipeline", "graph-tensor", "eager-tensor")
 MODES = tuple(mode for mode in ALL_MODES if ALL or mode.name not in LEFT_OUT)
 
 
