@@ -181,6 +181,7 @@ COMMANDS: dict[str, Run | Dry | NotRun] = {
     "python -m benchmarks.breakdown MODEL": Run(
         "--batch 1 --rounds 1", replace={"MODEL": "vit_tiny_patch4_28"}, expect="whole step"
     ),
+    "python -m benchmarks.fused": Run("--only rope --rounds 1", expect="ratio"),
     # resnet50_imagenet
     TRAIN_RESNET: Run(SMALL_IMAGES, RESNET, PHOTOS, expect="best Acc@1", plugin=True),
     "python3 main.py --help": Run(cwd=RESNET, expect="--channels-last"),
