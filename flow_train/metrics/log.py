@@ -54,6 +54,8 @@ class MetricLog:
         self.path = Path(output_dir) / JSONL_NAME
         self._tensorboard: TensorBoardLog | None = None
         self._file = None
+        # Evaluations from before the run was resumed, at the step where it goes on.
+        self._earlier: set[tuple[int, str]] = set()
         if not enabled:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,6 +73,11 @@ class MetricLog:
         sequences of numbers, such as the loss of each step, go to the file only."""
         if self._file is None:
             return
+        if (step, split) in self._earlier:
+            # Evaluated once more: it was killed before a checkpoint said that this was done.
+            self._earlier.remove((step, split))
+            lines = read_metrics(self.path)
+            self._write_anew([x for x in lines if (x["step"], x["split"]) != (step, split)])
         series = {name: list(v) for name, v in values.items() if isinstance(v, Sequence)}
         numbers = {name: float(v) for name, v in values.items() if not isinstance(v, Sequence)}
         line = {
@@ -91,16 +98,24 @@ class MetricLog:
         """Forget what was logged after `step`: the run resumes from there."""
         if self._file is None:
             return
-        self._file.close()
-        temporary = self.path.with_name(f".tmp-{self.path.name}")
-        with temporary.open("w", encoding="utf-8") as file:
-            for line in read_metrics(self.path):
-                if line["step"] <= step:
-                    file.write(json.dumps(line) + "\n")
-        os.replace(temporary, self.path)
-        self._file = self.path.open("a", encoding="utf-8")
+        lines = [line for line in read_metrics(self.path) if line["step"] <= step]
+        self._write_anew(lines)
+        self._earlier = {
+            (step, line["split"])
+            for line in lines
+            if line["step"] == step and line["split"] != "train"
+        }
         if self._tensorboard is not None:
             self._tensorboard.forget_after(step)
+
+    def _write_anew(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        if self._file is not None:
+            self._file.close()
+        temporary = self.path.with_name(f".tmp-{self.path.name}")
+        with temporary.open("w", encoding="utf-8") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+        os.replace(temporary, self.path)
+        self._file = self.path.open("a", encoding="utf-8")
 
     def close(self) -> None:
         if self._file is not None:

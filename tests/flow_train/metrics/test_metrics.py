@@ -66,6 +66,26 @@ def test_resume_forgets_later_steps(tmp_path):
     resumed.close()
 
 
+def test_an_evaluation_that_is_repeated_stands_once(tmp_path):
+    """Killed after it, before a checkpoint said so."""
+    log = MetricLog(tmp_path)
+    for split, loss in (("train", 3.0), ("val", 2.0), ("ema", 1.0)):
+        log.log(20, {"loss": loss}, split=split)
+    log.close()
+    resumed = MetricLog(tmp_path)
+    resumed.truncate(20)
+    resumed.log(20, {"loss": 2.5}, split="val")
+    resumed.log(30, {"loss": 2.25}, split="val")
+    resumed.close()
+    found = [(x["step"], x["split"], x["values"]["loss"]) for x in read_metrics(resumed.path)]
+    assert found == [
+        (20, "train", 3.0),
+        (20, "ema", 1.0),
+        (20, "val", 2.5),
+        (30, "val", 2.25),
+    ]
+
+
 @pytest.mark.parametrize("cut", [1, 5, 40])
 def test_line_torn_by_a_kill_is_removed(tmp_path, cut):
     log = MetricLog(tmp_path)
