@@ -20,6 +20,7 @@ from datetime import date
 import oneflow_accel
 from oneflow_accel.errors import UserError, nearest
 from oneflow_accel.kernels.attention import scaled_dot_product_attention
+from oneflow_accel.kernels.loss import cross_entropy, linear_cross_entropy_mean
 from oneflow_accel.kernels.registry import DISABLE_VARIABLE
 from oneflow_accel.kernels.transformer import add_rms_norm, rope, swiglu
 
@@ -41,6 +42,7 @@ def _add_rms_norm(x: flow.Tensor, residual: flow.Tensor, weight: flow.Tensor) ->
 # Angles are the same for a whole run.
 _ANGLES = flow.arange(2048).reshape(-1, 1) * flow.rand(1, 32)
 _TABLES = _ANGLES.cos(), _ANGLES.sin()
+_LABELS = flow.arange(2048) * 7
 # Of Llama's layers of width 1,024 with 2,048 tokens: by the name to switch off, inputs and call.
 OPERATIONS: dict[str, tuple[Sequence[Shape], Callable[..., flow.Tensor]]] = {
     "rope": ([(1, 2048, 16, 64)], lambda x: rope(x, *_TABLES)),
@@ -49,6 +51,11 @@ OPERATIONS: dict[str, tuple[Sequence[Shape], Callable[..., flow.Tensor]]] = {
     "scaled_dot_product_attention": (
         [(1, 16, 2048, 64)] * 3,
         lambda *qkv: scaled_dot_product_attention(*qkv, causal=True),
+    ),
+    "cross_entropy": ([(2048, 32000)], lambda logits: cross_entropy(logits, _LABELS)),
+    "linear_cross_entropy_mean": (
+        [(2048, 512), (32000, 512)],
+        lambda x, weight: linear_cross_entropy_mean(x, weight, _LABELS),
     ),
 }
 

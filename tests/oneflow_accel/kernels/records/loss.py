@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from oneflow_accel.kernels.loss import (
+    cross_entropy,
+    linear_cross_entropy,
+    linear_cross_entropy_mean,
+)
+
 import numpy as np
 import oneflow as flow
 
+from tests.oneflow_accel.kernels.not_finite import Strictness
 from tests.oneflow_accel.kernels.record import Layout, Record, case
 
 Gradients = tuple[np.ndarray | None, ...]
@@ -116,6 +123,61 @@ def _cross_entropy_grad(
     return (dy * dx / _picked(of_class, one_hot).sum(), None, *(None for _ in weight))
 
 
+def _row_losses(x: np.ndarray, label: np.ndarray, ignore_index: int = -100) -> np.ndarray:
+    return np.where(label == ignore_index, 0.0, _sparse(x, label))
+
+
+def _row_losses_grad(
+    dy: np.ndarray, x: np.ndarray, label: np.ndarray, ignore_index: int = -100
+) -> Gradients:
+    dx = _sparse_grad(dy, x, label)[0]
+    return np.where((label == ignore_index)[:, None], 0.0, dx), None
+
+
+def _linear(
+    x: np.ndarray,
+    weight: np.ndarray,
+    label: np.ndarray,
+    ignore_index: int = -100,
+    chunk_rows: int | None = None,
+) -> np.ndarray:
+    return _row_losses(x @ weight.T, label, ignore_index)
+
+
+def _linear_grad(
+    dy: np.ndarray,
+    x: np.ndarray,
+    weight: np.ndarray,
+    label: np.ndarray,
+    ignore_index: int = -100,
+    chunk_rows: int | None = None,
+) -> Gradients:
+    logits_grad = _row_losses_grad(dy, x @ weight.T, label, ignore_index)[0]
+    return logits_grad @ weight, logits_grad.T @ x, None
+
+
+def _linear_mean(
+    x: np.ndarray, weight: np.ndarray, label: np.ndarray, ignore_index: int = -100, **chunks: Any
+) -> np.ndarray:
+    return _linear(x, weight, label, ignore_index).sum() / (label != ignore_index).sum()
+
+
+def _linear_mean_grad(
+    dy: np.ndarray,
+    x: np.ndarray,
+    weight: np.ndarray,
+    label: np.ndarray,
+    ignore_index: int = -100,
+    **chunks: Any,
+) -> Gradients:
+    of_each = np.full(len(x), dy / (label != ignore_index).sum())
+    return _linear_grad(of_each, x, weight, label, ignore_index)
+
+
+def _of_one(ignored: int, rows: int) -> Any:
+    return lambda generator: np.full(rows, ignored)
+
+
 def _call_nll(
     x: flow.Tensor, label: flow.Tensor, *weight: flow.Tensor, ignore_index: int = -100
 ) -> flow.Tensor:
@@ -213,5 +275,90 @@ RECORDS = [
             ),
         ),
         gradient=_cross_entropy_grad,
+    ),
+    Record(
+        "cross_entropy_rows",
+        ("oneflow_accel_cross_entropy", "oneflow_accel_cross_entropy_grad"),
+        cross_entropy,
+        _row_losses,
+        (
+            case("global", (6, 11), _some_ignored(6, 11, -100), reduced=11),
+            case("one_row", (1, 17), _labels(1, classes=17), reduced=17),
+            case("one_class", (3, 1), _labels(3, classes=1)),
+            case("no_rows", (0, 5), _labels(0, classes=5)),
+            case("int32", (5, 17), _labels(5, classes=17, dtype=np.int32), reduced=17),
+            case("a_class_ignored", (7, 5), _some_ignored(7, 5, 0), ignore_index=0, reduced=5),
+            case("all_ignored", (7, 5), _of_one(-1, 7), ignore_index=-1, reduced=5),
+            case("threads", (300, 1000), _some_ignored(300, 1000, -100), reduced=1000),
+            case("vocabulary", (8, 50257), _labels(8, classes=50257), reduced=50257),
+        ),
+        gradient=_row_losses_grad,
+        layouts=(Layout(("S(0)", "S(0)"), "S(0)"), Layout(("B", "B"), "B")),
+    ),
+    Record(
+        "linear_cross_entropy",
+        (
+            "oneflow_accel_linear_cross_entropy",
+            "oneflow_accel_linear_cross_entropy_grad",
+        ),
+        linear_cross_entropy,
+        _linear,
+        (
+            case("global", (6, 9), (11, 9), _some_ignored(6, 11, -100), chunk_rows=2, reduced=20),
+            case("one_row", (1, 5), (17, 5), _labels(1, classes=17), reduced=20),
+            case("one_class", (3, 4), (1, 4), _labels(3, classes=1), reduced=4),
+            case("no_rows", (0, 4), (5, 4), _labels(0, classes=5)),
+            case("int32", (5, 3), (7, 3), _labels(5, classes=7, dtype=np.int32), reduced=7),
+            case("all_ignored", (7, 3), (5, 3), _of_one(-1, 7), ignore_index=-1, reduced=5),
+            case("one_at_a_time", (5, 6), (9, 6), _labels(5, classes=9), chunk_rows=1, reduced=9),
+            case(
+                "chunks",
+                (37, 33),
+                (65, 33),
+                _some_ignored(37, 65, 3),
+                ignore_index=3,
+                chunk_rows=12,
+                reduced=65,
+            ),
+            case("longer_chunk", (7, 6), (9, 6), _labels(7, classes=9), chunk_rows=99, reduced=9),
+            # More logits than one chunk has by itself.
+            case("many", (1100, 3), (8000, 3), _some_ignored(1100, 8000, -100), reduced=8000),
+        ),
+        gradient=_linear_grad,
+        layouts=(
+            Layout(("S(0)", "B", "S(0)"), "S(0)"),
+            Layout(("B", "B", "B"), "B"),
+        ),
+        dtypes=("float32", "float64"),
+        not_finite=Strictness.REGROUPED,
+    ),
+    Record(
+        "linear_cross_entropy_mean",
+        ("oneflow_accel_linear_cross_entropy_sum",),
+        linear_cross_entropy_mean,
+        _linear_mean,
+        (
+            case("global", (6, 9), (11, 9), _some_ignored(6, 11, -100), chunk_rows=2, reduced=20),
+            case("one_row", (1, 5), (17, 5), _labels(1, classes=17), reduced=20),
+            case("one_class", (3, 4), (1, 4), _labels(3, classes=1), reduced=4),
+            case("one_at_a_time", (5, 6), (9, 6), _labels(5, classes=9), chunk_rows=1, reduced=9),
+            case(
+                "chunks",
+                (37, 33),
+                (65, 33),
+                _some_ignored(37, 65, 3),
+                ignore_index=3,
+                chunk_rows=12,
+                reduced=65,
+            ),
+            case("many", (1100, 3), (8000, 3), _some_ignored(1100, 8000, -100), reduced=8000),
+        ),
+        gradient=_linear_mean_grad,
+        layouts=(
+            Layout(("S(0)", "B", "S(0)"), "P"),
+            Layout(("B", "B", "B"), "B"),
+        ),
+        dtypes=("float32", "float64"),
+        not_finite=Strictness.REGROUPED,
     ),
 ]

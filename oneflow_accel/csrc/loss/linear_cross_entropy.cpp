@@ -1,0 +1,265 @@
+// Cross entropies of the logits x weight^T, float32, of which only those of some rows exist at a
+// time: oneflow_accel_linear_cross_entropy gives a loss for each row, and its gradient computes the
+// logits again; oneflow_accel_linear_cross_entropy_sum adds the losses up and gives the sum's
+// gradients at once, for which each row's factor is 1.
+#include <algorithm>
+
+#include "common/arguments.h"
+#include "common/guard.h"
+#include "common/infer.h"
+#include "common/onednn.h"
+#include "common/threads.h"
+#include "loss/row_losses.h"
+#include "matmul/product.h"
+
+namespace oneflow_accel {
+
+namespace {
+
+namespace user_op = ::oneflow::user_op;
+using ::oneflow::Error;
+using ::oneflow::Maybe;
+using ::oneflow::Shape;
+
+// Logits that exist at a time, 32 MiB. Each chunk packs the whole weight anew and adds to all of its
+// gradient, so smaller chunks, which would stay in a cache, cost more than they save.
+constexpr int64_t kChunkElements = 8 * 1024 * 1024;
+
+Maybe<void> check(user_op::InferContext* ctx) {
+  const Shape& x = ctx->InputShape("x", 0);
+  const Shape& weight = ctx->InputShape("weight", 0);
+  if (x.NumAxes() != 2 || weight.NumAxes() != 2 || x.At(1) != weight.At(1)
+      || weight.elem_cnt() == 0 || ctx->InputShape("label", 0) != Shape({x.At(0)})) {
+    return Error::RuntimeError()
+           << "a linear cross entropy needs x of (rows, width), weights of (classes, width) and "
+              "labels of (rows), not "
+           << x.ToString() << ", " << weight.ToString() << " and "
+           << ctx->InputShape("label", 0).ToString();
+  }
+  return Maybe<void>::Ok();
+}
+
+Maybe<void> infer(user_op::InferContext* ctx) {
+  JUST(check(ctx));
+  const int64_t rows = ctx->InputShape("x", 0).At(0);
+  describe_output(ctx, "losses", Shape({rows}));
+  describe_output(ctx, "lse", Shape({rows, kLogSumExpSize}));
+  return Maybe<void>::Ok();
+}
+
+Maybe<void> infer_grad(user_op::InferContext* ctx) {
+  JUST(check(ctx));
+  describe_output(ctx, "x_grad", ctx->InputShape("x", 0));
+  describe_output(ctx, "weight_grad", ctx->InputShape("weight", 0));
+  return Maybe<void>::Ok();
+}
+
+Maybe<void> infer_sum(user_op::InferContext* ctx) {
+  JUST(infer_grad(ctx));
+  describe_output(ctx, "total", Shape({}));
+  describe_output(ctx, "count", Shape({}));
+  return Maybe<void>::Ok();
+}
+
+Maybe<void> infer_types(user_op::InferContext* ctx) {
+  const auto type = ctx->InputDType("x", 0);
+  if (ctx->InputDType("weight", 0) != type) {
+    return Error::RuntimeError() << "a linear cross entropy needs x and weights of one dtype";
+  }
+  for (const auto& [name, index] : ctx->outputs()) { ctx->SetOutputDType(name, index, type); }
+  return Maybe<void>::Ok();
+}
+
+// Rows do not know of each other; the weight is the same for all of them. Classes are not split, as
+// in cross_entropy.cpp.
+Maybe<void> split_rows(user_op::SbpContext* ctx) {
+  split_all_but(ctx, 0, [](const std::string& name) {
+    return name.find("weight") == 0 || name == "total" || name == "count";
+  });
+  return Maybe<void>::Ok();
+}
+
+REGISTER_USER_OP("oneflow_accel_linear_cross_entropy")
+    .Input("x")
+    .Input("weight")
+    .Input("label")
+    .Output("losses")
+    .Output("lse")
+    .Attr<int64_t>("ignore_index")
+    .Attr<int64_t>("chunk_rows")
+    .SetTensorDescInferFn(infer)
+    .SetDataTypeInferFn(infer_types)
+    .SetGetSbpFn(split_rows);
+
+REGISTER_USER_OP("oneflow_accel_linear_cross_entropy_grad")
+    .Input("losses_grad")
+    .Input("x")
+    .Input("weight")
+    .Input("label")
+    .Input("lse")
+    .Output("x_grad")
+    .Output("weight_grad")
+    .Attr<int64_t>("ignore_index")
+    .Attr<int64_t>("chunk_rows")
+    .SetTensorDescInferFn(infer_grad)
+    .SetDataTypeInferFn(infer_types)
+    .SetGetSbpFn(split_rows);
+
+REGISTER_USER_OP("oneflow_accel_linear_cross_entropy_sum")
+    .Input("x")
+    .Input("weight")
+    .Input("label")
+    .Output("total")
+    .Output("count")
+    .Output("x_grad")
+    .Output("weight_grad")
+    .Attr<int64_t>("ignore_index")
+    .Attr<int64_t>("chunk_rows")
+    .SetTensorDescInferFn(infer_sum)
+    .SetDataTypeInferFn(infer_types)
+    .SetGetSbpFn(split_rows);
+
+// One call: its inputs, and the rows it takes at a time.
+class Head {
+ public:
+  explicit Head(user_op::KernelComputeContext* ctx)
+      : x_(input(ctx, "x")), weight_(input(ctx, "weight")) {
+    const auto& x = ctx->Tensor4ArgNameAndIndex("x", 0)->shape_view();
+    rows_ = x.At(0);
+    width_ = x.At(1);
+    classes_ = ctx->Tensor4ArgNameAndIndex("weight", 0)->shape_view().At(0);
+    const int64_t asked = ctx->Attr<int64_t>("chunk_rows");
+    const int64_t most = asked > 0 ? asked : std::max<int64_t>(1, kChunkElements / classes_);
+    chunks_ = (rows_ + most - 1) / most;
+  }
+
+  int64_t classes() const { return classes_; }
+
+  std::string describe() const {
+    return "cross entropy of " + std::to_string(rows_) + " rows of " + std::to_string(width_)
+           + " and " + std::to_string(classes_) + " classes";
+  }
+
+  // Calls fn(LogitRows) for chunk after chunk: of one size, or nearly, and the same whatever the
+  // number of threads, as sums over the rows depend on them.
+  template <typename Fn>
+  void for_each_chunk(const Fn& fn) const {
+    for (int64_t chunk = 0; chunk < chunks_; ++chunk) {
+      LogitRows rows;
+      rows.first = rows_ * chunk / chunks_;
+      rows.count = rows_ * (chunk + 1) / chunks_ - rows.first;
+      rows.classes = classes_;
+      const int64_t most = (rows_ + chunks_ - 1) / chunks_;
+      rows.logits = static_cast<float*>(
+          scratch(ScratchSlot::kSource, most * classes_ * sizeof(float)));
+      Product product;
+      product.a = {rows.count, width_};
+      product.b = {classes_, width_};
+      product.out = {rows.count, classes_};
+      product.transpose_b = true;
+      multiply(product, x_ + rows.first * width_, weight_, nullptr, rows.logits);
+      fn(rows);
+    }
+  }
+
+  // The gradients by x and the weight, `rows.logits` being that of the logits; the weight's has
+  // those of the chunks before added.
+  void add_grads(const LogitRows& rows, float* x_grad, float* weight_grad) const {
+    Product product;
+    product.a = {rows.count, classes_};
+    product.b = {classes_, width_};
+    product.out = {rows.count, width_};
+    multiply(product, rows.logits, weight_, nullptr, x_grad + rows.first * width_);
+    product.b = {rows.count, width_};
+    product.out = {classes_, width_};
+    product.transpose_a = true;
+    product.accumulate = rows.first > 0;
+    multiply(product, rows.logits, x_ + rows.first * width_, nullptr, weight_grad);
+  }
+
+  void clear_if_no_rows(float* weight_grad) const {
+    if (rows_ == 0) { std::fill_n(weight_grad, classes_ * width_, 0.0F); }
+  }
+
+ private:
+  const float* x_;
+  const float* weight_;
+  int64_t rows_;
+  int64_t width_;
+  int64_t classes_;
+  int64_t chunks_;
+};
+
+class LinearCrossEntropyKernel final : public Kernel {
+  void Compute(user_op::KernelComputeContext* ctx) const override {
+    const Head head(ctx);
+    const Targets targets(ctx, head.classes());
+    float* losses = output(ctx, "losses");
+    auto* lse = reinterpret_cast<LogSumExp*>(output(ctx, "lse"));
+    const ThreadScope threads;
+    run_or_throw([&] { return head.describe(); }, [&] {
+      head.for_each_chunk([&](const LogitRows& rows) {
+        row_losses(rows, targets, losses + rows.first, lse + rows.first);
+      });
+    });
+  }
+};
+
+class LinearCrossEntropyGradKernel final : public Kernel {
+  void Compute(user_op::KernelComputeContext* ctx) const override {
+    const Head head(ctx);
+    const Targets targets(ctx, head.classes());
+    const float* losses_grad = input(ctx, "losses_grad");
+    const auto* lse = reinterpret_cast<const LogSumExp*>(input(ctx, "lse"));
+    float* x_grad = output(ctx, "x_grad");
+    float* weight_grad = output(ctx, "weight_grad");
+    const ThreadScope threads;
+    head.clear_if_no_rows(weight_grad);
+    run_or_throw([&] { return "gradient of " + head.describe(); }, [&] {
+      head.for_each_chunk([&](const LogitRows& rows) {
+        row_loss_grads(rows, targets, lse + rows.first, losses_grad + rows.first, rows.logits);
+        head.add_grads(rows, x_grad, weight_grad);
+      });
+    });
+  }
+};
+
+class LinearCrossEntropySumKernel final : public Kernel {
+  void Compute(user_op::KernelComputeContext* ctx) const override {
+    const Head head(ctx);
+    const Targets targets(ctx, head.classes());
+    float* x_grad = output(ctx, "x_grad");
+    float* weight_grad = output(ctx, "weight_grad");
+    const ThreadScope threads;
+    head.clear_if_no_rows(weight_grad);
+    double total = 0.0;
+    run_or_throw([&] { return head.describe(); }, [&] {
+      head.for_each_chunk([&](const LogitRows& rows) {
+        auto* losses = static_cast<float*>(
+            scratch(ScratchSlot::kReduction, rows.count * sizeof(float)));
+        row_losses_and_grads(rows, targets, losses);
+        for (int64_t i = 0; i < rows.count; ++i) { total += losses[i]; }
+        head.add_grads(rows, x_grad, weight_grad);
+      });
+    });
+    *output(ctx, "total") = static_cast<float>(total);
+    *output(ctx, "count") = static_cast<float>(targets.counted());
+  }
+};
+
+REGISTER_USER_KERNEL(listed("oneflow_accel_linear_cross_entropy"))
+    .SetCreateFn<LinearCrossEntropyKernel>()
+    .SetIsMatchedHob(is_float32_on_cpu("losses") && is_label("label"))
+    .SetPriority(kKernelPriority);
+REGISTER_USER_KERNEL(listed("oneflow_accel_linear_cross_entropy_grad"))
+    .SetCreateFn<LinearCrossEntropyGradKernel>()
+    .SetIsMatchedHob(is_float32_on_cpu("x_grad") && is_label("label"))
+    .SetPriority(kKernelPriority);
+REGISTER_USER_KERNEL(listed("oneflow_accel_linear_cross_entropy_sum"))
+    .SetCreateFn<LinearCrossEntropySumKernel>()
+    .SetIsMatchedHob(is_float32_on_cpu("total") && is_label("label"))
+    .SetPriority(kKernelPriority);
+
+}  // namespace
+
+}  // namespace oneflow_accel

@@ -1,0 +1,292 @@
+"""Cross entropies against class indices: of logits, and of a linear layer's logits, which never
+exist all at once: "cross_entropy", "linear_cross_entropy" and "linear_cross_entropy_mean"."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+from oneflow_accel.backends.cpu import CpuBackend
+from oneflow_accel.backends.cuda import CudaBackend
+from oneflow_accel.backends.mlu import MluBackend
+from oneflow_accel.kernels.operators import Operator, differentiable, needs_gradient
+from oneflow_accel.kernels.registry import implementation, register_operation
+
+import oneflow as flow
+
+_IGNORE = {"ignore_index": "int64"}
+_CHUNKS = {"ignore_index": "int64", "chunk_rows": "int64"}
+
+_cross_entropy = Operator(
+    "oneflow_accel_cross_entropy", ("logits", "label"), ("losses", "lse"), _IGNORE
+)
+_cross_entropy_grad = Operator(
+    "oneflow_accel_cross_entropy_grad",
+    ("losses_grad", "logits", "label", "lse"),
+    ("logits_grad",),
+    _IGNORE,
+)
+_linear = Operator(
+    "oneflow_accel_linear_cross_entropy", ("x", "weight", "label"), ("losses", "lse"), _CHUNKS
+)
+_linear_grad = Operator(
+    "oneflow_accel_linear_cross_entropy_grad",
+    ("losses_grad", "x", "weight", "label", "lse"),
+    ("x_grad", "weight_grad"),
+    _CHUNKS,
+)
+# The sum of the losses, how many count, and the sum's gradients.
+_linear_sum = Operator(
+    "oneflow_accel_linear_cross_entropy_sum",
+    ("x", "weight", "label"),
+    ("total", "count", "x_grad", "weight_grad"),
+    _CHUNKS,
+)
+
+
+def cross_entropy(
+    logits: flow.Tensor, labels: flow.Tensor, *, ignore_index: int = -100
+) -> flow.Tensor:
+    """log(sum(exp(row))) - row[label] for each row of logits, 0 where the label is `ignore_index`.
+
+    logits are (rows, classes), labels (rows,) of int64 or int32; the losses are (rows,) and of the
+    logits' dtype. Kept for the gradient are the logits and two floats a row. Global rows may be
+    split; classes that are split are gathered.
+
+    ValueError if shapes or dtypes do not fit. A label that is neither a class nor `ignore_index` is
+    an IndexError when the result is read (csrc/README.md, "Errors inside kernels").
+    """
+    shape = tuple(logits.shape)
+    if len(shape) != 2 or shape[1] == 0:
+        raise ValueError(f"logits {shape} are not (rows, classes) with at least one class")
+    _check_labels(labels, shape[0], f"logits {shape}")
+    return _operation(logits, labels, ignore_index=ignore_index)
+
+
+def linear_cross_entropy(
+    x: flow.Tensor,
+    weight: flow.Tensor,
+    labels: flow.Tensor,
+    *,
+    ignore_index: int = -100,
+    chunk_rows: int | None = None,
+) -> flow.Tensor:
+    """`cross_entropy` of the logits x weight^T, of which at most `chunk_rows` rows exist at a time.
+
+    x is (rows, width), weight (classes, width), of one dtype, labels (rows,) of int64 or int32; the
+    losses are (rows,). `chunk_rows` None means as many rows as make 32 MiB of logits. What each
+    row's gradient is to be multiplied with is known in the backward pass only, which therefore
+    computes the logits again: four products in place of three. Where the mean of the losses is
+    wanted, `linear_cross_entropy_mean` needs three.
+
+    Global rows may be split, with a weight that is broadcast, whose gradient is a partial sum then.
+    A weight whose classes are split is gathered. Errors as in `cross_entropy`, and ValueError for
+    `chunk_rows` below 1.
+    """
+    _check_linear(x, weight, labels, chunk_rows)
+    return _linear_operation(
+        x, weight, labels, ignore_index=ignore_index, chunk_rows=chunk_rows or 0
+    )
+
+
+def linear_cross_entropy_mean(
+    x: flow.Tensor,
+    weight: flow.Tensor,
+    labels: flow.Tensor,
+    *,
+    ignore_index: int = -100,
+    chunk_rows: int | None = None,
+) -> flow.Tensor:
+    """The mean of `linear_cross_entropy`'s losses over the rows that are not ignored, 0-d.
+
+    In a mean all rows have one factor, so the gradients of x and weight are computed in the forward
+    pass, while a chunk's logits exist, and multiplied by the factor in the backward pass: three
+    products, as of a linear layer, and memory for one chunk and one more gradient of each. Where
+    all rows are ignored, or there are none, the mean is NaN, as in `F.cross_entropy`, and the
+    gradients are 0. Arguments, global tensors and errors as in `linear_cross_entropy`.
+    """
+    _check_linear(x, weight, labels, chunk_rows)
+    return _mean_operation(x, weight, labels, ignore_index=ignore_index, chunk_rows=chunk_rows or 0)
+
+
+def _check_labels(labels: flow.Tensor, rows: int, beside: str) -> None:
+    if tuple(labels.shape) != (rows,):
+        raise ValueError(f"labels {tuple(labels.shape)} are not ({rows},), as {beside} need them")
+    if labels.dtype not in (flow.int64, flow.int32):
+        raise ValueError(f"labels are of {labels.dtype}, not of int64 or int32")
+
+
+def _check_linear(
+    x: flow.Tensor, weight: flow.Tensor, labels: flow.Tensor, chunk_rows: int | None
+) -> None:
+    rows, classes = tuple(x.shape), tuple(weight.shape)
+    if len(rows) != 2 or len(classes) != 2 or rows[1] != classes[1] or 0 in classes:
+        raise ValueError(
+            f"x {rows} and weight {classes} are not (rows, width) and (classes, width) with at "
+            "least one class"
+        )
+    if x.dtype != weight.dtype:
+        raise ValueError(f"x is of {x.dtype} and weight of {weight.dtype}")
+    _check_labels(labels, rows[0], f"x {rows}")
+    if chunk_rows is not None and chunk_rows < 1:
+        raise ValueError(f"chunk_rows {chunk_rows} is below 1")
+
+
+def _reference(logits: flow.Tensor, labels: flow.Tensor, *, ignore_index: int) -> flow.Tensor:
+    return flow.nn.functional.cross_entropy(
+        logits, labels, ignore_index=ignore_index, reduction="none"
+    )
+
+
+def _linear_reference(
+    x: flow.Tensor,
+    weight: flow.Tensor,
+    labels: flow.Tensor,
+    *,
+    ignore_index: int,
+    chunk_rows: int = 0,
+) -> flow.Tensor:
+    if x.shape[0] == 0:
+        # OneFlow's own kernel for products of float64 ends the process without rows.
+        return x[:, 0] + weight.sum() * 0
+    logits = flow._C.matmul(x, weight, transpose_b=True)
+    return _reference(logits, labels, ignore_index=ignore_index)
+
+
+def _mean_reference(
+    x: flow.Tensor,
+    weight: flow.Tensor,
+    labels: flow.Tensor,
+    *,
+    ignore_index: int,
+    chunk_rows: int = 0,
+) -> flow.Tensor:
+    losses = _linear_reference(x, weight, labels, ignore_index=ignore_index)
+    return losses.sum() / (labels != ignore_index).to(losses.dtype).sum()
+
+
+_operation = register_operation(
+    "cross_entropy",
+    reference=_reference,
+    doc="log(sum(exp(row))) - row[label] of logits (rows, classes) and labels (rows,) to (rows,), "
+    "0 where the label is ignore_index",
+    lacks=dict.fromkeys(
+        (CudaBackend.name, MluBackend.name),
+        "no such operator there: log_softmax and nll, which keep a second matrix of the logits' "
+        "size",
+    ),
+)
+_NO_LINEAR = dict.fromkeys(
+    (CudaBackend.name, MluBackend.name),
+    "no such operator there: a product and the cross entropy of all its logits",
+)
+_linear_operation = register_operation(
+    "linear_cross_entropy",
+    reference=_linear_reference,
+    doc="cross_entropy of x weight^T, a chunk of rows at a time: x (rows, width), weight "
+    "(classes, width) and labels (rows,) to (rows,)",
+    lacks=_NO_LINEAR,
+)
+_mean_operation = register_operation(
+    "linear_cross_entropy_mean",
+    reference=_mean_reference,
+    doc="the mean of linear_cross_entropy over the rows that are not ignored, with its gradients "
+    "made in the forward pass",
+    lacks=_NO_LINEAR,
+)
+
+
+@lru_cache(maxsize=64)
+def _with_gradient(ignore_index: int) -> Callable[..., flow.Tensor]:
+    def run(ctx: Any, logits: flow.Tensor, labels: flow.Tensor) -> flow.Tensor:
+        losses, lse = _cross_entropy(logits, labels, ignore_index=ignore_index)
+        ctx.save_for_backward(logits, labels, lse)
+        return losses
+
+    def gradients(ctx: Any, losses_grad: flow.Tensor) -> Any:
+        (grad,) = _cross_entropy_grad(losses_grad, *ctx.saved_tensors, ignore_index=ignore_index)
+        return grad, None
+
+    return differentiable(_cross_entropy.name, run, gradients)
+
+
+@lru_cache(maxsize=64)
+def _linear_with_gradient(ignore_index: int, chunk_rows: int) -> Callable[..., flow.Tensor]:
+    attributes = {"ignore_index": ignore_index, "chunk_rows": chunk_rows}
+
+    def run(ctx: Any, *tensors: flow.Tensor) -> flow.Tensor:
+        losses, lse = _linear(*tensors, **attributes)
+        ctx.save_for_backward(*tensors, lse)
+        return losses
+
+    def gradients(ctx: Any, losses_grad: flow.Tensor) -> Any:
+        return (*_linear_grad(losses_grad, *ctx.saved_tensors, **attributes), None)
+
+    return differentiable(_linear.name, run, gradients)
+
+
+@lru_cache(maxsize=64)
+def _mean_with_gradient(ignore_index: int, chunk_rows: int) -> Callable[..., flow.Tensor]:
+    def run(ctx: Any, *tensors: flow.Tensor) -> flow.Tensor:
+        total, count, *grads = _linear_sum(
+            *tensors, ignore_index=ignore_index, chunk_rows=chunk_rows
+        )
+        ctx.save_for_backward(count, *grads)
+        return total / count
+
+    def gradients(ctx: Any, mean_grad: flow.Tensor) -> Any:
+        count, *grads = ctx.saved_tensors
+        # All are 0 where nothing counts: 0 / 0 would make them NaN.
+        factor = mean_grad / count.clamp(min=1.0)
+        return (*(grad * factor for grad in grads), None)
+
+    return differentiable(_linear_sum.name, run, gradients)
+
+
+@implementation(
+    "cross_entropy",
+    backend=CpuBackend.name,
+    dtypes=(flow.float32,),
+    missing_reasons=_cross_entropy.missing_reasons,
+)
+def fused_cross_entropy(
+    logits: flow.Tensor, labels: flow.Tensor, *, ignore_index: int
+) -> flow.Tensor:
+    """Keeps no probabilities."""
+    if needs_gradient(logits):
+        return _with_gradient(ignore_index)(logits, labels)
+    return _cross_entropy(logits, labels, ignore_index=ignore_index)[0]
+
+
+@implementation(
+    "linear_cross_entropy",
+    backend=CpuBackend.name,
+    dtypes=(flow.float32,),
+    missing_reasons=_linear.missing_reasons,
+)
+def chunked_linear_cross_entropy(
+    x: flow.Tensor, weight: flow.Tensor, labels: flow.Tensor, *, ignore_index: int, chunk_rows: int
+) -> flow.Tensor:
+    """Keeps no logits: the backward pass computes them again."""
+    if needs_gradient(x, weight):
+        return _linear_with_gradient(ignore_index, chunk_rows)(x, weight, labels)
+    return _linear(x, weight, labels, ignore_index=ignore_index, chunk_rows=chunk_rows)[0]
+
+
+@implementation(
+    "linear_cross_entropy_mean",
+    backend=CpuBackend.name,
+    dtypes=(flow.float32,),
+    missing_reasons=_linear_sum.missing_reasons,
+)
+def chunked_linear_cross_entropy_mean(
+    x: flow.Tensor, weight: flow.Tensor, labels: flow.Tensor, *, ignore_index: int, chunk_rows: int
+) -> flow.Tensor:
+    """Keeps the gradients and no logits."""
+    if needs_gradient(x, weight):
+        return _mean_with_gradient(ignore_index, chunk_rows)(x, weight, labels)
+    losses = chunked_linear_cross_entropy(
+        x, weight, labels, ignore_index=ignore_index, chunk_rows=chunk_rows
+    )
+    return losses.sum() / (labels != ignore_index).to(losses.dtype).sum()
