@@ -12,8 +12,8 @@ from tracked import ROOT, listed_files
 
 # What is counted: where, the ends of its files' names, and the most lines it may have.
 BUDGETS = {
-    "oneflow_accel": ("oneflow_accel", (".py",), 8_200),
-    "oneflow_accel/csrc": ("oneflow_accel/csrc", (".cpp", ".h"), 18_900),
+    "oneflow_accel": ("oneflow_accel", (".py",), 8_400),
+    "oneflow_accel/csrc": ("oneflow_accel/csrc", (".cpp", ".h"), 19_300),
     "flow_train": ("flow_train", (".py",), 12_950),
     "monarch_flow": ("monarch_flow", (".py",), 7_400),
     "resnet50_imagenet": ("resnet50_imagenet", (".py",), 1_100),
@@ -22,7 +22,7 @@ BUDGETS = {
     "benchmarks": ("benchmarks", (".py",), 3_050),
     "scripts": ("scripts", (".py",), 600),
     "patches": ("patches", (".patch",), 1_800),
-    "tests": ("tests", (".py",), 48_700),
+    "tests": ("tests", (".py",), 48_900),
 }
 
 

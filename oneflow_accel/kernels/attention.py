@@ -1,9 +1,10 @@
 """Attention as one operation, softmax of scores with dropout, and the Performer's attention.
 
-`scaled_dot_product_attention` and `packed_attention` drop out no weights: a caller that wants
-dropout composes products and `causal_softmax_mask_scale` itself, or uses LiBai's fused operators.
-The mask is the caller's: OneFlow's own functions draw it themselves, under nn.Graph from a seed
-that is the same for every layer, while `oneflow.rand` follows `manual_seed` everywhere.
+`scaled_dot_product_attention` and `packed_attention` drop out weights by a seed, a tensor that the
+caller draws with `draw_seed`; the mask is a function of it and is never stored. The mask of
+`causal_softmax_mask_scale` is the caller's: OneFlow's own functions draw it themselves, under
+nn.Graph from a seed that is the same for every layer, while `oneflow.rand` follows `manual_seed`
+everywhere.
 """
 
 from __future__ import annotations
@@ -18,8 +19,19 @@ from oneflow_accel.backends.cuda import CudaBackend, attention_reasons
 from oneflow_accel.backends.mlu import MluBackend
 from oneflow_accel.kernels.operators import Operator, differentiable, needs_gradient
 from oneflow_accel.kernels.registry import implementation, register_operation
+from oneflow_accel.kernels.weight_dropout import draw_seed, factors
 
 import oneflow as flow
+
+__all__ = [
+    "causal_softmax",
+    "causal_softmax_mask_scale",
+    "draw_seed",
+    "hidden_columns",
+    "packed_attention",
+    "performer_attention",
+    "scaled_dot_product_attention",
+]
 
 # OneFlow's operator; its Python function for it draws the mask.
 _tril = Operator(
@@ -122,6 +134,17 @@ _packed_grad = Operator(
 )
 
 
+def _with_dropout(plain: Operator) -> Operator:
+    """The same operator with the seed, its last input, and the rate of dropout."""
+    types = {**plain.attributes, "dropout": "double"}
+    return Operator(plain.name, (*plain.inputs, "seed"), plain.outputs, types)
+
+
+_DROPPING = {
+    each.name: _with_dropout(each) for each in (_attention, _attention_grad, _packed, _packed_grad)
+}
+
+
 def scaled_dot_product_attention(
     query: flow.Tensor,
     key: flow.Tensor,
@@ -129,30 +152,51 @@ def scaled_dot_product_attention(
     *,
     causal: bool = False,
     scale: float | None = None,
+    dropout: float = 0.0,
+    seed: flow.Tensor | None = None,
 ) -> flow.Tensor:
     """softmax(scale query key^T) value, for each batch entry and head: (batch, heads, queries, dim)
-    from a query of this shape and a key and a value (batch, heads, keys, dim) of the same dtype,
+    from a query of this shape and a key and a value (batch, kv_heads, keys, dim) of the same dtype,
     local or global (split along batch or heads); ValueError if the shapes do not fit.
+
+    kv_heads divides heads: query head j uses key and value head j // (heads // kv_heads)
+    (grouped-query attention, Ainslie et al. 2023).
 
     If `causal`, query i sees key j where j <= i + keys - queries (keys >= queries): the last query
     sees all keys, as generation with a key/value cache needs it. `scale` None means 1 / sqrt(dim).
+
+    `dropout`, at least 0 and below 1, is the probability with which each weight, after softmax, is
+    0; the others are multiplied by 1 / (1 - dropout). Which ones are kept depends on `seed`, an
+    int64 tensor of one element that `draw_seed` draws, and on the weight's place in the whole
+    tensor: not on threads, nor on how global tensors are split.
     """
     _check_shapes(query, key, value, causal)
     return _attention_operation(
-        query, key, value, causal=causal, scale=_scale(scale, query.shape[-1])
+        query,
+        key,
+        value,
+        causal=causal,
+        scale=_scale(scale, query.shape[-1]),
+        **_dropout(dropout, seed),
     )
 
 
 def packed_attention(
-    qkv: flow.Tensor, num_heads: int, *, causal: bool = False, scale: float | None = None
+    qkv: flow.Tensor,
+    num_heads: int,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    seed: flow.Tensor | None = None,
 ) -> flow.Tensor:
     """Self-attention of the three parts of one projection, read where they lie: the layout in which
     a linear layer of 3 x heads x dim outputs gives them, as in ViT and GPT-2.
 
     `qkv` is (batch, time, 3 x heads x dim) or (batch, time, 3, heads, dim), local or global; along
     axis 2 query, key and value. A global tensor that is split along heads must have five axes.
-    Gives (batch, time, heads x dim); ValueError if the shape does not fit. `causal` and `scale` as
-    above.
+    Gives (batch, time, heads x dim); ValueError if the shape does not fit. `causal`, `scale`,
+    `dropout` and `seed` as above.
     """
     shape = tuple(qkv.shape)
     fits = shape[2:4] == (3, num_heads) if len(shape) == 5 else len(shape) == 3
@@ -164,16 +208,19 @@ def packed_attention(
     dim = math.prod(shape[2:]) // (3 * num_heads)
     if len(shape) == 3:
         qkv = qkv.reshape(*shape[:2], 3, num_heads, dim)
-    out = _packed_operation(qkv, causal=causal, scale=_scale(scale, dim))
+    drop = _dropout(dropout, seed)
+    out = _packed_operation(qkv, causal=causal, scale=_scale(scale, dim), **drop)
     return out.reshape(*shape[:2], num_heads * dim)
 
 
 def _check_shapes(query: flow.Tensor, key: flow.Tensor, value: flow.Tensor, causal: bool) -> None:
     q, k, v = tuple(query.shape), tuple(key.shape), tuple(value.shape)
-    if len(q) != 4 or len(k) != 4 or k != v or (*q[:2], q[3]) != (*k[:2], k[3]) or k[2] == 0:
+    four = len(q) == len(k) == 4 and k == v
+    fits = four and (q[0], q[3]) == (k[0], k[3]) and k[2] > 0
+    if not fits or (q[1] != k[1] and (k[1] == 0 or q[1] % k[1])):
         raise ValueError(
             f"query {q}, key {k} and value {v} are not (batch, heads, queries, dim) and twice "
-            "(batch, heads, keys, dim) with at least one key"
+            "(batch, heads, keys, dim) with at least one key, and heads that divide the query's"
         )
     if causal and k[2] < q[2]:
         raise ValueError(f"causal attention of {q[2]} queries needs as many keys, not {k[2]}")
@@ -183,19 +230,54 @@ def _scale(scale: float | None, dim: int) -> float:
     return 1.0 / math.sqrt(max(dim, 1)) if scale is None else float(scale)
 
 
+def _dropout(dropout: float, seed: flow.Tensor | None) -> dict[str, Any]:
+    """Arguments of an operation, which has none of these where it drops out nothing."""
+    if dropout == 0.0:
+        return {}
+    if not 0.0 < dropout < 1.0:
+        raise ValueError(f"dropout of attention's weights is {dropout}, not in [0, 1)")
+    if seed is None or seed.dtype != flow.int64 or tuple(seed.shape) != (1,):
+        found = "None" if seed is None else f"{tuple(seed.shape)} of {seed.dtype}"
+        raise ValueError(
+            f"attention with dropout needs a seed of shape (1,) and int64, from draw_seed, not "
+            f"{found}"
+        )
+    return {"dropout": float(dropout), "seed": seed}
+
+
 def _composition(
-    query: flow.Tensor, key: flow.Tensor, value: flow.Tensor, *, causal: bool, scale: float
+    query: flow.Tensor,
+    key: flow.Tensor,
+    value: flow.Tensor,
+    *,
+    causal: bool,
+    scale: float,
+    dropout: float = 0.0,
+    seed: flow.Tensor | None = None,
 ) -> flow.Tensor:
+    heads, kv_heads = query.shape[1], key.shape[1]
+    if heads != kv_heads:
+        key, value = (_repeated(x, heads // kv_heads) for x in (key, value))
     scores = flow.matmul(query, key.transpose(-2, -1)) * scale
     if causal:
         # A sum, as masking operators do not exist on every device.
         scores = scores + hidden_columns(scores) * flow.finfo(scores.dtype).min
-    return flow.matmul(flow.softmax(scores, dim=-1), value)
+    weights = flow.softmax(scores, dim=-1)
+    if seed is not None:
+        weights = weights * factors(weights, seed, dropout)
+    return flow.matmul(weights, value)
 
 
-def _packed_composition(qkv: flow.Tensor, *, causal: bool, scale: float) -> flow.Tensor:
+def _repeated(x: flow.Tensor, times: int) -> flow.Tensor:
+    """(batch, heads, keys, dim) to (batch, heads x times, keys, dim): each head so many times."""
+    batch, heads, keys, dim = x.shape
+    copies = flow.stack([x] * times, dim=2)
+    return copies.reshape(batch, heads * times, keys, dim)
+
+
+def _packed_composition(qkv: flow.Tensor, **attributes: Any) -> flow.Tensor:
     query, key, value = (qkv[:, :, part].permute(0, 2, 1, 3) for part in range(3))
-    out = _composition(query, key, value, causal=causal, scale=scale)
+    out = _composition(query, key, value, **attributes)
     return out.permute(0, 2, 1, 3)
 
 
@@ -205,13 +287,13 @@ _NO_ATTENTION = {
 _attention_operation = register_operation(
     "scaled_dot_product_attention",
     reference=_composition,
-    doc="softmax(scale query key^T) value.",
+    doc="dropout(softmax(scale query key^T)) value; heads may share keys and values.",
     lacks=_NO_ATTENTION,
 )
 _packed_operation = register_operation(
     "packed_attention",
     reference=_packed_composition,
-    doc="softmax(scale query key^T) value of the parts of one projection.",
+    doc="dropout(softmax(scale query key^T)) value of the parts of one projection.",
     lacks=_NO_ATTENTION,
 )
 
@@ -222,27 +304,41 @@ def _bfloat16_not_supported(*tensors: flow.Tensor, **attributes: Any) -> list[st
 
 @lru_cache(maxsize=64)
 def _with_gradient(
-    forward: Operator, backward: Operator, causal: bool, scale: float
+    forward: Operator, backward: Operator, attributes: tuple[tuple[str, Any], ...], drops: bool
 ) -> Callable[..., flow.Tensor]:
+    settings = dict(attributes)
+
+    # The seed, where there is one, is the last of the tensors.
     def run(ctx: Any, *tensors: flow.Tensor) -> flow.Tensor:
-        out, lse = forward(*tensors, causal=causal, scale=scale)
-        ctx.save_for_backward(*tensors, out, lse)
+        out, lse = forward(*tensors, **settings)
+        inputs, seed = (tensors[:-1], tensors[-1:]) if drops else (tensors, ())
+        ctx.save_for_backward(*inputs, out, lse, *seed)
         return out
 
     def gradients(ctx: Any, out_grad: flow.Tensor) -> Any:
-        found = backward(out_grad, *ctx.saved_tensors, causal=causal, scale=scale)
+        found = backward(out_grad, *ctx.saved_tensors, **settings)
+        if drops:
+            return (*found, None)
         return found if len(found) > 1 else found[0]
 
     return differentiable(forward.name, run, gradients)
 
 
 def _run(
-    forward: Operator, backward: Operator, *tensors: flow.Tensor, causal: bool, scale: float
+    forward: Operator,
+    backward: Operator,
+    *tensors: flow.Tensor,
+    seed: flow.Tensor | None = None,
+    **attributes: Any,
 ) -> flow.Tensor:
+    drops = seed is not None
+    if drops:
+        forward, backward = _DROPPING[forward.name], _DROPPING[backward.name]
+        tensors = (*tensors, seed)
     if needs_gradient(*tensors):
-        return _with_gradient(forward, backward, causal, scale)(*tensors)
+        return _with_gradient(forward, backward, tuple(attributes.items()), drops)(*tensors)
     # An autograd function takes longer to call than one generated token's attention.
-    return forward(*tensors, causal=causal, scale=scale)[0]
+    return forward(*tensors, **attributes)[0]
 
 
 @implementation(
@@ -265,7 +361,7 @@ def blocked_attention(*tensors: flow.Tensor, **attributes: Any) -> flow.Tensor:
 )
 def blocked_attention_bfloat16(*tensors: flow.Tensor, **attributes: Any) -> flow.Tensor:
     """Reads and writes bfloat16, computes in float32; without a gradient."""
-    return _attention(*tensors, **attributes)[0]
+    return _run(_attention, _attention_grad, *tensors, **attributes)
 
 
 @implementation(
@@ -288,15 +384,24 @@ def blocked_packed_attention(qkv: flow.Tensor, **attributes: Any) -> flow.Tensor
 )
 def blocked_packed_attention_bfloat16(qkv: flow.Tensor, **attributes: Any) -> flow.Tensor:
     """Reads and writes bfloat16, computes in float32; without a gradient."""
-    return _packed(qkv, **attributes)[0]
+    return _run(_packed, _packed_grad, qkv, **attributes)
 
 
 # OneFlow's own operator on CUDA devices (CUTLASS): for inference, with the usual scale. Only in
 # float16, as it computes float32 in TF32.
 def _inference_reasons(
-    dim: int, queries: int, keys: int, *tensors: flow.Tensor, causal: bool, scale: float
+    dim: int,
+    queries: int,
+    keys: int,
+    *tensors: flow.Tensor,
+    causal: bool,
+    scale: float,
+    dropout: float = 0.0,
+    seed: flow.Tensor | None = None,
 ) -> list[str]:
     reasons = attention_reasons()
+    if seed is not None:
+        reasons.append("drops out no weights")
     if needs_gradient(*tensors):
         reasons.append("has no gradient")
     if not math.isclose(scale, _scale(None, dim)):
@@ -307,16 +412,18 @@ def _inference_reasons(
 
 
 def _attention_inference_reasons(
-    query: flow.Tensor, key: flow.Tensor, value: flow.Tensor, *, causal: bool, scale: float
+    query: flow.Tensor, key: flow.Tensor, value: flow.Tensor, **attributes: Any
 ) -> list[str]:
     queries, dim = query.shape[2:]
-    keys = key.shape[2]
-    return _inference_reasons(dim, queries, keys, query, key, value, causal=causal, scale=scale)
+    reasons = _inference_reasons(dim, queries, key.shape[2], query, key, value, **attributes)
+    if query.shape[1] != key.shape[1]:
+        reasons.append("needs as many heads of keys and values as of queries")
+    return reasons
 
 
-def _packed_inference_reasons(qkv: flow.Tensor, *, causal: bool, scale: float) -> list[str]:
+def _packed_inference_reasons(qkv: flow.Tensor, **attributes: Any) -> list[str]:
     time, dim = qkv.shape[1], qkv.shape[4]
-    return _inference_reasons(dim, time, time, qkv, causal=causal, scale=scale)
+    return _inference_reasons(dim, time, time, qkv, **attributes)
 
 
 @implementation(

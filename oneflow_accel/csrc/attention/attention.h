@@ -3,18 +3,22 @@
 // from the logarithms of the softmax's sums that the forward leaves.
 //
 // Formulas: Rabe and Staats, "Self-attention does not need O(n^2) memory" (2021); Dao, Fu, Ermon,
-// Rudra and Re, "FlashAttention" (2022).
+// Rudra and Re, "FlashAttention" (2022); heads that share keys and values: Ainslie, Lee-Thorp, de
+// Jong, Zemlyanskiy, Lebron and Sanghai, "GQA" (2023).
 #pragma once
 
 #include <cstdint>
 
 #include "attention/rows.h"
+#include "attention/weight_dropout.h"
 
 namespace oneflow_accel {
 
 struct AttentionShape {
   int64_t batch;
   int64_t heads;
+  // Of keys and values; they divide `heads` (grouped-query attention).
+  int64_t kv_heads;
   int64_t queries;
   int64_t keys;
   int64_t dim;
@@ -23,6 +27,9 @@ struct AttentionShape {
   float scale;
 
   bool is_empty() const { return batch * heads * queries * dim == 0; }
+
+  // Heads that share the keys and values of one: head h uses those of h / group().
+  int64_t group() const { return heads / kv_heads; }
 
   // Keys that some query before `queries_end` sees.
   int64_t keys_before(int64_t queries_end) const {
@@ -48,10 +55,12 @@ struct Heads {
   }
 };
 
-// lse: [batch, heads, queries], the logarithm of the sum of e^score of each row.
+// lse: [batch, heads, queries], the logarithm of the sum of e^score of each row. `dropout` is null
+// where no weight is dropped.
 template <typename T>
 void attention(const AttentionShape& shape, const Heads<const T>& query, const Heads<const T>& key,
-               const Heads<const T>& value, const Heads<T>& out, float* lse);
+               const Heads<const T>& value, const WeightDropout* dropout, const Heads<T>& out,
+               float* lse);
 
 struct AttentionGradInputs {
   Heads<const float> query;
@@ -68,7 +77,8 @@ struct AttentionGradOutputs {
   Heads<float> value;
 };
 
+// Gradients of keys and values are sums over the heads that share them.
 void attention_grad(const AttentionShape& shape, const AttentionGradInputs& in,
-                    const AttentionGradOutputs& out);
+                    const WeightDropout* dropout, const AttentionGradOutputs& out);
 
 }  // namespace oneflow_accel

@@ -15,6 +15,8 @@ constexpr int64_t kKeyBlock = 128;
 // With S = scale Q K^T, P = softmax(S) = e^(S - lse) and O = P V:
 //   dV = P^T dO,  dP = dO V^T,  dS = P (dP - delta) with delta = rowsum(dO O),
 //   dQ = scale dS K,  dK = dS^T (scale Q).
+// Where dropout multiplies P by factors F, O = (P F) V: dV = (P F)^T dO and dP = F (dO V^T), while
+// delta stays rowsum(dP P) = rowsum(dO O).
 struct Workspace {
   Panels keys_transposed;
   Panels values_transposed;
@@ -27,18 +29,20 @@ struct Workspace {
   float* scores;
   float* score_grads;
   float* query_grads;
+  // Of the weights of one block, where some are dropped.
+  float* factors = nullptr;
   // Of all keys; rows of `stride` floats, as those of query_grads.
   float* key_grads;
   float* value_grads;
   int64_t stride;
   float delta[kQueryBlock];
 
-  explicit Workspace(const AttentionShape& shape) : stride(padded(shape.dim)) {
+  Workspace(const AttentionShape& shape, bool drops) : stride(padded(shape.dim)) {
     keys_transposed = values_transposed = {nullptr, shape.dim, padded(shape.keys)};
     keys = {nullptr, shape.keys, stride};
     queries = out_grads = {nullptr, kQueryBlock, stride};
     Carver carver(2 * keys_transposed.size() + 3 * keys.size() + 5 * kQueryBlock * stride
-                  + 2 * kQueryBlock * kKeyBlock + 12 * kVectorWidth);
+                  + (drops ? 3 : 2) * kQueryBlock * kKeyBlock + 13 * kVectorWidth);
     keys_transposed.data = carver.take(keys_transposed.size());
     values_transposed.data = carver.take(values_transposed.size());
     keys.data = carver.take(keys.size());
@@ -51,14 +55,16 @@ struct Workspace {
     query_grads = carver.take(kQueryBlock * stride);
     scores = carver.take(kQueryBlock * kKeyBlock);
     score_grads = carver.take(kQueryBlock * kKeyBlock);
+    if (drops) { factors = carver.take(kQueryBlock * kKeyBlock); }
   }
 };
 
-// The part of the queries [begin, begin + rows) of one head: sets query_grads, adds to key_grads
-// and value_grads.
-void attend_grad(const AttentionShape& shape, int64_t begin, int64_t rows, const float* lse,
-                 Workspace* workspace) {
+// The part of the queries [place.query, place.query + rows) of one head: sets query_grads, adds to
+// key_grads and value_grads.
+void attend_grad(const AttentionShape& shape, WeightPlace place, int64_t rows, const float* lse,
+                 const WeightDropout* dropout, Workspace* workspace) {
   Workspace& w = *workspace;
+  const int64_t begin = place.query;
   const int64_t end = shape.keys_before(begin + rows);
   for (int64_t j = 0; j < end; j += kKeyBlock) {
     const int64_t keys = std::min(kKeyBlock, end - j);
@@ -66,8 +72,16 @@ void attend_grad(const AttentionShape& shape, int64_t begin, int64_t rows, const
                   w.scores, kKeyBlock, false);
     block_product(rows, keys, shape.dim, {w.left_out_grads, shape.dim, 1}, w.values_transposed, 0,
                   j, w.score_grads, kKeyBlock, false);
-    softmax_grad_block(w.scores, w.score_grads, kKeyBlock, rows, keys, shape.visible(begin, j), lse,
-                       w.delta);
+    const Visible visible = shape.visible(begin, j);
+    if (dropout != nullptr) {
+      place.key = j;
+      weight_factors(*dropout, place, rows, keys, visible, w.factors, kKeyBlock);
+      multiply_block(w.factors, kKeyBlock, rows, keys, visible, w.score_grads);
+    }
+    softmax_grad_block(w.scores, w.score_grads, kKeyBlock, rows, keys, visible, lse, w.delta);
+    if (dropout != nullptr) {
+      multiply_block(w.factors, kKeyBlock, rows, keys, visible, w.scores);
+    }
     block_product(keys, w.stride, rows, {w.scores, 1, kKeyBlock}, w.out_grads, 0, 0,
                   w.value_grads + j * w.stride, w.stride, true);
     block_product(keys, w.stride, rows, {w.score_grads, 1, kKeyBlock}, w.queries, 0, 0,
@@ -85,14 +99,11 @@ void store(const float* from, int64_t stride, int64_t rows, int64_t dim, float f
   }
 }
 
-void head_grad(const AttentionShape& shape, int64_t b, int64_t h, const AttentionGradInputs& in,
-               const AttentionGradOutputs& out, Workspace* workspace) {
+// Adds the parts of head h to key_grads and value_grads; its keys and values are packed.
+void query_head_grad(const AttentionShape& shape, int64_t b, int64_t h,
+                     const AttentionGradInputs& in, const WeightDropout* dropout,
+                     const AttentionGradOutputs& out, Workspace* workspace) {
   Workspace& w = *workspace;
-  pack_transposed(in.key.at(b, h, 0), in.key.time_stride, shape.keys, w.keys_transposed);
-  pack_transposed(in.value.at(b, h, 0), in.value.time_stride, shape.keys, w.values_transposed);
-  pack(in.key.at(b, h, 0), in.key.time_stride, shape.dim, w.keys);
-  std::fill_n(w.key_grads, w.keys.size(), 0.0F);
-  std::fill_n(w.value_grads, w.keys.size(), 0.0F);
   const float* lse = in.lse + (b * shape.heads + h) * shape.queries;
   for (int64_t i = 0; i < shape.queries; i += kQueryBlock) {
     const int64_t rows = std::min(kQueryBlock, shape.queries - i);
@@ -106,24 +117,39 @@ void head_grad(const AttentionShape& shape, int64_t b, int64_t h, const Attentio
     for (int64_t r = 0; r < rows; ++r) {
       w.delta[r] = dot(in.out.at(b, h, i + r), in.out_grad.at(b, h, i + r), shape.dim);
     }
-    attend_grad(shape, i, rows, lse + i, &w);
+    attend_grad(shape, {b, h, i, 0}, rows, lse + i, dropout, &w);
     store(w.query_grads, w.stride, rows, shape.dim, shape.scale, out.query.at(b, h, i),
           out.query.time_stride);
   }
-  store(w.key_grads, w.stride, shape.keys, shape.dim, 1.0F, out.key.at(b, h, 0),
+}
+
+// One head of keys and values, and all heads of queries that share it, in their order.
+void head_grad(const AttentionShape& shape, int64_t b, int64_t kv, const AttentionGradInputs& in,
+               const WeightDropout* dropout, const AttentionGradOutputs& out,
+               Workspace* workspace) {
+  Workspace& w = *workspace;
+  pack_transposed(in.key.at(b, kv, 0), in.key.time_stride, shape.keys, w.keys_transposed);
+  pack_transposed(in.value.at(b, kv, 0), in.value.time_stride, shape.keys, w.values_transposed);
+  pack(in.key.at(b, kv, 0), in.key.time_stride, shape.dim, w.keys);
+  std::fill_n(w.key_grads, w.keys.size(), 0.0F);
+  std::fill_n(w.value_grads, w.keys.size(), 0.0F);
+  for (int64_t h = kv * shape.group(); h < (kv + 1) * shape.group(); ++h) {
+    query_head_grad(shape, b, h, in, dropout, out, &w);
+  }
+  store(w.key_grads, w.stride, shape.keys, shape.dim, 1.0F, out.key.at(b, kv, 0),
         out.key.time_stride);
-  store(w.value_grads, w.stride, shape.keys, shape.dim, 1.0F, out.value.at(b, h, 0),
+  store(w.value_grads, w.stride, shape.keys, shape.dim, 1.0F, out.value.at(b, kv, 0),
         out.value.time_stride);
 }
 
 }  // namespace
 
 void attention_grad(const AttentionShape& shape, const AttentionGradInputs& in,
-                    const AttentionGradOutputs& out) {
-  parallel_for(shape.batch * shape.heads, 1, [&](int64_t first, int64_t last) {
-    Workspace w(shape);
+                    const WeightDropout* dropout, const AttentionGradOutputs& out) {
+  parallel_for(shape.batch * shape.kv_heads, 1, [&](int64_t first, int64_t last) {
+    Workspace w(shape, dropout != nullptr);
     for (int64_t task = first; task < last; ++task) {
-      head_grad(shape, task / shape.heads, task % shape.heads, in, out, &w);
+      head_grad(shape, task / shape.kv_heads, task % shape.kv_heads, in, dropout, out, &w);
     }
   });
 }

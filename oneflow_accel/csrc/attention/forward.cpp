@@ -26,21 +26,32 @@ struct Workspace {
   float* queries;
   float* scores;
   float* out;
+  // Of the weights of one block, where some are dropped.
+  float* factors = nullptr;
   float largest[kQueryBlock];
   float sum[kQueryBlock];
 
-  explicit Workspace(const AttentionShape& shape) {
+  Workspace(const AttentionShape& shape, bool drops) {
     const bool few = shape.queries <= kFewQueries;
     keys = {nullptr, shape.dim, few ? 0 : padded(shape.keys)};
     values = {nullptr, few ? 0 : shape.keys, padded(shape.dim)};
     Carver carver(keys.size() + values.size() + kQueryBlock * (shape.dim + kKeyBlock)
-                  + kQueryBlock * values.columns + 5 * kVectorWidth);
+                  + kQueryBlock * values.columns + (drops ? kQueryBlock * kKeyBlock : 0)
+                  + 6 * kVectorWidth);
     keys.data = carver.take(keys.size());
     values.data = carver.take(values.size());
     queries = carver.take(kQueryBlock * shape.dim);
     scores = carver.take(kQueryBlock * kKeyBlock);
     out = carver.take(kQueryBlock * values.columns);
+    if (drops) { factors = carver.take(kQueryBlock * kKeyBlock); }
   }
+};
+
+// Dropout of the weights of one head.
+struct HeadDropout {
+  const WeightDropout* dropout;
+  int64_t batch;
+  int64_t head;
 };
 
 // The queries [begin, begin + rows) of one head: workspace.out, divided by workspace.sum.
@@ -48,7 +59,7 @@ struct Workspace {
 // softmax and its values to out.
 template <typename Fill, typename Add>
 void attend(const AttentionShape& shape, int64_t begin, int64_t rows, const Fill& fill,
-            const Add& add, Workspace* workspace) {
+            const Add& add, const HeadDropout& drop, Workspace* workspace) {
   Workspace& w = *workspace;
   std::fill_n(w.largest, rows, -std::numeric_limits<float>::infinity());
   std::fill_n(w.sum, rows, 0.0F);
@@ -58,11 +69,19 @@ void attend(const AttentionShape& shape, int64_t begin, int64_t rows, const Fill
     fill(j, keys);
     softmax_block(w.scores, kKeyBlock, rows, keys, shape.visible(begin, j),
                   {w.largest, w.sum, w.out, w.values.columns});
+    // The sum is that of all weights.
+    if (drop.dropout != nullptr) {
+      const Visible visible = shape.visible(begin, j);
+      weight_factors(*drop.dropout, {drop.batch, drop.head, begin, j}, rows, keys, visible,
+                     w.factors, kKeyBlock);
+      multiply_block(w.factors, kKeyBlock, rows, keys, visible, w.scores);
+    }
     add(j, keys);
   }
 }
 
-void attend_in_blocks(const AttentionShape& shape, int64_t begin, int64_t rows, Workspace* w) {
+void attend_in_blocks(const AttentionShape& shape, int64_t begin, int64_t rows,
+                      const HeadDropout& drop, Workspace* w) {
   const int64_t stride = w->values.columns;
   const auto fill = [&](int64_t j, int64_t keys) {
     block_product(rows, keys, shape.dim, {w->queries, shape.dim, 1}, w->keys, 0, j, w->scores,
@@ -72,12 +91,13 @@ void attend_in_blocks(const AttentionShape& shape, int64_t begin, int64_t rows, 
     block_product(rows, stride, keys, {w->scores, kKeyBlock, 1}, w->values, j, 0, w->out, stride,
                   j > 0);
   };
-  attend(shape, begin, rows, fill, add, w);
+  attend(shape, begin, rows, fill, add, drop, w);
 }
 
 template <typename T>
 void attend_directly(const AttentionShape& shape, const T* keys, int64_t key_stride,
-                     const T* values, int64_t value_stride, Workspace* w) {
+                     const T* values, int64_t value_stride, const HeadDropout& drop,
+                     Workspace* w) {
   const int64_t rows = shape.queries;
   const auto fill = [&](int64_t j, int64_t n) {
     for (int64_t i = 0; i < rows; ++i) {
@@ -91,29 +111,32 @@ void attend_directly(const AttentionShape& shape, const T* keys, int64_t key_str
                    w->out + i * w->values.columns, j > 0);
     }
   };
-  attend(shape, 0, rows, fill, add, w);
+  attend(shape, 0, rows, fill, add, drop, w);
 }
 
 }  // namespace
 
 template <typename T>
 void attention(const AttentionShape& shape, const Heads<const T>& query, const Heads<const T>& key,
-               const Heads<const T>& value, const Heads<T>& out, float* lse) {
+               const Heads<const T>& value, const WeightDropout* dropout, const Heads<T>& out,
+               float* lse) {
   if (shape.is_empty()) { return; }
   const bool few = shape.queries <= kFewQueries;
   const int64_t heads = shape.batch * shape.heads;
+  const int64_t group = shape.group();
   const int64_t blocks = (shape.queries + kQueryBlock - 1) / kQueryBlock;
   // Heads alone feed all threads where there are enough; else their queries are shared out too,
   // and each part prepares the keys and values again.
   const int64_t parts = std::min(blocks, (num_threads() + heads - 1) / heads);
   parallel_for(heads * parts, 1, [&](int64_t first, int64_t last) {
-    Workspace w(shape);
+    Workspace w(shape, dropout != nullptr);
     for (int64_t task = first; task < last; ++task) {
       const int64_t b = task / parts / shape.heads;
       const int64_t h = task / parts % shape.heads;
-      if (!few && (task == first || task % parts == 0)) {
-        pack_transposed(key.at(b, h, 0), key.time_stride, shape.keys, w.keys);
-        pack(value.at(b, h, 0), value.time_stride, shape.dim, w.values);
+      const int64_t kv = h / group;
+      if (!few && (task == first || task % (parts * group) == 0)) {
+        pack_transposed(key.at(b, kv, 0), key.time_stride, shape.keys, w.keys);
+        pack(value.at(b, kv, 0), value.time_stride, shape.dim, w.values);
       }
       const int64_t part = task % parts;
       const int64_t end = std::min(shape.queries, blocks * (part + 1) / parts * kQueryBlock);
@@ -121,10 +144,10 @@ void attention(const AttentionShape& shape, const Heads<const T>& query, const H
         const int64_t rows = std::min(kQueryBlock, end - i);
         copy_scaled(query.at(b, h, i), query.time_stride, rows, shape.dim, shape.scale, w.queries);
         if (few) {
-          attend_directly(shape, key.at(b, h, 0), key.time_stride, value.at(b, h, 0),
-                          value.time_stride, &w);
+          attend_directly(shape, key.at(b, kv, 0), key.time_stride, value.at(b, kv, 0),
+                          value.time_stride, {dropout, b, h}, &w);
         } else {
-          attend_in_blocks(shape, i, rows, &w);
+          attend_in_blocks(shape, i, rows, {dropout, b, h}, &w);
         }
         float* block_lse = lse + (b * shape.heads + h) * shape.queries + i;
         for (int64_t r = 0; r < rows; ++r) {
@@ -139,9 +162,9 @@ void attention(const AttentionShape& shape, const Heads<const T>& query, const H
 
 template void attention<float>(const AttentionShape&, const Heads<const float>&,
                                const Heads<const float>&, const Heads<const float>&,
-                               const Heads<float>&, float*);
+                               const WeightDropout*, const Heads<float>&, float*);
 template void attention<Bfloat16>(const AttentionShape&, const Heads<const Bfloat16>&,
                                   const Heads<const Bfloat16>&, const Heads<const Bfloat16>&,
-                                  const Heads<Bfloat16>&, float*);
+                                  const WeightDropout*, const Heads<Bfloat16>&, float*);
 
 }  // namespace oneflow_accel

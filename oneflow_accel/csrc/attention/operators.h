@@ -1,6 +1,8 @@
 // What the definitions of the attention operators share.
 #pragma once
 
+#include <memory>
+#include <optional>
 #include <string>
 
 #include "attention/attention.h"
@@ -10,9 +12,10 @@
 namespace oneflow_accel {
 
 inline AttentionShape attention_shape(::oneflow::user_op::KernelComputeContext* ctx, int64_t batch,
-                                      int64_t heads, int64_t queries, int64_t keys, int64_t dim) {
-  return {batch, heads, queries, keys, dim, ctx->Attr<bool>("causal"),
-          static_cast<float>(ctx->Attr<double>("scale"))};
+                                      int64_t heads, int64_t kv_heads, int64_t queries,
+                                      int64_t keys, int64_t dim) {
+  const auto scale = static_cast<float>(ctx->Attr<double>("scale"));
+  return {batch, heads, kv_heads, queries, keys, dim, ctx->Attr<bool>("causal"), scale};
 }
 
 inline std::string describe(const AttentionShape& shape) {
@@ -20,5 +23,27 @@ inline std::string describe(const AttentionShape& shape) {
          + " heads, " + std::to_string(shape.queries) + " queries, " + std::to_string(shape.keys)
          + " keys, " + std::to_string(shape.dim) + " dimensions";
 }
+
+// The attribute `dropout`, and the input `seed`, one int64, that it needs where it is above 0.
+::oneflow::Maybe<void> check_dropout(::oneflow::user_op::InferContext* ctx);
+::oneflow::Maybe<void> check_seed_type(::oneflow::user_op::InferContext* ctx);
+
+// Which batch entry and head of a global tensor come first in a process's part.
+class FirstHead final : public ::oneflow::user_op::OpKernelCache {
+ public:
+  FirstHead(int64_t batch, int64_t head) : batch(batch), head(head) {}
+
+  const int64_t batch;
+  const int64_t head;
+};
+
+// Of the argument `name`; null where each process holds all of it.
+std::shared_ptr<FirstHead> first_head(::oneflow::user_op::KernelCacheContext* ctx,
+                                      const std::string& name, int64_t batch_axis,
+                                      int64_t head_axis);
+
+// What a call drops out, if it does.
+std::optional<WeightDropout> weight_dropout(::oneflow::user_op::KernelComputeContext* ctx,
+                                            const ::oneflow::user_op::OpKernelCache* first_head);
 
 }  // namespace oneflow_accel

@@ -20,54 +20,58 @@ Maybe<void> infer(user_op::InferContext* ctx) {
            << "packed attention needs a projection of (batch, time, 3, heads, dim), not "
            << qkv.ToString();
   }
+  JUST(check_dropout(ctx));
   describe_output(ctx, "out", Shape({qkv.At(0), qkv.At(1), qkv.At(3), qkv.At(4)}));
   describe_output(ctx, "lse", Shape({qkv.At(0), qkv.At(3), qkv.At(1)}));
   return Maybe<void>::Ok();
 }
 
 Maybe<void> infer_types(user_op::InferContext* ctx) {
+  JUST(check_seed_type(ctx));
   ctx->SetOutputDType("out", 0, ctx->InputDType("qkv", 0));
   ctx->SetOutputDType("lse", 0, ::oneflow::DataType::kFloat);
   return Maybe<void>::Ok();
 }
 
 Maybe<void> infer_grad(user_op::InferContext* ctx) {
+  JUST(check_dropout(ctx));
   describe_output(ctx, "qkv_grad", ctx->InputShape("qkv", 0));
   return Maybe<void>::Ok();
 }
 
 Maybe<void> infer_grad_types(user_op::InferContext* ctx) {
+  JUST(check_seed_type(ctx));
   ctx->SetOutputDType("qkv_grad", 0, ctx->InputDType("qkv", 0));
   return Maybe<void>::Ok();
 }
 
-user_op::OpArg arg(const char* name) { return user_op::OpArg(std::string(name), 0); }
-
 // Batch entries and heads do not know of each other.
 Maybe<void> split(user_op::SbpContext* ctx) {
-  ctx->NewBuilder().Split(ctx->inputs(), 0).Split(ctx->outputs(), 0).Build();
-  ctx->NewBuilder().Split(arg("qkv"), 3).Split(arg("out"), 2).Split(arg("lse"), 1).Build();
-  return Maybe<void>::Ok();
-}
-
-Maybe<void> split_grad(user_op::SbpContext* ctx) {
-  ctx->NewBuilder().Split(ctx->inputs(), 0).Split(ctx->outputs(), 0).Build();
-  ctx->NewBuilder()
-      .Split(arg("out_grad"), 2)
-      .Split(arg("qkv"), 3)
-      .Split(arg("out"), 2)
-      .Split(arg("lse"), 1)
-      .Split(arg("qkv_grad"), 3)
-      .Build();
+  split_all_but(ctx, 0, [](const std::string& name) { return name == "seed"; });
+  auto heads = ctx->NewBuilder();
+  for (const auto* arguments : {&ctx->inputs(), &ctx->outputs()}) {
+    for (const auto& [name, index] : *arguments) {
+      const user_op::OpArg argument{std::string(name), index};
+      if (name == "seed") {
+        heads.Broadcast(argument);
+      } else {
+        const bool is_projection = name == "qkv" || name == "qkv_grad";
+        heads.Split(argument, is_projection ? 3 : name == "lse" ? 1 : 2);
+      }
+    }
+  }
+  heads.Build();
   return Maybe<void>::Ok();
 }
 
 REGISTER_USER_OP("oneflow_accel_packed_attention")
     .Input("qkv")
+    .OptionalInput("seed")
     .Output("out")
     .Output("lse")
     .Attr<bool>("causal", false)
     .Attr<double>("scale", 1.0)
+    .Attr<double>("dropout", 0.0)
     .SetTensorDescInferFn(infer)
     .SetDataTypeInferFn(infer_types)
     .SetGetSbpFn(split);
@@ -77,15 +81,17 @@ REGISTER_USER_OP("oneflow_accel_packed_attention_grad")
     .Input("qkv")
     .Input("out")
     .Input("lse")
+    .OptionalInput("seed")
     .Output("qkv_grad")
     .Attr<bool>("causal", false)
     .Attr<double>("scale", 1.0)
+    .Attr<double>("dropout", 0.0)
     .SetTensorDescInferFn(infer_grad)
     .SetDataTypeInferFn(infer_grad_types)
-    .SetGetSbpFn(split_grad);
+    .SetGetSbpFn(split);
 
 AttentionShape shape_of(user_op::KernelComputeContext* ctx, const ::oneflow::ShapeView& qkv) {
-  return attention_shape(ctx, qkv.At(0), qkv.At(3), qkv.At(1), qkv.At(1), qkv.At(4));
+  return attention_shape(ctx, qkv.At(0), qkv.At(3), qkv.At(3), qkv.At(1), qkv.At(1), qkv.At(4));
 }
 
 // One of the parts (0: query, 1: key, 2: value) of a projection, or its gradient.
@@ -103,22 +109,40 @@ Heads<T> out_of(T* out, const AttentionShape& shape) {
 
 template <typename T>
 class PackedAttentionKernel final : public Kernel {
-  void Compute(user_op::KernelComputeContext* ctx) const override {
+ public:
+  std::shared_ptr<user_op::OpKernelCache> InitOpKernelCache(
+      user_op::KernelCacheContext* ctx) const override {
+    return first_head(ctx, "qkv", 0, 3);
+  }
+
+ private:
+  void Compute(user_op::KernelComputeContext* ctx, user_op::OpKernelState*,
+               const user_op::OpKernelCache* cache) const override {
     const auto* projection = ctx->Tensor4ArgNameAndIndex("qkv", 0);
     const AttentionShape shape = shape_of(ctx, projection->shape_view());
+    const auto dropout = weight_dropout(ctx, cache);
     const T* qkv = static_cast<const T*>(projection->raw_dptr());
     T* out = output<T>(ctx, "out");
     run_or_throw([&] { return describe(shape); }, [&] {
       attention(shape, part_of(qkv, 0, shape), part_of(qkv, 1, shape), part_of(qkv, 2, shape),
-                out_of(out, shape), output(ctx, "lse"));
+                dropout ? &*dropout : nullptr, out_of(out, shape), output(ctx, "lse"));
     });
   }
 };
 
 class PackedAttentionGradKernel final : public Kernel {
-  void Compute(user_op::KernelComputeContext* ctx) const override {
+ public:
+  std::shared_ptr<user_op::OpKernelCache> InitOpKernelCache(
+      user_op::KernelCacheContext* ctx) const override {
+    return first_head(ctx, "qkv", 0, 3);
+  }
+
+ private:
+  void Compute(user_op::KernelComputeContext* ctx, user_op::OpKernelState*,
+               const user_op::OpKernelCache* cache) const override {
     const auto* projection = ctx->Tensor4ArgNameAndIndex("qkv", 0);
     const AttentionShape shape = shape_of(ctx, projection->shape_view());
+    const auto dropout = weight_dropout(ctx, cache);
     const float* qkv = projection->dptr<float>();
     const float* out = input(ctx, "out");
     const float* out_grad = input(ctx, "out_grad");
@@ -127,6 +151,7 @@ class PackedAttentionGradKernel final : public Kernel {
       attention_grad(shape,
                      {part_of(qkv, 0, shape), part_of(qkv, 1, shape), part_of(qkv, 2, shape),
                       out_of(out, shape), out_of(out_grad, shape), input(ctx, "lse")},
+                     dropout ? &*dropout : nullptr,
                      {part_of(qkv_grad, 0, shape), part_of(qkv_grad, 1, shape),
                       part_of(qkv_grad, 2, shape)});
     });

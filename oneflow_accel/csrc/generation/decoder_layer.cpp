@@ -192,11 +192,12 @@ class DecoderLayerKernel final : public Kernel {
     append(n, in("keys"), qkv, n.head_size, keys);
     append(n, in("values"), qkv, 2 * n.head_size, values);
     const int64_t all = (n.past + 1) * n.head_size;
-    const AttentionShape shape{n.batch,     n.heads, 1, n.past + 1, n.head_size, false,
+    const AttentionShape shape{n.batch,    n.heads,     n.heads, 1,
+                               n.past + 1, n.head_size, false,
                                static_cast<float>(ctx->Attr<double>("scale"))};
     attention<float>(shape, {qkv, 3 * attended, 3 * n.head_size, 0},
                      {keys, n.heads * all, all, n.head_size},
-                     {values, n.heads * all, all, n.head_size},
+                     {values, n.heads * all, all, n.head_size}, nullptr,
                      {context, attended, n.head_size, 0}, lse);
     std::copy_n(in("x"), n.batch * n.width, y);
     add_product(context, attended, "dense", n.width, y, true);

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from oneflow_accel.errors import UserError
 from oneflow_accel.kernels import attention, plugin, registry
-from oneflow_accel.kernels.attention import packed_attention, scaled_dot_product_attention
+from oneflow_accel.kernels.attention import (
+    draw_seed,
+    packed_attention,
+    scaled_dot_product_attention,
+)
+from oneflow_accel.kernels.weight_dropout import kept_weights, philox
 
 import numpy as np
 import oneflow as flow
 import pytest
 
-from tests.launch import run_process
+from tests.launch import run_distributed, run_process
 from tests.oneflow_accel.kernels.harness import (
     assert_eager_equals_graph,
     assert_same_after_fork,
@@ -41,15 +49,154 @@ def test_reference_and_kernel_agree(causal: bool) -> None:
         assert_close(grad, expected_grad, reduced=14)
 
 
-def test_packed_is_the_same_attention() -> None:
+def _seed(seed: int) -> flow.Tensor:
+    return flow.tensor([seed], dtype=flow.int64)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_reference_and_kernel_agree_where_heads_share_keys(dropout: float) -> None:
+    q, dy = random(2, 6, 9, 5), random(2, 6, 9, 5, seed=1)
+    k, v = random(2, 2, 140, 5, seed=2), random(2, 2, 140, 5, seed=3)
+    seed = _seed(-(2**60)) if dropout else None
+    settings = {"causal": True, "scale": 0.3, "dropout": dropout, "seed": seed}
+    y, grads = gradients(lambda *x: scaled_dot_product_attention(*x, **settings), [q, k, v], dy)
+    expected, expected_grads = gradients(
+        lambda *x: attention._composition(*x, **settings), [q, k, v], dy
+    )
+    assert_close(y, expected, reduced=140)
+    for grad, expected_grad in zip(grads, expected_grads, strict=True):
+        assert_close(grad, expected_grad, reduced=140)
+
+
+@pytest.mark.parametrize(
+    ("counter", "key", "words"),
+    [
+        ([0] * 4, (0, 0), [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
+        ([2**32 - 1] * 4, (2**32 - 1,) * 2, [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]),
+        (
+            [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344],
+            (0xA4093822, 0x299F31D0),
+            [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1],
+        ),
+    ],
+)
+def test_philox_gives_its_authors_words(
+    counter: list[int], key: tuple[int, int], words: list[int]
+) -> None:
+    """The known answers of Random123, by Salmon et al."""
+    found = philox([np.array(word, np.uint64) for word in counter], key)
+    assert [int(word) for word in found] == words
+
+
+@pytest.mark.parametrize("dropout", [0.1, 0.5])
+def test_weights_are_kept_at_the_rate_and_independently(dropout: float) -> None:
+    kept = kept_weights(3, (2, 4, 96, 200), dropout)
+    other = kept_weights(4, kept.shape, dropout)
+    deviation = np.sqrt(dropout * (1 - dropout) / kept.size)
+    assert abs(kept.mean() - (1 - dropout)) < 4 * deviation
+    for axis in range(4):
+        a, b = np.moveaxis(kept, axis, 0)[1:], np.moveaxis(kept, axis, 0)[:-1]
+        assert abs(np.corrcoef(a.ravel(), b.ravel())[0, 1]) < 4 / np.sqrt(a.size)
+    assert abs(np.corrcoef(kept.ravel(), other.ravel())[0, 1]) < 4 / np.sqrt(kept.size)
+
+
+def test_wrong_dropout() -> None:
+    x, qkv, seed = flow.ones(1, 1, 2, 4), flow.ones(1, 2, 12), _seed(1)
+    for rate in (-0.1, 1.0, float("nan")):
+        with pytest.raises(ValueError, match=r"not in \[0, 1\)"):
+            scaled_dot_product_attention(x, x, x, dropout=rate, seed=seed)
+    for wrong in (None, seed.to(flow.int32), flow.zeros(2, dtype=flow.int64)):
+        with pytest.raises(ValueError, match="needs a seed of shape"):
+            packed_attention(qkv, 1, dropout=0.5, seed=wrong)
+    dropping = attention._DROPPING["oneflow_accel_attention"]
+    for dropout, wrong, text in [
+        (1.0, seed, "at a rate of at least 0"),
+        (0.5, flow.zeros(2, dtype=flow.int64), "by a seed of one element"),
+        (0.5, seed.to(flow.int32), "must be int64"),
+    ]:
+        with pytest.raises(RuntimeError, match=text):
+            dropping(x, x, x, wrong, causal=False, scale=1.0, dropout=dropout)
+
+
+def test_the_reference_with_dropout_does_not_run_in_a_graph() -> None:
+    class Graph(flow.nn.Graph):
+        def build(self, x: flow.Tensor, seed: flow.Tensor) -> flow.Tensor:
+            return packed_attention(x, 1, dropout=0.5, seed=seed)
+
+    with pytest.raises(UserError, match=r"cannot run in an nn\.Graph"):
+        Graph()(flow.ones(1, 2, 12, dtype=flow.float64), _seed(1))
+
+
+class _Layers(flow.nn.Graph):
+    """The seeds that three layers draw."""
+
+    def build(self, x: flow.Tensor) -> list[flow.Tensor]:
+        return [draw_seed(x) + 0 * x.sum().to(flow.int64) for _ in range(3)]
+
+
+def _seeds(graph: bool) -> list[int]:
+    x = flow.ones(2)
+    layers = _Layers() if graph else lambda x: [draw_seed(x) for _ in range(3)]
+    return [seed.item() for _ in range(2) for seed in layers(x)]
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_seeds_follow_manual_seed_and_differ_by_step_and_layer(graph: bool) -> None:
+    found = []
+    for number in (1, 1, 2):
+        flow.manual_seed(number)
+        found.append(_seeds(graph))
+    assert found[0] == found[1]
+    assert len({*found[0], *found[2]}) == 12
+    seed = draw_seed(flow.ones(2))
+    assert seed.dtype == flow.int64
+    assert tuple(seed.shape) == (1,)
+
+
+def test_processes_get_one_seed(tmp_path: Path) -> None:
+    """Whatever each has drawn before."""
+    script = tmp_path / "seeds.py"
+    script.write_text("""
+import oneflow_accel, oneflow as flow
+from oneflow_accel.kernels.attention import draw_seed
+rank = flow.env.get_rank()
+for _ in range(rank):
+    flow.rand(1)
+x = flow.ones(2, placement=flow.placement("cpu", [0, 1]), sbp=flow.sbp.broadcast)
+class Graph(flow.nn.Graph):
+    def build(self, x):
+        return draw_seed(x)
+seeds = [one.to_local().item() for one in (draw_seed(x), Graph()(x))]
+print(f"seeds {seeds}\\n", end="", flush=True)
+""")
+    output = run_distributed([script], 2).stdout
+    lines = [line for line in output.splitlines() if line.startswith("seeds ")]
+    assert len(lines) == 2, output
+    assert lines[0] == lines[1]
+
+
+def test_new_seeds_build_no_new_operators() -> None:
+    x = flow.ones(1, 4, 1, 2, 8)[:, :, [0, 0, 0]].requires_grad_()
+    for _ in range(3):
+        packed_attention(x, 2, dropout=0.25, seed=draw_seed(x)).sum().backward()
+    name = "oneflow_accel_packed_attention"
+    for each in (name, f"{name}_grad"):
+        rates = [key[1][2] for key in attention._DROPPING[each]._expressions]
+        assert rates.count(0.25) == 1
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+def test_packed_is_the_same_attention(dropped: bool) -> None:
     qkv, dy = random(2, 70, 3, 4, 24), random(2, 70, 96, seed=1)
+
+    drop = {"dropout": 0.2, "seed": _seed(6)} if dropped else {}
 
     def separate(qkv: flow.Tensor) -> flow.Tensor:
         q, k, v = (qkv[:, :, part].permute(0, 2, 1, 3) for part in range(3))
-        out = scaled_dot_product_attention(q, k, v, causal=True)
+        out = scaled_dot_product_attention(q, k, v, causal=True, **drop)
         return out.permute(0, 2, 1, 3).reshape(2, 70, 96)
 
-    y, (dx,) = gradients(lambda x: packed_attention(x, 4, causal=True), [qkv], dy)
+    y, (dx,) = gradients(lambda x: packed_attention(x, 4, causal=True, **drop), [qkv], dy)
     expected, (expected_dx,) = gradients(separate, [qkv], dy)
     np.testing.assert_array_equal(y, expected)
     np.testing.assert_array_equal(dx, expected_dx)
@@ -77,7 +224,13 @@ def test_later_keys_do_not_matter() -> None:
 
 def test_shapes_that_do_not_fit() -> None:
     q, k = flow.ones(2, 3, 5, 4), flow.ones(2, 3, 4, 4)
-    for wrong in [(q, k, q), (q, k[:, :2], k[:, :2]), (q[0], k, k), (q, k[:, :, :0], k[:, :, :0])]:
+    for wrong in [
+        (q, k, q),
+        (q, k[:, :2], k[:, :2]),
+        (q, k[:, :0], k[:, :0]),
+        (q[0], k, k),
+        (q, k[:, :, :0], k[:, :, :0]),
+    ]:
         with pytest.raises(ValueError, match=r"are not \(batch, heads, queries, dim\)"):
             scaled_dot_product_attention(*wrong)
     with pytest.raises(ValueError, match="causal attention of 5 queries needs as many keys, not 4"):
@@ -92,6 +245,8 @@ def test_the_operators_check_shapes_too() -> None:
     settings = {"causal": False, "scale": 1.0}
     with pytest.raises(RuntimeError, match=r"attention needs a query of .* not \(2,3,5,4\)"):
         attention._attention(q, k, q, **settings)
+    with pytest.raises(RuntimeError, match="whose heads divide the query's"):
+        attention._attention(q, k[:, :2], k[:, :2], **settings)
     with pytest.raises(RuntimeError, match="no fewer keys than queries"):
         attention._attention(q, k, k, causal=True, scale=1.0)
     with pytest.raises(RuntimeError, match="of one dtype"):
@@ -116,6 +271,8 @@ def test_which_implementation_runs() -> None:
 def test_eager_equals_graph() -> None:
     qkv, dy = random(2, 70, 3, 4, 24), random(2, 70, 96, seed=1)
     assert_eager_equals_graph(lambda x: packed_attention(x, 4, causal=True), [qkv], dy)
+    seed = _seed(8)
+    assert_eager_equals_graph(lambda x: packed_attention(x, 4, dropout=0.3, seed=seed), [qkv], dy)
 
 
 def test_several_python_threads() -> None:
@@ -133,17 +290,26 @@ return x.grad.numpy()
 
 
 def test_result_does_not_depend_on_the_number_of_threads() -> None:
-    """One head: its blocks of queries are what threads share."""
+    """One head: its blocks of queries are what threads share. And heads that share keys, with
+    dropout."""
     code = """
 import hashlib
 import numpy as np
 import oneflow_accel, oneflow as flow
-from oneflow_accel.kernels.attention import packed_attention
+from oneflow_accel.kernels.attention import packed_attention, scaled_dot_product_attention
 x = flow.tensor(np.random.default_rng(0).standard_normal((1, 301, 3, 1, 40), np.float32))
 x.requires_grad = True
 y = packed_attention(x, 1, causal=True)
 y.backward(y)
-print("result", hashlib.sha256(y.numpy().tobytes() + x.grad.numpy().tobytes()).hexdigest())
+found = [y, x.grad]
+shapes = [(1, 6, 301, 40), (1, 2, 320, 40), (1, 2, 320, 40)]
+parts = [flow.tensor(np.random.default_rng(1).standard_normal(s, np.float32)) for s in shapes]
+parts = [part.requires_grad_() for part in parts]
+seed = flow.tensor([5], dtype=flow.int64)
+y = scaled_dot_product_attention(*parts, causal=True, dropout=0.1, seed=seed)
+y.backward(y)
+found += [y, *(part.grad for part in parts)]
+print("result", hashlib.sha256(b"".join(one.numpy().tobytes() for one in found)).hexdigest())
 """
     results = set()
     for threads in ("1", "3"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from oneflow_accel.kernels.attention import packed_attention, scaled_dot_product_attention
+from oneflow_accel.kernels.weight_dropout import kept_weights
 
 import numpy as np
 import oneflow as flow
@@ -32,10 +33,35 @@ def _scale(scale: float | None, dim: int) -> float:
     return dim**-0.5 if scale is None else scale
 
 
+def _spread(x: np.ndarray, heads: int) -> np.ndarray:
+    """Keys or values of each query head."""
+    return x if x.shape[1] == heads else np.repeat(x, heads // x.shape[1], axis=1)
+
+
+def _gathered(x: np.ndarray, heads: int) -> np.ndarray:
+    """The sum over the query heads that share one of keys and values."""
+    if x.shape[1] == heads:
+        return x
+    return x.reshape(x.shape[0], heads, -1, *x.shape[2:]).sum(axis=2)
+
+
+def _factors(p: np.ndarray, dropout: float, seed: int) -> np.ndarray | float:
+    """Of the probabilities: 0 where one is dropped."""
+    return kept_weights(seed, p.shape, dropout) / (1 - dropout) if dropout else 1.0
+
+
 def _reference(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool = False, scale: float | None = None
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    causal: bool = False,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    seed: int = 0,
 ) -> np.ndarray:
-    return _probabilities(q, k, causal, _scale(scale, q.shape[-1])) @ v
+    k, v = (_spread(x, q.shape[1]) for x in (k, v))
+    p = _probabilities(q, k, causal, _scale(scale, q.shape[-1]))
+    return (p * _factors(p, dropout, seed)) @ v
 
 
 def _gradient(
@@ -45,13 +71,18 @@ def _gradient(
     v: np.ndarray,
     causal: bool = False,
     scale: float | None = None,
+    dropout: float = 0.0,
+    seed: int = 0,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    factor = _scale(scale, q.shape[-1])
+    factor, kv_heads = _scale(scale, q.shape[-1]), k.shape[1]
+    k, v = (_spread(x, q.shape[1]) for x in (k, v))
     p = _probabilities(q, k, causal, factor)
-    dp = dy @ v.swapaxes(-2, -1)
+    kept = _factors(p, dropout, seed)
+    dp = dy @ v.swapaxes(-2, -1) * kept
     ds = factor * p * (dp - (dp * p).sum(axis=-1, keepdims=True))
     ds = np.where(_seen(q, k, causal), ds, 0.0)
-    return ds @ k, ds.swapaxes(-2, -1) @ q, p.swapaxes(-2, -1) @ dy
+    dk, dv = ds.swapaxes(-2, -1) @ q, (p * kept).swapaxes(-2, -1) @ dy
+    return ds @ k, _gathered(dk, kv_heads), _gathered(dv, kv_heads)
 
 
 def _parts(qkv: np.ndarray, num_heads: int) -> list[np.ndarray]:
@@ -79,8 +110,25 @@ def _large(generator: np.random.Generator) -> np.ndarray:
     return 4.0 * generator.standard_normal((1, 2, 70, 16))
 
 
-def _call(q: flow.Tensor, k: flow.Tensor, v: flow.Tensor, **attributes: Any) -> flow.Tensor:
-    return scaled_dot_product_attention(q, k, v, **attributes)
+def _seed(seed: int, like: flow.Tensor) -> flow.Tensor:
+    if like.is_global:
+        sbp = [flow.sbp.broadcast] * len(like.sbp)
+        return flow.tensor([seed], dtype=flow.int64, placement=like.placement, sbp=sbp)
+    return flow.tensor([seed], dtype=flow.int64)
+
+
+def _call(
+    q: flow.Tensor, k: flow.Tensor, v: flow.Tensor, seed: int | None = None, **attributes: Any
+) -> flow.Tensor:
+    drawn = None if seed is None else _seed(seed, q)
+    return scaled_dot_product_attention(q, k, v, seed=drawn, **attributes)
+
+
+def _packed_call(
+    qkv: flow.Tensor, num_heads: int, seed: int | None = None, **attributes: Any
+) -> flow.Tensor:
+    drawn = None if seed is None else _seed(seed, qkv)
+    return packed_attention(qkv, num_heads, seed=drawn, **attributes)
 
 
 def _self_attention(shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
@@ -88,9 +136,22 @@ def _self_attention(shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
 
 
 def _queries_and_keys(
-    queries: int, keys: int, batch: int = 2, heads: int = 2, dim: int = 8
+    queries: int, keys: int, batch: int = 2, heads: int = 2, dim: int = 8, kv_heads: int = 0
 ) -> tuple[tuple[int, ...], ...]:
-    return ((batch, heads, queries, dim), (batch, heads, keys, dim), (batch, heads, keys, dim))
+    of_keys = (batch, kv_heads or heads, keys, dim)
+    return ((batch, heads, queries, dim), of_keys, of_keys)
+
+
+_LAYOUTS = [
+    Layout(inputs=("B", "B", "B"), output="B"),
+    Layout(inputs=("S(0)", "S(0)", "S(0)"), output="S(0)"),
+    Layout(inputs=("S(1)", "S(1)", "S(1)"), output="S(1)"),
+]
+_PACKED_LAYOUTS = [
+    Layout(inputs=("B",), output="B"),
+    Layout(inputs=("S(0)",), output="S(0)"),
+    Layout(inputs=("S(3)",), output="S(2)"),
+]
 
 
 RECORDS = [
@@ -120,11 +181,57 @@ RECORDS = [
             case("threads", *_self_attention((3, 5, 65, 33)), causal=True, reduced=65),
             case("global", *_queries_and_keys(6, 9, 2, 4, 3), causal=True, reduced=9),
         ],
-        layouts=[
-            Layout(inputs=("B", "B", "B"), output="B"),
-            Layout(inputs=("S(0)", "S(0)", "S(0)"), output="S(0)"),
-            Layout(inputs=("S(1)", "S(1)", "S(1)"), output="S(1)"),
+        layouts=_LAYOUTS,
+        dtypes=("float32", "bfloat16"),
+    ),
+    Record(
+        name="grouped_query_attention",
+        operators=("oneflow_accel_attention", "oneflow_accel_attention_grad"),
+        call=_call,
+        not_finite=Strictness.REGROUPED,
+        reference=_reference,
+        gradient=_gradient,
+        cases=[
+            case("odd", *_queries_and_keys(7, 9, 2, 6, 5, kv_heads=2), causal=True, reduced=27),
+            case("one head of keys", *_queries_and_keys(7, 9, 2, 5, 3, kv_heads=1), reduced=45),
+            case("no query", *_queries_and_keys(0, 5, heads=4, kv_heads=2)),
+            case("one query", *_queries_and_keys(1, 531, 2, 4, 19, kv_heads=2), reduced=531),
+            # Threads share the queries of one head.
+            case("blocks", *_queries_and_keys(290, 301, 1, 4, 33, kv_heads=2), reduced=602),
+            case("global", *_queries_and_keys(6, 9, 2, 8, 3, kv_heads=4), causal=True, reduced=18),
         ],
+        layouts=_LAYOUTS,
+        dtypes=("float32", "bfloat16"),
+    ),
+    Record(
+        name="attention_with_dropout",
+        operators=("oneflow_accel_attention", "oneflow_accel_attention_grad"),
+        call=_call,
+        not_finite=Strictness.REGROUPED,
+        reference=_reference,
+        gradient=_gradient,
+        cases=[
+            case("odd", *_self_attention((2, 3, 7, 5)), dropout=0.4, seed=-5, reduced=7),
+            case("one query", *_queries_and_keys(1, 531, dim=19), dropout=0.1, seed=1, reduced=531),
+            case(
+                "grouped",
+                *_queries_and_keys(290, 301, 1, 4, 17, kv_heads=2),
+                causal=True,
+                dropout=0.2,
+                seed=2**61 + 3,
+                reduced=602,
+            ),
+            case("much", *_queries_and_keys(131, 333), dropout=0.9, seed=0, reduced=700),
+            case(
+                "global",
+                *_queries_and_keys(6, 9, 2, 8, 3, kv_heads=4),
+                causal=True,
+                dropout=0.5,
+                seed=7,
+                reduced=18,
+            ),
+        ],
+        layouts=_LAYOUTS,
         dtypes=("float32", "bfloat16"),
     ),
     Record(
@@ -142,11 +249,22 @@ RECORDS = [
             case("language", (1, 256, 3 * 128), num_heads=2, causal=True, reduced=256),
             case("global", (2, 6, 3, 4, 5), num_heads=4, causal=True, reduced=6),
         ],
-        layouts=[
-            Layout(inputs=("B",), output="B"),
-            Layout(inputs=("S(0)",), output="S(0)"),
-            Layout(inputs=("S(3)",), output="S(2)"),
+        layouts=_PACKED_LAYOUTS,
+        dtypes=("float32", "bfloat16"),
+    ),
+    Record(
+        name="packed_attention_with_dropout",
+        operators=("oneflow_accel_packed_attention", "oneflow_accel_packed_attention_grad"),
+        call=_packed_call,
+        not_finite=Strictness.REGROUPED,
+        reference=_packed_reference,
+        gradient=_packed_gradient,
+        cases=[
+            case("odd", (2, 7, 45), num_heads=3, dropout=0.3, seed=4, reduced=7),
+            case("vision", (2, 197, 3, 2, 64), num_heads=2, dropout=0.1, seed=3, reduced=197),
+            case("global", (2, 6, 3, 4, 5), num_heads=4, dropout=0.5, seed=9, reduced=6),
         ],
+        layouts=_PACKED_LAYOUTS,
         dtypes=("float32", "bfloat16"),
     ),
 ]
