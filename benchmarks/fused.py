@@ -117,7 +117,7 @@ def _main() -> None:
         return
     table = Table(title=f"{oneflow_accel.current_backend().properties().name}; {date.today()}")
     for column in ("operation", "inputs", "plain ms", "fused ms", "ratio", "plain MB", "fused MB"):
-        table.add_column(column)
+        table.add_column(column, no_wrap=column == "operation")
     for name in names:
         runs = [(_started(name, True), _started(name, False)) for _ in range(options.rounds)]
         plain, fused = zip(*runs, strict=True)
