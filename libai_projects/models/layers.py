@@ -165,7 +165,8 @@ class Hidden:
 
 @dataclass
 class Past:
-    """What layer `layer` sees in a step of generation; `pairs` are local keys and values.
+    """What layer `layer` sees in a step of generation; `pairs` are local keys and values, `angles`
+    the new tokens' where the model turns keys and queries.
 
     These grow by concatenation: a buffer of the full length would have to be made contiguous for
     the attention operator at every step, which copies as much.
@@ -174,6 +175,7 @@ class Past:
     pairs: list[Pair | None]
     layer: int
     hidden: Hidden | None
+    angles: Pair | None = None
 
     @property
     def held(self) -> Pair | None:
@@ -183,7 +185,8 @@ class Past:
         self.pairs[self.layer] = (key, value)
 
     def attend(self, query: flow.Tensor, key: flow.Tensor, value: flow.Tensor) -> flow.Tensor:
-        """Append keys and values and attend to all of them; (batch, heads, new, head size)."""
+        """Append keys and values and attend to all of them: (batch, heads, new, head size), of
+        which keys and values may have fewer heads."""
         held = self.held
         if held is not None:
             key, value = flow._C.concat([held[0], key], 2), flow._C.concat([held[1], value], 2)
@@ -192,8 +195,12 @@ class Past:
         if self.hidden is None:
             causal = query.shape[2] > 1
             return scaled_dot_product_attention(query, key, value, causal=causal, scale=scale)
-        scores = flow._C.matmul(query, key, transpose_b=True)
-        return flow._C.matmul(self.hidden.softmax(scores, scale), value)
+        batch, heads, time, size = query.shape
+        # Heads that share keys and values are more rows of one product.
+        rows = batch, key.shape[1], -1
+        scores = flow._C.matmul(query.reshape(*rows, size), key, transpose_b=True)
+        weights = self.hidden.softmax(scores.reshape(batch, heads, time, -1), scale)
+        return flow._C.matmul(weights.reshape(*rows, key.shape[2]), value).reshape(*query.shape)
 
 
 # The type of an implementation of the operation "linear".
@@ -338,28 +345,37 @@ def local_linear(module: nn.Module, place: Position) -> LocalLinear | LocalStruc
     # The operator that adds the bias and the residual to the product takes the weight (out, in).
     weight = local(module.weight, COLUMNS if split else ROWS).transpose(0, 1).contiguous()
     use_huge_pages(weight)
+    if module.bias is None:
+        return LocalLinear(weight, None, place, split, _product)
     bias = local(module.bias, ROWS) if split else local(module.bias)
     sample = flow.empty(1, 1, weight.shape[1], dtype=weight.dtype, device=weight.device)
     return LocalLinear(weight, bias, place, split, linear.choose(sample, weight, bias))
 
 
+def _product(x: flow.Tensor, weight: flow.Tensor, _bias: None) -> flow.Tensor:
+    return flow._C.matmul(x, weight, transpose_b=True)
+
+
 @dataclass(frozen=True)
 class LocalLinear:
-    """x weight^T + bias, of some rows of the weight (out, in) or, not `split`, of some columns."""
+    """x weight^T + bias, of some rows of the weight (out, in) or, not `split`, of some columns, and
+    then with the residual, if there is one."""
 
     weight: flow.Tensor
-    bias: flow.Tensor
+    bias: flow.Tensor | None
     place: Position
     split: bool
     product: Product
 
     def __call__(self, x: flow.Tensor, residual: flow.Tensor | None = None) -> flow.Tensor:
-        if self.split:
+        alone = len(self.place.group) == 1
+        if self.split or (alone and residual is None):
             return self.product(x, self.weight, self.bias)
-        if len(self.place.group) == 1:
+        if alone:
             return self.product(x, self.weight, self.bias, residual)
-        part = flow._C.matmul(x, self.weight, transpose_b=True)
-        return residual + (self.place.sum(part) + self.bias)
+        y = self.place.sum(flow._C.matmul(x, self.weight, transpose_b=True))
+        y = y if self.bias is None else y + self.bias
+        return y if residual is None else residual + y
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,12 @@ class LocalEmbedding:
         self._weight = local(weight, BROADCAST if place is None else ROWS)
         self._first = 0 if place is None else sum(rows[: place.group.index(place.rank)])
 
-    def __call__(self, ids: np.ndarray, _weight: flow.Tensor | None = None) -> flow.Tensor:
+    def __call__(
+        self,
+        ids: np.ndarray,
+        _weight: flow.Tensor | None = None,
+        _positions: np.ndarray | None = None,
+    ) -> flow.Tensor:
         """(batch, time) int64 to (batch, time, width)."""
         weight, device = self._weight, self._weight.device
         if self._place is None:
@@ -68,7 +73,10 @@ _LOCAL: tuple[tuple[type | tuple[type, ...], Callable[[nn.Module, Position], Any
 
 
 def on_this_process(module: nn.Module, place: Position) -> Any:
-    """One of LiBai's layers or of `layers`, or a module of such, on local tensors; collective."""
+    """One of LiBai's layers or of `layers`, or a module of such, on local tensors; collective. A
+    model's own layer that has weights says itself what it becomes, in `on_this_process`."""
+    if hasattr(type(module), "on_this_process"):
+        return module.on_this_process()
     for kind, make in _LOCAL:
         if isinstance(module, kind):
             return make(module, place)
@@ -134,6 +142,7 @@ class StepModel:
         embeddings: (tokens, None, positions) to (batch, time, width).
         layers: each (x, past) to the same shape; see `layers.Past`.
         head: (vocabulary, width), of the logits.
+        key_width: numbers of a token's key in each layer; None: as many as of an embedding.
         vocab_size: columns of the logits: the real vocabulary, without padding rows.
         fused_softmax: whether one operator masks and normalizes scores.
     """
@@ -148,6 +157,7 @@ class StepModel:
         vocab_size: int,
         max_positions: int,
         fused_softmax: bool,
+        key_width: int | None = None,
     ) -> None:
         self.vocab_size, self.max_positions = vocab_size, max_positions
         self._place = place = Position.current()
@@ -155,7 +165,7 @@ class StepModel:
         self._device = backend.device()
         self._fused_softmax = fused_softmax
         rows, self._width = head.shape
-        pair = 2 * self._width * np.dtype(np.float32).itemsize
+        pair = 2 * (key_width or self._width) * np.dtype(np.float32).itemsize
         self.bytes_per_token = len(layers) * pair if backend.name == "cpu" else 0
         # Every process reads every weight: ZeRO may have left some to be joined, and OneFlow wants
         # all processes to take part in that. Weights of other stages are not kept.
@@ -173,6 +183,11 @@ class StepModel:
     def _layer(self, layer: Any) -> Callable[[flow.Tensor, Past], flow.Tensor]:
         """What computes a layer that is on local tensors; a model may know a faster way."""
         return layer
+
+    def _angles(self, first: int, time: int) -> Pair | None:
+        """Cosines and sines, (time, head size / 2), of so many tokens from `first` on, for a model
+        whose keys and queries are turned."""
+        return None
 
     def start(self, batch_size: int, use_cache: bool = True) -> Cache:
         """See `generation.interface.StepModel`, as for `step` and `select`."""
@@ -213,8 +228,9 @@ class StepModel:
         else:
             like = flow.empty(0, dtype=flow.float32, device=self._device)
             x = place.from_previous_stage((batch, time, self._width), like)
+        angles = self._angles(cache.length, time)
         for index, layer in enumerate(self._layers):
-            x = layer(x, Past(cache.pairs, index, hidden))
+            x = layer(x, Past(cache.pairs, index, hidden, angles))
         cache.length += time
         if not place.is_last_stage:
             place.to_next_stage(x)

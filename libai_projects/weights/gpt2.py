@@ -33,6 +33,7 @@ GPT2 = Table(
     tied=("lm_head.weight", "wte.weight"),
     model_type="gpt2",
     architecture="GPT2LMHeadModel",
+    ends_of_branches=(DENSE, OUTER),
     settings=(
         Setting("num_layers", "n_layer", 12),
         Setting("hidden_size", "n_embd", 768),
@@ -60,4 +61,5 @@ GPT2 = Table(
         "tie_word_embeddings": True,
         "use_cache": True,
     },
+    rows=50257,
 )

@@ -58,7 +58,9 @@ def read(folder: Path, table: Table) -> tuple[State, Config, dict[str, int]]:
             f"{folder} has a {CONFIG} but no weights; expected {', '.join(_WEIGHT_FILES)}"
         )
     state = _read_sharded(path) if path.name.endswith(".index.json") else read_weights(path)
-    state = table.clean_huggingface({name: as_float32(array) for name, array in state.items()})
+    state = table.clean_huggingface(
+        {name: as_float32(array) for name, array in state.items()}, config
+    )
     ids = folder / GENERATION_CONFIG
     return state, config, generation_of(*([read_json(ids)] if ids.exists() else []), content)
 

@@ -29,7 +29,7 @@ from flow_train.checkpoint.oneflow_files import PICKLE, StoredTensor, read_struc
 from flow_train.checkpoint.torch_files import widen_bfloat16
 from libai_projects.weights.folders import generation_of, read_json, replaced_folder, write_json
 from libai_projects.weights.gpt2 import GPT2
-from libai_projects.weights.table import Config, State, Table, as_float32, resize_vocabulary
+from libai_projects.weights.table import Config, State, Table, as_float32
 
 MODEL_FOLDER = "model"
 _BEST, _FINAL = "model_best", "model_final"
@@ -150,9 +150,7 @@ def save_libai(
     real = len(state[table.tokens])
     rows = vocabulary_rows or real
     tensors = OrderedDict()
-    for name, array in state.items():
-        if name == table.tokens:
-            array = resize_vocabulary(array, rows)
+    for name, array in table.resized(state, rows).items():
         tensors[name] = flow.tensor(array.astype(dtype, copy=False))
     settings = {
         "model": {**config, "vocab_size": rows, "vocab_size_real": real},

@@ -18,6 +18,7 @@ from oneflow import nn
 
 from libai_projects.weights import huggingface, libai_checkpoints
 from libai_projects.weights.gpt2 import GPT2
+from libai_projects.weights.llama import LLAMA, read_meta
 from libai_projects.weights.table import (
     Config,
     MisfitError,
@@ -29,9 +30,10 @@ from libai_projects.weights.table import (
     resize_vocabulary,
 )
 
-MODES = ("huggingface", "libai", "upstream")
+MODES = ("huggingface", "libai", "upstream", "meta")
+TABLES = {GPT2.model_type: GPT2, LLAMA.model_type: LLAMA}
+"""By config.json's model_type."""
 _PARTIAL_HINT = "is it the right model? --partial takes what fits"
-GPT2_VOCABULARY = 50257
 # Most rows that padding adds: a multiple such as 128 for each of 8 tensor-parallel processes.
 _MOST_PADDING = 1024
 
@@ -51,7 +53,11 @@ class Loaded:
 
 
 def load(
-    path: str | os.PathLike[str], mode: str, *, overrides: Mapping[str, Any] | None = None
+    path: str | os.PathLike[str],
+    mode: str,
+    *,
+    overrides: Mapping[str, Any] | None = None,
+    table: Table = GPT2,
 ) -> tuple[State, Config]:
     """Read a model's weights and settings, as `Loaded` has them; every process of a job calls this.
 
@@ -59,14 +65,15 @@ def load(
     UserError, which counts missing, unexpected and mis-shaped names.
 
     Args:
-        path: a folder with config.json and weights; or a checkpoint or its `model` folder.
+        path: a folder with config.json and weights, or params.json and Meta's; or a checkpoint or
+            its `model` folder.
         mode: one of MODES.
         overrides: settings that the files do not tell or tell wrongly.
     """
 
     def action() -> Loaded:
         try:
-            return read(path, mode, overrides=overrides)
+            return read(path, mode, overrides=overrides, table=table)
         except MisfitError as error:
             # One line is enough here: the converter lists every name, and can leave some out.
             raise UserError(f"{error.brief}; is it the right model?") from error
@@ -106,26 +113,34 @@ def read(
         raise UserError(f"unknown model settings: {', '.join(unknown)}")
     given = {key: value for key, value in (overrides or {}).items() if value is not None}
     source = Path(path)
-    if mode == "huggingface":
-        state, config, generation = huggingface.read(source, table)
+    theirs = mode in ("huggingface", "meta")
+    if theirs:
+        state, config, generation = _read_theirs(source, mode, table)
         config = {**config, **given}
         check_heads(config, source)
         # The report has the file's own names.
-        wanted = {table.their_name(name): shape for name, shape in table.shapes(config).items()}
+        wanted = table.their_shapes(config)
     else:
         state, config, generation = _read_libai(source, given, table, upstream=mode == "upstream")
         wanted = table.shapes(config)
     report, state = compare(state, wanted)
     if report and not partial:
         raise MisfitError(report, str(path), _PARTIAL_HINT)
-    if mode == "huggingface":
+    if theirs:
         state = table.from_huggingface(state, config["num_attention_heads"])
     rows, real = config["vocab_size"], config["vocab_size_real"]
     if real > rows:
         raise UserError(f"{path} has {rows} rows of vocabulary, fewer than {real} tokens")
-    if table.tokens in state:
-        state[table.tokens] = state[table.tokens][:real]
+    state = table.resized(state, real)
     return Loaded(state, {**config, "vocab_size": real}, generation, report)
+
+
+def _read_theirs(path: Path, mode: str, table: Table) -> tuple[State, Config, dict[str, int]]:
+    if mode == "huggingface":
+        return huggingface.read(path, table)
+    if table is not LLAMA:
+        raise UserError(f"weights of kind 'meta' are a Llama's, not of {table.title}")
+    return *read_meta(path), {}
 
 
 def _read_libai(
@@ -137,15 +152,15 @@ def _read_libai(
             state = table.transposed(state)
         known, generation = libai_checkpoints.read_settings(path, table)
         # Sizes are those of the tensors: a settings file may be another run's.
-        config = {"activation": "gelu_tanh", **known, **table.sizes_of(state), **given}
+        config = {"activation": table.activation, **known, **table.sizes_of(state), **given}
     except UserError as error:
         raise UserError(f"cannot use {path}: {error}") from error
     rows, real = config["vocab_size"], given.get("vocab_size_real", known.get("vocab_size_real"))
     if real is None:
         # LiBai pads GPT-2's vocabulary to 50304 on one process and to more under tensor
         # parallelism.
-        padded = GPT2_VOCABULARY < rows <= GPT2_VOCABULARY + _MOST_PADDING
-        real = GPT2_VOCABULARY if padded else rows
+        padded = table.rows is not None and table.rows < rows <= table.rows + _MOST_PADDING
+        real = table.rows if padded else rows
     config["vocab_size_real"] = real
     if "max_seq_length" not in config:
         raise UserError(f"{path} has no position embedding, and no settings say how long it is")
@@ -163,10 +178,9 @@ def load_into(model: nn.Module, state: Mapping[str, np.ndarray], *, table: Table
     prefix = "" if any(name.startswith(table.prefix) for name in targets) else table.prefix
     wanted = {prefix + name: tuple(target.shape) for name, target in targets.items()}
     state = dict(state)
-    if table.tokens in state and table.tokens in wanted:
-        tokens, rows = state[table.tokens], wanted[table.tokens][0]
-        if rows > len(tokens):
-            state[table.tokens] = resize_vocabulary(tokens, rows)
+    for name in table.of_vocabulary:
+        if name in state and name in wanted and wanted[name][0] > len(state[name]):
+            state[name] = resize_vocabulary(state[name], wanted[name][0])
 
     def check() -> None:
         report, _ = compare(state, wanted)
@@ -235,9 +249,8 @@ def _without_padding(state: Mapping[str, np.ndarray], cfg: Config, table: Table)
     report, _ = compare(result, wanted)
     if report:
         raise MisfitError(report, "the set of weights", "does the configuration belong to it?")
-    if cfg.get("vocab_size_real") is not None:
-        result[table.tokens] = result[table.tokens][: int(cfg["vocab_size_real"])]
-    return result
+    real = cfg.get("vocab_size_real")
+    return result if real is None else table.resized(result, int(real))
 
 
 def _assign(target: flow.Tensor, array: np.ndarray | None) -> None:

@@ -1,10 +1,10 @@
 """A model's weights as a table: names, shapes and layouts in Hugging Face and in LiBai 0.1.1, the
 settings of config.json, and what a training begins with. What is here reads, writes and draws by
-such a table; `gpt2.py` is one.
+such a table; `gpt2.py` and `llama.py` are two.
 
 LiBai 0.1.1 is the layout that all others are turned into: linear weights (in, out), the output axis
-of fused queries, keys and values (heads, query/key/value, head size), the head tied to the token
-embedding. Upstream LiBai is 0.1.1 with linear weights (out, in).
+of fused queries, keys and values (heads, query/key/value, head size). Upstream LiBai is 0.1.1 with
+linear weights (out, in).
 """
 
 from __future__ import annotations
@@ -26,34 +26,41 @@ from libai_projects.weights import monarch
 State = dict[str, np.ndarray]
 Shapes = dict[str, tuple[int, ...]]
 Config = dict[str, Any]
+TIED = "tie_word_embeddings"
 
 
 @dataclass(frozen=True)
 class Part:
     """A module with a weight, by LiBai's name and Hugging Face's (`theirs`).
 
-    `axes` are keys of the settings, in LiBai 0.1.1's layout; the last one is the bias's. With two
-    axes and a bias it is a linear layer. `fused` layers are side by side: 3 for queries, keys and
-    values, which Hugging Face has (query/key/value, heads, head size).
+    `axes` are keys of the settings, in LiBai 0.1.1's layout; the last one is the bias's. A key as
+    `bias` says whether there is one. With two axes and a bias, or a key for it, it is a linear
+    layer. `fused` layers are side by side: 3 for queries, keys and values, which Hugging Face has
+    (query/key/value, heads, head size). Where the key `unless` is true the module is not there.
     """
 
     name: str
     theirs: str
     axes: tuple[str, ...] = ("hidden_size",)
     fused: int = 1
-    bias: bool = True
+    bias: bool | str = True
+    unless: str = ""
 
     def shapes(self, config: Mapping[str, Any]) -> Shapes:
         """Shapes of what lies below the module."""
+        if config.get(self.unless):
+            return {}
         weight = tuple(config[key] for key in self.axes[:-1])
         weight += (self.fused * config[self.axes[-1]],)
-        return {"weight": weight, "bias": weight[-1:]} if self.bias else {"weight": weight}
+        biased = config.get(self.bias) if isinstance(self.bias, str) else self.bias
+        return {"weight": weight, "bias": weight[-1:]} if biased else {"weight": weight}
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A number of the model's settings. `theirs` is the key of config.json, `default` transformers'
-    where it is left out; a function of the settings before it gives a size for null."""
+    """A number or truth value of the model's settings. `theirs` is the key of config.json, `default`
+    transformers' where it is left out; a function of the settings before it gives a size for
+    null."""
 
     name: str
     theirs: str
@@ -64,6 +71,10 @@ class Setting:
         value = content.get(self.theirs, None if callable(self.default) else self.default)
         if callable(self.default) and value is None:
             return self.default(config)
+        if isinstance(self.default, bool):
+            if not isinstance(value, bool):
+                raise UserError(f"{where}: {self.theirs} is {value!r}; expected true or false")
+            return value
         if isinstance(self.default, float):
             if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
                 raise UserError(
@@ -89,8 +100,15 @@ class Table:
         block: a block's names, before its number.
         before, parts, after: what comes before the blocks, in each of them, and after.
         derived: names that follow from other weights, and are left out.
-        tied: Hugging Face's names of the head and of the token embedding, if they are one.
+        tied: Hugging Face's names of the head, which has no prefix, and of the token embedding;
+            they are one unless the setting tie_word_embeddings is false.
+        ends_of_branches: what begins smaller, as it is added to the residual in each block.
         activations: config.json's name to LiBai's; the first one of LiBai's is written back.
+        activation_key: config.json's key of it.
+        their_linear_is_out_in: whether linear weights are (out, in) there.
+        rows: rows that the vocabulary has in files which do not say how many of them are padding.
+        derive: adds to settings the sizes that are products of others.
+        read_more, write_more: settings that are no numbers, from config.json's content and to it.
         must_be: settings under which transformers may compute something else, with the value that
             this model takes and why.
         constants: what else goes into config.json.
@@ -109,10 +127,18 @@ class Table:
     tied: tuple[str, str]
     model_type: str
     architecture: str
+    ends_of_branches: tuple[str, ...]
     settings: tuple[Setting, ...]
     activations: Mapping[str, str]
     must_be: Mapping[str, tuple[bool, str]]
     constants: Mapping[str, Any]
+    activation_key: str = "activation_function"
+    their_linear_is_out_in: bool = False
+    rows: int | None = None
+    derive: Callable[[Mapping[str, Any]], Config] = dict
+    read_more: Callable[[Mapping[str, Any], Config, Path], Config] = lambda *_: {}
+    write_more: Callable[[Config], Config] = lambda _: {}
+    more_keys: tuple[str, ...] = ()
 
     @property
     def tokens(self) -> str:
@@ -120,9 +146,28 @@ class Table:
         return f"{self.prefix}{self.before[0].name}.weight"
 
     @property
+    def of_vocabulary(self) -> tuple[str, ...]:
+        """LiBai's names of what may have a row for each token: the token embedding is the first."""
+        parts = (part for part in self.before + self.after if part.axes[0] == "vocab_size")
+        return tuple(f"{self.prefix}{part.name}.weight" for part in parts)
+
+    def resized(self, state: Mapping[str, np.ndarray], rows: int) -> State:
+        """`state` with so many rows of vocabulary; those that it lacks are 0, as no token ever
+        looks them up."""
+        return {
+            name: resize_vocabulary(array, rows) if name in self.of_vocabulary else array
+            for name, array in state.items()
+        }
+
+    @property
     def keys(self) -> frozenset[str]:
         others = "activation", "vocab_size_real", "apply_query_key_layer_scaling"
-        return frozenset([*(setting.name for setting in self.settings), *others])
+        return frozenset([*(s.name for s in self.settings), *self.more_keys, *others])
+
+    @property
+    def activation(self) -> str:
+        """LiBai's activation of config.json's default."""
+        return next(iter(self.activations.values()))
 
     @property
     def activation_names(self) -> dict[str, str]:
@@ -131,6 +176,7 @@ class Table:
 
     def block_shapes(self, config: Mapping[str, Any]) -> Shapes:
         """Names and shapes of one block, by the sizes of a config and its Monarch layers."""
+        config = self.derive(config)
         factored = monarch.layers(config)
         shapes: Shapes = {}
         for part in self.parts:
@@ -143,6 +189,7 @@ class Table:
 
     def shapes(self, config: Mapping[str, Any]) -> Shapes:
         """Names and shapes in LiBai 0.1.1's layout, in its state dict's order; vocab_size: rows."""
+        config = self.derive(config)
         places = [(f"{part.name}.", part.shapes(config)) for part in self.before]
         block = self.block_shapes(config)
         places += [(f"{self.block}{layer}.", block) for layer in range(config["num_layers"])]
@@ -151,6 +198,13 @@ class Table:
             f"{self.prefix}{place}{name}": shape
             for place, shapes in places
             for name, shape in shapes.items()
+        }
+
+    def their_shapes(self, config: Mapping[str, Any]) -> Shapes:
+        """The same by Hugging Face's names, without prefix, and in its layout."""
+        return {
+            self.their_name(name): shape[::-1] if self._turned(name, len(shape)) else shape
+            for name, shape in self.shapes(config).items()
         }
 
     def their_name(self, name: str) -> str:
@@ -162,17 +216,19 @@ class Table:
             )
         return f"{self.their_block if place else ''}{place}{part.theirs}.{name.rpartition('.')[2]}"
 
-    def clean_huggingface(self, state: Mapping[str, np.ndarray]) -> State:
-        """Take off the prefix and drop derived names; a UserError where the head is not the token
-        embedding, as this model ties the two."""
+    def clean_huggingface(self, state: Mapping[str, np.ndarray], config: Config) -> State:
+        """Take off the prefix and drop derived names; a UserError where the settings tie head and
+        token embedding, and they differ."""
         names = {name.removeprefix(self.their_prefix): array for name, array in state.items()}
-        head, tokens = map(names.get, self.tied)
-        if head is not None and tokens is not None and not np.array_equal(head, tokens):
-            raise UserError(
-                "its `{}` differs from `{}`; only a head that is tied to the token embedding can "
-                "be used".format(*self.tied)
-            )
-        derived = re.compile(rf"({self.their_derived}|{re.escape(self.tied[0])})\Z")
+        derived = re.compile(rf"({self.their_derived})\Z")
+        if config.get(TIED, True):
+            head, tokens = map(names.get, self.tied)
+            if head is not None and tokens is not None and not np.array_equal(head, tokens):
+                raise UserError(
+                    "its `{}` differs from `{}`; only a head that is tied to the token embedding "
+                    "can be used".format(*self.tied)
+                )
+            names.pop(self.tied[0], None)
         return {name: array for name, array in names.items() if not derived.match(name)}
 
     def clean_libai(self, state: Mapping[str, np.ndarray]) -> State:
@@ -191,8 +247,9 @@ class Table:
             if part is None:
                 raise UserError(f"{name!r} is not a weight of {self.title}")
             module = f"{self.prefix}{self.block if place else ''}{place}{part.name}"
-            kind = name.rpartition(".")[2]
-            result[f"{module}.{kind}"] = _swapped(array, part.fused, heads)
+            ours = f"{module}.{name.rpartition('.')[2]}"
+            array = array.T if self._turned(ours, array.ndim) else array
+            result[ours] = np.ascontiguousarray(_swapped(array, part.fused, heads))
         return result
 
     def to_huggingface(self, state: Mapping[str, np.ndarray], heads: int) -> State:
@@ -200,14 +257,17 @@ class Table:
         result = {}
         for name, array in state.items():
             _, part = self._find(name.removeprefix(self.prefix), "name", self.block)
-            fused = part.fused if part else 1
-            result[self.their_prefix + self.their_name(name)] = _swapped(array, heads, fused)
+            array = _swapped(array, heads, part.fused if part else 1)
+            theirs = self.their_name(name)
+            if theirs != self.tied[0]:
+                theirs = self.their_prefix + theirs
+            result[theirs] = array.T if self._turned(name, array.ndim) else array
         return result
 
     def transposed(self, state: Mapping[str, np.ndarray]) -> State:
         """Exchange the axes of the linear weights: (out, in) to (in, out) and back."""
         return {
-            name: np.ascontiguousarray(array.T) if self._is_linear(name, array) else array
+            name: np.ascontiguousarray(array.T) if self._is_linear(name, array.ndim) else array
             for name, array in state.items()
         }
 
@@ -218,7 +278,7 @@ class Table:
         found: dict[bool, str] = {}
         for name, array in state.items():
             bias = state.get(f"{name.removesuffix('weight')}bias")
-            if not self._is_linear(name, array) or bias is None or bias.ndim != 1:
+            if not self._is_linear(name, array.ndim) or bias is None or bias.ndim != 1:
                 continue
             rows, columns = array.shape
             if rows != columns and len(bias) in (rows, columns):
@@ -241,10 +301,10 @@ class Table:
                 f"(model_type {self.model_type!r}) can be converted"
             )
         default = next(iter(self.activations))
-        activation = content.get("activation_function", default)
+        activation = content.get(self.activation_key, default)
         if activation not in self.activations:
             raise UserError(
-                f"{where}: activation_function is {activation!r}; this model has "
+                f"{where}: {self.activation_key} is {activation!r}; this model has "
                 f"{', '.join(map(repr, self.activations))}"
             )
         for key, (needed, why) in self.must_be.items():
@@ -254,6 +314,7 @@ class Table:
         for setting in self.settings:
             config[setting.name] = setting.read(content, config, where)
         check_heads(config, where)
+        config.update(self.read_more(content, config, where))
         config["activation"] = self.activations[activation]
         config["vocab_size_real"] = config["vocab_size"]
         return config
@@ -266,7 +327,7 @@ class Table:
         missing = [name for name in sizes if config.get(name) is None]
         if missing:
             raise UserError(f"the model's settings lack {', '.join(missing)}")
-        names, activation = self.activation_names, config.get("activation") or "gelu_tanh"
+        names, activation = self.activation_names, config.get("activation") or self.activation
         if activation not in names:
             raise UserError(
                 f"activation is {activation!r}; expected {' or '.join(map(repr, names))}"
@@ -277,12 +338,13 @@ class Table:
             )
         check_heads(config)
         return {
-            "activation_function": names[activation],
+            self.activation_key: names[activation],
             "architectures": [self.architecture],
             "model_type": self.model_type,
             "torch_dtype": dtype,
             **self.constants,
             **{setting.theirs: setting.written(config) for setting in self.settings},
+            **self.write_more(config),
         }
 
     def known_settings(self, settings: Mapping[str, Any]) -> Config:
@@ -292,6 +354,7 @@ class Table:
             for key, value in settings.items()
             if (key == "activation" and value in self.activation_names)
             or (key in self.keys and isinstance(value, int | float))
+            or (key in self.more_keys and isinstance(value, Mapping))
         }
 
     def sizes_of(self, state: Mapping[str, np.ndarray]) -> Config:
@@ -310,12 +373,22 @@ class Table:
                 f"these are not the weights of LiBai's {self.title}: it holds {some} ..."
             )
         config: Config = {"num_layers": 1 + max(layers)}
-        for part in self.before:
-            weight = state.get(f"{self.prefix}{part.name}.weight")
-            if weight is not None:
-                config.update(zip(part.axes, weight.shape, strict=False))
+        names = {setting.name for setting in self.settings}
+        for below, parts in ((self.prefix, self.before + self.after), (f"{block}0.", self.parts)):
+            for part in parts:
+                weight = state.get(f"{below}{part.name}.weight")
+                if part.unless:
+                    config[part.unless] = weight is None
+                if isinstance(part.bias, str):
+                    config[part.bias] = f"{below}{part.name}.bias" in state
+                # Fused layers and Monarch ones have other axes than these.
+                if weight is not None and part.fused == 1 and weight.ndim == len(part.axes):
+                    sizes = zip(part.axes, weight.shape, strict=True)
+                    config.update((axis, size) for axis, size in sizes if axis in names)
         inner = [state[name] for name in state if name.endswith(f"{monarch.INNER}.bias")]
-        config["ffn_hidden_size"] = len(inner[0]) if inner else 4 * config["hidden_size"]
+        if inner:
+            config["ffn_hidden_size"] = len(inner[0])
+        config.setdefault("ffn_hidden_size", 4 * config["hidden_size"])
         return {**config, **monarch.settings_of(state, f"{block}0.")}
 
     def _find(self, name: str, side: str, block: str) -> tuple[str, Part | None]:
@@ -325,10 +398,14 @@ class Table:
             module, place, parts = module[found.end() :], found[1], self.parts
         return place, next((part for part in parts if getattr(part, side) == module), None)
 
-    def _is_linear(self, name: str, array: np.ndarray) -> bool:
+    def _is_linear(self, name: str, axes: int) -> bool:
         _, part = self._find(name.removeprefix(self.prefix), "name", self.block)
-        linear = part is not None and part.bias and len(part.axes) == 2
-        return linear and name.endswith(".weight") and array.ndim == 2
+        linear = part is not None and bool(part.bias) and len(part.axes) == 2
+        return linear and name.endswith(".weight") and axes == 2
+
+    def _turned(self, name: str, axes: int) -> bool:
+        """Whether Hugging Face has the axes of a weight, by LiBai's name, the other way round."""
+        return self.their_linear_is_out_in and self._is_linear(name, axes)
 
 
 @dataclass
@@ -419,9 +496,6 @@ def _swapped(array: np.ndarray, outer: int, inner: int) -> np.ndarray:
     return np.ascontiguousarray(parts.swapaxes(-3, -2)).reshape(array.shape)
 
 
-_END_OF_A_BLOCK = (".self_attention.dense.weight", ".mlp.dense_4h_to_h.weight")
-
-
 def initial_weights(
     table: Table, config: Mapping[str, Any], seed: int
 ) -> Iterator[tuple[str, np.ndarray]]:
@@ -430,17 +504,26 @@ def initial_weights(
 
     Normal with `initializer_range`, those that end a block divided by sqrt(2 x layers) unless
     `use_scaled_init_for_output_weights` is false, block-diagonal ones times sqrt(blocks), which
-    keeps the output's variance; Monarch layers as monarch_flow draws them; biases 0, norms 1. Each
+    keeps the output's variance; Monarch layers as monarch_flow draws them; biases 0, norms 1, the
+    row of pad_token_id 0. Each
     depends on the seed and its name alone: more rows of the vocabulary leave those before as they
     are.
     """
     shapes = table.shapes(config)
+    pad = config.get("pad_token_id")
     for name, shape in shapes.items():
-        yield name, _draw(name, shapes, config, named_generator(seed, name)).reshape(shape)
+        array = _draw(name, shapes, config, named_generator(seed, name), table.ends_of_branches)
+        if pad is not None and name == table.tokens:
+            array[pad] = 0
+        yield name, array.reshape(shape)
 
 
 def _draw(
-    name: str, shapes: Shapes, config: Mapping[str, Any], generator: np.random.Generator
+    name: str,
+    shapes: Shapes,
+    config: Mapping[str, Any],
+    generator: np.random.Generator,
+    ends_of_branches: tuple[str, ...],
 ) -> np.ndarray:
     shape = shapes[name]
     module, _, kind = name.rpartition(".")
@@ -451,10 +534,10 @@ def _draw(
         return bound * (2 * generator.random(shape, np.float32) - 1)
     if kind == "bias":
         return np.zeros(shape, np.float32)
-    if "layernorm" in module:
+    if len(shape) == 1:
         return np.ones(shape, np.float32)
     std = config.get("initializer_range", 0.02)
-    if name.endswith(_END_OF_A_BLOCK) and config.get("use_scaled_init_for_output_weights", True):
+    if module.endswith(ends_of_branches) and config.get("use_scaled_init_for_output_weights", True):
         std /= math.sqrt(2 * config["num_layers"])
     if len(shape) == 3:
         std *= math.sqrt(shape[0])

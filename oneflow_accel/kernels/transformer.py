@@ -148,6 +148,8 @@ def _add_rms_norm_reference(
     return _rms_norm_reference(total, weight, epsilon=epsilon), total
 
 
+rms_norm = _rms_norm_reference
+
 add_rms_norm = register_operation(
     "add_rms_norm",
     reference=_add_rms_norm_reference,

@@ -1,4 +1,5 @@
-"""Train a tiny GPT-2 a few steps in every layout that is asked for; started by test_gpt2_*.py.
+"""Train a tiny GPT-2 or Llama a few steps in every layout that is asked for; started by tests of
+layouts.
 
 The argument is a file of JSON: a list of cases, see `Case`. Rank 0 writes the results to the same
 name with `.out`: for each case a list of numbers, or the text of what went wrong.
@@ -23,6 +24,7 @@ from omegaconf import OmegaConf
 from oneflow import nn
 
 from libai_projects.models.gpt2.model import GPT2ForPreTraining, GPT2StepModel
+from libai_projects.models.llama.model import LlamaForPreTraining
 from tests.libai_projects import reference_gpt2
 from tests.libai_projects.magicprompt import gpt2_monarch_weights
 
@@ -37,9 +39,15 @@ CONFIG = {
     "max_seq_length": SHAPE.positions,
 }
 
+LLAMA = {"ffn_hidden_size": 96, "num_key_value_heads": 2, "initializer_range": 0.1}
+
 
 @dataclass(frozen=True)
 class Case:
+    model: str = "gpt2"
+    steps: int = STEPS
+    # Documents of a row: packed, they do not see each other.
+    documents: int = 1
     graph: bool = False
     data: int = 1
     tensor: int = 1
@@ -53,14 +61,19 @@ class Case:
     config: dict[str, Any] = field(default_factory=dict)
 
 
-def batches() -> list[tuple[np.ndarray, np.ndarray]]:
-    """Tokens and the ones after them, the same for every case."""
+def batches(case: Case) -> list[dict[str, np.ndarray]]:
+    """Tokens and the ones after them, the same for every case, and which document they are of."""
     rng = np.random.default_rng(7)
-    tokens = rng.integers(0, SHAPE.vocabulary, (STEPS, BATCH, SHAPE.positions + 1))
-    return [(rows[:, :-1], rows[:, 1:]) for rows in tokens]
+    tokens = rng.integers(0, SHAPE.vocabulary, (case.steps, BATCH, SHAPE.positions + 1))
+    found = [{"input_ids": rows[:, :-1], "labels": rows[:, 1:]} for rows in tokens]
+    if case.documents > 1:
+        for batch in found:
+            begins = rng.random(batch["labels"].shape) < case.documents / SHAPE.positions
+            batch["segments"] = np.cumsum(begins, axis=1)
+    return found
 
 
-def build(case: Case, scale: float = 0.1) -> GPT2ForPreTraining:
+def build(case: Case, scale: float = 0.1) -> nn.Module:
     dist.setup_dist_util(
         OmegaConf.create(
             {
@@ -71,6 +84,10 @@ def build(case: Case, scale: float = 0.1) -> GPT2ForPreTraining:
             }
         )
     )
+    if case.model == "llama":
+        # Its first weights are the same in every layout.
+        flow.manual_seed(3)
+        return LlamaForPreTraining({**CONFIG, **LLAMA, **case.config})
     model = GPT2ForPreTraining({**CONFIG, **case.config})
     state, _ = weights_of(model, scale)
     for name, parameter in model.named_parameters():
@@ -88,6 +105,10 @@ def weights_of(model: GPT2ForPreTraining, scale: float = 0.1) -> tuple[Any, Any]
 def place(values: np.ndarray, layer: int) -> flow.Tensor:
     placement = dist.get_layer_placement(layer)
     return flow.tensor(values, placement=placement, sbp=dist.get_hidden_sbp())
+
+
+def placed(batch: dict[str, np.ndarray]) -> dict[str, flow.Tensor]:
+    return {name: place(values, -(name == "labels")) for name, values in batch.items()}
 
 
 def everywhere(x: flow.Tensor) -> np.ndarray:
@@ -116,7 +137,7 @@ def losses(case: Case) -> list[float]:
     step = (
         _graph_step(case, model, optimizer) if case.graph else _eager_step(case, model, optimizer)
     )
-    found = [step(ids, labels) for ids, labels in batches()]
+    found = [step(batch) for batch in batches(case)]
     if case.evaluate:
         found.append(_evaluate(case, model))
     return found
@@ -132,20 +153,21 @@ def _graph_step(case: Case, model: nn.Module, optimizer: Any) -> Any:
         zero_stage=case.zero,
     )
 
-    def step(ids: np.ndarray, labels: np.ndarray) -> float:
-        loss = graph(input_ids=place(ids, 0), labels=place(labels, -1))["lm_loss"]
+    def step(batch: dict[str, np.ndarray]) -> float:
+        loss = graph(**placed(batch))["lm_loss"]
         return float(everywhere(loss.mean()))
 
     return step
 
 
 def _eager_step(case: Case, model: nn.Module, optimizer: Any) -> Any:
-    def step(ids: np.ndarray, labels: np.ndarray) -> float:
+    def step(batch: dict[str, np.ndarray]) -> float:
         total = 0.0
-        for part, wanted in zip(
-            np.split(ids, case.accumulation), np.split(labels, case.accumulation), strict=True
-        ):
-            loss = model(place(part, 0), place(wanted, -1))["lm_loss"] / case.accumulation
+        for part in range(case.accumulation):
+            inputs = {
+                name: np.split(values, case.accumulation)[part] for name, values in batch.items()
+            }
+            loss = model(**placed(inputs))["lm_loss"] / case.accumulation
             loss.backward()
             total += float(everywhere(loss))
         optimizer.clip_grad()
@@ -158,8 +180,7 @@ def _eager_step(case: Case, model: nn.Module, optimizer: Any) -> Any:
 
 def _evaluate(case: Case, model: nn.Module) -> float:
     model.eval()
-    ids, labels = batches()[0]
-    inputs = {"input_ids": place(ids, 0), "labels": place(labels, -1)}
+    inputs = placed(batches(case)[0])
     if case.graph:
         result = GraphBase(model, is_train=False)(**inputs)
     else:

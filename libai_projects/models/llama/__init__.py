@@ -1,0 +1,1 @@
+"""Llama: options, rotary angles, model, and its steps for generation."""

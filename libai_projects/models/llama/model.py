@@ -1,0 +1,490 @@
+"""Llama (Touvron et al. 2023) on LiBai's parallel layers, for training, evaluation and generation.
+
+A block gives its branch and the residual apart, and the next norm adds them, so that one operation
+adds, normalizes and keeps the sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from oneflow_accel.distributed import set_value
+from oneflow_accel.errors import UserError
+from oneflow_accel.kernels.attention import HIDDEN, draw_seed, scaled_dot_product_attention
+from oneflow_accel.kernels.loss import linear_cross_entropy, linear_cross_entropy_mean
+from oneflow_accel.kernels.transformer import add_rms_norm, rms_norm, rope, swiglu
+
+import numpy as np
+import oneflow as flow
+from libai.layers import (
+    Dropout,
+    LayerNorm,
+    Linear,
+    ParallelCrossEntropyLoss,
+    TransformerLayer,
+    VocabEmbedding,
+)
+from libai.utils import distributed as dist
+from oneflow import nn
+
+from libai_projects.models.layers import Pair, Past, drawn_later, is_active
+from libai_projects.models.llama import options as model_options
+from libai_projects.models.llama.options import ModelOptions
+from libai_projects.models.processes import local
+from libai_projects.models.step_model import StepModel
+from libai_projects.weights.llama import LLAMA
+from libai_projects.weights.table import initial_weights
+
+IGNORED = -100
+"""A label that does not count."""
+
+
+def _split(options: ModelOptions) -> Any:
+    """How activations lie between attention and feed-forward network."""
+    batch, time = (1, 0) if options.sequence_first else (0, 1)
+    over_tensor = flow.sbp.split(time) if options.sequence_parallel else flow.sbp.broadcast
+    return dist.get_nd_sbp([flow.sbp.split(batch), over_tensor])
+
+
+def _whole(x: flow.Tensor) -> flow.Tensor:
+    """`x` before products with columns of weights: each process of tensor parallelism needs all of
+    it, and its gradients are parts of a sum, which become one tensor again where `x` was one."""
+    axes = len(x.sbp)
+    if axes == 1 and not dist.get_dist_util().is_tensor_model_parallel():
+        return x
+    whole = (*x.sbp[:-1], flow.sbp.broadcast)
+    # Where nothing changes on the way in, to_global does nothing on the way back either.
+    return x.to_global(grad_sbp=x.sbp) if whole == tuple(x.sbp) else x.to_global(sbp=whole)
+
+
+class ColumnLinear(Linear):
+    """LiBai's Linear with parallel="col" of an input that `_whole` has gathered, so that layers
+    with the same input share that."""
+
+    def forward(self, x: flow.Tensor) -> flow.Tensor:
+        """(..., in_features) to (..., out_features), split over tensor parallelism."""
+        y = flow._C.matmul(x, dist.read_parameter(self.weight, self.weight_sbp))
+        return y if self.bias is None else y + dist.read_parameter(self.bias, self.bias_sbp)
+
+
+class RowLinear(Linear):
+    """LiBai's Linear with parallel="row", whose sum goes where the residual lies."""
+
+    def forward(self, x: flow.Tensor, sbp: Any = None) -> flow.Tensor:
+        """(..., in_features), split, to (..., out_features) as `sbp` says."""
+        y = flow._C.matmul(x, dist.read_parameter(self.weight, self.weight_sbp))
+        y = y.to_global(sbp=sbp)
+        return y if self.bias is None else y + dist.read_parameter(self.bias, self.bias_sbp)
+
+
+def _column(
+    options: ModelOptions, inputs: int, outputs: int, layer_idx: int, bias: bool
+) -> ColumnLinear:
+    return ColumnLinear(inputs, outputs, bias, "col", drawn_later, layer_idx=layer_idx)
+
+
+def _row(options: ModelOptions, inputs: int, outputs: int, layer_idx: int, bias: bool) -> RowLinear:
+    return RowLinear(inputs, outputs, bias, "row", drawn_later, layer_idx=layer_idx)
+
+
+class RMSNorm(LayerNorm):
+    """Division by the root of the mean square, times a weight (Zhang and Sennrich 2019). It is a
+    LayerNorm to LiBai, whose optimizer does not decay weights of norms."""
+
+    def __init__(self, hidden_size: int, *, eps: float, dropout: float, layer_idx: int) -> None:
+        nn.Module.__init__(self)
+        self.eps, self.dropout, self.layer_idx = eps, dropout, layer_idx
+        self.weight_sbp = dist.get_nd_sbp([flow.sbp.broadcast, flow.sbp.broadcast])
+        place = {"placement": dist.get_layer_placement(layer_idx), "sbp": self.weight_sbp}
+        self.weight = nn.Parameter(flow.ones(hidden_size, **place))
+
+    def forward(self, x: flow.Tensor, residual: flow.Tensor | None = None) -> Pair:
+        """The norm of residual + dropout(x), (..., hidden), and that sum; of x where there is no
+        residual."""
+        weight = dist.read_parameter(self.weight, self.weight_sbp)
+        if residual is None:
+            return rms_norm(x, weight, epsilon=self.eps), x
+        drop = {}
+        if self.training and self.dropout > 0:
+            drop = {"dropout": self.dropout, "seed": draw_seed(x)}
+        if x.dtype == residual.dtype:
+            return add_rms_norm(x, residual, weight, epsilon=self.eps, **drop)
+        # The residual is wider: what is normalized goes on in the dtype of the products.
+        wide = x.to(residual.dtype)
+        y, total = add_rms_norm(wide, residual, weight, epsilon=self.eps, **drop)
+        return y.to(x.dtype), total
+
+    def on_this_process(self) -> Callable[..., Pair]:
+        """The same on local tensors, without dropout; collective."""
+        weight, epsilon = local(self.weight), self.eps
+
+        def norm(x: flow.Tensor, residual: flow.Tensor | None = None) -> Pair:
+            if residual is None:
+                return rms_norm(x, weight, epsilon=epsilon), x
+            return add_rms_norm(x, residual, weight, epsilon=epsilon)
+
+        return norm
+
+    def extra_repr(self) -> str:
+        return f"{tuple(self.weight.shape)}, eps={self.eps}"
+
+
+class SelfAttention(nn.Module):
+    """Attention whose heads may share keys and values, with rotary position embedding."""
+
+    def __init__(self, options: ModelOptions, *, layer_idx: int) -> None:
+        super().__init__()
+        hidden, size, bias = options.hidden_size, options.head_size, options.attention_bias
+        self.head_size, self.interleaved = size, options.rope_interleaved
+        self.time_axis = 0 if options.sequence_first else 1
+        self.sbp = _split(options)
+        queries, keys = options.num_attention_heads * size, options.num_key_value_heads * size
+        self.q_proj = _column(options, hidden, queries, layer_idx, bias)
+        self.k_proj = _column(options, hidden, keys, layer_idx, bias)
+        self.v_proj = _column(options, hidden, keys, layer_idx, bias)
+        self.o_proj = _row(options, queries, hidden, layer_idx, bias)
+        self.dropout = Dropout(options.attention_dropout_prob)
+
+    def forward(
+        self,
+        x: flow.Tensor,
+        angles: Pair,
+        segments: flow.Tensor | None = None,
+        past: Past | None = None,
+    ) -> flow.Tensor:
+        """(batch, time, hidden) to the same, or with the first two axes exchanged; `angles` are
+        cosines and sines of (time, head size / 2), `segments` (batch, time) numbers of documents,
+        which do not see each other."""
+        axis = 1 if past is not None else self.time_axis
+        if past is None:
+            x = _whole(x)
+        query, key, value = (
+            layer(x).reshape(*x.shape[:2], -1, self.head_size)
+            for layer in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        query, key = (rope(each, *angles, axis=axis, interleaved=self.interleaved)
+                      for each in (query, key))
+        # To (batch, heads, time, head size).
+        order = (1, 2, 0, 3) if axis == 0 else (0, 2, 1, 3)
+        query, key, value = (each.permute(*order) for each in (query, key, value))
+        if past is not None:
+            context = past.attend(query, key, value)
+        else:
+            drop: dict[str, Any] = {}
+            if is_active(self.dropout):
+                drop = {"dropout": self.dropout.p, "seed": draw_seed(query)}
+            if segments is not None:
+                drop["segments"] = segments
+            context = scaled_dot_product_attention(query, key, value, causal=True, **drop)
+        context = context.permute(2, 0, 1, 3) if axis == 0 else context.permute(0, 2, 1, 3)
+        context = context.reshape(*x.shape[:2], -1)
+        return self.o_proj(context) if past is not None else self.o_proj(context, self.sbp)
+
+
+class FeedForward(nn.Module):
+    """W_down (silu(W_gate x) W_up x) (Shazeer 2020, "GLU variants improve transformer")."""
+
+    def __init__(self, options: ModelOptions, *, layer_idx: int) -> None:
+        super().__init__()
+        hidden, inner, bias = options.hidden_size, options.ffn_hidden_size, options.mlp_bias
+        self.sbp = _split(options)
+        self.gate_proj = _column(options, hidden, inner, layer_idx, bias)
+        self.up_proj = _column(options, hidden, inner, layer_idx, bias)
+        self.down_proj = _row(options, inner, hidden, layer_idx, bias)
+
+    def forward(self, x: flow.Tensor, past: Past | None = None) -> flow.Tensor:
+        """(..., hidden) to the same."""
+        if past is not None:
+            return self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))
+        x = _whole(x)
+        return self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)), self.sbp)
+
+
+class Block(TransformerLayer):
+    """Norm and attention, norm and feed-forward network; LiBai's graphs know a TransformerLayer as
+    the unit of activation checkpointing."""
+
+    def __init__(self, options: ModelOptions, *, layer_idx: int) -> None:
+        nn.Module.__init__(self)
+        self.layer_idx, self.residual_in_fp32 = layer_idx, options.residual_in_fp32
+        norm = {"eps": options.rms_norm_epsilon, "dropout": options.output_dropout_prob}
+        hidden = options.hidden_size
+        self.input_layernorm = RMSNorm(hidden, **norm, layer_idx=layer_idx)
+        self.self_attention = SelfAttention(options, layer_idx=layer_idx)
+        self.post_attention_layernorm = RMSNorm(hidden, **norm, layer_idx=layer_idx)
+        self.mlp = FeedForward(options, layer_idx=layer_idx)
+
+    def forward(
+        self,
+        x: flow.Tensor,
+        residual: flow.Tensor | None,
+        cosines: flow.Tensor,
+        sines: flow.Tensor,
+        segments: flow.Tensor | None = None,
+        past: Past | None = None,
+    ) -> Pair:
+        """A branch and the residual before it, (batch, time, hidden) each, to the next two; the
+        first block gets embeddings and no residual. Local with `past`."""
+        if past is None:
+            stage = dist.get_layer_placement(self.layer_idx)
+            x = x.to_global(placement=stage)
+            if residual is not None:
+                residual = residual.to_global(placement=stage)
+            if segments is not None:
+                segments = segments.to_global(placement=stage)
+        x, residual = self.input_layernorm(x, residual)
+        if self.residual_in_fp32:
+            residual = residual.to(flow.float32)
+        x = self.self_attention(x, (cosines, sines), segments, past)
+        x, residual = self.post_attention_layernorm(x, residual)
+        return self.mlp(x, past), residual
+
+
+class LlamaModel(nn.Module):
+    """Tokens to the last norm's output, and the weight that makes logits of it. The weights depend
+    on the seed of OneFlow's default generator and their names only, so that they are the same in
+    every layout. A wrong option or layout is a UserError."""
+
+    def __init__(self, cfg: Mapping[str, Any] | ModelOptions) -> None:
+        super().__init__()
+        if not isinstance(cfg, ModelOptions):
+            cfg = model_options.from_config(cfg, dist.get_tensor_parallel_size())
+        self.options = cfg
+        self.rotary = cfg.rotary
+        self.token_embeddings = VocabEmbedding(
+            cfg.vocab_size, cfg.hidden_size, init_method=drawn_later, amp_enabled=cfg.amp_enabled
+        )
+        self.dropout = Dropout(cfg.embedding_dropout_prob)
+        self.layers = nn.ModuleList([Block(cfg, layer_idx=i) for i in range(cfg.num_layers)])
+        self.norm = RMSNorm(
+            cfg.hidden_size, eps=cfg.rms_norm_epsilon, dropout=cfg.output_dropout_prob, layer_idx=-1
+        )
+        if not cfg.tie_word_embeddings:
+            self.lm_head = Head(cfg.vocab_size, cfg.hidden_size)
+        # As buffers, since a graph must not capture a free tensor, and on every stage, since it
+        # must not send a variable to another process.
+        stages = [layer for layer in range(cfg.num_layers) if self._begins_stage(layer)]
+        for layer in stages:
+            for name, table in zip(
+                self._names(layer), self._tables(cfg.max_seq_length, layer), strict=True
+            ):
+                self.register_buffer(name, table, persistent=False)
+        parameters = dict(self.named_parameters())
+        for name, array in initial_weights(LLAMA, vars(cfg), flow.initial_seed()):
+            set_value(parameters[name.removeprefix(LLAMA.prefix)], array)
+
+    def forward(
+        self, input_ids: flow.Tensor, segments: flow.Tensor | None = None
+    ) -> tuple[flow.Tensor, flow.Tensor]:
+        """(batch, time) int64 on the first stage, sbp [S(0), B], to (batch, time, hidden), with the
+        same sbp, and (vocab_size, hidden), both on the last stage. More tokens than positions are a
+        UserError."""
+        options, time = self.options, input_ids.shape[1]
+        if time > options.max_seq_length:
+            raise UserError(
+                f"sequences of {time} tokens, but the model has {options.max_seq_length} "
+                "positions: shorten them, or train a model with a larger model.cfg.max_seq_length"
+            )
+        # Read once: of two reads in a graph, ZeRO and pipeline parallelism would send the
+        # variable itself to another process.
+        head = token_weight = self.token_embeddings.read_weight()
+        x = self.dropout(self.token_embeddings(input_ids, token_weight))
+        if options.sequence_first:
+            x = x.transpose(0, 1)
+        x = x.to_global(sbp=_split(options))
+        residual = None
+        for index, layer in enumerate(self.layers):
+            if self._begins_stage(index):
+                angles = self._angles(time, index)
+            x, residual = layer(x, residual, *angles, segments)
+        x, _ = self.norm(x, residual)
+        if options.sequence_first:
+            x = x.transpose(0, 1)
+        x = x.to_global(sbp=dist.get_hidden_sbp())
+        if not options.tie_word_embeddings:
+            head = self.lm_head()
+        return x, head.to_global(placement=x.placement)
+
+    def _angles(self, time: int, layer: int) -> Pair:
+        """Cosines and sines (time, head size / 2) where `layer` is, the first of its stage."""
+        longest = self.options.max_seq_length
+        cosines, sines = (
+            dist.read_parameter(table, table.sbp)
+            for table in (getattr(self, name) for name in self._names(layer))
+        )
+        if time == longest:
+            return cosines, sines
+        if self.rotary.varies(longest):
+            # These angles depend on the length.
+            return self._tables(time, layer)
+        return flow._C.narrow(cosines, 0, 0, time), flow._C.narrow(sines, 0, 0, time)
+
+    def _tables(self, time: int, layer: int) -> Pair:
+        whole = dist.get_nd_sbp([flow.sbp.broadcast, flow.sbp.broadcast])
+        place = {"placement": dist.get_layer_placement(layer), "sbp": whole}
+        cosines, sines = self.rotary.tables(time)
+        return flow.tensor(cosines, **place), flow.tensor(sines, **place)
+
+    @staticmethod
+    def _begins_stage(layer: int) -> bool:
+        stage_of = dist.get_dist_util().get_layer_stage_id
+        return layer == 0 or stage_of(layer) != stage_of(layer - 1)
+
+    @staticmethod
+    def _names(layer: int) -> tuple[str, str]:
+        return f"cosines_{layer}", f"sines_{layer}"
+
+
+class Head(nn.Module):
+    """The weight of the logits, split over the vocabulary, on the last stage."""
+
+    def __init__(self, vocab_size: int, hidden_size: int) -> None:
+        super().__init__()
+        self.weight_sbp = dist.get_nd_sbp([flow.sbp.broadcast, flow.sbp.split(0)])
+        place = {"placement": dist.get_layer_placement(-1), "sbp": self.weight_sbp}
+        self.weight = nn.Parameter(flow.empty((vocab_size, hidden_size), **place))
+
+    def forward(self) -> flow.Tensor:
+        """(vocab_size, hidden)."""
+        return dist.read_parameter(self.weight, self.weight_sbp)
+
+
+class LlamaForPreTraining(nn.Module):
+    """LlamaModel with its loss, as LiBai's trainer and evaluation call it."""
+
+    returns_token_losses = True
+    """Tells LiBai's (patched) evaluation to pass labels and take losses of single tokens."""
+
+    def __init__(self, cfg: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.llama = LlamaModel(cfg)
+        self.loss_func = TokenLosses(self.llama.options)
+
+    def forward(
+        self,
+        input_ids: flow.Tensor,
+        labels: flow.Tensor | None = None,
+        segments: flow.Tensor | None = None,
+    ) -> dict[str, flow.Tensor]:
+        """(batch, time) int64 ids and labels, the token after each (negative: does not count), and
+        numbers of documents, which do not see each other.
+
+        Returns in training {"lm_loss": mean over the tokens that count}, in evaluation
+        {"token_losses", "token_mask"} of (batch, time), and without labels {"prediction_scores":
+        logits (batch, time, vocab_size)}.
+        """
+        hidden, head = self.llama(input_ids, segments)
+        if labels is None:
+            return {"prediction_scores": self.loss_func.logits(hidden, head)}
+        return self.loss_func(hidden, head, labels)
+
+    @staticmethod
+    def set_pipeline_stage_id(model: nn.Module) -> None:
+        for part in model.modules():
+            module = part.to(nn.Module)
+            if isinstance(module, VocabEmbedding):
+                dist.set_stage(part, 0)
+            elif isinstance(module, Block):
+                dist.set_stage(part, module.layer_idx)
+            elif isinstance(module, (Head, TokenLosses)):
+                dist.set_stage(part, -1)
+        dist.set_stage(model.llama.norm, -1)
+
+
+class TokenLosses(nn.Module):
+    """Cross entropy of each token in nats, without the logits where their columns are whole."""
+
+    def __init__(self, options: ModelOptions) -> None:
+        super().__init__()
+        self.vocab_size, self.real = options.vocab_size, options.real_vocabulary
+        self.cross_entropy = ParallelCrossEntropyLoss()
+
+    def forward(
+        self, hidden: flow.Tensor, head: flow.Tensor, labels: flow.Tensor
+    ) -> dict[str, flow.Tensor]:
+        """Of (batch, time, hidden), (vocab_size, hidden) and (batch, time) int64."""
+        labels = labels.to_global(placement=hidden.placement)
+        whole = self.real == self.vocab_size and not dist.get_dist_util().is_tensor_model_parallel()
+        if whole:
+            rows = hidden.reshape(-1, hidden.shape[-1]), head, labels.reshape(-1)
+            # With ZeRO a graph cannot place a gradient that the forward pass makes.
+            if self.training and not (hidden.is_lazy and dist.get_world_size() > 1):
+                return {"lm_loss": linear_cross_entropy_mean(*rows, ignore_index=IGNORED)}
+            losses = linear_cross_entropy(*rows, ignore_index=IGNORED)
+            counted = labels >= 0
+        else:
+            counted = self.cross_entropy.counted(labels)
+            losses = self.cross_entropy(self.logits(hidden, head), labels)
+        losses = losses.to_global(sbp=dist.get_hidden_sbp()).reshape(*labels.shape)
+        counted = counted.to(losses.dtype)
+        if not self.training:
+            return {"token_losses": losses, "token_mask": counted}
+        # The sum over split labels is partial; partial by partial cannot be divided.
+        count = counted.sum().to_global(sbp=dist.get_nd_sbp([flow.sbp.broadcast] * 2))
+        return {"lm_loss": losses.sum() / count.clamp(min=1.0)}
+
+    def logits(self, hidden: flow.Tensor, head: flow.Tensor) -> flow.Tensor:
+        """(batch, time, vocab_size), sbp [S(0), S(2)]; those of padding rows are far below 0."""
+        logits = flow._C.matmul(hidden.to_global(grad_sbp=hidden.sbp), head, transpose_b=True)
+        if self.real == self.vocab_size:
+            return logits
+        column = flow.arange(
+            self.vocab_size,
+            dtype=flow.int32,
+            placement=logits.placement,
+            sbp=dist.get_nd_sbp([flow.sbp.broadcast, flow.sbp.split(0)]),
+        )
+        return logits + (column >= self.real).to(logits.dtype) * HIDDEN
+
+
+class LlamaStepModel(StepModel):
+    """A Llama that generation can step through. Its weights are read now: load them before."""
+
+    def __init__(self, model: LlamaForPreTraining | LlamaModel) -> None:
+        llama = model.llama if isinstance(model, LlamaForPreTraining) else model
+        options = llama.options
+        self._rotary = llama.rotary
+        self._table: tuple[np.ndarray, np.ndarray] | None = None
+        tied = options.tie_word_embeddings
+        super().__init__(
+            embeddings=llama.token_embeddings,
+            layers=llama.layers,
+            norm=llama.norm,
+            head=llama.token_embeddings.weight if tied else llama.lm_head.weight,
+            vocab_size=options.real_vocabulary,
+            max_positions=options.max_seq_length,
+            fused_softmax=bool(dist.can_fuse(None)),
+            key_width=options.num_key_value_heads * options.head_size,
+        )
+        norm = self._norm
+        self._norm = lambda x: norm(x)[0]
+
+    def _layer(self, layer: Block) -> StepBlock:
+        return StepBlock(layer)
+
+    def _angles(self, first: int, time: int) -> Pair:
+        """By places in the row: where a row begins with padding, only differences count."""
+        end = first + time
+        if self._rotary.varies(end):
+            tables = self._rotary.tables(time, first=first)
+        else:
+            if self._table is None:
+                # Angles up to the length from which on they depend on it.
+                longest = self.max_positions
+                if self._rotary.varies(longest):
+                    longest = self._rotary.original
+                self._table = self._rotary.tables(longest)
+            tables = tuple(table[first:end] for table in self._table)
+        return tuple(flow.tensor(table, device=self._device) for table in tables)
+
+
+class StepBlock:
+    """A block on local tensors, whose branch is added to the residual at its end."""
+
+    def __init__(self, block: Block) -> None:
+        self._block = block
+
+    def __call__(self, x: flow.Tensor, past: Past) -> flow.Tensor:
+        branch, residual = self._block(x, None, *past.angles, past=past)
+        return residual + branch
