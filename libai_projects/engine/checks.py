@@ -115,7 +115,7 @@ def _undivided(model: DictConfig, layout: Layout) -> list[str]:
             f"model.cfg.hidden_size={hidden} is not a multiple of "
             f"model.cfg.num_attention_heads={heads}; change one of them"
         )
-    for name in ("num_attention_heads", "ffn_hidden_size"):
+    for name in ("num_attention_heads", "num_key_value_heads", "ffn_hidden_size"):
         size = model.get(name)
         if size and size % layout.tensor:
             problems.append(

@@ -13,7 +13,10 @@ from libai.config import try_get_key
 from omegaconf import DictConfig
 
 from flow_train.metrics.peak import Utilization, peak_of
+from libai_projects.models.families import table_of
 from libai_projects.weights.gpt2 import GPT2
+from libai_projects.weights.llama import LLAMA
+from libai_projects.weights.table import Table
 
 
 @dataclass(frozen=True)
@@ -51,22 +54,27 @@ class Throughput:
         return {name: value for name, value in found.items() if value is not None}
 
 
-def flops_per_token(model: DictConfig) -> float | None:
-    """FLOPs of training one token of a GPT: 6 N + 12 L h T (Chowdhery et al., 2022, appendix B).
+def flops_per_token(model: DictConfig, table: Table = GPT2) -> float | None:
+    """FLOPs of training one token: 6 N + 12 L h T (Chowdhery et al., 2022, appendix B).
 
-    N are the weights that are multiplied with (the layers, and the embedding once for the logits),
-    L layers of width h, T tokens per sequence; attention is counted whole, not its causal half.
+    L layers whose heads are h wide together, T tokens per sequence; attention is counted whole, not
+    its causal half. N are a GPT's weights that are multiplied with (the layers, and the embedding
+    once for the logits), and all weights of a Llama, as people who train those count.
     """
     try:
-        layers, hidden = int(model.num_layers), int(model.hidden_size)
-        length = int(model.max_seq_length)
-        rows = int(model.get("vocab_size_real") or model.vocab_size)
-        # Norms and biases have one axis and are not part of a matrix product.
-        matrices = [shape for shape in GPT2.block_shapes(model).values() if len(shape) > 1]
-        weights = layers * sum(map(math.prod, matrices)) + rows * hidden
+        layers, length = int(model.num_layers), int(model.max_seq_length)
+        width = int(model.hidden_size)
+        if table is LLAMA:
+            weights = sum(map(math.prod, table.shapes(model).values()))
+            width = table.derive(model)["query_size"]
+        else:
+            rows = int(model.get("vocab_size_real") or model.vocab_size)
+            # Norms and biases have one axis and are not part of a matrix product.
+            matrices = [shape for shape in table.block_shapes(model).values() if len(shape) > 1]
+            weights = layers * sum(map(math.prod, matrices)) + rows * width
     except (AttributeError, KeyError, TypeError):
         return None
-    return 6.0 * weights + 12.0 * layers * hidden * length
+    return 6.0 * weights + 12.0 * layers * width * length
 
 
 def of_run(cfg: DictConfig, backend: Backend, world_size: int, samples: int) -> Throughput:
@@ -76,6 +84,8 @@ def of_run(cfg: DictConfig, backend: Backend, world_size: int, samples: int) -> 
     tokens = first.get("max_seq_length") if first is not None else None
     half = try_get_key(cfg, "train.amp.enabled", default=False)
     model = try_get_key(cfg, "model.cfg", default=None)
-    work = flops_per_token(model) if model is not None else None
+    work = None
+    if model is not None:
+        work = flops_per_token(model, table_of(try_get_key(cfg, "model._target_")))
     dtype = "float16" if half else "float32"
     return Throughput(backend, samples, tokens, work, dtype, world_size)

@@ -44,6 +44,7 @@ from libai_projects.engine.hooks import EarlyStop, EvalHook, PeriodicWriter, Pro
 from libai_projects.engine.perplexity import evaluate_on
 from libai_projects.engine.sparse_to_dense import SparseToDense, make_dense
 from libai_projects.engine.writers import MetricsWriter
+from libai_projects.models.families import table_of
 
 logger = logging.getLogger("libai_projects")
 
@@ -504,6 +505,7 @@ def _split_names(loaders: list[Any]) -> list[str]:
 def load_weights(model: flow.nn.Module, path: str) -> None:
     """Load a LiBai checkpoint or Hugging Face directory into a global model of any layout, which
     keeps its own vocabulary size. Raises UserError for a damaged directory or another model."""
-    state, _ = weights.load(path, weights_format(path))
-    weights.load_into(model, state)
+    table = table_of(model)
+    state, _ = weights.load(path, weights_format(path), table=table)
+    weights.load_into(model, state, table=table)
     logger.info("loaded the weights of %s", path)

@@ -80,7 +80,7 @@ def build_parser(program: str, generation: Mapping[str, Any], config_file: str) 
     """The parser; --help shows `generation`, the config's own options."""
     parser = Parser(
         prog=program,
-        description="Continue prompts with a GPT-2 model, on one process or on several.",
+        description="Continue prompts with a language model, on one process or on several.",
         usage="%(prog)s [options] [KEY=VALUE ...]   (in any order)",
         epilog="KEY=VALUE changes a key of the config, +KEY=VALUE adds one. A single number, as "
         "in `%(prog)s 1`, is ignored. On several processes: python3 -m oneflow.distributed.launch "
@@ -129,7 +129,8 @@ def _add_model(parser: argparse.ArgumentParser, config_file: str) -> None:
         "--model",
         metavar="PATH",
         help="a Hugging Face directory, a LiBai checkpoint or the output folder of a training "
-        "(default: the config's, which is $MAGICPROMPT_MODEL or where training writes)",
+        "(default: the config's, which is $MAGICPROMPT_MODEL, for a Llama $LLAMA_MODEL, or where "
+        "training writes)",
     )
     group.add_argument(
         "--mode",
@@ -153,6 +154,12 @@ def _add_model(parser: argparse.ArgumentParser, config_file: str) -> None:
         "--merges-file",
         metavar="FILE",
         help="merges.txt of the tokenizer (default: $MAGICPROMPT_MERGES, else likewise)",
+    )
+    group.add_argument(
+        "--tokenizer",
+        metavar="PATH",
+        help="a Llama's tokenizer.json or tokenizer.model, or the folder it is in (default: "
+        "$LLAMA_TOKENIZER, else the one beside a Hugging Face model)",
     )
     group.add_argument(
         "--device", metavar="NAME", help="device (default: $ONEFLOW_ACCEL_DEVICE, else the best)"

@@ -1,4 +1,4 @@
-"""Converts GPT-2 weights between Hugging Face and LiBai.
+"""Converts weights of GPT-2 and Llama between Hugging Face, Meta and LiBai.
 
     python -m libai_projects.weights.convert SRC DST --from huggingface --to libai
 
@@ -17,18 +17,20 @@ from oneflow_accel import command
 from oneflow_accel.command import Parser
 from oneflow_accel.errors import UserError
 
+from flow_train.cli import positive
 from libai_projects.weights import huggingface, loading
-from libai_projects.weights.folders import check_target
+from libai_projects.weights.folders import check_target, read_json
 from libai_projects.weights.gpt2 import GPT2
 from libai_projects.weights.libai_checkpoints import save_libai
+from libai_projects.weights.llama import LLAMA
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """The command line. UserError: it is wrong."""
     parser = Parser(
         prog="python -m libai_projects.weights.convert",
-        description="Convert GPT-2 weights between Hugging Face and LiBai. Numbers are computed "
-        "and written in float32 unless --dtype says otherwise.",
+        description="Convert weights of GPT-2 and Llama between Hugging Face, Meta and LiBai. "
+        "Numbers are computed and written in float32 unless --dtype says otherwise.",
     )
     parser.add_argument("source", type=Path, metavar="SRC", help="folder to read")
     parser.add_argument("target", type=Path, metavar="DST", help="folder to write")
@@ -39,22 +41,37 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         required=True,
         help="huggingface: config.json with safetensors or pytorch_model.bin, sharded or not; "
         "libai: a checkpoint of LiBai 0.1.1 or this project; upstream: of later LiBai, linear "
-        "weights (out, in). The shapes tell the last two apart",
+        "weights (out, in), and the shapes tell these two apart; meta: params.json with "
+        "consolidated.*.pth",
     )
     parser.add_argument("--to", dest="target_kind", choices=("huggingface", "libai"), required=True)
     parser.add_argument(
         "--dtype", choices=huggingface.DTYPES, default="float32", help="default: %(default)s"
     )
     parser.add_argument(
+        "--max-shard-size",
+        metavar="GB",
+        type=positive,
+        default=5.0,
+        help="several files above this, into a Hugging Face DST (default: %(default)s)",
+    )
+    parser.add_argument(
         "--partial", action="store_true", help="go on without weights that are missing or unfit"
     )
     parser.add_argument("--force", action="store_true", help="replace DST, if it holds weights")
     model = parser.add_argument_group("what a LiBai checkpoint may not tell")
+    model.add_argument(
+        "--model",
+        choices=tuple(loading.TABLES),
+        help="default: what config.json says, llama for meta, else gpt2",
+    )
     model.add_argument("--heads", type=int, help="attention heads")
     model.add_argument(
         "--vocab-size", type=int, help="tokens; rows above are padding (default: 50257 if padded)"
     )
-    model.add_argument("--activation", choices=("gelu_tanh", "gelu"), help="default: gelu_tanh")
+    model.add_argument(
+        "--activation", choices=("gelu_tanh", "gelu"), help="of a GPT-2 (default: gelu_tanh)"
+    )
     output = parser.add_argument_group("output")
     output.add_argument(
         "--vocab-multiple",
@@ -82,22 +99,28 @@ def run(options: argparse.Namespace) -> str:
         raise UserError(f"{options.target} is or contains the source; choose another folder")
     # Check the target before the source takes minutes to read.
     check_target(options.target, force=options.force)
+    table = loading.TABLES[options.model or _model_at(options.source, options.source_kind)]
     overrides = {
         "num_attention_heads": options.heads,
         "vocab_size_real": options.vocab_size,
         "activation": options.activation,
     }
     loaded = loading.read(
-        options.source, options.source_kind, overrides=overrides, partial=options.partial
+        options.source,
+        options.source_kind,
+        overrides=overrides,
+        partial=options.partial,
+        table=table,
     )
-    if GPT2.tokens not in loaded.state:
+    if table.tokens not in loaded.state:
         raise UserError(f"{options.source} has no token embedding that fits")
     if options.target_kind == "libai":
-        rows = len(loaded.state[GPT2.tokens])
+        rows = len(loaded.state[table.tokens])
         save_libai(
             loaded.state,
             loaded.config,
             options.target,
+            table,
             generation=loaded.generation,
             vocabulary_rows=-(-rows // options.vocab_multiple) * options.vocab_multiple,
             dtype=options.dtype,
@@ -116,8 +139,9 @@ def run(options: argparse.Namespace) -> str:
             loaded.state,
             loaded.config,
             options.target,
-            GPT2,
+            table,
             dtype=options.dtype,
+            max_shard_bytes=int(options.max_shard_size * 1e9),
             generation=loaded.generation,
             tokenizer_files=_tokenizer_files(folder, required=options.tokenizer is not None),
             force=options.force,
@@ -125,6 +149,16 @@ def run(options: argparse.Namespace) -> str:
     numbers = sum(array.size for array in loaded.state.values())
     text = f"{options.target}: {len(loaded.state)} weights, {numbers:,} numbers in {options.dtype}"
     return f"{text}\nleft out:\n{loaded.report}" if loaded.report else text
+
+
+def _model_at(source: Path, kind: str) -> str:
+    """The model_type of what is there."""
+    settings = source / huggingface.CONFIG
+    found = LLAMA.model_type if kind == "meta" else GPT2.model_type
+    if kind == "huggingface" and settings.is_file():
+        found = read_json(settings).get("model_type", found)
+    # The reader says what is wrong with another model.
+    return found if found in loading.TABLES else GPT2.model_type
 
 
 def _tokenizer_files(folder: Path | None, *, required: bool) -> list[Path]:

@@ -20,7 +20,7 @@ from flow_train.files import TEMPORARY, TRASH, publish_folder, write_synced
 # What a folder of weights consists of; anything else in it keeps --force from replacing it.
 _KNOWN = re.compile(
     r"(.*\.(safetensors|bin|index\.json)|(libai_|generation_|tokenizer_)?config\.json"
-    r"|vocab\.json|merges\.txt|tokenizer\.json|special_tokens_map\.json|added_tokens\.json"
+    r"|vocab\.json|merges\.txt|tokenizer\.(json|model)|special_tokens_map\.json|added_tokens\.json"
     r"|README\.md|LICENSE|\.gitattributes|model|pickled_data|(global_)?tensor_\d+)\Z"
 )
 _GENERATION_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")

@@ -22,10 +22,11 @@ from libai_projects.weights.table import Config, State, Table, as_float32
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
 WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 # In the order in which transformers prefers them; an index lists the files of sharded weights.
 _WEIGHT_FILES = (
     WEIGHTS,
-    "model.safetensors.index.json",
+    INDEX,
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
@@ -33,6 +34,7 @@ TOKENIZER_FILES = (
     "vocab.json",
     "merges.txt",
     "tokenizer.json",
+    "tokenizer.model",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
@@ -75,8 +77,10 @@ def write(
     generation: Mapping[str, int] | None = None,
     tokenizer_files: Iterable[Path] = (),
     force: bool = False,
+    max_shard_bytes: int = 5_000_000_000,
 ) -> None:
     """Write config.json, generation_config.json, model.safetensors and tokenizer files, or nothing.
+    Above `max_shard_bytes` the weights are several files, with an index.
 
     `state` is in LiBai 0.1.1's layout, with the rows of the real vocabulary; Monarch layers are
     multiplied out. `tokenizer_files` are copied: tokenizer.json, or vocab.json and merges.txt.
@@ -92,11 +96,33 @@ def write(
         if not file.is_file():
             raise UserError(f"tokenizer file {file} is missing")
     with replaced_folder(folder, force=force) as temporary:
-        write_synced(temporary / WEIGHTS, _serialized(named, dtype))
+        _write_weights(temporary, named, dtype, max_shard_bytes)
         write_json(temporary / CONFIG, {**content, **(generation or {})})
         write_json(temporary / GENERATION_CONFIG, generation or {})
         for file in files:
             shutil.copyfile(file, temporary / file.name)
+
+
+def _write_weights(folder: Path, state: State, dtype: str, most: int) -> None:
+    size = 4 if dtype == "float32" else 2
+    shards: list[State] = [{}]
+    filled = 0
+    for name, array in sorted(state.items()):
+        if shards[-1] and filled + size * array.size > most:
+            shards.append({})
+            filled = 0
+        shards[-1][name] = array
+        filled += size * array.size
+    if len(shards) == 1:
+        write_synced(folder / WEIGHTS, _serialized(state, dtype))
+        return
+    places: dict[str, str] = {}
+    for number, shard in enumerate(shards, 1):
+        name = f"model-{number:05}-of-{len(shards):05}.safetensors"
+        write_synced(folder / name, _serialized(shard, dtype))
+        places.update(dict.fromkeys(shard, name))
+    total = size * sum(array.size for array in state.values())
+    write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": places})
 
 
 def _serialized(state: Mapping[str, np.ndarray], dtype: str) -> bytes:

@@ -12,7 +12,7 @@ from oneflow_accel.errors import UserError
 import numpy as np
 
 from flow_train.checkpoint.weights import read_weights
-from libai_projects.models.llama.rotary import Rotary
+from libai_projects.models.llama.rotary import ORIGINAL, Rotary
 from libai_projects.weights.table import TIED, Config, Part, Setting, State, Table, as_float32
 
 META_SETTINGS = "params.json"
@@ -51,7 +51,7 @@ def _write_rotary(config: Config) -> Config:
     rotary = Rotary.of(size, theta, scaling, config["max_seq_length"])
     found: Config = {"rope_theta": theta, "rope_scaling": rotary.settings()}
     if rotary.kind == "dynamic":
-        found["max_position_embeddings"] = rotary.original
+        found["max_position_embeddings"] = found["rope_scaling"].pop(ORIGINAL)
     if config.get("rope_interleaved"):
         raise UserError(
             "rope_interleaved is true, which transformers' Llama does not have: its weights of "
@@ -241,4 +241,6 @@ def _from_meta(name: str, parts: list[np.ndarray], width: int) -> State:
 def _halves(weight: np.ndarray, heads: int) -> np.ndarray:
     """Rows (heads, pairs, 2) of a weight (out, in) to (heads, 2, pairs)."""
     rows, columns = weight.shape
-    return weight.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
+    return (
+        weight.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
+    )

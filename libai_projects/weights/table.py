@@ -58,9 +58,9 @@ class Part:
 
 @dataclass(frozen=True)
 class Setting:
-    """A number or truth value of the model's settings. `theirs` is the key of config.json, `default`
-    transformers' where it is left out; a function of the settings before it gives a size for
-    null."""
+    """A number or truth value of the model's settings. `theirs` is the key of config.json and
+    `default` transformers' value where it is left out; a function of the settings before it gives a
+    size for null."""
 
     name: str
     theirs: str

@@ -163,8 +163,9 @@ class SelfAttention(nn.Module):
             layer(x).reshape(*x.shape[:2], -1, self.head_size)
             for layer in (self.q_proj, self.k_proj, self.v_proj)
         )
-        query, key = (rope(each, *angles, axis=axis, interleaved=self.interleaved)
-                      for each in (query, key))
+        query, key = (
+            rope(each, *angles, axis=axis, interleaved=self.interleaved) for each in (query, key)
+        )
         # To (batch, heads, time, head size).
         order = (1, 2, 0, 3) if axis == 0 else (0, 2, 1, 3)
         query, key, value = (each.permute(*order) for each in (query, key, value))

@@ -17,7 +17,7 @@ _KEYS = {
     "dynamic": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
 }
-_ORIGINAL = "original_max_position_embeddings"
+ORIGINAL = "original_max_position_embeddings"
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,12 @@ class Rotary:
         kind = given.pop("rope_type", None) or given.get("type") or "default"
         given.pop("type", None)
         if kind not in _KEYS:
-            raise UserError(
-                f"rope_scaling of type {kind!r}: this model has {', '.join(_KEYS)}"
-            )
+            raise UserError(f"rope_scaling of type {kind!r}: this model has {', '.join(_KEYS)}")
         missing = [key for key in _KEYS[kind] if given.get(key) is None]
         if missing:
             raise UserError(f"rope_scaling of type {kind!r} lacks {', '.join(missing)}")
         for key, value in given.items():
-            known = [*_KEYS[kind], _ORIGINAL]
+            known = [*_KEYS[kind], ORIGINAL]
             if key not in known:
                 near = nearest(key, known)
                 hint = f"; did you mean {near[0]}?" if near else f"; it has {', '.join(known)}"
@@ -68,7 +66,7 @@ class Rotary:
                 "rope_scaling.high_freq_factor must be above low_freq_factor, not "
                 f"{given['high_freq_factor']} and {given['low_freq_factor']}"
             )
-        original = int(given.pop(_ORIGINAL, positions))
+        original = int(given.pop(ORIGINAL, positions))
         return cls(head_size, float(theta), kind, original=original, **given)
 
     def settings(self) -> dict[str, Any] | None:
@@ -76,7 +74,7 @@ class Rotary:
         if self.kind == "default":
             return None
         found = {"rope_type": self.kind, **{key: getattr(self, key) for key in _KEYS[self.kind]}}
-        return {**found, _ORIGINAL: self.original}
+        return found if self.kind == "linear" else {**found, ORIGINAL: self.original}
 
     def varies(self, length: int) -> bool:
         """Whether sequences of `length` tokens have angles of their own."""

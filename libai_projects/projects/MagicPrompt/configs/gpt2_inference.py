@@ -44,6 +44,10 @@ generation = dict(
     seed=0,
 )
 
+how_to_train = (
+    "bash tools/train.sh tools/train_net.py projects/MagicPrompt/configs/gpt2_training.py 1"
+)
+
 train = dict(
     # The seed of random weights.
     seed=1234,

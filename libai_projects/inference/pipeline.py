@@ -1,0 +1,215 @@
+"""A model and its tokenizer by a config, in any parallel layout, that continues prompts: what the
+`pipeline.py` of a project runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import oneflow_accel
+from oneflow_accel import distributed
+from oneflow_accel.errors import UserError
+
+from libai.config import instantiate
+from libai.utils import distributed as dist
+from omegaconf import DictConfig
+
+from libai_projects import weights
+from libai_projects.engine.checks import check_model
+from libai_projects.engine.overrides import apply_overrides, load_config
+from libai_projects.generation import GenerationOptions
+from libai_projects.inference import command
+from libai_projects.inference.lockstep import together
+from libai_projects.inference.options import (
+    MODES,
+    build_parser,
+    check_stages,
+    choose_layout,
+    given_sampling_options,
+    parse_options,
+)
+from libai_projects.inference.text_pipeline import DEFAULT_OPTIONS, TextPipeline
+from libai_projects.models.families import family_of
+from libai_projects.models.step_model import StepModel
+from libai_projects.weights import monarch
+from libai_projects.weights.libai_checkpoints import detect_mode, find_model
+from libai_projects.weights.table import initial_weights
+
+# Beside a Hugging Face model.
+_TOKENIZER_FILES = {"vocab_file": "vocab.json", "merges_file": "merges.txt", "path": "."}
+_NO_MODEL = (
+    "there is no model yet: train one ({how}), name one with --model PATH, or see random weights "
+    "at work with --mode random"
+)
+
+
+class TextGenerationPipeline(TextPipeline):
+    """A model and its tokenizer by a config; every process of a job makes one.
+
+    What is None is the config's, else by the number of processes (`inference.layout`), by the
+    device layer, or by the files of a Hugging Face model.
+
+    Args:
+        config_file: a LiBai config such as configs/gpt2_inference.py, or the config.yaml of a run.
+        pipeline_stage_id: the stage of each layer; None shares the layers out evenly.
+        model_path: None takes the config's `model.cfg.pretrained_model_path`.
+        tokenizer: tokenizer.json, tokenizer.model or their folder; None takes the config's, or the
+            one beside a Hugging Face model.
+        mode: "huggingface" (a folder with config.json and weights), "libai" (a checkpoint, its
+            `model` folder, or a run's output folder), "random" (for tests) or "auto", by the path.
+        overrides: "key=value" texts that change the config.
+        generation: options of `GenerationOptions` that differ from the config's.
+
+    Raises UserError, the same on every process, where a file is damaged, a value cannot be used, or
+    the layout does not fit; NotImplementedError for another mode.
+    """
+
+    def __init__(
+        self,
+        config_file: str,
+        data_parallel: int | None = None,
+        tensor_parallel: int | None = None,
+        pipeline_parallel: int | None = None,
+        pipeline_stage_id: Sequence[int] | None = None,
+        pipeline_num_layers: int | None = None,
+        model_path: str | None = None,
+        mode: str = "libai",
+        device: str | None = None,
+        *,
+        vocab_file: str | None = None,
+        merges_file: str | None = None,
+        tokenizer: str | None = None,
+        overrides: Sequence[str] = (),
+        **generation: object,
+    ) -> None:
+        if mode not in MODES:
+            raise NotImplementedError(f"mode {mode!r}: expected one of {', '.join(MODES)}")
+
+        def prepare() -> tuple[DictConfig, str, Path | None, object]:
+            cfg = apply_overrides(load_config(config_file), overrides, config_file)
+            sizes = cfg.train.dist
+            for key, value in {
+                "data_parallel_size": data_parallel,
+                "tensor_parallel_size": tensor_parallel,
+                "pipeline_parallel_size": pipeline_parallel,
+                "custom_pipeline_stage_id": check_stages(pipeline_stage_id),
+                "pipeline_num_layers": pipeline_num_layers,
+                "device_type": device,
+            }.items():
+                # One by one: an update of the whole node would drop its other keys.
+                if value is not None:
+                    sizes[key] = value
+            # A run's config has the device that it ran on, which may not be here.
+            sizes.device_type = oneflow_accel.select_device(sizes.get("device_type")).name
+            # A wrong option is found before the model is built.
+            GenerationOptions.from_config(cfg.get("generation"), **generation)
+            kind, path = _model(cfg, model_path, mode)
+            given = {"vocab_file": vocab_file, "merges_file": merges_file, "path": tokenizer}
+            return cfg, kind, path, _tokenizer(cfg, given, path)
+
+        cfg, kind, path, built = together(prepare)
+        step_model = _build(cfg, kind, path, built)
+        super().__init__(
+            step_model,
+            built,
+            name="random weights" if path is None else path.name,
+            options={**(cfg.get("generation") or {}), **generation},
+        )
+        self.cfg = cfg
+
+
+def _model(cfg: DictConfig, model_path: str | None, mode: str) -> tuple[str, Path | None]:
+    """Kind and place of the weights; no place for random ones."""
+    if mode == "random":
+        return mode, None
+    given = model_path or cfg.model.cfg.get("pretrained_model_path")
+    if not given or (model_path is None and not Path(given).exists()):
+        raise UserError(_NO_MODEL.format(how=cfg.get("how_to_train", "see the README")))
+    kind = detect_mode(Path(given)) if mode == "auto" else mode
+    return kind, find_model(Path(given)) if kind == "libai" else Path(given)
+
+
+def _tokenizer(cfg: DictConfig, given: dict[str, str | None], model: Path | None) -> object:
+    files = cfg.tokenization.tokenizer
+    for key, path in given.items():
+        if key not in files:
+            if path is not None:
+                option = "--tokenizer" if key == "path" else f"--{key.replace('_', '-')}"
+                raise UserError(f"this config's tokenizer takes no {option}: leave it out")
+            continue
+        if path is not None:
+            files[key] = path
+        elif model is not None and not (files[key] and Path(files[key]).exists()):
+            beside = model / _TOKENIZER_FILES[key]
+            files[key] = str(beside) if beside.exists() else files[key]
+    return instantiate(files)
+
+
+def _build(cfg: DictConfig, kind: str, path: Path | None, tokenizer: object) -> StepModel:
+    """Build the model in its layout, load its weights and make it step. Collective."""
+    model_cfg, sizes, family = cfg.model.cfg, cfg.train.dist, family_of(cfg.model._target_)
+    table = family.table
+    if path is None:
+        real, state = tokenizer.vocab_size, {}
+    else:
+        state, found = weights.load(path, kind, table=table)
+        if "num_attention_heads" not in found and found["hidden_size"] != model_cfg.hidden_size:
+            raise UserError(
+                f"{path} does not tell how many attention heads its model has: give "
+                f"model.cfg.num_attention_heads=N model.cfg.hidden_size={found['hidden_size']}"
+            )
+        # The weights, not the config, say which layers are Monarch layers.
+        model_cfg.update({**dict.fromkeys(monarch.KEYS), **found})
+        real = found["vocab_size_real"]
+    stages, pipeline = sizes.get("custom_pipeline_stage_id"), sizes.get("pipeline_parallel_size")
+    if stages and pipeline is None and distributed.world_size() > 1:
+        pipeline = len(set(stages))
+    layout = choose_layout(
+        distributed.world_size(),
+        data=sizes.get("data_parallel_size"),
+        tensor=sizes.get("tensor_parallel_size"),
+        pipeline=pipeline,
+    )
+    sizes.data_parallel_size = layout.data
+    sizes.tensor_parallel_size = layout.tensor
+    sizes.pipeline_parallel_size = layout.pipeline
+    check_model(cfg, layout)
+    if sizes.get("pipeline_num_layers") is None:
+        sizes.pipeline_num_layers = model_cfg.num_layers
+    # Padding rows make the vocabulary divide; the logits leave them out.
+    model_cfg.vocab_size = -(-real // layout.tensor) * layout.tensor
+    model_cfg.vocab_size_real = real
+    dist.setup_dist_util(sizes)
+    model = instantiate(cfg.model)
+    model.eval()
+    if path is None and distributed.is_main():
+        state = dict(initial_weights(table, {**model_cfg, "vocab_size": real}, cfg.train.seed))
+    weights.load_into(model, state, table=table)
+    return family.steps(model)
+
+
+def main(argv: Sequence[str], config_file: str, examples: Sequence[str]) -> int:
+    """What a project's pipeline.py does; `config_file` is its own, `examples` are prompts where the
+    command line has none."""
+    parser = build_parser("pipeline.py", DEFAULT_OPTIONS, config_file)
+    options = parse_options(parser, argv)
+
+    def build() -> TextGenerationPipeline:
+        return TextGenerationPipeline(
+            options.config_file,
+            data_parallel=options.data_parallel,
+            tensor_parallel=options.tensor_parallel,
+            pipeline_parallel=options.pipeline_parallel,
+            pipeline_stage_id=options.pipeline_stage_id,
+            pipeline_num_layers=options.pipeline_num_layers,
+            model_path=options.model,
+            mode=options.mode,
+            device=options.device,
+            vocab_file=options.vocab_file,
+            merges_file=options.merges_file,
+            tokenizer=options.tokenizer,
+            overrides=options.overrides,
+            **given_sampling_options(options),
+        )
+
+    return command.run(options, build, examples)

@@ -1,0 +1,57 @@
+"""The language models of this project: what a config's model is, its table of weights, and how it
+generates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from oneflow_accel.errors import UserError
+
+from oneflow import nn
+
+from libai_projects.models.gpt2.model import GPT2ForPreTraining, GPT2StepModel
+from libai_projects.models.llama.model import LlamaForPreTraining, LlamaStepModel
+from libai_projects.models.step_model import StepModel
+from libai_projects.weights.gpt2 import GPT2
+from libai_projects.weights.llama import LLAMA
+from libai_projects.weights.table import Table
+
+
+@dataclass(frozen=True)
+class Family:
+    """`model` is what trains, `steps` makes of one what generation steps through."""
+
+    table: Table
+    model: type[nn.Module]
+    steps: Callable[[Any], StepModel]
+
+
+FAMILIES = (
+    Family(GPT2, GPT2ForPreTraining, GPT2StepModel),
+    Family(LLAMA, LlamaForPreTraining, LlamaStepModel),
+)
+
+
+def family_of(target: Any) -> Family:
+    """The family of a model, its class, or the `_target_` of a config; a UserError for another."""
+    found = _find(target)
+    if found is None:
+        known = " and ".join(family.table.title for family in FAMILIES)
+        raise UserError(f"the model {target} cannot generate here; those that can: {known}")
+    return found
+
+
+def table_of(target: Any) -> Table:
+    """The table of its weights; GPT-2's for models of others, such as LiBai's own GPT."""
+    found = _find(target)
+    return GPT2 if found is None else found.table
+
+
+def _find(target: Any) -> Family | None:
+    if isinstance(target, nn.Module):
+        target = type(target)
+    name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
+    last = name.rpartition(".")[2]
+    return next((family for family in FAMILIES if family.model.__name__ == last), None)

@@ -1,0 +1,1 @@
+"""A Llama trained from scratch, with its fused operations switched off one by one."""
