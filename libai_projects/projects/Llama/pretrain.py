@@ -1,0 +1,126 @@
+"""Trains a Llama from scratch on token files; fused operations can be switched off one by one.
+
+    python pretrain.py --batch_size=2 --gradient_accumulation_steps=16 --data=tokens/train.bin
+    python pretrain.py --preset=tiny --dummy --max_iters=20
+    python pretrain.py --ablate table1
+    python pretrain.py --estimate
+
+`--help` lists every flag with its default.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+if __name__ == "__main__":
+    # The launcher puts this script's folder first, which is not where the packages are.
+    sys.path[0] = str(Path(__file__).resolve().parents[3])
+
+try:
+    import oneflow_accel
+
+    import libai_projects  # noqa: F401 - says how to install libai
+except ImportError as error:
+    sys.exit(
+        f"{error}. pretrain.py runs in the project's environment: type `make setup` in the "
+        "repository, then `source .venv/bin/activate`."
+    )
+from oneflow_accel.command import run
+from oneflow_accel.errors import UserError
+from oneflow_accel.kernels import registry
+
+from flow_train.metrics.peak import PEAK_VARIABLE
+from libai_projects.projects.Llama import flags as flag_table
+from libai_projects.text import token_files
+
+CONFIG_FILE = str(Path(__file__).resolve().parent / "configs" / "llama_pretraining.py")
+
+
+def arguments_of(flags: argparse.Namespace) -> list[str]:
+    """What tools/train_net.py is called with."""
+    arguments = ["--config-file", CONFIG_FILE, *flag_table.overrides(flags)]
+    if flags.resume:
+        arguments.append("--resume")
+    if flags.device:
+        arguments += ["--device", flags.device]
+    if flags.dummy:
+        return [*arguments, "--dummy", "train.evaluation.enabled=false"]
+    if not flags.data:
+        raise UserError(
+            "--data names no token file: make one by prepare.py, or give --dummy for random tokens"
+        )
+    dataset = "dataloader.train.dataset"
+    arguments += [
+        f"{dataset}.0.path={flag_table.quoted(flags.data)}",
+        f"{dataset}.0.dtype={flags.token_dtype}",
+        f"{dataset}.0.packing={flags.packing}",
+    ]
+    validation = flags.val_data or token_files.held_out(flags.data)
+    if not validation:
+        return [*arguments, "train.evaluation.enabled=false"]
+    return [*arguments, f"+validation_data={flag_table.quoted(validation)}"]
+
+
+def describe(flags: argparse.Namespace, data_parallel: int) -> list[str]:
+    """The first lines of a run: tokens per iteration, and what of the model is not as typed."""
+    batch, steps, length = flags.batch_size, flags.gradient_accumulation_steps, flags.max_seq_len
+    tokens = batch * steps * length * data_parallel
+    lines = [
+        f"tokens per iteration: {tokens:,} = {steps} gradient accumulation steps x "
+        f"{data_parallel} data-parallel processes x batch size {batch} x {length} tokens"
+    ]
+    padded = flag_table.padded_vocabulary(flags)
+    if padded != flags.vocab_size:
+        lines.append(f"vocabulary: {flags.vocab_size} tokens, padded to {padded}, a multiple of 8")
+    off = flag_table.disabled(flags)
+    if off:
+        lines.append(f"switched off: {', '.join(off)}")
+    return lines
+
+
+def complete(flags: argparse.Namespace) -> None:
+    """Fill in what the data say: vocabulary and padding token."""
+    found = token_files.describe(flags.data) if flags.data and not flags.dummy else None
+    if found is not None:
+        if flags.vocab_size == 0:
+            flags.vocab_size = found.vocab_size
+        if flags.pad_token_id < 0 and found.pad_id is not None:
+            flags.pad_token_id = found.pad_id
+    if flags.vocab_size <= 0:
+        raise UserError("--vocab_size=0 takes the data's, which have no .json that says it")
+
+
+def main(argv: Sequence[str]) -> int:
+    flags = flag_table.parse(argv)
+    # Each of several processes and each loader worker sees these.
+    off = flag_table.disabled(flags)
+    if off:
+        os.environ[registry.DISABLE_VARIABLE] = ",".join(off)
+    if flags.peak_tflops:
+        os.environ[PEAK_VARIABLE] = str(flags.peak_tflops)
+    if flags.estimate:
+        from libai_projects.projects.Llama import estimate
+
+        estimate.report(flags)
+        return 0
+    if flags.ablate:
+        from libai_projects.projects.Llama import ablation
+
+        return ablation.run(flags, argv)
+    complete(flags)
+    # LiBai takes its time to import.
+    from libai_projects.tools import train_net
+
+    train_net.run(
+        "pretrain.py",
+        arguments_of(flags),
+        lambda job: describe(flags, job.cfg.train.dist.data_parallel_size),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(run("pretrain.py", lambda: main(sys.argv[1:])))
