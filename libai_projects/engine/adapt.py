@@ -13,6 +13,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from flow_train.metrics.profile import ProfileSteps
 from libai_projects.engine.data import RandomTokens
+from libai_projects.text import token_files
 from libai_projects.text.prepare import HELD_OUT_SUFFIX
 
 _FUSIONS = (
@@ -69,9 +70,9 @@ def complete(cfg: DictConfig) -> None:
 
 
 def use_held_out(cfg: DictConfig) -> list[str]:
-    """Validate on PREFIX_valid, which `prepare.py --validation` has held out, where it is there,
-    and train on validation's share of the blocks. Every process calls it; returns lines for the
-    log."""
+    """Validate on PREFIX_valid, which `prepare.py --validation` has held out, where it is there, or
+    on the token files of `validation_data`, and train on validation's share of the blocks. Every
+    process calls it; returns lines for the log."""
     datasets = try_get_key(cfg, "dataloader.train.dataset", default=None)
     splits = try_get_key(cfg, "dataloader.train.splits", default=None) or []
     # Other splits stay as they are; wrong ones are for the checks to report.
@@ -79,13 +80,19 @@ def use_held_out(cfg: DictConfig) -> list[str]:
         return []
     if [len(split) for split in splits] != [3]:
         return []
-    held_out = f"{datasets[0].get('data_prefix')}{HELD_OUT_SUFFIX}"
+    key = "path" if "path" in datasets[0] else "data_prefix"
+    if key == "path":
+        held_out = cfg.get("validation_data") or token_files.held_out(datasets[0].path)
+        there = held_out is not None
+    else:
+        held_out = f"{datasets[0].get(key)}{HELD_OUT_SUFFIX}"
+        there = Path(f"{held_out}.idx").is_file()
     # All processes must take the same data; one that lacks it says so when it checks its files.
-    if not any(distributed.all_gather_json(Path(f"{held_out}.idx").is_file())):
+    if not any(distributed.all_gather_json(there)):
         return []
     training, validation, test = splits[0]
     datasets.append(copy.deepcopy(datasets[0]))
-    datasets[1].data_prefix = held_out
+    datasets[1][key] = held_out
     cfg.dataloader.train.splits = [[training + validation, 0.0, test], [0.0, 1.0, 0.0]]
     cfg.dataloader.train.weights = [1.0, 1.0]
     return [

@@ -11,7 +11,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -136,19 +136,25 @@ def _is_for_console(record: logging.LogRecord) -> bool:
     )
 
 
-def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Entry point; user errors become one line on stderr and a non-zero exit code."""
+def main(
+    argv: Sequence[str] | None = None,
+    program: str = "train_net.py",
+    describe: Callable[[DictConfig], list[str]] = lambda _: [],
+) -> NoReturn:
+    """Entry point; user errors become one line on stderr and a non-zero exit code. `program` is who
+    says so, `describe` gives lines for the log by the checked config."""
     arguments = sys.argv[1:] if argv is None else argv
     try:
-        _leave(command.run("train_net.py", lambda: _run(arguments)))
+        _leave(command.run(program, lambda: _run(arguments, describe)))
     # Leave from within the handler: its end would free the graphs that the traceback holds.
     except Exception:
         traceback.print_exc()
         _leave(1)
 
 
-def _run(argv: Sequence[str]) -> int:
+def _run(argv: Sequence[str], describe: Callable[[DictConfig], list[str]]) -> int:
     job = prepare(argv)
+    job.adapted.extend(describe(job.cfg))
     # If a process dies, the others end too and say which one it was.
     with watchdog.guard():
         try:

@@ -57,7 +57,11 @@ PRESETS: dict[str, dict[str, Any]] = {
 FUSED: dict[str, tuple[str, ...]] = {
     "use_flash": ("scaled_dot_product_attention",),
     "use_fused_rope": ("rope",),
-    "use_fused_cross_entropy": ("cross_entropy", "linear_cross_entropy", "linear_cross_entropy_mean"),
+    "use_fused_cross_entropy": (
+        "cross_entropy",
+        "linear_cross_entropy",
+        "linear_cross_entropy_mean",
+    ),
     "use_fused_rmsnorm": ("rms_norm", "add_rms_norm"),
     "use_fused_dropout_add_norm": ("add_rms_norm",),
     "use_fused_swiglu": ("swiglu",),
@@ -102,7 +106,6 @@ _KEYS = {
     "weight_decay": "optim.weight_decay",
     "eps": "optim.eps",
     "warmup_iters": "train.scheduler.warmup_iters",
-    "lr_decay_iters": "train.scheduler.decay_iters",
 }
 _ROPE = ("linear", "dynamic", "llama3")
 
@@ -307,12 +310,15 @@ def overrides(flags: argparse.Namespace) -> list[str]:
     return [f"{key}={_text(value)}" for key, value in values.items()]
 
 
+def quoted(text: str) -> str:
+    """A text that an override takes as it is."""
+    return json.dumps(text)
+
+
 def _text(value: Any) -> str:
     """A value in the grammar of overrides."""
-    if isinstance(value, str):
-        return json.dumps(value)
     if isinstance(value, dict):
         return "{" + ",".join(f"{key}:{_text(inner)}" for key, inner in value.items()) + "}"
-    return {None: "null", True: "true", False: "false"}.get(value, str(value)) if isinstance(
-        value, bool | None
-    ) else str(value)
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    return quoted(value) if isinstance(value, str) else str(value)

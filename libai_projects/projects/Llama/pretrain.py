@@ -33,6 +33,8 @@ from oneflow_accel.command import run
 from oneflow_accel.errors import UserError
 from oneflow_accel.kernels import registry
 
+from omegaconf import DictConfig
+
 from flow_train.metrics.peak import PEAK_VARIABLE
 from libai_projects.projects.Llama import flags as flag_table
 from libai_projects.text import token_files
@@ -59,15 +61,17 @@ def arguments_of(flags: argparse.Namespace) -> list[str]:
         f"{dataset}.0.dtype={flags.token_dtype}",
         f"{dataset}.0.packing={flags.packing}",
     ]
-    validation = flags.val_data or token_files.held_out(flags.data)
-    if not validation:
-        return [*arguments, "train.evaluation.enabled=false"]
-    return [*arguments, f"+validation_data={flag_table.quoted(validation)}"]
+    if flags.val_data:
+        arguments.append(f"validation_data={flag_table.quoted(flags.val_data)}")
+    elif not token_files.held_out(flags.data):
+        arguments.append("train.evaluation.enabled=false")
+    return arguments
 
 
-def describe(flags: argparse.Namespace, data_parallel: int) -> list[str]:
+def describe(flags: argparse.Namespace, cfg: DictConfig) -> list[str]:
     """The first lines of a run: tokens per iteration, and what of the model is not as typed."""
     batch, steps, length = flags.batch_size, flags.gradient_accumulation_steps, flags.max_seq_len
+    data_parallel = cfg.train.global_batch_size // (batch * steps)
     tokens = batch * steps * length * data_parallel
     lines = [
         f"tokens per iteration: {tokens:,} = {steps} gradient accumulation steps x "
@@ -115,11 +119,7 @@ def main(argv: Sequence[str]) -> int:
     # LiBai takes its time to import.
     from libai_projects.tools import train_net
 
-    train_net.run(
-        "pretrain.py",
-        arguments_of(flags),
-        lambda job: describe(flags, job.cfg.train.dist.data_parallel_size),
-    )
+    train_net.main(arguments_of(flags), "pretrain.py", lambda cfg: describe(flags, cfg))
 
 
 if __name__ == "__main__":

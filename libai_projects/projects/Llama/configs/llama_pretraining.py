@@ -17,6 +17,8 @@ model = get_config("common/models/llama.py").pretrain_model
 
 # The data's vocabulary is the model's.
 tokenization = None
+# Token files to evaluate on; "": PREFIX_valid.bin beside PREFIX.bin, if it is there.
+validation_data = ""
 dataloader = {
     "train": LazyCall(build_nlp_train_val_test_loader)(
         dataset=[
@@ -40,6 +42,7 @@ optim.weight_decay = 0.1
 optim.betas = [0.9, 0.95]
 
 train.output_dir = "projects/Llama/output"
+train.max_minutes = None
 train.train_micro_batch_size = 2
 train.num_accumulation_steps = 16
 train.train_iter = 100000
