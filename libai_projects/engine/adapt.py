@@ -14,7 +14,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from flow_train.metrics.profile import ProfileSteps
 from libai_projects.engine.data import RandomTokens
 from libai_projects.text import token_files
-from libai_projects.text.prepare import HELD_OUT_SUFFIX
+from libai_projects.text.token_files import HELD_OUT_SUFFIX
 
 _FUSIONS = (
     "bias_gelu_fusion",

@@ -25,6 +25,7 @@ from oneflow.utils.data.dataset import ConcatDataset
 
 from libai_projects.engine.perplexity import PPLEvaluator
 from libai_projects.text.indexed_dataset import get_indexed_dataset
+from libai_projects.text.token_files import TokenWindows
 
 logger = logging.getLogger("libai_projects")
 
@@ -230,6 +231,26 @@ class RandomTokens:
             input_ids=structures.DistTensorData(tokens[:-1]),
             labels=structures.DistTensorData(tokens[1:], placement_idx=-1),
         )
+
+
+class TokenFiles:
+    """`TokenWindows` in the form of GPT2Dataset; LiBai passes `tokenizer`, which is not needed."""
+
+    def __init__(self, *args: Any, tokenizer: Any = None, **options: Any) -> None:
+        self._windows = TokenWindows(*args, **options)
+
+    def __len__(self) -> int:
+        return len(self._windows)
+
+    def __getitem__(self, index: int) -> structures.Instance:
+        inputs, labels, segments = self._windows[int(index)]
+        fields = {
+            "input_ids": structures.DistTensorData(flow.tensor(inputs)),
+            "labels": structures.DistTensorData(flow.tensor(labels), placement_idx=-1),
+        }
+        if segments is not None:
+            fields["segments"] = structures.DistTensorData(flow.tensor(segments))
+        return structures.Instance(**fields)
 
 
 def _training(libais: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,7 +2,8 @@ r"""A text file with one prompt per line, to the dataset that training reads, in
 
     python projects/MagicPrompt/prepare.py prompts.txt [more] --output-prefix PREFIX
 
-writes PREFIX.bin and PREFIX.idx (see `indexed_dataset`), and PREFIX_valid.* with --validation.
+writes PREFIX.bin and PREFIX.idx (see `indexed_dataset`), PREFIX.json, which says what the ids are
+(see `token_files`), and PREFIX_valid.* with --validation.
 """
 
 from __future__ import annotations
@@ -27,13 +28,12 @@ from libai_projects.text.corpus import (
     run_command,
     write_corpus,
 )
-from libai_projects.text.indexed_dataset import DatasetWriter, dtype_for_vocabulary
-from libai_projects.text.tokenizer import GPT2Tokenizer
+from libai_projects.text.indexed_dataset import DatasetWriter, data_file, dtype_for_vocabulary
+from libai_projects.text.token_files import HELD_OUT_SUFFIX, Description
+from libai_projects.text.tokenizer import GPT2Tokenizer, Tokenizer, open_tokenizer
 
 # Names of the outputs, and of the datasets after the prefix.
 _TRAIN, _VALID = "train", "valid"
-HELD_OUT_SUFFIX = f"_{_VALID}"
-"""Of the prefix of what --validation holds out; training validates on it."""
 
 
 def build_parser() -> Parser:
@@ -70,6 +70,11 @@ def build_parser() -> Parser:
         help="GPT-2's merges.txt; $MAGICPROMPT_MERGES without it",
     )
     parser.add_argument(
+        "--tokenizer",
+        metavar="PATH",
+        help="in place of these two: a tokenizer.json, a tokenizer.model, or the folder of one",
+    )
+    parser.add_argument(
         "--append-eod",
         action=argparse.BooleanOptionalAction,
         default=True,
@@ -99,7 +104,10 @@ def run(argv: Sequence[str]) -> int:
     arguments = build_parser().parse_args(argv)
     share, validation_file = _validation(arguments.validation)
     check_files([*arguments.inputs, *([validation_file] if validation_file else [])])
-    tokenizer = GPT2Tokenizer(arguments.vocab_file, arguments.merges_file)
+    if arguments.tokenizer:
+        tokenizer: Tokenizer = open_tokenizer(arguments.tokenizer)
+    else:
+        tokenizer = GPT2Tokenizer(arguments.vocab_file, arguments.merges_file)
     dtype = dtype_for_vocabulary(tokenizer.vocab_size)
     jsonl = {"auto": None, "text": False, "jsonl": True}[arguments.format]
     options = ReadOptions(jsonl, arguments.bad_lines, arguments.max_line_bytes, arguments.workers)
@@ -137,9 +145,26 @@ def run(argv: Sequence[str]) -> int:
         # Rename only when all datasets are complete.
         for writer in writers.values():
             writer.commit()
+        for name, place in places.items():
+            counts = [report.outputs[name] for report in reports if name in report.outputs]
+            Description(
+                # Ids are never negative, so that signed ones are these, too.
+                "uint16" if dtype.itemsize == 2 else "uint32",
+                sum(each.tokens for each in counts),
+                sum(each.documents for each in counts),
+                tokenizer.vocab_size,
+                str(arguments.tokenizer or arguments.vocab_file),
+                tokenizer.eod_token_id if arguments.append_eod else None,
+                tokenizer.pad_token_id,
+            ).write(data_file(place))
     seconds = time.monotonic() - started
     for report in reports:
         print(report.text(places))
+    size, padded = tokenizer.vocab_size, tokenizer.padded_vocab_size(8)
+    print(
+        f"ids of {8 * dtype.itemsize} bits: {size:,} tokens, which a Llama pads to {padded:,}; "
+        f"documents end with {tokenizer.eod_token_id}, padding is {tokenizer.pad_token_id}"
+    )
     lines, tokens = sum(r.lines for r in reports), sum(r.tokens for r in reports)
     print(f"{seconds:.1f} s: {lines / seconds:,.0f} lines/s, {tokens / seconds:,.0f} tokens/s")
     if arguments.report:

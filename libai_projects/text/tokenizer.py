@@ -1,8 +1,9 @@
-"""GPT-2's byte-level BPE: text to token ids and back, by the Hugging Face `tokenizers` library.
+"""Text to token ids and back: GPT-2's byte-level BPE, Hugging Face's tokenizer.json and Google's
+tokenizer.model, by the libraries `tokenizers` and `sentencepiece`.
 
-Nothing is added or taken away: leading spaces stay (libai 0.1.1's own tokenizer strips them), no
-prefix space, no clean-up when decoding. "<|endoftext|>" in a user's prompt is text and not the
-special token.
+Of GPT-2's nothing is added or taken away: leading spaces stay (libai 0.1.1's own tokenizer strips
+them), no prefix space, no clean-up when decoding. "<|endoftext|>" in a user's prompt is text and
+not the special token.
 
 `vocab.json` is one JSON object, token -> id. `merges.txt` has one merge per line, "left right", in
 order of priority, after a line "#version: ...". Tokens are written in GPT-2's alphabet, see
@@ -19,6 +20,7 @@ import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from oneflow_accel.errors import UserError
 
@@ -180,12 +182,70 @@ def _check_together(
         )
 
 
-class GPT2Tokenizer:
+class Tokenizer:
+    """What all tokenizers here share. They are immutable, can be pickled, and used in forked
+    processes and by several threads. `vocab_size` counts special tokens; the ids `bos_token_id`,
+    `eos_token_id`, `eod_token_id`, which separates a dataset's texts, and `pad_token_id` may be
+    one."""
+
+    vocab_size: int
+    bos_token_id: int
+    eos_token_id: int
+    eod_token_id: int
+    pad_token_id: int
+    # What a decoded text leaves out.
+    _special: frozenset[int] = frozenset()
+
+    def __deepcopy__(self, memo: object) -> Tokenizer:
+        # omegaconf copies what a config holds, and nothing here ever changes.
+        return self
+
+    def __len__(self) -> int:
+        return self.vocab_size
+
+    def padded_vocab_size(self, multiple: int = 1) -> int:
+        """The vocabulary size rounded up to a multiple, which splits evenly over processes."""
+        if multiple < 1:
+            raise ValueError(f"multiple must be at least 1, not {multiple}")
+        return -(-self.vocab_size // multiple) * multiple
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a prompt, not stripped; ValueError for half a surrogate pair, not in UTF-8.
+        A tokenizer whose model reads one begins with its token for that."""
+        raise NotImplementedError
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Of a dataset's texts, without tokens that begin or end them; a ValueError names the
+        text's position."""
+        raise NotImplementedError
+
+    def _bytes_of(self, token_id: int) -> bytes:
+        raise NotImplementedError
+
+    def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
+        """The text of token ids; bytes that are not UTF-8 become U+FFFD. Raises ValueError for an
+        id that is not of this vocabulary, such as a row that only pads the model's embedding."""
+        return b"".join(self.token_bytes(i, skip_special) for i in ids).decode("utf-8", "replace")
+
+    def token_bytes(self, token_id: int, skip_special: bool = True) -> bytes:
+        """The UTF-8 bytes of one token, which may begin or end within a character."""
+        if not 0 <= token_id < self.vocab_size:
+            raise ValueError(
+                f"token id {token_id} is outside the vocabulary, 0 .. {self.vocab_size - 1}"
+            )
+        if skip_special and token_id in self._special:
+            return b""
+        return self._bytes_of(token_id)
+
+    def stream_decoder(self) -> StreamDecoder:
+        return StreamDecoder(self)
+
+
+class GPT2Tokenizer(Tokenizer):
     """GPT-2's tokenizer, also as `cfg.tokenization.tokenizer` of a LiBai config.
 
-    It is immutable, can be pickled, and used in forked processes and by several threads. LiBai's
-    configs pass `do_lower_case`, which is ignored, as in LiBai: the vocabulary is cased. Raises
-    UserError as `load_vocabulary`.
+    LiBai's configs pass `do_lower_case`, which is ignored, as in LiBai: the vocabulary is cased.
+    Raises UserError as `load_vocabulary`.
     """
 
     # libai's build_tokenizer asks for its "end of document", which separates a dataset's texts.
@@ -208,59 +268,130 @@ class GPT2Tokenizer:
         # prompt. Batches that it fills need a mask.
         self.eos_token_id = self.eod_token_id = ids[END_OF_TEXT]
         self.bos_token_id = self.pad_token_id = self.eos_token_id
-
-    def __deepcopy__(self, memo: object) -> GPT2Tokenizer:
-        # omegaconf copies what a config holds, and nothing here ever changes.
-        return self
-
-    def __len__(self) -> int:
-        return self.vocab_size
-
-    def padded_vocab_size(self, multiple: int = 1) -> int:
-        """The vocabulary size rounded up to a multiple, which splits evenly over processes."""
-        if multiple < 1:
-            raise ValueError(f"multiple must be at least 1, not {multiple}")
-        return -(-self.vocab_size // multiple) * multiple
+        self._special = frozenset([self.eos_token_id])
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text, not stripped; ValueError for half a surrogate pair, not in UTF-8."""
         _check_text(text)
         return self._bpe.encode(text).ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """As `encode`; a ValueError names the text's position."""
-        try:
-            encodings = self._bpe.encode_batch_fast(list(texts))
-        except TypeError:
-            for position, text in enumerate(texts):
-                _check_text(text, f"text {position}: ")
-            raise
-        return [encoding.ids for encoding in encodings]
+        return _encoded(self._bpe, texts)
 
-    def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
-        """The text of token ids; bytes that are not UTF-8 become U+FFFD. Raises ValueError for an
-        id that is not of this vocabulary, such as a row that only pads the model's embedding."""
-        return b"".join(self.token_bytes(i, skip_special) for i in ids).decode("utf-8", "replace")
-
-    def token_bytes(self, token_id: int, skip_special: bool = True) -> bytes:
-        """The UTF-8 bytes of one token, which may begin or end within a character."""
-        if not 0 <= token_id < len(self._bytes):
-            raise ValueError(
-                f"token id {token_id} is outside the vocabulary, 0 .. {len(self._bytes) - 1}"
-            )
-        if skip_special and token_id == self.eos_token_id:
-            return b""
+    def _bytes_of(self, token_id: int) -> bytes:
         return self._bytes[token_id]
 
-    def stream_decoder(self) -> StreamDecoder:
-        return StreamDecoder(self)
+
+class HuggingFaceTokenizer(Tokenizer):
+    """A tokenizer.json, of byte-level tokens as Llama 3's, or of pieces with bytes for what they
+    lack, as Llama 2's. Which token begins, ends and pads is in tokenizer_config.json or
+    special_tokens_map.json beside it. A text that spells a special token stays text. Raises
+    UserError where a file is damaged or names no token that ends a text."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        file = Path(path)
+        text = _read_text(file, "tokenizer")
+        try:
+            content = json.loads(text)
+            self._library = tokenizers.Tokenizer.from_str(text)
+        # The library raises bare exceptions.
+        except Exception as error:
+            raise UserError(f"{file} is no tokenizer.json ({error}); is the file whole?") from error
+        self._library.encode_special_tokens = True
+        self._library.no_padding()
+        self._library.no_truncation()
+        ids = self._library.get_vocab(with_added_tokens=True)
+        self.vocab_size = 1 + max(ids.values())
+        by_id = {number: token for token, number in ids.items()}
+        added = {each["id"]: each for each in content.get("added_tokens", [])}
+        self._special = frozenset(number for number, each in added.items() if each.get("special"))
+        bytewise = '"ByteLevel"' in json.dumps(content.get("decoder"))
+        self._bytes = []
+        for number in range(self.vocab_size):
+            token = by_id.get(number, "")
+            plain = number in added or not bytewise
+            self._bytes.append(_piece_bytes(token) if plain else _token_bytes(token))
+        named = _named_tokens(file.parent)
+        self.eos_token_id = self.eod_token_id = _id_of(file, named, "eos_token", ids)
+        self.bos_token_id = _id_of(file, named, "bos_token", ids, self.eos_token_id)
+        self.pad_token_id = _id_of(file, named, "pad_token", ids, self.eos_token_id)
+        # The template of some files leaves out the first token that transformers adds.
+        self._begins = bool(named.get("add_bos_token")) and not self._library.encode("").ids
+
+    def encode(self, text: str) -> list[int]:
+        _check_text(text)
+        ids = self._library.encode(text, add_special_tokens=True).ids
+        return [self.bos_token_id, *ids] if self._begins else ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return _encoded(self._library, texts, add_special_tokens=False)
+
+    def _bytes_of(self, token_id: int) -> bytes:
+        return self._bytes[token_id]
+
+
+class SentencePieceTokenizer(Tokenizer):
+    """A tokenizer.model, as Llama 2's (Kudo and Richardson 2018, "SentencePiece"). Raises UserError
+    where it is damaged or has no piece that ends a text."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        import sentencepiece
+
+        self._library = sentencepiece.SentencePieceProcessor()
+        try:
+            self._library.LoadFromSerializedProto(Path(path).read_bytes())
+        except OSError as error:
+            raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+        except RuntimeError as error:
+            raise UserError(f"{path} is no model of sentencepiece; is the file whole?") from error
+        library = self._library
+        self.vocab_size = library.GetPieceSize()
+        self.eos_token_id = self.eod_token_id = library.eos_id()
+        if self.eos_token_id < 0:
+            raise UserError(f"{path} has no piece that ends a text (eos)")
+        self._begins = library.bos_id() >= 0
+        self.bos_token_id = library.bos_id() if self._begins else self.eos_token_id
+        self.pad_token_id = library.pad_id() if library.pad_id() >= 0 else self.eos_token_id
+        self._special = frozenset(filter(library.IsControl, range(self.vocab_size)))
+
+    def encode(self, text: str) -> list[int]:
+        _check_text(text)
+        first = [self.bos_token_id] if self._begins else []
+        return [*first, *self._library.EncodeAsIds(text)]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        for position, text in enumerate(texts):
+            _check_text(text, f"text {position}: ")
+        return self._library.Encode(list(texts), out_type=int, num_threads=1)
+
+    def _bytes_of(self, token_id: int) -> bytes:
+        return _piece_bytes(self._library.IdToPiece(token_id))
+
+
+def open_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
+    """The tokenizer at `path`: a file, or a folder with tokenizer.json, tokenizer.model, or
+    vocab.json and merges.txt, of which the first counts. Raises UserError where there is none."""
+    place = Path(path)
+    if not os.fspath(path) or not place.exists():
+        raise UserError(
+            f"there is no tokenizer at {os.fspath(path)!r}: give --tokenizer a tokenizer.json, a "
+            "tokenizer.model or the folder that one is in"
+        )
+    if place.is_file():
+        return (HuggingFaceTokenizer if place.suffix == ".json" else SentencePieceTokenizer)(place)
+    if (place / "tokenizer.json").is_file():
+        return HuggingFaceTokenizer(place / "tokenizer.json")
+    if (place / "tokenizer.model").is_file():
+        return SentencePieceTokenizer(place / "tokenizer.model")
+    if (place / "vocab.json").is_file():
+        return GPT2Tokenizer(place / "vocab.json", place / "merges.txt")
+    raise UserError(f"{place} has no tokenizer.json, no tokenizer.model and no vocab.json")
 
 
 class StreamDecoder:
     """Text of ids that come one by one, in whole UTF-8 characters: a character may take several
-    tokens, whose bytes are held back. All pieces together are what `GPT2Tokenizer.decode` gives."""
+    tokens, whose bytes are held back. All pieces together are what `Tokenizer.decode` gives."""
 
-    def __init__(self, tokenizer: GPT2Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
@@ -279,6 +410,58 @@ def _token_bytes(token: str) -> bytes:
         return bytes(alphabet[character] for character in token)
     # Special tokens are plain text, for example with a space in them.
     return token.encode("utf-8")
+
+
+def _piece_bytes(piece: str) -> bytes:
+    """Of a piece in which U+2581 stands for a space and <0x41> for a byte."""
+    if byte := re.fullmatch(r"<0x([0-9A-F]{2})>", piece):
+        return bytes([int(byte[1], 16)])
+    return piece.replace("\u2581", " ").encode("utf-8")
+
+
+def _encoded(library: Any, texts: Sequence[str], **options: bool) -> list[list[int]]:
+    try:
+        encodings = library.encode_batch_fast(list(texts), **options)
+    except TypeError:
+        for position, text in enumerate(texts):
+            _check_text(text, f"text {position}: ")
+        raise
+    return [encoding.ids for encoding in encodings]
+
+
+def _named_tokens(folder: Path) -> dict[str, Any]:
+    """What the files beside a tokenizer.json call its special tokens."""
+    found: dict[str, Any] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        if not (folder / name).is_file():
+            continue
+        try:
+            content = json.loads((folder / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise UserError(f"{folder / name} is not JSON ({error}); is it whole?") from error
+        found.update({key: value for key, value in content.items() if value is not None})
+    # A token may be an object with its text.
+    return {key: v.get("content") if isinstance(v, dict) else v for key, v in found.items()}
+
+
+def _id_of(
+    file: Path, named: dict[str, Any], role: str, ids: dict[str, int], otherwise: int | None = None
+) -> int:
+    """The id of the token with a role; usual names count where no file says it."""
+    usual = {"eos_token": ("</s>", "<|end_of_text|>", END_OF_TEXT, "<|eot_id|>")}
+    usual["bos_token"] = ("<s>", "<|begin_of_text|>")
+    candidates = [named[role]] if role in named else usual.get(role, ())
+    for token in candidates:
+        if token in ids:
+            return ids[token]
+    if role in named:
+        raise UserError(f"{file} has no {named[role]!r}, which a file beside it calls {role}")
+    if otherwise is None:
+        raise UserError(
+            f"{file} does not say which token ends a text: put "
+            '{"eos_token": "..."} into tokenizer_config.json beside it'
+        )
+    return otherwise
 
 
 def _check_text(text: str, where: str = "") -> None:

@@ -21,7 +21,7 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[3])
 
 try:
-    import oneflow_accel
+    import oneflow_accel  # noqa: F401 - before oneflow
 
     import libai_projects  # noqa: F401 - says how to install libai
 except ImportError as error:
@@ -92,7 +92,7 @@ def complete(flags: argparse.Namespace) -> None:
     if found is not None:
         if flags.vocab_size == 0:
             flags.vocab_size = found.vocab_size
-        if flags.pad_token_id < 0 and found.pad_id is not None:
+        if flags.pad_token_id < 0 and found.pad_id not in (None, found.eod_id):
             flags.pad_token_id = found.pad_id
     if flags.vocab_size <= 0:
         raise UserError("--vocab_size=0 takes the data's, which have no .json that says it")
@@ -119,7 +119,7 @@ def main(argv: Sequence[str]) -> int:
     # LiBai takes its time to import.
     from libai_projects.tools import train_net
 
-    train_net.main(arguments_of(flags), "pretrain.py", lambda cfg: describe(flags, cfg))
+    return train_net.main(arguments_of(flags), "pretrain.py", lambda cfg: describe(flags, cfg))
 
 
 if __name__ == "__main__":
