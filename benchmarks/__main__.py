@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from benchmarks import chart, results
+from benchmarks import chart, flash, results
 from benchmarks.items import Item, all_items, chosen_items
 from benchmarks.results import Row
 from benchmarks.side_by_side import Side, measure
@@ -179,15 +179,23 @@ def main() -> int:
 def _run() -> int:
     groups = list(dict.fromkeys(item.group for item in all_items()))
     parser = cli.Parser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--peer", required=True, help="the Python that has PyTorch")
+    parser.add_argument("--peer", help="the Python that has PyTorch")
     parser.add_argument(
-        "--only", nargs="+", choices=groups, help="groups to measure (default: all)"
+        "--only",
+        nargs="+",
+        choices=[*groups, flash.GROUP],
+        help="groups to measure (default: all); flash-attention needs no peer and comes alone",
     )
     parser.add_argument("--item", help="only the items whose name contains this")
     parser.add_argument("--rounds", type=int, default=5, help="the median counts (default: 5)")
     parser.add_argument("--no-stock", action="store_true", help="leave stock OneFlow out")
     parser.add_argument("--compare", action="store_true", help="with the last file; write none")
     options = parser.parse_args()
+    if options.only == [flash.GROUP]:
+        flash.run([])
+        return 0
+    if options.peer is None or flash.GROUP in (options.only or []):
+        parser.error("--peer names the Python that has PyTorch; only flash-attention goes without")
     items = chosen_items(options.only, options.item)
     if not items:
         parser.error(f"no item's name contains {options.item!r}")

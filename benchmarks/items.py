@@ -78,6 +78,18 @@ RESNET50_CONVOLUTIONS = (
 )
 
 
+# The preset "small" of Llama's pretrain.py, by transformers' names.
+LLAMA = {
+    "vocab_size": 32000,
+    "hidden_size": 768,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 1024,
+}
+
+
 def _gemm() -> Iterator[Item]:
     for name, (rows, inner, outer) in _LINEAR.items():
         for part in ("forward", "data grad", "weight grad"):
@@ -148,8 +160,13 @@ def _models() -> Iterator[Item]:
     text = {"batch": 2, "tokens": 256}
     yield Item("GPT-2 forward 2x256", "gpt2", "gpt2_forward", text, 1.0)
     yield Item("GPT-2 train 2x256", "gpt2", "gpt2_train", text, 1.0)
+    # 124 M parameters beside transformers' Llama, compiled and not: PyTorch's best counts.
+    for compiled in (True, False):
+        name = "Llama train 1x1024" + ("" if compiled else ", eager peer")
+        params: dict[str, Any] = {"batch": 1, "tokens": 1024, "compiled": compiled}
+        yield Item(name, "llama", "llama_train", params, 1.0, stock=False)
     for batch in (1, 8):
-        params: dict[str, Any] = {"batch": batch, "prompt": 16, "tokens": 64}
+        params = {"batch": batch, "prompt": 16, "tokens": 64}
         name = f"GPT-2 greedy b{batch}, 64 new tokens"
         yield Item(name, "generation", "gpt2_greedy", params, 1.0)
     yield _bfloat16("ResNet50 inference b8", "resnet50_inference")

@@ -1,14 +1,22 @@
-"""Greedy decoding of GPT-2 small with MagicPrompt's model, as its pipeline runs it."""
+"""LiBai's models: greedy decoding of GPT-2 small with MagicPrompt's, as its pipeline runs it, and
+training of a Llama."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
+import oneflow as flow
 from libai.utils import distributed as dist
 from omegaconf import OmegaConf
 
+from benchmarks.both import Both
+from benchmarks.items import LLAMA
 from benchmarks.serve import Maker, Step
 from libai_projects.generation import GenerationOptions, generate
 from libai_projects.models.gpt2.model import GPT2ForPreTraining, GPT2StepModel
+from libai_projects.models.llama.model import LlamaForPreTraining
+from libai_projects.weights.llama import LLAMA as LLAMA_TABLE
 
 _GPT2_SMALL = {
     "num_layers": 12,
@@ -32,4 +40,15 @@ def gpt2_greedy(batch: int, prompt: int, tokens: int) -> Step:
     return step
 
 
-MAKERS: dict[str, Maker] = {"gpt2_greedy": gpt2_greedy}
+def llama_train(batch: int, tokens: int, compiled: bool) -> Step:
+    """As LiBai's trainer runs it in eager mode; `compiled` is for the peer."""
+    dist.setup_dist_util(OmegaConf.create(_ONE_PROCESS))
+    config = LLAMA_TABLE.read_config({"model_type": "llama", **LLAMA}, Path("benchmarks/items.py"))
+    model = LlamaForPreTraining(config)
+    optimizer = flow.optim.AdamW(model.parameters(), lr=1e-5)
+    place = {"placement": dist.get_layer_placement(0), "sbp": dist.get_hidden_sbp()}
+    ids = flow.randint(0, LLAMA["vocab_size"], (batch, tokens), **place)
+    return Both(flow).train(optimizer, lambda: model(ids, ids)["lm_loss"])
+
+
+MAKERS: dict[str, Maker] = {"gpt2_greedy": gpt2_greedy, "llama_train": llama_train}

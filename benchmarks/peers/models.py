@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from benchmarks.both import Both
+from benchmarks.items import LLAMA
 from benchmarks.peers import torchvision
 from benchmarks.peers.resnet50 import resnet50
 from benchmarks.serve import Maker, Step
@@ -69,6 +70,16 @@ def gpt2_train(batch: int, tokens: int) -> Step:
     return BOTH.train(optimizer, lambda: model(ids, labels=ids).loss)
 
 
+def llama_train(batch: int, tokens: int, compiled: bool) -> Step:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    model = LlamaForCausalLM(LlamaConfig(**LLAMA, attn_implementation="sdpa", use_cache=False))
+    ids = torch.randint(LLAMA["vocab_size"], (batch, tokens))
+    optimizer = torch.optim.AdamW(model.train().parameters(), lr=1e-5, fused=True)
+    forward = torch.compile(model) if compiled else model
+    return BOTH.train(optimizer, lambda: forward(ids, labels=ids).loss)
+
+
 def gpt2_greedy(batch: int, prompt: int, tokens: int) -> Step:
     model = _gpt2(use_cache=True).eval()
     ids = torch.randint(50257, (batch, prompt))
@@ -97,5 +108,6 @@ MAKERS: dict[str, Maker] = {
     "vit_train": vit_train,
     "gpt2_forward": gpt2_forward,
     "gpt2_train": gpt2_train,
+    "llama_train": llama_train,
     "gpt2_greedy": gpt2_greedy,
 }
