@@ -119,30 +119,25 @@ def fused_causal_softmax_mask_scale(
     )[0]
 
 
-_TYPES = {"causal": "bool", "scale": "double"}
+_TYPES = {"causal": "bool", "scale": "double", "dropout": "double"}
+# The last inputs, each of which may be left out.
+_OPTIONAL = ("seed", "segments")
 
-_attention = Operator("oneflow_accel_attention", ("query", "key", "value"), ("out", "lse"), _TYPES)
-_attention_grad = Operator(
+
+def _operator(name: str, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> Operator:
+    return Operator(name, (*inputs, *_OPTIONAL), outputs, _TYPES, optional=_OPTIONAL)
+
+
+_attention = _operator("oneflow_accel_attention", ("query", "key", "value"), ("out", "lse"))
+_attention_grad = _operator(
     "oneflow_accel_attention_grad",
     ("out_grad", "query", "key", "value", "out", "lse"),
     ("query_grad", "key_grad", "value_grad"),
-    _TYPES,
 )
-_packed = Operator("oneflow_accel_packed_attention", ("qkv",), ("out", "lse"), _TYPES)
-_packed_grad = Operator(
-    "oneflow_accel_packed_attention_grad", ("out_grad", "qkv", "out", "lse"), ("qkv_grad",), _TYPES
+_packed = _operator("oneflow_accel_packed_attention", ("qkv",), ("out", "lse"))
+_packed_grad = _operator(
+    "oneflow_accel_packed_attention_grad", ("out_grad", "qkv", "out", "lse"), ("qkv_grad",)
 )
-
-
-def _with_dropout(plain: Operator) -> Operator:
-    """The same operator with the seed, its last input, and the rate of dropout."""
-    types = {**plain.attributes, "dropout": "double"}
-    return Operator(plain.name, (*plain.inputs, "seed"), plain.outputs, types)
-
-
-_DROPPING = {
-    each.name: _with_dropout(each) for each in (_attention, _attention_grad, _packed, _packed_grad)
-}
 
 
 def scaled_dot_product_attention(
@@ -154,6 +149,7 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     dropout: float = 0.0,
     seed: flow.Tensor | None = None,
+    segments: flow.Tensor | None = None,
 ) -> flow.Tensor:
     """softmax(scale query key^T) value, for each batch entry and head: (batch, heads, queries, dim)
     from a query of this shape and a key and a value (batch, kv_heads, keys, dim) of the same dtype,
@@ -169,8 +165,13 @@ def scaled_dot_product_attention(
     0; the others are multiplied by 1 / (1 - dropout). Which ones are kept depends on `seed`, an
     int64 tensor of one element that `draw_seed` draws, and on the weight's place in the whole
     tensor: not on threads, nor on how global tensors are split.
+
+    `segments`, int64 (batch, time), are numbers of the sequences that are packed in a row, which do
+    not see each other; they must not fall along the time, and keys are as many as queries. Dropout
+    takes a key's place in its sequence then.
     """
     _check_shapes(query, key, value, causal)
+    _check_segments(segments, query.shape[0], query.shape[2], key.shape[2])
     return _attention_operation(
         query,
         key,
@@ -178,6 +179,7 @@ def scaled_dot_product_attention(
         causal=causal,
         scale=_scale(scale, query.shape[-1]),
         **_dropout(dropout, seed),
+        **({} if segments is None else {"segments": segments}),
     )
 
 
@@ -189,6 +191,7 @@ def packed_attention(
     scale: float | None = None,
     dropout: float = 0.0,
     seed: flow.Tensor | None = None,
+    segments: flow.Tensor | None = None,
 ) -> flow.Tensor:
     """Self-attention of the three parts of one projection, read where they lie: the layout in which
     a linear layer of 3 x heads x dim outputs gives them, as in ViT and GPT-2.
@@ -196,7 +199,7 @@ def packed_attention(
     `qkv` is (batch, time, 3 x heads x dim) or (batch, time, 3, heads, dim), local or global; along
     axis 2 query, key and value. A global tensor that is split along heads must have five axes.
     Gives (batch, time, heads x dim); ValueError if the shape does not fit. `causal`, `scale`,
-    `dropout` and `seed` as above.
+    `dropout`, `seed` and `segments` as above.
     """
     shape = tuple(qkv.shape)
     fits = shape[2:4] == (3, num_heads) if len(shape) == 5 else len(shape) == 3
@@ -208,7 +211,8 @@ def packed_attention(
     dim = math.prod(shape[2:]) // (3 * num_heads)
     if len(shape) == 3:
         qkv = qkv.reshape(*shape[:2], 3, num_heads, dim)
-    drop = _dropout(dropout, seed)
+    _check_segments(segments, shape[0], shape[1], shape[1])
+    drop = {**_dropout(dropout, seed), **({} if segments is None else {"segments": segments})}
     out = _packed_operation(qkv, causal=causal, scale=_scale(scale, dim), **drop)
     return out.reshape(*shape[:2], num_heads * dim)
 
@@ -224,6 +228,20 @@ def _check_shapes(query: flow.Tensor, key: flow.Tensor, value: flow.Tensor, caus
         )
     if causal and k[2] < q[2]:
         raise ValueError(f"causal attention of {q[2]} queries needs as many keys, not {k[2]}")
+
+
+def _check_segments(
+    segments: flow.Tensor | None, batch: int, queries: int, keys: int
+) -> None:
+    if segments is None:
+        return
+    if tuple(segments.shape) != (batch, queries) or queries != keys:
+        raise ValueError(
+            f"segments {tuple(segments.shape)} are not (batch, time) = {(batch, queries)} with as "
+            f"many keys as queries, of which there are {keys} and {queries}"
+        )
+    if segments.dtype != flow.int64:
+        raise ValueError(f"segments are of {segments.dtype}, not of int64")
 
 
 def _scale(scale: float | None, dim: int) -> float:
@@ -254,6 +272,7 @@ def _composition(
     scale: float,
     dropout: float = 0.0,
     seed: flow.Tensor | None = None,
+    segments: flow.Tensor | None = None,
 ) -> flow.Tensor:
     heads, kv_heads = query.shape[1], key.shape[1]
     if heads != kv_heads:
@@ -262,9 +281,14 @@ def _composition(
     if causal:
         # A sum, as masking operators do not exist on every device.
         scores = scores + hidden_columns(scores) * flow.finfo(scores.dtype).min
+    if segments is not None:
+        batch, time = segments.shape
+        others = segments.reshape(batch, 1, time, 1) != segments.reshape(batch, 1, 1, time)
+        # Half of the least, as it is added to what the causal rule hides.
+        scores = scores + others.to(scores.dtype) * (flow.finfo(scores.dtype).min / 2)
     weights = flow.softmax(scores, dim=-1)
     if seed is not None:
-        weights = weights * factors(weights, seed, dropout)
+        weights = weights * factors(weights, seed, dropout, segments)
     return flow.matmul(weights, value)
 
 
@@ -304,21 +328,28 @@ def _bfloat16_not_supported(*tensors: flow.Tensor, **attributes: Any) -> list[st
 
 @lru_cache(maxsize=64)
 def _with_gradient(
-    forward: Operator, backward: Operator, attributes: tuple[tuple[str, Any], ...], drops: bool
+    forward: Operator,
+    backward: Operator,
+    attributes: tuple[tuple[str, Any], ...],
+    has: tuple[bool, ...],
 ) -> Callable[..., flow.Tensor]:
-    settings = dict(attributes)
+    settings, count = dict(attributes), sum(has)
 
-    # The seed, where there is one, is the last of the tensors.
+    def split(tensors: tuple[flow.Tensor, ...]) -> tuple[Any, list[flow.Tensor | None]]:
+        """What comes first, and the optional ones that are there at the end, in their places."""
+        end = len(tensors) - count
+        given = iter(tensors[end:])
+        return tensors[:end], [next(given) if there else None for there in has]
+
     def run(ctx: Any, *tensors: flow.Tensor) -> flow.Tensor:
-        out, lse = forward(*tensors, **settings)
-        inputs, seed = (tensors[:-1], tensors[-1:]) if drops else (tensors, ())
-        ctx.save_for_backward(*inputs, out, lse, *seed)
+        inputs, optional = split(tensors)
+        out, lse = forward(*inputs, *optional, **settings)
+        ctx.save_for_backward(*inputs, out, lse, *tensors[len(inputs) :])
         return out
 
     def gradients(ctx: Any, out_grad: flow.Tensor) -> Any:
-        found = backward(out_grad, *ctx.saved_tensors, **settings)
-        if drops:
-            return (*found, None)
+        saved, optional = split(tuple(ctx.saved_tensors))
+        found = (*backward(out_grad, *saved, *optional, **settings), *[None] * count)
         return found if len(found) > 1 else found[0]
 
     return differentiable(forward.name, run, gradients)
@@ -329,16 +360,18 @@ def _run(
     backward: Operator,
     *tensors: flow.Tensor,
     seed: flow.Tensor | None = None,
+    segments: flow.Tensor | None = None,
+    dropout: float = 0.0,
     **attributes: Any,
 ) -> flow.Tensor:
-    drops = seed is not None
-    if drops:
-        forward, backward = _DROPPING[forward.name], _DROPPING[backward.name]
-        tensors = (*tensors, seed)
+    attributes["dropout"] = dropout
+    optional = seed, segments
     if needs_gradient(*tensors):
-        return _with_gradient(forward, backward, tuple(attributes.items()), drops)(*tensors)
+        has = tuple(tensor is not None for tensor in optional)
+        function = _with_gradient(forward, backward, tuple(attributes.items()), has)
+        return function(*tensors, *(tensor for tensor in optional if tensor is not None))
     # An autograd function takes longer to call than one generated token's attention.
-    return forward(*tensors, **attributes)[0]
+    return forward(*tensors, *optional, **attributes)[0]
 
 
 @implementation(
@@ -398,10 +431,13 @@ def _inference_reasons(
     scale: float,
     dropout: float = 0.0,
     seed: flow.Tensor | None = None,
+    segments: flow.Tensor | None = None,
 ) -> list[str]:
     reasons = attention_reasons()
     if seed is not None:
         reasons.append("drops out no weights")
+    if segments is not None:
+        reasons.append("knows of no packed sequences")
     if needs_gradient(*tensors):
         reasons.append("has no gradient")
     if not math.isclose(scale, _scale(None, dim)):

@@ -74,7 +74,19 @@ def philox(counter: list[np.ndarray], key: tuple[int, int]) -> list[np.ndarray]:
     return [a, b, c, d]
 
 
-def factors(scores: flow.Tensor, seed: flow.Tensor, dropout: float) -> flow.Tensor:
+def in_segments(values: np.ndarray, segments: np.ndarray) -> np.ndarray:
+    """(batch, heads, time, keys) by keys' places in their sequence, to those by their places in the
+    row; `segments` (batch, time) number the sequences of a row."""
+    time = segments.shape[1]
+    begins = np.argmax(segments[:, :, None] == segments[:, None, :], axis=2)
+    place = np.maximum(np.arange(time) - begins[:, :, None], 0)
+    place = np.broadcast_to(place[:, None], values.shape)
+    return np.take_along_axis(values, place, axis=3)
+
+
+def factors(
+    scores: flow.Tensor, seed: flow.Tensor, dropout: float, segments: flow.Tensor | None = None
+) -> flow.Tensor:
     """What weights of the shape, dtype and place of `scores` are multiplied by: 1 / (1 - dropout),
     or 0 where they are dropped. UserError in an nn.Graph, which cannot read the seed."""
     if scores.is_lazy:
@@ -84,7 +96,10 @@ def factors(scores: flow.Tensor, seed: flow.Tensor, dropout: float) -> flow.Tens
             "with the plug-in"
         )
     local = seed.to_local() if seed.is_global else seed
-    kept = kept_weights(int(local.item()), tuple(scores.shape), dropout) / (1.0 - dropout)
+    kept = kept_weights(int(local.item()), tuple(scores.shape), dropout)
+    if segments is not None:
+        kept = in_segments(kept, segments.numpy())
+    kept = kept / (1.0 - dropout)
     if scores.is_global:
         place = {"placement": scores.placement, "sbp": _broadcast(scores)}
     else:

@@ -8,11 +8,24 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "attention/rows.h"
 #include "attention/weight_dropout.h"
 
 namespace oneflow_accel {
+
+// A sequence that lies in a row of time with others, which it does not see: tokens
+// [begin, begin + length) of a batch entry.
+struct Span {
+  int64_t batch;
+  int64_t begin;
+  int64_t length;
+};
+
+// The runs of equal numbers in segments[batch, time]. Throws std::invalid_argument where numbers
+// fall along the time.
+std::vector<Span> spans_of(const int64_t* segments, int64_t batch, int64_t time);
 
 struct AttentionShape {
   int64_t batch;
@@ -25,11 +38,23 @@ struct AttentionShape {
   // Query i sees key j where j <= i + keys - queries. keys >= queries.
   bool causal;
   float scale;
+  // Where sequences are packed in rows; queries and keys are as many then.
+  std::vector<Span> spans = {};
 
   bool is_empty() const { return batch * heads * queries * dim == 0; }
 
   // Heads that share the keys and values of one: head h uses those of h / group().
   int64_t group() const { return heads / kv_heads; }
+
+  // What is attended to by itself: spans, or batch entries.
+  int64_t parts() const { return spans.empty() ? batch : static_cast<int64_t>(spans.size()); }
+  Span part(int64_t index) const {
+    return spans.empty() ? Span{index, 0, queries} : spans[index];
+  }
+  AttentionShape of(const Span& span) const {
+    const bool whole = spans.empty();
+    return {batch, heads, kv_heads, span.length, whole ? keys : span.length, dim, causal, scale};
+  }
 
   // Keys that some query before `queries_end` sees.
   int64_t keys_before(int64_t queries_end) const {
@@ -55,6 +80,7 @@ struct Heads {
   }
 };
 
+// Of packed sequences a weight is dropped by the key's place in its sequence.
 // lse: [batch, heads, queries], the logarithm of the sum of e^score of each row. `dropout` is null
 // where no weight is dropped.
 template <typename T>

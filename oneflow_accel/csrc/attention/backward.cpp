@@ -59,12 +59,11 @@ struct Workspace {
   }
 };
 
-// The part of the queries [place.query, place.query + rows) of one head: sets query_grads, adds to
-// key_grads and value_grads.
-void attend_grad(const AttentionShape& shape, WeightPlace place, int64_t rows, const float* lse,
-                 const WeightDropout* dropout, Workspace* workspace) {
+// The part of the queries [begin, begin + rows) of one head, the first of which has its weights at
+// `place`: sets query_grads, adds to key_grads and value_grads.
+void attend_grad(const AttentionShape& shape, int64_t begin, WeightPlace place, int64_t rows,
+                 const float* lse, const WeightDropout* dropout, Workspace* workspace) {
   Workspace& w = *workspace;
-  const int64_t begin = place.query;
   const int64_t end = shape.keys_before(begin + rows);
   for (int64_t j = 0; j < end; j += kKeyBlock) {
     const int64_t keys = std::min(kKeyBlock, end - j);
@@ -99,46 +98,53 @@ void store(const float* from, int64_t stride, int64_t rows, int64_t dim, float f
   }
 }
 
-// Adds the parts of head h to key_grads and value_grads; its keys and values are packed.
-void query_head_grad(const AttentionShape& shape, int64_t b, int64_t h,
-                     const AttentionGradInputs& in, const WeightDropout* dropout,
-                     const AttentionGradOutputs& out, Workspace* workspace) {
+// Adds the parts of head h to key_grads and value_grads; its keys and values are packed. `lse` is
+// that of its first query, at time t.
+void query_head_grad(const AttentionShape& shape, int64_t b, int64_t h, int64_t t,
+                     const float* lse, const AttentionGradInputs& in,
+                     const WeightDropout* dropout, const AttentionGradOutputs& out,
+                     Workspace* workspace) {
   Workspace& w = *workspace;
-  const float* lse = in.lse + (b * shape.heads + h) * shape.queries;
   for (int64_t i = 0; i < shape.queries; i += kQueryBlock) {
     const int64_t rows = std::min(kQueryBlock, shape.queries - i);
-    copy_scaled(in.query.at(b, h, i), in.query.time_stride, rows, shape.dim, shape.scale,
+    copy_scaled(in.query.at(b, h, t + i), in.query.time_stride, rows, shape.dim, shape.scale,
                 w.left_queries);
-    copy_scaled(in.out_grad.at(b, h, i), in.out_grad.time_stride, rows, shape.dim, 1.0F,
+    copy_scaled(in.out_grad.at(b, h, t + i), in.out_grad.time_stride, rows, shape.dim, 1.0F,
                 w.left_out_grads);
     w.queries.rows = w.out_grads.rows = rows;
     pack(w.left_queries, shape.dim, shape.dim, w.queries);
     pack(w.left_out_grads, shape.dim, shape.dim, w.out_grads);
     for (int64_t r = 0; r < rows; ++r) {
-      w.delta[r] = dot(in.out.at(b, h, i + r), in.out_grad.at(b, h, i + r), shape.dim);
+      w.delta[r] = dot(in.out.at(b, h, t + i + r), in.out_grad.at(b, h, t + i + r), shape.dim);
     }
-    attend_grad(shape, {b, h, i, 0}, rows, lse + i, dropout, &w);
-    store(w.query_grads, w.stride, rows, shape.dim, shape.scale, out.query.at(b, h, i),
+    attend_grad(shape, i, {b, h, t + i, 0}, rows, lse + i, dropout, &w);
+    store(w.query_grads, w.stride, rows, shape.dim, shape.scale, out.query.at(b, h, t + i),
           out.query.time_stride);
   }
 }
 
 // One head of keys and values, and all heads of queries that share it, in their order.
-void head_grad(const AttentionShape& shape, int64_t b, int64_t kv, const AttentionGradInputs& in,
-               const WeightDropout* dropout, const AttentionGradOutputs& out,
-               Workspace* workspace) {
+void head_grad(const AttentionShape& all, const Span& span, int64_t kv,
+               const AttentionGradInputs& in, const WeightDropout* dropout,
+               const AttentionGradOutputs& out, Workspace* workspace) {
   Workspace& w = *workspace;
-  pack_transposed(in.key.at(b, kv, 0), in.key.time_stride, shape.keys, w.keys_transposed);
-  pack_transposed(in.value.at(b, kv, 0), in.value.time_stride, shape.keys, w.values_transposed);
-  pack(in.key.at(b, kv, 0), in.key.time_stride, shape.dim, w.keys);
+  const AttentionShape shape = all.of(span);
+  const int64_t b = span.batch;
+  const int64_t t = span.begin;
+  w.keys_transposed.columns = w.values_transposed.columns = padded(shape.keys);
+  w.keys.rows = shape.keys;
+  pack_transposed(in.key.at(b, kv, t), in.key.time_stride, shape.keys, w.keys_transposed);
+  pack_transposed(in.value.at(b, kv, t), in.value.time_stride, shape.keys, w.values_transposed);
+  pack(in.key.at(b, kv, t), in.key.time_stride, shape.dim, w.keys);
   std::fill_n(w.key_grads, w.keys.size(), 0.0F);
   std::fill_n(w.value_grads, w.keys.size(), 0.0F);
   for (int64_t h = kv * shape.group(); h < (kv + 1) * shape.group(); ++h) {
-    query_head_grad(shape, b, h, in, dropout, out, &w);
+    const float* lse = in.lse + (b * shape.heads + h) * all.queries + t;
+    query_head_grad(shape, b, h, t, lse, in, dropout, out, &w);
   }
-  store(w.key_grads, w.stride, shape.keys, shape.dim, 1.0F, out.key.at(b, kv, 0),
+  store(w.key_grads, w.stride, shape.keys, shape.dim, 1.0F, out.key.at(b, kv, t),
         out.key.time_stride);
-  store(w.value_grads, w.stride, shape.keys, shape.dim, 1.0F, out.value.at(b, kv, 0),
+  store(w.value_grads, w.stride, shape.keys, shape.dim, 1.0F, out.value.at(b, kv, t),
         out.value.time_stride);
 }
 
@@ -146,10 +152,11 @@ void head_grad(const AttentionShape& shape, int64_t b, int64_t kv, const Attenti
 
 void attention_grad(const AttentionShape& shape, const AttentionGradInputs& in,
                     const WeightDropout* dropout, const AttentionGradOutputs& out) {
-  parallel_for(shape.batch * shape.kv_heads, 1, [&](int64_t first, int64_t last) {
+  parallel_for(shape.parts() * shape.kv_heads, 1, [&](int64_t first, int64_t last) {
     Workspace w(shape, dropout != nullptr);
     for (int64_t task = first; task < last; ++task) {
-      head_grad(shape, task / shape.kv_heads, task % shape.kv_heads, in, dropout, out, &w);
+      head_grad(shape, shape.part(task / shape.kv_heads), task % shape.kv_heads, in, dropout, out,
+                &w);
     }
   });
 }

@@ -47,11 +47,12 @@ struct Workspace {
   }
 };
 
-// Dropout of the weights of one head.
+// Dropout of the weights of one head; `first` is the query that is 0 here.
 struct HeadDropout {
   const WeightDropout* dropout;
   int64_t batch;
   int64_t head;
+  int64_t first;
 };
 
 // The queries [begin, begin + rows) of one head: workspace.out, divided by workspace.sum.
@@ -72,7 +73,7 @@ void attend(const AttentionShape& shape, int64_t begin, int64_t rows, const Fill
     // The sum is that of all weights.
     if (drop.dropout != nullptr) {
       const Visible visible = shape.visible(begin, j);
-      weight_factors(*drop.dropout, {drop.batch, drop.head, begin, j}, rows, keys, visible,
+      weight_factors(*drop.dropout, {drop.batch, drop.head, drop.first + begin, j}, rows, keys, visible,
                      w.factors, kKeyBlock);
       multiply_block(w.factors, kKeyBlock, rows, keys, visible, w.scores);
     }
@@ -122,7 +123,7 @@ void attention(const AttentionShape& shape, const Heads<const T>& query, const H
                float* lse) {
   if (shape.is_empty()) { return; }
   const bool few = shape.queries <= kFewQueries;
-  const int64_t heads = shape.batch * shape.heads;
+  const int64_t heads = shape.parts() * shape.heads;
   const int64_t group = shape.group();
   const int64_t blocks = (shape.queries + kQueryBlock - 1) / kQueryBlock;
   // Heads alone feed all threads where there are enough; else their queries are shared out too,
@@ -131,28 +132,35 @@ void attention(const AttentionShape& shape, const Heads<const T>& query, const H
   parallel_for(heads * parts, 1, [&](int64_t first, int64_t last) {
     Workspace w(shape, dropout != nullptr);
     for (int64_t task = first; task < last; ++task) {
-      const int64_t b = task / parts / shape.heads;
+      const Span span = shape.part(task / parts / shape.heads);
+      const AttentionShape own = shape.of(span);
+      const int64_t b = span.batch;
+      const int64_t t = span.begin;
       const int64_t h = task / parts % shape.heads;
       const int64_t kv = h / group;
+      const HeadDropout drop{dropout, b, h, t};
       if (!few && (task == first || task % (parts * group) == 0)) {
-        pack_transposed(key.at(b, kv, 0), key.time_stride, shape.keys, w.keys);
-        pack(value.at(b, kv, 0), value.time_stride, shape.dim, w.values);
+        w.keys.columns = padded(own.keys);
+        w.values.rows = own.keys;
+        pack_transposed(key.at(b, kv, t), key.time_stride, own.keys, w.keys);
+        pack(value.at(b, kv, t), value.time_stride, shape.dim, w.values);
       }
       const int64_t part = task % parts;
-      const int64_t end = std::min(shape.queries, blocks * (part + 1) / parts * kQueryBlock);
-      for (int64_t i = blocks * part / parts * kQueryBlock; i < end; i += kQueryBlock) {
+      const int64_t all = (own.queries + kQueryBlock - 1) / kQueryBlock;
+      const int64_t end = std::min(own.queries, all * (part + 1) / parts * kQueryBlock);
+      for (int64_t i = all * part / parts * kQueryBlock; i < end; i += kQueryBlock) {
         const int64_t rows = std::min(kQueryBlock, end - i);
-        copy_scaled(query.at(b, h, i), query.time_stride, rows, shape.dim, shape.scale, w.queries);
+        copy_scaled(query.at(b, h, t + i), query.time_stride, rows, shape.dim, shape.scale, w.queries);
         if (few) {
-          attend_directly(shape, key.at(b, kv, 0), key.time_stride, value.at(b, kv, 0),
-                          value.time_stride, {dropout, b, h}, &w);
+          attend_directly(own, key.at(b, kv, t), key.time_stride, value.at(b, kv, t),
+                          value.time_stride, drop, &w);
         } else {
-          attend_in_blocks(shape, i, rows, {dropout, b, h}, &w);
+          attend_in_blocks(own, i, rows, drop, &w);
         }
-        float* block_lse = lse + (b * shape.heads + h) * shape.queries + i;
+        float* block_lse = lse + (b * shape.heads + h) * shape.queries + t + i;
         for (int64_t r = 0; r < rows; ++r) {
           store_scaled(w.out + r * w.values.columns, shape.dim, 1.0F / w.sum[r],
-                       out.at(b, h, i + r));
+                       out.at(b, h, t + i + r));
           block_lse[r] = w.largest[r] + std::log(w.sum[r]);
         }
       }

@@ -1,6 +1,7 @@
 #include "attention/operators.h"
 
-#include "common/arguments.h"
+#include <stdexcept>
+
 #include "oneflow/core/common/balanced_splitter.h"
 
 namespace oneflow_accel {
@@ -12,6 +13,36 @@ using ::oneflow::Error;
 using ::oneflow::Maybe;
 
 }  // namespace
+
+std::vector<Span> spans_of(const int64_t* segments, int64_t batch, int64_t time) {
+  std::vector<Span> spans;
+  for (int64_t b = 0; b < batch; ++b) {
+    const int64_t* row = segments + b * time;
+    for (int64_t begin = 0, end = 0; begin < time; begin = end) {
+      while (end < time && row[end] == row[begin]) { ++end; }
+      if (end < time && row[end] < row[begin]) {
+        throw std::invalid_argument(
+            "segments of packed sequences must not fall along the time: row " + std::to_string(b)
+            + " has " + std::to_string(row[end]) + " after " + std::to_string(row[begin]));
+      }
+      spans.push_back({b, begin, end - begin});
+    }
+  }
+  return spans;
+}
+
+Maybe<void> check_segments(user_op::InferContext* ctx, int64_t batch, int64_t queries,
+                           int64_t keys) {
+  if (!ctx->has_input("segments", 0)) { return Maybe<void>::Ok(); }
+  const auto& shape = ctx->InputShape("segments", 0);
+  if (shape != ::oneflow::Shape({batch, queries}) || queries != keys) {
+    return Error::RuntimeError()
+           << "segments of packed sequences must be (batch, time), with as many keys as queries, "
+              "not "
+           << shape.ToString() << " for " << queries << " queries and " << keys << " keys";
+  }
+  return Maybe<void>::Ok();
+}
 
 Maybe<void> check_dropout(user_op::InferContext* ctx) {
   const double rate = ctx->Attr<double>("dropout");
@@ -29,6 +60,10 @@ Maybe<void> check_dropout(user_op::InferContext* ctx) {
 Maybe<void> check_seed_type(user_op::InferContext* ctx) {
   if (ctx->has_input("seed", 0) && ctx->InputDType("seed", 0) != ::oneflow::DataType::kInt64) {
     return Error::RuntimeError() << "the seed of attention's dropout must be int64";
+  }
+  if (ctx->has_input("segments", 0)
+      && ctx->InputDType("segments", 0) != ::oneflow::DataType::kInt64) {
+    return Error::RuntimeError() << "segments of packed sequences must be int64";
   }
   return Maybe<void>::Ok();
 }

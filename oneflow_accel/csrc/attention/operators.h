@@ -6,6 +6,7 @@
 #include <string>
 
 #include "attention/attention.h"
+#include "common/arguments.h"
 #include "common/guard.h"
 #include "common/infer.h"
 
@@ -15,7 +16,11 @@ inline AttentionShape attention_shape(::oneflow::user_op::KernelComputeContext* 
                                       int64_t heads, int64_t kv_heads, int64_t queries,
                                       int64_t keys, int64_t dim) {
   const auto scale = static_cast<float>(ctx->Attr<double>("scale"));
-  return {batch, heads, kv_heads, queries, keys, dim, ctx->Attr<bool>("causal"), scale};
+  AttentionShape shape{batch, heads, kv_heads, queries, keys, dim, ctx->Attr<bool>("causal"), scale};
+  if (ctx->has_input("segments", 0)) {
+    shape.spans = spans_of(input<int64_t>(ctx, "segments"), batch, queries);
+  }
+  return shape;
 }
 
 inline std::string describe(const AttentionShape& shape) {
@@ -23,6 +28,10 @@ inline std::string describe(const AttentionShape& shape) {
          + " heads, " + std::to_string(shape.queries) + " queries, " + std::to_string(shape.keys)
          + " keys, " + std::to_string(shape.dim) + " dimensions";
 }
+
+// The input `segments`, if there is one: int64 (batch, time), with as many keys as queries.
+::oneflow::Maybe<void> check_segments(::oneflow::user_op::InferContext* ctx, int64_t batch,
+                                      int64_t queries, int64_t keys);
 
 // The attribute `dropout`, and the input `seed`, one int64, that it needs where it is above 0.
 ::oneflow::Maybe<void> check_dropout(::oneflow::user_op::InferContext* ctx);

@@ -2,7 +2,6 @@
 // projection, [batch, time, 3, heads, dim], read where they lie; the output is
 // [batch, time, heads, dim]. float32, and the forward in bfloat16.
 #include "attention/operators.h"
-#include "common/arguments.h"
 
 namespace oneflow_accel {
 
@@ -21,6 +20,7 @@ Maybe<void> infer(user_op::InferContext* ctx) {
            << qkv.ToString();
   }
   JUST(check_dropout(ctx));
+  JUST(check_segments(ctx, qkv.At(0), qkv.At(1), qkv.At(1)));
   describe_output(ctx, "out", Shape({qkv.At(0), qkv.At(1), qkv.At(3), qkv.At(4)}));
   describe_output(ctx, "lse", Shape({qkv.At(0), qkv.At(3), qkv.At(1)}));
   return Maybe<void>::Ok();
@@ -52,7 +52,7 @@ Maybe<void> split(user_op::SbpContext* ctx) {
   for (const auto* arguments : {&ctx->inputs(), &ctx->outputs()}) {
     for (const auto& [name, index] : *arguments) {
       const user_op::OpArg argument{std::string(name), index};
-      if (name == "seed") {
+      if (name == "seed" || name == "segments") {
         heads.Broadcast(argument);
       } else {
         const bool is_projection = name == "qkv" || name == "qkv_grad";
@@ -67,6 +67,7 @@ Maybe<void> split(user_op::SbpContext* ctx) {
 REGISTER_USER_OP("oneflow_accel_packed_attention")
     .Input("qkv")
     .OptionalInput("seed")
+    .OptionalInput("segments")
     .Output("out")
     .Output("lse")
     .Attr<bool>("causal", false)
@@ -82,6 +83,7 @@ REGISTER_USER_OP("oneflow_accel_packed_attention_grad")
     .Input("out")
     .Input("lse")
     .OptionalInput("seed")
+    .OptionalInput("segments")
     .Output("qkv_grad")
     .Attr<bool>("causal", false)
     .Attr<double>("scale", 1.0)

@@ -2,7 +2,6 @@
 // [batch, heads, time, dim], of which keys and values may have fewer heads. float32, and the
 // forward in bfloat16.
 #include "attention/operators.h"
-#include "common/arguments.h"
 
 namespace oneflow_accel {
 
@@ -34,6 +33,7 @@ Maybe<void> infer(user_op::InferContext* ctx) {
                                  << q.At(2) << " queries and " << k.At(2) << " keys";
   }
   JUST(check_dropout(ctx));
+  JUST(check_segments(ctx, q.At(0), q.At(2), k.At(2)));
   describe_output(ctx, "out", q);
   describe_output(ctx, "lse", Shape({q.At(0), q.At(1), q.At(2)}));
   return Maybe<void>::Ok();
@@ -69,12 +69,12 @@ Maybe<void> infer_grad_types(user_op::InferContext* ctx) {
 // Batch entries do not know of each other, nor do heads of keys and values with the heads of
 // queries that share them: where some do, each process must get as many, or they would come apart.
 Maybe<void> split_batch_or_heads(user_op::SbpContext* ctx) {
-  const auto is_seed = [](const std::string& name) { return name == "seed"; };
-  split_all_but(ctx, 0, is_seed);
+  split_all_but(ctx, 0, [](const std::string& name) { return name == "seed"; });
   const int64_t heads = ctx->LogicalTensorDesc4InputArgNameAndIndex("query", 0).shape().At(1);
   const int64_t kv_heads = ctx->LogicalTensorDesc4InputArgNameAndIndex("key", 0).shape().At(1);
   if (kv_heads == heads || kv_heads % ctx->parallel_num() == 0) {
-    split_all_but(ctx, 1, is_seed);
+    split_all_but(
+        ctx, 1, [](const std::string& name) { return name == "seed" || name == "segments"; });
   }
   return Maybe<void>::Ok();
 }
@@ -84,6 +84,7 @@ REGISTER_USER_OP("oneflow_accel_attention")
     .Input("key")
     .Input("value")
     .OptionalInput("seed")
+    .OptionalInput("segments")
     .Output("out")
     .Output("lse")
     .Attr<bool>("causal", false)
@@ -101,6 +102,7 @@ REGISTER_USER_OP("oneflow_accel_attention_grad")
     .Input("out")
     .Input("lse")
     .OptionalInput("seed")
+    .OptionalInput("segments")
     .Output("query_grad")
     .Output("key_grad")
     .Output("value_grad")

@@ -108,14 +108,46 @@ def test_wrong_dropout() -> None:
     for wrong in (None, seed.to(flow.int32), flow.zeros(2, dtype=flow.int64)):
         with pytest.raises(ValueError, match="needs a seed of shape"):
             packed_attention(qkv, 1, dropout=0.5, seed=wrong)
-    dropping = attention._DROPPING["oneflow_accel_attention"]
     for dropout, wrong, text in [
         (1.0, seed, "at a rate of at least 0"),
         (0.5, flow.zeros(2, dtype=flow.int64), "by a seed of one element"),
         (0.5, seed.to(flow.int32), "must be int64"),
     ]:
         with pytest.raises(RuntimeError, match=text):
-            dropping(x, x, x, wrong, causal=False, scale=1.0, dropout=dropout)
+            attention._attention(
+                x, x, x, wrong, None, causal=False, scale=1.0, dropout=dropout
+            )
+
+
+def test_wrong_segments() -> None:
+    x, short = flow.ones(2, 1, 3, 4), flow.ones(2, 1, 2, 4)
+    good = flow.zeros(2, 3, dtype=flow.int64)
+    for wrong in (good[:, :2], good[:1], good.reshape(-1)):
+        with pytest.raises(ValueError, match=r"are not \(batch, time\) = \(2, 3\)"):
+            scaled_dot_product_attention(x, x, x, segments=wrong)
+    with pytest.raises(ValueError, match="as many keys as queries, of which there are 3 and 2"):
+        scaled_dot_product_attention(short, x, x, segments=good[:, :2])
+    with pytest.raises(ValueError, match=r"segments are of oneflow.int32, not of int64"):
+        packed_attention(flow.ones(2, 3, 12), 1, segments=good.to(flow.int32))
+    falling = flow.tensor([[0, 0, 1], [2, 2, 1]], dtype=flow.int64)
+    with pytest.raises(RuntimeError, match="row 1 has 1 after 2"):
+        scaled_dot_product_attention(x, x, x, segments=falling).numpy()
+
+
+def test_a_sequence_is_the_same_whatever_it_is_packed_with() -> None:
+    qkv, dy = random(1, 90, 3, 2, 8), random(1, 90, 16, seed=1)
+    segments = flow.tensor(np.repeat([0, 1, 2], [20, 50, 20])[None], dtype=flow.int64)
+
+    def packed(x: flow.Tensor) -> flow.Tensor:
+        return packed_attention(x, 2, causal=True, segments=segments)
+
+    own = slice(20, 70)
+    y, (dx,) = gradients(packed, [qkv], dy)
+    expected, (expected_dx,) = gradients(
+        lambda x: packed_attention(x, 2, causal=True), [qkv[:, own]], dy[:, own]
+    )
+    np.testing.assert_array_equal(y[:, own], expected)
+    np.testing.assert_array_equal(dx[:, own], expected_dx)
 
 
 def test_the_reference_with_dropout_does_not_run_in_a_graph() -> None:
@@ -179,9 +211,8 @@ def test_new_seeds_build_no_new_operators() -> None:
     x = flow.ones(1, 4, 1, 2, 8)[:, :, [0, 0, 0]].requires_grad_()
     for _ in range(3):
         packed_attention(x, 2, dropout=0.25, seed=draw_seed(x)).sum().backward()
-    name = "oneflow_accel_packed_attention"
-    for each in (name, f"{name}_grad"):
-        rates = [key[1][2] for key in attention._DROPPING[each]._expressions]
+    for each in (attention._packed, attention._packed_grad):
+        rates = [key[1][2] for key in each._expressions]
         assert rates.count(0.25) == 1
 
 
@@ -242,17 +273,17 @@ def test_shapes_that_do_not_fit() -> None:
 
 def test_the_operators_check_shapes_too() -> None:
     q, k = flow.ones(2, 3, 5, 4), flow.ones(2, 3, 4, 4)
-    settings = {"causal": False, "scale": 1.0}
+    settings = {"causal": False, "scale": 1.0, "dropout": 0.0}
     with pytest.raises(RuntimeError, match=r"attention needs a query of .* not \(2,3,5,4\)"):
-        attention._attention(q, k, q, **settings)
+        attention._attention(q, k, q, None, None, **settings)
     with pytest.raises(RuntimeError, match="whose heads divide the query's"):
-        attention._attention(q, k[:, :2], k[:, :2], **settings)
+        attention._attention(q, k[:, :2], k[:, :2], None, None, **settings)
     with pytest.raises(RuntimeError, match="no fewer keys than queries"):
-        attention._attention(q, k, k, causal=True, scale=1.0)
+        attention._attention(q, k, k, None, None, **{**settings, "causal": True})
     with pytest.raises(RuntimeError, match="of one dtype"):
-        attention._attention(q, q, q.to(flow.bfloat16), **settings)
+        attention._attention(q, q, q.to(flow.bfloat16), None, None, **settings)
     with pytest.raises(RuntimeError, match="packed attention needs a projection"):
-        attention._packed(q, **settings)
+        attention._packed(q, None, None, **settings)
 
 
 def test_which_implementation_runs() -> None:

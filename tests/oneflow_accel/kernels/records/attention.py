@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from oneflow_accel.kernels.attention import packed_attention, scaled_dot_product_attention
@@ -50,6 +51,33 @@ def _factors(p: np.ndarray, dropout: float, seed: int) -> np.ndarray | float:
     return kept_weights(seed, p.shape, dropout) / (1 - dropout) if dropout else 1.0
 
 
+# Lengths of the sequences that are packed in each row.
+Lengths = tuple[tuple[int, ...], ...]
+
+
+def _by_sequence(
+    of_one: Callable[..., tuple[np.ndarray, ...]],
+    arrays: tuple[np.ndarray, ...],
+    lengths: Lengths,
+    dropout: float = 0.0,
+    seed: int = 0,
+    **attributes: Any,
+) -> tuple[np.ndarray, ...]:
+    """Each sequence by itself, as if there were no other; its keys begin at 0 for dropout."""
+    rows, heads, time = arrays[0].shape[:3]
+    kept = kept_weights(seed, (rows, heads, time, time), dropout) / (1 - dropout)
+    found = []
+    for row, counts in enumerate(lengths):
+        begins = np.cumsum((0, *counts))
+        parts = []
+        for begin, end in zip(begins[:-1], begins[1:], strict=True):
+            own = (x[row : row + 1, :, begin:end] for x in arrays)
+            factors = kept[row : row + 1, :, begin:end, : end - begin]
+            parts.append(of_one(*own, factors=factors, **attributes))
+        found.append([np.concatenate(each, axis=2) for each in zip(*parts, strict=True)])
+    return tuple(np.concatenate(each) for each in zip(*found, strict=True))
+
+
 def _reference(
     q: np.ndarray,
     k: np.ndarray,
@@ -58,10 +86,16 @@ def _reference(
     scale: float | None = None,
     dropout: float = 0.0,
     seed: int = 0,
+    lengths: Lengths = (),
+    factors: np.ndarray | None = None,
 ) -> np.ndarray:
+    if lengths:
+        attributes = {"causal": causal, "scale": scale, "dropout": dropout, "seed": seed}
+        one = lambda *qkv, **rest: (_reference(*qkv, **rest),)  # noqa: E731
+        return _by_sequence(one, (q, k, v), lengths, **attributes)[0]
     k, v = (_spread(x, q.shape[1]) for x in (k, v))
     p = _probabilities(q, k, causal, _scale(scale, q.shape[-1]))
-    return (p * _factors(p, dropout, seed)) @ v
+    return (p * (_factors(p, dropout, seed) if factors is None else factors)) @ v
 
 
 def _gradient(
@@ -73,11 +107,16 @@ def _gradient(
     scale: float | None = None,
     dropout: float = 0.0,
     seed: int = 0,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    lengths: Lengths = (),
+    factors: np.ndarray | None = None,
+) -> tuple[np.ndarray, ...]:
+    if lengths:
+        attributes = {"causal": causal, "scale": scale, "dropout": dropout, "seed": seed}
+        return _by_sequence(_gradient, (dy, q, k, v), lengths, **attributes)
     factor, kv_heads = _scale(scale, q.shape[-1]), k.shape[1]
     k, v = (_spread(x, q.shape[1]) for x in (k, v))
     p = _probabilities(q, k, causal, factor)
-    kept = _factors(p, dropout, seed)
+    kept = _factors(p, dropout, seed) if factors is None else factors
     dp = dy @ v.swapaxes(-2, -1) * kept
     ds = factor * p * (dp - (dp * p).sum(axis=-1, keepdims=True))
     ds = np.where(_seen(q, k, causal), ds, 0.0)
@@ -110,25 +149,37 @@ def _large(generator: np.random.Generator) -> np.ndarray:
     return 4.0 * generator.standard_normal((1, 2, 70, 16))
 
 
-def _seed(seed: int, like: flow.Tensor) -> flow.Tensor:
+def _optional(like: flow.Tensor, seed: int | None, lengths: Lengths) -> dict[str, flow.Tensor]:
+    """The seed and the segments that there are; segments are numbers that grow, not by 1 only."""
+    arrays = {} if seed is None else {"seed": np.array([seed])}
+    if lengths:
+        rows = [np.repeat(3 * np.arange(len(counts)), counts) for counts in lengths]
+        arrays["segments"] = np.stack(rows)
+    place = {}
     if like.is_global:
-        sbp = [flow.sbp.broadcast] * len(like.sbp)
-        return flow.tensor([seed], dtype=flow.int64, placement=like.placement, sbp=sbp)
-    return flow.tensor([seed], dtype=flow.int64)
+        place = {"placement": like.placement, "sbp": [flow.sbp.broadcast] * len(like.sbp)}
+    return {name: flow.tensor(x, dtype=flow.int64, **place) for name, x in arrays.items()}
 
 
 def _call(
-    q: flow.Tensor, k: flow.Tensor, v: flow.Tensor, seed: int | None = None, **attributes: Any
+    q: flow.Tensor,
+    k: flow.Tensor,
+    v: flow.Tensor,
+    seed: int | None = None,
+    lengths: Lengths = (),
+    **attributes: Any,
 ) -> flow.Tensor:
-    drawn = None if seed is None else _seed(seed, q)
-    return scaled_dot_product_attention(q, k, v, seed=drawn, **attributes)
+    return scaled_dot_product_attention(q, k, v, **_optional(q, seed, lengths), **attributes)
 
 
 def _packed_call(
-    qkv: flow.Tensor, num_heads: int, seed: int | None = None, **attributes: Any
+    qkv: flow.Tensor,
+    num_heads: int,
+    seed: int | None = None,
+    lengths: Lengths = (),
+    **attributes: Any,
 ) -> flow.Tensor:
-    drawn = None if seed is None else _seed(seed, qkv)
-    return packed_attention(qkv, num_heads, seed=drawn, **attributes)
+    return packed_attention(qkv, num_heads, **_optional(qkv, seed, lengths), **attributes)
 
 
 def _self_attention(shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
@@ -235,6 +286,46 @@ RECORDS = [
         dtypes=("float32", "bfloat16"),
     ),
     Record(
+        name="attention_of_packed_sequences",
+        operators=("oneflow_accel_attention", "oneflow_accel_attention_grad"),
+        call=_call,
+        not_finite=Strictness.REGROUPED,
+        reference=_reference,
+        gradient=_gradient,
+        cases=[
+            case("odd", *_self_attention((2, 3, 7, 5)), lengths=((3, 4), (1, 6)), reduced=7),
+            case("ones", *_self_attention((1, 2, 3, 4)), causal=True, lengths=((1, 1, 1),)),
+            # Above the blocks of queries and keys of both directions, by a little.
+            case(
+                "blocks",
+                *_queries_and_keys(300, 300, 2, 4, 17, kv_heads=2),
+                causal=True,
+                lengths=((1, 289, 10), (300,)),
+                reduced=600,
+            ),
+            case(
+                "dropout",
+                *_queries_and_keys(150, 150, 1, 2, 8),
+                causal=True,
+                dropout=0.2,
+                seed=11,
+                lengths=((7, 140, 3),),
+                reduced=150,
+            ),
+            case(
+                "global",
+                *_queries_and_keys(6, 6, 2, 8, 3, kv_heads=4),
+                causal=True,
+                dropout=0.5,
+                seed=7,
+                lengths=((2, 4), (5, 1)),
+                reduced=18,
+            ),
+        ],
+        layouts=_LAYOUTS,
+        dtypes=("float32", "bfloat16"),
+    ),
+    Record(
         name="packed_attention",
         operators=("oneflow_accel_packed_attention", "oneflow_accel_packed_attention_grad"),
         call=packed_attention,
@@ -262,6 +353,16 @@ RECORDS = [
         cases=[
             case("odd", (2, 7, 45), num_heads=3, dropout=0.3, seed=4, reduced=7),
             case("vision", (2, 197, 3, 2, 64), num_heads=2, dropout=0.1, seed=3, reduced=197),
+            case(
+                "sequences",
+                (2, 40, 3, 2, 8),
+                num_heads=2,
+                causal=True,
+                dropout=0.1,
+                seed=3,
+                lengths=((39, 1), (10, 30)),
+                reduced=40,
+            ),
             case("global", (2, 6, 3, 4, 5), num_heads=4, dropout=0.5, seed=9, reduced=6),
         ],
         layouts=_PACKED_LAYOUTS,
