@@ -99,7 +99,7 @@ def test_one_process(one: Runs) -> None:
         if name not in ("plain", "tied", "packed"):
             check(one[name], one[like(name)])
     # What is packed with a document does not change it, but it sees less.
-    assert abs(one["packed"] - one["plain"]).max() > 1e-3
+    assert abs(one["packed"] - one["plain"][:20]).max() > 1e-3
 
 
 @pytest.mark.parametrize("name", TWO)
