@@ -12,17 +12,17 @@ from tracked import ROOT, listed_files
 
 # What is counted: where, the ends of its files' names, and the most lines it may have.
 BUDGETS = {
-    "oneflow_accel": ("oneflow_accel", (".py",), 8_400),
-    "oneflow_accel/csrc": ("oneflow_accel/csrc", (".cpp", ".h"), 19_300),
+    "oneflow_accel": ("oneflow_accel", (".py",), 8_650),
+    "oneflow_accel/csrc": ("oneflow_accel/csrc", (".cpp", ".h"), 19_450),
     "flow_train": ("flow_train", (".py",), 12_950),
     "monarch_flow": ("monarch_flow", (".py",), 7_400),
     "resnet50_imagenet": ("resnet50_imagenet", (".py",), 1_100),
     "vit_10b": ("vit_10b", (".py",), 1_100),
-    "libai_projects": ("libai_projects", (".py",), 12_150),
-    "benchmarks": ("benchmarks", (".py",), 3_050),
+    "libai_projects": ("libai_projects", (".py",), 15_400),
+    "benchmarks": ("benchmarks", (".py",), 3_500),
     "scripts": ("scripts", (".py",), 600),
     "patches": ("patches", (".patch",), 1_800),
-    "tests": ("tests", (".py",), 48_900),
+    "tests": ("tests", (".py",), 50_900),
 }
 
 

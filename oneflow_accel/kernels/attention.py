@@ -19,7 +19,7 @@ from oneflow_accel.backends.cuda import CudaBackend, attention_reasons
 from oneflow_accel.backends.mlu import MluBackend
 from oneflow_accel.kernels.operators import Operator, differentiable, needs_gradient
 from oneflow_accel.kernels.registry import implementation, register_operation
-from oneflow_accel.kernels.weight_dropout import draw_seed, factors
+from oneflow_accel.kernels.weight_dropout import draw_seed, drop_arguments, factors
 
 import oneflow as flow
 
@@ -178,7 +178,7 @@ def scaled_dot_product_attention(
         value,
         causal=causal,
         scale=_scale(scale, query.shape[-1]),
-        **_dropout(dropout, seed),
+        **drop_arguments(dropout, seed),
         **({} if segments is None else {"segments": segments}),
     )
 
@@ -212,7 +212,7 @@ def packed_attention(
     if len(shape) == 3:
         qkv = qkv.reshape(*shape[:2], 3, num_heads, dim)
     _check_segments(segments, shape[0], shape[1], shape[1])
-    drop = {**_dropout(dropout, seed), **({} if segments is None else {"segments": segments})}
+    drop = {**drop_arguments(dropout, seed), **({} if segments is None else {"segments": segments})}
     out = _packed_operation(qkv, causal=causal, scale=_scale(scale, dim), **drop)
     return out.reshape(*shape[:2], num_heads * dim)
 
@@ -246,21 +246,6 @@ def _check_segments(
 
 def _scale(scale: float | None, dim: int) -> float:
     return 1.0 / math.sqrt(max(dim, 1)) if scale is None else float(scale)
-
-
-def _dropout(dropout: float, seed: flow.Tensor | None) -> dict[str, Any]:
-    """Arguments of an operation, which has none of these where it drops out nothing."""
-    if dropout == 0.0:
-        return {}
-    if not 0.0 < dropout < 1.0:
-        raise ValueError(f"dropout of attention's weights is {dropout}, not in [0, 1)")
-    if seed is None or seed.dtype != flow.int64 or tuple(seed.shape) != (1,):
-        found = "None" if seed is None else f"{tuple(seed.shape)} of {seed.dtype}"
-        raise ValueError(
-            f"attention with dropout needs a seed of shape (1,) and int64, from draw_seed, not "
-            f"{found}"
-        )
-    return {"dropout": float(dropout), "seed": seed}
 
 
 def _composition(

@@ -137,7 +137,7 @@ class Operation:
 
 _operations: dict[str, Operation] = {}
 # Modules beside this one that register operations when they are imported.
-_MODULES = ("attention", "convolution", "linear", "loss", "monarch", "transformer")
+_MODULES = ("attention", "convolution", "linear", "loss", "monarch", "optimizer", "transformer")
 
 
 def register_operation(

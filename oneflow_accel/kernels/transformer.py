@@ -3,6 +3,7 @@ with the residual, and SwiGLU."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -12,6 +13,7 @@ from oneflow_accel.backends.cuda import CudaBackend
 from oneflow_accel.backends.mlu import MluBackend
 from oneflow_accel.kernels.operators import Operator, differentiable, needs_gradient
 from oneflow_accel.kernels.registry import implementation, register_operation
+from oneflow_accel.kernels.weight_dropout import drop_arguments, factors
 
 import oneflow as flow
 
@@ -122,17 +124,64 @@ def fused_rope(
 
 # RMS norm.
 
+# OneFlow's own.
+_rms_norm = Operator("rms_norm", ("x", "weight"), ("y", "inv_rms"), {"epsilon": "float"})
 _add_rms_norm = Operator(
     "oneflow_accel_add_rms_norm",
-    ("x", "residual", "weight"),
+    ("x", "residual", "weight", "seed"),
     ("y", "sum", "inv_rms"),
-    {"epsilon": "double"},
+    {"epsilon": "double", "dropout": "double"},
+    optional=("seed",),
 )
 _add_rms_norm_grad = Operator(
     "oneflow_accel_add_rms_norm_grad",
     ("y_grad", "sum_grad", "sum", "inv_rms", "weight"),
-    ("x_grad", "weight_grad"),
+    ("residual_grad", "weight_grad"),
 )
+_add_rms_norm_x_grad = Operator(
+    "oneflow_accel_add_rms_norm_x_grad",
+    ("residual_grad", "seed"),
+    ("x_grad",),
+    {"dropout": "double"},
+)
+
+
+def rms_norm(x: flow.Tensor, weight: flow.Tensor, *, epsilon: float) -> flow.Tensor:
+    """x / sqrt(mean(x^2) + epsilon) weight of each row (Zhang and Sennrich 2019, equation 4):
+    (..., n) from x (..., n) and a weight (n,), of one dtype; 16-bit rows are averaged in float32.
+    ValueError if the shapes do not fit.
+    """
+    _check_rows(x, weight)
+    return _rms_norm_operation(x, weight, epsilon=float(epsilon))
+
+
+def add_rms_norm(
+    x: flow.Tensor,
+    residual: flow.Tensor,
+    weight: flow.Tensor,
+    *,
+    epsilon: float,
+    dropout: float = 0.0,
+    seed: flow.Tensor | None = None,
+) -> tuple[flow.Tensor, flow.Tensor]:
+    """The RMS norm of residual + dropout(x), and that sum: both (..., n), as x and the residual
+    are, of one dtype; `weight` (n,) and `epsilon` as in `rms_norm`.
+
+    `dropout`, at least 0 and below 1, is the probability with which an element of x counts as 0;
+    others are multiplied by 1 / (1 - dropout). Which ones depends on `seed`, of `draw_seed`, and on
+    the place in the whole tensor, as in attention. ValueError if the shapes do not fit.
+    """
+    _check_rows(x, weight)
+    if tuple(residual.shape) != tuple(x.shape):
+        raise ValueError(f"a residual of {tuple(residual.shape)} is not of x's {tuple(x.shape)}")
+    drop = drop_arguments(dropout, seed)
+    return _add_rms_norm_operation(x, residual, weight, epsilon=float(epsilon), **drop)
+
+
+def _check_rows(x: flow.Tensor, weight: flow.Tensor) -> None:
+    shape, columns = tuple(x.shape), tuple(weight.shape)
+    if len(shape) < 2 or columns != shape[-1:]:
+        raise ValueError(f"x {shape} and a weight of {columns} are not (..., n) and (n,)")
 
 
 def _rms_norm_reference(x: flow.Tensor, weight: flow.Tensor, *, epsilon: float) -> flow.Tensor:
@@ -142,33 +191,77 @@ def _rms_norm_reference(x: flow.Tensor, weight: flow.Tensor, *, epsilon: float) 
 
 
 def _add_rms_norm_reference(
-    x: flow.Tensor, residual: flow.Tensor, weight: flow.Tensor, *, epsilon: float
+    x: flow.Tensor,
+    residual: flow.Tensor,
+    weight: flow.Tensor,
+    *,
+    epsilon: float,
+    dropout: float = 0.0,
+    seed: flow.Tensor | None = None,
 ) -> tuple[flow.Tensor, flow.Tensor]:
+    if seed is not None:
+        # By the places of (batch, time, ..., n) as attention has (batch, heads, queries, keys).
+        time = x.shape[1] if x.ndim > 2 else 1
+        places = x.reshape(x.shape[0], time, math.prod(x.shape[2:-1]), x.shape[-1])
+        x = x * factors(places, seed, dropout).reshape(*x.shape)
     total = x + residual
     return _rms_norm_reference(total, weight, epsilon=epsilon), total
 
 
-rms_norm = _rms_norm_reference
-
-add_rms_norm = register_operation(
+_rms_norm_operation = register_operation(
+    "rms_norm",
+    reference=_rms_norm_reference,
+    doc="x (..., n) divided by the root of its rows' mean square, times weight (n,)",
+    lacks={MluBackend.name: "oneflow_mlu has no rms_norm: one operator after another"},
+)
+_add_rms_norm_operation = register_operation(
     "add_rms_norm",
     reference=_add_rms_norm_reference,
-    doc="x + residual, (..., n), normalized by the root of its mean square and times weight (n,), "
-    "and the sum itself",
+    doc="dropout(x) + residual, (..., n), normalized by the root of its mean square and times "
+    "weight (n,), and the sum itself",
     lacks=_ELSEWHERE,
 )
 
 
+@implementation(
+    "rms_norm",
+    backend=CpuBackend.name,
+    dtypes=(flow.float32, flow.float64, flow.bfloat16),
+    missing_reasons=_rms_norm.missing_reasons,
+    not_supported_reasons=_gradient_in_float32_only,
+)
+@implementation(
+    "rms_norm",
+    backend=CudaBackend.name,
+    dtypes=(flow.float32, flow.float64, flow.float16, flow.bfloat16),
+    never_run=True,
+)
+def oneflow_rms_norm(x: flow.Tensor, weight: flow.Tensor, *, epsilon: float) -> flow.Tensor:
+    """OneFlow's operator, for which the plug-in has a kernel: keeps x and a number for each row."""
+    return flow._C.rms_norm(x, weight, x.shape[-1:], epsilon)
+
+
 @lru_cache(maxsize=16)
-def _add_rms_norm_with_gradient(epsilon: float) -> Callable[..., tuple[flow.Tensor, flow.Tensor]]:
-    def run(ctx: Any, x: flow.Tensor, residual: flow.Tensor, weight: flow.Tensor) -> Any:
-        y, total, inv_rms = _add_rms_norm(x, residual, weight, epsilon=epsilon)
-        ctx.save_for_backward(total, inv_rms, weight)
+def _add_rms_norm_with_gradient(
+    epsilon: float, dropout: float
+) -> Callable[..., tuple[flow.Tensor, flow.Tensor]]:
+    def run(ctx: Any, *tensors: flow.Tensor) -> Any:
+        x, residual, weight, *seed = tensors
+        y, total, inv_rms = _add_rms_norm(
+            x, residual, weight, *seed or [None], epsilon=epsilon, dropout=dropout
+        )
+        ctx.save_for_backward(total, inv_rms, weight, *seed)
         return y, total
 
     def gradients(ctx: Any, y_grad: flow.Tensor, total_grad: flow.Tensor) -> Any:
-        x_grad, weight_grad = _add_rms_norm_grad(y_grad, total_grad, *ctx.saved_tensors)
-        return x_grad, x_grad, weight_grad
+        total, inv_rms, weight, *seed = ctx.saved_tensors
+        residual_grad, weight_grad = _add_rms_norm_grad(
+            y_grad, total_grad, total, inv_rms, weight
+        )
+        if not seed:
+            return residual_grad, residual_grad, weight_grad
+        x_grad = _add_rms_norm_x_grad(residual_grad, *seed, dropout=dropout)[0]
+        return x_grad, residual_grad, weight_grad, None
 
     return differentiable(_add_rms_norm.name, run, gradients)
 
@@ -180,12 +273,19 @@ def _add_rms_norm_with_gradient(epsilon: float) -> Callable[..., tuple[flow.Tens
     missing_reasons=_add_rms_norm.missing_reasons,
 )
 def fused_add_rms_norm(
-    x: flow.Tensor, residual: flow.Tensor, weight: flow.Tensor, *, epsilon: float
+    x: flow.Tensor,
+    residual: flow.Tensor,
+    weight: flow.Tensor,
+    *,
+    epsilon: float,
+    dropout: float = 0.0,
+    seed: flow.Tensor | None = None,
 ) -> tuple[flow.Tensor, flow.Tensor]:
-    """Keeps the sum, which is the next residual, and a number for each row."""
+    """Keeps the sum, which is the next residual, and a number for each row; no mask."""
     if needs_gradient(x, residual, weight):
-        return _add_rms_norm_with_gradient(epsilon)(x, residual, weight)
-    y, total, _ = _add_rms_norm(x, residual, weight, epsilon=epsilon)
+        tensors = (x, residual, weight) if seed is None else (x, residual, weight, seed)
+        return _add_rms_norm_with_gradient(epsilon, dropout)(*tensors)
+    y, total, _ = _add_rms_norm(x, residual, weight, seed, epsilon=epsilon, dropout=dropout)
     return y, total
 
 

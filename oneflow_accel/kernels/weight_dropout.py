@@ -1,4 +1,4 @@
-"""Dropout of attention's weights: which a seed keeps, and seeds.
+"""Dropout of attention's weights, and of rows beside a norm: which a seed keeps, and seeds.
 
 The kernels draw the same numbers (`csrc/attention/weight_dropout.h`): Philox 4x32-10 (Salmon,
 Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011) with the seed as its
@@ -8,6 +8,8 @@ its lower half where key % 128 < 64.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from oneflow_accel.errors import UserError
 
@@ -41,6 +43,20 @@ def draw_seed(like: flow.Tensor) -> flow.Tensor:
         else {"device": like.device}
     )
     return flow.randint(0, _SEEDS, (1,), dtype=flow.int64, **place) + number
+
+
+def drop_arguments(dropout: float, seed: flow.Tensor | None) -> dict[str, Any]:
+    """Arguments of an operation, which has none of these where it drops out nothing."""
+    if dropout == 0.0:
+        return {}
+    if not 0.0 < dropout < 1.0:
+        raise ValueError(f"dropout is {dropout}, not in [0, 1)")
+    if seed is None or seed.dtype != flow.int64 or tuple(seed.shape) != (1,):
+        found = "None" if seed is None else f"{tuple(seed.shape)} of {seed.dtype}"
+        raise ValueError(
+            f"dropout needs a seed of shape (1,) and int64, from draw_seed, not {found}"
+        )
+    return {"dropout": float(dropout), "seed": seed}
 
 
 def kept_weights(seed: int, shape: tuple[int, ...], dropout: float) -> np.ndarray:
@@ -91,7 +107,7 @@ def factors(
     or 0 where they are dropped. UserError in an nn.Graph, which cannot read the seed."""
     if scores.is_lazy:
         raise UserError(
-            "attention with dropout has no kernel for these tensors, and its reference, which "
+            "this dropout has no kernel for these tensors, and its reference, which "
             "draws in NumPy, cannot run in an nn.Graph: run it eagerly, or in float32 on a CPU "
             "with the plug-in"
         )

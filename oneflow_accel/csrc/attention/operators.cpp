@@ -50,8 +50,7 @@ Maybe<void> check_dropout(user_op::InferContext* ctx) {
   if (!(rate >= 0.0 && rate < 1.0) || (rate > 0.0 && !has_seed)
       || (has_seed && ctx->InputShape("seed", 0).elem_cnt() != 1)) {
     return Error::RuntimeError()
-           << "attention drops out weights at a rate of at least 0 and below 1, by a seed of one "
-              "element; the rate is "
+           << "dropout is at a rate of at least 0 and below 1, by a seed of one element; the rate is "
            << rate;
   }
   return Maybe<void>::Ok();
@@ -59,7 +58,7 @@ Maybe<void> check_dropout(user_op::InferContext* ctx) {
 
 Maybe<void> check_seed_type(user_op::InferContext* ctx) {
   if (ctx->has_input("seed", 0) && ctx->InputDType("seed", 0) != ::oneflow::DataType::kInt64) {
-    return Error::RuntimeError() << "the seed of attention's dropout must be int64";
+    return Error::RuntimeError() << "the seed of dropout must be int64";
   }
   if (ctx->has_input("segments", 0)
       && ctx->InputDType("segments", 0) != ::oneflow::DataType::kInt64) {

@@ -3,6 +3,8 @@
 It is a config like others: tools/train_net.py takes it too.
 """
 
+from oneflow_accel.kernels.optimizer import AdamW
+
 from libai.config import LazyCall
 from libai.data import build_nlp_train_val_test_loader
 
@@ -37,6 +39,8 @@ dataloader = {
     "test": [],
 }
 
+# Whose step can be switched off, as the other fused operations can.
+optim._target_ = AdamW
 optim.lr = 4e-4
 optim.weight_decay = 0.1
 optim.betas = [0.9, 0.95]

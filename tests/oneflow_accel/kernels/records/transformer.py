@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from oneflow_accel.kernels.transformer import add_rms_norm, rope, swiglu
+from oneflow_accel.kernels.weight_dropout import kept_weights
 
 import numpy as np
 import oneflow as flow
@@ -51,10 +52,24 @@ def _rms(total: np.ndarray, epsilon: float) -> np.ndarray:
     return 1.0 / np.sqrt((total * total).mean(-1, keepdims=True) + epsilon)
 
 
+def _kept(x: np.ndarray, dropout: float, seed: int) -> np.ndarray | float:
+    """What elements are multiplied by: places (batch, time, ..., n) as attention has them."""
+    if not dropout:
+        return 1.0
+    time = x.shape[1] if x.ndim > 2 else 1
+    places = (x.shape[0], time, int(np.prod(x.shape[2:-1])), x.shape[-1])
+    return kept_weights(seed, places, dropout).reshape(x.shape) / (1 - dropout)
+
+
 def _add_rms_norm(
-    x: np.ndarray, residual: np.ndarray, weight: np.ndarray, epsilon: float = 1e-5
+    x: np.ndarray,
+    residual: np.ndarray,
+    weight: np.ndarray,
+    epsilon: float = 1e-5,
+    dropout: float = 0.0,
+    seed: int = 0,
 ) -> np.ndarray:
-    total = x + residual
+    total = x * _kept(x, dropout, seed) + residual
     return total * _rms(total, epsilon) * weight + 2.0 * total
 
 
@@ -64,16 +79,28 @@ def _add_rms_norm_gradient(
     residual: np.ndarray,
     weight: np.ndarray,
     epsilon: float = 1e-5,
+    dropout: float = 0.0,
+    seed: int = 0,
 ) -> Gradients:
-    total = x + residual
+    kept = _kept(x, dropout, seed)
+    total = x * kept + residual
     scale = _rms(total, epsilon)
     hat, g = total * scale, dy * weight
     dx = scale * (g - hat * (g * hat).mean(-1, keepdims=True)) + 2.0 * dy
-    return dx, dx, (dy * hat).reshape(-1, len(weight)).sum(0)
+    return dx * kept, dx, (dy * hat).reshape(-1, len(weight)).sum(0)
 
 
-def _call_add_rms_norm(*tensors: flow.Tensor, epsilon: float = 1e-5) -> flow.Tensor:
-    y, total = add_rms_norm(*tensors, epsilon=epsilon)
+def _call_add_rms_norm(
+    *tensors: flow.Tensor, epsilon: float = 1e-5, dropout: float = 0.0, seed: int = 0
+) -> flow.Tensor:
+    drop = {}
+    if dropout:
+        place = {}
+        if tensors[0].is_global:
+            sbp = [flow.sbp.broadcast] * len(tensors[0].sbp)
+            place = {"placement": tensors[0].placement, "sbp": sbp}
+        drop = {"dropout": dropout, "seed": flow.tensor([seed], dtype=flow.int64, **place)}
+    y, total = add_rms_norm(*tensors, epsilon=epsilon, **drop)
     return y + 2.0 * total
 
 
@@ -120,6 +147,29 @@ RECORDS = [
             case("long rows", (3, 5003), (3, 5003), (5003,), reduced=5003),
             case("threads", (1576, 192), (1576, 192), (192,), reduced=1576),
             case("empty", (0, 8), (0, 8), (8,)),
+        ),
+        gradient=_add_rms_norm_gradient,
+        layouts=(
+            Layout(("S(0)", "S(0)", "B"), "S(0)"),
+            Layout(("S(1)", "S(1)", "B"), "S(1)"),
+            Layout(("B", "B", "B"), "B"),
+        ),
+        dtypes=("float32",),
+    ),
+    Record(
+        "dropout_add_rms_norm",
+        (
+            "oneflow_accel_add_rms_norm",
+            "oneflow_accel_add_rms_norm_grad",
+            "oneflow_accel_add_rms_norm_x_grad",
+        ),
+        _call_add_rms_norm,
+        _add_rms_norm,
+        (
+            case("global", (4, 6, 10), (4, 6, 10), (10,), dropout=0.4, seed=5, reduced=24),
+            case("rows", (37, 130), (37, 130), (130,), dropout=0.1, seed=-1, reduced=130),
+            case("four axes", (2, 3, 5, 9), (2, 3, 5, 9), (9,), dropout=0.5, seed=2, reduced=30),
+            case("empty", (0, 8), (0, 8), (8,), dropout=0.5, seed=2),
         ),
         gradient=_add_rms_norm_gradient,
         layouts=(
