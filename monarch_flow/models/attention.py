@@ -6,7 +6,12 @@ import math
 
 from oneflow_accel.errors import UserError
 from oneflow_accel.inference import bfloat16_container
-from oneflow_accel.kernels.attention import packed_attention, performer_attention
+from oneflow_accel.kernels.attention import (
+    can_drop_weights,
+    draw_seed,
+    packed_attention,
+    performer_attention,
+)
 
 import numpy as np
 import oneflow as flow
@@ -67,14 +72,17 @@ class Attention(nn.Module):
         else:
             # This is one copy, as the parts of a packed projection are read in place.
             qkv = flow.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], dim=-1)
-        if self.training and self.attn_drop_rate:
-            out = self._with_dropped_weights(qkv)
-        else:
+        if not (self.training and self.attn_drop_rate):
             out = packed_attention(qkv, self.num_heads)
+        elif can_drop_weights(qkv):
+            drop = {"dropout": self.attn_drop_rate, "seed": draw_seed(qkv)}
+            out = packed_attention(qkv, self.num_heads, **drop)
+        else:
+            out = self._with_dropped_weights(qkv)
         return self.proj_drop(self.proj(out))
 
     def _with_dropped_weights(self, qkv: flow.Tensor) -> flow.Tensor:
-        """Attention step by step, as `packed_attention` keeps no weights that could be dropped."""
+        """Attention step by step, where no kernel drops out weights."""
         batch, tokens = qkv.shape[:2]
         parts = qkv.reshape(batch, tokens, 3, self.num_heads, self.head_dim)
         query, key, value = (parts[:, :, part].permute(0, 2, 1, 3) for part in range(3))

@@ -24,6 +24,7 @@ from oneflow_accel.kernels.weight_dropout import draw_seed, drop_arguments, fact
 import oneflow as flow
 
 __all__ = [
+    "can_drop_weights",
     "causal_softmax",
     "causal_softmax_mask_scale",
     "draw_seed",
@@ -215,6 +216,13 @@ def packed_attention(
     drop = {**drop_arguments(dropout, seed), **({} if segments is None else {"segments": segments})}
     out = _packed_operation(qkv, causal=causal, scale=_scale(scale, dim), **drop)
     return out.reshape(*shape[:2], num_heads * dim)
+
+
+def can_drop_weights(qkv: flow.Tensor) -> bool:
+    """Whether `packed_attention` has a kernel that drops out weights for tensors like `qkv`; its
+    reference draws in NumPy, which is slow and not for an nn.Graph."""
+    chosen = _packed_operation.choose(qkv, causal=False, scale=1.0, dropout=0.5)
+    return chosen is not _packed_operation.reference
 
 
 def _check_shapes(query: flow.Tensor, key: flow.Tensor, value: flow.Tensor, causal: bool) -> None:
@@ -419,7 +427,7 @@ def _inference_reasons(
     segments: flow.Tensor | None = None,
 ) -> list[str]:
     reasons = attention_reasons()
-    if seed is not None:
+    if dropout:
         reasons.append("drops out no weights")
     if segments is not None:
         reasons.append("knows of no packed sequences")
@@ -443,7 +451,7 @@ def _attention_inference_reasons(
 
 
 def _packed_inference_reasons(qkv: flow.Tensor, **attributes: Any) -> list[str]:
-    time, dim = qkv.shape[1], qkv.shape[4]
+    time, dim = qkv.shape[1], qkv.shape[-1]
     return _inference_reasons(dim, time, time, qkv, **attributes)
 
 

@@ -11,7 +11,12 @@ from typing import Any
 
 from oneflow_accel.distributed import set_value
 from oneflow_accel.errors import UserError
-from oneflow_accel.kernels.attention import HIDDEN, packed_attention
+from oneflow_accel.kernels.attention import (
+    HIDDEN,
+    can_drop_weights,
+    draw_seed,
+    packed_attention,
+)
 from oneflow_accel.kernels.linear import decoder_layer
 
 import numpy as np
@@ -121,11 +126,14 @@ class SelfAttention(nn.Module):
     ) -> flow.Tensor:
         """Two of (batch, time, hidden) to the same, sbp [S(0), B]."""
         qkv = self.query_key_value(x)
-        if past is None and self.fused_attention and not is_active(self.dropout):
-            # (heads, 3) to (3, heads). The operator keeps no weights, so nothing could drop out.
+        dropped = past is None and is_active(self.dropout)
+        if past is None and self.fused_attention and (not dropped or can_drop_weights(qkv)):
+            # (heads, 3) to (3, heads).
             packed = (*qkv.shape[:2], self.num_heads, 3, self.head_size)
             parts = qkv.reshape(*packed).transpose(2, 3)
-            return self.dense(packed_attention(parts, self.num_heads, causal=True), residual)
+            drop = {"dropout": self.dropout.p, "seed": draw_seed(qkv)} if dropped else {}
+            context = packed_attention(parts, self.num_heads, causal=True, **drop)
+            return self.dense(context, residual)
         query, key, value = flow._C.chunk(split_heads(qkv, 3 * self.head_size), 3, 3)
         if past is not None:
             context = past.attend(query, key, value)

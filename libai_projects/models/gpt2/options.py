@@ -34,9 +34,9 @@ class ModelOptions:
 
     `vocab_size` counts padding rows, which begin at `vocab_size_real`; `activation` is "gelu_tanh",
     GPT-2's, or "gelu", the erf form, the only one that bias_gelu_fusion has. `attention_fusion`
-    applies where attention has no dropout. `apply_query_key_layer_scaling` divides the scores by
-    the layer's number inside the product and multiplies back, for the range of half precision. The
-    last three make Monarch layers, see `weights.monarch`.
+    applies where a kernel drops out weights, or none is dropped. `apply_query_key_layer_scaling`
+    divides the scores by the layer's number inside the product and multiplies back, for the range
+    of half precision. The last three make Monarch layers, see `weights.monarch`.
     """
 
     num_layers: int
@@ -141,6 +141,6 @@ def _decide(name: str, wanted: bool | None, given: Mapping[str, Any]) -> bool:
 def _has_attention() -> bool:
     backend = dist.get_backend().name
     return any(
-        each.backend == backend and not each.not_supported_reasons()
+        each.backend == backend and not each.never_run and not each.missing_reasons()
         for each in registry.operations()["packed_attention"].implementations
     )

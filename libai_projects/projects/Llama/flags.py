@@ -164,7 +164,7 @@ _FLAGS: dict[str, tuple[tuple[str, Any, str], ...]] = {
         ("output_dir", "projects/Llama/output", "checkpoints, metrics and curves"),
         ("log_interval", 1, "steps between log lines"),
         ("save_interval", 1000, "steps between checkpoints"),
-        ("eval_interval", 1000, "steps between evaluations"),
+        ("eval_interval", 1000, "steps between evaluations; 0: none"),
         ("eval_iters", 100, "batches of an evaluation"),
         ("num_workers", 1, "processes that read data"),
     ),
@@ -292,6 +292,8 @@ def overrides(flags: argparse.Namespace) -> list[str]:
     values["optim.betas"] = [flags.beta1, flags.beta2]
     values["optim.params.clip_grad_max_norm"] = flags.grad_clip or None
     values["train.max_minutes"] = flags.max_minutes or None
+    values["train.evaluation.enabled"] = flags.eval_interval != 0
+    values["train.evaluation.eval_period"] = flags.eval_interval or 1
     values["train.amp.enabled"] = flags.dtype != "float32"
     values["train.zero_optimization.enabled"] = flags.zero_stage > 0
     values["train.zero_optimization.stage"] = max(flags.zero_stage, 1)

@@ -1,0 +1,473 @@
+"""`pretrain.py --ablate TABLE`: what each fused operation is worth, beside the diary's table.
+
+Each row is a fresh process of pretrain.py, as memory pools and aborts must not reach the next row.
+OUTPUT/TABLE.md, .csv and .png hold the result, OUTPUT/TABLE/ROW what a row's process wrote.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import io
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import oneflow_accel
+from oneflow_accel import launched
+from oneflow_accel.backends import Backend
+from oneflow_accel.errors import DataError, UserError
+from oneflow_accel.kernels import plugin, registry
+
+import oneflow as flow
+
+from flow_train.files import replace_file
+from flow_train.metrics.console import Progress, format_eta
+from flow_train.metrics.curves import COLORS, CURVES_VARIABLE, new_figure, save_figure, tidy
+from flow_train.metrics.log import JSONL_NAME, metric_series, read_metrics
+from flow_train.metrics.peak import PEAK_VARIABLE, peak_of
+from libai_projects.projects.Llama import diary
+from libai_projects.projects.Llama import flags as flag_table
+
+SCRIPT = Path(__file__).resolve().parent / "pretrain.py"
+ROW_NAME, OUTPUT_NAME = "row.json", "output.txt"
+# Iterations count from 0, as in the diary, which reports the one after so many.
+WARM_UP, ITERATIONS = 5, 15
+NEVER = 1_000_000_000
+# Rows compute the same in float32, only with sums in another order. That moves a loss by some 1e-7
+# of it, and 15 small updates of weights hardly more; a wrong gradient moves its norm by percent.
+TOLERANCE = 1e-3
+COMPARED = {"loss": "loss", "grad_norm": "norm of the gradients"}
+REFERENCE = "use_all"
+# What rows call a flag that they switch.
+FLAGS = {
+    "flash": "use_flash",
+    "rope": "use_fused_rope",
+    "cross_entropy": "use_fused_cross_entropy",
+    "rmsnorm": "use_fused_rmsnorm",
+    "swiglu": "use_fused_swiglu",
+    "fused_adamw": "fused_adamw",
+}
+COLUMNS = (
+    *("row", "iteration 5 s", "median s", "tokens/s", "MFU %", "peak GB", "last loss", "time x"),
+    *("diary s", "diary MFU %", "diary GB", "diary time x", "note"),
+)
+NOTES = (
+    f"iterations count from 0, as in the diary: the median is of iteration {WARM_UP} to the last, "
+    "the peak of memory without the last, which writes a checkpoint",
+    f"time x: the seconds over those of {REFERENCE}, ours and the diary's",
+    "peak GB are 1e9 bytes, on a CPU of the whole process; the diary's GB are MiB / 1000, and its "
+    "device one A800-80G",
+)
+
+# Runs pretrain.py with such arguments and environment, its output to a file; the exit code.
+Runner = Callable[[Sequence[str], Mapping[str, str], Path], int]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a row's run was measured at: seconds of iteration 5, then medians from there on, peak
+    memory in 1e9 bytes, and COMPARED by finished iterations. A row without figures has a `note`,
+    and one that failed the last word of its process as `error`."""
+
+    first: float | None = None
+    seconds: float | None = None
+    tokens_per_second: float | None = None
+    mfu: float | None = None
+    memory: float | None = None
+    curves: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    note: str = ""
+    error: str = ""
+
+    @property
+    def loss(self) -> float | None:
+        losses = self.curves.get("loss")
+        return losses[max(losses)] if losses else None
+
+
+SDPA = Result(note="n/a (PyTorch's own operator)")
+
+
+def run(flags: argparse.Namespace, argv: Sequence[str], runner: Runner | None = None) -> int:
+    """Run the rows of table `flags.ablate` that are not finished in `flags.output_dir`, write and
+    print the table.
+
+    Returns:
+        0, or 1 where a row failed or its losses are not those of use_all.
+
+    Raises:
+        UserError: flags that the rows set themselves, or too few iterations.
+    """
+    _check(flags, argv)
+    name, output = flags.ablate, Path(flags.output_dir)
+    folder = output / name
+    folder.mkdir(parents=True, exist_ok=True)
+    backend = oneflow_accel.select_device(flags.device or None)
+    machine = f"{backend.properties().name}, {plugin.state().num_threads} threads"
+    peak = _peak(output / "peak.json", machine, flags, backend)
+    # Of many short runs nobody looks at the curves.
+    environment = {**os.environ, PEAK_VARIABLE: str(peak), CURVES_VARIABLE: "off"}
+    lines = [_tokens(flags), *_switched_off(flags, environment.pop(registry.DISABLE_VARIABLE, ""))]
+    print("\n".join(lines))
+    results, asked = {}, {}
+    for row in [each.name for each in diary.TABLES[name]]:
+        if switches(name, row) is None:
+            results[row] = SDPA
+        else:
+            command = row_argv(name, row, flags, argv)
+            asked[row] = {"argv": command, "machine": machine, "peak_tflops": peak}
+    results |= _finished(folder, asked)
+    with Progress(len(asked), "row", done=len(results.keys() & asked)) as progress:
+        for number, (row, setting) in enumerate(asked.items(), start=1):
+            said = f"[{number}/{len(asked)}] {row}"
+            if row in results:
+                progress.print(f"{said}: {_in_words(results[row])} (from an earlier start)")
+                continue
+            progress.print(f"{said}: running, ETA {format_eta(progress.eta_seconds())}")
+            try:
+                results[row] = _run_row(folder / _slug(row), setting, environment, runner)
+            except KeyboardInterrupt:
+                raise KeyboardInterrupt("the same command goes on with this row") from None
+            progress.update()
+            progress.print(f"{said}: {_in_words(results[row])}")
+    wrong, largest = disagreements(results)
+    problems = [f"{row}: {result.error}" for row, result in results.items() if result.error]
+    problems += wrong
+    if not problems:
+        lines.append(
+            f"losses and norms of gradients are {REFERENCE}'s at each iteration, to {TOLERANCE:g} "
+            f"of them; the largest difference is {largest:.1e}"
+        )
+    lines += [f"measured on {_origin(folder, asked)}", f"MFU is of {peak:.4g} TFLOP/s", *NOTES]
+    cells = table(diary.TABLES[name], results)
+    text = markdown(cells)
+    _write(output / f"{name}.md", name, lines, text, problems)
+    _write_csv(output / f"{name}.csv", cells)
+    draw(diary.TABLES[name], results, f"{name}: {machine}", output / f"{name}.png")
+    print("", text, *problems, sep="\n")
+    print("written: " + ", ".join(str(output / f"{name}.{end}") for end in ("md", "csv", "png")))
+    return 1 if problems else 0
+
+
+def switches(table: str, row: str) -> dict[str, bool] | None:
+    """The flags of a row; None for one of an operator that is PyTorch's alone."""
+    if "sdpa" in row:
+        return None
+    if row in ("naive", REFERENCE, "fused_adamw"):
+        on = dict.fromkeys(flag_table.FUSED, row != "naive")
+        on["fused_adamw"] &= table != "table1" or row == "fused_adamw"
+    elif row.startswith("w/o "):
+        on = {**(switches(table, REFERENCE) or {}), FLAGS[row.removeprefix("w/o ")]: False}
+    else:
+        names = [FLAGS[name] for name in row.removeprefix("just ").split(", ")]
+        on = {flag: flag in names for flag in flag_table.FUSED}
+    return on
+
+
+def row_argv(table: str, row: str, flags: argparse.Namespace, argv: Sequence[str]) -> list[str]:
+    """The command line of a row: the user's, then what the row sets, as the last one counts."""
+    before = ["", *argv]
+    own = [
+        text
+        for text, last in zip(argv, before, strict=False)
+        if text.split("=")[0] != "--ablate" and last != "--ablate"
+    ]
+    if not flags.data:
+        own.append("--dummy=true")
+    if "--max_iters" not in _typed(argv):
+        own.append(f"--max_iters={ITERATIONS}")
+    own += [f"--{flag}={str(on).lower()}" for flag, on in (switches(table, row) or {}).items()]
+    if table == "table3":
+        own.append("--graph=true")
+    own += ["--log_interval=1", "--eval_interval=0", f"--save_interval={NEVER}", "--resume=false"]
+    return [*own, f"--output_dir={Path(flags.output_dir) / table / _slug(row)}"]
+
+
+def start(argv: Sequence[str], environment: Mapping[str, str], output: Path) -> int:
+    """A `Runner`: pretrain.py in a process of its own."""
+    with output.open("w", encoding="utf-8") as file:
+        command = [sys.executable, str(SCRIPT), *argv]
+        done = subprocess.run(command, env=environment, stdout=file, stderr=subprocess.STDOUT)
+    return done.returncode
+
+
+def read(path: Path) -> Result:
+    """The figures of a row's metrics.jsonl. DataError where no iteration after WARM_UP is timed."""
+    try:
+        lines = [line for line in read_metrics(path) if line["split"] == "train"]
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}") from error
+    series = {
+        name: dict(zip(steps.tolist(), values.tolist(), strict=True))
+        for name in (*COMPARED, "step_seconds", "tokens_per_second", "mfu", "peak_memory_gb")
+        for steps, values in [metric_series(lines, "train", name)]
+    }
+
+    def median(name: str) -> float | None:
+        values = [value for step, value in series[name].items() if step > WARM_UP]
+        return statistics.median(values) if values else None
+
+    if median("step_seconds") is None:
+        raise DataError(f"{path} has the time of no iteration after the first {WARM_UP}")
+    # The last line is written after the last checkpoint, which takes memory too.
+    memory = list(series["peak_memory_gb"].values())
+    return Result(
+        first=series["step_seconds"].get(WARM_UP + 1),
+        seconds=median("step_seconds"),
+        tokens_per_second=median("tokens_per_second"),
+        mfu=median("mfu"),
+        memory=max(memory[:-1] or memory, default=None),
+        curves={name: series[name] for name in COMPARED},
+    )
+
+
+def disagreements(results: Mapping[str, Result]) -> tuple[list[str], float]:
+    """Where rows leave use_all's values by more than TOLERANCE of them, the first place of each
+    row in words, and the largest difference of all rows as a share."""
+    found, largest = [], 0.0
+    for row, result in results.items():
+        if row == REFERENCE or not result.curves:
+            continue
+        wrong: list[tuple[int, str]] = []
+        for name, words in COMPARED.items():
+            expected, values = results[REFERENCE].curves.get(name, {}), result.curves[name]
+            for step, value in expected.items():
+                off = abs(values[step] / value - 1) if step in values and value else float("inf")
+                largest = max(largest, off)
+                if off > TOLERANCE:
+                    ours = f"{values[step]:.6g}" if step in values else "not a finite number"
+                    text = f"{row}: the {words} of step {step} is {ours}, {REFERENCE}'s {value:.6g}"
+                    wrong.append((step, text))
+        if wrong:
+            found.append(min(wrong, key=lambda each: each[0])[1])
+    return found, largest
+
+
+def table(rows: Sequence[diary.Row], results: Mapping[str, Result]) -> list[list[str]]:
+    """The cells of a table by COLUMNS, without their heads; "" where there is no figure."""
+    base, theirs = results[REFERENCE].seconds, _of_reference(rows).seconds
+    cells = []
+    for row in rows:
+        ours = results[row.name]
+        cells.append(
+            [
+                *(row.name, _text(ours.first), _text(ours.seconds)),
+                *(_text(ours.tokens_per_second, ".0f"), _text(ours.mfu, ".2f")),
+                *(_text(ours.memory, ".3f"), _text(ours.loss, ".6g")),
+                _text(_ratio(ours.seconds, base), ".2f"),
+                *(_text(value, ".2f") for value in (row.seconds, row.mfu, row.memory)),
+                _text(_ratio(row.seconds, theirs), ".2f"),
+                "; ".join([ours.note] * bool(ours.note) + ["diary: error"] * (not row.seconds)),
+            ]
+        )
+    return cells
+
+
+def markdown(cells: Sequence[Sequence[str]]) -> str:
+    """A table of Markdown whose columns stand below each other as text, too."""
+    rows = [COLUMNS, *([cell or "-" for cell in row] for row in cells)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    left = [head in ("row", "note") for head in COLUMNS]
+    lines = [
+        " | ".join(
+            cell.ljust(width) if is_left else cell.rjust(width)
+            for cell, width, is_left in zip(row, widths, left, strict=True)
+        )
+        for row in rows
+    ]
+    rules = [
+        "-" * width if is_left else f"{'-' * (width - 1)}:"
+        for width, is_left in zip(widths, left, strict=True)
+    ]
+    return "\n".join(f"| {line} |" for line in [lines[0], " | ".join(rules), *lines[1:]])
+
+
+def draw(rows: Sequence[diary.Row], results: Mapping[str, Result], title: str, path: Path) -> None:
+    """Three panels of bars, a bar for each row; a mark stands where the diary's row would, were its
+    use_all ours."""
+    figure = new_figure(13, 0.42 * len(rows) + 1.8, title)
+    panels = {"seconds": "seconds of a step", "mfu": "MFU, %", "memory": "peak memory, GB"}
+    grid = figure.subplots(1, len(panels), sharey=True)
+    for axes, (name, label) in zip(grid, panels.items(), strict=True):
+        base, theirs = getattr(results[REFERENCE], name), getattr(_of_reference(rows), name)
+        longest = 0.0
+        for y, row in enumerate(rows):
+            value, ratio = getattr(results[row.name], name), _ratio(getattr(row, name), theirs)
+            axes.barh(y, value or 0.0, height=0.7, color=COLORS[0])
+            mark = base * ratio if base and ratio else 0.0
+            if mark:
+                axes.plot(mark, y, marker="d", color=COLORS[3], markersize=7, linestyle="none")
+            longest = max(longest, mark, value or 0.0)
+            said = f"{value:.3g}" if value is not None else results[row.name].note
+            # At the foot of the bar, where no mark is.
+            color = "white" if value is not None else "gray"
+            place: Any = {"textcoords": "offset points", "va": "center"}
+            axes.annotate(said, (0, y), (4, 0), color=color, fontsize=8, **place)
+        axes.set_xlim(0, 1.05 * longest or 1)
+        axes.set_xlabel(label)
+        tidy(axes, "x")
+    grid[0].set_yticks(range(len(rows)), [row.name for row in rows])
+    grid[0].invert_yaxis()
+    legend = "◆ the diary's ratio to its use_all"
+    figure.text(0.99, 0.99, legend, color=COLORS[3], ha="right", va="top")
+    save_figure(figure, path)
+
+
+def _check(flags: argparse.Namespace, argv: Sequence[str]) -> None:
+    if launched.launched():
+        raise UserError("--ablate starts a process for each row: run it without a launcher")
+    theirs = sorted(_typed(argv) & {f"--{flag}" for flag in (*flag_table.FUSED, "attn_impl")})
+    if theirs:
+        raise UserError(f"--ablate switches these itself, leave them out: {', '.join(theirs)}")
+    if "--max_iters" in _typed(argv) and flags.max_iters <= WARM_UP:
+        raise UserError(
+            f"--max_iters={flags.max_iters}: the first {WARM_UP} iterations of a row do not count, "
+            f"so at least {WARM_UP + 1} are needed"
+        )
+
+
+def _typed(argv: Sequence[str]) -> set[str]:
+    return {text.split("=")[0] for text in argv}
+
+
+def _tokens(flags: argparse.Namespace) -> str:
+    steps, batch, length = flags.gradient_accumulation_steps, flags.batch_size, flags.max_seq_len
+    return (
+        f"tokens per iteration: {steps * batch * length:,} = {steps} gradient accumulation steps x "
+        f"1 process x batch size {batch} x {length} tokens (the diary's line says 262,144, which "
+        f"contradicts its own product 16 x 1 x 2 x 2048 = {diary.TOKENS:,})"
+    )
+
+
+def _switched_off(flags: argparse.Namespace, from_environment: str) -> list[str]:
+    """What is off in all rows, and what would be if the environment counted."""
+    lines = [f"switched off in each row, by --disable: {flags.disable}"] if flags.disable else []
+    # pretrain.py has set the variable by the flags.
+    if from_environment not in ("", ",".join(flag_table.disabled(flags))):
+        lines.append(
+            f"{registry.DISABLE_VARIABLE}={from_environment} does not count in the rows, "
+            "--disable does"
+        )
+    return lines
+
+
+def _peak(path: Path, machine: str, flags: argparse.Namespace, backend: Backend) -> float:
+    """TFLOP/s, stated or measured, but once: rows that are run later have the same."""
+    dtype = "float32" if flags.dtype == "float32" else "float16"
+    saved, of = _json(path), f"{machine}, {dtype}"
+    if PEAK_VARIABLE not in os.environ and saved.get("of") == of:
+        return float(saved["tflops"])
+    tflops = peak_of(backend, dtype).flops / 1e12
+    replace_file(path, json.dumps({"of": of, "tflops": tflops}).encode())
+    return tflops
+
+
+def _slug(row: str) -> str:
+    """The name of a row's folder."""
+    return re.sub(r"\W+", "_", row.replace("w/o", "without"))
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _finished(folder: Path, asked: Mapping[str, Mapping[str, Any]]) -> dict[str, Result]:
+    """The rows that an earlier start has run as they are asked for."""
+    found = {}
+    for row, setting in asked.items():
+        saved = _json(folder / _slug(row) / ROW_NAME)
+        if all(saved.get(key) == value for key, value in setting.items()):
+            with contextlib.suppress(DataError):
+                found[row] = read(folder / _slug(row) / JSONL_NAME)
+    return found
+
+
+def _run_row(
+    place: Path, setting: Mapping[str, Any], environment: Mapping[str, str], runner: Runner | None
+) -> Result:
+    place.mkdir(parents=True, exist_ok=True)
+    (place / ROW_NAME).unlink(missing_ok=True)
+    code = (runner or start)(setting["argv"], environment, place / OUTPUT_NAME)
+    # 15 GB of the diary's model.
+    for checkpoint in place.glob("model_*"):
+        shutil.rmtree(checkpoint, ignore_errors=True)
+    if code:
+        return Result(note="error", error=_last_words(place / OUTPUT_NAME, code))
+    try:
+        result = read(place / JSONL_NAME)
+    except DataError as error:
+        return Result(note="error", error=str(error))
+    versions, today = f"oneflow {flow.__version__}", date.today().isoformat()
+    content = {**setting, "versions": versions, "date": today}
+    replace_file(place / ROW_NAME, json.dumps(content, indent=1).encode())
+    return result
+
+
+def _last_words(path: Path, code: int) -> str:
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    # A warning may come after what ended the process.
+    errors = [line for line in lines if "error" in line.lower()]
+    how = f"ended with code {code}" if code > 0 else f"was ended by signal {-code}"
+    return f"{how}: {(errors or lines or ['it said nothing'])[-1]} ({path})"
+
+
+def _origin(folder: Path, rows: Iterable[str]) -> str:
+    """Machines, versions and dates of the rows."""
+    saved = [_json(folder / _slug(row) / ROW_NAME) for row in rows]
+    parts = [
+        ", ".join(sorted({row[key] for row in saved if key in row}))
+        for key in ("machine", "versions", "date")
+    ]
+    return "; ".join(part for part in parts if part) or "nothing"
+
+
+def _in_words(result: Result) -> str:
+    if result.error:
+        return f"FAILED, {result.error}"
+    figures = {"{:.4g} s": result.seconds, "MFU {:.1f} %": result.mfu}
+    figures |= {"{:.2f} GB": result.memory, "loss {:.5g}": result.loss}
+    return ", ".join(form.format(value) for form, value in figures.items() if value is not None)
+
+
+def _of_reference(rows: Sequence[diary.Row]) -> diary.Row:
+    return next(row for row in rows if row.name == REFERENCE)
+
+
+def _ratio(value: float | None, base: float | None) -> float | None:
+    return value / base if value is not None and base else None
+
+
+def _text(value: float | None, form: str = ".4g") -> str:
+    return "" if value is None else f"{value:{form}}"
+
+
+def _write(path: Path, name: str, lines: Sequence[str], text: str, problems: Sequence[str]) -> None:
+    parts = [f"# {name}: fused operations off by turns", _list(lines), text]
+    parts += ["Wrong:", _list(problems)] if problems else []
+    parts.append(f"![seconds, MFU and memory of each row]({name}.png)\n")
+    replace_file(path, "\n\n".join(parts).encode())
+
+
+def _list(lines: Sequence[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _write_csv(path: Path, cells: Sequence[Sequence[str]]) -> None:
+    file = io.StringIO()
+    csv.writer(file, lineterminator="\n").writerows([COLUMNS, *cells])
+    replace_file(path, file.getvalue().encode())
