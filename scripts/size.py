@@ -22,7 +22,7 @@ BUDGETS = {
     "benchmarks": ("benchmarks", (".py",), 3_500),
     "scripts": ("scripts", (".py",), 600),
     "patches": ("patches", (".patch",), 1_800),
-    "tests": ("tests", (".py",), 50_900),
+    "tests": ("tests", (".py",), 52_200),
 }
 
 

@@ -71,8 +71,8 @@ def complete(cfg: DictConfig) -> None:
 
 def use_held_out(cfg: DictConfig) -> list[str]:
     """Validate on PREFIX_valid, which `prepare.py --validation` has held out, where it is there, or
-    on the token files of `validation_data`, and train on validation's share of the blocks. Every
-    process calls it; returns lines for the log."""
+    on the token files of `dataloader.validation_data`, and train on validation's share of the
+    blocks. Every process calls it; returns lines for the log."""
     datasets = try_get_key(cfg, "dataloader.train.dataset", default=None)
     splits = try_get_key(cfg, "dataloader.train.splits", default=None) or []
     # Other splits stay as they are; wrong ones are for the checks to report.
@@ -82,7 +82,7 @@ def use_held_out(cfg: DictConfig) -> list[str]:
         return []
     key = "path" if "path" in datasets[0] else "data_prefix"
     if key == "path":
-        held_out = cfg.get("validation_data") or token_files.held_out(datasets[0].path)
+        held_out = cfg.dataloader.get("validation_data") or token_files.held_out(datasets[0].path)
         there = held_out is not None
     else:
         held_out = f"{datasets[0].get(key)}{HELD_OUT_SUFFIX}"

@@ -16,6 +16,7 @@ from omegaconf import DictConfig, ListConfig
 
 from flow_train.checkpoint import libai_files
 from libai_projects.engine.arguments import Options
+from libai_projects.engine.data import TokenFiles
 from libai_projects.text.indexed_dataset import MMapTokenDataset
 
 CONFIG_BACKUP = "config.yaml"
@@ -76,7 +77,11 @@ def check_vocabulary(cfg: DictConfig) -> None:
 
 
 def check_dataset(cfg: DictConfig, key: str, dataset: DictConfig) -> None:
-    """Check a data set in the mmap format: whole files, and enough for a batch of each split."""
+    """Check token files, and a data set in the mmap format: whole files, and of the latter enough
+    for a batch of each split."""
+    if _calls(dataset, TokenFiles):
+        instantiate(dataset)
+        return
     indexed = dataset.get("indexed_dataset")
     if indexed is None or indexed.get("data_impl", "mmap") != "mmap":
         return
@@ -106,6 +111,11 @@ def check_dataset(cfg: DictConfig, key: str, dataset: DictConfig) -> None:
             f"{training} of them for training, fewer than one batch of "
             f"train.global_batch_size={batch}; take more data, shorter sequences or smaller batches"
         )
+
+
+def _calls(node: DictConfig, target: type) -> bool:
+    name = f"{target.__module__}.{target.__qualname__}"
+    return node.get("_target_") in (target, name)
 
 
 def check_output(cfg: DictConfig, options: Options) -> None:

@@ -145,6 +145,7 @@ def run(argv: Sequence[str]) -> int:
         # Rename only when all datasets are complete.
         for writer in writers.values():
             writer.commit()
+        eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
         for name, place in places.items():
             counts = [report.outputs[name] for report in reports if name in report.outputs]
             Description(
@@ -155,7 +156,7 @@ def run(argv: Sequence[str]) -> int:
                 tokenizer.vocab_size,
                 str(arguments.tokenizer or arguments.vocab_file),
                 tokenizer.eod_token_id if arguments.append_eod else None,
-                tokenizer.pad_token_id,
+                pad if pad != eos else None,
             ).write(data_file(place))
     seconds = time.monotonic() - started
     for report in reports:

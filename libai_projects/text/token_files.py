@@ -47,14 +47,17 @@ class Description:
 
 
 def files_of(path: str) -> list[Path]:
-    """The token files of a file, folder (without what is held out in it) or pattern, in order of
-    their names; a DataError where there are none."""
+    """The token files of a file, folder or pattern, in order of their names, without what is held
+    out beside others; a DataError where there are none."""
     place = Path(path)
-    if place.is_dir():
-        found = sorted(place.glob("*.bin"))
-        found = [file for file in found if not file.stem.endswith(HELD_OUT_SUFFIX)]
-    else:
-        found = [place] if place.is_file() else sorted(map(Path, glob.glob(path)))
+    if place.is_file():
+        return [place]
+    found = sorted(place.glob("*.bin") if place.is_dir() else map(Path, glob.glob(path)))
+    # The .json and .idx beside them match a pattern such as tokens/*, too.
+    found = [file for file in found if file.suffix == ".bin"]
+    kept = [file for file in found if not file.stem.endswith(HELD_OUT_SUFFIX)]
+    # A pattern of held-out files only means them.
+    found = kept if place.is_dir() else kept or found
     if not found:
         raise DataError(
             f"there is no token file at {path!r}: name a .bin, a folder of them or a pattern; "
@@ -66,12 +69,13 @@ def files_of(path: str) -> list[Path]:
 def held_out(path: str) -> str | None:
     """What `prepare.py --validation` has put beside the files at `path`; None if it has not."""
     place = Path(path)
-    pattern = (
-        str(place / f"*{HELD_OUT_SUFFIX}.bin")
-        if place.is_dir()
-        else str(place.with_name(f"{place.stem}{HELD_OUT_SUFFIX}.bin"))
-    )
-    return pattern if glob.glob(pattern) else None
+    if place.is_dir():
+        pattern = f"{glob.escape(path)}/*{HELD_OUT_SUFFIX}.bin"
+        return pattern if glob.glob(pattern) else None
+    beside = place.with_name(f"{place.stem}{HELD_OUT_SUFFIX}.bin")
+    # The name of a file may have [ in it, and is no pattern then.
+    there = beside.is_file() if place.is_file() else glob.glob(str(beside))
+    return str(beside) if there else None
 
 
 def describe(path: str) -> Description | None:
@@ -84,7 +88,14 @@ def _described(file: Path) -> Description | None:
     if not beside.is_file():
         return None
     try:
-        return Description(**json.loads(beside.read_text(encoding="utf-8")))
+        said = Description(**json.loads(beside.read_text(encoding="utf-8")))
+        if said.dtype not in DTYPES:
+            raise ValueError(f"its dtype is {said.dtype!r}, and not one of {', '.join(DTYPES)}")
+        for name in ("tokens", "vocab_size", "eod_id", "pad_id"):
+            value = getattr(said, name)
+            if type(value) is not int and (value is not None or not name.endswith("_id")):
+                raise ValueError(f"its {name} is {value!r}, and not a whole number")
+        return said
     except (OSError, ValueError, TypeError) as error:
         raise DataError(
             f"{beside} does not describe a token file ({error}): make both again, or remove it and "
@@ -99,7 +110,7 @@ class TokenWindows:
     is left at a file's end is not used. With packing "documents" a window also has the number of
     the document, counted within it, of each of its tokens, so that those packed in a row do not see
     each other; the label of a token that ends one is ignored then. `dtype` is that of files which
-    have no .json and no .idx. LiBai passes `tokenizer`, which is not needed.
+    have no .json and no .idx.
 
     Raises DataError where a file is missing, damaged or too short, has ids from `vocab_size` on, or
     does not say which token ends a document.

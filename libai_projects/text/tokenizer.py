@@ -33,6 +33,9 @@ from tokenizers import models, pre_tokenizers
 
 END_OF_TEXT = "<|endoftext|>"
 
+# What makes text of tokens: GPT-2's alphabet, or pieces with U+2581 for a space.
+_DECODERS = ("ByteLevel", "ByteFallback", "Metaspace")
+
 # Entries that no merge makes and that a vocabulary may hold none the less.
 _SPECIAL = re.compile(r"<.+>|\[[A-Z]+\d*\]")
 
@@ -284,8 +287,9 @@ class GPT2Tokenizer(Tokenizer):
 class HuggingFaceTokenizer(Tokenizer):
     """A tokenizer.json, of byte-level tokens as Llama 3's, or of pieces with bytes for what they
     lack, as Llama 2's. Which token begins, ends and pads is in tokenizer_config.json or
-    special_tokens_map.json beside it. A text that spells a special token stays text. Raises
-    UserError where a file is damaged or names no token that ends a text."""
+    special_tokens_map.json beside it. A text that spells a special token stays text. What pieces
+    put before a text's first word, a space, is decoded with it. Raises UserError where a file is
+    damaged, of another kind, or names no token that ends a text."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         file = Path(path)
@@ -304,7 +308,13 @@ class HuggingFaceTokenizer(Tokenizer):
         by_id = {number: token for token, number in ids.items()}
         added = {each["id"]: each for each in content.get("added_tokens", [])}
         self._special = frozenset(number for number, each in added.items() if each.get("special"))
-        bytewise = '"ByteLevel"' in json.dumps(content.get("decoder"))
+        decoder = json.dumps(content.get("decoder"))
+        if not any(f'"{kind}"' in decoder for kind in _DECODERS):
+            raise UserError(
+                f"{file} is not of a kind that is read here: its decoder is none of "
+                f"{', '.join(_DECODERS)}, which Llamas' tokenizers have"
+            )
+        bytewise = '"ByteLevel"' in decoder
         self._bytes = []
         for number in range(self.vocab_size):
             token = by_id.get(number, "")
@@ -324,6 +334,11 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         return _encoded(self._library, texts, add_special_tokens=False)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        # The library does not pickle it.
+        self._library.encode_special_tokens = True
 
     def _bytes_of(self, token_id: int) -> bytes:
         return self._bytes[token_id]

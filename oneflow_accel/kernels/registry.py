@@ -213,7 +213,7 @@ _off: set[str] = set()
 def disabled(*names: str) -> Iterator[None]:
     """Inside, these operations, or implementations, are switched off for the whole process;
     UserError for an unknown name."""
-    added = _known(names, "disabled") - _off
+    added = known_names(names, "disabled") - _off
     _off.update(added)
     try:
         yield
@@ -229,10 +229,12 @@ def _disabled() -> set[str]:
 @lru_cache(maxsize=8)
 def _parsed(text: str) -> frozenset[str]:
     names = [name.strip() for name in text.split(",")]
-    return _known([name for name in names if name], f"{DISABLE_VARIABLE}={text}")
+    return known_names([name for name in names if name], f"{DISABLE_VARIABLE}={text}")
 
 
-def _known(names: Sequence[str], where: str) -> frozenset[str]:
+def known_names(names: Sequence[str], where: str) -> frozenset[str]:
+    """The names; UserError, which begins with `where`, for one that is no operation's and no
+    implementation's."""
     known = set(operations())
     for operation in _operations.values():
         known.update(each.name for each in operation.implementations)

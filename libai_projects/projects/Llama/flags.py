@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -252,9 +253,19 @@ def _check(flags: argparse.Namespace) -> None:
         if value not in choices:
             known = ", ".join(str(choice) for choice in choices if choice != "")
             raise UserError(f"--{name}={value}: expected one of {known}")
-    for name in ("multiple_of", "max_seq_len", "batch_size", "gradient_accumulation_steps"):
-        if getattr(flags, name) < 1:
-            raise UserError(f"--{name}={getattr(flags, name)} must be at least 1")
+    for name, least in {
+        "vocab_size": 0,
+        "multiple_of": 1,
+        "max_seq_len": 1,
+        "batch_size": 1,
+        "gradient_accumulation_steps": 1,
+        "learning_rate": 0,
+        "min_lr": 0,
+        "warmup_iters": 0,
+        "lr_decay_iters": 0,
+    }.items():
+        if getattr(flags, name) < least:
+            raise UserError(f"--{name}={getattr(flags, name)} must be at least {least}")
     if flags.min_lr > flags.learning_rate:
         raise UserError(f"--min_lr={flags.min_lr} is above --learning_rate={flags.learning_rate}")
     if flags.attn_impl == "fmha":
@@ -313,8 +324,9 @@ def overrides(flags: argparse.Namespace) -> list[str]:
 
 
 def quoted(text: str) -> str:
-    """A text that an override takes as it is."""
-    return json.dumps(text)
+    """A text that an override takes as it is; hydra reads a backslash as such but before quotes."""
+    escaped = re.sub(r'(\\*)(?="|\Z)', r"\1\1", text).replace('"', r"\"")
+    return f'"{escaped}"'
 
 
 def _text(value: Any) -> str:

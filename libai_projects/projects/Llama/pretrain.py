@@ -62,7 +62,7 @@ def arguments_of(flags: argparse.Namespace) -> list[str]:
         f"{dataset}.0.packing={flags.packing}",
     ]
     if flags.val_data:
-        arguments.append(f"validation_data={flag_table.quoted(flags.val_data)}")
+        arguments.append(f"dataloader.validation_data={flag_table.quoted(flags.val_data)}")
     elif not token_files.held_out(flags.data):
         arguments.append("train.evaluation.enabled=false")
     return arguments
@@ -103,6 +103,8 @@ def main(argv: Sequence[str]) -> int:
     # Each of several processes and each loader worker sees these.
     off = flag_table.disabled(flags)
     if off:
+        # A wrong name shows here, before anything is written.
+        registry.known_names(off, f"--disable={flags.disable}")
         os.environ[registry.DISABLE_VARIABLE] = ",".join(off)
     if flags.peak_tflops:
         os.environ[PEAK_VARIABLE] = str(flags.peak_tflops)

@@ -21,9 +21,9 @@ using ::oneflow::Error;
 using ::oneflow::Maybe;
 using ::oneflow::Shape;
 
-// Logits that exist at a time, 32 MiB. Each chunk packs the whole weight anew and adds to all of its
+// Logits that exist at a time, 64 MiB. Each chunk packs the whole weight anew and adds to all of its
 // gradient, so smaller chunks, which would stay in a cache, cost more than they save.
-constexpr int64_t kChunkElements = 8 * 1024 * 1024;
+constexpr int64_t kChunkElements = 16 * 1024 * 1024;
 
 Maybe<void> check(user_op::InferContext* ctx) {
   const Shape& x = ctx->InputShape("x", 0);

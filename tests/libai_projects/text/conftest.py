@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import sentencepiece
 import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from libai_projects.text.tokenizer import GPT2Tokenizer
 from tests.launch import REPOSITORY
@@ -63,6 +65,69 @@ def gpt2(gpt2_files: VocabularyFiles) -> GPT2Tokenizer:
 @pytest.fixture(scope="session")
 def small(small_files: VocabularyFiles) -> GPT2Tokenizer:
     return GPT2Tokenizer(small_files.vocab, small_files.merges)
+
+
+@pytest.fixture(scope="session")
+def byte_level(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tokenizer.json as Llama 3's: byte-level, a token that begins, no settings."""
+    folder = tmp_path_factory.mktemp("byte_level")
+    library = tokenizers.Tokenizer(models.BPE())
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["<|begin_of_text|>", "<|end_of_text|>", "<|pad|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    library.train_from_iterator(PROMPTS * 5, trainer)
+    library.post_processor = processors.TemplateProcessing(
+        single="<|begin_of_text|> $A", special_tokens=[("<|begin_of_text|>", 0)]
+    )
+    library.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def pieces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tokenizer.json as Llama 2's: pieces, and bytes for what they lack."""
+    folder = tmp_path_factory.mktemp("pieces")
+    library = tokenizers.Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    mark = normalizers.Replace(" ", "\u2581")
+    library.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), mark])
+    steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    library.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)])
+    control = ["<unk>", "<s>", "</s>"]
+    tokens = control + [f"<0x{byte:02X}>" for byte in range(256)]
+    # 'ü' and what else is not in the text takes bytes.
+    trainer = trainers.BpeTrainer(vocab_size=330, special_tokens=tokens, show_progress=False)
+    library.train_from_iterator(["a cute pig, highly detailed, oil on canvas"] * 5, trainer)
+    content = json.loads(library.to_str())
+    # Bytes are pieces like others.
+    content["added_tokens"] = [each for each in content["added_tokens"] if each["id"] < 3]
+    (folder / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    return folder
+
+
+def sentencepiece_model(folder: Path, text: list[str] = PROMPTS, **options: object) -> Path:
+    """A tokenizer.model as Llama 2's: pieces of BPE, bytes for what they lack, text as it is."""
+    (folder / "text.txt").write_text("\n".join(text * 5), encoding="utf-8")
+    settings: dict[str, object] = {"vocab_size": 330, "model_type": "bpe", "byte_fallback": True}
+    settings |= {"normalization_rule_name": "identity", "remove_extra_whitespaces": False}
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(folder / "text.txt"),
+        model_prefix=str(folder / "tokenizer"),
+        minloglevel=2,
+        **{**settings, **options},
+    )
+    (folder / "text.txt").unlink()
+    (folder / "tokenizer.vocab").unlink()
+    return folder / "tokenizer.model"
+
+
+@pytest.fixture(scope="session")
+def model_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return sentencepiece_model(tmp_path_factory.mktemp("sentencepiece"), pad_id=3)
 
 
 @pytest.fixture(scope="session")

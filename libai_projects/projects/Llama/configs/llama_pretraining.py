@@ -19,8 +19,6 @@ model = get_config("common/models/llama.py").pretrain_model
 
 # The data's vocabulary is the model's.
 tokenization = None
-# Token files to evaluate on; "": PREFIX_valid.bin beside PREFIX.bin, if it is there.
-validation_data = ""
 dataloader = {
     "train": LazyCall(build_nlp_train_val_test_loader)(
         dataset=[
@@ -37,6 +35,8 @@ dataloader = {
         num_workers=1,
     ),
     "test": [],
+    # Token files to evaluate on; "": PREFIX_valid.bin beside PREFIX.bin, if it is there.
+    "validation_data": "",
 }
 
 # Whose step can be switched off, as the other fused operations can.

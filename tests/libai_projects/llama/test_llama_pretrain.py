@@ -1,0 +1,458 @@
+"""pretrain.py: its flags, its learning rate, and runs of a tiny Llama as a user types them."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from oneflow_accel.errors import UserError
+from oneflow_accel.kernels import registry
+
+import numpy as np
+import oneflow as flow
+import pytest
+
+from flow_train.config.overrides import parse_override
+from libai_projects import weights
+from libai_projects.projects.Llama import flags as flag_table
+from libai_projects.projects.Llama import pretrain
+from libai_projects.projects.Llama.schedule import warmup_cosine
+from libai_projects.weights.llama import LLAMA
+from tests.launch import REPOSITORY, run_distributed, run_process
+from tests.libai_projects.train.conftest import losses, metrics, perplexities
+
+SCRIPT = REPOSITORY / "libai_projects" / "projects" / "Llama" / "pretrain.py"
+# Tokens of a sequence of --preset=tiny, and ids of the files below.
+LENGTH, IDS = 128, 500
+END = 0
+TINY = (
+    *("--preset=tiny", "--batch_size=1", "--gradient_accumulation_steps=2", "--num_workers=0"),
+    *("--learning_rate=3e-3", "--warmup_iters=2", "--lr_decay_iters=4", "--eval_iters=2"),
+)
+
+
+def parse(*argv: str) -> Any:
+    return flag_table.parse(argv)
+
+
+def settings(*argv: str) -> dict[str, Any]:
+    """What the overrides say, as the config reads them."""
+    texts = [parse_override(text, "") for text in flag_table.overrides(parse(*argv))]
+    return {each.key_or_group: each.value() for each in texts}
+
+
+# Flags ---------------------------------------------------------------------------------------
+
+
+def test_the_defaults_are_the_diarys() -> None:
+    found = settings("--batch_size=2", "--gradient_accumulation_steps=16")
+    assert found == settings()
+    for key, value in {
+        "model.cfg.vocab_size": 64320,
+        "model.cfg.hidden_size": 2048,
+        "model.cfg.ffn_hidden_size": 5632,
+        "model.cfg.num_layers": 22,
+        "model.cfg.num_attention_heads": 32,
+        "model.cfg.num_key_value_heads": 8,
+        "model.cfg.max_seq_length": 2048,
+        "model.cfg.rms_norm_epsilon": 1e-5,
+        "model.cfg.rope_theta": 1e4,
+        "model.cfg.initializer_range": 0.02,
+        "model.cfg.residual_in_fp32": True,
+        "optim.lr": 4e-4,
+        "optim.betas": [0.9, 0.95],
+        "optim.eps": 1e-8,
+        "optim.weight_decay": 0.1,
+        "optim.params.clip_grad_max_norm": 1.0,
+        "train.scheduler.warmup_iters": 2000,
+        "train.scheduler.decay_iters": 100000,
+        "train.scheduler.alpha": 0.1,
+        "train.seed": 1337,
+    }.items():
+        assert found[key] == value, key
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--batch_sise=3"], "there is no option --batch_sise; did you mean --batch_size?"),
+        (["--use_flush"], "there is no option --use_flush; did you mean --use_flash?"),
+        (["--batch=3"], "there is no option --batch; did you mean"),
+        (["--qqq"], "there is no option --qqq; --help lists the options"),
+        (["3"], "'3' is one argument too many"),
+        (["--batch_size=x"], "argument --batch_size: invalid int value: 'x'"),
+        (["--batch_size=1.5"], "argument --batch_size: invalid int value: '1.5'"),
+        (["--learning_rate=high"], "argument --learning_rate: invalid float value: 'high'"),
+        (["--use_flash=maybe"], "argument --use_flash: 'maybe' is neither true nor false"),
+        (["--batch_size"], "argument --batch_size: expected one argument"),
+        (["--preset=tinny"], "invalid choice: 'tinny'"),
+        (["--preset=tinny"], "did you mean tiny?"),
+        (["--packing=document"], "--packing=document: expected one of stream, documents"),
+        (["--token_dtype=int32"], "--token_dtype=int32: expected one of uint16, uint32"),
+        (["--dtype=bfloat16"], "--dtype=bfloat16: expected one of float32, float16"),
+        (["--rope_scaling=yarn"], "--rope_scaling=yarn: expected one of linear, dynamic, llama3"),
+        (["--zero_stage=4"], "--zero_stage=4: expected one of 0, 1, 2, 3"),
+        (["--attn_impl=fmha"], "--attn_impl=fmha: OneFlow's fused attention has no gradient"),
+        (["--gradient_accumulation_steps=0"], "steps=0 must be at least 1"),
+        (["--vocab_size=-5"], "--vocab_size=-5 must be at least 0"),
+        (["--learning_rate=-1"], "--learning_rate=-1.0 must be at least 0"),
+        (["--min_lr=1"], "--min_lr=1.0 is above --learning_rate=0.0004"),
+    ],
+)
+def test_wrong_flags(argv: list[str], message: str) -> None:
+    with pytest.raises(UserError) as error:
+        parse(*argv)
+    assert message in str(error.value)
+
+
+def test_a_bare_flag_means_true() -> None:
+    assert not parse().tie_word_embeddings
+    assert parse("--tie_word_embeddings").tie_word_embeddings
+    assert parse("--dummy", "--resume", "--batch_size=3").batch_size == 3
+    for text, value in (("true", True), ("0", False), ("No", False), ("YES", True)):
+        assert parse(f"--use_flash={text}").use_flash is value
+        assert parse("--use_flash", text).use_flash is value
+
+
+def test_presets_and_flags_beside_them() -> None:
+    tiny = parse("--preset=tiny")
+    assert (tiny.hidden_size, tiny.num_layers, tiny.vocab_size) == (128, 2, 512)
+    # Before the preset or after it, and also where the value is the usual default.
+    for argv in (["--num_layers=22", "--preset=tiny"], ["--preset=tiny", "--num_layers=22"]):
+        assert parse(*argv).num_layers == 22
+        assert parse(*argv).hidden_size == 128
+    assert parse("--preset", "llama3_8b").rope_theta == 500000.0
+    # What a preset does not say has the usual default.
+    assert parse("--preset=tinyllama").num_layers == 22
+
+
+# Of "Llama 2: Open Foundation and Fine-Tuned Chat Models" and "The Llama 3 Herd of Models".
+@pytest.mark.parametrize(
+    ("preset", "weights"),
+    [
+        ("z2all", 1_255_499_776),
+        ("tinyllama", 1_100_048_384),
+        ("llama2_7b", 6_738_415_616),
+        ("llama3_8b", 8_030_261_248),
+    ],
+)
+def test_presets_have_the_weights_that_are_published(preset: str, weights: int) -> None:
+    cfg = {key.rpartition(".")[2]: value for key, value in settings(f"--preset={preset}").items()}
+    width, heads = cfg["hidden_size"], cfg["num_attention_heads"]
+    shared = width // heads * cfg["num_key_value_heads"]
+    layer = 2 * width * (width + shared) + 3 * width * cfg["ffn_hidden_size"] + 2 * width
+    assert cfg["num_layers"] * layer + width + 2 * cfg["vocab_size"] * width == weights
+
+
+@pytest.mark.parametrize(
+    ("size", "padded"), [(64320, 64320), (64321, 64328), (64319, 64320), (1, 8), (8, 8), (9, 16)]
+)
+def test_vocabulary_is_padded_to_a_multiple_of_eight(size: int, padded: int) -> None:
+    flags = parse(f"--vocab_size={size}")
+    assert settings(f"--vocab_size={size}")["model.cfg.vocab_size"] == padded
+    line = f"vocabulary: {size} tokens, padded to {padded}, a multiple of 8"
+    assert (line in pretrain.describe(flags, of_batch(32))) == (size != padded)
+
+
+@pytest.mark.parametrize(
+    ("width", "multiple", "inner"),
+    # 8 / 3 of 2048 is 5461, of 4096 10922, of 128 341.
+    [(2048, 256, 5632), (4096, 256, 11008), (128, 256, 512), (128, 1, 341), (96, 256, 256)],
+)
+def test_inner_width(width: int, multiple: int, inner: int) -> None:
+    argv = [f"--hidden_size={width}", f"--multiple_of={multiple}"]
+    key = "model.cfg.ffn_hidden_size"
+    assert settings(*argv, "--ffn_hidden_size=0")[key] == inner
+    assert inner == math.ceil(math.floor(8 * width / 3) / multiple) * multiple
+    assert settings(*argv, "--ffn_hidden_size=777")[key] == 777
+
+
+def of_batch(size: int) -> Any:
+    return SimpleNamespace(train=SimpleNamespace(global_batch_size=size))
+
+
+def test_tokens_per_iteration() -> None:
+    flags = parse()
+    assert pretrain.describe(flags, of_batch(32)) == [
+        "tokens per iteration: 65,536 = 16 gradient accumulation steps x 1 data-parallel "
+        "processes x batch size 2 x 2048 tokens"
+    ]
+    # The diary's line has this number, which four processes take.
+    assert pretrain.describe(flags, of_batch(128))[0].startswith(
+        "tokens per iteration: 262,144 = 16 gradient accumulation steps x 4 data-parallel processes"
+    )
+
+
+def test_operations_that_are_switched_off() -> None:
+    assert flag_table.disabled(parse()) == []
+    argv = ("--use_flash=false", "--use_fused_swiglu=false", "--disable= rope ,swiglu,")
+    off = ["rope", "scaled_dot_product_attention", "swiglu"]
+    assert flag_table.disabled(parse(*argv)) == off
+    assert pretrain.describe(parse(*argv), of_batch(32))[1] == f"switched off: {', '.join(off)}"
+    assert flag_table.disabled(parse("--attn_impl=naive")) == ["scaled_dot_product_attention"]
+    assert flag_table.disabled(parse("--attn_impl=chunked")) == []
+
+
+@pytest.mark.parametrize("flag", flag_table.FUSED)
+def test_each_switch_names_operations_that_there_are(flag: str) -> None:
+    assert set(flag_table.FUSED[flag]) <= set(registry.operations())
+    assert flag_table.disabled(parse(f"--{flag}=false")) == sorted(flag_table.FUSED[flag])
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "a/b c", 'a "b"', "a\\b", 'a\\"b', "ends\\", "ü, [1] {a: b} #$c = 'x'", "null", " a "],
+)
+def test_paths_reach_the_config_as_they_are(text: str) -> None:
+    assert settings(f"--output_dir={text}")["train.output_dir"] == text
+    assert parse_override(f"key={flag_table.quoted(text)}", "").value() == text
+
+
+def test_optional_settings() -> None:
+    plain = settings()
+    assert "model.cfg.rope_scaling" not in plain
+    assert "model.cfg.pad_token_id" not in plain
+    assert plain["train.zero_optimization.enabled"] is False
+    found = settings(
+        *("--rope_scaling=llama3", "--rope_factor=8", "--rope_original_len=8192"),
+        *("--pad_token_id=3", "--grad_clip=0", "--zero_stage=2", "--min_lr=1e-4"),
+        "--lr_decay_iters=500",
+    )
+    # Of Llama 3.1's config.json.
+    assert found["model.cfg.rope_scaling"] == {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    assert found["model.cfg.pad_token_id"] == 3
+    assert found["optim.params.clip_grad_max_norm"] is None
+    assert found["train.zero_optimization.stage"] == 2
+    assert found["train.scheduler.alpha"] == pytest.approx(0.25)
+    assert found["train.scheduler.decay_iters"] == 500
+
+
+# The learning rate ---------------------------------------------------------------------------
+
+
+def nanogpts(step: int, warmup: int, decay: int, least: float) -> float:
+    """The share of the largest rate at a step, from 0 on."""
+    if step < warmup:
+        return (step + 1) / warmup
+    if step >= decay:
+        return least
+    done = (step - warmup) / (decay - warmup)
+    return least + (1 - least) * 0.5 * (1 + math.cos(math.pi * done))
+
+
+def schedule_of(**options: Any) -> Any:
+    optimizer = flow.optim.AdamW([flow.nn.Parameter(flow.zeros(1))], lr=4e-4)
+    return warmup_cosine(optimizer, max_iter=0, warmup_iter=0, **options)
+
+
+@pytest.mark.parametrize(
+    ("warmup", "decay", "least"), [(5, 20, 0.1), (1, 10, 0.1), (0, 10, 0.5), (2, 9, 0.0), (4, 4, 1)]
+)
+def test_schedule_is_nanogpts(warmup: int, decay: int, least: float) -> None:
+    schedule = schedule_of(warmup_iters=warmup, decay_iters=decay, alpha=least)
+    for step in range(decay + 5):
+        expected = 4e-4 * nanogpts(step, warmup, decay, least)
+        assert schedule.get_last_lr()[0] == pytest.approx(expected, rel=1e-12), step
+        schedule.step()
+
+
+def test_schedule_of_the_defaults() -> None:
+    found = settings()
+    names = ("warmup_iters", "decay_iters", "alpha")
+    schedule = schedule_of(**{name: found[f"train.scheduler.{name}"] for name in names})
+    # Half of the way down is at the middle between the ends of the cosine.
+    for step, rate in ((0, 2e-7), (999, 2e-4), (1999, 4e-4), (2000, 4e-4), (51000, 2.2e-4)):
+        schedule.last_step = step - 1
+        schedule.step()
+        assert schedule.get_last_lr()[0] == pytest.approx(rate, rel=1e-9), step
+    schedule.last_step = 99999
+    schedule.step()
+    assert schedule.get_last_lr()[0] == pytest.approx(4e-5, rel=1e-9)
+
+
+# Runs ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """40 sequences and a token, 5 held out, each token a little above the one before; without a
+    .json."""
+    draw = np.random.default_rng(0)
+    # No pattern, although it has a bracket; and hydra would read the rest.
+    folder = tmp_path_factory.mktemp("tökens [1], {a}")
+    for name, sequences in (("a", 40), ("a_valid", 5)):
+        ids = np.cumsum(draw.integers(1, 8, sequences * LENGTH + 1)) % IDS
+        ids.astype("<u2").tofile(folder / f"{name}.bin")
+    return folder / "a.bin"
+
+
+def run(*argv: object, ok: bool = True, processes: int = 1) -> subprocess.CompletedProcess[str]:
+    command, env = [SCRIPT, *map(str, argv)], {"ONEFLOW_ACCEL_THREADS": "1"}
+    if processes == 1:
+        result = run_process(command, env=env)
+    else:
+        result = run_distributed(command, processes, env=env)
+    assert (result.returncode == 0) == ok, result.stdout
+    assert "Traceback" not in result.stdout
+    return result
+
+
+def tiny(
+    data: Path, out: Path, *argv: object, processes: int = 1
+) -> subprocess.CompletedProcess[str]:
+    files = (f"--data={data}", f"--output_dir={out}")
+    return run(*TINY, *files, "--max_iters=4", *argv, processes=processes)
+
+
+@pytest.fixture(scope="module")
+def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Four steps in one go, with evaluations after the second and the last: the folder, and what
+    was printed."""
+    out = tmp_path_factory.mktemp("whole") / "out"
+    return out, tiny(data, out, "--eval_interval=2").stdout
+
+
+def test_a_run(data: Path, whole: tuple[Path, str]) -> None:
+    out, printed = whole
+    assert (
+        "tokens per iteration: 256 = 2 gradient accumulation steps x 1 data-parallel processes x "
+        "batch size 1 x 128 tokens" in printed
+    )
+    assert "padded to" not in printed
+    assert "switched off" not in printed
+    assert f"validation is on {data.with_name('a_valid.bin')}" in printed
+    # (2 x embedding) + 2 x (attention with half the keys, SwiGLU, two norms) + the last norm.
+    count = 2 * 512 * 128 + 2 * (3 * 128 * 128 + 3 * 128 * 512 + 2 * 128) + 128
+    assert f"LlamaForPreTraining of {count:,} weights" in printed
+    curve = losses(out)
+    assert list(curve) == [1, 2, 3, 4]
+    # From about ln 512, what guessing costs, downwards.
+    assert curve[1] == pytest.approx(math.log(512), abs=0.1)
+    assert curve[4] < curve[1] - 0.1
+    assert perplexities(out)[4] < perplexities(out)[2] < 512
+    evaluated = [line for line in metrics(out) if "validation/lm_loss_tokens" in line]
+    assert [line["validation/lm_loss_tokens"] for line in evaluated] == [5 * LENGTH] * 2
+    rates = [line["lr"] for line in metrics(out) if "lr" in line]
+    assert rates == pytest.approx([3e-3 * nanogpts(step, 2, 4, 0.1) for step in range(4)])
+
+
+def test_resumed_run_equals_whole_one_to_the_last_bit(
+    data: Path, whole: tuple[Path, str], tmp_path: Path
+) -> None:
+    out, _ = whole
+    tiny(data, tmp_path / "out", "--max_iters=2", "--eval_interval=2", "--save_interval=2")
+    assert list(losses(tmp_path / "out")) == [1, 2]
+    tiny(data, tmp_path / "out", "--eval_interval=2", "--resume")
+    assert losses(tmp_path / "out") == losses(out)
+    assert perplexities(tmp_path / "out") == perplexities(out)
+    expected, _ = weights.load(out / "model_final", "libai", table=LLAMA)
+    found, _ = weights.load(tmp_path / "out" / "model_final", "libai", table=LLAMA)
+    assert found.keys() == expected.keys()
+    assert len(found) > 10
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found[name], array, err_msg=name)
+
+
+def test_two_processes_train_as_one(data: Path, whole: tuple[Path, str], tmp_path: Path) -> None:
+    argv = ("--gradient_accumulation_steps=1", "--eval_interval=2")
+    printed = tiny(data, tmp_path / "out", *argv, processes=2).stdout
+    assert (
+        "tokens per iteration: 256 = 1 gradient accumulation steps x 2 data-parallel processes x "
+        "batch size 1 x 128 tokens" in printed
+    )
+    assert losses(tmp_path / "out") == pytest.approx(losses(whole[0]), rel=0, abs=1e-5)
+    # Of its logarithm, the mean loss.
+    assert perplexities(tmp_path / "out") == pytest.approx(perplexities(whole[0]), rel=1e-5)
+
+
+def test_a_graph_follows_the_same_schedule(
+    data: Path, whole: tuple[Path, str], tmp_path: Path
+) -> None:
+    printed = tiny(data, tmp_path / "out", "--graph").stdout
+    assert "weights on cpu, nn.Graph: data 1" in printed
+    assert [line["lr"] for line in metrics(tmp_path / "out") if "lr" in line] == pytest.approx(
+        [line["lr"] for line in metrics(whole[0]) if "lr" in line]
+    )
+    assert losses(tmp_path / "out") == pytest.approx(losses(whole[0]), rel=0, abs=1e-4)
+
+
+def test_packed_documents(data: Path, tmp_path: Path) -> None:
+    """With the data's vocabulary, other files to evaluate on, and some operations off."""
+    ids = np.fromfile(data, "<u2")
+    ids[20::50] = END
+    said = {"dtype": "uint16", "documents": int((ids == END).sum()), "vocab_size": IDS}
+    said |= {"tokenizer": "t", "eod_id": END}
+    for name, count in (("a", 20), ("other", 3)):
+        ids[: count * LENGTH + 1].tofile(tmp_path / f"{name}.bin")
+        content = json.dumps({**said, "tokens": count * LENGTH + 1})
+        (tmp_path / f"{name}.json").write_text(content)
+    argv = ("--packing=documents", "--vocab_size=0", f"--val_data={tmp_path / 'other.bin'}")
+    argv += ("--max_iters=2", "--eval_interval=2", "--use_fused_rope=false")
+    printed = tiny(tmp_path / "a.bin", tmp_path / "out", *argv).stdout
+    assert "vocabulary: 500 tokens, padded to 504, a multiple of 8" in printed
+    assert "switched off: rope" in printed
+    assert f"validation is on {tmp_path / 'other.bin'}" in printed
+    assert losses(tmp_path / "out")[1] == pytest.approx(math.log(504), abs=0.1)
+    # The token that ends a document says nothing of the next one's first.
+    ends = int((ids[: 3 * LENGTH] == END).sum())
+    assert ends == 8
+    found = [line for line in metrics(tmp_path / "out") if "validation/lm_loss_tokens" in line]
+    assert [line["validation/lm_loss_tokens"] for line in found] == [3 * LENGTH - ends]
+
+
+def test_what_the_user_can_mend(data: Path, whole: tuple[Path, str], tmp_path: Path) -> None:
+    """Each says what was wrong, and leaves the run that is in the folder alone."""
+    out = tmp_path / "out"
+    shutil.copytree(whole[0], out)
+    before = sorted(path.relative_to(out) for path in out.rglob("*"))
+    ids = np.fromfile(data, "<u2")
+    ids[1234] = 512
+    ids.tofile(tmp_path / "large.bin")
+    (tmp_path / "cut.bin").write_bytes(data.read_bytes()[:-1])
+    missing = tmp_path / "none.bin"
+    for argv, message in (
+        ((), "--data names no token file: make one by prepare.py, or give --dummy"),
+        ((f"--data={missing}",), f"there is no token file at '{missing}'"),
+        ((f"--data={data}", f"--val_data={missing}"), f"there is no token file at '{missing}'"),
+        (
+            (f"--data={tmp_path / 'large.bin'}",),
+            "large.bin: token 1234 has the id 512, and the model's vocabulary ends at 511: give",
+        ),
+        (
+            (f"--data={tmp_path / 'cut.bin'}",),
+            f"cut.bin has {2 * len(ids) - 1:,} bytes, and a multiple of 2 are expected for uint16",
+        ),
+        ((f"--data={data}", "--packing=documents"), "no .json that says which token ends a"),
+        ((f"--data={data}", "--vocab_size=0"), "--vocab_size=0 takes the data's, which have no"),
+        ((f"--data={data}", "--disable=rope,swigloo"), "'swigloo'. Did you mean 'swiglu'?"),
+    ):
+        result = run(*TINY, f"--output_dir={out}", "--max_iters=4", *argv, ok=False)
+        assert result.returncode == UserError.EXIT_CODE
+        # Nothing before it; of two problems, such as of both files, each has a line.
+        assert result.stdout.startswith("pretrain.py: error: "), result.stdout
+        assert message in result.stdout
+        assert sorted(path.relative_to(out) for path in out.rglob("*")) == before
+
+
+def test_help_shows_each_flag_with_its_default() -> None:
+    shown = " ".join(run("--preset=tiny", "--help").stdout.split())
+    tiny = flag_table.PRESETS["tiny"]
+    assert "--preset {z2all,small,tiny," in shown
+    for group, flags in flag_table._FLAGS.items():
+        assert f" {group}: " in shown
+        for name, default, text in flags:
+            value = tiny.get(name, default)
+            value = str(value).lower() if isinstance(value, bool) else value
+            kind = "[true|false]" if isinstance(default, bool) else type(default).__name__
+            assert f" --{name} {kind} {text} (default: {value})" in shown
