@@ -18,7 +18,7 @@ BUDGETS = {
     "monarch_flow": ("monarch_flow", (".py",), 7_400),
     "resnet50_imagenet": ("resnet50_imagenet", (".py",), 1_100),
     "vit_10b": ("vit_10b", (".py",), 1_100),
-    "libai_projects": ("libai_projects", (".py",), 15_400),
+    "libai_projects": ("libai_projects", (".py",), 15_700),
     "benchmarks": ("benchmarks", (".py",), 3_500),
     "scripts": ("scripts", (".py",), 600),
     "patches": ("patches", (".patch",), 1_800),

@@ -238,9 +238,7 @@ def _check_shapes(query: flow.Tensor, key: flow.Tensor, value: flow.Tensor, caus
         raise ValueError(f"causal attention of {q[2]} queries needs as many keys, not {k[2]}")
 
 
-def _check_segments(
-    segments: flow.Tensor | None, batch: int, queries: int, keys: int
-) -> None:
+def _check_segments(segments: flow.Tensor | None, batch: int, queries: int, keys: int) -> None:
     if segments is None:
         return
     if tuple(segments.shape) != (batch, queries) or queries != keys:

@@ -255,9 +255,7 @@ def _add_rms_norm_with_gradient(
 
     def gradients(ctx: Any, y_grad: flow.Tensor, total_grad: flow.Tensor) -> Any:
         total, inv_rms, weight, *seed = ctx.saved_tensors
-        residual_grad, weight_grad = _add_rms_norm_grad(
-            y_grad, total_grad, total, inv_rms, weight
-        )
+        residual_grad, weight_grad = _add_rms_norm_grad(y_grad, total_grad, total, inv_rms, weight)
         if not seed:
             return residual_grad, residual_grad, weight_grad
         x_grad = _add_rms_norm_x_grad(residual_grad, *seed, dropout=dropout)[0]

@@ -114,9 +114,7 @@ def test_wrong_dropout() -> None:
         (0.5, seed.to(flow.int32), "must be int64"),
     ]:
         with pytest.raises(RuntimeError, match=text):
-            attention._attention(
-                x, x, x, wrong, None, causal=False, scale=1.0, dropout=dropout
-            )
+            attention._attention(x, x, x, wrong, None, causal=False, scale=1.0, dropout=dropout)
 
 
 def test_wrong_segments() -> None:

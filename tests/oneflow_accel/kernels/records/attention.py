@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 from oneflow_accel.kernels.attention import packed_attention, scaled_dot_product_attention
@@ -70,7 +71,7 @@ def _by_sequence(
     for row, counts in enumerate(lengths):
         begins = np.cumsum((0, *counts))
         parts = []
-        for begin, end in zip(begins[:-1], begins[1:], strict=True):
+        for begin, end in pairwise(begins):
             own = (x[row : row + 1, :, begin:end] for x in arrays)
             factors = kept[row : row + 1, :, begin:end, : end - begin]
             parts.append(of_one(*own, factors=factors, **attributes))
