@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import oneflow_accel
 from oneflow_accel import distributed
@@ -129,6 +130,10 @@ def _model(cfg: DictConfig, model_path: str | None, mode: str) -> tuple[str, Pat
     return kind, find_model(Path(given)) if kind == "libai" else Path(given)
 
 
+# What a Llama's pretrain.py rounds a vocabulary up to.
+PADDED_TO = 8
+
+
 def _tokenizer(cfg: DictConfig, given: dict[str, str | None], model: Path | None) -> object:
     files = cfg.tokenization.tokenizer
     for key, path in given.items():
@@ -150,7 +155,8 @@ def _build(cfg: DictConfig, kind: str, path: Path | None, tokenizer: object) -> 
     model_cfg, sizes, family = cfg.model.cfg, cfg.train.dist, family_of(cfg.model._target_)
     table = family.table
     if path is None:
-        real, state = tokenizer.vocab_size, {}
+        rows = real = tokenizer.vocab_size
+        state: dict[str, Any] = {}
     else:
         state, found = weights.load(path, kind, table=table)
         if "num_attention_heads" not in found and found["hidden_size"] != model_cfg.hidden_size:
@@ -160,7 +166,10 @@ def _build(cfg: DictConfig, kind: str, path: Path | None, tokenizer: object) -> 
             )
         # The weights, not the config, say which layers are Monarch layers.
         model_cfg.update({**dict.fromkeys(monarch.KEYS), **found})
-        real = found["vocab_size_real"]
+        rows = real = found["vocab_size_real"]
+        if rows % PADDED_TO == 0 and 0 < rows - tokenizer.vocab_size < PADDED_TO:
+            # Trained with rows of no token.
+            real = tokenizer.vocab_size
     stages, pipeline = sizes.get("custom_pipeline_stage_id"), sizes.get("pipeline_parallel_size")
     if stages and pipeline is None and distributed.world_size() > 1:
         pipeline = len(set(stages))
@@ -177,7 +186,7 @@ def _build(cfg: DictConfig, kind: str, path: Path | None, tokenizer: object) -> 
     if sizes.get("pipeline_num_layers") is None:
         sizes.pipeline_num_layers = model_cfg.num_layers
     # Padding rows make the vocabulary divide; the logits leave them out.
-    model_cfg.vocab_size = -(-real // layout.tensor) * layout.tensor
+    model_cfg.vocab_size = -(-rows // layout.tensor) * layout.tensor
     model_cfg.vocab_size_real = real
     dist.setup_dist_util(sizes)
     model = instantiate(cfg.model)

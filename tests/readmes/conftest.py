@@ -22,6 +22,7 @@ from PIL import Image
 from safetensors.numpy import save_file
 
 from tests.launch import REPOSITORY, free_port
+from tests.libai_projects.llama.test_llama_files import write_meta
 from tests.libai_projects.train.conftest import prompts  # noqa: F401 - a fixture
 from tests.torch_writer import save_torch_file
 
@@ -48,6 +49,7 @@ class World:
             "digits": self._digits,
             "real_labels": self._real_labels,
             "requests": self._requests,
+            "meta": lambda: write_meta(folder / "meta"),
             "resnet": self._resnet,
             "vit": lambda: self._vision("vit_tiny_patch4_28"),
             "vitae": lambda: self._vision("ViTAE_basic_Tiny", num_classes=5, img_size=32),
@@ -56,6 +58,8 @@ class World:
         self._paths = {
             "runs": folder / "runs",
             "prompts": lines,
+            # Of GPT-2's two files, which the prompts are encoded with.
+            "tokenizer": lines.parent,
             "huggingface": DATA / "hf_gpt2" / "safetensors",
             "t2t": DATA / "torch_checkpoints" / "t2t_ema.pth",
         }
@@ -213,7 +217,7 @@ def world(
     kept = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("ONEFLOW_ACCEL_", "MAGICPROMPT_", "PYTHONPATH", "MAKE"))
+        if not name.startswith(("ONEFLOW_ACCEL_", "MAGICPROMPT_", "LLAMA_", "PYTHONPATH", "MAKE"))
     }
     data = Path(prompts["MAGICPROMPT_DATA"])
     environment = {

@@ -23,6 +23,8 @@ DOCUMENTS = (
     "vit_10b/README_zh-CN.md",
     "libai_projects/projects/MagicPrompt/README.md",
     "libai_projects/projects/MagicPrompt/README_zh-CN.md",
+    "libai_projects/projects/Llama/README.md",
+    "libai_projects/projects/Llama/README_zh-CN.md",
     "monarch_flow/README.md",
     "monarch_flow/README_zh-CN.md",
     "monarch_flow/docs/vitae_options.md",

@@ -80,6 +80,22 @@ PIPELINE_OF_FOUR = (
 # The output folder of TRAIN_ONE.
 TEXT_MODEL = {"DIR": "{runs}/gpt2"}
 SHORT_TEXT = "--max-new-tokens 4"
+PRETRAIN = "projects/Llama/pretrain.py"
+PREPARE_TEXT = (
+    "python projects/Llama/prepare.py text.txt --tokenizer TOKENIZER --validation 0.05 "
+    "--output-prefix tokens/text"
+)
+TRAIN_LLAMA = (
+    f"python {PRETRAIN} --preset=tiny --vocab_size=0 --data=tokens/text.bin --max_iters=500 "
+    "--learning_rate=3e-3 --warmup_iters=50 --eval_interval=100"
+)
+SHORT_LLAMA = (
+    "--preset=tiny --vocab_size=0 --max_iters=2 --batch_size=1 --gradient_accumulation_steps=1 "
+    "--eval_iters=1 --num_workers=0"
+)
+LLAMA_OUTPUT = "projects/Llama/output"
+TRAINED_LLAMA = {LLAMA_OUTPUT: "{runs}/llama", "TOKENIZER": "{tokenizer}"}
+TWO_LLAMAS = {"nproc_per_node 2": "nproc_per_node 2 --master_port {port}"}
 MNIST_MONARCH = "python -m monarch_flow.train experiment=mnist/vit-monarch datamodule.data_dir=DIR"
 TRAIN_VIT = (
     "python -m monarch_flow.train experiment=imagenet/vit/vit-s-butterflyblockdiag-mlp "
@@ -274,6 +290,91 @@ COMMANDS: dict[str, Run | Dry | NotRun] = {
         ),
     ),
     "python tools/train_net.py --help": Run(cwd=LIBAI, expect="overrides: KEY=VALUE"),
+    # Llama
+    "cd libai_projects": Run(),
+    f"python {PRETRAIN} --preset=tiny --dummy --max_iters=20": Run(
+        f"{SHORT_LLAMA} --vocab_size=512 --output_dir={{runs}}/dummy", LIBAI, expect="623,232"
+    ),
+    PREPARE_TEXT: Run(
+        cwd=LIBAI,
+        replace={"text.txt": "{prompts}", "TOKENIZER": "{tokenizer}"},
+        expect="which a Llama pads to 400",
+    ),
+    TRAIN_LLAMA: Run(
+        f"{SHORT_LLAMA} --eval_interval=2 --output_dir={{runs}}/llama",
+        LIBAI,
+        after=(PREPARE_TEXT,),
+        expect="validation is on tokens/text_valid.bin",
+    ),
+    f"python projects/Llama/pipeline.py --model {LLAMA_OUTPUT} --tokenizer TOKENIZER "
+    '--prompt "Once upon a time"': Run(
+        SHORT_TEXT, LIBAI, TRAINED_LLAMA, after=(TRAIN_LLAMA,), expect="Once upon a time"
+    ),
+    f"python {PRETRAIN} --help": Run(cwd=LIBAI, expect="--gradient_accumulation_steps"),
+    f"python3 -m oneflow.distributed.launch --nproc_per_node 2 {PRETRAIN} "
+    "--data=tokens/text.bin": Run(
+        f"{SHORT_LLAMA} --output_dir={{runs}}/two_llamas",
+        LIBAI,
+        TWO_LLAMAS,
+        after=(PREPARE_TEXT,),
+        expect="2 data-parallel processes",
+    ),
+    f"python3 -m oneflow.distributed.launch --nproc_per_node 4 {PRETRAIN} "
+    "--data=tokens/text.bin --tensor_parallel=2 --pipeline_parallel=2": Run(
+        f"{SHORT_LLAMA} --output_dir={{runs}}/four_llamas",
+        LIBAI,
+        {**TWO, "tensor_parallel=2": "tensor_parallel=1"},
+        after=(PREPARE_TEXT,),
+        expect="1 data-parallel processes",
+    ),
+    "python -m libai_projects.weights.convert SRC DST --from meta --to huggingface": Run(
+        cwd=LIBAI, replace={"SRC": "{meta}", "DST": "{runs}/from_meta"}
+    ),
+    f"python -m libai_projects.weights.convert {LLAMA_OUTPUT}/model_final DST --from libai "
+    "--to huggingface --model llama --tokenizer TOKENIZER": Run(
+        cwd=LIBAI,
+        replace={
+            f"{LLAMA_OUTPUT}/model_final": "{runs}/llama/model_final",
+            "DST": "{runs}/llama_for_others",
+            "TOKENIZER": "{tokenizer}",
+        },
+        after=(TRAIN_LLAMA,),
+    ),
+    "python projects/Llama/pipeline.py --model DIR --tokenizer TOKENIZER --serve": Run(
+        "--port 0",
+        LIBAI,
+        {"DIR": "{runs}/llama", "TOKENIZER": "{tokenizer}"},
+        after=(TRAIN_LLAMA,),
+        until=r"http://127.0.0.1:\d+",
+    ),
+    "python3 -m oneflow.distributed.launch --nproc_per_node 4 projects/Llama/pipeline.py "
+    "--model DIR --tokenizer TOKENIZER": Run(
+        SHORT_TEXT,
+        LIBAI,
+        {**TWO, "DIR": "{runs}/llama", "TOKENIZER": "{tokenizer}"},
+        after=(TRAIN_LLAMA,),
+        expect="Once upon a time",
+    ),
+    # Two of its rows.
+    f"python {PRETRAIN} --ablate table1 --preset=small --gradient_accumulation_steps=1 "
+    "--output_dir=projects/Llama/ablation": Run(
+        f"{SHORT_LLAMA} --vocab_size=512 --max_iters=6",
+        LIBAI,
+        instead='python -c "import sys; from libai_projects.projects.Llama import diary, pretrain; '
+        "diary.TABLES['table1'] = diary.TABLES['table1'][:2]; sys.exit(pretrain.main(sys.argv[1:]))"
+        '" --ablate table1 --output_dir={runs}/ablation',
+        expect="table1.png",
+    ),
+    f"python {PRETRAIN} --estimate": Run(cwd=LIBAI, expect="1,255,499,776"),
+    "python -m benchmarks --only flash-attention": Run(
+        instead="python -m benchmarks --only flash-attention --help"
+    ),
+    "python -m benchmarks.flash --picture flash.png": Run(
+        instead='python -c "import sys; from benchmarks import flash; flash.LENGTHS = (1024,); '
+        'flash.run(sys.argv[1:])" --picture {runs}/flash.png --batch 1 --dropout 0 --rounds 1 '
+        "--steps 1",
+        expect="backward",
+    ),
     # monarch_flow
     "python -m monarch_flow.models vit_small_patch16_224 mlp_cfg=monarch": Run(expect="29,880,040"),
     "python -m monarch_flow.convert project vit.safetensors out.safetensors --config monarch": Run(
@@ -421,6 +522,13 @@ BLOCKS: dict[str, Code | NotRun] = {
     ),
     "from libai_projects.projects.MagicPrompt.pipeline import TextGenerationPipeline": Code(
         check="assert callable(TextGenerationPipeline)"
+    ),
+    "from oneflow_accel.kernels.registry import disabled": Code(
+        before="import oneflow as flow\n"
+        "from oneflow_accel.kernels.transformer import swiglu\n"
+        "x, off = flow.ones(2, 4), []\n"
+        "train = lambda: off.append(swiglu.choose(x, x) is swiglu.reference)",
+        check="assert off == [True]",
     ),
     "Record(": Code(
         before="import oneflow as flow\n"

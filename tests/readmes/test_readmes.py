@@ -26,6 +26,7 @@ PROGRAMS = (
     "libai_projects/tools/preprocess_data.py",
     "libai_projects/projects/MagicPrompt/prepare.py",
     "libai_projects/projects/MagicPrompt/pipeline.py",
+    "libai_projects/projects/Llama/pretrain.py",
     "libai_projects.weights.convert",
     "monarch_flow.train",
     "monarch_flow.validate",
@@ -41,6 +42,7 @@ PROGRAMS = (
     "oneflow_accel patch",
     "benchmarks",
     "benchmarks.breakdown",
+    "benchmarks.flash",
     "benchmarks.batches",
     "benchmarks.sharded",
 )
