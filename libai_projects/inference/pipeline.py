@@ -125,7 +125,8 @@ def _model(cfg: DictConfig, model_path: str | None, mode: str) -> tuple[str, Pat
         return mode, None
     given = model_path or cfg.model.cfg.get("pretrained_model_path")
     if not given or (model_path is None and not Path(given).exists()):
-        raise UserError(_NO_MODEL.format(how=cfg.get("how_to_train", "see the README")))
+        how = cfg.get("project", {}).get("how_to_train", "see the README")
+        raise UserError(_NO_MODEL.format(how=how))
     kind = detect_mode(Path(given)) if mode == "auto" else mode
     return kind, find_model(Path(given)) if kind == "libai" else Path(given)
 

@@ -29,16 +29,14 @@ def draw_seed(like: flow.Tensor) -> flow.Tensor:
     In an nn.Graph the seed is another one in each step, and for each call of this function.
     """
     if not like.is_lazy:
-        if not like.is_global:
-            return flow.randint(0, _SEEDS, (1,), dtype=flow.int64).to(like.device)
-        place = {"placement": like.placement, "sbp": _broadcast(like)}
-        # Drawn as a global tensor, which keeps its turn among other global draws of the generator:
-        # a local one would overtake some of them.
-        seed = flow.randint(0, _SEEDS, (1,), dtype=flow.int64, **place).to_local()
-        if seed.shape[0] == 0:
-            seed = flow.zeros(1, dtype=flow.int64)
-        # That of the placement's first process, whatever the others have drawn.
-        return seed.to_global(**place)
+        # An operator that draws, and waits for none, would overtake dropout before it that waits for
+        # another process: what each draws would depend on the time.
+        flow._oneflow_internal.eager.Sync()
+        seed = flow.randint(0, _SEEDS, (1,), dtype=flow.int64)
+        if like.is_global:
+            # Of the placement's first process, whatever the others have drawn.
+            return seed.to_global(placement=like.placement, sbp=_broadcast(like))
+        return seed.to(like.device)
     # All random operators of a graph have one seed, so each call adds a number drawn now.
     with flow._oneflow_internal.lazy_mode.guard(False):
         number = flow.randint(0, _SEEDS, (1,), dtype=flow.int64).item()

@@ -38,7 +38,7 @@ generation = dict(
     seed=0,
 )
 
-how_to_train = "python projects/Llama/pretrain.py --help"
+project = {"how_to_train": "python projects/Llama/pretrain.py --help"}
 
 train = dict(
     # The seed of random weights.

@@ -44,9 +44,11 @@ generation = dict(
     seed=0,
 )
 
-how_to_train = (
-    "bash tools/train.sh tools/train_net.py projects/MagicPrompt/configs/gpt2_training.py 1"
-)
+project = {
+    "how_to_train": (
+        "bash tools/train.sh tools/train_net.py projects/MagicPrompt/configs/gpt2_training.py 1"
+    )
+}
 
 train = dict(
     # The seed of random weights.
