@@ -29,8 +29,8 @@ def draw_seed(like: flow.Tensor) -> flow.Tensor:
     In an nn.Graph the seed is another one in each step, and for each call of this function.
     """
     if not like.is_lazy:
-        # An operator that draws, and waits for none, would overtake dropout before it that waits for
-        # another process: what each draws would depend on the time.
+        # An operator that draws, and waits for none, would overtake a dropout before it that waits
+        # for another process: what each draws would depend on the time.
         flow._oneflow_internal.eager.Sync()
         seed = flow.randint(0, _SEEDS, (1,), dtype=flow.int64)
         if like.is_global:

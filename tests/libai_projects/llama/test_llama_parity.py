@@ -76,8 +76,8 @@ def test_training(folders: Path, case: str) -> None:
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.numpy())
-    # AdamW's first steps are as long for a gradient of 1e-9 as for one of 1: what the last bits of a
-    # sum, which are the CPU's, make of the smallest ones shows in the losses.
+    # AdamW's first steps are as long for a gradient of 1e-9 as for one of 1: what the last bits of
+    # a sum, which are the CPU's, make of the smallest ones shows in the losses.
     np.testing.assert_allclose(losses, GOLDEN[f"{case}/losses"], rtol=1e-4)
 
 
