@@ -82,6 +82,9 @@ def _needs_drawn_mask(x: flow.Tensor) -> bool:
 
 def _keep_mask(x: flow.Tensor, p: float) -> flow.Tensor:
     """Truth values of the shape and layout of `x`, each False with probability `p`."""
+    if not x.is_lazy:
+        # Else it would overtake a dropout before it that waits for another process.
+        flow._oneflow_internal.eager.Sync()
     return flow.rand(*x.shape, dtype=x.dtype, placement=x.placement, sbp=x.sbp) >= p
 
 

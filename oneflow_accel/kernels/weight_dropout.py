@@ -30,12 +30,19 @@ def draw_seed(like: flow.Tensor) -> flow.Tensor:
     """
     if not like.is_lazy:
         # An operator that draws, and waits for none, would overtake a dropout before it that waits
-        # for another process: what each draws would depend on the time.
+        # for another process, and one of global tensors would overtake this one: what each draws
+        # would depend on the time.
         flow._oneflow_internal.eager.Sync()
         seed = flow.randint(0, _SEEDS, (1,), dtype=flow.int64)
+        flow._oneflow_internal.eager.Sync()
         if like.is_global:
-            # Of the placement's first process, whatever the others have drawn.
-            return seed.to_global(placement=like.placement, sbp=_broadcast(like))
+            # Of the placement's first process, whatever the others have drawn: as a sum, since
+            # OneFlow sends no copies where a block is computed again in the backward pass.
+            if flow.env.get_rank() != like.placement.ranks.flatten()[0]:
+                seed = flow.zeros_like(seed)
+            parts = [flow.sbp.partial_sum] * len(like.sbp)
+            seed = seed.to_global(placement=like.placement, sbp=parts)
+            return seed.to_global(sbp=_broadcast(like))
         return seed.to(like.device)
     # All random operators of a graph have one seed, so each call adds a number drawn now.
     with flow._oneflow_internal.lazy_mode.guard(False):

@@ -37,7 +37,7 @@ def test_training_from_scratch_resumes_and_writes_prompts(
     assert list(found) == list(range(10, 121, 10))
     # Ids of 400 tokens: log 400 = 6.0 before anything is learned.
     assert 6.5 > found[10] > found[40] > found[120]
-    assert found[120] < found[10] - 0.7
+    assert found[120] < found[10] - 0.4
     validation = perplexities(out)
     assert validation[120] < validation[80] < validation[40] < 400
 
