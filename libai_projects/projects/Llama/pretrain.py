@@ -49,6 +49,8 @@ def arguments_of(flags: argparse.Namespace) -> list[str]:
         arguments.append("--resume")
     if flags.device:
         arguments += ["--device", flags.device]
+    if flags.profile:
+        arguments += ["--profile", str(flags.profile)]
     if flags.dummy:
         return [*arguments, "--dummy", "train.evaluation.enabled=false"]
     if not flags.data:
