@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -22,8 +21,7 @@ from typing import NamedTuple
 
 import oneflow_accel
 from oneflow_accel.errors import UserError
-from oneflow_accel.kernels.attention import draw_seed, scaled_dot_product_attention
-from oneflow_accel.kernels.registry import DISABLE_VARIABLE
+from oneflow_accel.kernels.attention import HIDDEN, draw_seed, scaled_dot_product_attention
 
 import oneflow as flow
 from rich.console import Console
@@ -53,8 +51,29 @@ class Found(NamedTuple):
         return self.forward + self.backward
 
 
-def measure(batch: int, length: int, dropout: float, causal: bool, steps: int) -> Found:
+def plain_attention(
+    query: flow.Tensor, key: flow.Tensor, value: flow.Tensor, *, causal: bool, dropout: float
+) -> flow.Tensor:
+    """What a program without a fused operation types; its mask is OneFlow's dropout."""
+    scores = flow.matmul(query, key, transpose_b=True, alpha=query.shape[-1] ** -0.5)
+    if causal:
+        later = flow.ones(*scores.shape[-2:]).triu(1) > 0
+        scores = scores.masked_fill(later, HIDDEN)
+    weights = flow.nn.functional.dropout(scores.softmax(-1), dropout)
+    return flow.matmul(weights, value)
+
+
+def fused_attention(
+    query: flow.Tensor, key: flow.Tensor, value: flow.Tensor, *, causal: bool, dropout: float
+) -> flow.Tensor:
+    drop = {"dropout": dropout, "seed": draw_seed(query)} if dropout else {}
+    return scaled_dot_product_attention(query, key, value, causal=causal, **drop)
+
+
+def measure(options: argparse.Namespace) -> Found:
     """In this process."""
+    batch, length, steps = options.batch, options.length, options.steps
+    attention = plain_attention if options.plain else fused_attention
     device = oneflow_accel.current_backend()
     inputs = [flow.randn(batch, HEADS, length, DIM).requires_grad_() for _ in range(3)]
     gradient = flow.randn(batch, HEADS, length, DIM)
@@ -67,8 +86,7 @@ def measure(batch: int, length: int, dropout: float, causal: bool, steps: int) -
         for tensor in inputs:
             tensor.grad = None
         start = time.perf_counter()
-        drop = {"dropout": dropout, "seed": draw_seed(inputs[0])} if dropout else {}
-        out = scaled_dot_product_attention(*inputs, causal=causal, **drop)
+        out = attention(*inputs, causal=options.causal, dropout=options.dropout)
         flow._oneflow_internal.eager.Sync()
         between = time.perf_counter()
         out.backward(gradient)
@@ -85,10 +103,9 @@ def flops(batch: int, length: int, part: str) -> float:
 
 
 def _started(plain: bool, arguments: list[str]) -> Found:
-    off = "scaled_dot_product_attention" if plain else ""
     command = [sys.executable, "-m", "benchmarks.flash", "--in-this-process", *arguments]
-    environment = {**os.environ, DISABLE_VARIABLE: off}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    command += ["--plain"] if plain else []
+    done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         raise UserError(f"{' '.join(command)} failed:\n{(done.stdout + done.stderr)[-2000:]}")
     return Found(*json.loads(done.stdout.splitlines()[-1]))
@@ -112,10 +129,10 @@ def run(argv: list[str] | None = None) -> None:
     parser.add_argument("--picture", metavar="PNG", type=Path, help="memory and time by length")
     parser.add_argument("--length", type=cli.at_least(1), default=1024, help=argparse.SUPPRESS)
     parser.add_argument("--in-this-process", action="store_true", help="one form, as JSON")
+    parser.add_argument("--plain", action="store_true", help="that form is the plain one")
     options = parser.parse_args(argv)
     if options.in_this_process:
-        size = options.batch, options.length
-        print(json.dumps(measure(*size, options.dropout, options.causal, options.steps)))
+        print(json.dumps(measure(options)))
         return
     found: dict[int, tuple[int, Found, Found]] = {}
     for length in LENGTHS:
