@@ -91,7 +91,7 @@ TRAIN_LLAMA = (
 )
 SHORT_LLAMA = (
     "--preset=tiny --vocab_size=0 --max_iters=2 --batch_size=1 --gradient_accumulation_steps=1 "
-    "--eval_iters=1 --num_workers=0"
+    "--eval_iters=1"
 )
 LLAMA_OUTPUT = "projects/Llama/output"
 TRAINED_LLAMA = {LLAMA_OUTPUT: "{runs}/llama", "TOKENIZER": "{tokenizer}"}
@@ -366,6 +366,32 @@ COMMANDS: dict[str, Run | Dry | NotRun] = {
         expect="table1.png",
     ),
     f"python {PRETRAIN} --estimate": Run(cwd=LIBAI, expect="1,255,499,776"),
+    "python projects/Llama/prepare.py diffusiondb.train.txt --tokenizer TOKENIZER "
+    "--validation diffusiondb.valid.txt --output-prefix tokens/sd": Run(
+        cwd=LIBAI,
+        replace={
+            "diffusiondb.train.txt": "{prompts}",
+            "diffusiondb.valid.txt": "{prompts}",
+            "TOKENIZER": "{tokenizer}",
+        },
+        expect="which a Llama pads to 400",
+    ),
+    f"python {PRETRAIN} --data=tokens/sd.bin --vocab_size=0 --hidden_size=256 "
+    "--ffn_hidden_size=704 --num_layers=6 --num_attention_heads=8 --num_key_value_heads=8 "
+    "--max_seq_len=128 --tie_word_embeddings --dropout=0.1 --attention_dropout=0.1 "
+    "--embedding_dropout=0.1 --batch_size=8 --gradient_accumulation_steps=1 --learning_rate=1e-3 "
+    "--warmup_iters=100 --max_iters=2400 --max_minutes=30 --eval_interval=100 "
+    "--log_interval=20": Run(
+        instead=f"python {PRETRAIN} --data=tokens/text.bin --vocab_size=0 --hidden_size=32 "
+        "--ffn_hidden_size=64 --num_layers=1 --num_attention_heads=2 --num_key_value_heads=2 "
+        "--max_seq_len=32 --tie_word_embeddings --dropout=0.1 --attention_dropout=0.1 "
+        "--embedding_dropout=0.1 --batch_size=2 --gradient_accumulation_steps=1 --warmup_iters=1 "
+        "--max_iters=2 --max_minutes=30 --eval_interval=2 --eval_iters=1 "
+        "--output_dir={runs}/prompts_llama",
+        cwd=LIBAI,
+        after=(PREPARE_TEXT,),
+        expect="validation/lm_loss_PPL",
+    ),
     "python -m benchmarks --only flash-attention": Run(
         instead="python -m benchmarks --only flash-attention --help"
     ),

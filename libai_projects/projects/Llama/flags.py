@@ -168,7 +168,7 @@ _FLAGS: dict[str, tuple[tuple[str, Any, str], ...]] = {
         ("eval_interval", 1000, "steps between evaluations; 0: none"),
         ("eval_iters", 100, "batches of an evaluation"),
         ("profile", 0, "say where the time of so many steps goes, by operator, and end; 0: train"),
-        ("num_workers", 1, "processes that read data"),
+        ("num_workers", 0, "processes that read data"),
     ),
     "devices": (
         ("device", "", "by name; empty: the best there is"),

@@ -32,7 +32,8 @@ dataloader = {
         ],
         splits=[[1.0, 0.0, 0.0]],
         weights=[1.0],
-        num_workers=1,
+        # Token files are read from a memory map. A worker, a fork, would keep the first weights.
+        num_workers=0,
     ),
     "test": [],
     # Token files to evaluate on; "": PREFIX_valid.bin beside PREFIX.bin, if it is there.
