@@ -72,22 +72,9 @@ class AddNKernel final : public Kernel {
   }
 };
 
-::oneflow::Maybe<void> out_in_place_of_the_first(const user_op::InferContext&,
-                                                 const user_op::AddInplaceArgPair& add) {
-  return add("out", 0, "in", 0, true);
-}
-
-REGISTER_USER_KERNEL(listed("add_n"))
-    .SetCreateFn<AddNKernel<float>>()
-    .SetIsMatchedHob(is_float32_on_cpu("out"))
-    .SetInplaceProposalFn(out_in_place_of_the_first)
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("add_n"))
-    .SetCreateFn<AddNKernel<Bfloat16>>()
-    .SetIsMatchedHob(is_bfloat16_on_cpu("out"))
-    .SetInplaceProposalFn(out_in_place_of_the_first)
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("add_n", make<AddNKernel<float>>, is_float32_on_cpu("out"), in_place("out", "in"));
+REGISTER_KERNEL("add_n", make<AddNKernel<Bfloat16>>, is_bfloat16_on_cpu("out"),
+                in_place("out", "in"));
 
 }  // namespace
 

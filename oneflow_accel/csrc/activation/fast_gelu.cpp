@@ -30,20 +30,11 @@ void fast_gelu_grad(const float* dy, const float* x, float* dx, int64_t n) {
   for (int64_t i = 0; i < n; ++i) { dx[i] = dy[i] * fast_gelu_slope(x[i]); }
 }
 
-REGISTER_USER_KERNEL(listed("fast_gelu"))
-    .SetCreateFn(map_kernel("in", "out", fast_gelu_float32))
-    .SetIsMatchedHob(is_float32_on_cpu("out"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("fast_gelu"))
-    .SetCreateFn(map_kernel("in", "out", fast_gelu_bfloat16))
-    .SetIsMatchedHob(is_bfloat16_on_cpu("out"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("fast_gelu_grad"))
-    .SetCreateFn(map_kernel("dy", "x", "dx", fast_gelu_grad))
-    .SetIsMatchedHob(is_float32_on_cpu("dx"))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("fast_gelu", map_kernel("in", "out", fast_gelu_float32), is_float32_on_cpu("out"));
+REGISTER_KERNEL("fast_gelu", map_kernel("in", "out", fast_gelu_bfloat16),
+                is_bfloat16_on_cpu("out"));
+REGISTER_KERNEL("fast_gelu_grad", map_kernel("dy", "x", "dx", fast_gelu_grad),
+                is_float32_on_cpu("dx"));
 
 }  // namespace
 

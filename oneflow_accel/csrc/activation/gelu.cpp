@@ -24,20 +24,9 @@ void gelu_grad(const float* dy, const float* x, float* dx, int64_t n) {
   for (int64_t i = 0; i < n; ++i) { dx[i] = dy[i] * gelu_slope(x[i]); }
 }
 
-REGISTER_USER_KERNEL(listed("gelu"))
-    .SetCreateFn(map_kernel("in", "out", gelu_float32))
-    .SetIsMatchedHob(is_float32_on_cpu("out"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("gelu"))
-    .SetCreateFn(map_kernel("in", "out", gelu_bfloat16))
-    .SetIsMatchedHob(is_bfloat16_on_cpu("out"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("gelu_grad"))
-    .SetCreateFn(map_kernel("dy", "x", "dx", gelu_grad))
-    .SetIsMatchedHob(is_float32_on_cpu("dx"))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("gelu", map_kernel("in", "out", gelu_float32), is_float32_on_cpu("out"));
+REGISTER_KERNEL("gelu", map_kernel("in", "out", gelu_bfloat16), is_bfloat16_on_cpu("out"));
+REGISTER_KERNEL("gelu_grad", map_kernel("dy", "x", "dx", gelu_grad), is_float32_on_cpu("dx"));
 
 }  // namespace
 

@@ -33,20 +33,10 @@ void quick_gelu_grad(const float* dy, const float* x, float* dx, int64_t n) {
   for (int64_t i = 0; i < n; ++i) { dx[i] = dy[i] * quick_gelu_slope(x[i]); }
 }
 
-REGISTER_USER_KERNEL(listed("quick_gelu"))
-    .SetCreateFn(map_kernel("x", "y", quick_gelu_float32))
-    .SetIsMatchedHob(is_float32_on_cpu("y"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("quick_gelu"))
-    .SetCreateFn(map_kernel("x", "y", quick_gelu_bfloat16))
-    .SetIsMatchedHob(is_bfloat16_on_cpu("y"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("quick_gelu_grad"))
-    .SetCreateFn(map_kernel("dy", "x", "dx", quick_gelu_grad))
-    .SetIsMatchedHob(is_float32_on_cpu("dx"))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("quick_gelu", map_kernel("x", "y", quick_gelu_float32), is_float32_on_cpu("y"));
+REGISTER_KERNEL("quick_gelu", map_kernel("x", "y", quick_gelu_bfloat16), is_bfloat16_on_cpu("y"));
+REGISTER_KERNEL("quick_gelu_grad", map_kernel("dy", "x", "dx", quick_gelu_grad),
+                is_float32_on_cpu("dx"));
 
 }  // namespace
 

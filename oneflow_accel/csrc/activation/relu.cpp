@@ -29,31 +29,12 @@ void relu_grad(const float* dy, const float* y, float* dx, int64_t n) {
   for (int64_t i = 0; i < n; ++i) { dx[i] = y[i] <= 0.0F ? 0.0F : dy[i]; }
 }
 
-::oneflow::Maybe<void> y_in_place_of_x(const user_op::InferContext&,
-                                       const user_op::AddInplaceArgPair& add) {
-  return add("y", 0, "x", 0, true);
-}
-
-REGISTER_USER_KERNEL(listed("relu"))
-    .SetCreateFn(map_kernel("x", "y", relu_float32))
-    .SetIsMatchedHob(is_float32_on_cpu("y"))
-    .SetInplaceProposalFn(y_in_place_of_x)
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("relu"))
-    .SetCreateFn(map_kernel("x", "y", relu_bfloat16))
-    .SetIsMatchedHob(is_bfloat16_on_cpu("y"))
-    .SetInplaceProposalFn(y_in_place_of_x)
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("relu_grad"))
-    .SetCreateFn(map_kernel("dy", "y", "dx", relu_grad))
-    .SetIsMatchedHob(is_float32_on_cpu("dx"))
-    .SetInplaceProposalFn([](const user_op::InferContext&,
-                             const user_op::AddInplaceArgPair& add) -> ::oneflow::Maybe<void> {
-      return add("dx", 0, "dy", 0, true);
-    })
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("relu", map_kernel("x", "y", relu_float32), is_float32_on_cpu("y"),
+                in_place("y", "x"));
+REGISTER_KERNEL("relu", map_kernel("x", "y", relu_bfloat16), is_bfloat16_on_cpu("y"),
+                in_place("y", "x"));
+REGISTER_KERNEL("relu_grad", map_kernel("dy", "y", "dx", relu_grad), is_float32_on_cpu("dx"),
+                in_place("dx", "dy"));
 
 }  // namespace
 

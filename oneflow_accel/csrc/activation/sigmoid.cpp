@@ -28,20 +28,9 @@ void sigmoid_grad(const float* dy, const float* y, float* dx, int64_t n) {
   for (int64_t i = 0; i < n; ++i) { dx[i] = dy[i] * sigmoid_slope(y[i]); }
 }
 
-REGISTER_USER_KERNEL(listed("sigmoid"))
-    .SetCreateFn(map_kernel("x", "y", sigmoid_float32))
-    .SetIsMatchedHob(is_float32_on_cpu("y"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("sigmoid"))
-    .SetCreateFn(map_kernel("x", "y", sigmoid_bfloat16))
-    .SetIsMatchedHob(is_bfloat16_on_cpu("y"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("sigmoid_grad"))
-    .SetCreateFn(map_kernel("dy", "y", "dx", sigmoid_grad))
-    .SetIsMatchedHob(is_float32_on_cpu("dx"))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("sigmoid", map_kernel("x", "y", sigmoid_float32), is_float32_on_cpu("y"));
+REGISTER_KERNEL("sigmoid", map_kernel("x", "y", sigmoid_bfloat16), is_bfloat16_on_cpu("y"));
+REGISTER_KERNEL("sigmoid_grad", map_kernel("dy", "y", "dx", sigmoid_grad), is_float32_on_cpu("dx"));
 
 }  // namespace
 

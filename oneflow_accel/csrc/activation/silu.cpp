@@ -28,20 +28,9 @@ void silu_grad(const float* dy, const float* x, float* dx, int64_t n) {
   for (int64_t i = 0; i < n; ++i) { dx[i] = dy[i] * silu_slope(x[i]); }
 }
 
-REGISTER_USER_KERNEL(listed("silu"))
-    .SetCreateFn(map_kernel("in", "out", silu_float32))
-    .SetIsMatchedHob(is_float32_on_cpu("out"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("silu"))
-    .SetCreateFn(map_kernel("in", "out", silu_bfloat16))
-    .SetIsMatchedHob(is_bfloat16_on_cpu("out"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("silu_grad"))
-    .SetCreateFn(map_kernel("dy", "x", "dx", silu_grad))
-    .SetIsMatchedHob(is_float32_on_cpu("dx"))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("silu", map_kernel("in", "out", silu_float32), is_float32_on_cpu("out"));
+REGISTER_KERNEL("silu", map_kernel("in", "out", silu_bfloat16), is_bfloat16_on_cpu("out"));
+REGISTER_KERNEL("silu_grad", map_kernel("dy", "x", "dx", silu_grad), is_float32_on_cpu("dx"));
 
 }  // namespace
 

@@ -94,18 +94,12 @@ class SwigluGradKernel final : public Kernel {
   }
 };
 
-REGISTER_USER_KERNEL(listed("oneflow_accel_swiglu"))
-    .SetCreateFn(map_kernel("gate", "up", "out", swiglu_float32))
-    .SetIsMatchedHob(is_float32_on_cpu("out"))
-    .SetPriority(kKernelPriority);
-REGISTER_USER_KERNEL(listed("oneflow_accel_swiglu"))
-    .SetCreateFn(map_kernel("gate", "up", "out", swiglu_bfloat16))
-    .SetIsMatchedHob(is_bfloat16_on_cpu("out"))
-    .SetPriority(kKernelPriority);
-REGISTER_USER_KERNEL(listed("oneflow_accel_swiglu_grad"))
-    .SetCreateFn<SwigluGradKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("gate_grad"))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("oneflow_accel_swiglu", map_kernel("gate", "up", "out", swiglu_float32),
+                is_float32_on_cpu("out"));
+REGISTER_KERNEL("oneflow_accel_swiglu", map_kernel("gate", "up", "out", swiglu_bfloat16),
+                is_bfloat16_on_cpu("out"));
+REGISTER_KERNEL("oneflow_accel_swiglu_grad", make<SwigluGradKernel>,
+                is_float32_on_cpu("gate_grad"));
 
 }  // namespace
 

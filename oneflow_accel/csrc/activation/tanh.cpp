@@ -31,20 +31,9 @@ void tanh_grad(const float* dy, const float* x, float* dx, int64_t n) {
   for (int64_t i = 0; i < n; ++i) { dx[i] = dy[i] * tanh_slope(x[i]); }
 }
 
-REGISTER_USER_KERNEL(listed("tanh"))
-    .SetCreateFn(map_kernel("x", "y", tanh_float32))
-    .SetIsMatchedHob(is_float32_on_cpu("y"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("tanh"))
-    .SetCreateFn(map_kernel("x", "y", tanh_bfloat16))
-    .SetIsMatchedHob(is_bfloat16_on_cpu("y"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("tanh_grad"))
-    .SetCreateFn(map_kernel("dy", "x", "dx", tanh_grad))
-    .SetIsMatchedHob(is_float32_on_cpu("dx"))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("tanh", map_kernel("x", "y", tanh_float32), is_float32_on_cpu("y"));
+REGISTER_KERNEL("tanh", map_kernel("x", "y", tanh_bfloat16), is_bfloat16_on_cpu("y"));
+REGISTER_KERNEL("tanh_grad", map_kernel("dy", "x", "dx", tanh_grad), is_float32_on_cpu("dx"));
 
 }  // namespace
 

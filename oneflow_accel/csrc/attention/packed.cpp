@@ -160,18 +160,12 @@ class PackedAttentionGradKernel final : public Kernel {
   }
 };
 
-REGISTER_USER_KERNEL(listed("oneflow_accel_packed_attention"))
-    .SetCreateFn<PackedAttentionKernel<float>>()
-    .SetIsMatchedHob(is_float32_on_cpu("out"))
-    .SetPriority(kKernelPriority);
-REGISTER_USER_KERNEL(listed("oneflow_accel_packed_attention"))
-    .SetCreateFn<PackedAttentionKernel<Bfloat16>>()
-    .SetIsMatchedHob(is_bfloat16_on_cpu("out"))
-    .SetPriority(kKernelPriority);
-REGISTER_USER_KERNEL(listed("oneflow_accel_packed_attention_grad"))
-    .SetCreateFn<PackedAttentionGradKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("qkv_grad"))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("oneflow_accel_packed_attention", make<PackedAttentionKernel<float>>,
+                is_float32_on_cpu("out"));
+REGISTER_KERNEL("oneflow_accel_packed_attention", make<PackedAttentionKernel<Bfloat16>>,
+                is_bfloat16_on_cpu("out"));
+REGISTER_KERNEL("oneflow_accel_packed_attention_grad", make<PackedAttentionGradKernel>,
+                is_float32_on_cpu("qkv_grad"));
 
 }  // namespace
 

@@ -98,14 +98,9 @@ class PerformerGradKernel final : public Kernel {
   }
 };
 
-REGISTER_USER_KERNEL(listed("oneflow_accel_performer"))
-    .SetCreateFn<PerformerKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("out"))
-    .SetPriority(kKernelPriority);
-REGISTER_USER_KERNEL(listed("oneflow_accel_performer_grad"))
-    .SetCreateFn<PerformerGradKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("kqv_grad"))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("oneflow_accel_performer", make<PerformerKernel>, is_float32_on_cpu("out"));
+REGISTER_KERNEL("oneflow_accel_performer_grad", make<PerformerGradKernel>,
+                is_float32_on_cpu("kqv_grad"));
 
 }  // namespace
 

@@ -160,14 +160,8 @@ class RopeKernel final : public Kernel {
   }
 };
 
-REGISTER_USER_KERNEL(listed("oneflow_accel_rope"))
-    .SetCreateFn<RopeKernel<float>>()
-    .SetIsMatchedHob(is_float32_on_cpu("y"))
-    .SetPriority(kKernelPriority);
-REGISTER_USER_KERNEL(listed("oneflow_accel_rope"))
-    .SetCreateFn<RopeKernel<Bfloat16>>()
-    .SetIsMatchedHob(is_bfloat16_on_cpu("y"))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("oneflow_accel_rope", make<RopeKernel<float>>, is_float32_on_cpu("y"));
+REGISTER_KERNEL("oneflow_accel_rope", make<RopeKernel<Bfloat16>>, is_bfloat16_on_cpu("y"));
 
 }  // namespace
 

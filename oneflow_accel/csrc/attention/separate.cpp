@@ -179,18 +179,11 @@ class AttentionGradKernel final : public Kernel {
   }
 };
 
-REGISTER_USER_KERNEL(listed("oneflow_accel_attention"))
-    .SetCreateFn<AttentionKernel<float>>()
-    .SetIsMatchedHob(is_float32_on_cpu("out"))
-    .SetPriority(kKernelPriority);
-REGISTER_USER_KERNEL(listed("oneflow_accel_attention"))
-    .SetCreateFn<AttentionKernel<Bfloat16>>()
-    .SetIsMatchedHob(is_bfloat16_on_cpu("out"))
-    .SetPriority(kKernelPriority);
-REGISTER_USER_KERNEL(listed("oneflow_accel_attention_grad"))
-    .SetCreateFn<AttentionGradKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("query_grad"))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("oneflow_accel_attention", make<AttentionKernel<float>>, is_float32_on_cpu("out"));
+REGISTER_KERNEL("oneflow_accel_attention", make<AttentionKernel<Bfloat16>>,
+                is_bfloat16_on_cpu("out"));
+REGISTER_KERNEL("oneflow_accel_attention_grad", make<AttentionGradKernel>,
+                is_float32_on_cpu("query_grad"));
 
 }  // namespace
 

@@ -58,10 +58,7 @@ class DropPagesKernel final : public Kernel {
   }
 };
 
-REGISTER_USER_KERNEL(listed("oneflow_accel_drop_pages"))
-    .SetCreateFn<DropPagesKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("done"))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("oneflow_accel_drop_pages", make<DropPagesKernel>, is_float32_on_cpu("done"));
 
 }  // namespace
 

@@ -105,7 +105,7 @@ user_op::OpKernelCreateFn guarded(const std::string& op, user_op::OpKernelCreate
   };
 }
 
-KernelRegistration::KernelRegistration(user_op::OpKernelRegistry& registry) {
+KernelRegistration::KernelRegistration(user_op::OpKernelRegistry registry) {
   ::oneflow::CatchRegistryError([&]() -> ::oneflow::Maybe<void> {
     auto result = JUST(registry.Finish()).GetResult();
     result.create_fn = guarded(result.op_type_name, std::move(result.create_fn));

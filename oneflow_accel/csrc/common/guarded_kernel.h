@@ -13,13 +13,7 @@ namespace oneflow_accel {
 
 // Registers a kernel, guarded.
 struct KernelRegistration {
-  KernelRegistration(::oneflow::user_op::OpKernelRegistry& registry);  // NOLINT: converts
+  explicit KernelRegistration(::oneflow::user_op::OpKernelRegistry registry);
 };
 
 }  // namespace oneflow_accel
-
-// As OneFlow's own, but guarded.
-#undef REGISTER_USER_KERNEL
-#define REGISTER_USER_KERNEL(name)                                                               \
-  static const ::oneflow_accel::KernelRegistration OF_PP_CAT(g_kernel_registration, __COUNTER__) \
-      = ::oneflow::user_op::UserOpRegistryMgr::Get().CheckAndGetOpKernelRegistry(name)

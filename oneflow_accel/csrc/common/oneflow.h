@@ -13,8 +13,7 @@ namespace oneflow_accel {
 // Above OneFlow's own kernels (0), so that the plug-in's are chosen wherever both match.
 constexpr int kKernelPriority = ::oneflow::user_op::kKernelPriorityOptimized;
 
-// Notes that the plug-in has a kernel for `op`, for Python to list, and returns `op`:
-// REGISTER_USER_KERNEL(listed("relu")).
+// Notes that the plug-in has a kernel for `op`, for Python to list, and returns `op`.
 const std::string& listed(const std::string& op);
 
 // False while which_kernel.cpp asks what OneFlow would do without the plug-in.
@@ -48,4 +47,39 @@ class Kernel : public ::oneflow::user_op::OpKernel {
   using ::oneflow::user_op::OpKernel::Compute;
 };
 
+// What makes kernels of class T.
+template <typename T>
+const ::oneflow::user_op::OpKernel* make() {
+  return ::oneflow::user_op::NewOpKernel<T>();
+}
+
+// Proposes that `out` takes the memory of `in`, where the operator has that input. `changes`:
+// whether the kernel then writes to it.
+inline ::oneflow::user_op::InplaceProposalFn in_place(const char* out, const char* in,
+                                                      bool changes = true) {
+  return [=](const ::oneflow::user_op::InferContext& ctx,
+             const ::oneflow::user_op::AddInplaceArgPair& add) -> ::oneflow::Maybe<void> {
+    if (!ctx.has_input(in, 0)) { return ::oneflow::Maybe<void>::Ok(); }
+    return add(out, 0, in, 0, changes);
+  };
+}
+
+// The kernels that `create` makes, for the operator `op` where its tensors match.
+template <typename Match>
+::oneflow::user_op::OpKernelRegistry registry(
+    const char* op, ::oneflow::user_op::OpKernelCreateFn create, const Match& match,
+    ::oneflow::user_op::InplaceProposalFn in_place = nullptr,
+    ::oneflow::user_op::InferTmpSizeFn scratch_size = nullptr) {
+  auto found = ::oneflow::user_op::UserOpRegistryMgr::Get().CheckAndGetOpKernelRegistry(listed(op));
+  found.SetCreateFn(std::move(create)).SetIsMatchedHob(match).SetPriority(kKernelPriority);
+  if (in_place) { found.SetInplaceProposalFn(std::move(in_place)); }
+  if (scratch_size) { found.SetInferTmpSizeFn(std::move(scratch_size)); }
+  return found;
+}
+
 }  // namespace oneflow_accel
+
+// Registers the kernels of registry(...), guarded.
+#define REGISTER_KERNEL(...) \
+  static const ::oneflow_accel::KernelRegistration OF_PP_CAT(g_kernel_registration, __COUNTER__)( \
+      ::oneflow_accel::registry(__VA_ARGS__))

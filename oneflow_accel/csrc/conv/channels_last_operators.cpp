@@ -117,18 +117,12 @@ class FilterGradKernel final : public Kernel {
   }
 };
 
-REGISTER_USER_KERNEL(listed("oneflow_accel_channels_last_conv2d"))
-    .SetCreateFn<ForwardKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("out"))
-    .SetPriority(kKernelPriority);
-REGISTER_USER_KERNEL(listed("oneflow_accel_channels_last_conv2d_data_grad"))
-    .SetCreateFn<DataGradKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("in_grad"))
-    .SetPriority(kKernelPriority);
-REGISTER_USER_KERNEL(listed("oneflow_accel_channels_last_conv2d_filter_grad"))
-    .SetCreateFn<FilterGradKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("weight_grad"))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("oneflow_accel_channels_last_conv2d", make<ForwardKernel>,
+                is_float32_on_cpu("out"));
+REGISTER_KERNEL("oneflow_accel_channels_last_conv2d_data_grad", make<DataGradKernel>,
+                is_float32_on_cpu("in_grad"));
+REGISTER_KERNEL("oneflow_accel_channels_last_conv2d_filter_grad", make<FilterGradKernel>,
+                is_float32_on_cpu("weight_grad"));
 
 }  // namespace
 

@@ -74,10 +74,7 @@ class ConvDataGradKernel final : public Kernel {
   }
 };
 
-REGISTER_USER_KERNEL(listed("conv_data_grad"))
-    .SetCreateFn<ConvDataGradKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("dy"))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("conv_data_grad", make<ConvDataGradKernel>, is_float32_on_cpu("dy"));
 
 }  // namespace
 

@@ -79,10 +79,7 @@ class ConvFilterGradKernel final : public Kernel {
   }
 };
 
-REGISTER_USER_KERNEL(listed("conv_filter_grad"))
-    .SetCreateFn<ConvFilterGradKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("dy"))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("conv_filter_grad", make<ConvFilterGradKernel>, is_float32_on_cpu("dy"));
 
 }  // namespace
 

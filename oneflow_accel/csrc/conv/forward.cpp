@@ -76,18 +76,9 @@ class ConvKernel final : public Kernel {
   }
 };
 
-REGISTER_USER_KERNEL(listed("conv1d"))
-    .SetCreateFn<ConvKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("in"))
-    .SetPriority(kKernelPriority);
-REGISTER_USER_KERNEL(listed("conv2d"))
-    .SetCreateFn<ConvKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("in"))
-    .SetPriority(kKernelPriority);
-REGISTER_USER_KERNEL(listed("conv3d"))
-    .SetCreateFn<ConvKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("in"))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("conv1d", make<ConvKernel>, is_float32_on_cpu("in"));
+REGISTER_KERNEL("conv2d", make<ConvKernel>, is_float32_on_cpu("in"));
+REGISTER_KERNEL("conv3d", make<ConvKernel>, is_float32_on_cpu("in"));
 
 }  // namespace
 

@@ -301,14 +301,9 @@ class FusedConv2dKernel final : public Kernel {
   }
 };
 
-REGISTER_USER_KERNEL(listed("oneflow_accel_conv2d"))
-    .SetCreateFn<FusedConv2dKernel<float>>()
-    .SetIsMatchedHob(is_float32_on_cpu("in"))
-    .SetPriority(kKernelPriority);
-REGISTER_USER_KERNEL(listed("oneflow_accel_conv2d"))
-    .SetCreateFn<FusedConv2dKernel<Bfloat16>>()
-    .SetIsMatchedHob(is_bfloat16_on_cpu("in"))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("oneflow_accel_conv2d", make<FusedConv2dKernel<float>>, is_float32_on_cpu("in"));
+REGISTER_KERNEL("oneflow_accel_conv2d", make<FusedConv2dKernel<Bfloat16>>,
+                is_bfloat16_on_cpu("in"));
 
 }  // namespace
 

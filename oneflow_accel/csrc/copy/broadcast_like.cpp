@@ -28,10 +28,7 @@ class BroadcastLikeKernel final : public Kernel {
   }
 };
 
-REGISTER_USER_KERNEL(listed("broadcast_like"))
-    .SetCreateFn<BroadcastLikeKernel>()
-    .SetIsMatchedHob(is_movable_on_cpu("y"))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("broadcast_like", make<BroadcastLikeKernel>, is_movable_on_cpu("y"));
 
 }  // namespace
 

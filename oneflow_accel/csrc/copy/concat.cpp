@@ -42,15 +42,8 @@ class SplitLikeKernel final : public Kernel {
   }
 };
 
-REGISTER_USER_KERNEL(listed("concat"))
-    .SetCreateFn<ConcatKernel>()
-    .SetIsMatchedHob(is_movable_on_cpu("out"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("split_like"))
-    .SetCreateFn<SplitLikeKernel>()
-    .SetIsMatchedHob(is_movable_on_cpu("in"))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("concat", make<ConcatKernel>, is_movable_on_cpu("out"));
+REGISTER_KERNEL("split_like", make<SplitLikeKernel>, is_movable_on_cpu("in"));
 
 }  // namespace
 

@@ -26,10 +26,7 @@ class ExpandKernel final : public Kernel {
   }
 };
 
-REGISTER_USER_KERNEL(listed("expand"))
-    .SetCreateFn<ExpandKernel>()
-    .SetIsMatchedHob(is_movable_on_cpu("in"))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("expand", make<ExpandKernel>, is_movable_on_cpu("in"));
 
 }  // namespace
 

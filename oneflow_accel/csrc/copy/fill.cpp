@@ -32,25 +32,12 @@ class ZeroLikeKernel final : public Kernel {
   }
 };
 
-REGISTER_USER_KERNEL(listed("constant"))
-    .SetCreateFn<ConstantKernel<float>>()
-    .SetIsMatchedHob(is_float32_on_cpu("out"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("constant"))
-    .SetCreateFn<ConstantKernel<double>>()
-    .SetIsMatchedHob(is_on_cpu("out", ::oneflow::DataType::kDouble))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("constant"))
-    .SetCreateFn<ConstantKernel<int64_t>>()
-    .SetIsMatchedHob(is_on_cpu("out", ::oneflow::DataType::kInt64))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("zero_like"))
-    .SetCreateFn<ZeroLikeKernel>()
-    .SetIsMatchedHob(is_movable_on_cpu("out"))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("constant", make<ConstantKernel<float>>, is_float32_on_cpu("out"));
+REGISTER_KERNEL("constant", make<ConstantKernel<double>>,
+                is_on_cpu("out", ::oneflow::DataType::kDouble));
+REGISTER_KERNEL("constant", make<ConstantKernel<int64_t>>,
+                is_on_cpu("out", ::oneflow::DataType::kInt64));
+REGISTER_KERNEL("zero_like", make<ZeroLikeKernel>, is_movable_on_cpu("out"));
 
 }  // namespace
 

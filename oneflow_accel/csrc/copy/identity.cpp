@@ -25,14 +25,8 @@ class IdentityKernel final : public Kernel {
   }
 };
 
-REGISTER_USER_KERNEL(listed("identity"))
-    .SetCreateFn<IdentityKernel>()
-    .SetIsMatchedHob(is_movable_on_cpu("in"))
-    .SetInplaceProposalFn([](const user_op::InferContext&,
-                             const user_op::AddInplaceArgPair& add) -> ::oneflow::Maybe<void> {
-      return add("out", 0, "in", 0, false);
-    })
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("identity", make<IdentityKernel>, is_movable_on_cpu("in"),
+                in_place("out", "in", /*changes=*/false));
 
 }  // namespace
 

@@ -44,15 +44,8 @@ class NarrowGradKernel final : public Kernel {
   }
 };
 
-REGISTER_USER_KERNEL(listed("narrow"))
-    .SetCreateFn<NarrowKernel>()
-    .SetIsMatchedHob(is_movable_on_cpu("in"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("narrow_grad"))
-    .SetCreateFn<NarrowGradKernel>()
-    .SetIsMatchedHob(is_movable_on_cpu("dy"))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("narrow", make<NarrowKernel>, is_movable_on_cpu("in"));
+REGISTER_KERNEL("narrow_grad", make<NarrowGradKernel>, is_movable_on_cpu("dy"));
 
 }  // namespace
 

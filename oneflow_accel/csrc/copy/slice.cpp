@@ -98,15 +98,8 @@ class SliceGradKernel final : public Kernel {
   }
 };
 
-REGISTER_USER_KERNEL(listed("slice"))
-    .SetCreateFn<SliceKernel>()
-    .SetIsMatchedHob(is_movable_on_cpu("x"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("slice_grad"))
-    .SetCreateFn<SliceGradKernel>()
-    .SetIsMatchedHob(is_movable_on_cpu("dy"))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("slice", make<SliceKernel>, is_movable_on_cpu("x"));
+REGISTER_KERNEL("slice_grad", make<SliceGradKernel>, is_movable_on_cpu("dy"));
 
 }  // namespace
 

@@ -21,10 +21,7 @@ class ToContiguousKernel final : public Kernel {
   }
 };
 
-REGISTER_USER_KERNEL(listed("to_contiguous"))
-    .SetCreateFn<ToContiguousKernel>()
-    .SetIsMatchedHob(is_movable_on_cpu("in"))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("to_contiguous", make<ToContiguousKernel>, is_movable_on_cpu("in"));
 
 }  // namespace
 

@@ -22,10 +22,7 @@ class TransposeKernel final : public Kernel {
   }
 };
 
-REGISTER_USER_KERNEL(listed("transpose"))
-    .SetCreateFn<TransposeKernel>()
-    .SetIsMatchedHob(is_movable_on_cpu("output"))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("transpose", make<TransposeKernel>, is_movable_on_cpu("output"));
 
 }  // namespace
 

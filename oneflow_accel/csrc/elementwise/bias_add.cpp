@@ -21,22 +21,10 @@ class BiasAddKernel final : public Kernel {
   }
 };
 
-::oneflow::Maybe<void> out_in_place_of_a(const user_op::InferContext&,
-                                         const user_op::AddInplaceArgPair& add) {
-  return add("out", 0, "a", 0, true);
-}
-
-REGISTER_USER_KERNEL(listed("bias_add"))
-    .SetCreateFn<BiasAddKernel<float>>()
-    .SetIsMatchedHob(is_float32_on_cpu("out"))
-    .SetInplaceProposalFn(out_in_place_of_a)
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("bias_add"))
-    .SetCreateFn<BiasAddKernel<Bfloat16>>()
-    .SetIsMatchedHob(is_bfloat16_on_cpu("out"))
-    .SetInplaceProposalFn(out_in_place_of_a)
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("bias_add", make<BiasAddKernel<float>>, is_float32_on_cpu("out"),
+                in_place("out", "a"));
+REGISTER_KERNEL("bias_add", make<BiasAddKernel<Bfloat16>>, is_bfloat16_on_cpu("out"),
+                in_place("out", "a"));
 
 }  // namespace
 

@@ -5,45 +5,22 @@ namespace oneflow_accel {
 
 namespace {
 
-REGISTER_USER_KERNEL(listed("broadcast_add"))
-    .SetCreateFn(broadcast_kernel<float>("x", "y", "z", add_rows))
-    .SetIsMatchedHob(is_float32_on_cpu("x") && is_float32_on_cpu("z"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("broadcast_add"))
-    .SetCreateFn(broadcast_kernel<Bfloat16>("x", "y", "z", add_rows))
-    .SetIsMatchedHob(is_bfloat16_on_cpu("x") && is_bfloat16_on_cpu("z"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("broadcast_sub"))
-    .SetCreateFn(broadcast_kernel<float>("x", "y", "z", subtract_rows))
-    .SetIsMatchedHob(is_float32_on_cpu("x") && is_float32_on_cpu("z"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("broadcast_sub"))
-    .SetCreateFn(broadcast_kernel<Bfloat16>("x", "y", "z", subtract_rows))
-    .SetIsMatchedHob(is_bfloat16_on_cpu("x") && is_bfloat16_on_cpu("z"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("broadcast_mul"))
-    .SetCreateFn(broadcast_kernel<float>("x", "y", "z", multiply_rows))
-    .SetIsMatchedHob(is_float32_on_cpu("x") && is_float32_on_cpu("z"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("broadcast_mul"))
-    .SetCreateFn(broadcast_kernel<Bfloat16>("x", "y", "z", multiply_rows))
-    .SetIsMatchedHob(is_bfloat16_on_cpu("x") && is_bfloat16_on_cpu("z"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("broadcast_div"))
-    .SetCreateFn(broadcast_kernel<float>("x", "y", "z", divide_rows))
-    .SetIsMatchedHob(is_float32_on_cpu("x") && is_float32_on_cpu("z"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("broadcast_div"))
-    .SetCreateFn(broadcast_kernel<Bfloat16>("x", "y", "z", divide_rows))
-    .SetIsMatchedHob(is_bfloat16_on_cpu("x") && is_bfloat16_on_cpu("z"))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("broadcast_add", broadcast_kernel<float>("x", "y", "z", add_rows),
+                is_float32_on_cpu("x") && is_float32_on_cpu("z"));
+REGISTER_KERNEL("broadcast_add", broadcast_kernel<Bfloat16>("x", "y", "z", add_rows),
+                is_bfloat16_on_cpu("x") && is_bfloat16_on_cpu("z"));
+REGISTER_KERNEL("broadcast_sub", broadcast_kernel<float>("x", "y", "z", subtract_rows),
+                is_float32_on_cpu("x") && is_float32_on_cpu("z"));
+REGISTER_KERNEL("broadcast_sub", broadcast_kernel<Bfloat16>("x", "y", "z", subtract_rows),
+                is_bfloat16_on_cpu("x") && is_bfloat16_on_cpu("z"));
+REGISTER_KERNEL("broadcast_mul", broadcast_kernel<float>("x", "y", "z", multiply_rows),
+                is_float32_on_cpu("x") && is_float32_on_cpu("z"));
+REGISTER_KERNEL("broadcast_mul", broadcast_kernel<Bfloat16>("x", "y", "z", multiply_rows),
+                is_bfloat16_on_cpu("x") && is_bfloat16_on_cpu("z"));
+REGISTER_KERNEL("broadcast_div", broadcast_kernel<float>("x", "y", "z", divide_rows),
+                is_float32_on_cpu("x") && is_float32_on_cpu("z"));
+REGISTER_KERNEL("broadcast_div", broadcast_kernel<Bfloat16>("x", "y", "z", divide_rows),
+                is_bfloat16_on_cpu("x") && is_bfloat16_on_cpu("z"));
 
 }  // namespace
 

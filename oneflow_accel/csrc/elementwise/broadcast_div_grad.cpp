@@ -95,10 +95,7 @@ class BroadcastDivGradKernel final : public Kernel {
   }
 };
 
-REGISTER_USER_KERNEL(listed("broadcast_div_grad"))
-    .SetCreateFn<BroadcastDivGradKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("dy"))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("broadcast_div_grad", make<BroadcastDivGradKernel>, is_float32_on_cpu("dy"));
 
 }  // namespace
 

@@ -46,51 +46,26 @@ auto is_cast(::oneflow::DataType from, ::oneflow::DataType to) {
   return is_on_cpu("out", to) && (user_op::HobDataType("in", 0) == from);
 }
 
-REGISTER_USER_KERNEL(listed("cast"))
-    .SetCreateFn(map_kernel<double, float>("in", "out", to_float32))
-    .SetIsMatchedHob(is_cast(::oneflow::kDouble, ::oneflow::kFloat))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("cast"))
-    .SetCreateFn(map_kernel<int64_t, float>("in", "out", to_float32))
-    .SetIsMatchedHob(is_cast(::oneflow::kInt64, ::oneflow::kFloat))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("cast"))
-    .SetCreateFn(map_kernel<int32_t, float>("in", "out", to_float32))
-    .SetIsMatchedHob(is_cast(::oneflow::kInt32, ::oneflow::kFloat))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("cast"))
-    .SetCreateFn(map_kernel<int8_t, float>("in", "out", to_float32))
-    .SetIsMatchedHob(is_cast(::oneflow::kInt8, ::oneflow::kFloat))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("cast"))
-    .SetCreateFn(map_kernel<uint8_t, float>("in", "out", to_float32))
-    .SetIsMatchedHob(is_cast(::oneflow::kUInt8, ::oneflow::kFloat))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("cast", map_kernel<double, float>("in", "out", to_float32),
+                is_cast(::oneflow::kDouble, ::oneflow::kFloat));
+REGISTER_KERNEL("cast", map_kernel<int64_t, float>("in", "out", to_float32),
+                is_cast(::oneflow::kInt64, ::oneflow::kFloat));
+REGISTER_KERNEL("cast", map_kernel<int32_t, float>("in", "out", to_float32),
+                is_cast(::oneflow::kInt32, ::oneflow::kFloat));
+REGISTER_KERNEL("cast", map_kernel<int8_t, float>("in", "out", to_float32),
+                is_cast(::oneflow::kInt8, ::oneflow::kFloat));
+REGISTER_KERNEL("cast", map_kernel<uint8_t, float>("in", "out", to_float32),
+                is_cast(::oneflow::kUInt8, ::oneflow::kFloat));
 
 // A bool is a byte of 0 or 1.
-REGISTER_USER_KERNEL(listed("cast"))
-    .SetCreateFn(map_kernel<uint8_t, float>("in", "out", to_float32))
-    .SetIsMatchedHob(is_cast(::oneflow::kBool, ::oneflow::kFloat))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("cast"))
-    .SetCreateFn(map_kernel<Bfloat16, float>("in", "out", to_float32))
-    .SetIsMatchedHob(is_cast(::oneflow::kBFloat16, ::oneflow::kFloat))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("cast"))
-    .SetCreateFn(map_kernel("in", "out", to_float64))
-    .SetIsMatchedHob(is_cast(::oneflow::kFloat, ::oneflow::kDouble))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("cast"))
-    .SetCreateFn(map_kernel("in", "out", to_bfloat16))
-    .SetIsMatchedHob(is_cast(::oneflow::kFloat, ::oneflow::kBFloat16))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("cast", map_kernel<uint8_t, float>("in", "out", to_float32),
+                is_cast(::oneflow::kBool, ::oneflow::kFloat));
+REGISTER_KERNEL("cast", map_kernel<Bfloat16, float>("in", "out", to_float32),
+                is_cast(::oneflow::kBFloat16, ::oneflow::kFloat));
+REGISTER_KERNEL("cast", map_kernel("in", "out", to_float64),
+                is_cast(::oneflow::kFloat, ::oneflow::kDouble));
+REGISTER_KERNEL("cast", map_kernel("in", "out", to_bfloat16),
+                is_cast(::oneflow::kFloat, ::oneflow::kBFloat16));
 
 }  // namespace
 

@@ -25,15 +25,8 @@ void exp_grad(const float* in, const float* out_grad, float* in_grad, int64_t n)
   }
 }
 
-REGISTER_USER_KERNEL(listed("exp"))
-    .SetCreateFn(map_kernel("x", "y", exp))
-    .SetIsMatchedHob(is_float32_on_cpu("y"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("exp_grad"))
-    .SetCreateFn(map_kernel("x", "dy", "dx", exp_grad))
-    .SetIsMatchedHob(is_float32_on_cpu("dx"))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("exp", map_kernel("x", "y", exp), is_float32_on_cpu("y"));
+REGISTER_KERNEL("exp_grad", map_kernel("x", "dy", "dx", exp_grad), is_float32_on_cpu("dx"));
 
 }  // namespace
 

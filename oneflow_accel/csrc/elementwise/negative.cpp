@@ -11,10 +11,7 @@ void negative(const float* x, float* y, int64_t n) {
   for (int64_t i = 0; i < n; ++i) { y[i] = -x[i]; }
 }
 
-REGISTER_USER_KERNEL(listed("negative"))
-    .SetCreateFn(map_kernel("x", "y", negative))
-    .SetIsMatchedHob(is_float32_on_cpu("y"))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("negative", map_kernel("x", "y", negative), is_float32_on_cpu("y"));
 
 }  // namespace
 

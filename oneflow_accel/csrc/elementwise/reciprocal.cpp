@@ -24,15 +24,9 @@ void reciprocal_grad(const float* in, const float* out_grad, float* in_grad, int
   }
 }
 
-REGISTER_USER_KERNEL(listed("reciprocal"))
-    .SetCreateFn(map_kernel("x", "y", reciprocal))
-    .SetIsMatchedHob(is_float32_on_cpu("y"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("reciprocal_grad"))
-    .SetCreateFn(map_kernel("x", "dy", "dx", reciprocal_grad))
-    .SetIsMatchedHob(is_float32_on_cpu("dx"))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("reciprocal", map_kernel("x", "y", reciprocal), is_float32_on_cpu("y"));
+REGISTER_KERNEL("reciprocal_grad", map_kernel("x", "dy", "dx", reciprocal_grad),
+                is_float32_on_cpu("dx"));
 
 }  // namespace
 

@@ -24,15 +24,8 @@ void rsqrt_grad(const float* in, const float* out_grad, float* in_grad, int64_t 
   }
 }
 
-REGISTER_USER_KERNEL(listed("rsqrt"))
-    .SetCreateFn(map_kernel("x", "y", rsqrt))
-    .SetIsMatchedHob(is_float32_on_cpu("y"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("rsqrt_grad"))
-    .SetCreateFn(map_kernel("x", "dy", "dx", rsqrt_grad))
-    .SetIsMatchedHob(is_float32_on_cpu("dx"))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("rsqrt", map_kernel("x", "y", rsqrt), is_float32_on_cpu("y"));
+REGISTER_KERNEL("rsqrt_grad", map_kernel("x", "dy", "dx", rsqrt_grad), is_float32_on_cpu("dx"));
 
 }  // namespace
 

@@ -71,46 +71,18 @@ user_op::OpKernelCreateFn scalar_kernel(ScalarMap<T> map) {
   return [=] { return user_op::NewOpKernel<ScalarMathKernel<T>>(map); };
 }
 
-::oneflow::Maybe<void> out_in_place_of_in(const user_op::InferContext&,
-                                          const user_op::AddInplaceArgPair& add) {
-  return add("out", 0, "in", 0, true);
-}
-
-REGISTER_USER_KERNEL(listed("scalar_add"))
-    .SetCreateFn(scalar_kernel<float>(add))
-    .SetIsMatchedHob(is_float32_on_cpu("out"))
-    .SetInplaceProposalFn(out_in_place_of_in)
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("scalar_add"))
-    .SetCreateFn(scalar_kernel<Bfloat16>(add))
-    .SetIsMatchedHob(is_bfloat16_on_cpu("out"))
-    .SetInplaceProposalFn(out_in_place_of_in)
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("scalar_mul"))
-    .SetCreateFn(scalar_kernel<float>(multiply))
-    .SetIsMatchedHob(is_float32_on_cpu("out"))
-    .SetInplaceProposalFn(out_in_place_of_in)
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("scalar_mul"))
-    .SetCreateFn(scalar_kernel<Bfloat16>(multiply))
-    .SetIsMatchedHob(is_bfloat16_on_cpu("out"))
-    .SetInplaceProposalFn(out_in_place_of_in)
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("scalar_div"))
-    .SetCreateFn(scalar_kernel<float>(divide))
-    .SetIsMatchedHob(is_float32_on_cpu("out"))
-    .SetInplaceProposalFn(out_in_place_of_in)
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("scalar_div"))
-    .SetCreateFn(scalar_kernel<Bfloat16>(divide))
-    .SetIsMatchedHob(is_bfloat16_on_cpu("out"))
-    .SetInplaceProposalFn(out_in_place_of_in)
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("scalar_add", scalar_kernel<float>(add), is_float32_on_cpu("out"),
+                in_place("out", "in"));
+REGISTER_KERNEL("scalar_add", scalar_kernel<Bfloat16>(add), is_bfloat16_on_cpu("out"),
+                in_place("out", "in"));
+REGISTER_KERNEL("scalar_mul", scalar_kernel<float>(multiply), is_float32_on_cpu("out"),
+                in_place("out", "in"));
+REGISTER_KERNEL("scalar_mul", scalar_kernel<Bfloat16>(multiply), is_bfloat16_on_cpu("out"),
+                in_place("out", "in"));
+REGISTER_KERNEL("scalar_div", scalar_kernel<float>(divide), is_float32_on_cpu("out"),
+                in_place("out", "in"));
+REGISTER_KERNEL("scalar_div", scalar_kernel<Bfloat16>(divide), is_bfloat16_on_cpu("out"),
+                in_place("out", "in"));
 
 }  // namespace
 

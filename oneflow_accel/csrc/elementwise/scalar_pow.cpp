@@ -87,19 +87,9 @@ class ScalarPowGradKernel final : public Kernel {
   }
 };
 
-REGISTER_USER_KERNEL(listed("scalar_pow"))
-    .SetCreateFn<ScalarPowKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("out"))
-    .SetInplaceProposalFn([](const user_op::InferContext&,
-                             const user_op::AddInplaceArgPair& add) -> ::oneflow::Maybe<void> {
-      return add("out", 0, "in", 0, true);
-    })
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("scalar_pow_grad"))
-    .SetCreateFn<ScalarPowGradKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("dx"))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("scalar_pow", make<ScalarPowKernel>, is_float32_on_cpu("out"),
+                in_place("out", "in"));
+REGISTER_KERNEL("scalar_pow_grad", make<ScalarPowGradKernel>, is_float32_on_cpu("dx"));
 
 }  // namespace
 

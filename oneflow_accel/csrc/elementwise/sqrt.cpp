@@ -24,15 +24,8 @@ void sqrt_grad(const float* in, const float* out_grad, float* in_grad, int64_t n
   }
 }
 
-REGISTER_USER_KERNEL(listed("sqrt"))
-    .SetCreateFn(map_kernel("x", "y", sqrt))
-    .SetIsMatchedHob(is_float32_on_cpu("y"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("sqrt_grad"))
-    .SetCreateFn(map_kernel("x", "dy", "dx", sqrt_grad))
-    .SetIsMatchedHob(is_float32_on_cpu("dx"))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("sqrt", map_kernel("x", "y", sqrt), is_float32_on_cpu("y"));
+REGISTER_KERNEL("sqrt_grad", map_kernel("x", "dy", "dx", sqrt_grad), is_float32_on_cpu("dx"));
 
 }  // namespace
 

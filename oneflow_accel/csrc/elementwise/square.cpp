@@ -24,15 +24,8 @@ void square_grad(const float* in, const float* out_grad, float* in_grad, int64_t
   }
 }
 
-REGISTER_USER_KERNEL(listed("square"))
-    .SetCreateFn(map_kernel("x", "y", square))
-    .SetIsMatchedHob(is_float32_on_cpu("y"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("square_grad"))
-    .SetCreateFn(map_kernel("x", "dy", "dx", square_grad))
-    .SetIsMatchedHob(is_float32_on_cpu("dx"))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("square", map_kernel("x", "y", square), is_float32_on_cpu("y"));
+REGISTER_KERNEL("square_grad", map_kernel("x", "dy", "dx", square_grad), is_float32_on_cpu("dx"));
 
 }  // namespace
 

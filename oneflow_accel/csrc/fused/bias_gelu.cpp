@@ -48,15 +48,9 @@ class FusedBiasAddGeluGradKernel final : public Kernel {
   }
 };
 
-REGISTER_USER_KERNEL(listed("fused_bias_add_gelu"))
-    .SetCreateFn<FusedBiasAddGeluKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("out"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("fused_bias_add_gelu_grad"))
-    .SetCreateFn<FusedBiasAddGeluGradKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("dx"))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("fused_bias_add_gelu", make<FusedBiasAddGeluKernel>, is_float32_on_cpu("out"));
+REGISTER_KERNEL("fused_bias_add_gelu_grad", make<FusedBiasAddGeluGradKernel>,
+                is_float32_on_cpu("dx"));
 
 }  // namespace
 

@@ -31,10 +31,8 @@ class FusedBiasAddMaskScaleKernel final : public Kernel {
   }
 };
 
-REGISTER_USER_KERNEL(listed("fused_bias_add_mask_scale"))
-    .SetCreateFn<FusedBiasAddMaskScaleKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("out"))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("fused_bias_add_mask_scale", make<FusedBiasAddMaskScaleKernel>,
+                is_float32_on_cpu("out"));
 
 }  // namespace
 

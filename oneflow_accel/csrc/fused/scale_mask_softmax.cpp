@@ -50,15 +50,10 @@ class FusedScaleMaskSoftmaxGradKernel final : public Kernel {
   }
 };
 
-REGISTER_USER_KERNEL(listed("fused_scale_mask_softmax"))
-    .SetCreateFn<FusedScaleMaskSoftmaxKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("x"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("fused_scale_mask_softmax_grad"))
-    .SetCreateFn<FusedScaleMaskSoftmaxGradKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("dy"))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("fused_scale_mask_softmax", make<FusedScaleMaskSoftmaxKernel>,
+                is_float32_on_cpu("x"));
+REGISTER_KERNEL("fused_scale_mask_softmax_grad", make<FusedScaleMaskSoftmaxGradKernel>,
+                is_float32_on_cpu("dy"));
 
 }  // namespace
 

@@ -80,22 +80,15 @@ class FusedScaleMaskSoftmaxDropoutGradKernel final : public Kernel {
   }
 };
 
-REGISTER_USER_KERNEL(listed("fused_scale_mask_softmax_dropout"))
-    .SetCreateFn<FusedScaleMaskSoftmaxDropoutKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("x"))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("fused_scale_mask_softmax_dropout", make<FusedScaleMaskSoftmaxDropoutKernel>,
+                is_float32_on_cpu("x"));
 
 // OneFlow lets the mask of this one be of an integer type as well.
-REGISTER_USER_KERNEL(listed("fused_bias_add_scale_mask_softmax_dropout"))
-    .SetCreateFn<FusedScaleMaskSoftmaxDropoutKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("x")
-                     && user_op::HobDataType("mask", 0) == ::oneflow::DataType::kBool)
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("fused_scale_mask_softmax_dropout_grad"))
-    .SetCreateFn<FusedScaleMaskSoftmaxDropoutGradKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("dx"))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("fused_bias_add_scale_mask_softmax_dropout",
+                make<FusedScaleMaskSoftmaxDropoutKernel>,
+                is_float32_on_cpu("x") && user_op::HobDataType("mask", 0) == ::oneflow::DataType::kBool);
+REGISTER_KERNEL("fused_scale_mask_softmax_dropout_grad",
+                make<FusedScaleMaskSoftmaxDropoutGradKernel>, is_float32_on_cpu("dx"));
 
 }  // namespace
 

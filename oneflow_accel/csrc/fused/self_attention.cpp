@@ -150,15 +150,10 @@ class SelfAttentionGradKernel final : public Kernel {
   }
 };
 
-REGISTER_USER_KERNEL(listed("fused_self_attention_query_mul_key_and_value"))
-    .SetCreateFn<SelfAttentionKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("hidden_states"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("fused_self_attention_query_mul_key_and_value_grad"))
-    .SetCreateFn<SelfAttentionGradKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("hidden_states"))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("fused_self_attention_query_mul_key_and_value", make<SelfAttentionKernel>,
+                is_float32_on_cpu("hidden_states"));
+REGISTER_KERNEL("fused_self_attention_query_mul_key_and_value_grad", make<SelfAttentionGradKernel>,
+                is_float32_on_cpu("hidden_states"));
 
 }  // namespace
 

@@ -52,20 +52,10 @@ class FusedScaleTrilKernel final : public Kernel {
   }
 };
 
-REGISTER_USER_KERNEL(listed("tril"))
-    .SetCreateFn<TrilKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("out"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("fused_scale_tril"))
-    .SetCreateFn<FusedScaleTrilKernel<float>>()
-    .SetIsMatchedHob(is_float32_on_cpu("out"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("fused_scale_tril"))
-    .SetCreateFn<FusedScaleTrilKernel<double>>()
-    .SetIsMatchedHob(is_on_cpu("out", ::oneflow::DataType::kDouble))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("tril", make<TrilKernel>, is_float32_on_cpu("out"));
+REGISTER_KERNEL("fused_scale_tril", make<FusedScaleTrilKernel<float>>, is_float32_on_cpu("out"));
+REGISTER_KERNEL("fused_scale_tril", make<FusedScaleTrilKernel<double>>,
+                is_on_cpu("out", ::oneflow::DataType::kDouble));
 
 }  // namespace
 

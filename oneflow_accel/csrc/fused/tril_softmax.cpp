@@ -71,15 +71,10 @@ class FusedTrilScaleSoftmaxMaskScaleGradKernel final : public Kernel {
   }
 };
 
-REGISTER_USER_KERNEL(listed("fused_tril_scale_softmax_mask_scale"))
-    .SetCreateFn<FusedTrilScaleSoftmaxMaskScaleKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("y"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("fused_tril_scale_softmax_mask_scale_grad"))
-    .SetCreateFn<FusedTrilScaleSoftmaxMaskScaleGradKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("dx"))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("fused_tril_scale_softmax_mask_scale", make<FusedTrilScaleSoftmaxMaskScaleKernel>,
+                is_float32_on_cpu("y"));
+REGISTER_KERNEL("fused_tril_scale_softmax_mask_scale_grad",
+                make<FusedTrilScaleSoftmaxMaskScaleGradKernel>, is_float32_on_cpu("dx"));
 
 }  // namespace
 

@@ -50,15 +50,8 @@ class EmbeddingGradKernel final : public Kernel {
   }
 };
 
-REGISTER_USER_KERNEL(listed("embedding"))
-    .SetCreateFn<EmbeddingKernel>()
-    .SetIsMatchedHob(is_movable_on_cpu("weight"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("embedding_grad"))
-    .SetCreateFn<EmbeddingGradKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("weight"))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("embedding", make<EmbeddingKernel>, is_movable_on_cpu("weight"));
+REGISTER_KERNEL("embedding_grad", make<EmbeddingGradKernel>, is_float32_on_cpu("weight"));
 
 }  // namespace
 

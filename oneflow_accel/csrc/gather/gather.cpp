@@ -53,25 +53,12 @@ class SegmentSumKernel final : public Kernel {
   }
 };
 
-REGISTER_USER_KERNEL(listed("gather"))
-    .SetCreateFn<GatherKernel>()
-    .SetIsMatchedHob(is_movable_on_cpu("in"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("unsorted_segment_sum"))
-    .SetCreateFn<SegmentSumKernel<float>>()
-    .SetIsMatchedHob(is_float32_on_cpu("out"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("unsorted_segment_sum_like"))
-    .SetCreateFn<SegmentSumKernel<float>>()
-    .SetIsMatchedHob(is_float32_on_cpu("out"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("unsorted_segment_sum_like"))
-    .SetCreateFn<SegmentSumKernel<double>>()
-    .SetIsMatchedHob(is_on_cpu("out", ::oneflow::DataType::kDouble))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("gather", make<GatherKernel>, is_movable_on_cpu("in"));
+REGISTER_KERNEL("unsorted_segment_sum", make<SegmentSumKernel<float>>, is_float32_on_cpu("out"));
+REGISTER_KERNEL("unsorted_segment_sum_like", make<SegmentSumKernel<float>>,
+                is_float32_on_cpu("out"));
+REGISTER_KERNEL("unsorted_segment_sum_like", make<SegmentSumKernel<double>>,
+                is_on_cpu("out", ::oneflow::DataType::kDouble));
 
 }  // namespace
 

@@ -210,15 +210,13 @@ class DecoderLayerKernel final : public Kernel {
   }
 };
 
-REGISTER_USER_KERNEL(listed("oneflow_accel_decoder_layer"))
-    .SetCreateFn<DecoderLayerKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("y"))
-    .SetInferTmpSizeFn([](user_op::InferContext* ctx) {
-      const Sizes n = sizes_of(ctx->InputShape("x", 0), ctx->InputShape("keys", 0),
-                               ctx->InputShape("inner_weight", 0));
-      return n.scratch() * sizeof(float);
-    })
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("oneflow_accel_decoder_layer", make<DecoderLayerKernel>, is_float32_on_cpu("y"),
+                nullptr,
+                [](user_op::InferContext* ctx) {
+                  const auto shape = [=](const char* name) { return ctx->InputShape(name, 0); };
+                  const Sizes n = sizes_of(shape("x"), shape("keys"), shape("inner_weight"));
+                  return n.scratch() * sizeof(float);
+                });
 
 }  // namespace
 

@@ -98,14 +98,10 @@ class CrossEntropyGradKernel final : public Kernel {
   }
 };
 
-REGISTER_USER_KERNEL(listed("oneflow_accel_cross_entropy"))
-    .SetCreateFn<CrossEntropyKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("losses") && is_label("label"))
-    .SetPriority(kKernelPriority);
-REGISTER_USER_KERNEL(listed("oneflow_accel_cross_entropy_grad"))
-    .SetCreateFn<CrossEntropyGradKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("logits_grad") && is_label("label"))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("oneflow_accel_cross_entropy", make<CrossEntropyKernel>,
+                is_float32_on_cpu("losses") && is_label("label"));
+REGISTER_KERNEL("oneflow_accel_cross_entropy_grad", make<CrossEntropyGradKernel>,
+                is_float32_on_cpu("logits_grad") && is_label("label"));
 
 }  // namespace
 

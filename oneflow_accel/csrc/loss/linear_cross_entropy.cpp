@@ -246,18 +246,12 @@ class LinearCrossEntropySumKernel final : public Kernel {
   }
 };
 
-REGISTER_USER_KERNEL(listed("oneflow_accel_linear_cross_entropy"))
-    .SetCreateFn<LinearCrossEntropyKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("losses") && is_label("label"))
-    .SetPriority(kKernelPriority);
-REGISTER_USER_KERNEL(listed("oneflow_accel_linear_cross_entropy_grad"))
-    .SetCreateFn<LinearCrossEntropyGradKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("x_grad") && is_label("label"))
-    .SetPriority(kKernelPriority);
-REGISTER_USER_KERNEL(listed("oneflow_accel_linear_cross_entropy_sum"))
-    .SetCreateFn<LinearCrossEntropySumKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("total") && is_label("label"))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("oneflow_accel_linear_cross_entropy", make<LinearCrossEntropyKernel>,
+                is_float32_on_cpu("losses") && is_label("label"));
+REGISTER_KERNEL("oneflow_accel_linear_cross_entropy_grad", make<LinearCrossEntropyGradKernel>,
+                is_float32_on_cpu("x_grad") && is_label("label"));
+REGISTER_KERNEL("oneflow_accel_linear_cross_entropy_sum", make<LinearCrossEntropySumKernel>,
+                is_float32_on_cpu("total") && is_label("label"));
 
 }  // namespace
 

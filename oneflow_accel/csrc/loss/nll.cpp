@@ -92,15 +92,9 @@ class NllGradKernel final : public Kernel {
   }
 };
 
-REGISTER_USER_KERNEL(listed("nll"))
-    .SetCreateFn<NllKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("input") && is_label("target"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("nll_grad"))
-    .SetCreateFn<NllGradKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("in_grad") && is_label("target"))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("nll", make<NllKernel>, is_float32_on_cpu("input") && is_label("target"));
+REGISTER_KERNEL("nll_grad", make<NllGradKernel>,
+                is_float32_on_cpu("in_grad") && is_label("target"));
 
 }  // namespace
 

@@ -81,19 +81,9 @@ class SoftmaxCrossEntropyGradKernel final : public Kernel {
   }
 };
 
-REGISTER_USER_KERNEL(listed("softmax_cross_entropy"))
-    .SetCreateFn<SoftmaxCrossEntropyKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("out"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("softmax_cross_entropy_grad"))
-    .SetCreateFn<SoftmaxCrossEntropyGradKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("prediction_diff"))
-    .SetInplaceProposalFn([](const user_op::InferContext&,
-                             const user_op::AddInplaceArgPair& add) -> ::oneflow::Maybe<void> {
-      return add("prediction_diff", 0, "prob", 0, true);
-    })
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("softmax_cross_entropy", make<SoftmaxCrossEntropyKernel>, is_float32_on_cpu("out"));
+REGISTER_KERNEL("softmax_cross_entropy_grad", make<SoftmaxCrossEntropyGradKernel>,
+                is_float32_on_cpu("prediction_diff"), in_place("prediction_diff", "prob"));
 
 }  // namespace
 

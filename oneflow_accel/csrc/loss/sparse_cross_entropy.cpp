@@ -92,25 +92,14 @@ class SparseCrossEntropyGradKernel final : public Kernel {
   }
 };
 
-REGISTER_USER_KERNEL(listed("sparse_cross_entropy"))
-    .SetCreateFn<SparseCrossEntropyKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("out") && is_label("label"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("sparse_cross_entropy_ms"))
-    .SetCreateFn<SparseCrossEntropyKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("out") && is_label("label"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("sparse_cross_entropy_grad"))
-    .SetCreateFn<SparseCrossEntropyGradKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("prediction_diff") && is_label("label"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("sparse_cross_entropy_ms_grad"))
-    .SetCreateFn<SparseCrossEntropyGradKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("prediction_diff") && is_label("label"))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("sparse_cross_entropy", make<SparseCrossEntropyKernel>,
+                is_float32_on_cpu("out") && is_label("label"));
+REGISTER_KERNEL("sparse_cross_entropy_ms", make<SparseCrossEntropyKernel>,
+                is_float32_on_cpu("out") && is_label("label"));
+REGISTER_KERNEL("sparse_cross_entropy_grad", make<SparseCrossEntropyGradKernel>,
+                is_float32_on_cpu("prediction_diff") && is_label("label"));
+REGISTER_KERNEL("sparse_cross_entropy_ms_grad", make<SparseCrossEntropyGradKernel>,
+                is_float32_on_cpu("prediction_diff") && is_label("label"));
 
 }  // namespace
 

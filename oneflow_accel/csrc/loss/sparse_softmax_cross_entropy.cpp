@@ -108,27 +108,14 @@ class SparseSoftmaxCrossEntropyMsGradKernel final : public Kernel {
   }
 };
 
-::oneflow::Maybe<void> in_place_of_prob(const user_op::InferContext&,
-                                        const user_op::AddInplaceArgPair& add) {
-  return add("prediction_diff", 0, "prob", 0, true);
-}
-
-REGISTER_USER_KERNEL(listed("sparse_softmax_cross_entropy"))
-    .SetCreateFn<SparseSoftmaxCrossEntropyKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("out") && is_label("label"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("sparse_softmax_cross_entropy_grad"))
-    .SetCreateFn<SparseSoftmaxCrossEntropyGradKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("prediction_diff") && is_label("label"))
-    .SetInplaceProposalFn(in_place_of_prob)
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("sparse_softmax_cross_entropy_ms_grad"))
-    .SetCreateFn<SparseSoftmaxCrossEntropyMsGradKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("prediction_diff") && is_label("label"))
-    .SetInplaceProposalFn(in_place_of_prob)
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("sparse_softmax_cross_entropy", make<SparseSoftmaxCrossEntropyKernel>,
+                is_float32_on_cpu("out") && is_label("label"));
+REGISTER_KERNEL("sparse_softmax_cross_entropy_grad", make<SparseSoftmaxCrossEntropyGradKernel>,
+                is_float32_on_cpu("prediction_diff") && is_label("label"),
+                in_place("prediction_diff", "prob"));
+REGISTER_KERNEL("sparse_softmax_cross_entropy_ms_grad", make<SparseSoftmaxCrossEntropyMsGradKernel>,
+                is_float32_on_cpu("prediction_diff") && is_label("label"),
+                in_place("prediction_diff", "prob"));
 
 }  // namespace
 

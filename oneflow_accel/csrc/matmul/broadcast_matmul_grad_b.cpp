@@ -32,11 +32,8 @@ class BroadcastMatmulGradBKernel final : public Kernel {
   }
 };
 
-REGISTER_USER_KERNEL(listed("broadcast_matmul_grad_b"))
-    .SetCreateFn<BroadcastMatmulGradBKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("out"))
-    .SetInplaceProposalFn(propose_addend_in_place)
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("broadcast_matmul_grad_b", make<BroadcastMatmulGradBKernel>,
+                is_float32_on_cpu("out"), in_place("out", "_add_to_output"));
 
 }  // namespace
 

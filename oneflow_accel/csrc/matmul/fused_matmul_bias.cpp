@@ -34,16 +34,10 @@ class FusedMatmulBiasKernel final : public Kernel {
   }
 };
 
-REGISTER_USER_KERNEL(listed("fused_matmul_bias"))
-    .SetCreateFn<FusedMatmulBiasKernel<float>>()
-    .SetIsMatchedHob(is_float32_on_cpu("out"))
-    .SetInplaceProposalFn(propose_addend_in_place)
-    .SetPriority(kKernelPriority);
-REGISTER_USER_KERNEL(listed("fused_matmul_bias"))
-    .SetCreateFn<FusedMatmulBiasKernel<Bfloat16>>()
-    .SetIsMatchedHob(is_bfloat16_on_cpu("out"))
-    .SetInplaceProposalFn(propose_addend_in_place)
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("fused_matmul_bias", make<FusedMatmulBiasKernel<float>>, is_float32_on_cpu("out"),
+                in_place("out", "_add_to_output"));
+REGISTER_KERNEL("fused_matmul_bias", make<FusedMatmulBiasKernel<Bfloat16>>,
+                is_bfloat16_on_cpu("out"), in_place("out", "_add_to_output"));
 
 }  // namespace
 

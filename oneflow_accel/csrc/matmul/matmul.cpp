@@ -35,36 +35,18 @@ class MatmulKernel final : public Kernel {
   }
 };
 
-REGISTER_USER_KERNEL(listed("matmul"))
-    .SetCreateFn<MatmulKernel<float>>()
-    .SetIsMatchedHob(is_float32_on_cpu("out"))
-    .SetInplaceProposalFn(propose_addend_in_place)
-    .SetPriority(kKernelPriority);
-REGISTER_USER_KERNEL(listed("batch_matmul"))
-    .SetCreateFn<MatmulKernel<float>>()
-    .SetIsMatchedHob(is_float32_on_cpu("out"))
-    .SetInplaceProposalFn(propose_addend_in_place)
-    .SetPriority(kKernelPriority);
-REGISTER_USER_KERNEL(listed("broadcast_matmul"))
-    .SetCreateFn<MatmulKernel<float>>()
-    .SetIsMatchedHob(is_float32_on_cpu("out"))
-    .SetInplaceProposalFn(propose_addend_in_place)
-    .SetPriority(kKernelPriority);
-REGISTER_USER_KERNEL(listed("matmul"))
-    .SetCreateFn<MatmulKernel<Bfloat16>>()
-    .SetIsMatchedHob(is_bfloat16_on_cpu("out"))
-    .SetInplaceProposalFn(propose_addend_in_place)
-    .SetPriority(kKernelPriority);
-REGISTER_USER_KERNEL(listed("batch_matmul"))
-    .SetCreateFn<MatmulKernel<Bfloat16>>()
-    .SetIsMatchedHob(is_bfloat16_on_cpu("out"))
-    .SetInplaceProposalFn(propose_addend_in_place)
-    .SetPriority(kKernelPriority);
-REGISTER_USER_KERNEL(listed("broadcast_matmul"))
-    .SetCreateFn<MatmulKernel<Bfloat16>>()
-    .SetIsMatchedHob(is_bfloat16_on_cpu("out"))
-    .SetInplaceProposalFn(propose_addend_in_place)
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("matmul", make<MatmulKernel<float>>, is_float32_on_cpu("out"),
+                in_place("out", "_add_to_output"));
+REGISTER_KERNEL("batch_matmul", make<MatmulKernel<float>>, is_float32_on_cpu("out"),
+                in_place("out", "_add_to_output"));
+REGISTER_KERNEL("broadcast_matmul", make<MatmulKernel<float>>, is_float32_on_cpu("out"),
+                in_place("out", "_add_to_output"));
+REGISTER_KERNEL("matmul", make<MatmulKernel<Bfloat16>>, is_bfloat16_on_cpu("out"),
+                in_place("out", "_add_to_output"));
+REGISTER_KERNEL("batch_matmul", make<MatmulKernel<Bfloat16>>, is_bfloat16_on_cpu("out"),
+                in_place("out", "_add_to_output"));
+REGISTER_KERNEL("broadcast_matmul", make<MatmulKernel<Bfloat16>>, is_bfloat16_on_cpu("out"),
+                in_place("out", "_add_to_output"));
 
 }  // namespace
 

@@ -69,13 +69,6 @@ void load_addend(::oneflow::user_op::KernelComputeContext* ctx, ::oneflow::user_
              bytes);
 }
 
-::oneflow::Maybe<void> propose_addend_in_place(
-    const ::oneflow::user_op::InferContext& ctx,
-    const ::oneflow::user_op::AddInplaceArgPair& add) {
-  if (ctx.has_input("_add_to_output", 0)) { return add("out", 0, "_add_to_output", 0, true); }
-  return ::oneflow::Maybe<void>::Ok();
-}
-
 dnnl::memory::dims padded_shape(const ::oneflow::user_op::Tensor& tensor, std::size_t rank) {
   const auto& shape = tensor.shape_view();
   dims sizes(rank, 1);

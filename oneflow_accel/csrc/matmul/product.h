@@ -47,11 +47,6 @@ void multiply(const Product& product, const Bfloat16* a, const Bfloat16* b, cons
 void load_addend(::oneflow::user_op::KernelComputeContext* ctx, ::oneflow::user_op::Tensor* out,
                  Product* product);
 
-// What the operators propose to OneFlow: `out` may take the memory of `_add_to_output`.
-::oneflow::Maybe<void> propose_addend_in_place(
-    const ::oneflow::user_op::InferContext& ctx,
-    const ::oneflow::user_op::AddInplaceArgPair& add);
-
 // The tensor's shape, with ones in front where it has less than `rank` dimensions.
 dnnl::memory::dims padded_shape(const ::oneflow::user_op::Tensor& tensor, std::size_t rank);
 

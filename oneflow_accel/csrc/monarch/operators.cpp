@@ -168,18 +168,9 @@ class MonarchGradKernel final : public Kernel {
   }
 };
 
-REGISTER_USER_KERNEL(listed("oneflow_accel_monarch"))
-    .SetCreateFn<MonarchKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("y"))
-    .SetPriority(kKernelPriority);
-REGISTER_USER_KERNEL(listed("oneflow_accel_monarch_keeping"))
-    .SetCreateFn<MonarchKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("y"))
-    .SetPriority(kKernelPriority);
-REGISTER_USER_KERNEL(listed("oneflow_accel_monarch_grad"))
-    .SetCreateFn<MonarchGradKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("x_grad"))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("oneflow_accel_monarch", make<MonarchKernel>, is_float32_on_cpu("y"));
+REGISTER_KERNEL("oneflow_accel_monarch_keeping", make<MonarchKernel>, is_float32_on_cpu("y"));
+REGISTER_KERNEL("oneflow_accel_monarch_grad", make<MonarchGradKernel>, is_float32_on_cpu("x_grad"));
 
 }  // namespace
 

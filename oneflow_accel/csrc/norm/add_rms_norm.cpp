@@ -281,18 +281,11 @@ class AddRmsNormGradKernel final : public Kernel {
   }
 };
 
-REGISTER_USER_KERNEL(listed("oneflow_accel_add_rms_norm"))
-    .SetCreateFn<AddRmsNormKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("y"))
-    .SetPriority(kKernelPriority);
-REGISTER_USER_KERNEL(listed("oneflow_accel_add_rms_norm_grad"))
-    .SetCreateFn<AddRmsNormGradKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("residual_grad"))
-    .SetPriority(kKernelPriority);
-REGISTER_USER_KERNEL(listed("oneflow_accel_add_rms_norm_x_grad"))
-    .SetCreateFn<AddRmsNormXGradKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("x_grad"))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("oneflow_accel_add_rms_norm", make<AddRmsNormKernel>, is_float32_on_cpu("y"));
+REGISTER_KERNEL("oneflow_accel_add_rms_norm_grad", make<AddRmsNormGradKernel>,
+                is_float32_on_cpu("residual_grad"));
+REGISTER_KERNEL("oneflow_accel_add_rms_norm_x_grad", make<AddRmsNormXGradKernel>,
+                is_float32_on_cpu("x_grad"));
 
 }  // namespace
 

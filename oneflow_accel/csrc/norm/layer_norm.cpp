@@ -29,20 +29,10 @@ class LayerNormKernel final : public Kernel {
   }
 };
 
-REGISTER_USER_KERNEL(listed("layer_norm"))
-    .SetCreateFn<LayerNormKernel<float>>()
-    .SetIsMatchedHob(is_float32_on_cpu("x"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("layer_norm"))
-    .SetCreateFn<LayerNormKernel<double>>()
-    .SetIsMatchedHob(is_on_cpu("x", ::oneflow::DataType::kDouble))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("layer_norm"))
-    .SetCreateFn<LayerNormKernel<Bfloat16>>()
-    .SetIsMatchedHob(is_bfloat16_on_cpu("x"))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("layer_norm", make<LayerNormKernel<float>>, is_float32_on_cpu("x"));
+REGISTER_KERNEL("layer_norm", make<LayerNormKernel<double>>,
+                is_on_cpu("x", ::oneflow::DataType::kDouble));
+REGISTER_KERNEL("layer_norm", make<LayerNormKernel<Bfloat16>>, is_bfloat16_on_cpu("x"));
 
 }  // namespace
 

@@ -46,33 +46,14 @@ class LayerNormParamGradKernel final : public Kernel {
 };
 
 // nn.Graph adds another gradient of x here where there is one, and dx then takes its memory.
-::oneflow::Maybe<void> add_in_place(const user_op::InferContext& ctx,
-                                    const user_op::AddInplaceArgPair& add) {
-  if (!ctx.has_input("_add_to_output", 0)) { return ::oneflow::Maybe<void>::Ok(); }
-  return add("dx", 0, "_add_to_output", 0, true);
-}
-
-REGISTER_USER_KERNEL(listed("layer_norm_grad"))
-    .SetCreateFn<LayerNormGradKernel<float>>()
-    .SetIsMatchedHob(is_float32_on_cpu("dy"))
-    .SetInplaceProposalFn(add_in_place)
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("layer_norm_grad"))
-    .SetCreateFn<LayerNormGradKernel<double>>()
-    .SetIsMatchedHob(is_on_cpu("dy", ::oneflow::DataType::kDouble))
-    .SetInplaceProposalFn(add_in_place)
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("layer_norm_param_grad"))
-    .SetCreateFn<LayerNormParamGradKernel<float>>()
-    .SetIsMatchedHob(is_float32_on_cpu("dy"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("layer_norm_param_grad"))
-    .SetCreateFn<LayerNormParamGradKernel<double>>()
-    .SetIsMatchedHob(is_on_cpu("dy", ::oneflow::DataType::kDouble))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("layer_norm_grad", make<LayerNormGradKernel<float>>, is_float32_on_cpu("dy"),
+                in_place("dx", "_add_to_output"));
+REGISTER_KERNEL("layer_norm_grad", make<LayerNormGradKernel<double>>,
+                is_on_cpu("dy", ::oneflow::DataType::kDouble), in_place("dx", "_add_to_output"));
+REGISTER_KERNEL("layer_norm_param_grad", make<LayerNormParamGradKernel<float>>,
+                is_float32_on_cpu("dy"));
+REGISTER_KERNEL("layer_norm_param_grad", make<LayerNormParamGradKernel<double>>,
+                is_on_cpu("dy", ::oneflow::DataType::kDouble));
 
 }  // namespace
 

@@ -110,20 +110,9 @@ class NormalizationAddReluKernel final : public Kernel {
   }
 };
 
-REGISTER_USER_KERNEL(listed("normalization"))
-    .SetCreateFn<NormalizationKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("y"))
-    .SetInplaceProposalFn([](const user_op::InferContext& ctx,
-                             const user_op::AddInplaceArgPair& add) -> ::oneflow::Maybe<void> {
-      if (!ctx.has_input("_add_to_output", 0)) { return ::oneflow::Maybe<void>::Ok(); }
-      return add("y", 0, "_add_to_output", 0, true);
-    })
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("normalization_add_relu"))
-    .SetCreateFn<NormalizationAddReluKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("y"))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("normalization", make<NormalizationKernel>, is_float32_on_cpu("y"),
+                in_place("y", "_add_to_output"));
+REGISTER_KERNEL("normalization_add_relu", make<NormalizationAddReluKernel>, is_float32_on_cpu("y"));
 
 }  // namespace
 

@@ -64,15 +64,9 @@ class NormalizationAddReluGradKernel final : public Kernel {
   }
 };
 
-REGISTER_USER_KERNEL(listed("normalization_grad"))
-    .SetCreateFn<NormalizationGradKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("dx"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("normalization_add_relu_grad"))
-    .SetCreateFn<NormalizationAddReluGradKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("dx"))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("normalization_grad", make<NormalizationGradKernel>, is_float32_on_cpu("dx"));
+REGISTER_KERNEL("normalization_add_relu_grad", make<NormalizationAddReluGradKernel>,
+                is_float32_on_cpu("dx"));
 
 }  // namespace
 

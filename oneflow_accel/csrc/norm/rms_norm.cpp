@@ -69,40 +69,17 @@ class RmsNormParamGradKernel final : public Kernel {
   }
 };
 
-REGISTER_USER_KERNEL(listed("rms_norm"))
-    .SetCreateFn<RmsNormKernel<float>>()
-    .SetIsMatchedHob(is_float32_on_cpu("x"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("rms_norm"))
-    .SetCreateFn<RmsNormKernel<double>>()
-    .SetIsMatchedHob(is_on_cpu("x", ::oneflow::DataType::kDouble))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("rms_norm"))
-    .SetCreateFn<RmsNormKernel<Bfloat16>>()
-    .SetIsMatchedHob(is_bfloat16_on_cpu("x"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("rms_norm_grad"))
-    .SetCreateFn<RmsNormGradKernel<float>>()
-    .SetIsMatchedHob(is_float32_on_cpu("dx"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("rms_norm_grad"))
-    .SetCreateFn<RmsNormGradKernel<double>>()
-    .SetIsMatchedHob(is_on_cpu("dx", ::oneflow::DataType::kDouble))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("rms_norm_param_grad"))
-    .SetCreateFn<RmsNormParamGradKernel<float>>()
-    .SetIsMatchedHob(is_float32_on_cpu("dy"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("rms_norm_param_grad"))
-    .SetCreateFn<RmsNormParamGradKernel<double>>()
-    .SetIsMatchedHob(is_on_cpu("dy", ::oneflow::DataType::kDouble))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("rms_norm", make<RmsNormKernel<float>>, is_float32_on_cpu("x"));
+REGISTER_KERNEL("rms_norm", make<RmsNormKernel<double>>,
+                is_on_cpu("x", ::oneflow::DataType::kDouble));
+REGISTER_KERNEL("rms_norm", make<RmsNormKernel<Bfloat16>>, is_bfloat16_on_cpu("x"));
+REGISTER_KERNEL("rms_norm_grad", make<RmsNormGradKernel<float>>, is_float32_on_cpu("dx"));
+REGISTER_KERNEL("rms_norm_grad", make<RmsNormGradKernel<double>>,
+                is_on_cpu("dx", ::oneflow::DataType::kDouble));
+REGISTER_KERNEL("rms_norm_param_grad", make<RmsNormParamGradKernel<float>>,
+                is_float32_on_cpu("dy"));
+REGISTER_KERNEL("rms_norm_param_grad", make<RmsNormParamGradKernel<double>>,
+                is_on_cpu("dy", ::oneflow::DataType::kDouble));
 
 }  // namespace
 

@@ -98,10 +98,7 @@ class AdamKernel final : public UpdateKernel {
   }
 };
 
-REGISTER_USER_KERNEL(listed("adam_update"))
-    .SetCreateFn<AdamKernel>()
-    .SetIsMatchedHob(is_float32_update())
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("adam_update", make<AdamKernel>, is_float32_update());
 
 }  // namespace
 

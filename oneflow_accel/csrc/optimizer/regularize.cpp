@@ -32,14 +32,8 @@ class RegularizeKernel final : public Kernel {
   }
 };
 
-REGISTER_USER_KERNEL(listed("l1_l2_regularize_gradient"))
-    .SetCreateFn<RegularizeKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("out"))
-    .SetInplaceProposalFn([](const user_op::InferContext&,
-                             const user_op::AddInplaceArgPair& add) -> ::oneflow::Maybe<void> {
-      return add("out", 0, "model_diff", 0, true);
-    })
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("l1_l2_regularize_gradient", make<RegularizeKernel>, is_float32_on_cpu("out"),
+                in_place("out", "model_diff"));
 
 }  // namespace
 

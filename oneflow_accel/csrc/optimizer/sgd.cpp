@@ -74,15 +74,8 @@ class MomentumKernel final : public UpdateKernel {
   }
 };
 
-REGISTER_USER_KERNEL(listed("sgd_update"))
-    .SetCreateFn<SgdKernel>()
-    .SetIsMatchedHob(is_float32_update())
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("momentum_update"))
-    .SetCreateFn<MomentumKernel>()
-    .SetIsMatchedHob(is_float32_update())
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("sgd_update", make<SgdKernel>, is_float32_update());
+REGISTER_KERNEL("momentum_update", make<MomentumKernel>, is_float32_update());
 
 }  // namespace
 

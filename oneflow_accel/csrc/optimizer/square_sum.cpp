@@ -65,15 +65,9 @@ class MultiSquareSumKernel final : public Kernel {
   }
 };
 
-REGISTER_USER_KERNEL(listed("sqrt_square_sum"))
-    .SetCreateFn<SqrtSquareSumKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("y"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("multi_reduce_sum_pow_abs"))
-    .SetCreateFn<MultiSquareSumKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("y") && (user_op::HobAttr<float>("p") == 2.0F))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("sqrt_square_sum", make<SqrtSquareSumKernel>, is_float32_on_cpu("y"));
+REGISTER_KERNEL("multi_reduce_sum_pow_abs", make<MultiSquareSumKernel>,
+                is_float32_on_cpu("y") && (user_op::HobAttr<float>("p") == 2.0F));
 
 }  // namespace
 

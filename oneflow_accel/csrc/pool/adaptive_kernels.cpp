@@ -28,19 +28,12 @@ class AdaptiveAveragePoolGradKernel final : public Kernel {
   }
 };
 
-REGISTER_USER_KERNEL(listed("adaptive_avg_pool2d"))
-    .SetCreateFn<AdaptiveAveragePoolKernel<float>>()
-    .SetIsMatchedHob(is_float32_on_cpu("y"))
-    .SetPriority(kKernelPriority);
-REGISTER_USER_KERNEL(listed("adaptive_avg_pool2d"))
-    .SetCreateFn<AdaptiveAveragePoolKernel<Bfloat16>>()
-    .SetIsMatchedHob(is_bfloat16_on_cpu("y"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("adaptive_avg_pool2d_grad"))
-    .SetCreateFn<AdaptiveAveragePoolGradKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("dx"))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("adaptive_avg_pool2d", make<AdaptiveAveragePoolKernel<float>>,
+                is_float32_on_cpu("y"));
+REGISTER_KERNEL("adaptive_avg_pool2d", make<AdaptiveAveragePoolKernel<Bfloat16>>,
+                is_bfloat16_on_cpu("y"));
+REGISTER_KERNEL("adaptive_avg_pool2d_grad", make<AdaptiveAveragePoolGradKernel>,
+                is_float32_on_cpu("dx"));
 
 }  // namespace
 

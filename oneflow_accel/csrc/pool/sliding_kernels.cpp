@@ -67,33 +67,12 @@ class AveragePoolGradKernel final : public Kernel {
   }
 };
 
-REGISTER_USER_KERNEL(listed("max_pool_2d"))
-    .SetCreateFn<MaxPoolKernel<float>>()
-    .SetIsMatchedHob(is_float32_on_cpu("x"))
-    .SetPriority(kKernelPriority);
-REGISTER_USER_KERNEL(listed("max_pool_2d"))
-    .SetCreateFn<MaxPoolKernel<Bfloat16>>()
-    .SetIsMatchedHob(is_bfloat16_on_cpu("x"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("max_pool_2d_grad"))
-    .SetCreateFn<MaxPoolGradKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("dx"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("avg_pool_2d"))
-    .SetCreateFn<AveragePoolKernel<float>>()
-    .SetIsMatchedHob(is_float32_on_cpu("x"))
-    .SetPriority(kKernelPriority);
-REGISTER_USER_KERNEL(listed("avg_pool_2d"))
-    .SetCreateFn<AveragePoolKernel<Bfloat16>>()
-    .SetIsMatchedHob(is_bfloat16_on_cpu("x"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("avg_pool_2d_grad"))
-    .SetCreateFn<AveragePoolGradKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("dx"))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("max_pool_2d", make<MaxPoolKernel<float>>, is_float32_on_cpu("x"));
+REGISTER_KERNEL("max_pool_2d", make<MaxPoolKernel<Bfloat16>>, is_bfloat16_on_cpu("x"));
+REGISTER_KERNEL("max_pool_2d_grad", make<MaxPoolGradKernel>, is_float32_on_cpu("dx"));
+REGISTER_KERNEL("avg_pool_2d", make<AveragePoolKernel<float>>, is_float32_on_cpu("x"));
+REGISTER_KERNEL("avg_pool_2d", make<AveragePoolKernel<Bfloat16>>, is_bfloat16_on_cpu("x"));
+REGISTER_KERNEL("avg_pool_2d_grad", make<AveragePoolGradKernel>, is_float32_on_cpu("dx"));
 
 }  // namespace
 

@@ -68,33 +68,12 @@ class TfAveragePoolGradKernel final : public Kernel {
   }
 };
 
-REGISTER_USER_KERNEL(listed("tf_max_pool_2d"))
-    .SetCreateFn<TfMaxPoolKernel<float>>()
-    .SetIsMatchedHob(is_float32_on_cpu("y"))
-    .SetPriority(kKernelPriority);
-REGISTER_USER_KERNEL(listed("tf_max_pool_2d"))
-    .SetCreateFn<TfMaxPoolKernel<Bfloat16>>()
-    .SetIsMatchedHob(is_bfloat16_on_cpu("y"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("tf_max_pool_2d_grad"))
-    .SetCreateFn<TfMaxPoolGradKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("dx"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("tf_avg_pool_2d"))
-    .SetCreateFn<TfAveragePoolKernel<float>>()
-    .SetIsMatchedHob(is_float32_on_cpu("y"))
-    .SetPriority(kKernelPriority);
-REGISTER_USER_KERNEL(listed("tf_avg_pool_2d"))
-    .SetCreateFn<TfAveragePoolKernel<Bfloat16>>()
-    .SetIsMatchedHob(is_bfloat16_on_cpu("y"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("tf_avg_pool_2d_grad"))
-    .SetCreateFn<TfAveragePoolGradKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("dx"))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("tf_max_pool_2d", make<TfMaxPoolKernel<float>>, is_float32_on_cpu("y"));
+REGISTER_KERNEL("tf_max_pool_2d", make<TfMaxPoolKernel<Bfloat16>>, is_bfloat16_on_cpu("y"));
+REGISTER_KERNEL("tf_max_pool_2d_grad", make<TfMaxPoolGradKernel>, is_float32_on_cpu("dx"));
+REGISTER_KERNEL("tf_avg_pool_2d", make<TfAveragePoolKernel<float>>, is_float32_on_cpu("y"));
+REGISTER_KERNEL("tf_avg_pool_2d", make<TfAveragePoolKernel<Bfloat16>>, is_bfloat16_on_cpu("y"));
+REGISTER_KERNEL("tf_avg_pool_2d_grad", make<TfAveragePoolGradKernel>, is_float32_on_cpu("dx"));
 
 }  // namespace
 

@@ -47,23 +47,9 @@ class DropoutGradKernel final : public Kernel {
   }
 };
 
-REGISTER_USER_KERNEL(listed("dropout"))
-    .SetCreateFn<DropoutKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("out"))
-    .SetInplaceProposalFn([](const user_op::InferContext&,
-                             const user_op::AddInplaceArgPair& add) -> ::oneflow::Maybe<void> {
-      return add("out", 0, "in", 0, true);
-    })
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("dropout_grad"))
-    .SetCreateFn<DropoutGradKernel>()
-    .SetIsMatchedHob(is_float32_on_cpu("dx"))
-    .SetInplaceProposalFn([](const user_op::InferContext&,
-                             const user_op::AddInplaceArgPair& add) -> ::oneflow::Maybe<void> {
-      return add("dx", 0, "dy", 0, true);
-    })
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("dropout", make<DropoutKernel>, is_float32_on_cpu("out"), in_place("out", "in"));
+REGISTER_KERNEL("dropout_grad", make<DropoutGradKernel>, is_float32_on_cpu("dx"),
+                in_place("dx", "dy"));
 
 }  // namespace
 

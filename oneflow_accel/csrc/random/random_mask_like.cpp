@@ -32,10 +32,8 @@ class RandomMaskLikeKernel final : public Kernel {
   }
 };
 
-REGISTER_USER_KERNEL(listed("random_mask_like"))
-    .SetCreateFn<RandomMaskLikeKernel>()
-    .SetIsMatchedHob(is_on_cpu("out", ::oneflow::DataType::kBool))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("random_mask_like", make<RandomMaskLikeKernel>,
+                is_on_cpu("out", ::oneflow::DataType::kBool));
 
 }  // namespace
 

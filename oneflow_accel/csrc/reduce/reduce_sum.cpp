@@ -26,25 +26,12 @@ class ReduceSumLikeKernel final : public Kernel {
   }
 };
 
-REGISTER_USER_KERNEL(listed("reduce_sum"))
-    .SetCreateFn<ReduceSumKernel<float>>()
-    .SetIsMatchedHob(is_float32_on_cpu("output_tensor"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("reduce_sum"))
-    .SetCreateFn<ReduceSumKernel<double>>()
-    .SetIsMatchedHob(is_on_cpu("output_tensor", ::oneflow::DataType::kDouble))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("reduce_sum_like"))
-    .SetCreateFn<ReduceSumLikeKernel<float>>()
-    .SetIsMatchedHob(is_float32_on_cpu("y"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("reduce_sum_like"))
-    .SetCreateFn<ReduceSumLikeKernel<double>>()
-    .SetIsMatchedHob(is_on_cpu("y", ::oneflow::DataType::kDouble))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("reduce_sum", make<ReduceSumKernel<float>>, is_float32_on_cpu("output_tensor"));
+REGISTER_KERNEL("reduce_sum", make<ReduceSumKernel<double>>,
+                is_on_cpu("output_tensor", ::oneflow::DataType::kDouble));
+REGISTER_KERNEL("reduce_sum_like", make<ReduceSumLikeKernel<float>>, is_float32_on_cpu("y"));
+REGISTER_KERNEL("reduce_sum_like", make<ReduceSumLikeKernel<double>>,
+                is_on_cpu("y", ::oneflow::DataType::kDouble));
 
 }  // namespace
 

@@ -19,15 +19,10 @@ void log_softmax_grad_rows(const float* y, const float* dy, float* dx, int64_t r
   }
 }
 
-REGISTER_USER_KERNEL(listed("log_softmax"))
-    .SetCreateFn(row_map_kernel("in", "prob", log_softmax_rows))
-    .SetIsMatchedHob(is_float32_on_cpu("prob"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("log_softmax_grad"))
-    .SetCreateFn(row_gradient_kernel("prob", log_softmax_grad_rows))
-    .SetIsMatchedHob(is_float32_on_cpu("dx"))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("log_softmax", row_map_kernel("in", "prob", log_softmax_rows),
+                is_float32_on_cpu("prob"));
+REGISTER_KERNEL("log_softmax_grad", row_gradient_kernel("prob", log_softmax_grad_rows),
+                is_float32_on_cpu("dx"));
 
 }  // namespace
 

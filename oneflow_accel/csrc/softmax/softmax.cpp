@@ -24,20 +24,11 @@ void softmax_grad_rows(const float* y, const float* dy, float* dx, int64_t rows,
   }
 }
 
-REGISTER_USER_KERNEL(listed("softmax"))
-    .SetCreateFn(row_map_kernel("in", "out", softmax_float32))
-    .SetIsMatchedHob(is_float32_on_cpu("out"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("softmax"))
-    .SetCreateFn(row_map_kernel("in", "out", softmax_bfloat16))
-    .SetIsMatchedHob(is_bfloat16_on_cpu("out"))
-    .SetPriority(kKernelPriority);
-
-REGISTER_USER_KERNEL(listed("softmax_grad"))
-    .SetCreateFn(row_gradient_kernel("y", softmax_grad_rows))
-    .SetIsMatchedHob(is_float32_on_cpu("dx"))
-    .SetPriority(kKernelPriority);
+REGISTER_KERNEL("softmax", row_map_kernel("in", "out", softmax_float32), is_float32_on_cpu("out"));
+REGISTER_KERNEL("softmax", row_map_kernel("in", "out", softmax_bfloat16),
+                is_bfloat16_on_cpu("out"));
+REGISTER_KERNEL("softmax_grad", row_gradient_kernel("y", softmax_grad_rows),
+                is_float32_on_cpu("dx"));
 
 }  // namespace
 
