@@ -5,8 +5,6 @@ namespace oneflow_accel {
 
 namespace {
 
-namespace user_op = ::oneflow::user_op;
-
 // max(x, 0), NaN kept.
 ONEFLOW_ACCEL_INLINE float relu(float x) { return 0.0F > x ? 0.0F : x; }
 

@@ -6,8 +6,6 @@ namespace oneflow_accel {
 
 namespace {
 
-namespace user_op = ::oneflow::user_op;
-
 REGISTER_KERNEL("scalar_add_by_tensor", broadcast_kernel<float>("x", "scalar", "y", add_rows),
                 is_float32_on_cpu("y"), in_place("y", "x"));
 REGISTER_KERNEL("scalar_sub_by_tensor", broadcast_kernel<float>("x", "scalar", "y", subtract_rows),
