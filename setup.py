@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import importlib.util
+import io
 import json
 import logging
 import os
@@ -15,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -25,7 +27,7 @@ ROOT = Path(__file__).resolve().parent
 # As in oneflow_accel/kernels/plugin.py.
 WRITTEN_FOR = "0.9.0"
 COMPILERS = "g++ 11 or newer"
-# Libraries kept for later builds, of some 4 MB each.
+# Builds whose libraries are kept for later ones, of some 8 MB each.
 KEPT = 10
 logger = logging.getLogger("oneflow_accel.setup")
 
@@ -77,14 +79,11 @@ class BuildPlugin(build_ext):
                 f"no C++ compiler ({compiler}); install {COMPILERS} (Debian: apt-get install g++), "
                 "then build again"
             )
-        # The name that oneflow_accel.kernels.plugin.library_name() looks for. Renamed into place:
-        # a running process may have the old file mapped.
-        name = f"liboneflow_accel_cpu_oneflow_{importlib.metadata.version('oneflow')}.so"
         log = ROOT / "build" / "plugin.log"
         log.parent.mkdir(exist_ok=True)
         kept = _kept_file(program, arguments)
-        library = _read_kept(kept)
-        if library is None:
+        libraries = _read_kept(kept)
+        if libraries is None:
             folder, failed = self._compile(program, arguments, log)
             if failed is not None:
                 for old in target.glob("*.so"):
@@ -94,11 +93,18 @@ class BuildPlugin(build_ext):
                     f"{compiler} ({_version(program)[0]}) cannot compile them. {COMPILERS} can "
                     f"(CXX names the one to take). All errors are in {log}, the first is: {failed}"
                 )
-            library = (folder / "liboneflow_accel_cpu.so").read_bytes()
-            _keep(kept, library)
+            libraries = {file.stem: file.read_bytes() for file in folder.glob("lib*_cpu_*.so")}
+            _keep(kept, libraries)
         else:
             log.write_text(f"Compiled earlier, from the same sources: {kept}\n")
-        _write(target / name, library)
+        # The names that oneflow_accel.kernels.plugin.library_name() looks for. Renamed into place:
+        # a running process may have the old file mapped.
+        version = importlib.metadata.version("oneflow")
+        files = {target / f"{stem}_oneflow_{version}.so": libraries[stem] for stem in libraries}
+        for file, library in files.items():
+            _write(file, library)
+        for old in set(target.glob("*.so")).difference(files):
+            old.unlink()
         return None
 
     def _compile(self, program: str, arguments: list[str], log: Path) -> tuple[Path, str | None]:
@@ -160,7 +166,7 @@ class BuildWithPatches(build_py):
 
 
 def _kept_file(program: str, arguments: list[str]) -> Path | None:
-    """Where the library that these sources give with this compiler is kept between builds, by all
+    """Where the libraries that these sources give with this compiler are kept for all builds of all
     checkouts of a user; None where ONEFLOW_ACCEL_CACHE is 'off'."""
     folder = os.environ.get("ONEFLOW_ACCEL_CACHE") or Path.home() / ".cache" / "oneflow_accel"
     if folder == "off":
@@ -177,26 +183,29 @@ def _kept_file(program: str, arguments: list[str]) -> Path | None:
             for file in [ROOT / "CMakeLists.txt", *sources]
         ],
     ]
-    return Path(folder) / f"{_checksum(json.dumps(made_from).encode()).hex()}.library"
+    return Path(folder) / f"{_checksum(json.dumps(made_from).encode()).hex()}.libraries"
 
 
-def _read_kept(file: Path | None) -> bytes | None:
-    """The library, which stands behind its checksum; None where it is not there, or not whole."""
+def _read_kept(file: Path | None) -> dict[str, bytes] | None:
+    """The libraries by their names, an archive; None where it is not there, or not whole."""
     try:
-        content = file.read_bytes() if file is not None else b""
-    except OSError:
+        with zipfile.ZipFile(file or "") as archive:
+            return {name: archive.read(name) for name in archive.namelist()}
+    except (OSError, zipfile.BadZipFile):
         return None
-    size = len(_checksum(b""))
-    return content[size:] if content and content[:size] == _checksum(content[size:]) else None
 
 
-def _keep(file: Path | None, library: bytes) -> None:
+def _keep(file: Path | None, libraries: dict[str, bytes]) -> None:
     if file is None:
         return
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        _write(file, _checksum(library) + library)
-        by_age = sorted(file.parent.glob("*.library"), key=lambda kept: kept.stat().st_mtime)
+        content = io.BytesIO()
+        with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, library in libraries.items():
+                archive.writestr(name, library)
+        _write(file, content.getvalue())
+        by_age = sorted(file.parent.glob("*.libraries"), key=lambda kept: kept.stat().st_mtime)
         for old in by_age[:-KEPT]:
             old.unlink()
     except OSError as error:

@@ -54,6 +54,8 @@ def collect(device: str | None = None) -> dict[str, Any]:
             "loaded": state.loaded,
             "path": None if state.path is None else str(state.path),
             "reason": state.reason,
+            "level": state.level,
+            "levels": [level.name for level in plugin.cpu_levels()],
             "onednn_version": state.onednn_version,
             "operators": list(state.operators),
             "scratch_limit": state.scratch_limit,
@@ -103,6 +105,7 @@ def render(state: dict[str, Any], console: Console) -> None:
     kernels = [
         ("state", "loaded" if plugin_state["loaded"] else f"not loaded: {plugin_state['reason']}"),
         ("file", plugin_state["path"]),
+        ("instruction sets", _levels(plugin_state)),
         ("oneDNN", plugin_state["onednn_version"]),
         (
             "threads per kernel",
@@ -182,6 +185,11 @@ def _table(title: str, columns: tuple[str, ...], rows: list[tuple[Any, ...]]) ->
     if not rows:
         table.add_row("none", *[""] * (len(columns) - 1))
     return table
+
+
+def _levels(plugin_state: dict[str, Any]) -> str:
+    """Which level the kernels use, of those that the CPU has."""
+    return f"{plugin_state['level']} of {', '.join(plugin_state['levels']) or 'none'}"
 
 
 def _mebibytes(count: int | None) -> str | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import importlib.metadata
+import itertools
 import logging
 import math
 import os
@@ -24,6 +25,7 @@ logger = logging.getLogger("oneflow_accel")
 
 PLUGIN_VARIABLE = "ONEFLOW_ACCEL_PLUGIN"
 THREADS_VARIABLE = "ONEFLOW_ACCEL_THREADS"
+ISA_VARIABLE = "ONEFLOW_ACCEL_ISA"
 # The release whose C++ interface csrc is written against.
 WRITTEN_FOR = "0.9.0"
 SCRATCH_VARIABLE = "ONEFLOW_ACCEL_SCRATCH"
@@ -32,10 +34,27 @@ _LIBRARY_FOLDER = Path(__file__).resolve().parent.parent / "_lib"
 _ONEDNN_PACKAGE = "onednn-cpu-gomp"
 _ONEDNN_LIBRARY = "libdnnl.so.3"
 _CPU_INFO = Path("/proc/cpuinfo")
-# x86-64-v3, the least that the kernels are written and tested for.
-_CPU_FLAGS = ("avx2", "fma")
 
 
+@dataclass(frozen=True)
+class Level:
+    """A level of instruction sets: the library of kernels that is built for it, the flags of
+    /proc/cpuinfo that a CPU needs beside those of the levels below, and the most that oneDNN may
+    use where it is asked for by name (ONEDNN_MAX_CPU_ISA)."""
+
+    name: str
+    library: str
+    flags: tuple[str, ...]
+    onednn: str
+
+
+# The least first. x86-64-v3 and -v4 less what every CPU with these flags has.
+LEVELS = (
+    Level("avx2", "avx2", ("avx2", "fma"), "AVX2"),
+    Level("avx512", "avx512", ("avx512f", "avx512bw", "avx512dq", "avx512vl"), "AVX512_CORE_VNNI"),
+    Level("avx512_bf16", "avx512", ("avx512_bf16",), "AVX512_CORE_FP16"),
+    Level("amx", "avx512", ("amx_tile", "amx_bf16"), "ALL"),
+)
 # What each function of OneFlow's that the plug-in replaces is replaced for, by a part of its name.
 _REDIRECTED_FOR = {
     "sched_yield": "the scheduler's waiting leaves the cores to the kernels",
@@ -72,12 +91,39 @@ class PluginState:
     came_late: bool = False
     redirections: tuple[Redirection, ...] = ()
     scratch_limit: int | None = None
+    level: str | None = None
 
 
-def library_name(oneflow_version: str) -> str:
-    """File name of the plug-in for one release of oneflow: its C++ interface is not stable, so a
-    library built for another release must not be loaded."""
-    return f"liboneflow_accel_cpu_oneflow_{oneflow_version}.so"
+def library_name(oneflow_version: str, level: str) -> str:
+    """File name of the plug-in of one level for one release of oneflow: its C++ interface is not
+    stable, so a library built for another release must not be loaded."""
+    return f"liboneflow_accel_cpu_{level}_oneflow_{oneflow_version}.so"
+
+
+def cpu_levels() -> tuple[Level, ...]:
+    """Those of LEVELS that this CPU has, the least first."""
+    flags = _cpu_flags()
+    has_all = itertools.takewhile(lambda level: flags.issuperset(level.flags), LEVELS)
+    return tuple(has_all)
+
+
+def _chosen_level() -> Level | None:
+    """The level to load: `ONEFLOW_ACCEL_ISA` (UserError if there is no such level, or the CPU lacks
+    it), else the best that the CPU has, if it has one."""
+    available = {level.name: level for level in cpu_levels()}
+    name = os.environ.get(ISA_VARIABLE)
+    if name is None:
+        return next(reversed(available.values()), None)
+    if name not in [level.name for level in LEVELS]:
+        names = ", ".join(level.name for level in LEVELS)
+        raise UserError(f"{ISA_VARIABLE}={name!r} is none of {names}")
+    if name not in available:
+        raise UserError(
+            f"{ISA_VARIABLE}={name!r}, and this CPU has {', '.join(available) or 'none of them'}"
+        )
+    # Of the same level, unless the user says otherwise.
+    os.environ.setdefault("ONEDNN_MAX_CPU_ISA", available[name].onednn)
+    return available[name]
 
 
 def default_num_threads() -> int:
@@ -147,7 +193,9 @@ def _load() -> PluginState:
     threads = default_num_threads()
     limit = scratch_limit()
     version = importlib.metadata.version("oneflow")
-    path = _LIBRARY_FOLDER / library_name(version)
+    level = _chosen_level()
+    name = library_name(version, (level or LEVELS[0]).library)
+    path = _LIBRARY_FOLDER / name
 
     def absent(reason: str) -> PluginState:
         found = path if path.exists() else None
@@ -171,8 +219,8 @@ def _load() -> PluginState:
             # Written by setup.py.
             advice = (_LIBRARY_FOLDER / "not_built.txt").read_text()
         return absent(f"the plug-in is not built for oneflow {version}{hint}: {advice}")
-    lacking = sorted(set(_CPU_FLAGS) - _cpu_flags())
-    if lacking:
+    if level is None:
+        lacking = sorted(set(LEVELS[0].flags) - _cpu_flags())
         return absent(f"this CPU has no {' and no '.join(map(str.upper, lacking))}")
     onednn = _onednn_library()
     if onednn is None:
@@ -186,7 +234,7 @@ def _load() -> PluginState:
         # OneFlow's own messages go on with its source lines.
         return absent(f"{path.name} cannot be loaded: {str(error).strip().splitlines()[0]}")
     try:
-        return _started(library, path, threads, limit)
+        return _started(library, path, threads, limit, level.name)
     except AttributeError as error:
         # Its kernels are in OneFlow's registry now, so that this process cannot go on without it.
         raise UserError(
@@ -194,7 +242,7 @@ def _load() -> PluginState:
         ) from error
 
 
-def _started(library: ctypes.CDLL, path: Path, threads: int, limit: int) -> PluginState:
+def _started(library: ctypes.CDLL, path: Path, threads: int, limit: int, level: str) -> PluginState:
     for name in ("onednn_version", "operators", "redirections"):
         getattr(library, f"oneflow_accel_{name}").restype = ctypes.c_char_p
     library.oneflow_accel_set_num_threads(threads)
@@ -213,6 +261,7 @@ def _started(library: ctypes.CDLL, path: Path, threads: int, limit: int) -> Plug
         came_late=streams > 0,
         redirections=_redirections(library.oneflow_accel_redirections().decode()),
         scratch_limit=limit,
+        level=level,
     )
 
 

@@ -72,6 +72,8 @@ def test_json_of_the_command_has_the_documented_keys() -> None:
         "loaded",
         "path",
         "reason",
+        "level",
+        "levels",
         "onednn_version",
         "operators",
         "scratch_limit",

@@ -17,7 +17,7 @@ import pytest
 from tests.launch import REPOSITORY, run_process
 
 COMPILER = shutil.which(os.environ.get("CXX") or "c++")
-LIBRARY = "oneflow_accel/_lib/liboneflow_accel_cpu_oneflow_0.9.0.so"
+LIBRARY = "oneflow_accel/_lib/liboneflow_accel_cpu_avx2_oneflow_0.9.0.so"
 NOT_BUILT = "oneflow_accel/_lib/not_built.txt"
 # In CMakeLists.txt's words, too.
 NEEDED = "g++ 11 or newer"

@@ -5,7 +5,6 @@
 
 #include "common/bfloat16.h"
 #include "common/oneflow.h"
-#include "common/simd.h"
 #include "common/threads.h"
 #include "elementwise/operand.h"
 
@@ -22,17 +21,12 @@ ONEFLOW_ACCEL_INLINE void add_loop(const A* a, const B* b, Out* out, int64_t n) 
   for (int64_t i = 0; i < n; ++i) { out[i] = from_float<Out>(to_float(a[i]) + to_float(b[i])); }
 }
 
-ONEFLOW_ACCEL_SIMD
 void add(const float* a, const float* b, float* out, int64_t n) { add_loop(a, b, out, n); }
-ONEFLOW_ACCEL_SIMD
 void add(const Bfloat16* a, const Bfloat16* b, Bfloat16* out, int64_t n) {
   add_loop(a, b, out, n);
 }
-ONEFLOW_ACCEL_SIMD
 void add(const Bfloat16* a, const Bfloat16* b, float* out, int64_t n) { add_loop(a, b, out, n); }
-ONEFLOW_ACCEL_SIMD
 void add(const float* a, const Bfloat16* b, float* out, int64_t n) { add_loop(a, b, out, n); }
-ONEFLOW_ACCEL_SIMD
 void add(const float* a, const Bfloat16* b, Bfloat16* out, int64_t n) { add_loop(a, b, out, n); }
 
 // The sum of three or more inputs over [begin, end), in their order. `out` may be any of them, so a

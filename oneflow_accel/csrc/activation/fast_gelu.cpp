@@ -12,19 +12,16 @@ ONEFLOW_ACCEL_INLINE float fast_gelu_slope(float x) {
   return gated_slope(x, fast_gelu_gate(x), gate_slope);
 }
 
-ONEFLOW_ACCEL_SIMD
 void fast_gelu_float32(const float* x, float* y, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) { y[i] = fast_gelu(x[i]); }
 }
 
-ONEFLOW_ACCEL_SIMD
 void fast_gelu_bfloat16(const Bfloat16* x, Bfloat16* y, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) { y[i] = from_float<Bfloat16>(fast_gelu(to_float(x[i]))); }
 }
 
-ONEFLOW_ACCEL_SIMD
 void fast_gelu_grad(const float* dy, const float* x, float* dx, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) { dx[i] = dy[i] * fast_gelu_slope(x[i]); }

@@ -6,19 +6,16 @@ namespace oneflow_accel {
 
 namespace {
 
-ONEFLOW_ACCEL_SIMD
 void gelu_float32(const float* x, float* y, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) { y[i] = gelu(x[i]); }
 }
 
-ONEFLOW_ACCEL_SIMD
 void gelu_bfloat16(const Bfloat16* x, Bfloat16* y, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) { y[i] = from_float<Bfloat16>(gelu(to_float(x[i]))); }
 }
 
-ONEFLOW_ACCEL_SIMD
 void gelu_grad(const float* dy, const float* x, float* dx, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) { dx[i] = dy[i] * gelu_slope(x[i]); }

@@ -15,19 +15,16 @@ ONEFLOW_ACCEL_INLINE float quick_gelu_slope(float x) {
   return gated_slope(x, kSteepness * x, kSteepness);
 }
 
-ONEFLOW_ACCEL_SIMD
 void quick_gelu_float32(const float* x, float* y, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) { y[i] = quick_gelu(x[i]); }
 }
 
-ONEFLOW_ACCEL_SIMD
 void quick_gelu_bfloat16(const Bfloat16* x, Bfloat16* y, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) { y[i] = from_float<Bfloat16>(quick_gelu(to_float(x[i]))); }
 }
 
-ONEFLOW_ACCEL_SIMD
 void quick_gelu_grad(const float* dy, const float* x, float* dx, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) { dx[i] = dy[i] * quick_gelu_slope(x[i]); }

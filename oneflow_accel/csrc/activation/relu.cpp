@@ -8,20 +8,17 @@ namespace {
 // max(x, 0), NaN kept.
 ONEFLOW_ACCEL_INLINE float relu(float x) { return 0.0F > x ? 0.0F : x; }
 
-ONEFLOW_ACCEL_SIMD
 void relu_float32(const float* x, float* y, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) { y[i] = relu(x[i]); }
 }
 
-ONEFLOW_ACCEL_SIMD
 void relu_bfloat16(const Bfloat16* x, Bfloat16* y, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) { y[i] = from_float<Bfloat16>(relu(to_float(x[i]))); }
 }
 
 // dx = dy where y > 0, else 0. Where y is NaN the gradient passes, as in PyTorch.
-ONEFLOW_ACCEL_SIMD
 void relu_grad(const float* dy, const float* y, float* dx, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) { dx[i] = y[i] <= 0.0F ? 0.0F : dy[i]; }

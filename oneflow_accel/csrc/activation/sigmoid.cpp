@@ -10,19 +10,16 @@ ONEFLOW_ACCEL_INLINE float sigmoid(float x) { return simd::sigmoid(x); }
 
 ONEFLOW_ACCEL_INLINE float sigmoid_slope(float y) { return y * (1.0F - y); }
 
-ONEFLOW_ACCEL_SIMD
 void sigmoid_float32(const float* x, float* y, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) { y[i] = sigmoid(x[i]); }
 }
 
-ONEFLOW_ACCEL_SIMD
 void sigmoid_bfloat16(const Bfloat16* x, Bfloat16* y, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) { y[i] = from_float<Bfloat16>(sigmoid(to_float(x[i]))); }
 }
 
-ONEFLOW_ACCEL_SIMD
 void sigmoid_grad(const float* dy, const float* y, float* dx, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) { dx[i] = dy[i] * sigmoid_slope(y[i]); }

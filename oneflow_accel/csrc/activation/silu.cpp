@@ -10,19 +10,16 @@ namespace {
 
 ONEFLOW_ACCEL_INLINE float silu_slope(float x) { return gated_slope(x, x, 1.0F); }
 
-ONEFLOW_ACCEL_SIMD
 void silu_float32(const float* x, float* y, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) { y[i] = silu(x[i]); }
 }
 
-ONEFLOW_ACCEL_SIMD
 void silu_bfloat16(const Bfloat16* x, Bfloat16* y, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) { y[i] = from_float<Bfloat16>(silu(to_float(x[i]))); }
 }
 
-ONEFLOW_ACCEL_SIMD
 void silu_grad(const float* dy, const float* x, float* dx, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) { dx[i] = dy[i] * silu_slope(x[i]); }

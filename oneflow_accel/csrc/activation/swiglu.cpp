@@ -53,13 +53,11 @@ REGISTER_USER_OP("oneflow_accel_swiglu_grad")
     .SetDataTypeInferFn(infer_types)
     .SetGetSbpFn(split_any_axis);
 
-ONEFLOW_ACCEL_SIMD
 void swiglu_float32(const float* gate, const float* up, float* out, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) { out[i] = silu(gate[i]) * up[i]; }
 }
 
-ONEFLOW_ACCEL_SIMD
 void swiglu_bfloat16(const Bfloat16* gate, const Bfloat16* up, Bfloat16* out, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) {
@@ -67,7 +65,6 @@ void swiglu_bfloat16(const Bfloat16* gate, const Bfloat16* up, Bfloat16* out, in
   }
 }
 
-ONEFLOW_ACCEL_SIMD
 void swiglu_grad(const float* out_grad, const float* gate, const float* up, float* gate_grad,
                  float* up_grad, int64_t n) {
 #pragma omp simd

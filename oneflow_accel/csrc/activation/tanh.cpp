@@ -13,19 +13,16 @@ ONEFLOW_ACCEL_INLINE float tanh_slope(float x) {
   return 1.0F - y * y;
 }
 
-ONEFLOW_ACCEL_SIMD
 void tanh_float32(const float* x, float* y, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) { y[i] = tanh(x[i]); }
 }
 
-ONEFLOW_ACCEL_SIMD
 void tanh_bfloat16(const Bfloat16* x, Bfloat16* y, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) { y[i] = from_float<Bfloat16>(tanh(to_float(x[i]))); }
 }
 
-ONEFLOW_ACCEL_SIMD
 void tanh_grad(const float* dy, const float* x, float* dx, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) { dx[i] = dy[i] * tanh_slope(x[i]); }

@@ -9,15 +9,15 @@ namespace oneflow_accel {
 namespace {
 
 // As in the forward, where fewer matrices share the cache.
-constexpr int64_t kQueryBlock = 96;
-constexpr int64_t kKeyBlock = 128;
+constexpr int64_t kGradQueryBlock = 96;
+constexpr int64_t kGradKeyBlock = 128;
 
 // With S = scale Q K^T, P = softmax(S) = e^(S - lse) and O = P V:
 //   dV = P^T dO,  dP = dO V^T,  dS = P (dP - delta) with delta = rowsum(dO O),
 //   dQ = scale dS K,  dK = dS^T (scale Q).
 // Where dropout multiplies P by factors F, O = (P F) V: dV = (P F)^T dO and dP = F (dO V^T), while
 // delta stays rowsum(dP P) = rowsum(dO O).
-struct Workspace {
+struct GradWorkspace {
   Panels keys_transposed;
   Panels values_transposed;
   Panels keys;
@@ -35,14 +35,14 @@ struct Workspace {
   float* key_grads;
   float* value_grads;
   int64_t stride;
-  float delta[kQueryBlock];
+  float delta[kGradQueryBlock];
 
-  Workspace(const AttentionShape& shape, bool drops) : stride(padded(shape.dim)) {
+  GradWorkspace(const AttentionShape& shape, bool drops) : stride(padded(shape.dim)) {
     keys_transposed = values_transposed = {nullptr, shape.dim, padded(shape.keys)};
     keys = {nullptr, shape.keys, stride};
-    queries = out_grads = {nullptr, kQueryBlock, stride};
-    Carver carver(2 * keys_transposed.size() + 3 * keys.size() + 5 * kQueryBlock * stride
-                  + (drops ? 3 : 2) * kQueryBlock * kKeyBlock + 13 * kVectorWidth);
+    queries = out_grads = {nullptr, kGradQueryBlock, stride};
+    Carver carver(2 * keys_transposed.size() + 3 * keys.size() + 5 * kGradQueryBlock * stride
+                  + (drops ? 3 : 2) * kGradQueryBlock * kGradKeyBlock + 13 * kVectorWidth);
     keys_transposed.data = carver.take(keys_transposed.size());
     values_transposed.data = carver.take(values_transposed.size());
     keys.data = carver.take(keys.size());
@@ -50,42 +50,42 @@ struct Workspace {
     value_grads = carver.take(keys.size());
     queries.data = carver.take(queries.size());
     out_grads.data = carver.take(out_grads.size());
-    left_queries = carver.take(kQueryBlock * shape.dim);
-    left_out_grads = carver.take(kQueryBlock * shape.dim);
-    query_grads = carver.take(kQueryBlock * stride);
-    scores = carver.take(kQueryBlock * kKeyBlock);
-    score_grads = carver.take(kQueryBlock * kKeyBlock);
-    if (drops) { factors = carver.take(kQueryBlock * kKeyBlock); }
+    left_queries = carver.take(kGradQueryBlock * shape.dim);
+    left_out_grads = carver.take(kGradQueryBlock * shape.dim);
+    query_grads = carver.take(kGradQueryBlock * stride);
+    scores = carver.take(kGradQueryBlock * kGradKeyBlock);
+    score_grads = carver.take(kGradQueryBlock * kGradKeyBlock);
+    if (drops) { factors = carver.take(kGradQueryBlock * kGradKeyBlock); }
   }
 };
 
 // The part of the queries [begin, begin + rows) of one head, the first of which has its weights at
 // `place`: sets query_grads, adds to key_grads and value_grads.
 void attend_grad(const AttentionShape& shape, int64_t begin, WeightPlace place, int64_t rows,
-                 const float* lse, const WeightDropout* dropout, Workspace* workspace) {
-  Workspace& w = *workspace;
+                 const float* lse, const WeightDropout* dropout, GradWorkspace* workspace) {
+  GradWorkspace& w = *workspace;
   const int64_t end = shape.keys_before(begin + rows);
-  for (int64_t j = 0; j < end; j += kKeyBlock) {
-    const int64_t keys = std::min(kKeyBlock, end - j);
+  for (int64_t j = 0; j < end; j += kGradKeyBlock) {
+    const int64_t keys = std::min(kGradKeyBlock, end - j);
     block_product(rows, keys, shape.dim, {w.left_queries, shape.dim, 1}, w.keys_transposed, 0, j,
-                  w.scores, kKeyBlock, false);
+                  w.scores, kGradKeyBlock, false);
     block_product(rows, keys, shape.dim, {w.left_out_grads, shape.dim, 1}, w.values_transposed, 0,
-                  j, w.score_grads, kKeyBlock, false);
+                  j, w.score_grads, kGradKeyBlock, false);
     const Visible visible = shape.visible(begin, j);
     if (dropout != nullptr) {
       place.key = j;
-      weight_factors(*dropout, place, rows, keys, visible, w.factors, kKeyBlock);
-      multiply_block(w.factors, kKeyBlock, rows, keys, visible, w.score_grads);
+      weight_factors(*dropout, place, rows, keys, visible, w.factors, kGradKeyBlock);
+      multiply_block(w.factors, kGradKeyBlock, rows, keys, visible, w.score_grads);
     }
-    softmax_grad_block(w.scores, w.score_grads, kKeyBlock, rows, keys, visible, lse, w.delta);
+    softmax_grad_block(w.scores, w.score_grads, kGradKeyBlock, rows, keys, visible, lse, w.delta);
     if (dropout != nullptr) {
-      multiply_block(w.factors, kKeyBlock, rows, keys, visible, w.scores);
+      multiply_block(w.factors, kGradKeyBlock, rows, keys, visible, w.scores);
     }
-    block_product(keys, w.stride, rows, {w.scores, 1, kKeyBlock}, w.out_grads, 0, 0,
+    block_product(keys, w.stride, rows, {w.scores, 1, kGradKeyBlock}, w.out_grads, 0, 0,
                   w.value_grads + j * w.stride, w.stride, true);
-    block_product(keys, w.stride, rows, {w.score_grads, 1, kKeyBlock}, w.queries, 0, 0,
+    block_product(keys, w.stride, rows, {w.score_grads, 1, kGradKeyBlock}, w.queries, 0, 0,
                   w.key_grads + j * w.stride, w.stride, true);
-    block_product(rows, w.stride, keys, {w.score_grads, kKeyBlock, 1}, w.keys, j, 0, w.query_grads,
+    block_product(rows, w.stride, keys, {w.score_grads, kGradKeyBlock, 1}, w.keys, j, 0, w.query_grads,
                   w.stride, j > 0);
   }
 }
@@ -103,10 +103,10 @@ void store(const float* from, int64_t stride, int64_t rows, int64_t dim, float f
 void query_head_grad(const AttentionShape& shape, int64_t b, int64_t h, int64_t t,
                      const float* lse, const AttentionGradInputs& in,
                      const WeightDropout* dropout, const AttentionGradOutputs& out,
-                     Workspace* workspace) {
-  Workspace& w = *workspace;
-  for (int64_t i = 0; i < shape.queries; i += kQueryBlock) {
-    const int64_t rows = std::min(kQueryBlock, shape.queries - i);
+                     GradWorkspace* workspace) {
+  GradWorkspace& w = *workspace;
+  for (int64_t i = 0; i < shape.queries; i += kGradQueryBlock) {
+    const int64_t rows = std::min(kGradQueryBlock, shape.queries - i);
     copy_scaled(in.query.at(b, h, t + i), in.query.time_stride, rows, shape.dim, shape.scale,
                 w.left_queries);
     copy_scaled(in.out_grad.at(b, h, t + i), in.out_grad.time_stride, rows, shape.dim, 1.0F,
@@ -126,8 +126,8 @@ void query_head_grad(const AttentionShape& shape, int64_t b, int64_t h, int64_t 
 // One head of keys and values, and all heads of queries that share it, in their order.
 void head_grad(const AttentionShape& all, const Span& span, int64_t kv,
                const AttentionGradInputs& in, const WeightDropout* dropout,
-               const AttentionGradOutputs& out, Workspace* workspace) {
-  Workspace& w = *workspace;
+               const AttentionGradOutputs& out, GradWorkspace* workspace) {
+  GradWorkspace& w = *workspace;
   const AttentionShape shape = all.of(span);
   const int64_t b = span.batch;
   const int64_t t = span.begin;
@@ -153,7 +153,7 @@ void head_grad(const AttentionShape& all, const Span& span, int64_t kv,
 void attention_grad(const AttentionShape& shape, const AttentionGradInputs& in,
                     const WeightDropout* dropout, const AttentionGradOutputs& out) {
   parallel_for(shape.parts() * shape.kv_heads, 1, [&](int64_t first, int64_t last) {
-    Workspace w(shape, dropout != nullptr);
+    GradWorkspace w(shape, dropout != nullptr);
     for (int64_t task = first; task < last; ++task) {
       head_grad(shape, shape.part(task / shape.kv_heads), task % shape.kv_heads, in, dropout, out,
                 &w);

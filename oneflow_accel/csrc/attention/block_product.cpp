@@ -6,9 +6,9 @@ namespace oneflow_accel {
 
 namespace {
 
-// Rows of a tile of c. With the columns that each instruction set takes, its sums, a row of b and
-// an element of a fill the registers: 32 of 16 floats (AVX-512), 16 of 8 (AVX2) or 4 (SSE2).
+// Rows and vectors of a tile of c: its sums, a row of b and an element of a fill the registers.
 constexpr int kRows = 6;
+constexpr int kTileVectors = kRegisters / 8;
 
 // What one tile of c is made from.
 struct Tile {
@@ -76,8 +76,6 @@ ONEFLOW_ACCEL_INLINE void multiply_columns(Tile tile, int64_t rows, int64_t colu
 }
 
 // All rows of c, for `columns` columns of one panel, a multiple of kVectorWidth.
-using MultiplyPanel = void (*)(Tile tile, int64_t rows, int64_t columns);
-
 template <int floats, int vectors>
 ONEFLOW_ACCEL_INLINE void multiply_panel(Tile tile, int64_t rows, int64_t columns) {
   constexpr int kColumns = floats * vectors;
@@ -99,30 +97,13 @@ ONEFLOW_ACCEL_INLINE void multiply_panel(Tile tile, int64_t rows, int64_t column
   }
 }
 
-__attribute__((target("arch=x86-64-v4"))) void multiply_panel_avx512(Tile tile, int64_t rows,
-                                                                     int64_t columns) {
-  multiply_panel<16, 4>(tile, rows, columns);
-}
-
-__attribute__((target("arch=x86-64-v3"))) void multiply_panel_avx2(Tile tile, int64_t rows,
-                                                                   int64_t columns) {
-  multiply_panel<8, 2>(tile, rows, columns);
-}
-
-void multiply_panel_sse2(Tile tile, int64_t rows, int64_t columns) {
-  multiply_panel<4, 2>(tile, rows, columns);
-}
-
 }  // namespace
 
 void panel_product(int64_t rows, int64_t columns, int64_t depth, const Strided& a, const float* b,
                    int64_t b_stride, float* c, int64_t c_stride, bool accumulate) {
-  // Not by ONEFLOW_ACCEL_SIMD: the tile depends on the number of registers.
-  static const MultiplyPanel multiply_panel_here =
-      choose_version<MultiplyPanel>(multiply_panel_avx512, multiply_panel_avx2, multiply_panel_sse2);
   const Tile tile{a.data, a.row_stride, a.column_stride, b,         b_stride,
                   depth,  c,            c_stride,        accumulate};
-  multiply_panel_here(tile, rows, padded(columns));
+  multiply_panel<kFloats, kTileVectors>(tile, rows, padded(columns));
 }
 
 void block_product(int64_t rows, int64_t columns, int64_t depth, const Strided& a, const Panels& b,

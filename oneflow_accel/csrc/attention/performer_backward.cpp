@@ -1,5 +1,4 @@
 #include "attention/performer_rows.h"
-#include "common/simd.h"
 
 namespace oneflow_accel {
 
@@ -9,7 +8,7 @@ namespace {
 //   dphi(q_t) = n_t S^T + d_t z,  dS = sum of phi(q_t) n_t^T,  dz = sum of d_t phi(q_t),
 //   dphi(k_t) = v_t dS^T + dz,  dv_t = phi(k_t) dS + dvalue_t,
 // and dx = (dphi phi) w - sum(dphi phi) x of either.
-struct Workspace {
+struct PerformerGradWorkspace {
   const PerformerShape& shape;
   Carver carver;
   PerformerFeatures features;
@@ -33,7 +32,7 @@ struct Workspace {
     return PerformerFeatures::space(s) + 2 * s.features * width + s.dim * stride + 2 * stride
            + kPerformerRows * (2 * stride + 2 * width + 2) + 10 * kVectorWidth;
   }
-  Workspace(const PerformerShape& s, const float* w)
+  PerformerGradWorkspace(const PerformerShape& s, const float* w)
       : shape(s), carver(floats(s)), features(s, w, &carver) {
     panels = {nullptr, s.features, padded(s.dim)};
     transposed = {nullptr, s.dim, padded(s.features)};
@@ -65,15 +64,14 @@ struct Workspace {
 };
 
 // out = a + b.
-ONEFLOW_ACCEL_SIMD
 void add_rows(const float* a, const float* b, int64_t n, float* out) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) { out[i] = a[i] + b[i]; }
 }
 
-void query_grads(const PerformerChunk& chunk, const PerformerGradInputs& in, Workspace* workspace,
+void query_grads(const PerformerChunk& chunk, const PerformerGradInputs& in, PerformerGradWorkspace* workspace,
                  float* summary_grad, float* kqv_grad) {
-  Workspace& w = *workspace;
+  PerformerGradWorkspace& w = *workspace;
   const PerformerShape& s = w.shape;
   w.load(chunk.entry, in.summary);
   std::fill_n(w.sums, s.features * w.width(), 0.0F);
@@ -103,8 +101,8 @@ void query_grads(const PerformerChunk& chunk, const PerformerGradInputs& in, Wor
 }
 
 void key_and_value_grads(const PerformerChunk& chunk, const PerformerGradInputs& in,
-                         const float* summary_grads, Workspace* workspace, float* kqv_grad) {
-  Workspace& w = *workspace;
+                         const float* summary_grads, PerformerGradWorkspace* workspace, float* kqv_grad) {
+  PerformerGradWorkspace& w = *workspace;
   const PerformerShape& s = w.shape;
   w.load(chunk.entry, summary_grads);
   for_performer_tiles(chunk, [&](int64_t row, int64_t rows) {
@@ -132,14 +130,14 @@ void performer_grad(const PerformerShape& s, const PerformerGradInputs& in, floa
       ScratchSlot::kReduction, (chunks + s.batch) * s.summary() * sizeof(float)));
   float* summary_grads = parts + chunks * s.summary();
   for_performer_chunks(s, [&](int64_t first, int64_t last) {
-    Workspace w(s, in.w);
+    PerformerGradWorkspace w(s, in.w);
     for (int64_t i = first; i < last; ++i) {
       query_grads(performer_chunk(s, i), in, &w, parts + i * s.summary(), kqv_grad);
     }
   });
   add_performer_chunks(s, parts, summary_grads);
   for_performer_chunks(s, [&](int64_t first, int64_t last) {
-    Workspace w(s, in.w);
+    PerformerGradWorkspace w(s, in.w);
     for (int64_t i = first; i < last; ++i) {
       key_and_value_grads(performer_chunk(s, i), in, summary_grads, &w, kqv_grad);
     }

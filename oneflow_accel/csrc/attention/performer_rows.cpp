@@ -2,7 +2,6 @@
 
 #include <cmath>
 
-#include "common/simd.h"
 #include "common/simd_math.h"
 
 namespace oneflow_accel {
@@ -10,7 +9,6 @@ namespace oneflow_accel {
 namespace {
 
 // features[i, j] = e^(features[i, j] - |x_i|^2 / 2) scale for j < columns, 0 up to `stride`.
-ONEFLOW_ACCEL_SIMD
 void exponentials(const float* x, int64_t x_stride, int64_t dim, float scale, int64_t rows,
                   int64_t columns, int64_t stride, float* features) {
   for (int64_t i = 0; i < rows; ++i) {
@@ -27,7 +25,6 @@ void exponentials(const float* x, int64_t x_stride, int64_t dim, float scale, in
 }
 
 // column[j] += sum over i of factors[i] features[i, j].
-ONEFLOW_ACCEL_SIMD
 void add_rows(const float* features, int64_t stride, const float* factors, int64_t rows,
               int64_t columns, float* column) {
   for (int64_t i = 0; i < rows; ++i) {
@@ -39,7 +36,6 @@ void add_rows(const float* features, int64_t stride, const float* factors, int64
 }
 
 // grads[i, j] = (grads[i, j] + factors[i] column[j]) features[i, j], and the sums of its rows.
-ONEFLOW_ACCEL_SIMD
 void through_exponentials(const float* features, const float* factors, const float* column,
                           int64_t rows, int64_t columns, int64_t stride, float* grads,
                           float* sums) {
@@ -58,7 +54,6 @@ void through_exponentials(const float* features, const float* factors, const flo
 }
 
 // x_grad[i, d] = products[i, d] - sums[i] x[i, d].
-ONEFLOW_ACCEL_SIMD
 void less_squares(const float* products, int64_t products_stride, const float* sums,
                   const float* x, int64_t stride, int64_t rows, int64_t dim, float* x_grad) {
   for (int64_t i = 0; i < rows; ++i) {
@@ -72,7 +67,6 @@ void less_squares(const float* products, int64_t products_stride, const float* s
 }
 
 // to[i] += from[i].
-ONEFLOW_ACCEL_SIMD
 void add(const float* from, int64_t n, float* to) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) { to[i] += from[i]; }

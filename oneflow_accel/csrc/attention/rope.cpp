@@ -6,7 +6,6 @@
 
 #include "common/arguments.h"
 #include "common/infer.h"
-#include "common/simd.h"
 #include "common/simd_math.h"
 #include "common/threads.h"
 
@@ -133,9 +132,7 @@ ONEFLOW_ACCEL_INLINE void turn(const Rows<T>& rows, int64_t begin, int64_t end) 
   }
 }
 
-ONEFLOW_ACCEL_SIMD
 void turn_rows(const Rows<float>& rows, int64_t begin, int64_t end) { turn(rows, begin, end); }
-ONEFLOW_ACCEL_SIMD
 void turn_rows(const Rows<Bfloat16>& rows, int64_t begin, int64_t end) { turn(rows, begin, end); }
 
 template <typename T>

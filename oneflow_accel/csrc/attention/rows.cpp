@@ -3,7 +3,6 @@
 #include <type_traits>
 #include <utility>
 
-#include "common/simd.h"
 #include "common/simd_math.h"
 #include "common/vector.h"
 
@@ -33,18 +32,19 @@ ONEFLOW_ACCEL_INLINE void pack_any(const T* x, int64_t stride, int64_t columns,
 
 // Transposed in registers at a time: a square that AVX2 has registers for too.
 constexpr int64_t kSquare = 8;
-typedef float Vector __attribute__((vector_size(4 * kSquare), aligned(4), may_alias));
+typedef float SquareRow __attribute__((vector_size(4 * kSquare), aligned(4), may_alias));
 using Lanes = std::make_integer_sequence<int, kSquare>;
 
 // Of the 2 x 2 blocks of `size` elements that the rows i and i + size form, swaps the two that are
 // not on the diagonal.
 template <int size, int... lane>
-ONEFLOW_ACCEL_INLINE void swap_blocks(Vector (&rows)[kSquare], std::integer_sequence<int, lane...>) {
+ONEFLOW_ACCEL_INLINE void swap_blocks(SquareRow (&rows)[kSquare],
+                                      std::integer_sequence<int, lane...>) {
 #pragma GCC unroll 8
   for (int i = 0; i < kSquare; ++i) {
     if ((i & size) == 0) {
-      const Vector above = rows[i];
-      const Vector below = rows[i + size];
+      const SquareRow above = rows[i];
+      const SquareRow below = rows[i + size];
       rows[i] = ONEFLOW_ACCEL_SHUFFLE(
           above, below, ((lane & size) != 0 ? kSquare + lane - size : lane)...);
       rows[i + size] = ONEFLOW_ACCEL_SHUFFLE(
@@ -56,17 +56,17 @@ ONEFLOW_ACCEL_INLINE void swap_blocks(Vector (&rows)[kSquare], std::integer_sequ
 // to[k * to_stride + i] = from[i * stride + k] for i and k < kSquare, in registers.
 ONEFLOW_ACCEL_INLINE void transpose_square(const float* from, int64_t stride, float* to,
                                          int64_t to_stride) {
-  Vector rows[kSquare];
+  SquareRow rows[kSquare];
 #pragma GCC unroll 8
   for (int i = 0; i < kSquare; ++i) {
-    rows[i] = *reinterpret_cast<const Vector*>(from + i * stride);
+    rows[i] = *reinterpret_cast<const SquareRow*>(from + i * stride);
   }
   swap_blocks<4>(rows, Lanes());
   swap_blocks<2>(rows, Lanes());
   swap_blocks<1>(rows, Lanes());
 #pragma GCC unroll 8
   for (int i = 0; i < kSquare; ++i) {
-    *reinterpret_cast<Vector*>(to + i * to_stride) = rows[i];
+    *reinterpret_cast<SquareRow*>(to + i * to_stride) = rows[i];
   }
 }
 
@@ -170,73 +170,60 @@ ONEFLOW_ACCEL_INLINE void softmax_row(float* scores, int64_t visible, int64_t ke
 
 }  // namespace
 
-ONEFLOW_ACCEL_SIMD
 void pack(const float* x, int64_t stride, int64_t columns, const Panels& panels) {
   pack_any(x, stride, columns, panels);
 }
 
-ONEFLOW_ACCEL_SIMD
 void pack(const Bfloat16* x, int64_t stride, int64_t columns, const Panels& panels) {
   pack_any(x, stride, columns, panels);
 }
 
-ONEFLOW_ACCEL_SIMD
 void pack_transposed(const float* x, int64_t stride, int64_t columns, const Panels& panels) {
   pack_transposed_any(x, stride, columns, panels);
 }
 
-ONEFLOW_ACCEL_SIMD
 void pack_transposed(const Bfloat16* x, int64_t stride, int64_t columns, const Panels& panels) {
   pack_transposed_any(x, stride, columns, panels);
 }
 
-ONEFLOW_ACCEL_SIMD
 void copy_scaled(const float* x, int64_t stride, int64_t rows, int64_t columns, float factor,
                  float* y) {
   copy_scaled_any(x, stride, rows, columns, factor, y);
 }
 
-ONEFLOW_ACCEL_SIMD
 void copy_scaled(const Bfloat16* x, int64_t stride, int64_t rows, int64_t columns, float factor,
                  float* y) {
   copy_scaled_any(x, stride, rows, columns, factor, y);
 }
 
-ONEFLOW_ACCEL_SIMD
 void store_scaled(const float* x, int64_t columns, float factor, float* y) {
   for (int64_t d = 0; d < columns; ++d) { y[d] = x[d] * factor; }
 }
 
-ONEFLOW_ACCEL_SIMD
 void store_scaled(const float* x, int64_t columns, float factor, Bfloat16* y) {
   for (int64_t d = 0; d < columns; ++d) { y[d] = from_float<Bfloat16>(x[d] * factor); }
 }
 
-ONEFLOW_ACCEL_SIMD
 void scores_of(const float* query, const float* keys, int64_t stride, int64_t rows, int64_t columns,
                float* scores) {
   scores_of_any(query, keys, stride, rows, columns, scores);
 }
 
-ONEFLOW_ACCEL_SIMD
 void scores_of(const float* query, const Bfloat16* keys, int64_t stride, int64_t rows,
                int64_t columns, float* scores) {
   scores_of_any(query, keys, stride, rows, columns, scores);
 }
 
-ONEFLOW_ACCEL_SIMD
 void weighted_sum(const float* weights, const float* values, int64_t stride, int64_t rows,
                   int64_t columns, float* out, bool accumulate) {
   weighted_sum_any(weights, values, stride, rows, columns, out, accumulate);
 }
 
-ONEFLOW_ACCEL_SIMD
 void weighted_sum(const float* weights, const Bfloat16* values, int64_t stride, int64_t rows,
                   int64_t columns, float* out, bool accumulate) {
   weighted_sum_any(weights, values, stride, rows, columns, out, accumulate);
 }
 
-ONEFLOW_ACCEL_SIMD
 void softmax_block(float* scores, int64_t stride, int64_t rows, int64_t keys, Visible visible,
                    const Softmax& softmax) {
   for (int64_t i = 0; i < rows; ++i) {
@@ -245,7 +232,6 @@ void softmax_block(float* scores, int64_t stride, int64_t rows, int64_t keys, Vi
   }
 }
 
-ONEFLOW_ACCEL_SIMD
 void softmax_grad_block(float* scores, float* score_grads, int64_t stride, int64_t rows,
                         int64_t keys, Visible visible, const float* lse, const float* delta) {
   for (int64_t i = 0; i < rows; ++i) {
@@ -263,7 +249,6 @@ void softmax_grad_block(float* scores, float* score_grads, int64_t stride, int64
   }
 }
 
-ONEFLOW_ACCEL_SIMD
 float dot(const float* a, const float* b, int64_t n) {
   float sum = 0.0F;
 #pragma omp simd reduction(+ : sum)

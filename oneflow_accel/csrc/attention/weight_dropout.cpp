@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "common/simd.h"
 #include "common/vector.h"
 
 namespace oneflow_accel {
@@ -40,10 +39,8 @@ ONEFLOW_ACCEL_INLINE void multiply(const Wide<lanes>& a, const Wide<lanes>& b,
   if constexpr (lanes == 8) {
     *product = (Wide<lanes>)__builtin_ia32_pmuludq512_mask(left, right, (__v8di)a,
                                                            static_cast<__mmask8>(-1));
-  } else if constexpr (lanes == 4) {
-    *product = (Wide<lanes>)__builtin_ia32_pmuludq256(left, right);
   } else {
-    *product = (Wide<lanes>)__builtin_ia32_pmuludq128(left, right);
+    *product = (Wide<lanes>)__builtin_ia32_pmuludq256(left, right);
   }
 #endif
 }
@@ -118,10 +115,6 @@ ONEFLOW_ACCEL_INLINE void draw(const Block& block) {
   }
 }
 
-__attribute__((target("arch=x86-64-v4"))) void draw_avx512(const Block& block) { draw<8>(block); }
-__attribute__((target("arch=x86-64-v3"))) void draw_avx2(const Block& block) { draw<4>(block); }
-void draw_sse2(const Block& block) { draw<2>(block); }
-
 }  // namespace
 
 WeightDropout::WeightDropout(int64_t seed, double rate, int64_t first_batch, int64_t first_head)
@@ -133,13 +126,9 @@ WeightDropout::WeightDropout(int64_t seed, double rate, int64_t first_batch, int
 
 void weight_factors(const WeightDropout& dropout, const WeightPlace& place, int64_t rows,
                     int64_t keys, Visible visible, float* factors, int64_t stride) {
-  // Not by ONEFLOW_ACCEL_SIMD: each set has a multiplication of its own.
-  static const auto draw_here
-      = choose_version<void (*)(const Block&)>(draw_avx512, draw_avx2, draw_sse2);
-  draw_here({&dropout, &place, rows, keys, visible, factors, stride});
+  draw<kFloats / 2>({&dropout, &place, rows, keys, visible, factors, stride});
 }
 
-ONEFLOW_ACCEL_SIMD
 void multiply_block(const float* factors, int64_t stride, int64_t rows, int64_t keys,
                     Visible visible, float* x) {
   for (int64_t i = 0; i < rows; ++i) {

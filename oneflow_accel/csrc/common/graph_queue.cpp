@@ -107,7 +107,7 @@ void dequeue(LazyJobStreamPolicy* queue) {
 
 // When the library is loaded. None without the ones before: a graph's end would wait for what is
 // not counted.
-const bool g_redirected =
+const bool g_closes_safely =
     redirect_in_oneflow(
         "_ZN7oneflow2vm19LazyJobStreamPolicy42WaitUntilQueueEmptyIfFrontNNGraphNotEqualsERKSt10"
         "shared_ptrINS_9NNGraphIfEE",

@@ -55,7 +55,7 @@ int yield_or_nap() {
 }
 
 // When the library is loaded.
-const bool g_redirected = redirect_in_oneflow("sched_yield", yield_or_nap);
+const bool g_yields = redirect_in_oneflow("sched_yield", yield_or_nap);
 
 }  // namespace
 

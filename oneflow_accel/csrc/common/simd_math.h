@@ -1,4 +1,4 @@
-// Functions of one float that GCC turns into vector code inside loops marked ONEFLOW_ACCEL_SIMD:
+// Functions of one float that GCC turns into vector code inside loops:
 // no branch, no call, no table. NaN gives NaN; infinities give the limits.
 //
 // The coefficients are fits of our own (least squares, reweighted until the largest relative error

@@ -8,6 +8,15 @@
 
 namespace oneflow_accel {
 
+// Floats of one SIMD register, and how many registers there are.
+#ifdef __AVX512F__
+constexpr int kFloats = 16;
+constexpr int kRegisters = 32;
+#else
+constexpr int kFloats = 8;
+constexpr int kRegisters = 16;
+#endif
+
 template <int floats>
 using Vector __attribute__((vector_size(4 * floats), aligned(4), may_alias)) = float;
 
@@ -21,25 +30,12 @@ ONEFLOW_ACCEL_INLINE const Vector<floats>* vector_at(const float* data, int64_t 
 }
 
 // The elements of the vectors a and b, one after the other, that the indices (constants) name.
-// __builtin_shufflevector is in Clang and in g++ from 12 on, __builtin_shuffle in every g++. A macro:
-// what it gives must not pass through a function of another target.
+// __builtin_shufflevector is in Clang and in g++ from 12 on, __builtin_shuffle in every g++.
 #ifdef __clang__
 #define ONEFLOW_ACCEL_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
 // A comparison gives integers as wide as the elements.
 #define ONEFLOW_ACCEL_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, decltype((a) < (b)){__VA_ARGS__})
 #endif
-
-// One of three versions of a function, by what this CPU has. For functions whose form depends on
-// the number of registers; the others are marked ONEFLOW_ACCEL_SIMD.
-template <typename Function>
-Function choose_version(Function avx512, Function avx2, Function sse2) {
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl")
-      && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq")) {
-    return avx512;
-  }
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) { return avx2; }
-  return sse2;
-}
 
 }  // namespace oneflow_accel

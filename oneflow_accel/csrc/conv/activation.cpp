@@ -1,20 +1,17 @@
 #include "conv/activation.h"
 
 #include "activation/silu.h"
-#include "common/simd.h"
 
 namespace oneflow_accel {
 
 namespace {
 
-ONEFLOW_ACCEL_SIMD
 void add(float addend, int64_t n, float* x) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) { x[i] += addend; }
 }
 
 // NaN is kept.
-ONEFLOW_ACCEL_SIMD
 void add_and_relu(float addend, int64_t n, float* x) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) {
@@ -23,7 +20,6 @@ void add_and_relu(float addend, int64_t n, float* x) {
   }
 }
 
-ONEFLOW_ACCEL_SIMD
 void add_and_silu(float addend, int64_t n, float* x) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) { x[i] = silu(x[i] + addend); }

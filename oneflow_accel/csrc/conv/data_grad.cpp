@@ -44,8 +44,8 @@ struct DataGrad {
         scratchpad(desc.scratchpad_desc()) {}
 };
 
-void data_grad(const ConvGeometry& geometry, const float* out_grad, const float* weights,
-               float* in_grad) {
+void run_data_grad(const ConvGeometry& geometry, const float* out_grad, const float* weights,
+                   float* in_grad) {
   const DataGrad& grad = PrimitiveCache<DataGrad>::get_or_create(
       geometry.key("convolution_data_grad").str(),
       [&] { return DataGrad(geometry, data_grad_desc(geometry)); });
@@ -86,7 +86,7 @@ void convolution_data_grad(const ConvGeometry& geometry, const float* out_grad,
   const int64_t in_image = geometry.in_image();
   const int64_t out_image = geometry.out_image();
   for_parts(geometry, data_grad_layout(geometry), [&](const ConvGeometry& part, int64_t first) {
-    data_grad(part, out_grad + first * out_image, weights, in_grad + first * in_image);
+    run_data_grad(part, out_grad + first * out_image, weights, in_grad + first * in_image);
   });
 }
 

@@ -47,8 +47,8 @@ struct FilterGrad {
         scratchpad(desc.scratchpad_desc()) {}
 };
 
-void filter_grad(const ConvGeometry& geometry, const float* in, const float* out_grad,
-                 float* weights_grad, float* bias_grad) {
+void run_filter_grad(const ConvGeometry& geometry, const float* in, const float* out_grad,
+                     float* weights_grad, float* bias_grad) {
   const bool has_bias = bias_grad != nullptr;
   const FilterGrad& grad = PrimitiveCache<FilterGrad>::get_or_create(
       geometry.key("convolution_filter_grad").add(has_bias ? 1 : 0).str(),
@@ -91,7 +91,7 @@ void convolution_filter_grad(const ConvGeometry& geometry, const float* in, cons
   if (has_pixel_products(geometry)) {
     return pixel_products_filter_grad(geometry, in, out_grad, weights_grad, bias_grad);
   }
-  filter_grad(geometry, in, out_grad, weights_grad, bias_grad);
+  run_filter_grad(geometry, in, out_grad, weights_grad, bias_grad);
 }
 
 }  // namespace oneflow_accel

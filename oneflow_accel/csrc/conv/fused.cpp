@@ -11,7 +11,6 @@
 #include "common/arguments.h"
 #include "common/bfloat16.h"
 #include "common/guard.h"
-#include "common/simd.h"
 #include "common/threads.h"
 #include "conv/activation.h"
 #include "conv/convolution.h"
@@ -96,18 +95,14 @@ ONEFLOW_ACCEL_INLINE void add_to_float(const A* a, const B* b, int64_t n, float*
   for (int64_t i = 0; i < n; ++i) { sum[i] = to_float(a[i]) + to_float(b[i]); }
 }
 
-ONEFLOW_ACCEL_SIMD
 void sums(const float* a, const float* b, int64_t n, float* sum) { add_to_float(a, b, n, sum); }
 
-ONEFLOW_ACCEL_SIMD
 void sums(const Bfloat16* a, const Bfloat16* b, int64_t n, float* sum) {
   add_to_float(a, b, n, sum);
 }
 
-ONEFLOW_ACCEL_SIMD
 void sums(const float* a, const Bfloat16* b, int64_t n, float* sum) { add_to_float(a, b, n, sum); }
 
-ONEFLOW_ACCEL_SIMD
 void widened(const Bfloat16* x, int64_t n, float* y) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) { y[i] = to_float(x[i]); }
@@ -115,10 +110,8 @@ void widened(const Bfloat16* x, int64_t n, float* y) {
 
 void widened(const float* x, int64_t n, float* y) { std::copy_n(x, n, y); }
 
-ONEFLOW_ACCEL_SIMD
 void rounded(const float* x, int64_t n, float* y) { std::copy_n(x, n, y); }
 
-ONEFLOW_ACCEL_SIMD
 void rounded(const float* x, int64_t n, Bfloat16* y) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) { y[i] = from_float<Bfloat16>(x[i]); }
@@ -143,7 +136,6 @@ void add_and_activate(const X* x, const T* summand, Activation activation, int64
   });
 }
 
-ONEFLOW_ACCEL_SIMD
 bool has_nan_here(const float* x, int64_t n) {
   int found = 0;
 #pragma omp simd reduction(| : found)
@@ -151,7 +143,6 @@ bool has_nan_here(const float* x, int64_t n) {
   return found != 0;
 }
 
-ONEFLOW_ACCEL_SIMD
 bool has_nan_here(const Bfloat16* x, int64_t n) {
   int found = 0;
 #pragma omp simd reduction(| : found)

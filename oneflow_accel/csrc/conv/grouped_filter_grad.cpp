@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <vector>
 
-#include "common/simd.h"
 #include "common/threads.h"
 #include "conv/grouped.h"
 #include "conv/grouped_blocks.h"
@@ -12,7 +11,6 @@ namespace oneflow_accel {
 namespace {
 
 // to[i] is the sum of the floats of vector i.
-ONEFLOW_ACCEL_SIMD
 void sum_vectors(const float* vectors, int64_t n, float* to) {
   for (int64_t i = 0; i < n; ++i) {
     float sum = 0.0F;
@@ -22,7 +20,6 @@ void sum_vectors(const float* vectors, int64_t n, float* to) {
   }
 }
 
-ONEFLOW_ACCEL_SIMD
 float sum_of(const float* x, int64_t n) {
   float sum = 0.0F;
 #pragma omp simd reduction(+ : sum)

@@ -4,7 +4,6 @@
 
 #include "attention/block_product.h"
 #include "common/onednn.h"
-#include "common/simd.h"
 #include "common/threads.h"
 
 namespace oneflow_accel {
@@ -35,11 +34,11 @@ struct Axis {
   }
 };
 
-struct Shape {
+struct PixelShape {
   int64_t batch, in_channels, out_channels;
   Axis rows, columns;
 
-  explicit Shape(const ConvGeometry& g)
+  explicit PixelShape(const ConvGeometry& g)
       : batch(g.in[0]),
         in_channels(g.in[1]),
         out_channels(g.out[1]),
@@ -51,7 +50,6 @@ struct Shape {
 };
 
 // sums[c] += the sum of column c.
-ONEFLOW_ACCEL_SIMD
 void add_columns(const float* x, int64_t rows, int64_t columns, float* sums) {
   for (int64_t i = 0; i < rows; ++i) {
 #pragma omp simd
@@ -60,7 +58,6 @@ void add_columns(const float* x, int64_t rows, int64_t columns, float* sums) {
 }
 
 // to[i] += from[i].
-ONEFLOW_ACCEL_SIMD
 void add(const float* from, int64_t n, float* to) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) { to[i] += from[i]; }
@@ -68,7 +65,7 @@ void add(const float* from, int64_t n, float* to) {
 
 // sums[k, c, o] += what one row of the output gives: for each element k of the kernel the product
 // of the row's gradients and the pixels that it read.
-void add_row(const Shape& s, const float* in, const float* out_grad, int64_t row, float* sums) {
+void add_row(const PixelShape& s, const float* in, const float* out_grad, int64_t row, float* sums) {
   const int64_t n = row / s.rows.out;
   const float* grads = out_grad + row * s.columns.out * s.out_channels;
   for (int64_t ky = 0; ky < s.rows.kernel; ++ky) {
@@ -103,7 +100,7 @@ bool has_pixel_products(const ConvGeometry& g) {
 
 void pixel_products_filter_grad(const ConvGeometry& geometry, const float* in,
                                 const float* out_grad, float* weights_grad, float* bias_grad) {
-  const Shape s(geometry);
+  const PixelShape s(geometry);
   const int64_t rows = s.batch * s.rows.out;
   const int64_t each = s.weights() + s.out_channels;
   auto* parts =

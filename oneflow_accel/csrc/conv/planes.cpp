@@ -25,78 +25,27 @@ void copy_rows(const From* from, int64_t from_row, int64_t height, int64_t width
   }
 }
 
-// The same for channels that lie last, by way of planes without borders in `space`.
-void load_transposed(const ImageView<const float>& image, int64_t channel, int64_t count,
-                     const PlaneLayout& layout, float* space, float* planes) {
-  const int64_t plane = dense_size(image.height, image.width);
-  transpose_tile(image.data + channel, image.channels, space, plane, image.height * image.width,
-                 count);
-  for (int64_t c = 0; c < count; ++c) {
-    copy_rows(space + c * plane, image.width, image.height, image.width, 0.0F,
-              planes + c * layout.size + layout.first, layout.row);
-  }
-}
-
-void store_transposed(const float* planes, const PlaneLayout& layout, int64_t channel,
-                      int64_t count, const float* bias, float* space,
-                      const ImageView<float>& image) {
-  const int64_t plane = dense_size(image.height, image.width);
-  for (int64_t c = 0; c < count; ++c) {
-    copy_rows(planes + c * layout.size + layout.first, layout.row, image.height, image.width,
-              bias == nullptr ? 0.0F : bias[channel + c], space + c * plane, image.width);
-  }
-  transpose_tile(space, plane, image.data + channel, image.channels, count,
-                 image.height * image.width);
-}
-
-// For CPUs without AVX-512, where nobody asks for bfloat16 to be fast.
-void load_transposed(const ImageView<const Bfloat16>& image, int64_t channel, int64_t count,
-                     const PlaneLayout& layout, float*, float* planes) {
-  for (int64_t c = 0; c < count; ++c) {
-    float* plane = planes + c * layout.size + layout.first;
-    const Bfloat16* from = image.data + channel + c;
-    for (int64_t y = 0; y < image.height; ++y) {
-      for (int64_t x = 0; x < image.width; ++x, from += image.channels) {
-        plane[y * layout.row + x] = to_float(*from);
-      }
-    }
-  }
-}
-
-void store_transposed(const float* planes, const PlaneLayout& layout, int64_t channel,
-                      int64_t count, const float* bias, float*, const ImageView<Bfloat16>& image) {
-  for (int64_t c = 0; c < count; ++c) {
-    const float* plane = planes + c * layout.size + layout.first;
-    const float addend = bias == nullptr ? 0.0F : bias[channel + c];
-    Bfloat16* to = image.data + channel + c;
-    for (int64_t y = 0; y < image.height; ++y) {
-      for (int64_t x = 0; x < image.width; ++x, to += image.channels) {
-        *to = from_float<Bfloat16>(plane[y * layout.row + x] + addend);
-      }
-    }
-  }
-}
-
+#ifdef __AVX512F__
 constexpr int kLanes = 16;
 
 ONEFLOW_ACCEL_INLINE __mmask16 first_lanes(int64_t count) {
   return static_cast<__mmask16>((1U << count) - 1);
 }
 
-ONEFLOW_ACCEL_AVX512 ONEFLOW_ACCEL_INLINE __m512 load_lanes(__mmask16 lanes, const float* from) {
+ONEFLOW_ACCEL_INLINE __m512 load_lanes(__mmask16 lanes, const float* from) {
   return _mm512_maskz_loadu_ps(lanes, from);
 }
-ONEFLOW_ACCEL_AVX512 ONEFLOW_ACCEL_INLINE __m512 load_lanes(__mmask16 lanes,
+ONEFLOW_ACCEL_INLINE __m512 load_lanes(__mmask16 lanes,
                                                             const Bfloat16* from) {
   const __m512i bits = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes, from));
   return _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
 }
 
-ONEFLOW_ACCEL_AVX512 ONEFLOW_ACCEL_INLINE void store_lanes(__mmask16 lanes, __m512 x, float* to) {
+ONEFLOW_ACCEL_INLINE void store_lanes(__mmask16 lanes, __m512 x, float* to) {
   _mm512_mask_storeu_ps(to, lanes, x);
 }
 // Rounds as from_float<Bfloat16>() does.
-ONEFLOW_ACCEL_AVX512 ONEFLOW_ACCEL_INLINE void store_lanes(__mmask16 lanes, __m512 x,
+ONEFLOW_ACCEL_INLINE void store_lanes(__mmask16 lanes, __m512 x,
                                                            Bfloat16* to) {
   const __m512i bits = _mm512_castps_si512(x);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
@@ -132,8 +81,7 @@ struct Segments {
 // 16 pixels of 16 channels at a time, in registers: no copy between. All channels of some pixels
 // before the next pixels, as they lie together.
 template <typename T>
-ONEFLOW_ACCEL_AVX512
-void load_avx512(const ImageView<const T>& image, int64_t channel, int64_t count,
+void load_transposed(const ImageView<const T>& image, int64_t channel, int64_t count,
                  const PlaneLayout& layout, float*, float* planes) {
   for (int64_t pixel = 0; pixel < image.height * image.width; pixel += kLanes) {
     const Segments segments(pixel, image.height, image.width, layout);
@@ -160,8 +108,7 @@ void load_avx512(const ImageView<const T>& image, int64_t channel, int64_t count
 }
 
 template <typename T>
-ONEFLOW_ACCEL_AVX512
-void store_avx512(const float* planes, const PlaneLayout& layout, int64_t channel, int64_t count,
+void store_transposed(const float* planes, const PlaneLayout& layout, int64_t channel, int64_t count,
                   const float* bias, float*, const ImageView<T>& image) {
   for (int64_t pixel = 0; pixel < image.height * image.width; pixel += kLanes) {
     const Segments segments(pixel, image.height, image.width, layout);
@@ -188,6 +135,62 @@ void store_avx512(const float* planes, const PlaneLayout& layout, int64_t channe
   }
 }
 
+#else
+
+// The same for channels that lie last, by way of planes without borders in `space`.
+void load_transposed(const ImageView<const float>& image, int64_t channel, int64_t count,
+                     const PlaneLayout& layout, float* space, float* planes) {
+  const int64_t plane = dense_size(image.height, image.width);
+  transpose_tile(image.data + channel, image.channels, space, plane, image.height * image.width,
+                 count);
+  for (int64_t c = 0; c < count; ++c) {
+    copy_rows(space + c * plane, image.width, image.height, image.width, 0.0F,
+              planes + c * layout.size + layout.first, layout.row);
+  }
+}
+
+void store_transposed(const float* planes, const PlaneLayout& layout, int64_t channel,
+                      int64_t count, const float* bias, float* space,
+                      const ImageView<float>& image) {
+  const int64_t plane = dense_size(image.height, image.width);
+  for (int64_t c = 0; c < count; ++c) {
+    copy_rows(planes + c * layout.size + layout.first, layout.row, image.height, image.width,
+              bias == nullptr ? 0.0F : bias[channel + c], space + c * plane, image.width);
+  }
+  transpose_tile(space, plane, image.data + channel, image.channels, count,
+                 image.height * image.width);
+}
+
+// On these CPUs nobody asks for bfloat16 to be fast.
+void load_transposed(const ImageView<const Bfloat16>& image, int64_t channel, int64_t count,
+                     const PlaneLayout& layout, float*, float* planes) {
+  for (int64_t c = 0; c < count; ++c) {
+    float* plane = planes + c * layout.size + layout.first;
+    const Bfloat16* from = image.data + channel + c;
+    for (int64_t y = 0; y < image.height; ++y) {
+      for (int64_t x = 0; x < image.width; ++x, from += image.channels) {
+        plane[y * layout.row + x] = to_float(*from);
+      }
+    }
+  }
+}
+
+void store_transposed(const float* planes, const PlaneLayout& layout, int64_t channel,
+                      int64_t count, const float* bias, float*, const ImageView<Bfloat16>& image) {
+  for (int64_t c = 0; c < count; ++c) {
+    const float* plane = planes + c * layout.size + layout.first;
+    const float addend = bias == nullptr ? 0.0F : bias[channel + c];
+    Bfloat16* to = image.data + channel + c;
+    for (int64_t y = 0; y < image.height; ++y) {
+      for (int64_t x = 0; x < image.width; ++x, to += image.channels) {
+        *to = from_float<Bfloat16>(plane[y * layout.row + x] + addend);
+      }
+    }
+  }
+}
+
+#endif
+
 }  // namespace
 
 int64_t planes_space(int64_t channels, int64_t height, int64_t width, bool channels_last) {
@@ -197,12 +200,8 @@ int64_t planes_space(int64_t channels, int64_t height, int64_t width, bool chann
 template <typename T>
 void load_planes(const ImageView<const T>& image, int64_t channel, int64_t count,
                  const PlaneLayout& layout, float* space, float* planes) {
-  using Load = void (*)(const ImageView<const T>&, int64_t, int64_t, const PlaneLayout&, float*,
-                        float*);
-  static const auto transposed =
-      choose_version<Load>(load_avx512<T>, load_transposed, load_transposed);
   if (image.channels_last) {
-    return transposed(image, channel, count, layout, space, planes);
+    return load_transposed(image, channel, count, layout, space, planes);
   }
   const int64_t pixels = image.height * image.width;
   for (int64_t c = 0; c < count; ++c) {
@@ -214,12 +213,8 @@ void load_planes(const ImageView<const T>& image, int64_t channel, int64_t count
 template <typename T>
 void store_planes(const float* planes, const PlaneLayout& layout, int64_t channel, int64_t count,
                   const float* bias, float* space, const ImageView<T>& image) {
-  using Store = void (*)(const float*, const PlaneLayout&, int64_t, int64_t, const float*, float*,
-                         const ImageView<T>&);
-  static const auto transposed =
-      choose_version<Store>(store_avx512<T>, store_transposed, store_transposed);
   if (image.channels_last) {
-    return transposed(planes, layout, channel, count, bias, space, image);
+    return store_transposed(planes, layout, channel, count, bias, space, image);
   }
   const int64_t pixels = image.height * image.width;
   for (int64_t c = 0; c < count; ++c) {

@@ -7,9 +7,8 @@ namespace oneflow_accel {
 
 namespace {
 
-// Rows that are computed at a time. With the vectors or columns that each instruction set takes,
-// their sums, and what they are made from, fill the registers: 32 of 16 floats (AVX-512), 16 of 8
-// (AVX2) or 4 (SSE2).
+// Rows that are computed at a time. With the vectors or columns that are taken, their sums, and what
+// they are made from, fill the registers.
 constexpr int64_t kProductRows = 6;
 constexpr int64_t kDotRows = 4;
 
@@ -126,34 +125,14 @@ ONEFLOW_ACCEL_INLINE void all_dots(const ShiftedDots& s) {
   }
 }
 
-__attribute__((target("arch=x86-64-v4"))) void product_avx512(const ShiftedProduct& p) {
-  multiply_all<16, 4>(p);
-}
-__attribute__((target("arch=x86-64-v3"))) void product_avx2(const ShiftedProduct& p) {
-  multiply_all<8, 2>(p);
-}
-void product_sse2(const ShiftedProduct& p) { multiply_all<4, 2>(p); }
-
-__attribute__((target("arch=x86-64-v4"))) void dots_avx512(const ShiftedDots& s) {
-  all_dots<16, 6>(s);
-}
-__attribute__((target("arch=x86-64-v3"))) void dots_avx2(const ShiftedDots& s) {
-  all_dots<8, 2>(s);
-}
-void dots_sse2(const ShiftedDots& s) { all_dots<4, 2>(s); }
-
 }  // namespace
 
 void shifted_product(const ShiftedProduct& product) {
-  static const auto here = choose_version<void (*)(const ShiftedProduct&)>(
-      product_avx512, product_avx2, product_sse2);
-  here(product);
+  multiply_all<kFloats, kRegisters / 8>(product);
 }
 
 void shifted_dots(const ShiftedDots& dots) {
-  static const auto here =
-      choose_version<void (*)(const ShiftedDots&)>(dots_avx512, dots_avx2, dots_sse2);
-  here(dots);
+  all_dots<kFloats, kRegisters == 32 ? 6 : 2>(dots);
 }
 
 }  // namespace oneflow_accel

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "common/simd.h"
 #include "common/threads.h"
 #include "copy/transpose_tile.h"
 
@@ -97,7 +96,6 @@ constexpr int64_t kPieceBytes = 64;
 
 // `rows` runs of `bytes` >= kPieceBytes bytes; strides count bytes. The last piece of a run may
 // overlap the one before.
-ONEFLOW_ACCEL_SIMD
 void copy_short_runs(const char* from, int64_t from_stride, char* to, int64_t to_stride,
                      int64_t rows, int64_t bytes) {
   for (int64_t r = 0; r < rows; ++r) {

@@ -1,21 +1,14 @@
-// A transpose of 16 x 16 floats in registers. What is marked with ONEFLOW_ACCEL_AVX512 is called by
-// way of choose_version() only.
+// A transpose of 16 x 16 floats in AVX-512 registers.
 #pragma once
 
-// GCC 12 takes the undefined vectors of its own header for mistakes.
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
-#pragma GCC diagnostic pop
-
-#define ONEFLOW_ACCEL_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl")))
 
 namespace oneflow_accel {
 
 // columns[c] holds element c of each of the rows, which are used up. In pairs of rows, of pairs, of
 // fours and of eights.
-ONEFLOW_ACCEL_AVX512 inline __attribute__((always_inline)) void transpose_16x16(
-    __m512 (&rows)[16], __m512 (&columns)[16]) {
+inline __attribute__((always_inline)) void transpose_16x16(__m512 (&rows)[16],
+                                                           __m512 (&columns)[16]) {
   __m512 pairs[16];
 #pragma GCC unroll 8
   for (int i = 0; i < 16; i += 2) {

@@ -7,10 +7,6 @@
 #include "common/vector.h"
 #include "copy/transpose_avx512.h"
 
-// GCC splits wide vectors up before it makes the versions of a function that ONEFLOW_ACCEL_SIMD
-// asks for, so this file names its one instruction set: the least that the plug-in is loaded on.
-#define ONEFLOW_ACCEL_AVX2 __attribute__((target("avx2")))
-
 namespace oneflow_accel {
 
 namespace {
@@ -24,7 +20,7 @@ struct Block {
   using Lanes = std::make_integer_sequence<int, kLanes>;
 
   template <int S, int... kLane>
-  ONEFLOW_ACCEL_AVX2 ONEFLOW_ACCEL_INLINE
+  ONEFLOW_ACCEL_INLINE
   static void swap(Vector& a, Vector& b, std::integer_sequence<int, kLane...>) {
     const Vector low =
         ONEFLOW_ACCEL_SHUFFLE(a, b, ((kLane & S) ? kLanes + kLane - S : kLane)...);
@@ -34,20 +30,20 @@ struct Block {
   }
 
   template <int S, int kRow>
-  ONEFLOW_ACCEL_AVX2 ONEFLOW_ACCEL_INLINE
+  ONEFLOW_ACCEL_INLINE
   static void swap_row(Vector* rows) {
     if constexpr ((kRow & S) == 0) { swap<S>(rows[kRow], rows[kRow + S], Lanes()); }
   }
 
   template <int S, int... kRow>
-  ONEFLOW_ACCEL_AVX2 ONEFLOW_ACCEL_INLINE
+  ONEFLOW_ACCEL_INLINE
   static void steps(Vector* rows, std::integer_sequence<int, kRow...> all) {
     (swap_row<S, kRow>(rows), ...);
     if constexpr (2 * S < kLanes) { steps<2 * S>(rows, all); }
   }
 
   template <int... kRow>
-  ONEFLOW_ACCEL_AVX2 ONEFLOW_ACCEL_INLINE
+  ONEFLOW_ACCEL_INLINE
   static void transpose(const T* source, int64_t source_stride, T* destination,
                         int64_t destination_stride, std::integer_sequence<int, kRow...> all) {
     Vector rows[kLanes];
@@ -68,7 +64,7 @@ inline void transpose_edge(const T* source, int64_t source_stride, T* destinatio
 }
 
 template <typename T, int kBytes>
-ONEFLOW_ACCEL_AVX2 ONEFLOW_ACCEL_INLINE
+ONEFLOW_ACCEL_INLINE
 void transpose_blocks(const T* source, int64_t source_stride, T* destination,
                       int64_t destination_stride, int64_t rows, int64_t columns) {
   using B = Block<T, kBytes>;
@@ -88,29 +84,9 @@ void transpose_blocks(const T* source, int64_t source_stride, T* destination,
                  columns - whole_columns);
 }
 
-ONEFLOW_ACCEL_AVX2
-void transpose_8bytes(const uint64_t* source, int64_t source_stride, uint64_t* destination,
-                      int64_t destination_stride, int64_t rows, int64_t columns) {
-  transpose_blocks<uint64_t, 32>(source, source_stride, destination, destination_stride, rows,
-                                 columns);
-}
-
-ONEFLOW_ACCEL_AVX2
-void transpose_4bytes(const uint32_t* source, int64_t source_stride, uint32_t* destination,
-                      int64_t destination_stride, int64_t rows, int64_t columns) {
-  transpose_blocks<uint32_t, 32>(source, source_stride, destination, destination_stride, rows,
-                                 columns);
-}
-
-ONEFLOW_ACCEL_AVX2
-void transpose_2bytes(const uint16_t* source, int64_t source_stride, uint16_t* destination,
-                      int64_t destination_stride, int64_t rows, int64_t columns) {
-  transpose_blocks<uint16_t, 16>(source, source_stride, destination, destination_stride, rows,
-                                 columns);
-}
-
+#ifdef __AVX512F__
 // 16 x 16 elements of 4 bytes: whole cache lines are read and written.
-ONEFLOW_ACCEL_AVX512 ONEFLOW_ACCEL_INLINE
+ONEFLOW_ACCEL_INLINE
 void transpose_square(const float* source, int64_t source_stride, float* destination,
                       int64_t destination_stride) {
   __m512 rows[16], columns[16];
@@ -123,8 +99,7 @@ void transpose_square(const float* source, int64_t source_stride, float* destina
   }
 }
 
-ONEFLOW_ACCEL_AVX512
-void transpose_floats_avx512(const float* source, int64_t source_stride, float* destination,
+void transpose_squares(const float* source, int64_t source_stride, float* destination,
                              int64_t destination_stride, int64_t rows, int64_t columns) {
   constexpr int64_t kSide = 16;
   const int64_t whole_rows = rows - rows % kSide;
@@ -142,13 +117,7 @@ void transpose_floats_avx512(const float* source, int64_t source_stride, float* 
                  columns - whole_columns);
 }
 
-void transpose_floats_avx2(const float* source, int64_t source_stride, float* destination,
-                           int64_t destination_stride, int64_t rows, int64_t columns) {
-  transpose_4bytes(reinterpret_cast<const uint32_t*>(source), source_stride,
-                   reinterpret_cast<uint32_t*>(destination), destination_stride, rows, columns);
-}
-
-using TransposeFloats = void (*)(const float*, int64_t, float*, int64_t, int64_t, int64_t);
+#endif
 
 template <typename T>
 const T* as(const char* data) {
@@ -166,13 +135,13 @@ void transpose_tile(std::size_t element_bytes, const char* source, int64_t sourc
                     char* destination, int64_t destination_stride, int64_t rows, int64_t columns) {
   switch (element_bytes) {
     case 8:
-      return transpose_8bytes(as<uint64_t>(source), source_stride, as<uint64_t>(destination),
+      return transpose_blocks<uint64_t, 32>(as<uint64_t>(source), source_stride, as<uint64_t>(destination),
                               destination_stride, rows, columns);
     case 4:
       return transpose_tile(as<float>(source), source_stride, as<float>(destination),
                             destination_stride, rows, columns);
     case 2:
-      return transpose_2bytes(as<uint16_t>(source), source_stride, as<uint16_t>(destination),
+      return transpose_blocks<uint16_t, 16>(as<uint16_t>(source), source_stride, as<uint16_t>(destination),
                               destination_stride, rows, columns);
     default:
       return transpose_edge(source, source_stride, destination, destination_stride, rows, columns);
@@ -181,9 +150,11 @@ void transpose_tile(std::size_t element_bytes, const char* source, int64_t sourc
 
 void transpose_tile(const float* source, int64_t source_stride, float* destination,
                     int64_t destination_stride, int64_t rows, int64_t columns) {
-  static const auto here = choose_version<TransposeFloats>(
-      transpose_floats_avx512, transpose_floats_avx2, transpose_floats_avx2);
-  here(source, source_stride, destination, destination_stride, rows, columns);
+#ifdef __AVX512F__
+  transpose_squares(source, source_stride, destination, destination_stride, rows, columns);
+#else
+  transpose_blocks<float, 32>(source, source_stride, destination, destination_stride, rows, columns);
+#endif
 }
 
 }  // namespace oneflow_accel

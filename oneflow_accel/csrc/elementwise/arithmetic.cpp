@@ -3,7 +3,6 @@
 #include <string>
 #include <utility>
 
-#include "common/simd.h"
 
 namespace oneflow_accel {
 
@@ -71,35 +70,27 @@ class BroadcastKernel final : public Kernel {
 
 }  // namespace
 
-ONEFLOW_ACCEL_SIMD
 void add_rows(const float* a, const float* b, float* out, const Rows& rows) {
   for_rows(a, b, out, rows, Add());
 }
-ONEFLOW_ACCEL_SIMD
 void add_rows(const Bfloat16* a, const Bfloat16* b, Bfloat16* out, const Rows& rows) {
   for_rows(a, b, out, rows, Add());
 }
-ONEFLOW_ACCEL_SIMD
 void subtract_rows(const float* a, const float* b, float* out, const Rows& rows) {
   for_rows(a, b, out, rows, Subtract());
 }
-ONEFLOW_ACCEL_SIMD
 void subtract_rows(const Bfloat16* a, const Bfloat16* b, Bfloat16* out, const Rows& rows) {
   for_rows(a, b, out, rows, Subtract());
 }
-ONEFLOW_ACCEL_SIMD
 void multiply_rows(const float* a, const float* b, float* out, const Rows& rows) {
   for_rows(a, b, out, rows, Multiply());
 }
-ONEFLOW_ACCEL_SIMD
 void multiply_rows(const Bfloat16* a, const Bfloat16* b, Bfloat16* out, const Rows& rows) {
   for_rows(a, b, out, rows, Multiply());
 }
-ONEFLOW_ACCEL_SIMD
 void divide_rows(const float* a, const float* b, float* out, const Rows& rows) {
   for_rows(a, b, out, rows, Divide());
 }
-ONEFLOW_ACCEL_SIMD
 void divide_rows(const Bfloat16* a, const Bfloat16* b, Bfloat16* out, const Rows& rows) {
   for_rows(a, b, out, rows, Divide());
 }

@@ -4,7 +4,6 @@
 
 #include "common/arguments.h"
 #include "common/onednn.h"
-#include "common/simd.h"
 #include "common/threads.h"
 #include "elementwise/broadcast.h"
 
@@ -15,14 +14,12 @@ namespace {
 namespace user_op = ::oneflow::user_op;
 
 // dy = -dz z / y: y was not broadcast.
-ONEFLOW_ACCEL_SIMD
 void div_grad(const float* dz, const float* z, const float* y, float* dy, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) { dy[i] = -(dz[i] * z[i]) / y[i]; }
 }
 
 // Adds dz z to the sums of the elements of y that the rows belong to.
-ONEFLOW_ACCEL_SIMD
 void add_products(const float* dz, const float* z, double* sums, const Rows& rows) {
   // Terms that a sum in float32 takes.
   constexpr int64_t kBlock = 4096;

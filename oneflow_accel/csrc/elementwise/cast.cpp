@@ -14,29 +14,21 @@ ONEFLOW_ACCEL_INLINE void convert_to_float(const From* x, float* y, int64_t n) {
   for (int64_t i = 0; i < n; ++i) { y[i] = static_cast<float>(x[i]); }
 }
 
-ONEFLOW_ACCEL_SIMD
 void to_float32(const double* x, float* y, int64_t n) { convert_to_float(x, y, n); }
-ONEFLOW_ACCEL_SIMD
 void to_float32(const int64_t* x, float* y, int64_t n) { convert_to_float(x, y, n); }
-ONEFLOW_ACCEL_SIMD
 void to_float32(const int32_t* x, float* y, int64_t n) { convert_to_float(x, y, n); }
-ONEFLOW_ACCEL_SIMD
 void to_float32(const int8_t* x, float* y, int64_t n) { convert_to_float(x, y, n); }
-ONEFLOW_ACCEL_SIMD
 void to_float32(const uint8_t* x, float* y, int64_t n) { convert_to_float(x, y, n); }
-ONEFLOW_ACCEL_SIMD
 void to_float32(const Bfloat16* x, float* y, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) { y[i] = to_float(x[i]); }
 }
 
-ONEFLOW_ACCEL_SIMD
 void to_float64(const float* x, double* y, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) { y[i] = x[i]; }
 }
 
-ONEFLOW_ACCEL_SIMD
 void to_bfloat16(const float* x, Bfloat16* y, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) { y[i] = from_float<Bfloat16>(x[i]); }

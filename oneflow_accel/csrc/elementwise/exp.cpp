@@ -6,7 +6,6 @@ namespace oneflow_accel {
 
 namespace {
 
-ONEFLOW_ACCEL_SIMD
 void exp(const float* in, float* out, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) {
@@ -15,7 +14,6 @@ void exp(const float* in, float* out, int64_t n) {
   }
 }
 
-ONEFLOW_ACCEL_SIMD
 void exp_grad(const float* in, const float* out_grad, float* in_grad, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) {

@@ -5,13 +5,12 @@
 
 #include "common/bfloat16.h"
 #include "common/oneflow.h"
-#include "common/simd.h"
 #include "common/threads.h"
 
 namespace oneflow_accel {
 
-// What runs over a range of elements. Functions of these types are marked ONEFLOW_ACCEL_SIMD, and
-// their loops `omp simd`: the output may be one of the inputs, and no iteration depends on another.
+// What runs over a range of elements. Loops in such functions are marked `omp simd`: the output may be
+// one of the inputs, and no iteration depends on another.
 template <typename In, typename Out = In>
 using UnaryMap = void (*)(const In* x, Out* y, int64_t n);
 template <typename T>

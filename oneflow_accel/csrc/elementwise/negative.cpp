@@ -5,7 +5,6 @@ namespace oneflow_accel {
 
 namespace {
 
-ONEFLOW_ACCEL_SIMD
 void negative(const float* x, float* y, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) { y[i] = -x[i]; }

@@ -5,7 +5,6 @@ namespace oneflow_accel {
 
 namespace {
 
-ONEFLOW_ACCEL_SIMD
 void reciprocal(const float* in, float* out, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) {
@@ -14,7 +13,6 @@ void reciprocal(const float* in, float* out, int64_t n) {
   }
 }
 
-ONEFLOW_ACCEL_SIMD
 void reciprocal_grad(const float* in, const float* out_grad, float* in_grad, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) {

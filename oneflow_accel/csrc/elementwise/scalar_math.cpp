@@ -1,7 +1,6 @@
 // scalar_add, scalar_mul and scalar_div, float32 and bfloat16: what OneFlow emits for x + 1.0,
 // x - 1.0, x * 0.5 and x / 2.0. The number is float32 whatever the tensor is.
 #include "common/bfloat16.h"
-#include "common/simd.h"
 #include "common/threads.h"
 #include "elementwise/scalar.h"
 
@@ -14,34 +13,28 @@ namespace user_op = ::oneflow::user_op;
 template <typename T>
 using ScalarMap = void (*)(const T* x, float scalar, T* y, int64_t n);
 
-ONEFLOW_ACCEL_SIMD
 void add(const float* x, float scalar, float* y, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) { y[i] = x[i] + scalar; }
 }
-ONEFLOW_ACCEL_SIMD
 void add(const Bfloat16* x, float scalar, Bfloat16* y, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) { y[i] = from_float<Bfloat16>(to_float(x[i]) + scalar); }
 }
 
-ONEFLOW_ACCEL_SIMD
 void multiply(const float* x, float scalar, float* y, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) { y[i] = x[i] * scalar; }
 }
-ONEFLOW_ACCEL_SIMD
 void multiply(const Bfloat16* x, float scalar, Bfloat16* y, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) { y[i] = from_float<Bfloat16>(to_float(x[i]) * scalar); }
 }
 
-ONEFLOW_ACCEL_SIMD
 void divide(const float* x, float scalar, float* y, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) { y[i] = x[i] / scalar; }
 }
-ONEFLOW_ACCEL_SIMD
 void divide(const Bfloat16* x, float scalar, Bfloat16* y, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) { y[i] = from_float<Bfloat16>(to_float(x[i]) / scalar); }

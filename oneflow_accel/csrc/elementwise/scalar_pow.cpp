@@ -5,7 +5,6 @@
 #include <limits>
 
 #include "common/arguments.h"
-#include "common/simd.h"
 #include "common/threads.h"
 #include "elementwise/scalar.h"
 
@@ -18,7 +17,6 @@ namespace user_op = ::oneflow::user_op;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // y = x^e. As std::pow has it, and unlike a root, the power 0.5 of -infinity is infinity. The exponent is tested once: each branch is a loop of its own.
-ONEFLOW_ACCEL_SIMD
 void power(const float* x, float exponent, float* y, int64_t n) {
   if (exponent == 2.0F) {
 #pragma omp simd
@@ -45,7 +43,6 @@ void power(const float* x, float exponent, float* y, int64_t n) {
   }
 }
 
-ONEFLOW_ACCEL_SIMD
 void scale_by(const float* factor, float scale, float* y, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) { y[i] *= scale * factor[i]; }

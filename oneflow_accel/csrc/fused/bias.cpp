@@ -1,16 +1,13 @@
 #include "fused/bias.h"
 
-#include "common/simd.h"
 
 namespace oneflow_accel::fused {
 
-ONEFLOW_ACCEL_SIMD
 void add_row(const float* a, const float* b, float* out, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) { out[i] = a[i] + b[i]; }
 }
 
-ONEFLOW_ACCEL_SIMD
 void add_value(const float* a, float b, float* out, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) { out[i] = a[i] + b; }

@@ -2,7 +2,6 @@
 // axis of a.
 #include "activation/gelu.h"
 #include "common/arguments.h"
-#include "common/simd.h"
 #include "fused/bias.h"
 
 namespace oneflow_accel {
@@ -11,14 +10,12 @@ namespace {
 
 namespace user_op = ::oneflow::user_op;
 
-ONEFLOW_ACCEL_SIMD
 void gelu_in_place(float* z, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) { z[i] = gelu(z[i]); }
 }
 
 // z becomes dy * gelu'(z).
-ONEFLOW_ACCEL_SIMD
 void gelu_grad_in_place(const float* dy, float* z, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) { z[i] = dy[i] * gelu_slope(z[i]); }

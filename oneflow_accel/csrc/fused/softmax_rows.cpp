@@ -1,11 +1,9 @@
 #include "fused/softmax_rows.h"
 
-#include "common/simd.h"
 #include "softmax/row.h"
 
 namespace oneflow_accel::fused {
 
-ONEFLOW_ACCEL_SIMD
 void masked_softmax(const float* x, const uint8_t* mask, float scale, float fill, float* y,
                     int64_t n) {
 #pragma omp simd
@@ -13,7 +11,6 @@ void masked_softmax(const float* x, const uint8_t* mask, float scale, float fill
   row::softmax(y, y, n);
 }
 
-ONEFLOW_ACCEL_SIMD
 void masked_softmax_grad(const float* y, const float* dy, const uint8_t* mask, float scale,
                          float* dx, int64_t n) {
   row::softmax_grad(y, dy, dx, n);
@@ -21,7 +18,6 @@ void masked_softmax_grad(const float* y, const float* dy, const uint8_t* mask, f
   for (int64_t i = 0; i < n; ++i) { dx[i] = mask[i] != 0 ? dx[i] * scale : 0.0F; }
 }
 
-ONEFLOW_ACCEL_SIMD
 void leading_softmax(const float* x, int64_t kept, float scale, float fill, float* y, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < kept; ++i) { y[i] = x[i] * scale; }
@@ -36,7 +32,6 @@ void leading_softmax(const float* x, int64_t kept, float scale, float fill, floa
   }
 }
 
-ONEFLOW_ACCEL_SIMD
 void leading_softmax_grad(const float* y, const float* dy, int64_t kept, float scale, float* dx,
                           int64_t n) {
   // All of the rest has one value; where it is 0 it adds nothing to the sum over the row.

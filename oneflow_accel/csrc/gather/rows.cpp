@@ -5,7 +5,6 @@
 #include <stdexcept>
 #include <string>
 
-#include "common/simd.h"
 #include "common/simd_math.h"
 #include "common/threads.h"
 #include "copy/local_range.h"
@@ -17,20 +16,17 @@ namespace {
 
 namespace user_op = ::oneflow::user_op;
 
-ONEFLOW_ACCEL_SIMD
 void add_to(const float* x, float* sum, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) { sum[i] += x[i]; }
 }
 
-ONEFLOW_ACCEL_SIMD
 void add_to(const double* x, double* sum, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) { sum[i] += x[i]; }
 }
 
 // Whether 0 <= each x <= last: else x or last - x has the sign bit set.
-ONEFLOW_ACCEL_SIMD
 bool all_in_range(const int64_t* x, int64_t n, int64_t last) {
   uint64_t signs = 0;
 #pragma omp simd reduction(| : signs)
@@ -41,7 +37,6 @@ bool all_in_range(const int64_t* x, int64_t n, int64_t last) {
   return (signs >> 63U) == 0;
 }
 
-ONEFLOW_ACCEL_SIMD
 bool all_in_range(const int32_t* x, int64_t n, int64_t last) {
   uint64_t signs = 0;
 #pragma omp simd reduction(| : signs)

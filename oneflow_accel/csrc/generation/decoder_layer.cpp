@@ -7,7 +7,6 @@
 #include "attention/attention.h"
 #include "common/guard.h"
 #include "common/infer.h"
-#include "common/simd.h"
 #include "common/threads.h"
 #include "matmul/product.h"
 #include "norm/row_norm.h"
@@ -119,13 +118,11 @@ REGISTER_USER_OP("oneflow_accel_decoder_layer")
     .SetDataTypeInferFn(infer_types)
     .SetGetSbpFn(split_batch);
 
-ONEFLOW_ACCEL_SIMD
 void gelu_in_place(float* x, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) { x[i] = gelu(x[i]); }
 }
 
-ONEFLOW_ACCEL_SIMD
 void fast_gelu_in_place(float* x, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) { x[i] = fast_gelu(x[i]); }

@@ -12,9 +12,9 @@ namespace {
 namespace user_op = ::oneflow::user_op;
 
 // The rows of one call. Forward and gradient agree on which element of a row counts, and how much.
-class Targets {
+class NllTargets {
  public:
-  Targets(user_op::KernelComputeContext* ctx, const user_op::OpKernelCache* cache, int64_t classes)
+  NllTargets(user_op::KernelComputeContext* ctx, const user_op::OpKernelCache* cache, int64_t classes)
       : range_(static_cast<const ClassRange*>(cache)),
         classes_(classes),
         labels_(ctx->Tensor4ArgNameAndIndex("target", 0),
@@ -55,7 +55,7 @@ class NllKernel final : public Kernel {
     float* out_weight = ctx->Tensor4ArgNameAndIndex("out_weight", 0)->mut_dptr<float>();
     const int64_t n = input->shape_view().At(input->shape_view().NumAxes() - 1);
     const int64_t rows = ctx->Tensor4ArgNameAndIndex("target", 0)->shape_view().elem_cnt();
-    const Targets targets(ctx, cache, n);
+    const NllTargets targets(ctx, cache, n);
     parallel_for(rows, kGrainSize / 8, [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) {
         const int64_t label = targets.class_of(row);
@@ -81,7 +81,7 @@ class NllGradKernel final : public Kernel {
     const float* dy = ctx->Tensor4ArgNameAndIndex("out_grad", 0)->dptr<float>();
     const int64_t n = in_grad->shape_view().At(in_grad->shape_view().NumAxes() - 1);
     const int64_t rows = in_grad->shape_view().elem_cnt() / n;
-    const Targets targets(ctx, cache, n);
+    const NllTargets targets(ctx, cache, n);
     parallel_for(rows, std::max<int64_t>(1, kGrainSize / n), [&](int64_t begin, int64_t end) {
       std::fill(dx + begin * n, dx + end * n, 0.0F);
       for (int64_t row = begin; row < end; ++row) {

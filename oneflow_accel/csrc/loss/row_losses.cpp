@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "common/simd.h"
 #include "common/threads.h"
 #include "softmax/row.h"
 
@@ -11,23 +10,18 @@ namespace oneflow_accel {
 
 namespace {
 
-ONEFLOW_ACCEL_SIMD
 float largest_of(const float* x, int64_t n) { return row::maximum(x, n); }
 
-ONEFLOW_ACCEL_SIMD
 double sum_of_exp(const float* x, int64_t n, float shift) { return row::sum_exp(x, n, shift); }
 
-ONEFLOW_ACCEL_SIMD
 double exp_in_place(float* x, int64_t n, float shift) { return row::exp_and_sum(x, x, n, shift); }
 
-ONEFLOW_ACCEL_SIMD
 void scale_in_place(float* x, int64_t n, float factor) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) { x[i] *= factor; }
 }
 
 // y = factor * e^(x - log(sum(e^x))). y may be x.
-ONEFLOW_ACCEL_SIMD
 void scaled_softmax(const float* x, LogSumExp sum, float factor, float* y, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) {

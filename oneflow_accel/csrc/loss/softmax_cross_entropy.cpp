@@ -3,7 +3,6 @@
 #include <cmath>
 
 #include "common/oneflow.h"
-#include "common/simd.h"
 #include "common/threads.h"
 #include "softmax/row.h"
 
@@ -17,7 +16,6 @@ namespace user_op = ::oneflow::user_op;
 constexpr float kLogSmallest = -46.0517019F;
 
 // prob = softmax(x); returns -sum(label * log(prob)).
-ONEFLOW_ACCEL_SIMD
 float cross_entropy_row(const float* x, const float* label, float* prob, int64_t n) {
   const float shift = row::maximum(x, n);
   const double sum = row::exp_and_sum(x, prob, n, shift);
@@ -34,7 +32,6 @@ float cross_entropy_row(const float* x, const float* label, float* prob, int64_t
 }
 
 // dx may be prob.
-ONEFLOW_ACCEL_SIMD
 void cross_entropy_grad_row(const float* prob, const float* label, float dy, float* dx,
                             int64_t n) {
 #pragma omp simd

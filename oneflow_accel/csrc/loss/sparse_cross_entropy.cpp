@@ -20,12 +20,12 @@ constexpr float kSmallest = 1e-20F;
 float at_least_smallest(float prob) { return prob < kSmallest ? kSmallest : prob; }
 
 // The labels of one call, and which of their classes are here.
-struct Targets {
+struct ClassTargets {
   Labels labels;
   int64_t first;
   int64_t n;
 
-  Targets(user_op::KernelComputeContext* ctx, const user_op::OpKernelCache* cache, int64_t n)
+  ClassTargets(user_op::KernelComputeContext* ctx, const user_op::OpKernelCache* cache, int64_t n)
       : labels(ctx->Tensor4ArgNameAndIndex("label", 0),
                cache == nullptr ? n : static_cast<const ClassRange*>(cache)->classes),
         first(cache == nullptr ? 0 : static_cast<const ClassRange*>(cache)->begin),
@@ -53,7 +53,7 @@ class SparseCrossEntropyKernel final : public Kernel {
     auto* output = ctx->Tensor4ArgNameAndIndex("out", 0);
     float* out = output->mut_dptr<float>();
     const auto& shape = prediction->shape_view();
-    const Targets targets(ctx, cache, shape.At(shape.NumAxes() - 1));
+    const ClassTargets targets(ctx, cache, shape.At(shape.NumAxes() - 1));
     parallel_for(output->shape_view().elem_cnt(), kGrainSize / 8,
                  [&](int64_t begin, int64_t end) {
                    for (int64_t row = begin; row < end; ++row) {
@@ -80,7 +80,7 @@ class SparseCrossEntropyGradKernel final : public Kernel {
     float* dx = prediction_diff->mut_dptr<float>();
     const auto& shape = prediction_diff->shape_view();
     const int64_t n = shape.At(shape.NumAxes() - 1);
-    const Targets targets(ctx, cache, n);
+    const ClassTargets targets(ctx, cache, n);
     parallel_for(shape.elem_cnt() / n, std::max<int64_t>(1, kGrainSize / n),
                  [&](int64_t begin, int64_t end) {
                    std::fill(dx + begin * n, dx + end * n, 0.0F);

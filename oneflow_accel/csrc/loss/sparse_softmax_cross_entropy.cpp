@@ -8,7 +8,6 @@
 #include <cmath>
 
 #include "common/arguments.h"
-#include "common/simd.h"
 #include "common/threads.h"
 #include "loss/labels.h"
 #include "softmax/row.h"
@@ -19,17 +18,14 @@ namespace {
 
 namespace user_op = ::oneflow::user_op;
 
-ONEFLOW_ACCEL_SIMD
 void log_softmax_row(const float* x, float* y, int64_t n) { row::log_softmax(x, y, n); }
 
 // dx = dy * e^y, of which dx may be y.
-ONEFLOW_ACCEL_SIMD
 void scaled_exp(const float* y, float dy, float* dx, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) { dx[i] = dy * row::exp_of_nonpositive(y[i]); }
 }
 
-ONEFLOW_ACCEL_SIMD
 void scaled(const float* y, float dy, float* dx, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) { dx[i] = dy * y[i]; }

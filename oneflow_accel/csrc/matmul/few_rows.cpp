@@ -165,11 +165,8 @@ ONEFLOW_ACCEL_INLINE void multiply_transposed(const Operands& p, int64_t begin, 
   for (; column < end; ++column) { multiply_columns<floats, rows, 1>(p, column); }
 }
 
-using MultiplyPart = void (*)(const Operands& p, bool transposed, int64_t rows, int64_t begin,
-                              int64_t end);
-
 template <int floats, int rows>
-ONEFLOW_ACCEL_INLINE void multiply_part(const Operands& p, bool transposed, int64_t count,
+void multiply_part(const Operands& p, bool transposed, int64_t count,
                                         int64_t begin, int64_t end) {
   if constexpr (rows > 1) {
     if (count < rows) { return multiply_part<floats, rows - 1>(p, transposed, count, begin, end); }
@@ -181,30 +178,6 @@ ONEFLOW_ACCEL_INLINE void multiply_part(const Operands& p, bool transposed, int6
   }
 }
 
-__attribute__((target("arch=x86-64-v4"))) void multiply_part_avx512(const Operands& p,
-                                                                    bool transposed, int64_t rows,
-                                                                    int64_t begin, int64_t end) {
-  multiply_part<16, kMostFewRows>(p, transposed, rows, begin, end);
-}
-
-__attribute__((target("arch=x86-64-v3"))) void multiply_part_avx2(const Operands& p,
-                                                                  bool transposed, int64_t rows,
-                                                                  int64_t begin, int64_t end) {
-  multiply_part<8, kMostFewRows>(p, transposed, rows, begin, end);
-}
-
-void multiply_part_sse2(const Operands& p, bool transposed, int64_t rows, int64_t begin,
-                        int64_t end) {
-  multiply_part<4, kMostFewRows>(p, transposed, rows, begin, end);
-}
-
-MultiplyPart multiply_part_here() {
-  // Not by ONEFLOW_ACCEL_SIMD: what is computed at a time depends on the number of registers.
-  static const MultiplyPart version =
-      choose_version<MultiplyPart>(multiply_part_avx512, multiply_part_avx2, multiply_part_sse2);
-  return version;
-}
-
 }  // namespace
 
 bool has_few_rows(const Product& product) {
@@ -214,21 +187,21 @@ bool has_few_rows(const Product& product) {
 
 void multiply_few_rows(const Product& product, const float* a, const float* b, const float* bias,
                        float* out) {
-  const MultiplyPart multiply_here = multiply_part_here();
   const Operands operands{a,           b,           bias,          out,
                           product.n(), product.k(), product.alpha, product.accumulate};
   const int64_t parts = (operands.n + kColumnsPerPart - 1) / kColumnsPerPart;
   const int64_t grain = std::max<int64_t>(1, kGrainSize / (kColumnsPerPart * operands.k));
   parallel_for(parts, grain, [&](int64_t begin, int64_t end) {
-    multiply_here(operands, product.transpose_b, product.m(), begin * kColumnsPerPart,
-                  std::min(end * kColumnsPerPart, operands.n));
+    multiply_part<kFloats, kMostFewRows>(operands, product.transpose_b, product.m(),
+                                         begin * kColumnsPerPart,
+                                         std::min(end * kColumnsPerPart, operands.n));
   });
 }
 
 void few_rows_product(int64_t rows, int64_t columns, int64_t depth, const float* a, const float* b,
                       float* out, int64_t out_stride) {
   const Operands operands{a, b, nullptr, out, out_stride, depth, 1.0F, false};
-  multiply_part_here()(operands, true, rows, 0, columns);
+  multiply_part<kFloats, kMostFewRows>(operands, true, rows, 0, columns);
 }
 
 }  // namespace oneflow_accel

@@ -3,7 +3,6 @@
 #include <functional>
 #include <numeric>
 
-#include "common/simd.h"
 #include "common/threads.h"
 #include "matmul/primitive.h"
 #include "matmul/product.h"
@@ -14,12 +13,10 @@ namespace {
 
 using dims = dnnl::memory::dims;
 
-ONEFLOW_ACCEL_SIMD
 void widen(const Bfloat16* from, float* to, int64_t n) {
   for (int64_t i = 0; i < n; ++i) { to[i] = to_float(from[i]); }
 }
 
-ONEFLOW_ACCEL_SIMD
 void narrow(const float* from, Bfloat16* to, int64_t n) {
   for (int64_t i = 0; i < n; ++i) { to[i] = from_float<Bfloat16>(from[i]); }
 }

@@ -8,7 +8,6 @@
 #include <stdexcept>
 #include <vector>
 
-#include "common/simd.h"
 #include "common/threads.h"
 #include "matmul/few_rows.h"
 #include "matmul/primitive.h"
@@ -68,7 +67,6 @@ void multiply_batch(const Product& product, const float* a, const float* b, floa
   }
 }
 
-ONEFLOW_ACCEL_SIMD
 void add_row(const float* row, float* out, int64_t n) {
   for (int64_t i = 0; i < n; ++i) { out[i] += row[i]; }
 }

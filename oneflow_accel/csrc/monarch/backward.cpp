@@ -9,7 +9,7 @@ namespace {
 
 // Values of i (see monarch.h) that products with the second factor sum over at a time: their
 // right-hand sides stay in the first-level cache, or nearly.
-constexpr int64_t kDepth = 192;
+constexpr int64_t kGradDepth = 192;
 
 // Rows that are worked on before the next ones: the gradient of v is kept for so many.
 constexpr int64_t kMostRowsAtOnce = 1024;
@@ -17,10 +17,10 @@ constexpr int64_t kMostRowsAtOnce = 1024;
 // dv[j] = sum over i of dz[j, i] B[j, i].
 void middle_grads(const MonarchShape& s, const float* b, const float* y_grad, const RowTile& tile,
                   const MiddleGrads& dv, float* space) {
-  for (int64_t first = 0; first < s.s; first += kDepth) {
+  for (int64_t first = 0; first < s.s; first += kGradDepth) {
     for (int64_t j = 0; j < s.l; ++j) {
       // Results that were cut off have no gradient.
-      const int64_t depth = std::clamp<int64_t>(s.results(j) - first, 0, kDepth);
+      const int64_t depth = std::clamp<int64_t>(s.results(j) - first, 0, kGradDepth);
       const Strided rows{y_grad + (dv.begin + tile.begin) * s.out_features + first * s.l + j,
                          s.out_features, s.l};
       for (int64_t column = 0; column < s.r; column += kPanelWidth) {
@@ -78,7 +78,7 @@ void monarch_grad(const MonarchShape& s, const MonarchInputs& in, const float* m
     dv.data = static_cast<float*>(
         scratch(ScratchSlot::kReduction, s.l * dv.count * dv.stride * sizeof(float)));
     for_each_tile(dv.count, s.work(), [&](const RowTile& tile) {
-      const int64_t depth = std::max(kDepth, s.q);
+      const int64_t depth = std::max(kGradDepth, s.q);
       Carver carver((depth + kTileRows) * kPanelWidth + 2 * kVectorWidth);
       float* space = carver.take(depth * kPanelWidth);
       middle_grads(s, in.b, y_grad, tile, dv, space);

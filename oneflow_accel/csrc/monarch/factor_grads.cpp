@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "common/simd.h"
 
 namespace oneflow_accel {
 
@@ -12,10 +11,9 @@ namespace {
 constexpr int64_t kDepth = 128;
 // Columns of dy at a time. What belongs to them, and the sums, stay in the second-level cache while
 // all rows pass.
-constexpr int64_t kColumns = 768;
+constexpr int64_t kColumnsAtOnce = 768;
 
 // to[i] (+)= from[i].
-ONEFLOW_ACCEL_SIMD
 void store(const float* from, int64_t n, bool accumulate, float* to) {
   if (accumulate) {
     for (int64_t i = 0; i < n; ++i) { to[i] += from[i]; }
@@ -25,7 +23,6 @@ void store(const float* from, int64_t n, bool accumulate, float* to) {
 }
 
 // sums[j] (+)= the sum of column j.
-ONEFLOW_ACCEL_SIMD
 void sum_columns(const float* x, int64_t stride, int64_t rows, int64_t columns, bool accumulate,
                  float* sums) {
   if (!accumulate) { std::fill_n(sums, columns, 0.0F); }
@@ -96,7 +93,7 @@ void first_factor_grad(const MonarchShape& s, const MiddleGrads& dv, const float
 
 void second_factor_grad(const MonarchShape& s, const Rows& rows, const float* middle,
                         const float* y_grad, bool accumulate, float* b_grad, float* bias_grad) {
-  const int64_t step = std::min(s.s, rows_at_once(kColumns, s.l));
+  const int64_t step = std::min(s.s, rows_at_once(kColumnsAtOnce, s.l));
   const int64_t stride = padded(s.r);
   // As above.
   const bool apart = s.r % kVectorWidth != 0;

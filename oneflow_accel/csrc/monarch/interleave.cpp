@@ -141,35 +141,14 @@ ONEFLOW_ACCEL_INLINE void interleave_any(const RowCopy& copy, int64_t n, int64_t
   }
 }
 
-using Deinterleave = void (*)(const RowCopy&, int64_t, int64_t);
-using Interleave = void (*)(const RowCopy&, int64_t, int64_t, int64_t, const float*);
-
-#define ONEFLOW_ACCEL_VERSION(name, target_name, floats)                                       \
-  __attribute__((target(target_name))) void deinterleave_##name(const RowCopy& copy, int64_t n, \
-                                                                int64_t l) {                    \
-    deinterleave_any<floats>(copy, n, l);                                                       \
-  }                                                                                             \
-  __attribute__((target(target_name))) void interleave_##name(                                  \
-      const RowCopy& copy, int64_t n, int64_t l, int64_t columns, const float* addend) {        \
-    interleave_any<floats>(copy, n, l, columns, addend);                                        \
-  }
-ONEFLOW_ACCEL_VERSION(avx512, "arch=x86-64-v4", 16)
-ONEFLOW_ACCEL_VERSION(avx2, "arch=x86-64-v3", 8)
-ONEFLOW_ACCEL_VERSION(sse2, "arch=x86-64", 4)
-#undef ONEFLOW_ACCEL_VERSION
-
 }  // namespace
 
 void deinterleave(const RowCopy& copy, int64_t n, int64_t l) {
-  static const auto here =
-      choose_version<Deinterleave>(deinterleave_avx512, deinterleave_avx2, deinterleave_sse2);
-  here(copy, n, l);
+  deinterleave_any<kFloats>(copy, n, l);
 }
 
 void interleave(const RowCopy& copy, int64_t n, int64_t l, int64_t columns, const float* addend) {
-  static const auto here =
-      choose_version<Interleave>(interleave_avx512, interleave_avx2, interleave_sse2);
-  here(copy, n, l, columns, addend);
+  interleave_any<kFloats>(copy, n, l, columns, addend);
 }
 
 }  // namespace oneflow_accel

@@ -8,7 +8,6 @@
 #include "attention/operators.h"
 #include "common/arguments.h"
 #include "common/infer.h"
-#include "common/simd.h"
 #include "common/simd_math.h"
 #include "common/threads.h"
 #include "norm/row_norm.h"
@@ -162,14 +161,12 @@ struct Rows {
 };
 
 // out = x factors.
-ONEFLOW_ACCEL_SIMD
 void multiply(const float* x, const float* factors, int64_t n, float* out) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) { out[i] = x[i] * factors[i]; }
 }
 
 // Of the rows from `begin` to `end`, where those of x begin at `x`.
-ONEFLOW_ACCEL_SIMD
 void add_and_normalize(const Rows& rows, const float* x, int64_t begin, int64_t end) {
   // A strip's squares are summed up in float32, the strips in float64.
   constexpr int64_t kStrip = 256;

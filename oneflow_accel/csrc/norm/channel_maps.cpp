@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "common/simd.h"
 #include "common/threads.h"
 
 namespace oneflow_accel {
@@ -16,7 +15,6 @@ constexpr int64_t kWord = 32;
 // functions of a "plane" take n elements of one channel, with one coefficient each. `omp simd` says
 // that outputs overlap inputs element by element at most.
 
-ONEFLOW_ACCEL_SIMD
 void normalize_rows(const float* x, int64_t rows, int64_t n, const float* mean, const float* scale,
                     const float* shift, float* y) {
   for (int64_t row = 0; row < rows; ++row, x += n, y += n) {
@@ -25,7 +23,6 @@ void normalize_rows(const float* x, int64_t rows, int64_t n, const float* mean, 
   }
 }
 
-ONEFLOW_ACCEL_SIMD
 void normalize_add_rows(const float* x, int64_t rows, int64_t n, const float* mean,
                         const float* scale, const float* shift, const float* addend, float* y) {
   for (int64_t row = 0; row < rows; ++row, x += n, addend += n, y += n) {
@@ -36,20 +33,17 @@ void normalize_add_rows(const float* x, int64_t rows, int64_t n, const float* me
   }
 }
 
-ONEFLOW_ACCEL_SIMD
 void normalize_plane(const float* x, int64_t n, float mean, float scale, float shift, float* y) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) { y[i] = (x[i] - mean) * scale + shift; }
 }
 
-ONEFLOW_ACCEL_SIMD
 void normalize_add_plane(const float* x, int64_t n, float mean, float scale, float shift,
                          const float* addend, float* y) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) { y[i] = (x[i] - mean) * scale + shift + addend[i]; }
 }
 
-ONEFLOW_ACCEL_SIMD
 void input_gradient_rows(const float* dy, const float* x, int64_t rows, int64_t n,
                          const float* mean, const float* dy_scale, const float* x_scale,
                          const float* shift, float* dx) {
@@ -61,7 +55,6 @@ void input_gradient_rows(const float* dy, const float* x, int64_t rows, int64_t 
   }
 }
 
-ONEFLOW_ACCEL_SIMD
 void input_gradient_plane(const float* dy, const float* x, int64_t n, float mean, float dy_scale,
                           float x_scale, float shift, float* dx) {
 #pragma omp simd
@@ -71,7 +64,6 @@ void input_gradient_plane(const float* dy, const float* x, int64_t n, float mean
 }
 
 // relu in place, with its mask. NaN stays, and its gradient passes.
-ONEFLOW_ACCEL_SIMD
 void relu_with_mask(float* y, int32_t* mask, int64_t n) {
   const int64_t words = n / kWord;
   for (int64_t w = 0; w < words; ++w) {
@@ -98,7 +90,6 @@ void relu_with_mask(float* y, int32_t* mask, int64_t n) {
   }
 }
 
-ONEFLOW_ACCEL_SIMD
 void apply_mask_words(const float* dy, const int32_t* mask, float* out, int64_t n) {
   const int64_t words = n / kWord;
   for (int64_t w = 0; w < words; ++w) {

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "common/onednn.h"
-#include "common/simd.h"
 #include "common/threads.h"
 
 namespace oneflow_accel {
@@ -42,7 +41,6 @@ struct Chunks {
 
 // sum[c] += sum of (x - shift[c]), squares[c] += sum of (x - shift[c])^2 over `rows` rows of n
 // channels that are `stride` apart. One row at a time: memory is read fastest in order.
-ONEFLOW_ACCEL_SIMD
 void add_moments_of_rows(const float* x, int64_t rows, int64_t stride, int64_t n,
                          const float* shift, float* sum, float* squares) {
   for (int64_t row = 0; row < rows; ++row, x += stride) {
@@ -56,7 +54,6 @@ void add_moments_of_rows(const float* x, int64_t rows, int64_t stride, int64_t n
 }
 
 // sum[c] += sum of dy, product[c] += sum of dy * (x - mean[c]), as above.
-ONEFLOW_ACCEL_SIMD
 void add_gradients_of_rows(const float* dy, const float* x, int64_t rows, int64_t stride,
                            int64_t n, const float* mean, float* sum, float* product) {
   for (int64_t row = 0; row < rows; ++row, dy += stride, x += stride) {
@@ -69,7 +66,6 @@ void add_gradients_of_rows(const float* dy, const float* x, int64_t rows, int64_
 }
 
 // total[c] += part[c]; part[c] = 0.
-ONEFLOW_ACCEL_SIMD
 void flush(float* part, double* total, int64_t n) {
 #pragma omp simd
   for (int64_t c = 0; c < n; ++c) {
@@ -84,7 +80,6 @@ struct SumPair {
 };
 
 // The same for `n` contiguous elements of one channel, n <= kSegment.
-ONEFLOW_ACCEL_SIMD
 void add_moments_of_segment(const float* x, int64_t n, float shift, SumPair* sums) {
   float sum = 0.0F;
   float squares = 0.0F;
@@ -98,7 +93,6 @@ void add_moments_of_segment(const float* x, int64_t n, float shift, SumPair* sum
   sums->second += squares;
 }
 
-ONEFLOW_ACCEL_SIMD
 void add_gradients_of_segment(const float* dy, const float* x, int64_t n, float mean,
                               SumPair* sums) {
   float sum = 0.0F;

@@ -5,7 +5,6 @@
 #include <type_traits>
 
 #include "common/onednn.h"
-#include "common/simd.h"
 #include "common/threads.h"
 
 namespace oneflow_accel {
@@ -117,15 +116,12 @@ ONEFLOW_ACCEL_INLINE void norm_rows(const RowNorm<T>& norm, int64_t first, int64
   }
 }
 
-ONEFLOW_ACCEL_SIMD
 void norm_range(const RowNorm<float>& norm, int64_t first, int64_t last) {
   norm_rows(norm, first, last);
 }
-ONEFLOW_ACCEL_SIMD
 void norm_range(const RowNorm<double>& norm, int64_t first, int64_t last) {
   norm_rows(norm, first, last);
 }
-ONEFLOW_ACCEL_SIMD
 void norm_range(const RowNorm<Bfloat16>& norm, int64_t first, int64_t last) {
   norm_rows(norm, first, last);
 }
@@ -173,11 +169,9 @@ ONEFLOW_ACCEL_INLINE void grad_rows(const RowNormGrad<T>& norm, int64_t first, i
   }
 }
 
-ONEFLOW_ACCEL_SIMD
 void grad_range(const RowNormGrad<float>& norm, int64_t first, int64_t last) {
   grad_rows(norm, first, last);
 }
-ONEFLOW_ACCEL_SIMD
 void grad_range(const RowNormGrad<double>& norm, int64_t first, int64_t last) {
   grad_rows(norm, first, last);
 }

@@ -2,7 +2,6 @@
 #include <algorithm>
 
 #include "common/onednn.h"
-#include "common/simd.h"
 #include "common/threads.h"
 #include "norm/row_norm.h"
 
@@ -13,7 +12,7 @@ namespace {
 // The rows are cut into chunks by their number only, each summed up by one thread, and the chunks
 // are put together in order: results do not depend on the number of threads. Enough chunks for many
 // threads, and long enough that putting them together takes no time.
-constexpr int64_t kMaxChunks = 64;
+constexpr int64_t kMaxRowChunks = 64;
 constexpr int64_t kMinChunkRows = 32;
 // Columns whose running sums stay in the first-level cache.
 constexpr int64_t kStrip = 1024;
@@ -62,12 +61,10 @@ ONEFLOW_ACCEL_INLINE void add_rows(const T* dy, const T* x, const T* mean, const
   }
 }
 
-ONEFLOW_ACCEL_SIMD
 void add_range(const float* dy, const float* x, const float* mean, const float* inv_std,
                int64_t rows, int64_t stride, int64_t n, float* gamma_sum, float* beta_sum) {
   add_rows(dy, x, mean, inv_std, rows, stride, n, gamma_sum, beta_sum);
 }
-ONEFLOW_ACCEL_SIMD
 void add_range(const double* dy, const double* x, const double* mean, const double* inv_std,
                int64_t rows, int64_t stride, int64_t n, double* gamma_sum, double* beta_sum) {
   add_rows(dy, x, mean, inv_std, rows, stride, n, gamma_sum, beta_sum);
@@ -90,11 +87,9 @@ ONEFLOW_ACCEL_INLINE void add_chunks(const T* parts, int64_t chunks, int64_t str
   }
 }
 
-ONEFLOW_ACCEL_SIMD
 void add_parts(const float* parts, int64_t chunks, int64_t stride, int64_t n, float* out) {
   add_chunks(parts, chunks, stride, n, out);
 }
-ONEFLOW_ACCEL_SIMD
 void add_parts(const double* parts, int64_t chunks, int64_t stride, int64_t n, double* out) {
   add_chunks(parts, chunks, stride, n, out);
 }
@@ -102,7 +97,7 @@ void add_parts(const double* parts, int64_t chunks, int64_t stride, int64_t n, d
 template <typename T>
 void param_grad(const RowNormParamGrad<T>& norm) {
   const int64_t n = norm.n;
-  const int64_t size = std::max(kMinChunkRows, (norm.rows + kMaxChunks - 1) / kMaxChunks);
+  const int64_t size = std::max(kMinChunkRows, (norm.rows + kMaxRowChunks - 1) / kMaxRowChunks);
   const int64_t chunks = (norm.rows + size - 1) / size;
   const int64_t stride = 2 * n;
   auto* parts =
@@ -127,7 +122,7 @@ void param_grad(const RowNormParamGrad<T>& norm) {
                    }
                  }
                });
-  parallel_for(n, kGrainSize / kMaxChunks, [&](int64_t begin, int64_t end) {
+  parallel_for(n, kGrainSize / kMaxRowChunks, [&](int64_t begin, int64_t end) {
     if (norm.gamma_diff != nullptr) {
       add_parts(parts + begin, chunks, stride, end - begin, norm.gamma_diff + begin);
     }

@@ -1,7 +1,6 @@
 // adam_update, float32: Adam and AdamW, one pass over parameters, gradients and moments.
 #include <cmath>
 
-#include "common/simd.h"
 #include "common/threads.h"
 #include "optimizer/update.h"
 
@@ -33,7 +32,6 @@ ONEFLOW_ACCEL_INLINE float next_parameter(float p, float first, float second, fl
   return p - adam.step_size * (first / denominator) - decay * p;
 }
 
-ONEFLOW_ACCEL_SIMD
 void adam_step(const float* gradients, float* parameters, float* firsts, float* seconds, int64_t n,
                const Update& update, const Adam& factors) {
   const GradientTerms terms = update.terms;
@@ -51,7 +49,6 @@ void adam_step(const float* gradients, float* parameters, float* firsts, float* 
   }
 }
 
-ONEFLOW_ACCEL_SIMD
 void amsgrad_step(const float* gradients, float* parameters, float* firsts, float* seconds,
                   float* largest_seconds, int64_t n, const Update& update, const Adam& factors) {
   const GradientTerms terms = update.terms;

@@ -1,6 +1,5 @@
 // l1_l2_regularize_gradient, float32: how nn.Graph adds SGD's weight decay to a gradient before it is
 // clipped.
-#include "common/simd.h"
 #include "common/threads.h"
 #include "optimizer/update.h"
 
@@ -11,7 +10,6 @@ namespace {
 namespace user_op = ::oneflow::user_op;
 
 // gradients and out may be the same array.
-ONEFLOW_ACCEL_SIMD
 void regularize(const float* gradients, const float* parameters, float* out, int64_t n,
                 const GradientTerms& terms) {
   const GradientTerms t = terms;

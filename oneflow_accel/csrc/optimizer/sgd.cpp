@@ -1,5 +1,4 @@
 // sgd_update and momentum_update, float32: one pass over parameters, gradients and momenta.
-#include "common/simd.h"
 #include "common/threads.h"
 #include "optimizer/update.h"
 
@@ -9,7 +8,6 @@ namespace {
 
 namespace user_op = ::oneflow::user_op;
 
-ONEFLOW_ACCEL_SIMD
 void sgd(const float* gradients, float* parameters, int64_t n, const Update& update) {
   const GradientTerms terms = update.terms;
   const float rate = update.learning_rate;
@@ -30,7 +28,6 @@ struct Momentum {
   float signed_rate;  // negative unless `maximize`
 };
 
-ONEFLOW_ACCEL_SIMD
 void momentum_sgd(const float* gradients, float* parameters, float* momenta, int64_t n,
                   const Update& update, const Momentum& momentum) {
   const GradientTerms terms = update.terms;

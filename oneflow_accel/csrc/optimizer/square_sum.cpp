@@ -6,7 +6,6 @@
 
 #include "common/arguments.h"
 #include "common/onednn.h"
-#include "common/simd.h"
 #include "common/threads.h"
 
 namespace oneflow_accel {
@@ -19,7 +18,6 @@ namespace user_op = ::oneflow::user_op;
 // depend on the number of threads. In float64: the squares of large float32 gradients overflow.
 constexpr int64_t kBlock = kGrainSize;
 
-ONEFLOW_ACCEL_SIMD
 double block_sum(const float* x, int64_t n) {
   double sum = 0.0;
 #pragma omp simd reduction(+ : sum)

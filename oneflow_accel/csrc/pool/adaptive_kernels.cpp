@@ -8,8 +8,6 @@ namespace {
 
 namespace user_op = ::oneflow::user_op;
 
-constexpr PoolDivisor kDivisor{0, false};
-
 PoolGeometry geometry(user_op::KernelComputeContext* ctx, const char* x, const char* y) {
   return adaptive_geometry(ctx->Tensor4ArgNameAndIndex(x, 0)->shape_view(),
                            ctx->Tensor4ArgNameAndIndex(y, 0)->shape_view());
@@ -18,13 +16,13 @@ PoolGeometry geometry(user_op::KernelComputeContext* ctx, const char* x, const c
 template <typename T>
 class AdaptiveAveragePoolKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    average_pool(geometry(ctx, "x", "y"), kDivisor, input<T>(ctx, "x"), output<T>(ctx, "y"));
+    average_pool(geometry(ctx, "x", "y"), PoolDivisor{0, false}, input<T>(ctx, "x"), output<T>(ctx, "y"));
   }
 };
 
 class AdaptiveAveragePoolGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    average_pool_grad(geometry(ctx, "dx", "dy"), kDivisor, input(ctx, "dy"), output(ctx, "dx"));
+    average_pool_grad(geometry(ctx, "dx", "dy"), PoolDivisor{0, false}, input(ctx, "dy"), output(ctx, "dx"));
   }
 };
 

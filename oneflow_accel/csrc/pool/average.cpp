@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "common/simd.h"
 #include "common/threads.h"
 
 namespace oneflow_accel {
@@ -33,31 +32,26 @@ ONEFLOW_ACCEL_INLINE void sum_of_taps_loop(const T* x, const int64_t* taps, int6
 }
 
 // sum[c] = sum of x[taps[k] + c] over `count` taps, n channels.
-ONEFLOW_ACCEL_SIMD
 void sum_of_taps(const float* x, const int64_t* taps, int64_t count, int64_t n, float* sum) {
   sum_of_taps_loop(x, taps, count, n, sum);
 }
 
-ONEFLOW_ACCEL_SIMD
 void sum_of_taps(const Bfloat16* x, const int64_t* taps, int64_t count, int64_t n, float* sum) {
   sum_of_taps_loop(x, taps, count, n, sum);
 }
 
 // y[i] = sum[i] * factor.
-ONEFLOW_ACCEL_SIMD
 void scale(const float* sum, int64_t n, float factor, float* y) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) { y[i] = sum[i] * factor; }
 }
 
-ONEFLOW_ACCEL_SIMD
 void scale(const float* sum, int64_t n, float factor, Bfloat16* y) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) { y[i] = from_float<Bfloat16>(sum[i] * factor); }
 }
 
 // x[taps[k] + c] += dy[c] * factor for all `count` taps, n channels.
-ONEFLOW_ACCEL_SIMD
 void add_to_taps(const float* dy, float factor, const int64_t* taps, int64_t count, int64_t n,
                  float* x) {
   for (int64_t k = 0; k < count; ++k) {

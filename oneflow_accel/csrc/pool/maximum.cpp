@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <limits>
 
-#include "common/simd.h"
 #include "common/threads.h"
 
 namespace oneflow_accel {
@@ -56,12 +55,10 @@ ONEFLOW_ACCEL_INLINE void max_of_taps_loop(const T* x, const int64_t* taps, int6
 }
 
 // y[c] = maximum of x[taps[k] + c] over the `count` > 0 taps, n channels.
-ONEFLOW_ACCEL_SIMD
 void max_of_taps(const float* x, const int64_t* taps, int64_t count, int64_t n, float* y) {
   max_of_taps_loop(x, taps, count, n, y);
 }
 
-ONEFLOW_ACCEL_SIMD
 void max_of_taps(const Bfloat16* x, const int64_t* taps, int64_t count, int64_t n, Bfloat16* y) {
   max_of_taps_loop(x, taps, count, n, y);
 }
@@ -87,13 +84,11 @@ ONEFLOW_ACCEL_INLINE void max_of_taps_with_index_loop(const T* x, const int64_t*
 }
 
 // The same for any count, and found[c] = which tap it was.
-ONEFLOW_ACCEL_SIMD
 void max_of_taps_with_index(const float* x, const int64_t* taps, int64_t count, int64_t n,
                             float* best, int32_t* found) {
   max_of_taps_with_index_loop(x, taps, count, n, best, found);
 }
 
-ONEFLOW_ACCEL_SIMD
 void max_of_taps_with_index(const Bfloat16* x, const int64_t* taps, int64_t count, int64_t n,
                             Bfloat16* best, int32_t* found) {
   max_of_taps_with_index_loop(x, taps, count, n, best, found);
@@ -101,7 +96,6 @@ void max_of_taps_with_index(const Bfloat16* x, const int64_t* taps, int64_t coun
 
 // dx[taps[k] + c] += rest[c] for the first tap k whose x is best[c] or NaN; `rest` holds the output
 // gradient and is used up.
-ONEFLOW_ACCEL_SIMD
 void add_to_first_maximum(const float* x, const float* best, const int64_t* taps, int64_t count,
                           int64_t n, float* rest, float* dx) {
   for (int64_t k = 0; k < count; ++k) {

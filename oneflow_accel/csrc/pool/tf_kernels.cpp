@@ -12,8 +12,6 @@ namespace {
 
 namespace user_op = ::oneflow::user_op;
 
-constexpr PoolDivisor kDivisor{0, false};
-
 int64_t padding_before(user_op::KernelComputeContext* ctx, int axis, int64_t input,
                        int64_t output) {
   const std::string& padding = ctx->Attr<std::string>("padding");
@@ -58,13 +56,13 @@ class TfMaxPoolGradKernel final : public Kernel {
 template <typename T>
 class TfAveragePoolKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    average_pool(tf_geometry(ctx, "x", "y"), kDivisor, input<T>(ctx, "x"), output<T>(ctx, "y"));
+    average_pool(tf_geometry(ctx, "x", "y"), PoolDivisor{0, false}, input<T>(ctx, "x"), output<T>(ctx, "y"));
   }
 };
 
 class TfAveragePoolGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    average_pool_grad(tf_geometry(ctx, "dx", "dy"), kDivisor, input(ctx, "dy"), output(ctx, "dx"));
+    average_pool_grad(tf_geometry(ctx, "dx", "dy"), PoolDivisor{0, false}, input(ctx, "dy"), output(ctx, "dx"));
   }
 };
 

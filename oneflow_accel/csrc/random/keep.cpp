@@ -1,6 +1,5 @@
 #include "random/keep.h"
 
-#include "common/simd.h"
 #include "random/mersenne.h"
 
 namespace oneflow_accel::random {
@@ -30,7 +29,6 @@ Threshold first_word(const Keeps& keeps) {
   return {any ? static_cast<uint32_t>(low) : 0, static_cast<uint8_t>(any)};
 }
 
-ONEFLOW_ACCEL_SIMD
 void keep(const uint32_t* words, Threshold threshold, uint8_t* mask, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) {
@@ -66,13 +64,11 @@ void draw_dropout(std::mt19937& engine, Threshold threshold, float scale, const 
   });
 }
 
-ONEFLOW_ACCEL_SIMD
 void keep_and_scale(const float* x, const uint8_t* mask, float scale, float* y, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) { y[i] = x[i] * (mask[i] != 0 ? scale : 0.0F); }
 }
 
-ONEFLOW_ACCEL_SIMD
 void keep_scale_and_add(const float* x, const uint8_t* mask, float scale, const float* addend,
                         float* y, int64_t n) {
 #pragma omp simd

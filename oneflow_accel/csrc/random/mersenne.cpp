@@ -2,7 +2,6 @@
 
 #include <type_traits>
 
-#include "common/simd.h"
 
 namespace oneflow_accel::random {
 
@@ -36,7 +35,6 @@ void store(const EngineState& state, std::mt19937& engine) {
 
 // The recurrence of MT19937. A word depends on words that are at least 227 back: whole registers
 // of them can be made at once.
-ONEFLOW_ACCEL_SIMD
 void extend(uint32_t* next, int64_t n) {
   constexpr uint32_t kUpper = 0x80000000U;
   constexpr uint32_t kTwist = 0x9908B0DFU;

@@ -10,7 +10,7 @@ namespace oneflow_accel {
 namespace {
 
 namespace user_op = ::oneflow::user_op;
-using State = ::oneflow::RandomMaskLikeKernelState;
+using MaskState = ::oneflow::RandomMaskLikeKernelState;
 
 class RandomMaskLikeKernel final : public Kernel {
  public:
@@ -20,14 +20,14 @@ class RandomMaskLikeKernel final : public Kernel {
     const auto generator =
         CHECK_JUST(::oneflow::one::MakeGenerator(::oneflow::DeviceType::kCPU));
     generator->set_current_seed(ctx->Attr<int64_t>("seed"));
-    return std::make_shared<State>(generator);
+    return std::make_shared<MaskState>(generator);
   }
 
  private:
   void Compute(user_op::KernelComputeContext* ctx, user_op::OpKernelState* state,
                const user_op::OpKernelCache*) const override {
     auto* out = ctx->Tensor4ArgNameAndIndex("out", 0);
-    random::draw_mask(random::engine_of<State>(state), random::above(ctx->Attr<float>("rate")),
+    random::draw_mask(random::engine_of<MaskState>(state), random::above(ctx->Attr<float>("rate")),
                       random::mut_mask_bytes(out), out->shape_view().elem_cnt());
   }
 };

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "common/onednn.h"
-#include "common/simd.h"
 #include "common/simd_math.h"
 #include "common/threads.h"
 
@@ -17,7 +16,6 @@ constexpr int64_t kRowBlock = 4096;
 constexpr int64_t kColumnBlock = 128;
 constexpr int64_t kColumnTile = 1024;
 
-ONEFLOW_ACCEL_SIMD
 float row_sum(const float* x, int64_t n) {
   float sum = 0.0F;
 #pragma omp simd reduction(+ : sum)
@@ -25,7 +23,6 @@ float row_sum(const float* x, int64_t n) {
   return sum;
 }
 
-ONEFLOW_ACCEL_SIMD
 double row_sum(const double* x, int64_t n) {
   double sum = 0.0;
 #pragma omp simd reduction(+ : sum)
@@ -51,12 +48,10 @@ ONEFLOW_ACCEL_INLINE void add_rows(const T* x, int64_t stride, int64_t rows, T* 
   }
 }
 
-ONEFLOW_ACCEL_SIMD
 void column_sums(const float* x, int64_t stride, int64_t rows, float* sums, int64_t n) {
   add_rows(x, stride, rows, sums, n);
 }
 
-ONEFLOW_ACCEL_SIMD
 void column_sums(const double* x, int64_t stride, int64_t rows, double* sums, int64_t n) {
   add_rows(x, stride, rows, sums, n);
 }

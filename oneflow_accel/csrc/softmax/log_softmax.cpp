@@ -1,5 +1,4 @@
 // log_softmax and log_softmax_grad, float32, over the last axis.
-#include "common/simd.h"
 #include "softmax/row.h"
 #include "softmax/row_kernel.h"
 
@@ -7,12 +6,10 @@ namespace oneflow_accel {
 
 namespace {
 
-ONEFLOW_ACCEL_SIMD
 void log_softmax_rows(const float* x, float* y, int64_t rows, int64_t n) {
   for (int64_t i = 0; i < rows; ++i) { row::log_softmax(x + i * n, y + i * n, n); }
 }
 
-ONEFLOW_ACCEL_SIMD
 void log_softmax_grad_rows(const float* y, const float* dy, float* dx, int64_t rows, int64_t n) {
   for (int64_t i = 0; i < rows; ++i) {
     row::log_softmax_grad(y + i * n, dy + i * n, dx + i * n, n);

@@ -1,4 +1,4 @@
-// Softmax of one row, for loops marked ONEFLOW_ACCEL_SIMD.
+// Softmax of one row, for loops that become vector code.
 //
 // The largest element is taken off first, so that nothing overflows. As in PyTorch, a row with a
 // NaN, with +infinity, or with nothing but -infinity gives NaN everywhere.

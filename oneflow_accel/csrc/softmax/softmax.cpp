@@ -1,5 +1,4 @@
 // softmax (float32, bfloat16) and softmax_grad (float32) over the last axis.
-#include "common/simd.h"
 #include "softmax/row.h"
 #include "softmax/row_kernel.h"
 
@@ -7,17 +6,14 @@ namespace oneflow_accel {
 
 namespace {
 
-ONEFLOW_ACCEL_SIMD
 void softmax_float32(const float* x, float* y, int64_t rows, int64_t n) {
   for (int64_t i = 0; i < rows; ++i) { row::softmax(x + i * n, y + i * n, n); }
 }
 
-ONEFLOW_ACCEL_SIMD
 void softmax_bfloat16(const Bfloat16* x, Bfloat16* y, int64_t rows, int64_t n) {
   for (int64_t i = 0; i < rows; ++i) { row::softmax(x + i * n, y + i * n, n); }
 }
 
-ONEFLOW_ACCEL_SIMD
 void softmax_grad_rows(const float* y, const float* dy, float* dx, int64_t rows, int64_t n) {
   for (int64_t i = 0; i < rows; ++i) {
     row::softmax_grad(y + i * n, dy + i * n, dx + i * n, n);

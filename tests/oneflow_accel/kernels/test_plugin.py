@@ -109,7 +109,7 @@ def test_off_switch_leaves_stock_kernels_and_says_so_once() -> None:
         ("plugin._ONEDNN_PACKAGE = 'no-such-package'", "libdnnl.so.3 of the package"),
         (
             "plugin._LIBRARY_FOLDER = pathlib.Path(sys.argv[1])",
-            "found only liboneflow_accel_cpu_oneflow_0.8.0.so",
+            "found only liboneflow_accel_cpu_avx2_oneflow_0.8.0.so",
         ),
         (
             "old = pathlib.Path(sys.argv[1], 'cpuinfo'); plugin._CPU_INFO = old\n"
@@ -120,7 +120,7 @@ def test_off_switch_leaves_stock_kernels_and_says_so_once() -> None:
     ids=["not-built", "no-onednn", "built-for-another-oneflow", "cpu-without-avx2"],
 )
 def test_unfit_plug_in_is_named_and_everything_runs_without_it(tmp_path, set_up, reason) -> None:
-    (tmp_path / plugin.library_name("0.8.0")).write_bytes(b"")
+    (tmp_path / plugin.library_name("0.8.0", "avx2")).write_bytes(b"")
     if ("ONEDNN" in set_up or "CPU" in set_up) and not plugin.state().loaded:
         pytest.skip("the plug-in is not built, which is found first")
     script = f"{NOT_LOADED_YET}\n{set_up}\nplugin.load()\n{CONVOLUTION}"
@@ -131,7 +131,8 @@ def test_unfit_plug_in_is_named_and_everything_runs_without_it(tmp_path, set_up,
 
 
 def test_damaged_library_is_named_not_fatal(tmp_path) -> None:
-    (tmp_path / plugin.library_name("0.9.0")).write_bytes(b"not a library")
+    for level in plugin.LEVELS:
+        (tmp_path / plugin.library_name("0.9.0", level.library)).write_bytes(b"not a library")
     set_up = "plugin._LIBRARY_FOLDER = pathlib.Path(sys.argv[1])"
     script = f"{NOT_LOADED_YET}\n{set_up}\nplugin.load()\n{CONVOLUTION}"
     process = run_process(["-c", script, tmp_path])
@@ -141,7 +142,8 @@ def test_damaged_library_is_named_not_fatal(tmp_path) -> None:
 
 def test_library_of_other_sources_is_named(tmp_path) -> None:
     """As after `git pull` without make."""
-    shutil.copy(_ctypes.__file__, tmp_path / plugin.library_name("0.9.0"))
+    for level in plugin.LEVELS:
+        shutil.copy(_ctypes.__file__, tmp_path / plugin.library_name("0.9.0", level.library))
     set_up = "plugin._LIBRARY_FOLDER = pathlib.Path(sys.argv[1])"
     script = f"{NOT_LOADED_YET}\n{set_up}\nimport oneflow_accel\noneflow_accel.select_device()"
     process = run_process(["-c", script, tmp_path])
@@ -162,6 +164,7 @@ def test_library_of_other_sources_is_named(tmp_path) -> None:
         ("ONEFLOW_ACCEL_SCRATCH", "nan"),
         ("ONEFLOW_ACCEL_SCRATCH", "2GB"),
         ("ONEFLOW_ACCEL_PLUGIN", "no"),
+        ("ONEFLOW_ACCEL_ISA", "sse2"),
     ],
 )
 def test_wrong_variable_is_an_error_when_a_device_is_chosen(name: str, value: str) -> None:
@@ -170,6 +173,31 @@ def test_wrong_variable_is_an_error_when_a_device_is_chosen(name: str, value: st
     assert "imported" in process.stdout
     assert process.returncode != 0
     assert f"{name}='{value}'" in process.stdout
+
+
+def test_level_that_the_cpu_lacks_is_an_error(tmp_path) -> None:
+    (tmp_path / "cpuinfo").write_text("processor : 0\nflags : fpu avx2 fma avx512f avx512bw\n")
+    script = (
+        f"{NOT_LOADED_YET}\nplugin._CPU_INFO = pathlib.Path(sys.argv[1], 'cpuinfo')\n"
+        "import oneflow_accel\noneflow_accel.select_device()"
+    )
+    process = run_process(["-c", script, tmp_path], env={"ONEFLOW_ACCEL_ISA": "avx512"})
+    assert process.returncode != 0
+    assert process.stdout.splitlines()[-1].endswith(
+        "UserError: ONEFLOW_ACCEL_ISA='avx512', and this CPU has avx2"
+    )
+
+
+@pytest.mark.skipif(not plugin.state().loaded, reason="it is about the plug-in's levels")
+@pytest.mark.parametrize("level", [level.name for level in plugin.cpu_levels()[:-1]])
+def test_kernels_pass_their_records_at_each_level(level: str) -> None:
+    """The best that the CPU has is what all other tests run with."""
+    records = "tests/oneflow_accel/kernels/test_records.py"
+    process = run_process(
+        ["-m", "pytest", "-q", "-p", "no:cacheprovider", records, "-k", "eager"],
+        env={"ONEFLOW_ACCEL_ISA": level},
+    )
+    assert process.returncode == 0, process.stdout
 
 
 def test_threads_come_from_the_variable_else_from_the_cores() -> None:
