@@ -313,10 +313,6 @@ _packed_operation = register_operation(
 )
 
 
-def _bfloat16_not_supported(*tensors: flow.Tensor, **attributes: Any) -> list[str]:
-    return ["has a gradient in float32 only"] if needs_gradient(*tensors) else []
-
-
 @lru_cache(maxsize=64)
 def _with_gradient(
     forward: Operator,
@@ -343,7 +339,7 @@ def _with_gradient(
         found = (*backward(out_grad, *saved, *optional, **settings), *[None] * count)
         return found if len(found) > 1 else found[0]
 
-    return differentiable(forward.name, run, gradients)
+    return differentiable(forward.name, run, gradients, autocast=flow.bfloat16)
 
 
 def _run(
@@ -368,46 +364,24 @@ def _run(
 @implementation(
     "scaled_dot_product_attention",
     backend=CpuBackend.name,
-    dtypes=(flow.float32,),
+    dtypes=(flow.float32, flow.bfloat16),
     missing_reasons=_attention.missing_reasons,
 )
 def blocked_attention(*tensors: flow.Tensor, **attributes: Any) -> flow.Tensor:
-    """Keeps no (queries, keys) matrix, neither for the output nor for the gradient."""
-    return _run(_attention, _attention_grad, *tensors, **attributes)
-
-
-@implementation(
-    "scaled_dot_product_attention",
-    backend=CpuBackend.name,
-    dtypes=(flow.bfloat16,),
-    missing_reasons=_attention.missing_reasons,
-    not_supported_reasons=_bfloat16_not_supported,
-)
-def blocked_attention_bfloat16(*tensors: flow.Tensor, **attributes: Any) -> flow.Tensor:
-    """Reads and writes bfloat16, computes in float32; without a gradient."""
+    """Keeps no (queries, keys) matrix, neither for the output nor for the gradient; bfloat16 is computed in
+    float32."""
     return _run(_attention, _attention_grad, *tensors, **attributes)
 
 
 @implementation(
     "packed_attention",
     backend=CpuBackend.name,
-    dtypes=(flow.float32,),
+    dtypes=(flow.float32, flow.bfloat16),
     missing_reasons=_attention.missing_reasons,
 )
 def blocked_packed_attention(qkv: flow.Tensor, **attributes: Any) -> flow.Tensor:
-    """Keeps no (time, time) matrix, neither for the output nor for the gradient."""
-    return _run(_packed, _packed_grad, qkv, **attributes)
-
-
-@implementation(
-    "packed_attention",
-    backend=CpuBackend.name,
-    dtypes=(flow.bfloat16,),
-    missing_reasons=_attention.missing_reasons,
-    not_supported_reasons=_bfloat16_not_supported,
-)
-def blocked_packed_attention_bfloat16(qkv: flow.Tensor, **attributes: Any) -> flow.Tensor:
-    """Reads and writes bfloat16, computes in float32; without a gradient."""
+    """Keeps no (time, time) matrix, neither for the output nor for the gradient; bfloat16 is computed in
+    float32."""
     return _run(_packed, _packed_grad, qkv, **attributes)
 
 

@@ -163,7 +163,11 @@ def gradient_reasons(*tensors: flow.Tensor | None, **_attributes: object) -> lis
 
 
 def differentiable(
-    name: str, forward: Callable[..., Any], backward: Callable[..., Any]
+    name: str,
+    forward: Callable[..., Any],
+    backward: Callable[..., Any],
+    *,
+    autocast: flow.dtype | None = flow.float32,
 ) -> Callable[..., Any]:
     """A function of tensors with a gradient, for autograd in eager mode and in nn.Graph.
 
@@ -173,10 +177,19 @@ def differentiable(
 
     The function takes no None: an optional tensor that is absent must be left out, and no other
     values: make one function for each set of attributes, and keep it.
+
+    Under autocast on CPUs the tensors become `autocast` first, unless that is None: what `forward`
+    keeps for the gradient is of the dtype that it computed in.
     """
     methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
     function: Any = type(name, (flow.autograd.Function,), methods)
-    return function.apply
+
+    def call(*tensors: flow.Tensor) -> Any:
+        if autocast is not None and flow.is_autocast_enabled() and not tensors[0].is_cuda:
+            tensors = tuple(t.to(autocast) if t.is_floating_point() else t for t in tensors)
+        return function.apply(*tensors)
+
+    return call
 
 
 @lru_cache(maxsize=1)

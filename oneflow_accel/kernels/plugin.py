@@ -61,6 +61,8 @@ _REDIRECTED_FOR = {
     "NNGraph": "a small nn.Graph that ends early does not break the heap",
     "WaitUntilCntEqualZero": "an error inside a kernel is raised in Python",
     "CurrentRankSync": "synchronizing raises the errors inside kernels",
+    "MakeAutoCastMeta": "autocast computes in bfloat16 on CPUs",
+    "promoteTypes": "autocast computes in bfloat16 on CPUs",
 }
 
 

@@ -22,12 +22,6 @@ _ELSEWHERE = dict.fromkeys(
 )
 
 
-def _gradient_in_float32_only(x: flow.Tensor, *others: flow.Tensor, **_: Any) -> list[str]:
-    if x.dtype != flow.float32 and needs_gradient(x, *others):
-        return ["has a gradient in float32 only"]
-    return []
-
-
 # Rotary position embedding.
 
 _rope = Operator(
@@ -102,7 +96,7 @@ def _rope_with_gradient(axis: int, interleaved: bool) -> Callable[..., flow.Tens
     def gradients(ctx: Any, y_grad: flow.Tensor) -> Any:
         return (*_rope(y_grad, *ctx.saved_tensors, **settings, inverse=True), None, None)
 
-    return differentiable(_rope.name, run, gradients)
+    return differentiable(_rope.name, run, gradients, autocast=None)
 
 
 @implementation(
@@ -111,7 +105,6 @@ def _rope_with_gradient(axis: int, interleaved: bool) -> Callable[..., flow.Tens
     # bfloat16 has its angles in float32.
     dtypes=(flow.float32, flow.bfloat16),
     missing_reasons=_rope.missing_reasons,
-    not_supported_reasons=_gradient_in_float32_only,
 )
 def fused_rope(
     x: flow.Tensor, cosines: flow.Tensor, sines: flow.Tensor, *, axis: int, interleaved: bool
@@ -228,7 +221,6 @@ _add_rms_norm_operation = register_operation(
     backend=CpuBackend.name,
     dtypes=(flow.float32, flow.float64, flow.bfloat16),
     missing_reasons=_rms_norm.missing_reasons,
-    not_supported_reasons=_gradient_in_float32_only,
 )
 @implementation(
     "rms_norm",
@@ -311,6 +303,7 @@ _swiglu_with_gradient = differentiable(
     _swiglu.name,
     _swiglu_forward,
     lambda ctx, out_grad: _swiglu_grad(out_grad, *ctx.saved_tensors),
+    autocast=flow.bfloat16,
 )
 
 
@@ -319,7 +312,6 @@ _swiglu_with_gradient = differentiable(
     backend=CpuBackend.name,
     dtypes=(flow.float32, flow.bfloat16),
     missing_reasons=_swiglu.missing_reasons,
-    not_supported_reasons=_gradient_in_float32_only,
 )
 def fused_swiglu(gate: flow.Tensor, up: flow.Tensor) -> flow.Tensor:
     """One pass; keeps the inputs, and computes silu again for the gradient."""

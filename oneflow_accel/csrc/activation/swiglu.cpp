@@ -1,10 +1,12 @@
-// oneflow_accel_swiglu (float32, bfloat16) and its gradient (float32): silu(gate) up (Shazeer 2020,
-// "GLU Variants Improve Transformer"). The gradient computes silu again from the inputs.
+// oneflow_accel_swiglu, whose kernel is in elementwise/table.cpp, and its gradient, float32 and
+// bfloat16: silu(gate) up (Shazeer 2020, "GLU Variants Improve Transformer"). The gradient computes
+// silu again from the inputs.
 #include "activation/gate.h"
 #include "activation/silu.h"
 #include "common/arguments.h"
 #include "common/infer.h"
-#include "elementwise/map.h"
+#include "common/bfloat16.h"
+#include "common/threads.h"
 
 namespace oneflow_accel {
 
@@ -53,50 +55,31 @@ REGISTER_USER_OP("oneflow_accel_swiglu_grad")
     .SetDataTypeInferFn(infer_types)
     .SetGetSbpFn(split_any_axis);
 
-void swiglu_float32(const float* gate, const float* up, float* out, int64_t n) {
-#pragma omp simd
-  for (int64_t i = 0; i < n; ++i) { out[i] = silu(gate[i]) * up[i]; }
-}
-
-void swiglu_bfloat16(const Bfloat16* gate, const Bfloat16* up, Bfloat16* out, int64_t n) {
-#pragma omp simd
-  for (int64_t i = 0; i < n; ++i) {
-    out[i] = from_float<Bfloat16>(silu(to_float(gate[i])) * to_float(up[i]));
-  }
-}
-
-void swiglu_grad(const float* out_grad, const float* gate, const float* up, float* gate_grad,
-                 float* up_grad, int64_t n) {
-#pragma omp simd
-  for (int64_t i = 0; i < n; ++i) {
-    const float x = gate[i];
-    const float d = out_grad[i];
-    gate_grad[i] = d * up[i] * gated_slope(x, x, 1.0F);
-    up_grad[i] = d * silu(x);
-  }
-}
-
+template <typename T>
 class SwigluGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    const float* out_grad = input(ctx, "out_grad");
-    const float* gate = input(ctx, "gate");
-    const float* up = input(ctx, "up");
-    float* gate_grad = output(ctx, "gate_grad");
-    float* up_grad = output(ctx, "up_grad");
+    const T* out_grad = input<T>(ctx, "out_grad");
+    const T* gate = input<T>(ctx, "gate");
+    const T* up = input<T>(ctx, "up");
+    T* gate_grad = output<T>(ctx, "gate_grad");
+    T* up_grad = output<T>(ctx, "up_grad");
     const int64_t n = ctx->Tensor4ArgNameAndIndex("gate", 0)->shape_view().elem_cnt();
     parallel_for(n, kGrainSize, [=](int64_t begin, int64_t end) {
-      swiglu_grad(out_grad + begin, gate + begin, up + begin, gate_grad + begin, up_grad + begin,
-                  end - begin);
+#pragma omp simd
+      for (int64_t i = begin; i < end; ++i) {
+        const float x = to_float(gate[i]);
+        const float d = to_float(out_grad[i]);
+        gate_grad[i] = from_float<T>(d * to_float(up[i]) * gated_slope(x, x, 1.0F));
+        up_grad[i] = from_float<T>(d * silu(x));
+      }
     });
   }
 };
 
-REGISTER_KERNEL("oneflow_accel_swiglu", map_kernel("gate", "up", "out", swiglu_float32),
-                is_float32_on_cpu("out"));
-REGISTER_KERNEL("oneflow_accel_swiglu", map_kernel("gate", "up", "out", swiglu_bfloat16),
-                is_bfloat16_on_cpu("out"));
-REGISTER_KERNEL("oneflow_accel_swiglu_grad", make<SwigluGradKernel>,
+REGISTER_KERNEL("oneflow_accel_swiglu_grad", make<SwigluGradKernel<float>>,
                 is_float32_on_cpu("gate_grad"));
+REGISTER_KERNEL("oneflow_accel_swiglu_grad", make<SwigluGradKernel<Bfloat16>>,
+                is_bfloat16_on_cpu("gate_grad"));
 
 }  // namespace
 

@@ -88,23 +88,26 @@ void attention(const AttentionShape& shape, const Heads<const T>& query, const H
                const Heads<const T>& value, const WeightDropout* dropout, const Heads<T>& out,
                float* lse);
 
+template <typename T>
 struct AttentionGradInputs {
-  Heads<const float> query;
-  Heads<const float> key;
-  Heads<const float> value;
-  Heads<const float> out;
-  Heads<const float> out_grad;
+  Heads<const T> query;
+  Heads<const T> key;
+  Heads<const T> value;
+  Heads<const T> out;
+  Heads<const T> out_grad;
   const float* lse;
 };
 
+template <typename T>
 struct AttentionGradOutputs {
-  Heads<float> query;
-  Heads<float> key;
-  Heads<float> value;
+  Heads<T> query;
+  Heads<T> key;
+  Heads<T> value;
 };
 
 // Gradients of keys and values are sums over the heads that share them.
-void attention_grad(const AttentionShape& shape, const AttentionGradInputs& in,
-                    const WeightDropout* dropout, const AttentionGradOutputs& out);
+template <typename T>
+void attention_grad(const AttentionShape& shape, const AttentionGradInputs<T>& in,
+                    const WeightDropout* dropout, const AttentionGradOutputs<T>& out);
 
 }  // namespace oneflow_accel

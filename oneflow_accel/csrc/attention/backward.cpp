@@ -91,7 +91,8 @@ void attend_grad(const AttentionShape& shape, int64_t begin, WeightPlace place, 
 }
 
 // Rows of a workspace to a tensor's.
-void store(const float* from, int64_t stride, int64_t rows, int64_t dim, float factor, float* to,
+template <typename T>
+void store(const float* from, int64_t stride, int64_t rows, int64_t dim, float factor, T* to,
            int64_t to_stride) {
   for (int64_t r = 0; r < rows; ++r) {
     store_scaled(from + r * stride, dim, factor, to + r * to_stride);
@@ -100,9 +101,10 @@ void store(const float* from, int64_t stride, int64_t rows, int64_t dim, float f
 
 // Adds the parts of head h to key_grads and value_grads; its keys and values are packed. `lse` is
 // that of its first query, at time t.
+template <typename T>
 void query_head_grad(const AttentionShape& shape, int64_t b, int64_t h, int64_t t,
-                     const float* lse, const AttentionGradInputs& in,
-                     const WeightDropout* dropout, const AttentionGradOutputs& out,
+                     const float* lse, const AttentionGradInputs<T>& in,
+                     const WeightDropout* dropout, const AttentionGradOutputs<T>& out,
                      GradWorkspace* workspace) {
   GradWorkspace& w = *workspace;
   for (int64_t i = 0; i < shape.queries; i += kGradQueryBlock) {
@@ -124,9 +126,10 @@ void query_head_grad(const AttentionShape& shape, int64_t b, int64_t h, int64_t 
 }
 
 // One head of keys and values, and all heads of queries that share it, in their order.
+template <typename T>
 void head_grad(const AttentionShape& all, const Span& span, int64_t kv,
-               const AttentionGradInputs& in, const WeightDropout* dropout,
-               const AttentionGradOutputs& out, GradWorkspace* workspace) {
+               const AttentionGradInputs<T>& in, const WeightDropout* dropout,
+               const AttentionGradOutputs<T>& out, GradWorkspace* workspace) {
   GradWorkspace& w = *workspace;
   const AttentionShape shape = all.of(span);
   const int64_t b = span.batch;
@@ -150,8 +153,9 @@ void head_grad(const AttentionShape& all, const Span& span, int64_t kv,
 
 }  // namespace
 
-void attention_grad(const AttentionShape& shape, const AttentionGradInputs& in,
-                    const WeightDropout* dropout, const AttentionGradOutputs& out) {
+template <typename T>
+void attention_grad(const AttentionShape& shape, const AttentionGradInputs<T>& in,
+                    const WeightDropout* dropout, const AttentionGradOutputs<T>& out) {
   parallel_for(shape.parts() * shape.kv_heads, 1, [&](int64_t first, int64_t last) {
     GradWorkspace w(shape, dropout != nullptr);
     for (int64_t task = first; task < last; ++task) {
@@ -160,5 +164,10 @@ void attention_grad(const AttentionShape& shape, const AttentionGradInputs& in,
     }
   });
 }
+
+template void attention_grad(const AttentionShape&, const AttentionGradInputs<float>&,
+                             const WeightDropout*, const AttentionGradOutputs<float>&);
+template void attention_grad(const AttentionShape&, const AttentionGradInputs<Bfloat16>&,
+                             const WeightDropout*, const AttentionGradOutputs<Bfloat16>&);
 
 }  // namespace oneflow_accel

@@ -1,6 +1,6 @@
 // oneflow_accel_packed_attention and its gradient: query, key and value are the parts of one
 // projection, [batch, time, 3, heads, dim], read where they lie; the output is
-// [batch, time, heads, dim]. float32, and the forward in bfloat16.
+// [batch, time, heads, dim]. float32 and bfloat16.
 #include "attention/operators.h"
 
 namespace oneflow_accel {
@@ -132,6 +132,7 @@ class PackedAttentionKernel final : public Kernel {
   }
 };
 
+template <typename T>
 class PackedAttentionGradKernel final : public Kernel {
  public:
   std::shared_ptr<user_op::OpKernelCache> InitOpKernelCache(
@@ -145,17 +146,17 @@ class PackedAttentionGradKernel final : public Kernel {
     const auto* projection = ctx->Tensor4ArgNameAndIndex("qkv", 0);
     const AttentionShape shape = shape_of(ctx, projection->shape_view());
     const auto dropout = weight_dropout(ctx, cache);
-    const float* qkv = projection->dptr<float>();
-    const float* out = input(ctx, "out");
-    const float* out_grad = input(ctx, "out_grad");
-    float* qkv_grad = output(ctx, "qkv_grad");
+    const T* qkv = input<T>(ctx, "qkv");
+    const T* out = input<T>(ctx, "out");
+    const T* out_grad = input<T>(ctx, "out_grad");
+    T* qkv_grad = output<T>(ctx, "qkv_grad");
     run_or_throw([&] { return describe(shape); }, [&] {
-      attention_grad(shape,
-                     {part_of(qkv, 0, shape), part_of(qkv, 1, shape), part_of(qkv, 2, shape),
-                      out_of(out, shape), out_of(out_grad, shape), input(ctx, "lse")},
-                     dropout ? &*dropout : nullptr,
-                     {part_of(qkv_grad, 0, shape), part_of(qkv_grad, 1, shape),
-                      part_of(qkv_grad, 2, shape)});
+      attention_grad<T>(shape,
+                        {part_of(qkv, 0, shape), part_of(qkv, 1, shape), part_of(qkv, 2, shape),
+                         out_of(out, shape), out_of(out_grad, shape), input(ctx, "lse")},
+                        dropout ? &*dropout : nullptr,
+                        {part_of(qkv_grad, 0, shape), part_of(qkv_grad, 1, shape),
+                         part_of(qkv_grad, 2, shape)});
     });
   }
 };
@@ -164,8 +165,10 @@ REGISTER_KERNEL("oneflow_accel_packed_attention", make<PackedAttentionKernel<flo
                 is_float32_on_cpu("out"));
 REGISTER_KERNEL("oneflow_accel_packed_attention", make<PackedAttentionKernel<Bfloat16>>,
                 is_bfloat16_on_cpu("out"));
-REGISTER_KERNEL("oneflow_accel_packed_attention_grad", make<PackedAttentionGradKernel>,
+REGISTER_KERNEL("oneflow_accel_packed_attention_grad", make<PackedAttentionGradKernel<float>>,
                 is_float32_on_cpu("qkv_grad"));
+REGISTER_KERNEL("oneflow_accel_packed_attention_grad", make<PackedAttentionGradKernel<Bfloat16>>,
+                is_bfloat16_on_cpu("qkv_grad"));
 
 }  // namespace
 

@@ -249,11 +249,4 @@ void softmax_grad_block(float* scores, float* score_grads, int64_t stride, int64
   }
 }
 
-float dot(const float* a, const float* b, int64_t n) {
-  float sum = 0.0F;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t d = 0; d < n; ++d) { sum += a[d] * b[d]; }
-  return sum;
-}
-
 }  // namespace oneflow_accel

@@ -66,6 +66,12 @@ void softmax_grad_block(float* scores, float* score_grads, int64_t stride, int64
                         int64_t keys, Visible visible, const float* lse, const float* delta);
 
 // sum over d of a[d] b[d].
-float dot(const float* a, const float* b, int64_t n);
+template <typename T>
+float dot(const T* a, const T* b, int64_t n) {
+  float sum = 0.0F;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t d = 0; d < n; ++d) { sum += to_float(a[d]) * to_float(b[d]); }
+  return sum;
+}
 
 }  // namespace oneflow_accel

@@ -1,6 +1,6 @@
 // oneflow_accel_attention and its gradient: query, key and value are tensors of their own,
-// [batch, heads, time, dim], of which keys and values may have fewer heads. float32, and the
-// forward in bfloat16.
+// [batch, heads, time, dim], of which keys and values may have fewer heads. float32 and
+// bfloat16.
 #include "attention/operators.h"
 
 namespace oneflow_accel {
@@ -155,6 +155,7 @@ class AttentionKernel final : public Kernel {
   }
 };
 
+template <typename T>
 class AttentionGradKernel final : public Kernel {
  public:
   std::shared_ptr<user_op::OpKernelCache> InitOpKernelCache(
@@ -168,13 +169,13 @@ class AttentionGradKernel final : public Kernel {
     const AttentionShape shape = shape_of(ctx);
     const auto dropout = weight_dropout(ctx, cache);
     run_or_throw([&] { return describe(shape); }, [&] {
-      attention_grad(
+      attention_grad<T>(
           shape,
-          {input_heads(ctx, "query"), input_heads(ctx, "key"), input_heads(ctx, "value"),
-           input_heads(ctx, "out"), input_heads(ctx, "out_grad"), input(ctx, "lse")},
+          {input_heads<T>(ctx, "query"), input_heads<T>(ctx, "key"), input_heads<T>(ctx, "value"),
+           input_heads<T>(ctx, "out"), input_heads<T>(ctx, "out_grad"), input(ctx, "lse")},
           dropout ? &*dropout : nullptr,
-          {output_heads(ctx, "query_grad"), output_heads(ctx, "key_grad"),
-           output_heads(ctx, "value_grad")});
+          {output_heads<T>(ctx, "query_grad"), output_heads<T>(ctx, "key_grad"),
+           output_heads<T>(ctx, "value_grad")});
     });
   }
 };
@@ -182,8 +183,10 @@ class AttentionGradKernel final : public Kernel {
 REGISTER_KERNEL("oneflow_accel_attention", make<AttentionKernel<float>>, is_float32_on_cpu("out"));
 REGISTER_KERNEL("oneflow_accel_attention", make<AttentionKernel<Bfloat16>>,
                 is_bfloat16_on_cpu("out"));
-REGISTER_KERNEL("oneflow_accel_attention_grad", make<AttentionGradKernel>,
+REGISTER_KERNEL("oneflow_accel_attention_grad", make<AttentionGradKernel<float>>,
                 is_float32_on_cpu("query_grad"));
+REGISTER_KERNEL("oneflow_accel_attention_grad", make<AttentionGradKernel<Bfloat16>>,
+                is_bfloat16_on_cpu("query_grad"));
 
 }  // namespace
 

@@ -1,7 +1,10 @@
 // Kernels whose output has one element for each element of their inputs, all of one shape.
 #pragma once
 
+#include <initializer_list>
 #include <string>
+#include <type_traits>
+#include <vector>
 
 #include "common/bfloat16.h"
 #include "common/oneflow.h"
@@ -9,68 +12,66 @@
 
 namespace oneflow_accel {
 
-// What runs over a range of elements. Loops in such functions are marked `omp simd`: the output may be
-// one of the inputs, and no iteration depends on another.
-template <typename In, typename Out = In>
-using UnaryMap = void (*)(const In* x, Out* y, int64_t n);
-template <typename T>
-using BinaryMap = void (*)(const T* a, const T* b, T* out, int64_t n);
-
-// out = map(in), element by element.
-template <typename In, typename Out = In>
-class UnaryMapKernel final : public Kernel {
+// out = formula(in), or formula(a, b), element by element, in float; the output may be one of the
+// inputs. `arguments` names the inputs, then the output.
+template <typename T, typename Formula>
+class MapKernel final : public Kernel {
  public:
-  UnaryMapKernel(std::string in, std::string out, UnaryMap<In, Out> map)
-      : in_(std::move(in)), out_(std::move(out)), map_(map) {}
+  MapKernel(std::vector<std::string> arguments, Formula formula)
+      : arguments_(std::move(arguments)), formula_(formula) {}
 
  private:
   void Compute(::oneflow::user_op::KernelComputeContext* ctx) const override {
-    auto* tensor = ctx->Tensor4ArgNameAndIndex(out_, 0);
-    const auto* x = static_cast<const In*>(ctx->Tensor4ArgNameAndIndex(in_, 0)->raw_dptr());
-    auto* y = static_cast<Out*>(tensor->mut_raw_dptr());
-    parallel_for(tensor->shape_view().elem_cnt(), kGrainSize,
-                 [=](int64_t begin, int64_t end) { map_(x + begin, y + begin, end - begin); });
-  }
-
-  std::string in_;
-  std::string out_;
-  UnaryMap<In, Out> map_;
-};
-
-// out = map(a, b), element by element.
-template <typename T>
-class BinaryMapKernel final : public Kernel {
- public:
-  BinaryMapKernel(std::string a, std::string b, std::string out, BinaryMap<T> map)
-      : a_(std::move(a)), b_(std::move(b)), out_(std::move(out)), map_(map) {}
-
- private:
-  void Compute(::oneflow::user_op::KernelComputeContext* ctx) const override {
-    auto* tensor = ctx->Tensor4ArgNameAndIndex(out_, 0);
-    const auto* a = static_cast<const T*>(ctx->Tensor4ArgNameAndIndex(a_, 0)->raw_dptr());
-    const auto* b = static_cast<const T*>(ctx->Tensor4ArgNameAndIndex(b_, 0)->raw_dptr());
+    auto* tensor = ctx->Tensor4ArgNameAndIndex(arguments_.back(), 0);
     auto* out = static_cast<T*>(tensor->mut_raw_dptr());
-    parallel_for(tensor->shape_view().elem_cnt(), kGrainSize, [=](int64_t begin, int64_t end) {
-      map_(a + begin, b + begin, out + begin, end - begin);
-    });
+    const auto in = [&](std::size_t i) {
+      return static_cast<const T*>(ctx->Tensor4ArgNameAndIndex(arguments_[i], 0)->raw_dptr());
+    };
+    const T* a = in(0);
+    const T* b = in(arguments_.size() - 2);
+    parallel_for(tensor->shape_view().elem_cnt(), kGrainSize,
+                 [=](int64_t begin, int64_t end) { run(a, b, out, begin, end); });
   }
 
-  std::string a_;
-  std::string b_;
-  std::string out_;
-  BinaryMap<T> map_;
+  void run(const T* a, const T* b, T* out, int64_t begin, int64_t end) const {
+    const Formula formula = formula_;
+#pragma omp simd
+    for (int64_t i = begin; i < end; ++i) {
+      if constexpr (std::is_invocable_v<Formula, float>) {
+        out[i] = from_float<T>(formula(to_float(a[i])));
+      } else {
+        out[i] = from_float<T>(formula(to_float(a[i]), to_float(b[i])));
+      }
+    }
+  }
+
+  std::vector<std::string> arguments_;
+  Formula formula_;
 };
 
-// Arguments of SetCreateFn.
-template <typename In, typename Out>
-::oneflow::user_op::OpKernelCreateFn map_kernel(const char* in, const char* out,
-                                                void (*map)(const In*, Out*, int64_t)) {
-  return [=] { return ::oneflow::user_op::NewOpKernel<UnaryMapKernel<In, Out>>(in, out, map); };
-}
-template <typename T>
-::oneflow::user_op::OpKernelCreateFn map_kernel(const char* a, const char* b, const char* out,
-                                                BinaryMap<T> map) {
-  return [=] { return ::oneflow::user_op::NewOpKernel<BinaryMapKernel<T>>(a, b, out, map); };
-}
+// Registers such kernels for float32 and bfloat16.
+template <typename Formula>
+struct MapRegistration {
+  KernelRegistration float32;
+  KernelRegistration bfloat16;
+
+  MapRegistration(const char* op, std::initializer_list<const char*> arguments, Formula formula,
+                  ::oneflow::user_op::InplaceProposalFn in_place = nullptr)
+      : float32(registry(op, create<float>(arguments, formula),
+                         is_float32_on_cpu(*(arguments.end() - 1)), in_place)),
+        bfloat16(registry(op, create<Bfloat16>(arguments, formula),
+                          is_bfloat16_on_cpu(*(arguments.end() - 1)), in_place)) {}
+
+ private:
+  template <typename T>
+  static ::oneflow::user_op::OpKernelCreateFn create(std::initializer_list<const char*> arguments,
+                                                     Formula formula) {
+    const std::vector<std::string> names(arguments.begin(), arguments.end());
+    return [=] { return ::oneflow::user_op::NewOpKernel<MapKernel<T, Formula>>(names, formula); };
+  }
+};
 
 }  // namespace oneflow_accel
+
+#define REGISTER_MAP(...) \
+  static const ::oneflow_accel::MapRegistration OF_PP_CAT(g_map, __COUNTER__)(__VA_ARGS__)

@@ -1,4 +1,4 @@
-// broadcast_matmul_grad_b, float32: the gradient of a matrix that many rows were multiplied with,
+// broadcast_matmul_grad_b, float32 and bfloat16: the gradient of a matrix that many rows were multiplied with,
 // as the weight of a linear layer is.
 #include "common/guard.h"
 #include "common/threads.h"
@@ -11,6 +11,7 @@ namespace {
 namespace user_op = ::oneflow::user_op;
 
 // out (M, N) = alpha a^T b with a (..., M) and b (..., N), summed over all leading dimensions.
+template <typename T>
 class BroadcastMatmulGradBKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const auto* a = ctx->Tensor4ArgNameAndIndex("a", 0);
@@ -27,13 +28,16 @@ class BroadcastMatmulGradBKernel final : public Kernel {
     product.alpha = static_cast<float>(ctx->Attr<double>("alpha"));
     load_addend(ctx, out, &product);
     run_or_throw([&] { return product.describe(); }, [&] {
-      multiply(product, a->dptr<float>(), b->dptr<float>(), nullptr, out->mut_dptr<float>());
+      multiply(product, static_cast<const T*>(a->raw_dptr()), static_cast<const T*>(b->raw_dptr()),
+               nullptr, static_cast<T*>(out->mut_raw_dptr()));
     });
   }
 };
 
-REGISTER_KERNEL("broadcast_matmul_grad_b", make<BroadcastMatmulGradBKernel>,
+REGISTER_KERNEL("broadcast_matmul_grad_b", make<BroadcastMatmulGradBKernel<float>>,
                 is_float32_on_cpu("out"), in_place("out", "_add_to_output"));
+REGISTER_KERNEL("broadcast_matmul_grad_b", make<BroadcastMatmulGradBKernel<Bfloat16>>,
+                is_bfloat16_on_cpu("out"), in_place("out", "_add_to_output"));
 
 }  // namespace
 

@@ -1,9 +1,10 @@
 #include "reduce/sum.h"
 
 #include <algorithm>
+#include <type_traits>
 
+#include "common/bfloat16.h"
 #include "common/onednn.h"
-#include "common/simd_math.h"
 #include "common/threads.h"
 
 namespace oneflow_accel {
@@ -16,44 +17,37 @@ constexpr int64_t kRowBlock = 4096;
 constexpr int64_t kColumnBlock = 128;
 constexpr int64_t kColumnTile = 1024;
 
-float row_sum(const float* x, int64_t n) {
-  float sum = 0.0F;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t i = 0; i < n; ++i) { sum += x[i]; }
-  return sum;
-}
+ONEFLOW_ACCEL_INLINE double to_float(double x) { return x; }
 
-double row_sum(const double* x, int64_t n) {
-  double sum = 0.0;
+// What T is summed up in.
+template <typename T>
+using Sum = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+template <typename T>
+Sum<T> row_sum(const T* x, int64_t n) {
+  Sum<T> sum = 0;
 #pragma omp simd reduction(+ : sum)
-  for (int64_t i = 0; i < n; ++i) { sum += x[i]; }
+  for (int64_t i = 0; i < n; ++i) { sum += to_float(x[i]); }
   return sum;
 }
 
 // sums[i] = the sum over rows r of x[r * stride + i].
 template <typename T>
-ONEFLOW_ACCEL_INLINE void add_rows(const T* x, int64_t stride, int64_t rows, T* sums, int64_t n) {
-  std::fill_n(sums, n, T(0));
+void column_sums(const T* x, int64_t stride, int64_t rows, Sum<T>* sums, int64_t n) {
+  std::fill_n(sums, n, Sum<T>(0));
   int64_t r = 0;
   for (; r + 4 <= rows; r += 4) {
     const T* row = x + r * stride;
 #pragma omp simd
     for (int64_t i = 0; i < n; ++i) {
-      sums[i] += (row[i] + row[stride + i]) + (row[2 * stride + i] + row[3 * stride + i]);
+      sums[i] += (to_float(row[i]) + to_float(row[stride + i]))
+                 + (to_float(row[2 * stride + i]) + to_float(row[3 * stride + i]));
     }
   }
   for (; r < rows; ++r) {
 #pragma omp simd
-    for (int64_t i = 0; i < n; ++i) { sums[i] += x[r * stride + i]; }
+    for (int64_t i = 0; i < n; ++i) { sums[i] += to_float(x[r * stride + i]); }
   }
-}
-
-void column_sums(const float* x, int64_t stride, int64_t rows, float* sums, int64_t n) {
-  add_rows(x, stride, rows, sums, n);
-}
-
-void column_sums(const double* x, int64_t stride, int64_t rows, double* sums, int64_t n) {
-  add_rows(x, stride, rows, sums, n);
 }
 
 // out[i] = the sum over b of partial[i * stride + b * step].
@@ -75,9 +69,9 @@ T* partial_sums(int64_t n) {
 
 // (rows, n) -> (rows)
 template <typename T>
-void sum_rows(const T* x, int64_t rows, int64_t n, T* out) {
+void sum_rows(const T* x, int64_t rows, int64_t n, Sum<T>* out) {
   const int64_t blocks = (n + kRowBlock - 1) / kRowBlock;
-  T* sums = blocks == 1 ? out : partial_sums<T>(rows * blocks);
+  Sum<T>* sums = blocks == 1 ? out : partial_sums<Sum<T>>(rows * blocks);
   const int64_t grain = std::max<int64_t>(kGrainSize / std::min(n, kRowBlock), 1);
   parallel_for(rows * blocks, grain, [=](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
@@ -90,11 +84,11 @@ void sum_rows(const T* x, int64_t rows, int64_t n, T* out) {
 
 // (outer, rows, columns) -> (outer, columns)
 template <typename T>
-void sum_columns(const T* x, int64_t outer, int64_t rows, int64_t columns, T* out) {
+void sum_columns(const T* x, int64_t outer, int64_t rows, int64_t columns, Sum<T>* out) {
   const int64_t blocks = (rows + kColumnBlock - 1) / kColumnBlock;
   const int64_t tiles = (columns + kColumnTile - 1) / kColumnTile;
   // One after the other: (outer, columns) for the first block, then for the second.
-  T* sums = blocks == 1 ? out : partial_sums<T>(blocks * outer * columns);
+  Sum<T>* sums = blocks == 1 ? out : partial_sums<Sum<T>>(blocks * outer * columns);
   const int64_t work = std::min(rows, kColumnBlock) * std::min(columns, kColumnTile);
   const int64_t grain = std::max<int64_t>(kGrainSize / work, 1);
   parallel_for(outer * blocks * tiles, grain, [=](int64_t begin, int64_t end) {
@@ -133,23 +127,31 @@ std::vector<Group> groups_of(const ::oneflow::ShapeView& shape, const std::vecto
   return groups;
 }
 
-}  // namespace
+template <typename T>
+void sum_axis(const T* x, int64_t outer, int64_t size, int64_t inner, Sum<T>* out) {
+  if (inner == 1) {
+    sum_rows(x, outer, size, out);
+  } else {
+    sum_columns(x, outer, size, inner, out);
+  }
+}
 
 template <typename T>
-void sum_over(const ::oneflow::ShapeView& shape, const std::vector<int32_t>& axes, const T* x,
-              T* out) {
+void sum_into(const ::oneflow::ShapeView& shape, const std::vector<int32_t>& axes, const T* x,
+              Sum<T>* out) {
   std::vector<Group> groups = groups_of(shape, axes);
   int64_t kept = 1;
   auto left = std::count_if(groups.begin(), groups.end(), [](const Group& g) { return g.summed; });
   for (const Group& group : groups) { kept *= group.summed ? 1 : group.size; }
   if (left == 0 || shape.elem_cnt() == 0) {
     const bool copy = shape.elem_cnt() != 0;
-    for (int64_t i = 0; i < kept; ++i) { out[i] = copy ? x[i] : T(0); }
+    for (int64_t i = 0; i < kept; ++i) { out[i] = copy ? to_float(x[i]) : 0; }
     return;
   }
   // One group after the other, the last one first; what is not final goes to either of two
   // buffers in turn.
   ScratchSlot slot = ScratchSlot::kSource;
+  const Sum<T>* sums = nullptr;
   int64_t inner = 1;
   int64_t outer = shape.elem_cnt();
   for (std::size_t k = groups.size(); k-- > 0;) {
@@ -158,23 +160,41 @@ void sum_over(const ::oneflow::ShapeView& shape, const std::vector<int32_t>& axe
       inner *= groups[k].size;
       continue;
     }
-    T* to = out;
+    Sum<T>* to = out;
     if (--left > 0) {
-      to = static_cast<T*>(scratch(slot, outer * inner * sizeof(T)));
+      to = static_cast<Sum<T>*>(scratch(slot, outer * inner * sizeof(Sum<T>)));
       slot = slot == ScratchSlot::kSource ? ScratchSlot::kDestination : ScratchSlot::kSource;
     }
-    if (inner == 1) {
-      sum_rows(x, outer, groups[k].size, to);
+    if (sums == nullptr) {
+      sum_axis(x, outer, groups[k].size, inner, to);
     } else {
-      sum_columns(x, outer, groups[k].size, inner, to);
+      sum_axis(sums, outer, groups[k].size, inner, to);
     }
-    x = to;
+    sums = to;
   }
 }
 
-template void sum_over<float>(const ::oneflow::ShapeView&, const std::vector<int32_t>&,
-                              const float*, float*);
-template void sum_over<double>(const ::oneflow::ShapeView&, const std::vector<int32_t>&,
-                               const double*, double*);
+}  // namespace
+
+template <typename T>
+void sum_over(const ::oneflow::ShapeView& shape, const std::vector<int32_t>& axes, const T* x,
+              T* out) {
+  if constexpr (std::is_same_v<T, Bfloat16>) {
+    int64_t kept = 1;
+    for (const Group& group : groups_of(shape, axes)) { kept *= group.summed ? 1 : group.size; }
+    auto* sums = static_cast<float*>(scratch(ScratchSlot::kWeights, kept * sizeof(float)));
+    sum_into(shape, axes, x, sums);
+    for (int64_t i = 0; i < kept; ++i) { out[i] = from_float<T>(sums[i]); }
+  } else {
+    sum_into(shape, axes, x, out);
+  }
+}
+
+template void sum_over(const ::oneflow::ShapeView&, const std::vector<int32_t>&, const float*,
+                       float*);
+template void sum_over(const ::oneflow::ShapeView&, const std::vector<int32_t>&, const Bfloat16*,
+                       Bfloat16*);
+template void sum_over(const ::oneflow::ShapeView&, const std::vector<int32_t>&, const double*,
+                       double*);
 
 }  // namespace oneflow_accel

@@ -1,0 +1,115 @@
+// Autocast to bfloat16 on CPUs, which OneFlow knows and never does: MakeAutoCastMeta() makes
+// operators eligible on CUDA only. It is called once for each operator that is built, within OneFlow
+// as well, so that eager code and traced graphs both get what it says here.
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "common/redirect.h"
+#include "oneflow/core/framework/autocast.h"
+
+namespace oneflow_accel {
+
+namespace {
+
+using ::oneflow::autocast::AutoCastColor;
+using ::oneflow::autocast::AutoCastMeta;
+using Arguments = std::vector<std::pair<std::string, int32_t>>;
+
+// The operators that have kernels in bfloat16, their gradients too. kWhite: inputs become bfloat16.
+// kGray and kClear: it stays where all inputs are bfloat16. Any other's inputs become float32.
+const std::unordered_map<std::string, AutoCastColor>& colors() {
+  using namespace ::oneflow::autocast;  // NOLINT
+  static const std::unordered_map<std::string, AutoCastColor> table{
+      {"matmul", kWhite},
+      {"batch_matmul", kWhite},
+      {"broadcast_matmul", kWhite},
+      {"broadcast_matmul_grad_b", kWhite},
+      {"fused_matmul_bias", kWhite},
+      {"oneflow_accel_attention", kWhite},
+      {"oneflow_accel_packed_attention", kWhite},
+      {"oneflow_accel_swiglu", kWhite},
+      {"oneflow_accel_rope", kGray},
+      {"add_n", kGray},
+      {"bias_add", kGray},
+      {"broadcast_add", kGray},
+      {"broadcast_sub", kGray},
+      {"broadcast_mul", kGray},
+      {"fast_gelu", kGray},
+      {"gelu", kGray},
+      {"quick_gelu", kGray},
+      {"reduce_sum", kGray},
+      {"reduce_sum_like", kGray},
+      {"relu", kGray},
+      {"scalar_add", kGray},
+      {"scalar_div", kGray},
+      {"scalar_mul", kGray},
+      {"sigmoid", kGray},
+      {"silu", kGray},
+      {"tanh", kGray},
+      {"broadcast_like", kClear},
+      {"concat", kClear},
+      {"copy", kClear},
+      {"expand", kClear},
+      {"expand_dims", kClear},
+      {"identity", kClear},
+      {"narrow", kClear},
+      {"reshape", kClear},
+      {"reshape_like", kClear},
+      {"slice", kClear},
+      {"split_like", kClear},
+      {"squeeze", kClear},
+      {"to_contiguous", kClear},
+      {"transpose", kClear},
+  };
+  return table;
+}
+
+// What stays float32 whatever the operator runs in, beside what OneFlow says so of.
+bool stays_float32(const std::string& op, const std::string& input) {
+  return op == "oneflow_accel_rope" && input != "x";
+}
+
+std::shared_ptr<AutoCastMeta> make_meta(const std::string& op, const Arguments& inputs) {
+  auto meta = ::oneflow::autocast::MakeAutoCastMeta(op, inputs);
+  const auto found = colors().find(op);
+  if (found == colors().end()) { return meta; }
+  // OneFlow's own operators keep the colors that they have on CUDA.
+  if (meta->autocast_color() == ::oneflow::autocast::kBlack) {
+    const auto of_stock = std::exchange(meta, std::make_shared<AutoCastMeta>(inputs.size()));
+    meta->set_autocast_color(found->second);
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      if (of_stock->is_args_autocast_eligible(i) && !stays_float32(op, inputs[i].first)) {
+        meta->set_arg_autocast_eligible(i);
+      }
+    }
+  }
+  meta->set_autocast_eligible(::oneflow::kCPU, ::oneflow::DType::BFloat16());
+  return meta;
+}
+
+using DType = ::oneflow::Symbol<::oneflow::DType>;
+
+// OneFlow has bfloat16 for what bfloat16 and float32 have in common, so that operators that autocast
+// is to run in float32 would stay in bfloat16: it asks while autocast is off. Where it is on, what is
+// asked is what a sum of both is to be: bfloat16, for activations and biases.
+DType common_type(DType a, DType b) {
+  const DType common = ::oneflow::promoteTypes(a, b);
+  const bool has_float32 = a == ::oneflow::DType::Float() || b == ::oneflow::DType::Float();
+  return has_float32 && common == ::oneflow::DType::BFloat16() && !::oneflow::autocast::is_enabled()
+             ? ::oneflow::DType::Float()
+             : common;
+}
+
+constexpr const char* kPromoteTypes =
+    "_ZN7oneflow12promoteTypesENS_6SymbolINS_5DTypeEEES2_";
+constexpr const char* kMakeAutoCastMeta =
+    "_ZN7oneflow8autocast16MakeAutoCastMetaERKSsRKSt6vectorISt4pairISsiESaIS5_EE";
+const bool g_casts = redirect_in_oneflow(kMakeAutoCastMeta, make_meta)
+                     && redirect_in_oneflow(kPromoteTypes, common_type);
+
+}  // namespace
+
+}  // namespace oneflow_accel

@@ -1,0 +1,178 @@
+"""Autocast on CPUs: `oneflow.autocast(device_type="cpu", dtype=oneflow.bfloat16)`, eagerly and in
+what an nn.Graph traces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from oneflow_accel.kernels import plugin
+from oneflow_accel.kernels.attention import packed_attention, scaled_dot_product_attention
+from oneflow_accel.kernels.linear import linear
+from oneflow_accel.kernels.transformer import rope, swiglu
+
+import numpy as np
+import oneflow as flow
+import pytest
+from oneflow import nn
+from oneflow.nn import functional
+
+pytestmark = pytest.mark.skipif(not plugin.state().loaded, reason="OneFlow alone never does it")
+
+RNG = np.random.default_rng(3)
+
+
+def bfloat16() -> flow.autocast:
+    return flow.autocast(device_type="cpu", dtype=flow.bfloat16)
+
+
+def random(*shape: int) -> flow.Tensor:
+    return flow.tensor(RNG.standard_normal(shape).astype(np.float32)).requires_grad_()
+
+
+def angles(time: int, half: int) -> tuple[flow.Tensor, flow.Tensor]:
+    turns = np.outer(np.arange(time), 1 / 100 ** (np.arange(half) / half)).astype(np.float32)
+    return flow.tensor(np.cos(turns)), flow.tensor(np.sin(turns))
+
+
+@pytest.mark.parametrize(
+    ("operation", "shapes"),
+    [
+        (lambda x, w: flow.matmul(x, w), [(6, 8), (8, 5)]),
+        (lambda x, w: flow.bmm(x, w), [(2, 6, 8), (2, 8, 5)]),
+        (linear, [(3, 6, 8), (5, 8), (5,)]),
+        (functional.linear, [(3, 6, 8), (5, 8), (5,)]),
+        (lambda q, k, v: scaled_dot_product_attention(q, k, v), [(2, 3, 7, 8)] * 3),
+        (lambda qkv: packed_attention(qkv, 2, causal=True), [(2, 7, 48)]),
+        (swiglu, [(6, 9)] * 2),
+    ],
+    ids=["matmul", "bmm", "linear", "nn-linear", "attention", "packed-attention", "swiglu"],
+)
+def test_products_run_in_bfloat16_with_their_gradients(
+    operation: Callable[..., flow.Tensor], shapes: list[tuple[int, ...]]
+) -> None:
+    inputs = [random(*shape) for shape in shapes]
+    exact = operation(*inputs)
+    weight = flow.tensor(RNG.standard_normal(exact.shape).astype(np.float32))
+    expected = flow.autograd.grad((exact * weight).sum(), inputs)
+    seen: list[flow.dtype] = []
+    with bfloat16():
+        out = operation(*inputs)
+    assert out.dtype == flow.bfloat16
+    out.register_hook(lambda grad: seen.append(grad.dtype))
+    found = flow.autograd.grad((out.float() * weight).sum(), inputs)
+    # The gradient comes to the operator in bfloat16; what it gives is cast to its input's float32.
+    assert seen == [flow.bfloat16]
+    for mine, theirs in zip((out.float(), *found), (exact, *expected), strict=True):
+        assert mine.dtype == flow.float32
+        size = theirs.abs().max().item()
+        assert np.abs(mine.numpy() - theirs.numpy()).max() <= 2**-6 * size
+        # In float32 they would be equal.
+        assert (mine != theirs).any()
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        functional.gelu,
+        functional.relu,
+        functional.silu,
+        flow.tanh,
+        flow.sigmoid,
+        lambda x: x + x,
+        lambda x: x * 0.5,
+        lambda x: x.reshape(8, 6).transpose(0, 1)[1:],
+        lambda x: flow.cat([x, x], dim=1),
+        lambda x: rope(x.reshape(2, 3, 8), *angles(3, 4)),
+    ],
+    ids="gelu relu silu tanh sigmoid add scale view cat rope".split(),
+)
+def test_what_follows_a_product_stays_in_bfloat16(
+    operation: Callable[[flow.Tensor], flow.Tensor],
+) -> None:
+    x, w = random(6, 4), random(4, 8)
+    exact = operation(x @ w)
+    expected = flow.autograd.grad(exact.square().sum(), [x, w])
+    with bfloat16():
+        out = operation(x @ w)
+    assert out.dtype == flow.bfloat16
+    found = flow.autograd.grad(out.float().square().sum(), [x, w])
+    for mine, theirs in zip((out.float(), *found), (exact, *expected), strict=True):
+        assert np.abs(mine.numpy() - theirs.numpy()).max() <= 2**-5 * theirs.abs().max().item()
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda x: functional.layer_norm(x, (8,)),
+        lambda x: functional.softmax(x, dim=-1),
+        flow.exp,
+        lambda x: functional.cross_entropy(x, flow.zeros(6, dtype=flow.int64)),
+        lambda x: rope(x.reshape(2, 3, 8), *angles(3, 4)).float(),
+    ],
+    ids="norm softmax exp cross-entropy rope".split(),
+)
+def test_the_rest_runs_in_float32(operation: Callable[[flow.Tensor], flow.Tensor]) -> None:
+    x, w = random(6, 4), random(4, 8)
+    with bfloat16():
+        assert operation(x @ w).dtype == flow.float32
+        # What is float32 stays so.
+        assert functional.gelu(x).dtype == flow.float32
+    assert (x @ w).dtype == flow.float32
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(16), nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x: flow.Tensor) -> flow.Tensor:
+        return x + self.down(functional.gelu(self.up(self.norm(x))))
+
+
+def _trained(in_graph: bool) -> tuple[list[float], np.ndarray]:
+    flow.manual_seed(1)
+    model = nn.Sequential(Block(), Block())
+    optimizer = flow.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    x = flow.tensor(np.random.default_rng(5).standard_normal((4, 16)).astype(np.float32))
+
+    def loss_of(model: nn.Module, x: flow.Tensor) -> flow.Tensor:
+        with bfloat16():
+            return functional.mse_loss(model(x).float(), x * 0.5)
+
+    class Graph(nn.Graph):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+            self.add_optimizer(optimizer)
+
+        def build(self, x: flow.Tensor) -> flow.Tensor:
+            loss = loss_of(self.model, x)
+            loss.backward()
+            return loss
+
+    def step(x: flow.Tensor) -> flow.Tensor:
+        loss = loss_of(model, x)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    run = Graph() if in_graph else step
+    losses = [run(x).item() for _ in range(5)]
+    return losses, model[0].up.weight.numpy()
+
+
+def test_a_graph_trains_as_eager_code_does() -> None:
+    losses, weight = _trained(in_graph=False)
+    graph_losses, graph_weight = _trained(in_graph=True)
+    assert losses[-1] < losses[0]
+    np.testing.assert_allclose(graph_losses, losses, rtol=2e-2)
+    np.testing.assert_allclose(graph_weight, weight, atol=2e-3)
+
+
+def test_other_dtypes_are_refused_with_a_warning() -> None:
+    with (
+        pytest.warns(UserWarning, match="CPU autocast knows bfloat16 only"),
+        flow.autocast(device_type="cpu", dtype=flow.float16),
+    ):
+        assert (random(2, 3) @ random(3, 2)).dtype == flow.float32
