@@ -16,6 +16,10 @@ struct Bfloat16 {
 // AVX-512 processors do it in several steps, in which infinity becomes NaN.
 bool has_bfloat16_products();
 
+// Whether products and convolutions of float32 tensors are to round their operands to bfloat16, which
+// the CPU multiplies faster; sums stay in float32. Off unless a program asks for it.
+bool float32_products_in_bfloat16();
+
 ONEFLOW_ACCEL_INLINE float to_float(float x) { return x; }
 ONEFLOW_ACCEL_INLINE float to_float(Bfloat16 x) {
   return __builtin_bit_cast(float, static_cast<uint32_t>(x.bits) << 16);

@@ -18,6 +18,7 @@ namespace oneflow_accel {
 namespace {
 
 using dims = dnnl::memory::dims;
+constexpr auto kFloat32 = dnnl::memory::data_type::f32;
 
 void sgemm(const Product& product, const float* a, const float* b, float* out) {
   const int64_t m = product.m();
@@ -107,9 +108,13 @@ void multiply(const Product& product, const float* a, const float* b, const floa
               float* out) {
   Product flat = product.folded();
   if (has_few_rows(flat)) { return multiply_few_rows(flat, a, b, bias, out); }
+  if (float32_products_in_bfloat16() && !flat.adds_up_nothing()
+      && multiply_rounded(flat, a, b, bias, out)) {
+    return;
+  }
   if (bias != nullptr) {
     if (!flat.adds_up_nothing() && primitive_is_faster_with_bias(flat)
-        && multiply_by_primitive(flat, dnnl::memory::data_type::f32, a, b, bias, out)) {
+        && multiply_by_primitive(flat, {kFloat32, kFloat32}, a, b, bias, out)) {
       return;
     }
     load_bias(flat, bias, out);
@@ -119,7 +124,7 @@ void multiply(const Product& product, const float* a, const float* b, const floa
     if (!flat.accumulate) { std::fill_n(out, flat.batch() * flat.m() * flat.n(), 0.0F); }
   } else if (flat.out.size() == 2) {
     if (primitive_is_faster(flat)
-        && multiply_by_primitive(flat, dnnl::memory::data_type::f32, a, b, nullptr, out)) {
+        && multiply_by_primitive(flat, {kFloat32, kFloat32}, a, b, nullptr, out)) {
       return;
     }
     sgemm(flat, a, b, out);

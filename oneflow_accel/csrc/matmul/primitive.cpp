@@ -32,15 +32,15 @@ struct Call {
   std::optional<dnnl::matmul> primitive;
 };
 
-Call make_call(const Product& product, dnnl::memory::data_type type, bool has_bias) {
+Call make_call(const Product& product, ProductTypes types, bool has_bias) {
   Call call;
-  call.a = matrices(product.a, product.transpose_a, type);
-  call.b = matrices(product.b, product.transpose_b, type);
-  call.out = matrices(product.out, false, type);
+  call.a = matrices(product.a, product.transpose_a, types.operands);
+  call.b = matrices(product.b, product.transpose_b, types.operands);
+  call.out = matrices(product.out, false, types.out);
   if (has_bias) {
     dims sizes(product.out.size(), 1);
     sizes.back() = product.n();
-    call.bias = matrices(sizes, false, type);
+    call.bias = matrices(sizes, false, types.out);
   }
   dnnl::post_ops post_ops;
   if (product.alpha != 1.0F) {
@@ -60,15 +60,16 @@ Call make_call(const Product& product, dnnl::memory::data_type type, bool has_bi
 
 }  // namespace
 
-bool multiply_by_primitive(const Product& product, dnnl::memory::data_type type, const void* a,
-                           const void* b, const void* bias, void* out) {
+bool multiply_by_primitive(const Product& product, ProductTypes types, const void* a, const void* b,
+                           const void* bias, void* out) {
   KeyBuilder key("matmul");
   key.add_all(product.a).add_all(product.b).add_all(product.out);
   key.add(product.transpose_a).add(product.transpose_b).add(product.accumulate);
   key.add(__builtin_bit_cast(int32_t, product.alpha));
-  key.add(static_cast<int64_t>(type)).add(bias != nullptr);
+  key.add(static_cast<int64_t>(types.operands)).add(static_cast<int64_t>(types.out));
+  key.add(bias != nullptr);
   const Call& call = PrimitiveCache<Call>::get_or_create(
-      key.str(), [&] { return make_call(product, type, bias != nullptr); });
+      key.str(), [&] { return make_call(product, types, bias != nullptr); });
   if (!call.primitive) { return false; }
   std::unordered_map<int, dnnl::memory> arguments{
       {DNNL_ARG_SRC, wrap(call.a, a)},
