@@ -8,19 +8,38 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from benchmarks.items import Item
 from benchmarks.serve import Maker, Step
 
 Shape = tuple[int, ...]
 
 
 class Both:
-    """Steps made of the functions of `oneflow` or `torch`."""
+    """Steps made of the functions of `oneflow` or `torch`: of the item that is `current`."""
+
+    current = Item("", "", "")
 
     def __init__(self, framework: Any) -> None:
         self.framework, self.nn = framework, framework.nn
 
+    def best(self, model: Any) -> Any:
+        """The model as the item has it of PyTorch: compiled, or not."""
+        compiles = self.current.compiled and hasattr(self.framework, "compile")
+        return self.framework.compile(model) if compiles else model
+
+    def autocast(self) -> Any:
+        """What a forward pass runs in."""
+        on = self.current.precision == "bfloat16"
+        return self.framework.autocast(device_type="cpu", dtype=self.framework.bfloat16, enabled=on)
+
     def forward(self, model: Any, batch: Any) -> Step:
-        return self.without_gradient(lambda: model(batch))
+        model = self.best(model)
+
+        def run() -> None:
+            with self.autocast():
+                model(batch)
+
+        return self.without_gradient(run)
 
     def without_gradient(self, fn: Callable[[], Any]) -> Step:
         def step() -> None:
@@ -43,19 +62,28 @@ class Both:
 
     def train(self, optimizer: Any, loss: Callable[[], Any]) -> Step:
         def step() -> None:
-            loss().backward()
+            with self.autocast():
+                value = loss()
+            value.backward()
             optimizer.step()
             optimizer.zero_grad()
 
         return step
 
+    def adamw(self, model: Any) -> Any:
+        """PyTorch's is fused where it is asked to be, OneFlow's always."""
+        fused = {"fused": True} if hasattr(self.framework, "compile") else {}
+        return self.framework.optim.AdamW(model.parameters(), lr=1e-5, **fused)
+
     def classifier_train(self, model: Any, batch: int, size: int = 224) -> Step:
         images = self.framework.randn(batch, 3, size, size)
         labels = self.framework.randint(0, 1000, (batch,))
-        optimizer = self.framework.optim.AdamW(model.parameters(), lr=1e-5)
-        return self.train(
-            optimizer, lambda: self.nn.functional.cross_entropy(model(images), labels)
-        )
+        optimizer, forward = self.adamw(model), self.best(model)
+
+        def loss() -> Any:
+            return self.nn.functional.cross_entropy(forward(images).float(), labels)
+
+        return self.train(optimizer, loss)
 
     def layer_forward(self, layer: Any, rows: int, inner: int) -> Step:
         return self.forward(layer, self.framework.randn(rows, inner))

@@ -23,6 +23,8 @@ class Item:
         against: another item of ours to divide by, in place of the peer.
         peer: False where the peer has no such thing.
         stock: False where stock OneFlow, up to 600 times slower, is not worth the wait.
+        precision: "float32", or "bfloat16" for autocast on both sides.
+        compiled: whether the peer's model is compiled (torch.compile).
     """
 
     name: str
@@ -33,6 +35,8 @@ class Item:
     against: str | None = None
     peer: bool = True
     stock: bool = True
+    precision: str = "float32"
+    compiled: bool = False
 
 
 # (rows of the activation, in, out) of linear layers.
@@ -151,20 +155,18 @@ def _optimizers() -> Iterator[Item]:
 
 
 def _models() -> Iterator[Item]:
-    yield Item("ResNet50 forward b8", "resnet50", "resnet50_forward", {"batch": 8}, 1.0)
+    yield from _ways("ResNet50 forward b8", "resnet50", "resnet50_forward", {"batch": 8}, 1.2)
     yield Item("ResNet50 inference b8", "resnet50", "resnet50_inference", {"batch": 8}, 1.3)
-    yield Item("ResNet50 train b16", "resnet50", "resnet50_train", {"batch": 16}, 1.0)
+    yield from _ways("ResNet50 train b16", "resnet50", "resnet50_train", {"batch": 16}, 1.0)
     yield Item("ResNet50 train b16 nn.Graph", "resnet50", "resnet50_train_graph", {"batch": 16})
-    yield Item("ViT-S/16 forward b8", "vit", "vit_forward", {"batch": 8}, 1.0)
-    yield Item("ViT-S/16 train b8", "vit", "vit_train", {"batch": 8}, 1.0)
+    yield from _ways("ViT-S/16 forward b8", "vit", "vit_forward", {"batch": 8}, 1.0)
+    yield from _ways("ViT-S/16 train b8", "vit", "vit_train", {"batch": 8}, 1.0)
     text = {"batch": 2, "tokens": 256}
-    yield Item("GPT-2 forward 2x256", "gpt2", "gpt2_forward", text, 1.0)
-    yield Item("GPT-2 train 2x256", "gpt2", "gpt2_train", text, 1.0)
-    # 124 M parameters beside transformers' Llama, compiled and not: PyTorch's best counts.
-    for compiled in (True, False):
-        name = "Llama train 1x1024" + ("" if compiled else ", eager peer")
-        params: dict[str, Any] = {"batch": 1, "tokens": 1024, "compiled": compiled}
-        yield Item(name, "llama", "llama_train", params, 1.0, stock=False)
+    yield from _ways("GPT-2 forward 2x256", "gpt2", "gpt2_forward", text, 1.0)
+    yield from _ways("GPT-2 train 2x256", "gpt2", "gpt2_train", text, 1.1)
+    # 124 M parameters beside transformers' Llama.
+    text = {"batch": 1, "tokens": 1024}
+    yield from _ways("Llama train 1x1024", "llama", "llama_train", text, 1.2, stock=False)
     for batch in (1, 8):
         params = {"batch": batch, "prompt": 16, "tokens": 64}
         name = f"GPT-2 greedy b{batch}, 64 new tokens"
@@ -172,6 +174,21 @@ def _models() -> Iterator[Item]:
     yield _bfloat16("ResNet50 inference b8", "resnet50_inference")
     yield Item("ViT-S/16 inference b8", "bfloat16", "vit_inference", {"batch": 8})
     yield _bfloat16("ViT-S/16 inference b8", "vit_inference")
+
+
+def _ways(
+    name: str, group: str, kind: str, params: dict[str, Any], bar: float, stock: bool = True
+) -> Iterator[Item]:
+    """In either precision, beside PyTorch's model as it is and compiled: the better one counts.
+    `bar` is that of bfloat16."""
+    for precision, least in (("float32", 1.0), ("bfloat16", bar)):
+        title = name if precision == "float32" else f"{name}, bf16"
+        settings = {"bar": least, "precision": precision}
+        yield Item(title, group, kind, params, stock=stock and precision == "float32", **settings)
+        compiled = f"{title}, compiled peer"
+        yield Item(compiled, group, kind, params, stock=False, compiled=True, **settings)
+    over = {"bar": 1.3, "against": name, "peer": False, "precision": "bfloat16"}
+    yield Item(f"{name}, bf16 over float32", group, kind, params, stock=False, **over)
 
 
 def _bfloat16(name: str, kind: str) -> Item:
@@ -218,6 +235,13 @@ def _monarch() -> Iterator[Item]:
     yield from _beside_dense(
         "vit-s train b8", "monarch", "monarch_vit_train", {"batch": 8}, 1.1, 1.35
     )
+    dense, name = "dense vit-s train b8, bf16", "Monarch vit-s train b8, bf16"
+    settings: dict[str, Any] = {"precision": "bfloat16", "stock": False}
+    for title, monarch in ((dense, False), (name, True)):
+        params = {"batch": 8, "monarch": monarch}
+        yield Item(title, "monarch", "monarch_vit_train", params, 1.2 * monarch or None, **settings)
+    over = {"bar": 1.2, "against": dense, "peer": False}
+    yield Item(f"{name}, ours", "monarch", "monarch_vit_train", params, **over, **settings)
     for part in ("forward", "train"):
         for rows in _MONARCH_BATCHES:
             name = f"768->3072 {part}, batch {rows}"
@@ -241,6 +265,10 @@ def _vitae() -> Iterator[Item]:
     for model, title, batch, size in _VITAE:
         name = f"{title} train b{batch}, {size} px"
         params = {"model": model, "batch": batch, "size": size}
+        if title == "vitae-tiny" and size == 224:
+            settings = {"bar": 1.2, "precision": "bfloat16", "stock": False}
+            dense = {**params, "monarch": False}
+            yield Item(f"dense {name}, bf16", "vitae", "vitae_train", dense, **settings)
         # Most of the step is not an MLP, so that the bar is low.
         yield from _beside_dense(
             name, "vitae", "vitae_train", params, bar_over_dense=1.05, stock=False

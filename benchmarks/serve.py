@@ -22,6 +22,9 @@ def serve(
 ) -> None:
     """Answer until stdin ends, with steps that `makers` build by an item's kind from its params;
     `synchronize` waits until everything has run."""
+    # It imports what is above.
+    from benchmarks import both
+
     items = {item.name: item for item in all_items()}
     print(f"ready {version}", flush=True)
     current, step = "", None
@@ -29,6 +32,7 @@ def serve(
         name, _, steps = line.rstrip("\n").partition("\t")
         if name != current or step is None:
             step = None  # Its memory goes before the next one's comes.
+            both.Both.current = items[name]
             step = makers[items[name].kind](**items[name].params)
             current = name
         start = time.perf_counter()

@@ -10,7 +10,7 @@ import oneflow as flow
 from libai.utils import distributed as dist
 from omegaconf import OmegaConf
 
-from benchmarks.both import Both
+from benchmarks.ours.models import BOTH
 from benchmarks.items import LLAMA
 from benchmarks.serve import Maker, Step
 from libai_projects.generation import GenerationOptions, generate
@@ -40,15 +40,14 @@ def gpt2_greedy(batch: int, prompt: int, tokens: int) -> Step:
     return step
 
 
-def llama_train(batch: int, tokens: int, compiled: bool) -> Step:
-    """As LiBai's trainer runs it in eager mode; `compiled` is for the peer."""
+def llama_train(batch: int, tokens: int) -> Step:
+    """As LiBai's trainer runs it in eager mode."""
     dist.setup_dist_util(OmegaConf.create(_ONE_PROCESS))
     config = LLAMA_TABLE.read_config({"model_type": "llama", **LLAMA}, Path("benchmarks/items.py"))
     model = LlamaForPreTraining(config)
-    optimizer = flow.optim.AdamW(model.parameters(), lr=1e-5)
     place = {"placement": dist.get_layer_placement(0), "sbp": dist.get_hidden_sbp()}
     ids = flow.randint(0, LLAMA["vocab_size"], (batch, tokens), **place)
-    return Both(flow).train(optimizer, lambda: model(ids, ids)["lm_loss"])
+    return BOTH.train(BOTH.adamw(model), lambda: model(ids, ids)["lm_loss"])
 
 
 MAKERS: dict[str, Maker] = {"gpt2_greedy": gpt2_greedy, "llama_train": llama_train}

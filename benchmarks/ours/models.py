@@ -58,7 +58,7 @@ def _resnet50_train(batch: int, *, graph: bool) -> Step:
     random = np.random.default_rng(0)
     images = random.standard_normal(shape, dtype=np.float32)
     labels = random.integers(1000, size=batch)
-    options = TrainerOptions(max_epochs=1, graph=graph)
+    options = TrainerOptions(max_epochs=1, graph=graph, precision=BOTH.current.precision)
     calendar = Calendar(options, 1000, lambda epoch: 0.001)
 
     def optimizer(model: nn.Module) -> flow.optim.Optimizer:
@@ -108,9 +108,9 @@ def gpt2_train(batch: int, tokens: int) -> Step:
 
     def loss() -> flow.Tensor:
         logits = model(ids)
-        return nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels)
+        return nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]).float(), labels)
 
-    return BOTH.train(flow.optim.AdamW(model.parameters(), lr=1e-5), loss)
+    return BOTH.train(BOTH.adamw(model), loss)
 
 
 def _layer(inner: int, outer: int, monarch: bool) -> nn.Module:

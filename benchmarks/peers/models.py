@@ -27,8 +27,13 @@ def resnet50_train(batch: int) -> Step:
     model = resnet50().to(memory_format=torch.channels_last)
     images = _images(batch).to(memory_format=torch.channels_last)
     labels = torch.randint(1000, (batch,))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9, weight_decay=1e-4)
-    return BOTH.train(optimizer, lambda: nn.functional.cross_entropy(model(images), labels))
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=0.001, momentum=0.9, weight_decay=1e-4, fused=True
+    )
+    forward = BOTH.best(model)
+    return BOTH.train(
+        optimizer, lambda: nn.functional.cross_entropy(forward(images).float(), labels)
+    )
 
 
 def _vit() -> nn.Module:
@@ -66,18 +71,17 @@ def gpt2_forward(batch: int, tokens: int) -> Step:
 def gpt2_train(batch: int, tokens: int) -> Step:
     model = _gpt2().train()
     ids = torch.randint(50257, (batch, tokens))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
-    return BOTH.train(optimizer, lambda: model(ids, labels=ids).loss)
+    forward = BOTH.best(model)
+    return BOTH.train(BOTH.adamw(model), lambda: forward(ids, labels=ids).loss)
 
 
-def llama_train(batch: int, tokens: int, compiled: bool) -> Step:
+def llama_train(batch: int, tokens: int) -> Step:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     model = LlamaForCausalLM(LlamaConfig(**LLAMA, attn_implementation="sdpa", use_cache=False))
     ids = torch.randint(LLAMA["vocab_size"], (batch, tokens))
-    optimizer = torch.optim.AdamW(model.train().parameters(), lr=1e-5, fused=True)
-    forward = torch.compile(model) if compiled else model
-    return BOTH.train(optimizer, lambda: forward(ids, labels=ids).loss)
+    forward = BOTH.best(model.train())
+    return BOTH.train(BOTH.adamw(model), lambda: forward(ids, labels=ids).loss)
 
 
 def gpt2_greedy(batch: int, prompt: int, tokens: int) -> Step:

@@ -140,13 +140,13 @@ def _with_gradient(
         weight_grad, bias_grad = _filter_grad(y_grad, x, weight, **named)
         return (x_grad, weight_grad, bias_grad) if has_bias else (x_grad, weight_grad)
 
-    return differentiable(_forward.name, run, gradients)
+    return differentiable(_forward.name, run, gradients, autocast=flow.bfloat16)
 
 
 @implementation(
     "channels_last_conv2d",
     backend=CpuBackend.name,
-    dtypes=(flow.float32,),
+    dtypes=(flow.float32, flow.bfloat16),
     missing_reasons=_forward.missing_reasons,
 )
 def where_they_lie(

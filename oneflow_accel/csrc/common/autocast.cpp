@@ -31,9 +31,15 @@ const std::unordered_map<std::string, AutoCastColor>& colors() {
       {"oneflow_accel_attention", kWhite},
       {"oneflow_accel_packed_attention", kWhite},
       {"oneflow_accel_swiglu", kWhite},
+      {"conv1d", kWhite},
+      {"conv2d", kWhite},
+      {"conv3d", kWhite},
+      {"oneflow_accel_channels_last_conv2d", kWhite},
+      {"normalization", kGray},
+      {"normalization_add_relu", kGray},
       {"oneflow_accel_rope", kGray},
+      {"bias_add", kWhite},
       {"add_n", kGray},
-      {"bias_add", kGray},
       {"broadcast_add", kGray},
       {"broadcast_sub", kGray},
       {"broadcast_mul", kGray},
@@ -76,8 +82,9 @@ std::shared_ptr<AutoCastMeta> make_meta(const std::string& op, const Arguments& 
   auto meta = ::oneflow::autocast::MakeAutoCastMeta(op, inputs);
   const auto found = colors().find(op);
   if (found == colors().end()) { return meta; }
-  // OneFlow's own operators keep the colors that they have on CUDA.
-  if (meta->autocast_color() == ::oneflow::autocast::kBlack) {
+  // Others than OneFlow's for CUDA: operators that it does not know, and biases, which are parameters
+  // in float32.
+  if (meta->autocast_color() != found->second) {
     const auto of_stock = std::exchange(meta, std::make_shared<AutoCastMeta>(inputs.size()));
     meta->set_autocast_color(found->second);
     for (std::size_t i = 0; i < inputs.size(); ++i) {

@@ -1,5 +1,5 @@
 // oneflow_accel_channels_last_conv2d and its gradients: activations (N, H, W, C) and weights in the
-// standard order (O, C / groups, h, w), float32. For models whose tokens (N, H W, C) are such
+// standard order (O, C / groups, h, w), float32 and bfloat16. For models whose tokens (N, H W, C) are such
 // activations already, and whose checkpoints hold standard weights.
 #include "common/arguments.h"
 #include "common/infer.h"
@@ -81,48 +81,58 @@ const OpRegistration filter_grad = conv2d_operator("oneflow_accel_channels_last_
                                        .SetDataTypeInferFn(infer_types);
 
 // Runs compute(geometry). `out` is the argument that has the output's shape.
-template <typename Compute>
+template <typename T, typename Compute>
 void run(user_op::KernelComputeContext* ctx, const char* out, const Compute& compute) {
   const ThreadScope threads;
   ConvGeometry geometry(*ctx, ctx->Tensor4ArgNameAndIndex("in", 0)->shape_view(),
                         ctx->Tensor4ArgNameAndIndex(out, 0)->shape_view(), true);
   geometry.weights_channels_last = false;
-  run_or_zero(ctx, geometry, kName, [&] { compute(geometry); });
+  geometry.data_type = kConvType<T>;
+  run_or_zero<T>(ctx, geometry, kName, [&] { compute(geometry); });
 }
 
+template <typename T>
 class ForwardKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    run(ctx, "out", [&](const ConvGeometry& geometry) {
-      convolution(geometry, input(ctx, "in"), input(ctx, "weight"),
-                  input_or_null(ctx, "bias"), output(ctx, "out"));
+    run<T>(ctx, "out", [&](const ConvGeometry& geometry) {
+      convolution(geometry, input<T>(ctx, "in"), input<T>(ctx, "weight"),
+                  FloatBias<T>(ctx, geometry).data(), output<T>(ctx, "out"));
     });
   }
 };
 
+template <typename T>
 class DataGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    run(ctx, "out_grad", [&](const ConvGeometry& geometry) {
-      convolution_data_grad(geometry, input(ctx, "out_grad"), input(ctx, "weight"),
-                            output(ctx, "in_grad"));
+    run<T>(ctx, "out_grad", [&](const ConvGeometry& geometry) {
+      convolution_data_grad(geometry, input<T>(ctx, "out_grad"), input<T>(ctx, "weight"),
+                            output<T>(ctx, "in_grad"));
     });
   }
 };
 
+template <typename T>
 class FilterGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    run(ctx, "out_grad", [&](const ConvGeometry& geometry) {
-      convolution_filter_grad(geometry, input(ctx, "in"), input(ctx, "out_grad"),
-                              output(ctx, "weight_grad"), output(ctx, "bias_grad"));
+    run<T>(ctx, "out_grad", [&](const ConvGeometry& geometry) {
+      convolution_filter_grad(geometry, input<T>(ctx, "in"), input<T>(ctx, "out_grad"),
+                              output<T>(ctx, "weight_grad"), output<T>(ctx, "bias_grad"));
     });
   }
 };
 
-REGISTER_KERNEL("oneflow_accel_channels_last_conv2d", make<ForwardKernel>,
+REGISTER_KERNEL("oneflow_accel_channels_last_conv2d", make<ForwardKernel<float>>,
                 is_float32_on_cpu("out"));
-REGISTER_KERNEL("oneflow_accel_channels_last_conv2d_data_grad", make<DataGradKernel>,
+REGISTER_KERNEL("oneflow_accel_channels_last_conv2d", make<ForwardKernel<Bfloat16>>,
+                is_bfloat16_on_cpu("out"));
+REGISTER_KERNEL("oneflow_accel_channels_last_conv2d_data_grad", make<DataGradKernel<float>>,
                 is_float32_on_cpu("in_grad"));
-REGISTER_KERNEL("oneflow_accel_channels_last_conv2d_filter_grad", make<FilterGradKernel>,
+REGISTER_KERNEL("oneflow_accel_channels_last_conv2d_data_grad", make<DataGradKernel<Bfloat16>>,
+                is_bfloat16_on_cpu("in_grad"));
+REGISTER_KERNEL("oneflow_accel_channels_last_conv2d_filter_grad", make<FilterGradKernel<float>>,
                 is_float32_on_cpu("weight_grad"));
+REGISTER_KERNEL("oneflow_accel_channels_last_conv2d_filter_grad", make<FilterGradKernel<Bfloat16>>,
+                is_bfloat16_on_cpu("weight_grad"));
 
 }  // namespace
 

@@ -1,4 +1,5 @@
-// conv_data_grad: the gradient of a convolution with respect to its input, float32.
+// conv_data_grad: the gradient of a convolution with respect to its input, float32 and
+// bfloat16.
 #include "common/arguments.h"
 #include "common/threads.h"
 #include "conv/add.h"
@@ -8,6 +9,7 @@
 #include "conv/relayout.h"
 #include "conv/run.h"
 #include "conv/select.h"
+#include "conv/widen.h"
 
 namespace oneflow_accel {
 
@@ -44,8 +46,8 @@ struct DataGrad {
         scratchpad(desc.scratchpad_desc()) {}
 };
 
-void run_data_grad(const ConvGeometry& geometry, const float* out_grad, const float* weights,
-                   float* in_grad) {
+void run_data_grad(const ConvGeometry& geometry, const void* out_grad, const void* weights,
+                   void* in_grad) {
   const DataGrad& grad = PrimitiveCache<DataGrad>::get_or_create(
       geometry.key("convolution_data_grad").str(),
       [&] { return DataGrad(geometry, data_grad_desc(geometry)); });
@@ -60,34 +62,50 @@ void run_data_grad(const ConvGeometry& geometry, const float* out_grad, const fl
   grad.in_grad.store(in_memory, in_grad);
 }
 
+template <typename T>
 class ConvDataGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    const auto* dy = ctx->Tensor4ArgNameAndIndex("dy", 0);
-    auto* dx = ctx->Tensor4ArgNameAndIndex("dx", 0);
     const ThreadScope threads;
-    const ConvGeometry geometry(*ctx, dx->shape_view(), dy->shape_view());
-    run_or_zero(ctx, geometry, "data gradient of the convolution", [&] {
-      convolution_data_grad(geometry, dy->dptr<float>(), input(ctx, "filter"),
-                            dx->mut_dptr<float>());
+    ConvGeometry geometry(*ctx, ctx->Tensor4ArgNameAndIndex("dx", 0)->shape_view(),
+                          ctx->Tensor4ArgNameAndIndex("dy", 0)->shape_view());
+    geometry.data_type = kConvType<T>;
+    run_or_zero<T>(ctx, geometry, "data gradient of the convolution", [&] {
+      convolution_data_grad(geometry, input<T>(ctx, "dy"), input<T>(ctx, "filter"),
+                            output<T>(ctx, "dx"));
     });
-    add_to_output(ctx, dx);
+    add_to_output<T>(ctx, "dx");
   }
 };
 
-REGISTER_KERNEL("conv_data_grad", make<ConvDataGradKernel>, is_float32_on_cpu("dy"));
+REGISTER_KERNEL("conv_data_grad", make<ConvDataGradKernel<float>>, is_float32_on_cpu("dy"));
+REGISTER_KERNEL("conv_data_grad", make<ConvDataGradKernel<Bfloat16>>, is_bfloat16_on_cpu("dy"));
 
 }  // namespace
 
-void convolution_data_grad(const ConvGeometry& geometry, const float* out_grad,
-                           const float* weights, float* in_grad) {
-  if (const auto shape = grouped_shape(geometry)) {
-    return grouped_convolution_data_grad(*shape, out_grad, weights, in_grad);
-  }
+template <typename T>
+void convolution_data_grad(const ConvGeometry& geometry, const T* out_grad, const T* weights,
+                           T* in_grad) {
   const int64_t in_image = geometry.in_image();
   const int64_t out_image = geometry.out_image();
+  if constexpr (std::is_same_v<T, Bfloat16>) {
+    if (is_convolved_in_float32(geometry)) {
+      const FloatCopy sums(geometry.in[0] * in_image);
+      convolution_data_grad<float>(float32_geometry(geometry),
+                                   FloatCopy(out_grad, geometry.in[0] * out_image).data(),
+                                   FloatCopy(weights, geometry.weight_count()).data(),
+                                   sums.data());
+      return sums.round_to(in_grad);
+    }
+  } else if (const auto shape = grouped_shape(geometry)) {
+    return grouped_convolution_data_grad(*shape, out_grad, weights, in_grad);
+  }
   for_parts(geometry, data_grad_layout(geometry), [&](const ConvGeometry& part, int64_t first) {
     run_data_grad(part, out_grad + first * out_image, weights, in_grad + first * in_image);
   });
 }
+
+template void convolution_data_grad(const ConvGeometry&, const float*, const float*, float*);
+template void convolution_data_grad(const ConvGeometry&, const Bfloat16*, const Bfloat16*,
+                                    Bfloat16*);
 
 }  // namespace oneflow_accel

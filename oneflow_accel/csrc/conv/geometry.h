@@ -37,6 +37,7 @@ struct ConvGeometry {
   // Elements of one image; there is at least one.
   int64_t in_image() const { return elements(in) / in[0]; }
   int64_t out_image() const { return elements(out) / out[0]; }
+  int64_t weight_count() const { return elements(weights); }
 
   // Whether the input, the output or the weights have no element: all results are sums of no
   // terms then.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <vector>
 
 #include "common/arguments.h"
 #include "common/guard.h"
@@ -22,9 +23,26 @@ void fill_with_bias(const ConvGeometry& geometry, const float* bias, T* out) {
   }
 }
 
-// Runs compute(), or fills the float32 outputs with what sums of no terms are where a size is 0: the
+// The operator's input "bias", of type T, in float32.
+template <typename T>
+class FloatBias {
+ public:
+  FloatBias(::oneflow::user_op::KernelComputeContext* ctx, const ConvGeometry& geometry)
+      : bias_(input_or_null<T>(ctx, "bias")) {
+    if (bias_ == nullptr) { return; }
+    values_.resize(geometry.out[1]);
+    for (std::size_t i = 0; i < values_.size(); ++i) { values_[i] = to_float(bias_[i]); }
+  }
+  const float* data() const { return bias_ == nullptr ? nullptr : values_.data(); }
+
+ private:
+  const T* bias_;
+  std::vector<float> values_;
+};
+
+// Runs compute(), or fills the outputs, of type T, with what sums of no terms are where a size is 0: the
 // output "out" with the bias, gradients with zeros. `what` begins the text of a failure.
-template <typename Compute>
+template <typename T, typename Compute>
 void run_or_zero(::oneflow::user_op::KernelComputeContext* ctx, const ConvGeometry& geometry,
                  const char* what, const Compute& compute) {
   if (!geometry.is_empty()) {
@@ -33,9 +51,9 @@ void run_or_zero(::oneflow::user_op::KernelComputeContext* ctx, const ConvGeomet
   for (const auto& [name, index] : ctx->outputs()) {
     ::oneflow::user_op::Tensor* tensor = ctx->Tensor4ArgNameAndIndex(name, index);
     if (name == "out") {
-      fill_with_bias(geometry, input_or_null(ctx, "bias"), tensor->mut_dptr<float>());
+      fill_with_bias(geometry, FloatBias<T>(ctx, geometry).data(), output<T>(ctx, name));
     } else {
-      std::fill_n(tensor->mut_dptr<float>(), tensor->shape_view().elem_cnt(), 0.0F);
+      std::fill_n(output<T>(ctx, name), tensor->shape_view().elem_cnt(), T{});
     }
   }
 }

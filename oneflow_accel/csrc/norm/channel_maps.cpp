@@ -15,73 +15,69 @@ constexpr int64_t kWord = 32;
 // functions of a "plane" take n elements of one channel, with one coefficient each. `omp simd` says
 // that outputs overlap inputs element by element at most.
 
-void normalize_rows(const float* x, int64_t rows, int64_t n, const float* mean, const float* scale,
-                    const float* shift, float* y) {
+template <bool adds, typename T>
+void normalize_rows(const T* x, int64_t rows, int64_t n, const float* mean, const float* scale,
+                    const float* shift, const T* addend, T* y) {
   for (int64_t row = 0; row < rows; ++row, x += n, y += n) {
 #pragma omp simd
-    for (int64_t c = 0; c < n; ++c) { y[c] = (x[c] - mean[c]) * scale[c] + shift[c]; }
-  }
-}
-
-void normalize_add_rows(const float* x, int64_t rows, int64_t n, const float* mean,
-                        const float* scale, const float* shift, const float* addend, float* y) {
-  for (int64_t row = 0; row < rows; ++row, x += n, addend += n, y += n) {
-#pragma omp simd
     for (int64_t c = 0; c < n; ++c) {
-      y[c] = (x[c] - mean[c]) * scale[c] + shift[c] + addend[c];
+      const float z = (to_float(x[c]) - mean[c]) * scale[c] + shift[c];
+      y[c] = from_float<T>(adds ? z + to_float(addend[row * n + c]) : z);
     }
   }
 }
 
-void normalize_plane(const float* x, int64_t n, float mean, float scale, float shift, float* y) {
+template <bool adds, typename T>
+void normalize_plane(const T* x, int64_t n, float mean, float scale, float shift, const T* addend,
+                     T* y) {
 #pragma omp simd
-  for (int64_t i = 0; i < n; ++i) { y[i] = (x[i] - mean) * scale + shift; }
+  for (int64_t i = 0; i < n; ++i) {
+    const float z = (to_float(x[i]) - mean) * scale + shift;
+    y[i] = from_float<T>(adds ? z + to_float(addend[i]) : z);
+  }
 }
 
-void normalize_add_plane(const float* x, int64_t n, float mean, float scale, float shift,
-                         const float* addend, float* y) {
-#pragma omp simd
-  for (int64_t i = 0; i < n; ++i) { y[i] = (x[i] - mean) * scale + shift + addend[i]; }
-}
-
-void input_gradient_rows(const float* dy, const float* x, int64_t rows, int64_t n,
-                         const float* mean, const float* dy_scale, const float* x_scale,
-                         const float* shift, float* dx) {
+template <typename T>
+void input_gradient_rows(const T* dy, const T* x, int64_t rows, int64_t n, const float* mean,
+                         const float* dy_scale, const float* x_scale, const float* shift, T* dx) {
   for (int64_t row = 0; row < rows; ++row, dy += n, x += n, dx += n) {
 #pragma omp simd
     for (int64_t c = 0; c < n; ++c) {
-      dx[c] = dy[c] * dy_scale[c] + (x[c] - mean[c]) * x_scale[c] + shift[c];
+      dx[c] = from_float<T>(to_float(dy[c]) * dy_scale[c]
+                            + (to_float(x[c]) - mean[c]) * x_scale[c] + shift[c]);
     }
   }
 }
 
-void input_gradient_plane(const float* dy, const float* x, int64_t n, float mean, float dy_scale,
-                          float x_scale, float shift, float* dx) {
+template <typename T>
+void input_gradient_plane(const T* dy, const T* x, int64_t n, float mean, float dy_scale,
+                          float x_scale, float shift, T* dx) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) {
-    dx[i] = dy[i] * dy_scale + (x[i] - mean) * x_scale + shift;
+    dx[i] = from_float<T>(to_float(dy[i]) * dy_scale + (to_float(x[i]) - mean) * x_scale + shift);
   }
 }
 
 // relu in place, with its mask. NaN stays, and its gradient passes.
-void relu_with_mask(float* y, int32_t* mask, int64_t n) {
+template <typename T>
+void relu_with_mask(T* y, int32_t* mask, int64_t n) {
   const int64_t words = n / kWord;
   for (int64_t w = 0; w < words; ++w) {
-    float* block = y + w * kWord;
+    T* block = y + w * kWord;
     uint32_t bits = 0;
 #pragma omp simd reduction(| : bits)
     for (uint32_t i = 0; i < kWord; ++i) {
-      const float value = block[i];
+      const float value = to_float(block[i]);
       bits |= value <= 0.0F ? 0U : 1U << i;
-      block[i] = value <= 0.0F ? 0.0F : value;
+      block[i] = from_float<T>(value <= 0.0F ? 0.0F : value);
     }
     mask[w] = static_cast<int32_t>(bits);
   }
   if (words * kWord < n) {
     uint32_t bits = 0;
     for (int64_t i = words * kWord; i < n; ++i) {
-      if (y[i] <= 0.0F) {
-        y[i] = 0.0F;
+      if (to_float(y[i]) <= 0.0F) {
+        y[i] = T{};
       } else {
         bits |= 1U << (i % kWord);
       }
@@ -90,17 +86,18 @@ void relu_with_mask(float* y, int32_t* mask, int64_t n) {
   }
 }
 
-void apply_mask_words(const float* dy, const int32_t* mask, float* out, int64_t n) {
+template <typename T>
+void apply_mask_words(const T* dy, const int32_t* mask, T* out, int64_t n) {
   const int64_t words = n / kWord;
   for (int64_t w = 0; w < words; ++w) {
     const auto bits = static_cast<uint32_t>(mask[w]);
 #pragma omp simd
     for (uint32_t i = 0; i < kWord; ++i) {
-      out[w * kWord + i] = ((bits >> i) & 1U) != 0 ? dy[w * kWord + i] : 0.0F;
+      out[w * kWord + i] = ((bits >> i) & 1U) != 0 ? dy[w * kWord + i] : T{};
     }
   }
   for (int64_t i = words * kWord; i < n; ++i) {
-    out[i] = ((static_cast<uint32_t>(mask[words]) >> (i % kWord)) & 1U) != 0 ? dy[i] : 0.0F;
+    out[i] = ((static_cast<uint32_t>(mask[words]) >> (i % kWord)) & 1U) != 0 ? dy[i] : T{};
   }
 }
 
@@ -114,42 +111,41 @@ int64_t slice_size(const ChannelView& view) {
 }
 
 // The slices [begin, end).
-void normalize_slices(const ChannelView& view, int64_t begin, int64_t end, const float* x,
-                      const float* mean, const float* scale, const float* shift,
-                      const float* addend, float* y) {
+template <bool adds, typename T>
+void normalize_slices(const ChannelView& view, int64_t begin, int64_t end, const T* x,
+                      const float* mean, const float* scale, const float* shift, const T* addend,
+                      T* y) {
   const int64_t n = slice_size(view);
+  const auto addend_at = [&](int64_t start) { return adds ? addend + start : nullptr; };
   if (view.channels_last()) {
     const int64_t start = begin * n;
-    if (addend == nullptr) {
-      normalize_rows(x + start, end - begin, n, mean, scale, shift, y + start);
-    } else {
-      normalize_add_rows(x + start, end - begin, n, mean, scale, shift, addend + start, y + start);
-    }
-    return;
+    return normalize_rows<adds>(x + start, end - begin, n, mean, scale, shift, addend_at(start),
+                                y + start);
   }
   for (int64_t i = begin; i < end; ++i) {
     const int64_t c = i % view.channels;
     const int64_t start = i * n;
-    if (addend == nullptr) {
-      normalize_plane(x + start, n, mean[c], scale[c], shift[c], y + start);
-    } else {
-      normalize_add_plane(x + start, n, mean[c], scale[c], shift[c], addend + start, y + start);
-    }
+    normalize_plane<adds>(x + start, n, mean[c], scale[c], shift[c], addend_at(start), y + start);
   }
 }
 
 }  // namespace
 
-void normalize(const ChannelView& view, const float* x, const float* mean, const float* scale,
-               const float* shift, const float* addend, float* y, int32_t* mask) {
+template <typename T>
+void normalize(const ChannelView& view, const T* x, const float* mean, const float* scale,
+               const float* shift, const T* addend, T* y, int32_t* mask) {
   if (view.elements() == 0) { return; }
   const int64_t slices = num_slices(view);
   const int64_t n = slice_size(view);
+  const auto run = [&](int64_t begin, int64_t end) {
+    if (addend == nullptr) {
+      normalize_slices<false>(view, begin, end, x, mean, scale, shift, addend, y);
+    } else {
+      normalize_slices<true>(view, begin, end, x, mean, scale, shift, addend, y);
+    }
+  };
   if (mask == nullptr) {
-    parallel_for(slices, std::max<int64_t>(1, kGrainSize / n), [&](int64_t begin, int64_t end) {
-      normalize_slices(view, begin, end, x, mean, scale, shift, addend, y);
-    });
-    return;
+    return parallel_for(slices, std::max<int64_t>(1, kGrainSize / n), run);
   }
   // kWord slices are a whole number of mask words, so that no two threads share one; and y is
   // still in the cache when its signs are looked at.
@@ -158,21 +154,23 @@ void normalize(const ChannelView& view, const float* x, const float* mean, const
                  for (int64_t first = begin * kWord; first < std::min(slices, end * kWord);
                       first += kWord) {
                    const int64_t last = std::min(slices, first + kWord);
-                   normalize_slices(view, first, last, x, mean, scale, shift, addend, y);
+                   run(first, last);
                    relu_with_mask(y + first * n, mask + first * n / kWord, (last - first) * n);
                  }
                });
 }
 
-void apply_mask(const float* dy, const int32_t* mask, float* out, int64_t n) {
+template <typename T>
+void apply_mask(const T* dy, const int32_t* mask, T* out, int64_t n) {
   parallel_for((n + kWord - 1) / kWord, kGrainSize / kWord, [=](int64_t begin, int64_t end) {
     const int64_t first = begin * kWord;
     apply_mask_words(dy + first, mask + begin, out + first, std::min(n, end * kWord) - first);
   });
 }
 
-void input_gradient(const ChannelView& view, const float* dy, const float* x, const float* mean,
-                    const float* dy_scale, const float* x_scale, const float* shift, float* dx) {
+template <typename T>
+void input_gradient(const ChannelView& view, const T* dy, const T* x, const float* mean,
+                    const float* dy_scale, const float* x_scale, const float* shift, T* dx) {
   if (view.elements() == 0) { return; }
   const int64_t n = slice_size(view);
   parallel_for(num_slices(view), std::max<int64_t>(1, kGrainSize / n),
@@ -191,5 +189,16 @@ void input_gradient(const ChannelView& view, const float* dy, const float* x, co
                  }
                });
 }
+
+template void normalize(const ChannelView&, const float*, const float*, const float*, const float*,
+                        const float*, float*, int32_t*);
+template void apply_mask(const float*, const int32_t*, float*, int64_t);
+template void input_gradient(const ChannelView&, const float*, const float*, const float*, const float*,
+                             const float*, const float*, float*);
+template void normalize(const ChannelView&, const Bfloat16*, const float*, const float*, const float*,
+                        const Bfloat16*, Bfloat16*, int32_t*);
+template void apply_mask(const Bfloat16*, const int32_t*, Bfloat16*, int64_t);
+template void input_gradient(const ChannelView&, const Bfloat16*, const Bfloat16*, const float*, const float*,
+                             const float*, const float*, Bfloat16*);
 
 }  // namespace oneflow_accel

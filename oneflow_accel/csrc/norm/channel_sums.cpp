@@ -41,12 +41,13 @@ struct Chunks {
 
 // sum[c] += sum of (x - shift[c]), squares[c] += sum of (x - shift[c])^2 over `rows` rows of n
 // channels that are `stride` apart. One row at a time: memory is read fastest in order.
-void add_moments_of_rows(const float* x, int64_t rows, int64_t stride, int64_t n,
+template <typename T>
+void add_moments_of_rows(const T* x, int64_t rows, int64_t stride, int64_t n,
                          const float* shift, float* sum, float* squares) {
   for (int64_t row = 0; row < rows; ++row, x += stride) {
 #pragma omp simd
     for (int64_t c = 0; c < n; ++c) {
-      const float d = x[c] - shift[c];
+      const float d = to_float(x[c]) - shift[c];
       sum[c] += d;
       squares[c] += d * d;
     }
@@ -54,13 +55,15 @@ void add_moments_of_rows(const float* x, int64_t rows, int64_t stride, int64_t n
 }
 
 // sum[c] += sum of dy, product[c] += sum of dy * (x - mean[c]), as above.
-void add_gradients_of_rows(const float* dy, const float* x, int64_t rows, int64_t stride,
-                           int64_t n, const float* mean, float* sum, float* product) {
+template <typename T>
+void add_gradients_of_rows(const T* dy, const T* x, int64_t rows, int64_t stride, int64_t n,
+                           const float* mean, float* sum, float* product) {
   for (int64_t row = 0; row < rows; ++row, dy += stride, x += stride) {
 #pragma omp simd
     for (int64_t c = 0; c < n; ++c) {
-      sum[c] += dy[c];
-      product[c] += dy[c] * (x[c] - mean[c]);
+      const float d = to_float(dy[c]);
+      sum[c] += d;
+      product[c] += d * (to_float(x[c]) - mean[c]);
     }
   }
 }
@@ -80,12 +83,13 @@ struct SumPair {
 };
 
 // The same for `n` contiguous elements of one channel, n <= kSegment.
-void add_moments_of_segment(const float* x, int64_t n, float shift, SumPair* sums) {
+template <typename T>
+void add_moments_of_segment(const T* x, int64_t n, float shift, SumPair* sums) {
   float sum = 0.0F;
   float squares = 0.0F;
 #pragma omp simd reduction(+ : sum, squares)
   for (int64_t i = 0; i < n; ++i) {
-    const float d = x[i] - shift;
+    const float d = to_float(x[i]) - shift;
     sum += d;
     squares += d * d;
   }
@@ -93,14 +97,15 @@ void add_moments_of_segment(const float* x, int64_t n, float shift, SumPair* sum
   sums->second += squares;
 }
 
-void add_gradients_of_segment(const float* dy, const float* x, int64_t n, float mean,
-                              SumPair* sums) {
+template <typename T>
+void add_gradients_of_segment(const T* dy, const T* x, int64_t n, float mean, SumPair* sums) {
   float sum = 0.0F;
   float product = 0.0F;
 #pragma omp simd reduction(+ : sum, product)
   for (int64_t i = 0; i < n; ++i) {
-    sum += dy[i];
-    product += dy[i] * (x[i] - mean);
+    const float d = to_float(dy[i]);
+    sum += d;
+    product += d * (to_float(x[i]) - mean);
   }
   sums->first += sum;
   sums->second += product;
@@ -138,7 +143,8 @@ void finish_moments(double shift, int64_t n, double sum, double squares, double*
   *centered = m2 < 0.0 ? 0.0 : m2;  // not std::max, which would turn NaN into 0
 }
 
-void moments_of_chunk_channels_last(const ChannelView& view, const float* x, int64_t rows,
+template <typename T>
+void moments_of_chunk_channels_last(const ChannelView& view, const T* x, int64_t rows,
                                     double* mean, double* centered) {
   const int64_t channels = view.channels;
   auto* shift = static_cast<float*>(scratch(ScratchSlot::kSource, 3 * channels * sizeof(float)));
@@ -162,9 +168,10 @@ void moments_of_chunk_channels_last(const ChannelView& view, const float* x, int
   }
 }
 
-void moments_of_chunk_channel(const ChannelView& view, const float* x, int64_t begin,
+template <typename T>
+void moments_of_chunk_channel(const ChannelView& view, const T* x, int64_t begin,
                               int64_t length, int64_t c, double* mean, double* centered) {
-  const float* start = x + (begin * view.channels + c) * view.inner;
+  const T* start = x + (begin * view.channels + c) * view.inner;
   const int64_t first = std::min(kSegment, view.inner);
   SumPair sums;
   add_moments_of_segment(start, first, 0.0F, &sums);
@@ -176,7 +183,8 @@ void moments_of_chunk_channel(const ChannelView& view, const float* x, int64_t b
   finish_moments(shift, length * view.inner, sums.first, sums.second, mean, centered);
 }
 
-void gradients_of_chunk_channels_last(const ChannelView& view, const float* dy, const float* x,
+template <typename T>
+void gradients_of_chunk_channels_last(const ChannelView& view, const T* dy, const T* x,
                                       int64_t rows, const float* mean, double* sum_dy,
                                       double* sum_dy_centered) {
   const int64_t channels = view.channels;
@@ -226,7 +234,8 @@ void for_each_chunk(const ChannelView& view, const Chunks& chunks, const OfChunk
 
 }  // namespace
 
-void channel_moments(const ChannelView& view, const float* x, double* mean, double* variance) {
+template <typename T>
+void channel_moments(const ChannelView& view, const T* x, double* mean, double* variance) {
   std::fill_n(mean, view.channels, 0.0);
   std::fill_n(variance, view.channels, 0.0);
   if (view.elements() == 0) { return; }
@@ -265,7 +274,8 @@ void channel_moments(const ChannelView& view, const float* x, double* mean, doub
   });
 }
 
-void channel_gradient_sums(const ChannelView& view, const float* dy, const float* x,
+template <typename T>
+void channel_gradient_sums(const ChannelView& view, const T* dy, const T* x,
                            const float* mean, double* sum_dy, double* sum_dy_centered) {
   std::fill_n(sum_dy, view.channels, 0.0);
   std::fill_n(sum_dy_centered, view.channels, 0.0);
@@ -300,5 +310,12 @@ void channel_gradient_sums(const ChannelView& view, const float* dy, const float
     }
   });
 }
+
+template void channel_moments(const ChannelView&, const float*, double*, double*);
+template void channel_gradient_sums(const ChannelView&, const float*, const float*, const float*, double*,
+                                    double*);
+template void channel_moments(const ChannelView&, const Bfloat16*, double*, double*);
+template void channel_gradient_sums(const ChannelView&, const Bfloat16*, const Bfloat16*, const float*, double*,
+                                    double*);
 
 }  // namespace oneflow_accel

@@ -5,6 +5,7 @@
 // threads.
 #pragma once
 
+#include "common/bfloat16.h"
 #include "norm/channel_view.h"
 
 namespace oneflow_accel {
@@ -16,10 +17,12 @@ namespace oneflow_accel {
 // is summed up as differences from the mean of its own first elements, and chunks are merged by
 // their means and centered sums of squares (Chan, Golub, LeVeque, "Algorithms for computing the
 // sample variance", 1983), in double precision.
-void channel_moments(const ChannelView& view, const float* x, double* mean, double* variance);
+template <typename T>
+void channel_moments(const ChannelView& view, const T* x, double* mean, double* variance);
 
 // sum(dy) and sum(dy * (x - mean)) of each channel, all of length view.channels.
-void channel_gradient_sums(const ChannelView& view, const float* dy, const float* x,
-                           const float* mean, double* sum_dy, double* sum_dy_centered);
+template <typename T>
+void channel_gradient_sums(const ChannelView& view, const T* dy, const T* x, const float* mean,
+                           double* sum_dy, double* sum_dy_centered);
 
 }  // namespace oneflow_accel

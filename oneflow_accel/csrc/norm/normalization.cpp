@@ -1,4 +1,5 @@
-// normalization (inference and training) and normalization_add_relu, float32, any channel axis.
+// normalization (inference and training) and normalization_add_relu, float32 and bfloat16, any channel
+// axis. Statistics and parameters are float32.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -66,6 +67,7 @@ void update_moving_statistics(user_op::KernelComputeContext* ctx, const ChannelV
   }
 }
 
+template <typename T>
 Coefficients training_coefficients(user_op::KernelComputeContext* ctx, const ChannelView& view) {
   const double epsilon = ctx->Attr<float>("epsilon");
   const float* gamma = input_or_null(ctx, "gamma");
@@ -74,7 +76,7 @@ Coefficients training_coefficients(user_op::KernelComputeContext* ctx, const Cha
   float* saved_inv_std = output(ctx, "inv_variance");
   std::vector<double> mean(view.channels);
   std::vector<double> variance(view.channels);
-  channel_moments(view, input_or_null(ctx, "x"), mean.data(), variance.data());
+  channel_moments(view, input_or_null<T>(ctx, "x"), mean.data(), variance.data());
   Coefficients coefficients(view.channels);
   for (int64_t c = 0; c < view.channels; ++c) {
     const double inv_std = 1.0 / std::sqrt(variance[c] + epsilon);
@@ -86,33 +88,40 @@ Coefficients training_coefficients(user_op::KernelComputeContext* ctx, const Cha
   return coefficients;
 }
 
-void compute(user_op::KernelComputeContext* ctx, bool training, const float* addend,
-             int32_t* mask) {
+template <typename T>
+void compute(user_op::KernelComputeContext* ctx, bool training, const T* addend, int32_t* mask) {
   const ChannelView view(ctx->Tensor4ArgNameAndIndex("x", 0)->shape_view(),
                          ctx->Attr<int32_t>("axis"));
   const Coefficients coefficients =
-      training ? training_coefficients(ctx, view) : inference_coefficients(ctx, view);
-  normalize(view, input_or_null(ctx, "x"), coefficients.mean.data(), coefficients.scale.data(),
-            coefficients.shift.data(), addend, output(ctx, "y"), mask);
+      training ? training_coefficients<T>(ctx, view) : inference_coefficients(ctx, view);
+  normalize(view, input_or_null<T>(ctx, "x"), coefficients.mean.data(), coefficients.scale.data(),
+            coefficients.shift.data(), addend, output<T>(ctx, "y"), mask);
 }
 
+template <typename T>
 class NormalizationKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    compute(ctx, ctx->Attr<bool>("training"), input_or_null(ctx, "_add_to_output"), nullptr);
+    compute(ctx, ctx->Attr<bool>("training"), input_or_null<T>(ctx, "_add_to_output"), nullptr);
   }
 };
 
 // OneFlow emits this operator for training only: inference is normalization, add_n and relu.
+template <typename T>
 class NormalizationAddReluKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     auto* mask = output<int32_t>(ctx, "reserve_space");
-    compute(ctx, true, input_or_null(ctx, "addend"), mask);
+    compute(ctx, true, input_or_null<T>(ctx, "addend"), mask);
   }
 };
 
-REGISTER_KERNEL("normalization", make<NormalizationKernel>, is_float32_on_cpu("y"),
+REGISTER_KERNEL("normalization", make<NormalizationKernel<float>>, is_float32_on_cpu("y"),
                 in_place("y", "_add_to_output"));
-REGISTER_KERNEL("normalization_add_relu", make<NormalizationAddReluKernel>, is_float32_on_cpu("y"));
+REGISTER_KERNEL("normalization", make<NormalizationKernel<Bfloat16>>, is_bfloat16_on_cpu("y"),
+                in_place("y", "_add_to_output"));
+REGISTER_KERNEL("normalization_add_relu", make<NormalizationAddReluKernel<float>>,
+                is_float32_on_cpu("y"));
+REGISTER_KERNEL("normalization_add_relu", make<NormalizationAddReluKernel<Bfloat16>>,
+                is_bfloat16_on_cpu("y"));
 
 }  // namespace
 
