@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from oneflow_accel.precision import canonical
+
 
 def as_plain(value: Any) -> Any:
     """A configuration node as plain dicts, lists and scalars, resolved."""
@@ -31,7 +33,7 @@ class TrainerOptions:
         min_epochs: early stopping waits for these.
         accumulate: batches that one optimizer step takes.
         clip: largest norm of all gradients together, None for no clipping.
-        precision: "32", "16" or "bf16".
+        precision: one of `oneflow_accel.precision.PRECISIONS`.
         log_every: optimizer steps between two log lines.
         limit_train: optimizer steps per epoch: a number, a share of them (float), or None for all.
         limit_val: images of validation and test: a number of steps' images, a share, or None.
@@ -48,7 +50,7 @@ class TrainerOptions:
     max_steps: int | None = None
     accumulate: int = 1
     clip: float | None = None
-    precision: str = "32"
+    precision: str = "float32"
     graph: bool = False
     log_every: int = 50
     limit_train: int | float | None = None
@@ -74,7 +76,7 @@ def read_trainer_options(cfg: Mapping[str, Any]) -> TrainerOptions:
         max_steps=trainer.max_steps,
         accumulate=trainer.accumulate_grad_batches,
         clip=trainer.gradient_clip_val,
-        precision=str(trainer.precision),
+        precision=canonical(trainer.precision),
         graph=trainer.graph,
         log_every=trainer.log_every_n_steps,
         limit_train=trainer.limit_train_batches,

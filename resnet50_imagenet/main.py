@@ -25,7 +25,7 @@ except ImportError as error:
         f"{error}. main.py runs in the project's environment: type `make setup` in the "
         "repository, then `source .venv/bin/activate`."
     )
-from oneflow_accel import command, distributed, launched, layouts, watchdog
+from oneflow_accel import command, distributed, launched, layouts, precision, watchdog
 from oneflow_accel.backends import Backend
 from oneflow_accel.errors import UserError
 
@@ -112,7 +112,9 @@ def _run(options: argparse.Namespace, backend: Backend) -> int:
 
     val_loader = _loader(options, val, train=False)
     if options.benchmark or options.evaluate:
-        model = inference_model(model, backend, fold=options.fold, bf16=options.bf16)
+        model = inference_model(
+            model, backend, fold=options.fold, bf16=options.precision == "bfloat16"
+        )
     if options.benchmark:
         print(measure_forward(model, next(iter(val_loader)).images, backend))
         return 0
@@ -149,7 +151,7 @@ def _train(
         max_steps=options.max_steps,
         accumulate=options.grad_accum_steps,
         clip=options.clip_grad,
-        precision="16" if options.amp else "32",
+        precision=options.precision,
         graph=options.graph,
         fsdp=options.fsdp,
         log_every=options.print_freq,
@@ -241,7 +243,10 @@ def _optimizer(options: argparse.Namespace, model: nn.Module) -> flow.optim.Opti
 
 
 def _check_device(options: argparse.Namespace, backend: Backend) -> None:
-    wanted = {"amp": options.amp, "graph": options.graph, "plain_sgd": options.momentum == 0}
+    wanted = {"graph": options.graph, "plain_sgd": options.momentum == 0}
+    reason = precision.why_not(backend, options.precision)
+    if reason is not None and not (options.evaluate or options.benchmark):
+        raise UserError(f"--precision {options.precision}: {backend.name} cannot do this: {reason}")
     wanted |= {"nhwc": options.channels_last, "gradient_clipping": options.clip_grad is not None}
     for feature, asked in wanted.items():
         support = backend.supports(feature)

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from oneflow_accel.precision import PRECISIONS, canonical
+
 from flow_train import cli
 from flow_train.cli import UserError, at_least, not_negative, one_of, positive, share
 from flow_train.data.rand_augment import parse_rand_augment
@@ -97,7 +99,15 @@ def _add_training_options(add: _Options) -> None:
     add.flag("--model-ema", "keep a moving average of the weights, and validate that")
     add.value("--model-ema-decay", share, 0.9998, "D", "decay of the average")
     add.flag("--graph", "train or evaluate under nn.Graph, not eagerly")
-    add.flag("--amp", "mixed precision, where the device has it; needs --graph")
+    text = "; ".join(f"{name}: {what}" for name, what in PRECISIONS.items())
+    add.value("--precision", str, "float32", "NAME", text)
+    add.group.add_argument(
+        "--amp",
+        action="store_const",
+        const="float16",
+        dest="precision",
+        help="the same as --precision float16",
+    )
     text = (
         "cut parameters, gradients and optimizer over the processes, and compute blocks again in "
         "the backward pass (full_shard) or keep their activations, or their weights too; "
@@ -146,8 +156,13 @@ def _add_run_options(add: _Options) -> None:
         help="with --evaluate or --benchmark: batch norm folded into the convolutions, which is "
         "faster and differs by rounding",
     )
-    text = "with --evaluate or --benchmark: compute in bfloat16, where the device has it"
-    add.flag("--bf16", text)
+    add.group.add_argument(
+        "--bf16",
+        action="store_const",
+        const="bfloat16",
+        dest="precision",
+        help="the same as --precision bfloat16",
+    )
     text = "checkpoints, metrics, curves (default: runs/ARCH)"
     add.value("--output-dir", Path, None, "DIR", text)
     text = "continue from this checkpoint; 'auto': from the newest in the output folder, if any"
@@ -191,12 +206,14 @@ def parse_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
         )
     if options.fsdp and (options.graph or options.channels_last):
         raise UserError("--fsdp is for eager training in NCHW: leave --graph, --channels-last out")
-    if options.amp and not options.graph:
-        raise UserError("--amp works under nn.Graph only: add --graph")
-    if options.bf16 and not (options.evaluate or options.benchmark):
-        raise UserError("--bf16 is for inference: add --evaluate or --benchmark")
-    if options.bf16 and not options.fold:
-        raise UserError("--bf16 folds batch norms as well: leave --no-fold out")
+    options.precision = canonical(options.precision)
+    inference = options.evaluate or options.benchmark
+    if inference and options.precision not in ("float32", "bfloat16"):
+        raise UserError(f"--precision {options.precision} is for training: take bfloat16")
+    if inference and options.precision == "bfloat16" and not options.fold:
+        raise UserError("inference in bfloat16 folds batch norms as well: leave --no-fold out")
+    if options.fsdp and options.precision != "float32":
+        raise UserError("--fsdp trains in float32: leave --precision out")
     if options.gpu is not None and options.multiprocessing_distributed:
         raise UserError("--gpu takes one device, --multiprocessing-distributed all: give one")
     if options.scale[0] > options.scale[1] or options.scale[1] == 0:

@@ -12,8 +12,8 @@ from tracked import ROOT, listed_files
 
 # What is counted: where, the ends of its files' names, and the most lines it may have.
 BUDGETS = {
-    "oneflow_accel": ("oneflow_accel", (".py",), 8_650),
-    "oneflow_accel/csrc": ("oneflow_accel/csrc", (".cpp", ".h"), 18_340),
+    "oneflow_accel": ("oneflow_accel", (".py",), 8_800),
+    "oneflow_accel/csrc": ("oneflow_accel/csrc", (".cpp", ".h"), 18_400),
     "flow_train": ("flow_train", (".py",), 12_950),
     "monarch_flow": ("monarch_flow", (".py",), 7_400),
     "resnet50_imagenet": ("resnet50_imagenet", (".py",), 1_100),
@@ -21,7 +21,7 @@ BUDGETS = {
     "libai_projects": ("libai_projects", (".py",), 15_700),
     "benchmarks": ("benchmarks", (".py",), 3_500),
     "scripts": ("scripts", (".py",), 600),
-    "patches": ("patches", (".patch",), 1_800),
+    "patches": ("patches", (".patch",), 1_830),
     "tests": ("tests", (".py",), 52_200),
 }
 

@@ -10,8 +10,8 @@ import oneflow as flow
 from libai.utils import distributed as dist
 from omegaconf import OmegaConf
 
-from benchmarks.ours.models import BOTH
 from benchmarks.items import LLAMA
+from benchmarks.ours.models import BOTH
 from benchmarks.serve import Maker, Step
 from libai_projects.generation import GenerationOptions, generate
 from libai_projects.models.gpt2.model import GPT2ForPreTraining, GPT2StepModel

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from oneflow_accel.errors import UserError, did_you_mean, nearest
+from oneflow_accel.precision import canonical
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -232,7 +233,7 @@ def _check_begun(run: PlannedRun) -> None:
 
 def _settled(key: str, old: Any, new: Any) -> bool:
     """Whether the engine has put another value into the run's file than it was given."""
-    return key == "trainer.precision" and old == 32 and new in (16, "bf16")
+    return key == "trainer.precision" and canonical(old) == "float32" != canonical(new)
 
 
 def _problems(error: ValidationError) -> list[str]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 from typing import Annotated, Any, ClassVar, Literal
 
+from oneflow_accel.precision import PRECISIONS, canonical
+
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from flow_train.config.schema import Group, Text
@@ -95,8 +97,11 @@ class Trainer(Group):
     gradient_clip_val: Above0 | None = Field(
         None, description="largest norm of all gradients together; null: no clipping"
     )
-    precision: Literal[32, 16, "bf16"] = Field(
-        32, description="32, or 16 or bf16 for mixed precision"
+    precision: Literal[
+        32, 16, "bf16", "float32", "float32-bf16-products", "bfloat16", "float16"
+    ] = Field(
+        "float32",
+        description="; ".join(f"{name}: {text}" for name, text in PRECISIONS.items()),
     )
     graph: bool = Field(False, description="train under nn.Graph")
     fsdp: (
@@ -131,7 +136,7 @@ class Trainer(Group):
     def _ends(self) -> Trainer:
         if self.profile and (self.graph or self.fast_dev_run):
             raise ValueError("profile is for eager runs: leave graph and fast_dev_run out")
-        if self.fsdp and (self.graph or self.precision != 32):
+        if self.fsdp and (self.graph or canonical(self.precision) != "float32"):
             raise ValueError("fsdp is for eager runs in float32: leave graph and precision out")
         endless = self.max_epochs is None and self.max_steps is None
         if endless and not (self.fast_dev_run or self.profile):

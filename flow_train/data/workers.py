@@ -14,6 +14,7 @@ the job's rendezvous). They must not run oneflow operations; reading, PIL and nu
 
 from __future__ import annotations
 
+import atexit
 import gc
 import logging
 import math
@@ -24,6 +25,7 @@ import signal
 import struct
 import traceback
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -103,6 +105,8 @@ class WorkerPool:
             self._processes.append(process)
             self._results[receiver] = position
         os.close(task_reader)
+        # Before multiprocessing's own end, which waits for workers that heed no SIGTERM.
+        atexit.register(_close, weakref.ref(self))
 
     def batches(
         self, epoch: int, ranges: Sequence[tuple[int, int]]
@@ -178,6 +182,12 @@ class WorkerPool:
         error = _death("data", self._processes[position], "fewer workers or a smaller batch")
         self.close()
         raise error
+
+
+def _close(pool: weakref.ref[WorkerPool]) -> None:
+    found = pool()
+    if found is not None:
+        found.close()
 
 
 def _work(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from oneflow_accel import distributed
 from oneflow_accel.backends.base import Backend
+from oneflow_accel.precision import PRECISIONS
 
 import numpy as np
 import oneflow as flow
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("oneflow_accel")
 
 # The dtype that a device computes products in, by precision.
-_DTYPES = {"32": "float32", "16": "float16", "bf16": "bfloat16"}
+_DTYPES = {name: name for name in PRECISIONS} | {"float32-bf16-products": "bfloat16"}
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
 from oneflow_accel import distributed, layouts
+from oneflow_accel import precision as precisions
 from oneflow_accel.backends.base import Backend
 from oneflow_accel.errors import UserError
 
@@ -56,8 +56,8 @@ class TrainStep(ABC):
     """Runs training steps on a model that is on the backend's device.
 
     `optimizer` is over the model's parameters, `loss` the mean over a batch, of scores and labels;
-    `clip` is the largest norm of all gradients together, None for no clipping, and `precision`
-    "32", "16" or "bf16". UserError names the key of what the device cannot do.
+    `clip` is the largest norm of all gradients together, None for no clipping, and `precision` one
+    of `oneflow_accel.precision.PRECISIONS`. UserError names the key of what the device cannot do.
     """
 
     # True where `step` returns figures of the whole batch on every process.
@@ -73,7 +73,7 @@ class TrainStep(ABC):
         loss: Loss,
         *,
         clip: float | None = None,
-        precision: str = "32",
+        precision: str = "float32",
     ) -> None:
         self.model = model
         self.backend = backend
@@ -86,10 +86,11 @@ class TrainStep(ABC):
         # Whether the next step's gradient norm is worth a look at all gradients.
         self.wants_norm = False
         self._scaler: LossScaler | None = None
-        if precision != "32":
-            require_feature(
-                backend, "amp", f"trainer.precision={precision}", "trainer.precision=32"
-            )
+        feature = precisions.feature_of(precision)
+        if feature is not None:
+            key = f"trainer.precision={precision}"
+            require_feature(backend, feature, key, "trainer.precision=float32")
+        precisions.set_products(precision)
         if clip is not None:
             key = f"trainer.gradient_clip_val={clip}"
             require_feature(backend, "gradient_clipping", key, "trainer.gradient_clip_val=null")
@@ -156,7 +157,7 @@ class EagerStep(TrainStep):
         self._forward = data_parallel(model)
         # DistributedDataParallel needs them: without, it would train by wrong ones.
         self._frees_gradients = False
-        if self.precision == "16":
+        if self.precision == "float16":
             self._scaler = LossScaler()
 
     def step(self, batches: Sequence[LabeledImages], lr: float) -> StepFigures:
@@ -173,8 +174,8 @@ class EagerStep(TrainStep):
     def _backward(self, batch: LabeledImages, share: float) -> list[flow.Tensor]:
         device = self.backend.device()
         targets = flow.tensor(batch.labels, device=device)
-        with self._autocast():
-            scores = class_scores(self._forward(flow.tensor(batch.images, device=device)))
+        with precisions.autocast(self.backend, self.precision):
+            scores = class_scores(self._forward(flow.tensor(batch.images, device=device))).float()
             loss = self.loss(scores, targets)
         if share != 1:
             loss = loss * share
@@ -207,12 +208,6 @@ class EagerStep(TrainStep):
             for name, parameter in self.model.named_parameters()
             if parameter.requires_grad and parameter.grad is not None
         }
-
-    def _autocast(self) -> AbstractContextManager[Any]:
-        if self.precision == "32":
-            return nullcontext()
-        dtype = flow.float16 if self.precision == "16" else flow.bfloat16
-        return flow.autocast(device_type=self.backend.name, dtype=dtype)
 
     def evaluated_model(self) -> nn.Module:
         broadcast_buffers(self.model)

@@ -13,9 +13,12 @@ import dataclasses
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 from oneflow_accel import distributed, layouts
+from oneflow_accel import precision as precisions
 from oneflow_accel.backends.base import Backend
 
 import numpy as np
@@ -90,6 +93,7 @@ class _TrainGraph(nn.Graph):
         loss: Loss,
         optimizer: flow.optim.Optimizer,
         schedule: CompiledSchedule,
+        backend: Backend,
         precision: str,
         accumulate: int,
         replicated: Any,
@@ -101,18 +105,23 @@ class _TrainGraph(nn.Graph):
         self.add_optimizer(optimizer, lr_sch=schedule)
         if accumulate > 1:
             self.config.set_gradient_accumulation_steps(accumulate)
-        if precision != "32":
-            dtype = flow.float16 if precision == "16" else flow.bfloat16
-            self.config.enable_amp(True, dtype=dtype)
-        if precision == "16":
+        # OneFlow's pass over a graph casts on CUDA only: elsewhere what is traced is cast already.
+        self._traced_in: Callable[[], AbstractContextManager[Any]] = partial(
+            precisions.autocast, backend, precision
+        )
+        if backend.supports("amp") and precision in ("float16", "bfloat16"):
+            self.config.enable_amp(True, dtype=getattr(flow, precision))
+            self._traced_in = nullcontext
+        if precision == "float16":
             self.set_grad_scaler(flow.amp.GradScaler())
 
     def build(
         self, images: flow.Tensor, labels: flow.Tensor, *factors: flow.Tensor
     ) -> tuple[flow.Tensor, ...]:
-        with given_factors(factors):
-            scores = class_scores(self.model(images))
-        loss = self.loss(scores, labels)
+        with self._traced_in():
+            with given_factors(factors):
+                scores = class_scores(self.model(images)).float()
+            loss = self.loss(scores, labels)
         loss.backward()
         figures = (loss, *count_correct(scores, hard_labels(labels)))
         if self._replicated is None:
@@ -206,6 +215,7 @@ class GraphStep(TrainStep):
                 self.loss,
                 self.optimizer,
                 self._schedule,
+                self.backend,
                 self.precision,
                 batches,
                 flow.sbp.broadcast if self._parallel else None,

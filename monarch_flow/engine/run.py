@@ -232,10 +232,11 @@ def _load_weights(
 def _settle_precision(cfg: DictConfig, backend: Backend) -> None:
     """Train in float32, and say so, where the device lacks the mixed precision that the published
     recipes ask for."""
-    asked, support = cfg.trainer.get("precision"), backend.supports("amp")
-    if asked in (16, "16", "bf16") and not support:
+    asked = cfg.trainer.get("precision")
+    support = backend.supports("amp")
+    if asked in (16, "16", "float16") and not support:
         if distributed.is_main():
             logger.warning(
-                "%s: trainer.precision=%s becomes 32: %s", backend.name, asked, support.reason
+                "%s: trainer.precision=%s becomes float32: %s", backend.name, asked, support.reason
             )
-        cfg.trainer.precision = 32
+        cfg.trainer.precision = "float32"

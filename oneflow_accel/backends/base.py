@@ -17,7 +17,9 @@ import oneflow as flow
 
 # What a backend may lack. A feature gets an entry here when some code has to ask for it.
 FEATURES = {
-    "amp": "automatic mixed precision: autocast, and nn.Graph's enable_amp",
+    "amp": "mixed precision in float16: autocast, and nn.Graph's enable_amp",
+    "bfloat16_training": "mixed precision in bfloat16: autocast",
+    "bfloat16_products": "products of float32 matrices in bfloat16, added up in float32",
     "graph": "nn.Graph",
     "graph_adamw": "AdamW inside nn.Graph (its bias correction is an operator there)",
     "plain_sgd": "SGD without momentum",

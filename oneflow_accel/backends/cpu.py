@@ -23,6 +23,8 @@ _PLUGIN_OPERATORS = {
     "nhwc": "conv2d conv_data_grad conv_filter_grad normalization normalization_grad",
     "fused_bn_add_relu_train": "normalization_add_relu normalization_add_relu_grad",
     "bfloat16_inference": "oneflow_accel_conv2d matmul layer_norm",
+    "bfloat16_training": "matmul conv2d oneflow_accel_attention_grad",
+    "bfloat16_products": "matmul conv2d",
     "native_layer_norm": "layer_norm layer_norm_grad layer_norm_param_grad",
     "fused_transformer": (
         "fused_bias_add_gelu fused_bias_add_gelu_grad fused_bias_add_mask_scale "
@@ -50,10 +52,7 @@ class CpuBackend(Backend):
     collective_backend: ClassVar[str] = "ccl"
     shares_memory: ClassVar[bool] = True
     _lacks: ClassVar[Mapping[str, str]] = {
-        "amp": (
-            "oneflow's autocast switches itself off on CPUs, and their bfloat16 kernels have no "
-            "gradients; train in float32"
-        )
+        "amp": "CPUs have no kernels in float16; take bfloat16, or float32"
     }
 
     def prepare(self) -> None:
@@ -108,8 +107,11 @@ class CpuBackend(Backend):
         lacking = sorted(set(needed.split()) - set(state.operators))
         if lacking:
             return f"the CPU plug-in has no kernel for {', '.join(lacking)}"
-        if feature == "bfloat16_inference" and not state.fast_bfloat16:
-            return "this CPU, or ONEDNN_MAX_CPU_ISA, has no AVX-512 BF16 instructions"
+        if feature.startswith("bfloat16") and not state.fast_bfloat16:
+            return (
+                "this CPU, or ONEDNN_MAX_CPU_ISA or ONEFLOW_ACCEL_ISA, has no AVX-512 BF16 "
+                "instructions"
+            )
         return None
 
     def _memory_used(self) -> int:

@@ -89,6 +89,7 @@ class CudaBackend(Backend):
     name: ClassVar[str] = "cuda"
     collective_backend: ClassVar[str] = "nccl"
     _lacks: ClassVar[Mapping[str, str]] = {
+        "bfloat16_products": "oneflow 0.9.0 multiplies float32 there in TF32 or float32 only",
         "bfloat16_inference": "oneflow 0.9.0 has no bfloat16 convolution there; use float32",
         "host_memory": "a GPU has memory of its own",
     }

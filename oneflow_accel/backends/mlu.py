@@ -45,6 +45,8 @@ class MluBackend(Backend):
     collective_backend: ClassVar[str] = "cncl"
     _lacks: ClassVar[Mapping[str, str]] = {
         "amp": "oneflow's autocast and its graph pass know no Cambricon card; train in float32",
+        "bfloat16_training": "oneflow's autocast knows no Cambricon card; train in float32",
+        "bfloat16_products": "oneflow_mlu decides how a card multiplies float32",
         "bfloat16_inference": "oneflow_mlu has no bfloat16 kernels; use float32",
         "graph_adamw": "adam_bias_correction_factor has no kernel there; train in eager mode",
         "host_memory": "a card has memory of its own",

@@ -368,8 +368,8 @@ def _run(
     missing_reasons=_attention.missing_reasons,
 )
 def blocked_attention(*tensors: flow.Tensor, **attributes: Any) -> flow.Tensor:
-    """Keeps no (queries, keys) matrix, neither for the output nor for the gradient; bfloat16 is computed in
-    float32."""
+    """Keeps no (queries, keys) matrix, neither for the output nor for the gradient.
+    bfloat16 is computed in float32."""
     return _run(_attention, _attention_grad, *tensors, **attributes)
 
 
@@ -380,8 +380,8 @@ def blocked_attention(*tensors: flow.Tensor, **attributes: Any) -> flow.Tensor:
     missing_reasons=_attention.missing_reasons,
 )
 def blocked_packed_attention(qkv: flow.Tensor, **attributes: Any) -> flow.Tensor:
-    """Keeps no (time, time) matrix, neither for the output nor for the gradient; bfloat16 is computed in
-    float32."""
+    """Keeps no (time, time) matrix, neither for the output nor for the gradient.
+    bfloat16 is computed in float32."""
     return _run(_packed, _packed_grad, qkv, **attributes)
 
 

@@ -62,6 +62,7 @@ _REDIRECTED_FOR = {
     "WaitUntilCntEqualZero": "an error inside a kernel is raised in Python",
     "CurrentRankSync": "synchronizing raises the errors inside kernels",
     "MakeAutoCastMeta": "autocast computes in bfloat16 on CPUs",
+    "IsFloatingDataType": "autocast computes in bfloat16 on CPUs",
     "promoteTypes": "autocast computes in bfloat16 on CPUs",
 }
 

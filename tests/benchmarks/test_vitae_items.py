@@ -28,6 +28,9 @@ def test_items_name_models_and_arguments_that_there_are() -> None:
         assert item.params["model"] in list_models()
         inspect.signature(models.MAKERS[item.kind]).bind(**item.params)
     # Every Monarch model beside PyTorch's and, in turn, beside our own dense one.
+    mixed = [item for item in items if item.precision == "bfloat16"]
+    assert [item.name for item in mixed] == ["dense vitae-tiny train b8, 224 px, bf16"]
+    items.remove(mixed[0])
     trained = [item for item in items if item.kind == "vitae_train"]
     over_dense = [item for item in trained if item.against]
     assert len(trained) == 3 * len(over_dense) > 0

@@ -562,9 +562,10 @@ BLOCKS: dict[str, Code | NotRun] = {
         "import numpy as np\n"
         "from tests.oneflow_accel.kernels.record import Layout, Record, case"
     ),
-    "// softsign and softsign_grad, float32: x / (1 + |x|).": NotRun(
-        "C++, which takes a build of the plug-in"
-    ),
+    (
+        'REGISTER_MAP("softsign", {"in", "out"}, '
+        "[](float x) { return x / (1.0F + std::fabs(x)); });"
+    ): NotRun("C++, which takes a build of the plug-in"),
     "metrics.jsonl            one line per log step: loss, accuracy, rate, learning rate": NotRun(
         "a list of files"
     ),

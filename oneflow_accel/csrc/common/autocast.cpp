@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "common/redirect.h"
+#include "oneflow/core/common/data_type.h"
 #include "oneflow/core/framework/autocast.h"
 
 namespace oneflow_accel {
@@ -110,12 +111,19 @@ DType common_type(DType a, DType b) {
              : common;
 }
 
+// OneFlow's own leaves bfloat16 out, so that its mean of one is an error.
+bool is_floating(::oneflow::DataType type) {
+  return type == ::oneflow::kBFloat16 || ::oneflow::IsFloatingDataType(type);
+}
+
+constexpr const char* kIsFloatingDataType = "_ZN7oneflow18IsFloatingDataTypeENS_8DataTypeE";
 constexpr const char* kPromoteTypes =
     "_ZN7oneflow12promoteTypesENS_6SymbolINS_5DTypeEEES2_";
 constexpr const char* kMakeAutoCastMeta =
     "_ZN7oneflow8autocast16MakeAutoCastMetaERKSsRKSt6vectorISt4pairISsiESaIS5_EE";
 const bool g_casts = redirect_in_oneflow(kMakeAutoCastMeta, make_meta)
-                     && redirect_in_oneflow(kPromoteTypes, common_type);
+                     && redirect_in_oneflow(kPromoteTypes, common_type)
+                     && redirect_in_oneflow(kIsFloatingDataType, is_floating);
 
 }  // namespace
 

@@ -16,8 +16,8 @@ struct Bfloat16 {
 // AVX-512 processors do it in several steps, in which infinity becomes NaN.
 bool has_bfloat16_products();
 
-// Whether products and convolutions of float32 tensors are to round their operands to bfloat16, which
-// the CPU multiplies faster; sums stay in float32. Off unless a program asks for it.
+// Whether products of float32 matrices are to round their operands to bfloat16, which the CPU
+// multiplies faster; sums stay in float32. Off unless a program asks for it.
 bool float32_products_in_bfloat16();
 
 ONEFLOW_ACCEL_INLINE float to_float(float x) { return x; }

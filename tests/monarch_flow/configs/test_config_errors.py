@@ -46,7 +46,7 @@ def test_unknown_key_names_the_nearest(override, near):
     [
         ("trainer.max_epochs=ten", ["trainer.max_epochs='ten'", "a whole number of at least 1"]),
         ("trainer.max_epochs=1.5", ["trainer.max_epochs=1.5", "or null"]),
-        ("trainer.precision=fp16", ["trainer.precision='fp16'", "32, 16 or bf16"]),
+        ("trainer.precision=fp8", ["trainer.precision='fp8'", "32, 16, bf16"]),
         ("trainer.graph=1", ["trainer.graph=1", "true or false"]),
         ("trainer.gradient_clip_val=0", ["a number above 0 or null"]),
         ("trainer.limit_train_batches=-1", ["a number of at least 0 or null"]),

@@ -386,7 +386,7 @@ def test_scaled_loss_trains_like_an_unscaled_one(digits, tmp_path):
     )
     batches = list(data.train_loader())[:4]
     losses, steps = [], []
-    for precision, device in (("32", backend), ("16", _ClaimsAmp(backend))):
+    for precision, device in (("float32", backend), ("float16", _ClaimsAmp(backend))):
         backend.manual_seed(0)
         _, model = build_model(cfg, data)
         optimizer = build_optimizer(model, {"name": "adamw", "lr": 1e-3})

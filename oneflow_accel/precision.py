@@ -1,0 +1,75 @@
+"""Precision of training as a choice: what tensors and products are made of, by one set of names."""
+
+from __future__ import annotations
+
+import ctypes
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from oneflow_accel.backends.base import Backend
+from oneflow_accel.errors import UserError
+from oneflow_accel.kernels import plugin
+
+import oneflow as flow
+
+PRECISIONS = {
+    "float32": "all in float32",
+    "float32-bf16-products": "tensors and convolutions in float32, matrix products in bfloat16, "
+    "added up in float32",
+    "bfloat16": "activations and products in bfloat16; weights, statistics, softmax and loss in "
+    "float32",
+    "float16": "the same in float16, with a scaled loss",
+}
+# What PyTorch Lightning, timm and older configs of ours call them.
+_ALIASES = {
+    "32": "float32",
+    "fp32": "float32",
+    "16": "float16",
+    "fp16": "float16",
+    "16-mixed": "float16",
+    "bf16": "bfloat16",
+    "bf16-mixed": "bfloat16",
+}
+# The features of `Backend.supports` that they need.
+_FEATURES = {
+    "float32-bf16-products": "bfloat16_products",
+    "bfloat16": "bfloat16_training",
+    "float16": "amp",
+}
+
+
+def canonical(value: str | int) -> str:
+    """The name in PRECISIONS that this is or stands for (32, 16, "bf16", ...); else UserError."""
+    name = _ALIASES.get(str(value), str(value))
+    if name not in PRECISIONS:
+        raise UserError(f"precision {value!r} is none of {', '.join(PRECISIONS)}")
+    return name
+
+
+def feature_of(precision: str) -> str | None:
+    """The feature that a device needs for it, a key of `backends.base.FEATURES`."""
+    return _FEATURES.get(precision)
+
+
+def why_not(backend: Backend, precision: str) -> str | None:
+    """Why the device cannot train so, or None if it can."""
+    feature = feature_of(precision)
+    support = None if feature is None else backend.supports(feature)
+    return None if support is None or support else support.reason
+
+
+def autocast(backend: Backend, precision: str) -> AbstractContextManager[Any]:
+    """What the forward pass and the loss of a training step run in; the backward pass does not."""
+    if precision not in ("bfloat16", "float16"):
+        return nullcontext()
+    return flow.autocast(device_type=backend.name, dtype=getattr(flow, precision))
+
+
+def set_products(precision: str) -> None:
+    """From now on float32 products of this process are computed as `precision` has them, backward
+    passes included. Waits for those that were asked for before."""
+    state = plugin.state()
+    if state.loaded:
+        flow._oneflow_internal.eager.Sync()
+        library = ctypes.CDLL(str(state.path))
+        library.oneflow_accel_set_bfloat16_products(int(precision == "float32-bf16-products"))

@@ -1,0 +1,87 @@
+"""The names of precisions, and what a device without them says."""
+
+from __future__ import annotations
+
+from oneflow_accel import current_backend, precision
+from oneflow_accel.errors import UserError
+from oneflow_accel.kernels import plugin
+
+import numpy as np
+import oneflow as flow
+import pytest
+
+from tests.launch import REPOSITORY, run_process
+
+MAIN = REPOSITORY / "resnet50_imagenet" / "main.py"
+TINY = ("-a", "resnet18", "--dummy", "--image-size", "32", "-b", "16", "-j", "0", "--seed", "1")
+TINY += ("--max-steps", "3", "--epochs", "1", "-p", "1", "--lr", "0.01", "--device", "cpu")
+
+needs_bfloat16 = pytest.mark.skipif(
+    not current_backend().supports("bfloat16_training"), reason="this CPU has no bfloat16 products"
+)
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        (32, "float32"),
+        ("fp32", "float32"),
+        (16, "float16"),
+        ("bf16", "bfloat16"),
+        ("bf16-mixed", "bfloat16"),
+        ("bfloat16", "bfloat16"),
+        ("float32-bf16-products", "float32-bf16-products"),
+    ],
+)
+def test_aliases(value: str | int, name: str) -> None:
+    assert precision.canonical(value) == name
+
+
+def test_another_name_is_an_error_that_lists_them() -> None:
+    with pytest.raises(UserError, match="precision 'fp8' is none of float32, float32-bf16-pro"):
+        precision.canonical("fp8")
+
+
+def test_cpu_without_bfloat16_says_so(tmp_path) -> None:
+    """Whatever this one has: oneDNN is told not to use it."""
+    command = [MAIN, *TINY, "--precision", "bfloat16", "--output-dir", tmp_path]
+    process = run_process(command, env={"ONEDNN_MAX_CPU_ISA": "AVX2"})
+    assert process.returncode == 2
+    assert "Traceback" not in process.stdout
+    words = "no AVX-512 BF16 instructions" if plugin.state().loaded else "the CPU plug-in"
+    assert words in process.stdout
+    assert "--precision bfloat16: cpu cannot do this" in process.stdout
+
+
+def _losses(tmp_path, *options: str) -> list[float]:
+    process = run_process([MAIN, *TINY, *options, "--output-dir", tmp_path / "-".join(options)])
+    assert process.returncode == 0, process.stdout
+    lines = [line for line in process.stdout.splitlines() if "\tLoss " in line]
+    return [float(line.partition("\tLoss ")[2].split()[0]) for line in lines]
+
+
+@needs_bfloat16
+def test_training_follows_float32(tmp_path) -> None:
+    expected = _losses(tmp_path)
+    assert len(expected) == 3
+    found = _losses(tmp_path, "--precision", "bfloat16")
+    np.testing.assert_allclose(found, expected, rtol=2e-2)
+    assert found != expected
+    # What a graph traces is cast as eager code is.
+    np.testing.assert_allclose(_losses(tmp_path, "--bf16", "--graph"), found, rtol=2e-3)
+
+
+@needs_bfloat16
+def test_products_are_rounded_from_when_it_is_asked_for_until_it_is_not() -> None:
+    random = np.random.default_rng(2)
+    a, b = (flow.tensor(random.standard_normal((64, 64)).astype(np.float32)) for _ in range(2))
+    exact = a.numpy().astype(np.float64) @ b.numpy()
+    try:
+        precision.set_products("float32-bf16-products")
+        rounded = a @ b
+    finally:
+        precision.set_products("float32")
+    error = np.abs(rounded.numpy() - exact).max()
+    assert 1e-4 < error / np.abs(exact).max() < 2**-7
+    np.testing.assert_allclose((a @ b).numpy(), exact, atol=1e-4)
+    assert rounded.dtype == flow.float32
