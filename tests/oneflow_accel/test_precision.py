@@ -65,7 +65,9 @@ def test_training_follows_float32(tmp_path) -> None:
     expected = _losses(tmp_path)
     assert len(expected) == 3
     found = _losses(tmp_path, "--precision", "bfloat16")
-    np.testing.assert_allclose(found, expected, rtol=2e-2)
+    # Of 16 images of 32 pixels the last batch norms see 16 numbers: the updates soon differ.
+    np.testing.assert_allclose(found[0], expected[0], rtol=2e-3)
+    np.testing.assert_allclose(found, expected, rtol=5e-2)
     assert found != expected
     # What a graph traces is cast as eager code is.
     np.testing.assert_allclose(_losses(tmp_path, "--bf16", "--graph"), found, rtol=2e-3)
