@@ -67,9 +67,11 @@ def autocast(backend: Backend, precision: str) -> AbstractContextManager[Any]:
 
 def set_products(precision: str) -> None:
     """From now on float32 products of this process are computed as `precision` has them, backward
-    passes included. Waits for those that were asked for before."""
+    passes included: "bfloat16" rounds those that autocast has left, such as a loss's own. Waits for
+    those that were asked for before."""
     state = plugin.state()
     if state.loaded:
         flow._oneflow_internal.eager.Sync()
         library = ctypes.CDLL(str(state.path))
-        library.oneflow_accel_set_bfloat16_products(int(precision == "float32-bf16-products"))
+        rounds = precision in ("float32-bf16-products", "bfloat16")
+        library.oneflow_accel_set_bfloat16_products(int(rounds))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from pathlib import Path
 
-from oneflow_accel import distributed
+from oneflow_accel import distributed, precision
 from oneflow_accel.backends.base import Backend
 
 from libai.config import LazyCall, try_get_key
@@ -35,14 +35,26 @@ def adapt_to_device(cfg: DictConfig, backend: Backend) -> list[str]:
             text = "null" if value is None else str(value).lower()
             lines.append(f"{backend.name}: {key}={text}: {support.reason}")
 
-    switch_off("train.amp.enabled", "amp")
+    feature = precision.feature_of(amp_precision(cfg, default="float16"))
+    if feature is not None:
+        switch_off("train.amp.enabled", feature)
     switch_off("graph.enabled", "graph")
+    if amp_precision(cfg) not in ("float32", "float16") and cfg.graph.enabled:
+        cfg.graph.enabled = False
+        lines.append(f"{backend.name}: graph.enabled=false: LiBai's graphs know float16 only")
     if _is_adamw(cfg):
         switch_off("graph.enabled", "graph_adamw")
     for fusion in _FUSIONS:
         switch_off(f"model.cfg.{fusion}", "fused_transformer")
     switch_off("optim.params.clip_grad_max_norm", "gradient_clipping", None)
     return lines
+
+
+def amp_precision(cfg: DictConfig, default: str = "float32") -> str:
+    """The precision that the run trains in; `default` where train.amp is not enabled."""
+    if not try_get_key(cfg, "train.amp.enabled", default=False):
+        return default
+    return precision.canonical(try_get_key(cfg, "train.amp.precision", default="float16"))
 
 
 def _is_adamw(cfg: DictConfig) -> bool:

@@ -13,6 +13,7 @@ from libai.config import try_get_key
 from omegaconf import DictConfig
 
 from flow_train.metrics.peak import Utilization, peak_of
+from libai_projects.engine.adapt import amp_precision
 from libai_projects.models.families import table_of
 from libai_projects.weights.gpt2 import GPT2
 from libai_projects.weights.llama import LLAMA
@@ -82,10 +83,10 @@ def of_run(cfg: DictConfig, backend: Backend, world_size: int, samples: int) -> 
     dataset: Any = try_get_key(cfg, "dataloader.train.dataset", default=None)
     first = dataset[0] if dataset else None
     tokens = first.get("max_seq_length") if first is not None else None
-    half = try_get_key(cfg, "train.amp.enabled", default=False)
     model = try_get_key(cfg, "model.cfg", default=None)
     work = None
     if model is not None:
         work = flops_per_token(model, table_of(try_get_key(cfg, "model._target_")))
-    dtype = "float16" if half else "float32"
+    dtype = amp_precision(cfg)
+    dtype = "bfloat16" if dtype == "float32-bf16-products" else dtype
     return Throughput(backend, samples, tokens, work, dtype, world_size)

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import oneflow_accel
-from oneflow_accel import distributed
+from oneflow_accel import distributed, precision
+from oneflow_accel.backends import Backend
 from oneflow_accel.errors import UserError
 
 import numpy as np
@@ -37,6 +38,7 @@ from flow_train.rng import get_rng_state, seed_of, set_rng_state
 from flow_train.stopping import StopRequest
 from libai_projects import weights
 from libai_projects.engine import throughput
+from libai_projects.engine.adapt import amp_precision
 from libai_projects.engine.check_files import weights_format
 from libai_projects.engine.checkpoints import BestCheckpointer, Checkpointer, PeriodicCheckpointer
 from libai_projects.engine.data import use_ours
@@ -92,6 +94,8 @@ class EagerTrainer(libai_trainer.EagerTrainer):
     Set `wants_norm` to have the norm of all gradients before clipping put down as "grad_norm"."""
 
     wants_norm = False
+    backend: Backend
+    precision = "float32"
 
     def run_step(self, get_batch: Callable[..., Any]) -> None:
         assert self.model.training, "the model was changed to eval mode"
@@ -101,7 +105,8 @@ class EagerTrainer(libai_trainer.EagerTrainer):
             data = next(self._data_loader_iter)
             data = get_batch(data, getattr(self.data_loader, "mixup_func", None))
             data_time += time.perf_counter() - start
-            losses = self.model(**data)
+            with precision.autocast(self.backend, self.precision):
+                losses = self.model(**data)
             (sum(losses.values()) / self.grad_acc_steps).backward()
             for key, value in losses.items():
                 value = value.detach()
@@ -207,6 +212,8 @@ class Trainer(DefaultTrainer):
             else:
                 steps = cfg.train.num_accumulation_steps
                 self._trainer = EagerTrainer(model, self.train_loader, self.optimizer, steps)
+                self._trainer.backend, self._trainer.precision = self.backend, amp_precision(cfg)
+                precision.set_products(self._trainer.precision)
             self.checkpointer = Checkpointer(model, cfg.train.output_dir, **parts)
             return
         model.train()

@@ -84,6 +84,8 @@ def linear_cross_entropy(
     A weight whose classes are split is gathered. Errors as in `cross_entropy`, and ValueError for
     `chunk_rows` below 1.
     """
+    if flow.is_autocast_enabled():
+        x = x.to(weight.dtype)
     _check_linear(x, weight, labels, chunk_rows)
     return _linear_operation(
         x, weight, labels, ignore_index=ignore_index, chunk_rows=chunk_rows or 0
@@ -106,6 +108,8 @@ def linear_cross_entropy_mean(
     all rows are ignored, or there are none, the mean is NaN, as in `F.cross_entropy`, and the
     gradients are 0. Arguments, global tensors and errors as in `linear_cross_entropy`.
     """
+    if flow.is_autocast_enabled():
+        x = x.to(weight.dtype)
     _check_linear(x, weight, labels, chunk_rows)
     return _mean_operation(x, weight, labels, ignore_index=ignore_index, chunk_rows=chunk_rows or 0)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from oneflow_accel import current_backend, precision
 from oneflow_accel.errors import UserError
 from oneflow_accel.kernels import plugin
+from oneflow_accel.kernels.loss import linear_cross_entropy_mean
 
 import numpy as np
 import oneflow as flow
@@ -71,6 +72,29 @@ def test_training_follows_float32(tmp_path) -> None:
     assert found != expected
     # What a graph traces is cast as eager code is.
     np.testing.assert_allclose(_losses(tmp_path, "--bf16", "--graph"), found, rtol=2e-3)
+
+
+@needs_bfloat16
+def test_a_loss_of_its_own_logits_is_rounded_too() -> None:
+    """Its logits are scratch memory, which rounding must not write over."""
+    random = np.random.default_rng(4)
+    x, w = (
+        flow.tensor(random.standard_normal(shape).astype(np.float32)).requires_grad_()
+        for shape in ((64, 32), (500, 32))
+    )
+    labels = flow.tensor(random.integers(0, 500, 64))
+    exact = linear_cross_entropy_mean(x, w, labels)
+    expected = flow.autograd.grad(exact, [x, w])
+    try:
+        precision.set_products("bfloat16")
+        with flow.autocast(device_type="cpu", dtype=flow.bfloat16):
+            found = linear_cross_entropy_mean(x.bfloat16(), w, labels)
+        gradients = flow.autograd.grad(found, [x, w])
+        for mine, theirs in zip((found, *gradients), (exact, *expected), strict=True):
+            error = np.abs(mine.numpy() - theirs.numpy()).max()
+            assert 0 < error <= 2**-6 * theirs.abs().max().item()
+    finally:
+        precision.set_products("float32")
 
 
 @needs_bfloat16

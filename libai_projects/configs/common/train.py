@@ -21,7 +21,8 @@ train = {
     "scheduler": LazyCall(WarmupExponentialLR)(
         warmup_factor=0.0, gamma=1.0, warmup_method="linear", warmup_iter=0, max_iter=0
     ),
-    "amp": {"enabled": False},
+    # One of oneflow_accel.precision.PRECISIONS, where it is enabled.
+    "amp": {"enabled": False, "precision": "float16"},
     "activation_checkpoint": {"enabled": False},
     "zero_optimization": {"enabled": False, "stage": 1},
     # Periods count steps; *_after_n_epoch, where set, counts epochs and takes its period's place.

@@ -363,7 +363,7 @@ def _switched_off(flags: argparse.Namespace, from_environment: str) -> list[str]
 
 def _peak(path: Path, machine: str, flags: argparse.Namespace, backend: Backend) -> float:
     """TFLOP/s, stated or measured, but once: rows that are run later have the same."""
-    dtype = "float32" if flags.dtype == "float32" else "float16"
+    dtype = "bfloat16" if flags.dtype == "float32-bf16-products" else flags.dtype
     saved, of = _json(path), f"{machine}, {dtype}"
     if PEAK_VARIABLE not in os.environ and saved.get("of") == of:
         return float(saved["tflops"])

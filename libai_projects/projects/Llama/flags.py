@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from oneflow_accel.errors import UserError
+from oneflow_accel.precision import PRECISIONS, canonical
 
 from flow_train.cli import Parser
 
@@ -152,7 +153,7 @@ _FLAGS: dict[str, tuple[tuple[str, Any, str], ...]] = {
         ("eps", 1e-8, "AdamW's"),
         ("grad_clip", 1.0, "most that all gradients' norm may be; 0: any"),
         ("seed", 1337, "of weights, dropout and order of the data"),
-        ("dtype", "float32", "float32, or float16 where the device has mixed precision"),
+        ("dtype", "float32", "what tensors and products are made of, where the device can"),
         ("resume", False, "go on from the last checkpoint in output_dir"),
         ("init_from", "", "weights to begin with: a Hugging Face directory or a LiBai checkpoint"),
     ),
@@ -245,7 +246,7 @@ def _check(flags: argparse.Namespace) -> None:
         "rope_scaling": ("", *_ROPE),
         "token_dtype": ("uint16", "uint32"),
         "packing": ("stream", "documents"),
-        "dtype": ("float32", "float16"),
+        "dtype": tuple(PRECISIONS),
         "attn_impl": ("", "naive", "chunked", "fmha"),
         "ablate": ("", "table1", "table2", "table3"),
         "zero_stage": (0, 1, 2, 3),
@@ -306,7 +307,8 @@ def overrides(flags: argparse.Namespace) -> list[str]:
     values["train.max_minutes"] = flags.max_minutes or None
     values["train.evaluation.enabled"] = flags.eval_interval != 0
     values["train.evaluation.eval_period"] = flags.eval_interval or 1
-    values["train.amp.enabled"] = flags.dtype != "float32"
+    values["train.amp.precision"] = canonical(flags.dtype)
+    values["train.amp.enabled"] = values["train.amp.precision"] != "float32"
     values["train.zero_optimization.enabled"] = flags.zero_stage > 0
     values["train.zero_optimization.stage"] = max(flags.zero_stage, 1)
     values["train.scheduler.decay_iters"] = flags.lr_decay_iters or flags.max_iters

@@ -25,7 +25,16 @@ dnnl::stream& cpu_stream();
 // call, and fresh pages from the system would cost more than the work. `slot` names independent
 // buffers that one kernel needs at the same time. Aligned to 64 bytes; valid until the thread's
 // next call with the same slot.
-enum class ScratchSlot { kPrimitive, kSource, kWeights, kDestination, kReduction, kCount };
+enum class ScratchSlot {
+  kPrimitive,
+  kSource,
+  kWeights,
+  kDestination,
+  kReduction,
+  kRoundedA,
+  kRoundedB,
+  kCount
+};
 void* scratch(ScratchSlot slot, std::size_t bytes);
 
 // A key that identifies a primitive: operation, shapes, attributes and thread count.

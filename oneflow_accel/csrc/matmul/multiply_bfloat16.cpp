@@ -62,8 +62,8 @@ void multiply_in_float32(const Product& product, const Bfloat16* a, const Bfloat
 bool multiply_rounded(const Product& product, const float* a, const float* b, const float* bias,
                       float* out) {
   return multiply_by_primitive(product, {kBfloat16, dnnl::memory::data_type::f32},
-                               narrowed(ScratchSlot::kSource, a, count(product.a)),
-                               narrowed(ScratchSlot::kWeights, b, count(product.b)), bias, out);
+                               narrowed(ScratchSlot::kRoundedA, a, count(product.a)),
+                               narrowed(ScratchSlot::kRoundedB, b, count(product.b)), bias, out);
 }
 
 void multiply(const Product& product, const Bfloat16* a, const Bfloat16* b, const Bfloat16* bias,

@@ -16,7 +16,8 @@ struct ProductTypes {
 bool multiply_by_primitive(const Product& product, ProductTypes types, const void* a, const void* b,
                            const void* bias, void* out);
 
-// The same product of float32 matrices that are rounded to bfloat16 first.
+// The same product of float32 matrices that are rounded to bfloat16 first, in slots of their own: a,
+// b and out may be scratch memory of the caller's.
 bool multiply_rounded(const Product& product, const float* a, const float* b, const float* bias,
                       float* out);
 
