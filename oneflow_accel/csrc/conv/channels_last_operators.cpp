@@ -1,6 +1,6 @@
 // oneflow_accel_channels_last_conv2d and its gradients: activations (N, H, W, C) and weights in the
-// standard order (O, C / groups, h, w), float32 and bfloat16. For models whose tokens (N, H W, C) are such
-// activations already, and whose checkpoints hold standard weights.
+// standard order (O, C / groups, h, w), float32 and bfloat16. For models whose tokens (N, H W, C)
+// are such activations already, and whose checkpoints hold standard weights.
 #include "common/arguments.h"
 #include "common/infer.h"
 #include "common/threads.h"

@@ -40,8 +40,8 @@ class FloatBias {
   std::vector<float> values_;
 };
 
-// Runs compute(), or fills the outputs, of type T, with what sums of no terms are where a size is 0: the
-// output "out" with the bias, gradients with zeros. `what` begins the text of a failure.
+// Runs compute(), or fills the outputs, of type T, with what sums of no terms are where a size is
+// 0: the output "out" with the bias, gradients with zeros. `what` begins the text of a failure.
 template <typename T, typename Compute>
 void run_or_zero(::oneflow::user_op::KernelComputeContext* ctx, const ConvGeometry& geometry,
                  const char* what, const Compute& compute) {

@@ -86,6 +86,7 @@ void relu_with_mask(T* y, int32_t* mask, int64_t n) {
   }
 }
 
+// By way of float32, as of bfloat16 alone GCC makes no vector code.
 template <typename T>
 void apply_mask_words(const T* dy, const int32_t* mask, T* out, int64_t n) {
   const int64_t words = n / kWord;
@@ -93,7 +94,8 @@ void apply_mask_words(const T* dy, const int32_t* mask, T* out, int64_t n) {
     const auto bits = static_cast<uint32_t>(mask[w]);
 #pragma omp simd
     for (uint32_t i = 0; i < kWord; ++i) {
-      out[w * kWord + i] = ((bits >> i) & 1U) != 0 ? dy[w * kWord + i] : T{};
+      const float value = to_float(dy[w * kWord + i]);
+      out[w * kWord + i] = from_float<T>(((bits >> i) & 1U) != 0 ? value : 0.0F);
     }
   }
   for (int64_t i = words * kWord; i < n; ++i) {
@@ -193,12 +195,12 @@ void input_gradient(const ChannelView& view, const T* dy, const T* x, const floa
 template void normalize(const ChannelView&, const float*, const float*, const float*, const float*,
                         const float*, float*, int32_t*);
 template void apply_mask(const float*, const int32_t*, float*, int64_t);
-template void input_gradient(const ChannelView&, const float*, const float*, const float*, const float*,
-                             const float*, const float*, float*);
-template void normalize(const ChannelView&, const Bfloat16*, const float*, const float*, const float*,
-                        const Bfloat16*, Bfloat16*, int32_t*);
+template void input_gradient(const ChannelView&, const float*, const float*, const float*,
+                             const float*, const float*, const float*, float*);
+template void normalize(const ChannelView&, const Bfloat16*, const float*, const float*,
+                        const float*, const Bfloat16*, Bfloat16*, int32_t*);
 template void apply_mask(const Bfloat16*, const int32_t*, Bfloat16*, int64_t);
-template void input_gradient(const ChannelView&, const Bfloat16*, const Bfloat16*, const float*, const float*,
-                             const float*, const float*, Bfloat16*);
+template void input_gradient(const ChannelView&, const Bfloat16*, const Bfloat16*, const float*,
+                             const float*, const float*, const float*, Bfloat16*);
 
 }  // namespace oneflow_accel

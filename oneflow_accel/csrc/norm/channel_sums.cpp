@@ -312,10 +312,10 @@ void channel_gradient_sums(const ChannelView& view, const T* dy, const T* x,
 }
 
 template void channel_moments(const ChannelView&, const float*, double*, double*);
-template void channel_gradient_sums(const ChannelView&, const float*, const float*, const float*, double*,
-                                    double*);
+template void channel_gradient_sums(const ChannelView&, const float*, const float*, const float*,
+                                    double*, double*);
 template void channel_moments(const ChannelView&, const Bfloat16*, double*, double*);
-template void channel_gradient_sums(const ChannelView&, const Bfloat16*, const Bfloat16*, const float*, double*,
-                                    double*);
+template void channel_gradient_sums(const ChannelView&, const Bfloat16*, const Bfloat16*,
+                                    const float*, double*, double*);
 
 }  // namespace oneflow_accel

@@ -1,5 +1,5 @@
-// normalization (inference and training) and normalization_add_relu, float32 and bfloat16, any channel
-// axis. Statistics and parameters are float32.
+// normalization (inference and training) and normalization_add_relu, float32 and bfloat16, any
+// channel axis. Statistics and parameters are float32.
 #include <algorithm>
 #include <cmath>
 #include <vector>

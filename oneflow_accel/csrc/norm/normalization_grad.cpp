@@ -67,7 +67,8 @@ class NormalizationAddReluGradKernel final : public Kernel {
   }
 };
 
-REGISTER_KERNEL("normalization_grad", make<NormalizationGradKernel<float>>, is_float32_on_cpu("dx"));
+REGISTER_KERNEL("normalization_grad", make<NormalizationGradKernel<float>>,
+                is_float32_on_cpu("dx"));
 REGISTER_KERNEL("normalization_grad", make<NormalizationGradKernel<Bfloat16>>,
                 is_bfloat16_on_cpu("dx"));
 REGISTER_KERNEL("normalization_add_relu_grad", make<NormalizationAddReluGradKernel<float>>,

@@ -16,13 +16,16 @@ PoolGeometry geometry(user_op::KernelComputeContext* ctx, const char* x, const c
 template <typename T>
 class AdaptiveAveragePoolKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    average_pool(geometry(ctx, "x", "y"), PoolDivisor{0, false}, input<T>(ctx, "x"), output<T>(ctx, "y"));
+    average_pool(geometry(ctx, "x", "y"), PoolDivisor{0, false}, input<T>(ctx, "x"),
+                 output<T>(ctx, "y"));
   }
 };
 
+template <typename T>
 class AdaptiveAveragePoolGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    average_pool_grad(geometry(ctx, "dx", "dy"), PoolDivisor{0, false}, input(ctx, "dy"), output(ctx, "dx"));
+    average_pool_grad(geometry(ctx, "dx", "dy"), PoolDivisor{0, false}, input<T>(ctx, "dy"),
+                      output<T>(ctx, "dx"));
   }
 };
 
@@ -30,8 +33,10 @@ REGISTER_KERNEL("adaptive_avg_pool2d", make<AdaptiveAveragePoolKernel<float>>,
                 is_float32_on_cpu("y"));
 REGISTER_KERNEL("adaptive_avg_pool2d", make<AdaptiveAveragePoolKernel<Bfloat16>>,
                 is_bfloat16_on_cpu("y"));
-REGISTER_KERNEL("adaptive_avg_pool2d_grad", make<AdaptiveAveragePoolGradKernel>,
+REGISTER_KERNEL("adaptive_avg_pool2d_grad", make<AdaptiveAveragePoolGradKernel<float>>,
                 is_float32_on_cpu("dx"));
+REGISTER_KERNEL("adaptive_avg_pool2d_grad", make<AdaptiveAveragePoolGradKernel<Bfloat16>>,
+                is_bfloat16_on_cpu("dx"));
 
 }  // namespace
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "common/threads.h"
+#include "pool/grad_sums.h"
 
 namespace oneflow_accel {
 
@@ -52,12 +53,13 @@ void scale(const float* sum, int64_t n, float factor, Bfloat16* y) {
 }
 
 // x[taps[k] + c] += dy[c] * factor for all `count` taps, n channels.
-void add_to_taps(const float* dy, float factor, const int64_t* taps, int64_t count, int64_t n,
+template <typename T>
+void add_to_taps(const T* dy, float factor, const int64_t* taps, int64_t count, int64_t n,
                  float* x) {
   for (int64_t k = 0; k < count; ++k) {
     float* pixel = x + taps[k];
 #pragma omp simd
-    for (int64_t c = 0; c < n; ++c) { pixel[c] += dy[c] * factor; }
+    for (int64_t c = 0; c < n; ++c) { pixel[c] += to_float(dy[c]) * factor; }
   }
 }
 
@@ -78,20 +80,21 @@ void average_row_channels_last(const PoolGeometry& g, const PoolDivisor& divisor
 }
 
 // One image, channels [begin, end).
+template <typename T>
 void average_grad_image_channels_last(const PoolGeometry& g, const PoolDivisor& divisor,
-                                      int64_t begin, int64_t end, const float* dy, float* dx) {
-  for (int64_t p = 0; p < g.in_pixels(); ++p) {
-    std::fill(dx + p * g.channels + begin, dx + p * g.channels + end, 0.0F);
-  }
+                                      int64_t begin, int64_t end, const T* dy, T* dx) {
+  GradSums<T> sums(dx, g.in_pixels(), g.channels, begin, end);
+  sums.clear_up_to(g.in_pixels());
   PoolTaps taps;
   for (const PoolWindow& row : g.rows) {
     for (const PoolWindow& column : g.columns) {
       find_taps(g, row, column, &taps);
       add_to_taps(dy + begin, 1.0F / divisor(row, column), taps.data(),
-                  static_cast<int64_t>(taps.size()), end - begin, dx + begin);
+                  static_cast<int64_t>(taps.size()), end - begin, sums.data() + begin);
       dy += g.channels;
     }
   }
+  sums.store();
 }
 
 template <typename T>
@@ -111,19 +114,20 @@ void average_plane(const PoolGeometry& g, const PoolDivisor& divisor, const T* x
   }
 }
 
-void average_grad_plane(const PoolGeometry& g, const PoolDivisor& divisor, const float* dy,
-                        float* dx) {
-  std::fill_n(dx, g.in_pixels(), 0.0F);
+template <typename T>
+void average_grad_plane(const PoolGeometry& g, const PoolDivisor& divisor, const T* dy, T* dx) {
+  GradSums<T> sums(dx, g.in_pixels());
   for (const PoolWindow& row : g.rows) {
     for (const PoolWindow& column : g.columns) {
-      const float value = *dy++ / divisor(row, column);
+      const float value = to_float(*dy++) / divisor(row, column);
       for (int64_t h = row.begin; h < row.end; h += row.step) {
         for (int64_t w = column.begin; w < column.end; w += column.step) {
-          dx[h * g.width + w] += value;
+          sums.data()[h * g.width + w] += value;
         }
       }
     }
   }
+  sums.store();
 }
 
 // Planes of one channel each, in parallel.
@@ -166,8 +170,8 @@ void average_pool(const PoolGeometry& g, const PoolDivisor& divisor, const T* x,
 template void average_pool(const PoolGeometry&, const PoolDivisor&, const float*, float*);
 template void average_pool(const PoolGeometry&, const PoolDivisor&, const Bfloat16*, Bfloat16*);
 
-void average_pool_grad(const PoolGeometry& g, const PoolDivisor& divisor, const float* dy,
-                       float* dx) {
+template <typename T>
+void average_pool_grad(const PoolGeometry& g, const PoolDivisor& divisor, const T* dy, T* dx) {
   if (!g.channels_last) {
     for_each_plane(g, [&](int64_t plane) {
       average_grad_plane(g, divisor, dy + plane * g.out_pixels(), dx + plane * g.in_pixels());
@@ -181,5 +185,9 @@ void average_pool_grad(const PoolGeometry& g, const PoolDivisor& divisor, const 
                                          dx + image * g.in_pixels() * g.channels);
       });
 }
+
+template void average_pool_grad(const PoolGeometry&, const PoolDivisor&, const float*, float*);
+template void average_pool_grad(const PoolGeometry&, const PoolDivisor&, const Bfloat16*,
+                                Bfloat16*);
 
 }  // namespace oneflow_accel

@@ -1,5 +1,4 @@
-// Average pooling in two dimensions, both layouts, float32; forward also bfloat16 (T is float or
-// Bfloat16).
+// Average pooling in two dimensions, both layouts, float32 and bfloat16 (T is float or Bfloat16).
 #pragma once
 
 #include "common/bfloat16.h"
@@ -18,7 +17,8 @@ struct PoolDivisor {
 template <typename T>
 void average_pool(const PoolGeometry& geometry, const PoolDivisor& divisor, const T* x, T* y);
 
-void average_pool_grad(const PoolGeometry& geometry, const PoolDivisor& divisor, const float* dy,
-                       float* dx);
+template <typename T>
+void average_pool_grad(const PoolGeometry& geometry, const PoolDivisor& divisor, const T* dy,
+                       T* dx);
 
 }  // namespace oneflow_accel

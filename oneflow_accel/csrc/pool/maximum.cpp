@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "common/threads.h"
+#include "pool/grad_sums.h"
 
 namespace oneflow_accel {
 
@@ -96,16 +97,17 @@ void max_of_taps_with_index(const Bfloat16* x, const int64_t* taps, int64_t coun
 
 // dx[taps[k] + c] += rest[c] for the first tap k whose x is best[c] or NaN; `rest` holds the output
 // gradient and is used up.
-void add_to_first_maximum(const float* x, const float* best, const int64_t* taps, int64_t count,
-                          int64_t n, float* rest, float* dx) {
+template <typename T>
+void add_to_first_maximum(const T* x, const T* best, const int64_t* taps, int64_t count, int64_t n,
+                          float* rest, float* dx) {
   for (int64_t k = 0; k < count; ++k) {
-    const float* pixel = x + taps[k];
+    const T* pixel = x + taps[k];
     float* pixel_grad = dx + taps[k];
 #pragma omp simd
     for (int64_t c = 0; c < n; ++c) {
-      const float value = pixel[c];
+      const float value = to_float(pixel[c]);
       const float grad = rest[c];
-      const bool hit = (value == best[c]) | (value != value);
+      const bool hit = (value == to_float(best[c])) | (value != value);
       pixel_grad[c] += hit ? grad : 0.0F;
       rest[c] = hit ? 0.0F : grad;
     }
@@ -138,36 +140,29 @@ void max_row_channels_last(const PoolGeometry& g, const PoolWindow& row, int64_t
 }
 
 // One image, channels [begin, end).
-void max_grad_image_channels_last(const PoolGeometry& g, int64_t begin, int64_t end,
-                                  const float* x, const float* dy, float* dx) {
+template <typename T>
+void max_grad_image_channels_last(const PoolGeometry& g, int64_t begin, int64_t end, const T* x,
+                                  const T* dy, T* dx) {
   const int64_t n = end - begin;
   PoolTaps taps;
-  std::vector<float> best(n);
+  std::vector<T> best(n);
   std::vector<float> rest(n);
-  int64_t cleared = 0;  // rows of dx, set to zero just before they are first added to
-  const auto clear_up_to = [&](int64_t height) {
-    for (; cleared < height; ++cleared) {
-      for (int64_t w = 0; w < g.width; ++w) {
-        float* pixel = dx + (cleared * g.width + w) * g.channels;
-        std::fill(pixel + begin, pixel + end, 0.0F);
-      }
-    }
-  };
+  GradSums<T> sums(dx, g.in_pixels(), g.channels, begin, end);
   for (const PoolWindow& row : g.rows) {
-    clear_up_to(row.end);
+    sums.clear_up_to(row.end * g.width);  // just before they are first added to
     for (const PoolWindow& column : g.columns) {
       find_taps(g, row, column, &taps);
       const auto count = static_cast<int64_t>(taps.size());
       if (count > 0) {
         max_of_taps(x + begin, taps.data(), count, n, best.data());
-        std::copy_n(dy + begin, n, rest.data());
+        std::transform(dy + begin, dy + end, rest.data(), [](T grad) { return to_float(grad); });
         add_to_first_maximum(x + begin, best.data(), taps.data(), count, n, rest.data(),
-                             dx + begin);
+                             sums.data() + begin);
       }
       dy += g.channels;
     }
   }
-  clear_up_to(g.height);
+  sums.store();
 }
 
 // Offset in the plane of one window's maximum, -1 if the window is empty.
@@ -200,15 +195,17 @@ void max_plane(const PoolGeometry& g, const T* x, T* y, int64_t* index) {
   }
 }
 
-void max_grad_plane(const PoolGeometry& g, const float* x, const float* dy, float* dx) {
-  std::fill_n(dx, g.in_pixels(), 0.0F);
+template <typename T>
+void max_grad_plane(const PoolGeometry& g, const T* x, const T* dy, T* dx) {
+  GradSums<T> sums(dx, g.in_pixels());
   for (const PoolWindow& row : g.rows) {
     for (const PoolWindow& column : g.columns) {
       const int64_t found = find_maximum(g, row, column, x);
-      if (found >= 0) { dx[found] += *dy; }
+      if (found >= 0) { sums.data()[found] += to_float(*dy); }
       ++dy;
     }
   }
+  sums.store();
 }
 
 // Runs fn(block) for blocks that do not depend on each other, in parallel.
@@ -246,21 +243,26 @@ void max_pool(const PoolGeometry& g, const T* x, T* y, int64_t* index) {
 template void max_pool(const PoolGeometry&, const float*, float*, int64_t*);
 template void max_pool(const PoolGeometry&, const Bfloat16*, Bfloat16*, int64_t*);
 
-void max_pool_grad(const PoolGeometry& g, const float* dy, const int64_t* index, float* dx) {
+template <typename T>
+void max_pool_grad(const PoolGeometry& g, const T* dy, const int64_t* index, T* dx) {
   const int64_t blocks = g.channels_last ? g.batch : g.batch * g.channels;
   const int64_t depth = g.channels_last ? g.channels : 1;
   const int64_t in_size = g.in_pixels() * depth;
   const int64_t out_size = g.out_pixels() * depth;
   for_each_block(blocks, in_size, [&](int64_t block) {
-    float* to = dx + block * in_size;
-    std::fill_n(to, in_size, 0.0F);
+    GradSums<T> sums(dx + block * in_size, in_size);
     for (int64_t i = block * out_size; i < (block + 1) * out_size; ++i) {
-      if (index[i] >= 0) { to[index[i]] += dy[i]; }
+      if (index[i] >= 0) { sums.data()[index[i]] += to_float(dy[i]); }
     }
+    sums.store();
   });
 }
 
-void max_pool_grad_from_input(const PoolGeometry& g, const float* x, const float* dy, float* dx) {
+template void max_pool_grad(const PoolGeometry&, const float*, const int64_t*, float*);
+template void max_pool_grad(const PoolGeometry&, const Bfloat16*, const int64_t*, Bfloat16*);
+
+template <typename T>
+void max_pool_grad_from_input(const PoolGeometry& g, const T* x, const T* dy, T* dx) {
   if (!g.channels_last) {
     for_each_block(g.batch * g.channels, g.in_pixels(), [&](int64_t plane) {
       max_grad_plane(g, x + plane * g.in_pixels(), dy + plane * g.out_pixels(),
@@ -275,5 +277,9 @@ void max_pool_grad_from_input(const PoolGeometry& g, const float* x, const float
                                      dy + image * g.out_pixels() * g.channels, dx + offset);
       });
 }
+
+template void max_pool_grad_from_input(const PoolGeometry&, const float*, const float*, float*);
+template void max_pool_grad_from_input(const PoolGeometry&, const Bfloat16*, const Bfloat16*,
+                                       Bfloat16*);
 
 }  // namespace oneflow_accel

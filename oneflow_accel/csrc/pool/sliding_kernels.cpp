@@ -45,10 +45,11 @@ class MaxPoolKernel final : public Kernel {
   }
 };
 
+template <typename T>
 class MaxPoolGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    max_pool_grad(max_geometry(ctx, "dx", "dy"), input(ctx, "dy"), input<int64_t>(ctx, "indice"),
-                  output(ctx, "dx"));
+    max_pool_grad(max_geometry(ctx, "dx", "dy"), input<T>(ctx, "dy"), input<int64_t>(ctx, "indice"),
+                  output<T>(ctx, "dx"));
   }
 };
 
@@ -60,19 +61,23 @@ class AveragePoolKernel final : public Kernel {
   }
 };
 
+template <typename T>
 class AveragePoolGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    average_pool_grad(average_geometry(ctx, "dx", "dy"), average_divisor(ctx), input(ctx, "dy"),
-                      output(ctx, "dx"));
+    average_pool_grad(average_geometry(ctx, "dx", "dy"), average_divisor(ctx), input<T>(ctx, "dy"),
+                      output<T>(ctx, "dx"));
   }
 };
 
 REGISTER_KERNEL("max_pool_2d", make<MaxPoolKernel<float>>, is_float32_on_cpu("x"));
 REGISTER_KERNEL("max_pool_2d", make<MaxPoolKernel<Bfloat16>>, is_bfloat16_on_cpu("x"));
-REGISTER_KERNEL("max_pool_2d_grad", make<MaxPoolGradKernel>, is_float32_on_cpu("dx"));
+REGISTER_KERNEL("max_pool_2d_grad", make<MaxPoolGradKernel<float>>, is_float32_on_cpu("dx"));
+REGISTER_KERNEL("max_pool_2d_grad", make<MaxPoolGradKernel<Bfloat16>>, is_bfloat16_on_cpu("dx"));
 REGISTER_KERNEL("avg_pool_2d", make<AveragePoolKernel<float>>, is_float32_on_cpu("x"));
 REGISTER_KERNEL("avg_pool_2d", make<AveragePoolKernel<Bfloat16>>, is_bfloat16_on_cpu("x"));
-REGISTER_KERNEL("avg_pool_2d_grad", make<AveragePoolGradKernel>, is_float32_on_cpu("dx"));
+REGISTER_KERNEL("avg_pool_2d_grad", make<AveragePoolGradKernel<float>>, is_float32_on_cpu("dx"));
+REGISTER_KERNEL("avg_pool_2d_grad", make<AveragePoolGradKernel<Bfloat16>>,
+                is_bfloat16_on_cpu("dx"));
 
 }  // namespace
 

@@ -46,32 +46,41 @@ class TfMaxPoolKernel final : public Kernel {
   }
 };
 
+template <typename T>
 class TfMaxPoolGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    max_pool_grad_from_input(tf_geometry(ctx, "dx", "dy"), input(ctx, "x"), input(ctx, "dy"),
-                             output(ctx, "dx"));
+    max_pool_grad_from_input(tf_geometry(ctx, "dx", "dy"), input<T>(ctx, "x"), input<T>(ctx, "dy"),
+                             output<T>(ctx, "dx"));
   }
 };
 
 template <typename T>
 class TfAveragePoolKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    average_pool(tf_geometry(ctx, "x", "y"), PoolDivisor{0, false}, input<T>(ctx, "x"), output<T>(ctx, "y"));
+    average_pool(tf_geometry(ctx, "x", "y"), PoolDivisor{0, false}, input<T>(ctx, "x"),
+                 output<T>(ctx, "y"));
   }
 };
 
+template <typename T>
 class TfAveragePoolGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    average_pool_grad(tf_geometry(ctx, "dx", "dy"), PoolDivisor{0, false}, input(ctx, "dy"), output(ctx, "dx"));
+    average_pool_grad(tf_geometry(ctx, "dx", "dy"), PoolDivisor{0, false}, input<T>(ctx, "dy"),
+                      output<T>(ctx, "dx"));
   }
 };
 
 REGISTER_KERNEL("tf_max_pool_2d", make<TfMaxPoolKernel<float>>, is_float32_on_cpu("y"));
 REGISTER_KERNEL("tf_max_pool_2d", make<TfMaxPoolKernel<Bfloat16>>, is_bfloat16_on_cpu("y"));
-REGISTER_KERNEL("tf_max_pool_2d_grad", make<TfMaxPoolGradKernel>, is_float32_on_cpu("dx"));
+REGISTER_KERNEL("tf_max_pool_2d_grad", make<TfMaxPoolGradKernel<float>>, is_float32_on_cpu("dx"));
+REGISTER_KERNEL("tf_max_pool_2d_grad", make<TfMaxPoolGradKernel<Bfloat16>>,
+                is_bfloat16_on_cpu("dx"));
 REGISTER_KERNEL("tf_avg_pool_2d", make<TfAveragePoolKernel<float>>, is_float32_on_cpu("y"));
 REGISTER_KERNEL("tf_avg_pool_2d", make<TfAveragePoolKernel<Bfloat16>>, is_bfloat16_on_cpu("y"));
-REGISTER_KERNEL("tf_avg_pool_2d_grad", make<TfAveragePoolGradKernel>, is_float32_on_cpu("dx"));
+REGISTER_KERNEL("tf_avg_pool_2d_grad", make<TfAveragePoolGradKernel<float>>,
+                is_float32_on_cpu("dx"));
+REGISTER_KERNEL("tf_avg_pool_2d_grad", make<TfAveragePoolGradKernel<Bfloat16>>,
+                is_bfloat16_on_cpu("dx"));
 
 }  // namespace
 
