@@ -26,14 +26,30 @@ def random(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(np.float32)
 
 
+def as_array(tensor: flow.Tensor) -> np.ndarray:
+    """NumPy has no bfloat16: float32 of it."""
+    return (tensor.to(flow.float32) if tensor.dtype == flow.bfloat16 else tensor).numpy()
+
+
+def as_held(array: np.ndarray, dtype: str) -> np.ndarray:
+    """A floating-point array as tensors of `dtype` can hold it: rounded to bfloat16."""
+    return as_array(flow.tensor(array).to(flow.bfloat16)) if dtype == "bfloat16" else array
+
+
 def gradients(
-    fn: Function, arrays: Sequence[np.ndarray], weight: np.ndarray
+    fn: Function, arrays: Sequence[np.ndarray], weight: np.ndarray, dtypes: Sequence[str] = ()
 ) -> tuple[np.ndarray, list[np.ndarray]]:
-    """y = fn(*arrays) and the gradients of sum(y * weight) by each array, run eagerly."""
-    tensors = [flow.tensor(array, requires_grad=True) for array in arrays]
+    """y = fn(*arrays) and the gradients of sum(y * weight) by each array, run eagerly, on tensors
+    of `dtypes` ("float32", "bfloat16") or else of the arrays' own."""
+    tensors = [flow.tensor(array) for array in arrays]
+    if dtypes:
+        tensors = [t.to(getattr(flow, d)) for t, d in zip(tensors, dtypes, strict=True)]
+    tensors = [tensor.detach().requires_grad_() for tensor in tensors]
     y = fn(*tensors)
-    y.backward(flow.tensor(weight))
-    return y.numpy(), [tensor.grad.numpy() for tensor in tensors]
+    y.backward(flow.tensor(weight).to(y.dtype))
+    for tensor in tensors:
+        assert tensor.grad.dtype == tensor.dtype
+    return as_array(y), [as_array(tensor.grad) for tensor in tensors]
 
 
 def _training_step(

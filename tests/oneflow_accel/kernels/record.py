@@ -74,7 +74,8 @@ class Record:
         reference: float64 arrays (others as they are) and attributes to a float64 array.
         gradient: dy and the same arguments to one array (or None) for each input.
         layouts: global layouts to try with the case called "global".
-        dtypes: of the floating-point inputs; gradients are checked in float32 and float64.
+        dtypes: of the floating-point inputs.
+        gradient_dtypes: those of them in which gradients are checked.
         not_finite: how closely NaN and infinity in the inputs come out as in the reference.
     """
 
@@ -86,4 +87,5 @@ class Record:
     gradient: Callable[..., tuple[np.ndarray | None, ...]] | None = None
     layouts: Sequence[Layout] = field(default_factory=tuple)
     dtypes: tuple[str, ...] = ("float32",)
+    gradient_dtypes: tuple[str, ...] = ("float32", "float64")
     not_finite: Strictness = Strictness.EXACT

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import oneflow as flow
 
+from tests.oneflow_accel.kernels.harness import as_array, as_held
 from tests.oneflow_accel.kernels.record import Case, Layout, Record
 from tests.tolerances import assert_close
 
@@ -40,10 +41,14 @@ def arrays_in(case: Case, dtype: str) -> list[np.ndarray]:
     """The inputs with the values that `dtype` can hold: float64 for it, float32 for the others."""
     arrays = []
     for array in case.arrays():
-        if is_float(array) and dtype == "bfloat16":
-            array = flow.tensor(array).to(flow.bfloat16).to(flow.float32).numpy()
+        if is_float(array):
+            array = as_held(array, dtype)
         arrays.append(array.astype(np.float64) if is_float(array) and dtype == "float64" else array)
     return arrays
+
+
+def tensor_gradients(tensors: Sequence[flow.Tensor]) -> list[np.ndarray | None]:
+    return [None if tensor.grad is None else as_array(tensor.grad) for tensor in tensors]
 
 
 def tensors_of(arrays: Sequence[np.ndarray], dtype: str, gradient: bool) -> list[flow.Tensor]:
@@ -65,9 +70,10 @@ def expected_output(record: Record, case: Case, arrays: Sequence[np.ndarray]) ->
     return np.asarray(record.reference(*in_float64(arrays), **case.attributes), dtype=np.float64)
 
 
-def output_gradient(shape: tuple[int, ...]) -> np.ndarray:
-    """dy: the gradient of the loss sum(y * dy), float32 values."""
-    return np.random.default_rng([7, *shape]).standard_normal(shape).astype(np.float32)
+def output_gradient(shape: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
+    """dy: the gradient of the loss sum(y * dy), float32 values that `dtype` can hold."""
+    dy = np.random.default_rng([7, *shape]).standard_normal(shape).astype(np.float32)
+    return as_held(dy, dtype)
 
 
 def assert_output(

@@ -11,6 +11,7 @@ from oneflow import nn
 
 from tests.launch import run_process
 from tests.oneflow_accel.kernels.harness import (
+    as_held,
     assert_eager_equals_graph,
     assert_same_after_fork,
     assert_same_in_threads,
@@ -101,42 +102,63 @@ def convolve(
     )
 
 
-def data(conv: ConvCase) -> list[np.ndarray]:
+def data(conv: ConvCase, dtype: str = "float32") -> list[np.ndarray]:
     """x, weight, bias and dy, channels first."""
-    return [
-        random(*conv.x_shape),
-        random(*conv.weight_shape, seed=1),
-        random(conv.channels[1], seed=2),
-        random(*conv.y_shape, seed=3),
-    ]
+    shapes = (conv.x_shape, conv.weight_shape, (conv.channels[1],), conv.y_shape)
+    return [as_held(random(*shape, seed=i), dtype) for i, shape in enumerate(shapes)]
 
 
-def expected(conv: ConvCase) -> dict[str, np.ndarray]:
-    x, weight, bias, dy = data(conv)
+def expected(conv: ConvCase, dtype: str = "float32") -> dict[str, np.ndarray]:
+    x, weight, bias, dy = data(conv, dtype)
     values = (conv_forward(conv, x, weight, bias), *conv_gradients(conv, x, weight, dy))
     return dict(zip(RESULTS, values, strict=True))
 
 
-def computed(conv: ConvCase, data_format: str) -> dict[str, np.ndarray]:
-    x, weight, bias, dy = data(conv)
+def computed(conv: ConvCase, data_format: str, dtype: str = "float32") -> dict[str, np.ndarray]:
+    x, weight, bias, dy = data(conv, dtype)
     arrays = [to_format(x, data_format), to_format(weight, data_format), bias]
     y, (dx, dw, db) = gradients(
-        lambda *tensors: convolve(conv, data_format, *tensors), arrays, to_format(dy, data_format)
+        lambda *tensors: convolve(conv, data_format, *tensors),
+        arrays,
+        to_format(dy, data_format),
+        [dtype] * 3,
     )
     converted = [from_format(array, data_format) for array in (y, dx, dw)]
     return dict(zip(RESULTS, (*converted, db), strict=True))
 
 
-def assert_all_close(conv: ConvCase, actual: dict[str, np.ndarray]) -> None:
-    reference = expected(conv)
+def assert_all_close(
+    conv: ConvCase, actual: dict[str, np.ndarray], dtype: str = "float32"
+) -> None:
+    reference = expected(conv, dtype)
     for name in RESULTS:
-        assert_close(actual[name], reference[name], reduced=conv.terms[name])
+        assert_close(actual[name], reference[name], dtype=dtype, reduced=conv.terms[name])
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("data_format", FORMATS)
 @pytest.mark.parametrize("name", CASES)
-def test_values_and_gradients(name: str, data_format: str) -> None:
-    assert_all_close(CASES[name], computed(CASES[name], data_format))
+def test_values_and_gradients(name: str, data_format: str, dtype: str) -> None:
+    assert_all_close(CASES[name], computed(CASES[name], data_format, dtype), dtype)
+
+
+# Convolutions of bfloat16 where oneDNN has none: on float32 copies.
+WITHOUT_PRODUCTS = """
+import oneflow_accel  # before oneflow
+from oneflow_accel.kernels import plugin
+from tests.oneflow_accel.kernels import test_conv2d as t
+assert not plugin.state().fast_bfloat16
+for data_format in t.FORMATS:
+    for name in ("odd", "3x3", "stem", "few-channels", "depthwise", "conv1d", "empty-batch"):
+        actual = t.computed(t.CASES[name], data_format, "bfloat16")
+        t.assert_all_close(t.CASES[name], actual, "bfloat16")
+print("all close")
+"""
+
+
+def test_bfloat16_on_a_processor_without_it() -> None:
+    result = run_process(["-c", WITHOUT_PRODUCTS], env={"ONEFLOW_ACCEL_ISA": "avx2"})
+    assert "all close" in result.stdout, result.stdout
 
 
 def test_gradients_of_an_empty_batch_are_zero() -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from oneflow_accel.kernels import normalization
+
 import numpy as np
 import oneflow as flow
 import pytest
 from oneflow import nn
 
 from tests.oneflow_accel.kernels.harness import (
+    as_held,
     assert_eager_equals_graph,
     assert_same_after_fork,
     assert_same_in_threads,
@@ -82,6 +85,19 @@ def batch_norm(
     training: bool = True,
 ) -> flow.Tensor:
     mean, variance = statistics or (None, None)
+    if x.dtype == flow.bfloat16:
+        channels = gamma.shape[0]
+        return normalization.batch_norm(
+            x,
+            flow.zeros(channels) if mean is None else mean,
+            flow.ones(channels) if variance is None else variance,
+            gamma,
+            beta,
+            axis=axis,
+            epsilon=EPSILON,
+            momentum=MOMENTUM,
+            is_training=training,
+        )
     return flow._C.normalization(x, mean, variance, gamma, beta, axis, EPSILON, MOMENTUM, training)
 
 
@@ -108,17 +124,47 @@ def case(shape: tuple[int, ...], axis: int) -> tuple[np.ndarray, np.ndarray, np.
     return x, random(channels, seed=3), random(channels, seed=4)
 
 
+# In mixed precision the statistics and parameters are float32, and so are their gradients.
+FLOATS = ("float32", "float32")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("shape", "axis"), SHAPES)
-def test_training_output_and_gradients(shape: tuple[int, ...], axis: int) -> None:
+def test_training_output_and_gradients(shape: tuple[int, ...], axis: int, dtype: str) -> None:
     x, gamma, beta = case(shape, axis)
-    dy = random(*shape, seed=5)
+    x, dy = as_held(x, dtype), as_held(random(*shape, seed=5), dtype)
     reference = Reference(x, gamma, beta, axis)
 
-    y, grads = gradients(lambda *a: batch_norm(*a, axis=axis), [x, gamma, beta], dy)
+    y, grads = gradients(
+        lambda *a: batch_norm(*a, axis=axis), [x, gamma, beta], dy, (dtype, *FLOATS)
+    )
 
-    assert_close(y, reference.y())
-    for actual, expected in zip(grads, reference.gradients(dy), strict=True):
-        assert_close(actual, expected, reduced=reference.count)
+    assert_close(y, reference.y(), dtype=dtype)
+    for actual, expected, has in zip(
+        grads, reference.gradients(dy), (dtype, *FLOATS), strict=True
+    ):
+        assert_close(actual, expected, dtype=has, reduced=reference.count)
+
+
+@pytest.mark.parametrize(("shape", "axis"), SHAPES)
+def test_bfloat16_is_float32_rounded_once(shape: tuple[int, ...], axis: int) -> None:
+    x, gamma, beta = case(shape, axis)
+    x, dy = as_held(x, "bfloat16"), as_held(random(*shape, seed=5), "bfloat16")
+    results = []
+    for dtype in ("bfloat16", "float32"):
+        statistics = flow.zeros(shape[axis]), flow.ones(shape[axis])
+        y, (dx, *parameters) = gradients(
+            lambda *a, kept=statistics: batch_norm(*a, axis=axis, statistics=kept),
+            [x, gamma, beta],
+            dy,
+            (dtype, *FLOATS),
+        )
+        results.append(
+            [as_held(y, "bfloat16"), as_held(dx, "bfloat16"), *parameters]
+            + [kept.numpy() for kept in statistics]
+        )
+    for mine, wide in zip(*results, strict=True):
+        np.testing.assert_array_equal(mine, wide)
 
 
 @pytest.mark.parametrize(("shape", "axis"), SHAPES)
@@ -160,14 +206,16 @@ def test_inference_output_and_gradients(shape: tuple[int, ...], axis: int) -> No
     np.testing.assert_array_equal(statistics[1].numpy(), variance)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("with_addend", [True, False])
 @pytest.mark.parametrize(("shape", "axis"), SHAPES)
 def test_add_relu_output_and_gradients(
-    shape: tuple[int, ...], axis: int, with_addend: bool
+    shape: tuple[int, ...], axis: int, with_addend: bool, dtype: str
 ) -> None:
     x, gamma, beta = case(shape, axis)
-    dy = random(*shape, seed=5)
-    addends = [random(*shape, seed=8)] if with_addend else []
+    x, dy = as_held(x, dtype), as_held(random(*shape, seed=5), dtype)
+    addends = [as_held(random(*shape, seed=8), dtype)] if with_addend else []
+    dtypes = [dtype, *FLOATS, *([dtype] if with_addend else [])]
     reference = Reference(x, gamma, beta, axis)
     total = reference.y() + (addends[0] if with_addend else 0.0)
 
@@ -175,13 +223,14 @@ def test_add_relu_output_and_gradients(
         lambda x, gamma, beta, addend=None: batch_norm_add_relu(x, gamma, beta, axis, addend),
         [x, gamma, beta, *addends],
         dy,
+        dtypes,
     )
 
-    assert_close(y, np.maximum(total, 0))
+    assert_close(y, np.maximum(total, 0), dtype=dtype)
     masked = dy * (y > 0)  # the kernel's own signs: values near 0 may round to either side
     expected = [*reference.gradients(masked), *([masked] if with_addend else [])]
-    for actual, wanted in zip(grads, expected, strict=True):
-        assert_close(actual, wanted, reduced=reference.count)
+    for actual, wanted, has in zip(grads, expected, dtypes, strict=True):
+        assert_close(actual, wanted, dtype=has, reduced=reference.count)
 
 
 def test_add_relu_updates_running_statistics() -> None:

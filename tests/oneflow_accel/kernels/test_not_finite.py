@@ -10,7 +10,8 @@ import pytest
 from oneflow import nn
 
 from tests.oneflow_accel.kernels import test_decoder_layer as block
-from tests.oneflow_accel.kernels.harness import gradients, needs_plugin, random
+from tests.oneflow_accel.kernels.harness import as_held, gradients, needs_plugin, random
+from tests.oneflow_accel.kernels.test_normalization import batch_norm, batch_norm_add_relu
 
 pytestmark = needs_plugin
 
@@ -120,6 +121,60 @@ def test_decoder_layer_hides_no_nan() -> None:
         np.testing.assert_array_equal(np.isnan(y), np.isnan(wanted))
         np.testing.assert_array_equal(np.isnan(keys), np.isnan(wanted_keys))
         np.testing.assert_array_equal(np.isnan(values), np.isnan(wanted_values))
+
+
+def _conv(channels_last: bool) -> Callable[..., flow.Tensor]:
+    form = "channels_last" if channels_last else "channels_first"
+
+    def convolve(x: flow.Tensor, weight: flow.Tensor) -> flow.Tensor:
+        if channels_last:
+            x, weight = (tensor.permute(0, 2, 3, 1) for tensor in (x, weight))
+        y = flow._C.conv2d(x, weight, None, padding=(1, 1), channel_pos=form)
+        return y.permute(0, 3, 1, 2) if channels_last else y
+
+    return convolve
+
+
+def _norm(x: flow.Tensor, gamma: flow.Tensor, beta: flow.Tensor) -> flow.Tensor:
+    return batch_norm(x, gamma, beta, axis=1)
+
+
+def _norm_relu(x: flow.Tensor, addend: flow.Tensor, gamma: flow.Tensor) -> flow.Tensor:
+    return batch_norm_add_relu(x, gamma, flow.zeros(3), 1, addend)
+
+
+IMAGE, ODD, CHANNELS = (2, 3, 6, 7), (4, 3, 3, 3), (3,)
+
+
+@pytest.mark.parametrize("value", VALUES)
+@pytest.mark.parametrize(
+    ("fn", "shapes"),
+    [
+        (_conv(False), [IMAGE, ODD]),
+        (_conv(True), [IMAGE, ODD]),
+        (_norm, [IMAGE, CHANNELS, CHANNELS]),
+        (_norm_relu, [IMAGE, IMAGE, CHANNELS]),
+        (lambda x: nn.functional.max_pool2d(x, 3, stride=1), [IMAGE]),
+        (lambda x: nn.functional.avg_pool2d(x, 3, stride=1), [IMAGE]),
+        (nn.AdaptiveAvgPool2d((3, 4)), [IMAGE]),
+    ],
+    ids=["conv", "conv-last", "norm", "norm-add-relu", "max", "average", "adaptive"],
+)
+def test_bfloat16_has_the_classes_of_float32(
+    fn: Callable[..., flow.Tensor], shapes: list[tuple[int, ...]], value: float
+) -> None:
+    """NaN and infinity in an input or in the output's gradient, forward and backward."""
+    clean = [as_held(random(*shape, seed=i), "bfloat16") for i, shape in enumerate(shapes)]
+    dy = as_held(random(*fn(*map(flow.tensor, clean)).shape, seed=9), "bfloat16")
+    for index in range(len(shapes) + 1):
+        *arrays, weight = (array.copy() for array in (*clean, dy))
+        [*arrays, weight][index].reshape(-1)[-2] = value
+        dtypes = ["bfloat16" if array.ndim > 1 else "float32" for array in arrays]
+        y, grads = gradients(fn, arrays, weight, dtypes)
+        wide, wide_grads = gradients(fn, arrays, weight)
+        for mine, expected in zip((y, *grads), (wide, *wide_grads), strict=True):
+            np.testing.assert_array_equal(np.isfinite(mine), np.isfinite(expected))
+            np.testing.assert_array_equal(np.isnan(mine), np.isnan(expected))
 
 
 def _nan_of_bits(*bits: int) -> np.ndarray:

@@ -9,6 +9,7 @@ import oneflow as flow
 import pytest
 
 from tests.oneflow_accel.kernels.harness import (
+    as_held,
     assert_eager_equals_graph,
     assert_same_after_fork,
     assert_same_in_threads,
@@ -310,13 +311,21 @@ def test_empty_batch(layout: str) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_bfloat16_is_float32_rounded(layout: str) -> None:
-    x = flow.tensor(random(2, 9, 7, 70) if layout != "channels_first" else random(2, 3, 9, 7))
-    x = x.to(flow.bfloat16)
-    for pool in pools(layout):
-        y = pool(x)
-        assert y.dtype == flow.bfloat16
-        expected = pool(x.to(flow.float32)).to(flow.bfloat16)
-        np.testing.assert_array_equal(y.to(flow.float32).numpy(), expected.to(flow.float32).numpy())
+    """Gradients too: windows overlap, so that a pixel's is a sum of several."""
+    operators = pools(layout)
+    if layout == "channels_first":
+        x = random(2, 3, 9, 7)
+    else:
+        # One image of many channels is shared out among threads by its channels.
+        x = random(1, 9, 7, 200)
+        operators.append(lambda x: pools(layout)[1](x.reshape(2, 9, 7, 100)))
+    x = as_held(np.round(4 * x) / 4, "bfloat16")  # Some windows have several maxima.
+    for pool in operators:
+        dy = as_held(random(*pool(flow.tensor(x)).shape, seed=1), "bfloat16")
+        y, (dx,) = gradients(pool, [x], dy, ["bfloat16"])
+        expected, (expected_dx,) = gradients(pool, [x], dy)
+        np.testing.assert_array_equal(y, as_held(expected, "bfloat16"))
+        np.testing.assert_array_equal(dx, as_held(expected_dx, "bfloat16"))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

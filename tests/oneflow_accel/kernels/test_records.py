@@ -16,7 +16,7 @@ from oneflow import nn
 
 from tests.launch import run_distributed
 from tests.oneflow_accel.kernels import not_finite
-from tests.oneflow_accel.kernels.harness import needs_plugin
+from tests.oneflow_accel.kernels.harness import as_array, needs_plugin
 from tests.oneflow_accel.kernels.record import Case, Record
 from tests.oneflow_accel.kernels.record_check import (
     GLOBAL_CASE,
@@ -29,6 +29,7 @@ from tests.oneflow_accel.kernels.record_check import (
     is_float,
     layout_name,
     output_gradient,
+    tensor_gradients,
     tensors_of,
 )
 
@@ -85,18 +86,16 @@ def test_the_plugin_has_the_operator(record: Record) -> None:
 
 @pytest.mark.parametrize(("record", "case", "dtype"), _each_case_and_dtype())
 def test_eager(record: Record, case: Case, dtype: str) -> None:
-    backward = record.gradient is not None and dtype != "bfloat16"
+    backward = record.gradient is not None and dtype in record.gradient_dtypes
     arrays = arrays_in(case, dtype)
     tensors = tensors_of(arrays, dtype, gradient=backward)
     y = record.call(*tensors, **case.attributes)
     assert y.dtype == getattr(flow, dtype) or not y.is_floating_point()
-    numpy_dtype = flow.float32 if dtype == "bfloat16" else y.dtype
-    assert_output(record, case, arrays, y.to(numpy_dtype).numpy(), dtype)
+    assert_output(record, case, arrays, as_array(y), dtype)
     if backward:
-        dy = output_gradient(tuple(y.shape))
+        dy = output_gradient(tuple(y.shape), dtype)
         y.backward(flow.tensor(dy).to(y.dtype))
-        actual = [None if tensor.grad is None else tensor.grad.numpy() for tensor in tensors]
-        assert_gradients(record, case, arrays, dy, actual, dtype)
+        assert_gradients(record, case, arrays, dy, tensor_gradients(tensors), dtype)
 
 
 def _expected(
@@ -118,16 +117,16 @@ def _expected(
 )
 def test_not_finite(record: Record, case: Case, dtype: str) -> None:
     """NaN and infinity in any input come out where they do in the reference."""
-    backward = record.gradient is not None and dtype != "bfloat16"
+    backward = record.gradient is not None and dtype in record.gradient_dtypes
     for name, planted in not_finite.planted(arrays_in(case, dtype)):
         tensors = tensors_of(planted.arrays, dtype, gradient=backward)
         y = record.call(*tensors, **case.attributes)
-        actual = [y.to(flow.float32 if dtype == "bfloat16" else y.dtype).numpy()]
+        actual = [as_array(y)]
         dy = None
         if backward:
-            dy = output_gradient(tuple(y.shape))
+            dy = output_gradient(tuple(y.shape), dtype)
             y.backward(flow.tensor(dy).to(y.dtype))
-            actual += [None if tensor.grad is None else tensor.grad.numpy() for tensor in tensors]
+            actual += tensor_gradients(tensors)
 
         def compute(arrays: list[np.ndarray], dy: Any = dy) -> list[np.ndarray | None]:
             return _expected(record, case, arrays, dy)

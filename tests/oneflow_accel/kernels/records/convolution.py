@@ -120,6 +120,8 @@ RECORDS = [
         reference=_reference,
         gradient=_gradient,
         cases=_CASES,
+        dtypes=("float32", "bfloat16"),
+        gradient_dtypes=("float32", "bfloat16"),
         layouts=[
             Layout(inputs=("B", "B", "B"), output="B"),
             Layout(inputs=("S(0)", "B", "B"), output="S(0)"),
