@@ -127,9 +127,7 @@ def computed(conv: ConvCase, data_format: str, dtype: str = "float32") -> dict[s
     return dict(zip(RESULTS, (*converted, db), strict=True))
 
 
-def assert_all_close(
-    conv: ConvCase, actual: dict[str, np.ndarray], dtype: str = "float32"
-) -> None:
+def assert_all_close(conv: ConvCase, actual: dict[str, np.ndarray], dtype: str = "float32") -> None:
     reference = expected(conv, dtype)
     for name in RESULTS:
         assert_close(actual[name], reference[name], dtype=dtype, reduced=conv.terms[name])

