@@ -143,15 +143,18 @@ def _norm_relu(x: flow.Tensor, addend: flow.Tensor, gamma: flow.Tensor) -> flow.
     return batch_norm_add_relu(x, gamma, flow.zeros(3), 1, addend)
 
 
-IMAGE, ODD, CHANNELS = (2, 3, 6, 7), (4, 3, 3, 3), (3,)
+IMAGE, CHANNELS = (2, 3, 6, 7), (3,)
+# Of few channels first, oneDNN's bfloat16 multiplies pairs of columns, one of them by 0, so
+# that NaN reaches one output more.
+FEATURES, FILTER = (2, 16, 6, 7), (17, 16, 3, 3)
 
 
 @pytest.mark.parametrize("value", VALUES)
 @pytest.mark.parametrize(
     ("fn", "shapes"),
     [
-        (_conv(False), [IMAGE, ODD]),
-        (_conv(True), [IMAGE, ODD]),
+        (_conv(False), [FEATURES, FILTER]),
+        (_conv(True), [FEATURES, FILTER]),
         (_norm, [IMAGE, CHANNELS, CHANNELS]),
         (_norm_relu, [IMAGE, IMAGE, CHANNELS]),
         (lambda x: nn.functional.max_pool2d(x, 3, stride=1), [IMAGE]),
