@@ -9,12 +9,13 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import oneflow_accel
 from oneflow_accel import distributed, precision
-from oneflow_accel.backends import Backend
 from oneflow_accel.errors import UserError
 
 import numpy as np
@@ -94,8 +95,7 @@ class EagerTrainer(libai_trainer.EagerTrainer):
     Set `wants_norm` to have the norm of all gradients before clipping put down as "grad_norm"."""
 
     wants_norm = False
-    backend: Backend
-    precision = "float32"
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     def run_step(self, get_batch: Callable[..., Any]) -> None:
         assert self.model.training, "the model was changed to eval mode"
@@ -105,7 +105,7 @@ class EagerTrainer(libai_trainer.EagerTrainer):
             data = next(self._data_loader_iter)
             data = get_batch(data, getattr(self.data_loader, "mixup_func", None))
             data_time += time.perf_counter() - start
-            with precision.autocast(self.backend, self.precision):
+            with self.autocast():
                 losses = self.model(**data)
             (sum(losses.values()) / self.grad_acc_steps).backward()
             for key, value in losses.items():
@@ -212,8 +212,9 @@ class Trainer(DefaultTrainer):
             else:
                 steps = cfg.train.num_accumulation_steps
                 self._trainer = EagerTrainer(model, self.train_loader, self.optimizer, steps)
-                self._trainer.backend, self._trainer.precision = self.backend, amp_precision(cfg)
-                precision.set_products(self._trainer.precision)
+                kind = amp_precision(cfg)
+                self._trainer.autocast = partial(precision.autocast, self.backend, kind)
+                precision.set_products(kind)
             self.checkpointer = Checkpointer(model, cfg.train.output_dir, **parts)
             return
         model.train()

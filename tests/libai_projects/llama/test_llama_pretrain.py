@@ -94,7 +94,7 @@ def test_the_defaults_are_the_diarys() -> None:
         (["--preset=tinny"], "did you mean tiny?"),
         (["--packing=document"], "--packing=document: expected one of stream, documents"),
         (["--token_dtype=int32"], "--token_dtype=int32: expected one of uint16, uint32"),
-        (["--dtype=bfloat16"], "--dtype=bfloat16: expected one of float32, float16"),
+        (["--dtype=int8"], "--dtype=int8: expected one of float32, float32-bf16-products"),
         (["--rope_scaling=yarn"], "--rope_scaling=yarn: expected one of linear, dynamic, llama3"),
         (["--zero_stage=4"], "--zero_stage=4: expected one of 0, 1, 2, 3"),
         (["--attn_impl=fmha"], "--attn_impl=fmha: OneFlow's fused attention has no gradient"),
