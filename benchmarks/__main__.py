@@ -1,4 +1,5 @@
-"""Our kernels and models against PyTorch, timm and transformers, and against stock OneFlow.
+"""Our kernels and models against PyTorch, timm and transformers, inference against OpenVINO and
+ONNX Runtime too, and all against stock OneFlow. Of several peers the fastest counts.
 
     make bench            measure everything, write benchmarks/results/DATE.csv
     make bench ARGS="--only conv gemm"   measure these again; the others stay as they were
@@ -22,12 +23,20 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from benchmarks import chart, flash, results
-from benchmarks.items import Item, all_items, chosen_items
+from benchmarks.items import (
+    COMPILED,
+    EAGER,
+    ONNX_RUNTIME,
+    OPENVINO,
+    Item,
+    all_items,
+    chosen_items,
+)
 from benchmarks.results import Row
 from benchmarks.side_by_side import Side, measure
 from flow_train import cli
 
-OURS, PEER, STOCK = "ours", "PyTorch", "stock OneFlow"
+OURS, STOCK = "ours", "stock OneFlow"
 # Another process of ours, for rows that compare two items of ours: in turns, as the machine's speed
 # changes from minute to minute.
 BASE = "ours, base"
@@ -47,7 +56,10 @@ class Bench:
         peer = [peer_python, "-m", "benchmarks.peers.side", str(threads)]
         self.ours = Side(OURS, ours, env)
         self.base = Side(BASE, ours, env)
-        self.peer = Side(PEER, peer, env)
+        self.peers = {
+            name: Side(name, [*peer, name], env)
+            for name in (EAGER, COMPILED, OPENVINO, ONNX_RUNTIME)
+        }
         # As a program has it that does not import oneflow_accel.
         off = {"ONEFLOW_ACCEL_PLUGIN": "off", "ONEFLOW_VM_COMPUTE_ON_WORKER_THREAD": "1"}
         self.stock = Side(STOCK, ours, {**env, **off}) if stock else None
@@ -59,13 +71,19 @@ class Bench:
 
     def row(self, item: Item) -> Row:
         """Measure one item."""
-        sides = [self.ours, self.peer] if item.peer else [self.ours]
-        runs = {side.name: (side, item) for side in sides}
+        why_not = self._why_not(item)
+        runs = {OURS: (self.ours, item)}
+        runs.update({name: (self.peers[name], item) for name in item.peers})
         if item.against:
             runs[BASE] = (self.base, self.items[item.against])
-        seconds, ratio = self._measure(runs, BASE if item.against else PEER)
-        notes = [f"{name}: {text}" for name, text in seconds.items() if isinstance(text, str)]
-        ours, peer = _number(seconds.get(OURS)), _number(seconds.get(PEER))
+        seconds, others = self._measure(runs) if why_not is None else ({}, {})
+        notes = [] if why_not is None else [why_not]
+        notes += [f"{name}: {text}" for name, text in seconds.items() if isinstance(text, str)]
+        ours = _number(seconds.get(OURS))
+        # The fastest counts.
+        peer = min(others, key=lambda name: others[name][0], default="")
+        theirs, ratio = others.get(peer, (None, None))
+        notes += [f"{name}: {_text(others[name][0], 1e3)} ms" for name in others if name != peer]
         stock = None
         # Stock OneFlow is up to 600 times slower: once is enough, and a process of its own, as some
         # operators end it.
@@ -73,44 +91,65 @@ class Bench:
             found = measure({STOCK: (self.stock, item)}, rounds=1, target=0.05)[STOCK]
             stock = _number(found)
             notes += [f"{STOCK}: {found}"] if isinstance(found, str) else []
+        sides = [self.ours, *(self.peers[name] for name in item.peers)]
+        versions = dict.fromkeys(", ".join(side.version for side in sides).split(", "))
         return Row(
             date=self.date,
             machine=self.machine,
-            versions=f"{self.ours.version}, {self.peer.version}",
+            versions=", ".join(version for version in versions if version),
             group=item.group,
             item=item.name,
             ours_ms=_text(ours, 1e3),
-            peer_ms=_text(peer, 1e3),
+            peer_ms="" if item.against else _text(theirs, 1e3),
             ratio=_text(ratio),
-            bar=_text(item.bar),
+            bar=_text(item.bar if why_not is None else None),
             against=item.against or "",
             stock_ms=_text(stock, 1e3),
-            stock_ratio=_text(peer / stock if peer and stock else None),
+            stock_ratio=_text(theirs / stock if theirs and stock else None),
             note="; ".join(notes)[:200],
+            peer="" if item.against else peer,
         )
 
+    def _why_not(self, item: Item) -> str | None:
+        """Why the item is not for this machine."""
+        if item.precision == "float32":
+            return None
+        support = oneflow_accel.current_backend().supports("bfloat16_inference")
+        return None if support else str(support.reason)
+
     def _measure(
-        self, runs: Mapping[str, tuple[Side, Item]], base: str
-    ) -> tuple[dict[str, float | str], float | None]:
-        """Seconds per step of each run, or what it said when it ended, and how many times as fast
-        as `base` ours is; None where one of the two failed or is not there."""
-        parts, ratios = [], []
-        for _ in range(STARTS if base == BASE else 1):
+        self, runs: Mapping[str, tuple[Side, Item]]
+    ) -> tuple[dict[str, float | str], dict[str, tuple[float, float]]]:
+        """Seconds per step of each run, or what it said when it ended; and of each but ours its
+        seconds and how many times as fast ours is, where both have a figure."""
+        parts: list[dict[str, float | str]] = []
+        ratios: dict[str, list[float]] = {name: [] for name in runs if name != OURS}
+        for _ in range(STARTS if BASE in runs else 1):
             seconds = measure(runs, rounds=self.rounds, target=0.15)
             parts.append(seconds)
-            ours, other = _number(seconds.get(OURS)), _number(seconds.get(base))
-            if ours and other:
-                ratios.append(other / ours)
-            if base == BASE:
+            ours = _number(seconds.get(OURS))
+            for name, values in ratios.items():
+                other = _number(seconds.get(name))
+                if ours and other:
+                    values.append(other / ours)
+            if BASE in runs:
                 # What they hold would also be in the way of the next item.
                 self.ours.stop()
                 self.base.stop()
         found: dict[str, float | str] = {}
         for name in runs:
-            values = [part[name] for part in parts]
-            words = [value for value in values if isinstance(value, str)]
-            found[name] = words[0] if words else statistics.median(map(float, values))
-        return found, statistics.median(ratios) if ratios else None
+            said = [part[name] for part in parts]
+            words = [value for value in said if isinstance(value, str)]
+            found[name] = words[0] if words else statistics.median(map(float, said))
+        others = {
+            name: (float(found[name]), statistics.median(values))
+            for name, values in ratios.items()
+            if values
+        }
+        # A model that another process holds is in the way of the next item's.
+        for name in set(runs) & {COMPILED, OPENVINO, ONNX_RUNTIME}:
+            self.peers[name].stop()
+        return found, others
 
     def rows(self, items: Sequence[Item]) -> list[Row]:
         """Measure items, with a progress bar."""
@@ -125,7 +164,7 @@ class Bench:
         return found
 
     def stop(self) -> None:
-        for side in (self.ours, self.base, self.peer, self.stock):
+        for side in (self.ours, self.base, *self.peers.values(), self.stock):
             if side is not None:
                 side.stop()
 
@@ -140,12 +179,13 @@ def _text(value: float | None, scale: float = 1.0) -> str:
 
 def _print(console: Console, rows: list[Row]) -> None:
     table = Table(title=results.origin(rows))
-    for column in ("what", "ours ms", "PyTorch ms", "ratio", "bar", "stock ms", "stock ratio"):
-        table.add_column(column, justify="left" if column == "what" else "right")
+    for column in ("what", "ours ms", "peer ms", "peer", "ratio", "bar", "stock ms", "stock ratio"):
+        table.add_column(column, justify="left" if column in ("what", "peer") else "right")
     for row in rows:
         ratio = f"[bold red]{row.ratio or 'none'}[/]" if row.below_bar else row.ratio
         name = f"{row.item} / {row.against}" if row.against else row.item
-        table.add_row(name, row.ours_ms, row.peer_ms, ratio, row.bar, row.stock_ms, row.stock_ratio)
+        figures = (row.ours_ms, row.peer_ms, row.peer, ratio, row.bar, row.stock_ms)
+        table.add_row(name, *figures, row.stock_ratio)
     console.print(table)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.items import Item
+from benchmarks.items import COMPILED, EAGER, Item
 from benchmarks.serve import Maker, Step
 
 Shape = tuple[int, ...]
@@ -18,14 +18,15 @@ class Both:
     """Steps made of the functions of `oneflow` or `torch`: of the item that is `current`."""
 
     current = Item("", "", "")
+    # Which of the item's peers the process of PyTorch is.
+    peer = EAGER
 
     def __init__(self, framework: Any) -> None:
         self.framework, self.nn = framework, framework.nn
 
     def best(self, model: Any) -> Any:
-        """The model as the item has it of PyTorch: compiled, or not."""
-        compiles = self.current.compiled and hasattr(self.framework, "compile")
-        return self.framework.compile(model) if compiles else model
+        """The model as this process's peer has it: compiled, or not."""
+        return self.framework.compile(model) if self.peer == COMPILED else model
 
     def autocast(self) -> Any:
         """What a forward pass runs in."""
@@ -96,7 +97,7 @@ class Both:
     def makers(self) -> dict[str, Maker]:
         """The steps of which nothing differs, by the items' kinds."""
         names = "softmax gelu layer_norm cross_entropy relu add bias_add permute dropout"
-        kinds = [*names.split(), "optimizer", "clip", "chain", "mlp_train"]
+        kinds = [*names.split(), "optimizer", "clip", "chain", "item", "sum_item", "mlp_train"]
         return {kind: getattr(self, kind) for kind in kinds}
 
     def softmax(self, shape: Shape) -> Step:
@@ -170,6 +171,22 @@ class Both:
             for _ in range(operations):
                 y = y + 1.0
             y[0].item()
+
+        return step
+
+    def item(self) -> Step:
+        x = self.framework.ones(1)
+
+        def step() -> None:
+            (x + 1.0).item()
+
+        return step
+
+    def sum_item(self, numbers: int) -> Step:
+        x = self.framework.ones(numbers)
+
+        def step() -> None:
+            x.sum().item()
 
         return step
 

@@ -18,9 +18,9 @@ REGRESSION = 0.10
 class Row:
     """One row of a file; times are milliseconds a step, empty where there is no such figure.
 
-    `ratio` is the throughput of ours over the peer's (over our own float32 where `against` says
-    so), `bar` what it has to reach, `note` why a figure is missing; stock OneFlow is without the
-    plug-in.
+    `ratio` is the throughput of ours over that of `peer`, the fastest of those that were measured
+    (over our own where `against` says so), `bar` what it has to reach, `note` what the others
+    took, or why a figure is missing; stock OneFlow is without the plug-in.
     """
 
     date: str
@@ -36,6 +36,7 @@ class Row:
     stock_ms: str
     stock_ratio: str
     note: str
+    peer: str = ""
 
     @property
     def below_bar(self) -> bool:

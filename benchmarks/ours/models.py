@@ -44,11 +44,11 @@ def resnet50_forward(batch: int) -> Step:
 
 def prepared_forward(model: nn.Module, batch: flow.Tensor, dtype: str) -> Step:
     """Folded, under nn.Graph."""
-    prepared = inference.prepare(model.eval(), dtype=getattr(flow, dtype))
-    return BOTH.forward(forward_graph(prepared), batch)
+    graph = forward_graph(inference.prepare(model.eval(), dtype=getattr(flow, dtype)))
+    return BOTH.without_gradient(lambda: graph(batch))
 
 
-def resnet50_inference(batch: int, dtype: str = "float32") -> Step:
+def resnet50_inference(batch: int, dtype: str) -> Step:
     model, shape = _resnet50(batch)
     return prepared_forward(model, flow.randn(*shape), dtype)
 
@@ -86,7 +86,7 @@ def vit_forward(batch: int) -> Step:
     return classifier_forward(VisionTransformer(), batch)
 
 
-def vit_inference(batch: int, dtype: str = "float32") -> Step:
+def vit_inference(batch: int, dtype: str) -> Step:
     return prepared_forward(VisionTransformer(), flow.randn(batch, 3, 224, 224), dtype)
 
 

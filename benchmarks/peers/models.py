@@ -1,4 +1,5 @@
-"""Whole models in eager PyTorch: ResNet50, timm's ViT-S/16, transformers' GPT-2 small."""
+"""Whole models of PyTorch's, as they are, compiled or in an engine for inference: ResNet50, timm's
+ViT-S/16, transformers' GPT-2 small."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from torch import nn
 
 from benchmarks.both import Both
 from benchmarks.items import LLAMA
-from benchmarks.peers import torchvision
+from benchmarks.peers import engines, torchvision
 from benchmarks.peers.resnet50 import resnet50
 from benchmarks.serve import Maker, Step
 
@@ -21,6 +22,12 @@ def _images(batch: int, size: int = 224) -> torch.Tensor:
 def resnet50_forward(batch: int) -> Step:
     model = resnet50().to(memory_format=torch.channels_last)
     return BOTH.forward(model.eval(), _images(batch).to(memory_format=torch.channels_last))
+
+
+def resnet50_inference(batch: int, dtype: str) -> Step:
+    if BOTH.peer in engines.MAKERS:
+        return engines.MAKERS[BOTH.peer](resnet50().eval(), _images(batch), dtype)
+    return resnet50_forward(batch)
 
 
 def resnet50_train(batch: int) -> Step:
@@ -51,6 +58,12 @@ def classifier_forward(
 
 def vit_forward(batch: int) -> Step:
     return classifier_forward(_vit(), batch)
+
+
+def vit_inference(batch: int, dtype: str) -> Step:
+    if BOTH.peer in engines.MAKERS:
+        return engines.MAKERS[BOTH.peer](_vit().eval(), _images(batch), dtype)
+    return vit_forward(batch)
 
 
 def vit_train(batch: int) -> Step:
@@ -104,11 +117,11 @@ def gpt2_greedy(batch: int, prompt: int, tokens: int) -> Step:
 
 MAKERS: dict[str, Maker] = {
     "resnet50_forward": resnet50_forward,
-    "resnet50_inference": resnet50_forward,
+    "resnet50_inference": resnet50_inference,
     "resnet50_train": resnet50_train,
     "resnet50_train_graph": resnet50_train,
     "vit_forward": vit_forward,
-    "vit_inference": vit_forward,
+    "vit_inference": vit_inference,
     "vit_train": vit_train,
     "gpt2_forward": gpt2_forward,
     "gpt2_train": gpt2_train,

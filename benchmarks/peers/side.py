@@ -1,22 +1,29 @@
-"""The peers' side: `.venv-peer/bin/python -m benchmarks.peers.side THREADS`, started by
-side_by_side.py."""
+"""A peer's side: `.venv-peer/bin/python -m benchmarks.peers.side THREADS PEER`, started by
+side_by_side.py; PEER is one of those of items.py."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import sys
 
 import torch
 
-from benchmarks.peers import models, monarch, operators, vitae
+from benchmarks.both import Both
+from benchmarks.peers import engines, models, monarch, operators, vitae
 from benchmarks.serve import serve
 
 
 def main() -> None:
     torch.set_num_threads(int(sys.argv[1]))
     torch.manual_seed(0)
+    Both.peer = peer = sys.argv[2]
     modules = (operators, models, monarch, vitae)
     makers = {kind: maker for module in modules for kind, maker in module.MAKERS.items()}
-    serve(makers | operators.BOTH.makers(), f"torch {torch.__version__}")
+    version = f"torch {torch.__version__}"
+    if peer in engines.MAKERS:
+        package = peer.lower().replace(" ", "")
+        version += f", {package} {importlib.metadata.version(package)}"
+    serve(makers | operators.BOTH.makers(), version)
 
 
 if __name__ == "__main__":

@@ -39,9 +39,6 @@ def adapt_to_device(cfg: DictConfig, backend: Backend) -> list[str]:
     if feature is not None:
         switch_off("train.amp.enabled", feature)
     switch_off("graph.enabled", "graph")
-    if amp_precision(cfg) not in ("float32", "float16") and cfg.graph.enabled:
-        cfg.graph.enabled = False
-        lines.append(f"{backend.name}: graph.enabled=false: LiBai's graphs know float16 only")
     if _is_adamw(cfg):
         switch_off("graph.enabled", "graph_adamw")
     for fusion in _FUSIONS:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,9 @@ from libai_projects.engine.writers import MetricsWriter
 from libai_projects.models.families import table_of
 
 logger = logging.getLogger("libai_projects")
+
+# What a forward pass runs in: see oneflow_accel.precision.autocast.
+Autocast = Callable[[], AbstractContextManager[Any]]
 
 
 def set_up(cfg: DictConfig, resume: bool) -> None:
@@ -95,7 +98,7 @@ class EagerTrainer(libai_trainer.EagerTrainer):
     Set `wants_norm` to have the norm of all gradients before clipping put down as "grad_norm"."""
 
     wants_norm = False
-    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+    autocast: Autocast = nullcontext
 
     def run_step(self, get_batch: Callable[..., Any]) -> None:
         assert self.model.training, "the model was changed to eval mode"
@@ -131,6 +134,31 @@ def _gradient_norm(model: flow.nn.Module) -> flow.Tensor:
     norms = [flow.linalg.vector_norm(grad.to_global(sbp=whole)) for grad in found]
     first = found[0].placement
     return flow.linalg.vector_norm(flow.stack([norm.to_global(placement=first) for norm in norms]))
+
+
+@contextmanager
+def _float16_alone(cfg: DictConfig) -> Iterator[None]:
+    """LiBai takes train.amp.enabled for float16, with a scaled loss; other precisions are ours."""
+    enabled = try_get_key(cfg, "train.amp.enabled", default=False)
+    if enabled:
+        cfg.train.amp.enabled = amp_precision(cfg) == "float16"
+    try:
+        yield
+    finally:
+        if enabled:
+            cfg.train.amp.enabled = enabled
+
+
+def _trace_in(graph: flow.nn.Graph, autocast: Autocast) -> None:
+    """Have the forward pass of LiBai's training graph traced so, and the rest as LiBai has it."""
+
+    def build(**inputs: Any) -> dict[str, flow.Tensor]:
+        with autocast():
+            losses = graph.model(**inputs)
+        sum(losses.values()).backward()
+        return losses
+
+    graph.build = build
 
 
 class Trainer(DefaultTrainer):
@@ -172,6 +200,16 @@ class Trainer(DefaultTrainer):
             )
         logger.info(self._describe())
 
+    @classmethod
+    def build_model(cls, cfg: DictConfig) -> flow.nn.Module:
+        with _float16_alone(cfg):
+            return super().build_model(cfg)
+
+    @classmethod
+    def build_graph(cls, cfg: DictConfig, *parts: Any, **options: Any) -> flow.nn.Graph:
+        with _float16_alone(cfg):
+            return super().build_graph(cfg, *parts, **options)
+
     def _find_start(self) -> None:
         """Look up where the run goes on, before the loader is made, which needs to know it."""
         cfg = self.cfg
@@ -200,6 +238,7 @@ class Trainer(DefaultTrainer):
                 cfg, model, self.optimizer, self.lr_scheduler, is_train=True
             )
             self.graph_eval = self.build_graph(cfg, model, is_train=False)
+            _trace_in(graph, self._autocast())
         parts = {
             # One form for both modes, so that each goes on from the other's checkpoints.
             "optimizer": OptimizerCheckpoint(model, self.optimizer, graph),
@@ -212,9 +251,8 @@ class Trainer(DefaultTrainer):
             else:
                 steps = cfg.train.num_accumulation_steps
                 self._trainer = EagerTrainer(model, self.train_loader, self.optimizer, steps)
-                kind = amp_precision(cfg)
-                self._trainer.autocast = partial(precision.autocast, self.backend, kind)
-                precision.set_products(kind)
+                self._trainer.autocast = self._autocast()
+            precision.set_products(amp_precision(cfg))
             self.checkpointer = Checkpointer(model, cfg.train.output_dir, **parts)
             return
         model.train()
@@ -225,6 +263,9 @@ class Trainer(DefaultTrainer):
         )
         self.checkpointer.model = model
         self.checkpointer.checkpointables.update(parts)
+
+    def _autocast(self) -> Autocast:
+        return partial(precision.autocast, self.backend, amp_precision(self.cfg))
 
     def _describe(self) -> str:
         train, sizes = self.cfg.train, self.cfg.train.dist

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from oneflow_accel.backends.base import Backend, DeviceProperties
+from oneflow_accel.errors import flag
 from oneflow_accel.kernels import plugin
 
 import oneflow as flow
@@ -33,6 +34,10 @@ _PLUGIN_OPERATORS = {
         "fused_tril_scale_softmax_mask_scale fused_tril_scale_softmax_mask_scale_grad"
     ),
 }
+# "1": train in bfloat16 on a CPU without the instructions too, as slowly as it is.
+EMULATE_VARIABLE = "ONEFLOW_ACCEL_EMULATE_BFLOAT16"
+# What can be emulated; inference in bfloat16 is for speed alone.
+_EMULATED = ("bfloat16_training", "bfloat16_products")
 _COMPUTE_ON_WORKER_THREAD = "ONEFLOW_VM_COMPUTE_ON_WORKER_THREAD"
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
@@ -108,10 +113,17 @@ class CpuBackend(Backend):
         if lacking:
             return f"the CPU plug-in has no kernel for {', '.join(lacking)}"
         if feature.startswith("bfloat16") and not state.fast_bfloat16:
-            return (
+            lacks = (
                 "this CPU, or ONEDNN_MAX_CPU_ISA or ONEFLOW_ACCEL_ISA, has no AVX-512 BF16 "
                 "instructions"
             )
+            if feature not in _EMULATED:
+                return lacks
+            if not flag(EMULATE_VARIABLE):
+                return (
+                    f"{lacks}; {EMULATE_VARIABLE}=1 computes the same by way of float32, slower "
+                    "than float32"
+                )
         return None
 
     def _memory_used(self) -> int:

@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from oneflow_accel.errors import UserError, nearest
+from oneflow_accel.errors import UserError, flag, nearest
 
 import oneflow as flow
 
@@ -261,10 +261,7 @@ def _entry(name: str) -> Operation:
 
 def strict() -> bool:
     """Whether ONEFLOW_ACCEL_STRICT=1 is set; UserError if it is neither "0" nor "1"."""
-    text = os.environ.get(STRICT_VARIABLE, "0")
-    if text not in ("0", "1"):
-        raise UserError(f"{STRICT_VARIABLE}={text!r} is neither '0' nor '1'")
-    return text == "1"
+    return flag(STRICT_VARIABLE)
 
 
 def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[flow.Tensor]:

@@ -107,7 +107,7 @@ def test_the_chart_is_drawn_from_rows_with_and_without_figures(tmp_path: Path) -
 
 
 def test_an_item_is_measured_with_the_one_it_is_divided_by() -> None:
-    names = [item.name for item in chosen_items(["bfloat16"], "ResNet50")]
-    assert names == ["ResNet50 inference b8", "ResNet50 inference b8 bf16"]
+    names = [item.name for item in chosen_items(["resnet50"], "inference b8 bf16 over")]
+    assert names == ["ResNet50 inference b8", "ResNet50 inference b8 bf16 over float32"]
     assert chosen_items(None, None) == all_items()
     assert chosen_items(["gemm"], "no such thing") == []

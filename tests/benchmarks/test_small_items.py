@@ -11,7 +11,7 @@ from benchmarks.items import chosen_items
 
 def test_every_item_runs() -> None:
     items = chosen_items(["small"], None)
-    assert [item.kind for item in items] == ["chain", "mlp_train"]
+    assert [item.kind for item in items] == ["chain", "item", "sum_item", "mlp_train"]
     for item in items:
         step = Both(flow).makers()[item.kind](**item.params)
         step()

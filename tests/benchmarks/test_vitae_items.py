@@ -28,7 +28,8 @@ def test_items_name_models_and_arguments_that_there_are() -> None:
         assert item.params["model"] in list_models()
         inspect.signature(models.MAKERS[item.kind]).bind(**item.params)
     # Every Monarch model beside PyTorch's and, in turn, beside our own dense one.
-    mixed = [item for item in items if item.precision == "bfloat16"]
+    training = [item for item in items if item.kind == "vitae_train"]
+    mixed = [item for item in training if item.precision == "bfloat16"]
     assert [item.name for item in mixed] == ["dense vitae-tiny train b8, 224 px, bf16"]
     items.remove(mixed[0])
     trained = [item for item in items if item.kind == "vitae_train"]
@@ -38,7 +39,7 @@ def test_items_name_models_and_arguments_that_there_are() -> None:
     # Inference of both, all beside PyTorch.
     inferred = [item for item in items if item.kind == "vitae_inference"]
     assert len(inferred) == 2 * 3
-    assert all(item.peer and not item.against for item in inferred)
+    assert all(item.peers and not item.against for item in inferred)
     assert len(trained) + len(inferred) == len(items)
 
 

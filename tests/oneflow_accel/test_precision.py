@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from oneflow_accel import current_backend, precision
+from oneflow_accel.backends.cpu import EMULATE_VARIABLE
 from oneflow_accel.errors import UserError
 from oneflow_accel.kernels import plugin
 from oneflow_accel.kernels.loss import linear_cross_entropy_mean
@@ -17,8 +20,10 @@ MAIN = REPOSITORY / "resnet50_imagenet" / "main.py"
 TINY = ("-a", "resnet18", "--dummy", "--image-size", "32", "-b", "16", "-j", "0", "--seed", "1")
 TINY += ("--max-steps", "3", "--epochs", "1", "-p", "1", "--lr", "0.01", "--device", "cpu")
 
-needs_bfloat16 = pytest.mark.skipif(
-    not current_backend().supports("bfloat16_training"), reason="this CPU has no bfloat16 products"
+# On a CPU without the instructions these tests are of the same numbers by way of float32.
+EMULATED = {EMULATE_VARIABLE: "1"}
+needs_plugin = pytest.mark.skipif(
+    not plugin.state().loaded, reason="stock OneFlow has no bfloat16 on CPUs"
 )
 
 
@@ -52,16 +57,35 @@ def test_cpu_without_bfloat16_says_so(tmp_path) -> None:
     words = "no AVX-512 BF16 instructions" if plugin.state().loaded else "the CPU plug-in"
     assert words in process.stdout
     assert "--precision bfloat16: cpu cannot do this" in process.stdout
+    if plugin.state().loaded:
+        assert f"{EMULATE_VARIABLE}=1 computes the same" in process.stdout
+
+
+def test_what_is_emulated_is_training(monkeypatch) -> None:
+    monkeypatch.setattr(
+        plugin, "state", lambda: dataclasses.replace(plugin.load(), fast_bfloat16=False)
+    )
+    kinds = ("bfloat16_training", "bfloat16_products", "bfloat16_inference")
+    backend = current_backend()
+    assert not any(backend.supports(kind) for kind in kinds)
+    monkeypatch.setenv(EMULATE_VARIABLE, "1")
+    emulated = [plugin.state().loaded, plugin.state().loaded, False]
+    assert [bool(backend.supports(kind)) for kind in kinds] == emulated
+    monkeypatch.setenv(EMULATE_VARIABLE, "yes")
+    if plugin.state().loaded:
+        with pytest.raises(UserError, match=f"{EMULATE_VARIABLE}='yes' is neither '0' nor '1'"):
+            backend.supports("bfloat16_training")
 
 
 def _losses(tmp_path, *options: str) -> list[float]:
-    process = run_process([MAIN, *TINY, *options, "--output-dir", tmp_path / "-".join(options)])
+    command = [MAIN, *TINY, *options, "--output-dir", tmp_path / "-".join(options)]
+    process = run_process(command, env=EMULATED)
     assert process.returncode == 0, process.stdout
     lines = [line for line in process.stdout.splitlines() if "\tLoss " in line]
     return [float(line.partition("\tLoss ")[2].split()[0]) for line in lines]
 
 
-@needs_bfloat16
+@needs_plugin
 def test_training_follows_float32(tmp_path) -> None:
     expected = _losses(tmp_path)
     assert len(expected) == 3
@@ -74,7 +98,7 @@ def test_training_follows_float32(tmp_path) -> None:
     np.testing.assert_allclose(_losses(tmp_path, "--bf16", "--graph"), found, rtol=2e-3)
 
 
-@needs_bfloat16
+@needs_plugin
 def test_a_loss_of_its_own_logits_is_rounded_too() -> None:
     """Its logits are scratch memory, which rounding must not write over."""
     random = np.random.default_rng(4)
@@ -97,7 +121,7 @@ def test_a_loss_of_its_own_logits_is_rounded_too() -> None:
         precision.set_products("float32")
 
 
-@needs_bfloat16
+@needs_plugin
 def test_products_are_rounded_from_when_it_is_asked_for_until_it_is_not() -> None:
     random = np.random.default_rng(2)
     a, b = (flow.tensor(random.standard_normal((64, 64)).astype(np.float32)) for _ in range(2))

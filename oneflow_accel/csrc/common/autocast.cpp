@@ -61,6 +61,8 @@ const std::unordered_map<std::string, AutoCastColor>& colors() {
       {"copy", kClear},
       {"expand", kClear},
       {"expand_dims", kClear},
+      {"hierarchical_parallel_cast", kClear},
+      {"hierarchical_parallel_cast_like", kClear},
       {"identity", kClear},
       {"narrow", kClear},
       {"reshape", kClear},

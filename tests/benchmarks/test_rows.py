@@ -1,0 +1,64 @@
+"""Rows of the table: which peer counts, and what is not for a machine."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+import oneflow_accel
+
+import pytest
+
+from benchmarks.__main__ import Bench
+from benchmarks.items import BEST, COMPILED, EAGER, ONNX_RUNTIME, OPENVINO, Item, all_items
+from tests.benchmarks.test_side_by_side import side
+
+ITEM = Item("train", "gpt2", "gpt2_train", {}, 1.0, peers=BEST, stock=False)
+
+
+@pytest.fixture
+def bench():
+    made = Bench(sys.executable, threads=1, rounds=2, stock=False)
+    made.ours = side("ours", 0.002)
+    made.peers = {EAGER: side("torch", 0.004), COMPILED: side("torch", 0.003)}
+    yield made
+    made.stop()
+
+
+def test_the_fastest_peer_counts_and_the_others_are_said(bench: Bench) -> None:
+    row = bench.row(ITEM)
+    assert (row.peer, row.ours_ms, row.peer_ms, row.ratio) == (COMPILED, "2", "3", "1.5")
+    assert row.note == "PyTorch: 4 ms"
+    assert row.versions == "ours 1.0, torch 1.0"
+
+
+def test_a_peer_that_ends_leaves_the_other(bench: Bench) -> None:
+    bench.peers[COMPILED] = side("torch", 0.003, 'sys.exit("no compiler")')
+    row = bench.row(ITEM)
+    assert (row.peer, row.ratio) == (EAGER, "2")
+    assert row.note == "torch.compile: no compiler"
+
+
+def test_an_item_over_another_of_ours_has_no_peer(bench: Bench) -> None:
+    bench.items["train"], bench.base = ITEM, side("base", 0.006)
+    row = bench.row(replace(ITEM, name="train, bf16 over float32", against="train", peers=()))
+    assert (row.peer, row.peer_ms, row.ratio, row.against) == ("", "", "3", "train")
+
+
+def test_bfloat16_is_not_for_every_machine(bench: Bench) -> None:
+    row = bench.row(replace(ITEM, precision="bfloat16"))
+    if oneflow_accel.current_backend().supports("bfloat16_inference"):
+        assert row.ratio == "1.5"
+    else:
+        assert (row.ratio, row.bar) == ("", "")
+        assert not row.below_bar
+        assert "BF16" in row.note or "plug-in" in row.note
+
+
+def test_engines_are_in_rows_of_their_own() -> None:
+    for item in all_items():
+        engines = {OPENVINO, ONNX_RUNTIME}.intersection(item.peers)
+        assert (item.group == "engines") == bool(engines)
+        if engines:
+            assert engines == set(item.peers)
+            assert (item.precision == "bfloat16") == (ONNX_RUNTIME not in engines)
