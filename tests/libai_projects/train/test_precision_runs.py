@@ -1,4 +1,4 @@
-"""GPT-2 in bfloat16: `train.amp.precision`, eagerly and under nn.Graph, and a run that changes it."""
+"""GPT-2 in bfloat16, `train.amp.precision`, eagerly and under nn.Graph; a run that changes it."""
 
 from __future__ import annotations
 
