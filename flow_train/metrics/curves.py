@@ -114,7 +114,7 @@ def _draw_panel(axes: Axes, lines: list[dict[str, Any]], names: dict[str, str]) 
         steps, values = metric_series(lines, "train", name)
         if len(steps):
             # The learning rate is not measured: smoothing would only blur its steps.
-            smooth = values if name == "lr" else _smoothed(values)
+            smooth = values if name == "lr" else smoothed(values)
             if not np.array_equal(smooth, values):
                 axes.plot(steps, values, style, color=_TRAIN_COLOR, alpha=0.25, linewidth=0.8)
             marker = "o" if len(steps) == 1 else ""
@@ -158,7 +158,7 @@ def _tick_log(axes: Axes) -> None:
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def _smoothed(values: np.ndarray) -> np.ndarray:
+def smoothed(values: np.ndarray) -> np.ndarray:
     """Centered moving average; at both ends over the part of the window that there is."""
     half = int(len(values) * _SMOOTHING / 2)
     sums = np.concatenate([[0.0], np.cumsum(values)])
