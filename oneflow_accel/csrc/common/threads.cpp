@@ -42,7 +42,7 @@ ThreadScope::~ThreadScope() {
   if (saved_ != num_threads_) { omp_set_num_threads(saved_); }
 }
 
-void start_team(int threads, void (*body)(const void* data, int id, int count), const void* data) {
+void start_team(void (*body)(const void* data, int id, int count), const void* data) {
   struct Call {
     void (*body)(const void*, int, int);
     const void* data;
@@ -52,7 +52,7 @@ void start_team(int threads, void (*body)(const void* data, int id, int count), 
         const Call& call = *static_cast<const Call*>(argument);
         call.body(call.data, omp_get_thread_num(), omp_get_num_threads());
       },
-      &call, static_cast<unsigned>(threads), 0);
+      &call, static_cast<unsigned>(num_threads()), 0);
 }
 
 }  // namespace oneflow_accel

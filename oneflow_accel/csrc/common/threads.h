@@ -36,13 +36,14 @@ constexpr int64_t kGrainSize = 16 * 1024;
 template <typename Fn>
 void parallel_for(int64_t n, int64_t grain, const Fn& fn);
 
-// Calls fn(id, count) on each of `count` threads at once, id from 0; count is `threads`, or fewer
-// where libgomp has fewer to give.
+// Calls fn(id, count) on each of `count` threads at once, id from 0; count is `threads`, at most
+// num_threads(), or fewer where libgomp has fewer to give.
 template <typename Fn>
 void run_team(int threads, const Fn& fn);
 
-// The same with a function that gets `data`.
-void start_team(int threads, void (*body)(const void* data, int id, int count), const void* data);
+// Calls body(data, id, count) on each of num_threads() threads. Always of all of them: libgomp ends
+// threads where a team is smaller than the one before, and makes new ones where it is larger.
+void start_team(void (*body)(const void* data, int id, int count), const void* data);
 
 }  // namespace oneflow_accel
 

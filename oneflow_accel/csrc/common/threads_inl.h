@@ -29,9 +29,13 @@ class FirstException {
 template <typename Fn>
 void run_team(int threads, const Fn& fn) {
   if (threads <= 1) { return fn(int64_t{0}, int64_t{1}); }
-  start_team(
-      threads,
-      [](const void* data, int id, int count) { (*static_cast<const Fn*>(data))(id, count); }, &fn);
+  const auto share = [&](int id, int count) {
+    const int shares = std::min(threads, count);
+    if (id < shares) { fn(int64_t{id}, int64_t{shares}); }
+  };
+  start_team([](const void* data, int id,
+                int count) { (*static_cast<const decltype(share)*>(data))(id, count); },
+             &share);
 }
 
 template <typename Fn>

@@ -58,6 +58,25 @@ for _ in range(3):
         np.testing.assert_allclose(is_now, was, rtol=1e-4, atol=1e-5)
 print("same", flow.nn.functional.gelu(x).shape)
 """
+# libgomp ends and makes threads where a team is smaller or larger than the one before. 40,000
+# elements are work for two or three threads.
+NEW_THREADS = """
+import os
+import oneflow_accel
+import oneflow as flow
+small, large = flow.ones(40000), flow.ones(4000000)
+rows, square = flow.ones(9, 512), flow.ones(512, 512)
+def threads(y):
+    y.sum().item()
+    return set(os.listdir("/proc/self/task"))
+for _ in range(3):
+    known = threads(flow.relu(large)) | threads(flow.matmul(square, square))
+new = set()
+for _ in range(10):
+    for y in (flow.relu(small), flow.relu(large), flow.matmul(rows, square), flow.randn(99999)):
+        new |= threads(y) - known
+print("new threads", sorted(new))
+"""
 CONVOLUTION = """
 import oneflow
 layer = oneflow.nn.Conv2d(3, 4, 3)
@@ -203,6 +222,12 @@ def test_kernels_pass_their_records_at_each_level(level: str) -> None:
 def test_threads_come_from_the_variable_else_from_the_cores() -> None:
     assert state_in_a_process(ONEFLOW_ACCEL_THREADS="3")[2] == 3
     assert state_in_a_process()[2] == len(os.sched_getaffinity(0))
+
+
+@pytest.mark.skipif(not plugin.state().loaded, reason="it is about the plug-in's threads")
+def test_threads_stay_whatever_the_size_of_the_work() -> None:
+    process = run_process(["-c", NEW_THREADS], env={THREADS: "4"})
+    assert "new threads []" in process.stdout, process.stdout
 
 
 def test_processes_of_a_node_share_its_cores(tmp_path) -> None:
