@@ -29,10 +29,13 @@ from rich.table import Table
 
 # Raised when a key changes its meaning or goes away; new keys leave it alone.
 SCHEMA = 1
-PACKAGES = ("oneflow", "flowvision", "LiBai", "numpy", "protobuf", "onednn-cpu-gomp", "safetensors")
+PACKAGES = (
+    *("oneflow", "flowvision", "LiBai", "numpy", "protobuf", "onednn-cpu-gomp", "mkl"),
+    "safetensors",
+)
 # Variables that change how things run here: of this package, OneFlow, OpenMP, glog, the drivers
 # and the collectives.
-ENVIRONMENT_PREFIXES = ("ONEFLOW_", "OMP_", "GLOG_", "CUDA_", "MLU_", "NCCL_", "CNCL_")
+ENVIRONMENT_PREFIXES = ("ONEFLOW_", "OMP_", "MKL_", "GLOG_", "CUDA_", "MLU_", "NCCL_", "CNCL_")
 
 
 def collect(device: str | None = None) -> dict[str, Any]:
@@ -57,6 +60,7 @@ def collect(device: str | None = None) -> dict[str, Any]:
             "level": state.level,
             "levels": [level.name for level in plugin.cpu_levels()],
             "onednn_version": state.onednn_version,
+            "blas": state.blas,
             "operators": list(state.operators),
             "scratch_limit": state.scratch_limit,
             "redirections": [asdict(redirection) for redirection in state.redirections],
@@ -107,6 +111,7 @@ def render(state: dict[str, Any], console: Console) -> None:
         ("file", plugin_state["path"]),
         ("instruction sets", _levels(plugin_state)),
         ("oneDNN", plugin_state["onednn_version"]),
+        ("float32 matrix products", plugin_state["blas"]),
         (
             "threads per kernel",
             f"{state['threads']['plugin']} of {state['threads']['cores']} cores",
