@@ -2,7 +2,7 @@
 
 `collect()` gathers it as JSON-able data, `render()` prints that data as tables. `kernel_choices()`
 says which CPU kernel an operator gets here, and why: from OneFlow's own kernel registry, asked by
-the plug-in (csrc/common/which_kernel.cpp), and not from a list that could grow old.
+the plug-in (csrc/common/registry.cpp), and not from a list that could grow old.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ def _implementations(implementations: list[dict[str, Any]]) -> str:
 
 # Numbers of OneFlow's DataType (oneflow/core/common/data_type.proto).
 _DATA_TYPES = {"float32": 2, "float64": 3, "bfloat16": 11}
-# What which_kernel.cpp answers. It cannot tell where OneFlow's predicates ask for attributes; the
+# What registry.cpp answers. It cannot tell where OneFlow's predicates ask for attributes; the
 # plug-in has float32 of everything that it has.
 _NONE, _STOCK, _IN_PLACE, _ALONE, _UNKNOWN = 0, 1, 2, 3, -1
 _STUBS = ("layer_norm", "layer_norm_grad", "layer_norm_param_grad")

@@ -3,7 +3,8 @@
 // OneFlow runs kernels on threads of its own, some time after Python has asked for them, and
 // catches nothing there: an exception would end the process. So every kernel of the plug-in is
 // registered inside one that does, leaves zeros in the outputs and keeps the first message here
-// until Python next waits for a result: .item(), .numpy() or a synchronisation raises it then, once.
+// until Python next waits for a result: .item(), .numpy() or a synchronisation raises it then,
+// once.
 #include <sched.h>
 #include <unistd.h>
 
@@ -62,18 +63,11 @@ Maybe<void> raise_pending() {
   // What has been asked for in the meantime may fail in the wake of it, and optimizers have to be
   // kept from stepping: all of it belongs to this one failure.
   const auto rest = ::oneflow::vm::CurrentRankSync();
-  std::string message;
-  bool is_index = false;
-  {
-    const std::lock_guard<std::mutex> lock(first().mutex);
-    // Another thread may have raised it while this one waited.
-    if (!g_pending.load()) { return Maybe<void>::Ok(); }
-    message.swap(first().message);
-    is_index = first().is_index;
-    g_pending.store(false);
-  }
-  if (is_index) { return Error::IndexError() << message; }
-  return Error::RuntimeError() << message;
+  const std::lock_guard<std::mutex> lock(first().mutex);
+  // Another thread may have raised it while this one waited.
+  if (!g_pending.load()) { return Maybe<void>::Ok(); }
+  g_pending.store(false);
+  return (first().is_index ? Error::IndexError() : Error::RuntimeError()) << first().message;
 }
 
 // An explicit instantiation may name what is private.
@@ -86,11 +80,11 @@ struct PrivateMember {
 const std::atomic<int64_t>& count_of(const SpinCounter& counter);
 template struct PrivateMember<&SpinCounter::cnt_val_>;
 
-// In place of SpinCounter::WaitUntilCntEqualZero(), which looks at its counter in an empty loop: the
-// last step of whatever hands a tensor's data to Python, .numpy() and .item(), while OneFlow copies
-// the values. Where more threads are ready than there are cores, as with several processes, the
-// system has often put the thread that looks in the place of the one that copies, and it would look
-// for a whole time slice at what cannot change.
+// In place of SpinCounter::WaitUntilCntEqualZero(), which looks at its counter in an empty loop:
+// the last step of whatever hands a tensor's data to Python, .numpy() and .item(), while OneFlow
+// copies the values. Where more threads are ready than there are cores, as with several processes,
+// the system has often put the thread that looks in the place of the one that copies, and it would
+// look for a whole time slice at what cannot change.
 Maybe<void> wait_for_data(const SpinCounter* counter) {
   const std::atomic<int64_t>& count = count_of(*counter);
   const auto done = [&] { return count <= 0; };
@@ -135,20 +129,17 @@ const int g_exit_handler = on_exit(at_exit, nullptr);
 // std::out_of_range is an IndexError, anything else a RuntimeError. Ends the process with the
 // message where OneFlow's waiting could not be redirected, so that nothing would ever raise it.
 void record_failure(const std::string& op) noexcept {
-  const std::string prefix = "oneflow_accel: " + op + ": ";
-  std::string message;
+  std::string message = "oneflow_accel: " + op + ": ";
   bool is_index = false;
   try {
     throw;
-  } catch (const std::out_of_range& error) {
-    is_index = true;
-    message = prefix + error.what();
   } catch (const std::bad_alloc&) {
-    message = prefix + "not enough memory";
+    message += "not enough memory";
   } catch (const std::exception& error) {
-    message = prefix + error.what();
+    is_index = dynamic_cast<const std::out_of_range*>(&error) != nullptr;
+    message += error.what();
   } catch (...) {
-    message = prefix + "an unknown exception";
+    message += "an unknown exception";
   }
   if (!g_redirected) { LOG(FATAL) << message; }
   const std::lock_guard<std::mutex> lock(first().mutex);

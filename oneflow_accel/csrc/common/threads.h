@@ -53,8 +53,8 @@ void run_team(int threads, const Fn& fn) {
       &share);
 }
 
-// Calls fn(begin, end) on disjoint ranges that cover [0, n), at least `grain` long, in parallel. The
-// first exception of several is thrown again: one that left a team would end the process.
+// Calls fn(begin, end) on disjoint ranges that cover [0, n), at least `grain` long, in parallel.
+// The first exception of several is thrown again: one that left a team would end the process.
 template <typename Fn>
 void parallel_for(int64_t n, int64_t grain, const Fn& fn) {
   if (n <= 0) { return; }

@@ -1,8 +1,8 @@
 // Each element of b is used a few times only, so that reading it from memory is what takes the
 // time: b is read once, in the order it lies in, all rows of a being multiplied with what has been
-// read. oneDNN's sgemm packs b first. What comes next is prefetched: the processor does not look past
-// the end of a page or a row. Measured on two threads for the shapes of GPT-2 small: one
-// row 40 to 55 GB/s (sgemm 15), 8 rows 70 to 120 GFLOP/s (sgemm 30).
+// read. oneDNN's sgemm packs b first. What comes next is prefetched: the processor does not look
+// past the end of a page or a row. Measured on two threads for the shapes of GPT-2 small: one row
+// 40 to 55 GB/s (sgemm 15), 8 rows 70 to 120 GFLOP/s (sgemm 30).
 #include "matmul/few_rows.h"
 
 #include <algorithm>
@@ -39,23 +39,23 @@ ONEFLOW_ACCEL_INLINE void store(const Operands& p, int64_t row, int64_t column, 
   *out = base + (p.bias == nullptr ? 0.0F : p.bias[column]) + p.alpha * sum;
 }
 
-// sums (rows, columns) += a (rows, depth) b (depth, columns), in memory with these strides.
+// sums (rows, columns) += a (rows, depth) b (depth, columns), parts of the operands.
 template <int rows, int depth>
-ONEFLOW_ACCEL_INLINE void add_rows(const float* a, int64_t a_stride, const float* b,
-                                   int64_t b_stride, float* sums, int64_t columns) {
+ONEFLOW_ACCEL_INLINE void add_rows(const Operands& p, const float* a, const float* b, float* sums,
+                                   int64_t columns) {
   float left[rows][depth];
 #pragma GCC unroll 8
   for (int i = 0; i < rows; ++i) {
 #pragma GCC unroll 8
-    for (int k = 0; k < depth; ++k) { left[i][k] = a[i * a_stride + k]; }
+    for (int k = 0; k < depth; ++k) { left[i][k] = a[i * p.k + k]; }
   }
   int64_t j = 0;
   for (; j + kFloats <= columns; j += kFloats) {
     Vector<kFloats> right[depth];
 #pragma GCC unroll 8
     for (int k = 0; k < depth; ++k) {
-      right[k] = *vector_at<kFloats>(b + k * b_stride + j, 0);
-      __builtin_prefetch(b + (k + depth) * b_stride + j);
+      right[k] = *vector_at<kFloats>(b + k * p.n + j, 0);
+      __builtin_prefetch(b + (k + depth) * p.n + j);
     }
 #pragma GCC unroll 8
     for (int i = 0; i < rows; ++i) {
@@ -68,24 +68,20 @@ ONEFLOW_ACCEL_INLINE void add_rows(const float* a, int64_t a_stride, const float
   }
   for (; j < columns; ++j) {
     for (int i = 0; i < rows; ++i) {
-      for (int k = 0; k < depth; ++k) {
-        sums[i * kSumsStride + j] += left[i][k] * b[k * b_stride + j];
-      }
+      for (int k = 0; k < depth; ++k) { sums[i * kSumsStride + j] += left[i][k] * b[k * p.n + j]; }
     }
   }
 }
 
 // The same in groups of rows, so that a group's elements of a stay in registers.
 template <int rows, int depth>
-ONEFLOW_ACCEL_INLINE void add_row_groups(const float* a, int64_t a_stride, const float* b,
-                                         int64_t b_stride, float* sums, int64_t columns) {
+ONEFLOW_ACCEL_INLINE void add_row_groups(const Operands& p, const float* a, const float* b,
+                                         float* sums, int64_t columns) {
   constexpr int kGroup = 4;
-  if constexpr (rows <= kGroup) {
-    add_rows<rows, depth>(a, a_stride, b, b_stride, sums, columns);
-  } else {
-    add_rows<kGroup, depth>(a, a_stride, b, b_stride, sums, columns);
-    add_row_groups<rows - kGroup, depth>(a + kGroup * a_stride, a_stride, b, b_stride,
-                                         sums + kGroup * kSumsStride, columns);
+  add_rows<std::min(rows, kGroup), depth>(p, a, b, sums, columns);
+  if constexpr (rows > kGroup) {
+    add_row_groups<rows - kGroup, depth>(p, a + kGroup * p.k, b, sums + kGroup * kSumsStride,
+                                         columns);
   }
 }
 
@@ -100,11 +96,9 @@ ONEFLOW_ACCEL_INLINE void multiply_plain(const Operands& p, int64_t begin, int64
     const float* b = p.b + column;
     int64_t k = 0;
     for (; k + kDepth <= p.k; k += kDepth) {
-      add_row_groups<rows, kDepth>(p.a + k, p.k, b + k * p.n, p.n, sums, columns);
+      add_row_groups<rows, kDepth>(p, p.a + k, b + k * p.n, sums, columns);
     }
-    for (; k < p.k; ++k) {
-      add_row_groups<rows, 1>(p.a + k, p.k, b + k * p.n, p.n, sums, columns);
-    }
+    for (; k < p.k; ++k) { add_row_groups<rows, 1>(p, p.a + k, b + k * p.n, sums, columns); }
     for (int i = 0; i < rows; ++i) {
       for (int64_t j = 0; j < columns; ++j) { store(p, i, column + j, sums[i * kSumsStride + j]); }
     }
@@ -165,9 +159,9 @@ ONEFLOW_ACCEL_INLINE void multiply_transposed(const Operands& p, int64_t begin, 
   for (; column < end; ++column) { multiply_columns<rows, 1>(p, column); }
 }
 
-template <int rows>
-void multiply_part(const Operands& p, bool transposed, int64_t count, int64_t begin,
-                   int64_t end) {
+// The first `count` rows, made for each number of them.
+template <int rows = kMostFewRows>
+void multiply_part(const Operands& p, bool transposed, int64_t count, int64_t begin, int64_t end) {
   if constexpr (rows > 1) {
     if (count < rows) { return multiply_part<rows - 1>(p, transposed, count, begin, end); }
   }
@@ -192,16 +186,15 @@ void multiply_few_rows(const Product& product, const float* a, const float* b, c
   const int64_t parts = (operands.n + kColumnsPerPart - 1) / kColumnsPerPart;
   const int64_t grain = std::max<int64_t>(1, kGrainSize / (kColumnsPerPart * operands.k));
   parallel_for(parts, grain, [&](int64_t begin, int64_t end) {
-    multiply_part<kMostFewRows>(operands, product.transpose_b, product.m(),
-                                         begin * kColumnsPerPart,
-                                         std::min(end * kColumnsPerPart, operands.n));
+    multiply_part(operands, product.transpose_b, product.m(), begin * kColumnsPerPart,
+                  std::min(end * kColumnsPerPart, operands.n));
   });
 }
 
 void few_rows_product(int64_t rows, int64_t columns, int64_t depth, const float* a, const float* b,
                       float* out, int64_t out_stride) {
   const Operands operands{a, b, nullptr, out, out_stride, depth, 1.0F, false};
-  multiply_part<kMostFewRows>(operands, true, rows, 0, columns);
+  multiply_part(operands, true, rows, 0, columns);
 }
 
 }  // namespace oneflow_accel

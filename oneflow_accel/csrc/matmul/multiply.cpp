@@ -2,8 +2,8 @@
 // sgemm does most of the others: MKL's where Python has chosen it as the plug-in was loaded
 // (plugin.py), else oneDNN's. Measured against oneDNN's matmul primitive on the shapes of ViT-S,
 // GPT-2 and ResNet50 oneDNN's is as fast or faster, in all transposed forms and for odd leading
-// dimensions, and it needs no primitive for each shape. bfloat16 is that primitive's, which uses the
-// processor's bfloat16 instructions; where there are none, float32 copies are multiplied.
+// dimensions, and it needs no primitive for each shape. bfloat16 is that primitive's, which uses
+// the processor's bfloat16 instructions; where there are none, float32 copies are multiplied.
 #include <dnnl.h>
 
 #include <algorithm>
@@ -117,8 +117,8 @@ void load_bias(const Product& product, const float* bias, float* out) {
 // adds as it stores, it was measured to take 1.4 to 2.5 times as long for 8 rows, and 1.3 times as
 // long for the 50257 columns of GPT-2's vocabulary; between, the two differ by a few percent.
 // Without, sgemm took 1.2 to 1.3 times as long for long sums, as in the second layer of an MLP
-// (1576 x 1536 x 384 and 512 x 3072 x 768 on two threads, b being transposed), and less in the other
-// forms.
+// (1576 x 1536 x 384 and 512 x 3072 x 768 on two threads, b being transposed), and less in the
+// other forms.
 bool primitive_is_faster(const Product& product, bool has_bias) {
   if (product.m() < 64) { return false; }
   if (has_bias) { return product.n() <= 16384; }
@@ -191,8 +191,8 @@ void multiply(const Product& product, const Bfloat16* a, const Bfloat16* b, cons
 
 }  // namespace oneflow_accel
 
-// Lets MKL, whose libmkl_rt.so is at `path`, multiply float32 matrices on libgomp's threads. Null, or
-// what is wrong with it. To be called before the first kernel runs.
+// Lets MKL, whose libmkl_rt.so is at `path`, multiply float32 matrices on libgomp's threads. Null,
+// or what is wrong with it. To be called before the first kernel runs.
 extern "C" const char* oneflow_accel_use_mkl(const char* path) {
   return oneflow_accel::reason_against([&] {
     // Local: oneflow and NumPy have BLAS functions of the same names.
