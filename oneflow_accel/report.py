@@ -2,7 +2,7 @@
 
 `collect()` gathers it as JSON-able data, `render()` prints that data as tables. `kernel_choices()`
 says which CPU kernel an operator gets here, and why: from OneFlow's own kernel registry, asked by
-the plug-in (csrc/common/which_kernel.cpp), and not from a list that could grow old.
+the plug-in (csrc/common/registry.cpp), and not from a list that could grow old.
 """
 
 from __future__ import annotations
@@ -29,10 +29,13 @@ from rich.table import Table
 
 # Raised when a key changes its meaning or goes away; new keys leave it alone.
 SCHEMA = 1
-PACKAGES = ("oneflow", "flowvision", "LiBai", "numpy", "protobuf", "onednn-cpu-gomp", "safetensors")
+PACKAGES = (
+    *("oneflow", "flowvision", "LiBai", "numpy", "protobuf", "onednn-cpu-gomp", "mkl"),
+    "safetensors",
+)
 # Variables that change how things run here: of this package, OneFlow, OpenMP, glog, the drivers
 # and the collectives.
-ENVIRONMENT_PREFIXES = ("ONEFLOW_", "OMP_", "GLOG_", "CUDA_", "MLU_", "NCCL_", "CNCL_")
+ENVIRONMENT_PREFIXES = ("ONEFLOW_", "OMP_", "MKL_", "GLOG_", "CUDA_", "MLU_", "NCCL_", "CNCL_")
 
 
 def collect(device: str | None = None) -> dict[str, Any]:
@@ -57,6 +60,7 @@ def collect(device: str | None = None) -> dict[str, Any]:
             "level": state.level,
             "levels": [level.name for level in plugin.cpu_levels()],
             "onednn_version": state.onednn_version,
+            "blas": state.blas,
             "operators": list(state.operators),
             "scratch_limit": state.scratch_limit,
             "redirections": [asdict(redirection) for redirection in state.redirections],
@@ -107,6 +111,7 @@ def render(state: dict[str, Any], console: Console) -> None:
         ("file", plugin_state["path"]),
         ("instruction sets", _levels(plugin_state)),
         ("oneDNN", plugin_state["onednn_version"]),
+        ("float32 matrix products", plugin_state["blas"]),
         (
             "threads per kernel",
             f"{state['threads']['plugin']} of {state['threads']['cores']} cores",
@@ -222,7 +227,7 @@ def _implementations(implementations: list[dict[str, Any]]) -> str:
 
 # Numbers of OneFlow's DataType (oneflow/core/common/data_type.proto).
 _DATA_TYPES = {"float32": 2, "float64": 3, "bfloat16": 11}
-# What which_kernel.cpp answers. It cannot tell where OneFlow's predicates ask for attributes; the
+# What registry.cpp answers. It cannot tell where OneFlow's predicates ask for attributes; the
 # plug-in has float32 of everything that it has.
 _NONE, _STOCK, _IN_PLACE, _ALONE, _UNKNOWN = 0, 1, 2, 3, -1
 _STUBS = ("layer_norm", "layer_norm_grad", "layer_norm_param_grad")

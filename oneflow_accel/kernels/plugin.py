@@ -33,6 +33,11 @@ _SCRATCH_PART = 1 / 16
 _LIBRARY_FOLDER = Path(__file__).resolve().parent.parent / "_lib"
 _ONEDNN_PACKAGE = "onednn-cpu-gomp"
 _ONEDNN_LIBRARY = "libdnnl.so.3"
+BLAS_VARIABLE = "ONEFLOW_ACCEL_BLAS"
+_MKL_PACKAGE = "mkl"
+_MKL_LIBRARY = "libmkl_rt.so*"
+# Where MKL was measured to be slower than oneDNN, it is not taken unless it is asked for: AMD.
+_MKL_VENDOR = "GenuineIntel"
 _CPU_INFO = Path("/proc/cpuinfo")
 
 
@@ -82,7 +87,8 @@ class Redirection:
 class PluginState:
     """What became of the plug-in in this process. `came_late` says whether oneflow had begun before
     it was loaded: an operation had run, or a fork. `scratch_limit` is how many bytes of scratch
-    memory the kernels keep at most between calls."""
+    memory the kernels keep at most between calls, `blas` what multiplies float32 matrices: "mkl" or
+    "onednn"."""
 
     loaded: bool
     path: Path | None
@@ -95,6 +101,7 @@ class PluginState:
     redirections: tuple[Redirection, ...] = ()
     scratch_limit: int | None = None
     level: str | None = None
+    blas: str | None = None
 
 
 def library_name(oneflow_version: str, level: str) -> str:
@@ -126,6 +133,7 @@ def _chosen_level() -> Level | None:
         )
     # Of the same level, unless the user says otherwise.
     os.environ.setdefault("ONEDNN_MAX_CPU_ISA", available[name].onednn)
+    os.environ.setdefault("MKL_ENABLE_INSTRUCTIONS", available[name].library.upper())
     return available[name]
 
 
@@ -164,6 +172,29 @@ def scratch_limit() -> int:
     return int(part * memory) // distributed.local_world_size()
 
 
+def mkl_library() -> Path | None:
+    """MKL's library, where it is installed."""
+    return _file_of(_MKL_PACKAGE, _MKL_LIBRARY)
+
+
+def _chosen_mkl() -> Path | None:
+    """MKL, if it is to multiply float32 matrices in place of oneDNN: `ONEFLOW_ACCEL_BLAS` says so
+    (UserError if that is neither mkl nor onednn, or MKL is not installed), else it is on Intel's
+    processors where it is installed."""
+    choice = os.environ.get(BLAS_VARIABLE)
+    if choice not in (None, "mkl", "onednn"):
+        raise UserError(f"{BLAS_VARIABLE}={choice!r} is neither 'mkl' nor 'onednn'")
+    if choice == "onednn" or (choice is None and _cpu_info("vendor_id") != _MKL_VENDOR):
+        return None
+    found = mkl_library()
+    if found is None and choice == "mkl":
+        raise UserError(
+            f"{BLAS_VARIABLE}='mkl', and the package {_MKL_PACKAGE} is not installed: "
+            "pip install 'oneflow-accel[mkl]', or pip install mkl"
+        )
+    return found
+
+
 def release_memory() -> None:
     """Give back what kernels keep between calls: scratch memory, and copies of weights in layouts
     of their own. Nothing is given back while a kernel runs."""
@@ -197,6 +228,7 @@ def _load() -> PluginState:
     limit = scratch_limit()
     version = importlib.metadata.version("oneflow")
     level = _chosen_level()
+    mkl = _chosen_mkl()
     name = library_name(version, (level or LEVELS[0]).library)
     path = _LIBRARY_FOLDER / name
 
@@ -225,7 +257,7 @@ def _load() -> PluginState:
     if level is None:
         lacking = sorted(set(LEVELS[0].flags) - _cpu_flags())
         return absent(f"this CPU has no {' and no '.join(map(str.upper, lacking))}")
-    onednn = _onednn_library()
+    onednn = _file_of(_ONEDNN_PACKAGE, _ONEDNN_LIBRARY)
     if onednn is None:
         return absent(f"{_ONEDNN_LIBRARY} of the package {_ONEDNN_PACKAGE} is not installed")
     try:
@@ -237,7 +269,7 @@ def _load() -> PluginState:
         # OneFlow's own messages go on with its source lines.
         return absent(f"{path.name} cannot be loaded: {str(error).strip().splitlines()[0]}")
     try:
-        return _started(library, path, threads, limit, level.name)
+        return _started(library, path, threads, limit, level.name, mkl)
     except AttributeError as error:
         # Its kernels are in OneFlow's registry now, so that this process cannot go on without it.
         raise UserError(
@@ -245,12 +277,21 @@ def _load() -> PluginState:
         ) from error
 
 
-def _started(library: ctypes.CDLL, path: Path, threads: int, limit: int, level: str) -> PluginState:
-    for name in ("onednn_version", "operators", "redirections"):
+def _started(
+    library: ctypes.CDLL, path: Path, threads: int, limit: int, level: str, mkl: Path | None
+) -> PluginState:
+    for name in ("onednn_version", "operators", "redirections", "use_mkl"):
         getattr(library, f"oneflow_accel_{name}").restype = ctypes.c_char_p
     library.oneflow_accel_set_num_threads(threads)
     streams = library.oneflow_accel_streams()
     library.oneflow_accel_set_scratch_limit(ctypes.c_int64(limit))
+    reason = None if mkl is None else library.oneflow_accel_use_mkl(str(mkl).encode())
+    if reason is not None:
+        message = f"{mkl} cannot be used: {reason.decode()}"
+        if BLAS_VARIABLE in os.environ:
+            raise UserError(f"{BLAS_VARIABLE}='mkl', and {message}")
+        logger.warning("%s; oneDNN multiplies in its place", message)
+        mkl = None
     # Registered after OneFlow's own, so it runs before.
     atexit.register(library.oneflow_accel_program_ends)
     return PluginState(
@@ -265,6 +306,7 @@ def _started(library: ctypes.CDLL, path: Path, threads: int, limit: int, level: 
         redirections=_redirections(library.oneflow_accel_redirections().decode()),
         scratch_limit=limit,
         level=level,
+        blas="onednn" if mkl is None else "mkl",
     )
 
 
@@ -278,19 +320,22 @@ def _redirections(text: str) -> tuple[Redirection, ...]:
 
 
 def _cpu_flags() -> set[str]:
+    return set(_cpu_info("flags").split())
+
+
+def _cpu_info(key: str) -> str:
     for line in _CPU_INFO.read_text().splitlines():
-        name, _, flags = line.partition(":")
-        if name.strip() == "flags":
-            return set(flags.split())
-    return set()
+        name, _, value = line.partition(":")
+        if name.strip() == key:
+            return value.strip()
+    return ""
 
 
-def _onednn_library() -> Path | None:
+def _file_of(package: str, pattern: str) -> Path | None:
+    """The installed package's file of this name."""
     try:
-        files = importlib.metadata.files(_ONEDNN_PACKAGE) or []
+        files = importlib.metadata.files(package) or []
     except importlib.metadata.PackageNotFoundError:
         return None
-    for file in files:
-        if file.name == _ONEDNN_LIBRARY:
-            return Path(str(file.locate())).resolve()
-    return None
+    found = next((file for file in files if file.match(pattern)), None)
+    return None if found is None else Path(str(found.locate())).resolve()

@@ -75,6 +75,7 @@ def test_json_of_the_command_has_the_documented_keys() -> None:
         "level",
         "levels",
         "onednn_version",
+        "blas",
         "operators",
         "scratch_limit",
         "redirections",

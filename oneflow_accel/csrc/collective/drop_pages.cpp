@@ -23,9 +23,8 @@ Maybe<void> infer(user_op::InferContext* ctx) {
   return Maybe<void>::Ok();
 }
 
-Maybe<void> infer_types(user_op::InferContext* ctx) {
-  ctx->SetOutputDType("done", 0, ctx->InputDType("x", 0));
-  return Maybe<void>::Ok();
+Maybe<void> infer_type(user_op::InferContext* ctx) {
+  return infer_one_dtype(ctx, "oneflow_accel_drop_pages");
 }
 
 Maybe<void> no_splits(user_op::SbpContext* ctx) {
@@ -36,12 +35,8 @@ Maybe<void> no_splits(user_op::SbpContext* ctx) {
 // `x` must be all of a file's memory, MAP_SHARED: other memory would be lost. `bytes` has where
 // each part begins and ends.
 REGISTER_USER_OP("oneflow_accel_drop_pages")
-    .Input("x")
-    .Output("done")
-    .Attr<std::vector<int64_t>>("bytes", std::vector<int64_t>())
-    .SetTensorDescInferFn(infer)
-    .SetDataTypeInferFn(infer_types)
-    .SetGetSbpFn(no_splits);
+    .Input("x").Output("done").Attr<std::vector<int64_t>>("bytes", std::vector<int64_t>())
+    .SetTensorDescInferFn(infer).SetDataTypeInferFn(infer_type).SetGetSbpFn(no_splits);
 
 class DropPagesKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {

@@ -19,60 +19,32 @@ using ::oneflow::autocast::AutoCastColor;
 using ::oneflow::autocast::AutoCastMeta;
 using Arguments = std::vector<std::pair<std::string, int32_t>>;
 
-// The operators that have kernels in bfloat16, their gradients too. kWhite: inputs become bfloat16.
-// kGray and kClear: it stays where all inputs are bfloat16. Any other's inputs become float32.
+using Names = std::vector<std::string>;
+
+// The operators that have kernels in bfloat16, their gradients too: their inputs become bfloat16.
+const Names kInBfloat16{
+    "matmul", "batch_matmul", "broadcast_matmul", "broadcast_matmul_grad_b", "fused_matmul_bias",
+    "bias_add", "conv1d", "conv2d", "conv3d", "oneflow_accel_channels_last_conv2d",
+    "oneflow_accel_attention", "oneflow_accel_packed_attention", "oneflow_accel_swiglu"};
+// They stay in bfloat16 where all inputs are. Any other's inputs become float32.
+const Names kAsTheyCome{
+    "normalization", "normalization_add_relu", "oneflow_accel_rope", "add_n", "broadcast_add",
+    "broadcast_sub", "broadcast_mul", "fast_gelu", "gelu", "quick_gelu", "reduce_sum",
+    "reduce_sum_like", "relu", "scalar_add", "scalar_div", "scalar_mul", "sigmoid", "silu", "tanh"};
+// The same, and they only move values.
+const Names kMoves{
+    "broadcast_like", "concat", "copy", "expand", "expand_dims", "hierarchical_parallel_cast",
+    "hierarchical_parallel_cast_like", "identity", "narrow", "reshape",
+    "reshape_like", "slice", "split_like", "squeeze", "to_contiguous", "transpose"};
+
 const std::unordered_map<std::string, AutoCastColor>& colors() {
-  using namespace ::oneflow::autocast;  // NOLINT
-  static const std::unordered_map<std::string, AutoCastColor> table{
-      {"matmul", kWhite},
-      {"batch_matmul", kWhite},
-      {"broadcast_matmul", kWhite},
-      {"broadcast_matmul_grad_b", kWhite},
-      {"fused_matmul_bias", kWhite},
-      {"oneflow_accel_attention", kWhite},
-      {"oneflow_accel_packed_attention", kWhite},
-      {"oneflow_accel_swiglu", kWhite},
-      {"conv1d", kWhite},
-      {"conv2d", kWhite},
-      {"conv3d", kWhite},
-      {"oneflow_accel_channels_last_conv2d", kWhite},
-      {"normalization", kGray},
-      {"normalization_add_relu", kGray},
-      {"oneflow_accel_rope", kGray},
-      {"bias_add", kWhite},
-      {"add_n", kGray},
-      {"broadcast_add", kGray},
-      {"broadcast_sub", kGray},
-      {"broadcast_mul", kGray},
-      {"fast_gelu", kGray},
-      {"gelu", kGray},
-      {"quick_gelu", kGray},
-      {"reduce_sum", kGray},
-      {"reduce_sum_like", kGray},
-      {"relu", kGray},
-      {"scalar_add", kGray},
-      {"scalar_div", kGray},
-      {"scalar_mul", kGray},
-      {"sigmoid", kGray},
-      {"silu", kGray},
-      {"tanh", kGray},
-      {"broadcast_like", kClear},
-      {"concat", kClear},
-      {"copy", kClear},
-      {"expand", kClear},
-      {"expand_dims", kClear},
-      {"hierarchical_parallel_cast", kClear},
-      {"hierarchical_parallel_cast_like", kClear},
-      {"identity", kClear},
-      {"narrow", kClear},
-      {"reshape", kClear},
-      {"reshape_like", kClear},
-      {"slice", kClear},
-      {"split_like", kClear},
-      {"squeeze", kClear},
-      {"to_contiguous", kClear},
-      {"transpose", kClear},
-  };
+  static const auto table = [] {
+    std::unordered_map<std::string, AutoCastColor> all;
+    for (const auto& name : kInBfloat16) { all[name] = ::oneflow::autocast::kWhite; }
+    for (const auto& name : kAsTheyCome) { all[name] = ::oneflow::autocast::kGray; }
+    for (const auto& name : kMoves) { all[name] = ::oneflow::autocast::kClear; }
+    return all;
+  }();
   return table;
 }
 

@@ -1,12 +1,11 @@
 // How Python runs operators that only the plug-in has. OneFlow's Python functions are generated
 // for its own operators; this takes any operator expression, through the same dispatcher, so that
 // eager, nn.Graph, local and global tensors all work.
-#include <dlfcn.h>
-
 #include <memory>
 #include <stdexcept>
 #include <string>
 
+#include "common/library.h"
 #include "common/oneflow.h"
 #include "common/python.h"
 #include "oneflow/core/common/exception.h"
@@ -54,23 +53,14 @@ struct OneFlowModule {
 
 OneFlowModule module;
 
-template <typename Symbol>
-void look_up(void* library, const char* name, Symbol* symbol) {
-  void* address = dlsym(library, name);
-  if (address == nullptr) { throw std::runtime_error(std::string("it has no ") + name); }
-  *symbol = reinterpret_cast<Symbol>(address);
-}
-
 void bind(const char* path) {
-  // Never closed: Python keeps the module for as long as the process lives.
-  void* library = dlopen(path, RTLD_LAZY | RTLD_NOLOAD);
-  if (library == nullptr) { throw std::runtime_error("it is not loaded"); }
-  look_up(library, "_ZN7oneflow3one10functional13PyOpExprCheckEP7_object", &module.is_expression);
-  look_up(library, "_ZN7oneflow3one10functional14PyUnpackOpExprEP7_object",
-          &module.unpack_expression);
-  look_up(library, "_ZN7oneflow3one12PyTensor_NewERKSt10shared_ptrINS0_6TensorEE",
-          &module.new_tensor);
-  look_up(library, "_ZN7oneflow3one19PyTensorObject_TypeE", &module.tensor_type);
+  const Library library(path, RTLD_LAZY | RTLD_NOLOAD);
+  library.look_up("_ZN7oneflow3one10functional13PyOpExprCheckEP7_object", &module.is_expression);
+  library.look_up("_ZN7oneflow3one10functional14PyUnpackOpExprEP7_object",
+                  &module.unpack_expression);
+  library.look_up("_ZN7oneflow3one12PyTensor_NewERKSt10shared_ptrINS0_6TensorEE",
+                  &module.new_tensor);
+  library.look_up("_ZN7oneflow3one19PyTensorObject_TypeE", &module.tensor_type);
 }
 
 bool is_a(PyObject* object, PyTypeObject* type) { return PyType_IsSubtype(object->ob_type, type); }
@@ -142,14 +132,7 @@ extern "C" {
 // To be called once before the function below; `path` is the file of oneflow._oneflow_internal.
 // Returns null, or what is wrong with it.
 const char* oneflow_accel_bind_module(const char* path) {
-  static std::string reason;
-  try {
-    oneflow_accel::bind(path);
-  } catch (const std::exception& error) {
-    reason = error.what();
-    return reason.c_str();
-  }
-  return nullptr;
+  return oneflow_accel::reason_against([&] { oneflow_accel::bind(path); });
 }
 
 // Runs a oneflow._oneflow_internal.one.UserOpExpr on a tuple of tensors, as many as it has inputs,

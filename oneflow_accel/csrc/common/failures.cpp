@@ -1,19 +1,32 @@
-#include "common/failures.h"
-
+// Failures of kernels, on their way to Python.
+//
+// OneFlow runs kernels on threads of its own, some time after Python has asked for them, and
+// catches nothing there: an exception would end the process. So every kernel of the plug-in is
+// registered inside one that does, leaves zeros in the outputs and keeps the first message here
+// until Python next waits for a result: .item(), .numpy() or a synchronisation raises it then,
+// once.
+#include <sched.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
+#include <memory>
 #include <mutex>
 #include <new>
+#include <set>
 #include <stdexcept>
+#include <string>
 
 #include "common/oneflow.h"
+#include "common/python.h"
 #include "common/redirect.h"
+#include "common/scratch.h"
 #include "common/waiting.h"
 #include "oneflow/core/common/maybe.h"
+#include "oneflow/core/common/registry_error.h"
 #include "oneflow/core/common/spin_counter.h"
 #include "oneflow/core/vm/vm_sync.h"
 
@@ -21,6 +34,7 @@ namespace oneflow_accel {
 
 namespace {
 
+namespace user_op = ::oneflow::user_op;
 using ::oneflow::Error;
 using ::oneflow::Maybe;
 using ::oneflow::SpinCounter;
@@ -49,25 +63,40 @@ Maybe<void> raise_pending() {
   // What has been asked for in the meantime may fail in the wake of it, and optimizers have to be
   // kept from stepping: all of it belongs to this one failure.
   const auto rest = ::oneflow::vm::CurrentRankSync();
-  std::string message;
-  bool is_index = false;
-  {
-    const std::lock_guard<std::mutex> lock(first().mutex);
-    // Another thread may have raised it while this one waited.
-    if (!g_pending.load()) { return Maybe<void>::Ok(); }
-    message.swap(first().message);
-    is_index = first().is_index;
-    g_pending.store(false);
-  }
-  if (is_index) { return Error::IndexError() << message; }
-  return Error::RuntimeError() << message;
+  const std::lock_guard<std::mutex> lock(first().mutex);
+  // Another thread may have raised it while this one waited.
+  if (!g_pending.load()) { return Maybe<void>::Ok(); }
+  g_pending.store(false);
+  return (first().is_index ? Error::IndexError() : Error::RuntimeError()) << first().message;
 }
 
-// In place of SpinCounter::WaitUntilCntEqualZero(), the last step of whatever hands a tensor's data
-// to Python.
+// An explicit instantiation may name what is private.
+template <std::atomic<int64_t> SpinCounter::*member>
+struct PrivateMember {
+  friend const std::atomic<int64_t>& count_of(const SpinCounter& counter) {
+    return counter.*member;
+  }
+};
+const std::atomic<int64_t>& count_of(const SpinCounter& counter);
+template struct PrivateMember<&SpinCounter::cnt_val_>;
+
+// In place of SpinCounter::WaitUntilCntEqualZero(), which looks at its counter in an empty loop:
+// the last step of whatever hands a tensor's data to Python, .numpy() and .item(), while OneFlow
+// copies the values. Where more threads are ready than there are cores, as with several processes,
+// the system has often put the thread that looks in the place of the one that copies, and it would
+// look for a whole time slice at what cannot change.
 Maybe<void> wait_for_data(const SpinCounter* counter) {
-  auto waited = wait_until_zero(*counter);
-  return waited.IsOk() ? raise_pending() : waited;
+  const std::atomic<int64_t>& count = count_of(*counter);
+  const auto done = [&] { return count <= 0; };
+  if (!done()) {
+    // Without Python's lock, as OneFlow's function does it.
+    void* const thread = PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr;
+    if (!comes_true_soon(done)) {
+      while (!done()) { ::sched_yield(); }
+    }
+    if (thread != nullptr) { PyEval_RestoreThread(thread); }
+  }
+  return raise_pending();
 }
 
 // In place of vm::CurrentRankSync(), as Python calls it: synchronize(), empty_cache().
@@ -96,25 +125,21 @@ void at_exit(int status, void*) {
 
 const int g_exit_handler = on_exit(at_exit, nullptr);
 
-}  // namespace
-
-bool failure_pending() { return g_pending.load(std::memory_order_acquire); }
-
+// Notes the exception that is being handled; only the first of several is kept. To Python a
+// std::out_of_range is an IndexError, anything else a RuntimeError. Ends the process with the
+// message where OneFlow's waiting could not be redirected, so that nothing would ever raise it.
 void record_failure(const std::string& op) noexcept {
-  const std::string prefix = "oneflow_accel: " + op + ": ";
-  std::string message;
+  std::string message = "oneflow_accel: " + op + ": ";
   bool is_index = false;
   try {
     throw;
-  } catch (const std::out_of_range& error) {
-    is_index = true;
-    message = prefix + error.what();
   } catch (const std::bad_alloc&) {
-    message = prefix + "not enough memory";
+    message += "not enough memory";
   } catch (const std::exception& error) {
-    message = prefix + error.what();
+    is_index = dynamic_cast<const std::out_of_range*>(&error) != nullptr;
+    message += error.what();
   } catch (...) {
-    message = prefix + "an unknown exception";
+    message += "an unknown exception";
   }
   if (!g_redirected) { LOG(FATAL) << message; }
   const std::lock_guard<std::mutex> lock(first().mutex);
@@ -122,6 +147,112 @@ void record_failure(const std::string& op) noexcept {
   first().message = message;
   first().is_index = is_index;
   g_pending.store(true, std::memory_order_release);
+}
+
+// The operators of OneFlow's optimizers. They change parameters in place and have no output, and do
+// nothing while a failure waits for Python, so that no parameter is changed by gradients that came
+// of it.
+const std::set<std::string>& updates() {
+  static const std::set<std::string> names = {
+      "adadelta_update", "adagrad_update", "adam_update", "ftrl_update", "lamb_update",
+      "lars_update", "momentum_update", "rmsprop_update", "sgd_update", "indexed_slices_sgd_update",
+      "indexed_slices_adam_update", "indexed_slices_momentum_update"};
+  return names;
+}
+
+void zero_outputs(user_op::KernelComputeContext* ctx) {
+  for (const auto& [name, index] : ctx->outputs()) {
+    auto* tensor = ctx->Tensor4ArgNameAndIndex(name, index);
+    if (tensor == nullptr || tensor->mut_raw_dptr() == nullptr) { continue; }
+    std::memset(tensor->mut_raw_dptr(), 0,
+                tensor->shape_view().elem_cnt()
+                    * ::oneflow::GetSizeOfDataType(tensor->data_type()));
+  }
+}
+
+class GuardedKernel : public user_op::OpKernel {
+ public:
+  GuardedKernel(const user_op::OpKernel* kernel, bool is_update)
+      : kernel_(kernel), is_update_(is_update) {}
+
+  bool AlwaysComputeWhenAllOutputsEmpty() const final {
+    return kernel_->AlwaysComputeWhenAllOutputsEmpty();
+  }
+  bool IsKernelLaunchSynchronized() const final { return kernel_->IsKernelLaunchSynchronized(); }
+  void InferShape(user_op::KernelInferContext* ctx) const final { kernel_->InferShape(ctx); }
+  void Compute(user_op::KernelComputeContext* ctx, user_op::OpKernelState* state,
+               const user_op::OpKernelCache* cache) const final {
+    if (is_update_ && g_pending.load(std::memory_order_acquire)) { return; }
+    const ScratchUse scratch;
+    try {
+      kernel_->Compute(ctx, state, cache);
+    } catch (...) {
+      record_failure(ctx->op_type_name());
+      zero_outputs(ctx);
+    }
+  }
+
+ protected:
+  const std::unique_ptr<const user_op::OpKernel> kernel_;
+
+ private:
+  using user_op::OpKernel::Compute;
+  const bool is_update_;
+};
+
+// OneFlow asks a kernel for a state or a cache only if its class has functions for them.
+class GuardedKernelWithState final : public GuardedKernel {
+ public:
+  using GuardedKernel::GuardedKernel;
+  std::shared_ptr<user_op::OpKernelState> CreateOpKernelState(
+      user_op::KernelInitContext* ctx) const override {
+    return kernel_->CreateOpKernelState(ctx);
+  }
+  std::shared_ptr<user_op::OpKernelCache> InitOpKernelCache(
+      user_op::KernelCacheContext* ctx) const override {
+    return kernel_->InitOpKernelCache(ctx);
+  }
+  void InitOpKernelCacheWithFlags(user_op::KernelCacheContext* ctx, int8_t flag,
+                                  std::shared_ptr<user_op::OpKernelCache>* cache) const override {
+    kernel_->InitOpKernelCacheWithFlags(ctx, flag, cache);
+  }
+};
+
+// Kernels of `op` made by `create`, whose exceptions become failures and zeros in their outputs.
+user_op::OpKernelCreateFn guarded(const std::string& op, user_op::OpKernelCreateFn create) {
+  const bool update = updates().count(op) > 0;
+  return [update, create = std::move(create)]() -> const user_op::OpKernel* {
+    const user_op::OpKernel* kernel = create();
+    if (kernel->has_state_or_cache()) {
+      return user_op::NewOpKernel<GuardedKernelWithState>(kernel, update);
+    }
+    return user_op::NewOpKernel<GuardedKernel>(kernel, update);
+  };
+}
+
+// The optimizers that are OneFlow's own must not step either while a failure waits. When the
+// library is loaded.
+bool guard_stock_updates() {
+  for (auto& [op, kernels] : all_kernels()) {
+    if (updates().count(op) == 0) { continue; }
+    for (user_op::OpKernelRegistryResult& kernel : kernels) {
+      if (kernel.priority >= kKernelPriority) { continue; }  // ours
+      kernel.create_fn = guarded(op, std::move(kernel.create_fn));
+    }
+  }
+  return true;
+}
+
+const bool g_stock_updates_guarded = guard_stock_updates();
+
+}  // namespace
+
+KernelRegistration::KernelRegistration(user_op::OpKernelRegistry registry) {
+  ::oneflow::CatchRegistryError([&]() -> ::oneflow::Maybe<void> {
+    auto result = JUST(registry.Finish()).GetResult();
+    result.create_fn = guarded(result.op_type_name, std::move(result.create_fn));
+    return user_op::UserOpRegistryMgr::Get().Register(std::move(result));
+  });
 }
 
 }  // namespace oneflow_accel

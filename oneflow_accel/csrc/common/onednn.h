@@ -1,17 +1,15 @@
-// oneDNN as the kernels use it: one engine, one stream per thread, scratch memory that is kept,
-// and a cache of primitives.
+// oneDNN as the kernels use it: one engine, one stream per thread, and a cache of primitives.
 #pragma once
 
 #include <dnnl.hpp>
 
-#include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <initializer_list>
 #include <memory>
 #include <string>
 #include <unordered_map>
-#include <vector>
+
+#include "common/scratch.h"
 
 namespace oneflow_accel {
 
@@ -20,22 +18,6 @@ const dnnl::engine& cpu_engine();
 // The calling thread's stream. CPU streams run in order and in place: execute() has finished when
 // it returns.
 dnnl::stream& cpu_stream();
-
-// A buffer of the calling thread that grows and is kept: kernels ask for scratch memory at every
-// call, and fresh pages from the system would cost more than the work. `slot` names independent
-// buffers that one kernel needs at the same time. Aligned to 64 bytes; valid until the thread's
-// next call with the same slot.
-enum class ScratchSlot {
-  kPrimitive,
-  kSource,
-  kWeights,
-  kDestination,
-  kReduction,
-  kRoundedA,
-  kRoundedB,
-  kCount
-};
-void* scratch(ScratchSlot slot, std::size_t bytes);
 
 // A key that identifies a primitive: operation, shapes, attributes and thread count.
 class KeyBuilder {

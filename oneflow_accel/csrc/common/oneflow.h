@@ -4,11 +4,22 @@
 // Before OneFlow's headers: the wheel's include folder also holds a system include tree.
 #include <immintrin.h>
 
-#include "common/guarded_kernel.h"
 #include "oneflow/core/framework/framework.h"
+#include "oneflow/core/framework/user_op_registry_manager.h"
 #include "oneflow/core/kernel/new_kernel_util.h"
 
 namespace oneflow_accel {
+
+// The kernels that OneFlow has registered, its own and, once they are registered, the plug-in's, by
+// operator: to change them, for which it has no interface.
+using Kernels = ::oneflow::HashMap<std::string,
+                                   std::vector<::oneflow::user_op::OpKernelRegistryResult>>;
+Kernels& all_kernels();
+
+// Registers a kernel inside one that catches its exceptions (failures.cpp).
+struct KernelRegistration {
+  explicit KernelRegistration(::oneflow::user_op::OpKernelRegistry registry);
+};
 
 // Above OneFlow's own kernels (0), so that the plug-in's are chosen wherever both match.
 constexpr int kKernelPriority = ::oneflow::user_op::kKernelPriorityOptimized;
@@ -16,7 +27,7 @@ constexpr int kKernelPriority = ::oneflow::user_op::kKernelPriorityOptimized;
 // Notes that the plug-in has a kernel for `op`, for Python to list, and returns `op`.
 const std::string& listed(const std::string& op);
 
-// False while which_kernel.cpp asks what OneFlow would do without the plug-in.
+// False while registry.cpp asks what OneFlow would do without the plug-in.
 bool plugin_kernels_match();
 
 // Matches tensors of one data type on the CPU; `name` is the argument whose type decides.

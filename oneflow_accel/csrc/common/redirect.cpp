@@ -1,22 +1,15 @@
 #include "common/redirect.h"
 
-#include <dlfcn.h>
 #include <elf.h>
 #include <link.h>
 
-#include <cstdint>
+#include <algorithm>
 #include <cstring>
 #include <string>
 
 namespace oneflow_accel {
 
 namespace {
-
-struct Wanted {
-  const char* library;
-  const char* function;
-  void** slot;
-};
 
 // A function's static, not a global: files redirect while the library is loaded, in no particular
 // order.
@@ -25,68 +18,62 @@ std::string& redirections() {
   return lines;
 }
 
-template <typename T>
-const T* table(const dl_phdr_info& library, ElfW(Addr) address) {
-  // glibc has added the load address already, other loaders have not.
-  return reinterpret_cast<const T*>(address < library.dlpi_addr ? library.dlpi_addr + address
-                                                                : address);
-}
-
-// The loader makes this part of a library read-only when it has filled it: with the slots, where
-// the library was linked with -z now.
-bool is_read_only(const dl_phdr_info& library, ElfW(Addr) offset) {
-  for (int i = 0; i < library.dlpi_phnum; ++i) {
-    const auto& header = library.dlpi_phdr[i];
-    if (header.p_type == PT_GNU_RELRO && offset >= header.p_vaddr
-        && offset < header.p_vaddr + header.p_memsz) {
-      return true;
-    }
-  }
-  return false;
-}
-
 // The slot that calls of `function` from `library` go through, which the loader fills at the first
 // call; null where it makes none, or where the slot cannot be written.
 void** find_slot(const dl_phdr_info& library, const char* function) {
   const ElfW(Dyn)* dynamic = nullptr;
+  // The loader makes this part of a library read-only when it has filled it: with the slots, where
+  // the library was linked with -z now.
+  const ElfW(Phdr)* read_only = nullptr;
   for (int i = 0; i < library.dlpi_phnum; ++i) {
     const auto& header = library.dlpi_phdr[i];
     if (header.p_type == PT_DYNAMIC) {
       dynamic = reinterpret_cast<const ElfW(Dyn)*>(library.dlpi_addr + header.p_vaddr);
     }
+    if (header.p_type == PT_GNU_RELRO) { read_only = &header; }
   }
-  const ElfW(Rela)* slots = nullptr;
-  const ElfW(Sym)* symbols = nullptr;
-  const char* names = nullptr;
-  std::size_t bytes = 0;
-  for (; dynamic != nullptr && dynamic->d_tag != DT_NULL; ++dynamic) {
-    const auto& value = dynamic->d_un;
-    if (dynamic->d_tag == DT_JMPREL) { slots = table<ElfW(Rela)>(library, value.d_ptr); }
-    if (dynamic->d_tag == DT_SYMTAB) { symbols = table<ElfW(Sym)>(library, value.d_ptr); }
-    if (dynamic->d_tag == DT_STRTAB) { names = table<char>(library, value.d_ptr); }
-    if (dynamic->d_tag == DT_PLTRELSZ) { bytes = value.d_val; }
-  }
+  const auto entry = [&](ElfW(Sxword) tag) -> ElfW(Addr) {
+    const auto* it = dynamic;
+    while (it != nullptr && it->d_tag != tag && it->d_tag != DT_NULL) { ++it; }
+    return it == nullptr || it->d_tag != tag ? 0 : it->d_un.d_ptr;
+  };
+  const auto table = [&](ElfW(Sxword) tag) {
+    const ElfW(Addr) address = entry(tag);
+    // glibc has added the load address already, other loaders have not.
+    return address != 0 && address < library.dlpi_addr ? library.dlpi_addr + address : address;
+  };
+  const auto* slots = reinterpret_cast<const ElfW(Rela)*>(table(DT_JMPREL));
+  const auto* symbols = reinterpret_cast<const ElfW(Sym)*>(table(DT_SYMTAB));
+  const auto* names = reinterpret_cast<const char*>(table(DT_STRTAB));
   if (slots == nullptr || symbols == nullptr || names == nullptr) { return nullptr; }
-  for (std::size_t i = 0; i < bytes / sizeof(ElfW(Rela)); ++i) {
-    const auto& symbol = symbols[ELF64_R_SYM(slots[i].r_info)];
-    if (std::strcmp(names + symbol.st_name, function) != 0) { continue; }
-    if (is_read_only(library, slots[i].r_offset)) { return nullptr; }
-    return reinterpret_cast<void**>(library.dlpi_addr + slots[i].r_offset);
+  const auto* end = slots + entry(DT_PLTRELSZ) / sizeof(ElfW(Rela));
+  const auto* slot = std::find_if(slots, end, [&](const ElfW(Rela)& one) {
+    return std::strcmp(names + symbols[ELF64_R_SYM(one.r_info)].st_name, function) == 0;
+  });
+  if (slot == end
+      || (read_only != nullptr && slot->r_offset >= read_only->p_vaddr
+          && slot->r_offset < read_only->p_vaddr + read_only->p_memsz)) {
+    return nullptr;
   }
-  return nullptr;
+  return reinterpret_cast<void**>(library.dlpi_addr + slot->r_offset);
 }
 
-int find_in_library(dl_phdr_info* library, std::size_t, void* data) {
-  auto* wanted = static_cast<Wanted*>(data);
-  if (std::strstr(library->dlpi_name, wanted->library) == nullptr) { return 0; }
-  wanted->slot = find_slot(*library, wanted->function);
-  return 1;
-}
-
+// In the first library with `library` in its path.
 void** find_slot(const char* library, const char* function) {
-  Wanted wanted{library, function, nullptr};
-  dl_iterate_phdr(find_in_library, &wanted);
-  return wanted.slot;
+  struct Search {
+    const char* library;
+    const char* function;
+    void** slot;
+  } search{library, function, nullptr};
+  dl_iterate_phdr(
+      [](dl_phdr_info* found, std::size_t, void* data) {
+        auto* wanted = static_cast<Search*>(data);
+        if (std::strstr(found->dlpi_name, wanted->library) == nullptr) { return 0; }
+        wanted->slot = find_slot(*found, wanted->function);
+        return 1;
+      },
+      &search);
+  return search.slot;
 }
 
 }  // namespace

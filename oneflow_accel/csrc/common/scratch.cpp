@@ -7,9 +7,6 @@
 #include <mutex>
 #include <new>
 #include <set>
-
-#include "common/onednn.h"
-
 namespace oneflow_accel {
 
 namespace {
@@ -22,21 +19,21 @@ std::atomic<int> g_failures{0};
 
 struct Buffer {
   void* data = nullptr;
-  std::size_t bytes = 0;
+  int64_t bytes = 0;
 
   void release() {
     std::free(data);
-    g_bytes.fetch_sub(static_cast<int64_t>(bytes));
+    g_bytes -= bytes;
     data = nullptr;
     bytes = 0;
   }
 
-  void allocate(std::size_t wanted) {
-    if (g_failures.load() > 0 && g_failures.fetch_sub(1) > 0) { throw std::bad_alloc(); }
+  void allocate(int64_t wanted) {
+    if (g_failures > 0 && g_failures-- > 0) { throw std::bad_alloc(); }
     data = std::aligned_alloc(kAlignment, wanted);
     if (data == nullptr) { throw std::bad_alloc(); }
     bytes = wanted;
-    g_bytes.fetch_add(static_cast<int64_t>(bytes));
+    g_bytes += bytes;
   }
 };
 
@@ -64,10 +61,8 @@ struct Arena {
     arenas().all.insert(this);
   }
   ~Arena() {
-    {
-      const std::lock_guard<std::mutex> lock(arenas().mutex);
-      arenas().all.erase(this);
-    }
+    const std::lock_guard<std::mutex> lock(arenas().mutex);
+    arenas().all.erase(this);
     release();
   }
   void release() {
@@ -75,24 +70,25 @@ struct Arena {
   }
 };
 
-}  // namespace
-
-void* scratch(ScratchSlot slot, std::size_t bytes) {
-  thread_local Arena arena;
-  Buffer& buffer = arena.buffers[static_cast<std::size_t>(slot)];
-  if (buffer.bytes < bytes) {
-    buffer.release();
-    buffer.allocate((bytes + kAlignment - 1) / kAlignment * kAlignment);
-  }
-  return buffer.data;
-}
-
+// Gives all threads' scratch memory back. False where a kernel runs: nothing is given back then.
 bool release_scratch() {
   const std::unique_lock<std::shared_mutex> unused(arenas().use, std::try_to_lock);
   if (!unused.owns_lock()) { return false; }
   const std::lock_guard<std::mutex> lock(arenas().mutex);
   for (Arena* arena : arenas().all) { arena->release(); }
   return true;
+}
+
+}  // namespace
+
+void* scratch(ScratchSlot slot, std::size_t bytes) {
+  thread_local Arena arena;
+  Buffer& buffer = arena.buffers[static_cast<std::size_t>(slot)];
+  if (buffer.bytes < static_cast<int64_t>(bytes)) {
+    buffer.release();
+    buffer.allocate((bytes + kAlignment - 1) / kAlignment * kAlignment);
+  }
+  return buffer.data;
 }
 
 ScratchUse::ScratchUse() : lock_(arenas().use) {}

@@ -20,29 +20,22 @@ namespace oneflow_accel {
 namespace {
 
 std::atomic<int> g_num_threads{1};
-std::atomic<bool> g_forked{false};
-
-void after_fork_in_child() { g_forked.store(true); }
 
 // Registered when the library is loaded, before any kernel can have started a thread.
-const int g_fork_handler = pthread_atfork(nullptr, nullptr, after_fork_in_child);
+const int g_fork_handler =
+    pthread_atfork(nullptr, nullptr, [] { g_num_threads.store(1); });
 
 }  // namespace
 
-int num_threads() { return g_forked.load() ? 1 : g_num_threads.load(); }
+int num_threads() { return g_num_threads.load(); }
 
 void set_num_threads(int n) { g_num_threads.store(n < 1 ? 1 : n); }
 
-ThreadScope::ThreadScope()
-    : saved_(omp_get_max_threads()), num_threads_(oneflow_accel::num_threads()) {
-  if (saved_ != num_threads_) { omp_set_num_threads(num_threads_); }
-}
+ThreadScope::ThreadScope() : saved_(omp_get_max_threads()) { omp_set_num_threads(num_threads()); }
 
-ThreadScope::~ThreadScope() {
-  if (saved_ != num_threads_) { omp_set_num_threads(saved_); }
-}
+ThreadScope::~ThreadScope() { omp_set_num_threads(saved_); }
 
-void start_team(int threads, void (*body)(const void* data, int id, int count), const void* data) {
+void start_team(void (*body)(const void* data, int id, int count), const void* data) {
   struct Call {
     void (*body)(const void*, int, int);
     const void* data;
@@ -52,7 +45,7 @@ void start_team(int threads, void (*body)(const void* data, int id, int count), 
         const Call& call = *static_cast<const Call*>(argument);
         call.body(call.data, omp_get_thread_num(), omp_get_num_threads());
       },
-      &call, static_cast<unsigned>(threads), 0);
+      &call, static_cast<unsigned>(num_threads()), 0);
 }
 
 }  // namespace oneflow_accel

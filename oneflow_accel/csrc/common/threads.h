@@ -1,7 +1,10 @@
 // How many threads a kernel of the plug-in uses, and how it sets them.
 #pragma once
 
+#include <algorithm>
+#include <atomic>
 #include <cstdint>
+#include <exception>
 
 namespace oneflow_accel {
 
@@ -22,28 +25,55 @@ class ThreadScope {
   ~ThreadScope();
   ThreadScope(const ThreadScope&) = delete;
   ThreadScope& operator=(const ThreadScope&) = delete;
-  int num_threads() const { return num_threads_; }
 
  private:
   int saved_;
-  int num_threads_;
 };
 
 // Below this many float operations per thread, waking another thread costs more than it saves.
 constexpr int64_t kGrainSize = 16 * 1024;
 
+// Calls body(data, id, count) on each of num_threads() threads. Always of all of them: libgomp ends
+// threads where a team is smaller than the one before, and makes new ones where it is larger.
+void start_team(void (*body)(const void* data, int id, int count), const void* data);
+
+// Calls fn(id, count) on each of `count` threads at once, id from 0; count is `threads`, at most
+// num_threads(), or fewer where libgomp has fewer to give.
+template <typename Fn>
+void run_team(int threads, const Fn& fn) {
+  if (threads <= 1) { return fn(int64_t{0}, int64_t{1}); }
+  const auto share = [&](int id, int count) {
+    const int shares = std::min(threads, count);
+    if (id < shares) { fn(int64_t{id}, int64_t{shares}); }
+  };
+  start_team(
+      [](const void* data, int id, int count) {
+        (*static_cast<const decltype(share)*>(data))(id, count);
+      },
+      &share);
+}
+
 // Calls fn(begin, end) on disjoint ranges that cover [0, n), at least `grain` long, in parallel.
+// The first exception of several is thrown again: one that left a team would end the process.
 template <typename Fn>
-void parallel_for(int64_t n, int64_t grain, const Fn& fn);
-
-// Calls fn(id, count) on each of `count` threads at once, id from 0; count is `threads`, or fewer
-// where libgomp has fewer to give.
-template <typename Fn>
-void run_team(int threads, const Fn& fn);
-
-// The same with a function that gets `data`.
-void start_team(int threads, void (*body)(const void* data, int id, int count), const void* data);
+void parallel_for(int64_t n, int64_t grain, const Fn& fn) {
+  if (n <= 0) { return; }
+  const int64_t most = (n + grain - 1) / std::max<int64_t>(grain, 1);
+  const int threads = static_cast<int>(std::min<int64_t>(num_threads(), most));
+  if (threads <= 1) { return fn(int64_t{0}, n); }
+  std::atomic<bool> failed{false};
+  std::exception_ptr first;
+  run_team(threads, [&](int64_t id, int64_t count) {
+    const int64_t begin = n * id / count;
+    const int64_t end = n * (id + 1) / count;
+    if (begin == end) { return; }
+    try {
+      fn(begin, end);
+    } catch (...) {
+      if (!failed.exchange(true)) { first = std::current_exception(); }
+    }
+  });
+  if (first) { std::rethrow_exception(first); }
+}
 
 }  // namespace oneflow_accel
-
-#include "common/threads_inl.h"

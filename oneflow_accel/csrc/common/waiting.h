@@ -3,9 +3,6 @@
 
 #include <immintrin.h>
 
-#include "oneflow/core/common/maybe.h"
-#include "oneflow/core/common/spin_counter.h"
-
 namespace oneflow_accel {
 
 // Looks at `done` this often before it asks the system: some microseconds.
@@ -20,11 +17,5 @@ bool comes_true_soon(const Done& done) {
   }
   return false;
 }
-
-// SpinCounter::WaitUntilCntEqualZero(), which looks at its counter in an empty loop: the last step
-// of .numpy() and .item(), while OneFlow copies the values. Where more threads are ready than there
-// are cores, as with several processes, the system has often put the thread that looks in the place
-// of the one that copies, and it would look for a whole time slice at what cannot change.
-::oneflow::Maybe<void> wait_until_zero(const ::oneflow::SpinCounter& counter);
 
 }  // namespace oneflow_accel

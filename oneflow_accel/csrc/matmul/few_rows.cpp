@@ -1,8 +1,8 @@
 // Each element of b is used a few times only, so that reading it from memory is what takes the
 // time: b is read once, in the order it lies in, all rows of a being multiplied with what has been
-// read. oneDNN's sgemm packs b first. What comes next is prefetched: the processor does not look past
-// the end of a page or a row. Measured on two threads for the shapes of GPT-2 small: one
-// row 40 to 55 GB/s (sgemm 15), 8 rows 70 to 120 GFLOP/s (sgemm 30).
+// read. oneDNN's sgemm packs b first. What comes next is prefetched: the processor does not look
+// past the end of a page or a row. Measured on two threads for the shapes of GPT-2 small: one row
+// 40 to 55 GB/s (sgemm 15), 8 rows 70 to 120 GFLOP/s (sgemm 30).
 #include "matmul/few_rows.h"
 
 #include <algorithm>
@@ -39,28 +39,28 @@ ONEFLOW_ACCEL_INLINE void store(const Operands& p, int64_t row, int64_t column, 
   *out = base + (p.bias == nullptr ? 0.0F : p.bias[column]) + p.alpha * sum;
 }
 
-// sums (rows, columns) += a (rows, depth) b (depth, columns), in memory with these strides.
-template <int floats, int rows, int depth>
-ONEFLOW_ACCEL_INLINE void add_rows(const float* a, int64_t a_stride, const float* b,
-                                   int64_t b_stride, float* sums, int64_t columns) {
+// sums (rows, columns) += a (rows, depth) b (depth, columns), parts of the operands.
+template <int rows, int depth>
+ONEFLOW_ACCEL_INLINE void add_rows(const Operands& p, const float* a, const float* b, float* sums,
+                                   int64_t columns) {
   float left[rows][depth];
 #pragma GCC unroll 8
   for (int i = 0; i < rows; ++i) {
 #pragma GCC unroll 8
-    for (int k = 0; k < depth; ++k) { left[i][k] = a[i * a_stride + k]; }
+    for (int k = 0; k < depth; ++k) { left[i][k] = a[i * p.k + k]; }
   }
   int64_t j = 0;
-  for (; j + floats <= columns; j += floats) {
-    Vector<floats> right[depth];
+  for (; j + kFloats <= columns; j += kFloats) {
+    Vector<kFloats> right[depth];
 #pragma GCC unroll 8
     for (int k = 0; k < depth; ++k) {
-      right[k] = *vector_at<floats>(b + k * b_stride + j, 0);
-      __builtin_prefetch(b + (k + depth) * b_stride + j);
+      right[k] = *vector_at<kFloats>(b + k * p.n + j, 0);
+      __builtin_prefetch(b + (k + depth) * p.n + j);
     }
 #pragma GCC unroll 8
     for (int i = 0; i < rows; ++i) {
-      auto* place = vector_at<floats>(sums + i * kSumsStride + j, 0);
-      Vector<floats> sum = *place;
+      auto* place = vector_at<kFloats>(sums + i * kSumsStride + j, 0);
+      Vector<kFloats> sum = *place;
 #pragma GCC unroll 8
       for (int k = 0; k < depth; ++k) { sum += left[i][k] * right[k]; }
       *place = sum;
@@ -68,29 +68,25 @@ ONEFLOW_ACCEL_INLINE void add_rows(const float* a, int64_t a_stride, const float
   }
   for (; j < columns; ++j) {
     for (int i = 0; i < rows; ++i) {
-      for (int k = 0; k < depth; ++k) {
-        sums[i * kSumsStride + j] += left[i][k] * b[k * b_stride + j];
-      }
+      for (int k = 0; k < depth; ++k) { sums[i * kSumsStride + j] += left[i][k] * b[k * p.n + j]; }
     }
   }
 }
 
 // The same in groups of rows, so that a group's elements of a stay in registers.
-template <int floats, int rows, int depth>
-ONEFLOW_ACCEL_INLINE void add_row_groups(const float* a, int64_t a_stride, const float* b,
-                                         int64_t b_stride, float* sums, int64_t columns) {
+template <int rows, int depth>
+ONEFLOW_ACCEL_INLINE void add_row_groups(const Operands& p, const float* a, const float* b,
+                                         float* sums, int64_t columns) {
   constexpr int kGroup = 4;
-  if constexpr (rows <= kGroup) {
-    add_rows<floats, rows, depth>(a, a_stride, b, b_stride, sums, columns);
-  } else {
-    add_rows<floats, kGroup, depth>(a, a_stride, b, b_stride, sums, columns);
-    add_row_groups<floats, rows - kGroup, depth>(a + kGroup * a_stride, a_stride, b, b_stride,
-                                                 sums + kGroup * kSumsStride, columns);
+  add_rows<std::min(rows, kGroup), depth>(p, a, b, sums, columns);
+  if constexpr (rows > kGroup) {
+    add_row_groups<rows - kGroup, depth>(p, a + kGroup * p.k, b, sums + kGroup * kSumsStride,
+                                         columns);
   }
 }
 
 // Columns [begin, end) of the output, b being (k, n).
-template <int floats, int rows>
+template <int rows>
 ONEFLOW_ACCEL_INLINE void multiply_plain(const Operands& p, int64_t begin, int64_t end) {
   constexpr int kDepth = rows == 1 ? 8 : 4;
   alignas(64) float sums[rows * kSumsStride];
@@ -100,11 +96,9 @@ ONEFLOW_ACCEL_INLINE void multiply_plain(const Operands& p, int64_t begin, int64
     const float* b = p.b + column;
     int64_t k = 0;
     for (; k + kDepth <= p.k; k += kDepth) {
-      add_row_groups<floats, rows, kDepth>(p.a + k, p.k, b + k * p.n, p.n, sums, columns);
+      add_row_groups<rows, kDepth>(p, p.a + k, b + k * p.n, sums, columns);
     }
-    for (; k < p.k; ++k) {
-      add_row_groups<floats, rows, 1>(p.a + k, p.k, b + k * p.n, p.n, sums, columns);
-    }
+    for (; k < p.k; ++k) { add_row_groups<rows, 1>(p, p.a + k, b + k * p.n, sums, columns); }
     for (int i = 0; i < rows; ++i) {
       for (int64_t j = 0; j < columns; ++j) { store(p, i, column + j, sums[i * kSumsStride + j]); }
     }
@@ -122,21 +116,21 @@ ONEFLOW_ACCEL_INLINE float sum_of(const float* values) {
 }
 
 // `columns` columns of the output from `column` on, b being (n, k): each is a row of b.
-template <int floats, int rows, int columns>
+template <int rows, int columns>
 ONEFLOW_ACCEL_INLINE void multiply_columns(const Operands& p, int64_t column) {
   const float* b = p.b + column * p.k;
-  Vector<floats> sums[rows][columns] = {};
+  Vector<kFloats> sums[rows][columns] = {};
   int64_t k = 0;
-  for (; k + floats <= p.k; k += floats) {
-    Vector<floats> right[columns];
+  for (; k + kFloats <= p.k; k += kFloats) {
+    Vector<kFloats> right[columns];
 #pragma GCC unroll 8
     for (int j = 0; j < columns; ++j) {
-      right[j] = *vector_at<floats>(b + j * p.k + k, 0);
+      right[j] = *vector_at<kFloats>(b + j * p.k + k, 0);
       __builtin_prefetch(b + (j + columns) * p.k + k);
     }
 #pragma GCC unroll 8
     for (int i = 0; i < rows; ++i) {
-      const Vector<floats> left = *vector_at<floats>(p.a + i * p.k + k, 0);
+      const Vector<kFloats> left = *vector_at<kFloats>(p.a + i * p.k + k, 0);
 #pragma GCC unroll 8
       for (int j = 0; j < columns; ++j) { sums[i][j] += left * right[j]; }
     }
@@ -145,36 +139,36 @@ ONEFLOW_ACCEL_INLINE void multiply_columns(const Operands& p, int64_t column) {
   for (int i = 0; i < rows; ++i) {
 #pragma GCC unroll 8
     for (int j = 0; j < columns; ++j) {
-      alignas(64) float parts[floats];
-      *vector_at<floats>(parts, 0) = sums[i][j];
-      float sum = sum_of<floats>(parts);
+      alignas(64) float parts[kFloats];
+      *vector_at<kFloats>(parts, 0) = sums[i][j];
+      float sum = sum_of<kFloats>(parts);
       for (int64_t rest = k; rest < p.k; ++rest) { sum += p.a[i * p.k + rest] * b[j * p.k + rest]; }
       store(p, i, column + j, sum);
     }
   }
 }
 
-template <int floats, int rows>
+template <int rows>
 ONEFLOW_ACCEL_INLINE void multiply_transposed(const Operands& p, int64_t begin, int64_t end) {
   // What fits the registers beside a vector of each column and one of a.
-  constexpr int kAtOnce = floats < 16 ? (rows <= 3 ? 3 : 1) : (rows <= 4 ? 4 : 3);
+  constexpr int kAtOnce = kFloats < 16 ? (rows <= 3 ? 3 : 1) : (rows <= 4 ? 4 : 3);
   int64_t column = begin;
   for (; column + kAtOnce <= end; column += kAtOnce) {
-    multiply_columns<floats, rows, kAtOnce>(p, column);
+    multiply_columns<rows, kAtOnce>(p, column);
   }
-  for (; column < end; ++column) { multiply_columns<floats, rows, 1>(p, column); }
+  for (; column < end; ++column) { multiply_columns<rows, 1>(p, column); }
 }
 
-template <int floats, int rows>
-void multiply_part(const Operands& p, bool transposed, int64_t count,
-                                        int64_t begin, int64_t end) {
+// The first `count` rows, made for each number of them.
+template <int rows = kMostFewRows>
+void multiply_part(const Operands& p, bool transposed, int64_t count, int64_t begin, int64_t end) {
   if constexpr (rows > 1) {
-    if (count < rows) { return multiply_part<floats, rows - 1>(p, transposed, count, begin, end); }
+    if (count < rows) { return multiply_part<rows - 1>(p, transposed, count, begin, end); }
   }
   if (transposed) {
-    multiply_transposed<floats, rows>(p, begin, end);
+    multiply_transposed<rows>(p, begin, end);
   } else {
-    multiply_plain<floats, rows>(p, begin, end);
+    multiply_plain<rows>(p, begin, end);
   }
 }
 
@@ -192,16 +186,15 @@ void multiply_few_rows(const Product& product, const float* a, const float* b, c
   const int64_t parts = (operands.n + kColumnsPerPart - 1) / kColumnsPerPart;
   const int64_t grain = std::max<int64_t>(1, kGrainSize / (kColumnsPerPart * operands.k));
   parallel_for(parts, grain, [&](int64_t begin, int64_t end) {
-    multiply_part<kFloats, kMostFewRows>(operands, product.transpose_b, product.m(),
-                                         begin * kColumnsPerPart,
-                                         std::min(end * kColumnsPerPart, operands.n));
+    multiply_part(operands, product.transpose_b, product.m(), begin * kColumnsPerPart,
+                  std::min(end * kColumnsPerPart, operands.n));
   });
 }
 
 void few_rows_product(int64_t rows, int64_t columns, int64_t depth, const float* a, const float* b,
                       float* out, int64_t out_stride) {
   const Operands operands{a, b, nullptr, out, out_stride, depth, 1.0F, false};
-  multiply_part<kFloats, kMostFewRows>(operands, true, rows, 0, columns);
+  multiply_part(operands, true, rows, 0, columns);
 }
 
 }  // namespace oneflow_accel

@@ -1,21 +1,16 @@
 #include "matmul/product.h"
 
-#include <cstring>
 #include <functional>
 #include <numeric>
+#include <optional>
 #include <sstream>
-
-#include "common/threads.h"
+#include <utility>
 
 namespace oneflow_accel {
 
 namespace {
 
 using dims = dnnl::memory::dims;
-
-int64_t count(dims::const_iterator begin, dims::const_iterator end) {
-  return std::accumulate(begin, end, int64_t{1}, std::multiplies<int64_t>());
-}
 
 std::string text(const dims& sizes) {
   std::ostringstream out;
@@ -24,57 +19,99 @@ std::string text(const dims& sizes) {
   return out.str();
 }
 
-void copy_bytes(const char* from, char* to, int64_t n) {
-  if (from == to) { return; }
-  parallel_for(n, kGrainSize * static_cast<int64_t>(sizeof(float)),
-               [=](int64_t begin, int64_t end) {
-                 std::memcpy(to + begin, from + begin, static_cast<std::size_t>(end - begin));
-               });
+// The matrices of contiguous memory of shape `sizes`, or their transposes.
+dnnl::memory::desc matrices(dims sizes, bool transpose, dnnl::memory::data_type type) {
+  const std::size_t rank = sizes.size();
+  dims strides(rank, 1);
+  for (std::size_t i = rank - 1; i-- > 0;) { strides[i] = strides[i + 1] * sizes[i + 1]; }
+  if (transpose) {
+    std::swap(sizes[rank - 2], sizes[rank - 1]);
+    std::swap(strides[rank - 2], strides[rank - 1]);
+  }
+  return dnnl::memory::desc(sizes, type, strides);
+}
+
+struct Call {
+  dnnl::memory::desc a, b, bias, out, scratchpad;
+  // Empty where oneDNN has none for this processor.
+  std::optional<dnnl::matmul> primitive;
+};
+
+Call make_call(const Product& product, dnnl::memory::data_type operands,
+               dnnl::memory::data_type result, bool has_bias) {
+  Call call;
+  call.a = matrices(product.a, product.transpose_a, operands);
+  call.b = matrices(product.b, product.transpose_b, operands);
+  call.out = matrices(product.out, false, result);
+  if (has_bias) {
+    dims sizes(product.out.size(), 1);
+    sizes.back() = product.n();
+    call.bias = matrices(sizes, false, result);
+  }
+  dnnl::post_ops post_ops;
+  if (product.alpha != 1.0F) {
+    post_ops.append_eltwise(dnnl::algorithm::eltwise_linear, product.alpha, 0.0F);
+  }
+  if (product.accumulate) { post_ops.append_sum(); }
+  dnnl::primitive_attr attr = user_scratchpad_attr();
+  attr.set_post_ops(post_ops);
+  const dnnl::matmul::primitive_desc desc(cpu_engine(), call.a, call.b, call.bias, call.out, attr,
+                                          /*allow_empty=*/true);
+  if (desc) {
+    call.scratchpad = desc.scratchpad_desc();
+    call.primitive.emplace(desc);
+  }
+  return call;
 }
 
 }  // namespace
 
-int64_t Product::batch() const { return count(out.begin(), out.end() - 2); }
-
-bool Product::adds_up_nothing() const {
-  return count(a.begin(), a.end()) == 0 || count(b.begin(), b.end()) == 0;
+int64_t count(const dims& sizes) {
+  return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<int64_t>());
 }
 
+int64_t Product::batch() const { return count(dims(out.begin(), out.end() - 2)); }
+
+bool Product::adds_up_nothing() const { return count(a) == 0 || count(b) == 0; }
+
 Product Product::folded() const {
-  if (out.size() == 2 || transpose_a || adds_up_nothing() || count(b.begin(), b.end() - 2) != 1) { return *this; }
+  const dims matrix(b.end() - 2, b.end());
+  if (out.size() == 2 || transpose_a || adds_up_nothing() || count(b) != count(matrix)) {
+    return *this;
+  }
   Product flat = *this;
   const int64_t rows = batch() * m();
   flat.a = {rows, k()};
-  flat.b = dims(b.end() - 2, b.end());
+  flat.b = matrix;
   flat.out = {rows, n()};
   return flat;
 }
 
 std::string Product::describe() const {
-  std::ostringstream message;
-  message << "product of " << text(a) << (transpose_a ? " (transposed)" : "") << " and " << text(b)
-          << (transpose_b ? " (transposed)" : "") << " to " << text(out)
-          << (accumulate ? ", added to the output" : "");
-  return message.str();
+  return "product of " + text(a) + (transpose_a ? " (transposed)" : "") + " and " + text(b)
+         + (transpose_b ? " (transposed)" : "") + " to " + text(out)
+         + (accumulate ? ", added to the output" : "");
 }
 
-void load_addend(::oneflow::user_op::KernelComputeContext* ctx, ::oneflow::user_op::Tensor* out,
-                 Product* product) {
-  product->accumulate = ctx->has_input("_add_to_output", 0);
-  if (!product->accumulate) { return; }
-  const auto* addend = ctx->Tensor4ArgNameAndIndex("_add_to_output", 0);
-  const int64_t bytes = out->shape_view().elem_cnt()
-                        * static_cast<int64_t>(::oneflow::GetSizeOfDataType(out->data_type()));
-  copy_bytes(static_cast<const char*>(addend->raw_dptr()), static_cast<char*>(out->mut_raw_dptr()),
-             bytes);
-}
-
-dnnl::memory::dims padded_shape(const ::oneflow::user_op::Tensor& tensor, std::size_t rank) {
-  const auto& shape = tensor.shape_view();
-  dims sizes(rank, 1);
-  const auto offset = static_cast<int64_t>(rank) - shape.NumAxes();
-  for (int64_t i = 0; i < shape.NumAxes(); ++i) { sizes[offset + i] = shape.At(i); }
-  return sizes;
+bool multiply_by_primitive(const Product& product, dnnl::memory::data_type operands,
+                           dnnl::memory::data_type result, const void* a, const void* b,
+                           const void* bias, void* out) {
+  KeyBuilder key("matmul");
+  key.add_all(product.a).add_all(product.b).add_all(product.out);
+  key.add(product.transpose_a).add(product.transpose_b).add(product.accumulate);
+  key.add(__builtin_bit_cast(int32_t, product.alpha)).add(bias != nullptr);
+  key.add(static_cast<int64_t>(operands)).add(static_cast<int64_t>(result));
+  const Call& call = PrimitiveCache<Call>::get_or_create(
+      key.str(), [&] { return make_call(product, operands, result, bias != nullptr); });
+  if (!call.primitive) { return false; }
+  std::unordered_map<int, dnnl::memory> arguments{
+      {DNNL_ARG_SRC, wrap(call.a, a)},
+      {DNNL_ARG_WEIGHTS, wrap(call.b, b)},
+      {DNNL_ARG_DST, wrap(call.out, out)},
+      {DNNL_ARG_SCRATCHPAD, scratchpad_memory(call.scratchpad)}};
+  if (bias != nullptr) { arguments.emplace(DNNL_ARG_BIAS, wrap(call.bias, bias)); }
+  call.primitive->execute(cpu_stream(), arguments);
+  return true;
 }
 
 }  // namespace oneflow_accel

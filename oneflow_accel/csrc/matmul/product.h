@@ -34,6 +34,9 @@ struct Product {
   std::string describe() const;
 };
 
+// How many elements an array of this shape has.
+int64_t count(const dnnl::memory::dims& sizes);
+
 // `bias`, null for none, has n elements and is added to every row. a or b may be empty,
 // `out` is not.
 void multiply(const Product& product, const float* a, const float* b, const float* bias,
@@ -42,12 +45,11 @@ void multiply(const Product& product, const float* a, const float* b, const floa
 void multiply(const Product& product, const Bfloat16* a, const Bfloat16* b, const Bfloat16* bias,
               Bfloat16* out);
 
-// Fills in product->accumulate, having copied the operator's optional input `_add_to_output` to
-// `out` unless OneFlow gave both one memory.
-void load_addend(::oneflow::user_op::KernelComputeContext* ctx, ::oneflow::user_op::Tensor* out,
-                 Product* product);
-
-// The tensor's shape, with ones in front where it has less than `rank` dimensions.
-dnnl::memory::dims padded_shape(const ::oneflow::user_op::Tensor& tensor, std::size_t rank);
+// Runs the product with oneDNN's matmul primitive: a and b are `operands`, bias and out `result`.
+// False, and nothing done, where oneDNN has none for this processor. No operand is empty, and with
+// a bias alpha is 1.
+bool multiply_by_primitive(const Product& product, dnnl::memory::data_type operands,
+                           dnnl::memory::data_type result, const void* a, const void* b,
+                           const void* bias, void* out);
 
 }  // namespace oneflow_accel

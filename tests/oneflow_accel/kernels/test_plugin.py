@@ -58,6 +58,25 @@ for _ in range(3):
         np.testing.assert_allclose(is_now, was, rtol=1e-4, atol=1e-5)
 print("same", flow.nn.functional.gelu(x).shape)
 """
+# libgomp ends and makes threads where a team is smaller or larger than the one before. 40,000
+# elements are work for two or three threads.
+NEW_THREADS = """
+import os
+import oneflow_accel
+import oneflow as flow
+small, large = flow.ones(40000), flow.ones(4000000)
+rows, square = flow.ones(9, 512), flow.ones(512, 512)
+def threads(y):
+    y.sum().item()
+    return set(os.listdir("/proc/self/task"))
+for _ in range(3):
+    known = threads(flow.relu(large)) | threads(flow.matmul(square, square))
+new = set()
+for _ in range(10):
+    for y in (flow.relu(small), flow.relu(large), flow.matmul(rows, square), flow.randn(99999)):
+        new |= threads(y) - known
+print("new threads", sorted(new))
+"""
 CONVOLUTION = """
 import oneflow
 layer = oneflow.nn.Conv2d(3, 4, 3)
@@ -165,6 +184,7 @@ def test_library_of_other_sources_is_named(tmp_path) -> None:
         ("ONEFLOW_ACCEL_SCRATCH", "2GB"),
         ("ONEFLOW_ACCEL_PLUGIN", "no"),
         ("ONEFLOW_ACCEL_ISA", "sse2"),
+        ("ONEFLOW_ACCEL_BLAS", "openblas"),
     ],
 )
 def test_wrong_variable_is_an_error_when_a_device_is_chosen(name: str, value: str) -> None:
@@ -200,9 +220,59 @@ def test_kernels_pass_their_records_at_each_level(level: str) -> None:
     assert process.returncode == 0, process.stdout
 
 
+@pytest.mark.skipif(not plugin.state().loaded, reason="it is about the plug-in's products")
+@pytest.mark.skipif(plugin.mkl_library() is None, reason="the package mkl is not installed")
+def test_products_through_mkl_pass_their_records() -> None:
+    folder = "tests/oneflow_accel/kernels"
+    tests = [f"{folder}/test_matmul.py", f"{folder}/test_records.py", "-k", "matmul and eager"]
+    tests[-1] += " or test_matmul"
+    env = {plugin.BLAS_VARIABLE: "mkl", THREADS: "2"}
+    process = run_process(["-m", "pytest", "-q", "-p", "no:cacheprovider", *tests], env=env)
+    assert process.returncode == 0, process.stdout
+
+
+PRODUCTS = """
+import oneflow_accel
+from oneflow_accel.kernels import plugin
+print("products by", plugin.load().blas)
+"""
+
+
+@pytest.mark.skipif(not plugin.state().loaded, reason="it is about the plug-in's products")
+@pytest.mark.parametrize(
+    ("vendor", "package", "choice", "said"),
+    [
+        ("GenuineIntel", "no-such-package", None, "products by onednn"),
+        ("AuthenticAMD", "mkl", None, "products by onednn"),
+        ("GenuineIntel", "mkl", "onednn", "products by onednn"),
+        ("AuthenticAMD", "no-such-package", "mkl", "pip install 'oneflow-accel[mkl]'"),
+        # A library that is none of MKL's.
+        ("GenuineIntel", "onednn-cpu-gomp", None, "it has no MKL_Set_Threading_Layer; oneDNN"),
+        ("GenuineIntel", "onednn-cpu-gomp", "mkl", "UserError: ONEFLOW_ACCEL_BLAS='mkl', and "),
+    ],
+)
+def test_who_multiplies(tmp_path, vendor, package, choice, said) -> None:
+    lines = (line for line in plugin._CPU_INFO.read_text().splitlines() if "vendor_id" not in line)
+    (tmp_path / "cpuinfo").write_text("\n".join([f"vendor_id : {vendor}", *lines]))
+    set_up = (
+        "plugin._CPU_INFO = pathlib.Path(sys.argv[1], 'cpuinfo')\n"
+        f"plugin._MKL_PACKAGE = {package!r}\n"
+        f"if {package!r} == 'onednn-cpu-gomp': plugin._MKL_LIBRARY = plugin._ONEDNN_LIBRARY\n"
+    )
+    env = {} if choice is None else {plugin.BLAS_VARIABLE: choice}
+    script = f"{NOT_LOADED_YET}\n{set_up}{PRODUCTS}oneflow_accel.select_device()"
+    assert said in run_process(["-c", script, tmp_path], env=env).stdout
+
+
 def test_threads_come_from_the_variable_else_from_the_cores() -> None:
     assert state_in_a_process(ONEFLOW_ACCEL_THREADS="3")[2] == 3
     assert state_in_a_process()[2] == len(os.sched_getaffinity(0))
+
+
+@pytest.mark.skipif(not plugin.state().loaded, reason="it is about the plug-in's threads")
+def test_threads_stay_whatever_the_size_of_the_work() -> None:
+    process = run_process(["-c", NEW_THREADS], env={THREADS: "4"})
+    assert "new threads []" in process.stdout, process.stdout
 
 
 def test_processes_of_a_node_share_its_cores(tmp_path) -> None:

@@ -1,12 +1,15 @@
-// Asks OneFlow's kernel registry which kernel an operator would get, for
-// `python -m oneflow_accel kernels`.
-#include <algorithm>
+// OneFlow's kernel registry: it stays as it is for what has run already, says which operators have
+// kernels here, and which kernel an operator would get, for `python -m oneflow_accel kernels`.
+#include <set>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/oneflow.h"
-#include "oneflow/core/framework/user_op_registry_manager.h"
+
+// In plugin.cpp.
+extern "C" int oneflow_accel_streams();
 
 namespace oneflow_accel {
 
@@ -14,13 +17,53 @@ namespace {
 
 namespace user_op = ::oneflow::user_op;
 
+// The registry shows its kernels one at a time only. An explicit instantiation may name what is
+// private.
+template <Kernels user_op::UserOpRegistryMgr::*member>
+struct PrivateMember {
+  friend Kernels& kernels_of(user_op::UserOpRegistryMgr& manager) { return manager.*member; }
+};
+Kernels& kernels_of(user_op::UserOpRegistryMgr& manager);
+template struct PrivateMember<&user_op::UserOpRegistryMgr::op_kernel_reg_result_>;
+
+// Keeps the kernels that OneFlow has chosen usable while the plug-in registers its own. An operator
+// that has run keeps pointers to its kernel's entry in the registry's vector
+// (StatefulOpKernel::ChooseOpKernel in oneflow 0.9.0). One more kernel for that operator can move
+// the vector's entries, and the operator's next run would read freed memory. So, before the first
+// kernel of the plug-in is registered, the vectors get new storage, and the old one stays for ever.
+// 101: before the registrations, which have no priority.
+__attribute__((constructor(101))) void keep_entries_where_they_are() {
+  if (oneflow_accel_streams() == 0) { return; }
+  auto& kept = *new std::vector<Kernels::mapped_type>;
+  for (auto& [name, entries] : all_kernels()) {
+    auto copy = entries;
+    entries.swap(copy);
+    kept.push_back(std::move(copy));
+  }
+}
+
+// Operators that have kernels here. A function's static, not a global: kernels register themselves
+// while the library is loaded, in no particular order of files.
+std::set<std::string>& operators() {
+  static std::set<std::string> names;
+  return names;
+}
+
+// Separated by spaces.
+template <typename Names>
+std::string joined(const Names& names) {
+  std::string text;
+  for (const std::string& name : names) { text += (text.empty() ? "" : " ") + name; }
+  return text;
+}
+
 thread_local bool plugin_kernels_hidden = false;
 
 // Arguments that are not of the operator's data type, whatever the operator.
 bool is_index(const std::string& argument) {
-  static const std::vector<std::string> names = {"indices", "index", "label", "target",
-                                                 "segment_ids"};
-  return std::find(names.begin(), names.end(), argument) != names.end();
+  static const std::set<std::string> names = {"indices", "index", "label", "target",
+                                              "segment_ids"};
+  return names.count(argument) > 0;
 }
 
 bool is_mask(const std::string& argument) {
@@ -79,26 +122,32 @@ const user_op::OpKernelRegistryResult* kernel_for(const std::string& op,
   return nullptr;
 }
 
-// OneFlow's kernel of its own, as if the plug-in had none.
+// Whether OneFlow has a kernel of its own, as if the plug-in had none.
 bool has_stock_kernel(const std::string& op, ::oneflow::DataType type) {
-  plugin_kernels_hidden = true;
-  try {
-    const bool found = kernel_for(op, type) != nullptr;
-    plugin_kernels_hidden = false;
-    return found;
-  } catch (...) {
-    plugin_kernels_hidden = false;
-    throw;
-  }
+  struct Hidden {
+    Hidden() { plugin_kernels_hidden = true; }
+    ~Hidden() { plugin_kernels_hidden = false; }
+  } hidden;
+  return kernel_for(op, type) != nullptr;
 }
 
 }  // namespace
+
+Kernels& all_kernels() { return kernels_of(user_op::UserOpRegistryMgr::Get()); }
+
+const std::string& listed(const std::string& op) { return *operators().insert(op).first; }
 
 bool plugin_kernels_match() { return !plugin_kernels_hidden; }
 
 }  // namespace oneflow_accel
 
 extern "C" {
+
+// The operators that have kernels here, sorted, separated by spaces.
+const char* oneflow_accel_operators() {
+  static const std::string names = oneflow_accel::joined(oneflow_accel::operators());
+  return names.c_str();
+}
 
 // Which kernel runs on the CPU with tensors of a data type (a number of OneFlow's DataType):
 // 0 none, 1 OneFlow's own, 2 the plug-in's in place of OneFlow's, 3 the plug-in's, and OneFlow has
@@ -115,18 +164,13 @@ int oneflow_accel_which_kernel(const char* op, int data_type) {
   }
 }
 
-// All operators that OneFlow knows, the plug-in's own among them, separated by spaces.
+// All operators that OneFlow knows, the plug-in's own among them, sorted, separated by spaces.
 const char* oneflow_accel_all_operators() {
   static const std::string names = [] {
-    std::vector<std::string> all;
-    for (const auto& entry :
-         ::oneflow::user_op::UserOpRegistryMgr::Get().GetAllOpRegistryResults()) {
-      all.push_back(entry.first);
-    }
-    std::sort(all.begin(), all.end());
-    std::string text;
-    for (const std::string& name : all) { text += (text.empty() ? "" : " ") + name; }
-    return text;
+    std::set<std::string> all;
+    auto& registry = ::oneflow::user_op::UserOpRegistryMgr::Get();
+    for (const auto& entry : registry.GetAllOpRegistryResults()) { all.insert(entry.first); }
+    return oneflow_accel::joined(all);
   }();
   return names.c_str();
 }

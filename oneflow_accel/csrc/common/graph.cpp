@@ -1,4 +1,5 @@
-// Lets a graph's end wait for its beginning.
+// What the plug-in mends in how an nn.Graph is run: its end waits for its beginning, and OneFlow's
+// scheduler thread leaves the cores to the kernels.
 //
 // To run an nn.Graph, OneFlow 0.9.0 starts the job and then enters the graph into a queue; when the
 // job has ended, one of the job's threads takes the front off that queue. A small graph can end
@@ -7,12 +8,13 @@
 // training with two small graphs on two cores.) So the two calls lead to the functions below, and
 // so does the one before them, which tells what was begun before the plug-in was loaded. They
 // therefore also know when a graph is under way.
-#include "common/graph_queue.h"
+#include <sched.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -117,9 +119,51 @@ const bool g_closes_safely =
         enqueue)
     && redirect_in_oneflow("_ZN7oneflow2vm19LazyJobStreamPolicy14DequeueNNGraphEv", dequeue);
 
-}  // namespace
+// Keeps OneFlow's scheduler thread off the cores that kernels need.
+//
+// While an nn.Graph runs, the scheduler thread polls for its end and calls sched_yield() between
+// two looks, for as long as the step takes: the system gives it up to half of a core that belongs
+// to a kernel's team, and the whole team waits. So the entry for sched_yield in liboneflow's
+// procedure linkage table leads to the function below, which sleeps where a thread does nothing
+// but yield.
+//
+// Only while a graph runs: an eager operation may be over in 2 us, and would wait for the end of a
+// nap. There a program's kernels run on the scheduler thread itself (backends/cpu.py), which then
+// has no time to poll.
+using Clock = std::chrono::steady_clock;
 
-bool a_graph_is_under_way() { return g_under_way.load(std::memory_order_relaxed) > 0; }
+// A small graph is over by then, and its end noticed as fast as before.
+constexpr auto kPollingTime = std::chrono::microseconds(100);
+// A nap is this part of the time already waited, so that the end of a graph is noticed little later
+// than it comes, and at most kLongestNap.
+constexpr int kNapDivisor = 16;
+constexpr Clock::duration kLongestNap = std::chrono::microseconds(500);
+// Work between two yields that ends a run of them.
+constexpr auto kWork = std::chrono::microseconds(20);
+
+std::atomic<int64_t> g_naps{0};
+
+int yield_or_nap() {
+  if (g_under_way.load(std::memory_order_relaxed) == 0) { return ::sched_yield(); }
+  thread_local Clock::time_point first{};
+  thread_local Clock::time_point last{};
+  const Clock::time_point now = Clock::now();
+  if (now - last > kWork) { first = now; }
+  const Clock::duration waited = now - first;
+  if (waited > kPollingTime) {
+    g_naps.fetch_add(1, std::memory_order_relaxed);
+    std::this_thread::sleep_for(std::min(waited / kNapDivisor, kLongestNap));
+  } else {
+    ::sched_yield();
+  }
+  last = Clock::now();
+  return 0;
+}
+
+// When the library is loaded.
+const bool g_yields = redirect_in_oneflow("sched_yield", yield_or_nap);
+
+}  // namespace
 
 }  // namespace oneflow_accel
 
@@ -128,3 +172,5 @@ extern "C" void oneflow_accel_delay_graphs(int milliseconds) {
   oneflow_accel::g_delay_ms.store(milliseconds);
 }
 extern "C" int oneflow_accel_graph_waits() { return oneflow_accel::g_waits.load(); }
+// How often a thread has slept instead of yielding: for tests.
+extern "C" int64_t oneflow_accel_naps() { return oneflow_accel::g_naps.load(); }

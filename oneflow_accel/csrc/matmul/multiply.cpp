@@ -1,0 +1,213 @@
+// How a matrix product is done. Products of a few rows are in few_rows.cpp. In float32 a library's
+// sgemm does most of the others: MKL's where Python has chosen it as the plug-in was loaded
+// (plugin.py), else oneDNN's. Measured against oneDNN's matmul primitive on the shapes of ViT-S,
+// GPT-2 and ResNet50 oneDNN's is as fast or faster, in all transposed forms and for odd leading
+// dimensions, and it needs no primitive for each shape. bfloat16 is that primitive's, which uses
+// the processor's bfloat16 instructions; where there are none, float32 copies are multiplied.
+#include <dnnl.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <vector>
+
+#include "common/library.h"
+#include "common/threads.h"
+#include "matmul/few_rows.h"
+#include "matmul/product.h"
+
+namespace oneflow_accel {
+
+namespace {
+
+using dims = dnnl::memory::dims;
+constexpr auto kFloat32 = dnnl::memory::data_type::f32;
+constexpr auto kBfloat16 = dnnl::memory::data_type::bf16;
+
+// Of MKL's C interface; null where oneDNN multiplies.
+struct Mkl {
+  void (*sgemm)(int layout, int transpose_a, int transpose_b, int64_t m, int64_t n, int64_t k,
+                float alpha, const float* a, int64_t a_stride, const float* b, int64_t b_stride,
+                float beta, float* out, int64_t out_stride) = nullptr;
+  // For the calling thread.
+  int (*set_threads)(int) = nullptr;
+};
+
+// Set before the first kernel runs.
+Mkl g_mkl;
+
+// out += or = alpha op(a) op(b) of one matrix each, on `threads` threads: num_threads(), or 1 in a
+// team.
+void sgemm(const Product& product, const float* a, const float* b, float* out, int threads) {
+  const int64_t m = product.m();
+  const int64_t n = product.n();
+  const int64_t k = product.k();
+  const int64_t a_stride = product.transpose_a ? m : k;
+  const int64_t b_stride = product.transpose_b ? k : n;
+  const float beta = product.accumulate ? 1.0F : 0.0F;
+  if (g_mkl.sgemm != nullptr) {
+    // cblas.h: row by row; as it is stored, or transposed.
+    constexpr int kRowMajor = 101;
+    constexpr int kPlain = 111;
+    constexpr int kTransposed = 112;
+    g_mkl.set_threads(threads);
+    g_mkl.sgemm(kRowMajor, product.transpose_a ? kTransposed : kPlain,
+                product.transpose_b ? kTransposed : kPlain, m, n, k, product.alpha, a, a_stride, b,
+                b_stride, beta, out, n);
+  } else if (dnnl_sgemm(product.transpose_a ? 'T' : 'N', product.transpose_b ? 'T' : 'N', m, n, k,
+                        product.alpha, a, a_stride, b, b_stride, beta, out, n)
+             != dnnl_success) {
+    throw std::runtime_error("dnnl_sgemm failed");
+  }
+}
+
+// For each matrix of `out`, which matrix of an operand of shape `sizes` belongs to it.
+std::vector<int64_t> matrix_indices(const dims& sizes, const dims& out) {
+  std::vector<int64_t> indices{0};
+  int64_t matrices = 1;
+  for (std::size_t axis = out.size() - 2; axis-- > 0;) {
+    const int64_t step = sizes[axis] == 1 ? 0 : matrices;
+    const std::size_t inner = indices.size();
+    indices.resize(inner * out[axis]);
+    for (std::size_t i = inner; i < indices.size(); ++i) {
+      indices[i] = indices[i % inner] + static_cast<int64_t>(i / inner) * step;
+    }
+    matrices *= sizes[axis];
+  }
+  return indices;
+}
+
+void multiply_batch(const Product& product, const float* a, const float* b, float* out) {
+  const std::vector<int64_t> a_indices = matrix_indices(product.a, product.out);
+  const std::vector<int64_t> b_indices = matrix_indices(product.b, product.out);
+  const int64_t m = product.m();
+  const int64_t n = product.n();
+  const int64_t k = product.k();
+  const auto each = [&](int64_t begin, int64_t end, int threads) {
+    for (int64_t i = begin; i < end; ++i) {
+      sgemm(product, a + a_indices[i] * m * k, b + b_indices[i] * k * n, out + i * m * n, threads);
+    }
+  };
+  // A matrix for each thread is best, unless some threads would be left without work for long.
+  const int64_t batch = product.batch();
+  const int threads = num_threads();
+  if (batch % threads == 0 || batch >= 4 * threads) {
+    parallel_for(batch, std::max<int64_t>(1, 4 * kGrainSize / (m * n * k)),
+                 [&](int64_t begin, int64_t end) { each(begin, end, 1); });
+  } else {
+    each(0, batch, threads);
+  }
+}
+
+// Every row of `out` becomes `bias`, or has it added.
+void load_bias(const Product& product, const float* bias, float* out) {
+  const int64_t n = product.n();
+  const int64_t rows = product.batch() * product.m();
+  parallel_for(rows, std::max<int64_t>(1, kGrainSize / n), [&](int64_t begin, int64_t end) {
+    for (float* row = out + begin * n; row < out + end * n; row += n) {
+      if (product.accumulate) {
+        for (int64_t i = 0; i < n; ++i) { row[i] += bias[i]; }
+      } else {
+        std::copy_n(bias, n, row);
+      }
+    }
+  });
+}
+
+// Whether oneDNN's matmul primitive is faster than its sgemm, for one matrix. With a bias, which it
+// adds as it stores, it was measured to take 1.4 to 2.5 times as long for 8 rows, and 1.3 times as
+// long for the 50257 columns of GPT-2's vocabulary; between, the two differ by a few percent.
+// Without, sgemm took 1.2 to 1.3 times as long for long sums, as in the second layer of an MLP
+// (1576 x 1536 x 384 and 512 x 3072 x 768 on two threads, b being transposed), and less in the
+// other forms.
+bool primitive_is_faster(const Product& product, bool has_bias) {
+  if (product.m() < 64) { return false; }
+  if (has_bias) { return product.n() <= 16384; }
+  return product.out.size() == 2 && !product.transpose_a && product.transpose_b
+         && product.k() >= std::max<int64_t>(1024, 2 * product.n());
+}
+
+template <typename From, typename To>
+void convert(const From* from, To* to, int64_t n) {
+  parallel_for(n, kGrainSize, [=](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) { to[i] = from_float<To>(to_float(from[i])); }
+  });
+}
+
+// A copy in scratch memory; null for null.
+template <typename To, typename From>
+To* converted(ScratchSlot slot, const From* from, int64_t n) {
+  if (from == nullptr) { return nullptr; }
+  auto* to = static_cast<To*>(scratch(slot, static_cast<std::size_t>(n) * sizeof(To)));
+  convert(from, to, n);
+  return to;
+}
+
+}  // namespace
+
+void multiply(const Product& product, const float* a, const float* b, const float* bias,
+              float* out) {
+  Product flat = product.folded();
+  if (has_few_rows(flat)) { return multiply_few_rows(flat, a, b, bias, out); }
+  const bool empty = flat.adds_up_nothing();
+  if (!empty && float32_products_in_bfloat16()
+      && multiply_by_primitive(flat, kBfloat16, kFloat32,
+                               converted<Bfloat16>(ScratchSlot::kRoundedA, a, count(flat.a)),
+                               converted<Bfloat16>(ScratchSlot::kRoundedB, b, count(flat.b)), bias,
+                               out)) {
+    return;
+  }
+  if (!empty && g_mkl.sgemm == nullptr && primitive_is_faster(flat, bias != nullptr)
+      && multiply_by_primitive(flat, kFloat32, kFloat32, a, b, bias, out)) {
+    return;
+  }
+  if (bias != nullptr) {
+    load_bias(flat, bias, out);
+    flat.accumulate = true;
+  }
+  if (empty) {
+    if (!flat.accumulate) { std::fill_n(out, count(flat.out), 0.0F); }
+  } else if (flat.out.size() == 2) {
+    sgemm(flat, a, b, out, num_threads());
+  } else {
+    multiply_batch(flat, a, b, out);
+  }
+}
+
+void multiply(const Product& product, const Bfloat16* a, const Bfloat16* b, const Bfloat16* bias,
+              Bfloat16* out) {
+  const Product flat = product.folded();
+  if (!flat.adds_up_nothing() && has_bfloat16_products()
+      && multiply_by_primitive(flat, kBfloat16, kBfloat16, a, b, bias, out)) {
+    return;
+  }
+  const int64_t n = count(flat.out);
+  auto* sum = static_cast<float*>(scratch(ScratchSlot::kDestination, n * sizeof(float)));
+  if (flat.accumulate) { convert(out, sum, n); }
+  multiply(flat, converted<float>(ScratchSlot::kSource, a, count(flat.a)),
+           converted<float>(ScratchSlot::kWeights, b, count(flat.b)),
+           converted<float>(ScratchSlot::kReduction, bias, flat.n()), sum);
+  convert(sum, out, n);
+}
+
+}  // namespace oneflow_accel
+
+// Lets MKL, whose libmkl_rt.so is at `path`, multiply float32 matrices on libgomp's threads. Null,
+// or what is wrong with it. To be called before the first kernel runs.
+extern "C" const char* oneflow_accel_use_mkl(const char* path) {
+  return oneflow_accel::reason_against([&] {
+    // Local: oneflow and NumPy have BLAS functions of the same names.
+    const oneflow_accel::Library library(path, RTLD_LAZY | RTLD_LOCAL);
+    constexpr int kGnu = 3;
+    int (*set_layer)(int);
+    library.look_up("MKL_Set_Threading_Layer", &set_layer);
+    if (set_layer(kGnu) != kGnu) { throw std::runtime_error("it has threads of another kind"); }
+    // As many threads as it is told to use, always: libgomp makes new ones where they change.
+    void (*set_dynamic)(int);
+    library.look_up("MKL_Set_Dynamic", &set_dynamic);
+    set_dynamic(0);
+    oneflow_accel::Mkl mkl;
+    library.look_up("MKL_Set_Num_Threads_Local", &mkl.set_threads);
+    library.look_up("cblas_sgemm_64", &mkl.sgemm);
+    oneflow_accel::g_mkl = mkl;
+  });
+}
