@@ -4,7 +4,6 @@
 
 #include "attention/block_product.h"
 #include "common/vector.h"
-#include "copy/transpose_avx512.h"
 #include "copy/transpose_tile.h"
 
 namespace oneflow_accel {
@@ -89,18 +88,18 @@ void load_transposed(const ImageView<const T>& image, int64_t channel, int64_t c
       const int64_t channels = std::min<int64_t>(kLanes, count - c);
       const __mmask16 lanes = first_lanes(channels);
       const T* from = image.data + pixel * image.channels + channel + c;
-      __m512 rows[kLanes], columns[kLanes];
+      TransposeBlock<float>::Vector rows[kLanes];
 #pragma GCC unroll 16
       for (int i = 0; i < kLanes; ++i) {
         rows[i] = load_lanes(i < segments.pixels ? lanes : 0, from + i * image.channels);
         // The next pixels: they lie too far apart for the processor to see it coming.
         __builtin_prefetch(from + (i + kLanes) * image.channels);
       }
-      transpose_16x16(rows, columns);
+      TransposeBlock<float>::transpose(rows, rows);
       for (int64_t i = 0; i < channels; ++i) {
         float* plane = planes + (c + i) * layout.size;
         for (int64_t s = 0; s < segments.count; ++s) {
-          _mm512_mask_storeu_ps(plane + segments.offset[s], segments.lanes[s], columns[i]);
+          _mm512_mask_storeu_ps(plane + segments.offset[s], segments.lanes[s], rows[i]);
         }
       }
     }
@@ -115,7 +114,7 @@ void store_transposed(const float* planes, const PlaneLayout& layout, int64_t ch
     for (int64_t c = 0; c < count; c += kLanes) {
       const int64_t channels = std::min<int64_t>(kLanes, count - c);
       const __mmask16 lanes = first_lanes(channels);
-      __m512 rows[kLanes], columns[kLanes];
+      TransposeBlock<float>::Vector rows[kLanes];
       T* to = image.data + pixel * image.channels + channel + c;
       for (int64_t i = 0; i < kLanes; ++i) {
         __builtin_prefetch(to + (i + kLanes) * image.channels, 1);
@@ -125,11 +124,11 @@ void store_transposed(const float* planes, const PlaneLayout& layout, int64_t ch
           rows[i] = _mm512_mask_loadu_ps(rows[i], segments.lanes[s], plane + segments.offset[s]);
         }
       }
-      transpose_16x16(rows, columns);
+      TransposeBlock<float>::transpose(rows, rows);
       const __m512 addend = bias == nullptr ? _mm512_setzero_ps()
                                             : _mm512_maskz_loadu_ps(lanes, bias + channel + c);
       for (int64_t i = 0; i < segments.pixels; ++i) {
-        store_lanes(lanes, _mm512_add_ps(columns[i], addend), to + i * image.channels);
+        store_lanes(lanes, _mm512_add_ps(rows[i], addend), to + i * image.channels);
       }
     }
   }

@@ -27,8 +27,7 @@ class ConstantKernel final : public Kernel {
 
 class ZeroLikeKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    auto* out = ctx->Tensor4ArgNameAndIndex("out", 0);
-    zero_fill(out->mut_dptr(), bytes_of(*out));
+    zero_fill(ctx->Tensor4ArgNameAndIndex("out", 0));
   }
 };
 
