@@ -114,24 +114,29 @@ void copy_runs(std::vector<CopyDim> dims, const T* source, T* destination) {
 constexpr int64_t kShortRunBytes = 1024;
 constexpr int64_t kPieceBytes = 64;
 
-// Copies such runs, contiguous on both sides and of kPieceBytes at least: (outer, rows, run). The
-// last piece of a run may overlap the one before.
+// `rows` runs of `bytes` >= kPieceBytes bytes; strides count bytes. The last piece of a run may
+// overlap the one before.
+void copy_pieces(const char* from, int64_t from_stride, char* to, int64_t to_stride, int64_t rows,
+                 int64_t bytes) {
+  const int64_t last = bytes - kPieceBytes;
+  for (int64_t r = 0; r < rows; ++r, from += from_stride, to += to_stride) {
+    for (int64_t i = 0; i < last; i += kPieceBytes) { std::memcpy(to + i, from + i, kPieceBytes); }
+    std::memcpy(to + last, from + last, kPieceBytes);
+  }
+}
+
+// Copies short runs that are contiguous on both sides: (outer, rows, run).
 template <typename T>
 void copy_short_runs(std::vector<CopyDim> dims, const T* source, T* destination) {
-  const int64_t last_piece = dims.back().size * static_cast<int64_t>(sizeof(T)) - kPieceBytes;
+  constexpr auto kBytes = static_cast<int64_t>(sizeof(T));
+  const int64_t run_bytes = dims.back().size * kBytes;
   dims.pop_back();
   const CopyDim rows = dims.back();
   dims.pop_back();
-  for_each_part(dims, rows, kGrainBytes / (last_piece + kPieceBytes),
-                [&](int64_t first, int64_t first_to, int64_t n) {
-    for (int64_t r = 0; r < n; ++r) {
-      const auto* from = reinterpret_cast<const char*>(source + first + r * rows.source_stride);
-      auto* to = reinterpret_cast<char*>(destination + first_to + r * rows.destination_stride);
-      for (int64_t i = 0; i < last_piece; i += kPieceBytes) {
-        std::memcpy(to + i, from + i, kPieceBytes);
-      }
-      std::memcpy(to + last_piece, from + last_piece, kPieceBytes);
-    }
+  for_each_part(dims, rows, kGrainBytes / run_bytes, [&](int64_t from, int64_t to, int64_t n) {
+    copy_pieces(reinterpret_cast<const char*>(source + from), rows.source_stride * kBytes,
+                reinterpret_cast<char*>(destination + to), rows.destination_stride * kBytes, n,
+                run_bytes);
   });
 }
 

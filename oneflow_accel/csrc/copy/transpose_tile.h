@@ -53,6 +53,16 @@ struct TransposeBlock {
   }
 };
 
+template <typename T>
+void transpose_one_by_one(const T* source, int64_t source_stride, T* destination,
+                          int64_t destination_stride, int64_t rows, int64_t columns) {
+  for (int64_t c = 0; c < columns; ++c) {
+    for (int64_t r = 0; r < rows; ++r) {
+      destination[c * destination_stride + r] = source[r * source_stride + c];
+    }
+  }
+}
+
 // destination[column * destination_stride + row] = source[row * source_stride + column] for
 // rows x columns elements of 1, 2, 4 or 8 bytes; strides count elements.
 template <typename T>
@@ -60,14 +70,10 @@ void transpose_tile(const T* source, int64_t source_stride, T* destination,
                     int64_t destination_stride, int64_t rows, int64_t columns) {
   using Block = TransposeBlock<T>;
   constexpr int kSide = Block::kLanes;
-  const auto one_by_one = [=](int64_t first_row, int64_t last_row, int64_t first, int64_t last) {
-    for (int64_t c = first; c < last; ++c) {
-      for (int64_t r = first_row; r < last_row; ++r) {
-        destination[c * destination_stride + r] = source[r * source_stride + c];
-      }
-    }
-  };
-  if constexpr (sizeof(T) == 1) { return one_by_one(0, rows, 0, columns); }
+  if constexpr (sizeof(T) == 1) {
+    return transpose_one_by_one(source, source_stride, destination, destination_stride, rows,
+                                columns);
+  }
   const int64_t whole_rows = rows - rows % kSide;
   const int64_t whole_columns = columns - columns % kSide;
   for (int64_t c = 0; c < whole_columns; c += kSide) {
@@ -84,8 +90,12 @@ void transpose_tile(const T* source, int64_t source_stride, T* destination,
       }
     }
   }
-  one_by_one(whole_rows, rows, 0, whole_columns);
-  one_by_one(0, rows, whole_columns, columns);
+  transpose_one_by_one(source + whole_rows * source_stride, source_stride,
+                       destination + whole_rows, destination_stride, rows - whole_rows,
+                       whole_columns);
+  transpose_one_by_one(source + whole_columns, source_stride,
+                       destination + whole_columns * destination_stride, destination_stride, rows,
+                       columns - whole_columns);
 }
 
 }  // namespace oneflow_accel

@@ -83,25 +83,30 @@ void add_to_first_maximum(const T* x, const T* best, const PoolTaps& taps, int64
   }
 }
 
-// Calls fn(found) for each window of a plane: the offset of its maximum, -1 if the window is empty.
-template <typename T, typename Fn>
-void for_each_maximum(const PoolGeometry& g, const T* x, Fn fn) {
-  for (const PoolWindow& row : g.rows) {
-    for (const PoolWindow& column : g.columns) {
-      const bool empty = row.begin >= row.end || column.begin >= column.end;
-      int64_t found = empty ? -1 : row.begin * g.width + column.begin;
-      float best = kLowest;
-      for (int64_t h = row.begin; h < row.end; h += row.step) {
-        for (int64_t w = column.begin; w < column.end; w += column.step) {
-          const float value = to_float(x[h * g.width + w]);
-          if (replaces(value, best)) {
-            best = value;
-            found = h * g.width + w;
-          }
-        }
+// Offset in the plane of one window's maximum, -1 if the window is empty.
+template <typename T>
+int64_t find_maximum(const PoolGeometry& g, const PoolWindow& row, const PoolWindow& column,
+                     const T* x) {
+  if (row.begin >= row.end || column.begin >= column.end) { return -1; }
+  int64_t found = row.begin * g.width + column.begin;
+  float best = kLowest;
+  for (int64_t h = row.begin; h < row.end; h += row.step) {
+    for (int64_t w = column.begin; w < column.end; w += column.step) {
+      const float value = to_float(x[h * g.width + w]);
+      if (replaces(value, best)) {
+        best = value;
+        found = h * g.width + w;
       }
-      fn(found);
     }
+  }
+  return found;
+}
+
+// Calls fn(offset of the maximum, output) for each window of a plane, whose first output is `out`.
+template <typename T, typename Fn>
+void for_each_maximum(const PoolGeometry& g, const T* x, int64_t out, const Fn& fn) {
+  for (const PoolWindow& row : g.rows) {
+    for (const PoolWindow& column : g.columns) { fn(find_maximum(g, row, column, x), out++); }
   }
 }
 
@@ -111,10 +116,9 @@ template <typename T>
 void max_pool(const PoolGeometry& g, const T* x, T* y, int64_t* index) {
   if (!g.channels_last) {
     return for_each_plane(g, [&](int64_t in, int64_t out) {
-      for_each_maximum(g, x + in, [&, i = out](int64_t found) mutable {
+      for_each_maximum(g, x + in, out, [&](int64_t found, int64_t i) {
         y[i] = found < 0 ? exact<T>(kLowest) : x[in + found];
         if (index != nullptr) { index[i] = found; }
-        ++i;
       });
     });
   }
@@ -162,9 +166,8 @@ void max_pool_grad_from_input(const PoolGeometry& g, const T* x, const T* dy, T*
   if (!g.channels_last) {
     return for_each_plane(g, [&](int64_t in, int64_t out) {
       GradSums<T> sums(dx + in, g.in_pixels());
-      for_each_maximum(g, x + in, [&, grad = dy + out](int64_t found) mutable {
-        if (found >= 0) { sums.data()[found] += to_float(*grad); }
-        ++grad;
+      for_each_maximum(g, x + in, out, [&](int64_t found, int64_t i) {
+        if (found >= 0) { sums.data()[found] += to_float(dy[i]); }
       });
       sums.store();
     });
