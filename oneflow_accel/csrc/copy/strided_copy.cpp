@@ -92,21 +92,24 @@ void for_each_part(const std::vector<CopyDim>& outer, const CopyDim& last, int64
   });
 }
 
+template <typename T>
+void copy_run(const T* from, int64_t from_stride, T* to, int64_t to_stride, int64_t n) {
+  if (to_stride == 1 && from_stride == 1) {
+    std::memcpy(to, from, n * sizeof(T));
+  } else if (to_stride == 1 && from_stride == 0) {
+    std::fill_n(to, n, *from);
+  } else {
+    for (int64_t i = 0; i < n; ++i) { to[i * to_stride] = from[i * from_stride]; }
+  }
+}
+
 // Copies runs along the last dimension.
 template <typename T>
 void copy_runs(std::vector<CopyDim> dims, const T* source, T* destination) {
   const CopyDim run = dims.back();
   dims.pop_back();
-  for_each_part(dims, run, kGrainBytes / sizeof(T), [&](int64_t first, int64_t to, int64_t n) {
-    if (run.destination_stride == 1 && run.source_stride == 1) {
-      std::memcpy(destination + to, source + first, n * sizeof(T));
-    } else if (run.destination_stride == 1 && run.source_stride == 0) {
-      std::fill_n(destination + to, n, source[first]);
-    } else {
-      for (int64_t i = 0; i < n; ++i) {
-        destination[to + i * run.destination_stride] = source[first + i * run.source_stride];
-      }
-    }
+  for_each_part(dims, run, kGrainBytes / sizeof(T), [&](int64_t from, int64_t to, int64_t n) {
+    copy_run(source + from, run.source_stride, destination + to, run.destination_stride, n);
   });
 }
 
