@@ -1,5 +1,5 @@
-// conv1d, conv2d and conv3d and oneflow_accel_channels_last_conv2d with their gradients, float32 and
-// bfloat16, any number of groups.
+// conv1d, conv2d and conv3d and oneflow_accel_channels_last_conv2d with their gradients, float32
+// and bfloat16, any number of groups.
 #include "conv/convolution.h"
 
 #include <stdexcept>
@@ -90,9 +90,9 @@ struct ConvOperator {
   const char* in;
   const char* weights;
   const char* out;
-  // Of one layout: activations (N, H, W, C) and weights in the standard order (O, C / groups, h, w),
-  // for models whose tokens (N, H W, C) are such activations already, and whose checkpoints hold
-  // standard weights.
+  // Of one layout: activations (N, H, W, C) and weights in the standard order (O, C / groups, h,
+  // w), for models whose tokens (N, H W, C) are such activations already, and whose checkpoints
+  // hold standard weights.
   bool standard_weights = false;
 
   const char* result_name() const {

@@ -18,14 +18,15 @@ inline bool is_channels_last(::oneflow::user_op::KernelComputeContext* ctx) {
   return ctx->Attr<std::string>("data_format") == "channels_last";
 }
 
-// The caller holds a ThreadScope, and no size is 0. Sums are float32. What oneDNN has no bfloat16 for
-// (a CPU without such products, groups of a few channels) runs on float32 copies. `bias` may be null.
+// The caller holds a ThreadScope, and no size is 0. Sums are float32. What oneDNN has no bfloat16
+// for (a CPU without such products, groups of a few channels) runs on float32 copies. `bias` may be
+// null.
 template <typename T>
 void convolution(const ConvGeometry& geometry, const T* in, const T* weights, const float* bias,
                  T* out);
 
-// What a convolution of no terms gives, where the input or the weights have no element: the bias, or
-// zeros without one.
+// What a convolution of no terms gives, where the input or the weights have no element: the bias,
+// or zeros without one.
 template <typename T>
 void fill_with_bias(const ConvGeometry& geometry, const float* bias, T* out) {
   const int64_t channels = geometry.out[1];

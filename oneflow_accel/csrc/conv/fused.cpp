@@ -86,9 +86,9 @@ class FusedConv2dKernel final : public Kernel {
       return add_and_activate(sums.data(), summand, activation, n, out);
     }
     if (!adds) { return add_and_activate(out, summand, activation, n, out); }
-    // relu(-infinity) = 0. Telling it from NaN takes the sums before relu, so where there is a NaN all
-    // is computed again without it. What looking for one costs is less than ResNet50's time varies
-    // by.
+    // relu(-infinity) = 0. Telling it from NaN takes the sums before relu, so where there is a NaN
+    // all is computed again without it. What looking for one costs is less than ResNet50's time
+    // varies by.
     if (activation == Activation::kRelu && has_nan(out, n)) {
       call.activation = Activation::kNone;
       run_primitive(geometry, call);

@@ -72,7 +72,9 @@ bool ConvGeometry::is_empty() const { return has_zero(in) || has_zero(out) || ha
 
 dnnl::memory::desc ConvGeometry::in_desc() const { return dense(in, data_type, 1, channels_last); }
 
-dnnl::memory::desc ConvGeometry::out_desc() const { return dense(out, data_type, 1, channels_last); }
+dnnl::memory::desc ConvGeometry::out_desc() const {
+  return dense(out, data_type, 1, channels_last);
+}
 
 dnnl::memory::desc ConvGeometry::weights_desc() const {
   if (groups() > 1) { return dense(weights, data_type, 2, weights_channels_last); }

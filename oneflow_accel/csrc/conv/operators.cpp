@@ -91,8 +91,8 @@ user_op::OpRegistry conv2d_operator(const std::string& name) {
       .SetGetSbpFn(split_images);
 }
 
-// oneflow_accel_conv2d, for inference: y = f(conv2d(in, weight) + bias + summand), where `activation`
-// names f: "relu", "silu", or "" for nothing. It has no gradient.
+// oneflow_accel_conv2d, for inference: y = f(conv2d(in, weight) + bias + summand), where
+// `activation` names f: "relu", "silu", or "" for nothing. It has no gradient.
 //
 // in: (N, C, H, W) or (N, H, W, C), float32 or bfloat16; weight: (O, C / groups, h, w) or
 // (O, h, w, C / groups), of the same type; bias: (O), float32; summand: like the output.
@@ -188,10 +188,10 @@ const OpRegistration g_filter_grad =
         .Input("out_grad").Input("in").Input("weight").Output("weight_grad").Output("bias_grad")
         .SetTensorDescInferFn(infer_filter_grad).SetDataTypeInferFn(infer_types);
 
-// The shape rule of conv_filter_grad. OneFlow 0.9.0 refuses groups > 1 with data_format channels_last
-// there, though its conv2d takes them: a grouped convolution in NHWC could not be trained. The
-// kernels can do it, so the rule is replaced in the operator registry when the plug-in is loaded,
-// before any operation is built.
+// The shape rule of conv_filter_grad. OneFlow 0.9.0 refuses groups > 1 with data_format
+// channels_last there, though its conv2d takes them: a grouped convolution in NHWC could not be
+// trained. The kernels can do it, so the rule is replaced in the operator registry when the plug-in
+// is loaded, before any operation is built.
 Maybe<void> infer_conv_filter_grad(user_op::InferContext* ctx) {
   const Shape& x = ctx->InputShape("x", 0);
   const Shape& dy = ctx->InputShape("dy", 0);

@@ -51,7 +51,8 @@ struct PixelShape {
 
 // sums[k, c, o] += what one row of the output gives: for each element k of the kernel the product
 // of the row's gradients and the pixels that it read. After these come the sums of the gradients.
-void add_row(const PixelShape& s, const float* in, const float* out_grad, int64_t row, float* sums) {
+void add_row(const PixelShape& s, const float* in, const float* out_grad, int64_t row,
+             float* sums) {
   const int64_t n = row / s.rows.out;
   const float* grads = out_grad + row * s.columns.out * s.out_channels;
   for (int64_t ky = 0; ky < s.rows.kernel; ++ky) {

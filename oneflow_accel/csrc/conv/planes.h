@@ -34,7 +34,9 @@ void copy_rows(const From* from, int64_t from_row, int64_t height, int64_t width
   for (int64_t y = 0; y < height; ++y) {
     const From* source = from + y * from_row;
     To* target = to + y * to_row;
-    for (int64_t x = 0; x < width; ++x) { target[x] = from_float<To>(to_float(source[x]) + addend); }
+    for (int64_t x = 0; x < width; ++x) {
+      target[x] = from_float<To>(to_float(source[x]) + addend);
+    }
   }
 }
 

@@ -22,8 +22,8 @@ constexpr int64_t kChannelBlock = 16;
 // enough for each thread to be busy.
 constexpr int64_t kCopiedBytesPerThread = 16 << 20;
 
-// Whether oneDNN is asked for OneFlow's own layout of the activations, or for whichever it likes best
-// (a blocked one), which costs a copy of each activation in exchange for faster inner loops.
+// Whether oneDNN is asked for OneFlow's own layout of the activations, or for whichever it likes
+// best (a blocked one), which costs a copy of each activation in exchange for faster inner loops.
 //
 // Measured on 2 cores with AVX-512, for all convolutions of ResNet50. Channels last: oneDNN's
 // kernels read it as fast as blocked layouts. Channels first: as it stands there is only
@@ -59,8 +59,8 @@ dnnl::primitive_attr attributes(const ConvGeometry& geometry, const ConvCall& ca
     ops.append_binary(dnnl::algorithm::binary_add, geometry.out_desc());
   }
   if (call.activation == Activation::kRelu) {
-    // oneDNN's relu makes 0 of NaN. This is x min(1, max(0, 1e38 x)): x where x > 0, else 0, and NaN
-    // where x is NaN or -infinity. The kernel tells these apart.
+    // oneDNN's relu makes 0 of NaN. This is x min(1, max(0, 1e38 x)): x where x > 0, else 0, and
+    // NaN where x is NaN or -infinity. The kernel tells these apart.
     ops.append_eltwise(dnnl::algorithm::eltwise_hardswish, 1e38F, 0.0F);
   } else if (call.activation == Activation::kSilu) {
     // x sigmoid(alpha x)
@@ -126,7 +126,8 @@ class ConvTensor {
     return inner;
   }
 
-  // The same of constant weights that are in `kept`, which holds the copy for as long as it is read.
+  // The same of constant weights that are in `kept`, which holds the copy for as long as it is
+  // read.
   dnnl::memory begin_kept(int64_t owner, const void* data, std::shared_ptr<void>* kept) const {
     if (owner == 0 || is_plain()) { return begin(data); }
     *kept = kept_weights(owner, data, inner_, [&](void* inner) {

@@ -9,8 +9,7 @@
 
 namespace oneflow_accel {
 
-// Calls fn(row, rows), where `rows` is a constant, for parts of at most `most` of `n` rows, of one
-// size or nearly.
+// Calls fn(n) with n, which is from 1 to `most`, as a constant.
 template <int most, typename Fn>
 ONEFLOW_ACCEL_INLINE void with_constant(int64_t n, const Fn& fn) {
   if constexpr (most > 1) {
@@ -18,6 +17,9 @@ ONEFLOW_ACCEL_INLINE void with_constant(int64_t n, const Fn& fn) {
   }
   fn(std::integral_constant<int, most>());
 }
+
+// Cuts `n` rows into parts of at most `most`, of one size or nearly, and calls fn(first row, rows)
+// with the constant number of rows of each.
 template <int most, typename Fn>
 ONEFLOW_ACCEL_INLINE void for_parts_of_rows(int64_t n, const Fn& fn) {
   const int64_t parts = (n + most - 1) / most;
@@ -83,8 +85,8 @@ inline void shifted_product(const ShiftedProduct& p) {
 }
 
 // Sums over j < length of d[i * d_row + j] x[offsets[k] + j] for i < rows and k < depth, added to
-// the sum of the kVectorWidth floats at sums + (i * depth + k) * kVectorWidth. `depth` is a multiple
-// of kShiftedDots, and whole vectors of d and x are read.
+// the sum of the kVectorWidth floats at sums + (i * depth + k) * kVectorWidth. `depth` is a
+// multiple of kShiftedDots, and whole vectors of d and x are read.
 struct ShiftedDots {
   const float* d;
   int64_t rows;

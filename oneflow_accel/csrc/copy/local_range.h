@@ -23,7 +23,7 @@ inline bool is_split(const ::oneflow::SbpParallel& sbp, int64_t axis) {
 inline bool is_split(::oneflow::user_op::KernelCacheContext* ctx, const std::string& name,
                      int64_t axis) {
   const auto& sbp = ctx->NdSbp4ArgNameAndIndex(name, 0).sbp_parallel();
-  return std::any_of(sbp.begin(), sbp.end(), [axis](const auto& one) { return is_split(one, axis); });
+  return std::any_of(sbp.begin(), sbp.end(), [=](const auto& one) { return is_split(one, axis); });
 }
 
 // The range of `axis` that the calling process holds of argument `name`.

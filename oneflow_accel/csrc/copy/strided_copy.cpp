@@ -76,8 +76,8 @@ int64_t count(const std::vector<CopyDim>& dims) {
 }
 
 // Calls fn(source offset, destination offset, n) for n neighbors in the dimension `last` inside
-// `outer`, in parallel. Threads share out what is in it, so that few long ones keep all of them busy
-// as well.
+// `outer`, in parallel. Threads share out what is in it, so that few long ones keep all of them
+// busy as well.
 template <typename Fn>
 void for_each_part(const std::vector<CopyDim>& outer, const CopyDim& last, int64_t grain,
                    const Fn& fn) {

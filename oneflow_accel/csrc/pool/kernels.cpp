@@ -1,8 +1,8 @@
 // Poolings in two dimensions with their gradients, float32 and bfloat16.
 //
-// nn.MaxPool2d and nn.AvgPool2d emit max_pool_2d and avg_pool_2d for channels first, and for channels
-// last with return_indices or a dilation; else tf_max_pool_2d and tf_avg_pool_2d, whose averages
-// leave the padding out, and whose maxima come without their index. OneFlow 0.9.0 has
+// nn.MaxPool2d and nn.AvgPool2d emit max_pool_2d and avg_pool_2d for channels first, and for
+// channels last with return_indices or a dilation; else tf_max_pool_2d and tf_avg_pool_2d, whose
+// averages leave the padding out, and whose maxima come without their index. OneFlow 0.9.0 has
 // adaptive_avg_pool2d for (N, C, H, W) only.
 #include <string>
 

@@ -91,8 +91,8 @@ void for_each_plane(const PoolGeometry& g, const Fn& fn) {
                  [&](int64_t plane) { fn(plane * g.in_pixels(), plane * g.out_pixels()); });
 }
 
-// Channels last: calls fn(task, first channel, end channel) for `tasks`, images or output rows, and,
-// where those are fewer than the threads, for ranges of channels.
+// Channels last: calls fn(task, first channel, end channel) for `tasks`, images or output rows,
+// and, where those are fewer than the threads, for ranges of channels.
 template <typename Fn>
 void for_each_channels_last_task(const PoolGeometry& g, int64_t tasks, int64_t work_per_channel,
                                  const Fn& fn) {
@@ -132,9 +132,9 @@ void for_each_image(const PoolGeometry& g, const Fn& fn) {
 }
 
 // Where gradients are added up: float32 in dx itself; bfloat16, which would be rounded for each
-// window that covers a pixel, in float32 that is rounded once. They are the channels [begin, end) of
-// one image, which has `pixels` of `channels` each; a plane is an image of one channel. A thread has
-// one of these at a time: its scratch memory is the sums'.
+// window that covers a pixel, in float32 that is rounded once. They are the channels [begin, end)
+// of one image, which has `pixels` of `channels` each; a plane is an image of one channel. A thread
+// has one of these at a time: its scratch memory is the sums'.
 template <typename T>
 class GradSums {
  public:
