@@ -77,8 +77,8 @@ class FusedConv2dKernel final : public Kernel {
     // Channels first, the output is mostly written in a blocked layout and copied: the summand is
     // added to the copy then.
     const bool adds = summand == nullptr || geometry.channels_last;
-    ConvCall call{ConvResult::kOut, in, weights, out, bias, adds ? summand : nullptr,
-                  adds ? activation : Activation::kNone, owner};
+    ConvCall call{ConvResult::kOut, in, weights, out, bias, /*inference=*/true,
+                  adds ? summand : nullptr, adds ? activation : Activation::kNone, owner};
     if (!run_primitive(geometry, call)) {
       const FloatCopy sums(n);
       convolution(float32_geometry(geometry), FloatCopy(in, geometry.in_count()).data(),

@@ -84,9 +84,10 @@ dnnl::primitive_desc conv_desc(const ConvGeometry& g, const ConvCall& call) {
   };
   // To the gradients a hint.
   const dnnl::convolution_forward::primitive_desc forward(
-      cpu_engine(), dnnl::prop_kind::forward_training, kDirect, in, weights,
-      bias(ConvResult::kOut, dnnl::memory::data_type::f32), out, g.strides, g.dilation, g.padding,
-      g.padding, attr, /*allow_empty=*/true);
+      cpu_engine(),
+      call.inference ? dnnl::prop_kind::forward_inference : dnnl::prop_kind::forward_training,
+      kDirect, in, weights, bias(ConvResult::kOut, dnnl::memory::data_type::f32), out, g.strides,
+      g.dilation, g.padding, g.padding, attr, /*allow_empty=*/true);
   if (!forward || call.result == ConvResult::kOut) { return forward; }
   if (call.result == ConvResult::kIn) {
     return dnnl::convolution_backward_data::primitive_desc(
@@ -214,6 +215,7 @@ struct ConvPrimitive {
 const ConvPrimitive* find_primitive(const ConvGeometry& geometry, const ConvCall& call) {
   const KeyBuilder key = geometry.key("convolution")
                              .add(static_cast<int64_t>(call.result))
+                             .add(call.inference ? 1 : 0)
                              .add(call.bias != nullptr ? 1 : 0)
                              .add(call.summand != nullptr ? 1 : 0)
                              .add(static_cast<int64_t>(call.activation));

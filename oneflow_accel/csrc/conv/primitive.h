@@ -18,6 +18,8 @@ struct ConvCall {
   const void* out;
   // float32; for kWeights its gradient, which is computed as well, of the geometry's data type.
   const void* bias = nullptr;
+  // No gradient will follow: oneDNN has other kernels for some of these.
+  bool inference = false;
   // What a forward convolution does in the same pass: out = activation(convolution + summand).
   const void* summand = nullptr;
   Activation activation = Activation::kNone;
