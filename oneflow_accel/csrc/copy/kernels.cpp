@@ -1,6 +1,7 @@
-// The operators that are one strided copy, or one for each tensor.
+// The operators that are one strided copy, or one for each tensor, or fill one.
 #include <algorithm>
 
+#include "common/threads.h"
 #include "copy/elements.h"
 
 namespace oneflow_accel {
@@ -11,9 +12,9 @@ namespace user_op = ::oneflow::user_op;
 
 using Context = user_op::KernelComputeContext;
 
-template <void (*copy)(Context*)>
-class CopyKernel final : public Kernel {
-  void Compute(Context* ctx) const override { copy(ctx); }
+template <void (*move)(Context*)>
+class MoveKernel final : public Kernel {
+  void Compute(Context* ctx) const override { move(ctx); }
 };
 
 // Copies to the whole of `out`; strides(k) is how far apart the elements of its axis k are in `in`.
@@ -132,16 +133,38 @@ void identity(Context* ctx) {
   copy_elements(*in, out, {{out->shape_view().elem_cnt(), 1, 1}});
 }
 
-REGISTER_KERNEL("to_contiguous", make<CopyKernel<to_contiguous>>, is_movable_on_cpu("in"));
-REGISTER_KERNEL("transpose", make<CopyKernel<transpose>>, is_movable_on_cpu("output"));
-REGISTER_KERNEL("expand", make<CopyKernel<expand>>, is_movable_on_cpu("in"));
-REGISTER_KERNEL("broadcast_like", make<CopyKernel<broadcast_like>>, is_movable_on_cpu("y"));
-REGISTER_KERNEL("concat", make<CopyKernel<concat>>, is_movable_on_cpu("out"));
-REGISTER_KERNEL("split_like", make<CopyKernel<split_like>>, is_movable_on_cpu("in"));
-REGISTER_KERNEL("narrow", make<CopyKernel<narrow>>, is_movable_on_cpu("in"));
-REGISTER_KERNEL("narrow_grad", make<CopyKernel<narrow_grad>>, is_movable_on_cpu("dy"));
-REGISTER_KERNEL("identity", make<CopyKernel<identity>>, is_movable_on_cpu("in"),
+// zeros, ones and full: on all threads, which also share the work of the system that hands out the
+// pages.
+template <typename T>
+void constant(Context* ctx) {
+  auto* out = ctx->Tensor4ArgNameAndIndex("out", 0);
+  const T value = ctx->Attr<bool>("is_floating_value")
+                      ? static_cast<T>(ctx->Attr<double>("floating_value"))
+                      : static_cast<T>(ctx->Attr<int64_t>("integer_value"));
+  T* to = out->mut_dptr<T>();
+  parallel_for(out->shape_view().elem_cnt(), kGrainSize, [=](int64_t begin, int64_t end) {
+    std::fill(to + begin, to + end, value);
+  });
+}
+
+void zero_like(Context* ctx) { zero_fill(ctx->Tensor4ArgNameAndIndex("out", 0)); }
+
+REGISTER_KERNEL("to_contiguous", make<MoveKernel<to_contiguous>>, is_movable_on_cpu("in"));
+REGISTER_KERNEL("transpose", make<MoveKernel<transpose>>, is_movable_on_cpu("output"));
+REGISTER_KERNEL("expand", make<MoveKernel<expand>>, is_movable_on_cpu("in"));
+REGISTER_KERNEL("broadcast_like", make<MoveKernel<broadcast_like>>, is_movable_on_cpu("y"));
+REGISTER_KERNEL("concat", make<MoveKernel<concat>>, is_movable_on_cpu("out"));
+REGISTER_KERNEL("split_like", make<MoveKernel<split_like>>, is_movable_on_cpu("in"));
+REGISTER_KERNEL("narrow", make<MoveKernel<narrow>>, is_movable_on_cpu("in"));
+REGISTER_KERNEL("narrow_grad", make<MoveKernel<narrow_grad>>, is_movable_on_cpu("dy"));
+REGISTER_KERNEL("identity", make<MoveKernel<identity>>, is_movable_on_cpu("in"),
                 in_place("out", "in", /*changes=*/false));
+REGISTER_KERNEL("constant", make<MoveKernel<constant<float>>>, is_float32_on_cpu("out"));
+REGISTER_KERNEL("constant", make<MoveKernel<constant<double>>>,
+                is_on_cpu("out", ::oneflow::DataType::kDouble));
+REGISTER_KERNEL("constant", make<MoveKernel<constant<int64_t>>>,
+                is_on_cpu("out", ::oneflow::DataType::kInt64));
+REGISTER_KERNEL("zero_like", make<MoveKernel<zero_like>>, is_movable_on_cpu("out"));
 
 }  // namespace
 
