@@ -25,23 +25,17 @@ dims logical_order(const ::oneflow::ShapeView& shape, bool channels_last) {
 // Contiguous memory of logical dims, where the dim at `channel` is stored last if channels_last.
 dnnl::memory::desc dense(const dims& sizes, dnnl::memory::data_type type, std::size_t channel,
                          bool channels_last) {
-  std::vector<std::size_t> order;
-  for (std::size_t i = 0; i < sizes.size(); ++i) {
-    if (!(channels_last && i == channel)) { order.push_back(i); }
-  }
-  if (channels_last) { order.push_back(channel); }
   dims strides(sizes.size());
   int64_t stride = 1;
-  for (auto it = order.rbegin(); it != order.rend(); ++it) {
-    strides[*it] = stride;
-    stride *= sizes[*it];
+  const auto put_before = [&](std::size_t i) {
+    strides[i] = stride;
+    stride *= sizes[i];
+  };
+  if (channels_last) { put_before(channel); }
+  for (std::size_t i = sizes.size(); i-- > 0;) {
+    if (!(channels_last && i == channel)) { put_before(i); }
   }
   return dnnl::memory::desc(sizes, type, strides);
-}
-
-// (O, I, kernel...) where there is one group: oneDNN has faster kernels for it.
-dims without_single_group(const dims& weights) {
-  return weights[0] == 1 ? dims(weights.begin() + 1, weights.end()) : weights;
 }
 
 std::string text(const dims& sizes) {
@@ -53,26 +47,20 @@ std::string text(const dims& sizes) {
 
 }  // namespace
 
-ConvGeometry::ConvGeometry(const ::oneflow::user_op::KernelComputeContext& ctx,
-                           const ::oneflow::ShapeView& in_shape,
-                           const ::oneflow::ShapeView& out_shape)
-    : ConvGeometry(ctx, in_shape, out_shape,
-                   ctx.Attr<std::string>("data_format") == "channels_last") {}
-
-ConvGeometry::ConvGeometry(const ::oneflow::user_op::KernelComputeContext& ctx,
-                           const ::oneflow::ShapeView& in_shape,
-                           const ::oneflow::ShapeView& out_shape, bool channels_last)
-    : channels_last(channels_last),
-      weights_channels_last(channels_last),
-      in(logical_order(in_shape, channels_last)),
-      out(logical_order(out_shape, channels_last)),
-      strides(to_dims(ctx.Attr<std::vector<int32_t>>("strides"))),
-      dilation(to_dims(ctx.Attr<std::vector<int32_t>>("dilation_rate"))),
-      padding(to_dims(ctx.Attr<std::vector<int32_t>>("padding_before"))) {
+ConvGeometry::ConvGeometry(::oneflow::user_op::KernelComputeContext* ctx, const char* in_name,
+                           const char* out_name, dnnl::memory::data_type type, bool last)
+    : channels_last(last),
+      weights_channels_last(last),
+      data_type(type),
+      in(logical_order(ctx->Tensor4ArgNameAndIndex(in_name, 0)->shape_view(), last)),
+      out(logical_order(ctx->Tensor4ArgNameAndIndex(out_name, 0)->shape_view(), last)),
+      strides(to_dims(ctx->Attr<std::vector<int32_t>>("strides"))),
+      dilation(to_dims(ctx->Attr<std::vector<int32_t>>("dilation_rate"))),
+      padding(to_dims(ctx->Attr<std::vector<int32_t>>("padding_before"))) {
   for (auto& rate : dilation) { rate -= 1; }
-  const int64_t groups = ctx.Attr<int32_t>("groups");
+  const int64_t groups = ctx->Attr<int32_t>("groups");
   weights = {groups, out[1] / groups, in[1] / groups};
-  const auto& kernel = ctx.Attr<std::vector<int32_t>>("kernel_size");
+  const auto& kernel = ctx->Attr<std::vector<int32_t>>("kernel_size");
   weights.insert(weights.end(), kernel.begin(), kernel.end());
 }
 
@@ -84,15 +72,14 @@ bool ConvGeometry::is_empty() const { return has_zero(in) || has_zero(out) || ha
 
 dnnl::memory::desc ConvGeometry::in_desc() const { return dense(in, data_type, 1, channels_last); }
 
-dnnl::memory::desc ConvGeometry::out_desc() const { return dense(out, data_type, 1, channels_last); }
-
-dnnl::memory::desc ConvGeometry::weights_desc() const {
-  return groups() == 1 ? dense(without_single_group(weights), data_type, 1, weights_channels_last)
-                       : dense(weights, data_type, 2, weights_channels_last);
+dnnl::memory::desc ConvGeometry::out_desc() const {
+  return dense(out, data_type, 1, channels_last);
 }
 
-dnnl::memory::desc ConvGeometry::bias_desc() const {
-  return dense({out[1]}, dnnl::memory::data_type::f32, 0, false);
+dnnl::memory::desc ConvGeometry::weights_desc() const {
+  if (groups() > 1) { return dense(weights, data_type, 2, weights_channels_last); }
+  // (O, I, kernel...) of one group: oneDNN has faster kernels for it.
+  return dense(dims(weights.begin() + 1, weights.end()), data_type, 1, weights_channels_last);
 }
 
 dnnl::memory::desc ConvGeometry::any_layout(const dims& sizes) const {

@@ -11,9 +11,9 @@ namespace oneflow_accel {
 // A convolution of 1 to 3 spatial dimensions. All dims are in oneDNN's logical order, whichever
 // layout the data has: (N, C, spatial...) and (groups, O / groups, I / groups, kernel...).
 struct ConvGeometry {
-  bool channels_last = false;          // The activations.
-  bool weights_channels_last = false;  // As the activations, unless it is changed after.
-  dnnl::memory::data_type data_type = dnnl::memory::data_type::f32;  // Not the bias's: float32.
+  bool channels_last;                 // The activations.
+  bool weights_channels_last;         // As the activations, unless it is changed after.
+  dnnl::memory::data_type data_type;  // Not the bias's: float32.
   dnnl::memory::dims in;
   dnnl::memory::dims out;
   dnnl::memory::dims weights;
@@ -21,23 +21,24 @@ struct ConvGeometry {
   dnnl::memory::dims dilation;  // 0 is a dense kernel.
   dnnl::memory::dims padding;   // The same on both sides.
 
-  // From the attributes that conv1d to conv3d and their gradients share, and the shapes of the
-  // convolution's input and output. float32, unless `data_type` is set after.
-  ConvGeometry(const ::oneflow::user_op::KernelComputeContext& ctx,
-               const ::oneflow::ShapeView& in_shape, const ::oneflow::ShapeView& out_shape);
-
-  // The same for operators that have no attribute `data_format`.
-  ConvGeometry(const ::oneflow::user_op::KernelComputeContext& ctx,
-               const ::oneflow::ShapeView& in_shape, const ::oneflow::ShapeView& out_shape,
-               bool channels_last);
+  // From the attributes that conv1d to conv3d and their gradients share; `in` and `out` name the
+  // arguments that have the shapes of the convolution's input and output.
+  ConvGeometry(::oneflow::user_op::KernelComputeContext* ctx, const char* in, const char* out,
+               dnnl::memory::data_type type, bool channels_last);
 
   int64_t groups() const { return weights[0]; }
   bool is_pointwise() const;
 
-  // Elements of one image; there is at least one.
-  int64_t in_image() const { return elements(in) / in[0]; }
-  int64_t out_image() const { return elements(out) / out[0]; }
+  // Elements of a tensor, and of one image; there is at least one.
+  int64_t in_count() const { return elements(in); }
+  int64_t out_count() const { return elements(out); }
   int64_t weight_count() const { return elements(weights); }
+  int64_t in_image() const { return in_count() / in[0]; }
+  int64_t out_image() const { return out_count() / out[0]; }
+  int64_t out_pixels() const { return out_image() / out[1]; }
+  int64_t element_bytes() const {
+    return static_cast<int64_t>(dnnl::memory::data_type_size(data_type));
+  }
 
   // Whether the input, the output or the weights have no element: all results are sums of no
   // terms then.
@@ -48,7 +49,6 @@ struct ConvGeometry {
   dnnl::memory::desc in_desc() const;
   dnnl::memory::desc out_desc() const;
   dnnl::memory::desc weights_desc() const;
-  dnnl::memory::desc bias_desc() const;
 
   // Memory of this convolution's data type in the layout that a primitive likes best.
   dnnl::memory::desc any_layout(const dnnl::memory::dims& dims) const;

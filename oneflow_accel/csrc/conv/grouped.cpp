@@ -5,7 +5,7 @@
 
 #include "attention/buffer.h"
 #include "common/threads.h"
-#include "conv/grouped_blocks.h"
+#include "conv/planes.h"
 #include "conv/shifted_products.h"
 
 namespace oneflow_accel {
@@ -50,25 +50,108 @@ void flip(const GroupedShape& s, const float* weights, float* flipped) {
 
 }  // namespace
 
+// Groups in blocks: of some 64 channels, so that whole cache lines of channels-last tensors are
+// read and written, and of few enough planes for a second-level cache.
+struct GroupBlocks {
+  const GroupedShape& shape;
+  PlaneLayout in;   // Vectors are read beyond the last pixel.
+  PlaneLayout out;  // In rows as long as the padded input's, what is computed for no pixel between.
+  int64_t most;     // Groups of a block.
+  int64_t count;    // Blocks.
+
+  explicit GroupBlocks(const GroupedShape& s)
+      : shape(s),
+        in{s.top * s.padded_width() + s.left, s.padded_width(),
+           padded(s.padded_height() * s.padded_width()) + kVectorWidth},
+        out{0, s.padded_width(), padded(s.results())} {
+    constexpr int64_t kChannels = 64;
+    constexpr int64_t kFloats = 256 * 1024;
+    const int64_t each = s.in_channels * in.size + s.out_channels * out.size;
+    const int64_t fit = std::min(kChannels / std::max(s.in_channels, s.out_channels),
+                                 kFloats / std::max<int64_t>(1, each));
+    most = std::clamp<int64_t>(fit, 1, s.groups);
+    // Groups of 4, 8 or 12 channels are whole vectors then.
+    if (most > 4) { most = most / 4 * 4; }
+    count = (s.groups + most - 1) / most;
+  }
+
+  int64_t begin(int64_t block) const { return std::min(block * most, shape.groups); }
+  int64_t in_floats() const { return most * shape.in_channels * in.size; }
+  int64_t out_floats() const { return most * shape.out_channels * out.size; }
+};
+
+// Planes of a block, with zeros outside the images' pixels.
+struct BlockSpace {
+  Carver carver;
+  float* in;
+  float* out;
+
+  // `more` floats are left to take.
+  explicit BlockSpace(const GroupBlocks& blocks, int64_t more = 0)
+      : carver(blocks.in_floats() + blocks.out_floats() + more + 3 * kVectorWidth),
+        in(carver.take(blocks.in_floats())),
+        out(carver.take(blocks.out_floats())) {
+    std::fill_n(in, blocks.in_floats(), 0.0F);
+    std::fill_n(out, blocks.out_floats(), 0.0F);
+  }
+};
+
+namespace {
+
+// Where the products of one result read, relative to it: in the order of the weights.
+std::vector<int64_t> kernel_offsets(const GroupedShape& s, int64_t plane) {
+  std::vector<int64_t> offsets;
+  offsets.reserve(s.depth());
+  for (int64_t k = 0; k < s.depth(); ++k) {
+    const int64_t channel = s.weights_channels_last ? k % s.in_channels : k / s.kernel_size();
+    const int64_t pixel = s.weights_channels_last ? k / s.in_channels : k % s.kernel_size();
+    const int64_t y = pixel / s.kernel_width * s.row_step;
+    const int64_t x = pixel % s.kernel_width * s.column_step;
+    offsets.push_back(channel * plane + y * s.padded_width() + x);
+  }
+  return offsets;
+}
+
+template <typename T>
+ImageView<const T> in_image(const GroupedShape& s, const T* in, int64_t n) {
+  const int64_t channels = s.groups * s.in_channels;
+  return {in + n * channels * s.height * s.width, channels, s.height, s.width, s.channels_last};
+}
+
+template <typename T>
+ImageView<T> out_image(const GroupedShape& s, T* out, int64_t n) {
+  const int64_t channels = s.groups * s.out_channels;
+  return {out + n * channels * s.out_height * s.out_width, channels, s.out_height, s.out_width,
+          s.channels_last};
+}
+
+// to[i] is the sum of the floats of vector i.
+void sum_vectors(const float* vectors, int64_t n, float* to) {
+  for (int64_t i = 0; i < n; ++i) {
+    float sum = 0.0F;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t lane = 0; lane < kVectorWidth; ++lane) { sum += vectors[i * kVectorWidth + lane]; }
+    to[i] = sum;
+  }
+}
+
+float sum_of(const float* x, int64_t n) {
+  float sum = 0.0F;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < n; ++i) { sum += x[i]; }
+  return sum;
+}
+
+}  // namespace
+
 std::optional<GroupedShape> grouped_shape(const ConvGeometry& geometry) {
   if (geometry.in.size() != 4 || geometry.groups() == 1) { return std::nullopt; }
   const auto& weights = geometry.weights;
-  const GroupedShape shape{geometry.in[0],
-                           geometry.groups(),
-                           weights[2],
-                           weights[1],
-                           geometry.in[2],
-                           geometry.in[3],
-                           geometry.out[2],
-                           geometry.out[3],
-                           weights[3],
-                           weights[4],
-                           geometry.dilation[0] + 1,
-                           geometry.dilation[1] + 1,
-                           geometry.padding[0],
-                           geometry.padding[1],
-                           geometry.channels_last,
-                           geometry.weights_channels_last};
+  const GroupedShape shape{
+      geometry.in[0], geometry.groups(), weights[2], weights[1], geometry.in[2], geometry.in[3],
+      geometry.out[2], geometry.out[3], weights[3], weights[4], geometry.dilation[0] + 1,
+      geometry.dilation[1] + 1, geometry.padding[0], geometry.padding[1], geometry.channels_last,
+      geometry.weights_channels_last};
   const bool few = shape.in_channels <= kMostChannels && shape.out_channels <= kMostChannels;
   const bool depthwise = shape.in_channels == 1 && shape.out_channels == 1;
   const bool steps_of_one = geometry.strides[0] == 1 && geometry.strides[1] == 1;
@@ -87,35 +170,39 @@ template <typename T>
 void grouped_convolution(const GroupedShape& s, const T* in, const float* weights,
                          const float* bias, Activation activation, T* out) {
   const GroupBlocks blocks(s);
-  const std::vector<int64_t> offsets = kernel_offsets(s, blocks.in_layout().size);
-  const PlaneLayout in_planes = blocks.in_layout();
-  const PlaneLayout out_planes = blocks.out_layout();
+  const std::vector<int64_t> offsets = kernel_offsets(s, blocks.in.size);
   const int64_t work = blocks.most * s.out_channels * s.depth() * s.results();
   const int64_t grain = std::max<int64_t>(1, kGrainSize / work);
   parallel_for(s.batch * blocks.count, grain, [&](int64_t begin, int64_t end) {
-    BlockSpace space(s, blocks);
+    const BlockSpace space(blocks);
     for (int64_t unit = begin; unit < end; ++unit) {
       const int64_t n = unit / blocks.count;
       const int64_t first = blocks.begin(unit % blocks.count);
       const int64_t groups = blocks.begin(unit % blocks.count + 1) - first;
-      load_planes(in_image(s, in, n), first * s.in_channels, groups * s.in_channels, in_planes,
-                  space.dense, space.in);
+      load_planes(in_image(s, in, n), first * s.in_channels, groups * s.in_channels, blocks.in,
+                  space.in);
       for (int64_t g = 0; g < groups; ++g) {
         shifted_product({weights + (first + g) * s.out_channels * s.depth(), s.out_channels,
-                         s.depth(), space.in + g * s.in_channels * in_planes.size, offsets.data(),
-                         s.results(), space.out + g * s.out_channels * out_planes.size,
-                         out_planes.size});
+                         s.depth(), space.in + g * s.in_channels * blocks.in.size, offsets.data(),
+                         s.results(), space.out + g * s.out_channels * blocks.out.size,
+                         blocks.out.size});
       }
       const int64_t channel = first * s.out_channels;
       const int64_t channels = groups * s.out_channels;
-      // Here the results are in a core's cache still.
       const bool activates = activation != Activation::kNone;
-      for (int64_t c = 0; activates && c < channels; ++c) {
-        activate(activation, bias == nullptr ? 0.0F : bias[channel + c], s.results(),
-                 space.out + c * out_planes.size);
+      // Here the results are in a core's cache still.
+      if (activates) {
+        with_activation(activation, [&](auto function) {
+          for (int64_t c = 0; c < channels; ++c) {
+            const float addend = bias == nullptr ? 0.0F : bias[channel + c];
+            float* x = space.out + c * blocks.out.size;
+#pragma omp simd
+            for (int64_t i = 0; i < s.results(); ++i) { x[i] = function(x[i] + addend); }
+          }
+        });
       }
-      store_planes(space.out, out_planes, channel, channels, activates ? nullptr : bias,
-                   space.dense, out_image(s, out, n));
+      store_planes(space.out, blocks.out, channel, channels, activates ? nullptr : bias,
+                   out_image(s, out, n));
     }
   });
 }
@@ -130,7 +217,50 @@ void grouped_convolution_data_grad(const GroupedShape& shape, const float* out_g
   const int64_t count = shape.groups * shape.out_channels * shape.depth();
   auto* flipped = static_cast<float*>(scratch(ScratchSlot::kWeights, count * sizeof(float)));
   flip(shape, weights, flipped);
-  grouped_convolution<float>(transposed(shape), out_grad, flipped, nullptr, Activation::kNone, in_grad);
+  grouped_convolution<float>(transposed(shape), out_grad, flipped, nullptr, Activation::kNone,
+                             in_grad);
+}
+
+void grouped_convolution_filter_grad(const GroupedShape& s, const float* in, const float* out_grad,
+                                     float* weights_grad, float* bias_grad) {
+  const GroupBlocks blocks(s);
+  std::vector<int64_t> offsets = kernel_offsets(s, blocks.in.size);
+  // Sums that nobody reads fill the last part up.
+  offsets.resize((s.depth() + kShiftedDots - 1) / kShiftedDots * kShiftedDots, 0);
+  const auto depth = static_cast<int64_t>(offsets.size());
+  const int64_t outs = blocks.most * s.out_channels;
+  // A block sums over all images: the order of sums does not depend on the number of threads.
+  parallel_for(blocks.count, 1, [&](int64_t begin, int64_t end) {
+    BlockSpace space(blocks, outs * depth * kVectorWidth);
+    float* sums = space.carver.take(outs * depth * kVectorWidth);
+    std::vector<double> bias_sums(outs);
+    for (int64_t block = begin; block < end; ++block) {
+      const int64_t first = blocks.begin(block);
+      const int64_t groups = blocks.begin(block + 1) - first;
+      std::fill_n(sums, outs * depth * kVectorWidth, 0.0F);
+      std::fill(bias_sums.begin(), bias_sums.end(), 0.0);
+      for (int64_t n = 0; n < s.batch; ++n) {
+        load_planes(in_image(s, in, n), first * s.in_channels, groups * s.in_channels, blocks.in,
+                    space.in);
+        load_planes(out_image(s, out_grad, n), first * s.out_channels, groups * s.out_channels,
+                    blocks.out, space.out);
+        for (int64_t g = 0; g < groups; ++g) {
+          shifted_dots({space.out + g * s.out_channels * blocks.out.size, s.out_channels,
+                        blocks.out.size, space.in + g * s.in_channels * blocks.in.size,
+                        offsets.data(), depth, s.results(),
+                        sums + g * s.out_channels * depth * kVectorWidth});
+        }
+        for (int64_t o = 0; bias_grad != nullptr && o < groups * s.out_channels; ++o) {
+          bias_sums[o] += sum_of(space.out + o * blocks.out.size, blocks.out.size);
+        }
+      }
+      for (int64_t o = 0; o < groups * s.out_channels; ++o) {
+        const int64_t channel = first * s.out_channels + o;
+        sum_vectors(sums + o * depth * kVectorWidth, s.depth(), weights_grad + channel * s.depth());
+        if (bias_grad != nullptr) { bias_grad[channel] = static_cast<float>(bias_sums[o]); }
+      }
+    }
+  });
 }
 
 }  // namespace oneflow_accel

@@ -40,51 +40,48 @@ std::shared_ptr<void> allocate(std::size_t bytes) {
 
 }  // namespace
 
-std::shared_ptr<void> kept_weights(int64_t owner, const void* weights, const InputLayout& layout) {
+std::shared_ptr<void> kept_weights(int64_t owner, const void* weights,
+                                   const dnnl::memory::desc& layout,
+                                   const std::function<void(void*)>& copy) {
   const std::lock_guard<std::mutex> lock(copies().mutex);
   // The last used comes last.
   std::vector<Copy>& mine = copies().of_owner[owner];
-  const auto found = std::find_if(mine.begin(), mine.end(), [&](const Copy& copy) {
-    return copy.weights == weights && copy.desc == layout.inner();
+  const auto found = std::find_if(mine.begin(), mine.end(), [&](const Copy& one) {
+    return one.weights == weights && one.desc == layout;
   });
   if (found != mine.end()) {
     std::rotate(found, found + 1, mine.end());
     return mine.back().data;
   }
   if (mine.size() >= kMostCopies) { mine.erase(mine.begin()); }
-  std::shared_ptr<void> data = allocate(layout.inner().get_size());
-  layout.copy(weights, data.get());
-  mine.push_back({weights, layout.inner(), data});
+  std::shared_ptr<void> data = allocate(layout.get_size());
+  copy(data.get());
+  mine.push_back({weights, layout, data});
   return data;
-}
-
-void release_kept_weights(int64_t owner) {
-  const std::lock_guard<std::mutex> lock(copies().mutex);
-  copies().of_owner.erase(owner);
-}
-
-void release_all_kept_weights() {
-  const std::lock_guard<std::mutex> lock(copies().mutex);
-  copies().of_owner.clear();
-}
-
-std::size_t num_kept_weights(int64_t owner) {
-  const std::lock_guard<std::mutex> lock(copies().mutex);
-  const auto found = copies().of_owner.find(owner);
-  return found == copies().of_owner.end() ? 0 : found->second.size();
 }
 
 }  // namespace oneflow_accel
 
 extern "C" {
 
-void oneflow_accel_release_weights(int64_t owner) { oneflow_accel::release_kept_weights(owner); }
+void oneflow_accel_release_weights(int64_t owner) {
+  const std::lock_guard<std::mutex> lock(oneflow_accel::copies().mutex);
+  oneflow_accel::copies().of_owner.erase(owner);
+}
 
 // Of all owners; kernels make new copies when they need them.
-void oneflow_accel_release_all_weights() { oneflow_accel::release_all_kept_weights(); }
+void oneflow_accel_release_all_weights() {
+  const std::lock_guard<std::mutex> lock(oneflow_accel::copies().mutex);
+  oneflow_accel::copies().of_owner.clear();
+}
 
+// How many copies there are of an owner's weights.
 int64_t oneflow_accel_kept_weights(int64_t owner) {
-  return static_cast<int64_t>(oneflow_accel::num_kept_weights(owner));
+  const std::lock_guard<std::mutex> lock(oneflow_accel::copies().mutex);
+  const auto found = oneflow_accel::copies().of_owner.find(owner);
+  return found == oneflow_accel::copies().of_owner.end()
+             ? 0
+             : static_cast<int64_t>(found->second.size());
 }
 
 }  // extern "C"

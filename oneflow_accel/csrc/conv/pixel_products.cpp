@@ -49,23 +49,10 @@ struct PixelShape {
   int64_t weights() const { return kernel_size() * in_channels * out_channels; }
 };
 
-// sums[c] += the sum of column c.
-void add_columns(const float* x, int64_t rows, int64_t columns, float* sums) {
-  for (int64_t i = 0; i < rows; ++i) {
-#pragma omp simd
-    for (int64_t c = 0; c < columns; ++c) { sums[c] += x[i * columns + c]; }
-  }
-}
-
-// to[i] += from[i].
-void add(const float* from, int64_t n, float* to) {
-#pragma omp simd
-  for (int64_t i = 0; i < n; ++i) { to[i] += from[i]; }
-}
-
 // sums[k, c, o] += what one row of the output gives: for each element k of the kernel the product
-// of the row's gradients and the pixels that it read.
-void add_row(const PixelShape& s, const float* in, const float* out_grad, int64_t row, float* sums) {
+// of the row's gradients and the pixels that it read. After these come the sums of the gradients.
+void add_row(const PixelShape& s, const float* in, const float* out_grad, int64_t row,
+             float* sums) {
   const int64_t n = row / s.rows.out;
   const float* grads = out_grad + row * s.columns.out * s.out_channels;
   for (int64_t ky = 0; ky < s.rows.kernel; ++ky) {
@@ -86,15 +73,18 @@ void add_row(const PixelShape& s, const float* in, const float* out_grad, int64_
       }
     }
   }
+  float* bias_sums = sums + s.weights();
+  for (int64_t x = 0; x < s.columns.out; ++x, grads += s.out_channels) {
+#pragma omp simd
+    for (int64_t o = 0; o < s.out_channels; ++o) { bias_sums[o] += grads[o]; }
+  }
 }
 
 }  // namespace
 
 bool has_pixel_products(const ConvGeometry& g) {
-  const bool fits = g.in.size() == 4 && g.channels_last && g.groups() == 1
-                    && g.out[1] % kVectorWidth == 0
-                    && g.data_type == dnnl::memory::data_type::f32;
-  return fits && !g.is_pointwise()
+  return g.in.size() == 4 && g.channels_last && g.groups() == 1
+         && g.out[1] % kVectorWidth == 0 && !g.is_pointwise()
          && (g.in[1] < kFewChannels || g.dilation[0] > 0 || g.dilation[1] > 0);
 }
 
@@ -111,14 +101,13 @@ void pixel_products_filter_grad(const ConvGeometry& geometry, const float* in,
       std::fill_n(sums, each, 0.0F);
       for (int64_t row = rows * part / kParts; row < rows * (part + 1) / kParts; ++row) {
         add_row(s, in, out_grad, row, sums);
-        add_columns(out_grad + row * s.columns.out * s.out_channels, s.columns.out, s.out_channels,
-                    sums + s.weights());
       }
     }
   });
   parallel_for(each, kGrainSize, [&](int64_t begin, int64_t end) {
     for (int64_t part = 1; part < kParts; ++part) {
-      add(parts + part * each + begin, end - begin, parts + begin);
+#pragma omp simd
+      for (int64_t i = begin; i < end; ++i) { parts[i] += parts[part * each + i]; }
     }
   });
   const int64_t size = s.kernel_size();

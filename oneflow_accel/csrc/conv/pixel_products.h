@@ -1,5 +1,6 @@
-// The gradient of the weights where oneDNN copies the input to a matrix first, which takes twice as
-// long as the product: dilated convolutions, and those of images with few channels, channels last.
+// The float32 gradient of the weights where oneDNN copies the input to a matrix first, which takes
+// twice as long as the product: dilated convolutions, and those of images with few channels,
+// channels last.
 #pragma once
 
 #include "conv/geometry.h"

@@ -23,8 +23,9 @@ inline std::size_t element_bytes(const ::oneflow::user_op::Tensor& tensor) {
   return ::oneflow::GetSizeOfDataType(tensor.data_type());
 }
 
-inline int64_t bytes_of(const ::oneflow::user_op::Tensor& tensor) {
-  return tensor.shape_view().elem_cnt() * static_cast<int64_t>(element_bytes(tensor));
+inline void zero_fill(::oneflow::user_op::Tensor* tensor) {
+  zero_fill(tensor->mut_raw_dptr(), tensor->shape_view().elem_cnt()
+                                        * static_cast<int64_t>(element_bytes(*tensor)));
 }
 
 // Strides of a contiguous tensor of this shape.
@@ -34,6 +35,14 @@ inline std::vector<int64_t> contiguous_strides(const ::oneflow::ShapeView& shape
     strides[k] = strides[k + 1] * shape.At(k + 1);
   }
   return strides;
+}
+
+// Copies `dims` from element `first` of `in` on to element `first_out` of `out` on.
+inline void copy_elements(const ::oneflow::user_op::Tensor& in, ::oneflow::user_op::Tensor* out,
+                          std::vector<CopyDim> dims, int64_t first = 0, int64_t first_out = 0) {
+  const auto bytes = static_cast<int64_t>(element_bytes(*out));
+  strided_copy(std::move(dims), bytes, static_cast<const char*>(in.raw_dptr()) + first * bytes,
+               static_cast<char*>(out->mut_raw_dptr()) + first_out * bytes);
 }
 
 }  // namespace oneflow_accel

@@ -68,10 +68,8 @@ class SliceKernel final : public Kernel {
       whole = whole && last - first == y->shape_view().At(k);
       dims.push_back({std::max<int64_t>(last - first, 0), step[k] * x->stride().at(k), to[k]});
     }
-    const auto bytes = static_cast<int64_t>(element_bytes(*y));
-    if (!whole) { zero_fill(y->mut_dptr(), bytes_of(*y)); }
-    strided_copy(std::move(dims), bytes, x->dptr<char>() + source * bytes,
-                 y->mut_dptr<char>() + destination * bytes);
+    if (!whole) { zero_fill(y); }
+    copy_elements(*x, y, std::move(dims), source, destination);
   }
 };
 
@@ -92,9 +90,8 @@ class SliceGradKernel final : public Kernel {
         dims.push_back({dy->shape_view().At(k), from[k], step[k] * to[k]});
       }
     }
-    const auto bytes = static_cast<int64_t>(element_bytes(*dx));
-    zero_fill(dx->mut_dptr(), bytes_of(*dx));
-    strided_copy(std::move(dims), bytes, dy->dptr(), dx->mut_dptr<char>() + destination * bytes);
+    zero_fill(dx);
+    copy_elements(*dy, dx, std::move(dims), 0, destination);
   }
 };
 

@@ -13,11 +13,10 @@ namespace {
 // Below this many bytes per thread, waking another thread costs more than it saves.
 constexpr int64_t kGrainBytes = 64 * 1024;
 
-// Counts through dimensions in row-major order and keeps the offsets in bytes up to date.
+// Counts through dimensions in row-major order and keeps the offsets in elements up to date.
 class Cursor {
  public:
-  Cursor(const std::vector<CopyDim>& dims, std::size_t element_bytes, int64_t index)
-      : dims_(dims), bytes_(static_cast<int64_t>(element_bytes)), position_(dims.size()) {
+  Cursor(const std::vector<CopyDim>& dims, int64_t index) : dims_(dims), position_(dims.size()) {
     for (std::size_t k = dims.size(); k-- > 0;) {
       position_[k] = index % dims[k].size;
       index /= dims[k].size;
@@ -39,12 +38,11 @@ class Cursor {
 
  private:
   void advance(const CopyDim& dim, int64_t steps) {
-    source_ += steps * dim.source_stride * bytes_;
-    destination_ += steps * dim.destination_stride * bytes_;
+    source_ += steps * dim.source_stride;
+    destination_ += steps * dim.destination_stride;
   }
 
   const std::vector<CopyDim>& dims_;
-  int64_t bytes_;
   std::vector<int64_t> position_;
   int64_t source_ = 0;
   int64_t destination_ = 0;
@@ -77,17 +75,42 @@ int64_t count(const std::vector<CopyDim>& dims) {
   return n;
 }
 
+// Calls fn(source offset, destination offset, n) for n neighbors in the dimension `last` inside
+// `outer`, in parallel. Threads share out what is in it, so that few long ones keep all of them
+// busy as well.
+template <typename Fn>
+void for_each_part(const std::vector<CopyDim>& outer, const CopyDim& last, int64_t grain,
+                   const Fn& fn) {
+  parallel_for(count(outer) * last.size, grain, [&](int64_t begin, int64_t end) {
+    Cursor cursor(outer, begin / last.size);
+    for (int64_t skip = begin % last.size; begin < end; skip = 0, cursor.next()) {
+      const int64_t n = std::min(last.size - skip, end - begin);
+      fn(cursor.source() + skip * last.source_stride,
+         cursor.destination() + skip * last.destination_stride, n);
+      begin += n;
+    }
+  });
+}
+
 template <typename T>
-void copy_run(const char* from, int64_t from_stride, char* to, int64_t to_stride, int64_t n) {
-  const auto* source = reinterpret_cast<const T*>(from);
-  auto* destination = reinterpret_cast<T*>(to);
+void copy_run(const T* from, int64_t from_stride, T* to, int64_t to_stride, int64_t n) {
   if (to_stride == 1 && from_stride == 1) {
-    std::memcpy(destination, source, n * sizeof(T));
+    std::memcpy(to, from, n * sizeof(T));
   } else if (to_stride == 1 && from_stride == 0) {
-    std::fill_n(destination, n, *source);
+    std::fill_n(to, n, *from);
   } else {
-    for (int64_t i = 0; i < n; ++i) { destination[i * to_stride] = source[i * from_stride]; }
+    for (int64_t i = 0; i < n; ++i) { to[i * to_stride] = from[i * from_stride]; }
   }
+}
+
+// Copies runs along the last dimension.
+template <typename T>
+void copy_runs(std::vector<CopyDim> dims, const T* source, T* destination) {
+  const CopyDim run = dims.back();
+  dims.pop_back();
+  for_each_part(dims, run, kGrainBytes / sizeof(T), [&](int64_t from, int64_t to, int64_t n) {
+    copy_run(source + from, run.source_stride, destination + to, run.destination_stride, n);
+  });
 }
 
 // Runs up to this long, such as the heads of attention, cost less copied here than by a call each.
@@ -96,83 +119,50 @@ constexpr int64_t kPieceBytes = 64;
 
 // `rows` runs of `bytes` >= kPieceBytes bytes; strides count bytes. The last piece of a run may
 // overlap the one before.
-void copy_short_runs(const char* from, int64_t from_stride, char* to, int64_t to_stride,
-                     int64_t rows, int64_t bytes) {
-  for (int64_t r = 0; r < rows; ++r) {
-    const char* source = from + r * from_stride;
-    char* destination = to + r * to_stride;
-    for (int64_t i = 0; i < bytes - kPieceBytes; i += kPieceBytes) {
-      std::memcpy(destination + i, source + i, kPieceBytes);
-    }
-    const int64_t last = bytes - kPieceBytes;
-    std::memcpy(destination + last, source + last, kPieceBytes);
+void copy_pieces(const char* from, int64_t from_stride, char* to, int64_t to_stride, int64_t rows,
+                 int64_t bytes) {
+  const int64_t last = bytes - kPieceBytes;
+  for (int64_t r = 0; r < rows; ++r, from += from_stride, to += to_stride) {
+    for (int64_t i = 0; i < last; i += kPieceBytes) { std::memcpy(to + i, from + i, kPieceBytes); }
+    std::memcpy(to + last, from + last, kPieceBytes);
   }
 }
 
 // Copies short runs that are contiguous on both sides: (outer, rows, run).
-void copy_rows(const std::vector<CopyDim>& outer, const CopyDim& rows, int64_t run_bytes,
-               std::size_t element_bytes, const char* source, char* destination) {
-  const auto bytes = static_cast<int64_t>(element_bytes);
-  const int64_t from_stride = rows.source_stride * bytes;
-  const int64_t to_stride = rows.destination_stride * bytes;
-  parallel_for(count(outer) * rows.size, kGrainBytes / run_bytes, [&](int64_t begin, int64_t end) {
-    Cursor cursor(outer, element_bytes, begin / rows.size);
-    int64_t skip = begin % rows.size;
-    while (begin < end) {
-      const int64_t n = std::min(rows.size - skip, end - begin);
-      copy_short_runs(source + cursor.source() + skip * from_stride, from_stride,
-                      destination + cursor.destination() + skip * to_stride, to_stride, n,
-                      run_bytes);
-      begin += n;
-      skip = 0;
-      cursor.next();
-    }
-  });
-}
-
-// Copies runs along the last dimension. The threads share out elements, so that few long runs
-// keep all of them busy as well.
 template <typename T>
-void copy_runs(std::vector<CopyDim> dims, const char* source, char* destination) {
-  const CopyDim run = dims.back();
-  dims.pop_back();
+void copy_short_runs(std::vector<CopyDim> dims, const T* source, T* destination) {
   constexpr auto kBytes = static_cast<int64_t>(sizeof(T));
-  parallel_for(count(dims) * run.size, kGrainBytes / kBytes, [&](int64_t begin, int64_t end) {
-    Cursor cursor(dims, sizeof(T), begin / run.size);
-    int64_t skip = begin % run.size;
-    while (begin < end) {
-      const int64_t n = std::min(run.size - skip, end - begin);
-      copy_run<T>(source + cursor.source() + skip * run.source_stride * kBytes, run.source_stride,
-                  destination + cursor.destination() + skip * run.destination_stride * kBytes,
-                  run.destination_stride, n);
-      begin += n;
-      skip = 0;
-      cursor.next();
-    }
+  const int64_t run_bytes = dims.back().size * kBytes;
+  dims.pop_back();
+  const CopyDim rows = dims.back();
+  dims.pop_back();
+  for_each_part(dims, rows, kGrainBytes / run_bytes, [&](int64_t from, int64_t to, int64_t n) {
+    copy_pieces(reinterpret_cast<const char*>(source + from), rows.source_stride * kBytes,
+                reinterpret_cast<char*>(destination + to), rows.destination_stride * kBytes, n,
+                run_bytes);
   });
 }
 
 // Copies tiles over the dimension that is contiguous in the source, `columns`, and the one that is
 // contiguous in the destination, `rows`.
-void copy_tiles(const std::vector<CopyDim>& outer, const CopyDim& rows, const CopyDim& columns,
-                std::size_t element_bytes, const char* source, char* destination) {
-  const auto bytes = static_cast<int64_t>(element_bytes);
+template <typename T>
+void copy_tiles(std::vector<CopyDim> outer, const CopyDim& rows, const CopyDim& columns,
+                const T* source, T* destination) {
   const int64_t row_tiles = (rows.size + kTransposeTile - 1) / kTransposeTile;
   const int64_t column_tiles = (columns.size + kTransposeTile - 1) / kTransposeTile;
-  std::vector<CopyDim> tiles = outer;
   // Strides of whole tiles; the last one of each may be smaller.
-  tiles.push_back(
-      {column_tiles, kTransposeTile, kTransposeTile * columns.destination_stride});
-  tiles.push_back({row_tiles, kTransposeTile * rows.source_stride, kTransposeTile});
-  const int64_t tile_bytes = bytes * std::min(rows.size, kTransposeTile)
+  outer.push_back({column_tiles, kTransposeTile, kTransposeTile * columns.destination_stride});
+  outer.push_back({row_tiles, kTransposeTile * rows.source_stride, kTransposeTile});
+  const int64_t tile_bytes = static_cast<int64_t>(sizeof(T))
+                             * std::min(rows.size, kTransposeTile)
                              * std::min(columns.size, kTransposeTile);
   const int64_t grain = std::max<int64_t>(kGrainBytes / tile_bytes, 1);
-  parallel_for(count(tiles), grain, [&](int64_t begin, int64_t end) {
-    Cursor cursor(tiles, element_bytes, begin);
+  parallel_for(count(outer), grain, [&](int64_t begin, int64_t end) {
+    Cursor cursor(outer, begin);
     for (int64_t i = begin; i < end; ++i, cursor.next()) {
       const int64_t row = i % row_tiles * kTransposeTile;
       const int64_t column = i / row_tiles % column_tiles * kTransposeTile;
-      transpose_tile(element_bytes, source + cursor.source(), rows.source_stride,
+      transpose_tile(source + cursor.source(), rows.source_stride,
                      destination + cursor.destination(), columns.destination_stride,
                      std::min(rows.size - row, kTransposeTile),
                      std::min(columns.size - column, kTransposeTile));
@@ -180,14 +170,11 @@ void copy_tiles(const std::vector<CopyDim>& outer, const CopyDim& rows, const Co
   });
 }
 
-}  // namespace
-
-void strided_copy(std::vector<CopyDim> dims, std::size_t element_bytes, const void* source,
-                  void* destination) {
-  if (count(dims) == 0) { return; }
-  dims = merged(std::move(dims));
-  const auto* from = static_cast<const char*>(source);
-  auto* to = static_cast<char*>(destination);
+// `dims` are merged.
+template <typename T>
+void copy_as(std::vector<CopyDim> dims, const void* source, void* destination) {
+  const auto* from = static_cast<const T*>(source);
+  auto* to = static_cast<T*>(destination);
   const CopyDim last = dims.back();
   if (last.destination_stride == 1 && last.source_stride != 1) {
     const auto columns = std::find_if(dims.begin(), dims.end(), [](const CopyDim& dim) {
@@ -197,21 +184,28 @@ void strided_copy(std::vector<CopyDim> dims, std::size_t element_bytes, const vo
       const CopyDim column = *columns;
       dims.erase(columns);
       dims.pop_back();
-      return copy_tiles(dims, last, column, element_bytes, from, to);
+      return copy_tiles(std::move(dims), last, column, from, to);
     }
   }
-  const int64_t run_bytes = last.size * static_cast<int64_t>(element_bytes);
+  const int64_t run_bytes = last.size * static_cast<int64_t>(sizeof(T));
   if (dims.size() > 1 && last.destination_stride == 1 && last.source_stride == 1
       && run_bytes >= kPieceBytes && run_bytes <= kShortRunBytes) {
-    const CopyDim rows = dims[dims.size() - 2];
-    dims.resize(dims.size() - 2);
-    return copy_rows(dims, rows, run_bytes, element_bytes, from, to);
+    return copy_short_runs(std::move(dims), from, to);
   }
+  copy_runs(std::move(dims), from, to);
+}
+
+}  // namespace
+
+void strided_copy(std::vector<CopyDim> dims, std::size_t element_bytes, const void* source,
+                  void* destination) {
+  if (count(dims) == 0) { return; }
+  dims = merged(std::move(dims));
   switch (element_bytes) {
-    case 8: return copy_runs<uint64_t>(std::move(dims), from, to);
-    case 4: return copy_runs<uint32_t>(std::move(dims), from, to);
-    case 2: return copy_runs<uint16_t>(std::move(dims), from, to);
-    default: return copy_runs<uint8_t>(std::move(dims), from, to);
+    case 8: return copy_as<uint64_t>(std::move(dims), source, destination);
+    case 4: return copy_as<float>(std::move(dims), source, destination);
+    case 2: return copy_as<uint16_t>(std::move(dims), source, destination);
+    default: return copy_as<uint8_t>(std::move(dims), source, destination);
   }
 }
 

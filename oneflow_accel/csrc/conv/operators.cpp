@@ -1,0 +1,235 @@
+// Our own operators of convolutions, and a shape rule of OneFlow's that is replaced.
+#include <string>
+#include <vector>
+
+#include "common/infer.h"
+
+namespace oneflow_accel {
+
+namespace {
+
+namespace user_op = ::oneflow::user_op;
+
+using ::oneflow::DataType;
+using ::oneflow::DimVector;
+using ::oneflow::Maybe;
+using ::oneflow::Shape;
+// CHECK_OR_RETURN names these without a namespace.
+using ::oneflow::Error;
+using ::oneflow::ErrorStackFrame;
+using ::oneflow::SymbolOf;
+
+using Sizes = std::vector<int32_t>;
+
+// Axes of (N, C, H, W) or (N, H, W, C).
+struct ImageAxes {
+  int channel;
+  int first_spatial;
+
+  explicit ImageAxes(bool channels_last)
+      : channel(channels_last ? 3 : 1), first_spatial(channels_last ? 1 : 2) {}
+};
+
+// The output's shape of the operator `name`, from its inputs "in", "weight" and, where it is there,
+// "bias" (checked), and from its attributes kernel_size, padding_before, strides, dilation_rate and
+// groups.
+Maybe<Shape> infer_conv2d(user_op::InferContext* ctx, const std::string& name, ImageAxes image,
+                          ImageAxes kernel_axes) {
+  constexpr int kSpatialDims = 2;
+  const Shape& in = ctx->InputShape("in", 0);
+  const Shape& weight = ctx->InputShape("weight", 0);
+  CHECK_EQ_OR_RETURN(in.NumAxes(), kSpatialDims + 2) << name << ": axes of in";
+  CHECK_EQ_OR_RETURN(weight.NumAxes(), kSpatialDims + 2) << name << ": axes of weight";
+  const int64_t groups = ctx->Attr<int32_t>("groups");
+  const int64_t out_channels = weight.At(0);
+  CHECK_OR_RETURN(groups > 0 && out_channels % groups == 0
+                  && in.At(image.channel) == weight.At(kernel_axes.channel) * groups)
+      << name << ": " << in.At(image.channel) << " input channels, weight " << weight.ToString()
+      << " and " << groups << " groups do not fit";
+  const auto& kernel = ctx->Attr<Sizes>("kernel_size");
+  const auto& padding = ctx->Attr<Sizes>("padding_before");
+  const auto& strides = ctx->Attr<Sizes>("strides");
+  const auto& dilation = ctx->Attr<Sizes>("dilation_rate");
+  DimVector out(kSpatialDims + 2);
+  out[0] = in.At(0);
+  out[image.channel] = out_channels;
+  for (int i = 0; i < kSpatialDims; ++i) {
+    const int axis = image.first_spatial + i;
+    CHECK_EQ_OR_RETURN(weight.At(kernel_axes.first_spatial + i), kernel.at(i))
+        << name << ": kernel_size";
+    const int64_t reach = int64_t{dilation.at(i)} * (kernel.at(i) - 1) + 1;
+    const int64_t room = in.At(axis) + 2 * padding.at(i) - reach;
+    // Of an image without pixels there is nothing to convolve, as in OneFlow's own conv2d.
+    CHECK_OR_RETURN(room >= 0 || in.At(axis) == 0)
+        << name << ": the kernel is larger than the input " << in.ToString();
+    out[axis] = room < 0 ? 0 : room / strides.at(i) + 1;
+  }
+  if (ctx->has_input("bias", 0)) {
+    CHECK_EQ_OR_RETURN(ctx->InputShape("bias", 0), Shape({out_channels}))
+        << name << ": shape of bias";
+  }
+  return Shape(out);
+}
+
+// Images do not know of each other; weights are the same for all, their gradients sums over them.
+Maybe<void> split_images(user_op::SbpContext* ctx) {
+  split_all_but(ctx, 0, [](const std::string& name) {
+    return name.find("weight") == 0 || name.find("bias") == 0;
+  });
+  return Maybe<void>::Ok();
+}
+
+// What an operator is registered with; it registers when it is made.
+using OpRegistration = user_op::UserOpRegisterTrigger<user_op::OpRegistry>;
+
+// The operator `name` with the attributes of a convolution, which splits along the images.
+user_op::OpRegistry conv2d_operator(const std::string& name) {
+  return user_op::UserOpRegistryMgr::Get()
+      .CheckAndGetOpRegistry(name)
+      .Attr<Sizes>("kernel_size").Attr<Sizes>("strides").Attr<Sizes>("padding_before")
+      .Attr<Sizes>("dilation_rate").Attr<int32_t>("groups")
+      .SetGetSbpFn(split_images);
+}
+
+// oneflow_accel_conv2d, for inference: y = f(conv2d(in, weight) + bias + summand), where
+// `activation` names f: "relu", "silu", or "" for nothing. It has no gradient.
+//
+// in: (N, C, H, W) or (N, H, W, C), float32 or bfloat16; weight: (O, C / groups, h, w) or
+// (O, h, w, C / groups), of the same type; bias: (O), float32; summand: like the output.
+Maybe<void> infer_fused_shape(user_op::InferContext* ctx) {
+  const ImageAxes axes(ctx->Attr<std::string>("data_format") == "channels_last");
+  const Shape out = *JUST(infer_conv2d(ctx, "oneflow_accel_conv2d", axes, axes));
+  const auto& activation = ctx->Attr<std::string>("activation");
+  CHECK_OR_RETURN(activation.empty() || activation == "relu" || activation == "silu")
+      << "oneflow_accel_conv2d: there is no activation '" << activation << "'";
+  if (ctx->has_input("summand", 0)) {
+    CHECK_EQ_OR_RETURN(ctx->InputShape("summand", 0), out)
+        << "oneflow_accel_conv2d: shape of summand";
+  }
+  ctx->SetOutputShape("out", 0, out);
+  ctx->SetOutputIsDynamic("out", 0, ctx->InputIsDynamic("in", 0));
+  return Maybe<void>::Ok();
+}
+
+Maybe<void> infer_fused_types(user_op::InferContext* ctx) {
+  const DataType type = ctx->InputDType("in", 0);
+  CHECK_EQ_OR_RETURN(ctx->InputDType("weight", 0), type) << "oneflow_accel_conv2d: type of weight";
+  if (ctx->has_input("bias", 0)) {
+    CHECK_EQ_OR_RETURN(ctx->InputDType("bias", 0), DataType::kFloat)
+        << "oneflow_accel_conv2d: bias is float32";
+  }
+  if (ctx->has_input("summand", 0)) {
+    CHECK_EQ_OR_RETURN(ctx->InputDType("summand", 0), type)
+        << "oneflow_accel_conv2d: type of summand";
+  }
+  ctx->SetOutputDType("out", 0, type);
+  return Maybe<void>::Ok();
+}
+
+const OpRegistration g_fused =
+    conv2d_operator("oneflow_accel_conv2d")
+        .Input("in").Input("weight").OptionalInput("bias").OptionalInput("summand").Output("out")
+        .Attr<std::string>("data_format").Attr<std::string>("activation")
+        // Whose constant weights they are (see kept_weights.h); 0 where they may change.
+        .Attr<int64_t>("owner")
+        .NoGrad()
+        .SetTensorDescInferFn(infer_fused_shape).SetDataTypeInferFn(infer_fused_types);
+
+// oneflow_accel_channels_last_conv2d and its gradients: activations (N, H, W, C) and weights in the
+// standard order (O, C / groups, h, w).
+const char* const kName = "oneflow_accel_channels_last_conv2d";
+
+Maybe<Shape> infer_out(user_op::InferContext* ctx) {
+  return infer_conv2d(ctx, kName, ImageAxes(true), ImageAxes(false));
+}
+
+Maybe<void> infer_forward(user_op::InferContext* ctx) {
+  describe_output(ctx, "out", *JUST(infer_out(ctx)));
+  return Maybe<void>::Ok();
+}
+
+Maybe<void> check_gradient(user_op::InferContext* ctx) {
+  const Shape out = *JUST(infer_out(ctx));
+  if (ctx->InputShape("out_grad", 0) != out) {
+    return Error::RuntimeError() << kName << ": a gradient of " << out.ToString()
+                                 << " is needed, not " << ctx->InputShape("out_grad", 0).ToString();
+  }
+  return Maybe<void>::Ok();
+}
+
+Maybe<void> infer_data_grad(user_op::InferContext* ctx) {
+  JUST(check_gradient(ctx));
+  describe_output(ctx, "in_grad", ctx->InputShape("in", 0));
+  return Maybe<void>::Ok();
+}
+
+Maybe<void> infer_filter_grad(user_op::InferContext* ctx) {
+  JUST(check_gradient(ctx));
+  const Shape& weight = ctx->InputShape("weight", 0);
+  describe_output(ctx, "weight_grad", weight);
+  describe_output(ctx, "bias_grad", Shape({weight.At(0)}));
+  return Maybe<void>::Ok();
+}
+
+Maybe<void> infer_types(user_op::InferContext* ctx) { return infer_one_dtype(ctx, kName); }
+
+const OpRegistration g_forward =
+    conv2d_operator(kName)
+        .Input("in").Input("weight").OptionalInput("bias").Output("out")
+        .SetTensorDescInferFn(infer_forward).SetDataTypeInferFn(infer_types);
+
+const OpRegistration g_data_grad =
+    conv2d_operator("oneflow_accel_channels_last_conv2d_data_grad")
+        .Input("out_grad").Input("in").Input("weight").Output("in_grad")
+        .SetTensorDescInferFn(infer_data_grad).SetDataTypeInferFn(infer_types);
+
+const OpRegistration g_filter_grad =
+    conv2d_operator("oneflow_accel_channels_last_conv2d_filter_grad")
+        .Input("out_grad").Input("in").Input("weight").Output("weight_grad").Output("bias_grad")
+        .SetTensorDescInferFn(infer_filter_grad).SetDataTypeInferFn(infer_types);
+
+// The shape rule of conv_filter_grad. OneFlow 0.9.0 refuses groups > 1 with data_format
+// channels_last there, though its conv2d takes them: a grouped convolution in NHWC could not be
+// trained. The kernels can do it, so the rule is replaced in the operator registry when the plug-in
+// is loaded, before any operation is built.
+Maybe<void> infer_conv_filter_grad(user_op::InferContext* ctx) {
+  const Shape& x = ctx->InputShape("x", 0);
+  const Shape& dy = ctx->InputShape("dy", 0);
+  const int64_t spatial_dims = ctx->Attr<int32_t>("num_spatial_dims");
+  const int64_t groups = ctx->Attr<int32_t>("groups");
+  const auto& kernel = ctx->Attr<Sizes>("kernel_size");
+  const bool channels_last = ctx->Attr<std::string>("data_format") == "channels_last";
+  CHECK_OR_RETURN(spatial_dims >= 1 && spatial_dims <= 3)
+      << "conv_filter_grad: " << spatial_dims << " spatial dimensions";
+  CHECK_EQ_OR_RETURN(kernel.size(), spatial_dims) << "conv_filter_grad: length of kernel_size";
+  CHECK_EQ_OR_RETURN(x.NumAxes(), spatial_dims + 2) << "conv_filter_grad: axes of x";
+  CHECK_EQ_OR_RETURN(dy.NumAxes(), spatial_dims + 2) << "conv_filter_grad: axes of dy";
+  const int64_t channel_axis = channels_last ? spatial_dims + 1 : 1;
+  const int64_t in_channels = x.At(channel_axis);
+  const int64_t out_channels = dy.At(channel_axis);
+  CHECK_OR_RETURN(groups > 0 && in_channels % groups == 0 && out_channels % groups == 0)
+      << "conv_filter_grad: " << groups << " groups do not divide " << in_channels
+      << " input channels and " << out_channels << " output channels";
+  DimVector weights(kernel.begin(), kernel.end());
+  weights.insert(channels_last ? weights.end() : weights.begin(), in_channels / groups);
+  weights.insert(weights.begin(), out_channels);
+  ctx->SetOutputShape("filter_diff", 0, Shape(weights));
+  ctx->SetOutputIsDynamic("filter_diff", 0, false);
+  return Maybe<void>::Ok();
+}
+
+bool replace_shape_rule() {
+  const auto* rules = user_op::UserOpRegistryMgr::Get().GetOpRegistryResult("conv_filter_grad");
+  CHECK_NOTNULL(rules);
+  // OneFlow hands out a const view of its table and has no call to change an entry.
+  auto* entry = const_cast<user_op::OpRegistryResult*>(rules);
+  entry->logical_tensor_desc_infer_fn = infer_conv_filter_grad;
+  entry->physical_tensor_desc_infer_fn = infer_conv_filter_grad;
+  return true;
+}
+
+const bool g_replaced = replace_shape_rule();
+
+}  // namespace
+
+}  // namespace oneflow_accel

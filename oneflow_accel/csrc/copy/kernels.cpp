@@ -1,0 +1,171 @@
+// The operators that are one strided copy, or one for each tensor, or fill one.
+#include <algorithm>
+
+#include "common/threads.h"
+#include "copy/elements.h"
+
+namespace oneflow_accel {
+
+namespace {
+
+namespace user_op = ::oneflow::user_op;
+
+using Context = user_op::KernelComputeContext;
+
+template <void (*move)(Context*)>
+class MoveKernel final : public Kernel {
+  void Compute(Context* ctx) const override { move(ctx); }
+};
+
+// Copies to the whole of `out`; strides(k) is how far apart the elements of its axis k are in `in`.
+template <typename Strides>
+void copy_to_all(const user_op::Tensor& in, user_op::Tensor* out, const Strides& strides) {
+  const auto to = contiguous_strides(out->shape_view());
+  std::vector<CopyDim> dims;
+  for (std::size_t k = 0; k < to.size(); ++k) {
+    dims.push_back({out->shape_view().At(k), strides(k), to[k]});
+  }
+  copy_elements(in, out, std::move(dims));
+}
+
+// What OneFlow emits in eager mode before an operator reads a view (permute, chunk, slice, expand),
+// and for Tensor.contiguous().
+void to_contiguous(Context* ctx) {
+  const auto* in = ctx->Tensor4ArgNameAndIndex("in", 0);
+  copy_to_all(*in, ctx->Tensor4ArgNameAndIndex("out", 0),
+              [in](std::size_t k) { return in->stride().at(k); });
+}
+
+// permute and transpose in an nn.Graph, where OneFlow has no views.
+void transpose(Context* ctx) {
+  const auto* in = ctx->Tensor4ArgNameAndIndex("input", 0);
+  const auto& perm = ctx->Attr<std::vector<int32_t>>("perm");
+  const auto from = contiguous_strides(in->shape_view());
+  copy_to_all(*in, ctx->Tensor4ArgNameAndIndex("output", 0),
+              [&](std::size_t k) { return from[perm[k]]; });
+}
+
+// Repeats dimensions of size 1, where OneFlow cannot return a view (in an nn.Graph).
+void expand(Context* ctx) {
+  const auto* in = ctx->Tensor4ArgNameAndIndex("in", 0);
+  auto* out = ctx->Tensor4ArgNameAndIndex("out", 0);
+  const auto& shape = in->shape_view();
+  const auto from = contiguous_strides(shape);
+  // Dimensions are matched from the last one on; the leading ones are new.
+  const int64_t added = out->shape_view().NumAxes() - shape.NumAxes();
+  copy_to_all(*in, out, [&](int64_t k) {
+    const bool repeated = k < added || shape.At(k - added) == 1;
+    return repeated ? 0 : from[k - added];
+  });
+}
+
+// The gradient of sums and means, repeated along the axes that they went over.
+void broadcast_like(Context* ctx) {
+  auto* y = ctx->Tensor4ArgNameAndIndex("y", 0);
+  const auto& axes = ctx->Attr<std::vector<int32_t>>("broadcast_axes");
+  const int64_t rank = y->shape_view().NumAxes();
+  // No axis stands for all of them. x may have these as axes of size 1, or not at all.
+  std::vector<bool> repeated(rank, axes.empty());
+  for (const int64_t axis : axes) { repeated[axis < 0 ? axis + rank : axis] = true; }
+  std::vector<int64_t> from(rank, 0);
+  int64_t stride = 1;
+  for (int64_t k = rank - 1; k >= 0; --k) {
+    if (repeated[k]) { continue; }
+    from[k] = stride;
+    stride *= y->shape_view().At(k);
+  }
+  copy_to_all(*ctx->Tensor4ArgNameAndIndex("x", 0), y, [&](std::size_t k) { return from[k]; });
+}
+
+// Takes both tensors as matrices whose rows are the dimensions before `axis`. The one of fewer
+// columns is copied, or written, whole, the other from `first` of that axis on. Returns how much of
+// the axis that was.
+int64_t copy_columns(const user_op::Tensor& in, user_op::Tensor* out, int64_t axis,
+                     int64_t first) {
+  const int64_t from = in.shape_view().Count(axis);
+  const int64_t to = out->shape_view().Count(axis);
+  const auto& narrow = from < to ? in.shape_view() : out->shape_view();
+  const int64_t column = first * narrow.Count(axis + 1);
+  copy_elements(in, out, {{narrow.Count(0, axis), from, to}, {std::min(from, to), 1, 1}},
+                from > to ? column : 0, from < to ? column : 0);
+  return narrow.At(axis);
+}
+
+// cat.
+void concat(Context* ctx) {
+  int64_t first = 0;
+  for (const auto& [name, index] : ctx->inputs()) {
+    first += copy_columns(*ctx->Tensor4ArgNameAndIndex(name, index),
+                          ctx->Tensor4ArgNameAndIndex("out", 0), ctx->Attr<int64_t>("axis"), first);
+  }
+}
+
+// chunk and split in an nn.Graph, and the gradient of concat.
+void split_like(Context* ctx) {
+  int64_t first = 0;
+  for (const auto& [name, index] : ctx->outputs()) {
+    first += copy_columns(*ctx->Tensor4ArgNameAndIndex("in", 0),
+                          ctx->Tensor4ArgNameAndIndex(name, index), ctx->Attr<int64_t>("axis"),
+                          first);
+  }
+}
+
+// A range of one dimension.
+void narrow(Context* ctx) {
+  copy_columns(*ctx->Tensor4ArgNameAndIndex("in", 0), ctx->Tensor4ArgNameAndIndex("out", 0),
+               ctx->Attr<int64_t>("dim"), ctx->Attr<int64_t>("start"));
+}
+
+void narrow_grad(Context* ctx) {
+  auto* dx = ctx->Tensor4ArgNameAndIndex("dx", 0);
+  zero_fill(dx);
+  copy_columns(*ctx->Tensor4ArgNameAndIndex("dy", 0), dx, ctx->Attr<int64_t>("dim"),
+               ctx->Attr<int64_t>("start"));
+}
+
+// What OneFlow's autograd keeps a gradient with, at every backward pass a copy of the gradients of
+// all parameters.
+void identity(Context* ctx) {
+  const auto* in = ctx->Tensor4ArgNameAndIndex("in", 0);
+  auto* out = ctx->Tensor4ArgNameAndIndex("out", 0);
+  // In nn.Graph they may be one buffer.
+  if (in->raw_dptr() == out->raw_dptr()) { return; }
+  copy_elements(*in, out, {{out->shape_view().elem_cnt(), 1, 1}});
+}
+
+// zeros, ones and full: on all threads, which also share the work of the system that hands out the
+// pages.
+template <typename T>
+void constant(Context* ctx) {
+  auto* out = ctx->Tensor4ArgNameAndIndex("out", 0);
+  const T value = ctx->Attr<bool>("is_floating_value")
+                      ? static_cast<T>(ctx->Attr<double>("floating_value"))
+                      : static_cast<T>(ctx->Attr<int64_t>("integer_value"));
+  T* to = out->mut_dptr<T>();
+  parallel_for(out->shape_view().elem_cnt(), kGrainSize, [=](int64_t begin, int64_t end) {
+    std::fill(to + begin, to + end, value);
+  });
+}
+
+void zero_like(Context* ctx) { zero_fill(ctx->Tensor4ArgNameAndIndex("out", 0)); }
+
+REGISTER_KERNEL("to_contiguous", make<MoveKernel<to_contiguous>>, is_movable_on_cpu("in"));
+REGISTER_KERNEL("transpose", make<MoveKernel<transpose>>, is_movable_on_cpu("output"));
+REGISTER_KERNEL("expand", make<MoveKernel<expand>>, is_movable_on_cpu("in"));
+REGISTER_KERNEL("broadcast_like", make<MoveKernel<broadcast_like>>, is_movable_on_cpu("y"));
+REGISTER_KERNEL("concat", make<MoveKernel<concat>>, is_movable_on_cpu("out"));
+REGISTER_KERNEL("split_like", make<MoveKernel<split_like>>, is_movable_on_cpu("in"));
+REGISTER_KERNEL("narrow", make<MoveKernel<narrow>>, is_movable_on_cpu("in"));
+REGISTER_KERNEL("narrow_grad", make<MoveKernel<narrow_grad>>, is_movable_on_cpu("dy"));
+REGISTER_KERNEL("identity", make<MoveKernel<identity>>, is_movable_on_cpu("in"),
+                in_place("out", "in", /*changes=*/false));
+REGISTER_KERNEL("constant", make<MoveKernel<constant<float>>>, is_float32_on_cpu("out"));
+REGISTER_KERNEL("constant", make<MoveKernel<constant<double>>>,
+                is_on_cpu("out", ::oneflow::DataType::kDouble));
+REGISTER_KERNEL("constant", make<MoveKernel<constant<int64_t>>>,
+                is_on_cpu("out", ::oneflow::DataType::kInt64));
+REGISTER_KERNEL("zero_like", make<MoveKernel<zero_like>>, is_movable_on_cpu("out"));
+
+}  // namespace
+
+}  // namespace oneflow_accel

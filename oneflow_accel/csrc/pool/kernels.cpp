@@ -1,0 +1,179 @@
+// Poolings in two dimensions with their gradients, float32 and bfloat16.
+//
+// nn.MaxPool2d and nn.AvgPool2d emit max_pool_2d and avg_pool_2d for channels first, and for
+// channels last with return_indices or a dilation; else tf_max_pool_2d and tf_avg_pool_2d, whose
+// averages leave the padding out, and whose maxima come without their index. OneFlow 0.9.0 has
+// adaptive_avg_pool2d for (N, C, H, W) only.
+#include <string>
+
+#include "common/arguments.h"
+#include "pool/average.h"
+#include "pool/maximum.h"
+
+namespace oneflow_accel {
+
+namespace {
+
+namespace user_op = ::oneflow::user_op;
+
+using Context = user_op::KernelComputeContext;
+
+// One axis of a sliding window. `padding_after` bounds PoolWindow::full only: the number of outputs
+// is OneFlow's choice, and a window beyond the input is empty.
+struct SlidingAxis {
+  int64_t kernel;
+  int64_t stride;
+  int64_t padding_before;
+  int64_t padding_after;
+  int64_t dilation;
+};
+
+int64_t ceil_ratio(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+std::vector<PoolWindow> sliding_windows(int64_t input, int64_t output, const SlidingAxis& axis) {
+  std::vector<PoolWindow> windows;
+  windows.reserve(output);
+  for (int64_t i = 0; i < output; ++i) {
+    const int64_t start = i * axis.stride - axis.padding_before;
+    const int64_t stop = start + (axis.kernel - 1) * axis.dilation + 1;
+    const int64_t full = std::min(stop, input + axis.padding_after) - start;
+    // The first position of the window that is not in the padding.
+    const int64_t begin =
+        start >= 0 ? start : start + ceil_ratio(-start, axis.dilation) * axis.dilation;
+    const int64_t end = std::min(stop, input);
+    const bool empty = begin >= end;
+    windows.push_back({empty ? 0 : begin, empty ? 0 : end, axis.dilation, full});
+  }
+  return windows;
+}
+
+// Output index i covers floor(i * in / out) up to ceil((i + 1) * in / out).
+std::vector<PoolWindow> adaptive_windows(int64_t input, int64_t output) {
+  std::vector<PoolWindow> windows;
+  windows.reserve(output);
+  for (int64_t i = 0; i < output; ++i) {
+    const int64_t begin = i * input / output;
+    const int64_t end = ceil_ratio((i + 1) * input, output);
+    windows.push_back({begin, end, 1, end - begin});
+  }
+  return windows;
+}
+
+// `x` and `y` name the arguments that have the input's and the output's shape;
+// windows(i, input, output) gives those of axis i.
+template <typename Windows>
+PoolGeometry pool_geometry(Context* ctx, const char* x_name, const char* y_name, bool last,
+                           const Windows& windows) {
+  const auto& x = ctx->Tensor4ArgNameAndIndex(x_name, 0)->shape_view();
+  const auto& y = ctx->Tensor4ArgNameAndIndex(y_name, 0)->shape_view();
+  const int height = last ? 1 : 2;
+  const int width = height + 1;
+  return {last, x.At(0), x.At(last ? 3 : 1), x.At(height), x.At(width),
+          windows(0, x.At(height), y.At(height)), windows(1, x.At(width), y.At(width))};
+}
+
+bool is_channels_last(Context* ctx) {
+  return ctx->Attr<std::string>("data_format") == "channels_last";
+}
+
+int64_t size_of(Context* ctx, const char* attribute, int axis) {
+  return ctx->Attr<std::vector<int32_t>>(attribute).at(axis);
+}
+
+PoolGeometry sliding_geometry(Context* ctx, const char* x, const char* y, bool dilated) {
+  return pool_geometry(
+      ctx, x, y, is_channels_last(ctx), [=](int i, int64_t input, int64_t output) {
+        const int64_t padding = size_of(ctx, "padding", i);
+        return sliding_windows(input, output,
+                               {size_of(ctx, "kernel_size", i), size_of(ctx, "stride", i), padding,
+                                padding, dilated ? size_of(ctx, "dilation", i) : 1});
+      });
+}
+
+PoolGeometry max_geometry(Context* ctx, const char* x, const char* y) {
+  return sliding_geometry(ctx, x, y, /*dilated=*/true);
+}
+
+PoolGeometry average_geometry(Context* ctx, const char* x, const char* y) {
+  PoolGeometry geometry = sliding_geometry(ctx, x, y, /*dilated=*/false);
+  geometry.fixed_divisor = ctx->Attr<int32_t>("divisor_override");
+  geometry.counts_padding = ctx->Attr<bool>("count_include_pad");
+  return geometry;
+}
+
+PoolGeometry tf_geometry(Context* ctx, const char* x, const char* y) {
+  const auto& padding = ctx->Attr<std::string>("padding");
+  return pool_geometry(
+      ctx, x, y, is_channels_last(ctx), [&](int i, int64_t input, int64_t output) {
+        const int64_t kernel = size_of(ctx, "pool_size", i);
+        const int64_t stride = size_of(ctx, "strides", i);
+        const int64_t needed = std::max<int64_t>(0, (output - 1) * stride + kernel - input);
+        const int64_t before = padding == "valid"        ? 0
+                               : padding == "customized" ? size_of(ctx, "padding_before", i)
+                               : padding == "same_lower" ? needed - needed / 2
+                                                         : needed / 2;  // "same_upper"
+        return sliding_windows(input, output, {kernel, stride, before, 0, 1});
+      });
+}
+
+PoolGeometry adaptive_geometry(Context* ctx, const char* x, const char* y) {
+  return pool_geometry(ctx, x, y, /*last=*/false, [](int, int64_t input, int64_t output) {
+    return adaptive_windows(input, output);
+  });
+}
+
+using GeometryOf = PoolGeometry (*)(Context*, const char* x, const char* y);
+
+template <GeometryOf geometry, typename T>
+class MaxPoolKernel final : public Kernel {
+  void Compute(Context* ctx) const override {
+    max_pool(geometry(ctx, "x", "y"), input<T>(ctx, "x"), output<T>(ctx, "y"),
+             output_or_null<int64_t>(ctx, "indice"));
+  }
+};
+
+template <GeometryOf geometry, typename T>
+class MaxPoolGradKernel final : public Kernel {
+  void Compute(Context* ctx) const override {
+    const PoolGeometry g = geometry(ctx, "dx", "dy");
+    const T* dy = input<T>(ctx, "dy");
+    if (ctx->has_input("indice", 0)) {
+      max_pool_grad(g, dy, input<int64_t>(ctx, "indice"), output<T>(ctx, "dx"));
+    } else {
+      max_pool_grad_from_input(g, input<T>(ctx, "x"), dy, output<T>(ctx, "dx"));
+    }
+  }
+};
+
+template <GeometryOf geometry, typename T>
+class AveragePoolKernel final : public Kernel {
+  void Compute(Context* ctx) const override {
+    average_pool(geometry(ctx, "x", "y"), input<T>(ctx, "x"), output<T>(ctx, "y"));
+  }
+};
+
+template <GeometryOf geometry, typename T>
+class AveragePoolGradKernel final : public Kernel {
+  void Compute(Context* ctx) const override {
+    average_pool_grad(geometry(ctx, "dx", "dy"), input<T>(ctx, "dy"), output<T>(ctx, "dx"));
+  }
+};
+
+#define REGISTER_POOL(op, kernel, geometry, argument)                                     \
+  REGISTER_KERNEL(op, (make<kernel<geometry, float>>), is_float32_on_cpu(argument));      \
+  REGISTER_KERNEL(op, (make<kernel<geometry, Bfloat16>>), is_bfloat16_on_cpu(argument))
+
+REGISTER_POOL("max_pool_2d", MaxPoolKernel, max_geometry, "x");
+REGISTER_POOL("max_pool_2d_grad", MaxPoolGradKernel, max_geometry, "dx");
+REGISTER_POOL("avg_pool_2d", AveragePoolKernel, average_geometry, "x");
+REGISTER_POOL("avg_pool_2d_grad", AveragePoolGradKernel, average_geometry, "dx");
+REGISTER_POOL("tf_max_pool_2d", MaxPoolKernel, tf_geometry, "x");
+REGISTER_POOL("tf_max_pool_2d_grad", MaxPoolGradKernel, tf_geometry, "dx");
+REGISTER_POOL("tf_avg_pool_2d", AveragePoolKernel, tf_geometry, "x");
+REGISTER_POOL("tf_avg_pool_2d_grad", AveragePoolGradKernel, tf_geometry, "dx");
+REGISTER_POOL("adaptive_avg_pool2d", AveragePoolKernel, adaptive_geometry, "x");
+REGISTER_POOL("adaptive_avg_pool2d_grad", AveragePoolGradKernel, adaptive_geometry, "dx");
+
+}  // namespace
+
+}  // namespace oneflow_accel
