@@ -1,7 +1,7 @@
-// oneflow_accel_cross_entropy and its gradient, float32: losses of rows of logits against class
-// indices. Keeps two floats a row for the gradient, which is one pass over the logits.
-#include "common/arguments.h"
-#include "common/infer.h"
+// oneflow_accel_cross_entropy and its gradient: losses, float32, of rows of logits, float32 or
+// bfloat16, against class indices. Keeps two floats a row for the gradient, which is one pass over
+// the logits and of their type.
+#include "common/float_kernels.h"
 #include "loss/row_losses.h"
 
 namespace oneflow_accel {
@@ -27,9 +27,7 @@ Maybe<void> check(user_op::InferContext* ctx) {
 
 Maybe<void> infer(user_op::InferContext* ctx) {
   JUST(check(ctx));
-  const int64_t rows = ctx->InputShape("logits", 0).At(0);
-  describe_output(ctx, "losses", Shape({rows}));
-  describe_output(ctx, "lse", Shape({rows, kLogSumExpSize}));
+  describe_losses(ctx, ctx->InputShape("logits", 0).At(0));
   return Maybe<void>::Ok();
 }
 
@@ -40,9 +38,13 @@ Maybe<void> infer_grad(user_op::InferContext* ctx) {
 }
 
 Maybe<void> infer_types(user_op::InferContext* ctx) {
-  for (const auto& [name, index] : ctx->outputs()) {
-    ctx->SetOutputDType(name, index, ctx->InputDType("logits", 0));
-  }
+  ctx->SetOutputDType("losses", 0, ::oneflow::DataType::kFloat);
+  ctx->SetOutputDType("lse", 0, ::oneflow::DataType::kFloat);
+  return Maybe<void>::Ok();
+}
+
+Maybe<void> infer_grad_types(user_op::InferContext* ctx) {
+  ctx->SetOutputDType("logits_grad", 0, ctx->InputDType("logits", 0));
   return Maybe<void>::Ok();
 }
 
@@ -54,54 +56,39 @@ Maybe<void> split_rows(user_op::SbpContext* ctx) {
 }
 
 REGISTER_USER_OP("oneflow_accel_cross_entropy")
-    .Input("logits")
-    .Input("label")
-    .Output("losses")
-    .Output("lse")
-    .Attr<int64_t>("ignore_index")
-    .SetTensorDescInferFn(infer)
-    .SetDataTypeInferFn(infer_types)
-    .SetGetSbpFn(split_rows);
+    .Input("logits").Input("label").Output("losses").Output("lse").Attr<int64_t>("ignore_index")
+    .SetTensorDescInferFn(infer).SetDataTypeInferFn(infer_types).SetGetSbpFn(split_rows);
 
 REGISTER_USER_OP("oneflow_accel_cross_entropy_grad")
-    .Input("losses_grad")
-    .Input("logits")
-    .Input("label")
-    .Input("lse")
-    .Output("logits_grad")
+    .Input("losses_grad").Input("logits").Input("label").Input("lse").Output("logits_grad")
     .Attr<int64_t>("ignore_index")
-    .SetTensorDescInferFn(infer_grad)
-    .SetDataTypeInferFn(infer_types)
-    .SetGetSbpFn(split_rows);
+    .SetTensorDescInferFn(infer_grad).SetDataTypeInferFn(infer_grad_types).SetGetSbpFn(split_rows);
 
-LogitRows all_rows(user_op::KernelComputeContext* ctx) {
-  const auto* logits = ctx->Tensor4ArgNameAndIndex("logits", 0);
-  const auto& shape = logits->shape_view();
-  // The functions that take them do not write to them here.
-  return {0, shape.At(0), shape.At(1), const_cast<float*>(logits->dptr<float>())};
-}
-
+template <typename T>
 class CrossEntropyKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    const LogitRows rows = all_rows(ctx);
-    row_losses(rows, Targets(ctx, rows.classes), output(ctx, "losses"),
-               reinterpret_cast<LogSumExp*>(output(ctx, "lse")));
+    const LogitRows<T> rows{0, Rows(ctx, "logits"), input<T>(ctx, "logits")};
+    const Labels labels = targets_of(ctx, rows.rows.n);
+    labels.check();
+    rows.losses(labels, output(ctx, "losses"), reinterpret_cast<LogSumExp*>(output(ctx, "lse")));
   }
 };
 
+template <typename T>
 class CrossEntropyGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    const LogitRows rows = all_rows(ctx);
-    row_loss_grads(rows, Targets(ctx, rows.classes),
-                   reinterpret_cast<const LogSumExp*>(input(ctx, "lse")),
-                   input(ctx, "losses_grad"), output(ctx, "logits_grad"));
+    const LogitRows<T> rows{0, Rows(ctx, "logits"), input<T>(ctx, "logits")};
+    const Labels labels = targets_of(ctx, rows.rows.n);
+    labels.check();
+    rows.grads(labels, reinterpret_cast<const LogSumExp*>(input(ctx, "lse")),
+               input(ctx, "losses_grad"), output<T>(ctx, "logits_grad"));
   }
 };
 
-REGISTER_KERNEL("oneflow_accel_cross_entropy", make<CrossEntropyKernel>,
-                is_float32_on_cpu("losses") && is_label("label"));
-REGISTER_KERNEL("oneflow_accel_cross_entropy_grad", make<CrossEntropyGradKernel>,
-                is_float32_on_cpu("logits_grad") && is_label("label"));
+REGISTER_FLOAT_KERNELS(CrossEntropyKernel, "oneflow_accel_cross_entropy", "logits",
+                       is_label("label"));
+REGISTER_FLOAT_KERNELS(CrossEntropyGradKernel, "oneflow_accel_cross_entropy_grad", "logits_grad",
+                       is_label("label"));
 
 }  // namespace
 

@@ -6,9 +6,7 @@
 
 #include "common/arguments.h"
 #include "common/guard.h"
-#include "common/infer.h"
 #include "common/onednn.h"
-#include "common/threads.h"
 #include "loss/row_losses.h"
 #include "matmul/product.h"
 
@@ -42,9 +40,7 @@ Maybe<void> check(user_op::InferContext* ctx) {
 
 Maybe<void> infer(user_op::InferContext* ctx) {
   JUST(check(ctx));
-  const int64_t rows = ctx->InputShape("x", 0).At(0);
-  describe_output(ctx, "losses", Shape({rows}));
-  describe_output(ctx, "lse", Shape({rows, kLogSumExpSize}));
+  describe_losses(ctx, ctx->InputShape("x", 0).At(0));
   return Maybe<void>::Ok();
 }
 
@@ -81,110 +77,93 @@ Maybe<void> split_rows(user_op::SbpContext* ctx) {
 }
 
 REGISTER_USER_OP("oneflow_accel_linear_cross_entropy")
-    .Input("x")
-    .Input("weight")
-    .Input("label")
-    .Output("losses")
-    .Output("lse")
-    .Attr<int64_t>("ignore_index")
-    .Attr<int64_t>("chunk_rows")
-    .SetTensorDescInferFn(infer)
-    .SetDataTypeInferFn(infer_types)
-    .SetGetSbpFn(split_rows);
+    .Input("x").Input("weight").Input("label").Output("losses").Output("lse")
+    .Attr<int64_t>("ignore_index").Attr<int64_t>("chunk_rows")
+    .SetTensorDescInferFn(infer).SetDataTypeInferFn(infer_types).SetGetSbpFn(split_rows);
 
 REGISTER_USER_OP("oneflow_accel_linear_cross_entropy_grad")
-    .Input("losses_grad")
-    .Input("x")
-    .Input("weight")
-    .Input("label")
-    .Input("lse")
-    .Output("x_grad")
-    .Output("weight_grad")
-    .Attr<int64_t>("ignore_index")
-    .Attr<int64_t>("chunk_rows")
-    .SetTensorDescInferFn(infer_grad)
-    .SetDataTypeInferFn(infer_types)
-    .SetGetSbpFn(split_rows);
+    .Input("losses_grad").Input("x").Input("weight").Input("label").Input("lse")
+    .Output("x_grad").Output("weight_grad")
+    .Attr<int64_t>("ignore_index").Attr<int64_t>("chunk_rows")
+    .SetTensorDescInferFn(infer_grad).SetDataTypeInferFn(infer_types).SetGetSbpFn(split_rows);
 
 REGISTER_USER_OP("oneflow_accel_linear_cross_entropy_sum")
-    .Input("x")
-    .Input("weight")
-    .Input("label")
-    .Output("total")
-    .Output("count")
-    .Output("x_grad")
-    .Output("weight_grad")
-    .Attr<int64_t>("ignore_index")
-    .Attr<int64_t>("chunk_rows")
-    .SetTensorDescInferFn(infer_sum)
-    .SetDataTypeInferFn(infer_types)
-    .SetGetSbpFn(split_rows);
+    .Input("x").Input("weight").Input("label")
+    .Output("total").Output("count").Output("x_grad").Output("weight_grad")
+    .Attr<int64_t>("ignore_index").Attr<int64_t>("chunk_rows")
+    .SetTensorDescInferFn(infer_sum).SetDataTypeInferFn(infer_types).SetGetSbpFn(split_rows);
 
 // One call: its inputs, and the rows it takes at a time.
 class Head {
  public:
   explicit Head(user_op::KernelComputeContext* ctx)
-      : x_(input(ctx, "x")), weight_(input(ctx, "weight")) {
-    const auto& x = ctx->Tensor4ArgNameAndIndex("x", 0)->shape_view();
-    rows_ = x.At(0);
-    width_ = x.At(1);
+      : x_(input(ctx, "x")), weight_(input(ctx, "weight")), x_rows_(ctx, "x") {
     classes_ = ctx->Tensor4ArgNameAndIndex("weight", 0)->shape_view().At(0);
     const int64_t asked = ctx->Attr<int64_t>("chunk_rows");
     chunk_ = asked > 0 ? asked : std::max<int64_t>(1, kChunkElements / classes_);
   }
 
-  int64_t classes() const { return classes_; }
+  Labels labels(user_op::KernelComputeContext* ctx) const { return targets_of(ctx, classes_); }
 
   std::string describe() const {
-    return "cross entropy of " + std::to_string(rows_) + " rows of " + std::to_string(width_)
-           + " and " + std::to_string(classes_) + " classes";
+    return "cross entropy of " + std::to_string(x_rows_.count) + " rows of "
+           + std::to_string(x_rows_.n) + " and " + std::to_string(classes_) + " classes";
   }
 
-  // Calls fn(LogitRows) for chunk after chunk: the same whatever the number of threads, as sums over
-  // the rows depend on them.
+  // Calls fn(rows, logits), where the second are those of the rows and may be written to, for chunk
+  // after chunk: the same whatever the number of threads, as sums over the rows depend on them.
   template <typename Fn>
   void for_each_chunk(const Fn& fn) const {
-    for (int64_t first = 0; first < rows_; first += chunk_) {
-      LogitRows rows;
-      rows.first = first;
-      rows.count = std::min(chunk_, rows_ - first);
-      rows.classes = classes_;
-      rows.logits = static_cast<float*>(
-          scratch(ScratchSlot::kSource, std::min(chunk_, rows_) * classes_ * sizeof(float)));
+    for (int64_t first = 0; first < x_rows_.count; first += chunk_) {
+      const int64_t count = std::min(chunk_, x_rows_.count - first);
+      auto* logits = static_cast<float*>(scratch(
+          ScratchSlot::kSource, std::min(chunk_, x_rows_.count) * classes_ * sizeof(float)));
       Product product;
-      product.a = {rows.count, width_};
-      product.b = {classes_, width_};
-      product.out = {rows.count, classes_};
+      product.a = {count, x_rows_.n};
+      product.b = {classes_, x_rows_.n};
+      product.out = {count, classes_};
       product.transpose_b = true;
-      multiply(product, x_ + rows.first * width_, weight_, nullptr, rows.logits);
-      fn(rows);
+      multiply(product, x_ + first * x_rows_.n, weight_, nullptr, logits);
+      fn(LogitRows<float>{first, {count, classes_}, logits}, logits);
     }
   }
 
-  // The gradients by x and the weight, `rows.logits` being that of the logits; the weight's has
-  // those of the chunks before added.
-  void add_grads(const LogitRows& rows, float* x_grad, float* weight_grad) const {
+  // The gradients by x and the weight, from that of the logits of some rows; the weight's has those
+  // of the chunks before added.
+  void add_grads(int64_t first, int64_t count, const float* logits_grad, float* x_grad,
+                 float* weight_grad) const {
     Product product;
-    product.a = {rows.count, classes_};
-    product.b = {classes_, width_};
-    product.out = {rows.count, width_};
-    multiply(product, rows.logits, weight_, nullptr, x_grad + rows.first * width_);
-    product.b = {rows.count, width_};
-    product.out = {classes_, width_};
+    product.a = {count, classes_};
+    product.b = {classes_, x_rows_.n};
+    product.out = {count, x_rows_.n};
+    multiply(product, logits_grad, weight_, nullptr, x_grad + first * x_rows_.n);
+    product.b = {count, x_rows_.n};
+    product.out = {classes_, x_rows_.n};
     product.transpose_a = true;
-    product.accumulate = rows.first > 0;
-    multiply(product, rows.logits, x_ + rows.first * width_, nullptr, weight_grad);
+    product.accumulate = first > 0;
+    multiply(product, logits_grad, x_ + first * x_rows_.n, nullptr, weight_grad);
   }
 
-  void clear_if_no_rows(float* weight_grad) const {
-    if (rows_ == 0) { std::fill_n(weight_grad, classes_ * width_, 0.0F); }
+  // The gradients of all chunks; make_grads(rows, logits) turns their logits into what add_grads
+  // wants.
+  template <typename MakeGrads>
+  void grads(user_op::KernelComputeContext* ctx, const MakeGrads& make_grads) const {
+    float* x_grad = output(ctx, "x_grad");
+    float* weight_grad = output(ctx, "weight_grad");
+    const ThreadScope threads;
+    if (x_rows_.count == 0) { std::fill_n(weight_grad, classes_ * x_rows_.n, 0.0F); }
+    run_or_throw([&] { return "gradient of " + describe(); }, [&] {
+      for_each_chunk([&](const LogitRows<float>& rows, float* logits) {
+        make_grads(rows, logits);
+        add_grads(rows.first, rows.rows.count, logits, x_grad, weight_grad);
+      });
+    });
   }
 
  private:
   const float* x_;
   const float* weight_;
-  int64_t rows_;
-  int64_t width_;
+  Rows x_rows_;
   int64_t classes_;
   int64_t chunk_;
 };
@@ -192,13 +171,14 @@ class Head {
 class LinearCrossEntropyKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const Head head(ctx);
-    const Targets targets(ctx, head.classes());
+    const Labels labels = head.labels(ctx);
+    labels.check();
     float* losses = output(ctx, "losses");
     auto* lse = reinterpret_cast<LogSumExp*>(output(ctx, "lse"));
     const ThreadScope threads;
     run_or_throw([&] { return head.describe(); }, [&] {
-      head.for_each_chunk([&](const LogitRows& rows) {
-        row_losses(rows, targets, losses + rows.first, lse + rows.first);
+      head.for_each_chunk([&](const LogitRows<float>& rows, float*) {
+        rows.losses(labels, losses + rows.first, lse + rows.first);
       });
     });
   }
@@ -207,42 +187,51 @@ class LinearCrossEntropyKernel final : public Kernel {
 class LinearCrossEntropyGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const Head head(ctx);
-    const Targets targets(ctx, head.classes());
+    const Labels labels = head.labels(ctx);
+    labels.check();
     const float* losses_grad = input(ctx, "losses_grad");
     const auto* lse = reinterpret_cast<const LogSumExp*>(input(ctx, "lse"));
-    float* x_grad = output(ctx, "x_grad");
-    float* weight_grad = output(ctx, "weight_grad");
-    const ThreadScope threads;
-    head.clear_if_no_rows(weight_grad);
-    run_or_throw([&] { return "gradient of " + head.describe(); }, [&] {
-      head.for_each_chunk([&](const LogitRows& rows) {
-        row_loss_grads(rows, targets, lse + rows.first, losses_grad + rows.first, rows.logits);
-        head.add_grads(rows, x_grad, weight_grad);
-      });
+    head.grads(ctx, [&](const LogitRows<float>& rows, float* logits) {
+      rows.grads(labels, lse + rows.first, losses_grad + rows.first, logits);
     });
   }
 };
 
+// The loss of a row that counts, whose logits become its gradient.
+float loss_and_grad(float* x, int64_t n, int64_t label) {
+  const float logit = x[label];
+  const float shift = row::maximum(x, n);
+  const double sum = row::exp_and_sum(x, x, n, shift);
+  const float loss = LogSumExp{shift, static_cast<float>(std::log(sum))}.loss_of(logit);
+  const auto factor = static_cast<float>(1.0 / sum);
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) { x[i] *= factor; }
+  x[label] = std::expm1(-loss);
+  return loss;
+}
+
 class LinearCrossEntropySumKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const Head head(ctx);
-    const Targets targets(ctx, head.classes());
-    float* x_grad = output(ctx, "x_grad");
-    float* weight_grad = output(ctx, "weight_grad");
-    const ThreadScope threads;
-    head.clear_if_no_rows(weight_grad);
+    const Labels labels = head.labels(ctx);
+    const int64_t counted = labels.check();
     double total = 0.0;
-    run_or_throw([&] { return head.describe(); }, [&] {
-      head.for_each_chunk([&](const LogitRows& rows) {
-        auto* losses = static_cast<float*>(
-            scratch(ScratchSlot::kReduction, rows.count * sizeof(float)));
-        row_losses_and_grads(rows, targets, losses);
-        for (int64_t i = 0; i < rows.count; ++i) { total += losses[i]; }
-        head.add_grads(rows, x_grad, weight_grad);
+    head.grads(ctx, [&](const LogitRows<float>& some, float* logits) {
+      auto* losses = static_cast<float*>(
+          scratch(ScratchSlot::kReduction, some.rows.count * sizeof(float)));
+      some.rows.for_each(1, [&](int64_t i, int64_t at) {
+        const int64_t row = some.first + i;
+        if (labels.counts(row)) {
+          losses[i] = loss_and_grad(logits + at, some.rows.n, labels.at(row));
+        } else {
+          std::fill_n(logits + at, some.rows.n, 0.0F);
+          losses[i] = 0.0F;
+        }
       });
+      for (int64_t i = 0; i < some.rows.count; ++i) { total += losses[i]; }
     });
     *output(ctx, "total") = static_cast<float>(total);
-    *output(ctx, "count") = static_cast<float>(targets.counted());
+    *output(ctx, "count") = static_cast<float>(counted);
   }
 };
 
