@@ -33,17 +33,14 @@ struct Workspace {
 
   Workspace(const AttentionShape& shape, bool drops) {
     const bool few = shape.queries <= kFewQueries;
-    keys = {nullptr, shape.dim, few ? 0 : padded(shape.keys)};
-    values = {nullptr, few ? 0 : shape.keys, padded(shape.dim)};
-    Carver carver(keys.size() + values.size() + kQueryBlock * (shape.dim + kKeyBlock)
-                  + kQueryBlock * values.columns + (drops ? kQueryBlock * kKeyBlock : 0)
-                  + 6 * kVectorWidth);
-    keys.data = carver.take(keys.size());
-    values.data = carver.take(values.size());
-    queries = carver.take(kQueryBlock * shape.dim);
-    scores = carver.take(kQueryBlock * kKeyBlock);
-    out = carver.take(kQueryBlock * values.columns);
-    if (drops) { factors = carver.take(kQueryBlock * kKeyBlock); }
+    Carver::carve([&](Carver* carver) {
+      keys = carver->take_panels(shape.dim, few ? 0 : padded(shape.keys));
+      values = carver->take_panels(few ? 0 : shape.keys, padded(shape.dim));
+      queries = carver->take(kQueryBlock * shape.dim);
+      scores = carver->take(kQueryBlock * kKeyBlock);
+      out = carver->take(kQueryBlock * values.columns);
+      if (drops) { factors = carver->take(kQueryBlock * kKeyBlock); }
+    });
   }
 };
 
@@ -54,6 +51,31 @@ struct HeadDropout {
   int64_t head;
   int64_t first;
 };
+
+// One row of a block of scores and the softmax as far as it is known: the largest score, the sum of
+// e^(score - largest), and the output that belongs to them, not yet divided by the sum. Scores become
+// e^(score - largest), 0 where a key is not visible. Where all scores of a row are -infinity, its
+// softmax is NaN, as the formula says.
+void softmax_row(float* scores, int64_t visible, int64_t keys, float* largest, float* sum,
+                 float* out, int64_t out_columns) {
+  float most = *largest;
+#pragma omp simd reduction(max : most)
+  for (int64_t j = 0; j < visible; ++j) { most = scores[j] > most ? scores[j] : most; }
+  float total = 0.0F;
+#pragma omp simd reduction(+ : total)
+  for (int64_t j = 0; j < visible; ++j) {
+    scores[j] = simd::exp(scores[j] - most);
+    total += scores[j];
+  }
+  for (int64_t j = visible; j < keys; ++j) { scores[j] = 0.0F; }
+  if (most > *largest) {
+    const float factor = simd::exp(*largest - most);
+    *sum *= factor;
+    for (int64_t d = 0; d < out_columns; ++d) { out[d] *= factor; }
+    *largest = most;
+  }
+  *sum += total;
+}
 
 // The queries [begin, begin + rows) of one head: workspace.out, divided by workspace.sum.
 // fill(key, keys) sets the scores of a block of keys, and add(key, keys) adds the products of its
@@ -68,11 +90,14 @@ void attend(const AttentionShape& shape, int64_t begin, int64_t rows, const Fill
   for (int64_t j = 0; j < end; j += kKeyBlock) {
     const int64_t keys = std::min(kKeyBlock, end - j);
     fill(j, keys);
-    softmax_block(w.scores, kKeyBlock, rows, keys, shape.visible(begin, j),
-                  {w.largest, w.sum, w.out, w.values.columns});
+    const Visible visible = shape.visible(begin, j);
+    const int64_t stride = w.values.columns;
+    for (int64_t i = 0; i < rows; ++i) {
+      softmax_row(w.scores + i * kKeyBlock, visible.keys(i, keys), keys, w.largest + i, w.sum + i,
+                  w.out + i * stride, stride);
+    }
     // The sum is that of all weights.
     if (drop.dropout != nullptr) {
-      const Visible visible = shape.visible(begin, j);
       weight_factors(*drop.dropout, {drop.batch, drop.head, drop.first + begin, j}, rows, keys, visible,
                      w.factors, kKeyBlock);
       multiply_block(w.factors, kKeyBlock, rows, keys, visible, w.scores);
@@ -102,8 +127,10 @@ void attend_directly(const AttentionShape& shape, const T* keys, int64_t key_str
   const int64_t rows = shape.queries;
   const auto fill = [&](int64_t j, int64_t n) {
     for (int64_t i = 0; i < rows; ++i) {
-      scores_of(w->queries + i * shape.dim, keys + j * key_stride, key_stride, n, shape.dim,
-                w->scores + i * kKeyBlock);
+      for (int64_t key = 0; key < n; ++key) {
+        w->scores[i * kKeyBlock + key] =
+            dot(w->queries + i * shape.dim, keys + (j + key) * key_stride, shape.dim);
+      }
     }
   };
   const auto add = [&](int64_t j, int64_t n) {
