@@ -24,6 +24,14 @@ namespace user_op = ::oneflow::user_op;
 // An element of softmax is some ten operations.
 constexpr int64_t kSoftmaxOperations = 8;
 
+// a where the condition holds, else b: by their bits, as GCC moves what makes `a` into a branch, which
+// is no vector code.
+ONEFLOW_ACCEL_INLINE float choose(bool condition, float a, float b) {
+  const uint32_t all = 0U - static_cast<uint32_t>(condition);
+  return __builtin_bit_cast(float, (__builtin_bit_cast(uint32_t, a) & all)
+                                       | (__builtin_bit_cast(uint32_t, b) & ~all));
+}
+
 // The rows of an argument that is broadcast to the shape of another one. Axes are aligned at the
 // last one, as in NumPy; an axis of size 1 serves every index.
 class BroadcastRows {
@@ -90,7 +98,8 @@ struct Dropout {
 
   // y = softmax of the row z(i), i < n, that starts at `first`, and what dropout leaves of it.
   template <typename T, typename Load>
-  void softmax(int64_t first, int64_t n, const Load& z, T* softmax_y, T* y) const {
+  ONEFLOW_ACCEL_INLINE void softmax(int64_t first, int64_t n, const Load& z, T* softmax_y,
+                                    T* y) const {
     T* to = softmax_y + first;
     if (mask == nullptr) { return row::softmax(n, z, row::rounded_to(to)); }
     const uint8_t* keep = mask + first;
@@ -104,8 +113,8 @@ struct Dropout {
 
   // Calls store(i, the gradient by z).
   template <typename T, typename Store>
-  void softmax_grad(int64_t first, int64_t n, const T* softmax_y, const T* y_grad,
-                    const Store& store) const {
+  ONEFLOW_ACCEL_INLINE void softmax_grad(int64_t first, int64_t n, const T* softmax_y,
+                                         const T* y_grad, const Store& store) const {
     const auto y = row::values_of(softmax_y + first);
     const auto dy = row::values_of(y_grad + first);
     if (mask == nullptr) { return row::softmax_grad(n, y, dy, store); }
@@ -135,7 +144,7 @@ class ScaleMaskSoftmaxKernel final : public Kernel {
       const uint8_t* seen = mask + mask_rows.offset(row);
       const auto softmax = [&](const auto& scores) {
         dropout.softmax(
-            first, rows.n, [=](int64_t i) { return seen[i] != 0 ? scores(i) * scale : fill; },
+            first, rows.n, [=](int64_t i) { return choose(seen[i] != 0, scores(i) * scale, fill); },
             softmax_y, y);
       };
       if (bias == nullptr) { return softmax(x); }
@@ -165,7 +174,7 @@ class ScaleMaskSoftmaxGradKernel final : public Kernel {
       const uint8_t* seen = mask + mask_rows.offset(row);
       T* dx = in_grad + first;
       dropout.softmax_grad(first, rows.n, softmax_y, dy, [=](int64_t i, float value) {
-        dx[i] = from_float<T>(seen[i] != 0 ? value * scale : 0.0F);
+        dx[i] = from_float<T>(choose(seen[i] != 0, value * scale, 0.0F));
       });
     });
   }
@@ -193,7 +202,8 @@ class TrilSoftmaxKernel final : public Kernel {
         for (T* to : {softmax_y + first, y + first}) { std::fill(to + seen, to + rows.n, T{}); }
       } else {
         dropout.softmax(
-            first, rows.n, [=](int64_t i) { return i < seen ? scaled(i) : fill; }, softmax_y, y);
+            first, rows.n, [=](int64_t i) { return choose(i < seen, scaled(i), fill); }, softmax_y,
+            y);
       }
     });
   }

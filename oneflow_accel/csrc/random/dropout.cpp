@@ -69,10 +69,12 @@ void draw_mask(user_op::OpKernelState* state, Threshold threshold, user_op::Tens
   auto* bytes = reinterpret_cast<uint8_t*>(mask->mut_dptr<bool>());
   draw(CHECK_JUST(generator->template Get<::oneflow::one::CPUGeneratorImpl>())->engine(),
        mask->shape_view().elem_cnt(), [&](const uint32_t* words, int64_t begin, int64_t count) {
+         // Of its own, as bytes may be anything's to the compiler.
+         const Threshold own = threshold;
          uint8_t* to = bytes + begin;
 #pragma omp simd
          for (int64_t i = 0; i < count; ++i) {
-           to[i] = (temper(words[i]) >= threshold.least ? 1 : 0) & threshold.any;
+           to[i] = (temper(words[i]) >= own.least ? 1 : 0) & own.any;
          }
          then(begin, count);
        });
