@@ -39,7 +39,16 @@ const std::unordered_map<std::string, AutoCastColor>& colors() {
       {"normalization", kGray},
       {"normalization_add_relu", kGray},
       {"oneflow_accel_rope", kGray},
+      {"oneflow_accel_performer", kGray},
+      {"oneflow_accel_cross_entropy", kGray},
       {"bias_add", kWhite},
+      {"fused_bias_add_gelu", kWhite},
+      {"fused_bias_add_mask_scale", kWhite},
+      {"dropout", kGray},
+      {"fused_scale_mask_softmax", kGray},
+      {"fused_scale_mask_softmax_dropout", kGray},
+      {"fused_bias_add_scale_mask_softmax_dropout", kGray},
+      {"fused_tril_scale_softmax_mask_scale", kGray},
       {"add_n", kGray},
       {"broadcast_add", kGray},
       {"broadcast_sub", kGray},
@@ -76,7 +85,8 @@ const std::unordered_map<std::string, AutoCastColor>& colors() {
 
 // What stays float32 whatever the operator runs in, beside what OneFlow says so of.
 bool stays_float32(const std::string& op, const std::string& input) {
-  return op == "oneflow_accel_rope" && input != "x";
+  return (op == "oneflow_accel_rope" && input != "x")
+         || (op == "oneflow_accel_performer" && input != "kqv");
 }
 
 std::shared_ptr<AutoCastMeta> make_meta(const std::string& op, const Arguments& inputs) {
