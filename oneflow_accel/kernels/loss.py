@@ -50,9 +50,9 @@ def cross_entropy(
 ) -> flow.Tensor:
     """log(sum(exp(row))) - row[label] for each row of logits, 0 where the label is `ignore_index`.
 
-    logits are (rows, classes), labels (rows,) of int64 or int32; the losses are (rows,), float32 for
-    logits in bfloat16 and else of the logits' dtype. Kept for the gradient are the logits and two floats a row. Global rows may be
-    split; classes that are split are gathered.
+    logits are (rows, classes), labels (rows,) of int64 or int32; the losses are (rows,), float32
+    for logits in bfloat16 and else of the logits' dtype. Kept for the gradient are the logits and
+    two floats a row. Global rows may be split; classes that are split are gathered.
 
     ValueError if shapes or dtypes do not fit. A label that is neither a class nor `ignore_index` is
     an IndexError when the result is read (csrc/README.md, "Errors inside kernels").

@@ -1,6 +1,8 @@
 // fused_bias_add_gelu (exact, by erf), its gradient, and fused_bias_add_mask_scale, float32 and
 // bfloat16: what follows a + b, with b along any axis of a. The last is (a + b) * scale where the
 // mask is true, else 0, plus _add_to_output, which nn.Graph fuses in; its gradient is dropout_grad's.
+#include <stdexcept>
+
 #include "activation/gelu.h"
 #include "common/float_kernels.h"
 #include "common/threads.h"
@@ -17,9 +19,14 @@ namespace user_op = ::oneflow::user_op;
 template <typename T, typename Finish>
 void with_bias(user_op::KernelComputeContext* ctx, const Finish& finish) {
   constexpr int64_t kStretch = 2048;
+  const auto* tensor = ctx->Tensor4ArgNameAndIndex("a", 0);
+  // OneFlow's operators do not look.
+  if (ctx->Tensor4ArgNameAndIndex("b", 0)->data_type() != tensor->data_type()) {
+    throw std::invalid_argument("the bias is of another dtype");
+  }
   const T* a = input<T>(ctx, "a");
   const T* b = input<T>(ctx, "b");
-  const auto& shape = ctx->Tensor4ArgNameAndIndex("a", 0)->shape_view();
+  const auto& shape = tensor->shape_view();
   const auto axis = ctx->Attr<int32_t>("axis");
   // Element i belongs to b[(i / inner) % channels].
   const int64_t inner = shape.Count(axis + 1);
