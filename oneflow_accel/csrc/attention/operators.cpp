@@ -223,20 +223,6 @@ REGISTER_USER_OP("oneflow_accel_packed_attention_grad")
     .SetTensorDescInferFn(infer_grad).SetDataTypeInferFn(infer_grad_types)
     .SetGetSbpFn(split_packed);
 
-// Of (batch, heads, time, dim) each: queries, and keys and values.
-struct Sizes {
-  int64_t batch, heads, kv_heads, queries, keys, dim;
-};
-
-AttentionShape shape_of(user_op::KernelComputeContext* ctx, const Sizes& n) {
-  AttentionShape shape{n.batch, n.heads, n.kv_heads, n.queries, n.keys, n.dim,
-                       ctx->Attr<bool>("causal"), static_cast<float>(ctx->Attr<double>("scale"))};
-  if (ctx->has_input("segments", 0)) {
-    shape.spans = spans_of(input<int64_t>(ctx, "segments"), n.batch, n.queries);
-  }
-  return shape;
-}
-
 std::string describe(const AttentionShape& shape) {
   return "attention of " + std::to_string(shape.batch) + " x " + std::to_string(shape.heads)
          + " heads, " + std::to_string(shape.queries) + " queries, " + std::to_string(shape.keys)
@@ -259,10 +245,10 @@ struct Separate {
   static constexpr const char* kSplit = "query";
   static constexpr int64_t kHeadAxis = 1;
 
-  static Sizes sizes(user_op::KernelComputeContext* ctx) {
+  static AttentionShape sizes(user_op::KernelComputeContext* ctx) {
     const auto& q = ctx->Tensor4ArgNameAndIndex("query", 0)->shape_view();
     const auto& k = ctx->Tensor4ArgNameAndIndex("key", 0)->shape_view();
-    return {q.At(0), q.At(1), k.At(1), q.At(2), k.At(2), q.At(3)};
+    return {q.At(0), q.At(1), k.At(1), q.At(2), k.At(2), q.At(3), false, 1.0F};
   }
   template <typename T>
   static Heads<T> of(user_op::KernelComputeContext* ctx, const std::string& name,
@@ -276,14 +262,14 @@ struct Packed {
   static constexpr const char* kSplit = "qkv";
   static constexpr int64_t kHeadAxis = 3;
 
-  static Sizes sizes(user_op::KernelComputeContext* ctx) {
+  static AttentionShape sizes(user_op::KernelComputeContext* ctx) {
     const auto& qkv = ctx->Tensor4ArgNameAndIndex("qkv", 0)->shape_view();
-    return {qkv.At(0), qkv.At(3), qkv.At(3), qkv.At(1), qkv.At(1), qkv.At(4)};
+    return {qkv.At(0), qkv.At(3), qkv.At(3), qkv.At(1), qkv.At(1), qkv.At(4), false, 1.0F};
   }
   template <typename T>
   static Heads<T> of(user_op::KernelComputeContext* ctx, const std::string& name,
                      const char* suffix = "") {
-    const Sizes n = sizes(ctx);
+    const AttentionShape n = sizes(ctx);
     const int64_t width = n.heads * n.dim;
     if (name == "out") {
       return {data_of<T>(ctx, name + suffix), width * n.queries, n.dim, width};
@@ -305,7 +291,12 @@ class OfHeads : public Kernel {
  private:
   void Compute(user_op::KernelComputeContext* ctx, user_op::OpKernelState*,
                const user_op::OpKernelCache* cache) const final {
-    const AttentionShape shape = shape_of(ctx, Layout::sizes(ctx));
+    AttentionShape shape = Layout::sizes(ctx);
+    shape.causal = ctx->Attr<bool>("causal");
+    shape.scale = static_cast<float>(ctx->Attr<double>("scale"));
+    if (ctx->has_input("segments", 0)) {
+      shape.spans = spans_of(input<int64_t>(ctx, "segments"), shape.batch, shape.queries);
+    }
     const auto dropout = weight_dropout(ctx, cache);
     run_or_throw([&] { return describe(shape); },
                  [&] { compute(ctx, shape, dropout ? &*dropout : nullptr); });
