@@ -66,7 +66,8 @@ ONEFLOW_ACCEL_INLINE void multiply_rows(const Tile& tile, int64_t count) {
 
 // As many of kTileVectors vectors as there are of the columns from `column` on.
 template <int vectors = kTileVectors>
-ONEFLOW_ACCEL_INLINE void multiply_columns(Tile tile, int64_t rows, int64_t column, int64_t columns) {
+ONEFLOW_ACCEL_INLINE void multiply_columns(Tile tile, int64_t rows, int64_t column,
+                                           int64_t columns) {
   if constexpr (vectors > 1) {
     if (columns - column < vectors * kFloats) {
       return multiply_columns<vectors - 1>(tile, rows, column, columns);

@@ -13,8 +13,8 @@ class Carver {
   explicit Carver(int64_t floats)
       : base_(static_cast<float*>(scratch(ScratchSlot::kSource, floats * sizeof(float)))) {}
 
-  // Calls lay_out(carver), which takes all parts, twice: to see how much they are, and with a buffer
-  // of this size.
+  // Calls lay_out(carver), which takes all parts, twice: to see how much they are, and with a
+  // buffer of this size.
   template <typename LayOut>
   static void carve(const LayOut& lay_out) {
     Carver counting;

@@ -45,9 +45,9 @@ struct Workspace {
 };
 
 // One row of a block of scores and the softmax as far as it is known: the largest score, the sum of
-// e^(score - largest), and the output that belongs to them, not yet divided by the sum. Scores become
-// e^(score - largest), 0 where a key is not visible. Where all scores of a row are -infinity, its
-// softmax is NaN, as the formula says.
+// e^(score - largest), and the output that belongs to them, not yet divided by the sum. Scores
+// become e^(score - largest), 0 where a key is not visible. Where all scores of a row are
+// -infinity, its softmax is NaN, as the formula says.
 void softmax_row(float* scores, int64_t visible, int64_t keys, float* largest, float* sum,
                  float* out, int64_t out_columns) {
   float most = *largest;
@@ -170,7 +170,8 @@ void attention(const AttentionShape& shape, const Heads<const T>& query, const H
       for (int64_t i = all * part / parts * kQueryBlock; i < end; i += kQueryBlock) {
         const int64_t rows = std::min(kQueryBlock, end - i);
         const WeightPlace place{b, h, t + i, 0};
-        copy_scaled(query.at(b, h, t + i), query.time_stride, rows, shape.dim, shape.scale, w.queries);
+        copy_scaled(query.at(b, h, t + i), query.time_stride, rows, shape.dim, shape.scale,
+                    w.queries);
         if (few) {
           attend_directly(own, key.at(b, kv, t), key.time_stride, value.at(b, kv, t),
                           value.time_stride, dropout, place, &w);

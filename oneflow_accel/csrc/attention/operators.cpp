@@ -1,7 +1,8 @@
-// The attention operators and their gradients, float32 and bfloat16. oneflow_accel_attention: query,
-// key and value are tensors of their own, [batch, heads, time, dim], of which keys and values may
-// have fewer heads. oneflow_accel_packed_attention: they are the parts of one projection,
-// [batch, time, 3, heads, dim], read where they lie; the output is [batch, time, heads, dim].
+// The attention operators and their gradients, float32 and bfloat16.
+//   oneflow_accel_attention: query, key and value are tensors of their own,
+//     [batch, heads, time, dim], of which keys and values may have fewer heads.
+//   oneflow_accel_packed_attention: they are the parts of one projection,
+//     [batch, time, 3, heads, dim], read where they lie; the output is [batch, time, heads, dim].
 #include "attention/operators.h"
 
 #include <stdexcept>

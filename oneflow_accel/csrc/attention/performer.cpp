@@ -141,6 +141,7 @@ struct Performer {
   float* values;
   float* space;
   float* row_sums;
+  // Of rows, 1 for keys.
   float* factors;
   // Of a chunk: what it adds to a summary.
   float* sums;
@@ -166,6 +167,7 @@ struct Performer {
     pack_transposed(w, s.dim, s.features, w_transposed);
     pack(w, s.dim, s.dim, w_panels);
     std::fill_n(values, kTile * s.width(), 0.0F);
+    std::fill_n(factors, kTile, 1.0F);
   }
 
   // Reads the summary, or its gradient, of a batch entry.
@@ -194,12 +196,12 @@ struct Performer {
     }
   }
 
-  // The gradient of a tile's keys or queries from phi_grads, to which factors[i] column[j] is added
-  // (factor 1 where `has_factors` is false): (dphi phi) w - sum(dphi phi) x.
+  // The gradient of a tile's keys or queries, (dphi phi) w - sum(dphi phi) x with dphi being
+  // phi_grads[i, j] + factors[i] column[j].
   template <typename T>
-  void grad_by_x(int64_t rows, bool has_factors, T* of_kqv_grad) {
+  void grad_by_x(int64_t rows, T* of_kqv_grad) {
     for (int64_t i = 0; i < rows; ++i) {
-      const float factor = has_factors ? factors[i] : 1.0F;
+      const float factor = factors[i];
       const float* feature = phi + i * s.stride();
       float* grad = phi_grads + i * s.stride();
       float sum = 0.0F;
@@ -223,13 +225,13 @@ struct Performer {
   }
 
   // sums += phi^T [values, factors].
-  void add_to_sums(int64_t rows, bool has_factors) {
+  void add_to_sums(int64_t rows) {
     const Panels right{space, rows, s.width()};
     pack(values, s.width(), s.width(), right);
     block_product(s.features, s.width(), rows, {phi, 1, s.stride()}, right, 0, 0, sums, s.width(),
                   true);
     for (int64_t i = 0; i < rows; ++i) {
-      const float factor = has_factors ? factors[i] : 1.0F;
+      const float factor = factors[i];
       const float* row = phi + i * s.stride();
 #pragma omp simd
       for (int64_t j = 0; j < s.features; ++j) { sums_column[j] += factor * row[j]; }
@@ -307,7 +309,7 @@ class PerformerKernel final : public Kernel {
               const T* tile = kqv + token * 3 * s.dim;
               p->set_phi(tile, rows);
               copy_rows(tile + 2 * s.dim, 3 * s.dim, rows, s.dim, p->values, s.width());
-              p->add_to_sums(rows, false);
+              p->add_to_sums(rows);
             });
           });
       for_chunks(s, w, [&](Performer* p, const Chunk& chunk, int64_t) {
@@ -358,8 +360,8 @@ class PerformerGradKernel final : public Kernel {
         }
         block_product(rows, s.stride(), s.dim, {p->values, s.width(), 1}, p->transposed, 0, 0,
                       p->phi_grads, s.stride(), false);
-        p->add_to_sums(rows, true);
-        p->grad_by_x(rows, true, kqv_grad + queries);
+        p->add_to_sums(rows);
+        p->grad_by_x(rows, kqv_grad + queries);
       });
     };
     const auto keys_and_values = [&](Performer* p, const Chunk& chunk) {
@@ -381,7 +383,7 @@ class PerformerGradKernel final : public Kernel {
         copy_rows(keys + 2 * s.dim, 3 * s.dim, rows, s.dim, p->values, s.width());
         block_product(rows, s.stride(), s.dim, {p->values, s.width(), 1}, p->transposed, 0, 0,
                       p->phi_grads, s.stride(), false);
-        p->grad_by_x(rows, false, key_grads);
+        p->grad_by_x(rows, key_grads);
       });
     };
     run_or_throw([&] { return "gradient of a " + s.describe(); }, [&] {

@@ -1,6 +1,6 @@
 // fused_bias_add_gelu (exact, by erf), its gradient, and fused_bias_add_mask_scale, float32 and
 // bfloat16: what follows a + b, with b along any axis of a. The last is (a + b) * scale where the
-// mask is true, else 0, plus _add_to_output, which nn.Graph fuses in; its gradient is dropout_grad's.
+// mask is true, else 0, plus _add_to_output, which nn.Graph fuses in; dropout_grad is its gradient.
 #include <stdexcept>
 
 #include "activation/gelu.h"

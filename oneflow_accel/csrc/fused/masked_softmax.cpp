@@ -1,8 +1,9 @@
 // Softmax over the last axis with what LiBai's fused operators do before and after it, and their
 // gradients, float32 and bfloat16:
 //   fused_scale_mask_softmax: of x * scale where a mask is true and of a fill value where it is
-//     false; fused_scale_mask_softmax_dropout and fused_bias_add_scale_mask_softmax_dropout: of x or
-//     x + bias, and dropout with a given mask. Mask and bias are broadcast to x;
+//     false, the mask being broadcast to x;
+//   fused_scale_mask_softmax_dropout, fused_bias_add_scale_mask_softmax_dropout: of x or x + bias,
+//     which is broadcast too, and dropout with a given mask;
 //   fused_tril_scale_softmax_mask_scale: the mask is causal: in each matrix of the last two axes,
 //     row i sees the columns up to i + diagonal; and dropout.
 #include <algorithm>
@@ -24,8 +25,8 @@ namespace user_op = ::oneflow::user_op;
 // An element of softmax is some ten operations.
 constexpr int64_t kSoftmaxOperations = 8;
 
-// a where the condition holds, else b: by their bits, as GCC moves what makes `a` into a branch, which
-// is no vector code.
+// a where the condition holds, else b: by their bits, as GCC moves what makes `a` into a branch,
+// which becomes no vector code.
 ONEFLOW_ACCEL_INLINE float choose(bool condition, float a, float b) {
   const uint32_t all = 0U - static_cast<uint32_t>(condition);
   return __builtin_bit_cast(float, (__builtin_bit_cast(uint32_t, a) & all)
@@ -43,7 +44,9 @@ class BroadcastRows {
     const auto& part = ctx->Tensor4ArgNameAndIndex(part_name, 0)->shape_view();
     const int axes = static_cast<int>(shape.NumAxes());
     const int missing = axes - static_cast<int>(part.NumAxes());
-    const auto size_of_part = [&](int axis) { return axis < missing ? 1 : part.At(axis - missing); };
+    const auto size_of_part = [&](int axis) {
+      return axis < missing ? 1 : part.At(axis - missing);
+    };
     bool fits = axes >= 1 && axes <= kMostAxes && missing >= 0;
     for (int axis = 0; fits && axis < axes; ++axis) {
       fits = size_of_part(axis) == 1 || size_of_part(axis) == shape.At(axis);

@@ -55,24 +55,22 @@ struct Heads {
 struct Product {
   dnnl::matmul primitive;
   memory::desc scratchpad;
-  explicit Product(const dnnl::matmul::primitive_desc& desc)
-      : primitive(desc), scratchpad(desc.scratchpad_desc()) {}
 };
 
 // out = alpha * a b. `name` tells the products of this file apart, which differ in layout.
 void multiply(const char* name, const Heads& heads, float alpha, const memory::desc& a_desc,
               const float* a, const memory::desc& b_desc, const float* b,
               const memory::desc& out_desc, float* out) {
-  const std::string key = KeyBuilder(name)
-                              .add_all(std::array{heads.sequence, heads.batch, heads.heads, heads.size})
-                              .add(__builtin_bit_cast(int32_t, alpha))
-                              .str();
+  const std::array sizes{heads.sequence, heads.batch, heads.heads, heads.size};
+  const std::string key =
+      KeyBuilder(name).add_all(sizes).add(__builtin_bit_cast(int32_t, alpha)).str();
   const Product& product = PrimitiveCache<Product>::get_or_create(key, [&] {
     dnnl::post_ops scale;
     scale.append_eltwise(dnnl::algorithm::eltwise_linear, alpha, 0.0F);
     dnnl::primitive_attr attr = user_scratchpad_attr();
     attr.set_post_ops(scale);
-    return Product(dnnl::matmul::primitive_desc(cpu_engine(), a_desc, b_desc, out_desc, attr));
+    const dnnl::matmul::primitive_desc desc(cpu_engine(), a_desc, b_desc, out_desc, attr);
+    return Product{dnnl::matmul(desc), desc.scratchpad_desc()};
   });
   product.primitive.execute(cpu_stream(),
                             {{DNNL_ARG_SRC, wrap(a_desc, a)},

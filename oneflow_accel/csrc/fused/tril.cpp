@@ -20,33 +20,26 @@ T scalar_attr(user_op::KernelComputeContext* ctx, const std::string& name) {
 }
 
 template <typename T>
-void scale_tril(user_op::KernelComputeContext* ctx, T scale) {
-  const T* x = input<T>(ctx, "in");
-  T* y = output<T>(ctx, "out");
-  const T fill = scalar_attr<T>(ctx, "fill_value");
-  const Rows rows(ctx, "in");
-  const auto columns = columns_seen(ctx, "in");
-  rows.for_each(1, [=](int64_t row, int64_t first) {
-    const int64_t seen = columns(row);
-    std::transform(x + first, x + first + seen, y + first, [=](T value) { return value * scale; });
-    std::fill(y + first + seen, y + first + rows.n, fill);
-  });
-}
-
 class TrilKernel final : public Kernel {
-  void Compute(user_op::KernelComputeContext* ctx) const override { scale_tril(ctx, 1.0F); }
-};
-
-template <typename T>
-class FusedScaleTrilKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    scale_tril(ctx, scalar_attr<T>(ctx, "scale_value"));
+    const T* x = input<T>(ctx, "in");
+    T* y = output<T>(ctx, "out");
+    const T fill = scalar_attr<T>(ctx, "fill_value");
+    const T scale = ctx->op_type_name() == "tril" ? T{1} : scalar_attr<T>(ctx, "scale_value");
+    const Rows rows(ctx, "in");
+    const auto columns = columns_seen(ctx, "in");
+    rows.for_each(1, [=](int64_t row, int64_t first) {
+      const int64_t seen = columns(row);
+      std::transform(x + first, x + first + seen, y + first,
+                     [=](T value) { return value * scale; });
+      std::fill(y + first + seen, y + first + rows.n, fill);
+    });
   }
 };
 
-REGISTER_KERNEL("tril", make<TrilKernel>, is_float32_on_cpu("out"));
-REGISTER_KERNEL("fused_scale_tril", make<FusedScaleTrilKernel<float>>, is_float32_on_cpu("out"));
-REGISTER_KERNEL("fused_scale_tril", make<FusedScaleTrilKernel<double>>,
+REGISTER_KERNEL("tril", make<TrilKernel<float>>, is_float32_on_cpu("out"));
+REGISTER_KERNEL("fused_scale_tril", make<TrilKernel<float>>, is_float32_on_cpu("out"));
+REGISTER_KERNEL("fused_scale_tril", make<TrilKernel<double>>,
                 is_on_cpu("out", ::oneflow::DataType::kDouble));
 
 }  // namespace

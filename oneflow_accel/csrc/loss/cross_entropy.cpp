@@ -1,7 +1,7 @@
 // Cross entropies of rows of logits against class indices, of which one may mean "not counted", and
 // their gradients.
-//   oneflow_accel_cross_entropy: losses, float32, of logits, float32 or bfloat16. Keeps two floats a
-//     row for the gradient, which is one pass over the logits and of their type.
+//   oneflow_accel_cross_entropy: losses, float32, of logits, float32 or bfloat16. Keeps two floats
+//     a row for the gradient, which is one pass over the logits and of their type.
 //   oneflow_accel_linear_cross_entropy: of the logits x weight^T, float32, of which only those of
 //     some rows exist at a time. Gives a loss for each row; its gradient computes the logits again.
 //   oneflow_accel_linear_cross_entropy_sum adds these losses up and gives the sum's gradients at

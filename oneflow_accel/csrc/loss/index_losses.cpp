@@ -95,7 +95,8 @@ void nll_grad(user_op::KernelComputeContext* ctx, const Rows& rows, const Labels
   });
 }
 
-// Probabilities below 1e-20 count as this much, as in OneFlow's own kernels. Not std::max: NaN stays.
+// Probabilities below 1e-20 count as this much, as in OneFlow's own kernels. Not std::max: NaN
+// stays.
 float at_least_smallest(float prob) { return prob < 1e-20F ? 1e-20F : prob; }
 
 void sparse(user_op::KernelComputeContext* ctx, const Rows& rows, const Labels& labels) {

@@ -92,8 +92,8 @@ ONEFLOW_ACCEL_INLINE double exp_and_sum(const T* x, float* y, int64_t n, float s
 }
 
 // Sets padded[i] = x(i) for i < n, n <= kBlock, and -infinity up to a whole number of vectors, so
-// that no loop of exponentials has a scalar rest: in rows of some hundred elements that would take a
-// third of the time. Returns the padded length.
+// that no loop of exponentials has a scalar rest: in rows of some hundred elements that would take
+// a third of the time. Returns the padded length.
 template <typename Load>
 ONEFLOW_ACCEL_INLINE int64_t copy_padded(const Load& x, int64_t n, float* padded) {
   constexpr int64_t kLanes = 16;
