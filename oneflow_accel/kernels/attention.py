@@ -103,7 +103,7 @@ def hidden_columns(scores: flow.Tensor) -> flow.Tensor:
 @implementation(
     "causal_softmax_mask_scale",
     backend=CpuBackend.name,
-    dtypes=(flow.float32,),
+    dtypes=(flow.float32, flow.bfloat16),
     missing_reasons=_tril.missing_reasons,
 )
 def fused_causal_softmax_mask_scale(
@@ -559,20 +559,22 @@ def _performer_with_gradient(epsilon: float) -> Callable[..., tuple[flow.Tensor,
     def gradients(ctx: Any, out_grad: flow.Tensor, value_grad: flow.Tensor) -> Any:
         return (*_performer_grad(out_grad, value_grad, *ctx.saved_tensors, epsilon=epsilon), None)
 
-    return differentiable(_performer.name, run, gradients)
+    return differentiable(_performer.name, run, gradients, autocast=None)
 
 
 @implementation(
     "performer_attention",
     backend=CpuBackend.name,
-    dtypes=(flow.float32,),
+    dtypes=(flow.float32, flow.bfloat16),
     missing_reasons=_performer.missing_reasons,
     not_supported_reasons=_performer_not_supported,
 )
 def in_tiles(
     kqv: flow.Tensor, w: flow.Tensor, *, epsilon: float
 ) -> tuple[flow.Tensor, flow.Tensor]:
-    """Reads the projection where it lies, and keeps no features of tokens."""
+    """Reads the projection where it lies, and keeps no features of tokens. bfloat16 is computed in
+    float32."""
+    w = w.to(flow.float32)
     if needs_gradient(kqv):
         return _performer_with_gradient(epsilon)(kqv, w)
     out, value, _ = _performer(kqv, w, epsilon=epsilon)

@@ -109,7 +109,7 @@ bias_mask_scale = register_operation(
 @implementation(
     "bias_mask_scale",
     backend=CpuBackend.name,
-    dtypes=(flow.float32,),
+    dtypes=(flow.float32, flow.bfloat16),
     missing_reasons=_bias.missing_reasons,
 )
 def fused_bias_mask_scale(

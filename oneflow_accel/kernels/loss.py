@@ -50,9 +50,9 @@ def cross_entropy(
 ) -> flow.Tensor:
     """log(sum(exp(row))) - row[label] for each row of logits, 0 where the label is `ignore_index`.
 
-    logits are (rows, classes), labels (rows,) of int64 or int32; the losses are (rows,) and of the
-    logits' dtype. Kept for the gradient are the logits and two floats a row. Global rows may be
-    split; classes that are split are gathered.
+    logits are (rows, classes), labels (rows,) of int64 or int32; the losses are (rows,), float32
+    for logits in bfloat16 and else of the logits' dtype. Kept for the gradient are the logits and
+    two floats a row. Global rows may be split; classes that are split are gathered.
 
     ValueError if shapes or dtypes do not fit. A label that is neither a class nor `ignore_index` is
     an IndexError when the result is read (csrc/README.md, "Errors inside kernels").
@@ -138,6 +138,8 @@ def _check_linear(
 
 
 def _reference(logits: flow.Tensor, labels: flow.Tensor, *, ignore_index: int) -> flow.Tensor:
+    if logits.dtype == flow.bfloat16:
+        logits = logits.to(flow.float32)
     return flow.nn.functional.cross_entropy(
         logits, labels, ignore_index=ignore_index, reduction="none"
     )
@@ -212,7 +214,7 @@ def _with_gradient(ignore_index: int) -> Callable[..., flow.Tensor]:
         (grad,) = _cross_entropy_grad(losses_grad, *ctx.saved_tensors, ignore_index=ignore_index)
         return grad, None
 
-    return differentiable(_cross_entropy.name, run, gradients)
+    return differentiable(_cross_entropy.name, run, gradients, autocast=None)
 
 
 @lru_cache(maxsize=64)
@@ -251,7 +253,7 @@ def _mean_with_gradient(ignore_index: int, chunk_rows: int) -> Callable[..., flo
 @implementation(
     "cross_entropy",
     backend=CpuBackend.name,
-    dtypes=(flow.float32,),
+    dtypes=(flow.float32, flow.bfloat16),
     missing_reasons=_cross_entropy.missing_reasons,
 )
 def fused_cross_entropy(

@@ -6,8 +6,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from oneflow_accel.kernels import plugin
-from oneflow_accel.kernels.attention import packed_attention, scaled_dot_product_attention
-from oneflow_accel.kernels.linear import linear
+from oneflow_accel.kernels.attention import (
+    causal_softmax_mask_scale,
+    packed_attention,
+    performer_attention,
+    scaled_dot_product_attention,
+)
+from oneflow_accel.kernels.linear import bias_mask_scale, linear
+from oneflow_accel.kernels.loss import cross_entropy
 from oneflow_accel.kernels.transformer import rope, swiglu
 
 import numpy as np
@@ -34,6 +40,21 @@ def angles(time: int, half: int) -> tuple[flow.Tensor, flow.Tensor]:
     return flow.tensor(np.cos(turns)), flow.tensor(np.sin(turns))
 
 
+def kept(*shape: int) -> flow.Tensor:
+    """Truth values, the same at every call, some in each row."""
+    return flow.tensor(np.arange(np.prod(shape)).reshape(shape) % 3 != 1)
+
+
+def dropped(operation: Callable[..., flow.Tensor]) -> Callable[..., flow.Tensor]:
+    """`operation` with the same random numbers at every call."""
+
+    def run(*tensors: flow.Tensor) -> flow.Tensor:
+        flow.manual_seed(1)
+        return operation(*tensors)
+
+    return run
+
+
 @pytest.mark.parametrize(
     ("operation", "shapes"),
     [
@@ -44,8 +65,34 @@ def angles(time: int, half: int) -> tuple[flow.Tensor, flow.Tensor]:
         (lambda q, k, v: scaled_dot_product_attention(q, k, v), [(2, 3, 7, 8)] * 3),
         (lambda qkv: packed_attention(qkv, 2, causal=True), [(2, 7, 48)]),
         (swiglu, [(6, 9)] * 2),
+        (lambda x, b: flow._C.fused_bias_add_gelu(x, b, axis=1), [(6, 8), (8,)]),
+        (
+            dropped(lambda x, b: flow._C.fused_bias_add_dropout(x, b, p=0.25, axis=1)),
+            [(6, 8), (8,)],
+        ),
+        (lambda x, b: bias_mask_scale(x, b, kept(6, 8), 1.25), [(6, 8), (8,)]),
+        (
+            dropped(
+                lambda x, b: flow._C.fused_bias_add_scale_mask_softmax_dropout(
+                    x, b, kept(2, 1, 8), fill_value=-1e4, scale=0.5, p=0.25, training=True
+                )[0]
+            ),
+            [(2, 6, 8), (1, 6, 8)],
+        ),
     ],
-    ids=["matmul", "bmm", "linear", "nn-linear", "attention", "packed-attention", "swiglu"],
+    ids=[
+        "matmul",
+        "bmm",
+        "linear",
+        "nn-linear",
+        "attention",
+        "packed-attention",
+        "swiglu",
+        "bias-gelu",
+        "bias-dropout",
+        "bias-mask-scale",
+        "bias-softmax-dropout",
+    ],
 )
 def test_products_run_in_bfloat16_with_their_gradients(
     operation: Callable[..., flow.Tensor], shapes: list[tuple[int, ...]]
@@ -83,8 +130,35 @@ def test_products_run_in_bfloat16_with_their_gradients(
         lambda x: x.reshape(8, 6).transpose(0, 1)[1:],
         lambda x: flow.cat([x, x], dim=1),
         lambda x: rope(x.reshape(2, 3, 8), *angles(3, 4)),
+        dropped(lambda x: functional.dropout(x, 0.25)),
+        lambda x: flow._C.fused_scale_mask_softmax(
+            x.reshape(2, 3, 8), kept(2, 1, 8), fill_value=-1e4, scale=0.5
+        ),
+        dropped(
+            lambda x: flow._C.fused_scale_mask_softmax_dropout(
+                x.reshape(2, 3, 8), kept(2, 1, 8), fill_value=-1e4, scale=0.5, p=0.25, training=True
+            )[0]
+        ),
+        lambda x: causal_softmax_mask_scale(x, kept(6, 8), 0.5, 1.25),
+        lambda x: performer_attention(x.reshape(2, 4, 6) * 0.25, angles(5, 2)[0])[0],
     ],
-    ids=["gelu", "relu", "silu", "tanh", "sigmoid", "add", "scale", "view", "cat", "rope"],
+    ids=[
+        "gelu",
+        "relu",
+        "silu",
+        "tanh",
+        "sigmoid",
+        "add",
+        "scale",
+        "view",
+        "cat",
+        "rope",
+        "dropout",
+        "mask-softmax",
+        "mask-softmax-dropout",
+        "causal-softmax",
+        "performer",
+    ],
 )
 def test_what_follows_a_product_stays_in_bfloat16(
     operation: Callable[[flow.Tensor], flow.Tensor],
@@ -118,6 +192,23 @@ def test_the_rest_runs_in_float32(operation: Callable[[flow.Tensor], flow.Tensor
         # What is float32 stays so.
         assert functional.gelu(x).dtype == flow.float32
     assert (x @ w).dtype == flow.float32
+
+
+def test_losses_of_bfloat16_logits_are_float32_and_their_gradient_is_not() -> None:
+    x, w = random(6, 4), random(4, 8)
+    labels = flow.tensor([0, 7, -100, 3, 3, 1], dtype=flow.int64)
+    exact = cross_entropy(x @ w, labels)
+    expected = flow.autograd.grad(exact.mean(), [x, w])
+    seen: list[flow.dtype] = []
+    with bfloat16():
+        logits = x @ w
+        losses = cross_entropy(logits, labels)
+    assert (logits.dtype, losses.dtype) == (flow.bfloat16, flow.float32)
+    logits.register_hook(lambda grad: seen.append(grad.dtype))
+    found = flow.autograd.grad(losses.mean(), [x, w])
+    assert seen == [flow.bfloat16]
+    for mine, theirs in zip((losses, *found), (exact, *expected), strict=True):
+        assert np.abs(mine.numpy() - theirs.numpy()).max() <= 2**-5 * theirs.abs().max().item()
 
 
 class Block(nn.Module):

@@ -23,10 +23,6 @@ struct Span {
   int64_t length;
 };
 
-// The runs of equal numbers in segments[batch, time]. Throws std::invalid_argument where numbers
-// fall along the time.
-std::vector<Span> spans_of(const int64_t* segments, int64_t batch, int64_t time);
-
 struct AttentionShape {
   int64_t batch;
   int64_t heads;

@@ -38,26 +38,41 @@ struct GradWorkspace {
   float delta[kGradQueryBlock];
 
   GradWorkspace(const AttentionShape& shape, bool drops) : stride(padded(shape.dim)) {
-    keys_transposed = values_transposed = {nullptr, shape.dim, padded(shape.keys)};
-    keys = {nullptr, shape.keys, stride};
-    queries = out_grads = {nullptr, kGradQueryBlock, stride};
-    Carver carver(2 * keys_transposed.size() + 3 * keys.size() + 5 * kGradQueryBlock * stride
-                  + (drops ? 3 : 2) * kGradQueryBlock * kGradKeyBlock + 13 * kVectorWidth);
-    keys_transposed.data = carver.take(keys_transposed.size());
-    values_transposed.data = carver.take(values_transposed.size());
-    keys.data = carver.take(keys.size());
-    key_grads = carver.take(keys.size());
-    value_grads = carver.take(keys.size());
-    queries.data = carver.take(queries.size());
-    out_grads.data = carver.take(out_grads.size());
-    left_queries = carver.take(kGradQueryBlock * shape.dim);
-    left_out_grads = carver.take(kGradQueryBlock * shape.dim);
-    query_grads = carver.take(kGradQueryBlock * stride);
-    scores = carver.take(kGradQueryBlock * kGradKeyBlock);
-    score_grads = carver.take(kGradQueryBlock * kGradKeyBlock);
-    if (drops) { factors = carver.take(kGradQueryBlock * kGradKeyBlock); }
+    Carver::carve([&](Carver* carver) {
+      keys_transposed = carver->take_panels(shape.dim, padded(shape.keys));
+      values_transposed = carver->take_panels(shape.dim, padded(shape.keys));
+      keys = carver->take_panels(shape.keys, stride);
+      key_grads = carver->take(keys.size());
+      value_grads = carver->take(keys.size());
+      queries = carver->take_panels(kGradQueryBlock, stride);
+      out_grads = carver->take_panels(kGradQueryBlock, stride);
+      left_queries = carver->take(kGradQueryBlock * shape.dim);
+      left_out_grads = carver->take(kGradQueryBlock * shape.dim);
+      query_grads = carver->take(kGradQueryBlock * stride);
+      scores = carver->take(kGradQueryBlock * kGradKeyBlock);
+      score_grads = carver->take(kGradQueryBlock * kGradKeyBlock);
+      if (drops) { factors = carver->take(kGradQueryBlock * kGradKeyBlock); }
+    });
   }
 };
+
+// scores becomes p = e^(score - lse), score_grads, which holds dp, becomes p (dp - delta).
+void softmax_grad_block(float* scores, float* score_grads, int64_t stride, int64_t rows,
+                        int64_t keys, Visible visible, const float* lse, const float* delta) {
+  for (int64_t i = 0; i < rows; ++i) {
+    float* p = scores + i * stride;
+    float* ds = score_grads + i * stride;
+    const float row_lse = lse[i];
+    const float row_delta = delta[i];
+    const int64_t n = visible.keys(i, keys);
+#pragma omp simd
+    for (int64_t j = 0; j < n; ++j) {
+      p[j] = simd::exp(p[j] - row_lse);
+      ds[j] = p[j] * (ds[j] - row_delta);
+    }
+    for (int64_t j = n; j < keys; ++j) { p[j] = ds[j] = 0.0F; }
+  }
+}
 
 // The part of the queries [begin, begin + rows) of one head, the first of which has its weights at
 // `place`: sets query_grads, adds to key_grads and value_grads.

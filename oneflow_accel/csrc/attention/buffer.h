@@ -11,16 +11,32 @@ namespace oneflow_accel {
 class Carver {
  public:
   explicit Carver(int64_t floats)
-      : next_(static_cast<float*>(scratch(ScratchSlot::kSource, floats * sizeof(float)))) {}
+      : base_(static_cast<float*>(scratch(ScratchSlot::kSource, floats * sizeof(float)))) {}
+
+  // Calls lay_out(carver), which takes all parts, twice: to see how much they are, and with a
+  // buffer of this size.
+  template <typename LayOut>
+  static void carve(const LayOut& lay_out) {
+    Carver counting;
+    lay_out(&counting);
+    Carver carver(counting.taken_);
+    lay_out(&carver);
+  }
 
   float* take(int64_t floats) {
-    float* part = next_;
-    next_ += padded(floats);
+    float* part = base_ == nullptr ? nullptr : base_ + taken_;
+    taken_ += padded(floats);
     return part;
+  }
+  Panels take_panels(int64_t rows, int64_t columns) {
+    return {take(rows * columns), rows, columns};
   }
 
  private:
-  float* next_;
+  Carver() = default;
+
+  float* base_ = nullptr;
+  int64_t taken_ = 0;
 };
 
 }  // namespace oneflow_accel

@@ -33,34 +33,49 @@ struct Workspace {
 
   Workspace(const AttentionShape& shape, bool drops) {
     const bool few = shape.queries <= kFewQueries;
-    keys = {nullptr, shape.dim, few ? 0 : padded(shape.keys)};
-    values = {nullptr, few ? 0 : shape.keys, padded(shape.dim)};
-    Carver carver(keys.size() + values.size() + kQueryBlock * (shape.dim + kKeyBlock)
-                  + kQueryBlock * values.columns + (drops ? kQueryBlock * kKeyBlock : 0)
-                  + 6 * kVectorWidth);
-    keys.data = carver.take(keys.size());
-    values.data = carver.take(values.size());
-    queries = carver.take(kQueryBlock * shape.dim);
-    scores = carver.take(kQueryBlock * kKeyBlock);
-    out = carver.take(kQueryBlock * values.columns);
-    if (drops) { factors = carver.take(kQueryBlock * kKeyBlock); }
+    Carver::carve([&](Carver* carver) {
+      keys = carver->take_panels(shape.dim, few ? 0 : padded(shape.keys));
+      values = carver->take_panels(few ? 0 : shape.keys, padded(shape.dim));
+      queries = carver->take(kQueryBlock * shape.dim);
+      scores = carver->take(kQueryBlock * kKeyBlock);
+      out = carver->take(kQueryBlock * values.columns);
+      if (drops) { factors = carver->take(kQueryBlock * kKeyBlock); }
+    });
   }
 };
 
-// Dropout of the weights of one head; `first` is the query that is 0 here.
-struct HeadDropout {
-  const WeightDropout* dropout;
-  int64_t batch;
-  int64_t head;
-  int64_t first;
-};
+// One row of a block of scores and the softmax as far as it is known: the largest score, the sum of
+// e^(score - largest), and the output that belongs to them, not yet divided by the sum. Scores
+// become e^(score - largest), 0 where a key is not visible. Where all scores of a row are
+// -infinity, its softmax is NaN, as the formula says.
+void softmax_row(float* scores, int64_t visible, int64_t keys, float* largest, float* sum,
+                 float* out, int64_t out_columns) {
+  float most = *largest;
+#pragma omp simd reduction(max : most)
+  for (int64_t j = 0; j < visible; ++j) { most = scores[j] > most ? scores[j] : most; }
+  float total = 0.0F;
+#pragma omp simd reduction(+ : total)
+  for (int64_t j = 0; j < visible; ++j) {
+    scores[j] = simd::exp(scores[j] - most);
+    total += scores[j];
+  }
+  for (int64_t j = visible; j < keys; ++j) { scores[j] = 0.0F; }
+  if (most > *largest) {
+    const float factor = simd::exp(*largest - most);
+    *sum *= factor;
+    for (int64_t d = 0; d < out_columns; ++d) { out[d] *= factor; }
+    *largest = most;
+  }
+  *sum += total;
+}
 
-// The queries [begin, begin + rows) of one head: workspace.out, divided by workspace.sum.
+// The queries [begin, begin + rows) of one head, the first of which has its weights at `place`:
+// workspace.out, divided by workspace.sum.
 // fill(key, keys) sets the scores of a block of keys, and add(key, keys) adds the products of its
 // softmax and its values to out.
 template <typename Fill, typename Add>
 void attend(const AttentionShape& shape, int64_t begin, int64_t rows, const Fill& fill,
-            const Add& add, const HeadDropout& drop, Workspace* workspace) {
+            const Add& add, const WeightDropout* dropout, WeightPlace place, Workspace* workspace) {
   Workspace& w = *workspace;
   std::fill_n(w.largest, rows, -std::numeric_limits<float>::infinity());
   std::fill_n(w.sum, rows, 0.0F);
@@ -68,13 +83,16 @@ void attend(const AttentionShape& shape, int64_t begin, int64_t rows, const Fill
   for (int64_t j = 0; j < end; j += kKeyBlock) {
     const int64_t keys = std::min(kKeyBlock, end - j);
     fill(j, keys);
-    softmax_block(w.scores, kKeyBlock, rows, keys, shape.visible(begin, j),
-                  {w.largest, w.sum, w.out, w.values.columns});
+    const Visible visible = shape.visible(begin, j);
+    const int64_t stride = w.values.columns;
+    for (int64_t i = 0; i < rows; ++i) {
+      softmax_row(w.scores + i * kKeyBlock, visible.keys(i, keys), keys, w.largest + i, w.sum + i,
+                  w.out + i * stride, stride);
+    }
     // The sum is that of all weights.
-    if (drop.dropout != nullptr) {
-      const Visible visible = shape.visible(begin, j);
-      weight_factors(*drop.dropout, {drop.batch, drop.head, drop.first + begin, j}, rows, keys, visible,
-                     w.factors, kKeyBlock);
+    if (dropout != nullptr) {
+      place.key = j;
+      weight_factors(*dropout, place, rows, keys, visible, w.factors, kKeyBlock);
       multiply_block(w.factors, kKeyBlock, rows, keys, visible, w.scores);
     }
     add(j, keys);
@@ -82,7 +100,7 @@ void attend(const AttentionShape& shape, int64_t begin, int64_t rows, const Fill
 }
 
 void attend_in_blocks(const AttentionShape& shape, int64_t begin, int64_t rows,
-                      const HeadDropout& drop, Workspace* w) {
+                      const WeightDropout* dropout, const WeightPlace& place, Workspace* w) {
   const int64_t stride = w->values.columns;
   const auto fill = [&](int64_t j, int64_t keys) {
     block_product(rows, keys, shape.dim, {w->queries, shape.dim, 1}, w->keys, 0, j, w->scores,
@@ -92,18 +110,20 @@ void attend_in_blocks(const AttentionShape& shape, int64_t begin, int64_t rows,
     block_product(rows, stride, keys, {w->scores, kKeyBlock, 1}, w->values, j, 0, w->out, stride,
                   j > 0);
   };
-  attend(shape, begin, rows, fill, add, drop, w);
+  attend(shape, begin, rows, fill, add, dropout, place, w);
 }
 
 template <typename T>
 void attend_directly(const AttentionShape& shape, const T* keys, int64_t key_stride,
-                     const T* values, int64_t value_stride, const HeadDropout& drop,
-                     Workspace* w) {
+                     const T* values, int64_t value_stride, const WeightDropout* dropout,
+                     const WeightPlace& place, Workspace* w) {
   const int64_t rows = shape.queries;
   const auto fill = [&](int64_t j, int64_t n) {
     for (int64_t i = 0; i < rows; ++i) {
-      scores_of(w->queries + i * shape.dim, keys + j * key_stride, key_stride, n, shape.dim,
-                w->scores + i * kKeyBlock);
+      for (int64_t key = 0; key < n; ++key) {
+        w->scores[i * kKeyBlock + key] =
+            dot(w->queries + i * shape.dim, keys + (j + key) * key_stride, shape.dim);
+      }
     }
   };
   const auto add = [&](int64_t j, int64_t n) {
@@ -112,7 +132,7 @@ void attend_directly(const AttentionShape& shape, const T* keys, int64_t key_str
                    w->out + i * w->values.columns, j > 0);
     }
   };
-  attend(shape, 0, rows, fill, add, drop, w);
+  attend(shape, 0, rows, fill, add, dropout, place, w);
 }
 
 }  // namespace
@@ -138,7 +158,6 @@ void attention(const AttentionShape& shape, const Heads<const T>& query, const H
       const int64_t t = span.begin;
       const int64_t h = task / parts % shape.heads;
       const int64_t kv = h / group;
-      const HeadDropout drop{dropout, b, h, t};
       if (!few && (task == first || task % (parts * group) == 0)) {
         w.keys.columns = padded(own.keys);
         w.values.rows = own.keys;
@@ -150,12 +169,14 @@ void attention(const AttentionShape& shape, const Heads<const T>& query, const H
       const int64_t end = std::min(own.queries, all * (part + 1) / parts * kQueryBlock);
       for (int64_t i = all * part / parts * kQueryBlock; i < end; i += kQueryBlock) {
         const int64_t rows = std::min(kQueryBlock, end - i);
-        copy_scaled(query.at(b, h, t + i), query.time_stride, rows, shape.dim, shape.scale, w.queries);
+        const WeightPlace place{b, h, t + i, 0};
+        copy_scaled(query.at(b, h, t + i), query.time_stride, rows, shape.dim, shape.scale,
+                    w.queries);
         if (few) {
           attend_directly(own, key.at(b, kv, t), key.time_stride, value.at(b, kv, t),
-                          value.time_stride, drop, &w);
+                          value.time_stride, dropout, place, &w);
         } else {
-          attend_in_blocks(own, i, rows, drop, &w);
+          attend_in_blocks(own, i, rows, dropout, place, &w);
         }
         float* block_lse = lse + (b * shape.heads + h) * shape.queries + t + i;
         for (int64_t r = 0; r < rows; ++r) {

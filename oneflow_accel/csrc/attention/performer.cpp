@@ -1,130 +1,404 @@
-#include "attention/performer.h"
+// oneflow_accel_performer and its gradient, float32 and bfloat16: attention that is linear in the
+// number of tokens, by positive random features (Choromanski et al., "Rethinking Attention with
+// Performers", 2021, section 2.3, without the factor of d^(1/4)), of one head.
+//
+// Key, query and value are the parts of one projection kqv, [batch, time, 3 x dim], in this order,
+// and the matrix w of random features, [features, dim], is constant, in float32. With
+// phi(x) = e^(w x - |x|^2 / 2) / sqrt(features) for the rows w of the matrix:
+//   S = sum over t of phi(k_t) v_t^T,  z = sum over t of phi(k_t),
+//   out_t = phi(q_t) S / (phi(q_t) z + epsilon).
+// The value is an output too, because models add it to what they make of the attention, and so is
+// `summary`, [batch, features, dim + 1], float32, S and z, which the gradient needs.
+#include <cmath>
 
-#include "attention/performer_rows.h"
+#include "attention/buffer.h"
+#include "attention/rows.h"
+#include "common/float_kernels.h"
+#include "common/guard.h"
+#include "common/infer.h"
+#include "common/threads.h"
 
 namespace oneflow_accel {
 
 namespace {
 
-// S and z of one chunk of keys and values.
-struct Summarizer {
-  const PerformerShape& shape;
-  Carver carver;
-  PerformerFeatures features;
-  float* keys;
+namespace user_op = ::oneflow::user_op;
+using ::oneflow::Error;
+using ::oneflow::Maybe;
+using ::oneflow::Shape;
+
+Maybe<void> infer(user_op::InferContext* ctx) {
+  const Shape& kqv = ctx->InputShape("kqv", 0);
+  const Shape& w = ctx->InputShape("w", 0);
+  if (kqv.NumAxes() != 3 || w.NumAxes() != 2 || kqv.At(2) != 3 * w.At(1) || w.elem_cnt() == 0) {
+    return Error::RuntimeError() << "a performer needs a projection of (batch, time, 3 x dim) and "
+                                    "random features of (features, dim), not "
+                                 << kqv.ToString() << " and " << w.ToString();
+  }
+  for (const char* name : {"out", "value"}) {
+    describe_output(ctx, name, Shape({kqv.At(0), kqv.At(1), w.At(1)}));
+  }
+  describe_output(ctx, "summary", Shape({kqv.At(0), w.At(0), w.At(1) + 1}));
+  return Maybe<void>::Ok();
+}
+
+Maybe<void> infer_grad(user_op::InferContext* ctx) {
+  describe_output(ctx, "kqv_grad", ctx->InputShape("kqv", 0));
+  return Maybe<void>::Ok();
+}
+
+Maybe<void> infer_types(user_op::InferContext* ctx) {
+  if (ctx->InputDType("w", 0) != ::oneflow::DataType::kFloat) {
+    return Error::RuntimeError() << "a performer needs random features in float32";
+  }
+  for (const auto& [name, index] : ctx->outputs()) {
+    ctx->SetOutputDType(name, index, ctx->InputDType(name == "summary" ? "w" : "kqv", 0));
+  }
+  return Maybe<void>::Ok();
+}
+
+// Batch entries do not know of each other.
+Maybe<void> split(user_op::SbpContext* ctx) {
+  split_all_but(ctx, 0, [](const std::string& name) { return name == "w"; });
+  return Maybe<void>::Ok();
+}
+
+REGISTER_USER_OP("oneflow_accel_performer")
+    .Input("kqv").Input("w").Output("out").Output("value").Output("summary")
+    .Attr<double>("epsilon")
+    .SetTensorDescInferFn(infer).SetDataTypeInferFn(infer_types).SetGetSbpFn(split);
+
+REGISTER_USER_OP("oneflow_accel_performer_grad")
+    .Input("out_grad").Input("value_grad").Input("kqv").Input("w").Input("out").Input("summary")
+    .Output("kqv_grad")
+    .Attr<double>("epsilon")
+    .SetTensorDescInferFn(infer_grad).SetDataTypeInferFn(infer_types).SetGetSbpFn(split);
+
+// Tokens that are worked on at a time: what belongs to them stays in the first two caches.
+constexpr int64_t kTile = 64;
+
+// Tokens that one thread sums over. Always the same, so that the order of sums does not depend on
+// the number of threads.
+constexpr int64_t kChunk = 512;
+
+struct PerformerShape {
+  int64_t batch;
+  int64_t time;
+  int64_t dim;
+  int64_t features;
+  float epsilon;
+
+  explicit PerformerShape(user_op::KernelComputeContext* ctx)
+      : epsilon(static_cast<float>(ctx->Attr<double>("epsilon"))) {
+    const auto& kqv = ctx->Tensor4ArgNameAndIndex("kqv", 0)->shape_view();
+    const auto& w = ctx->Tensor4ArgNameAndIndex("w", 0)->shape_view();
+    batch = kqv.At(0);
+    time = kqv.At(1);
+    dim = w.At(1);
+    features = w.At(0);
+  }
+
+  // Floats from one row to the next: of values, of features and of what a batch entry is summed up
+  // to.
+  int64_t width() const { return padded(dim); }
+  int64_t stride() const { return padded(features); }
+  int64_t summary() const { return features * (dim + 1); }
+  int64_t chunks() const { return (time + kChunk - 1) / kChunk; }
+
+  std::string describe() const {
+    return "performer of " + std::to_string(batch) + " x " + std::to_string(time) + " tokens of "
+           + std::to_string(dim) + " values, " + std::to_string(features) + " random features";
+  }
+};
+
+// to[i * to_stride + d] = from[i * stride + d].
+template <typename From, typename To>
+void copy_rows(const From* from, int64_t stride, int64_t rows, int64_t columns, To* to,
+               int64_t to_stride) {
+  for (int64_t i = 0; i < rows; ++i) {
+#pragma omp simd
+    for (int64_t d = 0; d < columns; ++d) {
+      to[i * to_stride + d] = from_float<To>(to_float(from[i * stride + d]));
+    }
+  }
+}
+
+// What one thread works with.
+struct Performer {
+  const PerformerShape& s;
+  // w in both roles of a product.
+  Panels w_transposed;
+  Panels w_panels;
+  // Of a batch entry: S or dS in both roles, and z or dz.
+  int64_t entry = -1;
+  Panels panels;
+  Panels transposed;
+  float* column;
+  // Of a tile.
+  float* x;
+  float* phi;
+  float* phi_grads;
   float* values;
   float* space;
+  float* row_sums;
+  // Of rows, 1 for keys.
+  float* factors;
+  // Of a chunk: what it adds to a summary.
   float* sums;
-  float* column;
+  float* sums_column;
 
-  static int64_t floats(const PerformerShape& s) {
-    return PerformerFeatures::space(s) + kPerformerRows * (padded(s.features) + 2 * padded(s.dim))
-           + s.features * padded(s.dim) + padded(s.features) + 6 * kVectorWidth;
-  }
-  Summarizer(const PerformerShape& s, const float* w)
-      : shape(s), carver(floats(s)), features(s, w, &carver) {
-    keys = carver.take(kPerformerRows * padded(s.features));
-    values = carver.take(kPerformerRows * padded(s.dim));
-    space = carver.take(kPerformerRows * padded(s.dim));
-    sums = carver.take(s.features * padded(s.dim));
-    column = carver.take(padded(s.features));
-  }
-
-  void run(const PerformerChunk& chunk, const float* kqv, float* summary) {
-    const int64_t stride = 3 * shape.dim;
-    const int64_t width = padded(shape.dim);
-    std::fill_n(sums, shape.features * width, 0.0F);
-    std::fill_n(column, shape.features, 0.0F);
-    std::fill_n(values, kPerformerRows * width, 0.0F);
-    for_performer_tiles(chunk, [&](int64_t row, int64_t rows) {
-      const float* key = kqv + (chunk.entry * shape.time + row) * stride;
-      features.compute(key, stride, rows, keys);
-      for (int64_t i = 0; i < rows; ++i) {
-        std::copy_n(key + i * stride + 2 * shape.dim, shape.dim, values + i * width);
-      }
-      add_to_summary(shape, keys, rows, values, nullptr, space, sums, column);
+  Performer(const PerformerShape& shape, const float* w) : s(shape) {
+    Carver::carve([&](Carver* carver) {
+      w_transposed = carver->take_panels(s.dim, s.stride());
+      w_panels = carver->take_panels(s.features, s.width());
+      panels = carver->take_panels(s.features, s.width());
+      transposed = carver->take_panels(s.dim, s.stride());
+      column = carver->take(s.features);
+      x = carver->take(kTile * s.dim);
+      phi = carver->take(kTile * s.stride());
+      phi_grads = carver->take(kTile * s.stride());
+      values = carver->take(kTile * s.width());
+      space = carver->take(kTile * s.width());
+      row_sums = carver->take(kTile);
+      factors = carver->take(kTile);
+      sums = carver->take(s.features * s.width());
+      sums_column = carver->take(s.features);
     });
-    for (int64_t j = 0; j < shape.features; ++j) {
-      float* to = summary + j * (shape.dim + 1);
-      std::copy_n(sums + j * width, shape.dim, to);
-      to[shape.dim] = column[j];
+    pack_transposed(w, s.dim, s.features, w_transposed);
+    pack(w, s.dim, s.dim, w_panels);
+    std::fill_n(values, kTile * s.width(), 0.0F);
+    std::fill_n(factors, kTile, 1.0F);
+  }
+
+  // Reads the summary, or its gradient, of a batch entry.
+  void load(int64_t of_entry, const float* summaries) {
+    if (entry == of_entry) { return; }
+    entry = of_entry;
+    const float* summary = summaries + entry * s.summary();
+    pack(summary, s.dim + 1, s.dim, panels);
+    pack_transposed(summary, s.dim + 1, s.features, transposed);
+    for (int64_t j = 0; j < s.features; ++j) { column[j] = summary[j * (s.dim + 1) + s.dim]; }
+  }
+
+  // Sets x and phi of a tile's keys or queries.
+  template <typename T>
+  void set_phi(const T* of_kqv, int64_t rows) {
+    copy_rows(of_kqv, 3 * s.dim, rows, s.dim, x, s.dim);
+    block_product(rows, s.stride(), s.dim, {x, s.dim, 1}, w_transposed, 0, 0, phi, s.stride(),
+                  false);
+    const float scale = 1.0F / std::sqrt(static_cast<float>(s.features));
+    for (int64_t i = 0; i < rows; ++i) {
+      const float half = 0.5F * dot(x + i * s.dim, x + i * s.dim, s.dim);
+      float* to = phi + i * s.stride();
+#pragma omp simd
+      for (int64_t j = 0; j < s.features; ++j) { to[j] = simd::exp(to[j] - half) * scale; }
+      for (int64_t j = s.features; j < s.stride(); ++j) { to[j] = 0.0F; }
+    }
+  }
+
+  // The gradient of a tile's keys or queries, (dphi phi) w - sum(dphi phi) x with dphi being
+  // phi_grads[i, j] + factors[i] column[j].
+  template <typename T>
+  void grad_by_x(int64_t rows, T* of_kqv_grad) {
+    for (int64_t i = 0; i < rows; ++i) {
+      const float factor = factors[i];
+      const float* feature = phi + i * s.stride();
+      float* grad = phi_grads + i * s.stride();
+      float sum = 0.0F;
+#pragma omp simd reduction(+ : sum)
+      for (int64_t j = 0; j < s.features; ++j) {
+        grad[j] = (grad[j] + factor * column[j]) * feature[j];
+        sum += grad[j];
+      }
+      row_sums[i] = sum;
+    }
+    block_product(rows, s.width(), s.features, {phi_grads, s.stride(), 1}, w_panels, 0, 0, space,
+                  s.width(), false);
+    for (int64_t i = 0; i < rows; ++i) {
+      const float* product = space + i * s.width();
+      const float* row = x + i * s.dim;
+      T* to = of_kqv_grad + i * 3 * s.dim;
+      const float sum = row_sums[i];
+#pragma omp simd
+      for (int64_t d = 0; d < s.dim; ++d) { to[d] = from_float<T>(product[d] - sum * row[d]); }
+    }
+  }
+
+  // sums += phi^T [values, factors].
+  void add_to_sums(int64_t rows) {
+    const Panels right{space, rows, s.width()};
+    pack(values, s.width(), s.width(), right);
+    block_product(s.features, s.width(), rows, {phi, 1, s.stride()}, right, 0, 0, sums, s.width(),
+                  true);
+    for (int64_t i = 0; i < rows; ++i) {
+      const float factor = factors[i];
+      const float* row = phi + i * s.stride();
+#pragma omp simd
+      for (int64_t j = 0; j < s.features; ++j) { sums_column[j] += factor * row[j]; }
     }
   }
 };
 
-// The outputs of one chunk of queries.
-struct Reader {
-  const PerformerShape& shape;
-  Carver carver;
-  PerformerFeatures features;
-  Panels panels;
-  float* queries;
-  float* out;
-  float* column;
-  int64_t entry = -1;
+// Tokens [begin, end) of one batch entry.
+struct Chunk {
+  int64_t entry;
+  int64_t begin;
+  int64_t end;
 
-  static int64_t floats(const PerformerShape& s) {
-    return PerformerFeatures::space(s) + kPerformerRows * (padded(s.features) + padded(s.dim))
-           + s.features * padded(s.dim) + padded(s.features) + 5 * kVectorWidth;
-  }
-  Reader(const PerformerShape& s, const float* w)
-      : shape(s), carver(floats(s)), features(s, w, &carver) {
-    panels = {nullptr, s.features, padded(s.dim)};
-    panels.data = carver.take(panels.size());
-    queries = carver.take(kPerformerRows * padded(s.features));
-    out = carver.take(kPerformerRows * padded(s.dim));
-    column = carver.take(padded(s.features));
-  }
-
-  void run(const PerformerChunk& chunk, const float* kqv, const float* summary, float* result,
-           float* value) {
-    const int64_t stride = 3 * shape.dim;
-    const int64_t width = padded(shape.dim);
-    const int64_t features_stride = padded(shape.features);
-    if (entry != chunk.entry) {
-      entry = chunk.entry;
-      const float* of_entry = summary + entry * shape.summary();
-      pack(of_entry, shape.dim + 1, shape.dim, panels);
-      for (int64_t j = 0; j < shape.features; ++j) {
-        column[j] = of_entry[j * (shape.dim + 1) + shape.dim];
-      }
+  // Calls fn(token, rows) for tiles of it; tokens are counted through the batch.
+  template <typename Fn>
+  void for_tiles(const PerformerShape& s, const Fn& fn) const {
+    for (int64_t row = begin; row < end; row += kTile) {
+      fn(entry * s.time + row, std::min(kTile, end - row));
     }
-    for_performer_tiles(chunk, [&](int64_t row, int64_t rows) {
-      const int64_t token = chunk.entry * shape.time + row;
-      features.compute(kqv + token * stride + shape.dim, stride, rows, queries);
-      block_product(rows, width, shape.features, {queries, features_stride, 1}, panels, 0, 0, out,
-                    width, false);
-      for (int64_t i = 0; i < rows; ++i) {
-        const float total = dot(queries + i * features_stride, column, shape.features);
-        store_scaled(out + i * width, shape.dim, 1.0F / (total + shape.epsilon),
-                     result + (token + i) * shape.dim);
-        std::copy_n(kqv + (token + i) * stride + 2 * shape.dim, shape.dim,
-                    value + (token + i) * shape.dim);
-      }
-    });
   }
 };
 
-}  // namespace
-
-void performer(const PerformerShape& s, const float* kqv, const float* w, float* out, float* value,
-               float* summary) {
-  const int64_t chunks = s.batch * performer_chunks(s);
-  auto* parts = static_cast<float*>(
-      scratch(ScratchSlot::kReduction, chunks * s.summary() * sizeof(float)));
-  for_performer_chunks(s, [&](int64_t first, int64_t last) {
-    Summarizer summarizer(s, w);
+// Calls fn(performer, chunk, its number) for all chunks, in parallel.
+template <typename Fn>
+void for_chunks(const PerformerShape& s, const float* w, const Fn& fn) {
+  parallel_for(s.batch * s.chunks(), 1, [&](int64_t first, int64_t last) {
+    Performer performer(s, w);
     for (int64_t i = first; i < last; ++i) {
-      summarizer.run(performer_chunk(s, i), kqv, parts + i * s.summary());
-    }
-  });
-  add_performer_chunks(s, parts, summary);
-  for_performer_chunks(s, [&](int64_t first, int64_t last) {
-    Reader reader(s, w);
-    for (int64_t i = first; i < last; ++i) {
-      reader.run(performer_chunk(s, i), kqv, summary, out, value);
+      const int64_t begin = i % s.chunks() * kChunk;
+      fn(&performer, Chunk{i / s.chunks(), begin, std::min(s.time, begin + kChunk)}, i);
     }
   });
 }
+
+// Sets `summary`, or the scratch memory that it returns where that is null, to the sums of what
+// add(performer, chunk) adds to the sums of each chunk, in their order.
+template <typename Add>
+const float* summarize(const PerformerShape& s, const float* w, float* summary, const Add& add) {
+  const int64_t chunks = s.batch * s.chunks();
+  auto* parts = static_cast<float*>(
+      scratch(ScratchSlot::kReduction, (chunks + s.batch) * s.summary() * sizeof(float)));
+  for_chunks(s, w, [&](Performer* p, const Chunk& chunk, int64_t number) {
+    std::fill_n(p->sums, s.features * s.width(), 0.0F);
+    std::fill_n(p->sums_column, s.features, 0.0F);
+    add(p, chunk);
+    float* to = parts + number * s.summary();
+    for (int64_t j = 0; j < s.features; ++j) {
+      std::copy_n(p->sums + j * s.width(), s.dim, to + j * (s.dim + 1));
+      to[j * (s.dim + 1) + s.dim] = p->sums_column[j];
+    }
+  });
+  float* sums = summary == nullptr ? parts + chunks * s.summary() : summary;
+  std::fill_n(sums, s.batch * s.summary(), 0.0F);
+  for (int64_t i = 0; i < chunks; ++i) {
+    float* to = sums + i / s.chunks() * s.summary();
+    const float* from = parts + i * s.summary();
+#pragma omp simd
+    for (int64_t j = 0; j < s.summary(); ++j) { to[j] += from[j]; }
+  }
+  return sums;
+}
+
+template <typename T>
+class PerformerKernel final : public Kernel {
+  void Compute(user_op::KernelComputeContext* ctx) const override {
+    const PerformerShape s(ctx);
+    const T* kqv = input<T>(ctx, "kqv");
+    const float* w = input(ctx, "w");
+    T* out = output<T>(ctx, "out");
+    T* value = output<T>(ctx, "value");
+    run_or_throw([&] { return s.describe(); }, [&] {
+      const float* summary =
+          summarize(s, w, output(ctx, "summary"), [&](Performer* p, const Chunk& chunk) {
+            chunk.for_tiles(s, [&](int64_t token, int64_t rows) {
+              const T* tile = kqv + token * 3 * s.dim;
+              p->set_phi(tile, rows);
+              copy_rows(tile + 2 * s.dim, 3 * s.dim, rows, s.dim, p->values, s.width());
+              p->add_to_sums(rows);
+            });
+          });
+      for_chunks(s, w, [&](Performer* p, const Chunk& chunk, int64_t) {
+        p->load(chunk.entry, summary);
+        chunk.for_tiles(s, [&](int64_t token, int64_t rows) {
+          const T* tile = kqv + token * 3 * s.dim;
+          p->set_phi(tile + s.dim, rows);
+          block_product(rows, s.width(), s.features, {p->phi, s.stride(), 1}, p->panels, 0, 0,
+                        p->values, s.width(), false);
+          for (int64_t i = 0; i < rows; ++i) {
+            const float total = dot(p->phi + i * s.stride(), p->column, s.features);
+            store_scaled(p->values + i * s.width(), s.dim, 1.0F / (total + s.epsilon),
+                         out + (token + i) * s.dim);
+          }
+          copy_rows(tile + 2 * s.dim, 3 * s.dim, rows, s.dim, value + token * s.dim, s.dim);
+        });
+      });
+    });
+  }
+};
+
+// With n_t = dout_t / (phi(q_t) z + epsilon) and d_t = -n_t . out_t:
+//   dphi(q_t) = n_t S^T + d_t z,  dS = sum of phi(q_t) n_t^T,  dz = sum of d_t phi(q_t),
+//   dphi(k_t) = v_t dS^T + dz,  dv_t = phi(k_t) dS + dvalue_t.
+template <typename T>
+class PerformerGradKernel final : public Kernel {
+  void Compute(user_op::KernelComputeContext* ctx) const override {
+    const PerformerShape s(ctx);
+    const T* kqv = input<T>(ctx, "kqv");
+    const float* w = input(ctx, "w");
+    const T* out = input<T>(ctx, "out");
+    const T* out_grad = input<T>(ctx, "out_grad");
+    const T* value_grad = input<T>(ctx, "value_grad");
+    const float* summary = input(ctx, "summary");
+    T* kqv_grad = output<T>(ctx, "kqv_grad");
+    const auto add_queries = [&](Performer* p, const Chunk& chunk) {
+      p->load(chunk.entry, summary);
+      chunk.for_tiles(s, [&](int64_t token, int64_t rows) {
+        const int64_t queries = token * 3 * s.dim + s.dim;
+        p->set_phi(kqv + queries, rows);
+        for (int64_t i = 0; i < rows; ++i) {
+          const T* dout = out_grad + (token + i) * s.dim;
+          const float total = dot(p->phi + i * s.stride(), p->column, s.features) + s.epsilon;
+          float* n = p->values + i * s.width();
+#pragma omp simd
+          for (int64_t d = 0; d < s.dim; ++d) { n[d] = to_float(dout[d]) * (1.0F / total); }
+          p->factors[i] = -dot(dout, out + (token + i) * s.dim, s.dim) / total;
+        }
+        block_product(rows, s.stride(), s.dim, {p->values, s.width(), 1}, p->transposed, 0, 0,
+                      p->phi_grads, s.stride(), false);
+        p->add_to_sums(rows);
+        p->grad_by_x(rows, kqv_grad + queries);
+      });
+    };
+    const auto keys_and_values = [&](Performer* p, const Chunk& chunk) {
+      chunk.for_tiles(s, [&](int64_t token, int64_t rows) {
+        const T* keys = kqv + token * 3 * s.dim;
+        T* key_grads = kqv_grad + token * 3 * s.dim;
+        p->set_phi(keys, rows);
+        block_product(rows, s.width(), s.features, {p->phi, s.stride(), 1}, p->panels, 0, 0,
+                      p->space, s.width(), false);
+        for (int64_t i = 0; i < rows; ++i) {
+          const float* of_sums = p->space + i * s.width();
+          const T* of_value = value_grad + (token + i) * s.dim;
+          T* to = key_grads + i * 3 * s.dim + 2 * s.dim;
+#pragma omp simd
+          for (int64_t d = 0; d < s.dim; ++d) {
+            to[d] = from_float<T>(of_sums[d] + to_float(of_value[d]));
+          }
+        }
+        copy_rows(keys + 2 * s.dim, 3 * s.dim, rows, s.dim, p->values, s.width());
+        block_product(rows, s.stride(), s.dim, {p->values, s.width(), 1}, p->transposed, 0, 0,
+                      p->phi_grads, s.stride(), false);
+        p->grad_by_x(rows, key_grads);
+      });
+    };
+    run_or_throw([&] { return "gradient of a " + s.describe(); }, [&] {
+      const float* summary_grad = summarize(s, w, nullptr, add_queries);
+      for_chunks(s, w, [&](Performer* p, const Chunk& chunk, int64_t) {
+        p->load(chunk.entry, summary_grad);
+        keys_and_values(p, chunk);
+      });
+    });
+  }
+};
+
+REGISTER_FLOAT_KERNELS(PerformerKernel, "oneflow_accel_performer", "out");
+REGISTER_FLOAT_KERNELS(PerformerGradKernel, "oneflow_accel_performer_grad", "kqv_grad");
+
+}  // namespace
 
 }  // namespace oneflow_accel

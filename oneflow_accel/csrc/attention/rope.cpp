@@ -2,12 +2,9 @@
 // 2021, "RoFormer", section 3.2). x is [before, time, between, dim] with time at `axis`; cosines
 // and sines are [time, dim / 2]. Pairs of numbers turn by an angle: i and i + dim / 2, or
 // neighbours where `interleaved`. With `inverse` they turn back, which is the gradient.
-#include <algorithm>
-
-#include "common/arguments.h"
+#include "common/float_kernels.h"
 #include "common/infer.h"
-#include "common/simd_math.h"
-#include "common/threads.h"
+#include "softmax/row_kernel.h"
 
 namespace oneflow_accel {
 
@@ -65,100 +62,47 @@ Maybe<void> split(user_op::SbpContext* ctx) {
 }
 
 REGISTER_USER_OP("oneflow_accel_rope")
-    .Input("x")
-    .Input("cosines")
-    .Input("sines")
-    .Output("y")
-    .Attr<int64_t>("axis", 1)
-    .Attr<bool>("interleaved", false)
-    .Attr<bool>("inverse", false)
-    .SetTensorDescInferFn(infer)
-    .SetDataTypeInferFn(infer_types)
-    .SetGetSbpFn(split);
+    .Input("x").Input("cosines").Input("sines").Output("y")
+    .Attr<int64_t>("axis", 1).Attr<bool>("interleaved", false).Attr<bool>("inverse", false)
+    .SetTensorDescInferFn(infer).SetDataTypeInferFn(infer_types).SetGetSbpFn(split);
 
 // One row of x, of 2 n numbers.
-template <typename T>
-ONEFLOW_ACCEL_INLINE void turn_halves(const T* x, const float* cosines, const float* sines,
-                                      float sign, T* y, int64_t n) {
+template <bool interleaved, typename T>
+void turn(const T* x, const float* cosines, const float* sines, float sign, T* y, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) {
-    const float a = to_float(x[i]);
-    const float b = to_float(x[i + n]);
+    const int64_t first = interleaved ? 2 * i : i;
+    const int64_t second = interleaved ? 2 * i + 1 : i + n;
+    const float a = to_float(x[first]);
+    const float b = to_float(x[second]);
     const float sine = sign * sines[i];
-    y[i] = from_float<T>(a * cosines[i] - b * sine);
-    y[i + n] = from_float<T>(b * cosines[i] + a * sine);
+    y[first] = from_float<T>(a * cosines[i] - b * sine);
+    y[second] = from_float<T>(b * cosines[i] + a * sine);
   }
 }
-
-template <typename T>
-ONEFLOW_ACCEL_INLINE void turn_neighbours(const T* x, const float* cosines, const float* sines,
-                                          float sign, T* y, int64_t n) {
-#pragma omp simd
-  for (int64_t i = 0; i < n; ++i) {
-    const float a = to_float(x[2 * i]);
-    const float b = to_float(x[2 * i + 1]);
-    const float sine = sign * sines[i];
-    y[2 * i] = from_float<T>(a * cosines[i] - b * sine);
-    y[2 * i + 1] = from_float<T>(b * cosines[i] + a * sine);
-  }
-}
-
-template <typename T>
-struct Rows {
-  const T* x;
-  const float* cosines;
-  const float* sines;
-  T* y;
-  int64_t time;
-  int64_t between;
-  int64_t half;
-  float sign;
-  bool interleaved;
-};
-
-// Rows of one time turn alike, and lie together.
-template <typename T>
-ONEFLOW_ACCEL_INLINE void turn(const Rows<T>& rows, int64_t begin, int64_t end) {
-  const int64_t half = rows.half;
-  for (int64_t row = begin; row < end; ++row) {
-    const int64_t angle = row / rows.between % rows.time * half;
-    const T* x = rows.x + row * 2 * half;
-    T* y = rows.y + row * 2 * half;
-    if (rows.interleaved) {
-      turn_neighbours(x, rows.cosines + angle, rows.sines + angle, rows.sign, y, half);
-    } else {
-      turn_halves(x, rows.cosines + angle, rows.sines + angle, rows.sign, y, half);
-    }
-  }
-}
-
-void turn_rows(const Rows<float>& rows, int64_t begin, int64_t end) { turn(rows, begin, end); }
-void turn_rows(const Rows<Bfloat16>& rows, int64_t begin, int64_t end) { turn(rows, begin, end); }
 
 template <typename T>
 class RopeKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const auto& shape = ctx->Tensor4ArgNameAndIndex("x", 0)->shape_view();
-    const int64_t axis = ctx->Attr<int64_t>("axis");
-    const int64_t axes = shape.NumAxes();
-    Rows<T> rows;
-    rows.x = input<T>(ctx, "x");
-    rows.cosines = input(ctx, "cosines");
-    rows.sines = input(ctx, "sines");
-    rows.y = output<T>(ctx, "y");
-    rows.time = shape.At(axis);
-    rows.between = shape.Count(axis + 1, axes - 1);
-    rows.half = shape.At(axes - 1) / 2;
-    rows.sign = ctx->Attr<bool>("inverse") ? -1.0F : 1.0F;
-    rows.interleaved = ctx->Attr<bool>("interleaved");
-    if (shape.elem_cnt() == 0) { return; }
-    parallel_for(shape.Count(0, axes - 1), std::max<int64_t>(1, kGrainSize / (2 * rows.half)),
-                 [&](int64_t begin, int64_t end) { turn_rows(rows, begin, end); });
+    const auto axis = ctx->Attr<int64_t>("axis");
+    const T* x = input<T>(ctx, "x");
+    const float* cosines = input(ctx, "cosines");
+    const float* sines = input(ctx, "sines");
+    T* y = output<T>(ctx, "y");
+    const int64_t time = shape.At(axis);
+    const int64_t between = shape.Count(axis + 1, shape.NumAxes() - 1);
+    const int64_t half = shape.At(shape.NumAxes() - 1) / 2;
+    const float sign = ctx->Attr<bool>("inverse") ? -1.0F : 1.0F;
+    const auto turn_row = ctx->Attr<bool>("interleaved") ? turn<true, T> : turn<false, T>;
+    Rows(ctx, "x").for_each(1, [=](int64_t row, int64_t first) {
+      const int64_t angle = row / between % time * half;
+      turn_row(x + first, cosines + angle, sines + angle, sign, y + first, half);
+    });
   }
 };
 
-REGISTER_KERNEL("oneflow_accel_rope", make<RopeKernel<float>>, is_float32_on_cpu("y"));
-REGISTER_KERNEL("oneflow_accel_rope", make<RopeKernel<Bfloat16>>, is_bfloat16_on_cpu("y"));
+REGISTER_FLOAT_KERNELS(RopeKernel, "oneflow_accel_rope", "y");
 
 }  // namespace
 

@@ -2,41 +2,150 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
+#include <utility>
 
 #include "attention/block_product.h"
 #include "common/bfloat16.h"
+#include "common/vector.h"
 
 namespace oneflow_accel {
 
 // panels[j, d] = x[j * stride + d] for j < panels.rows and d < columns; 0 in the padding.
-void pack(const float* x, int64_t stride, int64_t columns, const Panels& panels);
-void pack(const Bfloat16* x, int64_t stride, int64_t columns, const Panels& panels);
+template <typename T>
+void pack(const T* x, int64_t stride, int64_t columns, const Panels& panels) {
+  for (int64_t column = 0; column < panels.columns; column += kPanelWidth) {
+    const int64_t width = panels.width(column);
+    const int64_t filled = std::min(width, columns - column);
+    for (int64_t j = 0; j < panels.rows; ++j) {
+      const T* from = x + j * stride + column;
+      float* to = panels.at(j, column);
+      int64_t d = 0;
+      // Vector by vector: GCC would call memcpy for each of the short rows.
+      for (; d + kVectorWidth <= filled; d += kVectorWidth) {
+        for (int64_t e = 0; e < kVectorWidth; ++e) { to[d + e] = to_float(from[d + e]); }
+      }
+      for (; d < filled; ++d) { to[d] = to_float(from[d]); }
+      for (; d < width; ++d) { to[d] = 0.0F; }
+    }
+  }
+}
+
+// Transposed in registers at a time: a square that AVX2 has registers for too.
+constexpr int64_t kSquare = 8;
+using SquareRow = Vector<kSquare>;
+using SquareLanes = std::make_integer_sequence<int, kSquare>;
+
+// Of the 2 x 2 blocks of `size` elements that the rows i and i + size form, swaps the two that are
+// not on the diagonal.
+template <int size, int... lane>
+ONEFLOW_ACCEL_INLINE void swap_blocks(SquareRow (&rows)[kSquare],
+                                      std::integer_sequence<int, lane...>) {
+#pragma GCC unroll 8
+  for (int i = 0; i < kSquare; ++i) {
+    if ((i & size) == 0) {
+      const SquareRow above = rows[i];
+      const SquareRow below = rows[i + size];
+      rows[i] = ONEFLOW_ACCEL_SHUFFLE(
+          above, below, ((lane & size) != 0 ? kSquare + lane - size : lane)...);
+      rows[i + size] = ONEFLOW_ACCEL_SHUFFLE(
+          above, below, ((lane & size) != 0 ? kSquare + lane : lane + size)...);
+    }
+  }
+}
+
+// to[k * to_stride + i] = from[i * stride + k] for i and k < kSquare, in registers.
+ONEFLOW_ACCEL_INLINE void transpose_square(const float* from, int64_t stride, float* to,
+                                           int64_t to_stride) {
+  SquareRow rows[kSquare];
+#pragma GCC unroll 8
+  for (int i = 0; i < kSquare; ++i) { rows[i] = *vector_at<kSquare>(from + i * stride, 0); }
+  swap_blocks<4>(rows, SquareLanes());
+  swap_blocks<2>(rows, SquareLanes());
+  swap_blocks<1>(rows, SquareLanes());
+#pragma GCC unroll 8
+  for (int i = 0; i < kSquare; ++i) { *vector_at<kSquare>(to + i * to_stride, 0) = rows[i]; }
+}
 
 // panels[d, j] = x[j * stride + d] for j < columns and d < panels.rows; 0 in the padding.
-void pack_transposed(const float* x, int64_t stride, int64_t columns, const Panels& panels);
-void pack_transposed(const Bfloat16* x, int64_t stride, int64_t columns, const Panels& panels);
+template <typename T>
+void pack_transposed(const T* x, int64_t stride, int64_t columns, const Panels& panels) {
+  for (int64_t column = 0; column < panels.columns; column += kPanelWidth) {
+    const int64_t width = panels.width(column);
+    for (int64_t j = 0; j < width; j += kSquare) {
+      const int64_t filled = std::min(kSquare, columns - column - j);
+      for (int64_t d = 0; d < panels.rows; d += kSquare) {
+        const int64_t depth = std::min(kSquare, panels.rows - d);
+        const T* from = x + (column + j) * stride + d;
+        float* to = panels.at(d, column) + j;
+        if constexpr (std::is_same_v<T, float>) {
+          if (filled == kSquare && depth == kSquare) {
+            transpose_square(from, stride, to, width);
+            continue;
+          }
+        }
+        for (int64_t i = 0; i < kSquare; ++i) {
+          for (int64_t k = 0; k < depth; ++k) {
+            to[k * width + i] = i < filled ? to_float(from[i * stride + k]) : 0.0F;
+          }
+        }
+      }
+    }
+  }
+}
 
 // y[i * columns + d] = x[i * stride + d] * factor.
-void copy_scaled(const float* x, int64_t stride, int64_t rows, int64_t columns, float factor,
-                 float* y);
-void copy_scaled(const Bfloat16* x, int64_t stride, int64_t rows, int64_t columns, float factor,
-                 float* y);
+template <typename T>
+void copy_scaled(const T* x, int64_t stride, int64_t rows, int64_t columns, float factor,
+                 float* y) {
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t d = 0; d < columns; ++d) {
+      y[i * columns + d] = to_float(x[i * stride + d]) * factor;
+    }
+  }
+}
 
 // y[d] = x[d] * factor, in y's type.
-void store_scaled(const float* x, int64_t columns, float factor, float* y);
-void store_scaled(const float* x, int64_t columns, float factor, Bfloat16* y);
+template <typename T>
+void store_scaled(const float* x, int64_t columns, float factor, T* y) {
+  for (int64_t d = 0; d < columns; ++d) { y[d] = from_float<T>(x[d] * factor); }
+}
 
-// scores[j] = sum over d of query[d] keys[j * stride + d], for j < rows.
-void scores_of(const float* query, const float* keys, int64_t stride, int64_t rows, int64_t columns,
-               float* scores);
-void scores_of(const float* query, const Bfloat16* keys, int64_t stride, int64_t rows,
-               int64_t columns, float* scores);
+// sum over d of a[d] b[d].
+template <typename A, typename B>
+float dot(const A* a, const B* b, int64_t n) {
+  float sum = 0.0F;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t d = 0; d < n; ++d) { sum += to_float(a[d]) * to_float(b[d]); }
+  return sum;
+}
 
-// out[d] (+)= sum over j < rows of weights[j] values[j * stride + d].
-void weighted_sum(const float* weights, const float* values, int64_t stride, int64_t rows,
-                  int64_t columns, float* out, bool accumulate);
-void weighted_sum(const float* weights, const Bfloat16* values, int64_t stride, int64_t rows,
-                  int64_t columns, float* out, bool accumulate);
+// out[d] (+)= sum over j < rows of weights[j] values[j * stride + d]. Four rows at a time: `out` is
+// read and written once for them.
+template <typename T>
+void weighted_sum(const float* weights, const T* values, int64_t stride, int64_t rows,
+                  int64_t columns, float* out, bool accumulate) {
+  if (!accumulate) { std::fill_n(out, columns, 0.0F); }
+  int64_t j = 0;
+  for (; j + 4 <= rows; j += 4) {
+    const float* w = weights + j;
+    const T* a = values + j * stride;
+    const T* b = a + stride;
+    const T* c = b + stride;
+    const T* e = c + stride;
+#pragma omp simd
+    for (int64_t d = 0; d < columns; ++d) {
+      out[d] += (w[0] * to_float(a[d]) + w[1] * to_float(b[d]))
+                + (w[2] * to_float(c[d]) + w[3] * to_float(e[d]));
+    }
+  }
+  for (; j < rows; ++j) {
+#pragma omp simd
+    for (int64_t d = 0; d < columns; ++d) {
+      out[d] += weights[j] * to_float(values[j * stride + d]);
+    }
+  }
+}
 
 // How many of the keys of a block the rows of a block see: row i sees first + i * step of them.
 struct Visible {
@@ -48,30 +157,5 @@ struct Visible {
     return n < 0 ? 0 : n > all ? all : n;
   }
 };
-
-// A block of scores, [rows, keys], and the softmax of its rows as far as it is known: the largest
-// score, the sum of e^(score - largest), and the output that belongs to them, not yet divided by
-// the sum. Scores become e^(score - largest), 0 where a key is not visible.
-struct Softmax {
-  float* largest;
-  float* sum;
-  float* out;
-  int64_t out_stride;
-};
-void softmax_block(float* scores, int64_t stride, int64_t rows, int64_t keys, Visible visible,
-                   const Softmax& softmax);
-
-// scores becomes p = e^(score - lse), score_grads, which holds dp, becomes p (dp - delta).
-void softmax_grad_block(float* scores, float* score_grads, int64_t stride, int64_t rows,
-                        int64_t keys, Visible visible, const float* lse, const float* delta);
-
-// sum over d of a[d] b[d].
-template <typename T>
-float dot(const T* a, const T* b, int64_t n) {
-  float sum = 0.0F;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t d = 0; d < n; ++d) { sum += to_float(a[d]) * to_float(b[d]); }
-  return sum;
-}
 
 }  // namespace oneflow_accel

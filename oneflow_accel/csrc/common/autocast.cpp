@@ -25,12 +25,16 @@ using Names = std::vector<std::string>;
 const Names kInBfloat16{
     "matmul", "batch_matmul", "broadcast_matmul", "broadcast_matmul_grad_b", "fused_matmul_bias",
     "bias_add", "conv1d", "conv2d", "conv3d", "oneflow_accel_channels_last_conv2d",
-    "oneflow_accel_attention", "oneflow_accel_packed_attention", "oneflow_accel_swiglu"};
+    "oneflow_accel_attention", "oneflow_accel_packed_attention", "oneflow_accel_swiglu",
+    "fused_bias_add_gelu", "fused_bias_add_mask_scale",
+    "fused_bias_add_scale_mask_softmax_dropout"};
 // They stay in bfloat16 where all inputs are. Any other's inputs become float32.
 const Names kAsTheyCome{
     "normalization", "normalization_add_relu", "oneflow_accel_rope", "add_n", "broadcast_add",
     "broadcast_sub", "broadcast_mul", "fast_gelu", "gelu", "quick_gelu", "reduce_sum",
-    "reduce_sum_like", "relu", "scalar_add", "scalar_div", "scalar_mul", "sigmoid", "silu", "tanh"};
+    "reduce_sum_like", "relu", "scalar_add", "scalar_div", "scalar_mul", "sigmoid", "silu", "tanh",
+    "oneflow_accel_performer", "oneflow_accel_cross_entropy", "dropout", "fused_scale_mask_softmax",
+    "fused_scale_mask_softmax_dropout", "fused_tril_scale_softmax_mask_scale"};
 // The same, and they only move values.
 const Names kMoves{
     "broadcast_like", "concat", "copy", "expand", "expand_dims", "hierarchical_parallel_cast",
@@ -50,7 +54,8 @@ const std::unordered_map<std::string, AutoCastColor>& colors() {
 
 // What stays float32 whatever the operator runs in, beside what OneFlow says so of.
 bool stays_float32(const std::string& op, const std::string& input) {
-  return op == "oneflow_accel_rope" && input != "x";
+  return (op == "oneflow_accel_rope" && input != "x")
+         || (op == "oneflow_accel_performer" && input != "kqv");
 }
 
 std::shared_ptr<AutoCastMeta> make_meta(const std::string& op, const Arguments& inputs) {

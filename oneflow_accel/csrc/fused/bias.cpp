@@ -1,31 +1,106 @@
-#include "fused/bias.h"
+// fused_bias_add_gelu (exact, by erf), its gradient, and fused_bias_add_mask_scale, float32 and
+// bfloat16: what follows a + b, with b along any axis of a. The last is (a + b) * scale where the
+// mask is true, else 0, plus _add_to_output, which nn.Graph fuses in; dropout_grad is its gradient.
+#include <stdexcept>
 
+#include "activation/gelu.h"
+#include "common/float_kernels.h"
+#include "common/threads.h"
+#include "random/keep.h"
 
-namespace oneflow_accel::fused {
+namespace oneflow_accel {
 
-void add_row(const float* a, const float* b, float* out, int64_t n) {
-#pragma omp simd
-  for (int64_t i = 0; i < n; ++i) { out[i] = a[i] + b[i]; }
-}
+namespace {
 
-void add_value(const float* a, float b, float* out, int64_t n) {
-#pragma omp simd
-  for (int64_t i = 0; i < n; ++i) { out[i] = a[i] + b; }
-}
+namespace user_op = ::oneflow::user_op;
 
-void add_bias(const BiasAxis& axis, const float* a, const float* b, float* out, int64_t begin,
-              int64_t end) {
-  int64_t count = 0;
-  for (int64_t i = begin; i < end; i += count) {
-    if (axis.inner == 1) {
-      const int64_t channel = i % axis.channels;
-      count = std::min(axis.channels - channel, end - i);
-      add_row(a + i, b + channel, out + i, count);
-    } else {
-      count = std::min(axis.inner - i % axis.inner, end - i);
-      add_value(a + i, b[i / axis.inner % axis.channels], out + i, count);
-    }
+// Calls finish(begin, count, sums) on stretches of `count` elements of a + b, in parallel, which
+// are still in the nearest cache.
+template <typename T, typename Finish>
+void with_bias(user_op::KernelComputeContext* ctx, const Finish& finish) {
+  constexpr int64_t kStretch = 2048;
+  const auto* tensor = ctx->Tensor4ArgNameAndIndex("a", 0);
+  // OneFlow's operators do not look.
+  if (ctx->Tensor4ArgNameAndIndex("b", 0)->data_type() != tensor->data_type()) {
+    throw std::invalid_argument("the bias is of another dtype");
   }
+  const T* a = input<T>(ctx, "a");
+  const T* b = input<T>(ctx, "b");
+  const auto& shape = tensor->shape_view();
+  const auto axis = ctx->Attr<int32_t>("axis");
+  // Element i belongs to b[(i / inner) % channels].
+  const int64_t inner = shape.Count(axis + 1);
+  const int64_t channels = shape.At(axis);
+  parallel_for(shape.elem_cnt(), kGrainSize, [&](int64_t begin, int64_t end) {
+    float sums[kStretch];
+    for (int64_t first = begin; first < end; first += kStretch) {
+      const int64_t last = std::min(first + kStretch, end);
+      int64_t count = 0;
+      for (int64_t i = first; i < last; i += count) {
+        const T* from = a + i;
+        float* to = sums + (i - first);
+        if (inner == 1) {
+          const int64_t channel = i % channels;
+          count = std::min(channels - channel, last - i);
+#pragma omp simd
+          for (int64_t j = 0; j < count; ++j) {
+            to[j] = to_float(from[j]) + to_float(b[channel + j]);
+          }
+        } else {
+          count = std::min(inner - i % inner, last - i);
+          const float value = to_float(b[i / inner % channels]);
+#pragma omp simd
+          for (int64_t j = 0; j < count; ++j) { to[j] = to_float(from[j]) + value; }
+        }
+      }
+      finish(first, last - first, sums);
+    }
+  });
 }
 
-}  // namespace oneflow_accel::fused
+template <typename T>
+class BiasGeluKernel final : public Kernel {
+  void Compute(user_op::KernelComputeContext* ctx) const override {
+    T* out = output<T>(ctx, "out");
+    with_bias<T>(ctx, [=](int64_t begin, int64_t count, const float* sums) {
+#pragma omp simd
+      for (int64_t i = 0; i < count; ++i) { out[begin + i] = from_float<T>(gelu(sums[i])); }
+    });
+  }
+};
+
+template <typename T>
+class BiasGeluGradKernel final : public Kernel {
+  void Compute(user_op::KernelComputeContext* ctx) const override {
+    const T* dy = input<T>(ctx, "dy");
+    T* dx = output<T>(ctx, "dx");
+    with_bias<T>(ctx, [=](int64_t begin, int64_t count, const float* sums) {
+#pragma omp simd
+      for (int64_t i = 0; i < count; ++i) {
+        dx[begin + i] = from_float<T>(to_float(dy[begin + i]) * gelu_slope(sums[i]));
+      }
+    });
+  }
+};
+
+template <typename T>
+class BiasMaskScaleKernel final : public Kernel {
+  void Compute(user_op::KernelComputeContext* ctx) const override {
+    const uint8_t* mask = random::mask_bytes(ctx, "mask");
+    const T* addend = input_or_null<T>(ctx, "_add_to_output");
+    const float scale = ctx->Attr<float>("scale");
+    T* out = output<T>(ctx, "out");
+    with_bias<T>(ctx, [=](int64_t begin, int64_t count, const float* sums) {
+      random::keep_and_scale(sums, mask + begin, scale,
+                             addend == nullptr ? nullptr : addend + begin, out + begin, count);
+    });
+  }
+};
+
+REGISTER_FLOAT_KERNELS(BiasGeluKernel, "fused_bias_add_gelu", "out");
+REGISTER_FLOAT_KERNELS(BiasGeluGradKernel, "fused_bias_add_gelu_grad", "dx");
+REGISTER_FLOAT_KERNELS(BiasMaskScaleKernel, "fused_bias_add_mask_scale", "out");
+
+}  // namespace
+
+}  // namespace oneflow_accel

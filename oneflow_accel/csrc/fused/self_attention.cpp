@@ -4,6 +4,7 @@
 // head. The operator gives alpha * query key^T, (batch, heads, sequence, sequence), and the value
 // as (batch, heads, sequence, size). oneDNN multiplies the parts where they lie.
 #include <algorithm>
+#include <array>
 #include <string>
 
 #include "common/arguments.h"
@@ -33,49 +34,43 @@ struct Heads {
   // From one position of the sequence to the next.
   int64_t position_stride() const { return batch * heads * 3 * size; }
 
-  // Query, key or value within hidden_states: (batch * heads, sequence, size), and transposed.
-  memory::desc part() const {
-    return {{batch * heads, sequence, size},
-            memory::data_type::f32,
-            {3 * size, position_stride(), 1}};
+  // Matrices of all heads, (batch * heads, rows, columns), with these strides.
+  memory::desc matrices(int64_t rows, int64_t columns, const memory::dims& strides) const {
+    return {{batch * heads, rows, columns}, memory::data_type::f32, strides};
   }
+  // Query, key or value within hidden_states, (sequence, size), and transposed.
+  memory::desc part() const { return matrices(sequence, size, {3 * size, position_stride(), 1}); }
   memory::desc part_transposed() const {
-    return {{batch * heads, size, sequence},
-            memory::data_type::f32,
-            {3 * size, 1, position_stride()}};
+    return matrices(size, sequence, {3 * size, 1, position_stride()});
   }
-  // query key^T, (batch * heads, sequence, sequence), and transposed.
+  // query key^T, (sequence, sequence), and transposed.
   memory::desc product() const {
-    return {{batch * heads, sequence, sequence}, memory::data_type::f32, memory::format_tag::abc};
+    return matrices(sequence, sequence, {sequence * sequence, sequence, 1});
   }
   memory::desc product_transposed() const {
-    return {{batch * heads, sequence, sequence}, memory::data_type::f32, memory::format_tag::acb};
+    return matrices(sequence, sequence, {sequence * sequence, 1, sequence});
   }
 };
 
 struct Product {
   dnnl::matmul primitive;
   memory::desc scratchpad;
-  explicit Product(const dnnl::matmul::primitive_desc& desc)
-      : primitive(desc), scratchpad(desc.scratchpad_desc()) {}
 };
 
 // out = alpha * a b. `name` tells the products of this file apart, which differ in layout.
 void multiply(const char* name, const Heads& heads, float alpha, const memory::desc& a_desc,
               const float* a, const memory::desc& b_desc, const float* b,
               const memory::desc& out_desc, float* out) {
-  const KeyBuilder key = KeyBuilder(name)
-                             .add(heads.sequence)
-                             .add(heads.batch)
-                             .add(heads.heads)
-                             .add(heads.size)
-                             .add(__builtin_bit_cast(int32_t, alpha));
-  const Product& product = PrimitiveCache<Product>::get_or_create(key.str(), [&] {
+  const std::array sizes{heads.sequence, heads.batch, heads.heads, heads.size};
+  const std::string key =
+      KeyBuilder(name).add_all(sizes).add(__builtin_bit_cast(int32_t, alpha)).str();
+  const Product& product = PrimitiveCache<Product>::get_or_create(key, [&] {
     dnnl::post_ops scale;
     scale.append_eltwise(dnnl::algorithm::eltwise_linear, alpha, 0.0F);
     dnnl::primitive_attr attr = user_scratchpad_attr();
     attr.set_post_ops(scale);
-    return Product(dnnl::matmul::primitive_desc(cpu_engine(), a_desc, b_desc, out_desc, attr));
+    const dnnl::matmul::primitive_desc desc(cpu_engine(), a_desc, b_desc, out_desc, attr);
+    return Product{dnnl::matmul(desc), desc.scratchpad_desc()};
   });
   product.primitive.execute(cpu_stream(),
                             {{DNNL_ARG_SRC, wrap(a_desc, a)},
@@ -108,10 +103,7 @@ class SelfAttentionKernel final : public Kernel {
     float* value = output(ctx, "value");
     const Heads heads(hidden_states->shape_view(), ctx->Attr<int64_t>("head_size"));
     run_or_throw(
-        [&] {
-          return "fused_self_attention of hidden states "
-                 + hidden_states->shape_view().ToString();
-        },
+        [&] { return "fused_self_attention of " + hidden_states->shape_view().ToString(); },
         [&] {
           multiply("query_mul_key", heads, ctx->Attr<float>("alpha"), heads.part(), hidden,
                    heads.part_transposed(), hidden + heads.size, heads.product(), product);
@@ -134,7 +126,7 @@ class SelfAttentionGradKernel final : public Kernel {
     const Heads heads(hidden_states->shape_view(), value_grad->shape_view().At(3));
     run_or_throw(
         [&] {
-          return "the gradient of fused_self_attention of hidden states "
+          return "the gradient of fused_self_attention of "
                  + hidden_states->shape_view().ToString();
         },
         [&] {

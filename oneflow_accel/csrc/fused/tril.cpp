@@ -2,8 +2,8 @@
 // row i keeps the columns up to i + diagonal, times a scale; a fill value stands in the rest.
 #include <algorithm>
 
-#include "common/oneflow.h"
-#include "common/threads.h"
+#include "common/arguments.h"
+#include "softmax/row_kernel.h"
 
 namespace oneflow_accel {
 
@@ -20,41 +20,26 @@ T scalar_attr(user_op::KernelComputeContext* ctx, const std::string& name) {
 }
 
 template <typename T>
-void scale_tril(user_op::KernelComputeContext* ctx, T scale) {
-  const auto* in = ctx->Tensor4ArgNameAndIndex("in", 0);
-  const T* x = in->dptr<T>();
-  T* y = ctx->Tensor4ArgNameAndIndex("out", 0)->mut_dptr<T>();
-  const T fill = scalar_attr<T>(ctx, "fill_value");
-  const int64_t diagonal = ctx->Attr<int64_t>("diagonal");
-  const auto& shape = in->shape_view();
-  const int64_t rows = shape.At(shape.NumAxes() - 2);
-  const int64_t columns = shape.At(shape.NumAxes() - 1);
-  const int64_t grain = std::max<int64_t>(1, kGrainSize / columns);
-  parallel_for(shape.elem_cnt() / columns, grain, [=](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
-      const int64_t kept = std::clamp<int64_t>(row % rows + diagonal + 1, 0, columns);
-      const T* from = x + row * columns;
-      T* to = y + row * columns;
-      std::transform(from, from + kept, to, [=](T value) { return value * scale; });
-      std::fill(to + kept, to + columns, fill);
-    }
-  });
-}
-
 class TrilKernel final : public Kernel {
-  void Compute(user_op::KernelComputeContext* ctx) const override { scale_tril(ctx, 1.0F); }
-};
-
-template <typename T>
-class FusedScaleTrilKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    scale_tril(ctx, scalar_attr<T>(ctx, "scale_value"));
+    const T* x = input<T>(ctx, "in");
+    T* y = output<T>(ctx, "out");
+    const T fill = scalar_attr<T>(ctx, "fill_value");
+    const T scale = ctx->op_type_name() == "tril" ? T{1} : scalar_attr<T>(ctx, "scale_value");
+    const Rows rows(ctx, "in");
+    const auto columns = columns_seen(ctx, "in");
+    rows.for_each(1, [=](int64_t row, int64_t first) {
+      const int64_t seen = columns(row);
+      std::transform(x + first, x + first + seen, y + first,
+                     [=](T value) { return value * scale; });
+      std::fill(y + first + seen, y + first + rows.n, fill);
+    });
   }
 };
 
-REGISTER_KERNEL("tril", make<TrilKernel>, is_float32_on_cpu("out"));
-REGISTER_KERNEL("fused_scale_tril", make<FusedScaleTrilKernel<float>>, is_float32_on_cpu("out"));
-REGISTER_KERNEL("fused_scale_tril", make<FusedScaleTrilKernel<double>>,
+REGISTER_KERNEL("tril", make<TrilKernel<float>>, is_float32_on_cpu("out"));
+REGISTER_KERNEL("fused_scale_tril", make<TrilKernel<float>>, is_float32_on_cpu("out"));
+REGISTER_KERNEL("fused_scale_tril", make<TrilKernel<double>>,
                 is_on_cpu("out", ::oneflow::DataType::kDouble));
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include "activation/fast_gelu.h"
 #include "activation/gelu.h"
 #include "attention/attention.h"
+#include "common/arguments.h"
 #include "common/guard.h"
 #include "common/infer.h"
 #include "common/threads.h"
@@ -28,12 +29,6 @@ struct Sizes {
   int64_t inner;
   // Tokens before this one.
   int64_t past;
-
-  // Floats of what is computed on the way.
-  int64_t scratch() const {
-    const int64_t row = width + 4 * heads * head_size + inner + heads + 2;
-    return batch * row;
-  }
 };
 
 template <typename View>
@@ -45,32 +40,30 @@ Maybe<void> infer(user_op::InferContext* ctx) {
   const Shape& x = ctx->InputShape("x", 0);
   const Shape& keys = ctx->InputShape("keys", 0);
   const Shape& inner_weight = ctx->InputShape("inner_weight", 0);
-  bool fits = x.NumAxes() == 3 && x.At(1) == 1 && keys.NumAxes() == 4 && keys.At(0) == x.At(0)
-              && keys == ctx->InputShape("values", 0) && inner_weight.NumAxes() == 2;
-  if (fits) {
-    const Sizes n = sizes_of(x, keys, inner_weight);
-    const int64_t attended = n.heads * n.head_size;
-    const std::vector<std::pair<std::string, Shape>> wanted{
-        {"input_norm_weight", Shape({n.width})},   {"input_norm_bias", Shape({n.width})},
-        {"qkv_weight", Shape({3 * attended, n.width})}, {"qkv_bias", Shape({3 * attended})},
-        {"dense_weight", Shape({n.width, attended})},   {"dense_bias", Shape({n.width})},
-        {"post_norm_weight", Shape({n.width})},    {"post_norm_bias", Shape({n.width})},
-        {"inner_weight", Shape({n.inner, n.width})},    {"inner_bias", Shape({n.inner})},
-        {"outer_weight", Shape({n.width, n.inner})},    {"outer_bias", Shape({n.width})}};
-    for (const auto& [name, shape] : wanted) {
-      if (ctx->InputShape(name, 0) != shape) {
-        return Error::RuntimeError() << "a decoder layer of " << x.ToString() << " after "
-                                     << keys.ToString() << " needs " << name << " of "
-                                     << shape.ToString() << ", not "
-                                     << ctx->InputShape(name, 0).ToString();
-      }
-    }
-  } else {
+  if (x.NumAxes() != 3 || x.At(1) != 1 || keys.NumAxes() != 4 || keys.At(0) != x.At(0)
+      || keys != ctx->InputShape("values", 0) || inner_weight.NumAxes() != 2) {
     return Error::RuntimeError()
            << "a decoder layer needs x (batch, 1, width), keys and values (batch, heads, past, head "
               "size) and inner_weight (inner, width), not "
            << x.ToString() << ", " << keys.ToString() << ", "
            << ctx->InputShape("values", 0).ToString() << " and " << inner_weight.ToString();
+  }
+  const Sizes n = sizes_of(x, keys, inner_weight);
+  const int64_t attended = n.heads * n.head_size;
+  const std::pair<const char*, Shape> wanted[] = {
+      {"input_norm_weight", Shape({n.width})}, {"input_norm_bias", Shape({n.width})},
+      {"qkv_weight", Shape({3 * attended, n.width})}, {"qkv_bias", Shape({3 * attended})},
+      {"dense_weight", Shape({n.width, attended})}, {"dense_bias", Shape({n.width})},
+      {"post_norm_weight", Shape({n.width})}, {"post_norm_bias", Shape({n.width})},
+      {"inner_weight", Shape({n.inner, n.width})}, {"inner_bias", Shape({n.inner})},
+      {"outer_weight", Shape({n.width, n.inner})}, {"outer_bias", Shape({n.width})}};
+  for (const auto& [name, shape] : wanted) {
+    if (ctx->InputShape(name, 0) != shape) {
+      return Error::RuntimeError() << "a decoder layer of " << x.ToString() << " after "
+                                   << keys.ToString() << " needs " << name << " of "
+                                   << shape.ToString() << ", not "
+                                   << ctx->InputShape(name, 0).ToString();
+    }
   }
   Shape longer = keys;
   longer.Set(2, keys.At(2) + 1);
@@ -93,39 +86,20 @@ Maybe<void> split_batch(user_op::SbpContext* ctx) {
 }
 
 REGISTER_USER_OP("oneflow_accel_decoder_layer")
-    .Input("x")
-    .Input("keys")
-    .Input("values")
-    .Input("input_norm_weight")
-    .Input("input_norm_bias")
-    .Input("qkv_weight")
-    .Input("qkv_bias")
-    .Input("dense_weight")
-    .Input("dense_bias")
-    .Input("post_norm_weight")
-    .Input("post_norm_bias")
-    .Input("inner_weight")
-    .Input("inner_bias")
-    .Input("outer_weight")
-    .Input("outer_bias")
-    .Output("y")
-    .Output("new_keys")
-    .Output("new_values")
-    .Attr<double>("scale", 1.0)
-    .Attr<double>("epsilon", 1e-5)
-    .Attr<bool>("tanh", true)
-    .SetTensorDescInferFn(infer)
-    .SetDataTypeInferFn(infer_types)
-    .SetGetSbpFn(split_batch);
+    .Input("x").Input("keys").Input("values")
+    .Input("input_norm_weight").Input("input_norm_bias").Input("qkv_weight").Input("qkv_bias")
+    .Input("dense_weight").Input("dense_bias").Input("post_norm_weight").Input("post_norm_bias")
+    .Input("inner_weight").Input("inner_bias").Input("outer_weight").Input("outer_bias")
+    .Output("y").Output("new_keys").Output("new_values")
+    .Attr<double>("scale", 1.0).Attr<double>("epsilon", 1e-5).Attr<bool>("tanh", true)
+    .SetTensorDescInferFn(infer).SetDataTypeInferFn(infer_types).SetGetSbpFn(split_batch);
 
-void gelu_in_place(float* x, int64_t n) {
+template <float activate(float)>
+void activate_in_place(float* x, int64_t n) {
+  parallel_for(n, kGrainSize / 16, [=](int64_t begin, int64_t end) {
 #pragma omp simd
-  for (int64_t i = 0; i < n; ++i) { x[i] = gelu(x[i]); }
-}
-
-void fast_gelu_in_place(float* x, int64_t n) {
-#pragma omp simd
-  for (int64_t i = 0; i < n; ++i) { x[i] = fast_gelu(x[i]); }
+    for (int64_t i = begin; i < end; ++i) { x[i] = activate(x[i]); }
+  });
 }
 
 // The past of each head, and the part of each row of qkv from `offset` on after it.
@@ -143,12 +117,7 @@ void append(const Sizes& n, const float* past, const float* qkv, int64_t offset,
 
 class DecoderLayerKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    const auto in = [&](const std::string& name) {
-      return ctx->Tensor4ArgNameAndIndex(name, 0)->dptr<float>();
-    };
-    const auto out = [&](const std::string& name) {
-      return ctx->Tensor4ArgNameAndIndex(name, 0)->mut_dptr<float>();
-    };
+    const auto in = [&](const std::string& name) { return input(ctx, name); };
     const auto view = [&](const std::string& name) {
       return ctx->Tensor4ArgNameAndIndex(name, 0)->shape_view();
     };
@@ -156,14 +125,14 @@ class DecoderLayerKernel final : public Kernel {
     if (n.batch == 0) { return; }
     const ThreadScope threads;
     const int64_t attended = n.heads * n.head_size;
-    float* normed = out("tmp_buffer");
+    float* normed = output(ctx, "tmp_buffer");
     float* qkv = normed + n.batch * n.width;
     float* context = qkv + n.batch * 3 * attended;
     float* inner = context + n.batch * attended;
     float* lse = inner + n.batch * n.inner;
     float* mean = lse + n.batch * n.heads;
     float* inv_std = mean + n.batch;
-    float* y = out("y");
+    float* y = output(ctx, "y");
 
     const auto norm = [&](const float* from, const std::string& name) {
       row_norm({n.batch, n.width, ctx->Attr<double>("epsilon"), from, in(name + "_weight"),
@@ -184,8 +153,8 @@ class DecoderLayerKernel final : public Kernel {
 
     norm(in("x"), "input_norm");
     add_product(normed, n.width, "qkv", 3 * attended, qkv, false);
-    float* keys = out("new_keys");
-    float* values = out("new_values");
+    float* keys = output(ctx, "new_keys");
+    float* values = output(ctx, "new_values");
     append(n, in("keys"), qkv, n.head_size, keys);
     append(n, in("values"), qkv, 2 * n.head_size, values);
     const int64_t all = (n.past + 1) * n.head_size;
@@ -200,20 +169,22 @@ class DecoderLayerKernel final : public Kernel {
     add_product(context, attended, "dense", n.width, y, true);
     norm(y, "post_norm");
     add_product(normed, n.width, "inner", n.inner, inner, false);
-    const auto activate = ctx->Attr<bool>("tanh") ? fast_gelu_in_place : gelu_in_place;
-    parallel_for(n.batch * n.inner, kGrainSize / 16,
-                 [&](int64_t begin, int64_t end) { activate(inner + begin, end - begin); });
+    const auto activate =
+        ctx->Attr<bool>("tanh") ? activate_in_place<fast_gelu> : activate_in_place<gelu>;
+    activate(inner, n.batch * n.inner);
     add_product(inner, n.inner, "outer", n.width, y, true);
   }
 };
 
+// Of what is computed on the way.
+std::size_t scratch_bytes(user_op::InferContext* ctx) {
+  const auto shape = [=](const char* name) { return ctx->InputShape(name, 0); };
+  const Sizes n = sizes_of(shape("x"), shape("keys"), shape("inner_weight"));
+  return n.batch * (n.width + 4 * n.heads * n.head_size + n.inner + n.heads + 2) * sizeof(float);
+}
+
 REGISTER_KERNEL("oneflow_accel_decoder_layer", make<DecoderLayerKernel>, is_float32_on_cpu("y"),
-                nullptr,
-                [](user_op::InferContext* ctx) {
-                  const auto shape = [=](const char* name) { return ctx->InputShape(name, 0); };
-                  const Sizes n = sizes_of(shape("x"), shape("keys"), shape("inner_weight"));
-                  return n.scratch() * sizeof(float);
-                });
+                nullptr, scratch_bytes);
 
 }  // namespace
 

@@ -1,35 +1,67 @@
-// oneflow_accel_cross_entropy and its gradient, float32: losses of rows of logits against class
-// indices. Keeps two floats a row for the gradient, which is one pass over the logits.
-#include "common/arguments.h"
+// Cross entropies of rows of logits against class indices, of which one may mean "not counted", and
+// their gradients.
+//   oneflow_accel_cross_entropy: losses, float32, of logits, float32 or bfloat16. Keeps two floats
+//     a row for the gradient, which is one pass over the logits and of their type.
+//   oneflow_accel_linear_cross_entropy: of the logits x weight^T, float32, of which only those of
+//     some rows exist at a time. Gives a loss for each row; its gradient computes the logits again.
+//   oneflow_accel_linear_cross_entropy_sum adds these losses up and gives the sum's gradients at
+//     once, for which each row's factor is 1.
+#include <algorithm>
+#include <cmath>
+
+#include "common/float_kernels.h"
+#include "common/guard.h"
 #include "common/infer.h"
-#include "loss/row_losses.h"
+#include "common/onednn.h"
+#include "loss/labels.h"
+#include "matmul/product.h"
+#include "softmax/row.h"
+#include "softmax/row_kernel.h"
 
 namespace oneflow_accel {
 
 namespace {
 
 namespace user_op = ::oneflow::user_op;
+using ::oneflow::DataType;
 using ::oneflow::Error;
 using ::oneflow::Maybe;
 using ::oneflow::Shape;
 
 Maybe<void> check(user_op::InferContext* ctx) {
   const Shape& logits = ctx->InputShape("logits", 0);
-  if (logits.NumAxes() != 2 || logits.At(1) < 1
-      || ctx->InputShape("label", 0) != Shape({logits.At(0)})) {
+  const Shape& label = ctx->InputShape("label", 0);
+  if (logits.NumAxes() != 2 || logits.At(1) < 1 || label != Shape({logits.At(0)})) {
     return Error::RuntimeError() << "a cross entropy needs logits of (rows, classes) and labels of "
                                     "(rows), not "
-                                 << logits.ToString() << " and "
-                                 << ctx->InputShape("label", 0).ToString();
+                                 << logits.ToString() << " and " << label.ToString();
   }
   return Maybe<void>::Ok();
 }
 
+Maybe<void> check_linear(user_op::InferContext* ctx) {
+  const Shape& x = ctx->InputShape("x", 0);
+  const Shape& weight = ctx->InputShape("weight", 0);
+  const Shape& label = ctx->InputShape("label", 0);
+  if (x.NumAxes() != 2 || weight.NumAxes() != 2 || x.At(1) != weight.At(1)
+      || weight.elem_cnt() == 0 || label != Shape({x.At(0)})) {
+    return Error::RuntimeError()
+           << "a linear cross entropy needs x of (rows, width), weights of (classes, width) and "
+              "labels of (rows), not "
+           << x.ToString() << ", " << weight.ToString() << " and " << label.ToString();
+  }
+  return Maybe<void>::Ok();
+}
+
+// The outputs "losses" and "lse", floats for `rows` rows, of which the second has two for each.
+void describe_losses(user_op::InferContext* ctx, int64_t rows) {
+  describe_output(ctx, "losses", Shape({rows}));
+  describe_output(ctx, "lse", Shape({rows, 2}));
+}
+
 Maybe<void> infer(user_op::InferContext* ctx) {
   JUST(check(ctx));
-  const int64_t rows = ctx->InputShape("logits", 0).At(0);
-  describe_output(ctx, "losses", Shape({rows}));
-  describe_output(ctx, "lse", Shape({rows, kLogSumExpSize}));
+  describe_losses(ctx, ctx->InputShape("logits", 0).At(0));
   return Maybe<void>::Ok();
 }
 
@@ -39,69 +71,308 @@ Maybe<void> infer_grad(user_op::InferContext* ctx) {
   return Maybe<void>::Ok();
 }
 
+Maybe<void> infer_linear(user_op::InferContext* ctx) {
+  JUST(check_linear(ctx));
+  describe_losses(ctx, ctx->InputShape("x", 0).At(0));
+  return Maybe<void>::Ok();
+}
+
+Maybe<void> infer_linear_grad(user_op::InferContext* ctx) {
+  JUST(check_linear(ctx));
+  describe_output(ctx, "x_grad", ctx->InputShape("x", 0));
+  describe_output(ctx, "weight_grad", ctx->InputShape("weight", 0));
+  return Maybe<void>::Ok();
+}
+
+Maybe<void> infer_linear_sum(user_op::InferContext* ctx) {
+  JUST(infer_linear_grad(ctx));
+  describe_output(ctx, "total", Shape({}));
+  describe_output(ctx, "count", Shape({}));
+  return Maybe<void>::Ok();
+}
+
 Maybe<void> infer_types(user_op::InferContext* ctx) {
   for (const auto& [name, index] : ctx->outputs()) {
-    ctx->SetOutputDType(name, index, ctx->InputDType("logits", 0));
+    const bool like_logits = name == "logits_grad";
+    ctx->SetOutputDType(name, index, like_logits ? ctx->InputDType("logits", 0) : DataType::kFloat);
   }
   return Maybe<void>::Ok();
 }
 
-// Rows do not know of each other. Classes are not split: each row's sum would have to be exchanged,
-// and OneFlow gathers them instead.
+Maybe<void> infer_linear_types(user_op::InferContext* ctx) {
+  const auto type = ctx->InputDType("x", 0);
+  if (ctx->InputDType("weight", 0) != type) {
+    return Error::RuntimeError() << "a linear cross entropy needs x and weights of one dtype";
+  }
+  for (const auto& [name, index] : ctx->outputs()) { ctx->SetOutputDType(name, index, type); }
+  return Maybe<void>::Ok();
+}
+
+// Rows do not know of each other; the weight is the same for all of them. Classes are not split:
+// each row's sum would have to be exchanged, and OneFlow gathers them instead.
 Maybe<void> split_rows(user_op::SbpContext* ctx) {
-  split_all_but(ctx, 0, [](const std::string&) { return false; });
+  split_all_but(ctx, 0, [](const std::string& name) {
+    return name.find("weight") == 0 || name == "total" || name == "count";
+  });
   return Maybe<void>::Ok();
 }
 
 REGISTER_USER_OP("oneflow_accel_cross_entropy")
-    .Input("logits")
-    .Input("label")
-    .Output("losses")
-    .Output("lse")
-    .Attr<int64_t>("ignore_index")
-    .SetTensorDescInferFn(infer)
-    .SetDataTypeInferFn(infer_types)
-    .SetGetSbpFn(split_rows);
+    .Input("logits").Input("label").Output("losses").Output("lse").Attr<int64_t>("ignore_index")
+    .SetTensorDescInferFn(infer).SetDataTypeInferFn(infer_types).SetGetSbpFn(split_rows);
 
 REGISTER_USER_OP("oneflow_accel_cross_entropy_grad")
-    .Input("losses_grad")
-    .Input("logits")
-    .Input("label")
-    .Input("lse")
-    .Output("logits_grad")
+    .Input("losses_grad").Input("logits").Input("label").Input("lse").Output("logits_grad")
     .Attr<int64_t>("ignore_index")
-    .SetTensorDescInferFn(infer_grad)
-    .SetDataTypeInferFn(infer_types)
+    .SetTensorDescInferFn(infer_grad).SetDataTypeInferFn(infer_types).SetGetSbpFn(split_rows);
+
+REGISTER_USER_OP("oneflow_accel_linear_cross_entropy")
+    .Input("x").Input("weight").Input("label").Output("losses").Output("lse")
+    .Attr<int64_t>("ignore_index").Attr<int64_t>("chunk_rows")
+    .SetTensorDescInferFn(infer_linear).SetDataTypeInferFn(infer_linear_types)
     .SetGetSbpFn(split_rows);
 
-LogitRows all_rows(user_op::KernelComputeContext* ctx) {
-  const auto* logits = ctx->Tensor4ArgNameAndIndex("logits", 0);
-  const auto& shape = logits->shape_view();
-  // The functions that take them do not write to them here.
-  return {0, shape.At(0), shape.At(1), const_cast<float*>(logits->dptr<float>())};
+REGISTER_USER_OP("oneflow_accel_linear_cross_entropy_grad")
+    .Input("losses_grad").Input("x").Input("weight").Input("label").Input("lse")
+    .Output("x_grad").Output("weight_grad")
+    .Attr<int64_t>("ignore_index").Attr<int64_t>("chunk_rows")
+    .SetTensorDescInferFn(infer_linear_grad).SetDataTypeInferFn(infer_linear_types)
+    .SetGetSbpFn(split_rows);
+
+REGISTER_USER_OP("oneflow_accel_linear_cross_entropy_sum")
+    .Input("x").Input("weight").Input("label")
+    .Output("total").Output("count").Output("x_grad").Output("weight_grad")
+    .Attr<int64_t>("ignore_index").Attr<int64_t>("chunk_rows")
+    .SetTensorDescInferFn(infer_linear_sum).SetDataTypeInferFn(infer_linear_types)
+    .SetGetSbpFn(split_rows);
+
+// The labels of one call, checked: its input "label" and its attribute "ignore_index".
+Labels targets_of(user_op::KernelComputeContext* ctx, int64_t classes) {
+  const Labels labels(ctx, "label", classes, nullptr, ctx->Attr<int64_t>("ignore_index"));
+  labels.check();
+  return labels;
 }
 
+// log(sum(e^x)) of a row is shift + log_sum. Both are kept: their sum in one float has an error of
+// 5e-4 beside logits of 1e4, which each probability would have too.
+struct LogSumExp {
+  float shift;
+  float log_sum;
+
+  float loss_of(float logit) const { return (shift - logit) + log_sum; }
+};
+
+// Some of the rows of a call, from `first` on; `logits` and the results are those of `first`. The
+// labels are checked.
+template <typename T>
+struct LogitRows {
+  int64_t first;
+  Rows rows;
+  const T* logits;
+
+  // The losses, 0 where a row is not counted, and what the gradient needs of each row.
+  void losses(const Labels& labels, float* losses, LogSumExp* sums) const {
+    rows.for_each(1, [&](int64_t i, int64_t at) {
+      const T* x = logits + at;
+      const float shift = row::maximum(x, rows.n);
+      sums[i] = {shift, static_cast<float>(std::log(row::sum_exp(x, rows.n, shift)))};
+      const int64_t row = first + i;
+      losses[i] = labels.counts(row) ? sums[i].loss_of(to_float(x[labels.at(row)])) : 0.0F;
+    });
+  }
+
+  // grads = loss_grads * (softmax(logits) - one_hot(label)), 0 where a row is not counted. `grads`
+  // may be the logits.
+  void grads(const Labels& labels, const LogSumExp* sums, const float* loss_grads, T* grads) const {
+    rows.for_each(1, [&](int64_t i, int64_t at) {
+      const T* x = logits + at;
+      T* to = grads + at;
+      const int64_t row = first + i;
+      if (!labels.counts(row)) {
+        std::fill_n(to, rows.n, T{});
+        return;
+      }
+      const int64_t label = labels.at(row);
+      const LogSumExp sum = sums[i];
+      const float factor = loss_grads[i];
+      // Not the probability less 1: near 1 that is all rounding.
+      const float at_label = factor * std::expm1(-sum.loss_of(to_float(x[label])));
+#pragma omp simd
+      for (int64_t j = 0; j < rows.n; ++j) {
+        const float shifted = (to_float(x[j]) - sum.shift) - sum.log_sum;
+        to[j] = from_float<T>(factor * row::exp_of_nonpositive(shifted));
+      }
+      to[label] = from_float<T>(at_label);
+    });
+  }
+};
+
+template <typename T>
 class CrossEntropyKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    const LogitRows rows = all_rows(ctx);
-    row_losses(rows, Targets(ctx, rows.classes), output(ctx, "losses"),
-               reinterpret_cast<LogSumExp*>(output(ctx, "lse")));
+    const LogitRows<T> rows{0, Rows(ctx, "logits"), input<T>(ctx, "logits")};
+    const Labels labels = targets_of(ctx, rows.rows.n);
+    rows.losses(labels, output(ctx, "losses"), reinterpret_cast<LogSumExp*>(output(ctx, "lse")));
   }
 };
 
+template <typename T>
 class CrossEntropyGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    const LogitRows rows = all_rows(ctx);
-    row_loss_grads(rows, Targets(ctx, rows.classes),
-                   reinterpret_cast<const LogSumExp*>(input(ctx, "lse")),
-                   input(ctx, "losses_grad"), output(ctx, "logits_grad"));
+    const LogitRows<T> rows{0, Rows(ctx, "logits"), input<T>(ctx, "logits")};
+    const Labels labels = targets_of(ctx, rows.rows.n);
+    rows.grads(labels, reinterpret_cast<const LogSumExp*>(input(ctx, "lse")),
+               input(ctx, "losses_grad"), output<T>(ctx, "logits_grad"));
   }
 };
 
-REGISTER_KERNEL("oneflow_accel_cross_entropy", make<CrossEntropyKernel>,
+// Logits that exist at a time, 72 MiB. Each chunk packs the whole weight anew and adds to all of its
+// gradient, so smaller chunks, which would stay in a cache, cost more than they save. Of a Llama's
+// 32,000 tokens these are 589 rows: up to 512, oneDNN's product takes a sixth longer for each.
+constexpr int64_t kChunkElements = 18 * 1024 * 1024;
+
+// One call: its inputs, and the rows it takes at a time.
+class Head {
+ public:
+  explicit Head(user_op::KernelComputeContext* ctx)
+      : x_(input(ctx, "x")), weight_(input(ctx, "weight")), x_rows_(ctx, "x") {
+    classes_ = ctx->Tensor4ArgNameAndIndex("weight", 0)->shape_view().At(0);
+    const int64_t asked = ctx->Attr<int64_t>("chunk_rows");
+    chunk_ = asked > 0 ? asked : std::max<int64_t>(1, kChunkElements / classes_);
+  }
+
+  Labels labels(user_op::KernelComputeContext* ctx) const { return targets_of(ctx, classes_); }
+
+  std::string describe() const {
+    return "cross entropy of " + std::to_string(x_rows_.count) + " rows of "
+           + std::to_string(x_rows_.n) + " and " + std::to_string(classes_) + " classes";
+  }
+
+  // Calls fn(rows, logits), where the second are those of the rows and may be written to, for chunk
+  // after chunk: the same whatever the number of threads, as sums over the rows depend on them.
+  template <typename Fn>
+  void for_each_chunk(const Fn& fn) const {
+    for (int64_t first = 0; first < x_rows_.count; first += chunk_) {
+      const int64_t count = std::min(chunk_, x_rows_.count - first);
+      auto* logits = static_cast<float*>(scratch(
+          ScratchSlot::kSource, std::min(chunk_, x_rows_.count) * classes_ * sizeof(float)));
+      Product product{{count, x_rows_.n}, {classes_, x_rows_.n}, {count, classes_}};
+      product.transpose_b = true;
+      multiply(product, x_ + first * x_rows_.n, weight_, nullptr, logits);
+      fn(LogitRows<float>{first, {count, classes_}, logits}, logits);
+    }
+  }
+
+  // The gradients by x and the weight, from that of the logits of some rows; the weight's has those
+  // of the chunks before added.
+  void add_grads(int64_t first, int64_t count, const float* logits_grad, float* x_grad,
+                 float* weight_grad) const {
+    const Product by_x{{count, classes_}, {classes_, x_rows_.n}, {count, x_rows_.n}};
+    multiply(by_x, logits_grad, weight_, nullptr, x_grad + first * x_rows_.n);
+    Product by_weight{{count, classes_}, {count, x_rows_.n}, {classes_, x_rows_.n}};
+    by_weight.transpose_a = true;
+    by_weight.accumulate = first > 0;
+    multiply(by_weight, logits_grad, x_ + first * x_rows_.n, nullptr, weight_grad);
+  }
+
+  // The gradients of all chunks; make_grads(rows, logits) turns their logits into what add_grads
+  // wants.
+  template <typename MakeGrads>
+  void grads(user_op::KernelComputeContext* ctx, const MakeGrads& make_grads) const {
+    float* x_grad = output(ctx, "x_grad");
+    float* weight_grad = output(ctx, "weight_grad");
+    const ThreadScope threads;
+    if (x_rows_.count == 0) { std::fill_n(weight_grad, classes_ * x_rows_.n, 0.0F); }
+    run_or_throw([&] { return "gradient of " + describe(); }, [&] {
+      for_each_chunk([&](const LogitRows<float>& rows, float* logits) {
+        make_grads(rows, logits);
+        add_grads(rows.first, rows.rows.count, logits, x_grad, weight_grad);
+      });
+    });
+  }
+
+ private:
+  const float* x_;
+  const float* weight_;
+  Rows x_rows_;
+  int64_t classes_;
+  int64_t chunk_;
+};
+
+class LinearCrossEntropyKernel final : public Kernel {
+  void Compute(user_op::KernelComputeContext* ctx) const override {
+    const Head head(ctx);
+    const Labels labels = head.labels(ctx);
+    float* losses = output(ctx, "losses");
+    auto* lse = reinterpret_cast<LogSumExp*>(output(ctx, "lse"));
+    const ThreadScope threads;
+    run_or_throw([&] { return head.describe(); }, [&] {
+      head.for_each_chunk([&](const LogitRows<float>& rows, float*) {
+        rows.losses(labels, losses + rows.first, lse + rows.first);
+      });
+    });
+  }
+};
+
+class LinearCrossEntropyGradKernel final : public Kernel {
+  void Compute(user_op::KernelComputeContext* ctx) const override {
+    const Head head(ctx);
+    const Labels labels = head.labels(ctx);
+    const float* losses_grad = input(ctx, "losses_grad");
+    const auto* lse = reinterpret_cast<const LogSumExp*>(input(ctx, "lse"));
+    head.grads(ctx, [&](const LogitRows<float>& rows, float* logits) {
+      rows.grads(labels, lse + rows.first, losses_grad + rows.first, logits);
+    });
+  }
+};
+
+// The loss of a row that counts, whose logits become its gradient.
+float loss_and_grad(float* x, int64_t n, int64_t label) {
+  const float logit = x[label];
+  const float shift = row::maximum(x, n);
+  const double sum = row::exp_and_sum(x, x, n, shift);
+  const float loss = LogSumExp{shift, static_cast<float>(std::log(sum))}.loss_of(logit);
+  const auto factor = static_cast<float>(1.0 / sum);
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) { x[i] *= factor; }
+  x[label] = std::expm1(-loss);
+  return loss;
+}
+
+class LinearCrossEntropySumKernel final : public Kernel {
+  void Compute(user_op::KernelComputeContext* ctx) const override {
+    const Head head(ctx);
+    const Labels labels = head.labels(ctx);
+    double total = 0.0;
+    head.grads(ctx, [&](const LogitRows<float>& some, float* logits) {
+      auto* losses = static_cast<float*>(
+          scratch(ScratchSlot::kReduction, some.rows.count * sizeof(float)));
+      some.rows.for_each(1, [&](int64_t i, int64_t at) {
+        const int64_t row = some.first + i;
+        if (labels.counts(row)) {
+          losses[i] = loss_and_grad(logits + at, some.rows.n, labels.at(row));
+        } else {
+          std::fill_n(logits + at, some.rows.n, 0.0F);
+          losses[i] = 0.0F;
+        }
+      });
+      for (int64_t i = 0; i < some.rows.count; ++i) { total += losses[i]; }
+    });
+    *output(ctx, "total") = static_cast<float>(total);
+    *output(ctx, "count") = static_cast<float>(labels.check());
+  }
+};
+
+REGISTER_FLOAT_KERNELS(CrossEntropyKernel, "oneflow_accel_cross_entropy", "logits",
+                       is_label("label"));
+REGISTER_FLOAT_KERNELS(CrossEntropyGradKernel, "oneflow_accel_cross_entropy_grad", "logits_grad",
+                       is_label("label"));
+REGISTER_KERNEL("oneflow_accel_linear_cross_entropy", make<LinearCrossEntropyKernel>,
                 is_float32_on_cpu("losses") && is_label("label"));
-REGISTER_KERNEL("oneflow_accel_cross_entropy_grad", make<CrossEntropyGradKernel>,
-                is_float32_on_cpu("logits_grad") && is_label("label"));
+REGISTER_KERNEL("oneflow_accel_linear_cross_entropy_grad", make<LinearCrossEntropyGradKernel>,
+                is_float32_on_cpu("x_grad") && is_label("label"));
+REGISTER_KERNEL("oneflow_accel_linear_cross_entropy_sum", make<LinearCrossEntropySumKernel>,
+                is_float32_on_cpu("total") && is_label("label"));
 
 }  // namespace
 

@@ -2,38 +2,90 @@
 #pragma once
 
 #include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
 
-#include "common/oneflow.h"
+#include "common/part.h"
 
 namespace oneflow_accel {
+
+// Which classes this process holds of a global tensor that is split along its last axis.
+struct ClassRange final : ::oneflow::user_op::OpKernelCache {
+  ClassRange(::oneflow::user_op::KernelCacheContext* ctx, const std::string& name) {
+    const auto& shape = ctx->LogicalTensorDesc4ArgNameAndIndex(name, 0)->shape();
+    classes = shape.At(shape.NumAxes() - 1);
+    begin = part_begin(ctx, name, shape.NumAxes() - 1);
+  }
+
+  int64_t begin;    // the first class here
+  int64_t classes;  // the number of classes in all
+};
 
 // Labels of type int32 or int64, one for each row.
 class Labels {
  public:
-  // `classes` is the number of classes in all, also where this process holds some of them.
-  Labels(const ::oneflow::user_op::Tensor* label, int64_t classes)
-      : data_(label->raw_dptr()),
-        is_int64_(label->data_type() == ::oneflow::DataType::kInt64),
-        classes_(classes) {}
+  // Of the argument `name`. This process holds the first `here` classes, which are all, or those
+  // that `range`, a ClassRange, says. Rows whose label is `ignored` do not count.
+  Labels(::oneflow::user_op::KernelComputeContext* ctx, const std::string& name, int64_t here,
+         const ::oneflow::user_op::OpKernelCache* range = nullptr,
+         std::optional<int64_t> ignored = std::nullopt)
+      : here_(here), classes_(here), ignored_(ignored) {
+    const auto* label = ctx->Tensor4ArgNameAndIndex(name, 0);
+    data_ = label->raw_dptr();
+    is_int64_ = label->data_type() == ::oneflow::DataType::kInt64;
+    rows_ = label->shape_view().elem_cnt();
+    if (range != nullptr) {
+      first_ = static_cast<const ClassRange*>(range)->begin;
+      classes_ = static_cast<const ClassRange*>(range)->classes;
+    }
+  }
 
+  int64_t rows() const { return rows_; }
   int64_t at(int64_t row) const {
     return is_int64_ ? static_cast<const int64_t*>(data_)[row]
                      : static_cast<const int32_t*>(data_)[row];
   }
+  bool counts(int64_t row) const { return !ignored_ || at(row) != *ignored_; }
 
   // Throws std::out_of_range where the label is not the index of a class.
   int64_t checked(int64_t row) const {
     const int64_t label = at(row);
-    if (label < 0 || label >= classes_) { fail(row); }
+    if (label < 0 || label >= classes_) {
+      throw std::out_of_range("label " + std::to_string(label) + " of row " + std::to_string(row)
+                              + " is out of range for " + std::to_string(classes_) + " classes");
+    }
     return label;
   }
 
- private:
-  [[noreturn]] void fail(int64_t row) const;
+  // The place of the row's label, checked, among the classes here; -1 where the row does not count
+  // or another process holds its class.
+  int64_t place(int64_t row) const {
+    if (!counts(row)) { return -1; }
+    const int64_t label = checked(row) - first_;
+    return label >= 0 && label < here_ ? label : -1;
+  }
 
+  // Checks all rows that count, before any work is done and so that loops need not. How many count.
+  int64_t check() const {
+    int64_t count = 0;
+    for (int64_t row = 0; row < rows_; ++row) {
+      if (counts(row)) {
+        checked(row);
+        ++count;
+      }
+    }
+    return count;
+  }
+
+ private:
   const void* data_;
   bool is_int64_;
+  int64_t rows_;
+  int64_t first_ = 0;
+  int64_t here_;
   int64_t classes_;
+  std::optional<int64_t> ignored_;
 };
 
 // Matches labels of the types that Labels reads.
@@ -42,18 +94,5 @@ inline auto is_label(const std::string& name) {
   return user_op::HobDataType(name, 0) == ::oneflow::DataType::kInt32
          || user_op::HobDataType(name, 0) == ::oneflow::DataType::kInt64;
 }
-
-// Which classes this process holds of a global tensor that is split along its last axis.
-class ClassRange final : public ::oneflow::user_op::OpKernelCache {
- public:
-  ClassRange(int64_t begin, int64_t classes) : begin(begin), classes(classes) {}
-
-  const int64_t begin;    // the first class here
-  const int64_t classes;  // the number of classes in all
-};
-
-// The range of argument `name`, or null where each process holds all classes.
-std::shared_ptr<ClassRange> class_range(::oneflow::user_op::KernelCacheContext* ctx,
-                                        const std::string& name);
 
 }  // namespace oneflow_accel

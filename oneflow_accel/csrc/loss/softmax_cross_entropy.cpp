@@ -1,10 +1,9 @@
 // softmax_cross_entropy and its gradient, float32: labels are a distribution over the classes.
-#include <algorithm>
 #include <cmath>
 
-#include "common/oneflow.h"
-#include "common/threads.h"
+#include "common/arguments.h"
 #include "softmax/row.h"
+#include "softmax/row_kernel.h"
 
 namespace oneflow_accel {
 
@@ -31,50 +30,34 @@ float cross_entropy_row(const float* x, const float* label, float* prob, int64_t
   return loss;
 }
 
-// dx may be prob.
-void cross_entropy_grad_row(const float* prob, const float* label, float dy, float* dx,
-                            int64_t n) {
-#pragma omp simd
-  for (int64_t i = 0; i < n; ++i) { dx[i] = dy * (prob[i] - label[i]); }
-}
-
 class SoftmaxCrossEntropyKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    const auto* prediction = ctx->Tensor4ArgNameAndIndex("prediction", 0);
-    const float* x = prediction->dptr<float>();
-    const float* label = ctx->Tensor4ArgNameAndIndex("label", 0)->dptr<float>();
-    float* prob = ctx->Tensor4ArgNameAndIndex("prob", 0)->mut_dptr<float>();
-    auto* output = ctx->Tensor4ArgNameAndIndex("out", 0);
-    float* out = output->mut_dptr<float>();
-    const auto& shape = prediction->shape_view();
-    const int64_t n = shape.At(shape.NumAxes() - 1);
-    parallel_for(output->shape_view().elem_cnt(),
-                 std::max<int64_t>(1, kGrainSize / std::max<int64_t>(n, 1)),
-                 [=](int64_t begin, int64_t end) {
-                   for (int64_t row = begin; row < end; ++row) {
-                     const int64_t first = row * n;
-                     out[row] = cross_entropy_row(x + first, label + first, prob + first, n);
-                   }
-                 });
+    const Rows rows(ctx, "prediction");
+    const float* x = input(ctx, "prediction");
+    const float* label = input(ctx, "label");
+    float* prob = output(ctx, "prob");
+    float* out = output(ctx, "out");
+    rows.for_each(1, [=](int64_t row, int64_t first) {
+      out[row] = cross_entropy_row(x + first, label + first, prob + first, rows.n);
+    });
   }
 };
 
 class SoftmaxCrossEntropyGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    const float* label = ctx->Tensor4ArgNameAndIndex("label", 0)->dptr<float>();
-    const float* prob = ctx->Tensor4ArgNameAndIndex("prob", 0)->dptr<float>();
-    const float* dy = ctx->Tensor4ArgNameAndIndex("dy", 0)->dptr<float>();
-    auto* prediction_diff = ctx->Tensor4ArgNameAndIndex("prediction_diff", 0);
-    float* dx = prediction_diff->mut_dptr<float>();
-    const auto& shape = prediction_diff->shape_view();
-    const int64_t n = shape.At(shape.NumAxes() - 1);
-    parallel_for(shape.elem_cnt() / n, std::max<int64_t>(1, kGrainSize / n),
-                 [=](int64_t begin, int64_t end) {
-                   for (int64_t row = begin; row < end; ++row) {
-                     const int64_t first = row * n;
-                     cross_entropy_grad_row(prob + first, label + first, dy[row], dx + first, n);
-                   }
-                 });
+    const Rows rows(ctx, "prob");
+    const float* all_labels = input(ctx, "label");
+    const float* all_probs = input(ctx, "prob");
+    const float* dy = input(ctx, "dy");
+    float* prediction_diff = output(ctx, "prediction_diff");
+    rows.for_each(1, [=](int64_t row, int64_t first) {
+      const float factor = dy[row];
+      const float* prob = all_probs + first;
+      const float* label = all_labels + first;
+      float* dx = prediction_diff + first;  // may be prob
+#pragma omp simd
+      for (int64_t i = 0; i < rows.n; ++i) { dx[i] = factor * (prob[i] - label[i]); }
+    });
   }
 };
 

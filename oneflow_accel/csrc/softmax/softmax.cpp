@@ -1,4 +1,5 @@
-// softmax (float32, bfloat16) and softmax_grad (float32) over the last axis.
+// softmax, log_softmax and their gradients over the last axis, float32 and bfloat16.
+#include "common/float_kernels.h"
 #include "softmax/row.h"
 #include "softmax/row_kernel.h"
 
@@ -6,25 +7,61 @@ namespace oneflow_accel {
 
 namespace {
 
-void softmax_float32(const float* x, float* y, int64_t rows, int64_t n) {
-  for (int64_t i = 0; i < rows; ++i) { row::softmax(x + i * n, y + i * n, n); }
-}
+namespace user_op = ::oneflow::user_op;
 
-void softmax_bfloat16(const Bfloat16* x, Bfloat16* y, int64_t rows, int64_t n) {
-  for (int64_t i = 0; i < rows; ++i) { row::softmax(x + i * n, y + i * n, n); }
-}
-
-void softmax_grad_rows(const float* y, const float* dy, float* dx, int64_t rows, int64_t n) {
-  for (int64_t i = 0; i < rows; ++i) {
-    row::softmax_grad(y + i * n, dy + i * n, dx + i * n, n);
+template <typename T, bool logarithm>
+class SoftmaxKernel final : public Kernel {
+  void Compute(user_op::KernelComputeContext* ctx) const override {
+    const Rows rows(ctx, "in");
+    const T* in = input<T>(ctx, "in");
+    T* out = output<T>(ctx, logarithm ? "prob" : "out");
+    rows.for_each(1, [=](int64_t, int64_t first) {
+      const T* x = in + first;
+      T* y = out + first;
+      if constexpr (logarithm) {
+        row::log_softmax(x, y, rows.n);
+      } else {
+        row::softmax(rows.n, row::values_of(x), row::rounded_to(y));
+      }
+    });
   }
-}
+};
 
-REGISTER_KERNEL("softmax", row_map_kernel("in", "out", softmax_float32), is_float32_on_cpu("out"));
-REGISTER_KERNEL("softmax", row_map_kernel("in", "out", softmax_bfloat16),
-                is_bfloat16_on_cpu("out"));
-REGISTER_KERNEL("softmax_grad", row_gradient_kernel("y", softmax_grad_rows),
-                is_float32_on_cpu("dx"));
+template <typename T, bool logarithm>
+class SoftmaxGradKernel final : public Kernel {
+  void Compute(user_op::KernelComputeContext* ctx) const override {
+    const Rows rows(ctx, "dy");
+    const T* out = input<T>(ctx, logarithm ? "prob" : "y");
+    const T* out_grad = input<T>(ctx, "dy");
+    T* in_grad = output<T>(ctx, "dx");
+    rows.for_each(1, [=](int64_t, int64_t first) {
+      const auto y = row::values_of(out + first);
+      const auto dy = row::values_of(out_grad + first);
+      const auto dx = row::rounded_to(in_grad + first);
+      if constexpr (logarithm) {
+        // dy - e^y sum(dy).
+        const auto sum = static_cast<float>(row::sum_of(rows.n, dy));
+#pragma omp simd
+        for (int64_t i = 0; i < rows.n; ++i) { dx(i, dy(i) - row::exp_of_nonpositive(y(i)) * sum); }
+      } else {
+        row::softmax_grad(rows.n, y, dy, dx);
+      }
+    });
+  }
+};
+
+template <typename T>
+using Softmax = SoftmaxKernel<T, false>;
+template <typename T>
+using SoftmaxGrad = SoftmaxGradKernel<T, false>;
+template <typename T>
+using LogSoftmax = SoftmaxKernel<T, true>;
+template <typename T>
+using LogSoftmaxGrad = SoftmaxGradKernel<T, true>;
+REGISTER_FLOAT_KERNELS(Softmax, "softmax", "out");
+REGISTER_FLOAT_KERNELS(SoftmaxGrad, "softmax_grad", "dx");
+REGISTER_FLOAT_KERNELS(LogSoftmax, "log_softmax", "prob");
+REGISTER_FLOAT_KERNELS(LogSoftmaxGrad, "log_softmax_grad", "dx");
 
 }  // namespace
 

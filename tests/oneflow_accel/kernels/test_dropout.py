@@ -19,6 +19,7 @@ from tests.oneflow_accel.kernels.harness import (
     random,
 )
 from tests.oneflow_accel.kernels.mersenne import Masks
+from tests.tolerances import assert_close
 
 pytestmark = needs_plugin
 
@@ -62,6 +63,27 @@ def test_output_and_gradient() -> None:
     mask = Masks(5).dropout(x.shape, 0.1)
     np.testing.assert_array_equal(y.numpy(), dropped(x, mask, 0.1))
     np.testing.assert_allclose(tensor.grad.numpy(), dropped(dy, mask, 0.1), rtol=1e-6)
+
+
+def test_bfloat16() -> None:
+    """The same masks, and values that are rounded once."""
+    x, addend, dy = (flow.tensor(random(70, 701, seed=i)).bfloat16() for i in range(3))
+    tensor = x.detach().requires_grad_()
+    flow.manual_seed(5)
+    y = nn.functional.dropout(tensor, 0.1)
+    y.backward(dy)
+    mask = Masks(5).dropout(x.shape, 0.1)
+
+    def expected(values: flow.Tensor) -> np.ndarray:
+        exact = flow.tensor(dropped(values.float().numpy(), mask, 0.1))
+        return np.asarray(exact.bfloat16().float().numpy())
+
+    np.testing.assert_array_equal(y.float().numpy(), expected(x))
+    np.testing.assert_array_equal(tensor.grad.float().numpy(), expected(dy))
+    flow.manual_seed(5)
+    y = flow._C.dropout(x, 0.1, addend=addend)
+    exact = dropped(x.float().numpy(), mask, 0.1) + addend.float().numpy()
+    assert_close(y.float().numpy(), exact, dtype="bfloat16")
 
 
 def test_in_place() -> None:

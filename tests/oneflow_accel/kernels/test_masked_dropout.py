@@ -51,6 +51,18 @@ def test_bias_mask_scale(form: str) -> None:
     assert_close(inputs[1].grad.numpy(), (grad * keep * 1.25).sum((0, 1)), reduced=15)
 
 
+@needs_plugin
+def test_bias_mask_scale_in_bfloat16() -> None:
+    x, bias = (flow.tensor(RNG.standard_normal(size)).bfloat16() for size in [(3, 5, 8), (8,)])
+    keep = flow.tensor(RNG.random(x.shape) > 0.3)
+    y = fused_bias_mask_scale(x, bias, keep, 1.25)
+    assert y.dtype == flow.bfloat16
+    exact = (x.float() + bias.float()) * keep * 1.25
+    np.testing.assert_array_equal(y.float().numpy(), exact.bfloat16().float().numpy())
+    with pytest.raises(RuntimeError, match="another dtype"):
+        fused_bias_mask_scale(x, bias.float(), keep, 1.25).numpy()
+
+
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("shape", [(2, 3, 7, 7), (1, 2, 3, 9)])
 def test_causal_softmax_mask_scale(form: str, shape: tuple[int, ...]) -> None:

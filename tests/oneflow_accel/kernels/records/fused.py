@@ -11,6 +11,7 @@ import oneflow as flow
 from tests.oneflow_accel.kernels.record import Input, Layout, Record, case
 
 Gradients = tuple["np.ndarray | None", ...]
+BOTH = ("float32", "bfloat16")
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
@@ -180,6 +181,8 @@ RECORDS: list[Record] = [
         gradient=_bias_gelu_gradient,
         cases=_BIAS_CASES,
         layouts=_BIAS_LAYOUTS,
+        dtypes=BOTH,
+        gradient_dtypes=BOTH,
     ),
     Record(
         name="fused_scale_mask_softmax",
@@ -189,6 +192,8 @@ RECORDS: list[Record] = [
         gradient=_masked_gradient,
         cases=_MASKED_CASES,
         layouts=_MASKED_LAYOUTS,
+        dtypes=BOTH,
+        gradient_dtypes=BOTH,
     ),
     Record(
         name="fused_scale_mask_softmax_dropout",
@@ -198,6 +203,8 @@ RECORDS: list[Record] = [
         gradient=_masked_gradient,
         cases=_MASKED_CASES,
         layouts=_MASKED_LAYOUTS,
+        dtypes=BOTH,
+        gradient_dtypes=BOTH,
     ),
     Record(
         name="fused_bias_add_scale_mask_softmax_dropout",
@@ -233,6 +240,8 @@ RECORDS: list[Record] = [
                 reduced=102,
             ),
         ),
+        dtypes=BOTH,
+        gradient_dtypes=BOTH,
     ),
     Record(
         name="fused_scale_tril_softmax",
@@ -261,6 +270,8 @@ RECORDS: list[Record] = [
             case("global", (4, 2, 6, 6), diagonal=0, tril_scale_value=0.5, tril_fill_value=-1e4),
         ),
         layouts=(Layout(("S(0)",), "S(0)"), Layout(("S(1)",), "S(1)")),
+        dtypes=BOTH,
+        gradient_dtypes=BOTH,
     ),
     Record(
         name="fused_scale_tril",

@@ -17,6 +17,7 @@ from tests.oneflow_accel.kernels.not_finite import Strictness
 from tests.oneflow_accel.kernels.record import Layout, Record, case
 
 Gradients = tuple[np.ndarray | None, ...]
+BOTH = ("float32", "bfloat16")
 
 
 def _labels(*shape: int, classes: int, dtype: Any = np.int64) -> Any:
@@ -279,7 +280,8 @@ RECORDS = [
     Record(
         "cross_entropy_rows",
         ("oneflow_accel_cross_entropy", "oneflow_accel_cross_entropy_grad"),
-        cross_entropy,
+        # The losses are float32.
+        lambda x, *args, **attributes: cross_entropy(x, *args, **attributes).to(x.dtype),
         _row_losses,
         (
             case("global", (6, 11), _some_ignored(6, 11, -100), reduced=11),
@@ -294,6 +296,8 @@ RECORDS = [
         ),
         gradient=_row_losses_grad,
         layouts=(Layout(("S(0)", "S(0)"), "S(0)"), Layout(("B", "B"), "B")),
+        dtypes=BOTH,
+        gradient_dtypes=BOTH,
     ),
     Record(
         "linear_cross_entropy",

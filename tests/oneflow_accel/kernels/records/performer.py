@@ -21,8 +21,12 @@ def _features(features: int, dim: int) -> np.ndarray:
     return w.astype(np.float64)
 
 
+def _dtype_of_w(kqv: flow.Tensor) -> flow.dtype:
+    return flow.float32 if kqv.dtype == flow.bfloat16 else kqv.dtype
+
+
 def _call(kqv: flow.Tensor, features: int, epsilon: float) -> flow.Tensor:
-    w = flow.tensor(_features(features, kqv.shape[2] // 3), dtype=kqv.dtype)
+    w = flow.tensor(_features(features, kqv.shape[2] // 3), dtype=_dtype_of_w(kqv))
     if kqv.is_global:
         w = w.to_global(placement=kqv.placement, sbp=flow.sbp.broadcast)
     out, value = performer_attention(kqv, w, epsilon=epsilon)
@@ -98,6 +102,7 @@ RECORDS = [
             _case("global", 4, 6, 5, 2),
         ],
         layouts=[Layout(inputs=("B",), output="B"), Layout(inputs=("S(0)",), output="S(0)")],
-        dtypes=("float32", "float64"),
+        dtypes=("float32", "float64", "bfloat16"),
+        gradient_dtypes=("float32", "float64", "bfloat16"),
     )
 ]

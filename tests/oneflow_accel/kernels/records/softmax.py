@@ -47,6 +47,7 @@ CASES = (
     case("spread", _spread(9, 50), reduced=50),
     case("empty", (0, 8)),
 )
+BOTH = ("float32", "bfloat16")
 LAYOUTS = (Layout(("S(0)",), "S(0)"), Layout(("S(1)",), "S(1)"), Layout(("B",), "B"))
 
 RECORDS = [
@@ -58,7 +59,8 @@ RECORDS = [
         CASES,
         gradient=_softmax_grad,
         layouts=LAYOUTS,
-        dtypes=("float32", "bfloat16"),
+        dtypes=BOTH,
+        gradient_dtypes=BOTH,
     ),
     Record(
         "log_softmax",
@@ -68,5 +70,7 @@ RECORDS = [
         CASES,
         gradient=_log_softmax_grad,
         layouts=LAYOUTS,
+        dtypes=BOTH,
+        gradient_dtypes=BOTH,
     ),
 ]
