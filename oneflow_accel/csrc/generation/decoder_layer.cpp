@@ -166,8 +166,8 @@ class DecoderLayerKernel final : public Kernel {
     float* y = out("y");
 
     const auto norm = [&](const float* from, const std::string& name) {
-      row_norm({n.batch, n.width, ctx->Attr<double>("epsilon"), from, in(name + "_weight"),
-                in(name + "_bias"), normed, mean, inv_std});
+      row_norm<float>({n.batch, n.width, ctx->Attr<double>("epsilon"), from, in(name + "_weight"),
+                       in(name + "_bias"), normed, mean, inv_std});
     };
     const auto add_product = [&](const float* from, int64_t k, const std::string& name, int64_t to_n,
                                  float* to, bool accumulate) {
