@@ -2,7 +2,6 @@
 //
 // One operator in place of a dozen: at one row the products are bound by memory, and starting the
 // operators between them would take the processors' time from them.
-#include "activation/fast_gelu.h"
 #include "activation/gelu.h"
 #include "attention/attention.h"
 #include "common/guard.h"
