@@ -8,6 +8,7 @@ from collections.abc import Callable
 from oneflow_accel.kernels import plugin
 from oneflow_accel.kernels.attention import packed_attention, scaled_dot_product_attention
 from oneflow_accel.kernels.linear import linear
+from oneflow_accel.kernels.monarch import monarch_multiply
 from oneflow_accel.kernels.transformer import rope, swiglu
 
 import numpy as np
@@ -44,8 +45,20 @@ def angles(time: int, half: int) -> tuple[flow.Tensor, flow.Tensor]:
         (lambda q, k, v: scaled_dot_product_attention(q, k, v), [(2, 3, 7, 8)] * 3),
         (lambda qkv: packed_attention(qkv, 2, causal=True), [(2, 7, 48)]),
         (swiglu, [(6, 9)] * 2),
+        (monarch_multiply, [(6, 8), (2, 3, 4), (2, 5, 3)]),
+        (monarch_multiply, [(3, 12, 8), (2, 3, 4), (2, 5, 3), (10,)]),
     ],
-    ids=["matmul", "bmm", "linear", "nn-linear", "attention", "packed-attention", "swiglu"],
+    ids=[
+        "matmul",
+        "bmm",
+        "linear",
+        "nn-linear",
+        "attention",
+        "packed-attention",
+        "swiglu",
+        "monarch",
+        "monarch-bias",
+    ],
 )
 def test_products_run_in_bfloat16_with_their_gradients(
     operation: Callable[..., flow.Tensor], shapes: list[tuple[int, ...]]
@@ -83,8 +96,23 @@ def test_products_run_in_bfloat16_with_their_gradients(
         lambda x: x.reshape(8, 6).transpose(0, 1)[1:],
         lambda x: flow.cat([x, x], dim=1),
         lambda x: rope(x.reshape(2, 3, 8), *angles(3, 4)),
+        lambda x: functional.layer_norm(x, (8,)) * x,
+        lambda x: flow._C.rms_norm(x, None, (8,), 1e-5) * x,
     ],
-    ids=["gelu", "relu", "silu", "tanh", "sigmoid", "add", "scale", "view", "cat", "rope"],
+    ids=[
+        "gelu",
+        "relu",
+        "silu",
+        "tanh",
+        "sigmoid",
+        "add",
+        "scale",
+        "view",
+        "cat",
+        "rope",
+        "layer-norm",
+        "rms-norm",
+    ],
 )
 def test_what_follows_a_product_stays_in_bfloat16(
     operation: Callable[[flow.Tensor], flow.Tensor],
@@ -103,7 +131,8 @@ def test_what_follows_a_product_stays_in_bfloat16(
 @pytest.mark.parametrize(
     "operation",
     [
-        lambda x: functional.layer_norm(x, (8,)),
+        # Its parameters are.
+        lambda x: functional.layer_norm(x, (8,), flow.ones(8), flow.zeros(8)),
         lambda x: functional.softmax(x, dim=-1),
         flow.exp,
         lambda x: functional.cross_entropy(x, flow.zeros(6, dtype=flow.int64)),

@@ -53,14 +53,13 @@ struct Update {
   // p = step(i, p, g) for each parameter and its gradient, in parallel.
   template <typename Step>
   void apply(const Step& step) const {
-    parallel_for(count, kGrainSize, [=, update = *this](int64_t begin, int64_t end) {
+    parallel_for(count, kGrainSize, [&](int64_t begin, int64_t end) {
       const Step of_one = step;
-      const GradientTerms t = update.terms;
+      const GradientTerms t = terms;
+      const float* from = gradients;
+      float* to = parameters;
 #pragma omp simd
-      for (int64_t i = begin; i < end; ++i) {
-        const float p = update.parameters[i];
-        update.parameters[i] = of_one(i, p, t.regularized(update.gradients[i], p));
-      }
+      for (int64_t i = begin; i < end; ++i) { to[i] = of_one(i, to[i], t.regularized(from[i], to[i])); }
     });
   }
 };
