@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "common/arguments.h"
+#include "common/onednn.h"
 #include "common/threads.h"
 #include "common/typed_kernels.h"
 #include "copy/elements.h"
@@ -95,28 +96,66 @@ void gather_rows(const TableShape& shape, const Indices& indices, const user_op:
   });
 }
 
+ONEFLOW_ACCEL_INLINE double to_float(double x) { return x; }
+
 // table[o, r] = the sum of data[o, i] over the i with indices[i] == first + r, in their order; all
-// other rows become 0. An index equal to `skipped` is left out.
+// other rows become 0. An index equal to `skipped` is left out. bfloat16 is summed up in float32 and
+// rounded once.
 template <typename T>
 void sum_rows_by_index(const TableShape& shape, const Indices& indices, const T* data, T* table,
                        int64_t skipped = -1) {
+  constexpr bool kApart = std::is_same_v<T, Bfloat16>;
+  using Sum = std::conditional_t<kApart, float, T>;
   const int64_t count = indices.count();
-  zero_fill(table, shape.outer * shape.rows * shape.row * static_cast<int64_t>(sizeof(T)));
+  const int64_t size = shape.outer * shape.rows * shape.row;
+  const auto row_of = [&](int64_t i) {
+    const int64_t row = indices[i] - shape.first;
+    return indices[i] == skipped || row >= shape.rows ? -1 : row;
+  };
+  zero_fill(table, size * static_cast<int64_t>(sizeof(T)));
+  Sum* sums = nullptr;
+  // Sums that lie apart do so in the order in which their rows first come up, without the others.
+  std::vector<int64_t> places(kApart ? shape.rows : 0, -1);
+  int64_t rows = shape.rows;
+  if constexpr (kApart) {
+    rows = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t row = row_of(i);
+      if (row >= 0 && places[row] < 0) { places[row] = rows++; }
+    }
+    const int64_t bytes = shape.outer * rows * shape.row * static_cast<int64_t>(sizeof(Sum));
+    sums = static_cast<Sum*>(scratch(ScratchSlot::kReduction, bytes));
+    zero_fill(sums, bytes);
+  } else {
+    sums = table;
+  }
   // The threads share out the columns, so that no two of them add to the same element and each
   // adds in the order of the indices.
   const int64_t work = std::max<int64_t>(shape.outer * count, 1);
   const int64_t grain = std::max<int64_t>(kGrainSize / work, 16);
   parallel_for(shape.row, grain, [&](int64_t begin, int64_t end) {
     for (int64_t i = 0; i < shape.outer * count; ++i) {
-      const int64_t index = indices[i % count];
-      const int64_t row = index - shape.first;
-      if (index == skipped || row < 0 || row >= shape.rows) { continue; }
+      const int64_t row = row_of(i % count);
+      if (row < 0) { continue; }
       const T* from = data + i * shape.row;
-      T* to = table + (i / count * shape.rows + row) * shape.row;
+      Sum* to = sums + (i / count * rows + (kApart ? places[row] : row)) * shape.row;
 #pragma omp simd
-      for (int64_t c = begin; c < end; ++c) { to[c] += from[c]; }
+      for (int64_t c = begin; c < end; ++c) { to[c] += to_float(from[c]); }
     }
   });
+  if constexpr (kApart) {
+    parallel_for(shape.outer * shape.rows, std::max<int64_t>(1, kGrainSize / shape.row),
+                 [&](int64_t begin, int64_t end) {
+                   for (int64_t i = begin; i < end; ++i) {
+                     const int64_t place = places[i % shape.rows];
+                     if (place < 0) { continue; }
+                     const Sum* from = sums + (i / shape.rows * rows + place) * shape.row;
+                     T* to = table + i * shape.row;
+#pragma omp simd
+                     for (int64_t c = 0; c < shape.row; ++c) { to[c] = from_float<T>(from[c]); }
+                   }
+                 });
+  }
 }
 
 // The rows that this process holds of a tensor that may be split over processes, and how many there
@@ -199,32 +238,35 @@ class EmbeddingKernel final : public Kernel {
 };
 
 // Divides each row by how often its index occurs.
-void divide_by_frequency(const TableShape& shape, const Indices& indices, float* table) {
+template <typename T>
+void divide_by_frequency(const TableShape& shape, const Indices& indices, T* table) {
   std::vector<int64_t> frequency(shape.rows, 0);
   for (int64_t i = 0; i < indices.count(); ++i) { ++frequency[indices[i]]; }
   for (int64_t r = 0; r < shape.rows; ++r) {
     if (frequency[r] < 2) { continue; }
+    T* row = table + r * shape.row;
     for (int64_t k = 0; k < shape.row; ++k) {
-      table[r * shape.row + k] /= static_cast<float>(frequency[r]);
+      row[k] = from_float<T>(to_float(row[k]) / static_cast<float>(frequency[r]));
     }
   }
 }
 
+template <typename T>
 class EmbeddingGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const Indices indices(*ctx->Tensor4ArgNameAndIndex("indices", 0));
     const TableShape shape = embedding_shape(ctx, indices);
-    auto* dx = output(ctx, "dx");
-    sum_rows_by_index(shape, indices, input(ctx, "dy"), dx, ctx->Attr<int64_t>("padding_idx"));
+    T* dx = output<T>(ctx, "dx");
+    sum_rows_by_index(shape, indices, input<T>(ctx, "dy"), dx, ctx->Attr<int64_t>("padding_idx"));
     if (ctx->Attr<bool>("scale_grad_by_freq")) { divide_by_frequency(shape, indices, dx); }
   }
 };
 
 REGISTER_KERNEL("gather", make<GatherKernel>, is_movable_on_cpu("in"));
-REGISTER_KERNELS(SegmentSumKernel, float)("unsorted_segment_sum", "out");
-REGISTER_KERNELS(SegmentSumKernel, float, double)("unsorted_segment_sum_like", "out");
+REGISTER_KERNELS(SegmentSumKernel, float, Bfloat16)("unsorted_segment_sum", "out");
+REGISTER_KERNELS(SegmentSumKernel, float, double, Bfloat16)("unsorted_segment_sum_like", "out");
 REGISTER_KERNEL("embedding", make<EmbeddingKernel>, is_movable_on_cpu("weight"));
-REGISTER_KERNEL("embedding_grad", make<EmbeddingGradKernel>, is_float32_on_cpu("weight"));
+REGISTER_KERNELS(EmbeddingGradKernel, float, Bfloat16)("embedding_grad", "weight");
 
 }  // namespace
 
