@@ -78,15 +78,6 @@ void input_grads(const MonarchShape& s, const float* a, const MiddleGrads& dv, c
   }
 }
 
-// to[i] (+)= from[i].
-void store(const float* from, int64_t n, bool accumulate, float* to) {
-  if (accumulate) {
-    for (int64_t i = 0; i < n; ++i) { to[i] += from[i]; }
-  } else {
-    std::copy_n(from, n, to);
-  }
-}
-
 // sums[j] (+)= the sum of column j.
 void sum_columns(const float* x, int64_t stride, int64_t rows, int64_t columns, bool accumulate,
                  float* sums) {
@@ -120,37 +111,27 @@ void first_factor_grad(const MonarchShape& s, const MiddleGrads& dv, const float
   const int64_t threads = num_threads();
   const int64_t parts = s.k % threads == 0 || s.k >= 4 * threads ? 1 : panels;
   const int64_t most = std::min(s.p, (panels / parts) * kPanelWidth);
+  const int64_t stride = padded(s.p);
   parallel_for(s.k * parts, grain(dv.count, s.q * most), [&](int64_t begin, int64_t end) {
-    Carver carver((kDepth + s.q) * padded(most) + 2 * kVectorWidth);
+    Carver carver(kDepth * padded(most) + kVectorWidth);
     float* right = carver.take(kDepth * padded(most));
-    float* sums = carver.take(s.q * padded(most));
     for (int64_t unit = begin; unit < end; ++unit) {
       const int64_t block = unit / parts;
       const int64_t column = unit % parts * kPanelWidth;
       const int64_t all = std::min(most, s.p - column);
       // The others would multiply missing values of x.
       const int64_t columns = std::clamp<int64_t>(s.width(block) - column, 0, all);
-      // Products write whole vectors: where those would be more than the columns, to a place apart.
-      const bool apart = columns % kVectorWidth != 0;
-      const int64_t stride = padded(columns);
-      float* grads = a_grad + block * s.q * s.p + column;
-      float* place = apart ? sums : grads;
-      const int64_t place_stride = apart ? stride : s.p;
+      float* grads = a_grad + block * s.q * stride + column;
       for (int64_t row = 0; columns > 0 && row < dv.count; row += kDepth) {
-        const int64_t depth = std::min(kDepth, dv.count - row);
-        const Panels some{right, depth, stride};
-        pack(x + row * s.in_features + block * s.p + column, s.in_features, columns,
-             some);
+        const Panels some{right, std::min(kDepth, dv.count - row), padded(columns)};
+        pack(x + row * s.in_features + block * s.p + column, s.in_features, columns, some);
         for_each_run(s, block, [&](const Run& run) {
-          block_product(run.count, columns, depth, dv.rows_by_value(run, row), some, 0, 0,
-                        place + run.i * place_stride, run.i_step * place_stride,
-                        row > 0 || (accumulate && !apart));
+          block_product(run.count, columns, some.rows, dv.rows_by_value(run, row), some, 0, 0,
+                        grads + run.i * stride, run.i_step * stride, accumulate || row > 0);
         });
       }
       for (int64_t i = 0; i < s.q; ++i) {
-        float* to = grads + i * s.p;
-        if (apart) { store(sums + i * stride, columns, accumulate, to); }
-        std::fill(to + columns, to + all, 0.0F);
+        std::fill(grads + i * stride + columns, grads + i * stride + all, 0.0F);
       }
     }
   });
@@ -162,11 +143,8 @@ void second_factor_grad(const MonarchShape& s, const float* middle, const float*
                         bool accumulate, float* b_grad, float* bias_grad) {
   const int64_t step = std::min(s.s, rows_at_once(kColumnsAtOnce, s.l));
   const int64_t stride = padded(s.r);
-  // As above.
-  const bool apart = s.r % kVectorWidth != 0;
   parallel_for(s.s, grain(s.rows, s.l * s.r), [&](int64_t begin, int64_t end) {
-    Carver carver(step * s.l * stride + kDepth * kPanelWidth + 2 * kVectorWidth);
-    float* sums = carver.take(step * s.l * stride);
+    Carver carver(kDepth * kPanelWidth + kVectorWidth);
     float* right = carver.take(kDepth * kPanelWidth);
     for (int64_t first = begin; first < end; first += step) {
       const int64_t last = std::min(first + step, end);
@@ -179,30 +157,23 @@ void second_factor_grad(const MonarchShape& s, const float* middle, const float*
         sum_columns(grads, s.out_features, depth, columns, accumulate || i > 0,
                     bias_grad + first * s.l);
         for (int64_t j = 0; j < s.l; ++j) {
-          const int64_t count = std::min(last, s.results(j)) - first;
-          float* place = apart ? sums + j * step * stride : b_grad + (j * s.s + first) * s.r;
           for (int64_t column = 0; column < s.r; column += kPanelWidth) {
             const int64_t width = std::min(kPanelWidth, s.r - column);
             pack(middle + i * s.middle() + j * s.r + column, s.middle(), width,
                  {right, depth, padded(width)});
-            panel_product(count, width, depth, {grads + j, s.l, s.out_features}, right,
-                          padded(width), place + column, stride, i > 0 || (accumulate && !apart));
-          }
-        }
-      }
-      for (int64_t j = 0; j < s.l; ++j) {
-        for (int64_t i = first; i < last; ++i) {
-          float* to = b_grad + (j * s.s + i) * s.r;
-          if (i >= s.results(j)) {
-            // Its result was cut off.
-            std::fill_n(to, s.r, 0.0F);
-          } else if (apart) {
-            store(sums + (j * step + i - first) * stride, s.r, accumulate, to);
+            panel_product(std::min(last, s.results(j)) - first, width, depth,
+                          {grads + j, s.l, s.out_features}, right, padded(width),
+                          b_grad + (j * s.s + first) * stride + column, stride,
+                          accumulate || i > 0);
           }
         }
       }
     }
   });
+  // Results that were cut off have none.
+  for (int64_t j = 0; j < s.l; ++j) {
+    std::fill(b_grad + (j * s.s + s.results(j)) * stride, b_grad + (j + 1) * s.s * stride, 0.0F);
+  }
 }
 
 }  // namespace

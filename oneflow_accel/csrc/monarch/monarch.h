@@ -60,8 +60,10 @@ void monarch(const MonarchShape& shape, const MonarchInputs& in, const float* bi
 void monarch_few_rows(const MonarchShape& shape, const MonarchInputs& in, const float* bias,
                       float* middle, float* y);
 
+// In rows of whole vectors, as products write them: those of a are padded(p) floats apart, those of b
+// padded(r).
 struct MonarchGrads {
-  float* x;
+  float* x;  // without such gaps
   float* a;
   float* b;
   float* bias;

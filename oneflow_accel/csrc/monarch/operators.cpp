@@ -3,6 +3,7 @@
 // of some rows at a time: oneDNN's bfloat16 products would need u and v in memory, permuted.
 #include <utility>
 
+#include "attention/block_product.h"
 #include "common/arguments.h"
 #include "common/guard.h"
 #include "common/infer.h"
@@ -152,8 +153,10 @@ void for_parts(const MonarchShape& shape, int64_t most, const Fn& fn) {
 template <typename T>
 class Floats {
  public:
-  explicit Floats(int64_t all) {
-    if (!kThemselves) {
+  // `copies`: floats of tensors that are not float32. `sums`: those of place_rows().
+  Floats(int64_t copies, int64_t sums) {
+    const int64_t all = kThemselves ? sums : copies + sums;
+    if (all > 0) {
       next_ = static_cast<float*>(scratch(ScratchSlot::kRoundedA, all * sizeof(float)));
     }
   }
@@ -174,6 +177,17 @@ class Floats {
   static void write(const float* floats, int64_t n, T* data) {
     if (floats != nullptr && !kThemselves) { copy(floats, n, data); }
   }
+  // The same in rows of whole vectors.
+  float* place_rows(T* data, int64_t rows, int64_t width) {
+    return padded(width) == width ? place(data, rows * width)
+                                  : std::exchange(next_, next_ + rows * padded(width));
+  }
+  static void write_rows(const float* floats, int64_t rows, int64_t width, T* data) {
+    if (padded(width) == width) { return write(floats, rows * width, data); }
+    for (int64_t row = 0; row < rows; ++row) {
+      copy(floats + row * padded(width), width, data + row * width);
+    }
+  }
 
  private:
   static constexpr bool kThemselves = std::is_same_v<T, float>;
@@ -193,8 +207,10 @@ class MonarchKernel final : public Kernel {
     if (shape.rows == 0) { return; }
     const int64_t most = std::is_same_v<T, float> ? shape.rows : kMostRowsAtOnce;
     run_or_throw([&] { return shape.describe(); }, [&] {
-      Floats<T> floats(shape.factors() + shape.out_features + std::min(most, shape.rows)
-                       * (shape.in_features + shape.middle() + shape.out_features));
+      Floats<T> floats(shape.factors() + shape.out_features
+                           + std::min(most, shape.rows)
+                                 * (shape.in_features + shape.middle() + shape.out_features),
+                       0);
       const float* a = floats.read(input<T>(ctx, "blkdiag1"), shape.a_size());
       const float* b = floats.read(input<T>(ctx, "blkdiag2"), shape.b_size());
       const float* bias = floats.read(input_or_null<T>(ctx, "bias"), shape.out_features);
@@ -225,19 +241,26 @@ class MonarchGradKernel final : public Kernel {
   }
 
   static void compute(user_op::KernelComputeContext* ctx, const MonarchShape& shape) {
-    Floats<T> floats(2 * shape.factors() + shape.out_features
-                     + std::min(kMostRowsAtOnce, shape.rows)
-                           * (2 * shape.in_features + shape.middle() + shape.out_features));
+    const int64_t a_rows = shape.k * shape.q;
+    const int64_t b_rows = shape.l * shape.s;
+    const int64_t sums = a_rows * padded(shape.p) + b_rows * padded(shape.r);
+    Floats<T> floats(shape.factors() + shape.out_features
+                         + std::min(kMostRowsAtOnce, shape.rows)
+                               * (2 * shape.in_features + shape.middle() + shape.out_features),
+                     std::is_same_v<T, float> && sums == shape.factors() ? 0 : sums);
     const float* a = floats.read(input<T>(ctx, "blkdiag1"), shape.a_size());
     const float* b = floats.read(input<T>(ctx, "blkdiag2"), shape.b_size());
     // Sums over all rows, so float32 up to the end.
-    const std::pair<const char*, int64_t> sums[] = {{"blkdiag1_grad", shape.a_size()},
-                                                    {"blkdiag2_grad", shape.b_size()},
-                                                    {"bias_grad", shape.out_features}};
-    float* grads[3];
-    for (int i = 0; i < 3; ++i) {
-      grads[i] = floats.place(output<T>(ctx, sums[i].first), sums[i].second);
-      if (shape.rows == 0) { std::fill_n(grads[i], sums[i].second, 0.0F); }
+    T* a_out = output<T>(ctx, "blkdiag1_grad");
+    T* b_out = output<T>(ctx, "blkdiag2_grad");
+    T* bias_out = output<T>(ctx, "bias_grad");
+    float* a_grad = floats.place_rows(a_out, a_rows, shape.p);
+    float* b_grad = floats.place_rows(b_out, b_rows, shape.r);
+    float* bias_grad = floats.place(bias_out, shape.out_features);
+    if (shape.rows == 0) {
+      std::fill_n(a_grad, a_rows * padded(shape.p), 0.0F);
+      std::fill_n(b_grad, b_rows * padded(shape.r), 0.0F);
+      std::fill_n(bias_grad, shape.out_features, 0.0F);
     }
     for_parts(shape, kMostRowsAtOnce, [&](int64_t begin, const MonarchShape& some) {
       Floats<T> of_part = floats;
@@ -248,13 +271,13 @@ class MonarchGradKernel final : public Kernel {
       T* x_grad = output<T>(ctx, "x_grad") + begin * some.in_features;
       float* result = of_part.place(x_grad, x_size);
       monarch_grad(some, {rows("x", some.in_features), a, b}, rows("middle", some.middle()),
-                   rows("y_grad", some.out_features), {result, grads[0], grads[1], grads[2]},
+                   rows("y_grad", some.out_features), {result, a_grad, b_grad, bias_grad},
                    begin > 0);
       of_part.write(result, x_size, x_grad);
     });
-    for (int i = 0; i < 3; ++i) {
-      floats.write(grads[i], sums[i].second, output<T>(ctx, sums[i].first));
-    }
+    floats.write_rows(a_grad, a_rows, shape.p, a_out);
+    floats.write_rows(b_grad, b_rows, shape.r, b_out);
+    floats.write(bias_grad, shape.out_features, bias_out);
   }
 };
 
