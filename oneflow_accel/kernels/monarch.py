@@ -149,13 +149,13 @@ def _with_gradient(out_features: int, has_bias: bool) -> Callable[..., flow.Tens
         found = _backward(y_grad, *ctx.saved_tensors)
         return found if has_bias else found[:3]
 
-    return differentiable(_forward.name, run, gradients)
+    return differentiable(_forward.name, run, gradients, autocast=flow.bfloat16)
 
 
 @implementation(
     "monarch_multiply",
     backend=CpuBackend.name,
-    dtypes=(flow.float32,),
+    dtypes=(flow.float32, flow.bfloat16),
     missing_reasons=_forward.missing_reasons,
 )
 def tiled(

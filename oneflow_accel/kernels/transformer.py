@@ -259,7 +259,7 @@ def _add_rms_norm_with_gradient(
 @implementation(
     "add_rms_norm",
     backend=CpuBackend.name,
-    dtypes=(flow.float32,),
+    dtypes=(flow.float32, flow.bfloat16),
     missing_reasons=_add_rms_norm.missing_reasons,
 )
 def fused_add_rms_norm(

@@ -14,6 +14,7 @@ from oneflow_accel.kernels.attention import (
 )
 from oneflow_accel.kernels.linear import bias_mask_scale, linear
 from oneflow_accel.kernels.loss import cross_entropy
+from oneflow_accel.kernels.monarch import monarch_multiply
 from oneflow_accel.kernels.transformer import rope, swiglu
 
 import numpy as np
@@ -79,6 +80,8 @@ def dropped(operation: Callable[..., flow.Tensor]) -> Callable[..., flow.Tensor]
             ),
             [(2, 6, 8), (1, 6, 8)],
         ),
+        (monarch_multiply, [(6, 8), (2, 3, 4), (2, 5, 3)]),
+        (monarch_multiply, [(3, 12, 8), (2, 3, 4), (2, 5, 3), (10,)]),
     ],
     ids=[
         "matmul",
@@ -92,6 +95,8 @@ def dropped(operation: Callable[..., flow.Tensor]) -> Callable[..., flow.Tensor]
         "bias-dropout",
         "bias-mask-scale",
         "bias-softmax-dropout",
+        "monarch",
+        "monarch-bias",
     ],
 )
 def test_products_run_in_bfloat16_with_their_gradients(
@@ -141,6 +146,8 @@ def test_products_run_in_bfloat16_with_their_gradients(
         ),
         lambda x: causal_softmax_mask_scale(x, kept(6, 8), 0.5, 1.25),
         lambda x: performer_attention(x.reshape(2, 4, 6) * 0.25, angles(5, 2)[0])[0],
+        lambda x: functional.layer_norm(x, (8,)) * x,
+        lambda x: flow._C.rms_norm(x, None, (8,), 1e-5) * x,
     ],
     ids=[
         "gelu",
@@ -158,6 +165,8 @@ def test_products_run_in_bfloat16_with_their_gradients(
         "mask-softmax-dropout",
         "causal-softmax",
         "performer",
+        "layer-norm",
+        "rms-norm",
     ],
 )
 def test_what_follows_a_product_stays_in_bfloat16(
@@ -177,7 +186,8 @@ def test_what_follows_a_product_stays_in_bfloat16(
 @pytest.mark.parametrize(
     "operation",
     [
-        lambda x: functional.layer_norm(x, (8,)),
+        # Its parameters are.
+        lambda x: functional.layer_norm(x, (8,), flow.ones(8), flow.zeros(8)),
         lambda x: functional.softmax(x, dim=-1),
         flow.exp,
         lambda x: functional.cross_entropy(x, flow.zeros(6, dtype=flow.int64)),

@@ -3,9 +3,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "common/bfloat16.h"
-#include "common/oneflow.h"
 #include "common/threads.h"
+#include "common/typed_kernels.h"
 #include "elementwise/operand.h"
 
 namespace oneflow_accel {
@@ -16,18 +15,10 @@ namespace user_op = ::oneflow::user_op;
 
 // out = a + b; out may be a or b itself.
 template <typename A, typename B, typename Out>
-ONEFLOW_ACCEL_INLINE void add_loop(const A* a, const B* b, Out* out, int64_t n) {
+void add(const A* a, const B* b, Out* out, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) { out[i] = from_float<Out>(to_float(a[i]) + to_float(b[i])); }
 }
-
-void add(const float* a, const float* b, float* out, int64_t n) { add_loop(a, b, out, n); }
-void add(const Bfloat16* a, const Bfloat16* b, Bfloat16* out, int64_t n) {
-  add_loop(a, b, out, n);
-}
-void add(const Bfloat16* a, const Bfloat16* b, float* out, int64_t n) { add_loop(a, b, out, n); }
-void add(const float* a, const Bfloat16* b, float* out, int64_t n) { add_loop(a, b, out, n); }
-void add(const float* a, const Bfloat16* b, Bfloat16* out, int64_t n) { add_loop(a, b, out, n); }
 
 // The sum of three or more inputs over [begin, end), in their order. `out` may be any of them, so a
 // block is summed up beside it before it is written.
@@ -66,9 +57,7 @@ class AddNKernel final : public Kernel {
   }
 };
 
-REGISTER_KERNEL("add_n", make<AddNKernel<float>>, is_float32_on_cpu("out"), in_place("out", "in"));
-REGISTER_KERNEL("add_n", make<AddNKernel<Bfloat16>>, is_bfloat16_on_cpu("out"),
-                in_place("out", "in"));
+REGISTER_KERNELS(AddNKernel, float, Bfloat16)("add_n", "out", in_place("out", "in"));
 
 }  // namespace
 

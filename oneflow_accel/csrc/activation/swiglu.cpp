@@ -1,12 +1,11 @@
 // oneflow_accel_swiglu, whose kernel is in elementwise/table.cpp, and its gradient, float32 and
 // bfloat16: silu(gate) up (Shazeer 2020, "GLU Variants Improve Transformer"). The gradient computes
 // silu again from the inputs.
-#include "activation/gate.h"
 #include "activation/silu.h"
 #include "common/arguments.h"
 #include "common/infer.h"
-#include "common/bfloat16.h"
 #include "common/threads.h"
+#include "common/typed_kernels.h"
 
 namespace oneflow_accel {
 
@@ -38,22 +37,14 @@ Maybe<void> split_any_axis(user_op::SbpContext* ctx) {
 }
 
 REGISTER_USER_OP("oneflow_accel_swiglu")
-    .Input("gate")
-    .Input("up")
+    .Input("gate").Input("up")
     .Output("out")
-    .SetTensorDescInferFn(infer)
-    .SetDataTypeInferFn(infer_types)
-    .SetGetSbpFn(split_any_axis);
+    .SetTensorDescInferFn(infer).SetDataTypeInferFn(infer_types).SetGetSbpFn(split_any_axis);
 
 REGISTER_USER_OP("oneflow_accel_swiglu_grad")
-    .Input("out_grad")
-    .Input("gate")
-    .Input("up")
-    .Output("gate_grad")
-    .Output("up_grad")
-    .SetTensorDescInferFn(infer)
-    .SetDataTypeInferFn(infer_types)
-    .SetGetSbpFn(split_any_axis);
+    .Input("out_grad").Input("gate").Input("up")
+    .Output("gate_grad").Output("up_grad")
+    .SetTensorDescInferFn(infer).SetDataTypeInferFn(infer_types).SetGetSbpFn(split_any_axis);
 
 template <typename T>
 class SwigluGradKernel final : public Kernel {
@@ -76,10 +67,7 @@ class SwigluGradKernel final : public Kernel {
   }
 };
 
-REGISTER_KERNEL("oneflow_accel_swiglu_grad", make<SwigluGradKernel<float>>,
-                is_float32_on_cpu("gate_grad"));
-REGISTER_KERNEL("oneflow_accel_swiglu_grad", make<SwigluGradKernel<Bfloat16>>,
-                is_bfloat16_on_cpu("gate_grad"));
+REGISTER_KERNELS(SwigluGradKernel, float, Bfloat16)("oneflow_accel_swiglu_grad", "gate_grad");
 
 }  // namespace
 

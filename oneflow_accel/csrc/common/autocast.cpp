@@ -27,10 +27,12 @@ const Names kInBfloat16{
     "bias_add", "conv1d", "conv2d", "conv3d", "oneflow_accel_channels_last_conv2d",
     "oneflow_accel_attention", "oneflow_accel_packed_attention", "oneflow_accel_swiglu",
     "fused_bias_add_gelu", "fused_bias_add_mask_scale",
-    "fused_bias_add_scale_mask_softmax_dropout"};
+    "fused_bias_add_scale_mask_softmax_dropout", "oneflow_accel_monarch",
+    "oneflow_accel_monarch_keeping"};
 // They stay in bfloat16 where all inputs are. Any other's inputs become float32.
 const Names kAsTheyCome{
-    "normalization", "normalization_add_relu", "oneflow_accel_rope", "add_n", "broadcast_add",
+    "normalization", "normalization_add_relu", "layer_norm", "rms_norm", "oneflow_accel_rope",
+    "add_n", "broadcast_add",
     "broadcast_sub", "broadcast_mul", "fast_gelu", "gelu", "quick_gelu", "reduce_sum",
     "reduce_sum_like", "relu", "scalar_add", "scalar_div", "scalar_mul", "sigmoid", "silu", "tanh",
     "oneflow_accel_performer", "oneflow_accel_cross_entropy", "dropout", "fused_scale_mask_softmax",

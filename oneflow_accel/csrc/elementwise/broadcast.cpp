@@ -2,9 +2,6 @@
 
 #include <algorithm>
 
-#include "common/threads.h"
-#include "elementwise/operand.h"
-
 namespace oneflow_accel {
 
 Broadcast::Broadcast(const ::oneflow::ShapeView& a, const ::oneflow::ShapeView& b) {
@@ -41,21 +38,5 @@ void Broadcast::prepend(int64_t extent, bool a_varies, bool b_varies) {
   CHECK_LT(num_dims_, kMaxDims);
   dims_[num_dims_++] = {extent, a_stride, b_stride};
 }
-
-template <typename T>
-void Broadcast::run(RowsFunction<T> function, const T* a, const T* b, T* out) const {
-  const Operand<T> a_operand(a, a_elements_, out, elements_);
-  const Operand<T> b_operand(b, b_elements_, out, elements_);
-  parallel_for(elements_, kGrainSize, [&](int64_t begin, int64_t end) {
-    for_blocks(begin, end, [&](int64_t offset, int64_t a_offset, int64_t b_offset,
-                               const Rows& rows) {
-      function(a_operand.data() + a_offset, b_operand.data() + b_offset, out + offset, rows);
-    });
-  });
-}
-
-template void Broadcast::run(RowsFunction<float>, const float*, const float*, float*) const;
-template void Broadcast::run(RowsFunction<Bfloat16>, const Bfloat16*, const Bfloat16*,
-                             Bfloat16*) const;
 
 }  // namespace oneflow_accel

@@ -7,6 +7,8 @@
 
 #include "common/bfloat16.h"
 #include "common/oneflow.h"
+#include "common/threads.h"
+#include "elementwise/operand.h"
 
 namespace oneflow_accel {
 
@@ -22,9 +24,6 @@ struct Rows {
   bool b_is_scalar;
 };
 
-template <typename T>
-using RowsFunction = void (*)(const T* a, const T* b, T* out, const Rows& rows);
-
 // Shapes that broadcast, in as few dimensions as they can be described in: dimensions of one
 // element are left out, and neighbors that broadcast alike are one.
 class Broadcast {
@@ -34,9 +33,19 @@ class Broadcast {
   // a of (outer, n, inner), b of (n,).
   Broadcast(int64_t outer, int64_t n, int64_t inner);
 
-  // Computes `function` on all threads. `out` may share memory with `a` and `b`.
-  template <typename T>
-  void run(RowsFunction<T> function, const T* a, const T* b, T* out) const;
+  // Calls fn(a, b, out, rows) for all rows, in parallel, with pointers to the first of them. `out` may
+  // share memory with `a` and `b`.
+  template <typename T, typename Fn>
+  void run(const T* a, const T* b, T* out, const Fn& fn) const {
+    const Operand<T> a_operand(a, a_elements_, out, elements_);
+    const Operand<T> b_operand(b, b_elements_, out, elements_);
+    parallel_for(elements_, kGrainSize, [&](int64_t begin, int64_t end) {
+      for_blocks(begin, end, [&](int64_t offset, int64_t a_offset, int64_t b_offset,
+                                 const Rows& rows) {
+        fn(a_operand.data() + a_offset, b_operand.data() + b_offset, out + offset, rows);
+      });
+    });
+  }
 
   // Cuts the elements [begin, end) of the output into rows and calls
   // fn(offset in the output, offset in a, offset in b, rows) for each run of them.

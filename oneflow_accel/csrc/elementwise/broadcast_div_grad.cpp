@@ -4,20 +4,14 @@
 
 #include "common/arguments.h"
 #include "common/onednn.h"
-#include "common/threads.h"
 #include "elementwise/broadcast.h"
+#include "elementwise/map.h"
 
 namespace oneflow_accel {
 
 namespace {
 
 namespace user_op = ::oneflow::user_op;
-
-// dy = -dz z / y: y was not broadcast.
-void div_grad(const float* dz, const float* z, const float* y, float* dy, int64_t n) {
-#pragma omp simd
-  for (int64_t i = 0; i < n; ++i) { dy[i] = -(dz[i] * z[i]) / y[i]; }
-}
 
 // Adds dz z to the sums of the elements of y that the rows belong to.
 void add_products(const float* dz, const float* z, double* sums, const Rows& rows) {
@@ -76,19 +70,17 @@ class BroadcastDivGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const auto* y_tensor = ctx->Tensor4ArgNameAndIndex("y", 0);
     const auto* z_tensor = ctx->Tensor4ArgNameAndIndex("z", 0);
-    const float* y = y_tensor->dptr<float>();
-    const float* z = z_tensor->dptr<float>();
+    const float* y = input(ctx, "y");
+    const float* z = input(ctx, "z");
     const float* dz = input(ctx, "dz");
     float* dy = output(ctx, "dy");
     const int64_t y_elements = y_tensor->shape_view().elem_cnt();
     const Broadcast broadcast(z_tensor->shape_view(), y_tensor->shape_view());
     if (broadcast.elements() != y_elements) {
-      reduced_div_grad(broadcast, y_elements, dz, z, y, dy);
-      return;
+      return reduced_div_grad(broadcast, y_elements, dz, z, y, dy);
     }
-    parallel_for(y_elements, kGrainSize, [=](int64_t begin, int64_t end) {
-      div_grad(dz + begin, z + begin, y + begin, dy + begin, end - begin);
-    });
+    // y was not broadcast.
+    map(y_elements, dy, [](float a, float b, float c) { return -(a * b) / c; }, dz, z, y);
   }
 };
 

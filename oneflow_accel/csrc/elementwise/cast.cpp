@@ -1,8 +1,8 @@
 // cast between float32 and the types that models convert: bfloat16 and float64 both ways, integers
 // and bool to float32.
 #include "common/arguments.h"
-#include "common/bfloat16.h"
 #include "common/threads.h"
+#include "common/typed_kernels.h"
 
 namespace oneflow_accel {
 
@@ -25,6 +25,7 @@ template <typename From, typename To>
 class CastKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     auto* out = ctx->Tensor4ArgNameAndIndex("out", 0);
+    // A bool is a byte of 0 or 1.
     const auto* x = static_cast<const From*>(ctx->Tensor4ArgNameAndIndex("in", 0)->raw_dptr());
     auto* y = static_cast<To*>(out->mut_raw_dptr());
     parallel_for(out->shape_view().elem_cnt(), kGrainSize, [=](int64_t begin, int64_t end) {
@@ -35,23 +36,22 @@ class CastKernel final : public Kernel {
 };
 
 template <typename From, typename To>
-KernelRegistration cast_kernel(::oneflow::DataType from, ::oneflow::DataType to) {
+KernelRegistration cast_kernel(::oneflow::DataType from = data_type<From>()) {
   return KernelRegistration(
       registry("cast", make<CastKernel<From, To>>,
-               is_on_cpu("out", to) && (user_op::HobDataType("in", 0) == from)));
+               is_on_cpu("out", data_type<To>()) && (user_op::HobDataType("in", 0) == from)));
 }
 
 const KernelRegistration g_casts[] = {
-    cast_kernel<double, float>(::oneflow::kDouble, ::oneflow::kFloat),
-    cast_kernel<int64_t, float>(::oneflow::kInt64, ::oneflow::kFloat),
-    cast_kernel<int32_t, float>(::oneflow::kInt32, ::oneflow::kFloat),
-    cast_kernel<int8_t, float>(::oneflow::kInt8, ::oneflow::kFloat),
-    cast_kernel<uint8_t, float>(::oneflow::kUInt8, ::oneflow::kFloat),
-    // A bool is a byte of 0 or 1.
-    cast_kernel<uint8_t, float>(::oneflow::kBool, ::oneflow::kFloat),
-    cast_kernel<Bfloat16, float>(::oneflow::kBFloat16, ::oneflow::kFloat),
-    cast_kernel<float, double>(::oneflow::kFloat, ::oneflow::kDouble),
-    cast_kernel<float, Bfloat16>(::oneflow::kFloat, ::oneflow::kBFloat16),
+    cast_kernel<double, float>(),
+    cast_kernel<int64_t, float>(),
+    cast_kernel<int32_t, float>(),
+    cast_kernel<int8_t, float>(),
+    cast_kernel<uint8_t, float>(),
+    cast_kernel<uint8_t, float>(::oneflow::kBool),
+    cast_kernel<Bfloat16, float>(),
+    cast_kernel<float, double>(),
+    cast_kernel<float, Bfloat16>(),
 };
 
 }  // namespace

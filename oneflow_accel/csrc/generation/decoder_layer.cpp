@@ -2,7 +2,6 @@
 //
 // One operator in place of a dozen: at one row the products are bound by memory, and starting the
 // operators between them would take the processors' time from them.
-#include "activation/fast_gelu.h"
 #include "activation/gelu.h"
 #include "attention/attention.h"
 #include "common/arguments.h"
@@ -135,8 +134,8 @@ class DecoderLayerKernel final : public Kernel {
     float* y = output(ctx, "y");
 
     const auto norm = [&](const float* from, const std::string& name) {
-      row_norm({n.batch, n.width, ctx->Attr<double>("epsilon"), from, in(name + "_weight"),
-                in(name + "_bias"), normed, mean, inv_std});
+      row_norm<float>({n.batch, n.width, ctx->Attr<double>("epsilon"), from, in(name + "_weight"),
+                       in(name + "_bias"), normed, mean, inv_std});
     };
     const auto add_product = [&](const float* from, int64_t k, const std::string& name, int64_t to_n,
                                  float* to, bool accumulate) {

@@ -1,9 +1,9 @@
-#include "monarch/few_rows.h"
-
 #include <algorithm>
 
 #include "attention/buffer.h"
 #include "common/threads.h"
+#include "matmul/few_rows.h"
+#include "monarch/monarch.h"
 
 namespace oneflow_accel {
 

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "monarch/few_rows.h"
+#include "matmul/few_rows.h"
 #include "monarch/interleave.h"
 #include "monarch/tiles.h"
 

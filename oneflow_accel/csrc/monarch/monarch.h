@@ -28,8 +28,12 @@ struct MonarchShape {
 
   // Values between the factors.
   int64_t middle() const { return k * q; }
+  // Elements of the factors.
+  int64_t a_size() const { return k * q * p; }
+  int64_t b_size() const { return l * s * r; }
+  int64_t factors() const { return a_size() + b_size(); }
   // Multiply-accumulates of one row.
-  int64_t work() const { return k * q * p + l * s * r; }
+  int64_t work() const { return factors(); }
   // How many values of a block of x there are.
   int64_t width(int64_t block) const {
     return std::clamp<int64_t>(in_features - block * p, 0, p);
@@ -51,14 +55,22 @@ struct MonarchInputs {
 void monarch(const MonarchShape& shape, const MonarchInputs& in, const float* bias, float* middle,
              float* y);
 
+// The same for at most kMostFewRows rows, as answering a request has them: reading the factors is
+// what they cost.
+void monarch_few_rows(const MonarchShape& shape, const MonarchInputs& in, const float* bias,
+                      float* middle, float* y);
+
+// In rows of whole vectors, as products write them: those of a are padded(p) floats apart, those of b
+// padded(r).
 struct MonarchGrads {
-  float* x;
+  float* x;  // without such gaps
   float* a;
   float* b;
   float* bias;
 };
 
+// The gradients of factors and bias, sums over the rows, are added to what is there where `accumulate`.
 void monarch_grad(const MonarchShape& shape, const MonarchInputs& in, const float* middle,
-                  const float* y_grad, const MonarchGrads& out);
+                  const float* y_grad, const MonarchGrads& out, bool accumulate);
 
 }  // namespace oneflow_accel

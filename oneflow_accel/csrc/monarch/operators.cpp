@@ -1,8 +1,15 @@
 // oneflow_accel_monarch, which computes y = x M^T (+ bias), oneflow_accel_monarch_keeping, which
-// also gives what the gradient needs, and the gradient. float32.
+// also gives what the gradient needs, and the gradient. float32, and bfloat16 by way of float32 copies
+// of some rows at a time: oneDNN's bfloat16 products would need u and v in memory, permuted.
+#include <utility>
+
+#include "attention/block_product.h"
 #include "common/arguments.h"
 #include "common/guard.h"
 #include "common/infer.h"
+#include "common/onednn.h"
+#include "common/typed_kernels.h"
+#include "elementwise/map.h"
 #include "monarch/monarch.h"
 
 namespace oneflow_accel {
@@ -101,41 +108,21 @@ Maybe<void> split_rows(user_op::SbpContext* ctx) {
 }
 
 REGISTER_USER_OP("oneflow_accel_monarch")
-    .Input("x")
-    .Input("blkdiag1")
-    .Input("blkdiag2")
-    .OptionalInput("bias")
+    .Input("x").Input("blkdiag1").Input("blkdiag2").OptionalInput("bias")
     .Output("y")
     .Attr<int64_t>("out_features")
-    .SetTensorDescInferFn(infer)
-    .SetDataTypeInferFn(infer_types)
-    .SetGetSbpFn(split_rows);
+    .SetTensorDescInferFn(infer).SetDataTypeInferFn(infer_types).SetGetSbpFn(split_rows);
 
 REGISTER_USER_OP("oneflow_accel_monarch_keeping")
-    .Input("x")
-    .Input("blkdiag1")
-    .Input("blkdiag2")
-    .OptionalInput("bias")
-    .Output("y")
-    .Output("middle")
+    .Input("x").Input("blkdiag1").Input("blkdiag2").OptionalInput("bias")
+    .Output("y").Output("middle")
     .Attr<int64_t>("out_features")
-    .SetTensorDescInferFn(infer_keeping)
-    .SetDataTypeInferFn(infer_types)
-    .SetGetSbpFn(split_rows);
+    .SetTensorDescInferFn(infer_keeping).SetDataTypeInferFn(infer_types).SetGetSbpFn(split_rows);
 
 REGISTER_USER_OP("oneflow_accel_monarch_grad")
-    .Input("y_grad")
-    .Input("x")
-    .Input("blkdiag1")
-    .Input("blkdiag2")
-    .Input("middle")
-    .Output("x_grad")
-    .Output("blkdiag1_grad")
-    .Output("blkdiag2_grad")
-    .Output("bias_grad")
-    .SetTensorDescInferFn(infer_grad)
-    .SetDataTypeInferFn(infer_types)
-    .SetGetSbpFn(split_rows);
+    .Input("y_grad").Input("x").Input("blkdiag1").Input("blkdiag2").Input("middle")
+    .Output("x_grad").Output("blkdiag1_grad").Output("blkdiag2_grad").Output("bias_grad")
+    .SetTensorDescInferFn(infer_grad).SetDataTypeInferFn(infer_types).SetGetSbpFn(split_rows);
 
 MonarchShape shape_of(user_op::KernelComputeContext* ctx, int64_t out_features) {
   const auto view = [&](const char* name) {
@@ -144,33 +131,159 @@ MonarchShape shape_of(user_op::KernelComputeContext* ctx, int64_t out_features) 
   return shape_of(view("x"), view("blkdiag1"), view("blkdiag2"), out_features);
 }
 
+// Rows that are worked on before the next ones: so many rows are copied, and of so many the gradient
+// of v is kept.
+constexpr int64_t kMostRowsAtOnce = 1024;
+
+// Calls fn(begin, some) for parts of the rows, of one size, or nearly, and the same whatever the
+// number of threads; `some` has as many rows.
+template <typename Fn>
+void for_parts(const MonarchShape& shape, int64_t most, const Fn& fn) {
+  const int64_t parts = (shape.rows + most - 1) / most;
+  for (int64_t part = 0; part < parts; ++part) {
+    const int64_t begin = shape.rows * part / parts;
+    MonarchShape some = shape;
+    some.rows = shape.rows * (part + 1) / parts - begin;
+    fn(begin, some);
+  }
+}
+
+// Tensors as float32: themselves, or copies in one buffer of scratch memory. A copy of this object
+// hands out what follows its parts once more.
+template <typename T>
+class Floats {
+ public:
+  // `copies`: floats of tensors that are not float32. `sums`: those of place_rows().
+  Floats(int64_t copies, int64_t sums) {
+    const int64_t all = kThemselves ? sums : copies + sums;
+    if (all > 0) {
+      next_ = static_cast<float*>(scratch(ScratchSlot::kRoundedA, all * sizeof(float)));
+    }
+  }
+
+  const float* read(const T* data, int64_t n) {
+    float* floats = place(const_cast<T*>(data), n);
+    if (floats != nullptr && !kThemselves) { copy(data, n, floats); }
+    return floats;
+  }
+  // Where to write what write() then takes to `data`.
+  float* place(T* data, int64_t n) {
+    if constexpr (kThemselves) {
+      return data;
+    } else {
+      return data == nullptr ? nullptr : std::exchange(next_, next_ + n);
+    }
+  }
+  static void write(const float* floats, int64_t n, T* data) {
+    if (floats != nullptr && !kThemselves) { copy(floats, n, data); }
+  }
+  // The same in rows of whole vectors.
+  float* place_rows(T* data, int64_t rows, int64_t width) {
+    return padded(width) == width ? place(data, rows * width)
+                                  : std::exchange(next_, next_ + rows * padded(width));
+  }
+  static void write_rows(const float* floats, int64_t rows, int64_t width, T* data) {
+    if (padded(width) == width) { return write(floats, rows * width, data); }
+    for (int64_t row = 0; row < rows; ++row) {
+      copy(floats + row * padded(width), width, data + row * width);
+    }
+  }
+
+ private:
+  static constexpr bool kThemselves = std::is_same_v<T, float>;
+
+  template <typename From, typename To>
+  static void copy(const From* from, int64_t n, To* to) {
+    map(n, to, [](float x) { return x; }, from);
+  }
+
+  float* next_ = nullptr;
+};
+
+template <typename T>
 class MonarchKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const MonarchShape shape = shape_of(ctx, ctx->Attr<int64_t>("out_features"));
     if (shape.rows == 0) { return; }
+    const int64_t most = std::is_same_v<T, float> ? shape.rows : kMostRowsAtOnce;
     run_or_throw([&] { return shape.describe(); }, [&] {
-      monarch(shape, {input(ctx, "x"), input(ctx, "blkdiag1"), input(ctx, "blkdiag2")},
-              input_or_null(ctx, "bias"), output_or_null(ctx, "middle"), output(ctx, "y"));
+      Floats<T> floats(shape.factors() + shape.out_features
+                           + std::min(most, shape.rows)
+                                 * (shape.in_features + shape.middle() + shape.out_features),
+                       0);
+      const float* a = floats.read(input<T>(ctx, "blkdiag1"), shape.a_size());
+      const float* b = floats.read(input<T>(ctx, "blkdiag2"), shape.b_size());
+      const float* bias = floats.read(input_or_null<T>(ctx, "bias"), shape.out_features);
+      T* all_kept = output_or_null<T>(ctx, "middle");
+      for_parts(shape, most, [&](int64_t begin, const MonarchShape& some) {
+        Floats<T> of_part = floats;
+        const T* x = input<T>(ctx, "x") + begin * some.in_features;
+        T* kept = all_kept == nullptr ? nullptr : all_kept + begin * some.middle();
+        T* y = output<T>(ctx, "y") + begin * some.out_features;
+        const int64_t kept_size = some.rows * some.middle();
+        const int64_t y_size = some.rows * some.out_features;
+        float* middle = of_part.place(kept, kept_size);
+        float* result = of_part.place(y, y_size);
+        monarch(some, {of_part.read(x, some.rows * some.in_features), a, b}, bias, middle, result);
+        of_part.write(middle, kept_size, kept);
+        of_part.write(result, y_size, y);
+      });
     });
   }
 };
 
+template <typename T>
 class MonarchGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const auto& y_grad = ctx->Tensor4ArgNameAndIndex("y_grad", 0)->shape_view();
     const MonarchShape shape = shape_of(ctx, y_grad.At(y_grad.NumAxes() - 1));
-    run_or_throw([&] { return "gradient of " + shape.describe(); }, [&] {
-      monarch_grad(shape, {input(ctx, "x"), input(ctx, "blkdiag1"), input(ctx, "blkdiag2")},
-                   input(ctx, "middle"), input(ctx, "y_grad"),
-                   {output(ctx, "x_grad"), output(ctx, "blkdiag1_grad"),
-                    output(ctx, "blkdiag2_grad"), output(ctx, "bias_grad")});
+    run_or_throw([&] { return "gradient of " + shape.describe(); }, [&] { compute(ctx, shape); });
+  }
+
+  static void compute(user_op::KernelComputeContext* ctx, const MonarchShape& shape) {
+    const int64_t a_rows = shape.k * shape.q;
+    const int64_t b_rows = shape.l * shape.s;
+    const int64_t sums = a_rows * padded(shape.p) + b_rows * padded(shape.r);
+    Floats<T> floats(shape.factors() + shape.out_features
+                         + std::min(kMostRowsAtOnce, shape.rows)
+                               * (2 * shape.in_features + shape.middle() + shape.out_features),
+                     std::is_same_v<T, float> && sums == shape.factors() ? 0 : sums);
+    const float* a = floats.read(input<T>(ctx, "blkdiag1"), shape.a_size());
+    const float* b = floats.read(input<T>(ctx, "blkdiag2"), shape.b_size());
+    // Sums over all rows, so float32 up to the end.
+    T* a_out = output<T>(ctx, "blkdiag1_grad");
+    T* b_out = output<T>(ctx, "blkdiag2_grad");
+    T* bias_out = output<T>(ctx, "bias_grad");
+    float* a_grad = floats.place_rows(a_out, a_rows, shape.p);
+    float* b_grad = floats.place_rows(b_out, b_rows, shape.r);
+    float* bias_grad = floats.place(bias_out, shape.out_features);
+    if (shape.rows == 0) {
+      std::fill_n(a_grad, a_rows * padded(shape.p), 0.0F);
+      std::fill_n(b_grad, b_rows * padded(shape.r), 0.0F);
+      std::fill_n(bias_grad, shape.out_features, 0.0F);
+    }
+    for_parts(shape, kMostRowsAtOnce, [&](int64_t begin, const MonarchShape& some) {
+      Floats<T> of_part = floats;
+      const auto rows = [&](const char* name, int64_t width) {
+        return of_part.read(input<T>(ctx, name) + begin * width, some.rows * width);
+      };
+      const int64_t x_size = some.rows * some.in_features;
+      T* x_grad = output<T>(ctx, "x_grad") + begin * some.in_features;
+      float* result = of_part.place(x_grad, x_size);
+      monarch_grad(some, {rows("x", some.in_features), a, b}, rows("middle", some.middle()),
+                   rows("y_grad", some.out_features), {result, a_grad, b_grad, bias_grad},
+                   begin > 0);
+      of_part.write(result, x_size, x_grad);
     });
+    floats.write_rows(a_grad, a_rows, shape.p, a_out);
+    floats.write_rows(b_grad, b_rows, shape.r, b_out);
+    floats.write(bias_grad, shape.out_features, bias_out);
   }
 };
 
-REGISTER_KERNEL("oneflow_accel_monarch", make<MonarchKernel>, is_float32_on_cpu("y"));
-REGISTER_KERNEL("oneflow_accel_monarch_keeping", make<MonarchKernel>, is_float32_on_cpu("y"));
-REGISTER_KERNEL("oneflow_accel_monarch_grad", make<MonarchGradKernel>, is_float32_on_cpu("x_grad"));
+REGISTER_KERNELS(MonarchKernel, float, Bfloat16)("oneflow_accel_monarch", "y");
+REGISTER_KERNELS(MonarchKernel, float, Bfloat16)("oneflow_accel_monarch_keeping", "y");
+REGISTER_KERNELS(MonarchGradKernel, float, Bfloat16)("oneflow_accel_monarch_grad", "x_grad");
 
 }  // namespace
 

@@ -6,9 +6,27 @@
 #pragma once
 
 #include "common/bfloat16.h"
-#include "norm/channel_view.h"
+#include "common/oneflow.h"
 
 namespace oneflow_accel {
+
+// A tensor seen by a normalization over one of its axes: [outer, channels, inner], row-major, the
+// axes before, at and after the channel axis. NCHW has inner = H * W; NHWC and (N, C) have
+// inner = 1, so that every row of `channels` is contiguous.
+struct ChannelView {
+  int64_t outer;
+  int64_t channels;
+  int64_t inner;
+
+  ChannelView(const ::oneflow::ShapeView& shape, int32_t axis)
+      : outer(shape.Count(0, axis)), channels(shape.At(axis)), inner(shape.Count(axis + 1)) {}
+
+  bool channels_last() const { return inner == 1; }
+  int64_t elements() const { return outer * channels * inner; }
+  int64_t elements_per_channel() const { return outer * inner; }
+  // Elements of a row of a channels-last tensor, or of a plane of a channels-first one.
+  int64_t slice() const { return channels_last() ? channels : inner; }
+};
 
 // Mean and biased variance of each channel of `x`, both of length view.channels. Zeros where a
 // channel has no element.

@@ -1,13 +1,13 @@
-// normalization (inference and training) and normalization_add_relu, float32 and bfloat16, any
-// channel axis. Statistics and parameters are float32.
+// normalization (inference and training), normalization_add_relu and their gradients, float32 and
+// bfloat16, any channel axis. Statistics and parameters are float32.
 #include <algorithm>
 #include <cmath>
 #include <vector>
 
 #include "common/arguments.h"
+#include "common/typed_kernels.h"
 #include "norm/channel_maps.h"
 #include "norm/channel_sums.h"
-#include "norm/channel_view.h"
 
 namespace oneflow_accel {
 
@@ -88,10 +88,13 @@ Coefficients training_coefficients(user_op::KernelComputeContext* ctx, const Cha
   return coefficients;
 }
 
+ChannelView view_of(user_op::KernelComputeContext* ctx) {
+  return {ctx->Tensor4ArgNameAndIndex("x", 0)->shape_view(), ctx->Attr<int32_t>("axis")};
+}
+
 template <typename T>
-void compute(user_op::KernelComputeContext* ctx, bool training, const T* addend, int32_t* mask) {
-  const ChannelView view(ctx->Tensor4ArgNameAndIndex("x", 0)->shape_view(),
-                         ctx->Attr<int32_t>("axis"));
+void forward(user_op::KernelComputeContext* ctx, bool training, const T* addend, int32_t* mask) {
+  const ChannelView view = view_of(ctx);
   const Coefficients coefficients =
       training ? training_coefficients<T>(ctx, view) : inference_coefficients(ctx, view);
   normalize(view, input_or_null<T>(ctx, "x"), coefficients.mean.data(), coefficients.scale.data(),
@@ -101,7 +104,7 @@ void compute(user_op::KernelComputeContext* ctx, bool training, const T* addend,
 template <typename T>
 class NormalizationKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    compute(ctx, ctx->Attr<bool>("training"), input_or_null<T>(ctx, "_add_to_output"), nullptr);
+    forward(ctx, ctx->Attr<bool>("training"), input_or_null<T>(ctx, "_add_to_output"), nullptr);
   }
 };
 
@@ -110,18 +113,67 @@ template <typename T>
 class NormalizationAddReluKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     auto* mask = output<int32_t>(ctx, "reserve_space");
-    compute(ctx, true, input_or_null<T>(ctx, "addend"), mask);
+    forward(ctx, true, input_or_null<T>(ctx, "addend"), mask);
   }
 };
 
-REGISTER_KERNEL("normalization", make<NormalizationKernel<float>>, is_float32_on_cpu("y"),
-                in_place("y", "_add_to_output"));
-REGISTER_KERNEL("normalization", make<NormalizationKernel<Bfloat16>>, is_bfloat16_on_cpu("y"),
-                in_place("y", "_add_to_output"));
-REGISTER_KERNEL("normalization_add_relu", make<NormalizationAddReluKernel<float>>,
-                is_float32_on_cpu("y"));
-REGISTER_KERNEL("normalization_add_relu", make<NormalizationAddReluKernel<Bfloat16>>,
-                is_bfloat16_on_cpu("y"));
+// With x_hat = (x - mean) * inv_std over n elements per channel:
+//   beta_diff = sum(dy), gamma_diff = sum(dy * x_hat),
+//   dx = gamma * inv_std * (dy - beta_diff / n - x_hat * gamma_diff / n).
+template <typename T>
+void backward(user_op::KernelComputeContext* ctx, const ChannelView& view, const T* dy) {
+  const T* x = input<T>(ctx, "x");
+  const float* mean = input(ctx, "mean");
+  const float* inv_std = input(ctx, "inv_variance");
+  const float* gamma = input(ctx, "gamma");
+  float* gamma_diff = output(ctx, "gamma_diff");
+  float* beta_diff = output(ctx, "beta_diff");
+  std::vector<double> sum_dy(view.channels);
+  std::vector<double> sum_dy_centered(view.channels);
+  channel_gradient_sums(view, dy, x, mean, sum_dy.data(), sum_dy_centered.data());
+
+  const auto n = static_cast<double>(view.elements_per_channel());
+  std::vector<float> dy_scale(view.channels);
+  std::vector<float> x_scale(view.channels);
+  std::vector<float> shift(view.channels);
+  for (int64_t c = 0; c < view.channels; ++c) {
+    const double inv = inv_std[c];
+    const double scale = gamma[c] * inv;
+    gamma_diff[c] = static_cast<float>(sum_dy_centered[c] * inv);
+    beta_diff[c] = static_cast<float>(sum_dy[c]);
+    dy_scale[c] = static_cast<float>(scale);
+    x_scale[c] = static_cast<float>(-scale * inv * inv * sum_dy_centered[c] / n);
+    shift[c] = static_cast<float>(-scale * sum_dy[c] / n);
+  }
+  input_gradient(view, dy, x, mean, dy_scale.data(), x_scale.data(), shift.data(),
+                 output<T>(ctx, "dx"));
+}
+
+template <typename T>
+class NormalizationGradKernel final : public Kernel {
+  void Compute(user_op::KernelComputeContext* ctx) const override {
+    backward(ctx, view_of(ctx), input<T>(ctx, "dy"));
+  }
+};
+
+template <typename T>
+class NormalizationAddReluGradKernel final : public Kernel {
+  void Compute(user_op::KernelComputeContext* ctx) const override {
+    const ChannelView view = view_of(ctx);
+    const auto* mask = input<int32_t>(ctx, "reserve_space");
+    // The gradient behind the relu is the addend's gradient; without one, dx holds it meanwhile.
+    T* masked = output<T>(ctx, ctx->has_output("addend_diff", 0) ? "addend_diff" : "dx");
+    apply_mask(input<T>(ctx, "dy"), mask, masked, view.elements());
+    backward(ctx, view, masked);
+  }
+};
+
+REGISTER_KERNELS(NormalizationKernel, float, Bfloat16)
+("normalization", "y", in_place("y", "_add_to_output"));
+REGISTER_KERNELS(NormalizationAddReluKernel, float, Bfloat16)("normalization_add_relu", "y");
+REGISTER_KERNELS(NormalizationGradKernel, float, Bfloat16)("normalization_grad", "dx");
+REGISTER_KERNELS(NormalizationAddReluGradKernel, float, Bfloat16)
+("normalization_add_relu_grad", "dx");
 
 }  // namespace
 

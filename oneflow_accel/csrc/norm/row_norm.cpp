@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <type_traits>
 
 #include "common/onednn.h"
 #include "common/threads.h"
@@ -18,32 +17,32 @@ ONEFLOW_ACCEL_INLINE double widen(double x) { return x; }
 ONEFLOW_ACCEL_INLINE float widen(float x) { return x; }
 ONEFLOW_ACCEL_INLINE float widen(Bfloat16 x) { return to_float(x); }
 
-template <typename T>
-ONEFLOW_ACCEL_INLINE T narrow(typename RowStatistics<T>::Type x) {
+template <typename T, typename Float>
+ONEFLOW_ACCEL_INLINE T narrow(Float x) {
   if constexpr (std::is_same_v<T, Bfloat16>) {
-    return from_float<Bfloat16>(x);
+    return from_float<T>(static_cast<float>(x));
   } else {
-    return x;
+    return static_cast<T>(x);
   }
 }
 
-template <typename T>
-ONEFLOW_ACCEL_INLINE double sum_of(const T* x, int64_t n) {
-  using Float = typename RowStatistics<T>::Type;
-  double total = 0.0;
+// Two sums over i < n, of the `first` and `second` that fn(i, first, second) adds to.
+template <typename Float, typename Fn>
+ONEFLOW_ACCEL_INLINE void add_up(int64_t n, double* firsts, double* seconds, const Fn& fn) {
   for (int64_t begin = 0; begin < n; begin += kBlock) {
     const int64_t end = std::min(n, begin + kBlock);
-    Float sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t i = begin; i < end; ++i) { sum += widen(x[i]); }
-    total += sum;
+    Float first = 0;
+    Float second = 0;
+#pragma omp simd reduction(+ : first, second)
+    for (int64_t i = begin; i < end; ++i) { fn(i, first, second); }
+    *firsts += first;
+    *seconds += second;
   }
-  return total;
 }
 
 struct Moments {
-  double mean;
-  double variance;
+  double mean = 0.0;
+  double variance = 0.0;
 };
 
 // Two passes; the second takes differences from the rounded mean of the first, and what they sum
@@ -51,56 +50,111 @@ struct Moments {
 // variance", 1983).
 template <typename T>
 ONEFLOW_ACCEL_INLINE Moments moments_of(const T* x, int64_t n) {
-  using Float = typename RowStatistics<T>::Type;
-  const auto shift = static_cast<Float>(sum_of(x, n) / n);
+  using Float = RowStatistics<T>;
+  double sum = 0.0;
   double total = 0.0;
   double squares = 0.0;
-  for (int64_t begin = 0; begin < n; begin += kBlock) {
-    const int64_t end = std::min(n, begin + kBlock);
-    Float sum = 0;
-    Float square = 0;
-#pragma omp simd reduction(+ : sum, square)
-    for (int64_t i = begin; i < end; ++i) {
-      const Float d = widen(x[i]) - shift;
-      sum += d;
-      square += d * d;
-    }
-    total += sum;
-    squares += square;
-  }
+  add_up<Float>(n, &sum, &squares, [=](int64_t i, Float& first, Float&) { first += widen(x[i]); });
+  const auto shift = static_cast<Float>(sum / n);
+  add_up<Float>(n, &total, &squares, [=](int64_t i, Float& first, Float& second) {
+    const Float d = widen(x[i]) - shift;
+    first += d;
+    second += d * d;
+  });
   const double variance = (squares - total * total / n) / n;
   // Not std::max, which would turn NaN into 0.
   return {shift + total / n, variance < 0.0 ? 0.0 : variance};
 }
 
+// Around 0.
 template <typename T>
-ONEFLOW_ACCEL_INLINE double mean_square_of(const T* x, int64_t n) {
-  using Float = typename RowStatistics<T>::Type;
-  double squares = 0.0;
-  for (int64_t begin = 0; begin < n; begin += kBlock) {
-    const int64_t end = std::min(n, begin + kBlock);
-    Float square = 0;
-#pragma omp simd reduction(+ : square)
-    for (int64_t i = begin; i < end; ++i) {
-      const Float value = widen(x[i]);
-      square += value * value;
-    }
-    squares += square;
-  }
-  return squares / n;
+ONEFLOW_ACCEL_INLINE Moments square_of(const T* x, int64_t n) {
+  using Float = RowStatistics<T>;
+  Moments moments;
+  add_up<Float>(n, &moments.mean, &moments.variance, [=](int64_t i, Float&, Float& second) {
+    const Float value = widen(x[i]);
+    second += value * value;
+  });
+  moments.variance /= n;
+  return moments;
 }
 
+// Calls fn(row) for all rows, in parallel.
+template <typename Fn>
+void for_each_row(int64_t rows, int64_t n, const Fn& fn) {
+  parallel_for(rows, std::max<int64_t>(1, kGrainSize / std::max<int64_t>(1, n)),
+               [&](int64_t first, int64_t last) {
+                 for (int64_t row = first; row < last; ++row) { fn(row); }
+               });
+}
+
+// `values`, or n copies of `value` in a buffer of the calling thread.
 template <typename T>
-ONEFLOW_ACCEL_INLINE void norm_rows(const RowNorm<T>& norm, int64_t first, int64_t last) {
-  using Float = typename RowStatistics<T>::Type;
+const T* or_constant(const T* values, int64_t n, float value, ScratchSlot slot) {
+  if (values != nullptr) { return values; }
+  auto* buffer = static_cast<T*>(scratch(slot, n * sizeof(T)));
+  std::fill_n(buffer, n, narrow<T>(value));
+  return buffer;
+}
+
+// gamma_sum[c] += dy * (x - mean) * inv_std, beta_sum[c] += dy over `rows` rows (1 or 4: the sums
+// are read and written less often) from `row` on, for n columns from `column` on.
+template <int rows, typename T, typename Float>
+ONEFLOW_ACCEL_INLINE void add_rows(const RowNormGrad<T>& norm, int64_t row, int64_t column,
+                                   int64_t n, Float* gamma_sum, Float* beta_sum) {
+  const int64_t stride = norm.n;
+  const T* dy = norm.dy + row * stride + column;
+  const T* x = norm.x + row * stride + column;
+  Float mean[rows];
+  Float inv_std[rows];
+  for (int r = 0; r < rows; ++r) {
+    mean[r] = norm.mean == nullptr ? 0 : norm.mean[row + r];
+    inv_std[r] = norm.inv_std[row + r];
+  }
+  const auto grad = [=](int r, int64_t c) { return widen(dy[r * stride + c]); };
+  const auto product = [=](int r, int64_t c) {
+    return widen(dy[r * stride + c]) * ((widen(x[r * stride + c]) - mean[r]) * inv_std[r]);
+  };
+#pragma omp simd
+  for (int64_t c = 0; c < n; ++c) {
+    if constexpr (rows == 4) {
+      gamma_sum[c] += (product(0, c) + product(1, c)) + (product(2, c) + product(3, c));
+      beta_sum[c] += (grad(0, c) + grad(1, c)) + (grad(2, c) + grad(3, c));
+    } else {
+      gamma_sum[c] += product(0, c);
+      beta_sum[c] += grad(0, c);
+    }
+  }
+}
+
+// out[c] = the sum of parts[chunk * stride + c] over the chunks, for n columns.
+template <typename T, typename Float>
+void add_chunks(const Float* parts, int64_t chunks, int64_t stride, int64_t n, T* out) {
+  constexpr int64_t kColumns = 32;
+  for (int64_t begin = 0; begin < n; begin += kColumns) {
+    const int64_t count = std::min(kColumns, n - begin);
+    double sums[kColumns] = {};
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+      const Float* part = parts + chunk * stride + begin;
+#pragma omp simd
+      for (int64_t c = 0; c < count; ++c) { sums[c] += part[c]; }
+    }
+    for (int64_t c = 0; c < count; ++c) { out[begin + c] = narrow<T>(sums[c]); }
+  }
+}
+
+}  // namespace
+
+template <typename T>
+void row_norm(RowNorm<T> norm) {
+  using Float = RowStatistics<T>;
   const int64_t n = norm.n;
-  const T* gamma = norm.gamma;
-  const T* beta = norm.beta;
-  for (int64_t row = first; row < last; ++row) {
+  const T* gamma = or_constant(norm.gamma, n, 1.0F, ScratchSlot::kWeights);
+  const T* beta = or_constant(norm.beta, n, 0.0F, ScratchSlot::kSource);
+  for_each_row(norm.rows, n, [=](int64_t row) {
     const T* x = norm.x + row * n;
     T* y = norm.y + row * n;
-    const Moments moments =
-        norm.mean == nullptr ? Moments{0.0, mean_square_of(x, n)} : moments_of(x, n);
+    const Moments moments = norm.mean == nullptr ? square_of(x, n) : moments_of(x, n);
     const double inv_std = 1.0 / std::sqrt(moments.variance + norm.epsilon);
     const auto mean = static_cast<Float>(moments.mean);
     const auto scale = static_cast<Float>(inv_std);
@@ -113,100 +167,91 @@ ONEFLOW_ACCEL_INLINE void norm_rows(const RowNorm<T>& norm, int64_t first, int64
       const Float x_hat = (widen(x[i]) - mean) * scale + shift;
       y[i] = narrow<T>(x_hat * widen(gamma[i]) + widen(beta[i]));
     }
-  }
-}
-
-void norm_range(const RowNorm<float>& norm, int64_t first, int64_t last) {
-  norm_rows(norm, first, last);
-}
-void norm_range(const RowNorm<double>& norm, int64_t first, int64_t last) {
-  norm_rows(norm, first, last);
-}
-void norm_range(const RowNorm<Bfloat16>& norm, int64_t first, int64_t last) {
-  norm_rows(norm, first, last);
+  });
 }
 
 template <typename T>
-ONEFLOW_ACCEL_INLINE void grad_rows(const RowNormGrad<T>& norm, int64_t first, int64_t last) {
+void row_norm_grad(const RowNormGrad<T>& norm, const T* gamma, const T* addend, T* dx) {
+  using Float = RowStatistics<T>;
   const int64_t n = norm.n;
-  const T* gamma = norm.gamma;
-  for (int64_t row = first; row < last; ++row) {
+  gamma = or_constant(gamma, n, 1.0F, ScratchSlot::kWeights);
+  for_each_row(norm.rows, n, [=](int64_t row) {
     const T* dy = norm.dy + row * n;
     const T* x = norm.x + row * n;
-    T* dx = norm.dx + row * n;
-    const T mean = norm.mean == nullptr ? 0 : norm.mean[row];
-    const T inv_std = norm.inv_std[row];
+    T* out = dx + row * n;
+    const Float mean = norm.mean == nullptr ? 0 : norm.mean[row];
+    const Float inv_std = norm.inv_std[row];
     double total = 0.0;
     double product = 0.0;
-    for (int64_t begin = 0; begin < n; begin += kBlock) {
-      const int64_t end = std::min(n, begin + kBlock);
-      T part = 0;
-      T part_product = 0;
-#pragma omp simd reduction(+ : part, part_product)
-      for (int64_t i = begin; i < end; ++i) {
-        const T g = dy[i] * gamma[i];
-        part += g;
-        part_product += g * (x[i] - mean);
-      }
-      total += part;
-      product += part_product;
-    }
+    add_up<Float>(n, &total, &product, [=](int64_t i, Float& first, Float& second) {
+      const Float g = widen(dy[i]) * widen(gamma[i]);
+      first += g;
+      second += g * (widen(x[i]) - mean);
+    });
     const double inv = inv_std;
-    const auto x_scale = static_cast<T>(-inv * inv * inv * product / n);
-    const auto shift = static_cast<T>(norm.mean == nullptr ? 0.0 : -inv * total / n);
-    if (norm.addend == nullptr) {
+    const auto x_scale = static_cast<Float>(-inv * inv * inv * product / n);
+    const auto shift = static_cast<Float>(norm.mean == nullptr ? 0.0 : -inv * total / n);
+    const auto grad = [=](int64_t i) {
+      return widen(dy[i]) * widen(gamma[i]) * inv_std + ((widen(x[i]) - mean) * x_scale + shift);
+    };
+    if (addend == nullptr) {
 #pragma omp simd
-      for (int64_t i = 0; i < n; ++i) {
-        dx[i] = dy[i] * gamma[i] * inv_std + ((x[i] - mean) * x_scale + shift);
-      }
+      for (int64_t i = 0; i < n; ++i) { out[i] = narrow<T>(grad(i)); }
     } else {
-      const T* addend = norm.addend + row * n;
+      const T* added = addend + row * n;
 #pragma omp simd
-      for (int64_t i = 0; i < n; ++i) {
-        dx[i] = dy[i] * gamma[i] * inv_std + ((x[i] - mean) * x_scale + shift) + addend[i];
-      }
+      for (int64_t i = 0; i < n; ++i) { out[i] = narrow<T>(grad(i) + widen(added[i])); }
     }
-  }
+  });
 }
 
-void grad_range(const RowNormGrad<float>& norm, int64_t first, int64_t last) {
-  grad_rows(norm, first, last);
-}
-void grad_range(const RowNormGrad<double>& norm, int64_t first, int64_t last) {
-  grad_rows(norm, first, last);
-}
-
-// `values`, or n copies of `value` in a buffer of the calling thread.
+// The rows are cut into chunks by their number only, each summed up by one thread, and the chunks
+// are put together in order: results do not depend on the number of threads.
 template <typename T>
-const T* or_constant(const T* values, int64_t n, T value, ScratchSlot slot) {
-  if (values != nullptr) { return values; }
-  auto* buffer = static_cast<T*>(scratch(slot, n * sizeof(T)));
-  std::fill_n(buffer, n, value);
-  return buffer;
+void row_norm_param_grad(const RowNormGrad<T>& norm, T* gamma_diff, T* beta_diff) {
+  // Enough chunks for many threads, and long enough that putting them together takes no time.
+  constexpr int64_t kMaxRowChunks = 64;
+  constexpr int64_t kMinChunkRows = 32;
+  // Columns whose running sums stay in the first-level cache.
+  constexpr int64_t kStrip = 1024;
+  using Float = RowStatistics<T>;
+  const int64_t n = norm.n;
+  const int64_t size = std::max(kMinChunkRows, (norm.rows + kMaxRowChunks - 1) / kMaxRowChunks);
+  const int64_t chunks = (norm.rows + size - 1) / size;
+  // Those of gamma, then those of beta.
+  const int64_t stride = 2 * n;
+  auto* parts =
+      static_cast<Float*>(scratch(ScratchSlot::kReduction, chunks * stride * sizeof(Float)));
+  for_each_row(chunks, size * n, [=](int64_t chunk) {
+    Float* sums = parts + chunk * stride;
+    std::fill_n(sums, stride, Float(0));
+    const int64_t last = std::min((chunk + 1) * size, norm.rows);
+    for (int64_t c = 0; c < n; c += kStrip) {
+      const int64_t columns = std::min(kStrip, n - c);
+      int64_t row = chunk * size;
+      for (; row + 4 <= last; row += 4) {
+        add_rows<4>(norm, row, c, columns, sums + c, sums + n + c);
+      }
+      for (; row < last; ++row) { add_rows<1>(norm, row, c, columns, sums + c, sums + n + c); }
+    }
+  });
+  parallel_for(n, kGrainSize / kMaxRowChunks, [=](int64_t begin, int64_t end) {
+    if (gamma_diff != nullptr) {
+      add_chunks(parts + begin, chunks, stride, end - begin, gamma_diff + begin);
+    }
+    if (beta_diff != nullptr) {
+      add_chunks(parts + n + begin, chunks, stride, end - begin, beta_diff + begin);
+    }
+  });
 }
 
-template <typename T>
-void forward(RowNorm<T> norm) {
-  norm.gamma = or_constant(norm.gamma, norm.n, narrow<T>(1), ScratchSlot::kWeights);
-  norm.beta = or_constant(norm.beta, norm.n, narrow<T>(0), ScratchSlot::kSource);
-  parallel_for(norm.rows, std::max<int64_t>(1, kGrainSize / std::max<int64_t>(1, norm.n)),
-               [&](int64_t first, int64_t last) { norm_range(norm, first, last); });
-}
-
-template <typename T>
-void backward(RowNormGrad<T> norm) {
-  norm.gamma = or_constant(norm.gamma, norm.n, T(1), ScratchSlot::kWeights);
-  parallel_for(norm.rows, std::max<int64_t>(1, kGrainSize / std::max<int64_t>(1, norm.n)),
-               [&](int64_t first, int64_t last) { grad_range(norm, first, last); });
-}
-
-}  // namespace
-
-void row_norm(const RowNorm<float>& norm) { forward(norm); }
-void row_norm(const RowNorm<double>& norm) { forward(norm); }
-void row_norm(const RowNorm<Bfloat16>& norm) { forward(norm); }
-
-void row_norm_grad(const RowNormGrad<float>& norm) { backward(norm); }
-void row_norm_grad(const RowNormGrad<double>& norm) { backward(norm); }
+#define INSTANTIATE(T)                                                                   \
+  template void row_norm(RowNorm<T>);                                                    \
+  template void row_norm_grad(const RowNormGrad<T>&, const T*, const T*, T*);            \
+  template void row_norm_param_grad(const RowNormGrad<T>&, T*, T*);
+INSTANTIATE(float)
+INSTANTIATE(double)
+INSTANTIATE(Bfloat16)
+#undef INSTANTIATE
 
 }  // namespace oneflow_accel

@@ -111,6 +111,7 @@ def _unary(
         gradient=lambda dy, x: (dy * slope(x),),
         layouts=LINES,
         dtypes=dtypes,
+        gradient_dtypes=(*dtypes, "float64"),
     )
 
 
@@ -123,6 +124,7 @@ def _power(exponent: float) -> Record:
         lambda x: np.power(x, exponent),
         lambda x: exponent * np.power(x, exponent - 1),
         positive=exponent not in (2, 3.0),
+        dtypes=BOTH,
     )
 
 

@@ -39,6 +39,8 @@ def _embedding_gradient(
     return dx, None
 
 
+ALL = ("float32", "float64", "bfloat16")
+
 RECORDS = [
     Record(
         name="gather",
@@ -64,7 +66,8 @@ RECORDS = [
             Layout(("S(0)", "B"), "P"),
             Layout(("S(1)", "B"), "S(2)"),
         ],
-        dtypes=("float32", "float64"),
+        dtypes=ALL,
+        gradient_dtypes=ALL,
     ),
     Record(
         name="embedding",
@@ -81,5 +84,7 @@ RECORDS = [
             case("padding row", (99, 9), _indices(99, (4, 99)), padding_idx=2, by_frequency=False),
             case("frequency", (99, 96), _indices(99, (600,)), padding_idx=5, by_frequency=True),
         ],
+        dtypes=("float32", "bfloat16"),
+        gradient_dtypes=("float32", "bfloat16"),
     ),
 ]

@@ -80,6 +80,8 @@ def _layer(name: str, rows: tuple[int, ...], n: int, m: int, blocks: int) -> Cas
     )
 
 
+ALL = ("float32", "float64", "bfloat16")
+
 RECORDS = [
     Record(
         name="monarch_multiply",
@@ -109,7 +111,8 @@ RECORDS = [
             Layout(inputs=("S(0)", "B", "B"), output="S(0)"),
             Layout(inputs=("S(1)", "B", "B"), output="S(1)"),
         ],
-        dtypes=("float32", "float64"),
+        dtypes=ALL,
+        gradient_dtypes=ALL,
     ),
     Record(
         name="monarch_multiply_bias",
@@ -133,6 +136,7 @@ RECORDS = [
             Layout(inputs=("B", "B", "B", "B"), output="B"),
             Layout(inputs=("S(0)", "B", "B", "B"), output="S(0)"),
         ],
-        dtypes=("float32", "float64"),
+        dtypes=ALL,
+        gradient_dtypes=ALL,
     ),
 ]

@@ -75,6 +75,8 @@ def _shifted(*shape: int, mean: float) -> Any:
     return lambda generator: generator.standard_normal(shape) + mean
 
 
+ALL = ("float32", "float64", "bfloat16")
+
 RECORDS = [
     Record(
         "layer_norm",
@@ -99,7 +101,8 @@ RECORDS = [
             Layout(("S(1)", "B", "B"), "S(1)"),
             Layout(("B", "B", "B"), "B"),
         ),
-        dtypes=("float32", "float64"),
+        dtypes=ALL,
+        gradient_dtypes=ALL,
     ),
     Record(
         "rms_norm",
@@ -116,6 +119,7 @@ RECORDS = [
         ),
         gradient=_rms_norm_grad,
         layouts=(Layout(("S(0)", "B"), "S(0)"), Layout(("S(1)", "B"), "S(1)")),
-        dtypes=("float32", "float64", "bfloat16"),
+        dtypes=ALL,
+        gradient_dtypes=ALL,
     ),
 ]

@@ -113,6 +113,8 @@ def _swiglu_gradient(dy: np.ndarray, gate: np.ndarray, up: np.ndarray) -> Gradie
     return dy * up * (s + gate * s * (1.0 - s)), dy * gate * s
 
 
+BOTH = ("float32", "bfloat16")
+
 RECORDS = [
     Record(
         "rope",
@@ -154,7 +156,8 @@ RECORDS = [
             Layout(("S(1)", "S(1)", "B"), "S(1)"),
             Layout(("B", "B", "B"), "B"),
         ),
-        dtypes=("float32",),
+        dtypes=BOTH,
+        gradient_dtypes=BOTH,
     ),
     Record(
         "dropout_add_rms_norm",
@@ -177,7 +180,8 @@ RECORDS = [
             Layout(("S(1)", "S(1)", "B"), "S(1)"),
             Layout(("B", "B", "B"), "B"),
         ),
-        dtypes=("float32",),
+        dtypes=BOTH,
+        gradient_dtypes=BOTH,
     ),
     Record(
         "swiglu",
@@ -193,6 +197,7 @@ RECORDS = [
         ),
         gradient=_swiglu_gradient,
         layouts=(Layout(("S(0)", "S(0)"), "S(0)"), Layout(("S(2)", "S(2)"), "S(2)")),
-        dtypes=("float32", "bfloat16"),
+        dtypes=BOTH,
+        gradient_dtypes=BOTH,
     ),
 ]

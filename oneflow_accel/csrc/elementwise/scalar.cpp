@@ -1,0 +1,102 @@
+// scalar_add, scalar_mul, scalar_div (what OneFlow emits for x + 1.0, x - 1.0, x * 0.5 and x / 2.0),
+// scalar_pow and scalar_pow_grad, float32 and bfloat16. The number is float32 whatever the tensor is.
+#include <cmath>
+#include <functional>
+#include <limits>
+
+#include "common/arguments.h"
+#include "common/typed_kernels.h"
+#include "elementwise/map.h"
+
+namespace oneflow_accel {
+
+namespace {
+
+namespace user_op = ::oneflow::user_op;
+
+double scalar_operand(const user_op::KernelComputeContext* ctx) {
+  return ctx->Attr<bool>("has_int_operand") ? static_cast<double>(ctx->Attr<int64_t>("int_operand"))
+                                            : ctx->Attr<double>("float_operand");
+}
+
+int64_t elements(user_op::KernelComputeContext* ctx, const char* name) {
+  return ctx->Tensor4ArgNameAndIndex(name, 0)->shape_view().elem_cnt();
+}
+
+template <typename T, typename Operation>
+class ScalarKernel final : public Kernel {
+  void Compute(user_op::KernelComputeContext* ctx) const override {
+    const auto y = static_cast<float>(scalar_operand(ctx));
+    map(elements(ctx, "out"), output<T>(ctx, "out"), [=](float x) { return Operation()(x, y); },
+        input<T>(ctx, "in"));
+  }
+};
+
+template <typename T>
+using ScalarAddKernel = ScalarKernel<T, std::plus<float>>;
+template <typename T>
+using ScalarMulKernel = ScalarKernel<T, std::multiplies<float>>;
+template <typename T>
+using ScalarDivKernel = ScalarKernel<T, std::divides<float>>;
+
+// Calls fn(power) with power(x) = x^e. The exponents that models use (squares, cubes, roots) are
+// vector code, the others one call of std::pow per element.
+template <typename Fn>
+void with_power(double e, const Fn& fn) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  // As std::pow has it, and unlike a root, the power 0.5 of -infinity is infinity.
+  const auto root = [=](float x) { return __builtin_sqrtf(x == -kInfinity ? kInfinity : x); };
+  const auto exponent = static_cast<float>(e);
+  if (exponent == 2.0F) {
+    fn([](float x) { return x * x; });
+  } else if (exponent == 3.0F) {
+    fn([](float x) { return x * x * x; });
+  } else if (exponent == 0.5F) {
+    fn(root);
+  } else if (exponent == -0.5F) {
+    fn([=](float x) { return 1.0F / root(x); });
+  } else if (exponent == -1.0F) {
+    fn([](float x) { return 1.0F / x; });
+  } else if (exponent == 1.0F) {
+    fn([](float x) { return x; });
+  } else {
+    fn([=](float x) { return std::pow(x, exponent); });
+  }
+}
+
+template <typename T>
+class ScalarPowKernel final : public Kernel {
+  void Compute(user_op::KernelComputeContext* ctx) const override {
+    with_power(scalar_operand(ctx), [=](auto power) {
+      map(elements(ctx, "out"), output<T>(ctx, "out"), power, input<T>(ctx, "in"));
+    });
+  }
+};
+
+// dx = dy e x^(e - 1).
+template <typename T>
+class ScalarPowGradKernel final : public Kernel {
+  void Compute(user_op::KernelComputeContext* ctx) const override {
+    const double exponent = scalar_operand(ctx);
+    const int64_t n = elements(ctx, "dx");
+    T* dx = output<T>(ctx, "dx");
+    const T* x = input<T>(ctx, "x");
+    // At x = 0 as well.
+    if (exponent == 0.0) { return map(n, dx, [](float) { return 0.0F; }, x); }
+    with_power(exponent - 1.0, [=](auto power) {
+      const auto scale = static_cast<float>(exponent);
+      map(n, dx, [=](float value, float dy) { return power(value) * (scale * dy); }, x,
+          input<T>(ctx, "dy"));
+    });
+  }
+};
+
+REGISTER_KERNELS(ScalarAddKernel, float, Bfloat16)("scalar_add", "out", in_place("out", "in"));
+REGISTER_KERNELS(ScalarMulKernel, float, Bfloat16)("scalar_mul", "out", in_place("out", "in"));
+REGISTER_KERNELS(ScalarDivKernel, float, Bfloat16)("scalar_div", "out", in_place("out", "in"));
+REGISTER_KERNELS(ScalarPowKernel, float, Bfloat16)("scalar_pow", "out", in_place("out", "in"));
+REGISTER_KERNELS(ScalarPowGradKernel, float, Bfloat16)("scalar_pow_grad", "dx");
+
+}  // namespace
+
+}  // namespace oneflow_accel
