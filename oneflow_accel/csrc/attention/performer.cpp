@@ -20,7 +20,7 @@
 
 namespace oneflow_accel {
 
-namespace {
+namespace performer {
 
 namespace user_op = ::oneflow::user_op;
 using ::oneflow::Error;
@@ -399,6 +399,6 @@ class PerformerGradKernel final : public Kernel {
 REGISTER_FLOAT_KERNELS(PerformerKernel, "oneflow_accel_performer", "out");
 REGISTER_FLOAT_KERNELS(PerformerGradKernel, "oneflow_accel_performer_grad", "kqv_grad");
 
-}  // namespace
+}  // namespace performer
 
 }  // namespace oneflow_accel

@@ -8,7 +8,9 @@
 
 namespace oneflow_accel {
 
-namespace {
+namespace rope {
+
+// In a unity build it shares a file with other operators, whose rules are called the same.
 
 namespace user_op = ::oneflow::user_op;
 using ::oneflow::Error;
@@ -104,6 +106,6 @@ class RopeKernel final : public Kernel {
 
 REGISTER_FLOAT_KERNELS(RopeKernel, "oneflow_accel_rope", "y");
 
-}  // namespace
+}  // namespace rope
 
 }  // namespace oneflow_accel

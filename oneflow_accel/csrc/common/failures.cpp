@@ -72,13 +72,13 @@ Maybe<void> raise_pending() {
 
 // An explicit instantiation may name what is private.
 template <std::atomic<int64_t> SpinCounter::*member>
-struct PrivateMember {
+struct PrivateCounter {
   friend const std::atomic<int64_t>& count_of(const SpinCounter& counter) {
     return counter.*member;
   }
 };
 const std::atomic<int64_t>& count_of(const SpinCounter& counter);
-template struct PrivateMember<&SpinCounter::cnt_val_>;
+template struct PrivateCounter<&SpinCounter::cnt_val_>;
 
 // In place of SpinCounter::WaitUntilCntEqualZero(), which looks at its counter in an empty loop:
 // the last step of whatever hands a tensor's data to Python, .numpy() and .item(), while OneFlow

@@ -20,11 +20,11 @@ namespace user_op = ::oneflow::user_op;
 // The registry shows its kernels one at a time only. An explicit instantiation may name what is
 // private.
 template <Kernels user_op::UserOpRegistryMgr::*member>
-struct PrivateMember {
+struct PrivateKernels {
   friend Kernels& kernels_of(user_op::UserOpRegistryMgr& manager) { return manager.*member; }
 };
 Kernels& kernels_of(user_op::UserOpRegistryMgr& manager);
-template struct PrivateMember<&user_op::UserOpRegistryMgr::op_kernel_reg_result_>;
+template struct PrivateKernels<&user_op::UserOpRegistryMgr::op_kernel_reg_result_>;
 
 // Keeps the kernels that OneFlow has chosen usable while the plug-in registers its own. An operator
 // that has run keeps pointers to its kernel's entry in the registry's vector
