@@ -1,4 +1,4 @@
-// GELU of one float, in its exact form (Hendrycks and Gimpel 2016, section 2) and in that with tanh.
+// GELU of one float, exact (Hendrycks and Gimpel 2016, section 2) and in its form with tanh.
 //
 // Phi(x) - 1/2 and the slope less 1/2 are odd functions of x that level off: each is
 // x P(x^2) / Q(x^2) up to where it is level in float32, and that value beyond. The coefficients are
@@ -54,8 +54,8 @@ ONEFLOW_ACCEL_INLINE float gelu_slope(float x) {
   return 0.5F + c * p / q + (x - x);
 }
 
-// GELU in its form with tanh: x sigmoid(2 u) with u = sqrt(2 / pi) (x + 0.044715 x^3). Written so, it
-// loses no digits where tanh is near -1.
+// GELU in its form with tanh: x sigmoid(2 u) with u = sqrt(2 / pi) (x + 0.044715 x^3). Written so,
+// it loses no digits where tanh is near -1.
 constexpr float kTwoSqrtTwoOverPi = 1.59576912F;
 // The value that OneFlow and ONNX Runtime use.
 constexpr float kGeluCubic = 0.044714998453855515F;

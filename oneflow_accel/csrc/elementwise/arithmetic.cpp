@@ -76,7 +76,8 @@ class ArithmeticKernel final : public Kernel {
 };
 
 template <typename T, typename Operation>
-user_op::OpKernelCreateFn create(Arguments arguments, Operation operation, bool along_axis = false) {
+user_op::OpKernelCreateFn create(Arguments arguments, Operation operation,
+                                 bool along_axis = false) {
   return [=] {
     return user_op::NewOpKernel<ArithmeticKernel<T, Operation>>(arguments, operation, along_axis);
   };

@@ -33,8 +33,8 @@ class Broadcast {
   // a of (outer, n, inner), b of (n,).
   Broadcast(int64_t outer, int64_t n, int64_t inner);
 
-  // Calls fn(a, b, out, rows) for all rows, in parallel, with pointers to the first of them. `out` may
-  // share memory with `a` and `b`.
+  // Calls fn(a, b, out, rows) for all rows, in parallel, with pointers to the first of them. `out`
+  // may share memory with `a` and `b`.
   template <typename T, typename Fn>
   void run(const T* a, const T* b, T* out, const Fn& fn) const {
     const Operand<T> a_operand(a, a_elements_, out, elements_);

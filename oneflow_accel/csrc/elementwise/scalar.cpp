@@ -1,5 +1,6 @@
-// scalar_add, scalar_mul, scalar_div (what OneFlow emits for x + 1.0, x - 1.0, x * 0.5 and x / 2.0),
-// scalar_pow and scalar_pow_grad, float32 and bfloat16. The number is float32 whatever the tensor is.
+// scalar_add, scalar_mul and scalar_div (what OneFlow emits for x + 1.0, x - 1.0, x * 0.5 and
+// x / 2.0), scalar_pow and scalar_pow_grad, float32 and bfloat16. The number is float32 whatever
+// the tensor is.
 #include <cmath>
 #include <functional>
 #include <limits>

@@ -1,6 +1,6 @@
 // Looking up rows of a table, and adding rows up in one: gather and its gradient
-// unsorted_segment_sum_like, unsorted_segment_sum, and embedding and embedding_grad (nn.Embedding with
-// a padding index or with gradients scaled by frequency; without, it is gather).
+// unsorted_segment_sum_like, unsorted_segment_sum, and embedding and embedding_grad (nn.Embedding
+// with a padding index or with gradients scaled by frequency; without, it is gather).
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
@@ -166,8 +166,8 @@ struct RowRange final : public user_op::OpKernelCache {
   const int64_t total;
 };
 
-// A kernel that knows it, for the axis named by the attribute "axis" of the argument `table`: no range
-// in one process.
+// A kernel that knows it, for the axis named by the attribute "axis" of the argument `table`; in one
+// process there is none.
 class TableKernel : public Kernel {
  public:
   explicit TableKernel(const char* table) : table_(table) {}

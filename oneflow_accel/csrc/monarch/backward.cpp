@@ -101,8 +101,8 @@ int64_t grain(int64_t rows, int64_t each) {
   return std::max<int64_t>(1, kGrainSize / std::max<int64_t>(1, rows * each));
 }
 
-// a_grad[block, i] is the sum over the rows of du[block, i] x[block], or has it added. Shared out, as
-// the next, by what it is a gradient of.
+// a_grad[block, i] is the sum over the rows of du[block, i] x[block], or has it added. Shared out,
+// as the next, by what it is a gradient of.
 void first_factor_grad(const MonarchShape& s, const MiddleGrads& dv, const float* x,
                        bool accumulate, float* a_grad) {
   // Blocks feed all threads where there are enough; else panels of their columns are shared out too,
@@ -137,8 +137,8 @@ void first_factor_grad(const MonarchShape& s, const MiddleGrads& dv, const float
   });
 }
 
-// b_grad[j, i] is the sum over the rows of dz[j, i] v[j], and bias_grad the sum of dy, or they have it
-// added.
+// b_grad[j, i] is the sum over the rows of dz[j, i] v[j], and bias_grad the sum of dy, or they have
+// it added.
 void second_factor_grad(const MonarchShape& s, const float* middle, const float* y_grad,
                         bool accumulate, float* b_grad, float* bias_grad) {
   const int64_t step = std::min(s.s, rows_at_once(kColumnsAtOnce, s.l));

@@ -59,8 +59,8 @@ ONEFLOW_ACCEL_INLINE void unzip(Lanes (&vectors)[l], std::integer_sequence<int, 
 
 constexpr std::make_integer_sequence<int, kFloats> kLanes;
 
-// A row whole vectors at a time, as far as they go: returns where they end. l is a power of 2 up to 16,
-// or 1 for others, which are rare: no vectors then.
+// A row, whole vectors at a time as far as they go: returns where they end. l is a power of 2 up to
+// 16, or 1 for others, which are rare: no vectors then.
 template <int l>
 int64_t deinterleave_vectors(const float* from, int64_t n, float* to) {
   int64_t i = 0;
@@ -121,7 +121,8 @@ inline void deinterleave(const RowCopy& copy, int64_t n, int64_t l) {
 
 // to[i * l + j] = from[j * n + i] in each row, for j < l and as far as i * l + j < columns, with
 // addend[i * l + j] added if that is not null.
-inline void interleave(const RowCopy& copy, int64_t n, int64_t l, int64_t columns, const float* addend) {
+inline void interleave(const RowCopy& copy, int64_t n, int64_t l, int64_t columns,
+                       const float* addend) {
   with_blocks(l, [&](auto blocks) {
     for (int64_t row = 0; row < copy.rows; ++row) {
       const float* from = copy.from + row * copy.from_stride;

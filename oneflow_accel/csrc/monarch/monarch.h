@@ -56,20 +56,21 @@ void monarch(const MonarchShape& shape, const MonarchInputs& in, const float* bi
              float* y);
 
 // The same for at most kMostFewRows rows, as answering a request has them: reading the factors is
-// what they cost.
+// what they cost then.
 void monarch_few_rows(const MonarchShape& shape, const MonarchInputs& in, const float* bias,
                       float* middle, float* y);
 
-// In rows of whole vectors, as products write them: those of a are padded(p) floats apart, those of b
-// padded(r).
+// Rows of the factors' gradients are whole vectors, as products write them: padded(p) floats apart,
+// and padded(r).
 struct MonarchGrads {
-  float* x;  // without such gaps
+  float* x;
   float* a;
   float* b;
   float* bias;
 };
 
-// The gradients of factors and bias, sums over the rows, are added to what is there where `accumulate`.
+// The gradients of factors and bias are sums over the rows, and with `accumulate` added to what is
+// there.
 void monarch_grad(const MonarchShape& shape, const MonarchInputs& in, const float* middle,
                   const float* y_grad, const MonarchGrads& out, bool accumulate);
 

@@ -1,6 +1,6 @@
 // oneflow_accel_monarch, which computes y = x M^T (+ bias), oneflow_accel_monarch_keeping, which
-// also gives what the gradient needs, and the gradient. float32, and bfloat16 by way of float32 copies
-// of some rows at a time: oneDNN's bfloat16 products would need u and v in memory, permuted.
+// also gives what the gradient needs, and the gradient. float32, and bfloat16 by way of float32
+// copies of some rows at a time: oneDNN's bfloat16 products would need u and v in memory, permuted.
 #include <utility>
 
 #include "attention/block_product.h"
@@ -131,8 +131,8 @@ MonarchShape shape_of(user_op::KernelComputeContext* ctx, int64_t out_features) 
   return shape_of(view("x"), view("blkdiag1"), view("blkdiag2"), out_features);
 }
 
-// Rows that are worked on before the next ones: so many rows are copied, and of so many the gradient
-// of v is kept.
+// Rows that are worked on before the next ones: of so many the gradient of v is kept, and copies of
+// what is bfloat16.
 constexpr int64_t kMostRowsAtOnce = 1024;
 
 // Calls fn(begin, some) for parts of the rows, of one size, or nearly, and the same whatever the

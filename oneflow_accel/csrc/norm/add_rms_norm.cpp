@@ -1,8 +1,8 @@
-// oneflow_accel_add_rms_norm and its gradient, float32 and bfloat16: sum = dropout(x) + residual, and
-// y = sum / sqrt(mean(sum^2) + epsilon) weight of each row (Zhang and Sennrich 2019). One pass over
-// what memory holds, each way; kept are the sum and a number for each row. Dropout draws again for
-// the gradient, oneflow_accel_add_rms_norm_x_grad: of x [batch, time, ..., n] the element i of a row
-// is that of key i, of head time, in attention's weights.
+// oneflow_accel_add_rms_norm and its gradient, float32 and bfloat16: sum = dropout(x) + residual,
+// and y = sum / sqrt(mean(sum^2) + epsilon) weight of each row (Zhang and Sennrich 2019). One pass
+// over what memory holds, each way; kept are the sum and a number for each row. Dropout draws again
+// for the gradient, oneflow_accel_add_rms_norm_x_grad: of x [batch, time, ..., n] the element i of
+// a row is that of key i, of head time, in attention's weights.
 #include <algorithm>
 
 #include "attention/operators.h"
@@ -121,7 +121,8 @@ class DroppedRows {
 
   int64_t n() const { return n_; }
 
-  // Calls fn(row, factors) for all rows, in parallel; factors, null without dropout, may be changed.
+  // Calls fn(row, factors) for all rows, in parallel; factors are null without dropout, and may be
+  // changed.
   template <typename Fn>
   void for_each(const Fn& fn) const {
     parallel_for(rows_, std::max<int64_t>(1, kGrainSize / std::max<int64_t>(1, n_)),

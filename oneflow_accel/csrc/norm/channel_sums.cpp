@@ -23,18 +23,20 @@ constexpr int64_t kMaxChunks = 64;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Of each channel two sums are made at once, of terms that element i has with the channel's center:
-// moments, from differences,
+// Of each channel two sums are made at once, of terms that element i has with the channel's center.
+// Moments are made of differences,
 template <typename T>
 struct MomentTerms {
   const T* x;
-  ONEFLOW_ACCEL_INLINE float first(int64_t i, float center) const { return to_float(x[i]) - center; }
+  ONEFLOW_ACCEL_INLINE float first(int64_t i, float center) const {
+    return to_float(x[i]) - center;
+  }
   ONEFLOW_ACCEL_INLINE float second(int64_t i, float center) const {
     const float d = to_float(x[i]) - center;
     return d * d;
   }
 };
-// and those of a gradient.
+// its sums of dy, and of dy and the differences.
 template <typename T>
 struct GradientTerms {
   const T* dy;
@@ -45,8 +47,8 @@ struct GradientTerms {
   }
 };
 
-// Adds the terms of `rows` rows of n channels, which begin at `start` and are `stride` apart. One row
-// at a time: memory is read fastest in order.
+// Adds the terms of `rows` rows of n channels, which begin at `start` and are `stride` apart. One
+// row at a time: memory is read fastest in order.
 template <typename Terms>
 void add_rows(const Terms& terms, int64_t start, int64_t rows, int64_t stride, int64_t n,
               const float* center, float* first, float* second) {
@@ -226,8 +228,9 @@ void channel_gradient_sums(const ChannelView& view, const T* dy, const T* x, con
   const int64_t channels = view.channels;
   const ChunkSums sums(view);
   const GradientTerms<T> terms{dy, x};
-  sums.for_each([&](int64_t chunk) { sums.add_chunk(terms, chunk, mean, row_buffer(2 * channels)); },
-                [&](int64_t chunk, int64_t c) { sums.add_channel(terms, chunk, c, mean[c]); });
+  sums.for_each(
+      [&](int64_t chunk) { sums.add_chunk(terms, chunk, mean, row_buffer(2 * channels)); },
+      [&](int64_t chunk, int64_t c) { sums.add_channel(terms, chunk, c, mean[c]); });
   parallel_for(channels, ceil_div(kGrainSize, 2 * sums.count), [&](int64_t begin, int64_t end) {
     for (int64_t chunk = 0; chunk < sums.count; ++chunk) {
       for (int64_t c = begin; c < end; ++c) {

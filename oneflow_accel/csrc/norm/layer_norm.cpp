@@ -1,4 +1,4 @@
-// layer_norm, rms_norm and their gradients: float32, float64 and bfloat16 (with float32 statistics).
+// layer_norm, rms_norm and their gradients: float32, float64 and bfloat16 (statistics in float32).
 #include "common/arguments.h"
 #include "common/typed_kernels.h"
 #include "norm/row_norm.h"

@@ -46,8 +46,8 @@ struct RowNormGrad {
 
 // With g = dy * gamma and x_hat = (x - mean) * inv_std:
 //   dx = inv_std * (g - mean(g) - x_hat * mean(g * x_hat)) + addend,
-// without mean(g) in RMS normalization. gamma is [n], or null for ones, addend [rows, n], or null for
-// zeros; dx may be dy or addend.
+// without mean(g) in RMS normalization. gamma is [n], or null for ones, addend [rows, n], or null
+// for zeros; dx may be dy or addend.
 template <typename T>
 void row_norm_grad(const RowNormGrad<T>& norm, const T* gamma, const T* addend, T* dx);
 

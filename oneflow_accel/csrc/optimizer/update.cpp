@@ -59,7 +59,9 @@ struct Update {
       const float* from = gradients;
       float* to = parameters;
 #pragma omp simd
-      for (int64_t i = begin; i < end; ++i) { to[i] = of_one(i, to[i], t.regularized(from[i], to[i])); }
+      for (int64_t i = begin; i < end; ++i) {
+        to[i] = of_one(i, to[i], t.regularized(from[i], to[i]));
+      }
     });
   }
 };

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from oneflow_accel.kernels.operators import Operator
+
 import numpy as np
 import oneflow as flow
 import pytest
 
 from tests.oneflow_accel.kernels.harness import (
+    as_array,
+    as_held,
     assert_same_after_fork,
     assert_same_in_threads,
     needs_plugin,
@@ -67,6 +71,17 @@ def test_bias_add_in_place_of_a_graph() -> None:
     x, b = random(64, 1009), random(1009, seed=1)
     y = Graph()(flow.tensor(x), flow.tensor(b)).numpy()
     assert_close(y, 2.0 * x.astype(np.float64) + b)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["add", "sub", "mul", "div"])
+def test_arithmetic_with_a_tensor_of_one_element(name: str, dtype: str) -> None:
+    operator = Operator(f"scalar_{name}_by_tensor", ("x", "scalar"), ("y",))
+    x, y = as_held(random(40, 1009), dtype), as_held(np.array([1.7], dtype=np.float32), dtype)
+    (found,) = operator(*(flow.tensor(a).to(getattr(flow, dtype)) for a in (x, y)))
+    formulas = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide}
+    expected = formulas[name](x.astype(np.float64), y.astype(np.float64))
+    assert_close(as_array(found), expected, dtype=dtype)
 
 
 def test_a_tensor_of_one_element_from_a_graph_pass() -> None:
