@@ -24,8 +24,10 @@
 #include <random>
 #include <set>
 #include <string>
+#include <type_traits>
 #include <vector>
 
+#include "common/bfloat16.h"
 #include "common/oneflow.h"
 #include "common/waiting.h"
 #include "oneflow/core/common/protobuf.h"
@@ -318,7 +320,13 @@ void add_numbers(const char* part, char* sum, int64_t bytes) {
   const auto* from = reinterpret_cast<const T*>(part);
   auto* to = reinterpret_cast<T*>(sum);
 #pragma omp simd
-  for (int64_t i = 0; i < bytes / static_cast<int64_t>(sizeof(T)); ++i) { to[i] += from[i]; }
+  for (int64_t i = 0; i < bytes / static_cast<int64_t>(sizeof(T)); ++i) {
+    if constexpr (std::is_same_v<T, Bfloat16>) {
+      to[i] = from_float<T>(to_float(to[i]) + to_float(from[i]));
+    } else {
+      to[i] += from[i];
+    }
+  }
 }
 
 // Null where sums of this type are OneFlow's.
@@ -326,6 +334,7 @@ Group::Add add_of(DataType type) {
   switch (type) {
     case DataType::kFloat: return add_numbers<float>;
     case DataType::kDouble: return add_numbers<double>;
+    case DataType::kBFloat16: return add_numbers<Bfloat16>;
     case DataType::kInt32: return add_numbers<int32_t>;
     case DataType::kInt64: return add_numbers<int64_t>;
     default: return nullptr;

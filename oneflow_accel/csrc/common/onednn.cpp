@@ -57,7 +57,7 @@ bool has_bfloat16_products() {
 
 }  // namespace oneflow_accel
 
-// Returns what was so before. 1 needs has_bfloat16_products().
+// Returns what was so before.
 extern "C" int oneflow_accel_set_bfloat16_products(int on) {
   return oneflow_accel::g_rounds_products.exchange(on != 0) ? 1 : 0;
 }

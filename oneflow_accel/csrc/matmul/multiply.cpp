@@ -142,6 +142,15 @@ To* converted(ScratchSlot slot, const From* from, int64_t n) {
   return to;
 }
 
+// A copy of what bfloat16 keeps of it.
+const float* rounded(ScratchSlot slot, const float* from, int64_t n) {
+  auto* to = static_cast<float*>(scratch(slot, static_cast<std::size_t>(n) * sizeof(float)));
+  parallel_for(n, kGrainSize, [=](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) { to[i] = to_float(from_float<Bfloat16>(from[i])); }
+  });
+  return to;
+}
+
 }  // namespace
 
 void multiply(const Product& product, const float* a, const float* b, const float* bias,
@@ -149,12 +158,17 @@ void multiply(const Product& product, const float* a, const float* b, const floa
   Product flat = product.folded();
   if (has_few_rows(flat)) { return multiply_few_rows(flat, a, b, bias, out); }
   const bool empty = flat.adds_up_nothing();
-  if (!empty && float32_products_in_bfloat16()
-      && multiply_by_primitive(flat, kBfloat16, kFloat32,
-                               converted<Bfloat16>(ScratchSlot::kRoundedA, a, count(flat.a)),
-                               converted<Bfloat16>(ScratchSlot::kRoundedB, b, count(flat.b)), bias,
-                               out)) {
-    return;
+  if (!empty && float32_products_in_bfloat16()) {
+    if (has_bfloat16_products()
+        && multiply_by_primitive(flat, kBfloat16, kFloat32,
+                                 converted<Bfloat16>(ScratchSlot::kRoundedA, a, count(flat.a)),
+                                 converted<Bfloat16>(ScratchSlot::kRoundedB, b, count(flat.b)),
+                                 bias, out)) {
+      return;
+    }
+    // Products of two bfloat16 numbers are exact in float32, and so are these.
+    a = rounded(ScratchSlot::kRoundedA, a, count(flat.a));
+    b = rounded(ScratchSlot::kRoundedB, b, count(flat.b));
   }
   if (!empty && g_mkl.sgemm == nullptr && primitive_is_faster(flat, bias != nullptr)
       && multiply_by_primitive(flat, kFloat32, kFloat32, a, b, bias, out)) {
