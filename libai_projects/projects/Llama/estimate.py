@@ -90,7 +90,7 @@ _LEFT_OUT = {
     "dropout": 0.0,
     "attention_dropout": 0.0,
 }
-# Of linear_cross_entropy.cpp: logits that exist at a time.
+# Of cross_entropy.cpp: logits that exist at a time.
 CPU_LOGITS = 72 * _MIB
 
 

@@ -8,8 +8,9 @@
 #include <stdexcept>
 
 #include "attention/attention.h"
-#include "common/float_kernels.h"
+#include "common/arguments.h"
 #include "common/part.h"
+#include "common/typed_kernels.h"
 
 namespace oneflow_accel {
 
@@ -339,10 +340,11 @@ template <typename T>
 using PackedAttention = AttentionKernel<T, Packed>;
 template <typename T>
 using PackedAttentionGrad = AttentionGradKernel<T, Packed>;
-REGISTER_FLOAT_KERNELS(Attention, "oneflow_accel_attention", "out");
-REGISTER_FLOAT_KERNELS(AttentionGrad, "oneflow_accel_attention_grad", "query_grad");
-REGISTER_FLOAT_KERNELS(PackedAttention, "oneflow_accel_packed_attention", "out");
-REGISTER_FLOAT_KERNELS(PackedAttentionGrad, "oneflow_accel_packed_attention_grad", "qkv_grad");
+REGISTER_KERNELS(Attention, float, Bfloat16)("oneflow_accel_attention", "out");
+REGISTER_KERNELS(AttentionGrad, float, Bfloat16)("oneflow_accel_attention_grad", "query_grad");
+REGISTER_KERNELS(PackedAttention, float, Bfloat16)("oneflow_accel_packed_attention", "out");
+REGISTER_KERNELS(PackedAttentionGrad, float, Bfloat16)
+("oneflow_accel_packed_attention_grad", "qkv_grad");
 
 }  // namespace
 

@@ -13,10 +13,11 @@
 
 #include "attention/buffer.h"
 #include "attention/rows.h"
-#include "common/float_kernels.h"
+#include "common/arguments.h"
 #include "common/guard.h"
 #include "common/infer.h"
 #include "common/threads.h"
+#include "common/typed_kernels.h"
 
 namespace oneflow_accel {
 
@@ -396,8 +397,8 @@ class PerformerGradKernel final : public Kernel {
   }
 };
 
-REGISTER_FLOAT_KERNELS(PerformerKernel, "oneflow_accel_performer", "out");
-REGISTER_FLOAT_KERNELS(PerformerGradKernel, "oneflow_accel_performer_grad", "kqv_grad");
+REGISTER_KERNELS(PerformerKernel, float, Bfloat16)("oneflow_accel_performer", "out");
+REGISTER_KERNELS(PerformerGradKernel, float, Bfloat16)("oneflow_accel_performer_grad", "kqv_grad");
 
 }  // namespace performer
 

@@ -2,9 +2,10 @@
 // 2021, "RoFormer", section 3.2). x is [before, time, between, dim] with time at `axis`; cosines
 // and sines are [time, dim / 2]. Pairs of numbers turn by an angle: i and i + dim / 2, or
 // neighbours where `interleaved`. With `inverse` they turn back, which is the gradient.
-#include "common/float_kernels.h"
+#include "common/arguments.h"
 #include "common/infer.h"
-#include "softmax/row_kernel.h"
+#include "common/typed_kernels.h"
+#include "softmax/row_set.h"
 
 namespace oneflow_accel {
 
@@ -97,14 +98,14 @@ class RopeKernel final : public Kernel {
     const int64_t half = shape.At(shape.NumAxes() - 1) / 2;
     const float sign = ctx->Attr<bool>("inverse") ? -1.0F : 1.0F;
     const auto turn_row = ctx->Attr<bool>("interleaved") ? turn<true, T> : turn<false, T>;
-    Rows(ctx, "x").for_each(1, [=](int64_t row, int64_t first) {
+    RowSet(ctx, "x").for_each(1, [=](int64_t row, int64_t first) {
       const int64_t angle = row / between % time * half;
       turn_row(x + first, cosines + angle, sines + angle, sign, y + first, half);
     });
   }
 };
 
-REGISTER_FLOAT_KERNELS(RopeKernel, "oneflow_accel_rope", "y");
+REGISTER_KERNELS(RopeKernel, float, Bfloat16)("oneflow_accel_rope", "y");
 
 }  // namespace rope
 

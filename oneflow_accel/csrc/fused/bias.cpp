@@ -4,8 +4,9 @@
 #include <stdexcept>
 
 #include "activation/gelu.h"
-#include "common/float_kernels.h"
+#include "common/arguments.h"
 #include "common/threads.h"
+#include "common/typed_kernels.h"
 #include "random/keep.h"
 
 namespace oneflow_accel {
@@ -97,9 +98,9 @@ class BiasMaskScaleKernel final : public Kernel {
   }
 };
 
-REGISTER_FLOAT_KERNELS(BiasGeluKernel, "fused_bias_add_gelu", "out");
-REGISTER_FLOAT_KERNELS(BiasGeluGradKernel, "fused_bias_add_gelu_grad", "dx");
-REGISTER_FLOAT_KERNELS(BiasMaskScaleKernel, "fused_bias_add_mask_scale", "out");
+REGISTER_KERNELS(BiasGeluKernel, float, Bfloat16)("fused_bias_add_gelu", "out");
+REGISTER_KERNELS(BiasGeluGradKernel, float, Bfloat16)("fused_bias_add_gelu_grad", "dx");
+REGISTER_KERNELS(BiasMaskScaleKernel, float, Bfloat16)("fused_bias_add_mask_scale", "out");
 
 }  // namespace
 

@@ -11,10 +11,11 @@
 #include <stdexcept>
 #include <vector>
 
-#include "common/float_kernels.h"
+#include "common/arguments.h"
+#include "common/typed_kernels.h"
 #include "random/keep.h"
 #include "softmax/row.h"
-#include "softmax/row_kernel.h"
+#include "softmax/row_set.h"
 
 namespace oneflow_accel {
 
@@ -131,7 +132,7 @@ struct Dropout {
 template <typename T>
 class ScaleMaskSoftmaxKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    const Rows rows(ctx, "x");
+    const RowSet rows(ctx, "x");
     const BroadcastRows mask_rows(ctx, "x", "mask");
     const uint8_t* mask = random::mask_bytes(ctx, "mask");
     const Dropout dropout(ctx, "dropout_mask", "dropout_scale_value");
@@ -165,7 +166,7 @@ class ScaleMaskSoftmaxKernel final : public Kernel {
 template <typename T>
 class ScaleMaskSoftmaxGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    const Rows rows(ctx, "dy");
+    const RowSet rows(ctx, "dy");
     const BroadcastRows mask_rows(ctx, "dy", "mask");
     const uint8_t* mask = random::mask_bytes(ctx, "mask");
     const Dropout dropout(ctx, "dropout_mask", "dropout_scale_value");
@@ -186,7 +187,7 @@ class ScaleMaskSoftmaxGradKernel final : public Kernel {
 template <typename T>
 class TrilSoftmaxKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    const Rows rows(ctx, "x");
+    const RowSet rows(ctx, "x");
     const auto columns = columns_seen(ctx, "x");
     const Dropout dropout(ctx, "mask", "mask_scale_value");
     const float scale = ctx->Attr<float>("tril_scale_value");
@@ -215,7 +216,7 @@ class TrilSoftmaxKernel final : public Kernel {
 template <typename T>
 class TrilSoftmaxGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    const Rows rows(ctx, "dy");
+    const RowSet rows(ctx, "dy");
     const auto columns = columns_seen(ctx, "dy");
     const Dropout dropout(ctx, "mask", "mask_scale_value");
     const float scale = ctx->Attr<float>("tril_scale_value");
@@ -235,16 +236,22 @@ class TrilSoftmaxGradKernel final : public Kernel {
   }
 };
 
+REGISTER_KERNELS(ScaleMaskSoftmaxKernel, float, Bfloat16)("fused_scale_mask_softmax", "x");
+REGISTER_KERNELS(ScaleMaskSoftmaxGradKernel, float, Bfloat16)
+("fused_scale_mask_softmax_grad", "dy");
+REGISTER_KERNELS(ScaleMaskSoftmaxKernel, float, Bfloat16)("fused_scale_mask_softmax_dropout", "x");
+REGISTER_KERNELS(ScaleMaskSoftmaxGradKernel, float, Bfloat16)
+("fused_scale_mask_softmax_dropout_grad", "dx");
+REGISTER_KERNELS(TrilSoftmaxKernel, float, Bfloat16)("fused_tril_scale_softmax_mask_scale", "y");
+REGISTER_KERNELS(TrilSoftmaxGradKernel, float, Bfloat16)
+("fused_tril_scale_softmax_mask_scale_grad", "dx");
+
 // OneFlow lets this operator's mask be of an integer type as well.
 const auto kHasTruthMask = user_op::HobDataType("mask", 0) == ::oneflow::DataType::kBool;
-REGISTER_FLOAT_KERNELS(ScaleMaskSoftmaxKernel, "fused_scale_mask_softmax", "x");
-REGISTER_FLOAT_KERNELS(ScaleMaskSoftmaxGradKernel, "fused_scale_mask_softmax_grad", "dy");
-REGISTER_FLOAT_KERNELS(ScaleMaskSoftmaxKernel, "fused_scale_mask_softmax_dropout", "x");
-REGISTER_FLOAT_KERNELS(ScaleMaskSoftmaxKernel, "fused_bias_add_scale_mask_softmax_dropout", "x",
-                       kHasTruthMask);
-REGISTER_FLOAT_KERNELS(ScaleMaskSoftmaxGradKernel, "fused_scale_mask_softmax_dropout_grad", "dx");
-REGISTER_FLOAT_KERNELS(TrilSoftmaxKernel, "fused_tril_scale_softmax_mask_scale", "y");
-REGISTER_FLOAT_KERNELS(TrilSoftmaxGradKernel, "fused_tril_scale_softmax_mask_scale_grad", "dx");
+REGISTER_KERNEL("fused_bias_add_scale_mask_softmax_dropout", make<ScaleMaskSoftmaxKernel<float>>,
+                is_float32_on_cpu("x") && kHasTruthMask);
+REGISTER_KERNEL("fused_bias_add_scale_mask_softmax_dropout", make<ScaleMaskSoftmaxKernel<Bfloat16>>,
+                is_bfloat16_on_cpu("x") && kHasTruthMask);
 
 }  // namespace
 

@@ -3,7 +3,8 @@
 #include <algorithm>
 
 #include "common/arguments.h"
-#include "softmax/row_kernel.h"
+#include "common/typed_kernels.h"
+#include "softmax/row_set.h"
 
 namespace oneflow_accel {
 
@@ -26,7 +27,7 @@ class TrilKernel final : public Kernel {
     T* y = output<T>(ctx, "out");
     const T fill = scalar_attr<T>(ctx, "fill_value");
     const T scale = ctx->op_type_name() == "tril" ? T{1} : scalar_attr<T>(ctx, "scale_value");
-    const Rows rows(ctx, "in");
+    const RowSet rows(ctx, "in");
     const auto columns = columns_seen(ctx, "in");
     rows.for_each(1, [=](int64_t row, int64_t first) {
       const int64_t seen = columns(row);
@@ -37,10 +38,8 @@ class TrilKernel final : public Kernel {
   }
 };
 
-REGISTER_KERNEL("tril", make<TrilKernel<float>>, is_float32_on_cpu("out"));
-REGISTER_KERNEL("fused_scale_tril", make<TrilKernel<float>>, is_float32_on_cpu("out"));
-REGISTER_KERNEL("fused_scale_tril", make<TrilKernel<double>>,
-                is_on_cpu("out", ::oneflow::DataType::kDouble));
+REGISTER_KERNELS(TrilKernel, float)("tril", "out");
+REGISTER_KERNELS(TrilKernel, float, double)("fused_scale_tril", "out");
 
 }  // namespace
 

@@ -9,14 +9,15 @@
 #include <algorithm>
 #include <cmath>
 
-#include "common/float_kernels.h"
+#include "common/arguments.h"
 #include "common/guard.h"
 #include "common/infer.h"
 #include "common/onednn.h"
+#include "common/typed_kernels.h"
 #include "loss/labels.h"
 #include "matmul/product.h"
 #include "softmax/row.h"
-#include "softmax/row_kernel.h"
+#include "softmax/row_set.h"
 
 namespace oneflow_accel {
 
@@ -167,7 +168,7 @@ struct LogSumExp {
 template <typename T>
 struct LogitRows {
   int64_t first;
-  Rows rows;
+  RowSet rows;
   const T* logits;
 
   // The losses, 0 where a row is not counted, and what the gradient needs of each row.
@@ -210,7 +211,7 @@ struct LogitRows {
 template <typename T>
 class CrossEntropyKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    const LogitRows<T> rows{0, Rows(ctx, "logits"), input<T>(ctx, "logits")};
+    const LogitRows<T> rows{0, RowSet(ctx, "logits"), input<T>(ctx, "logits")};
     const Labels labels = targets_of(ctx, rows.rows.n);
     rows.losses(labels, output(ctx, "losses"), reinterpret_cast<LogSumExp*>(output(ctx, "lse")));
   }
@@ -219,7 +220,7 @@ class CrossEntropyKernel final : public Kernel {
 template <typename T>
 class CrossEntropyGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    const LogitRows<T> rows{0, Rows(ctx, "logits"), input<T>(ctx, "logits")};
+    const LogitRows<T> rows{0, RowSet(ctx, "logits"), input<T>(ctx, "logits")};
     const Labels labels = targets_of(ctx, rows.rows.n);
     rows.grads(labels, reinterpret_cast<const LogSumExp*>(input(ctx, "lse")),
                input(ctx, "losses_grad"), output<T>(ctx, "logits_grad"));
@@ -294,7 +295,7 @@ class Head {
  private:
   const float* x_;
   const float* weight_;
-  Rows x_rows_;
+  RowSet x_rows_;
   int64_t classes_;
   int64_t chunk_;
 };
@@ -363,10 +364,14 @@ class LinearCrossEntropySumKernel final : public Kernel {
   }
 };
 
-REGISTER_FLOAT_KERNELS(CrossEntropyKernel, "oneflow_accel_cross_entropy", "logits",
-                       is_label("label"));
-REGISTER_FLOAT_KERNELS(CrossEntropyGradKernel, "oneflow_accel_cross_entropy_grad", "logits_grad",
-                       is_label("label"));
+REGISTER_KERNEL("oneflow_accel_cross_entropy", make<CrossEntropyKernel<float>>,
+                is_float32_on_cpu("logits") && is_label("label"));
+REGISTER_KERNEL("oneflow_accel_cross_entropy", make<CrossEntropyKernel<Bfloat16>>,
+                is_bfloat16_on_cpu("logits") && is_label("label"));
+REGISTER_KERNEL("oneflow_accel_cross_entropy_grad", make<CrossEntropyGradKernel<float>>,
+                is_float32_on_cpu("logits_grad") && is_label("label"));
+REGISTER_KERNEL("oneflow_accel_cross_entropy_grad", make<CrossEntropyGradKernel<Bfloat16>>,
+                is_bfloat16_on_cpu("logits_grad") && is_label("label"));
 REGISTER_KERNEL("oneflow_accel_linear_cross_entropy", make<LinearCrossEntropyKernel>,
                 is_float32_on_cpu("losses") && is_label("label"));
 REGISTER_KERNEL("oneflow_accel_linear_cross_entropy_grad", make<LinearCrossEntropyGradKernel>,

@@ -11,7 +11,7 @@
 #include "common/arguments.h"
 #include "loss/labels.h"
 #include "softmax/row.h"
-#include "softmax/row_kernel.h"
+#include "softmax/row_set.h"
 
 namespace oneflow_accel {
 
@@ -19,7 +19,7 @@ namespace {
 
 namespace user_op = ::oneflow::user_op;
 
-using Function = void (*)(user_op::KernelComputeContext* ctx, const Rows& rows,
+using Function = void (*)(user_op::KernelComputeContext* ctx, const RowSet& rows,
                           const Labels& labels);
 
 // A kernel of rows of which each process may hold some of the classes: those of the argument
@@ -40,7 +40,7 @@ class IndexLossKernel final : public Kernel {
                const user_op::OpKernelCache* range) const override {
     std::optional<int64_t> ignored;
     if (ignores_) { ignored = ctx->Attr<int64_t>("ignore_index"); }
-    const Rows rows(ctx, classes_);
+    const RowSet rows(ctx, classes_);
     function_(ctx, rows, Labels(ctx, label_, rows.n, range, ignored));
   }
 
@@ -57,7 +57,7 @@ user_op::OpKernelCreateFn kernel(const char* classes, const char* label, Functio
 
 // loss[row] = of_label(row, index of the row's label), 0 where its label is not here.
 template <typename OfLabel>
-void losses_of(const Rows& rows, const Labels& labels, float* loss, const OfLabel& of_label) {
+void losses_of(const RowSet& rows, const Labels& labels, float* loss, const OfLabel& of_label) {
   parallel_for(rows.count, kGrainSize / 8, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const int64_t place = labels.place(row);
@@ -68,7 +68,7 @@ void losses_of(const Rows& rows, const Labels& labels, float* loss, const OfLabe
 
 // grad = 0 but at the rows' labels, where it is of_label(row, index).
 template <typename OfLabel>
-void grads_of(const Rows& rows, const Labels& labels, float* grad, const OfLabel& of_label) {
+void grads_of(const RowSet& rows, const Labels& labels, float* grad, const OfLabel& of_label) {
   rows.for_each(1, [&](int64_t row, int64_t first) {
     std::fill_n(grad + first, rows.n, 0.0F);
     const int64_t place = labels.place(row);
@@ -76,7 +76,7 @@ void grads_of(const Rows& rows, const Labels& labels, float* grad, const OfLabel
   });
 }
 
-void nll(user_op::KernelComputeContext* ctx, const Rows& rows, const Labels& labels) {
+void nll(user_op::KernelComputeContext* ctx, const RowSet& rows, const Labels& labels) {
   const float* x = input(ctx, "input");
   const float* weight = input_or_null(ctx, "weight");
   float* out_weight = output(ctx, "out_weight");
@@ -87,7 +87,7 @@ void nll(user_op::KernelComputeContext* ctx, const Rows& rows, const Labels& lab
             [=](int64_t row, int64_t at) { return -x[at] * out_weight[row]; });
 }
 
-void nll_grad(user_op::KernelComputeContext* ctx, const Rows& rows, const Labels& labels) {
+void nll_grad(user_op::KernelComputeContext* ctx, const RowSet& rows, const Labels& labels) {
   const float* dy = input(ctx, "out_grad");
   const float* weight = input_or_null(ctx, "weight");
   grads_of(rows, labels, output(ctx, "in_grad"), [=](int64_t row, int64_t at) {
@@ -99,20 +99,20 @@ void nll_grad(user_op::KernelComputeContext* ctx, const Rows& rows, const Labels
 // stays.
 float at_least_smallest(float prob) { return prob < 1e-20F ? 1e-20F : prob; }
 
-void sparse(user_op::KernelComputeContext* ctx, const Rows& rows, const Labels& labels) {
+void sparse(user_op::KernelComputeContext* ctx, const RowSet& rows, const Labels& labels) {
   const float* prob = input(ctx, "prediction");
   losses_of(rows, labels, output(ctx, "out"),
             [=](int64_t, int64_t at) { return -std::log(at_least_smallest(prob[at])); });
 }
 
-void sparse_grad(user_op::KernelComputeContext* ctx, const Rows& rows, const Labels& labels) {
+void sparse_grad(user_op::KernelComputeContext* ctx, const RowSet& rows, const Labels& labels) {
   const float* prob = input(ctx, "prediction");
   const float* dy = input(ctx, "dy");
   grads_of(rows, labels, output(ctx, "prediction_diff"),
            [=](int64_t row, int64_t at) { return -dy[row] / at_least_smallest(prob[at]); });
 }
 
-void sparse_softmax(user_op::KernelComputeContext* ctx, const Rows& rows, const Labels& labels) {
+void sparse_softmax(user_op::KernelComputeContext* ctx, const RowSet& rows, const Labels& labels) {
   const float* x = input(ctx, "prediction");
   float* prob = output(ctx, "prob");
   float* out = output(ctx, "out");
@@ -123,7 +123,7 @@ void sparse_softmax(user_op::KernelComputeContext* ctx, const Rows& rows, const 
   });
 }
 
-void sparse_softmax_grad(user_op::KernelComputeContext* ctx, const Rows& rows,
+void sparse_softmax_grad(user_op::KernelComputeContext* ctx, const RowSet& rows,
                          const Labels& labels) {
   const float* prob = input(ctx, "prob");
   const float* dy = input(ctx, "dy");
@@ -140,7 +140,7 @@ void sparse_softmax_grad(user_op::KernelComputeContext* ctx, const Rows& rows,
   });
 }
 
-void sparse_softmax_ms_grad(user_op::KernelComputeContext* ctx, const Rows& rows,
+void sparse_softmax_ms_grad(user_op::KernelComputeContext* ctx, const RowSet& rows,
                             const Labels& labels) {
   const float* prob = input(ctx, "prob");
   const float* dy = input(ctx, "dy");

@@ -3,7 +3,7 @@
 
 #include "common/arguments.h"
 #include "softmax/row.h"
-#include "softmax/row_kernel.h"
+#include "softmax/row_set.h"
 
 namespace oneflow_accel {
 
@@ -32,7 +32,7 @@ float cross_entropy_row(const float* x, const float* label, float* prob, int64_t
 
 class SoftmaxCrossEntropyKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    const Rows rows(ctx, "prediction");
+    const RowSet rows(ctx, "prediction");
     const float* x = input(ctx, "prediction");
     const float* label = input(ctx, "label");
     float* prob = output(ctx, "prob");
@@ -45,7 +45,7 @@ class SoftmaxCrossEntropyKernel final : public Kernel {
 
 class SoftmaxCrossEntropyGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    const Rows rows(ctx, "prob");
+    const RowSet rows(ctx, "prob");
     const float* all_labels = input(ctx, "label");
     const float* all_probs = input(ctx, "prob");
     const float* dy = input(ctx, "dy");

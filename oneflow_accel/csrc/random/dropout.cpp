@@ -1,7 +1,8 @@
 // dropout and dropout_grad (float32, bfloat16), and random_mask_like, the mask of OneFlow's fused
 // dropout operators, which depends on the shape of its input only.
-#include "common/float_kernels.h"
+#include "common/arguments.h"
 #include "common/threads.h"
+#include "common/typed_kernels.h"
 #include "oneflow/core/framework/random_generator.h"
 #include "random/keep.h"
 #include "random/mersenne.h"
@@ -146,8 +147,8 @@ class RandomMaskLikeKernel final : public Kernel {
   }
 };
 
-REGISTER_FLOAT_KERNELS(DropoutKernel, "dropout", "out", in_place("out", "in"));
-REGISTER_FLOAT_KERNELS(DropoutGradKernel, "dropout_grad", "dx", in_place("dx", "dy"));
+REGISTER_KERNELS(DropoutKernel, float, Bfloat16)("dropout", "out", in_place("out", "in"));
+REGISTER_KERNELS(DropoutGradKernel, float, Bfloat16)("dropout_grad", "dx", in_place("dx", "dy"));
 REGISTER_KERNEL("random_mask_like", make<RandomMaskLikeKernel>,
                 is_on_cpu("out", ::oneflow::DataType::kBool));
 

@@ -17,9 +17,9 @@ namespace oneflow_accel::row {
 // Elements that are added up in float32, in SIMD lanes, before they go into a double.
 constexpr int64_t kBlock = 2048;
 
-// The elements of a row as functions of their index, which the functions below take: they may do
-// more to an element as they read or write it. Rows may be one, as nothing is read after it is
-// written but by store(i), which may read what stood at i.
+// Elements of a row as functions of their index, for the functions below: they may do more to an
+// element as they read or write it. What is read and what is stored may be one row: store(i, ...)
+// comes after all that is read at i, and after the sums over the row.
 template <typename T>
 ONEFLOW_ACCEL_INLINE auto values_of(const T* x) {
   return [=](int64_t i) { return to_float(x[i]); };
@@ -84,11 +84,8 @@ ONEFLOW_ACCEL_INLINE double sum_exp(const T* x, int64_t n, float shift) {
 }
 
 // y = e^(x - shift), shift being the largest, and its sum. y may be x.
-template <typename T>
-ONEFLOW_ACCEL_INLINE double exp_and_sum(const T* x, float* y, int64_t n, float shift) {
-  return sum_of(n, [=](int64_t i) {
-    return y[i] = exp_of_nonpositive(to_float(x[i]) - shift);
-  });
+ONEFLOW_ACCEL_INLINE double exp_and_sum(const float* x, float* y, int64_t n, float shift) {
+  return sum_of(n, [=](int64_t i) { return y[i] = exp_of_nonpositive(x[i] - shift); });
 }
 
 // Sets padded[i] = x(i) for i < n, n <= kBlock, and -infinity up to a whole number of vectors, so
@@ -106,8 +103,7 @@ ONEFLOW_ACCEL_INLINE int64_t copy_padded(const Load& x, int64_t n, float* padded
   return length;
 }
 
-// Calls store(i, e^x(i) / sum(e^x)), where x(i) is read before what follows i is stored, and again
-// where the row is long.
+// Calls store(i, e^x(i) / sum(e^x)); elements of long rows are read several times.
 template <typename Load, typename Store>
 ONEFLOW_ACCEL_INLINE void softmax(int64_t n, const Load& x, const Store& store) {
   if (n <= kBlock) {

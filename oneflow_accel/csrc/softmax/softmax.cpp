@@ -1,7 +1,8 @@
 // softmax, log_softmax and their gradients over the last axis, float32 and bfloat16.
-#include "common/float_kernels.h"
+#include "common/arguments.h"
+#include "common/typed_kernels.h"
 #include "softmax/row.h"
-#include "softmax/row_kernel.h"
+#include "softmax/row_set.h"
 
 namespace oneflow_accel {
 
@@ -12,7 +13,7 @@ namespace user_op = ::oneflow::user_op;
 template <typename T, bool logarithm>
 class SoftmaxKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    const Rows rows(ctx, "in");
+    const RowSet rows(ctx, "in");
     const T* in = input<T>(ctx, "in");
     T* out = output<T>(ctx, logarithm ? "prob" : "out");
     rows.for_each(1, [=](int64_t, int64_t first) {
@@ -30,7 +31,7 @@ class SoftmaxKernel final : public Kernel {
 template <typename T, bool logarithm>
 class SoftmaxGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    const Rows rows(ctx, "dy");
+    const RowSet rows(ctx, "dy");
     const T* out = input<T>(ctx, logarithm ? "prob" : "y");
     const T* out_grad = input<T>(ctx, "dy");
     T* in_grad = output<T>(ctx, "dx");
@@ -58,10 +59,10 @@ template <typename T>
 using LogSoftmax = SoftmaxKernel<T, true>;
 template <typename T>
 using LogSoftmaxGrad = SoftmaxGradKernel<T, true>;
-REGISTER_FLOAT_KERNELS(Softmax, "softmax", "out");
-REGISTER_FLOAT_KERNELS(SoftmaxGrad, "softmax_grad", "dx");
-REGISTER_FLOAT_KERNELS(LogSoftmax, "log_softmax", "prob");
-REGISTER_FLOAT_KERNELS(LogSoftmaxGrad, "log_softmax_grad", "dx");
+REGISTER_KERNELS(Softmax, float, Bfloat16)("softmax", "out");
+REGISTER_KERNELS(SoftmaxGrad, float, Bfloat16)("softmax_grad", "dx");
+REGISTER_KERNELS(LogSoftmax, float, Bfloat16)("log_softmax", "prob");
+REGISTER_KERNELS(LogSoftmaxGrad, float, Bfloat16)("log_softmax_grad", "dx");
 
 }  // namespace
 

@@ -9,13 +9,13 @@
 
 namespace oneflow_accel {
 
-struct Rows {
+struct RowSet {
   int64_t count;
   // Elements of each.
   int64_t n;
 
-  Rows(int64_t count, int64_t n) : count(count), n(n) {}
-  Rows(::oneflow::user_op::KernelComputeContext* ctx, const std::string& name) {
+  RowSet(int64_t count, int64_t n) : count(count), n(n) {}
+  RowSet(::oneflow::user_op::KernelComputeContext* ctx, const std::string& name) {
     const auto& shape = ctx->Tensor4ArgNameAndIndex(name, 0)->shape_view();
     n = shape.At(shape.NumAxes() - 1);
     count = shape.Count(0, shape.NumAxes() - 1);
