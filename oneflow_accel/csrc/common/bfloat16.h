@@ -20,6 +20,8 @@ bool has_bfloat16_products();
 // multiplies faster; sums stay in float32. Off unless a program asks for it.
 bool float32_products_in_bfloat16();
 
+// What T is counted with in.
+ONEFLOW_ACCEL_INLINE double to_float(double x) { return x; }
 ONEFLOW_ACCEL_INLINE float to_float(float x) { return x; }
 ONEFLOW_ACCEL_INLINE float to_float(Bfloat16 x) {
   return __builtin_bit_cast(float, static_cast<uint32_t>(x.bits) << 16);

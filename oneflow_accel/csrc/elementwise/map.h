@@ -1,6 +1,7 @@
 // Kernels whose output has one element for each element of their inputs, all of one shape.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -21,47 +22,49 @@ void map(int64_t n, T* out, const Formula& formula, const In*... in) {
   });
 }
 
-// out = formula(in), or formula(a, b). `arguments` names the inputs, then the output.
-template <typename T, typename Formula>
+// map() of a formula and a type, of one or two inputs: b is a where there is one.
+using MapSignature = void(int64_t n, const void* a, const void* b, void* out);
+
+// `arguments` names the inputs, then the output.
 class MapKernel final : public Kernel {
  public:
-  MapKernel(std::vector<std::string> arguments, Formula formula)
-      : arguments_(std::move(arguments)), formula_(formula) {}
+  MapKernel(std::vector<std::string> arguments, std::function<MapSignature> map)
+      : arguments_(std::move(arguments)), map_(std::move(map)) {}
 
  private:
   void Compute(::oneflow::user_op::KernelComputeContext* ctx) const override {
-    auto* tensor = ctx->Tensor4ArgNameAndIndex(arguments_.back(), 0);
-    auto* out = static_cast<T*>(tensor->mut_raw_dptr());
-    const int64_t n = tensor->shape_view().elem_cnt();
-    const auto in = [&](std::size_t i) {
-      return static_cast<const T*>(ctx->Tensor4ArgNameAndIndex(arguments_[i], 0)->raw_dptr());
-    };
-    if constexpr (std::is_invocable_v<Formula, float>) {
-      map(n, out, formula_, in(0));
-    } else {
-      map(n, out, formula_, in(0), in(1));
-    }
+    const auto* a = ctx->Tensor4ArgNameAndIndex(arguments_.front(), 0);
+    const auto* b = ctx->Tensor4ArgNameAndIndex(arguments_[arguments_.size() - 2], 0);
+    auto* out = ctx->Tensor4ArgNameAndIndex(arguments_.back(), 0);
+    map_(out->shape_view().elem_cnt(), a->raw_dptr(), b->raw_dptr(), out->mut_raw_dptr());
   }
 
-  std::vector<std::string> arguments_;
-  Formula formula_;
+  const std::vector<std::string> arguments_;
+  const std::function<MapSignature> map_;
 };
 
-// Such kernels for float32 and bfloat16.
+template <typename T, typename Formula>
+std::function<MapSignature> map_of(const Formula& formula) {
+  return [=](int64_t n, const void* a, const void* b, void* out) {
+    if constexpr (std::is_invocable_v<Formula, float>) {
+      map(n, static_cast<T*>(out), formula, static_cast<const T*>(a));
+    } else {
+      map(n, static_cast<T*>(out), formula, static_cast<const T*>(a), static_cast<const T*>(b));
+    }
+  };
+}
+
+// Such kernels for float32 and bfloat16: out = formula(in), or formula(a, b).
 template <typename Formula>
 std::vector<KernelRegistration> map_kernels(
-    const char* op, const std::vector<std::string>& arguments, Formula formula,
-    ::oneflow::user_op::InplaceProposalFn in_place = nullptr) {
-  using ::oneflow::user_op::NewOpKernel;
-  const std::string& out = arguments.back();
-  return {
-      KernelRegistration(registry(
-          op, [=] { return NewOpKernel<MapKernel<float, Formula>>(arguments, formula); },
-          is_float32_on_cpu(out), in_place)),
-      KernelRegistration(registry(
-          op, [=] { return NewOpKernel<MapKernel<Bfloat16, Formula>>(arguments, formula); },
-          is_bfloat16_on_cpu(out), in_place)),
+    const char* op, const std::vector<std::string>& arguments, const Formula& formula,
+    const ::oneflow::user_op::InplaceProposalFn& in_place = nullptr) {
+  const auto kernel = [&](const std::function<MapSignature>& map, const auto& matches) {
+    const auto make = [=] { return ::oneflow::user_op::NewOpKernel<MapKernel>(arguments, map); };
+    return KernelRegistration(registry(op, make, matches(arguments.back()), in_place));
   };
+  return {kernel(map_of<float>(formula), is_float32_on_cpu),
+          kernel(map_of<Bfloat16>(formula), is_bfloat16_on_cpu)};
 }
 
 }  // namespace oneflow_accel

@@ -96,8 +96,6 @@ void gather_rows(const TableShape& shape, const Indices& indices, const user_op:
   });
 }
 
-ONEFLOW_ACCEL_INLINE double to_float(double x) { return x; }
-
 // table[o, r] = the sum of data[o, i] over the i with indices[i] == first + r, in their order; all
 // other rows become 0. An index equal to `skipped` is left out. bfloat16 is summed up in float32 and
 // rounded once.

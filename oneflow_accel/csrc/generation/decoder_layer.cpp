@@ -13,7 +13,7 @@
 
 namespace oneflow_accel {
 
-namespace {
+namespace decoder_layer {
 
 namespace user_op = ::oneflow::user_op;
 using ::oneflow::Error;
@@ -185,6 +185,6 @@ std::size_t scratch_bytes(user_op::InferContext* ctx) {
 REGISTER_KERNEL("oneflow_accel_decoder_layer", make<DecoderLayerKernel>, is_float32_on_cpu("y"),
                 nullptr, scratch_bytes);
 
-}  // namespace
+}  // namespace decoder_layer
 
 }  // namespace oneflow_accel

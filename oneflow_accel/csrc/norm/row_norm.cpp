@@ -13,10 +13,6 @@ namespace {
 // Elements that are added up in SIMD lanes before they go into a double.
 constexpr int64_t kBlock = 1024;
 
-ONEFLOW_ACCEL_INLINE double widen(double x) { return x; }
-ONEFLOW_ACCEL_INLINE float widen(float x) { return x; }
-ONEFLOW_ACCEL_INLINE float widen(Bfloat16 x) { return to_float(x); }
-
 template <typename T, typename Float>
 ONEFLOW_ACCEL_INLINE T narrow(Float x) {
   if constexpr (std::is_same_v<T, Bfloat16>) {
@@ -54,10 +50,10 @@ ONEFLOW_ACCEL_INLINE Moments moments_of(const T* x, int64_t n) {
   double sum = 0.0;
   double total = 0.0;
   double squares = 0.0;
-  add_up<Float>(n, &sum, &squares, [=](int64_t i, Float& first, Float&) { first += widen(x[i]); });
+  add_up<Float>(n, &sum, &squares, [=](int64_t i, Float& first, Float&) { first += to_float(x[i]); });
   const auto shift = static_cast<Float>(sum / n);
   add_up<Float>(n, &total, &squares, [=](int64_t i, Float& first, Float& second) {
-    const Float d = widen(x[i]) - shift;
+    const Float d = to_float(x[i]) - shift;
     first += d;
     second += d * d;
   });
@@ -72,7 +68,7 @@ ONEFLOW_ACCEL_INLINE Moments square_of(const T* x, int64_t n) {
   using Float = RowStatistics<T>;
   Moments moments;
   add_up<Float>(n, &moments.mean, &moments.variance, [=](int64_t i, Float&, Float& second) {
-    const Float value = widen(x[i]);
+    const Float value = to_float(x[i]);
     second += value * value;
   });
   moments.variance /= n;
@@ -111,9 +107,9 @@ ONEFLOW_ACCEL_INLINE void add_rows(const RowNormGrad<T>& norm, int64_t row, int6
     mean[r] = norm.mean == nullptr ? 0 : norm.mean[row + r];
     inv_std[r] = norm.inv_std[row + r];
   }
-  const auto grad = [=](int r, int64_t c) { return widen(dy[r * stride + c]); };
+  const auto grad = [=](int r, int64_t c) { return to_float(dy[r * stride + c]); };
   const auto product = [=](int r, int64_t c) {
-    return widen(dy[r * stride + c]) * ((widen(x[r * stride + c]) - mean[r]) * inv_std[r]);
+    return to_float(dy[r * stride + c]) * ((to_float(x[r * stride + c]) - mean[r]) * inv_std[r]);
   };
 #pragma omp simd
   for (int64_t c = 0; c < n; ++c) {
@@ -164,8 +160,8 @@ void row_norm(RowNorm<T> norm) {
     norm.inv_std[row] = scale;
 #pragma omp simd
     for (int64_t i = 0; i < n; ++i) {
-      const Float x_hat = (widen(x[i]) - mean) * scale + shift;
-      y[i] = narrow<T>(x_hat * widen(gamma[i]) + widen(beta[i]));
+      const Float x_hat = (to_float(x[i]) - mean) * scale + shift;
+      y[i] = narrow<T>(x_hat * to_float(gamma[i]) + to_float(beta[i]));
     }
   });
 }
@@ -184,15 +180,15 @@ void row_norm_grad(const RowNormGrad<T>& norm, const T* gamma, const T* addend, 
     double total = 0.0;
     double product = 0.0;
     add_up<Float>(n, &total, &product, [=](int64_t i, Float& first, Float& second) {
-      const Float g = widen(dy[i]) * widen(gamma[i]);
+      const Float g = to_float(dy[i]) * to_float(gamma[i]);
       first += g;
-      second += g * (widen(x[i]) - mean);
+      second += g * (to_float(x[i]) - mean);
     });
     const double inv = inv_std;
     const auto x_scale = static_cast<Float>(-inv * inv * inv * product / n);
     const auto shift = static_cast<Float>(norm.mean == nullptr ? 0.0 : -inv * total / n);
     const auto grad = [=](int64_t i) {
-      return widen(dy[i]) * widen(gamma[i]) * inv_std + ((widen(x[i]) - mean) * x_scale + shift);
+      return to_float(dy[i]) * to_float(gamma[i]) * inv_std + ((to_float(x[i]) - mean) * x_scale + shift);
     };
     if (addend == nullptr) {
 #pragma omp simd
@@ -200,7 +196,7 @@ void row_norm_grad(const RowNormGrad<T>& norm, const T* gamma, const T* addend, 
     } else {
       const T* added = addend + row * n;
 #pragma omp simd
-      for (int64_t i = 0; i < n; ++i) { out[i] = narrow<T>(grad(i) + widen(added[i])); }
+      for (int64_t i = 0; i < n; ++i) { out[i] = narrow<T>(grad(i) + to_float(added[i])); }
     }
   });
 }

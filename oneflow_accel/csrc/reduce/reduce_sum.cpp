@@ -21,8 +21,6 @@ constexpr int64_t kRowBlock = 4096;
 constexpr int64_t kColumnBlock = 128;
 constexpr int64_t kColumnTile = 1024;
 
-ONEFLOW_ACCEL_INLINE double to_float(double x) { return x; }
-
 // What T is summed up in.
 template <typename T>
 using Sum = std::conditional_t<std::is_same_v<T, double>, double, float>;
