@@ -4,18 +4,21 @@ what an nn.Graph traces."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
-from oneflow_accel.kernels import plugin
+from oneflow_accel.kernels import operators, plugin
 from oneflow_accel.kernels.attention import (
     causal_softmax_mask_scale,
     packed_attention,
     performer_attention,
     scaled_dot_product_attention,
 )
+from oneflow_accel.kernels.convolution import channels_last_conv2d
 from oneflow_accel.kernels.linear import bias_mask_scale, linear
-from oneflow_accel.kernels.loss import cross_entropy
+from oneflow_accel.kernels.loss import cross_entropy, linear_cross_entropy
 from oneflow_accel.kernels.monarch import monarch_multiply
-from oneflow_accel.kernels.transformer import rope, swiglu
+from oneflow_accel.kernels.operators import Operator
+from oneflow_accel.kernels.transformer import add_rms_norm, rope, swiglu
 
 import numpy as np
 import oneflow as flow
@@ -277,3 +280,66 @@ def test_other_dtypes_are_refused_with_a_warning() -> None:
         flow.autocast(device_type="cpu", dtype=flow.float16),
     ):
         assert (random(2, 3) @ random(3, 2)).dtype == flow.float32
+
+
+# What a gradient operator of ours is given under autocast: all that is as large as the activations.
+# Those of linear cross entropies and of add_rms_norm, whose residual is float32, are float32.
+IN_BFLOAT16, IN_FLOAT32 = True, False
+DIFFERENTIABLE = {
+    "monarch": (lambda x: monarch_multiply(x, random(2, 3, 4), random(2, 5, 3)), IN_BFLOAT16),
+    "conv2d": (
+        lambda x: channels_last_conv2d(x.reshape(1, 2, 3, 8), random(4, 8, 1, 1)),
+        IN_BFLOAT16,
+    ),
+    "attention": (lambda x: packed_attention(x.reshape(1, 2, 24), 2), IN_BFLOAT16),
+    "separate attention": (
+        lambda x: scaled_dot_product_attention(*[x.reshape(1, 2, 3, 8)] * 3),
+        IN_BFLOAT16,
+    ),
+    "performer": (
+        lambda x: performer_attention(x.reshape(2, 4, 6) * 0.25, angles(5, 2)[0])[0],
+        IN_BFLOAT16,
+    ),
+    "rope": (lambda x: rope(x.reshape(2, 3, 8), *angles(3, 4)), IN_BFLOAT16),
+    "swiglu": (lambda x: swiglu(x, x), IN_BFLOAT16),
+    "cross entropy": (lambda x: cross_entropy(x, flow.tensor([1] * 6)), IN_BFLOAT16),
+    "linear cross entropy": (
+        lambda x: linear_cross_entropy(x, random(9, 8), flow.tensor([1] * 6)),
+        IN_FLOAT32,
+    ),
+    "add rms norm": (
+        lambda x: add_rms_norm(x.float(), random(6, 8), random(8), epsilon=1e-5)[0],
+        IN_FLOAT32,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+def test_gradients_of_our_functions_run_in_bfloat16(name: str, monkeypatch) -> None:
+    """Of every autograd.Function there is."""
+    operation, in_bfloat16 = DIFFERENTIABLE[name]
+    calls: list[tuple[str, list[flow.dtype]]] = []
+    run = Operator.__call__
+
+    def recorded(self: Operator, *tensors: flow.Tensor | None, **attributes: object) -> object:
+        kinds = [t.dtype for t in tensors if t is not None and t.is_floating_point()]
+        calls.append((self.name, kinds))
+        return run(self, *tensors, **attributes)
+
+    monkeypatch.setattr(Operator, "__call__", recorded)
+    x, w = random(6, 4), random(4, 8)
+    with bfloat16():
+        out = operation(x @ w)
+    calls.clear()
+    out.float().square().sum().backward()
+    assert x.grad.dtype == w.grad.dtype == flow.float32
+    assert calls
+    assert all((flow.bfloat16 in kinds) == in_bfloat16 for _, kinds in calls)
+
+
+def test_no_function_is_left_out() -> None:
+    files = Path(operators.__file__).parent.glob("*.py")
+    uses = sum(file.read_text().count("differentiable(") for file in files) - 1  # its definition
+    # One serves both forms of attention; the mean of linear cross entropies has its gradient from
+    # the forward pass.
+    assert uses == len(DIFFERENTIABLE)
