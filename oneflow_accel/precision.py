@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 from oneflow_accel.backends.base import Backend
@@ -63,6 +65,16 @@ def autocast(backend: Backend, precision: str) -> AbstractContextManager[Any]:
     if precision not in ("bfloat16", "float16"):
         return nullcontext()
     return flow.autocast(device_type=backend.name, dtype=getattr(flow, precision))
+
+
+def autocast_of_now(x: flow.Tensor) -> Callable[[], AbstractContextManager[Any]]:
+    """What runs now on the device of `x`, for a backward pass, which runs outside, to compute again
+    in."""
+    if not flow.is_autocast_enabled():
+        return nullcontext
+    device = x.placement.type if x.is_global else x.device.type
+    dtype = flow.get_autocast_gpu_dtype() if x.is_cuda else flow.get_autocast_cpu_dtype()
+    return partial(flow.autocast, device_type=device, dtype=dtype)
 
 
 def set_products(precision: str) -> None:

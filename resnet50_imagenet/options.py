@@ -212,8 +212,8 @@ def parse_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
         raise UserError(f"--precision {options.precision} is for training: take bfloat16")
     if inference and options.precision == "bfloat16" and not options.fold:
         raise UserError("inference in bfloat16 folds batch norms as well: leave --no-fold out")
-    if options.fsdp and options.precision != "float32":
-        raise UserError("--fsdp trains in float32: leave --precision out")
+    if options.fsdp and options.precision == "float16":
+        raise UserError("--fsdp trains in float32 or bfloat16: take --precision bfloat16")
     if options.gpu is not None and options.multiprocessing_distributed:
         raise UserError("--gpu takes one device, --multiprocessing-distributed all: give one")
     if options.scale[0] > options.scale[1] or options.scale[1] == 0:

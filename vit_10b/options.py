@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from oneflow_accel.errors import UserError
+from oneflow_accel.precision import PRECISIONS, canonical
 
 from flow_train import cli
 from flow_train.cli import at_least, not_negative, positive, share
@@ -118,7 +119,9 @@ def _add_sharding(group: argparse._ArgumentGroup) -> None:
     add("--shard_multiple", type=at_least(1), default=1, metavar="N", help=text)
     text = "gather the next block while one runs; takes the memory of a block"
     add("--prefetch", action="store_true", help=text)
-    text = "what shards are sent as; they and all products stay float32"
+    text = f"what is computed in: {', '.join(PRECISIONS)}; weights stay float32"
+    add("--precision", type=canonical, default="float32", metavar="NAME", help=text)
+    text = "what shards are sent as; they stay float32"
     add("--compute_dtype", choices=COMPUTE_DTYPES, default="float32", help=text)
 
 

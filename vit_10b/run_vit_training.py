@@ -293,9 +293,10 @@ def _make_step(
             weight_decay=options.weight_decay,
         )
 
+    settings = {"clip": clip, "precision": options.precision}
     if sharding is None:
-        return EagerStep(model, backend, optimizer(model), CrossEntropy(), clip=clip)
-    return ShardedStep(model, backend, optimizer, CrossEntropy(), sharding=sharding, clip=clip)
+        return EagerStep(model, backend, optimizer(model), CrossEntropy(), **settings)
+    return ShardedStep(model, backend, optimizer, CrossEntropy(), sharding=sharding, **settings)
 
 
 def _schedule(options: argparse.Namespace, steps_per_epoch: int) -> CosineSchedule:

@@ -136,8 +136,8 @@ class Trainer(Group):
     def _ends(self) -> Trainer:
         if self.profile and (self.graph or self.fast_dev_run):
             raise ValueError("profile is for eager runs: leave graph and fast_dev_run out")
-        if self.fsdp and (self.graph or canonical(self.precision) != "float32"):
-            raise ValueError("fsdp is for eager runs in float32: leave graph and precision out")
+        if self.fsdp and (self.graph or canonical(self.precision) == "float16"):
+            raise ValueError("fsdp is for eager runs in float32 or bfloat16: leave graph out")
         endless = self.max_epochs is None and self.max_steps is None
         if endless and not (self.fast_dev_run or self.profile):
             raise ValueError("the run has no end: set trainer.max_epochs or trainer.max_steps")

@@ -36,6 +36,7 @@ from oneflow_accel import distributed
 from oneflow_accel.backends.base import Backend
 from oneflow_accel.collectives import Mesh, Window
 from oneflow_accel.errors import UserError
+from oneflow_accel.precision import autocast_of_now
 
 import numpy as np
 import oneflow as flow
@@ -605,10 +606,12 @@ class _LinearForward(_Forward):
             def backward(ctx: Any, gradient: flow.Tensor) -> Any:
                 (x,) = ctx.saved_tensors
                 weight, *bias = unit.gather(unit.preceding)
-                rows = gradient.reshape(-1, gradient.shape[-1])
-                of_x = flow.matmul(gradient, weight) if wanted else None
-                of_weight = flow.matmul(rows, x.reshape(-1, x.shape[-1]), transpose_a=True)
-                of_bias = [rows.sum(dim=0)] if bias else []
+                rows, dtype = gradient.reshape(-1, gradient.shape[-1]), gradient.dtype
+                # Under autocast the layer has multiplied copies in the dtype of its result.
+                of_x = flow.matmul(gradient, weight.to(dtype)).to(x.dtype) if wanted else None
+                columns = x.reshape(-1, x.shape[-1]).to(dtype)
+                of_weight = flow.matmul(rows, columns, transpose_a=True).to(weight.dtype)
+                of_bias = [rows.to(weight.dtype).sum(dim=0)] if bias else []
                 del weight, bias
                 return (of_x, *unit.reduce([of_weight, *of_bias]))
 
@@ -651,6 +654,7 @@ def _recomputed(
     wants = [x.requires_grad for x in inputs]
     count = len(inputs)
     seed = unit.seed()
+    autocast = autocast_of_now(inputs[0])
 
     def call(given: Sequence[flow.Tensor]) -> Any:
         values = list(args)
@@ -674,7 +678,12 @@ def _recomputed(
                 for x, wanted in zip(saved[:count], wants, strict=True)
             ]
             own = [tensor.detach().requires_grad_() for tensor in own]
-            with flow.enable_grad(), unit.showing(own), _once_more(unit.module, seed):
+            with (
+                flow.enable_grad(),
+                unit.showing(own),
+                _once_more(unit.module, seed),
+                autocast(),
+            ):
                 out = call(leaves)
             outs = list(out) if isinstance(out, tuple | list) else [out]
             differentiated = [x for x in leaves if x.requires_grad] + own

@@ -61,7 +61,9 @@ def batches() -> Iterator[tuple[np.ndarray, np.ndarray]]:
         )
 
 
-def train(kind: str, options: dict[str, Any] | None, *, accumulate: int = 1) -> dict[str, Any]:
+def train(
+    kind: str, options: dict[str, Any] | None, *, accumulate: int = 1, bfloat16: bool = False
+) -> dict[str, Any]:
     """Losses, gradient norms and the weights afterwards; `options` None leaves the model whole."""
     world, rank = distributed.world_size(), distributed.rank()
     model, sharding = make(kind), None
@@ -84,7 +86,8 @@ def train(kind: str, options: dict[str, Any] | None, *, accumulate: int = 1) -> 
         for part in range(accumulate):
             flow.manual_seed(100 * step + 10 * part + rank)
             mine = slice(part, None, accumulate)
-            scores = forward(flow.tensor(images[mine]))
+            with flow.autocast("cpu", flow.bfloat16, enabled=bfloat16):
+                scores = forward(flow.tensor(images[mine])).float()
             loss = nn.functional.cross_entropy(scores, flow.tensor(labels[mine])) / accumulate
             if sharding is not None and no_sync and part < accumulate - 1:
                 with sharding.no_sync():
@@ -132,16 +135,18 @@ def difference(found: dict[str, Any], expected: dict[str, Any]) -> dict[str, flo
 
 def main(path: Path) -> None:
     cases = json.loads(path.read_text())
-    whole: dict[tuple[str, int], dict[str, Any]] = {}
+    whole: dict[tuple[str, int, bool], dict[str, Any]] = {}
     results = {}
     for name, case in cases.items():
         kind, accumulate = case.pop("kind", "vit"), case.pop("accumulate", 1)
-        if (kind, accumulate) not in whole:
+        bfloat16 = case.pop("bfloat16", False)
+        settings = {"accumulate": accumulate, "bfloat16": bfloat16}
+        if (kind, accumulate, bfloat16) not in whole:
             # Units seed their own dropout.
             plain = {"recompute": False} if kind == "dropout" else None
-            whole[kind, accumulate] = train(kind, plain, accumulate=accumulate)
-        found = train(kind, case, accumulate=accumulate)
-        results[name] = difference(found, whole[kind, accumulate])
+            whole[kind, accumulate, bfloat16] = train(kind, plain, **settings)
+        found = train(kind, case, **settings)
+        results[name] = difference(found, whole[kind, accumulate, bfloat16])
     if distributed.is_main():
         path.with_suffix(".out").write_text(json.dumps(results))
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from oneflow_accel.errors import UserError
+from oneflow_accel.kernels import plugin
 
 import numpy as np
 import oneflow as flow
@@ -30,7 +31,11 @@ CASES: dict[str, dict[str, Any]] = {
     "dropout": {"kind": "dropout"},
     "resnet": {"kind": "resnet"},
     "resnet, flat": {"kind": "resnet", "flatten": True},
+    "bfloat16": {"bfloat16": True},
+    "bfloat16, activations kept": {"recompute": False, "bfloat16": True},
 }
+if not plugin.state().loaded:
+    CASES = {name: case for name, case in CASES.items() if "bfloat16" not in case}
 
 
 MESHES = {"one row": {}, "rows of two": {"rows": 2}, "rows of one": {"rows": 1, "flatten": True}}
@@ -56,9 +61,11 @@ def test_cut_models_train_as_whole_ones(
     found = json.loads(path.with_suffix(".out").read_text())
     assert found.keys() == cases.keys()
     for name, gaps in found.items():
-        assert gaps["losses"] < 1e-6, (name, gaps)
-        assert gaps["norms"] < 1e-6, (name, gaps)
-        assert gaps["weights"] < 1e-5, (name, gaps)
+        # Gradients of a product are rounded to bfloat16 for each process's share of the images.
+        wider = 1e4 if "bfloat16" in name else 1
+        assert gaps["losses"] < 1e-6 * wider, (name, gaps)
+        assert gaps["norms"] < 1e-6 * wider, (name, gaps)
+        assert gaps["weights"] < 1e-5 * wider, (name, gaps)
 
 
 def test_the_units_of_a_model_are_its_blocks() -> None:
