@@ -352,12 +352,12 @@ class PerformerGradKernel final : public Kernel {
         const int64_t queries = token * 3 * s.dim + s.dim;
         p->set_phi(kqv + queries, rows);
         for (int64_t i = 0; i < rows; ++i) {
-          const T* dout = out_grad + (token + i) * s.dim;
+          const T* token_grad = out_grad + (token + i) * s.dim;
           const float total = dot(p->phi + i * s.stride(), p->column, s.features) + s.epsilon;
           float* n = p->values + i * s.width();
 #pragma omp simd
-          for (int64_t d = 0; d < s.dim; ++d) { n[d] = to_float(dout[d]) * (1.0F / total); }
-          p->factors[i] = -dot(dout, out + (token + i) * s.dim, s.dim) / total;
+          for (int64_t d = 0; d < s.dim; ++d) { n[d] = to_float(token_grad[d]) * (1.0F / total); }
+          p->factors[i] = -dot(token_grad, out + (token + i) * s.dim, s.dim) / total;
         }
         block_product(rows, s.stride(), s.dim, {p->values, s.width(), 1}, p->transposed, 0, 0,
                       p->phi_grads, s.stride(), false);
