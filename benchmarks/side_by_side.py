@@ -109,5 +109,11 @@ def measure(
     for _ in range(rounds):
         for name, count in steps.items():
             side, item = runs[name]
-            seconds[name].append(side.seconds(item, count) / count)
-    return {**results, **{name: statistics.median(values) for name, values in seconds.items()}}
+            if name in results:
+                continue
+            try:
+                seconds[name].append(side.seconds(item, count) / count)
+            except SideError as error:
+                # Such as one that the system has killed for memory: the others go on.
+                results[name] = str(error)
+    return {name: statistics.median(values) for name, values in seconds.items()} | results

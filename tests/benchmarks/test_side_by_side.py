@@ -64,6 +64,27 @@ def test_a_side_that_ends_is_reported_and_starts_again() -> None:
         well.stop()
 
 
+def test_a_side_that_ends_between_rounds_leaves_the_others(tmp_path: Path) -> None:
+    count = tmp_path / "count"
+    # Once to warm up and once to see how long a step takes, then one round.
+    lines = [
+        f"file = open({str(count)!r}, 'a+')",
+        "file.write('x')",
+        "file.seek(0)",
+        "len(file.read()) > 3 and sys.exit('killed')",
+    ]
+    body = "; ".join(lines)
+    sides = {"dying": side("dying", 0.001, body), "well": side("well", 0.001)}
+    try:
+        seconds = measure(
+            {name: (one, ITEM) for name, one in sides.items()}, rounds=3, target=0.001
+        )
+    finally:
+        for one in sides.values():
+            one.stop()
+    assert seconds == {"dying": "killed", "well": pytest.approx(0.001)}
+
+
 def test_a_side_that_does_not_start_is_an_error() -> None:
     broken = Side("broken", [sys.executable, "-c", "raise SystemExit('no such module')"])
     with pytest.raises((RuntimeError, SideError), match="broken did not start: no such module"):
