@@ -27,10 +27,18 @@ using Sum = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
 template <typename T>
 Sum<T> row_sum(const T* x, int64_t n) {
-  Sum<T> sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t i = 0; i < n; ++i) { sum += to_float(x[i]); }
-  return sum;
+  // Four quarters at once: an addition waits for the one before it, not for those of the others.
+  const int64_t quarter = n / 4;
+  Sum<T> a = 0, b = 0, c = 0, d = 0;
+#pragma omp simd reduction(+ : a, b, c, d)
+  for (int64_t i = 0; i < quarter; ++i) {
+    a += to_float(x[i]);
+    b += to_float(x[quarter + i]);
+    c += to_float(x[2 * quarter + i]);
+    d += to_float(x[3 * quarter + i]);
+  }
+  for (int64_t i = 4 * quarter; i < n; ++i) { a += to_float(x[i]); }
+  return (a + b) + (c + d);
 }
 
 // sums[i] = the sum over rows r of x[r * stride + i].
