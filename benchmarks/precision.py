@@ -82,7 +82,7 @@ def trained(command: Sequence[str], data: str, out: Path) -> Path:
     if not done.exists():
         environment = {**os.environ, curves.CURVES_VARIABLE: "off", "MAGICPROMPT_DATA": data}
         out.parent.mkdir(parents=True, exist_ok=True)
-        with out.with_suffix(".log").open("w") as log:
+        with out.with_name(f"{out.name}.log").open("w") as log:
             code = subprocess.run(
                 [sys.executable, *command],
                 cwd=REPOSITORY,
@@ -136,7 +136,9 @@ def _run() -> int:
         data = os.path.abspath(data)
         scores = []
         for precision in PRECISIONS:
-            out = (options.folder / f"{name.replace(', ', '-')}-{precision}").resolve()
+            out = (
+                options.folder / f"{'-'.join(name.replace(',', '').split())}-{precision}"
+            ).resolve()
             file = trained(command(data, precision, out, options.steps or steps), data, out)
             lines = read_metrics(file)
             found.setdefault(name, {})[precision] = metric_series(lines, "train", "loss")
