@@ -3,6 +3,8 @@ ViT-S/16, transformers' GPT-2 small."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
@@ -24,10 +26,14 @@ def resnet50_forward(batch: int) -> Step:
     return BOTH.forward(model.eval(), _images(batch).to(memory_format=torch.channels_last))
 
 
-def resnet50_inference(batch: int, dtype: str) -> Step:
-    if BOTH.peer in engines.MAKERS:
-        return engines.MAKERS[BOTH.peer](resnet50().eval(), _images(batch), dtype)
-    return resnet50_forward(batch)
+def _inference(make: Callable[[], nn.Module], forward: Maker) -> Maker:
+    """In an engine where the peer is one, else by `forward`."""
+
+    def maker(batch: int, dtype: str) -> Step:
+        engine = engines.MAKERS.get(BOTH.peer)
+        return engine(make().eval(), _images(batch), dtype) if engine else forward(batch)
+
+    return maker
 
 
 def resnet50_train(batch: int) -> Step:
@@ -58,12 +64,6 @@ def classifier_forward(
 
 def vit_forward(batch: int) -> Step:
     return classifier_forward(_vit(), batch)
-
-
-def vit_inference(batch: int, dtype: str) -> Step:
-    if BOTH.peer in engines.MAKERS:
-        return engines.MAKERS[BOTH.peer](_vit().eval(), _images(batch), dtype)
-    return vit_forward(batch)
 
 
 def vit_train(batch: int) -> Step:
@@ -117,11 +117,11 @@ def gpt2_greedy(batch: int, prompt: int, tokens: int) -> Step:
 
 MAKERS: dict[str, Maker] = {
     "resnet50_forward": resnet50_forward,
-    "resnet50_inference": resnet50_inference,
+    "resnet50_inference": _inference(resnet50, resnet50_forward),
     "resnet50_train": resnet50_train,
     "resnet50_train_graph": resnet50_train,
     "vit_forward": vit_forward,
-    "vit_inference": vit_inference,
+    "vit_inference": _inference(_vit, vit_forward),
     "vit_train": vit_train,
     "gpt2_forward": gpt2_forward,
     "gpt2_train": gpt2_train,

@@ -32,16 +32,16 @@ const Names kInBfloat16{
 // They stay in bfloat16 where all inputs are. Any other's inputs become float32.
 const Names kAsTheyCome{
     "normalization", "normalization_add_relu", "layer_norm", "rms_norm", "oneflow_accel_rope",
-    "add_n", "broadcast_add",
-    "broadcast_sub", "broadcast_mul", "fast_gelu", "gelu", "quick_gelu", "reduce_sum",
-    "reduce_sum_like", "relu", "scalar_add", "scalar_div", "scalar_mul", "sigmoid", "silu", "tanh",
-    "oneflow_accel_performer", "oneflow_accel_cross_entropy", "dropout", "fused_scale_mask_softmax",
-    "fused_scale_mask_softmax_dropout", "fused_tril_scale_softmax_mask_scale"};
+    "add_n", "broadcast_add", "broadcast_sub", "broadcast_mul", "fast_gelu", "gelu", "quick_gelu",
+    "reduce_sum", "reduce_sum_like", "relu", "scalar_add", "scalar_div", "scalar_mul", "sigmoid",
+    "silu", "tanh", "oneflow_accel_performer", "oneflow_accel_cross_entropy", "dropout",
+    "fused_scale_mask_softmax", "fused_scale_mask_softmax_dropout",
+    "fused_tril_scale_softmax_mask_scale"};
 // The same, and they only move values.
 const Names kMoves{
     "broadcast_like", "concat", "copy", "expand", "expand_dims", "hierarchical_parallel_cast",
-    "hierarchical_parallel_cast_like", "identity", "narrow", "reshape",
-    "reshape_like", "slice", "split_like", "squeeze", "to_contiguous", "transpose"};
+    "hierarchical_parallel_cast_like", "identity", "narrow", "reshape", "reshape_like", "slice",
+    "split_like", "squeeze", "to_contiguous", "transpose"};
 
 const std::unordered_map<std::string, AutoCastColor>& colors() {
   static const auto table = [] {

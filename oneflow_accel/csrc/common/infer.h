@@ -1,6 +1,7 @@
 // What the inference functions of new operators share.
 #pragma once
 
+#include <set>
 #include <string>
 
 #include "common/oneflow.h"
@@ -16,17 +17,21 @@ inline void describe_output(::oneflow::user_op::InferContext* ctx, const std::st
   desc->set_is_dynamic(false);
 }
 
-// Gives all outputs the dtype of the inputs, which have to have one. `what` begins the complaint.
+// Gives all outputs the dtype of the inputs, the first of which is compared with the others. `what`
+// begins the complaint. Arguments in `apart` are none of them: such outputs are float32.
 inline ::oneflow::Maybe<void> infer_one_dtype(::oneflow::user_op::InferContext* ctx,
-                                              const std::string& what) {
+                                              const std::string& what,
+                                              const std::set<std::string>& apart = {}) {
   const auto& first = ctx->inputs().at(0);
   const auto type = ctx->InputDType(first.first, first.second);
   for (const auto& [name, index] : ctx->inputs()) {
-    if (ctx->InputDType(name, index) != type) {
+    if (apart.count(name) == 0 && ctx->InputDType(name, index) != type) {
       return ::oneflow::Error::RuntimeError() << what << " needs tensors of one dtype";
     }
   }
-  for (const auto& [name, index] : ctx->outputs()) { ctx->SetOutputDType(name, index, type); }
+  for (const auto& [name, index] : ctx->outputs()) {
+    ctx->SetOutputDType(name, index, apart.count(name) == 0 ? type : ::oneflow::DataType::kFloat);
+  }
   return ::oneflow::Maybe<void>::Ok();
 }
 

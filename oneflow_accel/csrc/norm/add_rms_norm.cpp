@@ -56,18 +56,7 @@ Maybe<void> infer_x_grad(user_op::InferContext* ctx) {
 // What is kept of a row is float32 whatever the tensors are.
 Maybe<void> infer_types(user_op::InferContext* ctx) {
   JUST(check_seed_type(ctx));
-  auto type = ::oneflow::DataType::kInvalidDataType;
-  for (const auto& [name, index] : ctx->inputs()) {
-    if (name == "seed" || name == "inv_rms") { continue; }
-    if (type != ::oneflow::DataType::kInvalidDataType && ctx->InputDType(name, index) != type) {
-      return Error::RuntimeError() << "add_rms_norm needs tensors of one dtype";
-    }
-    type = ctx->InputDType(name, index);
-  }
-  for (const auto& [name, index] : ctx->outputs()) {
-    ctx->SetOutputDType(name, index, name == "inv_rms" ? ::oneflow::DataType::kFloat : type);
-  }
-  return Maybe<void>::Ok();
+  return infer_one_dtype(ctx, "add_rms_norm", {"seed", "inv_rms"});
 }
 
 // Rows do not know of each other; the weight's gradient is a sum over them.
