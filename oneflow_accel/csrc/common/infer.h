@@ -1,6 +1,7 @@
 // What the inference functions of new operators share.
 #pragma once
 
+#include <algorithm>
 #include <set>
 #include <string>
 
@@ -17,13 +18,16 @@ inline void describe_output(::oneflow::user_op::InferContext* ctx, const std::st
   desc->set_is_dynamic(false);
 }
 
-// Gives all outputs the dtype of the inputs, the first of which is compared with the others. `what`
-// begins the complaint. Arguments in `apart` are none of them: such outputs are float32.
+// Gives all outputs the dtype of the inputs, which have to have one. `what` begins the complaint.
+// Inputs in `apart` have a dtype of their own, and outputs in it are float32.
 inline ::oneflow::Maybe<void> infer_one_dtype(::oneflow::user_op::InferContext* ctx,
                                               const std::string& what,
                                               const std::set<std::string>& apart = {}) {
-  const auto& first = ctx->inputs().at(0);
-  const auto type = ctx->InputDType(first.first, first.second);
+  // They come in no order that could be relied on.
+  const auto first =
+      std::find_if(ctx->inputs().begin(), ctx->inputs().end(),
+                   [&](const auto& input) { return apart.count(input.first) == 0; });
+  const auto type = ctx->InputDType(first->first, first->second);
   for (const auto& [name, index] : ctx->inputs()) {
     if (apart.count(name) == 0 && ctx->InputDType(name, index) != type) {
       return ::oneflow::Error::RuntimeError() << what << " needs tensors of one dtype";
