@@ -140,6 +140,7 @@ COMMANDS: dict[str, Run | Dry | NotRun] = {
     "apt-get install g++": SYSTEM,
     "pip install .": PIP,
     "pip install --build-constraint requirements/build.txt .": PIP,
+    "pip install .[mkl]": PIP,
     "python3 ...": NotRun("stands for any of them"),
     "python scripts/golden_record.py": NotRun("builds an earlier commit, and trains 48 times"),
     "source .venv/bin/activate": Run(),
