@@ -61,7 +61,8 @@ class Bench:
             for name in (EAGER, COMPILED, OPENVINO, ONNX_RUNTIME)
         }
         # As a program has it that does not import oneflow_accel.
-        off = {"ONEFLOW_ACCEL_PLUGIN": "off", "ONEFLOW_VM_COMPUTE_ON_WORKER_THREAD": "1"}
+        off = {"ONEFLOW_ACCEL_PLUGIN": "off", "ONEFLOW_ACCEL_ALLOCATOR": "glibc"}
+        off["ONEFLOW_VM_COMPUTE_ON_WORKER_THREAD"] = "1"
         self.stock = Side(STOCK, ours, {**env, **off}) if stock else None
         self.rounds = rounds
         self.date = datetime.date.today().isoformat()

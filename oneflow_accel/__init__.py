@@ -13,11 +13,14 @@ import logging
 import sys
 from contextlib import suppress
 
-from oneflow_accel import import_noise, interrupt, patching, rendezvous
+from oneflow_accel import allocator, import_noise, interrupt, patching, rendezvous
+from oneflow_accel.errors import UserError
 
 patching.install()
 # Where oneflow is there already, the processes have met and its messages are out.
 if "oneflow" not in sys.modules:
+    with suppress(UserError):
+        allocator.serve_new()
     rendezvous.number_on_this_machine()
     rendezvous.wait_for_rank_zero()
 
@@ -40,7 +43,6 @@ from oneflow_accel.backends import (
     registry,
     select_device,
 )
-from oneflow_accel.errors import UserError
 from oneflow_accel.kernels import plugin
 
 interrupt.give_back()

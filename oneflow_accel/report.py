@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from oneflow_accel import backends, patching
+from oneflow_accel import allocator, backends, patching
 from oneflow_accel.errors import DeviceUnavailableError, UserError, nearest
 from oneflow_accel.kernels import plugin, registry
 
@@ -31,7 +31,7 @@ from rich.table import Table
 SCHEMA = 1
 PACKAGES = (
     *("oneflow", "flowvision", "LiBai", "numpy", "protobuf", "onednn-cpu-gomp", "mkl"),
-    "safetensors",
+    *("safetensors", allocator.PACKAGE),
 )
 # Variables that change how things run here: of this package, OneFlow, OpenMP, glog, the drivers
 # and the collectives.
@@ -61,6 +61,7 @@ def collect(device: str | None = None) -> dict[str, Any]:
             "levels": [level.name for level in plugin.cpu_levels()],
             "onednn_version": state.onednn_version,
             "blas": state.blas,
+            "allocator": allocator.in_use(),
             "operators": list(state.operators),
             "scratch_limit": state.scratch_limit,
             "redirections": [asdict(redirection) for redirection in state.redirections],
@@ -112,6 +113,7 @@ def render(state: dict[str, Any], console: Console) -> None:
         ("instruction sets", _levels(plugin_state)),
         ("oneDNN", plugin_state["onednn_version"]),
         ("float32 matrix products", plugin_state["blas"]),
+        ("C++ objects", plugin_state["allocator"]),
         (
             "threads per kernel",
             f"{state['threads']['plugin']} of {state['threads']['cores']} cores",

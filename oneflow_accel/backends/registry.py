@@ -98,9 +98,11 @@ def select_device(name: str | None = None) -> Backend:
     """
     global _current
     # Imported here: it imports oneflow, which imports this module.
+    from oneflow_accel import allocator
     from oneflow_accel.kernels import registry as operations
 
     operations.strict()
+    allocator.chosen()
     selection = resolve(name)
     selection.backend.activate()
     for tell in when_selected:

@@ -174,7 +174,7 @@ def scratch_limit() -> int:
 
 def mkl_library() -> Path | None:
     """MKL's library, where it is installed."""
-    return _file_of(_MKL_PACKAGE, _MKL_LIBRARY)
+    return installed_file(_MKL_PACKAGE, _MKL_LIBRARY)
 
 
 def _chosen_mkl() -> Path | None:
@@ -257,7 +257,7 @@ def _load() -> PluginState:
     if level is None:
         lacking = sorted(set(LEVELS[0].flags) - _cpu_flags())
         return absent(f"this CPU has no {' and no '.join(map(str.upper, lacking))}")
-    onednn = _file_of(_ONEDNN_PACKAGE, _ONEDNN_LIBRARY)
+    onednn = installed_file(_ONEDNN_PACKAGE, _ONEDNN_LIBRARY)
     if onednn is None:
         return absent(f"{_ONEDNN_LIBRARY} of the package {_ONEDNN_PACKAGE} is not installed")
     try:
@@ -331,8 +331,8 @@ def _cpu_info(key: str) -> str:
     return ""
 
 
-def _file_of(package: str, pattern: str) -> Path | None:
-    """The installed package's file of this name."""
+def installed_file(package: str, pattern: str) -> Path | None:
+    """The file of an installed package that matches the pattern."""
     try:
         files = importlib.metadata.files(package) or []
     except importlib.metadata.PackageNotFoundError:

@@ -76,6 +76,7 @@ def test_json_of_the_command_has_the_documented_keys() -> None:
         "levels",
         "onednn_version",
         "blas",
+        "allocator",
         "operators",
         "scratch_limit",
         "redirections",
