@@ -34,6 +34,7 @@ class TrainerOptions:
         accumulate: batches that one optimizer step takes.
         clip: largest norm of all gradients together, None for no clipping.
         precision: one of `oneflow_accel.precision.PRECISIONS`.
+        reduce_dtype: what several processes add gradients up in, eagerly: float32 or bfloat16.
         log_every: optimizer steps between two log lines.
         limit_train: optimizer steps per epoch: a number, a share of them (float), or None for all.
         limit_val: images of validation and test: a number of steps' images, a share, or None.
@@ -51,6 +52,7 @@ class TrainerOptions:
     accumulate: int = 1
     clip: float | None = None
     precision: str = "float32"
+    reduce_dtype: str = "float32"
     graph: bool = False
     log_every: int = 50
     limit_train: int | float | None = None
@@ -77,6 +79,7 @@ def read_trainer_options(cfg: Mapping[str, Any]) -> TrainerOptions:
         accumulate=trainer.accumulate_grad_batches,
         clip=trainer.gradient_clip_val,
         precision=canonical(trainer.precision),
+        reduce_dtype=trainer.reduce_dtype,
         graph=trainer.graph,
         log_every=trainer.log_every_n_steps,
         limit_train=trainer.limit_train_batches,

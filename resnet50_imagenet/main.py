@@ -152,6 +152,7 @@ def _train(
         accumulate=options.grad_accum_steps,
         clip=options.clip_grad,
         precision=options.precision,
+        reduce_dtype=options.reduce_dtype,
         graph=options.graph,
         fsdp=options.fsdp,
         log_every=options.print_freq,

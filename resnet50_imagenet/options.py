@@ -108,6 +108,10 @@ def _add_training_options(add: _Options) -> None:
         dest="precision",
         help="the same as --precision float16",
     )
+    text = "what several processes send gradients and add them up in: float32 or bfloat16"
+    add.group.add_argument(
+        "--reduce-dtype", choices=("float32", "bfloat16"), default="float32", help=text
+    )
     text = (
         "cut parameters, gradients and optimizer over the processes, and compute blocks again in "
         "the backward pass (full_shard) or keep their activations, or their weights too; "
@@ -214,6 +218,10 @@ def parse_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
         raise UserError("inference in bfloat16 folds batch norms as well: leave --no-fold out")
     if options.fsdp and options.precision == "float16":
         raise UserError("--fsdp trains in float32 or bfloat16: take --precision bfloat16")
+    if options.reduce_dtype != "float32" and (options.graph or options.fsdp):
+        raise UserError(
+            "--reduce-dtype is for eager training of whole models: leave --graph, --fsdp out"
+        )
     if options.gpu is not None and options.multiprocessing_distributed:
         raise UserError("--gpu takes one device, --multiprocessing-distributed all: give one")
     if options.scale[0] > options.scale[1] or options.scale[1] == 0:

@@ -15,7 +15,7 @@ from flow_train import cli
 from flow_train.cli import at_least, not_negative, positive, share
 from vit_10b.model import Shape
 
-COMPUTE_DTYPES = ("float32", "float16", "bfloat16")
+GATHER_DTYPES = ("float32", "float16", "bfloat16")
 _SHAPE = Shape()
 
 
@@ -120,9 +120,10 @@ def _add_sharding(group: argparse._ArgumentGroup) -> None:
     text = "gather the next block while one runs; takes the memory of a block"
     add("--prefetch", action="store_true", help=text)
     text = f"what is computed in: {', '.join(PRECISIONS)}; weights stay float32"
-    add("--precision", type=canonical, default="float32", metavar="NAME", help=text)
+    names = ("--precision", "--compute_dtype")
+    add(*names, type=canonical, default="float32", metavar="NAME", help=text)
     text = "what shards are sent as; they stay float32"
-    add("--compute_dtype", choices=COMPUTE_DTYPES, default="float32", help=text)
+    add("--gather_dtype", choices=GATHER_DTYPES, default="float32", help=text)
 
 
 def _add_run(group: argparse._ArgumentGroup) -> None:

@@ -69,7 +69,7 @@ class Plan:
             options.shard_multiple,
             options.prefetch,
             # Of another number of processes nobody knows on how many machines they are.
-            options.compute_dtype == "float32"
+            options.gather_dtype == "float32"
             and 1 < world == distributed.local_world_size()
             and may_share_memory(),
         )

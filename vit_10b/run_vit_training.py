@@ -243,7 +243,7 @@ def _build(
         recompute=options.grad_ckpt,
         flatten=options.flatten_parameters,
         multiple=options.shard_multiple,
-        compute_dtype=getattr(flow, options.compute_dtype),
+        gather_dtype=getattr(flow, options.gather_dtype),
         prefetch=options.prefetch,
     )
 

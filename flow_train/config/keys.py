@@ -103,6 +103,9 @@ class Trainer(Group):
         "float32",
         description="; ".join(f"{name}: {text}" for name, text in PRECISIONS.items()),
     )
+    reduce_dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="what several processes send gradients and add them up in"
+    )
     graph: bool = Field(False, description="train under nn.Graph")
     fsdp: (
         Literal["full_shard", "full_shard_no_recompute", "shard_grad_op", "hybrid_shard"] | None
@@ -138,6 +141,10 @@ class Trainer(Group):
             raise ValueError("profile is for eager runs: leave graph and fast_dev_run out")
         if self.fsdp and (self.graph or canonical(self.precision) == "float16"):
             raise ValueError("fsdp is for eager runs in float32 or bfloat16: leave graph out")
+        if self.reduce_dtype != "float32" and (self.graph or self.fsdp):
+            raise ValueError(
+                "reduce_dtype is for whole models in eager runs: leave graph, fsdp out"
+            )
         endless = self.max_epochs is None and self.max_steps is None
         if endless and not (self.fast_dev_run or self.profile):
             raise ValueError("the run has no end: set trainer.max_epochs or trainer.max_steps")

@@ -14,7 +14,9 @@ from typing import Any, NamedTuple, Protocol
 from oneflow_accel import distributed, layouts
 from oneflow_accel import precision as precisions
 from oneflow_accel.backends.base import Backend
+from oneflow_accel.collectives import may_share_memory
 from oneflow_accel.errors import UserError
+from oneflow_accel.kernels import plugin
 
 import numpy as np
 import oneflow as flow
@@ -143,7 +145,8 @@ class TrainStep(ABC):
 
 
 class EagerStep(TrainStep):
-    """Eager execution; DistributedDataParallel where there are several processes."""
+    """Eager execution; DistributedDataParallel where there are several processes, whose gradients
+    are added up in `reduce_dtype`: "float32" or "bfloat16". UserError where the device cannot."""
 
     def __init__(
         self,
@@ -151,10 +154,14 @@ class EagerStep(TrainStep):
         backend: Backend,
         optimizer: flow.optim.Optimizer,
         loss: Loss,
+        *,
+        reduce_dtype: str = "float32",
         **settings: Any,
     ) -> None:
         super().__init__(model, backend, optimizer, loss, **settings)
-        self._forward = data_parallel(model)
+        if reduce_dtype != "float32":
+            _require_sums(backend, reduce_dtype)
+        self._forward = data_parallel(model, reduce_dtype)
         # DistributedDataParallel needs them: without, it would train by wrong ones.
         self._frees_gradients = False
         if self.precision == "float16":
@@ -247,14 +254,25 @@ class _DataParallelShell(nn.Module):
         return self.inner(*inputs)
 
 
-def data_parallel(model: nn.Module) -> nn.Module:
+def data_parallel(model: nn.Module, reduce_dtype: str = "float32") -> nn.Module:
     """What to call in training: `model` itself, or where there are several processes a module whose
-    backward pass leaves the mean of all processes' gradients in the model's parameters. Parameters
-    and buffers become those of process 0. A model can be wrapped once only: its parameters keep the
-    hooks."""
+    backward pass leaves the mean of all processes' gradients in the model's parameters, float32,
+    sent and added up in `reduce_dtype`. Parameters and buffers become those of process 0. A model
+    can be wrapped once only: its parameters keep the hooks."""
     if distributed.world_size() == 1:
         return model
-    return flow.nn.parallel.DistributedDataParallel(_DataParallelShell(model))
+    settings = {} if reduce_dtype == "float32" else {"reduce_dtype": getattr(flow, reduce_dtype)}
+    return flow.nn.parallel.DistributedDataParallel(_DataParallelShell(model), **settings)
+
+
+def _require_sums(backend: Backend, dtype: str) -> None:
+    """OneFlow's own sums on CPUs, which go from machine to machine, end the process for these."""
+    here = distributed.world_size() == distributed.local_world_size()
+    if backend.shares_memory and not (here and may_share_memory() and plugin.state().loaded):
+        raise UserError(
+            f"reduce_dtype {dtype}: CPUs add gradients up in it only in memory that the processes "
+            "share, on one machine, with the plug-in, without ONEFLOW_ACCEL_SHARED_MEMORY=off"
+        )
 
 
 def broadcast_buffers(model: nn.Module) -> None:

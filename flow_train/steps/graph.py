@@ -429,6 +429,7 @@ def step_maker(
                 **settings,
             )
         if not options.graph:
+            settings["reduce_dtype"] = options.reduce_dtype
             return EagerStep(model, backend, make_optimizer(model), make_loss(), **settings)
         begin = dataclasses.replace(position)
         return GraphStep(

@@ -100,7 +100,7 @@ class Options:
     recompute: bool = True
     flatten: bool = False
     multiple: int = 1
-    compute_dtype: flow.dtype | None = None
+    gather_dtype: flow.dtype | None = None
     prefetch: bool = False
 
 
@@ -184,7 +184,7 @@ class Unit:
 
     def _prepare(self, places: Sequence[Place], lengths: Sequence[int]) -> None:
         values = [place.owner._parameters[place.attribute] for place in places]
-        plain = self.options.compute_dtype in (None, flow.float32)
+        plain = self.options.gather_dtype in (None, flow.float32)
         if values and plain and all(value.dtype == flow.float32 for value in values):
             self.window = Window.of(self.mesh, lengths, values[0].device)
 
@@ -220,7 +220,7 @@ class Unit:
             return found
         for bundle in self._bundles:
             pieces = [shard.parameter.detach() for shard in bundle]
-            part, dtype = _joined(pieces), self.options.compute_dtype
+            part, dtype = _joined(pieces), self.options.gather_dtype
             if dtype is not None and dtype != part.dtype:
                 whole = self.mesh.gather(part.to(dtype)).to(part.dtype)
             else:
@@ -354,7 +354,7 @@ class GlobalUnit(Unit):
     def _gathered(self) -> list[flow.Tensor]:
         found = []
         for shard in self.shards:
-            value, dtype = shard.parameter.detach(), self.options.compute_dtype
+            value, dtype = shard.parameter.detach(), self.options.gather_dtype
             sent = value if dtype is None else value.to(dtype)
             whole = sent.to_global(sbp=self._everywhere(flow.sbp.broadcast)).to(value.dtype)
             found += _parts(whole, shard.slots)
@@ -511,7 +511,7 @@ def fully_shard(
         recompute: False keeps a unit's activations in place of computing them again.
         flatten: one shard per unit, not one per tensor.
         multiple: shards are padded to a multiple of so many numbers.
-        compute_dtype: what shards are sent as, such as bfloat16; they stay float32.
+        gather_dtype: what shards are sent as, such as bfloat16; they stay float32.
         prefetch: gather the next unit's tensors while this one runs, which takes their memory.
     """
     settings = Options(**options)

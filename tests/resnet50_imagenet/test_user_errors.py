@@ -42,6 +42,7 @@ def test_missing_data_names_the_folder(run_main, tmp_path):
         (("--learning-speed", "1"), "--learning-speed"),
         (("--amp",), "--precision float16: cpu cannot do this: CPUs have no kernels in float16"),
         (("--precision", "fp8"), "precision 'fp8' is none of float32, float32-bf16-products"),
+        (("--reduce-dtype", "bfloat16", "--graph"), "--reduce-dtype is for eager training"),
         (("--precision", "fp16", "--fsdp"), "--fsdp trains in float32 or bfloat16"),
         (("--device", "mlu"), "oneflow_mlu"),
         (("--device", "cuda"), "NVIDIA driver"),

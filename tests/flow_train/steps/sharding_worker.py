@@ -62,7 +62,12 @@ def batches() -> Iterator[tuple[np.ndarray, np.ndarray]]:
 
 
 def train(
-    kind: str, options: dict[str, Any] | None, *, accumulate: int = 1, bfloat16: bool = False
+    kind: str,
+    options: dict[str, Any] | None,
+    *,
+    accumulate: int = 1,
+    bfloat16: bool = False,
+    reduce_dtype: str = "float32",
 ) -> dict[str, Any]:
     """Losses, gradient norms and the weights afterwards; `options` None leaves the model whole."""
     world, rank = distributed.world_size(), distributed.rank()
@@ -75,7 +80,7 @@ def train(
         no_sync = given.pop("no_sync", False)
         sharding = fully_shard(model, mesh=mesh, **given)
     elif shares:
-        forward = data_parallel(model)
+        forward = data_parallel(model, reduce_dtype)
     # The gradient of attention's key biases is zero but for rounding, which a smaller eps blows up.
     optimizer = flow.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1, eps=1e-6)
     losses, norms = [], []
@@ -145,7 +150,10 @@ def main(path: Path) -> None:
             # Units seed their own dropout.
             plain = {"recompute": False} if kind == "dropout" else None
             whole[kind, accumulate, bfloat16] = train(kind, plain, **settings)
-        found = train(kind, case, **settings)
+        if "reduce_dtype" in case:
+            found = train(kind, None, **settings, **case)
+        else:
+            found = train(kind, case, **settings)
         results[name] = difference(found, whole[kind, accumulate, bfloat16])
     if distributed.is_main():
         path.with_suffix(".out").write_text(json.dumps(results))
