@@ -105,41 +105,6 @@ void attend_grad(const AttentionShape& shape, int64_t begin, WeightPlace place, 
   }
 }
 
-// Rows of a workspace to a tensor's.
-template <typename T>
-void store(const float* from, int64_t stride, int64_t rows, int64_t dim, float factor, T* to,
-           int64_t to_stride) {
-  for (int64_t r = 0; r < rows; ++r) {
-    store_scaled(from + r * stride, dim, factor, to + r * to_stride);
-  }
-}
-
-// Adds the parts of head h to key_grads and value_grads; its keys and values are packed. `lse` is
-// that of its first query, at time t.
-template <typename T>
-void query_head_grad(const AttentionShape& shape, int64_t b, int64_t h, int64_t t,
-                     const float* lse, const AttentionGradInputs<T>& in,
-                     const WeightDropout* dropout, const AttentionGradOutputs<T>& out,
-                     GradWorkspace* workspace) {
-  GradWorkspace& w = *workspace;
-  for (int64_t i = 0; i < shape.queries; i += kGradQueryBlock) {
-    const int64_t rows = std::min(kGradQueryBlock, shape.queries - i);
-    copy_scaled(in.query.at(b, h, t + i), in.query.time_stride, rows, shape.dim, shape.scale,
-                w.left_queries);
-    copy_scaled(in.out_grad.at(b, h, t + i), in.out_grad.time_stride, rows, shape.dim, 1.0F,
-                w.left_out_grads);
-    w.queries.rows = w.out_grads.rows = rows;
-    pack(w.left_queries, shape.dim, shape.dim, w.queries);
-    pack(w.left_out_grads, shape.dim, shape.dim, w.out_grads);
-    for (int64_t r = 0; r < rows; ++r) {
-      w.delta[r] = dot(in.out.at(b, h, t + i + r), in.out_grad.at(b, h, t + i + r), shape.dim);
-    }
-    attend_grad(shape, i, {b, h, t + i, 0}, rows, lse + i, dropout, &w);
-    store(w.query_grads, w.stride, rows, shape.dim, shape.scale, out.query.at(b, h, t + i),
-          out.query.time_stride);
-  }
-}
-
 // One head of keys and values, and all heads of queries that share it, in their order.
 template <typename T>
 void head_grad(const AttentionShape& all, const Span& span, int64_t kv,
@@ -156,14 +121,30 @@ void head_grad(const AttentionShape& all, const Span& span, int64_t kv,
   pack(in.key.at(b, kv, t), in.key.time_stride, shape.dim, w.keys);
   std::fill_n(w.key_grads, w.keys.size(), 0.0F);
   std::fill_n(w.value_grads, w.keys.size(), 0.0F);
+  const auto store = [&](const float* grads, int64_t rows, float factor, const Heads<T>& to,
+                         int64_t h, int64_t time) {
+    copy_rows(grads, w.stride, rows, shape.dim, factor, to.at(b, h, time), to.time_stride);
+  };
   for (int64_t h = kv * shape.group(); h < (kv + 1) * shape.group(); ++h) {
     const float* lse = in.lse + (b * shape.heads + h) * all.queries + t;
-    query_head_grad(shape, b, h, t, lse, in, dropout, out, &w);
+    for (int64_t i = 0; i < shape.queries; i += kGradQueryBlock) {
+      const int64_t rows = std::min(kGradQueryBlock, shape.queries - i);
+      copy_rows(in.query.at(b, h, t + i), in.query.time_stride, rows, shape.dim, shape.scale,
+                w.left_queries, shape.dim);
+      copy_rows(in.out_grad.at(b, h, t + i), in.out_grad.time_stride, rows, shape.dim, 1.0F,
+                w.left_out_grads, shape.dim);
+      w.queries.rows = w.out_grads.rows = rows;
+      pack(w.left_queries, shape.dim, shape.dim, w.queries);
+      pack(w.left_out_grads, shape.dim, shape.dim, w.out_grads);
+      for (int64_t r = 0; r < rows; ++r) {
+        w.delta[r] = dot(in.out.at(b, h, t + i + r), in.out_grad.at(b, h, t + i + r), shape.dim);
+      }
+      attend_grad(shape, i, {b, h, t + i, 0}, rows, lse + i, dropout, &w);
+      store(w.query_grads, rows, shape.scale, out.query, h, t + i);
+    }
   }
-  store(w.key_grads, w.stride, shape.keys, shape.dim, 1.0F, out.key.at(b, kv, t),
-        out.key.time_stride);
-  store(w.value_grads, w.stride, shape.keys, shape.dim, 1.0F, out.value.at(b, kv, t),
-        out.value.time_stride);
+  store(w.key_grads, shape.keys, 1.0F, out.key, kv, t);
+  store(w.value_grads, shape.keys, 1.0F, out.value, kv, t);
 }
 
 }  // namespace

@@ -170,8 +170,8 @@ void attention(const AttentionShape& shape, const Heads<const T>& query, const H
       for (int64_t i = all * part / parts * kQueryBlock; i < end; i += kQueryBlock) {
         const int64_t rows = std::min(kQueryBlock, end - i);
         const WeightPlace place{b, h, t + i, 0};
-        copy_scaled(query.at(b, h, t + i), query.time_stride, rows, shape.dim, shape.scale,
-                    w.queries);
+        copy_rows(query.at(b, h, t + i), query.time_stride, rows, shape.dim, shape.scale,
+                  w.queries, shape.dim);
         if (few) {
           attend_directly(own, key.at(b, kv, t), key.time_stride, value.at(b, kv, t),
                           value.time_stride, dropout, place, &w);
@@ -180,8 +180,8 @@ void attention(const AttentionShape& shape, const Heads<const T>& query, const H
         }
         float* block_lse = lse + (b * shape.heads + h) * shape.queries + t + i;
         for (int64_t r = 0; r < rows; ++r) {
-          store_scaled(w.out + r * w.values.columns, shape.dim, 1.0F / w.sum[r],
-                       out.at(b, h, t + i + r));
+          copy_row(w.out + r * w.values.columns, shape.dim, 1.0F / w.sum[r],
+                   out.at(b, h, t + i + r));
           block_lse[r] = w.largest[r] + std::log(w.sum[r]);
         }
       }

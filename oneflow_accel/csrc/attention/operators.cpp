@@ -32,12 +32,10 @@ Maybe<void> check_dropout(user_op::InferContext* ctx) {
 }
 
 Maybe<void> check_seed_type(user_op::InferContext* ctx) {
-  if (ctx->has_input("seed", 0) && ctx->InputDType("seed", 0) != ::oneflow::DataType::kInt64) {
-    return Error::RuntimeError() << "the seed of dropout must be int64";
-  }
-  if (ctx->has_input("segments", 0)
-      && ctx->InputDType("segments", 0) != ::oneflow::DataType::kInt64) {
-    return Error::RuntimeError() << "segments of packed sequences must be int64";
+  for (const char* name : {"seed", "segments"}) {
+    if (ctx->has_input(name, 0) && ctx->InputDType(name, 0) != ::oneflow::DataType::kInt64) {
+      return Error::RuntimeError() << name << " of dropout or packed sequences must be int64";
+    }
   }
   return Maybe<void>::Ok();
 }
@@ -62,20 +60,6 @@ std::optional<WeightDropout> weight_dropout(user_op::KernelComputeContext* ctx,
 
 namespace {
 
-// The input `segments`, if there is one: int64 (batch, time), with as many keys as queries.
-Maybe<void> check_segments(user_op::InferContext* ctx, int64_t batch, int64_t queries,
-                           int64_t keys) {
-  if (!ctx->has_input("segments", 0)) { return Maybe<void>::Ok(); }
-  const auto& shape = ctx->InputShape("segments", 0);
-  if (shape != ::oneflow::Shape({batch, queries}) || queries != keys) {
-    return Error::RuntimeError()
-           << "segments of packed sequences must be (batch, time), with as many keys as queries, "
-              "not "
-           << shape.ToString() << " for " << queries << " queries and " << keys << " keys";
-  }
-  return Maybe<void>::Ok();
-}
-
 // The runs of equal numbers in segments[batch, time].
 std::vector<Span> spans_of(const int64_t* segments, int64_t batch, int64_t time) {
   std::vector<Span> spans;
@@ -98,6 +82,25 @@ bool divides(int64_t part, int64_t whole) {
   return part == whole || (part > 0 && whole % part == 0);
 }
 
+// The outputs, and what both operators check. The input `segments`, if there is one, is int64 (batch,
+// time), with as many keys as queries.
+Maybe<void> infer_outputs(user_op::InferContext* ctx, const Shape& out, const Shape& lse,
+                          int64_t keys) {
+  JUST(check_dropout(ctx));
+  const int64_t queries = lse.At(2);
+  if (ctx->has_input("segments", 0)
+      && (ctx->InputShape("segments", 0) != Shape({lse.At(0), queries}) || queries != keys)) {
+    return Error::RuntimeError()
+           << "segments of packed sequences must be (batch, time), with as many keys as queries, "
+              "not "
+           << ctx->InputShape("segments", 0).ToString() << " for " << queries << " queries and "
+           << keys << " keys";
+  }
+  describe_output(ctx, "out", out);
+  describe_output(ctx, "lse", lse);
+  return Maybe<void>::Ok();
+}
+
 Maybe<void> infer(user_op::InferContext* ctx) {
   const Shape& q = ctx->InputShape("query", 0);
   const Shape& k = ctx->InputShape("key", 0);
@@ -114,11 +117,7 @@ Maybe<void> infer(user_op::InferContext* ctx) {
                                     "than queries; there are "
                                  << q.At(2) << " queries and " << k.At(2) << " keys";
   }
-  JUST(check_dropout(ctx));
-  JUST(check_segments(ctx, q.At(0), q.At(2), k.At(2)));
-  describe_output(ctx, "out", q);
-  describe_output(ctx, "lse", Shape({q.At(0), q.At(1), q.At(2)}));
-  return Maybe<void>::Ok();
+  return infer_outputs(ctx, q, Shape({q.At(0), q.At(1), q.At(2)}), k.At(2));
 }
 
 Maybe<void> infer_packed(user_op::InferContext* ctx) {
@@ -128,75 +127,47 @@ Maybe<void> infer_packed(user_op::InferContext* ctx) {
            << "packed attention needs a projection of (batch, time, 3, heads, dim), not "
            << qkv.ToString();
   }
+  return infer_outputs(ctx, Shape({qkv.At(0), qkv.At(1), qkv.At(3), qkv.At(4)}),
+                       Shape({qkv.At(0), qkv.At(3), qkv.At(1)}), qkv.At(1));
+}
+
+// Each gradient is like the input that it belongs to, whose name is its own without "_grad".
+Maybe<void> infer_grad(user_op::InferContext* ctx) {
   JUST(check_dropout(ctx));
-  JUST(check_segments(ctx, qkv.At(0), qkv.At(1), qkv.At(1)));
-  describe_output(ctx, "out", Shape({qkv.At(0), qkv.At(1), qkv.At(3), qkv.At(4)}));
-  describe_output(ctx, "lse", Shape({qkv.At(0), qkv.At(3), qkv.At(1)}));
+  for (const auto& [name, index] : ctx->outputs()) {
+    describe_output(ctx, name, ctx->InputShape(name.substr(0, name.rfind("_grad")), 0));
+  }
   return Maybe<void>::Ok();
 }
 
 Maybe<void> infer_types(user_op::InferContext* ctx) {
   JUST(check_seed_type(ctx));
-  const auto type = ctx->InputDType(ctx->has_input("qkv", 0) ? "qkv" : "query", 0);
-  for (const auto& [name, index] : ctx->inputs()) {
-    if (name != "seed" && name != "segments" && ctx->InputDType(name, index) != type) {
-      return Error::RuntimeError() << "attention needs query, key and value of one dtype";
-    }
-  }
-  ctx->SetOutputDType("out", 0, type);
-  ctx->SetOutputDType("lse", 0, ::oneflow::DataType::kFloat);
-  return Maybe<void>::Ok();
-}
-
-// The input that the output NAME_grad belongs to.
-std::string differentiated(const std::string& output) {
-  return output.substr(0, output.size() - std::string("_grad").size());
-}
-
-Maybe<void> infer_grad(user_op::InferContext* ctx) {
-  JUST(check_dropout(ctx));
-  for (const auto& [name, index] : ctx->outputs()) {
-    describe_output(ctx, name, ctx->InputShape(differentiated(name), 0));
-  }
-  return Maybe<void>::Ok();
-}
-
-Maybe<void> infer_grad_types(user_op::InferContext* ctx) {
-  JUST(check_seed_type(ctx));
-  for (const auto& [name, index] : ctx->outputs()) {
-    ctx->SetOutputDType(name, index, ctx->InputDType(differentiated(name), 0));
-  }
-  return Maybe<void>::Ok();
+  return infer_one_dtype(ctx, "attention", {"seed", "segments", "lse"});
 }
 
 // Batch entries do not know of each other, nor do heads of keys and values with the heads of
 // queries that share them: where some do, each process must get as many, or they would come apart.
 Maybe<void> split(user_op::SbpContext* ctx) {
   split_all_but(ctx, 0, [](const std::string& name) { return name == "seed"; });
-  const int64_t heads = ctx->LogicalTensorDesc4InputArgNameAndIndex("query", 0).shape().At(1);
-  const int64_t kv_heads = ctx->LogicalTensorDesc4InputArgNameAndIndex("key", 0).shape().At(1);
-  if (kv_heads == heads || kv_heads % ctx->parallel_num() == 0) {
-    split_all_but(
-        ctx, 1, [](const std::string& name) { return name == "seed" || name == "segments"; });
+  const bool packed = ctx->user_op_conf().has_input("qkv", 0);
+  if (!packed) {
+    const int64_t heads = ctx->LogicalTensorDesc4InputArgNameAndIndex("query", 0).shape().At(1);
+    const int64_t kv_heads = ctx->LogicalTensorDesc4InputArgNameAndIndex("key", 0).shape().At(1);
+    if (kv_heads != heads && kv_heads % ctx->parallel_num() != 0) { return Maybe<void>::Ok(); }
   }
-  return Maybe<void>::Ok();
-}
-
-Maybe<void> split_packed(user_op::SbpContext* ctx) {
-  split_all_but(ctx, 0, [](const std::string& name) { return name == "seed"; });
-  auto heads = ctx->NewBuilder();
+  auto builder = ctx->NewBuilder();
   for (const auto* arguments : {&ctx->inputs(), &ctx->outputs()}) {
     for (const auto& [name, index] : *arguments) {
       const user_op::OpArg argument{std::string(name), index};
       if (name == "seed" || name == "segments") {
-        heads.Broadcast(argument);
+        builder.Broadcast(argument);
       } else {
         const bool is_projection = name == "qkv" || name == "qkv_grad";
-        heads.Split(argument, is_projection ? 3 : name == "lse" ? 1 : 2);
+        builder.Split(argument, is_projection ? 3 : packed && name != "lse" ? 2 : 1);
       }
     }
   }
-  heads.Build();
+  builder.Build();
   return Maybe<void>::Ok();
 }
 
@@ -211,19 +182,18 @@ REGISTER_USER_OP("oneflow_accel_attention_grad")
     .OptionalInput("seed").OptionalInput("segments")
     .Output("query_grad").Output("key_grad").Output("value_grad")
     .Attr<bool>("causal", false).Attr<double>("scale", 1.0).Attr<double>("dropout", 0.0)
-    .SetTensorDescInferFn(infer_grad).SetDataTypeInferFn(infer_grad_types).SetGetSbpFn(split);
+    .SetTensorDescInferFn(infer_grad).SetDataTypeInferFn(infer_types).SetGetSbpFn(split);
 
 REGISTER_USER_OP("oneflow_accel_packed_attention")
     .Input("qkv").OptionalInput("seed").OptionalInput("segments").Output("out").Output("lse")
     .Attr<bool>("causal", false).Attr<double>("scale", 1.0).Attr<double>("dropout", 0.0)
-    .SetTensorDescInferFn(infer_packed).SetDataTypeInferFn(infer_types).SetGetSbpFn(split_packed);
+    .SetTensorDescInferFn(infer_packed).SetDataTypeInferFn(infer_types).SetGetSbpFn(split);
 
 REGISTER_USER_OP("oneflow_accel_packed_attention_grad")
     .Input("out_grad").Input("qkv").Input("out").Input("lse")
     .OptionalInput("seed").OptionalInput("segments").Output("qkv_grad")
     .Attr<bool>("causal", false).Attr<double>("scale", 1.0).Attr<double>("dropout", 0.0)
-    .SetTensorDescInferFn(infer_grad).SetDataTypeInferFn(infer_grad_types)
-    .SetGetSbpFn(split_packed);
+    .SetTensorDescInferFn(infer_grad).SetDataTypeInferFn(infer_types).SetGetSbpFn(split);
 
 std::string describe(const AttentionShape& shape) {
   return "attention of " + std::to_string(shape.batch) + " x " + std::to_string(shape.heads)
@@ -231,71 +201,52 @@ std::string describe(const AttentionShape& shape) {
          + " keys, " + std::to_string(shape.dim) + " dimensions";
 }
 
-// T is const for an input.
-template <typename T>
-T* data_of(user_op::KernelComputeContext* ctx, const std::string& name) {
-  if constexpr (std::is_const_v<T>) {
-    return input<std::remove_const_t<T>>(ctx, name);
-  } else {
-    return output<T>(ctx, name);
-  }
+// Whether queries, keys and values are the parts of one projection.
+template <typename Context>
+bool is_packed(const Context* ctx) {
+  return ctx->has_input("qkv", 0);
 }
 
-// Where the arguments are that an operator reads and writes: queries, keys, values and outputs, or,
-// with a suffix, their gradients.
-struct Separate {
-  static constexpr const char* kSplit = "query";
-  static constexpr int64_t kHeadAxis = 1;
-
-  static AttentionShape sizes(user_op::KernelComputeContext* ctx) {
-    const auto& q = ctx->Tensor4ArgNameAndIndex("query", 0)->shape_view();
-    const auto& k = ctx->Tensor4ArgNameAndIndex("key", 0)->shape_view();
-    return {q.At(0), q.At(1), k.At(1), q.At(2), k.At(2), q.At(3), false, 1.0F};
-  }
-  template <typename T>
-  static Heads<T> of(user_op::KernelComputeContext* ctx, const std::string& name,
-                     const char* suffix = "") {
-    const auto& shape = ctx->Tensor4ArgNameAndIndex(name + suffix, 0)->shape_view();
-    return {data_of<T>(ctx, name + suffix), shape.Count(1), shape.Count(2), shape.Count(3)};
-  }
-};
-
-struct Packed {
-  static constexpr const char* kSplit = "qkv";
-  static constexpr int64_t kHeadAxis = 3;
-
-  static AttentionShape sizes(user_op::KernelComputeContext* ctx) {
+AttentionShape shape_of(user_op::KernelComputeContext* ctx) {
+  const auto causal = ctx->Attr<bool>("causal");
+  const auto scale = static_cast<float>(ctx->Attr<double>("scale"));
+  if (is_packed(ctx)) {
     const auto& qkv = ctx->Tensor4ArgNameAndIndex("qkv", 0)->shape_view();
-    return {qkv.At(0), qkv.At(3), qkv.At(3), qkv.At(1), qkv.At(1), qkv.At(4), false, 1.0F};
+    return {qkv.At(0), qkv.At(3), qkv.At(3), qkv.At(1), qkv.At(1), qkv.At(4), causal, scale};
   }
-  template <typename T>
-  static Heads<T> of(user_op::KernelComputeContext* ctx, const std::string& name,
-                     const char* suffix = "") {
-    const AttentionShape n = sizes(ctx);
-    const int64_t width = n.heads * n.dim;
-    if (name == "out") {
-      return {data_of<T>(ctx, name + suffix), width * n.queries, n.dim, width};
-    }
-    const int64_t part = name == "query" ? 0 : name == "key" ? 1 : 2;
-    T* qkv = data_of<T>(ctx, std::string("qkv") + suffix);
-    return {qkv + part * width, 3 * width * n.queries, n.dim, 3 * width};
-  }
-};
+  const auto& q = ctx->Tensor4ArgNameAndIndex("query", 0)->shape_view();
+  const auto& k = ctx->Tensor4ArgNameAndIndex("key", 0)->shape_view();
+  return {q.At(0), q.At(1), k.At(1), q.At(2), k.At(2), q.At(3), causal, scale};
+}
 
-template <typename Layout>
+// Where "query", "key", "value" or "out" lies or, with a suffix, its gradient. T is const for an
+// input.
+template <typename T>
+Heads<T> heads_of(user_op::KernelComputeContext* ctx, const std::string& name,
+                  const char* suffix = "") {
+  const bool in_projection = is_packed(ctx) && name != "out";
+  const auto* tensor = ctx->Tensor4ArgNameAndIndex((in_projection ? "qkv" : name) + suffix, 0);
+  auto* data = static_cast<T*>(const_cast<void*>(tensor->raw_dptr()));
+  const auto& shape = tensor->shape_view();
+  if (!is_packed(ctx)) { return {data, shape.Count(1), shape.Count(2), shape.Count(3)}; }
+  // By batch entry, head and time, of [batch, time, heads, dim] or [batch, time, 3, heads, dim].
+  const int64_t dim = shape.At(shape.NumAxes() - 1);
+  if (!in_projection) { return {data, shape.Count(1), dim, shape.Count(2)}; }
+  const int64_t part = name == "query" ? 0 : name == "key" ? 1 : 2;
+  return {data + part * shape.Count(3), shape.Count(1), dim, shape.Count(2)};
+}
+
 class OfHeads : public Kernel {
  public:
   std::shared_ptr<user_op::OpKernelCache> InitOpKernelCache(
       user_op::KernelCacheContext* ctx) const final {
-    return first_head(ctx, Layout::kSplit, 0, Layout::kHeadAxis);
+    return is_packed(ctx) ? first_head(ctx, "qkv", 0, 3) : first_head(ctx, "query", 0, 1);
   }
 
  private:
   void Compute(user_op::KernelComputeContext* ctx, user_op::OpKernelState*,
                const user_op::OpKernelCache* cache) const final {
-    AttentionShape shape = Layout::sizes(ctx);
-    shape.causal = ctx->Attr<bool>("causal");
-    shape.scale = static_cast<float>(ctx->Attr<double>("scale"));
+    AttentionShape shape = shape_of(ctx);
     if (ctx->has_input("segments", 0)) {
       shape.spans = spans_of(input<int64_t>(ctx, "segments"), shape.batch, shape.queries);
     }
@@ -307,43 +258,34 @@ class OfHeads : public Kernel {
                        const WeightDropout* dropout) const = 0;
 };
 
-template <typename T, typename Layout>
-class AttentionKernel final : public OfHeads<Layout> {
+template <typename T>
+class AttentionKernel final : public OfHeads {
   void compute(user_op::KernelComputeContext* ctx, const AttentionShape& shape,
                const WeightDropout* dropout) const override {
-    const auto in = [=](const char* name) { return Layout::template of<const T>(ctx, name); };
-    attention(shape, in("query"), in("key"), in("value"), dropout,
-              Layout::template of<T>(ctx, "out"), output(ctx, "lse"));
+    const auto in = [=](const char* name) { return heads_of<const T>(ctx, name); };
+    attention(shape, in("query"), in("key"), in("value"), dropout, heads_of<T>(ctx, "out"),
+              output(ctx, "lse"));
   }
 };
 
-template <typename T, typename Layout>
-class AttentionGradKernel final : public OfHeads<Layout> {
+template <typename T>
+class AttentionGradKernel final : public OfHeads {
   void compute(user_op::KernelComputeContext* ctx, const AttentionShape& shape,
                const WeightDropout* dropout) const override {
-    const auto in = [=](const char* name, const char* suffix = "") {
-      return Layout::template of<const T>(ctx, name, suffix);
-    };
-    const auto grad = [=](const char* name) { return Layout::template of<T>(ctx, name, "_grad"); };
+    const auto in = [=](const char* name) { return heads_of<const T>(ctx, name); };
+    const auto grad = [=](const char* name) { return heads_of<T>(ctx, name, "_grad"); };
     attention_grad<T>(shape,
-                      {in("query"), in("key"), in("value"), in("out"), in("out", "_grad"),
-                       input(ctx, "lse")},
+                      {in("query"), in("key"), in("value"), in("out"),
+                       heads_of<const T>(ctx, "out", "_grad"), input(ctx, "lse")},
                       dropout, {grad("query"), grad("key"), grad("value")});
   }
 };
 
-template <typename T>
-using Attention = AttentionKernel<T, Separate>;
-template <typename T>
-using AttentionGrad = AttentionGradKernel<T, Separate>;
-template <typename T>
-using PackedAttention = AttentionKernel<T, Packed>;
-template <typename T>
-using PackedAttentionGrad = AttentionGradKernel<T, Packed>;
-REGISTER_KERNELS(Attention, float, Bfloat16)("oneflow_accel_attention", "out");
-REGISTER_KERNELS(AttentionGrad, float, Bfloat16)("oneflow_accel_attention_grad", "query_grad");
-REGISTER_KERNELS(PackedAttention, float, Bfloat16)("oneflow_accel_packed_attention", "out");
-REGISTER_KERNELS(PackedAttentionGrad, float, Bfloat16)
+REGISTER_KERNELS(AttentionKernel, float, Bfloat16)("oneflow_accel_attention", "out");
+REGISTER_KERNELS(AttentionGradKernel, float, Bfloat16)
+("oneflow_accel_attention_grad", "query_grad");
+REGISTER_KERNELS(AttentionKernel, float, Bfloat16)("oneflow_accel_packed_attention", "out");
+REGISTER_KERNELS(AttentionGradKernel, float, Bfloat16)
 ("oneflow_accel_packed_attention_grad", "qkv_grad");
 
 }  // namespace

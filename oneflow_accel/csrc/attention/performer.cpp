@@ -99,9 +99,9 @@ struct PerformerShape {
     features = w.At(0);
   }
 
-  // Floats from one row to the next: of values, of features and of what a batch entry is summed up
-  // to.
-  int64_t width() const { return padded(dim); }
+  // Floats from one row to the next: of values and one more column, of features and of what a batch
+  // entry is summed up to.
+  int64_t width() const { return padded(dim + 1); }
   int64_t stride() const { return padded(features); }
   int64_t summary() const { return features * (dim + 1); }
   int64_t chunks() const { return (time + kChunk - 1) / kChunk; }
@@ -112,63 +112,44 @@ struct PerformerShape {
   }
 };
 
-// to[i * to_stride + d] = from[i * stride + d].
-template <typename From, typename To>
-void copy_rows(const From* from, int64_t stride, int64_t rows, int64_t columns, To* to,
-               int64_t to_stride) {
-  for (int64_t i = 0; i < rows; ++i) {
-#pragma omp simd
-    for (int64_t d = 0; d < columns; ++d) {
-      to[i * to_stride + d] = from_float<To>(to_float(from[i * stride + d]));
-    }
-  }
-}
-
 // What one thread works with.
 struct Performer {
   const PerformerShape& s;
   // w in both roles of a product.
   Panels w_transposed;
   Panels w_panels;
-  // Of a batch entry: S or dS in both roles, and z or dz.
+  // Of a batch entry: S or dS, z or dz, and the two side by side, transposed.
   int64_t entry = -1;
   Panels panels;
-  Panels transposed;
   float* column;
-  // Of a tile.
+  Panels transposed;
+  // Of a tile. Values have a factor of their row of phi behind them, 1 for keys.
   float* x;
   float* phi;
   float* phi_grads;
   float* values;
   float* space;
   float* row_sums;
-  // Of rows, 1 for keys.
-  float* factors;
   // Of a chunk: what it adds to a summary.
   float* sums;
-  float* sums_column;
 
   Performer(const PerformerShape& shape, const float* w) : s(shape) {
     Carver::carve([&](Carver* carver) {
       w_transposed = carver->take_panels(s.dim, s.stride());
-      w_panels = carver->take_panels(s.features, s.width());
-      panels = carver->take_panels(s.features, s.width());
-      transposed = carver->take_panels(s.dim, s.stride());
+      w_panels = carver->take_panels(s.features, padded(s.dim));
+      panels = carver->take_panels(s.features, padded(s.dim));
       column = carver->take(s.features);
+      transposed = carver->take_panels(s.dim + 1, s.stride());
       x = carver->take(kTile * s.dim);
       phi = carver->take(kTile * s.stride());
       phi_grads = carver->take(kTile * s.stride());
       values = carver->take(kTile * s.width());
       space = carver->take(kTile * s.width());
       row_sums = carver->take(kTile);
-      factors = carver->take(kTile);
       sums = carver->take(s.features * s.width());
-      sums_column = carver->take(s.features);
     });
     pack_transposed(w, s.dim, s.features, w_transposed);
     pack(w, s.dim, s.dim, w_panels);
-    std::fill_n(values, kTile * s.width(), 0.0F);
-    std::fill_n(factors, kTile, 1.0F);
   }
 
   // Reads the summary, or its gradient, of a batch entry.
@@ -184,7 +165,7 @@ struct Performer {
   // Sets x and phi of a tile's keys or queries.
   template <typename T>
   void set_phi(const T* of_kqv, int64_t rows) {
-    copy_rows(of_kqv, 3 * s.dim, rows, s.dim, x, s.dim);
+    copy_rows(of_kqv, 3 * s.dim, rows, s.dim, 1.0F, x, s.dim);
     block_product(rows, s.stride(), s.dim, {x, s.dim, 1}, w_transposed, 0, 0, phi, s.stride(),
                   false);
     const float scale = 1.0F / std::sqrt(static_cast<float>(s.features));
@@ -197,23 +178,38 @@ struct Performer {
     }
   }
 
-  // The gradient of a tile's keys or queries, (dphi phi) w - sum(dphi phi) x with dphi being
-  // phi_grads[i, j] + factors[i] column[j].
+  // The same of its keys, and its values.
+  template <typename T>
+  void set_keys(const T* of_kqv, int64_t rows) {
+    set_phi(of_kqv, rows);
+    copy_rows(of_kqv + 2 * s.dim, 3 * s.dim, rows, s.dim, 1.0F, values, s.width());
+    for (int64_t i = 0; i < rows; ++i) { values[i * s.width() + s.dim] = 1.0F; }
+  }
+
+  // space = phi S, of a tile's keys or queries.
+  void multiply_phi(int64_t rows) {
+    block_product(rows, s.dim, s.features, {phi, s.stride(), 1}, panels, 0, 0, space, s.width(),
+                  false);
+  }
+
+  // The gradient of a tile's keys or queries, (dphi phi) w - sum(dphi phi) x with dphi being the
+  // products of values and their factors with the summary.
   template <typename T>
   void grad_by_x(int64_t rows, T* of_kqv_grad) {
+    block_product(rows, s.stride(), s.dim + 1, {values, s.width(), 1}, transposed, 0, 0, phi_grads,
+                  s.stride(), false);
     for (int64_t i = 0; i < rows; ++i) {
-      const float factor = factors[i];
       const float* feature = phi + i * s.stride();
       float* grad = phi_grads + i * s.stride();
       float sum = 0.0F;
 #pragma omp simd reduction(+ : sum)
       for (int64_t j = 0; j < s.features; ++j) {
-        grad[j] = (grad[j] + factor * column[j]) * feature[j];
+        grad[j] *= feature[j];
         sum += grad[j];
       }
       row_sums[i] = sum;
     }
-    block_product(rows, s.width(), s.features, {phi_grads, s.stride(), 1}, w_panels, 0, 0, space,
+    block_product(rows, s.dim, s.features, {phi_grads, s.stride(), 1}, w_panels, 0, 0, space,
                   s.width(), false);
     for (int64_t i = 0; i < rows; ++i) {
       const float* product = space + i * s.width();
@@ -225,66 +221,50 @@ struct Performer {
     }
   }
 
-  // sums += phi^T [values, factors].
+  // sums += phi^T values, with the factors' column.
   void add_to_sums(int64_t rows) {
     const Panels right{space, rows, s.width()};
-    pack(values, s.width(), s.width(), right);
+    pack(values, s.width(), s.dim + 1, right);
     block_product(s.features, s.width(), rows, {phi, 1, s.stride()}, right, 0, 0, sums, s.width(),
                   true);
-    for (int64_t i = 0; i < rows; ++i) {
-      const float factor = factors[i];
-      const float* row = phi + i * s.stride();
-#pragma omp simd
-      for (int64_t j = 0; j < s.features; ++j) { sums_column[j] += factor * row[j]; }
-    }
   }
 };
 
-// Tokens [begin, end) of one batch entry.
-struct Chunk {
-  int64_t entry;
-  int64_t begin;
-  int64_t end;
-
-  // Calls fn(token, rows) for tiles of it; tokens are counted through the batch.
-  template <typename Fn>
-  void for_tiles(const PerformerShape& s, const Fn& fn) const {
-    for (int64_t row = begin; row < end; row += kTile) {
-      fn(entry * s.time + row, std::min(kTile, end - row));
-    }
-  }
-};
-
-// Calls fn(performer, chunk, its number) for all chunks, in parallel.
+// Calls fn(performer, token, rows) for all tiles, in parallel by chunks; tokens are counted through
+// the batch. What it needs of `summary`, if that is not null, is loaded, and what it adds to the sums
+// of each chunk goes to `parts`, if that is not null.
 template <typename Fn>
-void for_chunks(const PerformerShape& s, const float* w, const Fn& fn) {
+void for_tiles(const PerformerShape& s, const float* w, const float* summary, float* parts,
+               const Fn& fn) {
   parallel_for(s.batch * s.chunks(), 1, [&](int64_t first, int64_t last) {
-    Performer performer(s, w);
-    for (int64_t i = first; i < last; ++i) {
-      const int64_t begin = i % s.chunks() * kChunk;
-      fn(&performer, Chunk{i / s.chunks(), begin, std::min(s.time, begin + kChunk)}, i);
+    Performer p(s, w);
+    for (int64_t chunk = first; chunk < last; ++chunk) {
+      const int64_t entry = chunk / s.chunks();
+      if (summary != nullptr) { p.load(entry, summary); }
+      std::fill_n(p.sums, s.features * s.width(), 0.0F);
+      const int64_t begin = chunk % s.chunks() * kChunk;
+      const int64_t end = std::min(s.time, begin + kChunk);
+      for (int64_t row = begin; row < end; row += kTile) {
+        fn(&p, entry * s.time + row, std::min(kTile, end - row));
+      }
+      if (parts != nullptr) {
+        copy_rows(p.sums, s.width(), s.features, s.dim + 1, 1.0F, parts + chunk * s.summary(),
+                  s.dim + 1);
+      }
     }
   });
 }
 
-// Sets `summary`, or the scratch memory that it returns where that is null, to the sums of what
-// add(performer, chunk) adds to the sums of each chunk, in their order.
+// Sets `sums`, or the scratch memory that it returns where that is null, to the sums of what
+// add(performer, token, rows) adds to the sums of each chunk, in their order.
 template <typename Add>
-const float* summarize(const PerformerShape& s, const float* w, float* summary, const Add& add) {
+const float* summarize(const PerformerShape& s, const float* w, const float* summary, float* sums,
+                       const Add& add) {
   const int64_t chunks = s.batch * s.chunks();
   auto* parts = static_cast<float*>(
       scratch(ScratchSlot::kReduction, (chunks + s.batch) * s.summary() * sizeof(float)));
-  for_chunks(s, w, [&](Performer* p, const Chunk& chunk, int64_t number) {
-    std::fill_n(p->sums, s.features * s.width(), 0.0F);
-    std::fill_n(p->sums_column, s.features, 0.0F);
-    add(p, chunk);
-    float* to = parts + number * s.summary();
-    for (int64_t j = 0; j < s.features; ++j) {
-      std::copy_n(p->sums + j * s.width(), s.dim, to + j * (s.dim + 1));
-      to[j * (s.dim + 1) + s.dim] = p->sums_column[j];
-    }
-  });
-  float* sums = summary == nullptr ? parts + chunks * s.summary() : summary;
+  for_tiles(s, w, summary, parts, add);
+  if (sums == nullptr) { sums = parts + chunks * s.summary(); }
   std::fill_n(sums, s.batch * s.summary(), 0.0F);
   for (int64_t i = 0; i < chunks; ++i) {
     float* to = sums + i / s.chunks() * s.summary();
@@ -303,31 +283,23 @@ class PerformerKernel final : public Kernel {
     const float* w = input(ctx, "w");
     T* out = output<T>(ctx, "out");
     T* value = output<T>(ctx, "value");
+    const auto add_keys = [&](Performer* p, int64_t token, int64_t rows) {
+      p->set_keys(kqv + token * 3 * s.dim, rows);
+      p->add_to_sums(rows);
+    };
+    const auto queries = [&](Performer* p, int64_t token, int64_t rows) {
+      const T* tile = kqv + token * 3 * s.dim;
+      p->set_phi(tile + s.dim, rows);
+      p->multiply_phi(rows);
+      for (int64_t i = 0; i < rows; ++i) {
+        const float total = dot(p->phi + i * s.stride(), p->column, s.features);
+        copy_row(p->space + i * s.width(), s.dim, 1.0F / (total + s.epsilon),
+                 out + (token + i) * s.dim);
+      }
+      copy_rows(tile + 2 * s.dim, 3 * s.dim, rows, s.dim, 1.0F, value + token * s.dim, s.dim);
+    };
     run_or_throw([&] { return s.describe(); }, [&] {
-      const float* summary =
-          summarize(s, w, output(ctx, "summary"), [&](Performer* p, const Chunk& chunk) {
-            chunk.for_tiles(s, [&](int64_t token, int64_t rows) {
-              const T* tile = kqv + token * 3 * s.dim;
-              p->set_phi(tile, rows);
-              copy_rows(tile + 2 * s.dim, 3 * s.dim, rows, s.dim, p->values, s.width());
-              p->add_to_sums(rows);
-            });
-          });
-      for_chunks(s, w, [&](Performer* p, const Chunk& chunk, int64_t) {
-        p->load(chunk.entry, summary);
-        chunk.for_tiles(s, [&](int64_t token, int64_t rows) {
-          const T* tile = kqv + token * 3 * s.dim;
-          p->set_phi(tile + s.dim, rows);
-          block_product(rows, s.width(), s.features, {p->phi, s.stride(), 1}, p->panels, 0, 0,
-                        p->values, s.width(), false);
-          for (int64_t i = 0; i < rows; ++i) {
-            const float total = dot(p->phi + i * s.stride(), p->column, s.features);
-            store_scaled(p->values + i * s.width(), s.dim, 1.0F / (total + s.epsilon),
-                         out + (token + i) * s.dim);
-          }
-          copy_rows(tile + 2 * s.dim, 3 * s.dim, rows, s.dim, value + token * s.dim, s.dim);
-        });
-      });
+      for_tiles(s, w, summarize(s, w, nullptr, output(ctx, "summary"), add_keys), nullptr, queries);
     });
   }
 };
@@ -344,55 +316,38 @@ class PerformerGradKernel final : public Kernel {
     const T* out = input<T>(ctx, "out");
     const T* out_grad = input<T>(ctx, "out_grad");
     const T* value_grad = input<T>(ctx, "value_grad");
-    const float* summary = input(ctx, "summary");
     T* kqv_grad = output<T>(ctx, "kqv_grad");
-    const auto add_queries = [&](Performer* p, const Chunk& chunk) {
-      p->load(chunk.entry, summary);
-      chunk.for_tiles(s, [&](int64_t token, int64_t rows) {
-        const int64_t queries = token * 3 * s.dim + s.dim;
-        p->set_phi(kqv + queries, rows);
-        for (int64_t i = 0; i < rows; ++i) {
-          const T* token_grad = out_grad + (token + i) * s.dim;
-          const float total = dot(p->phi + i * s.stride(), p->column, s.features) + s.epsilon;
-          float* n = p->values + i * s.width();
-#pragma omp simd
-          for (int64_t d = 0; d < s.dim; ++d) { n[d] = to_float(token_grad[d]) * (1.0F / total); }
-          p->factors[i] = -dot(token_grad, out + (token + i) * s.dim, s.dim) / total;
-        }
-        block_product(rows, s.stride(), s.dim, {p->values, s.width(), 1}, p->transposed, 0, 0,
-                      p->phi_grads, s.stride(), false);
-        p->add_to_sums(rows);
-        p->grad_by_x(rows, kqv_grad + queries);
-      });
+    const auto add_queries = [&](Performer* p, int64_t token, int64_t rows) {
+      const int64_t queries = token * 3 * s.dim + s.dim;
+      p->set_phi(kqv + queries, rows);
+      for (int64_t i = 0; i < rows; ++i) {
+        const T* token_grad = out_grad + (token + i) * s.dim;
+        const float total = dot(p->phi + i * s.stride(), p->column, s.features) + s.epsilon;
+        float* n = p->values + i * s.width();
+        copy_row(token_grad, s.dim, 1.0F / total, n);
+        n[s.dim] = -dot(token_grad, out + (token + i) * s.dim, s.dim) / total;
+      }
+      p->add_to_sums(rows);
+      p->grad_by_x(rows, kqv_grad + queries);
     };
-    const auto keys_and_values = [&](Performer* p, const Chunk& chunk) {
-      chunk.for_tiles(s, [&](int64_t token, int64_t rows) {
-        const T* keys = kqv + token * 3 * s.dim;
-        T* key_grads = kqv_grad + token * 3 * s.dim;
-        p->set_phi(keys, rows);
-        block_product(rows, s.width(), s.features, {p->phi, s.stride(), 1}, p->panels, 0, 0,
-                      p->space, s.width(), false);
-        for (int64_t i = 0; i < rows; ++i) {
-          const float* of_sums = p->space + i * s.width();
-          const T* of_value = value_grad + (token + i) * s.dim;
-          T* to = key_grads + i * 3 * s.dim + 2 * s.dim;
+    const auto keys_and_values = [&](Performer* p, int64_t token, int64_t rows) {
+      T* key_grads = kqv_grad + token * 3 * s.dim;
+      p->set_keys(kqv + token * 3 * s.dim, rows);
+      p->multiply_phi(rows);
+      for (int64_t i = 0; i < rows; ++i) {
+        const float* of_sums = p->space + i * s.width();
+        const T* of_value = value_grad + (token + i) * s.dim;
+        T* to = key_grads + i * 3 * s.dim + 2 * s.dim;
 #pragma omp simd
-          for (int64_t d = 0; d < s.dim; ++d) {
-            to[d] = from_float<T>(of_sums[d] + to_float(of_value[d]));
-          }
+        for (int64_t d = 0; d < s.dim; ++d) {
+          to[d] = from_float<T>(of_sums[d] + to_float(of_value[d]));
         }
-        copy_rows(keys + 2 * s.dim, 3 * s.dim, rows, s.dim, p->values, s.width());
-        block_product(rows, s.stride(), s.dim, {p->values, s.width(), 1}, p->transposed, 0, 0,
-                      p->phi_grads, s.stride(), false);
-        p->grad_by_x(rows, key_grads);
-      });
+      }
+      p->grad_by_x(rows, key_grads);
     };
     run_or_throw([&] { return "gradient of a " + s.describe(); }, [&] {
-      const float* summary_grad = summarize(s, w, nullptr, add_queries);
-      for_chunks(s, w, [&](Performer* p, const Chunk& chunk, int64_t) {
-        p->load(chunk.entry, summary_grad);
-        keys_and_values(p, chunk);
-      });
+      const float* summary_grad = summarize(s, w, input(ctx, "summary"), nullptr, add_queries);
+      for_tiles(s, w, summary_grad, nullptr, keys_and_values);
     });
   }
 };

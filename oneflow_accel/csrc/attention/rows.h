@@ -94,21 +94,20 @@ void pack_transposed(const T* x, int64_t stride, int64_t columns, const Panels& 
   }
 }
 
-// y[i * columns + d] = x[i * stride + d] * factor.
-template <typename T>
-void copy_scaled(const T* x, int64_t stride, int64_t rows, int64_t columns, float factor,
-                 float* y) {
-  for (int64_t i = 0; i < rows; ++i) {
-    for (int64_t d = 0; d < columns; ++d) {
-      y[i * columns + d] = to_float(x[i * stride + d]) * factor;
-    }
-  }
+// to[d] = from[d] * factor, in the type of `to`.
+template <typename From, typename To>
+void copy_row(const From* from, int64_t columns, float factor, To* to) {
+#pragma omp simd
+  for (int64_t d = 0; d < columns; ++d) { to[d] = from_float<To>(to_float(from[d]) * factor); }
 }
 
-// y[d] = x[d] * factor, in y's type.
-template <typename T>
-void store_scaled(const float* x, int64_t columns, float factor, T* y) {
-  for (int64_t d = 0; d < columns; ++d) { y[d] = from_float<T>(x[d] * factor); }
+// The same for rows that lie `stride` and `to_stride` elements apart.
+template <typename From, typename To>
+void copy_rows(const From* from, int64_t stride, int64_t rows, int64_t columns, float factor,
+               To* to, int64_t to_stride) {
+  for (int64_t i = 0; i < rows; ++i) {
+    copy_row(from + i * stride, columns, factor, to + i * to_stride);
+  }
 }
 
 // sum over d of a[d] b[d].
