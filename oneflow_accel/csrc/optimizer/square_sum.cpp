@@ -46,25 +46,20 @@ double square_sum(const user_op::Tensor& tensor) {
   return total;
 }
 
-class SqrtSquareSumKernel final : public Kernel {
-  void Compute(user_op::KernelComputeContext* ctx) const override {
-    const double sum = square_sum(*ctx->Tensor4ArgNameAndIndex("x", 0));
-    *output(ctx, "y") = static_cast<float>(std::sqrt(sum));
-  }
-};
-
-class MultiSquareSumKernel final : public Kernel {
+// The sum of one tensor or of several, of which the operator for one takes the root.
+class SquareSumKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     double sum = 0.0;
     for (int32_t i = 0; i < ctx->input_size("x"); ++i) {
       sum += square_sum(*ctx->Tensor4ArgNameAndIndex("x", i));
     }
-    *output(ctx, "y") = static_cast<float>(sum);
+    const bool root = ctx->op_type_name() == "sqrt_square_sum";
+    *output(ctx, "y") = static_cast<float>(root ? std::sqrt(sum) : sum);
   }
 };
 
-REGISTER_KERNEL("sqrt_square_sum", make<SqrtSquareSumKernel>, is_float32_on_cpu("y"));
-REGISTER_KERNEL("multi_reduce_sum_pow_abs", make<MultiSquareSumKernel>,
+REGISTER_KERNEL("sqrt_square_sum", make<SquareSumKernel>, is_float32_on_cpu("y"));
+REGISTER_KERNEL("multi_reduce_sum_pow_abs", make<SquareSumKernel>,
                 is_float32_on_cpu("y") && (user_op::HobAttr<float>("p") == 2.0F));
 
 }  // namespace

@@ -10,16 +10,17 @@ namespace {
 
 namespace user_op = ::oneflow::user_op;
 
-template <typename T, bool logarithm>
+template <typename T>
 class SoftmaxKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
+    const bool logarithm = ctx->op_type_name() == "log_softmax";
     const RowSet rows(ctx, "in");
     const T* in = input<T>(ctx, "in");
     T* out = output<T>(ctx, logarithm ? "prob" : "out");
     rows.for_each(1, [=](int64_t, int64_t first) {
       const T* x = in + first;
       T* y = out + first;
-      if constexpr (logarithm) {
+      if (logarithm) {
         row::log_softmax(x, y, rows.n);
       } else {
         row::softmax(rows.n, row::values_of(x), row::rounded_to(y));
@@ -28,9 +29,10 @@ class SoftmaxKernel final : public Kernel {
   }
 };
 
-template <typename T, bool logarithm>
+template <typename T>
 class SoftmaxGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
+    const bool logarithm = ctx->op_type_name() == "log_softmax_grad";
     const RowSet rows(ctx, "dy");
     const T* out = input<T>(ctx, logarithm ? "prob" : "y");
     const T* out_grad = input<T>(ctx, "dy");
@@ -39,7 +41,7 @@ class SoftmaxGradKernel final : public Kernel {
       const auto y = row::values_of(out + first);
       const auto dy = row::values_of(out_grad + first);
       const auto dx = row::rounded_to(in_grad + first);
-      if constexpr (logarithm) {
+      if (logarithm) {
         // dy - e^y sum(dy).
         const auto sum = static_cast<float>(row::sum_of(rows.n, dy));
 #pragma omp simd
@@ -51,18 +53,10 @@ class SoftmaxGradKernel final : public Kernel {
   }
 };
 
-template <typename T>
-using Softmax = SoftmaxKernel<T, false>;
-template <typename T>
-using SoftmaxGrad = SoftmaxGradKernel<T, false>;
-template <typename T>
-using LogSoftmax = SoftmaxKernel<T, true>;
-template <typename T>
-using LogSoftmaxGrad = SoftmaxGradKernel<T, true>;
-REGISTER_KERNELS(Softmax, float, Bfloat16)("softmax", "out");
-REGISTER_KERNELS(SoftmaxGrad, float, Bfloat16)("softmax_grad", "dx");
-REGISTER_KERNELS(LogSoftmax, float, Bfloat16)("log_softmax", "prob");
-REGISTER_KERNELS(LogSoftmaxGrad, float, Bfloat16)("log_softmax_grad", "dx");
+REGISTER_KERNELS(SoftmaxKernel, float, Bfloat16)("softmax", "out");
+REGISTER_KERNELS(SoftmaxGradKernel, float, Bfloat16)("softmax_grad", "dx");
+REGISTER_KERNELS(SoftmaxKernel, float, Bfloat16)("log_softmax", "prob");
+REGISTER_KERNELS(SoftmaxGradKernel, float, Bfloat16)("log_softmax_grad", "dx");
 
 }  // namespace
 
