@@ -29,7 +29,21 @@ using ::oneflow::Error;
 using ::oneflow::Maybe;
 using ::oneflow::Shape;
 
-Maybe<void> check(user_op::InferContext* ctx) {
+// Losses and two floats more for each of `rows` rows, or sums of them; gradients are like the inputs
+// that they belong to, whose names are their own without "_grad".
+Maybe<void> describe_outputs(user_op::InferContext* ctx, int64_t rows) {
+  for (const auto& [name, index] : ctx->outputs()) {
+    const auto suffix = name.rfind("_grad");
+    describe_output(ctx, name,
+                    suffix != std::string::npos ? ctx->InputShape(name.substr(0, suffix), 0)
+                    : name == "losses"          ? Shape({rows})
+                    : name == "lse"             ? Shape({rows, 2})
+                                                : Shape({}));
+  }
+  return Maybe<void>::Ok();
+}
+
+Maybe<void> infer(user_op::InferContext* ctx) {
   const Shape& logits = ctx->InputShape("logits", 0);
   const Shape& label = ctx->InputShape("label", 0);
   if (logits.NumAxes() != 2 || logits.At(1) < 1 || label != Shape({logits.At(0)})) {
@@ -37,10 +51,10 @@ Maybe<void> check(user_op::InferContext* ctx) {
                                     "(rows), not "
                                  << logits.ToString() << " and " << label.ToString();
   }
-  return Maybe<void>::Ok();
+  return describe_outputs(ctx, logits.At(0));
 }
 
-Maybe<void> check_linear(user_op::InferContext* ctx) {
+Maybe<void> infer_linear(user_op::InferContext* ctx) {
   const Shape& x = ctx->InputShape("x", 0);
   const Shape& weight = ctx->InputShape("weight", 0);
   const Shape& label = ctx->InputShape("label", 0);
@@ -51,62 +65,16 @@ Maybe<void> check_linear(user_op::InferContext* ctx) {
               "labels of (rows), not "
            << x.ToString() << ", " << weight.ToString() << " and " << label.ToString();
   }
-  return Maybe<void>::Ok();
-}
-
-// The outputs "losses" and "lse", floats for `rows` rows, of which the second has two for each.
-void describe_losses(user_op::InferContext* ctx, int64_t rows) {
-  describe_output(ctx, "losses", Shape({rows}));
-  describe_output(ctx, "lse", Shape({rows, 2}));
-}
-
-Maybe<void> infer(user_op::InferContext* ctx) {
-  JUST(check(ctx));
-  describe_losses(ctx, ctx->InputShape("logits", 0).At(0));
-  return Maybe<void>::Ok();
-}
-
-Maybe<void> infer_grad(user_op::InferContext* ctx) {
-  JUST(check(ctx));
-  describe_output(ctx, "logits_grad", ctx->InputShape("logits", 0));
-  return Maybe<void>::Ok();
-}
-
-Maybe<void> infer_linear(user_op::InferContext* ctx) {
-  JUST(check_linear(ctx));
-  describe_losses(ctx, ctx->InputShape("x", 0).At(0));
-  return Maybe<void>::Ok();
-}
-
-Maybe<void> infer_linear_grad(user_op::InferContext* ctx) {
-  JUST(check_linear(ctx));
-  describe_output(ctx, "x_grad", ctx->InputShape("x", 0));
-  describe_output(ctx, "weight_grad", ctx->InputShape("weight", 0));
-  return Maybe<void>::Ok();
-}
-
-Maybe<void> infer_linear_sum(user_op::InferContext* ctx) {
-  JUST(infer_linear_grad(ctx));
-  describe_output(ctx, "total", Shape({}));
-  describe_output(ctx, "count", Shape({}));
-  return Maybe<void>::Ok();
+  return describe_outputs(ctx, x.At(0));
 }
 
 Maybe<void> infer_types(user_op::InferContext* ctx) {
-  for (const auto& [name, index] : ctx->outputs()) {
-    const bool like_logits = name == "logits_grad";
-    ctx->SetOutputDType(name, index, like_logits ? ctx->InputDType("logits", 0) : DataType::kFloat);
+  const auto label = ctx->InputDType("label", 0);
+  if (label != DataType::kInt32 && label != DataType::kInt64) {
+    return Error::RuntimeError() << "a cross entropy needs labels of int32 or int64";
   }
-  return Maybe<void>::Ok();
-}
-
-Maybe<void> infer_linear_types(user_op::InferContext* ctx) {
-  const auto type = ctx->InputDType("x", 0);
-  if (ctx->InputDType("weight", 0) != type) {
-    return Error::RuntimeError() << "a linear cross entropy needs x and weights of one dtype";
-  }
-  for (const auto& [name, index] : ctx->outputs()) { ctx->SetOutputDType(name, index, type); }
-  return Maybe<void>::Ok();
+  return infer_one_dtype(ctx, "a cross entropy",
+                         {"label", "losses", "losses_grad", "lse", "total", "count"});
 }
 
 // Rows do not know of each other; the weight is the same for all of them. Classes are not split:
@@ -125,27 +93,24 @@ REGISTER_USER_OP("oneflow_accel_cross_entropy")
 REGISTER_USER_OP("oneflow_accel_cross_entropy_grad")
     .Input("losses_grad").Input("logits").Input("label").Input("lse").Output("logits_grad")
     .Attr<int64_t>("ignore_index")
-    .SetTensorDescInferFn(infer_grad).SetDataTypeInferFn(infer_types).SetGetSbpFn(split_rows);
+    .SetTensorDescInferFn(infer).SetDataTypeInferFn(infer_types).SetGetSbpFn(split_rows);
 
 REGISTER_USER_OP("oneflow_accel_linear_cross_entropy")
     .Input("x").Input("weight").Input("label").Output("losses").Output("lse")
     .Attr<int64_t>("ignore_index").Attr<int64_t>("chunk_rows")
-    .SetTensorDescInferFn(infer_linear).SetDataTypeInferFn(infer_linear_types)
-    .SetGetSbpFn(split_rows);
+    .SetTensorDescInferFn(infer_linear).SetDataTypeInferFn(infer_types).SetGetSbpFn(split_rows);
 
 REGISTER_USER_OP("oneflow_accel_linear_cross_entropy_grad")
     .Input("losses_grad").Input("x").Input("weight").Input("label").Input("lse")
     .Output("x_grad").Output("weight_grad")
     .Attr<int64_t>("ignore_index").Attr<int64_t>("chunk_rows")
-    .SetTensorDescInferFn(infer_linear_grad).SetDataTypeInferFn(infer_linear_types)
-    .SetGetSbpFn(split_rows);
+    .SetTensorDescInferFn(infer_linear).SetDataTypeInferFn(infer_types).SetGetSbpFn(split_rows);
 
 REGISTER_USER_OP("oneflow_accel_linear_cross_entropy_sum")
     .Input("x").Input("weight").Input("label")
     .Output("total").Output("count").Output("x_grad").Output("weight_grad")
     .Attr<int64_t>("ignore_index").Attr<int64_t>("chunk_rows")
-    .SetTensorDescInferFn(infer_linear_sum).SetDataTypeInferFn(infer_linear_types)
-    .SetGetSbpFn(split_rows);
+    .SetTensorDescInferFn(infer_linear).SetDataTypeInferFn(infer_types).SetGetSbpFn(split_rows);
 
 // The labels of one call, checked: its input "label" and its attribute "ignore_index".
 Labels targets_of(user_op::KernelComputeContext* ctx, int64_t classes) {
@@ -236,13 +201,16 @@ constexpr int64_t kChunkElements = 18 * 1024 * 1024;
 class Head {
  public:
   explicit Head(user_op::KernelComputeContext* ctx)
-      : x_(input(ctx, "x")), weight_(input(ctx, "weight")), x_rows_(ctx, "x") {
-    classes_ = ctx->Tensor4ArgNameAndIndex("weight", 0)->shape_view().At(0);
+      : x_(input(ctx, "x")),
+        weight_(input(ctx, "weight")),
+        x_rows_(ctx, "x"),
+        classes_(ctx->Tensor4ArgNameAndIndex("weight", 0)->shape_view().At(0)),
+        labels_(targets_of(ctx, classes_)) {
     const int64_t asked = ctx->Attr<int64_t>("chunk_rows");
     chunk_ = asked > 0 ? asked : std::max<int64_t>(1, kChunkElements / classes_);
   }
 
-  Labels labels(user_op::KernelComputeContext* ctx) const { return targets_of(ctx, classes_); }
+  const Labels& labels() const { return labels_; }
 
   std::string describe() const {
     return "cross entropy of " + std::to_string(x_rows_.count) + " rows of "
@@ -257,37 +225,31 @@ class Head {
       const int64_t count = std::min(chunk_, x_rows_.count - first);
       auto* logits = static_cast<float*>(scratch(
           ScratchSlot::kSource, std::min(chunk_, x_rows_.count) * classes_ * sizeof(float)));
-      Product product{{count, x_rows_.n}, {classes_, x_rows_.n}, {count, classes_}};
-      product.transpose_b = true;
-      multiply(product, x_ + first * x_rows_.n, weight_, nullptr, logits);
+      multiply({{count, x_rows_.n}, {classes_, x_rows_.n}, {count, classes_}, false, true},
+               x_ + first * x_rows_.n, weight_, nullptr, logits);
       fn(LogitRows<float>{first, {count, classes_}, logits}, logits);
     }
   }
 
-  // The gradients by x and the weight, from that of the logits of some rows; the weight's has those
-  // of the chunks before added.
-  void add_grads(int64_t first, int64_t count, const float* logits_grad, float* x_grad,
-                 float* weight_grad) const {
-    const Product by_x{{count, classes_}, {classes_, x_rows_.n}, {count, x_rows_.n}};
-    multiply(by_x, logits_grad, weight_, nullptr, x_grad + first * x_rows_.n);
-    Product by_weight{{count, classes_}, {count, x_rows_.n}, {classes_, x_rows_.n}};
-    by_weight.transpose_a = true;
-    by_weight.accumulate = first > 0;
-    multiply(by_weight, logits_grad, x_ + first * x_rows_.n, nullptr, weight_grad);
-  }
-
-  // The gradients of all chunks; make_grads(rows, logits) turns their logits into what add_grads
-  // wants.
+  // The gradients by x and the weight; make_grads(rows, logits) turns the logits of some rows into
+  // their gradient. The weight's has those of the chunks before added.
   template <typename MakeGrads>
   void grads(user_op::KernelComputeContext* ctx, const MakeGrads& make_grads) const {
+    const int64_t width = x_rows_.n;
     float* x_grad = output(ctx, "x_grad");
     float* weight_grad = output(ctx, "weight_grad");
     const ThreadScope threads;
-    if (x_rows_.count == 0) { std::fill_n(weight_grad, classes_ * x_rows_.n, 0.0F); }
+    if (x_rows_.count == 0) { std::fill_n(weight_grad, classes_ * width, 0.0F); }
     run_or_throw([&] { return "gradient of " + describe(); }, [&] {
       for_each_chunk([&](const LogitRows<float>& rows, float* logits) {
         make_grads(rows, logits);
-        add_grads(rows.first, rows.rows.count, logits, x_grad, weight_grad);
+        const int64_t count = rows.rows.count;
+        const int64_t begin = rows.first * width;
+        const Product by_x{{count, classes_}, {classes_, width}, {count, width}};
+        multiply(by_x, logits, weight_, nullptr, x_grad + begin);
+        Product by_weight{{count, classes_}, {count, width}, {classes_, width}, true};
+        by_weight.accumulate = rows.first > 0;
+        multiply(by_weight, logits, x_ + begin, nullptr, weight_grad);
       });
     });
   }
@@ -297,19 +259,19 @@ class Head {
   const float* weight_;
   RowSet x_rows_;
   int64_t classes_;
+  Labels labels_;
   int64_t chunk_;
 };
 
 class LinearCrossEntropyKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const Head head(ctx);
-    const Labels labels = head.labels(ctx);
     float* losses = output(ctx, "losses");
     auto* lse = reinterpret_cast<LogSumExp*>(output(ctx, "lse"));
     const ThreadScope threads;
     run_or_throw([&] { return head.describe(); }, [&] {
       head.for_each_chunk([&](const LogitRows<float>& rows, float*) {
-        rows.losses(labels, losses + rows.first, lse + rows.first);
+        rows.losses(head.labels(), losses + rows.first, lse + rows.first);
       });
     });
   }
@@ -318,11 +280,10 @@ class LinearCrossEntropyKernel final : public Kernel {
 class LinearCrossEntropyGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const Head head(ctx);
-    const Labels labels = head.labels(ctx);
     const float* losses_grad = input(ctx, "losses_grad");
     const auto* lse = reinterpret_cast<const LogSumExp*>(input(ctx, "lse"));
     head.grads(ctx, [&](const LogitRows<float>& rows, float* logits) {
-      rows.grads(labels, lse + rows.first, losses_grad + rows.first, logits);
+      rows.grads(head.labels(), lse + rows.first, losses_grad + rows.first, logits);
     });
   }
 };
@@ -343,7 +304,7 @@ float loss_and_grad(float* x, int64_t n, int64_t label) {
 class LinearCrossEntropySumKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const Head head(ctx);
-    const Labels labels = head.labels(ctx);
+    const Labels& labels = head.labels();
     double total = 0.0;
     head.grads(ctx, [&](const LogitRows<float>& some, float* logits) {
       auto* losses = static_cast<float*>(
@@ -364,20 +325,15 @@ class LinearCrossEntropySumKernel final : public Kernel {
   }
 };
 
-REGISTER_KERNEL("oneflow_accel_cross_entropy", make<CrossEntropyKernel<float>>,
-                is_float32_on_cpu("logits") && is_label("label"));
-REGISTER_KERNEL("oneflow_accel_cross_entropy", make<CrossEntropyKernel<Bfloat16>>,
-                is_bfloat16_on_cpu("logits") && is_label("label"));
-REGISTER_KERNEL("oneflow_accel_cross_entropy_grad", make<CrossEntropyGradKernel<float>>,
-                is_float32_on_cpu("logits_grad") && is_label("label"));
-REGISTER_KERNEL("oneflow_accel_cross_entropy_grad", make<CrossEntropyGradKernel<Bfloat16>>,
-                is_bfloat16_on_cpu("logits_grad") && is_label("label"));
+REGISTER_KERNELS(CrossEntropyKernel, float, Bfloat16)("oneflow_accel_cross_entropy", "logits");
+REGISTER_KERNELS(CrossEntropyGradKernel, float, Bfloat16)
+("oneflow_accel_cross_entropy_grad", "logits");
 REGISTER_KERNEL("oneflow_accel_linear_cross_entropy", make<LinearCrossEntropyKernel>,
-                is_float32_on_cpu("losses") && is_label("label"));
+                is_float32_on_cpu("x"));
 REGISTER_KERNEL("oneflow_accel_linear_cross_entropy_grad", make<LinearCrossEntropyGradKernel>,
-                is_float32_on_cpu("x_grad") && is_label("label"));
+                is_float32_on_cpu("x"));
 REGISTER_KERNEL("oneflow_accel_linear_cross_entropy_sum", make<LinearCrossEntropySumKernel>,
-                is_float32_on_cpu("total") && is_label("label"));
+                is_float32_on_cpu("x"));
 
 }  // namespace
 

@@ -23,11 +23,11 @@ using Function = void (*)(user_op::KernelComputeContext* ctx, const RowSet& rows
                           const Labels& labels);
 
 // A kernel of rows of which each process may hold some of the classes: those of the argument
-// `classes`. `ignores` where the operator says which label does not count.
+// `classes`. nll, whose labels are a `target`, says which of them does not count.
 class IndexLossKernel final : public Kernel {
  public:
-  IndexLossKernel(const char* classes, const char* label, bool ignores, Function function)
-      : classes_(classes), label_(label), ignores_(ignores), function_(function) {}
+  IndexLossKernel(const char* classes, const char* label, Function function)
+      : classes_(classes), label_(label), function_(function) {}
 
   std::shared_ptr<user_op::OpKernelCache> InitOpKernelCache(
       user_op::KernelCacheContext* ctx) const override {
@@ -39,20 +39,21 @@ class IndexLossKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx, user_op::OpKernelState*,
                const user_op::OpKernelCache* range) const override {
     std::optional<int64_t> ignored;
-    if (ignores_) { ignored = ctx->Attr<int64_t>("ignore_index"); }
+    if (ctx->has_input("target", 0)) { ignored = ctx->Attr<int64_t>("ignore_index"); }
     const RowSet rows(ctx, classes_);
     function_(ctx, rows, Labels(ctx, label_, rows.n, range, ignored));
   }
 
   const char* classes_;
   const char* label_;
-  bool ignores_;
   Function function_;
 };
 
-user_op::OpKernelCreateFn kernel(const char* classes, const char* label, Function function,
-                                 bool ignores = false) {
-  return [=] { return user_op::NewOpKernel<IndexLossKernel>(classes, label, ignores, function); };
+KernelRegistration index_loss(const char* op, Function function, const char* classes,
+                              const char* label = "label") {
+  const auto create = [=] { return user_op::NewOpKernel<IndexLossKernel>(classes, label, function); };
+  return KernelRegistration(registry(op, create, is_float32_on_cpu(classes) && is_label(label),
+                                     in_place("prediction_diff", "prob")));
 }
 
 // loss[row] = of_label(row, index of the row's label), 0 where its label is not here.
@@ -123,25 +124,10 @@ void sparse_softmax(user_op::KernelComputeContext* ctx, const RowSet& rows, cons
   });
 }
 
-void sparse_softmax_grad(user_op::KernelComputeContext* ctx, const RowSet& rows,
-                         const Labels& labels) {
-  const float* prob = input(ctx, "prob");
-  const float* dy = input(ctx, "dy");
-  float* grad = output(ctx, "prediction_diff");
-  rows.for_each(1, [&](int64_t row, int64_t first) {
-    const float factor = dy[row];
-    const int64_t target = labels.checked(row);
-    const float* y = prob + first;
-    float* dx = grad + first;  // may be y
-    const float at_target = factor * std::expm1(y[target]);
-#pragma omp simd
-    for (int64_t i = 0; i < rows.n; ++i) { dx[i] = factor * row::exp_of_nonpositive(y[i]); }
-    dx[target] = at_target;
-  });
-}
-
-void sparse_softmax_ms_grad(user_op::KernelComputeContext* ctx, const RowSet& rows,
-                            const Labels& labels) {
+// The gradients dy * probability(y), less dy at the labels that are here: at_label(dy, y) there.
+template <typename Probability, typename AtLabel>
+void softmax_grads_of(user_op::KernelComputeContext* ctx, const RowSet& rows, const Labels& labels,
+                      const Probability& probability, const AtLabel& at_label) {
   const float* prob = input(ctx, "prob");
   const float* dy = input(ctx, "dy");
   float* grad = output(ctx, "prediction_diff");
@@ -150,33 +136,37 @@ void sparse_softmax_ms_grad(user_op::KernelComputeContext* ctx, const RowSet& ro
     const int64_t place = labels.place(row);
     const float* y = prob + first;
     float* dx = grad + first;  // may be y
+    const float at_place = place < 0 ? 0.0F : at_label(factor, y[place]);
 #pragma omp simd
-    for (int64_t i = 0; i < rows.n; ++i) { dx[i] = factor * y[i]; }
-    if (place >= 0) { dx[place] -= factor; }
+    for (int64_t i = 0; i < rows.n; ++i) { dx[i] = factor * probability(y[i]); }
+    if (place >= 0) { dx[place] = at_place; }
   });
 }
 
-REGISTER_KERNEL("nll", kernel("input", "target", nll, true),
-                is_float32_on_cpu("input") && is_label("target"));
-REGISTER_KERNEL("nll_grad", kernel("input", "target", nll_grad, true),
-                is_float32_on_cpu("in_grad") && is_label("target"));
-REGISTER_KERNEL("sparse_cross_entropy", kernel("prediction", "label", sparse),
-                is_float32_on_cpu("out") && is_label("label"));
-REGISTER_KERNEL("sparse_cross_entropy_ms", kernel("prediction", "label", sparse),
-                is_float32_on_cpu("out") && is_label("label"));
-REGISTER_KERNEL("sparse_cross_entropy_grad", kernel("prediction", "label", sparse_grad),
-                is_float32_on_cpu("prediction_diff") && is_label("label"));
-REGISTER_KERNEL("sparse_cross_entropy_ms_grad", kernel("prediction", "label", sparse_grad),
-                is_float32_on_cpu("prediction_diff") && is_label("label"));
-REGISTER_KERNEL("sparse_softmax_cross_entropy", kernel("prediction", "label", sparse_softmax),
-                is_float32_on_cpu("out") && is_label("label"));
-REGISTER_KERNEL("sparse_softmax_cross_entropy_grad", kernel("prob", "label", sparse_softmax_grad),
-                is_float32_on_cpu("prediction_diff") && is_label("label"),
-                in_place("prediction_diff", "prob"));
-REGISTER_KERNEL("sparse_softmax_cross_entropy_ms_grad",
-                kernel("prob", "label", sparse_softmax_ms_grad),
-                is_float32_on_cpu("prediction_diff") && is_label("label"),
-                in_place("prediction_diff", "prob"));
+void sparse_softmax_grad(user_op::KernelComputeContext* ctx, const RowSet& rows,
+                         const Labels& labels) {
+  softmax_grads_of(
+      ctx, rows, labels, [](float y) { return row::exp_of_nonpositive(y); },
+      [](float factor, float y) { return factor * std::expm1(y); });
+}
+
+void sparse_softmax_ms_grad(user_op::KernelComputeContext* ctx, const RowSet& rows,
+                            const Labels& labels) {
+  softmax_grads_of(
+      ctx, rows, labels, [](float y) { return y; },
+      [](float factor, float y) { return factor * y - factor; });
+}
+
+const KernelRegistration g_index_losses[] = {
+    index_loss("nll", nll, "input", "target"),
+    index_loss("nll_grad", nll_grad, "input", "target"),
+    index_loss("sparse_cross_entropy", sparse, "prediction"),
+    index_loss("sparse_cross_entropy_ms", sparse, "prediction"),
+    index_loss("sparse_cross_entropy_grad", sparse_grad, "prediction"),
+    index_loss("sparse_cross_entropy_ms_grad", sparse_grad, "prediction"),
+    index_loss("sparse_softmax_cross_entropy", sparse_softmax, "prediction"),
+    index_loss("sparse_softmax_cross_entropy_grad", sparse_softmax_grad, "prob"),
+    index_loss("sparse_softmax_cross_entropy_ms_grad", sparse_softmax_ms_grad, "prob")};
 
 }  // namespace
 

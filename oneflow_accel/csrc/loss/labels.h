@@ -41,7 +41,6 @@ class Labels {
     }
   }
 
-  int64_t rows() const { return rows_; }
   int64_t at(int64_t row) const {
     return is_int64_ ? static_cast<const int64_t*>(data_)[row]
                      : static_cast<const int32_t*>(data_)[row];
