@@ -12,6 +12,7 @@
 
 #include "common/library.h"
 #include "common/threads.h"
+#include "elementwise/map.h"
 #include "matmul/few_rows.h"
 #include "matmul/product.h"
 
@@ -128,9 +129,7 @@ bool primitive_is_faster(const Product& product, bool has_bias) {
 
 template <typename From, typename To>
 void convert(const From* from, To* to, int64_t n) {
-  parallel_for(n, kGrainSize, [=](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) { to[i] = from_float<To>(to_float(from[i])); }
-  });
+  map(n, to, [](float x) { return x; }, from);
 }
 
 // A copy in scratch memory; null for null.
@@ -145,9 +144,7 @@ To* converted(ScratchSlot slot, const From* from, int64_t n) {
 // A copy of what bfloat16 keeps of it.
 const float* rounded(ScratchSlot slot, const float* from, int64_t n) {
   auto* to = static_cast<float*>(scratch(slot, static_cast<std::size_t>(n) * sizeof(float)));
-  parallel_for(n, kGrainSize, [=](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) { to[i] = to_float(from_float<Bfloat16>(from[i])); }
-  });
+  map(n, to, [](float x) { return to_float(from_float<Bfloat16>(x)); }, from);
   return to;
 }
 
