@@ -9,8 +9,8 @@
 
 #include "attention/attention.h"
 #include "common/arguments.h"
-#include "common/part.h"
 #include "common/typed_kernels.h"
+#include "copy/local_range.h"
 
 namespace oneflow_accel {
 
@@ -44,8 +44,8 @@ std::shared_ptr<FirstHead> first_head(user_op::KernelCacheContext* ctx, const st
                                       int64_t batch_axis, int64_t head_axis) {
   if (ctx->parallel_ctx().parallel_num() == 1) { return nullptr; }
   auto first = std::make_shared<FirstHead>();
-  first->batch = part_begin(ctx, name, batch_axis);
-  first->head = part_begin(ctx, name, head_axis);
+  first->batch = local_range(ctx, name, batch_axis).first;
+  first->head = local_range(ctx, name, head_axis).first;
   return first;
 }
 

@@ -3,11 +3,10 @@
 
 #include <cstdint>
 #include <type_traits>
-#include <utility>
 
 #include "attention/block_product.h"
 #include "common/bfloat16.h"
-#include "common/vector.h"
+#include "copy/transpose_tile.h"
 
 namespace oneflow_accel {
 
@@ -31,65 +30,25 @@ void pack(const T* x, int64_t stride, int64_t columns, const Panels& panels) {
   }
 }
 
-// Transposed in registers at a time: a square that AVX2 has registers for too.
-constexpr int64_t kSquare = 8;
-using SquareRow = Vector<kSquare>;
-using SquareLanes = std::make_integer_sequence<int, kSquare>;
-
-// Of the 2 x 2 blocks of `size` elements that the rows i and i + size form, swaps the two that are
-// not on the diagonal.
-template <int size, int... lane>
-ONEFLOW_ACCEL_INLINE void swap_blocks(SquareRow (&rows)[kSquare],
-                                      std::integer_sequence<int, lane...>) {
-#pragma GCC unroll 8
-  for (int i = 0; i < kSquare; ++i) {
-    if ((i & size) == 0) {
-      const SquareRow above = rows[i];
-      const SquareRow below = rows[i + size];
-      rows[i] = ONEFLOW_ACCEL_SHUFFLE(
-          above, below, ((lane & size) != 0 ? kSquare + lane - size : lane)...);
-      rows[i + size] = ONEFLOW_ACCEL_SHUFFLE(
-          above, below, ((lane & size) != 0 ? kSquare + lane : lane + size)...);
-    }
-  }
-}
-
-// to[k * to_stride + i] = from[i * stride + k] for i and k < kSquare, in registers.
-ONEFLOW_ACCEL_INLINE void transpose_square(const float* from, int64_t stride, float* to,
-                                           int64_t to_stride) {
-  SquareRow rows[kSquare];
-#pragma GCC unroll 8
-  for (int i = 0; i < kSquare; ++i) { rows[i] = *vector_at<kSquare>(from + i * stride, 0); }
-  swap_blocks<4>(rows, SquareLanes());
-  swap_blocks<2>(rows, SquareLanes());
-  swap_blocks<1>(rows, SquareLanes());
-#pragma GCC unroll 8
-  for (int i = 0; i < kSquare; ++i) { *vector_at<kSquare>(to + i * to_stride, 0) = rows[i]; }
-}
-
 // panels[d, j] = x[j * stride + d] for j < columns and d < panels.rows; 0 in the padding.
 template <typename T>
 void pack_transposed(const T* x, int64_t stride, int64_t columns, const Panels& panels) {
   for (int64_t column = 0; column < panels.columns; column += kPanelWidth) {
     const int64_t width = panels.width(column);
-    for (int64_t j = 0; j < width; j += kSquare) {
-      const int64_t filled = std::min(kSquare, columns - column - j);
-      for (int64_t d = 0; d < panels.rows; d += kSquare) {
-        const int64_t depth = std::min(kSquare, panels.rows - d);
-        const T* from = x + (column + j) * stride + d;
-        float* to = panels.at(d, column) + j;
-        if constexpr (std::is_same_v<T, float>) {
-          if (filled == kSquare && depth == kSquare) {
-            transpose_square(from, stride, to, width);
-            continue;
-          }
-        }
-        for (int64_t i = 0; i < kSquare; ++i) {
-          for (int64_t k = 0; k < depth; ++k) {
-            to[k * width + i] = i < filled ? to_float(from[i * stride + k]) : 0.0F;
-          }
+    const int64_t filled = std::min(width, columns - column);
+    const T* from = x + column * stride;
+    float* to = panels.at(0, column);
+    if constexpr (std::is_same_v<T, float>) {
+      transpose_tile(from, stride, to, width, filled, panels.rows);
+    } else {
+      for (int64_t j = 0; j < filled; ++j) {
+        for (int64_t d = 0; d < panels.rows; ++d) {
+          to[d * width + j] = to_float(from[j * stride + d]);
         }
       }
+    }
+    for (int64_t d = 0; d < panels.rows; ++d) {
+      std::fill(to + d * width + filled, to + (d + 1) * width, 0.0F);
     }
   }
 }

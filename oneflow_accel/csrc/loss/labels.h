@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "common/part.h"
+#include "copy/local_range.h"
 
 namespace oneflow_accel {
 
@@ -14,8 +14,9 @@ namespace oneflow_accel {
 struct ClassRange final : ::oneflow::user_op::OpKernelCache {
   ClassRange(::oneflow::user_op::KernelCacheContext* ctx, const std::string& name) {
     const auto& shape = ctx->LogicalTensorDesc4ArgNameAndIndex(name, 0)->shape();
-    classes = shape.At(shape.NumAxes() - 1);
-    begin = part_begin(ctx, name, shape.NumAxes() - 1);
+    const LocalRange range = local_range(ctx, name, shape.NumAxes() - 1);
+    classes = range.total;
+    begin = range.first;
   }
 
   int64_t begin;    // the first class here
