@@ -66,88 +66,81 @@ struct Update {
   }
 };
 
-// One parameter's step.
-class UpdateKernel : public user_op::OpKernel {
+// A kernel that updates parameters by calling `step`.
+template <void step(user_op::KernelComputeContext* ctx, const Update& update)>
+class UpdateKernel final : public user_op::OpKernel {
  public:
   // The operators have no outputs, so that OneFlow counts all of them as empty.
-  bool AlwaysComputeWhenAllOutputsEmpty() const final { return true; }
+  bool AlwaysComputeWhenAllOutputsEmpty() const override { return true; }
 
  private:
   using user_op::OpKernel::Compute;
-  void Compute(user_op::KernelComputeContext* ctx) const final {
+  void Compute(user_op::KernelComputeContext* ctx) const override {
     // A mixed-precision step with infinite gradients: nothing may change.
     if (ctx->has_input("skip_if", 0) && *input<int64_t>(ctx, "skip_if") != 0) { return; }
-    apply(ctx, Update(ctx));
-  }
-
-  virtual void apply(user_op::KernelComputeContext* ctx, const Update& update) const = 0;
-};
-
-class SgdKernel final : public UpdateKernel {
-  void apply(user_op::KernelComputeContext*, const Update& update) const override {
-    const float rate = update.learning_rate;
-    const float decay = update.weight_decay;
-    update.apply([=](int64_t, float p, float g) { return p - rate * (g + decay * p); });
+    step(ctx, Update(ctx));
   }
 };
 
-class MomentumKernel final : public UpdateKernel {
-  void apply(user_op::KernelComputeContext* ctx, const Update& update) const override {
-    const float beta = ctx->Attr<float>("beta");
-    const float gradient_weight = 1.0F - ctx->Attr<float>("dampening");
-    // The step is momentum_weight * momentum + nesterov_weight * gradient.
-    const bool nesterov = ctx->Attr<bool>("nesterov");
-    const float momentum_weight = nesterov ? beta : 1.0F;
-    const float nesterov_weight = nesterov ? 1.0F : 0.0F;
-    const float rate = ctx->Attr<bool>("maximize") ? update.learning_rate : -update.learning_rate;
-    const float decay = update.learning_rate * update.weight_decay;
-    float* momenta = output(ctx, "momentum");
-    update.apply([=](int64_t i, float p, float g) {
-      const float m = beta * momenta[i] + gradient_weight * g;
-      momenta[i] = m;
-      return p + rate * (momentum_weight * m + nesterov_weight * g) - decay * p;
-    });
-  }
-};
+void sgd(user_op::KernelComputeContext*, const Update& update) {
+  const float rate = update.learning_rate;
+  const float decay = update.weight_decay;
+  update.apply([=](int64_t, float p, float g) { return p - rate * (g + decay * p); });
+}
+
+void momentum(user_op::KernelComputeContext* ctx, const Update& update) {
+  const float beta = ctx->Attr<float>("beta");
+  const float gradient_weight = 1.0F - ctx->Attr<float>("dampening");
+  // The step is momentum_weight * momentum + nesterov_weight * gradient.
+  const bool nesterov = ctx->Attr<bool>("nesterov");
+  const float momentum_weight = nesterov ? beta : 1.0F;
+  const float nesterov_weight = nesterov ? 1.0F : 0.0F;
+  const float rate = ctx->Attr<bool>("maximize") ? update.learning_rate : -update.learning_rate;
+  const float decay = update.learning_rate * update.weight_decay;
+  float* momenta = output(ctx, "momentum");
+  update.apply([=](int64_t i, float p, float g) {
+    const float m = beta * momenta[i] + gradient_weight * g;
+    momenta[i] = m;
+    return p + rate * (momentum_weight * m + nesterov_weight * g) - decay * p;
+  });
+}
 
 // The step's direction is as torch.optim.Adam defines it.
-class AdamKernel final : public UpdateKernel {
-  void apply(user_op::KernelComputeContext* ctx, const Update& update) const override {
-    const float correction1 =
-        input_or(ctx, "bias_correction1", ctx->Attr<float>("bias_correction1_val"));
-    const float correction2 =
-        input_or(ctx, "bias_correction2", ctx->Attr<float>("bias_correction2_val"));
-    const float beta1 = ctx->Attr<float>("beta1");
-    const float beta2 = ctx->Attr<float>("beta2");
-    const float epsilon = ctx->Attr<float>("epsilon");
-    const float step_size = update.learning_rate / correction1;
-    const float second_scale = 1.0F / std::sqrt(correction2);
-    const float decay = update.learning_rate * update.weight_decay;
-    float* firsts = output(ctx, "m");
-    float* seconds = output(ctx, "v");
-    const auto step = [=](int64_t i, float p, float g, auto largest_of) {
-      const float first = beta1 * firsts[i] + (1.0F - beta1) * g;
-      const float second = beta2 * seconds[i] + (1.0F - beta2) * g * g;
-      firsts[i] = first;
-      seconds[i] = second;
-      const float denominator = std::sqrt(largest_of(i, second)) * second_scale + epsilon;
-      return p - step_size * (first / denominator) - decay * p;
-    };
-    if (!ctx->Attr<bool>("amsgrad")) {
-      return update.apply([=](int64_t i, float p, float g) {
-        return step(i, p, g, [](int64_t, float second) { return second; });
-      });
-    }
-    float* largest_seconds = output(ctx, "max_v");
-    update.apply([=](int64_t i, float p, float g) {
-      return step(i, p, g, [=](int64_t j, float second) {
-        const float largest = largest_seconds[j] > second ? largest_seconds[j] : second;
-        largest_seconds[j] = largest;
-        return largest;
-      });
+void adam(user_op::KernelComputeContext* ctx, const Update& update) {
+  const float correction1 =
+      input_or(ctx, "bias_correction1", ctx->Attr<float>("bias_correction1_val"));
+  const float correction2 =
+      input_or(ctx, "bias_correction2", ctx->Attr<float>("bias_correction2_val"));
+  const float beta1 = ctx->Attr<float>("beta1");
+  const float beta2 = ctx->Attr<float>("beta2");
+  const float epsilon = ctx->Attr<float>("epsilon");
+  const float step_size = update.learning_rate / correction1;
+  const float second_scale = 1.0F / std::sqrt(correction2);
+  const float decay = update.learning_rate * update.weight_decay;
+  float* firsts = output(ctx, "m");
+  float* seconds = output(ctx, "v");
+  const auto step = [=](int64_t i, float p, float g, auto largest_of) {
+    const float first = beta1 * firsts[i] + (1.0F - beta1) * g;
+    const float second = beta2 * seconds[i] + (1.0F - beta2) * g * g;
+    firsts[i] = first;
+    seconds[i] = second;
+    const float denominator = std::sqrt(largest_of(i, second)) * second_scale + epsilon;
+    return p - step_size * (first / denominator) - decay * p;
+  };
+  if (!ctx->Attr<bool>("amsgrad")) {
+    return update.apply([=](int64_t i, float p, float g) {
+      return step(i, p, g, [](int64_t, float second) { return second; });
     });
   }
-};
+  float* largest_seconds = output(ctx, "max_v");
+  update.apply([=](int64_t i, float p, float g) {
+    return step(i, p, g, [=](int64_t j, float second) {
+      const float largest = largest_seconds[j] > second ? largest_seconds[j] : second;
+      largest_seconds[j] = largest;
+      return largest;
+    });
+  });
+}
 
 class RegularizeKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
@@ -166,9 +159,9 @@ auto is_float32_update() {
          && (user_op::HobInputSize("model_copy") == 0);
 }
 
-REGISTER_KERNEL("sgd_update", make<SgdKernel>, is_float32_update());
-REGISTER_KERNEL("momentum_update", make<MomentumKernel>, is_float32_update());
-REGISTER_KERNEL("adam_update", make<AdamKernel>, is_float32_update());
+REGISTER_KERNEL("sgd_update", make<UpdateKernel<sgd>>, is_float32_update());
+REGISTER_KERNEL("momentum_update", make<UpdateKernel<momentum>>, is_float32_update());
+REGISTER_KERNEL("adam_update", make<UpdateKernel<adam>>, is_float32_update());
 REGISTER_KERNEL("l1_l2_regularize_gradient", make<RegularizeKernel>, is_float32_on_cpu("out"),
                 in_place("out", "model_diff"));
 
