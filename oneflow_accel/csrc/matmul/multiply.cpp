@@ -36,31 +36,6 @@ struct Mkl {
 // Set before the first kernel runs.
 Mkl g_mkl;
 
-// out += or = alpha op(a) op(b) of one matrix each, on `threads` threads: num_threads(), or 1 in a
-// team.
-void sgemm(const Product& product, const float* a, const float* b, float* out, int threads) {
-  const int64_t m = product.m();
-  const int64_t n = product.n();
-  const int64_t k = product.k();
-  const int64_t a_stride = product.transpose_a ? m : k;
-  const int64_t b_stride = product.transpose_b ? k : n;
-  const float beta = product.accumulate ? 1.0F : 0.0F;
-  if (g_mkl.sgemm != nullptr) {
-    // cblas.h: row by row; as it is stored, or transposed.
-    constexpr int kRowMajor = 101;
-    constexpr int kPlain = 111;
-    constexpr int kTransposed = 112;
-    g_mkl.set_threads(threads);
-    g_mkl.sgemm(kRowMajor, product.transpose_a ? kTransposed : kPlain,
-                product.transpose_b ? kTransposed : kPlain, m, n, k, product.alpha, a, a_stride, b,
-                b_stride, beta, out, n);
-  } else if (dnnl_sgemm(product.transpose_a ? 'T' : 'N', product.transpose_b ? 'T' : 'N', m, n, k,
-                        product.alpha, a, a_stride, b, b_stride, beta, out, n)
-             != dnnl_success) {
-    throw std::runtime_error("dnnl_sgemm failed");
-  }
-}
-
 // For each matrix of `out`, which matrix of an operand of shape `sizes` belongs to it.
 std::vector<int64_t> matrix_indices(const dims& sizes, const dims& out) {
   std::vector<int64_t> indices{0};
@@ -77,26 +52,18 @@ std::vector<int64_t> matrix_indices(const dims& sizes, const dims& out) {
   return indices;
 }
 
-void multiply_batch(const Product& product, const float* a, const float* b, float* out) {
+void multiply_matrices(const Product& product, const float* a, const float* b, float* out) {
   const std::vector<int64_t> a_indices = matrix_indices(product.a, product.out);
   const std::vector<int64_t> b_indices = matrix_indices(product.b, product.out);
   const int64_t m = product.m();
   const int64_t n = product.n();
   const int64_t k = product.k();
-  const auto each = [&](int64_t begin, int64_t end, int threads) {
-    for (int64_t i = begin; i < end; ++i) {
-      sgemm(product, a + a_indices[i] * m * k, b + b_indices[i] * k * n, out + i * m * n, threads);
-    }
-  };
-  // A matrix for each thread is best, unless some threads would be left without work for long.
-  const int64_t batch = product.batch();
-  const int threads = num_threads();
-  if (batch % threads == 0 || batch >= 4 * threads) {
-    parallel_for(batch, std::max<int64_t>(1, 4 * kGrainSize / (m * n * k)),
-                 [&](int64_t begin, int64_t end) { each(begin, end, 1); });
-  } else {
-    each(0, batch, threads);
-  }
+  for_each_matrix(product.batch(), m * n * k, [&](int64_t i, int threads) {
+    sgemm(m, n, k, product.alpha,
+          {a + a_indices[i] * m * k, product.transpose_a ? m : k, product.transpose_a},
+          {b + b_indices[i] * k * n, product.transpose_b ? k : n, product.transpose_b},
+          product.accumulate, out + i * m * n, n, threads);
+  });
 }
 
 // Every row of `out` becomes `bias`, or has it added.
@@ -150,6 +117,38 @@ const float* rounded(ScratchSlot slot, const float* from, int64_t n) {
 
 }  // namespace
 
+void sgemm(int64_t m, int64_t n, int64_t k, float alpha, const Matrix& a, const Matrix& b,
+           bool accumulate, float* out, int64_t out_stride, int threads) {
+  const float beta = accumulate ? 1.0F : 0.0F;
+  if (g_mkl.sgemm != nullptr) {
+    // cblas.h: row by row; as it is stored, or transposed.
+    constexpr int kRowMajor = 101;
+    constexpr int kPlain = 111;
+    constexpr int kTransposed = 112;
+    g_mkl.set_threads(threads);
+    g_mkl.sgemm(kRowMajor, a.transposed ? kTransposed : kPlain,
+                b.transposed ? kTransposed : kPlain, m, n, k, alpha, a.data, a.stride, b.data,
+                b.stride, beta, out, out_stride);
+  } else if (dnnl_sgemm(a.transposed ? 'T' : 'N', b.transposed ? 'T' : 'N', m, n, k, alpha, a.data,
+                        a.stride, b.data, b.stride, beta, out, out_stride)
+             != dnnl_success) {
+    throw std::runtime_error("dnnl_sgemm failed");
+  }
+}
+
+void for_each_matrix(int64_t count, int64_t work,
+                     const std::function<void(int64_t i, int threads)>& fn) {
+  const int threads = num_threads();
+  if (count % threads == 0 || count >= 4 * threads) {
+    parallel_for(count, std::max<int64_t>(1, 4 * kGrainSize / work),
+                 [&](int64_t begin, int64_t end) {
+                   for (int64_t i = begin; i < end; ++i) { fn(i, 1); }
+                 });
+  } else {
+    for (int64_t i = 0; i < count; ++i) { fn(i, threads); }
+  }
+}
+
 void multiply(const Product& product, const float* a, const float* b, const float* bias,
               float* out) {
   Product flat = product.folded();
@@ -177,10 +176,8 @@ void multiply(const Product& product, const float* a, const float* b, const floa
   }
   if (empty) {
     if (!flat.accumulate) { std::fill_n(out, count(flat.out), 0.0F); }
-  } else if (flat.out.size() == 2) {
-    sgemm(flat, a, b, out, num_threads());
   } else {
-    multiply_batch(flat, a, b, out);
+    multiply_matrices(flat, a, b, out);
   }
 }
 

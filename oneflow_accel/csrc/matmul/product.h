@@ -1,6 +1,7 @@
 // One call of a matrix product: out = alpha op(a) op(b) (+ bias) (+ what out holds).
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "common/bfloat16.h"
@@ -51,5 +52,22 @@ void multiply(const Product& product, const Bfloat16* a, const Bfloat16* b, cons
 bool multiply_by_primitive(const Product& product, dnnl::memory::data_type operands,
                            dnnl::memory::data_type result, const void* a, const void* b,
                            const void* bias, void* out);
+
+// A matrix whose rows lie `stride` floats apart, or its transpose.
+struct Matrix {
+  const float* data;
+  int64_t stride;
+  bool transposed = false;
+};
+
+// out (m, n) = alpha a b (+ what out holds) on `threads` threads: those of for_each_matrix(). Its
+// rows are `out_stride` apart.
+void sgemm(int64_t m, int64_t n, int64_t k, float alpha, const Matrix& a, const Matrix& b,
+           bool accumulate, float* out, int64_t out_stride, int threads);
+
+// Calls fn(i, threads) for i < count, where each takes `work` multiply-accumulates, on that many
+// threads: a matrix for each is best, unless some would be left without work for long.
+void for_each_matrix(int64_t count, int64_t work,
+                     const std::function<void(int64_t i, int threads)>& fn);
 
 }  // namespace oneflow_accel
