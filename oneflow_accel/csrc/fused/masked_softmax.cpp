@@ -7,12 +7,11 @@
 //   fused_tril_scale_softmax_mask_scale: the mask is causal: in each matrix of the last two axes,
 //     row i sees the columns up to i + diagonal; and dropout.
 #include <algorithm>
-#include <array>
 #include <stdexcept>
-#include <vector>
 
 #include "common/arguments.h"
 #include "common/typed_kernels.h"
+#include "elementwise/broadcast.h"
 #include "random/keep.h"
 #include "softmax/row.h"
 #include "softmax/row_set.h"
@@ -34,45 +33,21 @@ ONEFLOW_ACCEL_INLINE float choose(bool condition, float a, float b) {
                                        | (__builtin_bit_cast(uint32_t, b) & ~all));
 }
 
-// The rows of an argument that is broadcast to the shape of another one. Axes are aligned at the
-// last one, as in NumPy; an axis of size 1 serves every index.
+// The rows of an argument that is broadcast to the shape of another one.
 class BroadcastRows {
  public:
-  // Throws where `part` cannot be broadcast to `whole`: OneFlow's operators compare the last axes
-  // only, and a kernel that went on would read beyond the mask.
-  BroadcastRows(user_op::KernelComputeContext* ctx, const char* whole, const char* part_name) {
-    const auto& shape = ctx->Tensor4ArgNameAndIndex(whole, 0)->shape_view();
-    const auto& part = ctx->Tensor4ArgNameAndIndex(part_name, 0)->shape_view();
-    const int axes = static_cast<int>(shape.NumAxes());
-    const int missing = axes - static_cast<int>(part.NumAxes());
-    const auto size_of_part = [&](int axis) {
-      return axis < missing ? 1 : part.At(axis - missing);
-    };
-    bool fits = axes >= 1 && axes <= kMostAxes && missing >= 0;
-    for (int axis = 0; fits && axis < axes; ++axis) {
-      fits = size_of_part(axis) == 1 || size_of_part(axis) == shape.At(axis);
-    }
-    if (!fits) {
-      throw std::invalid_argument("a mask or bias of shape " + part.ToString()
-                                  + " cannot be broadcast to " + shape.ToString());
-    }
-    leading_ = axes - 1;
-    single_value_ = size_of_part(leading_) != shape.At(leading_);
-    int64_t stride = size_of_part(leading_);
-    for (int axis = leading_ - 1; axis >= 0; --axis) {
-      sizes_[axis] = shape.At(axis);
-      strides_[axis] = size_of_part(axis) == 1 ? 0 : stride;
-      stride *= size_of_part(axis);
-    }
-  }
+  // Throws where `part_name` cannot be broadcast to `whole_name`: OneFlow's operators compare the
+  // last axes only, and a kernel that went on would read beyond the mask.
+  BroadcastRows(user_op::KernelComputeContext* ctx, const char* whole_name, const char* part_name)
+      : BroadcastRows(ctx->Tensor4ArgNameAndIndex(whole_name, 0)->shape_view(),
+                      ctx->Tensor4ArgNameAndIndex(part_name, 0)->shape_view()) {}
 
-  // Where the values of row `row` of the whole start in the part.
-  int64_t offset(int64_t row) const {
+  // Where the values of a row that starts at `first` in the whole start in the part.
+  int64_t offset(int64_t first) const {
     int64_t offset = 0;
-    for (int axis = leading_ - 1; axis >= 0; --axis) {
-      offset += row % sizes_[axis] * strides_[axis];
-      row /= sizes_[axis];
-    }
+    broadcast_.for_blocks(first, first + 1, [&](int64_t, int64_t, int64_t in_part, const Rows&) {
+      offset = in_part;
+    });
     return offset;
   }
 
@@ -80,11 +55,23 @@ class BroadcastRows {
   bool single_value() const { return single_value_; }
 
  private:
-  static constexpr int kMostAxes = 16;
-  int leading_ = 0;
-  std::array<int64_t, kMostAxes> sizes_{};
-  std::array<int64_t, kMostAxes> strides_{};
-  bool single_value_ = false;
+  BroadcastRows(const ::oneflow::ShapeView& whole, const ::oneflow::ShapeView& part)
+      : broadcast_(whole, part) {
+    const int64_t axes = part.NumAxes();
+    const int64_t missing = whole.NumAxes() - axes;
+    bool fits = missing >= 0;
+    for (int64_t axis = 0; fits && axis < axes; ++axis) {
+      fits = part.At(axis) == 1 || part.At(axis) == whole.At(missing + axis);
+    }
+    if (!fits) {
+      throw std::invalid_argument("a mask or bias of shape " + part.ToString()
+                                  + " cannot be broadcast to " + whole.ToString());
+    }
+    single_value_ = axes == 0 || part.At(axes - 1) == 1;
+  }
+
+  Broadcast broadcast_;
+  bool single_value_;
 };
 
 // Dropout with a given mask, if there is one.
@@ -143,20 +130,19 @@ class ScaleMaskSoftmaxKernel final : public Kernel {
     const BroadcastRows bias_rows(ctx, "x", bias == nullptr ? "x" : "bias");
     T* softmax_y = output<T>(ctx, dropout.softmax_name);
     T* y = output<T>(ctx, "y");
-    rows.for_each(kSoftmaxOperations, [&](int64_t row, int64_t first) {
+    rows.for_each(kSoftmaxOperations, [&](int64_t, int64_t first) {
       const auto x = row::values_of(in + first);
-      const uint8_t* seen = mask + mask_rows.offset(row);
+      const uint8_t* seen = mask + mask_rows.offset(first);
       const auto softmax = [&](const auto& scores) {
         dropout.softmax(
             first, rows.n, [=](int64_t i) { return choose(seen[i] != 0, scores(i) * scale, fill); },
             softmax_y, y);
       };
       if (bias == nullptr) { return softmax(x); }
-      const T* of_row = bias + bias_rows.offset(row);
-      std::vector<T> repeated;
+      const T* of_row = bias + bias_rows.offset(first);
       if (bias_rows.single_value()) {
-        repeated.assign(rows.n, *of_row);
-        of_row = repeated.data();
+        const float value = to_float(*of_row);
+        return softmax([=](int64_t i) { return x(i) + value; });
       }
       softmax([=](int64_t i) { return x(i) + to_float(of_row[i]); });
     });
@@ -174,8 +160,8 @@ class ScaleMaskSoftmaxGradKernel final : public Kernel {
     const T* softmax_y = input<T>(ctx, dropout.softmax_name);
     const T* dy = input<T>(ctx, "dy");
     T* in_grad = output<T>(ctx, "dx");
-    rows.for_each(kSoftmaxOperations, [&](int64_t row, int64_t first) {
-      const uint8_t* seen = mask + mask_rows.offset(row);
+    rows.for_each(kSoftmaxOperations, [&](int64_t, int64_t first) {
+      const uint8_t* seen = mask + mask_rows.offset(first);
       T* dx = in_grad + first;
       dropout.softmax_grad(first, rows.n, softmax_y, dy, [=](int64_t i, float value) {
         dx[i] = from_float<T>(choose(seen[i] != 0, value * scale, 0.0F));
