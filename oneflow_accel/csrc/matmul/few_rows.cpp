@@ -21,20 +21,23 @@ constexpr int64_t kSumsStride = kColumns + 16;
 // What one thread takes at least, and a multiple of it.
 constexpr int64_t kColumnsPerPart = 64;
 
+// Strides are from one row to the next, of b as it lies in memory.
 struct Operands {
   const float* a;
+  int64_t a_stride;
   const float* b;
+  int64_t b_stride;
   // Null for none.
   const float* bias;
   float* out;
-  int64_t n;
+  int64_t out_stride;
   int64_t k;
   float alpha;
   bool accumulate;
 };
 
 ONEFLOW_ACCEL_INLINE void store(const Operands& p, int64_t row, int64_t column, float sum) {
-  float* out = p.out + row * p.n + column;
+  float* out = p.out + row * p.out_stride + column;
   const float base = p.accumulate ? *out : 0.0F;
   *out = base + (p.bias == nullptr ? 0.0F : p.bias[column]) + p.alpha * sum;
 }
@@ -47,15 +50,15 @@ ONEFLOW_ACCEL_INLINE void add_rows(const Operands& p, const float* a, const floa
 #pragma GCC unroll 8
   for (int i = 0; i < rows; ++i) {
 #pragma GCC unroll 8
-    for (int k = 0; k < depth; ++k) { left[i][k] = a[i * p.k + k]; }
+    for (int k = 0; k < depth; ++k) { left[i][k] = a[i * p.a_stride + k]; }
   }
   int64_t j = 0;
   for (; j + kFloats <= columns; j += kFloats) {
     Vector<kFloats> right[depth];
 #pragma GCC unroll 8
     for (int k = 0; k < depth; ++k) {
-      right[k] = *vector_at<kFloats>(b + k * p.n + j, 0);
-      __builtin_prefetch(b + (k + depth) * p.n + j);
+      right[k] = *vector_at<kFloats>(b + k * p.b_stride + j, 0);
+      __builtin_prefetch(b + (k + depth) * p.b_stride + j);
     }
 #pragma GCC unroll 8
     for (int i = 0; i < rows; ++i) {
@@ -68,7 +71,9 @@ ONEFLOW_ACCEL_INLINE void add_rows(const Operands& p, const float* a, const floa
   }
   for (; j < columns; ++j) {
     for (int i = 0; i < rows; ++i) {
-      for (int k = 0; k < depth; ++k) { sums[i * kSumsStride + j] += left[i][k] * b[k * p.n + j]; }
+      for (int k = 0; k < depth; ++k) {
+        sums[i * kSumsStride + j] += left[i][k] * b[k * p.b_stride + j];
+      }
     }
   }
 }
@@ -80,7 +85,7 @@ ONEFLOW_ACCEL_INLINE void add_row_groups(const Operands& p, const float* a, cons
   constexpr int kGroup = 4;
   add_rows<std::min(rows, kGroup), depth>(p, a, b, sums, columns);
   if constexpr (rows > kGroup) {
-    add_row_groups<rows - kGroup, depth>(p, a + kGroup * p.k, b, sums + kGroup * kSumsStride,
+    add_row_groups<rows - kGroup, depth>(p, a + kGroup * p.a_stride, b, sums + kGroup * kSumsStride,
                                          columns);
   }
 }
@@ -96,9 +101,9 @@ ONEFLOW_ACCEL_INLINE void multiply_plain(const Operands& p, int64_t begin, int64
     const float* b = p.b + column;
     int64_t k = 0;
     for (; k + kDepth <= p.k; k += kDepth) {
-      add_row_groups<rows, kDepth>(p, p.a + k, b + k * p.n, sums, columns);
+      add_row_groups<rows, kDepth>(p, p.a + k, b + k * p.b_stride, sums, columns);
     }
-    for (; k < p.k; ++k) { add_row_groups<rows, 1>(p, p.a + k, b + k * p.n, sums, columns); }
+    for (; k < p.k; ++k) { add_row_groups<rows, 1>(p, p.a + k, b + k * p.b_stride, sums, columns); }
     for (int i = 0; i < rows; ++i) {
       for (int64_t j = 0; j < columns; ++j) { store(p, i, column + j, sums[i * kSumsStride + j]); }
     }
@@ -118,19 +123,19 @@ ONEFLOW_ACCEL_INLINE float sum_of(const float* values) {
 // `columns` columns of the output from `column` on, b being (n, k): each is a row of b.
 template <int rows, int columns>
 ONEFLOW_ACCEL_INLINE void multiply_columns(const Operands& p, int64_t column) {
-  const float* b = p.b + column * p.k;
+  const float* b = p.b + column * p.b_stride;
   Vector<kFloats> sums[rows][columns] = {};
   int64_t k = 0;
   for (; k + kFloats <= p.k; k += kFloats) {
     Vector<kFloats> right[columns];
 #pragma GCC unroll 8
     for (int j = 0; j < columns; ++j) {
-      right[j] = *vector_at<kFloats>(b + j * p.k + k, 0);
-      __builtin_prefetch(b + (j + columns) * p.k + k);
+      right[j] = *vector_at<kFloats>(b + j * p.b_stride + k, 0);
+      __builtin_prefetch(b + (j + columns) * p.b_stride + k);
     }
 #pragma GCC unroll 8
     for (int i = 0; i < rows; ++i) {
-      const Vector<kFloats> left = *vector_at<kFloats>(p.a + i * p.k + k, 0);
+      const Vector<kFloats> left = *vector_at<kFloats>(p.a + i * p.a_stride + k, 0);
 #pragma GCC unroll 8
       for (int j = 0; j < columns; ++j) { sums[i][j] += left * right[j]; }
     }
@@ -142,7 +147,9 @@ ONEFLOW_ACCEL_INLINE void multiply_columns(const Operands& p, int64_t column) {
       alignas(64) float parts[kFloats];
       *vector_at<kFloats>(parts, 0) = sums[i][j];
       float sum = sum_of<kFloats>(parts);
-      for (int64_t rest = k; rest < p.k; ++rest) { sum += p.a[i * p.k + rest] * b[j * p.k + rest]; }
+      for (int64_t rest = k; rest < p.k; ++rest) {
+        sum += p.a[i * p.a_stride + rest] * b[j * p.b_stride + rest];
+      }
       store(p, i, column + j, sum);
     }
   }
@@ -181,19 +188,23 @@ bool has_few_rows(const Product& product) {
 
 void multiply_few_rows(const Product& product, const float* a, const float* b, const float* bias,
                        float* out) {
-  const Operands operands{a,           b,           bias,          out,
-                          product.n(), product.k(), product.alpha, product.accumulate};
-  const int64_t parts = (operands.n + kColumnsPerPart - 1) / kColumnsPerPart;
-  const int64_t grain = std::max<int64_t>(1, kGrainSize / (kColumnsPerPart * operands.k));
+  const int64_t n = product.n();
+  const int64_t k = product.k();
+  const Operands operands{
+      a, k, b, product.transpose_b ? k : n, bias, out, n, k, product.alpha, product.accumulate};
+  const int64_t parts = (n + kColumnsPerPart - 1) / kColumnsPerPart;
+  const int64_t grain = std::max<int64_t>(1, kGrainSize / (kColumnsPerPart * k));
   parallel_for(parts, grain, [&](int64_t begin, int64_t end) {
     multiply_part(operands, product.transpose_b, product.m(), begin * kColumnsPerPart,
-                  std::min(end * kColumnsPerPart, operands.n));
+                  std::min(end * kColumnsPerPart, n));
   });
 }
 
-void few_rows_product(int64_t rows, int64_t columns, int64_t depth, const float* a, const float* b,
-                      float* out, int64_t out_stride) {
-  const Operands operands{a, b, nullptr, out, out_stride, depth, 1.0F, false};
+void few_rows_product(int64_t rows, int64_t columns, int64_t depth, const float* a,
+                      int64_t a_stride, const float* b, int64_t b_stride, float* out,
+                      int64_t out_stride) {
+  const Operands operands{a,   a_stride,   b,     b_stride, nullptr,
+                          out, out_stride, depth, 1.0F,     false};
   multiply_part(operands, true, rows, 0, columns);
 }
 

@@ -78,25 +78,6 @@ void input_grads(const MonarchShape& s, const float* a, const MiddleGrads& dv, c
   }
 }
 
-// sums[j] (+)= the sum of column j.
-void sum_columns(const float* x, int64_t stride, int64_t rows, int64_t columns, bool accumulate,
-                 float* sums) {
-  if (!accumulate) { std::fill_n(sums, columns, 0.0F); }
-  int64_t i = 0;
-  for (; i + 4 <= rows; i += 4) {
-    const float* a = x + i * stride;
-    const float* b = a + stride;
-    const float* c = b + stride;
-    const float* d = c + stride;
-#pragma omp simd
-    for (int64_t j = 0; j < columns; ++j) { sums[j] += (a[j] + b[j]) + (c[j] + d[j]); }
-  }
-  for (; i < rows; ++i) {
-#pragma omp simd
-    for (int64_t j = 0; j < columns; ++j) { sums[j] += x[i * stride + j]; }
-  }
-}
-
 int64_t grain(int64_t rows, int64_t each) {
   return std::max<int64_t>(1, kGrainSize / std::max<int64_t>(1, rows * each));
 }
@@ -146,6 +127,8 @@ void second_factor_grad(const MonarchShape& s, const float* middle, const float*
   parallel_for(s.s, grain(s.rows, s.l * s.r), [&](int64_t begin, int64_t end) {
     Carver carver(kDepth * kPanelWidth + kVectorWidth);
     float* right = carver.take(kDepth * kPanelWidth);
+    float ones[kDepth];
+    std::fill_n(ones, kDepth, 1.0F);
     for (int64_t first = begin; first < end; first += step) {
       const int64_t last = std::min(first + step, end);
       const int64_t columns = std::max<int64_t>(
@@ -154,8 +137,8 @@ void second_factor_grad(const MonarchShape& s, const float* middle, const float*
         const int64_t depth = std::min(kDepth, s.rows - i);
         const float* grads = y_grad + i * s.out_features + first * s.l;
         // It also brings them into the cache.
-        sum_columns(grads, s.out_features, depth, columns, accumulate || i > 0,
-                    bias_grad + first * s.l);
+        weighted_sum(ones, grads, s.out_features, depth, columns, bias_grad + first * s.l,
+                     accumulate || i > 0);
         for (int64_t j = 0; j < s.l; ++j) {
           for (int64_t column = 0; column < s.r; column += kPanelWidth) {
             const int64_t width = std::min(kPanelWidth, s.r - column);
@@ -183,7 +166,7 @@ void monarch_grad(const MonarchShape& s, const MonarchInputs& in, const float* m
   MiddleGrads dv{s.rows, padded(s.r), nullptr};
   dv.data = static_cast<float*>(
       scratch(ScratchSlot::kReduction, s.l * dv.count * dv.stride * sizeof(float)));
-  for_each_tile(s.rows, s.work(), [&](const RowTile& tile) {
+  for_each_tile(s.rows, s.factors(), [&](const RowTile& tile) {
     const int64_t depth = std::max(kGradDepth, s.q);
     Carver carver((depth + kTileRows) * kPanelWidth + 2 * kVectorWidth);
     float* space = carver.take(depth * kPanelWidth);

@@ -106,7 +106,7 @@ void monarch(const MonarchShape& shape, const MonarchInputs& in, const float* bi
   if (shape.rows <= kMostFewRows) { return monarch_few_rows(shape, in, bias, middle, y); }
   const PackedFactors factors(shape);
   factors.fill(shape, in);
-  for_each_tile(shape.rows, shape.work(), [&](const RowTile& tile) {
+  for_each_tile(shape.rows, shape.factors(), [&](const RowTile& tile) {
     tile_forward(shape, in, factors, bias, middle, y, tile);
   });
 }

@@ -31,9 +31,8 @@ struct MonarchShape {
   // Elements of the factors.
   int64_t a_size() const { return k * q * p; }
   int64_t b_size() const { return l * s * r; }
+  // Elements of both, and multiply-accumulates of one row.
   int64_t factors() const { return a_size() + b_size(); }
-  // Multiply-accumulates of one row.
-  int64_t work() const { return factors(); }
   // How many values of a block of x there are.
   int64_t width(int64_t block) const {
     return std::clamp<int64_t>(in_features - block * p, 0, p);

@@ -61,13 +61,10 @@ Maybe<void> infer(user_op::InferContext* ctx) {
                                  << ctx->InputShape("bias", 0).ToString();
   }
   describe_output(ctx, "y", rows_of(x, out_features));
-  return Maybe<void>::Ok();
-}
-
-Maybe<void> infer_keeping(user_op::InferContext* ctx) {
-  JUST(infer(ctx));
-  const Shape& a = ctx->InputShape("blkdiag1", 0);
-  describe_output(ctx, "middle", rows_of(ctx->InputShape("x", 0), a.At(0) * a.At(1)));
+  if (ctx->has_output("middle", 0)) {
+    const Shape& a = ctx->InputShape("blkdiag1", 0);
+    describe_output(ctx, "middle", rows_of(x, a.At(0) * a.At(1)));
+  }
   return Maybe<void>::Ok();
 }
 
@@ -117,7 +114,7 @@ REGISTER_USER_OP("oneflow_accel_monarch_keeping")
     .Input("x").Input("blkdiag1").Input("blkdiag2").OptionalInput("bias")
     .Output("y").Output("middle")
     .Attr<int64_t>("out_features")
-    .SetTensorDescInferFn(infer_keeping).SetDataTypeInferFn(infer_types).SetGetSbpFn(split_rows);
+    .SetTensorDescInferFn(infer).SetDataTypeInferFn(infer_types).SetGetSbpFn(split_rows);
 
 REGISTER_USER_OP("oneflow_accel_monarch_grad")
     .Input("y_grad").Input("x").Input("blkdiag1").Input("blkdiag2").Input("middle")
