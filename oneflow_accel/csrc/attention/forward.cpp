@@ -70,21 +70,31 @@ void softmax_row(float* scores, int64_t visible, int64_t keys, float* largest, f
 }
 
 // The queries [begin, begin + rows) of one head, the first of which has its weights at `place`:
-// workspace.out, divided by workspace.sum.
-// fill(key, keys) sets the scores of a block of keys, and add(key, keys) adds the products of its
-// softmax and its values to out.
-template <typename Fill, typename Add>
-void attend(const AttentionShape& shape, int64_t begin, int64_t rows, const Fill& fill,
-            const Add& add, const WeightDropout* dropout, WeightPlace place, Workspace* workspace) {
+// workspace.out, divided by workspace.sum. Keys and values are used as the workspace has them or,
+// for a few queries, where they lie from `key` and `value` on.
+template <typename T>
+void attend(const AttentionShape& shape, int64_t begin, int64_t rows, bool few, const T* key,
+            int64_t key_stride, const T* value, int64_t value_stride, const WeightDropout* dropout,
+            WeightPlace place, Workspace* workspace) {
   Workspace& w = *workspace;
+  const int64_t stride = w.values.columns;
   std::fill_n(w.largest, rows, -std::numeric_limits<float>::infinity());
   std::fill_n(w.sum, rows, 0.0F);
   const int64_t end = shape.keys_before(begin + rows);
   for (int64_t j = 0; j < end; j += kKeyBlock) {
     const int64_t keys = std::min(kKeyBlock, end - j);
-    fill(j, keys);
+    if (few) {
+      for (int64_t i = 0; i < rows; ++i) {
+        for (int64_t n = 0; n < keys; ++n) {
+          w.scores[i * kKeyBlock + n] =
+              dot(w.queries + i * shape.dim, key + (j + n) * key_stride, shape.dim);
+        }
+      }
+    } else {
+      block_product(rows, keys, shape.dim, {w.queries, shape.dim, 1}, w.keys, 0, j, w.scores,
+                    kKeyBlock, false);
+    }
     const Visible visible = shape.visible(begin, j);
-    const int64_t stride = w.values.columns;
     for (int64_t i = 0; i < rows; ++i) {
       softmax_row(w.scores + i * kKeyBlock, visible.keys(i, keys), keys, w.largest + i, w.sum + i,
                   w.out + i * stride, stride);
@@ -95,44 +105,16 @@ void attend(const AttentionShape& shape, int64_t begin, int64_t rows, const Fill
       weight_factors(*dropout, place, rows, keys, visible, w.factors, kKeyBlock);
       multiply_block(w.factors, kKeyBlock, rows, keys, visible, w.scores);
     }
-    add(j, keys);
-  }
-}
-
-void attend_in_blocks(const AttentionShape& shape, int64_t begin, int64_t rows,
-                      const WeightDropout* dropout, const WeightPlace& place, Workspace* w) {
-  const int64_t stride = w->values.columns;
-  const auto fill = [&](int64_t j, int64_t keys) {
-    block_product(rows, keys, shape.dim, {w->queries, shape.dim, 1}, w->keys, 0, j, w->scores,
-                  kKeyBlock, false);
-  };
-  const auto add = [&](int64_t j, int64_t keys) {
-    block_product(rows, stride, keys, {w->scores, kKeyBlock, 1}, w->values, j, 0, w->out, stride,
-                  j > 0);
-  };
-  attend(shape, begin, rows, fill, add, dropout, place, w);
-}
-
-template <typename T>
-void attend_directly(const AttentionShape& shape, const T* keys, int64_t key_stride,
-                     const T* values, int64_t value_stride, const WeightDropout* dropout,
-                     const WeightPlace& place, Workspace* w) {
-  const int64_t rows = shape.queries;
-  const auto fill = [&](int64_t j, int64_t n) {
-    for (int64_t i = 0; i < rows; ++i) {
-      for (int64_t key = 0; key < n; ++key) {
-        w->scores[i * kKeyBlock + key] =
-            dot(w->queries + i * shape.dim, keys + (j + key) * key_stride, shape.dim);
+    if (few) {
+      for (int64_t i = 0; i < rows; ++i) {
+        weighted_sum(w.scores + i * kKeyBlock, value + j * value_stride, value_stride, keys,
+                     shape.dim, w.out + i * stride, j > 0);
       }
+    } else {
+      block_product(rows, stride, keys, {w.scores, kKeyBlock, 1}, w.values, j, 0, w.out, stride,
+                    j > 0);
     }
-  };
-  const auto add = [&](int64_t j, int64_t n) {
-    for (int64_t i = 0; i < rows; ++i) {
-      weighted_sum(w->scores + i * kKeyBlock, values + j * value_stride, value_stride, n, shape.dim,
-                   w->out + i * w->values.columns, j > 0);
-    }
-  };
-  attend(shape, 0, rows, fill, add, dropout, place, w);
+  }
 }
 
 }  // namespace
@@ -169,15 +151,10 @@ void attention(const AttentionShape& shape, const Heads<const T>& query, const H
       const int64_t end = std::min(own.queries, all * (part + 1) / parts * kQueryBlock);
       for (int64_t i = all * part / parts * kQueryBlock; i < end; i += kQueryBlock) {
         const int64_t rows = std::min(kQueryBlock, end - i);
-        const WeightPlace place{b, h, t + i, 0};
         copy_rows(query.at(b, h, t + i), query.time_stride, rows, shape.dim, shape.scale,
                   w.queries, shape.dim);
-        if (few) {
-          attend_directly(own, key.at(b, kv, t), key.time_stride, value.at(b, kv, t),
-                          value.time_stride, dropout, place, &w);
-        } else {
-          attend_in_blocks(own, i, rows, dropout, place, &w);
-        }
+        attend(own, i, rows, few, key.at(b, kv, t), key.time_stride, value.at(b, kv, t),
+               value.time_stride, dropout, {b, h, t + i, 0}, &w);
         float* block_lse = lse + (b * shape.heads + h) * shape.queries + t + i;
         for (int64_t r = 0; r < rows; ++r) {
           copy_row(w.out + r * w.values.columns, shape.dim, 1.0F / w.sum[r],

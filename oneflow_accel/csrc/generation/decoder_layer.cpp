@@ -10,6 +10,7 @@
 #include "common/threads.h"
 #include "matmul/product.h"
 #include "norm/row_norm.h"
+#include "softmax/row_set.h"
 
 namespace oneflow_accel {
 
@@ -104,14 +105,10 @@ void activate_in_place(float* x, int64_t n) {
 // The past of each head, and the part of each row of qkv from `offset` on after it.
 void append(const Sizes& n, const float* past, const float* qkv, int64_t offset, float* all) {
   const int64_t held = n.past * n.head_size;
-  parallel_for(n.batch * n.heads, std::max<int64_t>(1, kGrainSize / (held + 1)),
-               [&](int64_t begin, int64_t end) {
-                 for (int64_t head = begin; head < end; ++head) {
-                   float* to = all + head * (held + n.head_size);
-                   std::copy_n(past + head * held, held, to);
-                   std::copy_n(qkv + 3 * head * n.head_size + offset, n.head_size, to + held);
-                 }
-               });
+  RowSet(n.batch * n.heads, held + n.head_size).for_each(1, [&](int64_t head, int64_t first) {
+    std::copy_n(past + head * held, held, all + first);
+    std::copy_n(qkv + 3 * head * n.head_size + offset, n.head_size, all + first + held);
+  });
 }
 
 class DecoderLayerKernel final : public Kernel {
@@ -139,11 +136,7 @@ class DecoderLayerKernel final : public Kernel {
     };
     const auto add_product = [&](const float* from, int64_t k, const std::string& name, int64_t to_n,
                                  float* to, bool accumulate) {
-      Product product;
-      product.a = {n.batch, k};
-      product.b = {to_n, k};
-      product.transpose_b = true;
-      product.out = {n.batch, to_n};
+      Product product{{n.batch, k}, {to_n, k}, {n.batch, to_n}, false, true};
       product.accumulate = accumulate;
       run_or_throw([&] { return product.describe(); }, [&] {
         multiply(product, from, in(name + "_weight"), in(name + "_bias"), to);
