@@ -135,9 +135,10 @@ struct LogitRows {
   int64_t first;
   RowSet rows;
   const T* logits;
+  const Labels& labels;
 
   // The losses, 0 where a row is not counted, and what the gradient needs of each row.
-  void losses(const Labels& labels, float* losses, LogSumExp* sums) const {
+  void losses(float* losses, LogSumExp* sums) const {
     rows.for_each(1, [&](int64_t i, int64_t at) {
       const T* x = logits + at;
       const float shift = row::maximum(x, rows.n);
@@ -149,7 +150,7 @@ struct LogitRows {
 
   // grads = loss_grads * (softmax(logits) - one_hot(label)), 0 where a row is not counted. `grads`
   // may be the logits.
-  void grads(const Labels& labels, const LogSumExp* sums, const float* loss_grads, T* grads) const {
+  void grads(const LogSumExp* sums, const float* loss_grads, T* grads) const {
     rows.for_each(1, [&](int64_t i, int64_t at) {
       const T* x = logits + at;
       T* to = grads + at;
@@ -176,19 +177,21 @@ struct LogitRows {
 template <typename T>
 class CrossEntropyKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    const LogitRows<T> rows{0, RowSet(ctx, "logits"), input<T>(ctx, "logits")};
-    const Labels labels = targets_of(ctx, rows.rows.n);
-    rows.losses(labels, output(ctx, "losses"), reinterpret_cast<LogSumExp*>(output(ctx, "lse")));
+    const RowSet rows(ctx, "logits");
+    const Labels labels = targets_of(ctx, rows.n);
+    LogitRows<T>{0, rows, input<T>(ctx, "logits"), labels}.losses(
+        output(ctx, "losses"), reinterpret_cast<LogSumExp*>(output(ctx, "lse")));
   }
 };
 
 template <typename T>
 class CrossEntropyGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    const LogitRows<T> rows{0, RowSet(ctx, "logits"), input<T>(ctx, "logits")};
-    const Labels labels = targets_of(ctx, rows.rows.n);
-    rows.grads(labels, reinterpret_cast<const LogSumExp*>(input(ctx, "lse")),
-               input(ctx, "losses_grad"), output<T>(ctx, "logits_grad"));
+    const RowSet rows(ctx, "logits");
+    const Labels labels = targets_of(ctx, rows.n);
+    LogitRows<T>{0, rows, input<T>(ctx, "logits"), labels}.grads(
+        reinterpret_cast<const LogSumExp*>(input(ctx, "lse")), input(ctx, "losses_grad"),
+        output<T>(ctx, "logits_grad"));
   }
 };
 
@@ -197,93 +200,73 @@ class CrossEntropyGradKernel final : public Kernel {
 // 32,000 tokens these are 589 rows: up to 512, oneDNN's product takes a sixth longer for each.
 constexpr int64_t kChunkElements = 18 * 1024 * 1024;
 
-// One call: its inputs, and the rows it takes at a time.
-class Head {
- public:
-  explicit Head(user_op::KernelComputeContext* ctx)
-      : x_(input(ctx, "x")),
-        weight_(input(ctx, "weight")),
-        x_rows_(ctx, "x"),
-        classes_(ctx->Tensor4ArgNameAndIndex("weight", 0)->shape_view().At(0)),
-        labels_(targets_of(ctx, classes_)) {
-    const int64_t asked = ctx->Attr<int64_t>("chunk_rows");
-    chunk_ = asked > 0 ? asked : std::max<int64_t>(1, kChunkElements / classes_);
-  }
-
-  const Labels& labels() const { return labels_; }
-
-  std::string describe() const {
-    return "cross entropy of " + std::to_string(x_rows_.count) + " rows of "
-           + std::to_string(x_rows_.n) + " and " + std::to_string(classes_) + " classes";
-  }
-
-  // Calls fn(rows, logits), where the second are those of the rows and may be written to, for chunk
-  // after chunk: the same whatever the number of threads, as sums over the rows depend on them.
-  template <typename Fn>
-  void for_each_chunk(const Fn& fn) const {
-    for (int64_t first = 0; first < x_rows_.count; first += chunk_) {
-      const int64_t count = std::min(chunk_, x_rows_.count - first);
+// Calls fn(rows, logits), where the second are those of the rows and may be written to, for chunk
+// after chunk: the same whatever the number of threads, as sums over the rows depend on them.
+template <typename Fn>
+void for_each_chunk(user_op::KernelComputeContext* ctx, const Fn& fn) {
+  const RowSet all(ctx, "x");
+  const float* x = input(ctx, "x");
+  const float* weight = input(ctx, "weight");
+  const int64_t classes = ctx->Tensor4ArgNameAndIndex("weight", 0)->shape_view().At(0);
+  const Labels labels = targets_of(ctx, classes);
+  const int64_t asked = ctx->Attr<int64_t>("chunk_rows");
+  const int64_t most = asked > 0 ? asked : std::max<int64_t>(1, kChunkElements / classes);
+  const auto describe = [&] {
+    return "cross entropy of " + std::to_string(all.count) + " rows of " + std::to_string(all.n)
+           + " and " + std::to_string(classes) + " classes";
+  };
+  const ThreadScope threads;
+  run_or_throw(describe, [&] {
+    for (int64_t first = 0; first < all.count; first += most) {
+      const int64_t count = std::min(most, all.count - first);
       auto* logits = static_cast<float*>(scratch(
-          ScratchSlot::kSource, std::min(chunk_, x_rows_.count) * classes_ * sizeof(float)));
-      multiply({{count, x_rows_.n}, {classes_, x_rows_.n}, {count, classes_}, false, true},
-               x_ + first * x_rows_.n, weight_, nullptr, logits);
-      fn(LogitRows<float>{first, {count, classes_}, logits}, logits);
+          ScratchSlot::kSource, std::min(most, all.count) * classes * sizeof(float)));
+      multiply({{count, all.n}, {classes, all.n}, {count, classes}, false, true},
+               x + first * all.n, weight, nullptr, logits);
+      fn(LogitRows<float>{first, {count, classes}, logits, labels}, logits);
     }
-  }
+  });
+}
 
-  // The gradients by x and the weight; make_grads(rows, logits) turns the logits of some rows into
-  // their gradient. The weight's has those of the chunks before added.
-  template <typename MakeGrads>
-  void grads(user_op::KernelComputeContext* ctx, const MakeGrads& make_grads) const {
-    const int64_t width = x_rows_.n;
-    float* x_grad = output(ctx, "x_grad");
-    float* weight_grad = output(ctx, "weight_grad");
-    const ThreadScope threads;
-    if (x_rows_.count == 0) { std::fill_n(weight_grad, classes_ * width, 0.0F); }
-    run_or_throw([&] { return "gradient of " + describe(); }, [&] {
-      for_each_chunk([&](const LogitRows<float>& rows, float* logits) {
-        make_grads(rows, logits);
-        const int64_t count = rows.rows.count;
-        const int64_t begin = rows.first * width;
-        const Product by_x{{count, classes_}, {classes_, width}, {count, width}};
-        multiply(by_x, logits, weight_, nullptr, x_grad + begin);
-        Product by_weight{{count, classes_}, {count, width}, {classes_, width}, true};
-        by_weight.accumulate = rows.first > 0;
-        multiply(by_weight, logits, x_ + begin, nullptr, weight_grad);
-      });
-    });
-  }
-
- private:
-  const float* x_;
-  const float* weight_;
-  RowSet x_rows_;
-  int64_t classes_;
-  Labels labels_;
-  int64_t chunk_;
-};
+// The gradients by x and the weight; make_grads(rows, logits) turns the logits of some rows into
+// their gradient. The weight's has those of the chunks before added.
+template <typename MakeGrads>
+void linear_grads(user_op::KernelComputeContext* ctx, const MakeGrads& make_grads) {
+  const RowSet all(ctx, "x");
+  const int64_t width = all.n;
+  const auto& weight = *ctx->Tensor4ArgNameAndIndex("weight", 0);
+  float* x_grad = output(ctx, "x_grad");
+  float* weight_grad = output(ctx, "weight_grad");
+  if (all.count == 0) { std::fill_n(weight_grad, weight.shape_view().elem_cnt(), 0.0F); }
+  for_each_chunk(ctx, [&](const LogitRows<float>& rows, float* logits) {
+    make_grads(rows, logits);
+    const int64_t count = rows.rows.count;
+    const int64_t classes = rows.rows.n;
+    const int64_t begin = rows.first * width;
+    const Product by_x{{count, classes}, {classes, width}, {count, width}};
+    multiply(by_x, logits, weight.dptr<float>(), nullptr, x_grad + begin);
+    Product by_weight{{count, classes}, {count, width}, {classes, width}, true};
+    by_weight.accumulate = rows.first > 0;
+    multiply(by_weight, logits, input(ctx, "x") + begin, nullptr, weight_grad);
+  });
+}
 
 class LinearCrossEntropyKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    const Head head(ctx);
     float* losses = output(ctx, "losses");
     auto* lse = reinterpret_cast<LogSumExp*>(output(ctx, "lse"));
-    const ThreadScope threads;
-    run_or_throw([&] { return head.describe(); }, [&] {
-      head.for_each_chunk([&](const LogitRows<float>& rows, float*) {
-        rows.losses(head.labels(), losses + rows.first, lse + rows.first);
-      });
+    for_each_chunk(ctx, [&](const LogitRows<float>& rows, float*) {
+      rows.losses(losses + rows.first, lse + rows.first);
     });
   }
 };
 
 class LinearCrossEntropyGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    const Head head(ctx);
     const float* losses_grad = input(ctx, "losses_grad");
     const auto* lse = reinterpret_cast<const LogSumExp*>(input(ctx, "lse"));
-    head.grads(ctx, [&](const LogitRows<float>& rows, float* logits) {
-      rows.grads(head.labels(), lse + rows.first, losses_grad + rows.first, logits);
+    linear_grads(ctx, [&](const LogitRows<float>& rows, float* logits) {
+      rows.grads(lse + rows.first, losses_grad + rows.first, logits);
     });
   }
 };
@@ -303,25 +286,27 @@ float loss_and_grad(float* x, int64_t n, int64_t label) {
 
 class LinearCrossEntropySumKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    const Head head(ctx);
-    const Labels& labels = head.labels();
     double total = 0.0;
-    head.grads(ctx, [&](const LogitRows<float>& some, float* logits) {
+    int64_t counted = 0;
+    linear_grads(ctx, [&](const LogitRows<float>& some, float* logits) {
       auto* losses = static_cast<float*>(
           scratch(ScratchSlot::kReduction, some.rows.count * sizeof(float)));
       some.rows.for_each(1, [&](int64_t i, int64_t at) {
         const int64_t row = some.first + i;
-        if (labels.counts(row)) {
-          losses[i] = loss_and_grad(logits + at, some.rows.n, labels.at(row));
+        if (some.labels.counts(row)) {
+          losses[i] = loss_and_grad(logits + at, some.rows.n, some.labels.at(row));
         } else {
           std::fill_n(logits + at, some.rows.n, 0.0F);
           losses[i] = 0.0F;
         }
       });
-      for (int64_t i = 0; i < some.rows.count; ++i) { total += losses[i]; }
+      for (int64_t i = 0; i < some.rows.count; ++i) {
+        total += losses[i];
+        counted += some.labels.counts(some.first + i) ? 1 : 0;
+      }
     });
     *output(ctx, "total") = static_cast<float>(total);
-    *output(ctx, "count") = static_cast<float>(labels.check());
+    *output(ctx, "count") = static_cast<float>(counted);
   }
 };
 

@@ -66,16 +66,9 @@ class Labels {
     return label >= 0 && label < here_ ? label : -1;
   }
 
-  // Checks all rows that count, before any work is done and so that loops need not. How many count.
-  int64_t check() const {
-    int64_t count = 0;
-    for (int64_t row = 0; row < rows_; ++row) {
-      if (counts(row)) {
-        checked(row);
-        ++count;
-      }
-    }
-    return count;
+  // Checks all rows that count, before any work is done and so that loops need not.
+  void check() const {
+    for (int64_t row = 0; row < rows_; ++row) { place(row); }
   }
 
  private:
