@@ -78,10 +78,6 @@ void input_grads(const MonarchShape& s, const float* a, const MiddleGrads& dv, c
   }
 }
 
-int64_t grain(int64_t rows, int64_t each) {
-  return std::max<int64_t>(1, kGrainSize / std::max<int64_t>(1, rows * each));
-}
-
 // a_grad[block, i] is the sum over the rows of du[block, i] x[block], or has it added. Shared out,
 // as the next, by what it is a gradient of.
 void first_factor_grad(const MonarchShape& s, const MiddleGrads& dv, const float* x,
@@ -93,7 +89,7 @@ void first_factor_grad(const MonarchShape& s, const MiddleGrads& dv, const float
   const int64_t parts = s.k % threads == 0 || s.k >= 4 * threads ? 1 : panels;
   const int64_t most = std::min(s.p, (panels / parts) * kPanelWidth);
   const int64_t stride = padded(s.p);
-  parallel_for(s.k * parts, grain(dv.count, s.q * most), [&](int64_t begin, int64_t end) {
+  parallel_for(s.k * parts, grain_of(dv.count, s.q * most), [&](int64_t begin, int64_t end) {
     Carver carver(kDepth * padded(most) + kVectorWidth);
     float* right = carver.take(kDepth * padded(most));
     for (int64_t unit = begin; unit < end; ++unit) {
@@ -124,7 +120,7 @@ void second_factor_grad(const MonarchShape& s, const float* middle, const float*
                         bool accumulate, float* b_grad, float* bias_grad) {
   const int64_t step = std::min(s.s, rows_at_once(kColumnsAtOnce, s.l));
   const int64_t stride = padded(s.r);
-  parallel_for(s.s, grain(s.rows, s.l * s.r), [&](int64_t begin, int64_t end) {
+  parallel_for(s.s, grain_of(s.rows, s.l * s.r), [&](int64_t begin, int64_t end) {
     Carver carver(kDepth * kPanelWidth + kVectorWidth);
     float* right = carver.take(kDepth * kPanelWidth);
     float ones[kDepth];

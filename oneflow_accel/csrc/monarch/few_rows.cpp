@@ -1,22 +1,16 @@
 #include <algorithm>
 
-#include "attention/buffer.h"
-#include "common/threads.h"
 #include "matmul/few_rows.h"
 #include "monarch/interleave.h"
-#include "monarch/monarch.h"
+#include "monarch/tiles.h"
 
 namespace oneflow_accel {
 
 namespace {
 
-int64_t grain(const MonarchShape& s, int64_t depth) {
-  return std::max<int64_t>(1, kGrainSize / (s.rows * depth));
-}
-
 // u, (rows, k q).
 void first_factor(const MonarchShape& s, const MonarchInputs& in, float* u) {
-  parallel_for(s.middle(), grain(s, s.p), [&](int64_t begin, int64_t end) {
+  parallel_for(s.middle(), grain_of(s.rows, s.p), [&](int64_t begin, int64_t end) {
     for (int64_t slot = begin; slot < end;) {
       const int64_t block = slot / s.q;
       const int64_t stop = std::min(end, (block + 1) * s.q);
@@ -30,7 +24,7 @@ void first_factor(const MonarchShape& s, const MonarchInputs& in, float* u) {
 // y from v, (rows, l r).
 void second_factor(const MonarchShape& s, const float* b, const float* bias, const float* v,
                    float* y) {
-  parallel_for(s.l * s.s, grain(s, s.r), [&](int64_t begin, int64_t end) {
+  parallel_for(s.l * s.s, grain_of(s.rows, s.r), [&](int64_t begin, int64_t end) {
     auto* z = static_cast<float*>(
         scratch(ScratchSlot::kDestination, s.rows * s.s * sizeof(float)));
     for (int64_t first = begin; first < end;) {

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <vector>
 
 #include "matmul/few_rows.h"
 #include "monarch/interleave.h"
@@ -12,79 +13,60 @@ namespace {
 // second-level cache; a store should write whole cache lines of y.
 constexpr int64_t kColumns = 384;
 
-// Both factors, transposed, in panels: what products read of them is contiguous then.
-struct PackedFactors {
-  Panels a;
-  Panels b;
-
-  explicit PackedFactors(const MonarchShape& s)
-      : a{nullptr, s.p, padded(s.q)}, b{nullptr, s.r, padded(s.s)} {
-    const int64_t floats = s.k * a.size() + s.l * b.size();
-    a.data = static_cast<float*>(scratch(ScratchSlot::kWeights, floats * sizeof(float)));
-    b.data = a.data + s.k * a.size();
+// The blocks of both factors, transposed, in panels: what products read of them is contiguous then.
+std::vector<Panels> packed_factors(const MonarchShape& s, const MonarchInputs& in) {
+  std::vector<Panels> blocks(s.k, Panels{nullptr, s.p, padded(s.q)});
+  blocks.resize(s.k + s.l, Panels{nullptr, s.r, padded(s.s)});
+  const int64_t floats = s.k * blocks.front().size() + s.l * blocks.back().size();
+  auto* data = static_cast<float*>(scratch(ScratchSlot::kWeights, floats * sizeof(float)));
+  for (Panels& block : blocks) {
+    block.data = data;
+    data += block.size();
   }
-
-  Panels a_block(int64_t block) const { return {a.data + block * a.size(), a.rows, a.columns}; }
-  Panels b_block(int64_t j) const { return {b.data + j * b.size(), b.rows, b.columns}; }
-
-  void fill(const MonarchShape& s, const MonarchInputs& in) const {
-    const int64_t floats = std::max(a.size(), b.size());
-    parallel_for(s.k + s.l, kGrainSize / floats + 1, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        if (i < s.k) {
-          pack_transposed(in.a + i * s.q * s.p, s.p, s.q, a_block(i));
-        } else {
-          pack_transposed(in.b + (i - s.k) * s.s * s.r, s.r, s.s, b_block(i - s.k));
-        }
+  const int64_t grain = kGrainSize * (s.k + s.l) / floats + 1;
+  parallel_for(s.k + s.l, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      if (i < s.k) {
+        pack_transposed(in.a + i * s.q * s.p, s.p, s.q, blocks[i]);
+      } else {
+        pack_transposed(in.b + (i - s.k) * s.s * s.r, s.r, s.s, blocks[i]);
       }
-    });
-  }
-};
+    }
+  });
+  return blocks;
+}
 
-// What a tile of rows needs between its inputs and its outputs, row by row.
-struct Workspace {
+void tile_forward(const MonarchShape& s, const MonarchInputs& in,
+                  const std::vector<Panels>& factors, const float* bias, float* middle, float* y,
+                  const RowTile& tile) {
   // Values of i (see monarch.h) that are computed at a time: whole panels, or all.
-  int64_t step;
-  // u and v of a row. The products that make u write whole vectors.
-  int64_t u_stride;
-  float* u;
-  float* v;
-  // z[j, i] for all j and `step` values of i.
-  int64_t z_stride;
-  float* z;
-
-  explicit Workspace(const MonarchShape& s)
-      : step(std::min(padded(s.s), std::max(kColumns / s.l / kPanelWidth, int64_t{1}) * kPanelWidth)),
-        u_stride(padded(s.middle() + kVectorWidth)),
-        z_stride(s.l * step) {
-    Carver carver(kTileRows * (u_stride + s.middle() + z_stride) + 3 * kVectorWidth);
-    u = carver.take(kTileRows * u_stride);
-    v = carver.take(kTileRows * s.middle());
-    z = carver.take(kTileRows * z_stride);
-  }
-};
-
-void tile_forward(const MonarchShape& s, const MonarchInputs& in, const PackedFactors& factors,
-                  const float* bias, float* middle, float* y, const RowTile& tile) {
-  const Workspace w(s);
+  const int64_t step =
+      std::min(padded(s.s), std::max(kColumns / s.l / kPanelWidth, int64_t{1}) * kPanelWidth);
+  // Rows of u, the products of which write whole vectors, and of z[j, i] for all j and `step` values
+  // of i.
+  const int64_t u_stride = padded(s.middle() + kVectorWidth);
+  const int64_t z_stride = s.l * step;
+  Carver carver(kTileRows * (u_stride + s.middle() + z_stride) + 3 * kVectorWidth);
+  float* u = carver.take(kTileRows * u_stride);
+  float* z = carver.take(kTileRows * z_stride);
+  float* v = middle == nullptr ? carver.take(kTileRows * s.middle())
+                               : middle + tile.begin * s.middle();
   for (int64_t block = 0; block < s.k; ++block) {
     // In this order: what a product writes beyond its columns is the next one's.
     block_product(tile.count, s.q, s.width(block),
                   {in.x + tile.begin * s.in_features + block * s.p, s.in_features, 1},
-                  factors.a_block(block), 0, 0, w.u + block * s.q, w.u_stride, false);
+                  factors[block], 0, 0, u + block * s.q, u_stride, false);
   }
-  float* v = middle == nullptr ? w.v : middle + tile.begin * s.middle();
-  deinterleave({w.u, w.u_stride, v, s.middle(), tile.count}, s.r, s.l);
-  for (int64_t first = 0; first * s.l < s.out_features; first += w.step) {
-    const int64_t count = std::min(w.step, s.s - first);
+  deinterleave({u, u_stride, v, s.middle(), tile.count}, s.r, s.l);
+  for (int64_t first = 0; first * s.l < s.out_features; first += step) {
+    const int64_t count = std::min(step, s.s - first);
     for (int64_t j = 0; j < s.l; ++j) {
-      block_product(tile.count, count, s.r, {v + j * s.r, s.middle(), 1}, factors.b_block(j), 0,
-                    first, w.z + j * w.step, w.z_stride, false);
+      block_product(tile.count, count, s.r, {v + j * s.r, s.middle(), 1}, factors[s.k + j], 0,
+                    first, z + j * step, z_stride, false);
     }
     const int64_t column = first * s.l;
-    interleave({w.z, w.z_stride, y + tile.begin * s.out_features + column, s.out_features,
-                tile.count},
-               w.step, s.l, std::min(count * s.l, s.out_features - column),
+    interleave({z, z_stride, y + tile.begin * s.out_features + column, s.out_features, tile.count},
+               step, s.l, std::min(count * s.l, s.out_features - column),
                bias == nullptr ? nullptr : bias + column);
   }
 }
@@ -104,8 +86,7 @@ std::string MonarchShape::describe() const {
 void monarch(const MonarchShape& shape, const MonarchInputs& in, const float* bias, float* middle,
              float* y) {
   if (shape.rows <= kMostFewRows) { return monarch_few_rows(shape, in, bias, middle, y); }
-  const PackedFactors factors(shape);
-  factors.fill(shape, in);
+  const std::vector<Panels> factors = packed_factors(shape, in);
   for_each_tile(shape.rows, shape.factors(), [&](const RowTile& tile) {
     tile_forward(shape, in, factors, bias, middle, y, tile);
   });

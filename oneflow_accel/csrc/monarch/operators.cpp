@@ -11,6 +11,7 @@
 #include "common/typed_kernels.h"
 #include "elementwise/map.h"
 #include "monarch/monarch.h"
+#include "softmax/row_set.h"
 
 namespace oneflow_accel {
 
@@ -20,14 +21,6 @@ namespace user_op = ::oneflow::user_op;
 using ::oneflow::Error;
 using ::oneflow::Maybe;
 using ::oneflow::Shape;
-
-template <typename View>
-MonarchShape shape_of(const View& x, const View& a, const View& b, int64_t out_features) {
-  int64_t rows = 1;
-  for (int64_t axis = 0; axis + 1 < x.NumAxes(); ++axis) { rows *= x.At(axis); }
-  return {rows,    x.At(x.NumAxes() - 1), out_features, a.At(0), a.At(1),
-          a.At(2), b.At(0),               b.At(1),      b.At(2)};
-}
 
 // The shape of x with another length of its rows.
 Shape rows_of(const Shape& x, int64_t length) {
@@ -122,10 +115,10 @@ REGISTER_USER_OP("oneflow_accel_monarch_grad")
     .SetTensorDescInferFn(infer_grad).SetDataTypeInferFn(infer_types).SetGetSbpFn(split_rows);
 
 MonarchShape shape_of(user_op::KernelComputeContext* ctx, int64_t out_features) {
-  const auto view = [&](const char* name) {
-    return ctx->Tensor4ArgNameAndIndex(name, 0)->shape_view();
-  };
-  return shape_of(view("x"), view("blkdiag1"), view("blkdiag2"), out_features);
+  const auto& a = ctx->Tensor4ArgNameAndIndex("blkdiag1", 0)->shape_view();
+  const auto& b = ctx->Tensor4ArgNameAndIndex("blkdiag2", 0)->shape_view();
+  const RowSet x(ctx, "x");
+  return {x.count, x.n, out_features, a.At(0), a.At(1), a.At(2), b.At(0), b.At(1), b.At(2)};
 }
 
 // Rows that are worked on before the next ones: of so many the gradient of v is kept, and copies of
@@ -232,8 +225,7 @@ class MonarchKernel final : public Kernel {
 template <typename T>
 class MonarchGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    const auto& y_grad = ctx->Tensor4ArgNameAndIndex("y_grad", 0)->shape_view();
-    const MonarchShape shape = shape_of(ctx, y_grad.At(y_grad.NumAxes() - 1));
+    const MonarchShape shape = shape_of(ctx, RowSet(ctx, "y_grad").n);
     run_or_throw([&] { return "gradient of " + shape.describe(); }, [&] { compute(ctx, shape); });
   }
 
@@ -244,7 +236,7 @@ class MonarchGradKernel final : public Kernel {
     Floats<T> floats(shape.factors() + shape.out_features
                          + std::min(kMostRowsAtOnce, shape.rows)
                                * (2 * shape.in_features + shape.middle() + shape.out_features),
-                     std::is_same_v<T, float> && sums == shape.factors() ? 0 : sums);
+                     sums);
     const float* a = floats.read(input<T>(ctx, "blkdiag1"), shape.a_size());
     const float* b = floats.read(input<T>(ctx, "blkdiag2"), shape.b_size());
     // Sums over all rows, so float32 up to the end.

@@ -21,14 +21,18 @@ struct RowTile {
 // Rows that a product computes at a time; tiles begin at multiples of two such groups.
 constexpr int64_t kProductRows = 6;
 
+// Items of a parallel_for, each of `rows` rows that cost `each`, that are worth a thread.
+inline int64_t grain_of(int64_t rows, int64_t each) {
+  return std::max<int64_t>(1, kGrainSize / std::max<int64_t>(1, rows * each));
+}
+
 // Calls fn(tile) for tiles that cover the rows [0, rows), in parallel; `work` is what a row costs.
 template <typename Fn>
 void for_each_tile(int64_t rows, int64_t work, const Fn& fn) {
   constexpr int64_t kGroup = 2 * kProductRows;
   constexpr int64_t kTileGroups = kTileRows / kGroup;
   const int64_t groups = (rows + kGroup - 1) / kGroup;
-  const int64_t grain = std::max<int64_t>(1, kGrainSize / (kGroup * work));
-  parallel_for(groups, grain, [&](int64_t first, int64_t last) {
+  parallel_for(groups, grain_of(kGroup, work), [&](int64_t first, int64_t last) {
     // Of one size, or nearly: a last tile of a few rows would read the factors for little.
     const int64_t tiles = (last - first + kTileGroups - 1) / kTileGroups;
     for (int64_t i = 0; i < tiles; ++i) {
