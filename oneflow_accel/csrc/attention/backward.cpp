@@ -161,9 +161,7 @@ void attention_grad(const AttentionShape& shape, const AttentionGradInputs<T>& i
   });
 }
 
-template void attention_grad(const AttentionShape&, const AttentionGradInputs<float>&,
-                             const WeightDropout*, const AttentionGradOutputs<float>&);
-template void attention_grad(const AttentionShape&, const AttentionGradInputs<Bfloat16>&,
-                             const WeightDropout*, const AttentionGradOutputs<Bfloat16>&);
+template decltype(attention_grad<float>) attention_grad<float>;
+template decltype(attention_grad<Bfloat16>) attention_grad<Bfloat16>;
 
 }  // namespace oneflow_accel

@@ -55,40 +55,30 @@ ONEFLOW_ACCEL_INLINE void multiply(const Tile& t) {
   }
 }
 
-// As many of kRows rows as there are.
-template <int vectors, int rows = kRows>
-ONEFLOW_ACCEL_INLINE void multiply_rows(const Tile& tile, int64_t count) {
-  if constexpr (rows > 1) {
-    if (count < rows) { return multiply_rows<vectors, rows - 1>(tile, count); }
+// As many of kRows rows, and of kTileVectors vectors, as there are.
+template <int rows = kRows, int vectors = kTileVectors>
+ONEFLOW_ACCEL_INLINE void multiply_part(const Tile& tile, int64_t rows_left, int64_t columns_left) {
+  if constexpr (rows > 1 && vectors == kTileVectors) {
+    if (rows_left < rows) { return multiply_part<rows - 1>(tile, rows_left, columns_left); }
   }
-  multiply<rows, vectors>(tile);
-}
-
-// As many of kTileVectors vectors as there are of the columns from `column` on.
-template <int vectors = kTileVectors>
-ONEFLOW_ACCEL_INLINE void multiply_columns(Tile tile, int64_t rows, int64_t column,
-                                           int64_t columns) {
   if constexpr (vectors > 1) {
-    if (columns - column < vectors * kFloats) {
-      return multiply_columns<vectors - 1>(tile, rows, column, columns);
+    if (columns_left < vectors * kFloats) {
+      return multiply_part<rows, vectors - 1>(tile, rows_left, columns_left);
     }
   }
-  tile.b += column;
-  tile.c += column;
-  multiply_rows<vectors>(tile, rows);
+  multiply<rows, vectors>(tile);
 }
 
 }  // namespace
 
 void panel_product(int64_t rows, int64_t columns, int64_t depth, const Strided& a, const float* b,
                    int64_t b_stride, float* c, int64_t c_stride, bool accumulate) {
-  Tile tile{a.data, a.row_stride, a.column_stride, b, b_stride, depth, c, c_stride, accumulate};
   for (int64_t i = 0; i < rows; i += kRows) {
     for (int64_t j = 0; j < padded(columns); j += kTileVectors * kFloats) {
-      multiply_columns(tile, rows - i, j, padded(columns));
+      multiply_part({a.data + i * a.row_stride, a.row_stride, a.column_stride, b + j, b_stride,
+                     depth, c + i * c_stride + j, c_stride, accumulate},
+                    rows - i, padded(columns) - j);
     }
-    tile.a += kRows * tile.a_row;
-    tile.c += kRows * tile.c_stride;
   }
 }
 

@@ -166,11 +166,7 @@ void attention(const AttentionShape& shape, const Heads<const T>& query, const H
   });
 }
 
-template void attention<float>(const AttentionShape&, const Heads<const float>&,
-                               const Heads<const float>&, const Heads<const float>&,
-                               const WeightDropout*, const Heads<float>&, float*);
-template void attention<Bfloat16>(const AttentionShape&, const Heads<const Bfloat16>&,
-                                  const Heads<const Bfloat16>&, const Heads<const Bfloat16>&,
-                                  const WeightDropout*, const Heads<Bfloat16>&, float*);
+template decltype(attention<float>) attention<float>;
+template decltype(attention<Bfloat16>) attention<Bfloat16>;
 
 }  // namespace oneflow_accel

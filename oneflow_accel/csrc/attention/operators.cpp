@@ -82,8 +82,8 @@ bool divides(int64_t part, int64_t whole) {
   return part == whole || (part > 0 && whole % part == 0);
 }
 
-// The outputs, and what both operators check. The input `segments`, if there is one, is int64 (batch,
-// time), with as many keys as queries.
+// The outputs, and what both operators check. The input `segments`, if there is one, is int64
+// (batch, time), with as many keys as queries.
 Maybe<void> infer_outputs(user_op::InferContext* ctx, const Shape& out, const Shape& lse,
                           int64_t keys) {
   JUST(check_dropout(ctx));

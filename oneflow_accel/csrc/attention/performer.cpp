@@ -231,8 +231,8 @@ struct Performer {
 };
 
 // Calls fn(performer, token, rows) for all tiles, in parallel by chunks; tokens are counted through
-// the batch. What it needs of `summary`, if that is not null, is loaded, and what it adds to the sums
-// of each chunk goes to `parts`, if that is not null.
+// the batch. What it needs of `summary`, if that is not null, is loaded, and what it adds to the
+// sums of each chunk goes to `parts`, if that is not null.
 template <typename Fn>
 void for_tiles(const PerformerShape& s, const float* w, const float* summary, float* parts,
                const Fn& fn) {

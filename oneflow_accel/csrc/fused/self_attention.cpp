@@ -69,7 +69,7 @@ class SelfAttentionGradKernel final : public Kernel {
     const auto alpha = ctx->Attr<float>("alpha");
     const Heads heads(shape, ctx->Tensor4ArgNameAndIndex("value_grad", 0)->shape_view().At(3));
     const int64_t n = heads.sequence;
-    run_or_throw([&] { return "the gradient of fused_self_attention of " + shape.ToString(); }, [&] {
+    run_or_throw([&] { return "gradient of fused_self_attention of " + shape.ToString(); }, [&] {
       heads.for_each([&](int64_t head, int64_t at, int head_threads) {
         const float* grad = product_grad + head * n * n;
         const Matrix query{hidden + at, heads.stride};

@@ -29,8 +29,8 @@ using ::oneflow::Error;
 using ::oneflow::Maybe;
 using ::oneflow::Shape;
 
-// Losses and two floats more for each of `rows` rows, or sums of them; gradients are like the inputs
-// that they belong to, whose names are their own without "_grad".
+// Losses and two floats more for each of `rows` rows, or sums of them; gradients are like the
+// inputs that they belong to, whose names are their own without "_grad".
 Maybe<void> describe_outputs(user_op::InferContext* ctx, int64_t rows) {
   for (const auto& [name, index] : ctx->outputs()) {
     const auto suffix = name.rfind("_grad");

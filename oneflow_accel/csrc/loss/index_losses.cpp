@@ -51,9 +51,9 @@ class IndexLossKernel final : public Kernel {
 
 KernelRegistration index_loss(const char* op, Function function, const char* classes,
                               const char* label = "label") {
-  const auto create = [=] { return user_op::NewOpKernel<IndexLossKernel>(classes, label, function); };
-  return KernelRegistration(registry(op, create, is_float32_on_cpu(classes) && is_label(label),
-                                     in_place("prediction_diff", "prob")));
+  return KernelRegistration(registry(
+      op, [=] { return user_op::NewOpKernel<IndexLossKernel>(classes, label, function); },
+      is_float32_on_cpu(classes) && is_label(label), in_place("prediction_diff", "prob")));
 }
 
 // loss[row] = of_label(row, index of the row's label), 0 where its label is not here.

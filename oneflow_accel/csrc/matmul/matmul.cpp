@@ -25,8 +25,8 @@ dnnl::memory::dims padded_shape(const user_op::Tensor& tensor, std::size_t rank)
 
 // The product that the operator computes. One form for three of them, which differ in which batch
 // dimensions they take: here any that broadcast are taken. The others are
-//   broadcast_matmul_grad_b: out (M, N) = alpha a^T b with a (..., M) and b (..., N), summed over all
-//     leading dimensions;
+//   broadcast_matmul_grad_b: out (M, N) = alpha a^T b with a (..., M) and b (..., N), summed over
+//     all leading dimensions;
 //   fused_matmul_bias: out (..., N) = x (..., K) weight (N, K)^T + bias (N).
 Product product_of(user_op::KernelComputeContext* ctx, const user_op::Tensor& a,
                    const user_op::Tensor& b, const user_op::Tensor& out) {

@@ -12,12 +12,6 @@ namespace oneflow_accel {
 // smaller cache would do.
 constexpr int64_t kTileRows = 128;
 
-// Rows [begin, begin + count) of a matrix, at most kTileRows.
-struct RowTile {
-  int64_t begin;
-  int64_t count;
-};
-
 // Rows that a product computes at a time; tiles begin at multiples of two such groups.
 constexpr int64_t kProductRows = 6;
 
@@ -26,7 +20,8 @@ inline int64_t grain_of(int64_t rows, int64_t each) {
   return std::max<int64_t>(1, kGrainSize / std::max<int64_t>(1, rows * each));
 }
 
-// Calls fn(tile) for tiles that cover the rows [0, rows), in parallel; `work` is what a row costs.
+// Calls fn(begin, count) for tiles, of at most kTileRows rows, that cover the rows [0, rows), in
+// parallel; `work` is what a row costs.
 template <typename Fn>
 void for_each_tile(int64_t rows, int64_t work, const Fn& fn) {
   constexpr int64_t kGroup = 2 * kProductRows;
@@ -38,7 +33,7 @@ void for_each_tile(int64_t rows, int64_t work, const Fn& fn) {
     for (int64_t i = 0; i < tiles; ++i) {
       const int64_t begin = (first + (last - first) * i / tiles) * kGroup;
       const int64_t end = (first + (last - first) * (i + 1) / tiles) * kGroup;
-      fn(RowTile{begin, std::min(end, rows) - begin});
+      fn(begin, std::min(end, rows) - begin);
     }
   });
 }
