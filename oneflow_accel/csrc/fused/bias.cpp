@@ -15,10 +15,10 @@ namespace {
 
 namespace user_op = ::oneflow::user_op;
 
-// Calls finish(begin, count, sums) on stretches of `count` elements of a + b, in parallel, which
-// are still in the nearest cache.
+// out[i] = finish(i, element i of a + b), in parallel, on stretches of sums that are still in the
+// nearest cache.
 template <typename T, typename Finish>
-void with_bias(user_op::KernelComputeContext* ctx, const Finish& finish) {
+void with_bias(user_op::KernelComputeContext* ctx, T* out, const Finish& finish) {
   constexpr int64_t kStretch = 2048;
   const auto* tensor = ctx->Tensor4ArgNameAndIndex("a", 0);
   // OneFlow's operators do not look.
@@ -33,6 +33,7 @@ void with_bias(user_op::KernelComputeContext* ctx, const Finish& finish) {
   const int64_t inner = shape.Count(axis + 1);
   const int64_t channels = shape.At(axis);
   parallel_for(shape.elem_cnt(), kGrainSize, [&](int64_t begin, int64_t end) {
+    const Finish of_one = finish;
     float sums[kStretch];
     for (int64_t first = begin; first < end; first += kStretch) {
       const int64_t last = std::min(first + kStretch, end);
@@ -54,7 +55,8 @@ void with_bias(user_op::KernelComputeContext* ctx, const Finish& finish) {
           for (int64_t j = 0; j < count; ++j) { to[j] = to_float(from[j]) + value; }
         }
       }
-      finish(first, last - first, sums);
+#pragma omp simd
+      for (int64_t i = first; i < last; ++i) { out[i] = from_float<T>(of_one(i, sums[i - first])); }
     }
   });
 }
@@ -62,11 +64,7 @@ void with_bias(user_op::KernelComputeContext* ctx, const Finish& finish) {
 template <typename T>
 class BiasGeluKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    T* out = output<T>(ctx, "out");
-    with_bias<T>(ctx, [=](int64_t begin, int64_t count, const float* sums) {
-#pragma omp simd
-      for (int64_t i = 0; i < count; ++i) { out[begin + i] = from_float<T>(gelu(sums[i])); }
-    });
+    with_bias(ctx, output<T>(ctx, "out"), [](int64_t, float sum) { return gelu(sum); });
   }
 };
 
@@ -74,13 +72,8 @@ template <typename T>
 class BiasGeluGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const T* dy = input<T>(ctx, "dy");
-    T* dx = output<T>(ctx, "dx");
-    with_bias<T>(ctx, [=](int64_t begin, int64_t count, const float* sums) {
-#pragma omp simd
-      for (int64_t i = 0; i < count; ++i) {
-        dx[begin + i] = from_float<T>(to_float(dy[begin + i]) * gelu_slope(sums[i]));
-      }
-    });
+    with_bias(ctx, output<T>(ctx, "dx"),
+              [=](int64_t i, float sum) { return to_float(dy[i]) * gelu_slope(sum); });
   }
 };
 
@@ -91,10 +84,9 @@ class BiasMaskScaleKernel final : public Kernel {
     const T* addend = input_or_null<T>(ctx, "_add_to_output");
     const float scale = ctx->Attr<float>("scale");
     T* out = output<T>(ctx, "out");
-    with_bias<T>(ctx, [=](int64_t begin, int64_t count, const float* sums) {
-      random::keep_and_scale(sums, mask + begin, scale,
-                             addend == nullptr ? nullptr : addend + begin, out + begin, count);
-    });
+    const auto kept = [=](int64_t i, float sum) { return sum * random::kept(mask[i], scale); };
+    if (addend == nullptr) { return with_bias(ctx, out, kept); }
+    with_bias(ctx, out, [=](int64_t i, float sum) { return kept(i, sum) + to_float(addend[i]); });
   }
 };
 
