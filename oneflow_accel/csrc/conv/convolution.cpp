@@ -5,11 +5,21 @@
 #include <stdexcept>
 
 #include "common/guard.h"
+#include "common/typed_kernels.h"
 #include "conv/grouped.h"
 #include "conv/pixel_products.h"
-#include "conv/primitive.h"
 
 namespace oneflow_accel {
+
+void convolve(const ConvGeometry& geometry, const ConvCall& call) {
+  if (const auto shape = grouped_shape(geometry)) { return run_grouped<float>(*shape, call); }
+  if (call.result == kConvWeights && has_pixel_products(geometry)) {
+    return pixel_products_filter_grad(geometry, call);
+  }
+  if (!run_primitive(geometry, call)) {
+    throw std::runtime_error("oneDNN has no such convolution");
+  }
+}
 
 namespace {
 
@@ -17,54 +27,35 @@ namespace user_op = ::oneflow::user_op;
 
 using Context = user_op::KernelComputeContext;
 
-bool is_convolved_in_float32(const ConvGeometry& geometry) {
-  return !has_bfloat16_products() || grouped_shape(geometry).has_value();
+// The same of bfloat16 tensors. What oneDNN has no bfloat16 for (a CPU without such products,
+// groups of a few channels) runs on float32 copies.
+void convolve_bfloat16(const ConvGeometry& geometry, const ConvCall& call) {
+  if (has_bfloat16_products() && !grouped_shape(geometry)) { return convolve(geometry, call); }
+  const auto copy = [&](ConvRole role) {
+    const int64_t n = geometry.count(role);
+    return role == call.result ? FloatCopy(n) : FloatCopy(call.tensor<Bfloat16>(role), n);
+  };
+  const FloatCopy copies[] = {copy(kConvIn), copy(kConvWeights), copy(kConvOut)};
+  // A bias is float32 as it is.
+  const bool has_bias_grad = call.result == kConvWeights && call.bias != nullptr;
+  const FloatCopy bias_grad(has_bias_grad ? geometry.out[1] : 0);
+  convolve(float32_geometry(geometry),
+           {call.result,
+            {copies[kConvIn].data(), copies[kConvWeights].data(), copies[kConvOut].data()},
+            has_bias_grad ? bias_grad.data() : call.bias});
+  copies[call.result].round_to(call.tensor<Bfloat16>(call.result));
+  if (has_bias_grad) { bias_grad.round_to(static_cast<Bfloat16*>(call.bias)); }
 }
 
-void run_or_complain(const ConvGeometry& geometry, const ConvCall& call) {
-  if (!run_primitive(geometry, call)) {
-    throw std::runtime_error("oneDNN has no such convolution");
-  }
-}
-
+// Sums of no terms.
 template <typename T>
-void convolution_data_grad(const ConvGeometry& geometry, const T* out_grad, const T* weights,
-                           T* in_grad) {
-  if constexpr (std::is_same_v<T, Bfloat16>) {
-    if (is_convolved_in_float32(geometry)) {
-      const FloatCopy sums(geometry.in_count());
-      convolution_data_grad(float32_geometry(geometry),
-                            FloatCopy(out_grad, geometry.out_count()).data(),
-                            FloatCopy(weights, geometry.weight_count()).data(), sums.data());
-      return sums.round_to(in_grad);
-    }
-  } else if (const auto shape = grouped_shape(geometry)) {
-    return grouped_convolution_data_grad(*shape, out_grad, weights, in_grad);
+void fill_result(const ConvGeometry& geometry, const ConvCall& call) {
+  T* result = call.tensor<T>(call.result);
+  if (call.result == kConvOut) {
+    return fill_with_bias(geometry, static_cast<const float*>(call.bias), result);
   }
-  run_or_complain(geometry, {ConvResult::kIn, in_grad, weights, out_grad});
-}
-
-// `bias_grad` may be null.
-template <typename T>
-void convolution_filter_grad(const ConvGeometry& geometry, const T* in, const T* out_grad,
-                             T* weights_grad, T* bias_grad) {
-  if constexpr (std::is_same_v<T, Bfloat16>) {
-    if (is_convolved_in_float32(geometry)) {
-      const FloatCopy weight_sums(geometry.weight_count());
-      const FloatCopy bias_sums(bias_grad == nullptr ? 0 : geometry.out[1]);
-      convolution_filter_grad(
-          float32_geometry(geometry), FloatCopy(in, geometry.in_count()).data(),
-          FloatCopy(out_grad, geometry.out_count()).data(), weight_sums.data(),
-          bias_grad == nullptr ? nullptr : bias_sums.data());
-      weight_sums.round_to(weights_grad);
-      return bias_sums.round_to(bias_grad);
-    }
-  } else if (const auto shape = grouped_shape(geometry)) {
-    return grouped_convolution_filter_grad(*shape, in, out_grad, weights_grad, bias_grad);
-  } else if (has_pixel_products(geometry)) {
-    return pixel_products_filter_grad(geometry, in, out_grad, weights_grad, bias_grad);
-  }
-  run_or_complain(geometry, {ConvResult::kWeights, in, weights_grad, out_grad, bias_grad});
+  std::fill_n(result, geometry.count(call.result), T{});
+  if (call.bias != nullptr) { std::fill_n(static_cast<T*>(call.bias), geometry.out[1], T{}); }
 }
 
 // output += `_add_to_output`, where the operator has it. OneFlow never gives both one memory: our
@@ -72,33 +63,21 @@ void convolution_filter_grad(const ConvGeometry& geometry, const T* in, const T*
 template <typename T>
 void add_to_output(Context* ctx, const char* name) {
   if (!ctx->has_input("_add_to_output", 0)) { return; }
-  const T* addend = input<T>(ctx, "_add_to_output");
   T* sum = output<T>(ctx, name);
-  const int64_t n = ctx->Tensor4ArgNameAndIndex(name, 0)->shape_view().elem_cnt();
-  parallel_for(n, kGrainSize, [=](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      sum[i] = from_float<T>(to_float(sum[i]) + to_float(addend[i]));
-    }
-  });
+  map(ctx->Tensor4ArgNameAndIndex(name, 0)->shape_view().elem_cnt(), sum,
+      [](float a, float b) { return a + b; }, sum, input<T>(ctx, "_add_to_output"));
 }
 
 // An operator that computes `result`, and the names it has for the tensors of the convolution, or
-// their gradients.
+// their gradients, in the order of ConvRole.
 struct ConvOperator {
   const char* op;
-  ConvResult result;
-  const char* in;
-  const char* weights;
-  const char* out;
+  ConvRole result;
+  const char* names[3];
   // Of one layout: activations (N, H, W, C) and weights in the standard order (O, C / groups, h,
   // w), for models whose tokens (N, H W, C) are such activations already, and whose checkpoints
   // hold standard weights.
   bool standard_weights = false;
-
-  const char* result_name() const {
-    if (result == ConvResult::kOut) { return out; }
-    return result == ConvResult::kIn ? in : weights;
-  }
 };
 
 template <typename T>
@@ -109,92 +88,63 @@ class ConvKernel final : public Kernel {
  private:
   void Compute(Context* ctx) const override {
     const ThreadScope threads;
-    ConvGeometry geometry(ctx, op_.in, op_.out, kConvType<T>,
+    ConvGeometry geometry(ctx, op_.names[kConvIn], op_.names[kConvOut], kConvType<T>,
                           op_.standard_weights || is_channels_last(ctx));
     if (op_.standard_weights) { geometry.weights_channels_last = false; }
     run_or_throw([&] { return geometry.describe(op_.op); }, [&] { run(ctx, geometry); });
-    add_to_output<T>(ctx, op_.result_name());
+    add_to_output<T>(ctx, op_.names[op_.result]);
   }
 
   void run(Context* ctx, const ConvGeometry& geometry) const {
-    if (op_.result == ConvResult::kOut) {
-      std::vector<float> bias;
-      if (const T* values = input_or_null<T>(ctx, "bias")) {
-        bias.resize(geometry.out[1]);
-        std::transform(values, values + bias.size(), bias.begin(),
-                       [](T value) { return to_float(value); });
-      }
-      const float* bias_data = bias.empty() ? nullptr : bias.data();
-      T* out = output<T>(ctx, op_.out);
-      if (geometry.is_empty()) { return fill_with_bias(geometry, bias_data, out); }
-      return convolution(geometry, input<T>(ctx, op_.in), input<T>(ctx, op_.weights), bias_data,
-                         out);
+    ConvCall call{op_.result};
+    std::transform(op_.names, op_.names + 3, call.data,
+                   [&](const char* name) { return data_of(ctx, name); });
+    std::vector<float> bias;
+    if (const T* values = input_or_null<T>(ctx, "bias")) {
+      bias.resize(geometry.out[1]);
+      std::transform(values, values + bias.size(), bias.begin(),
+                     [](T value) { return to_float(value); });
     }
-    T* bias_grad = output_or_null<T>(ctx, "bias_grad");
-    T* result = output<T>(ctx, op_.result_name());
-    if (geometry.is_empty()) {
-      // Sums of no terms.
-      const bool of_in = op_.result == ConvResult::kIn;
-      std::fill_n(result, of_in ? geometry.in_count() : geometry.weight_count(), T{});
-      if (bias_grad != nullptr) { std::fill_n(bias_grad, geometry.out[1], T{}); }
-      return;
+    call.bias = bias.data();
+    if (op_.result == kConvWeights) { call.bias = output_or_null<T>(ctx, "bias_grad"); }
+    if (geometry.is_empty()) { return fill_result<T>(geometry, call); }
+    if constexpr (std::is_same_v<T, float>) {
+      convolve(geometry, call);
+    } else {
+      convolve_bfloat16(geometry, call);
     }
-    const T* out_grad = input<T>(ctx, op_.out);
-    if (op_.result == ConvResult::kIn) {
-      return convolution_data_grad(geometry, out_grad, input<T>(ctx, op_.weights), result);
-    }
-    convolution_filter_grad(geometry, input<T>(ctx, op_.in), out_grad, result, bias_grad);
   }
 
   const ConvOperator op_;
 };
 
-// Registers its kernels for float32 and bfloat16.
-struct ConvRegistration {
-  KernelRegistration float32;
-  KernelRegistration bfloat16;
+template <typename T>
+void register_kernel(const ConvOperator& op) {
+  const auto create = [=] { return user_op::NewOpKernel<ConvKernel<T>>(op); };
+  KernelRegistration(registry(op.op, create, is_on_cpu(op.names[kConvIn], data_type<T>())));
+}
 
-  explicit ConvRegistration(const ConvOperator& op)
-      : float32(registry(op.op, create<float>(op), is_float32_on_cpu(op.in))),
-        bfloat16(registry(op.op, create<Bfloat16>(op), is_bfloat16_on_cpu(op.in))) {}
-
- private:
-  template <typename T>
-  static user_op::OpKernelCreateFn create(const ConvOperator& op) {
-    return [=] { return user_op::NewOpKernel<ConvKernel<T>>(op); };
+const bool g_registered = [] {
+  const ConvOperator operators[] = {
+      {"conv1d", kConvOut, {"in", "weight", "out"}},
+      {"conv2d", kConvOut, {"in", "weight", "out"}},
+      {"conv3d", kConvOut, {"in", "weight", "out"}},
+      {"conv_data_grad", kConvIn, {"dx", "filter", "dy"}},
+      {"conv_filter_grad", kConvWeights, {"x", "filter_diff", "dy"}},
+      {"oneflow_accel_channels_last_conv2d", kConvOut, {"in", "weight", "out"},
+       /*standard_weights=*/true},
+      {"oneflow_accel_channels_last_conv2d_data_grad", kConvIn, {"in_grad", "weight", "out_grad"},
+       /*standard_weights=*/true},
+      {"oneflow_accel_channels_last_conv2d_filter_grad", kConvWeights,
+       {"in", "weight_grad", "out_grad"}, /*standard_weights=*/true},
+  };
+  for (const ConvOperator& op : operators) {
+    register_kernel<float>(op);
+    register_kernel<Bfloat16>(op);
   }
-};
-
-const ConvRegistration g_convolutions[] = {
-    ConvRegistration({"conv1d", ConvResult::kOut, "in", "weight", "out"}),
-    ConvRegistration({"conv2d", ConvResult::kOut, "in", "weight", "out"}),
-    ConvRegistration({"conv3d", ConvResult::kOut, "in", "weight", "out"}),
-    ConvRegistration({"conv_data_grad", ConvResult::kIn, "dx", "filter", "dy"}),
-    ConvRegistration({"conv_filter_grad", ConvResult::kWeights, "x", "filter_diff", "dy"}),
-    ConvRegistration({"oneflow_accel_channels_last_conv2d", ConvResult::kOut, "in", "weight", "out",
-                      /*standard_weights=*/true}),
-    ConvRegistration({"oneflow_accel_channels_last_conv2d_data_grad", ConvResult::kIn, "in_grad",
-                      "weight", "out_grad", /*standard_weights=*/true}),
-    ConvRegistration({"oneflow_accel_channels_last_conv2d_filter_grad", ConvResult::kWeights, "in",
-                      "weight_grad", "out_grad", /*standard_weights=*/true}),
-};
+  return true;
+}();
 
 }  // namespace
-
-template <typename T>
-void convolution(const ConvGeometry& geometry, const T* in, const T* weights, const float* bias,
-                 T* out) {
-  if constexpr (std::is_same_v<T, Bfloat16>) {
-    if (is_convolved_in_float32(geometry)) {
-      const FloatCopy sums(geometry.out_count());
-      convolution(float32_geometry(geometry), FloatCopy(in, geometry.in_count()).data(),
-                  FloatCopy(weights, geometry.weight_count()).data(), bias, sums.data());
-      return sums.round_to(out);
-    }
-  } else if (const auto shape = grouped_shape(geometry)) {
-    return grouped_convolution(*shape, in, weights, bias, Activation::kNone, out);
-  }
-  run_or_complain(geometry, {ConvResult::kOut, in, weights, out, bias});
-}
 
 }  // namespace oneflow_accel

@@ -4,8 +4,8 @@
 #include <memory>
 
 #include "common/arguments.h"
-#include "common/threads.h"
-#include "conv/geometry.h"
+#include "conv/primitive.h"
+#include "elementwise/map.h"
 
 namespace oneflow_accel {
 
@@ -18,23 +18,24 @@ inline bool is_channels_last(::oneflow::user_op::KernelComputeContext* ctx) {
   return ctx->Attr<std::string>("data_format") == "channels_last";
 }
 
-// The caller holds a ThreadScope, and no size is 0. Sums are float32. What oneDNN has no bfloat16
-// for (a CPU without such products, groups of a few channels) runs on float32 copies. `bias` may be
-// null.
-template <typename T>
-void convolution(const ConvGeometry& geometry, const T* in, const T* weights, const float* bias,
-                 T* out);
+// The data of an argument, for a ConvCall.
+inline void* data_of(::oneflow::user_op::KernelComputeContext* ctx, const char* name) {
+  return ctx->Tensor4ArgNameAndIndex(name, 0)->mut_raw_dptr();
+}
+
+// A convolution of float32 tensors, or a gradient of one, by the fastest way there is, without what
+// a ConvCall may have after the bias. The caller holds a ThreadScope, and no size is 0.
+void convolve(const ConvGeometry& geometry, const ConvCall& call);
 
 // What a convolution of no terms gives, where the input or the weights have no element: the bias,
 // or zeros without one.
 template <typename T>
 void fill_with_bias(const ConvGeometry& geometry, const float* bias, T* out) {
-  const int64_t channels = geometry.out[1];
-  int64_t pixels = 1;
-  for (std::size_t i = 2; i < geometry.out.size(); ++i) { pixels *= geometry.out[i]; }
-  for (int64_t i = 0; i < geometry.out[0] * channels * pixels; ++i) {
-    const int64_t channel = (geometry.channels_last ? i : i / pixels) % channels;
-    out[i] = from_float<T>(bias == nullptr ? 0.0F : bias[channel]);
+  const int64_t n = geometry.count(kConvOut);
+  if (n == 0) { return; }
+  const int64_t pixels = geometry.channels_last ? 1 : geometry.out_pixels();
+  for (int64_t i = 0; i < n; ++i) {
+    out[i] = from_float<T>(bias == nullptr ? 0.0F : bias[i / pixels % geometry.out[1]]);
   }
 }
 
@@ -50,20 +51,14 @@ class FloatCopy {
   explicit FloatCopy(int64_t n) : n_(n), data_(new float[n]) {}
   template <typename T>
   FloatCopy(const T* from, int64_t n) : FloatCopy(n) {
-    parallel_for(n, kGrainSize, [from, to = data()](int64_t begin, int64_t end) {
-#pragma omp simd
-      for (int64_t i = begin; i < end; ++i) { to[i] = to_float(from[i]); }
-    });
+    map(n, data(), [](float x) { return x; }, from);
   }
 
   float* data() const { return data_.get(); }
 
   template <typename T>
   void round_to(T* to) const {
-    parallel_for(n_, kGrainSize, [from = data(), to](int64_t begin, int64_t end) {
-#pragma omp simd
-      for (int64_t i = begin; i < end; ++i) { to[i] = from_float<T>(from[i]); }
-    });
+    map(n_, to, [](float x) { return x; }, data());
   }
 
  private:

@@ -4,9 +4,9 @@
 #include <atomic>
 
 #include "common/guard.h"
+#include "common/typed_kernels.h"
 #include "conv/convolution.h"
 #include "conv/grouped.h"
-#include "conv/primitive.h"
 
 namespace oneflow_accel {
 
@@ -16,17 +16,8 @@ namespace {
 template <typename X, typename T>
 void add_and_activate(const X* x, const T* summand, Activation activation, int64_t n, T* out) {
   with_activation(activation, [&](auto function) {
-    parallel_for(n, kGrainSize, [=](int64_t begin, int64_t end) {
-      if (summand == nullptr) {
-#pragma omp simd
-        for (int64_t i = begin; i < end; ++i) { out[i] = from_float<T>(function(to_float(x[i]))); }
-      } else {
-#pragma omp simd
-        for (int64_t i = begin; i < end; ++i) {
-          out[i] = from_float<T>(function(to_float(x[i]) + to_float(summand[i])));
-        }
-      }
-    });
+    if (summand == nullptr) { return map(n, out, function, x); }
+    map(n, out, [=](float a, float b) { return function(a + b); }, x, summand);
   });
 }
 
@@ -48,41 +39,49 @@ class FusedConv2dKernel final : public Kernel {
     const ThreadScope threads;
     const ConvGeometry geometry(ctx, "in", "out", kConvType<T>, is_channels_last(ctx));
     const Activation activation = activation_of(ctx->Attr<std::string>("activation"));
-    const float* bias = input_or_null(ctx, "bias");
     const T* summand = input_or_null<T>(ctx, "summand");
-    T* out = output<T>(ctx, "out");
+    ConvCall call{kConvOut, {data_of(ctx, "in"), data_of(ctx, "weight"), data_of(ctx, "out")}};
+    if (ctx->has_input("bias", 0)) { call.bias = data_of(ctx, "bias"); }
+    call.inference = true;
+    call.owner = ctx->Attr<int64_t>("owner");
     if (geometry.is_empty()) {
-      fill_with_bias(geometry, bias, out);
-      const int64_t n = ctx->Tensor4ArgNameAndIndex("out", 0)->shape_view().elem_cnt();
-      return add_and_activate(out, summand, activation, n, out);
+      T* out = output<T>(ctx, "out");
+      fill_with_bias(geometry, input_or_null(ctx, "bias"), out);
+      return add_and_activate(out, summand, activation, geometry.count(kConvOut), out);
     }
-    run_or_throw([&] { return geometry.describe("oneflow_accel_conv2d"); }, [&] {
-      convolve(geometry, input<T>(ctx, "in"), input<T>(ctx, "weight"), bias, summand, activation,
-               ctx->Attr<int64_t>("owner"), out);
-    });
+    run_or_throw([&] { return geometry.describe("oneflow_accel_conv2d"); },
+                 [&] { run(geometry, call, summand, activation); });
   }
 
-  static void convolve(const ConvGeometry& geometry, const T* in, const T* weights,
-                       const float* bias, const T* summand, Activation activation, int64_t owner,
-                       T* out) {
-    const int64_t n = geometry.out_count();
+  static void run(const ConvGeometry& geometry, ConvCall call, const T* summand,
+                  Activation activation) {
+    T* out = call.tensor<T>(kConvOut);
+    const int64_t n = geometry.count(kConvOut);
+    const auto float_copy = [&](ConvRole role) {
+      return FloatCopy(call.tensor<T>(role), geometry.count(role));
+    };
     if (const auto shape = grouped_shape(geometry)) {
-      const FloatCopy float_weights(weights, geometry.weight_count());
+      const FloatCopy weights = float_copy(kConvWeights);
+      call.data[kConvWeights] = weights.data();
       // No activation before a summand is added.
-      grouped_convolution(*shape, in, float_weights.data(), bias,
-                          summand == nullptr ? activation : Activation::kNone, out);
+      if (summand == nullptr) { call.activation = activation; }
+      run_grouped<T>(*shape, call);
       if (summand != nullptr) { add_and_activate(out, summand, activation, n, out); }
       return;
     }
     // Channels first, the output is mostly written in a blocked layout and copied: the summand is
     // added to the copy then.
     const bool adds = summand == nullptr || geometry.channels_last;
-    ConvCall call{ConvResult::kOut, in, weights, out, bias, /*inference=*/true,
-                  adds ? summand : nullptr, adds ? activation : Activation::kNone, owner};
+    if (adds) {
+      call.summand = summand;
+      call.activation = activation;
+    }
     if (!run_primitive(geometry, call)) {
+      const FloatCopy in = float_copy(kConvIn);
+      const FloatCopy weights = float_copy(kConvWeights);
       const FloatCopy sums(n);
-      convolution(float32_geometry(geometry), FloatCopy(in, geometry.in_count()).data(),
-                  FloatCopy(weights, geometry.weight_count()).data(), bias, sums.data());
+      convolve(float32_geometry(geometry),
+               {kConvOut, {in.data(), weights.data(), sums.data()}, call.bias});
       return add_and_activate(sums.data(), summand, activation, n, out);
     }
     if (!adds) { return add_and_activate(out, summand, activation, n, out); }
@@ -97,9 +96,7 @@ class FusedConv2dKernel final : public Kernel {
   }
 };
 
-REGISTER_KERNEL("oneflow_accel_conv2d", make<FusedConv2dKernel<float>>, is_float32_on_cpu("in"));
-REGISTER_KERNEL("oneflow_accel_conv2d", make<FusedConv2dKernel<Bfloat16>>,
-                is_bfloat16_on_cpu("in"));
+REGISTER_KERNELS(FusedConv2dKernel, float, Bfloat16)("oneflow_accel_conv2d", "in");
 
 }  // namespace
 

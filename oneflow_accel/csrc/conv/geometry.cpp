@@ -1,6 +1,8 @@
 #include "conv/geometry.h"
 
 #include <algorithm>
+#include <functional>
+#include <numeric>
 #include <sstream>
 #include <vector>
 
@@ -11,8 +13,6 @@ namespace {
 using dims = dnnl::memory::dims;
 
 dims to_dims(const std::vector<int32_t>& values) { return dims(values.begin(), values.end()); }
-
-bool has_zero(const dims& sizes) { return std::count(sizes.begin(), sizes.end(), 0) > 0; }
 
 // (N, C, spatial...) of an activation.
 dims logical_order(const ::oneflow::ShapeView& shape, bool channels_last) {
@@ -68,15 +68,19 @@ bool ConvGeometry::is_pointwise() const {
   return std::all_of(weights.begin() + 3, weights.end(), [](int64_t size) { return size == 1; });
 }
 
-bool ConvGeometry::is_empty() const { return has_zero(in) || has_zero(out) || has_zero(weights); }
-
-dnnl::memory::desc ConvGeometry::in_desc() const { return dense(in, data_type, 1, channels_last); }
-
-dnnl::memory::desc ConvGeometry::out_desc() const {
-  return dense(out, data_type, 1, channels_last);
+int64_t ConvGeometry::count(ConvRole role) const {
+  const dims& sizes = role == kConvIn ? in : role == kConvOut ? out : weights;
+  return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
 }
 
-dnnl::memory::desc ConvGeometry::weights_desc() const {
+bool ConvGeometry::is_empty() const {
+  return count(kConvIn) == 0 || count(kConvOut) == 0 || count(kConvWeights) == 0;
+}
+
+dnnl::memory::desc ConvGeometry::desc(ConvRole role) const {
+  if (role != kConvWeights) {
+    return dense(role == kConvIn ? in : out, data_type, 1, channels_last);
+  }
   if (groups() > 1) { return dense(weights, data_type, 2, weights_channels_last); }
   // (O, I, kernel...) of one group: oneDNN has faster kernels for it.
   return dense(dims(weights.begin() + 1, weights.end()), data_type, 1, weights_channels_last);

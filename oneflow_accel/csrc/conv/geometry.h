@@ -8,6 +8,9 @@
 
 namespace oneflow_accel {
 
+// The tensors of a convolution: one of them, or its gradient, is computed from the two others.
+enum ConvRole { kConvIn, kConvWeights, kConvOut };
+
 // A convolution of 1 to 3 spatial dimensions. All dims are in oneDNN's logical order, whichever
 // layout the data has: (N, C, spatial...) and (groups, O / groups, I / groups, kernel...).
 struct ConvGeometry {
@@ -29,12 +32,10 @@ struct ConvGeometry {
   int64_t groups() const { return weights[0]; }
   bool is_pointwise() const;
 
-  // Elements of a tensor, and of one image; there is at least one.
-  int64_t in_count() const { return elements(in); }
-  int64_t out_count() const { return elements(out); }
-  int64_t weight_count() const { return elements(weights); }
-  int64_t in_image() const { return in_count() / in[0]; }
-  int64_t out_image() const { return out_count() / out[0]; }
+  // Elements of a tensor, and of one image, of which there is at least one.
+  int64_t count(ConvRole role) const;
+  int64_t in_image() const { return count(kConvIn) / in[0]; }
+  int64_t out_image() const { return count(kConvOut) / out[0]; }
   int64_t out_pixels() const { return out_image() / out[1]; }
   int64_t element_bytes() const {
     return static_cast<int64_t>(dnnl::memory::data_type_size(data_type));
@@ -46,22 +47,13 @@ struct ConvGeometry {
 
   // OneFlow's layouts: activations (N, C, spatial...) or (N, spatial..., C), weights
   // (O, I / groups, kernel...) or (O, kernel..., I / groups).
-  dnnl::memory::desc in_desc() const;
-  dnnl::memory::desc out_desc() const;
-  dnnl::memory::desc weights_desc() const;
+  dnnl::memory::desc desc(ConvRole role) const;
 
   // Memory of this convolution's data type in the layout that a primitive likes best.
   dnnl::memory::desc any_layout(const dnnl::memory::dims& dims) const;
 
   KeyBuilder key(const char* operation) const;
   std::string describe(const char* operation) const;
-
- private:
-  static int64_t elements(const dnnl::memory::dims& sizes) {
-    int64_t count = 1;
-    for (const int64_t size : sizes) { count *= size; }
-    return count;
-  }
 };
 
 }  // namespace oneflow_accel

@@ -48,8 +48,6 @@ void flip(const GroupedShape& s, const float* weights, float* flipped) {
   }
 }
 
-}  // namespace
-
 // Groups in blocks: of some 64 channels, so that whole cache lines of channels-last tensors are
 // read and written, and of few enough planes for a second-level cache.
 struct GroupBlocks {
@@ -96,8 +94,6 @@ struct BlockSpace {
   }
 };
 
-namespace {
-
 // Where the products of one result read, relative to it: in the order of the weights.
 std::vector<int64_t> kernel_offsets(const GroupedShape& s, int64_t plane) {
   std::vector<int64_t> offsets;
@@ -125,16 +121,6 @@ ImageView<T> out_image(const GroupedShape& s, T* out, int64_t n) {
           s.channels_last};
 }
 
-// to[i] is the sum of the floats of vector i.
-void sum_vectors(const float* vectors, int64_t n, float* to) {
-  for (int64_t i = 0; i < n; ++i) {
-    float sum = 0.0F;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t lane = 0; lane < kVectorWidth; ++lane) { sum += vectors[i * kVectorWidth + lane]; }
-    to[i] = sum;
-  }
-}
-
 float sum_of(const float* x, int64_t n) {
   float sum = 0.0F;
 #pragma omp simd reduction(+ : sum)
@@ -142,33 +128,10 @@ float sum_of(const float* x, int64_t n) {
   return sum;
 }
 
-}  // namespace
-
-std::optional<GroupedShape> grouped_shape(const ConvGeometry& geometry) {
-  if (geometry.in.size() != 4 || geometry.groups() == 1) { return std::nullopt; }
-  const auto& weights = geometry.weights;
-  const GroupedShape shape{
-      geometry.in[0], geometry.groups(), weights[2], weights[1], geometry.in[2], geometry.in[3],
-      geometry.out[2], geometry.out[3], weights[3], weights[4], geometry.dilation[0] + 1,
-      geometry.dilation[1] + 1, geometry.padding[0], geometry.padding[1], geometry.channels_last,
-      geometry.weights_channels_last};
-  const bool few = shape.in_channels <= kMostChannels && shape.out_channels <= kMostChannels;
-  const bool depthwise = shape.in_channels == 1 && shape.out_channels == 1;
-  const bool steps_of_one = geometry.strides[0] == 1 && geometry.strides[1] == 1;
-  // Else the gradient of the input would need negative borders.
-  const bool inside = shape.top <= (shape.kernel_height - 1) * shape.row_step
-                      && shape.left <= (shape.kernel_width - 1) * shape.column_step;
-  const int64_t floats = (shape.in_channels + shape.out_channels) * shape.padded_height()
-                         * shape.padded_width();
-  if (!few || depthwise || !steps_of_one || !inside || floats > kMostFloats) {
-    return std::nullopt;
-  }
-  return shape;
-}
-
+// `bias` may be null.
 template <typename T>
-void grouped_convolution(const GroupedShape& s, const T* in, const float* weights,
-                         const float* bias, Activation activation, T* out) {
+void forward(const GroupedShape& s, const T* in, const float* weights, const float* bias,
+             Activation activation, T* out) {
   const GroupBlocks blocks(s);
   const std::vector<int64_t> offsets = kernel_offsets(s, blocks.in.size);
   const int64_t work = blocks.most * s.out_channels * s.depth() * s.results();
@@ -207,22 +170,17 @@ void grouped_convolution(const GroupedShape& s, const T* in, const float* weight
   });
 }
 
-template void grouped_convolution(const GroupedShape&, const float*, const float*, const float*,
-                                  Activation, float*);
-template void grouped_convolution(const GroupedShape&, const Bfloat16*, const float*, const float*,
-                                  Activation, Bfloat16*);
-
-void grouped_convolution_data_grad(const GroupedShape& shape, const float* out_grad,
-                                   const float* weights, float* in_grad) {
-  const int64_t count = shape.groups * shape.out_channels * shape.depth();
+void data_grad(const GroupedShape& s, const float* out_grad, const float* weights,
+               float* in_grad) {
+  const int64_t count = s.groups * s.out_channels * s.depth();
   auto* flipped = static_cast<float*>(scratch(ScratchSlot::kWeights, count * sizeof(float)));
-  flip(shape, weights, flipped);
-  grouped_convolution<float>(transposed(shape), out_grad, flipped, nullptr, Activation::kNone,
-                             in_grad);
+  flip(s, weights, flipped);
+  forward(transposed(s), out_grad, flipped, nullptr, Activation::kNone, in_grad);
 }
 
-void grouped_convolution_filter_grad(const GroupedShape& s, const float* in, const float* out_grad,
-                                     float* weights_grad, float* bias_grad) {
+// `bias_grad` may be null.
+void filter_grad(const GroupedShape& s, const float* in, const float* out_grad,
+                 float* weights_grad, float* bias_grad) {
   const GroupBlocks blocks(s);
   std::vector<int64_t> offsets = kernel_offsets(s, blocks.in.size);
   // Sums that nobody reads fill the last part up.
@@ -256,11 +214,54 @@ void grouped_convolution_filter_grad(const GroupedShape& s, const float* in, con
       }
       for (int64_t o = 0; o < groups * s.out_channels; ++o) {
         const int64_t channel = first * s.out_channels + o;
-        sum_vectors(sums + o * depth * kVectorWidth, s.depth(), weights_grad + channel * s.depth());
+        for (int64_t k = 0; k < s.depth(); ++k) {
+          weights_grad[channel * s.depth() + k] =
+              sum_of(sums + (o * depth + k) * kVectorWidth, kVectorWidth);
+        }
         if (bias_grad != nullptr) { bias_grad[channel] = static_cast<float>(bias_sums[o]); }
       }
     }
   });
 }
+
+}  // namespace
+
+std::optional<GroupedShape> grouped_shape(const ConvGeometry& geometry) {
+  if (geometry.in.size() != 4 || geometry.groups() == 1) { return std::nullopt; }
+  const auto& weights = geometry.weights;
+  const GroupedShape shape{
+      geometry.in[0], geometry.groups(), weights[2], weights[1], geometry.in[2], geometry.in[3],
+      geometry.out[2], geometry.out[3], weights[3], weights[4], geometry.dilation[0] + 1,
+      geometry.dilation[1] + 1, geometry.padding[0], geometry.padding[1], geometry.channels_last,
+      geometry.weights_channels_last};
+  const bool few = shape.in_channels <= kMostChannels && shape.out_channels <= kMostChannels;
+  const bool depthwise = shape.in_channels == 1 && shape.out_channels == 1;
+  const bool steps_of_one = geometry.strides[0] == 1 && geometry.strides[1] == 1;
+  // Else the gradient of the input would need negative borders.
+  const bool inside = shape.top <= (shape.kernel_height - 1) * shape.row_step
+                      && shape.left <= (shape.kernel_width - 1) * shape.column_step;
+  const int64_t floats = (shape.in_channels + shape.out_channels) * shape.padded_height()
+                         * shape.padded_width();
+  if (!few || depthwise || !steps_of_one || !inside || floats > kMostFloats) {
+    return std::nullopt;
+  }
+  return shape;
+}
+
+template <typename T>
+void run_grouped(const GroupedShape& s, const ConvCall& call) {
+  T* in = call.tensor<T>(kConvIn);
+  T* out = call.tensor<T>(kConvOut);
+  auto* weights = call.tensor<float>(kConvWeights);
+  auto* bias = static_cast<float*>(call.bias);
+  if constexpr (std::is_same_v<T, float>) {
+    if (call.result == kConvIn) { return data_grad(s, out, weights, in); }
+    if (call.result == kConvWeights) { return filter_grad(s, in, out, weights, bias); }
+  }
+  forward<T>(s, in, weights, bias, call.activation, out);
+}
+
+template void run_grouped<float>(const GroupedShape&, const ConvCall&);
+template void run_grouped<Bfloat16>(const GroupedShape&, const ConvCall&);
 
 }  // namespace oneflow_accel

@@ -10,9 +10,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "common/bfloat16.h"
-#include "conv/activation.h"
-#include "conv/geometry.h"
+#include "conv/primitive.h"
 
 namespace oneflow_accel {
 
@@ -42,17 +40,10 @@ struct GroupedShape {
 // Null where oneDNN is the better choice, or this one cannot do it.
 std::optional<GroupedShape> grouped_shape(const ConvGeometry& geometry);
 
-// `bias` may be null. `in` and `out` in bfloat16 become float32 on the way to their planes, and are
-// rounded on the way back.
+// A call without a summand. T is that of the activations: those in bfloat16, of forward convolutions
+// only, become float32 on the way to their planes, and are rounded on the way back. Weights and bias
+// are float32.
 template <typename T>
-void grouped_convolution(const GroupedShape& shape, const T* in, const float* weights,
-                         const float* bias, Activation activation, T* out);
-
-void grouped_convolution_data_grad(const GroupedShape& shape, const float* out_grad,
-                                   const float* weights, float* in_grad);
-
-// `bias_grad` may be null.
-void grouped_convolution_filter_grad(const GroupedShape& shape, const float* in,
-                                     const float* out_grad, float* weights_grad, float* bias_grad);
+void run_grouped(const GroupedShape& shape, const ConvCall& call);
 
 }  // namespace oneflow_accel

@@ -1,15 +1,12 @@
 #include "conv/kept_weights.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <mutex>
-#include <new>
+#include <vector>
 
 namespace oneflow_accel {
 
 namespace {
-
-constexpr std::size_t kAlignment = 64;
 
 // Copies of one owner. Weights that are gathered from several processes at every call lie somewhere
 // else each time: without a bound their copies would pile up until the owner goes.
@@ -17,8 +14,7 @@ constexpr std::size_t kMostCopies = 8;
 
 struct Copy {
   const void* weights;
-  dnnl::memory::desc desc;
-  std::shared_ptr<void> data;
+  dnnl::memory memory;
 };
 
 struct Copies {
@@ -32,32 +28,25 @@ Copies& copies() {
   return *instance;
 }
 
-std::shared_ptr<void> allocate(std::size_t bytes) {
-  void* data = std::aligned_alloc(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
-  if (data == nullptr) { throw std::bad_alloc(); }
-  return {data, std::free};
-}
-
 }  // namespace
 
-std::shared_ptr<void> kept_weights(int64_t owner, const void* weights,
-                                   const dnnl::memory::desc& layout,
-                                   const std::function<void(void*)>& copy) {
+dnnl::memory kept_weights(int64_t owner, const void* weights, const dnnl::memory::desc& layout,
+                          const std::function<void(const dnnl::memory&)>& copy) {
   const std::lock_guard<std::mutex> lock(copies().mutex);
   // The last used comes last.
   std::vector<Copy>& mine = copies().of_owner[owner];
   const auto found = std::find_if(mine.begin(), mine.end(), [&](const Copy& one) {
-    return one.weights == weights && one.desc == layout;
+    return one.weights == weights && one.memory.get_desc() == layout;
   });
   if (found != mine.end()) {
     std::rotate(found, found + 1, mine.end());
-    return mine.back().data;
+    return mine.back().memory;
   }
   if (mine.size() >= kMostCopies) { mine.erase(mine.begin()); }
-  std::shared_ptr<void> data = allocate(layout.get_size());
-  copy(data.get());
-  mine.push_back({weights, layout, data});
-  return data;
+  const dnnl::memory memory(layout, cpu_engine());
+  copy(memory);
+  mine.push_back({weights, memory});
+  return memory;
 }
 
 }  // namespace oneflow_accel

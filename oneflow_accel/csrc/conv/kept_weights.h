@@ -2,7 +2,6 @@
 #pragma once
 
 #include <functional>
-#include <memory>
 
 #include "common/onednn.h"
 
@@ -11,10 +10,9 @@ namespace oneflow_accel {
 // `weights` in `layout`. copy(memory) makes the copy at the first call, and it is kept for `owner`,
 // a number that Python gives to a set of weights that do not change, until
 // oneflow_accel_release_weights(owner). One owner may have several copies: oneDNN's choice of a
-// layout depends on the shape of the input. The pointer stays valid while it is held. An owner's
+// layout depends on the shape of the input. The memory stays valid while it is held. An owner's
 // copies are bounded: the one that was not used for longest goes first.
-std::shared_ptr<void> kept_weights(int64_t owner, const void* weights,
-                                   const dnnl::memory::desc& layout,
-                                   const std::function<void(void*)>& copy);
+dnnl::memory kept_weights(int64_t owner, const void* weights, const dnnl::memory::desc& layout,
+                          const std::function<void(const dnnl::memory&)>& copy);
 
 }  // namespace oneflow_accel

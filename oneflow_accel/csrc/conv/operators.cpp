@@ -106,24 +106,16 @@ Maybe<void> infer_fused_shape(user_op::InferContext* ctx) {
     CHECK_EQ_OR_RETURN(ctx->InputShape("summand", 0), out)
         << "oneflow_accel_conv2d: shape of summand";
   }
-  ctx->SetOutputShape("out", 0, out);
-  ctx->SetOutputIsDynamic("out", 0, ctx->InputIsDynamic("in", 0));
+  describe_output(ctx, "out", out);
   return Maybe<void>::Ok();
 }
 
 Maybe<void> infer_fused_types(user_op::InferContext* ctx) {
-  const DataType type = ctx->InputDType("in", 0);
-  CHECK_EQ_OR_RETURN(ctx->InputDType("weight", 0), type) << "oneflow_accel_conv2d: type of weight";
   if (ctx->has_input("bias", 0)) {
     CHECK_EQ_OR_RETURN(ctx->InputDType("bias", 0), DataType::kFloat)
         << "oneflow_accel_conv2d: bias is float32";
   }
-  if (ctx->has_input("summand", 0)) {
-    CHECK_EQ_OR_RETURN(ctx->InputDType("summand", 0), type)
-        << "oneflow_accel_conv2d: type of summand";
-  }
-  ctx->SetOutputDType("out", 0, type);
-  return Maybe<void>::Ok();
+  return infer_one_dtype(ctx, "oneflow_accel_conv2d", {"bias"});
 }
 
 const OpRegistration g_fused =
@@ -213,8 +205,7 @@ Maybe<void> infer_conv_filter_grad(user_op::InferContext* ctx) {
   DimVector weights(kernel.begin(), kernel.end());
   weights.insert(channels_last ? weights.end() : weights.begin(), in_channels / groups);
   weights.insert(weights.begin(), out_channels);
-  ctx->SetOutputShape("filter_diff", 0, Shape(weights));
-  ctx->SetOutputIsDynamic("filter_diff", 0, false);
+  describe_output(ctx, "filter_diff", Shape(weights));
   return Maybe<void>::Ok();
 }
 

@@ -88,9 +88,10 @@ bool has_pixel_products(const ConvGeometry& g) {
          && (g.in[1] < kFewChannels || g.dilation[0] > 0 || g.dilation[1] > 0);
 }
 
-void pixel_products_filter_grad(const ConvGeometry& geometry, const float* in,
-                                const float* out_grad, float* weights_grad, float* bias_grad) {
+void pixel_products_filter_grad(const ConvGeometry& geometry, const ConvCall& call) {
   const PixelShape s(geometry);
+  const auto* in = call.tensor<float>(kConvIn);
+  const auto* out_grad = call.tensor<float>(kConvOut);
   const int64_t rows = s.batch * s.rows.out;
   const int64_t each = s.weights() + s.out_channels;
   auto* parts =
@@ -114,7 +115,7 @@ void pixel_products_filter_grad(const ConvGeometry& geometry, const float* in,
   const int64_t pixel = geometry.weights_channels_last ? s.in_channels : 1;
   const int64_t channel = geometry.weights_channels_last ? 1 : size;
   for (int64_t o = 0; o < s.out_channels; ++o) {
-    float* to = weights_grad + o * size * s.in_channels;
+    float* to = call.tensor<float>(kConvWeights) + o * size * s.in_channels;
     for (int64_t k = 0; k < size; ++k) {
       const float* from = parts + k * s.in_channels * s.out_channels + o;
       for (int64_t c = 0; c < s.in_channels; ++c) {
@@ -122,7 +123,9 @@ void pixel_products_filter_grad(const ConvGeometry& geometry, const float* in,
       }
     }
   }
-  if (bias_grad != nullptr) { std::copy_n(parts + s.weights(), s.out_channels, bias_grad); }
+  if (call.bias != nullptr) {
+    std::copy_n(parts + s.weights(), s.out_channels, static_cast<float*>(call.bias));
+  }
 }
 
 }  // namespace oneflow_accel

@@ -3,14 +3,12 @@
 // channels last.
 #pragma once
 
-#include "conv/geometry.h"
+#include "conv/primitive.h"
 
 namespace oneflow_accel {
 
 bool has_pixel_products(const ConvGeometry& geometry);
 
-// `bias_grad` may be null.
-void pixel_products_filter_grad(const ConvGeometry& geometry, const float* in,
-                                const float* out_grad, float* weights_grad, float* bias_grad);
+void pixel_products_filter_grad(const ConvGeometry& geometry, const ConvCall& call);
 
 }  // namespace oneflow_accel

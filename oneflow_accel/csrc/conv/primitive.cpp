@@ -28,11 +28,10 @@ constexpr int64_t kCopiedBytesPerThread = 16 << 20;
 // Measured on 2 cores with AVX-512, for all convolutions of ResNet50. Channels last: oneDNN's
 // kernels read it as fast as blocked layouts. Channels first: as it stands there is only
 // im2col + GEMM, which wins where im2col has nothing to do and one image makes a large GEMM.
-bool keeps_layout(const ConvGeometry& g, ConvResult result) {
+bool keeps_layout(const ConvGeometry& g, ConvRole result) {
   if (g.channels_last) { return true; }
-  if (result == ConvResult::kWeights) { return false; }
-  const bool few_channels =
-      result == ConvResult::kIn && g.groups() == 1 && g.in[1] < kChannelBlock;
+  if (result == kConvWeights) { return false; }
+  const bool few_channels = result == kConvIn && g.groups() == 1 && g.in[1] < kChannelBlock;
   const bool large = g.groups() == 1 && g.is_pointwise() && g.out_pixels() >= kLargeImage;
   return large || few_channels;
 }
@@ -40,9 +39,9 @@ bool keeps_layout(const ConvGeometry& g, ConvResult result) {
 // How many images of a convolution are copied at a time: all, or as many as fit, and then rather a
 // divisor of all, so that there is one primitive for all parts. A sum over the images, the gradient
 // of the weights, is not among what can be done so.
-int64_t images_at_a_time(const ConvGeometry& g, ConvResult result) {
+int64_t images_at_a_time(const ConvGeometry& g, ConvRole result) {
   const int64_t images = g.in[0];
-  if (keeps_layout(g, result) || result == ConvResult::kWeights) { return images; }
+  if (keeps_layout(g, result) || result == kConvWeights) { return images; }
   const int64_t bytes = (g.in_image() + g.out_image()) * g.element_bytes();
   const int64_t most = std::max<int64_t>(1, num_threads() * kCopiedBytesPerThread / bytes);
   if (most >= images) { return images; }
@@ -56,7 +55,7 @@ dnnl::primitive_attr attributes(const ConvGeometry& geometry, const ConvCall& ca
   dnnl::primitive_attr attr = user_scratchpad_attr();
   dnnl::post_ops ops;
   if (call.summand != nullptr) {
-    ops.append_binary(dnnl::algorithm::binary_add, geometry.out_desc());
+    ops.append_binary(dnnl::algorithm::binary_add, geometry.desc(kConvOut));
   }
   if (call.activation == Activation::kRelu) {
     // oneDNN's relu makes 0 of NaN. This is x min(1, max(0, 1e38 x)): x where x > 0, else 0, and
@@ -73,11 +72,11 @@ dnnl::primitive_attr attributes(const ConvGeometry& geometry, const ConvCall& ca
 dnnl::primitive_desc conv_desc(const ConvGeometry& g, const ConvCall& call) {
   constexpr auto kDirect = dnnl::algorithm::convolution_direct;
   const bool plain = keeps_layout(g, call.result);
-  const auto in = plain ? g.in_desc() : g.any_layout(g.in);
-  const auto out = plain ? g.out_desc() : g.any_layout(g.out);
-  const auto weights = g.any_layout(g.weights_desc().get_dims());
+  const auto in = plain ? g.desc(kConvIn) : g.any_layout(g.in);
+  const auto out = plain ? g.desc(kConvOut) : g.any_layout(g.out);
+  const auto weights = g.any_layout(g.desc(kConvWeights).get_dims());
   const auto attr = attributes(g, call);
-  const auto bias = [&](ConvResult result, dnnl::memory::data_type type) {
+  const auto bias = [&](ConvRole result, dnnl::memory::data_type type) {
     const bool has_bias = call.result == result && call.bias != nullptr;
     return has_bias ? dnnl::memory::desc({g.out[1]}, type, dnnl::memory::format_tag::a)
                     : dnnl::memory::desc();
@@ -86,16 +85,16 @@ dnnl::primitive_desc conv_desc(const ConvGeometry& g, const ConvCall& call) {
   const dnnl::convolution_forward::primitive_desc forward(
       cpu_engine(),
       call.inference ? dnnl::prop_kind::forward_inference : dnnl::prop_kind::forward_training,
-      kDirect, in, weights, bias(ConvResult::kOut, dnnl::memory::data_type::f32), out, g.strides,
+      kDirect, in, weights, bias(kConvOut, dnnl::memory::data_type::f32), out, g.strides,
       g.dilation, g.padding, g.padding, attr, /*allow_empty=*/true);
-  if (!forward || call.result == ConvResult::kOut) { return forward; }
-  if (call.result == ConvResult::kIn) {
+  if (!forward || call.result == kConvOut) { return forward; }
+  if (call.result == kConvIn) {
     return dnnl::convolution_backward_data::primitive_desc(
         cpu_engine(), kDirect, in, weights, out, g.strides, g.dilation, g.padding, g.padding,
         forward, attr);
   }
   return dnnl::convolution_backward_weights::primitive_desc(
-      cpu_engine(), kDirect, in, weights, bias(ConvResult::kWeights, g.data_type), out, g.strides,
+      cpu_engine(), kDirect, in, weights, bias(kConvWeights, g.data_type), out, g.strides,
       g.dilation, g.padding, g.padding, forward, attr);
 }
 
@@ -119,27 +118,20 @@ class ConvTensor {
     scratchpad_ = desc.scratchpad_desc();
   }
 
-  // What the primitive reads or writes; valid until the thread uses the slot again.
-  dnnl::memory begin(const void* data) const {
+  // What the primitive reads or writes; valid until the thread uses the slot again. Constant weights
+  // have an owner, whose copy it is then.
+  dnnl::memory begin(void* data, int64_t owner) const {
     if (is_plain()) { return wrap(plain_, data); }
-    dnnl::memory inner = wrap(inner_, scratch(slot_, inner_.get_size()));
-    if (!is_result_) { copy(wrap(plain_, data), inner); }
+    const auto copy_data = [&](const dnnl::memory& inner) { copy(wrap(plain_, data), inner); };
+    if (owner != 0) { return kept_weights(owner, data, inner_, copy_data); }
+    const dnnl::memory inner = wrap(inner_, scratch(slot_, inner_.get_size()));
+    if (!is_result_) { copy_data(inner); }
     return inner;
   }
 
-  // The same of constant weights that are in `kept`, which holds the copy for as long as it is
-  // read.
-  dnnl::memory begin_kept(int64_t owner, const void* data, std::shared_ptr<void>* kept) const {
-    if (owner == 0 || is_plain()) { return begin(data); }
-    *kept = kept_weights(owner, data, inner_, [&](void* inner) {
-      copy(wrap(plain_, data), wrap(inner_, inner));
-    });
-    return wrap(inner_, kept->get());
-  }
-
-  // After the primitive has run.
-  void end(const dnnl::memory& inner, const void* data) const {
-    if (is_result_ && !is_plain()) { copy(inner, wrap(plain_, data)); }
+  // After the primitive has run, for its result.
+  void end(const dnnl::memory& inner, void* data) const {
+    if (!is_plain()) { copy(inner, wrap(plain_, data)); }
   }
 
   const int argument;
@@ -168,46 +160,41 @@ class ConvTensor {
 
 struct ConvPrimitive {
   dnnl::primitive primitive;
-  ConvTensor in;
-  ConvTensor weights;
-  ConvTensor out;
+  ConvTensor tensors[3];
   int bias_argument;
   dnnl::memory::desc bias;
   dnnl::memory::desc summand;
   dnnl::memory::desc scratchpad;
 
-  ConvPrimitive(const ConvGeometry& geometry, const dnnl::primitive_desc& desc, ConvResult result)
+  ConvPrimitive(const ConvGeometry& geometry, const dnnl::primitive_desc& desc, ConvRole result)
       : primitive(desc),
-        in(desc, result == ConvResult::kIn ? DNNL_ARG_DIFF_SRC : DNNL_ARG_SRC, geometry.in_desc(),
-           ScratchSlot::kSource, result == ConvResult::kIn),
-        weights(desc, result == ConvResult::kWeights ? DNNL_ARG_DIFF_WEIGHTS : DNNL_ARG_WEIGHTS,
-                geometry.weights_desc(), ScratchSlot::kWeights, result == ConvResult::kWeights),
-        out(desc, result == ConvResult::kOut ? DNNL_ARG_DST : DNNL_ARG_DIFF_DST,
-            geometry.out_desc(), ScratchSlot::kDestination, result == ConvResult::kOut),
-        bias_argument(result == ConvResult::kWeights ? DNNL_ARG_DIFF_BIAS : DNNL_ARG_BIAS),
+        tensors{{desc, result == kConvIn ? DNNL_ARG_DIFF_SRC : DNNL_ARG_SRC,
+                 geometry.desc(kConvIn), ScratchSlot::kSource, result == kConvIn},
+                {desc, result == kConvWeights ? DNNL_ARG_DIFF_WEIGHTS : DNNL_ARG_WEIGHTS,
+                 geometry.desc(kConvWeights), ScratchSlot::kWeights, result == kConvWeights},
+                {desc, result == kConvOut ? DNNL_ARG_DST : DNNL_ARG_DIFF_DST,
+                 geometry.desc(kConvOut), ScratchSlot::kDestination, result == kConvOut}},
+        bias_argument(result == kConvWeights ? DNNL_ARG_DIFF_BIAS : DNNL_ARG_BIAS),
         bias(desc.query_md(dnnl::query::exec_arg_md, bias_argument)),
-        summand(geometry.out_desc()),
+        summand(geometry.desc(kConvOut)),
         scratchpad(desc.scratchpad_desc()) {}
 
   void run(const ConvCall& call) const {
-    std::shared_ptr<void> kept;
-    const dnnl::memory in_memory = in.begin(call.in);
-    const dnnl::memory weights_memory = weights.begin_kept(call.owner, call.weights, &kept);
-    const dnnl::memory out_memory = out.begin(call.out);
-    std::unordered_map<int, dnnl::memory> arguments{
-        {in.argument, in_memory},
-        {weights.argument, weights_memory},
-        {out.argument, out_memory},
-        {DNNL_ARG_SCRATCHPAD, scratchpad_memory(scratchpad)}};
+    std::unordered_map<int, dnnl::memory> arguments;
+    for (const ConvRole role : {kConvIn, kConvWeights, kConvOut}) {
+      const int64_t owner = role == kConvWeights ? call.owner : 0;
+      arguments.emplace(tensors[role].argument, tensors[role].begin(call.data[role], owner));
+    }
+    // After the copies, which use the same buffer.
+    arguments.emplace(DNNL_ARG_SCRATCHPAD, scratchpad_memory(scratchpad));
     if (call.bias != nullptr) { arguments.emplace(bias_argument, wrap(bias, call.bias)); }
     if (call.summand != nullptr) {
       arguments.emplace(DNNL_ARG_ATTR_MULTIPLE_POST_OP(0) | DNNL_ARG_SRC_1,
                         wrap(summand, call.summand));
     }
     primitive.execute(cpu_stream(), arguments);
-    in.end(in_memory, call.in);
-    weights.end(weights_memory, call.weights);
-    out.end(out_memory, call.out);
+    const ConvTensor& result = tensors[call.result];
+    result.end(arguments.at(result.argument), call.data[call.result]);
   }
 };
 
@@ -236,10 +223,9 @@ bool run_primitive(const ConvGeometry& geometry, const ConvCall& call) {
   ConvCall part_call = call;
   for (int64_t first = 0; first < images; first += step) {
     part.in[0] = part.out[0] = std::min(step, images - first);
-    part_call.in = static_cast<const char*>(call.in)
-                   + first * geometry.in_image() * geometry.element_bytes();
-    part_call.out = static_cast<const char*>(call.out)
-                    + first * geometry.out_image() * geometry.element_bytes();
+    const int64_t skipped = first * geometry.element_bytes();
+    part_call.data[kConvIn] = call.tensor<char>(kConvIn) + skipped * geometry.in_image();
+    part_call.data[kConvOut] = call.tensor<char>(kConvOut) + skipped * geometry.out_image();
     const ConvPrimitive* primitive = find_primitive(part, part_call);
     if (primitive == nullptr) { return false; }
     primitive->run(part_call);

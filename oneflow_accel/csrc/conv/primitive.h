@@ -6,18 +6,13 @@
 
 namespace oneflow_accel {
 
-// Which of a convolution's three tensors, or its gradient, is computed from the two others.
-enum class ConvResult { kOut, kIn, kWeights };
-
-// Tensors of the geometry's data type, of which oneDNN writes `result`, whatever the pointer says.
-// What comes after `out` may be missing.
+// Tensors of the geometry's data type by their roles, of which `result` is written. What comes after
+// them may be missing.
 struct ConvCall {
-  ConvResult result;
-  const void* in;
-  const void* weights;
-  const void* out;
-  // float32; for kWeights its gradient, which is computed as well, of the geometry's data type.
-  const void* bias = nullptr;
+  ConvRole result;
+  void* data[3];
+  // float32; for kConvWeights its gradient, which is computed as well, of the geometry's data type.
+  void* bias = nullptr;
   // No gradient will follow: oneDNN has other kernels for some of these.
   bool inference = false;
   // What a forward convolution does in the same pass: out = activation(convolution + summand).
@@ -25,6 +20,11 @@ struct ConvCall {
   Activation activation = Activation::kNone;
   // Whose constant weights they are (see kept_weights.h); 0 where they may change.
   int64_t owner = 0;
+
+  template <typename T>
+  T* tensor(ConvRole role) const {
+    return static_cast<T*>(data[role]);
+  }
 };
 
 // False where oneDNN, on this processor, has no such forward convolution that we want. The caller
