@@ -9,9 +9,10 @@
 #include "common/arguments.h"
 #include "common/infer.h"
 #include "common/simd_math.h"
-#include "common/threads.h"
+#include "common/scratch.h"
 #include "common/typed_kernels.h"
 #include "norm/row_norm.h"
+#include "reduce/each_block.h"
 
 namespace oneflow_accel {
 
@@ -114,15 +115,15 @@ class DroppedRows {
   // changed.
   template <typename Fn>
   void for_each(const Fn& fn) const {
-    parallel_for(rows_, std::max<int64_t>(1, kGrainSize / std::max<int64_t>(1, n_)),
-                 [&](int64_t begin, int64_t end) {
-                   std::vector<float> buffer(
-                       dropout_ ? (n_ + kWeightGroup - 1) / kWeightGroup * kWeightGroup : 0);
-                   for (int64_t row = begin; row < end; ++row) {
-                     if (dropout_) { draw(row, buffer.data()); }
-                     fn(row, dropout_ ? buffer.data() : nullptr);
-                   }
-                 });
+    for_each_block(rows_, n_, [&](int64_t row) {
+      float* factors = nullptr;
+      if (dropout_) {
+        const int64_t floats = (n_ + kWeightGroup - 1) / kWeightGroup * kWeightGroup;
+        factors = static_cast<float*>(scratch(ScratchSlot::kSource, floats * sizeof(float)));
+        draw(row, factors);
+      }
+      fn(row, factors);
+    });
   }
 
  private:

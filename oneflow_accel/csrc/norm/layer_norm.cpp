@@ -9,97 +9,76 @@ namespace {
 
 namespace user_op = ::oneflow::user_op;
 
-// How an operator's tensors lie in rows.
-struct RowView {
+// How an operator's tensors lie in rows, and what it calls its arguments.
+struct RowOperator {
+  bool rms;
   int64_t rows;
   int64_t n;
+  const char* gamma;
+  const char* gamma_diff;
+  const char* inv_std;
 
-  // Rows are the axes from that of the attribute `axis` on.
-  static RowView from(user_op::KernelComputeContext* ctx, const char* tensor, const char* axis) {
-    const auto& shape = ctx->Tensor4ArgNameAndIndex(tensor, 0)->shape_view();
-    const int64_t first = ctx->Attr<int64_t>(axis);
+  // Rows are the axes of `tensor` from that of the attribute `axis` on; rms_norm has none: they are
+  // the axes of x that inv_rms lacks.
+  RowOperator(user_op::KernelComputeContext* ctx, const char* tensor, const char* axis)
+      : rms(ctx->has_input("inv_rms", 0) || ctx->has_output("inv_rms", 0)),
+        gamma(rms ? "weight" : "gamma"),
+        gamma_diff(rms ? "weight_grad" : "gamma_diff"),
+        inv_std(rms ? "inv_rms" : "inv_variance") {
+    const auto& shape = ctx->Tensor4ArgNameAndIndex(rms ? "x" : tensor, 0)->shape_view();
+    const int64_t first = rms ? ctx->Tensor4ArgNameAndIndex(inv_std, 0)->shape_view().NumAxes()
+                              : ctx->Attr<int64_t>(axis);
     const int64_t begin = first < 0 ? first + shape.NumAxes() : first;
-    return {shape.Count(0, begin), shape.Count(begin)};
-  }
-  // Rows are the axes of x that inv_rms lacks.
-  static RowView of_rms(user_op::KernelComputeContext* ctx) {
-    const auto& inv_rms = ctx->Tensor4ArgNameAndIndex("inv_rms", 0)->shape_view();
-    const auto& x = ctx->Tensor4ArgNameAndIndex("x", 0)->shape_view();
-    return {inv_rms.elem_cnt(), x.Count(inv_rms.NumAxes())};
+    rows = shape.Count(0, begin);
+    n = shape.Count(begin);
   }
 };
 
 template <typename T>
-RowNormGrad<T> grad_of(user_op::KernelComputeContext* ctx, const RowView& view, const char* mean,
-                       const char* inv_std) {
+RowNormGrad<T> grad_of(user_op::KernelComputeContext* ctx, const RowOperator& op) {
   using Float = RowStatistics<T>;
-  return {view.rows, view.n, input_or_null<T>(ctx, "dy"), input_or_null<T>(ctx, "x"),
-          mean == nullptr ? nullptr : input<Float>(ctx, mean), input<Float>(ctx, inv_std)};
+  return {op.rows, op.n, input_or_null<T>(ctx, "dy"), input_or_null<T>(ctx, "x"),
+          input_or_null<Float>(ctx, "mean"), input<Float>(ctx, op.inv_std)};
 }
 
 template <typename T>
-class LayerNormKernel final : public Kernel {
+class RowNormKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    const RowView view = RowView::from(ctx, "x", "begin_norm_axis");
-    row_norm<T>({view.rows, view.n, ctx->Attr<double>("epsilon"), input<T>(ctx, "x"),
-                 input_or_null<T>(ctx, "gamma"), input_or_null<T>(ctx, "beta"), output<T>(ctx, "y"),
-                 output<RowStatistics<T>>(ctx, "mean"),
-                 output<RowStatistics<T>>(ctx, "inv_variance")});
+    const RowOperator op(ctx, "x", "begin_norm_axis");
+    row_norm<T>({op.rows, op.n,
+                 op.rms ? ctx->Attr<float>("epsilon") : ctx->Attr<double>("epsilon"),
+                 input<T>(ctx, "x"), input_or_null<T>(ctx, op.gamma), input_or_null<T>(ctx, "beta"),
+                 output<T>(ctx, "y"), output_or_null<RowStatistics<T>>(ctx, "mean"),
+                 output<RowStatistics<T>>(ctx, op.inv_std)});
   }
 };
 
 template <typename T>
-class LayerNormGradKernel final : public Kernel {
+class RowNormGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    const RowView view = RowView::from(ctx, "dy", "begin_norm_axis");
-    row_norm_grad(grad_of<T>(ctx, view, "mean", "inv_variance"), input_or_null<T>(ctx, "gamma"),
+    const RowOperator op(ctx, "dy", "begin_norm_axis");
+    row_norm_grad(grad_of<T>(ctx, op), input_or_null<T>(ctx, op.gamma),
                   input_or_null<T>(ctx, "_add_to_output"), output<T>(ctx, "dx"));
   }
 };
 
 template <typename T>
-class LayerNormParamGradKernel final : public Kernel {
+class RowNormParamGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    const RowView view = RowView::from(ctx, "dy", "begin_params_axis");
-    row_norm_param_grad(grad_of<T>(ctx, view, "mean", "inv_variance"),
-                        output_or_null<T>(ctx, "gamma_diff"), output_or_null<T>(ctx, "beta_diff"));
+    const RowOperator op(ctx, "dy", "begin_params_axis");
+    row_norm_param_grad(grad_of<T>(ctx, op), output_or_null<T>(ctx, op.gamma_diff),
+                        output_or_null<T>(ctx, "beta_diff"));
   }
 };
 
-template <typename T>
-class RmsNormKernel final : public Kernel {
-  void Compute(user_op::KernelComputeContext* ctx) const override {
-    const RowView view = RowView::of_rms(ctx);
-    row_norm<T>({view.rows, view.n, ctx->Attr<float>("epsilon"), input<T>(ctx, "x"),
-                 input_or_null<T>(ctx, "weight"), nullptr, output<T>(ctx, "y"), nullptr,
-                 output<RowStatistics<T>>(ctx, "inv_rms")});
-  }
-};
-
-template <typename T>
-class RmsNormGradKernel final : public Kernel {
-  void Compute(user_op::KernelComputeContext* ctx) const override {
-    row_norm_grad<T>(grad_of<T>(ctx, RowView::of_rms(ctx), nullptr, "inv_rms"),
-                     input_or_null<T>(ctx, "weight"), nullptr, output<T>(ctx, "dx"));
-  }
-};
-
-template <typename T>
-class RmsNormParamGradKernel final : public Kernel {
-  void Compute(user_op::KernelComputeContext* ctx) const override {
-    row_norm_param_grad<T>(grad_of<T>(ctx, RowView::of_rms(ctx), nullptr, "inv_rms"),
-                           output<T>(ctx, "weight_grad"), nullptr);
-  }
-};
-
-REGISTER_KERNELS(LayerNormKernel, float, double, Bfloat16)("layer_norm", "x");
+REGISTER_KERNELS(RowNormKernel, float, double, Bfloat16)("layer_norm", "x");
 // nn.Graph adds another gradient of x here where there is one, and dx then takes its memory.
-REGISTER_KERNELS(LayerNormGradKernel, float, double, Bfloat16)
+REGISTER_KERNELS(RowNormGradKernel, float, double, Bfloat16)
 ("layer_norm_grad", "dy", in_place("dx", "_add_to_output"));
-REGISTER_KERNELS(LayerNormParamGradKernel, float, double, Bfloat16)("layer_norm_param_grad", "dy");
-REGISTER_KERNELS(RmsNormKernel, float, double, Bfloat16)("rms_norm", "x");
-REGISTER_KERNELS(RmsNormGradKernel, float, double, Bfloat16)("rms_norm_grad", "dx");
-REGISTER_KERNELS(RmsNormParamGradKernel, float, double, Bfloat16)("rms_norm_param_grad", "dy");
+REGISTER_KERNELS(RowNormParamGradKernel, float, double, Bfloat16)("layer_norm_param_grad", "dy");
+REGISTER_KERNELS(RowNormKernel, float, double, Bfloat16)("rms_norm", "x");
+REGISTER_KERNELS(RowNormGradKernel, float, double, Bfloat16)("rms_norm_grad", "dx");
+REGISTER_KERNELS(RowNormParamGradKernel, float, double, Bfloat16)("rms_norm_param_grad", "dy");
 
 }  // namespace
 

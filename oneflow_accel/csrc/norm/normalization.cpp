@@ -7,7 +7,6 @@
 #include "common/arguments.h"
 #include "common/typed_kernels.h"
 #include "norm/channel_maps.h"
-#include "norm/channel_sums.h"
 
 namespace oneflow_accel {
 
@@ -51,8 +50,7 @@ Coefficients inference_coefficients(user_op::KernelComputeContext* ctx, const Ch
 // element has none: its variance counts as 0, where oneflow's own kernel makes moving_variance NaN
 // for good. An empty batch leaves both as they are.
 void update_moving_statistics(user_op::KernelComputeContext* ctx, const ChannelView& view,
-                              const std::vector<double>& mean,
-                              const std::vector<double>& variance) {
+                              const ChannelPairs& moments) {
   const int64_t n = view.elements_per_channel();
   if (!ctx->has_input("moving_mean", 0) || n == 0) { return; }
   const double momentum = ctx->Attr<float>("momentum");
@@ -61,9 +59,9 @@ void update_moving_statistics(user_op::KernelComputeContext* ctx, const ChannelV
   float* moving_variance = output(ctx, "moving_variance");
   for (int64_t c = 0; c < view.channels; ++c) {
     moving_mean[c] =
-        static_cast<float>(moving_mean[c] * momentum + mean[c] * (1.0 - momentum));
+        static_cast<float>(moving_mean[c] * momentum + moments.first[c] * (1.0 - momentum));
     moving_variance[c] = static_cast<float>(moving_variance[c] * momentum
-                                            + variance[c] * unbias * (1.0 - momentum));
+                                            + moments.second[c] * unbias * (1.0 - momentum));
   }
 }
 
@@ -74,17 +72,15 @@ Coefficients training_coefficients(user_op::KernelComputeContext* ctx, const Cha
   const float* beta = input_or_null(ctx, "beta");
   float* saved_mean = output(ctx, "mean");
   float* saved_inv_std = output(ctx, "inv_variance");
-  std::vector<double> mean(view.channels);
-  std::vector<double> variance(view.channels);
-  channel_moments(view, input_or_null<T>(ctx, "x"), mean.data(), variance.data());
+  const ChannelPairs moments = channel_moments(view, input_or_null<T>(ctx, "x"));
   Coefficients coefficients(view.channels);
   for (int64_t c = 0; c < view.channels; ++c) {
-    const double inv_std = 1.0 / std::sqrt(variance[c] + epsilon);
-    coefficients.set(c, mean[c], inv_std, gamma[c], beta[c]);
+    const double inv_std = 1.0 / std::sqrt(moments.second[c] + epsilon);
+    coefficients.set(c, moments.first[c], inv_std, gamma[c], beta[c]);
     saved_mean[c] = coefficients.mean[c];
     saved_inv_std[c] = static_cast<float>(inv_std);
   }
-  update_moving_statistics(ctx, view, mean, variance);
+  update_moving_statistics(ctx, view, moments);
   return coefficients;
 }
 
@@ -128,9 +124,7 @@ void backward(user_op::KernelComputeContext* ctx, const ChannelView& view, const
   const float* gamma = input(ctx, "gamma");
   float* gamma_diff = output(ctx, "gamma_diff");
   float* beta_diff = output(ctx, "beta_diff");
-  std::vector<double> sum_dy(view.channels);
-  std::vector<double> sum_dy_centered(view.channels);
-  channel_gradient_sums(view, dy, x, mean, sum_dy.data(), sum_dy_centered.data());
+  const ChannelPairs sums = channel_gradient_sums(view, dy, x, mean);
 
   const auto n = static_cast<double>(view.elements_per_channel());
   std::vector<float> dy_scale(view.channels);
@@ -139,11 +133,11 @@ void backward(user_op::KernelComputeContext* ctx, const ChannelView& view, const
   for (int64_t c = 0; c < view.channels; ++c) {
     const double inv = inv_std[c];
     const double scale = gamma[c] * inv;
-    gamma_diff[c] = static_cast<float>(sum_dy_centered[c] * inv);
-    beta_diff[c] = static_cast<float>(sum_dy[c]);
+    gamma_diff[c] = static_cast<float>(sums.second[c] * inv);
+    beta_diff[c] = static_cast<float>(sums.first[c]);
     dy_scale[c] = static_cast<float>(scale);
-    x_scale[c] = static_cast<float>(-scale * inv * inv * sum_dy_centered[c] / n);
-    shift[c] = static_cast<float>(-scale * sum_dy[c] / n);
+    x_scale[c] = static_cast<float>(-scale * inv * inv * sums.second[c] / n);
+    shift[c] = static_cast<float>(-scale * sums.first[c] / n);
   }
   input_gradient(view, dy, x, mean, dy_scale.data(), x_scale.data(), shift.data(),
                  output<T>(ctx, "dx"));

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "common/onednn.h"
-#include "common/threads.h"
+#include "reduce/each_block.h"
 
 namespace oneflow_accel {
 
@@ -75,15 +75,6 @@ ONEFLOW_ACCEL_INLINE Moments square_of(const T* x, int64_t n) {
   return moments;
 }
 
-// Calls fn(row) for all rows, in parallel.
-template <typename Fn>
-void for_each_row(int64_t rows, int64_t n, const Fn& fn) {
-  parallel_for(rows, std::max<int64_t>(1, kGrainSize / std::max<int64_t>(1, n)),
-               [&](int64_t first, int64_t last) {
-                 for (int64_t row = first; row < last; ++row) { fn(row); }
-               });
-}
-
 // `values`, or n copies of `value` in a buffer of the calling thread.
 template <typename T>
 const T* or_constant(const T* values, int64_t n, float value, ScratchSlot slot) {
@@ -147,7 +138,7 @@ void row_norm(RowNorm<T> norm) {
   const int64_t n = norm.n;
   const T* gamma = or_constant(norm.gamma, n, 1.0F, ScratchSlot::kWeights);
   const T* beta = or_constant(norm.beta, n, 0.0F, ScratchSlot::kSource);
-  for_each_row(norm.rows, n, [=](int64_t row) {
+  for_each_block(norm.rows, n, [=](int64_t row) {
     const T* x = norm.x + row * n;
     T* y = norm.y + row * n;
     const Moments moments = norm.mean == nullptr ? square_of(x, n) : moments_of(x, n);
@@ -171,7 +162,7 @@ void row_norm_grad(const RowNormGrad<T>& norm, const T* gamma, const T* addend, 
   using Float = RowStatistics<T>;
   const int64_t n = norm.n;
   gamma = or_constant(gamma, n, 1.0F, ScratchSlot::kWeights);
-  for_each_row(norm.rows, n, [=](int64_t row) {
+  for_each_block(norm.rows, n, [=](int64_t row) {
     const T* dy = norm.dy + row * n;
     const T* x = norm.x + row * n;
     T* out = dx + row * n;
@@ -218,7 +209,7 @@ void row_norm_param_grad(const RowNormGrad<T>& norm, T* gamma_diff, T* beta_diff
   const int64_t stride = 2 * n;
   auto* parts =
       static_cast<Float*>(scratch(ScratchSlot::kReduction, chunks * stride * sizeof(Float)));
-  for_each_row(chunks, size * n, [=](int64_t chunk) {
+  for_each_block(chunks, size * n, [=](int64_t chunk) {
     Float* sums = parts + chunk * stride;
     std::fill_n(sums, stride, Float(0));
     const int64_t last = std::min((chunk + 1) * size, norm.rows);

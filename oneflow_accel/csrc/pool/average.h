@@ -50,14 +50,14 @@ void average_pool(const PoolGeometry& g, const T* x, T* y) {
   if (!g.channels_last) {
     return for_each_plane(g, [&](int64_t in, int64_t out) { average_plane(g, x + in, y + out); });
   }
-  for_each_row(g, [&](const PoolWindow& row, const PoolPart& part) {
+  for_each_part(g, g.out_height(), [&](int64_t row, const PoolPart& part) {
     PoolTaps taps;
     std::vector<float> sums(part.channels());
     T* to = y + part.out + part.begin;
     for (const PoolWindow& column : g.columns) {
-      taps.find(g, row, column);
+      taps.find(g, g.rows[row], column);
       sum_of_taps(x + part.in + part.begin, taps, part.channels(), sums.data());
-      const float factor = 1.0F / g.divisor(row, column);
+      const float factor = 1.0F / g.divisor(g.rows[row], column);
 #pragma omp simd
       for (int64_t c = 0; c < part.channels(); ++c) { to[c] = from_float<T>(sums[c] * factor); }
       to += g.channels;
@@ -87,7 +87,7 @@ void average_pool_grad(const PoolGeometry& g, const T* dy, T* dx) {
     return for_each_plane(
         g, [&](int64_t in, int64_t out) { average_grad_plane(g, dy + out, dx + in); });
   }
-  for_each_image(g, [&](const PoolPart& part) {
+  for_each_part(g, 1, [&](int64_t, const PoolPart& part) {
     GradSums<T> sums(dx + part.in, g.in_pixels(), g.channels, part.begin, part.end);
     sums.clear_up_to(g.in_pixels());
     PoolTaps taps;

@@ -18,58 +18,59 @@ namespace user_op = ::oneflow::user_op;
 
 using Context = user_op::KernelComputeContext;
 
+int64_t ceil_ratio(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
 // One axis of a sliding window. `padding_after` bounds PoolWindow::full only: the number of outputs
 // is OneFlow's choice, and a window beyond the input is empty.
 struct SlidingAxis {
+  int64_t input;
   int64_t kernel;
   int64_t stride;
   int64_t padding_before;
   int64_t padding_after;
   int64_t dilation;
-};
 
-int64_t ceil_ratio(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-std::vector<PoolWindow> sliding_windows(int64_t input, int64_t output, const SlidingAxis& axis) {
-  std::vector<PoolWindow> windows;
-  windows.reserve(output);
-  for (int64_t i = 0; i < output; ++i) {
-    const int64_t start = i * axis.stride - axis.padding_before;
-    const int64_t stop = start + (axis.kernel - 1) * axis.dilation + 1;
-    const int64_t full = std::min(stop, input + axis.padding_after) - start;
+  PoolWindow operator()(int64_t i) const {
+    const int64_t start = i * stride - padding_before;
+    const int64_t stop = start + (kernel - 1) * dilation + 1;
+    const int64_t full = std::min(stop, input + padding_after) - start;
     // The first position of the window that is not in the padding.
-    const int64_t begin =
-        start >= 0 ? start : start + ceil_ratio(-start, axis.dilation) * axis.dilation;
+    const int64_t begin = start >= 0 ? start : start + ceil_ratio(-start, dilation) * dilation;
     const int64_t end = std::min(stop, input);
     const bool empty = begin >= end;
-    windows.push_back({empty ? 0 : begin, empty ? 0 : end, axis.dilation, full});
+    return {empty ? 0 : begin, empty ? 0 : end, dilation, full};
   }
-  return windows;
-}
+};
 
 // Output index i covers floor(i * in / out) up to ceil((i + 1) * in / out).
-std::vector<PoolWindow> adaptive_windows(int64_t input, int64_t output) {
-  std::vector<PoolWindow> windows;
-  windows.reserve(output);
-  for (int64_t i = 0; i < output; ++i) {
+struct AdaptiveAxis {
+  int64_t input;
+  int64_t output;
+
+  PoolWindow operator()(int64_t i) const {
     const int64_t begin = i * input / output;
     const int64_t end = ceil_ratio((i + 1) * input, output);
-    windows.push_back({begin, end, 1, end - begin});
+    return {begin, end, 1, end - begin};
   }
-  return windows;
-}
+};
 
 // `x` and `y` name the arguments that have the input's and the output's shape;
-// windows(i, input, output) gives those of axis i.
-template <typename Windows>
+// axis(i, input, output) gives the windows of axis i, by the index of the output.
+template <typename AxisOf>
 PoolGeometry pool_geometry(Context* ctx, const char* x_name, const char* y_name, bool last,
-                           const Windows& windows) {
+                           const AxisOf& axis) {
   const auto& x = ctx->Tensor4ArgNameAndIndex(x_name, 0)->shape_view();
   const auto& y = ctx->Tensor4ArgNameAndIndex(y_name, 0)->shape_view();
   const int height = last ? 1 : 2;
   const int width = height + 1;
-  return {last, x.At(0), x.At(last ? 3 : 1), x.At(height), x.At(width),
-          windows(0, x.At(height), y.At(height)), windows(1, x.At(width), y.At(width))};
+  const auto windows = [&](int i) {
+    const int64_t output = y.At(height + i);
+    const auto window = axis(i, x.At(height + i), output);
+    std::vector<PoolWindow> all;
+    for (int64_t k = 0; k < output; ++k) { all.push_back(window(k)); }
+    return all;
+  };
+  return {last, x.At(0), x.At(last ? 3 : 1), x.At(height), x.At(width), windows(0), windows(1)};
 }
 
 bool is_channels_last(Context* ctx) {
@@ -82,11 +83,10 @@ int64_t size_of(Context* ctx, const char* attribute, int axis) {
 
 PoolGeometry sliding_geometry(Context* ctx, const char* x, const char* y, bool dilated) {
   return pool_geometry(
-      ctx, x, y, is_channels_last(ctx), [=](int i, int64_t input, int64_t output) {
+      ctx, x, y, is_channels_last(ctx), [=](int i, int64_t input, int64_t) {
         const int64_t padding = size_of(ctx, "padding", i);
-        return sliding_windows(input, output,
-                               {size_of(ctx, "kernel_size", i), size_of(ctx, "stride", i), padding,
-                                padding, dilated ? size_of(ctx, "dilation", i) : 1});
+        return SlidingAxis{input, size_of(ctx, "kernel_size", i), size_of(ctx, "stride", i),
+                           padding, padding, dilated ? size_of(ctx, "dilation", i) : 1};
       });
 }
 
@@ -112,13 +112,13 @@ PoolGeometry tf_geometry(Context* ctx, const char* x, const char* y) {
                                : padding == "customized" ? size_of(ctx, "padding_before", i)
                                : padding == "same_lower" ? needed - needed / 2
                                                          : needed / 2;  // "same_upper"
-        return sliding_windows(input, output, {kernel, stride, before, 0, 1});
+        return SlidingAxis{input, kernel, stride, before, 0, 1};
       });
 }
 
 PoolGeometry adaptive_geometry(Context* ctx, const char* x, const char* y) {
   return pool_geometry(ctx, x, y, /*last=*/false, [](int, int64_t input, int64_t output) {
-    return adaptive_windows(input, output);
+    return AdaptiveAxis{input, output};
   });
 }
 

@@ -26,9 +26,13 @@ ONEFLOW_ACCEL_INLINE bool replaces(float value, float best) {
   return (value > best) | (value != value);
 }
 
-// y[c] = maximum of x[tap + c] over the taps, of which there is one at least, n channels.
+// y[c] = maximum of x[tap + c] over the taps, n channels.
 template <typename T>
 void max_of_taps(const T* x, const PoolTaps& taps, int64_t n, T* y) {
+  if (taps.count() == 0) {
+    std::fill_n(y, n, exact<T>(kLowest));
+    return;
+  }
   std::copy_n(x + taps[0], n, y);
   // Two at a time: fewer passes over y. The last one may be taken twice.
   for (int64_t k = 1; k < taps.count(); k += 2) {
@@ -45,7 +49,7 @@ void max_of_taps(const T* x, const PoolTaps& taps, int64_t n, T* y) {
   }
 }
 
-// The same for any number of taps, and found[c] = which one it was.
+// The same, and found[c] = which one it was.
 template <typename T>
 void max_of_taps_with_index(const T* x, const PoolTaps& taps, int64_t n, T* best, int32_t* found) {
   std::fill_n(best, n, exact<T>(kLowest));
@@ -122,20 +126,18 @@ void max_pool(const PoolGeometry& g, const T* x, T* y, int64_t* index) {
       });
     });
   }
-  for_each_row(g, [&](const PoolWindow& row, const PoolPart& part) {
+  for_each_part(g, g.out_height(), [&](int64_t row, const PoolPart& part) {
     PoolTaps taps;
     std::vector<int32_t> found(part.channels());
     const T* from = x + part.in + part.begin;
     int64_t out = part.out + part.begin;
     for (const PoolWindow& column : g.columns) {
-      taps.find(g, row, column);
+      taps.find(g, g.rows[row], column);
       if (index != nullptr) {
         max_of_taps_with_index(from, taps, part.channels(), y + out, found.data());
         for (int64_t c = 0; c < part.channels(); ++c) {
           index[out + c] = taps.count() == 0 ? -1 : taps[found[c]] + part.begin + c;
         }
-      } else if (taps.count() == 0) {
-        std::fill_n(y + out, part.channels(), exact<T>(kLowest));
       } else {
         max_of_taps(from, taps, part.channels(), y + out);
       }
@@ -172,7 +174,7 @@ void max_pool_grad_from_input(const PoolGeometry& g, const T* x, const T* dy, T*
       sums.store();
     });
   }
-  for_each_image(g, [&](const PoolPart& part) {
+  for_each_part(g, 1, [&](int64_t, const PoolPart& part) {
     const int64_t n = part.channels();
     PoolTaps taps;
     std::vector<T> best(n);
@@ -184,11 +186,9 @@ void max_pool_grad_from_input(const PoolGeometry& g, const T* x, const T* dy, T*
       sums.clear_up_to(row.end * g.width);  // just before they are first added to
       for (const PoolWindow& column : g.columns) {
         taps.find(g, row, column);
-        if (taps.count() > 0) {
-          max_of_taps(from, taps, n, best.data());
-          std::transform(grad, grad + n, rest.data(), [](T value) { return to_float(value); });
-          add_to_first_maximum(from, best.data(), taps, n, rest.data(), sums.data() + part.begin);
-        }
+        max_of_taps(from, taps, n, best.data());
+        std::transform(grad, grad + n, rest.data(), [](T value) { return to_float(value); });
+        add_to_first_maximum(from, best.data(), taps, n, rest.data(), sums.data() + part.begin);
         grad += g.channels;
       }
     }

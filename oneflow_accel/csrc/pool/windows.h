@@ -8,7 +8,7 @@
 
 #include "common/bfloat16.h"
 #include "common/onednn.h"
-#include "common/threads.h"
+#include "reduce/each_block.h"
 
 namespace oneflow_accel {
 
@@ -37,7 +37,8 @@ struct PoolGeometry {
   bool counts_padding = false;
 
   int64_t in_pixels() const { return height * width; }
-  int64_t out_pixels() const { return static_cast<int64_t>(rows.size() * columns.size()); }
+  int64_t out_height() const { return static_cast<int64_t>(rows.size()); }
+  int64_t out_pixels() const { return out_height() * static_cast<int64_t>(columns.size()); }
 
   float divisor(const PoolWindow& row, const PoolWindow& column) const {
     if (fixed_divisor != 0) { return static_cast<float>(fixed_divisor); }
@@ -75,15 +76,6 @@ struct PoolPart {
   int64_t channels() const { return end - begin; }
 };
 
-// Runs fn(block) for blocks that do not depend on each other, in parallel.
-template <typename Fn>
-void for_each_block(int64_t blocks, int64_t work, const Fn& fn) {
-  parallel_for(blocks, std::max<int64_t>(1, kGrainSize / std::max<int64_t>(1, work)),
-               [&](int64_t begin, int64_t end) {
-                 for (int64_t block = begin; block < end; ++block) { fn(block); }
-               });
-}
-
 // Channels first: calls fn(offset in the input, offset in the output) for each plane.
 template <typename Fn>
 void for_each_plane(const PoolGeometry& g, const Fn& fn) {
@@ -91,44 +83,24 @@ void for_each_plane(const PoolGeometry& g, const Fn& fn) {
                  [&](int64_t plane) { fn(plane * g.in_pixels(), plane * g.out_pixels()); });
 }
 
-// Channels last: calls fn(task, first channel, end channel) for `tasks`, images or output rows,
-// and, where those are fewer than the threads, for ranges of channels.
+// Channels last: calls fn(row, part) for images cut into `rows`, which is 1 or their output's rows:
+// the part's output begins at that row. Where there are fewer than threads, these share out channels.
 template <typename Fn>
-void for_each_channels_last_task(const PoolGeometry& g, int64_t tasks, int64_t work_per_channel,
-                                 const Fn& fn) {
-  // Threads share the channels of a pixel out in pieces of this many: whole cache lines.
+void for_each_part(const PoolGeometry& g, int64_t rows, const Fn& fn) {
+  // In pieces of this many: whole cache lines.
   constexpr int64_t kStrip = 64;
+  const int64_t tasks = g.batch * rows;
   if (tasks == 0 || g.channels == 0) { return; }
   const int64_t strips = (g.channels + kStrip - 1) / kStrip;
   const int64_t parts = std::clamp<int64_t>(num_threads() / tasks, 1, strips);
-  for_each_block(tasks * parts, work_per_channel * g.channels / parts, [&](int64_t i) {
+  for_each_block(tasks * parts, g.in_pixels() / rows * g.channels / parts, [&](int64_t i) {
+    const int64_t task = i / parts;
     const int64_t part = i % parts;
     const int64_t end = strips * (part + 1) / parts * kStrip;
-    fn(i / parts, strips * part / parts * kStrip, std::min(end, g.channels));
+    fn(task % rows, PoolPart{strips * part / parts * kStrip, std::min(end, g.channels),
+                             task / rows * g.in_pixels() * g.channels,
+                             task * (g.out_pixels() / rows) * g.channels});
   });
-}
-
-// Channels last: calls fn(row, part), where the part's output begins at that row.
-template <typename Fn>
-void for_each_row(const PoolGeometry& g, const Fn& fn) {
-  const auto rows = static_cast<int64_t>(g.rows.size());
-  const int64_t row_size = static_cast<int64_t>(g.columns.size()) * g.channels;
-  for_each_channels_last_task(
-      g, g.batch * rows, g.in_pixels() / std::max<int64_t>(1, rows),
-      [&](int64_t task, int64_t begin, int64_t end) {
-        fn(g.rows[task % rows],
-           PoolPart{begin, end, task / rows * g.in_pixels() * g.channels, task * row_size});
-      });
-}
-
-// Channels last: calls fn(part).
-template <typename Fn>
-void for_each_image(const PoolGeometry& g, const Fn& fn) {
-  for_each_channels_last_task(
-      g, g.batch, g.in_pixels(), [&](int64_t image, int64_t begin, int64_t end) {
-        fn(PoolPart{begin, end, image * g.in_pixels() * g.channels,
-                    image * g.out_pixels() * g.channels});
-      });
 }
 
 // Where gradients are added up: float32 in dx itself; bfloat16, which would be rounded for each
