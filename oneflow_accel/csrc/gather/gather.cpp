@@ -8,12 +8,12 @@
 #include <vector>
 
 #include "common/arguments.h"
-#include "common/onednn.h"
-#include "common/threads.h"
+#include "common/scratch.h"
 #include "common/typed_kernels.h"
 #include "copy/elements.h"
 #include "copy/local_range.h"
 #include "copy/strided_copy.h"
+#include "reduce/each_block.h"
 
 namespace oneflow_accel {
 
@@ -82,16 +82,12 @@ void gather_rows(const TableShape& shape, const Indices& indices, const user_op:
   const int64_t count = indices.count();
   const auto* from = static_cast<const char*>(table.raw_dptr());
   auto* to = static_cast<char*>(out->mut_raw_dptr());
-  const int64_t grain = std::max<int64_t>(4 * kGrainSize / std::max<int64_t>(row_bytes, 1), 1);
-  parallel_for(shape.outer * count, grain, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t row = indices[i % count] - shape.first;
-      if (row >= 0 && row < shape.rows) {
-        std::memcpy(to + i * row_bytes, from + (i / count * shape.rows + row) * row_bytes,
-                    row_bytes);
-      } else {
-        std::memset(to + i * row_bytes, 0, row_bytes);
-      }
+  for_each_block(shape.outer * count, row_bytes / 4, [&](int64_t i) {
+    const int64_t row = indices[i % count] - shape.first;
+    if (row >= 0 && row < shape.rows) {
+      std::memcpy(to + i * row_bytes, from + (i / count * shape.rows + row) * row_bytes, row_bytes);
+    } else {
+      std::memset(to + i * row_bytes, 0, row_bytes);
     }
   });
 }
@@ -105,28 +101,21 @@ void sum_rows_by_index(const TableShape& shape, const Indices& indices, const T*
   constexpr bool kApart = std::is_same_v<T, Bfloat16>;
   using Sum = std::conditional_t<kApart, float, T>;
   const int64_t count = indices.count();
-  const int64_t size = shape.outer * shape.rows * shape.row;
   const auto row_of = [&](int64_t i) {
     const int64_t row = indices[i] - shape.first;
     return indices[i] == skipped || row >= shape.rows ? -1 : row;
   };
-  zero_fill(table, size * static_cast<int64_t>(sizeof(T)));
-  Sum* sums = nullptr;
   // Sums that lie apart do so in the order in which their rows first come up, without the others.
   std::vector<int64_t> places(kApart ? shape.rows : 0, -1);
-  int64_t rows = shape.rows;
-  if constexpr (kApart) {
-    rows = 0;
-    for (int64_t i = 0; i < count; ++i) {
-      const int64_t row = row_of(i);
-      if (row >= 0 && places[row] < 0) { places[row] = rows++; }
-    }
-    const int64_t bytes = shape.outer * rows * shape.row * static_cast<int64_t>(sizeof(Sum));
-    sums = static_cast<Sum*>(scratch(ScratchSlot::kReduction, bytes));
-    zero_fill(sums, bytes);
-  } else {
-    sums = table;
+  int64_t rows = kApart ? 0 : shape.rows;
+  for (int64_t i = 0; kApart && i < count; ++i) {
+    const int64_t row = row_of(i);
+    if (row >= 0 && places[row] < 0) { places[row] = rows++; }
   }
+  const int64_t bytes = shape.outer * rows * shape.row * static_cast<int64_t>(sizeof(Sum));
+  void* memory = kApart ? scratch(ScratchSlot::kReduction, bytes) : table;
+  zero_fill(memory, bytes);
+  auto* sums = static_cast<Sum*>(memory);
   // The threads share out the columns, so that no two of them add to the same element and each
   // adds in the order of the indices.
   const int64_t work = std::max<int64_t>(shape.outer * count, 1);
@@ -142,26 +131,23 @@ void sum_rows_by_index(const TableShape& shape, const Indices& indices, const T*
     }
   });
   if constexpr (kApart) {
-    parallel_for(shape.outer * shape.rows, std::max<int64_t>(1, kGrainSize / shape.row),
-                 [&](int64_t begin, int64_t end) {
-                   for (int64_t i = begin; i < end; ++i) {
-                     const int64_t place = places[i % shape.rows];
-                     if (place < 0) { continue; }
-                     const Sum* from = sums + (i / shape.rows * rows + place) * shape.row;
-                     T* to = table + i * shape.row;
+    const int64_t all = shape.outer * shape.rows;
+    zero_fill(table, all * shape.row * static_cast<int64_t>(sizeof(T)));
+    for_each_block(all, shape.row, [&](int64_t i) {
+      const int64_t place = places[i % shape.rows];
+      if (place < 0) { return; }
+      const Sum* from = sums + (i / shape.rows * rows + place) * shape.row;
+      T* to = table + i * shape.row;
 #pragma omp simd
-                     for (int64_t c = 0; c < shape.row; ++c) { to[c] = from_float<T>(from[c]); }
-                   }
-                 });
+      for (int64_t c = 0; c < shape.row; ++c) { to[c] = from_float<T>(from[c]); }
+    });
   }
 }
 
-// The rows that this process holds of a tensor that may be split over processes, and how many there
-// are in all.
+// The rows that this process holds of a tensor that may be split over processes.
 struct RowRange final : public user_op::OpKernelCache {
-  RowRange(int64_t first, int64_t total) : first(first), total(total) {}
-  const int64_t first;
-  const int64_t total;
+  explicit RowRange(const LocalRange& range) : range(range) {}
+  const LocalRange range;
 };
 
 // A kernel that knows it, for the axis named by the attribute "axis" of the argument `table`; in one
@@ -172,21 +158,20 @@ class TableKernel : public Kernel {
   std::shared_ptr<user_op::OpKernelCache> InitOpKernelCache(
       user_op::KernelCacheContext* ctx) const final {
     if (ctx->parallel_ctx().parallel_num() == 1) { return nullptr; }
-    const LocalRange range = local_range(ctx, table_, ctx->Attr<int64_t>("axis"));
-    return std::make_shared<RowRange>(range.first, range.total);
+    return std::make_shared<RowRange>(local_range(ctx, table_, ctx->Attr<int64_t>("axis")));
   }
 
  private:
   void Compute(user_op::KernelComputeContext* ctx, user_op::OpKernelState*,
                const user_op::OpKernelCache* cache) const final {
-    const auto* range = dynamic_cast<const RowRange*>(cache);
+    const auto* local = dynamic_cast<const RowRange*>(cache);
     const auto& shape = ctx->Tensor4ArgNameAndIndex(table_, 0)->shape_view();
     const int64_t axis = ctx->Attr<int64_t>("axis");
-    TableShape table{1, 1, 1, range == nullptr ? 0 : range->first};
+    TableShape table{1, 1, 1, local == nullptr ? 0 : local->range.first};
     if (shape.NumAxes() > 0) {
       table = {shape.Count(0, axis), shape.At(axis), shape.Count(axis + 1), table.first};
     }
-    compute(ctx, table, range == nullptr ? table.rows : range->total);
+    compute(ctx, table, local == nullptr ? table.rows : local->range.total);
   }
   virtual void compute(user_op::KernelComputeContext* ctx, const TableShape& shape,
                        int64_t all_rows) const = 0;

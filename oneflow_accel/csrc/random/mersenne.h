@@ -5,7 +5,6 @@
 // generator states that are saved, are the same with and without the plug-in.
 #pragma once
 
-#include <immintrin.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -16,6 +15,7 @@
 #include <type_traits>
 
 #include "common/threads.h"
+#include "common/waiting.h"
 
 namespace oneflow_accel::random {
 
@@ -26,35 +26,14 @@ constexpr int64_t kChunkStates = 16;
 // Below this many words per thread, waking another thread costs more than it saves.
 constexpr int64_t kDrawGrain = 2 * kChunkStates * kStateWords;
 
-// The engine's state: `words` are those of the present block, of which `position` are drawn.
-struct EngineState {
-  uint32_t words[kStateWords];
-  int64_t position;
-};
-
-// libstdc++'s std::mt19937, whose state can otherwise only be had as text.
+// libstdc++'s std::mt19937, whose state can otherwise only be had as text: `words` are those of the
+// present block, of which `position` are drawn.
 struct EngineLayout {
   std::uint_fast32_t words[kStateWords];
   std::size_t position;
 };
 static_assert(sizeof(EngineLayout) == sizeof(std::mt19937));
 static_assert(std::is_trivially_copyable_v<std::mt19937>);
-
-inline EngineState load(const std::mt19937& engine) {
-  EngineLayout layout;
-  std::memcpy(&layout, &engine, sizeof(layout));
-  EngineState state;
-  std::copy_n(layout.words, kStateWords, state.words);
-  state.position = static_cast<int64_t>(layout.position);
-  return state;
-}
-
-inline void store(const EngineState& state, std::mt19937& engine) {
-  EngineLayout layout;
-  std::copy_n(state.words, kStateWords, layout.words);
-  layout.position = static_cast<std::size_t>(state.position);
-  std::memcpy(static_cast<void*>(&engine), &layout, sizeof(layout));
-}
 
 // Appends n words (before tempering) to the kStateWords that stand before `next`: the recurrence of
 // MT19937. A word depends on words that are at least 227 back, so whole registers of them can be
@@ -83,10 +62,14 @@ inline __attribute__((always_inline)) uint32_t temper(uint32_t word) {
 // The words still want temper(). Which words an index gets does not depend on the threads.
 template <typename Consume>
 void draw(std::mt19937& engine, int64_t n, const Consume& consume) {
-  EngineState state = load(engine);
-  const int64_t left = std::min(n, kStateWords - state.position);
-  if (left > 0) { consume(state.words + state.position, int64_t{0}, left); }
-  state.position += left;
+  EngineLayout layout;
+  std::memcpy(&layout, &engine, sizeof(layout));
+  uint32_t state[kStateWords];
+  std::copy_n(layout.words, kStateWords, state);
+  const auto position = static_cast<int64_t>(layout.position);
+  const int64_t left = std::min(n, kStateWords - position);
+  if (left > 0) { consume(state + position, int64_t{0}, left); }
+  layout.position += left;
 
   const int64_t rest = n - left;
   constexpr int64_t kChunk = kChunkStates * kStateWords;
@@ -101,24 +84,20 @@ void draw(std::mt19937& engine, int64_t n, const Consume& consume) {
       alignas(64) uint32_t words[kStateWords + kChunk];
       const int64_t begin = chunk * kChunk;
       const int64_t drawn = std::min(kChunk, rest - begin);
-      // A few microseconds, unless the other thread has lost its core.
-      for (int spins = 0; turn.load(std::memory_order_acquire) != chunk; ++spins) {
-        if (spins > 1000) {
-          sched_yield();
-        } else {
-          _mm_pause();
-        }
-      }
+      const auto is_mine = [&] { return turn.load(std::memory_order_acquire) == chunk; };
+      // Unless the other thread has lost its core.
+      while (!comes_true_soon(is_mine)) { sched_yield(); }
       const int64_t whole = (drawn + kStateWords - 1) / kStateWords * kStateWords;
-      std::memcpy(words, state.words, sizeof(state.words));
+      std::memcpy(words, state, sizeof(state));
       extend(words + kStateWords, whole);
-      std::memcpy(state.words, words + whole, sizeof(state.words));
-      state.position = kStateWords - (whole - drawn);
+      std::memcpy(state, words + whole, sizeof(state));
+      layout.position = kStateWords - (whole - drawn);
       turn.store(chunk + 1, std::memory_order_release);
       consume(words + kStateWords, left + begin, drawn);
     }
   });
-  store(state, engine);
+  std::copy_n(state, kStateWords, layout.words);
+  std::memcpy(static_cast<void*>(&engine), &layout, sizeof(layout));
 }
 
 }  // namespace oneflow_accel::random

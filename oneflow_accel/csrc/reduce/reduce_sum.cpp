@@ -5,9 +5,11 @@
 #include <vector>
 
 #include "common/arguments.h"
-#include "common/onednn.h"
-#include "common/threads.h"
+#include "common/scratch.h"
 #include "common/typed_kernels.h"
+#include "copy/elements.h"
+#include "elementwise/map.h"
+#include "reduce/each_block.h"
 
 namespace oneflow_accel {
 
@@ -63,12 +65,10 @@ void column_sums(const T* x, int64_t stride, int64_t rows, Sum<T>* sums, int64_t
 // out[i] = the sum over b of partial[i * stride + b * step].
 template <typename T>
 void add_blocks(const T* partial, int64_t blocks, int64_t stride, int64_t step, T* out, int64_t n) {
-  parallel_for(n, std::max<int64_t>(kGrainSize / blocks, 1), [=](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      double sum = 0.0;
-      for (int64_t b = 0; b < blocks; ++b) { sum += partial[i * stride + b * step]; }
-      out[i] = static_cast<T>(sum);
-    }
+  for_each_block(n, blocks, [=](int64_t i) {
+    double sum = 0.0;
+    for (int64_t b = 0; b < blocks; ++b) { sum += partial[i * stride + b * step]; }
+    out[i] = static_cast<T>(sum);
   });
 }
 
@@ -82,12 +82,9 @@ template <typename T>
 void sum_rows(const T* x, int64_t rows, int64_t n, Sum<T>* out) {
   const int64_t blocks = (n + kRowBlock - 1) / kRowBlock;
   Sum<T>* sums = blocks == 1 ? out : partial_sums<Sum<T>>(rows * blocks);
-  const int64_t grain = std::max<int64_t>(kGrainSize / std::min(n, kRowBlock), 1);
-  parallel_for(rows * blocks, grain, [=](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t first = i % blocks * kRowBlock;
-      sums[i] = row_sum(x + i / blocks * n + first, std::min(kRowBlock, n - first));
-    }
+  for_each_block(rows * blocks, std::min(n, kRowBlock), [=](int64_t i) {
+    const int64_t first = i % blocks * kRowBlock;
+    sums[i] = row_sum(x + i / blocks * n + first, std::min(kRowBlock, n - first));
   });
   if (blocks > 1) { add_blocks(sums, blocks, blocks, 1, out, rows); }
 }
@@ -100,17 +97,14 @@ void sum_columns(const T* x, int64_t outer, int64_t rows, int64_t columns, Sum<T
   // One after the other: (outer, columns) for the first block, then for the second.
   Sum<T>* sums = blocks == 1 ? out : partial_sums<Sum<T>>(blocks * outer * columns);
   const int64_t work = std::min(rows, kColumnBlock) * std::min(columns, kColumnTile);
-  const int64_t grain = std::max<int64_t>(kGrainSize / work, 1);
-  parallel_for(outer * blocks * tiles, grain, [=](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t column = i % tiles * kColumnTile;
-      const int64_t block = i / tiles % blocks;
-      const int64_t o = i / tiles / blocks;
-      const int64_t row = block * kColumnBlock;
-      column_sums(x + (o * rows + row) * columns + column, columns,
-                  std::min(kColumnBlock, rows - row), sums + (block * outer + o) * columns + column,
-                  std::min(kColumnTile, columns - column));
-    }
+  for_each_block(outer * blocks * tiles, work, [=](int64_t i) {
+    const int64_t column = i % tiles * kColumnTile;
+    const int64_t block = i / tiles % blocks;
+    const int64_t o = i / tiles / blocks;
+    const int64_t row = block * kColumnBlock;
+    column_sums(x + (o * rows + row) * columns + column, columns, std::min(kColumnBlock, rows - row),
+                sums + (block * outer + o) * columns + column,
+                std::min(kColumnTile, columns - column));
   });
   if (blocks > 1) { add_blocks(sums, blocks, 1, outer * columns, out, outer * columns); }
 }
@@ -121,6 +115,7 @@ struct Group {
   bool summed;
 };
 
+// There is one at least that is summed over.
 std::vector<Group> groups_of(const ::oneflow::ShapeView& shape, const std::vector<int32_t>& axes) {
   const auto rank = static_cast<int32_t>(shape.NumAxes());
   std::vector<bool> summed(rank, false);
@@ -134,54 +129,39 @@ std::vector<Group> groups_of(const ::oneflow::ShapeView& shape, const std::vecto
       groups.push_back({shape.At(k), summed[k]});
     }
   }
+  const auto is_summed = [](const Group& group) { return group.summed; };
+  if (std::none_of(groups.begin(), groups.end(), is_summed)) {
+    groups.insert(groups.begin(), {1, true});
+  }
   return groups;
 }
 
+// The sums of x, of the shape that the groups give, over the summed ones. One group after the other,
+// the last one first; what is not final goes to `slot` and another buffer in turn.
 template <typename T>
-void sum_axis(const T* x, int64_t outer, int64_t size, int64_t inner, Sum<T>* out) {
-  if (inner == 1) {
-    sum_rows(x, outer, size, out);
-  } else {
-    sum_columns(x, outer, size, inner, out);
-  }
-}
-
-template <typename T>
-void sum_into(const ::oneflow::ShapeView& shape, const std::vector<int32_t>& axes, const T* x,
-              Sum<T>* out) {
-  std::vector<Group> groups = groups_of(shape, axes);
-  int64_t kept = 1;
-  auto left = std::count_if(groups.begin(), groups.end(), [](const Group& g) { return g.summed; });
-  for (const Group& group : groups) { kept *= group.summed ? 1 : group.size; }
-  if (left == 0 || shape.elem_cnt() == 0) {
-    const bool copy = shape.elem_cnt() != 0;
-    for (int64_t i = 0; i < kept; ++i) { out[i] = copy ? to_float(x[i]) : 0; }
-    return;
-  }
-  // One group after the other, the last one first; what is not final goes to either of two
-  // buffers in turn.
-  ScratchSlot slot = ScratchSlot::kSource;
-  const Sum<T>* sums = nullptr;
+void sum_groups(std::vector<Group> groups, const T* x, Sum<T>* out,
+                ScratchSlot slot = ScratchSlot::kSource) {
   int64_t inner = 1;
-  int64_t outer = shape.elem_cnt();
-  for (std::size_t k = groups.size(); k-- > 0;) {
-    outer /= groups[k].size;
-    if (!groups[k].summed) {
-      inner *= groups[k].size;
-      continue;
-    }
-    Sum<T>* to = out;
-    if (--left > 0) {
-      to = static_cast<Sum<T>*>(scratch(slot, outer * inner * sizeof(Sum<T>)));
-      slot = slot == ScratchSlot::kSource ? ScratchSlot::kDestination : ScratchSlot::kSource;
-    }
-    if (sums == nullptr) {
-      sum_axis(x, outer, groups[k].size, inner, to);
-    } else {
-      sum_axis(sums, outer, groups[k].size, inner, to);
-    }
-    sums = to;
+  for (; !groups.back().summed; groups.pop_back()) { inner *= groups.back().size; }
+  const int64_t size = groups.back().size;
+  groups.pop_back();
+  int64_t outer = 1;
+  bool last = true;
+  for (const Group& group : groups) {
+    outer *= group.size;
+    last = last && !group.summed;
   }
+  Sum<T>* sums =
+      last ? out : static_cast<Sum<T>*>(scratch(slot, outer * inner * sizeof(Sum<T>)));
+  if (inner == 1) {
+    sum_rows(x, outer, size, sums);
+  } else {
+    sum_columns(x, outer, size, inner, sums);
+  }
+  if (last) { return; }
+  groups.push_back({inner, false});
+  const bool first_slot = slot == ScratchSlot::kSource;
+  sum_groups(groups, sums, out, first_slot ? ScratchSlot::kDestination : ScratchSlot::kSource);
 }
 
 // out = the sum of x over `axes` (none, some or all; negative ones count from the end). The result
@@ -190,37 +170,31 @@ void sum_into(const ::oneflow::ShapeView& shape, const std::vector<int32_t>& axe
 template <typename T>
 void sum_over(const ::oneflow::ShapeView& shape, const std::vector<int32_t>& axes, const T* x,
               user_op::Tensor* out) {
+  if (shape.elem_cnt() == 0) { return zero_fill(out); }
+  const std::vector<Group> groups = groups_of(shape, axes);
   if constexpr (std::is_same_v<T, Bfloat16>) {
     const int64_t kept = out->shape_view().elem_cnt();
     auto* sums = static_cast<float*>(scratch(ScratchSlot::kWeights, kept * sizeof(float)));
-    sum_into(shape, axes, x, sums);
-    auto* to = static_cast<T*>(out->mut_raw_dptr());
-    for (int64_t i = 0; i < kept; ++i) { to[i] = from_float<T>(sums[i]); }
+    sum_groups(groups, x, sums);
+    map(kept, static_cast<T*>(out->mut_raw_dptr()), [](float sum) { return sum; }, sums);
   } else {
-    sum_into(shape, axes, x, out->mut_dptr<T>());
+    sum_groups(groups, x, out->mut_dptr<T>());
   }
 }
 
 template <typename T>
 class ReduceSumKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    sum_over(ctx->Tensor4ArgNameAndIndex("input_tensor", 0)->shape_view(),
-             ctx->Attr<std::vector<int32_t>>("axis"), input<T>(ctx, "input_tensor"),
-             ctx->Tensor4ArgNameAndIndex("output_tensor", 0));
-  }
-};
-
-template <typename T>
-class ReduceSumLikeKernel final : public Kernel {
-  void Compute(user_op::KernelComputeContext* ctx) const override {
-    sum_over(ctx->Tensor4ArgNameAndIndex("x", 0)->shape_view(),
-             ctx->Attr<std::vector<int32_t>>("axis"), input<T>(ctx, "x"),
-             ctx->Tensor4ArgNameAndIndex("y", 0));
+    const bool like = ctx->has_input("like", 0);
+    const char* x = like ? "x" : "input_tensor";
+    sum_over(ctx->Tensor4ArgNameAndIndex(x, 0)->shape_view(),
+             ctx->Attr<std::vector<int32_t>>("axis"), input<T>(ctx, x),
+             ctx->Tensor4ArgNameAndIndex(like ? "y" : "output_tensor", 0));
   }
 };
 
 REGISTER_KERNELS(ReduceSumKernel, float, double, Bfloat16)("reduce_sum", "output_tensor");
-REGISTER_KERNELS(ReduceSumLikeKernel, float, double, Bfloat16)("reduce_sum_like", "y");
+REGISTER_KERNELS(ReduceSumKernel, float, double, Bfloat16)("reduce_sum_like", "y");
 
 }  // namespace
 
