@@ -39,10 +39,7 @@ dnnl::memory::desc dense(const dims& sizes, dnnl::memory::data_type type, std::s
 }
 
 std::string text(const dims& sizes) {
-  std::ostringstream out;
-  for (std::size_t i = 0; i < sizes.size(); ++i) { out << (i == 0 ? "(" : ", ") << sizes[i]; }
-  out << ")";
-  return out.str();
+  return ::oneflow::Shape(::oneflow::DimVector(sizes.begin(), sizes.end())).ToString();
 }
 
 }  // namespace

@@ -21,12 +21,7 @@ constexpr int64_t kMostFloats = 128 * 1024;
 // The gradient of the input as a convolution: channels in and out, and borders, change places.
 GroupedShape transposed(const GroupedShape& s) {
   GroupedShape t = s;
-  t.in_channels = s.out_channels;
-  t.out_channels = s.in_channels;
-  t.height = s.out_height;
-  t.width = s.out_width;
-  t.out_height = s.height;
-  t.out_width = s.width;
+  std::swap(t.in, t.out);
   t.top = (s.kernel_height - 1) * s.row_step - s.top;
   t.left = (s.kernel_width - 1) * s.column_step - s.left;
   t.weights_channels_last = false;
@@ -37,11 +32,11 @@ GroupedShape transposed(const GroupedShape& s) {
 void flip(const GroupedShape& s, const float* weights, float* flipped) {
   const int64_t size = s.kernel_size();
   const int64_t channel = s.weights_channels_last ? 1 : size;
-  const int64_t pixel = s.weights_channels_last ? s.in_channels : 1;
+  const int64_t pixel = s.weights_channels_last ? s.in.channels : 1;
   for (int64_t g = 0; g < s.groups; ++g) {
-    for (int64_t i = 0; i < s.in_channels; ++i) {
-      for (int64_t o = 0; o < s.out_channels; ++o) {
-        const float* from = weights + (g * s.out_channels + o) * s.depth() + i * channel;
+    for (int64_t i = 0; i < s.in.channels; ++i) {
+      for (int64_t o = 0; o < s.out.channels; ++o) {
+        const float* from = weights + (g * s.out.channels + o) * s.depth() + i * channel;
         for (int64_t k = 0; k < size; ++k) { *flipped++ = from[(size - 1 - k) * pixel]; }
       }
     }
@@ -64,8 +59,8 @@ struct GroupBlocks {
         out{0, s.padded_width(), padded(s.results())} {
     constexpr int64_t kChannels = 64;
     constexpr int64_t kFloats = 256 * 1024;
-    const int64_t each = s.in_channels * in.size + s.out_channels * out.size;
-    const int64_t fit = std::min(kChannels / std::max(s.in_channels, s.out_channels),
+    const int64_t each = s.in.channels * in.size + s.out.channels * out.size;
+    const int64_t fit = std::min(kChannels / std::max(s.in.channels, s.out.channels),
                                  kFloats / std::max<int64_t>(1, each));
     most = std::clamp<int64_t>(fit, 1, s.groups);
     // Groups of 4, 8 or 12 channels are whole vectors then.
@@ -74,8 +69,8 @@ struct GroupBlocks {
   }
 
   int64_t begin(int64_t block) const { return std::min(block * most, shape.groups); }
-  int64_t in_floats() const { return most * shape.in_channels * in.size; }
-  int64_t out_floats() const { return most * shape.out_channels * out.size; }
+  int64_t in_floats() const { return most * shape.in.channels * in.size; }
+  int64_t out_floats() const { return most * shape.out.channels * out.size; }
 };
 
 // Planes of a block, with zeros outside the images' pixels.
@@ -99,8 +94,8 @@ std::vector<int64_t> kernel_offsets(const GroupedShape& s, int64_t plane) {
   std::vector<int64_t> offsets;
   offsets.reserve(s.depth());
   for (int64_t k = 0; k < s.depth(); ++k) {
-    const int64_t channel = s.weights_channels_last ? k % s.in_channels : k / s.kernel_size();
-    const int64_t pixel = s.weights_channels_last ? k / s.in_channels : k % s.kernel_size();
+    const int64_t channel = s.weights_channels_last ? k % s.in.channels : k / s.kernel_size();
+    const int64_t pixel = s.weights_channels_last ? k / s.in.channels : k % s.kernel_size();
     const int64_t y = pixel / s.kernel_width * s.row_step;
     const int64_t x = pixel % s.kernel_width * s.column_step;
     offsets.push_back(channel * plane + y * s.padded_width() + x);
@@ -108,16 +103,11 @@ std::vector<int64_t> kernel_offsets(const GroupedShape& s, int64_t plane) {
   return offsets;
 }
 
+// Image n of a tensor of such images.
 template <typename T>
-ImageView<const T> in_image(const GroupedShape& s, const T* in, int64_t n) {
-  const int64_t channels = s.groups * s.in_channels;
-  return {in + n * channels * s.height * s.width, channels, s.height, s.width, s.channels_last};
-}
-
-template <typename T>
-ImageView<T> out_image(const GroupedShape& s, T* out, int64_t n) {
-  const int64_t channels = s.groups * s.out_channels;
-  return {out + n * channels * s.out_height * s.out_width, channels, s.out_height, s.out_width,
+ImageView<T> image(const GroupedShape& s, const GroupedImages& of, T* data, int64_t n) {
+  const int64_t channels = s.groups * of.channels;
+  return {data + n * channels * of.height * of.width, channels, of.height, of.width,
           s.channels_last};
 }
 
@@ -134,7 +124,7 @@ void forward(const GroupedShape& s, const T* in, const float* weights, const flo
              Activation activation, T* out) {
   const GroupBlocks blocks(s);
   const std::vector<int64_t> offsets = kernel_offsets(s, blocks.in.size);
-  const int64_t work = blocks.most * s.out_channels * s.depth() * s.results();
+  const int64_t work = blocks.most * s.out.channels * s.depth() * s.results();
   const int64_t grain = std::max<int64_t>(1, kGrainSize / work);
   parallel_for(s.batch * blocks.count, grain, [&](int64_t begin, int64_t end) {
     const BlockSpace space(blocks);
@@ -142,16 +132,16 @@ void forward(const GroupedShape& s, const T* in, const float* weights, const flo
       const int64_t n = unit / blocks.count;
       const int64_t first = blocks.begin(unit % blocks.count);
       const int64_t groups = blocks.begin(unit % blocks.count + 1) - first;
-      load_planes(in_image(s, in, n), first * s.in_channels, groups * s.in_channels, blocks.in,
+      load_planes(image(s, s.in, in, n), first * s.in.channels, groups * s.in.channels, blocks.in,
                   space.in);
       for (int64_t g = 0; g < groups; ++g) {
-        shifted_product({weights + (first + g) * s.out_channels * s.depth(), s.out_channels,
-                         s.depth(), space.in + g * s.in_channels * blocks.in.size, offsets.data(),
-                         s.results(), space.out + g * s.out_channels * blocks.out.size,
+        shifted_product({weights + (first + g) * s.out.channels * s.depth(), s.out.channels,
+                         s.depth(), space.in + g * s.in.channels * blocks.in.size, offsets.data(),
+                         s.results(), space.out + g * s.out.channels * blocks.out.size,
                          blocks.out.size});
       }
-      const int64_t channel = first * s.out_channels;
-      const int64_t channels = groups * s.out_channels;
+      const int64_t channel = first * s.out.channels;
+      const int64_t channels = groups * s.out.channels;
       const bool activates = activation != Activation::kNone;
       // Here the results are in a core's cache still.
       if (activates) {
@@ -165,14 +155,14 @@ void forward(const GroupedShape& s, const T* in, const float* weights, const flo
         });
       }
       store_planes(space.out, blocks.out, channel, channels, activates ? nullptr : bias,
-                   out_image(s, out, n));
+                   image(s, s.out, out, n));
     }
   });
 }
 
 void data_grad(const GroupedShape& s, const float* out_grad, const float* weights,
                float* in_grad) {
-  const int64_t count = s.groups * s.out_channels * s.depth();
+  const int64_t count = s.groups * s.out.channels * s.depth();
   auto* flipped = static_cast<float*>(scratch(ScratchSlot::kWeights, count * sizeof(float)));
   flip(s, weights, flipped);
   forward(transposed(s), out_grad, flipped, nullptr, Activation::kNone, in_grad);
@@ -186,7 +176,7 @@ void filter_grad(const GroupedShape& s, const float* in, const float* out_grad,
   // Sums that nobody reads fill the last part up.
   offsets.resize((s.depth() + kShiftedDots - 1) / kShiftedDots * kShiftedDots, 0);
   const auto depth = static_cast<int64_t>(offsets.size());
-  const int64_t outs = blocks.most * s.out_channels;
+  const int64_t outs = blocks.most * s.out.channels;
   // A block sums over all images: the order of sums does not depend on the number of threads.
   parallel_for(blocks.count, 1, [&](int64_t begin, int64_t end) {
     BlockSpace space(blocks, outs * depth * kVectorWidth);
@@ -198,22 +188,22 @@ void filter_grad(const GroupedShape& s, const float* in, const float* out_grad,
       std::fill_n(sums, outs * depth * kVectorWidth, 0.0F);
       std::fill(bias_sums.begin(), bias_sums.end(), 0.0);
       for (int64_t n = 0; n < s.batch; ++n) {
-        load_planes(in_image(s, in, n), first * s.in_channels, groups * s.in_channels, blocks.in,
+        load_planes(image(s, s.in, in, n), first * s.in.channels, groups * s.in.channels, blocks.in,
                     space.in);
-        load_planes(out_image(s, out_grad, n), first * s.out_channels, groups * s.out_channels,
+        load_planes(image(s, s.out, out_grad, n), first * s.out.channels, groups * s.out.channels,
                     blocks.out, space.out);
         for (int64_t g = 0; g < groups; ++g) {
-          shifted_dots({space.out + g * s.out_channels * blocks.out.size, s.out_channels,
-                        blocks.out.size, space.in + g * s.in_channels * blocks.in.size,
+          shifted_dots({space.out + g * s.out.channels * blocks.out.size, s.out.channels,
+                        blocks.out.size, space.in + g * s.in.channels * blocks.in.size,
                         offsets.data(), depth, s.results(),
-                        sums + g * s.out_channels * depth * kVectorWidth});
+                        sums + g * s.out.channels * depth * kVectorWidth});
         }
-        for (int64_t o = 0; bias_grad != nullptr && o < groups * s.out_channels; ++o) {
+        for (int64_t o = 0; bias_grad != nullptr && o < groups * s.out.channels; ++o) {
           bias_sums[o] += sum_of(space.out + o * blocks.out.size, blocks.out.size);
         }
       }
-      for (int64_t o = 0; o < groups * s.out_channels; ++o) {
-        const int64_t channel = first * s.out_channels + o;
+      for (int64_t o = 0; o < groups * s.out.channels; ++o) {
+        const int64_t channel = first * s.out.channels + o;
         for (int64_t k = 0; k < s.depth(); ++k) {
           weights_grad[channel * s.depth() + k] =
               sum_of(sums + (o * depth + k) * kVectorWidth, kVectorWidth);
@@ -230,17 +220,19 @@ std::optional<GroupedShape> grouped_shape(const ConvGeometry& geometry) {
   if (geometry.in.size() != 4 || geometry.groups() == 1) { return std::nullopt; }
   const auto& weights = geometry.weights;
   const GroupedShape shape{
-      geometry.in[0], geometry.groups(), weights[2], weights[1], geometry.in[2], geometry.in[3],
-      geometry.out[2], geometry.out[3], weights[3], weights[4], geometry.dilation[0] + 1,
-      geometry.dilation[1] + 1, geometry.padding[0], geometry.padding[1], geometry.channels_last,
+      geometry.in[0], geometry.groups(),
+      {weights[2], geometry.in[2], geometry.in[3]},
+      {weights[1], geometry.out[2], geometry.out[3]},
+      weights[3], weights[4], geometry.dilation[0] + 1, geometry.dilation[1] + 1,
+      geometry.padding[0], geometry.padding[1], geometry.channels_last,
       geometry.weights_channels_last};
-  const bool few = shape.in_channels <= kMostChannels && shape.out_channels <= kMostChannels;
-  const bool depthwise = shape.in_channels == 1 && shape.out_channels == 1;
+  const bool few = shape.in.channels <= kMostChannels && shape.out.channels <= kMostChannels;
+  const bool depthwise = shape.in.channels == 1 && shape.out.channels == 1;
   const bool steps_of_one = geometry.strides[0] == 1 && geometry.strides[1] == 1;
   // Else the gradient of the input would need negative borders.
   const bool inside = shape.top <= (shape.kernel_height - 1) * shape.row_step
                       && shape.left <= (shape.kernel_width - 1) * shape.column_step;
-  const int64_t floats = (shape.in_channels + shape.out_channels) * shape.padded_height()
+  const int64_t floats = (shape.in.channels + shape.out.channels) * shape.padded_height()
                          * shape.padded_width();
   if (!few || depthwise || !steps_of_one || !inside || floats > kMostFloats) {
     return std::nullopt;

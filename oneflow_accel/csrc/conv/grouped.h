@@ -14,14 +14,18 @@
 
 namespace oneflow_accel {
 
+// Images as one group has them.
+struct GroupedImages {
+  int64_t channels;
+  int64_t height, width;
+};
+
 // A convolution of two spatial dimensions and stride 1.
 struct GroupedShape {
   int64_t batch;
   int64_t groups;
-  int64_t in_channels;  // Of a group.
-  int64_t out_channels;
-  int64_t height, width;
-  int64_t out_height, out_width;
+  GroupedImages in;
+  GroupedImages out;
   int64_t kernel_height, kernel_width;
   int64_t row_step, column_step;  // Between the rows and columns of a kernel: dilation.
   int64_t top, left;              // Zeros around the image.
@@ -30,11 +34,11 @@ struct GroupedShape {
 
   int64_t kernel_size() const { return kernel_height * kernel_width; }
   // Products that one result sums up.
-  int64_t depth() const { return in_channels * kernel_size(); }
-  int64_t padded_width() const { return width + 2 * left; }
-  int64_t padded_height() const { return height + 2 * top; }
+  int64_t depth() const { return in.channels * kernel_size(); }
+  int64_t padded_width() const { return in.width + 2 * left; }
+  int64_t padded_height() const { return in.height + 2 * top; }
   // Floats from the first result of a plane to its last, in rows as long as the padded input's.
-  int64_t results() const { return (out_height - 1) * padded_width() + out_width; }
+  int64_t results() const { return (out.height - 1) * padded_width() + out.width; }
 };
 
 // Null where oneDNN is the better choice, or this one cannot do it.

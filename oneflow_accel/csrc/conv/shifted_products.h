@@ -101,15 +101,7 @@ constexpr int64_t kShiftedDots = 6;
 
 template <int rows, int columns>
 ONEFLOW_ACCEL_INLINE void dots_block(const ShiftedDots& s, int64_t row, int64_t column) {
-  Vector<kFloats> sums[rows][columns];
-  float* at = s.sums + (row * s.depth + column) * kVectorWidth;
-#pragma GCC unroll 8
-  for (int i = 0; i < rows; ++i) {
-#pragma GCC unroll 8
-    for (int k = 0; k < columns; ++k) {
-      sums[i][k] = *vector_at<kFloats>(at + (i * s.depth + k) * kVectorWidth, 0);
-    }
-  }
+  Vector<kFloats> sums[rows][columns] = {};
   const float* d = s.d + row * s.d_row;
   const float* x[columns];
 #pragma GCC unroll 8
@@ -125,11 +117,12 @@ ONEFLOW_ACCEL_INLINE void dots_block(const ShiftedDots& s, int64_t row, int64_t 
       for (int i = 0; i < rows; ++i) { sums[i][k] += left[i] * right; }
     }
   }
+  float* to = s.sums + (row * s.depth + column) * kVectorWidth;
 #pragma GCC unroll 8
   for (int i = 0; i < rows; ++i) {
 #pragma GCC unroll 8
     for (int k = 0; k < columns; ++k) {
-      *vector_at<kFloats>(at + (i * s.depth + k) * kVectorWidth, 0) = sums[i][k];
+      *vector_at<kFloats>(to + (i * s.depth + k) * kVectorWidth, 0) += sums[i][k];
     }
   }
 }
