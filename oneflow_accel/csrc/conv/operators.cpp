@@ -131,35 +131,21 @@ const OpRegistration g_fused =
 // standard order (O, C / groups, h, w).
 const char* const kName = "oneflow_accel_channels_last_conv2d";
 
-Maybe<Shape> infer_out(user_op::InferContext* ctx) {
-  return infer_conv2d(ctx, kName, ImageAxes(true), ImageAxes(false));
-}
-
-Maybe<void> infer_forward(user_op::InferContext* ctx) {
-  describe_output(ctx, "out", *JUST(infer_out(ctx)));
-  return Maybe<void>::Ok();
-}
-
-Maybe<void> check_gradient(user_op::InferContext* ctx) {
-  const Shape out = *JUST(infer_out(ctx));
-  if (ctx->InputShape("out_grad", 0) != out) {
+Maybe<void> infer_shapes(user_op::InferContext* ctx) {
+  const Shape out = *JUST(infer_conv2d(ctx, kName, ImageAxes(true), ImageAxes(false)));
+  if (ctx->has_input("out_grad", 0) && ctx->InputShape("out_grad", 0) != out) {
     return Error::RuntimeError() << kName << ": a gradient of " << out.ToString()
                                  << " is needed, not " << ctx->InputShape("out_grad", 0).ToString();
   }
-  return Maybe<void>::Ok();
-}
-
-Maybe<void> infer_data_grad(user_op::InferContext* ctx) {
-  JUST(check_gradient(ctx));
-  describe_output(ctx, "in_grad", ctx->InputShape("in", 0));
-  return Maybe<void>::Ok();
-}
-
-Maybe<void> infer_filter_grad(user_op::InferContext* ctx) {
-  JUST(check_gradient(ctx));
-  const Shape& weight = ctx->InputShape("weight", 0);
-  describe_output(ctx, "weight_grad", weight);
-  describe_output(ctx, "bias_grad", Shape({weight.At(0)}));
+  if (ctx->has_output("out", 0)) { describe_output(ctx, "out", out); }
+  if (ctx->has_output("in_grad", 0)) {
+    describe_output(ctx, "in_grad", ctx->InputShape("in", 0));
+  }
+  if (ctx->has_output("weight_grad", 0)) {
+    const Shape& weight = ctx->InputShape("weight", 0);
+    describe_output(ctx, "weight_grad", weight);
+    describe_output(ctx, "bias_grad", Shape({weight.At(0)}));
+  }
   return Maybe<void>::Ok();
 }
 
@@ -168,17 +154,17 @@ Maybe<void> infer_types(user_op::InferContext* ctx) { return infer_one_dtype(ctx
 const OpRegistration g_forward =
     conv2d_operator(kName)
         .Input("in").Input("weight").OptionalInput("bias").Output("out")
-        .SetTensorDescInferFn(infer_forward).SetDataTypeInferFn(infer_types);
+        .SetTensorDescInferFn(infer_shapes).SetDataTypeInferFn(infer_types);
 
 const OpRegistration g_data_grad =
     conv2d_operator("oneflow_accel_channels_last_conv2d_data_grad")
         .Input("out_grad").Input("in").Input("weight").Output("in_grad")
-        .SetTensorDescInferFn(infer_data_grad).SetDataTypeInferFn(infer_types);
+        .SetTensorDescInferFn(infer_shapes).SetDataTypeInferFn(infer_types);
 
 const OpRegistration g_filter_grad =
     conv2d_operator("oneflow_accel_channels_last_conv2d_filter_grad")
         .Input("out_grad").Input("in").Input("weight").Output("weight_grad").Output("bias_grad")
-        .SetTensorDescInferFn(infer_filter_grad).SetDataTypeInferFn(infer_types);
+        .SetTensorDescInferFn(infer_shapes).SetDataTypeInferFn(infer_types);
 
 // The shape rule of conv_filter_grad. OneFlow 0.9.0 refuses groups > 1 with data_format
 // channels_last there, though its conv2d takes them: a grouped convolution in NHWC could not be

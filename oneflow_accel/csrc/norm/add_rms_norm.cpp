@@ -96,49 +96,29 @@ REGISTER_USER_OP("oneflow_accel_add_rms_norm_x_grad")
     .Attr<double>("dropout", 0.0)
     .SetTensorDescInferFn(infer_x_grad).SetDataTypeInferFn(infer_types).SetGetSbpFn(split_rows);
 
-// The rows of the argument `name`, with what dropout multiplies their elements by.
-class DroppedRows {
- public:
-  DroppedRows(user_op::KernelComputeContext* ctx, const user_op::OpKernelCache* first,
-              const std::string& name)
-      : dropout_(weight_dropout(ctx, first)) {
-    const auto& shape = ctx->Tensor4ArgNameAndIndex(name, 0)->shape_view();
-    rows_ = shape.Count(0, shape.NumAxes() - 1);
-    n_ = shape.At(shape.NumAxes() - 1);
-    time_ = shape.NumAxes() > 2 ? shape.At(1) : 1;
-    inner_ = shape.NumAxes() > 3 ? shape.Count(2, shape.NumAxes() - 1) : 1;
-  }
-
-  int64_t n() const { return n_; }
-
-  // Calls fn(row, factors) for all rows, in parallel; factors are null without dropout, and may be
-  // changed.
-  template <typename Fn>
-  void for_each(const Fn& fn) const {
-    for_each_block(rows_, n_, [&](int64_t row) {
-      float* factors = nullptr;
-      if (dropout_) {
-        const int64_t floats = (n_ + kWeightGroup - 1) / kWeightGroup * kWeightGroup;
-        factors = static_cast<float*>(scratch(ScratchSlot::kSource, floats * sizeof(float)));
-        draw(row, factors);
-      }
-      fn(row, factors);
-    });
-  }
-
- private:
-  void draw(int64_t row, float* factors) const {
-    const int64_t place = row / inner_;
-    weight_factors(*dropout_, {place / time_, place % time_, row % inner_, 0}, 1, n_, {n_, 0},
-                   factors, n_);
-  }
-
-  std::optional<WeightDropout> dropout_;
-  int64_t rows_;
-  int64_t n_;
-  int64_t time_;
-  int64_t inner_;
-};
+// Calls fn(row, n, factors) for the rows of the argument `name`, in parallel. `factors` is what dropout
+// multiplies the row's n elements by, and may be changed; it is null without dropout.
+template <typename Fn>
+void for_each_row(user_op::KernelComputeContext* ctx, const user_op::OpKernelCache* first,
+                  const std::string& name, const Fn& fn) {
+  const auto dropout = weight_dropout(ctx, first);
+  const auto& shape = ctx->Tensor4ArgNameAndIndex(name, 0)->shape_view();
+  const int64_t axes = shape.NumAxes();
+  const int64_t n = shape.At(axes - 1);
+  const int64_t time = axes > 2 ? shape.At(1) : 1;
+  const int64_t inner = axes > 3 ? shape.Count(2, axes - 1) : 1;
+  for_each_block(shape.Count(0, axes - 1), n, [&](int64_t row) {
+    float* factors = nullptr;
+    if (dropout) {
+      const int64_t floats = (n + kWeightGroup - 1) / kWeightGroup * kWeightGroup;
+      factors = static_cast<float*>(scratch(ScratchSlot::kSource, floats * sizeof(float)));
+      const int64_t place = row / inner;
+      weight_factors(*dropout, {place / time, place % time, row % inner, 0}, 1, n, {n, 0}, factors,
+                     n);
+    }
+    fn(row, n, factors);
+  });
+}
 
 // out = x factors.
 template <typename T, typename Out>
@@ -177,8 +157,6 @@ class AddRmsNormKernel final : public Kernel {
  private:
   void Compute(user_op::KernelComputeContext* ctx, user_op::OpKernelState*,
                const user_op::OpKernelCache* cache) const override {
-    const DroppedRows rows(ctx, cache, "x");
-    const int64_t n = rows.n();
     const T* x = input<T>(ctx, "x");
     const T* residual = input<T>(ctx, "residual");
     const T* weight = input<T>(ctx, "weight");
@@ -186,7 +164,7 @@ class AddRmsNormKernel final : public Kernel {
     T* sum = output<T>(ctx, "sum");
     float* inv_rms = output(ctx, "inv_rms");
     const double epsilon = ctx->Attr<double>("epsilon");
-    rows.for_each([=](int64_t row, float* kept) {
+    for_each_row(ctx, cache, "x", [=](int64_t row, int64_t n, float* kept) {
       T* total = sum + row * n;
       double squares = 0;
       if (kept != nullptr) {
@@ -217,11 +195,9 @@ class AddRmsNormXGradKernel final : public Kernel {
  private:
   void Compute(user_op::KernelComputeContext* ctx, user_op::OpKernelState*,
                const user_op::OpKernelCache* cache) const override {
-    const DroppedRows rows(ctx, cache, "residual_grad");
-    const int64_t n = rows.n();
     const T* residual_grad = input<T>(ctx, "residual_grad");
     T* x_grad = output<T>(ctx, "x_grad");
-    rows.for_each([=](int64_t row, const float* kept) {
+    for_each_row(ctx, cache, "residual_grad", [=](int64_t row, int64_t n, const float* kept) {
       multiply(residual_grad + row * n, kept, n, x_grad + row * n);
     });
   }

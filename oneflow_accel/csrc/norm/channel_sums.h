@@ -8,10 +8,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "common/bfloat16.h"
 #include "common/oneflow.h"
-#include "common/scratch.h"
-#include "common/threads.h"
+#include "norm/row_norm.h"
 
 namespace oneflow_accel {
 
@@ -40,8 +38,6 @@ constexpr int64_t kBlockRows = 32;
 constexpr int64_t kStripChannels = 512;
 // Rows whose mean the differences of a chunk are taken from.
 constexpr int64_t kShiftRows = 8;
-// Elements of one channel that are added up in float32, in SIMD lanes.
-constexpr int64_t kSegment = 1024;
 // Enough to keep many threads busy, few enough to merge in no time.
 constexpr int64_t kMaxChunks = 64;
 
@@ -70,16 +66,13 @@ inline void flush(float* part, double* total, int64_t n) {
   }
 }
 
-// The same for n elements of one channel, which lie one after the other, n <= kSegment.
+// The same for n elements of one channel, which lie one after the other.
 template <typename Terms>
 void add_segment(const Terms& terms, int64_t start, int64_t n, float center, double* first,
                  double* second) {
-  float a = 0.0F;
-  float b = 0.0F;
-#pragma omp simd reduction(+ : a, b)
-  for (int64_t i = start; i < start + n; ++i) { terms(i, center, a, b); }
-  *first += a;
-  *second += b;
+  add_up<float>(n, first, second, [=](int64_t i, float& a, float& b) {
+    terms(start + i, center, a, b);
+  });
 }
 
 // The outer axis cut into `count` chunks of `size` (the last may be shorter), and two sums for each
@@ -143,10 +136,7 @@ struct ChunkSums {
     const int64_t place = chunk * view.channels + c;
     for (int64_t o = begin(chunk); o < begin(chunk) + length(chunk); ++o) {
       const int64_t start = (o * view.channels + c) * view.inner;
-      for (int64_t i = 0; i < view.inner; i += kSegment) {
-        add_segment(terms, start + i, std::min(kSegment, view.inner - i), center, firsts + place,
-                    seconds + place);
-      }
+      add_segment(terms, start, view.inner, center, firsts + place, seconds + place);
     }
   }
 

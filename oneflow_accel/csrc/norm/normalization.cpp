@@ -20,30 +20,39 @@ struct Coefficients {
   std::vector<float> scale;
   std::vector<float> shift;
 
-  explicit Coefficients(int64_t channels) : mean(channels), scale(channels), shift(channels) {}
+  Coefficients(user_op::KernelComputeContext* ctx, int64_t channels)
+      : mean(channels),
+        scale(channels),
+        shift(channels),
+        epsilon_(ctx->Attr<float>("epsilon")),
+        gamma_(input_or_null(ctx, "gamma")),
+        beta_(input_or_null(ctx, "beta")) {}
 
-  void set(int64_t c, double batch_mean, double inv_std, float gamma, float beta) {
-    const double factor = inv_std * gamma;
-    mean[c] = static_cast<float>(batch_mean);
+  // Of a channel with these moments; returns 1 / its standard deviation.
+  double set(int64_t c, double exact_mean, double variance) {
+    const double inv_std = 1.0 / std::sqrt(variance + epsilon_);
+    const double factor = inv_std * gamma_[c];
+    mean[c] = static_cast<float>(exact_mean);
     scale[c] = static_cast<float>(factor);
     // What rounding the mean lost goes here: it is not small against the standard deviation where
     // the mean is large. Of an infinite mean or factor there is nothing: it is in (x - mean) * scale.
-    const double lost = (mean[c] - batch_mean) * factor;
-    shift[c] = static_cast<float>(std::isfinite(lost) ? beta + lost : beta);
+    const double lost = (mean[c] - exact_mean) * factor;
+    shift[c] = static_cast<float>(std::isfinite(lost) ? beta_[c] + lost : beta_[c]);
+    return inv_std;
   }
+
+ private:
+  double epsilon_;
+  const float* gamma_;
+  const float* beta_;
 };
 
-Coefficients inference_coefficients(user_op::KernelComputeContext* ctx, const ChannelView& view) {
-  const double epsilon = ctx->Attr<float>("epsilon");
-  const float* gamma = input_or_null(ctx, "gamma");
-  const float* beta = input_or_null(ctx, "beta");
+void set_for_inference(user_op::KernelComputeContext* ctx, Coefficients* coefficients) {
   const float* mean = input_or_null(ctx, "moving_mean");
   const float* variance = input_or_null(ctx, "moving_variance");
-  Coefficients coefficients(view.channels);
-  for (int64_t c = 0; c < view.channels; ++c) {
-    coefficients.set(c, mean[c], 1.0 / std::sqrt(variance[c] + epsilon), gamma[c], beta[c]);
+  for (std::size_t c = 0; c < coefficients->mean.size(); ++c) {
+    coefficients->set(c, mean[c], variance[c]);
   }
-  return coefficients;
 }
 
 // moving = moving * momentum + batch * (1 - momentum), with the unbiased batch variance. One
@@ -66,22 +75,17 @@ void update_moving_statistics(user_op::KernelComputeContext* ctx, const ChannelV
 }
 
 template <typename T>
-Coefficients training_coefficients(user_op::KernelComputeContext* ctx, const ChannelView& view) {
-  const double epsilon = ctx->Attr<float>("epsilon");
-  const float* gamma = input_or_null(ctx, "gamma");
-  const float* beta = input_or_null(ctx, "beta");
+void set_for_training(user_op::KernelComputeContext* ctx, const ChannelView& view,
+                      Coefficients* coefficients) {
   float* saved_mean = output(ctx, "mean");
   float* saved_inv_std = output(ctx, "inv_variance");
   const ChannelPairs moments = channel_moments(view, input_or_null<T>(ctx, "x"));
-  Coefficients coefficients(view.channels);
   for (int64_t c = 0; c < view.channels; ++c) {
-    const double inv_std = 1.0 / std::sqrt(moments.second[c] + epsilon);
-    coefficients.set(c, moments.first[c], inv_std, gamma[c], beta[c]);
-    saved_mean[c] = coefficients.mean[c];
+    const double inv_std = coefficients->set(c, moments.first[c], moments.second[c]);
+    saved_mean[c] = coefficients->mean[c];
     saved_inv_std[c] = static_cast<float>(inv_std);
   }
   update_moving_statistics(ctx, view, moments);
-  return coefficients;
 }
 
 ChannelView view_of(user_op::KernelComputeContext* ctx) {
@@ -89,27 +93,22 @@ ChannelView view_of(user_op::KernelComputeContext* ctx) {
 }
 
 template <typename T>
-void forward(user_op::KernelComputeContext* ctx, bool training, const T* addend, int32_t* mask) {
-  const ChannelView view = view_of(ctx);
-  const Coefficients coefficients =
-      training ? training_coefficients<T>(ctx, view) : inference_coefficients(ctx, view);
-  normalize(view, input_or_null<T>(ctx, "x"), coefficients.mean.data(), coefficients.scale.data(),
-            coefficients.shift.data(), addend, output<T>(ctx, "y"), mask);
-}
-
-template <typename T>
 class NormalizationKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    forward(ctx, ctx->Attr<bool>("training"), input_or_null<T>(ctx, "_add_to_output"), nullptr);
-  }
-};
-
-// OneFlow emits this operator for training only: inference is normalization, add_n and relu.
-template <typename T>
-class NormalizationAddReluKernel final : public Kernel {
-  void Compute(user_op::KernelComputeContext* ctx) const override {
-    auto* mask = output<int32_t>(ctx, "reserve_space");
-    forward(ctx, true, input_or_null<T>(ctx, "addend"), mask);
+    // Of normalization_add_relu, which OneFlow emits for training only: inference is normalization,
+    // add_n and relu.
+    auto* mask = output_or_null<int32_t>(ctx, "reserve_space");
+    const ChannelView view = view_of(ctx);
+    Coefficients coefficients(ctx, view.channels);
+    if (mask != nullptr || ctx->Attr<bool>("training")) {
+      set_for_training<T>(ctx, view, &coefficients);
+    } else {
+      set_for_inference(ctx, &coefficients);
+    }
+    normalize(view, input_or_null<T>(ctx, "x"), coefficients.mean.data(),
+              coefficients.scale.data(), coefficients.shift.data(),
+              input_or_null<T>(ctx, mask == nullptr ? "_add_to_output" : "addend"),
+              output<T>(ctx, "y"), mask);
   }
 };
 
@@ -146,28 +145,23 @@ void backward(user_op::KernelComputeContext* ctx, const ChannelView& view, const
 template <typename T>
 class NormalizationGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    backward(ctx, view_of(ctx), input<T>(ctx, "dy"));
-  }
-};
-
-template <typename T>
-class NormalizationAddReluGradKernel final : public Kernel {
-  void Compute(user_op::KernelComputeContext* ctx) const override {
     const ChannelView view = view_of(ctx);
-    const auto* mask = input<int32_t>(ctx, "reserve_space");
-    // The gradient behind the relu is the addend's gradient; without one, dx holds it meanwhile.
-    T* masked = output<T>(ctx, ctx->has_output("addend_diff", 0) ? "addend_diff" : "dx");
-    apply_mask(input<T>(ctx, "dy"), mask, masked, view.elements());
-    backward(ctx, view, masked);
+    const T* dy = input<T>(ctx, "dy");
+    if (const auto* mask = input_or_null<int32_t>(ctx, "reserve_space")) {
+      // The gradient behind the relu is the addend's gradient; without one, dx holds it meanwhile.
+      T* masked = output<T>(ctx, ctx->has_output("addend_diff", 0) ? "addend_diff" : "dx");
+      apply_mask(dy, mask, masked, view.elements());
+      dy = masked;
+    }
+    backward(ctx, view, dy);
   }
 };
 
 REGISTER_KERNELS(NormalizationKernel, float, Bfloat16)
 ("normalization", "y", in_place("y", "_add_to_output"));
-REGISTER_KERNELS(NormalizationAddReluKernel, float, Bfloat16)("normalization_add_relu", "y");
+REGISTER_KERNELS(NormalizationKernel, float, Bfloat16)("normalization_add_relu", "y");
 REGISTER_KERNELS(NormalizationGradKernel, float, Bfloat16)("normalization_grad", "dx");
-REGISTER_KERNELS(NormalizationAddReluGradKernel, float, Bfloat16)
-("normalization_add_relu_grad", "dx");
+REGISTER_KERNELS(NormalizationGradKernel, float, Bfloat16)("normalization_add_relu_grad", "dx");
 
 }  // namespace
 
