@@ -7,6 +7,7 @@
 #include <string>
 
 #include "common/arguments.h"
+#include "common/typed_kernels.h"
 #include "pool/average.h"
 #include "pool/maximum.h"
 
@@ -54,13 +55,12 @@ struct AdaptiveAxis {
   }
 };
 
-// `x` and `y` name the arguments that have the input's and the output's shape;
 // axis(i, input, output) gives the windows of axis i, by the index of the output.
 template <typename AxisOf>
-PoolGeometry pool_geometry(Context* ctx, const char* x_name, const char* y_name, bool last,
-                           const AxisOf& axis) {
-  const auto& x = ctx->Tensor4ArgNameAndIndex(x_name, 0)->shape_view();
-  const auto& y = ctx->Tensor4ArgNameAndIndex(y_name, 0)->shape_view();
+PoolGeometry pool_geometry(Context* ctx, bool last, const AxisOf& axis) {
+  const bool is_grad = ctx->has_output("dx", 0);
+  const auto& x = ctx->Tensor4ArgNameAndIndex(is_grad ? "dx" : "x", 0)->shape_view();
+  const auto& y = ctx->Tensor4ArgNameAndIndex(is_grad ? "dy" : "y", 0)->shape_view();
   const int height = last ? 1 : 2;
   const int width = height + 1;
   const auto windows = [&](int i) {
@@ -73,69 +73,58 @@ PoolGeometry pool_geometry(Context* ctx, const char* x_name, const char* y_name,
   return {last, x.At(0), x.At(last ? 3 : 1), x.At(height), x.At(width), windows(0), windows(1)};
 }
 
-bool is_channels_last(Context* ctx) {
-  return ctx->Attr<std::string>("data_format") == "channels_last";
-}
-
-int64_t size_of(Context* ctx, const char* attribute, int axis) {
-  return ctx->Attr<std::vector<int32_t>>(attribute).at(axis);
-}
-
-PoolGeometry sliding_geometry(Context* ctx, const char* x, const char* y, bool dilated) {
-  return pool_geometry(
-      ctx, x, y, is_channels_last(ctx), [=](int i, int64_t input, int64_t) {
-        const int64_t padding = size_of(ctx, "padding", i);
-        return SlidingAxis{input, size_of(ctx, "kernel_size", i), size_of(ctx, "stride", i),
-                           padding, padding, dilated ? size_of(ctx, "dilation", i) : 1};
-      });
-}
-
-PoolGeometry max_geometry(Context* ctx, const char* x, const char* y) {
-  return sliding_geometry(ctx, x, y, /*dilated=*/true);
-}
-
-PoolGeometry average_geometry(Context* ctx, const char* x, const char* y) {
-  PoolGeometry geometry = sliding_geometry(ctx, x, y, /*dilated=*/false);
-  geometry.fixed_divisor = ctx->Attr<int32_t>("divisor_override");
-  geometry.counts_padding = ctx->Attr<bool>("count_include_pad");
+// Of any pooling, or gradient of one.
+PoolGeometry geometry_of(Context* ctx) {
+  const auto begins_with = [&op = ctx->op_type_name()](const char* prefix) {
+    return op.find(prefix) == 0;
+  };
+  if (begins_with("adaptive")) {
+    return pool_geometry(ctx, /*last=*/false, [](int, int64_t input, int64_t output) {
+      return AdaptiveAxis{input, output};
+    });
+  }
+  const bool last = ctx->Attr<std::string>("data_format") == "channels_last";
+  const auto size = [&](const char* attribute, int axis) -> int64_t {
+    return ctx->Attr<std::vector<int32_t>>(attribute).at(axis);
+  };
+  if (begins_with("tf")) {
+    const auto& padding = ctx->Attr<std::string>("padding");
+    return pool_geometry(ctx, last, [&](int i, int64_t input, int64_t output) {
+      const int64_t kernel = size("pool_size", i);
+      const int64_t stride = size("strides", i);
+      const int64_t needed = std::max<int64_t>(0, (output - 1) * stride + kernel - input);
+      const int64_t before = padding == "valid"        ? 0
+                             : padding == "customized" ? size("padding_before", i)
+                             : padding == "same_lower" ? needed - needed / 2
+                                                       : needed / 2;  // "same_upper"
+      return SlidingAxis{input, kernel, stride, before, 0, 1};
+    });
+  }
+  const bool is_average = begins_with("avg");
+  PoolGeometry geometry = pool_geometry(ctx, last, [&](int i, int64_t input, int64_t) {
+    const int64_t padding = size("padding", i);
+    return SlidingAxis{input, size("kernel_size", i), size("stride", i), padding, padding,
+                       is_average ? 1 : size("dilation", i)};
+  });
+  if (is_average) {
+    geometry.fixed_divisor = ctx->Attr<int32_t>("divisor_override");
+    geometry.counts_padding = ctx->Attr<bool>("count_include_pad");
+  }
   return geometry;
 }
 
-PoolGeometry tf_geometry(Context* ctx, const char* x, const char* y) {
-  const auto& padding = ctx->Attr<std::string>("padding");
-  return pool_geometry(
-      ctx, x, y, is_channels_last(ctx), [&](int i, int64_t input, int64_t output) {
-        const int64_t kernel = size_of(ctx, "pool_size", i);
-        const int64_t stride = size_of(ctx, "strides", i);
-        const int64_t needed = std::max<int64_t>(0, (output - 1) * stride + kernel - input);
-        const int64_t before = padding == "valid"        ? 0
-                               : padding == "customized" ? size_of(ctx, "padding_before", i)
-                               : padding == "same_lower" ? needed - needed / 2
-                                                         : needed / 2;  // "same_upper"
-        return SlidingAxis{input, kernel, stride, before, 0, 1};
-      });
-}
-
-PoolGeometry adaptive_geometry(Context* ctx, const char* x, const char* y) {
-  return pool_geometry(ctx, x, y, /*last=*/false, [](int, int64_t input, int64_t output) {
-    return AdaptiveAxis{input, output};
-  });
-}
-
-using GeometryOf = PoolGeometry (*)(Context*, const char* x, const char* y);
-
-template <GeometryOf geometry, typename T>
+template <typename T>
 class MaxPoolKernel final : public Kernel {
   void Compute(Context* ctx) const override {
-    max_pool(geometry(ctx, "x", "y"), input<T>(ctx, "x"), output<T>(ctx, "y"),
+    max_pool(geometry_of(ctx), input<T>(ctx, "x"), output<T>(ctx, "y"),
              output_or_null<int64_t>(ctx, "indice"));
   }
 };
 
-template <GeometryOf geometry, typename T>
+template <typename T>
 class MaxPoolGradKernel final : public Kernel {
   void Compute(Context* ctx) const override {
-    const PoolGeometry g = geometry(ctx, "dx", "dy");
+    const PoolGeometry g = geometry_of(ctx);
     const T* dy = input<T>(ctx, "dy");
     if (ctx->has_input("indice", 0)) {
       max_pool_grad(g, dy, input<int64_t>(ctx, "indice"), output<T>(ctx, "dx"));
@@ -145,34 +134,30 @@ class MaxPoolGradKernel final : public Kernel {
   }
 };
 
-template <GeometryOf geometry, typename T>
+template <typename T>
 class AveragePoolKernel final : public Kernel {
   void Compute(Context* ctx) const override {
-    average_pool(geometry(ctx, "x", "y"), input<T>(ctx, "x"), output<T>(ctx, "y"));
+    average_pool(geometry_of(ctx), input<T>(ctx, "x"), output<T>(ctx, "y"));
   }
 };
 
-template <GeometryOf geometry, typename T>
+template <typename T>
 class AveragePoolGradKernel final : public Kernel {
   void Compute(Context* ctx) const override {
-    average_pool_grad(geometry(ctx, "dx", "dy"), input<T>(ctx, "dy"), output<T>(ctx, "dx"));
+    average_pool_grad(geometry_of(ctx), input<T>(ctx, "dy"), output<T>(ctx, "dx"));
   }
 };
 
-#define REGISTER_POOL(op, kernel, geometry, argument)                                     \
-  REGISTER_KERNEL(op, (make<kernel<geometry, float>>), is_float32_on_cpu(argument));      \
-  REGISTER_KERNEL(op, (make<kernel<geometry, Bfloat16>>), is_bfloat16_on_cpu(argument))
-
-REGISTER_POOL("max_pool_2d", MaxPoolKernel, max_geometry, "x");
-REGISTER_POOL("max_pool_2d_grad", MaxPoolGradKernel, max_geometry, "dx");
-REGISTER_POOL("avg_pool_2d", AveragePoolKernel, average_geometry, "x");
-REGISTER_POOL("avg_pool_2d_grad", AveragePoolGradKernel, average_geometry, "dx");
-REGISTER_POOL("tf_max_pool_2d", MaxPoolKernel, tf_geometry, "x");
-REGISTER_POOL("tf_max_pool_2d_grad", MaxPoolGradKernel, tf_geometry, "dx");
-REGISTER_POOL("tf_avg_pool_2d", AveragePoolKernel, tf_geometry, "x");
-REGISTER_POOL("tf_avg_pool_2d_grad", AveragePoolGradKernel, tf_geometry, "dx");
-REGISTER_POOL("adaptive_avg_pool2d", AveragePoolKernel, adaptive_geometry, "x");
-REGISTER_POOL("adaptive_avg_pool2d_grad", AveragePoolGradKernel, adaptive_geometry, "dx");
+REGISTER_KERNELS(MaxPoolKernel, float, Bfloat16)("max_pool_2d", "x");
+REGISTER_KERNELS(MaxPoolGradKernel, float, Bfloat16)("max_pool_2d_grad", "dx");
+REGISTER_KERNELS(AveragePoolKernel, float, Bfloat16)("avg_pool_2d", "x");
+REGISTER_KERNELS(AveragePoolGradKernel, float, Bfloat16)("avg_pool_2d_grad", "dx");
+REGISTER_KERNELS(MaxPoolKernel, float, Bfloat16)("tf_max_pool_2d", "x");
+REGISTER_KERNELS(MaxPoolGradKernel, float, Bfloat16)("tf_max_pool_2d_grad", "dx");
+REGISTER_KERNELS(AveragePoolKernel, float, Bfloat16)("tf_avg_pool_2d", "x");
+REGISTER_KERNELS(AveragePoolGradKernel, float, Bfloat16)("tf_avg_pool_2d_grad", "dx");
+REGISTER_KERNELS(AveragePoolKernel, float, Bfloat16)("adaptive_avg_pool2d", "x");
+REGISTER_KERNELS(AveragePoolGradKernel, float, Bfloat16)("adaptive_avg_pool2d_grad", "dx");
 
 }  // namespace
 
