@@ -44,9 +44,9 @@ struct GroupedShape {
 // Null where oneDNN is the better choice, or this one cannot do it.
 std::optional<GroupedShape> grouped_shape(const ConvGeometry& geometry);
 
-// A call without a summand. T is that of the activations: those in bfloat16, of forward convolutions
-// only, become float32 on the way to their planes, and are rounded on the way back. Weights and bias
-// are float32.
+// A call without a summand. T is that of the activations: those in bfloat16, of forward
+// convolutions only, become float32 on the way to their planes, and are rounded on the way back.
+// Weights and bias are float32.
 template <typename T>
 void run_grouped(const GroupedShape& shape, const ConvCall& call);
 

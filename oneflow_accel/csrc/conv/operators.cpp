@@ -21,41 +21,37 @@ using ::oneflow::SymbolOf;
 
 using Sizes = std::vector<int32_t>;
 
-// Axes of (N, C, H, W) or (N, H, W, C).
-struct ImageAxes {
-  int channel;
-  int first_spatial;
-
-  explicit ImageAxes(bool channels_last)
-      : channel(channels_last ? 3 : 1), first_spatial(channels_last ? 1 : 2) {}
-};
+// The axes of channels and rows of (N, C, H, W) or (N, H, W, C).
+int channel_axis(bool channels_last) { return channels_last ? 3 : 1; }
+int row_axis(bool channels_last) { return channels_last ? 1 : 2; }
 
 // The output's shape of the operator `name`, from its inputs "in", "weight" and, where it is there,
 // "bias" (checked), and from its attributes kernel_size, padding_before, strides, dilation_rate and
 // groups.
-Maybe<Shape> infer_conv2d(user_op::InferContext* ctx, const std::string& name, ImageAxes image,
-                          ImageAxes kernel_axes) {
+Maybe<Shape> infer_conv2d(user_op::InferContext* ctx, const std::string& name, bool channels_last,
+                          bool weights_channels_last) {
   constexpr int kSpatialDims = 2;
   const Shape& in = ctx->InputShape("in", 0);
   const Shape& weight = ctx->InputShape("weight", 0);
   CHECK_EQ_OR_RETURN(in.NumAxes(), kSpatialDims + 2) << name << ": axes of in";
   CHECK_EQ_OR_RETURN(weight.NumAxes(), kSpatialDims + 2) << name << ": axes of weight";
   const int64_t groups = ctx->Attr<int32_t>("groups");
+  const int64_t in_channels = in.At(channel_axis(channels_last));
   const int64_t out_channels = weight.At(0);
   CHECK_OR_RETURN(groups > 0 && out_channels % groups == 0
-                  && in.At(image.channel) == weight.At(kernel_axes.channel) * groups)
-      << name << ": " << in.At(image.channel) << " input channels, weight " << weight.ToString()
-      << " and " << groups << " groups do not fit";
+                  && in_channels == weight.At(channel_axis(weights_channels_last)) * groups)
+      << name << ": " << in_channels << " input channels, weight " << weight.ToString() << " and "
+      << groups << " groups do not fit";
   const auto& kernel = ctx->Attr<Sizes>("kernel_size");
   const auto& padding = ctx->Attr<Sizes>("padding_before");
   const auto& strides = ctx->Attr<Sizes>("strides");
   const auto& dilation = ctx->Attr<Sizes>("dilation_rate");
   DimVector out(kSpatialDims + 2);
   out[0] = in.At(0);
-  out[image.channel] = out_channels;
+  out[channel_axis(channels_last)] = out_channels;
   for (int i = 0; i < kSpatialDims; ++i) {
-    const int axis = image.first_spatial + i;
-    CHECK_EQ_OR_RETURN(weight.At(kernel_axes.first_spatial + i), kernel.at(i))
+    const int axis = row_axis(channels_last) + i;
+    CHECK_EQ_OR_RETURN(weight.At(row_axis(weights_channels_last) + i), kernel.at(i))
         << name << ": kernel_size";
     const int64_t reach = int64_t{dilation.at(i)} * (kernel.at(i) - 1) + 1;
     const int64_t room = in.At(axis) + 2 * padding.at(i) - reach;
@@ -97,8 +93,8 @@ user_op::OpRegistry conv2d_operator(const std::string& name) {
 // in: (N, C, H, W) or (N, H, W, C), float32 or bfloat16; weight: (O, C / groups, h, w) or
 // (O, h, w, C / groups), of the same type; bias: (O), float32; summand: like the output.
 Maybe<void> infer_fused_shape(user_op::InferContext* ctx) {
-  const ImageAxes axes(ctx->Attr<std::string>("data_format") == "channels_last");
-  const Shape out = *JUST(infer_conv2d(ctx, "oneflow_accel_conv2d", axes, axes));
+  const bool last = ctx->Attr<std::string>("data_format") == "channels_last";
+  const Shape out = *JUST(infer_conv2d(ctx, "oneflow_accel_conv2d", last, last));
   const auto& activation = ctx->Attr<std::string>("activation");
   CHECK_OR_RETURN(activation.empty() || activation == "relu" || activation == "silu")
       << "oneflow_accel_conv2d: there is no activation '" << activation << "'";
@@ -132,7 +128,8 @@ const OpRegistration g_fused =
 const char* const kName = "oneflow_accel_channels_last_conv2d";
 
 Maybe<void> infer_shapes(user_op::InferContext* ctx) {
-  const Shape out = *JUST(infer_conv2d(ctx, kName, ImageAxes(true), ImageAxes(false)));
+  const Shape out = *JUST(infer_conv2d(ctx, kName, /*channels_last=*/true,
+                                       /*weights_channels_last=*/false));
   if (ctx->has_input("out_grad", 0) && ctx->InputShape("out_grad", 0) != out) {
     return Error::RuntimeError() << kName << ": a gradient of " << out.ToString()
                                  << " is needed, not " << ctx->InputShape("out_grad", 0).ToString();

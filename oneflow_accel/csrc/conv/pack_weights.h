@@ -4,17 +4,10 @@
 #include <algorithm>
 
 #include "common/onednn.h"
-#include "common/threads.h"
 #include "copy/transpose_tile.h"
+#include "reduce/each_block.h"
 
 namespace oneflow_accel {
-
-inline int64_t elements_per_output_channel(const dnnl::memory::desc& weights) {
-  const auto dims = weights.get_dims();
-  int64_t count = 1;
-  for (std::size_t i = 1; i < dims.size(); ++i) { count *= dims[i]; }
-  return count;
-}
 
 // Whether pack_weights() does this reorder: from dense rows of one output channel each, to blocks
 // [O / B][K][B] with K in the same order. oneDNN's own reorder for it reaches 2 to 3 GB/s on rows
@@ -24,7 +17,7 @@ inline bool can_pack_weights(const dnnl::memory::desc& rows, const dnnl::memory:
   const auto dims = rows.get_dims();
   const auto row_strides = rows.get_strides();
   const auto block_strides = blocks.get_strides();
-  const int64_t columns = elements_per_output_channel(rows);
+  const auto columns = static_cast<int64_t>(rows.get_size() / sizeof(float)) / dims[0];
   if (rows.get_inner_nblks() != 0 || row_strides[0] != columns) { return false; }
   if (blocks.get_inner_nblks() != 1 || blocks.get_inner_idxs()[0] != 0) { return false; }
   const int64_t block = blocks.get_inner_blks()[0];
@@ -42,20 +35,18 @@ inline void pack_weights(const dnnl::memory::desc& blocks, const float* rows, fl
   constexpr int64_t kLine = 16;  // Floats of one cache line.
   const int64_t channels = blocks.get_dims()[0];
   const int64_t block = blocks.get_inner_blks()[0];
-  const int64_t columns = elements_per_output_channel(blocks);
-  const int64_t count = blocks.get_padded_dims()[0] / block;
-  const int64_t grain = std::max<int64_t>(1, kGrainSize / (block * columns));
-  parallel_for(count, grain, [=](int64_t begin, int64_t end) {
-    for (int64_t o = begin * block; o < end * block; o += block) {
-      const int64_t valid = std::clamp<int64_t>(channels - o, 0, block);
-      for (int64_t k = 0; k < columns; k += kLine) {
-        transpose_tile(rows + o * columns + k, columns, packed + o * columns + k * block, block,
-                       valid, std::min(kLine, columns - k));
-      }
-      for (int64_t k = 0; k < columns; ++k) {
-        float* to = packed + o * columns + k * block;
-        std::fill(to + valid, to + block, 0.0F);
-      }
+  const int64_t padded = blocks.get_padded_dims()[0];
+  const auto columns = static_cast<int64_t>(blocks.get_size() / sizeof(float)) / padded;
+  for_each_block(padded / block, block * columns, [=](int64_t i) {
+    const int64_t o = i * block;
+    const int64_t valid = std::clamp<int64_t>(channels - o, 0, block);
+    for (int64_t k = 0; k < columns; k += kLine) {
+      transpose_tile(rows + o * columns + k, columns, packed + o * columns + k * block, block,
+                     valid, std::min(kLine, columns - k));
+    }
+    for (int64_t k = 0; k < columns; ++k) {
+      float* to = packed + o * columns + k * block;
+      std::fill(to + valid, to + block, 0.0F);
     }
   });
 }

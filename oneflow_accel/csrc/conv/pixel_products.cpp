@@ -4,7 +4,7 @@
 
 #include "attention/block_product.h"
 #include "common/onednn.h"
-#include "common/threads.h"
+#include "reduce/each_block.h"
 
 namespace oneflow_accel {
 
@@ -96,13 +96,11 @@ void pixel_products_filter_grad(const ConvGeometry& geometry, const ConvCall& ca
   const int64_t each = s.weights() + s.out_channels;
   auto* parts =
       static_cast<float*>(scratch(ScratchSlot::kReduction, kParts * each * sizeof(float)));
-  parallel_for(kParts, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t part = begin; part < end; ++part) {
-      float* sums = parts + part * each;
-      std::fill_n(sums, each, 0.0F);
-      for (int64_t row = rows * part / kParts; row < rows * (part + 1) / kParts; ++row) {
-        add_row(s, in, out_grad, row, sums);
-      }
+  for_each_block(kParts, kGrainSize, [&](int64_t part) {
+    float* sums = parts + part * each;
+    std::fill_n(sums, each, 0.0F);
+    for (int64_t row = rows * part / kParts; row < rows * (part + 1) / kParts; ++row) {
+      add_row(s, in, out_grad, row, sums);
     }
   });
   parallel_for(each, kGrainSize, [&](int64_t begin, int64_t end) {

@@ -118,8 +118,8 @@ class ConvTensor {
     scratchpad_ = desc.scratchpad_desc();
   }
 
-  // What the primitive reads or writes; valid until the thread uses the slot again. Constant weights
-  // have an owner, whose copy it is then.
+  // What the primitive reads or writes; valid until the thread uses the slot again. Constant
+  // weights have an owner, whose copy it is then.
   dnnl::memory begin(void* data, int64_t owner) const {
     if (is_plain()) { return wrap(plain_, data); }
     const auto copy_data = [&](const dnnl::memory& inner) { copy(wrap(plain_, data), inner); };

@@ -6,8 +6,8 @@
 
 namespace oneflow_accel {
 
-// Tensors of the geometry's data type by their roles, of which `result` is written. What comes after
-// them may be missing.
+// Tensors of the geometry's data type by their roles, of which `result` is written. What comes
+// after them may be missing.
 struct ConvCall {
   ConvRole result;
   void* data[3];

@@ -36,9 +36,8 @@ Maybe<void> infer(user_op::InferContext* ctx) {
   JUST(check_dropout(ctx));
   describe_output(ctx, "y", x);
   describe_output(ctx, "sum", x);
-  ::oneflow::DimVector rows;
-  for (int64_t axis = 0; axis + 1 < x.NumAxes(); ++axis) { rows.push_back(x.At(axis)); }
-  describe_output(ctx, "inv_rms", Shape(rows));
+  const auto& sizes = x.dim_vec();
+  describe_output(ctx, "inv_rms", Shape(::oneflow::DimVector(sizes.begin(), sizes.end() - 1)));
   return Maybe<void>::Ok();
 }
 
@@ -96,8 +95,8 @@ REGISTER_USER_OP("oneflow_accel_add_rms_norm_x_grad")
     .Attr<double>("dropout", 0.0)
     .SetTensorDescInferFn(infer_x_grad).SetDataTypeInferFn(infer_types).SetGetSbpFn(split_rows);
 
-// Calls fn(row, n, factors) for the rows of the argument `name`, in parallel. `factors` is what dropout
-// multiplies the row's n elements by, and may be changed; it is null without dropout.
+// Calls fn(row, n, factors) for the rows of the argument `name`, in parallel. `factors` is what
+// dropout multiplies the row's n elements by, and may be changed; it is null without dropout.
 template <typename Fn>
 void for_each_row(user_op::KernelComputeContext* ctx, const user_op::OpKernelCache* first,
                   const std::string& name, const Fn& fn) {

@@ -43,8 +43,8 @@ constexpr int64_t kMaxChunks = 64;
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Of each channel two sums are made at once: terms(i, center, first, second) adds to them what element
-// i and its channel's center give.
+// Of each channel two sums are made at once: terms(i, center, first, second) adds to them what
+// element i and its channel's center give.
 
 // Adds the terms of `rows` rows of n channels, which begin at `start` and are `stride` apart. One
 // row at a time: memory is read fastest in order.
@@ -57,15 +57,6 @@ void add_channel_rows(const Terms& terms, int64_t start, int64_t rows, int64_t s
   }
 }
 
-// total[c] += part[c]; part[c] = 0.
-inline void flush(float* part, double* total, int64_t n) {
-#pragma omp simd
-  for (int64_t c = 0; c < n; ++c) {
-    total[c] += part[c];
-    part[c] = 0.0F;
-  }
-}
-
 // The same for n elements of one channel, which lie one after the other.
 template <typename Terms>
 void add_segment(const Terms& terms, int64_t start, int64_t n, float center, double* first,
@@ -73,6 +64,15 @@ void add_segment(const Terms& terms, int64_t start, int64_t n, float center, dou
   add_up<float>(n, first, second, [=](int64_t i, float& a, float& b) {
     terms(start + i, center, a, b);
   });
+}
+
+// total[c] += part[c]; part[c] = 0.
+inline void flush(float* part, double* total, int64_t n) {
+#pragma omp simd
+  for (int64_t c = 0; c < n; ++c) {
+    total[c] += part[c];
+    part[c] = 0.0F;
+  }
 }
 
 // The outer axis cut into `count` chunks of `size` (the last may be shorter), and two sums for each
@@ -100,15 +100,12 @@ struct ChunkSums {
   // parallel.
   template <typename OfChunk, typename OfChannel>
   void for_each(const OfChunk& of_chunk, const OfChannel& of_channel) const {
-    const int64_t grain = ceil_div(kGrainSize, size * view.slice());
     const int64_t each = view.channels_last() ? 1 : view.channels;
-    parallel_for(count * each, grain, [&](int64_t first, int64_t last) {
-      for (int64_t i = first; i < last; ++i) {
-        if (view.channels_last()) {
-          of_chunk(i);
-        } else {
-          of_channel(i / each, i % each);
-        }
+    for_each_block(count * each, size * view.slice(), [&](int64_t i) {
+      if (view.channels_last()) {
+        of_chunk(i);
+      } else {
+        of_channel(i / each, i % each);
       }
     });
   }

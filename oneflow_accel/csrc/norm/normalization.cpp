@@ -116,33 +116,6 @@ class NormalizationKernel final : public Kernel {
 //   beta_diff = sum(dy), gamma_diff = sum(dy * x_hat),
 //   dx = gamma * inv_std * (dy - beta_diff / n - x_hat * gamma_diff / n).
 template <typename T>
-void backward(user_op::KernelComputeContext* ctx, const ChannelView& view, const T* dy) {
-  const T* x = input<T>(ctx, "x");
-  const float* mean = input(ctx, "mean");
-  const float* inv_std = input(ctx, "inv_variance");
-  const float* gamma = input(ctx, "gamma");
-  float* gamma_diff = output(ctx, "gamma_diff");
-  float* beta_diff = output(ctx, "beta_diff");
-  const ChannelPairs sums = channel_gradient_sums(view, dy, x, mean);
-
-  const auto n = static_cast<double>(view.elements_per_channel());
-  std::vector<float> dy_scale(view.channels);
-  std::vector<float> x_scale(view.channels);
-  std::vector<float> shift(view.channels);
-  for (int64_t c = 0; c < view.channels; ++c) {
-    const double inv = inv_std[c];
-    const double scale = gamma[c] * inv;
-    gamma_diff[c] = static_cast<float>(sums.second[c] * inv);
-    beta_diff[c] = static_cast<float>(sums.first[c]);
-    dy_scale[c] = static_cast<float>(scale);
-    x_scale[c] = static_cast<float>(-scale * inv * inv * sums.second[c] / n);
-    shift[c] = static_cast<float>(-scale * sums.first[c] / n);
-  }
-  input_gradient(view, dy, x, mean, dy_scale.data(), x_scale.data(), shift.data(),
-                 output<T>(ctx, "dx"));
-}
-
-template <typename T>
 class NormalizationGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const ChannelView view = view_of(ctx);
@@ -153,7 +126,29 @@ class NormalizationGradKernel final : public Kernel {
       apply_mask(dy, mask, masked, view.elements());
       dy = masked;
     }
-    backward(ctx, view, dy);
+    const T* x = input<T>(ctx, "x");
+    const float* mean = input(ctx, "mean");
+    const float* inv_std = input(ctx, "inv_variance");
+    const float* gamma = input(ctx, "gamma");
+    float* gamma_diff = output(ctx, "gamma_diff");
+    float* beta_diff = output(ctx, "beta_diff");
+    const ChannelPairs sums = channel_gradient_sums(view, dy, x, mean);
+
+    const auto n = static_cast<double>(view.elements_per_channel());
+    std::vector<float> dy_scale(view.channels);
+    std::vector<float> x_scale(view.channels);
+    std::vector<float> shift(view.channels);
+    for (int64_t c = 0; c < view.channels; ++c) {
+      const double inv = inv_std[c];
+      const double scale = gamma[c] * inv;
+      gamma_diff[c] = static_cast<float>(sums.second[c] * inv);
+      beta_diff[c] = static_cast<float>(sums.first[c]);
+      dy_scale[c] = static_cast<float>(scale);
+      x_scale[c] = static_cast<float>(-scale * inv * inv * sums.second[c] / n);
+      shift[c] = static_cast<float>(-scale * sums.first[c] / n);
+    }
+    input_gradient(view, dy, x, mean, dy_scale.data(), x_scale.data(), shift.data(),
+                   output<T>(ctx, "dx"));
   }
 };
 

@@ -84,7 +84,7 @@ void for_each_plane(const PoolGeometry& g, const Fn& fn) {
 }
 
 // Channels last: calls fn(row, part) for images cut into `rows`, which is 1 or their output's rows:
-// the part's output begins at that row. Where there are fewer than threads, these share out channels.
+// the part's output begins at that row. Threads that are more than those share out channels.
 template <typename Fn>
 void for_each_part(const PoolGeometry& g, int64_t rows, const Fn& fn) {
   // In pieces of this many: whole cache lines.

@@ -102,8 +102,8 @@ void sum_columns(const T* x, int64_t outer, int64_t rows, int64_t columns, Sum<T
     const int64_t block = i / tiles % blocks;
     const int64_t o = i / tiles / blocks;
     const int64_t row = block * kColumnBlock;
-    column_sums(x + (o * rows + row) * columns + column, columns, std::min(kColumnBlock, rows - row),
-                sums + (block * outer + o) * columns + column,
+    column_sums(x + (o * rows + row) * columns + column, columns,
+                std::min(kColumnBlock, rows - row), sums + (block * outer + o) * columns + column,
                 std::min(kColumnTile, columns - column));
   });
   if (blocks > 1) { add_blocks(sums, blocks, 1, outer * columns, out, outer * columns); }
@@ -136,8 +136,8 @@ std::vector<Group> groups_of(const ::oneflow::ShapeView& shape, const std::vecto
   return groups;
 }
 
-// The sums of x, of the shape that the groups give, over the summed ones. One group after the other,
-// the last one first; what is not final goes to `slot` and another buffer in turn.
+// The sums of x, of the shape that the groups give, over the summed ones: one group after the other,
+// the last one first. What is not final goes to `slot` and another buffer in turn.
 template <typename T>
 void sum_groups(std::vector<Group> groups, const T* x, Sum<T>* out,
                 ScratchSlot slot = ScratchSlot::kSource) {
