@@ -2,9 +2,11 @@
 #pragma once
 
 #include <algorithm>
-#include <cstring>
+#include <type_traits>
 
+#include "attention/block_product.h"
 #include "common/bfloat16.h"
+#include "common/onednn.h"
 #include "copy/transpose_tile.h"
 
 namespace oneflow_accel {
@@ -38,51 +40,59 @@ void copy_rows(const From* from, int64_t from_row, int64_t height, int64_t width
   }
 }
 
-// Pixels and channels that are transposed at a time, in registers: no copy between.
-using TransposedLanes = TransposeBlock<float>;
-constexpr int kLanes = TransposedLanes::kLanes;
+#ifdef __AVX512F__
+constexpr int kLanes = 16;
 
-template <typename From, typename To>
-ONEFLOW_ACCEL_INLINE void convert(const From* from, int64_t count, To* to) {
-#pragma omp simd
-  for (int64_t i = 0; i < count; ++i) { to[i] = from_float<To>(to_float(from[i])); }
+ONEFLOW_ACCEL_INLINE __mmask16 first_lanes(int64_t count) {
+  return static_cast<__mmask16>((1U << count) - 1);
 }
 
-// The same with kLanes as a constant, where it is the count.
-template <typename From, typename To>
-ONEFLOW_ACCEL_INLINE void convert_lanes(const From* from, int64_t count, To* to) {
-  if (count == kLanes) { return convert(from, kLanes, to); }
-  convert(from, count, to);
+ONEFLOW_ACCEL_INLINE __m512 load_lanes(__mmask16 lanes, const float* from) {
+  return _mm512_maskz_loadu_ps(lanes, from);
+}
+ONEFLOW_ACCEL_INLINE __m512 load_lanes(__mmask16 lanes, const Bfloat16* from) {
+  const __m512i bits = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes, from));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
 }
 
-// Up to kLanes pixels, one after the other in the image, in a plane: the rows that they are parts
-// of.
+ONEFLOW_ACCEL_INLINE void store_lanes(__mmask16 lanes, __m512 x, float* to) {
+  _mm512_mask_storeu_ps(to, lanes, x);
+}
+// Rounds as from_float<Bfloat16>() does.
+ONEFLOW_ACCEL_INLINE void store_lanes(__mmask16 lanes, __m512 x, Bfloat16* to) {
+  const __m512i bits = _mm512_castps_si512(x);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i half = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF));
+  const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, half), 16);
+  const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+  _mm256_mask_storeu_epi16(
+      to, lanes,
+      _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(rounded, nan, _mm512_set1_epi32(0x7FC0))));
+}
+
+// Up to 16 pixels, one after the other in the image, in a plane: the rows that they are parts of.
 struct Segments {
-  using Mask __attribute__((vector_size(4 * kLanes))) = int32_t;
-
   int64_t pixels;
   int64_t count = 0;
-  Mask lanes[kLanes];
+  __mmask16 lanes[kLanes];
   // Where lane 0 would lie, if the row reached as far.
   int64_t offset[kLanes];
 
   Segments(int64_t pixel, int64_t height, int64_t width, const PlaneLayout& layout)
       : pixels(std::min<int64_t>(kLanes, height * width - pixel)) {
-    Mask index;
-    for (int lane = 0; lane < kLanes; ++lane) { index[lane] = lane; }
     for (int64_t lane = 0; lane < pixels; ++count) {
       const int64_t y = (pixel + lane) / width;
       const int64_t x = (pixel + lane) % width;
       const int64_t end = std::min(pixels, lane + width - x);
-      lanes[count] = (index >= static_cast<int32_t>(lane)) & (index < static_cast<int32_t>(end));
+      lanes[count] = static_cast<__mmask16>(first_lanes(end) & ~first_lanes(lane));
       offset[count] = layout.first + y * layout.row + x - lane;
       lane = end;
     }
   }
 };
 
-// All channels of some pixels before the next pixels, as they lie together. Whole vectors of the
-// planes are read and written: what does not change is written again.
+// 16 pixels of 16 channels at a time, in registers: no copy between. All channels of some pixels
+// before the next pixels, as they lie together.
 template <typename T>
 void load_transposed(const ImageView<const T>& image, int64_t channel, int64_t count,
                      const PlaneLayout& layout, float* planes) {
@@ -90,22 +100,20 @@ void load_transposed(const ImageView<const T>& image, int64_t channel, int64_t c
     const Segments segments(pixel, image.height, image.width, layout);
     for (int64_t c = 0; c < count; c += kLanes) {
       const int64_t channels = std::min<int64_t>(kLanes, count - c);
+      const __mmask16 lanes = first_lanes(channels);
       const T* from = image.data + pixel * image.channels + channel + c;
-      TransposedLanes::Vector rows[kLanes] = {};
+      TransposeBlock<float>::Vector rows[kLanes];
 #pragma GCC unroll 16
       for (int i = 0; i < kLanes; ++i) {
-        if (i < segments.pixels) {
-          convert_lanes(from + i * image.channels, channels, reinterpret_cast<float*>(&rows[i]));
-        }
+        rows[i] = load_lanes(i < segments.pixels ? lanes : 0, from + i * image.channels);
         // The next pixels: they lie too far apart for the processor to see it coming.
         __builtin_prefetch(from + (i + kLanes) * image.channels);
       }
-      TransposedLanes::transpose(rows, rows);
+      TransposeBlock<float>::transpose(rows, rows);
       for (int64_t i = 0; i < channels; ++i) {
         float* plane = planes + (c + i) * layout.size;
         for (int64_t s = 0; s < segments.count; ++s) {
-          Vector<kLanes>& to = *vector_at<kLanes>(plane + segments.offset[s], 0);
-          to = segments.lanes[s] ? rows[i] : to;
+          _mm512_mask_storeu_ps(plane + segments.offset[s], segments.lanes[s], rows[i]);
         }
       }
     }
@@ -119,25 +127,80 @@ void store_transposed(const float* planes, const PlaneLayout& layout, int64_t ch
     const Segments segments(pixel, image.height, image.width, layout);
     for (int64_t c = 0; c < count; c += kLanes) {
       const int64_t channels = std::min<int64_t>(kLanes, count - c);
-      TransposedLanes::Vector rows[kLanes] = {};
+      const __mmask16 lanes = first_lanes(channels);
+      TransposeBlock<float>::Vector rows[kLanes];
       T* to = image.data + pixel * image.channels + channel + c;
       for (int64_t i = 0; i < kLanes; ++i) {
         __builtin_prefetch(to + (i + kLanes) * image.channels, 1);
+        rows[i] = _mm512_setzero_ps();
         const float* plane = planes + (c + i) * layout.size;
         for (int64_t s = 0; i < channels && s < segments.count; ++s) {
-          rows[i] = segments.lanes[s] ? *vector_at<kLanes>(plane + segments.offset[s], 0) : rows[i];
+          rows[i] = _mm512_mask_loadu_ps(rows[i], segments.lanes[s], plane + segments.offset[s]);
         }
       }
-      TransposedLanes::transpose(rows, rows);
-      TransposedLanes::Vector addend = {};
-      if (bias != nullptr) { std::memcpy(&addend, bias + channel + c, channels * sizeof(float)); }
+      TransposeBlock<float>::transpose(rows, rows);
+      const __m512 addend = bias == nullptr ? _mm512_setzero_ps()
+                                            : _mm512_maskz_loadu_ps(lanes, bias + channel + c);
       for (int64_t i = 0; i < segments.pixels; ++i) {
-        const TransposedLanes::Vector sums = rows[i] + addend;
-        convert_lanes(reinterpret_cast<const float*>(&sums), channels, to + i * image.channels);
+        store_lanes(lanes, _mm512_add_ps(rows[i], addend), to + i * image.channels);
       }
     }
   }
 }
+
+#else
+
+// Floats from one plane to the next without borders: whole vectors, and not a power of two.
+inline int64_t dense_size(int64_t pixels) { return padded(pixels) + kVectorWidth; }
+
+// Planes without borders, in scratch memory.
+inline float* dense_planes(int64_t count, int64_t pixels) {
+  return static_cast<float*>(
+      scratch(ScratchSlot::kDestination, count * dense_size(pixels) * sizeof(float)));
+}
+
+// to[c * to_row + r] = from[r * from_row + c]. On these CPUs nobody asks for bfloat16 to be fast.
+template <typename From, typename To>
+void transpose_values(const From* from, int64_t from_row, To* to, int64_t to_row, int64_t rows,
+                      int64_t columns) {
+  if constexpr (std::is_same_v<From, To>) {
+    return transpose_tile(from, from_row, to, to_row, rows, columns);
+  }
+  for (int64_t c = 0; c < columns; ++c) {
+    for (int64_t r = 0; r < rows; ++r) {
+      to[c * to_row + r] = from_float<To>(to_float(from[r * from_row + c]));
+    }
+  }
+}
+
+// The same for channels that lie last, by way of planes without borders.
+template <typename T>
+void load_transposed(const ImageView<const T>& image, int64_t channel, int64_t count,
+                     const PlaneLayout& layout, float* planes) {
+  const int64_t pixels = image.height * image.width;
+  const int64_t size = dense_size(pixels);
+  float* dense = dense_planes(count, pixels);
+  transpose_values(image.data + channel, image.channels, dense, size, pixels, count);
+  for (int64_t c = 0; c < count; ++c) {
+    copy_rows(dense + c * size, image.width, image.height, image.width, 0.0F,
+              planes + c * layout.size + layout.first, layout.row);
+  }
+}
+
+template <typename T>
+void store_transposed(const float* planes, const PlaneLayout& layout, int64_t channel,
+                      int64_t count, const float* bias, const ImageView<T>& image) {
+  const int64_t pixels = image.height * image.width;
+  const int64_t size = dense_size(pixels);
+  float* dense = dense_planes(count, pixels);
+  for (int64_t c = 0; c < count; ++c) {
+    copy_rows(planes + c * layout.size + layout.first, layout.row, image.height, image.width,
+              bias == nullptr ? 0.0F : bias[channel + c], dense + c * size, image.width);
+  }
+  transpose_values(dense, size, image.data + channel, image.channels, count, pixels);
+}
+
+#endif
 
 // Sets the pixels of `count` planes, from `channel` on, and leaves what lies between them.
 template <typename T>
