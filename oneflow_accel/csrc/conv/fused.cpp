@@ -1,6 +1,8 @@
 // The kernel of oneflow_accel_conv2d: a convolution with bias, summand and activation in one pass,
 // float32 and bfloat16. oneDNN computes what follows where it can; grouped convolutions of a few
 // channels are ours (grouped.h), and so is bfloat16 on processors for which oneDNN has none.
+#include <immintrin.h>
+
 #include <atomic>
 
 #include "common/guard.h"
@@ -21,17 +23,23 @@ void add_and_activate(const X* x, const T* summand, Activation activation, int64
   });
 }
 
-template <typename T>
-bool has_nan(const T* x, int64_t n) {
-  std::atomic<bool> found{false};
-  parallel_for(n, kGrainSize, [x, &found](int64_t begin, int64_t end) {
-    int here = 0;
-#pragma omp simd reduction(| : here)
-    for (int64_t i = begin; i < end; ++i) { here |= to_float(x[i]) != to_float(x[i]) ? 1 : 0; }
-    if (here != 0) { found = true; }
-  });
-  return found;
-}
+// Whether a NaN came up on the team's threads since this was made. Whatever makes one of other
+// numbers sets a flag of the processor, and so does the maximum of one and 0, which oneDNN's relu
+// is: asking takes no second look at the results.
+class NanWatch {
+ public:
+  NanWatch() {
+    run_team(num_threads(), [](int64_t, int64_t) { _MM_SET_EXCEPTION_STATE(0); });
+  }
+
+  bool saw_any() const {
+    std::atomic<bool> any{false};
+    run_team(num_threads(), [&](int64_t, int64_t) {
+      if ((_MM_GET_EXCEPTION_STATE() & _MM_EXCEPT_INVALID) != 0) { any = true; }
+    });
+    return any;
+  }
+};
 
 template <typename T>
 class FusedConv2dKernel final : public Kernel {
@@ -76,6 +84,7 @@ class FusedConv2dKernel final : public Kernel {
       call.summand = summand;
       call.activation = activation;
     }
+    const NanWatch watch;
     if (!run_primitive(geometry, call)) {
       const FloatCopy in = float_copy(kConvIn);
       const FloatCopy weights = float_copy(kConvWeights);
@@ -85,10 +94,8 @@ class FusedConv2dKernel final : public Kernel {
       return add_and_activate(sums.data(), summand, activation, n, out);
     }
     if (!adds) { return add_and_activate(out, summand, activation, n, out); }
-    // relu(-infinity) = 0. Telling it from NaN takes the sums before relu, so where there is a NaN
-    // all is computed again without it. What looking for one costs is less than ResNet50's time
-    // varies by.
-    if (activation == Activation::kRelu && has_nan(out, n)) {
+    // oneDNN's relu makes 0 of NaN, so where one came up all is computed again without it.
+    if (activation == Activation::kRelu && watch.saw_any()) {
       call.activation = Activation::kNone;
       run_primitive(geometry, call);
       add_and_activate<T, T>(out, nullptr, Activation::kRelu, n, out);

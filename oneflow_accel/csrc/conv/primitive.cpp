@@ -58,9 +58,7 @@ dnnl::primitive_attr attributes(const ConvGeometry& geometry, const ConvCall& ca
     ops.append_binary(dnnl::algorithm::binary_add, geometry.desc(kConvOut));
   }
   if (call.activation == Activation::kRelu) {
-    // oneDNN's relu makes 0 of NaN. This is x min(1, max(0, 1e38 x)): x where x > 0, else 0, and
-    // NaN where x is NaN or -infinity. The kernel tells these apart.
-    ops.append_eltwise(dnnl::algorithm::eltwise_hardswish, 1e38F, 0.0F);
+    ops.append_eltwise(dnnl::algorithm::eltwise_relu, 0.0F, 0.0F);
   } else if (call.activation == Activation::kSilu) {
     // x sigmoid(alpha x)
     ops.append_eltwise(dnnl::algorithm::eltwise_swish, 1.0F, 0.0F);
