@@ -11,8 +11,6 @@ namespace oneflow_accel {
 
 namespace {
 
-namespace user_op = ::oneflow::user_op;
-
 // out = a + b; out may be a or b itself.
 template <typename A, typename B, typename Out>
 void add(const A* a, const B* b, Out* out, int64_t n) {

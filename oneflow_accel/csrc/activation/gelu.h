@@ -14,18 +14,10 @@ namespace oneflow_accel {
 ONEFLOW_ACCEL_INLINE float normal_distribution(float x) {
   const float c = simd::clamp(x, -5.4F, 5.4F);
   const float t = c * c;
-  float p = 2.29307311e-8F;
-  p = p * t + 6.42749501e-6F;
-  p = p * t + 1.71670705e-4F;
-  p = p * t + 4.69517289e-3F;
-  p = p * t + 3.40737663e-2F;
-  p = p * t + 0.398942173F;
-  float q = 1.20835045e-6F;
-  q = q * t + 7.48542880e-5F;
-  q = q * t + 1.90022308e-3F;
-  q = q * t + 2.87838392e-2F;
-  q = q * t + 0.252075583F;
-  q = q * t + 1.0F;
+  const float p = simd::polynomial(t, 2.29307311e-8F, 6.42749501e-6F, 1.71670705e-4F,
+                                   4.69517289e-3F, 3.40737663e-2F, 0.398942173F);
+  const float q = simd::polynomial(t, 1.20835045e-6F, 7.48542880e-5F, 1.90022308e-3F,
+                                   2.87838392e-2F, 0.252075583F, 1.0F);
   const float phi = 0.5F + c * p / q;
   // What rounding leaves at the end: x times it would grow with -x.
   return phi < 1.3e-7F ? 0.0F : phi;
@@ -39,18 +31,10 @@ ONEFLOW_ACCEL_INLINE float gelu(float x) { return x * normal_distribution(x); }
 ONEFLOW_ACCEL_INLINE float gelu_slope(float x) {
   const float c = simd::clamp(x, -5.8F, 5.8F);
   const float t = c * c;
-  float p = 1.92928653e-7F;
-  p = p * t + 3.59559344e-5F;
-  p = p * t + 1.92239040e-5F;
-  p = p * t + 1.42302951e-2F;
-  p = p * t - 3.09956744e-2F;
-  p = p * t + 0.797885358F;
-  float q = 8.95239918e-6F;
-  q = q * t + 1.92037609e-4F;
-  q = q * t + 3.52304056e-3F;
-  q = q * t + 4.09802757e-2F;
-  q = q * t + 0.294494271F;
-  q = q * t + 1.0F;
+  const float p = simd::polynomial(t, 1.92928653e-7F, 3.59559344e-5F, 1.92239040e-5F,
+                                   1.42302951e-2F, -3.09956744e-2F, 0.797885358F);
+  const float q = simd::polynomial(t, 8.95239918e-6F, 1.92037609e-4F, 3.52304056e-3F,
+                                   4.09802757e-2F, 0.294494271F, 1.0F);
   return 0.5F + c * p / q + (x - x);
 }
 

@@ -11,10 +11,6 @@ namespace oneflow_accel {
 
 namespace {
 
-namespace user_op = ::oneflow::user_op;
-using ::oneflow::Error;
-using ::oneflow::Maybe;
-
 Maybe<void> infer(user_op::InferContext* ctx) {
   const auto& shape = ctx->InputShape("gate", 0);
   if (ctx->InputShape("up", 0) != shape) {

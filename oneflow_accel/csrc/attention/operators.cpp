@@ -10,7 +10,7 @@
 #include "attention/attention.h"
 #include "common/arguments.h"
 #include "common/typed_kernels.h"
-#include "copy/local_range.h"
+#include "common/part.h"
 
 namespace oneflow_accel {
 

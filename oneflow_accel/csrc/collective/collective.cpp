@@ -34,11 +34,9 @@
 #include "oneflow/core/common/singleton.h"
 #include "oneflow/core/job/parallel_desc.h"
 
-namespace google {
-namespace protobuf {
+namespace google::protobuf {
 class Message;
 }
-}  // namespace google
 
 namespace oneflow {
 
@@ -73,9 +71,6 @@ namespace oneflow_accel {
 
 namespace {
 
-namespace user_op = ::oneflow::user_op;
-using ::oneflow::DataType;
-
 constexpr const char* kVariable = "ONEFLOW_ACCEL_SHARED_MEMORY";
 // A slot's bytes: small enough for a core's cache, large enough that waking the others, some
 // microseconds, counts for little.
@@ -105,20 +100,21 @@ bool is_allowed() {
 }
 
 struct Member {
-  // The last chunk that is in this member's slot; it has then read all before.
+  // The last chunk that is in this member's slots; it has then read all before.
   alignas(64) std::atomic<uint32_t> written;
+  // How many sleep until that changes.
+  std::atomic<uint32_t> sleepers;
+  alignas(64) char slots[kSlots][kSlot];
 };
 
-// The shared memory: how many sleep, the members, their slots.
+// The shared memory.
 struct Segment {
-  void* memory = MAP_FAILED;
-  std::size_t bytes = 0;
-  int members = 0;
+  Member* members = nullptr;
+  const std::size_t bytes;
 
-  explicit Segment(int count)
-      : bytes(64 + count * (sizeof(Member) + kSlots * kSlot)), members(count) {}
+  explicit Segment(int count) : bytes(count * sizeof(Member)) {}
   ~Segment() {
-    if (memory != MAP_FAILED) { munmap(memory, bytes); }
+    if (members != nullptr) { munmap(members, bytes); }
   }
 
   // Whether it could be made, or opened, and mapped.
@@ -130,18 +126,11 @@ struct Segment {
     const bool ok = make ? posix_fallocate(file, 0, bytes) == 0
                          : fstat(file, &status) == 0
                                && status.st_size == static_cast<int64_t>(bytes);
-    if (ok) { memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0); }
+    void* memory =
+        ok ? mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0) : MAP_FAILED;
     close(file);
-    return memory != MAP_FAILED;
-  }
-
-  std::atomic<uint32_t>& sleepers() const { return *static_cast<std::atomic<uint32_t>*>(memory); }
-  Member& member(int index) const {
-    return reinterpret_cast<Member*>(static_cast<char*>(memory) + 64)[index];
-  }
-  char* slot(int index, int number) const {
-    char* slots = static_cast<char*>(memory) + 64 + members * sizeof(Member);
-    return slots + (index * kSlots + number) * kSlot;
+    if (memory != MAP_FAILED) { members = static_cast<Member*>(memory); }
+    return members != nullptr;
   }
 };
 
@@ -207,18 +196,18 @@ class Group {
 
  private:
   // Where a member writes this chunk.
-  char* slot(int member) const { return segment_->slot(member, chunk_ % kSlots); }
+  char* slot(int member) const { return segment_->members[member].slots[chunk_ % kSlots]; }
 
   void wait_for(int member, uint32_t chunk) const {
-    const std::atomic<uint32_t>& written = segment_->member(member).written;
+    Member& other = segment_->members[member];
     // The numbers wrap around.
     const auto is_there = [&](uint32_t seen) { return static_cast<int32_t>(seen - chunk) >= 0; };
-    if (comes_true_soon([&] { return is_there(written.load()); })) { return; }
-    segment_->sleepers().fetch_add(1);
-    for (uint32_t seen = written.load(); !is_there(seen); seen = written.load()) {
-      sleep_until_changed(written, seen);
+    if (comes_true_soon([&] { return is_there(other.written.load()); })) { return; }
+    other.sleepers.fetch_add(1);
+    for (uint32_t seen = other.written.load(); !is_there(seen); seen = other.written.load()) {
+      sleep_until_changed(other.written, seen);
     }
-    segment_->sleepers().fetch_sub(1);
+    other.sleepers.fetch_sub(1);
   }
 
   // Each chunk of at most `most` of the `bytes`: waits until this member's slot is free, calls
@@ -226,7 +215,7 @@ class Group {
   // is the one member that writes, and that the others wait for, or kAll.
   template <typename Write, typename Read>
   void exchange(int64_t bytes, int64_t most, int from, const Write& write, const Read& read) {
-    std::atomic<uint32_t>& written = segment_->member(index_).written;
+    Member& own = segment_->members[index_];
     for (int64_t begin = 0; begin < bytes; begin += most) {
       const int64_t size = std::min(most, bytes - begin);
       ++chunk_;
@@ -235,8 +224,8 @@ class Group {
         for (int member = 0; member < count_; ++member) { wait_for(member, chunk_ - 1); }
         write(slot(index_), begin, size);
       }
-      written.store(chunk_);
-      if (segment_->sleepers().load() > 0) { wake_all(written); }
+      own.written.store(chunk_);
+      if (own.sleepers.load() > 0) { wake_all(own.written); }
       for (int member = 0; member < count_; ++member) {
         if (from == kAll || from == member) { wait_for(member, chunk_); }
       }
@@ -309,10 +298,6 @@ Group* group_of(const std::vector<int64_t>& ranks) {
     group = make_group(ranks, static_cast<int>(here - ranks.begin()));
   }
   return group.get();
-}
-
-int64_t bytes_of(const user_op::Tensor& tensor) {
-  return tensor.shape_view().elem_cnt() * ::oneflow::GetSizeOfDataType(tensor.data_type());
 }
 
 template <typename T>

@@ -15,9 +15,6 @@ namespace oneflow_accel {
 
 namespace {
 
-namespace user_op = ::oneflow::user_op;
-using ::oneflow::Maybe;
-
 Maybe<void> infer(user_op::InferContext* ctx) {
   describe_output(ctx, "done", ::oneflow::Shape({1}));
   return Maybe<void>::Ok();

@@ -2,8 +2,8 @@
 // operators eligible on CUDA only. It is called once for each operator that is built, within OneFlow
 // as well, so that eager code and traced graphs both get what it says here.
 #include <memory>
+#include <set>
 #include <string>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -18,8 +18,7 @@ namespace {
 using ::oneflow::autocast::AutoCastColor;
 using ::oneflow::autocast::AutoCastMeta;
 using Arguments = std::vector<std::pair<std::string, int32_t>>;
-
-using Names = std::vector<std::string>;
+using Names = std::set<std::string>;
 
 // The operators that have kernels in bfloat16, their gradients too: their inputs become bfloat16.
 const Names kInBfloat16{
@@ -43,15 +42,10 @@ const Names kMoves{
     "hierarchical_parallel_cast_like", "identity", "narrow", "reshape", "reshape_like", "slice",
     "split_like", "squeeze", "to_contiguous", "transpose"};
 
-const std::unordered_map<std::string, AutoCastColor>& colors() {
-  static const auto table = [] {
-    std::unordered_map<std::string, AutoCastColor> all;
-    for (const auto& name : kInBfloat16) { all[name] = ::oneflow::autocast::kWhite; }
-    for (const auto& name : kAsTheyCome) { all[name] = ::oneflow::autocast::kGray; }
-    for (const auto& name : kMoves) { all[name] = ::oneflow::autocast::kClear; }
-    return all;
-  }();
-  return table;
+AutoCastColor color_of(const std::string& op) {
+  if (kInBfloat16.count(op) > 0) { return ::oneflow::autocast::kWhite; }
+  if (kAsTheyCome.count(op) > 0) { return ::oneflow::autocast::kGray; }
+  return kMoves.count(op) > 0 ? ::oneflow::autocast::kClear : ::oneflow::autocast::kNoColor;
 }
 
 // What stays float32 whatever the operator runs in, beside what OneFlow says so of.
@@ -62,13 +56,13 @@ bool stays_float32(const std::string& op, const std::string& input) {
 
 std::shared_ptr<AutoCastMeta> make_meta(const std::string& op, const Arguments& inputs) {
   auto meta = ::oneflow::autocast::MakeAutoCastMeta(op, inputs);
-  const auto found = colors().find(op);
-  if (found == colors().end()) { return meta; }
+  const AutoCastColor color = color_of(op);
+  if (color == ::oneflow::autocast::kNoColor) { return meta; }
   // Others than OneFlow's for CUDA: operators that it does not know, and biases, which are parameters
   // in float32.
-  if (meta->autocast_color() != found->second) {
+  if (meta->autocast_color() != color) {
     const auto of_stock = std::exchange(meta, std::make_shared<AutoCastMeta>(inputs.size()));
-    meta->set_autocast_color(found->second);
+    meta->set_autocast_color(color);
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       if (of_stock->is_args_autocast_eligible(i) && !stays_float32(op, inputs[i].first)) {
         meta->set_arg_autocast_eligible(i);
@@ -98,8 +92,7 @@ bool is_floating(::oneflow::DataType type) {
 }
 
 constexpr const char* kIsFloatingDataType = "_ZN7oneflow18IsFloatingDataTypeENS_8DataTypeE";
-constexpr const char* kPromoteTypes =
-    "_ZN7oneflow12promoteTypesENS_6SymbolINS_5DTypeEEES2_";
+constexpr const char* kPromoteTypes = "_ZN7oneflow12promoteTypesENS_6SymbolINS_5DTypeEEES2_";
 constexpr const char* kMakeAutoCastMeta =
     "_ZN7oneflow8autocast16MakeAutoCastMetaERKSsRKSt6vectorISt4pairISsiESaIS5_EE";
 const bool g_casts = redirect_in_oneflow(kMakeAutoCastMeta, make_meta)

@@ -12,8 +12,7 @@
 #include "oneflow/core/common/maybe.h"
 #include "oneflow/core/framework/tensor_tuple.h"
 
-namespace oneflow {
-namespace one {
+namespace oneflow::one {
 
 // Declared here: the headers that hold these include files that the wheel does not ship.
 class OpExpr;
@@ -24,8 +23,7 @@ class OpInterpUtil {
   static Maybe<T> Dispatch(const OpExpr& op_expr, const TensorTuple& inputs);
 };
 
-}  // namespace one
-}  // namespace oneflow
+}  // namespace oneflow::one
 
 namespace oneflow_accel {
 
@@ -44,14 +42,12 @@ struct PyTensorObject {
 
 // What OneFlow's Python module has for its own functions. Looked up by name: the module has no
 // soname, so a library cannot be linked to it, and Python loads it out of the linker's sight.
-struct OneFlowModule {
+struct {
   bool (*is_expression)(PyObject*);
   std::shared_ptr<OpExpr> (*unpack_expression)(PyObject*);
   PyObject* (*new_tensor)(const std::shared_ptr<Tensor>&);
   PyTypeObject** tensor_type;
-};
-
-OneFlowModule module;
+} module;
 
 void bind(const char* path) {
   const Library library(path, RTLD_LAZY | RTLD_NOLOAD);

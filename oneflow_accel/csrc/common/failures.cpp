@@ -34,9 +34,6 @@ namespace oneflow_accel {
 
 namespace {
 
-namespace user_op = ::oneflow::user_op;
-using ::oneflow::Error;
-using ::oneflow::Maybe;
 using ::oneflow::SpinCounter;
 
 std::atomic<bool> g_pending{false};
@@ -50,10 +47,7 @@ struct Failure {
 };
 
 // Never destroyed: OneFlow's threads may outlive the library's variables.
-Failure& first() {
-  static auto* const it = new Failure;
-  return *it;
-}
+Failure& g_first = *new Failure;
 
 // What Python is told if a failure waits for it.
 Maybe<void> raise_pending() {
@@ -63,11 +57,11 @@ Maybe<void> raise_pending() {
   // What has been asked for in the meantime may fail in the wake of it, and optimizers have to be
   // kept from stepping: all of it belongs to this one failure.
   const auto rest = ::oneflow::vm::CurrentRankSync();
-  const std::lock_guard<std::mutex> lock(first().mutex);
+  const std::lock_guard<std::mutex> lock(g_first.mutex);
   // Another thread may have raised it while this one waited.
   if (!g_pending.load()) { return Maybe<void>::Ok(); }
   g_pending.store(false);
-  return (first().is_index ? Error::IndexError() : Error::RuntimeError()) << first().message;
+  return (g_first.is_index ? Error::IndexError() : Error::RuntimeError()) << g_first.message;
 }
 
 // An explicit instantiation may name what is private.
@@ -109,15 +103,15 @@ constexpr const char* kWaitForData = "_ZNK7oneflow11SpinCounter21WaitUntilCntEqu
 
 // When the library is loaded.
 const bool g_redirected = redirect_in_oneflow(kWaitForData, wait_for_data)
-                          && redirect_in_python_module(kWaitForData, wait_for_data);
+                          && redirect_in_oneflow(kWaitForData, wait_for_data, kPythonModule);
 const bool g_sync_redirected =
-    redirect_in_python_module("_ZN7oneflow2vm15CurrentRankSyncEv", synchronize);
+    redirect_in_oneflow("_ZN7oneflow2vm15CurrentRankSyncEv", synchronize, kPythonModule);
 
 // A process that ends before it has waited for a result must not look like a success. It comes
 // after OneFlow's own end, which waits for all kernels.
 void at_exit(int status, void*) {
   if (!g_pending.load()) { return; }
-  std::fprintf(stderr, "%s\n", first().message.c_str());
+  std::fprintf(stderr, "%s\n", g_first.message.c_str());
   if (status != 0) { return; }
   std::fflush(nullptr);
   _exit(EXIT_FAILURE);
@@ -142,10 +136,10 @@ void record_failure(const std::string& op) noexcept {
     message += "an unknown exception";
   }
   if (!g_redirected) { LOG(FATAL) << message; }
-  const std::lock_guard<std::mutex> lock(first().mutex);
+  const std::lock_guard<std::mutex> lock(g_first.mutex);
   if (g_pending.load()) { return; }
-  first().message = message;
-  first().is_index = is_index;
+  g_first.message = message;
+  g_first.is_index = is_index;
   g_pending.store(true, std::memory_order_release);
 }
 
@@ -164,9 +158,7 @@ void zero_outputs(user_op::KernelComputeContext* ctx) {
   for (const auto& [name, index] : ctx->outputs()) {
     auto* tensor = ctx->Tensor4ArgNameAndIndex(name, index);
     if (tensor == nullptr || tensor->mut_raw_dptr() == nullptr) { continue; }
-    std::memset(tensor->mut_raw_dptr(), 0,
-                tensor->shape_view().elem_cnt()
-                    * ::oneflow::GetSizeOfDataType(tensor->data_type()));
+    std::memset(tensor->mut_raw_dptr(), 0, bytes_of(*tensor));
   }
 }
 
@@ -248,7 +240,7 @@ const bool g_stock_updates_guarded = guard_stock_updates();
 }  // namespace
 
 KernelRegistration::KernelRegistration(user_op::OpKernelRegistry registry) {
-  ::oneflow::CatchRegistryError([&]() -> ::oneflow::Maybe<void> {
+  ::oneflow::CatchRegistryError([&]() -> Maybe<void> {
     auto result = JUST(registry.Finish()).GetResult();
     result.create_fn = guarded(result.op_type_name, std::move(result.create_fn));
     return user_op::UserOpRegistryMgr::Get().Register(std::move(result));

@@ -23,10 +23,10 @@
 #include "common/redirect.h"
 
 namespace oneflow {
-
 class NNGraphIf;
+}
 
-namespace vm {
+namespace oneflow::vm {
 
 // The header is not among those of the wheel. Only these three functions of it are called.
 class LazyJobStreamPolicy {
@@ -36,9 +36,7 @@ class LazyJobStreamPolicy {
   void DequeueNNGraph();
 };
 
-}  // namespace vm
-
-}  // namespace oneflow
+}  // namespace oneflow::vm
 
 namespace oneflow_accel {
 
@@ -65,15 +63,12 @@ struct Queues {
 };
 
 // Never destroyed: a graph's threads may outlive the library's variables.
-Queues& queues() {
-  static auto* const it = new Queues;
-  return *it;
-}
+Queues& g_queues = *new Queues;
 
 void begin(LazyJobStreamPolicy* queue, const std::shared_ptr<NNGraphIf>& graph) {
   {
-    const std::lock_guard<std::mutex> lock(queues().mutex);
-    ++queues().graphs[queue].begun;
+    const std::lock_guard<std::mutex> lock(g_queues.mutex);
+    ++g_queues.graphs[queue].begun;
     g_under_way.fetch_add(1, std::memory_order_relaxed);
   }
   queue->WaitUntilQueueEmptyIfFrontNNGraphNotEquals(graph);
@@ -84,21 +79,21 @@ void enqueue(LazyJobStreamPolicy* queue, const std::shared_ptr<NNGraphIf>& graph
   if (delay > 0) { std::this_thread::sleep_for(std::chrono::milliseconds(delay)); }
   queue->EnqueueNNGraph(graph);
   {
-    const std::lock_guard<std::mutex> lock(queues().mutex);
-    Graphs& graphs = queues().graphs[queue];
+    const std::lock_guard<std::mutex> lock(g_queues.mutex);
+    Graphs& graphs = g_queues.graphs[queue];
     graphs.entered = std::min(graphs.entered + 1, graphs.begun);
   }
-  queues().changed.notify_all();
+  g_queues.changed.notify_all();
 }
 
 void dequeue(LazyJobStreamPolicy* queue) {
   {
-    std::unique_lock<std::mutex> lock(queues().mutex);
-    Graphs& graphs = queues().graphs[queue];
+    std::unique_lock<std::mutex> lock(g_queues.mutex);
+    Graphs& graphs = g_queues.graphs[queue];
     // Where none is counted, the graph was under way when the plug-in was loaded.
     if (graphs.begun > 0) {
       if (graphs.entered == 0) { g_waits.fetch_add(1); }
-      queues().changed.wait(lock, [&] { return graphs.entered > 0; });
+      g_queues.changed.wait(lock, [&] { return graphs.entered > 0; });
       --graphs.entered;
       --graphs.begun;
       g_under_way.fetch_sub(1, std::memory_order_relaxed);

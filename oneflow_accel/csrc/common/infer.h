@@ -10,7 +10,7 @@
 namespace oneflow_accel {
 
 // An output's description: contiguous, static.
-inline void describe_output(::oneflow::user_op::InferContext* ctx, const std::string& name,
+inline void describe_output(user_op::InferContext* ctx, const std::string& name,
                             const ::oneflow::Shape& shape) {
   auto* desc = ctx->MutOutputTensorDesc(name, 0);
   desc->set_shape(shape);
@@ -20,9 +20,8 @@ inline void describe_output(::oneflow::user_op::InferContext* ctx, const std::st
 
 // Gives all outputs the dtype of the inputs, which have to have one. `what` begins the complaint.
 // Inputs in `apart` have a dtype of their own, and outputs in it are float32.
-inline ::oneflow::Maybe<void> infer_one_dtype(::oneflow::user_op::InferContext* ctx,
-                                              const std::string& what,
-                                              const std::set<std::string>& apart = {}) {
+inline Maybe<void> infer_one_dtype(user_op::InferContext* ctx, const std::string& what,
+                                   const std::set<std::string>& apart = {}) {
   // They come in no order that could be relied on.
   const auto first =
       std::find_if(ctx->inputs().begin(), ctx->inputs().end(),
@@ -30,23 +29,23 @@ inline ::oneflow::Maybe<void> infer_one_dtype(::oneflow::user_op::InferContext* 
   const auto type = ctx->InputDType(first->first, first->second);
   for (const auto& [name, index] : ctx->inputs()) {
     if (apart.count(name) == 0 && ctx->InputDType(name, index) != type) {
-      return ::oneflow::Error::RuntimeError() << what << " needs tensors of one dtype";
+      return Error::RuntimeError() << what << " needs tensors of one dtype";
     }
   }
   for (const auto& [name, index] : ctx->outputs()) {
-    ctx->SetOutputDType(name, index, apart.count(name) == 0 ? type : ::oneflow::DataType::kFloat);
+    ctx->SetOutputDType(name, index, apart.count(name) == 0 ? type : DataType::kFloat);
   }
-  return ::oneflow::Maybe<void>::Ok();
+  return Maybe<void>::Ok();
 }
 
 // Lets an axis be split of all arguments but those for which `of_all(name)` holds: such inputs are
 // the same for every part, and such outputs are sums over the parts.
 template <typename OfAll>
-void split_all_but(::oneflow::user_op::SbpContext* ctx, int64_t axis, OfAll of_all) {
+void split_all_but(user_op::SbpContext* ctx, int64_t axis, OfAll of_all) {
   auto builder = ctx->NewBuilder();
   for (const auto* arguments : {&ctx->inputs(), &ctx->outputs()}) {
     for (const auto& [name, index] : *arguments) {
-      const ::oneflow::user_op::OpArg argument{std::string(name), index};
+      const user_op::OpArg argument{std::string(name), index};
       if (!of_all(name)) {
         builder.Split(argument, axis);
       } else if (arguments == &ctx->inputs()) {

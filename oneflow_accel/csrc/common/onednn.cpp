@@ -57,7 +57,23 @@ bool has_bfloat16_products() {
 
 }  // namespace oneflow_accel
 
+extern "C" {
+
 // Returns what was so before.
-extern "C" int oneflow_accel_set_bfloat16_products(int on) {
+int oneflow_accel_set_bfloat16_products(int on) {
   return oneflow_accel::g_rounds_products.exchange(on != 0) ? 1 : 0;
 }
+
+int oneflow_accel_fast_bfloat16() { return oneflow_accel::has_bfloat16_products() ? 1 : 0; }
+
+// "3.2.0", the oneDNN the process really runs with.
+const char* oneflow_accel_onednn_version() {
+  static const std::string version = [] {
+    const dnnl_version_t* v = dnnl_version();
+    return std::to_string(v->major) + "." + std::to_string(v->minor) + "."
+           + std::to_string(v->patch);
+  }();
+  return version.c_str();
+}
+
+}  // extern "C"

@@ -4,25 +4,39 @@
 // Before OneFlow's headers: the wheel's include folder also holds a system include tree.
 #include <immintrin.h>
 
+#include "common/bfloat16.h"
 #include "oneflow/core/framework/framework.h"
 #include "oneflow/core/framework/user_op_registry_manager.h"
 #include "oneflow/core/kernel/new_kernel_util.h"
 
+// What OneFlow's tensors are asked for, whose own class for it is another.
+template <>
+struct oneflow::GetDataType<oneflow_accel::Bfloat16>
+    : std::integral_constant<DataType, DataType::kBFloat16> {};
+
 namespace oneflow_accel {
+
+namespace user_op = ::oneflow::user_op;
+using ::oneflow::DataType;
+using ::oneflow::Error;
+using ::oneflow::Maybe;
+
+// OneFlow's name of T.
+template <typename T>
+constexpr DataType kDataType = ::oneflow::GetDataType<T>::value;
 
 // The kernels that OneFlow has registered, its own and, once they are registered, the plug-in's, by
 // operator: to change them, for which it has no interface.
-using Kernels = ::oneflow::HashMap<std::string,
-                                   std::vector<::oneflow::user_op::OpKernelRegistryResult>>;
+using Kernels = ::oneflow::HashMap<std::string, std::vector<user_op::OpKernelRegistryResult>>;
 Kernels& all_kernels();
 
 // Registers a kernel inside one that catches its exceptions (failures.cpp).
 struct KernelRegistration {
-  explicit KernelRegistration(::oneflow::user_op::OpKernelRegistry registry);
+  explicit KernelRegistration(user_op::OpKernelRegistry registry);
 };
 
 // Above OneFlow's own kernels (0), so that the plug-in's are chosen wherever both match.
-constexpr int kKernelPriority = ::oneflow::user_op::kKernelPriorityOptimized;
+constexpr int kKernelPriority = user_op::kKernelPriorityOptimized;
 
 // Notes that the plug-in has a kernel for `op`, for Python to list, and returns `op`.
 const std::string& listed(const std::string& op);
@@ -30,61 +44,66 @@ const std::string& listed(const std::string& op);
 // False while registry.cpp asks what OneFlow would do without the plug-in.
 bool plugin_kernels_match();
 
-// Matches tensors of one data type on the CPU; `name` is the argument whose type decides.
-inline auto is_on_cpu(const std::string& name, ::oneflow::DataType type) {
-  namespace user_op = ::oneflow::user_op;
-  const auto enabled = ::oneflow::hob::make_custom(
-      "the plug-in's kernels match",
-      [](const user_op::KernelRegContext&) { return plugin_kernels_match(); });
-  return (user_op::HobDeviceType() == ::oneflow::DeviceType::kCPU) && (enabled == true)
-         && (user_op::HobDataType(name, 0) == type);
+// Matches operators on the CPU.
+inline auto is_on_cpu() {
+  return (user_op::HobDeviceType() == ::oneflow::DeviceType::kCPU)
+         && ::oneflow::hob::make_custom(
+             "the plug-in's kernels match",
+             [](const user_op::KernelRegContext&) { return plugin_kernels_match(); });
+}
+
+// Those with tensors of one data type; `name` is the argument whose type decides.
+inline auto is_on_cpu(const std::string& name, DataType type) {
+  return is_on_cpu() && (user_op::HobDataType(name, 0) == type);
 }
 
 inline auto is_float32_on_cpu(const std::string& name) {
-  return is_on_cpu(name, ::oneflow::DataType::kFloat);
+  return is_on_cpu(name, DataType::kFloat);
 }
 
 inline auto is_bfloat16_on_cpu(const std::string& name) {
-  return is_on_cpu(name, ::oneflow::DataType::kBFloat16);
+  return is_on_cpu(name, DataType::kBFloat16);
 }
 
 // A kernel that has nothing to do where all its outputs are empty: all but those whose operators
 // have no output.
-class Kernel : public ::oneflow::user_op::OpKernel {
+class Kernel : public user_op::OpKernel {
  public:
   bool AlwaysComputeWhenAllOutputsEmpty() const final { return false; }
 
  protected:
-  using ::oneflow::user_op::OpKernel::Compute;
+  using user_op::OpKernel::Compute;
 };
+
+// Bytes of a tensor's data.
+inline int64_t bytes_of(const user_op::Tensor& tensor) {
+  return tensor.shape_view().elem_cnt() * ::oneflow::GetSizeOfDataType(tensor.data_type());
+}
 
 // What makes kernels of class T.
 template <typename T>
-const ::oneflow::user_op::OpKernel* make() {
-  return ::oneflow::user_op::NewOpKernel<T>();
+const user_op::OpKernel* make() {
+  return user_op::NewOpKernel<T>();
 }
 
 // Proposes that `out` takes the memory of `in`, where the operator has that input. `changes`:
 // whether the kernel then writes to it.
-inline ::oneflow::user_op::InplaceProposalFn in_place(const char* out, const char* in,
-                                                      bool changes = true) {
-  return [=](const ::oneflow::user_op::InferContext& ctx,
-             const ::oneflow::user_op::AddInplaceArgPair& add) -> ::oneflow::Maybe<void> {
-    if (!ctx.has_input(in, 0)) { return ::oneflow::Maybe<void>::Ok(); }
-    return add(out, 0, in, 0, changes);
+inline user_op::InplaceProposalFn in_place(const char* out, const char* in, bool changes = true) {
+  return [=](const user_op::InferContext& ctx, const user_op::AddInplaceArgPair& add) {
+    return ctx.has_input(in, 0) ? add(out, 0, in, 0, changes) : Maybe<void>::Ok();
   };
 }
 
 // The kernels that `create` makes, for the operator `op` where its tensors match.
 template <typename Match>
-::oneflow::user_op::OpKernelRegistry registry(
-    const char* op, ::oneflow::user_op::OpKernelCreateFn create, const Match& match,
-    ::oneflow::user_op::InplaceProposalFn in_place = nullptr,
-    ::oneflow::user_op::InferTmpSizeFn scratch_size = nullptr) {
-  auto found = ::oneflow::user_op::UserOpRegistryMgr::Get().CheckAndGetOpKernelRegistry(listed(op));
+user_op::OpKernelRegistry registry(const std::string& op, user_op::OpKernelCreateFn create,
+                                   const Match& match,
+                                   user_op::InplaceProposalFn in_place = nullptr,
+                                   user_op::InferTmpSizeFn scratch_size = nullptr) {
+  auto found = user_op::UserOpRegistryMgr::Get().CheckAndGetOpKernelRegistry(listed(op));
   found.SetCreateFn(std::move(create)).SetIsMatchedHob(match).SetPriority(kKernelPriority);
-  if (in_place) { found.SetInplaceProposalFn(std::move(in_place)); }
   if (scratch_size) { found.SetInferTmpSizeFn(std::move(scratch_size)); }
+  if (in_place) { found.SetInplaceProposalFn(std::move(in_place)); }
   return found;
 }
 

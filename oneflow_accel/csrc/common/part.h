@@ -8,25 +8,34 @@
 
 namespace oneflow_accel {
 
-// Where this process's part of the global tensor `name` begins along an axis.
-inline int64_t part_begin(::oneflow::user_op::KernelCacheContext* ctx, const std::string& name,
-                          int64_t axis) {
+// Elements [first, first + size) of `total` along one axis.
+struct LocalRange {
+  int64_t first;
+  int64_t size;
+  int64_t total;
+};
+
+inline bool is_split(const ::oneflow::SbpParallel& sbp, int64_t axis) {
+  return sbp.has_split_parallel() && sbp.split_parallel().axis() == axis;
+}
+
+// The range of an axis of the global tensor `name` that this process holds.
+inline LocalRange local_range(user_op::KernelCacheContext* ctx, const std::string& name,
+                              int64_t axis) {
   const auto& nd_sbp = ctx->NdSbp4ArgNameAndIndex(name, 0);
   const auto& hierarchy = *ctx->parallel_desc().hierarchy();
-  int64_t begin = 0;
-  int64_t size = ctx->LogicalTensorDesc4ArgNameAndIndex(name, 0)->shape().At(axis);
+  const int64_t total = ctx->LogicalTensorDesc4ArgNameAndIndex(name, 0)->shape().At(axis);
+  LocalRange range{0, total, total};
   // Each axis of the hierarchy splits what the ones before it have left. The digits of the
   // process's number are its places on the axes.
   for (int64_t i = 0; i < hierarchy.NumAxes(); ++i) {
-    const auto& sbp = nd_sbp.sbp_parallel(i);
-    if (!sbp.has_split_parallel() || sbp.split_parallel().axis() != axis) { continue; }
-    const int64_t place = ctx->parallel_ctx().parallel_id() / hierarchy.Count(i + 1);
-    const auto part =
-        ::oneflow::BalancedSplitter(size, hierarchy.At(i)).At(place % hierarchy.At(i));
-    begin += part.begin();
-    size = part.size();
+    if (!is_split(nd_sbp.sbp_parallel(i), axis)) { continue; }
+    const int64_t parts = hierarchy.At(i);
+    const int64_t place = ctx->parallel_ctx().parallel_id() / hierarchy.Count(i + 1) % parts;
+    const auto part = ::oneflow::BalancedSplitter(range.size, parts).At(place);
+    range = {range.first + part.begin(), part.size(), total};
   }
-  return begin;
+  return range;
 }
 
 }  // namespace oneflow_accel

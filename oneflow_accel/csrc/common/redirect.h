@@ -11,18 +11,13 @@ constexpr const char* kPythonModule = "/_oneflow_internal.";
 // See redirect_in_oneflow(). What it answers is kept for `python -m oneflow_accel`.
 bool redirect_address(const char* library, const char* function, void* replacement);
 
-// Leads liboneflow's calls of `function`, by its name in the symbol table, to `replacement`, which
+// Leads calls of `function`, by its name in the symbol table, from `library` to `replacement`, which
 // takes the same arguments. A call from the plug-in still reaches the function itself. False where
-// liboneflow has no such call, or no slot that can be written.
+// the library has no such call, or no slot that can be written.
 template <typename Result, typename... Arguments>
-bool redirect_in_oneflow(const char* function, Result (*replacement)(Arguments...)) {
-  return redirect_address(kOneFlowLibrary, function, reinterpret_cast<void*>(replacement));
-}
-
-// The same for calls that come from OneFlow's Python module.
-template <typename Result, typename... Arguments>
-bool redirect_in_python_module(const char* function, Result (*replacement)(Arguments...)) {
-  return redirect_address(kPythonModule, function, reinterpret_cast<void*>(replacement));
+bool redirect_in_oneflow(const char* function, Result (*replacement)(Arguments...),
+                         const char* library = kOneFlowLibrary) {
+  return redirect_address(library, function, reinterpret_cast<void*>(replacement));
 }
 
 }  // namespace oneflow_accel

@@ -7,15 +7,12 @@
 #include <vector>
 
 #include "common/oneflow.h"
-
-// In plugin.cpp.
-extern "C" int oneflow_accel_streams();
+#include "oneflow/core/common/singleton.h"
+#include "oneflow/core/framework/stream_mgr.h"
 
 namespace oneflow_accel {
 
 namespace {
-
-namespace user_op = ::oneflow::user_op;
 
 // The registry shows its kernels one at a time only. An explicit instantiation may name what is
 // private.
@@ -26,6 +23,12 @@ struct PrivateKernels {
 Kernels& kernels_of(user_op::UserOpRegistryMgr& manager);
 template struct PrivateKernels<&user_op::UserOpRegistryMgr::op_kernel_reg_result_>;
 
+// How many streams OneFlow has: 0 until its first operation, or its first fork, makes one.
+int streams() {
+  const auto* manager = ::oneflow::Singleton<::oneflow::StreamMgr>::Get();
+  return manager == nullptr ? 0 : static_cast<int>(manager->UniqueStreamSize());
+}
+
 // Keeps the kernels that OneFlow has chosen usable while the plug-in registers its own. An operator
 // that has run keeps pointers to its kernel's entry in the registry's vector
 // (StatefulOpKernel::ChooseOpKernel in oneflow 0.9.0). One more kernel for that operator can move
@@ -33,7 +36,7 @@ template struct PrivateKernels<&user_op::UserOpRegistryMgr::op_kernel_reg_result
 // kernel of the plug-in is registered, the vectors get new storage, and the old one stays for ever.
 // 101: before the registrations, which have no priority.
 __attribute__((constructor(101))) void keep_entries_where_they_are() {
-  if (oneflow_accel_streams() == 0) { return; }
+  if (streams() == 0) { return; }
   auto& kept = *new std::vector<Kernels::mapped_type>;
   for (auto& [name, entries] : all_kernels()) {
     auto copy = entries;
@@ -61,8 +64,7 @@ thread_local bool plugin_kernels_hidden = false;
 
 // Arguments that are not of the operator's data type, whatever the operator.
 bool is_index(const std::string& argument) {
-  static const std::set<std::string> names = {"indices", "index", "label", "target",
-                                              "segment_ids"};
+  static const std::set<std::string> names{"indices", "index", "label", "target", "segment_ids"};
   return names.count(argument) > 0;
 }
 
@@ -75,7 +77,7 @@ bool is_mask(const std::string& argument) {
 // get an exception.
 class Context final : public user_op::KernelRegContext {
  public:
-  Context(::oneflow::DataType type, ::oneflow::DataType index, ::oneflow::DataType mask) {
+  Context(DataType type, DataType index, DataType mask) {
     data_.set_data_type(type);
     index_.set_data_type(index);
     mask_.set_data_type(mask);
@@ -107,11 +109,10 @@ class Context final : public user_op::KernelRegContext {
 };
 
 // The kernel that the registry gives, nullptr where it has none.
-const user_op::OpKernelRegistryResult* kernel_for(const std::string& op,
-                                                  ::oneflow::DataType type) {
+const user_op::OpKernelRegistryResult* kernel_for(const std::string& op, DataType type) {
   auto& registry = user_op::UserOpRegistryMgr::Get();
-  for (const auto index : {::oneflow::DataType::kInt64, ::oneflow::DataType::kInt32}) {
-    for (const auto mask : {::oneflow::DataType::kBool, ::oneflow::DataType::kInt8, type}) {
+  for (const auto index : {DataType::kInt64, DataType::kInt32}) {
+    for (const auto mask : {DataType::kBool, DataType::kInt8, type}) {
       const Context context(type, index, mask);
       // Asked first: where there is none, the registry's error message needs a whole operator.
       if (CHECK_JUST(registry.IsOpKernelRegistered(op, context))) {
@@ -123,7 +124,7 @@ const user_op::OpKernelRegistryResult* kernel_for(const std::string& op,
 }
 
 // Whether OneFlow has a kernel of its own, as if the plug-in had none.
-bool has_stock_kernel(const std::string& op, ::oneflow::DataType type) {
+bool has_stock_kernel(const std::string& op, DataType type) {
   struct Hidden {
     Hidden() { plugin_kernels_hidden = true; }
     ~Hidden() { plugin_kernels_hidden = false; }
@@ -142,6 +143,8 @@ bool plugin_kernels_match() { return !plugin_kernels_hidden; }
 }  // namespace oneflow_accel
 
 extern "C" {
+
+int oneflow_accel_streams() { return oneflow_accel::streams(); }
 
 // The operators that have kernels here, sorted, separated by spaces.
 const char* oneflow_accel_operators() {

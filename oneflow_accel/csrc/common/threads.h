@@ -1,6 +1,8 @@
 // How many threads a kernel of the plug-in uses, and how it sets them.
 #pragma once
 
+#include <omp.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
@@ -8,21 +10,18 @@
 
 namespace oneflow_accel {
 
-// Threads per kernel: what set_num_threads() was given, or 1 in a process forked after the
+// Threads per kernel: what Python has set, or 1 in a process forked after the
 // plug-in was loaded. libgomp's worker threads do not survive fork(): a forked DataLoader worker
 // that entered a parallel region of more than one thread would wait for them for ever.
 int num_threads();
-
-// n >= 1. Called once from Python, before the first operation runs.
-void set_num_threads(int n);
 
 // OneFlow runs kernels on several of its own threads, each with its own OpenMP setting. A kernel
 // holds one of these for as long as it runs, so that oneDNN primitives are made and run under one
 // thread count (run under another, they write past their scratchpad).
 class ThreadScope {
  public:
-  ThreadScope();
-  ~ThreadScope();
+  ThreadScope() : saved_(omp_get_max_threads()) { omp_set_num_threads(num_threads()); }
+  ~ThreadScope() { omp_set_num_threads(saved_); }
   ThreadScope(const ThreadScope&) = delete;
   ThreadScope& operator=(const ThreadScope&) = delete;
 
@@ -33,24 +32,19 @@ class ThreadScope {
 // Below this many float operations per thread, waking another thread costs more than it saves.
 constexpr int64_t kGrainSize = 16 * 1024;
 
-// Calls body(data, id, count) on each of num_threads() threads. Always of all of them: libgomp ends
-// threads where a team is smaller than the one before, and makes new ones where it is larger.
-void start_team(void (*body)(const void* data, int id, int count), const void* data);
-
 // Calls fn(id, count) on each of `count` threads at once, id from 0; count is `threads`, at most
-// num_threads(), or fewer where libgomp has fewer to give.
+// num_threads(), or fewer where libgomp has fewer to give. The team is always of num_threads():
+// libgomp ends threads where a team is smaller than the one before, and makes new ones where it is
+// larger.
 template <typename Fn>
 void run_team(int threads, const Fn& fn) {
   if (threads <= 1) { return fn(int64_t{0}, int64_t{1}); }
-  const auto share = [&](int id, int count) {
-    const int shares = std::min(threads, count);
-    if (id < shares) { fn(int64_t{id}, int64_t{shares}); }
-  };
-  start_team(
-      [](const void* data, int id, int count) {
-        (*static_cast<const decltype(share)*>(data))(id, count);
-      },
-      &share);
+#pragma omp parallel num_threads(num_threads())
+  {
+    const int64_t shares = std::min(threads, omp_get_num_threads());
+    const int64_t id = omp_get_thread_num();
+    if (id < shares) { fn(id, shares); }
+  }
 }
 
 // Calls fn(begin, end) on disjoint ranges that cover [0, n), at least `grain` long, in parallel.

@@ -30,12 +30,7 @@ ONEFLOW_ACCEL_INLINE const Vector<floats>* vector_at(const float* data, int64_t 
 }
 
 // The elements of the vectors a and b, one after the other, that the indices (constants) name.
-// __builtin_shufflevector is in Clang and in g++ from 12 on, __builtin_shuffle in every g++.
-#ifdef __clang__
-#define ONEFLOW_ACCEL_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#else
 // A comparison gives integers as wide as the elements.
 #define ONEFLOW_ACCEL_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, decltype((a) < (b)){__VA_ARGS__})
-#endif
 
 }  // namespace oneflow_accel

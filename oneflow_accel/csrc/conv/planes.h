@@ -109,7 +109,7 @@ void load_transposed(const ImageView<const T>& image, int64_t channel, int64_t c
         // The next pixels: they lie too far apart for the processor to see it coming.
         __builtin_prefetch(from + (i + kLanes) * image.channels);
       }
-      TransposeBlock<float>::transpose(rows, rows);
+      TransposeBlock<float>::transpose(rows);
       for (int64_t i = 0; i < channels; ++i) {
         float* plane = planes + (c + i) * layout.size;
         for (int64_t s = 0; s < segments.count; ++s) {
@@ -138,7 +138,7 @@ void store_transposed(const float* planes, const PlaneLayout& layout, int64_t ch
           rows[i] = _mm512_mask_loadu_ps(rows[i], segments.lanes[s], plane + segments.offset[s]);
         }
       }
-      TransposeBlock<float>::transpose(rows, rows);
+      TransposeBlock<float>::transpose(rows);
       const __m512 addend = bias == nullptr ? _mm512_setzero_ps()
                                             : _mm512_maskz_loadu_ps(lanes, bias + channel + c);
       for (int64_t i = 0; i < segments.pixels; ++i) {

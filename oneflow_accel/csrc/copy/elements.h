@@ -9,23 +9,21 @@ namespace oneflow_accel {
 // Matches tensors on the CPU whose elements can be moved as bytes: numbers, those of 16 bits
 // included, and booleans.
 inline auto is_movable_on_cpu(const std::string& name) {
-  namespace user_op = ::oneflow::user_op;
-  return (user_op::HobDeviceType() == ::oneflow::DeviceType::kCPU)
+  return is_on_cpu()
          && ::oneflow::hob::make_custom(
              "elements are plain data", [name](const user_op::KernelRegContext& ctx) {
                const auto type = ctx.TensorDesc4ArgNameAndIndex(name, 0)->data_type();
-               return plugin_kernels_match() && ::oneflow::IsPODAndHalfDataType(type)
+               return ::oneflow::IsPODAndHalfDataType(type)
                       && ::oneflow::GetSizeOfDataType(type) <= 8;
              });
 }
 
-inline std::size_t element_bytes(const ::oneflow::user_op::Tensor& tensor) {
+inline std::size_t element_bytes(const user_op::Tensor& tensor) {
   return ::oneflow::GetSizeOfDataType(tensor.data_type());
 }
 
-inline void zero_fill(::oneflow::user_op::Tensor* tensor) {
-  zero_fill(tensor->mut_raw_dptr(), tensor->shape_view().elem_cnt()
-                                        * static_cast<int64_t>(element_bytes(*tensor)));
+inline void zero_fill(user_op::Tensor* tensor) {
+  zero_fill(tensor->mut_raw_dptr(), bytes_of(*tensor));
 }
 
 // Strides of a contiguous tensor of this shape.
@@ -38,7 +36,7 @@ inline std::vector<int64_t> contiguous_strides(const ::oneflow::ShapeView& shape
 }
 
 // Copies `dims` from element `first` of `in` on to element `first_out` of `out` on.
-inline void copy_elements(const ::oneflow::user_op::Tensor& in, ::oneflow::user_op::Tensor* out,
+inline void copy_elements(const user_op::Tensor& in, user_op::Tensor* out,
                           std::vector<CopyDim> dims, int64_t first = 0, int64_t first_out = 0) {
   const auto bytes = static_cast<int64_t>(element_bytes(*out));
   strided_copy(std::move(dims), bytes, static_cast<const char*>(in.raw_dptr()) + first * bytes,

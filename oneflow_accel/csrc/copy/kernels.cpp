@@ -2,13 +2,12 @@
 #include <algorithm>
 
 #include "common/threads.h"
+#include "common/typed_kernels.h"
 #include "copy/elements.h"
 
 namespace oneflow_accel {
 
 namespace {
-
-namespace user_op = ::oneflow::user_op;
 
 using Context = user_op::KernelComputeContext;
 
@@ -159,11 +158,9 @@ REGISTER_KERNEL("narrow", make<MoveKernel<narrow>>, is_movable_on_cpu("in"));
 REGISTER_KERNEL("narrow_grad", make<MoveKernel<narrow_grad>>, is_movable_on_cpu("dy"));
 REGISTER_KERNEL("identity", make<MoveKernel<identity>>, is_movable_on_cpu("in"),
                 in_place("out", "in", /*changes=*/false));
-REGISTER_KERNEL("constant", make<MoveKernel<constant<float>>>, is_float32_on_cpu("out"));
-REGISTER_KERNEL("constant", make<MoveKernel<constant<double>>>,
-                is_on_cpu("out", ::oneflow::DataType::kDouble));
-REGISTER_KERNEL("constant", make<MoveKernel<constant<int64_t>>>,
-                is_on_cpu("out", ::oneflow::DataType::kInt64));
+template <typename T>
+using ConstantKernel = MoveKernel<constant<T>>;
+REGISTER_KERNELS(ConstantKernel, float, double, int64_t)("constant", "out");
 REGISTER_KERNEL("zero_like", make<MoveKernel<zero_like>>, is_movable_on_cpu("out"));
 
 }  // namespace

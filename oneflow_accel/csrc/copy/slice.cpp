@@ -1,14 +1,12 @@
 // slice (in an nn.Graph and for global tensors; elsewhere it is a view) and slice_grad.
 #include <algorithm>
 
+#include "common/part.h"
 #include "copy/elements.h"
-#include "copy/local_range.h"
 
 namespace oneflow_accel {
 
 namespace {
-
-namespace user_op = ::oneflow::user_op;
 
 // Where a global tensor is sliced along an axis that it is split along: what of that axis the
 // process holds. Its output is then a term of a sum: 0 where the elements lie in another process.
@@ -31,11 +29,15 @@ class SliceKernel final : public Kernel {
       user_op::KernelCacheContext* ctx) const override {
     if (ctx->parallel_ctx().parallel_num() == 1) { return nullptr; }
     std::vector<LocalRange> ranges;
+    const auto& sbp = ctx->NdSbp4ArgNameAndIndex("y", 0).sbp_parallel();
     const int64_t rank = ctx->LogicalTensorDesc4ArgNameAndIndex("x", 0)->shape().NumAxes();
     for (int64_t axis = 0; axis < rank; ++axis) {
       LocalRange range = local_range(ctx, "x", axis);
       // Split on both sides: OneFlow does so only where the whole axis is taken.
-      if (is_split(ctx, "y", axis)) { range = {0, range.size, range.size}; }
+      if (std::any_of(sbp.begin(), sbp.end(),
+                      [=](const auto& one) { return is_split(one, axis); })) {
+        range = {0, range.size, range.size};
+      }
       ranges.push_back(range);
     }
     return std::make_shared<SliceRanges>(std::move(ranges));

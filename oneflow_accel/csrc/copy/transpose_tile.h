@@ -20,30 +20,19 @@ struct TransposeBlock {
   static constexpr int kLanes = kBytes / static_cast<int>(sizeof(T));
   using Vector __attribute__((vector_size(kBytes))) = T;
 
-  // columns[c] holds element c of each of the rows; they may be one array.
-  ONEFLOW_ACCEL_INLINE static void transpose(const Vector (&rows)[kLanes],
-                                             Vector (&columns)[kLanes]) {
-    Vector block[kLanes];
-#pragma GCC unroll 16
-    for (int i = 0; i < kLanes; ++i) { block[i] = rows[i]; }
-    steps<1>(block);
-#pragma GCC unroll 16
-    for (int i = 0; i < kLanes; ++i) { columns[i] = block[i]; }
-  }
-
- private:
   // In log2(kLanes) steps: step S swaps the off-diagonal S x S quarters of every 2S x 2S block.
-  template <int S>
-  ONEFLOW_ACCEL_INLINE static void steps(Vector (&rows)[kLanes]) {
+  template <int S = 1>
+  ONEFLOW_ACCEL_INLINE static void transpose(Vector (&rows)[kLanes]) {
 #pragma GCC unroll 16
     for (int i = 0; i < kLanes; ++i) {
       if ((i & S) == 0) {
         swap<S>(rows[i], rows[i + S], std::make_integer_sequence<int, kLanes>());
       }
     }
-    if constexpr (2 * S < kLanes) { steps<2 * S>(rows); }
+    if constexpr (2 * S < kLanes) { transpose<2 * S>(rows); }
   }
 
+ private:
   template <int S, int... kLane>
   ONEFLOW_ACCEL_INLINE static void swap(Vector& a, Vector& b,
                                         std::integer_sequence<int, kLane...>) {
@@ -83,7 +72,7 @@ void transpose_tile(const T* source, int64_t source_stride, T* destination,
       for (int i = 0; i < kSide; ++i) {
         std::memcpy(&block[i], source + (r + i) * source_stride + c, Block::kBytes);
       }
-      Block::transpose(block, block);
+      Block::transpose(block);
 #pragma GCC unroll 16
       for (int i = 0; i < kSide; ++i) {
         std::memcpy(destination + (c + i) * destination_stride + r, &block[i], Block::kBytes);

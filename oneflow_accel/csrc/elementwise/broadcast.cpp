@@ -11,14 +11,12 @@ Broadcast::Broadcast(const ::oneflow::ShapeView& a, const ::oneflow::ShapeView& 
     const int64_t b_extent = i <= b.NumAxes() ? b.At(b.NumAxes() - i) : 1;
     prepend(a_extent == 1 ? b_extent : a_extent, a_extent != 1, b_extent != 1);
   }
-  if (num_dims_ == 0) { dims_[num_dims_++] = {1, 1, 1}; }
 }
 
 Broadcast::Broadcast(int64_t outer, int64_t n, int64_t inner) {
   prepend(inner, true, false);
   prepend(n, true, true);
   prepend(outer, true, false);
-  if (num_dims_ == 0) { dims_[num_dims_++] = {1, 1, 1}; }
 }
 
 void Broadcast::prepend(int64_t extent, bool a_varies, bool b_varies) {

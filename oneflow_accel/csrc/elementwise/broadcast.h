@@ -57,16 +57,16 @@ class Broadcast {
  private:
   static constexpr int kMaxDims = 32;
   struct Dimension {
-    int64_t extent;
+    int64_t extent = 1;
     // Elements from one index to the next, 0 where the operand broadcasts.
-    int64_t a_stride;
-    int64_t b_stride;
+    int64_t a_stride = 0;
+    int64_t b_stride = 0;
   };
 
   // Adds a dimension in front.
   void prepend(int64_t extent, bool a_varies, bool b_varies);
 
-  // Innermost first; there is at least one.
+  // Innermost first.
   std::array<Dimension, kMaxDims> dims_;
   int num_dims_ = 0;
   int64_t elements_ = 1;
@@ -77,7 +77,7 @@ class Broadcast {
 template <typename Fn>
 void Broadcast::for_blocks(int64_t begin, int64_t end, const Fn& fn) const {
   const Dimension& inner = dims_[0];
-  const Dimension outer = num_dims_ > 1 ? dims_[1] : Dimension{1, 0, 0};
+  const Dimension& outer = dims_[1];
   while (begin < end) {
     // Where the element `begin` lies.
     const int64_t column = begin % inner.extent;

@@ -2,7 +2,6 @@
 // along which y was broadcast.
 #include <algorithm>
 
-#include "common/arguments.h"
 #include "common/onednn.h"
 #include "elementwise/broadcast.h"
 #include "elementwise/map.h"
@@ -10,8 +9,6 @@
 namespace oneflow_accel {
 
 namespace {
-
-namespace user_op = ::oneflow::user_op;
 
 // Adds dz z to the sums of the elements of y that the rows belong to.
 void add_products(const float* dz, const float* z, double* sums, const Rows& rows) {
@@ -68,19 +65,14 @@ void reduced_div_grad(const Broadcast& broadcast, int64_t y_elements, const floa
 
 class BroadcastDivGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    const auto* y_tensor = ctx->Tensor4ArgNameAndIndex("y", 0);
-    const auto* z_tensor = ctx->Tensor4ArgNameAndIndex("z", 0);
-    const float* y = input(ctx, "y");
-    const float* z = input(ctx, "z");
-    const float* dz = input(ctx, "dz");
-    float* dy = output(ctx, "dy");
-    const int64_t y_elements = y_tensor->shape_view().elem_cnt();
-    const Broadcast broadcast(z_tensor->shape_view(), y_tensor->shape_view());
-    if (broadcast.elements() != y_elements) {
-      return reduced_div_grad(broadcast, y_elements, dz, z, y, dy);
+    const auto& y = ctx->Tensor4ArgNameAndIndex("y", 0)->shape_view();
+    const Broadcast broadcast(ctx->Tensor4ArgNameAndIndex("z", 0)->shape_view(), y);
+    if (broadcast.elements() != y.elem_cnt()) {
+      return reduced_div_grad(broadcast, y.elem_cnt(), input(ctx, "dz"), input(ctx, "z"),
+                              input(ctx, "y"), output(ctx, "dy"));
     }
     // y was not broadcast.
-    map(y_elements, dy, [](float a, float b, float c) { return -(a * b) / c; }, dz, z, y);
+    map<float>(ctx, "dy", [](float a, float b, float c) { return -(a * b) / c; }, "dz", "z", "y");
   }
 };
 

@@ -1,14 +1,11 @@
 // cast between float32 and the types that models convert: bfloat16 and float64 both ways, integers
 // and bool to float32.
-#include "common/arguments.h"
 #include "common/threads.h"
 #include "common/typed_kernels.h"
 
 namespace oneflow_accel {
 
 namespace {
-
-namespace user_op = ::oneflow::user_op;
 
 template <typename To, typename From>
 ONEFLOW_ACCEL_INLINE To converted(From x) {
@@ -36,10 +33,10 @@ class CastKernel final : public Kernel {
 };
 
 template <typename From, typename To>
-KernelRegistration cast_kernel(::oneflow::DataType from = data_type<From>()) {
+KernelRegistration cast_kernel(DataType from = kDataType<From>) {
   return KernelRegistration(
       registry("cast", make<CastKernel<From, To>>,
-               is_on_cpu("out", data_type<To>()) && (user_op::HobDataType("in", 0) == from)));
+               is_on_cpu("out", kDataType<To>) && (user_op::HobDataType("in", 0) == from)));
 }
 
 const KernelRegistration g_casts[] = {

@@ -5,7 +5,6 @@
 #include <functional>
 #include <limits>
 
-#include "common/arguments.h"
 #include "common/typed_kernels.h"
 #include "elementwise/map.h"
 
@@ -13,23 +12,16 @@ namespace oneflow_accel {
 
 namespace {
 
-namespace user_op = ::oneflow::user_op;
-
 double scalar_operand(const user_op::KernelComputeContext* ctx) {
   return ctx->Attr<bool>("has_int_operand") ? static_cast<double>(ctx->Attr<int64_t>("int_operand"))
                                             : ctx->Attr<double>("float_operand");
-}
-
-int64_t elements(user_op::KernelComputeContext* ctx, const char* name) {
-  return ctx->Tensor4ArgNameAndIndex(name, 0)->shape_view().elem_cnt();
 }
 
 template <typename T, typename Operation>
 class ScalarKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const auto y = static_cast<float>(scalar_operand(ctx));
-    map(elements(ctx, "out"), output<T>(ctx, "out"), [=](float x) { return Operation()(x, y); },
-        input<T>(ctx, "in"));
+    map<T>(ctx, "out", [=](float x) { return Operation()(x, y); }, "in");
   }
 };
 
@@ -68,9 +60,7 @@ void with_power(double e, const Fn& fn) {
 template <typename T>
 class ScalarPowKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    with_power(scalar_operand(ctx), [=](auto power) {
-      map(elements(ctx, "out"), output<T>(ctx, "out"), power, input<T>(ctx, "in"));
-    });
+    with_power(scalar_operand(ctx), [=](auto power) { map<T>(ctx, "out", power, "in"); });
   }
 };
 
@@ -79,15 +69,11 @@ template <typename T>
 class ScalarPowGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const double exponent = scalar_operand(ctx);
-    const int64_t n = elements(ctx, "dx");
-    T* dx = output<T>(ctx, "dx");
-    const T* x = input<T>(ctx, "x");
     // At x = 0 as well.
-    if (exponent == 0.0) { return map(n, dx, [](float) { return 0.0F; }, x); }
+    if (exponent == 0.0) { return map<T>(ctx, "dx", [](float) { return 0.0F; }, "x"); }
     with_power(exponent - 1.0, [=](auto power) {
       const auto scale = static_cast<float>(exponent);
-      map(n, dx, [=](float value, float dy) { return power(value) * (scale * dy); }, x,
-          input<T>(ctx, "dy"));
+      map<T>(ctx, "dx", [=](float x, float dy) { return power(x) * (scale * dy); }, "x", "dy");
     });
   }
 };

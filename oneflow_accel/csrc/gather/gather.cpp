@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "common/arguments.h"
+#include "common/part.h"
 #include "common/scratch.h"
 #include "common/typed_kernels.h"
 #include "copy/elements.h"
-#include "copy/local_range.h"
 #include "copy/strided_copy.h"
 #include "reduce/each_block.h"
 

@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "copy/local_range.h"
+#include "common/part.h"
 
 namespace oneflow_accel {
 

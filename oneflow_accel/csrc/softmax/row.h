@@ -49,18 +49,8 @@ ONEFLOW_ACCEL_INLINE float maximum(const T* x, int64_t n) {
 // e^x for x <= 0 (a little above is fine), cheaper than simd::exp: below 2^-126 the result is 0.
 ONEFLOW_ACCEL_INLINE float exp_of_nonpositive(float x) {
   // From here down n is -127, whose power of two comes out as 0.
-  const float c = x < -88.0F ? -88.0F : x;
-  const float shifted = c * 1.44269504F + 12582912.0F;
-  const float n = shifted - 12582912.0F;
-  const int32_t exponent = __builtin_bit_cast(int32_t, shifted) - 0x4B400000;
-  const float r = (c - n * 0.693359375F) + n * 2.12194440e-4F;
-  float p = 0.00138145394F;
-  p = p * r + 0.00836874545F;
-  p = p * r + 0.0416683890F;
-  p = p * r + 0.166665211F;
-  p = p * r + 0.499999940F;
-  p = p * r * r + r + 1.0F;
-  return p * simd::power_of_two(exponent);
+  const auto [value, exponent] = simd::scaled_exp(x < -88.0F ? -88.0F : x);
+  return value * simd::power_of_two(exponent);
 }
 
 // The sum of term(i) for i < n.
