@@ -21,14 +21,14 @@ void add(const A* a, const B* b, Out* out, int64_t n) {
 // The sum of three or more inputs over [begin, end), in their order. `out` may be any of them, so a
 // block is summed up beside it before it is written.
 template <typename T>
-void add_all(const std::vector<const T*>& inputs, T* out, int64_t begin, int64_t end) {
+void add_all(const std::vector<Operand<T>>& inputs, T* out, int64_t begin, int64_t end) {
   constexpr int64_t kBlock = 1024;
   float sum[kBlock];
   for (int64_t i = begin; i < end; i += kBlock) {
     const int64_t n = std::min(kBlock, end - i);
-    add(inputs[0] + i, inputs[1] + i, sum, n);
-    for (std::size_t k = 2; k + 1 < inputs.size(); ++k) { add(sum, inputs[k] + i, sum, n); }
-    add(sum, inputs.back() + i, out + i, n);
+    add(inputs[0].data() + i, inputs[1].data() + i, sum, n);
+    for (std::size_t k = 2; k + 1 < inputs.size(); ++k) { add(sum, inputs[k].data() + i, sum, n); }
+    add(sum, inputs.back().data() + i, out + i, n);
   }
 }
 
@@ -36,18 +36,15 @@ template <typename T>
 class AddNKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     auto* out = ctx->Tensor4ArgNameAndIndex("out", 0);
-    auto* sum = static_cast<T*>(out->mut_raw_dptr());
+    T* sum = out->mut_dptr<T>();
     const int64_t n = out->shape_view().elem_cnt();
-    std::vector<Operand<T>> operands;
-    std::vector<const T*> inputs;
+    std::vector<Operand<T>> inputs;
     for (std::size_t k = 0; k < ctx->inputs().size(); ++k) {
-      const void* in = ctx->Tensor4ArgNameAndIndex("in", k)->raw_dptr();
-      operands.emplace_back(static_cast<const T*>(in), n, sum, n);
-      inputs.push_back(operands.back().data());
+      inputs.emplace_back(ctx->Tensor4ArgNameAndIndex("in", k)->dptr<T>(), n, sum, n);
     }
     parallel_for(n, kGrainSize, [&](int64_t begin, int64_t end) {
       if (inputs.size() == 2) {
-        add(inputs[0] + begin, inputs[1] + begin, sum + begin, end - begin);
+        add(inputs[0].data() + begin, inputs[1].data() + begin, sum + begin, end - begin);
       } else {
         add_all(inputs, sum, begin, end);
       }

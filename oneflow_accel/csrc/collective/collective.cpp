@@ -71,7 +71,6 @@ namespace oneflow_accel {
 
 namespace {
 
-constexpr const char* kVariable = "ONEFLOW_ACCEL_SHARED_MEMORY";
 // A slot's bytes: small enough for a core's cache, large enough that waking the others, some
 // microseconds, counts for little.
 constexpr int64_t kSlot = 256 * 1024;
@@ -95,7 +94,7 @@ std::string machine() {
 }
 
 bool is_allowed() {
-  const char* value = std::getenv(kVariable);
+  const char* value = std::getenv("ONEFLOW_ACCEL_SHARED_MEMORY");
   return value == nullptr || std::strcmp(value, "off") != 0;
 }
 
@@ -265,8 +264,8 @@ std::unique_ptr<Group> make_group(const std::vector<int64_t>& ranks, int index) 
       all = all && answer == "yes";
     }
     shm_unlink(name.c_str());
-    others->PushKV(prefix + " all", std::string(all ? "yes" : "no"));
     answer = all ? "yes" : "no";
+    others->PushKV(prefix + " all", answer);
   } else {
     others->PullKV(prefix + " name", &answer);
     const auto space = answer.find(' ');

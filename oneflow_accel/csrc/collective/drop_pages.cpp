@@ -38,7 +38,7 @@ REGISTER_USER_OP("oneflow_accel_drop_pages")
 class DropPagesKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const auto& bytes = ctx->Attr<std::vector<int64_t>>("bytes");
-    char* memory = const_cast<char*>(reinterpret_cast<const char*>(input(ctx, "x")));
+    char* memory = const_cast<char*>(input<char>(ctx, "x"));
     const int64_t page = sysconf(_SC_PAGESIZE);
     for (std::size_t i = 0; i + 1 < bytes.size(); i += 2) {
       // Whole pages only.

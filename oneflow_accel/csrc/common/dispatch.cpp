@@ -2,7 +2,6 @@
 // for its own operators; this takes any operator expression, through the same dispatcher, so that
 // eager, nn.Graph, local and global tensors all work.
 #include <memory>
-#include <stdexcept>
 #include <string>
 
 #include "common/library.h"

@@ -11,9 +11,9 @@ constexpr const char* kPythonModule = "/_oneflow_internal.";
 // See redirect_in_oneflow(). What it answers is kept for `python -m oneflow_accel`.
 bool redirect_address(const char* library, const char* function, void* replacement);
 
-// Leads calls of `function`, by its name in the symbol table, from `library` to `replacement`, which
-// takes the same arguments. A call from the plug-in still reaches the function itself. False where
-// the library has no such call, or no slot that can be written.
+// Leads the calls of `function`, by its name in the symbol table, that come from `library` to
+// `replacement`, which takes the same arguments. A call from the plug-in still reaches the function
+// itself. False where the library has no such call, or no slot that can be written.
 template <typename Result, typename... Arguments>
 bool redirect_in_oneflow(const char* function, Result (*replacement)(Arguments...),
                          const char* library = kOneFlowLibrary) {

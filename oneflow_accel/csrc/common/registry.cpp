@@ -53,8 +53,7 @@ std::set<std::string>& operators() {
 }
 
 // Separated by spaces.
-template <typename Names>
-std::string joined(const Names& names) {
+std::string joined(const std::set<std::string>& names) {
   std::string text;
   for (const std::string& name : names) { text += (text.empty() ? "" : " ") + name; }
   return text;

@@ -46,8 +46,8 @@ ONEFLOW_ACCEL_INLINE std::pair<float, int32_t> scaled_exp(float x) {
   return {p * r * r + r + 1.0F, __builtin_bit_cast(int32_t, shifted) - 0x4B400000};
 }
 
-// Beyond the clamp's ends the result is 0 or infinity; between, subnormal results are right as well,
-// as 2^n is applied in two halves.
+// Beyond the clamp's ends the result is 0 or infinity; between, subnormal results are right as
+// well, as 2^n is applied in two halves.
 ONEFLOW_ACCEL_INLINE float exp(float x) {
   const auto [value, exponent] = scaled_exp(clamp(x, -105.0F, 89.0F));
   const int32_t half = exponent >> 1;

@@ -5,13 +5,10 @@
 
 namespace oneflow_accel {
 
-// Looks at `done` this often before it asks the system: some microseconds.
-constexpr int kLooks = 200;
-
 // Whether `done()` came true while looking at it for some microseconds.
 template <typename Done>
 bool comes_true_soon(const Done& done) {
-  for (int looks = 0; looks < kLooks; ++looks) {
+  for (int looks = 0; looks < 200; ++looks) {
     if (done()) { return true; }
     _mm_pause();
   }

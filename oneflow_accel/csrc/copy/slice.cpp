@@ -10,10 +10,8 @@ namespace {
 
 // Where a global tensor is sliced along an axis that it is split along: what of that axis the
 // process holds. Its output is then a term of a sum: 0 where the elements lie in another process.
-class SliceRanges final : public user_op::OpKernelCache {
- public:
-  explicit SliceRanges(std::vector<LocalRange> ranges) : ranges(std::move(ranges)) {}
-  const std::vector<LocalRange> ranges;
+struct SliceRanges final : user_op::OpKernelCache {
+  std::vector<LocalRange> ranges;
 };
 
 // Where a slice of an axis of `size` elements begins.
@@ -28,7 +26,7 @@ class SliceKernel final : public Kernel {
   std::shared_ptr<user_op::OpKernelCache> InitOpKernelCache(
       user_op::KernelCacheContext* ctx) const override {
     if (ctx->parallel_ctx().parallel_num() == 1) { return nullptr; }
-    std::vector<LocalRange> ranges;
+    auto cache = std::make_shared<SliceRanges>();
     const auto& sbp = ctx->NdSbp4ArgNameAndIndex("y", 0).sbp_parallel();
     const int64_t rank = ctx->LogicalTensorDesc4ArgNameAndIndex("x", 0)->shape().NumAxes();
     for (int64_t axis = 0; axis < rank; ++axis) {
@@ -38,9 +36,9 @@ class SliceKernel final : public Kernel {
                       [=](const auto& one) { return is_split(one, axis); })) {
         range = {0, range.size, range.size};
       }
-      ranges.push_back(range);
+      cache->ranges.push_back(range);
     }
-    return std::make_shared<SliceRanges>(std::move(ranges));
+    return cache;
   }
 
  private:

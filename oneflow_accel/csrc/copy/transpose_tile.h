@@ -59,12 +59,9 @@ void transpose_tile(const T* source, int64_t source_stride, T* destination,
                     int64_t destination_stride, int64_t rows, int64_t columns) {
   using Block = TransposeBlock<T>;
   constexpr int kSide = Block::kLanes;
-  if constexpr (sizeof(T) == 1) {
-    return transpose_one_by_one(source, source_stride, destination, destination_stride, rows,
-                                columns);
-  }
   const int64_t whole_rows = rows - rows % kSide;
-  const int64_t whole_columns = columns - columns % kSide;
+  // Bytes one by one.
+  const int64_t whole_columns = sizeof(T) == 1 ? 0 : columns - columns % kSide;
   for (int64_t c = 0; c < whole_columns; c += kSide) {
     for (int64_t r = 0; r < whole_rows; r += kSide) {
       typename Block::Vector block[kSide];

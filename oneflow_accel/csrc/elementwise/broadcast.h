@@ -29,9 +29,20 @@ struct Rows {
 class Broadcast {
  public:
   // Shapes are aligned at their last dimensions, as NumPy does.
-  Broadcast(const ::oneflow::ShapeView& a, const ::oneflow::ShapeView& b);
+  Broadcast(const ::oneflow::ShapeView& a, const ::oneflow::ShapeView& b) {
+    const int rank = static_cast<int>(std::max(a.NumAxes(), b.NumAxes()));
+    for (int i = 1; i <= rank; ++i) {
+      const int64_t a_extent = i <= a.NumAxes() ? a.At(a.NumAxes() - i) : 1;
+      const int64_t b_extent = i <= b.NumAxes() ? b.At(b.NumAxes() - i) : 1;
+      prepend(a_extent == 1 ? b_extent : a_extent, a_extent != 1, b_extent != 1);
+    }
+  }
   // a of (outer, n, inner), b of (n,).
-  Broadcast(int64_t outer, int64_t n, int64_t inner);
+  Broadcast(int64_t outer, int64_t n, int64_t inner) {
+    prepend(inner, true, false);
+    prepend(n, true, true);
+    prepend(outer, true, false);
+  }
 
   // Calls fn(a, b, out, rows) for all rows, in parallel, with pointers to the first of them. `out`
   // may share memory with `a` and `b`.
@@ -50,7 +61,34 @@ class Broadcast {
   // Cuts the elements [begin, end) of the output into rows and calls
   // fn(offset in the output, offset in a, offset in b, rows) for each run of them.
   template <typename Fn>
-  void for_blocks(int64_t begin, int64_t end, const Fn& fn) const;
+  void for_blocks(int64_t begin, int64_t end, const Fn& fn) const {
+    const Dimension& inner = dims_[0];
+    const Dimension& outer = dims_[1];
+    while (begin < end) {
+      // Where the element `begin` lies.
+      const int64_t column = begin % inner.extent;
+      int64_t rest = begin / inner.extent;
+      const int64_t row = rest % outer.extent;
+      int64_t a = column * inner.a_stride + row * outer.a_stride;
+      int64_t b = column * inner.b_stride + row * outer.b_stride;
+      rest /= outer.extent;
+      for (int d = 2; d < num_dims_; ++d) {
+        const int64_t index = rest % dims_[d].extent;
+        rest /= dims_[d].extent;
+        a += index * dims_[d].a_stride;
+        b += index * dims_[d].b_stride;
+      }
+      // A part of one row, or whole rows up to the end of the second dimension.
+      const int64_t left = end - begin;
+      Rows rows{1, std::min(left, inner.extent - column), outer.a_stride, outer.b_stride,
+                inner.a_stride == 0, inner.b_stride == 0};
+      if (column == 0 && left >= inner.extent) {
+        rows.count = std::min(left / inner.extent, outer.extent - row);
+      }
+      fn(begin, a, b, rows);
+      begin += rows.count * rows.length;
+    }
+  }
 
   int64_t elements() const { return elements_; }
 
@@ -64,7 +102,23 @@ class Broadcast {
   };
 
   // Adds a dimension in front.
-  void prepend(int64_t extent, bool a_varies, bool b_varies);
+  void prepend(int64_t extent, bool a_varies, bool b_varies) {
+    elements_ *= extent;
+    if (extent == 1) { return; }
+    const int64_t a_stride = a_varies ? a_elements_ : 0;
+    const int64_t b_stride = b_varies ? b_elements_ : 0;
+    if (a_varies) { a_elements_ *= extent; }
+    if (b_varies) { b_elements_ *= extent; }
+    if (num_dims_ > 0) {
+      Dimension& last = dims_[num_dims_ - 1];
+      if ((last.a_stride != 0) == a_varies && (last.b_stride != 0) == b_varies) {
+        last.extent *= extent;
+        return;
+      }
+    }
+    CHECK_LT(num_dims_, kMaxDims);
+    dims_[num_dims_++] = {extent, a_stride, b_stride};
+  }
 
   // Innermost first.
   std::array<Dimension, kMaxDims> dims_;
@@ -73,35 +127,5 @@ class Broadcast {
   int64_t a_elements_ = 1;
   int64_t b_elements_ = 1;
 };
-
-template <typename Fn>
-void Broadcast::for_blocks(int64_t begin, int64_t end, const Fn& fn) const {
-  const Dimension& inner = dims_[0];
-  const Dimension& outer = dims_[1];
-  while (begin < end) {
-    // Where the element `begin` lies.
-    const int64_t column = begin % inner.extent;
-    int64_t rest = begin / inner.extent;
-    const int64_t row = rest % outer.extent;
-    int64_t a = column * inner.a_stride + row * outer.a_stride;
-    int64_t b = column * inner.b_stride + row * outer.b_stride;
-    rest /= outer.extent;
-    for (int d = 2; d < num_dims_; ++d) {
-      const int64_t index = rest % dims_[d].extent;
-      rest /= dims_[d].extent;
-      a += index * dims_[d].a_stride;
-      b += index * dims_[d].b_stride;
-    }
-    // A part of one row, or whole rows up to the end of the second dimension.
-    const int64_t left = end - begin;
-    Rows rows{1, std::min(left, inner.extent - column), outer.a_stride, outer.b_stride,
-              inner.a_stride == 0, inner.b_stride == 0};
-    if (column == 0 && left >= inner.extent) {
-      rows.count = std::min(left / inner.extent, outer.extent - row);
-    }
-    fn(begin, a, b, rows);
-    begin += rows.count * rows.length;
-  }
-}
 
 }  // namespace oneflow_accel

@@ -1,6 +1,7 @@
 // Kernels whose output has one element for each element of their inputs, all of one shape.
 #pragma once
 
+#include <array>
 #include <type_traits>
 #include <vector>
 
@@ -26,34 +27,39 @@ void map(user_op::KernelComputeContext* ctx, const char* out, const Formula& for
       input<T>(ctx, in)...);
 }
 
-// out = formula(in), or formula(a, b); `arguments` names the inputs, then the output.
+// The names of one or two inputs, then that of the output.
+using MapArguments = std::array<const char*, 3>;
+
+template <typename Formula>
+constexpr int kMapInputs = std::is_invocable_v<Formula, float> ? 1 : 2;
+
+// out = formula(in), or formula(a, b).
 template <typename T, typename Formula>
 class MapKernel final : public Kernel {
  public:
-  MapKernel(const std::vector<const char*>& arguments, const Formula& formula)
-      : arguments_(arguments), formula_(formula) {}
+  MapKernel(const MapArguments& names, const Formula& formula) : names_(names), formula_(formula) {}
 
  private:
   void Compute(user_op::KernelComputeContext* ctx) const override {
-    if constexpr (std::is_invocable_v<Formula, float>) {
-      map<T>(ctx, arguments_[1], formula_, arguments_[0]);
+    if constexpr (kMapInputs<Formula> == 1) {
+      map<T>(ctx, names_[1], formula_, names_[0]);
     } else {
-      map<T>(ctx, arguments_[2], formula_, arguments_[0], arguments_[1]);
+      map<T>(ctx, names_[2], formula_, names_[0], names_[1]);
     }
   }
 
-  const std::vector<const char*> arguments_;
+  const MapArguments names_;
   const Formula formula_;
 };
 
 // Such kernels for tensors of each of the types.
 template <typename... T, typename Formula>
 std::vector<KernelRegistration> map_kernels(
-    const char* op, const std::vector<const char*>& arguments, const Formula& formula,
+    const char* op, const MapArguments& names, const Formula& formula,
     const user_op::InplaceProposalFn& in_place = nullptr) {
-  return {KernelRegistration(registry(
-      op, [=] { return user_op::NewOpKernel<MapKernel<T, Formula>>(arguments, formula); },
-      is_on_cpu(arguments.back(), kDataType<T>), in_place))...};
+  return {KernelRegistration(
+      registry(op, [=] { return user_op::NewOpKernel<MapKernel<T, Formula>>(names, formula); },
+               is_on_cpu(names[kMapInputs<Formula>], kDataType<T>), in_place))...};
 }
 
 }  // namespace oneflow_accel
