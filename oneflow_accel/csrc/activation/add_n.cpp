@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "common/oneflow.h"
 #include "common/threads.h"
-#include "common/typed_kernels.h"
 #include "elementwise/operand.h"
 
 namespace oneflow_accel {

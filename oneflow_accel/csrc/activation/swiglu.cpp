@@ -2,10 +2,9 @@
 // bfloat16: silu(gate) up (Shazeer 2020, "GLU Variants Improve Transformer"). The gradient computes
 // silu again from the inputs.
 #include "activation/silu.h"
-#include "common/arguments.h"
 #include "common/infer.h"
+#include "common/oneflow.h"
 #include "common/threads.h"
-#include "common/typed_kernels.h"
 
 namespace oneflow_accel {
 

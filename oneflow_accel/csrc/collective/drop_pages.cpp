@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "common/arguments.h"
 #include "common/infer.h"
 #include "common/oneflow.h"
 

@@ -4,6 +4,11 @@
 // Before OneFlow's headers: the wheel's include folder also holds a system include tree.
 #include <immintrin.h>
 
+#include <exception>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
 #include "common/bfloat16.h"
 #include "oneflow/core/framework/framework.h"
 #include "oneflow/core/framework/user_op_registry_manager.h"
@@ -80,6 +85,39 @@ inline int64_t bytes_of(const user_op::Tensor& tensor) {
   return tensor.shape_view().elem_cnt() * ::oneflow::GetSizeOfDataType(tensor.data_type());
 }
 
+// The data of a kernel's arguments by name.
+template <typename T = float>
+const T* input(user_op::KernelComputeContext* ctx, const std::string& name) {
+  return ctx->Tensor4ArgNameAndIndex(name, 0)->dptr<T>();
+}
+
+// Also of an input that the kernel changes in place.
+template <typename T = float>
+T* output(user_op::KernelComputeContext* ctx, const std::string& name) {
+  return ctx->Tensor4ArgNameAndIndex(name, 0)->mut_dptr<T>();
+}
+
+template <typename T = float>
+const T* input_or_null(user_op::KernelComputeContext* ctx, const std::string& name) {
+  return ctx->has_input(name, 0) ? input<T>(ctx, name) : nullptr;
+}
+
+template <typename T = float>
+T* output_or_null(user_op::KernelComputeContext* ctx, const std::string& name) {
+  return ctx->has_output(name, 0) ? output<T>(ctx, name) : nullptr;
+}
+
+// Calls fn(). An exception becomes one whose text starts with describe(), a string that names the
+// operation and its shapes.
+template <typename Describe, typename Fn>
+void run_or_throw(const Describe& describe, const Fn& fn) {
+  try {
+    fn();
+  } catch (const std::exception& error) {
+    throw std::runtime_error(describe() + " failed: " + error.what());
+  }
+}
+
 // What makes kernels of class T.
 template <typename T>
 const user_op::OpKernel* make() {
@@ -107,9 +145,22 @@ user_op::OpKernelRegistry registry(const std::string& op, user_op::OpKernelCreat
   return found;
 }
 
+// The operator's kernels for tensors of each of the types: that of the argument `decides`.
+template <template <typename> class TypedKernel, typename... T>
+std::vector<KernelRegistration> typed_kernels(const char* op, const char* decides,
+                                              user_op::InplaceProposalFn in_place = nullptr) {
+  return {KernelRegistration(
+      registry(op, make<TypedKernel<T>>, is_on_cpu(decides, kDataType<T>), in_place))...};
+}
+
 }  // namespace oneflow_accel
 
 // Registers the kernels of registry(...), guarded.
 #define REGISTER_KERNEL(...) \
   static const ::oneflow_accel::KernelRegistration OF_PP_CAT(g_kernel_registration, __COUNTER__)( \
       ::oneflow_accel::registry(__VA_ARGS__))
+
+// REGISTER_KERNELS(the template, its types)(the operator, the argument that decides, in place).
+#define REGISTER_KERNELS(...) \
+  static const auto OF_PP_CAT(g_typed_kernels, __COUNTER__) = \
+      ::oneflow_accel::typed_kernels<__VA_ARGS__>

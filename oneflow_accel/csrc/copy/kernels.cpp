@@ -1,9 +1,9 @@
 // The operators that are one strided copy, or one for each tensor, or fill one.
 #include <algorithm>
 
+#include "common/oneflow.h"
 #include "common/threads.h"
-#include "common/typed_kernels.h"
-#include "copy/elements.h"
+#include "copy/strided_copy.h"
 
 namespace oneflow_accel {
 

@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "common/part.h"
-#include "copy/elements.h"
+#include "copy/strided_copy.h"
 
 namespace oneflow_accel {
 

@@ -5,8 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "common/arguments.h"
-#include "common/typed_kernels.h"
+#include "common/oneflow.h"
 #include "elementwise/broadcast.h"
 
 namespace oneflow_accel {

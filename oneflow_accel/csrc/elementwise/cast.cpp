@@ -1,7 +1,7 @@
 // cast between float32 and the types that models convert: bfloat16 and float64 both ways, integers
 // and bool to float32.
+#include "common/oneflow.h"
 #include "common/threads.h"
-#include "common/typed_kernels.h"
 
 namespace oneflow_accel {
 

@@ -5,7 +5,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "common/arguments.h"
+#include "common/oneflow.h"
 #include "common/threads.h"
 
 namespace oneflow_accel {

@@ -5,7 +5,7 @@
 #include <functional>
 #include <limits>
 
-#include "common/typed_kernels.h"
+#include "common/oneflow.h"
 #include "elementwise/map.h"
 
 namespace oneflow_accel {

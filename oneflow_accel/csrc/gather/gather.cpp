@@ -11,7 +11,6 @@
 #include "common/part.h"
 #include "common/scratch.h"
 #include "common/typed_kernels.h"
-#include "copy/elements.h"
 #include "copy/strided_copy.h"
 #include "reduce/each_block.h"
 

@@ -7,7 +7,7 @@
 #include "common/arguments.h"
 #include "common/scratch.h"
 #include "common/typed_kernels.h"
-#include "copy/elements.h"
+#include "copy/strided_copy.h"
 #include "elementwise/map.h"
 #include "reduce/each_block.h"
 
