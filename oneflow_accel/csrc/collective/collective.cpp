@@ -106,33 +106,6 @@ struct Member {
   alignas(64) char slots[kSlots][kSlot];
 };
 
-// The shared memory.
-struct Segment {
-  Member* members = nullptr;
-  const std::size_t bytes;
-
-  explicit Segment(int count) : bytes(count * sizeof(Member)) {}
-  ~Segment() {
-    if (members != nullptr) { munmap(members, bytes); }
-  }
-
-  // Whether it could be made, or opened, and mapped.
-  bool map(const std::string& name, bool make) {
-    const int file = shm_open(name.c_str(), make ? O_CREAT | O_EXCL | O_RDWR : O_RDWR, 0600);
-    if (file < 0) { return false; }
-    struct stat status {};
-    // Without room now, a write would end the process later.
-    const bool ok = make ? posix_fallocate(file, 0, bytes) == 0
-                         : fstat(file, &status) == 0
-                               && status.st_size == static_cast<int64_t>(bytes);
-    void* memory =
-        ok ? mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0) : MAP_FAILED;
-    close(file);
-    if (memory != MAP_FAILED) { members = static_cast<Member*>(memory); }
-    return members != nullptr;
-  }
-};
-
 // The members call the same functions in the same order, each on tensors of the same sizes. What is
 // long goes through in chunks. A group is used by one thread at a time.
 class Group {
@@ -146,8 +119,25 @@ class Group {
   // Adds the numbers of one type that `bytes` of `part` are to those of `sum`.
   using Add = void (*)(const char* part, char* sum, int64_t bytes);
 
-  Group(int index, int count, std::unique_ptr<Segment> segment)
-      : index_(index), count_(count), segment_(std::move(segment)) {}
+  Group(int index, int count) : index_(index), count_(count) {}
+  ~Group() {
+    if (members_ != nullptr) { munmap(members_, bytes_); }
+  }
+
+  // Comes before all else: whether the shared memory could be made, or opened, and mapped.
+  bool map(const std::string& name, bool make) {
+    const int file = shm_open(name.c_str(), make ? O_CREAT | O_EXCL | O_RDWR : O_RDWR, 0600);
+    if (file < 0) { return false; }
+    struct stat status {};
+    // Without room now, a write would end the process later.
+    const bool ok = make ? posix_fallocate(file, 0, bytes_) == 0
+                         : fstat(file, &status) == 0 && status.st_size == bytes_;
+    void* memory =
+        ok ? mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0) : MAP_FAILED;
+    close(file);
+    if (memory != MAP_FAILED) { members_ = static_cast<Member*>(memory); }
+    return members_ != nullptr;
+  }
 
   // Place of this process among the members.
   int index() const { return index_; }
@@ -195,10 +185,10 @@ class Group {
 
  private:
   // Where a member writes this chunk.
-  char* slot(int member) const { return segment_->members[member].slots[chunk_ % kSlots]; }
+  char* slot(int member) const { return members_[member].slots[chunk_ % kSlots]; }
 
   void wait_for(int member, uint32_t chunk) const {
-    Member& other = segment_->members[member];
+    Member& other = members_[member];
     // The numbers wrap around.
     const auto is_there = [&](uint32_t seen) { return static_cast<int32_t>(seen - chunk) >= 0; };
     if (comes_true_soon([&] { return is_there(other.written.load()); })) { return; }
@@ -214,7 +204,7 @@ class Group {
   // is the one member that writes, and that the others wait for, or kAll.
   template <typename Write, typename Read>
   void exchange(int64_t bytes, int64_t most, int from, const Write& write, const Read& read) {
-    Member& own = segment_->members[index_];
+    Member& own = members_[index_];
     for (int64_t begin = 0; begin < bytes; begin += most) {
       const int64_t size = std::min(most, bytes - begin);
       ++chunk_;
@@ -240,7 +230,8 @@ class Group {
 
   const int index_;
   const int count_;
-  const std::unique_ptr<Segment> segment_;
+  const int64_t bytes_ = count_ * sizeof(Member);
+  Member* members_ = nullptr;
   // Number of the chunk; it may wrap around.
   uint32_t chunk_ = 0;
 };
@@ -252,12 +243,12 @@ std::unique_ptr<Group> make_group(const std::vector<int64_t>& ranks, int index) 
   const int count = static_cast<int>(ranks.size());
   std::string prefix = "oneflow_accel/shared_memory";
   for (const int64_t rank : ranks) { prefix += "/" + std::to_string(rank); }
-  auto segment = std::make_unique<Segment>(count);
+  auto group = std::make_unique<Group>(index, count);
   std::string answer;
   if (index == 0) {
     const std::string name = "/oneflow_accel_" + std::to_string(getpid()) + "_"
                              + std::to_string(std::random_device()());
-    bool all = is_allowed() && segment->map(name, true);
+    bool all = is_allowed() && group->map(name, true);
     others->PushKV(prefix + " name", all ? machine() + " " + name : std::string());
     for (int member = 1; member < count; ++member) {
       others->PullKV(prefix + " opened " + std::to_string(member), &answer);
@@ -271,13 +262,12 @@ std::unique_ptr<Group> make_group(const std::vector<int64_t>& ranks, int index) 
     const auto space = answer.find(' ');
     const bool opened = is_allowed() && space != std::string::npos
                         && answer.substr(0, space) == machine()
-                        && segment->map(answer.substr(space + 1), false);
+                        && group->map(answer.substr(space + 1), false);
     others->PushKV(prefix + " opened " + std::to_string(index),
                    std::string(opened ? "yes" : "no"));
     others->PullKV(prefix + " all", &answer);
   }
-  if (answer != "yes") { return nullptr; }
-  return std::make_unique<Group>(index, count, std::move(segment));
+  return answer == "yes" ? std::move(group) : nullptr;
 }
 
 // The group of these ranks, in this order, this process among them; the first call asks all of them
@@ -401,7 +391,7 @@ class Collective final : public user_op::OpKernel {
 };
 
 // When the library is loaded.
-bool wrap_stock_kernels() {
+const bool g_wrapped = [] {
   for (const char* op : {"eager_ccl_all_gather", "eager_ccl_all_reduce",
                          "eager_ccl_reduce_scatter", "eager_ccl_broadcast"}) {
     for (auto& kernel : all_kernels()[op]) {
@@ -411,9 +401,7 @@ bool wrap_stock_kernels() {
     }
   }
   return true;
-}
-
-const bool g_wrapped = wrap_stock_kernels();
+}();
 
 }  // namespace
 

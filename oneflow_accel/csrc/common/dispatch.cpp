@@ -101,23 +101,6 @@ PyObject* run(PyObject* expression, PyObject* inputs) {
   return pack_tensors(*OpInterpUtil::Dispatch<TensorTuple>(*op, tensors).GetPtrOrThrow());
 }
 
-// fn(), or null with the Python exception that OneFlow's own functions would raise.
-template <typename Fn>
-PyObject* or_python_error(const Fn& fn) {
-  try {
-    return fn();
-  } catch (const ::oneflow::TypeException& error) {
-    PyErr_SetString(PyExc_TypeError, error.what());
-  } catch (const ::oneflow::IndexException& error) {
-    PyErr_SetString(PyExc_IndexError, error.what());
-  } catch (const ::oneflow::NotImplementedException& error) {
-    PyErr_SetString(PyExc_NotImplementedError, error.what());
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
-  }
-  return nullptr;
-}
-
 }  // namespace
 
 }  // namespace oneflow_accel
@@ -131,12 +114,22 @@ const char* oneflow_accel_bind_module(const char* path) {
 }
 
 // Runs a oneflow._oneflow_internal.one.UserOpExpr on a tuple of tensors, as many as it has inputs,
-// and returns the tuple of its outputs. Null with a Python exception set on failure. The caller
-// holds the GIL, as it does in OneFlow's own functions: where OneFlow has to wait for its
-// executor, OneFlow releases it.
+// and returns the tuple of its outputs. Null on failure, with the Python exception set that
+// OneFlow's own functions would raise. The caller holds the GIL, as it does in those functions:
+// where OneFlow has to wait for its executor, OneFlow releases it.
 PyObject* oneflow_accel_run(PyObject* expression, PyObject* inputs) {
-  return oneflow_accel::or_python_error(
-      [&] { return oneflow_accel::run(expression, inputs); });
+  try {
+    return oneflow_accel::run(expression, inputs);
+  } catch (const ::oneflow::TypeException& error) {
+    PyErr_SetString(PyExc_TypeError, error.what());
+  } catch (const ::oneflow::IndexException& error) {
+    PyErr_SetString(PyExc_IndexError, error.what());
+  } catch (const ::oneflow::NotImplementedException& error) {
+    PyErr_SetString(PyExc_NotImplementedError, error.what());
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return nullptr;
 }
 
 }  // extern "C"

@@ -224,7 +224,7 @@ user_op::OpKernelCreateFn guarded(const std::string& op, user_op::OpKernelCreate
 
 // The optimizers that are OneFlow's own must not step either while a failure waits. When the
 // library is loaded.
-bool guard_stock_updates() {
+const bool g_stock_updates_guarded = [] {
   for (auto& [op, kernels] : all_kernels()) {
     if (updates().count(op) == 0) { continue; }
     for (user_op::OpKernelRegistryResult& kernel : kernels) {
@@ -233,9 +233,7 @@ bool guard_stock_updates() {
     }
   }
   return true;
-}
-
-const bool g_stock_updates_guarded = guard_stock_updates();
+}();
 
 }  // namespace
 

@@ -14,7 +14,7 @@
 #include "oneflow/core/framework/user_op_registry_manager.h"
 #include "oneflow/core/kernel/new_kernel_util.h"
 
-// What OneFlow's tensors are asked for, whose own class for it is another.
+// So that OneFlow's tensors give Bfloat16 by type, as they do their own class for it.
 template <>
 struct oneflow::GetDataType<oneflow_accel::Bfloat16>
     : std::integral_constant<DataType, DataType::kBFloat16> {};
@@ -62,12 +62,10 @@ inline auto is_on_cpu(const std::string& name, DataType type) {
   return is_on_cpu() && (user_op::HobDataType(name, 0) == type);
 }
 
-inline auto is_float32_on_cpu(const std::string& name) {
-  return is_on_cpu(name, DataType::kFloat);
-}
+inline auto is_float32_on_cpu(const std::string& name) { return is_on_cpu(name, kDataType<float>); }
 
 inline auto is_bfloat16_on_cpu(const std::string& name) {
-  return is_on_cpu(name, DataType::kBFloat16);
+  return is_on_cpu(name, kDataType<Bfloat16>);
 }
 
 // A kernel that has nothing to do where all its outputs are empty: all but those whose operators

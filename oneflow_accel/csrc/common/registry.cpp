@@ -10,6 +10,12 @@
 #include "oneflow/core/common/singleton.h"
 #include "oneflow/core/framework/stream_mgr.h"
 
+// How many streams OneFlow has: 0 until its first operation, or its first fork, makes one.
+extern "C" int oneflow_accel_streams() {
+  const auto* manager = ::oneflow::Singleton<::oneflow::StreamMgr>::Get();
+  return manager == nullptr ? 0 : static_cast<int>(manager->UniqueStreamSize());
+}
+
 namespace oneflow_accel {
 
 namespace {
@@ -23,12 +29,6 @@ struct PrivateKernels {
 Kernels& kernels_of(user_op::UserOpRegistryMgr& manager);
 template struct PrivateKernels<&user_op::UserOpRegistryMgr::op_kernel_reg_result_>;
 
-// How many streams OneFlow has: 0 until its first operation, or its first fork, makes one.
-int streams() {
-  const auto* manager = ::oneflow::Singleton<::oneflow::StreamMgr>::Get();
-  return manager == nullptr ? 0 : static_cast<int>(manager->UniqueStreamSize());
-}
-
 // Keeps the kernels that OneFlow has chosen usable while the plug-in registers its own. An operator
 // that has run keeps pointers to its kernel's entry in the registry's vector
 // (StatefulOpKernel::ChooseOpKernel in oneflow 0.9.0). One more kernel for that operator can move
@@ -36,7 +36,7 @@ int streams() {
 // kernel of the plug-in is registered, the vectors get new storage, and the old one stays for ever.
 // 101: before the registrations, which have no priority.
 __attribute__((constructor(101))) void keep_entries_where_they_are() {
-  if (streams() == 0) { return; }
+  if (oneflow_accel_streams() == 0) { return; }
   auto& kept = *new std::vector<Kernels::mapped_type>;
   for (auto& [name, entries] : all_kernels()) {
     auto copy = entries;
@@ -142,8 +142,6 @@ bool plugin_kernels_match() { return !plugin_kernels_hidden; }
 }  // namespace oneflow_accel
 
 extern "C" {
-
-int oneflow_accel_streams() { return oneflow_accel::streams(); }
 
 // The operators that have kernels here, sorted, separated by spaces.
 const char* oneflow_accel_operators() {
