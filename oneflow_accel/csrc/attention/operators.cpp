@@ -8,15 +8,11 @@
 #include <stdexcept>
 
 #include "attention/attention.h"
-#include "common/arguments.h"
-#include "common/typed_kernels.h"
+#include "common/oneflow.h"
 #include "common/part.h"
 
 namespace oneflow_accel {
 
-namespace user_op = ::oneflow::user_op;
-using ::oneflow::Error;
-using ::oneflow::Maybe;
 using ::oneflow::Shape;
 
 Maybe<void> check_dropout(user_op::InferContext* ctx) {

@@ -6,9 +6,8 @@
 #include <string>
 
 #include "attention/weight_dropout.h"
-#include "common/arguments.h"
-#include "common/guard.h"
 #include "common/infer.h"
+#include "common/oneflow.h"
 
 namespace oneflow_accel {
 

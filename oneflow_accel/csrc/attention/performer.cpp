@@ -13,19 +13,14 @@
 
 #include "attention/buffer.h"
 #include "attention/rows.h"
-#include "common/arguments.h"
-#include "common/guard.h"
 #include "common/infer.h"
+#include "common/oneflow.h"
 #include "common/threads.h"
-#include "common/typed_kernels.h"
 
 namespace oneflow_accel {
 
 namespace performer {
 
-namespace user_op = ::oneflow::user_op;
-using ::oneflow::Error;
-using ::oneflow::Maybe;
 using ::oneflow::Shape;
 
 Maybe<void> infer(user_op::InferContext* ctx) {

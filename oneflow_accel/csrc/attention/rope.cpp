@@ -2,9 +2,8 @@
 // 2021, "RoFormer", section 3.2). x is [before, time, between, dim] with time at `axis`; cosines
 // and sines are [time, dim / 2]. Pairs of numbers turn by an angle: i and i + dim / 2, or
 // neighbours where `interleaved`. With `inverse` they turn back, which is the gradient.
-#include "common/arguments.h"
 #include "common/infer.h"
-#include "common/typed_kernels.h"
+#include "common/oneflow.h"
 #include "softmax/row_set.h"
 
 namespace oneflow_accel {
@@ -13,9 +12,6 @@ namespace rope {
 
 // In a unity build it shares a file with other operators, whose rules are called the same.
 
-namespace user_op = ::oneflow::user_op;
-using ::oneflow::Error;
-using ::oneflow::Maybe;
 using ::oneflow::Shape;
 
 Maybe<void> infer(user_op::InferContext* ctx) {

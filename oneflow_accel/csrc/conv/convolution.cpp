@@ -4,8 +4,7 @@
 
 #include <stdexcept>
 
-#include "common/guard.h"
-#include "common/typed_kernels.h"
+#include "common/oneflow.h"
 #include "conv/grouped.h"
 #include "conv/pixel_products.h"
 
@@ -22,8 +21,6 @@ void convolve(const ConvGeometry& geometry, const ConvCall& call) {
 }
 
 namespace {
-
-namespace user_op = ::oneflow::user_op;
 
 using Context = user_op::KernelComputeContext;
 
@@ -121,7 +118,7 @@ class ConvKernel final : public Kernel {
 template <typename T>
 void register_kernel(const ConvOperator& op) {
   const auto create = [=] { return user_op::NewOpKernel<ConvKernel<T>>(op); };
-  KernelRegistration(registry(op.op, create, is_on_cpu(op.names[kConvIn], data_type<T>())));
+  KernelRegistration(registry(op.op, create, is_on_cpu(op.names[kConvIn], kDataType<T>)));
 }
 
 const bool g_registered = [] {

@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "common/arguments.h"
+#include "common/oneflow.h"
 #include "conv/primitive.h"
 #include "elementwise/map.h"
 

@@ -5,8 +5,7 @@
 
 #include <atomic>
 
-#include "common/guard.h"
-#include "common/typed_kernels.h"
+#include "common/oneflow.h"
 #include "conv/convolution.h"
 #include "conv/grouped.h"
 

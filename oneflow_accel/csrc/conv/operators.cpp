@@ -8,14 +8,9 @@ namespace oneflow_accel {
 
 namespace {
 
-namespace user_op = ::oneflow::user_op;
-
-using ::oneflow::DataType;
 using ::oneflow::DimVector;
-using ::oneflow::Maybe;
 using ::oneflow::Shape;
 // CHECK_OR_RETURN names these without a namespace.
-using ::oneflow::Error;
 using ::oneflow::ErrorStackFrame;
 using ::oneflow::SymbolOf;
 

@@ -4,16 +4,13 @@
 #include <stdexcept>
 
 #include "activation/gelu.h"
-#include "common/arguments.h"
+#include "common/oneflow.h"
 #include "common/threads.h"
-#include "common/typed_kernels.h"
 #include "random/keep.h"
 
 namespace oneflow_accel {
 
 namespace {
-
-namespace user_op = ::oneflow::user_op;
 
 // out[i] = finish(i, element i of a + b), in parallel, on stretches of sums that are still in the
 // nearest cache.

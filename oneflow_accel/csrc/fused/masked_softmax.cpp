@@ -9,8 +9,7 @@
 #include <algorithm>
 #include <stdexcept>
 
-#include "common/arguments.h"
-#include "common/typed_kernels.h"
+#include "common/oneflow.h"
 #include "elementwise/broadcast.h"
 #include "random/keep.h"
 #include "softmax/row.h"
@@ -19,8 +18,6 @@
 namespace oneflow_accel {
 
 namespace {
-
-namespace user_op = ::oneflow::user_op;
 
 // An element of softmax is some ten operations.
 constexpr int64_t kSoftmaxOperations = 8;

@@ -4,16 +4,13 @@
 // head. The operator gives alpha * query key^T, (batch, heads, sequence, sequence), and the value
 // as (batch, heads, sequence, size). The parts are multiplied where they lie.
 #include "attention/rows.h"
-#include "common/arguments.h"
-#include "common/guard.h"
+#include "common/oneflow.h"
 #include "common/threads.h"
 #include "matmul/product.h"
 
 namespace oneflow_accel {
 
 namespace {
-
-namespace user_op = ::oneflow::user_op;
 
 struct Heads {
   int64_t sequence;

@@ -2,15 +2,12 @@
 // row i keeps the columns up to i + diagonal, times a scale; a fill value stands in the rest.
 #include <algorithm>
 
-#include "common/arguments.h"
-#include "common/typed_kernels.h"
+#include "common/oneflow.h"
 #include "softmax/row_set.h"
 
 namespace oneflow_accel {
 
 namespace {
-
-namespace user_op = ::oneflow::user_op;
 
 // An attribute of OneFlow's type Scalar: NAME is floating_NAME or integer_NAME.
 template <typename T>

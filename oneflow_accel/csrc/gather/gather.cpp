@@ -7,18 +7,15 @@
 #include <string>
 #include <vector>
 
-#include "common/arguments.h"
+#include "common/oneflow.h"
 #include "common/part.h"
 #include "common/scratch.h"
-#include "common/typed_kernels.h"
 #include "copy/strided_copy.h"
 #include "reduce/each_block.h"
 
 namespace oneflow_accel {
 
 namespace {
-
-namespace user_op = ::oneflow::user_op;
 
 // Whether 0 <= each x <= last: else x or last - x has the sign bit set.
 template <typename T>

@@ -4,9 +4,8 @@
 // operators between them would take the processors' time from them.
 #include "activation/gelu.h"
 #include "attention/attention.h"
-#include "common/arguments.h"
-#include "common/guard.h"
 #include "common/infer.h"
+#include "common/oneflow.h"
 #include "common/threads.h"
 #include "matmul/product.h"
 #include "norm/row_norm.h"
@@ -16,9 +15,6 @@ namespace oneflow_accel {
 
 namespace decoder_layer {
 
-namespace user_op = ::oneflow::user_op;
-using ::oneflow::Error;
-using ::oneflow::Maybe;
 using ::oneflow::Shape;
 
 struct Sizes {

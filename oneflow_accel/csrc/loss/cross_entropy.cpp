@@ -9,11 +9,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "common/arguments.h"
-#include "common/guard.h"
 #include "common/infer.h"
 #include "common/onednn.h"
-#include "common/typed_kernels.h"
+#include "common/oneflow.h"
 #include "loss/labels.h"
 #include "matmul/product.h"
 #include "softmax/row.h"
@@ -23,10 +21,6 @@ namespace oneflow_accel {
 
 namespace {
 
-namespace user_op = ::oneflow::user_op;
-using ::oneflow::DataType;
-using ::oneflow::Error;
-using ::oneflow::Maybe;
 using ::oneflow::Shape;
 
 // Losses and two floats more for each of `rows` rows, or sums of them; gradients are like the

@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "common/arguments.h"
+#include "common/oneflow.h"
 #include "loss/labels.h"
 #include "softmax/row.h"
 #include "softmax/row_set.h"
@@ -16,8 +16,6 @@
 namespace oneflow_accel {
 
 namespace {
-
-namespace user_op = ::oneflow::user_op;
 
 using Function = void (*)(user_op::KernelComputeContext* ctx, const RowSet& rows,
                           const Labels& labels);

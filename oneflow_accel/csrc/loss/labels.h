@@ -83,7 +83,6 @@ class Labels {
 
 // Matches labels of the types that Labels reads.
 inline auto is_label(const std::string& name) {
-  namespace user_op = ::oneflow::user_op;
   return user_op::HobDataType(name, 0) == ::oneflow::DataType::kInt32
          || user_op::HobDataType(name, 0) == ::oneflow::DataType::kInt64;
 }

@@ -1,15 +1,13 @@
 // softmax_cross_entropy and its gradient, float32: labels are a distribution over the classes.
 #include <cmath>
 
-#include "common/arguments.h"
+#include "common/oneflow.h"
 #include "softmax/row.h"
 #include "softmax/row_set.h"
 
 namespace oneflow_accel {
 
 namespace {
-
-namespace user_op = ::oneflow::user_op;
 
 // Probabilities below 1e-20 count as this much, as in OneFlow's own kernels.
 constexpr float kLogSmallest = -46.0517019F;

@@ -2,17 +2,13 @@
 // a matrix that many rows were multiplied with, and a linear layer, which OneFlow has on CUDA only.
 #include <algorithm>
 
-#include "common/arguments.h"
-#include "common/guard.h"
+#include "common/oneflow.h"
 #include "common/threads.h"
-#include "common/typed_kernels.h"
 #include "matmul/product.h"
 
 namespace oneflow_accel {
 
 namespace {
-
-namespace user_op = ::oneflow::user_op;
 
 // The tensor's shape, with ones in front where it has less than `rank` dimensions.
 dnnl::memory::dims padded_shape(const user_op::Tensor& tensor, std::size_t rank) {

@@ -4,11 +4,9 @@
 #include <utility>
 
 #include "attention/block_product.h"
-#include "common/arguments.h"
-#include "common/guard.h"
 #include "common/infer.h"
 #include "common/onednn.h"
-#include "common/typed_kernels.h"
+#include "common/oneflow.h"
 #include "elementwise/map.h"
 #include "monarch/monarch.h"
 #include "softmax/row_set.h"
@@ -17,9 +15,6 @@ namespace oneflow_accel {
 
 namespace {
 
-namespace user_op = ::oneflow::user_op;
-using ::oneflow::Error;
-using ::oneflow::Maybe;
 using ::oneflow::Shape;
 
 // The shape of x with another length of its rows.

@@ -6,11 +6,10 @@
 #include <algorithm>
 
 #include "attention/operators.h"
-#include "common/arguments.h"
 #include "common/infer.h"
-#include "common/simd_math.h"
+#include "common/oneflow.h"
 #include "common/scratch.h"
-#include "common/typed_kernels.h"
+#include "common/simd_math.h"
 #include "norm/row_norm.h"
 #include "reduce/each_block.h"
 
@@ -18,9 +17,6 @@ namespace oneflow_accel {
 
 namespace {
 
-namespace user_op = ::oneflow::user_op;
-using ::oneflow::Error;
-using ::oneflow::Maybe;
 using ::oneflow::Shape;
 
 Maybe<void> infer(user_op::InferContext* ctx) {

@@ -1,13 +1,10 @@
 // layer_norm, rms_norm and their gradients: float32, float64 and bfloat16 (statistics in float32).
-#include "common/arguments.h"
-#include "common/typed_kernels.h"
+#include "common/oneflow.h"
 #include "norm/row_norm.h"
 
 namespace oneflow_accel {
 
 namespace {
-
-namespace user_op = ::oneflow::user_op;
 
 // How an operator's tensors lie in rows, and what it calls its arguments.
 struct RowOperator {

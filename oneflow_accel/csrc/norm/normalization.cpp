@@ -4,15 +4,12 @@
 #include <cmath>
 #include <vector>
 
-#include "common/arguments.h"
-#include "common/typed_kernels.h"
+#include "common/oneflow.h"
 #include "norm/channel_maps.h"
 
 namespace oneflow_accel {
 
 namespace {
-
-namespace user_op = ::oneflow::user_op;
 
 // The coefficients of y = (x - mean) * scale + shift.
 struct Coefficients {

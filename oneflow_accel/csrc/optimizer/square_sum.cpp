@@ -4,15 +4,13 @@
 #include <cmath>
 #include <vector>
 
-#include "common/arguments.h"
 #include "common/onednn.h"
+#include "common/oneflow.h"
 #include "common/threads.h"
 
 namespace oneflow_accel {
 
 namespace {
-
-namespace user_op = ::oneflow::user_op;
 
 // Squares are summed per block, and the blocks' sums in their order, so that the result does not
 // depend on the number of threads. In float64: the squares of large float32 gradients overflow.

@@ -3,15 +3,13 @@
 // gradient before it is clipped.
 #include <cmath>
 
-#include "common/arguments.h"
+#include "common/oneflow.h"
 #include "common/threads.h"
 #include "elementwise/map.h"
 
 namespace oneflow_accel {
 
 namespace {
-
-namespace user_op = ::oneflow::user_op;
 
 // How a gradient becomes the one that the update uses: scale * g + l1 * sign(p) + l2 * p.
 struct GradientTerms {

@@ -6,16 +6,13 @@
 // adaptive_avg_pool2d for (N, C, H, W) only.
 #include <string>
 
-#include "common/arguments.h"
-#include "common/typed_kernels.h"
+#include "common/oneflow.h"
 #include "pool/average.h"
 #include "pool/maximum.h"
 
 namespace oneflow_accel {
 
 namespace {
-
-namespace user_op = ::oneflow::user_op;
 
 using Context = user_op::KernelComputeContext;
 

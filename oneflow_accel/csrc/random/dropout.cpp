@@ -1,8 +1,7 @@
 // dropout and dropout_grad (float32, bfloat16), and random_mask_like, the mask of OneFlow's fused
 // dropout operators, which depends on the shape of its input only.
-#include "common/arguments.h"
+#include "common/oneflow.h"
 #include "common/threads.h"
-#include "common/typed_kernels.h"
 #include "oneflow/core/framework/random_generator.h"
 #include "random/keep.h"
 #include "random/mersenne.h"
@@ -29,8 +28,6 @@ struct RandomMaskLikeKernelState : user_op::OpKernelState {
 namespace oneflow_accel::random {
 
 namespace {
-
-namespace user_op = ::oneflow::user_op;
 
 // A word of the engine keeps its element if it is at least `least`; none does where `any` is 0.
 struct Threshold {

@@ -1,7 +1,7 @@
 // What dropout does to the elements of a mask.
 #pragma once
 
-#include "common/arguments.h"
+#include "common/oneflow.h"
 
 namespace oneflow_accel::random {
 

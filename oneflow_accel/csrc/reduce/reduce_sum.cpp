@@ -4,9 +4,8 @@
 #include <type_traits>
 #include <vector>
 
-#include "common/arguments.h"
+#include "common/oneflow.h"
 #include "common/scratch.h"
-#include "common/typed_kernels.h"
 #include "copy/strided_copy.h"
 #include "elementwise/map.h"
 #include "reduce/each_block.h"
@@ -14,8 +13,6 @@
 namespace oneflow_accel {
 
 namespace {
-
-namespace user_op = ::oneflow::user_op;
 
 // Elements of a row that are summed up in T, with enough accumulators to keep the error small.
 constexpr int64_t kRowBlock = 4096;

@@ -1,14 +1,11 @@
 // softmax, log_softmax and their gradients over the last axis, float32 and bfloat16.
-#include "common/arguments.h"
-#include "common/typed_kernels.h"
+#include "common/oneflow.h"
 #include "softmax/row.h"
 #include "softmax/row_set.h"
 
 namespace oneflow_accel {
 
 namespace {
-
-namespace user_op = ::oneflow::user_op;
 
 template <typename T>
 class SoftmaxKernel final : public Kernel {

@@ -1,4 +1,0 @@
-// REGISTER_KERNELS of common/oneflow.h.
-#pragma once
-
-#include "common/oneflow.h"
