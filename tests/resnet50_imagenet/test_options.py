@@ -14,7 +14,7 @@ OPTIONS = {
     "model": "-a --arch --weights --pretrained --reset-head --channels-last --freeze-bn",
     "training": "--epochs --start-epoch --max-steps -b --batch-size --lr --learning-rate "
     "--momentum --wd --weight-decay --graph --fsdp --precision --amp --seed --grad-accum-steps "
-    "--clip-grad --smoothing --model-ema --model-ema-decay",
+    "--clip-grad --smoothing --model-ema --model-ema-decay --reduce-dtype",
     "data": "-j --workers --image-size --scale --hflip --dummy --aa --reprob --mixup --cutmix "
     "--mixup-prob --mixup-switch-prob --mixup-mode",
     "run": "-h --help --device --profile -e --evaluate --benchmark --fold --no-fold --bf16 "
