@@ -1,9 +1,8 @@
 // The kernel of oneflow_accel_conv2d: a convolution with bias, summand and activation in one pass,
 // float32 and bfloat16. oneDNN computes what follows where it can; grouped convolutions of a few
 // channels are ours (grouped.h), and so is bfloat16 on processors for which oneDNN has none.
-#include <immintrin.h>
-
 #include <atomic>
+#include <optional>
 
 #include "common/oneflow.h"
 #include "conv/convolution.h"
@@ -42,7 +41,7 @@ class NanWatch {
 
 template <typename T>
 class FusedConv2dKernel final : public Kernel {
-  void Compute(::oneflow::user_op::KernelComputeContext* ctx) const override {
+  void Compute(user_op::KernelComputeContext* ctx) const override {
     const ThreadScope threads;
     const ConvGeometry geometry(ctx, "in", "out", kConvType<T>, is_channels_last(ctx));
     const Activation activation = activation_of(ctx->Attr<std::string>("activation"));
@@ -83,7 +82,8 @@ class FusedConv2dKernel final : public Kernel {
       call.summand = summand;
       call.activation = activation;
     }
-    const NanWatch watch;
+    std::optional<NanWatch> watch;
+    if (call.activation == Activation::kRelu) { watch.emplace(); }
     if (!run_primitive(geometry, call)) {
       const FloatCopy in = float_copy(kConvIn);
       const FloatCopy weights = float_copy(kConvWeights);
@@ -94,7 +94,7 @@ class FusedConv2dKernel final : public Kernel {
     }
     if (!adds) { return add_and_activate(out, summand, activation, n, out); }
     // oneDNN's relu makes 0 of NaN, so where one came up all is computed again without it.
-    if (activation == Activation::kRelu && watch.saw_any()) {
+    if (watch && watch->saw_any()) {
       call.activation = Activation::kNone;
       run_primitive(geometry, call);
       add_and_activate<T, T>(out, nullptr, Activation::kRelu, n, out);
