@@ -100,8 +100,8 @@ void attend_grad(const AttentionShape& shape, int64_t begin, WeightPlace place, 
                   w.value_grads + j * w.stride, w.stride, true);
     block_product(keys, w.stride, rows, {w.score_grads, 1, kGradKeyBlock}, w.queries, 0, 0,
                   w.key_grads + j * w.stride, w.stride, true);
-    block_product(rows, w.stride, keys, {w.score_grads, kGradKeyBlock, 1}, w.keys, j, 0, w.query_grads,
-                  w.stride, j > 0);
+    block_product(rows, w.stride, keys, {w.score_grads, kGradKeyBlock, 1}, w.keys, j, 0,
+                  w.query_grads, w.stride, j > 0);
   }
 }
 

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "common/threads.h"
+
 namespace oneflow_accel {
 
 // Floats in the widest SIMD register: matrices that vectors are read from or written to have rows
@@ -12,9 +14,7 @@ constexpr int64_t kVectorWidth = 16;
 // Columns of a panel.
 constexpr int64_t kPanelWidth = 64;
 
-constexpr int64_t padded(int64_t columns) {
-  return (columns + kVectorWidth - 1) / kVectorWidth * kVectorWidth;
-}
+constexpr int64_t padded(int64_t columns) { return round_up(columns, kVectorWidth); }
 
 // The right-hand side of a product: [rows, columns] cut into panels of kPanelWidth columns, each
 // stored row by row, so that what a product reads is contiguous. `columns` is padded.

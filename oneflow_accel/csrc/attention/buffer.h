@@ -10,8 +10,7 @@ namespace oneflow_accel {
 // calling thread's ScratchSlot::kSource.
 class Carver {
  public:
-  explicit Carver(int64_t floats)
-      : base_(static_cast<float*>(scratch(ScratchSlot::kSource, floats * sizeof(float)))) {}
+  explicit Carver(int64_t floats) : base_(scratch<float>(ScratchSlot::kSource, floats)) {}
 
   // Calls lay_out(carver), which takes all parts, twice: to see how much they are, and with a
   // buffer of this size.

@@ -127,10 +127,10 @@ void attention(const AttentionShape& shape, const Heads<const T>& query, const H
   const bool few = shape.queries <= kFewQueries;
   const int64_t heads = shape.parts() * shape.heads;
   const int64_t group = shape.group();
-  const int64_t blocks = (shape.queries + kQueryBlock - 1) / kQueryBlock;
+  const int64_t blocks = ceil_div(shape.queries, kQueryBlock);
   // Heads alone feed all threads where there are enough; else their queries are shared out too,
   // and each part prepares the keys and values again.
-  const int64_t parts = std::min(blocks, (num_threads() + heads - 1) / heads);
+  const int64_t parts = std::min(blocks, ceil_div(num_threads(), heads));
   parallel_for(heads * parts, 1, [&](int64_t first, int64_t last) {
     Workspace w(shape, dropout != nullptr);
     for (int64_t task = first; task < last; ++task) {
@@ -147,7 +147,7 @@ void attention(const AttentionShape& shape, const Heads<const T>& query, const H
         pack(value.at(b, kv, t), value.time_stride, shape.dim, w.values);
       }
       const int64_t part = task % parts;
-      const int64_t all = (own.queries + kQueryBlock - 1) / kQueryBlock;
+      const int64_t all = ceil_div(own.queries, kQueryBlock);
       const int64_t end = std::min(own.queries, all * (part + 1) / parts * kQueryBlock);
       for (int64_t i = all * part / parts * kQueryBlock; i < end; i += kQueryBlock) {
         const int64_t rows = std::min(kQueryBlock, end - i);

@@ -28,9 +28,11 @@ Maybe<void> check_dropout(user_op::InferContext* ctx) {
 }
 
 Maybe<void> check_seed_type(user_op::InferContext* ctx) {
-  for (const char* name : {"seed", "segments"}) {
-    if (ctx->has_input(name, 0) && ctx->InputDType(name, 0) != ::oneflow::DataType::kInt64) {
-      return Error::RuntimeError() << name << " of dropout or packed sequences must be int64";
+  const std::pair<const char*, const char*> texts[] = {
+      {"seed", "the seed of dropout"}, {"segments", "segments of packed sequences"}};
+  for (const auto& [name, text] : texts) {
+    if (ctx->has_input(name, 0) && ctx->InputDType(name, 0) != DataType::kInt64) {
+      return Error::RuntimeError() << text << " must be int64";
     }
   }
   return Maybe<void>::Ok();
@@ -151,19 +153,11 @@ Maybe<void> split(user_op::SbpContext* ctx) {
     const int64_t kv_heads = ctx->LogicalTensorDesc4InputArgNameAndIndex("key", 0).shape().At(1);
     if (kv_heads != heads && kv_heads % ctx->parallel_num() != 0) { return Maybe<void>::Ok(); }
   }
-  auto builder = ctx->NewBuilder();
-  for (const auto* arguments : {&ctx->inputs(), &ctx->outputs()}) {
-    for (const auto& [name, index] : *arguments) {
-      const user_op::OpArg argument{std::string(name), index};
-      if (name == "seed" || name == "segments") {
-        builder.Broadcast(argument);
-      } else {
-        const bool is_projection = name == "qkv" || name == "qkv_grad";
-        builder.Split(argument, is_projection ? 3 : packed && name != "lse" ? 2 : 1);
-      }
-    }
-  }
-  builder.Build();
+  split_along(ctx, [&](const std::string& name) -> int64_t {
+    if (name == "seed" || name == "segments") { return kWhole; }
+    if (name == "qkv" || name == "qkv_grad") { return 3; }
+    return packed && name != "lse" ? 2 : 1;
+  });
   return Maybe<void>::Ok();
 }
 

@@ -44,7 +44,7 @@ Maybe<void> infer_grad(user_op::InferContext* ctx) {
 }
 
 Maybe<void> infer_types(user_op::InferContext* ctx) {
-  if (ctx->InputDType("w", 0) != ::oneflow::DataType::kFloat) {
+  if (ctx->InputDType("w", 0) != DataType::kFloat) {
     return Error::RuntimeError() << "a performer needs random features in float32";
   }
   for (const auto& [name, index] : ctx->outputs()) {
@@ -99,7 +99,7 @@ struct PerformerShape {
   int64_t width() const { return padded(dim + 1); }
   int64_t stride() const { return padded(features); }
   int64_t summary() const { return features * (dim + 1); }
-  int64_t chunks() const { return (time + kChunk - 1) / kChunk; }
+  int64_t chunks() const { return ceil_div(time, kChunk); }
 
   std::string describe() const {
     return "performer of " + std::to_string(batch) + " x " + std::to_string(time) + " tokens of "
@@ -236,7 +236,7 @@ void for_tiles(const PerformerShape& s, const float* w, const float* summary, fl
     for (int64_t chunk = first; chunk < last; ++chunk) {
       const int64_t entry = chunk / s.chunks();
       if (summary != nullptr) { p.load(entry, summary); }
-      std::fill_n(p.sums, s.features * s.width(), 0.0F);
+      if (parts != nullptr) { std::fill_n(p.sums, s.features * s.width(), 0.0F); }
       const int64_t begin = chunk % s.chunks() * kChunk;
       const int64_t end = std::min(s.time, begin + kChunk);
       for (int64_t row = begin; row < end; row += kTile) {
@@ -256,8 +256,7 @@ template <typename Add>
 const float* summarize(const PerformerShape& s, const float* w, const float* summary, float* sums,
                        const Add& add) {
   const int64_t chunks = s.batch * s.chunks();
-  auto* parts = static_cast<float*>(
-      scratch(ScratchSlot::kReduction, (chunks + s.batch) * s.summary() * sizeof(float)));
+  auto* parts = scratch<float>(ScratchSlot::kReduction, (chunks + s.batch) * s.summary());
   for_tiles(s, w, summary, parts, add);
   if (sums == nullptr) { sums = parts + chunks * s.summary(); }
   std::fill_n(sums, s.batch * s.summary(), 0.0F);

@@ -33,7 +33,7 @@ Maybe<void> infer(user_op::InferContext* ctx) {
 
 Maybe<void> infer_types(user_op::InferContext* ctx) {
   for (const char* name : {"cosines", "sines"}) {
-    if (ctx->InputDType(name, 0) != ::oneflow::DataType::kFloat) {
+    if (ctx->InputDType(name, 0) != DataType::kFloat) {
       return Error::RuntimeError() << "rope needs cosines and sines in float32";
     }
   }
@@ -45,17 +45,10 @@ Maybe<void> infer_types(user_op::InferContext* ctx) {
 Maybe<void> split(user_op::SbpContext* ctx) {
   const int64_t axes = ctx->LogicalTensorDesc4InputArgNameAndIndex("x", 0).shape().NumAxes();
   const int64_t time = ctx->Attr<int64_t>("axis");
-  const user_op::OpArg cosines("cosines", 0);
-  const user_op::OpArg sines("sines", 0);
   for (int64_t axis = 0; axis + 1 < axes; ++axis) {
-    auto builder = ctx->NewBuilder();
-    builder.Split(user_op::OpArg("x", 0), axis).Split(user_op::OpArg("y", 0), axis);
-    if (axis == time) {
-      builder.Split(cosines, 0).Split(sines, 0);
-    } else {
-      builder.Broadcast(cosines).Broadcast(sines);
-    }
-    builder.Build();
+    split_along(ctx, [=](const std::string& name) {
+      return name == "x" || name == "y" ? axis : axis == time ? 0 : kWhole;
+    });
   }
   return Maybe<void>::Ok();
 }

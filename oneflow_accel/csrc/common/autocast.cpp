@@ -87,7 +87,7 @@ DType common_type(DType a, DType b) {
 }
 
 // OneFlow's own leaves bfloat16 out, so that its mean of one is an error.
-bool is_floating(::oneflow::DataType type) {
+bool is_floating(DataType type) {
   return type == ::oneflow::kBFloat16 || ::oneflow::IsFloatingDataType(type);
 }
 

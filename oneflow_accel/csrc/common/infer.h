@@ -38,15 +38,18 @@ inline Maybe<void> infer_one_dtype(user_op::InferContext* ctx, const std::string
   return Maybe<void>::Ok();
 }
 
-// Lets an axis be split of all arguments but those for which `of_all(name)` holds: such inputs are
-// the same for every part, and such outputs are sums over the parts.
-template <typename OfAll>
-void split_all_but(user_op::SbpContext* ctx, int64_t axis, OfAll of_all) {
+constexpr int64_t kWhole = -1;
+
+// Lets arguments be split along axis_of(name), where that is not kWhole: such inputs are the same
+// for every part, and such outputs are sums over the parts.
+template <typename AxisOf>
+void split_along(user_op::SbpContext* ctx, const AxisOf& axis_of) {
   auto builder = ctx->NewBuilder();
   for (const auto* arguments : {&ctx->inputs(), &ctx->outputs()}) {
     for (const auto& [name, index] : *arguments) {
       const user_op::OpArg argument{std::string(name), index};
-      if (!of_all(name)) {
+      const int64_t axis = axis_of(name);
+      if (axis != kWhole) {
         builder.Split(argument, axis);
       } else if (arguments == &ctx->inputs()) {
         builder.Broadcast(argument);
@@ -56,6 +59,12 @@ void split_all_but(user_op::SbpContext* ctx, int64_t axis, OfAll of_all) {
     }
   }
   builder.Build();
+}
+
+// Lets one axis be split of all arguments but those for which `of_all(name)` holds.
+template <typename OfAll>
+void split_all_but(user_op::SbpContext* ctx, int64_t axis, const OfAll& of_all) {
+  split_along(ctx, [&](const std::string& name) { return of_all(name) ? kWhole : axis; });
 }
 
 }  // namespace oneflow_accel

@@ -109,7 +109,7 @@ class Context final : public user_op::KernelRegContext {
 
 // The kernel that the registry gives, nullptr where it has none.
 const user_op::OpKernelRegistryResult* kernel_for(const std::string& op, DataType type) {
-  auto& registry = user_op::UserOpRegistryMgr::Get();
+  auto& registry = ::oneflow::user_op::UserOpRegistryMgr::Get();
   for (const auto index : {DataType::kInt64, DataType::kInt32}) {
     for (const auto mask : {DataType::kBool, DataType::kInt8, type}) {
       const Context context(type, index, mask);

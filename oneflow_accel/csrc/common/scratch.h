@@ -22,6 +22,12 @@ enum class ScratchSlot {
 };
 void* scratch(ScratchSlot slot, std::size_t bytes);
 
+// The same, of n elements.
+template <typename T>
+T* scratch(ScratchSlot slot, std::size_t n) {
+  return static_cast<T*>(scratch(slot, n * sizeof(T)));
+}
+
 // Held while a kernel runs: what it uses is not given back meanwhile. At its end all threads'
 // scratch memory goes back to the system if it has become more than the limit.
 class ScratchUse {

@@ -32,6 +32,9 @@ class ThreadScope {
 // Below this many float operations per thread, waking another thread costs more than it saves.
 constexpr int64_t kGrainSize = 16 * 1024;
 
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+
 // Calls fn(id, count) on each of `count` threads at once, id from 0; count is `threads`, at most
 // num_threads(), or fewer where libgomp has fewer to give. The team is always of num_threads():
 // libgomp ends threads where a team is smaller than the one before, and makes new ones where it is
@@ -52,7 +55,7 @@ void run_team(int threads, const Fn& fn) {
 template <typename Fn>
 void parallel_for(int64_t n, int64_t grain, const Fn& fn) {
   if (n <= 0) { return; }
-  const int64_t most = (n + grain - 1) / std::max<int64_t>(grain, 1);
+  const int64_t most = ceil_div(n, grain);
   const int threads = static_cast<int>(std::min<int64_t>(num_threads(), most));
   if (threads <= 1) { return fn(int64_t{0}, n); }
   std::atomic<bool> failed{false};
@@ -68,6 +71,19 @@ void parallel_for(int64_t n, int64_t grain, const Fn& fn) {
     }
   });
   if (first) { std::rethrow_exception(first); }
+}
+
+// How many items, each of `work` operations or so, are worth a thread.
+constexpr int64_t grain_of(int64_t work) {
+  return std::max<int64_t>(1, kGrainSize / std::max<int64_t>(1, work));
+}
+
+// Calls fn(block) for each of `blocks`, in parallel; one is of `work` operations or so.
+template <typename Fn>
+void for_each_block(int64_t blocks, int64_t work, const Fn& fn) {
+  parallel_for(blocks, grain_of(work), [&](int64_t begin, int64_t end) {
+    for (int64_t block = begin; block < end; ++block) { fn(block); }
+  });
 }
 
 }  // namespace oneflow_accel

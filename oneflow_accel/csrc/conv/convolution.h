@@ -14,12 +14,12 @@ template <typename T>
 constexpr dnnl::memory::data_type kConvType =
     sizeof(T) == sizeof(float) ? dnnl::memory::data_type::f32 : dnnl::memory::data_type::bf16;
 
-inline bool is_channels_last(::oneflow::user_op::KernelComputeContext* ctx) {
+inline bool is_channels_last(user_op::KernelComputeContext* ctx) {
   return ctx->Attr<std::string>("data_format") == "channels_last";
 }
 
 // The data of an argument, for a ConvCall.
-inline void* data_of(::oneflow::user_op::KernelComputeContext* ctx, const char* name) {
+inline void* data_of(user_op::KernelComputeContext* ctx, const char* name) {
   return ctx->Tensor4ArgNameAndIndex(name, 0)->mut_raw_dptr();
 }
 

@@ -44,7 +44,7 @@ std::string text(const dims& sizes) {
 
 }  // namespace
 
-ConvGeometry::ConvGeometry(::oneflow::user_op::KernelComputeContext* ctx, const char* in_name,
+ConvGeometry::ConvGeometry(user_op::KernelComputeContext* ctx, const char* in_name,
                            const char* out_name, dnnl::memory::data_type type, bool last)
     : channels_last(last),
       weights_channels_last(last),

@@ -26,7 +26,7 @@ struct ConvGeometry {
 
   // From the attributes that conv1d to conv3d and their gradients share; `in` and `out` name the
   // arguments that have the shapes of the convolution's input and output.
-  ConvGeometry(::oneflow::user_op::KernelComputeContext* ctx, const char* in, const char* out,
+  ConvGeometry(user_op::KernelComputeContext* ctx, const char* in, const char* out,
                dnnl::memory::data_type type, bool channels_last);
 
   int64_t groups() const { return weights[0]; }

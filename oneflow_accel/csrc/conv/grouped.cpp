@@ -65,7 +65,7 @@ struct GroupBlocks {
     most = std::clamp<int64_t>(fit, 1, s.groups);
     // Groups of 4, 8 or 12 channels are whole vectors then.
     if (most > 4) { most = most / 4 * 4; }
-    count = (s.groups + most - 1) / most;
+    count = ceil_div(s.groups, most);
   }
 
   int64_t begin(int64_t block) const { return std::min(block * most, shape.groups); }
@@ -125,8 +125,7 @@ void forward(const GroupedShape& s, const T* in, const float* weights, const flo
   const GroupBlocks blocks(s);
   const std::vector<int64_t> offsets = kernel_offsets(s, blocks.in.size);
   const int64_t work = blocks.most * s.out.channels * s.depth() * s.results();
-  const int64_t grain = std::max<int64_t>(1, kGrainSize / work);
-  parallel_for(s.batch * blocks.count, grain, [&](int64_t begin, int64_t end) {
+  parallel_for(s.batch * blocks.count, grain_of(work), [&](int64_t begin, int64_t end) {
     const BlockSpace space(blocks);
     for (int64_t unit = begin; unit < end; ++unit) {
       const int64_t n = unit / blocks.count;
@@ -163,7 +162,7 @@ void forward(const GroupedShape& s, const T* in, const float* weights, const flo
 void data_grad(const GroupedShape& s, const float* out_grad, const float* weights,
                float* in_grad) {
   const int64_t count = s.groups * s.out.channels * s.depth();
-  auto* flipped = static_cast<float*>(scratch(ScratchSlot::kWeights, count * sizeof(float)));
+  auto* flipped = scratch<float>(ScratchSlot::kWeights, count);
   flip(s, weights, flipped);
   forward(transposed(s), out_grad, flipped, nullptr, Activation::kNone, in_grad);
 }
@@ -174,7 +173,7 @@ void filter_grad(const GroupedShape& s, const float* in, const float* out_grad,
   const GroupBlocks blocks(s);
   std::vector<int64_t> offsets = kernel_offsets(s, blocks.in.size);
   // Sums that nobody reads fill the last part up.
-  offsets.resize((s.depth() + kShiftedDots - 1) / kShiftedDots * kShiftedDots, 0);
+  offsets.resize(round_up(s.depth(), kShiftedDots), 0);
   const auto depth = static_cast<int64_t>(offsets.size());
   const int64_t outs = blocks.most * s.out.channels;
   // A block sums over all images: the order of sums does not depend on the number of threads.

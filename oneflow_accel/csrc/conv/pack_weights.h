@@ -4,8 +4,8 @@
 #include <algorithm>
 
 #include "common/onednn.h"
+#include "common/threads.h"
 #include "copy/transpose_tile.h"
-#include "reduce/each_block.h"
 
 namespace oneflow_accel {
 

@@ -4,7 +4,7 @@
 
 #include "attention/block_product.h"
 #include "common/onednn.h"
-#include "reduce/each_block.h"
+#include "common/threads.h"
 
 namespace oneflow_accel {
 
@@ -17,7 +17,7 @@ constexpr int64_t kFewChannels = 16;
 // of sums does not depend on the number of threads.
 constexpr int64_t kParts = 8;
 
-int64_t floor_div(int64_t a, int64_t b) { return a >= 0 ? a / b : -((-a + b - 1) / b); }
+int64_t floor_div(int64_t a, int64_t b) { return a >= 0 ? a / b : -ceil_div(-a, b); }
 
 // One axis of a convolution.
 struct Axis {
@@ -94,8 +94,7 @@ void pixel_products_filter_grad(const ConvGeometry& geometry, const ConvCall& ca
   const auto* out_grad = call.tensor<float>(kConvOut);
   const int64_t rows = s.batch * s.rows.out;
   const int64_t each = s.weights() + s.out_channels;
-  auto* parts =
-      static_cast<float*>(scratch(ScratchSlot::kReduction, kParts * each * sizeof(float)));
+  auto* parts = scratch<float>(ScratchSlot::kReduction, kParts * each);
   for_each_block(kParts, kGrainSize, [&](int64_t part) {
     float* sums = parts + part * each;
     std::fill_n(sums, each, 0.0F);

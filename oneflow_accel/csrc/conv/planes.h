@@ -155,8 +155,7 @@ inline int64_t dense_size(int64_t pixels) { return padded(pixels) + kVectorWidth
 
 // Planes without borders, in scratch memory.
 inline float* dense_planes(int64_t count, int64_t pixels) {
-  return static_cast<float*>(
-      scratch(ScratchSlot::kDestination, count * dense_size(pixels) * sizeof(float)));
+  return scratch<float>(ScratchSlot::kDestination, count * dense_size(pixels));
 }
 
 // to[c * to_row + r] = from[r * from_row + c]. On these CPUs nobody asks for bfloat16 to be fast.

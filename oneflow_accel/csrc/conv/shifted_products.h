@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "attention/block_product.h"
+#include "common/threads.h"
 #include "common/vector.h"
 
 namespace oneflow_accel {
@@ -22,7 +23,7 @@ ONEFLOW_ACCEL_INLINE void with_constant(int64_t n, const Fn& fn) {
 // with the constant number of rows of each.
 template <int most, typename Fn>
 ONEFLOW_ACCEL_INLINE void for_parts_of_rows(int64_t n, const Fn& fn) {
-  const int64_t parts = (n + most - 1) / most;
+  const int64_t parts = ceil_div(n, most);
   for (int64_t part = 0; part < parts; ++part) {
     const int64_t row = n * part / parts;
     with_constant<most>(n * (part + 1) / parts - row, [&](auto rows) { fn(row, rows); });

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "common/part.h"
+#include "common/threads.h"
 #include "copy/strided_copy.h"
 
 namespace oneflow_accel {
@@ -18,8 +19,6 @@ struct SliceRanges final : user_op::OpKernelCache {
 int64_t slice_start(int64_t start, int64_t size) {
   return std::clamp<int64_t>(start < 0 ? start + size : start, 0, size);
 }
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 class SliceKernel final : public Kernel {
  public:

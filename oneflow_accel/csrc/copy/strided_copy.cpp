@@ -148,8 +148,8 @@ void copy_short_runs(std::vector<CopyDim> dims, const T* source, T* destination)
 template <typename T>
 void copy_tiles(std::vector<CopyDim> outer, const CopyDim& rows, const CopyDim& columns,
                 const T* source, T* destination) {
-  const int64_t row_tiles = (rows.size + kTransposeTile - 1) / kTransposeTile;
-  const int64_t column_tiles = (columns.size + kTransposeTile - 1) / kTransposeTile;
+  const int64_t row_tiles = ceil_div(rows.size, kTransposeTile);
+  const int64_t column_tiles = ceil_div(columns.size, kTransposeTile);
   // Strides of whole tiles; the last one of each may be smaller.
   outer.push_back({column_tiles, kTransposeTile, kTransposeTile * columns.destination_stride});
   outer.push_back({row_tiles, kTransposeTile * rows.source_stride, kTransposeTile});

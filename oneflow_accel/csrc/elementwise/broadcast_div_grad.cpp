@@ -41,8 +41,7 @@ void reduced_div_grad(const Broadcast& broadcast, int64_t y_elements, const floa
   // The parts' sums take no more room than z, counted in elements.
   const int64_t parts = std::clamp<int64_t>(
       std::min(n / kGrainSize, n / y_elements), 1, kMostParts);
-  auto* sums = static_cast<double*>(
-      scratch(ScratchSlot::kReduction, parts * y_elements * sizeof(double)));
+  auto* sums = scratch<double>(ScratchSlot::kReduction, parts * y_elements);
   parallel_for(parts, 1, [&](int64_t first, int64_t last) {
     for (int64_t part = first; part < last; ++part) {
       double* part_sums = sums + part * y_elements;

@@ -230,7 +230,7 @@ REGISTER_KERNELS(TrilSoftmaxGradKernel, float, Bfloat16)
 ("fused_tril_scale_softmax_mask_scale_grad", "dx");
 
 // OneFlow lets this operator's mask be of an integer type as well.
-const auto kHasTruthMask = user_op::HobDataType("mask", 0) == ::oneflow::DataType::kBool;
+const auto kHasTruthMask = user_op::HobDataType("mask", 0) == DataType::kBool;
 REGISTER_KERNEL("fused_bias_add_scale_mask_softmax_dropout", make<ScaleMaskSoftmaxKernel<float>>,
                 is_float32_on_cpu("x") && kHasTruthMask);
 REGISTER_KERNEL("fused_bias_add_scale_mask_softmax_dropout", make<ScaleMaskSoftmaxKernel<Bfloat16>>,

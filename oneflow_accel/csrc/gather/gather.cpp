@@ -10,8 +10,8 @@
 #include "common/oneflow.h"
 #include "common/part.h"
 #include "common/scratch.h"
+#include "common/threads.h"
 #include "copy/strided_copy.h"
-#include "reduce/each_block.h"
 
 namespace oneflow_accel {
 
@@ -33,7 +33,7 @@ bool all_in_range(const T* x, int64_t n, int64_t last) {
 class Indices {
  public:
   explicit Indices(const user_op::Tensor& tensor) : count_(tensor.shape_view().elem_cnt()) {
-    if (tensor.data_type() == ::oneflow::DataType::kInt64) {
+    if (tensor.data_type() == DataType::kInt64) {
       wide_ = tensor.dptr<int64_t>();
     } else {
       narrow_ = tensor.dptr<int32_t>();
@@ -114,8 +114,7 @@ void sum_rows_by_index(const TableShape& shape, const Indices& indices, const T*
   auto* sums = static_cast<Sum*>(memory);
   // The threads share out the columns, so that no two of them add to the same element and each
   // adds in the order of the indices.
-  const int64_t work = std::max<int64_t>(shape.outer * count, 1);
-  const int64_t grain = std::max<int64_t>(kGrainSize / work, 16);
+  const int64_t grain = std::max<int64_t>(grain_of(shape.outer * count), 16);
   parallel_for(shape.row, grain, [&](int64_t begin, int64_t end) {
     for (int64_t i = 0; i < shape.outer * count; ++i) {
       const int64_t row = row_of(i % count);

@@ -213,8 +213,8 @@ void for_each_chunk(user_op::KernelComputeContext* ctx, const Fn& fn) {
   run_or_throw(describe, [&] {
     for (int64_t first = 0; first < all.count; first += most) {
       const int64_t count = std::min(most, all.count - first);
-      auto* logits = static_cast<float*>(scratch(
-          ScratchSlot::kSource, std::min(most, all.count) * classes * sizeof(float)));
+      auto* logits =
+          scratch<float>(ScratchSlot::kSource, std::min(most, all.count) * classes);
       multiply({{count, all.n}, {classes, all.n}, {count, classes}, false, true},
                x + first * all.n, weight, nullptr, logits);
       fn(LogitRows<float>{first, {count, classes}, logits, labels}, logits);
@@ -283,8 +283,7 @@ class LinearCrossEntropySumKernel final : public Kernel {
     double total = 0.0;
     int64_t counted = 0;
     linear_grads(ctx, [&](const LogitRows<float>& some, float* logits) {
-      auto* losses = static_cast<float*>(
-          scratch(ScratchSlot::kReduction, some.rows.count * sizeof(float)));
+      auto* losses = scratch<float>(ScratchSlot::kReduction, some.rows.count);
       some.rows.for_each(1, [&](int64_t i, int64_t at) {
         const int64_t row = some.first + i;
         if (some.labels.counts(row)) {

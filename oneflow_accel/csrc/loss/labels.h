@@ -11,8 +11,8 @@
 namespace oneflow_accel {
 
 // Which classes this process holds of a global tensor that is split along its last axis.
-struct ClassRange final : ::oneflow::user_op::OpKernelCache {
-  ClassRange(::oneflow::user_op::KernelCacheContext* ctx, const std::string& name) {
+struct ClassRange final : user_op::OpKernelCache {
+  ClassRange(user_op::KernelCacheContext* ctx, const std::string& name) {
     const auto& shape = ctx->LogicalTensorDesc4ArgNameAndIndex(name, 0)->shape();
     const LocalRange range = local_range(ctx, name, shape.NumAxes() - 1);
     classes = range.total;
@@ -28,13 +28,13 @@ class Labels {
  public:
   // Of the argument `name`. This process holds the first `here` classes, which are all, or those
   // that `range`, a ClassRange, says. Rows whose label is `ignored` do not count.
-  Labels(::oneflow::user_op::KernelComputeContext* ctx, const std::string& name, int64_t here,
-         const ::oneflow::user_op::OpKernelCache* range = nullptr,
+  Labels(user_op::KernelComputeContext* ctx, const std::string& name, int64_t here,
+         const user_op::OpKernelCache* range = nullptr,
          std::optional<int64_t> ignored = std::nullopt)
       : here_(here), classes_(here), ignored_(ignored) {
     const auto* label = ctx->Tensor4ArgNameAndIndex(name, 0);
     data_ = label->raw_dptr();
-    is_int64_ = label->data_type() == ::oneflow::DataType::kInt64;
+    is_int64_ = label->data_type() == DataType::kInt64;
     rows_ = label->shape_view().elem_cnt();
     if (range != nullptr) {
       first_ = static_cast<const ClassRange*>(range)->begin;
@@ -83,8 +83,8 @@ class Labels {
 
 // Matches labels of the types that Labels reads.
 inline auto is_label(const std::string& name) {
-  return user_op::HobDataType(name, 0) == ::oneflow::DataType::kInt32
-         || user_op::HobDataType(name, 0) == ::oneflow::DataType::kInt64;
+  return user_op::HobDataType(name, 0) == DataType::kInt32
+         || user_op::HobDataType(name, 0) == DataType::kInt64;
 }
 
 }  // namespace oneflow_accel

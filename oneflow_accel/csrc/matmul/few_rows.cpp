@@ -192,9 +192,8 @@ void multiply_few_rows(const Product& product, const float* a, const float* b, c
   const int64_t k = product.k();
   const Operands operands{
       a, k, b, product.transpose_b ? k : n, bias, out, n, k, product.alpha, product.accumulate};
-  const int64_t parts = (n + kColumnsPerPart - 1) / kColumnsPerPart;
-  const int64_t grain = std::max<int64_t>(1, kGrainSize / (kColumnsPerPart * k));
-  parallel_for(parts, grain, [&](int64_t begin, int64_t end) {
+  const int64_t parts = ceil_div(n, kColumnsPerPart);
+  parallel_for(parts, grain_of(kColumnsPerPart * k), [&](int64_t begin, int64_t end) {
     multiply_part(operands, product.transpose_b, product.m(), begin * kColumnsPerPart,
                   std::min(end * kColumnsPerPart, n));
   });

@@ -70,13 +70,12 @@ void multiply_matrices(const Product& product, const float* a, const float* b, f
 void load_bias(const Product& product, const float* bias, float* out) {
   const int64_t n = product.n();
   const int64_t rows = product.batch() * product.m();
-  parallel_for(rows, std::max<int64_t>(1, kGrainSize / n), [&](int64_t begin, int64_t end) {
-    for (float* row = out + begin * n; row < out + end * n; row += n) {
-      if (product.accumulate) {
-        for (int64_t i = 0; i < n; ++i) { row[i] += bias[i]; }
-      } else {
-        std::copy_n(bias, n, row);
-      }
+  for_each_block(rows, n, [&](int64_t i) {
+    float* row = out + i * n;
+    if (product.accumulate) {
+      for (int64_t j = 0; j < n; ++j) { row[j] += bias[j]; }
+    } else {
+      std::copy_n(bias, n, row);
     }
   });
 }
@@ -103,14 +102,14 @@ void convert(const From* from, To* to, int64_t n) {
 template <typename To, typename From>
 To* converted(ScratchSlot slot, const From* from, int64_t n) {
   if (from == nullptr) { return nullptr; }
-  auto* to = static_cast<To*>(scratch(slot, static_cast<std::size_t>(n) * sizeof(To)));
+  To* to = scratch<To>(slot, n);
   convert(from, to, n);
   return to;
 }
 
 // A copy of what bfloat16 keeps of it.
 const float* rounded(ScratchSlot slot, const float* from, int64_t n) {
-  auto* to = static_cast<float*>(scratch(slot, static_cast<std::size_t>(n) * sizeof(float)));
+  auto* to = scratch<float>(slot, n);
   map(n, to, [](float x) { return to_float(from_float<Bfloat16>(x)); }, from);
   return to;
 }
@@ -189,7 +188,7 @@ void multiply(const Product& product, const Bfloat16* a, const Bfloat16* b, cons
     return;
   }
   const int64_t n = count(flat.out);
-  auto* sum = static_cast<float*>(scratch(ScratchSlot::kDestination, n * sizeof(float)));
+  auto* sum = scratch<float>(ScratchSlot::kDestination, n);
   if (flat.accumulate) { convert(out, sum, n); }
   multiply(flat, converted<float>(ScratchSlot::kSource, a, count(flat.a)),
            converted<float>(ScratchSlot::kWeights, b, count(flat.b)),

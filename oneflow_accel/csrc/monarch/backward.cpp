@@ -84,12 +84,12 @@ void first_factor_grad(const MonarchShape& s, const MiddleGrads& dv, const float
                        bool accumulate, float* a_grad) {
   // Blocks feed all threads where there are enough; else panels of their columns are shared out too,
   // and dv is read again for each.
-  const int64_t panels = (s.p + kPanelWidth - 1) / kPanelWidth;
+  const int64_t panels = ceil_div(s.p, kPanelWidth);
   const int64_t threads = num_threads();
   const int64_t parts = s.k % threads == 0 || s.k >= 4 * threads ? 1 : panels;
   const int64_t most = std::min(s.p, (panels / parts) * kPanelWidth);
   const int64_t stride = padded(s.p);
-  parallel_for(s.k * parts, grain_of(dv.count, s.q * most), [&](int64_t begin, int64_t end) {
+  parallel_for(s.k * parts, grain_of(dv.count * s.q * most), [&](int64_t begin, int64_t end) {
     Carver carver(kDepth * padded(most) + kVectorWidth);
     float* right = carver.take(kDepth * padded(most));
     for (int64_t unit = begin; unit < end; ++unit) {
@@ -120,7 +120,7 @@ void second_factor_grad(const MonarchShape& s, const float* middle, const float*
                         bool accumulate, float* b_grad, float* bias_grad) {
   const int64_t step = std::min(s.s, rows_at_once(kColumnsAtOnce, s.l));
   const int64_t stride = padded(s.r);
-  parallel_for(s.s, grain_of(s.rows, s.l * s.r), [&](int64_t begin, int64_t end) {
+  parallel_for(s.s, grain_of(s.rows * s.l * s.r), [&](int64_t begin, int64_t end) {
     Carver carver(kDepth * kPanelWidth + kVectorWidth);
     float* right = carver.take(kDepth * kPanelWidth);
     float ones[kDepth];
@@ -160,8 +160,7 @@ void second_factor_grad(const MonarchShape& s, const float* middle, const float*
 void monarch_grad(const MonarchShape& s, const MonarchInputs& in, const float* middle,
                   const float* y_grad, const MonarchGrads& out, bool accumulate) {
   MiddleGrads dv{s.rows, padded(s.r), nullptr};
-  dv.data = static_cast<float*>(
-      scratch(ScratchSlot::kReduction, s.l * dv.count * dv.stride * sizeof(float)));
+  dv.data = scratch<float>(ScratchSlot::kReduction, s.l * dv.count * dv.stride);
   for_each_tile(s.rows, s.factors(), [&](int64_t begin, int64_t count) {
     const int64_t depth = std::max(kGradDepth, s.q);
     Carver carver((depth + kTileRows) * kPanelWidth + 2 * kVectorWidth);

@@ -10,7 +10,7 @@ namespace {
 
 // u, (rows, k q).
 void first_factor(const MonarchShape& s, const MonarchInputs& in, float* u) {
-  parallel_for(s.middle(), grain_of(s.rows, s.p), [&](int64_t begin, int64_t end) {
+  parallel_for(s.middle(), grain_of(s.rows * s.p), [&](int64_t begin, int64_t end) {
     for (int64_t slot = begin; slot < end;) {
       const int64_t block = slot / s.q;
       const int64_t stop = std::min(end, (block + 1) * s.q);
@@ -24,9 +24,8 @@ void first_factor(const MonarchShape& s, const MonarchInputs& in, float* u) {
 // y from v, (rows, l r).
 void second_factor(const MonarchShape& s, const float* b, const float* bias, const float* v,
                    float* y) {
-  parallel_for(s.l * s.s, grain_of(s.rows, s.r), [&](int64_t begin, int64_t end) {
-    auto* z = static_cast<float*>(
-        scratch(ScratchSlot::kDestination, s.rows * s.s * sizeof(float)));
+  parallel_for(s.l * s.s, grain_of(s.rows * s.r), [&](int64_t begin, int64_t end) {
+    auto* z = scratch<float>(ScratchSlot::kDestination, s.rows * s.s);
     for (int64_t first = begin; first < end;) {
       const int64_t block = first / s.s;
       const int64_t stop = std::min(end, (block + 1) * s.s);

@@ -18,19 +18,16 @@ std::vector<Panels> packed_factors(const MonarchShape& s, const MonarchInputs& i
   std::vector<Panels> blocks(s.k, Panels{nullptr, s.p, padded(s.q)});
   blocks.resize(s.k + s.l, Panels{nullptr, s.r, padded(s.s)});
   const int64_t floats = s.k * blocks.front().size() + s.l * blocks.back().size();
-  auto* data = static_cast<float*>(scratch(ScratchSlot::kWeights, floats * sizeof(float)));
+  auto* data = scratch<float>(ScratchSlot::kWeights, floats);
   for (Panels& block : blocks) {
     block.data = data;
     data += block.size();
   }
-  const int64_t grain = kGrainSize * (s.k + s.l) / floats + 1;
-  parallel_for(s.k + s.l, grain, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      if (i < s.k) {
-        pack_transposed(in.a + i * s.q * s.p, s.p, s.q, blocks[i]);
-      } else {
-        pack_transposed(in.b + (i - s.k) * s.s * s.r, s.r, s.s, blocks[i]);
-      }
+  for_each_block(s.k + s.l, floats / (s.k + s.l), [&](int64_t i) {
+    if (i < s.k) {
+      pack_transposed(in.a + i * s.q * s.p, s.p, s.q, blocks[i]);
+    } else {
+      pack_transposed(in.b + (i - s.k) * s.s * s.r, s.r, s.s, blocks[i]);
     }
   });
   return blocks;

@@ -12,6 +12,8 @@
 #include <cstdint>
 #include <string>
 
+#include "common/threads.h"
+
 namespace oneflow_accel {
 
 // With x[i] the blocks of p values of a row of x, missing values being 0:
@@ -39,7 +41,7 @@ struct MonarchShape {
   }
   // How many values of z[j] are results.
   int64_t results(int64_t j) const {
-    return std::clamp<int64_t>((out_features - j + l - 1) / l, 0, s);
+    return std::clamp<int64_t>(ceil_div(out_features - j, l), 0, s);
   }
   std::string describe() const;
 };

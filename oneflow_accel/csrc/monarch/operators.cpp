@@ -124,7 +124,7 @@ constexpr int64_t kMostRowsAtOnce = 1024;
 // number of threads; `some` has as many rows.
 template <typename Fn>
 void for_parts(const MonarchShape& shape, int64_t most, const Fn& fn) {
-  const int64_t parts = (shape.rows + most - 1) / most;
+  const int64_t parts = ceil_div(shape.rows, most);
   for (int64_t part = 0; part < parts; ++part) {
     const int64_t begin = shape.rows * part / parts;
     MonarchShape some = shape;
@@ -141,9 +141,7 @@ class Floats {
   // `copies`: floats of tensors that are not float32. `sums`: those of place_rows().
   Floats(int64_t copies, int64_t sums) {
     const int64_t all = kThemselves ? sums : copies + sums;
-    if (all > 0) {
-      next_ = static_cast<float*>(scratch(ScratchSlot::kRoundedA, all * sizeof(float)));
-    }
+    if (all > 0) { next_ = scratch<float>(ScratchSlot::kRoundedA, all); }
   }
 
   const float* read(const T* data, int64_t n) {

@@ -15,21 +15,16 @@ constexpr int64_t kTileRows = 128;
 // Rows that a product computes at a time; tiles begin at multiples of two such groups.
 constexpr int64_t kProductRows = 6;
 
-// Items of a parallel_for, each of `rows` rows that cost `each`, that are worth a thread.
-inline int64_t grain_of(int64_t rows, int64_t each) {
-  return std::max<int64_t>(1, kGrainSize / std::max<int64_t>(1, rows * each));
-}
-
 // Calls fn(begin, count) for tiles, of at most kTileRows rows, that cover the rows [0, rows), in
 // parallel; `work` is what a row costs.
 template <typename Fn>
 void for_each_tile(int64_t rows, int64_t work, const Fn& fn) {
   constexpr int64_t kGroup = 2 * kProductRows;
   constexpr int64_t kTileGroups = kTileRows / kGroup;
-  const int64_t groups = (rows + kGroup - 1) / kGroup;
-  parallel_for(groups, grain_of(kGroup, work), [&](int64_t first, int64_t last) {
+  const int64_t groups = ceil_div(rows, kGroup);
+  parallel_for(groups, grain_of(kGroup * work), [&](int64_t first, int64_t last) {
     // Of one size, or nearly: a last tile of a few rows would read the factors for little.
-    const int64_t tiles = (last - first + kTileGroups - 1) / kTileGroups;
+    const int64_t tiles = ceil_div(last - first, kTileGroups);
     for (int64_t i = 0; i < tiles; ++i) {
       const int64_t begin = (first + (last - first) * i / tiles) * kGroup;
       const int64_t end = (first + (last - first) * (i + 1) / tiles) * kGroup;
@@ -56,7 +51,7 @@ void for_each_run(const MonarchShape& s, int64_t block, const Fn& fn) {
   if (s.q >= s.l * s.l) {
     for (int64_t i = 0; i < s.l; ++i) {
       const int64_t slot = block * s.q + i;
-      fn(Run{i, s.l, slot % s.l, 0, slot / s.l, 1, (s.q - i + s.l - 1) / s.l});
+      fn(Run{i, s.l, slot % s.l, 0, slot / s.l, 1, ceil_div(s.q - i, s.l)});
     }
   } else {
     for (int64_t i = 0; i < s.q;) {

@@ -10,8 +10,8 @@
 #include "common/oneflow.h"
 #include "common/scratch.h"
 #include "common/simd_math.h"
+#include "common/threads.h"
 #include "norm/row_norm.h"
-#include "reduce/each_block.h"
 
 namespace oneflow_accel {
 
@@ -105,8 +105,7 @@ void for_each_row(user_op::KernelComputeContext* ctx, const user_op::OpKernelCac
   for_each_block(shape.Count(0, axes - 1), n, [&](int64_t row) {
     float* factors = nullptr;
     if (dropout) {
-      const int64_t floats = (n + kWeightGroup - 1) / kWeightGroup * kWeightGroup;
-      factors = static_cast<float*>(scratch(ScratchSlot::kSource, floats * sizeof(float)));
+      factors = scratch<float>(ScratchSlot::kSource, round_up(n, kWeightGroup));
       const int64_t place = row / inner;
       weight_factors(*dropout, {place / time, place % time, row % inner, 0}, 1, n, {n, 0}, factors,
                      n);

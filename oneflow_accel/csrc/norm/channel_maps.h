@@ -28,9 +28,8 @@ template <typename Fn>
 void for_slices(const ChannelView& view, int64_t slices_at_once, const Fn& fn) {
   if (view.elements() == 0) { return; }
   const int64_t slices = view.channels_last() ? view.outer : view.outer * view.channels;
-  const int64_t units = (slices + slices_at_once - 1) / slices_at_once;
-  const int64_t grain = std::max<int64_t>(1, kGrainSize / (slices_at_once * view.slice()));
-  parallel_for(units, grain, [&](int64_t begin, int64_t end) {
+  const int64_t units = ceil_div(slices, slices_at_once);
+  parallel_for(units, grain_of(slices_at_once * view.slice()), [&](int64_t begin, int64_t end) {
     const int64_t last = std::min(slices, end * slices_at_once);
     if (view.channels_last()) {
       fn(std::true_type(), begin * slices_at_once, last);
@@ -125,15 +124,13 @@ void normalize(const ChannelView& view, const T* x, const float* mean, const flo
 // out = dy where the mask made by normalize() has a 1, else 0; n elements.
 template <typename T>
 void apply_mask(const T* dy, const int32_t* mask, T* out, int64_t n) {
-  parallel_for((n + kMaskWord - 1) / kMaskWord, kGrainSize / kMaskWord,
-               [=](int64_t begin, int64_t end) {
-                 const int64_t first = begin * kMaskWord;
-                 for_words(std::min(n, end * kMaskWord) - first,
-                           [=](int64_t word, int64_t i, int64_t count) {
-                             apply_word(dy + first + i, static_cast<uint32_t>(mask[begin + word]),
-                                        count, out + first + i);
-                           });
-               });
+  parallel_for(ceil_div(n, kMaskWord), grain_of(kMaskWord), [=](int64_t begin, int64_t end) {
+    const int64_t first = begin * kMaskWord;
+    for_words(std::min(n, end * kMaskWord) - first, [=](int64_t word, int64_t i, int64_t count) {
+      apply_word(dy + first + i, static_cast<uint32_t>(mask[begin + word]), count,
+                 out + first + i);
+    });
+  });
 }
 
 // dx = dy * dy_scale[c] + (x - mean[c]) * x_scale[c] + shift[c]. dx may be dy itself.

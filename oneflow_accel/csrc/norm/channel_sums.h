@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "common/oneflow.h"
+#include "common/threads.h"
 #include "norm/row_norm.h"
 
 namespace oneflow_accel {
@@ -40,8 +41,6 @@ constexpr int64_t kStripChannels = 512;
 constexpr int64_t kShiftRows = 8;
 // Enough to keep many threads busy, few enough to merge in no time.
 constexpr int64_t kMaxChunks = 64;
-
-inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Of each channel two sums are made at once: terms(i, center, first, second) adds to them what
 // element i and its channel's center give.
@@ -86,10 +85,10 @@ struct ChunkSums {
 
   explicit ChunkSums(const ChannelView& all) : view(all) {
     const int64_t unit = view.channels_last() ? kBlockRows : 1;
-    size = ceil_div(ceil_div(view.outer, kMaxChunks), unit) * unit;
+    size = round_up(ceil_div(view.outer, kMaxChunks), unit);
     count = ceil_div(view.outer, size);
     const int64_t n = count * view.channels;
-    firsts = static_cast<double*>(scratch(ScratchSlot::kReduction, 2 * n * sizeof(double)));
+    firsts = scratch<double>(ScratchSlot::kReduction, 2 * n);
     seconds = firsts + n;
     std::fill_n(firsts, 2 * n, 0.0);
   }
@@ -147,7 +146,7 @@ struct ChunkSums {
 };
 
 inline float* row_buffer(int64_t floats) {
-  return static_cast<float*>(scratch(ScratchSlot::kSource, floats * sizeof(float)));
+  return scratch<float>(ScratchSlot::kSource, floats);
 }
 
 // Two numbers of each channel.

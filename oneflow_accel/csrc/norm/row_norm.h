@@ -10,7 +10,7 @@
 
 #include "common/bfloat16.h"
 #include "common/scratch.h"
-#include "reduce/each_block.h"
+#include "common/threads.h"
 
 namespace oneflow_accel {
 
@@ -104,7 +104,7 @@ ONEFLOW_ACCEL_INLINE Moments moments_of(const T* x, int64_t n, bool centered) {
 template <typename T>
 const T* or_constant(const T* values, int64_t n, float value, ScratchSlot slot) {
   if (values != nullptr) { return values; }
-  auto* buffer = static_cast<T*>(scratch(slot, n * sizeof(T)));
+  T* buffer = scratch<T>(slot, n);
   std::fill_n(buffer, n, narrow<T>(value));
   return buffer;
 }
@@ -234,12 +234,11 @@ void row_norm_param_grad(const RowNormGrad<T>& norm, T* gamma_diff, T* beta_diff
   constexpr int64_t kStrip = 1024;
   using Float = RowStatistics<T>;
   const int64_t n = norm.n;
-  const int64_t size = std::max(kMinChunkRows, (norm.rows + kMaxRowChunks - 1) / kMaxRowChunks);
-  const int64_t chunks = (norm.rows + size - 1) / size;
+  const int64_t size = std::max(kMinChunkRows, ceil_div(norm.rows, kMaxRowChunks));
+  const int64_t chunks = ceil_div(norm.rows, size);
   // Those of gamma, then those of beta.
   const int64_t stride = 2 * n;
-  auto* parts =
-      static_cast<Float*>(scratch(ScratchSlot::kReduction, chunks * stride * sizeof(Float)));
+  auto* parts = scratch<Float>(ScratchSlot::kReduction, chunks * stride);
   for_each_block(chunks, size * n, [=](int64_t chunk) {
     Float* sums = parts + chunk * stride;
     std::fill_n(sums, stride, Float(0));

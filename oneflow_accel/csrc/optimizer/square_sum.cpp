@@ -29,10 +29,9 @@ double block_sum(const float* x, int64_t n) {
 double square_sum(const user_op::Tensor& tensor) {
   const float* x = tensor.dptr<float>();
   const int64_t n = tensor.shape_view().elem_cnt();
-  const int64_t blocks = (n + kBlock - 1) / kBlock;
+  const int64_t blocks = ceil_div(n, kBlock);
   if (blocks <= 1) { return block_sum(x, n); }
-  auto* sums =
-      static_cast<double*>(scratch(ScratchSlot::kReduction, blocks * sizeof(double)));
+  auto* sums = scratch<double>(ScratchSlot::kReduction, blocks);
   parallel_for(blocks, 1, [=](int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; ++block) {
       const int64_t start = block * kBlock;

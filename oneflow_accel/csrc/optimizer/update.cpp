@@ -153,7 +153,7 @@ class RegularizeKernel final : public Kernel {
 // (model_copy) stays with OneFlow's kernel.
 auto is_float32_update() {
   return is_float32_on_cpu("model")
-         && (user_op::HobDataType("model_diff", 0) == ::oneflow::DataType::kFloat)
+         && (user_op::HobDataType("model_diff", 0) == DataType::kFloat)
          && (user_op::HobInputSize("model_copy") == 0);
 }
 

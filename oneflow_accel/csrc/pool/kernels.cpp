@@ -16,8 +16,6 @@ namespace {
 
 using Context = user_op::KernelComputeContext;
 
-int64_t ceil_ratio(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // One axis of a sliding window. `padding_after` bounds PoolWindow::full only: the number of outputs
 // is OneFlow's choice, and a window beyond the input is empty.
 struct SlidingAxis {
@@ -33,7 +31,7 @@ struct SlidingAxis {
     const int64_t stop = start + (kernel - 1) * dilation + 1;
     const int64_t full = std::min(stop, input + padding_after) - start;
     // The first position of the window that is not in the padding.
-    const int64_t begin = start >= 0 ? start : start + ceil_ratio(-start, dilation) * dilation;
+    const int64_t begin = start >= 0 ? start : start + round_up(-start, dilation);
     const int64_t end = std::min(stop, input);
     const bool empty = begin >= end;
     return {empty ? 0 : begin, empty ? 0 : end, dilation, full};
@@ -47,7 +45,7 @@ struct AdaptiveAxis {
 
   PoolWindow operator()(int64_t i) const {
     const int64_t begin = i * input / output;
-    const int64_t end = ceil_ratio((i + 1) * input, output);
+    const int64_t end = ceil_div((i + 1) * input, output);
     return {begin, end, 1, end - begin};
   }
 };

@@ -8,7 +8,7 @@
 
 #include "common/bfloat16.h"
 #include "common/onednn.h"
-#include "reduce/each_block.h"
+#include "common/threads.h"
 
 namespace oneflow_accel {
 
@@ -20,7 +20,7 @@ struct PoolWindow {
   int64_t step;
   int64_t full;
 
-  int64_t count() const { return (end - begin + step - 1) / step; }
+  int64_t count() const { return ceil_div(end - begin, step); }
 };
 
 struct PoolGeometry {
@@ -91,7 +91,7 @@ void for_each_part(const PoolGeometry& g, int64_t rows, const Fn& fn) {
   constexpr int64_t kStrip = 64;
   const int64_t tasks = g.batch * rows;
   if (tasks == 0 || g.channels == 0) { return; }
-  const int64_t strips = (g.channels + kStrip - 1) / kStrip;
+  const int64_t strips = ceil_div(g.channels, kStrip);
   const int64_t parts = std::clamp<int64_t>(num_threads() / tasks, 1, strips);
   for_each_block(tasks * parts, g.in_pixels() / rows * g.channels / parts, [&](int64_t i) {
     const int64_t task = i / parts;
@@ -115,8 +115,7 @@ class GradSums {
     if constexpr (std::is_same_v<T, float>) {
       sums_ = dx;
     } else {
-      sums_ = static_cast<float*>(
-          scratch(ScratchSlot::kDestination, pixels * channels * sizeof(float)));
+      sums_ = scratch<float>(ScratchSlot::kDestination, pixels * channels);
     }
   }
   GradSums(T* dx, int64_t pixels) : GradSums(dx, pixels, 1, 0, 1) { clear_up_to(pixels); }

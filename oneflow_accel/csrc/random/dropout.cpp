@@ -147,7 +147,7 @@ class RandomMaskLikeKernel final : public Kernel {
 REGISTER_KERNELS(DropoutKernel, float, Bfloat16)("dropout", "out", in_place("out", "in"));
 REGISTER_KERNELS(DropoutGradKernel, float, Bfloat16)("dropout_grad", "dx", in_place("dx", "dy"));
 REGISTER_KERNEL("random_mask_like", make<RandomMaskLikeKernel>,
-                is_on_cpu("out", ::oneflow::DataType::kBool));
+                is_on_cpu("out", DataType::kBool));
 
 }  // namespace
 

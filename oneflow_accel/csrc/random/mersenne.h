@@ -73,7 +73,7 @@ void draw(std::mt19937& engine, int64_t n, const Consume& consume) {
 
   const int64_t rest = n - left;
   constexpr int64_t kChunk = kChunkStates * kStateWords;
-  const int64_t chunks = (rest + kChunk - 1) / kChunk;
+  const int64_t chunks = ceil_div(rest, kChunk);
   const int threads =
       static_cast<int>(std::clamp<int64_t>(rest / kDrawGrain, 1, oneflow_accel::num_threads()));
   // One thread after another takes the state on by a chunk, which it then works off while the
@@ -87,7 +87,7 @@ void draw(std::mt19937& engine, int64_t n, const Consume& consume) {
       const auto is_mine = [&] { return turn.load(std::memory_order_acquire) == chunk; };
       // Unless the other thread has lost its core.
       while (!comes_true_soon(is_mine)) { sched_yield(); }
-      const int64_t whole = (drawn + kStateWords - 1) / kStateWords * kStateWords;
+      const int64_t whole = round_up(drawn, kStateWords);
       std::memcpy(words, state, sizeof(state));
       extend(words + kStateWords, whole);
       std::memcpy(state, words + whole, sizeof(state));

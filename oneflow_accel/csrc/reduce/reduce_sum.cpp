@@ -6,9 +6,9 @@
 
 #include "common/oneflow.h"
 #include "common/scratch.h"
+#include "common/threads.h"
 #include "copy/strided_copy.h"
 #include "elementwise/map.h"
-#include "reduce/each_block.h"
 
 namespace oneflow_accel {
 
@@ -69,16 +69,11 @@ void add_blocks(const T* partial, int64_t blocks, int64_t stride, int64_t step, 
   });
 }
 
-template <typename T>
-T* partial_sums(int64_t n) {
-  return static_cast<T*>(scratch(ScratchSlot::kReduction, n * sizeof(T)));
-}
-
 // (rows, n) -> (rows)
 template <typename T>
 void sum_rows(const T* x, int64_t rows, int64_t n, Sum<T>* out) {
-  const int64_t blocks = (n + kRowBlock - 1) / kRowBlock;
-  Sum<T>* sums = blocks == 1 ? out : partial_sums<Sum<T>>(rows * blocks);
+  const int64_t blocks = ceil_div(n, kRowBlock);
+  Sum<T>* sums = blocks == 1 ? out : scratch<Sum<T>>(ScratchSlot::kReduction, rows * blocks);
   for_each_block(rows * blocks, std::min(n, kRowBlock), [=](int64_t i) {
     const int64_t first = i % blocks * kRowBlock;
     sums[i] = row_sum(x + i / blocks * n + first, std::min(kRowBlock, n - first));
@@ -89,10 +84,10 @@ void sum_rows(const T* x, int64_t rows, int64_t n, Sum<T>* out) {
 // (outer, rows, columns) -> (outer, columns)
 template <typename T>
 void sum_columns(const T* x, int64_t outer, int64_t rows, int64_t columns, Sum<T>* out) {
-  const int64_t blocks = (rows + kColumnBlock - 1) / kColumnBlock;
-  const int64_t tiles = (columns + kColumnTile - 1) / kColumnTile;
+  const int64_t blocks = ceil_div(rows, kColumnBlock);
+  const int64_t tiles = ceil_div(columns, kColumnTile);
   // One after the other: (outer, columns) for the first block, then for the second.
-  Sum<T>* sums = blocks == 1 ? out : partial_sums<Sum<T>>(blocks * outer * columns);
+  Sum<T>* sums = blocks == 1 ? out : scratch<Sum<T>>(ScratchSlot::kReduction, blocks * outer * columns);
   const int64_t work = std::min(rows, kColumnBlock) * std::min(columns, kColumnTile);
   for_each_block(outer * blocks * tiles, work, [=](int64_t i) {
     const int64_t column = i % tiles * kColumnTile;
@@ -148,8 +143,7 @@ void sum_groups(std::vector<Group> groups, const T* x, Sum<T>* out,
     outer *= group.size;
     last = last && !group.summed;
   }
-  Sum<T>* sums =
-      last ? out : static_cast<Sum<T>*>(scratch(slot, outer * inner * sizeof(Sum<T>)));
+  Sum<T>* sums = last ? out : scratch<Sum<T>>(slot, outer * inner);
   if (inner == 1) {
     sum_rows(x, outer, size, sums);
   } else {
@@ -171,7 +165,7 @@ void sum_over(const ::oneflow::ShapeView& shape, const std::vector<int32_t>& axe
   const std::vector<Group> groups = groups_of(shape, axes);
   if constexpr (std::is_same_v<T, Bfloat16>) {
     const int64_t kept = out->shape_view().elem_cnt();
-    auto* sums = static_cast<float*>(scratch(ScratchSlot::kWeights, kept * sizeof(float)));
+    auto* sums = scratch<float>(ScratchSlot::kWeights, kept);
     sum_groups(groups, x, sums);
     map(kept, static_cast<T*>(out->mut_raw_dptr()), [](float sum) { return sum; }, sums);
   } else {

@@ -11,6 +11,7 @@
 
 #include "common/bfloat16.h"
 #include "common/simd_math.h"
+#include "common/threads.h"
 
 namespace oneflow_accel::row {
 
@@ -84,7 +85,7 @@ ONEFLOW_ACCEL_INLINE double exp_and_sum(const float* x, float* y, int64_t n, flo
 template <typename Load>
 ONEFLOW_ACCEL_INLINE int64_t copy_padded(const Load& x, int64_t n, float* padded) {
   constexpr int64_t kLanes = 16;
-  const int64_t length = (n + kLanes - 1) / kLanes * kLanes;
+  const int64_t length = round_up(n, kLanes);
   for (int64_t i = length - kLanes; i < length; ++i) {
     padded[i] = -std::numeric_limits<float>::infinity();
   }

@@ -15,7 +15,7 @@ struct RowSet {
   int64_t n;
 
   RowSet(int64_t count, int64_t n) : count(count), n(n) {}
-  RowSet(::oneflow::user_op::KernelComputeContext* ctx, const std::string& name) {
+  RowSet(user_op::KernelComputeContext* ctx, const std::string& name) {
     const auto& shape = ctx->Tensor4ArgNameAndIndex(name, 0)->shape_view();
     n = shape.At(shape.NumAxes() - 1);
     count = shape.Count(0, shape.NumAxes() - 1);
@@ -24,16 +24,13 @@ struct RowSet {
   // Calls fn(row, where it starts) for every row, in parallel, where an element takes `operations`.
   template <typename Fn>
   void for_each(int64_t operations, const Fn& fn) const {
-    const int64_t grain = kGrainSize / std::max<int64_t>(1, n * operations);
-    parallel_for(count, std::max<int64_t>(1, grain), [&](int64_t begin, int64_t end) {
-      for (int64_t row = begin; row < end; ++row) { fn(row, row * n); }
-    });
+    for_each_block(count, n * operations, [&](int64_t row) { fn(row, row * n); });
   }
 };
 
 // How many columns a row of the argument `name` sees, as a function: in each matrix of its last two
 // axes, row i sees those up to i + diagonal. Rows are counted through all matrices.
-inline auto columns_seen(::oneflow::user_op::KernelComputeContext* ctx, const std::string& name) {
+inline auto columns_seen(user_op::KernelComputeContext* ctx, const std::string& name) {
   const auto& shape = ctx->Tensor4ArgNameAndIndex(name, 0)->shape_view();
   const int64_t rows = shape.At(shape.NumAxes() - 2);
   const int64_t columns = shape.At(shape.NumAxes() - 1);
