@@ -13,7 +13,7 @@ from tracked import ROOT, listed_files
 # What is counted: where, the ends of its files' names, and the most lines it may have.
 BUDGETS = {
     "oneflow_accel": ("oneflow_accel", (".py",), 8_950),
-    "oneflow_accel/csrc": ("oneflow_accel/csrc", (".cpp", ".h"), 13_500),
+    "oneflow_accel/csrc": ("oneflow_accel/csrc", (".cpp", ".h"), 13_650),
     "flow_train": ("flow_train", (".py",), 13_000),
     "monarch_flow": ("monarch_flow", (".py",), 7_400),
     "resnet50_imagenet": ("resnet50_imagenet", (".py",), 1_100),
@@ -22,7 +22,7 @@ BUDGETS = {
     "benchmarks": ("benchmarks", (".py",), 3_750),
     "scripts": ("scripts", (".py",), 600),
     "patches": ("patches", (".patch",), 1_880),
-    "tests": ("tests", (".py",), 52_750),
+    "tests": ("tests", (".py",), 52_800),
 }
 
 

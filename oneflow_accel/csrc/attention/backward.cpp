@@ -37,15 +37,16 @@ struct GradWorkspace {
   int64_t stride;
   float delta[kGradQueryBlock];
 
-  GradWorkspace(const AttentionShape& shape, bool drops) : stride(padded(shape.dim)) {
+  GradWorkspace(const AttentionShape& shape, bool drops, bool bfloat16)
+      : stride(padded(shape.dim)) {
     Carver::carve([&](Carver* carver) {
-      keys_transposed = carver->take_panels(shape.dim, padded(shape.keys));
-      values_transposed = carver->take_panels(shape.dim, padded(shape.keys));
-      keys = carver->take_panels(shape.keys, stride);
-      key_grads = carver->take(keys.size());
-      value_grads = carver->take(keys.size());
-      queries = carver->take_panels(kGradQueryBlock, stride);
-      out_grads = carver->take_panels(kGradQueryBlock, stride);
+      keys_transposed = carver->take_panels(shape.dim, padded(shape.keys), bfloat16);
+      values_transposed = carver->take_panels(shape.dim, padded(shape.keys), bfloat16);
+      keys = carver->take_panels(shape.keys, stride, bfloat16);
+      key_grads = carver->take(shape.keys * stride);
+      value_grads = carver->take(shape.keys * stride);
+      queries = carver->take_panels(kGradQueryBlock, stride, bfloat16);
+      out_grads = carver->take_panels(kGradQueryBlock, stride, bfloat16);
       left_queries = carver->take(kGradQueryBlock * shape.dim);
       left_out_grads = carver->take(kGradQueryBlock * shape.dim);
       query_grads = carver->take(kGradQueryBlock * stride);
@@ -119,8 +120,8 @@ void head_grad(const AttentionShape& all, const Span& span, int64_t kv,
   pack_transposed(in.key.at(b, kv, t), in.key.time_stride, shape.keys, w.keys_transposed);
   pack_transposed(in.value.at(b, kv, t), in.value.time_stride, shape.keys, w.values_transposed);
   pack(in.key.at(b, kv, t), in.key.time_stride, shape.dim, w.keys);
-  std::fill_n(w.key_grads, w.keys.size(), 0.0F);
-  std::fill_n(w.value_grads, w.keys.size(), 0.0F);
+  std::fill_n(w.key_grads, shape.keys * w.stride, 0.0F);
+  std::fill_n(w.value_grads, shape.keys * w.stride, 0.0F);
   const auto store = [&](const float* grads, int64_t rows, float factor, const Heads<T>& to,
                          int64_t h, int64_t time) {
     copy_rows(grads, w.stride, rows, shape.dim, factor, to.at(b, h, time), to.time_stride);
@@ -153,7 +154,7 @@ template <typename T>
 void attention_grad(const AttentionShape& shape, const AttentionGradInputs<T>& in,
                     const WeightDropout* dropout, const AttentionGradOutputs<T>& out) {
   parallel_for(shape.parts() * shape.kv_heads, 1, [&](int64_t first, int64_t last) {
-    GradWorkspace w(shape, dropout != nullptr);
+    GradWorkspace w(shape, dropout != nullptr, std::is_same_v<T, Bfloat16> && has_tiles());
     for (int64_t task = first; task < last; ++task) {
       head_grad(shape, shape.part(task / shape.kv_heads), task % shape.kv_heads, in, dropout, out,
                 &w);

@@ -84,6 +84,9 @@ void panel_product(int64_t rows, int64_t columns, int64_t depth, const Strided& 
 
 void block_product(int64_t rows, int64_t columns, int64_t depth, const Strided& a, const Panels& b,
                    int64_t row, int64_t column, float* c, int64_t c_stride, bool accumulate) {
+  if (b.bfloat16) {
+    return tile_product(rows, columns, depth, a, b, row, column, c, c_stride, accumulate);
+  }
   for (int64_t j = 0; j < columns; j += kPanelWidth) {
     panel_product(rows, std::min(kPanelWidth, columns - j), depth, a, b.at(row, column + j),
                   b.width(column + j), c + j, c_stride, accumulate);

@@ -16,20 +16,32 @@ constexpr int64_t kPanelWidth = 64;
 
 constexpr int64_t padded(int64_t columns) { return round_up(columns, kVectorWidth); }
 
+// Values of bfloat16 that a row of a tile has (tile_product.cpp).
+constexpr int64_t kTileDepth = 32;
+
 // The right-hand side of a product: [rows, columns] cut into panels of kPanelWidth columns, each
 // stored row by row, so that what a product reads is contiguous. `columns` is padded.
+//
+// With `bfloat16`, whose products are those of tiles, a word of 32 bits has the values of two rows,
+// the first of them in its lower half, and rows of zeros follow up to a multiple of kTileDepth.
 struct Panels {
   float* data;
   int64_t rows;
   int64_t columns;
+  bool bfloat16 = false;
 
-  int64_t size() const { return rows * columns; }
+  // Rows of words.
+  int64_t stored_rows() const { return bfloat16 ? round_up(rows, kTileDepth) / 2 : rows; }
+  int64_t size() const { return stored_rows() * columns; }
   int64_t width(int64_t column) const { return std::min(kPanelWidth, columns - column); }
-  // `column` is a multiple of kPanelWidth.
+  // `column` is a multiple of kPanelWidth, and `row` of 2 in bfloat16.
   float* at(int64_t row, int64_t column) const {
-    return data + column * rows + row * width(column);
+    return data + column * stored_rows() + (bfloat16 ? row / 2 : row) * width(column);
   }
 };
+
+// Whether this processor multiplies tiles of bfloat16 (AMX), or a test asks for the same without.
+bool has_tiles();
 
 // The left-hand side: element (i, k) is data[i * row_stride + k * column_stride].
 struct Strided {
@@ -39,9 +51,14 @@ struct Strided {
 };
 
 // c[i, j] (+)= sum over k < depth of a[i, k] b[row + k, column + j], for i < rows and j < columns.
-// Whole vectors of c are written: its rows have space for padded(columns) floats.
+// Whole vectors of c are written: its rows have space for padded(columns) floats. Where b is
+// bfloat16, a is rounded to it, and sums are float32. `column` is a multiple of kPanelWidth.
 void block_product(int64_t rows, int64_t columns, int64_t depth, const Strided& a, const Panels& b,
                    int64_t row, int64_t column, float* c, int64_t c_stride, bool accumulate);
+
+// The same where b is bfloat16. One of a's strides is 1.
+void tile_product(int64_t rows, int64_t columns, int64_t depth, const Strided& a, const Panels& b,
+                  int64_t row, int64_t column, float* c, int64_t c_stride, bool accumulate);
 
 // The same for at most kPanelWidth columns of rows of b that lie b_stride floats apart. Whole vectors
 // of b are read, too.

@@ -27,8 +27,10 @@ class Carver {
     taken_ += padded(floats);
     return part;
   }
-  Panels take_panels(int64_t rows, int64_t columns) {
-    return {take(rows * columns), rows, columns};
+  Panels take_panels(int64_t rows, int64_t columns, bool bfloat16 = false) {
+    Panels panels{nullptr, rows, columns, bfloat16};
+    panels.data = take(panels.size());
+    return panels;
   }
 
  private:

@@ -31,11 +31,11 @@ struct Workspace {
   float largest[kQueryBlock];
   float sum[kQueryBlock];
 
-  Workspace(const AttentionShape& shape, bool drops) {
+  Workspace(const AttentionShape& shape, bool drops, bool bfloat16) {
     const bool few = shape.queries <= kFewQueries;
     Carver::carve([&](Carver* carver) {
-      keys = carver->take_panels(shape.dim, few ? 0 : padded(shape.keys));
-      values = carver->take_panels(few ? 0 : shape.keys, padded(shape.dim));
+      keys = carver->take_panels(shape.dim, few ? 0 : padded(shape.keys), bfloat16);
+      values = carver->take_panels(few ? 0 : shape.keys, padded(shape.dim), bfloat16);
       queries = carver->take(kQueryBlock * shape.dim);
       scores = carver->take(kQueryBlock * kKeyBlock);
       out = carver->take(kQueryBlock * values.columns);
@@ -132,7 +132,7 @@ void attention(const AttentionShape& shape, const Heads<const T>& query, const H
   // and each part prepares the keys and values again.
   const int64_t parts = std::min(blocks, ceil_div(num_threads(), heads));
   parallel_for(heads * parts, 1, [&](int64_t first, int64_t last) {
-    Workspace w(shape, dropout != nullptr);
+    Workspace w(shape, dropout != nullptr, std::is_same_v<T, Bfloat16> && has_tiles());
     for (int64_t task = first; task < last; ++task) {
       const Span span = shape.part(task / parts / shape.heads);
       const AttentionShape own = shape.of(span);

@@ -10,9 +10,70 @@
 
 namespace oneflow_accel {
 
+ONEFLOW_ACCEL_INLINE Bfloat16 to_bfloat16(Bfloat16 x) { return x; }
+ONEFLOW_ACCEL_INLINE Bfloat16 to_bfloat16(float x) { return from_float<Bfloat16>(x); }
+
+// Two values as Panels of bfloat16 have them.
+template <typename T>
+ONEFLOW_ACCEL_INLINE float word_of(T low, T high) {
+  return __builtin_bit_cast(
+      float, to_bfloat16(low).bits | static_cast<uint32_t>(to_bfloat16(high).bits) << 16U);
+}
+
+// pack() where the panels are bfloat16.
+template <typename T>
+void pack_words(const T* x, int64_t stride, int64_t columns, const Panels& panels) {
+  for (int64_t column = 0; column < panels.columns; column += kPanelWidth) {
+    const int64_t width = panels.width(column);
+    const int64_t filled = std::min(width, columns - column);
+    for (int64_t j = 0; j < 2 * panels.stored_rows(); j += 2) {
+      const T* low = x + j * stride + column;
+      const T* high = low + stride;
+      float* to = panels.at(j, column);
+      int64_t d = 0;
+      if (j + 1 < panels.rows) {
+#pragma omp simd
+        for (d = 0; d < filled; ++d) { to[d] = word_of(low[d], high[d]); }
+        d = filled;
+      } else if (j < panels.rows) {
+        for (; d < filled; ++d) { to[d] = word_of(low[d], T{}); }
+      }
+      std::fill(to + d, to + width, 0.0F);
+    }
+  }
+}
+
+// pack_transposed() where the panels are bfloat16.
+template <typename T>
+void pack_transposed_words(const T* x, int64_t stride, int64_t columns, const Panels& panels) {
+  const int64_t pairs = panels.rows / 2;
+  for (int64_t column = 0; column < panels.columns; column += kPanelWidth) {
+    const int64_t width = panels.width(column);
+    const int64_t filled = std::min(width, columns - column);
+    const T* from = x + column * stride;
+    float* to = panels.at(0, column);
+    std::fill_n(to, panels.stored_rows() * width, 0.0F);
+    // Two values of a row are a word as they lie.
+    if (sizeof(T) == 2 && stride % 2 == 0 && reinterpret_cast<uintptr_t>(x) % sizeof(float) == 0) {
+      transpose_tile(reinterpret_cast<const float*>(from), stride / 2, to, width, filled, pairs);
+    } else {
+      for (int64_t j = 0; j < filled; ++j) {
+        const T* row = from + j * stride;
+        for (int64_t p = 0; p < pairs; ++p) {
+          to[p * width + j] = word_of(row[2 * p], row[2 * p + 1]);
+        }
+      }
+    }
+    for (int64_t j = 0; panels.rows % 2 == 1 && j < filled; ++j) {
+      to[pairs * width + j] = word_of(from[j * stride + panels.rows - 1], T{});
+    }
+  }
+}
+
 // panels[j, d] = x[j * stride + d] for j < panels.rows and d < columns; 0 in the padding.
 template <typename T>
 void pack(const T* x, int64_t stride, int64_t columns, const Panels& panels) {
+  if (panels.bfloat16) { return pack_words(x, stride, columns, panels); }
   for (int64_t column = 0; column < panels.columns; column += kPanelWidth) {
     const int64_t width = panels.width(column);
     const int64_t filled = std::min(width, columns - column);
@@ -33,6 +94,7 @@ void pack(const T* x, int64_t stride, int64_t columns, const Panels& panels) {
 // panels[d, j] = x[j * stride + d] for j < columns and d < panels.rows; 0 in the padding.
 template <typename T>
 void pack_transposed(const T* x, int64_t stride, int64_t columns, const Panels& panels) {
+  if (panels.bfloat16) { return pack_transposed_words(x, stride, columns, panels); }
   for (int64_t column = 0; column < panels.columns; column += kPanelWidth) {
     const int64_t width = panels.width(column);
     const int64_t filled = std::min(width, columns - column);

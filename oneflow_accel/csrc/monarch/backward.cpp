@@ -1,175 +1,116 @@
 #include <algorithm>
+#include <vector>
 
+#include "monarch/interleave.h"
 #include "monarch/tiles.h"
 
 namespace oneflow_accel {
 
 namespace {
 
-// Values of i (see monarch.h) that products with the second factor sum over at a time: their
-// right-hand sides stay in the first-level cache, or nearly.
-constexpr int64_t kGradDepth = 192;
-
 // Rows that the products of the factors' gradients sum over: their right-hand sides stay in the
 // first-level cache.
 constexpr int64_t kDepth = 128;
-// Columns of dy at a time. What belongs to them, and the sums, stay in the second-level cache while
-// all rows pass.
-constexpr int64_t kColumnsAtOnce = 768;
 
-// The gradient of v: l matrices of (count, r), whose rows lie `stride` floats apart.
-struct MiddleGrads {
-  int64_t count;
-  int64_t stride;
-  float* data;
-
-  float* at(int64_t j, int64_t row) const { return data + (j * count + row) * stride; }
-  // A run's values, as columns of a matrix, or as rows.
-  Strided values_by_row(const Run& run, int64_t row) const {
-    return {at(run.j, row) + run.first, stride, run.j_step * count * stride + run.step};
-  }
-  Strided rows_by_value(const Run& run, int64_t row) const {
-    return {at(run.j, row) + run.first, run.j_step * count * stride + run.step, stride};
-  }
+// Gradients of what lies between the factors, of all rows: of z, (l, s), and of u, (k, q).
+struct InnerGrads {
+  float* z;
+  float* u;
 };
 
-// dv[j] = sum over i of dz[j, i] B[j, i].
-void middle_grads(const MonarchShape& s, const float* b, const float* y_grad, int64_t begin,
-                  int64_t count, const MiddleGrads& dv, float* space) {
-  for (int64_t first = 0; first < s.s; first += kGradDepth) {
-    for (int64_t j = 0; j < s.l; ++j) {
-      // Results that were cut off have no gradient.
-      const int64_t depth = std::clamp<int64_t>(s.results(j) - first, 0, kGradDepth);
-      const Strided rows{y_grad + begin * s.out_features + first * s.l + j,
-                         s.out_features, s.l};
-      for (int64_t column = 0; column < s.r; column += kPanelWidth) {
-        const int64_t columns = std::min(kPanelWidth, s.r - column);
-        const Right right(b + (j * s.s + first) * s.r + column, s.r, depth, columns, space);
-        panel_product(count, columns, depth, rows, right.data, right.stride,
-                      dv.at(j, begin) + column, dv.stride, first > 0);
-      }
-    }
+// For some rows: dz from dy, dv[j] = dz[j] B[j], du from dv, and dx[i] = du[i] A[i].
+void tile_grads(const MonarchShape& s, const std::vector<Panels>& factors, const float* y_grad,
+                int64_t begin, int64_t rows, const InnerGrads& grads, float* x_grad) {
+  const int64_t results = s.l * s.s;
+  // Products write whole vectors, in an order in which what is beyond their columns is the next
+  // one's: each row has room for the last one's.
+  const int64_t v_stride = padded(s.middle() + kVectorWidth);
+  const int64_t x_stride = padded(s.in_features + kVectorWidth);
+  Carver carver(rows * std::max(v_stride + x_stride, padded(results)) + 2 * kVectorWidth);
+  const float* dy = y_grad + begin * s.out_features;
+  float* dz = grads.z + begin * results;
+  float* du = grads.u + begin * s.middle();
+  if (s.out_features == results) {
+    deinterleave({dy, results, dz, results, rows}, s.s, s.l);
+  } else {
+    // Results that were cut off have no gradient.
+    float* whole = Carver(carver).take(rows * results);
+    std::fill_n(whole, rows * results, 0.0F);
+    copy_rows(dy, s.out_features, rows, s.out_features, 1.0F, whole, results);
+    deinterleave({whole, results, dz, results, rows}, s.s, s.l);
   }
-}
-
-// dx[block] = sum over i of du[block, i] A[block, i].
-void input_grads(const MonarchShape& s, const float* a, const MiddleGrads& dv, int64_t begin,
-                 int64_t count, float* x_grad, float* space, float* out_space) {
-  for (int64_t block = 0; block < s.k; ++block) {
-    const int64_t width = s.width(block);
-    for (int64_t column = 0; column < width; column += kPanelWidth) {
-      const int64_t columns = std::min(kPanelWidth, width - column);
-      float* to = x_grad + begin * s.in_features + block * s.p + column;
-      // Products write whole vectors.
-      const bool whole = columns % kVectorWidth == 0;
-      bool accumulate = false;
-      for_each_run(s, block, [&](const Run& run) {
-        const Right right(a + (block * s.q + run.i) * s.p + column, run.i_step * s.p, run.count,
-                          columns, space);
-        panel_product(count, columns, run.count, dv.values_by_row(run, begin), right.data,
-                      right.stride, whole ? to : out_space,
-                      whole ? s.in_features : padded(columns), accumulate);
-        accumulate = true;
-      });
-      for (int64_t i = 0; !whole && i < count; ++i) {
-        std::copy_n(out_space + i * padded(columns), columns, to + i * s.in_features);
-      }
-    }
-  }
-}
-
-// a_grad[block, i] is the sum over the rows of du[block, i] x[block], or has it added. Shared out,
-// as the next, by what it is a gradient of.
-void first_factor_grad(const MonarchShape& s, const MiddleGrads& dv, const float* x,
-                       bool accumulate, float* a_grad) {
-  // Blocks feed all threads where there are enough; else panels of their columns are shared out too,
-  // and dv is read again for each.
-  const int64_t panels = ceil_div(s.p, kPanelWidth);
-  const int64_t threads = num_threads();
-  const int64_t parts = s.k % threads == 0 || s.k >= 4 * threads ? 1 : panels;
-  const int64_t most = std::min(s.p, (panels / parts) * kPanelWidth);
-  const int64_t stride = padded(s.p);
-  parallel_for(s.k * parts, grain_of(dv.count * s.q * most), [&](int64_t begin, int64_t end) {
-    Carver carver(kDepth * padded(most) + kVectorWidth);
-    float* right = carver.take(kDepth * padded(most));
-    for (int64_t unit = begin; unit < end; ++unit) {
-      const int64_t block = unit / parts;
-      const int64_t column = unit % parts * kPanelWidth;
-      const int64_t all = std::min(most, s.p - column);
-      // The others would multiply missing values of x.
-      const int64_t columns = std::clamp<int64_t>(s.width(block) - column, 0, all);
-      float* grads = a_grad + block * s.q * stride + column;
-      for (int64_t row = 0; columns > 0 && row < dv.count; row += kDepth) {
-        const Panels some{right, std::min(kDepth, dv.count - row), padded(columns)};
-        pack(x + row * s.in_features + block * s.p + column, s.in_features, columns, some);
-        for_each_run(s, block, [&](const Run& run) {
-          block_product(run.count, columns, some.rows, dv.rows_by_value(run, row), some, 0, 0,
-                        grads + run.i * stride, run.i_step * stride, accumulate || row > 0);
-        });
-      }
-      for (int64_t i = 0; i < s.q; ++i) {
-        std::fill(grads + i * stride + columns, grads + i * stride + all, 0.0F);
-      }
-    }
-  });
-}
-
-// b_grad[j, i] is the sum over the rows of dz[j, i] v[j], and bias_grad the sum of dy, or they have
-// it added.
-void second_factor_grad(const MonarchShape& s, const float* middle, const float* y_grad,
-                        bool accumulate, float* b_grad, float* bias_grad) {
-  const int64_t step = std::min(s.s, rows_at_once(kColumnsAtOnce, s.l));
-  const int64_t stride = padded(s.r);
-  parallel_for(s.s, grain_of(s.rows * s.l * s.r), [&](int64_t begin, int64_t end) {
-    Carver carver(kDepth * kPanelWidth + kVectorWidth);
-    float* right = carver.take(kDepth * kPanelWidth);
-    float ones[kDepth];
-    std::fill_n(ones, kDepth, 1.0F);
-    for (int64_t first = begin; first < end; first += step) {
-      const int64_t last = std::min(first + step, end);
-      const int64_t columns = std::max<int64_t>(
-          0, std::min(last * s.l, s.out_features) - first * s.l);
-      for (int64_t i = 0; i < s.rows; i += kDepth) {
-        const int64_t depth = std::min(kDepth, s.rows - i);
-        const float* grads = y_grad + i * s.out_features + first * s.l;
-        // It also brings them into the cache.
-        weighted_sum(ones, grads, s.out_features, depth, columns, bias_grad + first * s.l,
-                     accumulate || i > 0);
-        for (int64_t j = 0; j < s.l; ++j) {
-          for (int64_t column = 0; column < s.r; column += kPanelWidth) {
-            const int64_t width = std::min(kPanelWidth, s.r - column);
-            pack(middle + i * s.middle() + j * s.r + column, s.middle(), width,
-                 {right, depth, padded(width)});
-            panel_product(std::min(last, s.results(j)) - first, width, depth,
-                          {grads + j, s.l, s.out_features}, right, padded(width),
-                          b_grad + (j * s.s + first) * stride + column, stride,
-                          accumulate || i > 0);
-          }
-        }
-      }
-    }
-  });
-  // Results that were cut off have none.
+  float* dv = carver.take(rows * v_stride);
   for (int64_t j = 0; j < s.l; ++j) {
-    std::fill(b_grad + (j * s.s + s.results(j)) * stride, b_grad + (j + 1) * s.s * stride, 0.0F);
+    block_product(rows, s.r, s.s, {dz + j * s.s, results, 1}, factors[s.k + j], 0, 0,
+                  dv + j * s.r, v_stride, false);
   }
+  interleave({dv, v_stride, du, s.middle(), rows}, s.r, s.l, s.middle(), nullptr);
+  float* dx = carver.take(rows * x_stride);
+  for (int64_t block = 0; block < s.k && s.width(block) > 0; ++block) {
+    block_product(rows, s.width(block), s.q, {du + block * s.q, s.middle(), 1}, factors[block], 0,
+                  0, dx + block * s.p, x_stride, false);
+  }
+  copy_rows(dx, x_stride, rows, s.in_features, 1.0F, x_grad + begin * s.in_features,
+            s.in_features);
+}
+
+// The gradient of one factor, `blocks` matrices of (outer, inner): sums over the rows of products of
+// an element of `left`, (blocks, outer), and one of `right`, the first `width` of (blocks, inner).
+struct FactorGrad {
+  int64_t blocks, outer, inner;
+  const float* left;
+  const float* right;
+  int64_t width;
+  float* out;  // in rows of whole vectors
+};
+
+void factor_grad(int64_t rows, const FactorGrad& g, bool bfloat16, bool accumulate) {
+  const int64_t stride = padded(g.inner);
+  const int64_t all = g.blocks * g.outer;
+  parallel_for(all, grain_of(rows * g.inner), [&](int64_t begin, int64_t end) {
+    Carver carver(kDepth * stride + kVectorWidth);
+    Panels right = carver.take_panels(kDepth, stride, bfloat16);
+    for (int64_t first = begin; first < end;) {
+      const int64_t block = first / g.outer;
+      const int64_t last = std::min(end, (block + 1) * g.outer);
+      float* out = g.out + first * stride;
+      const int64_t columns = std::clamp<int64_t>(g.width - block * g.inner, 0, g.inner);
+      right.columns = padded(columns);
+      for (int64_t row = 0; columns > 0 && row < rows; row += kDepth) {
+        right.rows = std::min(kDepth, rows - row);
+        pack(g.right + row * g.width + block * g.inner, g.width, columns, right);
+        block_product(last - first, columns, right.rows, {g.left + row * all + first, 1, all},
+                      right, 0, 0, out, stride, accumulate || row > 0);
+      }
+      for (; first < last; ++first, out += stride) {
+        std::fill(out + columns, out + g.inner, 0.0F);
+      }
+    }
+  });
 }
 
 }  // namespace
 
 void monarch_grad(const MonarchShape& s, const MonarchInputs& in, const float* middle,
                   const float* y_grad, const MonarchGrads& out, bool accumulate) {
-  MiddleGrads dv{s.rows, padded(s.r), nullptr};
-  dv.data = scratch<float>(ScratchSlot::kReduction, s.l * dv.count * dv.stride);
-  for_each_tile(s.rows, s.factors(), [&](int64_t begin, int64_t count) {
-    const int64_t depth = std::max(kGradDepth, s.q);
-    Carver carver((depth + kTileRows) * kPanelWidth + 2 * kVectorWidth);
-    float* space = carver.take(depth * kPanelWidth);
-    middle_grads(s, in.b, y_grad, begin, count, dv, space);
-    input_grads(s, in.a, dv, begin, count, out.x, space, carver.take(kTileRows * kPanelWidth));
+  const std::vector<Panels> factors = packed_factors(s, in, false);
+  auto* dz = scratch<float>(ScratchSlot::kReduction, s.rows * (s.l * s.s + s.middle()));
+  const InnerGrads grads{dz, dz + s.rows * s.l * s.s};
+  for_each_tile(s.rows, s.factors(), [&](int64_t begin, int64_t rows) {
+    tile_grads(s, factors, y_grad, begin, rows, grads, out.x);
   });
-  first_factor_grad(s, dv, in.x, accumulate, out.a);
-  second_factor_grad(s, middle, y_grad, accumulate, out.b, out.bias);
+  const bool tiles = in.bfloat16 && has_tiles();
+  factor_grad(s.rows, {s.k, s.q, s.p, grads.u, in.x, s.in_features, out.a}, tiles, accumulate);
+  factor_grad(s.rows, {s.l, s.s, s.r, grads.z, middle, s.middle(), out.b}, tiles, accumulate);
+  parallel_for(s.out_features, grain_of(s.rows), [&](int64_t begin, int64_t end) {
+    float ones[kDepth];
+    std::fill_n(ones, kDepth, 1.0F);
+    for (int64_t row = 0; row < s.rows; row += kDepth) {
+      weighted_sum(ones, y_grad + row * s.out_features + begin, s.out_features,
+                   std::min(kDepth, s.rows - row), end - begin, out.bias + begin,
+                   accumulate || row > 0);
+    }
+  });
 }
 
 }  // namespace oneflow_accel

@@ -13,26 +13,6 @@ namespace {
 // second-level cache; a store should write whole cache lines of y.
 constexpr int64_t kColumns = 384;
 
-// The blocks of both factors, transposed, in panels: what products read of them is contiguous then.
-std::vector<Panels> packed_factors(const MonarchShape& s, const MonarchInputs& in) {
-  std::vector<Panels> blocks(s.k, Panels{nullptr, s.p, padded(s.q)});
-  blocks.resize(s.k + s.l, Panels{nullptr, s.r, padded(s.s)});
-  const int64_t floats = s.k * blocks.front().size() + s.l * blocks.back().size();
-  auto* data = scratch<float>(ScratchSlot::kWeights, floats);
-  for (Panels& block : blocks) {
-    block.data = data;
-    data += block.size();
-  }
-  for_each_block(s.k + s.l, floats / (s.k + s.l), [&](int64_t i) {
-    if (i < s.k) {
-      pack_transposed(in.a + i * s.q * s.p, s.p, s.q, blocks[i]);
-    } else {
-      pack_transposed(in.b + (i - s.k) * s.s * s.r, s.r, s.s, blocks[i]);
-    }
-  });
-  return blocks;
-}
-
 void tile_forward(const MonarchShape& s, const MonarchInputs& in,
                   const std::vector<Panels>& factors, const float* bias, float* middle, float* y,
                   int64_t begin, int64_t rows) {
@@ -83,7 +63,7 @@ std::string MonarchShape::describe() const {
 void monarch(const MonarchShape& shape, const MonarchInputs& in, const float* bias, float* middle,
              float* y) {
   if (shape.rows <= kMostFewRows) { return monarch_few_rows(shape, in, bias, middle, y); }
-  const std::vector<Panels> factors = packed_factors(shape, in);
+  const std::vector<Panels> factors = packed_factors(shape, in, true);
   for_each_tile(shape.rows, shape.factors(), [&](int64_t begin, int64_t rows) {
     tile_forward(shape, in, factors, bias, middle, y, begin, rows);
   });

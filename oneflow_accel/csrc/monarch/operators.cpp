@@ -207,7 +207,9 @@ class MonarchKernel final : public Kernel {
         const int64_t y_size = some.rows * some.out_features;
         float* middle = of_part.place(kept, kept_size);
         float* result = of_part.place(y, y_size);
-        monarch(some, {of_part.read(x, some.rows * some.in_features), a, b}, bias, middle, result);
+        monarch(some,
+                {of_part.read(x, some.rows * some.in_features), a, b, !std::is_same_v<T, float>},
+                bias, middle, result);
         of_part.write(middle, kept_size, kept);
         of_part.write(result, y_size, y);
       });
@@ -252,9 +254,9 @@ class MonarchGradKernel final : public Kernel {
       const int64_t x_size = some.rows * some.in_features;
       T* x_grad = output<T>(ctx, "x_grad") + begin * some.in_features;
       float* result = of_part.place(x_grad, x_size);
-      monarch_grad(some, {rows("x", some.in_features), a, b}, rows("middle", some.middle()),
-                   rows("y_grad", some.out_features), {result, a_grad, b_grad, bias_grad},
-                   begin > 0);
+      monarch_grad(some, {rows("x", some.in_features), a, b, !std::is_same_v<T, float>},
+                   rows("middle", some.middle()), rows("y_grad", some.out_features),
+                   {result, a_grad, b_grad, bias_grad}, begin > 0);
       of_part.write(result, x_size, x_grad);
     });
     floats.write_rows(a_grad, a_rows, shape.p, a_out);

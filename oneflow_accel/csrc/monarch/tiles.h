@@ -1,6 +1,9 @@
 // Tiles of rows, and what products need of them.
 #pragma once
 
+#include <utility>
+#include <vector>
+
 #include "attention/buffer.h"
 #include "attention/rows.h"
 #include "common/threads.h"
@@ -33,57 +36,33 @@ void for_each_tile(int64_t rows, int64_t work, const Fn& fn) {
   });
 }
 
-// Values u[block, i], u[block, i + i_step]... that are v[j, first], v[j + j_step, first + step]...
-struct Run {
-  int64_t i;
-  int64_t i_step;
-  int64_t j;
-  int64_t j_step;
-  int64_t first;
-  int64_t step;
-  int64_t count;
-};
-
-// Calls fn(run) for runs that are all of u[block]: there are two ways to cut it, of which the one
-// with the longer runs is taken.
-template <typename Fn>
-void for_each_run(const MonarchShape& s, int64_t block, const Fn& fn) {
-  if (s.q >= s.l * s.l) {
-    for (int64_t i = 0; i < s.l; ++i) {
-      const int64_t slot = block * s.q + i;
-      fn(Run{i, s.l, slot % s.l, 0, slot / s.l, 1, ceil_div(s.q - i, s.l)});
-    }
-  } else {
-    for (int64_t i = 0; i < s.q;) {
-      const int64_t slot = block * s.q + i;
-      const int64_t count = std::min(s.q - i, s.l - slot % s.l);
-      fn(Run{i, 1, slot % s.l, 1, slot / s.l, 0, count});
-      i += count;
-    }
+// The blocks of both factors in panels: what products read of them is contiguous then. `transposed`
+// as right-hand sides of products with x and v, else with their gradients.
+inline std::vector<Panels> packed_factors(const MonarchShape& s, const MonarchInputs& in,
+                                          bool transposed) {
+  std::vector<Panels> blocks;
+  int64_t floats = 0;
+  for (int64_t i = 0; i < s.k + s.l; ++i) {
+    const auto [outer, inner] = i < s.k ? std::pair(s.q, s.p) : std::pair(s.s, s.r);
+    blocks.push_back({nullptr, transposed ? inner : outer, padded(transposed ? outer : inner),
+                      in.bfloat16 && has_tiles()});
+    floats += blocks.back().size();
   }
-}
-
-// A right-hand side of a product, `columns` of it from the given one on: as it lies, or where that
-// will not do, copied to `space` for depth x padded(columns) floats.
-struct Right {
-  const float* data;
-  int64_t stride;
-
-  Right(const float* x, int64_t x_stride, int64_t depth, int64_t columns, float* space)
-      : data(x), stride(x_stride) {
-    // Whole vectors are read. Rows that are a multiple of 1 KiB apart share a few sets of a cache.
-    if (columns % kVectorWidth == 0 && x_stride % 256 != 0) { return; }
-    pack(x, x_stride, columns, {space, depth, padded(columns)});
-    data = space;
-    stride = padded(columns);
+  auto* data = scratch<float>(ScratchSlot::kWeights, floats);
+  for (Panels& block : blocks) {
+    block.data = data;
+    data += block.size();
   }
-};
-
-// Rows of a product's left-hand side to take at a time where they cost `each` and `most` is to
-// spend: whole tiles of the product, if there is room for one.
-inline int64_t rows_at_once(int64_t most, int64_t each) {
-  const int64_t rows = std::max<int64_t>(1, most / each);
-  return rows < kProductRows ? rows : rows / kProductRows * kProductRows;
+  for_each_block(s.k + s.l, s.factors() / (s.k + s.l), [&](int64_t i) {
+    const float* factor = i < s.k ? in.a + i * s.q * s.p : in.b + (i - s.k) * s.s * s.r;
+    const auto [outer, inner] = i < s.k ? std::pair(s.q, s.p) : std::pair(s.s, s.r);
+    if (transposed) {
+      pack_transposed(factor, inner, outer, blocks[i]);
+    } else {
+      pack(factor, inner, inner, blocks[i]);
+    }
+  });
+  return blocks;
 }
 
 }  // namespace oneflow_accel

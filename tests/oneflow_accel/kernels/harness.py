@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from oneflow_accel.kernels import plugin
 
@@ -24,6 +26,17 @@ Function = Callable[..., flow.Tensor]
 def random(*shape: int, seed: int = 0) -> np.ndarray:
     """Standard normal float32 values."""
     return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(np.float32)
+
+
+@contextmanager
+def emulated_tiles() -> Iterator[None]:
+    """In it, what an operation computes before its result is read is by tiles of bfloat16."""
+    library = ctypes.CDLL(str(plugin.state().path))
+    library.oneflow_accel_emulate_tiles(1)
+    try:
+        yield
+    finally:
+        library.oneflow_accel_emulate_tiles(0)
 
 
 def as_array(tensor: flow.Tensor) -> np.ndarray:

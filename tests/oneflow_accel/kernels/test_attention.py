@@ -22,6 +22,7 @@ from tests.oneflow_accel.kernels.harness import (
     assert_eager_equals_graph,
     assert_same_after_fork,
     assert_same_in_threads,
+    emulated_tiles,
     gradients,
     needs_plugin,
     random,
@@ -29,6 +30,25 @@ from tests.oneflow_accel.kernels.harness import (
 from tests.tolerances import assert_close
 
 pytestmark = needs_plugin
+
+
+@pytest.mark.parametrize(("queries", "keys", "dim"), [(50, 50, 64), (130, 300, 33), (49, 257, 96)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_tiles_of_whole_blocks(queries: int, keys: int, dim: int, causal: bool) -> None:
+    q, dy = random(1, 2, queries, dim), random(1, 2, queries, dim, seed=1)
+    k, v = random(1, 2, keys, dim, seed=2), random(1, 2, keys, dim, seed=3)
+
+    def run(*qkv: flow.Tensor) -> flow.Tensor:
+        return scaled_dot_product_attention(*qkv, causal=causal)
+
+    kinds = ["bfloat16"] * 3
+    y, grads = gradients(run, [q, k, v], dy, kinds)
+    with emulated_tiles():
+        by_tiles, grads_by_tiles = gradients(run, [q, k, v], dy, kinds)
+    for one, other in zip((by_tiles, *grads_by_tiles), (y, *grads), strict=True):
+        np.testing.assert_allclose(one, other, atol=0.02 * np.abs(other).max(), rtol=0)
+    # Weights are rounded, unless the processor has tiles and did so both times.
+    assert plugin.state().level == "amx" or (by_tiles != y).any()
 
 
 @pytest.mark.parametrize("causal", [False, True])

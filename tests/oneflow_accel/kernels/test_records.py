@@ -16,7 +16,7 @@ from oneflow import nn
 
 from tests.launch import run_distributed
 from tests.oneflow_accel.kernels import not_finite
-from tests.oneflow_accel.kernels.harness import as_array, needs_plugin
+from tests.oneflow_accel.kernels.harness import as_array, emulated_tiles, needs_plugin
 from tests.oneflow_accel.kernels.record import Case, Record
 from tests.oneflow_accel.kernels.record_check import (
     GLOBAL_CASE,
@@ -96,6 +96,18 @@ def test_eager(record: Record, case: Case, dtype: str) -> None:
         dy = output_gradient(tuple(y.shape), dtype)
         y.backward(flow.tensor(dy).to(y.dtype))
         assert_gradients(record, case, arrays, dy, tensor_gradients(tensors), dtype)
+
+
+def _uses_tiles(record: Record) -> bool:
+    names = ("oneflow_accel_attention", "oneflow_accel_packed_attention", "oneflow_accel_monarch")
+    return "bfloat16" in record.dtypes and any(name in record.operators for name in names)
+
+
+@pytest.mark.parametrize(("record", "case"), _each_case(lambda record, case: _uses_tiles(record)))
+def test_tiles(record: Record, case: Case) -> None:
+    """What AMX computes, on processors without it too."""
+    with emulated_tiles():
+        test_eager(record, case, "bfloat16")
 
 
 def _expected(
