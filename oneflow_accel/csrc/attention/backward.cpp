@@ -3,6 +3,7 @@
 #include "attention/attention.h"
 #include "attention/buffer.h"
 #include "common/threads.h"
+#include "softmax/row.h"
 
 namespace oneflow_accel {
 
@@ -68,7 +69,7 @@ void softmax_grad_block(float* scores, float* score_grads, int64_t stride, int64
     const int64_t n = visible.keys(i, keys);
 #pragma omp simd
     for (int64_t j = 0; j < n; ++j) {
-      p[j] = simd::exp(p[j] - row_lse);
+      p[j] = row::exp_of_nonpositive(p[j] - row_lse);
       ds[j] = p[j] * (ds[j] - row_delta);
     }
     for (int64_t j = n; j < keys; ++j) { p[j] = ds[j] = 0.0F; }

@@ -5,6 +5,7 @@
 #include "attention/attention.h"
 #include "attention/buffer.h"
 #include "common/threads.h"
+#include "softmax/row.h"
 
 namespace oneflow_accel {
 
@@ -56,7 +57,7 @@ void softmax_row(float* scores, int64_t visible, int64_t keys, float* largest, f
   float total = 0.0F;
 #pragma omp simd reduction(+ : total)
   for (int64_t j = 0; j < visible; ++j) {
-    scores[j] = simd::exp(scores[j] - most);
+    scores[j] = row::exp_of_nonpositive(scores[j] - most);
     total += scores[j];
   }
   for (int64_t j = visible; j < keys; ++j) { scores[j] = 0.0F; }
