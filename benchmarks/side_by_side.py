@@ -90,7 +90,8 @@ def measure(
 ) -> dict[str, float | str]:
     """Seconds per step of items, each on a side: the median over the rounds, or what the side said
     when it ended. In every round each run has its turn; two items need two sides, as a side keeps
-    one item in memory.
+    one item in memory. A side that ended is tried once more without the others, whose models may
+    have left it no memory.
 
     The steps of a round should take `target` seconds, all rounds of a run at most `most`: items
     whose step is so long that they would take more get fewer rounds, but two.
@@ -116,4 +117,8 @@ def measure(
             except SideError as error:
                 # Such as one that the system has killed for memory: the others go on.
                 results[name] = str(error)
+    for name in list(results) if len(runs) > 1 else []:
+        for side, _ in runs.values():
+            side.stop()
+        results |= measure({name: runs[name]}, rounds=rounds, target=target, most=most)
     return {name: statistics.median(values) for name, values in seconds.items()} | results

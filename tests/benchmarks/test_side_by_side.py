@@ -85,6 +85,20 @@ def test_a_side_that_ends_between_rounds_leaves_the_others(tmp_path: Path) -> No
     assert seconds == {"dying": "killed", "well": pytest.approx(0.001)}
 
 
+def test_a_side_that_ends_is_tried_alone(tmp_path: Path) -> None:
+    # It has no room as long as the other one has not left it.
+    room = f"open({str(tmp_path / 'room')!r}, 'a+')"
+    body = f"file = {room}; file.seek(0); file.read() or (file.write('x'), sys.exit('killed'))"
+    sides = {"large": side("large", 0.002, body), "well": side("well", 0.001)}
+    try:
+        seconds = measure({name: (one, ITEM) for name, one in sides.items()}, rounds=1, target=0.01)
+        assert sides["well"]._process is None
+    finally:
+        for one in sides.values():
+            one.stop()
+    assert seconds == pytest.approx({"large": 0.002, "well": 0.001})
+
+
 def test_a_side_that_does_not_start_is_an_error() -> None:
     broken = Side("broken", [sys.executable, "-c", "raise SystemExit('no such module')"])
     with pytest.raises((RuntimeError, SideError), match="broken did not start: no such module"):
