@@ -38,7 +38,7 @@ def resnet(data: str, precision: str, out: Path, steps: int) -> list[str]:
         *("resnet50_imagenet/main.py", data, "-a", "resnet18", "--image-size", "96"),
         *("-b", "25", "--lr", "0.001", "-j", "0", "--seed", "0", "-p", "1", "--epochs", "1000"),
         # A tenth of the usual learning rate for such batches: with more, rounding the last layer
-        # alone moves the end by percents, as it does in PyTorch.
+        # alone moved the end by percents.
         *("--smoothing", "0.1", "--channels-last", "--max-steps", str(steps)),
         *("--precision", precision, "--output-dir", str(out)),
     ]
