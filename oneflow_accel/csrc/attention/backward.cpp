@@ -155,7 +155,7 @@ template <typename T>
 void attention_grad(const AttentionShape& shape, const AttentionGradInputs<T>& in,
                     const WeightDropout* dropout, const AttentionGradOutputs<T>& out) {
   parallel_for(shape.parts() * shape.kv_heads, 1, [&](int64_t first, int64_t last) {
-    GradWorkspace w(shape, dropout != nullptr, std::is_same_v<T, Bfloat16> && has_tiles());
+    GradWorkspace w(shape, dropout != nullptr, by_tiles<T>());
     for (int64_t task = first; task < last; ++task) {
       head_grad(shape, shape.part(task / shape.kv_heads), task % shape.kv_heads, in, dropout, out,
                 &w);

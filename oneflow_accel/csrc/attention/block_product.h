@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
+#include "common/bfloat16.h"
 #include "common/threads.h"
 
 namespace oneflow_accel {
@@ -42,6 +44,12 @@ struct Panels {
 
 // Whether this processor multiplies tiles of bfloat16 (AMX), or a test asks for the same without.
 bool has_tiles();
+
+// Whether products of values of type T are those of tiles.
+template <typename T>
+bool by_tiles() {
+  return std::is_same_v<T, Bfloat16> && has_tiles();
+}
 
 // The left-hand side: element (i, k) is data[i * row_stride + k * column_stride].
 struct Strided {

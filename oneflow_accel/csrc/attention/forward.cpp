@@ -133,7 +133,7 @@ void attention(const AttentionShape& shape, const Heads<const T>& query, const H
   // and each part prepares the keys and values again.
   const int64_t parts = std::min(blocks, ceil_div(num_threads(), heads));
   parallel_for(heads * parts, 1, [&](int64_t first, int64_t last) {
-    Workspace w(shape, dropout != nullptr, std::is_same_v<T, Bfloat16> && has_tiles());
+    Workspace w(shape, dropout != nullptr, by_tiles<T>());
     for (int64_t task = first; task < last; ++task) {
       const Span span = shape.part(task / parts / shape.heads);
       const AttentionShape own = shape.of(span);

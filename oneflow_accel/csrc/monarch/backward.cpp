@@ -64,12 +64,12 @@ struct FactorGrad {
   float* out;  // in rows of whole vectors
 };
 
-void factor_grad(int64_t rows, const FactorGrad& g, bool bfloat16, bool accumulate) {
+void factor_grad(int64_t rows, const FactorGrad& g, bool tiles, bool accumulate) {
   const int64_t stride = padded(g.inner);
   const int64_t all = g.blocks * g.outer;
   parallel_for(all, grain_of(rows * g.inner), [&](int64_t begin, int64_t end) {
     Carver carver(kDepth * stride + kVectorWidth);
-    Panels right = carver.take_panels(kDepth, stride, bfloat16);
+    Panels right = carver.take_panels(kDepth, stride, tiles);
     for (int64_t first = begin; first < end;) {
       const int64_t block = first / g.outer;
       const int64_t last = std::min(end, (block + 1) * g.outer);
@@ -99,9 +99,8 @@ void monarch_grad(const MonarchShape& s, const MonarchInputs& in, const float* m
   for_each_tile(s.rows, s.factors(), [&](int64_t begin, int64_t rows) {
     tile_grads(s, factors, y_grad, begin, rows, grads, out.x);
   });
-  const bool tiles = in.bfloat16 && has_tiles();
-  factor_grad(s.rows, {s.k, s.q, s.p, grads.u, in.x, s.in_features, out.a}, tiles, accumulate);
-  factor_grad(s.rows, {s.l, s.s, s.r, grads.z, middle, s.middle(), out.b}, tiles, accumulate);
+  factor_grad(s.rows, {s.k, s.q, s.p, grads.u, in.x, s.in_features, out.a}, in.tiles, accumulate);
+  factor_grad(s.rows, {s.l, s.s, s.r, grads.z, middle, s.middle(), out.b}, in.tiles, accumulate);
   parallel_for(s.out_features, grain_of(s.rows), [&](int64_t begin, int64_t end) {
     float ones[kDepth];
     std::fill_n(ones, kDepth, 1.0F);

@@ -50,8 +50,8 @@ struct MonarchInputs {
   const float* x;
   const float* a;
   const float* b;
-  // Whether their values are those of bfloat16.
-  bool bfloat16 = false;
+  // Whether products are those of tiles, which round these values to bfloat16.
+  bool tiles = false;
 };
 
 // `bias` may be null. `middle`, null where nobody needs it, becomes v, a row of (l, r) for each row.

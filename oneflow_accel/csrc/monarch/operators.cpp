@@ -208,7 +208,7 @@ class MonarchKernel final : public Kernel {
         float* middle = of_part.place(kept, kept_size);
         float* result = of_part.place(y, y_size);
         monarch(some,
-                {of_part.read(x, some.rows * some.in_features), a, b, !std::is_same_v<T, float>},
+                {of_part.read(x, some.rows * some.in_features), a, b, by_tiles<T>()},
                 bias, middle, result);
         of_part.write(middle, kept_size, kept);
         of_part.write(result, y_size, y);
@@ -254,7 +254,7 @@ class MonarchGradKernel final : public Kernel {
       const int64_t x_size = some.rows * some.in_features;
       T* x_grad = output<T>(ctx, "x_grad") + begin * some.in_features;
       float* result = of_part.place(x_grad, x_size);
-      monarch_grad(some, {rows("x", some.in_features), a, b, !std::is_same_v<T, float>},
+      monarch_grad(some, {rows("x", some.in_features), a, b, by_tiles<T>()},
                    rows("middle", some.middle()), rows("y_grad", some.out_features),
                    {result, a_grad, b_grad, bias_grad}, begin > 0);
       of_part.write(result, x_size, x_grad);

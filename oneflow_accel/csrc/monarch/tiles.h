@@ -40,12 +40,15 @@ void for_each_tile(int64_t rows, int64_t work, const Fn& fn) {
 // as right-hand sides of products with x and v, else with their gradients.
 inline std::vector<Panels> packed_factors(const MonarchShape& s, const MonarchInputs& in,
                                           bool transposed) {
+  const auto sides = [&](int64_t i) {
+    return i < s.k ? std::pair(s.q, s.p) : std::pair(s.s, s.r);
+  };
   std::vector<Panels> blocks;
   int64_t floats = 0;
   for (int64_t i = 0; i < s.k + s.l; ++i) {
-    const auto [outer, inner] = i < s.k ? std::pair(s.q, s.p) : std::pair(s.s, s.r);
+    const auto [outer, inner] = sides(i);
     blocks.push_back({nullptr, transposed ? inner : outer, padded(transposed ? outer : inner),
-                      in.bfloat16 && has_tiles()});
+                      in.tiles});
     floats += blocks.back().size();
   }
   auto* data = scratch<float>(ScratchSlot::kWeights, floats);
@@ -55,7 +58,7 @@ inline std::vector<Panels> packed_factors(const MonarchShape& s, const MonarchIn
   }
   for_each_block(s.k + s.l, s.factors() / (s.k + s.l), [&](int64_t i) {
     const float* factor = i < s.k ? in.a + i * s.q * s.p : in.b + (i - s.k) * s.s * s.r;
-    const auto [outer, inner] = i < s.k ? std::pair(s.q, s.p) : std::pair(s.s, s.r);
+    const auto [outer, inner] = sides(i);
     if (transposed) {
       pack_transposed(factor, inner, outer, blocks[i]);
     } else {

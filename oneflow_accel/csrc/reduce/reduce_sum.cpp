@@ -87,7 +87,8 @@ void sum_columns(const T* x, int64_t outer, int64_t rows, int64_t columns, Sum<T
   const int64_t blocks = ceil_div(rows, kColumnBlock);
   const int64_t tiles = ceil_div(columns, kColumnTile);
   // One after the other: (outer, columns) for the first block, then for the second.
-  Sum<T>* sums = blocks == 1 ? out : scratch<Sum<T>>(ScratchSlot::kReduction, blocks * outer * columns);
+  const int64_t size = blocks * outer * columns;
+  Sum<T>* sums = blocks == 1 ? out : scratch<Sum<T>>(ScratchSlot::kReduction, size);
   const int64_t work = std::min(rows, kColumnBlock) * std::min(columns, kColumnTile);
   for_each_block(outer * blocks * tiles, work, [=](int64_t i) {
     const int64_t column = i % tiles * kColumnTile;
