@@ -125,7 +125,8 @@ def _run() -> int:
     parser.add_argument("folder", type=Path, help="where the runs and precision.png go")
     for _, option, *_ in RUNS[:3]:
         parser.add_argument(f"--{option}", help=f"train on these {option}")
-    parser.add_argument("--steps", type=int, help="of each run (default: 200, 200, 12 epochs)")
+    usual = ", ".join(str(steps) for *_, steps in RUNS if steps)
+    parser.add_argument("--steps", type=int, help=f"of each run (default: {usual}, 12 epochs)")
     options = parser.parse_args()
     found: dict[str, dict[str, Losses]] = {}
     table = Table(title=f"mean loss of the last {END:.0%} of the log lines")
