@@ -50,6 +50,7 @@ PROGRAMS = (
 OTHER_OPTIONS = {
     "oneflow.distributed.launch": ("--nproc_per_node", "--nnodes", "--node_rank", "--master_addr"),
     "pip": ("--build-constraint",),
+    "bochs": ("--enable-x86-64", "--enable-avx", "--enable-evex", "--enable-amx", "--with-nogui"),
 }
 
 READ = [read_document(name) for name in DOCUMENTS]
