@@ -24,10 +24,12 @@ namespace {
 
 using Context = user_op::KernelComputeContext;
 
-// The same of bfloat16 tensors. What oneDNN has no bfloat16 for (a CPU without such products,
-// groups of a few channels) runs on float32 copies.
+// The same of bfloat16 tensors. What runs in a form of ours, or what oneDNN has no bfloat16 for, runs
+// on float32 copies.
 void convolve_bfloat16(const ConvGeometry& geometry, const ConvCall& call) {
-  if (has_bfloat16_products() && !grouped_shape(geometry)) { return convolve(geometry, call); }
+  const bool is_ours = grouped_shape(geometry)
+                       || (call.result == kConvWeights && has_pixel_products(geometry));
+  if (!is_ours && run_primitive(geometry, call)) { return; }
   const auto copy = [&](ConvRole role) {
     const int64_t n = geometry.count(role);
     return role == call.result ? FloatCopy(n) : FloatCopy(call.tensor<Bfloat16>(role), n);
