@@ -153,14 +153,20 @@ class Bench:
         return found, others
 
     def rows(self, items: Sequence[Item]) -> list[Row]:
-        """Measure items, with a progress bar."""
+        """Measure items, with a progress bar and a line for each that is done: it takes an hour."""
         found = []
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
         with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as progress:
             task = progress.add_task("", total=len(items))
             for item in items:
                 progress.update(task, description=item.name)
-                found.append(self.row(item))
+                row = self.row(item)
+                found.append(row)
+                peer = f"{row.against or row.peer} {row.peer_ms}".strip()
+                progress.console.print(
+                    f"{item.name}: {row.ours_ms or row.note} ms, {peer}, ratio {row.ratio}",
+                    highlight=False,
+                )
                 progress.advance(task)
         return found
 

@@ -5,20 +5,35 @@ With nothing but `import oneflow_accel`, as the READMEs have it.
 
 from __future__ import annotations
 
+from typing import Any
+
 import oneflow_accel  # noqa: F401
+from oneflow_accel import precision
 
 import oneflow as flow
 
+from benchmarks.both import Both
 from benchmarks.ours import generation, models, operators
-from benchmarks.serve import serve
+from benchmarks.serve import Maker, Step, serve
+
+
+def _in_its_precision(maker: Maker) -> Maker:
+    """With a loss's products in the item's precision, too, as our trainers have them."""
+
+    def make(**params: Any) -> Step:
+        precision.set_products(Both.current.precision)
+        return maker(**params)
+
+    return make
 
 
 def main() -> None:
     flow.manual_seed(0)
     modules = (operators, models, generation)
     makers = {kind: maker for module in modules for kind, maker in module.MAKERS.items()}
+    makers |= operators.BOTH.makers()
     serve(
-        makers | operators.BOTH.makers(),
+        {kind: _in_its_precision(maker) for kind, maker in makers.items()},
         f"oneflow {flow.__version__}",
         flow._oneflow_internal.eager.Sync,
     )

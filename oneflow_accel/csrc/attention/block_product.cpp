@@ -10,6 +10,16 @@ namespace {
 constexpr int kRows = 6;
 constexpr int kTileVectors = kRegisters / 8;
 
+// sum + a b; of words of two values of bfloat16 each, both products (AVX-512 BF16).
+template <bool pairs>
+ONEFLOW_ACCEL_INLINE void add_product(Vector<kFloats>& sum, float a, const Vector<kFloats>& b) {
+  if constexpr (pairs) {
+    asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(b), "v"(broadcast<kFloats>(a)));
+  } else {
+    sum += a * b;
+  }
+}
+
 // What one tile of c is made from.
 struct Tile {
   const float* a;
@@ -23,7 +33,7 @@ struct Tile {
   bool accumulate;
 };
 
-template <int rows, int vectors>
+template <bool pairs, int rows, int vectors>
 ONEFLOW_ACCEL_INLINE void multiply(const Tile& t) {
   Vector<kFloats> sums[rows][vectors];
 #pragma GCC unroll 8
@@ -43,7 +53,7 @@ ONEFLOW_ACCEL_INLINE void multiply(const Tile& t) {
     for (int i = 0; i < rows; ++i) {
       const float left = a[i * t.a_row];
 #pragma GCC unroll 8
-      for (int v = 0; v < vectors; ++v) { sums[i][v] += left * right[v]; }
+      for (int v = 0; v < vectors; ++v) { add_product<pairs>(sums[i][v], left, right[v]); }
     }
     a += t.a_column;
     b += t.b_stride;
@@ -56,28 +66,29 @@ ONEFLOW_ACCEL_INLINE void multiply(const Tile& t) {
 }
 
 // As many of kRows rows, and of kTileVectors vectors, as there are.
-template <int rows = kRows, int vectors = kTileVectors>
-ONEFLOW_ACCEL_INLINE void multiply_part(const Tile& tile, int64_t rows_left, int64_t columns_left) {
+template <bool pairs, int rows = kRows, int vectors = kTileVectors>
+void multiply_part(const Tile& tile, int64_t rows_left, int64_t columns_left) {
   if constexpr (rows > 1 && vectors == kTileVectors) {
-    if (rows_left < rows) { return multiply_part<rows - 1>(tile, rows_left, columns_left); }
+    if (rows_left < rows) { return multiply_part<pairs, rows - 1>(tile, rows_left, columns_left); }
   }
   if constexpr (vectors > 1) {
     if (columns_left < vectors * kFloats) {
-      return multiply_part<rows, vectors - 1>(tile, rows_left, columns_left);
+      return multiply_part<pairs, rows, vectors - 1>(tile, rows_left, columns_left);
     }
   }
-  multiply<rows, vectors>(tile);
+  multiply<pairs, rows, vectors>(tile);
 }
 
 }  // namespace
 
 void panel_product(int64_t rows, int64_t columns, int64_t depth, const Strided& a, const float* b,
-                   int64_t b_stride, float* c, int64_t c_stride, bool accumulate) {
+                   int64_t b_stride, float* c, int64_t c_stride, bool accumulate, bool pairs) {
+  const auto multiply = pairs ? multiply_part<true> : multiply_part<false>;
   for (int64_t i = 0; i < rows; i += kRows) {
     for (int64_t j = 0; j < padded(columns); j += kTileVectors * kFloats) {
-      multiply_part({a.data + i * a.row_stride, a.row_stride, a.column_stride, b + j, b_stride,
-                     depth, c + i * c_stride + j, c_stride, accumulate},
-                    rows - i, padded(columns) - j);
+      multiply({a.data + i * a.row_stride, a.row_stride, a.column_stride, b + j, b_stride, depth,
+                c + i * c_stride + j, c_stride, accumulate},
+               rows - i, padded(columns) - j);
     }
   }
 }

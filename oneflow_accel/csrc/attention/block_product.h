@@ -18,7 +18,7 @@ constexpr int64_t kPanelWidth = 64;
 
 constexpr int64_t padded(int64_t columns) { return round_up(columns, kVectorWidth); }
 
-// Values of bfloat16 that a row of a tile has (tile_product.cpp).
+// Values of bfloat16 in a row of a tile of AMX (tile_product.cpp).
 constexpr int64_t kTileDepth = 32;
 
 // The right-hand side of a product: [rows, columns] cut into panels of kPanelWidth columns, each
@@ -42,7 +42,8 @@ struct Panels {
   }
 };
 
-// Whether this processor multiplies tiles of bfloat16 (AMX), or a test asks for the same without.
+// Whether this processor multiplies bfloat16 (AMX, AVX-512 BF16), or a test asks for the same
+// without.
 bool has_tiles();
 
 // Whether products of values of type T are those of tiles.
@@ -69,8 +70,9 @@ void tile_product(int64_t rows, int64_t columns, int64_t depth, const Strided& a
                   int64_t row, int64_t column, float* c, int64_t c_stride, bool accumulate);
 
 // The same for at most kPanelWidth columns of rows of b that lie b_stride floats apart. Whole vectors
-// of b are read, too.
+// of b are read, too. With `pairs`, depth, a and b are of words of two values of bfloat16 each.
 void panel_product(int64_t rows, int64_t columns, int64_t depth, const Strided& a, const float* b,
-                   int64_t b_stride, float* c, int64_t c_stride, bool accumulate);
+                   int64_t b_stride, float* c, int64_t c_stride, bool accumulate,
+                   bool pairs = false);
 
 }  // namespace oneflow_accel

@@ -1,4 +1,6 @@
-// AMX: a core's eight tiles of 16 rows of 64 bytes each, and what multiplies them (Intel, "Intel 64
+// Products of bfloat16 with sums in float32: by AMX, else by AVX-512 BF16.
+//
+// AMX is a core's eight tiles of 16 rows of 64 bytes each, and what multiplies them (Intel, "Intel 64
 // and IA-32 Architectures Software Developer's Manual", volume 1, chapter 18). oneDNN asks the
 // system for leave to use them where it finds them.
 #include <dnnl.h>
@@ -195,13 +197,7 @@ void multiply_rounded(int64_t rows, int64_t columns, const Bfloat16* a, int64_t 
 
 }  // namespace
 
-bool has_tiles() {
-  static const bool has = [] {
-    constexpr unsigned kNeeded = dnnl_cpu_isa_avx512_core_amx;
-    return (dnnl_get_effective_cpu_isa() & kNeeded) == kNeeded;
-  }();
-  return has || g_emulates.load(std::memory_order_relaxed);
-}
+bool has_tiles() { return has_bfloat16_products() || g_emulates.load(std::memory_order_relaxed); }
 
 void tile_product(int64_t rows, int64_t columns, int64_t depth, const Strided& a, const Panels& b,
                   int64_t row, int64_t column, float* c, int64_t c_stride, bool accumulate) {
@@ -210,8 +206,19 @@ void tile_product(int64_t rows, int64_t columns, int64_t depth, const Strided& a
   // Rows after the last are whatever the memory has: no result is theirs.
   auto* left = scratch<Bfloat16>(ScratchSlot::kRoundedB, 2 * n);
   round_left(rows, depth, a, left, stride, left + n);
-  const auto multiply = g_emulates ? multiply_rounded<Emulated> : multiply_rounded<Amx>;
-  multiply(rows, columns, left, stride, b, row, column, c, c_stride, accumulate);
+  static const bool has_amx = [] {
+    constexpr unsigned kNeeded = dnnl_cpu_isa_avx512_core_amx;
+    return (dnnl_get_effective_cpu_isa() & kNeeded) == kNeeded;
+  }();
+  if (g_emulates || has_amx) {
+    const auto multiply = g_emulates ? multiply_rounded<Emulated> : multiply_rounded<Amx>;
+    return multiply(rows, columns, left, stride, b, row, column, c, c_stride, accumulate);
+  }
+  const Strided words{reinterpret_cast<const float*>(left), stride / 2, 1};
+  for (int64_t j = 0; j < columns; j += kPanelWidth) {
+    panel_product(rows, std::min(kPanelWidth, columns - j), ceil_div(depth, 2), words,
+                  b.at(row, column + j), b.width(column + j), c + j, c_stride, accumulate, true);
+  }
 }
 
 }  // namespace oneflow_accel
