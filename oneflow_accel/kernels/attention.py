@@ -271,16 +271,21 @@ def _composition(
     scores = flow.matmul(query, key.transpose(-2, -1)) * scale
     if causal:
         # A sum, as masking operators do not exist on every device.
-        scores = scores + hidden_columns(scores) * flow.finfo(scores.dtype).min
+        scores = scores + hidden_columns(scores) * _least(scores.dtype)
     if segments is not None:
         batch, time = segments.shape
         others = segments.reshape(batch, 1, time, 1) != segments.reshape(batch, 1, 1, time)
         # Half of the least, as it is added to what the causal rule hides.
-        scores = scores + others.to(scores.dtype) * (flow.finfo(scores.dtype).min / 2)
+        scores = scores + others.to(scores.dtype) * (_least(scores.dtype) / 2)
     weights = flow.softmax(scores, dim=-1)
     if seed is not None:
         weights = weights * factors(weights, seed, dropout, segments)
     return flow.matmul(weights, value)
+
+
+def _least(dtype: flow.dtype) -> float:
+    # oneflow.finfo knows no bfloat16, whose largest number has 8 bits that are 1.
+    return -(2.0**128 - 2.0**120) if dtype == flow.bfloat16 else flow.finfo(dtype).min
 
 
 def _repeated(x: flow.Tensor, times: int) -> flow.Tensor:

@@ -45,8 +45,9 @@ ROW_NAME, OUTPUT_NAME = "row.json", "output.txt"
 WARM_UP, ITERATIONS = 5, 15
 NEVER = 1_000_000_000
 # Rows compute the same in float32, only with sums in another order. That moves a loss by some 1e-7
-# of it, and 15 small updates of weights hardly more; a wrong gradient moves its norm by percent.
-TOLERANCE = 1e-3
+# of it, and 15 small updates of weights hardly more; a wrong gradient moves its norm by percent. In
+# other precisions a fused operator leaves out roundings, of up to 0.4 % each.
+TOLERANCE, ROUNDED_TOLERANCE = 1e-3, 1e-2
 COMPARED = {"loss": "loss", "grad_norm": "norm of the gradients"}
 REFERENCE = "use_all"
 # What rows call a flag that they switch.
@@ -140,12 +141,13 @@ def run(flags: argparse.Namespace, argv: Sequence[str], runner: Runner | None = 
                 raise KeyboardInterrupt("the same command goes on with this row") from None
             progress.update()
             progress.print(f"{said}: {_in_words(results[row])}")
-    wrong, largest = disagreements(results)
+    tolerance = TOLERANCE if flags.dtype == "float32" else ROUNDED_TOLERANCE
+    wrong, largest = disagreements(results, tolerance)
     problems = [f"{row}: {result.error}" for row, result in results.items() if result.error]
     problems += wrong
     if not problems:
         lines.append(
-            f"losses and norms of gradients are {REFERENCE}'s at each iteration, to {TOLERANCE:g} "
+            f"losses and norms of gradients are {REFERENCE}'s at each iteration, to {tolerance:g} "
             f"of them; the largest difference is {largest:.1e}"
         )
     lines += [f"measured on {_origin(folder, asked)}", f"MFU is of {peak:.4g} TFLOP/s", *NOTES]
@@ -231,8 +233,10 @@ def read(path: Path) -> Result:
     )
 
 
-def disagreements(results: Mapping[str, Result]) -> tuple[list[str], float]:
-    """Where rows leave use_all's values by more than TOLERANCE of them, the first place of each
+def disagreements(
+    results: Mapping[str, Result], tolerance: float
+) -> tuple[list[str], float]:
+    """Where rows leave use_all's values by more than `tolerance` of them, the first place of each
     row in words, and the largest difference of all rows as a share."""
     found, largest = [], 0.0
     for row, result in results.items():
@@ -244,7 +248,7 @@ def disagreements(results: Mapping[str, Result]) -> tuple[list[str], float]:
             for step, value in expected.items():
                 off = abs(values[step] / value - 1) if step in values and value else float("inf")
                 largest = max(largest, off)
-                if off > TOLERANCE:
+                if off > tolerance:
                     ours = f"{values[step]:.6g}" if step in values else "not a finite number"
                     text = f"{row}: the {words} of step {step} is {ours}, {REFERENCE}'s {value:.6g}"
                     wrong.append((step, text))

@@ -51,8 +51,9 @@ def test_tiles_of_whole_blocks(queries: int, keys: int, dim: int, causal: bool) 
     assert plugin.state().level in ("avx512_bf16", "amx") or (by_tiles != y).any()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("causal", [False, True])
-def test_reference_and_kernel_agree(causal: bool) -> None:
+def test_reference_and_kernel_agree(causal: bool, dtype: str) -> None:
     q, dy = random(2, 3, 9, 5), random(2, 3, 9, 5, seed=1)
     k, v = random(2, 3, 14, 5, seed=2), random(2, 3, 14, 5, seed=3)
 
@@ -62,11 +63,11 @@ def test_reference_and_kernel_agree(causal: bool) -> None:
     def reference(*qkv: flow.Tensor) -> flow.Tensor:
         return attention._composition(*qkv, causal=causal, scale=0.3)
 
-    y, grads = gradients(kernel, [q, k, v], dy)
-    expected, expected_grads = gradients(reference, [q, k, v], dy)
-    assert_close(y, expected, reduced=14)
-    for grad, expected_grad in zip(grads, expected_grads, strict=True):
-        assert_close(grad, expected_grad, reduced=14)
+    kinds = [dtype] * 3
+    y, grads = gradients(kernel, [q, k, v], dy, kinds)
+    expected, expected_grads = gradients(reference, [q, k, v], dy, kinds)
+    for ours, theirs in zip((y, *grads), (expected, *expected_grads), strict=True):
+        assert_close(ours, theirs, dtype=dtype, reduced=14)
 
 
 def _seed(seed: int) -> flow.Tensor:
