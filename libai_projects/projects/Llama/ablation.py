@@ -233,9 +233,7 @@ def read(path: Path) -> Result:
     )
 
 
-def disagreements(
-    results: Mapping[str, Result], tolerance: float
-) -> tuple[list[str], float]:
+def disagreements(results: Mapping[str, Result], tolerance: float) -> tuple[list[str], float]:
     """Where rows leave use_all's values by more than `tolerance` of them, the first place of each
     row in words, and the largest difference of all rows as a share."""
     found, largest = [], 0.0
