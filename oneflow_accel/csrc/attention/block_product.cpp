@@ -14,7 +14,9 @@ constexpr int kTileVectors = kRegisters / 8;
 template <bool pairs>
 ONEFLOW_ACCEL_INLINE void add_product(Vector<kFloats>& sum, float a, const Vector<kFloats>& b) {
   if constexpr (pairs) {
-    asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(b), "v"(broadcast<kFloats>(a)));
+    // The sum of a float and zeros might have other bits.
+    using Words __attribute__((vector_size(4 * kFloats))) = int32_t;
+    asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(b), "v"(Words{} + __builtin_bit_cast(int32_t, a)));
   } else {
     sum += a * b;
   }

@@ -42,11 +42,10 @@ struct Panels {
   }
 };
 
-// Whether this processor multiplies bfloat16 (AMX, AVX-512 BF16), or a test asks for the same
-// without.
+// Whether this processor multiplies bfloat16, or a test asks for the same without.
 bool has_tiles();
 
-// Whether products of values of type T are those of tiles.
+// Whether products of values of type T are those of tile_product().
 template <typename T>
 bool by_tiles() {
   return std::is_same_v<T, Bfloat16> && has_tiles();

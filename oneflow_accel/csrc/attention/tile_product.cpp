@@ -206,10 +206,8 @@ void tile_product(int64_t rows, int64_t columns, int64_t depth, const Strided& a
   // Rows after the last are whatever the memory has: no result is theirs.
   auto* left = scratch<Bfloat16>(ScratchSlot::kRoundedB, 2 * n);
   round_left(rows, depth, a, left, stride, left + n);
-  static const bool has_amx = [] {
-    constexpr unsigned kNeeded = dnnl_cpu_isa_avx512_core_amx;
-    return (dnnl_get_effective_cpu_isa() & kNeeded) == kNeeded;
-  }();
+  constexpr unsigned kAmx = dnnl_cpu_isa_avx512_core_amx;
+  static const bool has_amx = (dnnl_get_effective_cpu_isa() & kAmx) == kAmx;
   if (g_emulates || has_amx) {
     const auto multiply = g_emulates ? multiply_rounded<Emulated> : multiply_rounded<Amx>;
     return multiply(rows, columns, left, stride, b, row, column, c, c_stride, accumulate);

@@ -29,13 +29,6 @@ ONEFLOW_ACCEL_INLINE const Vector<floats>* vector_at(const float* data, int64_t 
   return reinterpret_cast<const Vector<floats>*>(data) + i;
 }
 
-// All elements have the bits of x: adding 0 to a float might change them.
-template <int floats>
-ONEFLOW_ACCEL_INLINE Vector<floats> broadcast(float x) {
-  using Words __attribute__((vector_size(4 * floats))) = int32_t;
-  return reinterpret_cast<Vector<floats>>(Words{} + __builtin_bit_cast(int32_t, x));
-}
-
 // The elements of the vectors a and b, one after the other, that the indices (constants) name.
 // A comparison gives integers as wide as the elements.
 #define ONEFLOW_ACCEL_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, decltype((a) < (b)){__VA_ARGS__})
