@@ -162,11 +162,9 @@ class Bench:
                 progress.update(task, description=item.name)
                 row = self.row(item)
                 found.append(row)
-                peer = f"{row.against or row.peer} {row.peer_ms}".strip()
-                progress.console.print(
-                    f"{item.name}: {row.ours_ms or row.note} ms, {peer}, ratio {row.ratio}",
-                    highlight=False,
-                )
+                beside = row.against or f"{row.peer} {row.peer_ms} ms"
+                said = f"{row.ours_ms} ms, {beside}, ratio {row.ratio}" if row.ratio else row.note
+                progress.console.print(f"{item.name}: {said}", highlight=False, soft_wrap=True)
                 progress.advance(task)
         return found
 

@@ -5,6 +5,7 @@ How a process ends, and that it needs nothing of an earlier one, runs of tests/l
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -65,7 +66,8 @@ class CommandServer:
 
     def stop(self) -> None:
         if self._process is not None:
-            os.killpg(self._process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             self._process.stdin.close()
             self._process.stdout.close()
@@ -101,8 +103,12 @@ def serve(module: str, forks: bool) -> None:
         os.chdir(request["cwd"])
         sys.argv = [module, *request["argv"]]
         code = (_forked if forks else _run)(main, request["argv"], Path(request["output"]))
-        os.environ.clear()
-        os.environ.update(environment)
+        # What has changed only: a thread of OneFlow's that reads a variable meanwhile ends all.
+        for name in os.environ.keys() - environment.keys():
+            del os.environ[name]
+        for name in environment:
+            if os.environ.get(name) != environment[name]:
+                os.environ[name] = environment[name]
         print(code, file=answers, flush=True)
 
 

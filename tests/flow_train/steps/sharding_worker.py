@@ -82,7 +82,8 @@ def train(
     elif shares:
         forward = data_parallel(model, reduce_dtype)
     # The gradient of attention's key biases is zero but for rounding, which a smaller eps blows up.
-    optimizer = flow.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1, eps=1e-6)
+    eps = 1e-3 if bfloat16 else 1e-6
+    optimizer = flow.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1, eps=eps)
     losses, norms = [], []
     for step, (images, labels) in enumerate(batches()):
         if shares:
