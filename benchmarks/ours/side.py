@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import oneflow_accel  # noqa: F401
 from oneflow_accel import precision
 
 import oneflow as flow

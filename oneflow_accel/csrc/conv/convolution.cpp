@@ -12,7 +12,7 @@ namespace oneflow_accel {
 
 void convolve(const ConvGeometry& geometry, const ConvCall& call) {
   if (const auto shape = grouped_shape(geometry)) { return run_grouped<float>(*shape, call); }
-  if (call.result == kConvWeights && has_pixel_products(geometry)) {
+  if (has_pixel_products(geometry, call.result)) {
     return pixel_products_filter_grad(geometry, call);
   }
   if (!run_primitive(geometry, call)) {
@@ -27,8 +27,7 @@ using Context = user_op::KernelComputeContext;
 // The same of bfloat16 tensors. What runs in a form of ours, or what oneDNN has no bfloat16 for, runs
 // on float32 copies.
 void convolve_bfloat16(const ConvGeometry& geometry, const ConvCall& call) {
-  const bool is_ours = grouped_shape(geometry)
-                       || (call.result == kConvWeights && has_pixel_products(geometry));
+  const bool is_ours = grouped_shape(geometry) || has_pixel_products(geometry, call.result);
   if (!is_ours && run_primitive(geometry, call)) { return; }
   const auto copy = [&](ConvRole role) {
     const int64_t n = geometry.count(role);

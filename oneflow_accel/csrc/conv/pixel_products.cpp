@@ -82,8 +82,8 @@ void add_row(const PixelShape& s, const float* in, const float* out_grad, int64_
 
 }  // namespace
 
-bool has_pixel_products(const ConvGeometry& g) {
-  return g.in.size() == 4 && g.channels_last && g.groups() == 1
+bool has_pixel_products(const ConvGeometry& g, ConvRole result) {
+  return result == kConvWeights && g.in.size() == 4 && g.channels_last && g.groups() == 1
          && g.out[1] % kVectorWidth == 0 && !g.is_pointwise()
          && (g.in[1] < kFewChannels || g.dilation[0] > 0 || g.dilation[1] > 0);
 }

@@ -7,7 +7,7 @@
 
 namespace oneflow_accel {
 
-bool has_pixel_products(const ConvGeometry& geometry);
+bool has_pixel_products(const ConvGeometry& geometry, ConvRole result);
 
 void pixel_products_filter_grad(const ConvGeometry& geometry, const ConvCall& call);
 
