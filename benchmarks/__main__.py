@@ -11,12 +11,12 @@ A ratio is our throughput over the peer's: above 1 we are faster.
 from __future__ import annotations
 
 import datetime
-import os
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
 
 import oneflow_accel
+from oneflow_accel import machine
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -245,7 +245,7 @@ def _run() -> int:
     if not items:
         parser.error(f"no item's name contains {options.item!r}")
     console = Console(width=None if sys.stdout.isatty() else 140)
-    threads = len(os.sched_getaffinity(0))
+    threads = machine.cores()
     stock = not (options.no_stock or options.compare)
     bench = Bench(options.peer, threads, options.rounds, stock)
     try:

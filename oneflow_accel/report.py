@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from oneflow_accel import allocator, backends, patching
+from oneflow_accel import allocator, backends, machine, patching
 from oneflow_accel.errors import DeviceUnavailableError, UserError, nearest
 from oneflow_accel.kernels import plugin, registry
 
@@ -52,7 +52,7 @@ def collect(device: str | None = None) -> dict[str, Any]:
         "versions": _versions(),
         "devices": [_device(candidate) for candidate in backends.candidates().values()],
         "selection": _selection(device),
-        "threads": {"cores": len(os.sched_getaffinity(0)), "plugin": state.num_threads},
+        "threads": {"cores": machine.cores(), "plugin": state.num_threads},
         "plugin": {
             "loaded": state.loaded,
             "path": None if state.path is None else str(state.path),

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from oneflow_accel import command
+from oneflow_accel import command, machine
 from oneflow_accel.backends import resolve
 from oneflow_accel.errors import UserError
 
@@ -78,7 +77,7 @@ def compare(
 
 def _device(run: PlannedRun) -> str:
     name = resolve(run.cfg.trainer.accelerator).backend.properties().name
-    return f"{name}, {len(os.sched_getaffinity(0))} CPU cores"
+    return f"{name}, {machine.cores()} CPU cores"
 
 
 def _report(

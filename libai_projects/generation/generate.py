@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Sequence
-from pathlib import Path
 
+from oneflow_accel import machine
 from oneflow_accel.errors import UserError
 
 import numpy as np
@@ -135,7 +135,7 @@ def _prepare(
     count = len(prompts) * max(options.num_beams, options.num_return_sequences)
     tokens = int(rows.limits.max())
     needed = count * (model.vocab_size * _SCORE_BYTES + tokens * model.bytes_per_token)
-    free = _free_memory()
+    free = machine.free_memory()
     if free is not None and needed > free:
         raise UserError(
             f"{count} sequences of up to {tokens} tokens at once need some "
@@ -143,13 +143,3 @@ def _prepare(
             "fewer (num_return_sequences, num_beams, prompts at once) or for shorter ones"
         )
     return rows
-
-
-def _free_memory() -> int | None:
-    """Bytes that this machine can still give, None where it does not say; Linux promises more than
-    it has, and kills the process that uses it."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvail"))
-    except (OSError, StopIteration):
-        return None

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from oneflow_accel import machine
 from oneflow_accel.errors import DataError, UserError
 
 from flow_train.cli import Parser
@@ -91,8 +92,7 @@ def build_parser() -> Parser:
         "--format", choices=("auto", "text", "jsonl"), default="auto", help="of all inputs"
     )
     parser.add_argument("--json-key", metavar="KEY", default="text", help="key of the text")
-    cores = len(os.sched_getaffinity(0))
-    add_reading_options(parser, bad_lines="skip", longest=1, workers=cores)
+    add_reading_options(parser, bad_lines="skip", longest=1, workers=machine.cores())
     parser.add_argument(
         "--report", metavar="FILE", type=Path, help="also write the counts here, as JSON"
     )

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
+from oneflow_accel import machine
 from oneflow_accel.backends.base import Backend, DeviceProperties
 from oneflow_accel.errors import flag
 from oneflow_accel.kernels import plugin
@@ -92,9 +93,8 @@ class CpuBackend(Backend):
             logger.warning("peak memory counts from the start of the process: %s", error)
 
     def properties(self) -> DeviceProperties:
-        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         # The peak differs by instruction set and clock; a measured matmul gives it.
-        return DeviceProperties(_cpu_name(), total, {"float32": None, "float64": None})
+        return DeviceProperties(_cpu_name(), machine.memory(), {"float32": None, "float64": None})
 
     def supported_dtypes(self) -> tuple[flow.dtype, ...]:
         return (flow.float32, flow.float64)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from oneflow_accel import machine
 from oneflow_accel.errors import UserError
 
 logger = logging.getLogger("oneflow_accel")
@@ -147,12 +148,12 @@ def default_num_threads() -> int:
         return int(text)
     from oneflow_accel import distributed
 
-    return max(1, len(os.sched_getaffinity(0)) // distributed.local_world_size())
+    return max(1, machine.cores() // distributed.local_world_size())
 
 
 def scratch_limit() -> int:
     """Bytes of scratch memory that the kernels of this process may keep between calls:
-    `ONEFLOW_ACCEL_SCRATCH`, a part of this machine's memory from 0 to 1 (else UserError), shared by
+    `ONEFLOW_ACCEL_SCRATCH`, a part of the memory there is from 0 to 1 (else UserError), shared by
     the processes on this node."""
     text = os.environ.get(SCRATCH_VARIABLE)
     part = _SCRATCH_PART
@@ -168,8 +169,7 @@ def scratch_limit() -> int:
             )
     from oneflow_accel import distributed
 
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return int(part * memory) // distributed.local_world_size()
+    return int(part * machine.memory()) // distributed.local_world_size()
 
 
 def mkl_library() -> Path | None:

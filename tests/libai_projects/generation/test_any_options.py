@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from oneflow_accel import machine
 from oneflow_accel.errors import UserError
 
 import numpy as np
@@ -131,8 +131,7 @@ def test_more_than_the_memory_holds_is_refused_before_it_is_asked_for(
     model: NumpyGPT2, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = 2**20
-    module = sys.modules["libai_projects.generation.generate"]
-    monkeypatch.setattr(module, "_free_memory", lambda: free)
+    monkeypatch.setattr(machine, "free_memory", lambda: free)
     options = {"do_sample": True, "num_return_sequences": 500}
     assert "ask for fewer" in outcome(model, [[1, 2]], options)
     assert "ask for fewer" in outcome(model, [[1, 2]], {"num_beams": 500})

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import re
 import resource
 
+from oneflow_accel import machine
 from oneflow_accel.backends.cpu import CpuBackend
 from oneflow_accel.kernels import plugin
 from oneflow_accel.kernels.convolution import conv2d_add_activation, new_owner, release_weights
@@ -137,8 +137,7 @@ def test_scratch_memory_is_bounded() -> None:
     assert kept["kept"] > MEGABYTE
     assert kept["released"] == 0
     assert kept["equal"] == 1
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    assert kept["limit"] == memory // 16
+    assert kept["limit"] == machine.memory() // 16
     none = _measured(_SCRATCH, ONEFLOW_ACCEL_SCRATCH="0")
     assert none["kept"] == 0
     assert none["equal"] == 1

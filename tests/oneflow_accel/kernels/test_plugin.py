@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 
+from oneflow_accel import machine
 from oneflow_accel.kernels import plugin
 
 import pytest
@@ -266,7 +267,7 @@ def test_who_multiplies(tmp_path, vendor, package, choice, said) -> None:
 
 def test_threads_come_from_the_variable_else_from_the_cores() -> None:
     assert state_in_a_process(ONEFLOW_ACCEL_THREADS="3")[2] == 3
-    assert state_in_a_process()[2] == len(os.sched_getaffinity(0))
+    assert state_in_a_process()[2] == machine.cores()
 
 
 @pytest.mark.skipif(not plugin.state().loaded, reason="it is about the plug-in's threads")
@@ -281,7 +282,7 @@ def test_processes_of_a_node_share_its_cores(tmp_path) -> None:
     script = tmp_path / "threads.py"
     script.write_text(OWN_THREADS + THREADS_OF_A_PROCESS)
     process = run_distributed([script, tmp_path], 2, timeout=60)
-    expected = max(1, len(os.sched_getaffinity(0)) // 2)
+    expected = max(1, machine.cores() // 2)
     threads = [int((tmp_path / f"process{rank}").read_text()) for rank in range(2)]
     assert threads == [expected, expected], process.stdout
 

@@ -1,0 +1,103 @@
+"""Cores and memory that this process may use: in a container these are not the machine's.
+
+A control group (cgroups(7)) limits its processes and those of the groups below it. Both versions
+are read, at every level that can be seen. `root` is where /proc and /sys are, for tests.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+_ROOT = Path("/")
+
+
+def cores(root: Path = _ROOT) -> int:
+    """How many threads can compute at once, at least 1: physical cores among those that this
+    process may run on, as the hardware threads of a core share its arithmetic, or fewer where a
+    quota gives it less time. Part of a core counts as one."""
+    topology = root / "sys/devices/system/cpu"
+    siblings = (
+        (cpu, _read(topology / f"cpu{cpu}/topology/thread_siblings_list"))
+        for cpu in os.sched_getaffinity(0)
+    )
+    physical = {known or str(cpu) for cpu, known in siblings}
+    quotas = [_quota(group) for group in _groups(root, "cpu")]
+    return max(1, math.ceil(min([len(physical), *quotas])))
+
+
+def memory(root: Path = _ROOT) -> int:
+    """Bytes of memory that this process may come to have, together with others of its groups."""
+    limits = [_limit(group) for group in _groups(root, "memory")]
+    return int(min([_memory_info(root, "MemTotal"), *limits]))
+
+
+def free_memory(root: Path = _ROOT) -> int | None:
+    """Bytes that it can still get, None where the system does not say; Linux promises more than it
+    has, and kills the process that uses it."""
+    free = [_memory_info(root, "MemAvailable")]
+    for group in _groups(root, "memory"):
+        used = _read(group / "memory.current") or _read(group / "memory.usage_in_bytes") or "0"
+        statistics = dict(line.split() for line in _read(group / "memory.stat").splitlines())
+        # Of files that nobody uses at the moment: the kernel drops them where memory is needed.
+        dropped = statistics.get("total_inactive_file") or statistics.get("inactive_file", "0")
+        free.append(max(0.0, _limit(group) - int(used) + int(dropped)))
+    least = min(free)
+    return None if least == math.inf else int(least)
+
+
+def _groups(root: Path, controller: str) -> Iterator[Path]:
+    """The folders of this process's group and of those above it."""
+    of_process = [line.split(":", 2)[1:] for line in _read(root / "proc/self/cgroup").splitlines()]
+    for line in _read(root / "proc/self/mountinfo").splitlines():
+        mount, _, file_system = line.partition(" - ")
+        kind, _, options = file_system.split()[:3]
+        if kind == "cgroup2":
+            paths = [path for names, path in of_process if not names]
+        elif kind == "cgroup" and controller in options.split(","):
+            paths = [path for names, path in of_process if controller in names.split(",")]
+        else:
+            continue
+        base, place = mount.split()[3:5]
+        for path in paths:
+            # A container may see its own group where the mount begins, and not where that is.
+            below = os.path.relpath(path, base)
+            top = root / place.lstrip("/")
+            folder = top if below.startswith("..") else top / below
+            yield folder
+            while folder != top:
+                folder = folder.parent
+                yield folder
+
+
+def _quota(group: Path) -> float:
+    """Cores whose time the group's processes get together."""
+    limit = _read(group / "cpu.max").split() or [
+        _read(group / "cpu.cfs_quota_us"),
+        _read(group / "cpu.cfs_period_us"),
+    ]
+    unlimited = limit[0] in ("", "max", "-1")
+    return math.inf if unlimited else int(limit[0]) / int(limit[1])
+
+
+def _limit(group: Path) -> float:
+    """Bytes that the group's processes may have together."""
+    text = _read(group / "memory.max") or _read(group / "memory.limit_in_bytes")
+    return math.inf if text in ("", "max") else int(text)
+
+
+def _memory_info(root: Path, name: str) -> float:
+    for line in _read(root / "proc/meminfo").splitlines():
+        key, _, amount = line.partition(":")
+        if key == name:
+            return int(amount.split()[0]) * 1024
+    return math.inf
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
