@@ -29,10 +29,10 @@ def parse_override(text: str, example: str) -> Override:
 
     try:
         override = OverridesParser.create().parse_override(text)
-    except HydraException as error:
+    except (HydraException, ValueError) as error:
         raise UserError(
-            f"{text}: {str(error).splitlines()[0]}; put a value with special characters in quotes: "
-            "'key=\"value\"'"
+            f"{text:.200}: {str(error).splitlines()[0]}; put a value with special characters in "
+            "quotes: 'key=\"value\"'"
         ) from error
     if override.is_sweep_override():
         raise UserError(f"{text}: one value per key; a list is written [1,2]")

@@ -9,34 +9,45 @@ from typing import Any
 
 from oneflow_accel.errors import UserError, did_you_mean
 
+import numpy as np
 import oneflow as flow
 from libai.config import try_get_key
 from libai.optim import build_optimizer
 from libai.scheduler import build_lr_scheduler
-from omegaconf import DictConfig, ListConfig
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from flow_train.metrics.log import require_loggers
 from libai_projects.engine.check_files import Note
 from libai_projects.weights import monarch
 
-# These keys are whole numbers; the value is the least that each may be.
+# These keys are whole numbers; the value is the least that each may be. The model's are in
+# models/sizes.py.
 _COUNTS = {
     "train.train_iter": 0,
+    "train.start_iter": 0,
     "train.log_period": 1,
     "train.seed": 0,
+    "train.train_micro_batch_size": 1,
+    "train.global_batch_size": 1,
+    "train.num_accumulation_steps": 1,
     "train.test_micro_batch_size": 1,
+    "train.zero_optimization.stage": 0,
+    "train.nccl_fusion_threshold_mb": 0,
+    "train.nccl_fusion_max_ops": 0,
+    "train.dist.pipeline_num_layers": 1,
     "train.checkpointer.period": 1,
     "train.checkpointer.max_to_keep": 1,
+    "train.checkpointer.save_model_after_n_epoch": 1,
     "train.evaluation.eval_iter": 1,
     "train.evaluation.eval_period": 1,
+    "train.evaluation.eval_after_n_epoch": 1,
     "train.evaluation.patience": 1,
     "dataloader.train.num_workers": 0,
-    "model.cfg.num_layers": 1,
-    "model.cfg.hidden_size": 1,
-    "model.cfg.ffn_hidden_size": 1,
-    "model.cfg.num_attention_heads": 1,
-    "model.cfg.max_seq_length": 1,
+    "tokenization.make_vocab_size_divisible_by": 1,
 }
+# Operators hold whole numbers as int32 or add them up in int64, seeds are int64, and scores and
+# weights are float32.
+_MOST, _MOST_SEED, _MOST_FLOAT = 2**31 - 1, 2**63 - 1, float(np.finfo(np.float32).max)
 # The results that an evaluation gives for each split.
 _RESULTS = ("lm_loss_PPL", "lm_loss", "lm_loss_tokens")
 
@@ -49,16 +60,31 @@ def check_all(cfg: DictConfig, note: Note) -> None:
     note(lambda: require_loggers(cfg.train.get("logger") or {}))
 
 
-def check_steps(cfg: DictConfig) -> None:
-    """Check lengths and periods, and that ZeRO and activation checkpointing have nn.Graph."""
+def check_numbers(cfg: DictConfig) -> None:
+    """Check that every number of a config is finite, that none is too large for what holds it, and
+    that counts are whole numbers; the checks below and the trainer reckon with them."""
+    wrong = []
+    for key, value in _numbers(cfg):
+        most = _MOST_FLOAT if isinstance(value, float) else _MOST
+        most = _MOST_SEED if key.endswith("seed") else most
+        if isinstance(value, float) and not math.isfinite(value):
+            wrong.append(f"{key}={value} is not finite")
+        elif abs(value) > most:
+            wrong.append(f"{key}={value} is beyond {most}, the largest that there is")
     for key, least in _COUNTS.items():
         number = try_get_key(cfg, key, default=None)
         if number is None:
             continue
         if not isinstance(number, int) or isinstance(number, bool):
-            raise UserError(f"{key}={number} is not a whole number")
-        if number < least:
-            raise UserError(f"{key}={number} is less than {least}")
+            wrong.append(f"{key}={number} is not a whole number")
+        elif number < least:
+            wrong.append(f"{key}={number} is less than {least}")
+    if wrong:
+        raise UserError("\n  - ".join(wrong))
+
+
+def check_steps(cfg: DictConfig) -> None:
+    """Check lengths and periods, and that ZeRO and activation checkpointing have nn.Graph."""
     epochs = try_get_key(cfg, "train.train_epoch", default=None)
     if epochs is not None and not (_is_number(epochs) and epochs >= 0):
         raise UserError(f"train.train_epoch={epochs}: a number from 0 on")
@@ -80,10 +106,8 @@ def check_steps(cfg: DictConfig) -> None:
         raise UserError("nothing to train: train.train_iter and train.train_epoch are 0")
     if cfg.graph.enabled:
         stage = try_get_key(cfg, "train.zero_optimization.stage", default=1)
-        if (
-            try_get_key(cfg, "train.zero_optimization.enabled", default=False)
-            and not 1 <= stage <= 3
-        ):
+        zero = try_get_key(cfg, "train.zero_optimization.enabled", default=False)
+        if zero and not 1 <= stage <= 3:
             raise UserError(f"train.zero_optimization.stage={stage} is not 1, 2 or 3")
         return
     for key in ("train.zero_optimization.enabled", "train.activation_checkpoint.enabled"):
@@ -119,15 +143,12 @@ def check_optimizer(cfg: DictConfig) -> None:
     optim = cfg.get("optim")
     if optim is None:
         return
-    for key, value in _numbers(optim, "optim"):
-        if not math.isfinite(value):
-            raise UserError(f"{key}={value} is not finite")
     clip = try_get_key(optim, "params.clip_grad_max_norm", default=None)
     if clip is not None and not (_is_number(clip) and clip > 0):
         raise UserError(
             f"optim.params.clip_grad_max_norm={clip}: a number above 0, or null to clip nothing"
         )
-    for name in ("weight_decay_norm", "weight_decay_bias"):
+    for name in ("weight_decay_norm", "weight_decay_bias", "clip_grad_norm_type"):
         decay = try_get_key(optim, f"params.{name}", default=None)
         if decay is not None and not (_is_number(decay) and decay >= 0):
             raise UserError(f"optim.params.{name}={decay}: a number from 0 on, or null")
@@ -136,9 +157,6 @@ def check_optimizer(cfg: DictConfig) -> None:
     scheduler = copy.deepcopy(cfg.train.get("scheduler"))
     if scheduler is None:
         return
-    for key, value in _numbers(scheduler, "train.scheduler"):
-        if not math.isfinite(value):
-            raise UserError(f"{key}={value} is not finite")
     # The trainer fills both in when it knows the data.
     scheduler.max_iter = max(cfg.train.get("train_iter") or 0, 1)
     scheduler.warmup_iter = 1 if cfg.train.get("warmup_ratio") else 0
@@ -167,10 +185,11 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _numbers(node: Any, key: str) -> Iterator[tuple[str, float]]:
+def _numbers(node: Any, key: str = "") -> Iterator[tuple[str, float]]:
+    """Each number below a node with its key; what an interpolation points at has its own."""
     if isinstance(node, DictConfig | ListConfig):
-        items = node.items() if isinstance(node, DictConfig) else enumerate(node)
-        for name, value in items:
-            yield from _numbers(value, f"{key}.{name}")
-    elif isinstance(node, float):
+        for name in node if isinstance(node, DictConfig) else range(len(node)):
+            if not (OmegaConf.is_missing(node, name) or OmegaConf.is_interpolation(node, name)):
+                yield from _numbers(node[name], f"{key}.{name}".lstrip("."))
+    elif isinstance(node, int | float) and not isinstance(node, bool):
         yield key, node

@@ -17,8 +17,7 @@ from omegaconf import DictConfig
 
 from libai_projects.engine import check_files, check_settings
 from libai_projects.engine.arguments import Options
-from libai_projects.weights import monarch
-from monarch_flow.parallel import check_blocks
+from libai_projects.models import families
 
 
 @dataclass(frozen=True)
@@ -45,11 +44,12 @@ def check_run(cfg: DictConfig, options: Options) -> None:
 
     world_size = distributed.world_size()
     layouts: list[Layout] = []
-    if note(lambda: layouts.append(check_layout(cfg, world_size))):
-        note(lambda: check_model(cfg, layouts[0]))
-        note(lambda: complete_batch_sizes(cfg, layouts[0]))
-    check_settings.check_all(cfg, note)
-    check_files.check_all(cfg, options, note)
+    if note(lambda: check_settings.check_numbers(cfg)):
+        if note(lambda: layouts.append(check_layout(cfg, world_size))):
+            note(lambda: check_model(cfg, layouts[0]))
+            note(lambda: complete_batch_sizes(cfg, layouts[0]))
+        check_settings.check_all(cfg, note)
+        check_files.check_all(cfg, options, note)
     # A file may be missing on one node only.
     agree(problems)
 
@@ -102,32 +102,10 @@ def check_model(cfg: DictConfig, layout: Layout) -> None:
     model = try_get_key(cfg, "model.cfg", default=None)
     if model is None:
         return
-    problems = [*_undivided(model, layout), *_stages(cfg, layout), *_sequences(cfg)]
+    families.check_model(try_get_key(cfg, "model._target_", default=None), model, layout.tensor)
+    problems = [*_stages(cfg, layout), *_sequences(cfg)]
     if problems:
         raise UserError("\n  - ".join(problems))
-
-
-def _undivided(model: DictConfig, layout: Layout) -> list[str]:
-    heads, hidden = model.get("num_attention_heads"), model.get("hidden_size")
-    problems = []
-    if heads and hidden and hidden % heads:
-        problems.append(
-            f"model.cfg.hidden_size={hidden} is not a multiple of "
-            f"model.cfg.num_attention_heads={heads}; change one of them"
-        )
-    for name in ("num_attention_heads", "num_key_value_heads", "ffn_hidden_size"):
-        size = model.get(name)
-        if size and size % layout.tensor:
-            problems.append(
-                f"train.dist.tensor_parallel_size={layout.tensor} does not divide "
-                f"model.cfg.{name}={size}; take a divisor of {size}"
-            )
-    try:
-        for layer in monarch.layers(model).values():
-            check_blocks(monarch.nblocks(layer), layout.tensor)
-    except UserError as error:
-        problems.append(str(error))
-    return problems
 
 
 def _stages(cfg: DictConfig, layout: Layout) -> list[str]:
@@ -188,9 +166,6 @@ def complete_batch_sizes(cfg: DictConfig, layout: Layout) -> None:
         "global_batch_size = train_micro_batch_size x data parallel processes "
         f"({layout.data} here) x num_accumulation_steps"
     )
-    for name in ("train_micro_batch_size", "num_accumulation_steps", "global_batch_size"):
-        if train.get(name) is not None and train[name] < 1:
-            raise UserError(f"train.{name}={train[name]} is less than 1")
     if micro is None and total is None:
         raise UserError(f"set train.train_micro_batch_size or train.global_batch_size: {rule}")
     if total is not None:

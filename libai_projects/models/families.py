@@ -3,7 +3,7 @@ generates."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,10 @@ from oneflow_accel.errors import UserError
 
 from oneflow import nn
 
+from libai_projects.models import sizes
+from libai_projects.models.gpt2 import options as gpt2
 from libai_projects.models.gpt2.model import GPT2ForPreTraining, GPT2StepModel
+from libai_projects.models.llama import options as llama
 from libai_projects.models.llama.model import LlamaForPreTraining, LlamaStepModel
 from libai_projects.models.step_model import StepModel
 from libai_projects.weights.gpt2 import GPT2
@@ -21,16 +24,19 @@ from libai_projects.weights.table import Table
 
 @dataclass(frozen=True)
 class Family:
-    """`model` is what trains, `steps` makes of one what generation steps through."""
+    """`check` raises a UserError where options of the model cannot be, of a `cfg.model.cfg` and the
+    number of processes that share each layer; `model` is what trains, `steps` makes of one what
+    generation steps through."""
 
     table: Table
+    check: Callable[[Mapping[str, Any], int], object]
     model: type[nn.Module]
     steps: Callable[[Any], StepModel]
 
 
 FAMILIES = (
-    Family(GPT2, GPT2ForPreTraining, GPT2StepModel),
-    Family(LLAMA, LlamaForPreTraining, LlamaStepModel),
+    Family(GPT2, gpt2.check, GPT2ForPreTraining, GPT2StepModel),
+    Family(LLAMA, llama.check, LlamaForPreTraining, LlamaStepModel),
 )
 
 
@@ -41,6 +47,13 @@ def family_of(target: Any) -> Family:
         known = " and ".join(family.table.title for family in FAMILIES)
         raise UserError(f"the model {target} cannot generate here; those that can: {known}")
     return found
+
+
+def check_model(target: Any, model: Mapping[str, Any], tensor_parallel_size: int) -> None:
+    """Raise a UserError for options that the model cannot have; of models of others, such as
+    LiBai's own GPT, for sizes that do not divide."""
+    found = _find(target)
+    (sizes.check if found is None else found.check)(model, tensor_parallel_size)
 
 
 def table_of(target: Any) -> Table:

@@ -12,9 +12,9 @@ from oneflow_accel.kernels import registry
 
 from libai.utils import distributed as dist
 
+from libai_projects.models import sizes
 from libai_projects.weights import monarch
 from monarch_flow.layers import LinearConfig
-from monarch_flow.parallel import check_blocks
 
 logger = logging.getLogger(__name__)
 
@@ -81,48 +81,27 @@ def from_config(cfg: Mapping[str, Any], tensor_parallel_size: int = 1) -> ModelO
 
     A fusion that is None becomes what the device has; one that is True on a device without it
     becomes False with a warning: it changes the speed, not the numbers. Keys of others in
-    `cfg.model.cfg` are left alone. A UserError says which option is missing or impossible.
+    `cfg.model.cfg` are left alone. Raises what `check` raises.
     """
+    check(cfg, tensor_parallel_size)
+    sizes.check_vocabulary(cfg)
     names = {field.name for field in fields(ModelOptions)}
+    given = {str(name): cfg[name] for name in cfg if name in names}
+    given.update({name: _decide(name, given.get(name), given) for name in _FUSIONS})
+    return ModelOptions(**given)
+
+
+def check(cfg: Mapping[str, Any], tensor_parallel_size: int = 1) -> None:
+    """A UserError says which option is missing or impossible, whatever the vocabulary."""
     required = ("num_layers", "vocab_size", "hidden_size", "ffn_hidden_size", "num_attention_heads")
     missing = [name for name in required if cfg.get(name) is None]
     if missing:
         raise UserError(f"model.cfg lacks {', '.join(missing)}")
-    given = {str(name): cfg[name] for name in cfg if name in names}
-    given.update({name: _decide(name, given.get(name), given) for name in _FUSIONS})
-    options = ModelOptions(**given)
-    _check(options, tensor_parallel_size)
-    return options
-
-
-def _check(options: ModelOptions, tensor_parallel_size: int) -> None:
-    heads = options.num_attention_heads
-    if options.hidden_size % heads:
+    sizes.check(cfg, tensor_parallel_size)
+    if cfg.get("activation", "gelu_tanh") not in ACTIVATIONS:
         raise UserError(
-            f"model.cfg.hidden_size={options.hidden_size} does not divide by "
-            f"model.cfg.num_attention_heads={heads}"
+            f"model.cfg.activation={cfg['activation']!r} is not one of {', '.join(ACTIVATIONS)}"
         )
-    if heads % tensor_parallel_size:
-        fitting = [size for size in range(1, heads + 1) if heads % size == 0]
-        raise UserError(
-            f"model.cfg.num_attention_heads={heads} does not divide by "
-            f"train.dist.tensor_parallel_size={tensor_parallel_size}; sizes that fit are "
-            f"{', '.join(map(str, fitting))}"
-        )
-    if options.activation not in ACTIVATIONS:
-        raise UserError(
-            f"model.cfg.activation={options.activation!r} is not one of {', '.join(ACTIVATIONS)}"
-        )
-    if not 0 < options.real_vocabulary <= options.vocab_size:
-        raise UserError(
-            f"model.cfg.vocab_size_real={options.vocab_size_real} is not between 1 and "
-            f"model.cfg.vocab_size={options.vocab_size}"
-        )
-    for layer in options.monarch_layers().values():
-        check_blocks(monarch.nblocks(layer), tensor_parallel_size)
-    for name in ("embedding_dropout_prob", "attention_dropout_prob", "output_dropout_prob"):
-        if not 0 <= getattr(options, name) < 1:
-            raise UserError(f"model.cfg.{name}={getattr(options, name)} is not in [0, 1)")
 
 
 def _decide(name: str, wanted: bool | None, given: Mapping[str, Any]) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 from oneflow_accel.errors import UserError
 
+from libai_projects.models import sizes
 from libai_projects.models.llama.rotary import Rotary
 
 _REQUIRED = ("num_layers", "vocab_size", "hidden_size", "num_attention_heads")
@@ -74,66 +75,36 @@ def default_ffn_hidden_size(hidden_size: int) -> int:
 def from_config(cfg: Mapping[str, Any], tensor_parallel_size: int = 1) -> ModelOptions:
     """Read the model's options. Keys of others in `cfg.model.cfg` are left alone. A UserError says
     which option is missing or impossible."""
-    names = {field.name for field in fields(ModelOptions)}
+    options = check(cfg, tensor_parallel_size)
+    sizes.check_vocabulary(vars(options))
+    return options
+
+
+def check(cfg: Mapping[str, Any], tensor_parallel_size: int = 1) -> ModelOptions:
+    """The same of a config whose vocabulary is not settled yet."""
     missing = [name for name in _REQUIRED if cfg.get(name) is None]
     if missing:
         raise UserError(f"model.cfg lacks {', '.join(missing)}")
+    sizes.check(cfg, tensor_parallel_size)
+    names = {field.name for field in fields(ModelOptions)}
     given = {str(name): cfg[name] for name in cfg if name in names}
     for name, value in {
         "ffn_hidden_size": default_ffn_hidden_size(given["hidden_size"]),
         "num_key_value_heads": given["num_attention_heads"],
-        "head_size": given["hidden_size"] // max(given["num_attention_heads"], 1),
+        "head_size": given["hidden_size"] // given["num_attention_heads"],
     }.items():
         if given.get(name) is None:
             given[name] = value
     options = ModelOptions(**given)
-    _check(options, tensor_parallel_size)
-    return options
-
-
-def _check(options: ModelOptions, tensor_parallel_size: int) -> None:
-    heads, kv_heads = options.num_attention_heads, options.num_key_value_heads
-    for name in ("num_layers", "vocab_size", "hidden_size", "num_attention_heads", "head_size"):
-        if getattr(options, name) < 1:
-            raise UserError(f"model.cfg.{name}={getattr(options, name)} must be at least 1")
-    if options.head_size * heads != options.hidden_size and options.hidden_size % heads:
-        raise UserError(
-            f"model.cfg.hidden_size={options.hidden_size} does not divide by "
-            f"model.cfg.num_attention_heads={heads}"
-        )
     if options.head_size % 2:
         raise UserError(
             f"heads of {options.head_size} numbers do not split into pairs for rotary embedding: "
             "change model.cfg.hidden_size or model.cfg.num_attention_heads"
         )
-    if kv_heads < 1 or heads % kv_heads:
-        raise UserError(
-            f"model.cfg.num_attention_heads={heads} does not divide by "
-            f"model.cfg.num_key_value_heads={kv_heads}"
-        )
-    if kv_heads % tensor_parallel_size:
-        fitting = [size for size in range(1, kv_heads + 1) if kv_heads % size == 0]
-        raise UserError(
-            f"model.cfg.num_key_value_heads={kv_heads} does not divide by "
-            f"train.dist.tensor_parallel_size={tensor_parallel_size}; sizes that fit are "
-            f"{', '.join(map(str, fitting))}"
-        )
-    if not 0 < options.real_vocabulary <= options.vocab_size:
-        raise UserError(
-            f"model.cfg.vocab_size_real={options.vocab_size_real} is not between 1 and "
-            f"model.cfg.vocab_size={options.vocab_size}"
-        )
-    pad = options.pad_token_id
-    if pad is not None and not 0 <= pad < options.vocab_size:
-        raise UserError(
-            f"model.cfg.pad_token_id={pad} is not in the vocabulary of {options.vocab_size} tokens"
-        )
-    for name in ("embedding_dropout_prob", "attention_dropout_prob", "output_dropout_prob"):
-        if not 0 <= getattr(options, name) < 1:
-            raise UserError(f"model.cfg.{name}={getattr(options, name)} is not in [0, 1)")
     if options.sequence_parallel and options.max_seq_length % tensor_parallel_size:
         raise UserError(
             f"model.cfg.sequence_parallel needs a model.cfg.max_seq_length that divides by "
             f"train.dist.tensor_parallel_size={tensor_parallel_size}, not {options.max_seq_length}"
         )
     _ = options.rotary
+    return options

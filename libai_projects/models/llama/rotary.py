@@ -61,6 +61,8 @@ class Rotary:
                 raise UserError(f"rope_scaling of type {kind!r} has no {key}{hint}")
             if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
                 raise UserError(f"rope_scaling.{key} is {value!r}; expected a number above 0")
+        if not theta > 0:
+            raise UserError(f"rope_theta is {theta!r}; expected a number above 0")
         if kind == "llama3" and given["high_freq_factor"] <= given["low_freq_factor"]:
             raise UserError(
                 "rope_scaling.high_freq_factor must be above low_freq_factor, not "

@@ -200,6 +200,19 @@ _FLAGS: dict[str, tuple[tuple[str, Any, str], ...]] = {
 }
 
 
+_DEFAULTS = {name: default for flags in _FLAGS.values() for name, default, _ in flags}
+# What numbers must be at least where that is not 0; what whole ones may be at most where that is
+# not an int32's largest; and float32's largest.
+_LEAST = {
+    **dict.fromkeys(("multiple_of", "num_layers", "hidden_size", "num_attention_heads"), 1),
+    **dict.fromkeys(("num_key_value_heads", "max_seq_len", "batch_size", "max_iters"), 1),
+    **dict.fromkeys(("gradient_accumulation_steps", "log_interval", "save_interval"), 1),
+    **dict.fromkeys(("eval_iters", "tensor_parallel", "pipeline_parallel"), 1),
+    "pad_token_id": -1,
+}
+_MOST, _MOST_FLOAT = {"seed": 2**63 - 1, "num_layers": 100_000}, 3.4028234e38
+
+
 def build_parser() -> Parser:
     """The parser of pretrain.py."""
     parser = Parser(
@@ -255,19 +268,12 @@ def _check(flags: argparse.Namespace) -> None:
         if value not in choices:
             known = ", ".join(str(choice) for choice in choices if choice != "")
             raise UserError(f"--{name}={value}: expected one of {known}")
-    for name, least in {
-        "vocab_size": 0,
-        "multiple_of": 1,
-        "max_seq_len": 1,
-        "batch_size": 1,
-        "gradient_accumulation_steps": 1,
-        "learning_rate": 0,
-        "min_lr": 0,
-        "warmup_iters": 0,
-        "lr_decay_iters": 0,
-    }.items():
-        if getattr(flags, name) < least:
-            raise UserError(f"--{name}={getattr(flags, name)} must be at least {least}")
+    for name, default in _DEFAULTS.items():
+        value, least = getattr(flags, name), _LEAST.get(name, 0)
+        # nan compares with nothing, so it is not between them.
+        most = _MOST_FLOAT if isinstance(default, float) else _MOST.get(name, 2**31 - 1)
+        if type(default) in (int, float) and not least <= value <= most:
+            raise UserError(f"--{name}={value} is not between {least} and {most}")
     if flags.min_lr > flags.learning_rate:
         raise UserError(f"--min_lr={flags.min_lr} is above --learning_rate={flags.learning_rate}")
     if flags.attn_impl == "fmha":

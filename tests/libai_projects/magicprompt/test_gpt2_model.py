@@ -162,10 +162,7 @@ def test_more_tokens_than_positions_is_an_error() -> None:
     [
         ({"num_attention_heads": 5}, "hidden_size=64 does not divide by .*num_attention_heads=5"),
         ({"activation": "relu"}, "activation='relu' is not one of gelu_tanh, gelu"),
-        (
-            {"vocab_size_real": 97},
-            "vocab_size_real=97 is not between 1 and model.cfg.vocab_size=96",
-        ),
+        ({"vocab_size_real": 97}, "vocab_size_real=97 does not fit model.cfg.vocab_size=96"),
         ({"output_dropout_prob": 1.0}, r"output_dropout_prob=1.0 is not in \[0, 1\)"),
         ({"num_layers": None}, "model.cfg lacks num_layers"),
     ],

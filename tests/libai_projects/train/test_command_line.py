@@ -114,6 +114,7 @@ def test_overrides_change_the_config(cfg):
         ("+train.seed=1", ("leave out the '+'",)),
         ("train.seed=1,2", ("[1,2]",)),
         ("train.output_dir=a=b", ("quotes",)),
+        ("train.seed=" + "9" * 5000, ("limit",)),
     ],
 )
 def test_bad_overrides(cfg, text, parts):
