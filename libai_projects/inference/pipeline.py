@@ -29,7 +29,7 @@ from libai_projects.inference.options import (
     given_sampling_options,
     parse_options,
 )
-from libai_projects.inference.text_pipeline import DEFAULT_OPTIONS, TextPipeline
+from libai_projects.inference.text_pipeline import DEFAULT_OPTIONS, TextPipeline, Words
 from libai_projects.models.families import family_of
 from libai_projects.models.step_model import StepModel
 from libai_projects.weights import monarch
@@ -114,6 +114,7 @@ class TextGenerationPipeline(TextPipeline):
             step_model,
             built,
             name="random weights" if path is None else path.name,
+            words=Words(**cfg.get("project", {}).get("words", {})),
             options={**(cfg.get("generation") or {}), **generation},
         )
         self.cfg = cfg

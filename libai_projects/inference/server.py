@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import html
 import json
 import logging
 import os
@@ -22,6 +23,7 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from oneflow_accel import distributed
@@ -29,7 +31,7 @@ from oneflow_accel.errors import UserError
 
 import uvicorn
 from fastapi import FastAPI, Request
-from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel, ValidationError
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -89,15 +91,19 @@ def error_response(
 def create_app(worker: Worker, limits: Limits, hosts: AllowedHosts) -> FastAPI:
     """The application. Its worker has to run in another thread of this process."""
     # FastAPI's own documentation pages load scripts from elsewhere.
-    app = FastAPI(title="MagicPrompt", docs_url=None, redoc_url=None)
+    app = FastAPI(title=worker.engine.words.title, docs_url=None, redoc_url=None)
     model = request_model(limits)
     started = time.monotonic()
 
     app.add_middleware(_Guard, hosts=hosts)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _unexpected_error)
+    words = {name: html.escape(word) for name, word in asdict(worker.engine.words).items()}
     for path, (file, media_type) in PAGE_FILES.items():
-        _add_file(app, path, file, media_type)
+        content = (PAGE / file).read_text(encoding="utf-8")
+        if path == "/":
+            content = Template(content).substitute(words, Text=words["text"].capitalize())
+        _add_file(app, path, content, media_type)
 
     @app.get("/api/health")
     async def health() -> JSONResponse:
@@ -200,10 +206,10 @@ class _Guard:
         return None
 
 
-def _add_file(app: FastAPI, path: str, file: str, media_type: str) -> None:
+def _add_file(app: FastAPI, path: str, content: str, media_type: str) -> None:
     @app.get(path, include_in_schema=False)
-    async def page_file() -> FileResponse:
-        return FileResponse(PAGE / file, media_type=media_type)
+    async def page_file() -> Response:
+        return Response(content, media_type=media_type)
 
 
 def _body_schema(model: type[BaseModel]) -> dict[str, Any]:
@@ -368,7 +374,8 @@ class Server:
         at once."""
         for signum in (signal.SIGINT, signal.SIGTERM):
             signal.signal(signum, self._on_signal)
-        print(f"MagicPrompt is at {self.address} (Ctrl-C ends it)", flush=True)
+        title = self._worker.engine.words.title
+        print(f"{title} is at {self.address} (Ctrl-C ends it)", flush=True)
         self.serve()
 
     def serve(self) -> None:

@@ -39,12 +39,23 @@ class GeneratedText:
         }
 
 
+@dataclass(frozen=True)
+class Words:
+    """What --serve says of a model: its name, what it does, a prompt to begin with, and what its
+    texts are called."""
+
+    title: str = "Text generation"
+    task: str = "Type the beginning of a text. The model continues it."
+    example: str = "Once upon a time"
+    text: str = "text"
+
+
 class TextPipeline:
     """Continues texts. Every rank makes one and calls it alike; rank 0 gets the texts.
 
-    `model` reads tokens; `name` is what the page and /api/health call it; `options` differ from
-    GenerationOptions' defaults. Raises UserError for a wrong option, or a tokenizer of another
-    vocabulary than the model's.
+    `model` reads tokens; `name` is what /api/health calls it, `words` what the page says; `options`
+    differ from GenerationOptions' defaults. Raises UserError for a wrong option, or a tokenizer of
+    another vocabulary than the model's.
     """
 
     def __init__(
@@ -53,6 +64,7 @@ class TextPipeline:
         tokenizer: Any,
         *,
         name: str = "model",
+        words: Words = Words(),
         options: Mapping[str, Any] | None = None,
     ) -> None:
         if tokenizer.vocab_size != model.vocab_size:
@@ -62,7 +74,7 @@ class TextPipeline:
             )
         self.model = model
         self.tokenizer = tokenizer
-        self.name = name
+        self.name, self.words = name, words
         self.max_positions = model.max_positions
         special = {"eos_token_id": tokenizer.eos_token_id, "bos_token_id": tokenizer.bos_token_id}
         self.options = GenerationOptions.from_config(

@@ -50,7 +50,7 @@ function addResult(text) {
   copy.type = "button";
   copy.className = "copy";
   copy.textContent = "Copy";
-  copy.setAttribute("aria-label", `Copy prompt ${results.children.length + 1}`);
+  copy.setAttribute("aria-label", `Copy ${results.dataset.text} ${results.children.length + 1}`);
   copy.disabled = true;
   copy.addEventListener("click", () => copyText(copy, paragraph.textContent));
   item.append(paragraph, copy);
@@ -103,7 +103,7 @@ function show(event, given) {
     const count = event.results.length;
     const reason = event.results.map((result) => REASONS[result.finish_reason]).find(Boolean);
     status.textContent = reason
-      ?? `${count} ${count === 1 ? "prompt" : "prompts"} in ${event.seconds.toFixed(1)} s.`;
+      ?? `${count} ${results.dataset.text}${count === 1 ? "" : "s"} in ${event.seconds.toFixed(1)} s.`;
   } else {
     throw new Error(event.error);
   }

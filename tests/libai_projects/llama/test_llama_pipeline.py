@@ -118,6 +118,11 @@ def test_a_server_answers(trained: Path) -> None:
                 said += server.stdout.readline()
         assert "http://" in said, said
         address = said[said.index("http://") :].split()[0].rstrip("/.,")
+        assert f"Llama is at {address}" in said
+        page = httpx.get(address).text
+        assert "<h1>Llama</h1>" in page
+        assert "MagicPrompt" not in page
+        assert "image" not in page.replace("image/svg", "")
         asked = {"prompt": "a red", "do_sample": False, "max_new_tokens": 8}
         answer = httpx.post(f"{address}/api/generate", json=asked, timeout=60)
         assert answer.status_code == 200, answer.text

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from libai_projects.inference.text_pipeline import TextPipeline
+from libai_projects.inference.text_pipeline import TextPipeline, Words
 from libai_projects.text.tokenizer import GPT2Tokenizer, byte_alphabet
 
 # What the model would write, over and over; the ö and the 🐷 take several tokens each.
@@ -60,7 +60,9 @@ class CycleModel:
 def fake_pipeline(folder: Path, **settings: float) -> TextPipeline:
     """A pipeline of a CycleModel and a vocabulary of bytes in `folder`."""
     tokenizer = GPT2Tokenizer(*write_vocabulary(folder))
-    return TextPipeline(CycleModel(**settings), tokenizer, name="fake")
+    return TextPipeline(
+        CycleModel(**settings), tokenizer, name="fake", words=Words(title="<b> & Co", text="prompt")
+    )
 
 
 class WordTokenizer:

@@ -57,10 +57,15 @@ def test_answers(serve: Callable) -> None:
     assert health["limits"]["returns"] == 8
     page = CLIENT.get(url)
     assert "default-src 'none'" in page.headers["content-security-policy"]
+    # The model's own words, as text.
+    assert "<h1>&lt;b&gt; &amp; Co</h1>" in page.text
+    assert ">Write prompts</button>" in page.text
+    assert "The model continues it." in page.text
     for name in ("style.css", "app.js", "icon.svg"):
         assert CLIENT.get(url + name).status_code == 200
     assert CLIENT.get(f"{url}docs").status_code == 404
     schema = CLIENT.get(f"{url}openapi.json").json()
+    assert schema["info"]["title"] == "<b> & Co"
     body = schema["paths"]["/api/generate"]["post"]["requestBody"]["content"]["application/json"]
     assert body["schema"]["properties"]["max_new_tokens"]["maximum"] == 256
 

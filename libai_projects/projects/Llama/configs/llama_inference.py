@@ -22,4 +22,7 @@ generation, train = inference.generation, inference.train
 # Every public name of this file is a key of the config.
 del inference
 
-project = {"how_to_train": "python projects/Llama/pretrain.py --help"}
+project = {
+    "how_to_train": "python projects/Llama/pretrain.py --help",
+    "words": {"title": "Llama"},
+}

@@ -31,5 +31,11 @@ del inference
 project = {
     "how_to_train": (
         "bash tools/train.sh tools/train_net.py projects/MagicPrompt/configs/gpt2_training.py 1"
-    )
+    ),
+    "words": {
+        "title": "MagicPrompt",
+        "task": "Type a few words. The model turns them into prompts for an image generator.",
+        "example": "a cute pig",
+        "text": "prompt",
+    },
 }
