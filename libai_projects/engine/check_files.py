@@ -17,6 +17,7 @@ from omegaconf import DictConfig, ListConfig
 from flow_train.checkpoint import libai_files
 from libai_projects.engine.arguments import Options
 from libai_projects.engine.data import TokenFiles
+from libai_projects.models.families import table_of
 from libai_projects.text.indexed_dataset import MMapTokenDataset
 
 CONFIG_BACKUP = "config.yaml"
@@ -26,6 +27,10 @@ _SHAPE_KEYS = (
     "hidden_size",
     "ffn_hidden_size",
     "num_attention_heads",
+    "num_key_value_heads",
+    "tie_word_embeddings",
+    "attention_bias",
+    "mlp_bias",
     "max_seq_length",
     "vocab_size_real",
 )
@@ -144,15 +149,12 @@ def check_output(cfg: DictConfig, options: Options) -> None:
 
 def checkpoint_bytes(cfg: DictConfig) -> int:
     """About how large a checkpoint is: float32 weights and the two values that AdamW keeps."""
-    model = try_get_key(cfg, "model.cfg", default=None)
+    model, target = (try_get_key(cfg, f"model.{key}", default=None) for key in ("cfg", "_target_"))
     try:
-        hidden, layers = int(model.hidden_size), int(model.num_layers)
-        inner = int(model.ffn_hidden_size)
-        rows = int(model.vocab_size) + int(model.max_seq_length)
-    except (AttributeError, TypeError):
+        return table_of(target).count(model) * _FLOAT32 * _VALUES_SAVED
+    except (AttributeError, KeyError, TypeError):
+        # Another model, whose weights have other names for their sizes.
         return 0
-    weights = rows * hidden + layers * (4 * hidden * hidden + 2 * hidden * inner)
-    return weights * _FLOAT32 * _VALUES_SAVED
 
 
 def _size(count: int) -> str:

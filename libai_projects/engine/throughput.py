@@ -66,7 +66,7 @@ def flops_per_token(model: DictConfig, table: Table = GPT2) -> float | None:
         layers, length = int(model.num_layers), int(model.max_seq_length)
         width = int(model.hidden_size)
         if table is LLAMA:
-            weights = sum(map(math.prod, table.shapes(model).values()))
+            weights = table.count(model)
             width = table.derive(model)["query_size"]
         else:
             rows = int(model.get("vocab_size_real") or model.vocab_size)

@@ -200,6 +200,14 @@ class Table:
             for name, shape in shapes.items()
         }
 
+    def count(self, config: Mapping[str, Any]) -> int:
+        """How many numbers all weights have together."""
+        config = self.derive(config)
+        ends = [part.shapes(config) for part in (*self.before, *self.after)]
+        numbers = (sum(map(math.prod, each.values())) for each in ends)
+        block = sum(map(math.prod, self.block_shapes(config).values()))
+        return sum(numbers) + config["num_layers"] * block
+
     def their_shapes(self, config: Mapping[str, Any]) -> Shapes:
         """The same by Hugging Face's names, without prefix, and in its layout."""
         return {

@@ -19,6 +19,8 @@ import pytest
 
 from flow_train.config.overrides import parse_override
 from libai_projects import weights
+from libai_projects.engine.check_files import checkpoint_bytes
+from libai_projects.engine.overrides import load_config
 from libai_projects.projects.Llama import flags as flag_table
 from libai_projects.projects.Llama import pretrain
 from libai_projects.projects.Llama.schedule import warmup_cosine
@@ -340,6 +342,10 @@ def test_a_run(data: Path, whole: tuple[Path, str]) -> None:
     # (2 x embedding) + 2 x (attention with half the keys, SwiGLU, two norms) + the last norm.
     count = 2 * 512 * 128 + 2 * (3 * 128 * 128 + 3 * 128 * 512 + 2 * 128) + 128
     assert f"LlamaForPreTraining of {count:,} weights" in printed
+    files = [path for path in (out / "model_final").rglob("*") if path.is_file()]
+    foreseen = checkpoint_bytes(load_config(str(out / "config.yaml")))
+    assert foreseen == count * 3 * 4
+    assert foreseen == pytest.approx(sum(path.stat().st_size for path in files), rel=0.02)
     curve = losses(out)
     assert list(curve) == [1, 2, 3, 4]
     # From about ln 512, what guessing costs, downwards.

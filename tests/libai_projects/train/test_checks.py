@@ -278,6 +278,9 @@ def test_run_of_another_model(make_cfg, tmp_path):
         "hidden_size=64 (there: 128)",
         str(tmp_path),
     )
+    backup.write_text("model: {cfg: {num_key_value_heads: 2}}\n")
+    cfg = make_cfg("+model.cfg.num_key_value_heads=4")
+    refused(lambda: check_files.check_same_model(cfg, backup), "num_key_value_heads=4 (there: 2)")
     backup.write_text("model: {cfg: {num_layers: 2}}\n")
     check_files.check_same_model(make_cfg(), backup)
 
