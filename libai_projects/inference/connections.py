@@ -91,6 +91,12 @@ def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return None
 
 
+# What a client reads over while it has no answer yet (RFC 9110, section 15.2), and how often one
+# that sends no more is sent it, in seconds.
+_STILL_THERE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_STILL_THERE_SECONDS = 0.25
+
+
 @dataclass(frozen=True)
 class ConnectionBounds:
     """How many connections at once, and seconds that each may take: `head_seconds` from its
@@ -110,6 +116,7 @@ class BoundedProtocol(H11Protocol):
         self._bounds = bounds
         self._timer: asyncio.TimerHandle | None = None
         self._opened = self.loop.time()
+        self._sends_no_more = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
@@ -131,8 +138,24 @@ class BoundedProtocol(H11Protocol):
         # The next request may have come together with the last one.
         if self._is_at_work:
             self._start_timer(self._bounds.answer_seconds)
+        elif self._sends_no_more:
+            self.transport.close()
         else:
             self._await_head()
+
+    def eof_received(self) -> bool:
+        """Keep the connection of a client that has sent a whole request and no more follows."""
+        self._sends_no_more = True
+        self._ask_whether_there()
+        return self.has_request
+
+    def _ask_whether_there(self) -> None:
+        # One that has gone altogether looks the same, until it is written to.
+        if not self.has_request or self.cycle.response_started or self.transport.is_closing():
+            return
+        if self.scope["http_version"] == "1.1":
+            self.transport.write(_STILL_THERE)
+            self.loop.call_later(_STILL_THERE_SECONDS, self._ask_whether_there)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._timer is not None:

@@ -159,8 +159,10 @@ class Worker:
         self._running = job
         if self.closing and not self._finish:
             job.cancelled.set()
-        self._tell({"do": "generate", "prompts": list(job.prompts), "options": dict(job.options)})
+        told, asked = False, {"prompts": list(job.prompts), "options": dict(job.options)}
         try:
+            self._tell({"do": "generate", **asked})
+            told = True
             texts = self.engine.generate(
                 job.prompts, on_text=job.on_text, should_stop=job.reason_to_stop, **job.options
             )
@@ -170,7 +172,8 @@ class Worker:
         except Exception as error:
             self._running = None
             job.on_end(None, Problem("failed", "the generation failed; the log says why"))
-            if isinstance(error, lockstep.OutOfStepError):
+            # Ranks that were not told of a job are not where this one is.
+            if not told or isinstance(error, lockstep.OutOfStepError):
                 raise
             logger.exception("a request failed")
         else:

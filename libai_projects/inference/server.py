@@ -146,11 +146,7 @@ def create_app(worker: Worker, limits: Limits, hosts: AllowedHosts) -> FastAPI:
         except ClosedError:
             return error_response(503, "the server is shutting down")
         if asked.stream:
-            return StreamingResponse(
-                answer.stream(),
-                media_type="application/x-ndjson",
-                headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
-            )
+            return _Stream(answer)
         return await answer.whole(request)
 
     return app
@@ -293,17 +289,13 @@ class _Answer:
         """One JSON object per line; the last is of type "done" or "error"."""
         count, seed = self._options["num_return_sequences"], self._options["seed"]
         event: dict[str, Any] = {"type": "start", "count": count, "seed": seed}
-        try:
-            while True:
-                if event["type"] == "done":
-                    event["seconds"] = self._seconds()
-                yield json.dumps(event, ensure_ascii=False) + "\n"
-                if event["type"] in ("done", "error"):
-                    return
-                event = await self._events.get()
-        finally:
-            # This also runs when the client goes away, and then stops the job at its next token.
-            self.job.cancelled.set()
+        while True:
+            if event["type"] == "done":
+                event["seconds"] = self._seconds()
+            yield json.dumps(event, ensure_ascii=False) + "\n"
+            if event["type"] in ("done", "error"):
+                return
+            event = await self._events.get()
 
     async def whole(self, request: Request) -> Response:
         while True:
@@ -317,6 +309,24 @@ class _Answer:
             return error_response(_STATUS[event["kind"]], event["error"])
         seed = self._options["seed"]
         return JSONResponse({"results": event["results"], "seed": seed, "seconds": self._seconds()})
+
+
+class _Stream(StreamingResponse):
+    """An answer as it comes. When its client goes away, be it before the first line, the job stops
+    at its next token."""
+
+    media_type = "application/x-ndjson"
+
+    def __init__(self, answer: _Answer) -> None:
+        no_buffers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        super().__init__(answer.stream(), headers=no_buffers)
+        self._job = answer.job
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._job.cancelled.set()
 
 
 # Connections that are still busy after a signal get this long, in seconds.

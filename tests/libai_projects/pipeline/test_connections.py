@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 from collections.abc import Callable, Iterator
 
@@ -111,6 +112,22 @@ def test_answers_have_to_be_taken_in_time(serve: Callable, monkeypatch: pytest.M
                 connection.sendall(b"\r\n")
         assert len(rest_of(connection)) < count * size
     assert CLIENT.get(f"{url}api/health").status_code == 200
+
+
+@pytest.mark.parametrize("path", ["api/generate", "app.js"])
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_sends_no_more_is_answered(serve: Callable, path: str, stream: bool) -> None:
+    """It has closed its half of the connection after one whole request, or after two."""
+    url = serve(delay=0.05).url
+    body = json.dumps({"prompt": "a", "max_new_tokens": 20, "stream": stream}).encode()
+    sent = HEAD.replace(b"100", str(len(body)).encode()) + body
+    if path == "app.js":
+        sent = b"GET /app.js HTTP/1.1\r\nHost: localhost\r\n\r\n" + sent
+    with connections(url, [sent]) as (connection,):
+        connection.shutdown(socket.SHUT_WR)
+        answer = rest_of(connection)
+    assert answer.count(b"HTTP/1.1 200 ") == (2 if path == "app.js" else 1)
+    assert b'"finish_reason"' in answer
 
 
 ERRORS: list[tuple[str, str, dict[str, str], int]] = [

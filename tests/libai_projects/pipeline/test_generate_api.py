@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
-from pipeline_fakes import TEXT
+from pipeline_fakes import TEXT, fake_pipeline
 
-from libai_projects.inference.jobs import Job, Problem
+from libai_projects.inference.connections import AllowedHosts
+from libai_projects.inference.jobs import Job, Problem, Worker
+from libai_projects.inference.requests import Limits
+from libai_projects.inference.server import create_app
 
 # Making a client takes longer than most requests here.
 CLIENT = httpx.Client(verify=False, timeout=30)
@@ -195,6 +201,43 @@ def test_a_client_that_goes_away_stops_its_request(serve: Callable, stream: bool
         wait_until(lambda: running.model.steps > 3)
     wait_until(lambda: not running.worker.busy, seconds=3)
     assert running.model.steps < 60
+
+
+def test_a_client_that_goes_away_before_its_stream_begins(tmp_path: Path) -> None:
+    pipeline = fake_pipeline(tmp_path)
+    worker = Worker(pipeline)
+    app = create_app(worker, Limits(), AllowedHosts("127.0.0.1"))
+    body = json.dumps({"prompt": "a", "stream": True}).encode()
+    messages = [{"type": "http.request", "body": body}, {"type": "http.disconnect"}]
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": "/api/generate", "headers": headers}
+    scope |= {"query_string": b"", "asgi": {"spec_version": "2.3"}}
+
+    async def receive() -> dict[str, Any]:
+        return messages.pop(0)
+
+    async def send(_: Any) -> None:
+        await asyncio.sleep(0)
+
+    asyncio.run(app(scope, receive, send))
+    assert worker.waiting == 1
+    worker.close(finish=True)
+    worker.run()
+    assert pipeline.model.steps == 0
+
+
+def test_a_job_that_the_other_processes_cannot_be_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever asked hears of it, and the server ends: the others wait for what never comes."""
+    worker = Worker(fake_pipeline(tmp_path))
+    monkeypatch.setattr(worker, "_tell", Mock(side_effect=RuntimeError("a process has ended")))
+    on_end = Mock()
+    worker.submit(Job(["a"], {}, on_end))
+    with pytest.raises(RuntimeError, match="has ended"):
+        worker.run()
+    ((texts, problem),) = (call.args for call in on_end.call_args_list)
+    assert (texts, problem.kind) == (None, "failed")
 
 
 def test_shutting_down_answers_everyone(serve: Callable) -> None:
