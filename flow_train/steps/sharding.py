@@ -28,8 +28,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from oneflow_accel import distributed
@@ -58,18 +59,38 @@ _SHARED_BUNDLE = 1 << 17
 
 @dataclass(eq=False)
 class Place:
-    """Where a tensor of a module is set while its unit runs."""
+    """Where a tensor of a module is set while its unit runs; `twins` are other modules' places that
+    have the same tensor."""
 
     owner: nn.Module
     attribute: str
     slot: Slot
+    twins: list[Place] = field(default_factory=list)
+
+    @property
+    def value(self) -> nn.Parameter:
+        return self.owner._parameters[self.attribute]
+
+    def show(self, tensor: flow.Tensor) -> None:
+        for place in (self, *self.twins):
+            object.__setattr__(place.owner, place.attribute, tensor)
 
     def clear(self) -> None:
         """Leave the shard there, or None where it has another name."""
-        if self.attribute in self.owner._parameters:
-            object.__delattr__(self.owner, self.attribute)
-        else:
-            object.__setattr__(self.owner, self.attribute, None)
+        for place in (self, *self.twins):
+            if place.attribute in place.owner._parameters:
+                object.__delattr__(place.owner, place.attribute)
+            else:
+                object.__setattr__(place.owner, place.attribute, None)
+
+    def keep(self, shard: nn.Parameter | None) -> None:
+        """Take the tensor out, and have its shard under its name, or nothing."""
+        for place in (self, *self.twins):
+            del place.owner._parameters[place.attribute]
+            if shard is None:
+                object.__setattr__(place.owner, place.attribute, None)
+            else:
+                place.owner.register_parameter(place.attribute, shard)
 
 
 @dataclass(eq=False)
@@ -129,7 +150,7 @@ class Unit:
             each.forward.unit for each in module.modules() if isinstance(each.forward, _Forward)
         ]
         self.window: Window | None = None
-        self.shards = self._cut(list(self._places()))
+        self.shards = self._cut(self._places())
         # Small shards travel together: on CPUs a collective takes some milliseconds, however little
         # it sends.
         most = _BUNDLE if self.window is None else _SHARED_BUNDLE
@@ -146,44 +167,53 @@ class Unit:
         # Whether the root runs, which has seen to it that all processes have written their shards.
         self.inside = False
 
-    def _places(self) -> Iterator[Place]:
+    def _places(self) -> list[Place]:
         prefix = f"{self.name}." if self.name else ""
         # What units inside have is cut already, under the same names.
         cut = {id(shard.parameter) for unit in self.inner for shard in unit.shards}
+        found: dict[int, Place] = {}
         for path, owner in self.module.named_modules():
             before = f"{prefix}{path}." if path else prefix
-            for attribute, value in list(owner._parameters.items()):
+            for attribute, value in owner._parameters.items():
                 if value is not None and id(value) not in cut:
-                    yield Place(owner, attribute, Slot(before + attribute, tuple(value.shape)))
+                    slot = Slot(before + attribute, tuple(value.shape))
+                    place = Place(owner, attribute, slot)
+                    first = found.setdefault(id(value), place)
+                    if first is not place:
+                        first.twins.append(place)
+        return list(found.values())
+
+    def _groups(self, places: list[Place]) -> list[list[Place]]:
+        """What makes up each shard."""
+        together = []
+        if self.options.flatten:
+            # What is frozen, or has several names, keeps its own.
+            together = [each for each in places if each.value.requires_grad and not each.twins]
+        return [*([together] if together else []), *([p] for p in places if p not in together)]
 
     def _cut(self, places: list[Place]) -> list[Shard]:
         """Put shards in the place of the tensors, whose memory is freed."""
-        groups = [places] if self.options.flatten and places else [[place] for place in places]
+        groups = self._groups(places)
         lengths = [self._length(sum(place.slot.size for place in group)) for group in groups]
         self._prepare(places, lengths)
         shards = []
         for index, (group, length) in enumerate(zip(groups, lengths, strict=True)):
-            values = [place.owner._parameters[place.attribute] for place in group]
+            values = [place.value for place in group]
             pieces = [distributed.local_value(value.detach()).reshape(-1) for value in values]
             whole = _padded(_joined(pieces), length * self.mesh.shards)
             own = self._kept(index, whole[self.mesh.place * length :][:length].clone())
             parameter = nn.Parameter(own, requires_grad=values[0].requires_grad)
             for place in group:
-                place.owner._parameters.pop(place.attribute)
-                place.clear()
+                place.keep(parameter if len(group) == 1 else None)
+            name = group[0].slot.name
             if len(group) > 1:
                 self.module.register_parameter(FLAT, parameter)
                 name = f"{self.name}.{FLAT}".lstrip(".")
-            else:
-                # Under the tensor's own name.
-                object.__delattr__(group[0].owner, group[0].attribute)
-                group[0].owner.register_parameter(group[0].attribute, parameter)
-                name = group[0].slot.name
             shards.append(Shard(name, parameter, group, length))
         return shards
 
     def _prepare(self, places: Sequence[Place], lengths: Sequence[int]) -> None:
-        values = [place.owner._parameters[place.attribute] for place in places]
+        values = [place.value for place in places]
         plain = self.options.gather_dtype in (None, flow.float32)
         if values and plain and all(value.dtype == flow.float32 for value in values):
             self.window = Window.of(self.mesh, lengths, values[0].device)
@@ -239,9 +269,9 @@ class Unit:
             begin += shard.length
         return found
 
-    def reduce(self, gradients: list[flow.Tensor | None]) -> list[flow.Tensor]:
-        """Each shard's piece of the mean gradient over all processes, from those of the whole
-        tensors, which are emptied; a collective call."""
+    def reduce(self, gradients: list[flow.Tensor | None]) -> list[flow.Tensor | None]:
+        """Each shard's piece of the mean gradient over all processes, None where it is frozen, from
+        those of the whole tensors, which are emptied; a collective call."""
         pieces = []
         if self.window is not None:
             self.window.drop()
@@ -257,7 +287,8 @@ class Unit:
                 wholes.append(self._with_waiting(shard, _joined(flat)))
                 flat.clear()
             pieces += self._synced(bundle, wholes)
-        return pieces
+        wanted = [parameter.requires_grad for parameter in self.parameters]
+        return [piece if asked else None for piece, asked in zip(pieces, wanted, strict=True)]
 
     def _with_waiting(self, shard: Shard, whole: flow.Tensor) -> flow.Tensor:
         waiting = self._waiting.pop(shard.name, None)
@@ -294,7 +325,7 @@ class Unit:
         """Let the module see these in the place of its shards."""
         places = [place for shard in self.shards for place in shard.places]
         for place, tensor in zip(places, tensors, strict=True):
-            object.__setattr__(place.owner, place.attribute, tensor)
+            place.show(tensor)
         try:
             yield
         finally:
@@ -302,10 +333,10 @@ class Unit:
                 place.clear()
 
     @contextlib.contextmanager
-    def whole(self, *, train: bool = True) -> Iterator[list[flow.Tensor]]:
+    def whole(self, *, train: bool = True, ahead: bool = True) -> Iterator[list[flow.Tensor]]:
         """Inside, the module sees its tensors, which are gathered and freed; a collective call."""
         with met([self], train):
-            tensors = self.gather(self.following)
+            tensors = self.gather(self.following if ahead else None)
             with self.showing(tensors):
                 yield tensors
         if self.window is not None:
@@ -314,6 +345,11 @@ class Unit:
     @property
     def parameters(self) -> list[nn.Parameter]:
         return [shard.parameter for shard in self.shards]
+
+    @property
+    def shown(self) -> list[nn.Parameter]:
+        """The shard of each tensor."""
+        return [shard.parameter for shard in self.shards for _ in shard.places]
 
     def seed(self) -> int | None:
         """What its random numbers of this forward pass hang on; None where it draws none."""
@@ -327,7 +363,7 @@ class GlobalUnit(Unit):
     the processes, and so are their gradients: sums over the parts that a global loss is made of."""
 
     def _prepare(self, places: Sequence[Place], lengths: Sequence[int]) -> None:
-        values = [place.owner._parameters[place.attribute] for place in places]
+        values = [place.value for place in places]
         for place, value in zip(places, values, strict=True):
             name = place.slot.name
             if not value.is_global or value.placement != values[0].placement:
@@ -415,6 +451,9 @@ class Sharding:
     def layout(self) -> Layout:
         """How the shards make up the tensors."""
         groups = {shard.name: (shard.slots, shard.length) for shard in self.shards}
+        for place in [place for shard in self.shards for place in shard.places]:
+            for twin in place.twins:
+                groups[twin.slot.name] = ([twin.slot], groups[place.slot.name][1])
         return Layout(self.mesh.shards, self.mesh.place, groups)
 
     @property
@@ -467,7 +506,9 @@ class Sharding:
         """Each tensor by its name, whole, one unit at a time; a collective call."""
         for unit in self.units:
             names = [slot.name for shard in unit.shards for slot in shard.slots]
-            with unit.whole(train=False) as tensors:
+            # What a backward pass has gathered ahead is older than the optimizer's step.
+            unit.forget()
+            with unit.whole(train=False, ahead=False) as tensors:
                 arrays = [distributed.local_value(tensor).numpy() for tensor in tensors]
             yield from zip(names, arrays, strict=True)
 
@@ -504,7 +545,8 @@ def fully_shard(
     Calling the model gathers what it needs; under `no_grad` that is all that happens.
 
     Args:
-        is_unit: says by name and module what is a unit; a unit may hold others. None: `blocks`.
+        is_unit: says by name and module what is a unit; a unit may hold others. None: `blocks`. One
+            that shares a parameter with what is outside is none: the parameter is the root's.
         mesh: the processes; None for one group of all.
         reshard_after_forward: False keeps a unit's tensors from the forward to the backward pass
             (ZeRO stage 2: only gradients and optimizer are cut in between).
@@ -518,9 +560,9 @@ def fully_shard(
     if settings.multiple < 1:
         raise UserError(f"multiple={settings.multiple}: a whole number from 1 on")
     mesh, is_unit = mesh or Mesh.of(), is_unit or blocks(model)
-    modules = [(name, m) for name, m in model.named_modules() if name and is_unit(name, m)]
+    modules = {name: m for name, m in model.named_modules() if name and is_unit(name, m)}
     # The inner ones first, so that an outer one does not take their tensors.
-    for name, module in reversed(modules):
+    for name, module in reversed(_without_shared(model, modules).items()):
         shard_unit(name, module, mesh, settings)
     root = _unit("", model, mesh, settings)
     for before, after in itertools.pairwise(root.inner):
@@ -535,11 +577,35 @@ def shard_unit(name: str, module: nn.Module, mesh: Mesh, options: Options) -> No
     if isinstance(module.forward, _Forward):
         return
     if options.reshard_after_forward and not options.recompute:
+        uses = _uses(module, set())
         for inside, linear in module.named_modules():
-            if type(linear) is nn.Linear and inside:
+            shared = any(uses[id(value)] > 1 for value in linear.parameters())
+            if type(linear) is nn.Linear and inside and not shared:
                 unit = _unit(f"{name}.{inside}", linear, mesh, options)
                 linear.forward = _LinearForward(unit)
     module.forward = _UnitForward(_unit(name, module, mesh, options))
+
+
+def _uses(module: nn.Module, units: set[int]) -> Counter[int]:
+    """How often each parameter, by id, is one of a module or of those in it, but for `units`."""
+    found = Counter(id(value) for value in module._parameters.values() if value is not None)
+    for child in module.children():
+        if id(child) not in units:
+            found += _uses(child, units)
+    return found
+
+
+def _without_shared(model: nn.Module, modules: dict[str, nn.Module]) -> dict[str, nn.Module]:
+    """The units that share no parameter with another or with the root."""
+    units = {id(module) for module in modules.values()}
+    sharers = Counter(itertools.chain(*(_uses(m, units) for m in [model, *modules.values()])))
+    alone = {
+        name: module
+        for name, module in modules.items()
+        if all(sharers[value] == 1 for value in _uses(module, units))
+    }
+    # What a unit inside shared is the outer one's now.
+    return alone if len(alone) == len(modules) else _without_shared(model, alone)
 
 
 class _Forward:
@@ -649,18 +715,16 @@ def _recomputed(
 ) -> Any:
     """`run(*args, **kwargs)`, computed again in the backward pass from its inputs; with `kept` the
     tensors of the unit stay in between."""
-    places = [index for index, value in enumerate(args) if isinstance(value, flow.Tensor)]
-    inputs = [args[index] for index in places]
-    wants = [x.requires_grad for x in inputs]
+    inputs: list[flow.Tensor] = []
+    _mapped((args, kwargs), inputs.append)
     count = len(inputs)
     seed = unit.seed()
     autocast = autocast_of_now(inputs[0])
 
     def call(given: Sequence[flow.Tensor]) -> Any:
-        values = list(args)
-        for index, value in zip(places, given, strict=True):
-            values[index] = value
-        return run(*values, **kwargs)
+        each = iter(given)
+        values, named = _mapped((args, kwargs), lambda _: next(each))
+        return run(*values, **named)
 
     class Recompute(flow.autograd.Function):
         @staticmethod
@@ -673,42 +737,89 @@ def _recomputed(
         def backward(ctx: Any, *gradients: flow.Tensor) -> Any:
             saved = ctx.saved_tensors
             own = saved[count:] if kept is not None else unit.gather(unit.preceding)
+            wanted = [x.requires_grad for x in [*inputs, *(unit.shown if kept is None else kept)]]
             leaves = [
-                x.detach().requires_grad_(wanted)
-                for x, wanted in zip(saved[:count], wants, strict=True)
+                _leaf(x, asked) for x, asked in zip([*saved[:count], *own], wanted, strict=True)
             ]
-            own = [tensor.detach().requires_grad_() for tensor in own]
+            own = leaves[count:]
             with (
                 flow.enable_grad(),
                 unit.showing(own),
                 _once_more(unit.module, seed),
                 autocast(),
             ):
-                out = call(leaves)
+                out = call(leaves[:count])
             outs = list(out) if isinstance(out, tuple | list) else [out]
-            differentiated = [x for x in leaves if x.requires_grad] + own
-            found = list(flow.autograd.grad(outs, differentiated, list(gradients)))
-            of_inputs = [found.pop(0) if wanted else None for wanted in wants]
-            del out, outs, own, differentiated
-            of_own = found if kept is not None else unit.reduce(found)
-            result = (*of_inputs, *of_own)
+            found = _gradients(outs, gradients, leaves)
+            del out, outs, own, leaves
+            of_inputs, of_own = found[:count], found[count:]
+            del found
+            result = (*of_inputs, *(of_own if kept is not None else unit.reduce(of_own)))
             return result if len(result) > 1 else result[0]
 
     return Recompute.apply(*inputs, *(unit.parameters if kept is None else kept))
+
+
+def _mapped(value: Any, change: Callable[[flow.Tensor], Any]) -> Any:
+    """`value` with `change` of each tensor in it, also in tuples, lists and dicts."""
+    if isinstance(value, flow.Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {key: _mapped(each, change) for key, each in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)([_mapped(each, change) for each in value])
+    return value
+
+
+def _leaf(tensor: flow.Tensor, wanted: bool) -> flow.Tensor:
+    """The same numbers, in no graph yet. `detach` of oneflow 0.9.0 forgets where in its memory a
+    view begins, so that views of what it gives are of other numbers."""
+    with flow.no_grad():
+        if tensor.is_global or not tensor.storage_offset():
+            found = tensor.detach()
+        else:
+            offset = tensor.storage_offset()
+            found = tensor.as_strided(tensor.shape, tensor.stride(), offset)
+    return found.requires_grad_(wanted)
+
+
+def _gradients(
+    outs: Sequence[flow.Tensor], gradients: Sequence[flow.Tensor], leaves: Sequence[flow.Tensor]
+) -> list[flow.Tensor | None]:
+    """Of all leaves that want one, zeros where the outputs do not depend on it."""
+    # OneFlow refuses a leaf that no operation has used, and gives a number, of any value, for one
+    # that the outputs do not depend on.
+    used = [leaf for leaf in leaves if leaf.requires_grad and leaf.grad_fn is not None]
+    pairs = [pair for pair in zip(outs, gradients, strict=True) if pair[0].requires_grad]
+    found = {}
+    if used and pairs:
+        ends, of_ends = map(list, zip(*pairs, strict=True))
+        found = dict(zip(map(id, used), flow.autograd.grad(ends, used, of_ends), strict=True))
+    result = []
+    for leaf in leaves:
+        gradient = found.pop(id(leaf), None)
+        if leaf.requires_grad and (gradient is None or gradient.shape != leaf.shape):
+            gradient = flow.zeros_like(leaf)
+        result.append(gradient)
+    return result
 
 
 @contextlib.contextmanager
 def _once_more(module: nn.Module, seed: int | None) -> Iterator[None]:
     """Inside, a module draws by `seed`, as it did the first time; afterwards its buffers, such as
     running statistics, and the seed are as before."""
-    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()] if module.training else []
+    training = [each for each in module.modules() if each.training]
+    buffers = [buffer for each in training for buffer in each.buffers(recurse=False)]
+    values = [buffer.clone() for buffer in buffers]
     before = flow.initial_seed()
     _seed(seed)
-    yield
-    _seed(None if seed is None else before)
-    with flow.no_grad():
-        for buffer, value in buffers:
-            buffer.copy_(value)
+    try:
+        yield
+    finally:
+        _seed(None if seed is None else before)
+        with flow.no_grad():
+            for buffer, value in zip(buffers, values, strict=True):
+                buffer.copy_(value)
 
 
 def _seed(seed: int | None) -> None:
@@ -721,8 +832,8 @@ def _seed(seed: int | None) -> None:
 
 def _draws(module: nn.Module) -> bool:
     """Whether random numbers are drawn in its forward pass, by dropout and the like."""
-    return module.training and any(
-        getattr(each, "p", 0) > 0
+    return any(
+        each.training and getattr(each, "p", 0) > 0
         for each in module.modules()
         if isinstance(each, nn.Dropout) or getattr(each, "draws_random_factors", False)
     )
@@ -750,9 +861,12 @@ def _joined(pieces: Sequence[flow.Tensor]) -> flow.Tensor:
 
 
 def _parts(whole: flow.Tensor, slots: Sequence[Slot]) -> list[flow.Tensor]:
+    """The tensors of a shard. Vectors are copied: the gradient of batch normalization in eval mode
+    reads its weights at the beginning of the memory that they are a view of (see `_leaf`)."""
     found, begin = [], 0
     for slot in slots:
-        found.append(whole[begin : begin + slot.size].reshape(*slot.shape))
+        part = whole[begin : begin + slot.size].reshape(*slot.shape)
+        found.append(part.clone() if len(slot.shape) == 1 else part)
         begin += slot.size
     return found
 

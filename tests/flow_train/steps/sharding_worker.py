@@ -28,6 +28,7 @@ from monarch_flow.models import create_model
 STEPS, BATCH, CLIP = 4, 8, 0.5
 VIT = {"num_classes": 10, "img_size": 16, "patch_size": 8, "depth": 2, "num_heads": 2}
 VIT |= {"embed_dim": 30}
+TOKENS = ("plain", "shared", "tied", "frozen", "twice", "views", "arguments", "hooks")
 
 
 class SmallResNet(nn.Module):
@@ -44,10 +45,71 @@ class SmallResNet(nn.Module):
         return self.head(self.layers(self.stem(x)).mean(dim=(2, 3)))
 
 
+class Tokens(nn.Module):
+    """Blocks on tokens (N, 12, 16); `kind` says what is uncommon in them."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.blocks = nn.ModuleList([TokenBlock(kind) for _ in range(3)])
+        self.head = nn.Linear(16, 10)
+        if kind == "shared":
+            self.blocks[1].inner = self.blocks[0].inner
+            self.blocks[2].last.weight = self.blocks[2].inner[0].weight
+        if kind == "tied":
+            self.again = nn.Linear(16, 16)
+            self.again.weight = self.blocks[2].inner[0].weight
+            self.blocks[1].last.weight = self.blocks[1].inner[0].weight
+        if kind == "frozen":
+            for value in [*self.blocks[0].parameters(), self.blocks[1].inner[0].weight]:
+                value.requires_grad_(False)
+
+    def forward(self, images: flow.Tensor) -> flow.Tensor:
+        x = images.reshape(len(images), 12, 4, 16).mean(dim=2)
+        gate = self.head.weight.mean(dim=0)
+        for number in {"twice": (0, 0, 2, 0)}.get(self.kind, (0, 1, 2)):
+            named = {"gate": gate, "more": [(x,)]} if self.kind == "arguments" else {}
+            # The second part of a chunk begins elsewhere than its memory.
+            parts = x.chunk(2) if self.kind == "views" else [x]
+            x = flow.cat([self.blocks[number](part, **named) for part in parts])
+        return self.head((self.again(x) if self.kind == "tied" else x).mean(dim=1))
+
+
+class TokenBlock(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.inner = nn.Sequential(nn.Linear(16, 16), nn.Tanh())
+        self.unused = nn.Parameter(flow.zeros(3))
+        self.weight = nn.Parameter(flow.randn(2, 16, 8) / 4)
+        self.last = nn.Linear(16, 16)
+        if kind == "hooks":
+            self.inner[0].register_forward_hook(lambda module, inputs, out: out * 1.5)
+            self.register_forward_pre_hook(lambda module, inputs: (inputs[0] * 0.5,))
+            self.register_forward_hook(lambda module, inputs, out: out + inputs[0])
+
+    def forward(self, x: flow.Tensor, gate: Any = None, more: Any = ()) -> flow.Tensor:
+        # Views of a weight, and of the input.
+        left, right = self.weight.chunk(2, dim=0)
+        y = flow.cat([x.transpose(1, 2).transpose(1, 2) @ left[0], x @ right[0]], dim=-1)
+        y = self.last(self.inner(y).reshape(-1, 16)).reshape(*x.shape)
+        return x + y if gate is None else x + y * gate + more[0][0]
+
+
 def make(kind: str) -> nn.Module:
     flow.manual_seed(0)
-    if kind == "resnet":
-        return SmallResNet()
+    if kind in TOKENS:
+        return Tokens(kind)
+    if kind.startswith("resnet"):
+        model = SmallResNet()
+        for module in model.modules():
+            if kind == "resnet, mixed":
+                # Blocks in eval mode whose norms are not, and the other way round.
+                is_norm = isinstance(module, nn.BatchNorm2d)
+                module.training = is_norm == (module in model.layers[0].modules())
+                for name, value in module.named_buffers(recurse=False):
+                    value.fill_({"running_mean": 0.1, "running_var": 0.3}.get(name, 0))
+        return model
     more = {"monarch": {"mlp_cfg": "monarch"}, "dropout": {"drop_rate": 0.3}}.get(kind, {})
     return create_model("vit_small_patch16_224", **VIT, **more)
 
@@ -72,7 +134,7 @@ def train(
     """Losses, gradient norms and the weights afterwards; `options` None leaves the model whole."""
     world, rank = distributed.world_size(), distributed.rank()
     model, sharding = make(kind), None
-    shares = kind == "resnet" or options is not None
+    shares = kind.startswith("resnet") or options is not None
     forward = model
     if options is not None:
         given = dict(options)
@@ -105,10 +167,10 @@ def train(
         norms.append(_clip(model, sharding))
         optimizer.step()
         optimizer.zero_grad()
+    whole = dict(sharding.full_arrays()) if sharding else _arrays(model)
     model.eval()
     with flow.no_grad():
         scores = model(flow.tensor(next(batches())[0])).numpy()
-    whole = dict(sharding.full_arrays()) if sharding else _arrays(model)
     buffers = {name: buffer.numpy() for name, buffer in model.named_buffers()}
     return {"losses": losses, "norms": norms, "scores": scores, **whole, **buffers}
 
@@ -120,7 +182,7 @@ def _arrays(model: nn.Module) -> dict[str, np.ndarray]:
 def _clip(model: nn.Module, sharding: Sharding | None) -> float:
     if sharding is not None:
         return float(sharding.clip(CLIP).numpy().item())
-    gradients = [value.grad for value in model.parameters()]
+    gradients = [value.grad for value in model.parameters() if value.grad is not None]
     norm = float(sum((g * g).sum() for g in gradients).sqrt().numpy())
     for gradient in gradients:
         gradient.mul_(min(1.0, CLIP / (norm + 1e-6)))

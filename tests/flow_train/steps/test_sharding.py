@@ -15,7 +15,7 @@ import pytest
 from oneflow import nn
 
 from flow_train.steps.sharding import blocks, fully_shard
-from tests.flow_train.steps.sharding_worker import SmallResNet
+from tests.flow_train.steps.sharding_worker import TOKENS, SmallResNet
 from tests.launch import run_distributed
 
 WORKER = Path(__file__).with_name("sharding_worker.py")
@@ -25,6 +25,8 @@ CASES: dict[str, dict[str, Any]] = {
     "activations kept": {"recompute": False},
     "weights kept": {"reshard_after_forward": False},
     "all kept": {"reshard_after_forward": False, "recompute": False},
+    "prefetched": {"prefetch": True},
+    "prefetched, activations kept": {"prefetch": True, "recompute": False},
     "accumulated": {"accumulate": 2},
     "accumulated without exchange": {"accumulate": 2, "no_sync": True},
     "monarch": {"kind": "monarch"},
@@ -35,6 +37,12 @@ CASES: dict[str, dict[str, Any]] = {
     "bfloat16": {"bfloat16": True},
     "bfloat16, activations kept": {"recompute": False, "bfloat16": True},
 }
+MODES = list(CASES)[:7]
+UNCOMMON = {
+    f"{kind}, {mode}": {**CASES[mode], "kind": kind}
+    for kind in (*TOKENS, "resnet, mixed")
+    for mode in MODES
+}
 if not plugin.state().loaded:
     CASES = {name: case for name, case in CASES.items() if "bfloat16" not in name}
 
@@ -43,13 +51,18 @@ MESHES = {"one row": {}, "rows of two": {"rows": 2}, "rows of one": {"rows": 1, 
 
 
 # Without shared memory pieces are sent.
-SENT = {name: CASES[name] for name in ("recomputed", "flat", "activations kept", "weights kept")}
+SENT = {name: CASES[name] for name in MODES} | UNCOMMON
 
 
 @pytest.mark.parametrize(
     ("processes", "cases", "memory"),
-    [(2, CASES, "on"), (2, SENT, "off"), (4, MESHES, "on")],
-    ids=["2", "2, sent", "4"],
+    [
+        (1, UNCOMMON, "on"),
+        (2, CASES | UNCOMMON, "on"),
+        (2, SENT, "off"),
+        (4, MESHES, "on"),
+    ],
+    ids=["1", "2", "2, sent", "4"],
 )
 def test_cut_models_train_as_whole_ones(
     tmp_path: Path, processes: int, cases: Any, memory: str
