@@ -58,15 +58,16 @@ def build_parser() -> Parser:
     parser = Parser(
         prog="train_net.py",
         description="Train or evaluate a model of a LiBai config.",
-        usage="%(prog)s --config-file FILE [flags] [KEY=VALUE ...]   (flags and overrides in any "
-        "order)",
+        usage="%(prog)s CONFIG [flags] [KEY=VALUE ...]   (in any order)",
         epilog="overrides: KEY=VALUE changes a key of the config, +KEY=VALUE adds one; lists as "
         f"[1,2], nothing as null.\nThe keys that most runs set:\n{keys}\n"
         "All keys and their values of a run: OUTPUT_DIR/config.yaml.",
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--config-file", metavar="FILE", required=True, help="config, .py or .yaml (required)"
+        "--config-file",
+        metavar="CONFIG",
+        help="config, .py or .yaml (default: the argument CONFIG)",
     )
     parser.add_argument(
         "--resume",
@@ -101,4 +102,13 @@ def parse_options(argv: Sequence[str]) -> Options:
         UserError: an option that does not exist (names the nearest one), or one without its value.
         SystemExit: after --help.
     """
-    return Options(**vars(build_parser().parse_intermixed_args(argv)))
+    parser = build_parser()
+    options = vars(parser.parse_intermixed_args(argv))
+    if options["config_file"] is None:
+        texts = options["overrides"]
+        file = next((text for text in texts if "=" not in text and not text.startswith("~")), None)
+        if file is None:
+            parser.error("no config is given: type its file first, or --config-file FILE")
+        texts.remove(file)
+        options["config_file"] = file
+    return Options(**options)

@@ -15,4 +15,4 @@ export ONEFLOW_FUSE_OPTIMIZER_UPDATE_CAST=true
 exec python3 "$(dirname "${BASH_SOURCE[0]}")/launch.py" \
   --nproc_per_node "$3" --nnodes "${NODE:-1}" --node_rank "${NODE_RANK:-0}" \
   --master_addr "${ADDR:-127.0.0.1}" --master_port "${PORT:-auto}" \
-  "$1" --config-file "$2" "${@:4}"
+  "$1" "$2" "${@:4}"

@@ -1,6 +1,6 @@
 """Trains or evaluates a model of a LiBai config; started by tools/train.sh on each process.
 
-python3 tools/train_net.py --config-file projects/MagicPrompt/configs/gpt2_training.py --help
+python3 tools/train_net.py projects/MagicPrompt/configs/gpt2_training.py [flags] [KEY=VALUE ...]
 """
 
 from __future__ import annotations

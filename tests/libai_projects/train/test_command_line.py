@@ -31,6 +31,12 @@ def test_flags_stand_before_or_after_overrides():
     assert options.overrides == ["a=1", "b=[1,2]", "~c"]
 
 
+@pytest.mark.parametrize("argv", [("c.py", "--resume", "a=1"), ("a=1", "--resume", "c.py")])
+def test_the_config_by_its_place(argv):
+    options = parse_options(argv)
+    assert (options.config_file, options.resume, options.overrides) == ("c.py", True, ["a=1"])
+
+
 @pytest.mark.parametrize(
     ("argv", "part"),
     [
