@@ -18,10 +18,10 @@ from collections.abc import Callable, Sequence
 from datetime import date
 
 import oneflow_accel
+from oneflow_accel import settings
 from oneflow_accel.errors import UserError, nearest
 from oneflow_accel.kernels.attention import scaled_dot_product_attention
 from oneflow_accel.kernels.loss import cross_entropy, linear_cross_entropy_mean
-from oneflow_accel.kernels.registry import DISABLE_VARIABLE
 from oneflow_accel.kernels.transformer import add_rms_norm, rope, swiglu
 
 import oneflow as flow
@@ -87,7 +87,7 @@ ALSO_OFF = {"linear_cross_entropy_mean": "cross_entropy"}
 
 def _started(name: str, plain: bool) -> tuple[float, int]:
     off = [name, *ALSO_OFF.get(name, "").split()] if plain else []
-    environment = {**os.environ, DISABLE_VARIABLE: ",".join(off)}
+    environment = {**os.environ, settings.DISABLE.name: ",".join(off)}
     command = [sys.executable, "-m", "benchmarks.fused", "--in-this-process", "--only", name]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode != 0:

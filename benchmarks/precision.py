@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from oneflow_accel import settings
 from oneflow_accel.errors import UserError
 
 import numpy as np
@@ -82,7 +83,7 @@ def trained(command: Sequence[str], data: str, out: Path) -> Path:
     """The run's metrics; it is made where they are not there."""
     done = out / "done"
     if not done.exists():
-        environment = {**os.environ, curves.CURVES_VARIABLE: "off", "MAGICPROMPT_DATA": data}
+        environment = {**os.environ, settings.CURVES.name: "off", "MAGICPROMPT_DATA": data}
         out.parent.mkdir(parents=True, exist_ok=True)
         with out.with_name(f"{out.name}.log").open("w") as log:
             code = subprocess.run(

@@ -13,14 +13,23 @@ import logging
 import sys
 from contextlib import suppress
 
-from oneflow_accel import allocator, import_noise, interrupt, patching, rendezvous
-from oneflow_accel.errors import UserError
+from oneflow_accel import (
+    allocator,
+    command,
+    import_noise,
+    interrupt,
+    patching,
+    rendezvous,
+    settings,
+)
+from oneflow_accel.errors import DeviceUnavailableError
 
+with command.said_at_import():
+    settings.check()
 patching.install()
 # Where oneflow is there already, the processes have met and its messages are out.
 if "oneflow" not in sys.modules:
-    with suppress(UserError):
-        allocator.serve_new()
+    allocator.serve_new()
     rendezvous.number_on_this_machine()
     rendezvous.wait_for_rank_zero()
 
@@ -49,11 +58,10 @@ interrupt.give_back()
 registry.when_selected.append(patching.device_selected)
 
 _late: list[str] = []
-# A wrong environment variable is raised again by select_device(), where a command line can print
-# it as one sentence.
-with suppress(UserError):
+# Raised again by select_device(), unless the program asks for another device.
+with suppress(DeviceUnavailableError):
     registry.prepare_expected_device()
-with suppress(UserError):
+with command.said_at_import():
     if plugin.load().came_late:
         _late.append(
             "oneflow had begun, so that operations that have run keep its own kernels, and large "

@@ -8,43 +8,32 @@ OneFlow's own and stays where it is.
 from __future__ import annotations
 
 import ctypes
-import os
 from pathlib import Path
 
-from oneflow_accel.errors import UserError
+from oneflow_accel import settings
 from oneflow_accel.kernels.plugin import installed_file
 
-ALLOCATOR_VARIABLE = "ONEFLOW_ACCEL_ALLOCATOR"
 PACKAGE = "cmeel-mimalloc"
 _LIBRARY = "libmimalloc.so.3"
 _MAPS = Path("/proc/self/maps")
 
 
-def chosen() -> str:
-    """What `new` is to be: ONEFLOW_ACCEL_ALLOCATOR; UserError if that is neither mimalloc nor
-    glibc."""
-    choice = os.environ.get(ALLOCATOR_VARIABLE, "mimalloc")
-    if choice not in ("mimalloc", "glibc"):
-        raise UserError(f"{ALLOCATOR_VARIABLE}={choice!r} is neither 'mimalloc' nor 'glibc'")
-    return choice
-
-
 def serve_new() -> None:
-    """Let `new` and `delete` of the C++ libraries that are loaded from now on be those `chosen`.
+    """Let `new` and `delete` of the C++ libraries that are loaded from now on be those of
+    ONEFLOW_ACCEL_ALLOCATOR.
 
     Where the C++ runtime is loaded already this does nothing: it would free by glibc's `free` what
     others get from mimalloc. `malloc` and `free` stay glibc's, which Python has loaded before.
     """
     library = installed_file(PACKAGE, _LIBRARY)
-    if chosen() == "mimalloc" and library is not None and "libstdc++" not in _MAPS.read_text():
+    wanted = settings.ALLOCATOR.get() == "mimalloc" and library is not None
+    if wanted and "libstdc++" not in _MAPS.read_text():
         # First among the libraries that all look into, so that they find its operators.
         ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
 
 
 def in_use() -> str:
-    """Whose `new` it is: "mimalloc", or "glibc" and what else a program was started with. UserError
-    as `chosen`."""
-    chosen()
+    """Whose `new` it is: "mimalloc", or "glibc" and what else a program was started with."""
     served = installed_file(PACKAGE, _LIBRARY)
     if served is None or str(served) not in _MAPS.read_text():
         return "glibc"

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oneflow_accel import distributed
+from oneflow_accel import distributed, settings
 from oneflow_accel.backends import current_backend
 from oneflow_accel.errors import UserError
 from oneflow_accel.kernels.operators import Operator
@@ -25,7 +25,6 @@ from oneflow_accel.kernels.operators import Operator
 import numpy as np
 import oneflow as flow
 
-_VARIABLE = "ONEFLOW_ACCEL_SHARED_MEMORY"
 # Of this start of this machine's system.
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _BYTES, _ALIGNED = 4, 16
@@ -171,7 +170,7 @@ class Window:
 
 def may_share_memory() -> bool:
     """Whether this process's device and settings let it have a window with others."""
-    return current_backend().shares_memory and os.environ.get(_VARIABLE) != "off"
+    return current_backend().shares_memory and settings.SHARED_MEMORY.get() != "off"
 
 
 def _starts(mesh: Mesh, lengths: Sequence[int]) -> tuple[list[int], int]:

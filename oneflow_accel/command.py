@@ -11,7 +11,9 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
 from typing import Any, NoReturn
 
 from oneflow_accel import launched
@@ -113,6 +115,27 @@ def run(program: str, action: Callable[[], int | None]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return _end("", BROKEN_PIPE)
     return code
+
+
+@contextlib.contextmanager
+def said_at_import() -> Iterator[None]:
+    """A UserError inside, while a program imports this package, ends the program as `run` would end
+    it, and is an exception as any other to whoever catches it."""
+    try:
+        yield
+    except UserError as error:
+        said, before = error, sys.excepthook
+
+        def end(
+            kind: type[BaseException], raised: BaseException, trace: TracebackType | None
+        ) -> None:
+            if raised is not said:
+                return before(kind, raised, trace)
+            program = Path(sys.argv[0]).name
+            sys.exit(fail("oneflow_accel" if program in ("-m", "-c") else program, str(raised)))
+
+        sys.excepthook = end
+        raise
 
 
 def fail(program: str, text: str) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import os
 from collections.abc import Iterable
 
 
@@ -28,15 +27,6 @@ class DataError(UserError):
 
 class PatchError(UserError):
     """A patch does not fit the installed package; the text names the patch."""
-
-
-def flag(variable: str) -> bool:
-    """Whether a variable of the environment is "1"; UserError if it is neither that nor "0", which
-    counts where it is not set."""
-    value = os.environ.get(variable, "0")
-    if value not in ("0", "1"):
-        raise UserError(f"{variable}={value!r} is neither '0' nor '1'")
-    return value == "1"
 
 
 def nearest(name: str, known: Iterable[str], *, most: int = 1, cutoff: float = 0.6) -> list[str]:

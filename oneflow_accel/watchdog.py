@@ -33,11 +33,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-from oneflow_accel import distributed, launched
+from oneflow_accel import distributed, launched, settings
 from oneflow_accel.errors import UserError
 from oneflow_accel.rendezvous import LOOPBACK
 
-VARIABLE = "ONEFLOW_ACCEL_WATCHDOG"
 EXIT_CODE = 1
 # A failure often shows in several processes at once; each gets so long to report its own, in s.
 GRACE = 3.0
@@ -50,7 +49,7 @@ _ENDS = {
     "lost": "is out of reach: its machine or the network went down",
     "closed": "died: killed, out of memory or crashed",
 }
-_ADVICE = f"set {VARIABLE} to a port that is open between the hosts, or to off"
+_ADVICE = f"set {settings.WATCHDOG.name} to a port that is open between the hosts, or to off"
 
 
 @dataclass(frozen=True)
@@ -195,8 +194,8 @@ def _listen(address: str, port: int) -> socket.socket:
         return socket.create_server(("127.0.0.1" if address in LOOPBACK else "", port))
     except OSError as error:
         raise UserError(
-            f"the watchdog cannot listen on port {port}: {error.strerror}; set {VARIABLE} to "
-            "another one"
+            f"the watchdog cannot listen on port {port}: {error.strerror}; set "
+            f"{settings.WATCHDOG.name} to another one"
         ) from error
 
 
@@ -257,7 +256,7 @@ _active: Watchdog | None = None
 
 def is_on() -> bool:
     """Whether a job of several processes is watched, as far as the environment has a say in it."""
-    return os.environ.get(VARIABLE, "on") != "off"
+    return settings.WATCHDOG.get() != "off"
 
 
 def start() -> None:
@@ -265,17 +264,12 @@ def start() -> None:
 
     Raises:
         RuntimeError: it has been started already.
-        UserError: a process did not connect within a minute, or the variable is neither `on`
-            nor `off` nor a port.
+        UserError: a process did not connect within a minute.
     """
     global _active
     if not is_on():
         return
-    setting = os.environ.get(VARIABLE, "on")
-    if setting == "on":
-        setting = "0"
-    if not setting.isdecimal() or int(setting) > 65535:
-        raise UserError(f"{VARIABLE}={setting!r} is neither 'on' nor 'off' nor a port's number")
+    setting = settings.WATCHDOG.get()
     if distributed.world_size() == 1:
         return
     if _active is not None:
@@ -286,7 +280,7 @@ def start() -> None:
         distributed.all_gather_json,
         # The machine of rank 0, by the launcher; OneFlow itself cannot do without it.
         os.environ.get("MASTER_ADDR", "127.0.0.1"),
-        int(setting),
+        0 if setting == "on" else int(setting),
     )
 
 

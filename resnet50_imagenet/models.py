@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from oneflow_accel import layouts
+from oneflow_accel import layouts, settings
 from oneflow_accel.backends.base import Backend
 from oneflow_accel.errors import CheckpointError, UserError
 
@@ -29,7 +28,6 @@ from flow_train.optim import averages_in
 
 logger = logging.getLogger("oneflow_accel")
 
-WEIGHTS_VARIABLE = "ONEFLOW_ACCEL_WEIGHTS"
 
 # Sub-packages of flowvision.models whose models do not map an image to class scores.
 _OTHER_TASKS = ("detection", "segmentation", "style_transfer", "face_recognition")
@@ -102,7 +100,7 @@ def image_size_of(arch: str) -> int:
 def pretrained_file(arch: str) -> Path:
     """The file that --pretrained reads. Nothing is fetched: the user puts the file there. Raises
     UserError where the folder is not set or has no file for this model."""
-    folder = os.environ.get(WEIGHTS_VARIABLE)
+    folder = settings.WEIGHTS.get()
     candidates = (
         [Path(folder) / f"{arch}{suffix}" for suffix in (".safetensors", ".pth")]
         if (folder)
@@ -111,7 +109,7 @@ def pretrained_file(arch: str) -> Path:
     for candidate in candidates:
         if candidate.is_file():
             return candidate
-    looked = " or ".join(map(str, candidates)) or f"${WEIGHTS_VARIABLE}, which is not set"
+    looked = " or ".join(map(str, candidates)) or f"${settings.WEIGHTS.name}, which is not set"
     raise UserError(
         f"--pretrained: no weights for {arch} (looked at {looked}). Nothing is downloaded at run "
         f"time: put torchvision's file there, or name one with --weights FILE"

@@ -7,10 +7,10 @@ Matplotlib takes longer to import than all else but oneflow: only what draws imp
 from __future__ import annotations
 
 import io
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from oneflow_accel import settings
 from oneflow_accel.errors import UserError
 
 import numpy as np
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-
-# `off`: no picture of a run's curves, which takes a second and a half. For runs of seconds.
-CURVES_VARIABLE = "FLOW_TRAIN_CURVES"
 
 # Where a picture is about one run, the first color is for training, the second for validation.
 COLORS = ("#1f77b4", "#d62728", "#2ca02c", "#ff7f0e", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f")
@@ -75,7 +72,7 @@ _PANELS: tuple[tuple[str, str, dict[str, str]], ...] = (
 def draw_curves(metrics_jsonl: Path | str, output_png: Path | str) -> Path | None:
     """Draw the curves of a metrics.jsonl; returns `output_png`, or None where the environment has
     FLOW_TRAIN_CURVES=off. UserError if there is nothing to draw."""
-    if os.environ.get(CURVES_VARIABLE) == "off":
+    if settings.CURVES.get() == "off":
         return None
     path = Path(metrics_jsonl)
     try:

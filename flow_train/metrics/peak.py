@@ -8,16 +8,13 @@ the rate of a matrix product measured here.
 from __future__ import annotations
 
 import logging
-import math
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
-from oneflow_accel import distributed
+from oneflow_accel import distributed, settings
 from oneflow_accel.backends.base import Backend
-from oneflow_accel.errors import UserError
 
 import numpy as np
 import oneflow as flow
@@ -27,8 +24,6 @@ from flow_train.metrics.macs import macs_of_call
 
 logger = logging.getLogger("oneflow_accel")
 
-# TFLOP/s of one device, in place of what its table says or what is measured.
-PEAK_VARIABLE = "FLOW_TRAIN_PEAK"
 # One multiply-accumulate is a multiplication and an addition.
 FLOPS_PER_MAC = 2
 # The backward pass multiplies once for the gradient of the weights, and once for the inputs'.
@@ -90,22 +85,14 @@ def utilization(
 @cache
 def peak_of(backend: Backend, dtype: str = "float32") -> Peak:
     """The peak of one device: FLOW_TRAIN_PEAK of the environment, in TFLOP/s, or what its table
-    says, or else measured, once in a process. UserError if FLOW_TRAIN_PEAK is no number above 0.
+    says, or else measured, once in a process.
 
     On a device that computes in host memory NumPy's BLAS is measured too: the peak is what the
     faster of the two reaches.
     """
-    given = os.environ.get(PEAK_VARIABLE)
-    if given:
-        try:
-            tera = float(given)
-        except ValueError:
-            tera = 0.0
-        if not 0 < tera < math.inf:
-            raise UserError(
-                f"{PEAK_VARIABLE}={given}: has to be the TFLOP/s of one device, such as 312"
-            )
-        return Peak(1e12 * tera, PEAK_VARIABLE)
+    given = settings.PEAK.get()
+    if given is not None:
+        return Peak(1e12 * given, settings.PEAK.name)
     stated = backend.properties().peak_flops.get(dtype)
     if stated:
         return Peak(stated, f"{backend.properties().name}, {dtype}")

@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from oneflow_accel import machine
+from oneflow_accel import machine, settings
 from oneflow_accel.backends.base import Backend, DeviceProperties
-from oneflow_accel.errors import flag
 from oneflow_accel.kernels import plugin
 
 import oneflow as flow
@@ -35,8 +34,6 @@ _PLUGIN_OPERATORS = {
         "fused_tril_scale_softmax_mask_scale fused_tril_scale_softmax_mask_scale_grad"
     ),
 }
-# "1": train in bfloat16 on a CPU without the instructions too, as slowly as it is.
-EMULATE_VARIABLE = "ONEFLOW_ACCEL_EMULATE_BFLOAT16"
 # What can be emulated; inference in bfloat16 is for speed alone.
 _EMULATED = ("bfloat16_training", "bfloat16_products")
 _COMPUTE_ON_WORKER_THREAD = "ONEFLOW_VM_COMPUTE_ON_WORKER_THREAD"
@@ -119,10 +116,10 @@ class CpuBackend(Backend):
             )
             if feature not in _EMULATED:
                 return lacks
-            if not flag(EMULATE_VARIABLE):
+            if not settings.EMULATE_BFLOAT16.get():
                 return (
-                    f"{lacks}; {EMULATE_VARIABLE}=1 computes the same by way of float32, slower "
-                    "than float32"
+                    f"{lacks}; {settings.EMULATE_BFLOAT16.name}=1 computes the same by way of "
+                    "float32, slower than float32"
                 )
         return None
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from oneflow_accel import settings
 from oneflow_accel.backends.base import Backend
 from oneflow_accel.backends.cpu import CpuBackend
 from oneflow_accel.backends.cuda import CudaBackend
@@ -22,7 +22,6 @@ from oneflow_accel.errors import DeviceUnavailableError, nearest
 
 logger = logging.getLogger("oneflow_accel")
 
-DEVICE_VARIABLE = "ONEFLOW_ACCEL_DEVICE"
 ENTRY_POINT_GROUP = "oneflow_accel.backends"
 # In probe order: special hardware first. A machine with none of it has a CPU.
 _BUILT_IN: tuple[type[Backend], ...] = (MluBackend, CudaBackend, CpuBackend)
@@ -67,11 +66,11 @@ def available_backends() -> dict[str, str | None]:
 def resolve(name: str | None = None) -> Selection:
     """Find the device by the rule above, and change nothing; DeviceUnavailableError if the one that
     was asked for does not exist or is not usable."""
-    variable = os.environ.get(DEVICE_VARIABLE)
+    variable = settings.DEVICE.get()
     if name is not None:
         return Selection(_asked_for(name, "asked for"), "asked for")
     if variable:
-        origin = f"{DEVICE_VARIABLE}={variable}"
+        origin = f"{settings.DEVICE.name}={variable}"
         return Selection(_asked_for(variable, origin), origin)
     offers = _offers()
     refused: dict[str, str | None] = {}
@@ -94,15 +93,8 @@ def select_device(name: str | None = None) -> Backend:
     Raises:
         DeviceUnavailableError: the device that was asked for does not exist or is not usable.
         PatchError: oneflow was imported with the patches for another device.
-        UserError: another of this package's environment variables has a wrong value.
     """
     global _current
-    # Imported here: it imports oneflow, which imports this module.
-    from oneflow_accel import allocator
-    from oneflow_accel.kernels import registry as operations
-
-    operations.strict()
-    allocator.chosen()
     selection = resolve(name)
     selection.backend.activate()
     for tell in when_selected:

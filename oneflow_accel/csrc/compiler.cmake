@@ -7,3 +7,12 @@ if(NOT oldest OR CMAKE_CXX_COMPILER_VERSION VERSION_LESS oldest)
     "${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}; name another compiler by CXX "
     "(Debian: apt-get install g++-11, then CXX=g++-11 make plugin)")
 endif()
+# The kernels have AMX's instructions, which assemblers know since binutils 2.35, whatever the g++.
+execute_process(
+  COMMAND echo "tdpbf16ps %tmm2, %tmm1, %tmm0"
+  COMMAND ${CMAKE_CXX_COMPILER} ${CMAKE_CXX_COMPILER_ARG1} -x assembler -c -o /dev/null -
+  RESULT_VARIABLE refused OUTPUT_QUIET ERROR_QUIET)
+if(NOT refused EQUAL 0)
+  message(FATAL_ERROR "the CPU kernels need the assembler of binutils 2.35 or newer, and that of "
+    "${CMAKE_CXX_COMPILER} does not know AMX (Debian: apt-get install binutils)")
+endif()

@@ -12,29 +12,22 @@ import ctypes
 import importlib.metadata
 import itertools
 import logging
-import math
 import os
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from oneflow_accel import machine
+from oneflow_accel import machine, settings
 from oneflow_accel.errors import UserError
 
 logger = logging.getLogger("oneflow_accel")
 
-PLUGIN_VARIABLE = "ONEFLOW_ACCEL_PLUGIN"
-THREADS_VARIABLE = "ONEFLOW_ACCEL_THREADS"
-ISA_VARIABLE = "ONEFLOW_ACCEL_ISA"
 # The release whose C++ interface csrc is written against.
 WRITTEN_FOR = "0.9.0"
-SCRATCH_VARIABLE = "ONEFLOW_ACCEL_SCRATCH"
-_SCRATCH_PART = 1 / 16
 _LIBRARY_FOLDER = Path(__file__).resolve().parent.parent / "_lib"
 _ONEDNN_PACKAGE = "onednn-cpu-gomp"
 _ONEDNN_LIBRARY = "libdnnl.so.3"
-BLAS_VARIABLE = "ONEFLOW_ACCEL_BLAS"
 _MKL_PACKAGE = "mkl"
 _MKL_LIBRARY = "libmkl_rt.so*"
 # Where MKL was measured to be slower than oneDNN, it is not taken unless it is asked for: AMD.
@@ -54,10 +47,13 @@ class Level:
     onednn: str
 
 
-# The least first. x86-64-v3 and -v4 less what every CPU with these flags has.
+# The least first: x86-64-v3 and -v4, which CMakeLists.txt compiles for, and two more. Linux calls
+# LZCNT abm.
+_V3 = ("avx2", "fma", "bmi1", "bmi2", "f16c", "abm", "movbe")
+_V4 = ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 LEVELS = (
-    Level("avx2", "avx2", ("avx2", "fma"), "AVX2"),
-    Level("avx512", "avx512", ("avx512f", "avx512bw", "avx512dq", "avx512vl"), "AVX512_CORE_VNNI"),
+    Level("avx2", "avx2", _V3, "AVX2"),
+    Level("avx512", "avx512", _V4, "AVX512_CORE_VNNI"),
     Level("avx512_bf16", "avx512", ("avx512_bf16",), "AVX512_CORE_FP16"),
     Level("amx", "avx512", ("amx_tile", "amx_bf16"), "ALL"),
 )
@@ -119,19 +115,15 @@ def cpu_levels() -> tuple[Level, ...]:
 
 
 def _chosen_level() -> Level | None:
-    """The level to load: `ONEFLOW_ACCEL_ISA` (UserError if there is no such level, or the CPU lacks
-    it), else the best that the CPU has, if it has one."""
+    """The level to load: `ONEFLOW_ACCEL_ISA` (UserError if the CPU lacks it), else the best that
+    the CPU has, if it has one."""
     available = {level.name: level for level in cpu_levels()}
-    name = os.environ.get(ISA_VARIABLE)
+    name = settings.ISA.get()
     if name is None:
         return next(reversed(available.values()), None)
-    if name not in [level.name for level in LEVELS]:
-        names = ", ".join(level.name for level in LEVELS)
-        raise UserError(f"{ISA_VARIABLE}={name!r} is none of {names}")
     if name not in available:
-        raise UserError(
-            f"{ISA_VARIABLE}={name!r}, and this CPU has {', '.join(available) or 'none of them'}"
-        )
+        has = ", ".join(available) or "none of them"
+        raise UserError(f"{settings.ISA.name}={name!r}, and this CPU has {has}")
     # Of the same level, unless the user says otherwise.
     os.environ.setdefault("ONEDNN_MAX_CPU_ISA", available[name].onednn)
     os.environ.setdefault("MKL_ENABLE_INSTRUCTIONS", available[name].library.upper())
@@ -139,37 +131,19 @@ def _chosen_level() -> Level | None:
 
 
 def default_num_threads() -> int:
-    """Threads per kernel: `ONEFLOW_ACCEL_THREADS` (UserError if that is not a positive whole
-    number), else the cores this process may use divided by the processes on this node."""
-    text = os.environ.get(THREADS_VARIABLE)
-    if text is not None:
-        if not text.isdecimal() or int(text) < 1:
-            raise UserError(f"{THREADS_VARIABLE}={text!r} is not a positive whole number")
-        return int(text)
+    """Threads per kernel: `ONEFLOW_ACCEL_THREADS`, else the cores this process may use divided by
+    the processes on this node."""
     from oneflow_accel import distributed
 
-    return max(1, machine.cores() // distributed.local_world_size())
+    return settings.THREADS.get() or max(1, machine.cores() // distributed.local_world_size())
 
 
 def scratch_limit() -> int:
     """Bytes of scratch memory that the kernels of this process may keep between calls:
-    `ONEFLOW_ACCEL_SCRATCH`, a part of the memory there is from 0 to 1 (else UserError), shared by
-    the processes on this node."""
-    text = os.environ.get(SCRATCH_VARIABLE)
-    part = _SCRATCH_PART
-    if text is not None:
-        try:
-            part = float(text)
-        except ValueError:
-            part = math.nan
-        if not 0 <= part <= 1:
-            raise UserError(
-                f"{SCRATCH_VARIABLE}={text!r} is not a number from 0 to 1, the part of the memory "
-                "that kernels may keep"
-            )
+    `ONEFLOW_ACCEL_SCRATCH`, a part of the memory there is, shared by the processes on this node."""
     from oneflow_accel import distributed
 
-    return int(part * machine.memory()) // distributed.local_world_size()
+    return int(settings.SCRATCH.get() * machine.memory()) // distributed.local_world_size()
 
 
 def mkl_library() -> Path | None:
@@ -179,17 +153,14 @@ def mkl_library() -> Path | None:
 
 def _chosen_mkl() -> Path | None:
     """MKL, if it is to multiply float32 matrices in place of oneDNN: `ONEFLOW_ACCEL_BLAS` says so
-    (UserError if that is neither mkl nor onednn, or MKL is not installed), else it is on Intel's
-    processors where it is installed."""
-    choice = os.environ.get(BLAS_VARIABLE)
-    if choice not in (None, "mkl", "onednn"):
-        raise UserError(f"{BLAS_VARIABLE}={choice!r} is neither 'mkl' nor 'onednn'")
+    (UserError if MKL is not installed), else it is on Intel's processors where it is installed."""
+    choice = settings.BLAS.get()
     if choice == "onednn" or (choice is None and _cpu_info("vendor_id") != _MKL_VENDOR):
         return None
     found = mkl_library()
     if found is None and choice == "mkl":
         raise UserError(
-            f"{BLAS_VARIABLE}='mkl', and the package {_MKL_PACKAGE} is not installed: "
+            f"{settings.BLAS.name}='mkl', and the package {_MKL_PACKAGE} is not installed: "
             "pip install 'oneflow-accel[mkl]', or pip install mkl"
         )
     return found
@@ -227,8 +198,9 @@ def _load() -> PluginState:
     threads = default_num_threads()
     limit = scratch_limit()
     version = importlib.metadata.version("oneflow")
-    level = _chosen_level()
-    mkl = _chosen_mkl()
+    off = settings.PLUGIN.get() == "off"
+    level = None if off else _chosen_level()
+    mkl = None if off else _chosen_mkl()
     name = library_name(version, (level or LEVELS[0]).library)
     path = _LIBRARY_FOLDER / name
 
@@ -236,11 +208,8 @@ def _load() -> PluginState:
         found = path if path.exists() else None
         return PluginState(False, found, reason, None, threads, ())
 
-    switch = os.environ.get(PLUGIN_VARIABLE, "on")
-    if switch not in ("on", "off"):
-        raise UserError(f"{PLUGIN_VARIABLE}={switch!r} is neither 'on' nor 'off'")
-    if switch == "off":
-        return absent(f"switched off by {PLUGIN_VARIABLE}=off")
+    if off:
+        return absent(f"switched off by {settings.PLUGIN.name}=off")
     if version.partition("+")[0] != WRITTEN_FOR:
         return absent(
             f"its kernels are written for oneflow {WRITTEN_FOR}, whose C++ interface other builds, "
@@ -269,7 +238,7 @@ def _load() -> PluginState:
         # OneFlow's own messages go on with its source lines.
         return absent(f"{path.name} cannot be loaded: {str(error).strip().splitlines()[0]}")
     try:
-        return _started(library, path, threads, limit, level.name, mkl)
+        return _started(library, path, threads, limit, level, mkl)
     except AttributeError as error:
         # Its kernels are in OneFlow's registry now, so that this process cannot go on without it.
         raise UserError(
@@ -278,7 +247,7 @@ def _load() -> PluginState:
 
 
 def _started(
-    library: ctypes.CDLL, path: Path, threads: int, limit: int, level: str, mkl: Path | None
+    library: ctypes.CDLL, path: Path, threads: int, limit: int, level: Level, mkl: Path | None
 ) -> PluginState:
     for name in ("onednn_version", "operators", "redirections", "use_mkl"):
         getattr(library, f"oneflow_accel_{name}").restype = ctypes.c_char_p
@@ -288,10 +257,19 @@ def _started(
     reason = None if mkl is None else library.oneflow_accel_use_mkl(str(mkl).encode())
     if reason is not None:
         message = f"{mkl} cannot be used: {reason.decode()}"
-        if BLAS_VARIABLE in os.environ:
-            raise UserError(f"{BLAS_VARIABLE}='mkl', and {message}")
+        if settings.BLAS.get() is not None:
+            raise UserError(f"{settings.BLAS.name}='mkl', and {message}")
         logger.warning("%s; oneDNN multiplies in its place", message)
         mkl = None
+    bfloat16 = library.oneflow_accel_bfloat16_products()
+    # Not that of /proc/cpuinfo: a system may refuse the tiles that the CPU has.
+    in_use = (level.library, "avx512_bf16", "amx")[bfloat16]
+    asked = settings.ISA.get()
+    if asked in ("avx512_bf16", "amx")[bfloat16:]:
+        raise UserError(
+            f"{settings.ISA.name}={asked!r}, and this process gets {in_use} only: the system "
+            "refuses AMX (arch_prctl), or ONEDNN_MAX_CPU_ISA is lower"
+        )
     # Registered after OneFlow's own, so it runs before.
     atexit.register(library.oneflow_accel_program_ends)
     return PluginState(
@@ -301,11 +279,11 @@ def _started(
         onednn_version=library.oneflow_accel_onednn_version().decode(),
         num_threads=threads,
         operators=tuple(library.oneflow_accel_operators().decode().split()),
-        fast_bfloat16=bool(library.oneflow_accel_fast_bfloat16()),
+        fast_bfloat16=bfloat16 > 0,
         came_late=streams > 0,
         redirections=_redirections(library.oneflow_accel_redirections().decode()),
         scratch_limit=limit,
-        level=level,
+        level=in_use,
         blas="onednn" if mkl is None else "mkl",
     )
 

@@ -25,20 +25,17 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from oneflow_accel.errors import UserError, flag, nearest
+from oneflow_accel import settings
+from oneflow_accel.errors import UserError, nearest
 
 import oneflow as flow
 
 logger = logging.getLogger("oneflow_accel")
-
-STRICT_VARIABLE = "ONEFLOW_ACCEL_STRICT"
-DISABLE_VARIABLE = "ONEFLOW_ACCEL_DISABLE"
 
 Function = Callable[..., Any]
 Reasons = Callable[..., list[str]]
@@ -128,8 +125,8 @@ class Operation:
 
     def _fall_back(self, backend: str, against: list[str]) -> None:
         text = f"{self.name} on {backend} runs on its reference: {' | '.join(against)}"
-        if strict():
-            raise FallbackError(f"{text} ({STRICT_VARIABLE}=1 makes this an error)")
+        if settings.STRICT.get():
+            raise FallbackError(f"{text} ({settings.STRICT.name}=1 makes this an error)")
         if not self._warned:
             self._warned = True
             logger.warning("%s (said once per operation)", text)
@@ -222,14 +219,14 @@ def disabled(*names: str) -> Iterator[None]:
 
 
 def _disabled() -> set[str]:
-    text = os.environ.get(DISABLE_VARIABLE)
+    text = settings.DISABLE.get()
     return _off | _parsed(text) if text else _off
 
 
 @lru_cache(maxsize=8)
 def _parsed(text: str) -> frozenset[str]:
     names = [name.strip() for name in text.split(",")]
-    return known_names([name for name in names if name], f"{DISABLE_VARIABLE}={text}")
+    return known_names([name for name in names if name], f"{settings.DISABLE.name}={text}")
 
 
 def known_names(names: Sequence[str], where: str) -> frozenset[str]:
@@ -257,11 +254,6 @@ def _entry(name: str) -> Operation:
         known = ", ".join(sorted(_operations)) or "none"
         raise UserError(f"no operation is called '{name}'; there are: {known}.{hint}")
     return _operations[name]
-
-
-def strict() -> bool:
-    """Whether ONEFLOW_ACCEL_STRICT=1 is set; UserError if it is neither "0" nor "1"."""
-    return flag(STRICT_VARIABLE)
 
 
 def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[flow.Tensor]:

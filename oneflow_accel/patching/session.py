@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import logging
-import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,8 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
 
-from oneflow_accel.errors import PatchError, UserError
+from oneflow_accel import settings
+from oneflow_accel.errors import PatchError
 from oneflow_accel.patching.code import Leftovers, LoadedModule, Refusal, compile_patched
 from oneflow_accel.patching.package import (
     Device,
@@ -30,7 +30,6 @@ from oneflow_accel.patching.series import Patch, join, patch_names, patch_root, 
 logger = logging.getLogger("oneflow_accel")
 
 
-PATCHES_VARIABLE = "ONEFLOW_ACCEL_PATCHES"
 STATES = ("applied", "applied-on-disk", "not-needed", "refused", "off", "pending")
 
 
@@ -209,7 +208,7 @@ class Session(MetaPathFinder):
             unused = " (not needed on this device)" if decided is False else ""
             return "applied-on-disk", f"{package.folder}{unused}"
         if not self._installed:
-            return "off", f"{PATCHES_VARIABLE}=off"
+            return "off", f"{settings.PATCHES.name}=off"
         if decided is False:
             return "not-needed", f"applies when {patch.header.applies_when}"
         return "pending", f"applies when {package.name} imports what it edits"
@@ -253,11 +252,8 @@ _session: Session | None = None
 
 
 def switched_off() -> bool:
-    """Whether ONEFLOW_ACCEL_PATCHES=off is set; UserError if it is neither "on" nor "off"."""
-    switch = os.environ.get(PATCHES_VARIABLE, "on")
-    if switch not in ("on", "off"):
-        raise UserError(f"{PATCHES_VARIABLE}={switch!r} is neither 'on' nor 'off'")
-    return switch == "off"
+    """Whether ONEFLOW_ACCEL_PATCHES=off is set."""
+    return settings.PATCHES.get() == "off"
 
 
 def install(find_device: DeviceFinder = expected_device, root: Path | None = None) -> None:
@@ -270,8 +266,7 @@ def install(find_device: DeviceFinder = expected_device, root: Path | None = Non
     global _session
     if _session is None:
         session = Session(root or patch_root(), find_device)
-        # Another value is for `device_selected` to refuse, where a command can print the sentence.
-        if os.environ.get(PATCHES_VARIABLE) != "off":
+        if not switched_off():
             session.install()
         _session = session
 
@@ -294,9 +289,7 @@ def device_selected(device: Device) -> None:
 
     Raises:
         PatchError: patches were decided for another device while modules were imported.
-        UserError: ONEFLOW_ACCEL_PATCHES is neither "on" nor "off".
     """
-    switched_off()
     if _session is not None:
         _session.device_selected(device)
 

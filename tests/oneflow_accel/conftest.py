@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from oneflow_accel import settings
 from oneflow_accel.backends import registry
 from oneflow_accel.patching import session
 
@@ -15,4 +16,4 @@ def fresh_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_current", None)
     # Chosen devices are not to be held against the patches of the whole test run.
     monkeypatch.setattr(session, "_session", None)
-    monkeypatch.delenv(registry.DEVICE_VARIABLE, raising=False)
+    monkeypatch.delenv(settings.DEVICE.name, raising=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oneflow_accel import allocator
+from oneflow_accel import settings
 
 import pytest
 
@@ -45,17 +45,9 @@ def test_objects_of_tensors_are_mimallocs() -> None:
     [
         ("import oneflow; import oneflow_accel", {}),
         ("import scipy.optimize; import oneflow_accel", {}),
-        ("import oneflow_accel", {allocator.ALLOCATOR_VARIABLE: "glibc"}),
+        ("import oneflow_accel", {settings.ALLOCATOR.name: "glibc"}),
     ],
     ids=["oneflow first", "the C++ runtime first", "switched off"],
 )
 def test_glibcs_where_it_is_too_late_or_asked_for(first: str, environment: dict[str, str]) -> None:
     assert "in use: glibc" in printed(first, **environment)
-
-
-def test_another_name_is_an_error() -> None:
-    process = run_process(
-        ["-m", "oneflow_accel"], timeout=60, env={allocator.ALLOCATOR_VARIABLE: "jemalloc"}
-    )
-    assert process.returncode == 2
-    assert "ONEFLOW_ACCEL_ALLOCATOR='jemalloc' is neither" in process.stdout

@@ -158,8 +158,8 @@ def test_a_real_quota_is_the_kernels_number_of_threads() -> None:
     try:
         enter = f"open({str(group / 'cgroup.procs')!r}, 'w').write('0')"
         command = "from oneflow_accel.__main__ import main; main(['--json'])"
-        own = "import os; os.environ.pop('ONEFLOW_ACCEL_THREADS', None)"
-        process = run_process(["-c", f"{own}\n{enter}\n{command}"])
+        environment = {"ONEFLOW_ACCEL_THREADS": ""}
+        process = run_process(["-c", f"{enter}\n{command}"], env=environment)
     finally:
         group.rmdir()
     assert json.loads(process.stdout)["threads"] == {"cores": 1, "plugin": 1}

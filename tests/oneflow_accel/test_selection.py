@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from oneflow_accel import backends
+from oneflow_accel import backends, settings
 from oneflow_accel.backends import registry
 from oneflow_accel.errors import DeviceUnavailableError
 
@@ -21,7 +21,7 @@ SELECT = (
 
 
 def select_in_a_process(*argument: str, variable: str | None = None) -> tuple[int, str]:
-    env = {registry.DEVICE_VARIABLE: variable or "", "CUDA_VISIBLE_DEVICES": ""}
+    env = {settings.DEVICE.name: variable or "", "CUDA_VISIBLE_DEVICES": ""}
     process = run_process(["-c", SELECT, *argument], env=env)
     return process.returncode, process.stdout
 

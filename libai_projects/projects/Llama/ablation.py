@@ -24,18 +24,18 @@ from pathlib import Path
 from typing import Any
 
 import oneflow_accel
-from oneflow_accel import launched
+from oneflow_accel import launched, settings
 from oneflow_accel.backends import Backend
 from oneflow_accel.errors import DataError, UserError
-from oneflow_accel.kernels import plugin, registry
+from oneflow_accel.kernels import plugin
 
 import oneflow as flow
 
 from flow_train.files import replace_file
 from flow_train.metrics.console import Progress, format_eta
-from flow_train.metrics.curves import COLORS, CURVES_VARIABLE, new_figure, save_figure, tidy
+from flow_train.metrics.curves import COLORS, new_figure, save_figure, tidy
 from flow_train.metrics.log import JSONL_NAME, metric_series, read_metrics
-from flow_train.metrics.peak import PEAK_VARIABLE, peak_of
+from flow_train.metrics.peak import peak_of
 from libai_projects.projects.Llama import diary
 from libai_projects.projects.Llama import flags as flag_table
 
@@ -117,8 +117,8 @@ def run(flags: argparse.Namespace, argv: Sequence[str], runner: Runner | None = 
     machine = f"{backend.properties().name}, {plugin.state().num_threads} threads"
     peak = _peak(output / "peak.json", machine, flags, backend)
     # Of many short runs nobody looks at the curves.
-    environment = {**os.environ, PEAK_VARIABLE: str(peak), CURVES_VARIABLE: "off"}
-    lines = [_tokens(flags), *_switched_off(flags, environment.pop(registry.DISABLE_VARIABLE, ""))]
+    environment = {**os.environ, settings.PEAK.name: str(peak), settings.CURVES.name: "off"}
+    lines = [_tokens(flags), *_switched_off(flags, environment.pop(settings.DISABLE.name, ""))]
     print("\n".join(lines))
     results, asked = {}, {}
     for row in [each.name for each in diary.TABLES[name]]:
@@ -357,8 +357,7 @@ def _switched_off(flags: argparse.Namespace, from_environment: str) -> list[str]
     # pretrain.py has set the variable by the flags.
     if from_environment not in ("", ",".join(flag_table.disabled(flags))):
         lines.append(
-            f"{registry.DISABLE_VARIABLE}={from_environment} does not count in the rows, "
-            "--disable does"
+            f"{settings.DISABLE.name}={from_environment} does not count in the rows, --disable does"
         )
     return lines
 
@@ -367,7 +366,7 @@ def _peak(path: Path, machine: str, flags: argparse.Namespace, backend: Backend)
     """TFLOP/s, stated or measured, but once: rows that are run later have the same."""
     dtype = "bfloat16" if flags.dtype == "float32-bf16-products" else flags.dtype
     saved, of = _json(path), f"{machine}, {dtype}"
-    if PEAK_VARIABLE not in os.environ and saved.get("of") == of:
+    if settings.PEAK.name not in os.environ and saved.get("of") == of:
         return float(saved["tflops"])
     tflops = peak_of(backend, dtype).flops / 1e12
     replace_file(path, json.dumps({"of": of, "tflops": tflops}).encode())

@@ -29,13 +29,13 @@ except ImportError as error:
         f"{error}. pretrain.py runs in the project's environment: type `make setup` in the "
         "repository, then `source .venv/bin/activate`."
     )
+from oneflow_accel import settings
 from oneflow_accel.command import run
 from oneflow_accel.errors import UserError
 from oneflow_accel.kernels import registry
 
 from omegaconf import DictConfig
 
-from flow_train.metrics.peak import PEAK_VARIABLE
 from libai_projects.projects.Llama import flags as flag_table
 from libai_projects.text import token_files
 
@@ -107,9 +107,9 @@ def main(argv: Sequence[str]) -> int:
     if off:
         # A wrong name shows here, before anything is written.
         registry.known_names(off, f"--disable={flags.disable}")
-        os.environ[registry.DISABLE_VARIABLE] = ",".join(off)
+        os.environ[settings.DISABLE.name] = ",".join(off)
     if flags.peak_tflops:
-        os.environ[PEAK_VARIABLE] = str(flags.peak_tflops)
+        os.environ[settings.PEAK.name] = str(flags.peak_tflops)
     if flags.estimate:
         from libai_projects.projects.Llama import estimate
 

@@ -47,11 +47,10 @@ dnnl::memory scratchpad_memory(const dnnl::memory::desc& desc) {
 
 bool float32_products_in_bfloat16() { return g_rounds_products.load(std::memory_order_relaxed); }
 
+bool may_use(unsigned isa) { return (dnnl_get_effective_cpu_isa() & isa) == isa; }
+
 bool has_bfloat16_products() {
-  static const bool has = [] {
-    constexpr unsigned kNeeded = dnnl_cpu_isa_avx512_core_bf16;
-    return (dnnl_get_effective_cpu_isa() & kNeeded) == kNeeded;
-  }();
+  static const bool has = may_use(dnnl_cpu_isa_avx512_core_bf16);
   return has;
 }
 
@@ -64,7 +63,11 @@ int oneflow_accel_set_bfloat16_products(int on) {
   return oneflow_accel::g_rounds_products.exchange(on != 0) ? 1 : 0;
 }
 
-int oneflow_accel_fast_bfloat16() { return oneflow_accel::has_bfloat16_products() ? 1 : 0; }
+// What multiplies bfloat16 here: 0 nothing, 1 AVX-512 BF16, 2 AMX, if the system lets this process.
+int oneflow_accel_bfloat16_products() {
+  if (oneflow_accel::may_use(dnnl_cpu_isa_avx512_core_amx)) { return 2; }
+  return oneflow_accel::has_bfloat16_products() ? 1 : 0;
+}
 
 // "3.2.0", the oneDNN the process really runs with.
 const char* oneflow_accel_onednn_version() {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oneflow_accel.backends.cpu import EMULATE_VARIABLE
+from oneflow_accel import settings
 from oneflow_accel.kernels import plugin
 
 import numpy as np
@@ -18,7 +18,7 @@ BFLOAT16 = ("train.amp.enabled=true", "train.amp.precision=bfloat16")
 
 
 def test_losses_follow_float32_and_a_run_changes_its_precision(train, tmp_path):
-    emulated = {EMULATE_VARIABLE: "1"}
+    emulated = {settings.EMULATE_BFLOAT16.name: "1"}
     runs = {
         "float32": (),
         "eager": BFLOAT16,

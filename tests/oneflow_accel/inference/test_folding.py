@@ -8,11 +8,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from oneflow_accel import layouts
+from oneflow_accel import layouts, settings
 from oneflow_accel.errors import UserError
 from oneflow_accel.inference import prepare
 from oneflow_accel.inference.folding import InferenceConv2d, fold
-from oneflow_accel.kernels import plugin
 
 import flowvision
 import numpy as np
@@ -282,5 +281,5 @@ print("equal")
 
 
 def test_without_the_plugin() -> None:
-    result = run_process(["-c", _WITHOUT_PLUGIN], timeout=60, env={plugin.PLUGIN_VARIABLE: "off"})
+    result = run_process(["-c", _WITHOUT_PLUGIN], timeout=60, env={settings.PLUGIN.name: "off"})
     assert "equal" in result.stdout, result.stdout + result.stderr

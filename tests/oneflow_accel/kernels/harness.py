@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from oneflow_accel import settings
 from oneflow_accel.kernels import plugin
 
 import numpy as np
@@ -156,5 +157,5 @@ print("child", os.waitstatus_to_exitcode(status))
 def assert_same_after_fork(body: str) -> None:
     """`body`, which ends in `return <ndarray>`, gives the same in a process forked after a run."""
     code = _FORK.format(body=body.strip().replace("\n", "\n    "))
-    result = run_process(["-c", code], timeout=60, env={plugin.THREADS_VARIABLE: "2"})
+    result = run_process(["-c", code], timeout=60, env={settings.THREADS.name: "2"})
     assert "child 0" in result.stdout, result.stdout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from oneflow_accel import settings
 from oneflow_accel.errors import UserError
 from oneflow_accel.kernels import attention, plugin, registry
 from oneflow_accel.kernels.attention import (
@@ -367,7 +368,7 @@ print("result", hashlib.sha256(b"".join(one.numpy().tobytes() for one in found))
 """
     results = set()
     for threads in ("1", "3"):
-        output = run_process(["-c", code], env={plugin.THREADS_VARIABLE: threads}).stdout
+        output = run_process(["-c", code], env={settings.THREADS.name: threads}).stdout
         results |= {line for line in output.splitlines() if line.startswith("result ")}
     assert len(results) == 1
 

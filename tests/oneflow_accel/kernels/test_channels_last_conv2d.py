@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from oneflow_accel.kernels import convolution, plugin, registry
+from oneflow_accel import settings
+from oneflow_accel.kernels import convolution, registry
 from oneflow_accel.kernels.convolution import channels_last_conv2d
 
 import numpy as np
@@ -131,6 +132,6 @@ show("performer", performer_attention(kqv, w)[0], kqv)
 """
     results = set()
     for threads in ("1", "3"):
-        output = run_process(["-c", code], env={plugin.THREADS_VARIABLE: threads}).stdout
+        output = run_process(["-c", code], env={settings.THREADS.name: threads}).stdout
         results |= {line for line in output.splitlines() if line.startswith("result ")}
     assert len(results) == 3, results

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from oneflow_accel.kernels import plugin
+from oneflow_accel import settings
 
 import numpy as np
 import oneflow as flow
@@ -170,7 +170,7 @@ print("digests", json.dumps(digests))
 
 
 def _digests(plugin_switch: str, threads: int) -> list[str]:
-    environment = {plugin.PLUGIN_VARIABLE: plugin_switch, plugin.THREADS_VARIABLE: str(threads)}
+    environment = {settings.PLUGIN.name: plugin_switch, settings.THREADS.name: str(threads)}
     result = run_process(["-c", _DIGESTS], env=environment)
     assert result.returncode == 0, result.stdout
     line = next(line for line in result.stdout.splitlines() if line.startswith("digests "))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from oneflow_accel import settings
 from oneflow_accel.backends.cpu import CpuBackend
-from oneflow_accel.kernels import plugin
 
 import numpy as np
 import oneflow as flow
@@ -127,7 +127,7 @@ print("digest", digest.hexdigest())
 
 def test_results_do_not_depend_on_the_number_of_threads() -> None:
     outputs = [
-        run_process(["-c", _DIGEST], timeout=60, env={plugin.THREADS_VARIABLE: threads}).stdout
+        run_process(["-c", _DIGEST], timeout=60, env={settings.THREADS.name: threads}).stdout
         for threads in ("1", "2")
     ]
     digests = [[line for line in out.splitlines() if "digest" in line] for out in outputs]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from oneflow_accel import report
+from oneflow_accel import report, settings
 from oneflow_accel.errors import UserError
 from oneflow_accel.kernels import plugin
 
@@ -74,7 +74,7 @@ def test_the_command_prints_json() -> None:
 
 
 def test_without_the_plugin_it_says_why() -> None:
-    result = run_process(["-m", "oneflow_accel", "kernels"], env={plugin.PLUGIN_VARIABLE: "off"})
+    result = run_process(["-m", "oneflow_accel", "kernels"], env={settings.PLUGIN.name: "off"})
     assert result.returncode == 2
     assert "switched off by ONEFLOW_ACCEL_PLUGIN=off" in result.stdout
     assert "Traceback" not in result.stdout

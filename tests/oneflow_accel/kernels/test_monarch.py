@@ -6,7 +6,8 @@ import importlib.util
 from collections.abc import Iterator
 from types import ModuleType
 
-from oneflow_accel.kernels import monarch, plugin, registry
+from oneflow_accel import settings
+from oneflow_accel.kernels import monarch, registry
 from oneflow_accel.kernels.monarch import monarch_multiply
 
 import numpy as np
@@ -217,7 +218,7 @@ for rows in (3, 530):
 """
     results = set()
     for threads in ("1", "3"):
-        output = run_process(["-c", code], env={plugin.THREADS_VARIABLE: threads}).stdout
+        output = run_process(["-c", code], env={settings.THREADS.name: threads}).stdout
         results |= {line for line in output.splitlines() if line.startswith("result ")}
     assert len(results) == 2, results
 

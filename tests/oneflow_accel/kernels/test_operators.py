@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from oneflow_accel import settings
 from oneflow_accel.errors import UserError
-from oneflow_accel.kernels import operators, plugin
+from oneflow_accel.kernels import operators
 from oneflow_accel.kernels.operators import Operator, differentiable
 
 import numpy as np
@@ -177,7 +178,7 @@ print(registry.explain("packed_attention", "cpu", flow.ones(1, 2, 3, 1, 4)))
 value = flow.tensor(np.arange(24, dtype=np.float32).reshape(1, 2, 12))
 print("first:", packed_attention(value, 1, causal=True)[0, 0].numpy().tolist())
 """
-    result = run_process(["-c", code], env={plugin.PLUGIN_VARIABLE: "off"})
+    result = run_process(["-c", code], env={settings.PLUGIN.name: "off"})
     lines = result.stdout.splitlines()
     assert "operator: relu cannot run: there is no CPU plug-in: switched off by " in result.stdout
     assert "CHOSEN: reference (any device, any dtype)" in result.stdout

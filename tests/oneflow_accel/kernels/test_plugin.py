@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 
-from oneflow_accel import machine
+from oneflow_accel import machine, settings
 from oneflow_accel.kernels import plugin
 
 import pytest
@@ -86,12 +86,11 @@ print("shape", tuple(layer(oneflow.ones(2, 3, 8, 8)).shape))
 
 
 THREADS = "ONEFLOW_ACCEL_THREADS"
-OWN_THREADS = f"import os; os.environ.pop('{THREADS}', None)\n"
 
 
 def state_in_a_process(**env: str) -> list:
     # The tests' own number of threads is not what is asked about.
-    process = run_process(["-c", OWN_THREADS * (THREADS not in env) + REPORT], env=env)
+    process = run_process(["-c", REPORT], env={THREADS: "", **env})
     assert process.returncode == 0, process.stdout
     line = next(line for line in process.stdout.splitlines() if line.startswith("state "))
     return json.loads(line.removeprefix("state "))
@@ -134,7 +133,7 @@ def test_off_switch_leaves_stock_kernels_and_says_so_once() -> None:
         (
             "old = pathlib.Path(sys.argv[1], 'cpuinfo'); plugin._CPU_INFO = old\n"
             "old.write_text('processor : 0\\nflags : fpu sse4_2 avx f16c\\n')",
-            "this CPU has no AVX2 and no FMA",
+            "this CPU has no ABM and no AVX2 and no BMI1 and no BMI2 and no FMA and no MOVBE",
         ),
     ],
     ids=["not-built", "no-onednn", "built-for-another-oneflow", "cpu-without-avx2"],
@@ -174,33 +173,11 @@ def test_library_of_other_sources_is_named(tmp_path) -> None:
     assert process.stdout.splitlines()[-1].startswith("oneflow_accel.errors.UserError: ")
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("ONEFLOW_ACCEL_THREADS", "0"),
-        ("ONEFLOW_ACCEL_THREADS", "many"),
-        ("ONEFLOW_ACCEL_SCRATCH", "1.5"),
-        ("ONEFLOW_ACCEL_SCRATCH", "-0.1"),
-        ("ONEFLOW_ACCEL_SCRATCH", "nan"),
-        ("ONEFLOW_ACCEL_SCRATCH", "2GB"),
-        ("ONEFLOW_ACCEL_PLUGIN", "no"),
-        ("ONEFLOW_ACCEL_ISA", "sse2"),
-        ("ONEFLOW_ACCEL_BLAS", "openblas"),
-    ],
-)
-def test_wrong_variable_is_an_error_when_a_device_is_chosen(name: str, value: str) -> None:
-    script = "import oneflow_accel\nprint('imported')\noneflow_accel.select_device()"
-    process = run_process(["-c", script], env={name: value})
-    assert "imported" in process.stdout
-    assert process.returncode != 0
-    assert f"{name}='{value}'" in process.stdout
-
-
 def test_level_that_the_cpu_lacks_is_an_error(tmp_path) -> None:
-    (tmp_path / "cpuinfo").write_text("processor : 0\nflags : fpu avx2 fma avx512f avx512bw\n")
+    flags = " ".join(plugin.LEVELS[0].flags)
+    (tmp_path / "cpuinfo").write_text(f"processor : 0\nflags : {flags} avx512f avx512bw\n")
     script = (
-        f"{NOT_LOADED_YET}\nplugin._CPU_INFO = pathlib.Path(sys.argv[1], 'cpuinfo')\n"
-        "import oneflow_accel\noneflow_accel.select_device()"
+        f"{NOT_LOADED_YET}\nplugin._CPU_INFO = pathlib.Path(sys.argv[1], 'cpuinfo')\nplugin.load()"
     )
     process = run_process(["-c", script, tmp_path], env={"ONEFLOW_ACCEL_ISA": "avx512"})
     assert process.returncode != 0
@@ -221,13 +198,45 @@ def test_kernels_pass_their_records_at_each_level(level: str) -> None:
     assert process.returncode == 0, process.stdout
 
 
+# To a filter of system calls (seccomp(2)): no leave to use AMX's tiles (arch_prctl(2)).
+REFUSED = """
+import ctypes, struct
+steps = (0x20, 0, 0, 0), (0x15, 0, 3, 158), (0x20, 0, 0, 16), (0x15, 0, 1, 0x1023)
+steps += (0x06, 0, 0, 0x00050001), (0x06, 0, 0, 0x7FFF0000)
+code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
+program = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(steps), ctypes.addressof(code)))
+prctl = ctypes.CDLL(None).prctl
+refused = prctl(38, 1, 0, 0, 0) or prctl(22, 2, ctypes.byref(program))
+"""
+
+
+@pytest.mark.skipif(not plugin.state().fast_bfloat16, reason="no AVX-512 BF16 here")
+def test_level_is_the_one_in_use_where_the_system_refuses_tiles(tmp_path) -> None:
+    """And not what /proc/cpuinfo has."""
+    flags = " ".join(flag for level in plugin.LEVELS for flag in level.flags)
+    (tmp_path / "cpuinfo").write_text(f"flags : {flags}\n")
+    script = (
+        f"{NOT_LOADED_YET}\n{REFUSED}\nplugin._CPU_INFO = pathlib.Path(sys.argv[1], 'cpuinfo')\n"
+        "print('refused', refused)\n"
+    )
+    shown = "from oneflow_accel import report\nprint(report.collect()['plugin']['level'])"
+    process = run_process(["-c", script + shown, tmp_path])
+    if "refused -1" in process.stdout:
+        pytest.skip("this system takes no filter of system calls")
+    assert process.stdout.splitlines()[-1] == "avx512_bf16", process.stdout
+    process = run_process(
+        ["-c", f"{script}plugin.load()", tmp_path], env={settings.ISA.name: "amx"}
+    )
+    assert "='amx', and this process gets avx512_bf16 only: the system refuses" in process.stdout
+
+
 @pytest.mark.skipif(not plugin.state().loaded, reason="it is about the plug-in's products")
 @pytest.mark.skipif(plugin.mkl_library() is None, reason="the package mkl is not installed")
 def test_products_through_mkl_pass_their_records() -> None:
     folder = "tests/oneflow_accel/kernels"
     tests = [f"{folder}/test_matmul.py", f"{folder}/test_records.py", "-k", "matmul and eager"]
     tests[-1] += " or test_matmul"
-    env = {plugin.BLAS_VARIABLE: "mkl", THREADS: "2"}
+    env = {settings.BLAS.name: "mkl", THREADS: "2"}
     process = run_process(["-m", "pytest", "-q", "-p", "no:cacheprovider", *tests], env=env)
     assert process.returncode == 0, process.stdout
 
@@ -260,7 +269,7 @@ def test_who_multiplies(tmp_path, vendor, package, choice, said) -> None:
         f"plugin._MKL_PACKAGE = {package!r}\n"
         f"if {package!r} == 'onednn-cpu-gomp': plugin._MKL_LIBRARY = plugin._ONEDNN_LIBRARY\n"
     )
-    env = {} if choice is None else {plugin.BLAS_VARIABLE: choice}
+    env = {} if choice is None else {settings.BLAS.name: choice}
     script = f"{NOT_LOADED_YET}\n{set_up}{PRODUCTS}oneflow_accel.select_device()"
     assert said in run_process(["-c", script, tmp_path], env=env).stdout
 
@@ -280,8 +289,8 @@ def test_processes_of_a_node_share_its_cores(tmp_path) -> None:
     """oneflow.distributed.launch sets OMP_NUM_THREADS=1; that does not bind the plug-in."""
     # A file for each process: what they print may be mixed.
     script = tmp_path / "threads.py"
-    script.write_text(OWN_THREADS + THREADS_OF_A_PROCESS)
-    process = run_distributed([script, tmp_path], 2, timeout=60)
+    script.write_text(THREADS_OF_A_PROCESS)
+    process = run_distributed([script, tmp_path], 2, timeout=60, env={THREADS: ""})
     expected = max(1, machine.cores() // 2)
     threads = [int((tmp_path / f"process{rank}").read_text()) for rank in range(2)]
     assert threads == [expected, expected], process.stdout

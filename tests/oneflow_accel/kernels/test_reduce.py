@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from oneflow_accel.kernels import plugin
+from oneflow_accel import settings
 
 import numpy as np
 import oneflow as flow
@@ -67,7 +67,7 @@ print("digest", hashlib.sha256(b"".join(s.numpy().tobytes() for s in sums)).hexd
 def test_same_result_for_any_number_of_threads() -> None:
     digests = set()
     for threads in ("1", "2", "3"):
-        result = run_process(["-c", _DIGEST], timeout=60, env={plugin.THREADS_VARIABLE: threads})
+        result = run_process(["-c", _DIGEST], timeout=60, env={settings.THREADS.name: threads})
         digests.add(next(line for line in result.stdout.splitlines() if line.startswith("digest")))
     assert len(digests) == 1
 

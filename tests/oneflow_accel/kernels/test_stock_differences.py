@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from oneflow_accel.kernels import plugin
+from oneflow_accel import settings
 
 import pytest
 
@@ -59,7 +59,7 @@ TABLE = {
 
 
 def _lines(switch: str) -> dict[str, object]:
-    process = run_process(["-c", _LINES], env={plugin.PLUGIN_VARIABLE: switch})
+    process = run_process(["-c", _LINES], env={settings.PLUGIN.name: switch})
     found = [line for line in process.stdout.splitlines() if line.startswith("lines ")]
     assert found, process.stdout
     return dict(json.loads(found[0].removeprefix("lines ")))
@@ -92,5 +92,5 @@ def test_line_that_ends_a_process_of_stock_kernels(name: str) -> None:
     ours = run_process(["-c", code])
     assert ours.returncode == 0, ours.stdout
     assert "is 6.0" in ours.stdout
-    stock = run_process(["-c", code], env={plugin.PLUGIN_VARIABLE: "off"})
+    stock = run_process(["-c", code], env={settings.PLUGIN.name: "off"})
     assert stock.returncode < 0, stock.stdout

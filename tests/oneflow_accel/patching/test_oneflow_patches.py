@@ -10,8 +10,8 @@ import os
 from pathlib import Path
 from subprocess import CompletedProcess
 
+from oneflow_accel import settings
 from oneflow_accel.kernels import plugin
-from oneflow_accel.patching.session import PATCHES_VARIABLE
 
 import pytest
 
@@ -150,7 +150,7 @@ def run(tmp_path: Path):
         env = {
             "PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(tmp_path)]),
             "ONEFLOW_ACCEL_DEVICE": device,
-            PATCHES_VARIABLE: patches,
+            settings.PATCHES.name: patches,
         }
         if processes:
             return run_distributed([file], processes, timeout=60, env=env)
