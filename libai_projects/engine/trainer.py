@@ -446,10 +446,16 @@ class Trainer(DefaultTrainer):
     @classmethod
     def auto_scale_hyperparams(cls, cfg: DictConfig, data_loader: Any) -> None:
         """Fill in the length of the run, and periods that are given in epochs."""
-        # LiBai would count micro batches in eager mode.
+        # LiBai would count micro batches in eager mode, and say a warm-up that is not in force where
+        # a schedule has one of its own.
         steps, cfg.train.num_accumulation_steps = cfg.train.num_accumulation_steps, 1
+        theirs = logging.getLogger(DefaultTrainer.__module__)
+        theirs.disabled = True
         super().auto_scale_hyperparams(cfg, data_loader)
+        theirs.disabled = False
         cfg.train.num_accumulation_steps = steps
+        warm_up = cfg.train.scheduler.get("warmup_iters", cfg.train.warmup_iter)
+        logger.info("%d iterations, warm-up over %d of them", cfg.train.train_iter, warm_up)
         steps_per_epoch = len(data_loader.dataset) / cfg.train.global_batch_size
         for group, key_of_epochs, key_of_period in (
             ("checkpointer", "save_model_after_n_epoch", "period"),

@@ -117,6 +117,7 @@ class TextGenerationPipeline(TextPipeline):
             words=Words(**cfg.get("project", {}).get("words", {})),
             options={**(cfg.get("generation") or {}), **generation},
         )
+        self.check_options(generation)
         self.cfg = cfg
 
 

@@ -107,9 +107,18 @@ class TextPipeline:
         """How many tokens a text is; a UserError for what is no text. From any thread."""
         return len(self._encode(text))
 
-    def check_options(self, options: Mapping[str, Any]) -> None:
-        """Raises UserError on options that `generate` would refuse; from any thread."""
-        self.options.replace(**options)
+    def check_options(self, options: Mapping[str, Any]) -> GenerationOptions:
+        """The options with these changed, or a UserError where `generate` would refuse them; from
+        any thread."""
+        chosen = self.options.replace(**options)
+        # The default may be too long for a small model; who asks for a length wants it.
+        counts = "max_length" in options and chosen.max_new_tokens is None
+        if counts and chosen.max_length > self.max_positions:
+            raise UserError(
+                f"max_length is {chosen.max_length}, but the model has {self.max_positions} "
+                f"positions: ask for {self.max_positions} tokens at most"
+            )
+        return chosen
 
     @lockstep.in_step()
     def generate(
@@ -132,7 +141,7 @@ class TextPipeline:
             should_stop: asked on rank 0 before each token; None goes on, a reason ("time",
                 "cancelled") ends the call with what there is.
         """
-        chosen = self.options.replace(**options)
+        chosen = self.check_options(options)
         reason: list[str] = []
         if should_stop is not None:
             criteria = (*chosen.stopping_criteria, _criterion(should_stop, reason))

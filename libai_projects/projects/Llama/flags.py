@@ -205,9 +205,11 @@ _DEFAULTS = {name: default for flags in _FLAGS.values() for name, default, _ in 
 # not an int32's largest; and float32's largest.
 _LEAST = {
     **dict.fromkeys(("multiple_of", "num_layers", "hidden_size", "num_attention_heads"), 1),
-    **dict.fromkeys(("num_key_value_heads", "max_seq_len", "batch_size", "max_iters"), 1),
-    **dict.fromkeys(("gradient_accumulation_steps", "log_interval", "save_interval"), 1),
-    **dict.fromkeys(("eval_iters", "tensor_parallel", "pipeline_parallel"), 1),
+    **dict.fromkeys(("num_key_value_heads", "batch_size", "max_iters", "log_interval"), 1),
+    **dict.fromkeys(("gradient_accumulation_steps", "save_interval", "eval_iters"), 1),
+    **dict.fromkeys(("tensor_parallel", "pipeline_parallel"), 1),
+    # One token has nothing before it to be predicted from.
+    "max_seq_len": 2,
     "pad_token_id": -1,
 }
 _MOST, _MOST_FLOAT = {"seed": 2**63 - 1, "num_layers": 100_000}, 3.4028234e38

@@ -101,6 +101,7 @@ def test_the_defaults_are_the_diarys() -> None:
         (["--rope_scaling=yarn"], "--rope_scaling=yarn: expected one of linear, dynamic, llama3"),
         (["--zero_stage=4"], "--zero_stage=4: expected one of 0, 1, 2, 3"),
         (["--attn_impl=fmha"], "--attn_impl=fmha: OneFlow's fused attention has no gradient"),
+        (["--max_seq_len=1"], "--max_seq_len=1 is not between 2 and 2147483647"),
         (["--min_lr=1"], "--min_lr=1.0 is above --learning_rate=0.0004"),
     ],
 )
@@ -338,6 +339,8 @@ def test_a_run(data: Path, whole: tuple[Path, str]) -> None:
     )
     assert "padded to" not in printed
     assert "switched off" not in printed
+    assert "4 iterations, warm-up over 2 of them" in printed
+    assert "warmup_iter=0" not in printed + (out / "log.txt").read_text()
     assert f"validation is on {data.with_name('a_valid.bin')}" in printed
     # (2 x embedding) + 2 x (attention with half the keys, SwiGLU, two norms) + the last norm.
     count = 2 * 512 * 128 + 2 * (3 * 128 * 128 + 3 * 128 * 512 + 2 * 128) + 128

@@ -88,6 +88,7 @@ def test_stops_when_told(pipeline: TextPipeline) -> None:
     ("options", "words"),
     [
         ({"max_lenght": 5}, "did you mean 'max_length'"),
+        ({"max_length": 513}, "max_length is 513, but the model has 512 positions"),
         ({"temperature": -1.0}, "temperature"),
         ({"num_return_sequences": 2}, "greedy"),
     ],
