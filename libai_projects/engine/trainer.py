@@ -446,8 +446,8 @@ class Trainer(DefaultTrainer):
     @classmethod
     def auto_scale_hyperparams(cls, cfg: DictConfig, data_loader: Any) -> None:
         """Fill in the length of the run, and periods that are given in epochs."""
-        # LiBai would count micro batches in eager mode, and say a warm-up that is not in force where
-        # a schedule has one of its own.
+        # LiBai would count micro batches in eager mode, and say a warm-up that is not in force
+        # where a schedule has one of its own.
         steps, cfg.train.num_accumulation_steps = cfg.train.num_accumulation_steps, 1
         theirs = logging.getLogger(DefaultTrainer.__module__)
         theirs.disabled = True
