@@ -1,0 +1,205 @@
+// Lets operators of an nn.Graph on a CPU write where outputs lay that nothing reads any more.
+//
+// OneFlow 0.9.0 shares memory among a graph's outputs on other devices only
+// (IntraJobMemSharingUtil): on a CPU each output keeps a place of its own, which has left the
+// caches whenever its turn comes again, and a graph holds as much memory as all its outputs
+// together. So the plug-in shares memory on CPUs when OneFlow has done so elsewhere.
+//
+// Outputs of one shape and type share a block: a block begins with the shape, which OneFlow writes
+// once, so that those of different shapes cannot. An output may lie where another did if all that
+// reads the other must have ended, by the graph's edges alone, before its own operator begins. One
+// more edge, from a block's first operator to what reads its last output, keeps the next run of the
+// graph from writing into a block that this one still reads.
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "common/redirect.h"
+#include "oneflow/core/job/id_manager.h"
+#include "oneflow/core/job/intra_job_mem_sharing_util.h"
+#include "oneflow/core/job/plan_util.h"
+
+namespace oneflow {
+
+// Of a header that is not among those of the wheel.
+RegstDescProto* FindOrCreateProducedCtrlRegstDesc(TaskProto* task, const std::string& name);
+RegstDescIdSet* FindOrCreateConsumedCtrlRegstDescIdSet(TaskProto* task, const std::string& name);
+
+}  // namespace oneflow
+
+namespace oneflow_accel {
+
+namespace {
+
+using ::oneflow::RegstDescProto;
+using ::oneflow::TaskProto;
+using Reaches = std::function<bool(const std::string&, const std::string&)>;
+
+std::atomic<int64_t> g_shared_outputs{0};
+
+// Whether `task` runs a kernel on a CPU.
+bool runs_on_cpu(const TaskProto& task) {
+  return task.task_type() == ::oneflow::TaskType::kNormalForward
+         && ::oneflow::PlanUtil::GetStreamId(task).device_id().device_type()
+                == ::oneflow::DeviceType::kCPU;
+}
+
+// The tasks of a graph in an order in which each comes after those that it waits for, and which
+// those are: a bit per task.
+class Order {
+ public:
+  explicit Order(::oneflow::Plan* plan) {
+    for (TaskProto& task : *plan->mutable_task()) { tasks_.push_back(&task); }
+    std::sort(tasks_.begin(), tasks_.end(), [](const TaskProto* a, const TaskProto* b) {
+      return a->task_set_info().order_in_graph() < b->task_set_info().order_in_graph();
+    });
+    for (int64_t i = 0; i < size(); ++i) { places_[tasks_[i]->task_id()] = i; }
+    const int64_t words = (size() + 63) / 64;
+    earlier_.assign(size(), std::vector<uint64_t>(words));
+    for (int64_t i = 0; i < size(); ++i) {
+      for (const auto& output : tasks_[i]->produced_regst_desc()) {
+        for (int64_t id : output.second.consumer_task_id()) {
+          const int64_t reader = place(id);
+          if (reader <= i) { continue; }
+          for (int64_t w = 0; w < words; ++w) { earlier_[reader][w] |= earlier_[i][w]; }
+          earlier_[reader][i / 64] |= uint64_t{1} << (i % 64);
+        }
+      }
+    }
+  }
+
+  int64_t size() const { return static_cast<int64_t>(tasks_.size()); }
+  TaskProto* task(int64_t place) const { return tasks_[place]; }
+  int64_t place(int64_t task_id) const { return places_.at(task_id); }
+  // Whether `first` has always ended when `second` begins.
+  bool ends_before(int64_t first, int64_t second) const {
+    return (earlier_[second][first / 64] >> (first % 64) & 1) != 0;
+  }
+
+ private:
+  std::vector<TaskProto*> tasks_;
+  std::unordered_map<int64_t, int64_t> places_;
+  std::vector<std::vector<uint64_t>> earlier_;
+};
+
+// What outputs that may share a block have in common; empty where an output may share none: it is
+// not plain numbers of a fixed shape that one run of the graph writes once, for kernels on the CPU
+// of this process.
+std::string kind_of(const Order& order, const TaskProto& task, const RegstDescProto& output) {
+  if (!output.enable_reuse_mem() || output.register_num() != 1 || output.mem_block_id() != -1
+      || output.inplace_consumed_regst_desc_id() != -1
+      || output.inplace_info_type_case() != RegstDescProto::INPLACE_INFO_TYPE_NOT_SET
+      || !output.regst_desc_type().has_data_regst_desc()) {
+    return {};
+  }
+  const auto& data = output.regst_desc_type().data_regst_desc();
+  const auto& times = data.time_shape().dim();
+  if (data.lbi2blob_desc_size() != 1
+      || !std::all_of(times.begin(), times.end(), [](int64_t count) { return count == 1; })) {
+    return {};
+  }
+  const auto& blob = data.lbi2blob_desc(0).blob_desc();
+  if (blob.is_dynamic() || blob.data_type() == ::oneflow::DataType::kTensorBuffer
+      || blob.data_type() == ::oneflow::DataType::kOFRecord) {
+    return {};
+  }
+  for (int64_t id : output.consumer_task_id()) {
+    const TaskProto& reader = *order.task(order.place(id));
+    if (!runs_on_cpu(reader) || reader.machine_id() != task.machine_id()) { return {}; }
+  }
+  return std::to_string(task.machine_id()) + blob.SerializeAsString() + '/'
+         + output.mem_case().SerializeAsString();
+}
+
+// Memory that outputs share: the place of the task that writes it first, those of the tasks that
+// read its last output, or have written it where none reads it, and its first output.
+struct Block {
+  int64_t first;
+  std::vector<int64_t> last;
+  RegstDescProto* output;
+
+  int64_t read_until() const { return *std::max_element(last.begin(), last.end()); }
+};
+
+void lay(RegstDescProto* output, int64_t block) {
+  output->set_mem_block_id(block);
+  output->set_mem_block_offset(0);
+}
+
+// Lets the next run of `first` wait until `last` has ended.
+void guard(TaskProto* first, TaskProto* last) {
+  RegstDescProto* edge =
+      ::oneflow::FindOrCreateProducedCtrlRegstDesc(first, "out_ctrl_shared_memory");
+  const auto& readers = edge->consumer_task_id();
+  if (std::find(readers.begin(), readers.end(), last->task_id()) != readers.end()) { return; }
+  edge->add_consumer_task_id(last->task_id());
+  ::oneflow::FindOrCreateConsumedCtrlRegstDescIdSet(last, "in_ctrl")
+      ->add_regst_desc_id(edge->regst_desc_id());
+}
+
+void share_memory(::oneflow::Plan* plan) {
+  const Order order(plan);
+  std::unordered_map<std::string, std::vector<Block>> blocks;
+  for (int64_t place = 0; place < order.size(); ++place) {
+    TaskProto* task = order.task(place);
+    if (!runs_on_cpu(*task)) { continue; }
+    for (auto& named : *task->mutable_produced_regst_desc()) {
+      RegstDescProto& output = named.second;
+      const std::string kind = kind_of(order, *task, output);
+      if (kind.empty()) { continue; }
+      std::vector<int64_t> readers;
+      for (int64_t id : output.consumer_task_id()) { readers.push_back(order.place(id)); }
+      if (readers.empty()) { readers.push_back(place); }
+      std::vector<Block>& alike = blocks[kind];
+      // Of the free ones that which was read last, as it is the likeliest to be in a cache.
+      Block* free = nullptr;
+      for (Block& block : alike) {
+        const bool is_free = std::all_of(block.last.begin(), block.last.end(), [&](int64_t last) {
+          return order.ends_before(last, place);
+        });
+        if (is_free && (free == nullptr || block.read_until() > free->read_until())) {
+          free = &block;
+        }
+      }
+      if (free == nullptr) {
+        alike.push_back({place, std::move(readers), &output});
+        continue;
+      }
+      if (free->output->mem_block_id() == -1) {
+        lay(free->output, ::oneflow::Singleton<::oneflow::IDMgr>::Get()->NewMemBlockId());
+      }
+      lay(&output, free->output->mem_block_id());
+      free->last = std::move(readers);
+      g_shared_outputs.fetch_add(1, std::memory_order_relaxed);
+    }
+  }
+  for (const auto& alike : blocks) {
+    for (const Block& block : alike.second) {
+      if (block.output->mem_block_id() == -1) { continue; }
+      for (int64_t last : block.last) { guard(order.task(block.first), order.task(last)); }
+    }
+  }
+}
+
+void infer_memory(::oneflow::Plan* plan, const Reaches& reaches) {
+  ::oneflow::IntraJobMemSharingUtil::InferMemBlockId4MemReusedRegst(plan, reaches);
+  share_memory(plan);
+}
+
+// When the library is loaded.
+const bool g_shares = redirect_in_oneflow(
+    "_ZN7oneflow22IntraJobMemSharingUtil30InferMemBlockId4MemReusedRegstEPNS_4PlanERKSt8function"
+    "IFbRKSsS5_EE",
+    infer_memory);
+
+}  // namespace
+
+}  // namespace oneflow_accel
+
+// For tests: how many outputs of graphs lie where others of the same graph lay before.
+extern "C" int64_t oneflow_accel_shared_outputs() { return oneflow_accel::g_shared_outputs.load(); }
