@@ -269,7 +269,7 @@ def _command(commands: Any, name: str, text: str) -> Parser:
     parser.add_argument("source", type=Path, metavar="IN", help="file or folder to read")
     parser.add_argument("target", type=Path, metavar="OUT", help="file or folder to write")
     parser.add_argument(
-        "--dtype",
+        *("--dtype", "--precision"),
         choices=DTYPES,
         default="keep",
         help="of the weights written; sums are always made in float64 (default: %(default)s)",

@@ -100,7 +100,7 @@ def _add_training_options(add: _Options) -> None:
     add.value("--model-ema-decay", share, 0.9998, "D", "decay of the average")
     add.flag("--graph", "train or evaluate under nn.Graph, not eagerly")
     text = "; ".join(f"{name}: {what}" for name, what in PRECISIONS.items())
-    add.value("--precision", str, "float32", "NAME", text)
+    add.value("--precision --dtype", str, "float32", "NAME", text)
     add.group.add_argument(
         "--amp",
         action="store_const",

@@ -120,7 +120,7 @@ def _add_sharding(group: argparse._ArgumentGroup) -> None:
     text = "gather the next block while one runs; takes the memory of a block"
     add("--prefetch", action="store_true", help=text)
     text = f"what is computed in: {', '.join(PRECISIONS)}; weights stay float32"
-    names = ("--precision", "--compute_dtype")
+    names = ("--precision", "--dtype", "--compute_dtype")
     add(*names, type=canonical, default="float32", metavar="NAME", help=text)
     text = "what shards are sent as; they stay float32"
     add("--gather_dtype", choices=GATHER_DTYPES, default="float32", help=text)

@@ -46,7 +46,10 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--to", dest="target_kind", choices=("huggingface", "libai"), required=True)
     parser.add_argument(
-        "--dtype", choices=huggingface.DTYPES, default="float32", help="default: %(default)s"
+        *("--dtype", "--precision"),
+        choices=huggingface.DTYPES,
+        default="float32",
+        help="default: %(default)s",
     )
     parser.add_argument(
         "--max-shard-size",

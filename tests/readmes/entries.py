@@ -90,7 +90,7 @@ TRAIN_LLAMA = (
     "--learning_rate=3e-3 --warmup_iters=50 --eval_interval=100"
 )
 SHORT_LLAMA = (
-    "--preset=tiny --vocab_size=0 --max_iters=2 --batch_size=1 --gradient_accumulation_steps=1 "
+    "--preset=tiny --vocab_size=0 --max_iters=2 --batch_size=1 --num_accumulation_steps=1 "
     "--eval_iters=1"
 )
 LLAMA_OUTPUT = "projects/Llama/output"

@@ -141,7 +141,7 @@ def run(flags: argparse.Namespace, argv: Sequence[str], runner: Runner | None = 
                 raise KeyboardInterrupt("the same command goes on with this row") from None
             progress.update()
             progress.print(f"{said}: {_in_words(results[row])}")
-    tolerance = TOLERANCE if flags.dtype == "float32" else ROUNDED_TOLERANCE
+    tolerance = TOLERANCE if flags.precision == "float32" else ROUNDED_TOLERANCE
     wrong, largest = disagreements(results, tolerance)
     problems = [f"{row}: {result.error}" for row, result in results.items() if result.error]
     problems += wrong
@@ -343,7 +343,8 @@ def _typed(argv: Sequence[str]) -> set[str]:
 
 
 def _tokens(flags: argparse.Namespace) -> str:
-    steps, batch, length = flags.gradient_accumulation_steps, flags.batch_size, flags.max_seq_len
+    steps = flag_table.accumulation_steps(flags)
+    batch, length = flags.batch_size, flags.max_seq_len
     return (
         f"tokens per iteration: {steps * batch * length:,} = {steps} gradient accumulation steps x "
         f"1 process x batch size {batch} x {length} tokens (the diary's line says 262,144, which "
@@ -364,7 +365,7 @@ def _switched_off(flags: argparse.Namespace, from_environment: str) -> list[str]
 
 def _peak(path: Path, machine: str, flags: argparse.Namespace, backend: Backend) -> float:
     """TFLOP/s, stated or measured, but once: rows that are run later have the same."""
-    dtype = "bfloat16" if flags.dtype == "float32-bf16-products" else flags.dtype
+    dtype = "bfloat16" if flags.precision == "float32-bf16-products" else flags.precision
     saved, of = _json(path), f"{machine}, {dtype}"
     if settings.PEAK.name not in os.environ and saved.get("of") == of:
         return float(saved["tflops"])

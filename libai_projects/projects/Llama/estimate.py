@@ -118,7 +118,7 @@ class Job:
             cfg[name] = getattr(flags, name)
         options = model_options.from_config(cfg)
         off = frozenset(flag_table.disabled(flags))
-        return cls(options, flags.batch_size, flags.gradient_accumulation_steps, off)
+        return cls(options, flags.batch_size, flag_table.accumulation_steps(flags), off)
 
     @property
     def time(self) -> int:
@@ -433,10 +433,10 @@ def _print_parameters(console: Console, flags: argparse.Namespace, gpu: Gpu, sho
     ]
     _print(console, "Parameters", ("", "numbers", "tensors"), rows)
     flops, tokens = flops_per_token(flags), tokens_per_step(flags)
-    steps, batch, time = flags.gradient_accumulation_steps, flags.batch_size, flags.max_seq_len
+    job = Job.of(flags)
     console.print(
         f"FLOPs per token: 6 N + 12 layers x width x time = {flops:,}\n"
-        f"Tokens per iteration: {steps} x {batch} x {time} = {tokens:,} per process"
+        f"Tokens per iteration: {job.steps} x {job.batch} x {job.time} = {tokens:,} per process"
     )
     if shown:
         console.print(

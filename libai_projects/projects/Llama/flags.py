@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from oneflow_accel.errors import UserError
-from oneflow_accel.precision import PRECISIONS, canonical
+from oneflow_accel.precision import canonical
 
 from flow_train.cli import Parser
 
@@ -90,7 +90,6 @@ _KEYS = {
     "dropout": "model.cfg.output_dropout_prob",
     "embedding_dropout": "model.cfg.embedding_dropout_prob",
     "batch_size": "train.train_micro_batch_size",
-    "gradient_accumulation_steps": "train.num_accumulation_steps",
     "max_iters": "train.train_iter",
     "seed": "train.seed",
     "output_dir": "train.output_dir",
@@ -109,6 +108,24 @@ _KEYS = {
     "eps": "optim.eps",
     "warmup_iters": "train.scheduler.warmup_iters",
 }
+# What llm-zero2all, its forerunners and other commands call a flag.
+ALIASES = {
+    "hidden_size": ("hidden_dim", "dim", "n_embd"),
+    "ffn_hidden_size": ("intermediate_size",),
+    "num_layers": ("n_layers", "n_layer"),
+    "num_attention_heads": ("n_heads", "n_head"),
+    "num_key_value_heads": ("n_kv_heads",),
+    "max_seq_len": ("block_size",),
+    "gradient_accumulation_steps": ("grad_accum",),
+    "learning_rate": ("lr",),
+    "precision": ("dtype",),
+    "output_dir": ("out_dir",),
+    "data": ("train_bin_dir",),
+    "val_data": ("valid_bin_dir",),
+    "graph": ("compile",),
+}
+# One rate for both branches of a block, which llm-zero2all has two for.
+_BRANCHES = ("dropout1", "dropout2")
 _ROPE = ("linear", "dynamic", "llama3")
 
 # Group, then name, default, help; the type is the default's.
@@ -140,7 +157,8 @@ _FLAGS: dict[str, tuple[tuple[str, Any, str], ...]] = {
     ),
     "training": (
         ("batch_size", 2, "sequences at once, per data-parallel process"),
-        ("gradient_accumulation_steps", 16, "of these, per step of the optimizer"),
+        ("gradient_accumulation_steps", 16, "of these per step, data-parallel processes together"),
+        ("num_accumulation_steps", 0, "the same of one process; 0: its share of those"),
         ("max_iters", 100000, "steps of the optimizer"),
         ("max_minutes", 0.0, "end at the first evaluation after so long; 0: never"),
         ("learning_rate", 4e-4, "the largest"),
@@ -153,7 +171,7 @@ _FLAGS: dict[str, tuple[tuple[str, Any, str], ...]] = {
         ("eps", 1e-8, "AdamW's"),
         ("grad_clip", 1.0, "most that all gradients' norm may be; 0: any"),
         ("seed", 1337, "of weights, dropout and order of the data"),
-        ("dtype", "float32", "what tensors and products are made of, where the device can"),
+        ("precision", "float32", "what tensors and products are made of"),
         ("resume", False, "go on from the last checkpoint in output_dir"),
         ("init_from", "", "weights to begin with: a Hugging Face directory or a LiBai checkpoint"),
     ),
@@ -170,6 +188,9 @@ _FLAGS: dict[str, tuple[tuple[str, Any, str], ...]] = {
         ("eval_iters", 100, "batches of an evaluation"),
         ("profile", 0, "say where the time of so many steps goes, by operator, and end; 0: train"),
         ("num_workers", 0, "processes that read data"),
+        ("wandb_log", False, "metrics to a run of wandb too, offline"),
+        ("wandb_project", "z2all", "whose run that is"),
+        ("wandb_run_name", "", "its name; empty: that of output_dir"),
     ),
     "devices": (
         ("device", "", "by name; empty: the best there is"),
@@ -221,6 +242,9 @@ def build_parser() -> Parser:
         prog="pretrain.py",
         description="Train a Llama from scratch, with fused operations that can be switched off.",
         usage="%(prog)s [--key=value ...]",
+        epilog="Other names are taken, too: "
+        + ", ".join(f"--{alias} for --{name}" for name in ALIASES for alias in ALIASES[name])
+        + ", and --dropout1 and --dropout2, if they are the same, for --dropout.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -237,6 +261,11 @@ def build_parser() -> Parser:
                 options = {"type": _truth, "nargs": "?", "const": True, "metavar": "true|false"}
                 text = f"{text} (default: {str(default).lower()})"
             group.add_argument(f"--{name}", default=default, help=text, **options)
+            hidden = {"dest": name, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+            for alias in ALIASES.get(name, ()):
+                group.add_argument(f"--{alias}", **hidden, **options)
+    for name in _BRANCHES:
+        parser.add_argument(f"--{name}", type=float, help=argparse.SUPPRESS)
     return parser
 
 
@@ -246,6 +275,14 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     preset, _ = parser.parse_known_args([text for text in argv if text not in ("-h", "--help")])
     parser.set_defaults(**PRESETS[preset.preset])
     flags = parser.parse_args(argv)
+    branches = [getattr(flags, name) for name in _BRANCHES]
+    if branches != [None, None]:
+        if branches[0] != branches[1]:
+            raise UserError(
+                "--dropout1 and --dropout2 differ, and both branches of a block have one rate "
+                "here: give --dropout"
+            )
+        flags.dropout = branches[0]
     _check(flags)
     return flags
 
@@ -257,11 +294,14 @@ def _truth(text: str) -> bool:
 
 
 def _check(flags: argparse.Namespace) -> None:
+    try:
+        flags.precision = canonical(flags.precision)
+    except UserError as error:
+        raise UserError(f"--precision: {error}") from error
     for name, choices in {
         "rope_scaling": ("", *_ROPE),
         "token_dtype": ("uint16", "uint32"),
         "packing": ("stream", "documents"),
-        "dtype": tuple(PRECISIONS),
         "attn_impl": ("", "naive", "chunked", "fmha"),
         "ablate": ("", "table1", "table2", "table3"),
         "zero_stage": (0, 1, 2, 3),
@@ -305,6 +345,21 @@ def ffn_hidden_size(flags: argparse.Namespace) -> int:
     return -(-int(8 * flags.hidden_size / 3) // flags.multiple_of) * flags.multiple_of
 
 
+def accumulation_steps(flags: argparse.Namespace, processes: int = 1) -> int:
+    """Micro-batches per step of each of so many data-parallel processes. UserError where they
+    cannot share them."""
+    if flags.num_accumulation_steps:
+        return int(flags.num_accumulation_steps)
+    steps, rest = divmod(flags.gradient_accumulation_steps, processes)
+    if rest:
+        raise UserError(
+            f"--gradient_accumulation_steps={flags.gradient_accumulation_steps} does not divide by "
+            f"{processes} data-parallel processes, which share them: give a multiple, or "
+            "--num_accumulation_steps, which each of them does"
+        )
+    return int(steps)
+
+
 def overrides(flags: argparse.Namespace) -> list[str]:
     """The same as "key=value" texts for `tools/train_net.py`."""
     values = {key: getattr(flags, name) for name, key in _KEYS.items()}
@@ -315,8 +370,9 @@ def overrides(flags: argparse.Namespace) -> list[str]:
     values["train.max_minutes"] = flags.max_minutes or None
     values["train.evaluation.enabled"] = flags.eval_interval != 0
     values["train.evaluation.eval_period"] = flags.eval_interval or 1
-    values["train.amp.precision"] = canonical(flags.dtype)
-    values["train.amp.enabled"] = values["train.amp.precision"] != "float32"
+    values["train.amp.precision"] = flags.precision
+    values["train.amp.enabled"] = flags.precision != "float32"
+    values["train.num_accumulation_steps"] = accumulation_steps(flags)
     values["train.zero_optimization.enabled"] = flags.zero_stage > 0
     values["train.zero_optimization.stage"] = max(flags.zero_stage, 1)
     values["train.scheduler.decay_iters"] = flags.lr_decay_iters or flags.max_iters
@@ -324,6 +380,10 @@ def overrides(flags: argparse.Namespace) -> list[str]:
     values["train.scheduler.alpha"] = least / flags.learning_rate if flags.learning_rate else 0.0
     if flags.pad_token_id >= 0:
         values["model.cfg.pad_token_id"] = flags.pad_token_id
+    if flags.wandb_log:
+        values["train.logger.wandb"] = {"project": flags.wandb_project}
+        if flags.wandb_run_name:
+            values["train.logger.wandb"]["name"] = flags.wandb_run_name
     if flags.rope_scaling:
         scaling: dict[str, Any] = {"rope_type": flags.rope_scaling, "factor": flags.rope_factor}
         if flags.rope_scaling == "llama3":

@@ -21,7 +21,7 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[3])
 
 try:
-    import oneflow_accel  # noqa: F401 - before oneflow
+    import oneflow_accel
 
     import libai_projects  # noqa: F401 - says how to install libai
 except ImportError as error:
@@ -29,7 +29,7 @@ except ImportError as error:
         f"{error}. pretrain.py runs in the project's environment: type `make setup` in the "
         "repository, then `source .venv/bin/activate`."
     )
-from oneflow_accel import settings
+from oneflow_accel import distributed, precision, settings
 from oneflow_accel.command import run
 from oneflow_accel.errors import UserError
 from oneflow_accel.kernels import registry
@@ -72,13 +72,19 @@ def arguments_of(flags: argparse.Namespace) -> list[str]:
 
 def describe(flags: argparse.Namespace, cfg: DictConfig) -> list[str]:
     """The first lines of a run: tokens per iteration, and what of the model is not as typed."""
-    batch, steps, length = flags.batch_size, flags.gradient_accumulation_steps, flags.max_seq_len
+    batch, length = flags.batch_size, flags.max_seq_len
+    steps = flag_table.accumulation_steps(flags)
     data_parallel = cfg.train.global_batch_size // (batch * steps)
     tokens = batch * steps * length * data_parallel
     lines = [
         f"tokens per iteration: {tokens:,} = {steps} gradient accumulation steps x "
         f"{data_parallel} data-parallel processes x batch size {batch} x {length} tokens"
     ]
+    asked = flags.gradient_accumulation_steps
+    if data_parallel > 1 and steps * data_parallel == asked:
+        lines.append(
+            f"--gradient_accumulation_steps={asked} are {steps} in each of these processes"
+        )
     padded = flag_table.padded_vocabulary(flags)
     if padded != flags.vocab_size:
         lines.append(f"vocabulary: {flags.vocab_size} tokens, padded to {padded}, a multiple of 8")
@@ -89,7 +95,10 @@ def describe(flags: argparse.Namespace, cfg: DictConfig) -> list[str]:
 
 
 def complete(flags: argparse.Namespace) -> None:
-    """Fill in what the data say: vocabulary and padding token."""
+    """Fill in what the data say, vocabulary and padding token, and what each process does."""
+    sharing = flags.tensor_parallel * flags.pipeline_parallel
+    processes = max(distributed.world_size() // sharing, 1)
+    flags.num_accumulation_steps = flag_table.accumulation_steps(flags, processes)
     found = token_files.describe(flags.data) if flags.data and not flags.dummy else None
     if found is not None:
         if flags.vocab_size == 0:
@@ -115,6 +124,9 @@ def main(argv: Sequence[str]) -> int:
 
         estimate.report(flags)
         return 0
+    backend = oneflow_accel.select_device(flags.device or None)
+    if reason := precision.why_not(backend, flags.precision):
+        raise UserError(f"--precision={flags.precision}: {backend.name} cannot do this: {reason}")
     if flags.ablate:
         from libai_projects.projects.Llama import ablation
 

@@ -97,7 +97,8 @@ def test_the_defaults_are_the_diarys() -> None:
         (["--preset=tinny"], "did you mean tiny?"),
         (["--packing=document"], "--packing=document: expected one of stream, documents"),
         (["--token_dtype=int32"], "--token_dtype=int32: expected one of uint16, uint32"),
-        (["--dtype=int8"], "--dtype=int8: expected one of float32, float32-bf16-products"),
+        (["--dtype=int8"], "--precision: precision 'int8' is none of float32, float32-bf16-pro"),
+        (["--dropout1=0.1"], "--dropout1 and --dropout2 differ, and here both branches of a block"),
         (["--rope_scaling=yarn"], "--rope_scaling=yarn: expected one of linear, dynamic, llama3"),
         (["--zero_stage=4"], "--zero_stage=4: expected one of 0, 1, 2, 3"),
         (["--attn_impl=fmha"], "--attn_impl=fmha: OneFlow's fused attention has no gradient"),
@@ -125,6 +126,31 @@ def test_a_bare_flag_means_true() -> None:
     for text, value in (("true", True), ("0", False), ("No", False), ("YES", True)):
         assert parse(f"--use_flash={text}").use_flash is value
         assert parse("--use_flash", text).use_flash is value
+
+
+def test_other_names_of_flags() -> None:
+    """llm-zero2all's and others'; the last of several counts, and a preset does not."""
+    for name, aliases in flag_table.ALIASES.items():
+        default = flag_table._DEFAULTS[name]
+        value = {bool: True, int: 4, float: 0.25, str: "bfloat16"}[type(default)]
+        for alias in aliases:
+            found = vars(parse("--preset=tiny", f"--{name}={default}", f"--{alias}={value}"))
+            assert found[name] == value
+            assert alias not in found
+    assert parse("--compile").graph
+    assert parse("--dtype=bf16").precision == "bfloat16"
+    assert parse("--dropout1=0.1", "--dropout2=0.1").dropout == 0.1
+    logged = settings("--wandb_log", "--wandb_run_name=a b")["train.logger.wandb"]
+    assert logged == {"project": "z2all", "name": "a b"}
+    assert "train.logger.wandb" not in settings()
+
+
+def test_micro_batches_of_a_step_are_shared_by_processes() -> None:
+    """As llm-zero2all counts them, which divides by its processes; our own name does not."""
+    for argv, processes, steps in (((), 4, 4), (("--num_accumulation_steps=3",), 4, 3)):
+        assert flag_table.accumulation_steps(parse(*argv), processes) == steps
+    with pytest.raises(UserError, match="steps=16 does not divide by 3"):
+        flag_table.accumulation_steps(parse(), 3)
 
 
 def test_presets_and_flags_beside_them() -> None:
@@ -379,8 +405,9 @@ def test_resumed_run_equals_whole_one_to_the_last_bit(
 
 
 def test_two_processes_train_as_one(data: Path, whole: tuple[Path, str], tmp_path: Path) -> None:
-    argv = ("--gradient_accumulation_steps=1", "--eval_interval=2")
-    printed = tiny(data, tmp_path / "out", *argv, processes=2).stdout
+    # Of the two that TINY has, each process does one, as llm-zero2all counts them.
+    printed = tiny(data, tmp_path / "out", "--eval_interval=2", processes=2).stdout
+    assert "--gradient_accumulation_steps=2 are 1 in each of these processes" in printed
     assert (
         "tokens per iteration: 256 = 1 gradient accumulation steps x 2 data-parallel processes x "
         "batch size 1 x 128 tokens" in printed
@@ -449,6 +476,10 @@ def test_what_the_user_can_mend(data: Path, whole: tuple[Path, str], tmp_path: P
         ),
         ((f"--data={data}", "--packing=documents"), "no .json that says which token ends a"),
         ((f"--data={data}", "--vocab_size=0"), "--vocab_size=0 takes the data's, which have no"),
+        (
+            (f"--data={data}", "--dtype=float16"),
+            "--precision=float16: cpu cannot do this: CPUs have",
+        ),
         ((f"--data={data}", "--disable=rope,swigloo"), "'swigloo'. Did you mean 'swiglu'?"),
     ):
         result = run(*TINY, f"--output_dir={out}", "--max_iters=4", *argv, ok=False)
