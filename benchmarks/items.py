@@ -214,6 +214,21 @@ def _inference(name: str, group: str, kind: str, bar: float) -> Iterator[Item]:
     yield Item(f"{name} bf16 over float32", group, kind, params, 1.6, **over)
 
 
+def _ways_to_run() -> Iterator[Item]:
+    """Prepared for inference, under nn.Graph, or both: none may be slower than the eager model."""
+    for model, group in (("ResNet50", "resnet50"), ("ViT-S/16", "vit")):
+        for name, precision in (
+            (f"{model} forward b8", "float32"),
+            (f"{model} forward b8, bf16", "bfloat16"),
+        ):
+            for way in ("prepared", "nn.Graph", "prepared nn.Graph"):
+                params = {"batch": 8, "way": way}
+                over = {"bar": 0.98, "against": name, "peers": (), "precision": precision}
+                yield Item(
+                    f"{name}, {way}", "ways", f"{group}_forward", params, stock=False, **over
+                )
+
+
 # In and out of the first layer of an MLP of ViT-B, both blocks of four.
 _MONARCH = {"inner": 768, "outer": 3072}
 # Rows of the table; batches of a sweep, where small ones show what Monarch costs.
@@ -312,7 +327,7 @@ def _small() -> Iterator[Item]:
 def all_items() -> list[Item]:
     """Every row, in the order of the table."""
     groups = (_gemm, _attention_parts, _memory_bound, _convolutions, _optimizers, _models)
-    return [item for group in (*groups, _monarch, _vitae, _small) for item in group()]
+    return [item for group in (*groups, _ways_to_run, _monarch, _vitae, _small) for item in group()]
 
 
 def chosen_items(groups: Sequence[str] | None, text: str | None) -> list[Item]:

@@ -37,15 +37,27 @@ def _resnet50(batch: int) -> tuple[nn.Module, tuple[int, ...]]:
     return model, (batch, 3, 224, 224)
 
 
-def resnet50_forward(batch: int) -> Step:
-    model, shape = _resnet50(batch)
-    return BOTH.forward(model.eval(), flow.randn(*shape))
+def _forward(model: nn.Module, batch: flow.Tensor, way: str) -> Step:
+    """`way` is "eager" or names what is done to the model: "prepared" for inference, in the row's
+    precision, "nn.Graph", or both."""
+    forward = model.eval()
+    if "prepared" in way:
+        forward = inference.prepare(forward, dtype=getattr(flow, BOTH.current.precision))
+    if "nn.Graph" in way:
+        forward = forward_graph(forward)
+    if "prepared" in way:
+        return BOTH.without_gradient(lambda: forward(batch))
+    return BOTH.forward(forward, batch)
 
 
 def prepared_forward(model: nn.Module, batch: flow.Tensor, dtype: str) -> Step:
-    """Folded, under nn.Graph."""
-    graph = forward_graph(inference.prepare(model.eval(), dtype=getattr(flow, dtype)))
-    return BOTH.without_gradient(lambda: graph(batch))
+    assert dtype == BOTH.current.precision
+    return _forward(model, batch, "prepared nn.Graph")
+
+
+def resnet50_forward(batch: int, way: str = "eager") -> Step:
+    model, shape = _resnet50(batch)
+    return _forward(model, flow.randn(*shape), way)
 
 
 def resnet50_inference(batch: int, dtype: str) -> Step:
@@ -78,12 +90,12 @@ def resnet50_train_graph(batch: int) -> Step:
     return _resnet50_train(batch, graph=True)
 
 
-def classifier_forward(model: nn.Module, batch: int, size: int = 224) -> Step:
-    return BOTH.forward(model.eval(), flow.randn(batch, 3, size, size))
+def classifier_forward(model: nn.Module, batch: int, way: str = "eager") -> Step:
+    return _forward(model, flow.randn(batch, 3, 224, 224), way)
 
 
-def vit_forward(batch: int) -> Step:
-    return classifier_forward(VisionTransformer(), batch)
+def vit_forward(batch: int, way: str = "eager") -> Step:
+    return classifier_forward(VisionTransformer(), batch, way)
 
 
 def vit_inference(batch: int, dtype: str) -> Step:
