@@ -247,19 +247,16 @@ class NormMonitor(Hook):
         shown = self._shown(trainer.model)
         names, figures = [], []
         totals = [flow.zeros(()), flow.zeros(())]
-        parameters = dict(trainer.model.named_parameters())
-        gradients = trainer.train_step.gradients()
-        with flow.no_grad():
-            for name, gradient in gradients.items():
-                parameter = distributed.local_value(parameters[name])
-                for kind, (suffix, value) in enumerate((("", parameter), ("_grad", gradient))):
-                    size = value.detach().abs()
+        for name, *values in trainer.train_step.gradients():
+            for kind, (suffix, value) in enumerate(zip(("", "_grad"), values, strict=True)):
+                with flow.no_grad():
+                    size = value.abs()
                     totals[kind] = totals[kind].to(size.device) + size.sum()
                     if name in shown:
                         names += [f"stats/{name}{suffix}_max", f"stats/{name}{suffix}_mean"]
                         figures += [size.max(), size.mean()]
-            names += ["total_param_l1_norm", "total_grad_l1_norm"]
-            stacked = flow.stack([figure.reshape(()) for figure in [*figures, *totals]])
+        names += ["total_param_l1_norm", "total_grad_l1_norm"]
+        stacked = flow.stack([figure.reshape(()) for figure in [*figures, *totals]])
         if distributed.is_main():
             trainer.log(dict(zip(names, stacked.numpy().tolist(), strict=True)))
 

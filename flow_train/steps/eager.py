@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from oneflow_accel import distributed, layouts
@@ -52,6 +52,14 @@ class StepFigures(NamedTuple):
     correct1: flow.Tensor
     correct5: flow.Tensor
     grad_norm: flow.Tensor | None = None
+
+
+class NamedGradient(NamedTuple):
+    """A parameter's value and its gradient, both whole and local, however the model is laid out."""
+
+    name: str
+    weight: flow.Tensor
+    gradient: flow.Tensor
 
 
 class TrainStep(ABC):
@@ -103,9 +111,9 @@ class TrainStep(ABC):
         process's share; several where gradients are accumulated."""
 
     @abstractmethod
-    def gradients(self) -> dict[str, flow.Tensor]:
-        """Inside `before_update`: the gradients of the step by parameter name, of all images on all
-        processes, before they are clipped; of the parameters that have one."""
+    def gradients(self) -> Iterator[NamedGradient]:
+        """Inside `before_update`: those of the step, of all images on all processes, not clipped
+        yet, one after the other; of the parameters that have one. A collective call."""
 
     @property
     def layout(self) -> Layout | None:
@@ -209,12 +217,10 @@ class EagerStep(TrainStep):
             return nn.utils.clip_grad_norm_(parameters, self.clip)
         return _norm(parameters) if self.wants_norm else None
 
-    def gradients(self) -> dict[str, flow.Tensor]:
-        return {
-            name: parameter.grad
-            for name, parameter in self.model.named_parameters()
-            if parameter.requires_grad and parameter.grad is not None
-        }
+    def gradients(self) -> Iterator[NamedGradient]:
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad and parameter.grad is not None:
+                yield NamedGradient(name, parameter.detach(), parameter.grad)
 
     def evaluated_model(self) -> nn.Module:
         broadcast_buffers(self.model)

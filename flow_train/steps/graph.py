@@ -12,7 +12,7 @@ import copy
 import dataclasses
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -39,6 +39,7 @@ from flow_train.steps.eager import (
     EagerStep,
     LabeledImages,
     Loss,
+    NamedGradient,
     StepFigures,
     TrainStep,
     broadcast_buffers,
@@ -244,7 +245,7 @@ class GraphStep(TrainStep):
             if module.training and seen is not None:
                 seen.add_(batches)
 
-    def gradients(self) -> dict[str, flow.Tensor]:
+    def gradients(self) -> Iterator[NamedGradient]:
         """The step's gradients by an eager pass over its batches with the same random factors, in
         float32: a graph shows no gradients that are summed up over batches and processes."""
         if self._at_hand is None:
@@ -259,13 +260,12 @@ class GraphStep(TrainStep):
                 scores = class_scores(model(flow.tensor(batch.images, device=device)))
             loss = self.loss(scores, flow.tensor(batch.labels, device=device))
             (loss * (len(batch.labels) / total)).backward()
-        gradients = {}
         for name, parameter in model.named_parameters():
             if parameter.grad is not None:
                 if self._parallel:
                     flow.comm.all_reduce(parameter.grad)
-                gradients[name] = parameter.grad / distributed.world_size()
-        return gradients
+                gradient = parameter.grad / distributed.world_size()
+                yield NamedGradient(name, parameter.detach(), gradient)
 
     @property
     def local_model(self) -> nn.Module:

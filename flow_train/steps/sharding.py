@@ -45,7 +45,7 @@ from oneflow import nn
 
 from flow_train.checkpoint.shards import Layout, OwnPieces, Slot
 from flow_train.rng import seed_of
-from flow_train.steps.eager import EagerStep, Loss, TrainStep
+from flow_train.steps.eager import EagerStep, Loss, NamedGradient, TrainStep
 
 IsUnit = Callable[[str, nn.Module], bool]
 # As in PyTorch's and torch_xla's clip_grad_norm_.
@@ -910,14 +910,15 @@ class ShardedStep(EagerStep):
             return self.sharding.clip(self.clip)
         return self.sharding.gradient_norm() if self.wants_norm else None
 
-    def gradients(self) -> dict[str, flow.Tensor]:
-        found: dict[str, flow.Tensor] = {}
+    def gradients(self) -> Iterator[NamedGradient]:
         for shard in self.sharding.shards:
             if shard.gradient is not None:
-                whole = self.sharding.mesh.gather(shard.gradient)
-                parts = _parts(whole, shard.slots)
-                found |= {slot.name: part for slot, part in zip(shard.slots, parts, strict=True)}
-        return found
+                own, gather = _own(shard.parameter.detach()), self.sharding.mesh.gather
+                names = [slot.name for slot in shard.slots]
+                weights, gradients = (
+                    _parts(gather(piece), shard.slots) for piece in (own, shard.gradient)
+                )
+                yield from map(NamedGradient, names, weights, gradients)
 
     @property
     def layout(self) -> Layout:

@@ -14,15 +14,22 @@ import pytest
 from flow_train.checkpoint.folders import read_checkpoint
 from flow_train.config import keys
 from flow_train.config.schema import read
+from flow_train.steps.sharding import MODES
 from resnet50_imagenet.options import parse_options
 from tests.launch import run_several
+from tests.monarch_flow.engine.engine_runs import values
 from tests.resnet50_imagenet.conftest import SMALL, losses, shapes  # noqa: F401 - a fixture
 
 MONARCH = ("experiment=imagenet/vit/vit-s-butterflyblockdiag-mlp", "datamodule.image_size=32")
 MONARCH += ("model.embed_dim=48", "model.num_heads=4", "model.patch_size=8", "model.depth=2")
 MONARCH += ("model.num_classes=3", "datamodule.batch_size=4", "datamodule.num_workers=0", "seed=1")
 MONARCH += ("trainer.max_epochs=1", "trainer.limit_train_batches=4", "trainer.devices=2")
-MONARCH += ("trainer.log_every_n_steps=1", "test_after_training=false", "trainer.precision=32")
+MONARCH += (
+    "trainer.log_every_n_steps=1",
+    "callbacks.norm_monitor={}",
+    "test_after_training=false",
+    "trainer.precision=32",
+)
 
 
 def test_a_convolutional_network_with_running_statistics(shapes: Path, tmp_path: Path) -> None:  # noqa: F811
@@ -58,16 +65,19 @@ def test_a_convolutional_network_with_running_statistics(shapes: Path, tmp_path:
 
 def test_a_monarch_vit(shapes: Path, tmp_path: Path) -> None:  # noqa: F811
     line = (*MONARCH, f"datamodule.data_dir={shapes}")
-    modes = ("null", "full_shard", "full_shard_no_recompute", "shard_grad_op", "hybrid_shard")
+    modes = ("null", *MODES)
     lines = [(*line, f"trainer.fsdp={mode}", f"run_dir={tmp_path / mode}") for mode in modes]
+    lines.append((*line, "trainer.graph=true", f"run_dir={tmp_path / 'graph'}"))
     result = run_several("monarch_flow.train", lines, 2)
     assert result.returncode == 0, result.stdout[-5000:]
-    for mode in modes[1:]:
-        for split in ("train", "val"):
-            ours, theirs = losses(tmp_path / mode, split), losses(tmp_path / "null", split)
+    figures = [("train", "loss"), ("val", "loss")]
+    figures += [("train", "total_param_l1_norm"), ("train", "total_grad_l1_norm")]
+    for mode in (*MODES, "graph"):
+        for split, name in figures:
+            ours, theirs = (values(tmp_path / each, split, name) for each in (mode, "null"))
             assert ours
             np.testing.assert_allclose(
-                list(ours.values()), list(theirs.values()), rtol=1e-5, err_msg=mode
+                list(ours.values()), list(theirs.values()), rtol=1e-5, err_msg=f"{mode} {name}"
             )
     log = [json.loads(text) for text in (tmp_path / "full_shard/metrics.jsonl").open()]
     counted = [each["values"] for each in log if "params_total" in each["values"]]
