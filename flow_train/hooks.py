@@ -8,8 +8,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from oneflow_accel import distributed
@@ -306,7 +306,8 @@ class MovingAverage(Hook):
         if self.average is None:
             return nullcontext()
         if model is trainer.model:
-            return _swapped_in(self.average, model)
+            self.average.agree()
+            return self.average.swapped_in(model)
         # A copy that is made for each evaluation, of a model of global tensors.
         averages = self.average.state_arrays()
         with flow.no_grad():
@@ -324,19 +325,14 @@ class MovingAverage(Hook):
         return {} if self.average is None else self.average.state()
 
     def arrays(self) -> dict[str, np.ndarray]:
-        return {} if self.average is None else self.average.state_arrays()
+        if self.average is None:
+            return {}
+        self.average.agree()
+        return self.average.state_arrays()
 
     def load(self, state: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
         if self.average is not None:
             self.average.load(arrays, state)
-
-
-@contextmanager
-def _swapped_in(average: ExponentialMovingAverage, model: nn.Module) -> Iterator[None]:
-    with average.swapped_in(model):
-        # Each process has averaged running statistics of its own batches.
-        broadcast_buffers(model)
-        yield
 
 
 # Other names of the metrics.

@@ -376,6 +376,12 @@ class ExponentialMovingAverage:
                 shadow = self.shadow[name]
                 shadow.add_(value.detach().to(flow.float32) - shadow, alpha=rate)
 
+    def agree(self) -> None:
+        """Give all processes process 0's averages of running statistics, which each has of its own
+        batches. A collective call; tensors of global models stay as they are."""
+        statistics = [self.shadow[name] for name in self.shadow if name.endswith(_STATISTICS)]
+        distributed.broadcast([value for value in statistics if not value.is_global])
+
     @contextmanager
     def swapped_in(self, model: nn.Module) -> Iterator[None]:
         """Inside, `model` has the averages as its parameters; afterwards its own again."""

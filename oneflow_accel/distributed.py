@@ -6,7 +6,7 @@ Without a launcher oneflow reports one process of rank 0, and every function her
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -112,6 +112,13 @@ def _own_part(
         elif layout != flow.sbp.broadcast:
             raise ValueError(f"a tensor of layout {layout} has no parts to set")
     return array
+
+
+def broadcast(tensors: Iterable[flow.Tensor]) -> None:
+    """Give local tensors, in place, the values of process 0's; a collective call."""
+    if world_size() > 1:
+        for tensor in tensors:
+            flow._C.comm_broadcast([tensor], inplace=True)
 
 
 def barrier() -> None:

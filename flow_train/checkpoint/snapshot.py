@@ -13,7 +13,7 @@ from flow_train.checkpoint.optimizer_state import by_parameter
 from flow_train.hooks import Hook
 from flow_train.options import Calendar, Position
 from flow_train.rng import get_rng_state, set_rng_state
-from flow_train.steps.eager import TrainStep
+from flow_train.steps.eager import TrainStep, broadcast_buffers
 
 if TYPE_CHECKING:
     from flow_train.loop import Trainer
@@ -24,6 +24,9 @@ logger = logging.getLogger("oneflow_accel")
 def take(trainer: Trainer) -> Checkpoint:
     """The run as it stands. A collective call."""
     step, position, identity = trainer.train_step, trainer.position, trainer.identity
+    if step.layout is not None:
+        # Each process writes what is not cut, and goes on with process 0's.
+        broadcast_buffers(step.model)
     model = {name: value.numpy() for name, value in layouts.standard_state_dict(step.model).items()}
     arrays = step.optimizer_arrays()
     for hook in trainer.hooks.values():

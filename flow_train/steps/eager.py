@@ -284,9 +284,7 @@ def _require_sums(backend: Backend, dtype: str) -> None:
 def broadcast_buffers(model: nn.Module) -> None:
     """Give every process the buffers of process 0. Running statistics are each process's own until
     the next forward pass; evaluation uses the ones that the checkpoint stores, process 0's."""
-    if distributed.world_size() > 1:
-        for buffer in model.buffers():
-            flow._C.comm_broadcast([buffer], inplace=True)
+    distributed.broadcast(model.buffers())
 
 
 class LossScaler:
