@@ -89,15 +89,15 @@ def not_negative(text: str) -> float:
     """The type of a finite number of at least 0."""
     value = float(text)
     if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of at least 0")
+        raise argparse.ArgumentTypeError(f"{text} is not a finite number of at least 0")
     return value
 
 
 def positive(text: str) -> float:
     """The type of a finite number above 0."""
-    value = not_negative(text)
-    if value == 0:
-        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a finite number above 0")
     return value
 
 

@@ -245,7 +245,8 @@ def _check_together(values: Mapping[str, Any]) -> None:
         )
     source = values["train"]["init_from"]
     for key in ("project", "reset_head"):
-        if source[key] and source["path"] is None:
+        # The weights that are evaluated are those of eval.ckpt.
+        if source[key] and source["path"] is None and values["mode"] != "eval":
             raise UserError(
                 f"train.init_from.{key}=true: of which weights? Give train.init_from.path=PATH"
             )

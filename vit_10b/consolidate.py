@@ -16,6 +16,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from oneflow_accel.errors import CheckpointError, UserError
 
@@ -24,6 +25,16 @@ from flow_train.checkpoint.folders import Checkpoint, CheckpointManager, checkpo
 from flow_train.checkpoint.shards import FileArrays, ShardedArrays, write_safetensors
 from flow_train.files import TEMPORARY
 from flow_train.metrics.console import Progress
+
+# Of a run that has not begun.
+BEGINNING: dict[str, Any] = {
+    "step": 0,
+    "epoch": 0,
+    "batch": 0,
+    "accumulate": 1,
+    "global_batch_size": 1,
+}
+BEGINNING |= {"rng": [], "train_step": {}, "callbacks": {}}
 
 
 def build_parser() -> cli.Parser:
@@ -71,6 +82,9 @@ def _consolidate(options: argparse.Namespace) -> Path:
     target = options.save_path or folder.with_name(f"{folder.name}_consolidated.safetensors")
     shapes = {name: (arrays.dtype(name), arrays.shape(name)) for name in arrays}
     metadata = {"model": checkpoint.name, "state": json.dumps(checkpoint.state)}
+    eps = checkpoint.state.get("config", {}).get("norm_eps")
+    if eps is not None:
+        metadata["norm_eps"] = json.dumps(eps)
     with _Replacing(target) as temporary, Progress(len(shapes), "tensor") as progress:
 
         def read(name: str) -> object:
@@ -85,13 +99,9 @@ def _split(options: argparse.Namespace) -> Path:
     if options.processes is None or options.save_path is None:
         raise UserError("--split needs --processes, how many shards, and --save_path, a folder")
     arrays = FileArrays(options.split)
-    try:
-        state, name = json.loads(arrays.metadata["state"]), arrays.metadata["model"]
-        step = int(state["step"])
-    except (KeyError, ValueError, TypeError):
-        raise CheckpointError(
-            f"{options.split} does not say which run it is of: it was not written by this command"
-        ) from None
+    # A file from elsewhere is of no run: one begins with its weights.
+    state = json.loads(arrays.metadata.get("state", "null")) or BEGINNING
+    name, step = arrays.metadata.get("model", ""), int(state["step"])
     manager = CheckpointManager(checkpoint_folder(options.save_path))
     try:
         return manager.save_cut(
@@ -111,6 +121,8 @@ class _Replacing:
     def __enter__(self) -> Path:
         if not self._target.parent.is_dir():
             raise UserError(f"no folder {self._target.parent} to write {self._target.name} into")
+        if self._target.is_dir():
+            raise UserError(f"--save_path {self._target} is a folder: name the file to write")
         self._temporary.unlink(missing_ok=True)
         return self._temporary
 

@@ -16,6 +16,8 @@ from flow_train.cli import at_least, not_negative, positive, share
 from vit_10b.model import Shape
 
 GATHER_DTYPES = ("float32", "float16", "bfloat16")
+# float16 needs a scaled loss.
+_PRECISIONS = [name for name in PRECISIONS if name != "float16"]
 _SHAPE = Shape()
 
 
@@ -119,7 +121,7 @@ def _add_sharding(group: argparse._ArgumentGroup) -> None:
     add("--shard_multiple", type=at_least(1), default=1, metavar="N", help=text)
     text = "gather the next block while one runs; takes the memory of a block"
     add("--prefetch", action="store_true", help=text)
-    text = f"what is computed in: {', '.join(PRECISIONS)}; weights stay float32"
+    text = f"what is computed in: {', '.join(_PRECISIONS)}; weights stay float32"
     names = ("--precision", "--dtype", "--compute_dtype")
     add(*names, type=canonical, default="float32", metavar="NAME", help=text)
     text = "what shards are sent as; they stay float32"
@@ -174,6 +176,13 @@ def parse_options(argv: Sequence[str]) -> argparse.Namespace:
         raise UserError(
             f"--embed_dim {options.embed_dim} is not a multiple of --num_heads {options.num_heads}"
         )
+    if shape_of(options).hidden == 0:
+        raise UserError(
+            f"--mlp_ratio {options.mlp_ratio:g}: the MLPs of --embed_dim {options.embed_dim} have "
+            f"no hidden unit; take {1 / options.embed_dim:.2g} or more"
+        )
+    if options.precision not in _PRECISIONS:
+        raise UserError(f"--precision {options.precision}: it is not there; take bfloat16")
     if options.resume_epoch and options.resume:
         raise UserError("--resume_epoch and --resume both say where to go on: give one")
     if options.run_without_fsdp:

@@ -127,7 +127,7 @@ class Plan:
             "AdamW's moments": 2 * _FLOAT * own,
             "allocator's pools": _POOLS * (3 if self.in_one_memory else 4) * _FLOAT * own,
         }
-        gathered = 0
+        gathered = 0.0
         if not self.whole:
             kept = unit if self.reshard else shape.num_blocks * unit
             # Of the block that is differentiated, and of the root.

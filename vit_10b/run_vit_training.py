@@ -10,8 +10,10 @@ r"""Trains a vision transformer of 10 billion parameters, or of any size, cut ov
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -25,7 +27,7 @@ except ImportError as error:
         f"{error}. run_vit_training.py runs in the project's environment: type `make setup` in the "
         "repository, then `source .venv/bin/activate`."
     )
-from oneflow_accel import command, distributed, launched, layouts, watchdog
+from oneflow_accel import command, distributed, launched, layouts, precision, watchdog
 from oneflow_accel.backends import Backend
 from oneflow_accel.collectives import Mesh
 from oneflow_accel.errors import UserError
@@ -57,7 +59,7 @@ from flow_train.options import Calendar, Position, TrainerOptions
 from flow_train.rng import seed_all, settled_seed
 from flow_train.steps.eager import EagerStep, TrainStep
 from flow_train.steps.sharding import Options, ShardedStep, Sharding, fully_shard, shard_unit
-from vit_10b.model import Shape, ViT
+from vit_10b.model import BLOCK_EPS, LAST_EPS, Shape, ViT
 from vit_10b.options import parse_options, shape_of
 from vit_10b.plan import GIB, Plan, report, require_memory
 
@@ -97,6 +99,9 @@ def run(argv: Sequence[str]) -> int:
     """Do what the command line says and return 0; UserError for anything the user can mend."""
     options = parse_options(argv)
     backend = oneflow_accel.select_device(options.device)
+    reason = precision.why_not(backend, options.precision)
+    if reason is not None:
+        raise UserError(f"--precision {options.precision}: {backend.name} cannot do this: {reason}")
     limit = _memory(options, backend)
     if options.dry_run:
         world = options.num_devices or distributed.world_size()
@@ -107,6 +112,7 @@ def run(argv: Sequence[str]) -> int:
     # The classes of a folder are not known yet; they make no difference that matters.
     plan = Plan.of(options, shape_of(options), distributed.world_size())
     require_memory(plan, limit)
+    _require_writable(options.ckpt_dir)
     with watchdog.guard():
         try:
             _train(options, backend)
@@ -128,13 +134,23 @@ def _memory(options: argparse.Namespace, backend: Backend) -> float | None:
     return total / sharers
 
 
+def _require_writable(folder: Path) -> None:
+    """Make the folder of a run, before anything that takes long."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise UserError(f"--ckpt_dir {folder} cannot be written to: {error.strerror}") from error
+
+
 def _train(options: argparse.Namespace, backend: Backend) -> None:
     if distributed.world_size() > 1:
         backend.set_device(distributed.local_rank() % backend.device_count())
     folder = checkpoint_folder(options.ckpt_dir)
     mesh = Mesh.of(options.shard_group)
     resumed = _resumed(options, folder, mesh)
-    began_with = None if resumed is None else int(resumed.state["seed"])
+    began_with = None if resumed is None else resumed.state.get("seed")
     seed = settled_seed(options.seed, began_with, option="--seed ")
     # The same on all processes, and whatever their number: the weights are drawn with it.
     seed_all(seed, backend)
@@ -160,7 +176,8 @@ def _train(options: argparse.Namespace, backend: Backend) -> None:
     )
     calendar = Calendar(settings, len(train_loader), _schedule(options, len(train_loader)))
     names = train.classes if isinstance(train, ImageFolder) else []
-    config = json.loads(json.dumps(vars(options), default=str))
+    given = {**vars(options), "norm_eps": {"blocks": BLOCK_EPS, "norm": LAST_EPS}}
+    config = json.loads(json.dumps(given, default=str))
     _describe(options, shape, model, sharding, (train, val))
     checkpoints = CheckpointManager(folder)
     # A profile is no run: it writes a trace, and no more.

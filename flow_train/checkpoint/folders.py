@@ -645,9 +645,10 @@ def _content_of(folder: Path) -> dict[str, Any] | None:
 
 
 def require_model(checkpoint: Checkpoint, name: str, num_classes: int) -> None:
-    """Refuse a checkpoint of another model or number of classes: CheckpointError names both."""
+    """Refuse a checkpoint of another model or number of classes: CheckpointError names both. Of
+    weights from elsewhere, which have no name, it is seen as they are read."""
     theirs = (checkpoint.name, checkpoint.state.get("num_classes"))
-    if theirs != (name, num_classes):
+    if checkpoint.name and theirs != (name, num_classes):
         raise CheckpointError(
             f"the checkpoint is of another model: {theirs[0]} with {theirs[1]} classes, this run "
             f"is {name} with {num_classes}; give the model and the data that it comes from"

@@ -61,7 +61,7 @@ def position_of(
     # A step may be made of other batches now, such as of smaller ones on more processes.
     steps = state["batch"] // state["accumulate"]
     before = state["global_batch_size"]
-    if before != global_batch_size:
+    if steps and before != global_batch_size:
         steps = steps * before // global_batch_size
         logger.warning(
             "a step is %d images now and was %d: the epoch goes on at the nearest batch",

@@ -139,8 +139,10 @@ class Trainer(Group):
     def _ends(self) -> Trainer:
         if self.profile and (self.graph or self.fast_dev_run):
             raise ValueError("profile is for eager runs: leave graph and fast_dev_run out")
-        if self.fsdp and (self.graph or canonical(self.precision) == "float16"):
-            raise ValueError("fsdp is for eager runs in float32 or bfloat16: leave graph out")
+        if self.fsdp and self.graph:
+            raise ValueError("fsdp is for eager runs: leave graph out")
+        if self.fsdp and canonical(self.precision) == "float16":
+            raise ValueError("fsdp is for float32 and bfloat16: take precision=bfloat16")
         if self.reduce_dtype != "float32" and (self.graph or self.fsdp):
             raise ValueError(
                 "reduce_dtype is for whole models in eager runs: leave graph, fsdp out"

@@ -154,7 +154,8 @@ class TrainStep(ABC):
 
 class EagerStep(TrainStep):
     """Eager execution; DistributedDataParallel where there are several processes, whose gradients
-    are added up in `reduce_dtype`: "float32" or "bfloat16". UserError where the device cannot."""
+    are added up in `reduce_dtype`: "float32" or "bfloat16". UserError where the device cannot.
+    `forward`: what to call in its place, where gradients are added up otherwise."""
 
     def __init__(
         self,
@@ -164,12 +165,13 @@ class EagerStep(TrainStep):
         loss: Loss,
         *,
         reduce_dtype: str = "float32",
+        forward: nn.Module | None = None,
         **settings: Any,
     ) -> None:
         super().__init__(model, backend, optimizer, loss, **settings)
         if reduce_dtype != "float32":
             _require_sums(backend, reduce_dtype)
-        self._forward = data_parallel(model, reduce_dtype)
+        self._forward = data_parallel(model, reduce_dtype) if forward is None else forward
         # DistributedDataParallel needs them: without, it would train by wrong ones.
         self._frees_gradients = False
         if self.precision == "float16":

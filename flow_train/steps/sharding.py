@@ -45,7 +45,7 @@ from oneflow import nn
 
 from flow_train.checkpoint.shards import Layout, OwnPieces, Slot
 from flow_train.rng import seed_of
-from flow_train.steps.eager import EagerStep, Loss, NamedGradient, TrainStep
+from flow_train.steps.eager import EagerStep, Loss, NamedGradient
 
 IsUnit = Callable[[str, nn.Module], bool]
 # As in PyTorch's and torch_xla's clip_grad_norm_.
@@ -901,8 +901,10 @@ class ShardedStep(EagerStep):
         if not isinstance(sharding, Sharding):
             sharding = fully_shard(model, **sharding)
         self.sharding = sharding
-        TrainStep.__init__(self, model, backend, make_optimizer(model), loss, **settings)
-        self._forward = model
+        super().__init__(model, backend, make_optimizer(model), loss, forward=model, **settings)
+        if self._scaler is not None:
+            # Processes would not agree on which steps to leave out.
+            raise UserError("float16: a model in shards trains in float32 or bfloat16")
         self._frees_gradients = True
 
     def _clipped(self, parameters: Sequence[flow.Tensor]) -> flow.Tensor | None:

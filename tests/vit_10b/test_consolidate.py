@@ -12,11 +12,18 @@ import pytest
 import safetensors.numpy
 
 from flow_train.checkpoint.folders import Checkpoint, CheckpointManager, read_checkpoint
-from flow_train.checkpoint.shards import Layout, OwnPieces, ShardedArrays, Slot, write_safetensors
+from flow_train.checkpoint.shards import (
+    FileArrays,
+    Layout,
+    OwnPieces,
+    ShardedArrays,
+    Slot,
+    write_safetensors,
+)
 from vit_10b import consolidate
 
 SHAPES = {"pos": (1, 3, 5), "block.weight": (7, 5), "block.bias": (7,), "scale": (1,)}
-STATE = {"step": 12, "epoch": 1, "batch": 0, "seed": 3}
+STATE = {"step": 12, "epoch": 1, "batch": 0, "seed": 3, "config": {"norm_eps": {"norm": 1e-6}}}
 
 
 @pytest.fixture
@@ -44,12 +51,17 @@ def test_there_and_back(tmp_path: Path, arrays: dict[str, np.ndarray], processes
     assert found.keys() == arrays.keys()
     for name, array in arrays.items():
         np.testing.assert_array_equal(found[name], array)
-    back = ["--split", str(file), "--processes", "2", "--save_path", str(tmp_path / "back")]
-    assert consolidate.main(back) == 0
-    checkpoint = read_checkpoint(tmp_path / "back" / "checkpoints")
-    assert checkpoint.state == STATE
-    for name, array in arrays.items():
-        np.testing.assert_array_equal(checkpoint.model[name], array)
+    assert "norm_eps" in FileArrays(file).metadata
+    elsewhere = tmp_path / "elsewhere.safetensors"
+    safetensors.numpy.save_file(arrays, elsewhere)
+    for source, state in ((file, STATE), (elsewhere, consolidate.BEGINNING)):
+        folder = tmp_path / source.stem
+        back = ["--split", str(source), "--processes", "2", "--save_path", str(folder)]
+        assert consolidate.main(back) == 0
+        checkpoint = read_checkpoint(folder / "checkpoints")
+        assert checkpoint.state == state
+        for name, array in arrays.items():
+            np.testing.assert_array_equal(checkpoint.model[name], array)
 
 
 @pytest.mark.parametrize("given", [1, 2, 3])
@@ -95,6 +107,11 @@ def test_what_is_wrong_is_named(tmp_path: Path, arrays: dict[str, np.ndarray]) -
         run()
     with pytest.raises(CheckpointError, match=r"no state\.json"):
         consolidate.run(["--ckpt_prefix", str(tmp_path)])
+    shutil.rmtree(other)
+    shutil.copytree(written(tmp_path / "d", arrays, 3), folder, dirs_exist_ok=True)
+    (folder / "shard-00003-of-00003.safetensors").unlink()
+    with pytest.raises(UserError, match=f"--save_path {tmp_path} is a folder: name the file"):
+        run("--save_path", str(tmp_path))
     with pytest.raises(UserError, match="--ckpt_prefix"):
         consolidate.run([])
     wrong = ["--split", str(folder / "state.json"), "--processes", "2"]

@@ -14,6 +14,7 @@ from tests.launch import REPOSITORY, run_process
 from vit_10b.model import Shape, ViT
 from vit_10b.options import build_parser, parse_options, shape_of
 from vit_10b.plan import GIB, Plan, report, require_memory
+from vit_10b.run_vit_training import run
 
 # fsdp_llama_spec A.1.
 DEFAULTS = {
@@ -129,7 +130,12 @@ MISTAKES = {
     "--image_size 30 is not a multiple of --patch_size 14": ["--image_size", "30"],
     "--embed_dim 5120 is not a multiple of --num_heads 33": ["--num_heads", "33"],
     "-1 is less than 1": ["--batch_size", "-1"],
-    "nan is not a number": ["--lr", "nan"],
+    "nan is not a finite number of at least 0": ["--lr", "nan"],
+    "inf is not a finite number above 0": ["--mlp_ratio", "inf"],
+    "--mlp_ratio 0.0001: the MLPs of --embed_dim 64 have no hidden unit; take 0.016 or more": [
+        *("--mlp_ratio", "0.0001", "--embed_dim", "64")
+    ],
+    "--precision float16: it is not there; take bfloat16": ["--precision", "float16"],
     "'nan' is not|nan is not a finite number": ["--clip_grad_norm", "nan"],
     "1.5 is not between 0 and 1": ["--mlp_dropout", "1.5"],
     "--run_without_fsdp cuts nothing: leave --prefetch out": ["--run_without_fsdp", "--prefetch"],
@@ -142,6 +148,13 @@ MISTAKES = {
 def test_wrong_options_are_named(sentence: str, argv: list[str]) -> None:
     with pytest.raises(UserError, match=sentence):
         parse_options(argv)
+
+
+def test_what_this_machine_cannot_do_is_said_first(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    folder = tmp_path / "file" / "run"
+    with pytest.raises(UserError, match=f"--ckpt_dir {folder} cannot be written to: Not a dir"):
+        run(["--image_size", "28", "--embed_dim", "32", "--ckpt_dir", str(folder)])
 
 
 def test_norms_have_the_published_epsilons_and_weights_the_published_start() -> None:

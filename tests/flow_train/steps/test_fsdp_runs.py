@@ -98,6 +98,13 @@ def test_what_does_not_go_together_is_refused(options: list[str]) -> None:
         parse_options(options)
 
 
-def test_the_key_is_for_eager_runs() -> None:
-    with pytest.raises(UserError, match="fsdp is for eager runs"):
-        read(keys.Trainer, {"max_epochs": 1, "fsdp": "full_shard", "graph": True}, "trainer")
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        ({"graph": True}, "fsdp is for eager runs: leave graph out"),
+        ({"precision": 16}, "fsdp is for float32 and bfloat16: take precision=bfloat16"),
+    ],
+)
+def test_the_key_is_for_eager_runs_without_a_scaled_loss(more: dict, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        read(keys.Trainer, {"max_epochs": 1, "fsdp": "full_shard", **more}, "trainer")
