@@ -307,10 +307,10 @@ class CheckpointManager:
                 (_MODEL, checkpoint.model),
                 (_OPTIMIZER, checkpoint.optimizer),
             ):
-                data = safetensors.numpy.save(
-                    {name: np.asarray(array, order="C") for name, array in tensors.items()}
+                shapes = {name: (array.dtype, array.shape) for name, array in tensors.items()}
+                checksums[file_name] = write_safetensors(
+                    temporary / file_name, shapes, tensors.__getitem__, {}
                 )
-                checksums[file_name] = write_synced(temporary / file_name, data)
             return self._publish(temporary, step, self._content(checkpoint, step, checksums))
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)

@@ -12,6 +12,7 @@ import random
 import signal
 import sys
 import time
+import tracemalloc
 from pathlib import Path
 
 from oneflow_accel.errors import CheckpointError
@@ -81,6 +82,17 @@ def test_gives_back_every_bit(tmp_path):
         assert loaded.model[name].dtype == array.dtype
         assert loaded.model[name].shape == array.shape
         assert loaded.model[name].tobytes() == array.tobytes()
+
+
+def test_writing_takes_no_memory(tmp_path):
+    arrays = {str(number): np.ones(1 << 19, np.float32) for number in range(8)}
+    checkpoint = Checkpoint(arrays, {f"exp_avg/{key}": arrays[key] for key in arrays}, {}, "vit")
+    tracemalloc.start()
+    try:
+        CheckpointManager(tmp_path).save(checkpoint, step=1)
+        assert tracemalloc.get_traced_memory()[1] < arrays["0"].nbytes
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(
