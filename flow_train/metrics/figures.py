@@ -141,7 +141,6 @@ class Meter:
             flow.zeros(1, *images.shape[1:], device=self._backend.device()),
             self._backend,
             dtype=self._dtype,
-            devices=distributed.world_size(),
         )
         if self._utilization is not None and distributed.is_main():
             logger.info("%s", self._utilization)

@@ -13,8 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
-from oneflow_accel import distributed, settings
+from oneflow_accel import distributed, machine, settings
 from oneflow_accel.backends.base import Backend
+from oneflow_accel.kernels import plugin
 
 import numpy as np
 import oneflow as flow
@@ -63,8 +64,18 @@ class Utilization:
         return f"MFU: {work}, of {self.devices} x {self.peak}"
 
 
+def devices_of(backend: Backend) -> int:
+    """How many times this job has what `peak_of` is of: once for each process, but processes that
+    compute on the same cores do not have these twice."""
+    processes, local = distributed.world_size(), distributed.local_world_size()
+    if not backend.supports("host_memory"):
+        return processes
+    at_once = machine.cores() // plugin.state().num_threads
+    return processes // local * min(local, max(1, at_once))
+
+
 def utilization(
-    model: nn.Module, sample: flow.Tensor, backend: Backend, *, dtype: str, devices: int
+    model: nn.Module, sample: flow.Tensor, backend: Backend, *, dtype: str
 ) -> Utilization | None:
     """For a model in training; None where nothing is known of its work. The model is local, runs
     once in eval mode, and is left as it was; `sample` is a batch of one, in the model's layout, and
@@ -79,7 +90,7 @@ def utilization(
     if not macs or not distributed.is_main():
         return None
     flops = float(TRAINING_PER_FORWARD * FLOPS_PER_MAC * macs)
-    return Utilization(flops, peak_of(backend, dtype), devices)
+    return Utilization(flops, peak_of(backend, dtype), devices_of(backend))
 
 
 @cache

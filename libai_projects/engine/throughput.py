@@ -12,7 +12,7 @@ from oneflow_accel.backends.base import Backend
 from libai.config import try_get_key
 from omegaconf import DictConfig
 
-from flow_train.metrics.peak import Utilization, peak_of
+from flow_train.metrics.peak import Utilization, devices_of, peak_of
 from libai_projects.engine.adapt import amp_precision
 from libai_projects.models.families import table_of
 from libai_projects.weights.gpt2 import GPT2
@@ -78,8 +78,8 @@ def flops_per_token(model: DictConfig, table: Table = GPT2) -> float | None:
     return 6.0 * weights + 12.0 * layers * width * length
 
 
-def of_run(cfg: DictConfig, backend: Backend, world_size: int, samples: int) -> Throughput:
-    """The throughput of a run with `samples` sequences per iteration on `world_size` devices."""
+def of_run(cfg: DictConfig, backend: Backend, samples: int) -> Throughput:
+    """The throughput of a run with `samples` sequences per iteration."""
     dataset: Any = try_get_key(cfg, "dataloader.train.dataset", default=None)
     first = dataset[0] if dataset else None
     tokens = first.get("max_seq_length") if first is not None else None
@@ -89,4 +89,4 @@ def of_run(cfg: DictConfig, backend: Backend, world_size: int, samples: int) -> 
         work = flops_per_token(model, table_of(try_get_key(cfg, "model._target_")))
     dtype = amp_precision(cfg)
     dtype = "bfloat16" if dtype == "float32-bf16-products" else dtype
-    return Throughput(backend, samples, tokens, work, dtype, world_size)
+    return Throughput(backend, samples, tokens, work, dtype, devices_of(backend))

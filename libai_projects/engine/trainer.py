@@ -532,9 +532,7 @@ class Trainer(DefaultTrainer):
         return found.get("lm_loss")
 
     def build_writers(self) -> list[EventWriter]:
-        speed = throughput.of_run(
-            self.cfg, self.backend, distributed.world_size(), self.global_batch_size
-        )
+        speed = throughput.of_run(self.cfg, self.backend, self.global_batch_size)
         return [MetricsWriter(self.cfg, self.start_iter, self.max_iter, speed)]
 
 

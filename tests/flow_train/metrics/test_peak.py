@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+from oneflow_accel import distributed, machine
 from oneflow_accel.backends import resolve
+from oneflow_accel.kernels import plugin
 
 import pytest
 
-from flow_train.metrics.peak import peak_of
+from flow_train.metrics.peak import devices_of, peak_of
 
 
 @pytest.fixture(autouse=True)
@@ -23,3 +27,16 @@ def test_the_environment_comes_before_a_measurement(monkeypatch):
     peak_of.cache_clear()
     monkeypatch.delenv("FLOW_TRAIN_PEAK")
     assert "(measured, " in str(peak_of(resolve("cpu").backend))
+
+
+@pytest.mark.parametrize(
+    ("processes", "local", "cores", "devices"),
+    [(4, 4, 2, 2), (2, 2, 2, 2), (1, 1, 2, 1), (4, 2, 1, 2), (4, 2, 8, 4)],
+)
+def test_cores_that_processes_share_count_once(monkeypatch, processes, local, cores, devices):
+    monkeypatch.setattr(distributed, "world_size", lambda: processes)
+    monkeypatch.setattr(distributed, "local_world_size", lambda: local)
+    monkeypatch.setattr(machine, "cores", lambda: cores)
+    one_thread = dataclasses.replace(plugin.state(), num_threads=1)
+    monkeypatch.setattr(plugin, "state", lambda: one_thread)
+    assert devices_of(resolve("cpu").backend) == devices
