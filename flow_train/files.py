@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
+import logging
 import os
 import shutil
 from pathlib import Path
+from typing import IO
+
+logger = logging.getLogger("oneflow_accel")
 
 _CHUNK = 1 << 22
 # Prefixes of hidden folders: being written, and on their way out. Nothing ever reads them.
@@ -105,3 +111,18 @@ def remove_leftovers(directory: Path) -> None:
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
+
+
+def take_lock(path: Path) -> IO[bytes] | None:
+    """Hold a file of this name until it is closed or the process ends; None where another process
+    holds it. It is a POSIX lock, because data workers forked later do not inherit those: it goes
+    with this process however it dies. Where the file system has no locks nothing is held."""
+    file = path.open("ab")
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EAGAIN):
+            file.close()
+            return None
+        logger.info("%s cannot be locked against a second run: %s", path.parent, error)
+    return file

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 try:
     import oneflow_accel
@@ -32,17 +33,16 @@ from oneflow_accel.errors import UserError
 import oneflow as flow
 from oneflow import nn
 
+from flow_train.agreement import from_rank, require_same, together
 from flow_train.checkpoint.folders import (
     CURVES_NAME,
     Checkpoint,
-    CheckpointManager,
-    checkpoint_folder,
-    checkpoint_to_resume,
-    require_no_other_run,
+    agreed_checkpoint,
+    claimed,
     way_on,
 )
 from flow_train.data.augment import build_train_transform
-from flow_train.data.images import ImageFolder, ImageLoader, SyntheticImages
+from flow_train.data.images import ImageFolder, ImageLoader, SyntheticImages, contents
 from flow_train.data.mixup import MixBatch, build_mixup
 from flow_train.data.transforms import IMAGENET, EvalTransform, Transform
 from flow_train.hooks import Hook, ModelCheckpoint, MovingAverage
@@ -55,6 +55,7 @@ from flow_train.optim import CrossEntropy, step_decay
 from flow_train.options import Calendar, Position, TrainerOptions
 from flow_train.rng import seed_all, settled_seed
 from flow_train.steps.graph import step_maker
+from flow_train.steps.sharding import sharding_options
 from flow_train.validation import validate
 from resnet50_imagenet import launching
 from resnet50_imagenet.inference import Predictions, graph_forward, inference_model, measure_forward
@@ -98,13 +99,15 @@ def run(argv: Sequence[str]) -> int:
 
 def _run(options: argparse.Namespace, backend: Backend) -> int:
     _check_device(options, backend)
-    resumed = checkpoint_to_resume(options.resume, options.output_dir)
+    mesh = sharding_options(options.fsdp)["mesh"] if options.fsdp else None
+    resumed = agreed_checkpoint(options.resume, options.output_dir, mesh)
     began_with = None if resumed is None else int(resumed.state["seed"])
     # An evaluation has no order of images to keep.
     asked = None if options.evaluate and resumed is not None else options.seed
     options.seed = settled_seed(asked, began_with, option="--seed ")
     seed_all(options.seed, backend)
-    train, val = _datasets(options)
+    train, val = together(lambda: _datasets(options))
+    require_same({**_same_options(options), **contents(train, "train"), **contents(val, "val")})
     num_classes = len(val.classes)
     model = _model(options, backend, num_classes)
     if options.evaluate and resumed is not None:
@@ -178,10 +181,9 @@ def _train(
         hooks["model_checkpoint"] = keeper
     else:
         hooks["profile"] = profile
-    checkpoints = CheckpointManager(checkpoint_folder(options.output_dir))
-    if distributed.is_main() and profile is None:
-        require_no_other_run(options.output_dir, None if resumed is None else resumed.folder)
-        checkpoints.claim()
+    checkpoints = None
+    if profile is None:
+        checkpoints = claimed(options.output_dir, resumed, by_all=options.fsdp is not None)
     config = json.loads(json.dumps(vars(options), default=str))
     log = RunLog(
         options.output_dir,
@@ -207,22 +209,24 @@ def _train(
             identity=Identity(options.arch, num_classes, options.seed, config, classes=names),
             hooks=hooks,
             log=log,
-            checkpoints=None if profile else checkpoints,
+            checkpoints=checkpoints,
             resumed=resumed,
             start=Position(options.start_epoch, 0, options.start_epoch * calendar.steps_per_epoch),
         )
         trainer.fit()
     finally:
         log.close()
-        checkpoints.close()
-    if profile is not None:
+        if checkpoints is not None:
+            checkpoints.close()
+    if checkpoints is None:
         return
     if distributed.is_main():
         metrics = options.output_dir / JSONL_NAME
         curves = draw_curves(metrics, options.output_dir / CURVES_NAME)
         logger.info("curves: %s, checkpoints: %s", curves or "off", checkpoints.directory)
     best = keeper.best_value
-    logger.info("done: %d steps, best Acc@1 %.2f", trainer.position.step, best or 0.0)
+    found = "no epoch was validated" if best is None else f"best Acc@1 {best:.2f}"
+    logger.info("done: %d steps, %s", trainer.position.step, found)
 
 
 class FreezeBatchNorm(Hook):
@@ -262,6 +266,19 @@ def _check_device(options: argparse.Namespace, backend: Backend) -> None:
         backend.set_device(distributed.local_rank() % backend.device_count())
 
 
+# Options whose values may differ between the machines of a job.
+_OF_A_MACHINE = ("data", "workers", "output_dir", "weights", "predictions", "resume", "rank")
+
+
+def _same_options(options: argparse.Namespace) -> dict[str, Any]:
+    """The others, as they are typed."""
+    return {
+        f"--{name.replace('_', '-')}": value
+        for name, value in vars(options).items()
+        if name not in (*_OF_A_MACHINE, "gpu", "dist_url")
+    }
+
+
 def _names(data: Dataset) -> list[str]:
     return data.classes if isinstance(data, ImageFolder) else []
 
@@ -295,7 +312,9 @@ def _datasets(options: argparse.Namespace) -> tuple[Dataset | None, Dataset]:
 
 def _model(options: argparse.Namespace, backend: Backend, num_classes: int) -> nn.Module:
     model = create_model(options.arch, num_classes)
-    weights = pretrained_file(options.arch) if options.pretrained else options.weights
+    weights = options.weights
+    if options.pretrained:
+        weights = from_rank(lambda: pretrained_file(options.arch))
     if weights is not None:
         load_weights(model, weights, options.arch, num_classes, reset_head=options.reset_head)
     model = model.to(backend.device())

@@ -17,6 +17,7 @@ import oneflow as flow
 from flowvision.models import ModelCreator
 from oneflow import nn
 
+from flow_train.agreement import from_rank
 from flow_train.checkpoint.folders import (
     Checkpoint,
     CheckpointManager,
@@ -124,7 +125,7 @@ def load_weights(
     `reset_head` leaves the weights that depend on the number of classes as they were drawn. Raises
     UserError where the file cannot be read, or lists all keys and shapes that do not fit.
     """
-    state: Mapping[str, np.ndarray] = read_weights(path)
+    state: Mapping[str, np.ndarray] = from_rank(lambda: read_weights(path))
     if reset_head:
         own = layouts.standard_state_dict(model)
         head = {name: own[name].numpy() for name in _head(arch, num_classes)}
@@ -188,7 +189,7 @@ def up_to_date(checkpoint: Checkpoint) -> Checkpoint:
         return checkpoint
     kept = []
     if checkpoint.folder is not None:
-        best = CheckpointManager(checkpoint.folder.parent).best()
+        best = from_rank(CheckpointManager(checkpoint.folder.parent).best)
         if best is not None:
             kept = [[state["best_acc1"], step_of(best)]]
     hooks = {"model_checkpoint": {"kept": kept}}

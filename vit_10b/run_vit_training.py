@@ -36,18 +36,18 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
+from flow_train.agreement import require_same, together
 from flow_train.checkpoint.folders import (
+    AUTO_RESUME,
     CURVES_NAME,
     Checkpoint,
-    CheckpointManager,
     agreed_checkpoint,
-    checkpoint_folder,
+    claimed,
     require_model,
-    require_no_other_run,
     way_on,
 )
 from flow_train.data.augment import build_train_transform
-from flow_train.data.images import ImageFolder, ImageLoader
+from flow_train.data.images import ImageFolder, ImageLoader, contents
 from flow_train.data.transforms import IMAGENET, EvalTransform, Transform
 from flow_train.hooks import Hook, ModelCheckpoint
 from flow_train.loop import Data, Identity, Trainer
@@ -65,6 +65,8 @@ from vit_10b.plan import GIB, Plan, report, require_memory
 
 logger = logging.getLogger("oneflow_accel")
 
+# Options whose values may differ between hosts.
+_OF_A_HOST = ("data_dir", "ckpt_dir", "num_workers", "device_memory")
 # The image and class counts of --fake_data.
 TRAIN_IMAGES, VAL_IMAGES = 1_281_167, 50_000
 BETAS, EPS = (0.9, 0.999), 1e-8
@@ -147,14 +149,22 @@ def _require_writable(folder: Path) -> None:
 def _train(options: argparse.Namespace, backend: Backend) -> None:
     if distributed.world_size() > 1:
         backend.set_device(distributed.local_rank() % backend.device_count())
-    folder = checkpoint_folder(options.ckpt_dir)
     mesh = Mesh.of(options.shard_group)
-    resumed = _resumed(options, folder, mesh)
+    resumed = agreed_checkpoint(
+        AUTO_RESUME if options.resume_epoch else options.resume,
+        options.ckpt_dir,
+        None if options.run_without_fsdp else mesh,
+        whole=False,
+        reshard=options.reshard or options.run_without_fsdp,
+        epoch=options.resume_epoch or None,
+    )
     began_with = None if resumed is None else resumed.state.get("seed")
     seed = settled_seed(options.seed, began_with, option="--seed ")
     # The same on all processes, and whatever their number: the weights are drawn with it.
     seed_all(seed, backend)
-    train, val = _datasets(options)
+    train, val = together(lambda: _datasets(options))
+    of_all = {f"--{name}": value for name, value in vars(options).items() if name not in _OF_A_HOST}
+    require_same({**of_all, **contents(train, "train"), **contents(val, "val")})
     shape = shape_of(options, len(train.classes))
     if resumed is not None:
         require_model(resumed, shape.name, shape.num_classes)
@@ -179,12 +189,10 @@ def _train(options: argparse.Namespace, backend: Backend) -> None:
     given = {**vars(options), "norm_eps": {"blocks": BLOCK_EPS, "norm": LAST_EPS}}
     config = json.loads(json.dumps(given, default=str))
     _describe(options, shape, model, sharding, (train, val))
-    checkpoints = CheckpointManager(folder)
     # A profile is no run: it writes a trace, and no more.
-    keeps = distributed.is_main() and profile is None
-    if keeps:
-        require_no_other_run(options.ckpt_dir, None if resumed is None else resumed.folder)
-        checkpoints.claim()
+    checkpoints, keeps = None, distributed.is_main() and profile is None
+    if profile is None:
+        checkpoints = claimed(options.ckpt_dir, resumed, by_all=sharding is not None)
     log = RunLog(options.ckpt_dir, {}, run_name=shape.name, config=config, enabled=keeps)
     keeper = ModelCheckpoint(
         save_top_k=0,
@@ -203,31 +211,17 @@ def _train(options: argparse.Namespace, backend: Backend) -> None:
             identity=Identity(shape.name, shape.num_classes, seed, config, classes=names),
             hooks=hooks,
             log=log,
-            checkpoints=None if profile else checkpoints,
+            checkpoints=checkpoints,
             resumed=resumed,
         )
         trainer.fit()
     finally:
         log.close()
-        checkpoints.close()
-    if keeps:
+        if checkpoints is not None:
+            checkpoints.close()
+    if keeps and checkpoints is not None:
         curves = draw_curves(options.ckpt_dir / JSONL_NAME, options.ckpt_dir / CURVES_NAME)
         logger.info("curves: %s, checkpoints: %s", curves or "off", checkpoints.directory)
-
-
-def _resumed(options: argparse.Namespace, folder: Path, mesh: Mesh) -> Checkpoint | None:
-    if not options.resume_epoch and not options.resume:
-        return None
-    found = agreed_checkpoint(
-        folder,
-        mesh.shards,
-        mesh.place,
-        reshard=options.reshard or options.run_without_fsdp,
-        epoch=options.resume_epoch or None,
-    )
-    if found is None:
-        logger.info("no checkpoint in %s yet: starting from the beginning", folder)
-    return found
 
 
 def _datasets(options: argparse.Namespace) -> tuple[Dataset, Dataset]:

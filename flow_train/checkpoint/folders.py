@@ -19,7 +19,6 @@ the folders themselves, newest first, and takes the first whose checksums hold.
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import json
 import logging
@@ -28,17 +27,20 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from oneflow_accel import distributed
+from oneflow_accel.collectives import Mesh
 from oneflow_accel.errors import CheckpointError, UserError
 
 import numpy as np
-import safetensors.numpy
 
+from flow_train.agreement import from_rank, together
 from flow_train.checkpoint import libai_files
 from flow_train.checkpoint.shards import (
     MODEL,
@@ -46,6 +48,7 @@ from flow_train.checkpoint.shards import (
     Layout,
     OwnPieces,
     ShardedArrays,
+    joined,
     write_safetensors,
 )
 from flow_train.files import (
@@ -55,12 +58,14 @@ from flow_train.files import (
     remove_leftovers,
     replace_file,
     sha256_of,
+    take_lock,
     write_synced,
 )
 from flow_train.metrics.log import JSONL_NAME
 
 logger = logging.getLogger("oneflow_accel")
 
+T = TypeVar("T")
 
 _FORMAT = 1
 _MODEL = "model.safetensors"
@@ -99,7 +104,7 @@ class CheckpointManager:
     def claim(self) -> None:
         """Keep other processes from writing here, before training starts; `save` does it otherwise.
         CheckpointError where another process writes here, or the folder cannot be written to.
-        Whether it holds another run is for `resume.require_no_other_run` to say."""
+        Whether it holds another run is for `require_no_other_run` to say."""
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             self._take_lock()
@@ -157,24 +162,20 @@ class CheckpointManager:
                 return {}
             return {name: _write_pieces(temporary / name, checkpoint, step)}
 
-        def publish() -> str | None:
+        def publish() -> None:
             if rank != leader:
-                return None
+                return
             content = self._content(checkpoint, step, checksums)
             content["shards"] = layout.as_json()
             folder = self._publish(temporary, step, content)
             self._point_to(folder, best)
             self._prune(keep)
-            return folder.name
 
         try:
-            checksums = {
-                key: value
-                for found in _together(write, temporary / name)
-                for key, value in found.items()
-            }
-            _together(publish, temporary / _STATE)
-        except CheckpointError:
+            written = distributed.all_gather_json(_writing(write, temporary / name))
+            checksums = {key: value for found in written for key, value in found.items()}
+            _writing(publish, temporary / _STATE)
+        except UserError:
             if rank == leader:
                 shutil.rmtree(temporary, ignore_errors=True)
             raise
@@ -226,7 +227,7 @@ class CheckpointManager:
                 self.claim()
 
         for part in (mark, look, clean):
-            _together(part, self.directory)
+            _writing(part, self.directory)
 
     def _places(self, layout: Layout) -> list[int]:
         """Of the processes that see this folder, which pieces they have."""
@@ -245,21 +246,9 @@ class CheckpointManager:
     def latest(self) -> Path | None:
         """The newest checkpoint that is whole, or None where there is none at all; a warning names
         each damaged one. CheckpointError if every one is damaged: starting afresh is then the
-        user's decision."""
+        user's decision; and if it is of a newer format."""
         folders = _step_folders(self.directory)
-        for folder in folders:
-            try:
-                _read_verified(folder)
-            except CheckpointError as error:
-                logger.warning("checkpoint passed over: %s", error)
-            else:
-                return folder
-        if folders:
-            raise CheckpointError(
-                f"none of the {len(folders)} checkpoints in {self.directory} is intact; "
-                "restore one from a backup or start afresh in another output folder"
-            )
-        return None
+        return _newest_whole(folders)[0] if folders else None
 
     def best(self) -> Path | None:
         try:
@@ -268,28 +257,13 @@ class CheckpointManager:
             return None
         return folder if folder.is_dir() and folder != self.directory else None
 
-    def load(self, path: Path | str, places: Collection[int] | None = None) -> Checkpoint:
-        """Read and verify one checkpoint; CheckpointError names a file that is missing or damaged.
-        Of one in shards those of `places` are verified, None for all."""
+    def load(self, path: Path | str) -> Checkpoint:
+        """Read and verify one checkpoint; CheckpointError names a file that is missing or
+        damaged."""
         folder = Path(path)
-        state, files = _read_verified(folder, places)
-        if "shards" in state:
-            layout = Layout.of_json(state["shards"])
-            return Checkpoint(
-                model=ShardedArrays(folder, layout, MODEL),
-                optimizer=ShardedArrays(folder, layout),
-                state=state["state"],
-                name=state["name"],
-                folder=folder,
-                layout=layout,
-            )
-        return Checkpoint(
-            model=safetensors.numpy.load(files[_MODEL]),
-            optimizer=safetensors.numpy.load(files[_OPTIMIZER]),
-            state=state["state"],
-            name=state["name"],
-            folder=folder,
-        )
+        content = _state_of(folder)
+        _verify_files(folder, content)
+        return _opened(folder, content)
 
     def close(self) -> None:
         """Let another run write to the folder; the end of the process does it too."""
@@ -307,10 +281,8 @@ class CheckpointManager:
                 (_MODEL, checkpoint.model),
                 (_OPTIMIZER, checkpoint.optimizer),
             ):
-                shapes = {name: (array.dtype, array.shape) for name, array in tensors.items()}
-                checksums[file_name] = write_safetensors(
-                    temporary / file_name, shapes, tensors.__getitem__, {}
-                )
+                arrays = {name: np.asarray(array) for name, array in tensors.items()}
+                checksums[file_name] = _write_arrays(temporary / file_name, arrays)
             return self._publish(temporary, step, self._content(checkpoint, step, checksums))
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -358,43 +330,81 @@ class CheckpointManager:
                 logger.warning("old checkpoint %s could not be removed: %s", folder, error)
 
     def _take_lock(self) -> None:
-        """Hold DIR/.lock until `close` or the process's end. It is a POSIX lock, because data
-        workers forked later do not inherit those: it goes with this process however it dies."""
-        if self._lock is not None:
-            return
-        lock = (self.directory / ".lock").open("ab")
-        try:
-            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in (errno.EACCES, errno.EAGAIN):
-                lock.close()
-                raise CheckpointError(
-                    f"another run is writing checkpoints to {self.directory}; wait for it to end "
-                    "or choose another output folder"
-                ) from error
-            logger.info("%s cannot be locked against a second run: %s", self.directory, error)
-        self._lock = lock
+        """Hold DIR/.lock until `close` or the process's end."""
+        if self._lock is None:
+            self._lock = take_lock(self.directory / ".lock")
+        if self._lock is None:
+            raise CheckpointError(
+                f"another run is writing checkpoints to {self.directory}; wait for it to end "
+                "or choose another output folder"
+            )
 
 
 def read_checkpoint(path: Path | str) -> Checkpoint:
-    """Read a checkpoint: its folder, the newest intact one in a folder of several, or what a
-    `latest` or `best` file names. CheckpointError if there is none, or it is damaged."""
-    path = Path(path)
+    """Read a checkpoint, as one process: see `_folders_at`. CheckpointError if there is none, or it
+    is damaged."""
+    folders = _folders_at(Path(path))
+    if not folders:
+        raise _nothing_at(Path(path))
+    return _opened(*_newest_whole(folders))
+
+
+def _folders_at(path: Path) -> list[Path]:
+    """The checkpoints that a path names, newest first: one folder; those in a folder of several, or
+    of a run; or what a `latest` or `best` file names. CheckpointError if it is another file."""
     if path.name in ("latest", "best") and path.is_file():
         path = path.with_name(path.read_text().strip())
     if path.is_file():
         raise CheckpointError(
             f"{path} is a file; a checkpoint is a folder that holds {_STATE} and {_MODEL}"
         )
-    if not path.is_dir():
-        raise CheckpointError(f"no checkpoint at {path}: no such folder")
     if path.name.startswith("step-") or (path / _STATE).exists():
-        return CheckpointManager(path.parent).load(path)
-    manager = CheckpointManager(path)
-    latest = manager.latest()
-    if latest is None:
-        raise CheckpointError(f"no checkpoint in {path}: it has no folder named step-*")
-    return manager.load(latest)
+        return [path] if path.is_dir() else []
+    inside = checkpoint_folder(path)
+    return _step_folders(inside if inside.is_dir() else path)
+
+
+def _nothing_at(path: Path) -> CheckpointError:
+    if not path.is_dir():
+        return CheckpointError(f"no checkpoint at {path}: no such folder")
+    return CheckpointError(f"no checkpoint in {path}: it has no folder named step-*")
+
+
+def _newest_whole(folders: Sequence[Path]) -> tuple[Path, dict[str, Any]]:
+    """The first that is, with its state; a warning names each that is not. CheckpointError if none
+    is."""
+    found: list[DamagedError] = []
+    for folder in folders:
+        try:
+            content = _state_of(folder)
+            _verify_files(folder, content)
+        except DamagedError as error:
+            found.append(error)
+            if len(folders) > 1:
+                logger.warning("checkpoint passed over: %s", error)
+        else:
+            return folder, content
+    raise _none_whole(folders, [str(error) for error in found])
+
+
+def _none_whole(folders: Sequence[Path], problems: Sequence[str]) -> CheckpointError:
+    if len(folders) == 1:
+        return DamagedError(problems[0])
+    return CheckpointError(
+        f"none of the {len(folders)} checkpoints in {folders[0].parent} is intact; the newest: "
+        f"{problems[0]}; or start afresh in another output folder"
+    )
+
+
+def _opened(folder: Path, content: Mapping[str, Any]) -> Checkpoint:
+    """What a verified folder holds. Arrays of shards are read when they are asked for."""
+    layout = Layout.of_json(content["shards"]) if "shards" in content else None
+    arrays: list[Mapping[str, np.ndarray]]
+    if layout is not None:
+        arrays = [ShardedArrays(folder, layout, MODEL), ShardedArrays(folder, layout)]
+    else:
+        arrays = [dict(FileArrays(folder / name)) for name in (_MODEL, _OPTIMIZER)]
+    return Checkpoint(arrays[0], arrays[1], content["state"], content["name"], folder, layout)
 
 
 def _step_folders(directory: Path) -> list[Path]:
@@ -422,28 +432,29 @@ def _write_pieces(path: Path, checkpoint: Checkpoint, step: int) -> str:
     """One process's pieces, and what is not cut."""
     arrays = {f"{MODEL}/{name}": array for name, array in checkpoint.model.items()}
     arrays |= checkpoint.optimizer
+    return _write_arrays(path, arrays, {"step": str(step), "model": checkpoint.name})
+
+
+def _write_arrays(
+    path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None
+) -> str:
     shapes = {name: (array.dtype, array.shape) for name, array in arrays.items()}
-    metadata = {"step": str(step), "model": checkpoint.name}
-    return write_safetensors(path, shapes, arrays.__getitem__, metadata)
+    return write_safetensors(path, shapes, arrays.__getitem__, metadata or {})
 
 
-def _together(part: Callable[[], Any], file: Path) -> list[Any]:
-    """What every process's `part` returned; a CheckpointError on all where one has failed."""
-    result, failure = None, None
-    try:
-        result = part()
-    except CheckpointError as error:
-        failure = str(error)
-    except OSError as error:
-        failure = (
-            f"the checkpoint could not be written: process {distributed.rank()} on "
-            f"{socket.gethostname()}, {error.filename or file}: {_why(error)}"
-        )
-    answers = distributed.all_gather_json([result, failure])
-    failures = [text for _, text in answers if text is not None]
-    if failures:
-        raise CheckpointError(failures[0])
-    return [found for found, _ in answers]
+def _writing(part: Callable[[], T], file: Path) -> T:
+    """What this process's `part` returns; an error on all where one could not write."""
+
+    def guarded() -> T:
+        try:
+            return part()
+        except OSError as error:
+            raise CheckpointError(
+                f"the checkpoint could not be written on {socket.gethostname()}, "
+                f"{error.filename or file}: {_why(error)}"
+            ) from error
+
+    return together(guarded)
 
 
 def _why(error: OSError) -> str:
@@ -452,10 +463,10 @@ def _why(error: OSError) -> str:
     return f"{error.strerror or error}; {hint}earlier checkpoints are intact"
 
 
-def _read_verified(
-    folder: Path, places: Collection[int] | None = None
-) -> tuple[dict[str, Any], dict[str, bytes]]:
-    try:
+def _state_of(folder: Path) -> dict[str, Any]:
+    """What a checkpoint says of itself, verified. CheckpointError if that is damaged, or newer than
+    this version."""
+    with _reading(folder):
         record = json.loads((folder / _STATE).read_bytes())
         version = record["format"]
         if isinstance(version, int) and version > _FORMAT:
@@ -463,46 +474,45 @@ def _read_verified(
                 f"{folder} has checkpoint format {version}, newer than {_FORMAT} that this version "
                 "of oneflow_accel reads; upgrade it"
             )
-        content = record["content"]
+        content: dict[str, Any] = record["content"]
         if record["sha256"] != _checksum(content):
             raise _damaged(folder / _STATE, "its content does not match its checksum")
-        files: dict[str, bytes] = {}
         if "shards" in content:
-            _verify_shards(folder, content, places)
-            return content, files
-        for file_name, checksum in content["files"].items():
-            data = (folder / file_name).read_bytes()
-            if hashlib.sha256(data).hexdigest() != checksum:
-                raise _damaged(folder / file_name, f"its {len(data)} bytes do not match")
-            files[file_name] = data
-        return content, files
+            Layout.of_json(content["shards"])
+        return content
+
+
+def _verify_files(
+    folder: Path, content: Mapping[str, Any], names: Collection[str] | None = None
+) -> None:
+    """Check the content of these files of a checkpoint, None for all, without keeping it."""
+    checksums = content["files"]
+    wanted = checksums if names is None else names
+    with _reading(folder):
+        missing = sorted(name for name in wanted if not (folder / name).is_file())
+        if missing and "shards" in content:
+            raise _damaged(folder, _where_shards_are(missing))
+        for name in wanted:
+            if sha256_of(folder / name) != checksums[name]:
+                raise _damaged(folder / name, _what_it_is(folder / name, content["step"]))
+
+
+def _where_shards_are(missing: Sequence[str]) -> str:
+    shown = ", ".join(missing[:4]) + (f" and {len(missing) - 4} more" if missing[4:] else "")
+    return f"{shown} missing: copy them here from the machines whose processes wrote them"
+
+
+@contextmanager
+def _reading(folder: Path) -> Iterator[None]:
+    """Inside, what shows that a checkpoint is damaged is a DamagedError."""
+    try:
+        yield
     except FileNotFoundError as error:
         raise _damaged(Path(error.filename), "the file is missing") from error
     except OSError as error:
         raise _damaged(folder, f"it cannot be read: {error.strerror or error}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _damaged(folder / _STATE, "it is not a checkpoint's state") from error
-
-
-def _verify_shards(
-    folder: Path, content: Mapping[str, Any], places: Collection[int] | None
-) -> None:
-    layout = Layout.of_json(content["shards"])
-    wanted = range(layout.processes) if places is None else sorted(set(places))
-    names = [layout.file_of(place) for place in wanted]
-    missing = [
-        str(place)
-        for place, name in zip(wanted, names, strict=True)
-        if not (folder / name).is_file()
-    ]
-    if missing:
-        raise _damaged(
-            folder,
-            f"the shards of processes {', '.join(missing)} of {layout.processes} are missing",
-        )
-    for name in names:
-        if sha256_of(folder / name) != content["files"].get(name):
-            raise _damaged(folder / name, _what_it_is(folder / name, content["step"]))
 
 
 def _what_it_is(path: Path, step: int) -> str:
@@ -516,8 +526,12 @@ def _what_it_is(path: Path, step: int) -> str:
     return "its content does not match its checksum"
 
 
-def _damaged(path: Path, why: str) -> CheckpointError:
-    return CheckpointError(f"{path} is damaged ({why}); resume from another checkpoint")
+class DamagedError(CheckpointError):
+    """A checkpoint is not whole; another may be."""
+
+
+def _damaged(path: Path, why: str) -> DamagedError:
+    return DamagedError(f"{path} is damaged ({why}); resume from another checkpoint")
 
 
 def _checksum(content: Mapping[str, Any]) -> str:
@@ -547,92 +561,140 @@ def checkpoint_folder(output_dir: Path) -> Path:
     return output_dir / "checkpoints"
 
 
-def checkpoint_to_resume(resume: str | None, output_dir: Path) -> Checkpoint | None:
-    """The checkpoint that a user asked to resume from: its folder, or the newest one in a folder of
-    several or of a run; None where none was asked for. "auto" is the newest one in `output_dir`,
-    or None. CheckpointError if the one named is not there, or none is intact."""
-    if resume is None:
-        return None
-    if resume != AUTO_RESUME:
-        inside = checkpoint_folder(Path(resume))
-        return read_checkpoint(inside if inside.is_dir() else resume)
-    latest = CheckpointManager(checkpoint_folder(output_dir)).latest()
-    if latest is None:
-        logger.info("no checkpoint in %s yet: starting from the beginning", output_dir)
-        return None
-    return read_checkpoint(latest)
-
-
 def agreed_checkpoint(
-    directory: Path,
-    processes: int,
-    place: int,
+    resume: str | None,
+    output_dir: Path,
+    mesh: Mesh | None = None,
     *,
-    reshard: bool = False,
+    whole: bool = True,
+    reshard: bool = True,
     epoch: int | None = None,
 ) -> Checkpoint | None:
-    """The newest checkpoint that all processes of a job can go on from, also where each sees a
-    folder of its own; None where nobody has any. A collective call.
+    """The checkpoint that a user asked to resume from, the same for all processes of a job, also
+    where each machine has a disk of its own; None where none was asked for. A collective call.
+
+    What the first process that has any finds, the others get: a checkpoint of whole tensors, or the
+    state of one in shards, of which each reads its own. On a common disk each file is read once.
 
     Args:
-        processes, place: how this job cuts a model, and which pieces this process has. A checkpoint
-            that was cut alike needs this process's shard only.
-        reshard: take one that was cut over another number of processes as well; all its shards must
-            be here.
+        resume: a checkpoint's folder, one of several or of a run; "auto" is `output_dir`, and None
+            is returned where that has none.
+        mesh: how this job cuts a model. A checkpoint that was cut alike needs a process's own shard
+            on its machine; of any other all shards must be there.
+        whole: have the model's tensors whole in each process, before they are cut.
+        reshard: take one that was cut over another number of processes, too.
         epoch: take the one of this epoch only, counted from 1.
 
     Raises:
-        UserError: it was cut over another number of processes.
-        CheckpointError: none is intact, or there is none of the epoch.
+        UserError: there is none, or of the epoch, or none is intact, or the newest is of a newer
+            format, or was cut over another number of processes.
     """
-    states = {folder.name: _content_of(folder) for folder in _step_folders(directory)}
-    fitting = [
-        name
-        for name, content in states.items()
-        if content is not None
-        and (epoch is None or (content["state"]["epoch"], content["state"]["batch"]) == (epoch, 0))
-    ]
-    lists = distributed.all_gather_json(fitting)
-    candidates = [name for name in lists[0] if all(name in names for names in lists)]
-    for name in candidates:
-        content = states[name]
-        assert content is not None
-        theirs = content["shards"]["processes"] if "shards" in content else None
-        if theirs not in (None, processes) and not reshard:
-            raise UserError(
-                f"{directory / name} was written by {theirs} processes and this job cuts the model "
-                f"over {processes}: start {theirs}, or allow another number with --reshard"
-            )
-        places = (place,) if theirs == processes else None
-        if not _wrong_anywhere(directory / name, places):
-            return CheckpointManager(directory).load(directory / name, ())
-    if not any(distributed.all_gather_json(len(states))):
-        if epoch is None:
-            return None
-        raise CheckpointError(f"no checkpoint of epoch {epoch}: there is none in {directory}")
-    if epoch is not None and not candidates:
-        theirs = sorted({c["state"]["epoch"] for c in states.values() if c is not None})
+    if resume is None:
+        return None
+    path = checkpoint_folder(output_dir) if resume == AUTO_RESUME else Path(resume)
+    own = together(lambda: _folders_at(path))
+    lists = distributed.all_gather_json([str(folder) for folder in own])
+    leader = next((rank for rank, found in enumerate(lists) if found), 0)
+    folders, problems, epochs = [Path(text) for text in lists[leader]], [], set()
+    for folder in folders:
+        # The same checkpoint on this process's machine.
+        mine = next((each for each in own if each.name == folder.name), folder)
+        try:
+            content = from_rank(partial(_state_of, folder), leader)
+            state = content["state"]
+            if epoch is not None and (state.get("epoch"), state.get("batch")) != (epoch, 0):
+                epochs.add(state.get("epoch"))
+            elif "shards" in content:
+                return _agreed_shards(mine, content, mesh, whole=whole, reshard=reshard)
+            else:
+                return _sent(folder, mine, content, leader)
+        except DamagedError as error:
+            problems.append(str(error))
+            if len(folders) > 1:
+                logger.warning("checkpoint passed over: %s", error)
+    if problems:
+        raise _none_whole(folders, problems)
+    if epoch is not None:
+        there = ", ".join(map(str, sorted(epochs))) or "none"
         raise CheckpointError(
-            f"no checkpoint of epoch {epoch} in {directory} that all processes have; here are "
-            f"those of {', '.join(map(str, theirs)) or 'none'}"
+            f"no checkpoint of epoch {epoch} in {path}; here are those of {there}"
         )
-    raise CheckpointError(
-        f"no checkpoint in {directory} is whole for all processes of this job; "
-        "restore one from a backup or start afresh in another folder"
-    )
+    if resume != AUTO_RESUME:
+        raise _nothing_at(path)
+    logger.info("no checkpoint in %s yet: starting from the beginning", output_dir)
+    return None
 
 
-def _wrong_anywhere(folder: Path, places: Collection[int] | None) -> bool:
-    """Whether a process finds this checkpoint damaged; each that does says why."""
-    found = None
+def _sent(folder: Path, mine: Path, content: Mapping[str, Any], leader: int) -> Checkpoint:
+    """A checkpoint of whole tensors, from the process that has it to all, one after the other."""
+    if distributed.rank() != leader:
+        own = Checkpoint({}, {}, content["state"], content["name"], mine)
+
+    def read() -> list[list[str]]:
+        nonlocal own
+        _verify_files(folder, content)
+        own = _opened(folder, content)
+        return [list(own.model), list(own.optimizer)]
+
+    def sent(arrays: Mapping[str, np.ndarray], names: Sequence[str]) -> dict[str, np.ndarray]:
+        return {name: from_rank(partial(arrays.__getitem__, name), leader) for name in names}
+
+    model, optimizer = from_rank(read, leader)
+    if distributed.world_size() > 1:
+        own.model, own.optimizer = sent(own.model, model), sent(own.optimizer, optimizer)
+    return own
+
+
+def _agreed_shards(
+    mine: Path, content: Mapping[str, Any], mesh: Mesh | None, *, whole: bool, reshard: bool
+) -> Checkpoint:
+    """A checkpoint in shards, each verified by a process that needs it, one on a common disk."""
+    theirs, rank = int(content["shards"]["processes"]), distributed.rank()
+    alike = mesh is not None and mesh.shards == theirs
+    if not (alike or reshard):
+        raise UserError(
+            f"{mine} was written by {theirs} processes and this job cuts the model over "
+            f"{mesh.shards if mesh else 1}: start {theirs}, or allow another number with --reshard"
+        )
+    layout = Layout.of_json(content["shards"], mesh.place if alike and mesh else 0)
+    names = [layout.file_of(place) for place in range(theirs)]
+    wanted = [names[layout.place]] if alike else names
+    everywhere = distributed.all_gather_json({name: _mark(mine / name) for name in names})
+
+    def is_mine_to_read(name: str) -> bool:
+        """Those that see the same file take turns; what is not there each of them misses."""
+        mark = everywhere[rank][name]
+        same = [other for other, marks in enumerate(everywhere) if marks[name] == mark]
+        return alike or mark is None or same[names.index(name) % len(same)] == rank
+
+    problem = None
     try:
-        _read_verified(folder, places)
-    except CheckpointError as error:
-        found = f"process {distributed.rank()} on {socket.gethostname()}: {error}"
-    problems = [text for text in distributed.all_gather_json(found) if text is not None]
-    for text in problems:
-        logger.warning("checkpoint passed over: %s", text)
-    return bool(problems)
+        _verify_files(mine, content, list(filter(is_mine_to_read, wanted)))
+    except DamagedError as error:
+        problem = f"{error}, on {socket.gethostname()}"
+    problems = [text for text in distributed.all_gather_json(problem) if text is not None]
+    if problems:
+        raise DamagedError(problems[0])
+    checkpoint = _opened(mine, content)
+    if whole and any(mark is None for marks in everywhere for mark in marks.values()):
+        own = FileArrays(mine / wanted[0])
+        parts = [from_rank(lambda: _of_model(own), place) for place in range(theirs)]
+        checkpoint.model = joined(parts, layout)
+    return checkpoint
+
+
+def _mark(file: Path) -> list[int] | None:
+    """What tells a file from a copy on another machine's disk; None where there is none."""
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return [status.st_ino, status.st_mtime_ns, status.st_size]
+
+
+def _of_model(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    prefix = f"{MODEL}/"
+    return {n.removeprefix(prefix): array for n, array in arrays.items() if n.startswith(prefix)}
 
 
 def _content_of(folder: Path) -> dict[str, Any] | None:
@@ -661,6 +723,23 @@ def way_on(folder: Path, resume: str) -> str:
     if not found:
         return f"no checkpoint was written to {folder}"
     return f"the newest checkpoint in {folder} is {found[-1]}: continue with {resume}"
+
+
+def claimed(
+    run_dir: Path, resumed: Checkpoint | None, *, keep_last: int = 3, by_all: bool = False
+) -> CheckpointManager:
+    """The checkpoints of a run that begins, or goes on from `resumed`, held against other runs by
+    the main process. `by_all`: each process writes. A collective call; errors are those of `claim`
+    and of `require_no_other_run`, on all processes."""
+    manager = CheckpointManager(checkpoint_folder(run_dir), keep_last)
+
+    def look() -> None:
+        if by_all or distributed.is_main():
+            require_no_other_run(run_dir, None if resumed is None else resumed.folder)
+
+    together(look)
+    together(lambda: manager.claim() if distributed.is_main() else None)
+    return manager
 
 
 def require_no_other_run(folder: Path, resumed_from: Path | None = None) -> None:

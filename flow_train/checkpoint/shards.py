@@ -279,6 +279,17 @@ class ShardedArrays(Pieces):
         return self._files[place]
 
 
+def joined(parts: Sequence[Mapping[str, np.ndarray]], layout: Layout) -> dict[str, np.ndarray]:
+    """Whole tensors by name, of the pieces of all processes in the order of their places."""
+    found = {name: array for name, array in parts[0].items() if name not in layout.groups}
+    for name, (slots, _) in layout.groups.items():
+        whole, begin = np.concatenate([part[name] for part in parts]), 0
+        for slot in slots:
+            found[slot.name] = whole[begin : begin + slot.size].reshape(slot.shape)
+            begin += slot.size
+    return found
+
+
 def write_safetensors(
     path: Path,
     shapes: Mapping[str, tuple[np.dtype, Sequence[int]]],

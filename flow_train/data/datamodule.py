@@ -20,7 +20,7 @@ from flow_train.config.schema import read
 from flow_train.data.augment import build_eval_transform, build_train_transform
 from flow_train.data.class_map import read_class_map
 from flow_train.data.image_reader import Arrangement, Dataset, each_once
-from flow_train.data.images import Batch, ImageLoader
+from flow_train.data.images import Batch, ImageLoader, contents
 from flow_train.data.mixup import MixBatch, build_mixup
 from flow_train.data.parts import Parts, folder_parts, mnist_parts, synthetic_parts
 from flow_train.data.repeated_augment import RepeatedAugmentation
@@ -150,6 +150,11 @@ class ImageDataModule:
             )
             for name in ("val_transforms", "test_transforms")
         }
+
+    def contents(self) -> dict[str, Any]:
+        """What makes the data the same on all machines of a job, by what to call it."""
+        parts = self._parts
+        return {**contents(parts.train, "train"), **contents(parts.val, "val")}
 
     def train_loader(self) -> ImageLoader:
         """Training images; `set_epoch` chooses the epoch. Labels are soft with mixup."""

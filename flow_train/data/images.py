@@ -7,7 +7,9 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from oneflow_accel.errors import DataError
 
@@ -48,6 +50,18 @@ class Batch:
 
 # (batch, epoch, number of the batch in the epoch) -> batch
 FinishBatch = Callable[[Batch, int, int], Batch]
+
+
+def contents(dataset: Dataset | None, name: str) -> dict[str, Any]:
+    """What makes a data set the same on all machines of a job, by what to call it."""
+    if dataset is None:
+        return {}
+    labels = np.asarray(dataset.labels)
+    return {
+        f"images of {name}": len(dataset),
+        f"classes of {name}": list(getattr(dataset, "classes", ())),
+        f"labels of {name}": sha256(labels.tobytes()).hexdigest(),
+    }
 
 
 class _Samples(Sequence[tuple[str, int]]):

@@ -17,6 +17,7 @@ from oneflow_accel.errors import UserError
 from omegaconf import DictConfig
 from oneflow import nn
 
+from flow_train.agreement import from_rank, require_same, together
 from flow_train.checkpoint.folders import CheckpointManager, checkpoint_folder
 from flow_train.compare.results import ON_VALIDATION_IMAGES
 from flow_train.data.datamodule import ImageDataModule
@@ -46,15 +47,14 @@ def test(
     loader = data.test_loader()
     if val_batches(trainer.options) == 0:
         return {}
-    best = CheckpointManager(checkpoint_folder(run_dir)).best()
     # Process 0 has written it.
-    path = distributed.all_gather_json(None if best is None else str(best))[0]
+    path = from_rank(CheckpointManager(checkpoint_folder(run_dir)).best)
     if path is None or "model_checkpoint" not in trainer.hooks:
         accuracy = trainer.evaluate(loader)
     else:
         # This needs a new model, as the best checkpoint may be from before the layers became dense.
         name, model = build_model(cfg, data)
-        load_for_evaluation(model, path, name)
+        load_for_evaluation(model, str(path), name)
         accuracy = validate(
             model.to(trainer.backend.device()).eval(),
             loader,
@@ -82,10 +82,12 @@ def evaluate_checkpoint(cfg: DictConfig, backend: Backend) -> dict[str, float]:
         raise UserError("nothing to evaluate: set eval.run_val or eval.run_test to true")
     path = options.get("results_file")
     if path:
-        _require_writable(Path(path))
-    data = build_data(cfg, int(cfg.get("seed") or 0), training=False)
+        # The main process writes it.
+        from_rank(lambda: _require_writable(Path(path)))
+    data = together(lambda: build_data(cfg, int(cfg.get("seed") or 0), training=False))
+    require_same(data.contents())
     try:
-        real_labels = _real_labels(options.get("real_labels"), data, wanted)
+        real_labels = from_rank(lambda: _real_labels(options.get("real_labels"), data, wanted))
         name, model = build_model(cfg, data)
         use_ema = bool(options.get("use_ema", True))
         load_for_evaluation(model, options["ckpt"], name, use_ema=use_ema)
@@ -149,7 +151,7 @@ def load_for_evaluation(model: nn.Module, path: str, name: str, *, use_ema: bool
     file; `use_ema` takes the moving average where there is one. Raises CheckpointError for weights
     of another model, UserError where they cannot be read.
     """
-    arrays, phase = read_model_arrays(path, use_ema=use_ema)
+    arrays, phase = from_rank(lambda: read_model_arrays(path, use_ema=use_ema))
     arrays = with_our_names(arrays, model)
     structured = structured_layers(model)
     match_layers(model, arrays, phase)

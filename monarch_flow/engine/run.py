@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from pathlib import Path
+from typing import Any
 
 import oneflow_accel
 from oneflow_accel import distributed, watchdog
@@ -14,14 +15,13 @@ from oneflow_accel.errors import UserError
 from omegaconf import DictConfig
 from oneflow import nn
 
+from flow_train.agreement import from_rank, require_same, together
 from flow_train.checkpoint.folders import (
     AUTO_RESUME,
     CURVES_NAME,
     Checkpoint,
-    CheckpointManager,
-    checkpoint_folder,
-    checkpoint_to_resume,
-    require_no_other_run,
+    agreed_checkpoint,
+    claimed,
     way_on,
 )
 from flow_train.config.files import save_config
@@ -35,6 +35,7 @@ from flow_train.optim import build_loss, build_optimizer, build_schedule
 from flow_train.options import Calendar, as_plain, read_trainer_options, section
 from flow_train.rng import seed_all, settled_seed
 from flow_train.steps.graph import step_maker
+from flow_train.steps.sharding import sharding_options
 from monarch_flow.config import SparseToDense as SwitchKeys
 from monarch_flow.engine.build import build_data, build_model
 from monarch_flow.engine.evaluation import evaluate_checkpoint, test
@@ -89,8 +90,9 @@ def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
     if trial:
         what = "profile (trainer.profile)" if profile else "trial (trainer.fast_dev_run)"
         _require_no_resume(cfg, what)
-    other = read_other_run(cfg.get("resume"))
-    resumed = None if trial or other else checkpoint_to_resume(cfg.get("resume"), run_dir)
+    other = from_rank(lambda: read_other_run(cfg.get("resume")))
+    mesh = sharding_options(options.fsdp)["mesh"] if options.fsdp else None
+    resumed = None if trial or other else agreed_checkpoint(cfg.get("resume"), run_dir, mesh)
     if resumed is not None:
         require_run(resumed, str(cfg.get("resume")))
     asked = cfg.get("seed")
@@ -99,7 +101,8 @@ def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
     began_with = None if resumed is None else int(resumed.state["seed"])
     seed = settled_seed(asked, began_with, option="seed=")
     seed_all(seed, backend)
-    data = build_data(cfg, seed)
+    data = together(lambda: build_data(cfg, seed))
+    require_same({**_of_all_machines(as_plain(cfg)), **data.contents()})
     name, model = build_model(cfg, data)
     switching = section(cfg, "train").get("sparse_to_dense")
     share = read(SwitchKeys, switching, "train.sparse_to_dense").fraction
@@ -138,12 +141,12 @@ def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
         hooks.pop("model_checkpoint", None)
     if profile is not None:
         hooks["profile"] = profile
-    checkpoints = None if trial else CheckpointManager(checkpoint_folder(run_dir), _KEEP_LAST)
-    if checkpoints is not None and distributed.is_main():
-        own = None if resumed is None or other is not None else resumed.folder
-        require_no_other_run(run_dir, own)
-        checkpoints.claim()
-        save_config(cfg, run_dir)
+    checkpoints = None
+    if not trial:
+        own, shards = None if other is not None else resumed, options.fsdp is not None
+        checkpoints = claimed(run_dir, own, keep_last=_KEEP_LAST, by_all=shards)
+        if distributed.is_main():
+            save_config(cfg, run_dir)
     config = as_plain(cfg)
     log = RunLog(
         run_dir,
@@ -195,6 +198,18 @@ def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
             curves = draw_curves(run_dir / JSONL_NAME, run_dir / CURVES_NAME)
             logger.info("curves: %s", curves or "off")
     return metrics
+
+
+# Keys whose values may differ between the machines of a job: paths, and what is of each alone.
+_OF_A_MACHINE = ("dir", "resume", "ckpt", "path", "file", "map", "labels", "num_workers", "devices")
+
+
+def _of_all_machines(value: Any, key: str = "") -> dict[str, Any]:
+    """The other values of a configuration, by their keys."""
+    if not isinstance(value, dict):
+        return {} if key.endswith(_OF_A_MACHINE) else {key: value}
+    parts = (_of_all_machines(v, f"{key}.{k}" if key else str(k)) for k, v in value.items())
+    return {name: each for part in parts for name, each in part.items()}
 
 
 def _require_no_resume(cfg: DictConfig, what: str) -> None:

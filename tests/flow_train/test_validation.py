@@ -15,8 +15,8 @@ from oneflow import nn
 from flow_train.checkpoint.folders import (
     Checkpoint,
     CheckpointManager,
+    agreed_checkpoint,
     checkpoint_folder,
-    checkpoint_to_resume,
 )
 from flow_train.data.real_labels import RealLabels
 from flow_train.steps.eager import broadcast_buffers, data_parallel
@@ -85,19 +85,19 @@ def test_one_process_needs_no_wrapping():
 
 
 def test_which_checkpoint_is_resumed(tmp_path):
-    assert checkpoint_to_resume(None, tmp_path) is None
-    assert checkpoint_to_resume("auto", tmp_path) is None
+    assert agreed_checkpoint(None, tmp_path) is None
+    assert agreed_checkpoint("auto", tmp_path) is None
     manager = CheckpointManager(checkpoint_folder(tmp_path))
     for step in (1, 2):
         manager.save(Checkpoint({}, state={"step": step}), step=step)
-    found = checkpoint_to_resume("auto", tmp_path)
+    found = agreed_checkpoint("auto", tmp_path)
     assert found is not None
     assert found.state == {"step": 2}
-    found = checkpoint_to_resume(str(manager.directory / "step-00000001"), tmp_path)
+    found = agreed_checkpoint(str(manager.directory / "step-00000001"), tmp_path)
     assert found is not None
     assert found.state == {"step": 1}
     with pytest.raises(CheckpointError, match="nowhere"):
-        checkpoint_to_resume(str(tmp_path / "nowhere"), tmp_path)
+        agreed_checkpoint(str(tmp_path / "nowhere"), tmp_path)
 
 
 def test_real_labels_count_beside_the_others():

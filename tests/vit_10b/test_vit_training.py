@@ -207,7 +207,7 @@ def test_a_full_disk_of_one_process_ends_all_and_spoils_nothing(
     result = run_distributed([script, *args], 2, timeout=60)
     assert time.monotonic() - began < 45
     assert result.returncode != 0
-    assert "error: the checkpoint could not be written: process 1 on " in result.stdout
+    assert "error: rank 1: the checkpoint could not be written on " in result.stdout
     assert "shard-00001-of-00002.safetensors: File too large" in result.stdout
     assert "earlier checkpoints are intact" in result.stdout
     assert (

@@ -21,7 +21,12 @@ import numpy as np
 import pytest
 
 from flow_train import files
-from flow_train.checkpoint.folders import Checkpoint, CheckpointManager, read_checkpoint
+from flow_train.checkpoint.folders import (
+    Checkpoint,
+    CheckpointManager,
+    agreed_checkpoint,
+    read_checkpoint,
+)
 
 FORK = multiprocessing.get_context("fork")
 
@@ -184,12 +189,21 @@ def test_damaged_ones_do_not_push_out_good_ones(tmp_path):
 
 
 def test_newer_format_is_refused_by_name(tmp_path):
-    path = CheckpointManager(tmp_path).save(make(1), step=1)
+    """An older step beside it is not gone on from: that would undo what a newer version trained."""
+    manager = CheckpointManager(tmp_path / "checkpoints")
+    manager.save(make(1), step=1)
+    path = manager.save(make(2), step=2)
     record = json.loads((path / "state.json").read_text())
     record["format"] = 99
     (path / "state.json").write_text(json.dumps(record))
-    with pytest.raises(CheckpointError, match="format 99, newer"):
-        read_checkpoint(path)
+    for read in (
+        lambda: read_checkpoint(path),
+        lambda: read_checkpoint(tmp_path),
+        lambda: agreed_checkpoint("auto", tmp_path),
+        manager.latest,
+    ):
+        with pytest.raises(CheckpointError, match="step-00000002 has checkpoint format 99, newer"):
+            read()
 
 
 def test_read_checkpoint_finds_it_by_any_name(tmp_path):

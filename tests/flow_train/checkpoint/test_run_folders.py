@@ -13,8 +13,8 @@ import pytest
 from flow_train.checkpoint.folders import (
     Checkpoint,
     CheckpointManager,
+    agreed_checkpoint,
     checkpoint_folder,
-    checkpoint_to_resume,
     require_no_other_run,
 )
 
@@ -97,7 +97,7 @@ def test_which_folders_a_run_writes_into(
     write_run(Path("A"))
     FOLDERS[kind](there)
     before = content(there)
-    resumed = checkpoint_to_resume(RESUMES[resume], there)
+    resumed = agreed_checkpoint(RESUMES[resume], there)
     goes_on = kind == "run" and resume in ("auto", "run-there", "step-there", "best-there")
     if kind in OTHERS and not goes_on:
         with pytest.raises(CheckpointError, match="there already holds a run") as caught:
@@ -112,7 +112,7 @@ def test_a_link_to_a_run_is_that_run(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     write_run(tmp_path / "real")
     (tmp_path / "link").symlink_to(tmp_path / "real")
-    resumed = checkpoint_to_resume(str(tmp_path / "real"), tmp_path / "link")
+    resumed = agreed_checkpoint(str(tmp_path / "real"), tmp_path / "link")
     require_no_other_run(tmp_path / "link", resumed and resumed.folder)
 
 
