@@ -30,6 +30,8 @@ import numpy as np
 import oneflow as flow
 from oneflow.framework import check_point_v2
 
+from flow_train.agreement import from_rank
+
 PICKLE = "pickled_data"
 META = "meta"
 DATA = "out"
@@ -107,15 +109,12 @@ def load(folder: Path | str) -> Any:
     `oneflow.load(folder, global_src_rank=0)` gives them. Rank 0 reads; every process calls it and
     gets the errors of `check`."""
     folder = Path(folder)
-    content, problem = None, None
-    if distributed.rank() == 0:
-        try:
-            check(folder)
-            content = (folder / PICKLE).read_bytes()
-        except (CheckpointError, OSError) as error:
-            problem = str(error)
-    raise_everywhere(problem)
-    content = from_rank_0(content)
+
+    def read() -> bytes:
+        check(folder)
+        return (folder / PICKLE).read_bytes()
+
+    content = from_rank(read)
     return _replace(
         _structure(content, folder / PICKLE),
         lambda tensor: check_point_v2._LoadSingleVariable(str(tensor.place(folder)), 0),
@@ -147,23 +146,7 @@ def save(value: Any, folder: Path | str) -> None:
             (folder / PICKLE).write_bytes(buffer.getvalue())
         except OSError as error:
             writer.problem = writing_failed(folder, error)
-    raise_everywhere(writer.problem)
-
-
-def raise_everywhere(problem: str | None) -> None:
-    """Raise a CheckpointError on every process if rank 0 has a problem (None: no problem; what
-    other ranks pass is ignored). Every process calls it."""
-    problem = from_rank_0(problem)
-    if problem is not None:
-        raise CheckpointError(problem)
-
-
-def from_rank_0(value: Any) -> Any:
-    """Rank 0's value on every process. Every process calls it; what others pass is ignored."""
-    # oneflow unpickles it, which is safe: only this job's own processes send here.
-    if distributed.world_size() == 1:
-        return value
-    return check_point_v2._broadcast_py_object(value, 0)
+    from_rank(writer.check)
 
 
 def writing_failed(path: Path, error: OSError) -> str:
@@ -180,6 +163,10 @@ class _Writer(pickle.Pickler):
         super().__init__(buffer, protocol=4)
         self._folder = folder
         self.problem: str | None = None
+
+    def check(self) -> None:
+        if self.problem is not None:
+            raise CheckpointError(self.problem)
 
     def reducer_override(self, value: Any) -> Any:
         if not isinstance(value, flow.Tensor):

@@ -72,7 +72,7 @@ def build_parser() -> Parser:
     parser.add_argument(
         "--resume",
         action="store_true",
-        help="go on from the last checkpoint in train.output_dir (default: a new run)",
+        help="go on from the last checkpoint in train.output_dir, if any (default: a new run)",
     )
     parser.add_argument(
         "--eval-only",

@@ -14,6 +14,7 @@ import yaml
 from libai.config import instantiate, try_get_key
 from omegaconf import DictConfig, ListConfig
 
+from flow_train.agreement import from_rank
 from flow_train.checkpoint import libai_files
 from libai_projects.engine.arguments import Options
 from libai_projects.engine.data import TokenFiles
@@ -34,6 +35,8 @@ _SHAPE_KEYS = (
     "max_seq_length",
     "vocab_size_real",
 )
+# What the keys of values end with that may differ between machines.
+_OF_A_MACHINE = ("dir", "path", "prefix", "file", "load_weight", "num_workers", "validation_data")
 _FLOAT32 = 4
 # AdamW keeps two values for each weight; while one checkpoint is written the one before is there.
 _VALUES_SAVED = 3
@@ -48,8 +51,8 @@ def check_all(cfg: DictConfig, options: Options, note: Note) -> None:
         note(lambda key=key, dataset=dataset: check_dataset(cfg, key, dataset))
     note(lambda: check_output(cfg, options))
     if options.resume and not options.eval_only:
-        note(lambda: check_resume(cfg))
-    note(lambda: check_weights(cfg, options))
+        note(lambda: from_rank(lambda: check_resume(cfg)))
+    note(lambda: from_rank(lambda: check_weights(cfg, options)))
 
 
 def datasets(cfg: DictConfig) -> Iterator[tuple[str, DictConfig]]:
@@ -161,15 +164,27 @@ def _size(count: int) -> str:
     return f"{count / 1e9:.1f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
 
 
+def contents(cfg: DictConfig, options: Options) -> dict[str, Any]:
+    """What must be the same on all machines of a job: the keys that were typed, but for paths, and
+    the sizes of the files of the data sets."""
+    typed = dict(text.partition("=")[::2] for text in options.overrides)
+    found: dict[str, Any] = {
+        key: value for key, value in typed.items() if not key.endswith(_OF_A_MACHINE)
+    }
+    for key, dataset in datasets(cfg):
+        indexed = (dataset.get("indexed_dataset") or {}).get("data_prefix")
+        file = Path(f"{indexed}.bin" if indexed else str(dataset.get("path")))
+        if file.is_file():
+            found[f"the bytes of {key}"] = file.stat().st_size
+    return found
+
+
 def check_resume(cfg: DictConfig) -> None:
-    """Check that there is a whole checkpoint to resume from, and that it is of this model."""
+    """Check that the checkpoint to resume from, if there is one, is whole and of this model; the
+    main process reads it."""
     output = Path(cfg.train.output_dir)
-    if libai_files.last(output) is None:
-        raise UserError(
-            f"--resume: {output} holds no checkpoint; leave --resume out to start, or set "
-            "train.output_dir to that of the run"
-        )
-    check_same_model(cfg, output / CONFIG_BACKUP)
+    if libai_files.last(output) is not None:
+        check_same_model(cfg, output / CONFIG_BACKUP)
 
 
 def check_same_model(cfg: DictConfig, backup: Path) -> None:

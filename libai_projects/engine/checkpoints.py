@@ -9,7 +9,7 @@ import logging
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from oneflow_accel import distributed
 from oneflow_accel.errors import CheckpointError
@@ -20,10 +20,13 @@ from libai.utils import checkpoint
 from libai.utils.checkpoint import _filter_reused_missing_keys
 from omegaconf import OmegaConf
 
+from flow_train.agreement import from_rank
 from flow_train.checkpoint import libai_files, oneflow_files
 from flow_train.files import remove_folder
 
 logger = logging.getLogger("libai_projects")
+
+T = TypeVar("T")
 
 
 class Checkpointer(checkpoint.Checkpointer):
@@ -49,7 +52,7 @@ class Checkpointer(checkpoint.Checkpointer):
         try:
             temporary = self._on_rank_0(lambda: libai_files.begin(directory, name))
             for key, value in parts.items():
-                oneflow_files.save(_plain(value), (temporary or directory) / key)
+                oneflow_files.save(_plain(value), temporary / key)
             self._on_rank_0(lambda: libai_files.commit(temporary, name))
         except CheckpointError as error:
             raise CheckpointError(
@@ -57,23 +60,22 @@ class Checkpointer(checkpoint.Checkpointer):
             ) from error
         finally:
             # The folder is still there only if something failed: commit renames it.
-            if temporary is not None:
+            if temporary is not None and distributed.is_main():
                 shutil.rmtree(temporary, ignore_errors=True)
         if number is not None:
             self.tag_last_checkpoint(name)
 
-    def _on_rank_0(self, action: Callable[[], Any]) -> Any:
-        """The result of `action()` on rank 0, None elsewhere; an error there is raised on all."""
-        result, problem = None, None
-        if distributed.is_main():
+    def _on_rank_0(self, action: Callable[[], T]) -> T:
+        """The result of `action()` on rank 0, everywhere; an error there is raised on all."""
+
+        def guarded() -> T:
             try:
-                result = action()
-            except CheckpointError as error:
-                problem = str(error)
+                return action()
             except OSError as error:
-                problem = oneflow_files.writing_failed(Path(self.save_dir), error)
-        oneflow_files.raise_everywhere(problem)
-        return result
+                text = oneflow_files.writing_failed(Path(self.save_dir), error)
+                raise CheckpointError(text) from error
+
+        return from_rank(guarded)
 
     def load(self, path: str, checkpointables: Sequence[str] | None = None) -> dict[str, Any]:
         """Load the checkpoint in folder `path`, or of the "model" folder in it; "" loads nothing.
@@ -115,7 +117,7 @@ class Checkpointer(checkpoint.Checkpointer):
     def get_checkpoint_file(self) -> str:
         """The newest checkpoint, "" without one; a CheckpointError names the newest whole one."""
         found = self._on_rank_0(lambda: libai_files.last(Path(self.save_dir)))
-        return oneflow_files.from_rank_0("" if found is None else str(found))
+        return "" if found is None else str(found)
 
     def tag_last_checkpoint(self, last_filename_basename: str) -> None:
         self._on_rank_0(lambda: libai_files.tag(Path(self.save_dir), last_filename_basename))
@@ -131,7 +133,7 @@ class Checkpointer(checkpoint.Checkpointer):
             libai_files.verify(folder, parts)
             return list(parts or sorted(entry.name for entry in folder.iterdir()))
 
-        found = oneflow_files.from_rank_0(self._on_rank_0(names))
+        found = self._on_rank_0(names)
         data = {name: oneflow_files.load(folder / name) for name in found}
         data = data or {"model": oneflow_files.load(folder)}
         return {**data, "iter": libai_files.iteration_of(folder.name) or 0}
@@ -148,6 +150,12 @@ def _plain(value: Any) -> Any:
     if type(value) in (list, tuple):
         return type(value)(_plain(entry) for entry in value)
     return value
+
+
+def evaluates(trainer: Any, period: int) -> bool:
+    """Whether the iteration that has been done ends with an evaluation."""
+    done = trainer.iter + 1
+    return bool(done == trainer.max_iter or (period > 0 and done % period == 0))
 
 
 class PeriodicCheckpointer(hooks.PeriodicCheckpointer):
@@ -231,7 +239,7 @@ class BestCheckpointer(hooks.BestCheckpointer):
             is_better = is_better and self._update_best(*found)
             text = "Saved best model" if is_better else "Not saved as best model"
             logger.info("%s: %s is %.5f @ iteration %d", text, self._val_metric, *found)
-        if oneflow_files.from_rank_0(is_better):
+        if from_rank(lambda: is_better):
             best = {"metric": self._val_metric, "value": self.best_metric}
             self._checkpointer.save(self._file_prefix, best=best | {"iteration": self.best_iter})
 
@@ -245,7 +253,9 @@ class BestCheckpointer(hooks.BestCheckpointer):
                 return latest[name]
         return None
 
-    def after_train(self) -> None:
-        # LiBai does this also after a last step that failed.
-        if self.trainer.iter >= self.trainer.max_iter:
+    def after_step(self) -> None:
+        if evaluates(self.trainer, self._period):
             self._best_checking()
+
+    def after_train(self) -> None:
+        """LiBai's evaluates the last step here, behind its checkpoint."""

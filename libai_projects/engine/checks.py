@@ -15,6 +15,7 @@ from oneflow_accel.errors import UserError
 from libai.config import try_get_key
 from omegaconf import DictConfig
 
+from flow_train.agreement import agree, require_same
 from libai_projects.engine import check_files, check_settings
 from libai_projects.engine.arguments import Options
 from libai_projects.models import families
@@ -50,24 +51,9 @@ def check_run(cfg: DictConfig, options: Options) -> None:
             note(lambda: complete_batch_sizes(cfg, layouts[0]))
         check_settings.check_all(cfg, note)
         check_files.check_all(cfg, options, note)
-    # A file may be missing on one node only.
+    # A file may be missing on one node only, or be another one there.
     agree(problems)
-
-
-def agree(problems: list[str]) -> None:
-    """Raise the problems of all ranks on each of them; one that only some ranks have says which."""
-    found: dict[str, list[int]] = {}
-    everywhere = distributed.all_gather_json(problems)
-    for rank, texts in enumerate(everywhere):
-        for text in texts:
-            found.setdefault(text, []).append(rank)
-    if not found:
-        return
-    lines = [
-        text if len(ranks) == len(everywhere) else f"rank {', '.join(map(str, ranks))}: {text}"
-        for text, ranks in found.items()
-    ]
-    raise UserError(lines[0] if len(lines) == 1 else "\n  - ".join(["", *lines]))
+    require_same(check_files.contents(cfg, options))
 
 
 def check_layout(cfg: DictConfig, world_size: int) -> Layout:

@@ -8,30 +8,35 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from oneflow_accel import distributed
-
 from libai.engine import hooks
 
+from flow_train.agreement import from_rank
 from flow_train.hooks import Monitored
 from flow_train.metrics.profile import ProfileSteps
+from libai_projects.engine.checkpoints import evaluates
 
 
 class EvalHook(hooks.EvalHook):
-    """LiBai's, but not after a last step that failed: max_iter is reached when that is done."""
+    """LiBai's, but the last evaluation comes before what else follows the last step."""
+
+    def after_step(self) -> None:
+        if evaluates(self.trainer, self._period):
+            self._do_eval()
 
     def after_train(self) -> None:
-        if self.trainer.iter >= self.trainer.max_iter:
-            self._do_eval()
         # The function holds the trainer, which could then not be freed.
         del self._func
 
 
 class PeriodicWriter(hooks.PeriodicWriter):
-    """Writes once more when the run ends: hooks before it have evaluated then."""
+    """Writes once more when the run ends, early perhaps."""
 
-    def after_train(self) -> None:
+    def write(self) -> None:
         for writer in self._writers:
             writer.write()
+
+    def after_train(self) -> None:
+        self.write()
         super().after_train()
 
 
@@ -55,9 +60,9 @@ class Profile(hooks.HookBase):
 
 
 class EarlyStop(hooks.HookBase):
-    """Ends the run after evaluations that were no better, or after `minutes` of the run.
+    """Ends the run after evaluations that were no better, or `minutes` after it was started.
 
-    It comes after the hooks that evaluate, write checkpoints and write metrics.
+    It comes after the hooks that evaluate and write metrics; checkpoints hold its state.
     """
 
     def __init__(self, evaluation: Any, minutes: float | None) -> None:
@@ -70,24 +75,38 @@ class EarlyStop(hooks.HookBase):
         self._best, self._best_iteration, self._without = self._monitored.worst, 0, 0
         self._begin = time.monotonic()
 
+    def state(self) -> list[Any]:
+        return [self._best, self._best_iteration, self._without]
+
+    def load(self, state: list[Any] | None) -> None:
+        """Go on from what `state` gave; None is that of a run that had no such hook."""
+        if state is not None:
+            self._best, self._best_iteration, self._without = state
+
+    def before_train(self) -> None:
+        # A run that had stopped stays stopped, unless it is given more patience.
+        self._end_if_due(self.trainer.start_iter)
+
     def after_step(self) -> None:
         done = self.trainer.iter + 1
         if done % self._period or done >= self.trainer.max_iter:
             return
-        reason = self._reason(done) if distributed.is_main() else ""
-        # The results are on the main process only.
-        self.trainer.ended_early = distributed.all_gather_json(reason)[0]
-
-    def _reason(self, done: int) -> str:
         monitored = self._monitored
         value, at = self.trainer.storage.latest().get(monitored.monitor, (math.nan, -1))
         if at == done:
             self._without += 1
             if monitored.better(monitored.value({monitored.monitor: value}), self._best):
                 self._best, self._best_iteration, self._without = value, done, 0
+        self._end_if_due(done)
+
+    def _end_if_due(self, done: int) -> None:
+        # The results are on the main process only.
+        self.trainer.ended_early = from_rank(self._reason) if done else ""
+
+    def _reason(self) -> str:
         best = (
-            f"the best {monitored.monitor} was {self._best:.6g} after {self._best_iteration} "
-            "iterations (model_best)"
+            f"the best {self._monitored.monitor} was {self._best:.6g} after "
+            f"{self._best_iteration} iterations (model_best)"
         )
         if self._patience is not None and self._without >= self._patience:
             return f"{self._without} evaluations in a row were no better: {best}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 from collections.abc import Iterator
@@ -10,15 +9,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from oneflow_accel import distributed
 from oneflow_accel.errors import UserError
 
 from omegaconf import DictConfig
 
+from flow_train.agreement import from_rank
 from flow_train.checkpoint import libai_files
 from flow_train.checkpoint.folders import require_no_other_run
+from flow_train.files import take_lock
 from libai_projects.engine.arguments import Options
-from libai_projects.engine.checks import agree
 
 _LOCK = ".lock"
 EVALUATION = "evaluation"
@@ -53,22 +52,21 @@ def prepare(cfg: DictConfig, options: Options) -> Iterator[list[str]]:
         cfg.train.output_dir = str(directory / EVALUATION)
         yield []
         return
-    lines: list[str] = []
-    problems: list[str] = []
-    lock: IO[str] | None = None
-    if distributed.is_main():
+    lock: IO[bytes] | None = None
+
+    def hold() -> list[str]:
+        nonlocal lock
         try:
             directory.mkdir(parents=True, exist_ok=True)
             lock = _lock(directory)
-            if not options.resume:
-                lines = _move_aside(directory)
-            # A run of another program of this project stays in place, so it must be refused.
-            require_no_other_run(directory, libai_files.last(directory) if options.resume else None)
-        except UserError as error:
-            problems.append(str(error))
+            lines = [] if options.resume else _move_aside(directory)
         except OSError as error:
-            problems.append(f"train.output_dir={directory}: {error}")
-    agree(problems)
+            raise UserError(f"train.output_dir={directory}: {error}") from error
+        # A run of another program of this project stays in place, so it must be refused.
+        require_no_other_run(directory, libai_files.last(directory) if options.resume else None)
+        return lines
+
+    lines = from_rank(hold)
     try:
         yield lines
     finally:
@@ -76,21 +74,15 @@ def prepare(cfg: DictConfig, options: Options) -> Iterator[list[str]]:
             lock.close()
 
 
-def _lock(directory: Path) -> IO[str]:
+def _lock(directory: Path) -> IO[bytes]:
     """The system gives the lock back when the process ends, however it does."""
-    file = (directory / _LOCK).open("a", encoding="utf-8")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        file.close()
+    lock = take_lock(directory / _LOCK)
+    if lock is None:
         raise UserError(
             f"train.output_dir={directory}: another run is writing there; wait for it, or choose "
             "another directory"
-        ) from error
-    except OSError:
-        # The file system has no locks.
-        pass
-    return file
+        )
+    return lock
 
 
 def _move_aside(directory: Path) -> list[str]:

@@ -18,7 +18,7 @@ import oneflow as flow
 from libai.engine import hooks
 from omegaconf import DictConfig
 
-from flow_train.checkpoint import oneflow_files
+from flow_train.agreement import from_rank
 from libai_projects import weights
 from libai_projects.weights.monarch import KEYS, in_libai_layout
 from monarch_flow.projection import densify_training_state, structured_layers
@@ -131,7 +131,7 @@ def _steps(saved: dict[str, Any]) -> dict[str, Any]:
 def _numbered(moments: dict[str, np.ndarray], names: list[str]) -> dict[int, dict[str, Any]]:
     """Rank 0's moments as tensors there, by number of the parameter; a collective call."""
     state: dict[int, dict[str, Any]] = {}
-    for name in oneflow_files.from_rank_0(list(moments)):
+    for name in from_rank(lambda: list(moments)):
         key, _, parameter = name.partition("/")
         state.setdefault(names.index(parameter), {})[key] = _on_rank_0(moments.get(name))
     return state

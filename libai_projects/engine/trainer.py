@@ -33,6 +33,7 @@ from libai.utils.events import EventStorage, EventWriter, get_event_storage
 from libai.utils.logger import setup_logger
 from omegaconf import DictConfig, ListConfig
 
+from flow_train.agreement import from_rank
 from flow_train.checkpoint import libai_files, oneflow_files
 from flow_train.checkpoint.libai_files import OptimizerCheckpoint
 from flow_train.rng import get_rng_state, seed_of, set_rng_state
@@ -171,6 +172,7 @@ class Trainer(DefaultTrainer):
         self.cfg, self._profile = cfg, profile
         self.backend = oneflow_accel.current_backend()
         self.ended_early = ""
+        self._early_stop: EarlyStop | None = None
         self._stop = StopRequest()
         self.tokenizer = self.build_tokenizer(cfg)
         self._find_start()
@@ -216,6 +218,9 @@ class Trainer(DefaultTrainer):
         self._resume_from, self._resumed = "", {}
         if cfg.train.resume:
             self._resume_from = Checkpointer(None, cfg.train.output_dir).get_checkpoint_file()
+            if not self._resume_from:
+                text = "no checkpoint in %s yet: starting from the beginning"
+                logger.info(text, cfg.train.output_dir)
         if self._resume_from:
             folder = Path(self._resume_from)
             self.start_iter = libai_files.iteration_of(folder.name) + 1
@@ -298,19 +303,17 @@ class Trainer(DefaultTrainer):
                 self.before_train()
                 # self.iter is max_iter for after_train where the run came to its end.
                 self.iter = self.start_iter
-                while self.iter < self.max_iter:
+                while self.iter < self.max_iter and not self.ended_early:
                     self.before_step()
                     self.run_step()
                     self.after_step()
-                    if self.ended_early:
-                        done = self.iter + 1
-                        logger.info("stopped after %d iterations: %s", done, self.ended_early)
-                        break
-                    if self._told_to_stop():
+                    if not self.ended_early and self._told_to_stop():
                         self._save_and_stop()
                         code = self._stop.exit_code
                         break
                     self.iter += 1
+                if self.ended_early:
+                    logger.info("stopped after %d iterations: %s", self.iter, self.ended_early)
             except (UserError, FloatingPointError, OSError):
                 # The caller turns these errors into a message.
                 raise
@@ -333,6 +336,8 @@ class Trainer(DefaultTrainer):
 
     def _save_and_stop(self) -> None:
         for hook in self._hooks:
+            if isinstance(hook, PeriodicWriter):
+                hook.write()
             if isinstance(hook, PeriodicCheckpointer):
                 hook.save_now()
         logger.info(
@@ -396,6 +401,7 @@ class Trainer(DefaultTrainer):
             "seed": try_get_key(self.cfg, "train.seed", default=None),
             "rng": distributed.all_gather_json(get_rng_state()),
             "is_dense": self.is_dense,
+            "early_stop": self._early_stop.state() if self._early_stop else None,
         }
 
     @classmethod
@@ -496,11 +502,8 @@ class Trainer(DefaultTrainer):
             libai_hooks.IterationTimer(),
             libai_hooks.LRScheduler(),
         ]
-        if self._profile is None:
-            period = train.checkpointer.period
-            hooks.append(PeriodicCheckpointer(self.checkpointer, period, max_to_keep=kept))
-        else:
-            hooks.append(Profile(self._profile, Path(train.output_dir)))
+        # What a checkpoint comes after is not lost where the run is killed behind it: evaluations,
+        # the best model, the lines of its steps, and whether the run ends early.
         if evaluation.enabled:
             period = evaluation.eval_period
             metric = evaluation.get("eval_metric", "Acc@1")
@@ -508,10 +511,16 @@ class Trainer(DefaultTrainer):
             hooks.append(EvalHook(period, self._evaluate))
             hooks.append(BestCheckpointer(period, self.checkpointer, metric, mode))
         if distributed.is_main():
-            # The writers come last, so that the results of evaluations are written.
             hooks.append(PeriodicWriter(self.build_writers(), train.log_period))
         if evaluation.enabled and (evaluation.get("patience") or train.get("max_minutes")):
-            hooks.append(EarlyStop(evaluation, train.get("max_minutes")))
+            self._early_stop = EarlyStop(evaluation, train.get("max_minutes"))
+            self._early_stop.load(self._resumed.get("early_stop"))
+            hooks.append(self._early_stop)
+        if self._profile is None:
+            period = train.checkpointer.period
+            hooks.append(PeriodicCheckpointer(self.checkpointer, period, max_to_keep=kept))
+        else:
+            hooks.append(Profile(self._profile, Path(train.output_dir)))
         return hooks
 
     def _evaluate(self) -> dict[str, dict[str, float]]:
@@ -538,14 +547,7 @@ class Trainer(DefaultTrainer):
 
 def _read_state(folder: Path) -> dict[str, Any]:
     """What `trainer_state` gave, from a checkpoint's part; {} where a LiBai checkpoint has none."""
-    state, problem = {}, None
-    if distributed.is_main():
-        try:
-            state = oneflow_files.read_structure(folder) if folder.exists() else {}
-        except oneflow_files.CheckpointError as error:
-            problem = str(error)
-    oneflow_files.raise_everywhere(problem)
-    return oneflow_files.from_rank_0(state)
+    return from_rank(lambda: oneflow_files.read_structure(folder) if folder.exists() else {})
 
 
 def _split_names(loaders: list[Any]) -> list[str]:
@@ -559,6 +561,6 @@ def load_weights(model: flow.nn.Module, path: str) -> None:
     """Load a LiBai checkpoint or Hugging Face directory into a global model of any layout, which
     keeps its own vocabulary size. Raises UserError for a damaged directory or another model."""
     table = table_of(model)
-    state, _ = weights.load(path, weights_format(path), table=table)
+    state, _ = weights.load(path, from_rank(lambda: weights_format(path)), table=table)
     weights.load_into(model, state, table=table)
     logger.info("loaded the weights of %s", path)

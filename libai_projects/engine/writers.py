@@ -85,10 +85,10 @@ class MetricsWriter(EventWriter):
             line = {"iteration": iteration, **finite}
             self._file.write(json.dumps(line, sort_keys=True) + "\n")
             self._file.flush()
-            results = {name: value for name, value in values.items() if "/" in name}
-            self._write_results(iteration, results)
             if "total_loss" in values:
                 self._write_step(iteration, values, storage)
+            results = {name: value for name, value in values.items() if "/" in name}
+            self._write_results(iteration, results)
 
     def _new(self, storage: EventStorage) -> dict[int, dict[str, float]]:
         """Values by iteration and name."""

@@ -22,6 +22,7 @@ from typing import Any, BinaryIO, NoReturn
 from oneflow_accel import distributed, launched, watchdog
 from oneflow_accel.errors import UserError
 
+from flow_train.agreement import together
 from libai_projects.inference import lockstep
 from libai_projects.inference.jobs import ClosedError, GeneratedText, Job, Problem, Worker
 from libai_projects.inference.options import FOR_CALLERS, limits_of
@@ -376,7 +377,7 @@ def _serve(options: argparse.Namespace, pipeline: TextPipeline) -> int:
 
     limits = limits_of(options)
     worker = Worker(pipeline, queue_length=limits.queue)
-    server = lockstep.together(
+    server = together(
         lambda: (
             Server(worker, limits, options.host, options.port, options.allowed_hosts)
             if distributed.is_main()

@@ -17,13 +17,11 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from oneflow_accel import distributed
 from oneflow_accel.errors import UserError
-
-from libai_projects.engine.checks import agree
 
 # A collective that one rank enters late fails after 300 s (ONEFLOW_TIMEOUT_SECONDS), so an idle
 # rank 0 must speak more often than that.
@@ -97,18 +95,6 @@ def _gather_problems(error: Exception | None) -> OtherRankError:
     rank, problem = next((rank, each) for rank, each in enumerate(problems) if each is not None)
     kind = OtherRankUserError if problem["users"] else OtherRankError
     return kind(f"rank {rank}: {problem['text']}")
-
-
-def together(action: Callable[[], Any]) -> Any:
-    """Run `action` on every rank; a UserError on any is raised on all, and names the ranks, as a
-    rank that fails alone would leave the others waiting for it."""
-    result, problems = None, []
-    try:
-        result = action()
-    except UserError as error:
-        problems.append(str(error))
-    agree(problems)
-    return result
 
 
 def end_on_signal() -> None:

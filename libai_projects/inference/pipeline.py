@@ -15,12 +15,12 @@ from libai.config import instantiate
 from libai.utils import distributed as dist
 from omegaconf import DictConfig
 
+from flow_train.agreement import together
 from libai_projects import weights
 from libai_projects.engine.checks import check_model
 from libai_projects.engine.overrides import apply_overrides, load_config
 from libai_projects.generation import GenerationOptions
 from libai_projects.inference import command
-from libai_projects.inference.lockstep import together
 from libai_projects.inference.options import (
     MODES,
     build_parser,

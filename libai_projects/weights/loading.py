@@ -4,7 +4,7 @@ OneFlow model in any parallel layout."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
+from flow_train.agreement import on_main
 from libai_projects.weights import huggingface, libai_checkpoints
 from libai_projects.weights.gpt2 import GPT2
 from libai_projects.weights.llama import LLAMA, read_meta
@@ -78,22 +79,8 @@ def load(
             # One line is enough here: the converter lists every name, and can leave some out.
             raise UserError(f"{error.brief}; is it the right model?") from error
 
-    loaded = _on_rank_0(action) or Loaded({}, {})
+    loaded = on_main(action) or Loaded({}, {})
     return loaded.state, distributed.all_gather_json(loaded.config)[0]
-
-
-def _on_rank_0(action: Callable[[], Any]) -> Any:
-    """The result of `action()` on rank 0, None elsewhere; a UserError there is raised on all."""
-    result, problem = None, None
-    if distributed.is_main():
-        try:
-            result = action()
-        except UserError as error:
-            problem = str(error)
-    problem = distributed.all_gather_json(problem)[0]
-    if problem is not None:
-        raise UserError(problem)
-    return result
 
 
 def read(
@@ -190,7 +177,7 @@ def load_into(model: nn.Module, state: Mapping[str, np.ndarray], *, table: Table
                 "model of other sizes?"
             )
 
-    _on_rank_0(check)
+    on_main(check)
     with flow.no_grad():
         for name, target in targets.items():
             _assign(target, state.get(prefix + name))
@@ -227,7 +214,7 @@ def save_huggingface(
         state: Mapping[str, np.ndarray] = gather_state(model_or_state, table)
     else:
         state = model_or_state
-    _on_rank_0(
+    on_main(
         lambda: huggingface.write(
             _without_padding(state, dict(cfg), table),
             dict(cfg),

@@ -172,7 +172,7 @@ _FLAGS: dict[str, tuple[tuple[str, Any, str], ...]] = {
         ("grad_clip", 1.0, "most that all gradients' norm may be; 0: any"),
         ("seed", 1337, "of weights, dropout and order of the data"),
         ("precision", "float32", "what tensors and products are made of"),
-        ("resume", False, "go on from the last checkpoint in output_dir"),
+        ("resume", False, "go on from the last checkpoint in output_dir, if any"),
         ("init_from", "", "weights to begin with: a Hugging Face directory or a LiBai checkpoint"),
     ),
     "data and output": (

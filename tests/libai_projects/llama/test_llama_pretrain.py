@@ -391,9 +391,11 @@ def test_resumed_run_equals_whole_one_to_the_last_bit(
     data: Path, whole: tuple[Path, str], tmp_path: Path
 ) -> None:
     out, _ = whole
-    tiny(data, tmp_path / "out", "--max_iters=2", "--eval_interval=2", "--save_interval=2")
+    # As a restart loop has it: --resume from the first start on.
+    resumed = ("--eval_interval=2", "--resume")
+    tiny(data, tmp_path / "out", "--max_iters=2", "--save_interval=2", *resumed)
     assert list(losses(tmp_path / "out")) == [1, 2]
-    tiny(data, tmp_path / "out", "--eval_interval=2", "--resume")
+    tiny(data, tmp_path / "out", *resumed)
     assert losses(tmp_path / "out") == losses(out)
     assert perplexities(tmp_path / "out") == perplexities(out)
     expected, _ = weights.load(out / "model_final", "libai", table=LLAMA)

@@ -136,10 +136,3 @@ def test_a_fault_of_another_rank_has_its_name(
         monkeypatch.setattr(distributed, "all_gather_json", lambda _own, it=problem: [None, it])
         with pytest.raises(kind, match="rank 1: no memory"), lockstep.in_step():
             pass
-
-
-def test_together_raises_what_one_rank_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert lockstep.together(lambda: 3) == 3
-    monkeypatch.setattr(distributed, "all_gather_json", lambda own: [own, ["no such file"]])
-    with pytest.raises(UserError, match="rank 1: no such file"):
-        lockstep.together(lambda: 3)

@@ -1,14 +1,12 @@
 """Runs the training command several times in the processes of one start, for test_mode_cycle.py.
 
-cycle_worker.py '[["graph.enabled=true", "--resume", ...], ...]': each list is for train_net.py;
---resume means nothing where there is no run yet.
+cycle_worker.py '[["graph.enabled=true", "--resume", ...], ...]': each list is for train_net.py.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 
 from oneflow_accel import distributed, watchdog
 from oneflow_accel.errors import UserError
@@ -21,9 +19,6 @@ _KEPT: list[object] = []
 
 def main() -> None:
     for arguments in json.loads(sys.argv[1]):
-        out = next(text.split("=")[1] for text in arguments if text.startswith("train.output_dir"))
-        begins = not (Path(out) / "last_checkpoint").exists()
-        arguments = [text for text in arguments if not (begins and text == "--resume")]
         _KEPT.append(train_net.execute(train_net.prepare(arguments)))
 
 

@@ -16,6 +16,7 @@ from flow_train.metrics.log import metric_series, read_metrics
 from libai_projects import weights
 from tests.launch import run_process
 from tests.libai_projects.train.conftest import (
+    CONFIG,
     NO_DROPOUT,
     PROJECTS,
     TINY,
@@ -95,6 +96,37 @@ def test_resumed_run_equals_whole_one_to_the_last_bit(train, whole_run, tmp_path
     assert "nothing to train" in train("--resume", out=out).stdout
 
 
+# The command, killed by the first call of one function in it, before or after that does its work.
+KILLED = """
+import os, sys
+sys.path.insert(0, "tools")
+import train_net
+from flow_train.checkpoint import libai_files
+name, after = sys.argv[1:3]
+do = getattr(libai_files, name)
+def killed(*args):
+    if after == "after":
+        do(*args)
+    os._exit(9)
+setattr(libai_files, name, killed)
+train_net.main(sys.argv[3:])
+"""
+
+
+def test_killed_beside_a_checkpoint_and_started_again(environment, train, whole_run, tmp_path):
+    """The same command each time, as a restart loop has it. No line is lost, no evaluation, and
+    nothing is needed to begin with."""
+    out = tmp_path / "out"
+    command = ["--config-file", CONFIG, *TINY, f"train.output_dir={out}", "--resume"]
+    for when in (("begin", "before"), ("tag", "after")):
+        killed = run_process(["-c", KILLED, *when, *command], env=environment, cwd=PROJECTS)
+        assert killed.returncode == 9, killed.stdout
+        assert f"no checkpoint in {out} yet: starting from the beginning" in killed.stdout
+    train("--resume", out=out)
+    assert losses(out) == losses(whole_run)
+    assert perplexities(out) == perplexities(whole_run)
+
+
 def test_eval_only_finds_what_training_found(train, whole_run, tmp_path):
     config = (whole_run / "config.yaml").read_bytes()
     result = train("--eval-only", out=whole_run)
@@ -126,11 +158,17 @@ def test_run_stops_when_evaluations_get_no_better(train, tmp_path):
     """With a learning rate of almost nothing, perplexity stays where it is."""
     out = tmp_path / "out"
     options = ("train.train_iter=50", "train.evaluation.eval_period=1", "optim.lr=1e-30")
+    options += ("train.checkpointer.period=1",)
     result = train(*options, "train.evaluation.patience=2", out=out)
     assert "stopped after 3 iterations: 2 evaluations in a row were no better" in result.stdout
     assert "Traceback" not in result.stdout
     assert list(perplexities(out)) == [1, 2, 3]
     assert perplexities(out)[1] == perplexities(out)[3]
+    # It stays stopped, and knows its best evaluation where it may go on.
+    again = train(*options, "train.evaluation.patience=2", "--resume", out=out)
+    assert "stopped after 3 iterations: 2 evaluations" in again.stdout
+    train(*options, "train.evaluation.patience=4", "--resume", out=out)
+    assert list(perplexities(out)) == [1, 2, 3, 4, 5]
 
 
 def test_graph_run_of_two_processes_ends_by_itself(train, tmp_path):
