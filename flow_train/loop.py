@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
@@ -20,7 +20,7 @@ from oneflow import nn
 from flow_train.checkpoint import snapshot
 from flow_train.checkpoint.folders import Checkpoint, CheckpointManager
 from flow_train.hooks import Hook
-from flow_train.metrics.console import EpochLines, Progress
+from flow_train.metrics.console import EpochLines, Progress, evaluation_lines
 from flow_train.metrics.figures import Meter
 from flow_train.metrics.log import RunLog
 from flow_train.options import Calendar, Position, TrainerOptions
@@ -158,7 +158,8 @@ class Trainer:
         all its steps are done. UserError if the loss is not finite, the data cannot be read or the
         checkpoints cannot be written; SystemExit if the process was told to end (SIGTERM, Ctrl-C)
         and has written a checkpoint."""
-        if self._is_over() and not test_follows:
+        is_complete = self._is_over() and not test_follows
+        if is_complete:
             # Not an error: whatever restarts a run until it succeeds must see that it has.
             logger.info(
                 "nothing left to train: step %d is done and the run ends at step %d; %s",
@@ -166,16 +167,18 @@ class Trainer:
                 self.last_step,
                 self.options.way_to_more,
             )
-            if self.position.batch == 0 and not self._log.has(self.position.step, "val"):
-                self._validate()
-            return
+        else:
+            logger.info("%s", self._describe())
         # A new run in the folder of an old one without checkpoints keeps nothing of its log.
-        logger.info("%s", self._describe())
         self._log.truncate(-1 if self._resumed is None else self.position.step)
         with self._stop.listening():
             self._each(lambda hook: hook.on_fit_start(self))
             if self._resumed is not None:
                 snapshot.load_hooks(self.hooks, self._resumed, self.train_step)
+            if is_complete:
+                if self.position.batch == 0 and not self._log.has(self.position.step, "val"):
+                    self._validate()
+                return
             while not (self._is_over() or self.should_stop):
                 self._run_epoch()
         self._each(lambda hook: hook.on_fit_end(self))
@@ -310,22 +313,26 @@ class Trainer:
         metrics = named(accuracy, "val")
         self.metrics |= metrics
         self._log.log(self.position.step, accuracy.as_logged(), split="val")
-        logger.info("Epoch: [%d] %s", self.position.epoch - 1, accuracy)
+        if self._is_main:
+            print(f"Epoch: [{self.position.epoch - 1}] {accuracy}", flush=True)
         self._each(lambda hook: hook.on_validation_end(self, metrics))
 
-    def evaluate(self, loader: Iterable[Any]) -> Accuracy:
+    def evaluate(self, loader: Any) -> Accuracy:
         """Accuracy on a loader's images, with the weights that hooks want evaluated."""
         self._each(lambda hook: hook.on_evaluation_start(self))
         model = self.train_step.evaluated_model()
+        limit = val_batches(self.options)
         with ExitStack() as stack:
             for hook in self.hooks.values():
                 stack.enter_context(hook.evaluation_weights(self, model))
+            watch = stack.enter_context(evaluation_lines(loader, "validation", None, limit))
             return validate(
                 model,
                 loader,
                 self.backend,
-                max_batches=val_batches(self.options),
+                max_batches=limit,
                 criterion=self.data.val_loss,
+                watch=watch,
                 collective=self.train_step.is_collective,
             )
 

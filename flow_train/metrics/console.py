@@ -154,12 +154,12 @@ class EpochLines:
 
 @contextmanager
 def evaluation_lines(
-    loader: Any, split: str, log_every: int, max_batches: int | None = None
+    loader: Any, split: str, log_every: int | None, max_batches: int | None = None
 ) -> Iterator[Callable[[Tally], None]]:
     """What process 0 says while it evaluates: a bar on a terminal, and log lines with the accuracy
     of its share so far, the images per second of all processes and the remaining time. Lines begin
-    with `split` and are `log_every` batches apart, or `LONGEST_SILENCE_S`. Gives `validate`'s
-    `watch`."""
+    with `split` and are `log_every` batches apart, with one at the end, or `LONGEST_SILENCE_S`.
+    Gives `validate`'s `watch`."""
     batches = len(loader) if max_batches is None else min(max_batches, len(loader))
     width = len(str(batches))
     said_at = time.monotonic()
@@ -169,7 +169,8 @@ def evaluation_lines(
             nonlocal said_at
             progress.update()
             now = time.monotonic()
-            is_due = tally.batches % log_every == 0 or tally.batches == batches
+            ends = tally.batches == batches
+            is_due = log_every is not None and (ends or tally.batches % log_every == 0)
             if not distributed.is_main() or not (is_due or now - said_at > LONGEST_SILENCE_S):
                 return
             said_at = now

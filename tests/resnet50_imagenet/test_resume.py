@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -53,7 +54,8 @@ def test_learning_rate_schedule_is_resumed_under_graph(shapes, run_main, tmp_pat
     for name, options in (("eager", ()), ("graph", ("--graph",))):
         outs.append(tmp_path / name)
         args = ("--start-epoch", "30", "--max-steps", str(30 * 12 + 3), "--lr", "0.5")
-        run_main(shapes, *SMALL, *args, *options, "--freeze-bn", "--output-dir", outs[-1])
+        result = run_main(shapes, *SMALL, *args, *options, "--freeze-bn", "--output-dir", outs[-1])
+        assert "done: 363 steps, no epoch was validated" in result.stdout
     np.testing.assert_allclose(
         list(losses(outs[0]).values()), list(losses(outs[1]).values()), rtol=1e-4
     )
@@ -86,7 +88,7 @@ def test_a_run_killed_after_its_last_checkpoint_comes_to_its_end(
     """As a restart loop has it: the same command, again and again, and at last exit code 0."""
     out = tmp_path / "out"
     args = (shapes, *SMALL, "--epochs", "1", "--output-dir", out, "--resume", "auto")
-    run_main(*args)
+    best = re.search(r"done: 12 steps, best Acc@1 \d+\.\d+", run_main(*args).stdout).group()
     log, curves = out / "metrics.jsonl", out / "curves.png"
     whole = log.read_text()
     assert not curves.exists()
@@ -97,6 +99,7 @@ def test_a_run_killed_after_its_last_checkpoint_comes_to_its_end(
         output = run_main(*args, env={"FLOW_TRAIN_CURVES": "on"}).stdout
         assert "nothing left to train: step 12 is done and the run ends at step 12" in output
         assert curves.exists()
+        assert best in output
         assert losses(out, "val").keys() == {12}
         assert losses(out, "val")[12] == pytest.approx(
             json.loads(whole.splitlines()[-1])["values"]["loss"]

@@ -15,13 +15,17 @@ from monarch_flow.engine.sparse_to_dense import SparseToDense
 from monarch_flow.layers import MonarchLinear
 
 
-def test_a_checkpoint_takes_no_line_away(run_tiny, tmp_path, capsys):
-    """It looks at the losses as a log line does."""
+def test_a_checkpoint_takes_no_line_away(run_tiny, tmp_path, capsys, monkeypatch):
+    """It looks at the losses as a log line does. A long validation says how far it is."""
+    monkeypatch.setattr(console, "LONGEST_SILENCE_S", -1.0)
     each = ("callbacks.model_checkpoint.every_n_train_steps=2", "trainer.limit_train_batches=4")
     run_tiny(tmp_path, *each, "trainer.max_epochs=1", "test_after_training=false")
     out = capsys.readouterr().out
     lines = re.findall(r"^Epoch: \[0\]\[(\d)/4\]\t.*Throughput.*\tETA 0:00:0\d$", out, re.MULTILINE)
     assert lines == ["1", "2", "3", "4"]
+    batches = re.findall(r"^validation: \[(\d)/(\d)\]\tLoss .* images/s\tETA", out, re.MULTILINE)
+    assert [number for number, _ in batches] == [str(n + 1) for n in range(int(batches[0][1]))]
+    assert out.count("Epoch: [0] * Acc@1 ") == 1
 
 
 def test_silence_is_broken(monkeypatch, capsys):
