@@ -32,6 +32,7 @@ from flow_train.checkpoint.optimizer_state import (
     EAGER_KEYS,
     GRAPH_SUFFIXES,
     TRAIN_STEP,
+    kept_keys,
     parameter_names,
 )
 from flow_train.files import TEMPORARY, publish_folder, remove_leftovers, replace_file
@@ -86,7 +87,11 @@ def commit(temporary: Path, name: str) -> Path:
     if final.exists():
         # A folder cannot be renamed onto another one. A kill between the two is mended later.
         os.replace(final, replaced)
-    publish_folder(temporary, final)
+    try:
+        publish_folder(temporary, final)
+    except OSError:
+        _restore_replaced(final.parent)
+        raise
     shutil.rmtree(replaced, ignore_errors=True)
     return final
 
@@ -354,13 +359,8 @@ def _of_graph(
 
 
 def _keys(optimizer: flow.optim.Optimizer) -> frozenset[str] | None:
-    options = optimizer.param_groups[0].options
-    if isinstance(optimizer, flow.optim.Adam | flow.optim.AdamW | flow.optim.LAMB):
-        more = {"max_exp_avg_sq"} if options.get("amsgrad") else set()
-        return frozenset({"exp_avg", "exp_avg_sq"} | more)
-    if isinstance(optimizer, flow.optim.SGD):
-        return frozenset({"momentum_buf"} if options["momentum"] else ())
-    return None
+    keys = kept_keys(optimizer)
+    return None if keys is None else frozenset(EAGER_KEYS.get(key, key) for key in keys)
 
 
 def _first_process() -> flow.placement:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from oneflow_accel import distributed
-from oneflow_accel.errors import CheckpointError
+from oneflow_accel.errors import CheckpointError, UserError
 
 import numpy as np
 import oneflow as flow
@@ -29,11 +29,26 @@ TRAIN_STEP = "System-Train-TrainStep"
 EAGER_KEYS = {"momentum": "momentum_buf"}
 
 
-def state_keys(optimizer: flow.optim.Optimizer) -> tuple[str, ...]:
+def kept_keys(optimizer: flow.optim.Optimizer) -> tuple[str, ...] | None:
+    """What it keeps of a parameter; None where that is not known."""
     options = optimizer.param_groups[0].options
-    if isinstance(optimizer, flow.optim.AdamW):
-        return ("exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if options["amsgrad"] else []))
-    return ("momentum",) if options.get("momentum") else ()
+    if isinstance(optimizer, flow.optim.Adam | flow.optim.AdamW | flow.optim.LAMB):
+        amsgrad = ("max_exp_avg_sq",) if options.get("amsgrad") else ()
+        return ("exp_avg", "exp_avg_sq", *amsgrad)
+    if isinstance(optimizer, flow.optim.SGD):
+        return ("momentum",) if options["momentum"] else ()
+    return None
+
+
+def state_keys(optimizer: flow.optim.Optimizer) -> tuple[str, ...]:
+    """The same; UserError where it is not known, as checkpoints would leave it out."""
+    keys = kept_keys(optimizer)
+    if keys is None:
+        raise UserError(
+            f"checkpoints do not know what {type(optimizer).__name__} keeps: take AdamW, Adam, "
+            "LAMB or SGD, or add it to flow_train/checkpoint/optimizer_state.py"
+        )
+    return keys
 
 
 def parameter_names(model: nn.Module, optimizer: flow.optim.Optimizer) -> list[str]:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from oneflow_accel import distributed, layouts
 
+import numpy as np
+
 from flow_train.checkpoint.folders import Checkpoint
 from flow_train.checkpoint.optimizer_state import by_parameter
 from flow_train.hooks import Hook
@@ -27,8 +29,14 @@ def take(trainer: Trainer) -> Checkpoint:
     if step.layout is not None:
         # Each process writes what is not cut, and goes on with process 0's.
         broadcast_buffers(step.model)
-    model = {name: value.numpy() for name, value in layouts.standard_state_dict(step.model).items()}
-    arrays = step.optimizer_arrays()
+    model: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
+    # A process that writes nothing copies nothing, unless the others need it for that.
+    is_global = any(value.is_global for value in step.model.parameters())
+    if distributed.is_main() or step.layout is not None or is_global:
+        tensors = layouts.standard_state_dict(step.model)
+        model = {name: value.numpy() for name, value in tensors.items()}
+        arrays = step.optimizer_arrays()
     for hook in trainer.hooks.values():
         arrays |= hook.arrays()
     if step.layout is None:

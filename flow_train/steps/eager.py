@@ -22,7 +22,12 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
-from flow_train.checkpoint.optimizer_state import by_parameter, eager_state, load_eager_state
+from flow_train.checkpoint.optimizer_state import (
+    by_parameter,
+    eager_state,
+    load_eager_state,
+    state_keys,
+)
 from flow_train.checkpoint.shards import Layout
 from flow_train.optim import hard_labels
 from flow_train.validation import class_scores, count_correct
@@ -87,6 +92,8 @@ class TrainStep(ABC):
     ) -> None:
         self.model = model
         self.backend = backend
+        # What a checkpoint could not hold is refused before anything is trained.
+        state_keys(optimizer)
         self.optimizer = optimizer
         self.loss = loss
         self.clip = clip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from pathlib import Path
@@ -152,6 +153,20 @@ def test_a_kill_between_the_two_renames_gives_the_old_one_back(
     folder = libai_files.last(tmp_path)
     assert folder is not None
     assert data_file(folder).read_bytes() == before
+
+
+def test_a_failed_write_of_a_name_gives_the_old_one_back_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = data_file(save(tmp_path, 9)).read_bytes()
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(libai_files, "publish_folder", full)
+    with pytest.raises(OSError, match="No space"):
+        save(tmp_path, 9, seed=1)
+    assert data_file(tmp_path / "model_0000009").read_bytes() == before
 
 
 def test_a_name_can_be_written_again(tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from functools import partial
+
 import oneflow_accel
 from oneflow_accel.errors import UserError
 
@@ -10,7 +13,9 @@ import oneflow as flow
 import pytest
 from oneflow import nn
 
+from flow_train.checkpoint.optimizer_state import EAGER_KEYS
 from flow_train.optim import build_optimizer
+from flow_train.steps.eager import EagerStep
 from tests.tolerances import Tolerance, assert_close
 
 
@@ -80,3 +85,23 @@ def test_wrong_configurations_are_named(config, message):
         build_optimizer(nn.Linear(2, 2), config)
     with pytest.raises(UserError, match=r"there is no key optimizer_param_grouping\.bias_decay"):
         build_optimizer(nn.Linear(2, 2), {"lr": 1}, {"bias_decay": True})
+
+
+@pytest.mark.parametrize("kind", ["AdamW", "Adam", "LAMB", "SGD", "Adagrad", "RMSprop"])
+def test_what_an_optimizer_keeps_is_saved_or_it_is_refused(kind: str) -> None:
+    """Before anything is trained."""
+    model, backend = nn.Linear(3, 2), oneflow_accel.select_device()
+    options = {"SGD": {"momentum": 0.9}, "AdamW": {"amsgrad": True}}.get(kind, {})
+    optimizer = getattr(flow.optim, kind)(model.parameters(), lr=0.1, **options)
+    step = partial(EagerStep, model, backend, optimizer, nn.MSELoss())
+    if kind in ("Adagrad", "RMSprop"):
+        with pytest.raises(UserError, match=f"do not know what {kind} keeps"):
+            step()
+        return
+    taken = step()
+    model(flow.ones(1, 3)).sum().backward()
+    optimizer.step()
+    kept = optimizer.state_dict()["state"][0]
+    assert kept
+    found = {EAGER_KEYS.get(key, key) for key, _ in map(os.path.split, taken.optimizer_arrays())}
+    assert found == kept.keys()
