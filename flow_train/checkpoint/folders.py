@@ -125,7 +125,16 @@ class CheckpointManager:
         if self._lock is None:
             self.claim()
         try:
-            folder = self._write(checkpoint, step)
+            with self._new_folder(step) as temporary:
+                checksums = {
+                    name: _write_arrays(temporary / name, arrays)
+                    for name, arrays in (
+                        (_MODEL, checkpoint.model),
+                        (_OPTIMIZER, checkpoint.optimizer),
+                    )
+                }
+                content = self._content(checkpoint, step, checksums)
+                folder = self._publish(temporary, step, content)
             self._point_to(folder, best)
         except OSError as error:
             raise CheckpointError(
@@ -153,12 +162,13 @@ class CheckpointManager:
         token = distributed.all_gather_json(secrets.token_hex(4))[0]
         temporary = self.directory / f"{TEMPORARY}step-{step:08d}-{token}"
         # Of replicas one writes, on each machine.
-        writes = self._places(layout).index(layout.place)
+        places = distributed.all_gather_json(layout.place)
+        writer = next(sharer for sharer in self._sharers if places[sharer] == layout.place)
         name = layout.file_of(layout.place)
 
         def write() -> dict[str, str]:
             temporary.mkdir(exist_ok=True)
-            if self._sharers[writes] != rank:
+            if writer != rank:
                 return {}
             return {name: _write_pieces(temporary / name, checkpoint, step)}
 
@@ -184,31 +194,23 @@ class CheckpointManager:
         """Write a checkpoint of whole tensors in shards, of the model alone; one tensor after the
         other is read. Errors as those of `save`."""
         self.claim()
-        temporary = Path(
-            tempfile.mkdtemp(prefix=f"{TEMPORARY}step-{step:08d}-", dir=self.directory)
-        )
-        try:
-            shapes = {name: tuple(array.shape) for name, array in checkpoint.model.items()}
+        shapes = {name: tuple(array.shape) for name, array in checkpoint.model.items()}
+        metadata = {"step": str(step), "model": checkpoint.name}
+        with self._new_folder(step) as temporary:
             checksums = {}
             for place in range(processes):
                 layout = Layout.even(processes, place, shapes)
                 pieces = OwnPieces(checkpoint.model, layout, MODEL)
-                name = layout.file_of(place)
+                lengths = (length for _, length in layout.groups.values())
                 kinds = {
-                    full_name: (np.dtype(np.float32), (length,))
-                    for full_name, (_, length) in zip(pieces, layout.groups.values(), strict=True)
+                    name: (np.dtype(np.float32), (length,))
+                    for name, length in zip(pieces, lengths, strict=True)
                 }
-                checksums[name] = write_safetensors(
-                    temporary / name,
-                    kinds,
-                    pieces.__getitem__,
-                    {"step": str(step), "model": checkpoint.name},
-                )
+                file = temporary / layout.file_of(place)
+                read = pieces.__getitem__
+                checksums[file.name] = write_safetensors(file, kinds, read, metadata)
             content = self._content(checkpoint, step, checksums)
             return self._publish(temporary, step, {**content, "shards": layout.as_json()})
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
 
     def _find_sharers(self) -> None:
         """Which processes see this folder: those whose marks are in it."""
@@ -228,11 +230,6 @@ class CheckpointManager:
 
         for part in (mark, look, clean):
             _writing(part, self.directory)
-
-    def _places(self, layout: Layout) -> list[int]:
-        """Of the processes that see this folder, which pieces they have."""
-        every = distributed.all_gather_json(layout.place)
-        return [int(every[rank]) for rank in self._sharers]
 
     def _point_to(self, folder: Path, best: bool) -> None:
         pointer = f"{folder.name}\n".encode()
@@ -271,19 +268,13 @@ class CheckpointManager:
             self._lock.close()
             self._lock = None
 
-    def _write(self, checkpoint: Checkpoint, step: int) -> Path:
-        temporary = Path(
-            tempfile.mkdtemp(prefix=f"{TEMPORARY}step-{step:08d}-", dir=self.directory)
-        )
+    @contextmanager
+    def _new_folder(self, step: int) -> Iterator[Path]:
+        """A hidden folder to write into, which is gone after an error."""
+        prefix = f"{TEMPORARY}step-{step:08d}-"
+        temporary = Path(tempfile.mkdtemp(prefix=prefix, dir=self.directory))
         try:
-            checksums = {}
-            for file_name, tensors in (
-                (_MODEL, checkpoint.model),
-                (_OPTIMIZER, checkpoint.optimizer),
-            ):
-                arrays = {name: np.asarray(array) for name, array in tensors.items()}
-                checksums[file_name] = _write_arrays(temporary / file_name, arrays)
-            return self._publish(temporary, step, self._content(checkpoint, step, checksums))
+            yield temporary
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise

@@ -1,23 +1,17 @@
-"""Validation against numpy, and which checkpoint a run goes on from."""
+"""Validation against numpy."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 
 import oneflow_accel
-from oneflow_accel.errors import CheckpointError, DataError, UserError
+from oneflow_accel.errors import DataError, UserError
 
 import numpy as np
 import oneflow as flow
 import pytest
 from oneflow import nn
 
-from flow_train.checkpoint.folders import (
-    Checkpoint,
-    CheckpointManager,
-    agreed_checkpoint,
-    checkpoint_folder,
-)
 from flow_train.data.real_labels import RealLabels
 from flow_train.steps.eager import broadcast_buffers, data_parallel
 from flow_train.validation import Accuracy, class_scores, count_correct, validate
@@ -82,22 +76,6 @@ def test_one_process_needs_no_wrapping():
     model = nn.BatchNorm1d(3)
     assert data_parallel(model) is model
     broadcast_buffers(model)
-
-
-def test_which_checkpoint_is_resumed(tmp_path):
-    assert agreed_checkpoint(None, tmp_path) is None
-    assert agreed_checkpoint("auto", tmp_path) is None
-    manager = CheckpointManager(checkpoint_folder(tmp_path))
-    for step in (1, 2):
-        manager.save(Checkpoint({}, state={"step": step}), step=step)
-    found = agreed_checkpoint("auto", tmp_path)
-    assert found is not None
-    assert found.state == {"step": 2}
-    found = agreed_checkpoint(str(manager.directory / "step-00000001"), tmp_path)
-    assert found is not None
-    assert found.state == {"step": 1}
-    with pytest.raises(CheckpointError, match="nowhere"):
-        agreed_checkpoint(str(tmp_path / "nowhere"), tmp_path)
 
 
 def test_real_labels_count_beside_the_others():

@@ -95,11 +95,6 @@ def test_checkpoint_by_path_continues_elsewhere(run_tiny, tmp_path):
     assert (tmp_path / "b/checkpoints/best").read_text().strip() == "step-00000016"
 
 
-def test_auto_begins_where_there_is_nothing(run_tiny, tmp_path):
-    run_tiny(tmp_path, "trainer.max_epochs=1", "resume=auto")
-    assert list(values(tmp_path)) == list(range(1, 9))
-
-
 def _start(path: Path) -> subprocess.Popen:
     return subprocess.Popen(
         [sys.executable, str(SCRIPT), str(path)],
