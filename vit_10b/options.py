@@ -151,6 +151,8 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
     cli.add_profile_option(group)
     text = "build nothing, and say what a run would need"
     add("--dry_run", action="store_true", help=text)
+    text = "with --dry_run: the largest model of these proportions by devices and their memory"
+    add("--largest", action="store_true", help=text)
     text = "with --dry_run: processes of the run (default: those of this job)"
     add("--num_devices", type=at_least(1), default=None, metavar="N", help=text)
     text = "memory of a process's device (default: what this machine has for each process)"
@@ -195,6 +197,8 @@ def parse_options(argv: Sequence[str]) -> argparse.Namespace:
         wrong = [name for name, asked in given.items() if asked]
         if wrong:
             raise UserError(f"--run_without_fsdp cuts nothing: leave {wrong[0]} out")
+    if options.largest and not options.dry_run:
+        raise UserError("--largest is for --dry_run")
     if options.num_devices is not None and not options.dry_run:
         raise UserError("--num_devices is for --dry_run; a run has as many as the launcher starts")
     return options

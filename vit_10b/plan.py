@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ PROCESS = 420e6
 # where it is twice the size that is asked for. Measured on CPUs, 0.32 to 0.40 in four runs.
 _POOLS = 0.36
 _FLOAT = 4
+# Of the table of largest models: devices, their memory, images of each.
+_WORLDS, _MEMORIES, _IMAGES = (1, 2, 4, 8, 16), (16, 24, 40, 80), 8
 # Devices are counted up to here; there are none so large.
 _MOST_DEVICES = 1 << 20
 
@@ -139,10 +142,10 @@ class Plan:
             states["gradients of one block"] = _FLOAT * unit
         inputs = _FLOAT * batch * shape.tokens * shape.embed_dim
         of_block = batch * self._activations_per_image()
-        recompute = self.recompute
         states["block inputs"] = shape.num_blocks * inputs
         # Of those that are differentiated, as much again goes backward.
-        states["activations"] = (1 if recompute else shape.num_blocks) * of_block + of_block
+        again = self.recompute and not self.whole
+        states["activations"] = (1 if again else shape.num_blocks) * of_block + of_block
         return states
 
     def _activations_per_image(self) -> float:
@@ -168,7 +171,7 @@ class Plan:
     @property
     def computed_flops_per_image(self) -> float:
         """With the forward pass that is computed again."""
-        again = not self.whole and self.recompute
+        again = self.recompute and not self.whole
         return self.flops_per_image * (4 / 3 if again else 1)
 
     def worlds(self) -> Iterator[Plan]:
@@ -215,6 +218,32 @@ def report(plan: Plan, limit: float | None, told: bool) -> str:
         lines.append(
             f"smallest number       {fewest(plan, limit)} for {whose} {limit / GIB:,.1f} GiB"
         )
+    return "\n".join(lines)
+
+
+def largest(plan: Plan, limit: float) -> float:
+    """The parameters of the largest model that fits into `limit` bytes, 0 where none does: with
+    more blocks, heads and width in the same proportion."""
+    fits, shape = 0, plan.shape
+    for blocks in itertools.count(1):
+        heads = max(1, round(shape.num_heads * blocks / shape.num_blocks))
+        dim = heads * (shape.embed_dim // shape.num_heads)
+        grown = dataclasses.replace(shape, num_blocks=blocks, num_heads=heads, embed_dim=dim)
+        if dataclasses.replace(plan, shape=grown).bytes > limit:
+            break
+        fits = grown.parameters
+    return fits
+
+
+def largest_models(plan: Plan) -> str:
+    """Text for --largest."""
+    sizes = "".join(f"{memory:>8} GiB" for memory in _MEMORIES)
+    lines = [f"10^9 parameters of the largest model, {_IMAGES} images of each device, of", sizes]
+    for world, whole in ((1, True), *((world, False) for world in _WORLDS)):
+        counts = {"world": world, "group": world, "batch": _IMAGES * world}
+        each = dataclasses.replace(plan, **counts, whole=whole, in_one_memory=False)
+        found = "".join(f"{largest(each, memory * GIB) / 1e9:12.2f}" for memory in _MEMORIES)
+        lines.append(found + ("  whole, on any number" if whole else f"  cut over {world}"))
     return "\n".join(lines)
 
 

@@ -61,7 +61,7 @@ from flow_train.steps.eager import EagerStep, TrainStep
 from flow_train.steps.sharding import Options, ShardedStep, Sharding, fully_shard, shard_unit
 from vit_10b.model import BLOCK_EPS, LAST_EPS, Shape, ViT
 from vit_10b.options import parse_options, shape_of
-from vit_10b.plan import GIB, Plan, report, require_memory
+from vit_10b.plan import GIB, Plan, largest_models, report, require_memory
 
 logger = logging.getLogger("oneflow_accel")
 
@@ -109,7 +109,8 @@ def run(argv: Sequence[str]) -> int:
         world = options.num_devices or distributed.world_size()
         plan = Plan.of(options, shape_of(options), world)
         if distributed.is_main():
-            print(report(plan, limit, told=options.device_memory is not None))
+            text = report(plan, limit, told=options.device_memory is not None)
+            print(largest_models(plan) if options.largest else text)
         return 0
     # The classes of a folder are not known yet; they make no difference that matters.
     plan = Plan.of(options, shape_of(options), distributed.world_size())

@@ -225,6 +225,7 @@ COMMANDS: dict[str, Run | Dry | NotRun] = {
     "python3 vit_10b/run_vit_training.py --dry_run --num_devices 128 --device_memory 16": Run(
         expect="10,077,917,160"
     ),
+    "python3 vit_10b/run_vit_training.py --dry_run --largest": Run(expect="cut over 16"),
     "python3 vit_10b/run_vit_training.py --help": Run(expect="--no_reshard_after_forward"),
     "python -m vit_10b.consolidate --ckpt_prefix DIR/checkpoints/step-00001251": Run(
         "--save_path {runs}/whole.safetensors",

@@ -13,7 +13,7 @@ import pytest
 from tests.launch import REPOSITORY, run_process
 from vit_10b.model import Shape, ViT
 from vit_10b.options import build_parser, parse_options, shape_of
-from vit_10b.plan import GIB, Plan, report, require_memory
+from vit_10b.plan import GIB, Plan, largest_models, report, require_memory
 from vit_10b.run_vit_training import run
 
 # fsdp_llama_spec A.1.
@@ -118,6 +118,15 @@ def test_a_dry_run_says_what_it_takes() -> None:
         assert text in result.stdout
     assert "AdamW's moments             0.59" in result.stdout
     assert "for a device of 16.0 GiB" in result.stdout
+
+
+def test_the_table_of_largest_models_is_that_of_the_readme() -> None:
+    options = parse_options(["--dry_run", "--largest"])
+    rows = largest_models(Plan.of(options, shape_of(options), 1)).splitlines()[2:]
+    found = [row.split()[:4] for row in rows]
+    text = (REPOSITORY / "vit_10b" / "README.md").read_text()
+    table = text.partition("## The largest model")[2].partition("\n\nThe count")[0].splitlines()
+    assert found == [[cell.strip() for cell in row.split("|")[2:6]] for row in table[-6:]]
 
 
 def test_where_nothing_fits_the_report_says_so() -> None:

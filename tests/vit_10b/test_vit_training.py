@@ -19,7 +19,11 @@ from tests.launch import REPOSITORY, child_environment, free_port, run_distribut
 from tests.machines import train_until_one_is_killed, two_machines
 from tests.modes import ALL, some
 from tests.vit_10b.conftest import SCRIPT, SMALL, largest_gap, run_vit, values, weights
+from vit_10b.options import parse_options, shape_of
+from vit_10b.plan import Plan
 
+# 13 million parameters: 0.2 GB, and the process half as much again.
+WIDER = ("--embed_dim", "512", "--num_blocks", "4", "--ckpt_step_interval", "1", "--max_steps", "3")
 STEPS = ("--max_steps", "10")
 DROPOUT = ("--pos_dropout", "0.1", "--att_dropout", "0.2", "--mlp_dropout", "0.3")
 # The 4-process run that all "resumed" ones go on from is at step 6.
@@ -70,6 +74,16 @@ COMPARED = [
 KILLS, KILLED = (20, 4) if ALL else (2, 2)
 # A fixture starts all modes; 20 kills take minutes.
 pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.mark.parametrize("way", [("--run_without_fsdp",), ()], ids=["whole", "cut"])
+def test_the_plan_is_what_a_run_takes(shapes: Path, tmp_path: Path, way: tuple[str, ...]) -> None:
+    """With the checkpoints that it writes."""
+    argv = [*SMALL, *WIDER, *way, "--data_dir", str(shapes), "--ckpt_dir", str(tmp_path)]
+    run_vit([argv])
+    options = parse_options(argv)
+    planned = Plan.of(options, shape_of(options), 1).bytes / 1e9
+    assert values(tmp_path, "peak_memory_gb")[-1] == pytest.approx(planned, rel=0.15)
 
 
 @pytest.fixture(scope="module")
