@@ -166,7 +166,7 @@ class StepModel:
         self._fused_softmax = fused_softmax
         rows, self._width = head.shape
         pair = 2 * (key_width or self._width) * np.dtype(np.float32).itemsize
-        self.bytes_per_token = len(layers) * pair if backend.name == "cpu" else 0
+        self.bytes_per_token = len(layers) * pair if backend.supports("host_memory") else 0
         # Every process reads every weight: ZeRO may have left some to be joined, and OneFlow wants
         # all processes to take part in that. Weights of other stages are not kept.
         parts = [self._layer(on_this_process(layer, place)) for layer in layers]
