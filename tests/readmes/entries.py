@@ -360,7 +360,7 @@ COMMANDS: dict[str, Run | Dry | NotRun] = {
     # Two of its rows.
     f"python {PRETRAIN} --ablate table1 --preset=small --gradient_accumulation_steps=1 "
     "--output_dir=projects/Llama/ablation": Run(
-        f"{SHORT_LLAMA} --vocab_size=512 --max_iters=6",
+        f"{SHORT_LLAMA} --vocab_size=512 --max_iters=6 --turns=1",
         LIBAI,
         instead='python -c "import sys; from libai_projects.projects.Llama import diary, pretrain; '
         "diary.TABLES['table1'] = diary.TABLES['table1'][:2]; sys.exit(pretrain.main(sys.argv[1:]))"

@@ -1,6 +1,8 @@
 """`pretrain.py --ablate TABLE`: what each fused operation is worth, beside the diary's table.
 
 Each row is a fresh process of pretrain.py, as memory pools and aborts must not reach the next row.
+All rows run in turns, `--turns` times, and a row's seconds count beside those of use_all in the
+same turn: the speed of a machine that does other work changes from one minute to the next.
 OUTPUT/TABLE.md, .csv and .png hold the result, OUTPUT/TABLE/ROW what a row's process wrote.
 """
 
@@ -9,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import csv
+import dataclasses
 import io
 import json
 import os
@@ -61,16 +64,20 @@ FLAGS = {
 }
 COLUMNS = (
     *("row", "iteration 5 s", "median s", "tokens/s", "MFU %", "peak GB", "last loss", "time x"),
+    "spread",
     *("diary s", "diary MFU %", "diary GB", "diary time x", "note"),
 )
 NOTES = (
     f"iterations count from 0, as in the diary: the median is of iteration {WARM_UP} to the last, "
     "the peak of memory without the last, which writes a checkpoint",
-    f"time x: the seconds over those of {REFERENCE}, ours and the diary's",
+    f"time x: the seconds over those of {REFERENCE}, ours in the same turn, and the diary's; "
+    f"spread: the largest less the smallest of all turns, {REFERENCE}'s over its median",
     "peak GB are 1e9 bytes, on a CPU of the whole process; the diary's GB are MiB / 1000, and its "
     "device one A800-80G",
 )
 
+# A row, and which of its turns.
+Turn = tuple[str, int]
 # Runs pretrain.py with such arguments and environment, its output to a file; the exit code.
 Runner = Callable[[Sequence[str], Mapping[str, str], Path], int]
 
@@ -78,8 +85,9 @@ Runner = Callable[[Sequence[str], Mapping[str, str], Path], int]
 @dataclass(frozen=True)
 class Result:
     """What a row's run was measured at: seconds of iteration 5, then medians from there on, peak
-    memory in 1e9 bytes, and COMPARED by finished iterations. A row without figures has a `note`,
-    and one that failed the last word of its process as `error`."""
+    memory in 1e9 bytes, and COMPARED by finished iterations; `ratios` are its seconds over those of
+    use_all, by turn. A row without figures has a `note`, and one that failed the last word of its
+    process as `error`."""
 
     first: float | None = None
     seconds: float | None = None
@@ -87,6 +95,7 @@ class Result:
     mfu: float | None = None
     memory: float | None = None
     curves: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    ratios: tuple[float, ...] = ()
     note: str = ""
     error: str = ""
 
@@ -94,6 +103,14 @@ class Result:
     def loss(self) -> float | None:
         losses = self.curves.get("loss")
         return losses[max(losses)] if losses else None
+
+    @property
+    def ratio(self) -> float | None:
+        return statistics.median(self.ratios) if self.ratios else None
+
+    @property
+    def spread(self) -> float | None:
+        return max(self.ratios) - min(self.ratios) if len(self.ratios) > 1 else None
 
 
 SDPA = Result(note="n/a (PyTorch's own operator)")
@@ -120,27 +137,29 @@ def run(flags: argparse.Namespace, argv: Sequence[str], runner: Runner | None = 
     environment = {**os.environ, settings.PEAK.name: str(peak), settings.CURVES.name: "off"}
     lines = [_tokens(flags), *_switched_off(flags, environment.pop(settings.DISABLE.name, ""))]
     print("\n".join(lines))
-    results, asked = {}, {}
-    for row in [each.name for each in diary.TABLES[name]]:
-        if switches(name, row) is None:
-            results[row] = SDPA
-        else:
-            command = row_argv(name, row, flags, argv)
-            asked[row] = {"argv": command, "machine": machine, "peak_tflops": peak}
-    results |= _finished(folder, asked)
-    with Progress(len(asked), "row", done=len(results.keys() & asked)) as progress:
-        for number, (row, setting) in enumerate(asked.items(), start=1):
-            said = f"[{number}/{len(asked)}] {row}"
-            if row in results:
-                progress.print(f"{said}: {_in_words(results[row])} (from an earlier start)")
+    rows = [each.name for each in diary.TABLES[name]]
+    asked = {}
+    for turn in range(1, flags.turns + 1):
+        for row in rows:
+            if switches(name, row) is not None:
+                command = row_argv(name, row, flags, argv, turn)
+                asked[row, turn] = {"argv": command, "machine": machine, "peak_tflops": peak}
+    found = _finished(folder, asked)
+    with Progress(len(asked), "row", done=len(found)) as progress:
+        for number, (each, setting) in enumerate(asked.items(), start=1):
+            said = f"[{number}/{len(asked)}] {each[0]}"
+            if each in found:
+                progress.print(f"{said}: {_in_words(found[each])} (from an earlier start)")
                 continue
             progress.print(f"{said}: running, ETA {format_eta(progress.eta_seconds())}")
             try:
-                results[row] = _run_row(folder / _slug(row), setting, environment, runner)
+                found[each] = _run_row(folder / _slug(*each), setting, environment, runner)
             except KeyboardInterrupt:
                 raise KeyboardInterrupt("the same command goes on with this row") from None
             progress.update()
-            progress.print(f"{said}: {_in_words(results[row])}")
+            progress.print(f"{said}: {_in_words(found[each])}")
+    turns = {row: [found[each] for each in asked if each[0] == row] or [SDPA] for row in rows}
+    results = merged(turns)
     tolerance = TOLERANCE if flags.precision == "float32" else ROUNDED_TOLERANCE
     wrong, largest = disagreements(results, tolerance)
     problems = [f"{row}: {result.error}" for row, result in results.items() if result.error]
@@ -150,6 +169,13 @@ def run(flags: argparse.Namespace, argv: Sequence[str], runner: Runner | None = 
             f"losses and norms of gradients are {REFERENCE}'s at each iteration, to {tolerance:g} "
             f"of them; the largest difference is {largest:.1e}"
         )
+    unsure = [row for row, result in results.items() if _is_unsure(row, result)]
+    if unsure:
+        lines.append(
+            f"WARNING: {', '.join(unsure)}: between turns their times vary by more than they "
+            f"differ from {REFERENCE}'s; take more --turns, or a machine that does nothing else"
+        )
+        print(lines[-1])
     lines += [f"measured on {_origin(folder, asked)}", f"MFU is of {peak:.4g} TFLOP/s", *NOTES]
     cells = table(diary.TABLES[name], results)
     text = markdown(cells)
@@ -159,6 +185,35 @@ def run(flags: argparse.Namespace, argv: Sequence[str], runner: Runner | None = 
     print("", text, *problems, sep="\n")
     print("written: " + ", ".join(str(output / f"{name}.{end}") for end in ("md", "csv", "png")))
     return 1 if problems else 0
+
+
+def merged(turns: Mapping[str, Sequence[Result]]) -> dict[str, Result]:
+    """The results of each row's turns as one: medians, and `ratios`. One that failed stands for
+    all."""
+    found = {}
+    base = [result.seconds for result in turns[REFERENCE]]
+    for row, results in turns.items():
+        found[row] = next((each for each in results if each.seconds is None), results[0])
+        if found[row].seconds is None:
+            continue
+        names = ("first", "seconds", "tokens_per_second", "mfu", "memory")
+        values = {name: [getattr(result, name) for result in results] for name in names}
+        medians = {
+            name: None if None in each else statistics.median(each) for name, each in values.items()
+        }
+        # use_all's beside its own median.
+        beside = [medians["seconds"]] * len(results) if row == REFERENCE else base
+        pairs = zip(values["seconds"], beside, strict=True)
+        ratios = tuple(seconds / other for seconds, other in pairs if other)
+        found[row] = dataclasses.replace(results[0], ratios=ratios, **medians)
+    return found
+
+
+def _is_unsure(row: str, result: Result) -> bool:
+    """Whether its seconds vary by more than they differ from use_all's."""
+    if row == REFERENCE or result.ratio is None or result.spread is None:
+        return False
+    return result.spread > abs(result.ratio - 1)
 
 
 def switches(table: str, row: str) -> dict[str, bool] | None:
@@ -176,13 +231,15 @@ def switches(table: str, row: str) -> dict[str, bool] | None:
     return on
 
 
-def row_argv(table: str, row: str, flags: argparse.Namespace, argv: Sequence[str]) -> list[str]:
+def row_argv(
+    table: str, row: str, flags: argparse.Namespace, argv: Sequence[str], turn: int = 1
+) -> list[str]:
     """The command line of a row: the user's, then what the row sets, as the last one counts."""
-    before = ["", *argv]
+    before, ours = ["", *argv], ("--ablate", "--turns")
     own = [
         text
         for text, last in zip(argv, before, strict=False)
-        if text.split("=")[0] != "--ablate" and last != "--ablate"
+        if text.split("=")[0] not in ours and last not in ours
     ]
     if not flags.data:
         own.append("--dummy=true")
@@ -192,7 +249,7 @@ def row_argv(table: str, row: str, flags: argparse.Namespace, argv: Sequence[str
     if table == "table3":
         own.append("--graph=true")
     own += ["--log_interval=1", "--eval_interval=0", f"--save_interval={NEVER}", "--resume=false"]
-    return [*own, f"--output_dir={Path(flags.output_dir) / table / _slug(row)}"]
+    return [*own, f"--output_dir={Path(flags.output_dir) / table / _slug(row, turn)}"]
 
 
 def start(argv: Sequence[str], environment: Mapping[str, str], output: Path) -> int:
@@ -257,7 +314,7 @@ def disagreements(results: Mapping[str, Result], tolerance: float) -> tuple[list
 
 def table(rows: Sequence[diary.Row], results: Mapping[str, Result]) -> list[list[str]]:
     """The cells of a table by COLUMNS, without their heads; "" where there is no figure."""
-    base, theirs = results[REFERENCE].seconds, _of_reference(rows).seconds
+    theirs = _of_reference(rows).seconds
     cells = []
     for row in rows:
         ours = results[row.name]
@@ -266,7 +323,7 @@ def table(rows: Sequence[diary.Row], results: Mapping[str, Result]) -> list[list
                 *(row.name, _text(ours.first), _text(ours.seconds)),
                 *(_text(ours.tokens_per_second, ".0f"), _text(ours.mfu, ".2f")),
                 *(_text(ours.memory, ".3f"), _text(ours.loss, ".6g")),
-                _text(_ratio(ours.seconds, base), ".2f"),
+                *(_text(ours.ratio, ".2f"), _text(ours.spread, ".2f")),
                 *(_text(value, ".2f") for value in (row.seconds, row.mfu, row.memory)),
                 _text(_ratio(row.seconds, theirs), ".2f"),
                 "; ".join([ours.note] * bool(ours.note) + ["diary: error"] * (not row.seconds)),
@@ -374,9 +431,10 @@ def _peak(path: Path, machine: str, flags: argparse.Namespace, backend: Backend)
     return tflops
 
 
-def _slug(row: str) -> str:
-    """The name of a row's folder."""
-    return re.sub(r"\W+", "_", row.replace("w/o", "without"))
+def _slug(row: str, turn: int) -> str:
+    """The name of the folder of a row's turn."""
+    again = f"_turn_{turn}" if turn > 1 else ""
+    return re.sub(r"\W+", "_", row.replace("w/o", "without")) + again
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -387,14 +445,14 @@ def _json(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _finished(folder: Path, asked: Mapping[str, Mapping[str, Any]]) -> dict[str, Result]:
+def _finished(folder: Path, asked: Mapping[Turn, Mapping[str, Any]]) -> dict[Turn, Result]:
     """The rows that an earlier start has run as they are asked for."""
     found = {}
-    for row, setting in asked.items():
-        saved = _json(folder / _slug(row) / ROW_NAME)
+    for each, setting in asked.items():
+        saved = _json(folder / _slug(*each) / ROW_NAME)
         if all(saved.get(key) == value for key, value in setting.items()):
             with contextlib.suppress(DataError):
-                found[row] = read(folder / _slug(row) / JSONL_NAME)
+                found[each] = read(folder / _slug(*each) / JSONL_NAME)
     return found
 
 
@@ -428,9 +486,9 @@ def _last_words(path: Path, code: int) -> str:
     return f"{how}: {(errors or lines or ['it said nothing'])[-1]} ({path})"
 
 
-def _origin(folder: Path, rows: Iterable[str]) -> str:
+def _origin(folder: Path, turns: Iterable[Turn]) -> str:
     """Machines, versions and dates of the rows."""
-    saved = [_json(folder / _slug(row) / ROW_NAME) for row in rows]
+    saved = [_json(folder / _slug(*each) / ROW_NAME) for each in turns]
     parts = [
         ", ".join(sorted({row[key] for row in saved if key in row}))
         for key in ("machine", "versions", "date")

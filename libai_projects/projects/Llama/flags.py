@@ -215,6 +215,7 @@ _FLAGS: dict[str, tuple[tuple[str, Any, str], ...]] = {
     ),
     "instead of training": (
         ("ablate", "", "table1, table2 or table3: each fused operation off by turns"),
+        ("turns", 3, "times that --ablate runs each row, all rows in turns"),
         ("estimate", False, "parameters, memory and step time, without a step"),
         ("gpu", "A100", "whose data sheet --estimate takes"),
     ),
@@ -228,7 +229,7 @@ _LEAST = {
     **dict.fromkeys(("multiple_of", "num_layers", "hidden_size", "num_attention_heads"), 1),
     **dict.fromkeys(("num_key_value_heads", "batch_size", "max_iters", "log_interval"), 1),
     **dict.fromkeys(("gradient_accumulation_steps", "save_interval", "eval_iters"), 1),
-    **dict.fromkeys(("tensor_parallel", "pipeline_parallel"), 1),
+    **dict.fromkeys(("tensor_parallel", "pipeline_parallel", "turns"), 1),
     # One token has nothing before it to be predicted from.
     "max_seq_len": 2,
     "pad_token_id": -1,

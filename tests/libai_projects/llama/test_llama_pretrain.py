@@ -98,7 +98,7 @@ def test_the_defaults_are_the_diarys() -> None:
         (["--packing=document"], "--packing=document: expected one of stream, documents"),
         (["--token_dtype=int32"], "--token_dtype=int32: expected one of uint16, uint32"),
         (["--dtype=int8"], "--precision: precision 'int8' is none of float32, float32-bf16-pro"),
-        (["--dropout1=0.1"], "--dropout1 and --dropout2 differ, and here both branches of a block"),
+        (["--dropout1=0.1"], "--dropout1 and --dropout2 differ, and both branches of a block"),
         (["--rope_scaling=yarn"], "--rope_scaling=yarn: expected one of linear, dynamic, llama3"),
         (["--zero_stage=4"], "--zero_stage=4: expected one of 0, 1, 2, 3"),
         (["--attn_impl=fmha"], "--attn_impl=fmha: OneFlow's fused attention has no gradient"),
