@@ -3,8 +3,8 @@ FlashAttention diary (milliseconds forward, backward and both, of each form) for
 
 The diary's setting is 64 sequences of 1,024 tokens, 16 heads of 64 numbers, dropout 0.1, not
 causal, in float16 on an A100. Here batches are as many as the plain form has memory for, and
-numbers are float32 on a CPU. Every run is a process of its own, in turns; memory is what a process
-grows by at its largest, beyond the inputs.
+numbers are float32, or bfloat16 under autocast (--precision). Every run is a process of its own, in
+turns; memory is what a process grows by at its largest, beyond the inputs.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import oneflow_accel
+from oneflow_accel import precision
 from oneflow_accel.errors import UserError
 from oneflow_accel.kernels.attention import HIDDEN, draw_seed, scaled_dot_product_attention
 
@@ -75,8 +76,10 @@ def measure(options: argparse.Namespace) -> Found:
     batch, length, steps = options.batch, options.length, options.steps
     attention = plain_attention if options.plain else fused_attention
     device = oneflow_accel.current_backend()
-    inputs = [flow.randn(batch, HEADS, length, DIM).requires_grad_() for _ in range(3)]
-    gradient = flow.randn(batch, HEADS, length, DIM)
+    dtype = getattr(flow, options.precision)
+    *inputs, gradient = [flow.randn(batch, HEADS, length, DIM).to(dtype) for _ in range(4)]
+    for tensor in inputs:
+        tensor.requires_grad_()
     flow._oneflow_internal.eager.Sync()
     device.empty_cache()
     device.reset_peak_memory_stats()
@@ -86,10 +89,11 @@ def measure(options: argparse.Namespace) -> Found:
         for tensor in inputs:
             tensor.grad = None
         start = time.perf_counter()
-        out = attention(*inputs, causal=options.causal, dropout=options.dropout)
+        with precision.autocast(device, options.precision):
+            out = attention(*inputs, causal=options.causal, dropout=options.dropout)
         flow._oneflow_internal.eager.Sync()
         between = time.perf_counter()
-        out.backward(gradient)
+        out.backward(gradient.to(out.dtype))
         flow._oneflow_internal.eager.Sync()
         times.append((between - start, time.perf_counter() - between))
         del out
@@ -124,6 +128,8 @@ def run(argv: list[str] | None = None) -> None:
     parser.add_argument("--batch", type=cli.at_least(1), default=4, help="sequences of 1,024")
     parser.add_argument("--dropout", type=cli.share, default=0.1, help="of weights")
     parser.add_argument("--causal", action="store_true", help="each sees only those before it")
+    names = {"choices": ("float32", "bfloat16"), "default": "float32"}
+    parser.add_argument("--precision", "--dtype", help="of queries, keys and values", **names)
     parser.add_argument("--rounds", type=cli.at_least(1), default=2, help="processes of each form")
     parser.add_argument("--steps", type=cli.at_least(1), default=3, help="of a process")
     parser.add_argument("--picture", metavar="PNG", type=Path, help="memory and time by length")
@@ -134,30 +140,34 @@ def run(argv: list[str] | None = None) -> None:
     if options.in_this_process:
         print(json.dumps(measure(options)))
         return
+    if reason := precision.why_not(oneflow_accel.current_backend(), options.precision):
+        raise UserError(f"--precision {options.precision}: {reason}")
     found: dict[int, tuple[int, Found, Found]] = {}
     for length in LENGTHS:
         # The same number of tokens for each length, as far as there are whole sequences.
         batch = max(1, options.batch * 1024 // length)
         arguments = ["--batch", str(batch), "--length", str(length)]
         arguments += ["--dropout", str(options.dropout), "--steps", str(options.steps)]
-        arguments += ["--causal"] if options.causal else []
+        arguments += ["--precision", options.precision, *["--causal"] * options.causal]
         runs = [
             (_started(True, arguments), _started(False, arguments)) for _ in range(options.rounds)
         ]
         plain, fused = (_median(list(each)) for each in zip(*runs, strict=True))
         found[length] = batch, plain, fused
     console = Console(width=None if sys.stdout.isatty() else 130)
-    for table in tables(found, options.dropout):
+    for table in tables(found, options.dropout, options.precision):
         console.print(table)
     if options.picture:
         draw(found, options.picture)
 
 
-def tables(found: dict[int, tuple[int, Found, Found]], dropout: float) -> list[Table]:
+def tables(
+    found: dict[int, tuple[int, Found, Found]], dropout: float, dtype: str = "float32"
+) -> list[Table]:
     """The six numbers at the diary's length, and both passes at each length."""
     machine = oneflow_accel.current_backend().properties().name
     batch, plain, fused = found[1024]
-    first = Table(title=f"{machine}, float32, {batch} x 1024, dropout {dropout}; {date.today()}")
+    first = Table(title=f"{machine}, {dtype}, {batch} x 1024, dropout {dropout}; {date.today()}")
     for column in ("", "fused ms", "plain ms", "ratio", "fused GFLOP/s", "A100: ms", "ms", "ratio"):
         first.add_column(column, justify="right")
     for part, (theirs, standard) in DIARY.items():

@@ -405,6 +405,9 @@ COMMANDS: dict[str, Run | Dry | NotRun] = {
         "--steps 1",
         expect="backward",
     ),
+    "python -m benchmarks.flash --precision bfloat16": Run(
+        instead="python -m benchmarks.flash --help", expect="--precision"
+    ),
     # monarch_flow
     "python -m monarch_flow.models vit_small_patch16_224 mlp_cfg=monarch": Run(expect="29,880,040"),
     "python -m monarch_flow.convert project vit.safetensors out.safetensors --config monarch": Run(
