@@ -17,7 +17,6 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 try:
     import oneflow_accel
@@ -79,6 +78,9 @@ IMAGENET_TRAIN_IMAGES = 1_281_167
 IMAGENET_VAL_IMAGES = 50_000
 IMAGENET_CLASSES = 1000
 EVALUATED_BATCHES_PER_LINE = 50
+# Options whose values may differ between the machines of a job.
+OF_A_MACHINE = ("data", "workers", "output-dir", "weights", "predictions", "resume")
+OF_A_MACHINE += ("rank", "gpu", "dist-url")
 
 
 def run(argv: Sequence[str]) -> int:
@@ -101,13 +103,17 @@ def _run(options: argparse.Namespace, backend: Backend) -> int:
     _check_device(options, backend)
     mesh = sharding_options(options.fsdp)["mesh"] if options.fsdp else None
     resumed = agreed_checkpoint(options.resume, options.output_dir, mesh)
+    if options.evaluate and options.resume and resumed is None:
+        raise UserError(f"-e --resume auto: there is no checkpoint in {options.output_dir} yet")
     began_with = None if resumed is None else int(resumed.state["seed"])
     # An evaluation has no order of images to keep.
     asked = None if options.evaluate and resumed is not None else options.seed
     options.seed = settled_seed(asked, began_with, option="--seed ")
     seed_all(options.seed, backend)
     train, val = together(lambda: _datasets(options))
-    require_same({**_same_options(options), **contents(train, "train"), **contents(val, "val")})
+    typed = {name.replace("_", "-"): value for name, value in vars(options).items()}
+    of_all = {f"--{name}": value for name, value in typed.items() if name not in OF_A_MACHINE}
+    require_same({**of_all, **contents(train, "train"), **contents(val, "val")})
     num_classes = len(val.classes)
     model = _model(options, backend, num_classes)
     if options.evaluate and resumed is not None:
@@ -264,19 +270,6 @@ def _check_device(options: argparse.Namespace, backend: Backend) -> None:
             raise UserError(f"--gpu {options.gpu}: {error}") from error
     elif distributed.world_size() > 1:
         backend.set_device(distributed.local_rank() % backend.device_count())
-
-
-# Options whose values may differ between the machines of a job.
-_OF_A_MACHINE = ("data", "workers", "output_dir", "weights", "predictions", "resume", "rank")
-
-
-def _same_options(options: argparse.Namespace) -> dict[str, Any]:
-    """The others, as they are typed."""
-    return {
-        f"--{name.replace('_', '-')}": value
-        for name, value in vars(options).items()
-        if name not in (*_OF_A_MACHINE, "gpu", "dist_url")
-    }
 
 
 def _names(data: Dataset) -> list[str]:

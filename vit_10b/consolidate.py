@@ -21,7 +21,12 @@ from typing import Any
 from oneflow_accel.errors import CheckpointError, UserError
 
 from flow_train import cli
-from flow_train.checkpoint.folders import Checkpoint, CheckpointManager, checkpoint_folder
+from flow_train.checkpoint.folders import (
+    Checkpoint,
+    CheckpointManager,
+    checkpoint_folder,
+    read_checkpoint,
+)
 from flow_train.checkpoint.shards import FileArrays, ShardedArrays, write_safetensors
 from flow_train.files import TEMPORARY
 from flow_train.metrics.console import Progress
@@ -67,7 +72,7 @@ def _consolidate(options: argparse.Namespace) -> Path:
     start = "" if prefix.is_dir() else prefix.name
     if not (folder / "state.json").is_file():
         raise CheckpointError(f"{folder} is not a checkpoint's folder: it has no state.json")
-    checkpoint = CheckpointManager(folder.parent).load(folder)
+    checkpoint = read_checkpoint(folder)
     arrays, layout = checkpoint.model, checkpoint.layout
     if layout is None or not isinstance(arrays, ShardedArrays):
         raise UserError(f"{folder} holds a model that is not cut: nothing to put together")

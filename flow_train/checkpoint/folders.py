@@ -240,27 +240,12 @@ class CheckpointManager:
     def steps(self) -> set[int]:
         return {step for folder in _step_folders(self.directory) if (step := step_of(folder))}
 
-    def latest(self) -> Path | None:
-        """The newest checkpoint that is whole, or None where there is none at all; a warning names
-        each damaged one. CheckpointError if every one is damaged: starting afresh is then the
-        user's decision; and if it is of a newer format."""
-        folders = _step_folders(self.directory)
-        return _newest_whole(folders)[0] if folders else None
-
     def best(self) -> Path | None:
         try:
             folder = self.directory / (self.directory / "best").read_text().strip()
         except FileNotFoundError:
             return None
         return folder if folder.is_dir() and folder != self.directory else None
-
-    def load(self, path: Path | str) -> Checkpoint:
-        """Read and verify one checkpoint; CheckpointError names a file that is missing or
-        damaged."""
-        folder = Path(path)
-        content = _state_of(folder)
-        _verify_files(folder, content)
-        return _opened(folder, content)
 
     def close(self) -> None:
         """Let another run write to the folder; the end of the process does it too."""
@@ -334,10 +319,15 @@ class CheckpointManager:
 def read_checkpoint(path: Path | str) -> Checkpoint:
     """Read a checkpoint, as one process: see `_folders_at`. CheckpointError if there is none, or it
     is damaged."""
-    folders = _folders_at(Path(path))
-    if not folders:
-        raise _nothing_at(Path(path))
-    return _opened(*_newest_whole(folders))
+    folders, problems = _folders_at(Path(path)), []
+    for folder in folders:
+        try:
+            content = _state_of(folder)
+            _verify_files(folder, content)
+            return _opened(folder, content)
+        except DamagedError as error:
+            problems.append(_passed_over(error, folders))
+    raise _none_whole(folders, problems) if folders else _nothing_at(Path(path))
 
 
 def _folders_at(path: Path) -> list[Path]:
@@ -361,21 +351,11 @@ def _nothing_at(path: Path) -> CheckpointError:
     return CheckpointError(f"no checkpoint in {path}: it has no folder named step-*")
 
 
-def _newest_whole(folders: Sequence[Path]) -> tuple[Path, dict[str, Any]]:
-    """The first that is, with its state; a warning names each that is not. CheckpointError if none
-    is."""
-    found: list[DamagedError] = []
-    for folder in folders:
-        try:
-            content = _state_of(folder)
-            _verify_files(folder, content)
-        except DamagedError as error:
-            found.append(error)
-            if len(folders) > 1:
-                logger.warning("checkpoint passed over: %s", error)
-        else:
-            return folder, content
-    raise _none_whole(folders, [str(error) for error in found])
+def _passed_over(error: DamagedError, folders: Sequence[Path]) -> str:
+    """Why one of them is; a warning says it where there are others."""
+    if len(folders) > 1:
+        logger.warning("checkpoint passed over: %s", error)
+    return str(error)
 
 
 def _none_whole(folders: Sequence[Path], problems: Sequence[str]) -> CheckpointError:
@@ -600,9 +580,7 @@ def agreed_checkpoint(
             else:
                 return _sent(folder, mine, content, leader)
         except DamagedError as error:
-            problems.append(str(error))
-            if len(folders) > 1:
-                logger.warning("checkpoint passed over: %s", error)
+            problems.append(_passed_over(error, folders))
     if problems:
         raise _none_whole(folders, problems)
     if epoch is not None:

@@ -53,6 +53,7 @@ def test_missing_data_names_the_folder(run_main, tmp_path):
         (("--weights", "none.pth"), "none.pth"),
         (("--pretrained",), "ONEFLOW_ACCEL_WEIGHTS"),
         (("--resume", "nowhere"), "nowhere"),
+        (("-e", "--resume", "auto"), "there is no checkpoint in runs"),
         (("-b", "200"), "96"),
         (("--seed", "99999999999999999999999"), "more than 9223372036854775807"),
         (("--reset-head",), "add --weights or --pretrained"),

@@ -37,10 +37,11 @@ def test_before_the_test(whole, run_tiny, tmp_path, monkeypatch):
     assert not values(tmp_path, "test")
     metrics = run_tiny(tmp_path, *COMMON, "resume=auto")
     assert metrics["test/loss"] == values(whole, "test")[4]
-    assert metrics["best/val/acc"] == max(values(whole, "val", "acc1").values())
+    best = {"best/val/acc": max(values(whole, "val", "acc1").values())}
+    assert metrics.items() >= best.items()
     assert_same_run(tmp_path, whole)
     assert (tmp_path / "curves.png").exists()
-    assert run_tiny(tmp_path, *COMMON, "resume=auto") == {}
+    assert run_tiny(tmp_path, *COMMON, "resume=auto") == best
     assert_same_run(tmp_path, whole)
 
 
