@@ -87,9 +87,7 @@ def _consolidate(options: argparse.Namespace) -> Path:
     target = options.save_path or folder.with_name(f"{folder.name}_consolidated.safetensors")
     shapes = {name: (arrays.dtype(name), arrays.shape(name)) for name in arrays}
     metadata = {"model": checkpoint.name, "state": json.dumps(checkpoint.state)}
-    eps = checkpoint.state.get("config", {}).get("norm_eps")
-    if eps is not None:
-        metadata["norm_eps"] = json.dumps(eps)
+    metadata["norm_eps"] = json.dumps(checkpoint.state.get("config", {}).get("norm_eps"))
     with _Replacing(target) as temporary, Progress(len(shapes), "tensor") as progress:
 
         def read(name: str) -> object:

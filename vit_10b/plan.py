@@ -12,6 +12,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from oneflow_accel import distributed
 from oneflow_accel.collectives import may_share_memory
@@ -240,7 +241,7 @@ def largest_models(plan: Plan) -> str:
     sizes = "".join(f"{memory:>8} GiB" for memory in _MEMORIES)
     lines = [f"10^9 parameters of the largest model, {_IMAGES} images of each device, of", sizes]
     for world, whole in ((1, True), *((world, False) for world in _WORLDS)):
-        counts = {"world": world, "group": world, "batch": _IMAGES * world}
+        counts: dict[str, Any] = {"world": world, "group": world, "batch": _IMAGES * world}
         each = dataclasses.replace(plan, **counts, whole=whole, in_one_memory=False)
         found = "".join(f"{largest(each, memory * GIB) / 1e9:12.2f}" for memory in _MEMORIES)
         lines.append(found + ("  whole, on any number" if whole else f"  cut over {world}"))

@@ -10,14 +10,11 @@ r"""Trains a vision transformer of 10 billion parameters, or of any size, cut ov
 from __future__ import annotations
 
 import argparse
-import errno
 import json
 import logging
-import os
 import sys
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 try:
@@ -32,7 +29,6 @@ from oneflow_accel.backends import Backend
 from oneflow_accel.collectives import Mesh
 from oneflow_accel.errors import UserError
 
-import numpy as np
 import oneflow as flow
 from oneflow import nn
 
@@ -47,8 +43,8 @@ from flow_train.checkpoint.folders import (
     way_on,
 )
 from flow_train.data.augment import build_train_transform
-from flow_train.data.images import ImageFolder, ImageLoader, contents
-from flow_train.data.transforms import IMAGENET, EvalTransform, Transform
+from flow_train.data.images import ImageFolder, ImageLoader, SyntheticImages, contents
+from flow_train.data.transforms import IMAGENET, EvalTransform
 from flow_train.hooks import Hook, ModelCheckpoint
 from flow_train.loop import Data, Identity, Trainer
 from flow_train.metrics.curves import draw_curves
@@ -72,26 +68,13 @@ TRAIN_IMAGES, VAL_IMAGES = 1_281_167, 50_000
 BETAS, EPS = (0.9, 0.999), 1e-8
 
 
-class FakeImages:
+class FakeImages(SyntheticImages):
     """Black images of class 0."""
 
     def __init__(self, images: int, shape: Shape) -> None:
+        super().__init__(images, (shape.image_size, shape.image_size, 3), shape.num_classes)
         self.root = "--fake_data"
-        self.classes = [f"class {label}" for label in range(shape.num_classes)]
-        self.labels = np.zeros(images, dtype=np.int64)
-        self._image = np.zeros((shape.image_size, shape.image_size, 3), dtype=np.float32)
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def name(self, index: int) -> str:
-        return f"fake image {index}"
-
-    def shape(self, transform: Transform) -> tuple[int, ...]:
-        return self._image.shape
-
-    def read(self, index: int, transform: Transform, rng: np.random.Generator) -> np.ndarray:
-        return self._image
+        self.labels[:], self._pixels[:] = 0, 0
 
 
 Dataset = ImageFolder | FakeImages
@@ -115,7 +98,6 @@ def run(argv: Sequence[str]) -> int:
     # The classes of a folder are not known yet; they make no difference that matters.
     plan = Plan.of(options, shape_of(options), distributed.world_size())
     require_memory(plan, limit)
-    _require_writable(options.ckpt_dir)
     with watchdog.guard():
         try:
             _train(options, backend)
@@ -137,16 +119,6 @@ def _memory(options: argparse.Namespace, backend: Backend) -> float | None:
     return total / sharers
 
 
-def _require_writable(folder: Path) -> None:
-    """Make the folder of a run, before anything that takes long."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    except OSError as error:
-        raise UserError(f"--ckpt_dir {folder} cannot be written to: {error.strerror}") from error
-
-
 def _train(options: argparse.Namespace, backend: Backend) -> None:
     if distributed.world_size() > 1:
         backend.set_device(distributed.local_rank() % backend.device_count())
@@ -159,6 +131,12 @@ def _train(options: argparse.Namespace, backend: Backend) -> None:
         reshard=options.reshard or options.run_without_fsdp,
         epoch=options.resume_epoch or None,
     )
+    # A profile is no run: it writes a trace, and no more. A folder that is not free is found now.
+    profile = ProfileSteps(options.profile, options.ckpt_dir) if options.profile else None
+    checkpoints = None
+    if profile is None:
+        by_all = not options.run_without_fsdp
+        checkpoints = claimed(options.ckpt_dir, resumed, by_all=by_all)
     began_with = None if resumed is None else resumed.state.get("seed")
     seed = settled_seed(options.seed, began_with, option="--seed ")
     # The same on all processes, and whatever their number: the weights are drawn with it.
@@ -174,7 +152,6 @@ def _train(options: argparse.Namespace, backend: Backend) -> None:
         _restore(model, sharding, resumed)
     loader = partial(_loader, options, seed=seed)
     train_loader, val_loader = loader(train, train=True), loader(val, train=False)
-    profile = ProfileSteps(options.profile, options.ckpt_dir) if options.profile else None
     settings = TrainerOptions(
         max_epochs=options.num_epochs,
         max_steps=options.max_steps or (profile.all_steps if profile else None),
@@ -190,10 +167,7 @@ def _train(options: argparse.Namespace, backend: Backend) -> None:
     given = {**vars(options), "norm_eps": {"blocks": BLOCK_EPS, "norm": LAST_EPS}}
     config = json.loads(json.dumps(given, default=str))
     _describe(options, shape, model, sharding, (train, val))
-    # A profile is no run: it writes a trace, and no more.
-    checkpoints, keeps = None, distributed.is_main() and profile is None
-    if profile is None:
-        checkpoints = claimed(options.ckpt_dir, resumed, by_all=sharding is not None)
+    keeps = distributed.is_main() and profile is None
     log = RunLog(options.ckpt_dir, {}, run_name=shape.name, config=config, enabled=keeps)
     keeper = ModelCheckpoint(
         save_top_k=0,

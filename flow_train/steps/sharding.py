@@ -263,11 +263,9 @@ class Unit:
         """The shards of all processes by shard, of those by process, each with all of a bundle."""
         if len(bundle) == 1:
             return [whole]
-        rows, found, begin = whole.reshape(self.mesh.shards, -1), [], 0
-        for shard in bundle:
-            found.append(rows[:, begin : begin + shard.length].reshape(-1))
-            begin += shard.length
-        return found
+        lengths = [shard.length for shard in bundle]
+        rows = whole.reshape(self.mesh.shards, -1)
+        return [part.reshape(-1) for part in rows.split(lengths, dim=1)]
 
     def reduce(self, gradients: list[flow.Tensor | None]) -> list[flow.Tensor | None]:
         """Each shard's piece of the mean gradient over all processes, None where it is frozen, from
@@ -840,11 +838,10 @@ def _draws(module: nn.Module) -> bool:
 
 
 def _bundled(shards: Sequence[Shard], most: int) -> list[list[Shard]]:
-    """In their order; neighbours together as long as these are no more numbers."""
+    """Bundles of neighbours, of at most `most` numbers where they are more than one."""
     found: list[list[Shard]] = []
     for shard in shards:
-        fits = found and sum(each.length for each in found[-1]) + shard.length <= most
-        if fits:
+        if found and sum(each.length for each in found[-1]) + shard.length <= most:
             found[-1].append(shard)
         else:
             found.append([shard])

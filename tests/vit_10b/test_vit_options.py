@@ -162,7 +162,7 @@ def test_wrong_options_are_named(sentence: str, argv: list[str]) -> None:
 def test_what_this_machine_cannot_do_is_said_first(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     folder = tmp_path / "file" / "run"
-    with pytest.raises(UserError, match=f"--ckpt_dir {folder} cannot be written to: Not a dir"):
+    with pytest.raises(UserError, match=f"cannot be written to {folder}/checkpoints: Not a dir"):
         run(["--image_size", "28", "--embed_dim", "32", "--ckpt_dir", str(folder)])
 
 
