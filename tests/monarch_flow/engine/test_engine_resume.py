@@ -175,13 +175,3 @@ def test_another_runs_folder_is_not_overwritten(run_tiny, tmp_path):
     with pytest.raises(CheckpointError, match="already holds a run"):
         run_tiny(tmp_path, "trainer.max_epochs=1")
     assert list(values(tmp_path)) == list(range(1, 9))
-
-
-def test_resuming_one_run_in_the_folder_of_another_destroys_nothing(run_tiny, tmp_path):
-    for name in ("A", "B"):
-        run_tiny(tmp_path / name, "trainer.max_epochs=1", "test_after_training=false")
-    files = {path for path in (tmp_path / "B").rglob("*") if path.is_file()}
-    before = {path: path.read_bytes() for path in files}
-    with pytest.raises(CheckpointError, match="B already holds a run"):
-        run_tiny(tmp_path / "B", "trainer.max_epochs=2", f"resume={tmp_path / 'A'}")
-    assert {path: path.read_bytes() for path in files} == before
