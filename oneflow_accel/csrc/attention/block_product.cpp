@@ -24,7 +24,7 @@ ONEFLOW_ACCEL_INLINE void add_product(Vector<kFloats>& sum, float a, const Vecto
 
 // What one tile of c is made from.
 struct Tile {
-  const float* a;
+  const Aliased<float>* a;
   int64_t a_row;
   int64_t a_column;
   const float* b;
@@ -45,7 +45,7 @@ ONEFLOW_ACCEL_INLINE void multiply(const Tile& t) {
       sums[i][v] = t.accumulate ? *vector_at<kFloats>(t.c + i * t.c_stride, v) : Vector<kFloats>{};
     }
   }
-  const float* a = t.a;
+  const Aliased<float>* a = t.a;
   const float* b = t.b;
   for (int64_t k = 0; k < t.depth; ++k) {
     Vector<kFloats> right[vectors];

@@ -7,6 +7,7 @@
 
 #include "common/bfloat16.h"
 #include "common/threads.h"
+#include "common/vector.h"
 
 namespace oneflow_accel {
 
@@ -53,7 +54,7 @@ bool by_tiles() {
 
 // The left-hand side: element (i, k) is data[i * row_stride + k * column_stride].
 struct Strided {
-  const float* data;
+  const Aliased<float>* data;
   int64_t row_stride;
   int64_t column_stride;
 };

@@ -17,6 +17,10 @@ constexpr int kFloats = 8;
 constexpr int kRegisters = 16;
 #endif
 
+// A T that is read where values of another type were written, such as a word of two bfloat16.
+template <typename T>
+using Aliased __attribute__((may_alias)) = T;
+
 template <int floats>
 using Vector __attribute__((vector_size(4 * floats), aligned(4), may_alias)) = float;
 

@@ -43,7 +43,7 @@ struct TransposeBlock {
 };
 
 template <typename T>
-void transpose_one_by_one(const T* source, int64_t source_stride, T* destination,
+void transpose_one_by_one(const Aliased<T>* source, int64_t source_stride, Aliased<T>* destination,
                           int64_t destination_stride, int64_t rows, int64_t columns) {
   for (int64_t c = 0; c < columns; ++c) {
     for (int64_t r = 0; r < rows; ++r) {
