@@ -27,6 +27,8 @@ struct Workspace {
   float* queries;
   float* scores;
   float* out;
+  // Whether products may multiply values that a query does not see by 0.
+  bool finite = false;
   // Of the weights of one block, where some are dropped.
   float* factors = nullptr;
   float largest[kQueryBlock];
@@ -106,10 +108,10 @@ void attend(const AttentionShape& shape, int64_t begin, int64_t rows, bool few, 
       weight_factors(*dropout, place, rows, keys, visible, w.factors, kKeyBlock);
       multiply_block(w.factors, kKeyBlock, rows, keys, visible, w.scores);
     }
-    if (few) {
+    if (few || !w.finite) {
       for (int64_t i = 0; i < rows; ++i) {
-        weighted_sum(w.scores + i * kKeyBlock, value + j * value_stride, value_stride, keys,
-                     shape.dim, w.out + i * stride, j > 0);
+        weighted_sum(w.scores + i * kKeyBlock, value + j * value_stride, value_stride,
+                     visible.keys(i, keys), shape.dim, w.out + i * stride, j > 0);
       }
     } else {
       block_product(rows, stride, keys, {w.scores, kKeyBlock, 1}, w.values, j, 0, w.out, stride,
@@ -146,6 +148,7 @@ void attention(const AttentionShape& shape, const Heads<const T>& query, const H
         w.values.rows = own.keys;
         pack_transposed(key.at(b, kv, t), key.time_stride, own.keys, w.keys);
         pack(value.at(b, kv, t), value.time_stride, shape.dim, w.values);
+        w.finite = is_finite(value.at(b, kv, t), value.time_stride, own.keys, shape.dim);
       }
       const int64_t part = task % parts;
       const int64_t all = ceil_div(own.queries, kQueryBlock);

@@ -140,6 +140,17 @@ float dot(const A* a, const B* b, int64_t n) {
   return sum;
 }
 
+// Whether no value is NaN or infinite: such a one times 0 is NaN.
+template <typename T>
+bool is_finite(const T* x, int64_t stride, int64_t rows, int64_t columns) {
+  float sum = 0.0F;
+  for (int64_t i = 0; i < rows; ++i) {
+#pragma omp simd reduction(+ : sum)
+    for (int64_t d = 0; d < columns; ++d) { sum += to_float(x[i * stride + d]) * 0.0F; }
+  }
+  return sum == 0.0F;
+}
+
 // out[d] (+)= sum over j < rows of weights[j] values[j * stride + d]. Four rows at a time: `out` is
 // read and written once for them.
 template <typename T>

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 from oneflow_accel import settings
@@ -20,6 +21,7 @@ import pytest
 
 from tests.launch import run_distributed, run_process
 from tests.oneflow_accel.kernels.harness import (
+    as_array,
     assert_eager_equals_graph,
     assert_same_after_fork,
     assert_same_in_threads,
@@ -275,6 +277,31 @@ def test_later_keys_do_not_matter() -> None:
     k[:, :, 100:], v[:, :, 100:] = np.inf, 1e30
     y = scaled_dot_product_attention(*map(flow.tensor, (q, k, v)), causal=True)
     assert_close(y.numpy()[:, :, :100], expected.numpy(), reduced=100)
+
+
+@pytest.mark.parametrize("queries", [2, 130])
+@pytest.mark.parametrize("tiles", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_later_values_that_are_not_finite_do_not_matter(
+    dtype: str, tiles: bool, queries: int
+) -> None:
+    """Weights of 0 times NaN would be NaN: in blocks of queries, and as deep as a product goes."""
+    q = random(1, 2, queries, 16)
+    k, v = random(1, 2, 130, 16, seed=1), random(1, 2, 130, 16, seed=2)
+    spoilt = v.copy()
+    first = 50 if queries == 130 else 129
+    spoilt[:, :, first] = np.nan, np.inf, *[np.nan] * 14
+
+    def run(*arrays: np.ndarray) -> np.ndarray:
+        tensors = (flow.tensor(x).to(getattr(flow, dtype)) for x in arrays)
+        return as_array(scaled_dot_product_attention(*tensors, causal=True))
+
+    expected = run(q, k, v)
+    with emulated_tiles() if tiles else nullcontext():
+        y = run(q, k, spoilt)
+    see_it = np.arange(queries) + 130 - queries >= first
+    assert not np.isfinite(y[:, :, see_it]).any()
+    assert_close(y[:, :, ~see_it], expected[:, :, ~see_it], dtype=dtype, reduced=130)
 
 
 def test_shapes_that_do_not_fit() -> None:
