@@ -1,5 +1,5 @@
-// broadcast_div_grad, float32: the gradient of z = x / y by y, dy = -sum(dz z) / y over the axes
-// along which y was broadcast.
+// broadcast_div_grad, float32 and bfloat16: the gradient of z = x / y by y, dy = -sum(dz z) / y over
+// the axes along which y was broadcast.
 #include <algorithm>
 
 #include "common/onednn.h"
@@ -11,31 +11,35 @@ namespace oneflow_accel {
 namespace {
 
 // Adds dz z to the sums of the elements of y that the rows belong to.
-void add_products(const float* dz, const float* z, double* sums, const Rows& rows) {
+template <typename T>
+void add_products(const T* dz, const T* z, double* sums, const Rows& rows) {
   // Terms that a sum in float32 takes.
   constexpr int64_t kBlock = 4096;
   for (int64_t r = 0; r < rows.count; ++r, sums += rows.b_row) {
-    const float* dz_row = dz + r * rows.length;
-    const float* z_row = z + r * rows.length;
+    const T* dz_row = dz + r * rows.length;
+    const T* z_row = z + r * rows.length;
     if (rows.b_is_scalar) {
       for (int64_t i = 0; i < rows.length; i += kBlock) {
         const int64_t end = std::min(rows.length, i + kBlock);
         float sum = 0.0F;
 #pragma omp simd reduction(+ : sum)
-        for (int64_t j = i; j < end; ++j) { sum += dz_row[j] * z_row[j]; }
+        for (int64_t j = i; j < end; ++j) { sum += to_float(dz_row[j]) * to_float(z_row[j]); }
         *sums += sum;
       }
     } else {
 #pragma omp simd
-      for (int64_t i = 0; i < rows.length; ++i) { sums[i] += dz_row[i] * z_row[i]; }
+      for (int64_t i = 0; i < rows.length; ++i) {
+        sums[i] += to_float(dz_row[i]) * to_float(z_row[i]);
+      }
     }
   }
 }
 
 // The sums of dz z over what each element of y was broadcast to. They are made in parts, whose
 // number depends on the shapes alone, so that the result does not depend on the number of threads.
-void reduced_div_grad(const Broadcast& broadcast, int64_t y_elements, const float* dz,
-                      const float* z, const float* y, float* dy) {
+template <typename T>
+void reduced_div_grad(const Broadcast& broadcast, int64_t y_elements, const T* dz, const T* z,
+                      const T* y, T* dy) {
   constexpr int64_t kMostParts = 16;
   const int64_t n = broadcast.elements();
   // The parts' sums take no more room than z, counted in elements.
@@ -57,25 +61,26 @@ void reduced_div_grad(const Broadcast& broadcast, int64_t y_elements, const floa
     for (int64_t i = begin; i < end; ++i) {
       double sum = 0.0;
       for (int64_t part = 0; part < parts; ++part) { sum += sums[part * y_elements + i]; }
-      dy[i] = static_cast<float>(-sum / y[i]);
+      dy[i] = from_float<T>(static_cast<float>(-sum / to_float(y[i])));
     }
   });
 }
 
+template <typename T>
 class BroadcastDivGradKernel final : public Kernel {
   void Compute(user_op::KernelComputeContext* ctx) const override {
     const auto& y = ctx->Tensor4ArgNameAndIndex("y", 0)->shape_view();
     const Broadcast broadcast(ctx->Tensor4ArgNameAndIndex("z", 0)->shape_view(), y);
     if (broadcast.elements() != y.elem_cnt()) {
-      return reduced_div_grad(broadcast, y.elem_cnt(), input(ctx, "dz"), input(ctx, "z"),
-                              input(ctx, "y"), output(ctx, "dy"));
+      return reduced_div_grad(broadcast, y.elem_cnt(), input<T>(ctx, "dz"),
+                              input<T>(ctx, "z"), input<T>(ctx, "y"), output<T>(ctx, "dy"));
     }
     // y was not broadcast.
-    map<float>(ctx, "dy", [](float a, float b, float c) { return -(a * b) / c; }, "dz", "z", "y");
+    map<T>(ctx, "dy", [](float a, float b, float c) { return -(a * b) / c; }, "dz", "z", "y");
   }
 };
 
-REGISTER_KERNEL("broadcast_div_grad", make<BroadcastDivGradKernel>, is_float32_on_cpu("dy"));
+REGISTER_KERNELS(BroadcastDivGradKernel, float, Bfloat16)("broadcast_div_grad", "dy");
 
 }  // namespace
 

@@ -1,5 +1,5 @@
 // OneFlow's losses of rows against class indices, float32, and their gradients:
-//   nll, the second half of F.cross_entropy, after log_softmax;
+//   nll, the second half of F.cross_entropy, after log_softmax, also bfloat16;
 //   sparse_cross_entropy, -log(prediction[label]);
 //   sparse_softmax_cross_entropy, whose `prob` holds log(softmax(prediction)), as in OneFlow's own.
 // ..._ms are for classes split over processes. sparse_softmax_cross_entropy_ms is replaced by small
@@ -47,50 +47,57 @@ class IndexLossKernel final : public Kernel {
   Function function_;
 };
 
+template <typename T = float>
 KernelRegistration index_loss(const char* op, Function function, const char* classes,
                               const char* label = "label") {
   return KernelRegistration(registry(
       op, [=] { return user_op::NewOpKernel<IndexLossKernel>(classes, label, function); },
-      is_float32_on_cpu(classes) && is_label(label), in_place("prediction_diff", "prob")));
+      is_on_cpu(classes, kDataType<T>) && is_label(label), in_place("prediction_diff", "prob")));
 }
 
 // loss[row] = of_label(row, index of the row's label), 0 where its label is not here.
-template <typename OfLabel>
-void losses_of(const RowSet& rows, const Labels& labels, float* loss, const OfLabel& of_label) {
+template <typename T, typename OfLabel>
+void losses_of(const RowSet& rows, const Labels& labels, T* loss, const OfLabel& of_label) {
   parallel_for(rows.count, kGrainSize / 8, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const int64_t place = labels.place(row);
-      loss[row] = place < 0 ? 0.0F : of_label(row, row * rows.n + place);
+      loss[row] = from_float<T>(place < 0 ? 0.0F : of_label(row, row * rows.n + place));
     }
   });
 }
 
 // grad = 0 but at the rows' labels, where it is of_label(row, index).
-template <typename OfLabel>
-void grads_of(const RowSet& rows, const Labels& labels, float* grad, const OfLabel& of_label) {
+template <typename T, typename OfLabel>
+void grads_of(const RowSet& rows, const Labels& labels, T* grad, const OfLabel& of_label) {
   rows.for_each(1, [&](int64_t row, int64_t first) {
-    std::fill_n(grad + first, rows.n, 0.0F);
+    std::fill_n(grad + first, rows.n, T{});
     const int64_t place = labels.place(row);
-    if (place >= 0) { grad[first + place] = of_label(row, first + place); }
+    if (place >= 0) { grad[first + place] = from_float<T>(of_label(row, first + place)); }
   });
 }
 
+template <typename T>
+float weight_of(const T* weight, int64_t label) {
+  return weight == nullptr ? 1.0F : to_float(weight[label]);
+}
+
+template <typename T>
 void nll(user_op::KernelComputeContext* ctx, const RowSet& rows, const Labels& labels) {
-  const float* x = input(ctx, "input");
-  const float* weight = input_or_null(ctx, "weight");
-  float* out_weight = output(ctx, "out_weight");
-  losses_of(rows, labels, out_weight, [=](int64_t, int64_t at) {
-    return weight == nullptr ? 1.0F : weight[at % rows.n];
+  const T* x = input<T>(ctx, "input");
+  const T* weight = input_or_null<T>(ctx, "weight");
+  losses_of(rows, labels, output<T>(ctx, "out_weight"),
+            [=](int64_t, int64_t at) { return weight_of(weight, at % rows.n); });
+  losses_of(rows, labels, output<T>(ctx, "output"), [=](int64_t, int64_t at) {
+    return -to_float(x[at]) * weight_of(weight, at % rows.n);
   });
-  losses_of(rows, labels, output(ctx, "output"),
-            [=](int64_t row, int64_t at) { return -x[at] * out_weight[row]; });
 }
 
+template <typename T>
 void nll_grad(user_op::KernelComputeContext* ctx, const RowSet& rows, const Labels& labels) {
-  const float* dy = input(ctx, "out_grad");
-  const float* weight = input_or_null(ctx, "weight");
-  grads_of(rows, labels, output(ctx, "in_grad"), [=](int64_t row, int64_t at) {
-    return -dy[row] * (weight == nullptr ? 1.0F : weight[at % rows.n]);
+  const T* dy = input<T>(ctx, "out_grad");
+  const T* weight = input_or_null<T>(ctx, "weight");
+  grads_of(rows, labels, output<T>(ctx, "in_grad"), [=](int64_t row, int64_t at) {
+    return -to_float(dy[row]) * weight_of(weight, at % rows.n);
   });
 }
 
@@ -156,8 +163,10 @@ void sparse_softmax_ms_grad(user_op::KernelComputeContext* ctx, const RowSet& ro
 }
 
 const KernelRegistration g_index_losses[] = {
-    index_loss("nll", nll, "input", "target"),
-    index_loss("nll_grad", nll_grad, "input", "target"),
+    index_loss("nll", nll<float>, "input", "target"),
+    index_loss<Bfloat16>("nll", nll<Bfloat16>, "input", "target"),
+    index_loss("nll_grad", nll_grad<float>, "input", "target"),
+    index_loss<Bfloat16>("nll_grad", nll_grad<Bfloat16>, "input", "target"),
     index_loss("sparse_cross_entropy", sparse, "prediction"),
     index_loss("sparse_cross_entropy_ms", sparse, "prediction"),
     index_loss("sparse_cross_entropy_grad", sparse_grad, "prediction"),

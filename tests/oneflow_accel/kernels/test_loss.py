@@ -19,6 +19,7 @@ import pytest
 
 from tests.launch import run_distributed
 from tests.oneflow_accel.kernels.harness import (
+    as_held,
     assert_eager_equals_graph,
     gradients,
     needs_plugin,
@@ -35,6 +36,29 @@ def test_nothing_but_ignored_labels_has_no_mean() -> None:
     assert np.isnan(flow.nn.functional.cross_entropy(x, label).numpy())
     total = flow.nn.functional.cross_entropy(x, label, reduction="sum")
     assert total.numpy() == 0.0
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_cross_entropy_of_bfloat16_without_autocast(weighted: bool, reduction: str) -> None:
+    x, label = as_held(random(64, 10), "bfloat16"), np.arange(64) % 10
+    label[5] = -100
+    weight = flow.tensor(np.linspace(0.5, 1.5, 10, dtype=np.float32)) if weighted else None
+
+    def run(logits: flow.Tensor) -> flow.Tensor:
+        return flow.nn.functional.cross_entropy(
+            logits,
+            flow.tensor(label),
+            None if weight is None else weight.to(logits.dtype),
+            reduction=reduction,
+        )
+
+    # Of each row of a mean as large as of a sum.
+    dy = np.full((64,) if reduction == "none" else (), 64.0 if reduction == "mean" else 1.0)
+    y, (dx,) = gradients(run, [x], dy.astype(np.float32), ["bfloat16"])
+    expected, (expected_dx,) = gradients(run, [x], dy.astype(np.float32))
+    assert_close(y, expected, dtype="bfloat16")
+    assert_close(dx, expected_dx, dtype="bfloat16")
 
 
 def test_gradient_over_distributions() -> None:

@@ -89,6 +89,7 @@ def _binary(
         ),
         layouts=BROADCAST_LINES,
         dtypes=BOTH,
+        gradient_dtypes=BOTH,
     )
 
 

@@ -254,6 +254,8 @@ RECORDS = [
         ),
         gradient=_nll_grad,
         layouts=(Layout(("S(0)", "S(0)"), "S(0)"), Layout(("S(1)", "B"), "P")),
+        dtypes=BOTH,
+        gradient_dtypes=BOTH,
     ),
     Record(
         "cross_entropy",
