@@ -24,8 +24,8 @@ namespace {
 
 using Context = user_op::KernelComputeContext;
 
-// The same of bfloat16 tensors. What runs in a form of ours, or what oneDNN has no bfloat16 for, runs
-// on float32 copies.
+// The same of bfloat16 tensors. What runs in a form of ours, or what oneDNN has no bfloat16 for that
+// we want, runs on float32 copies.
 void convolve_bfloat16(const ConvGeometry& geometry, const ConvCall& call) {
   const bool is_ours = grouped_shape(geometry) || has_pixel_products(geometry, call.result);
   if (!is_ours && run_primitive(geometry, call)) { return; }
@@ -40,7 +40,8 @@ void convolve_bfloat16(const ConvGeometry& geometry, const ConvCall& call) {
   convolve(float32_geometry(geometry),
            {call.result,
             {copies[kConvIn].data(), copies[kConvWeights].data(), copies[kConvOut].data()},
-            has_bias_grad ? bias_grad.data() : call.bias});
+            has_bias_grad ? bias_grad.data() : call.bias,
+            call.inference});
   copies[call.result].round_to(call.tensor<Bfloat16>(call.result));
   if (has_bias_grad) { bias_grad.round_to(static_cast<Bfloat16*>(call.bias)); }
 }

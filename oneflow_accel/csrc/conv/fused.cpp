@@ -84,21 +84,22 @@ class FusedConv2dKernel final : public Kernel {
     }
     std::optional<NanWatch> watch;
     if (call.activation == Activation::kRelu) { watch.emplace(); }
-    if (!run_primitive(geometry, call)) {
+    bool done = run_primitive(geometry, call);
+    // oneDNN's relu makes 0 of NaN, so where one came up all is computed again without it.
+    if (done && watch && watch->saw_any()) {
+      call.activation = Activation::kNone;
+      done = run_primitive(geometry, call);
+      if (done) { return add_and_activate<T, T>(out, nullptr, Activation::kRelu, n, out); }
+    }
+    if (!done) {
       const FloatCopy in = float_copy(kConvIn);
       const FloatCopy weights = float_copy(kConvWeights);
       const FloatCopy sums(n);
       convolve(float32_geometry(geometry),
-               {kConvOut, {in.data(), weights.data(), sums.data()}, call.bias});
+               {kConvOut, {in.data(), weights.data(), sums.data()}, call.bias, call.inference});
       return add_and_activate(sums.data(), summand, activation, n, out);
     }
-    if (!adds) { return add_and_activate(out, summand, activation, n, out); }
-    // oneDNN's relu makes 0 of NaN, so where one came up all is computed again without it.
-    if (watch && watch->saw_any()) {
-      call.activation = Activation::kNone;
-      run_primitive(geometry, call);
-      add_and_activate<T, T>(out, nullptr, Activation::kRelu, n, out);
-    }
+    if (!adds) { add_and_activate(out, summand, activation, n, out); }
   }
 };
 

@@ -1,6 +1,7 @@
 #include "conv/primitive.h"
 
 #include <algorithm>
+#include <atomic>
 #include <optional>
 
 #include "common/bfloat16.h"
@@ -211,6 +212,40 @@ const ConvPrimitive* find_primitive(const ConvGeometry& geometry, const ConvCall
   return found ? &*found : nullptr;
 }
 
+// Terms of a sum that bfloat16 products take at a time: up to 32 by AMX, 2 by AVX-512.
+constexpr int64_t kProductDepth = 32;
+
+bool is_finite(const ConvGeometry& geometry, const ConvCall& call, ConvRole role) {
+  const auto* data = call.tensor<Bfloat16>(role);
+  std::atomic<bool> finite{true};
+  parallel_for(geometry.count(role), kGrainSize, [&](int64_t begin, int64_t end) {
+    constexpr uint16_t kExponent = 0x7F80;
+    uint16_t found = 0;
+#pragma omp simd reduction(| : found)
+    for (int64_t i = begin; i < end; ++i) { found |= (data[i].bits & kExponent) == kExponent; }
+    if (found != 0) { finite = false; }
+  });
+  return finite;
+}
+
+// Whether NaN and infinity may have reached results that they have no part in. Where fewer terms
+// are left than oneDNN's bfloat16 products take at a time, it fills one operand with zeros, which
+// then multiply neighbours in the other. Pixels are the terms of the weights' gradient. Zeros
+// around an image may be multiplied too, or left out as in float32.
+bool may_have_spread(const ConvGeometry& g, const ConvCall& call) {
+  if (g.element_bytes() == sizeof(float)) { return false; }
+  const bool whole = g.weights[1] % kProductDepth == 0 && g.weights[2] % kProductDepth == 0;
+  std::vector<ConvRole> roles{kConvIn, kConvWeights, kConvOut};
+  roles.erase(roles.begin() + call.result);
+  if (whole && call.result != kConvWeights) { roles = {kConvWeights}; }
+  // Finite operands have nothing to spread, finite results have nothing of it: the fewer are read.
+  int64_t operands = 0;
+  for (const ConvRole role : roles) { operands += g.count(role); }
+  if (g.count(call.result) < operands) { roles = {call.result}; }
+  return !std::all_of(roles.begin(), roles.end(),
+                      [&](ConvRole role) { return is_finite(g, call, role); });
+}
+
 }  // namespace
 
 bool run_primitive(const ConvGeometry& geometry, const ConvCall& call) {
@@ -228,7 +263,7 @@ bool run_primitive(const ConvGeometry& geometry, const ConvCall& call) {
     if (primitive == nullptr) { return false; }
     primitive->run(part_call);
   }
-  return true;
+  return !may_have_spread(geometry, call);
 }
 
 }  // namespace oneflow_accel

@@ -27,8 +27,9 @@ struct ConvCall {
   }
 };
 
-// False where oneDNN, on this processor, has no such forward convolution that we want. The caller
-// holds a ThreadScope, and no size is 0.
+// False where oneDNN, on this processor, has no such convolution that we want, or has run one of
+// bfloat16 through which NaN or infinity may have spread. The caller holds a ThreadScope, and no
+// size is 0.
 bool run_primitive(const ConvGeometry& geometry, const ConvCall& call);
 
 }  // namespace oneflow_accel

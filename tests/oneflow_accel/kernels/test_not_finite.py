@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from oneflow_accel.kernels.convolution import conv2d_add_activation
+
 import numpy as np
 import oneflow as flow
 import pytest
 from oneflow import nn
 
 from tests.oneflow_accel.kernels import test_decoder_layer as block
-from tests.oneflow_accel.kernels.harness import as_held, gradients, needs_plugin, random
+from tests.oneflow_accel.kernels.harness import as_array, as_held, gradients, needs_plugin, random
 from tests.oneflow_accel.kernels.test_normalization import batch_norm, batch_norm_add_relu
 
 pytestmark = needs_plugin
@@ -144,24 +146,34 @@ def _norm_relu(x: flow.Tensor, addend: flow.Tensor, gamma: flow.Tensor) -> flow.
 
 
 IMAGE, CHANNELS = (2, 3, 6, 7), (3,)
-# Of few channels first, oneDNN's bfloat16 multiplies pairs of columns, one of them by 0, so
-# that NaN reaches one output more.
-FEATURES, FILTER = (2, 16, 6, 7), (17, 16, 3, 3)
+# (input channels, output channels, kernel): oneDNN's bfloat16 products take 2 or 32 terms at a
+# time, and multiply by 0 what a convolution has no part in.
+CONVOLUTIONS = [(16, 17, 3), (3, 5, 3), (1, 16, 5), (17, 16, 3), (5, 7, 1), (3, 64, 7), (64, 64, 3)]
 
 
 @pytest.mark.parametrize("value", VALUES)
 @pytest.mark.parametrize(
     ("fn", "shapes"),
     [
-        (_conv(False), [FEATURES, FILTER]),
-        (_conv(True), [FEATURES, FILTER]),
+        *(
+            (_conv(last), [(2, inputs, 6, 7), (outputs, inputs, size, size)])
+            for last in (False, True)
+            for inputs, outputs, size in CONVOLUTIONS
+        ),
         (_norm, [IMAGE, CHANNELS, CHANNELS]),
         (_norm_relu, [IMAGE, IMAGE, CHANNELS]),
         (lambda x: nn.functional.max_pool2d(x, 3, stride=1), [IMAGE]),
         (lambda x: nn.functional.avg_pool2d(x, 3, stride=1), [IMAGE]),
         (nn.AdaptiveAvgPool2d((3, 4)), [IMAGE]),
     ],
-    ids=["conv", "conv-last", "norm", "norm-add-relu", "max", "average", "adaptive"],
+    ids=[
+        *(f"conv-{last}-{c}" for last in ("first", "last") for c in CONVOLUTIONS),
+        "norm",
+        "norm-add-relu",
+        "max",
+        "average",
+        "adaptive",
+    ],
 )
 def test_bfloat16_has_the_classes_of_float32(
     fn: Callable[..., flow.Tensor], shapes: list[tuple[int, ...]], value: float
@@ -178,6 +190,37 @@ def test_bfloat16_has_the_classes_of_float32(
         for mine, expected in zip((y, *grads), (wide, *wide_grads), strict=True):
             np.testing.assert_array_equal(np.isfinite(mine), np.isfinite(expected))
             np.testing.assert_array_equal(np.isnan(mine), np.isnan(expected))
+
+
+@pytest.mark.parametrize("activation", ["", "relu", "silu"])
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("sizes", CONVOLUTIONS, ids=str)
+def test_bfloat16_of_inference_has_the_classes_of_float32(
+    sizes: tuple[int, int, int], last: bool, activation: str
+) -> None:
+    inputs, outputs, size = sizes
+    shapes = [(2, 6, 7, inputs), (outputs, size, size, inputs)]
+    settings = {
+        "stride": (1, 1),
+        "padding": (1, 1),
+        "dilation": (1, 1),
+        "groups": 1,
+        "data_format": "channels_last" if last else "channels_first",
+        "activation": activation,
+        "owner": 0,
+    }
+    for index in range(2):
+        arrays = [random(*shape, seed=i) for i, shape in enumerate(shapes)]
+        arrays[index].reshape(-1)[-2] = np.nan
+        if not last:
+            arrays = [array.transpose(0, 3, 1, 2) for array in arrays]
+        found = [
+            conv2d_add_activation(
+                *(flow.tensor(array).to(dtype) for array in arrays), None, None, **settings
+            )
+            for dtype in (flow.bfloat16, flow.float32)
+        ]
+        np.testing.assert_array_equal(*(np.isfinite(as_array(y)) for y in found))
 
 
 def _nan_of_bits(*bits: int) -> np.ndarray:
