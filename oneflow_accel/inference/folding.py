@@ -188,12 +188,11 @@ _GEOMETRY = (
 
 
 class InferenceConv2d(nn.Conv2d):
-    """f(conv2d(x) + bias + summand) with constant weights: the geometry of `conv`, a weight in its
+    """f(conv2d(x) + bias + summand) for inference: the geometry of `conv`, a weight in its
     layout, a bias (out_channels,), and f "relu" or "silu", "" for nothing.
 
-    Kernels keep the weights in a layout of their own, and look for new ones after load_state_dict
-    and whatever moves or converts a module (to, to_global, float, ...), but not after values have
-    been changed in place.
+    Kernels keep the weights in a layout of their own until a kernel or copy_() writes to them. What
+    NumPy writes to the memory of `weight.numpy()` they do not see.
     """
 
     def __init__(
@@ -236,14 +235,6 @@ class InferenceConv2d(nn.Conv2d):
         super().__setstate__(state)
         # A copy's weights are its own.
         self._own_weights()
-
-    def _apply(self, fn: Any) -> nn.Module:
-        release_weights(self.owner)
-        return super()._apply(fn)
-
-    def _load_from_state_dict(self, *args: Any) -> None:
-        release_weights(self.owner)
-        super()._load_from_state_dict(*args)
 
 
 def folded(module: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:

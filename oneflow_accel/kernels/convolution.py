@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import ctypes
-import itertools
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -189,7 +188,6 @@ def channels_last_operator(
     return flow._C.conv2d(x, weight, bias, **geometry, channel_pos="channels_last")
 
 
-_owners = itertools.count(1)
 _fused = Operator(
     "oneflow_accel_conv2d",
     inputs=("in", "weight", "bias", "summand"),
@@ -209,25 +207,51 @@ _fused = Operator(
 
 
 def new_owner() -> int:
-    """A number for one set of constant weights, which kernels may then keep in a layout of their
-    own; to be given back with `release_weights`."""
-    return next(_owners)
+    """A number for one set of weights, which kernels may then keep in a layout of their own until
+    something writes to them; to be given back with `release_weights`."""
+    library = _library()
+    return 0 if library is None else library.oneflow_accel_new_owner()
 
 
 def release_weights(owner: int) -> None:
-    """Drop what kernels keep of an owner's weights: they have changed, or nobody needs them."""
-    release = _release_function()
-    if release is not None:
-        release(owner)
+    """Drop what kernels keep of an owner's weights, of which calls may still be queued."""
+    library = _library()
+    if library is not None:
+        library.oneflow_accel_release_weights(owner)
 
 
 @lru_cache(maxsize=1)
-def _release_function() -> ctypes._NamedFuncPointer | None:
+def _library() -> ctypes.CDLL | None:
     if _fused.missing_reasons():
         return None
-    function = ctypes.CDLL(str(plugin.state().path)).oneflow_accel_release_weights
-    function.argtypes, function.restype = [ctypes.c_int64], None
-    return function
+    library = ctypes.CDLL(str(plugin.state().path))
+    library.oneflow_accel_new_owner.restype = ctypes.c_int64
+    library.oneflow_accel_release_weights.argtypes = [ctypes.c_int64]
+    _see_all_writes(library)
+    return library
+
+
+def _see_all_writes(library: ctypes.CDLL) -> None:
+    """Two methods of tensors write by no kernel: one goes by a kernel from here on, and copies of
+    weights that the other has written to are dropped when it has ended, which it waits for."""
+    zero, copy_from_numpy = flow.Tensor.zero_, flow.Tensor._copy_from_numpy
+
+    def by_kernel(tensor: flow.Tensor) -> flow.Tensor:
+        if not tensor.is_floating_point():
+            return zero(tensor)
+        with flow.no_grad():
+            tensor.copy_(flow.zeros_like(tensor))
+        return tensor
+
+    def seen(tensor: flow.Tensor, array: Any) -> None:
+        copy_from_numpy(tensor, array)
+        if current_backend().supports("host_memory"):
+            memory = tensor.detach().numpy()
+            library.oneflow_accel_drop_copies(
+                ctypes.c_void_p(memory.ctypes.data), ctypes.c_int64(memory.nbytes)
+            )
+
+    flow.Tensor.zero_, flow.Tensor._copy_from_numpy = by_kernel, seen
 
 
 def _fused_reference(

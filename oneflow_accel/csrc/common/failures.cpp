@@ -20,6 +20,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "common/kept_weights.h"
 #include "common/oneflow.h"
 #include "common/python.h"
 #include "common/redirect.h"
@@ -162,10 +163,27 @@ void zero_outputs(user_op::KernelComputeContext* ctx) {
   }
 }
 
+// What a kernel writes to may be weights of inference that are kept in another layout. It is asked
+// here, where all writes come in their order: Python is ahead of them.
+void drop_copies_of_outputs(user_op::KernelComputeContext* ctx, bool changes_inputs) {
+  const auto drop = [&](const auto& arguments) {
+    for (const auto& [name, index] : arguments) {
+      const auto* tensor = ctx->Tensor4ArgNameAndIndex(name, index);
+      if (tensor != nullptr) { drop_copies_of(tensor->raw_dptr(), bytes_of(*tensor)); }
+    }
+  };
+  drop(ctx->outputs());
+  if (changes_inputs) { drop(ctx->inputs()); }
+}
+
 class GuardedKernel : public user_op::OpKernel {
  public:
-  GuardedKernel(const user_op::OpKernel* kernel, bool is_update)
-      : kernel_(kernel), is_update_(is_update) {}
+  GuardedKernel(const user_op::OpKernel* kernel, const std::string& op)
+      : kernel_(kernel),
+        is_update_(updates().count(op) > 0),
+        changes_inputs_(CHECK_NOTNULL(user_op::UserOpRegistryMgr::Get().GetOpRegistryResult(op))
+                            ->input_arg_modify_fn
+                        != nullptr) {}
 
   bool AlwaysComputeWhenAllOutputsEmpty() const final {
     return kernel_->AlwaysComputeWhenAllOutputsEmpty();
@@ -176,6 +194,7 @@ class GuardedKernel : public user_op::OpKernel {
                const user_op::OpKernelCache* cache) const final {
     if (is_update_ && g_pending.load(std::memory_order_acquire)) { return; }
     const ScratchUse scratch;
+    if (keeps_weights()) { drop_copies_of_outputs(ctx, changes_inputs_); }
     try {
       kernel_->Compute(ctx, state, cache);
     } catch (...) {
@@ -190,6 +209,7 @@ class GuardedKernel : public user_op::OpKernel {
  private:
   using user_op::OpKernel::Compute;
   const bool is_update_;
+  const bool changes_inputs_;
 };
 
 // OneFlow asks a kernel for a state or a cache only if its class has functions for them.
@@ -212,28 +232,25 @@ class GuardedKernelWithState final : public GuardedKernel {
 
 // Kernels of `op` made by `create`, whose exceptions become failures and zeros in their outputs.
 user_op::OpKernelCreateFn guarded(const std::string& op, user_op::OpKernelCreateFn create) {
-  const bool update = updates().count(op) > 0;
-  return [update, create = std::move(create)]() -> const user_op::OpKernel* {
+  return [op, create = std::move(create)]() -> const user_op::OpKernel* {
     const user_op::OpKernel* kernel = create();
     if (kernel->has_state_or_cache()) {
-      return user_op::NewOpKernel<GuardedKernelWithState>(kernel, update);
+      return user_op::NewOpKernel<GuardedKernelWithState>(kernel, op);
     }
-    return user_op::NewOpKernel<GuardedKernel>(kernel, update);
+    return user_op::NewOpKernel<GuardedKernel>(kernel, op);
   };
 }
 
-// The optimizers that are OneFlow's own must not step either while a failure waits. When the
-// library is loaded.
-const bool g_stock_updates_guarded = [] {
+// OneFlow's own kernels too: its optimizers must not step while a failure waits, and all of them may
+// write to weights. 102: before the plug-in's are registered, after their entries got new storage.
+__attribute__((constructor(102))) void guard_stock_kernels() {
   for (auto& [op, kernels] : all_kernels()) {
-    if (updates().count(op) == 0) { continue; }
     for (user_op::OpKernelRegistryResult& kernel : kernels) {
-      if (kernel.priority >= kKernelPriority) { continue; }  // ours
+      if (updates().count(op) == 0 && !may_run_on_cpu(kernel)) { continue; }
       kernel.create_fn = guarded(op, std::move(kernel.create_fn));
     }
   }
-  return true;
-}();
+}
 
 }  // namespace
 

@@ -35,6 +35,9 @@ constexpr DataType kDataType = ::oneflow::GetDataType<T>::value;
 using Kernels = ::oneflow::HashMap<std::string, std::vector<user_op::OpKernelRegistryResult>>;
 Kernels& all_kernels();
 
+// False where a kernel is for other devices.
+bool may_run_on_cpu(const user_op::OpKernelRegistryResult& kernel);
+
 // Registers a kernel inside one that catches its exceptions (failures.cpp).
 struct KernelRegistration {
   explicit KernelRegistration(user_op::OpKernelRegistry registry);

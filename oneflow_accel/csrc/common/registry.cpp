@@ -73,10 +73,11 @@ bool is_mask(const std::string& argument) {
 
 // What the registry's predicates ask: an operator on the CPU whose tensors are all of one data
 // type, but for indices and masks. Predicates that ask for more (attributes, numbers of inputs)
-// get an exception.
+// get an exception, as do those that ask for a data type where none is given.
 class Context final : public user_op::KernelRegContext {
  public:
-  Context(DataType type, DataType index, DataType mask) {
+  Context() = default;
+  Context(DataType type, DataType index, DataType mask) : has_types_(true) {
     data_.set_data_type(type);
     index_.set_data_type(index);
     mask_.set_data_type(mask);
@@ -89,10 +90,15 @@ class Context final : public user_op::KernelRegContext {
   }
   const user_op::TensorDesc* TensorDesc4ArgNameAndIndex(const std::string& name,
                                                         int32_t) const override {
+    if (!has_types_) { throw std::runtime_error("it depends on the data type"); }
     return is_index(name) ? &index_ : is_mask(name) ? &mask_ : &data_;
   }
-  const std::vector<std::pair<std::string, int32_t>>& inputs() const override { return none_; }
-  const std::vector<std::pair<std::string, int32_t>>& outputs() const override { return none_; }
+  const std::vector<std::pair<std::string, int32_t>>& inputs() const override {
+    throw std::runtime_error("it depends on the operator's inputs");
+  }
+  const std::vector<std::pair<std::string, int32_t>>& outputs() const override {
+    throw std::runtime_error("it depends on the operator's outputs");
+  }
   const user_op::UserOpConfWrapper& user_op_conf() const override {
     throw std::runtime_error("it depends on the operator's inputs");
   }
@@ -103,8 +109,8 @@ class Context final : public user_op::KernelRegContext {
   }
 
  private:
+  bool has_types_ = false;
   user_op::NaiveTensorDesc data_, index_, mask_;
-  std::vector<std::pair<std::string, int32_t>> none_;
 };
 
 // The kernel that the registry gives, nullptr where it has none.
@@ -134,6 +140,14 @@ bool has_stock_kernel(const std::string& op, DataType type) {
 }  // namespace
 
 Kernels& all_kernels() { return kernels_of(user_op::UserOpRegistryMgr::Get()); }
+
+bool may_run_on_cpu(const user_op::OpKernelRegistryResult& kernel) {
+  try {
+    return kernel.is_matched_hob->get(Context());
+  } catch (const std::exception&) {
+    return true;  // It is for the CPU, and asks for more.
+  }
+}
 
 const std::string& listed(const std::string& op) { return *operators().insert(op).first; }
 

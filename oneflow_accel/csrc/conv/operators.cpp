@@ -113,7 +113,7 @@ const OpRegistration g_fused =
     conv2d_operator("oneflow_accel_conv2d")
         .Input("in").Input("weight").OptionalInput("bias").OptionalInput("summand").Output("out")
         .Attr<std::string>("data_format").Attr<std::string>("activation")
-        // Whose constant weights they are (see kept_weights.h); 0 where they may change.
+        // Whose weights they are (see kept_weights.h); 0 where no copy is kept.
         .Attr<int64_t>("owner")
         .NoGrad()
         .SetTensorDescInferFn(infer_fused_shape).SetDataTypeInferFn(infer_fused_types);

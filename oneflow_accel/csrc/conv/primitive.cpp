@@ -5,8 +5,8 @@
 #include <optional>
 
 #include "common/bfloat16.h"
+#include "common/kept_weights.h"
 #include "common/threads.h"
-#include "conv/kept_weights.h"
 #include "conv/pack_weights.h"
 
 namespace oneflow_accel {
@@ -117,12 +117,12 @@ class ConvTensor {
     scratchpad_ = desc.scratchpad_desc();
   }
 
-  // What the primitive reads or writes; valid until the thread uses the slot again. Constant
-  // weights have an owner, whose copy it is then.
+  // What the primitive reads or writes; valid until the thread uses the slot again. Weights of
+  // inference have an owner, whose copy it is then.
   dnnl::memory begin(void* data, int64_t owner) const {
     if (is_plain()) { return wrap(plain_, data); }
     const auto copy_data = [&](const dnnl::memory& inner) { copy(wrap(plain_, data), inner); };
-    if (owner != 0) { return kept_weights(owner, data, inner_, copy_data); }
+    if (auto kept = kept_weights(owner, data, plain_, inner_, copy_data)) { return kept; }
     const dnnl::memory inner = wrap(inner_, scratch(slot_, inner_.get_size()));
     if (!is_result_) { copy_data(inner); }
     return inner;

@@ -18,7 +18,7 @@ struct ConvCall {
   // What a forward convolution does in the same pass: out = activation(convolution + summand).
   const void* summand = nullptr;
   Activation activation = Activation::kNone;
-  // Whose constant weights they are (see kept_weights.h); 0 where they may change.
+  // Whose weights they are (see kept_weights.h); 0 where no copy is kept.
   int64_t owner = 0;
 
   template <typename T>

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import sys
 from collections.abc import Callable
@@ -213,29 +212,6 @@ def test_the_copy_is_in_eval_mode_without_gradients() -> None:
     prepared = prepare(small_resnext().train())
     assert not any(module.training for module in prepared.modules())
     assert not any(parameter.requires_grad for parameter in prepared.parameters())
-
-
-@needs_plugin
-def test_new_weights_are_seen(randomize: Randomize) -> None:
-    """Kernels keep weights in their own layout: load_state_dict and moves make them look again."""
-    models = [randomize(nn.Sequential(nn.Conv2d(32, 64, 3), nn.ReLU())) for _ in range(2)]
-    layouts.to_channels_last(models[0])
-    layouts.to_channels_last(models[1])
-    first, second = map(prepare, models)
-    x = flow.randn(1, 8, 8, 32)
-    graph = Forward(first)
-    with flow.no_grad():
-        expected = [model(x).numpy() for model in models]
-        np.testing.assert_allclose(first(x).numpy(), expected[0], atol=1e-5)
-        np.testing.assert_allclose(graph(x).numpy(), expected[0], atol=1e-5)
-        copied = copy.deepcopy(first)
-        first.load_state_dict(second.state_dict())
-        np.testing.assert_allclose(first(x).numpy(), expected[1], atol=1e-5)
-        np.testing.assert_allclose(graph(x).numpy(), expected[1], atol=1e-5)
-        np.testing.assert_allclose(copied(x).numpy(), expected[0], atol=1e-5)
-        del first, graph
-        gc.collect()
-        np.testing.assert_allclose(copied(x).numpy(), expected[0], atol=1e-5)
 
 
 def test_an_input_that_requires_a_gradient(randomize: Randomize) -> None:

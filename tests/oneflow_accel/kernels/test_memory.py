@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import re
 import resource
 
 from oneflow_accel import machine
-from oneflow_accel.backends.cpu import CpuBackend
-from oneflow_accel.kernels import plugin
-from oneflow_accel.kernels.convolution import conv2d_add_activation, new_owner, release_weights
 
 import oneflow as flow
 import pytest
@@ -142,35 +138,6 @@ def test_scratch_memory_is_bounded() -> None:
     assert none["kept"] == 0
     assert none["equal"] == 1
     assert none["limit"] == 0
-
-
-@needs_plugin
-def test_kept_weights_do_not_pile_up() -> None:
-    library = ctypes.CDLL(str(plugin.state().path))
-    library.oneflow_accel_kept_weights.restype = ctypes.c_int64
-    owner = new_owner()
-    x = flow.rand(1, 64, 14, 14)
-    weights = [flow.rand(64, 64, 3, 3) for _ in range(20)]
-    settings = {
-        "stride": (1, 1),
-        "padding": (1, 1),
-        "dilation": (1, 1),
-        "groups": 1,
-        "data_format": "channels_first",
-        "activation": "",
-    }
-    for weight in weights:
-        y = conv2d_add_activation(x, weight, None, None, owner=owner, **settings)
-        expected = flow._C.conv2d(x, weight, padding=(1, 1))
-        assert_close(y.numpy(), expected.numpy(), reduced=576)
-    number = library.oneflow_accel_kept_weights(ctypes.c_int64(owner))
-    assert 0 < number <= 8
-    CpuBackend().empty_cache()
-    assert library.oneflow_accel_kept_weights(ctypes.c_int64(owner)) == 0
-    y = conv2d_add_activation(x, weights[3], None, None, owner=owner, **settings)
-    expected = flow._C.conv2d(x, weights[3], padding=(1, 1))
-    assert_close(y.numpy(), expected.numpy(), reduced=576)
-    release_weights(owner)
 
 
 # Whole images at a time: a batch too large for one copy of its activations.
