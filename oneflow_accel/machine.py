@@ -24,13 +24,13 @@ def cores(root: Path = _ROOT) -> int:
         for cpu in os.sched_getaffinity(0)
     )
     physical = {known or str(cpu) for cpu, known in siblings}
-    quotas = [_quota(group) for group in _groups(root, "cpu")]
+    quotas = [_quota(group) for group in groups("cpu", root)]
     return max(1, math.ceil(min([len(physical), *quotas])))
 
 
 def memory(root: Path = _ROOT) -> int:
     """Bytes of memory that this process may come to have, together with others of its groups."""
-    limits = [_limit(group) for group in _groups(root, "memory")]
+    limits = [_limit(group) for group in groups("memory", root)]
     return int(min([_memory_info(root, "MemTotal"), *limits]))
 
 
@@ -38,7 +38,7 @@ def free_memory(root: Path = _ROOT) -> int | None:
     """Bytes that it can still get, None where the system does not say; Linux promises more than it
     has, and kills the process that uses it."""
     free = [_memory_info(root, "MemAvailable")]
-    for group in _groups(root, "memory"):
+    for group in groups("memory", root):
         used = _read(group / "memory.current") or _read(group / "memory.usage_in_bytes") or "0"
         statistics = dict(line.split() for line in _read(group / "memory.stat").splitlines())
         # Of files that nobody uses at the moment: the kernel drops them where memory is needed.
@@ -48,8 +48,8 @@ def free_memory(root: Path = _ROOT) -> int | None:
     return None if least == math.inf else int(least)
 
 
-def _groups(root: Path, controller: str) -> Iterator[Path]:
-    """The folders of this process's group and of those above it."""
+def groups(controller: str, root: Path = _ROOT) -> Iterator[Path]:
+    """The folders of this process's control group for "cpu" or "memory", and of those above it."""
     of_process = [line.split(":", 2)[1:] for line in _read(root / "proc/self/cgroup").splitlines()]
     for line in _read(root / "proc/self/mountinfo").splitlines():
         mount, _, file_system = line.partition(" - ")

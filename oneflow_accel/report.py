@@ -33,9 +33,11 @@ PACKAGES = (
     *("oneflow", "flowvision", "LiBai", "numpy", "protobuf", "onednn-cpu-gomp", "mkl"),
     *("safetensors", allocator.PACKAGE),
 )
-# Variables that change how things run here: of this package, OneFlow, OpenMP, glog, the drivers
-# and the collectives.
-ENVIRONMENT_PREFIXES = ("ONEFLOW_", "OMP_", "MKL_", "GLOG_", "CUDA_", "MLU_", "NCCL_", "CNCL_")
+# Variables that change how things run here: of this package, OneFlow, OpenMP, oneDNN, glog, the
+# drivers and the collectives.
+ENVIRONMENT_PREFIXES = (
+    *("ONEFLOW_", "OMP_", "GOMP_", "MKL_", "ONEDNN_", "GLOG_", "CUDA_", "MLU_", "NCCL_", "CNCL_"),
+)
 
 
 def collect(device: str | None = None) -> dict[str, Any]:

@@ -13,7 +13,8 @@ import importlib.metadata
 import itertools
 import logging
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -33,6 +34,9 @@ _MKL_LIBRARY = "libmkl_rt.so*"
 # Where MKL was measured to be slower than oneDNN, it is not taken unless it is asked for: AMD.
 _MKL_VENDOR = "GenuineIntel"
 _CPU_INFO = Path("/proc/cpuinfo")
+# How often a thread looks before it sleeps. libgomp's own 300,000 times are 5 ms in which it keeps
+# its core from whoever needs it, first of all from the rest of its team (benchmarks/contention.py).
+_SPINS = "1000"
 
 
 @dataclass(frozen=True)
@@ -125,8 +129,7 @@ def _chosen_level() -> Level | None:
     if name not in available:
         has = ", ".join(available) or "none of them"
         raise UserError(f"{settings.ISA.name}={name!r}, and this CPU has {has}")
-    # Of the same level, unless the user says otherwise.
-    os.environ.setdefault("ONEDNN_MAX_CPU_ISA", available[name].onednn)
+    # Of the same level, unless the user says otherwise; MKL reads it at its first product.
     os.environ.setdefault("MKL_ENABLE_INSTRUCTIONS", available[name].library.upper())
     return available[name]
 
@@ -230,21 +233,38 @@ def _load() -> PluginState:
     onednn = installed_file(_ONEDNN_PACKAGE, _ONEDNN_LIBRARY)
     if onednn is None:
         return absent(f"{_ONEDNN_LIBRARY} of the package {_ONEDNN_PACKAGE} is not installed")
+    with _told_to_libraries(level):
+        try:
+            # Loaded first, so that the plug-in finds it by its soname wherever pip has put it.
+            ctypes.CDLL(str(onednn), mode=ctypes.RTLD_GLOBAL)
+            oneflow._oneflow_internal.LoadLibrary(str(path))
+            library = ctypes.CDLL(str(path))
+        except (OSError, oneflow._oneflow_internal.exception.Exception) as error:
+            # OneFlow's own messages go on with its source lines.
+            return absent(f"{path.name} cannot be loaded: {str(error).strip().splitlines()[0]}")
+        try:
+            return _started(library, path, threads, limit, level, mkl)
+        except AttributeError as error:
+            # Its kernels are in OneFlow's registry now: this process cannot go on without it.
+            raise UserError(
+                f"{path} is of other sources than the Python files beside it: run `make plugin`"
+            ) from error
+
+
+@contextmanager
+def _told_to_libraries(level: Level | None) -> Iterator[None]:
+    """Inside, what libraries that are loaded read from the environment, where the user does not say
+    otherwise. Afterwards it is as before: programs that this one starts may want another level."""
+    told = {} if "OMP_WAIT_POLICY" in os.environ else {"GOMP_SPINCOUNT": _SPINS}
+    if level is not None and settings.ISA.get() is not None:
+        told["ONEDNN_MAX_CPU_ISA"] = level.onednn
+    told = {name: text for name, text in told.items() if name not in os.environ}
+    os.environ.update(told)
     try:
-        # Loaded first, so that the plug-in finds it by its soname wherever pip has put it.
-        ctypes.CDLL(str(onednn), mode=ctypes.RTLD_GLOBAL)
-        oneflow._oneflow_internal.LoadLibrary(str(path))
-        library = ctypes.CDLL(str(path))
-    except (OSError, oneflow._oneflow_internal.exception.Exception) as error:
-        # OneFlow's own messages go on with its source lines.
-        return absent(f"{path.name} cannot be loaded: {str(error).strip().splitlines()[0]}")
-    try:
-        return _started(library, path, threads, limit, level, mkl)
-    except AttributeError as error:
-        # Its kernels are in OneFlow's registry now, so that this process cannot go on without it.
-        raise UserError(
-            f"{path} is of other sources than the Python files beside it: run `make plugin`"
-        ) from error
+        yield
+    finally:
+        for name in told:
+            del os.environ[name]
 
 
 def _started(

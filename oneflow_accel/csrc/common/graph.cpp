@@ -21,6 +21,7 @@
 #include <unordered_map>
 
 #include "common/redirect.h"
+#include "common/waiting.h"
 
 namespace oneflow {
 class NNGraphIf;
@@ -125,14 +126,8 @@ const bool g_closes_safely =
 // Only while a graph runs: an eager operation may be over in 2 us, and would wait for the end of a
 // nap. There a program's kernels run on the scheduler thread itself (backends/cpu.py), which then
 // has no time to poll.
-using Clock = std::chrono::steady_clock;
-
 // A small graph is over by then, and its end noticed as fast as before.
 constexpr auto kPollingTime = std::chrono::microseconds(100);
-// A nap is this part of the time already waited, so that the end of a graph is noticed little later
-// than it comes, and at most kLongestNap.
-constexpr int kNapDivisor = 16;
-constexpr Clock::duration kLongestNap = std::chrono::microseconds(500);
 // Work between two yields that ends a run of them.
 constexpr auto kWork = std::chrono::microseconds(20);
 
@@ -144,13 +139,7 @@ int yield_or_nap() {
   thread_local Clock::time_point last{};
   const Clock::time_point now = Clock::now();
   if (now - last > kWork) { first = now; }
-  const Clock::duration waited = now - first;
-  if (waited > kPollingTime) {
-    g_naps.fetch_add(1, std::memory_order_relaxed);
-    std::this_thread::sleep_for(std::min(waited / kNapDivisor, kLongestNap));
-  } else {
-    ::sched_yield();
-  }
+  if (give_way(now - first, kPollingTime, 16)) { g_naps.fetch_add(1, std::memory_order_relaxed); }
   last = Clock::now();
   return 0;
 }

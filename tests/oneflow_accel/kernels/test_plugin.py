@@ -143,7 +143,7 @@ def test_unfit_plug_in_is_named_and_everything_runs_without_it(tmp_path, set_up,
     if ("ONEDNN" in set_up or "CPU" in set_up) and not plugin.state().loaded:
         pytest.skip("the plug-in is not built, which is found first")
     script = f"{NOT_LOADED_YET}\n{set_up}\nplugin.load()\n{CONVOLUTION}"
-    process = run_process(["-c", script, tmp_path])
+    process = run_process(["-c", script, tmp_path], env={settings.ISA.name: ""})
     assert process.returncode == 0, process.stdout
     assert reason in process.stdout
     assert "shape (2, 4, 6, 6)" in process.stdout
@@ -294,6 +294,33 @@ def test_processes_of_a_node_share_its_cores(tmp_path) -> None:
     expected = max(1, machine.cores() // 2)
     threads = [int((tmp_path / f"process{rank}").read_text()) for rank in range(2)]
     assert threads == [expected, expected], process.stdout
+
+
+# libgomp prints what it has read, as it is loaded.
+WAITS = """
+import os
+import oneflow_accel
+print("left", [name for name in os.environ if name in ("GOMP_SPINCOUNT", "ONEDNN_MAX_CPU_ISA")])
+"""
+
+
+@pytest.mark.skipif(not plugin.state().loaded, reason="it is about the plug-in's threads")
+@pytest.mark.parametrize(
+    ("env", "spins", "left"),
+    [
+        ({}, "1000", []),
+        ({settings.ISA.name: "avx2"}, "1000", []),
+        ({"GOMP_SPINCOUNT": "77"}, "77", ["GOMP_SPINCOUNT"]),
+        ({"OMP_WAIT_POLICY": "passive"}, "0", []),
+    ],
+)
+def test_threads_wait_briefly(env: dict[str, str], spins: str, left: list[str]) -> None:
+    """Unless the user says otherwise; programs that are started from here hear nothing of it."""
+    own = "import os; os.environ.pop('OMP_WAIT_POLICY')\n" * ("OMP_WAIT_POLICY" not in env)
+    env = {"OMP_DISPLAY_ENV": "verbose", **env}
+    process = run_process(["-c", own + WAITS], env=env)
+    assert f"GOMP_SPINCOUNT = '{spins}'" in process.stdout, process.stdout
+    assert f"left {left}" in process.stdout
 
 
 @pytest.mark.skipif(not plugin.state().loaded, reason="it is about loading the plug-in")
