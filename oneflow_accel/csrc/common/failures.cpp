@@ -5,7 +5,6 @@
 // registered inside one that does, leaves zeros in the outputs and keeps the first message here
 // until Python next waits for a result: .item(), .numpy() or a synchronisation raises it then,
 // once.
-#include <sched.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -26,6 +25,7 @@
 #include "common/redirect.h"
 #include "common/scratch.h"
 #include "common/waiting.h"
+#include "oneflow/core/common/exception.h"
 #include "oneflow/core/common/maybe.h"
 #include "oneflow/core/common/registry_error.h"
 #include "oneflow/core/common/spin_counter.h"
@@ -50,7 +50,8 @@ struct Failure {
 // Never destroyed: OneFlow's threads may outlive the library's variables.
 Failure& g_first = *new Failure;
 
-// What Python is told if a failure waits for it.
+// Tells Python if a failure waits for it, by the exceptions that OneFlow's own errors end in: made of
+// an Error their text would have colours for a terminal.
 Maybe<void> raise_pending() {
   if (!g_pending.load(std::memory_order_acquire) || g_ending.load()) {
     return Maybe<void>::Ok();
@@ -62,7 +63,8 @@ Maybe<void> raise_pending() {
   // Another thread may have raised it while this one waited.
   if (!g_pending.load()) { return Maybe<void>::Ok(); }
   g_pending.store(false);
-  return (g_first.is_index ? Error::IndexError() : Error::RuntimeError()) << g_first.message;
+  if (g_first.is_index) { throw ::oneflow::IndexException(g_first.message); }
+  throw ::oneflow::RuntimeException(g_first.message);
 }
 
 // An explicit instantiation may name what is private.
@@ -78,8 +80,8 @@ template struct PrivateCounter<&SpinCounter::cnt_val_>;
 // In place of SpinCounter::WaitUntilCntEqualZero(), which looks at its counter in an empty loop:
 // the last step of whatever hands a tensor's data to Python, .numpy() and .item(), while OneFlow
 // copies the values. Where more threads are ready than there are cores, as with several processes,
-// the system has often put the thread that looks in the place of the one that copies, and it would
-// look for a whole time slice at what cannot change.
+// the system has often put the thread that looks in the place of the one that copies, or of one of a
+// kernel's team, and it would look for a whole time slice at what cannot change.
 Maybe<void> wait_for_data(const SpinCounter* counter) {
   const std::atomic<int64_t>& count = count_of(*counter);
   const auto done = [&] { return count <= 0; };
@@ -87,7 +89,8 @@ Maybe<void> wait_for_data(const SpinCounter* counter) {
     // Without Python's lock, as OneFlow's function does it.
     void* const thread = PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr;
     if (!comes_true_soon(done)) {
-      while (!done()) { ::sched_yield(); }
+      const auto first = Clock::now();
+      while (!done()) { give_way(Clock::now() - first, std::chrono::milliseconds(4), 64); }
     }
     if (thread != nullptr) { PyEval_RestoreThread(thread); }
   }

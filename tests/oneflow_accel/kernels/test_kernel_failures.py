@@ -106,6 +106,7 @@ def test_an_index_out_of_range_is_an_index_error_that_can_be_caught() -> None:
     for row in found:
         assert row["kind"] == "IndexError", row
         assert _INDICES[row["call"]] in row["message"], row
+        assert row["message"].isprintable(), row
         assert row["again"] is None, row
         assert row["right"], row
 
