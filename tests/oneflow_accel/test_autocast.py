@@ -29,6 +29,7 @@ from oneflow.nn import functional
 pytestmark = pytest.mark.skipif(not plugin.state().loaded, reason="OneFlow alone never does it")
 
 RNG = np.random.default_rng(3)
+NORM = nn.BatchNorm1d(8)
 
 
 def bfloat16() -> flow.autocast:
@@ -133,8 +134,16 @@ def test_products_run_in_bfloat16_with_their_gradients(
         functional.silu,
         flow.tanh,
         flow.sigmoid,
+        lambda x: flow._C.quick_gelu(x),
         lambda x: x + x,
-        lambda x: x * 0.5,
+        lambda x: x - x * 0.25,
+        lambda x: x * x,
+        lambda x: x * 0.5 + 1,
+        lambda x: x / 3,
+        lambda x: x.sum(dim=0),
+        # The running statistics, as with frozen batch norms.
+        lambda x: NORM.eval()(x),
+        lambda x: NORM.train()(x) * x,
         lambda x: x.reshape(8, 6).transpose(0, 1)[1:],
         lambda x: flow.cat([x, x], dim=1),
         lambda x: rope(x.reshape(2, 3, 8), *angles(3, 4)),
@@ -158,8 +167,15 @@ def test_products_run_in_bfloat16_with_their_gradients(
         "silu",
         "tanh",
         "sigmoid",
+        "quick-gelu",
         "add",
+        "subtract",
+        "multiply",
         "scale",
+        "divide",
+        "sum",
+        "batch-norm-frozen",
+        "batch-norm",
         "view",
         "cat",
         "rope",
@@ -178,10 +194,14 @@ def test_what_follows_a_product_stays_in_bfloat16(
     x, w = random(6, 4), random(4, 8)
     exact = operation(x @ w)
     expected = flow.autograd.grad(exact.square().sum(), [x, w])
+    seen: list[flow.dtype] = []
     with bfloat16():
-        out = operation(x @ w)
+        product = x @ w
+        out = operation(product)
     assert out.dtype == flow.bfloat16
+    product.register_hook(lambda grad: seen.append(grad.dtype))
     found = flow.autograd.grad(out.float().square().sum(), [x, w])
+    assert set(seen) == {flow.bfloat16}
     for mine, theirs in zip((out.float(), *found), (exact, *expected), strict=True):
         assert np.abs(mine.numpy() - theirs.numpy()).max() <= 2**-5 * theirs.abs().max().item()
 
@@ -302,6 +322,7 @@ DIFFERENTIABLE = {
     ),
     "rope": (lambda x: rope(x.reshape(2, 3, 8), *angles(3, 4)), IN_BFLOAT16),
     "swiglu": (lambda x: swiglu(x, x), IN_BFLOAT16),
+    "batch norm": (lambda x: NORM.eval()(x), IN_BFLOAT16),
     "cross entropy": (lambda x: cross_entropy(x, flow.tensor([1] * 6)), IN_BFLOAT16),
     "linear cross entropy": (
         lambda x: linear_cross_entropy(x, random(9, 8), flow.tensor([1] * 6)),

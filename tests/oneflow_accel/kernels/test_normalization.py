@@ -182,10 +182,11 @@ def test_running_statistics_take_the_unbiased_variance(shape: tuple[int, ...], a
     assert_close(variance.numpy(), 1 - MOMENTUM + unbiased * MOMENTUM)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("shape", "axis"), SHAPES[:2])
-def test_inference_output_and_gradients(shape: tuple[int, ...], axis: int) -> None:
+def test_inference_output_and_gradients(shape: tuple[int, ...], axis: int, dtype: str) -> None:
     x, gamma, beta = case(shape, axis)
-    dy = random(*shape, seed=5)
+    x, dy = as_held(x, dtype), as_held(random(*shape, seed=5), dtype)
     mean, variance = random(shape[axis], seed=6), random(shape[axis], seed=7) ** 2
     statistics = (flow.tensor(mean), flow.tensor(variance))
 
@@ -193,13 +194,14 @@ def test_inference_output_and_gradients(shape: tuple[int, ...], axis: int) -> No
         lambda *a: batch_norm(*a, axis=axis, statistics=statistics, training=False),
         [x, gamma, beta],
         dy,
+        (dtype, *FLOATS),
     )
 
     reference = Reference(x, gamma, beta, axis)
     reference.mean, reference.variance = mean.astype(np.float64), variance.astype(np.float64)
     scale = reference.gamma / np.sqrt(reference.variance + EPSILON)
-    assert_close(y, reference.y())
-    assert_close(dx, dy * reference.along(scale))
+    assert_close(y, reference.y(), dtype=dtype)
+    assert_close(dx, dy * reference.along(scale), dtype=dtype)
     _, expected_gamma, expected_beta = reference.gradients(dy)
     assert_close(gamma_diff, expected_gamma, reduced=reference.count)
     assert_close(beta_diff, expected_beta, reduced=reference.count)
