@@ -94,6 +94,11 @@ class Predictions:
         self._rows: list[tuple[int, list[int], list[float]]] = []
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            # Whether it can be written, before the images are looked at.
+            existed = path.exists()
+            path.open("ab").close()
+            if not existed:
+                path.unlink(missing_ok=True)
         except OSError as error:
             raise UserError(f"--predictions {path}: {error.strerror or error}") from error
 

@@ -50,7 +50,7 @@ from flow_train.metrics.console import evaluation_lines
 from flow_train.metrics.curves import draw_curves
 from flow_train.metrics.log import JSONL_NAME, RunLog
 from flow_train.metrics.profile import ProfileSteps
-from flow_train.optim import CrossEntropy, step_decay
+from flow_train.optim import CrossEntropy, averages_in, step_decay
 from flow_train.options import Calendar, Position, TrainerOptions
 from flow_train.rng import seed_all, settled_seed
 from flow_train.steps.graph import step_maker
@@ -116,6 +116,8 @@ def _run(options: argparse.Namespace, backend: Backend) -> int:
     require_same({**of_all, **contents(train, "train"), **contents(val, "val")})
     num_classes = len(val.classes)
     model = _model(options, backend, num_classes)
+    if options.evaluate and options.model_ema and not (resumed and averages_in(resumed.optimizer)):
+        raise UserError("--model-ema: there are no moving averages to evaluate: leave it out")
     if options.evaluate and resumed is not None:
         restore_model(model, averaged(resumed), options.arch, num_classes, _names(val))
 
@@ -176,6 +178,12 @@ def _train(
     if resumed is not None:
         restore_model(model, resumed, options.arch, num_classes, names)
         resumed = up_to_date(resumed)
+    start = Position(options.start_epoch, 0, options.start_epoch * calendar.steps_per_epoch)
+    if resumed is None and start.step and start.step >= calendar.last_step(start):
+        raise UserError(
+            f"--start-epoch {start.epoch} is step {start.step}, and the run ends at step "
+            f"{calendar.last_step(start)}: ask for more --epochs or --max-steps"
+        )
     keeper = ModelCheckpoint(every_n_train_steps=options.save_freq)
     hooks: dict[str, Hook] = {}
     if options.model_ema:
@@ -217,7 +225,7 @@ def _train(
             log=log,
             checkpoints=checkpoints,
             resumed=resumed,
-            start=Position(options.start_epoch, 0, options.start_epoch * calendar.steps_per_epoch),
+            start=start,
         )
         trainer.fit()
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from oneflow_accel.precision import PRECISIONS, canonical
 
 from flow_train import cli
-from flow_train.cli import UserError, at_least, not_negative, one_of, positive, share
+from flow_train.cli import UserError, at_least, nearest, not_negative, one_of, positive, share
 from flow_train.data.rand_augment import parse_rand_augment
 from flow_train.steps.sharding import MODES
 from resnet50_imagenet.models import classification_models, image_size_of
@@ -97,17 +98,12 @@ def _add_training_options(add: _Options) -> None:
     add.value("--clip-grad", positive, None, "NORM", text)
     add.value("--smoothing", share, 0.0, "S", "label smoothing")
     add.flag("--model-ema", "keep a moving average of the weights, and validate that")
-    add.value("--model-ema-decay", share, 0.9998, "D", "decay of the average")
+    text = "decay of the average (default: 0.9998)"
+    add.value("--model-ema-decay", share, None, "D", text)
     add.flag("--graph", "train or evaluate under nn.Graph, not eagerly")
     text = "; ".join(f"{name}: {what}" for name, what in PRECISIONS.items())
-    add.value("--precision --dtype", str, "float32", "NAME", text)
-    add.group.add_argument(
-        "--amp",
-        action="store_const",
-        const="float16",
-        dest="precision",
-        help="the same as --precision float16",
-    )
+    add.value("--precision --dtype", canonical, None, "NAME", f"{text} (default: float32)")
+    add.flag("--amp", "the same as --precision float16")
     text = "what several processes send gradients and add them up in: float32 or bfloat16"
     add.group.add_argument(
         "--reduce-dtype", choices=("float32", "bfloat16"), default="float32", help=text
@@ -160,13 +156,7 @@ def _add_run_options(add: _Options) -> None:
         help="with --evaluate or --benchmark: batch norm folded into the convolutions, which is "
         "faster and differs by rounding",
     )
-    add.group.add_argument(
-        "--bf16",
-        action="store_const",
-        const="bfloat16",
-        dest="precision",
-        help="the same as --precision bfloat16",
-    )
+    add.flag("--bf16", "the same as --precision bfloat16")
     text = "checkpoints, metrics, curves (default: runs/ARCH)"
     add.value("--output-dir", Path, None, "DIR", text)
     text = "continue from this checkpoint; 'auto': from the newest in the output folder, if any"
@@ -189,15 +179,44 @@ def _add_distributed_options(add: _Options) -> None:
     add.value("--gpu", at_least(0), None, "N", "use this device and no data parallelism")
 
 
+def _with_mode(argv: Sequence[str]) -> list[str]:
+    """The command line with the mode of a bare --fsdp, before DIR, too."""
+    words = list(argv)
+    for number, word in enumerate(words):
+        after = words[number + 1] if number + 1 < len(words) else ""
+        if word == "--fsdp" and (Path(after).is_dir() or not nearest(after, MODES)):
+            words[number] = "--fsdp=full_shard"
+    return words
+
+
+def _settle_precision(options: argparse.Namespace) -> None:
+    """Make one of --precision, --amp and --bf16."""
+    short = {"--amp": "float16" * options.amp, "--bf16": "bfloat16" * options.bf16}
+    given = {**short, "--precision": options.precision}
+    given = {name: value for name, value in given.items() if value}
+    if len(set(given.values())) > 1:
+        raise UserError(f"{' and '.join(given)} ask for different precisions: give one")
+    options.precision = next(iter(given.values()), "float32")
+    del options.amp, options.bf16
+
+
 def parse_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse and check the command line; UserError where options contradict each other."""
-    options = build_parser().parse_args(argv)
+    options = build_parser().parse_args(_with_mode(sys.argv[1:] if argv is None else argv))
+    _settle_precision(options)
     if options.weights is not None and options.pretrained:
         raise UserError("--weights and --pretrained both name weights to start from: give one")
     if options.reset_head and options.weights is None and not options.pretrained:
         raise UserError("--reset-head is for weights to start from: add --weights or --pretrained")
     if options.reset_head and options.evaluate:
         raise UserError("--reset-head and --evaluate: a new head has nothing to evaluate")
+    if options.model_ema_decay is not None and not options.model_ema:
+        raise UserError("--model-ema-decay is for a moving average: add --model-ema")
+    options.model_ema_decay = 0.9998 if options.model_ema_decay is None else options.model_ema_decay
+    if options.model_ema and options.benchmark:
+        raise UserError("--model-ema is for training: leave it out")
+    if options.model_ema and options.evaluate and options.resume is None:
+        raise UserError("--model-ema evaluates a checkpoint's moving averages: add --resume PATH")
     if options.predictions is not None and not options.evaluate:
         raise UserError("--predictions is for --evaluate: add -e")
     if options.smoothing == 1:
@@ -210,7 +229,6 @@ def parse_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
         )
     if options.fsdp and (options.graph or options.channels_last):
         raise UserError("--fsdp is for eager training in NCHW: leave --graph, --channels-last out")
-    options.precision = canonical(options.precision)
     inference = options.evaluate or options.benchmark
     if inference and options.precision not in ("float32", "bfloat16"):
         raise UserError(f"--precision {options.precision} is for training: take bfloat16")

@@ -21,6 +21,8 @@ from PIL import Image, ImageEnhance, ImageOps
 _FULL = 10.0
 # From here on `mstd` means a magnitude that is uniform from 0 to m.
 _UNIFORM_FROM = 100.0
+# The paper's scale; what is above `mmax`, 10 of these unless it is given, is cut to that.
+_LARGEST = 30.0
 _MAX_ROTATION, _MAX_SHEAR, _MAX_SHIFT = 30.0, 0.3, 0.45
 
 
@@ -245,6 +247,7 @@ def parse_rand_augment(text: str) -> RandAugment:
     most = sum(operation.weight > 0 for operation in OPERATIONS.values())
     n = values.get("n", 2)
     allowed["n"] = n == int(n) and 1 <= n <= (most if "w" in values else math.inf)
+    allowed["m"] = values.get("m", _FULL) <= _LARGEST
     allowed["p"] = 0 <= values.get("p", 0.5) <= 1
     for key, fits in allowed.items():
         if not fits:

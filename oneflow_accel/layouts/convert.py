@@ -129,7 +129,7 @@ def _convert(model: nn.Module, layout: int) -> None:
 
 _OPTIONAL_SUFFIX = "num_batches_tracked"
 # How many names of each kind a message lists.
-_MOST_NAMES = 5
+_MOST_NAMES = 3
 
 
 def standard_state_dict(model: nn.Module) -> dict[str, flow.Tensor]:

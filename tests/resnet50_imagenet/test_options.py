@@ -64,15 +64,50 @@ def test_models_are_classifiers_only():
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("line", "names"),
     [
-        ["--weights", "a.pth", "--pretrained"],
-        ["--gpu", "0", "--multiprocessing-distributed"],
-        ["--scale", "0.9", "0.5"],
-        ["--profile", "3", "--graph"],
-        ["--predictions", "a.csv"],
+        ("--weights a.pth --pretrained", "--weights and --pretrained"),
+        ("--gpu 0 --multiprocessing-distributed", "--gpu"),
+        ("--scale 0.9 0.5", "--scale"),
+        ("--profile 3 --graph", "--profile"),
+        ("--predictions a.csv", "--predictions"),
+        ("--amp --precision bfloat16", "--amp and --precision ask for different"),
+        ("--amp --bf16", "--amp and --bf16 ask for different"),
+        ("--model-ema-decay 0.9", "add --model-ema"),
+        ("-e --model-ema", "add --resume"),
+        ("--benchmark --model-ema", "--model-ema is for training"),
+        ("--aa rand-m99", "m99 is out of range"),
+        ("--fsdp ful_shard", "did you mean full_shard"),
+        ("--fsdp --precision fp16", "--fsdp trains in float32 or bfloat16"),
+        ("--reduce-dtype bfloat16 --graph", "--reduce-dtype is for eager training"),
+        ("--precision fp8", "precision 'fp8' is none of float32, float32-bf16-products"),
     ],
 )
-def test_contradictions_are_refused(arguments):
-    with pytest.raises(UserError):
-        parse_options(arguments)
+def test_contradictions_are_refused(line, names):
+    with pytest.raises(UserError, match=names):
+        parse_options(line.split())
+
+
+@pytest.mark.parametrize(
+    ("line", "mode", "data"),
+    [
+        ("--fsdp {}", "full_shard", True),
+        ("--fsdp images", "full_shard", "images"),
+        ("{} --fsdp", "full_shard", True),
+        ("--fsdp --epochs 1 {}", "full_shard", True),
+        ("--fsdp shard_grad_op {}", "shard_grad_op", True),
+        ("--fsdp=hybrid_shard {}", "hybrid_shard", True),
+    ],
+)
+def test_fsdp_takes_a_mode_or_none(line, mode, data, tmp_path):
+    options = parse_options(line.format(tmp_path).split())
+    assert (options.fsdp, options.data) == (mode, str(tmp_path) if data is True else data)
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [("", "float32"), ("--amp", "float16"), ("--bf16 --precision bf16", "bfloat16")],
+)
+def test_one_precision(line, name):
+    options = parse_options(line.split())
+    assert (options.precision, options.model_ema_decay) == (name, 0.9998)
