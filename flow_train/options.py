@@ -112,7 +112,8 @@ class Position:
 
 
 class Calendar:
-    """The steps of a run, made from the batches per epoch of its training data and its schedule.
+    """The steps of a run, made from the batches per epoch of its training data and its schedule,
+    whose learning rates take the place of the optimizer's own.
 
     Attributes:
         batches: used per epoch.

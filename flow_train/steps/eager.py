@@ -72,7 +72,8 @@ class TrainStep(ABC):
 
     `optimizer` is over the model's parameters, `loss` the mean over a batch, of scores and labels;
     `clip` is the largest norm of all gradients together, None for no clipping, and `precision` one
-    of `oneflow_accel.precision.PRECISIONS`. UserError names the key of what the device cannot do.
+    of `oneflow_accel.precision.PRECISIONS`. A step sets the optimizer's learning rate, one for all
+    groups: ValueError where they differ. UserError says what the device cannot do.
     """
 
     # True where `step` returns figures of the whole batch on every process.
@@ -90,6 +91,8 @@ class TrainStep(ABC):
         clip: float | None = None,
         precision: str = "float32",
     ) -> None:
+        if len({group["lr"] for group in optimizer.param_groups}) > 1:
+            raise ValueError("parameter groups have learning rates of their own; a step sets one")
         self.model = model
         self.backend = backend
         # What a checkpoint could not hold is refused before anything is trained.
@@ -105,12 +108,10 @@ class TrainStep(ABC):
         self._scaler: LossScaler | None = None
         feature = precisions.feature_of(precision)
         if feature is not None:
-            key = f"trainer.precision={precision}"
-            require_feature(backend, feature, key, "trainer.precision=float32")
+            require_feature(backend, feature, f"precision {precision}", "take float32")
         precisions.set_products(precision)
         if clip is not None:
-            key = f"trainer.gradient_clip_val={clip}"
-            require_feature(backend, "gradient_clipping", key, "trainer.gradient_clip_val=null")
+            require_feature(backend, "gradient_clipping", "gradient clipping", "leave it out")
 
     @abstractmethod
     def step(self, batches: Sequence[LabeledImages], lr: float) -> StepFigures:
@@ -248,13 +249,13 @@ def _norm(parameters: Sequence[flow.Tensor]) -> flow.Tensor | None:
     return flow.linalg.vector_norm(flow.stack(norms)) if norms else None
 
 
-def require_feature(backend: Backend, feature: str, key: str, instead: str) -> None:
-    """Refuse a setting, such as "trainer.graph=true", if the device lacks its `feature` (one of
-    `oneflow_accel.backends.base.FEATURES`). The UserError names both settings, `instead` being what
-    to set, and the reason."""
+def require_feature(backend: Backend, feature: str, what: str, instead: str) -> None:
+    """Refuse a setting if the device lacks its `feature` (one of
+    `oneflow_accel.backends.base.FEATURES`). The UserError says `what` was asked for, the reason,
+    and what to do `instead`, in words that hold for every command and for a program."""
     support = backend.supports(feature)
     if not support:
-        raise UserError(f"{key}: {backend.name} cannot do this ({support.reason}); set {instead}")
+        raise UserError(f"{what}: {backend.name} cannot do this ({support.reason}); {instead}")
 
 
 class _DataParallelShell(nn.Module):

@@ -157,7 +157,7 @@ class GraphStep(TrainStep):
         accumulate: int = 1,
         **settings: Any,
     ) -> None:
-        require_feature(backend, "graph", "trainer.graph=true", "trainer.graph=false")
+        require_feature(backend, "graph", "nn.Graph", "train eagerly")
         self._parallel = distributed.world_size() > 1
         self._local = model
         self._placement = backend.placement() if self._parallel else None
@@ -166,7 +166,7 @@ class GraphStep(TrainStep):
             model = model.to_global(placement=self._placement, sbp=flow.sbp.broadcast)
         optimizer = make_optimizer(model)
         if isinstance(optimizer, flow.optim.AdamW):
-            require_feature(backend, "graph_adamw", "trainer.graph=true", "trainer.graph=false")
+            require_feature(backend, "graph_adamw", "AdamW under nn.Graph", "train eagerly")
         super().__init__(model, backend, optimizer, loss, **settings)
         if self.clip is not None:
             _clip_together(optimizer, self.clip)
