@@ -287,11 +287,12 @@ def _check_batch_sizes(values: Mapping[str, Any]) -> None:
         per_process = wanted_size // processes
         # The largest batch that divides a process's share.
         fits = (part for part in range(min(per_process, size), 0, -1) if per_process % part == 0)
-        advice = (
-            f"train.global_batch_size={batches * processes * size}"
-            if wanted_size % processes
-            else f"datamodule.batch_size={next(fits)}"
-        )
+        if wanted_size % processes:
+            advice = f"train.global_batch_size={batches * processes * size}"
+        elif per_process % size == 0:
+            advice = f"trainer.accumulate_grad_batches={per_process // size}"
+        else:
+            advice = f"datamodule.batch_size={next(fits)}"
         raise UserError(
             f"train.global_batch_size={wanted_size} is not trainer.accumulate_grad_batches="
             f"{batches} x {processes} processes x datamodule.batch_size={size}, which is "

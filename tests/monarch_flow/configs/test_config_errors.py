@@ -142,6 +142,9 @@ def test_batches_that_do_not_make_the_global_batch(monkeypatch):
     assert "train.global_batch_size=1000 is not" in text
     assert "datamodule.batch_size=125 would fit" in text
     assert "is 7 x" not in text
+    accumulated = ("trainer.accumulate_grad_batches=2", "train.global_batch_size=128")
+    text = message(*accumulated, "datamodule.batch_size=128", experiment="mnist/vit")
+    assert "trainer.accumulate_grad_batches=1 would fit" in text
     monkeypatch.setenv("WORLD_SIZE", "16")
     assert "datamodule.batch_size=64 would" in message(experiment="imagenet/vit/vit-s")
     monkeypatch.setenv("WORLD_SIZE", "3")
