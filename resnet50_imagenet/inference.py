@@ -27,13 +27,15 @@ from flow_train.metrics.peak import FLOPS_PER_MAC, peak_of, seconds_of_runs
 Output = flow.Tensor | tuple[flow.Tensor, ...]
 
 
-def inference_model(model: nn.Module, backend: Backend, *, fold: bool, bf16: bool) -> nn.Module:
+def inference_model(
+    model: nn.Module, backend: Backend, precision: str = "float32", *, fold: bool
+) -> nn.Module:
     """A local model in eval mode, changed in place. `fold` returns a copy with batch norm folded
-    into the convolutions; `bf16` needs that and computes in bfloat16 where the device has it."""
+    into the convolutions; "bfloat16" needs that, where the device has it."""
     model = model.eval()
     if not fold:
         return model
-    return prepare(model, dtype=flow.bfloat16 if bf16 else None, backend=backend)
+    return prepare(model, flow.bfloat16 if precision == "bfloat16" else None, backend)
 
 
 def forward_graph(model: nn.Module) -> nn.Graph:
@@ -63,15 +65,16 @@ def graph_forward(model: nn.Module) -> Callable[[flow.Tensor], Output]:
     return forward
 
 
-def measure_forward(model: nn.Module, images: np.ndarray, backend: Backend) -> str:
+def measure_forward(model: nn.Module, images: np.ndarray, backend: Backend, dtype: str) -> str:
     """Time the forward pass of `model` (in eval mode) on `images`, already in its layout: images/s,
-    FLOP/s of convolutions and linear layers, and their share of the device's peak."""
+    FLOP/s of convolutions and linear layers, and their share of the device's peak in `dtype`, such
+    as "float32"."""
     batch = flow.tensor(images, device=backend.device())
     flops = FLOPS_PER_MAC * sum(module.macs for module in macs_of_call(model, batch))
     graph = forward_graph(model)
     with flow.no_grad():
         seconds = statistics.median(seconds_of_runs(lambda: graph(batch), backend, runs=10))
-    peak = peak_of(backend)
+    peak = peak_of(backend, dtype)
     return (
         f"{len(images) / seconds:.2f} img/s, {flops / seconds / 1e12:.3f} TFLOP/s, "
         f"{100 * flops / seconds / peak.flops:.1f} % of {peak}"

@@ -16,6 +16,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 try:
@@ -114,6 +115,9 @@ def _run(options: argparse.Namespace, backend: Backend) -> int:
     typed = {name.replace("_", "-"): value for name, value in vars(options).items()}
     of_all = {f"--{name}": value for name, value in typed.items() if name not in OF_A_MACHINE}
     require_same({**of_all, **contents(train, "train"), **contents(val, "val")})
+    if options.benchmark:
+        _benchmark(options, backend, val)
+        return 0
     num_classes = len(val.classes)
     model = _model(options, backend, num_classes)
     if options.evaluate and options.model_ema and not (resumed and averages_in(resumed.optimizer)):
@@ -122,14 +126,8 @@ def _run(options: argparse.Namespace, backend: Backend) -> int:
         restore_model(model, averaged(resumed), options.arch, num_classes, _names(val))
 
     val_loader = _loader(options, val, train=False)
-    if options.benchmark or options.evaluate:
-        model = inference_model(
-            model, backend, fold=options.fold, bf16=options.precision == "bfloat16"
-        )
-    if options.benchmark:
-        print(measure_forward(model, next(iter(val_loader)).images, backend))
-        return 0
     if options.evaluate:
+        model = inference_model(model, backend, options.precision, fold=options.fold)
         forward = graph_forward(model) if options.graph else model
         predictions = Predictions(options.predictions, val) if options.predictions else None
         keep = predictions.add if predictions is not None else None
@@ -145,6 +143,21 @@ def _run(options: argparse.Namespace, backend: Backend) -> int:
     assert train is not None
     _train(options, backend, model, (train, val_loader), resumed)
     return 0
+
+
+def _benchmark(options: argparse.Namespace, backend: Backend, val: Dataset) -> None:
+    """Print a line on the forward pass, or one for each layout and precision that there is."""
+    layouts, names = [options.channels_last], [options.precision]
+    if options.benchmark == "all":
+        layouts = [False, True] if backend.supports("nhwc") else [False]
+        names = ["float32", "bfloat16"] if backend.supports("bfloat16_inference") else ["float32"]
+    for channels_last, name in product(layouts, names):
+        options.channels_last, options.precision = channels_last, name
+        model = _model(options, backend, len(val.classes))
+        model = inference_model(model, backend, name, fold=options.fold)
+        images = next(iter(_loader(options, val, train=False))).images
+        rate = measure_forward(model, images, backend, name)
+        print(f"{'NHWC' if channels_last else 'NCHW'} {name:8} {rate}", flush=True)
 
 
 def _train(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from resnet50_imagenet.models import classification_models, image_size_of
 
 # The range of seeds that OneFlow's generators take.
 MOST_SEED = 2**63 - 1
+BENCHMARKS = ("this", "all")
 DATA_VARIABLE = "IMAGENET_DIR"
 DEFAULT_DATA = "/ssd/dataset/ImageNet/extract"
 
@@ -146,8 +147,12 @@ def _add_run_options(add: _Options) -> None:
     add.flag("-e --evaluate", "only evaluate on the validation images")
     text = "with --evaluate: write each image's label and five likeliest classes"
     add.value("--predictions", Path, None, "FILE.csv", text)
-    text = "only measure the forward pass under nn.Graph: images/s, TFLOP/s, share of peak"
-    add.flag("--benchmark", text)
+    text = (
+        "only measure the forward pass under nn.Graph: images/s, TFLOP/s, share of the peak; all: "
+        "in each layout and precision"
+    )
+    more = {"nargs": "?", "const": "this", "choices": BENCHMARKS}
+    add.value("--benchmark", str, None, "all", text, **more)
     cli.add_profile_option(add.group)
     add.group.add_argument(
         "--fold",
@@ -179,13 +184,14 @@ def _add_distributed_options(add: _Options) -> None:
     add.value("--gpu", at_least(0), None, "N", "use this device and no data parallelism")
 
 
-def _with_mode(argv: Sequence[str]) -> list[str]:
-    """The command line with the mode of a bare --fsdp, before DIR, too."""
+def _with_values(argv: Sequence[str]) -> list[str]:
+    """The command line with the value of a bare --fsdp or --benchmark, before DIR, too."""
     words = list(argv)
     for number, word in enumerate(words):
+        known = {"--fsdp": tuple(MODES), "--benchmark": BENCHMARKS}.get(word)
         after = words[number + 1] if number + 1 < len(words) else ""
-        if word == "--fsdp" and (Path(after).is_dir() or not nearest(after, MODES)):
-            words[number] = "--fsdp=full_shard"
+        if known and (Path(after).is_dir() or not nearest(after, known)):
+            words[number] = f"{word}={known[0]}"
     return words
 
 
@@ -202,50 +208,47 @@ def _settle_precision(options: argparse.Namespace) -> None:
 
 def parse_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse and check the command line; UserError where options contradict each other."""
-    options = build_parser().parse_args(_with_mode(sys.argv[1:] if argv is None else argv))
+    options = build_parser().parse_args(_with_values(sys.argv[1:] if argv is None else argv))
     _settle_precision(options)
-    if options.weights is not None and options.pretrained:
-        raise UserError("--weights and --pretrained both name weights to start from: give one")
-    if options.reset_head and options.weights is None and not options.pretrained:
-        raise UserError("--reset-head is for weights to start from: add --weights or --pretrained")
-    if options.reset_head and options.evaluate:
-        raise UserError("--reset-head and --evaluate: a new head has nothing to evaluate")
-    if options.model_ema_decay is not None and not options.model_ema:
-        raise UserError("--model-ema-decay is for a moving average: add --model-ema")
-    options.model_ema_decay = 0.9998 if options.model_ema_decay is None else options.model_ema_decay
-    if options.model_ema and options.benchmark:
-        raise UserError("--model-ema is for training: leave it out")
-    if options.model_ema and options.evaluate and options.resume is None:
-        raise UserError("--model-ema evaluates a checkpoint's moving averages: add --resume PATH")
-    if options.predictions is not None and not options.evaluate:
-        raise UserError("--predictions is for --evaluate: add -e")
-    if options.smoothing == 1:
-        raise UserError("--smoothing 1 leaves nothing of the labels: give less")
+    for wrong, text in _contradictions(options):
+        if wrong:
+            raise UserError(text)
     if options.aa:
         parse_rand_augment(options.aa)
-    if options.profile and (options.graph or options.evaluate or options.benchmark):
-        raise UserError(
-            "--profile is for eager training: leave --graph, --evaluate and --benchmark out"
-        )
-    if options.fsdp and (options.graph or options.channels_last):
-        raise UserError("--fsdp is for eager training in NCHW: leave --graph, --channels-last out")
-    inference = options.evaluate or options.benchmark
-    if inference and options.precision not in ("float32", "bfloat16"):
-        raise UserError(f"--precision {options.precision} is for training: take bfloat16")
-    if inference and options.precision == "bfloat16" and not options.fold:
-        raise UserError("inference in bfloat16 folds batch norms as well: leave --no-fold out")
-    if options.fsdp and options.precision == "float16":
-        raise UserError("--fsdp trains in float32 or bfloat16: take --precision bfloat16")
-    if options.reduce_dtype != "float32" and (options.graph or options.fsdp):
-        raise UserError(
-            "--reduce-dtype is for eager training of whole models: leave --graph, --fsdp out"
-        )
-    if options.gpu is not None and options.multiprocessing_distributed:
-        raise UserError("--gpu takes one device, --multiprocessing-distributed all: give one")
-    if options.scale[0] > options.scale[1] or options.scale[1] == 0:
-        raise UserError(f"--scale {options.scale[0]} {options.scale[1]}: MIN MAX, MAX above 0")
+    if options.model_ema_decay is None:
+        options.model_ema_decay = 0.9998
     if options.image_size is None:
         options.image_size = image_size_of(options.arch)
     if options.output_dir is None:
         options.output_dir = Path("runs") / options.arch
     return options
+
+
+def _contradictions(of: argparse.Namespace) -> Iterator[tuple[Any, str]]:
+    """What must not be, and what to say of it."""
+    given, low, high = of.weights is not None, *of.scale
+    infers = of.evaluate or of.benchmark
+    yield given and of.pretrained, "--weights and --pretrained both name weights: give one"
+    text = "--reset-head is for weights to start from: add --weights or --pretrained"
+    yield of.reset_head and not given and not of.pretrained, text
+    text = "--reset-head and --evaluate: a new head has nothing to evaluate"
+    yield of.reset_head and of.evaluate, text
+    yield of.predictions is not None and not of.evaluate, "--predictions is for -e: add that"
+    yield of.smoothing == 1, "--smoothing 1 leaves nothing of the labels: give less"
+    text = "--model-ema-decay is for a moving average: add --model-ema"
+    yield of.model_ema_decay is not None and not of.model_ema, text
+    text = "--profile is for eager training: leave --graph, --evaluate and --benchmark out"
+    yield of.profile and (of.graph or infers), text
+    text = "--fsdp is for eager training in NCHW: leave --graph, --channels-last out"
+    yield of.fsdp and (of.graph or of.channels_last), text
+    text = "--fsdp trains in float32 or bfloat16: take --precision bfloat16"
+    yield of.fsdp and of.precision == "float16", text
+    text = f"--precision {of.precision} is for training: take bfloat16"
+    yield infers and of.precision not in ("float32", "bfloat16"), text
+    text = "inference in bfloat16 folds batch norms as well: leave --no-fold out"
+    yield infers and not of.fold and (of.precision == "bfloat16" or of.benchmark == "all"), text
+    text = "--reduce-dtype is for eager training of whole models: leave --graph, --fsdp out"
+    yield of.reduce_dtype != "float32" and (of.graph or of.fsdp), text
+    text = "--gpu takes one device, --multiprocessing-distributed all: give one"
+    yield of.gpu is not None and of.multiprocessing_distributed, text
+    yield low > high or high == 0, f"--scale {low} {high}: MIN MAX, MAX above 0"

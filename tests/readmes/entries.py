@@ -202,6 +202,9 @@ COMMANDS: dict[str, Run | Dry | NotRun] = {
     # resnet50_imagenet
     TRAIN_RESNET: Run(SMALL_IMAGES, RESNET, PHOTOS, expect="done: 1 steps", plugin=True),
     "python3 main.py --help": Run(cwd=RESNET, expect="--channels-last"),
+    "python3 main.py --benchmark all": Run(
+        "-a resnet18 --image-size 32 -b 2", RESNET, expect="NCHW float32"
+    ),
     "python3 main.py -e --weights resnet50-11ad3fa6.pth DIR": Run(
         SMALL_IMAGES, RESNET, {"resnet50-11ad3fa6.pth": "{resnet}", **PHOTOS}, expect="Acc@1"
     ),

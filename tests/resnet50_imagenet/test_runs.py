@@ -7,12 +7,16 @@ import json
 import re
 from pathlib import Path
 
+from oneflow_accel import current_backend
 from oneflow_accel.kernels import plugin
 
 import numpy as np
 import pytest
+from oneflow import nn
 
 from flow_train.metrics.log import read_metrics
+from flow_train.metrics.peak import Peak
+from resnet50_imagenet import inference
 from tests.modes import only_all
 from tests.resnet50_imagenet.conftest import CLASSES, SMALL, VAL_PER_CLASS, losses
 
@@ -155,16 +159,34 @@ def test_evaluation_is_the_same_however_it_runs(shapes, run_main, trained, evalu
 
 
 def test_benchmark_prints_rate_and_share_of_peak(run_main):
-    args = ("--benchmark", "-a", "resnet18", "--image-size", "64", "-b", "2")
-    result = run_main(*args, env={"FLOW_TRAIN_PEAK": ""})
-    found = re.search(
-        r"([\d.]+) img/s, ([\d.]+) TFLOP/s, ([\d.]+) % of ([\d.]+) TFLOP/s", result.stdout
-    )
-    assert found, result.stdout
-    rate, speed, share, peak = map(float, found.groups())
-    assert rate > 0
+    args = ("-a", "resnet18", "--image-size", "64", "-b", "2", "--benchmark")
+    rate = r"([\d.]+) img/s, ([\d.]+) TFLOP/s, ([\d.]+) % of ([\d.]+) TFLOP/s \((.*)\)"
+    output = run_main(*args, "--precision", "float32", env={"FLOW_TRAIN_PEAK": ""}).stdout
+    *figures, source = re.search(rate, output).groups()
+    images, speed, share, peak = map(float, figures)
+    assert images > 0
+    assert source in ("measured, oneflow.matmul", "measured, numpy.matmul")
     assert share == pytest.approx(100 * speed / peak, abs=10)
     assert 0 < share < 100
+
+
+def test_benchmark_of_all_layouts_and_precisions(run_main):
+    output = run_main(
+        "-a", "resnet18", "--image-size", "64", "-b", "2", "--benchmark", "all"
+    ).stdout
+    rows = re.findall(r"^(N\w+) (\w+) +[\d.]+ img/s, [\d.]+ TFLOP/s, [\d.]+ % of ", output, re.M)
+    backend = current_backend()
+    layouts = ["NCHW", "NHWC"] if backend.supports("nhwc") else ["NCHW"]
+    precisions = ["float32", "bfloat16"] if backend.supports("bfloat16_inference") else ["float32"]
+    assert rows == [(layout, name) for layout in layouts for name in precisions]
+
+
+def test_the_peak_is_that_of_the_precision(monkeypatch):
+    monkeypatch.setattr(inference, "peak_of", lambda backend, dtype: Peak(1e12, dtype))
+    model = nn.Sequential(nn.Conv2d(3, 4, 1)).eval()
+    images = np.zeros((2, 3, 8, 8), dtype=np.float32)
+    line = inference.measure_forward(model, images, current_backend(), "bfloat16")
+    assert line.endswith("% of 1.000 TFLOP/s (bfloat16)")
 
 
 def test_dummy_data_needs_no_folder(run_main, tmp_path):
