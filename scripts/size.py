@@ -12,17 +12,17 @@ from tracked import ROOT, listed_files
 
 # What is counted: where, the ends of its files' names, and the most lines it may have.
 BUDGETS = {
-    "oneflow_accel": ("oneflow_accel", (".py",), 8_950),
-    "oneflow_accel/csrc": ("oneflow_accel/csrc", (".cpp", ".h"), 13_675),
-    "flow_train": ("flow_train", (".py",), 13_000),
+    "oneflow_accel": ("oneflow_accel", (".py",), 9_250),
+    "oneflow_accel/csrc": ("oneflow_accel/csrc", (".cpp", ".h"), 14_050),
+    "flow_train": ("flow_train", (".py",), 13_330),
     "monarch_flow": ("monarch_flow", (".py",), 7_400),
-    "resnet50_imagenet": ("resnet50_imagenet", (".py",), 1_100),
-    "vit_10b": ("vit_10b", (".py",), 1_100),
-    "libai_projects": ("libai_projects", (".py",), 15_700),
-    "benchmarks": ("benchmarks", (".py",), 3_770),
+    "resnet50_imagenet": ("resnet50_imagenet", (".py",), 1_150),
+    "vit_10b": ("vit_10b", (".py",), 1_130),
+    "libai_projects": ("libai_projects", (".py",), 15_950),
+    "benchmarks": ("benchmarks", (".py",), 4_050),
     "scripts": ("scripts", (".py",), 600),
     "patches": ("patches", (".patch",), 1_880),
-    "tests": ("tests", (".py",), 52_800),
+    "tests": ("tests", (".py",), 54_250),
 }
 
 
