@@ -23,13 +23,19 @@ TRAIN_NET = [PROJECTS / "tools" / "train_net.py", "--config-file"]
 TRAIN_NET += [PROJECTS / "projects" / "MagicPrompt" / "configs" / "gpt2_training.py"]
 PIPELINE = PROJECTS / "projects" / "MagicPrompt" / "pipeline.py"
 
-# Finds its data on the first process alone.
-ON_ONE = f"""
-import os, sys
-sys.path.insert(0, {str(REPOSITORY)!r})
-from resnet50_imagenet import main
-data = sys.argv[1] if os.environ["RANK"] == "0" else "/nowhere"
-sys.exit(main.main([data, "-a", "resnet18", "-b", "2", "--image-size", "32", "-j", "0"]))
+# One process finds a mistake of its own while the other waits for it.
+ON_ONE = """
+import sys
+from oneflow_accel import command, distributed, watchdog
+from oneflow_accel.errors import UserError
+
+def act():
+    with watchdog.guard():
+        if distributed.rank() == 1:
+            raise UserError("this disk is full")
+        distributed.all_gather_json(0)
+
+sys.exit(command.run("act.py", act))
 """
 
 # What is typed, and what the one sentence holds.
@@ -100,16 +106,10 @@ def test_an_error_of_all_processes_is_said_once(name: str) -> None:
 
 @pytest.mark.parametrize("leads", [True, False], ids=["leads", "in-a-script"])
 def test_an_error_of_one_process_is_said_by_it(tmp_path: Path, leads: bool) -> None:
-    from PIL import Image
-
-    for split in ("train", "val"):
-        (tmp_path / split / "class").mkdir(parents=True)
-        for number in range(2):
-            Image.new("RGB", (8, 8)).save(tmp_path / split / "class" / f"{number}.png")
     program = tmp_path / "on_one.py"
     program.write_text(ON_ONE)
-    ended = launch(STOCK, [program, tmp_path], leads=leads)
-    check(ended, STOCK, "main.py: error (process 1): no image data at /nowhere/val")
+    ended = launch(STOCK, [program], leads=leads)
+    check(ended, STOCK, "act.py: error (process 1): this disk is full")
 
 
 def test_exit_codes_of_one_process(capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,6 +44,7 @@ PROGRAMS = (
     "benchmarks.breakdown",
     "benchmarks.flash",
     "benchmarks.batches",
+    "benchmarks.contention",
     "benchmarks.sharded",
 )
 # Of other programs.

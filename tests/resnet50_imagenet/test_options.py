@@ -13,8 +13,8 @@ from resnet50_imagenet.options import build_parser, parse_options
 OPTIONS = {
     "model": "-a --arch --weights --pretrained --reset-head --channels-last --freeze-bn",
     "training": "--epochs --start-epoch --max-steps -b --batch-size --lr --learning-rate "
-    "--momentum --wd --weight-decay --graph --fsdp --precision --amp --seed --grad-accum-steps "
-    "--clip-grad --smoothing --model-ema --model-ema-decay --reduce-dtype",
+    "--momentum --wd --weight-decay --graph --fsdp --precision --dtype --amp --seed "
+    "--grad-accum-steps --clip-grad --smoothing --model-ema --model-ema-decay --reduce-dtype",
     "data": "-j --workers --image-size --scale --hflip --dummy --aa --reprob --mixup --cutmix "
     "--mixup-prob --mixup-switch-prob --mixup-mode",
     "run": "-h --help --device --profile -e --evaluate --benchmark --fold --no-fold --bf16 "
