@@ -38,7 +38,7 @@ Kernels& all_kernels();
 // False where a kernel is for other devices.
 bool may_run_on_cpu(const user_op::OpKernelRegistryResult& kernel);
 
-// Registers a kernel inside one that catches its exceptions (failures.cpp).
+// Registers a kernel; its exceptions are caught in failures.cpp.
 struct KernelRegistration {
   explicit KernelRegistration(user_op::OpKernelRegistry registry);
 };
