@@ -156,7 +156,7 @@ std::vector<KernelRegistration> typed_kernels(const char* op, const char* decide
 
 }  // namespace oneflow_accel
 
-// Registers the kernels of registry(...), guarded.
+// Registers the kernels of registry(...).
 #define REGISTER_KERNEL(...) \
   static const ::oneflow_accel::KernelRegistration OF_PP_CAT(g_kernel_registration, __COUNTER__)( \
       ::oneflow_accel::registry(__VA_ARGS__))
