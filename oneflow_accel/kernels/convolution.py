@@ -21,6 +21,7 @@ from oneflow_accel.kernels.operators import (
 )
 from oneflow_accel.kernels.registry import implementation, register_operation
 
+import numpy as np
 import oneflow as flow
 
 Pair = tuple[int, int]
@@ -233,8 +234,13 @@ def _library() -> ctypes.CDLL | None:
 
 def _see_all_writes(library: ctypes.CDLL) -> None:
     """Two methods of tensors write by no kernel: one goes by a kernel from here on, and copies of
-    weights that the other has written to are dropped when it has ended, which it waits for."""
+    weights that the other has written to are dropped when it has ended, which it waits for. So are
+    those of memory that is not OneFlow's, when it comes: weights may have lain there before."""
     zero, copy_from_numpy = flow.Tensor.zero_, flow.Tensor._copy_from_numpy
+
+    def drop(memory: np.ndarray) -> None:
+        begin, end = np.byte_bounds(memory)
+        library.oneflow_accel_drop_copies(ctypes.c_void_p(begin), ctypes.c_int64(end - begin))
 
     def by_kernel(tensor: flow.Tensor) -> flow.Tensor:
         if not tensor.is_floating_point():
@@ -246,12 +252,21 @@ def _see_all_writes(library: ctypes.CDLL) -> None:
     def seen(tensor: flow.Tensor, array: Any) -> None:
         copy_from_numpy(tensor, array)
         if current_backend().supports("host_memory"):
-            memory = tensor.detach().numpy()
-            library.oneflow_accel_drop_copies(
-                ctypes.c_void_p(memory.ctypes.data), ctypes.c_int64(memory.nbytes)
-            )
+            drop(tensor.detach().numpy())
+
+    def of_others(make: Callable[[Any], flow.Tensor]) -> Callable[[Any], flow.Tensor]:
+        def made(source: Any) -> flow.Tensor:
+            tensor = make(source)
+            if isinstance(source, np.ndarray):
+                drop(source)
+            elif current_backend().supports("host_memory"):
+                drop(tensor.numpy())
+            return tensor
+
+        return made
 
     flow.Tensor.zero_, flow.Tensor._copy_from_numpy = by_kernel, seen
+    flow.from_numpy, flow.from_dlpack = of_others(flow.from_numpy), of_others(flow.from_dlpack)
 
 
 def _fused_reference(

@@ -272,6 +272,7 @@ def _started(
 ) -> PluginState:
     for name in ("onednn_version", "operators", "redirections", "use_mkl"):
         getattr(library, f"oneflow_accel_{name}").restype = ctypes.c_char_p
+    library.oneflow_accel_guard_kernels()
     library.oneflow_accel_set_num_threads(threads)
     streams = library.oneflow_accel_streams()
     library.oneflow_accel_set_scratch_limit(ctypes.c_int64(limit))

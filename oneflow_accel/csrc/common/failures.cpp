@@ -1,10 +1,9 @@
 // Failures of kernels, on their way to Python.
 //
 // OneFlow runs kernels on threads of its own, some time after Python has asked for them, and
-// catches nothing there: an exception would end the process. So every kernel of the plug-in is
-// registered inside one that does, leaves zeros in the outputs and keeps the first message here
-// until Python next waits for a result: .item(), .numpy() or a synchronisation raises it then,
-// once.
+// catches nothing there: an exception would end the process. So every kernel is put inside one that
+// does, leaves zeros in the outputs and keeps the first message here until Python next waits for a
+// result: .item(), .numpy() or a synchronisation raises it then, once.
 #include <unistd.h>
 
 #include <atomic>
@@ -244,29 +243,34 @@ user_op::OpKernelCreateFn guarded(const std::string& op, user_op::OpKernelCreate
   };
 }
 
-// OneFlow's own kernels too: its optimizers must not step while a failure waits, and all of them may
-// write to weights. 102: before the plug-in's are registered, after their entries got new storage.
-__attribute__((constructor(102))) void guard_stock_kernels() {
-  for (auto& [op, kernels] : all_kernels()) {
-    for (user_op::OpKernelRegistryResult& kernel : kernels) {
-      if (updates().count(op) == 0 && !may_run_on_cpu(kernel)) { continue; }
-      kernel.create_fn = guarded(op, std::move(kernel.create_fn));
-    }
-  }
-}
-
 }  // namespace
 
 KernelRegistration::KernelRegistration(user_op::OpKernelRegistry registry) {
   ::oneflow::CatchRegistryError([&]() -> Maybe<void> {
-    auto result = JUST(registry.Finish()).GetResult();
-    result.create_fn = guarded(result.op_type_name, std::move(result.create_fn));
-    return user_op::UserOpRegistryMgr::Get().Register(std::move(result));
+    return user_op::UserOpRegistryMgr::Get().Register(JUST(registry.Finish()).GetResult());
   });
 }
 
 }  // namespace oneflow_accel
 
+extern "C" {
+
+// To be called when the library is loaded: by then files have registered their kernels, or put them
+// around OneFlow's own. Those are guarded too: its optimizers must not step while a failure waits, and
+// all of them may write to weights.
+void oneflow_accel_guard_kernels() {
+  for (auto& [op, kernels] : oneflow_accel::all_kernels()) {
+    for (auto& kernel : kernels) {
+      if (oneflow_accel::updates().count(op) == 0 && !oneflow_accel::may_run_on_cpu(kernel)) {
+        continue;
+      }
+      kernel.create_fn = oneflow_accel::guarded(op, std::move(kernel.create_fn));
+    }
+  }
+}
+
 // To be called when the interpreter ends, before OneFlow does: no failure is raised from then on;
 // one that nobody has asked for is printed at the very end.
-extern "C" void oneflow_accel_program_ends() { oneflow_accel::g_ending.store(true); }
+void oneflow_accel_program_ends() { oneflow_accel::g_ending.store(true); }
+
+}  // extern "C"

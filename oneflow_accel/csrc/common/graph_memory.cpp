@@ -40,6 +40,9 @@ using ::oneflow::RegstDescProto;
 using ::oneflow::TaskProto;
 using Reaches = std::function<bool(const std::string&, const std::string&)>;
 
+// Tasks of a graph, of all its processes, with which `Order` takes 128 MB: it grows with the square.
+constexpr int kMostTasks = 1 << 15;
+
 std::atomic<int64_t> g_shared_outputs{0};
 
 // Whether `task` runs a kernel on a CPU.
@@ -143,6 +146,7 @@ void guard(TaskProto* first, TaskProto* last) {
 }
 
 void share_memory(::oneflow::Plan* plan) {
+  if (plan->task_size() > kMostTasks) { return; }
   const Order order(plan);
   std::unordered_map<std::string, std::vector<Block>> blocks;
   for (int64_t place = 0; place < order.size(); ++place) {

@@ -22,7 +22,15 @@ struct KeptWeights {
   // Where each owner's weights lie. Where they are gathered from several processes at every call,
   // that is somewhere else each time: copies would pile up if more than those of one place stayed.
   std::map<int64_t, const char*> owners;
+  // None overlaps another.
   std::map<const char*, Copies> places;
+
+  void drop(const char* begin, const char* end) {
+    auto after = places.lower_bound(end);
+    while (after != places.begin() && std::prev(after)->second.end > begin) {
+      after = places.erase(std::prev(after));
+    }
+  }
 };
 
 // Leaked on purpose: OneFlow's threads may still run kernels while static objects are destroyed.
@@ -46,8 +54,11 @@ dnnl::memory kept_weights(int64_t owner, const void* weights, const dnnl::memory
   if (found == all().owners.end()) { return {}; }
   if (found->second != place) { all().places.erase(found->second); }
   found->second = place;
-  Copies& copies = all().places[place];
-  copies.end = place + plain.get_size();
+  const char* const end = place + plain.get_size();
+  const auto known = all().places.find(place);
+  // Weights of another owner may be a part of these, or these of them.
+  if (known == all().places.end() || known->second.end < end) { all().drop(place, end); }
+  Copies& copies = all().places.try_emplace(place, Copies{end, {}}).first->second;
   for (const dnnl::memory& one : copies.layouts) {
     if (one.get_desc() == layout) { return one; }
   }
@@ -62,12 +73,8 @@ dnnl::memory kept_weights(int64_t owner, const void* weights, const dnnl::memory
 void drop_copies_of(const void* data, int64_t bytes) {
   const auto* begin = static_cast<const char*>(data);
   const std::lock_guard<std::mutex> lock(all().mutex);
-  auto& places = all().places;
-  auto after = places.lower_bound(begin + bytes);
-  while (after != places.begin() && std::prev(after)->second.end > begin) {
-    after = places.erase(std::prev(after));
-  }
-  g_any = !places.empty();
+  all().drop(begin, begin + bytes);
+  g_any = !all().places.empty();
 }
 
 }  // namespace oneflow_accel

@@ -38,7 +38,7 @@ Kernels& all_kernels();
 // False where a kernel is for other devices.
 bool may_run_on_cpu(const user_op::OpKernelRegistryResult& kernel);
 
-// Registers a kernel inside one that catches its exceptions (failures.cpp).
+// Registers a kernel; its exceptions are caught in failures.cpp.
 struct KernelRegistration {
   explicit KernelRegistration(user_op::OpKernelRegistry registry);
 };
@@ -156,7 +156,7 @@ std::vector<KernelRegistration> typed_kernels(const char* op, const char* decide
 
 }  // namespace oneflow_accel
 
-// Registers the kernels of registry(...), guarded.
+// Registers the kernels of registry(...).
 #define REGISTER_KERNEL(...) \
   static const ::oneflow_accel::KernelRegistration OF_PP_CAT(g_kernel_registration, __COUNTER__)( \
       ::oneflow_accel::registry(__VA_ARGS__))

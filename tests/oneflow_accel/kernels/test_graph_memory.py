@@ -16,15 +16,25 @@ from tests.oneflow_accel.kernels.harness import needs_plugin, random
 
 pytestmark = needs_plugin
 
-Function = Callable[[flow.Tensor], flow.Tensor]
+Net = Callable[[flow.Tensor], list[flow.Tensor]]
 
 
-def under_graph(function: Function) -> nn.Graph:
-    class Graph(nn.Graph):
-        def build(self, x: flow.Tensor) -> flow.Tensor:
-            return function(x)
+def step(net: Net, x: flow.Tensor, training: bool) -> list[flow.Tensor]:
+    outputs = net(x)
+    if training:
+        sum(output.square().mean() for output in outputs).backward()
+    return outputs
 
-    return Graph()
+
+class Graph(nn.Graph):
+    def __init__(self, net: Net, optimizer: flow.optim.Optimizer | None = None) -> None:
+        super().__init__()
+        self.net = net
+        if optimizer is not None:
+            self.add_optimizer(optimizer)
+
+    def build(self, x: flow.Tensor) -> list[flow.Tensor]:
+        return step(self.net, x, self.training)
 
 
 def shared_outputs() -> int:
@@ -34,28 +44,30 @@ def shared_outputs() -> int:
 
 
 def test_a_chain_of_operators_takes_two_places() -> None:
-    def chain(x: flow.Tensor) -> flow.Tensor:
+    def chain(x: flow.Tensor) -> list[flow.Tensor]:
         for _ in range(10):
             x = flow.relu(x) + 1.0
-        return x
+        return [x]
 
     before = shared_outputs()
     x = flow.tensor(random(8, 16))
-    np.testing.assert_array_equal(under_graph(chain)(x).numpy(), chain(x).numpy())
+    np.testing.assert_array_equal(Graph(chain)(x)[0].numpy(), chain(x)[0].numpy())
     # Of 20 outputs, all but the two first lie where another lay.
     assert shared_outputs() - before == 18
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_any_graph_computes_what_its_operators_do(seed: int) -> None:
-    """Operators that read one or two of the outputs before them, at any distance, in two shapes,
-    and runs of the graph that are queued one behind the other."""
-    choose = np.random.default_rng(seed)
-    plan = [(int(choose.integers(5)), *choose.random(2)) for _ in range(60)]
+class Any(nn.Module):
+    """Operators that read one or two of the outputs before them, at any distance, in two shapes."""
 
-    def net(x: flow.Tensor) -> flow.Tensor:
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        choose = np.random.default_rng(seed)
+        self.plan = [(int(choose.integers(6)), *choose.random(2)) for _ in range(60)]
+        self.scale = nn.Parameter(flow.tensor(random(48, seed=seed)))
+
+    def forward(self, x: flow.Tensor) -> list[flow.Tensor]:
         wide, narrow = [x], [x.sum(dim=1, keepdim=True)]
-        for kind, first, second in plan:
+        for kind, first, second in self.plan:
             # Mostly late ones, so that the memory of early ones is free.
             a, b = (wide[int(len(wide) * share**0.2)] for share in (first, second))
             if kind == 0:
@@ -64,14 +76,31 @@ def test_any_graph_computes_what_its_operators_do(seed: int) -> None:
                 wide.append(flow.tanh(a * narrow[int(len(narrow) * second)]))
             elif kind == 2:
                 wide.append(flow.relu(a) - 0.5)
+            elif kind == 3:
+                wide.append(flow.tanh(a * self.scale))
+            elif kind == 4:
+                wide.append(a * 0.5)
+                wide[-1] += b
             else:
                 wide.append(flow.tanh(a + b))
-        return wide[-1] + narrow[-1]
+        return [wide[-1] + narrow[-1], wide[len(wide) // 2], narrow[0], x]
 
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+def test_any_graph_computes_what_its_operators_do(seed: int, training: bool) -> None:
+    """Of several outputs, and runs of the graph that are queued one behind the other."""
+    net, same = Any(seed), Any(seed)
     inputs = [flow.tensor(random(32, 48, seed=seed + i)) for i in range(5)]
     before = shared_outputs()
-    graph = under_graph(net)
-    results = [graph(x) for x in inputs]
-    for x, result in zip(inputs, results, strict=True):
-        np.testing.assert_array_equal(result.numpy(), net(x).numpy())
+    with flow.set_grad_enabled(training):
+        optimizer, others = (flow.optim.SGD(one.parameters(), lr=0.1) for one in (net, same))
+        graph = Graph(same, others if training else None)
+        results = [graph(x) for x in inputs]
+        for x, result in zip(inputs, results, strict=True):
+            for found, wanted in zip(result, step(net, x, training), strict=True):
+                np.testing.assert_allclose(found.numpy(), wanted.detach().numpy(), atol=1e-5)
+            if training:
+                optimizer.step()
+                optimizer.zero_grad()
     assert shared_outputs() - before > 20
