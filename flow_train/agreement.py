@@ -73,14 +73,14 @@ def on_main(action: Callable[[], T]) -> T | None:
     return result
 
 
-def settings(value: Any, of_a_machine: tuple[str, ...], key: str = "") -> dict[str, Any]:
-    """The plain values in nested dicts and lists, by keys such as a.b.0. What may differ between
-    machines is left out: its key ends with a word of `of_a_machine`."""
+def plain_values(value: Any, of_a_machine: tuple[str, ...], key: str = "") -> dict[str, Any]:
+    """The plain values in nested dicts and lists, by keys such as a.b.0; of those that may differ
+    between machines, whose key ends with a word of `of_a_machine`, whether there is one."""
     if key.endswith(of_a_machine):
-        return {}
-    if isinstance(value, dict | list):
+        return {f"{key} given": value not in (None, "")}
+    if isinstance(value, dict | list | tuple):
         pairs = value.items() if isinstance(value, dict) else enumerate(value)
-        parts = (settings(v, of_a_machine, f"{key}.{k}" if key else str(k)) for k, v in pairs)
+        parts = (plain_values(v, of_a_machine, f"{key}.{k}" if key else str(k)) for k, v in pairs)
         return {name: each for part in parts for name, each in part.items()}
     return {key: value} if value is None or isinstance(value, str | int | float) else {}
 

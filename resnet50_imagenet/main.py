@@ -34,7 +34,7 @@ from oneflow_accel.errors import UserError
 import oneflow as flow
 from oneflow import nn
 
-from flow_train.agreement import from_rank, require_same, together
+from flow_train.agreement import from_rank, plain_values, require_same, together
 from flow_train.checkpoint.folders import (
     CURVES_NAME,
     Checkpoint,
@@ -111,9 +111,8 @@ def _settled(argv: Sequence[str]) -> tuple[argparse.Namespace, Backend]:
 
 
 def _run(options: argparse.Namespace, backend: Backend) -> int:
-    typed = {name.replace("_", "-"): value for name, value in vars(options).items()}
-    of_all = {f"--{name}": value for name, value in typed.items() if name not in OF_A_MACHINE}
-    require_same({**of_all, "device": backend.name})
+    typed = {f"--{name.replace('_', '-')}": value for name, value in vars(options).items()}
+    require_same({**plain_values(typed, OF_A_MACHINE), "device": backend.name})
     mesh = sharding_options(options.fsdp)["mesh"] if options.fsdp else None
     whole: tuple[str, ...] = (MODEL,)
     if options.evaluate:

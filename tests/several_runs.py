@@ -19,10 +19,12 @@ from oneflow_accel import command, distributed, launched
 
 def main(lines: list[list[str]], *, goes_on: bool) -> int:
     said: list[str] = []
-    own = distributed.rank()
+    own, end = distributed.rank(), launched.end
     if goes_on:
-        # In place of the end of the process.
-        launched.end = lambda text, _: said.append(text)
+        # In place of the end of the process, but where the watchdog ends it.
+        launched.end = lambda text, code, **more: (
+            end(text, code, **more) if more else said.append(text)
+        )
     for number, (name, *words) in enumerate(lines):
         module = importlib.import_module(name)
         argv = [w.replace("{rank}", str(own)).replace("{other}", str(1 - own)) for w in words]

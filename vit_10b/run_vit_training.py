@@ -32,7 +32,7 @@ from oneflow_accel.errors import UserError
 import oneflow as flow
 from oneflow import nn
 
-from flow_train.agreement import require_same, together
+from flow_train.agreement import plain_values, require_same, together
 from flow_train.checkpoint.folders import (
     AUTO_RESUME,
     CURVES_NAME,
@@ -128,8 +128,8 @@ def _memory(options: argparse.Namespace, backend: Backend) -> float | None:
 def _train(options: argparse.Namespace, backend: Backend) -> None:
     if distributed.world_size() > 1:
         backend.set_device(distributed.local_rank() % backend.device_count())
-    of_all = {f"--{name}": value for name, value in vars(options).items() if name not in _OF_A_HOST}
-    require_same({**of_all, "device": backend.name})
+    typed = {f"--{name}": value for name, value in vars(options).items()}
+    require_same({**plain_values(typed, _OF_A_HOST), "device": backend.name})
     mesh = Mesh.of(options.shard_group)
     resumed = agreed_checkpoint(
         AUTO_RESUME if options.resume_epoch else options.resume,

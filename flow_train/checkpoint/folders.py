@@ -40,7 +40,7 @@ from oneflow_accel.errors import CheckpointError, UserError
 
 import numpy as np
 
-from flow_train.agreement import from_rank, require_same, together
+from flow_train.agreement import from_rank, together
 from flow_train.checkpoint import libai_files
 from flow_train.checkpoint.shards import (
     MODEL,
@@ -561,7 +561,6 @@ def agreed_checkpoint(
         UserError: there is none, or of the epoch, or none is intact, or the newest is of a newer
             format, or was cut over another number of processes.
     """
-    require_same({"going on from a checkpoint": resume is not None})
     if resume is None:
         return None
     path = checkpoint_folder(output_dir) if resume == AUTO_RESUME else Path(resume)

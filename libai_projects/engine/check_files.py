@@ -16,7 +16,7 @@ import yaml
 from libai.config import instantiate, try_get_key
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from flow_train.agreement import from_rank, settings
+from flow_train.agreement import from_rank, plain_values
 from flow_train.checkpoint import libai_files
 from libai_projects.engine.arguments import Options
 from libai_projects.engine.data import TokenFiles
@@ -172,7 +172,7 @@ def of_all_machines(cfg: DictConfig, options: Options) -> dict[str, Any]:
     flags = {"--resume": options.resume, "--eval-only": options.eval_only}
     flags |= {"--dummy": options.dummy, "--fast-dev-run": options.fast_dev_run}
     plain = OmegaConf.to_container(cfg, resolve=True)
-    return {**flags, "--profile": options.profile, **settings(plain, OF_A_MACHINE)}
+    return {**flags, "--profile": options.profile, **plain_values(plain, OF_A_MACHINE)}
 
 
 def contents(cfg: DictConfig) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from libai.config import instantiate
 from libai.utils import distributed as dist
 from omegaconf import DictConfig, OmegaConf
 
-from flow_train.agreement import from_rank, require_same, settings, together
+from flow_train.agreement import from_rank, plain_values, require_same, together
 from libai_projects import weights
 from libai_projects.engine.check_files import OF_A_MACHINE
 from libai_projects.engine.checks import check_model
@@ -110,7 +110,7 @@ class TextGenerationPipeline(TextPipeline):
             return cfg
 
         cfg = together(read)
-        require_same(settings(OmegaConf.to_container(cfg, resolve=True), OF_A_MACHINE))
+        require_same(plain_values(OmegaConf.to_container(cfg, resolve=True), OF_A_MACHINE))
         # The first process reads the model for all; the tokenizer is each one's own.
         kind, path = from_rank(lambda: _model(cfg, model_path, mode))
         given = {"vocab_file": vocab_file, "merges_file": merges_file, "path": tokenizer}
@@ -215,7 +215,7 @@ def main(argv: Sequence[str], config_file: str, examples: Sequence[str]) -> int:
     parser = build_parser("pipeline.py", DEFAULT_OPTIONS, config_file)
     options = together(lambda: parse_options(parser, argv))
     typed = {f"--{name.replace('_', '-')}": value for name, value in vars(options).items()}
-    require_same(settings(typed, (*OF_A_MACHINE, "model", "tokenizer", "host", "overrides")))
+    require_same(plain_values(typed, (*OF_A_MACHINE, "model", "tokenizer", "host", "overrides")))
 
     def build() -> TextGenerationPipeline:
         return TextGenerationPipeline(

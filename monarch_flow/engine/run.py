@@ -14,7 +14,7 @@ from oneflow_accel.errors import UserError
 from omegaconf import DictConfig
 from oneflow import nn
 
-from flow_train.agreement import from_rank, require_same, settings, together
+from flow_train.agreement import from_rank, plain_values, require_same, together
 from flow_train.checkpoint.folders import (
     AUTO_RESUME,
     CURVES_NAME,
@@ -68,7 +68,7 @@ def run(cfg: DictConfig) -> dict[str, float]:
     with watchdog.guard():
         if not distributed.is_main():
             logger.setLevel(logging.WARNING)
-        require_same({**settings(as_plain(cfg), _OF_A_MACHINE), "device": backend.name})
+        require_same({**plain_values(as_plain(cfg), _OF_A_MACHINE), "device": backend.name})
         if section(cfg, "eval").get("ckpt") is not None:
             seed_all(settled_seed(cfg.get("seed"), option="seed="), backend)
             return evaluate_checkpoint(cfg, backend)
