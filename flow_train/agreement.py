@@ -73,6 +73,18 @@ def on_main(action: Callable[[], T]) -> T | None:
     return result
 
 
+def plain_values(value: Any, of_a_machine: tuple[str, ...], key: str = "") -> dict[str, Any]:
+    """The plain values in nested dicts and lists, by keys such as a.b.0; of those that may differ
+    between machines, whose key ends with a word of `of_a_machine`, whether there is one."""
+    if key.endswith(of_a_machine):
+        return {f"{key} given": value not in (None, "")}
+    if isinstance(value, dict | list | tuple):
+        pairs = value.items() if isinstance(value, dict) else enumerate(value)
+        parts = (plain_values(v, of_a_machine, f"{key}.{k}" if key else str(k)) for k, v in pairs)
+        return {name: each for part in parts for name, each in part.items()}
+    return {key: value} if value is None or isinstance(value, str | int | float) else {}
+
+
 def require_same(found: Mapping[str, Any]) -> None:
     """UserError, which names what differs and where, unless every process has found the same as the
     first; values are JSON's, by what a user calls them."""

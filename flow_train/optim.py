@@ -319,7 +319,8 @@ def step_decay(
 
 
 # The prefix of the arrays' names in a checkpoint.
-EMA_PREFIX = "ema/"
+EMA = "ema"
+EMA_PREFIX = f"{EMA}/"
 # The buffers of BatchNorm that are averaged; its count of batches has no part in what it computes.
 _STATISTICS = ("running_mean", "running_var")
 

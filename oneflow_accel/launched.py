@@ -26,6 +26,9 @@ _LET_SPEAK = 1.0
 # How long a launcher may take to end.
 _MOST_SECONDS = 10.0
 _POLL = 0.02
+# How long a process whose launcher has ended may be busy with one thing, such as a step or a file
+# of its last checkpoint, in s.
+STUCK = 60.0
 # What a launcher's command line holds: oneflow's, and ours that stands in for it.
 _LAUNCHERS = ("oneflow.distributed.launch", "oneflow_accel.launch", "launch.py")
 _PARENT = os.getppid()
@@ -50,7 +53,8 @@ def orphaned() -> bool:
 
 
 def end_with_launcher() -> None:
-    """Get SIGTERM when the launcher that started this process ends, on Linux.
+    """Get SIGTERM when the launcher that started this process ends, on Linux, and end where nothing
+    comes of it for STUCK s.
 
     Oneflow 0.9.0's launcher passes signals on only where it leads its process group; started by
     a script it would end and leave its processes behind.
@@ -58,10 +62,27 @@ def end_with_launcher() -> None:
     launcher = _launcher()
     if launcher is None or not sys.platform.startswith("linux"):
         return
+    threading.Thread(target=_end_when_stuck, args=(launcher,), daemon=True).start()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != launcher:
         # It had ended before it was asked for.
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _end_when_stuck(launcher: int) -> None:
+    """Python's handlers of signals run in the main thread, which may wait in a collective for a
+    process that never comes. One that does not wait is switched to now and then."""
+    status = Path(f"/proc/self/task/{threading.main_thread().native_id}/status")
+    before, since = "", time.monotonic()
+    while True:
+        time.sleep(1.0)
+        # Not its frames: whoever holds one keeps what is in it, such as a `no_grad`, from ending.
+        switches = status.read_text().partition("voluntary_ctxt_switches")[2]
+        if os.getppid() == launcher or switches != before:
+            before, since = switches, time.monotonic()
+        elif time.monotonic() - since > STUCK:
+            _write(f"process {rank()} has no launcher any more and waits for others: it ends")
+            os._exit(128 + signal.SIGTERM)
 
 
 def end(text: str, code: int, *, let_speak: float = _LET_SPEAK) -> NoReturn:

@@ -28,12 +28,13 @@ except ImportError as error:
     )
 from oneflow_accel import command, distributed, launched, layouts, precision, watchdog
 from oneflow_accel.backends import Backend
+from oneflow_accel.collectives import Mesh
 from oneflow_accel.errors import UserError
 
 import oneflow as flow
 from oneflow import nn
 
-from flow_train.agreement import from_rank, require_same, together
+from flow_train.agreement import from_rank, plain_values, require_same, together
 from flow_train.checkpoint.folders import (
     CURVES_NAME,
     Checkpoint,
@@ -41,6 +42,7 @@ from flow_train.checkpoint.folders import (
     claimed,
     way_on,
 )
+from flow_train.checkpoint.shards import MODEL
 from flow_train.data.augment import build_train_transform
 from flow_train.data.images import ImageFolder, ImageLoader, SyntheticImages, contents
 from flow_train.data.mixup import MixBatch, build_mixup
@@ -51,7 +53,7 @@ from flow_train.metrics.console import evaluation_lines
 from flow_train.metrics.curves import draw_curves
 from flow_train.metrics.log import JSONL_NAME, RunLog
 from flow_train.metrics.profile import ProfileSteps
-from flow_train.optim import CrossEntropy, averages_in, step_decay
+from flow_train.optim import EMA, CrossEntropy, averages_in, step_decay
 from flow_train.options import Calendar, Position, TrainerOptions
 from flow_train.rng import seed_all, settled_seed
 from flow_train.steps.graph import step_maker
@@ -86,11 +88,7 @@ OF_A_MACHINE += ("rank", "gpu", "dist-url")
 
 def run(argv: Sequence[str]) -> int:
     """Do what the command line says and return 0; UserError for anything the user can mend."""
-    options = parse_options(argv)
-    backend = oneflow_accel.select_device(options.device)
-    launching.check_distributed_options(options, backend)
-    if launching.needs_launcher(options, backend):
-        launching.relaunch(options, backend, argv)
+    options, backend = together(lambda: _settled(argv))
     with watchdog.guard():
         try:
             return _run(options, backend)
@@ -100,10 +98,27 @@ def run(argv: Sequence[str]) -> int:
             raise KeyboardInterrupt(text) from None
 
 
-def _run(options: argparse.Namespace, backend: Backend) -> int:
+def _settled(argv: Sequence[str]) -> tuple[argparse.Namespace, Backend]:
+    """What the command line says, and the device, both checked; starts one process for each device
+    where that is asked for."""
+    options = parse_options(argv)
+    backend = oneflow_accel.select_device(options.device)
+    launching.check_distributed_options(options, backend)
+    if launching.needs_launcher(options, backend):
+        launching.relaunch(options, backend, argv)
     _check_device(options, backend)
+    return options, backend
+
+
+def _run(options: argparse.Namespace, backend: Backend) -> int:
+    typed = {f"--{name.replace('_', '-')}": value for name, value in vars(options).items()}
+    require_same({**plain_values(typed, OF_A_MACHINE), "device": backend.name})
     mesh = sharding_options(options.fsdp)["mesh"] if options.fsdp else None
-    resumed = agreed_checkpoint(options.resume, options.output_dir, mesh)
+    whole: tuple[str, ...] = (MODEL,)
+    if options.evaluate:
+        # Each process may have the shards that it wrote.
+        mesh, whole = Mesh.of(), (MODEL, EMA)
+    resumed = agreed_checkpoint(options.resume, options.output_dir, mesh, whole=whole)
     if options.evaluate and options.resume and resumed is None:
         raise UserError(f"-e --resume auto: there is no checkpoint in {options.output_dir} yet")
     began_with = None if resumed is None else int(resumed.state["seed"])
@@ -112,9 +127,7 @@ def _run(options: argparse.Namespace, backend: Backend) -> int:
     options.seed = settled_seed(asked, began_with, option="--seed ")
     seed_all(options.seed, backend)
     train, val = together(lambda: _datasets(options))
-    typed = {name.replace("_", "-"): value for name, value in vars(options).items()}
-    of_all = {f"--{name}": value for name, value in typed.items() if name not in OF_A_MACHINE}
-    require_same({**of_all, **contents(train, "train"), **contents(val, "val")})
+    require_same({**contents(train, "train"), **contents(val, "val")})
     if options.benchmark:
         _benchmark(options, backend, val)
         return 0

@@ -63,11 +63,16 @@ def run_several(
     module: str, lines: Sequence[Sequence[object]], processes: int = 1, *, timeout: float = 180
 ) -> subprocess.CompletedProcess[str]:
     """Call MODULE.main with one command line after the other, in so many processes."""
-    args = [REPOSITORY / "tests" / "several_runs.py", module]
-    args.append(json.dumps([list(map(str, line)) for line in lines]))
+    args = several_runs([(module, *line) for line in lines])
     if processes > 1:
         return run_distributed(args, processes, timeout=timeout)
     return run_process(args, timeout=timeout)
+
+
+def several_runs(lines: Sequence[Sequence[object]], *more: str) -> list[str | os.PathLike[str]]:
+    """What runs command lines that begin with a module."""
+    text = json.dumps([list(map(str, line)) for line in lines])
+    return [REPOSITORY / "tests" / "several_runs.py", text, *more]
 
 
 def run_distributed(

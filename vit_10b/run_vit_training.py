@@ -32,7 +32,7 @@ from oneflow_accel.errors import UserError
 import oneflow as flow
 from oneflow import nn
 
-from flow_train.agreement import require_same, together
+from flow_train.agreement import plain_values, require_same, together
 from flow_train.checkpoint.folders import (
     AUTO_RESUME,
     CURVES_NAME,
@@ -82,12 +82,7 @@ Dataset = ImageFolder | FakeImages
 
 def run(argv: Sequence[str]) -> int:
     """Do what the command line says and return 0; UserError for anything the user can mend."""
-    options = parse_options(argv)
-    backend = oneflow_accel.select_device(options.device)
-    reason = precision.why_not(backend, options.precision)
-    if reason is not None:
-        raise UserError(f"--precision {options.precision}: {backend.name} cannot do this: {reason}")
-    limit = _memory(options, backend)
+    options, backend, limit = together(lambda: _settled(argv))
     if options.dry_run:
         world = options.num_devices or distributed.world_size()
         plan = Plan.of(options, shape_of(options), world)
@@ -95,9 +90,6 @@ def run(argv: Sequence[str]) -> int:
             text = report(plan, limit, told=options.device_memory is not None)
             print(largest_models(plan) if options.largest else text)
         return 0
-    # The classes of a folder are not known yet; they make no difference that matters.
-    plan = Plan.of(options, shape_of(options), distributed.world_size())
-    require_memory(plan, limit)
     with watchdog.guard():
         try:
             _train(options, backend)
@@ -105,6 +97,20 @@ def run(argv: Sequence[str]) -> int:
             text = way_on(options.ckpt_dir, "--resume auto")
             raise KeyboardInterrupt(text) from None
     return 0
+
+
+def _settled(argv: Sequence[str]) -> tuple[argparse.Namespace, Backend, float | None]:
+    """What the command line says, the device, and its memory, which the run needs no more of."""
+    options = parse_options(argv)
+    backend = oneflow_accel.select_device(options.device)
+    reason = precision.why_not(backend, options.precision)
+    if reason is not None:
+        raise UserError(f"--precision {options.precision}: {backend.name} cannot do this: {reason}")
+    limit = _memory(options, backend)
+    if not options.dry_run:
+        # The classes of a folder are not known yet; they make no difference that matters.
+        require_memory(Plan.of(options, shape_of(options), distributed.world_size()), limit)
+    return options, backend, limit
 
 
 def _memory(options: argparse.Namespace, backend: Backend) -> float | None:
@@ -122,12 +128,14 @@ def _memory(options: argparse.Namespace, backend: Backend) -> float | None:
 def _train(options: argparse.Namespace, backend: Backend) -> None:
     if distributed.world_size() > 1:
         backend.set_device(distributed.local_rank() % backend.device_count())
+    typed = {f"--{name}": value for name, value in vars(options).items()}
+    require_same({**plain_values(typed, _OF_A_HOST), "device": backend.name})
     mesh = Mesh.of(options.shard_group)
     resumed = agreed_checkpoint(
         AUTO_RESUME if options.resume_epoch else options.resume,
         options.ckpt_dir,
         None if options.run_without_fsdp else mesh,
-        whole=False,
+        whole=(),
         reshard=options.reshard or options.run_without_fsdp,
         epoch=options.resume_epoch or None,
     )
@@ -142,8 +150,7 @@ def _train(options: argparse.Namespace, backend: Backend) -> None:
     # The same on all processes, and whatever their number: the weights are drawn with it.
     seed_all(seed, backend)
     train, val = together(lambda: _datasets(options))
-    of_all = {f"--{name}": value for name, value in vars(options).items() if name not in _OF_A_HOST}
-    require_same({**of_all, **contents(train, "train"), **contents(val, "val")})
+    require_same({**contents(train, "train"), **contents(val, "val")})
     shape = shape_of(options, len(train.classes))
     if resumed is not None:
         require_model(resumed, shape.name, shape.num_classes)

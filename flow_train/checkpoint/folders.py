@@ -537,7 +537,7 @@ def agreed_checkpoint(
     output_dir: Path,
     mesh: Mesh | None = None,
     *,
-    whole: bool = True,
+    whole: Sequence[str] = (MODEL,),
     reshard: bool = True,
     epoch: int | None = None,
 ) -> Checkpoint | None:
@@ -552,7 +552,8 @@ def agreed_checkpoint(
             is returned where that has none.
         mesh: how this job cuts a model. A checkpoint that was cut alike needs a process's own shard
             on its machine; of any other all shards must be there.
-        whole: have the model's tensors whole in each process, before they are cut.
+        whole: what of one in shards each process has whole: the model's tensors, before they are
+            cut, and in place of the optimizer's arrays those of a key such as "ema".
         reshard: take one that was cut over another number of processes, too.
         epoch: take the one of this epoch only, counted from 1.
 
@@ -568,11 +569,9 @@ def agreed_checkpoint(
     leader = next((rank for rank, found in enumerate(lists) if found), 0)
     folders, problems, epochs = [Path(text) for text in lists[leader]], [], set()
     for folder in folders:
-        # The same checkpoint on this process's machine.
-        mine = next((each for each in own if each.name == folder.name), folder)
         try:
             content = from_rank(partial(_state_of, folder), leader)
-            state = content["state"]
+            mine, state = _same(folder, content, own), content["state"]
             if epoch is not None and (state.get("epoch"), state.get("batch")) != (epoch, 0):
                 epochs.add(state.get("epoch"))
             elif "shards" in content:
@@ -592,6 +591,17 @@ def agreed_checkpoint(
         raise _nothing_at(path)
     logger.info("no checkpoint in %s yet: starting from the beginning", output_dir)
     return None
+
+
+def _same(folder: Path, content: Mapping[str, Any], own: Sequence[Path]) -> Path:
+    """A checkpoint on this process's machine, `own` being those there. A folder of its name may be
+    of another save: one that was killed before all machines had it."""
+    named = [each for each in own if each.name == folder.name]
+    for each in (*named, *own):
+        theirs = _content_of(each)
+        if theirs is not None and theirs["files"] == content["files"]:
+            return each
+    return named[0] if named else folder
 
 
 def _sent(folder: Path, mine: Path, content: Mapping[str, Any], leader: int) -> Checkpoint:
@@ -615,7 +625,12 @@ def _sent(folder: Path, mine: Path, content: Mapping[str, Any], leader: int) -> 
 
 
 def _agreed_shards(
-    mine: Path, content: Mapping[str, Any], mesh: Mesh | None, *, whole: bool, reshard: bool
+    mine: Path,
+    content: Mapping[str, Any],
+    mesh: Mesh | None,
+    *,
+    whole: Sequence[str],
+    reshard: bool,
 ) -> Checkpoint:
     """A checkpoint in shards, each verified by a process that needs it, one on a common disk."""
     theirs, rank = int(content["shards"]["processes"]), distributed.rank()
@@ -640,15 +655,20 @@ def _agreed_shards(
     try:
         _verify_files(mine, content, list(filter(is_mine_to_read, wanted)))
     except DamagedError as error:
-        problem = f"{error}, on {socket.gethostname()}"
+        problem = f"on {socket.gethostname()}: {error}"
     problems = [text for text in distributed.all_gather_json(problem) if text is not None]
     if problems:
         raise DamagedError(problems[0])
     checkpoint = _opened(mine, content)
-    if whole and any(mark is None for marks in everywhere for mark in marks.values()):
+    if any(mark is None for marks in everywhere for mark in marks.values()):
         own = FileArrays(mine / wanted[0])
-        parts = [from_rank(lambda: _of_model(own), place) for place in range(theirs)]
-        checkpoint.model = joined(parts, layout)
+        for key in whole:
+            parts = [from_rank(partial(_of_key, own, key), place) for place in range(theirs)]
+            arrays = joined(parts, layout) if parts[0] else {}
+            if key == MODEL:
+                checkpoint.model = arrays
+            else:
+                checkpoint.optimizer = {f"{key}/{name}": array for name, array in arrays.items()}
     return checkpoint
 
 
@@ -661,8 +681,8 @@ def _mark(file: Path) -> list[int] | None:
     return [status.st_ino, status.st_mtime_ns, status.st_size]
 
 
-def _of_model(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    prefix = f"{MODEL}/"
+def _of_key(arrays: Mapping[str, np.ndarray], key: str) -> dict[str, np.ndarray]:
+    prefix = f"{key}/"
     return {n.removeprefix(prefix): array for n, array in arrays.items() if n.startswith(prefix)}
 
 

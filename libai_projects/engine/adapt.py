@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 from pathlib import Path
 
-from oneflow_accel import distributed, precision
+from oneflow_accel import precision
 from oneflow_accel.backends.base import Backend
 
 from libai.config import LazyCall, try_get_key
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
+from flow_train.agreement import require_same
 from flow_train.metrics.profile import ProfileSteps
 from libai_projects.engine.data import RandomTokens
 from libai_projects.text import token_files
@@ -96,8 +97,8 @@ def use_held_out(cfg: DictConfig) -> list[str]:
     else:
         held_out = f"{datasets[0].get(key)}{HELD_OUT_SUFFIX}"
         there = Path(f"{held_out}.idx").is_file()
-    # All processes must take the same data; one that lacks it says so when it checks its files.
-    if not any(distributed.all_gather_json(there)):
+    require_same({"held-out data beside those of training": there})
+    if not there:
         return []
     training, validation, test = splits[0]
     datasets.append(copy.deepcopy(datasets[0]))

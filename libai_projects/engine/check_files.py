@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from oneflow_accel import distributed
 from oneflow_accel.errors import UserError
 
 import yaml
 from libai.config import instantiate, try_get_key
-from omegaconf import DictConfig, ListConfig
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from flow_train.agreement import from_rank
+from flow_train.agreement import from_rank, plain_values
 from flow_train.checkpoint import libai_files
 from libai_projects.engine.arguments import Options
 from libai_projects.engine.data import TokenFiles
 from libai_projects.models.families import table_of
+from libai_projects.text import token_files
 from libai_projects.text.indexed_dataset import MMapTokenDataset
 
 CONFIG_BACKUP = "config.yaml"
@@ -36,7 +39,7 @@ _SHAPE_KEYS = (
     "vocab_size_real",
 )
 # What the keys of values end with that may differ between machines.
-_OF_A_MACHINE = ("dir", "path", "prefix", "file", "load_weight", "num_workers", "validation_data")
+OF_A_MACHINE = ("dir", "path", "prefix", "file", "load_weight", "num_workers", "validation_data")
 _FLOAT32 = 4
 # AdamW keeps two values for each weight; while one checkpoint is written the one before is there.
 _VALUES_SAVED = 3
@@ -51,7 +54,7 @@ def check_all(cfg: DictConfig, options: Options, note: Note) -> None:
         note(lambda key=key, dataset=dataset: check_dataset(cfg, key, dataset))
     note(lambda: check_output(cfg, options))
     if options.resume and not options.eval_only:
-        note(lambda: from_rank(lambda: check_resume(cfg)))
+        note(lambda: check_resume(cfg))
     note(lambda: from_rank(lambda: check_weights(cfg, options)))
 
 
@@ -164,27 +167,47 @@ def _size(count: int) -> str:
     return f"{count / 1e9:.1f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
 
 
-def contents(cfg: DictConfig, options: Options) -> dict[str, Any]:
-    """What must be the same on all machines of a job: the keys that were typed, but for paths, and
-    the sizes of the files of the data sets."""
-    typed = dict(text.partition("=")[::2] for text in options.overrides)
-    found: dict[str, Any] = {
-        key: value for key, value in typed.items() if not key.endswith(_OF_A_MACHINE)
-    }
+def of_all_machines(cfg: DictConfig, options: Options) -> dict[str, Any]:
+    """What must be the same on all machines of a job: flags, and the config but for paths."""
+    flags = {"--resume": options.resume, "--eval-only": options.eval_only}
+    flags |= {"--dummy": options.dummy, "--fast-dev-run": options.fast_dev_run}
+    plain = OmegaConf.to_container(cfg, resolve=True)
+    return {**flags, "--profile": options.profile, **plain_values(plain, OF_A_MACHINE)}
+
+
+def contents(cfg: DictConfig) -> dict[str, Any]:
+    """The same of what the files say: the vocabulary, and the sizes of the data sets."""
+    key = "model.cfg.vocab_size_real"
+    found = {key: try_get_key(cfg, key, default=None)}
     for key, dataset in datasets(cfg):
         indexed = (dataset.get("indexed_dataset") or {}).get("data_prefix")
-        file = Path(f"{indexed}.bin" if indexed else str(dataset.get("path")))
-        if file.is_file():
-            found[f"the bytes of {key}"] = file.stat().st_size
+        if indexed or dataset.get("path"):
+            files = [Path(f"{indexed}.bin")] if indexed else token_files.files_of(dataset.path)
+            found[f"the bytes of {key}"] = sum(file.stat().st_size for file in files)
     return found
 
 
 def check_resume(cfg: DictConfig) -> None:
-    """Check that the checkpoint to resume from, if there is one, is whole and of this model; the
-    main process reads it."""
+    """Check that the checkpoint to resume from, if there is one, is whole, of this model, and where
+    the main process reads it. Every process calls it."""
     output = Path(cfg.train.output_dir)
-    if libai_files.last(output) is not None:
-        check_same_model(cfg, output / CONFIG_BACKUP)
+
+    def check() -> bool:
+        found = libai_files.last(output) is not None
+        if found:
+            check_same_model(cfg, output / CONFIG_BACKUP)
+        return found
+
+    found = from_rank(check)
+    newest = [str(path) for path in libai_files.numbered(output).values()][-1:]
+    everywhere = distributed.all_gather_json([socket.gethostname(), newest])
+    elsewhere = next((each for each in everywhere if each[1]), None)
+    if elsewhere and not found:
+        raise UserError(
+            f"--resume: {elsewhere[1][0]} is on {elsewhere[0]}, and process 0 on "
+            f"{everywhere[0][0]}, which reads it for all, has none: copy the run's folder there, "
+            "or let that machine be the first"
+        )
 
 
 def check_same_model(cfg: DictConfig, backup: Path) -> None:

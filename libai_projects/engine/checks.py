@@ -53,7 +53,7 @@ def check_run(cfg: DictConfig, options: Options) -> None:
         check_files.check_all(cfg, options, note)
     # A file may be missing on one node only, or be another one there.
     agree(problems)
-    require_same(check_files.contents(cfg, options))
+    require_same(check_files.contents(cfg))
 
 
 def check_layout(cfg: DictConfig, world_size: int) -> Layout:

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,11 @@ from oneflow_accel.errors import UserError
 
 from libai.config import instantiate
 from libai.utils import distributed as dist
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from flow_train.agreement import together
+from flow_train.agreement import from_rank, plain_values, require_same, together
 from libai_projects import weights
+from libai_projects.engine.check_files import OF_A_MACHINE
 from libai_projects.engine.checks import check_model
 from libai_projects.engine.overrides import apply_overrides, load_config
 from libai_projects.generation import GenerationOptions
@@ -86,7 +89,7 @@ class TextGenerationPipeline(TextPipeline):
         if mode not in MODES:
             raise NotImplementedError(f"mode {mode!r}: expected one of {', '.join(MODES)}")
 
-        def prepare() -> tuple[DictConfig, str, Path | None, object]:
+        def read() -> DictConfig:
             cfg = apply_overrides(load_config(config_file), overrides, config_file)
             sizes = cfg.train.dist
             for key, value in {
@@ -104,11 +107,17 @@ class TextGenerationPipeline(TextPipeline):
             sizes.device_type = oneflow_accel.select_device(sizes.get("device_type")).name
             # A wrong option is found before the model is built.
             GenerationOptions.from_config(cfg.get("generation"), **generation)
-            kind, path = _model(cfg, model_path, mode)
-            given = {"vocab_file": vocab_file, "merges_file": merges_file, "path": tokenizer}
-            return cfg, kind, path, _tokenizer(cfg, given, path)
+            return cfg
 
-        cfg, kind, path, built = together(prepare)
+        cfg = together(read)
+        require_same(plain_values(OmegaConf.to_container(cfg, resolve=True), OF_A_MACHINE))
+        # The first process reads the model for all; the tokenizer is each one's own.
+        kind, path = from_rank(lambda: _model(cfg, model_path, mode))
+        given = {"vocab_file": vocab_file, "merges_file": merges_file, "path": tokenizer}
+        built = together(lambda: _tokenizer(cfg, given, path))
+        if distributed.world_size() > 1:
+            words = json.dumps([built.decode([token]) for token in range(built.vocab_size)])
+            require_same({"the tokenizer's words": sha256(words.encode()).hexdigest()})
         step_model = _build(cfg, kind, path, built)
         super().__init__(
             step_model,
@@ -204,7 +213,9 @@ def main(argv: Sequence[str], config_file: str, examples: Sequence[str]) -> int:
     """What a project's pipeline.py does; `config_file` is its own, `examples` are prompts where the
     command line has none."""
     parser = build_parser("pipeline.py", DEFAULT_OPTIONS, config_file)
-    options = parse_options(parser, argv)
+    options = together(lambda: parse_options(parser, argv))
+    typed = {f"--{name.replace('_', '-')}": value for name, value in vars(options).items()}
+    require_same(plain_values(typed, (*OF_A_MACHINE, "model", "tokenizer", "host", "overrides")))
 
     def build() -> TextGenerationPipeline:
         return TextGenerationPipeline(

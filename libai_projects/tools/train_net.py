@@ -35,9 +35,10 @@ from oneflow_accel.errors import UserError
 from libai.utils.logger import setup_logger
 from omegaconf import DictConfig
 
+from flow_train.agreement import require_same, together
 from flow_train.checkpoint import libai_files
 from flow_train.rng import seed_all
-from libai_projects.engine import adapt, checks, evaluation, output
+from libai_projects.engine import adapt, check_files, checks, evaluation, output
 from libai_projects.engine.arguments import Options, parse_options
 from libai_projects.engine.overrides import apply_overrides, load_config
 from libai_projects.engine.trainer import Trainer, set_up
@@ -60,11 +61,17 @@ class Job:
 
 def prepare(argv: Sequence[str]) -> Job:
     """Read and check the command line and the config; a UserError is the same on all processes."""
-    options = parse_options(argv)
-    cfg = load_config(options.config_file)
-    apply_overrides(cfg, options.overrides, options.config_file)
-    backend = oneflow_accel.select_device(options.device or cfg.train.dist.get("device_type"))
-    cfg.train.dist.device_type = backend.name
+
+    def read() -> tuple[Options, DictConfig, Backend]:
+        options = parse_options(argv)
+        cfg = load_config(options.config_file)
+        apply_overrides(cfg, options.overrides, options.config_file)
+        backend = oneflow_accel.select_device(options.device or cfg.train.dist.get("device_type"))
+        cfg.train.dist.device_type = backend.name
+        return options, cfg, backend
+
+    options, cfg, backend = together(read)
+    require_same(check_files.of_all_machines(cfg, options))
     adapt.complete(cfg)
     adapted = adapt.use_dummy(cfg) if options.dummy else adapt.use_held_out(cfg)
     adapted += adapt.adapt_to_device(cfg, backend)

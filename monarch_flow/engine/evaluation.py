@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +15,31 @@ from oneflow_accel import distributed, layouts
 from oneflow_accel.backends import Backend
 from oneflow_accel.errors import UserError
 
+import numpy as np
 from omegaconf import DictConfig
 from oneflow import nn
 
 from flow_train.agreement import from_rank, require_same, together
-from flow_train.checkpoint.folders import CheckpointManager, checkpoint_folder
+from flow_train.checkpoint.folders import CheckpointManager, agreed_checkpoint, checkpoint_folder
+from flow_train.checkpoint.shards import MODEL
 from flow_train.compare.results import ON_VALIDATION_IMAGES
 from flow_train.data.datamodule import ImageDataModule
 from flow_train.data.real_labels import RealLabels, read_real_labels
 from flow_train.files import replace_file
 from flow_train.loop import Trainer, named, val_batches
 from flow_train.metrics.console import evaluation_lines
-from flow_train.optim import build_loss
+from flow_train.optim import EMA, build_loss
 from flow_train.options import read_trainer_options, section
+from flow_train.steps.sharding import sharding_options
 from flow_train.validation import Accuracy, validate
 from monarch_flow.engine.build import build_data, build_model
-from monarch_flow.engine.weights import match_layers, misfit, read_model_arrays, with_our_names
+from monarch_flow.engine.weights import (
+    match_layers,
+    misfit,
+    model_arrays,
+    read_model_arrays,
+    with_our_names,
+)
 from monarch_flow.projection import structured_layers
 
 logger = logging.getLogger("oneflow_accel")
@@ -47,14 +57,21 @@ def test(
     loader = data.test_loader()
     if val_batches(trainer.options) == 0:
         return {}
-    # Process 0 has written it.
-    path = from_rank(CheckpointManager(checkpoint_folder(run_dir)).best)
+    # Process 0 has written it, or all of them their shards.
+    manager = CheckpointManager(checkpoint_folder(run_dir))
+    path, fsdp = from_rank(manager.best), trainer.options.fsdp
     if path is None or "model_checkpoint" not in trainer.hooks:
         accuracy = trainer.evaluate(loader)
     else:
         # This needs a new model, as the best checkpoint may be from before the layers became dense.
         name, model = build_model(cfg, data)
-        load_for_evaluation(model, str(path), name)
+        if fsdp is None:
+            load_for_evaluation(model, str(path), name)
+        else:
+            best, mesh = str(manager.directory / "best"), sharding_options(fsdp)["mesh"]
+            found = agreed_checkpoint(best, run_dir, mesh, whole=(MODEL, EMA))
+            assert found is not None
+            _load(model, model_arrays(found), best, name)
         accuracy = validate(
             model.to(trainer.backend.device()).eval(),
             loader,
@@ -151,7 +168,13 @@ def load_for_evaluation(model: nn.Module, path: str, name: str, *, use_ema: bool
     file; `use_ema` takes the moving average where there is one. Raises CheckpointError for weights
     of another model, UserError where they cannot be read.
     """
-    arrays, phase = from_rank(lambda: read_model_arrays(path, use_ema=use_ema))
+    _load(model, from_rank(lambda: read_model_arrays(path, use_ema=use_ema)), path, name)
+
+
+def _load(
+    model: nn.Module, found: tuple[Mapping[str, np.ndarray], str | None], path: str, name: str
+) -> None:
+    arrays, phase = found
     arrays = with_our_names(arrays, model)
     structured = structured_layers(model)
     match_layers(model, arrays, phase)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 from pathlib import Path
-from typing import Any
 
 import oneflow_accel
 from oneflow_accel import distributed, watchdog
@@ -15,7 +14,7 @@ from oneflow_accel.errors import UserError
 from omegaconf import DictConfig
 from oneflow import nn
 
-from flow_train.agreement import from_rank, require_same, together
+from flow_train.agreement import from_rank, plain_values, require_same, together
 from flow_train.checkpoint.folders import (
     AUTO_RESUME,
     CURVES_NAME,
@@ -46,6 +45,8 @@ from monarch_flow.projection import structured_layers
 
 # Newest checkpoints to keep besides the best: two, in case the last one is damaged.
 _KEEP_LAST = 2
+# Keys whose values may differ between the machines of a job: paths, and what is of each alone.
+_OF_A_MACHINE = ("dir", "resume", "ckpt", "path", "file", "map", "labels", "num_workers", "devices")
 
 logger = logging.getLogger("oneflow_accel")
 
@@ -62,10 +63,12 @@ def run(cfg: DictConfig) -> dict[str, float]:
         UserError: anything the user can mend.
         SystemExit: the process was told to end (SIGTERM, Ctrl-C) and has written a checkpoint.
     """
-    backend = oneflow_accel.select_device(cfg.get("trainer", {}).get("accelerator"))
+    asked = cfg.get("trainer", {}).get("accelerator")
+    backend = together(lambda: oneflow_accel.select_device(asked))
     with watchdog.guard():
         if not distributed.is_main():
             logger.setLevel(logging.WARNING)
+        require_same({**plain_values(as_plain(cfg), _OF_A_MACHINE), "device": backend.name})
         if section(cfg, "eval").get("ckpt") is not None:
             seed_all(settled_seed(cfg.get("seed"), option="seed="), backend)
             return evaluate_checkpoint(cfg, backend)
@@ -85,8 +88,7 @@ def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
         options = dataclasses.replace(options, max_steps=profile.all_steps, limit_val=0)
     # Runs that keep nothing to go on from.
     trial = bool(options.fast_dev_run or profile)
-    # On every process, before anything is made.
-    require_loggers(section(cfg, "logger"))
+    together(lambda: require_loggers(section(cfg, "logger")))
     if trial:
         what = "profile (trainer.profile)" if profile else "trial (trainer.fast_dev_run)"
         _require_no_resume(cfg, what)
@@ -102,7 +104,7 @@ def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
     seed = settled_seed(asked, began_with, option="seed=")
     seed_all(seed, backend)
     data = together(lambda: build_data(cfg, seed))
-    require_same({**_of_all_machines(as_plain(cfg)), **data.contents()})
+    require_same(data.contents())
     name, model = build_model(cfg, data)
     switching = section(cfg, "train").get("sparse_to_dense")
     share = read(SwitchKeys, switching, "train.sparse_to_dense").fraction
@@ -198,18 +200,6 @@ def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
             curves = draw_curves(run_dir / JSONL_NAME, run_dir / CURVES_NAME)
             logger.info("curves: %s", curves or "off")
     return metrics
-
-
-# Keys whose values may differ between the machines of a job: paths, and what is of each alone.
-_OF_A_MACHINE = ("dir", "resume", "ckpt", "path", "file", "map", "labels", "num_workers", "devices")
-
-
-def _of_all_machines(value: Any, key: str = "") -> dict[str, Any]:
-    """The other values of a configuration, by their keys."""
-    if not isinstance(value, dict):
-        return {} if key.endswith(_OF_A_MACHINE) else {key: value}
-    parts = (_of_all_machines(v, f"{key}.{k}" if key else str(k)) for k, v in value.items())
-    return {name: each for part in parts for name, each in part.items()}
 
 
 def _require_no_resume(cfg: DictConfig, what: str) -> None:

@@ -122,11 +122,17 @@ def read_model_arrays(
         path = path / "checkpoints"
     if (path / "best").is_file():
         path = path / "best"
-    checkpoint = read_checkpoint(path)
+    return model_arrays(read_checkpoint(path), use_ema=use_ema)
+
+
+def model_arrays(
+    checkpoint: Checkpoint, *, use_ema: bool = True
+) -> tuple[dict[str, np.ndarray], str | None]:
+    """The same of a checkpoint that has been read."""
     averages = averages_in(checkpoint.optimizer) if use_ema else {}
-    arrays = {**checkpoint.model, **averages}
-    logger.info("weights of %s%s", path, ", their moving average" if averages else "")
-    return arrays, checkpoint.state.get("phase")
+    text = ", their moving average" if averages else ""
+    logger.info("weights of %s%s", checkpoint.folder, text)
+    return {**checkpoint.model, **averages}, checkpoint.state.get("phase")
 
 
 def initialize(

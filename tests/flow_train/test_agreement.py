@@ -1,4 +1,4 @@
-"""What processes settle with each other; tests/flow_train/checkpoint/test_separate_disks.py has
+"""What processes settle with each other; tests/test_separate_disks.py has
 several that really run."""
 
 from __future__ import annotations
@@ -66,3 +66,14 @@ def test_what_differs_is_named(other: Callable[[Any], None]) -> None:
         agreement.require_same({"--lr": 0.1, "classes": list(range(1, 100))})
     with pytest.raises(UserError, match=r"--lr: None for process 0 on .*, and 0.1 for process 1"):
         agreement.require_same({"classes": list(range(100))})
+
+
+def test_of_what_a_machine_has_only_whether_it_is_given_must_be_the_same() -> None:
+    config = {"data": [{"path": "/a", "size": 3}], "load_weight": "", "of": fail, "lr": (0.1, None)}
+    assert agreement.plain_values(config, ("path", "load_weight")) == {
+        "data.0.path given": True,
+        "data.0.size": 3,
+        "load_weight given": False,
+        "lr.0": 0.1,
+        "lr.1": None,
+    }

@@ -38,6 +38,20 @@ def act():
 sys.exit(command.run("act.py", act))
 """
 
+# Waits for what never comes when it is told to stop.
+STUCK = """
+import signal, threading
+from oneflow_accel import command, launched
+launched.STUCK = 1.0
+signal.signal(signal.SIGTERM, lambda *_: None)
+def act():
+    print("waits", flush=True)
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire(timeout=60)
+command.run("act.py", act)
+"""
+
 # What is typed, and what the one sentence holds.
 TABLE = {
     "main-option": ([MAIN, "--epochs", "many"], "main.py: error: argument --epochs"),
@@ -110,6 +124,24 @@ def test_an_error_of_one_process_is_said_by_it(tmp_path: Path, leads: bool) -> N
     program.write_text(ON_ONE)
     ended = launch(STOCK, [program], leads=leads)
     check(ended, STOCK, "act.py: error (process 1): this disk is full")
+
+
+def test_no_process_outlives_its_launcher(tmp_path: Path) -> None:
+    program = tmp_path / "stuck.py"
+    program.write_text(STUCK)
+    words = [sys.executable, "-m", STOCK, "--master_port", str(free_port()), str(program)]
+    launcher = subprocess.Popen(
+        words,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    )
+    assert launcher.stdout is not None
+    assert "waits\n" in launcher.stdout
+    launcher.kill()
+    # The process holds the pipe until it ends.
+    assert "has no launcher any more" in launcher.communicate(timeout=10)[0]
 
 
 def test_exit_codes_of_one_process(capsys: pytest.CaptureFixture[str]) -> None:

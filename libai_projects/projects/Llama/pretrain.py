@@ -36,6 +36,7 @@ from oneflow_accel.kernels import registry
 
 from omegaconf import DictConfig
 
+from flow_train.agreement import together
 from libai_projects.projects.Llama import flags as flag_table
 from libai_projects.text import token_files
 
@@ -109,7 +110,8 @@ def complete(flags: argparse.Namespace) -> None:
         raise UserError("--vocab_size=0 takes the data's, which have no .json that says it")
 
 
-def main(argv: Sequence[str]) -> int:
+def settled(argv: Sequence[str]) -> argparse.Namespace:
+    """The flags, and a device that can do what they ask for, or none for a text without a run."""
     flags = flag_table.parse(argv)
     # Each of several processes and each loader worker sees these.
     off = flag_table.disabled(flags)
@@ -120,22 +122,31 @@ def main(argv: Sequence[str]) -> int:
     if flags.peak_tflops:
         os.environ[settings.PEAK.name] = str(flags.peak_tflops)
     if flags.estimate:
+        return flags
+    backend = oneflow_accel.select_device(flags.device or None)
+    if reason := precision.why_not(backend, flags.precision):
+        raise UserError(f"--precision={flags.precision}: {backend.name} cannot do this: {reason}")
+    if not flags.ablate:
+        complete(flags)
+    return flags
+
+
+def main(argv: Sequence[str]) -> int:
+    flags = together(lambda: settled(argv))
+    if flags.estimate:
         from libai_projects.projects.Llama import estimate
 
         estimate.report(flags)
         return 0
-    backend = oneflow_accel.select_device(flags.device or None)
-    if reason := precision.why_not(backend, flags.precision):
-        raise UserError(f"--precision={flags.precision}: {backend.name} cannot do this: {reason}")
     if flags.ablate:
         from libai_projects.projects.Llama import ablation
 
         return ablation.run(flags, argv)
-    complete(flags)
+    arguments = together(lambda: arguments_of(flags))
     # LiBai takes its time to import.
     from libai_projects.tools import train_net
 
-    return train_net.main(arguments_of(flags), "pretrain.py", lambda cfg: describe(flags, cfg))
+    return train_net.main(arguments, "pretrain.py", lambda cfg: describe(flags, cfg))
 
 
 if __name__ == "__main__":

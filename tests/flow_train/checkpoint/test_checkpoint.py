@@ -14,13 +14,18 @@ import sys
 import time
 import tracemalloc
 from pathlib import Path
+from unittest.mock import MagicMock
 
+from oneflow_accel import distributed
+from oneflow_accel.collectives import Mesh
 from oneflow_accel.errors import CheckpointError
 
 import numpy as np
 import pytest
+from oneflow import nn
 
 from flow_train import files
+from flow_train.checkpoint import folders, snapshot
 from flow_train.checkpoint.folders import (
     Checkpoint,
     CheckpointManager,
@@ -205,6 +210,30 @@ def test_newer_format_is_refused_by_name(tmp_path):
             read()
 
 
+def test_of_shards_a_process_reads_its_own(tmp_path, monkeypatch):
+    """Where all are on one disk, too."""
+    CheckpointManager(tmp_path / "checkpoints").save_cut(make(1), 4, step=1)
+    read = []
+
+    def sha256_of(path: Path) -> str:
+        read.append(path.name)
+        return files.sha256_of(path)
+
+    monkeypatch.setattr(folders, "sha256_of", sha256_of)
+    assert agreed_checkpoint("auto", tmp_path, Mesh(4)).layout is not None
+    assert read == ["shard-00000-of-00004.safetensors"]
+
+
+def test_a_process_that_writes_nothing_copies_nothing(monkeypatch):
+    """Of a model that each process has whole."""
+    trainer = MagicMock(hooks={})
+    trainer.train_step = MagicMock(model=nn.Linear(2, 2), layout=None)
+    monkeypatch.setattr(distributed, "is_main", lambda: False)
+    checkpoint = snapshot.take(trainer)
+    assert (checkpoint.model, checkpoint.optimizer) == ({}, {})
+    trainer.train_step.optimizer_arrays.assert_not_called()
+
+
 def test_read_checkpoint_finds_it_by_any_name(tmp_path):
     manager = CheckpointManager(tmp_path)
     manager.save(make(1), step=1, best=True)
@@ -331,11 +360,17 @@ def test_kill_before_each_file_operation(tmp_path):
 
 
 def hold(directory: Path, ready, done) -> None:
+    """And leave a worker behind, as a run that is killed does."""
     manager = CheckpointManager(directory)
     manager.claim()
+    worker = os.fork()
+    if worker == 0:
+        done.wait(30)
+        time.sleep(3)
+        os._exit(0)
     ready.set()
     done.wait(30)
-    manager.close()
+    os._exit(0)
 
 
 def test_two_runs_cannot_write_to_one_folder(tmp_path):
@@ -346,5 +381,6 @@ def test_two_runs_cannot_write_to_one_folder(tmp_path):
     with pytest.raises(CheckpointError, match="another run is writing"):
         CheckpointManager(tmp_path).save(make(1), step=1)
     done.set()
-    process.join(30)
+    # With a time limit it would wait for the worker, too.
+    process.join()
     CheckpointManager(tmp_path).save(make(1), step=1)

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 import pytest
 
-from tests.launch import run_distributed
 from tests.libai_projects.train.conftest import CONFIG, PROJECTS, SCRIPT, TINY, losses
 from tests.machines import KINDS, train_until_one_is_killed, two_machines
 
@@ -38,26 +37,3 @@ def test_two_machines_train_one_model_and_end_together(environment, tmp_path, ki
     assert "Traceback" not in ended.output
     # Only the first process of the job writes.
     assert not (outs[1] / "metrics.json").exists()
-
-
-# The command, with {rank} in its words for the process's.
-BY_RANK = f"""
-import os, sys
-sys.path.insert(0, {str(PROJECTS / "tools")!r})
-import train_net
-train_net.main([word.replace("{{rank}}", os.environ["RANK"]) for word in sys.argv[1:]])
-"""
-
-
-def test_machines_with_a_disk_each_go_on_from_the_first_ones(environment, tmp_path):
-    """It has the only checkpoint; before there is one, all begin."""
-    script, out = tmp_path / "by_rank.py", tmp_path / "{rank}"
-    script.write_text(BY_RANK)
-    command = [script, "--config-file", CONFIG, *TINY, f"train.output_dir={out}", "--resume"]
-    for steps, said in ((3, "starting from the beginning"), (6, "6 iterations from 3 on")):
-        args = [*command, f"train.train_iter={steps}"]
-        result = run_distributed(args, 2, env=environment, cwd=PROJECTS)
-        assert result.returncode == 0, result.stdout
-        assert said in result.stdout
-    assert list(losses(tmp_path / "0")) == [1, 2, 3, 4, 5, 6]
-    assert not list((tmp_path / "1").glob("model_*"))
