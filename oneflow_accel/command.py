@@ -11,12 +11,13 @@ import logging
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
-from oneflow_accel import launched
+from oneflow_accel import launched, settings
 from oneflow_accel.errors import UserError, did_you_mean
 
 # What a shell reports of a process that Ctrl-C ended, and of one whose output nobody reads.
@@ -106,7 +107,7 @@ def run(program: str, action: Callable[[], int | None]) -> int:
         # What is still in the buffer may find the reader gone, too.
         sys.stdout.flush()
     except UserError as error:
-        return fail(program, str(error))
+        return fail(program, str(error), error)
     except KeyboardInterrupt as interrupt:
         way_on = f"; {interrupt}" if str(interrupt) else ""
         return _end(f"{program}: interrupted{way_on}", INTERRUPTED)
@@ -132,21 +133,25 @@ def said_at_import() -> Iterator[None]:
             if raised is not said:
                 return before(kind, raised, trace)
             program = Path(sys.argv[0]).name
-            sys.exit(fail("oneflow_accel" if program in ("-m", "-c") else program, str(raised)))
+            name = "oneflow_accel" if program in ("-m", "-c") else program
+            sys.exit(fail(name, str(raised), raised))
 
         sys.excepthook = end
         raise
 
 
-def fail(program: str, text: str) -> int:
-    """Say what a user has to mend, and end a job of several processes.
+def fail(program: str, text: str, error: BaseException | None = None) -> int:
+    """Say what a user has to mend, and end a job of several processes; after the traceback of
+    `error`, where the environment asks for it.
 
     Returns:
         `UserError.EXIT_CODE`, where this process is the only one.
     """
     # The message names ranks other than 0, for a file may be missing on their machine alone.
     where = f" (process {launched.rank()})" if launched.rank() else ""
-    return _end(f"{program}: error{where}: {text}", UserError.EXIT_CODE)
+    shown = error is not None and settings.shows_tracebacks()
+    trace = "".join(traceback.format_exception(error)) if shown else ""
+    return _end(f"{trace}{program}: error{where}: {text}", UserError.EXIT_CODE)
 
 
 def log_to_stdout() -> None:

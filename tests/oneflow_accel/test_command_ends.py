@@ -126,6 +126,19 @@ def test_exit_codes_of_one_process(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("variables", "shown"),
+    [({"HYDRA_FULL_ERROR": "1"}, True), ({"ONEFLOW_ACCEL_TRACEBACK": "1"}, True), ({}, False)],
+    ids=["hydra", "own", "none"],
+)
+def test_a_traceback_is_shown_on_request(variables: dict[str, str], shown: bool) -> None:
+    for words, threads in ((TABLE["train-key"][0], "1"), (["-c", "import oneflow_accel"], "many")):
+        done = run_process(words, env={**variables, "ONEFLOW_ACCEL_THREADS": threads})
+        assert done.returncode == UserError.EXIT_CODE
+        assert done.stdout.startswith("Traceback (most recent call last):\n") == shown, done.stdout
+        assert ": error: " in done.stdout.splitlines()[-1], done.stdout
+
+
+@pytest.mark.parametrize(
     "how", ["print('x' * 100000)", "logging.getLogger().warning('x' * 100000)"]
 )
 def test_a_reader_that_goes_ends_a_command_without_a_word(how: str) -> None:
