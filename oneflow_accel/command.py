@@ -17,12 +17,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
-from oneflow_accel import launched, settings
+from oneflow_accel import launched, machine, settings
 from oneflow_accel.errors import UserError, did_you_mean
 
 # What a shell reports of a process that Ctrl-C ended, and of one whose output nobody reads.
 INTERRUPTED = 128 + signal.SIGINT
 BROKEN_PIPE = 128 + signal.SIGPIPE
+# What to do where memory runs out, where a command has no words of its own.
+SMALLER = (
+    "take a smaller batch, accumulate over more of them, compute in bfloat16, or cut the model "
+    "over more processes"
+)
+_OUT_OF_MEMORY = "out of memory: "
 
 
 class Parser(argparse.ArgumentParser):
@@ -92,11 +98,11 @@ class _Help(argparse.HelpFormatter):
         return super()._fill_text(text, width, indent)
 
 
-def run(program: str, action: Callable[[], int | None]) -> int:
+def run(program: str, action: Callable[[], int | None], smaller: str = SMALLER) -> int:
     """Run what a command does, and return its exit code: what `action` returns (None for 0);
-    `UserError.EXIT_CODE` after a user's error, INTERRUPTED after Ctrl-C (the text of a
-    KeyboardInterrupt says what there is to go on with), BROKEN_PIPE where whoever read the output
-    has gone, as after `| head`.
+    `UserError.EXIT_CODE` after a user's error, or a lack of memory, against which `smaller` says
+    what to do; INTERRUPTED after Ctrl-C (the text of a KeyboardInterrupt says what there is to go on
+    with), BROKEN_PIPE where whoever read the output has gone, as after `| head`.
 
     Of several processes one on each machine prints the error, and this ends all of them.
     """
@@ -108,6 +114,11 @@ def run(program: str, action: Callable[[], int | None]) -> int:
         sys.stdout.flush()
     except UserError as error:
         return fail(program, str(error), error)
+    except (RuntimeError, MemoryError) as error:
+        text = _out_of_memory(error)
+        if text is None:
+            raise
+        return fail(program, f"{text}; {smaller}", error)
     except KeyboardInterrupt as interrupt:
         way_on = f"; {interrupt}" if str(interrupt) else ""
         return _end(f"{program}: interrupted{way_on}", INTERRUPTED)
@@ -116,6 +127,16 @@ def run(program: str, action: Callable[[], int | None]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return _end("", BROKEN_PIPE)
     return code
+
+
+def _out_of_memory(error: RuntimeError | MemoryError) -> str | None:
+    """What it says of a lack of memory: of the device (csrc/common/memory.cpp), or of Python's."""
+    text = str(error)
+    if isinstance(error, MemoryError):
+        left = (machine.free_memory() or 0) / 2**30
+        text = f"{_OUT_OF_MEMORY}{text or 'Python got none'}, and {left:.1f} GiB are left"
+    start = text.find(_OUT_OF_MEMORY)
+    return None if start < 0 else text[start:].splitlines()[0]
 
 
 @contextlib.contextmanager

@@ -125,6 +125,20 @@ def test_exit_codes_of_one_process(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == "name: error: a wrong word\nname: interrupted; go on\n"
 
 
+@pytest.mark.parametrize("error", [RuntimeError, MemoryError])
+def test_a_lack_of_memory_is_a_sentence(
+    error: type[Exception], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def raises() -> None:
+        raise error("Error: out of memory: 9 GiB were asked for\nallocate failed")
+
+    assert command.run("name", raises, "take -b 1") == UserError.EXIT_CODE
+    said = capsys.readouterr().err
+    assert said.startswith("name: error: out of memory: ")
+    assert said.endswith("; take -b 1\n")
+    assert said.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("variables", "shown"),
     [({"HYDRA_FULL_ERROR": "1"}, True), ({"ONEFLOW_ACCEL_TRACEBACK": "1"}, True), ({}, False)],
