@@ -107,7 +107,11 @@ class Command:
         """Run; user errors become lines on stderr and a non-zero exit code."""
         log_to_stdout()
         arguments = sys.argv[1:] if argv is None else argv
-        return run_command(self.program, lambda: self._run(arguments, run))
+        smaller = (
+            "take a smaller datamodule.batch_size, more trainer.accumulate_grad_batches, "
+            "trainer.precision=bfloat16 or trainer.fsdp=full_shard"
+        )
+        return run_command(self.program, lambda: self._run(arguments, run), smaller)
 
     def _run(self, argv: Sequence[str], run: Callable[[DictConfig], Any]) -> None:
         if launched():

@@ -11,17 +11,24 @@ import logging
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
-from oneflow_accel import launched
+from oneflow_accel import launched, machine, settings
 from oneflow_accel.errors import UserError, did_you_mean
 
 # What a shell reports of a process that Ctrl-C ended, and of one whose output nobody reads.
 INTERRUPTED = 128 + signal.SIGINT
 BROKEN_PIPE = 128 + signal.SIGPIPE
+# What to do where memory runs out, where a command has no words of its own.
+SMALLER = (
+    "take a smaller batch, accumulate over more of them, compute in bfloat16, or cut the model "
+    "over more processes"
+)
+_OUT_OF_MEMORY = "out of memory: "
 
 
 class Parser(argparse.ArgumentParser):
@@ -91,11 +98,11 @@ class _Help(argparse.HelpFormatter):
         return super()._fill_text(text, width, indent)
 
 
-def run(program: str, action: Callable[[], int | None]) -> int:
+def run(program: str, action: Callable[[], int | None], smaller: str = SMALLER) -> int:
     """Run what a command does, and return its exit code: what `action` returns (None for 0);
-    `UserError.EXIT_CODE` after a user's error, INTERRUPTED after Ctrl-C (the text of a
-    KeyboardInterrupt says what there is to go on with), BROKEN_PIPE where whoever read the output
-    has gone, as after `| head`.
+    `UserError.EXIT_CODE` after a user's error, or a lack of memory, against which `smaller` says
+    what to do; INTERRUPTED after Ctrl-C (the text of a KeyboardInterrupt says what there is to go on
+    with), BROKEN_PIPE where whoever read the output has gone, as after `| head`.
 
     Of several processes one on each machine prints the error, and this ends all of them.
     """
@@ -106,7 +113,12 @@ def run(program: str, action: Callable[[], int | None]) -> int:
         # What is still in the buffer may find the reader gone, too.
         sys.stdout.flush()
     except UserError as error:
-        return fail(program, str(error))
+        return fail(program, str(error), error)
+    except (RuntimeError, MemoryError) as error:
+        text = _out_of_memory(error)
+        if text is None:
+            raise
+        return fail(program, f"{text}; {smaller}", error)
     except KeyboardInterrupt as interrupt:
         way_on = f"; {interrupt}" if str(interrupt) else ""
         return _end(f"{program}: interrupted{way_on}", INTERRUPTED)
@@ -115,6 +127,16 @@ def run(program: str, action: Callable[[], int | None]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return _end("", BROKEN_PIPE)
     return code
+
+
+def _out_of_memory(error: RuntimeError | MemoryError) -> str | None:
+    """What it says of a lack of memory: of the device (csrc/common/memory.cpp), or of Python's."""
+    text = str(error)
+    if isinstance(error, MemoryError):
+        left = (machine.free_memory() or 0) / 2**30
+        text = f"{_OUT_OF_MEMORY}{text or 'Python got none'}, and {left:.1f} GiB are left"
+    start = text.find(_OUT_OF_MEMORY)
+    return None if start < 0 else text[start:].splitlines()[0]
 
 
 @contextlib.contextmanager
@@ -132,21 +154,25 @@ def said_at_import() -> Iterator[None]:
             if raised is not said:
                 return before(kind, raised, trace)
             program = Path(sys.argv[0]).name
-            sys.exit(fail("oneflow_accel" if program in ("-m", "-c") else program, str(raised)))
+            name = "oneflow_accel" if program in ("-m", "-c") else program
+            sys.exit(fail(name, str(raised), raised))
 
         sys.excepthook = end
         raise
 
 
-def fail(program: str, text: str) -> int:
-    """Say what a user has to mend, and end a job of several processes.
+def fail(program: str, text: str, error: BaseException | None = None) -> int:
+    """Say what a user has to mend, and end a job of several processes; after the traceback of
+    `error`, where the environment asks for it.
 
     Returns:
         `UserError.EXIT_CODE`, where this process is the only one.
     """
     # The message names ranks other than 0, for a file may be missing on their machine alone.
     where = f" (process {launched.rank()})" if launched.rank() else ""
-    return _end(f"{program}: error{where}: {text}", UserError.EXIT_CODE)
+    shown = error is not None and settings.shows_tracebacks()
+    trace = "".join(traceback.format_exception(error)) if shown else ""
+    return _end(f"{trace}{program}: error{where}: {text}", UserError.EXIT_CODE)
 
 
 def log_to_stdout() -> None:

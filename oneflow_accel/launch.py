@@ -9,6 +9,7 @@ the same time would both find 12345 free, and end up in each other's collectives
 from __future__ import annotations
 
 import itertools
+import resource
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
+from oneflow_accel import command, machine
 from oneflow_accel.rendezvous import free_port
 
 from oneflow.distributed import launch
@@ -66,7 +68,7 @@ class Children:
 
 
 def main() -> int:
-    children = Children()
+    children, kills = Children(), machine.memory_kills()
     # What the launcher uses of the module.
     launch.subprocess = SimpleNamespace(
         Popen=children.start, CalledProcessError=subprocess.CalledProcessError
@@ -98,9 +100,8 @@ def main() -> int:
     rank, code = failed
     if code < 0:
         name = signal.Signals(-code).name
-        # What the kernel does where memory runs out.
         if code == -signal.SIGKILL:
-            name += " (if nobody sent it: memory ran out; take a smaller batch)"
+            name += _why_killed(kills)
         print(
             f"launch.py: rank {rank} was ended by {name}; the other processes have been stopped. "
             "Go on from the last checkpoint",
@@ -108,6 +109,20 @@ def main() -> int:
         )
         return 128 - code
     return code
+
+
+def _why_killed(kills: int | None) -> str:
+    """What there is to say of a SIGKILL by the count of the kernel's own, which was `kills`."""
+    advice = f"memory ran out; {command.SMALLER}"
+    now = machine.memory_kills()
+    if kills is None or now is None:
+        return f" (if nobody sent it: {advice})"
+    if now == kills:
+        return ""
+    # In KiB, of the largest.
+    held = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
+    most = machine.memory() / 2**30
+    return f" (a process came to hold {held:.1f} GiB, of {most:.1f} GiB for all: {advice})"
 
 
 def _print_but_killing(text: str) -> None:

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 _ROOT = Path("/")
+# Bytes that stand for no limit in the first version: the largest number of whole pages.
+_UNLIMITED = 2**60
 
 
 def cores(root: Path = _ROOT) -> int:
@@ -28,24 +32,59 @@ def cores(root: Path = _ROOT) -> int:
     return max(1, math.ceil(min([len(physical), *quotas])))
 
 
+@dataclass(frozen=True)
+class Limit:
+    """What a group's processes may have of memory together: bytes; the files that say how much they
+    use and what for, and there the names of what the kernel drops where memory is needed: pages of
+    files."""
+
+    bytes: int
+    usage: Path
+    statistics: Path
+    droppable: tuple[str, str]
+
+
+def limits(root: Path = _ROOT) -> list[Limit]:
+    """Those of this process's groups, the least first."""
+    found = []
+    for group in groups("memory", root):
+        first = not (group / "memory.max").exists()
+        names = ("limit_in_bytes", "usage_in_bytes", "total_") if first else ("max", "current", "")
+        most, usage, of_all = names
+        text = _read(group / f"memory.{most}")
+        if text not in ("", "max") and int(text) < _UNLIMITED:
+            droppable = f"{of_all}inactive_file", f"{of_all}active_file"
+            files = group / f"memory.{usage}", group / "memory.stat"
+            found.append(Limit(int(text), *files, droppable))
+    return sorted(found, key=lambda limit: limit.bytes)
+
+
 def memory(root: Path = _ROOT) -> int:
     """Bytes of memory that this process may come to have, together with others of its groups."""
-    limits = [_limit(group) for group in groups("memory", root)]
-    return int(min([_memory_info(root, "MemTotal"), *limits]))
+    return int(min([_memory_info(root, "MemTotal"), *(limit.bytes for limit in limits(root))]))
 
 
 def free_memory(root: Path = _ROOT) -> int | None:
     """Bytes that it can still get, None where the system does not say; Linux promises more than it
     has, and kills the process that uses it."""
     free = [_memory_info(root, "MemAvailable")]
-    for group in groups("memory", root):
-        used = _read(group / "memory.current") or _read(group / "memory.usage_in_bytes") or "0"
-        statistics = dict(line.split() for line in _read(group / "memory.stat").splitlines())
-        # Of files that nobody uses at the moment: the kernel drops them where memory is needed.
-        dropped = statistics.get("total_inactive_file") or statistics.get("inactive_file", "0")
-        free.append(max(0.0, _limit(group) - int(used) + int(dropped)))
+    for limit in limits(root):
+        statistics = dict(line.split() for line in _read(limit.statistics).splitlines())
+        dropped = sum(int(statistics.get(name, "0")) for name in limit.droppable)
+        free.append(max(0.0, limit.bytes - int(_read(limit.usage) or "0") + dropped))
     least = min(free)
     return None if least == math.inf else int(least)
+
+
+def memory_kills(root: Path = _ROOT) -> int | None:
+    """How often the kernel has killed a process of these groups, or without groups any one, because
+    memory had run out; None where the system does not say."""
+    names = "memory.events", "memory.oom_control"
+    texts = [_read(group / name) for group in groups("memory", root) for name in names]
+    for text in "\n".join(texts), _read(root / "proc/vmstat"):
+        if counts := re.findall(r"^oom_kill (\d+)$", text, re.MULTILINE):
+            return sum(map(int, counts))
+    return None
 
 
 def groups(controller: str, root: Path = _ROOT) -> Iterator[Path]:
@@ -80,12 +119,6 @@ def _quota(group: Path) -> float:
     ]
     unlimited = limit[0] in ("", "max", "-1")
     return math.inf if unlimited else int(limit[0]) / int(limit[1])
-
-
-def _limit(group: Path) -> float:
-    """Bytes that the group's processes may have together."""
-    text = _read(group / "memory.max") or _read(group / "memory.limit_in_bytes")
-    return math.inf if text in ("", "max") else int(text)
 
 
 def _memory_info(root: Path, name: str) -> float:

@@ -130,6 +130,7 @@ WATCHDOG = _declare(
 SHARED_MEMORY = _switch(
     "ONEFLOW_ACCEL_SHARED_MEMORY", "whether processes of one machine exchange tensors through it"
 )
+TRACEBACK = _flag("ONEFLOW_ACCEL_TRACEBACK", "whether errors come with their traceback")
 # Read by setup.py, which runs where this package cannot be imported yet.
 REQUIRE_PLUGIN = _flag("ONEFLOW_ACCEL_REQUIRE_PLUGIN", "whether installing needs the CPU kernels")
 CACHE = _text("ONEFLOW_ACCEL_CACHE", "the folder of compiled CPU kernels, or off")
@@ -140,6 +141,12 @@ PEAK: Variable[float | None] = _declare(
     None,
     "TFLOP/s of one device",
 )
+
+
+def shows_tracebacks() -> bool:
+    """Whether a user's error comes with its traceback; as in Hydra, HYDRA_FULL_ERROR asks for it,
+    too. Raises nothing, as it is asked while errors are shown."""
+    return "1" in map(os.environ.get, (TRACEBACK.name, "HYDRA_FULL_ERROR"))
 
 
 def check() -> None:

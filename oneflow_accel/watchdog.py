@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-from oneflow_accel import distributed, launched, settings
+from oneflow_accel import distributed, launched, machine, settings
 from oneflow_accel.errors import UserError
 from oneflow_accel.rendezvous import LOOPBACK
 
@@ -48,6 +48,7 @@ _ENDS = {
     "failed": "failed ({text})",
     "lost": "is out of reach: its machine or the network went down",
     "closed": "died: killed, out of memory or crashed",
+    "out": "was killed by its system, whose memory ran out: take a smaller batch",
 }
 _ADVICE = f"set {settings.WATCHDOG.name} to a port that is open between the hosts, or to off"
 
@@ -87,6 +88,7 @@ class Watchdog:
         self._all_gone = threading.Event()
         self._stopped = threading.Event()
         self._ending = False
+        self._kills = machine.memory_kills()
         me = {"rank": rank, "pid": os.getpid(), "host": socket.gethostname()}
         if rank == 0:
             listener = _listen(address, port)
@@ -162,6 +164,8 @@ class Watchdog:
                 return
             self._gone.add(rank)
             self._ending = True
+        if event == "closed" and self._peers[rank].host == socket.gethostname():
+            event = event if machine.memory_kills() == self._kills else "out"
         line = f"{self._peers[rank]} {_ENDS[event].format(text=text)}"
         delay = GRACE if event == "failed" else 0.0
         if self._rank == 0:

@@ -407,7 +407,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     command.log_to_stdout()
     logger.setLevel(logging.INFO if launched.rank() == 0 else logging.WARNING)
     arguments = sys.argv[1:] if argv is None else argv
-    return command.run("main.py", lambda: run(arguments))
+    smaller = "take a smaller -b, more --grad-accum-steps, --precision bfloat16 or --fsdp"
+    return command.run("main.py", lambda: run(arguments), smaller)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ from tracked import ROOT, listed_files
 
 # What is counted: where, the ends of its files' names, and the most lines it may have.
 BUDGETS = {
-    "oneflow_accel": ("oneflow_accel", (".py",), 9_250),
-    "oneflow_accel/csrc": ("oneflow_accel/csrc", (".cpp", ".h"), 14_050),
+    "oneflow_accel": ("oneflow_accel", (".py",), 9_320),
+    "oneflow_accel/csrc": ("oneflow_accel/csrc", (".cpp", ".h"), 14_330),
     "flow_train": ("flow_train", (".py",), 13_330),
     "monarch_flow": ("monarch_flow", (".py",), 7_400),
     "resnet50_imagenet": ("resnet50_imagenet", (".py",), 1_150),
@@ -22,7 +22,7 @@ BUDGETS = {
     "benchmarks": ("benchmarks", (".py",), 4_050),
     "scripts": ("scripts", (".py",), 600),
     "patches": ("patches", (".patch",), 1_880),
-    "tests": ("tests", (".py",), 54_250),
+    "tests": ("tests", (".py",), 54_420),
 }
 
 

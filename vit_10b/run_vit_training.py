@@ -368,7 +368,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     command.log_to_stdout()
     logger.setLevel(logging.INFO if launched.rank() == 0 else logging.WARNING)
     arguments = sys.argv[1:] if argv is None else argv
-    return command.run("run_vit_training.py", lambda: run(arguments))
+    smaller = "take a smaller --batch_size, or more processes; --dry_run says what each needs"
+    return command.run("run_vit_training.py", lambda: run(arguments), smaller)
 
 
 if __name__ == "__main__":

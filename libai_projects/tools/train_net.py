@@ -147,12 +147,14 @@ def main(
     argv: Sequence[str] | None = None,
     program: str = "train_net.py",
     describe: Callable[[DictConfig], list[str]] = lambda _: [],
+    smaller: str = "take a smaller train.train_micro_batch_size, train.amp.precision=bfloat16, or "
+    "larger train.dist.tensor_parallel_size, train.dist.pipeline_parallel_size",
 ) -> NoReturn:
     """Entry point; user errors become one line on stderr and a non-zero exit code. `program` is who
-    says so, `describe` gives lines for the log by the checked config."""
+    says so, `describe` gives lines for the log by the checked config; `smaller`: command.run."""
     arguments = sys.argv[1:] if argv is None else argv
     try:
-        _leave(command.run(program, lambda: _run(arguments, describe)))
+        _leave(command.run(program, lambda: _run(arguments, describe), smaller))
     # Leave from within the handler: its end would free the graphs that the traceback holds.
     except Exception:
         traceback.print_exc()

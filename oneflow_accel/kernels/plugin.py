@@ -71,6 +71,10 @@ _REDIRECTED_FOR = {
     "MakeAutoCastMeta": "autocast computes in bfloat16 on CPUs",
     "IsFloatingDataType": "autocast computes in bfloat16 on CPUs",
     "promoteTypes": "autocast computes in bfloat16 on CPUs",
+    "aligned_alloc": "a lack of memory is raised in Python",
+    "memset": "a lack of memory is raised in Python",
+    "memcpy": "a lack of memory is raised in Python",
+    "RuntimeError": "a lack of memory is raised in Python",
 }
 
 
@@ -276,6 +280,10 @@ def _started(
     library.oneflow_accel_set_num_threads(threads)
     streams = library.oneflow_accel_streams()
     library.oneflow_accel_set_scratch_limit(ctypes.c_int64(limit))
+    for group in machine.limits()[:1]:
+        told = (str(group.usage), str(group.statistics), *group.droppable)
+        words = (text.encode() for text in told)
+        library.oneflow_accel_limit_memory(ctypes.c_int64(group.bytes), *words)
     reason = None if mkl is None else library.oneflow_accel_use_mkl(str(mkl).encode())
     if reason is not None:
         message = f"{mkl} cannot be used: {reason.decode()}"

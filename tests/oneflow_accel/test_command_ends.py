@@ -157,6 +157,33 @@ def test_exit_codes_of_one_process(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == "name: error: a wrong word\nname: interrupted; go on\n"
 
 
+@pytest.mark.parametrize("error", [RuntimeError, MemoryError])
+def test_a_lack_of_memory_is_a_sentence(
+    error: type[Exception], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def raises() -> None:
+        raise error("Error: out of memory: 9 GiB were asked for\nallocate failed")
+
+    assert command.run("name", raises, "take -b 1") == UserError.EXIT_CODE
+    said = capsys.readouterr().err
+    assert said.startswith("name: error: out of memory: ")
+    assert said.endswith("; take -b 1\n")
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("variables", "shown"),
+    [({"HYDRA_FULL_ERROR": "1"}, True), ({"ONEFLOW_ACCEL_TRACEBACK": "1"}, True), ({}, False)],
+    ids=["hydra", "own", "none"],
+)
+def test_a_traceback_is_shown_on_request(variables: dict[str, str], shown: bool) -> None:
+    for words, threads in ((TABLE["train-key"][0], "1"), (["-c", "import oneflow_accel"], "many")):
+        done = run_process(words, env={**variables, "ONEFLOW_ACCEL_THREADS": threads})
+        assert done.returncode == UserError.EXIT_CODE
+        assert done.stdout.startswith("Traceback (most recent call last):\n") == shown, done.stdout
+        assert ": error: " in done.stdout.splitlines()[-1], done.stdout
+
+
 @pytest.mark.parametrize(
     "how", ["print('x' * 100000)", "logging.getLogger().warning('x' * 100000)"]
 )

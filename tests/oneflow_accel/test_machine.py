@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 from oneflow_accel import machine
@@ -12,6 +15,7 @@ from oneflow_accel import machine
 import pytest
 
 from tests.launch import run_process
+from tests.oneflow_accel.kernels.harness import needs_plugin
 
 GIB = 2**30
 # Eight processors, of which 0 and 4, 1 and 5, ... are one core's.
@@ -114,6 +118,7 @@ def test_quotas_and_limits(tmp_path: Path, case: tuple) -> None:
     tree(tmp_path, mounts, groups, files)
     assert machine.cores(tmp_path) == cores
     assert machine.memory(tmp_path) == gibibytes * GIB
+    assert all(limit.bytes <= 9 * GIB for limit in machine.limits(tmp_path))
 
 
 def test_cores_are_those_that_it_may_run_on(
@@ -128,18 +133,19 @@ def test_cores_are_those_that_it_may_run_on(
 @pytest.mark.parametrize(
     ("mounts", "names"),
     [
-        (V2, ("memory.max", "memory.current", "inactive_file")),
-        (MEMORY, ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")),
+        (V2, ("memory.max", "memory.current", "")),
+        (MEMORY, ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")),
     ],
     ids=["2", "1"],
 )
 def test_free_memory_is_what_the_group_has_left(tmp_path: Path, mounts: str, names: tuple) -> None:
-    limit, used, dropped = names
+    limit, used, total = names
     folder = "memory/a" if mounts == MEMORY else "a"
     files: dict[str, object] = {
         f"{folder}/{limit}": 8 * GIB,
         f"{folder}/{used}": 6 * GIB,
-        f"{folder}/memory.stat": f"anon 5\n{dropped} {GIB}",
+        f"{folder}/memory.stat": f"anon 5\n"
+        f"{total}inactive_file {GIB // 4}\n{total}active_file {3 * GIB // 4}",
     }
     tree(tmp_path, mounts, "0::/a\n3:memory:/a\n", files)
     assert machine.free_memory(tmp_path) == 3 * GIB
@@ -148,18 +154,73 @@ def test_free_memory_is_what_the_group_has_left(tmp_path: Path, mounts: str, nam
     assert machine.free_memory(tmp_path / "nothing") is None
 
 
-def test_a_real_quota_is_the_kernels_number_of_threads() -> None:
-    group = Path("/sys/fs/cgroup/cpu", f"oneflow_accel_{uuid.uuid4().hex}")
+@contextlib.contextmanager
+def real_group(controller: str, file: str, number: int) -> Iterator[str]:
+    """A control group with a limit; the code by which a process enters it."""
+    group = Path("/sys/fs/cgroup", controller, f"oneflow_accel_{uuid.uuid4().hex}")
     try:
         group.mkdir()
-        (group / "cpu.cfs_quota_us").write_text("50000")
+        (group / file).write_text(str(number))
     except OSError as error:
         pytest.skip(f"no control group can be made here: {error}")
     try:
-        enter = f"open({str(group / 'cgroup.procs')!r}, 'w').write('0')"
-        command = "from oneflow_accel.__main__ import main; main(['--json'])"
-        environment = {"ONEFLOW_ACCEL_THREADS": ""}
-        process = run_process(["-c", f"{enter}\n{command}"], env=environment)
+        yield f"open({str(group / 'cgroup.procs')!r}, 'w').write('0')\n"
     finally:
         group.rmdir()
+
+
+def test_a_real_quota_is_the_kernels_number_of_threads() -> None:
+    command = "from oneflow_accel.__main__ import main; main(['--json'])"
+    with real_group("cpu", "cpu.cfs_quota_us", 50000) as enter:
+        process = run_process(["-c", enter + command], env={"ONEFLOW_ACCEL_THREADS": ""})
     assert json.loads(process.stdout)["threads"] == {"cores": 1, "plugin": 1}
+
+
+@needs_plugin
+def test_a_command_in_a_full_container_says_what_there_is() -> None:
+    code = (
+        "import sys, oneflow_accel, oneflow as flow\n"
+        "from oneflow_accel import command\n"
+        "act = lambda: print([flow.ones(2**22) for _ in range(99)][-1].sum().item())\n"
+        "sys.exit(command.run('act.py', act, 'take less'))\n"
+    )
+    with real_group("memory", "memory.limit_in_bytes", GIB) as enter:
+        process = run_process(["-c", enter + code])
+    assert process.returncode == 2, process.stdout
+    assert re.search(
+        r"^act.py: error: out of memory: \d\d MiB were asked for, and \d+ MiB of the container's "
+        r"1.0 GiB are left; this process holds .* [GM]iB; take less$",
+        process.stdout,
+        re.MULTILINE,
+    ), process.stdout
+
+
+def test_a_launcher_says_whose_kill_it_was(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    for how, said in {
+        "b'x' * 2**30": r"SIGKILL \(a process came to hold [\d.]+ GiB, of 0.5 GiB for all: memory",
+        "os.kill(os.getpid(), 9)": "SIGKILL; the other",
+    }.items():
+        program.write_text(f"import os\n{how}\n")
+        arguments = ["-m", "oneflow_accel.launch", "--master_port", "auto", str(program)]
+        start = f"import os, sys\nos.execv(sys.executable, [sys.executable, *{arguments!r}])"
+        with real_group("memory", "memory.limit_in_bytes", GIB // 2) as enter:
+            process = run_process(["-c", enter + start])
+        assert process.returncode == 137, process.stdout
+        assert re.search(f"rank 0 was ended by {said}", process.stdout), process.stdout
+
+
+@pytest.mark.parametrize(
+    ("mounts", "files", "kills"),
+    [
+        (V2, {"a/memory.events": "oom 4\noom_kill 2", "memory.events": "oom_kill 1"}, 3),
+        (MEMORY, {"memory/a/memory.oom_control": "under_oom 0\noom_kill 5"}, 5),
+        ("", {}, 7),
+    ],
+    ids=["2", "1", "no groups"],
+)
+def test_kills_for_memory_are_counted(tmp_path: Path, mounts: str, files: dict, kills: int) -> None:
+    tree(tmp_path, mounts, "0::/a\n3:memory:/a\n", files)
+    (tmp_path / "proc/vmstat").write_text("nr_free 3\noom_kill 7\n")
+    assert machine.memory_kills(tmp_path) == kills
+    assert machine.memory_kills(tmp_path / "nothing") is None

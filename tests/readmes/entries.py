@@ -129,6 +129,7 @@ COMMANDS: dict[str, Run | Dry | NotRun] = {
     "make lint && make test": CI,
     ".ci/run": CI,
     "make setup": Dry(),
+    "PIP_INDEX_URL=https://pypi.tuna.tsinghua.edu.cn/simple make setup": Dry(),
     "make plugin": Dry(),
     "make bench": Dry(),
     "make bench-compare": Dry(),
@@ -141,6 +142,8 @@ COMMANDS: dict[str, Run | Dry | NotRun] = {
     "pip install .": PIP,
     "pip install --build-constraint requirements/build.txt .": PIP,
     "pip install .[mkl]": PIP,
+    "pip install -r requirements/build.txt -r requirements/libai.txt && "
+    "pip install --no-build-isolation --no-deps libai==0.1.1": PIP,
     "python3 ...": NotRun("stands for any of them"),
     "python scripts/golden_record.py": NotRun("builds an earlier commit, and trains 48 times"),
     "source .venv/bin/activate": Run(),

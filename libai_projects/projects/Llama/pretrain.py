@@ -146,7 +146,8 @@ def main(argv: Sequence[str]) -> int:
     # LiBai takes its time to import.
     from libai_projects.tools import train_net
 
-    return train_net.main(arguments, "pretrain.py", lambda cfg: describe(flags, cfg))
+    smaller = "take a smaller --batch_size, --precision=bfloat16, or larger --tensor_parallel"
+    return train_net.main(arguments, "pretrain.py", lambda cfg: describe(flags, cfg), smaller)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@
 #include <string>
 
 #include "common/kept_weights.h"
+#include "common/memory.h"
 #include "common/oneflow.h"
 #include "common/python.h"
 #include "common/redirect.h"
@@ -37,6 +38,9 @@ namespace {
 using ::oneflow::SpinCounter;
 
 std::atomic<bool> g_pending{false};
+// What waits for Python is that memory has run out: tensors may have none to write to. Whether it
+// ever has.
+std::atomic<bool> g_starved{false}, g_has_starved{false};
 // The program has come to its end; OneFlow still synchronizes, where nobody would see an exception.
 std::atomic<bool> g_ending{false};
 
@@ -61,6 +65,7 @@ Maybe<void> raise_pending() {
   const std::lock_guard<std::mutex> lock(g_first.mutex);
   // Another thread may have raised it while this one waited.
   if (!g_pending.load()) { return Maybe<void>::Ok(); }
+  g_starved.store(false);
   g_pending.store(false);
   if (g_first.is_index) { throw ::oneflow::IndexException(g_first.message); }
   throw ::oneflow::RuntimeException(g_first.message);
@@ -122,9 +127,19 @@ void at_exit(int status, void*) {
 
 const int g_exit_handler = on_exit(at_exit, nullptr);
 
-// Notes the exception that is being handled; only the first of several is kept. To Python a
-// std::out_of_range is an IndexError, anything else a RuntimeError. Ends the process with the
-// message where OneFlow's waiting could not be redirected, so that nothing would ever raise it.
+// Only the first of several is kept. Ends the process with the message where OneFlow's waiting could
+// not be redirected, so that nothing would ever raise it.
+void record(const std::string& message, bool is_index) noexcept {
+  if (!g_redirected) { LOG(FATAL) << message; }
+  const std::lock_guard<std::mutex> lock(g_first.mutex);
+  if (g_pending.load()) { return; }
+  g_first.message = message;
+  g_first.is_index = is_index;
+  g_pending.store(true, std::memory_order_release);
+}
+
+// Notes the exception that is being handled. To Python a std::out_of_range is an IndexError,
+// anything else a RuntimeError.
 void record_failure(const std::string& op) noexcept {
   std::string message = "oneflow_accel: " + op + ": ";
   bool is_index = false;
@@ -138,12 +153,18 @@ void record_failure(const std::string& op) noexcept {
   } catch (...) {
     message += "an unknown exception";
   }
-  if (!g_redirected) { LOG(FATAL) << message; }
-  const std::lock_guard<std::mutex> lock(g_first.mutex);
-  if (g_pending.load()) { return; }
-  g_first.message = message;
-  g_first.is_index = is_index;
-  g_pending.store(true, std::memory_order_release);
+  record(message, is_index);
+}
+
+// Whether a kernel may run: after a lack of memory none does until it has been raised.
+bool has_memory(user_op::KernelComputeContext* ctx) {
+  if (!has_starved()) { return true; }
+  bool has = !starved();
+  for (const auto& [name, index] : ctx->outputs()) {
+    const auto* tensor = has ? ctx->Tensor4ArgNameAndIndex(name, index) : nullptr;
+    has = has && (tensor == nullptr || may_write(tensor->raw_dptr(), bytes_of(*tensor)));
+  }
+  return has;
 }
 
 // The operators of OneFlow's optimizers. They change parameters in place and have no output, and do
@@ -194,7 +215,7 @@ class GuardedKernel : public user_op::OpKernel {
   void InferShape(user_op::KernelInferContext* ctx) const final { kernel_->InferShape(ctx); }
   void Compute(user_op::KernelComputeContext* ctx, user_op::OpKernelState* state,
                const user_op::OpKernelCache* cache) const final {
-    if (is_update_ && g_pending.load(std::memory_order_acquire)) { return; }
+    if ((is_update_ && g_pending.load(std::memory_order_acquire)) || !has_memory(ctx)) { return; }
     const ScratchUse scratch;
     if (keeps_weights()) { drop_copies_of_outputs(ctx, changes_inputs_); }
     try {
@@ -244,6 +265,15 @@ user_op::OpKernelCreateFn guarded(const std::string& op, user_op::OpKernelCreate
 }
 
 }  // namespace
+
+void record_lack_of_memory(const std::string& message) {
+  g_has_starved.store(true, std::memory_order_release);
+  g_starved.store(true, std::memory_order_release);
+  record(message, false);
+}
+
+bool starved() { return g_starved.load(std::memory_order_acquire); }
+bool has_starved() { return g_has_starved.load(std::memory_order_acquire); }
 
 KernelRegistration::KernelRegistration(user_op::OpKernelRegistry registry) {
   ::oneflow::CatchRegistryError([&]() -> Maybe<void> {

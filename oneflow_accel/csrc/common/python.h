@@ -27,6 +27,8 @@ extern PyObject* PyExc_TypeError;
 void* PyEval_SaveThread();
 void PyEval_RestoreThread(void* thread);
 int PyGILState_Check();
+// Null on a thread that Python does not know.
+void* PyGILState_GetThisThreadState();
 void PyErr_SetString(PyObject* type, const char* message);
 int PyType_IsSubtype(PyTypeObject* type, PyTypeObject* base);
 PyObject* PyTuple_New(intptr_t size);

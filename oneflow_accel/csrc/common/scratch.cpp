@@ -7,6 +7,10 @@
 #include <mutex>
 #include <new>
 #include <set>
+#include <stdexcept>
+
+#include "common/memory.h"
+
 namespace oneflow_accel {
 
 namespace {
@@ -30,6 +34,7 @@ struct Buffer {
 
   void allocate(int64_t wanted) {
     if (g_failures > 0 && g_failures-- > 0) { throw std::bad_alloc(); }
+    if (const auto lack = lack_of_memory(wanted); !lack.empty()) { throw std::runtime_error(lack); }
     data = std::aligned_alloc(kAlignment, wanted);
     if (data == nullptr) { throw std::bad_alloc(); }
     bytes = wanted;

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import resource
+from pathlib import Path
 
 from oneflow_accel import machine
 
@@ -154,3 +156,84 @@ def test_a_large_batch_in_parts_is_the_same_as_image_by_image(images: int) -> No
         z.backward(flow.ones_like(z))
         assert_close(y[i : i + 1].numpy(), z.numpy(), reduced=144)
         assert_close(x.grad[i : i + 1].numpy(), one.grad.numpy(), reduced=576)
+
+
+# Of more than any machine has, in eager mode twice and as a graph; of a container whose files say
+# that little is left; and what runs after each.
+_LACK = """
+import ctypes
+import oneflow_accel
+from oneflow_accel.kernels import plugin
+import numpy as np
+import oneflow as flow
+library = ctypes.CDLL(str(plugin.state().path))
+
+
+class Graph(flow.nn.Graph):
+    def __init__(self, numbers):
+        super().__init__()
+        self.numbers = numbers
+
+    def build(self, x):
+        return (x + flow.zeros(self.numbers)).sum()
+
+
+def limit(bytes):
+    library.oneflow_accel_limit_memory(ctypes.c_int64(bytes), b"USAGE", b"STATISTICS", b"a", b"b")
+
+
+for name, call in {
+    "eager": lambda: flow.ones(2**45).sum(),
+    "again": lambda: flow.ones(2**44).sum(),
+    "graph": lambda: Graph(2**45)(flow.ones(1)),
+    "operator": lambda: flow.ones(2**26).sum(),
+    "array": lambda: flow.tensor(np.ones(2**26, np.float32)).sum(),
+}.items():
+    if name == "operator":
+        limit(2**28)
+    try:
+        print(name, call().item())
+    except RuntimeError as error:
+        print(name, str(error)[str(error).find("out of memory"):])
+    print(name, "then", int(flow.ones(1000).sum().item()))
+limit(2**40)
+print("at last", int(flow.ones(2**26).sum().item()))
+"""
+
+
+@needs_plugin
+def test_a_lack_of_memory_is_an_error_and_not_the_end(tmp_path: Path) -> None:
+    (tmp_path / "usage").write_text(f"{2**27}\n")
+    (tmp_path / "statistics").write_text(f"c 7\na {2**25}\nb {2**25}\n")
+    files = {name.upper(): str(tmp_path / name) for name in ("usage", "statistics")}
+    script = functools.reduce(lambda text, item: text.replace(*item), files.items(), _LACK)
+    result = run_process(["-c", script])
+    assert result.returncode == 0, result.stdout
+    said = dict(re.findall(r"^(\w+) out of memory: (.*)$", result.stdout, re.MULTILINE))
+    asked = {name: float(text.split()[0]) for name, text in said.items()}
+    assert asked["eager"] == 2 * asked["again"] == 2**17, result.stdout
+    assert asked["graph"] >= 2**17
+    # What is used less what can be dropped are 64 of its 256 MiB, 8 are kept.
+    left = "256 MiB were asked for, and 184 MiB of the container's 256 MiB are left; this process"
+    assert left in said["operator"], result.stdout
+    assert left in said["array"], result.stdout
+    assert len(re.findall("then 1000$", result.stdout, re.MULTILINE)) == 5
+    assert "at last 67108864" in result.stdout
+
+
+@needs_plugin
+def test_no_addresses_left_ends_the_process_with_a_sentence() -> None:
+    script = (
+        "import resource, oneflow_accel, oneflow as flow\n"
+        "flow.ones(1).numpy()\n"
+        "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (used + 2**30,) * 2)\n"
+        "flow.ones(2**29).numpy()\n"
+    )
+    result = run_process(["-c", script])
+    assert result.returncode == 2
+    assert re.fullmatch(
+        r"out of memory: 2\.0 GiB were asked for, and \d+ MiB of ulimit -v's [\d.]+ GiB are left; "
+        r"this process holds \d+ MiB\n",
+        result.stdout,
+    ), result.stdout
