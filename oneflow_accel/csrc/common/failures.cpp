@@ -245,8 +245,9 @@ user_op::OpKernelCreateFn guarded(const std::string& op, user_op::OpKernelCreate
 }
 
 // OneFlow's own kernels too: its optimizers must not step while a failure waits, and all of them may
-// write to weights. 102: before the plug-in's are registered, after their entries got new storage.
-__attribute__((constructor(102))) void guard_stock_kernels() {
+// write to weights. 103: before the plug-in's are registered, after their entries got new storage
+// (101) and collectives were wrapped (102).
+__attribute__((constructor(103))) void guard_stock_kernels() {
   for (auto& [op, kernels] : all_kernels()) {
     for (user_op::OpKernelRegistryResult& kernel : kernels) {
       if (updates().count(op) == 0 && !may_run_on_cpu(kernel)) { continue; }
