@@ -69,6 +69,7 @@ class StopRequest:
             return
         if not self.requested:
             self.requested, self._when = True, time.monotonic()
+            launched.stops.set()
             self._signal = signal.Signals(signum)
             if signum == signal.SIGINT and launched.rank() == 0:
                 os.write(2, b"\nstopping after this step; Ctrl-C again ends at once\n")

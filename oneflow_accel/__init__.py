@@ -18,12 +18,15 @@ from oneflow_accel import (
     command,
     import_noise,
     interrupt,
+    launched,
     patching,
     rendezvous,
     settings,
 )
 from oneflow_accel.errors import DeviceUnavailableError
 
+if launched.launched():
+    launched.end_with_launcher()
 with command.said_at_import():
     settings.check()
 patching.install()

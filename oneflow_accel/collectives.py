@@ -13,6 +13,7 @@ import mmap
 import os
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -187,9 +188,11 @@ def _common_memory(mesh: Mesh, size: int) -> mmap.mmap | None:
     name = f"oneflow_accel_{uuid.uuid4().hex}"
     file = None
     if mesh.place == 0 and may_share_memory():
-        # A file without a name in any folder, which ends with the processes that have it.
-        file = os.memfd_create(name)
-        os.truncate(file, size)
+        # A file without a name in any folder, which ends with the processes that have it; without
+        # one, the others are told none.
+        with suppress(OSError):
+            file = os.memfd_create(name)
+            os.truncate(file, size)
     boot, path = _BOOT.read_text(), f"/proc/{os.getpid()}/fd/{file}"
     all_told = distributed.all_gather_json([boot, name, path])
     its_boot, its_name, its_path = all_told[distributed.rank() - mesh.place]

@@ -106,8 +106,6 @@ def run(program: str, action: Callable[[], int | None], smaller: str = SMALLER) 
 
     Of several processes one on each machine prints the error, and this ends all of them.
     """
-    if launched.launched():
-        launched.end_with_launcher()
     try:
         code = action() or 0
         # What is still in the buffer may find the reader gone, too.

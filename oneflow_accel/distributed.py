@@ -122,9 +122,8 @@ def broadcast(tensors: Iterable[flow.Tensor]) -> None:
 
 
 def barrier() -> None:
-    """Wait until every process got here."""
-    if world_size() > 1:
-        flow.comm.barrier()
+    """Wait until every process got here. Oneflow's own barrier would not say whom it waits for."""
+    all_reduce_sum([0.0])
 
 
 def settle() -> None:

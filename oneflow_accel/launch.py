@@ -18,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from oneflow_accel import command, machine
+from oneflow_accel.launched import SAVE_SECONDS
 from oneflow_accel.rendezvous import free_port
 
 from oneflow.distributed import launch
@@ -26,8 +27,6 @@ DEFAULT_PORT = 12345
 # Seconds that the other processes get to end by themselves: to print what they know, then to stop.
 _SAY = 5.0
 _STOP = 10.0
-# The same, where this launcher was told to stop: a checkpoint may have to be written.
-_SAVE = 120.0
 
 
 class Children:
@@ -89,7 +88,7 @@ def main() -> int:
         status = stop.code if isinstance(stop.code, int) else 0
         failed = children.failed()
         if failed is None or -failed[1] in (signal.SIGINT, signal.SIGTERM):
-            failed, patience = None, _SAVE
+            failed, patience = None, SAVE_SECONDS
     finally:
         children.send(signal.SIGTERM)
         if not children.wait(patience):

@@ -23,17 +23,18 @@ from typing import NoReturn
 # How long the other processes of a machine let its first one speak, in s: less than what
 # watchdog.GRACE gives a process to report its own failure.
 _LET_SPEAK = 1.0
-# How long a launcher may take to end.
+# How long a launcher may take to end, and a process that its launcher has left.
 _MOST_SECONDS = 10.0
+# The same, where the process has begun to stop: a checkpoint may have to be written.
+SAVE_SECONDS = 120.0
 _POLL = 0.02
-# How long a process whose launcher has ended may be busy with one thing, such as a step or a file
-# of its last checkpoint, in s.
-STUCK = 60.0
 # What a launcher's command line holds: oneflow's, and ours that stands in for it.
 _LAUNCHERS = ("oneflow.distributed.launch", "oneflow_accel.launch", "launch.py")
 _PARENT = os.getppid()
 # linux/prctl.h
 _PR_SET_PDEATHSIG = 1
+# Whether this process has noticed that it is to stop, and is about to.
+stops = threading.Event()
 
 
 def launched() -> bool:
@@ -53,36 +54,29 @@ def orphaned() -> bool:
 
 
 def end_with_launcher() -> None:
-    """Get SIGTERM when the launcher that started this process ends, on Linux, and end where nothing
-    comes of it for STUCK s.
+    """Get SIGTERM when the launcher that started this process ends, on Linux, and end a little
+    later if that does not do it: whoever waits for others in a collective sees no signal.
 
     Oneflow 0.9.0's launcher passes signals on only where it leads its process group; started by
-    a script it would end and leave its processes behind.
+    a script, or killed, it would end and leave its processes behind.
     """
     launcher = _launcher()
     if launcher is None or not sys.platform.startswith("linux"):
         return
-    threading.Thread(target=_end_when_stuck, args=(launcher,), daemon=True).start()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != launcher:
         # It had ended before it was asked for.
         os.kill(os.getpid(), signal.SIGTERM)
+    threading.Thread(target=_outlive_briefly, args=(launcher,), daemon=True).start()
 
 
-def _end_when_stuck(launcher: int) -> None:
-    """Python's handlers of signals run in the main thread, which may wait in a collective for a
-    process that never comes. One that does not wait is switched to now and then."""
-    status = Path(f"/proc/self/task/{threading.main_thread().native_id}/status")
-    before, since = "", time.monotonic()
-    while True:
+def _outlive_briefly(launcher: int) -> None:
+    while os.getppid() == launcher:
         time.sleep(1.0)
-        # Not its frames: whoever holds one keeps what is in it, such as a `no_grad`, from ending.
-        switches = status.read_text().partition("voluntary_ctxt_switches")[2]
-        if os.getppid() == launcher or switches != before:
-            before, since = switches, time.monotonic()
-        elif time.monotonic() - since > STUCK:
-            _write(f"process {rank()} has no launcher any more and waits for others: it ends")
-            os._exit(128 + signal.SIGTERM)
+    time.sleep(_MOST_SECONDS - 2.0)
+    if stops.is_set():
+        time.sleep(SAVE_SECONDS)
+    os._exit(128 + signal.SIGTERM)
 
 
 def end(text: str, code: int, *, let_speak: float = _LET_SPEAK) -> NoReturn:
@@ -126,9 +120,11 @@ def _takes(floor: socket.socket, launcher: int) -> bool:
 def _exits_on_sigterm(code: int) -> None:
     """A launcher that is told to stop sends its processes the same signal."""
     # Handlers belong to the main thread. Elsewhere the watchdog ends a process, whose code says no
-    # more than a signal does.
+    # more than a signal does, and whose main thread waits for others and would run no handler.
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, lambda *_: os._exit(code))
+    else:
+        ctypes.CDLL(None).signal(signal.SIGTERM, None)
 
 
 def _write(text: str) -> None:

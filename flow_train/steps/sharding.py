@@ -2,11 +2,14 @@
 (Rajbhandari et al. 2020, "ZeRO", section 5), in the form of fully sharded data parallelism (Zhao et
 al. 2023, "PyTorch FSDP").
 
-    sharding = fully_shard(model)
-    optimizer = flow.optim.AdamW(model.parameters())
-    loss(model(images)).backward()
-    norm = sharding.clip(1.0)
-    optimizer.step()
+    with watchdog.guard():
+        sharding = fully_shard(model)
+        optimizer = flow.optim.AdamW(model.parameters())
+        loss(model(images)).backward()
+        norm = sharding.clip(1.0)
+        optimizer.step()
+
+The guard (`oneflow_accel.watchdog`) ends all processes where one fails, on several machines too.
 
 A *unit* is a module whose tensors are there together: gathered before it runs, freed after it.
 What no unit has belongs to the root, which is gathered for a whole step. Each tensor is flattened,

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from oneflow_accel import machine, settings
+from oneflow_accel import launched, machine, settings
 from oneflow_accel.errors import UserError
 
 logger = logging.getLogger("oneflow_accel")
@@ -300,7 +300,8 @@ def _started(
             f"{settings.ISA.name}={asked!r}, and this process gets {in_use} only: the system "
             "refuses AMX (arch_prctl), or ONEDNN_MAX_CPU_ISA is lower"
         )
-    # Registered after OneFlow's own, so it runs before.
+    # Registered after OneFlow's own, so they run before, in the other order.
+    atexit.register(_leave_peers, library)
     atexit.register(library.oneflow_accel_program_ends)
     return PluginState(
         loaded=True,
@@ -316,6 +317,13 @@ def _started(
         level=in_use,
         blas="onednn" if mkl is None else "mkl",
     )
+
+
+def _leave_peers(library: ctypes.CDLL) -> None:
+    """The other processes of the job need not wait for this one any more; where one of them has
+    gone, OneFlow's end would wait for it."""
+    if library.oneflow_accel_leave_peers():
+        launched.end("", 1)
 
 
 def _redirections(text: str) -> tuple[Redirection, ...]:

@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from oneflow_accel import command
@@ -36,20 +38,6 @@ def act():
         distributed.all_gather_json(0)
 
 sys.exit(command.run("act.py", act))
-"""
-
-# Waits for what never comes when it is told to stop.
-STUCK = """
-import signal, threading
-from oneflow_accel import command, launched
-launched.STUCK = 1.0
-signal.signal(signal.SIGTERM, lambda *_: None)
-def act():
-    print("waits", flush=True)
-    lock = threading.Lock()
-    lock.acquire()
-    lock.acquire(timeout=60)
-command.run("act.py", act)
 """
 
 # What is typed, and what the one sentence holds.
@@ -126,22 +114,59 @@ def test_an_error_of_one_process_is_said_by_it(tmp_path: Path, leads: bool) -> N
     check(ended, STOCK, "act.py: error (process 1): this disk is full")
 
 
-def test_no_process_outlives_its_launcher(tmp_path: Path) -> None:
-    program = tmp_path / "stuck.py"
-    program.write_text(STUCK)
-    words = [sys.executable, "-m", STOCK, "--master_port", str(free_port()), str(program)]
-    launcher = subprocess.Popen(
-        words,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-    )
-    assert launcher.stdout is not None
-    assert "waits\n" in launcher.stdout
-    launcher.kill()
-    # The process holds the pipe until it ends.
-    assert "has no launcher any more" in launcher.communicate(timeout=10)[0]
+# A process waits for one that never comes, neither heeds SIGTERM, and nothing watches them.
+WAITS = """
+import os, signal, sys, time
+import oneflow_accel, oneflow as flow
+signal.signal(signal.SIGTERM, lambda *_: None)
+number = flow.ones(4)
+flow.comm.all_reduce(number)
+number.numpy()
+open(f"{sys.argv[1]}.{os.environ['RANK']}", "w").write(str(os.getpid()))
+if os.environ["RANK"] == "1":
+    while True:
+        time.sleep(1)
+flow.comm.all_reduce(number)
+number.numpy()
+"""
+
+
+def test_nobody_outlives_a_killed_launcher(tmp_path: Path) -> None:
+    (tmp_path / "waits.py").write_text(WAITS)
+    launchers, files = [], []
+    for name in (STOCK, OURS):
+        words = [sys.executable, "-m", name, "--nproc_per_node", "2", "--master_port"]
+        words += [str(free_port()), str(tmp_path / "waits.py"), str(tmp_path / name)]
+        env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+        launchers.append(subprocess.Popen(words, env=env, start_new_session=True))
+        files += [tmp_path / f"{name}.{rank}" for rank in (0, 1)]
+    try:
+        wait_until(lambda: all(file.exists() and file.read_text() for file in files), 60)
+        pids = [int(file.read_text()) for file in files]
+        for launcher in launchers:
+            launcher.kill()
+        wait_until(lambda: not any(runs(pid) for pid in pids), 20)
+    finally:
+        for launcher in launchers:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(launcher.pid, signal.SIGKILL)
+            launcher.wait()
+
+
+def wait_until(done: Callable[[], bool], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def runs(pid: int) -> bool:
+    """Nobody may have asked how it ended."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return state.rpartition(")")[2].split()[0] != "Z"
 
 
 def test_exit_codes_of_one_process(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,6 @@
 //
 // OneFlow's kernels stay, inside ours: for processes on several machines, and for sums of data
 // types that nobody sums up here.
-#include <fcntl.h>
 #include <linux/futex.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -14,58 +13,24 @@
 #include <algorithm>
 #include <atomic>
 #include <climits>
-#include <cstdlib>
+#include <cstdio>
 #include <cstring>
-#include <fstream>
-#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <random>
 #include <set>
+#include <stdexcept>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
+#include "collective/peers.h"
 #include "common/bfloat16.h"
 #include "common/oneflow.h"
 #include "common/waiting.h"
 #include "oneflow/core/common/protobuf.h"
-#include "oneflow/core/common/singleton.h"
 #include "oneflow/core/job/parallel_desc.h"
-
-namespace google::protobuf {
-class Message;
-}
-
-namespace oneflow {
-
-// What all processes of a job can leave for each other, by name. The header is not among those of
-// the wheel: the functions stand in the order of the virtual table, and two of them are called.
-class CtrlClient {
- public:
-  using Message = ::google::protobuf::Message;
-  virtual ~CtrlClient() = 0;
-  virtual void Barrier(const std::string& name) = 0;
-  virtual void Barrier(const std::string& name, int32_t processes) = 0;
-  virtual int TryLock(const std::string& name) = 0;
-  virtual void NotifyDone(const std::string& name) = 0;
-  virtual void WaitUntilDone(const std::string& name) = 0;
-  virtual void PushKV(const std::string& key, std::function<void(std::string*)> set) = 0;
-  virtual void PushKV(const std::string& key, const std::string& value) = 0;
-  virtual void PushKV(const std::string& key, const Message& value) = 0;
-  virtual void PushMasterKV(const std::string& key, const Message& value) = 0;
-  virtual void ClearKV(const std::string& key) = 0;
-  virtual void ClearMasterKV(const std::string& key) = 0;
-  virtual void PullKV(const std::string& key, std::function<void(const std::string&)> get) = 0;
-  virtual void PullKV(const std::string& key, std::string* value) = 0;
-};
-
-struct GlobalProcessCtx {
-  static int64_t Rank();
-};
-
-}  // namespace oneflow
 
 namespace oneflow_accel {
 
@@ -77,37 +42,33 @@ constexpr int64_t kSlot = 256 * 1024;
 // A member writes its next chunk while the others still read the one before.
 constexpr int kSlots = 2;
 
-void sleep_until_changed(const std::atomic<uint32_t>& value, uint32_t from) {
-  syscall(SYS_futex, &value, FUTEX_WAIT, from, nullptr, nullptr, 0);
+// For a second at most; false where that has passed.
+bool sleep_until_changed(const std::atomic<uint32_t>& value, uint32_t from) {
+  constexpr timespec kSecond{1, 0};
+  return syscall(SYS_futex, &value, FUTEX_WAIT, from, &kSecond, nullptr, 0) == 0
+         || errno != ETIMEDOUT;
 }
 
 void wake_all(const std::atomic<uint32_t>& value) {
   syscall(SYS_futex, &value, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-// Of this start of this machine's system.
-std::string machine() {
-  std::ifstream file("/proc/sys/kernel/random/boot_id");
-  std::string id;
-  file >> id;
-  return id;
-}
-
-bool is_allowed() {
-  const char* value = std::getenv("ONEFLOW_ACCEL_SHARED_MEMORY");
-  return value == nullptr || std::strcmp(value, "off") != 0;
-}
+struct Slot {
+  // The call that the chunk is of.
+  Call call;
+  alignas(64) char data[kSlot];
+};
 
 struct Member {
   // The last chunk that is in this member's slots; it has then read all before.
   alignas(64) std::atomic<uint32_t> written;
   // How many sleep until that changes.
   std::atomic<uint32_t> sleepers;
-  alignas(64) char slots[kSlots][kSlot];
+  alignas(64) Slot slots[kSlots];
 };
 
-// The members call the same functions in the same order, each on tensors of the same sizes. What is
-// long goes through in chunks. A group is used by one thread at a time.
+// The members make the same calls in the same order: their first chunks are compared. What is long
+// goes through in chunks.
 class Group {
   static constexpr int kAll = -1;
 
@@ -119,22 +80,21 @@ class Group {
   // Adds the numbers of one type that `bytes` of `part` are to those of `sum`.
   using Add = void (*)(const char* part, char* sum, int64_t bytes);
 
-  Group(int index, int count) : index_(index), count_(count) {}
+  Group(std::vector<const Peer*> peers, int index)
+      : peers_(std::move(peers)), index_(index), count_(static_cast<int>(peers_.size())) {}
   ~Group() {
     if (members_ != nullptr) { munmap(members_, bytes_); }
   }
 
-  // Comes before all else: whether the shared memory could be made, or opened, and mapped.
-  bool map(const std::string& name, bool make) {
-    const int file = shm_open(name.c_str(), make ? O_CREAT | O_EXCL | O_RDWR : O_RDWR, 0600);
-    if (file < 0) { return false; }
+  // Bytes of the memory that the members share.
+  int64_t bytes() const { return bytes_; }
+
+  // Comes before all else: whether that file's memory, if it is one, could be mapped.
+  bool map(int file) {
     struct stat status {};
-    // Without room now, a write would end the process later.
-    const bool ok = make ? posix_fallocate(file, 0, bytes_) == 0
-                         : fstat(file, &status) == 0 && status.st_size == bytes_;
+    const bool ok = file >= 0 && fstat(file, &status) == 0 && status.st_size == bytes_;
     void* memory =
         ok ? mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0) : MAP_FAILED;
-    close(file);
     if (memory != MAP_FAILED) { members_ = static_cast<Member*>(memory); }
     return members_ != nullptr;
   }
@@ -143,8 +103,8 @@ class Group {
   int index() const { return index_; }
 
   // `out` gets the members' `bytes` of `in`, one after the other.
-  void all_gather(const char* in, char* out, int64_t bytes) {
-    exchange(bytes, kSlot, kAll, copy_from(in), [&](int64_t begin, int64_t size) {
+  void all_gather(const Call& call, const char* in, char* out, int64_t bytes) {
+    exchange(call, bytes, kSlot, kAll, copy_from(in), [&](int64_t begin, int64_t size) {
       for (int member = 0; member < count_; ++member) {
         std::memcpy(out + member * bytes + begin, slot(member), size);
       }
@@ -152,8 +112,8 @@ class Group {
   }
 
   // `out` gets `bytes` of the member `root`'s `in`.
-  void broadcast(const char* in, char* out, int64_t bytes, int root) {
-    exchange(bytes, kSlot, root, copy_from(in), [&](int64_t begin, int64_t size) {
+  void broadcast(const Call& call, const char* in, char* out, int64_t bytes, int root) {
+    exchange(call, bytes, kSlot, root, copy_from(in), [&](int64_t begin, int64_t size) {
       if (index_ != root) {
         std::memcpy(out + begin, slot(root), size);
       } else if (out != in) {
@@ -163,14 +123,14 @@ class Group {
   }
 
   // The sums over the members, added in their order: the same bits for all. `out` may be `in`.
-  void all_reduce(const char* in, char* out, int64_t bytes, Add add) {
-    exchange(bytes, kSlot, kAll, copy_from(in), [&](int64_t begin, int64_t size) {
+  void all_reduce(const Call& call, const char* in, char* out, int64_t bytes, Add add) {
+    exchange(call, bytes, kSlot, kAll, copy_from(in), [&](int64_t begin, int64_t size) {
       add_up(0, size, out + begin, add);
     });
   }
 
   // The sums of this member's part, `bytes` of all members' as many parts.
-  void reduce_scatter(const char* in, char* out, int64_t bytes, Add add) {
+  void reduce_scatter(const Call& call, const char* in, char* out, int64_t bytes, Add add) {
     // Whole numbers of any type.
     const int64_t most = std::max<int64_t>(kSlot / count_ / 64, 1) * 64;
     const auto write = [&](char* own, int64_t begin, int64_t size) {
@@ -178,47 +138,76 @@ class Group {
         std::memcpy(own + member * size, in + member * bytes + begin, size);
       }
     };
-    exchange(bytes, most, kAll, write, [&](int64_t begin, int64_t size) {
+    exchange(call, bytes, most, kAll, write, [&](int64_t begin, int64_t size) {
       add_up(index_ * size, size, out + begin, add);
     });
   }
 
+  // Throws, in all members, where they are not about to make the same call.
+  void compare(const Call& call) {
+    const auto nothing = [](auto...) {};
+    exchange(call, 1, 1, kAll, nothing, nothing);
+  }
+
  private:
   // Where a member writes this chunk.
-  char* slot(int member) const { return members_[member].slots[chunk_ % kSlots]; }
+  char* slot(int member) const { return members_[member].slots[chunk_ % kSlots].data; }
+  Call& call_of(int member) const { return members_[member].slots[chunk_ % kSlots].call; }
 
-  void wait_for(int member, uint32_t chunk) const {
+  void wait_for(int member, uint32_t chunk, const Call& call) const {
     Member& other = members_[member];
     // The numbers wrap around.
     const auto is_there = [&](uint32_t seen) { return static_cast<int32_t>(seen - chunk) >= 0; };
     if (comes_true_soon([&] { return is_there(other.written.load()); })) { return; }
+    Wait wait(*peers_[member], call);
     other.sleepers.fetch_add(1);
     for (uint32_t seen = other.written.load(); !is_there(seen); seen = other.written.load()) {
-      sleep_until_changed(other.written, seen);
+      // It may have come just before it ended.
+      if (!sleep_until_changed(other.written, seen) && seen == other.written.load()) {
+        wait.go_on();
+      }
     }
     other.sleepers.fetch_sub(1);
   }
 
   // Each chunk of at most `most` of the `bytes`: waits until this member's slot is free, calls
   // write(slot, begin, size), tells the others, waits for them, and calls read(begin, size). `from`
-  // is the one member that writes, and that the others wait for, or kAll.
+  // is the one member that writes, and that the others wait for, or kAll. In the first chunk all
+  // wait for all, and compare what they are about to do.
   template <typename Write, typename Read>
-  void exchange(int64_t bytes, int64_t most, int from, const Write& write, const Read& read) {
+  void exchange(const Call& call, int64_t bytes, int64_t most, int from, const Write& write,
+                const Read& read) {
+    const std::lock_guard<std::mutex> lock(mutex_);
     Member& own = members_[index_];
     for (int64_t begin = 0; begin < bytes; begin += most) {
       const int64_t size = std::min(most, bytes - begin);
+      const bool all = from == kAll || begin == 0;
       ++chunk_;
-      if (from == kAll || from == index_) {
+      if (all || from == index_) {
         // Those that have come to the chunk before have read the one before it, which lies here.
-        for (int member = 0; member < count_; ++member) { wait_for(member, chunk_ - 1); }
-        write(slot(index_), begin, size);
+        for (int member = 0; member < count_; ++member) { wait_for(member, chunk_ - 1, call); }
+        call_of(index_) = call;
+        if (from == kAll || from == index_) { write(slot(index_), begin, size); }
       }
       own.written.store(chunk_);
       if (own.sleepers.load() > 0) { wake_all(own.written); }
       for (int member = 0; member < count_; ++member) {
-        if (from == kAll || from == member) { wait_for(member, chunk_); }
+        if (all || from == member) { wait_for(member, chunk_, call); }
       }
+      if (begin == 0) { check_same(call); }
       read(begin, size);
+    }
+  }
+
+  // All throw where one has another call, and are at the same chunk then: they can go on.
+  void check_same(const Call& call) const {
+    for (int member = 0; member < count_; ++member) {
+      const Call& other = call_of(member);
+      if (std::memcmp(&other, &call, sizeof(Call)) == 0) { continue; }
+      throw std::runtime_error(call.text() + " on " + peers_[index_]->name() + ", and "
+                               + other.text() + " on " + peers_[member]->name()
+                               + ": all processes have to make the same calls in the same order, "
+                                 "with the same sizes and data types");
     }
   }
 
@@ -228,65 +217,83 @@ class Group {
     for (int member = 1; member < count_; ++member) { add(slot(member) + offset, sum, bytes); }
   }
 
+  const std::vector<const Peer*> peers_;
   const int index_;
   const int count_;
+  // OneFlow may run kernels on several threads.
+  std::mutex mutex_;
   const int64_t bytes_ = count_ * sizeof(Member);
   Member* members_ = nullptr;
   // Number of the chunk; it may wrap around.
   uint32_t chunk_ = 0;
 };
 
-// The first member makes the memory and leaves its name; the others say whether they could open it;
-// the first one says whether all could. Then the name is not needed any more.
-std::unique_ptr<Group> make_group(const std::vector<int64_t>& ranks, int index) {
-  auto* others = ::oneflow::Singleton<::oneflow::CtrlClient>::Get();
-  const int count = static_cast<int>(ranks.size());
+// Says once why tensors go through TCP, as in stock OneFlow.
+void say_apart(const std::string& why) {
+  static std::once_flag said;
+  std::call_once(said, [&] {
+    std::fprintf(stderr, "oneflow_accel: processes exchange tensors through TCP: %s\n",
+                 why.c_str());
+  });
+}
+
+// The first member makes the memory and says where; the others say whether they have it; the first
+// one says whether all have.
+std::unique_ptr<Group> make_group(const std::vector<int64_t>& ranks, int index, const Call& call) {
+  std::vector<const Peer*> peers;
   std::string prefix = "oneflow_accel/shared_memory";
-  for (const int64_t rank : ranks) { prefix += "/" + std::to_string(rank); }
-  auto group = std::make_unique<Group>(index, count);
-  std::string answer;
-  if (index == 0) {
-    const std::string name = "/oneflow_accel_" + std::to_string(getpid()) + "_"
-                             + std::to_string(std::random_device()());
-    bool all = is_allowed() && group->map(name, true);
-    others->PushKV(prefix + " name", all ? machine() + " " + name : std::string());
-    for (int member = 1; member < count; ++member) {
-      others->PullKV(prefix + " opened " + std::to_string(member), &answer);
-      all = all && answer == "yes";
-    }
-    shm_unlink(name.c_str());
-    answer = all ? "yes" : "no";
-    others->PushKV(prefix + " all", answer);
-  } else {
-    others->PullKV(prefix + " name", &answer);
-    const auto space = answer.find(' ');
-    const bool opened = is_allowed() && space != std::string::npos
-                        && answer.substr(0, space) == machine()
-                        && group->map(answer.substr(space + 1), false);
-    others->PushKV(prefix + " opened " + std::to_string(index),
-                   std::string(opened ? "yes" : "no"));
-    others->PullKV(prefix + " all", &answer);
+  for (const int64_t rank : ranks) {
+    peers.push_back(&Peer::of(rank, call));
+    prefix += "/" + std::to_string(rank);
   }
-  return answer == "yes" ? std::move(group) : nullptr;
+  const auto told_by = [&](int member, const std::string& key) {
+    Wait wait(*peers[member], call);
+    return left(prefix + key, [&] { wait.go_on(); });
+  };
+  std::string why;
+  // What they have told is the same for all.
+  for (const Peer* peer : peers) {
+    if (why.empty()) { why = peer->why_apart(*peers[0]); }
+  }
+  auto group = std::make_unique<Group>(peers, index);
+  if (why.empty()) {
+    const int file = index == 0 ? make_file(group->bytes()) : open_file(told_by(0, " path"));
+    bool all = group->map(file);
+    if (index == 0) {
+      leave(prefix + " path", all ? path_of(file) : "");
+      for (int member = 1; member < static_cast<int>(peers.size()); ++member) {
+        all = told_by(member, " has " + std::to_string(member)) == "yes" && all;
+      }
+      leave(prefix + " all", all ? "yes" : "no");
+    } else {
+      leave(prefix + " has " + std::to_string(index), all ? "yes" : "no");
+      all = told_by(0, " all") == "yes";
+    }
+    if (file >= 0) { close(file); }
+    if (all) { return group; }
+    why = "memory that all have could not be made";
+  }
+  if (index == 0) { say_apart(why); }
+  return nullptr;
 }
 
 // The group of these ranks, in this order, this process among them; the first call asks all of them
 // and waits for their answers. Null where they are one process, are not on one machine, or may not
 // share memory (ONEFLOW_ACCEL_SHARED_MEMORY=off, no room): the same answer for all.
-Group* group_of(const std::vector<int64_t>& ranks) {
+Group* group_of(const std::vector<int64_t>& ranks, const Call& call) {
   // Never destroyed: OneFlow's threads may outlive the library's variables.
   static auto& groups = *new std::map<std::vector<int64_t>, std::unique_ptr<Group>>;
   static std::mutex mutex;
   const std::lock_guard<std::mutex> lock(mutex);
   const auto known = groups.find(ranks);
   if (known != groups.end()) { return known->second.get(); }
-  auto& group = groups[ranks];
+  std::unique_ptr<Group> made;
   const std::set<int64_t> different(ranks.begin(), ranks.end());
-  const auto here = std::find(ranks.begin(), ranks.end(), ::oneflow::GlobalProcessCtx::Rank());
+  const auto here = std::find(ranks.begin(), ranks.end(), this_rank());
   if (ranks.size() > 1 && different.size() == ranks.size() && here != ranks.end()) {
-    group = make_group(ranks, static_cast<int>(here - ranks.begin()));
+    made = make_group(ranks, static_cast<int>(here - ranks.begin()), call);
   }
-  return group.get();
+  return (groups[ranks] = std::move(made)).get();
 }
 
 template <typename T>
@@ -315,18 +322,15 @@ Group::Add add_of(DataType type) {
   }
 }
 
-bool broadcast(Group& group, const std::vector<int64_t>& ranks,
-               user_op::KernelComputeContext* ctx) {
-  const auto root = std::find(ranks.begin(), ranks.end(), ctx->Attr<int64_t>("root"));
-  if (root == ranks.end()) { return false; }
-  const int place = static_cast<int>(root - ranks.begin());
+void broadcast(Group& group, Call call, int place, user_op::KernelComputeContext* ctx) {
   for (int i = 0; i < ctx->input_size("in"); ++i) {
     auto* out = ctx->Tensor4ArgNameAndIndex("out", i);
     const char* in = nullptr;
     if (place == group.index()) { in = ctx->Tensor4ArgNameAndIndex("in", i)->dptr<char>(); }
-    group.broadcast(in, out->mut_dptr<char>(), bytes_of(*out), place);
+    call.type = out->data_type();
+    call.numbers = out->shape_view().elem_cnt();
+    group.broadcast(call, in, out->mut_dptr<char>(), bytes_of(*out), place);
   }
-  return true;
 }
 
 // Of both kernels; that of OneFlow's is made once for a placement, and so is this one.
@@ -337,8 +341,9 @@ struct Cache final : public user_op::OpKernelCache {
 
 class Collective final : public user_op::OpKernel {
  public:
-  Collective(std::string op, const user_op::OpKernel* stock)
-      : op_(std::move(op)), stock_(stock) {}
+  // `operation` is a place in kOperations.
+  Collective(int operation, const user_op::OpKernel* stock)
+      : operation_(operation), stock_(stock) {}
 
   bool AlwaysComputeWhenAllOutputsEmpty() const override {
     return stock_->AlwaysComputeWhenAllOutputsEmpty();
@@ -358,50 +363,60 @@ class Collective final : public user_op::OpKernel {
   void Compute(user_op::KernelComputeContext* ctx, user_op::OpKernelState* state,
                const user_op::OpKernelCache* cache) const override {
     const auto& ours = static_cast<const Cache&>(*cache);
-    Group* group = ours.ranks.empty() ? nullptr : group_of(ours.ranks);
-    if (group != nullptr && run(*group, ours.ranks, ctx)) { return; }
-    stock_->Compute(ctx, state, ours.stock.get());
+    if (ours.ranks.empty() || !run(ours.ranks, ctx)) {
+      stock_->Compute(ctx, state, ours.stock.get());
+    }
   }
 
  private:
   using user_op::OpKernel::Compute;
   // Whether it could be done here.
-  bool run(Group& group, const std::vector<int64_t>& ranks,
-           user_op::KernelComputeContext* ctx) const {
-    if (op_ == "eager_ccl_broadcast") { return broadcast(group, ranks, ctx); }
-    const auto* in = ctx->Tensor4ArgNameAndIndex("in", 0);
+  bool run(const std::vector<int64_t>& ranks, user_op::KernelComputeContext* ctx) const {
+    check_none_lost();
+    const bool broadcasts = operation_ == kBroadcast;
     auto* out = ctx->Tensor4ArgNameAndIndex("out", 0);
+    const auto* in = broadcasts ? out : ctx->Tensor4ArgNameAndIndex("in", 0);
+    const Call call{operation_, in->data_type(), in->shape_view().elem_cnt(),
+                    broadcasts ? ctx->Attr<int64_t>("root") : -1};
+    Group* group = group_of(ranks, call);
+    if (group == nullptr) { return false; }
+    if (broadcasts) {
+      const auto root = std::find(ranks.begin(), ranks.end(), call.root);
+      if (root == ranks.end()) { return false; }
+      broadcast(*group, call, static_cast<int>(root - ranks.begin()), ctx);
+      return true;
+    }
     const auto* from = in->dptr<char>();
     auto* to = out->mut_dptr<char>();
     const Group::Add add = add_of(in->data_type());
-    if (op_ == "eager_ccl_all_gather") {
-      group.all_gather(from, to, bytes_of(*in));
+    if (operation_ == kAllGather) {
+      group->all_gather(call, from, to, bytes_of(*in));
     } else if (add == nullptr) {
+      group->compare(call);
       return false;
-    } else if (op_ == "eager_ccl_all_reduce") {
-      group.all_reduce(from, to, bytes_of(*out), add);
+    } else if (operation_ == kAllReduce) {
+      group->all_reduce(call, from, to, bytes_of(*out), add);
     } else {
-      group.reduce_scatter(from, to, bytes_of(*out), add);
+      group->reduce_scatter(call, from, to, bytes_of(*out), add);
     }
     return true;
   }
 
-  const std::string op_;
+  const int operation_;
   const std::unique_ptr<const user_op::OpKernel> stock_;
 };
 
-// When the library is loaded.
-const bool g_wrapped = [] {
-  for (const char* op : {"eager_ccl_all_gather", "eager_ccl_all_reduce",
-                         "eager_ccl_reduce_scatter", "eager_ccl_broadcast"}) {
-    for (auto& kernel : all_kernels()[op]) {
-      kernel.create_fn = [op, create = std::move(kernel.create_fn)]() -> const user_op::OpKernel* {
-        return user_op::NewOpKernel<Collective>(op, create());
+// When the library is loaded; 102: before failures.cpp guards kernels, these among them.
+__attribute__((constructor(102))) void wrap_collectives() {
+  for (int operation = 0; operation < static_cast<int>(std::size(kOperations)); ++operation) {
+    for (auto& kernel : all_kernels()[std::string("eager_ccl_") + kOperations[operation]]) {
+      kernel.create_fn = [operation,
+                          create = std::move(kernel.create_fn)]() -> const user_op::OpKernel* {
+        return user_op::NewOpKernel<Collective>(operation, create());
       };
     }
   }
-  return true;
-}();
+}
 
 }  // namespace
 

@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from oneflow_accel import distributed, launched, watchdog
+from oneflow_accel import distributed, watchdog
 from oneflow_accel.errors import UserError
 
 import numpy as np
@@ -98,7 +98,6 @@ def main(prompts: list[str]) -> None:
         tokenizer = FaultyTokenizer(*write_vocabulary(Path(folder)))
     worker = Worker(TextPipeline(FaultyModel(faults), tokenizer))
     with watchdog.guard():
-        launched.end_with_launcher()
         if distributed.is_main():
 
             def read() -> None:
