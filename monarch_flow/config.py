@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import BeforeValidator, Field
 
 from flow_train.config import keys
-from flow_train.config.compose import Composer, whole, world_size, written
+from flow_train.config.compose import REQUIRED, Composer, whole, world_size, written
 from flow_train.config.keys import Above0, Below1, Count, Fraction, PathText, Positive
 from flow_train.config.schema import Group, Schema, Text
 
@@ -202,6 +202,9 @@ def _settle(before: dict[str, Any], cfg: DictConfig, experiment: str | None) -> 
         cfg.mode = "eval"
     elif written(cfg, "mode") == "eval":
         cfg.eval.ckpt = "${run_dir}"
+    if written(cfg, "mode") == "eval" and written(cfg.train.init_from, "path") == REQUIRED:
+        # What a run begins with is of no use to it later.
+        cfg.train.init_from.path = None
 
 
 def _settle_learning_rate(cfg: DictConfig, before: tuple[Any, Any]) -> None:

@@ -13,7 +13,7 @@ import mmap
 import os
 import uuid
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,10 @@ class Mesh:
             return piece
         if self.replicas == 1:
             whole = flow.empty(self.shards * len(piece), dtype=piece.dtype, device=piece.device)
-            flow.comm.all_gather_into_tensor(whole, piece)
+            # Autocast would send bfloat16 as float32, which is not what `whole` is to hold.
+            is_on = flow.is_autocast_enabled()
+            with flow.autocast(piece.device.type, enabled=False) if is_on else nullcontext():
+                flow.comm.all_gather_into_tensor(whole, piece)
             return whole
         return self._relaid(piece, (_WHOLE, _SPLIT), (_WHOLE, _WHOLE))
 

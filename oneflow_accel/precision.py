@@ -5,9 +5,10 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
+from oneflow_accel import distributed
 from oneflow_accel.backends.base import Backend
 from oneflow_accel.errors import UserError
 from oneflow_accel.kernels import plugin
@@ -64,7 +65,24 @@ def autocast(backend: Backend, precision: str) -> AbstractContextManager[Any]:
     """What the forward pass and the loss of a training step run in; the backward pass does not."""
     if precision not in ("bfloat16", "float16"):
         return nullcontext()
+    if backend.supports("host_memory") and distributed.world_size() > 1:
+        _move_as_float32()
     return flow.autocast(device_type=backend.name, dtype=getattr(flow, precision))
+
+
+@lru_cache(maxsize=1)
+def _move_as_float32() -> None:
+    """Let `to_global` move bfloat16 between processes as float32, and give bfloat16. CPUs add up no
+    bfloat16. Under autocast OneFlow sends float32 in its place, but gives that, and its gradient
+    goes to a product in bfloat16, which refuses it. A graph's own moves keep what they get."""
+    to_global = flow.Tensor.to_global
+
+    def moved(self: flow.Tensor, *args: Any, **kwargs: Any) -> flow.Tensor:
+        if self.dtype != flow.bfloat16 or self.is_lazy or not self.is_global:
+            return to_global(self, *args, **kwargs)
+        return to_global(self.float(), *args, **kwargs).to(flow.bfloat16)
+
+    flow.Tensor.to_global = moved
 
 
 def autocast_of_now(x: flow.Tensor) -> Callable[[], AbstractContextManager[Any]]:

@@ -29,6 +29,7 @@ LONG = (
     "tests/readmes/test_readmes.py",
     "tests/resnet50_imagenet/test_resume.py",
     "tests/resnet50_imagenet/test_runs.py",
+    "tests/test_bfloat16_options.py",
     "tests/oneflow_accel/test_import_order.py",
     "tests/libai_projects/train/test_mode_cycle.py",
     "tests/monarch_flow/engine/test_training_engine.py",

@@ -26,7 +26,7 @@ from flow_train.config.overrides import config_keys, parse_override
 from flow_train.config.schema import Schema
 
 # What a file writes where a value has to be given; ??? would not win over an earlier file's null.
-_REQUIRED = "${required:}"
+REQUIRED = "${required:}"
 
 
 class Groups:
@@ -251,7 +251,7 @@ def _resolved(
     values = {}
     for name in names:
         path = f"{prefix}{name}"
-        if OmegaConf.is_missing(node, name) or written(node, name) == _REQUIRED:
+        if OmegaConf.is_missing(node, name) or written(node, name) == REQUIRED:
             failures[path] = f"{path} is not set: give {path}=VALUE"
             continue
         if OmegaConf.is_interpolation(node, name):

@@ -17,6 +17,7 @@ import ast
 import gc
 import linecache
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -32,7 +33,10 @@ def parse(lines: Sequence[SourceLine], *, label: str, path: str) -> ast.Module:
     """The syntax tree of patched source, numbered as patched; label and path name patch and file in
     errors. PatchError if it is not valid Python."""
     try:
-        return ast.parse(join(lines), path)
+        with warnings.catch_warnings():
+            # What Python thinks of the package's escapes was said when it was installed.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return ast.parse(join(lines), path)
     except SyntaxError as error:
         raise PatchError(
             f"patch {label}: {path} is not valid Python after it: {error.msg}, "

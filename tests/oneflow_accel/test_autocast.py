@@ -215,16 +215,47 @@ def test_what_follows_a_product_stays_in_bfloat16(
         flow.exp,
         lambda x: functional.cross_entropy(x, flow.zeros(6, dtype=flow.int64)),
         lambda x: rope(x.reshape(2, 3, 8), *angles(3, 4)).float(),
+        lambda x: nn.GroupNorm(2, 4)(x.reshape(3, 4, 4)),
+        lambda x: nn.InstanceNorm1d(2)(x.reshape(3, 2, 8)),
+        # What is to be written has no room for float32.
+        lambda x: nn.Hardsigmoid(inplace=True)(x * 0.25),
+        nn.LeakyReLU(inplace=True),
     ],
-    ids=["norm", "softmax", "exp", "cross-entropy", "rope"],
+    ids=[
+        "norm",
+        "softmax",
+        "exp",
+        "cross-entropy",
+        "rope",
+        "group-norm",
+        "instance-norm",
+        "hardsigmoid",
+        "leaky-relu",
+    ],
 )
 def test_the_rest_runs_in_float32(operation: Callable[[flow.Tensor], flow.Tensor]) -> None:
     x, w = random(6, 4), random(4, 8)
+    exact = operation(x @ w)
+    weight = flow.tensor(RNG.standard_normal(exact.shape).astype(np.float32))
+    expected = flow.autograd.grad((exact * weight).sum(), [x, w])
     with bfloat16():
-        assert operation(x @ w).dtype == flow.float32
+        out = operation(x @ w)
+        assert out.dtype == flow.float32
         # What is float32 stays so.
         assert functional.gelu(x).dtype == flow.float32
     assert (x @ w).dtype == flow.float32
+    found = flow.autograd.grad((out * weight).sum(), [x, w])
+    for mine, theirs in zip((out, *found), (exact, *expected), strict=True):
+        assert np.abs(mine.numpy() - theirs.numpy()).max() <= 2**-4 * theirs.abs().max().item()
+
+
+def test_uniform_numbers_of_bfloat16_are_those_of_float32() -> None:
+    drawn = []
+    for dtype in (flow.bfloat16, flow.float32):
+        flow.manual_seed(1)
+        drawn.append(flow.rand(3, 5, dtype=dtype))
+    assert drawn[0].dtype == flow.bfloat16
+    np.testing.assert_array_equal(drawn[0].numpy(), drawn[1].bfloat16().numpy())
 
 
 def test_losses_of_bfloat16_logits_are_float32_and_their_gradient_is_not() -> None:

@@ -74,7 +74,9 @@ class RowLinear(Linear):
     def forward(self, x: flow.Tensor, sbp: Any = None) -> flow.Tensor:
         """(..., in_features), split, to (..., out_features) as `sbp` says."""
         y = flow._C.matmul(x, dist.read_parameter(self.weight, self.weight_sbp))
-        y = y.to_global(sbp=sbp)
+        # All of a sum's gradient comes back: a product would have it moved as bfloat16 otherwise.
+        summed = y.sbp[-1] == flow.sbp.partial_sum
+        y = y.to_global(sbp=sbp, grad_sbp=(*y.sbp[:-1], flow.sbp.broadcast) if summed else None)
         return y if self.bias is None else y + dist.read_parameter(self.bias, self.bias_sbp)
 
 

@@ -28,7 +28,7 @@ from monarch_flow.models import create_model
 STEPS, BATCH, CLIP = 4, 8, 0.5
 VIT = {"num_classes": 10, "img_size": 16, "patch_size": 8, "depth": 2, "num_heads": 2}
 VIT |= {"embed_dim": 30}
-TOKENS = ("plain", "shared", "tied", "frozen", "twice", "views", "arguments", "hooks")
+TOKENS = ("plain", "shared", "tied", "frozen", "twice", "views", "arguments", "hooks", "buffers")
 
 
 class SmallResNet(nn.Module):
@@ -87,12 +87,23 @@ class TokenBlock(nn.Module):
             self.inner[0].register_forward_hook(lambda module, inputs, out: out * 1.5)
             self.register_forward_pre_hook(lambda module, inputs: (inputs[0] * 0.5,))
             self.register_forward_hook(lambda module, inputs, out: out + inputs[0])
+        if kind == "buffers":
+            # One that training changes, and one of no checkpoint.
+            self.register_buffer("scale", flow.full((16,), 0.7))
+            self.register_buffer("shift", flow.full((16,), 0.1), persistent=False)
 
     def forward(self, x: flow.Tensor, gate: Any = None, more: Any = ()) -> flow.Tensor:
         # Views of a weight, and of the input.
         left, right = self.weight.chunk(2, dim=0)
         y = flow.cat([x.transpose(1, 2).transpose(1, 2) @ left[0], x @ right[0]], dim=-1)
+        if self.kind == "hooks" and y.requires_grad:
+            y.register_hook(lambda grad: grad * 0.5)
         y = self.last(self.inner(y).reshape(-1, 16)).reshape(*x.shape)
+        if self.kind == "buffers":
+            y = y * self.scale + self.shift
+            if self.training:
+                with flow.no_grad():
+                    self.scale.mul_(0.9)
         return x + y if gate is None else x + y * gate + more[0][0]
 
 

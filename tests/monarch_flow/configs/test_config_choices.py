@@ -35,7 +35,9 @@ def test_evaluation_by_mode_or_by_checkpoint():
     cfg = composed("imagenet/t2tvit/t2tvit14t-eval", "eval.ckpt=there")
     assert (cfg.mode, cfg.eval.run_val, cfg.eval.run_test) == ("eval", False, True)
     # The weights that a run began with are of no interest.
-    assert composed("mnist/vit-monarch-d2s", "eval.ckpt=there").mode == "eval"
+    for word in ("eval.ckpt=there", "mode=eval"):
+        cfg = compose(["experiment=mnist/vit-monarch-d2s", word])
+        assert (cfg.mode, cfg.train.init_from.path) == ("eval", None)
 
 
 def test_groups_can_be_chosen_on_the_command_line(monkeypatch):
