@@ -2,7 +2,7 @@
 wait shows where they are not alone.
 
     python -m benchmarks.contention
-    python -m benchmarks.contention --also OMP_WAIT_POLICY=passive --also GOMP_SPINCOUNT=2000
+    python -m benchmarks.contention --also OMP_WAIT_POLICY=passive
 
 Eight minutes; the table is Markdown. Busy processes compute without an end. A quota is a control
 group's where one can be made, else the process is stopped and continued 10 times a second, as said
@@ -11,6 +11,7 @@ above the table.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import itertools
 import json
@@ -206,6 +207,13 @@ def run(program: str, condition: str, environment: dict[str, str], seconds: floa
     return statistics.median(json.loads(output.splitlines()[-1]))
 
 
+def _pairs(text: str) -> dict[str, str]:
+    pairs = [pair.partition("=") for pair in text.split(",")]
+    if not all(name and sign for name, sign, _ in pairs):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE[,NAME=VALUE...]")
+    return {name: value for name, _, value in pairs}
+
+
 def main() -> int:
     return cli.run("contention", _main)
 
@@ -214,14 +222,17 @@ def _main() -> None:
     parser = cli.Parser(prog="python -m benchmarks.contention", description=__doc__)
     parser.add_argument("--child", help="for itself: measure this program")
     parser.add_argument("--seconds", type=float, default=2.5, help="of each (default: %(default)s)")
-    parser.add_argument("--also", action="append", default=[], metavar="NAME=VALUE[,...]")
+    text = "one more column: these environment variables"
+    parser.add_argument(
+        "--also", type=_pairs, action="append", default=[], metavar="NAME=VALUE[,...]", help=text
+    )
     parser.add_argument("--only", default="", help="programs or conditions with this in the name")
     options = parser.parse_args()
     if options.child:
         print(json.dumps(_measure(options.child, options.seconds)))
         return
     sides = {"stock OneFlow": {settings.PLUGIN.name: "off"}, "this": {}}
-    sides |= {text: dict(pair.split("=") for pair in text.split(",")) for text in options.also}
+    sides |= {",".join(map("=".join, each.items())): each for each in options.also}
     with _quota(1) as group:
         how = "of a control group" if group else "by SIGSTOP and SIGCONT, an approximation"
     print(f"Milliseconds of a step, {machine.cores()} cores, {date.today()}; quotas {how}\n")

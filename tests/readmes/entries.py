@@ -406,6 +406,9 @@ COMMANDS: dict[str, Run | Dry | NotRun] = {
     "python -m benchmarks.memory": Run(instead="python -m benchmarks.memory --help"),
     "python -m benchmarks.precision": Run(instead="python -m benchmarks.precision --help"),
     "python -m benchmarks.contention": Run(instead="python -m benchmarks.contention --help"),
+    "python -m benchmarks.contention --also OMP_WAIT_POLICY=passive": Run(
+        instead="python -m benchmarks.contention --help", expect="NAME=VALUE"
+    ),
     "python -m benchmarks.flash --picture flash.png": Run(
         instead='python -c "import sys; from benchmarks import flash; flash.LENGTHS = (1024,); '
         'flash.run(sys.argv[1:])" --picture {runs}/flash.png --batch 1 --dropout 0 --rounds 1 '
