@@ -77,8 +77,8 @@ class Group {
   }
 
  public:
-  // Adds the numbers of one type that `bytes` of `part` are to those of `sum`.
-  using Add = void (*)(const char* part, char* sum, int64_t bytes);
+  // Makes `bytes` of the sums of the `count` parts' numbers, which are of one type and rounded once.
+  using Add = void (*)(const char* const* parts, int count, char* sum, int64_t bytes);
 
   Group(std::vector<const Peer*> peers, int index)
       : peers_(std::move(peers)), index_(index), count_(static_cast<int>(peers_.size())) {}
@@ -213,8 +213,9 @@ class Group {
 
   // `sum` gets the sums of what the members' slots hold from `offset` on, in their order.
   void add_up(int64_t offset, int64_t bytes, char* sum, Add add) const {
-    std::memcpy(sum, slot(0) + offset, bytes);
-    for (int member = 1; member < count_; ++member) { add(slot(member) + offset, sum, bytes); }
+    std::vector<const char*> parts;
+    for (int member = 0; member < count_; ++member) { parts.push_back(slot(member) + offset); }
+    add(parts.data(), count_, sum, bytes);
   }
 
   const std::vector<const Peer*> peers_;
@@ -297,15 +298,33 @@ Group* group_of(const std::vector<int64_t>& ranks, const Call& call) {
 }
 
 template <typename T>
-void add_numbers(const char* part, char* sum, int64_t bytes) {
-  const auto* from = reinterpret_cast<const T*>(part);
-  auto* to = reinterpret_cast<T*>(sum);
-#pragma omp simd
-  for (int64_t i = 0; i < bytes / static_cast<int64_t>(sizeof(T)); ++i) {
+void add_numbers(const char* const* parts, int count, char* sum, int64_t bytes) {
+  using Total = std::conditional_t<std::is_same_v<T, Bfloat16>, float, T>;
+  const auto of = [parts](int part, int64_t i) {
     if constexpr (std::is_same_v<T, Bfloat16>) {
-      to[i] = from_float<T>(to_float(to[i]) + to_float(from[i]));
+      return to_float(reinterpret_cast<const T*>(parts[part])[i]);
     } else {
-      to[i] += from[i];
+      return reinterpret_cast<const T*>(parts[part])[i];
+    }
+  };
+  // So many at a time, which stay in the cache while all parts are added to them.
+  constexpr int64_t kNumbers = 1024;
+  Total totals[kNumbers];
+  auto* to = reinterpret_cast<T*>(sum);
+  const auto numbers = bytes / static_cast<int64_t>(sizeof(T));
+  for (int64_t begin = 0; begin < numbers; begin += kNumbers) {
+    const int64_t size = std::min(kNumbers, numbers - begin);
+    for (int64_t i = 0; i < size; ++i) { totals[i] = of(0, begin + i); }
+    for (int part = 1; part < count; ++part) {
+#pragma omp simd
+      for (int64_t i = 0; i < size; ++i) { totals[i] += of(part, begin + i); }
+    }
+    for (int64_t i = 0; i < size; ++i) {
+      if constexpr (std::is_same_v<T, Bfloat16>) {
+        to[begin + i] = from_float<T>(totals[i]);
+      } else {
+        to[begin + i] = totals[i];
+      }
     }
   }
 }

@@ -69,6 +69,14 @@ def check_all(dtype: str, size: int) -> None:
     check(f"{name}reduce-scatter", piece, (WORLD * parts[RANK]).astype(kind))
 
 
+def check_rounding() -> None:
+    """bfloat16 is rounded once, and not after each addition: 256 + 1 is 256."""
+    total = flow.tensor([1.0 if RANK else 256.0]).bfloat16()
+    flow.comm.all_reduce(total)
+    expected = flow.tensor([256.0 + WORLD - 1]).bfloat16().float().numpy()
+    check("sum of bfloat16, rounded once", total, expected)
+
+
 def check_global() -> None:
     """What LiBai's layers do: sums, also over some of the processes, and other splits."""
     x = flow.tensor(values(RANK, 6 * WORLD, "float32"))
@@ -142,6 +150,8 @@ for dtype in TYPES:
     for size in SIZES:
         check_all(dtype, size)
 check_global()
+if "OFF_ON_RANK" not in os.environ:
+    check_rounding()
 maps = Path("/proc/self/maps").read_text().count("/memfd:oneflow_accel ")
 found = {"wrong": wrong, "maps": maps, "seconds": seconds_of_small()}
 found["windows"] = check_windows(Mesh.of())
