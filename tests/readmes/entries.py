@@ -406,7 +406,7 @@ COMMANDS: dict[str, Run | Dry | NotRun] = {
     "python -m benchmarks.memory": Run(instead="python -m benchmarks.memory --help"),
     "python -m benchmarks.precision": Run(instead="python -m benchmarks.precision --help"),
     "python -m benchmarks.contention": Run(instead="python -m benchmarks.contention --help"),
-    "python -m benchmarks.contention --also OMP_WAIT_POLICY=passive": Run(
+    "python -m benchmarks.contention --also GOMP_SPINCOUNT=300000": Run(
         instead="python -m benchmarks.contention --help", expect="NAME=VALUE"
     ),
     "python -m benchmarks.flash --picture flash.png": Run(
