@@ -17,6 +17,7 @@
 #include <set>
 #include <stdexcept>
 #include <string>
+#include <thread>
 
 #include "common/kept_weights.h"
 #include "common/memory.h"
@@ -94,7 +95,11 @@ Maybe<void> wait_for_data(const SpinCounter* counter) {
     void* const thread = PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr;
     if (!comes_true_soon(done)) {
       const auto first = Clock::now();
-      while (!done()) { give_way(Clock::now() - first, std::chrono::milliseconds(4), 64); }
+      while (!done()) {
+        give_way(Clock::now() - first, std::chrono::milliseconds(4), 64,
+                 std::chrono::milliseconds(2),
+                 [](Clock::duration time) { std::this_thread::sleep_for(time); });
+      }
     }
     if (thread != nullptr) { PyEval_RestoreThread(thread); }
   }

@@ -101,6 +101,8 @@ void dequeue(LazyJobStreamPolicy* queue) {
     }
   }
   queue->DequeueNNGraph();
+  // A thread that naps may wait for this.
+  g_queues.changed.notify_all();
 }
 
 // When the library is loaded. None without the ones before: a graph's end would wait for what is
@@ -128,6 +130,8 @@ const bool g_closes_safely =
 // has no time to poll.
 // A small graph is over by then, and its end noticed as fast as before.
 constexpr auto kPollingTime = std::chrono::microseconds(100);
+// A graph's end wakes the thread; what is asked for while it runs can wait so long.
+constexpr auto kLongestNap = std::chrono::milliseconds(4);
 // Work between two yields that ends a run of them.
 constexpr auto kWork = std::chrono::microseconds(20);
 
@@ -139,8 +143,17 @@ int yield_or_nap() {
   thread_local Clock::time_point last{};
   const Clock::time_point now = Clock::now();
   if (now - last > kWork) { first = now; }
-  if (give_way(now - first, kPollingTime, 16)) { g_naps.fetch_add(1, std::memory_order_relaxed); }
+  bool ended = false;
+  const auto sleep = [&](Clock::duration time) {
+    std::unique_lock<std::mutex> lock(g_queues.mutex);
+    ended = g_queues.changed.wait_for(lock, time) == std::cv_status::no_timeout;
+  };
+  if (give_way(now - first, kPollingTime, 16, kLongestNap, sleep)) {
+    g_naps.fetch_add(1, std::memory_order_relaxed);
+  }
   last = Clock::now();
+  // What follows a graph's end comes soon.
+  if (ended) { first = last; }
   return 0;
 }
 

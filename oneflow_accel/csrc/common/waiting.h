@@ -13,15 +13,17 @@ namespace oneflow_accel {
 using Clock = std::chrono::steady_clock;
 
 // Between two looks, `waited` after the first one: leaves the core to others, and after `polling`
-// sleeps for a `part`-th of that time, so that the end is noticed little later than it comes. True
-// where it has slept.
-inline bool give_way(Clock::duration waited, Clock::duration polling, int part) {
-  constexpr Clock::duration kLongest = std::chrono::microseconds(500);
+// sleeps, by `sleep`, for a `part`-th of that time, `longest` at most, so that the end is noticed
+// little later than it comes. True where it has slept. Whoever wakes up takes a core from a kernel's
+// thread, for which the rest of its team waits: twice in a millisecond cost 5 % of a step.
+template <typename Sleep>
+bool give_way(Clock::duration waited, Clock::duration polling, int part, Clock::duration longest,
+              const Sleep& sleep) {
   if (waited <= polling) {
     ::sched_yield();
     return false;
   }
-  std::this_thread::sleep_for(std::min(waited / part, kLongest));
+  sleep(std::min(waited / part, longest));
   return true;
 }
 
