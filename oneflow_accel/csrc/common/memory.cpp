@@ -8,10 +8,12 @@
 // nobody writes to take no place.
 #include "common/memory.h"
 
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -121,6 +123,14 @@ std::string lack_of(Memory& all, int64_t bytes, bool refused) {
 thread_local void* t_not_written = nullptr;
 thread_local std::string t_lack;
 
+// All of it is filled at once. A graph's outputs lie far apart: with pages of 4 KiB a step of a ViT
+// took 5 % longer than eagerly.
+void use_large_pages(char* data, std::size_t bytes) {
+  constexpr std::size_t kPage = 4096, kLarge = std::size_t{1} << 21;
+  const std::size_t before = (kPage - reinterpret_cast<std::uintptr_t>(data) % kPage) % kPage;
+  if (bytes >= kLarge) { (void)madvise(data + before, bytes - before, MADV_HUGEPAGE); }
+}
+
 // In place of aligned_alloc(), by which OneFlow gets the memory of all tensors on a CPU, in blocks
 // that it keeps.
 void* allocate(std::size_t alignment, std::size_t bytes) {
@@ -132,7 +142,10 @@ void* allocate(std::size_t alignment, std::size_t bytes) {
   // In the wake of a failure, small blocks would fill the rest.
   if (lack.empty() && !called && starved()) { lack = "out of memory"; }
   void* data = lack.empty() ? std::aligned_alloc(alignment, bytes) : nullptr;
-  if (data != nullptr) { return data; }
+  if (data != nullptr) {
+    use_large_pages(static_cast<char*>(data), bytes);
+    return data;
+  }
   if (lack.empty()) { lack = lack_of(all, bytes, true); }
   if (called) {
     t_lack = lack;
