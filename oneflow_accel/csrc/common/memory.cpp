@@ -13,7 +13,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -125,10 +124,12 @@ thread_local std::string t_lack;
 
 // All of it is filled at once. A graph's outputs lie far apart: with pages of 4 KiB a step of a ViT
 // took 5 % longer than eagerly.
-void use_large_pages(char* data, std::size_t bytes) {
-  constexpr std::size_t kPage = 4096, kLarge = std::size_t{1} << 21;
-  const std::size_t before = (kPage - reinterpret_cast<std::uintptr_t>(data) % kPage) % kPage;
-  if (bytes >= kLarge) { (void)madvise(data + before, bytes - before, MADV_HUGEPAGE); }
+void* in_large_pages(std::size_t alignment, std::size_t bytes) {
+  constexpr std::size_t kLarge = std::size_t{1} << 21;
+  if (bytes < kLarge) { return std::aligned_alloc(alignment, bytes); }
+  void* data = std::aligned_alloc(kLarge, bytes);
+  if (data != nullptr) { (void)madvise(data, bytes, MADV_HUGEPAGE); }
+  return data;
 }
 
 // In place of aligned_alloc(), by which OneFlow gets the memory of all tensors on a CPU, in blocks
@@ -141,11 +142,8 @@ void* allocate(std::size_t alignment, std::size_t bytes) {
   std::string lack = lack_of(all, bytes, false);
   // In the wake of a failure, small blocks would fill the rest.
   if (lack.empty() && !called && starved()) { lack = "out of memory"; }
-  void* data = lack.empty() ? std::aligned_alloc(alignment, bytes) : nullptr;
-  if (data != nullptr) {
-    use_large_pages(static_cast<char*>(data), bytes);
-    return data;
-  }
+  void* data = lack.empty() ? in_large_pages(alignment, bytes) : nullptr;
+  if (data != nullptr) { return data; }
   if (lack.empty()) { lack = lack_of(all, bytes, true); }
   if (called) {
     t_lack = lack;
