@@ -4,7 +4,7 @@ wait shows where they are not alone.
     python -m benchmarks.contention
     python -m benchmarks.contention --also GOMP_SPINCOUNT=300000
 
-Five minutes; the table is Markdown. Busy processes compute without an end. A quota is a control
+Seven minutes; the table is Markdown. Busy processes compute without an end. A quota is a control
 group's where one can be made, else the process is stopped and continued 10 times a second, as said
 above the table.
 """
