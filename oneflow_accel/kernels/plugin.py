@@ -64,6 +64,7 @@ LEVELS = (
 # What each function of OneFlow's that the plug-in replaces is replaced for, by a part of its name.
 _REDIRECTED_FOR = {
     "sched_yield": "the scheduler's waiting leaves the cores to the kernels",
+    "Notifier": "the scheduler's waiting leaves the cores to the kernels",
     "IntraJobMemSharing": "outputs of an nn.Graph share memory",
     "NNGraph": "a small nn.Graph that ends early does not break the heap",
     "WaitUntilCntEqualZero": "an error inside a kernel is raised in Python",

@@ -22,6 +22,7 @@
 
 #include "common/redirect.h"
 #include "common/waiting.h"
+#include "oneflow/core/common/notifier.h"
 
 namespace oneflow {
 class NNGraphIf;
@@ -44,6 +45,8 @@ namespace oneflow_accel {
 namespace {
 
 using ::oneflow::NNGraphIf;
+using ::oneflow::Notifier;
+using ::oneflow::NotifierStatus;
 using ::oneflow::vm::LazyJobStreamPolicy;
 
 std::atomic<int> g_delay_ms{0};
@@ -65,6 +68,17 @@ struct Queues {
 
 // Never destroyed: a graph's threads may outlive the library's variables.
 Queues& g_queues = *new Queues;
+
+// What the scheduler thread has to look at: ends of graphs, and what was asked for while one ran.
+std::atomic<uint64_t> g_news{0};
+
+void wake_scheduler() {
+  {
+    const std::lock_guard<std::mutex> lock(g_queues.mutex);
+    g_news.fetch_add(1, std::memory_order_relaxed);
+  }
+  g_queues.changed.notify_all();
+}
 
 void begin(LazyJobStreamPolicy* queue, const std::shared_ptr<NNGraphIf>& graph) {
   {
@@ -101,8 +115,7 @@ void dequeue(LazyJobStreamPolicy* queue) {
     }
   }
   queue->DequeueNNGraph();
-  // A thread that naps may wait for this.
-  g_queues.changed.notify_all();
+  wake_scheduler();
 }
 
 // When the library is loaded. None without the ones before: a graph's end would wait for what is
@@ -130,8 +143,9 @@ const bool g_closes_safely =
 // has no time to poll.
 // A small graph is over by then, and its end noticed as fast as before.
 constexpr auto kPollingTime = std::chrono::microseconds(100);
-// A graph's end wakes the thread; what is asked for while it runs can wait so long.
-constexpr auto kLongestNap = std::chrono::milliseconds(4);
+// A graph's end and what is asked for while it runs wake the thread; only an eager operation on a
+// thread of its own ends without a word.
+constexpr auto kLongestNap = std::chrono::milliseconds(20);
 // Work between two yields that ends a run of them.
 constexpr auto kWork = std::chrono::microseconds(20);
 
@@ -141,24 +155,35 @@ int yield_or_nap() {
   if (g_under_way.load(std::memory_order_relaxed) == 0) { return ::sched_yield(); }
   thread_local Clock::time_point first{};
   thread_local Clock::time_point last{};
+  thread_local uint64_t seen = 0;
   const Clock::time_point now = Clock::now();
   if (now - last > kWork) { first = now; }
-  bool ended = false;
+  bool woken = false;
   const auto sleep = [&](Clock::duration time) {
     std::unique_lock<std::mutex> lock(g_queues.mutex);
-    ended = g_queues.changed.wait_for(lock, time) == std::cv_status::no_timeout;
+    woken = g_queues.changed.wait_for(lock, time, [&] { return g_news.load() != seen; });
   };
-  if (give_way(now - first, kPollingTime, 16, kLongestNap, sleep)) {
+  if (give_way(now - first, kPollingTime, 4, kLongestNap, sleep)) {
     g_naps.fetch_add(1, std::memory_order_relaxed);
   }
+  // Before the thread looks: what comes from here on ends its next nap.
+  seen = g_news.load();
   last = Clock::now();
-  // What follows a graph's end comes soon.
-  if (ended) { first = last; }
+  // What follows comes soon.
+  if (woken) { first = last; }
   return 0;
 }
 
+// In place of Notifier::Notify(), which says that instructions wait in the scheduler's list.
+NotifierStatus notify(Notifier* notifier) {
+  const NotifierStatus status = notifier->Notify();
+  if (g_under_way.load(std::memory_order_relaxed) > 0) { wake_scheduler(); }
+  return status;
+}
+
 // When the library is loaded.
-const bool g_yields = redirect_in_oneflow("sched_yield", yield_or_nap);
+const bool g_yields = redirect_in_oneflow("_ZN7oneflow8Notifier6NotifyEv", notify)
+                      && redirect_in_oneflow("sched_yield", yield_or_nap);
 
 }  // namespace
 

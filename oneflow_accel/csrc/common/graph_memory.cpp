@@ -9,7 +9,8 @@
 // once, so that those of different shapes cannot. An output may lie where another did if all that
 // reads the other must have ended, by the graph's edges alone, before its own operator begins. One
 // more edge, from a block's first operator to what reads its last output, keeps the next run of the
-// graph from writing into a block that this one still reads.
+// graph from writing into a block that this one still reads. Where the operator itself is the last
+// to read the other and its kernel can work in place (InPlace), as eager `x += y` does, it does so.
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
@@ -19,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/oneflow.h"
 #include "common/redirect.h"
 #include "oneflow/core/job/id_manager.h"
 #include "oneflow/core/job/intra_job_mem_sharing_util.h"
@@ -119,12 +121,41 @@ std::string kind_of(const Order& order, const TaskProto& task, const RegstDescPr
          + output.mem_case().SerializeAsString();
 }
 
+// Which output the kernel of `task` may write `output` over although it reads it: by its id, -1
+// where there is none.
+int64_t written_over(const ::oneflow::Plan* plan, const TaskProto& task,
+                     const RegstDescProto& output) {
+  if (task.exec_sequence().exec_node_size() != 1) { return -1; }
+  const auto& node = task.exec_sequence().exec_node(0);
+  const auto& op =
+      ::oneflow::PlanUtil::GetOpAttribute(plan, task.job_id(), node.kernel_conf()).op_conf();
+  if (!op.has_user_conf()) { return -1; }
+  const InPlace pair = in_place_of(op.user_conf().op_type_name());
+  if (pair.out == nullptr || !pair.changes) { return -1; }
+  const auto& tensors = node.bn_in_op2regst_desc_id();
+  const auto out = tensors.find(pair.out + std::string("_0"));
+  const auto in = tensors.find(pair.in + std::string("_0"));
+  if (out == tensors.end() || out->second != output.regst_desc_id() || in == tensors.end()) {
+    return -1;
+  }
+  // Kernels of other types are OneFlow's.
+  const auto& data = output.regst_desc_type().data_regst_desc();
+  const auto type = data.lbi2blob_desc(0).blob_desc().data_type();
+  if (type != DataType::kFloat && type != DataType::kBFloat16) { return -1; }
+  // Another argument may be read in another order.
+  const auto uses = std::count_if(tensors.begin(), tensors.end(),
+                                  [&](const auto& tensor) { return tensor.second == in->second; });
+  return uses == 1 ? in->second : -1;
+}
+
 // Memory that outputs share: the place of the task that writes it first, those of the tasks that
-// read its last output, or have written it where none reads it, and its first output.
+// read its last output, or have written it where none reads it, its first output, and the id of its
+// last.
 struct Block {
   int64_t first;
   std::vector<int64_t> last;
   RegstDescProto* output;
+  int64_t holds;
 
   int64_t read_until() const { return *std::max_element(last.begin(), last.end()); }
 };
@@ -160,18 +191,20 @@ void share_memory(::oneflow::Plan* plan) {
       for (int64_t id : output.consumer_task_id()) { readers.push_back(order.place(id)); }
       if (readers.empty()) { readers.push_back(place); }
       std::vector<Block>& alike = blocks[kind];
+      const int64_t over = written_over(plan, *task, output);
       // Of the free ones that which was read last, as it is the likeliest to be in a cache.
       Block* free = nullptr;
       for (Block& block : alike) {
+        const bool in_place = block.holds == over;
         const bool is_free = std::all_of(block.last.begin(), block.last.end(), [&](int64_t last) {
-          return order.ends_before(last, place);
+          return order.ends_before(last, place) || (in_place && last == place);
         });
         if (is_free && (free == nullptr || block.read_until() > free->read_until())) {
           free = &block;
         }
       }
       if (free == nullptr) {
-        alike.push_back({place, std::move(readers), &output});
+        alike.push_back({place, std::move(readers), &output, output.regst_desc_id()});
         continue;
       }
       if (free->output->mem_block_id() == -1) {
@@ -179,6 +212,7 @@ void share_memory(::oneflow::Plan* plan) {
       }
       lay(&output, free->output->mem_block_id());
       free->last = std::move(readers);
+      free->holds = output.regst_desc_id();
       g_shared_outputs.fetch_add(1, std::memory_order_relaxed);
     }
   }

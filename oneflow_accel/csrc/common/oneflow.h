@@ -125,31 +125,41 @@ const user_op::OpKernel* make() {
   return user_op::NewOpKernel<T>();
 }
 
-// Proposes that `out` takes the memory of `in`, where the operator has that input. `changes`:
-// whether the kernel then writes to it.
-inline user_op::InplaceProposalFn in_place(const char* out, const char* in, bool changes = true) {
-  return [=](const user_op::InferContext& ctx, const user_op::AddInplaceArgPair& add) {
-    return ctx.has_input(in, 0) ? add(out, 0, in, 0, changes) : Maybe<void>::Ok();
-  };
+// That the output `out` may take the memory of the input `in`, where the operator has that input.
+// `changes`: whether the kernel then writes to it.
+struct InPlace {
+  const char* out = nullptr;
+  const char* in = nullptr;
+  bool changes = true;
+};
+
+inline InPlace in_place(const char* out, const char* in, bool changes = true) {
+  return {out, in, changes};
 }
+
+// Tells OneFlow, and notes for in_place_of(); `op` has one such pair for all its kernels.
+void propose(user_op::OpKernelRegistry* kernel, const std::string& op, const InPlace& pair);
+
+// What was proposed for an operator; without names where nothing was.
+InPlace in_place_of(const std::string& op);
 
 // The kernels that `create` makes, for the operator `op` where its tensors match.
 template <typename Match>
 user_op::OpKernelRegistry registry(const std::string& op, user_op::OpKernelCreateFn create,
                                    const Match& match,
-                                   user_op::InplaceProposalFn in_place = nullptr,
+                                   const InPlace& in_place = {},
                                    user_op::InferTmpSizeFn scratch_size = nullptr) {
   auto found = user_op::UserOpRegistryMgr::Get().CheckAndGetOpKernelRegistry(listed(op));
   found.SetCreateFn(std::move(create)).SetIsMatchedHob(match).SetPriority(kKernelPriority);
   if (scratch_size) { found.SetInferTmpSizeFn(std::move(scratch_size)); }
-  if (in_place) { found.SetInplaceProposalFn(std::move(in_place)); }
+  if (in_place.out != nullptr) { propose(&found, op, in_place); }
   return found;
 }
 
 // The operator's kernels for tensors of each of the types: that of the argument `decides`.
 template <template <typename> class TypedKernel, typename... T>
 std::vector<KernelRegistration> typed_kernels(const char* op, const char* decides,
-                                              user_op::InplaceProposalFn in_place = nullptr) {
+                                              const InPlace& in_place = {}) {
   return {KernelRegistration(
       registry(op, make<TypedKernel<T>>, is_on_cpu(decides, kDataType<T>), in_place))...};
 }

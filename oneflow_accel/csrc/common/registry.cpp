@@ -1,5 +1,6 @@
 // OneFlow's kernel registry: it stays as it is for what has run already, says which operators have
 // kernels here, and which kernel an operator would get, for `python -m oneflow_accel kernels`.
+#include <map>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -50,6 +51,11 @@ __attribute__((constructor(101))) void keep_entries_where_they_are() {
 std::set<std::string>& operators() {
   static std::set<std::string> names;
   return names;
+}
+
+std::map<std::string, InPlace>& in_place_pairs() {
+  static std::map<std::string, InPlace> pairs;
+  return pairs;
 }
 
 // Separated by spaces.
@@ -150,6 +156,23 @@ bool may_run_on_cpu(const user_op::OpKernelRegistryResult& kernel) {
 }
 
 const std::string& listed(const std::string& op) { return *operators().insert(op).first; }
+
+void propose(user_op::OpKernelRegistry* kernel, const std::string& op, const InPlace& pair) {
+  in_place_pairs()[op] = pair;
+  kernel->SetInplaceProposalFn(
+      [=](const user_op::InferContext& ctx, const user_op::AddInplaceArgPair& add) {
+        if (!ctx.has_input(pair.in, 0)) { return Maybe<void>::Ok(); }
+        // One that is broadcast is smaller.
+        const int64_t elements = ctx.InputShape(pair.in, 0).elem_cnt();
+        if (elements != ctx.OutputShape(pair.out, 0).elem_cnt()) { return Maybe<void>::Ok(); }
+        return add(pair.out, 0, pair.in, 0, pair.changes);
+      });
+}
+
+InPlace in_place_of(const std::string& op) {
+  const auto found = in_place_pairs().find(op);
+  return found == in_place_pairs().end() ? InPlace{} : found->second;
+}
 
 bool plugin_kernels_match() { return !plugin_kernels_hidden; }
 

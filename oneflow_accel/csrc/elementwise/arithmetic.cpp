@@ -81,7 +81,8 @@ std::vector<KernelRegistration> arithmetic(const std::string& name) {
   };
   const auto type = kDataType<T>;
   return {KernelRegistration(registry("broadcast_" + name, kernel("x", "y", "z"),
-                                      is_on_cpu("x", type) && is_on_cpu("z", type))),
+                                      is_on_cpu("x", type) && is_on_cpu("z", type),
+                                      in_place("z", "x"))),
           KernelRegistration(registry("scalar_" + name + "_by_tensor", kernel("x", "scalar", "y"),
                                       is_on_cpu("y", type), in_place("y", "x")))};
 }

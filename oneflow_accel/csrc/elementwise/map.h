@@ -56,7 +56,7 @@ class MapKernel final : public Kernel {
 template <typename... T, typename Formula>
 std::vector<KernelRegistration> map_kernels(
     const char* op, const MapArguments& names, const Formula& formula,
-    const user_op::InplaceProposalFn& in_place = nullptr) {
+    const InPlace& in_place = {}) {
   return {KernelRegistration(
       registry(op, [=] { return user_op::NewOpKernel<MapKernel<T, Formula>>(names, formula); },
                is_on_cpu(names[kMapInputs<Formula>], kDataType<T>), in_place))...};

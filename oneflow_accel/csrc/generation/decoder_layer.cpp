@@ -172,7 +172,7 @@ std::size_t scratch_bytes(user_op::InferContext* ctx) {
 }
 
 REGISTER_KERNEL("oneflow_accel_decoder_layer", make<DecoderLayerKernel>, is_float32_on_cpu("y"),
-                nullptr, scratch_bytes);
+                InPlace{}, scratch_bytes);
 
 }  // namespace decoder_layer
 
