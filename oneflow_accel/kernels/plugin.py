@@ -66,6 +66,7 @@ _REDIRECTED_FOR = {
     "sched_yield": "the scheduler's waiting leaves the cores to the kernels",
     "Notifier": "the scheduler's waiting leaves the cores to the kernels",
     "IntraJobMemSharing": "outputs of an nn.Graph share memory",
+    "BlobC1": "outputs of an nn.Graph share memory",
     "NNGraph": "a small nn.Graph that ends early does not break the heap",
     "WaitUntilCntEqualZero": "an error inside a kernel is raised in Python",
     "CurrentRankSync": "synchronizing raises the errors inside kernels",

@@ -122,11 +122,13 @@ void narrow_grad(Context* ctx) {
                ctx->Attr<int64_t>("start"));
 }
 
-// What OneFlow's autograd keeps a gradient with, at every backward pass a copy of the gradients of
-// all parameters.
+// Other shapes of the same data, in an nn.Graph; and what OneFlow's autograd keeps a gradient with,
+// at every backward pass a copy of the gradients of all parameters.
 void identity(Context* ctx) {
   const auto* in = ctx->Tensor4ArgNameAndIndex("in", 0);
   auto* out = ctx->Tensor4ArgNameAndIndex("out", 0);
+  // The gradient of an empty tensor is zero.
+  if (in->shape_view().elem_cnt() == 0) { return zero_fill(out); }
   // In nn.Graph they may be one buffer.
   if (in->raw_dptr() == out->raw_dptr()) { return; }
   copy_elements(*in, out, {{out->shape_view().elem_cnt(), 1, 1}});
@@ -156,8 +158,12 @@ REGISTER_KERNEL("concat", make<MoveKernel<concat>>, is_movable_on_cpu("out"));
 REGISTER_KERNEL("split_like", make<MoveKernel<split_like>>, is_movable_on_cpu("in"));
 REGISTER_KERNEL("narrow", make<MoveKernel<narrow>>, is_movable_on_cpu("in"));
 REGISTER_KERNEL("narrow_grad", make<MoveKernel<narrow_grad>>, is_movable_on_cpu("dy"));
-REGISTER_KERNEL("identity", make<MoveKernel<identity>>, is_movable_on_cpu("in"),
-                in_place("out", "in", /*changes=*/false));
+const auto kKept = in_place("out", "in", /*changes=*/false);
+REGISTER_KERNEL("identity", make<MoveKernel<identity>>, is_movable_on_cpu("in"), kKept);
+REGISTER_KERNEL("reshape", make<MoveKernel<identity>>, is_movable_on_cpu("in"), kKept);
+REGISTER_KERNEL("reshape_like", make<MoveKernel<identity>>, is_movable_on_cpu("in"), kKept);
+REGISTER_KERNEL("squeeze", make<MoveKernel<identity>>, is_movable_on_cpu("in"), kKept);
+REGISTER_KERNEL("expand_dims", make<MoveKernel<identity>>, is_movable_on_cpu("in"), kKept);
 template <typename T>
 using ConstantKernel = MoveKernel<constant<T>>;
 REGISTER_KERNELS(ConstantKernel, float, double, int64_t)("constant", "out");
