@@ -13,7 +13,7 @@ from tracked import ROOT, listed_files
 # What is counted: where, the ends of its files' names, and the most lines it may have.
 BUDGETS = {
     "oneflow_accel": ("oneflow_accel", (".py",), 9_390),
-    "oneflow_accel/csrc": ("oneflow_accel/csrc", (".cpp", ".h"), 14_725),
+    "oneflow_accel/csrc": ("oneflow_accel/csrc", (".cpp", ".h"), 14_900),
     "flow_train": ("flow_train", (".py",), 13_360),
     "monarch_flow": ("monarch_flow", (".py",), 7_420),
     "resnet50_imagenet": ("resnet50_imagenet", (".py",), 1_160),
