@@ -480,6 +480,7 @@ COMMANDS: dict[str, Run | Dry | NotRun] = {
     'make bench ARGS="--only conv gemm"': Run(
         instead="python -m benchmarks --peer none --only conv gemm --help"
     ),
+    'make bench ARGS="--only ways --no-stock"': Dry(),
     'make bench ARGS="--item softsign"': Dry(),
     'make test ARGS="tests/oneflow_accel/kernels -k softsign"': CI,
     "python -m benchmarks.batches PNG": Run(replace={"PNG": "{runs}/batches.png"}),
