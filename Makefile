@@ -19,7 +19,7 @@ COMPILER := $(shell command -v $(firstword $(CXX)))
 STAMP_OF_COMPILER = $(filter-out -c++,-$(subst /,_,$(firstword $(CXX))))
 PLUGIN := $(VENV)/.plugin$(if $(COMPILER),$(STAMP_OF_COMPILER),-without-compiler)
 GO_ON := "All else is installed and runs, slowly, on stock OneFlow: ONEFLOW_ACCEL_PLUGIN=off make"
-PLUGIN_SOURCES := CMakeLists.txt setup.py $(shell find oneflow_accel/csrc -type f)
+PLUGIN_SOURCES := CMakeLists.txt setup.py $(shell find oneflow_accel/csrc oneflow_accel/emulated -type f)
 REQUIREMENTS := requirements/build.txt requirements/runtime.txt requirements/libai.txt \
                 requirements/test.txt
 

@@ -93,7 +93,9 @@ class BuildPlugin(build_ext):
                     f"{compiler} ({_version(program)[0]}) cannot compile them. {COMPILERS} can "
                     f"(CXX names the one to take). All errors are in {log}, the first is: {failed}"
                 )
-            libraries = {file.stem: file.read_bytes() for file in folder.glob("lib*_cpu_*.so")}
+            libraries = {
+                file.stem: file.read_bytes() for file in folder.glob("liboneflow_accel_*.so")
+            }
             _keep(kept, libraries)
         else:
             log.write_text(f"Compiled earlier, from the same sources: {kept}\n")
@@ -171,8 +173,8 @@ def _kept_file(program: str, arguments: list[str]) -> Path | None:
     folder = os.environ.get("ONEFLOW_ACCEL_CACHE") or Path.home() / ".cache" / "oneflow_accel"
     if folder == "off":
         return None
-    csrc = (ROOT / "oneflow_accel" / "csrc").rglob("*.*")
-    sources = sorted(file for file in csrc if file.suffix in (".cpp", ".h", ".cmake"))
+    files = (ROOT / "oneflow_accel").rglob("*.*")
+    sources = sorted(file for file in files if file.suffix in (".cpp", ".h", ".cmake"))
     packages = ("oneflow", "onednn-cpu-gomp", "onednn-devel-cpu-gomp")
     made_from = [
         [_version(program), arguments, platform.machine(), platform.libc_ver()],

@@ -86,10 +86,18 @@ def _number(text: str, least: float, most: float, expected: str) -> float:
     return number
 
 
-def _threads(text: str) -> int:
+def _whole_number(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 1024:
         raise ValueError("not a whole number from 1 to 1024")
     return int(text)
+
+
+def _bytes(text: str) -> int:
+    number, unit = text.removesuffix("B").removesuffix("i"), 1
+    for power, letter in enumerate("KMGT", start=1):
+        if number.endswith(letter):
+            number, unit = number[:-1], 1024**power
+    return int(_number(number, 0, 1e15, "a number of bytes, such as 2GiB") * unit)
 
 
 def _watchdog(text: str) -> str:
@@ -100,7 +108,7 @@ def _watchdog(text: str) -> str:
 
 DEVICE = _text("ONEFLOW_ACCEL_DEVICE", "the device to use")
 THREADS: Variable[int | None] = _declare(
-    "ONEFLOW_ACCEL_THREADS", _threads, None, "threads of each CPU kernel"
+    "ONEFLOW_ACCEL_THREADS", _whole_number, None, "threads of each CPU kernel"
 )
 ISA = _choice(
     "ONEFLOW_ACCEL_ISA",
@@ -129,6 +137,12 @@ WATCHDOG = _declare(
 )
 SHARED_MEMORY = _switch(
     "ONEFLOW_ACCEL_SHARED_MEMORY", "whether processes of one machine exchange tensors through it"
+)
+EMULATED_DEVICES: Variable[int | None] = _declare(
+    "ONEFLOW_ACCEL_EMULATED_DEVICES", _whole_number, None, "how many emulated devices there are"
+)
+EMULATED_MEMORY = _declare(
+    "ONEFLOW_ACCEL_EMULATED_MEMORY", _bytes, 8 << 30, "memory of an emulated device, such as 2GiB"
 )
 TRACEBACK = _flag("ONEFLOW_ACCEL_TRACEBACK", "whether errors come with their traceback")
 # Read by setup.py, which runs where this package cannot be imported yet.

@@ -1,11 +1,14 @@
-"""Golden record: today's trainers against those of the commit before they became one.
+"""Golden record: today's trainers against those of the commit before they became one, or those on
+a device against those on the CPU.
 
-    python scripts/golden_record.py [NAME ...]
+    python scripts/golden_record.py [--device emulated] [NAME ...]
 
 Builds commit START in a worktree of its own (build/golden, some 10 minutes the first time) and runs
 each case with both: five steps, then a resume to the tenth. Compared are the losses and accuracies
 of all steps and validations, to the last bit, and the files of the run's folder. Today's code also
 goes on from the checkpoint that START has written. Exit code 1 where anything differs.
+
+With --device, today's code on the CPU takes START's place, and tensors' files are compared, too.
 
 Not a test: bits differ from one kind of CPU to another, so nothing is stored.
 """
@@ -13,6 +16,7 @@ Not a test: bits differ from one kind of CPU to another, so nothing is stored.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import random
@@ -21,6 +25,7 @@ import shutil
 import struct
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,13 +152,15 @@ CHANGES = {
 
 @dataclass(frozen=True)
 class Tree:
-    """A checkout with its environment."""
+    """A checkout with its environment, and the device that it trains on."""
 
     root: Path
+    device: str = "cpu"
 
     @property
     def python(self) -> Path:
-        return self.root / ".venv" / "bin" / "python"
+        own = self.root / ".venv" / "bin" / "python"
+        return Path(sys.executable) if self.root == ROOT else own
 
     def run(self, case: Case, out: Path, steps: int, *, resume: bool) -> None:
         """Train up to a step; a run that fails prints its output and ends the process."""
@@ -167,6 +174,7 @@ class Tree:
             command += ["-m", "oneflow_accel.launch", "--master_port", "auto"]
             command += ["--nproc_per_node", str(case.processes)]
         environment = {**os.environ, **ENVIRONMENT, **_vocabulary(), "PYTHONPATH": str(self.root)}
+        environment["ONEFLOW_ACCEL_DEVICE"] = self.device
         done = subprocess.run(
             [*command, *typed],
             cwd=self.root / case.folder,
@@ -266,6 +274,15 @@ def figures(out: Path) -> dict[str, float]:
     return found
 
 
+def tensors(out: Path) -> Counter[tuple[Path, str]]:
+    """What the files of tensors hold, by folder: oneflow's ids count all that a process has had."""
+    paths = [*out.rglob("*.safetensors"), *out.rglob("global_tensor_*/out")]
+    return Counter(
+        (path.relative_to(out).parents[1], hashlib.sha256(path.read_bytes()).hexdigest())
+        for path in paths
+    )
+
+
 def files(out: Path) -> set[str]:
     """The files of a run's folder, without the parts of names that are times or host names; tensors
     by their order, as oneflow's ids count all tensors that the process has had."""
@@ -296,19 +313,29 @@ def differences(old: Path, new: Path, changed: str | None) -> list[str]:
 
 
 def compare(name: str, case: Case, old: Tree, new: Tree) -> list[str]:
-    """Run a case in both trees; what differs, in words."""
+    """Run a case in both trees; what differs, in words. What the new one resumes by itself is not
+    compared where only the devices differ, as it resumes from the other's checkpoint."""
     runs = WORK / "runs" / name
     shutil.rmtree(runs, ignore_errors=True)
     runs.mkdir(parents=True)
     old.run(case, runs / "old", MIDDLE, resume=False)
     shutil.copytree(runs / "old", runs / "crossed")
     new.run(case, runs / "new", MIDDLE, resume=False)
-    for tree, out in ((old, "old"), (new, "new"), (new, "crossed")):
-        tree.run(case, runs / out, END, resume=True)
     changed = CHANGES.get(name)
-    found = differences(runs / "old", runs / "new", changed)
+    found = []
+    if old.root == new.root:
+        changed = None
+        found += differences(runs / "old", runs / "new", None)
+        if tensors(runs / "old") != tensors(runs / "new"):
+            found.append("the checkpoints' tensors differ")
+    else:
+        new.run(case, runs / "new", END, resume=True)
+    for tree, out in ((old, "old"), (new, "crossed")):
+        tree.run(case, runs / out, END, resume=True)
+    if old.root != new.root:
+        found += differences(runs / "old", runs / "new", changed)
     crossed = differences(runs / "old", runs / "crossed", changed)
-    return found + [f"after a resume from START's checkpoint {line}" for line in crossed]
+    return found + [f"after a resume from the other's checkpoint {line}" for line in crossed]
 
 
 def main() -> int:
@@ -316,11 +343,14 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(CASES))
-    names = parser.parse_args().names or list(CASES)
+    parser.add_argument("--device", help="compare this device with the CPU, both of today")
+    options = parser.parse_args()
+    names = options.names or list(CASES)
     unknown = set(names) - set(CASES)
     if unknown:
         parser.error(f"there is no case {', '.join(sorted(unknown))}")
-    old, new = old_tree(), Tree(ROOT)
+    old = Tree(ROOT) if options.device else old_tree()
+    new = Tree(ROOT, options.device or "cpu")
     if not (WORK / "data").exists():
         write_data(WORK / "data")
     wrong = 0

@@ -7,6 +7,7 @@ from oneflow_accel.backends.registry import (
     available_backends,
     candidates,
     current_backend,
+    kernels_of,
     resolve,
     select_device,
 )
@@ -21,6 +22,7 @@ __all__ = [
     "available_backends",
     "candidates",
     "current_backend",
+    "kernels_of",
     "resolve",
     "select_device",
 ]

@@ -65,6 +65,8 @@ class Backend(ABC):
     """The device type as OneFlow spells it, and the name to select it by."""
     collective_backend: ClassVar[str]
     """The library that its collectives run on."""
+    kernels: ClassVar[str | None] = None
+    """The device whose implementations of operations it runs, where it has none of its own."""
     shares_memory: ClassVar[bool] = False
     """Whether processes of one machine can compute on the same memory."""
     _lacks: ClassVar[Mapping[str, str]] = {}

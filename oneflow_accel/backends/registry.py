@@ -3,7 +3,7 @@
 Built-in backends and those of other packages (entry-point group `oneflow_accel.backends`; the
 entry's name is the device's, its value a subclass of `Backend`) are chosen by the same rule: what
 the caller asks for, else ONEFLOW_ACCEL_DEVICE, else the first of PROBE_ORDER that is usable.
-Another package's device is used only if it is asked for.
+Another package's device, and the emulated one, are used only if they are asked for.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from oneflow_accel import settings
 from oneflow_accel.backends.base import Backend
 from oneflow_accel.backends.cpu import CpuBackend
 from oneflow_accel.backends.cuda import CudaBackend
+from oneflow_accel.backends.emulated import EmulatedBackend
 from oneflow_accel.backends.mlu import MluBackend
 from oneflow_accel.errors import DeviceUnavailableError, nearest
 
@@ -24,8 +25,9 @@ logger = logging.getLogger("oneflow_accel")
 
 ENTRY_POINT_GROUP = "oneflow_accel.backends"
 # In probe order: special hardware first. A machine with none of it has a CPU.
-_BUILT_IN: tuple[type[Backend], ...] = (MluBackend, CudaBackend, CpuBackend)
-PROBE_ORDER = tuple(backend.name for backend in _BUILT_IN)
+_PROBED: tuple[type[Backend], ...] = (MluBackend, CudaBackend, CpuBackend)
+PROBE_ORDER = tuple(backend.name for backend in _PROBED)
+_BUILT_IN: tuple[type[Backend], ...] = (*_PROBED, EmulatedBackend)
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,12 @@ def select_device(name: str | None = None) -> Backend:
     _current = selection.backend
     logger.info("device %s (%s)", selection.backend.name, selection.why)
     return _current
+
+
+def kernels_of(name: str) -> str:
+    """The device whose implementations of operations run on a device."""
+    found = {kind.name: kind.kernels for kind in _BUILT_IN}.get(name)
+    return found or name
 
 
 def prepare_expected_device() -> None:

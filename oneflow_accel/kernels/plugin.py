@@ -112,10 +112,15 @@ class PluginState:
     blas: str | None = None
 
 
-def library_name(oneflow_version: str, level: str) -> str:
-    """File name of the plug-in of one level for one release of oneflow: its C++ interface is not
-    stable, so a library built for another release must not be loaded."""
-    return f"liboneflow_accel_cpu_{level}_oneflow_{oneflow_version}.so"
+def library_name(oneflow_version: str, part: str) -> str:
+    """File name of a library, "cpu_LEVEL" or "emulated", for one release of oneflow: its C++
+    interface is not stable, so a library built for another release must not be loaded."""
+    return f"liboneflow_accel_{part}_oneflow_{oneflow_version}.so"
+
+
+def library_path(part: str) -> Path:
+    """The file of a library for the installed oneflow."""
+    return _LIBRARY_FOLDER / library_name(importlib.metadata.version("oneflow"), part)
 
 
 def cpu_levels() -> tuple[Level, ...]:
@@ -211,8 +216,7 @@ def _load() -> PluginState:
     off = settings.PLUGIN.get() == "off"
     level = None if off else _chosen_level()
     mkl = None if off else _chosen_mkl()
-    name = library_name(version, (level or LEVELS[0]).library)
-    path = _LIBRARY_FOLDER / name
+    path = library_path(f"cpu_{(level or LEVELS[0]).library}")
 
     def absent(reason: str) -> PluginState:
         found = path if path.exists() else None

@@ -31,6 +31,7 @@ from functools import lru_cache
 from typing import Any
 
 from oneflow_accel import settings
+from oneflow_accel.backends import kernels_of
 from oneflow_accel.errors import UserError, nearest
 
 import oneflow as flow
@@ -263,7 +264,8 @@ def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[flow.Ten
 
 
 def _backend_of(tensors: Iterator[flow.Tensor]) -> str:
-    """Device type of the first tensor; a global tensor has a placement in place of a device."""
+    """The device whose implementations fit the first tensor's; a global tensor has a placement in
+    place of a device."""
     for tensor in tensors:
-        return str(tensor.placement.type if tensor.is_global else tensor.device.type)
+        return kernels_of(tensor.placement.type if tensor.is_global else tensor.device.type)
     raise TypeError("an operation needs at least one tensor among its arguments")

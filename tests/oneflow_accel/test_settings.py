@@ -21,6 +21,8 @@ WRONG = {
     settings.PEAK: ["fast", "0", "-1", "nan", "inf"],
     settings.BLAS: ["openblas"],
     settings.ALLOCATOR: ["jemalloc"],
+    settings.EMULATED_DEVICES: ["0", "two"],
+    settings.EMULATED_MEMORY: ["much", "2 Gi B", "-1GiB"],
 }
 # Anything goes: folders, and names that are looked up where they are used.
 FREE = {settings.DEVICE, settings.DISABLE, settings.WEIGHTS, settings.CACHE}

@@ -46,6 +46,7 @@ class Checkout:
         shutil.copy(REPOSITORY / "oneflow_accel/csrc/compiler.cmake", folder / "oneflow_accel/csrc")
         self.write("oneflow_accel/csrc/good/good.cpp", "int good() { return 1; }\n")
         self.write("oneflow_accel/csrc/other/other.cpp", "int other() { return 2; }\n")
+        self.write("oneflow_accel/emulated/device.cpp", "int device() { return 3; }\n")
         command = self.write(".venv/bin/python", PYTHON)
         command.chmod(0o755)
         for program in ("cmake", "ninja"):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from oneflow_accel.backends import kernels_of
 from oneflow_accel.errors import UserError
 from oneflow_accel.kernels import registry
 
@@ -118,7 +119,7 @@ def _decide(name: str, wanted: bool | None, given: Mapping[str, Any]) -> bool:
 
 
 def _has_attention() -> bool:
-    backend = dist.get_backend().name
+    backend = kernels_of(dist.get_backend().name)
     return any(
         each.backend == backend and not each.never_run and not each.missing_reasons()
         for each in registry.operations()["packed_attention"].implementations

@@ -42,6 +42,8 @@ constexpr const char* kMachine = "/proc/meminfo";
 struct Piece {
   char* data;
   int64_t bytes;
+  // Of another device's memory: what is said of it. That of the CPU may be there later.
+  std::string lack;
 };
 
 struct Memory {
@@ -158,7 +160,7 @@ void* allocate(std::size_t alignment, std::size_t bytes) {
     std::fflush(nullptr);
     _exit(2);
   }
-  all.promised.push_back({static_cast<char*>(data), static_cast<int64_t>(bytes)});
+  all.promised.push_back({static_cast<char*>(data), static_cast<int64_t>(bytes), {}});
   t_not_written = data;
   return data;
 }
@@ -202,19 +204,40 @@ bool may_write(const void* data, int64_t bytes) {
   const auto in = [data](const Piece& piece) {
     return data >= piece.data && data < piece.data + piece.bytes;
   };
-  if (std::none_of(all.promised.begin(), all.promised.end(), in)) { return true; }
-  const std::string lack = lack_of(all, bytes, false);
+  const auto piece = std::find_if(all.promised.begin(), all.promised.end(), in);
+  if (piece == all.promised.end()) { return true; }
+  const std::string lack = piece->lack.empty() ? lack_of(all, bytes, false) : piece->lack;
   if (!lack.empty()) { record_lack_of_memory(lack); }
   return lack.empty() && !starved();
 }
 
 }  // namespace oneflow_accel
 
+extern "C" {
+
+// For the emulated device: its memory has run out, of which `data`, whose bytes nobody can write,
+// was given; and it was given back.
+void oneflow_accel_promise(void* data, int64_t bytes, const char* lack) {
+  oneflow_accel::record_lack_of_memory(lack);
+  auto& all = oneflow_accel::memory();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  all.promised.push_back({static_cast<char*>(data), bytes, lack});
+}
+void oneflow_accel_withdraw(const void* data) {
+  auto& all = oneflow_accel::memory();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  auto& pieces = all.promised;
+  const auto is_it = [data](const auto& piece) { return piece.data == data; };
+  pieces.erase(std::remove_if(pieces.begin(), pieces.end(), is_it), pieces.end());
+}
+bool oneflow_accel_may_write(const void* data, int64_t bytes) {
+  return oneflow_accel::may_write(data, bytes);
+}
+
 // The limit of a container's memory, files that say how much is used and what for, and the names of
 // two numbers there that can be dropped.
-extern "C" void oneflow_accel_limit_memory(int64_t bytes, const char* usage,
-                                           const char* statistics, const char* inactive,
-                                           const char* active) {
+void oneflow_accel_limit_memory(int64_t bytes, const char* usage, const char* statistics,
+                                const char* inactive, const char* active) {
   auto& all = oneflow_accel::memory();
   const std::lock_guard<std::mutex> lock(all.mutex);
   all.limit = bytes;
@@ -223,3 +246,5 @@ extern "C" void oneflow_accel_limit_memory(int64_t bytes, const char* usage,
   all.droppable = {inactive, active};
   all.unasked = 0;
 }
+
+}  // extern "C"

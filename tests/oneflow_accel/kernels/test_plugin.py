@@ -139,7 +139,7 @@ def test_off_switch_leaves_stock_kernels_and_says_so_once() -> None:
     ids=["not-built", "no-onednn", "built-for-another-oneflow", "cpu-without-avx2"],
 )
 def test_unfit_plug_in_is_named_and_everything_runs_without_it(tmp_path, set_up, reason) -> None:
-    (tmp_path / plugin.library_name("0.8.0", "avx2")).write_bytes(b"")
+    (tmp_path / plugin.library_name("0.8.0", "cpu_avx2")).write_bytes(b"")
     if ("ONEDNN" in set_up or "CPU" in set_up) and not plugin.state().loaded:
         pytest.skip("the plug-in is not built, which is found first")
     script = f"{NOT_LOADED_YET}\n{set_up}\nplugin.load()\n{CONVOLUTION}"
@@ -151,7 +151,9 @@ def test_unfit_plug_in_is_named_and_everything_runs_without_it(tmp_path, set_up,
 
 def test_damaged_library_is_named_not_fatal(tmp_path) -> None:
     for level in plugin.LEVELS:
-        (tmp_path / plugin.library_name("0.9.0", level.library)).write_bytes(b"not a library")
+        (tmp_path / plugin.library_name("0.9.0", f"cpu_{level.library}")).write_bytes(
+            b"not a library"
+        )
     set_up = "plugin._LIBRARY_FOLDER = pathlib.Path(sys.argv[1])"
     script = f"{NOT_LOADED_YET}\n{set_up}\nplugin.load()\n{CONVOLUTION}"
     process = run_process(["-c", script, tmp_path])
@@ -162,7 +164,9 @@ def test_damaged_library_is_named_not_fatal(tmp_path) -> None:
 def test_library_of_other_sources_is_named(tmp_path) -> None:
     """As after `git pull` without make."""
     for level in plugin.LEVELS:
-        shutil.copy(_ctypes.__file__, tmp_path / plugin.library_name("0.9.0", level.library))
+        shutil.copy(
+            _ctypes.__file__, tmp_path / plugin.library_name("0.9.0", f"cpu_{level.library}")
+        )
     set_up = "plugin._LIBRARY_FOLDER = pathlib.Path(sys.argv[1])"
     script = f"{NOT_LOADED_YET}\n{set_up}\nimport oneflow_accel\noneflow_accel.select_device()"
     process = run_process(["-c", script, tmp_path])

@@ -1,0 +1,151 @@
+"""What a program sees of an emulated device: one function per process of test_emulated.py."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import oneflow_accel
+
+import numpy as np
+import oneflow as flow
+from oneflow import nn
+
+MIB = 2**20
+
+
+def array(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+
+
+def step(optimizer: type, **options: Any) -> Callable[[str], flow.Tensor]:
+    """Three steps, with clipped gradients."""
+
+    def run(device: str) -> flow.Tensor:
+        weight = nn.Parameter(flow.tensor(array(6, 4)).to(device))
+        group = {"params": [weight], "clip_grad_max_norm": 1.0, "clip_grad_norm_type": 2.0}
+        update = optimizer([group], lr=0.1, **options)
+        for _ in range(3):
+            (weight * weight).sum().backward()
+            update.clip_grad()
+            update.step()
+            update.zero_grad()
+        return weight
+
+    return run
+
+
+def lstm(device: str) -> flow.Tensor:
+    return nn.LSTM(6, 5).to(device)(flow.tensor(array(1, 4, 6)).to(device))[0]
+
+
+def assigned(device: str) -> flow.Tensor:
+    x = flow.tensor(array(4, 6)).to(device)
+    x[1:3, ::2] = 7.0
+    return x
+
+
+def _x(device: str) -> flow.Tensor:
+    return flow.tensor(array(4, 6)).to(device)
+
+
+# Of all kinds: random numbers, shapes that depend on values, views, states, other types.
+CASES: dict[str, Callable[[str], flow.Tensor]] = {
+    "randn": lambda d: flow.randn(3, 4, device=d),
+    "randperm": lambda d: flow.randperm(10, device=d),
+    "dropout": lambda d: nn.Dropout(0.5)(_x(d)),
+    "normal_": lambda d: nn.init.normal_(flow.empty(3, 4, device=d)),
+    "multinomial": lambda d: flow.multinomial(_x(d).abs(), 2),
+    "topk": lambda d: flow.topk(_x(d), 2)[0],
+    "sort": lambda d: flow.sort(_x(d))[1],
+    "argwhere": lambda d: flow.argwhere(_x(d) > 0),
+    "masked_select": lambda d: flow.masked_select(_x(d), _x(d) > 0),
+    "einsum": lambda d: flow.einsum("ij,kj->ik", _x(d), _x(d)),
+    "permute": lambda d: _x(d).reshape(2, 2, 6).permute(2, 0, 1).contiguous(),
+    "assigned": assigned,
+    "cumsum": lambda d: flow.cumsum(_x(d), 1),
+    "softmax": lambda d: flow.softmax(_x(d), 1),
+    "layer_norm": lambda d: nn.LayerNorm(6).to(d)(_x(d)),
+    "conv": lambda d: nn.Conv2d(3, 4, 3).to(d)(flow.tensor(array(2, 3, 9, 9)).to(d)),
+    "lstm": lstm,
+    "bfloat16": lambda d: _x(d).to(flow.bfloat16).float(),
+    "sgd": step(flow.optim.SGD, momentum=0.9),
+    "adamw": step(flow.optim.AdamW),
+    "lamb": step(flow.optim.LAMB),
+}
+
+
+def operators() -> dict[str, bool]:
+    """Whether each gives the CPU's bits, by name."""
+    equal = {}
+    for name, run in CASES.items():
+        results = []
+        for device in ("cpu", "emulated"):
+            flow.manual_seed(3)
+            results.append(run(device).numpy())
+        equal[name] = results[0].tobytes() == results[1].tobytes()
+    return equal
+
+
+def counted() -> dict[str, Any]:
+    backend = oneflow_accel.current_backend()
+    backend.reset_peak_memory_stats()
+    before = backend.counters()
+    x = flow.ones(4 * MIB, device="emulated")
+    y = (x + x).numpy()
+    flow.tensor(y).to("emulated:1")
+    backend.synchronize()
+    after = backend.counters()
+    return {
+        "sum": float(y.sum()),
+        "made": {name: after[name] - before[name] for name in after},
+        "used": backend.memory_allocated(),
+        "peak": backend.max_memory_allocated(),
+        "devices": backend.device_count(),
+        "name": backend.properties().name,
+        "lacks": [f for f in ("host_memory", "memory_stats") if not backend.supports(f)],
+    }
+
+
+def out_of_memory() -> list[str]:
+    """What is said, twice, and that the program can go on; of 64 MiB."""
+    said = []
+    x = flow.zeros(4, device="emulated")
+    for _ in range(2):
+        try:
+            (flow.zeros(64 * MIB, device="emulated") + 1).sum().numpy()
+        except RuntimeError as error:
+            said.append(str(error))
+        oneflow_accel.current_backend().empty_cache()
+    said.append(str((x + 1).sum().item()))
+    return said
+
+
+def kept_weights() -> bool:
+    """Weights that are copied to the device while copies of the old ones are kept: the new ones
+    count."""
+    from oneflow_accel import inference
+
+    x = flow.tensor(array(3, 8)).to("emulated")
+    model = inference.prepare(nn.Linear(8, 8).to("emulated").eval())
+    with flow.no_grad():
+        model(x).numpy()
+        for parameter in model.parameters():
+            parameter.copy_(flow.zeros(*parameter.shape))
+        return bool((model(x).numpy() == 0).all())
+
+
+def touch() -> None:
+    flow.ones(4, device="emulated").numpy()
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    line = next(line for line in maps if "oneflow_accel_emulated" in line and " ---s " in line)
+    ctypes.string_at(int(line.partition("-")[0], 16), 1)
+
+
+if __name__ == "__main__":
+    oneflow_accel.select_device("emulated")
+    print("found", json.dumps(globals()[sys.argv[1]]()), flush=True)
