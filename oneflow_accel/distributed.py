@@ -114,11 +114,12 @@ def _own_part(
     return array
 
 
-def broadcast(tensors: Iterable[flow.Tensor]) -> None:
-    """Give local tensors, in place, the values of process 0's; a collective call."""
+def broadcast(tensors: Iterable[flow.Tensor], source: int = 0) -> None:
+    """Give local tensors, in place, the values of those of process `source`; a collective call."""
     if world_size() > 1:
         for tensor in tensors:
-            flow._C.comm_broadcast([tensor], inplace=True)
+            # Of one that is not in a list, OneFlow takes CPUs' and GPUs' only.
+            flow._C.comm_broadcast([tensor], src_rank=source, inplace=True)
 
 
 def barrier() -> None:

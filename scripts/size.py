@@ -12,9 +12,9 @@ from tracked import ROOT, listed_files
 
 # What is counted: where, the ends of its files' names, and the most lines it may have.
 BUDGETS = {
-    "oneflow_accel": ("oneflow_accel", (".py",), 9_560),
+    "oneflow_accel": ("oneflow_accel", (".py",), 9_565),
     "oneflow_accel/csrc": ("oneflow_accel/csrc", (".cpp", ".h"), 14_920),
-    "oneflow_accel/emulated": ("oneflow_accel/emulated", (".cpp", ".h"), 1_100),
+    "oneflow_accel/emulated": ("oneflow_accel/emulated", (".cpp", ".h"), 1_110),
     "flow_train": ("flow_train", (".py",), 13_360),
     "monarch_flow": ("monarch_flow", (".py",), 7_420),
     "resnet50_imagenet": ("resnet50_imagenet", (".py",), 1_160),
@@ -23,7 +23,7 @@ BUDGETS = {
     "benchmarks": ("benchmarks", (".py",), 4_060),
     "scripts": ("scripts", (".py",), 610),
     "patches": ("patches", (".patch",), 2_045),
-    "tests": ("tests", (".py",), 55_600),
+    "tests": ("tests", (".py",), 55_620),
 }
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from oneflow_accel import distributed
+
 import oneflow as flow
 from libai.utils import distributed as dist
 
@@ -97,8 +99,7 @@ class Position:
         Replicas and shards compute the same, but not on any hardware to the last bit, and processes
         that choose different tokens would wait for each other for ever.
         """
-        if self.world_size > 1:
-            flow.comm.broadcast(x, self.world_size - self.stage_size)
+        distributed.broadcast([x], self.world_size - self.stage_size)
         return x
 
     def _exchange(self, x: flow.Tensor, sizes: tuple[int, ...] | None = None) -> list[flow.Tensor]:

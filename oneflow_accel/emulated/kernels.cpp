@@ -261,17 +261,26 @@ OpKernelRegistryResult on_device(const OpKernelRegistryResult& of_cpu) {
   return own;
 }
 
-// The stream that OneFlow runs its eager collectives on, which it knows for CPUs and GPUs only.
+// Where the output of an operator between processes is: recv has no input, and says it.
+Maybe<Symbol<::oneflow::Device>> device_of(DeviceAndStreamInferContext* ctx) {
+  if (!ctx->inputs().empty()) {
+    const auto& [input, index] = ctx->inputs()[0];
+    return ctx->InputTensorDevice4ArgNameAndIndex(input, index);
+  }
+  return ::oneflow::Device::New(ctx->Attr<std::string>("device_type"), ctx->Attr<int64_t>("device_id"));
+}
+
+// The stream that OneFlow runs operators between processes on, which it knows for CPUs and GPUs
+// only.
 void infer_streams() {
   auto& operators = const_cast<HashMap<std::string, OpRegistryResult>&>(
       UserOpRegistryMgr::Get().GetAllOpRegistryResults());
   for (auto& [name, op] : operators) {
     auto& infer = op.device_and_stream_infer_fn;
-    if (name.rfind("eager_", 0) != 0 || !infer) { continue; }
+    const bool is_between = name.rfind("eager_", 0) == 0 || name == "send" || name == "recv";
+    if (!is_between || !infer) { continue; }
     infer = [stock = infer](DeviceAndStreamInferContext* ctx) -> Maybe<Symbol<::oneflow::Stream>> {
-      if (ctx->inputs().empty()) { return stock(ctx); }
-      const auto& [input, index] = ctx->inputs()[0];
-      const auto device = ctx->InputTensorDevice4ArgNameAndIndex(input, index);
+      const auto device = JUST(device_of(ctx));
       if (device->enum_type() != kDevice) { return stock(ctx); }
       for (const auto& [output, number] : ctx->outputs()) {
         *ctx->OutputTensorDevice4ArgNameAndIndex(output, number) = device;
