@@ -29,6 +29,7 @@ DOCUMENTS = (
     "monarch_flow/README_zh-CN.md",
     "monarch_flow/docs/vitae_options.md",
     "oneflow_accel/csrc/README.md",
+    "oneflow_accel/emulated/README.md",
 )
 
 _PROGRAMS = r"python3?|make|bash|cd|pip|source|export|apt-get|uv|pyenv|git|\.ci/run"
