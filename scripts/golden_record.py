@@ -313,29 +313,27 @@ def differences(old: Path, new: Path, changed: str | None) -> list[str]:
 
 
 def compare(name: str, case: Case, old: Tree, new: Tree) -> list[str]:
-    """Run a case in both trees; what differs, in words. What the new one resumes by itself is not
-    compared where only the devices differ, as it resumes from the other's checkpoint."""
+    """Run a case in both trees; what differs, in words. The same code on two devices resumes from
+    the other's checkpoint only."""
+    same_code = old.root == new.root
+    changed = None if same_code else CHANGES.get(name)
     runs = WORK / "runs" / name
     shutil.rmtree(runs, ignore_errors=True)
     runs.mkdir(parents=True)
     old.run(case, runs / "old", MIDDLE, resume=False)
     shutil.copytree(runs / "old", runs / "crossed")
     new.run(case, runs / "new", MIDDLE, resume=False)
-    changed = CHANGES.get(name)
-    found = []
-    if old.root == new.root:
-        changed = None
-        found += differences(runs / "old", runs / "new", None)
-        if tensors(runs / "old") != tensors(runs / "new"):
-            found.append("the checkpoints' tensors differ")
-    else:
-        new.run(case, runs / "new", END, resume=True)
-    for tree, out in ((old, "old"), (new, "crossed")):
-        tree.run(case, runs / out, END, resume=True)
-    if old.root != new.root:
-        found += differences(runs / "old", runs / "new", changed)
-    crossed = differences(runs / "old", runs / "crossed", changed)
-    return found + [f"after a resume from the other's checkpoint {line}" for line in crossed]
+    found = differences(runs / "old", runs / "new", changed)
+    if same_code and tensors(runs / "old") != tensors(runs / "new"):
+        found.append("the checkpoints' tensors differ")
+    old.run(case, runs / "old", END, resume=True)
+    for out, whose in (("crossed", "the other's"), ("new", "its own")):
+        if out == "new" and same_code:
+            continue
+        new.run(case, runs / out, END, resume=True)
+        lines = differences(runs / "old", runs / out, changed)
+        found += [f"after a resume from {whose} checkpoint {line}" for line in lines]
+    return found
 
 
 def main() -> int:

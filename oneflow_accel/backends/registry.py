@@ -28,6 +28,7 @@ ENTRY_POINT_GROUP = "oneflow_accel.backends"
 _PROBED: tuple[type[Backend], ...] = (MluBackend, CudaBackend, CpuBackend)
 PROBE_ORDER = tuple(backend.name for backend in _PROBED)
 _BUILT_IN: tuple[type[Backend], ...] = (*_PROBED, EmulatedBackend)
+_KERNELS = {backend.name: backend.kernels or backend.name for backend in _BUILT_IN}
 
 
 @dataclass(frozen=True)
@@ -108,8 +109,7 @@ def select_device(name: str | None = None) -> Backend:
 
 def kernels_of(name: str) -> str:
     """The device whose implementations of operations run on a device."""
-    found = {kind.name: kind.kernels for kind in _BUILT_IN}.get(name)
-    return found or name
+    return _KERNELS.get(name, name)
 
 
 def prepare_expected_device() -> None:

@@ -81,10 +81,10 @@ class AttributesOnCpu {
 };
 
 // What the CPU's kernels see of a context of this device's.
-template <typename Context>
+template <typename Context, typename Seen = Context>
 class OnCpu : public Context {
  public:
-  explicit OnCpu(Context& ctx) : ctx_(ctx) {}
+  explicit OnCpu(Seen& ctx) : ctx_(ctx) {}
   DeviceType device_type() const override { return DeviceType::kCPU; }
   const ParallelContext& parallel_ctx() const override { return ctx_.parallel_ctx(); }
   const TensorDesc* TensorDesc4ArgNameAndIndex(const std::string& name,
@@ -99,7 +99,7 @@ class OnCpu : public Context {
   const Attribute& Attr4Name(const std::string& name) const override {
     return attributes_.of(name, attribute_of(ctx_, name));
   }
-  Context& ctx_;
+  Seen& ctx_;
 
  private:
   const AttributesOnCpu attributes_;
@@ -169,27 +169,8 @@ class ComputeOnCpu final : public OnCpu<KernelComputeContext> {
   std::deque<HostTensor> tensors_;
 };
 
-class RegistrationOnCpu final : public KernelRegContext {
- public:
-  explicit RegistrationOnCpu(const KernelRegContext& ctx) : ctx_(ctx) {}
-  DeviceType device_type() const override { return DeviceType::kCPU; }
-  const ParallelContext& parallel_ctx() const override { return ctx_.parallel_ctx(); }
-  const TensorDesc* TensorDesc4ArgNameAndIndex(const std::string& name,
-                                               int32_t index) const override {
-    return ctx_.TensorDesc4ArgNameAndIndex(name, index);
-  }
-  const Arguments& inputs() const override { return ctx_.inputs(); }
-  const Arguments& outputs() const override { return ctx_.outputs(); }
-  const UserOpConfWrapper& user_op_conf() const override { return ctx_.user_op_conf(); }
-
- protected:
-  const Attribute& Attr4Name(const std::string& name) const override {
-    return attribute_of(ctx_, name);
-  }
-
- private:
-  const KernelRegContext& ctx_;
-};
+// That in which the registry asks whether a kernel matches.
+using RegistrationOnCpu = OnCpu<KernelRegContext, const KernelRegContext>;
 
 class DelegatingKernel : public OpKernel {
  public:

@@ -2,6 +2,8 @@
 // that OneFlow itself calls; the others say that there are none, as an unregistered one ends the
 // process.
 #include <cstring>
+#include <functional>
+#include <numeric>
 #include <vector>
 
 #include "emulated/emulated.h"
@@ -31,11 +33,14 @@ namespace {
 
 using namespace ep::primitive;
 
-// Whether these bytes can be written. What the CPU's kernels keep of them, as they are about to
-// change, is old.
-bool may_change(const void* data, std::size_t bytes) {
-  host().drop_copies(data, static_cast<int64_t>(bytes));
-  return host().may_write(data, static_cast<int64_t>(bytes));
+// Gives the stream `work`, which writes `bytes` at `to`. It is left out where that memory is not
+// there; what the CPU's kernels keep of these bytes is old.
+void write(ep::Stream* stream, void* to, std::size_t bytes, const std::function<void()>& work) {
+  run(stream, [=] {
+    const auto count = static_cast<int64_t>(bytes);
+    host().drop_copies(host_view(to), count);
+    if (host().may_write(host_view(to), count)) { work(); }
+  });
 }
 
 struct OwnMemcpy final : Memcpy {
@@ -62,9 +67,9 @@ struct OwnMemcpy final : Memcpy {
         break;
       default: check("on the device", to, true, from, true); count(Counter::kOnDevice);
     }
-    run(stream, [=] {
+    write(stream, to, bytes, [=] {
       // Of memory that is not there, nothing is to be had, either.
-      if (!host().may_write(host_view(from), bytes) || !may_change(host_view(to), bytes)) { return; }
+      if (!host().may_write(host_view(from), static_cast<int64_t>(bytes))) { return; }
       std::memcpy(host_view(to), host_view(from), bytes);
     });
   }
@@ -73,26 +78,21 @@ struct OwnMemcpy final : Memcpy {
 
 struct OwnMemset final : Memset {
   void Launch(ep::Stream* stream, void* data, int value, std::size_t bytes) override {
-    run(stream, [=] {
-      if (!may_change(host_view(data), bytes)) { return; }
-      std::memset(host_view(data), value, bytes);
-    });
+    write(stream, data, bytes, [=] { std::memset(host_view(data), value, bytes); });
   }
 };
 
-// Those below wrap the CPU's.
+// Those below wrap the CPU's, whose results are of this type; CopyNd is told it with each copy.
 template <typename Base>
 struct AroundCpu : Base {
   std::shared_ptr<Base> cpu;
+  DataType type = DataType::kInvalidDataType;
 };
 
 struct OwnFill final : AroundCpu<Fill> {
-  DataType type;
   void Launch(ep::Stream* stream, void* to, Scalar value, std::size_t count) override {
-    run(stream, [=] {
-      if (!may_change(host_view(to), count * GetSizeOfDataType(type))) { return; }
-      cpu->Launch(cpu_stream(stream), host_view(to), value, count);
-    });
+    write(stream, to, count * GetSizeOfDataType(type),
+          [=] { cpu->Launch(cpu_stream(stream), host_view(to), value, count); });
   }
 };
 
@@ -104,15 +104,15 @@ struct OwnCopyNd final : AroundCpu<CopyNd> {
     const auto copied = [=](const int64_t* values) {
       return std::vector<int64_t>(values, values + dims);
     };
-    run(stream, [=, to_dims = copied(to_dims), to_pos = copied(to_pos),
-                 from_dims = copied(from_dims), from_pos = copied(from_pos),
-                 extent = copied(extent)] {
-      std::size_t bytes = GetSizeOfDataType(type);
-      for (const int64_t dim : to_dims) { bytes *= dim; }
-      if (!may_change(host_view(to), bytes)) { return; }
-      cpu->Launch(cpu_stream(stream), type, dims, host_view(to), to_dims.data(), to_pos.data(),
-                  host_view(from), from_dims.data(), from_pos.data(), extent.data());
-    });
+    const std::size_t bytes = std::accumulate(to_dims, to_dims + dims, GetSizeOfDataType(type),
+                                              std::multiplies<std::size_t>());
+    write(stream, to, bytes,
+          [=, to_dims = copied(to_dims), to_pos = copied(to_pos), from_dims = copied(from_dims),
+           from_pos = copied(from_pos), extent = copied(extent)] {
+            cpu->Launch(cpu_stream(stream), type, dims, host_view(to), to_dims.data(),
+                        to_pos.data(), host_view(from), from_dims.data(), from_pos.data(),
+                        extent.data());
+          });
   }
 };
 
@@ -122,22 +122,25 @@ struct OwnAdd final : AroundCpu<Add> {
               std::size_t count) override {
     std::vector<const void*> views(terms, terms + arity);
     for (auto& view : views) { view = host_view(view); }
-    run(stream, [=] { cpu->Launch(cpu_stream(stream), views.data(), arity, host_view(to), count); });
+    write(stream, to, count * GetSizeOfDataType(type),
+          [=] { cpu->Launch(cpu_stream(stream), views.data(), arity, host_view(to), count); });
   }
 };
 
 struct OwnCast final : AroundCpu<Cast> {
   void Launch(ep::Stream* stream, const void* from, void* to, std::size_t count) override {
-    run(stream, [=] { cpu->Launch(cpu_stream(stream), host_view(from), host_view(to), count); });
+    write(stream, to, count * GetSizeOfDataType(type),
+          [=] { cpu->Launch(cpu_stream(stream), host_view(from), host_view(to), count); });
   }
 };
 
-template <typename Own, typename Base, typename Factory, typename... Arguments>
-std::unique_ptr<Own> around_cpu(Arguments... arguments) {
+template <typename Own, typename Factory, typename... Arguments>
+std::unique_ptr<Own> around_cpu(DataType result, Arguments... arguments) {
   auto cpu = NewPrimitive<Factory>(DeviceType::kCPU, arguments...);
   if (!cpu) { return nullptr; }
   auto own = std::make_unique<Own>();
   own->cpu = std::move(cpu);
+  own->type = result;
   return own;
 }
 
@@ -157,30 +160,28 @@ REGISTER(Memset);
 
 struct OwnFillFactory final : FillFactory {
   std::unique_ptr<Fill> New(DataType type) override {
-    auto own = around_cpu<OwnFill, Fill, FillFactory>(type);
-    if (own) { own->type = type; }
-    return own;
+    return around_cpu<OwnFill, FillFactory>(type, type);
   }
 };
 REGISTER(Fill);
 
 struct OwnCopyNdFactory final : CopyNdFactory {
   std::unique_ptr<CopyNd> New(std::size_t dims) override {
-    return around_cpu<OwnCopyNd, CopyNd, CopyNdFactory>(dims);
+    return around_cpu<OwnCopyNd, CopyNdFactory>(DataType::kInvalidDataType, dims);
   }
 };
 REGISTER(CopyNd);
 
 struct OwnAddFactory final : AddFactory {
   std::unique_ptr<Add> New(DataType type) override {
-    return around_cpu<OwnAdd, Add, AddFactory>(type);
+    return around_cpu<OwnAdd, AddFactory>(type, type);
   }
 };
 REGISTER(Add);
 
 struct OwnCastFactory final : CastFactory {
   std::unique_ptr<Cast> New(DataType from, DataType to) override {
-    return around_cpu<OwnCast, Cast, CastFactory>(from, to);
+    return around_cpu<OwnCast, CastFactory>(to, from, to);
   }
 };
 REGISTER(Cast);
