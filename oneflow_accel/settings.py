@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -100,6 +101,17 @@ def _bytes(text: str) -> int:
     return int(_number(number, 0, 1e15, "a number of bytes, such as 2GiB") * unit)
 
 
+def _faults(text: str) -> dict[str, str]:
+    form = r"fail=\w+:[1-9]\d*|lost=[1-9]\d*|(bandwidth|latency|delay)=[0-9.]+(e[+-]?\d+)?"
+    faults = dict(part.partition("=")[::2] for part in text.split(","))
+    if not all(re.fullmatch(form, part) for part in text.split(",")):
+        raise ValueError(
+            "not a list of fail=OPERATOR:LAUNCH, lost=OPERATION, bandwidth=BYTES_PER_SECOND, "
+            "latency=SECONDS and delay=SECONDS, such as fail=conv2d:3,latency=0.001"
+        )
+    return faults
+
+
 def _watchdog(text: str) -> str:
     if text not in ("on", "off") and not (text.isdecimal() and int(text) <= 65535):
         raise ValueError("neither 'on' nor 'off' nor a port's number")
@@ -143,6 +155,15 @@ EMULATED_DEVICES: Variable[int | None] = _declare(
 )
 EMULATED_MEMORY = _declare(
     "ONEFLOW_ACCEL_EMULATED_MEMORY", _bytes, 8 << 30, "memory of an emulated device, such as 2GiB"
+)
+EMULATED_STREAMS = _choice(
+    "ONEFLOW_ACCEL_EMULATED_STREAMS",
+    ("asynchronous", "synchronous"),
+    "asynchronous",
+    "whether streams of emulated devices have threads of their own",
+)
+EMULATED_FAULTS: Variable[dict[str, str]] = _declare(
+    "ONEFLOW_ACCEL_EMULATED_FAULTS", _faults, {}, "what goes wrong on emulated devices"
 )
 TRACEBACK = _flag("ONEFLOW_ACCEL_TRACEBACK", "whether errors come with their traceback")
 # Read by setup.py, which runs where this package cannot be imported yet.

@@ -26,7 +26,7 @@ import oneflow as flow
 COUNTERS = ("launches", "copies_to_device", "copies_to_host", "copies_on_device", "streams")
 
 # What the CPU plug-in does for it, in the order of `Host` in emulated.h.
-_OF_CPU = ("drop_copies", "may_write", "promise", "withdraw")
+_OF_CPU = ("drop_copies", "may_write", "promise", "withdraw", "fail", "wait_also")
 
 
 class EmulatedBackend(Backend):
@@ -61,7 +61,7 @@ class EmulatedBackend(Backend):
                 f"device '{self.name}' cannot be used: it delegates to the CPU plug-in, which is "
                 f"not loaded: {state.reason}"
             )
-        _load(self.device_count(), settings.EMULATED_MEMORY.get())
+        _load(self.device_count())
 
     def device_count(self) -> int:
         return settings.EMULATED_DEVICES.get() or self._cpu.device_count()
@@ -120,8 +120,33 @@ def _library() -> ctypes.CDLL:
     return library
 
 
+class _Options(ctypes.Structure):
+    """In the order of `Options` in emulated.h."""
+
+    _fields_: ClassVar = [
+        *((name, ctypes.c_int64) for name in ("devices", "bytes", "asynchronous")),
+        *((name, ctypes.c_int64) for name in ("fails_at", "lost_at")),
+        *((name, ctypes.c_double) for name in ("bytes_per_second", "latency", "delay")),
+        ("failing", ctypes.c_char_p),
+    ]
+
+
+def _options(devices: int) -> _Options:
+    faults = settings.EMULATED_FAULTS.get()
+    failing, _, fails_at = faults.get("fail", ":0").partition(":")
+    return _Options(
+        devices,
+        settings.EMULATED_MEMORY.get(),
+        settings.EMULATED_STREAMS.get() == "asynchronous",
+        int(fails_at),
+        int(faults.get("lost", 0)),
+        *(float(faults.get(name, 0)) for name in ("bandwidth", "latency", "delay")),
+        failing.encode(),
+    )
+
+
 @lru_cache(maxsize=1)
-def _load(devices: int, memory: int) -> None:
+def _load(devices: int) -> None:
     """Once, after the CPU plug-in, whose kernels it delegates to as well."""
     cpu = ctypes.CDLL(str(plugin.state().path))
     flow._oneflow_internal.LoadLibrary(str(_path()))
@@ -129,9 +154,7 @@ def _load(devices: int, memory: int) -> None:
         functions = (getattr(cpu, f"oneflow_accel_{name}") for name in _OF_CPU)
         addresses = [ctypes.cast(function, ctypes.c_void_p) for function in functions]
         _library().oneflow_accel_emulated_start(
-            ctypes.c_int64(devices),
-            ctypes.c_int64(memory),
-            (ctypes.c_void_p * len(_OF_CPU))(*addresses),
+            ctypes.byref(_options(devices)), (ctypes.c_void_p * len(_OF_CPU))(*addresses)
         )
     except AttributeError as error:
         raise UserError(

@@ -1,4 +1,4 @@
-// Devices, their streams and events, and how OneFlow finds them.
+// Devices, and how OneFlow finds them.
 #include <array>
 #include <atomic>
 #include <memory>
@@ -33,34 +33,6 @@ std::array<std::atomic<int64_t>, static_cast<std::size_t>(Counter::kCount)> g_co
 
 std::string mebibytes(std::size_t bytes) { return std::to_string(bytes >> 20) + " MiB"; }
 
-// All work is done when it has been given to the stream, so that there is nothing to wait for.
-class Event final : public ep::Event {
- public:
-  Maybe<bool> QueryDone() override { return true; }
-  Maybe<void> Sync() override { return Maybe<void>::Ok(); }
-};
-
-class Stream final : public ep::Stream {
- public:
-  Stream(ep::Device* device, ep::Device* cpu)
-      : device_(device), cpu_(cpu), inner_(cpu->CreateStream()) {
-    count(Counter::kStreams);
-  }
-  ~Stream() override { cpu_->DestroyStream(inner_); }
-
-  DeviceType device_type() const override { return kDevice; }
-  ep::Device* device() const override { return device_; }
-  Maybe<void> Sync() override { return Maybe<void>::Ok(); }
-  void RecordEvent(ep::Event*) override {}
-
-  ep::Stream* inner() { return inner_; }
-
- private:
-  ep::Device* const device_;
-  ep::Device* const cpu_;
-  ep::Stream* const inner_;
-};
-
 class Device final : public ep::Device {
  public:
   Device(ep::DeviceManager* manager, std::shared_ptr<ep::Device> cpu, std::size_t index)
@@ -71,23 +43,25 @@ class Device final : public ep::Device {
   std::size_t device_index() const override { return index_; }
   ep::DeviceManager* device_manager() const override { return manager_; }
 
-  ep::Stream* CreateStream() override { return new Stream(this, cpu_.get()); }
+  ep::Stream* CreateStream() override {
+    count(Counter::kStreams);
+    return make_stream(this, cpu_.get());
+  }
   void DestroyStream(ep::Stream* stream) override { delete stream; }
   void CreateEvents(ep::Event** events, std::size_t count) override {
-    for (std::size_t i = 0; i < count; ++i) { events[i] = new Event; }
+    for (std::size_t i = 0; i < count; ++i) { events[i] = make_event(); }
   }
   void DestroyEvents(ep::Event** events, std::size_t count) override {
     for (std::size_t i = 0; i < count; ++i) { delete events[i]; }
   }
 
-  Maybe<void> Alloc(const ep::AllocationOptions& options, void** data,
-                    std::size_t bytes) override {
-    CHECK_OR_RETURN(!options.HasPinnedDevice());
+  Maybe<void> Alloc(const ep::AllocationOptions& how, void** data, std::size_t bytes) override {
+    CHECK_OR_RETURN(!how.HasPinnedDevice());
     *data = heap_.allocate(bytes);
     if (*data != nullptr) { return Maybe<void>::Ok(); }
-    const auto left = static_cast<std::size_t>(sizes().bytes - heap_.used());
+    const auto left = static_cast<std::size_t>(options().bytes - heap_.used());
     const std::string lack = "out of memory: " + mebibytes(bytes) + " were asked for, and "
-                             + mebibytes(left) + " of the " + mebibytes(sizes().bytes) + " of "
+                             + mebibytes(left) + " of the " + mebibytes(options().bytes) + " of "
                              + kName + ":" + std::to_string(index_)
                              + " are left, perhaps not in one piece";
     // A call from Python raises it. OneFlow's other threads would end the process.
@@ -97,14 +71,18 @@ class Device final : public ep::Device {
     *data = heap_.promise(bytes, lack);
     return Maybe<void>::Ok();
   }
-  void Free(const ep::AllocationOptions&, void* data) override { heap_.free(data); }
-  // Of the host, for copies to and from the device.
-  Maybe<void> AllocPinned(const ep::AllocationOptions& options, void** data,
-                          std::size_t bytes) override {
-    return cpu_->AllocPinned(options, data, bytes);
+  // Work that was given to a stream may still use it, as on a GPU.
+  void Free(const ep::AllocationOptions&, void* data) override {
+    drain_all();
+    heap_.free(data);
   }
-  void FreePinned(const ep::AllocationOptions& options, void* data) override {
-    cpu_->FreePinned(options, data);
+  // Of the host, for copies to and from the device.
+  Maybe<void> AllocPinned(const ep::AllocationOptions& how, void** data,
+                          std::size_t bytes) override {
+    return cpu_->AllocPinned(how, data, bytes);
+  }
+  void FreePinned(const ep::AllocationOptions& how, void* data) override {
+    cpu_->FreePinned(how, data);
   }
 
   Heap& heap() { return heap_; }
@@ -122,7 +100,7 @@ std::atomic<Manager*> g_manager{nullptr};
 class Manager final : public ep::DeviceManager {
  public:
   explicit Manager(ep::DeviceManagerRegistry* registry)
-      : registry_(registry), devices_(sizes().devices) {
+      : registry_(registry), devices_(options().devices) {
     g_manager.store(this);
   }
 
@@ -177,17 +155,15 @@ const bool g_has_devices = [] {
 
 }  // namespace
 
-ep::Stream* cpu_stream(ep::Stream* stream) {
-  CHECK_EQ(stream->device_type(), kDevice);
-  return static_cast<Stream*>(stream)->inner();
+Options& options() {
+  static Options options;
+  return options;
 }
 
 Host& host() {
   static Host host;
   return host;
 }
-
-void run(ep::Stream*, const std::function<void()>& work) { work(); }
 
 void count(Counter counter) {
   g_counters[static_cast<std::size_t>(counter)].fetch_add(1, std::memory_order_relaxed);
@@ -200,9 +176,10 @@ using namespace oneflow_accel::emulated;
 extern "C" {
 
 // To be called before the first operation on a device.
-void oneflow_accel_emulated_start(int64_t devices, int64_t bytes, const Host* functions) {
-  sizes() = {static_cast<std::size_t>(devices), static_cast<std::size_t>(bytes)};
+void oneflow_accel_emulated_start(const Options* wanted, const Host* functions) {
+  options() = *wanted;
   host() = *functions;
+  host().wait_also(drain_all);
 }
 
 int64_t oneflow_accel_emulated_counter(int64_t which) { return g_counters.at(which).load(); }

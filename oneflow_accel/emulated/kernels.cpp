@@ -1,14 +1,20 @@
 // Every kernel that matches on the CPU, OneFlow's and the plug-in's, again for the device: the same
 // kernel, in contexts that say "CPU" and give the host's view of device memory. So the library is
 // loaded after the CPU plug-in.
+#include <algorithm>
+#include <cstring>
 #include <deque>
 #include <memory>
+#include <mutex>
+#include <stdexcept>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "emulated/emulated.h"
 #include "oneflow/core/common/protobuf.h"
+#include "oneflow/core/common/tensor_desc.h"
 #include "oneflow/core/framework/attr_value.h"
 #include "oneflow/core/framework/device.h"
 #include "oneflow/core/framework/stream.h"
@@ -128,6 +134,16 @@ class OnCpuBefore final : public OnCpu<Context> {
   }
 };
 
+const MemoryCase& host_memory() {
+  static const MemoryCase host = [] {
+    MemoryCase memory;
+    memory.set_device_type(DeviceType::kCPU);
+    memory.set_device_id(0);
+    return memory;
+  }();
+  return host;
+}
+
 class HostTensor final : public Tensor {
  public:
   explicit HostTensor(Tensor* tensor) : tensor(tensor) {}
@@ -135,15 +151,7 @@ class HostTensor final : public Tensor {
   MutShapeView mut_shape_view() override { return tensor->mut_shape_view(); }
   const Stride& stride() const override { return tensor->stride(); }
   DataType data_type() const override { return tensor->data_type(); }
-  const MemoryCase& mem_case() const override {
-    static const MemoryCase host = [] {
-      MemoryCase memory;
-      memory.set_device_type(DeviceType::kCPU);
-      memory.set_device_id(0);
-      return memory;
-    }();
-    return host;
-  }
+  const MemoryCase& mem_case() const override { return host_memory(); }
   const void* raw_dptr() const override { return host_view(tensor->raw_dptr()); }
   void* mut_raw_dptr() override { return host_view(tensor->mut_raw_dptr()); }
 
@@ -172,6 +180,131 @@ class ComputeOnCpu final : public OnCpu<KernelComputeContext> {
 // That in which the registry asks whether a kernel matches.
 using RegistrationOnCpu = OnCpu<KernelRegContext, const KernelRegContext>;
 
+// One argument of a launch that waits in a queue: what the kernel may ask for when it runs.
+class KeptTensor final : public Tensor {
+ public:
+  KeptTensor(Tensor* tensor, const TensorDesc* desc)
+      : type_(tensor->data_type()), data_(host_view(tensor->mut_raw_dptr())) {
+    tensor->shape_view().ToShape(&shape_);
+    // Memory for intermediate results has no description, and no stride to ask for.
+    if (desc == nullptr) { return; }
+    stride_ = tensor->stride();
+    desc_.set_shape(desc->shape());
+    desc_.set_stride(desc->stride());
+    desc_.set_data_type(desc->data_type());
+    desc_.set_is_dynamic(desc->is_dynamic());
+  }
+  ShapeView shape_view() const override { return ShapeView(shape_); }
+  MutShapeView mut_shape_view() override {
+    throw std::logic_error("a kernel changes a shape after its launch on the emulated device");
+  }
+  const Stride& stride() const override { return stride_; }
+  DataType data_type() const override { return type_; }
+  const MemoryCase& mem_case() const override { return host_memory(); }
+  const void* raw_dptr() const override { return data_; }
+  void* mut_raw_dptr() override { return data_; }
+  const TensorDesc* desc() const { return &desc_; }
+
+ private:
+  Shape shape_;
+  Stride stride_;
+  const DataType type_;
+  void* const data_;
+  NaiveTensorDesc desc_;
+};
+
+// What is the same for all launches of a kernel.
+struct Launches {
+  explicit Launches(const KernelComputeContext& ctx)
+      : conf(conf_of(ctx)), inputs(ctx.inputs()), outputs(ctx.outputs()) {
+    const auto* op = UserOpRegistryMgr::Get().GetOpRegistryResult(ctx.op_type_name());
+    if (op == nullptr) { return; }
+    for (const auto& attribute : op->op_def.attr()) { attributes.push_back(attribute.name()); }
+  }
+  const UserOpConfWrapper conf;
+  const Arguments inputs, outputs;
+  std::vector<std::string> attributes;
+};
+
+// The context of a launch that waits in a queue: a copy of what OneFlow uses again for the next one.
+class KeptContext final : public KernelComputeContext {
+ public:
+  KeptContext(KernelComputeContext& ctx, std::shared_ptr<const Launches> launches)
+      : launches_(std::move(launches)),
+        stream_(cpu_stream(ctx.stream())),
+        parallel_(ctx.parallel_ctx()) {
+    for (const auto* arguments : {&launches_->inputs, &launches_->outputs}) {
+      for (const auto& [name, index] : *arguments) {
+        keep(ctx, name, index, ctx.TensorDesc4ArgNameAndIndex(name, index));
+      }
+    }
+    keep(ctx, kIntermediate, 0, nullptr);
+    for (const auto& name : launches_->attributes) {
+      attributes_.push_back(attribute_of(ctx, name));
+    }
+  }
+
+  Tensor* Tensor4ArgNameAndIndex(const std::string& name, int32_t index) override {
+    return const_cast<KeptTensor*>(find(name, index));
+  }
+  const TensorDesc* TensorDesc4ArgNameAndIndex(const std::string& name,
+                                               int32_t index) const override {
+    const KeptTensor* tensor = find(name, index);
+    return tensor == nullptr ? nullptr : tensor->desc();
+  }
+  ep::Stream* stream() override { return stream_; }
+  DeviceType device_type() const override { return DeviceType::kCPU; }
+  const ParallelContext& parallel_ctx() const override { return parallel_; }
+  const Arguments& inputs() const override { return launches_->inputs; }
+  const Arguments& outputs() const override { return launches_->outputs; }
+  const UserOpConfWrapper& user_op_conf() const override { return launches_->conf; }
+  const Attribute& Attr4Name(const std::string& name) const override {
+    const auto& names = launches_->attributes;
+    const auto at = std::find(names.begin(), names.end(), name) - names.begin();
+    return attributes_.at(at);
+  }
+
+ private:
+  static constexpr const char* kIntermediate = "tmp_buffer";
+
+  void keep(KernelComputeContext& ctx, const std::string& name, int32_t index,
+            const TensorDesc* desc) {
+    Tensor* tensor = ctx.Tensor4ArgNameAndIndex(name, index);
+    if (tensor != nullptr) { tensors_.emplace_back(name, index, KeptTensor(tensor, desc)); }
+  }
+  const KeptTensor* find(const std::string& name, int32_t index) const {
+    for (const auto& [own_name, own_index, tensor] : tensors_) {
+      if (own_index == index && own_name == name) { return &tensor; }
+    }
+    return nullptr;
+  }
+
+  const std::shared_ptr<const Launches> launches_;
+  ep::Stream* const stream_;
+  const ParallelContext parallel_;
+  std::vector<std::tuple<std::string, int32_t, KeptTensor>> tensors_;
+  std::vector<Attribute> attributes_;
+};
+
+// States and caches of the CPU's kernels, which a launch in a queue keeps.
+template <typename Base>
+struct Shared final : Base {
+  explicit Shared(std::shared_ptr<Base> own) : own(std::move(own)) {}
+  static std::shared_ptr<Base> make(std::shared_ptr<Base> own) {
+    return own ? std::make_shared<Shared>(std::move(own)) : nullptr;
+  }
+  const std::shared_ptr<Base> own;
+};
+
+std::size_t bytes_of(const Tensor& tensor) {
+  return tensor.shape_view().elem_cnt() * GetSizeOfDataType(tensor.data_type());
+}
+
+// Between processes: the CPU's kernels talk to OneFlow's threads there, which know each other.
+bool is_between_processes(const std::string& op) {
+  return op.rfind("eager_", 0) == 0 || op == "send" || op == "recv";
+}
+
 class DelegatingKernel : public OpKernel {
  public:
   explicit DelegatingKernel(const OpKernel* kernel) : kernel_(kernel) {}
@@ -184,15 +317,71 @@ class DelegatingKernel : public OpKernel {
   void Compute(KernelComputeContext* ctx, OpKernelState* state,
                const OpKernelCache* cache) const final {
     count(Counter::kLaunches);
-    ComputeOnCpu on_cpu(*ctx);
-    kernel_->Compute(&on_cpu, state, cache);
+    const std::string& op = ctx->op_type_name();
+    if (fails(op)) { return run(ctx->stream(), zeros(*ctx)); }
+    const auto* shared_state = dynamic_cast<const Shared<OpKernelState>*>(state);
+    const auto* shared_cache = static_cast<const Shared<OpKernelCache>*>(cache);
+    const OpKernelCache* own_cache = cache == nullptr ? nullptr : shared_cache->own.get();
+    const bool is_between = is_between_processes(op);
+    // A state that is not the kernel's own is gone after this call: that of a generator of random
+    // numbers. So is a shape that the kernel writes.
+    if (options().is_asynchronous == 0 || is_between || (state != nullptr && shared_state == nullptr)
+        || writes_shapes(*ctx)) {
+      return run_in_call(ctx->stream(), [&] {
+        ComputeOnCpu on_cpu(*ctx);
+        if (is_between) { pass_link(bytes_of_inputs(*ctx)); }
+        kernel_->Compute(&on_cpu, shared_state == nullptr ? state : shared_state->own.get(),
+                         own_cache);
+      });
+    }
+    std::call_once(is_known_, [&] { launches_ = std::make_shared<const Launches>(*ctx); });
+    run(ctx->stream(),
+        [kernel = kernel_, kept = std::make_shared<KeptContext>(*ctx, launches_),
+         own_state = shared_state == nullptr ? nullptr : shared_state->own,
+         own_cache = cache == nullptr ? nullptr : shared_cache->own] {
+          kernel->Compute(kept.get(), own_state.get(), own_cache.get());
+        });
   }
 
  protected:
-  const std::unique_ptr<const OpKernel> kernel_;
+  const std::shared_ptr<const OpKernel> kernel_;
 
  private:
   using OpKernel::Compute;
+
+  static bool writes_shapes(const KernelComputeContext& ctx) {
+    for (const auto& [name, index] : ctx.outputs()) {
+      const auto* desc = ctx.TensorDesc4ArgNameAndIndex(name, index);
+      if (desc != nullptr
+          && (desc->is_dynamic() || desc->data_type() == DataType::kTensorBuffer)) {
+        return true;
+      }
+    }
+    return false;
+  }
+  static std::size_t bytes_of_inputs(KernelComputeContext& ctx) {
+    std::size_t bytes = 0;
+    for (const auto& [name, index] : ctx.inputs()) {
+      const auto* tensor = ctx.Tensor4ArgNameAndIndex(name, index);
+      if (tensor != nullptr) { bytes += bytes_of(*tensor); }
+    }
+    return bytes;
+  }
+  // What a failed launch leaves in its outputs.
+  static std::function<void()> zeros(KernelComputeContext& ctx) {
+    std::vector<std::pair<void*, std::size_t>> outputs;
+    for (const auto& [name, index] : ctx.outputs()) {
+      auto* tensor = ctx.Tensor4ArgNameAndIndex(name, index);
+      if (tensor == nullptr) { continue; }
+      outputs.emplace_back(host_view(tensor->mut_raw_dptr()), bytes_of(*tensor));
+    }
+    return [outputs] {
+      for (const auto& [data, bytes] : outputs) { std::memset(data, 0, bytes); }
+    };
+  }
+
+  mutable std::once_flag is_known_;
+  mutable std::shared_ptr<const Launches> launches_;
 };
 
 // OneFlow asks a kernel for a state or a cache only if its class has functions for them.
@@ -201,16 +390,24 @@ class DelegatingKernelWithState final : public DelegatingKernel {
   using DelegatingKernel::DelegatingKernel;
   std::shared_ptr<OpKernelState> CreateOpKernelState(KernelInitContext* ctx) const override {
     OnCpuBefore<KernelInitContext> on_cpu(*ctx);
-    return kernel_->CreateOpKernelState(&on_cpu);
+    return Shared<OpKernelState>::make(kernel_->CreateOpKernelState(&on_cpu));
   }
   std::shared_ptr<OpKernelCache> InitOpKernelCache(KernelCacheContext* ctx) const override {
     OnCpuBefore<KernelCacheContext> on_cpu(*ctx);
-    return kernel_->InitOpKernelCache(&on_cpu);
+    return Shared<OpKernelCache>::make(kernel_->InitOpKernelCache(&on_cpu));
   }
   void InitOpKernelCacheWithFlags(KernelCacheContext* ctx, int8_t flag,
                                   std::shared_ptr<OpKernelCache>* cache) const override {
+    constexpr int8_t kNothingChanged =
+        OpKernelCache::kShapeNotChanged | OpKernelCache::kAttrNotChanged;
+    std::shared_ptr<OpKernelCache> old, own;
+    if (*cache) { old = static_cast<Shared<OpKernelCache>&>(**cache).own; }
+    // A kernel may change the old one in place, and a launch that waits in a queue has it: where
+    // there is a change, it makes a new one.
+    if (flag == kNothingChanged) { own = old; }
     OnCpuBefore<KernelCacheContext> on_cpu(*ctx);
-    kernel_->InitOpKernelCacheWithFlags(&on_cpu, flag, cache);
+    kernel_->InitOpKernelCacheWithFlags(&on_cpu, own ? flag : 0, &own);
+    if (!old || own != old) { *cache = Shared<OpKernelCache>::make(std::move(own)); }
   }
 };
 
@@ -258,8 +455,7 @@ void infer_streams() {
       UserOpRegistryMgr::Get().GetAllOpRegistryResults());
   for (auto& [name, op] : operators) {
     auto& infer = op.device_and_stream_infer_fn;
-    const bool is_between = name.rfind("eager_", 0) == 0 || name == "send" || name == "recv";
-    if (!is_between || !infer) { continue; }
+    if (!is_between_processes(name) || !infer) { continue; }
     infer = [stock = infer](DeviceAndStreamInferContext* ctx) -> Maybe<Symbol<::oneflow::Stream>> {
       const auto device = JUST(device_of(ctx));
       if (device->enum_type() != kDevice) { return stock(ctx); }

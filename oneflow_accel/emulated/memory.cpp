@@ -57,7 +57,7 @@ void explain_fault(int signal, siginfo_t* info, void* context) {
 
 Arena make_arena() {
   Arena arena;
-  arena.bytes = sizes().devices * sizes().bytes;
+  arena.bytes = options().devices * options().bytes;
   arena.file = memfd_create("oneflow_accel_emulated", MFD_CLOEXEC);
   PCHECK(arena.file >= 0 && ftruncate(arena.file, static_cast<off_t>(arena.bytes)) == 0);
   const auto map = [&](int protection) {
@@ -115,11 +115,6 @@ bool is_in_arena(const void* data) {
 
 }  // namespace
 
-Sizes& sizes() {
-  static Sizes sizes;
-  return sizes;
-}
-
 bool is_on_device(const void* data) {
   return is_in_arena(data) || is_promised(static_cast<const char*>(data));
 }
@@ -130,8 +125,8 @@ void* host_view(void* data) {
   return all.host + (static_cast<char*>(data) - all.device);
 }
 
-Heap::Heap(std::size_t device) : begin_(arena().device + device * sizes().bytes) {
-  gaps_[0] = sizes().bytes;
+Heap::Heap(std::size_t device) : begin_(arena().device + device * options().bytes) {
+  gaps_[0] = options().bytes;
 }
 
 void* Heap::allocate(std::size_t bytes) {

@@ -67,9 +67,10 @@ struct OwnMemcpy final : Memcpy {
         break;
       default: check("on the device", to, true, from, true); count(Counter::kOnDevice);
     }
-    write(stream, to, bytes, [=] {
+    write(stream, to, bytes, [=, kind = kind] {
       // Of memory that is not there, nothing is to be had, either.
       if (!host().may_write(host_view(from), static_cast<int64_t>(bytes))) { return; }
+      if (kind != MemcpyKind::kDtoD) { pass_link(bytes); }
       std::memcpy(host_view(to), host_view(from), bytes);
     });
   }
@@ -82,7 +83,8 @@ struct OwnMemset final : Memset {
   }
 };
 
-// Those below wrap the CPU's, whose results are of this type; CopyNd is told it with each copy.
+// Those below wrap the CPU's, whose results are of this type; CopyNd is told it with each copy. What
+// waits in a queue keeps the CPU's: OneFlow makes some for one call.
 template <typename Base>
 struct AroundCpu : Base {
   std::shared_ptr<Base> cpu;
@@ -92,7 +94,7 @@ struct AroundCpu : Base {
 struct OwnFill final : AroundCpu<Fill> {
   void Launch(ep::Stream* stream, void* to, Scalar value, std::size_t count) override {
     write(stream, to, count * GetSizeOfDataType(type),
-          [=] { cpu->Launch(cpu_stream(stream), host_view(to), value, count); });
+          [=, cpu = cpu] { cpu->Launch(cpu_stream(stream), host_view(to), value, count); });
   }
 };
 
@@ -107,7 +109,7 @@ struct OwnCopyNd final : AroundCpu<CopyNd> {
     const std::size_t bytes = std::accumulate(to_dims, to_dims + dims, GetSizeOfDataType(type),
                                               std::multiplies<std::size_t>());
     write(stream, to, bytes,
-          [=, to_dims = copied(to_dims), to_pos = copied(to_pos), from_dims = copied(from_dims),
+          [=, cpu = cpu, to_dims = copied(to_dims), to_pos = copied(to_pos), from_dims = copied(from_dims),
            from_pos = copied(from_pos), extent = copied(extent)] {
             cpu->Launch(cpu_stream(stream), type, dims, host_view(to), to_dims.data(),
                         to_pos.data(), host_view(from), from_dims.data(), from_pos.data(),
@@ -123,14 +125,14 @@ struct OwnAdd final : AroundCpu<Add> {
     std::vector<const void*> views(terms, terms + arity);
     for (auto& view : views) { view = host_view(view); }
     write(stream, to, count * GetSizeOfDataType(type),
-          [=] { cpu->Launch(cpu_stream(stream), views.data(), arity, host_view(to), count); });
+          [=, cpu = cpu] { cpu->Launch(cpu_stream(stream), views.data(), arity, host_view(to), count); });
   }
 };
 
 struct OwnCast final : AroundCpu<Cast> {
   void Launch(ep::Stream* stream, const void* from, void* to, std::size_t count) override {
     write(stream, to, count * GetSizeOfDataType(type),
-          [=] { cpu->Launch(cpu_stream(stream), host_view(from), host_view(to), count); });
+          [=, cpu = cpu] { cpu->Launch(cpu_stream(stream), host_view(from), host_view(to), count); });
   }
 };
 

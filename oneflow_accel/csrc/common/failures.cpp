@@ -42,6 +42,8 @@ std::atomic<bool> g_pending{false};
 // What waits for Python is that memory has run out: tensors may have none to write to. Whether it
 // ever has.
 std::atomic<bool> g_starved{false}, g_has_starved{false};
+// Waits for the work of another device, which OneFlow does not do when it synchronizes.
+std::atomic<void (*)()> g_wait_for_device{nullptr};
 // The program has come to its end; OneFlow still synchronizes, where nobody would see an exception.
 std::atomic<bool> g_ending{false};
 
@@ -54,6 +56,13 @@ struct Failure {
 // Never destroyed: OneFlow's threads may outlive the library's variables.
 Failure& g_first = *new Failure;
 
+// For all that OneFlow has been asked to do.
+Maybe<void> wait_for_all() {
+  auto waited = ::oneflow::vm::CurrentRankSync();
+  if (auto* const wait = g_wait_for_device.load()) { wait(); }
+  return waited;
+}
+
 // Tells Python if a failure waits for it, by the exceptions that OneFlow's own errors end in: made of
 // an Error their text would have colours for a terminal.
 Maybe<void> raise_pending() {
@@ -62,7 +71,7 @@ Maybe<void> raise_pending() {
   }
   // What has been asked for in the meantime may fail in the wake of it, and optimizers have to be
   // kept from stepping: all of it belongs to this one failure.
-  const auto rest = ::oneflow::vm::CurrentRankSync();
+  const auto rest = wait_for_all();
   const std::lock_guard<std::mutex> lock(g_first.mutex);
   // Another thread may have raised it while this one waited.
   if (!g_pending.load()) { return Maybe<void>::Ok(); }
@@ -108,7 +117,7 @@ Maybe<void> wait_for_data(const SpinCounter* counter) {
 
 // In place of vm::CurrentRankSync(), as Python calls it: synchronize(), empty_cache().
 Maybe<void> synchronize() {
-  auto waited = ::oneflow::vm::CurrentRankSync();
+  auto waited = wait_for_all();
   return waited.IsOk() ? raise_pending() : waited;
 }
 
@@ -303,6 +312,13 @@ void oneflow_accel_guard_kernels() {
     }
   }
 }
+
+// For the emulated device: what has failed there, to be raised as failures of kernels are, and how to
+// wait for it.
+void oneflow_accel_fail(const char* message) {
+  oneflow_accel::record(std::string("oneflow_accel: ") + message, false);
+}
+void oneflow_accel_wait_also(void (*wait)()) { oneflow_accel::g_wait_for_device.store(wait); }
 
 // To be called when the interpreter ends, before OneFlow does: no failure is raised from then on;
 // one that nobody has asked for is printed at the very end.
