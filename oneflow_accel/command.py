@@ -23,6 +23,9 @@ from oneflow_accel.errors import UserError, did_you_mean
 # What a shell reports of a process that Ctrl-C ended, and of one whose output nobody reads.
 INTERRUPTED = 128 + signal.SIGINT
 BROKEN_PIPE = 128 + signal.SIGPIPE
+# A kernel or a device has failed, as csrc/common/failures.cpp raises it.
+KERNEL_FAILED = 1
+_KERNEL = "oneflow_accel: "
 # What to do where memory runs out, where a command has no words of its own.
 SMALLER = (
     "take a smaller batch, accumulate over more of them, compute in bfloat16, or cut the model "
@@ -101,8 +104,9 @@ class _Help(argparse.HelpFormatter):
 def run(program: str, action: Callable[[], int | None], smaller: str = SMALLER) -> int:
     """Run what a command does, and return its exit code: what `action` returns (None for 0);
     `UserError.EXIT_CODE` after a user's error, or a lack of memory, against which `smaller` says
-    what to do; INTERRUPTED after Ctrl-C (the text of a KeyboardInterrupt says what there is to go
-    on with), BROKEN_PIPE where whoever read the output has gone, as after `| head`.
+    what to do; KERNEL_FAILED where a kernel or a device has failed; INTERRUPTED after Ctrl-C (the
+    text of a KeyboardInterrupt says what there is to go on with), BROKEN_PIPE where whoever read the
+    output has gone, as after `| head`.
 
     Of several processes one on each machine prints the error, and this ends all of them.
     """
@@ -113,10 +117,10 @@ def run(program: str, action: Callable[[], int | None], smaller: str = SMALLER) 
     except UserError as error:
         return fail(program, str(error), error)
     except (RuntimeError, MemoryError) as error:
-        text = _out_of_memory(error)
-        if text is None:
+        ending = sentence(error, smaller)
+        if ending is None:
             raise
-        return fail(program, f"{text}; {smaller}", error)
+        return fail(program, ending[0], error, ending[1])
     except KeyboardInterrupt as interrupt:
         way_on = f"; {interrupt}" if str(interrupt) else ""
         return _end(f"{program}: interrupted{way_on}", INTERRUPTED)
@@ -125,6 +129,20 @@ def run(program: str, action: Callable[[], int | None], smaller: str = SMALLER) 
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return _end("", BROKEN_PIPE)
     return code
+
+
+def sentence(error: Exception, smaller: str = SMALLER) -> tuple[str, int] | None:
+    """With what sentence and exit code a command ends after a lack of memory, or a failure of a
+    kernel or a device; None for another error."""
+    if not isinstance(error, RuntimeError | MemoryError):
+        return None
+    text = _out_of_memory(error)
+    if text is not None:
+        return f"{text}; {smaller}", UserError.EXIT_CODE
+    if not str(error).startswith(_KERNEL):
+        return None
+    text = str(error).removeprefix(_KERNEL)
+    return f"{text}; a run of training goes on from its last checkpoint", KERNEL_FAILED
 
 
 def _out_of_memory(error: RuntimeError | MemoryError) -> str | None:
@@ -159,18 +177,23 @@ def said_at_import() -> Iterator[None]:
         raise
 
 
-def fail(program: str, text: str, error: BaseException | None = None) -> int:
+def fail(
+    program: str,
+    text: str,
+    error: BaseException | None = None,
+    code: int = UserError.EXIT_CODE,
+) -> int:
     """Say what a user has to mend, and end a job of several processes; after the traceback of
     `error`, where the environment asks for it.
 
     Returns:
-        `UserError.EXIT_CODE`, where this process is the only one.
+        `code`, where this process is the only one.
     """
     # The message names ranks other than 0, for a file may be missing on their machine alone.
     where = f" (process {launched.rank()})" if launched.rank() else ""
     shown = error is not None and settings.shows_tracebacks()
     trace = "".join(traceback.format_exception(error)) if shown else ""
-    return _end(f"{trace}{program}: error{where}: {text}", UserError.EXIT_CODE)
+    return _end(f"{trace}{program}: error{where}: {text}", code)
 
 
 def log_to_stdout() -> None:

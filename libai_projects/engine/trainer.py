@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import oneflow_accel
-from oneflow_accel import distributed, precision
+from oneflow_accel import command, distributed, precision
 from oneflow_accel.errors import UserError
 
 import numpy as np
@@ -317,8 +317,9 @@ class Trainer(DefaultTrainer):
             except (UserError, FloatingPointError, OSError):
                 # The caller turns these errors into a message.
                 raise
-            except Exception:
-                logger.exception("training ended after %d iterations:", self.iter)
+            except Exception as error:
+                if command.sentence(error) is None:
+                    logger.exception("training ended after %d iterations:", self.iter)
                 raise
             finally:
                 self.after_train()

@@ -153,10 +153,15 @@ def _load(devices: int) -> None:
     try:
         functions = (getattr(cpu, f"oneflow_accel_{name}") for name in _OF_CPU)
         addresses = [ctypes.cast(function, ctypes.c_void_p) for function in functions]
-        _library().oneflow_accel_emulated_start(
-            ctypes.byref(_options(devices)), (ctypes.c_void_p * len(_OF_CPU))(*addresses)
-        )
+        options = _options(devices)
+        start = _library().oneflow_accel_emulated_start
+        start.restype = ctypes.c_bool
+        knows = start(ctypes.byref(options), (ctypes.c_void_p * len(_OF_CPU))(*addresses))
     except AttributeError as error:
         raise UserError(
             f"{_path()} is of other sources than the Python files beside it: run `make plugin`"
         ) from error
+    if not knows:
+        raise UserError(
+            f"{settings.EMULATED_FAULTS.name}: oneflow has no operator {options.failing.decode()!r}"
+        )

@@ -175,11 +175,16 @@ using namespace oneflow_accel::emulated;
 
 extern "C" {
 
-// To be called before the first operation on a device.
-void oneflow_accel_emulated_start(const Options* wanted, const Host* functions) {
+// To be called before the first operation on a device. Returns whether the operator that is to fail
+// exists.
+bool oneflow_accel_emulated_start(const Options* wanted, const Host* functions) {
+  static const std::string failing = wanted->failing;
   options() = *wanted;
+  options().failing = failing.c_str();
   host() = *functions;
   host().wait_also(drain_all);
+  return options().fails_at == 0
+         || user_op::UserOpRegistryMgr::Get().GetOpRegistryResult(failing) != nullptr;
 }
 
 int64_t oneflow_accel_emulated_counter(int64_t which) { return g_counters.at(which).load(); }
