@@ -298,8 +298,11 @@ class GraphStep(TrainStep):
         """What the graphs keep besides the model, by their names; all of them have the same."""
         for graph in self._graphs.values():
             if graph.is_compiled:
-                state = graph.state_dict()
-                return {name: v for name, v in state.items() if isinstance(v, flow.Tensor)}
+                # Global ones. graph.state_dict() makes them local, and on devices other than CPUs and
+                # GPUs a graph that loads a local tensor copies it.
+                inner = graph._c_nn_graph
+                names, tensors = inner.additional_var_names, inner.additional_var_tensors
+                return dict(zip(names, tensors, strict=True))
         return self._loaded
 
     def load_optimizer(self, arrays: Mapping[str, np.ndarray], step: int) -> None:

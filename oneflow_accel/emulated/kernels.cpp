@@ -323,8 +323,8 @@ class DelegatingKernel : public OpKernel {
     const auto* shared_cache = static_cast<const Shared<OpKernelCache>*>(cache);
     const OpKernelCache* own_cache = cache == nullptr ? nullptr : shared_cache->own.get();
     const bool is_between = is_between_processes(op);
-    // A state that is not the kernel's own is gone after this call: that of a generator of random
-    // numbers. So is a shape that the kernel writes.
+    // A state that is not the kernel's own is gone after this call, such as that of a generator of
+    // random numbers. So is a shape that the kernel writes.
     if (options().is_asynchronous == 0 || is_between || (state != nullptr && shared_state == nullptr)
         || writes_shapes(*ctx)) {
       return run_in_call(ctx->stream(), [&] {
@@ -390,7 +390,11 @@ class DelegatingKernelWithState final : public DelegatingKernel {
   using DelegatingKernel::DelegatingKernel;
   std::shared_ptr<OpKernelState> CreateOpKernelState(KernelInitContext* ctx) const override {
     OnCpuBefore<KernelInitContext> on_cpu(*ctx);
-    return Shared<OpKernelState>::make(kernel_->CreateOpKernelState(&on_cpu));
+    auto own = kernel_->CreateOpKernelState(&on_cpu);
+    // An nn.Graph's actors know these, and change them before each launch.
+    const std::string& op = ctx->op_type_name();
+    const bool is_actors = op == "pack" || op == "unpack";
+    return is_actors ? own : Shared<OpKernelState>::make(std::move(own));
   }
   std::shared_ptr<OpKernelCache> InitOpKernelCache(KernelCacheContext* ctx) const override {
     OnCpuBefore<KernelCacheContext> on_cpu(*ctx);

@@ -1,5 +1,7 @@
 // Streams: each has a queue and a thread of its own, so that work is done some time after it has been
 // given, in its order. A program that does not wait for it reads what was there before.
+#include <pthread.h>
+
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -113,7 +115,10 @@ class Stream final : public ep::Stream {
       : device_(device), cpu_(cpu), inner_(cpu->CreateStream()) {
     if (options().is_asynchronous == 0) { return; }
     queue_ = std::make_shared<Queue>();
-    thread_ = std::thread([queue = queue_] { queue->work_off(); });
+    thread_ = std::thread([queue = queue_] {
+      pthread_setname_np(pthread_self(), "emulated stream");
+      queue->work_off();
+    });
     const std::lock_guard<std::mutex> lock(queues().mutex);
     queues().all.insert(queue_);
   }

@@ -32,10 +32,34 @@ def test_it_is_there_and_never_chosen_by_itself() -> None:
     assert "emulated" not in registry.PROBE_ORDER
 
 
-def test_operators_give_the_cpus_bits() -> None:
-    equal = run("operators")
+SYNCHRONOUS = {"ONEFLOW_ACCEL_EMULATED_STREAMS": "synchronous"}
+# Work begins late, so that what does not wait for it finds other values.
+LATE = {"ONEFLOW_ACCEL_EMULATED_FAULTS": "delay=0.002"}
+
+
+@pytest.mark.parametrize("environment", [SYNCHRONOUS, {}, LATE])
+def test_operators_give_the_cpus_bits(environment: dict[str, str]) -> None:
+    equal = run("operators", **environment)
     assert set(equal) == set(worker.CASES)
     assert [name for name, is_equal in equal.items() if not is_equal] == []
+
+
+@pytest.mark.parametrize("environment", [SYNCHRONOUS, {}])
+def test_training_gives_the_cpus_bits_each_time(environment: dict[str, str]) -> None:
+    assert run("trained", **environment) == [True] * 20
+
+
+def test_streams_have_threads_of_their_own() -> None:
+    assert run("threads") > 1
+    assert run("threads", **SYNCHRONOUS) == 0
+
+
+def test_a_slow_link() -> None:
+    """8 MiB at 50 MB/s, and a copy that waits for the link only. The least that they may take."""
+    faults = {"ONEFLOW_ACCEL_EMULATED_FAULTS": "bandwidth=5e7,latency=0.1"}
+    large, small = run("seconds_of_copies", **faults)
+    assert large > 0.1 + 8 * worker.MIB / 5e7
+    assert 0.1 < small < large
 
 
 def test_copies_kernels_and_memory_are_counted() -> None:
@@ -71,6 +95,45 @@ def test_a_command_says_it_in_a_sentence(tmp_path: Path) -> None:
     assert "main.py: error: out of memory: " in done.stdout
     assert "take a smaller -b" in done.stdout
     assert "Traceback" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("faults", "code", "said"),
+    [
+        ("fail=conv_data_grad:30", 1, "conv_data_grad failed at its launch 30"),
+        ("lost=1500", 1, "emulated:0 is lost"),
+        ("fail=conv3000d:1", 2, "oneflow has no operator 'conv3000d'"),
+        ("lost=soon", 2, "ONEFLOW_ACCEL_EMULATED_FAULTS='lost=soon' is not a list of fail="),
+    ],
+)
+def test_a_command_says_what_has_failed(faults: str, code: int, said: str, tmp_path: Path) -> None:
+    command = ["resnet50_imagenet/main.py", "-a", "resnet18", "--dummy", "--max-steps", "4"]
+    command += ["-b", "4", "--image-size", "32", "-j", "0", "--device", "emulated"]
+    done = run_process(
+        [*command, "--output-dir", tmp_path], env={"ONEFLOW_ACCEL_EMULATED_FAULTS": faults}
+    )
+    assert done.returncode == code, done.stdout
+    assert "main.py: error: " in done.stdout
+    assert said in done.stdout
+    assert "Traceback" not in done.stdout
+
+
+@pytest.mark.parametrize("name", ["vit-monarch", "gpt2-ZeRO2"])
+def test_nothing_is_lost_with_a_device(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that loses its device goes on from its last checkpoint to the end."""
+    monkeypatch.setattr(golden_record, "WORK", tmp_path)
+    golden_record.write_data(tmp_path / "data")
+    tree, case = golden_record.Tree(REPOSITORY, "emulated"), golden_record.CASES[name]
+    out = tmp_path / "run"
+    tree.run(case, out, 5, resume=False)
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as ended:
+        patch.setenv("ONEFLOW_ACCEL_EMULATED_FAULTS", "lost=900")
+        tree.run(case, out, 10, resume=True)
+    assert " is lost: nothing runs on it any more; a run of training goes on" in str(ended.value)
+    assert "Traceback" not in str(ended.value)
+    tree.run(case, out, 10, resume=True)
 
 
 def test_old_copies_of_weights_are_dropped() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,65 @@ CASES: dict[str, Callable[[str], flow.Tensor]] = {
     "adamw": step(flow.optim.AdamW),
     "lamb": step(flow.optim.LAMB),
 }
+
+
+class Block(nn.Module):
+    """A layer of a transformer, with dropout."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.norm, self.drop = nn.LayerNorm(size), nn.Dropout(0.1)
+        self.key, self.value = nn.Linear(size, size), nn.Linear(size, size)
+
+    def forward(self, x: flow.Tensor) -> flow.Tensor:
+        y = self.norm(x)
+        weights = self.drop(flow.softmax(y @ self.key(y).transpose(1, 2), -1))
+        return x + self.drop(nn.functional.gelu(weights @ self.value(y)))
+
+
+def train(device: str) -> tuple[list[float], list[bytes]]:
+    """Losses and weights of 6 steps, whose shapes differ: what is queued and what a kernel keeps
+    for the next launch meet."""
+    flow.manual_seed(1)
+    model = nn.Sequential(nn.Embedding(50, 16), Block(16), Block(16), nn.Linear(16, 50)).to(device)
+    group = {"params": list(model.parameters()), "clip_grad_max_norm": 1.0}
+    optimizer = flow.optim.AdamW([{**group, "clip_grad_norm_type": 2.0}], lr=1e-2)
+    losses = []
+    for number in range(6):
+        tokens = np.random.default_rng(number).integers(0, 50, (3, 9 + number % 3))
+        x, y = (flow.tensor(part).to(device) for part in (tokens[:, :-1], tokens[:, 1:]))
+        loss = nn.functional.cross_entropy(model(x).reshape(-1, 50), y.reshape(-1))
+        loss.backward()
+        optimizer.clip_grad()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss)
+    weights = [parameter.numpy().tobytes() for parameter in model.parameters()]
+    return [loss.item() for loss in losses], weights
+
+
+def trained() -> list[bool]:
+    """Whether each of many runs of training gives the CPU's bits."""
+    expected = train("cpu")
+    return [train("emulated") == expected for _ in range(20)]
+
+
+def threads() -> int:
+    """How many streams have threads of their own, when work is done on some."""
+    flow.ones(4, device="emulated").numpy()
+    names = (path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm"))
+    return sum(name == "emulated stream" for name in names)
+
+
+def seconds_of_copies() -> list[float]:
+    """A copy of 8 MiB to the device, and of 4 bytes to the host."""
+    x, seconds = flow.ones(2 * MIB), []
+    for copy in (lambda: x.to("emulated"), lambda: flow.ones(1, device="emulated").item()):
+        begin = time.monotonic()
+        copy()
+        oneflow_accel.synchronize()
+        seconds.append(time.monotonic() - begin)
+    return seconds
 
 
 def operators() -> dict[str, bool]:
