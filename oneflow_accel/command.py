@@ -105,8 +105,8 @@ def run(program: str, action: Callable[[], int | None], smaller: str = SMALLER) 
     """Run what a command does, and return its exit code: what `action` returns (None for 0);
     `UserError.EXIT_CODE` after a user's error, or a lack of memory, against which `smaller` says
     what to do; KERNEL_FAILED where a kernel or a device has failed; INTERRUPTED after Ctrl-C (the
-    text of a KeyboardInterrupt says what there is to go on with), BROKEN_PIPE where whoever read the
-    output has gone, as after `| head`.
+    text of a KeyboardInterrupt says what there is to go on with), BROKEN_PIPE where whoever read
+    the output has gone, as after `| head`.
 
     Of several processes one on each machine prints the error, and this ends all of them.
     """

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from oneflow_accel import distributed
+from oneflow_accel.backends import current_backend
 from oneflow_accel.collectives import may_share_memory
 from oneflow_accel.errors import UserError
 
@@ -50,6 +51,8 @@ class Plan:
     multiple: int = 1
     prefetch: bool = False
     in_one_memory: bool = False
+    # Bytes of a process beside its tensors, where these are in the host's memory.
+    process: float = PROCESS
 
     @classmethod
     def of(cls, options: argparse.Namespace, shape: Shape, world: int) -> Plan:
@@ -76,6 +79,7 @@ class Plan:
             options.gather_dtype == "float32"
             and 1 < world == distributed.local_world_size()
             and may_share_memory(),
+            PROCESS if current_backend().supports("host_memory") else 0.0,
         )
 
     @property
@@ -125,7 +129,7 @@ class Plan:
         shape, batch = self.shape, self.local_batch
         own, unit, root = self.own_parameters, shape.block_parameters, shape.root_parameters
         states = {
-            "process": PROCESS,
+            "process": self.process,
             "weights": _FLOAT * own,
             "gradients": _FLOAT * own,
             "AdamW's moments": 2 * _FLOAT * own,

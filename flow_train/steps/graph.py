@@ -298,8 +298,8 @@ class GraphStep(TrainStep):
         """What the graphs keep besides the model, by their names; all of them have the same."""
         for graph in self._graphs.values():
             if graph.is_compiled:
-                # Global ones. graph.state_dict() makes them local, and on devices other than CPUs and
-                # GPUs a graph that loads a local tensor copies it.
+                # Global ones. graph.state_dict() makes them local, and a graph that loads a local
+                # tensor copies it on devices other than CPUs and GPUs.
                 inner = graph._c_nn_graph
                 names, tensors = inner.additional_var_names, inner.additional_var_tensors
                 return dict(zip(names, tensors, strict=True))

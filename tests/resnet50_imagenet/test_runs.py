@@ -39,7 +39,7 @@ def test_run_leaves_metrics_curves_tensorboard_and_checkpoints(shapes, run_main,
     for line in read_metrics(out / "metrics.jsonl"):
         values = line["values"]
         assert line["split"] == "val" or values["grad_norm"] > 0 < values["mfu"] < 150
-        assert line["split"] == "val" or 0.05 < values["peak_memory_gb"] < 8
+        assert line["split"] == "val" or 0.02 < values["peak_memory_gb"] < 8
     assert (out / "curves.png").stat().st_size > 10_000
     assert list((out / "tensorboard").glob("events.*"))
     checkpoints = out / "checkpoints"
@@ -183,7 +183,7 @@ def test_benchmark_of_all_layouts_and_precisions(run_main):
 
 def test_the_peak_is_that_of_the_precision(monkeypatch):
     monkeypatch.setattr(inference, "peak_of", lambda backend, dtype: Peak(1e12, dtype))
-    model = nn.Sequential(nn.Conv2d(3, 4, 1)).eval()
+    model = nn.Sequential(nn.Conv2d(3, 4, 1)).eval().to(current_backend().device())
     images = np.zeros((2, 3, 8, 8), dtype=np.float32)
     line = inference.measure_forward(model, images, current_backend(), "bfloat16")
     assert line.endswith("% of 1.000 TFLOP/s (bfloat16)")

@@ -12,6 +12,8 @@ import sys
 import time
 from pathlib import Path
 
+import oneflow_accel
+
 import numpy as np
 import pytest
 
@@ -83,7 +85,9 @@ def test_the_plan_is_what_a_run_takes(shapes: Path, tmp_path: Path, way: tuple[s
     run_vit([argv])
     options = parse_options(argv)
     planned = Plan.of(options, shape_of(options), 1).bytes / 1e9
-    assert values(tmp_path, "peak_memory_gb")[-1] == pytest.approx(planned, rel=0.15)
+    # Of a card there is no process beside the tensors, which are few here.
+    rel = 0.15 if oneflow_accel.current_backend().supports("host_memory") else 0.3
+    assert values(tmp_path, "peak_memory_gb")[-1] == pytest.approx(planned, rel=rel)
 
 
 @pytest.fixture(scope="module")

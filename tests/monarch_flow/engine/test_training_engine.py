@@ -261,7 +261,7 @@ def test_step_is_adamw_of_the_paper(digits, tmp_path):
     data = ImageDataModule(
         data_dir=digits, dataset="mnist", image_size=28, batch_size=8, val_split=8
     )
-    _, model = build_model(cfg, data)
+    model = build_model(cfg, data)[1].to(backend.device())
     optimizer = build_optimizer(model, {"name": "adamw", "lr": 1e-2, "weight_decay": 0.1})
     step = EagerStep(model, backend, optimizer, build_loss(None))
     name = "blocks.0.mlp.fc1.blkdiag1"
@@ -388,7 +388,7 @@ def test_scaled_loss_trains_like_an_unscaled_one(digits, tmp_path):
     losses, steps = [], []
     for precision, device in (("float32", backend), ("float16", _ClaimsAmp(backend))):
         backend.manual_seed(0)
-        _, model = build_model(cfg, data)
+        model = build_model(cfg, data)[1].to(backend.device())
         optimizer = build_optimizer(model, {"name": "adamw", "lr": 1e-3})
         settings = {"clip": 1.0, "precision": precision}
         steps.append(EagerStep(model, device, optimizer, build_loss(None), **settings))

@@ -84,6 +84,7 @@ def _statistics(way: str, backend: oneflow_accel.Backend) -> list[list[float]]:
     """Running means that each rank evaluates with, after two steps on images of its own."""
     backend.manual_seed(2)
     model = nn.Sequential(nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(12, 2))
+    model = model.to(backend.device())
 
     def optimizer(model: nn.Module) -> Any:
         return build_optimizer(model, {"name": "adamw", "lr": 1e-3})

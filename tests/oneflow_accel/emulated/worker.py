@@ -134,7 +134,7 @@ def seconds_of_copies() -> list[float]:
     for copy in (lambda: x.to("emulated"), lambda: flow.ones(1, device="emulated").item()):
         begin = time.monotonic()
         copy()
-        oneflow_accel.synchronize()
+        oneflow_accel.current_backend().synchronize()
         seconds.append(time.monotonic() - begin)
     return seconds
 
