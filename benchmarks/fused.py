@@ -82,7 +82,7 @@ def measure(name: str) -> tuple[float, int]:
 
 
 # What else is switched off for the plain form, as it is fused too.
-ALSO_OFF = {"linear_cross_entropy_mean": "cross_entropy"}
+ALSO_OFF = {"linear_cross_entropy_mean": "linear_cross_entropy cross_entropy"}
 
 
 def _started(name: str, plain: bool) -> tuple[float, int]:

@@ -12,7 +12,7 @@ from tracked import ROOT, listed_files
 
 # What is counted: where, the ends of its files' names, and the most lines it may have.
 BUDGETS = {
-    "oneflow_accel": ("oneflow_accel", (".py",), 9_625),
+    "oneflow_accel": ("oneflow_accel", (".py",), 9_872),
     "oneflow_accel/csrc": ("oneflow_accel/csrc", (".cpp", ".h"), 14_936),
     "oneflow_accel/emulated": ("oneflow_accel/emulated", (".cpp", ".h"), 1_508),
     "flow_train": ("flow_train", (".py",), 13_360),
@@ -23,7 +23,7 @@ BUDGETS = {
     "benchmarks": ("benchmarks", (".py",), 4_060),
     "scripts": ("scripts", (".py",), 610),
     "patches": ("patches", (".patch",), 2_045),
-    "tests": ("tests", (".py",), 55_742),
+    "tests": ("tests", (".py",), 55_929),
 }
 
 

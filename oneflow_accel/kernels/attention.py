@@ -17,7 +17,15 @@ from typing import Any
 from oneflow_accel.backends.cpu import CpuBackend
 from oneflow_accel.backends.cuda import CudaBackend, attention_reasons
 from oneflow_accel.backends.mlu import MluBackend
-from oneflow_accel.kernels.operators import Operator, differentiable, needs_gradient
+from oneflow_accel.kernels.operators import (
+    Operator,
+    after,
+    differentiable,
+    empty_reasons,
+    needs_gradient,
+    numbers,
+    widened,
+)
 from oneflow_accel.kernels.registry import implementation, register_operation
 from oneflow_accel.kernels.weight_dropout import draw_seed, drop_arguments, factors
 
@@ -81,15 +89,8 @@ def hidden_columns(scores: flow.Tensor) -> flow.Tensor:
     of the same dtype and, for global tensors, broadcast: row i sees columns up to
     i + columns - rows."""
     rows, columns = scores.shape[-2:]
-    # int32, because not every device compares int64.
-    place: dict[str, Any] = {"dtype": flow.int32}
-    if scores.is_global:
-        place["placement"] = scores.placement
-        place["sbp"] = [flow.sbp.broadcast] * len(scores.sbp)
-    else:
-        place["device"] = scores.device
-    last = flow.arange(rows, **place).reshape(rows, 1) + (columns - rows)
-    return (flow.arange(columns, **place).reshape(1, columns) > last).to(scores.dtype)
+    last = numbers(rows, scores).reshape(rows, 1) + (columns - rows)
+    return (numbers(columns, scores).reshape(1, columns) > last).to(scores.dtype)
 
 
 # OneFlow has a CUDA kernel too; the plug-in is what calls it with a given mask.
@@ -219,10 +220,10 @@ def packed_attention(
 
 
 def can_drop_weights(qkv: flow.Tensor) -> bool:
-    """Whether `packed_attention` has a kernel that drops out weights for tensors like `qkv`; its
-    reference draws in NumPy, which is slow and not for an nn.Graph."""
+    """Whether `packed_attention` has a kernel that drops out weights for tensors like `qkv`; plain
+    operators take what NumPy draws, which is slow and not for an nn.Graph."""
     chosen = _packed_operation.choose(qkv, causal=False, scale=1.0, dropout=0.5)
-    return chosen is not _packed_operation.reference
+    return chosen not in (_packed_operation.reference, chunked_packed_attention)
 
 
 def _check_shapes(query: flow.Tensor, key: flow.Tensor, value: flow.Tensor, causal: bool) -> None:
@@ -264,45 +265,68 @@ def _composition(
     dropout: float = 0.0,
     seed: flow.Tensor | None = None,
     segments: flow.Tensor | None = None,
+    first: int = 0,
 ) -> flow.Tensor:
-    heads, kv_heads = query.shape[1], key.shape[1]
-    if heads != kv_heads:
-        key, value = (_repeated(x, heads // kv_heads) for x in (key, value))
-    scores = flow.matmul(query, key.transpose(-2, -1)) * scale
-    if causal:
-        # A sum, as masking operators do not exist on every device.
-        scores = scores + hidden_columns(scores) * _least(scores.dtype)
-    if segments is not None:
-        batch, time = segments.shape
-        others = segments.reshape(batch, 1, time, 1) != segments.reshape(batch, 1, 1, time)
-        # Half of the least, as it is added to what the causal rule hides.
-        scores = scores + others.to(scores.dtype) * (_least(scores.dtype) / 2)
-    weights = flow.softmax(scores, dim=-1)
+    """Of the queries from number `first` on, and of the keys that they see."""
+    weights = _weights(query, key, causal, scale, segments, first)
     if seed is not None:
-        weights = weights * factors(weights, seed, dropout, segments)
-    return flow.matmul(weights, value)
+        weights = weights * factors(weights, seed, dropout, segments, first)
+    rows = _as_rows(weights.to(value.dtype), value)
+    return flow._C.matmul(rows, value).reshape(*query.shape)
 
 
-def _least(dtype: flow.dtype) -> float:
-    # oneflow.finfo knows no bfloat16, whose largest number has 8 bits that are 1.
-    return -(2.0**128 - 2.0**120) if dtype == flow.bfloat16 else flow.finfo(dtype).min
+def _weights(
+    query: flow.Tensor,
+    key: flow.Tensor,
+    causal: bool,
+    scale: float,
+    segments: flow.Tensor | None,
+    first: int,
+) -> flow.Tensor:
+    """softmax(scale query key^T), (batch, heads, queries, keys), in float32 of 16 bits."""
+    batch, heads, queries, _ = query.shape
+    keys, rows = key.shape[2], _as_rows(query, key)
+
+    def product(first: int, end: int) -> flow.Tensor:
+        scores = flow._C.matmul(rows, key[:, :, first:end], transpose_b=True, alpha=scale)
+        return widened(scores.reshape(batch, heads, queries, end - first))
+
+    # All queries see the keys before those of their own number.
+    own = keys - queries if causal and queries > 1 else keys
+    scores = product(own, keys) if own < keys else product(0, keys)
+    # Sums, as masking operators do not exist on every device.
+    least = flow.finfo(scores.dtype).min
+    if own < keys:
+        scores = scores + hidden_columns(scores) * least
+        scores = flow.cat([product(0, own), scores], dim=-1) if own else scores
+    if segments is not None:
+        mine = segments[:, first : first + queries].reshape(batch, 1, queries, 1)
+        others = mine != segments[:, :keys].reshape(batch, 1, 1, keys)
+        # Half of the least, as it is added to what the causal rule hides.
+        scores = scores + others.to(scores.dtype) * (least / 2)
+    return flow.softmax(scores, dim=-1)
 
 
-def _repeated(x: flow.Tensor, times: int) -> flow.Tensor:
-    """(batch, heads, keys, dim) to (batch, heads x times, keys, dim): each head so many times."""
-    batch, heads, keys, dim = x.shape
-    copies = flow.stack([x] * times, dim=2)
-    return copies.reshape(batch, heads * times, keys, dim)
+def _as_rows(x: flow.Tensor, key: flow.Tensor) -> flow.Tensor:
+    """(batch, heads, queries, n) as (batch, kv_heads, rows, n): heads that share keys are more rows
+    of one product."""
+    batch, heads, queries, size = x.shape
+    return x.reshape(batch, key.shape[1], heads // key.shape[1] * queries, size)
 
 
 def _packed_composition(qkv: flow.Tensor, **attributes: Any) -> flow.Tensor:
-    query, key, value = (qkv[:, :, part].permute(0, 2, 1, 3) for part in range(3))
-    out = _composition(query, key, value, **attributes)
-    return out.permute(0, 2, 1, 3)
+    return _unpacked(_composition, qkv, **attributes)
+
+
+def _unpacked(
+    attention: Callable[..., flow.Tensor], qkv: flow.Tensor, **attributes: Any
+) -> flow.Tensor:
+    parts = (qkv[:, :, part].permute(0, 2, 1, 3) for part in range(3))
+    return attention(*parts, **attributes).permute(0, 2, 1, 3)
 
 
 _NO_ATTENTION = {
-    MluBackend.name: "oneflow_mlu has no attention operator: a product, softmax and a product"
+    MluBackend.name: "oneflow_mlu has no attention operator: products and softmax by blocks"
 }
 _attention_operation = register_operation(
     "scaled_dot_product_attention",
@@ -320,8 +344,8 @@ _packed_operation = register_operation(
 
 @lru_cache(maxsize=64)
 def _with_gradient(
-    forward: Operator,
-    backward: Operator,
+    forward: Callable[..., Any],
+    backward: Callable[..., Any],
     attributes: tuple[tuple[str, Any], ...],
     has: tuple[bool, ...],
 ) -> Callable[..., flow.Tensor]:
@@ -335,8 +359,8 @@ def _with_gradient(
 
     def run(ctx: Any, *tensors: flow.Tensor) -> flow.Tensor:
         inputs, optional = split(tensors)
-        out, lse = forward(*inputs, *optional, **settings)
-        ctx.save_for_backward(*inputs, out, lse, *tensors[len(inputs) :])
+        out, *kept = forward(*inputs, *optional, **settings)
+        ctx.save_for_backward(*inputs, out, *kept, *tensors[len(inputs) :])
         return out
 
     def gradients(ctx: Any, out_grad: flow.Tensor) -> Any:
@@ -344,12 +368,12 @@ def _with_gradient(
         found = (*backward(out_grad, *saved, *optional, **settings), *[None] * count)
         return found if len(found) > 1 else found[0]
 
-    return differentiable(forward.name, run, gradients, autocast=flow.bfloat16)
+    return differentiable(_attention.name, run, gradients, autocast=flow.bfloat16)
 
 
 def _run(
-    forward: Operator,
-    backward: Operator,
+    forward: Callable[..., Any],
+    backward: Callable[..., Any],
     *tensors: flow.Tensor,
     seed: flow.Tensor | None = None,
     segments: flow.Tensor | None = None,
@@ -468,6 +492,92 @@ def cutlass_packed(qkv: flow.Tensor, *, causal: bool, scale: float) -> flow.Tens
         rows, rows, rows, num_heads=heads, causal=causal, **slices
     )
     return out.reshape(batch, time, heads, dim)
+
+
+# Where a device has no kernel: so many queries at a time, computed again in the backward pass (Rabe
+# and Staats 2021, "Self-attention does not need O(n^2) memory"; gradients: Dao et al. 2022,
+# "FlashAttention", appendix B.2). A block's rows are whole, so that softmax is that of OneFlow, and
+# keeps nothing beside the output.
+BLOCK = 256
+
+
+def _blocks(query: flow.Tensor, key: flow.Tensor, causal: bool) -> list[tuple[int, int, int]]:
+    """First query, last and number of keys, counted from the first, of each block."""
+    queries, keys = query.shape[2], key.shape[2]
+    ends = [min(first + BLOCK, queries) for first in range(0, queries, BLOCK)]
+    seen = [keys - queries + end if causal else keys for end in ends]
+    return list(zip(range(0, queries, BLOCK), ends, seen, strict=True))
+
+
+def _by_blocks(*tensors: Any, **settings: Any) -> tuple[flow.Tensor]:
+    query, key, value, seed, segments = tensors
+    settings |= {"seed": seed, "segments": segments}
+    if query.shape[2] <= BLOCK:
+        return (_composition(query, key, value, **settings),)
+    outs: list[flow.Tensor] = []
+    for first, end, seen in _blocks(query, key, settings["causal"]):
+        q = query[:, :, first:end]
+        q = after(q, outs[-1]) if outs else q
+        outs.append(_composition(q, key[:, :, :seen], value[:, :, :seen], first=first, **settings))
+    return (flow.cat(outs, dim=2),)
+
+
+def _gradient_by_blocks(
+    *tensors: Any, causal: bool, scale: float, dropout: float
+) -> tuple[flow.Tensor, ...]:
+    out_grad, query, key, value, out, seed, segments = tensors
+    multiply = flow._C.matmul
+
+    def of_block(block: tuple[int, int, int], previous: flow.Tensor) -> tuple[flow.Tensor, ...]:
+        first, end, seen = block
+        q, dy, y = (after(x[:, :, first:end], previous) for x in (query, out_grad, out))
+        k, v = key[:, :, :seen], value[:, :, :seen]
+        weights = kept = _weights(q, k, causal, scale, segments, first)
+        if seed is not None:
+            factor = factors(weights, seed, dropout, segments, first)
+            kept = weights * factor
+        dy_rows = _as_rows(dy, v)
+        value_grad = multiply(_as_rows(kept.to(v.dtype), v), dy_rows, transpose_a=True)
+        grad = multiply(after(dy_rows, value_grad), v, transpose_b=True)
+        grad = widened(grad).reshape(*weights.shape)
+        if seed is not None:
+            grad = grad * factor
+        along = (widened(dy) * widened(y)).sum(dim=-1, keepdim=True)
+        grad = _as_rows((weights * (grad - along)).to(q.dtype), k)
+        key_grad = multiply(grad, _as_rows(q, k), transpose_a=True, alpha=scale)
+        query_grad = multiply(grad, after(k, key_grad), alpha=scale).reshape(*q.shape)
+        return query_grad, widened(key_grad), widened(value_grad)
+
+    # The last block sees all keys, so that its gradients have room for those of the others.
+    *others, last = _blocks(query, key, causal)
+    query_grad, *totals = of_block(last, out_grad)
+    query_grads = [query_grad]
+    for block in reversed(others):
+        query_grad, *found = of_block(block, query_grad)
+        query_grads.append(query_grad)
+        totals = [_added(*pair) for pair in zip(totals, found, strict=True)]
+    totals = [total.to(key.dtype) for total in totals]
+    return (flow.cat(query_grads[::-1], dim=2), *totals)
+
+
+def _added(total: flow.Tensor, found: flow.Tensor) -> flow.Tensor:
+    """The sum along axis 2, where `found` may be shorter."""
+    seen = found.shape[2]
+    if seen == total.shape[2]:
+        return total + found
+    return flow.cat([total[:, :, :seen] + found, total[:, :, seen:]], dim=2)
+
+
+@implementation("scaled_dot_product_attention", not_supported_reasons=empty_reasons)
+def chunked_attention(*tensors: flow.Tensor, **attributes: Any) -> flow.Tensor:
+    """Keeps no (queries, keys) matrix, and has one of BLOCK queries at a time."""
+    return _run(_by_blocks, _gradient_by_blocks, *tensors, **attributes)
+
+
+@implementation("packed_attention", not_supported_reasons=empty_reasons)
+def chunked_packed_attention(qkv: flow.Tensor, **attributes: Any) -> flow.Tensor:
+    """Keeps no (time, time) matrix, and has one of BLOCK queries at a time."""
+    return _unpacked(chunked_attention, qkv, **attributes)
 
 
 _performer = Operator(

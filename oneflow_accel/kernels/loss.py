@@ -3,14 +3,23 @@ exist all at once: "cross_entropy", "linear_cross_entropy" and "linear_cross_ent
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
 
 from oneflow_accel.backends.cpu import CpuBackend
 from oneflow_accel.backends.cuda import CudaBackend
 from oneflow_accel.backends.mlu import MluBackend
-from oneflow_accel.kernels.operators import Operator, differentiable, needs_gradient
+from oneflow_accel.kernels.operators import (
+    Operator,
+    after,
+    differentiable,
+    empty_reasons,
+    needs_gradient,
+    numbers,
+    widened,
+)
 from oneflow_accel.kernels.registry import implementation, register_operation
 
 import oneflow as flow
@@ -168,7 +177,7 @@ def _mean_reference(
     ignore_index: int,
     chunk_rows: int = 0,
 ) -> flow.Tensor:
-    losses = _linear_reference(x, weight, labels, ignore_index=ignore_index)
+    losses = _linear_operation(x, weight, labels, ignore_index=ignore_index, chunk_rows=chunk_rows)
     return losses.sum() / (labels != ignore_index).to(losses.dtype).sum()
 
 
@@ -185,7 +194,7 @@ _operation = register_operation(
 )
 _NO_LINEAR = dict.fromkeys(
     (CudaBackend.name, MluBackend.name),
-    "no such operator there: a product and the cross entropy of all its logits",
+    "no such operator there: products and cross entropies of a chunk of rows at a time",
 )
 _linear_operation = register_operation(
     "linear_cross_entropy",
@@ -218,16 +227,18 @@ def _with_gradient(ignore_index: int) -> Callable[..., flow.Tensor]:
 
 
 @lru_cache(maxsize=64)
-def _linear_with_gradient(ignore_index: int, chunk_rows: int) -> Callable[..., flow.Tensor]:
+def _linear_with_gradient(
+    forward: Callable[..., Any], backward: Callable[..., Any], ignore_index: int, chunk_rows: int
+) -> Callable[..., flow.Tensor]:
     attributes = {"ignore_index": ignore_index, "chunk_rows": chunk_rows}
 
     def run(ctx: Any, *tensors: flow.Tensor) -> flow.Tensor:
-        losses, lse = _linear(*tensors, **attributes)
-        ctx.save_for_backward(*tensors, lse)
+        losses, *kept = forward(*tensors, **attributes)
+        ctx.save_for_backward(*tensors, *kept)
         return losses
 
     def gradients(ctx: Any, losses_grad: flow.Tensor) -> Any:
-        return (*_linear_grad(losses_grad, *ctx.saved_tensors, **attributes), None)
+        return (*backward(losses_grad, *ctx.saved_tensors, **attributes), None)
 
     return differentiable(_linear.name, run, gradients)
 
@@ -276,7 +287,8 @@ def chunked_linear_cross_entropy(
 ) -> flow.Tensor:
     """Keeps no logits: the backward pass computes them again."""
     if needs_gradient(x, weight):
-        return _linear_with_gradient(ignore_index, chunk_rows)(x, weight, labels)
+        function = _linear_with_gradient(_linear, _linear_grad, ignore_index, chunk_rows)
+        return function(x, weight, labels)
     return _linear(x, weight, labels, ignore_index=ignore_index, chunk_rows=chunk_rows)[0]
 
 
@@ -292,7 +304,82 @@ def chunked_linear_cross_entropy_mean(
     """Keeps the gradients and no logits."""
     if needs_gradient(x, weight):
         return _mean_with_gradient(ignore_index, chunk_rows)(x, weight, labels)
-    losses = chunked_linear_cross_entropy(
-        x, weight, labels, ignore_index=ignore_index, chunk_rows=chunk_rows
-    )
-    return losses.sum() / (labels != ignore_index).to(losses.dtype).sum()
+    return _mean_reference(x, weight, labels, ignore_index=ignore_index, chunk_rows=chunk_rows)
+
+
+# Where a device has no kernel: a chunk of rows at a time, computed again in the backward pass.
+_BYTES = 32 << 20
+
+
+def _chunks(
+    x: flow.Tensor, weight: flow.Tensor, chunk_rows: int, *others: flow.Tensor
+) -> Iterator[tuple[flow.Tensor, ...]]:
+    """The same rows of x and others, (parts, rows, ...): of each part of x that a process holds, so
+    that no row moves."""
+    parts = 1
+    if x.is_global:
+        sizes = zip(x.placement.ranks.shape, x.sbp, strict=True)
+        parts = math.prod(size for size, sbp in sizes if sbp == flow.sbp.split(0))
+    parts = 1 if x.shape[0] % parts else parts
+    size = chunk_rows or max(1, _BYTES // (4 * weight.shape[0]))
+    split = [each.reshape(parts, -1, *each.shape[1:]) for each in (x, *others)]
+    for start in range(0, x.shape[0] // parts, size):
+        yield tuple(each[:, start : start + size] for each in split)
+
+
+def _by_chunks(
+    x: flow.Tensor, weight: flow.Tensor, labels: flow.Tensor, *, ignore_index: int, chunk_rows: int
+) -> tuple[flow.Tensor]:
+    losses: list[flow.Tensor] = []
+    for rows, label in _chunks(x, weight, chunk_rows, labels):
+        rows = after(rows, losses[-1].unsqueeze(-1)) if losses else rows
+        found = _linear_reference(
+            rows.flatten(0, 1), weight, label.flatten(), ignore_index=ignore_index
+        )
+        losses.append(found.reshape(*label.shape))
+    return (flow.cat(losses, dim=1).flatten(),)
+
+
+def _gradient_by_chunks(
+    losses_grad: flow.Tensor,
+    x: flow.Tensor,
+    weight: flow.Tensor,
+    labels: flow.Tensor,
+    *,
+    ignore_index: int,
+    chunk_rows: int,
+) -> tuple[flow.Tensor, flow.Tensor]:
+    multiply, classes = flow._C.matmul, numbers(weight.shape[0], x)
+
+    def of_chunk(
+        rows: flow.Tensor, label: flow.Tensor, factor: flow.Tensor
+    ) -> tuple[flow.Tensor, flow.Tensor]:
+        rows, label, factor = (each.flatten(0, 1) for each in (rows, label, factor))
+        grad = flow.softmax(widened(multiply(rows, weight, transpose_b=True)), dim=-1)
+        grad = grad - (label == classes).to(grad.dtype)
+        # Not a product: the factor of a mean over nothing is infinite.
+        factor = flow.where(label != ignore_index, widened(factor), 0.0)
+        grad = (grad * factor).to(x.dtype)
+        return multiply(grad, weight), widened(multiply(grad, rows, transpose_a=True))
+
+    x_grads: list[flow.Tensor] = []
+    total: Any = None
+    columns = labels.to(flow.int32).reshape(-1, 1), losses_grad.reshape(-1, 1)
+    for rows, label, factor in _chunks(x, weight, chunk_rows, *columns):
+        previous = x_grads[-1] if x_grads else factor
+        rows, label = after(rows, previous), after(label, previous)
+        x_grad, found = of_chunk(rows, label, factor)
+        x_grads.append(x_grad.reshape(*rows.shape))
+        total = found if total is None else total + found
+    return flow.cat(x_grads, dim=1).flatten(0, 1), total.to(weight.dtype)
+
+
+@implementation("linear_cross_entropy", not_supported_reasons=empty_reasons)
+def linear_cross_entropy_by_chunks(
+    x: flow.Tensor, weight: flow.Tensor, labels: flow.Tensor, *, ignore_index: int, chunk_rows: int
+) -> flow.Tensor:
+    """Keeps no logits: the backward pass computes them again."""
+    if needs_gradient(x, weight):
+        function = _linear_with_gradient(_by_chunks, _gradient_by_chunks, ignore_index, chunk_rows)
+        return function(x, weight, labels)
+    return _by_chunks(x, weight, labels, ignore_index=ignore_index, chunk_rows=chunk_rows)[0]

@@ -111,10 +111,13 @@ def _reference(
     missing = blocks1 * width1 - x.shape[-1]
     if missing:
         rows = flow.nn.functional.pad(rows, (0, missing))
+    multiply = flow._C.batch_matmul
     rows = rows.reshape(count, blocks1, width1).permute(1, 0, 2)
-    middle = flow.bmm(rows, blkdiag1.permute(0, 2, 1)).permute(1, 0, 2)
-    middle = middle.reshape(count, width2, blocks2).permute(2, 0, 1)
-    out = flow.bmm(middle, blkdiag2.permute(0, 2, 1)).permute(1, 2, 0)
+    # With the rows last, the grid of (r, l) is another shape of (k, q), and its transpose moves
+    # whole runs of rows: OneFlow copies before and between the products, and once after.
+    middle = multiply(blkdiag1, rows, transpose_b=True)
+    middle = middle.reshape(width2, blocks2, count).permute(1, 0, 2)
+    out = multiply(middle, blkdiag2, transpose_a=True, transpose_b=True).permute(1, 2, 0)
     out = out.reshape(*lead, outer * blocks2)
     if out_features < outer * blocks2:
         out = out[..., :out_features]
@@ -132,7 +135,7 @@ _operation = register_operation(
     "blkdiag2 (l, s, r): x (..., k p) to (..., l s), with l r = k q",
     lacks=dict.fromkeys(
         (CudaBackend.name, MluBackend.name),
-        "no such operator there: two batched products, with a copy of the activations between them",
+        "no such operator there: two batched products, and a copy before, between and after them",
     ),
 )
 

@@ -162,6 +162,11 @@ def gradient_reasons(*tensors: flow.Tensor | None, **_attributes: object) -> lis
     return []
 
 
+def empty_reasons(*tensors: flow.Tensor, **_attributes: object) -> list[str]:
+    """Why an implementation that goes through blocks cannot compute these arguments."""
+    return ["there is nothing to compute"] if 0 in tensors[0].shape else []
+
+
 def differentiable(
     name: str,
     forward: Callable[..., Any],
@@ -178,18 +183,45 @@ def differentiable(
     The function takes no None: an optional tensor that is absent must be left out, and no other
     values: make one function for each set of attributes, and keep it.
 
-    Under autocast on CPUs the tensors become `autocast` first, unless that is None: what `forward`
-    keeps for the gradient is of the dtype that it computed in.
+    Under autocast the tensors become `autocast` first, on GPUs what autocast multiplies in, unless
+    that is None: what `forward` keeps for the gradient is of the dtype that it computed in.
     """
     methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
     function: Any = type(name, (flow.autograd.Function,), methods)
 
     def call(*tensors: flow.Tensor) -> Any:
-        if autocast is not None and flow.is_autocast_enabled() and not tensors[0].is_cuda:
-            tensors = tuple(t.to(autocast) if t.is_floating_point() else t for t in tensors)
+        if autocast is not None and flow.is_autocast_enabled():
+            dtype = flow.get_autocast_gpu_dtype() if tensors[0].is_cuda else autocast
+            tensors = tuple(t.to(dtype) if t.is_floating_point() else t for t in tensors)
         return function.apply(*tensors)
 
     return call
+
+
+def widened(x: flow.Tensor) -> flow.Tensor:
+    """float32 of numbers of 16 bits, to add them up or to take exponentials of them."""
+    return x.to(flow.float32) if x.dtype in (flow.float16, flow.bfloat16) else x
+
+
+def numbers(count: int, like: flow.Tensor) -> flow.Tensor:
+    """0 to count - 1 where `like` is, broadcast if that is global; int32, because not every device
+    compares int64."""
+    if not like.is_global:
+        return flow.arange(count, dtype=flow.int32, device=like.device)
+    sbp = [flow.sbp.broadcast] * len(like.sbp)
+    return flow.arange(count, dtype=flow.int32, placement=like.placement, sbp=sbp)
+
+
+def after(x: flow.Tensor, previous: flow.Tensor) -> flow.Tensor:
+    """x, which an nn.Graph has when it has `previous`, of as many axes and the same ones in front
+    of the last two. Without it a graph computes what does not depend on each other side by side, so
+    that all blocks are in memory at once, and a backward pass's together with the forward pass's.
+    """
+    if not x.is_lazy:
+        return x
+    first = previous[..., :1, :1]
+    # 0, of NaN and infinity too.
+    return x + (first > 0).to(x.dtype) * (first < 0).to(x.dtype)
 
 
 @lru_cache(maxsize=1)

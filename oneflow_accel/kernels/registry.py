@@ -2,7 +2,8 @@
 
 An operation is one entry: a reference made of plain OneFlow operators, and implementations, each
 for one device and some dtypes, with a function that says why it does not support given arguments.
-The first implementation declared that fits is chosen, else the reference. Models call the entry:
+The first implementation declared that fits is chosen, then one for any device, which is made of
+plain operators as well but takes less memory, else the reference. Models call the entry:
 
     swish = register_operation(
         "swish",
@@ -40,6 +41,9 @@ logger = logging.getLogger("oneflow_accel")
 
 Function = Callable[..., Any]
 Reasons = Callable[..., list[str]]
+# The backend of an implementation made of plain operators, for where a device has none of its own.
+ANY_DEVICE = "any device"
+FLOATS = (flow.float32, flow.float64, flow.float16, flow.bfloat16)
 
 
 class FallbackError(UserError):
@@ -71,7 +75,7 @@ class Implementation:
 
     def reasons_against(self, backend: str, args: tuple[Any, ...], kwargs: Any) -> list[str]:
         """Everything that keeps this implementation from computing these arguments."""
-        if backend != self.backend:
+        if self.backend not in (backend, ANY_DEVICE):
             return [f"is for {self.backend}, the tensors are on {backend}"]
         missing = self.missing_reasons()
         if missing:
@@ -101,7 +105,7 @@ class Operation:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute with the first implementation that fits, else with the reference; FallbackError
-        if none fits although this device has one, and strict mode is on."""
+        if none of this device fits although it has one, and strict mode is on."""
         return self.choose(*args, **kwargs)(*args, **kwargs)
 
     def choose(self, *args: Any, **kwargs: Any) -> Function:
@@ -117,15 +121,17 @@ class Operation:
                 continue
             reasons = candidate.reasons_against(backend, args, kwargs)
             if not reasons:
+                if against and candidate.backend == ANY_DEVICE:
+                    self._fall_back(backend, candidate.name, against)
                 return candidate.function
             if candidate.backend == backend:
                 against.append(f"{candidate.name}: {'; '.join(reasons)}")
         if against:
-            self._fall_back(backend, against)
+            self._fall_back(backend, "its reference", against)
         return self.reference
 
-    def _fall_back(self, backend: str, against: list[str]) -> None:
-        text = f"{self.name} on {backend} runs on its reference: {' | '.join(against)}"
+    def _fall_back(self, backend: str, instead: str, against: list[str]) -> None:
+        text = f"{self.name} on {backend} runs on {instead}: {' | '.join(against)}"
         if settings.STRICT.get():
             raise FallbackError(f"{text} ({settings.STRICT.name}=1 makes this an error)")
         if not self._warned:
@@ -153,8 +159,8 @@ def register_operation(
 def implementation(
     operation: str,
     *,
-    backend: str,
-    dtypes: tuple[flow.dtype, ...],
+    backend: str = ANY_DEVICE,
+    dtypes: tuple[flow.dtype, ...] = FLOATS,
     missing_reasons: Callable[[], list[str]] = list,
     not_supported_reasons: Reasons = lambda *args, **kwargs: [],
     never_run: bool = False,
@@ -166,6 +172,8 @@ def implementation(
 
     def add(function: Function) -> Function:
         entry.implementations.append(Implementation(function.__name__, function, *limits))
+        # Those of devices come first, whoever declares them later.
+        entry.implementations.sort(key=lambda each: each.backend == ANY_DEVICE)
         return function
 
     return add
@@ -189,7 +197,7 @@ def explain(operation: str, backend: str, *args: Any, **kwargs: Any) -> str:
         reasons: list[str] = []
         if {operation, candidate.name} & _disabled():
             reasons = ["is switched off"]
-        elif candidate.backend != backend:
+        elif candidate.backend not in (backend, ANY_DEVICE):
             reasons = [f"is for {candidate.backend}"]
         elif args or kwargs:
             reasons = candidate.reasons_against(backend, args, kwargs)

@@ -69,14 +69,14 @@ def drop_arguments(dropout: float, seed: flow.Tensor | None) -> dict[str, Any]:
     return {"dropout": float(dropout), "seed": seed}
 
 
-def kept_weights(seed: int, shape: tuple[int, ...], dropout: float) -> np.ndarray:
+def kept_weights(seed: int, shape: tuple[int, ...], dropout: float, first: int = 0) -> np.ndarray:
     """Truth values of (batch, heads, queries, keys): which weights are kept, each with the
-    probability 1 - dropout, to 1 / 2^17."""
+    probability 1 - dropout, to 1 / 2^17; of queries from number `first` on."""
     batch, heads, queries, keys = shape
     key = np.arange(keys, dtype=np.uint64)
     counter = [
         (key // 128 * 16 + key % 32 // 2).reshape(1, 1, 1, keys),
-        np.arange(queries, dtype=np.uint64).reshape(1, 1, queries, 1),
+        np.arange(first, first + queries, dtype=np.uint64).reshape(1, 1, queries, 1),
         np.arange(heads, dtype=np.uint64).reshape(1, heads, 1, 1),
         np.arange(batch, dtype=np.uint64).reshape(batch, 1, 1, 1),
     ]
@@ -100,21 +100,28 @@ def philox(counter: list[np.ndarray], key: tuple[int, int]) -> list[np.ndarray]:
     return [a, b, c, d]
 
 
-def in_segments(values: np.ndarray, segments: np.ndarray) -> np.ndarray:
-    """(batch, heads, time, keys) by keys' places in their sequence, to those by their places in the
-    row; `segments` (batch, time) number the sequences of a row."""
-    time = segments.shape[1]
-    begins = np.argmax(segments[:, :, None] == segments[:, None, :], axis=2)
-    place = np.maximum(np.arange(time) - begins[:, :, None], 0)
+def in_segments(values: np.ndarray, segments: np.ndarray, first: int = 0) -> np.ndarray:
+    """(batch, heads, queries, keys) by keys' places in their sequence, to those by their places in
+    the row; `segments` (batch, time) number the sequences of a row, and queries count from
+    `first`."""
+    queries, keys = values.shape[2:]
+    own = segments[:, first : first + queries, None]
+    begins = np.argmax(own == segments[:, None, :], axis=2)
+    place = np.maximum(np.arange(keys) - begins[:, :, None], 0)
     place = np.broadcast_to(place[:, None], values.shape)
     return np.take_along_axis(values, place, axis=3)
 
 
 def factors(
-    scores: flow.Tensor, seed: flow.Tensor, dropout: float, segments: flow.Tensor | None = None
+    scores: flow.Tensor,
+    seed: flow.Tensor,
+    dropout: float,
+    segments: flow.Tensor | None = None,
+    first: int = 0,
 ) -> flow.Tensor:
-    """What weights of the shape, dtype and place of `scores` are multiplied by: 1 / (1 - dropout),
-    or 0 where they are dropped. UserError in an nn.Graph, which cannot read the seed."""
+    """What weights of the shape, dtype and place of `scores`, of queries from number `first` on,
+    are multiplied by: 1 / (1 - dropout), or 0 where they are dropped. UserError in an nn.Graph,
+    which cannot read the seed."""
     if scores.is_lazy:
         raise UserError(
             "this dropout has no kernel for these tensors, and its reference, which "
@@ -122,15 +129,15 @@ def factors(
             "with the plug-in"
         )
     local = seed.to_local() if seed.is_global else seed
-    kept = kept_weights(int(local.item()), tuple(scores.shape), dropout)
+    kept = kept_weights(int(local.item()), tuple(scores.shape), dropout, first)
     if segments is not None:
-        kept = in_segments(kept, segments.numpy())
+        kept = in_segments(kept, segments.numpy(), first)
     kept = kept / (1.0 - dropout)
-    if scores.is_global:
-        place = {"placement": scores.placement, "sbp": _broadcast(scores)}
-    else:
-        place = {"device": scores.device}
-    return flow.tensor(kept, **place).to(scores.dtype)
+    if not scores.is_global:
+        return flow.tensor(kept, device=scores.device).to(scores.dtype)
+    found = flow.tensor(kept, placement=scores.placement, sbp=_broadcast(scores))
+    # As the weights lie, or the product of both would lie elsewhere.
+    return found.to(scores.dtype).to_global(sbp=scores.sbp)
 
 
 def _broadcast(like: flow.Tensor) -> list[flow.sbp.sbp]:

@@ -210,7 +210,7 @@ _FLAGS: dict[str, tuple[tuple[str, Any, str], ...]] = {
         ("use_fused_dropout_add_norm", True, "norms that drop out and add the branch"),
         ("use_fused_swiglu", True, "silu and product in one pass"),
         ("fused_adamw", True, "the optimizer's update in one pass"),
-        ("attn_impl", "", "naive, chunked (use_flash) or fmha (CUDA's); empty: by use_flash"),
+        ("attn_impl", "", "naive, chunked (use_flash, on any device) or fmha (CUDA's)"),
         ("disable", "", "operations to switch off, by name, with commas between"),
     ),
     "instead of training": (

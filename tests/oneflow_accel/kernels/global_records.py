@@ -1,9 +1,11 @@
-"""Runs each record's case "global" in each of its layouts on two processes, for test_records.py."""
+"""Runs each record's case "global", or those of the records that are named, in each of its layouts
+on two processes, for test_records.py and test_fallbacks.py."""
 
 from __future__ import annotations
 
 import json
 import re
+import sys
 import traceback
 
 import oneflow_accel  # noqa: F401
@@ -59,6 +61,8 @@ def _run(record: Record, case: Case, layout: Layout) -> None:
 
 def main() -> None:
     for record in all_records():
+        if sys.argv[1:] and record.name not in sys.argv[1:]:
+            continue
         for layout in record.layouts:
             try:
                 _run(record, case_named(record, GLOBAL_CASE), layout)

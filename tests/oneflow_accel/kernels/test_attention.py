@@ -345,7 +345,7 @@ def test_which_implementation_runs() -> None:
         (x, "CHOSEN: blocked_packed_attention ("),
         (half, "CHOSEN: blocked_packed_attention ("),
         (half.clone().requires_grad_(), "CHOSEN: blocked_packed_attention ("),
-        (x.to(flow.float64), "CHOSEN: reference"),
+        (x.to(flow.float64), "CHOSEN: chunked_packed_attention ("),
     ]:
         assert text in registry.explain("packed_attention", "cpu", tensor, **settings)
 

@@ -156,9 +156,10 @@ def _optional(like: flow.Tensor, seed: int | None, lengths: Lengths) -> dict[str
     if lengths:
         rows = [np.repeat(3 * np.arange(len(counts)), counts) for counts in lengths]
         arrays["segments"] = np.stack(rows)
-    place = {}
     if like.is_global:
         place = {"placement": like.placement, "sbp": [flow.sbp.broadcast] * len(like.sbp)}
+    else:
+        place = {"device": like.device}
     return {name: flow.tensor(x, dtype=flow.int64, **place) for name, x in arrays.items()}
 
 
