@@ -156,6 +156,9 @@ EMULATED_DEVICES: Variable[int | None] = _declare(
 EMULATED_MEMORY = _declare(
     "ONEFLOW_ACCEL_EMULATED_MEMORY", _bytes, 8 << 30, "memory of an emulated device, such as 2GiB"
 )
+EMULATE = _text(
+    "ONEFLOW_ACCEL_EMULATE", "whose lacks the emulated device and the CPU show: mlu, or a file"
+)
 EMULATED_STREAMS = _choice(
     "ONEFLOW_ACCEL_EMULATED_STREAMS",
     ("asynchronous", "synchronous"),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from oneflow_accel import machine, settings
+from oneflow_accel.backends import profile
 from oneflow_accel.backends.base import Backend, DeviceProperties
 from oneflow_accel.kernels import plugin
 
@@ -94,12 +95,18 @@ class CpuBackend(Backend):
         return DeviceProperties(_cpu_name(), machine.memory(), {"float32": None, "float64": None})
 
     def supported_dtypes(self) -> tuple[flow.dtype, ...]:
-        return (flow.float32, flow.float64)
+        other = profile.active()
+        has = (flow.float32, flow.float64)
+        return has if other is None else tuple(t for t in has if str(t)[8:] in other.dtypes)
 
     def _problems(self) -> list[str]:
         return []
 
     def _why_not(self, feature: str) -> str | None:
+        other = profile.active()
+        reason = None if other is None else other.why_not(feature)
+        if reason is not None:
+            return reason
         needed = _PLUGIN_OPERATORS.get(feature)
         if needed is None:
             return super()._why_not(feature)

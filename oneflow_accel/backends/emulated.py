@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from oneflow_accel import settings
+from oneflow_accel.backends import profile
 from oneflow_accel.backends.base import Backend, DeviceProperties
 from oneflow_accel.backends.cpu import CpuBackend
 from oneflow_accel.errors import DeviceUnavailableError, UserError
@@ -85,7 +86,11 @@ class EmulatedBackend(Backend):
     def properties(self) -> DeviceProperties:
         of_cpu = self._cpu.properties()
         memory = settings.EMULATED_MEMORY.get()
-        return DeviceProperties(f"emulated on {of_cpu.name}", memory, of_cpu.peak_flops)
+        other = profile.active()
+        name = f"emulated on {of_cpu.name}"
+        if other is not None:
+            name += f", with what {other.device.name} has"
+        return DeviceProperties(name, memory, of_cpu.peak_flops)
 
     def supported_dtypes(self) -> tuple[flow.dtype, ...]:
         return self._cpu.supported_dtypes()
@@ -165,3 +170,10 @@ def _load(devices: int) -> None:
         raise UserError(
             f"{settings.EMULATED_FAULTS.name}: oneflow has no operator {options.failing.decode()!r}"
         )
+    other = profile.active()
+    for name, types in {} if other is None else other.operators.items():
+        if not _library().oneflow_accel_emulated_keep(name.encode(), " ".join(types).encode()):
+            raise UserError(
+                f"{settings.EMULATE.name}: oneflow {flow.__version__} has no operator {name!r}, or "
+                f"not the types {', '.join(types)}"
+            )

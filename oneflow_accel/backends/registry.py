@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from oneflow_accel import settings
+from oneflow_accel.backends import profile
 from oneflow_accel.backends.base import Backend
 from oneflow_accel.backends.cpu import CpuBackend
 from oneflow_accel.backends.cuda import CudaBackend
@@ -109,7 +110,9 @@ def select_device(name: str | None = None) -> Backend:
 
 def kernels_of(name: str) -> str:
     """The device whose implementations of operations run on a device."""
-    return _KERNELS.get(name, name)
+    other = profile.active()
+    kernels = _KERNELS.get(name, name)
+    return other.device.name if other is not None and kernels == CpuBackend.name else kernels
 
 
 def prepare_expected_device() -> None:

@@ -6,6 +6,8 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <set>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -415,12 +417,43 @@ class DelegatingKernelWithState final : public DelegatingKernel {
   }
 };
 
+// The operators that the device whose profile this is has, and the types that they have there; all,
+// where there is no profile.
+using Types = std::set<DataType>;
+HashMap<std::string, Types>& kept() {
+  static auto* const operators = new HashMap<std::string, Types>;
+  return *operators;
+}
+
+// Whether the types of an operator's tensors of floating-point numbers, or that of the first where
+// there is none, are among them.
+bool has(const std::string& op, const KernelRegContext& ctx) {
+  if (kept().empty()) { return true; }
+  const auto found = kept().find(op);
+  if (found == kept().end()) { return false; }
+  DataType first = DataType::kInvalidDataType;
+  bool has_floating = false;
+  for (const auto* arguments : {&ctx.inputs(), &ctx.outputs()}) {
+    for (const auto& [name, index] : *arguments) {
+      const auto* desc = ctx.TensorDesc4ArgNameAndIndex(name, index);
+      if (desc == nullptr) { continue; }
+      const DataType type = desc->data_type();
+      const bool is_floating = IsFloatingDataType(type) || IsHalfDataType(type);
+      if (is_floating && found->second.count(type) == 0) { return false; }
+      has_floating = has_floating || is_floating;
+      if (first == DataType::kInvalidDataType) { first = type; }
+    }
+  }
+  return has_floating || first == DataType::kInvalidDataType || found->second.count(first) > 0;
+}
+
 class IsOnDevice final : public hob::BaseExpr<KernelRegContext, bool> {
  public:
-  explicit IsOnDevice(IsMatchedHob on_cpu) : on_cpu_(std::move(on_cpu)) {}
+  IsOnDevice(std::string op, IsMatchedHob on_cpu)
+      : op_(std::move(op)), on_cpu_(std::move(on_cpu)) {}
   bool get(const KernelRegContext& ctx) const override {
-    // The device first: the other asks for more of an operator, which may lack it elsewhere.
-    return ctx.device_type() == kDevice && on_cpu_->get(RegistrationOnCpu(ctx));
+    // The device first: the others ask for more of an operator, which may lack it elsewhere.
+    return ctx.device_type() == kDevice && has(op_, ctx) && on_cpu_->get(RegistrationOnCpu(ctx));
   }
   std::string DebugStr(const KernelRegContext& ctx, bool display) const override {
     return "on the emulated device, and on a CPU "
@@ -428,13 +461,14 @@ class IsOnDevice final : public hob::BaseExpr<KernelRegContext, bool> {
   }
 
  private:
+  const std::string op_;
   const IsMatchedHob on_cpu_;
 };
 
-OpKernelRegistryResult on_device(const OpKernelRegistryResult& of_cpu) {
+OpKernelRegistryResult on_device(const std::string& op, const OpKernelRegistryResult& of_cpu) {
   OpKernelRegistryResult own = of_cpu;
   own.priority += kPriority;
-  own.is_matched_hob = std::make_shared<IsOnDevice>(of_cpu.is_matched_hob);
+  own.is_matched_hob = std::make_shared<IsOnDevice>(op, of_cpu.is_matched_hob);
   own.create_fn = [create = of_cpu.create_fn]() -> const OpKernel* {
     const OpKernel* kernel = create();
     if (kernel->has_state_or_cache()) { return NewOpKernel<DelegatingKernelWithState>(kernel); }
@@ -479,7 +513,7 @@ const bool g_has_kernels = [] {
     auto& of_cpu = *new std::vector<OpKernelRegistryResult>;
     of_cpu.swap(kernels);
     kernels = of_cpu;
-    for (const auto& kernel : of_cpu) { kernels.push_back(on_device(kernel)); }
+    for (const auto& kernel : of_cpu) { kernels.push_back(on_device(op, kernel)); }
   }
   infer_streams();
   return true;
@@ -488,3 +522,21 @@ const bool g_has_kernels = [] {
 }  // namespace
 
 }  // namespace oneflow_accel::emulated
+
+// Before the first operation on a device: of a profile, an operator and the names of its types. False
+// where OneFlow does not have it, or a type.
+extern "C" bool oneflow_accel_emulated_keep(const char* op, const char* types) {
+  using namespace oneflow_accel::emulated;
+  static const HashMap<std::string, DataType> known = {
+      {"float32", kFloat}, {"float64", kDouble}, {"float16", kFloat16}, {"bfloat16", kBFloat16},
+      {"int8", kInt8},     {"uint8", kUInt8},    {"int32", kInt32},     {"int64", kInt64},
+      {"bool", kBool}};
+  if (user_op::UserOpRegistryMgr::Get().GetOpRegistryResult(op) == nullptr) { return false; }
+  std::istringstream words(types);
+  for (std::string type; words >> type;) {
+    const auto found = known.find(type);
+    if (found == known.end()) { return false; }
+    kept()[op].insert(found->second);
+  }
+  return true;
+}
