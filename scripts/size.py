@@ -12,7 +12,7 @@ from tracked import ROOT, listed_files
 
 # What is counted: where, the ends of its files' names, and the most lines it may have.
 BUDGETS = {
-    "oneflow_accel": ("oneflow_accel", (".py",), 9_565),
+    "oneflow_accel": ("oneflow_accel", (".py",), 10_465),
     "oneflow_accel/csrc": ("oneflow_accel/csrc", (".cpp", ".h"), 14_920),
     "oneflow_accel/emulated": ("oneflow_accel/emulated", (".cpp", ".h"), 1_110),
     "flow_train": ("flow_train", (".py",), 13_360),
@@ -21,9 +21,9 @@ BUDGETS = {
     "vit_10b": ("vit_10b", (".py",), 1_130),
     "libai_projects": ("libai_projects", (".py",), 16_000),
     "benchmarks": ("benchmarks", (".py",), 4_060),
-    "scripts": ("scripts", (".py",), 610),
+    "scripts": ("scripts", (".py",), 661),
     "patches": ("patches", (".patch",), 2_045),
-    "tests": ("tests", (".py",), 55_620),
+    "tests": ("tests", (".py",), 55_778),
 }
 
 
