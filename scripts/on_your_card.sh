@@ -127,6 +127,18 @@ fi
   echo
   tail -1 "$out/conformance.log"
   echo
+  python3 - "$out/work/times" <<'EOF'
+import json, statistics, sys
+from pathlib import Path
+for path in sorted(Path(sys.argv[1]).glob("*/metrics.jsonl")):
+    values = [json.loads(line)["values"] for line in path.read_text().splitlines()]
+    seconds = [value["step_seconds"] for value in values if "step_seconds" in value]
+    later = seconds[len(seconds) // 2 :]
+    if later:
+        print(f"- {path.parent.name}: {statistics.median(later) * 1e3:.1f} ms a step")
+EOF
+  grep img/s "$out"/time-resnet50-inference-b8.log 2>/dev/null | sed 's/^/- ResNet50 inference b8: /'
+  echo
   for name in "${failed[@]+"${failed[@]}"}"; do
     printf '## %s\n\n```\n' "$name"
     tail -25 "$out/$name.log"

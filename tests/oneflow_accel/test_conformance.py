@@ -29,7 +29,7 @@ def run(
     """The command in a process of its own, and its report."""
     path = folder / f"{device}.json"
     command = ["-m", "oneflow_accel", "conformance", "--device", device, "--json", path, *options]
-    done = run_process(command, env=environment)
+    done = run_process(command, env=environment, timeout=300)
     return done, json.loads(path.read_text()) if path.exists() else {}
 
 
@@ -139,4 +139,4 @@ def test_the_readmes_tables_say_what_the_reports_say(path: Path) -> None:
     report = json.loads(path.read_text())
     row = f"[{conformance.summary_text(report)}](docs/reports/{path.name})"
     for name in ("README.md", "README_zh-CN.md"):
-        assert row in (REPOSITORY / name).read_text(), row
+        assert row in (REPOSITORY / name).read_text(), f"{name} is to say {row}"
