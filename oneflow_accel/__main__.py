@@ -11,7 +11,7 @@ import json
 import sys
 from collections.abc import Sequence
 
-from oneflow_accel import backends, command, report
+from oneflow_accel import backends, command, conformance, report
 from oneflow_accel.errors import UserError
 from oneflow_accel.kernels import registry
 from oneflow_accel.patching import disk as patch_command
@@ -31,7 +31,9 @@ def _run(args: argparse.Namespace) -> int:
     if args.command == "patch":
         return patch_command.run(args)
     if args.command == "kernels":
-        return report.list_kernels(args, None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL)
+        return report.list_kernels(args, _width())
+    if args.command == "conformance":
+        return conformance.run(args, _width())
     if args.command == "explain":
         return _explain(args)
     return _report(args)
@@ -42,11 +44,14 @@ def _report(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(state, indent=2))
     else:
-        terminal = sys.stdout.isatty()
-        report.render(state, Console(width=None if terminal else _WIDTH_WITHOUT_TERMINAL))
+        report.render(state, Console(width=_width()))
     if state["selection"]["device"] is None:
         raise UserError(state["selection"]["why"])
     return 0
+
+
+def _width() -> int | None:
+    return None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL
 
 
 def _explain(args: argparse.Namespace) -> int:
@@ -63,7 +68,9 @@ def _parser() -> command.Parser:
     parser = command.Parser(prog="python -m oneflow_accel", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print the state as JSON")
     parser.add_argument("--device", help="device to use; exit code 2 if it cannot be used")
-    commands = parser.add_subparsers(dest="command", metavar="[patch | kernels | explain]")
+    commands = parser.add_subparsers(
+        dest="command", metavar="[patch | kernels | explain | conformance]"
+    )
     patch = commands.add_parser("patch", help="apply patches to installed packages, or revert them")
     patch_command.add_arguments(patch)
     kernels = commands.add_parser("kernels", help="which CPU kernel each operator gets, and why")
@@ -72,6 +79,10 @@ def _parser() -> command.Parser:
         "explain", help="what computes an operation on each device, which was chosen, and why"
     )
     explain.add_argument("operations", nargs="*", metavar="OP", help="default: all operations")
+    conforms = commands.add_parser(
+        "conformance", help="whether a device does what this code base asks of one, check by check"
+    )
+    conformance.add_arguments(conforms)
     return parser
 
 

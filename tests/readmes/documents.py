@@ -30,6 +30,7 @@ DOCUMENTS = (
     "monarch_flow/docs/vitae_options.md",
     "oneflow_accel/csrc/README.md",
     "oneflow_accel/emulated/README.md",
+    "docs/bring_up_a_device.md",
 )
 
 _PROGRAMS = r"python3?|make|bash|cd|pip|source|export|apt-get|uv|pyenv|git|\.ci/run"

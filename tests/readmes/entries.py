@@ -111,6 +111,10 @@ CI = NotRun("CI runs it: it is this suite, or what goes before it")
 PIP = NotRun("installs 2 GB into an environment, from PyPI")
 SYSTEM = NotRun("installs packages of the system")
 SAME = NotRun("is run as above, with a number for N and a folder or a model")
+CONFORMANCE = "python -m oneflow_accel conformance --device emulated"
+# Whose library may not be built.
+ON_CPU = {"emulated": "cpu"}
+ON_CARD = NotRun("tests/scripts/test_on_your_card.py")
 ROW = NotRun("tests/monarch_flow/configs/test_replaced_commands.py, which reads the same table")
 ELSEWHERE = NotRun("a command of another project, beside ours for it")
 
@@ -152,6 +156,17 @@ COMMANDS: dict[str, Run | Dry | NotRun] = {
     "python -m oneflow_accel": Run(expect="oneflow"),
     "python -m oneflow_accel kernels": Run(expect="matmul", plugin=True),
     "python -m oneflow_accel kernels softsign softsign_grad": Run(expect="softsign", plugin=True),
+    "python -m oneflow_accel conformance --device NAME": Run(
+        "--only device", replace={"NAME": "cpu"}, expect="1 pass, 0 fail, 0 not supported"
+    ),
+    CONFORMANCE: Run(
+        "--only device collectives", replace=ON_CPU, expect="4 pass, 0 fail, 0 not supported"
+    ),
+    f"{CONFORMANCE} --only device memory copies": Run(replace=ON_CPU, expect=" 0 fail, "),
+    f"{CONFORMANCE} --json report.json": Run("--only device", replace=ON_CPU),
+    "python scripts/golden_record.py --device emulated --tolerance 0.01": Run("--help"),
+    "bash scripts/on_your_card.sh mlu": ON_CARD,
+    "bash scripts/on_your_card.sh emulated": ON_CARD,
     "python -m oneflow_accel explain": Run(expect="mlu"),
     f"cd resnet50_imagenet && {TRAIN_RESNET}": Run(
         f"{SMALL_IMAGES} -a resnet18", replace=PHOTOS, plugin=True

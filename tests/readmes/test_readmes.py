@@ -38,6 +38,7 @@ PROGRAMS = (
     "monarch_flow.models",
     "oneflow_accel",
     "oneflow_accel kernels",
+    "oneflow_accel conformance",
     "oneflow_accel explain",
     "oneflow_accel patch",
     "benchmarks",

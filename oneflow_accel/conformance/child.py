@@ -1,0 +1,69 @@
+"""Runs checks until one fails: python -m oneflow_accel.conformance.child DEVICE FILE NUMBER...
+
+A process of its own, or one of two, that a check may end. It adds a line of JSON to FILE where a
+check begins, and one where it ends. What comes after a failure would say little: the parent goes on
+in another process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import Any
+
+import oneflow_accel
+from oneflow_accel import command, distributed
+from oneflow_accel.backends.base import Backend
+from oneflow_accel.conformance.checks import CHECKS, Check, NotSupportedError
+
+PASS, FAIL, NOT_SUPPORTED = "pass", "fail", "not supported"
+
+
+def main() -> int:
+    device, path, *numbers = sys.argv[1:]
+    with open(path, "a") as file:
+
+        def say(number: int, **what: Any) -> None:
+            file.write(json.dumps({"number": number, **what}) + "\n")
+            file.flush()
+
+        backend = oneflow_accel.select_device(device)
+        for number in map(int, numbers):
+            check = CHECKS[number]
+            support = backend.supports(check.needs) if check.needs else None
+            lacks = None if support is None or support else support.reason
+            say(number, lacks=lacks)
+            begin = time.monotonic()
+            status, reason = _result(backend, check, lacks)
+            say(number, status=status, reason=reason, seconds=round(time.monotonic() - begin, 3))
+            if status == FAIL:
+                # It may be unable to end by itself.
+                os._exit(1)
+    return 0
+
+
+def _result(backend: Backend, check: Check, lacks: str | None) -> tuple[str, str]:
+    if distributed.local_world_size() > backend.device_count():
+        return NOT_SUPPORTED, f"it takes {distributed.local_world_size()} devices"
+    try:
+        check.run(backend)
+        backend.synchronize()
+    except NotSupportedError as error:
+        return NOT_SUPPORTED, str(error)
+    # Code of a backend, and OneFlow on it, may raise anything.
+    except Exception as error:
+        if lacks is not None:
+            return NOT_SUPPORTED, lacks
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        # NumPy says first what is wrong, OneFlow last.
+        told = lines[:4] if isinstance(error, AssertionError) else lines[-1:]
+        return FAIL, f"{type(error).__name__}: {' '.join(told)}"
+    if lacks is not None:
+        return NOT_SUPPORTED, f"{lacks} (but the check of it passes)"
+    return PASS, ""
+
+
+if __name__ == "__main__":
+    sys.exit(command.run("conformance", main))
