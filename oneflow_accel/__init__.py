@@ -42,7 +42,8 @@ if "oneflow" not in sys.modules:
 _collects = gc.isenabled()
 gc.disable()
 try:
-    with import_noise.left_out():
+    # Of the device that is expected: patches ask what it lacks.
+    with command.said_at_import(), import_noise.left_out():
         import oneflow  # noqa: F401
 finally:
     if _collects:
@@ -62,7 +63,7 @@ registry.when_selected.append(patching.device_selected)
 
 _late: list[str] = []
 # Raised again by select_device(), unless the program asks for another device.
-with suppress(DeviceUnavailableError):
+with command.said_at_import(), suppress(DeviceUnavailableError):
     registry.prepare_expected_device()
 with command.said_at_import():
     if plugin.load().came_late:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from typing import Any
@@ -56,13 +57,25 @@ def _result(backend: Backend, check: Check, lacks: str | None) -> tuple[str, str
     except Exception as error:
         if lacks is not None:
             return NOT_SUPPORTED, lacks
+        kernel = _lacking_kernel(str(error))
+        if kernel is not None and check.needs is None:
+            return NOT_SUPPORTED, kernel
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         # NumPy says first what is wrong, OneFlow last.
         told = lines[:4] if isinstance(error, AssertionError) else lines[-1:]
-        return FAIL, f"{type(error).__name__}: {' '.join(told)}"
+        return FAIL, kernel or f"{type(error).__name__}: {' '.join(told)}"
     if lacks is not None:
         return NOT_SUPPORTED, f"{lacks} (but the check of it passes)"
     return PASS, ""
+
+
+def _lacking_kernel(text: str) -> str | None:
+    """What OneFlow says where an operator has no kernel for the device and these types."""
+    if "Cannot find the kernel matching" not in text:
+        return None
+    operator = re.search(r"op_type_name: (\w+)", text)
+    types = sorted(set(re.findall(r"DataType_Name of \w+: k(\w+)", text)))
+    return f"no kernel of {operator[1] if operator else 'an operator'} for {', '.join(types)}"
 
 
 if __name__ == "__main__":
