@@ -58,6 +58,10 @@ class MluBackend(Backend):
             "normalization_add_relu_grad has no kernel there; use normalization, add and relu"
         ),
         "causal_mask": "tril, triu and masked_fill have no kernels there; build masks on the host",
+        "nhwc_max_pool": (
+            "oneflow pools channels-last tensors by tf_max_pool_2d, which has no kernel there"
+        ),
+        "silu": "silu has no kernel there; tanh has one, of which it can be made",
         "uniform_random": "uniform has no kernel there; sample on the host, or use nn.Dropout",
         "fused_transformer": "no fused_* operator has a kernel there; switch fusions off",
         "memory_stats": "oneflow_mlu reports no memory use; look at the vendor's cnmon",
