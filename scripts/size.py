@@ -12,7 +12,7 @@ from tracked import ROOT, listed_files
 
 # What is counted: where, the ends of its files' names, and the most lines it may have.
 BUDGETS = {
-    "oneflow_accel": ("oneflow_accel", (".py",), 9_565),
+    "oneflow_accel": ("oneflow_accel", (".py",), 9_589),
     "oneflow_accel/csrc": ("oneflow_accel/csrc", (".cpp", ".h"), 14_920),
     "oneflow_accel/emulated": ("oneflow_accel/emulated", (".cpp", ".h"), 1_110),
     "flow_train": ("flow_train", (".py",), 13_360),
@@ -22,8 +22,8 @@ BUDGETS = {
     "libai_projects": ("libai_projects", (".py",), 16_000),
     "benchmarks": ("benchmarks", (".py",), 4_060),
     "scripts": ("scripts", (".py",), 610),
-    "patches": ("patches", (".patch",), 2_045),
-    "tests": ("tests", (".py",), 55_620),
+    "patches": ("patches", (".patch",), 2_104),
+    "tests": ("tests", (".py",), 55_714),
 }
 
 
