@@ -1,8 +1,8 @@
 """What another device lacks, taken away here: a program meets on the emulated device what it would
 meet on that one, and on the CPU the same code runs, to compare with.
 
-`ONEFLOW_ACCEL_EMULATE=mlu` reads profiles/mlu.json, and a path a file of the same form. It names the
-device whose features these are, the types that the device computes in, the operators that have
+`ONEFLOW_ACCEL_EMULATE=mlu` reads profiles/mlu.json, and a path a file of the same form. It names
+the device whose features these are, the types that the device computes in, the operators that have
 kernels there (by the types of their floating-point tensors, or of the first where there are none),
 and where all this is from. The emulated device has only these operators; the CPU keeps its own.
 """
