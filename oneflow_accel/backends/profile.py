@@ -23,6 +23,7 @@ from oneflow_accel.errors import UserError, did_you_mean
 
 FOLDER = Path(__file__).with_name("profiles")
 _DEVICES: dict[str, type[Backend]] = {kind.name: kind for kind in (MluBackend, CudaBackend)}
+_TOUCH = "eager_nccl_touch"
 _KEYS = {"device": str, "sources": list, "dtypes": list, "operators": dict}
 
 
@@ -37,6 +38,9 @@ class Profile:
 
     def why_not(self, feature: str) -> str | None:
         """Why the device lacks a feature, or None where it has it."""
+        # A backend finds this out by a launch on a device that is there.
+        if feature == "ddp_stream_touch":
+            return None if _TOUCH in self.operators else f"{_TOUCH} has no kernel there"
         reason = self.device._why_not(feature)
         return None if reason is None else f"as on {self.device.name}: {reason}"
 
