@@ -272,4 +272,4 @@ def test_trainers_run_with_what_a_card_has(
     losses = [key for key in plain if "loss" in key]
     assert len(losses) >= golden_record.MIDDLE
     for key in losses:
-        assert found[key] == pytest.approx(plain[key], rel=1e-4), key
+        assert found[key] == pytest.approx(plain[key], rel=5e-4), key
