@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from oneflow_accel import distributed, settings
-from oneflow_accel.backends import current_backend
+from oneflow_accel.backends import current_backend, delegate_of
 from oneflow_accel.errors import UserError
 from oneflow_accel.kernels.operators import Operator
 
@@ -68,7 +68,8 @@ class Mesh:
             whole = flow.empty(self.shards * len(piece), dtype=piece.dtype, device=piece.device)
             # Autocast would send bfloat16 as float32, which is not what `whole` is to hold.
             is_on = flow.is_autocast_enabled()
-            with flow.autocast(piece.device.type, enabled=False) if is_on else nullcontext():
+            kind = delegate_of(piece.device.type)
+            with flow.autocast(kind, enabled=False) if is_on else nullcontext():
                 flow.comm.all_gather_into_tensor(whole, piece)
             return whole
         return self._relaid(piece, (_WHOLE, _SPLIT), (_WHOLE, _WHOLE))

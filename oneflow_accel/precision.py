@@ -9,6 +9,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from oneflow_accel import distributed
+from oneflow_accel.backends import delegate_of
 from oneflow_accel.backends.base import Backend
 from oneflow_accel.errors import UserError
 from oneflow_accel.kernels import plugin
@@ -65,9 +66,9 @@ def autocast(backend: Backend, precision: str) -> AbstractContextManager[Any]:
     """What the forward pass and the loss of a training step run in; the backward pass does not."""
     if precision not in ("bfloat16", "float16"):
         return nullcontext()
-    if backend.supports("host_memory") and distributed.world_size() > 1:
+    if not backend.supports("bfloat16_collectives") and distributed.world_size() > 1:
         _move_as_float32()
-    return flow.autocast(device_type=backend.name, dtype=getattr(flow, precision))
+    return flow.autocast(device_type=delegate_of(backend.name), dtype=getattr(flow, precision))
 
 
 @lru_cache(maxsize=1)
@@ -90,7 +91,7 @@ def autocast_of_now(x: flow.Tensor) -> Callable[[], AbstractContextManager[Any]]
     in."""
     if not flow.is_autocast_enabled():
         return nullcontext
-    device = x.placement.type if x.is_global else x.device.type
+    device = delegate_of(x.placement.type if x.is_global else x.device.type)
     dtype = flow.get_autocast_gpu_dtype() if x.is_cuda else flow.get_autocast_cpu_dtype()
     return partial(flow.autocast, device_type=device, dtype=dtype)
 

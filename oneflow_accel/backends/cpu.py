@@ -56,7 +56,8 @@ class CpuBackend(Backend):
     collective_backend: ClassVar[str] = "ccl"
     shares_memory: ClassVar[bool] = True
     _lacks: ClassVar[Mapping[str, str]] = {
-        "amp": "CPUs have no kernels in float16; take bfloat16, or float32"
+        "amp": "CPUs have no kernels in float16; take bfloat16, or float32",
+        "bfloat16_collectives": "OneFlow moves no bfloat16 between CPUs; it travels as float32",
     }
 
     def prepare(self) -> None:

@@ -27,7 +27,7 @@ import oneflow as flow
 COUNTERS = ("launches", "copies_to_device", "copies_to_host", "copies_on_device", "streams")
 
 # What the CPU plug-in does for it, in the order of `Host` in emulated.h.
-_OF_CPU = ("drop_copies", "may_write", "promise", "withdraw", "fail", "wait_also")
+_OF_CPU = ("drop_copies", "may_write", "promise", "withdraw", "fail", "wait_also", "redirect")
 
 
 class EmulatedBackend(Backend):
@@ -40,10 +40,7 @@ class EmulatedBackend(Backend):
     collective_backend: ClassVar[str] = CpuBackend.collective_backend
     kernels: ClassVar[str | None] = CpuBackend.name
     _lacks: ClassVar[Mapping[str, str]] = {
-        "host_memory": "an emulated device has memory of its own",
-        **dict.fromkeys(
-            ("amp", "bfloat16_training"), "oneflow's autocast knows CPUs and GPUs only"
-        ),
+        "host_memory": "an emulated device has memory of its own"
     }
 
     def __init__(self) -> None:

@@ -44,6 +44,7 @@ class MluBackend(Backend):
         "bfloat16_training": "oneflow's autocast knows no Cambricon card; train in float32",
         "bfloat16_products": "oneflow_mlu decides how a card multiplies float32",
         "bfloat16_inference": "oneflow_mlu has no bfloat16 kernels; use float32",
+        "bfloat16_collectives": "oneflow_mlu has no such type for its collectives; use float32",
         "graph_adamw": "adam_bias_correction_factor has no kernel there; train in eager mode",
         "host_memory": "a card has memory of its own",
         "gradient_clipping": (

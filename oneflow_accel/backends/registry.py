@@ -108,10 +108,16 @@ def select_device(name: str | None = None) -> Backend:
     return _current
 
 
+def delegate_of(name: str) -> str:
+    """The device whose kernels run for a device, and by whose name OneFlow's autocast takes it:
+    itself where it has kernels of its own."""
+    return _KERNELS.get(name, name)
+
+
 def kernels_of(name: str) -> str:
     """The device whose implementations of operations run on a device."""
     other = profile.active()
-    kernels = _KERNELS.get(name, name)
+    kernels = delegate_of(name)
     return other.device.name if other is not None and kernels == CpuBackend.name else kernels
 
 
@@ -175,6 +181,7 @@ def _make(name: str, offer: type[Backend] | importlib.metadata.EntryPoint) -> Ba
         if getattr(kind, "name", None) != name:
             raise ValueError(f"{kind.__name__}.name is not '{name}', the name of its entry point")
         _backends[name] = kind()
+        _KERNELS[name] = kind.kernels or name
     return _backends[name]
 
 

@@ -183,6 +183,7 @@ bool oneflow_accel_emulated_start(const Options* wanted, const Host* functions) 
   options().failing = failing.c_str();
   host() = *functions;
   host().wait_also(drain_all);
+  pass_for_cpu();
   return options().fails_at == 0
          || user_op::UserOpRegistryMgr::Get().GetOpRegistryResult(failing) != nullptr;
 }

@@ -51,6 +51,7 @@ struct Host {
   void (*withdraw)(const void* data);
   void (*fail)(const char* message);
   void (*wait_also)(void (*wait)());
+  bool (*redirect)(const char* library, const char* function, void* replacement);
 };
 Host& host();
 
@@ -65,6 +66,9 @@ ep::Stream* cpu_stream(ep::Stream* stream);
 // one, or in this call. It is left out where the device is lost.
 void run(ep::Stream* stream, std::function<void()> work);
 void run_in_call(ep::Stream* stream, const std::function<void()>& work);
+
+// Leads OneFlow to what it has for CPUs where it knows CPUs and GPUs only.
+void pass_for_cpu();
 
 // Waits until all that was given to any stream has been done.
 void drain_all();

@@ -14,6 +14,7 @@ def fresh_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     """No device chosen, no backend made, no device asked for; as it was afterwards."""
     monkeypatch.setattr(registry, "_backends", {})
     monkeypatch.setattr(registry, "_current", None)
+    monkeypatch.setattr(registry, "_KERNELS", dict(registry._KERNELS))
     # Chosen devices are not to be held against the patches of the whole test run.
     monkeypatch.setattr(session, "_session", None)
     monkeypatch.delenv(settings.DEVICE.name, raising=False)

@@ -41,6 +41,17 @@ def test_what_it_inherits_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         backend.set_device(1)
 
 
+def test_it_can_run_the_kernels_of_another_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = 'name: ClassVar[str] = "tiny"'
+    source = TINY.replace(named, f"{named}\n        kernels = 'cpu'")
+    monkeypatch.syspath_prepend(str(install(tmp_path, "tiny_delegates", source)))
+    assert backends.kernels_of("tiny") == "tiny"
+    backends.select_device("tiny")
+    assert backends.kernels_of("tiny") == "cpu"
+
+
 def test_it_is_never_chosen_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(install(tmp_path, "tiny_unasked", TINY)))
     assert backends.resolve().backend.name in ("mlu", "cuda", "cpu")

@@ -69,7 +69,10 @@ std::shared_ptr<AutoCastMeta> make_meta(const std::string& op, const Arguments& 
       }
     }
   }
-  meta->set_autocast_eligible(::oneflow::kCPU, ::oneflow::DType::BFloat16());
+  // And on the emulated device (emulated/stock.cpp).
+  for (const auto device : {::oneflow::kCPU, ::oneflow::kMockDevice}) {
+    meta->set_autocast_eligible(device, ::oneflow::DType::BFloat16());
+  }
   return meta;
 }
 

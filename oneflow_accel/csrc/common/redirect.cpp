@@ -93,6 +93,11 @@ extern "C" {
 // made and 0 where not.
 const char* oneflow_accel_redirections() { return oneflow_accel::redirections().c_str(); }
 
+// For libraries that are loaded beside this one.
+bool oneflow_accel_redirect(const char* library, const char* function, void* replacement) {
+  return oneflow_accel::redirect_address(library, function, replacement);
+}
+
 // For tests: whether a call of `function` from a loaded library could be redirected.
 int oneflow_accel_can_redirect(const char* library, const char* function) {
   return oneflow_accel::find_slot(library, function) != nullptr ? 1 : 0;

@@ -195,6 +195,7 @@ def test_a_host_that_reads_device_memory_is_told() -> None:
 
 
 QUICK = ("resnet-graph", "resnet-2-processes", "vit-monarch", "gpt2", "gpt2-graph-TP2-PP2")
+QUICK += ("bf16-resnet-graph", "bf16-gpt2-TP2")
 
 
 @pytest.mark.parametrize(
@@ -216,6 +217,7 @@ def test_trainers_give_the_cpus_bits(
     """Losses, figures and checkpoints, and they go on from the CPU's."""
     work = tmp_path_factory.getbasetemp() / "golden"
     monkeypatch.setattr(golden_record, "WORK", work)
+    monkeypatch.setenv("ONEFLOW_ACCEL_EMULATE_BFLOAT16", "1")
     if not work.exists():
         golden_record.write_data(work / "data")
     tree = golden_record.Tree(REPOSITORY)

@@ -56,6 +56,9 @@ def _x(device: str) -> flow.Tensor:
 
 # Of all kinds: random numbers, shapes that depend on values, views, states, other types.
 CASES: dict[str, Callable[[str], flow.Tensor]] = {
+    "rand of global tensors": lambda d: flow.rand(
+        3, 4, placement=flow.placement.all(d), sbp=flow.sbp.broadcast
+    ).to_local(),
     "randn": lambda d: flow.randn(3, 4, device=d),
     "randperm": lambda d: flow.randperm(10, device=d),
     "dropout": lambda d: nn.Dropout(0.5)(_x(d)),
