@@ -1,7 +1,8 @@
-"""Cambricon MLU cards, through the vendor's plug-in `oneflow_mlu`.
+"""Cambricon MLU cards, through the vendor's plug-in `oneflow_mlu`, or a oneflow that was built with
+the cards' kernels in its own tree (own builds of 0.9.1 of March to May 2023).
 
-Written from the public sources of the plug-in (0.0.1) and of oneflow 1.0.0; it has not run on a
-card.
+Written from the public sources of the plug-in (0.0.1), of those builds and of oneflow 1.0.0; it has
+not run on a card.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from oneflow_accel.errors import DeviceUnavailableError
 import oneflow as flow
 
 VENDOR_PACKAGE = "oneflow_mlu"
+VENDOR_LIBRARY = "libcnnl.so"
+LOADED_FILES = "/proc/self/maps"
 VISIBLE_VARIABLE = "MLU_VISIBLE_DEVICES"
 # Both made by Cambricon's kernel driver: one node and one information file per card.
 DEVICE_NODES = "/dev/cambricon_dev[0-9]*"
@@ -71,7 +74,7 @@ class MluBackend(Backend):
             missing.append(f"no Cambricon driver or card on this machine (no {DEVICE_NODES})")
         elif not _visible(cards):
             missing.append(f"{VISIBLE_VARIABLE} hides all {len(cards)} cards of this machine")
-        if importlib.util.find_spec(VENDOR_PACKAGE) is None:
+        if importlib.util.find_spec(VENDOR_PACKAGE) is None and not _in_oneflow():
             missing.append(
                 f"the package {VENDOR_PACKAGE} is not installed (Cambricon's plug-in, built from "
                 "the sources of Oneflow-Inc/oneflow-mlu)"
@@ -85,6 +88,8 @@ class MluBackend(Backend):
 
     def activate(self) -> None:
         super().activate()
+        if importlib.util.find_spec(VENDOR_PACKAGE) is None:
+            return  # What it registers is in oneflow itself.
         try:
             # Registers the card's kernels, memory and collectives in OneFlow.
             importlib.import_module(VENDOR_PACKAGE)
@@ -131,6 +136,12 @@ class MluBackend(Backend):
             said = str(error).partition("\n")[0].strip()
             return f"oneflow {flow.__version__} refuses to launch it there ({said})"
         return None
+
+
+def _in_oneflow() -> bool:
+    """Whether oneflow itself has the cards' kernels: it is then linked to the vendor's library of
+    them, and has loaded it."""
+    return VENDOR_LIBRARY in Path(LOADED_FILES).read_text(errors="replace")
 
 
 def oneflow_knows(device_type: str) -> bool:

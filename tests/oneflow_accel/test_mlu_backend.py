@@ -128,6 +128,20 @@ def test_has(feature: str) -> None:
     assert MluBackend().supports(feature)
 
 
+def test_cards_whose_kernels_are_in_oneflow_need_no_package_with_fake_driver(
+    driver: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mlu, "oneflow_knows", lambda device_type: True)
+    loaded = driver / "maps"
+    monkeypatch.setattr(mlu, "LOADED_FILES", str(loaded))
+    loaded.write_text("7f00-7f01 r-xp 0 08:01 9 /usr/local/neuware/lib64/libcnrt.so.6\n")
+    assert "oneflow_mlu is not installed" in str(MluBackend().unavailable_reason())
+    loaded.write_text("7f00-7f01 r-xp 0 08:01 9 /usr/local/neuware/lib64/libcnnl.so.1.15\n")
+    assert MluBackend().unavailable_reason() is None
+    MluBackend().activate()
+    assert mlu.VENDOR_PACKAGE not in sys.modules
+
+
 def test_memory_is_unknown_and_says_so() -> None:
     assert MluBackend().memory_allocated() is None
     assert MluBackend().max_memory_allocated() is None
