@@ -58,7 +58,8 @@ def test_ddp_needs_the_patch_of_stream_touch_there() -> None:
         ('{"device": "tpu", "sources": [], "dtypes": [], "operators": {}}', "'device' is none of"),
         ('{"device": "mlu", "sources": [], "dtypes": []}', "'operators' is not a dict"),
         (
-            '{"device": "mlu", "sources": [], "dtypes": ["int8"], "operators": {"int8": ["relux"]}}',
+            '{"device": "mlu", "sources": [], "dtypes": ["int8"],'
+            ' "operators": {"int8": ["relux"]}}',
             "has no operator 'relux'",
         ),
     ],
