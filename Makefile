@@ -32,11 +32,21 @@ CHECKED := tests/test_floors.py tests/flow_train/checkpoint tests/flow_train/opt
            tests/resnet50_imagenet/test_runs.py::test_run_leaves_metrics_curves_tensorboard_and_checkpoints \
            tests/libai_projects/train/test_from_text_to_prompts.py
 
-.PHONY: help setup plugin demo check test lint bench bench-compare clean
+# On the emulated device: steps eager and under nn.Graph, on several processes, cut and sharded, and
+# generation.
+EMULATED := tests/monarch_flow/engine/test_graph_steps.py \
+            tests/monarch_flow/engine/test_training_engine.py \
+            tests/monarch_flow/models/test_global_models.py \
+            tests/vit_10b/test_vit_training.py::test_every_mode_trains_as_the_whole_model \
+            tests/libai_projects/llama/test_llama_parity.py tests/libai_projects/pipeline/test_stages.py \
+            tests/libai_projects/pipeline/test_generate_api.py
+
+.PHONY: help setup plugin demo check test test-emulated lint bench bench-compare clean
 help:
 	@echo "make demo    train a small ResNet on real images, about 2 minutes"
 	@echo "make check   lint and the tests that find most mistakes, 3 minutes: before each commit"
 	@echo "make test    the whole test suite"
+	@echo "make test-emulated  its tests of models and trainers on the emulated device"
 	@echo "make lint    ruff, mypy, codespell, sizes, device names"
 	@echo "make bench   speed against PyTorch; the table goes to benchmarks/results (ARGS=--help)"
 	@echo "make bench-compare  the same again; fails where a ratio fell by more than 10 %"
@@ -92,6 +102,11 @@ check: lint
 # All tests, in three lanes of whole files also on two cores: many wait for processes to start or end.
 test: plugin
 	@$(BIN)/python -m pytest $(if $(ARGS),$(ARGS),-n 3 --dist loadfile --no-loadscope-reorder)
+	@$(if $(ARGS),,$(MAKE) --no-print-directory test-emulated)
+
+test-emulated: plugin
+	@ONEFLOW_ACCEL_DEVICE=emulated $(BIN)/python -m pytest -q \
+	  $(if $(ARGS),$(ARGS),-n 3 --dist loadfile $(EMULATED))
 
 lint: $(VENV)/.lint plugin
 	@$(BIN)/ruff format --check .

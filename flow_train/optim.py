@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from oneflow_accel import distributed
+from oneflow_accel.backends import current_backend
 from oneflow_accel.errors import CheckpointError
 
 import numpy as np
@@ -47,7 +48,18 @@ class CrossEntropy(nn.Module):
             scores = scores.to(flow.float32)
         if targets.ndim == 2 and targets.dtype != scores.dtype:
             targets = targets.to(scores.dtype)
+        if self.label_smoothing and not current_backend().supports("causal_mask"):
+            return self._smoothed(scores, targets)
         return self._loss(scores, targets)
+
+    def _smoothed(self, scores: flow.Tensor, targets: flow.Tensor) -> flow.Tensor:
+        """The same by operators that every device has: OneFlow's masks ignored labels."""
+        uniform = -nn.functional.log_softmax(scores, dim=1).mean(dim=1)
+        losses = nn.functional.cross_entropy(scores, targets, reduction="none")
+        losses = losses * (1 - self.label_smoothing) + uniform * self.label_smoothing
+        if self._loss.reduction == "none":
+            return losses
+        return losses.sum() if self._loss.reduction == "sum" else losses.mean()
 
 
 def build_loss(config: Mapping[str, Any] | None, reduction: str = "mean") -> CrossEntropy:

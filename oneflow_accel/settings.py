@@ -165,8 +165,8 @@ EMULATED_STREAMS = _choice(
     "asynchronous",
     "whether streams of emulated devices have threads of their own",
 )
-EMULATED_FAULTS: Variable[dict[str, str]] = _declare(
-    "ONEFLOW_ACCEL_EMULATED_FAULTS", _faults, {}, "what goes wrong on emulated devices"
+EMULATED_FAULTS: Variable[dict[str, str] | None] = _declare(
+    "ONEFLOW_ACCEL_EMULATED_FAULTS", _faults, None, "what goes wrong on emulated devices"
 )
 TRACEBACK = _flag("ONEFLOW_ACCEL_TRACEBACK", "whether errors come with their traceback")
 # Read by setup.py, which runs where this package cannot be imported yet.

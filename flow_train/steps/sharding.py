@@ -485,7 +485,7 @@ class Sharding:
         squares = [(each * each).sum().reshape(1) for each in gradients if each is not None]
         own = sum(squares[1:], squares[0]) if squares else flow.zeros(1)
         # Replicas have the same pieces.
-        return (self.mesh.sum(own) / self.mesh.replicas).sqrt()
+        return (self.mesh.sum(own) / self.mesh.replicas) ** 0.5
 
     def clip(self, largest: float, norm: flow.Tensor | None = None) -> flow.Tensor:
         """Scale the gradients so that their norm is at most `largest`; the norm before."""

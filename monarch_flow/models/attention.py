@@ -85,7 +85,9 @@ class Attention(nn.Module):
         """Attention step by step, where no kernel drops out weights."""
         batch, tokens = qkv.shape[:2]
         parts = qkv.reshape(batch, tokens, 3, self.num_heads, self.head_dim)
-        query, key, value = (parts[:, :, part].permute(0, 2, 1, 3) for part in range(3))
+        query, key, value = (
+            parts.narrow(2, part, 1).squeeze(2).permute(0, 2, 1, 3) for part in range(3)
+        )
         scores = flow.matmul(query * self.head_dim**-0.5, key.transpose(-2, -1))
         weights = self.attn_drop(flow.softmax(scores, dim=-1))
         return flow.matmul(weights, value).permute(0, 2, 1, 3).reshape(batch, tokens, -1)

@@ -207,7 +207,8 @@ class T2TViT(Classifier):
         """The normalized class token, (N, embed_dim); ValueError for images of another shape."""
         x = self.patch_embed(images)
         x = self.pos_embed(prepend_token(self.cls_token, x))
-        return self.norm(self.blocks(x)[:, 0])
+        # Not [:, 0]: the gradient of a slice has no kernel on some devices.
+        return self.norm(self.blocks(x).narrow(1, 0, 1).squeeze(1))
 
 
 _T2T_TOKENS = "tokens_to_token."

@@ -82,4 +82,5 @@ class VisionTransformer(Classifier):
         """The normalized class token, (N, embed_dim); ValueError for images of another shape."""
         x = self.patch_embed(images)
         x = self.pos_drop(prepend_token(self.cls_token, x) + self.pos_embed)
-        return self.norm(self.blocks(x)[:, 0])
+        # Not [:, 0]: the gradient of a slice has no kernel on some devices.
+        return self.norm(self.blocks(x).narrow(1, 0, 1).squeeze(1))

@@ -14,6 +14,7 @@ from oneflow_accel.backends import current_backend
 from oneflow_accel.errors import UserError
 from oneflow_accel.inference import bfloat16_container, map_layer
 from oneflow_accel.kernels.convolution import channels_last_conv2d
+from oneflow_accel.kernels.transformer import SiLU
 
 import oneflow as flow
 from oneflow import nn
@@ -94,12 +95,12 @@ class ReductionBranch(nn.Sequential):
         first, second, third = reduction_strides(ratio)
         super().__init__(
             MapConv2d(in_chans, width, 3, first, 1),
-            nn.SiLU(),
+            SiLU(),
             MapConv2d(width, width, 3, second, 1),
             MapBatchNorm2d(width),
-            nn.SiLU(),
+            SiLU(),
             MapConv2d(width, out_chans, 3, third, 1),
-            nn.SiLU(),
+            SiLU(),
         )
 
 
@@ -119,15 +120,15 @@ class CellBranch(nn.Sequential):
         layers = [
             MapConv2d(dim, hidden, 3, padding=1, groups=groups),
             MapBatchNorm2d(hidden),
-            nn.SiLU(),
+            SiLU(),
             MapConv2d(hidden, dim, 3, padding=1, groups=groups),
         ]
         if not shallow:
             layers += [
                 MapBatchNorm2d(dim),
-                nn.SiLU(),
+                SiLU(),
                 MapConv2d(dim, dim, 3, padding=1, groups=groups),
-                nn.SiLU(),
+                SiLU(),
             ]
         super().__init__(*layers)
 

@@ -134,7 +134,7 @@ class _Options(ctypes.Structure):
 
 
 def _options(devices: int) -> _Options:
-    faults = settings.EMULATED_FAULTS.get()
+    faults = settings.EMULATED_FAULTS.get() or {}
     failing, _, fails_at = faults.get("fail", ":0").partition(":")
     return _Options(
         devices,

@@ -19,16 +19,12 @@ from oneflow_accel.backends.base import Backend, DeviceProperties
 from oneflow_accel.errors import DeviceUnavailableError
 
 import oneflow as flow
-from packaging.version import Version
 
 VENDOR_PACKAGE = "oneflow_mlu"
 VISIBLE_VARIABLE = "MLU_VISIBLE_DEVICES"
 # Both made by Cambricon's kernel driver: one node and one information file per card.
 DEVICE_NODES = "/dev/cambricon_dev[0-9]*"
 INFORMATION_FILES = "/proc/driver/cambricon/mlus/*/information"
-
-# The first nightly build after Oneflow-Inc/oneflow commit cd9e4e3cab of 21 April 2023.
-TOUCH_ON_EVERY_DEVICE = Version("0.9.1.dev20230422")
 
 # FLOP/s by card name. MLU370-X8: Cambricon's announcement of 21 March 2022 (float16 and bfloat16
 # 96 TFLOP/s); figures of 24 and 32 TFLOP/s are in circulation for its float32, so that is unknown.
@@ -59,6 +55,10 @@ class MluBackend(Backend):
             "normalization_add_relu_grad has no kernel there; use normalization, add and relu"
         ),
         "causal_mask": "tril, triu and masked_fill have no kernels there; build masks on the host",
+        "nhwc_max_pool": (
+            "oneflow pools channels-last tensors by tf_max_pool_2d, which has no kernel there"
+        ),
+        "silu": "silu has no kernel there; tanh has one, of which it can be made",
         "uniform_random": "uniform has no kernel there; sample on the host, or use nn.Dropout",
         "fused_transformer": "no fused_* operator has a kernel there; switch fusions off",
         "memory_stats": "oneflow_mlu reports no memory use; look at the vendor's cnmon",
@@ -116,12 +116,21 @@ class MluBackend(Backend):
         return (flow.float32, flow.float16)
 
     def _why_not(self, feature: str) -> str | None:
-        if feature == "ddp_stream_touch" and Version(flow.__version__) < TOUCH_ON_EVERY_DEVICE:
-            return (
-                f"in oneflow {flow.__version__} the touch operator has CPU and CUDA kernels only; "
-                "the patch 0001-ddp-leave-out-stream-touch leaves it out"
-            )
-        return super()._why_not(feature)
+        return self._why_no_touch() if feature == "ddp_stream_touch" else super()._why_not(feature)
+
+    def _why_no_touch(self) -> str | None:
+        # Python code can ask OneFlow's registry of kernels by a launch only.
+        reason = self.unavailable_reason()
+        if reason is not None:
+            return f"a launch has to show it, and no card can be used: {reason}"
+        self.activate()
+        tensor = flow.empty(1, device=self.device())
+        try:
+            flow._C.stream_touch([tensor])
+        except RuntimeError as error:
+            said = str(error).partition("\n")[0].strip()
+            return f"oneflow {flow.__version__} refuses to launch it there ({said})"
+        return None
 
 
 def oneflow_knows(device_type: str) -> bool:

@@ -1,8 +1,8 @@
 """What another device lacks, taken away here: a program meets on the emulated device what it would
 meet on that one, and on the CPU the same code runs, to compare with.
 
-`ONEFLOW_ACCEL_EMULATE=mlu` reads profiles/mlu.json, and a path a file of the same form. It names the
-device whose features these are, the types that the device computes in, the operators that have
+`ONEFLOW_ACCEL_EMULATE=mlu` reads profiles/mlu.json, and a path a file of the same form. It names
+the device whose features these are, the types that the device computes in, the operators that have
 kernels there (by the types of their floating-point tensors, or of the first where there are none),
 and where all this is from. The emulated device has only these operators; the CPU keeps its own.
 """
@@ -23,6 +23,7 @@ from oneflow_accel.errors import UserError, did_you_mean
 
 FOLDER = Path(__file__).with_name("profiles")
 _DEVICES: dict[str, type[Backend]] = {kind.name: kind for kind in (MluBackend, CudaBackend)}
+_TOUCH = "eager_nccl_touch"
 _KEYS = {"device": str, "sources": list, "dtypes": list, "operators": dict}
 
 
@@ -37,6 +38,9 @@ class Profile:
 
     def why_not(self, feature: str) -> str | None:
         """Why the device lacks a feature, or None where it has it."""
+        # A backend finds this out by a launch on a device that is there.
+        if feature == "ddp_stream_touch":
+            return None if _TOUCH in self.operators else f"{_TOUCH} has no kernel there"
         reason = self.device._why_not(feature)
         return None if reason is None else f"as on {self.device.name}: {reason}"
 

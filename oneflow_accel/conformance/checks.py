@@ -370,6 +370,22 @@ def _fused_norm(backend: Backend) -> None:
     agree(backend, lambda: Of(_fused, nn.BatchNorm2d(6)), _IMAGES, lambda: apart)
 
 
+@check("operators", "silu", "silu")
+def _silu(backend: Backend) -> None:
+    agree(backend, nn.SiLU, _TOKENS)
+
+
+@check("operators", "max pool, channels last", "nhwc_max_pool")
+def _pools_channels_last(backend: Backend) -> None:
+    how = {"kernel_size": 3, "stride": 2, "data_format": "channels_last"}
+    agree(
+        backend,
+        lambda: Of(lambda x: flow._C.max_pool2d(x, **how)[0]),
+        array(2, 9, 9, 6),
+        lambda: Of(lambda x: F.max_pool2d(x.permute(0, 3, 1, 2), 3, 2).permute(0, 2, 3, 1)),
+    )
+
+
 @check("operators", "channels last", "nhwc")
 def _channels_last(backend: Backend) -> None:
     def make() -> nn.Module:

@@ -24,6 +24,7 @@ from oneflow_accel.inference.folding import (
     plain_class,
     with_methods,
 )
+from oneflow_accel.kernels.transformer import SiLU
 from oneflow_accel.layouts.rules import class_name
 
 import oneflow as flow
@@ -58,6 +59,7 @@ _LAYERS = (
     nn.ReLU,
     nn.GELU,
     nn.SiLU,
+    SiLU,
     nn.Flatten,
     nn.Identity,
     nn.Dropout,

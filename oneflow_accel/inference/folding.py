@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from oneflow_accel.kernels.convolution import conv2d_add_activation, new_owner, release_weights
 from oneflow_accel.kernels.linear import linear
+from oneflow_accel.kernels.transformer import SiLU
 from oneflow_accel.layouts.rules import class_name
 
 import numpy as np
@@ -25,7 +26,7 @@ from oneflow import nn
 
 LayerClass = TypeVar("LayerClass", bound=type[nn.Conv2d] | type[nn.BatchNorm2d])
 
-_ACTIVATIONS: dict[type, str] = {nn.ReLU: "relu", nn.SiLU: "silu"}
+_ACTIVATIONS: dict[type, str] = {nn.ReLU: "relu", nn.SiLU: "silu", SiLU: "silu"}
 # Classes of ours, which say so themselves.
 _map_layers: set[type] = set()
 

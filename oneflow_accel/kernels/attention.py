@@ -321,7 +321,8 @@ def _packed_composition(qkv: flow.Tensor, **attributes: Any) -> flow.Tensor:
 def _unpacked(
     attention: Callable[..., flow.Tensor], qkv: flow.Tensor, **attributes: Any
 ) -> flow.Tensor:
-    parts = (qkv[:, :, part].permute(0, 2, 1, 3) for part in range(3))
+    # Not by slices, whose gradient has no kernel on some devices.
+    parts = (qkv.narrow(2, part, 1).squeeze(2).permute(0, 2, 1, 3) for part in range(3))
     return attention(*parts, **attributes).permute(0, 2, 1, 3)
 
 

@@ -358,7 +358,8 @@ def _gradient_by_chunks(
         grad = flow.softmax(widened(multiply(rows, weight, transpose_b=True)), dim=-1)
         grad = grad - (label == classes).to(grad.dtype)
         # Not a product: the factor of a mean over nothing is infinite.
-        factor = flow.where(label != ignore_index, widened(factor), 0.0)
+        factor = widened(factor)
+        factor = flow.where(label != ignore_index, factor, flow.zeros_like(factor))
         grad = (grad * factor).to(x.dtype)
         return multiply(grad, weight), widened(multiply(grad, rows, transpose_a=True))
 

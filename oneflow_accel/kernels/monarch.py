@@ -120,7 +120,7 @@ def _reference(
     out = multiply(middle, blkdiag2, transpose_a=True, transpose_b=True).permute(1, 2, 0)
     out = out.reshape(*lead, outer * blocks2)
     if out_features < outer * blocks2:
-        out = out[..., :out_features]
+        out = out.narrow(-1, 0, out_features)
     return _with_bias(out, bias)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
+from oneflow_accel.backends import current_backend
 from oneflow_accel.backends.cpu import CpuBackend
 from oneflow_accel.backends.cuda import CudaBackend
 from oneflow_accel.backends.mlu import MluBackend
@@ -69,7 +70,8 @@ def _rope_reference(
         pairs = x.reshape(*x.shape[:-1], dim // 2, 2)
         first, second = pairs[..., 0], pairs[..., 1]
     else:
-        first, second = x[..., : dim // 2], x[..., dim // 2 :]
+        # Unlike narrow's, the gradient of a slice has no kernel on some devices.
+        first, second = x.narrow(-1, 0, dim // 2), x.narrow(-1, dim // 2, dim // 2)
     turned = (first * cosines - second * sines, second * cosines + first * sines)
     if interleaved:
         return flow.stack(turned, dim=-1).reshape(*x.shape)
@@ -179,7 +181,8 @@ def _check_rows(x: flow.Tensor, weight: flow.Tensor) -> None:
 
 def _rms_norm_reference(x: flow.Tensor, weight: flow.Tensor, *, epsilon: float) -> flow.Tensor:
     wide = x.to(flow.float32) if x.dtype in (flow.float16, flow.bfloat16) else x
-    scale = flow.rsqrt((wide * wide).mean(dim=-1, keepdim=True) + epsilon)
+    # Not rsqrt, whose gradient has no kernel on some devices.
+    scale = ((wide * wide).mean(dim=-1, keepdim=True) + epsilon) ** -0.5
     return (wide * scale).to(x.dtype) * weight
 
 
@@ -286,9 +289,24 @@ _swiglu_grad = Operator(
     "oneflow_accel_swiglu_grad", ("out_grad", "gate", "up"), ("gate_grad", "up_grad")
 )
 
+
+def silu(x: flow.Tensor) -> flow.Tensor:
+    """x sigmoid(x), where a device has no such operator by way of tanh."""
+    if current_backend().supports("silu"):
+        return flow._C.silu(x)
+    return x * (flow.tanh(x * 0.5) * 0.5 + 0.5)
+
+
+class SiLU(flow.nn.SiLU):
+    """The module, on any device."""
+
+    def forward(self, x: flow.Tensor) -> flow.Tensor:
+        return silu(x)
+
+
 swiglu = register_operation(
     "swiglu",
-    reference=lambda gate, up: flow.nn.functional.silu(gate) * up,
+    reference=lambda gate, up: silu(gate) * up,
     doc="silu(gate) up, of one shape (Shazeer 2020)",
     lacks=_ELSEWHERE,
 )

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import cache, reduce
 from typing import Any
 
+from oneflow_accel.backends import current_backend
 from oneflow_accel.errors import UserError
 
 import oneflow as flow
@@ -51,6 +52,15 @@ def adaptive_avg_pool2d(self: Any, x: flow.Tensor) -> flow.Tensor:
 def avg_pool2d(self: Any, x: flow.Tensor) -> flow.Tensor:
     # OneFlow's own kernels of avg_pool_2d ignore its data_format, so the layout has to change.
     return as_channels_last(nn.AvgPool2d.forward(self, as_channels_first(x)))
+
+
+def max_pool2d(self: Any, x: flow.Tensor) -> flow.Tensor:
+    if current_backend().supports("nhwc_max_pool"):
+        return nn.MaxPool2d.forward(self, x)
+    geometry = {"stride": self.stride, "padding": self.padding, "dilation": self.dilation}
+    geometry |= {"ceil_mode": self.ceil_mode, "return_indices": False}
+    x = as_channels_first(x)
+    return as_channels_last(flow._C.max_pool2d(x, kernel_size=self.kernel_size, **geometry)[0])
 
 
 def flatten(self: Any, x: flow.Tensor) -> flow.Tensor:
@@ -204,7 +214,9 @@ _ONEFLOW_RULES = {
     "conv.Conv2d": Rule(attributes=_CHANNEL_POSITION),
     "batchnorm.BatchNorm2d": Rule(attributes=_CHANNEL_AXIS),
     "batchnorm_fused.FusedBatchNorm2d": Rule(attributes=_CHANNEL_AXIS),
-    "pooling.MaxPool2d": Rule(attributes=_CHANNEL_POSITION, obstacles=(_no_indices,)),
+    "pooling.MaxPool2d": Rule(
+        attributes=_CHANNEL_POSITION, methods={"forward": max_pool2d}, obstacles=(_no_indices,)
+    ),
     "pooling.AvgPool2d": _forward(avg_pool2d),
     "pooling.AdaptiveAvgPool2d": _forward(adaptive_avg_pool2d),
     "flatten.Flatten": _forward(flatten),

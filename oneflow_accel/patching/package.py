@@ -265,7 +265,7 @@ class PatchedPackage:
 
     @classmethod
     def load(cls, root: Path, name: str, *, skip: type | None = None) -> PatchedPackage | None:
-        """The patches in `root` for the installed release, None if the package is not installed.
+        """The patches in `root` for the installed build, None if the package is not installed.
 
         Raises:
             PatchError: there is no series for that release, or a patch is broken.
@@ -286,7 +286,19 @@ class PatchedPackage:
                 f"({', '.join(names)}) are for other builds: install {' or '.join(builds)}"
             )
         disk = DiskState.read(folder, name, version)
-        return cls(name, version, folder, load_series(root, name, series), disk)
+        package = cls(name, version, folder, load_series(root, name, series), disk)
+        package.patches = [patch for patch in package.patches if package._is_for_files(patch)]
+        return package
+
+    def _is_for_files(self, patch: Patch) -> bool:
+        """Whether a patch that is for one content of its file only finds that, as installed."""
+        wanted = patch.header.file_sha256
+        return wanted is None or all(self._installed_sha256(path) == wanted for path in patch.hunks)
+
+    def _installed_sha256(self, path: str) -> str:
+        content = self.read(path)
+        record = self.disk.in_effect(path, content)
+        return sha256(content) if record is None else record.original
 
     @cached_property
     def modules(self) -> dict[str, str]:

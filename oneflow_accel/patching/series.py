@@ -2,9 +2,10 @@
 diff is applied.
 
 A series is for the release in its folder's name. Where it also fits other builds it says which, in
-a line of its own: `Builds: >=0.9.1.dev20230422, <=1.0.0` (version specifiers of PEP 440). The text
-before a diff has fields of DEP-3 (https://dep-team.pages.debian.net/deps/dep3/) and two of our own,
-`Applies-To` and `Applies-When`. Hunks are applied without fuzz and without offset.
+a line of its own: `Builds: >=0.9.1.dev20230411, <=1.0.0` (version specifiers of PEP 440). The text
+before a diff has fields of DEP-3 (https://dep-team.pages.debian.net/deps/dep3/) and three of our
+own, `Applies-To`, `Applies-When` and, where the builds of a series differ in a file,
+`Applies-To-File`: its SHA-256 as installed. Hunks are applied without fuzz and without offset.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def apply_hunks(
 
 
 _REQUIRED = ("Description", "Forwarded", "Last-Update", "Applies-To", "Applies-When")
-_FIELDS = {*_REQUIRED, "Origin", "Author", "Bug", "Applied-Upstream"}
+_FIELDS = {*_REQUIRED, "Origin", "Author", "Bug", "Applied-Upstream", "Applies-To-File"}
 _FIELD = re.compile(r"(?P<name>[A-Za-z][A-Za-z-]*):(?P<value>.*)")
 _PINNED = re.compile(r"(?P<package>[A-Za-z0-9_.-]+)==(?P<version>[A-Za-z0-9_.!-]+)")
 _CONDITION = re.compile(r"(?P<kind>[a-z-]+):\s*(?P<value>[a-z][a-z0-9_]*)")
@@ -107,11 +108,13 @@ class Condition:
 
 @dataclass(frozen=True)
 class Header:
-    """What a patch says about itself, and the release that it is a diff against."""
+    """What a patch says about itself, the release that it is a diff against, and the SHA-256 of the
+    file that it is only for, None if it is for all builds of its series."""
 
     description: str
     package: str
     version: str
+    file_sha256: str | None
     applies_when: Condition
     forwarded: str
     last_update: datetime.date
@@ -173,10 +176,14 @@ def _header(fields: dict[str, str]) -> Header:
     pinned = _PINNED.fullmatch(fields["Applies-To"])
     if pinned is None:
         raise ValueError(f"Applies-To is {fields['Applies-To']!r}, not PACKAGE==VERSION")
+    digest = fields.get("Applies-To-File")
+    if digest is not None and not re.fullmatch("[0-9a-f]{64}", digest):
+        raise ValueError(f"Applies-To-File is {digest!r}, not 64 hexadecimal digits")
     return Header(
         description=fields["Description"],
         package=pinned["package"],
         version=pinned["version"],
+        file_sha256=digest,
         applies_when=parse_condition(fields["Applies-When"]),
         forwarded=forwarded,
         last_update=datetime.date.fromisoformat(fields["Last-Update"]),

@@ -11,7 +11,6 @@ from oneflow_accel.backends import mlu
 from oneflow_accel.backends.mlu import MluBackend
 from oneflow_accel.errors import DeviceUnavailableError
 
-import oneflow as flow
 import pytest
 
 COUNTING_PACKAGE = (
@@ -127,16 +126,6 @@ def test_missing_kernels_have_a_reason(feature: str) -> None:
 @pytest.mark.parametrize("feature", ["native_layer_norm", "nhwc", "graph"])
 def test_has(feature: str) -> None:
     assert MluBackend().supports(feature)
-
-
-@pytest.mark.parametrize(
-    ("version", "has"), [("0.9.0", False), ("0.9.1.dev2", False), ("1.0.0", True)]
-)
-def test_stream_touch_depends_on_the_release(
-    monkeypatch: pytest.MonkeyPatch, version: str, has: bool
-) -> None:
-    monkeypatch.setattr(flow, "__version__", version)
-    assert bool(MluBackend().supports("ddp_stream_touch")) == has
 
 
 def test_memory_is_unknown_and_says_so() -> None:

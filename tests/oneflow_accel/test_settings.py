@@ -23,9 +23,10 @@ WRONG = {
     settings.ALLOCATOR: ["jemalloc"],
     settings.EMULATED_DEVICES: ["0", "two"],
     settings.EMULATED_MEMORY: ["much", "2 Gi B", "-1GiB"],
+    settings.EMULATED_FAULTS: ["lost=soon", "fail=conv2d", "fail=conv2d:0", "lost=3,", "delay=-1"],
 }
 # Anything goes: folders, and names that are looked up where they are used.
-FREE = {settings.DEVICE, settings.DISABLE, settings.WEIGHTS, settings.CACHE}
+FREE = {settings.DEVICE, settings.DISABLE, settings.WEIGHTS, settings.CACHE, settings.EMULATE}
 WRONG |= {item: ["maybe", "ON"] for item in settings.ALL.values() if item not in {*WRONG, *FREE}}
 ROW = re.compile(r"^\| `((?:ONEFLOW_ACCEL|FLOW_TRAIN)_\w+)` \|(.*?)\|(.*?)\|$", re.MULTILINE)
 

@@ -310,7 +310,8 @@ class GPT2ForPreTraining(nn.Module):
             return {"token_losses": losses, "token_mask": counted}
         # The sum over split labels is partial; partial by partial cannot be divided.
         count = counted.sum().to_global(sbp=dist.get_nd_sbp([flow.sbp.broadcast] * 2))
-        return {"lm_loss": losses.sum() / count.clamp(min=1.0)}
+        # At least 1; not every device has clamp(min=...).
+        return {"lm_loss": losses.sum() / (count + (count == 0.0).to(count.dtype))}
 
     @staticmethod
     def set_pipeline_stage_id(model: nn.Module) -> None:

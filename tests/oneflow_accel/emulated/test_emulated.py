@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -25,6 +26,52 @@ def run(function: str, **environment: str) -> Any:
     done = run_process([Path(worker.__file__), function], env=environment)
     assert done.returncode == 0, done.stdout
     return json.loads(done.stdout.partition("found ")[2])
+
+
+CARD = {"ONEFLOW_ACCEL_EMULATE": "mlu"}
+
+
+def test_a_profile_takes_away_what_a_card_lacks() -> None:
+    exp, double, triu, lacks, name = run("refused", **CARD)
+    for text, operator in ((exp, "exp"), (double, "scalar_add"), (triu, "triu")):
+        assert text.startswith("Cannot find the kernel")
+        assert f"op_type_name: {operator}\n" in text
+    assert lacks.startswith("as on mlu: adam_bias_correction_factor has no kernel")
+    assert name.endswith("with what mlu has")
+
+
+def test_ddp_needs_the_patch_of_stream_touch_there() -> None:
+    """As on a card: its operator has no kernel."""
+    assert run("ddp", **CARD) == run("ddp")
+    stock = run_process(
+        [Path(worker.__file__), "ddp"], env={**CARD, "ONEFLOW_ACCEL_PATCHES": "off"}
+    )
+    assert stock.returncode == 1
+    assert "op_type_name: eager_nccl_touch" in stock.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "is no profile and no file of one"),
+        ("{", "is not JSON"),
+        ('{"device": "tpu", "sources": [], "dtypes": [], "operators": {}}', "'device' is none of"),
+        ('{"device": "mlu", "sources": [], "dtypes": []}', "'operators' is not a dict"),
+        (
+            '{"device": "mlu", "sources": [], "dtypes": ["int8"], "operators": {"int8": ["relux"]}}',
+            "has no operator 'relux'",
+        ),
+    ],
+)
+def test_a_profile_that_is_none_is_refused(text: str | None, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "card.json"
+    if text is not None:
+        path.write_text(text)
+    command = ["-m", "oneflow_accel", "conformance", "--device", "emulated", "--only", "device"]
+    done = run_process(command, env={"ONEFLOW_ACCEL_EMULATE": str(path)})
+    assert done.returncode == 2, done.stdout
+    assert said in done.stdout
+    assert "Traceback" not in done.stdout
 
 
 def test_it_is_there_and_never_chosen_by_itself() -> None:
@@ -185,3 +232,55 @@ def test_trainers_give_the_cpus_bits(
     tree = golden_record.Tree(REPOSITORY)
     on_device = golden_record.Tree(REPOSITORY, "emulated")
     assert golden_record.compare(name, golden_record.CASES[name], tree, on_device) == []
+
+
+# Without what the card lacks: clipping, AdamW under nn.Graph, products over a split vocabulary.
+ON_CARD = {
+    "resnet-channels-last": ((), ()),
+    "resnet-graph-2-processes": ((), ()),
+    "vit-monarch": (("trainer.gradient_clip_val=1.0",), ()),
+    "vit-2-processes": ((), ()),
+    "gpt2": ((), ()),
+    "vit-10b-2-processes": ((), ("--clip_grad_norm", "0")),
+    "llama-2-processes": ((), ()),
+}
+QUICK_ON_CARD = ("resnet-channels-last", "vit-monarch", "gpt2")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            name,
+            marks=pytest.mark.skipif(
+                name not in QUICK_ON_CARD and not os.environ.get("ALL"),
+                reason="others show it too: ALL=1 runs it",
+            ),
+        )
+        for name in ON_CARD
+    ],
+)
+def test_trainers_run_with_what_a_card_has(
+    name: str, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the CPU's bits under the same profile, and its numbers without one."""
+    work = tmp_path_factory.getbasetemp() / "golden"
+    monkeypatch.setattr(golden_record, "WORK", work)
+    if not work.exists():
+        golden_record.write_data(work / "data")
+    without, more = ON_CARD[name]
+    case = golden_record.CASES[name]
+    words = [word for word in case.command if word not in without]
+    # Whose masks are drawn otherwise where there is no fused operator.
+    fixed = golden_record.WITHOUT_DROPOUT.get(name.partition("-")[0], [])
+    case = dataclasses.replace(case, command=[*words, *more, *fixed])
+    tree, on_card = golden_record.Tree(REPOSITORY), golden_record.Tree(REPOSITORY, "emulated")
+    tree.run(case, work / "plain" / name, golden_record.MIDDLE, resume=False)
+    monkeypatch.setenv("ONEFLOW_ACCEL_EMULATE", "mlu")
+    assert golden_record.compare(name, case, tree, on_card) == []
+    plain = golden_record.figures(work / "plain" / name)
+    found = golden_record.figures(work / "runs" / name / "new")
+    losses = [key for key in plain if "loss" in key]
+    assert len(losses) >= golden_record.MIDDLE
+    for key in losses:
+        assert found[key] == pytest.approx(plain[key], rel=5e-4), key

@@ -202,6 +202,34 @@ def kept_weights() -> bool:
         return bool((model(x).numpy() == 0).all())
 
 
+def ddp() -> float:
+    """A step's loss, by one process, which has nobody to send parameters to."""
+    flow.manual_seed(2)
+    net = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)).to("emulated")
+    ours = nn.parallel.DistributedDataParallel(
+        net, broadcast_buffers=False, broadcast_parameters=False
+    )
+    loss = flow.relu(ours(flow.tensor(array(6, 4)).to("emulated"))).sum()
+    loss.backward()
+    return float(loss.item())
+
+
+def refused() -> list[str]:
+    """What a device with a Cambricon card's operators says of others, and of other types."""
+    x, said = flow.tensor(array(3, 4)).to("emulated"), []
+    # Its operators, on its types.
+    flow.nn.functional.gelu(x @ x.transpose(0, 1)).sum().item()
+    for call in (lambda: flow.exp(x), lambda: x.to(flow.float64) + 1, lambda: flow.triu(x)):
+        try:
+            call()
+        except RuntimeError as error:
+            said.append(str(error))
+    backend = oneflow_accel.current_backend()
+    said.append(backend.supports("graph_adamw").reason)
+    said.append(backend.properties().name)
+    return said
+
+
 def touch() -> None:
     flow.ones(4, device="emulated").numpy()
     maps = Path("/proc/self/maps").read_text().splitlines()
