@@ -11,10 +11,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from oneflow_accel import distributed, layouts
+from oneflow_accel import distributed, layouts, settings
 from oneflow_accel import precision as precisions
 from oneflow_accel.backends.base import Backend
-from oneflow_accel.collectives import may_share_memory
 from oneflow_accel.errors import UserError
 from oneflow_accel.kernels import plugin
 
@@ -282,12 +281,15 @@ def data_parallel(model: nn.Module, reduce_dtype: str = "float32") -> nn.Module:
 
 
 def _require_sums(backend: Backend, dtype: str) -> None:
-    """OneFlow's own sums on CPUs, which go from machine to machine, end the process for these."""
+    """A device's own sums may know no bfloat16, and end the process, as OneFlow's on CPUs."""
+    support = backend.supports("bfloat16_collectives")
+    in_one_memory = settings.SHARED_MEMORY.get() != "off" and plugin.state().loaded
     here = distributed.world_size() == distributed.local_world_size()
-    if backend.shares_memory and not (here and may_share_memory() and plugin.state().loaded):
+    if not support and not (here and in_one_memory):
         raise UserError(
-            f"reduce_dtype {dtype}: CPUs add gradients up in it only in memory that the processes "
-            "share, on one machine, with the plug-in, without ONEFLOW_ACCEL_SHARED_MEMORY=off"
+            f"reduce_dtype {dtype}: {backend.name} cannot do this ({support.reason}) but in memory "
+            "that the processes share: on one machine, with the CPU plug-in, without "
+            f"{settings.SHARED_MEMORY.name}=off"
         )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Sequence
 
-from oneflow_accel import machine
 from oneflow_accel.errors import UserError
 
 import numpy as np
@@ -135,7 +134,7 @@ def _prepare(
     count = len(prompts) * max(options.num_beams, options.num_return_sequences)
     tokens = int(rows.limits.max())
     needed = count * (model.vocab_size * _SCORE_BYTES + tokens * model.bytes_per_token)
-    free = machine.free_memory()
+    free = model.free_memory()
     if free is not None and needed > free:
         raise UserError(
             f"{count} sequences of up to {tokens} tokens at once need some "

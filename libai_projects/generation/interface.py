@@ -16,13 +16,16 @@ class StepModel(Protocol):
     """A decoder that reads tokens step by step; every process of a run makes the same calls.
 
     `vocab_size` leaves out the rows that pad for tensor parallelism; `max_positions` is the longest
-    sequence; `bytes_per_token` is the machine's memory that the cache takes for a token, 0 where a
-    device keeps it.
+    sequence; `bytes_per_token` is the memory that the cache takes for a token.
     """
 
     vocab_size: int
     max_positions: int
     bytes_per_token: int
+
+    def free_memory(self) -> int | None:
+        """Bytes that caches and logits may take where they are kept; None where nobody knows."""
+        ...
 
     def start(self, batch_size: int, use_cache: bool = True) -> Cache:
         """A cache of `batch_size` empty sequences; without `use_cache` it keeps token ids only, and

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from oneflow_accel import machine
 from oneflow_accel.errors import UserError
 from oneflow_accel.inference.huge_pages import use_huge_pages
 
@@ -166,7 +167,7 @@ class StepModel:
         self._fused_softmax = fused_softmax
         rows, self._width = head.shape
         pair = 2 * (key_width or self._width) * np.dtype(np.float32).itemsize
-        self.bytes_per_token = len(layers) * pair if backend.supports("host_memory") else 0
+        self.bytes_per_token = len(layers) * pair
         # Every process reads every weight: ZeRO may have left some to be joined, and OneFlow wants
         # all processes to take part in that. Weights of other stages are not kept.
         parts = [self._layer(on_this_process(layer, place)) for layer in layers]
@@ -188,6 +189,14 @@ class StepModel:
         """Cosines and sines, (time, head size / 2), of so many tokens from `first` on, for a model
         whose keys and queries are turned."""
         return None
+
+    def free_memory(self) -> int | None:
+        """Of the device, or of the machine where tensors are in its memory."""
+        backend = dist.get_backend()
+        if backend.supports("host_memory"):
+            return machine.free_memory()
+        total, used = backend.properties().total_memory, backend.memory_allocated()
+        return None if total is None or used is None else max(0, total - used)
 
     def start(self, batch_size: int, use_cache: bool = True) -> Cache:
         """See `generation.interface.StepModel`, as for `step` and `select`."""

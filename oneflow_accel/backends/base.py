@@ -35,7 +35,7 @@ FEATURES = {
     "fused_transformer": "OneFlow's fused_* operators, which LiBai's *_fusion options switch on",
     "host_memory": "tensors in host memory: what NumPy measures, the device can do",
     "bfloat16_inference": "convolution, matmul, norms and pooling in bfloat16, without gradients",
-    "bfloat16_collectives": "global tensors of bfloat16 that move between processes",
+    "bfloat16_collectives": "collectives of bfloat16, for global tensors and sums of gradients",
     "memory_stats": "memory_allocated() and max_memory_allocated()",
 }
 

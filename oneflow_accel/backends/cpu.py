@@ -57,7 +57,7 @@ class CpuBackend(Backend):
     shares_memory: ClassVar[bool] = True
     _lacks: ClassVar[Mapping[str, str]] = {
         "amp": "CPUs have no kernels in float16; take bfloat16, or float32",
-        "bfloat16_collectives": "OneFlow moves no bfloat16 between CPUs; it travels as float32",
+        "bfloat16_collectives": "OneFlow adds up no bfloat16 of several CPUs; float32 is sent",
     }
 
     def prepare(self) -> None:

@@ -7,7 +7,7 @@ import ctypes
 import logging
 import os
 
-import oneflow_accel
+from oneflow_accel.patching.runtime import device_supports
 
 import oneflow as flow
 
@@ -24,7 +24,7 @@ def use_huge_pages(tensor: flow.Tensor) -> int:
 
     The numbers stay where they are; tensors that are not in host memory are left alone.
     """
-    if not oneflow_accel.current_backend().supports("host_memory"):
+    if not device_supports(tensor, "host_memory"):
         return 0
     memory = tensor.detach().numpy()
     begin = -(-memory.ctypes.data // _HUGE_PAGE) * _HUGE_PAGE

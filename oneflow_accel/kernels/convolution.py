@@ -8,7 +8,6 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from oneflow_accel.backends import current_backend
 from oneflow_accel.backends.cpu import CpuBackend
 from oneflow_accel.backends.cuda import CudaBackend
 from oneflow_accel.backends.mlu import MluBackend
@@ -20,6 +19,7 @@ from oneflow_accel.kernels.operators import (
     needs_gradient,
 )
 from oneflow_accel.kernels.registry import implementation, register_operation
+from oneflow_accel.patching.runtime import device_supports
 
 import numpy as np
 import oneflow as flow
@@ -251,7 +251,7 @@ def _see_all_writes(library: ctypes.CDLL) -> None:
 
     def seen(tensor: flow.Tensor, array: Any) -> None:
         copy_from_numpy(tensor, array)
-        if current_backend().supports("host_memory"):
+        if device_supports(tensor, "host_memory"):
             drop(tensor.detach().numpy())
 
     def of_others(make: Callable[[Any], flow.Tensor]) -> Callable[[Any], flow.Tensor]:
@@ -259,7 +259,7 @@ def _see_all_writes(library: ctypes.CDLL) -> None:
             tensor = make(source)
             if isinstance(source, np.ndarray):
                 drop(source)
-            elif current_backend().supports("host_memory"):
+            elif device_supports(tensor, "host_memory"):
                 drop(tensor.numpy())
             return tensor
 
@@ -280,7 +280,7 @@ def _fused_reference(
     owner: int,
     **geometry: Any,
 ) -> flow.Tensor:
-    if data_format == "channels_last" and not current_backend().supports("nhwc"):
+    if data_format == "channels_last" and not device_supports(x, "nhwc"):
         # A map layer's, which a device needs no channels-last kernels for.
         y = channels_last_conv2d(x, weight.permute(0, 3, 1, 2), bias, **geometry)
     else:

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from oneflow_accel import machine
+
 import numpy as np
 
 
@@ -38,6 +40,9 @@ class NumpyGPT2:
         self.max_positions = len(self._weights["wpe.weight"])
         self.bytes_per_token = 16 * self._layers * self._weights["wte.weight"].shape[1]
         self.steps: list[tuple[int, int]] = []
+
+    def free_memory(self) -> int | None:
+        return machine.free_memory()
 
     def start(self, batch_size: int, use_cache: bool = True) -> _Cache:
         empty = np.empty((batch_size, 0), dtype=np.int64)

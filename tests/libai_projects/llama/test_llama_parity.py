@@ -5,6 +5,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+
+from oneflow_accel.backends import DeviceProperties
+from oneflow_accel.errors import UserError
 
 import numpy as np
 import oneflow as flow
@@ -15,6 +19,7 @@ from safetensors.numpy import save_file
 
 from libai_projects import weights
 from libai_projects.generation import GenerationOptions, generate
+from libai_projects.models import step_model
 from libai_projects.models.llama.model import LlamaForPreTraining, LlamaStepModel
 from libai_projects.weights.llama import LLAMA
 from tests.libai_projects.llama import tiny_llama
@@ -95,6 +100,25 @@ def test_generated_tokens(folders: Path, case: str) -> None:
             found = generate(model, [prompt], chosen).sequences[0]
             expected = GOLDEN[f"{case}/{name}/{number}"].tolist()
             assert [*prompt, *found.new_tokens] == expected, (name, prompt)
+
+
+def test_what_a_card_has_no_room_for_is_refused(
+    folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = LlamaStepModel(build(folders / "linear").eval())
+    used, card = 900, DeviceProperties("a card", 2**20, {})
+    backend = SimpleNamespace(
+        supports=lambda feature: feature != "host_memory",
+        properties=lambda: card,
+        memory_allocated=lambda: used,
+    )
+    monkeypatch.setattr(step_model.dist, "get_backend", lambda: backend)
+    options = {"eos_token_id": None, "pad_token_id": 0, **GENERATION["greedy"]}
+    chosen = GenerationOptions.from_config(options)
+    assert generate(model, [PROMPTS[0]], chosen).sequences
+    used = 2**20 - 900
+    with pytest.raises(UserError, match="ask for fewer"):
+        generate(model, [PROMPTS[0]], chosen)
 
 
 def test_prompts_of_several_lengths_at_once(folders: Path) -> None:

@@ -37,6 +37,9 @@ class CycleModel:
         self.steps = 0
         self._bytes = TEXT.encode()
 
+    def free_memory(self) -> None:
+        return None
+
     def start(self, batch_size: int, use_cache: bool = True) -> list[int]:
         return [0]
 

@@ -166,6 +166,15 @@ def test_a_command_says_what_has_failed(faults: str, code: int, said: str, tmp_p
     assert "Traceback" not in done.stdout
 
 
+def test_sums_in_bfloat16_that_would_end_the_process_are_refused(tmp_path: Path) -> None:
+    command = ["resnet50_imagenet/main.py", "-a", "resnet18", "--dummy", "--max-steps", "1"]
+    command += ["-b", "4", "--image-size", "32", "-j", "0", "--device", "emulated"]
+    command += ["--reduce-dtype", "bfloat16", "--output-dir", str(tmp_path)]
+    done = run_process(command, env={"ONEFLOW_ACCEL_SHARED_MEMORY": "off"})
+    assert done.returncode == 2
+    assert "error: reduce_dtype bfloat16: emulated cannot do this" in done.stdout
+
+
 @pytest.mark.parametrize("name", ["vit-monarch", "gpt2-ZeRO2"])
 def test_nothing_is_lost_with_a_device(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
