@@ -241,7 +241,7 @@ ON_CARD = {
     "resnet-graph-2-processes": ((), ()),
     "vit-monarch": (("trainer.gradient_clip_val=1.0",), ()),
     "vit-2-processes": ((), ()),
-    "gpt2": ((), ()),
+    "gpt2": ((), ("optim.params.clip_grad_max_norm=null",)),
     "vit-10b-2-processes": ((), ("--clip_grad_norm", "0")),
     "llama-2-processes": ((), ()),
 }

@@ -218,7 +218,7 @@ def refused() -> list[str]:
     """What a device with a Cambricon card's operators says of others, and of other types."""
     x, said = flow.tensor(array(3, 4)).to("emulated"), []
     # Its operators, on its types.
-    flow.nn.functional.gelu(x @ x.transpose(0, 1)).sum().item()
+    flow.nn.functional.gelu(x @ x[0]).sum().item()
     for call in (lambda: flow.exp(x), lambda: x.to(flow.float64) + 1, lambda: flow.triu(x)):
         try:
             call()
