@@ -12,7 +12,7 @@ from tracked import ROOT, listed_files
 
 # What is counted: where, the ends of its files' names, and the most lines it may have.
 BUDGETS = {
-    "oneflow_accel": ("oneflow_accel", (".py",), 11_026),
+    "oneflow_accel": ("oneflow_accel", (".py",), 11_043),
     "oneflow_accel/csrc": ("oneflow_accel/csrc", (".cpp", ".h"), 14_944),
     "oneflow_accel/emulated": ("oneflow_accel/emulated", (".cpp", ".h"), 1_603),
     "flow_train": ("flow_train", (".py",), 13_371),
@@ -23,7 +23,7 @@ BUDGETS = {
     "benchmarks": ("benchmarks", (".py",), 4_060),
     "scripts": ("scripts", (".py",), 670),
     "patches": ("patches", (".patch",), 2_102),
-    "tests": ("tests", (".py",), 56_391),
+    "tests": ("tests", (".py",), 56_393),
 }
 
 

@@ -599,6 +599,15 @@ def _global(backend: Backend) -> None:
     assert_close(host(distributed.local_value(partial_sum)), whole * 3)
 
 
+@check("collectives", "bfloat16", "bfloat16_collectives")
+def _sixteen_bits(backend: Backend) -> None:
+    whole, placement = array(6, 4), backend.placement()
+    split = on(backend, whole[3 * distributed.rank() :][:3], flow.bfloat16)
+    split = split.to_global(placement, flow.sbp.split(0))
+    found = distributed.local_value(split.to_global(placement, flow.sbp.broadcast))
+    assert_close(host(found), whole, dtype="bfloat16")
+
+
 @check("collectives", "DistributedDataParallel")
 def _ddp(backend: Backend) -> None:
     me = distributed.rank()

@@ -6,6 +6,8 @@ import json
 import time
 from pathlib import Path
 
+from oneflow_accel import machine
+
 import numpy as np
 
 from libai_projects.inference.text_pipeline import TextPipeline, Words
@@ -37,8 +39,8 @@ class CycleModel:
         self.steps = 0
         self._bytes = TEXT.encode()
 
-    def free_memory(self) -> None:
-        return None
+    def free_memory(self) -> int | None:
+        return machine.free_memory()
 
     def start(self, batch_size: int, use_cache: bool = True) -> list[int]:
         return [0]

@@ -181,6 +181,6 @@ print("first:", packed_attention(value, 1, causal=True)[0, 0].numpy().tolist())
     result = run_process(["-c", code], env={settings.PLUGIN.name: "off"})
     lines = result.stdout.splitlines()
     assert "operator: relu cannot run: there is no CPU plug-in: switched off by " in result.stdout
-    assert "CHOSEN: reference (any device, any dtype)" in result.stdout
+    assert "CHOSEN: chunked_packed_attention" in result.stdout
     # The first position sees itself alone: its own value.
     assert "first: [8.0, 9.0, 10.0, 11.0]" in lines, result.stdout
