@@ -14,8 +14,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from oneflow_accel import distributed
-from oneflow_accel.backends import current_backend
 from oneflow_accel.errors import CheckpointError
+from oneflow_accel.patching.runtime import device_supports
 
 import numpy as np
 import oneflow as flow
@@ -48,7 +48,7 @@ class CrossEntropy(nn.Module):
             scores = scores.to(flow.float32)
         if targets.ndim == 2 and targets.dtype != scores.dtype:
             targets = targets.to(scores.dtype)
-        if self.label_smoothing and not current_backend().supports("causal_mask"):
+        if self.label_smoothing and not device_supports(scores, "causal_mask"):
             return self._smoothed(scores, targets)
         return self._loss(scores, targets)
 

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from oneflow_accel.backends import current_backend
 from oneflow_accel.backends.cpu import CpuBackend
 from oneflow_accel.backends.cuda import CudaBackend
 from oneflow_accel.backends.mlu import MluBackend
 from oneflow_accel.kernels.operators import Operator, differentiable, needs_gradient
 from oneflow_accel.kernels.registry import implementation, register_operation
 from oneflow_accel.kernels.weight_dropout import drop_arguments, factors
+from oneflow_accel.patching.runtime import device_supports
 
 import oneflow as flow
 
@@ -292,7 +292,7 @@ _swiglu_grad = Operator(
 
 def silu(x: flow.Tensor) -> flow.Tensor:
     """x sigmoid(x), where a device has no such operator by way of tanh."""
-    if current_backend().supports("silu"):
+    if device_supports(x, "silu"):
         return flow._C.silu(x)
     return x * (flow.tanh(x * 0.5) * 0.5 + 0.5)
 

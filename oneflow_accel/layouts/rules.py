@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from functools import cache, reduce
 from typing import Any
 
-from oneflow_accel.backends import current_backend
 from oneflow_accel.errors import UserError
+from oneflow_accel.patching.runtime import device_supports
 
 import oneflow as flow
 from oneflow import nn
@@ -55,7 +55,7 @@ def avg_pool2d(self: Any, x: flow.Tensor) -> flow.Tensor:
 
 
 def max_pool2d(self: Any, x: flow.Tensor) -> flow.Tensor:
-    if current_backend().supports("nhwc_max_pool"):
+    if device_supports(x, "nhwc_max_pool"):
         return nn.MaxPool2d.forward(self, x)
     geometry = {"stride": self.stride, "padding": self.padding, "dilation": self.dilation}
     geometry |= {"ceil_mode": self.ceil_mode, "return_indices": False}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 
 from scripts import golden_record
 from tests.launch import REPOSITORY, run_process
+from tests.modes import only_all
 from tests.oneflow_accel.emulated import worker
 from tests.oneflow_accel.kernels.harness import needs_plugin
 
@@ -26,6 +26,16 @@ def run(function: str, **environment: str) -> Any:
     done = run_process([Path(worker.__file__), function], env=environment)
     assert done.returncode == 0, done.stdout
     return json.loads(done.stdout.partition("found ")[2])
+
+
+@pytest.fixture
+def work(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The golden record's folder, with its data, which all tests share."""
+    folder = tmp_path_factory.getbasetemp() / "golden"
+    monkeypatch.setattr(golden_record, "WORK", folder)
+    if not folder.exists():
+        golden_record.write_data(folder / "data")
+    return folder
 
 
 CARD = {"ONEFLOW_ACCEL_EMULATE": "mlu"}
@@ -176,12 +186,11 @@ def test_sums_in_bfloat16_that_would_end_the_process_are_refused(tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", ["vit-monarch", "gpt2-ZeRO2"])
+@pytest.mark.usefixtures("work")
 def test_nothing_is_lost_with_a_device(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that loses its device goes on from its last checkpoint to the end."""
-    monkeypatch.setattr(golden_record, "WORK", tmp_path)
-    golden_record.write_data(tmp_path / "data")
     tree, case = golden_record.Tree(REPOSITORY, "emulated"), golden_record.CASES[name]
     out = tmp_path / "run"
     tree.run(case, out, 5, resume=False)
@@ -210,26 +219,12 @@ QUICK += ("bf16-resnet-graph", "bf16-gpt2-TP2")
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(
-            name,
-            marks=pytest.mark.skipif(
-                name not in QUICK and not os.environ.get("ALL"),
-                reason="others show it too: ALL=1 runs it",
-            ),
-        )
-        for name in golden_record.CASES
-    ],
+    [name if name in QUICK else pytest.param(name, marks=only_all) for name in golden_record.CASES],
 )
-def test_trainers_give_the_cpus_bits(
-    name: str, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("work")
+def test_trainers_give_the_cpus_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Losses, figures and checkpoints, and they go on from the CPU's."""
-    work = tmp_path_factory.getbasetemp() / "golden"
-    monkeypatch.setattr(golden_record, "WORK", work)
     monkeypatch.setenv("ONEFLOW_ACCEL_EMULATE_BFLOAT16", "1")
-    if not work.exists():
-        golden_record.write_data(work / "data")
     tree = golden_record.Tree(REPOSITORY)
     on_device = golden_record.Tree(REPOSITORY, "emulated")
     assert golden_record.compare(name, golden_record.CASES[name], tree, on_device) == []
@@ -250,25 +245,12 @@ QUICK_ON_CARD = ("resnet-channels-last", "vit-monarch", "gpt2")
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(
-            name,
-            marks=pytest.mark.skipif(
-                name not in QUICK_ON_CARD and not os.environ.get("ALL"),
-                reason="others show it too: ALL=1 runs it",
-            ),
-        )
-        for name in ON_CARD
-    ],
+    [name if name in QUICK_ON_CARD else pytest.param(name, marks=only_all) for name in ON_CARD],
 )
 def test_trainers_run_with_what_a_card_has(
-    name: str, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    name: str, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the CPU's bits under the same profile, and its numbers without one."""
-    work = tmp_path_factory.getbasetemp() / "golden"
-    monkeypatch.setattr(golden_record, "WORK", work)
-    if not work.exists():
-        golden_record.write_data(work / "data")
     without, more = ON_CARD[name]
     case = golden_record.CASES[name]
     words = [word for word in case.command if word not in without]
