@@ -45,10 +45,9 @@ class Profile:
         return None if reason is None else f"as on {self.device.name}: {reason}"
 
 
-# Every choice of an implementation asks.
 @lru_cache(maxsize=1)
 def active() -> Profile | None:
-    """The profile that the environment asks for, once for all; UserError where it is none."""
+    """The profile that the environment asks for, kept; UserError where it is none."""
     text = settings.EMULATE.get()
     return None if text is None else _read(text)
 
