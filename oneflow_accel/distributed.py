@@ -133,3 +133,13 @@ def settle() -> None:
     RuntimeError there)."""
     flow._oneflow_internal.eager.Sync()
     barrier()
+
+
+def end_graph(graph: flow.nn.Graph) -> None:
+    """Free a graph that runs no more, compiled or not; a collective call.
+
+    A graph waits at its end for those of the other processes. One that is left to Python's garbage
+    collector does so whenever that runs in its process, while the others wait for this one.
+    """
+    flow._oneflow_internal.eager.Sync()
+    graph._c_nn_graph = None

@@ -239,6 +239,9 @@ class Trainer(DefaultTrainer):
         self.optimizer = self.build_optimizer(cfg, model)
         self.lr_scheduler = self.build_lr_scheduler(cfg, self.optimizer)
         if cfg.graph.enabled:
+            if self._trainer is not None:
+                distributed.end_graph(self.graph_train)
+                distributed.end_graph(self.graph_eval)
             graph = self.graph_train = self.build_graph(
                 cfg, model, self.optimizer, self.lr_scheduler, is_train=True
             )

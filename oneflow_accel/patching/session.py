@@ -45,12 +45,6 @@ class PatchStatus:
     reason: str
 
 
-# Where the device has always been looked for while oneflow is imported. Without that, GPT-2 with
-# Monarch layers stood still on two processes, tensor parallel under nn.Graph, after it had become
-# dense (tests/libai_projects/train/test_monarch_runs.py). The cause is not known.
-_DDP = "oneflow.nn.parallel.distributed"
-
-
 class Session(MetaPathFinder):
     """Finds modules that need a patch, for the device that `expected` gives until one is selected;
     all other imports pass by.
@@ -92,8 +86,6 @@ class Session(MetaPathFinder):
             file = package.modules.get(fullname) if package is not None else None
             if package is None or file is None:
                 return None
-            if fullname == _DDP:
-                self.find_device()
             source = package.missing(file, self.find_device)
         except PatchError as error:
             raise self._failure(name, error) from error

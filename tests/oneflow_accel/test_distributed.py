@@ -11,7 +11,7 @@ import pytest
 from tests.launch import run_distributed
 
 PROGRAM = """
-import json, sys, time
+import gc, json, sys, time
 from oneflow_accel import distributed as d
 import numpy as np
 import oneflow as flow
@@ -26,7 +26,22 @@ for layout in (flow.sbp.split(0), flow.sbp.split(1), flow.sbp.broadcast):
     tensor = flow.zeros(5, 3, placement=flow.placement.all("cpu"), sbp=layout)
     d.set_value(tensor, whole)
     set_values.append(bool((d.local_value(tensor).numpy() == whole).all()))
+
+class Twice(flow.nn.Graph):
+    def build(self, x):
+        return (x * 2).to_global(sbp=flow.sbp.broadcast)
+
+graph = Twice()
+doubled = graph(tensor.to_global(sbp=flow.sbp.split(0))).to_local().numpy()
+graph.itself = graph
+if not sys.argv[2:]:
+    d.end_graph(graph)
+del graph
+if d.rank() == 0:
+    # Ends a graph that is still there, and then the others wait for this process.
+    gc.collect()
 facts = {
+    "doubled": bool((doubled == 2 * whole).all()),
     "set_values": set_values,
     "rank": d.rank(), "local": [d.local_rank(), d.local_world_size()], "world": d.world_size(),
     "main": d.is_main(), "waited": waited,
@@ -57,6 +72,7 @@ def test_several_processes(tmp_path, nproc):
     assert [fact["rank"] for fact in facts] == list(range(nproc))
     assert [fact["local"] for fact in facts] == [[rank, nproc] for rank in range(nproc)]
     assert [fact["main"] for fact in facts] == [True] + [False] * (nproc - 1)
+    assert all(fact["doubled"] for fact in facts)
     for fact in facts:
         assert fact["world"] == nproc
         # Parts of 3 and 2 rows, of 2 columns and 1, and the whole.
