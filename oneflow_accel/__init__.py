@@ -36,13 +36,10 @@ if "oneflow" not in sys.modules:
     rendezvous.number_on_this_machine()
     rendezvous.wait_for_rank_zero()
 
-# Before the backends: which patches oneflow needs depends on the device, so that importing oneflow
-# imports the backends, which must find a module of oneflow then and not import it themselves.
 # All that is made stays: to look for garbage meanwhile takes 0.05 s.
 _collects = gc.isenabled()
 gc.disable()
 try:
-    # Of the device that is expected: patches ask what it lacks.
     with command.said_at_import(), import_noise.left_out():
         import oneflow  # noqa: F401
 finally:
@@ -59,7 +56,6 @@ from oneflow_accel.backends import (
 from oneflow_accel.kernels import plugin
 
 interrupt.give_back()
-registry.when_selected.append(patching.device_selected)
 
 _late: list[str] = []
 # Raised again by select_device(), unless the program asks for another device.

@@ -264,11 +264,8 @@ class Trainer(DefaultTrainer):
             self.checkpointer = Checkpointer(model, cfg.train.output_dir, **parts)
             return
         model.train()
-        self._trainer.model, self._trainer.optimizer, self._trainer.graph = (
-            model,
-            self.optimizer,
-            graph,
-        )
+        self._trainer.model = model
+        self._trainer.optimizer, self._trainer.graph = self.optimizer, graph
         self.checkpointer.model = model
         self.checkpointer.checkpointables.update(parts)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from oneflow_accel import settings
@@ -53,8 +52,6 @@ class Selection:
 
 _backends: dict[str, Backend] = {}
 _current: Backend | None = None
-# What else has to know of the choice, and may refuse it: the patches.
-when_selected: list[Callable[[Backend], None]] = []
 
 
 def candidates() -> dict[str, Candidate]:
@@ -96,13 +93,10 @@ def select_device(name: str | None = None) -> Backend:
 
     Raises:
         DeviceUnavailableError: the device that was asked for does not exist or is not usable.
-        PatchError: oneflow was imported with the patches for another device.
     """
     global _current
     selection = resolve(name)
     selection.backend.activate()
-    for tell in when_selected:
-        tell(selection.backend)
     _current = selection.backend
     logger.info("device %s (%s)", selection.backend.name, selection.why)
     return _current

@@ -6,6 +6,6 @@ then `apply_to_imported` for those that were there before. The patches are the f
 """
 
 from oneflow_accel.patching import runtime
-from oneflow_accel.patching.session import apply_to_imported, device_selected, install, status
+from oneflow_accel.patching.session import apply_to_imported, install, status
 
-__all__ = ["apply_to_imported", "device_selected", "install", "runtime", "status"]
+__all__ = ["apply_to_imported", "install", "runtime", "status"]

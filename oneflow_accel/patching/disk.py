@@ -18,7 +18,6 @@ from oneflow_accel.patching import session
 from oneflow_accel.patching.code import parse
 from oneflow_accel.patching.package import (
     FOLDER,
-    DeviceFinder,
     DiskState,
     PatchedPackage,
     Record,
@@ -32,9 +31,7 @@ from oneflow_accel.patching.series import join, patch_root, series_versions
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     action = parser.add_mutually_exclusive_group(required=True)
-    action.add_argument(
-        "--apply", action="store_true", help="write the patches that are needed into site-packages"
-    )
+    action.add_argument("--apply", action="store_true", help="write the patches into site-packages")
     action.add_argument("--revert", action="store_true", help="put the original files back")
     action.add_argument("--status", action="store_true", help="list the patches")
     parser.add_argument("--package", help="only this package (default: all that have patches)")
@@ -50,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     if args.status:
         return _print_status(names)
     for name in names:
-        files = apply(patch_root(), name, session.find_device) if args.apply else revert(name)
+        files = apply(patch_root(), name) if args.apply else revert(name)
         done = "patched" if args.apply else "put back"
         print(f"{name}: {done} {', '.join(files)}" if files else f"{name}: nothing to do")
     return 0
@@ -85,8 +82,8 @@ class Change:
     record: Record | None
 
 
-def apply(root: Path, name: str, find_device: DeviceFinder) -> list[str]:
-    """Put the patches that are needed on disk, and take back those that no longer are.
+def apply(root: Path, name: str) -> list[str]:
+    """Put the patches on disk, and take back those that there are no more.
 
     Raises:
         PatchError: a patch does not fit, or a file cannot be written; nothing was changed.
@@ -95,7 +92,7 @@ def apply(root: Path, name: str, find_device: DeviceFinder) -> list[str]:
     if package is None:
         raise PatchError(f"{name} is not installed")
     paths = sorted(set(package.modules.values()) | set(package.disk.records))
-    changes = [change for path in paths if (change := _change(package, path, find_device))]
+    changes = [change for path in paths if (change := _change(package, path))]
     _carry_out(package.disk, changes)
     return [change.path for change in changes]
 
@@ -126,8 +123,8 @@ def revert(name: str) -> list[str]:
     return files
 
 
-def _change(package: PatchedPackage, path: str, find_device: DeviceFinder) -> Change | None:
-    patches = package.needed(path, find_device)
+def _change(package: PatchedPackage, path: str) -> Change | None:
+    patches = package.needed(path)
     before = package.read(path)
     in_effect = package.disk.in_effect(path, before)
     original = before if in_effect is None else package.disk.original(path)

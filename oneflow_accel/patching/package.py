@@ -17,16 +17,14 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.machinery import ModuleSpec
 from pathlib import Path, PurePosixPath
-from typing import Protocol
 
-from oneflow_accel.errors import DeviceUnavailableError, PatchError
+from oneflow_accel.errors import PatchError
 from oneflow_accel.patching.series import (
-    Condition,
     Patch,
     SourceLine,
     apply_hunks,
@@ -74,47 +72,6 @@ def module_name(path: str) -> str:
     """The module in a file, from its path below site-packages."""
     parts = PurePosixPath(path).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-class Device(Protocol):
-    """The part of a `Backend` that a condition asks."""
-
-    @property
-    def name(self) -> str: ...
-
-    def supports(self, feature: str, /) -> object: ...
-
-
-DeviceFinder = Callable[[], Device | None]
-
-
-def holds(condition: Condition, find_device: DeviceFinder) -> bool:
-    """Whether a patch with this `Applies-When` is needed; asks for the device only if it
-    matters."""
-    if condition.kind == "always":
-        return True
-    device = find_device()
-    if device is None:
-        return False
-    if condition.kind == "device":
-        return device.name == condition.value
-    return bool(device.supports(condition.value)) == (condition.kind == "feature")
-
-
-def expected_device() -> Device | None:
-    """The device that ONEFLOW_ACCEL_DEVICE names, else the first usable one; None where it is not
-    usable, which `select_device` says with the reason.
-
-    Runs while oneflow is being imported (oneflow itself imports the modules that its patches
-    edit), so it calls nothing in oneflow that needs the import to be complete.
-    """
-    # Imports oneflow, which must not happen before the patches' finder is installed.
-    from oneflow_accel.backends import registry
-
-    try:
-        return registry.resolve().backend
-    except DeviceUnavailableError:
-        return None
 
 
 FOLDER = ".oneflow_accel_patches"
@@ -245,11 +202,10 @@ class PatchedSource:
 
 @dataclass
 class PatchedPackage:
-    """An installed package, the patches for it, and what has been decided about them.
+    """An installed package, the patches for it, and what became of them.
 
     Attributes:
         folder: that holds the package's folder, such as site-packages.
-        decisions: whether each condition held when a module first depended on it.
         loaded: the modules that each patch, by name, has been applied to in this process.
         refused: why a patch, by name, is not applied in this process though it is needed.
     """
@@ -259,7 +215,6 @@ class PatchedPackage:
     folder: Path
     patches: list[Patch]
     disk: DiskState
-    decisions: dict[Condition, bool] = field(default_factory=dict)
     loaded: dict[str, list[str]] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
 
@@ -305,14 +260,12 @@ class PatchedPackage:
         """The modules that some patch edits, each with its path below `folder`."""
         return {module_name(path): path for patch in self.patches for path in patch.hunks}
 
-    def needed(self, path: str, find_device: DeviceFinder) -> tuple[Patch, ...]:
-        """The patches of one file that are needed; what is decided once stays decided."""
+    def needed(self, path: str) -> tuple[Patch, ...]:
+        """The patches of one file, without those that are refused."""
         return tuple(
             patch
             for patch in self.patches
-            if path in patch.hunks
-            and patch.name not in self.refused
-            and self._decide(patch.header.applies_when, find_device)
+            if path in patch.hunks and patch.name not in self.refused
         )
 
     def refuse(self, path: str, reason: str) -> None:
@@ -334,13 +287,13 @@ class PatchedPackage:
             if module not in modules:
                 modules.append(module)
 
-    def missing(self, path: str, find_device: DeviceFinder) -> PatchedSource | None:
+    def missing(self, path: str) -> PatchedSource | None:
         """A file with the patches that it needs and lacks, None if it lacks none.
 
         Raises:
             PatchError: a patch does not fit, or other patches were applied on disk.
         """
-        patches = self.needed(path, find_device)
+        patches = self.needed(path)
         if not patches:
             return None
         content = self.read(path)
@@ -381,8 +334,3 @@ class PatchedPackage:
             if record is None or record.patches.get(patch.name) != patch.sha256:
                 return False
         return True
-
-    def _decide(self, condition: Condition, find_device: DeviceFinder) -> bool:
-        if condition not in self.decisions:
-            self.decisions[condition] = holds(condition, find_device)
-        return self.decisions[condition]

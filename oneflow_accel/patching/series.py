@@ -3,9 +3,10 @@ diff is applied.
 
 A series is for the release in its folder's name. Where it also fits other builds it says which, in
 a line of its own: `Builds: >=0.9.1.dev20230411, <=1.0.0` (version specifiers of PEP 440). The text
-before a diff has fields of DEP-3 (https://dep-team.pages.debian.net/deps/dep3/) and three of our
-own, `Applies-To`, `Applies-When` and, where the builds of a series differ in a file,
-`Applies-To-File`: its SHA-256 as installed. Hunks are applied without fuzz and without offset.
+before a diff has fields of DEP-3 (https://dep-team.pages.debian.net/deps/dep3/) and two of our
+own, `Applies-To` and, where the builds of a series differ in a file, `Applies-To-File`: its SHA-256
+as installed. A patch that is for some devices asks while it runs (`patching.runtime`). Hunks are
+applied without fuzz and without offset.
 """
 
 from __future__ import annotations
@@ -86,24 +87,10 @@ def apply_hunks(
     return result
 
 
-_REQUIRED = ("Description", "Forwarded", "Last-Update", "Applies-To", "Applies-When")
+_REQUIRED = ("Description", "Forwarded", "Last-Update", "Applies-To")
 _FIELDS = {*_REQUIRED, "Origin", "Author", "Bug", "Applied-Upstream", "Applies-To-File"}
 _FIELD = re.compile(r"(?P<name>[A-Za-z][A-Za-z-]*):(?P<value>.*)")
 _PINNED = re.compile(r"(?P<package>[A-Za-z0-9_.-]+)==(?P<version>[A-Za-z0-9_.!-]+)")
-_CONDITION = re.compile(r"(?P<kind>[a-z-]+):\s*(?P<value>[a-z][a-z0-9_]*)")
-_KINDS_WITH_VALUE = ("device", "feature", "feature-missing")
-
-
-@dataclass(frozen=True)
-class Condition:
-    """When a patch is needed: "always", or "device", "feature" or "feature-missing" of the selected
-    device, with the device's or feature's name as the value."""
-
-    kind: str
-    value: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.kind}: {self.value}" if self.value else self.kind
 
 
 @dataclass(frozen=True)
@@ -115,22 +102,8 @@ class Header:
     package: str
     version: str
     file_sha256: str | None
-    applies_when: Condition
     forwarded: str
     last_update: datetime.date
-
-
-def parse_condition(text: str) -> Condition:
-    """The condition in an `Applies-When` field: `always`, `device: NAME`, `feature: NAME` or
-    `feature-missing: NAME`; ValueError for anything else."""
-    text = text.strip()
-    if text == "always":
-        return Condition("always")
-    match = _CONDITION.fullmatch(text)
-    if match is None or match["kind"] not in _KINDS_WITH_VALUE:
-        forms = ", ".join(f"'{kind}: NAME'" for kind in _KINDS_WITH_VALUE)
-        raise ValueError(f"Applies-When is {text!r}, neither 'always' nor one of {forms}")
-    return Condition(match["kind"], match["value"])
 
 
 def parse_header(text: str, label: str) -> Header:
@@ -184,7 +157,6 @@ def _header(fields: dict[str, str]) -> Header:
         package=pinned["package"],
         version=pinned["version"],
         file_sha256=digest,
-        applies_when=parse_condition(fields["Applies-When"]),
         forwarded=forwarded,
         last_update=datetime.date.fromisoformat(fields["Last-Update"]),
     )

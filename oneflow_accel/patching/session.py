@@ -16,13 +16,9 @@ from oneflow_accel import settings
 from oneflow_accel.errors import PatchError
 from oneflow_accel.patching.code import Leftovers, LoadedModule, Refusal, compile_patched
 from oneflow_accel.patching.package import (
-    Device,
-    DeviceFinder,
     PatchedPackage,
     PatchedSource,
-    expected_device,
     find_spec,
-    holds,
     module_name,
 )
 from oneflow_accel.patching.series import Patch, join, patch_names, patch_root, series_versions
@@ -46,17 +42,11 @@ class PatchStatus:
 
 
 class Session(MetaPathFinder):
-    """Finds modules that need a patch, for the device that `expected` gives until one is selected;
-    all other imports pass by.
+    """Finds modules that need a patch; all other imports pass by. The patches of a package are read
+    when the package is first imported."""
 
-    The patches of a package are read when the package is first imported, and their conditions are
-    decided when a module that they edit is.
-    """
-
-    def __init__(self, root: Path, expected: DeviceFinder) -> None:
+    def __init__(self, root: Path) -> None:
         self._root = root
-        self._expected = expected
-        self._selected: Device | None = None
         self._installed = False
         self._names = frozenset(series_versions(root))
         # What has been read, None for a package that is not there.
@@ -68,10 +58,6 @@ class Session(MetaPathFinder):
         if not self._installed:
             self._installed = True
             sys.meta_path.insert(0, self)
-
-    def find_device(self) -> Device | None:
-        """The selected device, or before that the expected one."""
-        return self._selected or self._expected()
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -86,7 +72,7 @@ class Session(MetaPathFinder):
             file = package.modules.get(fullname) if package is not None else None
             if package is None or file is None:
                 return None
-            source = package.missing(file, self.find_device)
+            source = package.missing(file)
         except PatchError as error:
             raise self._failure(name, error) from error
         if source is None:
@@ -120,14 +106,14 @@ class Session(MetaPathFinder):
                     step(path)
                 except Refusal as refusal:
                     package.refuse(path, f"{module_name(path)} is imported already: {refusal}")
-            for path in [path for path in modules if not package.needed(path, self.find_device)]:
+            for path in [path for path in modules if not package.needed(path)]:
                 del modules[path]
 
         def compare(path: str) -> None:
             module = sys.modules.get(module_name(path))
             loader = getattr(getattr(module, "__spec__", None), "loader", None)
             if module is not None and not isinstance(loader, PatchedLoader):
-                source = package.missing(path, self.find_device)
+                source = package.missing(path)
                 if source is not None and not package.has_applied(source, module.__name__):
                     modules[path] = LoadedModule(module, source)
 
@@ -160,24 +146,6 @@ class Session(MetaPathFinder):
             self._packages[name] = PatchedPackage.load(self._root, name, skip=Session)
         return self._packages[name]
 
-    def device_selected(self, device: Device) -> None:
-        """See the function of this name."""
-        for package in filter(None, self._packages.values()):
-            for patch in package.patches:
-                condition = patch.header.applies_when
-                decided = package.decisions.get(condition)
-                if decided is None or decided == holds(condition, lambda: device):
-                    continue
-                if not decided and package.on_disk(patch):
-                    continue
-                raise PatchError(
-                    f"patch {patch.label} was {'applied' if decided else 'left out'} when "
-                    f"{package.name} was imported, because '{device.name}' was not the expected "
-                    f"device. Set ONEFLOW_ACCEL_DEVICE={device.name} before oneflow_accel is "
-                    "imported"
-                )
-        self._selected = device
-
     def status(self) -> list[PatchStatus]:
         """Every patch for what is installed, in the order of the series."""
         return [one for name in series_versions(self._root) for one in self._package_status(name)]
@@ -198,19 +166,15 @@ class Session(MetaPathFinder):
             return self._all(name, "refused", str(error))
 
     def _patch_state(self, package: PatchedPackage, patch: Patch) -> tuple[str, str]:
-        decided = package.decisions.get(patch.header.applies_when)
         modules = package.loaded.get(patch.name)
         if patch.name in package.refused:
             return "refused", package.refused[patch.name]
         if modules:
             return "applied", f"in memory: {', '.join(modules)}"
         if package.on_disk(patch):
-            unused = " (not needed on this device)" if decided is False else ""
-            return "applied-on-disk", f"{package.folder}{unused}"
+            return "applied-on-disk", str(package.folder)
         if not self._installed:
             return "off", f"{settings.PATCHES.name}=off"
-        if decided is False:
-            return "not-needed", f"applies when {patch.header.applies_when}"
         return "pending", f"applies when {package.name} imports what it edits"
 
     def _all(self, name: str, state: str, reason: str) -> list[PatchStatus]:
@@ -256,7 +220,7 @@ def switched_off() -> bool:
     return settings.PATCHES.get() == "off"
 
 
-def install(find_device: DeviceFinder = expected_device, root: Path | None = None) -> None:
+def install(root: Path | None = None) -> None:
     """Patch packages as they are imported from now on, unless ONEFLOW_ACCEL_PATCHES=off; imports
     none of them.
 
@@ -265,7 +229,7 @@ def install(find_device: DeviceFinder = expected_device, root: Path | None = Non
     """
     global _session
     if _session is None:
-        session = Session(root or patch_root(), find_device)
+        session = Session(root or patch_root())
         if not switched_off():
             session.install()
         _session = session
@@ -284,20 +248,6 @@ def apply_to_imported() -> list[str]:
     return _session.apply_to_imported() if _session is not None else []
 
 
-def device_selected(device: Device) -> None:
-    """Tell which device this process uses.
-
-    Raises:
-        PatchError: patches were decided for another device while modules were imported.
-    """
-    if _session is not None:
-        _session.device_selected(device)
-
-
 def status() -> list[PatchStatus]:
     """What became of each patch in this process."""
-    return (_session or Session(patch_root(), expected_device)).status()
-
-
-def find_device() -> Device | None:
-    return _session.find_device() if _session is not None else expected_device()
+    return (_session or Session(patch_root())).status()

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from oneflow_accel.patching.package import Device
 from oneflow_accel.patching.session import Session
 
 import pytest
@@ -20,23 +19,11 @@ HEADER = {
     "Author": "the tests",
     "Forwarded": "no",
     "Last-Update": "2026-01-31",
-    "Applies-When": "always",
 }
 MODULE = "\n".join(
     ["def one():", "    return 1", "", *("# filler",) * 6, "def two():", "    return 2"]
 )
 _numbers = itertools.count()
-
-
-class FakeDevice:
-    """Stands for a backend: a name and the features it has."""
-
-    def __init__(self, name: str, *features: str) -> None:
-        self.name = name
-        self._features = features
-
-    def supports(self, feature: str) -> bool:
-        return feature in self._features
 
 
 class FakePackage:
@@ -48,7 +35,6 @@ class FakePackage:
         self.site_packages = folder / "site-packages"
         self.root = folder / "patches"
         self.root.mkdir()
-        self.device: Device | None = FakeDevice("first")
         package = self.site_packages / self.name
         package.mkdir(parents=True)
         (package / "__init__.py").write_text("")
@@ -116,7 +102,7 @@ class FakePackage:
         return "".join(lines)
 
     def session(self) -> Session:
-        return Session(self.root, lambda: self.device)
+        return Session(self.root)
 
     def install(self) -> Session:
         session = self.session()
@@ -152,8 +138,3 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakePackag
     package.forget()
     linecache.clearcache()
     sys.meta_path[:0] = kept
-
-
-@pytest.fixture
-def make_device() -> type[FakeDevice]:
-    return FakeDevice

@@ -6,12 +6,10 @@ from pathlib import Path
 
 from oneflow_accel.errors import PatchError
 from oneflow_accel.patching.series import (
-    Condition,
     apply_hunks,
     join,
     load_patch,
     load_series,
-    parse_condition,
     patch_root,
     source_lines,
 )
@@ -24,25 +22,6 @@ def test_patch_root_is_the_checkouts() -> None:
     assert (root / "oneflow-0.9.0" / "series").is_file()
 
 
-@pytest.mark.parametrize(
-    ("text", "condition"),
-    [
-        ("always", Condition("always")),
-        ("device: abc", Condition("device", "abc")),
-        (" feature:native_layer_norm ", Condition("feature", "native_layer_norm")),
-        ("feature-missing: ddp_stream_touch", Condition("feature-missing", "ddp_stream_touch")),
-    ],
-)
-def test_condition_vocabulary(text: str, condition: Condition) -> None:
-    assert parse_condition(text) == condition
-
-
-@pytest.mark.parametrize("text", ["", "never", "always: x", "device:", "device: A b", "os: linux"])
-def test_condition_outside_of_the_vocabulary(text: str) -> None:
-    with pytest.raises(ValueError, match="Applies-When is"):
-        parse_condition(text)
-
-
 def test_header_fields_and_continuation_lines(fake) -> None:
     file = fake.add_patch(Description="Short.\n And more.", Forwarded="https://example.org/1")
     header = load_patch(file).header
@@ -52,7 +31,7 @@ def test_header_fields_and_continuation_lines(fake) -> None:
 
 
 @pytest.mark.parametrize(
-    "field", ["Description", "Author", "Forwarded", "Last-Update", "Applies-To", "Applies-When"]
+    "field", ["Description", "Author", "Forwarded", "Last-Update", "Applies-To"]
 )
 def test_every_header_field_is_required(fake, field: str) -> None:
     with pytest.raises(PatchError, match=rf"0001-change.patch: broken header: no .*{field}"):
@@ -65,8 +44,7 @@ def test_every_header_field_is_required(fake, field: str) -> None:
         ({"Forwarded": "maybe"}, "Forwarded is 'maybe'"),
         ({"Last_Update": "yesterday"}, "Invalid isoformat"),
         ({"Applies_To": "oneflow>=0.9"}, "Applies-To is"),
-        ({"Applies_When": "sometimes"}, "Applies-When is 'sometimes'"),
-        ({"Aplies_When": "always"}, "unknown field 'Aplies-When'"),
+        ({"Aplies_To": "x"}, "unknown field 'Aplies-To'"),
         ({"Bug": "x\nno field here"}, "is not 'Field: value'"),
         ({"Bug": "x\nAuthor: twice"}, "Author is there twice"),
     ],

@@ -155,61 +155,11 @@ def test_refuses_a_patch_for_a_file_that_is_not_there(fake) -> None:
     assert states(current) == {"0001-change.patch": "refused"}
 
 
-@pytest.mark.parametrize(
-    ("condition", "result"),
-    [
-        ("device: first", 10),
-        ("device: second", 1),
-        ("feature: fast", 10),
-        ("feature: slow", 1),
-        ("feature-missing: slow", 10),
-        ("feature-missing: fast", 1),
-    ],
-)
-def test_condition_asks_the_device(fake, make_device, condition: str, result: int) -> None:
-    fake.device = make_device("first", "fast")
-    fake.add_patch(Applies_When=condition)
-    current = fake.install()
-    assert fake.load().one() == result
-    assert states(current)["0001-change.patch"] == ("applied" if result == 10 else "not-needed")
-
-
-def test_without_a_device_only_unconditional_patches_apply(fake) -> None:
-    fake.device = None
-    fake.add_patch("0001-always.patch", edits={"other": ("return 1", "return 10")})
-    fake.add_patch("0002-conditional.patch", Applies_When="feature-missing: fast")
-    fake.install()
-    assert (fake.load("other").one(), fake.load().one()) == (10, 1)
-
-
-@pytest.mark.parametrize(("expected", "selected"), [("first", "second"), ("second", "first")])
-def test_selecting_another_device_than_was_expected_is_an_error(
-    fake, make_device, expected: str, selected: str
-) -> None:
-    fake.device = make_device(expected)
-    fake.add_patch(Applies_When="device: second")
-    current = fake.install()
-    current.device_selected(make_device(selected))  # nothing is decided yet
-    fake.forget()
-    current = fake.install()
-    fake.load()
-    current.device_selected(make_device(expected))
-    with pytest.raises(PatchError, match=rf"0001-change.patch .*ONEFLOW_ACCEL_DEVICE={selected}"):
-        current.device_selected(make_device(selected))
-
-
-def test_the_selected_device_decides_about_later_imports(fake, make_device) -> None:
-    fake.add_patch(Applies_When="device: second")
-    current = fake.install()
-    current.device_selected(make_device("second"))
-    assert fake.load().one() == 10
-
-
 def test_switched_off(fake, monkeypatch: pytest.MonkeyPatch) -> None:
     fake.add_patch()
     monkeypatch.setattr(session, "_session", None)
     monkeypatch.setenv(settings.PATCHES.name, "off")
-    session.install(lambda: None, fake.root)
+    session.install(fake.root)
     assert fake.load().one() == 1
     assert [status.state for status in session.status()] == ["off"]
 
@@ -244,7 +194,7 @@ def test_an_uncaught_error_never_shows_a_wrong_line(fake) -> None:
         "from pathlib import Path\n"
         "from oneflow_accel.patching.session import Session\n"
         f"sys.path.insert(0, {str(fake.site_packages)!r})\n"
-        f"Session(Path({str(fake.root)!r}), lambda: None).install()\n"
+        f"Session(Path({str(fake.root)!r})).install()\n"
         f"from {fake.name}.other import two\n"
         "two()\n"
     )

@@ -253,15 +253,6 @@ def test_nothing_is_said_where_nothing_was_made(fake) -> None:
     assert fake.install().apply_to_imported() == []
 
 
-def test_a_target_that_does_not_need_its_patch_is_left_alone(fake) -> None:
-    fake.add_patch(Applies_When="device: second")
-    module = fake.load()
-    session = fake.install()
-    assert session.apply_to_imported() == []
-    assert module.one() == 1
-    assert states(session) == {"0001-change.patch": "not-needed"}
-
-
 DUMP = """
 import importlib, json, marshal, sys, types
 first, modules = sys.argv[1] == "first", sys.argv[2:]

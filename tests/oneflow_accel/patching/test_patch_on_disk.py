@@ -15,7 +15,7 @@ BOTH = {"numbers": ("return 1", "return 10"), "other": ("return 2", "return 20")
 
 
 def apply(fake) -> list[str]:
-    return disk.apply(fake.root, fake.name, lambda: fake.device)
+    return disk.apply(fake.root, fake.name)
 
 
 def test_apply_then_revert_leaves_everything_as_it_was(fake) -> None:
@@ -72,22 +72,16 @@ def test_memory_mode_refuses_other_patches_on_disk_than_it_needs(fake) -> None:
     assert fake.load().one() == 11
 
 
-def test_apply_follows_the_device(fake, make_device) -> None:
-    fake.add_patch("0001-always.patch")
-    fake.add_patch(
-        "0002-second.patch",
-        edits={"other": ("return 2", "return 20")},
-        Applies_When="device: second",
-    )
+def test_apply_takes_back_what_the_series_has_no_more(fake) -> None:
+    fake.add_patch("0001-first.patch")
+    series = fake.root / f"{fake.name}-1.0" / "series"
+    first = series.read_text()
+    fake.add_patch("0002-second.patch", edits={"other": ("return 2", "return 20")})
     before = fake.other.read_bytes()
-    apply(fake)
-    assert fake.other.read_bytes() == before
-    fake.device = make_device("second")
-    assert apply(fake) == [f"{fake.name}/other.py"]
-    assert b"return 20" in fake.other.read_bytes()
+    assert apply(fake) == [f"{fake.name}/numbers.py", f"{fake.name}/other.py"]
     current = fake.session()
     assert [status.state for status in current.status()] == ["applied-on-disk"] * 2
-    fake.device = make_device("first")
+    series.write_text(first)
     assert apply(fake) == [f"{fake.name}/other.py"]
     assert fake.other.read_bytes() == before
 
@@ -214,17 +208,6 @@ def test_after_an_upgrade_revert_forgets_the_old_version(fake) -> None:
     assert disk.revert(fake.name) == []
     assert fake.numbers.read_bytes() == original
     assert not list(fake.site_packages.glob(".oneflow_accel_patches"))
-
-
-def test_selecting_a_device_accepts_a_patch_that_is_on_disk(fake, make_device) -> None:
-    fake.add_patch(Applies_When="device: second")
-    fake.device = make_device("second")
-    apply(fake)
-    fake.device = make_device("first")
-    current = fake.install()
-    assert fake.load().one() == 10
-    assert "not needed on this device" in current.status()[0].reason
-    current.device_selected(make_device("second"))
 
 
 def run(fake, monkeypatch: pytest.MonkeyPatch, *options: str) -> int:

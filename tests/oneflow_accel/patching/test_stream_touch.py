@@ -103,8 +103,8 @@ def test_of_two_patches_the_one_for_the_installed_file_is_taken(fake, here: str)
         )
     fake.numbers.write_text(f"# build {here}\n" + text)
     # On disk, where the file is then another one, and in memory.
-    assert disk.apply(fake.root, fake.name, lambda: None) == [f"{fake.name}/numbers.py"]
-    assert disk.apply(fake.root, fake.name, lambda: None) == []
+    assert disk.apply(fake.root, fake.name) == [f"{fake.name}/numbers.py"]
+    assert disk.apply(fake.root, fake.name) == []
     disk.revert(fake.name)
     fake.install()
     assert fake.load().one() == int(here) * 10
