@@ -23,8 +23,11 @@ from oneflow_accel.kernels import plugin
 
 import oneflow as flow
 
-# What the library counts, in its order.
-COUNTERS = ("launches", "copies_to_device", "copies_to_host", "copies_on_device", "streams")
+# What the library counts, in its order; at last the operators that the CPU has, and it.
+COUNTERS = (
+    *("launches", "copies_to_device", "copies_to_host", "copies_on_device", "streams"),
+    *("cpu_operators", "operators"),
+)
 
 # What the CPU plug-in does for it, in the order of `Host` in emulated.h.
 _OF_CPU = ("drop_copies", "may_write", "promise", "withdraw", "fail", "wait_also", "redirect")
@@ -75,8 +78,8 @@ class EmulatedBackend(Backend):
         _library().oneflow_accel_emulated_reset_peak(self.current_device())
 
     def counters(self) -> dict[str, int]:
-        """How many kernels this process has launched, copies it has made and streams it has, by
-        COUNTERS."""
+        """How many kernels this process has launched, copies it has made, streams and operators it
+        has, by COUNTERS."""
         count = _library().oneflow_accel_emulated_counter
         return {name: int(count(number)) for number, name in enumerate(COUNTERS)}
 

@@ -80,7 +80,7 @@ bool fails(const std::string& op);
 void pass_link(std::size_t bytes);
 
 // Numbers that the device counts, in the order of `Counters` in backends/emulated.py.
-enum class Counter { kLaunches, kToDevice, kToHost, kOnDevice, kStreams, kCount };
+enum class Counter { kLaunches, kToDevice, kToHost, kOnDevice, kStreams, kOfCpu, kHere, kCount };
 void count(Counter counter);
 
 }  // namespace oneflow_accel::emulated

@@ -509,7 +509,9 @@ void infer_streams() {
 // When the library is loaded. Copies between memories are OneFlow's, by the device's primitives.
 const bool g_has_kernels = [] {
   for (auto& [op, kernels] : kernels_of(UserOpRegistryMgr::Get())) {
+    count(Counter::kOfCpu);
     if (op == "copy") { continue; }
+    count(Counter::kHere);
     // Operators that have run keep pointers to their kernel's entry: the old ones stay for ever.
     auto& of_cpu = *new std::vector<OpKernelRegistryResult>;
     of_cpu.swap(kernels);

@@ -125,6 +125,8 @@ def test_copies_kernels_and_memory_are_counted() -> None:
     assert found["sum"] == 2 * 4 * worker.MIB
     made = found["made"]
     assert (made["copies_to_host"], made["copies_to_device"]) == (1, 1)
+    # OneFlow's `copy`, which is the device's primitives.
+    assert found["uncovered"] == 1
     assert made["launches"] >= 2
     # Of two tensors of 16 MiB, in blocks of OneFlow's allocator.
     assert 32 * worker.MIB <= found["peak"] <= 80 * worker.MIB

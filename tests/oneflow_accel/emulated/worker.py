@@ -166,6 +166,7 @@ def counted() -> dict[str, Any]:
     return {
         "sum": float(y.sum()),
         "made": {name: after[name] - before[name] for name in after},
+        "uncovered": after["cpu_operators"] - after["operators"],
         "used": backend.memory_allocated(),
         "peak": backend.max_memory_allocated(),
         "devices": backend.device_count(),
