@@ -8,9 +8,9 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from oneflow_accel import distributed
 from oneflow_accel.errors import UserError
@@ -19,14 +19,46 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
-from flow_train.metrics.macs import count_macs, count_parameters
+from flow_train.metrics.macs import count_parameters
 from flow_train.optim import EMA_PREFIX, ExponentialMovingAverage, averages_in
-from flow_train.steps.eager import broadcast_buffers
-
-if TYPE_CHECKING:
-    from flow_train.loop import Trainer
+from flow_train.options import Calendar, Position, TrainerOptions
+from flow_train.steps.eager import TrainStep, broadcast_buffers
+from flow_train.task import Evaluation
 
 logger = logging.getLogger("oneflow_accel")
+
+
+class Run(Protocol):
+    """What a hook may ask of the run that calls it, and tell it: `loop.Trainer`, where the
+    attributes are described."""
+
+    model: nn.Module
+    task: Any
+    data: Any
+    backend: Any
+    train_step: TrainStep
+    position: Position
+    options: TrainerOptions
+    calendar: Calendar
+    hooks: dict[str, Hook]
+    is_log_step: bool
+    should_stop: bool
+    last_lr: float
+
+    @property
+    def last_step(self) -> int: ...
+    @property
+    def may_stop(self) -> bool: ...
+
+    def use_model(self, model: nn.Module) -> None: ...
+    def evaluate(self, loader: Any) -> Evaluation: ...
+    def log(self, values: Mapping[str, float]) -> None:
+        """With the next log line."""
+
+    def log_now(self, values: Mapping[str, float], *, split: str) -> None: ...
+    def log_hyperparameters(self, values: Mapping[str, float]) -> None: ...
+    def steps_on_disk(self) -> set[int]: ...
+    def save_checkpoint(self, *, best: bool = False, keep: Collection[int] = ()) -> None: ...
 
 
 class Hook:
@@ -36,50 +68,51 @@ class Hook:
     `trainer.log`; a step is a log step if `trainer.is_log_step` says so.
     """
 
-    def outlook(self, trainer: Trainer) -> str:
+    def outlook(self, trainer: Run) -> str:
         """What the hook will change in the run, for the line that it begins with; "" for
         nothing."""
         return ""
 
-    def on_fit_start(self, trainer: Trainer) -> None:
+    def on_fit_start(self, trainer: Run) -> None:
         """Before the first step; a resumed run has its state by now."""
 
-    def on_epoch_start(self, trainer: Trainer) -> None:
+    def on_epoch_start(self, trainer: Run) -> None:
         """Before the epoch's first batch is waited for."""
 
-    def on_step_start(self, trainer: Trainer) -> None:
-        """The step's images are here."""
+    def on_step_start(self, trainer: Run) -> None:
+        """The step's batch is here."""
 
-    def before_update(self, trainer: Trainer) -> None:
+    def before_update(self, trainer: Run) -> None:
         """Before the parameters are updated: `trainer.train_step.gradients()` are the step's, not
         clipped yet. Under nn.Graph asking for them costs a forward and a backward pass."""
 
-    def on_step_end(self, trainer: Trainer) -> None:
+    def on_step_end(self, trainer: Run) -> None:
         """The parameters have been updated and `trainer.position` counts the step."""
 
-    def evaluation_weights(
-        self, trainer: Trainer, model: nn.Module
-    ) -> AbstractContextManager[None]:
+    def evaluation_weights(self, trainer: Run, model: nn.Module) -> AbstractContextManager[None]:
         """Entered around each evaluation: may give `model` other weights meanwhile."""
         return nullcontext()
 
-    def on_evaluation_start(self, trainer: Trainer) -> None:
+    def on_evaluation_start(self, trainer: Run) -> None:
         """Before validation or test."""
 
-    def on_validation_end(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
-        """`metrics` as "val/loss", "val/acc" and "val/acctop5", the latter two in percent."""
+    def on_validation_end(self, trainer: Run, metrics: Mapping[str, float]) -> None:
+        """`metrics` as "val/loss", and others of the task, such as "val/acc", in percent."""
 
-    def on_epoch_end(self, trainer: Trainer) -> None:
+    def on_epoch_end(self, trainer: Run) -> None:
         """After validation; `trainer.position` is at the next epoch's beginning."""
 
-    def on_interrupt(self, trainer: Trainer) -> None:
+    def on_pause(self, trainer: Run) -> None:
+        """After a validation within an epoch."""
+
+    def on_interrupt(self, trainer: Run) -> None:
         """The run stops between two steps: it was told to, or has done its steps."""
 
-    def on_model_replaced(self, trainer: Trainer, arrays: Mapping[str, np.ndarray]) -> None:
+    def on_model_replaced(self, trainer: Run, arrays: Mapping[str, np.ndarray]) -> None:
         """`trainer.model` is another module now; `arrays` is what the hook's `arrays` would give
         for it."""
 
-    def on_fit_end(self, trainer: Trainer) -> None:
+    def on_fit_end(self, trainer: Run) -> None:
         """After the last step and validation."""
 
     def state(self) -> dict[str, Any]:
@@ -108,13 +141,13 @@ class ParamsLog(Hook):
         self._trainable = trainable_params_log
         self._fixed = non_trainable_params_log
 
-    def on_fit_start(self, trainer: Trainer) -> None:
+    def on_fit_start(self, trainer: Run) -> None:
         self._log(trainer)
 
-    def on_model_replaced(self, trainer: Trainer, arrays: object) -> None:
+    def on_model_replaced(self, trainer: Run, arrays: object) -> None:
         self._log(trainer)
 
-    def _log(self, trainer: Trainer) -> None:
+    def _log(self, trainer: Run) -> None:
         count = count_parameters(trainer.model, trainer.train_step.layout)
         values = {}
         if self._total:
@@ -130,17 +163,16 @@ class MacsLog(Hook):
     """Logs `gmacs`, 10^9 multiply-accumulates per image, structured layers counted as what they
     are, when a run begins and when its layers have become dense."""
 
-    def on_fit_start(self, trainer: Trainer) -> None:
+    def on_fit_start(self, trainer: Run) -> None:
         self._log(trainer)
 
-    def on_model_replaced(self, trainer: Trainer, arrays: object) -> None:
+    def on_model_replaced(self, trainer: Run, arrays: object) -> None:
         self._log(trainer)
 
-    def _log(self, trainer: Trainer) -> None:
-        channels, *size = trainer.image_shape
+    def _log(self, trainer: Run) -> None:
         # Count on the local copy: a model of global tensors takes neither hooks nor this pass.
         model = trainer.train_step.evaluated_model()
-        trainer.log_hyperparameters({"gmacs": count_macs(model, size, channels) / 1e9})
+        trainer.log_hyperparameters({"gmacs": trainer.task.macs(model) / 1e9})
 
 
 class LearningRateMonitor(Hook):
@@ -155,15 +187,15 @@ class LearningRateMonitor(Hook):
             )
         self._per_step = logging_interval == "step"
 
-    def on_step_end(self, trainer: Trainer) -> None:
+    def on_step_end(self, trainer: Run) -> None:
         if self._per_step and trainer.is_log_step:
             trainer.log(self._rates(trainer))
 
-    def on_epoch_end(self, trainer: Trainer) -> None:
+    def on_epoch_end(self, trainer: Run) -> None:
         if not self._per_step:
             trainer.log_now(self._rates(trainer), split="lr")
 
-    def _rates(self, trainer: Trainer) -> dict[str, float]:
+    def _rates(self, trainer: Run) -> dict[str, float]:
         optimizer = trainer.train_step.optimizer
         name = type(optimizer).__name__
         return {
@@ -195,20 +227,20 @@ class SpeedMonitor(Hook):
         self._step_ended: float | None = None
         self._waited: float | None = None
 
-    def on_epoch_start(self, trainer: Trainer) -> None:
+    def on_epoch_start(self, trainer: Run) -> None:
         self._epoch_began = time.perf_counter()
         self._step_ended = None
 
-    def on_evaluation_start(self, trainer: Trainer) -> None:
+    def on_evaluation_start(self, trainer: Run) -> None:
         # The next step waits for the evaluation, not for its data.
         self._step_ended = None
 
-    def on_step_start(self, trainer: Trainer) -> None:
+    def on_step_start(self, trainer: Run) -> None:
         self._step_began = time.perf_counter()
         ended = self._step_ended
         self._waited = None if ended is None else self._step_began - ended
 
-    def on_step_end(self, trainer: Trainer) -> None:
+    def on_step_end(self, trainer: Run) -> None:
         self._step_ended = time.perf_counter()
         if not trainer.is_log_step or not distributed.is_main():
             return
@@ -220,7 +252,7 @@ class SpeedMonitor(Hook):
         if self._verbose:
             logger.info("step %d took %.1f ms", trainer.position.step, 1e3 * seconds)
 
-    def on_epoch_end(self, trainer: Trainer) -> None:
+    def on_epoch_end(self, trainer: Run) -> None:
         if self._epoch:
             seconds = time.perf_counter() - self._epoch_began
             trainer.log_now({"time/epoch (s)": seconds}, split="time")
@@ -241,7 +273,7 @@ class NormMonitor(Hook):
     def __init__(self, layer_norm_only: bool = False) -> None:
         self._layer_norm_only = layer_norm_only
 
-    def before_update(self, trainer: Trainer) -> None:
+    def before_update(self, trainer: Run) -> None:
         if not trainer.is_log_step:
             return
         shown = self._shown(trainer.model)
@@ -275,7 +307,7 @@ class InitialValidation(Hook):
     projected ones. The metric log has it as the validation of step 0; early stopping and the choice
     of the best checkpoint do not count it."""
 
-    def on_fit_start(self, trainer: Trainer) -> None:
+    def on_fit_start(self, trainer: Run) -> None:
         options = trainer.options
         if trainer.position.step > 0 or (options.limit_val == 0 and not options.fast_dev_run):
             return
@@ -293,16 +325,14 @@ class MovingAverage(Hook):
         self._use_num_updates = use_num_updates
         self.average: ExponentialMovingAverage | None = None
 
-    def on_fit_start(self, trainer: Trainer) -> None:
+    def on_fit_start(self, trainer: Run) -> None:
         self.average = ExponentialMovingAverage(trainer.model, self._decay, self._use_num_updates)
 
-    def on_step_end(self, trainer: Trainer) -> None:
+    def on_step_end(self, trainer: Run) -> None:
         assert self.average is not None
         self.average.update(trainer.model)
 
-    def evaluation_weights(
-        self, trainer: Trainer, model: nn.Module
-    ) -> AbstractContextManager[None]:
+    def evaluation_weights(self, trainer: Run, model: nn.Module) -> AbstractContextManager[None]:
         if self.average is None:
             return nullcontext()
         if model is trainer.model:
@@ -317,7 +347,7 @@ class MovingAverage(Hook):
         broadcast_buffers(model)
         return nullcontext()
 
-    def on_model_replaced(self, trainer: Trainer, arrays: Mapping[str, np.ndarray]) -> None:
+    def on_model_replaced(self, trainer: Run, arrays: Mapping[str, np.ndarray]) -> None:
         if self.average is not None:
             self.average.replace(trainer.model, averages_in(arrays))
 
@@ -381,12 +411,12 @@ class EarlyStopping(Hook):
         self._min_delta = min_delta
         self._best: float | None = None
         self._waited = 0
-        self._trainer: Trainer | None = None
+        self._trainer: Run | None = None
 
-    def on_fit_start(self, trainer: Trainer) -> None:
+    def on_fit_start(self, trainer: Run) -> None:
         self._trainer = trainer
 
-    def on_validation_end(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
+    def on_validation_end(self, trainer: Run, metrics: Mapping[str, float]) -> None:
         value = self._monitored.value(metrics)
         if self._best is None or self._monitored.better(value, self._best, self._min_delta):
             self._best, self._waited = value, 0
@@ -394,7 +424,7 @@ class EarlyStopping(Hook):
         self._waited += 1
         self._stop_if_due(trainer)
 
-    def _stop_if_due(self, trainer: Trainer) -> None:
+    def _stop_if_due(self, trainer: Run) -> None:
         if self._waited >= self._patience and trainer.may_stop:
             trainer.should_stop = True
             logger.info(
@@ -444,27 +474,34 @@ class ModelCheckpoint(Hook):
     def best_value(self) -> float | None:
         return self._kept[0][0] if self._kept else None
 
-    def on_fit_start(self, trainer: Trainer) -> None:
+    def on_fit_start(self, trainer: Run) -> None:
         self._on_disk = trainer.steps_on_disk()
 
-    def on_step_end(self, trainer: Trainer) -> None:
+    def on_step_end(self, trainer: Run) -> None:
         if self._every and trainer.position.step % self._every == 0:
             trainer.save_checkpoint(keep=self._steps())
 
-    def on_validation_end(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
+    def on_validation_end(self, trainer: Run, metrics: Mapping[str, float]) -> None:
         self._value = self._monitored.value(metrics)
 
-    def on_epoch_end(self, trainer: Trainer) -> None:
+    def on_epoch_end(self, trainer: Run) -> None:
+        position = trainer.position
+        is_due = position.epoch % self._every_epochs == 0 or position.step >= trainer.last_step
+        self._save(trainer, self._save_last and is_due)
+
+    def on_pause(self, trainer: Run) -> None:
+        self._save(trainer, False)
+
+    def _save(self, trainer: Run, is_due: bool) -> None:
+        """Where that is due, or the last validation is among the best."""
         best = among = False
         if self._value is not None and self._top_k:
             best, among = self._rank(self._value, trainer.position.step)
         self._value = None
-        position = trainer.position
-        is_due = position.epoch % self._every_epochs == 0 or position.step >= trainer.last_step
-        if among or (self._save_last and is_due):
+        if among or is_due:
             trainer.save_checkpoint(best=best, keep=self._steps())
 
-    def on_interrupt(self, trainer: Trainer) -> None:
+    def on_interrupt(self, trainer: Run) -> None:
         if self._save_last:
             trainer.save_checkpoint(keep=self._steps())
 

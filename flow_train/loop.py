@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
@@ -14,7 +14,7 @@ from typing import Any
 from oneflow_accel import distributed
 from oneflow_accel.backends.base import Backend
 
-import oneflow as flow
+import numpy as np
 from oneflow import nn
 
 from flow_train.checkpoint import snapshot
@@ -24,14 +24,11 @@ from flow_train.metrics.console import EpochLines, Progress, evaluation_lines
 from flow_train.metrics.figures import Meter
 from flow_train.metrics.log import RunLog
 from flow_train.options import Calendar, Position, TrainerOptions
-from flow_train.rng import step_seed
 from flow_train.steps.eager import TrainStep
 from flow_train.stopping import StopRequest
-from flow_train.validation import Accuracy, validate
+from flow_train.task import Batch, Evaluation, Task
 
 logger = logging.getLogger("oneflow_accel")
-
-Criterion = Callable[[flow.Tensor, flow.Tensor], flow.Tensor]
 
 
 @dataclass(frozen=True)
@@ -39,33 +36,28 @@ class Identity:
     """What a checkpoint says about the run that wrote it.
 
     `config` is the whole configuration, plain. `phase` names what the model's layers are, where a
-    run may change them. `classes` are in the order of their indices; none where they have no names.
+    run may change them.
     """
 
     model: str
-    num_classes: int
     seed: int
     config: dict[str, Any]
     phase: Callable[[nn.Module], str | None] = lambda model: None
-    classes: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class Data:
-    """What a run trains and validates on: an `ImageLoader` each, or what has its methods.
-    `image_shape` is (channels, height, width); `val_loss` is the sum of the losses of a validation
-    batch, None for plain cross-entropy."""
+    """What a run trains and validates on: an `ImageLoader` each, or what has its methods."""
 
     train: Any
     val: Any
-    image_shape: tuple[int, int, int]
-    val_loss: Criterion | None = None
 
 
 class Trainer:
     """Trains a model and keeps its run on disk.
 
     Args:
+        task: what it is trained for.
         make_step: how to train a model from a position on.
         hooks: by their key, in the order of their hooks.
         checkpoints: where checkpoints go; None for a trial run, which writes none.
@@ -76,12 +68,13 @@ class Trainer:
         model: the model being trained; another one after layers have become dense.
         is_log_step: whether the step being run gets a log line.
         should_stop: set by a hook to end the run after the epoch.
-        metrics: the last of each, as "train/loss", "val/acc"; accuracy in percent.
+        metrics: the last of each, as "train/loss", "val/acc".
     """
 
     def __init__(
         self,
         model: nn.Module,
+        task: Task,
         make_step: Callable[[nn.Module, Position], TrainStep],
         data: Data,
         backend: Backend,
@@ -95,6 +88,7 @@ class Trainer:
         resumed: Checkpoint | None = None,
         start: Position | None = None,
     ) -> None:
+        self.task = task
         self.data = data
         self.backend = backend
         self.options = options
@@ -137,13 +131,8 @@ class Trainer:
 
     @property
     def global_batch_size(self) -> int:
-        """Images per optimizer step, of all processes."""
+        """Samples per optimizer step, of all processes."""
         return int(self.data.train.global_batch_size) * self.options.accumulate
-
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """(channels, height, width)."""
-        return self.data.image_shape
 
     @property
     def last_step(self) -> int:
@@ -193,8 +182,9 @@ class Trainer:
         to_come = "".join(f"; {text}" for text in outlooks if text)
         return (
             f"{self.identity.model}{layers}, {way}: "
-            f"{self.global_batch_size} images per step = {batch} x {distributed.world_size()} "
-            f"processes x {options.accumulate} accumulated, {calendar.steps_per_epoch} steps per "
+            f"{self.global_batch_size} {self.task.samples} per step = {batch} x "
+            f"{distributed.world_size()} processes x {options.accumulate} accumulated, "
+            f"{calendar.steps_per_epoch} steps per "
             f"epoch, from epoch {position.epoch}, step {position.step} to step {self.last_step}"
             f"{to_come}"
         )
@@ -204,7 +194,9 @@ class Trainer:
         if self._train_epoch():
             self.position.epoch += 1
             self.position.batch = 0
-            if self.position.epoch % self.options.check_val_every == 0 or self._is_over():
+            by_steps, position = self.options.val_every_steps, self.position
+            is_due = by_steps is None and position.epoch % self.options.check_val_every == 0
+            if is_due or self._is_over() or self._validates_after(position.step):
                 self._validate()
             self._each(lambda hook: hook.on_epoch_end(self))
         else:
@@ -238,42 +230,59 @@ class Trainer:
             lines = EpochLines(progress, position, last_step, self.options.accumulate)
             self._lines = lines
             waiting_since = time.perf_counter()
-            window: list[Any] = []
-            for batch in islice(self.data.train, batches - position.batch):
-                window.append(batch)
-                ends_epoch = position.batch + len(window) == batches
-                if len(window) < self.options.accumulate and not ends_epoch:
-                    continue
+            for batch, count in self._global_batches(batches - position.batch):
                 waited = time.perf_counter() - waiting_since
-                ends = ends_epoch or position.step + 1 == last_step
-                self._run_step(window, waited, ends)
+                ends_epoch = position.batch + count == batches
+                self.is_log_step = (
+                    ends_epoch
+                    or position.step + 1 == last_step
+                    or (position.step + 1) % self.options.log_every == 0
+                    or self._validates_after(position.step + 1)
+                )
+                self._run_step(batch, waited)
+                position.batch += count
+                position.step += 1
+                self._each(lambda hook: hook.on_step_end(self))
                 if self.is_log_step:
                     self._write_line()
-                progress.update(len(window), **lines.shown)
+                progress.update(count, **lines.shown)
                 lines.break_silence()
-                window = []
-                if position.step == last_step or self._told_to_stop():
+                if self._validates_after(position.step) and not ends_epoch:
+                    self._validate()
+                    self._each(lambda hook: hook.on_pause(self))
+                    self.model.train()
+                if position.step == last_step or self.should_stop or self._told_to_stop():
                     break
                 waiting_since = time.perf_counter()
         self._lines = None
         return position.batch == batches
 
-    def _run_step(self, window: list[Any], waited: float, ends: bool) -> None:
-        position, options = self.position, self.options
-        self.is_log_step = ends or (position.step + 1) % options.log_every == 0
+    def _global_batches(self, batches: int) -> Iterator[tuple[Batch, int]]:
+        """This process's share of each step's batch, and of how many of the loader's it is made."""
+        given = map(self.task.arrays, islice(self.data.train, batches))
+        while window := list(islice(given, self.options.accumulate)):
+            if len(window) == 1:
+                yield window[0], 1
+            else:
+                names = window[0]
+                arrays = {name: np.concatenate([each[name] for each in window]) for name in names}
+                yield arrays, len(window)
+
+    def _validates_after(self, step: int) -> bool:
+        """Whether a validation is due after so many steps, wherever in an epoch that is."""
+        every = self.options.val_every_steps
+        return every is not None and step % every == 0
+
+    def _run_step(self, batch: Batch, waited: float) -> None:
+        position = self.position
         self._each(lambda hook: hook.on_step_start(self))
-        self._meter.look_at(window[0].images)
+        self._meter.look_at(batch)
         self.train_step.wants_norm = self.is_log_step
         self.last_lr = self.calendar.learning_rate(position.step, position)
         # This seeds dropout and drop path: a resumed run draws what it would have drawn.
-        seed = step_seed(self.identity.seed, position.step, distributed.rank())
-        self.backend.manual_seed(seed)
-        figures = self.train_step.step(window, self.last_lr)
-        position.batch += len(window)
-        position.step += 1
-        images = sum(len(batch.labels) for batch in window)
-        self._meter.add(position.step, figures, images, waited)
-        self._each(lambda hook: hook.on_step_end(self))
+        self.backend.manual_seed(self.train_step.seed(self.identity.seed, position.step))
+        figures = self.train_step.step(batch, self.last_lr)
+        self._meter.add(position.step + 1, figures, self.task.units(batch), waited)
 
     def _told_to_stop(self) -> bool:
         """With several processes all must stop at the same step, so they ask each other; on log
@@ -298,41 +307,37 @@ class Trainer:
         values = self._meter.read(self.last_lr, position.epoch + part)
         extra, self._extra = self._extra, {}
         self._log.log(position.step, {**values, **extra})
-        self.metrics |= {
-            "train/loss": self._meter.epoch.loss,
-            "train/acc": self._meter.epoch.acc1,
-            "train/acctop5": self._meter.epoch.acc5,
-        }
+        self.metrics |= self.task.named(self._meter.epoch.as_logged(), "train")
         if self._lines is not None:
             self._lines.figures(self._meter.now, self._meter.epoch, values)
 
     def _validate(self) -> None:
         if val_batches(self.options) == 0:
             return
-        accuracy = self.evaluate(self.data.val)
-        metrics = named(accuracy, "val")
+        found = self.evaluate(self.data.val)
+        metrics = self.task.named(found.as_logged(), "val")
         self.metrics |= metrics
-        self._log.log(self.position.step, accuracy.as_logged(), split="val")
+        self._log.log(self.position.step, found.as_logged(), split="val")
         if self._is_main:
-            print(f"Epoch: [{self.position.epoch - 1}] {accuracy}", flush=True)
+            epoch = self.position.epoch - (self.position.batch == 0)
+            print(f"Epoch: [{epoch}] {found}", flush=True)
         self._each(lambda hook: hook.on_validation_end(self, metrics))
 
-    def evaluate(self, loader: Any) -> Accuracy:
-        """Accuracy on a loader's images, with the weights that hooks want evaluated."""
+    def evaluate(self, loader: Any) -> Evaluation:
+        """What the model does on a loader's data, with the weights that hooks want evaluated."""
         self._each(lambda hook: hook.on_evaluation_start(self))
         model = self.train_step.evaluated_model()
         limit = val_batches(self.options)
         with ExitStack() as stack:
             for hook in self.hooks.values():
                 stack.enter_context(hook.evaluation_weights(self, model))
-            watch = stack.enter_context(evaluation_lines(loader, "validation", None, limit))
-            return validate(
+            lines = evaluation_lines(loader, "validation", None, limit, self.task.samples)
+            return self.task.evaluate(
                 model,
                 loader,
                 self.backend,
                 max_batches=limit,
-                criterion=self.data.val_loss,
-                watch=watch,
+                watch=stack.enter_context(lines),
                 collective=self.train_step.is_collective,
             )
 
@@ -352,6 +357,20 @@ class Trainer:
         found = [] if self._checkpoints is None else sorted(self._checkpoints.steps())
         return set(distributed.all_gather_json(found)[0])
 
+    def checkpoint(self) -> Checkpoint:
+        """The run as it stands. A collective call."""
+        identity = self.identity
+        state = {
+            **self.task.state(),
+            **dataclasses.asdict(self.position),
+            "phase": identity.phase(self.model),
+            "global_batch_size": self.global_batch_size,
+            "accumulate": self.options.accumulate,
+            "seed": identity.seed,
+            "config": identity.config,
+        }
+        return snapshot.take(self.train_step, self.hooks, state, name=identity.model)
+
     def save_checkpoint(self, *, best: bool = False, keep: Collection[int] = ()) -> None:
         """Write a checkpoint of now, after a look at the losses; all processes call it. The
         checkpoints of the steps in `keep` stay."""
@@ -359,7 +378,7 @@ class Trainer:
             return
         distributed.settle()
         self._write_line()
-        checkpoint = snapshot.take(self)
+        checkpoint = self.checkpoint()
         if checkpoint.layout is not None:
             self._checkpoints.save_shards(checkpoint, step=self.position.step, best=best, keep=keep)
         elif self._is_main:
@@ -374,12 +393,3 @@ def val_batches(options: TrainerOptions) -> int | None:
     if options.fast_dev_run:
         return options.fast_dev_run
     return 0 if options.limit_val == 0 else None
-
-
-def named(accuracy: Accuracy, split: str) -> dict[str, float]:
-    """Loss, and accuracy in percent, by the names that configurations use."""
-    return {
-        f"{split}/loss": accuracy.loss,
-        f"{split}/acc": accuracy.acc1,
-        f"{split}/acctop5": accuracy.acc5,
-    }

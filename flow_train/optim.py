@@ -22,7 +22,7 @@ import oneflow as flow
 from oneflow import nn
 
 
-class CrossEntropy(nn.Module):
+class CrossEntropy:
     """Cross-entropy of scores against class indices or class probabilities.
 
     With smoothing s over C classes the target t becomes (1 - s) t + s / C (Szegedy et al. 2016,
@@ -32,11 +32,10 @@ class CrossEntropy(nn.Module):
     """
 
     def __init__(self, label_smoothing: float = 0.0, reduction: str = "mean") -> None:
-        super().__init__()
         self.label_smoothing = label_smoothing
-        self._loss = nn.CrossEntropyLoss(label_smoothing=label_smoothing, reduction=reduction)
+        self._reduction = reduction
 
-    def forward(self, scores: flow.Tensor, targets: flow.Tensor) -> flow.Tensor:
+    def __call__(self, scores: flow.Tensor, targets: flow.Tensor) -> flow.Tensor:
         """The loss of float scores (N, C), half precision computed in float32, against targets (N,)
         int64, or (N, C) float that sum to 1: float32 (float64 for such scores), a scalar, or (N,)
         where nothing is reduced. ValueError if the shapes do not go together."""
@@ -50,16 +49,18 @@ class CrossEntropy(nn.Module):
             targets = targets.to(scores.dtype)
         if self.label_smoothing and not device_supports(scores, "causal_mask"):
             return self._smoothed(scores, targets)
-        return self._loss(scores, targets)
+        return nn.functional.cross_entropy(
+            scores, targets, reduction=self._reduction, label_smoothing=self.label_smoothing
+        )
 
     def _smoothed(self, scores: flow.Tensor, targets: flow.Tensor) -> flow.Tensor:
         """The same by operators that every device has: OneFlow's masks ignored labels."""
         uniform = -nn.functional.log_softmax(scores, dim=1).mean(dim=1)
         losses = nn.functional.cross_entropy(scores, targets, reduction="none")
         losses = losses * (1 - self.label_smoothing) + uniform * self.label_smoothing
-        if self._loss.reduction == "none":
+        if self._reduction == "none":
             return losses
-        return losses.sum() if self._loss.reduction == "sum" else losses.mean()
+        return losses.sum() if self._reduction == "sum" else losses.mean()
 
 
 def build_loss(config: Mapping[str, Any] | None, reduction: str = "mean") -> CrossEntropy:

@@ -39,6 +39,7 @@ class TrainerOptions:
         limit_train: optimizer steps per epoch: a number, a share of them (float), or None for all.
         limit_val: images of validation and test: a number of steps' images, a share, or None.
         check_val_every: epochs between two validations.
+        val_every_steps: optimizer steps between two, in place of epochs.
         fast_dev_run: batches of a trial run, 0 for a real one.
         fsdp: how the model is cut over the processes, one of `steps.sharding.MODES`; None: whole.
         per_step: the schedule's time is optimizer steps, and else epochs.
@@ -58,6 +59,7 @@ class TrainerOptions:
     limit_train: int | float | None = None
     limit_val: int | float | None = None
     check_val_every: int = 1
+    val_every_steps: int | None = None
     fast_dev_run: int = 0
     fsdp: str | None = None
     per_step: bool = False

@@ -47,7 +47,7 @@ from flow_train.data.augment import build_train_transform
 from flow_train.data.images import ImageFolder, ImageLoader, SyntheticImages, contents
 from flow_train.data.mixup import MixBatch, build_mixup
 from flow_train.data.transforms import IMAGENET, EvalTransform, Transform
-from flow_train.hooks import Hook, ModelCheckpoint, MovingAverage
+from flow_train.hooks import Hook, ModelCheckpoint, MovingAverage, Run
 from flow_train.loop import Data, Identity, Trainer
 from flow_train.metrics.console import evaluation_lines
 from flow_train.metrics.curves import draw_curves
@@ -58,7 +58,7 @@ from flow_train.options import Calendar, Position, TrainerOptions
 from flow_train.rng import seed_all, settled_seed
 from flow_train.steps.graph import step_maker
 from flow_train.steps.sharding import sharding_options
-from flow_train.validation import validate
+from flow_train.task import ImageTask
 from resnet50_imagenet import launching
 from resnet50_imagenet.inference import Predictions, graph_forward, inference_model, measure_forward
 from resnet50_imagenet.models import (
@@ -145,7 +145,7 @@ def _run(options: argparse.Namespace, backend: Backend) -> int:
         predictions = Predictions(options.predictions, val) if options.predictions else None
         keep = predictions.add if predictions is not None else None
         with evaluation_lines(val_loader, "val", EVALUATED_BATCHES_PER_LINE) as watch:
-            accuracy = validate(forward, val_loader, backend, watch=watch, keep=keep)
+            accuracy = ImageTask(keep=keep).evaluate(forward, val_loader, backend, watch=watch)
         if distributed.is_main():
             print(accuracy)
         accuracy.check()
@@ -232,21 +232,20 @@ def _train(
         config=config,
         enabled=distributed.is_main() and profile is None,
     )
+    task = ImageTask(CrossEntropy(options.smoothing), num_classes=num_classes, classes=names)
+    optimizer = partial(_optimizer, options)
     try:
         trainer = Trainer(
             model,
+            task,
             step_maker(
-                backend,
-                settings,
-                calendar,
-                partial(_optimizer, options),
-                partial(CrossEntropy, options.smoothing),
+                backend, settings, calendar, optimizer, task, batch_size=train_loader.batch_size
             ),
-            Data(train_loader, val_loader, (3, options.image_size, options.image_size)),
+            Data(train_loader, val_loader),
             backend,
             settings,
             calendar,
-            identity=Identity(options.arch, num_classes, options.seed, config, classes=names),
+            identity=Identity(options.arch, options.seed, config),
             hooks=hooks,
             log=log,
             checkpoints=checkpoints,
@@ -272,7 +271,7 @@ def _train(
 class FreezeBatchNorm(Hook):
     """--freeze-bn: batch normalization keeps its running statistics, and uses them."""
 
-    def on_step_start(self, trainer: Trainer) -> None:
+    def on_step_start(self, trainer: Run) -> None:
         for module in trainer.model.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
                 module.eval()

@@ -55,6 +55,7 @@ from flow_train.options import Calendar, Position, TrainerOptions
 from flow_train.rng import seed_all, settled_seed
 from flow_train.steps.eager import EagerStep, TrainStep
 from flow_train.steps.sharding import Options, ShardedStep, Sharding, fully_shard, shard_unit
+from flow_train.task import ImageTask, Task
 from vit_10b.model import BLOCK_EPS, LAST_EPS, Shape, ViT
 from vit_10b.options import parse_options, shape_of
 from vit_10b.plan import GIB, Plan, largest_models, report, require_memory
@@ -182,15 +183,17 @@ def _train(options: argparse.Namespace, backend: Backend) -> None:
         every_n_train_steps=options.ckpt_step_interval,
     )
     hooks: dict[str, Hook] = {"profile": profile} if profile else {"model_checkpoint": keeper}
+    task = ImageTask(CrossEntropy(), num_classes=shape.num_classes, classes=names)
     try:
         trainer = Trainer(
             model,
-            partial(_make_step, options, backend, sharding, settings.clip),
-            Data(train_loader, val_loader, (3, shape.image_size, shape.image_size)),
+            task,
+            partial(_make_step, options, backend, sharding, settings.clip, task),
+            Data(train_loader, val_loader),
             backend,
             settings,
             calendar,
-            identity=Identity(shape.name, shape.num_classes, seed, config, classes=names),
+            identity=Identity(shape.name, seed, config),
             hooks=hooks,
             log=log,
             checkpoints=checkpoints,
@@ -273,6 +276,7 @@ def _make_step(
     backend: Backend,
     sharding: Sharding | None,
     clip: float | None,
+    task: Task,
     model: nn.Module,
     position: Position,
 ) -> TrainStep:
@@ -288,8 +292,8 @@ def _make_step(
 
     settings = {"clip": clip, "precision": options.precision}
     if sharding is None:
-        return EagerStep(model, backend, optimizer(model), CrossEntropy(), **settings)
-    return ShardedStep(model, backend, optimizer, CrossEntropy(), sharding=sharding, **settings)
+        return EagerStep(model, backend, optimizer(model), task, **settings)
+    return ShardedStep(model, backend, optimizer, task, sharding=sharding, **settings)
 
 
 def _schedule(options: argparse.Namespace, steps_per_epoch: int) -> CosineSchedule:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import oneflow_accel
 from oneflow_accel import inference, layouts
 
@@ -17,6 +15,7 @@ from benchmarks.serve import Maker, Step
 from flow_train.optim import CrossEntropy
 from flow_train.options import Calendar, Position, TrainerOptions
 from flow_train.steps.graph import step_maker
+from flow_train.task import ImageTask
 from monarch_flow import models as monarch_models
 from monarch_flow.layers import MonarchLinear
 from resnet50_imagenet.inference import forward_graph
@@ -76,10 +75,10 @@ def _resnet50_train(batch: int, *, graph: bool) -> Step:
     def optimizer(model: nn.Module) -> flow.optim.Optimizer:
         return flow.optim.SGD(model.parameters(), lr=0.001, momentum=0.9, weight_decay=1e-4)
 
-    make = step_maker(oneflow_accel.current_backend(), options, calendar, optimizer, CrossEntropy)
+    backend, task = oneflow_accel.current_backend(), ImageTask(CrossEntropy())
+    make = step_maker(backend, options, calendar, optimizer, task, batch_size=batch)
     step = make(model.train(), Position())
-    batches = [SimpleNamespace(images=images, labels=labels)]
-    return lambda: step.step(batches, 0.001)
+    return lambda: step.step({"images": images, "labels": labels}, 0.001)
 
 
 def resnet50_train(batch: int) -> Step:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from oneflow_accel import distributed, layouts
 
@@ -17,15 +17,14 @@ from flow_train.options import Calendar, Position
 from flow_train.rng import get_rng_state, set_rng_state
 from flow_train.steps.eager import TrainStep, broadcast_buffers
 
-if TYPE_CHECKING:
-    from flow_train.loop import Trainer
-
 logger = logging.getLogger("oneflow_accel")
 
 
-def take(trainer: Trainer) -> Checkpoint:
-    """The run as it stands. A collective call."""
-    step, position, identity = trainer.train_step, trainer.position, trainer.identity
+def take(
+    step: TrainStep, hooks: Mapping[str, Hook], state: Mapping[str, Any], *, name: str
+) -> Checkpoint:
+    """The run of a model of that name as it stands; `state` is what the loop knows of it. A
+    collective call."""
     if step.layout is not None:
         # Each process writes what is not cut, and goes on with process 0's.
         broadcast_buffers(step.model)
@@ -37,33 +36,24 @@ def take(trainer: Trainer) -> Checkpoint:
         tensors = layouts.standard_state_dict(step.model)
         model = {name: value.numpy() for name, value in tensors.items()}
         arrays = step.optimizer_arrays()
-    for hook in trainer.hooks.values():
+    for hook in hooks.values():
         arrays |= hook.arrays()
     if step.layout is None:
         arrays = by_parameter(layouts.standard_array, arrays, step.model)
     state = {
-        "num_classes": identity.num_classes,
-        "classes": list(identity.classes),
-        "epoch": position.epoch,
-        "batch": position.batch,
-        "step": position.step,
-        "phase": identity.phase(step.model),
-        "global_batch_size": trainer.global_batch_size,
-        "accumulate": trainer.options.accumulate,
-        "seed": identity.seed,
+        **state,
         "rng": distributed.all_gather_json(get_rng_state()),
         "train_step": step.state(),
-        "callbacks": {key: value.state() for key, value in trainer.hooks.items()},
-        "config": identity.config,
+        "callbacks": {key: value.state() for key, value in hooks.items()},
     }
-    return Checkpoint(model, arrays, state, name=identity.model, layout=step.layout)
+    return Checkpoint(model, arrays, state, name=name, layout=step.layout)
 
 
 def position_of(
     checkpoint: Checkpoint, calendar: Calendar, global_batch_size: int, accumulate: int
 ) -> Position:
-    """Where a run goes on. With another number of images per step (of all processes) than before it
-    is the nearest batch of the same epoch."""
+    """Where a run goes on. With another number of samples per step, of all processes, than before
+    it is the nearest batch of the same epoch."""
     state = checkpoint.state
     position = Position(state["epoch"], state["batch"], state["step"])
     # A step may be made of other batches now, such as of smaller ones on more processes.
@@ -72,7 +62,7 @@ def position_of(
     if steps and before != global_batch_size:
         steps = steps * before // global_batch_size
         logger.warning(
-            "a step is %d images now and was %d: the epoch goes on at the nearest batch",
+            "a step is %d samples now and was %d: the epoch goes on at the nearest batch",
             global_batch_size,
             before,
         )

@@ -18,7 +18,7 @@ from rich.progress import Progress as RichProgress
 
 from flow_train.metrics.figures import Figures, log_line
 from flow_train.options import Position
-from flow_train.validation import Tally
+from flow_train.task import Tally
 
 # The rate is the mean over this many updates: steady to read, soon free of the slow first ones.
 _WINDOW = 50
@@ -135,7 +135,8 @@ class EpochLines:
         those of `values` that have a place."""
         more = [f"{label} {values[key]:{form}}" for label, key, form in _MORE if key in values]
         self._print("\t".join([log_line(now, epoch), *more]), epoch.step_seconds)
-        self.shown = {"img/s": f"{now.images_per_second:.1f}", "loss": f"{now.loss:.3f}"}
+        rate, loss = f"{now.units_per_second:.1f}", f"{values['loss']:.3f}"
+        self.shown = {f"{now.task.unit}/s": rate, "loss": loss}
 
     def break_silence(self) -> None:
         """Where log lines are far apart, say how far the run is. There are no figures, as those
@@ -154,10 +155,14 @@ class EpochLines:
 
 @contextmanager
 def evaluation_lines(
-    loader: Any, split: str, log_every: int | None, max_batches: int | None = None
+    loader: Any,
+    split: str,
+    log_every: int | None,
+    max_batches: int | None = None,
+    samples: str = "images",
 ) -> Iterator[Callable[[Tally], None]]:
-    """What process 0 says while it evaluates: a bar on a terminal, and log lines with the accuracy
-    of its share so far, the images per second of all processes and the remaining time. Lines begin
+    """What process 0 says while it evaluates: a bar on a terminal, and log lines with the figures
+    of its share so far, the samples per second of all processes and the remaining time. Lines begin
     with `split` and are `log_every` batches apart, with one at the end, or `LONGEST_SILENCE_S`.
     Gives `validate`'s `watch`."""
     batches = len(loader) if max_batches is None else min(max_batches, len(loader))
@@ -174,12 +179,10 @@ def evaluation_lines(
             if not distributed.is_main() or not (is_due or now - said_at > LONGEST_SILENCE_S):
                 return
             said_at = now
-            accuracy = tally.accuracy()
             rate = progress.rate() * loader.global_batch_size
             progress.print(
-                f"{split}: [{tally.batches:{width}d}/{batches}]\tLoss {accuracy.loss:.4f}\t"
-                f"Acc@1 {accuracy.acc1:.3f}\tAcc@5 {accuracy.acc5:.3f}\t{rate:.1f} images/s\t"
-                f"ETA {format_eta(progress.eta_seconds())}"
+                f"{split}: [{tally.batches:{width}d}/{batches}]\t{tally.line()}\t"
+                f"{rate:.1f} {samples}/s\tETA {format_eta(progress.eta_seconds())}"
             )
 
         yield watch

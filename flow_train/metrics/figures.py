@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from oneflow_accel import distributed
 from oneflow_accel.backends.base import Backend
 from oneflow_accel.precision import PRECISIONS
 
-import numpy as np
 import oneflow as flow
 
 from flow_train.metrics.log import StepWindow
 from flow_train.metrics.peak import Utilization, utilization
+from flow_train.task import Batch, Task
 
 if TYPE_CHECKING:
     from flow_train.steps.eager import StepFigures, TrainStep
@@ -31,67 +32,62 @@ class Figures:
     """Sums over some training steps, of all processes together.
 
     Attributes:
+        units: images, or what else the task counts.
         seconds: wall time.
-        data_seconds: the part of it spent waiting for images.
-        loss_sum: sum over the steps of the mean loss of a batch.
-        correct1: images whose label has the highest score.
-        correct5: images whose label is among the five highest.
+        data_seconds: the part of it spent waiting for data.
+        sums: total and count of the loss, whose count is the steps', and of the task's figures.
     """
 
-    steps: int = 0
-    images: int = 0
+    task: Task
+    units: int = 0
     seconds: float = 0.0
     data_seconds: float = 0.0
-    loss_sum: float = 0.0
-    correct1: float = 0.0
-    correct5: float = 0.0
+    sums: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def __add__(self, other: Figures) -> Figures:
+        sums = {}
+        for name, (total, count) in other.sums.items():
+            before = self.sums.get(name, (0.0, 0.0))
+            sums[name] = (before[0] + total, before[1] + count)
         return Figures(
-            *(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__)
+            self.task,
+            self.units + other.units,
+            self.seconds + other.seconds,
+            self.data_seconds + other.data_seconds,
+            sums,
         )
 
     @property
     def step_seconds(self) -> float:
-        return self.seconds / self.steps
+        return self.seconds / self.sums["loss"][1]
 
     @property
     def step_data_seconds(self) -> float:
-        return self.data_seconds / self.steps
+        return self.data_seconds / self.sums["loss"][1]
 
     @property
-    def loss(self) -> float:
-        return self.loss_sum / self.steps
+    def units_per_second(self) -> float:
+        return self.units / self.seconds
 
-    @property
-    def acc1(self) -> float:
-        """Percent."""
-        return 100 * self.correct1 / self.images
-
-    @property
-    def acc5(self) -> float:
-        """Percent."""
-        return 100 * self.correct5 / self.images
-
-    @property
-    def images_per_second(self) -> float:
-        return self.images / self.seconds
+    def as_logged(self) -> dict[str, float]:
+        """The loss and the task's figures, by their names in metrics.jsonl."""
+        return {name: self.task.figure(name).value(*pair) for name, pair in self.sums.items()}
 
 
 def log_line(now: Figures, mean: Figures) -> str:
     """The last steps' figures, and in brackets the epoch's so far."""
-    pairs = (
-        ("Time", "step_seconds", "6.3f"),
-        ("Data", "step_data_seconds", "6.3f"),
-        ("Loss", "loss", ".4e"),
-        ("Acc@1", "acc1", "6.2f"),
-        ("Acc@5", "acc5", "6.2f"),
-        ("Throughput", "images_per_second", "6.2f"),
-    )
-    return "\t".join(
-        f"{label} {getattr(now, name):{form}} ({getattr(mean, name):{form}})"
-        for label, name, form in pairs
-    )
+
+    def columns(each: Figures) -> list[tuple[str, str]]:
+        shown = ((each.task.figure(name), value) for name, value in each.as_logged().items())
+        return [
+            ("Time", f"{each.step_seconds:6.3f}"),
+            ("Data", f"{each.step_data_seconds:6.3f}"),
+            *((figure.label, f"{value:{figure.form}}") for figure, value in shown),
+            ("Throughput", f"{each.units_per_second:6.2f}"),
+        ]
+
+    pairs = zip(columns(now), columns(mean), strict=True)
+    return "\t".join(f"{label} {last} ({whole})" for (label, last), (_, whole) in pairs)
 
 
 class Meter:
@@ -108,11 +104,12 @@ class Meter:
         # Known from the first batch on; None where nothing is known of the model's work.
         self._utilization: Utilization | None = None
         self._is_new = True
-        self.now = self.epoch = Figures()
+        self.now = self.epoch = Figures(step.task)
         self._begin()
 
     def _begin(self) -> None:
-        self._images = 0
+        self._units = 0
+        self._counts: dict[str, float] = {}
         self._data_seconds = 0.0
         self._grad_norm: flow.Tensor | None = None
         self._since = time.perf_counter()
@@ -122,23 +119,23 @@ class Meter:
 
     def begin_epoch(self) -> None:
         """Begin with the epoch's figures, and leave out what was done before it."""
-        self.epoch = Figures()
+        self.epoch = Figures(self._step.task)
         self.restart_clock()
 
     def restart_clock(self) -> None:
         """Leave out of the next figures the time since the last `read`, such as a checkpoint's."""
         self._since = time.perf_counter()
 
-    def look_at(self, images: np.ndarray) -> None:
-        """Before the first step, find the model's work and the device's peak from the shape of its
-        images. The time this takes is not the step's."""
+    def look_at(self, batch: Batch) -> None:
+        """Before the first step, find the model's work and the device's peak from the shapes of its
+        batch. The time this takes is not the step's."""
         counts = distributed.is_main() or self._step.is_collective
         if not self._is_new or not counts:
             return
         self._is_new, began = False, time.perf_counter()
+        task, model = self._step.task, self._step.local_model
         self._utilization = utilization(
-            self._step.local_model,
-            flow.zeros(1, *images.shape[1:], device=self._backend.device()),
+            lambda: task.macs_per_unit(model, batch, self._backend),
             self._backend,
             dtype=self._dtype,
         )
@@ -146,13 +143,19 @@ class Meter:
             logger.info("%s", self._utilization)
         self._since += time.perf_counter() - began
 
-    def add(self, step: int, figures: StepFigures, images: int, data_seconds: float) -> None:
-        """Note down one step, `step` being the number of steps done, this one included; `images`
-        are those of this process, and `data_seconds` is how long the step waited for them."""
-        loss, correct1, correct5, norm = figures
-        self._window.add(step, loss=loss, correct1=correct1, correct5=correct5)
-        self._grad_norm = norm
-        self._images += images
+    def add(self, step: int, figures: StepFigures, units: int, data_seconds: float) -> None:
+        """Note down one step, `step` being the number of steps done, this one included; `units` are
+        those of this process, and `data_seconds` is how long the step waited for them."""
+        values = {"loss": figures.loss}
+        for name, each in figures.sums.items():
+            values[name] = each.total
+            if isinstance(each.count, flow.Tensor):
+                values[f"number of {name}"] = each.count
+            else:
+                self._counts[name] = self._counts.get(name, 0) + each.count
+        self._window.add(step, **values)
+        self._grad_norm = figures.grad_norm
+        self._units += units
         self._data_seconds += data_seconds
 
     def read(self, lr: float, epoch: float) -> dict[str, float]:
@@ -162,30 +165,31 @@ class Meter:
         finite."""
         processes = distributed.world_size()
         values = self._window.fetch(reduce=self._reduce)
-        # Reducing takes means over the processes; correct answers are counted, not averaged.
-        counted_on = processes if self._reduce else 1
-        norm = self._grad_norm
+        # Reducing takes means over the processes; sums are of all of them.
+        summed_on = processes if self._reduce else 1
+        sums = {"loss": (sum(values["loss"]), float(len(values["loss"])))}
+        for name in self._step.task.figures:
+            counts = values.get(f"number of {name}")
+            count = self._counts[name] if counts is None else sum(counts)
+            sums[name] = (sum(values[name]) * summed_on, count * summed_on)
+        norm, task = self._grad_norm, self._step.task
         self.now = now = Figures(
-            len(values["loss"]),
-            self._images * processes,
+            task,
+            self._units * processes,
             time.perf_counter() - self._since,
             self._data_seconds,
-            sum(values["loss"]),
-            sum(values["correct1"]) * counted_on,
-            sum(values["correct5"]) * counted_on,
+            sums,
         )
         self.epoch += now
         self._begin()
         memory = self._backend.max_memory_allocated()
         work = self._utilization
-        mfu = None if work is None else work.percent(now.images_per_second)
+        mfu = None if work is None else work.percent(now.units_per_second)
         known: dict[str, float | None] = {
-            "loss": now.loss,
-            "acc1": now.acc1,
-            "acc5": now.acc5,
+            **now.as_logged(),
             "lr": lr,
             "grad_norm": None if norm is None else float(norm.numpy()),
-            "images_per_second": now.images_per_second,
+            f"{task.unit}_per_second": now.units_per_second,
             "step_seconds": now.step_seconds,
             "data_seconds": now.step_data_seconds,
             "mfu": mfu,

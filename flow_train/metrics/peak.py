@@ -19,9 +19,6 @@ from oneflow_accel.kernels import plugin
 
 import numpy as np
 import oneflow as flow
-from oneflow import nn
-
-from flow_train.metrics.macs import macs_of_call
 
 logger = logging.getLogger("oneflow_accel")
 
@@ -75,13 +72,12 @@ def devices_of(backend: Backend) -> int:
 
 
 def utilization(
-    model: nn.Module, sample: flow.Tensor, backend: Backend, *, dtype: str
+    count_macs: Callable[[], float], backend: Backend, *, dtype: str
 ) -> Utilization | None:
-    """For a model in training; None where nothing is known of its work. The model is local, runs
-    once in eval mode, and is left as it was; `sample` is a batch of one, in the model's layout, and
-    `dtype`, such as "float32", is what the device computes in."""
+    """For a model in training, with the multiply-accumulates of its forward pass for one sample;
+    None where these are not known. `dtype`, such as "float32", is what the device computes in."""
     try:
-        macs = sum(module.macs for module in macs_of_call(model, sample))
+        macs = count_macs()
     # A model that cannot be counted still trains, only without an MFU.
     except Exception as error:
         logger.debug("no MFU: %s", error)

@@ -27,7 +27,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from oneflow_accel import distributed
 from oneflow_accel.backends.base import Backend
@@ -37,10 +37,7 @@ import oneflow as flow
 from oneflow import nn
 
 from flow_train.files import replace_file
-from flow_train.hooks import Hook
-
-if TYPE_CHECKING:
-    from flow_train.loop import Trainer
+from flow_train.hooks import Hook, Run
 
 logger = logging.getLogger("oneflow_accel")
 
@@ -271,7 +268,7 @@ class ProfileSteps(Hook):
         """How many steps a run must have for a profile of `steps` to be whole."""
         return WARM_UP_STEPS + 2 * steps
 
-    def on_step_start(self, trainer: Trainer) -> None:
+    def on_step_start(self, trainer: Run) -> None:
         # On every process: a module that is cut over them meets the others in what is timed.
         if self._done in (0, self.steps):
             step = trainer.train_step
@@ -279,7 +276,7 @@ class ProfileSteps(Hook):
             self._profiler = Profiler(step.model, trainer.backend, step.optimizer, modules=told)
             self._profiler.__enter__()
 
-    def on_step_end(self, trainer: Trainer) -> None:
+    def on_step_end(self, trainer: Run) -> None:
         self._done += 1
         if self._profiler is None or self._done not in (self.steps, 2 * self.steps):
             return

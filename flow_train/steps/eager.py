@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from oneflow_accel import distributed, layouts, settings
 from oneflow_accel import precision as precisions
@@ -28,33 +28,21 @@ from flow_train.checkpoint.optimizer_state import (
     state_keys,
 )
 from flow_train.checkpoint.shards import Layout
-from flow_train.optim import hard_labels
-from flow_train.validation import class_scores, count_correct
-
-Loss = Callable[[flow.Tensor, flow.Tensor], flow.Tensor]
-
-
-class LabeledImages(Protocol):
-    """What a step takes: images float32 (N, C, H, W); labels int64 (N,) or float32 (N, classes)."""
-
-    images: np.ndarray
-    labels: np.ndarray
+from flow_train.rng import step_seed
+from flow_train.task import Batch, Sum, Task, to
 
 
 class StepFigures(NamedTuple):
     """What a step tells, as scalars on the device.
 
     Attributes:
-        loss: mean over the step's images.
-        correct1: images whose label has the highest score; a soft label counts as its most probable
-            class.
-        correct5: images whose label is among the five highest.
+        loss: mean over the step's samples.
+        sums: of the task's figures.
         grad_norm: of all gradients together, before they are clipped; None where it is not known.
     """
 
     loss: flow.Tensor
-    correct1: flow.Tensor
-    correct5: flow.Tensor
+    sums: dict[str, Sum]
     grad_norm: flow.Tensor | None = None
 
 
@@ -69,10 +57,12 @@ class NamedGradient(NamedTuple):
 class TrainStep(ABC):
     """Runs training steps on a model that is on the backend's device.
 
-    `optimizer` is over the model's parameters, `loss` the mean over a batch, of scores and labels;
-    `clip` is the largest norm of all gradients together, None for no clipping, and `precision` one
-    of `oneflow_accel.precision.PRECISIONS`. A step sets the optimizer's learning rate, one for all
-    groups: ValueError where they differ. UserError says what the device cannot do.
+    `optimizer` is over the model's parameters; `task` gives the loss. `clip` is the largest norm of
+    all gradients together, None for no clipping, and `precision` one of
+    `oneflow_accel.precision.PRECISIONS`. A batch of more than `part_size` samples goes through the
+    model in parts of so many, whose gradients are accumulated; None: as it is. A step sets the
+    optimizer's learning rate, one for all groups: ValueError where they differ. UserError says what
+    the device cannot do.
     """
 
     # True where `step` returns figures of the whole batch on every process.
@@ -85,10 +75,11 @@ class TrainStep(ABC):
         model: nn.Module,
         backend: Backend,
         optimizer: flow.optim.Optimizer,
-        loss: Loss,
+        task: Task,
         *,
         clip: float | None = None,
         precision: str = "float32",
+        part_size: int | None = None,
     ) -> None:
         if len({group["lr"] for group in optimizer.param_groups}) > 1:
             raise ValueError("parameter groups have learning rates of their own; a step sets one")
@@ -97,7 +88,8 @@ class TrainStep(ABC):
         # What a checkpoint could not hold is refused before anything is trained.
         state_keys(optimizer)
         self.optimizer = optimizer
-        self.loss = loss
+        self.task = task
+        self.part_size = part_size
         self.clip = clip
         self.precision = precision
         # Called before the parameters are updated; `gradients` answers meanwhile.
@@ -113,9 +105,23 @@ class TrainStep(ABC):
             require_feature(backend, "gradient_clipping", "gradient clipping", "leave it out")
 
     @abstractmethod
-    def step(self, batches: Sequence[LabeledImages], lr: float) -> StepFigures:
-        """One update of the parameters by the mean gradient over all images of `batches`, this
-        process's share; several where gradients are accumulated."""
+    def step(self, batch: Batch, lr: float) -> StepFigures:
+        """One update of the parameters by the mean gradient over a global batch, of which `batch`
+        is this process's share."""
+
+    def parts(self, batch: Batch) -> list[Batch]:
+        """What goes through the model at once, in its order."""
+        size = self.task.size(batch)
+        length = self.part_size or size
+        return [
+            {name: array[start : start + length] for name, array in batch.items()}
+            for start in range(0, size, length)
+        ]
+
+    def seed(self, seed: int, step: int) -> int:
+        """What the step's dropout masks are drawn with, so that a resumed run draws the same: of
+        the run's seed, the number of steps done, and this process."""
+        return step_seed(seed, step, distributed.rank())
 
     @abstractmethod
     def gradients(self) -> Iterator[NamedGradient]:
@@ -169,13 +175,13 @@ class EagerStep(TrainStep):
         model: nn.Module,
         backend: Backend,
         optimizer: flow.optim.Optimizer,
-        loss: Loss,
+        task: Task,
         *,
         reduce_dtype: str = "float32",
         forward: nn.Module | None = None,
         **settings: Any,
     ) -> None:
-        super().__init__(model, backend, optimizer, loss, **settings)
+        super().__init__(model, backend, optimizer, task, **settings)
         if reduce_dtype != "float32":
             _require_sums(backend, reduce_dtype)
         self._forward = data_parallel(model, reduce_dtype) if forward is None else forward
@@ -184,28 +190,24 @@ class EagerStep(TrainStep):
         if self.precision == "float16":
             self._scaler = LossScaler()
 
-    def step(self, batches: Sequence[LabeledImages], lr: float) -> StepFigures:
+    def step(self, batch: Batch, lr: float) -> StepFigures:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        total = sum(len(batch.labels) for batch in batches)
-        sums: list[flow.Tensor] = []
-        for batch in batches:
-            figures = self._backward(batch, len(batch.labels) / total)
-            sums = [a + b for a, b in zip(sums, figures, strict=True)] if sums else figures
-        loss, correct1, correct5 = sums
-        return StepFigures(loss, correct1, correct5, self._update())
+        units = self.task.units(batch)
+        figures: StepFigures | None = None
+        for part in self.parts(batch):
+            found = self._backward(part, self.task.units(part) / units)
+            figures = found if figures is None else _added(figures, found)
+        assert figures is not None
+        return figures._replace(grad_norm=self._update())
 
-    def _backward(self, batch: LabeledImages, share: float) -> list[flow.Tensor]:
-        device = self.backend.device()
-        targets = flow.tensor(batch.labels, device=device)
+    def _backward(self, part: Batch, share: float) -> StepFigures:
         with precisions.autocast(self.backend, self.precision):
-            scores = class_scores(self._forward(flow.tensor(batch.images, device=device))).float()
-            loss = self.loss(scores, targets)
+            loss, sums = self.task.loss(self._forward, to(self.backend.device(), part))
         if share != 1:
             loss = loss * share
         (loss if self._scaler is None else loss * self._scaler.scale).backward()
-        with flow.no_grad():
-            return [loss.detach(), *count_correct(scores, hard_labels(targets))]
+        return StepFigures(loss.detach(), sums)
 
     def _update(self) -> flow.Tensor | None:
         """Update the parameters; returns the norm of the gradients."""
@@ -240,6 +242,14 @@ class EagerStep(TrainStep):
 
     def load_optimizer(self, arrays: Mapping[str, np.ndarray], step: int) -> None:
         load_eager_state(self.model, self.optimizer, arrays, step)
+
+
+def _added(one: StepFigures, other: StepFigures) -> StepFigures:
+    sums = {
+        name: Sum(each.total + other.sums[name].total, each.count + other.sums[name].count)
+        for name, each in one.sums.items()
+    }
+    return StepFigures(one.loss + other.loss, sums)
 
 
 def _norm(parameters: Sequence[flow.Tensor]) -> flow.Tensor | None:

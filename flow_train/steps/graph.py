@@ -33,12 +33,9 @@ from flow_train.checkpoint.optimizer_state import (
     parameter_names,
     state_keys,
 )
-from flow_train.optim import hard_labels
 from flow_train.options import Calendar, Position, TrainerOptions
 from flow_train.steps.eager import (
     EagerStep,
-    LabeledImages,
-    Loss,
     NamedGradient,
     StepFigures,
     TrainStep,
@@ -47,7 +44,7 @@ from flow_train.steps.eager import (
 )
 from flow_train.steps.random_factors import DRAWS_FACTORS, Site, given_factors, recorded_sites
 from flow_train.steps.sharding import ShardedStep, sharding_options
-from flow_train.validation import class_scores, count_correct
+from flow_train.task import Batch, Sum, Task, to
 
 logger = logging.getLogger("oneflow_accel")
 
@@ -91,7 +88,7 @@ class _TrainGraph(nn.Graph):
     def __init__(
         self,
         model: nn.Module,
-        loss: Loss,
+        task: Task,
         optimizer: flow.optim.Optimizer,
         schedule: CompiledSchedule,
         backend: Backend,
@@ -101,8 +98,10 @@ class _TrainGraph(nn.Graph):
     ) -> None:
         super().__init__()
         self.model = model
-        self.loss = loss
+        self._task = task
         self._replicated = replicated
+        # Those that are known when the graph is traced; the others are outputs.
+        self.counts: dict[str, float] = {}
         self.add_optimizer(optimizer, lr_sch=schedule)
         if accumulate > 1:
             self.config.set_gradient_accumulation_steps(accumulate)
@@ -116,17 +115,22 @@ class _TrainGraph(nn.Graph):
         if precision == "float16":
             self.set_grad_scaler(flow.amp.GradScaler())
 
-    def build(
-        self, images: flow.Tensor, labels: flow.Tensor, *factors: flow.Tensor
-    ) -> tuple[flow.Tensor, ...]:
-        with self._traced_in():
-            with given_factors(factors):
-                scores = class_scores(self.model(images)).float()
-            loss = self.loss(scores, labels)
+    def build(self, *inputs: flow.Tensor) -> tuple[flow.Tensor, ...]:
+        names = self._task.inputs
+        batch = dict(zip(names, inputs, strict=False))
+        with self._traced_in(), given_factors(inputs[len(names) :]):
+            loss, sums = self._task.loss(self.model, batch)
         loss.backward()
-        figures = (loss, *count_correct(scores, hard_labels(labels)))
+        figures = [loss]
+        for name in self._task.figures:
+            found = sums[name]
+            figures.append(found.total)
+            if isinstance(found.count, flow.Tensor):
+                figures.append(found.count)
+            else:
+                self.counts[name] = found.count
         if self._replicated is None:
-            return figures
+            return tuple(figures)
         return tuple(figure.to_global(sbp=self._replicated) for figure in figures)
 
 
@@ -136,9 +140,9 @@ class GraphStep(TrainStep):
     trains, with several processes a global copy.
 
     The losses are those of eager steps, dropout and drop path included: their random factors are
-    drawn eagerly, before the graph runs. `accumulate` is the most batches that a step takes. A step
-    of fewer, as at an epoch's end, gets a graph of its own, with the same parameters and optimizer
-    state but memory for its own activations.
+    drawn eagerly, before the graph runs. A step of fewer parts than others, as at an epoch's end,
+    gets a graph of its own, with the same parameters and optimizer state but memory for its own
+    activations; all parts have `part_size` samples (ValueError).
 
     UserError as `TrainStep`, or if the device has no nn.Graph, or none for AdamW.
     """
@@ -150,11 +154,10 @@ class GraphStep(TrainStep):
         model: nn.Module,
         backend: Backend,
         make_optimizer: Callable[[nn.Module], flow.optim.Optimizer],
-        loss: Loss,
+        task: Task,
         *,
         learning_rate: Callable[[int], float],
         steps: int,
-        accumulate: int = 1,
         **settings: Any,
     ) -> None:
         require_feature(backend, "graph", "nn.Graph", "train eagerly")
@@ -167,30 +170,28 @@ class GraphStep(TrainStep):
         optimizer = make_optimizer(model)
         if isinstance(optimizer, flow.optim.AdamW):
             require_feature(backend, "graph_adamw", "AdamW under nn.Graph", "train eagerly")
-        super().__init__(model, backend, optimizer, loss, **settings)
+        super().__init__(model, backend, optimizer, task, **settings)
         if self.clip is not None:
             _clip_together(optimizer, self.clip)
         self._schedule = CompiledSchedule(optimizer, learning_rate, steps)
-        self._accumulate = accumulate
-        self._factors = StepFactors(self._local, backend)
-        # Graphs by the number of batches; made when needed, as compiling takes time.
+        self._factors = StepFactors(self._local, task, backend)
+        # Graphs by the number of parts; made when needed, as compiling takes time.
         self._graphs: dict[int, _TrainGraph] = {}
         self._loaded: dict[str, flow.Tensor] = {}
-        # The batches of the step at hand, and the random factors of each.
-        self._at_hand: tuple[Sequence[LabeledImages], list[list[flow.Tensor]]] | None = None
+        # The parts of the batch at hand, and the random factors of each.
+        self._at_hand: tuple[list[Batch], list[list[flow.Tensor]]] | None = None
 
-    def step(self, batches: Sequence[LabeledImages], lr: float) -> StepFigures:
-        if not 1 <= len(batches) <= self._accumulate:
-            raise ValueError(f"{len(batches)} batches for a graph of {self._accumulate}")
-        factors = self._factors.draw([batch.images for batch in batches])
+    def step(self, batch: Batch, lr: float) -> StepFigures:
+        parts, size = self.parts(batch), self.task.size(batch)
+        if len(parts) > 1 and size % len(parts):
+            raise ValueError(f"{size} samples for a graph of {len(parts)} equal parts")
+        factors = self._factors.draw(parts)
         if self.before_update is not None:
-            self._at_hand = (batches, factors)
+            self._at_hand = (parts, factors)
             self.before_update()
             self._at_hand = None
-        inputs = [
-            flow.tensor(np.concatenate(arrays), device=self.backend.device())
-            for arrays in ([b.images for b in batches], [b.labels for b in batches])
-        ]
+        given = to(self.backend.device(), batch)
+        inputs = [given[name] for name in self.task.inputs]
         inputs += [
             each[0] if len(each) == 1 else flow.cat(each) for each in zip(*factors, strict=True)
         ]
@@ -199,34 +200,41 @@ class GraphStep(TrainStep):
                 tensor.to_global(placement=self._placement, sbp=flow.sbp.split(0))
                 for tensor in inputs
             ]
-        figures = self._run(self._graph_of(len(batches)), inputs)
-        self._count(len(batches))
+        graph = self._graph_of(len(parts))
+        found = self._run(graph, inputs)
+        self._count(len(parts))
         if self._parallel:
-            figures = [figure.to_local() for figure in figures]
-        if len(batches) == 1:
-            return StepFigures(*figures)
-        # Each list has one entry per batch.
-        loss, *counts = figures
-        return StepFigures(loss.mean(), *(count.sum() for count in counts))
+            found = [figure.to_local() for figure in found]
+        loss, *figures = found
+        if len(parts) > 1:
+            # Each has one entry per part.
+            loss, figures = loss.mean(), [figure.sum() for figure in figures]
+        each = iter(figures)
+        sums = {}
+        for name in self.task.figures:
+            total = next(each)
+            known = graph.counts.get(name)
+            sums[name] = Sum(total, next(each) if known is None else known * len(parts))
+        return StepFigures(loss, sums)
 
-    def _graph_of(self, batches: int) -> _TrainGraph:
-        if batches not in self._graphs:
+    def _graph_of(self, parts: int) -> _TrainGraph:
+        if parts not in self._graphs:
             graph = _TrainGraph(
                 self.model,
-                self.loss,
+                self.task,
                 self.optimizer,
                 self._schedule,
                 self.backend,
                 self.precision,
-                batches,
+                parts,
                 flow.sbp.broadcast if self._parallel else None,
             )
             # All graphs share these tensors, so each goes on with what another has updated.
             graph.load_state_dict(self._optimizer_tensors())
-            self._graphs[batches] = graph
+            self._graphs[parts] = graph
             if self._parallel:
                 _KEPT.append(graph)
-        return self._graphs[batches]
+        return self._graphs[parts]
 
     def _run(self, graph: _TrainGraph, inputs: list[flow.Tensor]) -> Sequence[flow.Tensor]:
         compiles = not graph.is_compiled
@@ -238,28 +246,27 @@ class GraphStep(TrainStep):
                 parameter.grad = None
         return figures
 
-    def _count(self, batches: int) -> None:
-        """Count the batches that normalization layers have seen, which they do in Python."""
+    def _count(self, parts: int) -> None:
+        """Count the parts that normalization layers have seen, which they do in Python."""
         for module in self.model.modules():
             seen = getattr(module, "num_batches_tracked", None)
             if module.training and seen is not None:
-                seen.add_(batches)
+                seen.add_(parts)
 
     def gradients(self) -> Iterator[NamedGradient]:
-        """The step's gradients by an eager pass over its batches with the same random factors, in
+        """The step's gradients by an eager pass over its parts with the same random factors, in
         float32: a graph shows no gradients that are summed up over batches and processes."""
         if self._at_hand is None:
             raise RuntimeError("gradients are there inside before_update only")
-        batches, factors = self._at_hand
+        parts, factors = self._at_hand
         device = self.backend.device()
         # Work on a copy, because running statistics move.
         model = copy_model(self._present_model()).train()
-        total = sum(len(batch.labels) for batch in batches)
-        for batch, given in zip(batches, factors, strict=True):
+        units = [self.task.units(part) for part in parts]
+        for part, given, share in zip(parts, factors, units, strict=True):
             with given_factors(given):
-                scores = class_scores(model(flow.tensor(batch.images, device=device)))
-            loss = self.loss(scores, flow.tensor(batch.labels, device=device))
-            (loss * (len(batch.labels) / total)).backward()
+                loss, _ = self.task.loss(model, to(device, part))
+            (loss * (share / sum(units))).backward()
         for name, parameter in model.named_parameters():
             if parameter.grad is not None:
                 if self._parallel:
@@ -366,21 +373,22 @@ class StepFactors:
     """Draws what the eager step with the same seed would draw, for a model as trained, local to
     this process; it is copied and left as it is."""
 
-    def __init__(self, model: nn.Module, backend: Backend) -> None:
+    def __init__(self, model: nn.Module, task: Task, backend: Backend) -> None:
         self._model = model
+        self._task = task
         self._backend = backend
         self._sites: list[Site] | None = None
 
-    def draw(self, batches: Sequence[np.ndarray]) -> list[list[flow.Tensor]]:
-        """The factors of each batch, in the order in which the model asks for them. The batches are
-        images of this process, (N, C, H, W), all of one shape and always the same. RuntimeError if
-        the model asks for factors whose first axis is not the batch."""
+    def draw(self, parts: Sequence[Batch]) -> list[list[flow.Tensor]]:
+        """The factors of each part, in the order in which the model asks for them. The parts are of
+        this process, all of one shape and always the same. RuntimeError if the model asks for
+        factors whose first axis is not the batch."""
         if self._sites is None:
-            self._sites = self._find(batches[0])
+            self._sites = self._find(parts[0])
         device = self._backend.device()
-        return [[site.draw(device) for site in self._sites] for _ in batches]
+        return [[site.draw(device) for site in self._sites] for _ in parts]
 
-    def _find(self, images: np.ndarray) -> list[Site]:
+    def _find(self, part: Batch) -> list[Site]:
         """Find the sites by one forward pass of a copy in training mode."""
         if not any(hasattr(module, DRAWS_FACTORS) for module in self._model.modules()):
             return []
@@ -388,12 +396,13 @@ class StepFactors:
         # Run a copy, because running statistics move.
         model = copy_model(self._model).train()
         with flow.no_grad(), recorded_sites(device) as sites:
-            model(flow.tensor(images, device=device))
+            self._task.loss(model, to(device, part))
         for site in sites:
-            if site.shape[0] % len(images):
+            if site.shape[0] % self._task.size(part):
                 raise RuntimeError(
-                    f"random factors of shape {site.shape} for {len(images)} images: the first "
-                    "axis has to be the batch, or nn.Graph cannot split it"
+                    f"random factors of shape {site.shape} for {self._task.size(part)} "
+                    f"{self._task.samples}: the first axis has to be the batch, or nn.Graph cannot "
+                    "split it"
                 )
         numbers = sum(int(np.prod(site.shape)) for site in sites)
         logger.info(
@@ -413,13 +422,16 @@ def step_maker(
     options: TrainerOptions,
     calendar: Calendar,
     make_optimizer: Callable[[nn.Module], flow.optim.Optimizer],
-    make_loss: Callable[[], Loss],
+    task: Task,
+    *,
+    batch_size: int,
 ) -> MakeStep:
     """How to train a model from a position on, as `options` say: eagerly or under nn.Graph, which
-    is compiled with the calendar's learning rates, or cut over the processes. The loss is the mean
-    over a batch. The function that this gives raises UserError where the device cannot do what is
-    asked for."""
+    is compiled with the calendar's learning rates, or cut over the processes. `batch_size` samples
+    of a process go through the model at once. The function that this gives raises UserError where
+    the device cannot do what is asked for."""
     settings: dict[str, Any] = {"clip": options.clip, "precision": options.precision}
+    settings["part_size"] = batch_size
 
     def make(model: nn.Module, position: Position) -> TrainStep:
         if options.fsdp is not None:
@@ -427,22 +439,21 @@ def step_maker(
                 model,
                 backend,
                 make_optimizer,
-                make_loss(),
+                task,
                 sharding=sharding_options(options.fsdp),
                 **settings,
             )
         if not options.graph:
             settings["reduce_dtype"] = options.reduce_dtype
-            return EagerStep(model, backend, make_optimizer(model), make_loss(), **settings)
+            return EagerStep(model, backend, make_optimizer(model), task, **settings)
         begin = dataclasses.replace(position)
         return GraphStep(
             model,
             backend,
             make_optimizer,
-            make_loss(),
+            task,
             learning_rate=lambda step: calendar.learning_rate(max(step, begin.step), begin),
             steps=calendar.last_step(begin),
-            accumulate=options.accumulate,
             **settings,
         )
 

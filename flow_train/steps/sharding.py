@@ -48,7 +48,8 @@ from oneflow import nn
 
 from flow_train.checkpoint.shards import Layout, OwnPieces, Slot
 from flow_train.rng import seed_of
-from flow_train.steps.eager import EagerStep, Loss, NamedGradient
+from flow_train.steps.eager import EagerStep, NamedGradient
+from flow_train.task import Task
 
 IsUnit = Callable[[str, nn.Module], bool]
 # As in PyTorch's and torch_xla's clip_grad_norm_.
@@ -893,7 +894,7 @@ class ShardedStep(EagerStep):
         model: nn.Module,
         backend: Backend,
         make_optimizer: Callable[[nn.Module], flow.optim.Optimizer],
-        loss: Loss,
+        task: Task,
         *,
         sharding: Sharding | Mapping[str, Any],
         **settings: Any,
@@ -901,7 +902,7 @@ class ShardedStep(EagerStep):
         if not isinstance(sharding, Sharding):
             sharding = fully_shard(model, **sharding)
         self.sharding = sharding
-        super().__init__(model, backend, make_optimizer(model), loss, forward=model, **settings)
+        super().__init__(model, backend, make_optimizer(model), task, forward=model, **settings)
         if self._scaler is not None:
             # Processes would not agree on which steps to leave out.
             raise UserError("float16: a model in shards trains in float32 or bfloat16")

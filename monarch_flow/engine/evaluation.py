@@ -26,12 +26,12 @@ from flow_train.compare.results import ON_VALIDATION_IMAGES
 from flow_train.data.datamodule import ImageDataModule
 from flow_train.data.real_labels import RealLabels, read_real_labels
 from flow_train.files import replace_file
-from flow_train.loop import Trainer, named, val_batches
+from flow_train.loop import Trainer, val_batches
 from flow_train.metrics.console import evaluation_lines
 from flow_train.optim import EMA, build_loss
 from flow_train.options import read_trainer_options, section
 from flow_train.steps.sharding import sharding_options
-from flow_train.validation import Accuracy, validate
+from flow_train.task import Evaluation, ImageTask
 from monarch_flow.engine.build import build_data, build_model
 from monarch_flow.engine.weights import (
     match_layers,
@@ -72,17 +72,16 @@ def test(
             found = agreed_checkpoint(best, run_dir, mesh, whole=(MODEL, EMA))
             assert found is not None
             _load(model, model_arrays(found), best, name)
-        accuracy = validate(
+        accuracy = trainer.task.evaluate(
             model.to(trainer.backend.device()).eval(),
             loader,
             trainer.backend,
             max_batches=val_batches(trainer.options),
-            criterion=trainer.data.val_loss,
         )
     figures = {**accuracy.as_logged(), ON_VALIDATION_IMAGES: float(_is_validation(data))}
     trainer.log_now(figures, split="test")
     logger.info("%s %s", _heading("test", data), accuracy)
-    return named(accuracy, "test")
+    return trainer.task.named(accuracy.as_logged(), "test")
 
 
 def evaluate_checkpoint(cfg: DictConfig, backend: Backend) -> dict[str, float]:
@@ -113,30 +112,20 @@ def evaluate_checkpoint(cfg: DictConfig, backend: Backend) -> dict[str, float]:
         criterion = build_loss(section(cfg, "train").get("loss_fn_val"), reduction="sum")
         trainer_options = read_trainer_options(cfg)
         metrics: dict[str, float] = {}
-        accuracies: list[Accuracy] = []
+        accuracies: list[Evaluation] = []
         for split in wanted:
             loader = data.val_loader() if split == "val" else data.test_loader()
             begin = time.perf_counter()
             limit = val_batches(trainer_options)
+            task = ImageTask(validation=criterion, real_labels=real_labels.get(split))
             with evaluation_lines(loader, split, trainer_options.log_every, limit) as watch:
-                accuracy = validate(
-                    model,
-                    loader,
-                    backend,
-                    max_batches=limit,
-                    criterion=criterion,
-                    real_labels=real_labels.get(split),
-                    watch=watch,
-                )
+                accuracy = task.evaluate(model, loader, backend, max_batches=limit, watch=watch)
             logger.info("%s %s", _heading(split, data), accuracy)
             if distributed.is_main():
                 _suspect(accuracy, data.num_classes, use_ema=use_ema)
             results[split] = _figures(accuracy, time.perf_counter() - begin)
             accuracies.append(accuracy)
-            metrics |= named(accuracy, split)
-            if accuracy.real is not None:
-                metrics[f"{split}/real_acc"] = accuracy.real.acc1
-                metrics[f"{split}/real_acctop5"] = accuracy.real.acc5
+            metrics |= task.named(accuracy.as_logged(), split)
     finally:
         data.close()
     if path and distributed.is_main():
@@ -221,13 +210,13 @@ def _real_labels(
     return dict.fromkeys(splits, labels)
 
 
-def _suspect(accuracy: Accuracy, num_classes: int, *, use_ema: bool) -> None:
+def _suspect(accuracy: Evaluation, num_classes: int, *, use_ema: bool) -> None:
     """Warn where the moving averages are about as good as guessing.
 
     ViTAE's released code keeps averages that never move with a global batch below 512: the decay
     .99996 is raised to a floor division that gives 0.
     """
-    guessed = math.isfinite(accuracy.loss) and accuracy.acc1 < 200 / num_classes
+    guessed = math.isfinite(accuracy["loss"]) and accuracy["acc1"] < 200 / num_classes
     if use_ema and num_classes >= 10 and guessed:
         logger.warning(
             "the accuracy is that of guessing. If the checkpoint has moving averages, those were "
@@ -264,17 +253,17 @@ def _described(cfg: DictConfig, name: str, model: nn.Module) -> dict[str, Any]:
     }
 
 
-def _figures(accuracy: Accuracy, seconds: float) -> dict[str, Any]:
+def _figures(accuracy: Evaluation, seconds: float) -> dict[str, Any]:
     """Accuracy, in percent, and the seconds it took, for the file of results."""
     figures = {
-        "images": accuracy.images,
+        "images": accuracy.count,
         # JSON has no NaN.
-        "loss": accuracy.loss if math.isfinite(accuracy.loss) else None,
-        "top1": accuracy.acc1,
-        "top5": accuracy.acc5,
+        "loss": accuracy["loss"] if math.isfinite(accuracy["loss"]) else None,
+        "top1": accuracy["acc1"],
+        "top5": accuracy["acc5"],
         "seconds": round(seconds, 3),
     }
-    real = accuracy.real
-    if real is None:
-        return figures
-    return figures | {"real_top1": real.acc1, "real_top5": real.acc5, "real_images": real.images}
+    if "real_acc1" in accuracy.sums:
+        figures |= {"real_top1": accuracy["real_acc1"], "real_top5": accuracy["real_acc5"]}
+        figures["real_images"] = int(accuracy.sums["real_acc1"][1])
+    return figures

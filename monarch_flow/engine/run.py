@@ -35,6 +35,7 @@ from flow_train.options import Calendar, as_plain, read_trainer_options, section
 from flow_train.rng import seed_all, settled_seed
 from flow_train.steps.graph import step_maker
 from flow_train.steps.sharding import sharding_options
+from flow_train.task import ImageTask
 from monarch_flow.config import SparseToDense as SwitchKeys
 from monarch_flow.engine.build import build_data, build_model
 from monarch_flow.engine.evaluation import evaluate_checkpoint, test
@@ -159,23 +160,30 @@ def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
     )
     losses, grouping = section(cfg, "train"), section(cfg, "optimizer_param_grouping")
     given = {key: value for key, value in section(cfg, "optimizer").items() if value is not None}
-    val_loss = build_loss(losses.get("loss_fn_val"), reduction="sum")
+    task = ImageTask(
+        build_loss(losses.get("loss_fn")),
+        data.image_shape,
+        validation=build_loss(losses.get("loss_fn_val"), reduction="sum"),
+        num_classes=data.num_classes,
+    )
     try:
         make_step = step_maker(
             backend,
             options,
             calendar,
             lambda model: build_optimizer(model, given, grouping),
-            lambda: build_loss(losses.get("loss_fn")),
+            task,
+            batch_size=train_loader.batch_size,
         )
         trainer = Trainer(
             model,
+            task,
             make_step,
-            Data(train_loader, val_loader, data.image_shape, val_loss),
+            Data(train_loader, val_loader),
             backend,
             options,
             calendar,
-            identity=Identity(name, data.num_classes, seed, config, phase=phase_of),
+            identity=Identity(name, seed, config, phase=phase_of),
             hooks=hooks,
             log=log,
             checkpoints=checkpoints,

@@ -11,20 +11,17 @@ import logging
 import math
 from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from oneflow_accel import layouts
 
 import oneflow as flow
 from oneflow import nn
 
-from flow_train.hooks import Hook
+from flow_train.hooks import Hook, Run
+from flow_train.options import Calendar
 from flow_train.steps.graph import copy_model
 from monarch_flow.projection import densify_model, densify_training_state, structured_layers
-
-if TYPE_CHECKING:
-    from flow_train.loop import Trainer
-    from flow_train.options import Calendar
 
 # Two orders of summation in float32 differ by less.
 TOLERANCE = 1e-5
@@ -47,7 +44,7 @@ class SparseToDense(Hook):
         # 0.7 * 30 is a little more than 21 in binary.
         return math.ceil(round(self.fraction * calendar.total_epochs(), 6))
 
-    def outlook(self, trainer: Trainer) -> str:
+    def outlook(self, trainer: Run) -> str:
         if not structured_layers(trainer.model):
             return ""
         epoch, epochs = self.epoch(trainer.calendar), trainer.calendar.epochs
@@ -58,14 +55,14 @@ class SparseToDense(Hook):
             )
         return f"dense from epoch {epoch} on"
 
-    def on_epoch_start(self, trainer: Trainer) -> None:
+    def on_epoch_start(self, trainer: Run) -> None:
         # Switch as that epoch begins, or a later one where a resumed run starts there.
         layers = structured_layers(trainer.model)
         if layers and trainer.position.epoch >= self.epoch(trainer.calendar):
             switch(trainer, layers)
 
 
-def switch(trainer: Trainer, layers: Mapping[str, nn.Module]) -> None:
+def switch(trainer: Run, layers: Mapping[str, nn.Module]) -> None:
     """Make these layers of the model dense; a collective call."""
     batch = next(iter(trainer.data.val))
     before = _losses(trainer, batch)
@@ -103,7 +100,7 @@ def switch(trainer: Trainer, layers: Mapping[str, nn.Module]) -> None:
             logger.warning("the %s has changed by %.1e at the switch", name, change)
 
 
-def _losses(trainer: Trainer, batch: Any) -> dict[str, float]:
+def _losses(trainer: Run, batch: Any) -> dict[str, float]:
     """Mean losses of a batch, without dropout, of the weights and of their moving average; a
     collective call."""
     model = trainer.train_step.evaluated_model()
@@ -116,7 +113,7 @@ def _losses(trainer: Trainer, batch: Any) -> dict[str, float]:
     return losses
 
 
-def _loss(trainer: Trainer, model: nn.Module, batch: Any) -> float:
+def _loss(trainer: Run, model: nn.Module, batch: Any) -> float:
     device = trainer.backend.device()
     with flow.no_grad():
         scores = model(flow.tensor(batch.images, device=device))

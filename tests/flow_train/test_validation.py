@@ -14,7 +14,7 @@ from oneflow import nn
 
 from flow_train.data.real_labels import RealLabels
 from flow_train.steps.eager import broadcast_buffers, data_parallel
-from flow_train.validation import Accuracy, class_scores, count_correct, validate
+from flow_train.task import Evaluation, ImageTask, best_classes, class_scores, count_hits
 
 CLASSES = 7
 
@@ -43,26 +43,28 @@ def _by_numpy(batches: list[SimpleNamespace]) -> tuple[float, float, float]:
 def test_means_are_over_images_and_not_over_batches(max_batches):
     backend = oneflow_accel.select_device()
     batches = _batches(np.random.default_rng(0), (8, 8, 3))
-    found = validate(nn.Identity(), batches, backend, max_batches=max_batches)
+    found = ImageTask().evaluate(nn.Identity(), batches, backend, max_batches=max_batches)
     loss, acc1, acc5 = _by_numpy(batches[:max_batches])
-    assert found.images == sum(len(batch.labels) for batch in batches[:max_batches])
-    np.testing.assert_allclose([found.loss, found.acc1, found.acc5], [loss, acc1, acc5], rtol=1e-6)
+    assert found.count == sum(len(batch.labels) for batch in batches[:max_batches])
+    np.testing.assert_allclose(list(found.as_logged().values()), [loss, acc1, acc5], rtol=1e-6)
 
 
 def test_own_criterion_is_summed_up():
     backend = oneflow_accel.select_device()
     batches = _batches(np.random.default_rng(1), (4, 2))
-    found = validate(nn.Identity(), batches, backend, criterion=lambda s, t: t.sum().to(s.dtype))
-    assert found.loss == pytest.approx(np.mean(np.concatenate([b.labels for b in batches])))
+    task = ImageTask(validation=lambda scores, labels: labels.sum().to(scores.dtype))
+    found = task.evaluate(nn.Identity(), batches, backend)
+    assert found["loss"] == pytest.approx(np.mean(np.concatenate([b.labels for b in batches])))
 
 
 def test_nothing_to_validate_on_is_an_error():
-    with pytest.raises(DataError, match="no validation image"):
-        validate(nn.Identity(), [], oneflow_accel.select_device())
+    with pytest.raises(DataError, match="no images to evaluate"):
+        ImageTask().evaluate(nn.Identity(), [], oneflow_accel.select_device())
 
 
 def test_few_classes_have_fewer_than_five_best():
-    top1, top5 = count_correct(flow.tensor([[0.1, 0.9], [0.8, 0.2]]), flow.tensor([1, 1]))
+    best = best_classes(flow.tensor([[0.1, 0.9], [0.8, 0.2]]))
+    top1, top5 = count_hits(best, flow.tensor([1, 1]))
     assert (float(top1.numpy()), float(top5.numpy())) == (1, 2)
 
 
@@ -87,12 +89,11 @@ def test_real_labels_count_beside_the_others():
     batches[0].indices, batches[1].indices = order[:8], order[8:]
     lists = [[], [1], [2, 3], [], [0, 4, 6], [5], [], [6], [0], [1, 2, 3], [4]]
     seen = []
-    found = validate(
+    found = ImageTask(real_labels=RealLabels(lists)).evaluate(
         nn.Identity(),
         batches,
         backend,
-        real_labels=RealLabels(lists),
-        watch=lambda tally: seen.append((tally.batches, tally.images, tally.accuracy())),
+        watch=lambda tally: seen.append((tally.batches, tally.total())),
     )
     scores = np.concatenate([batch.images for batch in batches])
     best = np.argsort(-scores, axis=1)[:, :5]
@@ -102,21 +103,21 @@ def test_real_labels_count_beside_the_others():
         if lists[i]
     ]
     first, among = (100 * np.mean(column) for column in zip(*hits, strict=True))
-    assert found.real is not None
-    assert found.real.images == 8
-    np.testing.assert_allclose([found.real.acc1, found.real.acc5], [first, among], rtol=1e-6)
+    assert found.sums["real_acc1"][1] == 8
+    *others, real1, real5 = found.as_logged().values()
+    np.testing.assert_allclose([real1, real5], [first, among], rtol=1e-6)
     assert f"Real@1 {first:.3f} Real@5 {among:.3f}" in str(found)
-    np.testing.assert_allclose([found.loss, found.acc1, found.acc5], _by_numpy(batches), rtol=1e-6)
-    assert [entry[:2] for entry in seen] == [(1, 8), (2, 11)]
-    np.testing.assert_allclose(seen[0][2].acc1, _by_numpy(batches[:1])[1], rtol=1e-6)
-    assert seen[1][2] == found
+    np.testing.assert_allclose(others, _by_numpy(batches), rtol=1e-6)
+    assert [(number, so_far.count) for number, so_far in seen] == [(1, 8), (2, 11)]
+    np.testing.assert_allclose(seen[0][1]["acc1"], _by_numpy(batches[:1])[1], rtol=1e-6)
+    assert seen[1][1] == found
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), float("-inf")])
 def test_loss_that_is_no_number_is_refused(loss):
     with pytest.raises(UserError, match=f"is {loss}"):
-        Accuracy(loss, 45.8, 90.0, 120).check()
-    Accuracy(0.7, 45.8, 90.0, 120).check()
+        Evaluation(ImageTask(), {"loss": (loss, 120.0)}).check()
+    Evaluation(ImageTask(), {"loss": (84.0, 120.0)}).check()
 
 
 def test_scores_of_no_class_are_refused():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from oneflow import nn
 from flow_train.optim import build_loss, build_optimizer
 from flow_train.steps.eager import EagerStep, TrainStep
 from flow_train.steps.graph import GraphStep, StepFactors, copy_model
+from flow_train.task import ImageTask
 from monarch_flow.layers import Dropout, DropPath, dropout
 from tests.monarch_flow.engine.engine_runs import (
     EVERYTHING,
@@ -66,18 +66,10 @@ def test_resumed_graph_equals_the_whole_one(whole, run_tiny, tmp_path):
     assert_same_run(tmp_path, whole)
 
 
-@dataclass
-class _Batch:
-    images: np.ndarray
-    labels: np.ndarray
-
-
-def _batches(count: int, size: int = 4) -> list[_Batch]:
+def _batch(size: int = 4) -> dict[str, np.ndarray]:
     random = np.random.default_rng(1)
-    return [
-        _Batch(random.standard_normal((size, 3, 6, 6)).astype(np.float32), np.arange(size) % 3)
-        for _ in range(count)
-    ]
+    images = random.standard_normal((size, 3, 6, 6)).astype(np.float32)
+    return {"images": images, "labels": np.arange(size) % 4 % 3}
 
 
 class _Net(nn.Module):
@@ -96,26 +88,27 @@ class _Net(nn.Module):
         return self.head(self.drop(x * self.frozen))
 
 
-def _steps(accumulate: int) -> dict[str, TrainStep]:
+def _steps() -> dict[str, TrainStep]:
+    """In parts of 4 images."""
     backend = oneflow_accel.select_device()
     flow.manual_seed(0)
-    model, loss = _Net().to(backend.device()), build_loss(None)
+    model, task = _Net().to(backend.device()), ImageTask(build_loss(None))
 
     def optimizer(model: nn.Module) -> Any:
         return build_optimizer(model, {"name": "adamw", "lr": 1e-2})
 
     eager = copy_model(model)
     return {
-        "eager": EagerStep(eager, backend, optimizer(eager), loss, clip=0.1),
+        "eager": EagerStep(eager, backend, optimizer(eager), task, clip=0.1, part_size=4),
         "graph": GraphStep(
             model,
             backend,
             optimizer,
-            loss,
+            task,
             clip=0.1,
             learning_rate=lambda step: 1e-2,
             steps=9,
-            accumulate=accumulate,
+            part_size=4,
         ),
     }
 
@@ -124,16 +117,18 @@ def test_gradients_and_statistics_are_those_of_eager_steps():
     """Asking for gradients moves no running statistics; both kinds of step share moments."""
     seen: dict[str, list[dict[str, np.ndarray]]] = {"eager": [], "graph": []}
     states, losses = {}, {}
-    for name, step in _steps(2).items():
+    for name, step in _steps().items():
         step.before_update = lambda step=step, name=name: seen[name].append(
             {each.name: each.gradient.numpy().copy() for each in step.gradients()}
         )
-        batches, losses[name] = _batches(7), []
+        batch, losses[name], begin = _batch(28), [], 0
         step.model.train()
-        for number, size in enumerate((2, 2, 1, 2)):
+        for number, parts in enumerate((2, 2, 1, 2)):
             flow.manual_seed(number)
-            window, batches = batches[:size], batches[size:]
-            losses[name].append(float(step.step(window, 1e-2)[0].numpy()))
+            end = begin + 4 * parts
+            own = {name: array[begin:end] for name, array in batch.items()}
+            losses[name].append(float(step.step(own, 1e-2).loss.numpy()))
+            begin = end
         states[name] = {k: v.numpy() for k, v in step.evaluated_model().state_dict().items()}
         states[name] |= step.optimizer_arrays()
     np.testing.assert_allclose(losses["graph"], losses["eager"], rtol=1e-5)
@@ -152,12 +147,12 @@ def test_gradients_and_statistics_are_those_of_eager_steps():
 
 def test_gradients_are_there_inside_a_step_only():
     with pytest.raises(RuntimeError, match="before_update"):
-        next(_steps(1)["graph"].gradients())
+        next(_steps()["graph"].gradients())
 
 
-def test_a_graph_takes_at_most_its_batches():
-    with pytest.raises(ValueError, match="3 batches for a graph of 2"):
-        _steps(2)["graph"].step(_batches(3), 1e-2)
+def test_a_graph_takes_equal_parts():
+    with pytest.raises(ValueError, match="7 samples for a graph of 2 equal parts"):
+        _steps()["graph"].step(_batch(7), 1e-2)
 
 
 def test_factors_have_to_follow_the_batch():
@@ -167,13 +162,15 @@ def test_factors_have_to_follow_the_batch():
             self.drop = dropout(0.5)
 
         def forward(self, x: flow.Tensor) -> flow.Tensor:
-            return self.drop(x.sum(dim=0, keepdim=True))
+            return x.flatten(1) + self.drop(x.flatten(1).sum(dim=0, keepdim=True))
 
-    factors = StepFactors(Folded(), oneflow_accel.select_device())
+    task = ImageTask(lambda scores, labels: scores.sum())
+    factors = StepFactors(Folded(), task, oneflow_accel.select_device())
     with pytest.raises(RuntimeError, match="for 4 images"):
-        factors.draw([batch.images for batch in _batches(1)])
+        factors.draw([_batch()])
 
 
 def test_models_without_dropout_need_no_factors():
-    factors = StepFactors(nn.Linear(2, 2), oneflow_accel.select_device())
-    assert factors.draw([np.zeros((4, 2), np.float32)] * 2) == [[], []]
+    task = ImageTask(build_loss(None))
+    factors = StepFactors(nn.Linear(2, 2), task, oneflow_accel.select_device())
+    assert factors.draw([_batch()] * 2) == [[], []]

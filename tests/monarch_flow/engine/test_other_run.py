@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
 import oneflow_accel
@@ -15,6 +14,7 @@ import pytest
 
 from flow_train.optim import ExponentialMovingAverage, build_loss, build_optimizer
 from flow_train.steps.eager import EagerStep
+from flow_train.task import ImageTask
 from monarch_flow.engine.build import build_data, build_model
 from monarch_flow.engine.other_run import read_other_run
 from monarch_flow.engine.weights import load_model
@@ -105,12 +105,6 @@ def test_goes_on_as_if_the_run_had_not_ended(
             np.testing.assert_allclose(array, wanted[name], rtol=1e-3, atol=2e-5, err_msg=name)
 
 
-@dataclass
-class _Batch:
-    images: np.ndarray
-    labels: np.ndarray
-
-
 def test_goes_on_as_torch_does():
     """From a file of timm's (golden/make_timm_run.py): torch's next losses, weights, averages."""
     golden = json.loads((REPOSITORY / "tests/golden/timm_run.json").read_text())
@@ -123,7 +117,7 @@ def test_goes_on_as_torch_does():
     backend = oneflow_accel.select_device()
     model = model.to(backend.device())
     optimizer = build_optimizer(model, {"name": "adamw", "lr": 1e-2, "weight_decay": 0.05})
-    step = EagerStep(model, backend, optimizer, build_loss(None))
+    step = EagerStep(model, backend, optimizer, ImageTask(build_loss(None)))
     step.load_optimizer(checkpoint.optimizer, 3)
     average = ExponentialMovingAverage(model, 0.9)
     average.load(checkpoint.optimizer, checkpoint.state["callbacks"]["ema"])
@@ -131,9 +125,10 @@ def test_goes_on_as_torch_does():
     for number in range(3, 7):
         random = np.random.default_rng(number)
         images = random.standard_normal((8, 1, 28, 28)).astype(np.float32)
-        figures = step.step([_Batch(images, random.integers(0, 10, 8))], 1e-2)
+        batch = {"images": images, "labels": random.integers(0, 10, 8)}
+        figures = step.step(batch, 1e-2)
         average.update(model)
-        losses.append(float(figures[0].numpy()))
+        losses.append(float(figures.loss.numpy()))
     np.testing.assert_allclose(losses, golden["losses"], rtol=1e-5)
     np.testing.assert_allclose(model.head.bias.numpy(), golden["head.bias"], atol=1e-5)
     found = average.shadow["head.bias"].numpy()

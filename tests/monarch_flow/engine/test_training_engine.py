@@ -10,12 +10,11 @@ import oneflow_accel
 import numpy as np
 import pytest
 
-from flow_train import loop as trainer
 from flow_train.checkpoint.folders import read_checkpoint
 from flow_train.data.datamodule import ImageDataModule
 from flow_train.optim import build_loss, build_optimizer
 from flow_train.steps.eager import EagerStep
-from flow_train.validation import validate
+from flow_train.task import ImageTask
 from monarch_flow.engine.build import build_model
 from monarch_flow.engine.run import run
 from tests.modes import ALL, some
@@ -184,12 +183,13 @@ def test_limits_do_not_depend_on_what_a_step_is_made_of(run_tiny, tmp_path, limi
     """A global batch of one batch or four: the same steps, and validation images of all classes."""
     seen = []
 
-    def counted(model, loader, *args, **kwargs):
+    def counted(task, model, loader, *args, **kwargs):
         labels = np.concatenate([batch.labels for batch in loader])
         seen.append(sorted(labels.tolist()))
-        return validate(model, loader, *args, **kwargs)
+        return evaluate(task, model, loader, *args, **kwargs)
 
-    monkeypatch.setattr(trainer, "validate", counted)
+    evaluate = ImageTask.evaluate
+    monkeypatch.setattr(ImageTask, "evaluate", counted)
     limits = (f"trainer.limit_train_batches={limit}", f"trainer.limit_val_batches={limit}")
     for name, batches in (("one", 1), ("four", 4)):
         made_of = (
@@ -263,7 +263,8 @@ def test_step_is_adamw_of_the_paper(digits, tmp_path):
     )
     model = build_model(cfg, data)[1].to(backend.device())
     optimizer = build_optimizer(model, {"name": "adamw", "lr": 1e-2, "weight_decay": 0.1})
-    step = EagerStep(model, backend, optimizer, build_loss(None))
+    task = ImageTask(build_loss(None))
+    step = EagerStep(model, backend, optimizer, task)
     name = "blocks.0.mlp.fc1.blkdiag1"
     parameter = dict(model.named_parameters())[name]
     seen: list[np.ndarray] = []
@@ -272,7 +273,7 @@ def test_step_is_adamw_of_the_paper(digits, tmp_path):
     batches = list(data.train_loader())[:3]
     first, second = 0.0, 0.0
     for number, batch in enumerate(batches, start=1):
-        step.step([batch], lr=1e-2)
+        step.step(task.arrays(batch), lr=1e-2)
         first = 0.9 * first + 0.1 * seen[-1]
         second = 0.999 * second + 0.001 * seen[-1] ** 2
         scaled = (first / (1 - 0.9**number)) / (np.sqrt(second / (1 - 0.999**number)) + 1e-8)
@@ -384,20 +385,21 @@ def test_scaled_loss_trains_like_an_unscaled_one(digits, tmp_path):
     data = ImageDataModule(
         data_dir=digits, dataset="mnist", image_size=28, batch_size=8, val_split=8
     )
-    batches = list(data.train_loader())[:4]
+    task = ImageTask(build_loss(None))
+    batches = [task.arrays(batch) for batch in list(data.train_loader())[:4]]
     losses, steps = [], []
     for precision, device in (("float32", backend), ("float16", _ClaimsAmp(backend))):
         backend.manual_seed(0)
         model = build_model(cfg, data)[1].to(backend.device())
         optimizer = build_optimizer(model, {"name": "adamw", "lr": 1e-3})
         settings = {"clip": 1.0, "precision": precision}
-        steps.append(EagerStep(model, device, optimizer, build_loss(None), **settings))
-        losses.append([float(steps[-1].step([b], lr=1e-3)[0].numpy()) for b in batches])
+        steps.append(EagerStep(model, device, optimizer, task, **settings))
+        losses.append([float(steps[-1].step(b, lr=1e-3).loss.numpy()) for b in batches])
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-6)
     scaled = steps[1]
     before = {name: value.numpy() for name, value in scaled.model.state_dict().items()}
     scaled.load_state({"loss_scale": {"scale": 1e40, "good_steps": 0}})
-    scaled.step([batches[0]], lr=1e-3)
+    scaled.step(batches[0], lr=1e-3)
     assert scaled.state()["loss_scale"]["scale"] == pytest.approx(5e39)
     for name, value in scaled.model.state_dict().items():
         np.testing.assert_array_equal(value.numpy(), before[name])

@@ -225,14 +225,18 @@ def test_scores_that_are_no_numbers_are_an_error(photos, averaged, tmp_path, cap
 
 def test_accuracy_of_guessing_is_suspected(photos, tmp_path, caplog):
     """What the averages of ViTAE's code are with one GPU: those of the untrained model."""
-    from flow_train.validation import Accuracy
+    from flow_train.task import Evaluation, ImageTask
     from monarch_flow.engine.evaluation import _suspect
 
-    _suspect(Accuracy(6.9, 0.15, 0.6, 50_000), 1000, use_ema=True)
+    def found(loss: float, correct: float) -> Evaluation:
+        sums = {"loss": (loss * 50_000, 50_000.0), "acc1": (correct, 50_000.0)}
+        return Evaluation(ImageTask(), sums)
+
+    _suspect(found(6.9, 75), 1000, use_ema=True)
     assert "eval.use_ema=false" in caplog.text
     caplog.clear()
-    _suspect(Accuracy(1.0, 75.3, 92.7, 50_000), 1000, use_ema=True)
-    _suspect(Accuracy(6.9, 0.15, 0.6, 50_000), 1000, use_ema=False)
+    _suspect(found(1.0, 37_650), 1000, use_ema=True)
+    _suspect(found(6.9, 75), 1000, use_ema=False)
     assert not caplog.text
 
 

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from flow_train.checkpoint import snapshot
 from flow_train.checkpoint.folders import Checkpoint
 from monarch_flow.engine import sparse_to_dense
 from monarch_flow.engine.run import run
@@ -61,9 +60,9 @@ class _Switch:
 
     def __call__(self, trainer: Any, layers: Any) -> None:
         # A copy, as arrays share memory with what is being trained.
-        before = copy.deepcopy(snapshot.take(trainer))
+        before = copy.deepcopy(trainer.checkpoint())
         _SWITCH(trainer, layers)
-        self.taken.append((before, copy.deepcopy(snapshot.take(trainer))))
+        self.taken.append((before, copy.deepcopy(trainer.checkpoint())))
         named = trainer.model.named_parameters()
         self.frozen = [name for name, value in named if not value.requires_grad]
 

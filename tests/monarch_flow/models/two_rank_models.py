@@ -5,7 +5,6 @@ steps of one with running statistics; run by test_global_models.py. Rank 0 print
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Any
 
 import oneflow_accel
@@ -18,6 +17,7 @@ from oneflow import nn
 from flow_train.optim import build_loss, build_optimizer
 from flow_train.steps.eager import EagerStep
 from flow_train.steps.graph import GraphStep
+from flow_train.task import ImageTask
 from monarch_flow.models import create_model
 
 _IMAGES = {"img_size": 28, "in_chans": 1, "num_classes": 10}
@@ -74,12 +74,6 @@ def _compare(name: str, backend: oneflow_accel.Backend) -> dict[str, object]:
     }
 
 
-@dataclass
-class _Batch:
-    images: np.ndarray
-    labels: np.ndarray
-
-
 def _statistics(way: str, backend: oneflow_accel.Backend) -> list[list[float]]:
     """Running means that each rank evaluates with, after two steps on images of its own."""
     backend.manual_seed(2)
@@ -90,14 +84,15 @@ def _statistics(way: str, backend: oneflow_accel.Backend) -> list[list[float]]:
         return build_optimizer(model, {"name": "adamw", "lr": 1e-3})
 
     step: EagerStep | GraphStep
+    task = ImageTask(build_loss(None))
     if way == "eager":
-        step = EagerStep(model, backend, optimizer(model), build_loss(None))
+        step = EagerStep(model, backend, optimizer(model), task)
     else:
         rate = {"learning_rate": lambda step: 1e-3, "steps": 2}
-        step = GraphStep(model, backend, optimizer, build_loss(None), **rate)
+        step = GraphStep(model, backend, optimizer, task, **rate)
     step.model.train()
     for images in _images(distributed.rank()):
-        step.step([_Batch(images, np.arange(4) % 2)], 1e-3)
+        step.step({"images": images, "labels": np.arange(4) % 2}, 1e-3)
     means = step.evaluated_model().state_dict()["0.running_mean"].numpy().tolist()
     return distributed.all_gather_json(means)
 
