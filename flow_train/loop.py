@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -36,13 +36,13 @@ class Identity:
     """What a checkpoint says about the run that wrote it.
 
     `config` is the whole configuration, plain. `phase` names what the model's layers are, where a
-    run may change them.
+    run may change them; `run` is the run's own name, for loggers.
     """
 
     model: str
-    seed: int
-    config: dict[str, Any]
+    config: dict[str, Any] = field(default_factory=dict)
     phase: Callable[[nn.Module], str | None] = lambda model: None
+    run: str | None = None
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,7 @@ class Trainer:
         calendar: Calendar,
         *,
         identity: Identity,
+        seed: int,
         hooks: Mapping[str, Hook],
         log: RunLog,
         checkpoints: CheckpointManager | None,
@@ -94,6 +95,7 @@ class Trainer:
         self.options = options
         self.calendar = calendar
         self.identity = identity
+        self.seed = seed
         self.hooks = dict(hooks)
         self.is_log_step = False
         self.last_lr = 0.0
@@ -280,7 +282,7 @@ class Trainer:
         self.train_step.wants_norm = self.is_log_step
         self.last_lr = self.calendar.learning_rate(position.step, position)
         # This seeds dropout and drop path: a resumed run draws what it would have drawn.
-        self.backend.manual_seed(self.train_step.seed(self.identity.seed, position.step))
+        self.backend.manual_seed(self.train_step.seed(self.seed, position.step))
         figures = self.train_step.step(batch, self.last_lr)
         self._meter.add(position.step + 1, figures, self.task.units(batch), waited)
 
@@ -366,7 +368,7 @@ class Trainer:
             "phase": identity.phase(self.model),
             "global_batch_size": self.global_batch_size,
             "accumulate": self.options.accumulate,
-            "seed": identity.seed,
+            "seed": self.seed,
             "config": identity.config,
         }
         return snapshot.take(self.train_step, self.hooks, state, name=identity.model)

@@ -299,6 +299,11 @@ def stop(failure: str | None = None) -> None:
         watchdog.stop(failure)
 
 
+def is_watching() -> bool:
+    """Whether a block is guarded now; always False in a job of one process."""
+    return _active is not None
+
+
 @contextlib.contextmanager
 def guard() -> Iterator[None]:
     """Watch while the block runs. If it raises in one process, the others end within `GRACE` s.

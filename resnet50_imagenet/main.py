@@ -10,7 +10,6 @@ r"""Trains, evaluates or benchmarks an image classifier on ImageNet.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import logging
 import sys
@@ -36,11 +35,7 @@ from oneflow import nn
 
 from flow_train.agreement import from_rank, plain_values, require_same, together
 from flow_train.checkpoint.folders import (
-    CURVES_NAME,
     Checkpoint,
-    agreed_checkpoint,
-    claimed,
-    way_on,
 )
 from flow_train.checkpoint.shards import MODEL
 from flow_train.data.augment import build_train_transform
@@ -48,15 +43,12 @@ from flow_train.data.images import ImageFolder, ImageLoader, SyntheticImages, co
 from flow_train.data.mixup import MixBatch, build_mixup
 from flow_train.data.transforms import IMAGENET, EvalTransform, Transform
 from flow_train.hooks import Hook, ModelCheckpoint, MovingAverage, Run
-from flow_train.loop import Data, Identity, Trainer
+from flow_train.loop import Data, Identity
 from flow_train.metrics.console import evaluation_lines
-from flow_train.metrics.curves import draw_curves
-from flow_train.metrics.log import JSONL_NAME, RunLog
 from flow_train.metrics.profile import ProfileSteps
 from flow_train.optim import EMA, CrossEntropy, averages_in, step_decay
-from flow_train.options import Calendar, Position, TrainerOptions
-from flow_train.rng import seed_all, settled_seed
-from flow_train.steps.graph import step_maker
+from flow_train.options import TrainerOptions
+from flow_train.session import Recipe, Session
 from flow_train.steps.sharding import sharding_options
 from flow_train.task import ImageTask
 from resnet50_imagenet import launching
@@ -90,12 +82,7 @@ def run(argv: Sequence[str]) -> int:
     """Do what the command line says and return 0; UserError for anything the user can mend."""
     options, backend = together(lambda: _settled(argv))
     with watchdog.guard():
-        try:
-            return _run(options, backend)
-        except KeyboardInterrupt:
-            trains = not (options.evaluate or options.benchmark)
-            text = way_on(options.output_dir, "--resume auto") if trains else ""
-            raise KeyboardInterrupt(text) from None
+        return _run(options, backend)
 
 
 def _settled(argv: Sequence[str]) -> tuple[argparse.Namespace, Backend]:
@@ -118,44 +105,57 @@ def _run(options: argparse.Namespace, backend: Backend) -> int:
     if options.evaluate:
         # Each process may have the shards that it wrote.
         mesh, whole = Mesh.of(), (MODEL, EMA)
-    resumed = agreed_checkpoint(options.resume, options.output_dir, mesh, whole=whole)
-    if options.evaluate and options.resume and resumed is None:
-        raise UserError(f"-e --resume auto: there is no checkpoint in {options.output_dir} yet")
-    began_with = None if resumed is None else int(resumed.state["seed"])
-    # An evaluation has no order of images to keep.
-    asked = None if options.evaluate and resumed is not None else options.seed
-    options.seed = settled_seed(asked, began_with, option="--seed ")
-    seed_all(options.seed, backend)
-    train, val = together(lambda: _datasets(options))
-    require_same({**contents(train, "train"), **contents(val, "val")})
-    if options.benchmark:
-        _benchmark(options, backend, val)
-        return 0
+    trains = not (options.evaluate or options.benchmark)
+    with Session(
+        options.output_dir,
+        Identity(options.arch),
+        options.resume,
+        backend=backend,
+        # An evaluation has no order of images to keep.
+        seed=None if options.evaluate and options.resume else options.seed,
+        seed_option="--seed ",
+        resume_option="--resume auto" if trains else None,
+        keeps=not options.profile,
+        by_all=options.fsdp is not None,
+        mesh=mesh,
+        whole=whole,
+    ) as run:
+        if options.evaluate and options.resume and run.resumed is None:
+            raise UserError(f"-e --resume auto: there is no checkpoint in {options.output_dir} yet")
+        options.seed = run.seed
+        train, val = together(lambda: _datasets(options))
+        require_same({**contents(train, "train"), **contents(val, "val")})
+        if options.benchmark:
+            _benchmark(options, backend, val)
+        elif options.evaluate:
+            _evaluate(options, backend, val, run.resumed)
+        else:
+            assert train is not None
+            _train(options, run, train, val)
+    return 0
+
+
+def _evaluate(
+    options: argparse.Namespace, backend: Backend, val: Dataset, resumed: Checkpoint | None
+) -> None:
     num_classes = len(val.classes)
     model = _model(options, backend, num_classes)
-    if options.evaluate and options.model_ema and not (resumed and averages_in(resumed.optimizer)):
+    if options.model_ema and not (resumed and averages_in(resumed.optimizer)):
         raise UserError("--model-ema: there are no moving averages to evaluate: leave it out")
-    if options.evaluate and resumed is not None:
+    if resumed is not None:
         restore_model(model, averaged(resumed), options.arch, num_classes, _names(val))
-
-    val_loader = _loader(options, val, train=False)
-    if options.evaluate:
-        model = inference_model(model, backend, options.precision, fold=options.fold)
-        forward = graph_forward(model) if options.graph else model
-        predictions = Predictions(options.predictions, val) if options.predictions else None
-        keep = predictions.add if predictions is not None else None
-        with evaluation_lines(val_loader, "val", EVALUATED_BATCHES_PER_LINE) as watch:
-            accuracy = ImageTask(keep=keep).evaluate(forward, val_loader, backend, watch=watch)
-        if distributed.is_main():
-            print(accuracy)
-        accuracy.check()
-        if predictions is not None:
-            predictions.write()
-        return 0
-
-    assert train is not None
-    _train(options, backend, model, (train, val_loader), resumed)
-    return 0
+    loader = _loader(options, val, train=False)
+    model = inference_model(model, backend, options.precision, fold=options.fold)
+    forward = graph_forward(model) if options.graph else model
+    predictions = Predictions(options.predictions, val) if options.predictions else None
+    task = ImageTask(keep=predictions.add if predictions is not None else None)
+    with evaluation_lines(loader, "val", EVALUATED_BATCHES_PER_LINE) as watch:
+        accuracy = task.evaluate(forward, loader, backend, watch=watch)
+    if distributed.is_main():
+        print(accuracy)
+    accuracy.check()
+    if predictions is not None:
+        predictions.write()
 
 
 def _benchmark(options: argparse.Namespace, backend: Backend, val: Dataset) -> None:
@@ -173,19 +173,16 @@ def _benchmark(options: argparse.Namespace, backend: Backend, val: Dataset) -> N
         print(f"{'NHWC' if channels_last else 'NCHW'} {name:8} {rate}", flush=True)
 
 
-def _train(
-    options: argparse.Namespace,
-    backend: Backend,
-    model: nn.Module,
-    data: tuple[Dataset, ImageLoader],
-    resumed: Checkpoint | None,
-) -> None:
-    train, val_loader = data
+def _train(options: argparse.Namespace, run: Session, train: Dataset, val: Dataset) -> None:
     num_classes, names = len(train.classes), _names(train)
-    train_loader = _loader(options, train, train=True, num_classes=num_classes)
+    model = _model(options, run.backend, num_classes)
+    if run.resumed is not None:
+        restore_model(model, run.resumed, options.arch, num_classes, names)
+        run.resumed = up_to_date(run.resumed)
+    profile = ProfileSteps(options.profile, options.output_dir) if options.profile else None
     settings = TrainerOptions(
         max_epochs=options.epochs,
-        max_steps=options.max_steps,
+        max_steps=options.max_steps or (profile.all_steps if profile else None),
         accumulate=options.grad_accum_steps,
         clip=options.clip_grad,
         precision=options.precision,
@@ -196,76 +193,31 @@ def _train(
         way_on="continue with --resume auto",
         way_to_more="for more ask for more --epochs",
     )
-    profile = ProfileSteps(options.profile, options.output_dir) if options.profile else None
-    if profile is not None and settings.max_steps is None:
-        settings = dataclasses.replace(settings, max_steps=profile.all_steps)
-    schedule = partial(step_decay, options.lr)
-    calendar = Calendar(settings, len(train_loader), schedule)
-    if resumed is not None:
-        restore_model(model, resumed, options.arch, num_classes, names)
-        resumed = up_to_date(resumed)
-    start = Position(options.start_epoch, 0, options.start_epoch * calendar.steps_per_epoch)
-    if resumed is None and start.step and start.step >= calendar.last_step(start):
-        raise UserError(
-            f"--start-epoch {start.epoch} is step {start.step}, and the run ends at step "
-            f"{calendar.last_step(start)}: ask for more --epochs or --max-steps"
-        )
     keeper = ModelCheckpoint(every_n_train_steps=options.save_freq)
-    hooks: dict[str, Hook] = {}
-    if options.model_ema:
-        hooks["ema"] = MovingAverage(options.model_ema_decay)
-    if options.freeze_bn:
-        hooks["freeze_bn"] = FreezeBatchNorm()
-    if profile is None:
-        # It must be last, so that a checkpoint has the other hooks' state.
-        hooks["model_checkpoint"] = keeper
-    else:
-        hooks["profile"] = profile
-    checkpoints = None
-    if profile is None:
-        checkpoints = claimed(options.output_dir, resumed, by_all=options.fsdp is not None)
-    config = json.loads(json.dumps(vars(options), default=str))
-    log = RunLog(
-        options.output_dir,
-        {},
-        run_name=options.arch,
-        config=config,
-        enabled=distributed.is_main() and profile is None,
+    hooks: dict[str, Hook | None] = {
+        "ema": MovingAverage(options.model_ema_decay) if options.model_ema else None,
+        "freeze_bn": FreezeBatchNorm() if options.freeze_bn else None,
+        "profile": profile,
+        # Last, so that a checkpoint has the other hooks' state.
+        "model_checkpoint": keeper,
+    }
+    recipe = Recipe(
+        partial(_optimizer, options),
+        partial(step_decay, options.lr),
+        settings,
+        {key: hook for key, hook in hooks.items() if hook is not None},
     )
+    data = Data(
+        _loader(options, train, train=True, num_classes=num_classes),
+        _loader(options, val, train=False),
+    )
+    run.identity = Identity(options.arch, json.loads(json.dumps(vars(options), default=str)))
     task = ImageTask(CrossEntropy(options.smoothing), num_classes=num_classes, classes=names)
-    optimizer = partial(_optimizer, options)
-    try:
-        trainer = Trainer(
-            model,
-            task,
-            step_maker(
-                backend, settings, calendar, optimizer, task, batch_size=train_loader.batch_size
-            ),
-            Data(train_loader, val_loader),
-            backend,
-            settings,
-            calendar,
-            identity=Identity(options.arch, options.seed, config),
-            hooks=hooks,
-            log=log,
-            checkpoints=checkpoints,
-            resumed=resumed,
-            start=start,
-        )
-        trainer.fit()
-    finally:
-        log.close()
-        if checkpoints is not None:
-            checkpoints.close()
-    if checkpoints is None:
-        return
-    if distributed.is_main():
-        metrics = options.output_dir / JSONL_NAME
-        curves = draw_curves(metrics, options.output_dir / CURVES_NAME)
-        logger.info("curves: %s, checkpoints: %s", curves or "off", checkpoints.directory)
-    best = keeper.best_value
-    found = "no epoch was validated" if best is None else f"best Acc@1 {best:.2f}"
-    logger.info("done: %d steps, %s", trainer.position.step, found)
+    trainer = run.fit(model, task, data, recipe, start_epoch=options.start_epoch)
+    if profile is None:
+        best = keeper.best_value
+        found = "no epoch was validated" if best is None else f"best Acc@1 {best:.2f}"
+        logger.info("done: %d steps, %s", trainer.position.step, found)
 
 
 class FreezeBatchNorm(Hook):

@@ -35,27 +35,20 @@ from oneflow import nn
 from flow_train.agreement import plain_values, require_same, together
 from flow_train.checkpoint.folders import (
     AUTO_RESUME,
-    CURVES_NAME,
     Checkpoint,
-    agreed_checkpoint,
-    claimed,
     require_model,
-    way_on,
 )
 from flow_train.data.augment import build_train_transform
 from flow_train.data.images import ImageFolder, ImageLoader, SyntheticImages, contents
 from flow_train.data.transforms import IMAGENET, EvalTransform
 from flow_train.hooks import Hook, ModelCheckpoint
-from flow_train.loop import Data, Identity, Trainer
-from flow_train.metrics.curves import draw_curves
-from flow_train.metrics.log import JSONL_NAME, RunLog
+from flow_train.loop import Data, Identity
 from flow_train.metrics.profile import ProfileSteps
 from flow_train.optim import CosineSchedule, CrossEntropy
-from flow_train.options import Calendar, Position, TrainerOptions
-from flow_train.rng import seed_all, settled_seed
-from flow_train.steps.eager import EagerStep, TrainStep
-from flow_train.steps.sharding import Options, ShardedStep, Sharding, fully_shard, shard_unit
-from flow_train.task import ImageTask, Task
+from flow_train.options import TrainerOptions
+from flow_train.session import Recipe, Session
+from flow_train.steps.sharding import Options, Sharding, fully_shard, shard_unit
+from flow_train.task import ImageTask
 from vit_10b.model import BLOCK_EPS, LAST_EPS, Shape, ViT
 from vit_10b.options import parse_options, shape_of
 from vit_10b.plan import GIB, Plan, largest_models, report, require_memory
@@ -92,11 +85,7 @@ def run(argv: Sequence[str]) -> int:
             print(largest_models(plan) if options.largest else text)
         return 0
     with watchdog.guard():
-        try:
-            _train(options, backend)
-        except KeyboardInterrupt:
-            text = way_on(options.ckpt_dir, "--resume auto")
-            raise KeyboardInterrupt(text) from None
+        _train(options, backend)
     return 0
 
 
@@ -132,81 +121,59 @@ def _train(options: argparse.Namespace, backend: Backend) -> None:
     typed = {f"--{name}": value for name, value in vars(options).items()}
     require_same({**plain_values(typed, _OF_A_HOST), "device": backend.name})
     mesh = Mesh.of(options.shard_group)
-    resumed = agreed_checkpoint(
-        AUTO_RESUME if options.resume_epoch else options.resume,
+    # A profile is no run: it writes a trace, and no more.
+    profile = ProfileSteps(options.profile, options.ckpt_dir) if options.profile else None
+    given = {**vars(options), "norm_eps": {"blocks": BLOCK_EPS, "norm": LAST_EPS}}
+    config = json.loads(json.dumps(given, default=str))
+    with Session(
         options.ckpt_dir,
-        None if options.run_without_fsdp else mesh,
+        Identity(shape_of(options).name, config),
+        AUTO_RESUME if options.resume_epoch else options.resume,
+        backend=backend,
+        seed=options.seed,
+        seed_option="--seed ",
+        resume_option="--resume auto",
+        keeps=profile is None,
+        by_all=not options.run_without_fsdp,
+        mesh=None if options.run_without_fsdp else mesh,
         whole=(),
         reshard=options.reshard or options.run_without_fsdp,
         epoch=options.resume_epoch or None,
-    )
-    # A profile is no run: it writes a trace, and no more. A folder that is not free is found now.
-    profile = ProfileSteps(options.profile, options.ckpt_dir) if options.profile else None
-    checkpoints = None
-    if profile is None:
-        by_all = not options.run_without_fsdp
-        checkpoints = claimed(options.ckpt_dir, resumed, by_all=by_all)
-    began_with = None if resumed is None else resumed.state.get("seed")
-    seed = settled_seed(options.seed, began_with, option="--seed ")
-    # The same on all processes, and whatever their number: the weights are drawn with it.
-    seed_all(seed, backend)
-    train, val = together(lambda: _datasets(options))
-    require_same({**contents(train, "train"), **contents(val, "val")})
-    shape = shape_of(options, len(train.classes))
-    if resumed is not None:
-        require_model(resumed, shape.name, shape.num_classes)
-    model, sharding = _build(options, shape, backend, mesh)
-    if resumed is not None:
-        _restore(model, sharding, resumed)
-    loader = partial(_loader, options, seed=seed)
-    train_loader, val_loader = loader(train, train=True), loader(val, train=False)
-    settings = TrainerOptions(
-        max_epochs=options.num_epochs,
-        max_steps=options.max_steps or (profile.all_steps if profile else None),
-        clip=options.clip_grad_norm if options.clip_grad_norm > 0 else None,
-        log_every=options.log_step_interval,
-        check_val_every=options.test_epoch_interval,
-        per_step=True,
-        way_on="continue with --resume auto",
-        way_to_more="for more ask for more --num_epochs",
-    )
-    calendar = Calendar(settings, len(train_loader), _schedule(options, len(train_loader)))
-    names = train.classes if isinstance(train, ImageFolder) else []
-    given = {**vars(options), "norm_eps": {"blocks": BLOCK_EPS, "norm": LAST_EPS}}
-    config = json.loads(json.dumps(given, default=str))
-    _describe(options, shape, model, sharding, (train, val))
-    keeps = distributed.is_main() and profile is None
-    log = RunLog(options.ckpt_dir, {}, run_name=shape.name, config=config, enabled=keeps)
-    keeper = ModelCheckpoint(
-        save_top_k=0,
-        every_n_epochs=options.ckpt_epoch_interval,
-        every_n_train_steps=options.ckpt_step_interval,
-    )
-    hooks: dict[str, Hook] = {"profile": profile} if profile else {"model_checkpoint": keeper}
-    task = ImageTask(CrossEntropy(), num_classes=shape.num_classes, classes=names)
-    try:
-        trainer = Trainer(
-            model,
-            task,
-            partial(_make_step, options, backend, sharding, settings.clip, task),
-            Data(train_loader, val_loader),
-            backend,
-            settings,
-            calendar,
-            identity=Identity(shape.name, seed, config),
-            hooks=hooks,
-            log=log,
-            checkpoints=checkpoints,
-            resumed=resumed,
+    ) as run:
+        # A folder that is not free is found before the model is made, which takes long.
+        run.claim()
+        train, val = together(lambda: _datasets(options))
+        require_same({**contents(train, "train"), **contents(val, "val")})
+        shape = shape_of(options, len(train.classes))
+        if run.resumed is not None:
+            require_model(run.resumed, shape.name, shape.num_classes)
+        model, sharding = _build(options, shape, backend, mesh)
+        if run.resumed is not None:
+            _restore(model, sharding, run.resumed)
+        loader = partial(_loader, options, seed=run.seed)
+        data = Data(loader(train, train=True), loader(val, train=False))
+        settings = TrainerOptions(
+            max_epochs=options.num_epochs,
+            max_steps=options.max_steps or (profile.all_steps if profile else None),
+            clip=options.clip_grad_norm if options.clip_grad_norm > 0 else None,
+            precision=options.precision,
+            log_every=options.log_step_interval,
+            check_val_every=options.test_epoch_interval,
+            per_step=True,
+            way_on="continue with --resume auto",
+            way_to_more="for more ask for more --num_epochs",
         )
-        trainer.fit()
-    finally:
-        log.close()
-        if checkpoints is not None:
-            checkpoints.close()
-    if keeps and checkpoints is not None:
-        curves = draw_curves(options.ckpt_dir / JSONL_NAME, options.ckpt_dir / CURVES_NAME)
-        logger.info("curves: %s, checkpoints: %s", curves or "off", checkpoints.directory)
+        _describe(options, shape, model, sharding, (train, val))
+        keeper = ModelCheckpoint(
+            save_top_k=0,
+            every_n_epochs=options.ckpt_epoch_interval,
+            every_n_train_steps=options.ckpt_step_interval,
+        )
+        names = train.classes if isinstance(train, ImageFolder) else []
+        task = ImageTask(CrossEntropy(), num_classes=shape.num_classes, classes=names)
+        hooks: dict[str, Hook] = {"profile": profile} if profile else {"model_checkpoint": keeper}
+        schedule, optimizer = _schedule(options, len(data.train)), partial(_optimizer, options)
+        run.fit(model, task, data, Recipe(optimizer, schedule, settings, hooks, sharding))
 
 
 def _datasets(options: argparse.Namespace) -> tuple[Dataset, Dataset]:
@@ -271,29 +238,15 @@ def _restore(model: ViT, sharding: Sharding | None, resumed: Checkpoint) -> None
         layouts.load_standard_state_dict(model, dict(resumed.model), strict=True)
 
 
-def _make_step(
-    options: argparse.Namespace,
-    backend: Backend,
-    sharding: Sharding | None,
-    clip: float | None,
-    task: Task,
-    model: nn.Module,
-    position: Position,
-) -> TrainStep:
-    def optimizer(model: nn.Module) -> flow.optim.Optimizer:
-        # One group: biases and norms are decayed too.
-        return flow.optim.AdamW(
-            model.parameters(),
-            lr=options.lr,
-            betas=BETAS,
-            eps=EPS,
-            weight_decay=options.weight_decay,
-        )
-
-    settings = {"clip": clip, "precision": options.precision}
-    if sharding is None:
-        return EagerStep(model, backend, optimizer(model), task, **settings)
-    return ShardedStep(model, backend, optimizer, task, sharding=sharding, **settings)
+def _optimizer(options: argparse.Namespace, model: nn.Module) -> flow.optim.Optimizer:
+    # One group: biases and norms are decayed too.
+    return flow.optim.AdamW(
+        model.parameters(),
+        lr=options.lr,
+        betas=BETAS,
+        eps=EPS,
+        weight_decay=options.weight_decay,
+    )
 
 
 def _schedule(options: argparse.Namespace, steps_per_epoch: int) -> CosineSchedule:

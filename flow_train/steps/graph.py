@@ -43,7 +43,7 @@ from flow_train.steps.eager import (
     require_feature,
 )
 from flow_train.steps.random_factors import DRAWS_FACTORS, Site, given_factors, recorded_sites
-from flow_train.steps.sharding import ShardedStep, sharding_options
+from flow_train.steps.sharding import ShardedStep, Sharding, sharding_options
 from flow_train.task import Batch, Sum, Task, to
 
 logger = logging.getLogger("oneflow_accel")
@@ -423,26 +423,21 @@ def step_maker(
     calendar: Calendar,
     make_optimizer: Callable[[nn.Module], flow.optim.Optimizer],
     task: Task,
-    *,
     batch_size: int,
+    sharding: Sharding | None = None,
 ) -> MakeStep:
     """How to train a model from a position on, as `options` say: eagerly or under nn.Graph, which
     is compiled with the calendar's learning rates, or cut over the processes. `batch_size` samples
-    of a process go through the model at once. The function that this gives raises UserError where
+    of a process go through the model at once; `sharding` is of a model that is cut already. The
+    function that this gives raises UserError where
     the device cannot do what is asked for."""
     settings: dict[str, Any] = {"clip": options.clip, "precision": options.precision}
     settings["part_size"] = batch_size
 
     def make(model: nn.Module, position: Position) -> TrainStep:
-        if options.fsdp is not None:
-            return ShardedStep(
-                model,
-                backend,
-                make_optimizer,
-                task,
-                sharding=sharding_options(options.fsdp),
-                **settings,
-            )
+        cut = sharding or (options.fsdp and sharding_options(options.fsdp))
+        if cut:
+            return ShardedStep(model, backend, make_optimizer, task, sharding=cut, **settings)
         if not options.graph:
             settings["reduce_dtype"] = options.reduce_dtype
             return EagerStep(model, backend, make_optimizer(model), task, **settings)

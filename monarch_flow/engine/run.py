@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import oneflow_accel
@@ -11,29 +14,25 @@ from oneflow_accel import distributed, watchdog
 from oneflow_accel.backends import Backend
 from oneflow_accel.errors import UserError
 
+import oneflow as flow
 from omegaconf import DictConfig
 from oneflow import nn
 
 from flow_train.agreement import from_rank, plain_values, require_same, together
 from flow_train.checkpoint.folders import (
     AUTO_RESUME,
-    CURVES_NAME,
     Checkpoint,
-    agreed_checkpoint,
-    claimed,
-    way_on,
 )
 from flow_train.config.files import save_config
 from flow_train.config.schema import read
-from flow_train.hooks import ModelCheckpoint, build_hooks
-from flow_train.loop import Data, Identity, Trainer
-from flow_train.metrics.curves import draw_curves
-from flow_train.metrics.log import JSONL_NAME, RunLog, require_loggers
+from flow_train.hooks import Hook, ModelCheckpoint, build_hooks
+from flow_train.loop import Data, Identity
+from flow_train.metrics.log import require_loggers
 from flow_train.metrics.profile import ProfileSteps
 from flow_train.optim import build_loss, build_optimizer, build_schedule
-from flow_train.options import Calendar, as_plain, read_trainer_options, section
+from flow_train.options import TrainerOptions, as_plain, read_trainer_options, section
 from flow_train.rng import seed_all, settled_seed
-from flow_train.steps.graph import step_maker
+from flow_train.session import Recipe, Session
 from flow_train.steps.sharding import sharding_options
 from flow_train.task import ImageTask
 from monarch_flow.config import SparseToDense as SwitchKeys
@@ -73,10 +72,7 @@ def run(cfg: DictConfig) -> dict[str, float]:
         if section(cfg, "eval").get("ckpt") is not None:
             seed_all(settled_seed(cfg.get("seed"), option="seed="), backend)
             return evaluate_checkpoint(cfg, backend)
-        try:
-            return _train(cfg, backend)
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(way_on(Path(cfg.run_dir), "resume=auto")) from None
+        return _train(cfg, backend)
 
 
 def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
@@ -94,120 +90,96 @@ def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
         what = "profile (trainer.profile)" if profile else "trial (trainer.fast_dev_run)"
         _require_no_resume(cfg, what)
     other = from_rank(lambda: read_other_run(cfg.get("resume")))
-    mesh = sharding_options(options.fsdp)["mesh"] if options.fsdp else None
-    resumed = None if trial or other else agreed_checkpoint(cfg.get("resume"), run_dir, mesh)
-    if resumed is not None:
-        require_run(resumed, str(cfg.get("resume")))
     asked = cfg.get("seed")
-    if asked is None and other is not None:
-        asked = other.seed
-    began_with = None if resumed is None else int(resumed.state["seed"])
-    seed = settled_seed(asked, began_with, option="seed=")
-    seed_all(seed, backend)
-    data = together(lambda: build_data(cfg, seed))
-    require_same(data.contents())
-    name, model = build_model(cfg, data)
-    switching = section(cfg, "train").get("sparse_to_dense")
-    share = read(SwitchKeys, switching, "train.sparse_to_dense").fraction
-    if profile is not None:
-        # The layers as the run begins with them.
-        share = None
-    # The first of the callbacks: the others begin an epoch with the model that it leaves.
-    switch = {} if share is None else {"sparse_to_dense": SparseToDense(share)}
-    if switch and not structured_layers(model):
+    session = Session(
+        run_dir,
+        Identity(cfg.model.name, as_plain(cfg), phase_of, run=str(cfg.get("name"))),
+        None if trial or other else cfg.get("resume"),
+        backend=backend,
+        seed=other.seed if asked is None and other is not None else asked,
+        resume_option=None if trial else "resume=auto",
+        keeps=not trial,
+        by_all=options.fsdp is not None,
+        keep_last=_KEEP_LAST,
+        loggers=section(cfg, "logger"),
+        mesh=sharding_options(options.fsdp)["mesh"] if options.fsdp else None,
+    )
+    with session as run:
+        if run.resumed is not None:
+            require_run(run.resumed, str(cfg.get("resume")))
+        data = together(lambda: build_data(cfg, run.seed))
+        require_same(data.contents())
+        with contextlib.closing(data):
+            name, model = build_model(cfg, data)
+            switch = _switch(cfg, options, model, is_profile=profile is not None)
+            if other is not None:
+                images = int(cfg.train.global_batch_size)
+                run.resumed = other.checkpoint(
+                    model, name, data.num_classes, seed=run.seed, images=images
+                )
+            _load_weights(cfg, model, name, data.num_classes, run.resumed, bool(switch))
+            hooks = {**switch, **build_hooks(section(cfg, "callbacks"))}
+            if profile is not None:
+                hooks["profile"] = profile
+            run.claim()
+            if not trial and distributed.is_main():
+                save_config(cfg, run_dir)
+            losses, wants_test = section(cfg, "train"), cfg.get("test_after_training", True)
+            wants_test = wants_test and not trial and options.limit_val != 0
+            trainer = run.fit(
+                model.to(backend.device()),
+                ImageTask(
+                    build_loss(losses.get("loss_fn")),
+                    data.image_shape,
+                    validation=build_loss(losses.get("loss_fn_val"), reduction="sum"),
+                    num_classes=data.num_classes,
+                ),
+                Data(data.train_loader(), data.val_loader()),
+                Recipe(partial(_optimizer, cfg), _schedule(cfg), options, hooks),
+                test_follows=wants_test,
+            )
+            metrics = dict(trainer.metrics)
+            keeper = trainer.hooks.get("model_checkpoint")
+            if isinstance(keeper, ModelCheckpoint) and keeper.best_value is not None:
+                metrics[f"best/{keeper.monitor}"] = keeper.best_value
+            if wants_test and not run.log.has(trainer.position.step, "test"):
+                metrics |= test(trainer, data, run_dir, cfg)
+    if distributed.is_main():
+        logger.info("%s", ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
+    return metrics
+
+
+def _optimizer(cfg: DictConfig, model: nn.Module) -> flow.optim.Optimizer:
+    given = {key: value for key, value in section(cfg, "optimizer").items() if value is not None}
+    return build_optimizer(model, given, section(cfg, "optimizer_param_grouping"))
+
+
+def _schedule(cfg: DictConfig) -> Callable[[float], float]:
+    scheduler = None if cfg.get("scheduler") is None else section(cfg, "scheduler")
+    return build_schedule(scheduler, float(cfg.optimizer.lr))
+
+
+def _switch(
+    cfg: DictConfig, options: TrainerOptions, model: nn.Module, *, is_profile: bool
+) -> dict[str, Hook]:
+    """What makes the model dense within the run, if asked for: the first of the hooks, as the
+    others begin an epoch with the model that it leaves. A profile is of the layers that the run
+    begins with."""
+    asked = section(cfg, "train").get("sparse_to_dense")
+    share = read(SwitchKeys, asked, "train.sparse_to_dense").fraction
+    if share is None or is_profile:
+        return {}
+    if not structured_layers(model):
         raise UserError(
             f"train.sparse_to_dense.fraction={share:g}: the model has no structured "
             "layer to become dense; choose one with model.mlp_cfg, or leave the fraction out"
         )
-    if switch and options.fsdp is not None:
+    if options.fsdp is not None:
         raise UserError(
             f"trainer.fsdp={options.fsdp}: layers become dense only where each process has them "
             "whole; leave trainer.fsdp or train.sparse_to_dense.fraction out"
         )
-    if other is not None:
-        images = int(cfg.train.global_batch_size)
-        resumed = other.checkpoint(model, name, data.num_classes, seed=seed, images=images)
-    _load_weights(cfg, model, name, data.num_classes, resumed, bool(switch))
-    model = model.to(backend.device())
-
-    train_loader, val_loader = data.train_loader(), data.val_loader()
-    scheduler = None if cfg.get("scheduler") is None else section(cfg, "scheduler")
-    schedule = build_schedule(scheduler, float(cfg.optimizer.lr))
-    calendar = Calendar(options, len(train_loader), schedule)
-    if calendar.batches == 0:
-        raise UserError(
-            "an epoch has no step: there are fewer training images than datamodule.batch_size, or "
-            "trainer.limit_train_batches is 0"
-        )
-    hooks = {**switch, **build_hooks(section(cfg, "callbacks"))}
-    if trial:
-        hooks.pop("model_checkpoint", None)
-    if profile is not None:
-        hooks["profile"] = profile
-    checkpoints = None
-    if not trial:
-        own, shards = None if other is not None else resumed, options.fsdp is not None
-        checkpoints = claimed(run_dir, own, keep_last=_KEEP_LAST, by_all=shards)
-        if distributed.is_main():
-            save_config(cfg, run_dir)
-    config = as_plain(cfg)
-    log = RunLog(
-        run_dir,
-        section(cfg, "logger"),
-        run_name=str(cfg.get("name")),
-        config=config,
-        enabled=distributed.is_main() and not trial,
-    )
-    losses, grouping = section(cfg, "train"), section(cfg, "optimizer_param_grouping")
-    given = {key: value for key, value in section(cfg, "optimizer").items() if value is not None}
-    task = ImageTask(
-        build_loss(losses.get("loss_fn")),
-        data.image_shape,
-        validation=build_loss(losses.get("loss_fn_val"), reduction="sum"),
-        num_classes=data.num_classes,
-    )
-    try:
-        make_step = step_maker(
-            backend,
-            options,
-            calendar,
-            lambda model: build_optimizer(model, given, grouping),
-            task,
-            batch_size=train_loader.batch_size,
-        )
-        trainer = Trainer(
-            model,
-            task,
-            make_step,
-            Data(train_loader, val_loader),
-            backend,
-            options,
-            calendar,
-            identity=Identity(name, seed, config, phase=phase_of),
-            hooks=hooks,
-            log=log,
-            checkpoints=checkpoints,
-            resumed=resumed,
-        )
-        wants_test = cfg.get("test_after_training", True) and not trial and options.limit_val != 0
-        trainer.fit(test_follows=wants_test and not log.has(trainer.position.step, "test"))
-        metrics = dict(trainer.metrics)
-        keeper = hooks.get("model_checkpoint")
-        if isinstance(keeper, ModelCheckpoint) and keeper.best_value is not None:
-            metrics[f"best/{keeper.monitor}"] = keeper.best_value
-        if wants_test and not log.has(trainer.position.step, "test"):
-            metrics |= test(trainer, data, run_dir, cfg)
-    finally:
-        log.close()
-        data.close()
-        if checkpoints is not None:
-            checkpoints.close()
-    if distributed.is_main():
-        logger.info("%s", ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
-        if not trial:
-            curves = draw_curves(run_dir / JSONL_NAME, run_dir / CURVES_NAME)
-            logger.info("curves: %s", curves or "off")
-    return metrics
+    return {"sparse_to_dense": SparseToDense(share)}
 
 
 def _require_no_resume(cfg: DictConfig, what: str) -> None:

@@ -16,12 +16,12 @@ import oneflow as flow
 import pytest
 from oneflow import nn
 
-from flow_train.checkpoint.folders import agreed_checkpoint, claimed
+from flow_train.checkpoint.folders import agreed_checkpoint
 from flow_train.hooks import EarlyStopping, Hook, ModelCheckpoint
 from flow_train.loop import Data, Identity, Trainer
-from flow_train.metrics.log import RunLog, read_metrics
-from flow_train.options import Calendar, TrainerOptions
-from flow_train.steps.graph import step_maker
+from flow_train.metrics.log import read_metrics
+from flow_train.options import TrainerOptions
+from flow_train.session import Recipe, Session
 from flow_train.task import IGNORED, TokenTask
 
 WORDS, LENGTH, ROWS, LR = 5, 4, 24, 0.5
@@ -64,41 +64,14 @@ def make_model() -> nn.Module:
 def train(
     folder: Path, hooks: dict[str, Hook] | None = None, *, batch: int = 8, **options: Any
 ) -> Trainer:
-    settings = TrainerOptions(**{"max_epochs": 2, "log_every": 1, **options})
-    backend, task, loader = oneflow_accel.select_device(), TokenTask(), Tokens(batch)
-    calendar = Calendar(settings, len(loader), lambda epoch: LR)
-    hooks = hooks or {}
-    resumed = agreed_checkpoint("auto", folder)
-    checkpoints = claimed(folder, resumed) if "model_checkpoint" in hooks else None
-    model = make_model()
-    if resumed is not None:
-        model.load_state_dict({name: flow.tensor(v) for name, v in resumed.model.items()})
-
     def sgd(model: nn.Module) -> flow.optim.Optimizer:
         return flow.optim.SGD(model.parameters(), lr=LR, momentum=0.9)
 
-    log = RunLog(folder, {}, run_name="words", config={}, enabled=True)
-    trainer = Trainer(
-        model,
-        task,
-        step_maker(backend, settings, calendar, sgd, task, batch_size=batch),
-        Data(loader, Tokens(batch)),
-        backend,
-        settings,
-        calendar,
-        identity=Identity("words", 0, {}),
-        hooks=hooks,
-        log=log,
-        checkpoints=checkpoints,
-        resumed=resumed,
-    )
-    try:
-        trainer.fit()
-    finally:
-        log.close()
-        if checkpoints is not None:
-            checkpoints.close()
-    return trainer
+    settings = TrainerOptions(**{"max_epochs": 2, "log_every": 1, **options})
+    recipe = Recipe(sgd, lambda epoch: LR, settings, hooks or {})
+    with Session(folder, Identity("words"), "auto", seed=0) as run:
+        model = run.load(make_model())
+        return run.fit(model, TokenTask(), Data(Tokens(batch), Tokens(batch)), recipe)
 
 
 def expected(steps: int) -> list[float]:

@@ -532,8 +532,17 @@ EXTRA: dict[str, tuple[str, Run]] = {
 # By a block's beginning; the longest that fits counts.
 BLOCKS: dict[str, Code | NotRun] = {
     "import oneflow_accel": Code(check="assert oneflow_accel.select_device().name"),
-    "from pathlib import Path\n\nimport oneflow_accel\nimport oneflow as flow": Code(
-        check="assert trainer.position.step == 16"
+    "from flow_train.data.arrays import ArrayLoader": Code(
+        check="from flow_train.metrics.log import read_metrics\n"
+        "*_, last = read_metrics(run.folder / 'metrics.jsonl')\n"
+        "assert last['split'] == 'val' and last['values']['acc1'] > 70",
+    ),
+    "import sys\nfrom pathlib import Path\nfrom flow_train": Code(
+        before="sys.argv = ['train.py', 'README.md']",
+        check="from flow_train.metrics.log import read_metrics\n"
+        "first, *_, last = read_metrics(run.folder / 'metrics.jsonl')\n"
+        "assert last['split'] == 'val'\n"
+        "assert last['values']['perplexity'] < first['values']['perplexity'] / 2",
     ),
     "from monarch_flow.layers import MonarchLinear": Code(
         before="class Model: pass\nself = Model()",
