@@ -8,13 +8,13 @@ from pathlib import Path
 
 import oneflow_accel
 from oneflow_accel import distributed, watchdog
+from oneflow_accel.agree import everywhere, on_rank_0, plain_values, require_same
 from oneflow_accel.backends import Backend
 from oneflow_accel.errors import UserError
 
 from omegaconf import DictConfig
 from oneflow import nn
 
-from flow_train.agreement import from_rank, plain_values, require_same, together
 from flow_train.checkpoint.folders import (
     AUTO_RESUME,
     CURVES_NAME,
@@ -64,7 +64,7 @@ def run(cfg: DictConfig) -> dict[str, float]:
         SystemExit: the process was told to end (SIGTERM, Ctrl-C) and has written a checkpoint.
     """
     asked = cfg.get("trainer", {}).get("accelerator")
-    backend = together(lambda: oneflow_accel.select_device(asked))
+    backend = everywhere(lambda: oneflow_accel.select_device(asked))
     with watchdog.guard():
         if not distributed.is_main():
             logger.setLevel(logging.WARNING)
@@ -88,11 +88,11 @@ def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
         options = dataclasses.replace(options, max_steps=profile.all_steps, limit_val=0)
     # Runs that keep nothing to go on from.
     trial = bool(options.fast_dev_run or profile)
-    together(lambda: require_loggers(section(cfg, "logger")))
+    everywhere(lambda: require_loggers(section(cfg, "logger")))
     if trial:
         what = "profile (trainer.profile)" if profile else "trial (trainer.fast_dev_run)"
         _require_no_resume(cfg, what)
-    other = from_rank(lambda: read_other_run(cfg.get("resume")))
+    other = on_rank_0(lambda: read_other_run(cfg.get("resume")))
     mesh = sharding_options(options.fsdp)["mesh"] if options.fsdp else None
     resumed = None if trial or other else agreed_checkpoint(cfg.get("resume"), run_dir, mesh)
     if resumed is not None:
@@ -103,7 +103,7 @@ def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
     began_with = None if resumed is None else int(resumed.state["seed"])
     seed = settled_seed(asked, began_with, option="seed=")
     seed_all(seed, backend)
-    data = together(lambda: build_data(cfg, seed))
+    data = everywhere(lambda: build_data(cfg, seed))
     require_same(data.contents())
     name, model = build_model(cfg, data)
     switching = section(cfg, "train").get("sparse_to_dense")
