@@ -114,6 +114,7 @@ lint: $(VENV)/.lint plugin
 	@$(BIN)/mypy
 	@git ls-files -z | xargs -0 $(BIN)/codespell
 	@$(BIN)/python scripts/check_device_literals.py
+	@$(BIN)/python scripts/check_agreement.py
 	@$(BIN)/python scripts/check_file_size.py
 	@$(BIN)/python scripts/size.py
 	@echo "lint: all clean"

@@ -8,8 +8,12 @@ import hashlib
 import logging
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
+
+from oneflow_accel.errors import UserError
 
 logger = logging.getLogger("oneflow_accel")
 
@@ -47,6 +51,17 @@ class SyncedFile:
     @property
     def sha256(self) -> str:
         return self._digest.hexdigest()
+
+
+@contextmanager
+def writing(what: Path | str, kind: type[UserError] = UserError) -> Iterator[None]:
+    """An error of this kind where the system does not let the block write `what`."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        hint = "; free some space or choose another output folder" if full else ""
+        raise kind(f"{what} could not be written: {error.strerror or error}{hint}") from error
 
 
 def write_synced(path: Path, data: bytes) -> str:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any
 
-from oneflow_accel import distributed
+from oneflow_accel import agree, distributed
 from oneflow_accel.errors import CheckpointError
 from oneflow_accel.patching.runtime import device_supports
 
@@ -415,7 +415,7 @@ class ExponentialMovingAverage:
         """Averages by "ema/" and the parameter's name, float32. A collective call for global
         tensors."""
         return {
-            EMA_PREFIX + name: distributed.local_value(value).numpy()
+            EMA_PREFIX + name: agree.whole(value, to=None).numpy()
             for name, value in self.shadow.items()
         }
 
@@ -496,9 +496,6 @@ def _assign(model: nn.Module, values: Mapping[str, flow.Tensor]) -> None:
 
 def _like(array: np.ndarray, tensor: flow.Tensor) -> flow.Tensor:
     """A float32 tensor of the array's values where `tensor` is, global if that is."""
-    values = np.ascontiguousarray(array, dtype=np.float32)
-    if tensor.is_global:
-        local = flow.tensor(values)
-        broadcast = [flow.sbp.broadcast] * len(tensor.sbp)
-        return local.to_global(placement=tensor.placement, sbp=broadcast).to_global(sbp=tensor.sbp)
-    return flow.tensor(values, device=tensor.device)
+    values = flow.zeros_like(tensor, dtype=flow.float32)
+    distributed.set_value(values, array)
+    return values

@@ -16,7 +16,7 @@ import logging
 import random
 from typing import Any
 
-from oneflow_accel import distributed
+from oneflow_accel.agree import on_rank_0
 from oneflow_accel.backends.base import Backend
 from oneflow_accel.errors import CheckpointError, UserError
 
@@ -47,7 +47,7 @@ def settled_seed(asked: int | None, began_with: int | None = None, *, option: st
         return began_with
     if asked is not None:
         return asked
-    drawn = int(distributed.all_gather_json(random.SystemRandom().randrange(2**31))[0])
+    drawn = on_rank_0(lambda: random.SystemRandom().randrange(2**31))
     logger.info("seed %d", drawn)
     return drawn
 

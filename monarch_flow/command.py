@@ -116,9 +116,9 @@ class Command:
     def _run(self, argv: Sequence[str], run: Callable[[DictConfig], Any]) -> None:
         if launched():
             # Here, as --help of one process takes two seconds less without oneflow.
-            from flow_train.agreement import together
+            from oneflow_accel.agree import everywhere
 
-            cfg = together(lambda: self.prepare(argv))
+            cfg = everywhere(lambda: self.prepare(argv))
         else:
             cfg = self.prepare(argv)
         if cfg is None:

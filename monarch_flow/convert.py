@@ -39,7 +39,7 @@ from flow_train.checkpoint.folders import (
 )
 from flow_train.checkpoint.torch_files import narrow_to_bfloat16
 from flow_train.checkpoint.weights import bfloat16_names, read_weights
-from flow_train.files import replace_file
+from flow_train.files import replace_file, writing
 from flow_train.optim import EMA_PREFIX, averages_in
 from monarch_flow.layers import LinearConfig
 from monarch_flow.layers.config import compiled
@@ -166,10 +166,8 @@ def write_weights(
         )
         for name, array in kept.items()
     }
-    try:
+    with writing(path):
         replace_file(path, bytes(safetensors.serialize(tensors, metadata)))
-    except OSError as error:
-        raise UserError(f"{path} could not be written: {error.strerror or error}") from error
 
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:

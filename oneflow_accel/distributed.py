@@ -70,17 +70,9 @@ def all_gather_json(value: Any) -> list[Any]:
     ]
 
 
-def local_value(tensor: flow.Tensor) -> flow.Tensor:
-    """The whole value of a global tensor, which every process of its placement has to ask for, as a
-    local one; a local tensor as it is."""
-    if not tensor.is_global:
-        return tensor
-    return tensor.to_global(sbp=[flow.sbp.broadcast] * len(tensor.sbp)).to_local()
-
-
 def set_value(tensor: flow.Tensor, array: np.ndarray) -> None:
-    """Give a local or global tensor the value of an array (of its logical shape and dtype) that all
-    processes have: each copies its own part, and they exchange nothing.
+    """Give a local or global tensor the value of an array (of its logical shape, of any dtype) that
+    all processes have: each copies its own part, and they exchange nothing.
 
     Raises:
         ValueError: it has another shape, or the tensor is a partial sum.
@@ -93,7 +85,8 @@ def set_value(tensor: flow.Tensor, array: np.ndarray) -> None:
     if part is not None:
         # It shares the memory of the global one.
         local = tensor.detach().to_local() if tensor.is_global else tensor.detach()
-        local.copy_(flow.tensor(np.ascontiguousarray(part), device=local.device))
+        part = np.asarray(part, order="C")
+        local.copy_(flow.tensor(part, dtype=local.dtype, device=local.device))
 
 
 def _own_part(

@@ -26,6 +26,7 @@ except ImportError as error:
         "repository, then `source .venv/bin/activate`."
     )
 from oneflow_accel import command, distributed, launched, layouts, precision, watchdog
+from oneflow_accel.agree import everywhere, on_rank_0, plain_values, require_same
 from oneflow_accel.backends import Backend
 from oneflow_accel.collectives import Mesh
 from oneflow_accel.errors import UserError
@@ -33,7 +34,6 @@ from oneflow_accel.errors import UserError
 import oneflow as flow
 from oneflow import nn
 
-from flow_train.agreement import from_rank, plain_values, require_same, together
 from flow_train.checkpoint.folders import (
     Checkpoint,
 )
@@ -80,7 +80,7 @@ OF_A_MACHINE += ("rank", "gpu", "dist-url")
 
 def run(argv: Sequence[str]) -> int:
     """Do what the command line says and return 0; UserError for anything the user can mend."""
-    options, backend = together(lambda: _settled(argv))
+    options, backend = everywhere(lambda: _settled(argv))
     with watchdog.guard():
         return _run(options, backend)
 
@@ -123,7 +123,7 @@ def _run(options: argparse.Namespace, backend: Backend) -> int:
         if options.evaluate and options.resume and run.resumed is None:
             raise UserError(f"-e --resume auto: there is no checkpoint in {options.output_dir} yet")
         options.seed = run.seed
-        train, val = together(lambda: _datasets(options))
+        train, val = everywhere(lambda: _datasets(options))
         require_same({**contents(train, "train"), **contents(val, "val")})
         if options.benchmark:
             _benchmark(options, backend, val)
@@ -292,7 +292,7 @@ def _model(options: argparse.Namespace, backend: Backend, num_classes: int) -> n
     model = create_model(options.arch, num_classes)
     weights = options.weights
     if options.pretrained:
-        weights = from_rank(lambda: pretrained_file(options.arch))
+        weights = on_rank_0(lambda: pretrained_file(options.arch))
     if weights is not None:
         load_weights(model, weights, options.arch, num_classes, reset_head=options.reset_head)
     model = model.to(backend.device())

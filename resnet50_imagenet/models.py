@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from oneflow_accel import layouts, settings
+from oneflow_accel.agree import on_rank_0
 from oneflow_accel.backends.base import Backend
 from oneflow_accel.errors import CheckpointError, UserError
 
@@ -17,7 +18,6 @@ import oneflow as flow
 from flowvision.models import ModelCreator
 from oneflow import nn
 
-from flow_train.agreement import from_rank
 from flow_train.checkpoint.folders import (
     Checkpoint,
     CheckpointManager,
@@ -125,7 +125,7 @@ def load_weights(
     `reset_head` leaves the weights that depend on the number of classes as they were drawn. Raises
     UserError where the file cannot be read, or lists all keys and shapes that do not fit.
     """
-    state: Mapping[str, np.ndarray] = from_rank(lambda: read_weights(path))
+    state: Mapping[str, np.ndarray] = on_rank_0(lambda: read_weights(path))
     if reset_head:
         own = layouts.standard_state_dict(model)
         head = {name: own[name].numpy() for name in _head(arch, num_classes)}
@@ -189,7 +189,7 @@ def up_to_date(checkpoint: Checkpoint) -> Checkpoint:
         return checkpoint
     kept = []
     if checkpoint.folder is not None:
-        best = from_rank(CheckpointManager(checkpoint.folder.parent).best)
+        best = on_rank_0(CheckpointManager(checkpoint.folder.parent).best)
         if best is not None:
             kept = [[state["best_acc1"], step_of(best)]]
     hooks = {"model_checkpoint": {"kept": kept}}

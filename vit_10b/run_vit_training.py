@@ -25,6 +25,7 @@ except ImportError as error:
         "repository, then `source .venv/bin/activate`."
     )
 from oneflow_accel import command, distributed, launched, layouts, precision, watchdog
+from oneflow_accel.agree import everywhere, plain_values, require_same
 from oneflow_accel.backends import Backend
 from oneflow_accel.collectives import Mesh
 from oneflow_accel.errors import UserError
@@ -32,7 +33,6 @@ from oneflow_accel.errors import UserError
 import oneflow as flow
 from oneflow import nn
 
-from flow_train.agreement import plain_values, require_same, together
 from flow_train.checkpoint.folders import (
     AUTO_RESUME,
     Checkpoint,
@@ -76,7 +76,7 @@ Dataset = ImageFolder | FakeImages
 
 def run(argv: Sequence[str]) -> int:
     """Do what the command line says and return 0; UserError for anything the user can mend."""
-    options, backend, limit = together(lambda: _settled(argv))
+    options, backend, limit = everywhere(lambda: _settled(argv))
     if options.dry_run:
         world = options.num_devices or distributed.world_size()
         plan = Plan.of(options, shape_of(options), world)
@@ -142,7 +142,7 @@ def _train(options: argparse.Namespace, backend: Backend) -> None:
     ) as run:
         # A folder that is not free is found before the model is made, which takes long.
         run.claim()
-        train, val = together(lambda: _datasets(options))
+        train, val = everywhere(lambda: _datasets(options))
         require_same({**contents(train, "train"), **contents(val, "val")})
         shape = shape_of(options, len(train.classes))
         if run.resumed is not None:

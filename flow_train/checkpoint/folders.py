@@ -35,12 +35,12 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from oneflow_accel import distributed
+from oneflow_accel.agree import everywhere, on_rank_0
 from oneflow_accel.collectives import Mesh
 from oneflow_accel.errors import CheckpointError, UserError
 
 import numpy as np
 
-from flow_train.agreement import from_rank, together
 from flow_train.checkpoint import libai_files
 from flow_train.checkpoint.shards import (
     MODEL,
@@ -159,7 +159,7 @@ class CheckpointManager:
         if not self._sharers:
             self._find_sharers()
         leader = self._sharers[0]
-        token = distributed.all_gather_json(secrets.token_hex(4))[0]
+        token = on_rank_0(partial(secrets.token_hex, 4))
         temporary = self.directory / f"{TEMPORARY}step-{step:08d}-{token}"
         # Of replicas one writes, on each machine.
         places = distributed.all_gather_json(layout.place)
@@ -214,7 +214,7 @@ class CheckpointManager:
 
     def _find_sharers(self) -> None:
         """Which processes see this folder: those whose marks are in it."""
-        token = distributed.all_gather_json(secrets.token_hex(4))[0]
+        token = on_rank_0(partial(secrets.token_hex, 4))
 
         def mark() -> None:
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -425,7 +425,7 @@ def _writing(part: Callable[[], T], file: Path) -> T:
                 f"{error.filename or file}: {_why(error)}"
             ) from error
 
-    return together(guarded)
+    return everywhere(guarded)
 
 
 def _why(error: OSError) -> str:
@@ -564,13 +564,13 @@ def agreed_checkpoint(
     if resume is None:
         return None
     path = checkpoint_folder(output_dir) if resume == AUTO_RESUME else Path(resume)
-    own = together(lambda: _folders_at(path))
+    own = everywhere(lambda: _folders_at(path))
     lists = distributed.all_gather_json([str(folder) for folder in own])
     leader = next((rank for rank, found in enumerate(lists) if found), 0)
     folders, problems, epochs = [Path(text) for text in lists[leader]], [], set()
     for folder in folders:
         try:
-            content = from_rank(partial(_state_of, folder), leader)
+            content = on_rank_0(partial(_state_of, folder), rank=leader)
             mine, state = _same(folder, content, own), content["state"]
             if epoch is not None and (state.get("epoch"), state.get("batch")) != (epoch, 0):
                 epochs.add(state.get("epoch"))
@@ -616,9 +616,9 @@ def _sent(folder: Path, mine: Path, content: Mapping[str, Any], leader: int) -> 
         return [list(own.model), list(own.optimizer)]
 
     def sent(arrays: Mapping[str, np.ndarray], names: Sequence[str]) -> dict[str, np.ndarray]:
-        return {name: from_rank(partial(arrays.__getitem__, name), leader) for name in names}
+        return {n: on_rank_0(partial(arrays.__getitem__, n), rank=leader) for n in names}
 
-    model, optimizer = from_rank(read, leader)
+    model, optimizer = on_rank_0(read, rank=leader)
     if distributed.world_size() > 1:
         own.model, own.optimizer = sent(own.model, model), sent(own.optimizer, optimizer)
     return own
@@ -643,12 +643,12 @@ def _agreed_shards(
     layout = Layout.of_json(content["shards"], mesh.place if alike and mesh else 0)
     names = [layout.file_of(place) for place in range(theirs)]
     wanted = [names[layout.place]] if alike else names
-    everywhere = distributed.all_gather_json({name: _mark(mine / name) for name in names})
+    marks_of = distributed.all_gather_json({name: _mark(mine / name) for name in names})
 
     def is_mine_to_read(name: str) -> bool:
         """Those that see the same file take turns; what is not there each of them misses."""
-        mark = everywhere[rank][name]
-        same = [other for other, marks in enumerate(everywhere) if marks[name] == mark]
+        mark = marks_of[rank][name]
+        same = [other for other, marks in enumerate(marks_of) if marks[name] == mark]
         return alike or mark is None or same[names.index(name) % len(same)] == rank
 
     problem = None
@@ -656,14 +656,15 @@ def _agreed_shards(
         _verify_files(mine, content, list(filter(is_mine_to_read, wanted)))
     except DamagedError as error:
         problem = f"on {socket.gethostname()}: {error}"
+    # Not `everywhere`: of a DamagedError the caller goes on to an older checkpoint.
     problems = [text for text in distributed.all_gather_json(problem) if text is not None]
     if problems:
         raise DamagedError(problems[0])
     checkpoint = _opened(mine, content)
-    if any(mark is None for marks in everywhere for mark in marks.values()):
+    if any(mark is None for marks in marks_of for mark in marks.values()):
         own = FileArrays(mine / wanted[0])
         for key in whole:
-            parts = [from_rank(partial(_of_key, own, key), place) for place in range(theirs)]
+            parts = [on_rank_0(partial(_of_key, own, key), rank=place) for place in range(theirs)]
             arrays = joined(parts, layout) if parts[0] else {}
             if key == MODEL:
                 checkpoint.model = arrays
@@ -722,12 +723,9 @@ def claimed(
     and of `require_no_other_run`, on all processes."""
     manager = CheckpointManager(checkpoint_folder(run_dir), keep_last)
 
-    def look() -> None:
-        if by_all or distributed.is_main():
-            require_no_other_run(run_dir, None if resumed is None else resumed.folder)
-
-    together(look)
-    together(lambda: manager.claim() if distributed.is_main() else None)
+    agree = everywhere if by_all else on_rank_0
+    agree(lambda: require_no_other_run(run_dir, None if resumed is None else resumed.folder))
+    on_rank_0(manager.claim)
     return manager
 
 

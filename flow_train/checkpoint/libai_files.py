@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from oneflow_accel.agree import on_rank_0
 from oneflow_accel.errors import CheckpointError
 
 import oneflow as flow
@@ -323,8 +324,9 @@ class OptimizerCheckpoint:
         assert self._graph is not None
         variables = dict(extra)
         if steps is not None:
+            first = flow.placement("cpu", [0])
             variables[TRAIN_STEP] = flow.tensor(
-                [steps], dtype=flow.int64, placement=_first_process(), sbp=flow.sbp.broadcast
+                [steps], dtype=flow.int64, placement=first, sbp=flow.sbp.broadcast
             )
         for name, entries in values.items():
             for key, value in entries.items():
@@ -363,11 +365,6 @@ def _keys(optimizer: flow.optim.Optimizer) -> frozenset[str] | None:
     return None if keys is None else frozenset(EAGER_KEYS.get(key, key) for key in keys)
 
 
-def _first_process() -> flow.placement:
-    return flow.placement("cpu", [0])
-
-
 def _number(tensor: flow.Tensor) -> int:
     """The one element of a tensor of rank 0, on every process."""
-    everywhere = flow.placement("cpu", list(range(flow.env.get_world_size())))
-    return int(tensor.to_global(placement=everywhere, sbp=flow.sbp.broadcast).to_local().item())
+    return on_rank_0(lambda: int(tensor.to_local().item()))

@@ -12,7 +12,6 @@ here an error on that process is an error on all.
 from __future__ import annotations
 
 import copyreg
-import errno
 import io
 import os
 import pickle
@@ -24,13 +23,14 @@ from pathlib import Path
 from typing import Any
 
 from oneflow_accel import distributed
+from oneflow_accel.agree import on_rank_0, whole
 from oneflow_accel.errors import CheckpointError
 
 import numpy as np
 import oneflow as flow
 from oneflow.framework import check_point_v2
 
-from flow_train.agreement import from_rank
+from flow_train.files import writing
 
 PICKLE = "pickled_data"
 META = "meta"
@@ -114,7 +114,7 @@ def load(folder: Path | str) -> Any:
         check(folder)
         return (folder / PICKLE).read_bytes()
 
-    content = from_rank(read)
+    content = on_rank_0(read)
     return _replace(
         _structure(content, folder / PICKLE),
         lambda tensor: check_point_v2._LoadSingleVariable(str(tensor.place(folder)), 0),
@@ -140,19 +140,15 @@ def save(value: Any, folder: Path | str) -> None:
         raise TypeError(
             f"only tensors, containers, numbers and text can be saved: {error}"
         ) from error
-    if writer.problem is None and distributed.rank() == 0:
-        try:
+
+    def finish() -> None:
+        if writer.problem is not None:
+            raise writer.problem
+        with writing(folder, CheckpointError):
             folder.mkdir(parents=True, exist_ok=True)
             (folder / PICKLE).write_bytes(buffer.getvalue())
-        except OSError as error:
-            writer.problem = writing_failed(folder, error)
-    from_rank(writer.check)
 
-
-def writing_failed(path: Path, error: OSError) -> str:
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    hint = "; free some space or choose another output folder" if full else ""
-    return f"{path} could not be written: {error.strerror or error}{hint}"
+    on_rank_0(finish)
 
 
 class _Writer(pickle.Pickler):
@@ -162,32 +158,21 @@ class _Writer(pickle.Pickler):
     def __init__(self, buffer: io.BytesIO, folder: Path) -> None:
         super().__init__(buffer, protocol=4)
         self._folder = folder
-        self.problem: str | None = None
-
-    def check(self) -> None:
-        if self.problem is not None:
-            raise CheckpointError(self.problem)
+        self.problem: CheckpointError | None = None
 
     def reducer_override(self, value: Any) -> Any:
         if not isinstance(value, flow.Tensor):
             return NotImplemented
-        local = value
-        if value.is_global:
-            host = flow.placement("cpu", value.placement.ranks)
-            local = value.to_global(placement=host)
-            # One rank in as many dimensions as the tensor's placement has.
-            ranks = np.zeros([1] * np.ndim(value.placement.ranks), dtype=int).tolist()
-            sbp = [flow.sbp.broadcast] * len(value.sbp)
-            local = local.to_global(placement=host, sbp=sbp)
-            local = local.to_global(placement=flow.placement("cpu", ranks), sbp=sbp).to_local()
+        local = whole(value)
         number = value.global_id() if value.is_global else id(value)
         name = f"global_tensor_{number}"
-        if distributed.rank() == 0 and self.problem is None:
+        if distributed.is_main() and self.problem is None:
             try:
-                os.makedirs(self._folder, exist_ok=True)
-                check_point_v2._save_tensor_to_disk(local, self._folder / name)
-            except OSError as error:
-                self.problem = writing_failed(self._folder / name, error)
+                with writing(self._folder / name, CheckpointError):
+                    os.makedirs(self._folder, exist_ok=True)
+                    check_point_v2._save_tensor_to_disk(local, self._folder / name)
+            except CheckpointError as error:
+                self.problem = error
         return copyreg.__newobj__, (type(value),), {"path": name}  # type: ignore[attr-defined]
 
 

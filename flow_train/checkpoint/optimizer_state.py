@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from oneflow_accel import distributed
+from oneflow_accel.agree import whole
 from oneflow_accel.errors import CheckpointError, UserError
 
 import numpy as np
@@ -65,7 +65,7 @@ def eager_state(model: nn.Module, optimizer: flow.optim.Optimizer) -> dict[str, 
         for key in state_keys(optimizer):
             tensor = state.get(index, {}).get(EAGER_KEYS.get(key, key))
             if tensor is not None:
-                arrays[f"{key}/{name}"] = distributed.local_value(tensor).numpy()
+                arrays[f"{key}/{name}"] = whole(tensor, to=None).numpy()
     return arrays
 
 

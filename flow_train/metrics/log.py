@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from oneflow_accel import distributed
+from oneflow_accel import agree, distributed
 from oneflow_accel.errors import UserError
 
 import numpy as np
@@ -257,7 +257,7 @@ def _to_host(scalars: list[flow.Tensor], reduce: bool) -> list[float]:
 
 def _as_local_scalar(tensor: flow.Tensor) -> flow.Tensor:
     """A float32 tensor of shape () on this process, without its autograd history."""
-    return distributed.local_value(tensor.detach()).reshape(()).to(flow.float32)
+    return agree.whole(tensor, to=None).reshape(()).to(flow.float32)
 
 
 class Logger:
@@ -417,7 +417,7 @@ class RunLog:
         """Whether something was logged under a heading at a step; the same on every process."""
         lines = read_metrics(self._metrics.path) if self._enabled else []
         found = any(line["split"] == split and line["step"] == step for line in lines)
-        return bool(distributed.all_gather_json(found)[0])
+        return agree.on_rank_0(lambda: found)
 
     def truncate(self, step: int) -> None:
         """Forget what was logged after `step`: the run resumes from there."""

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
-from oneflow_accel import distributed, layouts
+from oneflow_accel import agree, distributed, layouts
 from oneflow_accel import precision as precisions
 from oneflow_accel.backends.base import Backend
 
@@ -298,7 +298,7 @@ class GraphStep(TrainStep):
             for key in state_keys(self.optimizer):
                 variable = state.get(f"model.{name}{GRAPH_SUFFIXES[key]}")
                 if variable is not None:
-                    arrays[f"{key}/{name}"] = distributed.local_value(variable).numpy()
+                    arrays[f"{key}/{name}"] = agree.whole(variable, to=None).numpy()
         return arrays
 
     def _optimizer_tensors(self) -> dict[str, flow.Tensor]:

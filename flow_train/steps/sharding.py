@@ -36,7 +36,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from oneflow_accel import distributed
+from oneflow_accel import agree, distributed
 from oneflow_accel.backends.base import Backend
 from oneflow_accel.collectives import Mesh, Window
 from oneflow_accel.errors import UserError
@@ -203,7 +203,7 @@ class Unit:
         shards = []
         for index, (group, length) in enumerate(zip(groups, lengths, strict=True)):
             values = [place.value for place in group]
-            pieces = [distributed.local_value(value.detach()).reshape(-1) for value in values]
+            pieces = [agree.whole(value, to=None).reshape(-1) for value in values]
             whole = _padded(_joined(pieces), length * self.mesh.shards)
             own = self._kept(index, whole[self.mesh.place * length :][:length].clone())
             parameter = nn.Parameter(own, requires_grad=values[0].requires_grad)
@@ -511,7 +511,7 @@ class Sharding:
             # What a backward pass has gathered ahead is older than the optimizer's step.
             unit.forget()
             with unit.whole(train=False, ahead=False) as tensors:
-                arrays = [distributed.local_value(tensor).numpy() for tensor in tensors]
+                arrays = [agree.whole(tensor, to=None).numpy() for tensor in tensors]
             yield from zip(names, arrays, strict=True)
 
 

@@ -6,12 +6,12 @@ import copy
 from pathlib import Path
 
 from oneflow_accel import precision
+from oneflow_accel.agree import require_same
 from oneflow_accel.backends.base import Backend
 
 from libai.config import LazyCall, try_get_key
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from flow_train.agreement import require_same
 from flow_train.metrics.profile import ProfileSteps
 from libai_projects.engine.data import RandomTokens
 from libai_projects.text import token_files

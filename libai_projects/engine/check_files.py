@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from oneflow_accel import distributed
+from oneflow_accel.agree import on_rank_0, plain_values
 from oneflow_accel.errors import UserError
 
 import yaml
 from libai.config import instantiate, try_get_key
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from flow_train.agreement import from_rank, plain_values
 from flow_train.checkpoint import libai_files
 from libai_projects.engine.arguments import Options
 from libai_projects.engine.data import TokenFiles
@@ -55,7 +55,7 @@ def check_all(cfg: DictConfig, options: Options, note: Note) -> None:
     note(lambda: check_output(cfg, options))
     if options.resume and not options.eval_only:
         note(lambda: check_resume(cfg))
-    note(lambda: from_rank(lambda: check_weights(cfg, options)))
+    note(lambda: on_rank_0(lambda: check_weights(cfg, options)))
 
 
 def datasets(cfg: DictConfig) -> Iterator[tuple[str, DictConfig]]:
@@ -198,7 +198,7 @@ def check_resume(cfg: DictConfig) -> None:
             check_same_model(cfg, output / CONFIG_BACKUP)
         return found
 
-    found = from_rank(check)
+    found = on_rank_0(check)
     newest = [str(path) for path in libai_files.numbered(output).values()][-1:]
     everywhere = distributed.all_gather_json([socket.gethostname(), newest])
     elsewhere = next((each for each in everywhere if each[1]), None)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from oneflow_accel import distributed
+from oneflow_accel.agree import on_rank_0
 from oneflow_accel.errors import CheckpointError
 
 import numpy as np
@@ -20,9 +21,8 @@ from libai.utils import checkpoint
 from libai.utils.checkpoint import _filter_reused_missing_keys
 from omegaconf import OmegaConf
 
-from flow_train.agreement import from_rank
 from flow_train.checkpoint import libai_files, oneflow_files
-from flow_train.files import remove_folder
+from flow_train.files import remove_folder, writing
 
 logger = logging.getLogger("libai_projects")
 
@@ -66,16 +66,8 @@ class Checkpointer(checkpoint.Checkpointer):
             self.tag_last_checkpoint(name)
 
     def _on_rank_0(self, action: Callable[[], T]) -> T:
-        """The result of `action()` on rank 0, everywhere; an error there is raised on all."""
-
-        def guarded() -> T:
-            try:
-                return action()
-            except OSError as error:
-                text = oneflow_files.writing_failed(Path(self.save_dir), error)
-                raise CheckpointError(text) from error
-
-        return from_rank(guarded)
+        """The same as `on_rank_0`; what the disk refuses is a CheckpointError, too."""
+        return on_rank_0(writing(Path(self.save_dir), CheckpointError)(action))
 
     def load(self, path: str, checkpointables: Sequence[str] | None = None) -> dict[str, Any]:
         """Load the checkpoint in folder `path`, or of the "model" folder in it; "" loads nothing.
@@ -239,7 +231,7 @@ class BestCheckpointer(hooks.BestCheckpointer):
             is_better = is_better and self._update_best(*found)
             text = "Saved best model" if is_better else "Not saved as best model"
             logger.info("%s: %s is %.5f @ iteration %d", text, self._val_metric, *found)
-        if from_rank(lambda: is_better):
+        if on_rank_0(lambda: is_better):
             best = {"metric": self._val_metric, "value": self.best_metric}
             self._checkpointer.save(self._file_prefix, best=best | {"iteration": self.best_iter})
 

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from oneflow_accel import distributed
+from oneflow_accel.agree import agree, require_same
 from oneflow_accel.errors import UserError
 
 from libai.config import try_get_key
 from omegaconf import DictConfig
 
-from flow_train.agreement import agree, require_same
 from libai_projects.engine import check_files, check_settings
 from libai_projects.engine.arguments import Options
 from libai_projects.models import families

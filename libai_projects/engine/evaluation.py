@@ -7,12 +7,12 @@ import logging
 from pathlib import Path
 
 from oneflow_accel import distributed
+from oneflow_accel.agree import on_rank_0
 
 from libai.config import try_get_key
 from libai.evaluation import flatten_results_dict
 from omegaconf import DictConfig
 
-from flow_train.agreement import from_rank
 from flow_train.checkpoint import libai_files
 from flow_train.files import replace_file
 from libai_projects.engine.check_files import weights_format
@@ -30,7 +30,7 @@ def weights_to_evaluate(cfg: DictConfig) -> str:
     """train.load_weight, else the last checkpoint in train.output_dir, which must be whole."""
     if cfg.train.load_weight:
         return str(cfg.train.load_weight)
-    return from_rank(lambda: str(libai_files.last(Path(cfg.train.output_dir))))
+    return on_rank_0(lambda: str(libai_files.last(Path(cfg.train.output_dir))))
 
 
 def evaluate(cfg: DictConfig, weights: str) -> object:
@@ -44,7 +44,7 @@ def evaluate(cfg: DictConfig, weights: str) -> object:
     loaders = [loader for loader in (validation, test) if loader is not None]
     loaders += Trainer.build_test_loader(cfg, tokenizer)
     if try_get_key(cfg, "train.sparse_to_dense.fraction", default=None) is not None:
-        _, found = load(weights, from_rank(lambda: weights_format(weights)))
+        _, found = load(weights, on_rank_0(lambda: weights_format(weights)))
         if not any(key in found for key in KEYS):
             make_dense(cfg)
     model = Trainer.build_model(cfg)

@@ -8,9 +8,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from oneflow_accel.agree import on_rank_0
+
 from libai.engine import hooks
 
-from flow_train.agreement import from_rank
 from flow_train.hooks import Monitored
 from flow_train.metrics.profile import ProfileSteps
 from libai_projects.engine.checkpoints import evaluates
@@ -101,7 +102,7 @@ class EarlyStop(hooks.HookBase):
 
     def _end_if_due(self, done: int) -> None:
         # The results are on the main process only.
-        self.trainer.ended_early = from_rank(self._reason) if done else ""
+        self.trainer.ended_early = on_rank_0(self._reason) if done else ""
 
     def _reason(self) -> str:
         best = (

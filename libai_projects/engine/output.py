@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from oneflow_accel.agree import on_rank_0
 from oneflow_accel.errors import UserError
 
 from omegaconf import DictConfig
 
-from flow_train.agreement import from_rank
 from flow_train.checkpoint import libai_files
 from flow_train.checkpoint.folders import require_no_other_run
 from flow_train.files import take_lock
@@ -66,7 +66,7 @@ def prepare(cfg: DictConfig, options: Options) -> Iterator[list[str]]:
         require_no_other_run(directory, libai_files.last(directory) if options.resume else None)
         return lines
 
-    lines = from_rank(hold)
+    lines = on_rank_0(hold)
     try:
         yield lines
     finally:

@@ -10,12 +10,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from oneflow_accel import distributed
+from oneflow_accel import agree, distributed
 
 import numpy as np
 import oneflow as flow
 from libai import evaluation
-from libai.utils import distributed as dist
 
 logger = logging.getLogger("libai_projects")
 
@@ -63,7 +62,8 @@ def evaluate_on(
                 for part in parts:
                     outputs |= part.reduce(inputs, found) if hasattr(part, "reduce") else found
                 count = min(batch_size, samples - rows)
-                local_inputs, local_outputs = _on_main(inputs), _on_main(outputs)
+                local_inputs = {key: agree.whole(value) for key, value in inputs.items()}
+                local_outputs = {key: agree.whole(value) for key, value in outputs.items()}
                 if distributed.is_main():
                     evaluator.process(
                         {key: value[:count] for key, value in local_inputs.items()},
@@ -92,14 +92,6 @@ def _filled_up(fields: Fields, batch_size: int) -> Fields:
             value = rows.to_global(sbp=value.sbp)
         filled[key] = value
     return filled
-
-
-def _on_main(fields: Fields) -> Fields:
-    """Local tensors on the main process, without elements on others."""
-    first = {
-        key: [0] if value.placement.ranks.ndim == 1 else [[0]] for key, value in fields.items()
-    }
-    return {key: dist.ttol(value, ranks=first[key]) for key, value in fields.items()}
 
 
 class PPLEvaluator(evaluation.PPLEvaluator):

@@ -12,13 +12,13 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from oneflow_accel import distributed
+from oneflow_accel.agree import on_rank_0, whole
 
 import numpy as np
 import oneflow as flow
 from libai.engine import hooks
 from omegaconf import DictConfig
 
-from flow_train.agreement import from_rank
 from libai_projects import weights
 from libai_projects.weights.monarch import KEYS, in_libai_layout
 from monarch_flow.projection import densify_training_state, structured_layers
@@ -94,7 +94,7 @@ def switch(trainer: Trainer) -> None:
             "names": names,
             "state": {**_steps(saved), **_numbered(moments, names)},
             "graph": {
-                name: _on_rank_0(_array(value)) for name, value in saved.get("graph", {}).items()
+                name: _of_rank_0(whole(value)) for name, value in saved.get("graph", {}).items()
             },
         }
     )
@@ -118,9 +118,9 @@ def _moments(saved: dict[str, Any]) -> dict[str, np.ndarray]:
     found = {}
     for number, name in enumerate(saved["names"]):
         for key, value in saved["state"].get(number, {}).items():
-            array = _array(value)
-            if array is not None:
-                found[f"{key}/{name}"] = array
+            tensor = whole(value)
+            if distributed.is_main():
+                found[f"{key}/{name}"] = tensor.numpy()
     return found
 
 
@@ -131,22 +131,13 @@ def _steps(saved: dict[str, Any]) -> dict[str, Any]:
 def _numbered(moments: dict[str, np.ndarray], names: list[str]) -> dict[int, dict[str, Any]]:
     """Rank 0's moments as tensors there, by number of the parameter; a collective call."""
     state: dict[int, dict[str, Any]] = {}
-    for name in from_rank(lambda: list(moments)):
+    for name in on_rank_0(lambda: list(moments)):
         key, _, parameter = name.partition("/")
-        state.setdefault(names.index(parameter), {})[key] = _on_rank_0(moments.get(name))
+        moment = flow.tensor(moments.get(name, []))
+        state.setdefault(names.index(parameter), {})[key] = _of_rank_0(moment)
     return state
 
 
-def _array(tensor: flow.Tensor) -> np.ndarray | None:
-    """The whole value on rank 0, None elsewhere."""
-    host = flow.placement("cpu", tensor.placement.ranks)
-    tensor = tensor.detach().to_global(placement=host)
-    tensor = tensor.to_global(sbp=[flow.sbp.broadcast] * len(tensor.sbp))
-    tensor = tensor.to_global(placement=flow.placement("cpu", [0]), sbp=flow.sbp.broadcast)
-    return tensor.to_local().numpy() if distributed.is_main() else None
-
-
-def _on_rank_0(array: np.ndarray | None) -> flow.Tensor:
-    """Rank 0's array as a global tensor there, as `oneflow_files.load` gives tensors."""
-    local = flow.tensor([]) if array is None else flow.tensor(array)
-    return local.to_global(placement=flow.placement("cpu", [0]), sbp=flow.sbp.broadcast)
+def _of_rank_0(tensor: flow.Tensor) -> flow.Tensor:
+    """Rank 0's local tensor as a global one there, as `oneflow_files.load` gives them."""
+    return tensor.to_global(placement=flow.placement("cpu", [0]), sbp=flow.sbp.broadcast)

@@ -16,9 +16,9 @@ from typing import Any
 
 import oneflow_accel
 from oneflow_accel import command, distributed, precision
+from oneflow_accel.agree import on_rank_0, whole
 from oneflow_accel.errors import UserError
 
-import numpy as np
 import oneflow as flow
 from libai.config import LazyConfig, try_get_key
 from libai.data.data_utils import compile_helper
@@ -33,7 +33,6 @@ from libai.utils.events import EventStorage, EventWriter, get_event_storage
 from libai.utils.logger import setup_logger
 from omegaconf import DictConfig, ListConfig
 
-from flow_train.agreement import from_rank
 from flow_train.checkpoint import libai_files, oneflow_files
 from flow_train.checkpoint.libai_files import OptimizerCheckpoint
 from flow_train.rng import get_rng_state, seed_of, set_rng_state
@@ -118,9 +117,7 @@ class EagerTrainer(libai_trainer.EagerTrainer):
         means = {key: value / self.grad_acc_steps for key, value in sums.items()}
         self.write_metrics(means, data_time)
         if self.wants_norm:
-            norm = _gradient_norm(self.model)
-            first = np.zeros([1] * len(norm.sbp), dtype=int).tolist()
-            norm = dist.tton(norm, local_only=False, ranks=first)
+            norm = whole(_gradient_norm(self.model))
             if distributed.is_main():
                 get_event_storage().put_scalar("grad_norm", float(norm))
         self.optimizer.clip_grad()
@@ -131,8 +128,8 @@ class EagerTrainer(libai_trainer.EagerTrainer):
 def _gradient_norm(model: flow.nn.Module) -> flow.Tensor:
     """The norm of all gradients as if they were one vector; global, whole on the first stage."""
     found = [p.grad.detach() for p in model.parameters() if p.grad is not None]
-    whole = [flow.sbp.broadcast] * len(found[0].sbp)
-    norms = [flow.linalg.vector_norm(grad.to_global(sbp=whole)) for grad in found]
+    replicated = [flow.sbp.broadcast] * len(found[0].sbp)
+    norms = [flow.linalg.vector_norm(grad.to_global(sbp=replicated)) for grad in found]
     first = found[0].placement
     return flow.linalg.vector_norm(flow.stack([norm.to_global(placement=first) for norm in norms]))
 
@@ -548,7 +545,7 @@ class Trainer(DefaultTrainer):
 
 def _read_state(folder: Path) -> dict[str, Any]:
     """What `trainer_state` gave, from a checkpoint's part; {} where a LiBai checkpoint has none."""
-    return from_rank(lambda: oneflow_files.read_structure(folder) if folder.exists() else {})
+    return on_rank_0(lambda: oneflow_files.read_structure(folder) if folder.exists() else {})
 
 
 def _split_names(loaders: list[Any]) -> list[str]:
@@ -562,6 +559,6 @@ def load_weights(model: flow.nn.Module, path: str) -> None:
     """Load a LiBai checkpoint or Hugging Face directory into a global model of any layout, which
     keeps its own vocabulary size. Raises UserError for a damaged directory or another model."""
     table = table_of(model)
-    state, _ = weights.load(path, from_rank(lambda: weights_format(path)), table=table)
+    state, _ = weights.load(path, on_rank_0(lambda: weights_format(path)), table=table)
     weights.load_into(model, state, table=table)
     logger.info("loaded the weights of %s", path)

@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, NoReturn
 
 from oneflow_accel import distributed, launched, watchdog
+from oneflow_accel.agree import everywhere, on_rank_0
 from oneflow_accel.errors import UserError
 
-from flow_train.agreement import together
 from libai_projects.inference import lockstep
 from libai_projects.inference.jobs import ClosedError, GeneratedText, Job, Problem, Worker
 from libai_projects.inference.options import FOR_CALLERS, limits_of
@@ -342,7 +342,7 @@ def _jsonl(options: argparse.Namespace, pipeline: TextPipeline, output: _Standar
         signal.signal(signal.SIGINT, interrupt)
         signal.signal(signal.SIGTERM, interrupt)
     _run_with_source(worker, lambda: lines.run(sys.stdin.buffer))
-    bad = lockstep.share(lines.bad)
+    bad = on_rank_0(lambda: lines.bad)
     if interrupted:
         return 128 + interrupted[0]
     return 1 if bad or output.closed else 0
@@ -367,7 +367,7 @@ def _run_with_source(worker: Worker, source: Callable[[], None]) -> None:
 
         threading.Thread(target=read, daemon=True, name=_READER).start()
     worker.run()
-    if problem := lockstep.share(problems[:1]):
+    if problem := on_rank_0(lambda: problems[:1]):
         raise UserError(problem[0])
 
 
@@ -377,7 +377,7 @@ def _serve(options: argparse.Namespace, pipeline: TextPipeline) -> int:
 
     limits = limits_of(options)
     worker = Worker(pipeline, queue_length=limits.queue)
-    server = together(
+    server = everywhere(
         lambda: (
             Server(worker, limits, options.host, options.port, options.allowed_hosts)
             if distributed.is_main()

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from oneflow_accel import distributed
+from oneflow_accel.agree import on_rank_0
 from oneflow_accel.errors import UserError
 
 from libai_projects.inference import lockstep
@@ -182,7 +183,7 @@ class Worker:
 
     def _follow(self) -> None:
         while True:
-            message = lockstep.share(None)
+            message = on_rank_0(lambda: None)
             if message["do"] == "end":
                 return
             if message["do"] == "generate":
@@ -200,4 +201,4 @@ class Worker:
     @staticmethod
     def _tell(message: dict[str, Any]) -> None:
         if distributed.world_size() > 1:
-            lockstep.share(message)
+            on_rank_0(lambda: message)

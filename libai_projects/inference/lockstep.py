@@ -1,7 +1,7 @@
 """Several processes doing the same generation: rank 0 decides, the others follow.
 
 Only rank 0 hears of requests, clocks and people who went away, so it shares each request before it
-is run, and whether to go on before each token.
+is run (`agree.on_rank_0`), and whether to go on before each token.
 
 A request that fails on one rank (no memory, say) must fail on all before the next one begins. So
 while a request runs, nothing is collective but the model's own steps and `exchange`, before each
@@ -18,7 +18,6 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
 
 from oneflow_accel import distributed
 from oneflow_accel.errors import UserError
@@ -40,11 +39,6 @@ class OtherRankError(Exception):
 
 class OtherRankUserError(OtherRankError, UserError):
     """Likewise, and it is the user's to mend."""
-
-
-def share(value: Any) -> Any:
-    """Rank 0's `value` (anything JSON can say), on every rank; every rank has to call it."""
-    return distributed.all_gather_json(value if distributed.is_main() else None)[0]
 
 
 @contextlib.contextmanager

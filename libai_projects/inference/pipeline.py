@@ -11,13 +11,13 @@ from typing import Any
 
 import oneflow_accel
 from oneflow_accel import distributed
+from oneflow_accel.agree import everywhere, on_rank_0, plain_values, require_same
 from oneflow_accel.errors import UserError
 
 from libai.config import instantiate
 from libai.utils import distributed as dist
 from omegaconf import DictConfig, OmegaConf
 
-from flow_train.agreement import from_rank, plain_values, require_same, together
 from libai_projects import weights
 from libai_projects.engine.check_files import OF_A_MACHINE
 from libai_projects.engine.checks import check_model
@@ -109,12 +109,12 @@ class TextGenerationPipeline(TextPipeline):
             GenerationOptions.from_config(cfg.get("generation"), **generation)
             return cfg
 
-        cfg = together(read)
+        cfg = everywhere(read)
         require_same(plain_values(OmegaConf.to_container(cfg, resolve=True), OF_A_MACHINE))
         # The first process reads the model for all; the tokenizer is each one's own.
-        kind, path = from_rank(lambda: _model(cfg, model_path, mode))
+        kind, path = on_rank_0(lambda: _model(cfg, model_path, mode))
         given = {"vocab_file": vocab_file, "merges_file": merges_file, "path": tokenizer}
-        built = together(lambda: _tokenizer(cfg, given, path))
+        built = everywhere(lambda: _tokenizer(cfg, given, path))
         if distributed.world_size() > 1:
             words = json.dumps([built.decode([token]) for token in range(built.vocab_size)])
             require_same({"the tokenizer's words": sha256(words.encode()).hexdigest()})
@@ -213,7 +213,7 @@ def main(argv: Sequence[str], config_file: str, examples: Sequence[str]) -> int:
     """What a project's pipeline.py does; `config_file` is its own, `examples` are prompts where the
     command line has none."""
     parser = build_parser("pipeline.py", DEFAULT_OPTIONS, config_file)
-    options = together(lambda: parse_options(parser, argv))
+    options = everywhere(lambda: parse_options(parser, argv))
     typed = {f"--{name.replace('_', '-')}": value for name, value in vars(options).items()}
     require_same(plain_values(typed, (*OF_A_MACHINE, "model", "tokenizer", "host", "overrides")))
 

@@ -29,13 +29,13 @@ except ImportError as error:
         "repository, then `source .venv/bin/activate`."
     )
 from oneflow_accel import command, distributed, watchdog
+from oneflow_accel.agree import everywhere, require_same
 from oneflow_accel.backends import Backend
 from oneflow_accel.errors import UserError
 
 from libai.utils.logger import setup_logger
 from omegaconf import DictConfig
 
-from flow_train.agreement import require_same, together
 from flow_train.checkpoint import libai_files
 from flow_train.rng import seed_all
 from libai_projects.engine import adapt, check_files, checks, evaluation, output
@@ -70,7 +70,7 @@ def prepare(argv: Sequence[str]) -> Job:
         cfg.train.dist.device_type = backend.name
         return options, cfg, backend
 
-    options, cfg, backend = together(read)
+    options, cfg, backend = everywhere(read)
     require_same(check_files.of_all_machines(cfg, options))
     adapt.complete(cfg)
     adapted = adapt.use_dummy(cfg) if options.dummy else adapt.use_held_out(cfg)

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from oneflow_accel import distributed
+from oneflow_accel.agree import on_rank_0, whole
 from oneflow_accel.errors import UserError
 
 import numpy as np
 import oneflow as flow
 from oneflow import nn
 
-from flow_train.agreement import on_main
 from libai_projects.weights import huggingface, libai_checkpoints
 from libai_projects.weights.gpt2 import GPT2
 from libai_projects.weights.llama import LLAMA, read_meta
@@ -71,16 +71,20 @@ def load(
         mode: one of MODES.
         overrides: settings that the files do not tell or tell wrongly.
     """
+    state: State = {}
 
-    def action() -> Loaded:
+    def action() -> Config:
+        nonlocal state
         try:
-            return read(path, mode, overrides=overrides, table=table)
+            loaded = read(path, mode, overrides=overrides, table=table)
         except MisfitError as error:
             # One line is enough here: the converter lists every name, and can leave some out.
             raise UserError(f"{error.brief}; is it the right model?") from error
+        state = loaded.state
+        return loaded.config
 
-    loaded = on_main(action) or Loaded({}, {})
-    return loaded.state, distributed.all_gather_json(loaded.config)[0]
+    config = on_rank_0(action)
+    return state, config
 
 
 def read(
@@ -177,7 +181,7 @@ def load_into(model: nn.Module, state: Mapping[str, np.ndarray], *, table: Table
                 "model of other sizes?"
             )
 
-    on_main(check)
+    on_rank_0(check)
     with flow.no_grad():
         for name, target in targets.items():
             _assign(target, state.get(prefix + name))
@@ -187,9 +191,9 @@ def gather_state(model: nn.Module, table: Table = GPT2) -> State:
     """All parameters of a model on rank 0, under LiBai's names; empty elsewhere. Collective."""
     state = {}
     for name, tensor in model.named_parameters():
-        array = _on_main(tensor)
-        if array is not None:
-            state[table.prefix + name.removeprefix(table.prefix)] = array
+        value = whole(tensor)
+        if distributed.is_main():
+            state[table.prefix + name.removeprefix(table.prefix)] = value.float().numpy()
     return state
 
 
@@ -214,7 +218,7 @@ def save_huggingface(
         state: Mapping[str, np.ndarray] = gather_state(model_or_state, table)
     else:
         state = model_or_state
-    on_main(
+    on_rank_0(
         lambda: huggingface.write(
             _without_padding(state, dict(cfg), table),
             dict(cfg),
@@ -245,19 +249,5 @@ def _assign(target: flow.Tensor, array: np.ndarray | None) -> None:
     if not distributed.is_main() or array is None:
         array = np.empty(tuple(target.shape), np.float32)
     value = flow.tensor(np.ascontiguousarray(array, np.float32))
-    if distributed.world_size() > 1:
-        flow.comm.broadcast(value, 0)
-    value = value.to(target.dtype)
-    if target.is_global:
-        whole = [flow.sbp.broadcast] * len(target.sbp)
-        value = value.to_global(placement=target.placement, sbp=whole).to_global(sbp=target.sbp)
-    target.copy_(value)
-
-
-def _on_main(tensor: flow.Tensor) -> np.ndarray | None:
-    """The whole value on rank 0, None elsewhere; a local tensor is rank 0's own."""
-    if tensor.is_global:
-        first = flow.placement(tensor.placement.type, [0])
-        tensor = tensor.detach().to_global(sbp=[flow.sbp.broadcast] * len(tensor.sbp))
-        tensor = tensor.to_global(placement=first, sbp=flow.sbp.broadcast).to_local()
-    return tensor.detach().float().numpy() if distributed.is_main() else None
+    distributed.broadcast([value])
+    distributed.set_value(target, value.numpy())

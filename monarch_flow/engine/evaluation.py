@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from oneflow_accel import distributed, layouts
+from oneflow_accel.agree import everywhere, on_rank_0, require_same
 from oneflow_accel.backends import Backend
 from oneflow_accel.errors import UserError
 
@@ -19,13 +20,12 @@ import numpy as np
 from omegaconf import DictConfig
 from oneflow import nn
 
-from flow_train.agreement import from_rank, require_same, together
 from flow_train.checkpoint.folders import CheckpointManager, agreed_checkpoint, checkpoint_folder
 from flow_train.checkpoint.shards import MODEL
 from flow_train.compare.results import ON_VALIDATION_IMAGES
 from flow_train.data.datamodule import ImageDataModule
 from flow_train.data.real_labels import RealLabels, read_real_labels
-from flow_train.files import replace_file
+from flow_train.files import replace_file, writing
 from flow_train.loop import Trainer, val_batches
 from flow_train.metrics.console import evaluation_lines
 from flow_train.optim import EMA, build_loss
@@ -59,7 +59,7 @@ def test(
         return {}
     # Process 0 has written it, or all of them their shards.
     manager = CheckpointManager(checkpoint_folder(run_dir))
-    path, fsdp = from_rank(manager.best), trainer.options.fsdp
+    path, fsdp = on_rank_0(manager.best), trainer.options.fsdp
     if path is None or "model_checkpoint" not in trainer.hooks:
         accuracy = trainer.evaluate(loader)
     else:
@@ -99,11 +99,11 @@ def evaluate_checkpoint(cfg: DictConfig, backend: Backend) -> dict[str, float]:
     path = options.get("results_file")
     if path:
         # The main process writes it.
-        from_rank(lambda: _require_writable(Path(path)))
-    data = together(lambda: build_data(cfg, int(cfg.get("seed") or 0), training=False))
+        on_rank_0(lambda: _require_writable(Path(path)))
+    data = everywhere(lambda: build_data(cfg, int(cfg.get("seed") or 0), training=False))
     require_same(data.contents())
     try:
-        real_labels = from_rank(lambda: _real_labels(options.get("real_labels"), data, wanted))
+        real_labels = on_rank_0(lambda: _real_labels(options.get("real_labels"), data, wanted))
         name, model = build_model(cfg, data)
         use_ema = bool(options.get("use_ema", True))
         load_for_evaluation(model, options["ckpt"], name, use_ema=use_ema)
@@ -128,13 +128,10 @@ def evaluate_checkpoint(cfg: DictConfig, backend: Backend) -> dict[str, float]:
             metrics |= task.named(accuracy.as_logged(), split)
     finally:
         data.close()
-    if path and distributed.is_main():
-        try:
-            replace_file(Path(path), (json.dumps(results, indent=2) + "\n").encode())
-        except OSError as error:
-            raise UserError(
-                f"eval.results_file={path} could not be written: {error.strerror or error}"
-            ) from error
+    if path:
+        text = json.dumps(results, indent=2) + "\n"
+        write = writing(f"eval.results_file={path}")(replace_file)
+        on_rank_0(lambda: write(Path(path), text.encode()))
     for accuracy in accuracies:
         accuracy.check()
     return metrics
@@ -157,7 +154,7 @@ def load_for_evaluation(model: nn.Module, path: str, name: str, *, use_ema: bool
     file; `use_ema` takes the moving average where there is one. Raises CheckpointError for weights
     of another model, UserError where they cannot be read.
     """
-    _load(model, from_rank(lambda: read_model_arrays(path, use_ema=use_ema)), path, name)
+    _load(model, on_rank_0(lambda: read_model_arrays(path, use_ema=use_ema)), path, name)
 
 
 def _load(

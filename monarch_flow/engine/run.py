@@ -11,6 +11,7 @@ from pathlib import Path
 
 import oneflow_accel
 from oneflow_accel import distributed, watchdog
+from oneflow_accel.agree import everywhere, on_rank_0, plain_values, require_same
 from oneflow_accel.backends import Backend
 from oneflow_accel.errors import UserError
 
@@ -18,7 +19,6 @@ import oneflow as flow
 from omegaconf import DictConfig
 from oneflow import nn
 
-from flow_train.agreement import from_rank, plain_values, require_same, together
 from flow_train.checkpoint.folders import (
     AUTO_RESUME,
     Checkpoint,
@@ -64,7 +64,7 @@ def run(cfg: DictConfig) -> dict[str, float]:
         SystemExit: the process was told to end (SIGTERM, Ctrl-C) and has written a checkpoint.
     """
     asked = cfg.get("trainer", {}).get("accelerator")
-    backend = together(lambda: oneflow_accel.select_device(asked))
+    backend = everywhere(lambda: oneflow_accel.select_device(asked))
     with watchdog.guard():
         if not distributed.is_main():
             logger.setLevel(logging.WARNING)
@@ -85,11 +85,11 @@ def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
         options = dataclasses.replace(options, max_steps=profile.all_steps, limit_val=0)
     # Runs that keep nothing to go on from.
     trial = bool(options.fast_dev_run or profile)
-    together(lambda: require_loggers(section(cfg, "logger")))
+    everywhere(lambda: require_loggers(section(cfg, "logger")))
     if trial:
         what = "profile (trainer.profile)" if profile else "trial (trainer.fast_dev_run)"
         _require_no_resume(cfg, what)
-    other = from_rank(lambda: read_other_run(cfg.get("resume")))
+    other = on_rank_0(lambda: read_other_run(cfg.get("resume")))
     asked = cfg.get("seed")
     session = Session(
         run_dir,
@@ -107,7 +107,7 @@ def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
     with session as run:
         if run.resumed is not None:
             require_run(run.resumed, str(cfg.get("resume")))
-        data = together(lambda: build_data(cfg, run.seed))
+        data = everywhere(lambda: build_data(cfg, run.seed))
         require_same(data.contents())
         with contextlib.closing(data):
             name, model = build_model(cfg, data)

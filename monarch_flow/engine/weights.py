@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from oneflow_accel import layouts
+from oneflow_accel.agree import on_rank_0
 from oneflow_accel.errors import CheckpointError, UserError
 
 import numpy as np
 from oneflow import nn
 
-from flow_train.agreement import from_rank
 from flow_train.checkpoint.folders import Checkpoint, read_checkpoint, require_model
 from flow_train.checkpoint.weights import read_weights
 from flow_train.optim import averages_in
@@ -160,7 +160,7 @@ def initialize(
             "train.init_from.project: the model has no structured layer to project onto; choose "
             "one with model.mlp_cfg, or leave project out"
         )
-    arrays, _ = from_rank(lambda: read_model_arrays(path, use_ema=use_ema))
+    arrays, _ = on_rank_0(lambda: read_model_arrays(path, use_ema=use_ema))
     try:
         arrays = with_our_names(arrays, model)
         if reset_head:

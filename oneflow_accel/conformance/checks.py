@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from oneflow_accel import distributed, inference, layouts, precision
+from oneflow_accel.agree import whole
 from oneflow_accel.backends.base import Backend
 from oneflow_accel.tolerances import assert_close
 
@@ -591,21 +592,21 @@ def _collectives(backend: Backend) -> None:
 
 @check("collectives", "global tensors")
 def _global(backend: Backend) -> None:
-    whole, me, placement = array(6, 4), distributed.rank(), backend.placement()
-    rows = on(backend, whole[3 * me : 3 * me + 3]).to_global(placement, flow.sbp.split(0))
+    full, me, placement = array(6, 4), distributed.rank(), backend.placement()
+    rows = on(backend, full[3 * me : 3 * me + 3]).to_global(placement, flow.sbp.split(0))
     for layout in (flow.sbp.broadcast, flow.sbp.split(1)):
-        equal(distributed.local_value(rows.to_global(placement, layout)), whole)
-    partial_sum = on(backend, whole * (1 + me)).to_global(placement, flow.sbp.partial_sum)
-    assert_close(host(distributed.local_value(partial_sum)), whole * 3)
+        equal(whole(rows.to_global(placement, layout), to=None), full)
+    partial_sum = on(backend, full * (1 + me)).to_global(placement, flow.sbp.partial_sum)
+    assert_close(host(whole(partial_sum, to=None)), full * 3)
 
 
 @check("collectives", "bfloat16", "bfloat16_collectives")
 def _sixteen_bits(backend: Backend) -> None:
-    whole, placement = array(6, 4), backend.placement()
-    split = on(backend, whole[3 * distributed.rank() :][:3], flow.bfloat16)
+    full, placement = array(6, 4), backend.placement()
+    split = on(backend, full[3 * distributed.rank() :][:3], flow.bfloat16)
     split = split.to_global(placement, flow.sbp.split(0))
-    found = distributed.local_value(split.to_global(placement, flow.sbp.broadcast))
-    assert_close(host(found), whole, dtype="bfloat16")
+    found = whole(split.to_global(placement, flow.sbp.broadcast), to=None)
+    assert_close(host(found), full, dtype="bfloat16")
 
 
 @check("collectives", "DistributedDataParallel")

@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 
+from oneflow_accel import distributed
+from oneflow_accel.agree import whole
 from oneflow_accel.backends import Backend, current_backend
-from oneflow_accel.distributed import local_value
 from oneflow_accel.errors import UserError
 from oneflow_accel.layouts.rules import (
     RULES,
@@ -139,7 +140,7 @@ def standard_state_dict(model: nn.Module) -> dict[str, flow.Tensor]:
     channels_last = set(_channels_last_weights(model))
     state = {}
     for name, tensor in model.state_dict().items():
-        tensor = local_value(tensor.detach())
+        tensor = whole(tensor, to=None)
         state[name] = as_channels_first(tensor).contiguous() if name in channels_last else tensor
     return state
 
@@ -177,7 +178,7 @@ def load_standard_state_dict(
     with flow.no_grad():
         for name, array in arrays.items():
             layout = array.transpose(0, 2, 3, 1) if name in channels_last else array
-            _copy(own[name], layout)
+            distributed.set_value(own[name], layout)
 
 
 def _some_of(names: list[str]) -> str:
@@ -214,12 +215,4 @@ def _channels_last_weights(module: nn.Module, prefix: str = "") -> Iterator[str]
 
 
 def _to_numpy(value: np.ndarray | flow.Tensor) -> np.ndarray:
-    return value if isinstance(value, np.ndarray) else local_value(value.detach()).numpy()
-
-
-def _copy(target: flow.Tensor, array: np.ndarray) -> None:
-    source = flow.tensor(np.asarray(array, order="C"), dtype=target.dtype)
-    if target.is_global:
-        source = source.to_global(placement=target.placement, sbp=flow.sbp.broadcast)
-        source = source.to_global(sbp=target.sbp)
-    target.copy_(source)
+    return value if isinstance(value, np.ndarray) else whole(value, to=None).numpy()

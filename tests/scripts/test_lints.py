@@ -1,4 +1,5 @@
-"""The lint rules that are written here: device names, file sizes, lines per package."""
+"""The lint rules that are written here: device names, errors of one process, file sizes, lines per
+package."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ def script(name: str) -> ModuleType:
 
 
 literals = script("check_device_literals")
+agreement = script("check_agreement")
 sizes = script("check_file_size")
 lines = script("size")
 
@@ -102,6 +104,31 @@ def test_main_prints_places_and_counts_escapes(
     assert literals.main(repository) == 0
 
 
+@pytest.mark.parametrize(
+    ("source", "lines"),
+    [
+        ("if distributed.is_main():\n    raise A", [2]),
+        ("if self._is_main and path:\n    try:\n        a()\n    except B:\n        raise C", [5]),
+        ("if not is_main:\n    a()\nelse:\n    raise A", [4]),
+        ("if is_main():\n    if is_main():\n        raise A", [3]),
+        ("if is_main():\n    def read():\n        raise A\nraise B", []),
+        ("def read():\n    if world_size() > 1:\n        raise A\non_rank_0(read)", []),
+    ],
+)
+def test_what_one_process_raises_alone(source: str, lines: list[int]) -> None:
+    assert agreement.check_source(source) == lines
+
+
+def test_main_prints_where_one_process_raises(
+    repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(repository / "package" / "bad.py", "if is_main():\n    raise ValueError\n")
+    assert agreement.main(repository) == 1
+    assert capsys.readouterr().out.startswith("package/bad.py:2: raised on one process")
+    (repository / "package" / "bad.py").unlink()
+    assert agreement.main(repository) == 0
+
+
 def test_file_size(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (repository / "fits.bin").write_bytes(b"x" * sizes.LIMIT_BYTES)
     write(repository / "ignored" / "big.bin", "x" * (sizes.LIMIT_BYTES + 1))
@@ -126,5 +153,6 @@ def test_lines_per_package(
 
 def test_this_repository_is_clean() -> None:
     assert literals.main() == 0
+    assert agreement.main() == 0
     assert sizes.main() == 0
     assert lines.main() == 0

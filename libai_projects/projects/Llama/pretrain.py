@@ -30,13 +30,13 @@ except ImportError as error:
         "repository, then `source .venv/bin/activate`."
     )
 from oneflow_accel import distributed, precision, settings
+from oneflow_accel.agree import everywhere
 from oneflow_accel.command import run
 from oneflow_accel.errors import UserError
 from oneflow_accel.kernels import registry
 
 from omegaconf import DictConfig
 
-from flow_train.agreement import together
 from libai_projects.projects.Llama import flags as flag_table
 from libai_projects.text import token_files
 
@@ -132,7 +132,7 @@ def settled(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str]) -> int:
-    flags = together(lambda: settled(argv))
+    flags = everywhere(lambda: settled(argv))
     if flags.estimate:
         from libai_projects.projects.Llama import estimate
 
@@ -142,7 +142,7 @@ def main(argv: Sequence[str]) -> int:
         from libai_projects.projects.Llama import ablation
 
         return ablation.run(flags, argv)
-    arguments = together(lambda: arguments_of(flags))
+    arguments = everywhere(lambda: arguments_of(flags))
     # LiBai takes its time to import.
     from libai_projects.tools import train_net
 

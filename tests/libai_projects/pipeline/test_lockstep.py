@@ -14,7 +14,7 @@ from oneflow_accel.errors import UserError
 import pytest
 from pipeline_fakes import TEXT, fake_pipeline
 
-from libai_projects.inference import lockstep
+from libai_projects.inference import jobs, lockstep
 from libai_projects.inference.jobs import Job, Worker
 
 
@@ -31,7 +31,7 @@ def test_rank_0_tells_the_others(
     two_ranks: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     told: list[dict[str, Any]] = []
-    monkeypatch.setattr(lockstep, "share", lambda value: told.append(value) or value)
+    monkeypatch.setattr(jobs, "on_rank_0", lambda action: told.append(action()))
     monkeypatch.setattr(lockstep, "HEARTBEAT_SECONDS", 0.15)
     worker = Worker(fake_pipeline(tmp_path))
     ended = threading.Event()
@@ -72,7 +72,7 @@ def test_the_others_do_what_they_are_told(
         ]
     )
     monkeypatch.setattr(distributed, "is_main", lambda: False)
-    monkeypatch.setattr(lockstep, "share", lambda _value: next(messages))
+    monkeypatch.setattr(jobs, "on_rank_0", lambda _action: next(messages))
     pipeline = fake_pipeline(tmp_path)
     Worker(pipeline).run()
     assert pipeline.model.steps == 3 + 4
@@ -82,7 +82,7 @@ def test_the_others_do_what_they_are_told(
 def test_a_rank_that_fails_inside_a_step_ends_the_job(
     two_ranks: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(lockstep, "share", lambda value: value)
+    monkeypatch.setattr(jobs, "on_rank_0", lambda action: action())
     pipeline = fake_pipeline(tmp_path)
 
     def broken(*_: Any) -> None:
@@ -102,7 +102,7 @@ def test_what_fails_between_steps_is_its_request_s_alone(
     two_ranks: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     told: list[dict[str, Any]] = []
-    monkeypatch.setattr(lockstep, "share", lambda value: told.append(value) or value)
+    monkeypatch.setattr(jobs, "on_rank_0", lambda action: told.append(action()))
     worker = Worker(fake_pipeline(tmp_path))
     outcome: list[Any] = []
     ended = threading.Event()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from oneflow_accel import distributed
+from oneflow_accel import agree, distributed
 
 import numpy as np
 import oneflow as flow
@@ -48,7 +48,7 @@ def train(output: Path, way: str) -> None:
         flow.manual_seed(100 * step + distributed.rank())
         loss = model(of_all(ids[:, :-1]), of_all(ids[:, 1:]))["lm_loss"]
         loss.backward()
-        losses.append(distributed.local_value(loss.detach()).numpy())
+        losses.append(agree.whole(loss, to=None).numpy())
         if cut is None:
             squares = [float((p.grad * p.grad).sum().to_local()) for p in model.parameters()]
             norms.append(np.sqrt(sum(squares)))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import oneflow_accel
-from oneflow_accel import distributed
+from oneflow_accel import agree, distributed
 from oneflow_accel.errors import UserError
 
 import numpy as np
@@ -108,7 +108,7 @@ def train(
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-        losses.append(float(distributed.local_value(loss.detach()).numpy()))
+        losses.append(float(agree.whole(loss, to=None).numpy()))
     return losses
 
 
@@ -179,7 +179,7 @@ def _gradients(layer: nn.Module, x: flow.Tensor, slope: flow.Tensor) -> list[np.
     y = layer(x)
     (y * slope).sum().backward()
     tensors = [y.detach(), x.grad, *(p.grad for p in layer.parameters())]
-    return [distributed.local_value(tensor).numpy() for tensor in tensors]
+    return [agree.whole(tensor, to=None).numpy() for tensor in tensors]
 
 
 def traffic() -> list[float]:
@@ -225,15 +225,13 @@ def state() -> dict[str, Any]:
     placement = oneflow_accel.current_backend().placement()
     layer = local_mlp("padded").fc1
     split = ParallelMonarchLinear(layer, placement, 0, SPLIT)
-    values = {name: distributed.local_value(v).numpy() for name, v in split.state_dict().items()}
+    values = {name: agree.whole(v, to=None).numpy() for name, v in split.state_dict().items()}
     return {
         "shapes": {name: list(value.shape) for name, value in values.items()},
         "same": all((values[n] == v.numpy()).all() for n, v in layer.state_dict().items()),
         "held": int(split.blkdiag1.to_local().numel()) / layer.blkdiag1.numel(),
         "matrix": float(
-            abs(
-                distributed.local_value(split.dense().detach()).numpy() - layer.dense().numpy()
-            ).max()
+            abs(agree.whole(split.dense(), to=None).numpy() - layer.dense().numpy()).max()
         ),
     }
 

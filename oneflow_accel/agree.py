@@ -10,42 +10,15 @@ from typing import Any, TypeVar, cast
 from oneflow_accel import distributed
 from oneflow_accel.errors import UserError
 
+import oneflow as flow
 from oneflow.framework import check_point_v2
 
 T = TypeVar("T")
 
 
-def agree(problems: list[str]) -> None:
-    """Raise the problems of all ranks on each of them; one that only some ranks have says which."""
-    found: dict[str, list[int]] = {}
-    everywhere = distributed.all_gather_json(problems)
-    for rank, texts in enumerate(everywhere):
-        for text in texts:
-            found.setdefault(text, []).append(rank)
-    if not found:
-        return
-    lines = [
-        text if len(ranks) == len(everywhere) else f"rank {', '.join(map(str, ranks))}: {text}"
-        for text, ranks in found.items()
-    ]
-    raise UserError(lines[0] if len(lines) == 1 else "\n  - ".join(["", *lines]))
-
-
-def together(action: Callable[[], T]) -> T:
-    """What `action` returns, run on every process; a UserError on any is raised on all."""
-    if distributed.world_size() == 1:
-        return action()
-    result, problems = cast(T, None), []
-    try:
-        result = action()
-    except UserError as error:
-        problems.append(str(error))
-    agree(problems)
-    return result
-
-
-def from_rank(action: Callable[[], T], rank: int = 0) -> T:
-    """What `action` returns on one process, on all of them; they get its UserError, too."""
+def on_rank_0(action: Callable[[], T], *, rank: int = 0) -> T:
+    """What `action` returns on one process (anything pickle can say), on all of them; they get its
+    UserError, too."""
     if distributed.world_size() == 1:
         return action()
     answer: Any = None
@@ -61,16 +34,47 @@ def from_rank(action: Callable[[], T], rank: int = 0) -> T:
     return cast(T, answer)
 
 
-def on_main(action: Callable[[], T]) -> T | None:
-    """What `action` returns on the main process, None on the others, which get its UserError."""
-    result: T | None = None
-
-    def keep() -> None:
-        nonlocal result
+def everywhere(action: Callable[[], T]) -> T:
+    """What `action` returns, run on every process; a UserError on any is raised on all."""
+    if distributed.world_size() == 1:
+        return action()
+    result, problems = cast(T, None), []
+    try:
         result = action()
-
-    from_rank(keep)
+    except UserError as error:
+        problems.append(str(error))
+    agree(problems)
     return result
+
+
+def whole(tensor: flow.Tensor, to: int | None = 0) -> flow.Tensor:
+    """The whole value of a global tensor, detached and local: on the host of process `to`, without
+    elements on the others; or, where that is None, on each process of its placement, on its device.
+    A local tensor is each process's own."""
+    # A device may have no room for the whole of what it keeps a part of.
+    value = tensor.detach() if to is None else tensor.detach().cpu()
+    if not value.is_global:
+        return value
+    value = value.to_global(sbp=[flow.sbp.broadcast] * len(value.sbp))
+    if to is not None:
+        value = value.to_global(placement=flow.placement("cpu", [to]), sbp=flow.sbp.broadcast)
+    return value.to_local()
+
+
+def agree(problems: list[str]) -> None:
+    """Raise the problems of all ranks on each of them; one that only some ranks have says which."""
+    found: dict[str, list[int]] = {}
+    of_all = distributed.all_gather_json(problems)
+    for rank, texts in enumerate(of_all):
+        for text in texts:
+            found.setdefault(text, []).append(rank)
+    if not found:
+        return
+    lines = [
+        text if len(ranks) == len(of_all) else f"rank {', '.join(map(str, ranks))}: {text}"
+        for text, ranks in found.items()
+    ]
+    raise UserError(lines[0] if len(lines) == 1 else "\n  - ".join(["", *lines]))
 
 
 def plain_values(value: Any, of_a_machine: tuple[str, ...], key: str = "") -> dict[str, Any]:
@@ -88,9 +92,9 @@ def plain_values(value: Any, of_a_machine: tuple[str, ...], key: str = "") -> di
 def require_same(found: Mapping[str, Any]) -> None:
     """UserError, which names what differs and where, unless every process has found the same as the
     first; values are JSON's, by what a user calls them."""
-    everywhere = distributed.all_gather_json([socket.gethostname(), dict(found)])
-    host, first = everywhere[0]
-    for rank, (theirs, other) in enumerate(everywhere):
+    of_all = distributed.all_gather_json([socket.gethostname(), dict(found)])
+    host, first = of_all[0]
+    for rank, (theirs, other) in enumerate(of_all):
         for name in sorted(first.keys() | other.keys()):
             if first.get(name) != other.get(name):
                 raise UserError(
