@@ -29,6 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flow_train import cli
+from flow_train.metrics.work import FLOPS_PER_MAC, attention_macs
 
 GROUP = "flash-attention"
 HEADS, DIM = 16, 64
@@ -102,8 +103,8 @@ def measure(options: argparse.Namespace) -> Found:
 
 
 def flops(batch: int, length: int, part: str) -> float:
-    """Of the products, 4 b h s^2 d forward; a causal one is counted whole."""
-    return 4.0 * batch * HEADS * length**2 * DIM * _FLOPS[part]
+    """Of the products; a causal one is counted whole."""
+    return FLOPS_PER_MAC * batch * attention_macs(length, HEADS * DIM) * _FLOPS[part]
 
 
 def _started(plain: bool, arguments: list[str]) -> Found:

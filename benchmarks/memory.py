@@ -69,7 +69,7 @@ def _main() -> int:
         if only not in (None, name):
             continue
         arguments = [*COMMON, "--device=cpu", *text.split()]
-        predicted = estimate.cpu_peak(flag_table.parse(arguments))["total"]
+        predicted = estimate.cpu_peak(estimate.Job.of(flag_table.parse(arguments)))["total"]
         found = measured(arguments)
         worst = max(worst, abs(predicted / found - 1))
         table.add_row(

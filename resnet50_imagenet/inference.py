@@ -22,7 +22,8 @@ from oneflow import nn
 from flow_train.data.images import Batch, ImageFolder, SyntheticImages
 from flow_train.files import replace_file
 from flow_train.metrics.macs import macs_of_call
-from flow_train.metrics.peak import FLOPS_PER_MAC, peak_of, seconds_of_runs
+from flow_train.metrics.peak import peak_of, seconds_of_runs
+from flow_train.metrics.work import FLOPS_PER_MAC
 
 Output = flow.Tensor | tuple[flow.Tensor, ...]
 
@@ -67,8 +68,7 @@ def graph_forward(model: nn.Module) -> Callable[[flow.Tensor], Output]:
 
 def measure_forward(model: nn.Module, images: np.ndarray, backend: Backend, dtype: str) -> str:
     """Time the forward pass of `model` (in eval mode) on `images`, already in its layout: images/s,
-    FLOP/s of convolutions and linear layers, and their share of the device's peak in `dtype`, such
-    as "float32"."""
+    FLOP/s of its products, and their share of the device's peak in `dtype`, such as "float32"."""
     batch = flow.tensor(images, device=backend.device())
     flops = FLOPS_PER_MAC * sum(module.macs for module in macs_of_call(model, batch))
     graph = forward_graph(model)

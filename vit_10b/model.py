@@ -51,17 +51,27 @@ class Shape:
         )
 
     @property
-    def block_parameters(self) -> int:
+    def block_sizes(self) -> list[int]:
+        """Numbers of each parameter of a block: weights and biases of attention's two layers and of
+        the MLP's, and two layer norms'."""
         dim, hidden = self.embed_dim, self.hidden
-        # Attention, the MLP, two layer norms.
-        return 4 * dim * dim + 4 * dim + 2 * dim * hidden + hidden + dim + 4 * dim
+        layers = [3 * dim * dim, 3 * dim, dim * dim, dim, hidden * dim, hidden, dim * hidden, dim]
+        return layers + [dim] * 4
+
+    @property
+    def root_sizes(self) -> list[int]:
+        """The same outside the blocks: patch and position embedding, last norm, head."""
+        dim, classes = self.embed_dim, self.num_classes
+        patches = 3 * self.patch_size**2 * dim
+        return [patches, dim, self.tokens * dim, dim, dim, classes * dim, classes]
+
+    @property
+    def block_parameters(self) -> int:
+        return sum(self.block_sizes)
 
     @property
     def root_parameters(self) -> int:
-        """Those outside the blocks: patch and position embedding, last norm, head."""
-        dim, classes = self.embed_dim, self.num_classes
-        patches = 3 * self.patch_size**2 * dim + dim
-        return patches + self.tokens * dim + 2 * dim + classes * dim + classes
+        return sum(self.root_sizes)
 
     @property
     def parameters(self) -> int:

@@ -19,6 +19,7 @@ from oneflow_accel.backends import current_backend
 from oneflow_accel.collectives import may_share_memory
 from oneflow_accel.errors import UserError
 
+from flow_train.metrics.work import FLOAT32, adamw_states, training_flops, transformer_macs
 from vit_10b.model import Shape
 
 GIB = 2**30
@@ -27,7 +28,6 @@ PROCESS = 420e6
 # What OneFlow's allocator keeps beside the states, as a share of them: it splits a free piece only
 # where it is twice the size that is asked for. Measured on CPUs, 0.32 to 0.40 in four runs.
 _POOLS = 0.36
-_FLOAT = 4
 # Of the table of largest models: devices, their memory, images of each.
 _WORLDS, _MEMORIES, _IMAGES = (1, 2, 4, 8, 16), (16, 24, 40, 80), 8
 # Devices are counted up to here; there are none so large.
@@ -83,6 +83,11 @@ class Plan:
         )
 
     @property
+    def recomputes(self) -> bool:
+        """Whether blocks are computed again on the way back."""
+        return self.recompute and not self.whole
+
+    @property
     def local_batch(self) -> int:
         return self.batch // self.world
 
@@ -91,38 +96,13 @@ class Plan:
         """Parameters that a process keeps, with the zeros that fill up the last shards."""
         if self.whole:
             return self.shape.parameters
-        block = sum(map(self._length, self._block_sizes()))
-        return self.shape.num_blocks * block + sum(map(self._length, self._root_sizes()))
+        shape = self.shape
+        return shape.num_blocks * self._own(shape.block_sizes) + self._own(shape.root_sizes)
 
-    def _length(self, numbers: int) -> int:
+    def _own(self, sizes: list[int]) -> int:
         every = self.group * self.multiple
-        return -(-numbers // every) * self.multiple
-
-    def _block_sizes(self) -> list[int]:
-        shape = self.shape
-        if self.flatten:
-            return [shape.block_parameters]
-        dim, hidden = shape.embed_dim, shape.hidden
-        norms = [dim] * 4
-        return [
-            3 * dim * dim,
-            3 * dim,
-            dim * dim,
-            dim,
-            hidden * dim,
-            hidden,
-            dim * hidden,
-            dim,
-            *norms,
-        ]
-
-    def _root_sizes(self) -> list[int]:
-        shape = self.shape
-        if self.flatten:
-            return [shape.root_parameters]
-        dim, classes = shape.embed_dim, shape.num_classes
-        patches = 3 * shape.patch_size**2 * dim
-        return [patches, dim, shape.tokens * dim, dim, dim, classes * dim, classes]
+        pieces = [sum(sizes)] if self.flatten else sizes
+        return sum(-(-size // every) for size in pieces) * self.multiple
 
     def memory(self) -> dict[str, float]:
         """Bytes of a process by category; the categories are there at the same moment."""
@@ -130,54 +110,46 @@ class Plan:
         own, unit, root = self.own_parameters, shape.block_parameters, shape.root_parameters
         states = {
             "process": self.process,
-            "weights": _FLOAT * own,
-            "gradients": _FLOAT * own,
-            "AdamW's moments": 2 * _FLOAT * own,
-            "allocator's pools": _POOLS * (3 if self.in_one_memory else 4) * _FLOAT * own,
+            **adamw_states(own),
+            "allocator's pools": _POOLS * (3 if self.in_one_memory else 4) * FLOAT32 * own,
         }
         gathered = 0.0
         if not self.whole:
             kept = unit if self.reshard else shape.num_blocks * unit
             # Of the block that is differentiated, and of the root.
-            gathered = _FLOAT * (kept + root + (unit if self.prefetch and self.reshard else 0))
+            gathered = FLOAT32 * (kept + root + (unit if self.prefetch and self.reshard else 0))
             if self.in_one_memory:
                 # Without this process's own.
                 gathered *= 1 - 1 / self.group
             states["gathered weights"] = gathered
-            states["gradients of one block"] = _FLOAT * unit
-        inputs = _FLOAT * batch * shape.tokens * shape.embed_dim
-        of_block = batch * self._activations_per_image()
+            states["gradients of one block"] = FLOAT32 * unit
+        inputs = FLOAT32 * batch * shape.tokens * shape.embed_dim
+        # Of an image: two norms' outputs, query, key, value and their copies by head, attention's
+        # output twice, the sum; the MLP's hidden layer twice; attention's scores and weights.
+        numbers = shape.tokens * (11 * shape.embed_dim + 2 * shape.hidden)
+        of_block = FLOAT32 * batch * (numbers + 2 * shape.num_heads * shape.tokens**2)
         states["block inputs"] = shape.num_blocks * inputs
         # Of those that are differentiated, as much again goes backward.
-        again = self.recompute and not self.whole
-        states["activations"] = (1 if again else shape.num_blocks) * of_block + of_block
+        states["activations"] = (1 if self.recomputes else shape.num_blocks) * of_block + of_block
         return states
-
-    def _activations_per_image(self) -> float:
-        """Bytes of a block: two norms' outputs, query, key and value and their copies by head, the
-        attention's scores and weights, its output twice, the MLP's hidden layer twice, the sum."""
-        shape = self.shape
-        numbers = shape.tokens * (11 * shape.embed_dim + 2 * shape.hidden)
-        return _FLOAT * (numbers + 2 * shape.num_heads * shape.tokens**2)
 
     @property
     def bytes(self) -> float:
         return sum(self.memory().values())
 
     @property
-    def flops_per_image(self) -> float:
+    def flops_per_image(self) -> int:
         """Forward and backward, as a model's work is counted: without computing again."""
         shape = self.shape
-        dim, tokens = shape.embed_dim, shape.tokens
-        products = (4 * dim * dim + 2 * dim * shape.hidden) * shape.num_blocks * tokens
-        products += 3 * shape.patch_size**2 * dim * tokens + shape.num_classes * dim
-        return 6.0 * products + 12.0 * shape.num_blocks * dim * tokens**2
+        dim, blocks = shape.embed_dim, shape.num_blocks
+        weights = blocks * (4 * dim * dim + 2 * dim * shape.hidden) + 3 * shape.patch_size**2 * dim
+        of_token = transformer_macs(weights, blocks, dim, shape.tokens)
+        return training_flops(shape.tokens * of_token + shape.num_classes * dim)
 
     @property
     def computed_flops_per_image(self) -> float:
         """With the forward pass that is computed again."""
-        again = self.recompute and not self.whole
-        return self.flops_per_image * (4 / 3 if again else 1)
+        return self.flops_per_image * (4 / 3 if self.recomputes else 1)
 
     def worlds(self) -> Iterator[Plan]:
         """This plan for each number of processes that divides the batch, the smallest first; a
@@ -198,17 +170,14 @@ class Plan:
 def report(plan: Plan, limit: float | None, told: bool) -> str:
     """Text for --dry_run. `limit` is a device's memory in bytes, as the user `told` it or not."""
     shape, memory = plan.shape, plan.memory()
+    again = f", {plan.computed_flops_per_image / 1e12:,.2f} with what is computed again"
     lines = [
         f"parameters            {shape.parameters:,} = {shape.num_blocks} blocks of "
         f"{shape.block_parameters:,} + {shape.root_parameters:,} around them",
         f"of each process       {plan.own_parameters:,} on {plan.world} processes"
         + ("" if plan.whole or plan.group == plan.world else f" in groups of {plan.group}"),
         f"per image             {plan.flops_per_image / 1e12:,.2f} TFLOP forward and backward"
-        + (
-            f", {plan.computed_flops_per_image / 1e12:,.2f} with what is computed again"
-            if plan.computed_flops_per_image > plan.flops_per_image
-            else ""
-        ),
+        + again * plan.recomputes,
         f"per step              {plan.flops_per_image * plan.batch / 1e15:,.2f} PFLOP for "
         f"{plan.batch} images, {plan.local_batch} of each process",
         "memory of a process   GiB",
@@ -217,7 +186,7 @@ def report(plan: Plan, limit: float | None, told: bool) -> str:
     lines.append(f"  {'together':<22}{plan.bytes / GIB:10.2f}")
     unit = max(shape.block_parameters, shape.root_parameters)
     where = "a block" if unit == shape.block_parameters else "what is around the blocks"
-    lines.append(f"largest unit          {_FLOAT * unit / GIB:,.2f} GiB gathered: {where}")
+    lines.append(f"largest unit          {FLOAT32 * unit / GIB:,.2f} GiB gathered: {where}")
     if limit is not None:
         whose = "a device of" if told else "this machine's share for a process,"
         lines.append(

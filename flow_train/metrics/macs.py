@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import oneflow as flow
@@ -87,89 +87,69 @@ def macs_by_module(
 def macs_of_call(model: nn.Module, *inputs: Any) -> list[ModuleMacs]:
     """Likewise for a model that takes something else than images: `inputs` are its arguments, and
     the figures are for all that they hold."""
-    counted = list(_counted(model, "", set()))
-    calls: dict[str, tuple[Shape, int]] = {}
+    counted, calls = list(_counted(model, "", set())), dict[str, ModuleMacs]()
     training = [(module, module.training) for module in model.modules()]
+    # Not register_forward_hook: it gives no handle to remove the hook by.
+    key = object()
+    for uncalled, module, rule in counted:
+        module._forward_hooks[key] = partial(_note, calls, uncalled, rule)
     model.eval()
     try:
-        with _recording(counted, calls), flow.no_grad():
+        with flow.no_grad():
             model(*inputs)
     finally:
         for module, was_training in training:
             module.training = was_training
-    called = [(item, *calls[item.name]) for item in counted if item.name in calls]
-    return [
-        ModuleMacs(item.name, type(item.module).__name__, shape, item.parameters, macs)
-        for item, shape, macs in called
-    ]
+        for _, module, _ in counted:
+            del module._forward_hooks[key]
+    return [calls[uncalled.name] for uncalled, _, _ in counted if uncalled.name in calls]
 
 
-@dataclass(frozen=True)
-class _Counted:
-    """A module that is counted by itself, with or without what is in it."""
+def _note(
+    calls: dict[str, ModuleMacs],
+    uncalled: ModuleMacs,
+    rule: Rule,
+    module: nn.Module,
+    args: tuple[Any, ...],
+    output: Any,
+) -> None:
+    """Add a call of a module to those before."""
+    shape = tuple(args[0].shape)
+    before = calls.get(uncalled.name, replace(uncalled, shape=shape))
+    calls[uncalled.name] = replace(before, macs=before.macs + rule(shape, tuple(output.shape)))
 
-    name: str
-    module: nn.Module
-    rule: Rule
-    whole: bool
 
-    @property
-    def parameters(self) -> int:
-        return sum(p.numel() for p in self.module.parameters(recurse=self.whole))
-
-
-def _counted(module: nn.Module, name: str, done: set[int]) -> Iterator[_Counted]:
-    # Record each module once, wherever it stands: what is noted is all its calls.
+def _counted(
+    module: nn.Module, name: str, done: set[int]
+) -> Iterator[tuple[ModuleMacs, nn.Module, Rule]]:
+    """The modules that are counted by themselves, uncalled, and what a call costs; each once,
+    wherever it stands."""
     if id(module) in done:
         return
     done.add(id(module))
-    rule = _rule_of_whole(module)
+    rule, is_whole = _rule(module)
     if rule is not None:
-        yield _Counted(name, module, rule, whole=True)
-        return
-    if hasattr(module, "own_macs"):
-        yield _Counted(name, module, lambda shape, out: module.own_macs(shape), whole=False)
-    for child_name, child in module.named_children():
+        numbers = sum(p.numel() for p in module.parameters(recurse=is_whole))
+        yield ModuleMacs(name, type(module).__name__, (), numbers, 0), module, rule
+    for child_name, child in () if is_whole else module.named_children():
         yield from _counted(child, f"{name}.{child_name}" if name else child_name, done)
 
 
-def _rule_of_whole(module: nn.Module) -> Rule | None:
+def _rule(module: nn.Module) -> tuple[Rule | None, bool]:
+    """What a call of the module costs, and whether that is for all that is in it."""
     if hasattr(module, "macs_per_row"):
         per_row = module.macs_per_row()
-        return lambda shape, out: math.prod(shape[:-1]) * per_row
+        return lambda shape, out: math.prod(shape[:-1]) * per_row, True
     if isinstance(module, nn.Linear):
         # Not by the weight, of which this process may have a piece only.
         weights = module.in_features * module.out_features
-        return lambda shape, out: math.prod(shape[:-1]) * weights
+        return lambda shape, out: math.prod(shape[:-1]) * weights, True
     if isinstance(module, nn.Conv2d):
         per_output = module.in_channels // module.groups * math.prod(module.kernel_size)
-        return lambda shape, out: math.prod(out) * per_output
-    return None
-
-
-@contextmanager
-def _recording(counted: Sequence[_Counted], calls: dict[str, tuple[Shape, int]]) -> Iterator[None]:
-    """Note for each module the shape of its first input and the sum over its calls."""
-    # Not register_forward_hook: it gives no handle to remove the hook by.
-    key = object()
-    for item in counted:
-        item.module._forward_hooks[key] = _hook(item, calls)
-    try:
-        yield
-    finally:
-        for item in counted:
-            del item.module._forward_hooks[key]
-
-
-def _hook(
-    item: _Counted, calls: dict[str, tuple[Shape, int]]
-) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
-    def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        shape = tuple(args[0].shape)
-        first, macs = calls.get(item.name, (shape, 0))
-        calls[item.name] = (first, macs + item.rule(shape, tuple(output.shape)))
-
-    return hook
+        return lambda shape, out: math.prod(out) * per_output, True
+    if hasattr(module, "own_macs"):
+        return lambda shape, out: module.own_macs(shape), False
+    return None, False
 
 
 def macs_table(modules: Sequence[ModuleMacs], parameters: int) -> str:
@@ -177,35 +157,19 @@ def macs_table(modules: Sequence[ModuleMacs], parameters: int) -> str:
     names are one row, and the rest of the model's `parameters` is a row "other". Columns: name,
     class, how many, shape of the input, parameters and multiply-accumulates in millions, the last
     two over all modules of a row; then the sums."""
-    rows: dict[tuple[str, str, Shape], list[ModuleMacs]] = {}
+    rows: dict[tuple[str, str, str], list[int]] = {}
     for module in modules:
-        key = (_without_numbers(module.name), module.kind, module.shape)
-        rows.setdefault(key, []).append(module)
+        name = ".".join("*" if part.isdigit() else part for part in module.name.split("."))
+        row = rows.setdefault((name, module.kind, " x ".join(map(str, module.shape))), [0, 0, 0])
+        for column, number in enumerate((1, module.parameters, module.macs)):
+            row[column] += number
+    counted, macs = (sum(row[column] for row in rows.values()) for column in (1, 2))
     cells = [("module", "class", "times", "input", "parameters", "MMACs")]
-    for (name, kind, shape), group in rows.items():
-        shown = " x ".join(map(str, shape))
-        cells.append((name, kind, str(len(group)), shown, *_sums(group)))
-    all_parameters = sum(module.parameters for module in modules)
-    cells.append(("other", "", "", "", f"{parameters - all_parameters:,}", ""))
-    total = ModuleMacs("", "", (), parameters, sum(module.macs for module in modules))
-    cells.append(("all", "", "", "", *_sums([total])))
-    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
-    return "\n".join(_line(row, widths) for row in cells)
-
-
-def _sums(group: Sequence[ModuleMacs]) -> tuple[str, str]:
-    parameters = sum(module.parameters for module in group)
-    return f"{parameters:,}", f"{sum(module.macs for module in group) / 1e6:,.2f}"
-
-
-def _line(row: Sequence[str], widths: Sequence[int]) -> str:
+    for (name, kind, shape), (times, numbers, cost) in rows.items():
+        cells.append((name, kind, str(times), shape, f"{numbers:,}", f"{cost / 1e6:,.2f}"))
+    cells.append(("other", "", "", "", f"{parameters - counted:,}", ""))
+    cells.append(("all", "", "", "", f"{parameters:,}", f"{macs / 1e6:,.2f}"))
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     # Text to the left, numbers to the right.
-    cells = [
-        cell.ljust(width) if column in (0, 1, 3) else cell.rjust(width)
-        for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-    ]
-    return "  ".join(cells).rstrip()
-
-
-def _without_numbers(name: str) -> str:
-    return ".".join("*" if part.isdigit() else part for part in name.split("."))
+    form = "  ".join(f"{{:{side}{n}}}" for side, n in zip("<<><>>", widths, strict=True))
+    return "\n".join(form.format(*row).rstrip() for row in cells)

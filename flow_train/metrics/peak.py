@@ -11,7 +11,9 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from operator import matmul
+from typing import Any
 
 from oneflow_accel import distributed, machine, settings
 from oneflow_accel.backends.base import Backend
@@ -20,12 +22,10 @@ from oneflow_accel.kernels import plugin
 import numpy as np
 import oneflow as flow
 
+from flow_train.metrics.work import training_flops
+
 logger = logging.getLogger("oneflow_accel")
 
-# One multiply-accumulate is a multiplication and an addition.
-FLOPS_PER_MAC = 2
-# The backward pass multiplies once for the gradient of the weights, and once for the inputs'.
-TRAINING_PER_FORWARD = 3
 _WARM_UP_RUNS = 2
 # A product that is measured takes this long, so that starting it does not count.
 _LEAST_SECONDS = 0.005
@@ -85,8 +85,7 @@ def utilization(
     # Where a forward pass takes all processes, one of them measures the peak.
     if not macs or not distributed.is_main():
         return None
-    flops = float(TRAINING_PER_FORWARD * FLOPS_PER_MAC * macs)
-    return Utilization(flops, peak_of(backend, dtype), devices_of(backend))
+    return Utilization(training_flops(macs), peak_of(backend, dtype), devices_of(backend))
 
 
 @cache
@@ -103,30 +102,21 @@ def peak_of(backend: Backend, dtype: str = "float32") -> Peak:
     stated = backend.properties().peak_flops.get(dtype)
     if stated:
         return Peak(stated, f"{backend.properties().name}, {dtype}")
-    peaks = [
-        _measured("oneflow.matmul", lambda size: _oneflow_product(size, dtype, backend), backend)
-    ]
+    kinds = {"dtype": getattr(flow, dtype), "device": backend.device()}
+    peaks = [_measured("oneflow.matmul", lambda size: flow.ones(size, size, **kinds), backend)]
     if backend.supports("host_memory") and dtype == "float32":
-        peaks.append(_measured("numpy.matmul", _numpy_product, backend))
+        peaks.append(_measured("numpy.matmul", lambda size: np.ones((size, size), "f4"), backend))
     return max(peaks, key=lambda peak: peak.flops)
 
 
-def _oneflow_product(size: int, dtype: str, backend: Backend) -> Callable[[], object]:
-    matrix = flow.ones(size, size, dtype=getattr(flow, dtype), device=backend.device())
-    return lambda: flow.matmul(matrix, matrix)
-
-
-def _numpy_product(size: int) -> Callable[[], object]:
-    matrix = np.ones((size, size), dtype=np.float32)
-    return lambda: matrix @ matrix
-
-
-def _measured(name: str, make: Callable[[int], Callable[[], object]], backend: Backend) -> Peak:
-    """The rate of the smallest square product that takes long enough."""
+def _measured(name: str, make: Callable[[int], Any], backend: Backend) -> Peak:
+    """The rate of the smallest square product of matrices, which `make` makes, that takes long
+    enough."""
     rate = 0.0
     for size in _SIZES:
+        matrix = make(size)
         with flow.no_grad():
-            seconds = min(seconds_of_runs(make(size), backend, runs=5))
+            seconds = min(seconds_of_runs(partial(matmul, matrix, matrix), backend, runs=5))
         rate = 2 * size**3 / seconds
         if seconds >= _LEAST_SECONDS:
             break

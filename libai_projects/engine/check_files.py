@@ -18,6 +18,7 @@ from libai.config import instantiate, try_get_key
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from flow_train.checkpoint import libai_files
+from flow_train.metrics.work import adamw_states
 from libai_projects.engine.arguments import Options
 from libai_projects.engine.data import TokenFiles
 from libai_projects.models.families import table_of
@@ -40,9 +41,6 @@ _SHAPE_KEYS = (
 )
 # What the keys of values end with that may differ between machines.
 OF_A_MACHINE = ("dir", "path", "prefix", "file", "load_weight", "num_workers", "validation_data")
-_FLOAT32 = 4
-# AdamW keeps two values for each weight; while one checkpoint is written the one before is there.
-_VALUES_SAVED = 3
 
 Note = Callable[[Callable[[], object]], bool]
 
@@ -157,10 +155,11 @@ def checkpoint_bytes(cfg: DictConfig) -> int:
     """About how large a checkpoint is: float32 weights and the two values that AdamW keeps."""
     model, target = (try_get_key(cfg, f"model.{key}", default=None) for key in ("cfg", "_target_"))
     try:
-        return table_of(target).count(model) * _FLOAT32 * _VALUES_SAVED
+        states = adamw_states(table_of(target).count(model))
     except (AttributeError, KeyError, TypeError):
         # Another model, whose weights have other names for their sizes.
         return 0
+    return states["weights"] + states["AdamW's moments"]
 
 
 def _size(count: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,9 +15,6 @@ from omegaconf import DictConfig
 from flow_train.metrics.peak import Utilization, devices_of, peak_of
 from libai_projects.engine.adapt import amp_precision
 from libai_projects.models.families import table_of
-from libai_projects.weights.gpt2 import GPT2
-from libai_projects.weights.llama import LLAMA
-from libai_projects.weights.table import Table
 
 
 @dataclass(frozen=True)
@@ -55,29 +52,6 @@ class Throughput:
         return {name: value for name, value in found.items() if value is not None}
 
 
-def flops_per_token(model: DictConfig, table: Table = GPT2) -> float | None:
-    """FLOPs of training one token: 6 N + 12 L h T (Chowdhery et al., 2022, appendix B).
-
-    L layers whose heads are h wide together, T tokens per sequence; attention is counted whole, not
-    its causal half. N are a GPT's weights that are multiplied with (the layers, and the embedding
-    once for the logits), and all weights of a Llama, as people who train those count.
-    """
-    try:
-        layers, length = int(model.num_layers), int(model.max_seq_length)
-        width = int(model.hidden_size)
-        if table is LLAMA:
-            weights = table.count(model)
-            width = table.derive(model)["query_size"]
-        else:
-            rows = int(model.get("vocab_size_real") or model.vocab_size)
-            # Norms and biases have one axis and are not part of a matrix product.
-            matrices = [shape for shape in table.block_shapes(model).values() if len(shape) > 1]
-            weights = layers * sum(map(math.prod, matrices)) + rows * width
-    except (AttributeError, KeyError, TypeError):
-        return None
-    return 6.0 * weights + 12.0 * layers * width * length
-
-
 def of_run(cfg: DictConfig, backend: Backend, samples: int) -> Throughput:
     """The throughput of a run with `samples` sequences per iteration."""
     dataset: Any = try_get_key(cfg, "dataloader.train.dataset", default=None)
@@ -85,8 +59,9 @@ def of_run(cfg: DictConfig, backend: Backend, samples: int) -> Throughput:
     tokens = first.get("max_seq_length") if first is not None else None
     model = try_get_key(cfg, "model.cfg", default=None)
     work = None
-    if model is not None:
-        work = flops_per_token(model, table_of(try_get_key(cfg, "model._target_")))
+    # Another model may have other names for its sizes.
+    with suppress(AttributeError, KeyError, TypeError):
+        work = table_of(try_get_key(cfg, "model._target_")).flops_per_token(model)
     dtype = amp_precision(cfg)
     dtype = "bfloat16" if dtype == "float32-bf16-products" else dtype
     return Throughput(backend, samples, tokens, work, dtype, devices_of(backend))

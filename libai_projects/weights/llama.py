@@ -130,6 +130,7 @@ LLAMA = Table(
     read_more=_read_rotary,
     write_more=_write_rotary,
     more_keys=("rope_theta", "rope_scaling"),
+    flops_of_all=True,
 )
 
 # Meta's module to Hugging Face's, and the axis along which its files of several processes cut it.

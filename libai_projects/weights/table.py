@@ -20,6 +20,7 @@ from oneflow_accel.errors import UserError
 
 import numpy as np
 
+from flow_train.metrics.work import training_flops, transformer_macs
 from flow_train.rng import named_generator
 from libai_projects.weights import monarch
 
@@ -112,6 +113,8 @@ class Table:
         must_be: settings under which transformers may compute something else, with the value that
             this model takes and why.
         constants: what else goes into config.json.
+        flops_of_all: whether people who train such a model count FLOPs of all weights, as
+            embeddings and norms, and not only of those that are multiplied with.
     """
 
     title: str
@@ -139,6 +142,7 @@ class Table:
     read_more: Callable[[Mapping[str, Any], Config, Path], Config] = lambda *_: {}
     write_more: Callable[[Config], Config] = lambda _: {}
     more_keys: tuple[str, ...] = ()
+    flops_of_all: bool = False
 
     @property
     def tokens(self) -> str:
@@ -207,6 +211,24 @@ class Table:
         numbers = (sum(map(math.prod, each.values())) for each in ends)
         block = sum(map(math.prod, self.block_shapes(config).values()))
         return sum(numbers) + config["num_layers"] * block
+
+    def product_weights(self, config: Mapping[str, Any]) -> int:
+        """How many numbers each token is multiplied with: the layers', factors of structured ones
+        included, and those that make logits."""
+        config = self.derive(config)
+        rows = config.get("vocab_size_real") or config["vocab_size"]
+        # Norms and biases have one axis.
+        matrices = [shape for shape in self.block_shapes(config).values() if len(shape) > 1]
+        layers = config["num_layers"] * sum(map(math.prod, matrices))
+        return layers + rows * config["hidden_size"]
+
+    def flops_per_token(self, config: Mapping[str, Any]) -> int:
+        """FLOPs of training one token of a sequence of max_seq_length."""
+        config = self.derive(config)
+        weights = self.count(config) if self.flops_of_all else self.product_weights(config)
+        width = config.get("query_size", config["hidden_size"])
+        sizes = config["num_layers"], width, config["max_seq_length"]
+        return training_flops(transformer_macs(weights, *sizes))
 
     def their_shapes(self, config: Mapping[str, Any]) -> Shapes:
         """The same by Hugging Face's names, without prefix, and in its layout."""

@@ -17,13 +17,8 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
+from flow_train.metrics.work import attention_macs
 from monarch_flow.layers import LinearConfig, LinearLike, dropout
-
-
-def attention_macs(tokens: int, width: int) -> int:
-    """Multiply-accumulates of query key^T and of weights value for one sequence: tokens^2 width
-    each, whatever the number of heads."""
-    return 2 * tokens * tokens * width
 
 
 @bfloat16_container

@@ -14,8 +14,9 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
+from flow_train.metrics.work import attention_macs
 from monarch_flow.layers import LinearLike, Mlp, MlpLike, dropout
-from monarch_flow.models.attention import NORM_EPS, TokenPerformer, attention_macs
+from monarch_flow.models.attention import NORM_EPS, TokenPerformer
 from monarch_flow.models.blocks import (
     Block,
     Classifier,

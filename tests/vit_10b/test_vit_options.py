@@ -10,6 +10,7 @@ import numpy as np
 import oneflow as flow
 import pytest
 
+from flow_train.metrics.macs import count_macs
 from tests.launch import REPOSITORY, run_process
 from vit_10b.model import Shape, ViT
 from vit_10b.options import build_parser, parse_options, shape_of
@@ -94,6 +95,12 @@ def test_shards_of_128_processes_are_those_of_the_published_run(flatten: bool, o
     assert plan.own_parameters == own
     assert plan.flops_per_image == pytest.approx(15.60e12, rel=1e-3)
     assert plan.computed_flops_per_image * 1024 == pytest.approx(21.3e15, rel=1e-3)
+
+
+def test_the_work_is_what_a_count_of_the_model_finds() -> None:
+    shape = Shape(image_size=42, embed_dim=32, num_heads=2, num_blocks=3, num_classes=5)
+    macs = count_macs(ViT(shape), shape.image_size)
+    assert Plan(shape, world=1, batch=1, group=1).flops_per_image == 6 * macs
 
 
 def test_the_defaults_are_refused_before_anything_is_built() -> None:

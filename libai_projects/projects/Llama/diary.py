@@ -9,15 +9,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from flow_train.metrics.work import training_flops, transformer_macs
+
 # 16 gradient accumulation steps x 1 process x 2 sequences x 2048 tokens. The diary's own line says
 # 262,144, four times that, with which a step of 3.17 s would be at 229 % of the peak.
 TOKENS = 65_536
 PEAK = 312e12
 PARAMETERS = 1_255_499_776
-# 6 N + 12 layers x width x time (Chowdhery et al. 2022, appendix B), with all parameters in N.
-FLOPS_PER_TOKEN = 6 * PARAMETERS + 12 * 22 * 2048 * 2048
+# With all parameters in N.
+FLOPS_PER_TOKEN = training_flops(transformer_macs(PARAMETERS, layers=22, width=2048, tokens=2048))
 # MFU in % is this over the seconds of a step.
 MFU_SECONDS = 100 * FLOPS_PER_TOKEN * TOKENS / PEAK
+
+
+def allowed_mfu(seconds: float) -> tuple[float, float]:
+    """The least and the largest that the diary can have beside a time: both are cut off there."""
+    least, most = MFU_SECONDS / (seconds + 0.01), MFU_SECONDS / seconds
+    return int(100 * least) / 100, int(100 * most) / 100
 
 
 @dataclass(frozen=True)
@@ -35,9 +43,8 @@ class Row:
         """Whether some time that is printed as `seconds` has an MFU that is printed as `mfu`."""
         if self.seconds is None or self.mfu is None:
             return True
-        # Of times from seconds to seconds + 0.01, and both are cut off.
-        least, most = MFU_SECONDS / (self.seconds + 0.01), MFU_SECONDS / self.seconds
-        return least < self.mfu + 0.01 and self.mfu <= most
+        least, most = allowed_mfu(self.seconds)
+        return least <= self.mfu <= most
 
 
 # Rows by the names that the ablation has for them; PyTorch 1.12, 2.0, and 2.0 with torch.compile.

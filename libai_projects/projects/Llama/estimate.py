@@ -9,9 +9,9 @@ compared with real runs by `python -m benchmarks.memory`.
 from __future__ import annotations
 
 import argparse
+import math
 from bisect import bisect_left, insort
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,10 +20,12 @@ from oneflow_accel.errors import UserError, nearest
 from rich.console import Console
 from rich.table import Table
 
+from flow_train.metrics.work import FLOAT32, adamw_states, training_flops
 from libai_projects.models.llama import options as model_options
 from libai_projects.models.llama.options import ModelOptions
 from libai_projects.projects.Llama import diary
 from libai_projects.projects.Llama import flags as flag_table
+from libai_projects.weights.llama import LLAMA
 
 _MIB, _GIB = 2**20, 2**30
 
@@ -80,6 +82,15 @@ CPU_PROCESS = 410_000_000
 # A tensor may get a free piece of up to twice its size. What that adds to the blocks that tensors
 # would need in a row: the mean over 12 runs of 37 to 125 million parameters, of 1.02 to 1.12.
 CPU_REUSE = 1.065
+# Categories of parameters by a part of their names.
+_CATEGORIES = {
+    "bias": "biases",
+    "norm": "norms",
+    "self_attention": "attention",
+    "mlp": "MLP",
+    "token_embeddings": "embedding",
+    "lm_head": "head",
+}
 # Flags that change memory or time in ways that are not counted here, and what leaves all as it is.
 _LEFT_OUT = {
     "tensor_parallel": 1,
@@ -109,25 +120,34 @@ class Job:
         """UserError: sizes that no model has."""
         if flags.vocab_size < 1:
             raise UserError(f"--vocab_size={flags.vocab_size}: --estimate reads no data; say it")
-        names = ("num_layers", "hidden_size", "num_attention_heads", "num_key_value_heads")
+        names = ["num_layers", "hidden_size", "num_attention_heads", "num_key_value_heads"]
+        names += ["attention_bias", "tie_word_embeddings", "residual_in_fp32"]
         cfg = {name: getattr(flags, name) for name in names}
         cfg["vocab_size"] = flag_table.padded_vocabulary(flags)
         cfg["ffn_hidden_size"] = flag_table.ffn_hidden_size(flags)
         cfg["max_seq_length"] = flags.max_seq_len
-        for name in ("attention_bias", "tie_word_embeddings", "residual_in_fp32"):
-            cfg[name] = getattr(flags, name)
         options = model_options.from_config(cfg)
         off = frozenset(flag_table.disabled(flags))
         return cls(options, flags.batch_size, flag_table.accumulation_steps(flags), off)
 
-    @property
-    def time(self) -> int:
-        return self.options.max_seq_length
+    def fuses(self, row: str) -> bool:
+        """Whether it has a row of OPERATORS as one operator."""
+        return OPERATORS[row].name not in self.off
 
     @property
     def rows(self) -> int:
         """Tokens at a time."""
-        return self.batch * self.time
+        return self.batch * self.options.max_seq_length
+
+    @property
+    def tokens(self) -> int:
+        """Of a step of one process."""
+        return self.steps * self.rows
+
+    @property
+    def flops_per_token(self) -> int:
+        """6 N + 12 layers x width x time, with all parameters in N."""
+        return LLAMA.flops_per_token(vars(self.options))
 
     @property
     def queries(self) -> int:
@@ -147,87 +167,58 @@ class Job:
         return 2 * self.options.num_layers + 1
 
     @property
-    def head(self) -> int:
-        """Numbers of the weight that makes logits."""
-        return self.options.vocab_size * self.options.hidden_size
-
-    @property
     def scores(self) -> int:
         """Of one layer's attention, those that the causal rule hides too."""
-        return self.batch * self.options.num_attention_heads * self.time**2
+        return self.rows * self.options.num_attention_heads * self.options.max_seq_length
 
 
 def _tensors(job: Job) -> list[tuple[str, int]]:
-    """Category and elements of each parameter, in the model's order."""
-    o, hidden = job.options, job.options.hidden_size
-    found = [("embedding", job.head)]
-    for _ in range(o.num_layers):
-        found += [("norms", hidden)] * 2
-        for columns in (job.queries, job.keys, job.keys):
-            found.append(("attention", hidden * columns))
-            found += [("biases", columns)] * o.attention_bias
-        found.append(("attention", job.queries * hidden))
-        found += [("biases", hidden)] * o.attention_bias
-        found += [("MLP", hidden * job.inner)] * 3
-    found.append(("norms", hidden))
-    return found if o.tie_word_embeddings else [*found, ("head", job.head)]
+    """Category and elements of each parameter. A block's norms come first: CPU_REUSE was measured
+    beside blocks of memory in this order."""
+    sizes = vars(job.options)
+    first, *last = LLAMA.shapes({**sizes, "num_layers": 0}).items()
+    block = sorted(LLAMA.block_shapes(sizes).items(), key=lambda item: "norm" not in item[0])
+    return [
+        (next(category for part, category in _CATEGORIES.items() if part in name), math.prod(shape))
+        for name, shape in (first, *block * job.options.num_layers, *last)
+    ]
 
 
-def parameters(flags: argparse.Namespace) -> dict[str, tuple[int, int]]:
+def parameters(job: Job) -> dict[str, tuple[int, int]]:
     """Numbers and tensors by category; weight decay is for all but "norms" and "biases"."""
-    found: Counter[str] = Counter()
-    tensors: Counter[str] = Counter()
-    for category, elements in _tensors(Job.of(flags)):
-        found[category] += elements
-        tensors[category] += 1
-    return {category: (found[category], tensors[category]) for category in found}
+    found: dict[str, tuple[int, int]] = {}
+    for category, elements in _tensors(job):
+        numbers, tensors = found.get(category, (0, 0))
+        found[category] = numbers + elements, tensors + 1
+    return found
 
 
-def flops_per_token(flags: argparse.Namespace) -> int:
-    """6 N + 12 layers x width x time (Chowdhery et al. 2022, appendix B), all parameters in N."""
-    job = Job.of(flags)
-    total = sum(elements for _, elements in _tensors(job))
-    return 6 * total + 12 * job.options.num_layers * job.queries * job.time
-
-
-def tokens_per_step(flags: argparse.Namespace) -> int:
-    """Of one process."""
-    job = Job.of(flags)
-    return job.steps * job.rows
-
-
-def gpu_memory(flags: argparse.Namespace) -> dict[str, int]:
+def gpu_memory(job: Job) -> dict[str, int]:
     """Bytes on a GPU by category, those of what is switched off included, at the step's largest:
     the last backward pass begins."""
-    job = Job.of(flags)
     o, rows, layers = job.options, job.rows, job.options.num_layers
-    elements = sum(count for _, count in _tensors(job))
-    residual = 4 if o.residual_in_fp32 else 2
+    residual, states = 4 if o.residual_in_fp32 else 2, adamw_states(LLAMA.count(vars(o)))
+    # Query, output, key, value, and the logarithm of the sum of exponentials.
+    attention = 4 * (job.queries + job.keys) + 4 * o.num_attention_heads
     memory = {
-        "weights, float32": 4 * elements,
-        "gradients, float32": 4 * elements,
-        "AdamW's moments, float32": 8 * elements,
-        "weights, bfloat16 copies": 2 * _product_weights(job),
+        **{f"{name}, float32": size for name, size in states.items()},
+        "weights, bfloat16 copies": 2 * LLAMA.product_weights(vars(o)),
         # The sum and the output of each, and a number for each row.
         "activations of norms": job.norms * rows * (o.hidden_size * (residual + 2) + 4),
-        # Query, output, key, value, and the logarithm of the sum of exponentials.
-        "activations of attention": layers
-        * rows
-        * (4 * (job.queries + job.keys) + 4 * o.num_attention_heads),
+        "activations of attention": layers * rows * attention,
         # Gate, up and their product.
         "activations of MLP": layers * rows * 6 * job.inner,
         "logits and their gradient, bfloat16": 4 * rows * o.vocab_size,
     }
-    for row, (saved, transient) in added_memory(flags).items():
-        if OPERATORS[row].name in job.off:
-            memory[f"{row} switched off"] = saved + transient
+    for row, sizes in added_memory(job).items():
+        if not job.fuses(row):
+            memory[f"{row} switched off"] = sum(sizes)
     return memory
 
 
-def added_memory(flags: argparse.Namespace) -> dict[str, tuple[int, int]]:
+def added_memory(job: Job) -> dict[str, tuple[int, int]]:
     """Bytes that each operator switched off adds on a GPU: what the backward pass keeps, and what
     only a moment needs."""
-    job = Job.of(flags)
     o, rows, layers = job.options, job.rows, job.options.num_layers
     # Probabilities in float32 and bfloat16, and keys and values repeated for each head of queries.
     repeated = 4 * rows * job.queries if job.keys != job.queries else 0
@@ -238,12 +229,6 @@ def added_memory(flags: argparse.Namespace) -> dict[str, tuple[int, int]]:
         "flash": ((6 * job.scores + repeated) * layers, 12 * job.scores),
         "rope": (0, 0),
     }
-
-
-def _product_weights(job: Job) -> int:
-    """Numbers of the weights that tokens are multiplied with."""
-    matrices = sum(count for kind, count in _tensors(job) if kind in ("attention", "MLP"))
-    return matrices + job.head
 
 
 def gpu_named(name: str) -> Gpu:
@@ -257,92 +242,71 @@ def gpu_named(name: str) -> Gpu:
     raise UserError(f"--gpu={name}: no data sheet of it here; {hint}")
 
 
-def step_seconds(flags: argparse.Namespace, gpu: Gpu, off: Iterable[str]) -> float:
-    """Predicted seconds of a step with the rows `off` of OPERATORS as plain operators: a roofline,
-    products by their FLOPs and all else by the bytes it moves, one after the other. Starting
-    operators takes no time here, and nothing runs at once."""
-    job, plain = Job.of(flags), set(off)
-    o, layers = job.options, job.options.num_layers
-    scores = layers * o.num_attention_heads * job.time
+def step_seconds(job: Job, gpu: Gpu, plain: Collection[str]) -> float:
+    """Predicted seconds of a step with the rows `plain` of OPERATORS as plain operators: a
+    roofline, products by their FLOPs and all else by the bytes it moves, one after the other.
+    Starting operators takes no time here, and nothing runs at once."""
+    o, layers, length = job.options, job.options.num_layers, job.options.max_seq_length
+    weights, total = LLAMA.product_weights(vars(o)), LLAMA.count(vars(o))
+    traffic = {row: each.plain if row in plain else each.fused for row, each in OPERATORS.items()}
     # Flash computes half of the scores, and those twice: 7 products in place of 12 / 2.
-    attention = (12 if "flash" in plain else 7) * layers * job.queries * job.time
+    attention = (12 if "flash" in plain else 7) * layers * job.queries * length
     elements = {
-        "flash": scores,
+        "flash": layers * o.num_attention_heads * length,
         "rope": layers * (job.queries + job.keys),
         "cross_entropy": o.vocab_size,
         "rmsnorm": job.norms * o.hidden_size,
         "swiglu": layers * job.inner,
     }
-    per_token = sum(count * _traffic(row, plain) for row, count in elements.items())
-    total = sum(count for _, count in _tensors(job))
+    per_token = sum(count * traffic[row] for row, count in elements.items())
     # Weights to bfloat16, gradients to float32 and added up; the norm of gradients, and clipping.
-    per_pass = 6 * _product_weights(job) + 18 * total
-    per_step = (12 + _traffic("fused_adamw", plain)) * total
-    tokens = job.steps * job.rows
-    flops = tokens * (6 * _product_weights(job) + attention)
-    moved = tokens * per_token + job.steps * per_pass + per_step
+    per_pass, per_step = 6 * weights + 18 * total, (12 + traffic["fused_adamw"]) * total
+    flops = job.tokens * (training_flops(weights) + attention)
+    moved = job.tokens * per_token + job.steps * per_pass + per_step
     rates = gpu.tflops * 1e12 * PRODUCTS_REACH, gpu.bandwidth * 1e9 * MEMORY_REACH
     return flops / rates[0] + moved / rates[1]
 
 
-def _traffic(row: str, plain: set[str]) -> int:
-    return OPERATORS[row].plain if row in plain else OPERATORS[row].fused
-
-
-def inconsistent() -> list[tuple[str, str]]:
-    """Table and row of the diary's times that cannot have the MFU beside them."""
-    return [
-        (table, row.name)
-        for table, rows in diary.TABLES.items()
-        for row in rows
-        if not row.consistent
-    ]
-
-
-def cpu_peak(flags: argparse.Namespace) -> dict[str, int]:
+def cpu_peak(job: Job) -> dict[str, int]:
     """Bytes that one process takes at most when it trains on a CPU, in float32 and eager mode, by
     category, and their "total". Dropout and processes that read data are left out.
 
     Tensors of LiBai are global, for which OneFlow copies what would be a view of a local one: a
     query's reshape and permute, and attention's output.
     """
-    job = Job.of(flags)
-    weights = [4 * count for _, count in _tensors(job)]
-    saved, size = [4 * count for count in _saved_on_cpu(job)], sum(weights)
-    passing = 4 * _passing_on_cpu(job)
-    if OPERATORS["cross_entropy"].name not in job.off:
-        passing += min(CPU_LOGITS, 4 * job.rows * job.options.vocab_size)
-    tensors = 4 * size + sum(saved) + passing
-    peak = {
-        "process": CPU_PROCESS,
-        "weights": size,
-        "gradients": size,
-        "AdamW's moments": 2 * size,
+    weights = [FLOAT32 * count for _, count in _tensors(job)]
+    saved = [FLOAT32 * count for count in _saved_on_cpu(job)]
+    passing = _passing_on_cpu(job)
+    tensors = {
+        **adamw_states(LLAMA.count(vars(job.options))),
         "activations": sum(saved),
         "largest of a moment": passing,
-        "copy for a checkpoint": max(weights),
     }
     blocks = _blocks(weights * 4) + _blocks(saved) + passing
-    peak["allocator"] = round(CPU_REUSE * blocks) - tensors
+    peak = {
+        "process": CPU_PROCESS,
+        **tensors,
+        "copy for a checkpoint": max(weights),
+        "allocator": round(CPU_REUSE * blocks) - sum(tensors.values()),
+    }
     return {**peak, "total": sum(peak.values())}
 
 
 def _saved_on_cpu(job: Job) -> list[int]:
     """Elements of each tensor that the backward pass keeps, in the order of the forward pass."""
     o, rows = job.options, job.rows
-    fused = {row: operator.name not in job.off for row, operator in OPERATORS.items()}
     wide, query, key = rows * o.hidden_size, rows * job.queries, rows * job.keys
     inner = rows * job.inner
     # Sum and output; plain, also the squares and what the weight multiplies.
-    norm = [wide, wide, rows] if fused["rmsnorm"] else [wide] * 4
+    norm = [wide, wide, rows] if job.fuses("rmsnorm") else [wide] * 4
     first = [wide, wide, rows] if "rms_norm" not in job.off else [wide] * 4
     # Plain, the halves that are joined again.
-    turned = [] if fused["rope"] else [query // 2] * 2 + [key // 2] * 2
+    turned = [] if job.fuses("rope") else [query // 2] * 2 + [key // 2] * 2
     # Output and logarithms of sums; plain, weights, and keys and values for each head of queries.
     repeated = [query] * 2 if query != key else []
-    kept = [query, rows * o.num_attention_heads] if fused["flash"] else [*repeated, job.scores]
+    kept = [query, rows * o.num_attention_heads] if job.fuses("flash") else [*repeated, job.scores]
     attention = [query, key, key, *turned, *kept]
-    mlp = [inner] * (3 if fused["swiglu"] else 4)
+    mlp = [inner] * (3 if job.fuses("swiglu") else 4)
     found: list[int] = []
     for layer in range(o.num_layers):
         found += [*(norm if layer else first), *attention, query, *norm, *mlp]
@@ -350,17 +314,18 @@ def _saved_on_cpu(job: Job) -> list[int]:
 
 
 def _passing_on_cpu(job: Job) -> int:
-    """Elements that exist for a moment, where they are most, while all of the above are kept."""
-    o = job.options
-    if OPERATORS["cross_entropy"].name in job.off:
-        # Logits, their log-softmax, a copy or gradient of one; and a gradient of the weight.
-        head = 3 * job.rows * o.vocab_size + job.head
-    else:
+    """Bytes of what exists for a moment, where it is most, while all of the above is kept."""
+    o, logits, at_once = job.options, job.rows * job.options.vocab_size, 0
+    head = o.vocab_size * o.hidden_size
+    if job.fuses("cross_entropy"):
         # The weight's gradient, times its factor, and added to that of the passes before.
-        head = 3 * job.head + job.rows * o.hidden_size
+        last, at_once = 3 * head + job.rows * o.hidden_size, min(CPU_LOGITS, FLOAT32 * logits)
+    else:
+        # Logits, their log-softmax, a copy or gradient of one; and a gradient of the weight.
+        last = 3 * logits + head
     # Gradients of the MLP's three tensors, or the scores and two more of their size.
-    plain = OPERATORS["flash"].name in job.off
-    return max(head, 3 * job.rows * job.inner, 3 * job.scores if plain else 0)
+    scores = 0 if job.fuses("flash") else 3 * job.scores
+    return FLOAT32 * max(last, 3 * job.rows * job.inner, scores) + at_once
 
 
 def _blocks(sizes: Iterable[int]) -> int:
@@ -385,118 +350,118 @@ def _blocks(sizes: Iterable[int]) -> int:
 
 def report(flags: argparse.Namespace) -> None:
     """Print it all. UserError: an unknown --gpu, or sizes that no model has."""
-    gpu, console = gpu_named(flags.gpu), Console(highlight=False)
-    same = flops_per_token(flags) == diary.FLOPS_PER_TOKEN
+    gpu, job = gpu_named(flags.gpu), Job.of(flags)
+    of_diary = diary.FLOPS_PER_TOKEN, diary.TOKENS, 4096
     # Whether the diary's figures are of this model and batch.
-    shown = same and (tokens_per_step(flags), Job.of(flags).rows) == (diary.TOKENS, 4096)
-    _print_parameters(console, flags, gpu, shown)
-    _print_memory(console, flags, gpu, shown)
-    _print_times(console, flags, gpu, shown)
-    peak = cpu_peak(flags)
+    shown = (job.flops_per_token, job.tokens, job.rows) == of_diary
+    _print_parameters(job, gpu, shown)
+    _print_memory(job, gpu, flags.gpu, shown)
+    _print_times(job, gpu, flags.gpu, shown)
     title = "Peak of a process on a CPU, float32 and eager, predicted"
-    _print(console, title, ("", "MB"), [(name, f"{n / 1e6:,.0f}") for name, n in peak.items()])
-    given = [name for name, plain in _LEFT_OUT.items() if getattr(flags, name) != plain]
-    if given:
-        console.print(f"Left out of account: {', '.join(f'--{name}' for name in given)}.\n")
-    _print_diary(console)
+    rows = ((name, f"{size / 1e6:,.0f}") for name, size in cpu_peak(job).items())
+    given = [f"--{name}" for name, plain in _LEFT_OUT.items() if getattr(flags, name) != plain]
+    text = f"Left out of account: {', '.join(given)}.\n" if given else ""
+    _print(title, ("", "MB"), rows, text)
+    _print_diary()
 
 
 def _print(
-    console: Console, title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], text: str = ""
 ) -> None:
-    """The first column to the left, numbers to the right."""
-    table = Table(title=title, title_justify="left")
+    """A table, its first column to the left and numbers to the right, and a text below."""
+    console, table = Console(highlight=False), Table(title=title, title_justify="left")
     for index, column in enumerate(columns):
         table.add_column(column, justify="right" if index else "left")
     for row in rows:
         table.add_row(*row)
     console.print(table)
+    if text:
+        console.print(text)
 
 
 def _mib(size: float) -> str:
     return f"{size / _MIB:,.0f}"
 
 
-def _print_parameters(console: Console, flags: argparse.Namespace, gpu: Gpu, shown: bool) -> None:
-    counts = parameters(flags)
-    plain = {"norms", "biases"} & set(counts)
-    chosen = {
-        **{category: {category} for category in counts},
-        "all": set(counts),
-        "all without input embedding": set(counts) - {"embedding"},
-        "decayed": set(counts) - plain,
+def _print_parameters(job: Job, gpu: Gpu, shown: bool) -> None:
+    counts = parameters(job)
+    every, plain = set(counts), {"norms", "biases"} & set(counts)
+    chosen = {category: {category} for category in counts} | {
+        "all": every,
+        "all without input embedding": every - {"embedding"},
+        "decayed": every - plain,
         "not decayed": plain,
     }
     rows = [
         (name, *(f"{sum(counts[category][part] for category in those):,}" for part in (0, 1)))
         for name, those in chosen.items()
     ]
-    _print(console, "Parameters", ("", "numbers", "tensors"), rows)
-    flops, tokens = flops_per_token(flags), tokens_per_step(flags)
-    job = Job.of(flags)
-    console.print(
-        f"FLOPs per token: 6 N + 12 layers x width x time = {flops:,}\n"
-        f"Tokens per iteration: {job.steps} x {job.batch} x {job.time} = {tokens:,} per process"
-    )
+    sizes = f"{job.steps} x {job.batch} x {job.options.max_seq_length}"
+    lines = [
+        f"FLOPs per token: 6 N + 12 layers x width x time = {job.flops_per_token:,}",
+        f"Tokens per iteration: {sizes} = {job.tokens:,} per process",
+    ]
     if shown:
-        console.print(
-            f"The diary writes 262,144 beside the same product, which is {tokens:,}: with 262,144 "
-            f"its step of 3.17 s would be at {4 * diary.MFU_SECONDS / 3.17:.0f} % of the peak."
+        lines.append(
+            f"The diary writes 262,144 beside the same product, which is {job.tokens:,}: with "
+            f"262,144 its step of 3.17 s would be at {4 * diary.MFU_SECONDS / 3.17:.0f} % of the "
+            "peak."
         )
-    percent = 100 * flops * tokens / (gpu.tflops * 1e12)
-    console.print(f"MFU in %: {percent:.4f} / seconds of a step, at {gpu.tflops:g} TFLOP/s\n")
+    percent = 100 * job.flops_per_token * job.tokens / (gpu.tflops * 1e12)
+    lines.append(f"MFU in %: {percent:.4f} / seconds of a step, at {gpu.tflops:g} TFLOP/s\n")
+    _print("Parameters", ("", "numbers", "tensors"), rows, "\n".join(lines))
 
 
-def _print_memory(console: Console, flags: argparse.Namespace, gpu: Gpu, shown: bool) -> None:
-    memory = gpu_memory(flags)
-    total = sum(memory.values())
-    rows = [(category, _mib(size)) for category, size in memory.items()]
-    _print(console, "Memory on a GPU, predicted", ("", "MiB"), [*rows, ("total", _mib(total))])
+def _print_memory(job: Job, gpu: Gpu, name: str, shown: bool) -> None:
+    memory = gpu_memory(job)
+    total = memory["total"] = sum(memory.values())
     verdict = "fits in" if total <= gpu.memory * _GIB else "does not fit in"
-    console.print(f"{total / _GIB:.1f} GiB {verdict} {flags.gpu}'s {gpu.memory} GiB.\n")
-    columns, found = ["switched off", "kept MiB", "for a moment MiB"], []
-    diary_mib = {row.name: 1000 * (row.memory or 0) for row in diary.TABLES["table1"]}
-    for row, sizes in added_memory(flags).items():
-        more = f"{diary_mib[f'w/o {row}'] - diary_mib['use_all']:,.0f}"
-        found.append([row, *map(_mib, sizes), *([more] if shown else [])])
-    _print(console, "What each adds", [*columns, "diary MiB"] if shown else columns, found)
+    text = f"{total / _GIB:.1f} GiB {verdict} {name}'s {gpu.memory} GiB.\n"
+    rows = ((category, _mib(size)) for category, size in memory.items())
+    _print("Memory on a GPU, predicted", ("", "MiB"), rows, text)
+    columns, text = ["switched off", "kept MiB", "for a moment MiB"], ""
+    found = [[row, *map(_mib, sizes)] for row, sizes in added_memory(job).items()]
     if shown:
-        console.print(f"The diary's use_all takes {diary_mib['use_all']:,.0f} MiB.\n")
+        mib = {row.name: 1000 * (row.memory or 0) for row in diary.TABLES["table1"]}
+        columns.append("diary MiB")
+        for cells in found:
+            cells.append(f"{mib[f'w/o {cells[0]}'] - mib['use_all']:,.0f}")
+        text = f"The diary's use_all takes {mib['use_all']:,.0f} MiB.\n"
+    _print("What each adds", columns, found, text)
 
 
-def _print_times(console: Console, flags: argparse.Namespace, gpu: Gpu, shown: bool) -> None:
-    columns = ["", "s", "MFU %", *(["diary s, A800"] if shown else [])]
-    work = flops_per_token(flags) * tokens_per_step(flags) / (gpu.tflops * 1e10)
+def _print_times(job: Job, gpu: Gpu, name: str, shown: bool) -> None:
+    work = job.flops_per_token * job.tokens / (gpu.tflops * 1e10)
     cases: dict[str, list[str]] = {"all fused": []}
     cases |= {f"w/o {row}": [row] for row in OPERATORS} | {"naive": list(OPERATORS)}
     measured = {row.name: row.seconds for row in diary.TABLES["table1"]}
     # Only the row beside the diary's table has a fused AdamW.
     measured |= {"all fused": measured["fused_adamw"], "w/o fused_adamw": measured["use_all"]}
     rows = []
-    for name, off in cases.items():
-        seconds = step_seconds(flags, gpu, off)
-        beside = [f"{measured[name]:.2f}"] if shown else []
-        rows.append([name, f"{seconds:.2f}", f"{work / seconds:.1f}", *beside])
-    _print(console, f"A step on {flags.gpu}, predicted", columns, rows)
-    console.print(
+    for case, plain in cases.items():
+        seconds = step_seconds(job, gpu, plain)
+        beside = [f"{measured[case]:.2f}"] if shown else []
+        rows.append([case, f"{seconds:.2f}", f"{work / seconds:.1f}", *beside])
+    _print(
+        f"A step on {name}, predicted",
+        ["", "s", "MFU %", *(["diary s, A800"] if shown else [])],
+        rows,
         "A prediction from the data sheet: nothing was measured. Products are taken to reach "
         f"{PRODUCTS_REACH:.0%} of {gpu.tflops:g} TFLOP/s, all else {MEMORY_REACH:.0%} of "
-        f"{gpu.bandwidth:g} GB/s; starting operators takes no time in it.\n"
+        f"{gpu.bandwidth:g} GB/s; starting operators takes no time in it.\n",
     )
 
 
-def _print_diary(console: Console) -> None:
-    found = []
-    for name, rows in diary.TABLES.items():
+def _print_diary() -> None:
+    found, wrong = [], []
+    for table, rows in diary.TABLES.items():
         for row in rows:
             if row.seconds is None or row.mfu is None:
                 continue
-            # Both are cut off after two decimals.
-            times = row.seconds + 0.01, row.seconds
-            least, most = (int(100 * diary.MFU_SECONDS / time) / 100 for time in times)
+            least, most = diary.allowed_mfu(row.seconds)
+            if not row.consistent:
+                wrong.append(f"{table}, {row.name}")
             allowed = f"{least:.2f} to {most:.2f}{'' if row.consistent else ' [bold]no[/]'}"
-            found.append((f"{name} {row.name}", f"{row.seconds:.2f}", f"{row.mfu:.2f}", allowed))
-    columns = ("", "s", "MFU %", "its time allows %")
-    _print(console, "The diary's MFU beside its times", columns, found)
-    wrong = "; ".join(f"{table}, {row}" for table, row in inconsistent())
-    console.print(f"Not consistent: {wrong}.")
+            found.append((f"{table} {row.name}", f"{row.seconds:.2f}", f"{row.mfu:.2f}", allowed))
+    columns, text = ("", "s", "MFU %", "its time allows %"), f"Not consistent: {'; '.join(wrong)}."
+    _print("The diary's MFU beside its times", columns, found, text)

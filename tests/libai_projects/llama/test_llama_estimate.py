@@ -15,9 +15,14 @@ from libai_projects.models.llama.model import LlamaForPreTraining
 from libai_projects.projects.Llama import diary, estimate
 from libai_projects.projects.Llama import flags as flag_table
 
-Z2ALL = flag_table.parse([])
+FLAGS = flag_table.parse([])
+Z2ALL = estimate.Job.of(FLAGS)
 # Of published models: config.json's sizes give these, and their authors state them.
 PUBLISHED = {"tinyllama": 1_100_048_384, "llama2_7b": 6_738_415_616, "llama3_8b": 8_030_261_248}
+
+
+def job(*arguments: str) -> estimate.Job:
+    return estimate.Job.of(flag_table.parse(arguments))
 
 
 def total(counts: dict[str, tuple[int, int]], *without: str) -> tuple[int, int]:
@@ -36,12 +41,11 @@ def test_parameters_of_the_diary() -> None:
 
 @pytest.mark.parametrize("preset", PUBLISHED)
 def test_parameters_of_published_models(preset: str) -> None:
-    flags = flag_table.parse([f"--preset={preset}"])
-    assert total(estimate.parameters(flags))[0] == PUBLISHED[preset]
+    assert total(estimate.parameters(job(f"--preset={preset}")))[0] == PUBLISHED[preset]
 
 
 def test_mfu_of_the_diary() -> None:
-    flops, tokens = estimate.flops_per_token(Z2ALL), estimate.tokens_per_step(Z2ALL)
+    flops, tokens = Z2ALL.flops_per_token, Z2ALL.tokens
     assert (flops, tokens) == (8_640_294_912, 65_536)
     assert 100 * flops * tokens / 312e12 == pytest.approx(181.4905, abs=5e-5)
 
@@ -69,13 +73,19 @@ def test_memory_of_the_diary() -> None:
     assert memory["weights, float32"] + memory["AdamW's moments, float32"] == 12 * 1_255_499_776
     assert memory["weights, bfloat16 copies"] == 2 * 1_123_680_256
     assert sum(memory.values()) / 2**20 == pytest.approx(27_870, rel=0.02)
-    plain = estimate.gpu_memory(flag_table.parse(["--use_flash=false", "--use_fused_swiglu=false"]))
+    plain = estimate.gpu_memory(job("--use_flash=false", "--use_fused_swiglu=false"))
     added = sum(plain.values()) - sum(memory.values())
     assert added == (1936 + 34_496 + 3072) * 2**20
 
 
 def test_inconsistent_rows() -> None:
-    assert estimate.inconsistent() == [("table1", "fused_adamw"), ("table3", "use_all")]
+    found = [
+        (table, row.name)
+        for table, rows in diary.TABLES.items()
+        for row in rows
+        if not row.consistent
+    ]
+    assert found == [("table1", "fused_adamw"), ("table3", "use_all")]
 
 
 def test_time_is_a_roofline() -> None:
@@ -99,13 +109,13 @@ def test_unknown_gpu() -> None:
 
 def test_sizes_that_no_model_has() -> None:
     with pytest.raises(UserError, match="does not divide by"):
-        estimate.parameters(flag_table.parse(["--num_key_value_heads=5"]))
+        job("--num_key_value_heads=5")
     with pytest.raises(UserError, match="--vocab_size=0"):
-        estimate.parameters(flag_table.parse(["--vocab_size=0"]))
+        job("--vocab_size=0")
 
 
 def test_report(capsys: pytest.CaptureFixture[str]) -> None:
-    estimate.report(Z2ALL)
+    estimate.report(FLAGS)
     text = capsys.readouterr().out
     assert "1,255,499,776" in text
     assert "8,640,294,912" in text
@@ -132,7 +142,8 @@ def test_sizes_of_a_real_model(options: dict[str, bool]) -> None:
     cfg = {name: getattr(flags, name) for name in (*sizes, "num_key_value_heads")}
     model = LlamaForPreTraining({**cfg, "max_seq_length": flags.max_seq_len, **options})
     weights = list(model.parameters())
-    assert total(estimate.parameters(flags)) == (sum(w.numel() for w in weights), len(weights))
+    sized = estimate.Job.of(flags)
+    assert total(estimate.parameters(sized)) == (sum(w.numel() for w in weights), len(weights))
     for weight in weights:
         weight.grad = flow.zeros_like(weight)
     optimizer = flow.optim.AdamW(weights)
@@ -143,7 +154,7 @@ def test_sizes_of_a_real_model(options: dict[str, bool]) -> None:
         if isinstance(state, dict)
         for moment in state.values()
     ]
-    peak = estimate.cpu_peak(flags)
+    peak = estimate.cpu_peak(sized)
     assert peak["weights"] == sum(w.numel() * w.element_size() for w in weights)
     assert peak["AdamW's moments"] == sum(m.numel() * m.element_size() for m in moments)
     assert peak["total"] == sum(size for name, size in peak.items() if name != "total")
@@ -152,12 +163,12 @@ def test_sizes_of_a_real_model(options: dict[str, bool]) -> None:
 def test_what_a_plain_operator_keeps_on_a_cpu() -> None:
     """By formulas, of 12 layers with 2,048 tokens of 4 sequences, in float32."""
     sizes = ["--preset=small", "--batch_size=4", "--max_seq_len=512"]
-    fused = estimate.cpu_peak(flag_table.parse(sizes))
+    fused = estimate.cpu_peak(job(*sizes))
     for flag, kept in {
         "--use_fused_swiglu=false": 2048 * 2048,
         # Weights of 12 heads, and keys and values as wide as queries; no output of the operator,
         # and no logarithms.
         "--use_flash=false": 4 * 12 * 512**2 + 2048 * (2 * 768 - 768 - 12),
     }.items():
-        plain = estimate.cpu_peak(flag_table.parse([*sizes, flag]))
+        plain = estimate.cpu_peak(job(*sizes, flag))
         assert plain["activations"] - fused["activations"] == 12 * 4 * kept

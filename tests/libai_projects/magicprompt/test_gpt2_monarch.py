@@ -17,7 +17,6 @@ from omegaconf import OmegaConf
 from safetensors.numpy import load_file
 
 from libai_projects import weights
-from libai_projects.engine import throughput
 from libai_projects.engine.checks import Layout, check_model
 from libai_projects.models.gpt2 import options as model_options
 from libai_projects.models.gpt2.model import GPT2ForPreTraining, GPT2StepModel
@@ -158,7 +157,7 @@ def test_flops_count_the_factors() -> None:
     cfg = OmegaConf.create(config(**MLP))
     # 4 x 64 x 64 of attention, two pairs of factors, the logits; scores of 32 tokens.
     weights = 2 * (4 * 64**2 + 2 * 4 * (16 * 16 + 64 * 16)) + 96 * 64
-    assert throughput.flops_per_token(cfg) == 6 * weights + 12 * 2 * 64 * 32
+    assert GPT2.flops_per_token(cfg) == 6 * weights + 12 * 2 * 64 * 32
 
 
 def test_a_new_model_leaves_the_factors_as_the_layer_draws_them() -> None:
