@@ -51,8 +51,8 @@ class Hook:
         """The step's images are here."""
 
     def before_update(self, trainer: Trainer) -> None:
-        """Before the parameters are updated: `trainer.train_step.gradients()` are the step's, not
-        clipped yet. Under nn.Graph asking for them costs a forward and a backward pass."""
+        """Before the parameters are updated: `trainer.train_step.named_gradients()` are the step's,
+        not clipped yet. Under nn.Graph asking for them costs a forward and a backward pass."""
 
     def on_step_end(self, trainer: Trainer) -> None:
         """The parameters have been updated and `trainer.position` counts the step."""
@@ -247,8 +247,10 @@ class NormMonitor(Hook):
         shown = self._shown(trainer.model)
         names, figures = [], []
         totals = [flow.zeros(()), flow.zeros(())]
-        for name, *values in trainer.train_step.gradients():
-            for kind, (suffix, value) in enumerate(zip(("", "_grad"), values, strict=True)):
+        weights = trainer.train_step.named_weights()
+        for name, gradient in trainer.train_step.named_gradients():
+            weight = next(value for other, value in weights if other == name)
+            for kind, (suffix, value) in enumerate((("", weight), ("_grad", gradient))):
                 with flow.no_grad():
                     size = value.abs()
                     totals[kind] = totals[kind].to(size.device) + size.sum()

@@ -40,7 +40,7 @@ class TrainerOptions:
         limit_val: images of validation and test: a number of steps' images, a share, or None.
         check_val_every: epochs between two validations.
         fast_dev_run: batches of a trial run, 0 for a real one.
-        fsdp: how the model is cut over the processes, one of `steps.sharding.MODES`; None: whole.
+        fsdp: how the model is cut over the processes, one of `sharding.MODES`; None: whole.
         per_step: the schedule's time is optimizer steps, and else epochs.
         way_on: what its user types to go on with a run that was told to stop.
         way_to_more: what its user types where all steps are done.

@@ -56,8 +56,8 @@ from flow_train.metrics.profile import ProfileSteps
 from flow_train.optim import EMA, CrossEntropy, averages_in, step_decay
 from flow_train.options import Calendar, Position, TrainerOptions
 from flow_train.rng import seed_all, settled_seed
+from flow_train.sharding import sharding_options
 from flow_train.steps.graph import step_maker
-from flow_train.steps.sharding import sharding_options
 from flow_train.validation import validate
 from resnet50_imagenet import launching
 from resnet50_imagenet.inference import Predictions, graph_forward, inference_model, measure_forward

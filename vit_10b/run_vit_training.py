@@ -53,8 +53,9 @@ from flow_train.metrics.profile import ProfileSteps
 from flow_train.optim import CosineSchedule, CrossEntropy
 from flow_train.options import Calendar, Position, TrainerOptions
 from flow_train.rng import seed_all, settled_seed
+from flow_train.sharding import Sharding, fully_shard, shard_unit
 from flow_train.steps.eager import EagerStep, TrainStep
-from flow_train.steps.sharding import Options, ShardedStep, Sharding, fully_shard, shard_unit
+from flow_train.steps.sharding import ShardedStep
 from vit_10b.model import BLOCK_EPS, LAST_EPS, Shape, ViT
 from vit_10b.options import parse_options, shape_of
 from vit_10b.plan import GIB, Plan, largest_models, report, require_memory
@@ -173,7 +174,7 @@ def _train(options: argparse.Namespace, backend: Backend) -> None:
     names = train.classes if isinstance(train, ImageFolder) else []
     given = {**vars(options), "norm_eps": {"blocks": BLOCK_EPS, "norm": LAST_EPS}}
     config = json.loads(json.dumps(given, default=str))
-    _describe(options, shape, model, sharding, (train, val))
+    _describe(options, shape, model, (train, val))
     keeps = distributed.is_main() and profile is None
     log = RunLog(options.ckpt_dir, {}, run_name=shape.name, config=config, enabled=keeps)
     keeper = ModelCheckpoint(
@@ -231,18 +232,19 @@ def _build(
 ) -> tuple[ViT, Sharding | None]:
     """The model on the device; no process holds more than one whole block at a time, unless all
     are to have the whole model."""
-    settings = Options(
-        reshard_after_forward=options.reshard_after_forward,
-        recompute=options.grad_ckpt,
-        flatten=options.flatten_parameters,
-        multiple=options.shard_multiple,
-        gather_dtype=getattr(flow, options.gather_dtype),
-        prefetch=options.prefetch,
-    )
+    settings: dict[str, Any] = {
+        "mesh": mesh,
+        "reshard_after_forward": options.reshard_after_forward,
+        "recompute": options.grad_ckpt,
+        "flatten": options.flatten_parameters,
+        "multiple": options.shard_multiple,
+        "gather_dtype": getattr(flow, options.gather_dtype),
+        "prefetch": options.prefetch,
+    }
 
     def made(name: str, block: nn.Module) -> None:
         if not options.run_without_fsdp:
-            shard_unit(name, block, mesh, settings)
+            shard_unit(name, block, **settings)
         block.to(backend.device())
         logger.info("built ViT block %s", name.rpartition(".")[2])
 
@@ -254,7 +256,7 @@ def _build(
     )
     if options.run_without_fsdp:
         return model.to(backend.device()), None
-    sharding = fully_shard(model, mesh=mesh, **vars(settings))
+    sharding = fully_shard(model, **settings)
     model.to(backend.device())
     # What the whole blocks took.
     backend.empty_cache()
@@ -337,7 +339,6 @@ def _describe(
     options: argparse.Namespace,
     shape: Shape,
     model: ViT,
-    sharding: Sharding | None,
     data: tuple[Dataset, Dataset],
 ) -> None:
     """What a run says once, before it begins."""
@@ -351,12 +352,11 @@ def _describe(
         len(val),
         len(train.classes),
     )
-    own = shape.parameters if sharding is None else sharding.own_numbers
     logger.info("%s", model)
     logger.info(
         "%d parameters, %d of each of the %d processes; AdamW, learning rate %g, weight decay %g",
         shape.parameters,
-        own,
+        sum(value.numel() for value in model.parameters()),
         distributed.world_size(),
         options.lr,
         options.weight_decay,

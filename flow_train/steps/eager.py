@@ -58,14 +58,6 @@ class StepFigures(NamedTuple):
     grad_norm: flow.Tensor | None = None
 
 
-class NamedGradient(NamedTuple):
-    """A parameter's value and its gradient, both whole and local, however the model is laid out."""
-
-    name: str
-    weight: flow.Tensor
-    gradient: flow.Tensor
-
-
 class TrainStep(ABC):
     """Runs training steps on a model that is on the backend's device.
 
@@ -100,7 +92,7 @@ class TrainStep(ABC):
         self.loss = loss
         self.clip = clip
         self.precision = precision
-        # Called before the parameters are updated; `gradients` answers meanwhile.
+        # Called before the parameters are updated; `named_gradients` answers meanwhile.
         self.before_update: Callable[[], None] | None = None
         # Whether the next step's gradient norm is worth a look at all gradients.
         self.wants_norm = False
@@ -117,10 +109,16 @@ class TrainStep(ABC):
         """One update of the parameters by the mean gradient over all images of `batches`, this
         process's share; several where gradients are accumulated."""
 
+    def named_weights(self) -> Iterator[tuple[str, flow.Tensor]]:
+        """The parameters' values, whole and local however the model is laid out, one after the
+        other; a step may change them. A collective call."""
+        for name, parameter in self.model.named_parameters():
+            yield name, distributed.local_value(parameter.detach())
+
     @abstractmethod
-    def gradients(self) -> Iterator[NamedGradient]:
-        """Inside `before_update`: those of the step, of all images on all processes, not clipped
-        yet, one after the other; of the parameters that have one. A collective call."""
+    def named_gradients(self) -> Iterator[tuple[str, flow.Tensor]]:
+        """The same of gradients, inside `before_update`, of the parameters that have one: of all
+        images on all processes, not clipped yet."""
 
     @property
     def layout(self) -> Layout | None:
@@ -226,10 +224,10 @@ class EagerStep(TrainStep):
             return nn.utils.clip_grad_norm_(parameters, self.clip)
         return _norm(parameters) if self.wants_norm else None
 
-    def gradients(self) -> Iterator[NamedGradient]:
+    def named_gradients(self) -> Iterator[tuple[str, flow.Tensor]]:
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad and parameter.grad is not None:
-                yield NamedGradient(name, parameter.detach(), parameter.grad)
+                yield name, distributed.local_value(parameter.grad)
 
     def evaluated_model(self) -> nn.Module:
         broadcast_buffers(self.model)

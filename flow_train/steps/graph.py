@@ -35,18 +35,18 @@ from flow_train.checkpoint.optimizer_state import (
 )
 from flow_train.optim import hard_labels
 from flow_train.options import Calendar, Position, TrainerOptions
+from flow_train.sharding import sharding_options
 from flow_train.steps.eager import (
     EagerStep,
     LabeledImages,
     Loss,
-    NamedGradient,
     StepFigures,
     TrainStep,
     broadcast_buffers,
     require_feature,
 )
 from flow_train.steps.random_factors import DRAWS_FACTORS, Site, given_factors, recorded_sites
-from flow_train.steps.sharding import ShardedStep, sharding_options
+from flow_train.steps.sharding import ShardedStep
 from flow_train.validation import class_scores, count_correct
 
 logger = logging.getLogger("oneflow_accel")
@@ -245,7 +245,7 @@ class GraphStep(TrainStep):
             if module.training and seen is not None:
                 seen.add_(batches)
 
-    def gradients(self) -> Iterator[NamedGradient]:
+    def named_gradients(self) -> Iterator[tuple[str, flow.Tensor]]:
         """The step's gradients by an eager pass over its batches with the same random factors, in
         float32: a graph shows no gradients that are summed up over batches and processes."""
         if self._at_hand is None:
@@ -264,8 +264,7 @@ class GraphStep(TrainStep):
             if parameter.grad is not None:
                 if self._parallel:
                     flow.comm.all_reduce(parameter.grad)
-                gradient = parameter.grad / distributed.world_size()
-                yield NamedGradient(name, parameter.detach(), gradient)
+                yield name, parameter.grad / distributed.world_size()
 
     @property
     def local_model(self) -> nn.Module:

@@ -33,8 +33,8 @@ from flow_train.metrics.profile import ProfileSteps
 from flow_train.optim import build_loss, build_optimizer, build_schedule
 from flow_train.options import Calendar, as_plain, read_trainer_options, section
 from flow_train.rng import seed_all, settled_seed
+from flow_train.sharding import sharding_options
 from flow_train.steps.graph import step_maker
-from flow_train.steps.sharding import sharding_options
 from monarch_flow.config import SparseToDense as SwitchKeys
 from monarch_flow.engine.build import build_data, build_model
 from monarch_flow.engine.evaluation import evaluate_checkpoint, test

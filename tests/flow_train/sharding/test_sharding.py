@@ -14,8 +14,9 @@ import oneflow as flow
 import pytest
 from oneflow import nn
 
-from flow_train.steps.sharding import blocks, fully_shard
-from tests.flow_train.steps.sharding_worker import TOKENS, SmallResNet
+from flow_train.sharding import fully_shard
+from flow_train.sharding.model import blocks
+from tests.flow_train.sharding.sharding_worker import TOKENS, SmallResNet
 from tests.launch import run_distributed
 
 WORKER = Path(__file__).with_name("sharding_worker.py")
@@ -94,7 +95,7 @@ def test_names_stay_and_shapes_are_known() -> None:
     model = SmallResNet()
     shapes = {name: tuple(value.shape) for name, value in model.named_parameters()}
     sharding = fully_shard(model, multiple=4)
-    assert sharding.full_shapes == shapes
+    assert sharding.layout.tensors() == shapes
     for name, value in model.named_parameters():
         assert value.ndim == 1
         assert len(value) == -(-np.prod(shapes[name]) // 4) * 4, name
@@ -121,6 +122,18 @@ def test_global_tensors_that_cannot_be_cut_are_refused(
         setattr(model, name, nn.Parameter(value))
     with pytest.raises(UserError, match=message):
         fully_shard(model)
+
+
+def test_a_root_without_global_tensors_of_its_own() -> None:
+    model = nn.Sequential(nn.Sequential(nn.Linear(2, 3), nn.Tanh()))
+    model.to_global(placement=flow.placement("cpu", [0]), sbp=flow.sbp.broadcast)
+    x = flow.ones(1, 2).to_global(placement=flow.placement("cpu", [0]), sbp=flow.sbp.broadcast)
+    expected = model(x).to_local().numpy()
+    sharding = fully_shard(model)
+    with sharding.no_sync():
+        model(x).sum().backward()
+    assert float(sharding.gradient_norm().numpy()) == 0
+    np.testing.assert_array_equal(model(x).to_local().numpy(), expected)
 
 
 def test_gradients_of_inputs_pass_through() -> None:
