@@ -244,7 +244,8 @@ class NormMonitor(Hook):
     def before_update(self, trainer: Trainer) -> None:
         if not trainer.is_log_step:
             return
-        shown = self._shown(trainer.model)
+        kinds = (nn.LayerNorm, nn.Embedding) if self._layer_norm_only else nn.Module
+        modules = dict(trainer.model.named_modules())
         names, figures = [], []
         totals = [flow.zeros(()), flow.zeros(())]
         weights = trainer.train_step.named_weights()
@@ -254,22 +255,13 @@ class NormMonitor(Hook):
                 with flow.no_grad():
                     size = value.abs()
                     totals[kind] = totals[kind].to(size.device) + size.sum()
-                    if name in shown:
+                    if isinstance(modules[name.rpartition(".")[0]], kinds):
                         names += [f"stats/{name}{suffix}_max", f"stats/{name}{suffix}_mean"]
                         figures += [size.max(), size.mean()]
         names += ["total_param_l1_norm", "total_grad_l1_norm"]
         stacked = flow.stack([figure.reshape(()) for figure in [*figures, *totals]])
         if distributed.is_main():
             trainer.log(dict(zip(names, stacked.numpy().tolist(), strict=True)))
-
-    def _shown(self, model: nn.Module) -> set[str]:
-        kinds = (nn.LayerNorm, nn.Embedding) if self._layer_norm_only else (nn.Module,)
-        return {
-            f"{prefix}.{name}" if prefix else name
-            for prefix, module in model.named_modules()
-            if isinstance(module, kinds)
-            for name, _ in module.named_parameters(recurse=False)
-        }
 
 
 class InitialValidation(Hook):

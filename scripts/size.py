@@ -15,7 +15,7 @@ BUDGETS = {
     "oneflow_accel": ("oneflow_accel", (".py",), 11_043),
     "oneflow_accel/csrc": ("oneflow_accel/csrc", (".cpp", ".h"), 14_944),
     "oneflow_accel/emulated": ("oneflow_accel/emulated", (".cpp", ".h"), 1_605),
-    "flow_train": ("flow_train", (".py",), 13_365),
+    "flow_train": ("flow_train", (".py",), 13_357),
     "monarch_flow": ("monarch_flow", (".py",), 7_420),
     "resnet50_imagenet": ("resnet50_imagenet", (".py",), 1_160),
     "vit_10b": ("vit_10b", (".py",), 1_134),
