@@ -83,8 +83,8 @@ class Hook:
         """The step's batch is here."""
 
     def before_update(self, trainer: Run) -> None:
-        """Before the parameters are updated: `trainer.train_step.gradients()` are the step's, not
-        clipped yet. Under nn.Graph asking for them costs a forward and a backward pass."""
+        """Before the parameters are updated: `trainer.train_step.named_gradients()` are the step's,
+        not clipped yet. Under nn.Graph asking for them costs a forward and a backward pass."""
 
     def on_step_end(self, trainer: Run) -> None:
         """The parameters have been updated and `trainer.position` counts the step."""
@@ -276,30 +276,24 @@ class NormMonitor(Hook):
     def before_update(self, trainer: Run) -> None:
         if not trainer.is_log_step:
             return
-        shown = self._shown(trainer.model)
+        kinds = (nn.LayerNorm, nn.Embedding) if self._layer_norm_only else nn.Module
+        modules = dict(trainer.model.named_modules())
         names, figures = [], []
         totals = [flow.zeros(()), flow.zeros(())]
-        for name, *values in trainer.train_step.gradients():
-            for kind, (suffix, value) in enumerate(zip(("", "_grad"), values, strict=True)):
+        weights = trainer.train_step.named_weights()
+        for name, gradient in trainer.train_step.named_gradients():
+            weight = next(value for other, value in weights if other == name)
+            for kind, (suffix, value) in enumerate((("", weight), ("_grad", gradient))):
                 with flow.no_grad():
                     size = value.abs()
                     totals[kind] = totals[kind].to(size.device) + size.sum()
-                    if name in shown:
+                    if isinstance(modules[name.rpartition(".")[0]], kinds):
                         names += [f"stats/{name}{suffix}_max", f"stats/{name}{suffix}_mean"]
                         figures += [size.max(), size.mean()]
         names += ["total_param_l1_norm", "total_grad_l1_norm"]
         stacked = flow.stack([figure.reshape(()) for figure in [*figures, *totals]])
         if distributed.is_main():
             trainer.log(dict(zip(names, stacked.numpy().tolist(), strict=True)))
-
-    def _shown(self, model: nn.Module) -> set[str]:
-        kinds = (nn.LayerNorm, nn.Embedding) if self._layer_norm_only else (nn.Module,)
-        return {
-            f"{prefix}.{name}" if prefix else name
-            for prefix, module in model.named_modules()
-            if isinstance(module, kinds)
-            for name, _ in module.named_parameters(recurse=False)
-        }
 
 
 class InitialValidation(Hook):

@@ -41,7 +41,7 @@ class TrainerOptions:
         check_val_every: epochs between two validations.
         val_every_steps: optimizer steps between two, in place of epochs.
         fast_dev_run: batches of a trial run, 0 for a real one.
-        fsdp: how the model is cut over the processes, one of `steps.sharding.MODES`; None: whole.
+        fsdp: how the model is cut over the processes, one of `sharding.MODES`; None: whole.
         per_step: the schedule's time is optimizer steps, and else epochs.
         way_on: what its user types to go on with a run that was told to stop.
         way_to_more: what its user types where all steps are done.

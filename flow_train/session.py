@@ -36,8 +36,8 @@ from flow_train.metrics.curves import draw_curves
 from flow_train.metrics.log import JSONL_NAME, RunLog
 from flow_train.options import Calendar, Position, TrainerOptions
 from flow_train.rng import seed_all, settled_seed
+from flow_train.sharding import Sharding
 from flow_train.steps.graph import step_maker
-from flow_train.steps.sharding import Sharding
 from flow_train.task import ImageTask, Task, TokenTask
 
 # What a program of one's own needs.

@@ -49,7 +49,7 @@ from flow_train.metrics.profile import ProfileSteps
 from flow_train.optim import EMA, CrossEntropy, averages_in, step_decay
 from flow_train.options import TrainerOptions
 from flow_train.session import Recipe, Session
-from flow_train.steps.sharding import sharding_options
+from flow_train.sharding import sharding_options
 from flow_train.task import ImageTask
 from resnet50_imagenet import launching
 from resnet50_imagenet.inference import Predictions, graph_forward, inference_model, measure_forward

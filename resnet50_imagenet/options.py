@@ -14,7 +14,7 @@ from oneflow_accel.precision import PRECISIONS, canonical
 from flow_train import cli
 from flow_train.cli import UserError, at_least, nearest, not_negative, one_of, positive, share
 from flow_train.data.rand_augment import parse_rand_augment
-from flow_train.steps.sharding import MODES
+from flow_train.sharding import MODES
 from resnet50_imagenet.models import classification_models, image_size_of
 
 # The range of seeds that OneFlow's generators take.

@@ -19,7 +19,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 from PIL import Image
 
-from flow_train.steps.sharding import MODES
+from flow_train.sharding import MODES
 from libai_projects.engine.overrides import load_config
 from libai_projects.projects.Llama import flags as llama_flags
 from libai_projects.text.token_files import Description

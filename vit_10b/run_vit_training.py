@@ -47,7 +47,7 @@ from flow_train.metrics.profile import ProfileSteps
 from flow_train.optim import CosineSchedule, CrossEntropy
 from flow_train.options import TrainerOptions
 from flow_train.session import Recipe, Session
-from flow_train.steps.sharding import Options, Sharding, fully_shard, shard_unit
+from flow_train.sharding import Sharding, fully_shard, shard_unit
 from flow_train.task import ImageTask
 from vit_10b.model import BLOCK_EPS, LAST_EPS, Shape, ViT
 from vit_10b.options import parse_options, shape_of
@@ -163,7 +163,7 @@ def _train(options: argparse.Namespace, backend: Backend) -> None:
             way_on="continue with --resume auto",
             way_to_more="for more ask for more --num_epochs",
         )
-        _describe(options, shape, model, sharding, (train, val))
+        _describe(options, shape, model, (train, val))
         keeper = ModelCheckpoint(
             save_top_k=0,
             every_n_epochs=options.ckpt_epoch_interval,
@@ -201,18 +201,19 @@ def _build(
 ) -> tuple[ViT, Sharding | None]:
     """The model on the device; no process holds more than one whole block at a time, unless all
     are to have the whole model."""
-    settings = Options(
-        reshard_after_forward=options.reshard_after_forward,
-        recompute=options.grad_ckpt,
-        flatten=options.flatten_parameters,
-        multiple=options.shard_multiple,
-        gather_dtype=getattr(flow, options.gather_dtype),
-        prefetch=options.prefetch,
-    )
+    settings: dict[str, Any] = {
+        "mesh": mesh,
+        "reshard_after_forward": options.reshard_after_forward,
+        "recompute": options.grad_ckpt,
+        "flatten": options.flatten_parameters,
+        "multiple": options.shard_multiple,
+        "gather_dtype": getattr(flow, options.gather_dtype),
+        "prefetch": options.prefetch,
+    }
 
     def made(name: str, block: nn.Module) -> None:
         if not options.run_without_fsdp:
-            shard_unit(name, block, mesh, settings)
+            shard_unit(name, block, **settings)
         block.to(backend.device())
         logger.info("built ViT block %s", name.rpartition(".")[2])
 
@@ -224,7 +225,7 @@ def _build(
     )
     if options.run_without_fsdp:
         return model.to(backend.device()), None
-    sharding = fully_shard(model, mesh=mesh, **vars(settings))
+    sharding = fully_shard(model, **settings)
     model.to(backend.device())
     # What the whole blocks took.
     backend.empty_cache()
@@ -294,7 +295,6 @@ def _describe(
     options: argparse.Namespace,
     shape: Shape,
     model: ViT,
-    sharding: Sharding | None,
     data: tuple[Dataset, Dataset],
 ) -> None:
     """What a run says once, before it begins."""
@@ -308,12 +308,11 @@ def _describe(
         len(val),
         len(train.classes),
     )
-    own = shape.parameters if sharding is None else sharding.own_numbers
     logger.info("%s", model)
     logger.info(
         "%d parameters, %d of each of the %d processes; AdamW, learning rate %g, weight decay %g",
         shape.parameters,
-        own,
+        sum(value.numel() for value in model.parameters()),
         distributed.world_size(),
         options.lr,
         options.weight_decay,

@@ -124,10 +124,10 @@ class OwnPieces(Pieces):
     ) -> None:
         self._arrays, self._layout, self._as_key = arrays, layout, as_key
         places = layout.places()
-        names = []
-        for key, name in map(_split, arrays):
-            names.append(_join(as_key or key, places[name][0] if name in places else name))
-        super().__init__(names)
+        super().__init__(
+            _join(as_key or key, places[name][0] if name in places else name)
+            for key, name in map(_split, arrays)
+        )
 
     def __getitem__(self, full_name: str) -> np.ndarray:
         if full_name not in self:
@@ -196,13 +196,10 @@ class ShardedArrays(Pieces):
     put together when it is asked for. CheckpointError names a file that is not there or damaged."""
 
     def __init__(self, folder: Path, layout: Layout, key: str | None = None) -> None:
-        self._folder, self._layout, self._key = folder, layout, key
-        self._places = layout.places()
+        self._folder, self._layout = folder, layout
         self._files: dict[int, Any] = {}
-        by_shard: dict[str, list[str]] = {}
-        for name, (shard, _, _) in self._places.items():
-            by_shard.setdefault(shard, []).append(name)
-        names = []
+        # What is stored, and of a tensor that is cut where it begins in the whole of its shard.
+        self._found: dict[str, tuple[str, int, Slot | None]] = {}
         # Every process writes what is not cut, and may have its own file only.
         self._whole_from = next(
             (p for p in range(layout.processes) if (folder / layout.file_of(p)).exists()), 0
@@ -210,36 +207,34 @@ class ShardedArrays(Pieces):
         for found_key, name in map(_split, self._file(self._whole_from).keys()):
             if (key is None and found_key == MODEL) or (key is not None and found_key != key):
                 continue
-            prefix = found_key if key is None else ""
-            names += [_join(prefix, each) for each in by_shard.get(name, [name])]
-        super().__init__(names)
+            prefix, stored = found_key if key is None else "", _join(found_key, name)
+            if name not in layout.groups:
+                self._found[_join(prefix, name)] = (stored, 0, None)
+            begin = 0
+            for slot in layout.groups.get(name, ((), 0))[0]:
+                self._found[_join(prefix, slot.name)] = (stored, begin, slot)
+                begin += slot.size
+        super().__init__(self._found)
 
     def __getitem__(self, full_name: str) -> np.ndarray:
-        if full_name not in self:
-            raise KeyError(full_name)
-        if not self._is_cut(full_name):
-            return self._read(self._whole_from, self._stored(full_name))
-        slot = self._places[self._name(full_name)][2]
+        stored, _, slot = self._found[full_name]
+        if slot is None:
+            return self._read(self._whole_from, stored)
         return self.part(full_name, 0, slot.size).reshape(slot.shape)
 
     def shape(self, full_name: str) -> tuple[int, ...]:
-        if self._is_cut(full_name):
-            return self._places[self._name(full_name)][2].shape
-        return tuple(self[full_name].shape)
+        slot = self._found[full_name][2]
+        return tuple(self[full_name].shape) if slot is None else slot.shape
 
     def dtype(self, full_name: str) -> np.dtype:
         """Without reading the array."""
-        shard = self._name(full_name)
-        if self._is_cut(full_name):
-            shard = self._places[shard][0]
-        stored = _join(self._key or _split(full_name)[0], shard)
-        return np.dtype(_DTYPES[self._file(self._whole_from).get_slice(stored).get_dtype()])
+        part = self._file(self._whole_from).get_slice(self._found[full_name][0])
+        return np.dtype(_DTYPES[part.get_dtype()])
 
     def part(self, full_name: str, first: int, last: int) -> np.ndarray:
         """Numbers `first` to `last` of an array that is cut, flattened."""
-        shard, offset, _ = self._places[self._name(full_name)]
-        stored = _join(self._key or _split(full_name)[0], shard)
-        length = self._layout.groups[shard][1]
+        stored, offset, _ = self._found[full_name]
+        length = self._layout.groups[_split(stored)[1]][1]
         found = []
         position, end = offset + first, offset + last
         while position < end:
@@ -248,15 +243,6 @@ class ShardedArrays(Pieces):
             found.append(self._read(place, stored, inside, inside + take))
             position += take
         return np.concatenate(found) if len(found) > 1 else found[0]
-
-    def _name(self, full_name: str) -> str:
-        return full_name if self._key is not None else _split(full_name)[1]
-
-    def _stored(self, full_name: str) -> str:
-        return full_name if self._key is None else _join(self._key, full_name)
-
-    def _is_cut(self, full_name: str) -> bool:
-        return self._name(full_name) in self._places
 
     def _read(self, place: int, name: str, *bounds: int) -> np.ndarray:
         try:

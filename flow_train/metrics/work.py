@@ -25,7 +25,7 @@ def transformer_macs(weights: int, layers: int, width: int, tokens: int) -> int:
     return weights + layers * attention_macs(tokens, width) // tokens
 
 
-def training_flops(macs: float) -> int:
+def training_flops(macs: float) -> float:
     """FLOPs of training by the multiply-accumulates of a forward pass: the backward pass multiplies
     once for the gradient of the weights, and once for the inputs'. For a transformer this is
     6 N + 12 L h T for each token (Chowdhery et al. 2022, "PaLM", appendix B)."""

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from oneflow_accel import distributed, layouts, settings
+from oneflow_accel import agree, distributed, layouts, settings
 from oneflow_accel import precision as precisions
 from oneflow_accel.backends.base import Backend
 from oneflow_accel.errors import UserError
@@ -44,14 +44,6 @@ class StepFigures(NamedTuple):
     loss: flow.Tensor
     sums: dict[str, Sum]
     grad_norm: flow.Tensor | None = None
-
-
-class NamedGradient(NamedTuple):
-    """A parameter's value and its gradient, both whole and local, however the model is laid out."""
-
-    name: str
-    weight: flow.Tensor
-    gradient: flow.Tensor
 
 
 class TrainStep(ABC):
@@ -92,7 +84,7 @@ class TrainStep(ABC):
         self.part_size = part_size
         self.clip = clip
         self.precision = precision
-        # Called before the parameters are updated; `gradients` answers meanwhile.
+        # Called before the parameters are updated; `named_gradients` answers meanwhile.
         self.before_update: Callable[[], None] | None = None
         # Whether the next step's gradient norm is worth a look at all gradients.
         self.wants_norm = False
@@ -123,10 +115,16 @@ class TrainStep(ABC):
         the run's seed, the number of steps done, and this process."""
         return step_seed(seed, step, distributed.rank())
 
+    def named_weights(self) -> Iterator[tuple[str, flow.Tensor]]:
+        """The parameters' values, whole and local however the model is laid out, one after the
+        other; a step may change them. A collective call."""
+        for name, parameter in self.model.named_parameters():
+            yield name, agree.whole(parameter, to=None)
+
     @abstractmethod
-    def gradients(self) -> Iterator[NamedGradient]:
-        """Inside `before_update`: those of the step, of all images on all processes, not clipped
-        yet, one after the other; of the parameters that have one. A collective call."""
+    def named_gradients(self) -> Iterator[tuple[str, flow.Tensor]]:
+        """The same of gradients, inside `before_update`, of the parameters that have one: of all
+        images on all processes, not clipped yet."""
 
     @property
     def layout(self) -> Layout | None:
@@ -228,10 +226,10 @@ class EagerStep(TrainStep):
             return nn.utils.clip_grad_norm_(parameters, self.clip)
         return _norm(parameters) if self.wants_norm else None
 
-    def gradients(self) -> Iterator[NamedGradient]:
+    def named_gradients(self) -> Iterator[tuple[str, flow.Tensor]]:
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad and parameter.grad is not None:
-                yield NamedGradient(name, parameter.detach(), parameter.grad)
+                yield name, agree.whole(parameter.grad, to=None)
 
     def evaluated_model(self) -> nn.Module:
         broadcast_buffers(self.model)

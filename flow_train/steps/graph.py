@@ -34,16 +34,16 @@ from flow_train.checkpoint.optimizer_state import (
     state_keys,
 )
 from flow_train.options import Calendar, Position, TrainerOptions
+from flow_train.sharding import Sharding, sharding_options
 from flow_train.steps.eager import (
     EagerStep,
-    NamedGradient,
     StepFigures,
     TrainStep,
     broadcast_buffers,
     require_feature,
 )
 from flow_train.steps.random_factors import DRAWS_FACTORS, Site, given_factors, recorded_sites
-from flow_train.steps.sharding import ShardedStep, Sharding, sharding_options
+from flow_train.steps.sharding import ShardedStep
 from flow_train.task import Batch, Sum, Task, to
 
 logger = logging.getLogger("oneflow_accel")
@@ -253,7 +253,7 @@ class GraphStep(TrainStep):
             if module.training and seen is not None:
                 seen.add_(parts)
 
-    def gradients(self) -> Iterator[NamedGradient]:
+    def named_gradients(self) -> Iterator[tuple[str, flow.Tensor]]:
         """The step's gradients by an eager pass over its parts with the same random factors, in
         float32: a graph shows no gradients that are summed up over batches and processes."""
         if self._at_hand is None:
@@ -271,8 +271,7 @@ class GraphStep(TrainStep):
             if parameter.grad is not None:
                 if self._parallel:
                     flow.comm.all_reduce(parameter.grad)
-                gradient = parameter.grad / distributed.world_size()
-                yield NamedGradient(name, parameter.detach(), gradient)
+                yield name, parameter.grad / distributed.world_size()
 
     @property
     def local_model(self) -> nn.Module:

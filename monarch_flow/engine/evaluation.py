@@ -30,7 +30,7 @@ from flow_train.loop import Trainer, val_batches
 from flow_train.metrics.console import evaluation_lines
 from flow_train.optim import EMA, build_loss
 from flow_train.options import read_trainer_options, section
-from flow_train.steps.sharding import sharding_options
+from flow_train.sharding import sharding_options
 from flow_train.task import Evaluation, ImageTask
 from monarch_flow.engine.build import build_data, build_model
 from monarch_flow.engine.weights import (

@@ -33,7 +33,7 @@ from flow_train.optim import build_loss, build_optimizer, build_schedule
 from flow_train.options import TrainerOptions, as_plain, read_trainer_options, section
 from flow_train.rng import seed_all, settled_seed
 from flow_train.session import Recipe, Session
-from flow_train.steps.sharding import sharding_options
+from flow_train.sharding import sharding_options
 from flow_train.task import ImageTask
 from monarch_flow.config import SparseToDense as SwitchKeys
 from monarch_flow.engine.build import build_data, build_model

@@ -15,7 +15,7 @@ import safetensors.numpy
 from flow_train.checkpoint.folders import read_checkpoint
 from flow_train.config import keys
 from flow_train.config.schema import read
-from flow_train.steps.sharding import MODES
+from flow_train.sharding import MODES
 from resnet50_imagenet.options import parse_options
 from tests.launch import run_several
 from tests.monarch_flow.engine.engine_runs import values
@@ -75,6 +75,8 @@ def test_a_monarch_vit(shapes: Path, tmp_path: Path) -> None:  # noqa: F811
     assert result.returncode == 0, result.stdout[-5000:]
     figures = [("train", "loss"), ("val", "loss")]
     figures += [("train", "total_param_l1_norm"), ("train", "total_grad_l1_norm")]
+    # Of whole tensors, not of the first process's pieces.
+    figures += [("train", f"stats/head.weight{kind}_mean") for kind in ("", "_grad")]
     for mode in (*MODES, "graph"):
         for split, name in figures:
             ours, theirs = (values(tmp_path / each, split, name) for each in (mode, "null"))

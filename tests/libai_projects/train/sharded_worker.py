@@ -16,7 +16,7 @@ import oneflow as flow
 from libai.utils import distributed as dist
 from omegaconf import OmegaConf
 
-from flow_train.steps.sharding import fully_shard
+from flow_train.sharding import fully_shard
 from libai_projects.models.gpt2.model import GPT2ForPreTraining
 
 WAYS = {
@@ -59,7 +59,7 @@ def train(output: Path, way: str) -> None:
     if cut is None:
         weights = {name: value.to_local().numpy() for name, value in model.named_parameters()}
     else:
-        weights = dict(cut.full_arrays())
+        weights = {name: value.numpy() for name, value in cut.named_weights()}
     if distributed.is_main():
         np.savez(output, losses=losses, norms=norms, **weights)
 

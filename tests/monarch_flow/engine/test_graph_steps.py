@@ -119,7 +119,7 @@ def test_gradients_and_statistics_are_those_of_eager_steps():
     states, losses = {}, {}
     for name, step in _steps().items():
         step.before_update = lambda step=step, name=name: seen[name].append(
-            {each.name: each.gradient.numpy().copy() for each in step.gradients()}
+            {each: gradient.numpy().copy() for each, gradient in step.named_gradients()}
         )
         batch, losses[name], begin = _batch(28), [], 0
         step.model.train()
@@ -131,6 +131,10 @@ def test_gradients_and_statistics_are_those_of_eager_steps():
             begin = end
         states[name] = {k: v.numpy() for k, v in step.evaluated_model().state_dict().items()}
         states[name] |= step.optimizer_arrays()
+        weights = {key: value.numpy() for key, value in step.named_weights()}
+        assert weights.keys() == dict(step.model.named_parameters()).keys()
+        for key, value in weights.items():
+            np.testing.assert_array_equal(value, states[name][key], err_msg=key)
     np.testing.assert_allclose(losses["graph"], losses["eager"], rtol=1e-5)
     assert len(seen["graph"]) == 4
     for ours, theirs in zip(seen["graph"], seen["eager"], strict=True):
@@ -147,7 +151,7 @@ def test_gradients_and_statistics_are_those_of_eager_steps():
 
 def test_gradients_are_there_inside_a_step_only():
     with pytest.raises(RuntimeError, match="before_update"):
-        next(_steps()["graph"].gradients())
+        next(_steps()["graph"].named_gradients())
 
 
 def test_a_graph_takes_equal_parts():

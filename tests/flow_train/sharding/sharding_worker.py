@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,8 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
+from flow_train.sharding import Sharding, fully_shard
 from flow_train.steps.eager import data_parallel
-from flow_train.steps.sharding import Sharding, fully_shard
 from monarch_flow.models import create_model
 
 STEPS, BATCH, CLIP = 4, 8, 0.5
@@ -176,18 +176,30 @@ def train(
             total += float(loss.numpy())
         losses.append(distributed.all_reduce_sum([total])[0] / world)
         norms.append(_clip(model, sharding))
+        gradients = _gradients(model, sharding)
         optimizer.step()
         optimizer.zero_grad()
-    whole = dict(sharding.full_arrays()) if sharding else _arrays(model)
+    whole = _arrays(sharding.named_weights() if sharding else model.named_parameters())
     model.eval()
     with flow.no_grad():
         scores = model(flow.tensor(next(batches())[0])).numpy()
     buffers = {name: buffer.numpy() for name, buffer in model.named_buffers()}
-    return {"losses": losses, "norms": norms, "scores": scores, **whole, **buffers}
+    found = {"losses": losses, "norms": norms, "scores": scores, "gradients": gradients}
+    return {**found, **whole, **buffers}
 
 
-def _arrays(model: nn.Module) -> dict[str, np.ndarray]:
-    return {name: value.detach().numpy() for name, value in model.named_parameters()}
+def _arrays(named: Iterable[tuple[str, flow.Tensor]]) -> dict[str, np.ndarray]:
+    return {name: value.detach().numpy() for name, value in named}
+
+
+def _gradients(model: nn.Module, sharding: Sharding | None) -> np.ndarray:
+    """Flat, one after the other by name, zeros for a parameter that has none."""
+    weights, gradients = model.named_parameters(), model.named_parameters()
+    named = ((name, value.grad) for name, value in gradients if value.grad is not None)
+    if sharding is not None:
+        weights, named = sharding.named_weights(), sharding.named_gradients()
+    arrays = {name: np.zeros(value.shape) for name, value in weights} | _arrays(named)
+    return np.concatenate([arrays[name].reshape(-1) for name in sorted(arrays)])
 
 
 def _clip(model: nn.Module, sharding: Sharding | None) -> float:

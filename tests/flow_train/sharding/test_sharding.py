@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import oneflow_accel
 from oneflow_accel.errors import UserError
 from oneflow_accel.kernels import plugin
 
@@ -14,8 +16,12 @@ import oneflow as flow
 import pytest
 from oneflow import nn
 
-from flow_train.steps.sharding import blocks, fully_shard
-from tests.flow_train.steps.sharding_worker import TOKENS, SmallResNet
+from flow_train.hooks import NormMonitor
+from flow_train.sharding import fully_shard
+from flow_train.sharding.model import blocks
+from flow_train.steps.eager import EagerStep, TrainStep
+from flow_train.steps.sharding import ShardedStep
+from tests.flow_train.sharding.sharding_worker import TOKENS, SmallResNet
 from tests.launch import run_distributed
 
 WORKER = Path(__file__).with_name("sharding_worker.py")
@@ -94,7 +100,7 @@ def test_names_stay_and_shapes_are_known() -> None:
     model = SmallResNet()
     shapes = {name: tuple(value.shape) for name, value in model.named_parameters()}
     sharding = fully_shard(model, multiple=4)
-    assert sharding.full_shapes == shapes
+    assert sharding.layout.tensors() == shapes
     for name, value in model.named_parameters():
         assert value.ndim == 1
         assert len(value) == -(-np.prod(shapes[name]) // 4) * 4, name
@@ -121,6 +127,43 @@ def test_global_tensors_that_cannot_be_cut_are_refused(
         setattr(model, name, nn.Parameter(value))
     with pytest.raises(UserError, match=message):
         fully_shard(model)
+
+
+def test_a_root_without_global_tensors_of_its_own() -> None:
+    model = nn.Sequential(nn.Sequential(nn.Linear(2, 3), nn.Tanh()))
+    model.to_global(placement=flow.placement("cpu", [0]), sbp=flow.sbp.broadcast)
+    x = flow.ones(1, 2).to_global(placement=flow.placement("cpu", [0]), sbp=flow.sbp.broadcast)
+    expected = model(x).to_local().numpy()
+    sharding = fully_shard(model)
+    with sharding.no_sync():
+        model(x).sum().backward()
+    assert float(sharding.gradient_norm().numpy()) == 0
+    np.testing.assert_array_equal(model(x).to_local().numpy(), expected)
+
+
+def test_norms_are_of_whole_tensors_where_shards_are_flat() -> None:
+    backend, logged = oneflow_accel.select_device("cpu"), {}
+    images = flow.tensor(
+        np.random.default_rng(0).standard_normal((4, 3, 16, 16)), dtype=flow.float32
+    )
+    for name in ("whole", "flat"):
+        flow.manual_seed(0)
+        model = SmallResNet()
+        optimizer, loss = _sgd, nn.functional.cross_entropy
+        if name == "whole":
+            step: TrainStep = EagerStep(model, backend, optimizer(model), loss)
+        else:
+            step = ShardedStep(model, backend, optimizer, loss, sharding={"flatten": True})
+        model(images).square().mean().backward()
+        log = logged.setdefault(name, {}).update
+        trainer = SimpleNamespace(is_log_step=True, model=model, train_step=step, log=log)
+        NormMonitor().before_update(trainer)
+    assert "stats/layers.0.0.0.weight_grad_mean" in logged["whole"]
+    assert logged["flat"] == pytest.approx(logged["whole"], rel=1e-6)
+
+
+def _sgd(model: nn.Module) -> flow.optim.Optimizer:
+    return flow.optim.SGD(model.parameters(), lr=0.1)
 
 
 def test_gradients_of_inputs_pass_through() -> None:
