@@ -21,7 +21,7 @@ BUDGETS = {
     "vit_10b": ("vit_10b", (".py",), 1_134),
     "libai_projects": ("libai_projects", (".py",), 15_969),
     "benchmarks": ("benchmarks", (".py",), 4_060),
-    "scripts": ("scripts", (".py",), 714),
+    "scripts": ("scripts", (".py",), 861),
     "patches": ("patches", (".patch",), 2_102),
     "tests": ("tests", (".py",), 56_325),
 }

@@ -126,6 +126,7 @@ def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
                 save_config(cfg, run_dir)
             losses, wants_test = section(cfg, "train"), cfg.get("test_after_training", True)
             wants_test = wants_test and not trial and options.limit_val != 0
+            begins_at = 0 if run.resumed is None else int(run.resumed.state["step"])
             trainer = run.fit(
                 model.to(backend.device()),
                 ImageTask(
@@ -136,7 +137,7 @@ def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
                 ),
                 Data(data.train_loader(), data.val_loader()),
                 Recipe(partial(_optimizer, cfg), _schedule(cfg), options, hooks),
-                test_follows=wants_test,
+                test_follows=wants_test and not run.log.has(begins_at, "test"),
             )
             metrics = dict(trainer.metrics)
             keeper = trainer.hooks.get("model_checkpoint")

@@ -149,7 +149,7 @@ COMMANDS: dict[str, Run | Dry | NotRun] = {
     "pip install -r requirements/build.txt -r requirements/libai.txt && "
     "pip install --no-build-isolation --no-deps libai==0.1.1": PIP,
     "python3 ...": NotRun("stands for any of them"),
-    "python scripts/golden_record.py": NotRun("builds an earlier commit, and trains 48 times"),
+    "python scripts/golden_record.py": NotRun("trains each case five times"),
     "python scripts/golden_record.py --device emulated": Run("--help", expect="--device DEVICE"),
     "source .venv/bin/activate": Run(),
     "source ../.venv/bin/activate": Run(cwd=RESNET),
