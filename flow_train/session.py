@@ -91,6 +91,7 @@ class Session:
         by_all: each process writes checkpoints of its own shards.
         keep_last: the newest checkpoints that stay.
         loggers: the group `logger` of a configuration.
+        accepts: raises a UserError for a checkpoint that is not to be resumed.
         resuming: as `agreed_checkpoint` takes it.
 
     Attributes:
@@ -119,6 +120,7 @@ class Session:
         by_all: bool = False,
         keep_last: int = 3,
         loggers: Mapping[str, Any] | None = None,
+        accepts: Callable[[Checkpoint], None] | None = None,
         **resuming: Any,
     ) -> None:
         self.folder = Path(folder)
@@ -129,7 +131,7 @@ class Session:
         self._asked, self._seed_option, self._resume_option = seed, seed_option, resume_option
         self._keeps, self._by_all, self._keep_last = keeps, by_all, keep_last
         self._loggers = loggers or {}
-        self._resuming = resuming
+        self._accepts, self._resuming = accepts, resuming
         self._own: Checkpoint | None = None
         self._checkpoints: CheckpointManager | None = None
         self._exits = ExitStack()
@@ -140,11 +142,18 @@ class Session:
         with self._exits.pop_all() as exits:
             self.resumed = agreed_checkpoint(self._resume, self.folder, **self._resuming)
             self._own = self.resumed
+            if self.resumed is not None and self._accepts is not None:
+                self._accepts(self.resumed)
             began_with = None if self.resumed is None else self.resumed.state.get("seed")
             self.seed = settled_seed(self._asked, began_with, option=self._seed_option)
             seed_all(self.seed, self.backend)
             self._exits = exits.pop_all()
         return self
+
+    @property
+    def first_step(self) -> int:
+        """The number of steps done when it begins."""
+        return 0 if self.resumed is None else int(self.resumed.state["step"])
 
     def load(self, model: nn.Module) -> nn.Module:
         """The model, on the device, with the weights of what is resumed, if that is anything.

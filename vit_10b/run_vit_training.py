@@ -41,7 +41,7 @@ from flow_train.checkpoint.folders import (
 from flow_train.data.augment import build_train_transform
 from flow_train.data.images import ImageFolder, ImageLoader, SyntheticImages, contents
 from flow_train.data.transforms import IMAGENET, EvalTransform
-from flow_train.hooks import Hook, ModelCheckpoint
+from flow_train.hooks import ModelCheckpoint
 from flow_train.loop import Data, Identity
 from flow_train.metrics.profile import ProfileSteps
 from flow_train.optim import CosineSchedule, CrossEntropy
@@ -120,26 +120,9 @@ def _train(options: argparse.Namespace, backend: Backend) -> None:
         backend.set_device(distributed.local_rank() % backend.device_count())
     typed = {f"--{name}": value for name, value in vars(options).items()}
     require_same({**plain_values(typed, _OF_A_HOST), "device": backend.name})
-    mesh = Mesh.of(options.shard_group)
     # A profile is no run: it writes a trace, and no more.
     profile = ProfileSteps(options.profile, options.ckpt_dir) if options.profile else None
-    given = {**vars(options), "norm_eps": {"blocks": BLOCK_EPS, "norm": LAST_EPS}}
-    config = json.loads(json.dumps(given, default=str))
-    with Session(
-        options.ckpt_dir,
-        Identity(shape_of(options).name, config),
-        AUTO_RESUME if options.resume_epoch else options.resume,
-        backend=backend,
-        seed=options.seed,
-        seed_option="--seed ",
-        resume_option="--resume auto",
-        keeps=profile is None,
-        by_all=not options.run_without_fsdp,
-        mesh=None if options.run_without_fsdp else mesh,
-        whole=(),
-        reshard=options.reshard or options.run_without_fsdp,
-        epoch=options.resume_epoch or None,
-    ) as run:
+    with _session(options, backend, keeps=profile is None) as run:
         # A folder that is not free is found before the model is made, which takes long.
         run.claim()
         train, val = everywhere(lambda: _datasets(options))
@@ -147,33 +130,61 @@ def _train(options: argparse.Namespace, backend: Backend) -> None:
         shape = shape_of(options, len(train.classes))
         if run.resumed is not None:
             require_model(run.resumed, shape.name, shape.num_classes)
-        model, sharding = _build(options, shape, backend, mesh)
+        model, sharding = _build(options, shape, backend, Mesh.of(options.shard_group))
         if run.resumed is not None:
             _restore(model, sharding, run.resumed)
         loader = partial(_loader, options, seed=run.seed)
         data = Data(loader(train, train=True), loader(val, train=False))
-        settings = TrainerOptions(
-            max_epochs=options.num_epochs,
-            max_steps=options.max_steps or (profile.all_steps if profile else None),
-            clip=options.clip_grad_norm if options.clip_grad_norm > 0 else None,
-            precision=options.precision,
-            log_every=options.log_step_interval,
-            check_val_every=options.test_epoch_interval,
-            per_step=True,
-            way_on="continue with --resume auto",
-            way_to_more="for more ask for more --num_epochs",
-        )
         _describe(options, shape, model, (train, val))
+        names = train.classes if isinstance(train, ImageFolder) else []
+        task = ImageTask(CrossEntropy(), num_classes=shape.num_classes, classes=names)
         keeper = ModelCheckpoint(
             save_top_k=0,
             every_n_epochs=options.ckpt_epoch_interval,
             every_n_train_steps=options.ckpt_step_interval,
         )
-        names = train.classes if isinstance(train, ImageFolder) else []
-        task = ImageTask(CrossEntropy(), num_classes=shape.num_classes, classes=names)
-        hooks: dict[str, Hook] = {"profile": profile} if profile else {"model_checkpoint": keeper}
-        schedule, optimizer = _schedule(options, len(data.train)), partial(_optimizer, options)
-        run.fit(model, task, data, Recipe(optimizer, schedule, settings, hooks, sharding))
+        recipe = Recipe(
+            partial(_optimizer, options),
+            _schedule(options, len(data.train)),
+            _trainer_options(options, profile),
+            {"profile": profile} if profile else {"model_checkpoint": keeper},
+            sharding,
+        )
+        run.fit(model, task, data, recipe)
+
+
+def _session(options: argparse.Namespace, backend: Backend, *, keeps: bool) -> Session:
+    given = {**vars(options), "norm_eps": {"blocks": BLOCK_EPS, "norm": LAST_EPS}}
+    whole = options.run_without_fsdp
+    return Session(
+        options.ckpt_dir,
+        Identity(shape_of(options).name, json.loads(json.dumps(given, default=str))),
+        AUTO_RESUME if options.resume_epoch else options.resume,
+        backend=backend,
+        seed=options.seed,
+        seed_option="--seed ",
+        resume_option="--resume auto",
+        keeps=keeps,
+        by_all=not whole,
+        mesh=None if whole else Mesh.of(options.shard_group),
+        whole=(),
+        reshard=options.reshard or whole,
+        epoch=options.resume_epoch or None,
+    )
+
+
+def _trainer_options(options: argparse.Namespace, profile: ProfileSteps | None) -> TrainerOptions:
+    return TrainerOptions(
+        max_epochs=options.num_epochs,
+        max_steps=options.max_steps or (profile.all_steps if profile else None),
+        clip=options.clip_grad_norm if options.clip_grad_norm > 0 else None,
+        precision=options.precision,
+        log_every=options.log_step_interval,
+        check_val_every=options.test_epoch_interval,
+        per_step=True,
+        way_on="continue with --resume auto",
+        way_to_more="for more ask for more --num_epochs",
+    )
 
 
 def _datasets(options: argparse.Namespace) -> tuple[Dataset, Dataset]:

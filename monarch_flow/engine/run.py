@@ -25,6 +25,7 @@ from flow_train.checkpoint.folders import (
 )
 from flow_train.config.files import save_config
 from flow_train.config.schema import read
+from flow_train.data.datamodule import ImageDataModule
 from flow_train.hooks import Hook, ModelCheckpoint, build_hooks
 from flow_train.loop import Data, Identity
 from flow_train.metrics.log import require_loggers
@@ -38,7 +39,7 @@ from flow_train.task import ImageTask
 from monarch_flow.config import SparseToDense as SwitchKeys
 from monarch_flow.engine.build import build_data, build_model
 from monarch_flow.engine.evaluation import evaluate_checkpoint, test
-from monarch_flow.engine.other_run import read_other_run
+from monarch_flow.engine.other_run import OtherRun, read_other_run
 from monarch_flow.engine.sparse_to_dense import SparseToDense
 from monarch_flow.engine.weights import initialize, load_model, phase_of, require_run
 from monarch_flow.projection import structured_layers
@@ -47,6 +48,8 @@ from monarch_flow.projection import structured_layers
 _KEEP_LAST = 2
 # Keys whose values may differ between the machines of a job: paths, and what is of each alone.
 _OF_A_MACHINE = ("dir", "resume", "ckpt", "path", "file", "map", "labels", "num_workers", "devices")
+
+SWITCH = "sparse_to_dense"
 
 logger = logging.getLogger("oneflow_accel")
 
@@ -83,71 +86,78 @@ def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
     profile = None if profiled is None else ProfileSteps(int(profiled), run_dir)
     if profile is not None:
         options = dataclasses.replace(options, max_steps=profile.all_steps, limit_val=0)
-    # Runs that keep nothing to go on from.
-    trial = bool(options.fast_dev_run or profile)
     everywhere(lambda: require_loggers(section(cfg, "logger")))
-    if trial:
+    # Runs that keep nothing to go on from.
+    keeps = not (options.fast_dev_run or profile)
+    if not keeps:
         what = "profile (trainer.profile)" if profile else "trial (trainer.fast_dev_run)"
         _require_no_resume(cfg, what)
     other = on_rank_0(lambda: read_other_run(cfg.get("resume")))
-    asked = cfg.get("seed")
-    session = Session(
-        run_dir,
-        Identity(cfg.model.name, as_plain(cfg), phase_of, run=str(cfg.get("name"))),
-        None if trial or other else cfg.get("resume"),
-        backend=backend,
-        seed=other.seed if asked is None and other is not None else asked,
-        resume_option=None if trial else "resume=auto",
-        keeps=not trial,
-        by_all=options.fsdp is not None,
-        keep_last=_KEEP_LAST,
-        loggers=section(cfg, "logger"),
-        mesh=sharding_options(options.fsdp)["mesh"] if options.fsdp else None,
-    )
-    with session as run:
-        if run.resumed is not None:
-            require_run(run.resumed, str(cfg.get("resume")))
+    with _session(cfg, backend, options, other, keeps=keeps) as run:
         data = everywhere(lambda: build_data(cfg, run.seed))
-        require_same(data.contents())
         with contextlib.closing(data):
+            require_same(data.contents())
             name, model = build_model(cfg, data)
-            switch = _switch(cfg, options, model, is_profile=profile is not None)
+            hooks = _hooks(cfg, options, model, profile)
             if other is not None:
-                images = int(cfg.train.global_batch_size)
-                run.resumed = other.checkpoint(
-                    model, name, data.num_classes, seed=run.seed, images=images
-                )
-            _load_weights(cfg, model, name, data.num_classes, run.resumed, bool(switch))
-            hooks = {**switch, **build_hooks(section(cfg, "callbacks"))}
-            if profile is not None:
-                hooks["profile"] = profile
+                about = {"seed": run.seed, "images": int(cfg.train.global_batch_size)}
+                run.resumed = other.checkpoint(model, name, data.num_classes, **about)
+            _load_weights(cfg, model, name, data.num_classes, run.resumed, SWITCH in hooks)
             run.claim()
-            if not trial and distributed.is_main():
+            if keeps and distributed.is_main():
                 save_config(cfg, run_dir)
-            losses, wants_test = section(cfg, "train"), cfg.get("test_after_training", True)
-            wants_test = wants_test and not trial and options.limit_val != 0
-            begins_at = 0 if run.resumed is None else int(run.resumed.state["step"])
+            is_tested = cfg.get("test_after_training", True) and keeps and options.limit_val != 0
             trainer = run.fit(
                 model.to(backend.device()),
-                ImageTask(
-                    build_loss(losses.get("loss_fn")),
-                    data.image_shape,
-                    validation=build_loss(losses.get("loss_fn_val"), reduction="sum"),
-                    num_classes=data.num_classes,
-                ),
+                _task(cfg, data),
                 Data(data.train_loader(), data.val_loader()),
                 Recipe(partial(_optimizer, cfg), _schedule(cfg), options, hooks),
-                test_follows=wants_test and not run.log.has(begins_at, "test"),
+                test_follows=is_tested and not run.log.has(run.first_step, "test"),
             )
             metrics = dict(trainer.metrics)
-            keeper = trainer.hooks.get("model_checkpoint")
+            keeper = hooks.get("model_checkpoint")
             if isinstance(keeper, ModelCheckpoint) and keeper.best_value is not None:
                 metrics[f"best/{keeper.monitor}"] = keeper.best_value
-            if wants_test and not run.log.has(trainer.position.step, "test"):
+            if is_tested and not run.log.has(trainer.position.step, "test"):
                 metrics |= test(trainer, data, run_dir, cfg)
     if distributed.is_main():
         logger.info("%s", ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
     return metrics
+
+
+def _session(
+    cfg: DictConfig,
+    backend: Backend,
+    options: TrainerOptions,
+    other: OtherRun | None,
+    *,
+    keeps: bool,
+) -> Session:
+    asked = cfg.get("seed")
+    return Session(
+        Path(cfg.run_dir),
+        Identity(cfg.model.name, as_plain(cfg), phase_of, run=str(cfg.get("name"))),
+        cfg.get("resume") if keeps and other is None else None,
+        backend=backend,
+        seed=other.seed if asked is None and other is not None else asked,
+        resume_option="resume=auto" if keeps else None,
+        keeps=keeps,
+        by_all=options.fsdp is not None,
+        keep_last=_KEEP_LAST,
+        loggers=section(cfg, "logger"),
+        accepts=lambda checkpoint: require_run(checkpoint, str(cfg.get("resume"))),
+        mesh=sharding_options(options.fsdp)["mesh"] if options.fsdp else None,
+    )
+
+
+def _task(cfg: DictConfig, data: ImageDataModule) -> ImageTask:
+    losses = section(cfg, "train")
+    return ImageTask(
+        build_loss(losses.get("loss_fn")),
+        data.image_shape,
+        validation=build_loss(losses.get("loss_fn_val"), reduction="sum"),
+        num_classes=data.num_classes,
+    )
 
 
 def _optimizer(cfg: DictConfig, model: nn.Module) -> flow.optim.Optimizer:
@@ -160,16 +170,17 @@ def _schedule(cfg: DictConfig) -> Callable[[float], float]:
     return build_schedule(scheduler, float(cfg.optimizer.lr))
 
 
-def _switch(
-    cfg: DictConfig, options: TrainerOptions, model: nn.Module, *, is_profile: bool
+def _hooks(
+    cfg: DictConfig, options: TrainerOptions, model: nn.Module, profile: ProfileSteps | None
 ) -> dict[str, Hook]:
-    """What makes the model dense within the run, if asked for: the first of the hooks, as the
-    others begin an epoch with the model that it leaves. A profile is of the layers that the run
-    begins with."""
     asked = section(cfg, "train").get("sparse_to_dense")
     share = read(SwitchKeys, asked, "train.sparse_to_dense").fraction
-    if share is None or is_profile:
-        return {}
+    hooks = build_hooks(section(cfg, "callbacks"))
+    if profile is not None:
+        # Of the layers that the run begins with.
+        return {**hooks, "profile": profile}
+    if share is None:
+        return hooks
     if not structured_layers(model):
         raise UserError(
             f"train.sparse_to_dense.fraction={share:g}: the model has no structured "
@@ -180,7 +191,8 @@ def _switch(
             f"trainer.fsdp={options.fsdp}: layers become dense only where each process has them "
             "whole; leave trainer.fsdp or train.sparse_to_dense.fraction out"
         )
-    return {"sparse_to_dense": SparseToDense(share)}
+    # The first: the others begin an epoch with the model that it leaves.
+    return {SWITCH: SparseToDense(share), **hooks}
 
 
 def _require_no_resume(cfg: DictConfig, what: str) -> None:
