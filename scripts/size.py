@@ -12,18 +12,18 @@ from tracked import ROOT, listed_files
 
 # What is counted: where, the ends of its files' names, and the most lines it may have.
 BUDGETS = {
-    "oneflow_accel": ("oneflow_accel", (".py",), 11_001),
+    "oneflow_accel": ("oneflow_accel", (".py",), 11_006),
     "oneflow_accel/csrc": ("oneflow_accel/csrc", (".cpp", ".h"), 14_944),
     "oneflow_accel/emulated": ("oneflow_accel/emulated", (".cpp", ".h"), 1_605),
-    "flow_train": ("flow_train", (".py",), 13_258),
-    "monarch_flow": ("monarch_flow", (".py",), 7_410),
-    "resnet50_imagenet": ("resnet50_imagenet", (".py",), 1_160),
-    "vit_10b": ("vit_10b", (".py",), 1_134),
-    "libai_projects": ("libai_projects", (".py",), 15_969),
+    "flow_train": ("flow_train", (".py",), 13_820),
+    "monarch_flow": ("monarch_flow", (".py",), 7_390),
+    "resnet50_imagenet": ("resnet50_imagenet", (".py",), 1_112),
+    "vit_10b": ("vit_10b", (".py",), 1_080),
+    "libai_projects": ("libai_projects", (".py",), 15_938),
     "benchmarks": ("benchmarks", (".py",), 4_060),
     "scripts": ("scripts", (".py",), 861),
-    "patches": ("patches", (".patch",), 2_102),
-    "tests": ("tests", (".py",), 56_325),
+    "patches": ("patches", (".patch",), 2_070),
+    "tests": ("tests", (".py",), 56_780),
 }
 
 
