@@ -83,6 +83,7 @@ class Session:
 
     Args:
         folder: of the log, the checkpoints and the curves.
+        backend: None for the selected one, where each process takes a device of its own.
         resume: "auto", a checkpoint or a run to go on from, or None.
         seed: None for any; a resumed run has the one that it began with.
         seed_option, resume_option: what is typed for them, for messages; no word on how to go on
@@ -125,7 +126,11 @@ class Session:
     ) -> None:
         self.folder = Path(folder)
         self.identity = identity
-        self.backend = backend or oneflow_accel.current_backend()
+        if backend is None:
+            backend = oneflow_accel.current_backend()
+            if distributed.world_size() > 1:
+                backend.set_device(distributed.local_rank() % backend.device_count())
+        self.backend = backend
         self.resumed: Checkpoint | None = None
         self._resume = resume
         self._asked, self._seed_option, self._resume_option = seed, seed_option, resume_option

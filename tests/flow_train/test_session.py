@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from oneflow_accel import distributed
 from oneflow_accel.errors import CheckpointError, UserError
 
 import numpy as np
@@ -13,7 +14,17 @@ import pytest
 from oneflow import nn
 
 from flow_train.data.arrays import ArrayLoader
-from flow_train.session import Data, Identity, ImageTask, Recipe, Session, TrainerOptions
+from flow_train.metrics.log import read_metrics
+from flow_train.session import (
+    Data,
+    Identity,
+    ImageTask,
+    Recipe,
+    Session,
+    TokenTask,
+    TrainerOptions,
+)
+from tests.launch import run_distributed
 
 IMAGES = np.zeros((8, 1, 2, 2), np.float32)
 ARRAYS = {"images": IMAGES, "labels": np.arange(8) % 2}
@@ -59,3 +70,38 @@ def test_an_interrupt_says_how_to_go_on(tmp_path) -> None:
         Session(tmp_path, Identity("linear"), "auto"),
     ):
         raise KeyboardInterrupt
+
+
+def train_on_tokens(folder: Path, *, graph: bool) -> None:
+    """Six steps of 8 sentences, of all processes together, and an evaluation every four."""
+    words = np.random.default_rng(0).integers(5, size=(24, 5))
+    arrays = {"tokens": words[:, :-1], "labels": words[:, 1:]}
+    size = 8 // distributed.world_size()
+    data = Data(*(ArrayLoader(arrays, size, train=train) for train in (True, False)))
+    options = TrainerOptions(max_steps=6, val_every_steps=4, log_every=1, graph=graph, clip=0.5)
+    recipe = Recipe(lambda m: flow.optim.AdamW(m.parameters(), lr=0.1), lambda epoch: 0.1, options)
+    with Session(folder, Identity("words"), seed=1) as run:
+        model = run.load(nn.Sequential(nn.Embedding(5, 8), nn.Linear(8, 5)))
+        run.fit(model, TokenTask(), data, recipe)
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from tests.flow_train.test_session import train_on_tokens
+train_on_tokens(Path(sys.argv[1]), graph=sys.argv[2] == "graph")
+"""
+
+
+@pytest.mark.parametrize("way", ["eager", "graph"])
+def test_two_processes_train_as_one(tmp_path, way) -> None:
+    train_on_tokens(tmp_path / "one", graph=way == "graph")
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    done = run_distributed([program, tmp_path / "two", way], 2, timeout=200)
+    assert done.returncode == 0, done.stdout
+    one, two = (read_metrics(tmp_path / each / "metrics.jsonl") for each in ("one", "two"))
+    assert [line["split"] for line in one].count("val") == 2
+    for name in ("loss", "perplexity"):
+        found, expected = ([line["values"].get(name) for line in lines] for lines in (two, one))
+        assert found == pytest.approx(expected, rel=1e-5)
