@@ -15,7 +15,7 @@ BUDGETS = {
     "oneflow_accel": ("oneflow_accel", (".py",), 11_006),
     "oneflow_accel/csrc": ("oneflow_accel/csrc", (".cpp", ".h"), 14_944),
     "oneflow_accel/emulated": ("oneflow_accel/emulated", (".cpp", ".h"), 1_605),
-    "flow_train": ("flow_train", (".py",), 13_820),
+    "flow_train": ("flow_train", (".py",), 13_821),
     "monarch_flow": ("monarch_flow", (".py",), 7_390),
     "resnet50_imagenet": ("resnet50_imagenet", (".py",), 1_112),
     "vit_10b": ("vit_10b", (".py",), 1_080),
@@ -23,7 +23,7 @@ BUDGETS = {
     "benchmarks": ("benchmarks", (".py",), 4_060),
     "scripts": ("scripts", (".py",), 861),
     "patches": ("patches", (".patch",), 2_070),
-    "tests": ("tests", (".py",), 56_780),
+    "tests": ("tests", (".py",), 56_790),
 }
 
 
