@@ -9,7 +9,6 @@ r"""Trains, evaluates or benchmarks an image classifier on ImageNet.
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import sys
@@ -38,6 +37,7 @@ from flow_train.checkpoint.folders import (
     Checkpoint,
 )
 from flow_train.checkpoint.shards import MODEL
+from flow_train.config import keys
 from flow_train.data.augment import build_train_transform
 from flow_train.data.images import ImageFolder, ImageLoader, SyntheticImages, contents
 from flow_train.data.mixup import MixBatch, build_mixup
@@ -62,7 +62,7 @@ from resnet50_imagenet.models import (
     restore_model,
     up_to_date,
 )
-from resnet50_imagenet.options import DATA_VARIABLE, parse_options
+from resnet50_imagenet.options import DATA_VARIABLE, Options, parse_options
 
 Dataset = ImageFolder | SyntheticImages
 
@@ -85,7 +85,7 @@ def run(argv: Sequence[str]) -> int:
         return _run(options, backend)
 
 
-def _settled(argv: Sequence[str]) -> tuple[argparse.Namespace, Backend]:
+def _settled(argv: Sequence[str]) -> tuple[Options, Backend]:
     """What the command line says, and the device, both checked; starts one process for each device
     where that is asked for."""
     options = parse_options(argv)
@@ -97,8 +97,8 @@ def _settled(argv: Sequence[str]) -> tuple[argparse.Namespace, Backend]:
     return options, backend
 
 
-def _run(options: argparse.Namespace, backend: Backend) -> int:
-    typed = {f"--{name.replace('_', '-')}": value for name, value in vars(options).items()}
+def _run(options: Options, backend: Backend) -> int:
+    typed = {f"--{name.replace('_', '-')}": value for name, value in options.model_dump().items()}
     require_same({**plain_values(typed, OF_A_MACHINE), "device": backend.name})
     mesh = sharding_options(options.fsdp)["mesh"] if options.fsdp else None
     whole: tuple[str, ...] = (MODEL,)
@@ -135,9 +135,7 @@ def _run(options: argparse.Namespace, backend: Backend) -> int:
     return 0
 
 
-def _evaluate(
-    options: argparse.Namespace, backend: Backend, val: Dataset, resumed: Checkpoint | None
-) -> None:
+def _evaluate(options: Options, backend: Backend, val: Dataset, resumed: Checkpoint | None) -> None:
     num_classes = len(val.classes)
     model = _model(options, backend, num_classes)
     if options.model_ema and not (resumed and averages_in(resumed.optimizer)):
@@ -158,7 +156,7 @@ def _evaluate(
         predictions.write()
 
 
-def _benchmark(options: argparse.Namespace, backend: Backend, val: Dataset) -> None:
+def _benchmark(options: Options, backend: Backend, val: Dataset) -> None:
     """Print a line on the forward pass, or one for each layout and precision that there is."""
     layouts, names = [options.channels_last], [options.precision]
     if options.benchmark == "all":
@@ -173,7 +171,7 @@ def _benchmark(options: argparse.Namespace, backend: Backend, val: Dataset) -> N
         print(f"{'NHWC' if channels_last else 'NCHW'} {name:8} {rate}", flush=True)
 
 
-def _train(options: argparse.Namespace, run: Session, train: Dataset, val: Dataset) -> None:
+def _train(options: Options, run: Session, train: Dataset, val: Dataset) -> None:
     num_classes, names = len(train.classes), _names(train)
     model = _model(options, run.backend, num_classes)
     if run.resumed is not None:
@@ -193,7 +191,7 @@ def _train(options: argparse.Namespace, run: Session, train: Dataset, val: Datas
         way_on="continue with --resume auto",
         way_to_more="for more ask for more --epochs",
     )
-    keeper = ModelCheckpoint(every_n_train_steps=options.save_freq)
+    keeper = ModelCheckpoint(keys.ModelCheckpoint(every_n_train_steps=options.save_freq))
     hooks: dict[str, Hook | None] = {
         "ema": MovingAverage(options.model_ema_decay) if options.model_ema else None,
         "freeze_bn": FreezeBatchNorm() if options.freeze_bn else None,
@@ -211,7 +209,7 @@ def _train(options: argparse.Namespace, run: Session, train: Dataset, val: Datas
         _loader(options, train, train=True, num_classes=num_classes),
         _loader(options, val, train=False),
     )
-    run.identity = Identity(options.arch, json.loads(json.dumps(vars(options), default=str)))
+    run.identity = Identity(options.arch, json.loads(json.dumps(options.model_dump(), default=str)))
     task = ImageTask(CrossEntropy(options.smoothing), num_classes=num_classes, classes=names)
     trainer = run.fit(model, task, data, recipe, start_epoch=options.start_epoch)
     if profile is None:
@@ -229,7 +227,7 @@ class FreezeBatchNorm(Hook):
                 module.eval()
 
 
-def _optimizer(options: argparse.Namespace, model: nn.Module) -> flow.optim.Optimizer:
+def _optimizer(options: Options, model: nn.Module) -> flow.optim.Optimizer:
     return flow.optim.SGD(
         model.parameters(),
         lr=options.lr,
@@ -238,7 +236,7 @@ def _optimizer(options: argparse.Namespace, model: nn.Module) -> flow.optim.Opti
     )
 
 
-def _check_device(options: argparse.Namespace, backend: Backend) -> None:
+def _check_device(options: Options, backend: Backend) -> None:
     wanted = {"graph": options.graph, "plain_sgd": options.momentum == 0}
     reason = precision.why_not(backend, options.precision)
     if reason is not None and not (options.evaluate or options.benchmark):
@@ -261,7 +259,7 @@ def _names(data: Dataset) -> list[str]:
     return data.classes if isinstance(data, ImageFolder) else []
 
 
-def _datasets(options: argparse.Namespace) -> tuple[Dataset | None, Dataset]:
+def _datasets(options: Options) -> tuple[Dataset | None, Dataset]:
     """Training images (None where only evaluating) and validation images."""
     if options.dummy or options.benchmark:
         shape = (options.image_size, options.image_size, 3)
@@ -288,7 +286,7 @@ def _datasets(options: argparse.Namespace) -> tuple[Dataset | None, Dataset]:
     return train, val
 
 
-def _model(options: argparse.Namespace, backend: Backend, num_classes: int) -> nn.Module:
+def _model(options: Options, backend: Backend, num_classes: int) -> nn.Module:
     model = create_model(options.arch, num_classes)
     weights = options.weights
     if options.pretrained:
@@ -307,7 +305,7 @@ def _model(options: argparse.Namespace, backend: Backend, num_classes: int) -> n
 
 
 def _loader(
-    options: argparse.Namespace, dataset: Dataset, *, train: bool, num_classes: int = 0
+    options: Options, dataset: Dataset, *, train: bool, num_classes: int = 0
 ) -> ImageLoader:
     processes = distributed.local_world_size()
     if options.batch_size % processes:
@@ -331,9 +329,7 @@ def _loader(
     )
 
 
-def _augmentation(
-    options: argparse.Namespace, num_classes: int
-) -> tuple[Transform, MixBatch | None]:
+def _augmentation(options: Options, num_classes: int) -> tuple[Transform, MixBatch | None]:
     config = {"scale": options.scale, "hflip": options.hflip, "re_prob": options.reprob}
     config |= {"interpolation": "bilinear", "re_mode": "const"}
     if options.aa:

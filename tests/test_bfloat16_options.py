@@ -64,7 +64,8 @@ def of_parser(make: Callable[[], argparse.ArgumentParser]) -> dict[str, Any]:
     def crossed(words: Sequence[str]) -> set[str]:
         parser = make()
         found = vars(parser.parse_args(words))
-        return {name for name, value in found.items() if value != parser.get_default(name)}
+        default = parser.get_default
+        return {name for name, value in found.items() if str(value) != str(default(name))}
 
     return {"options": options, "crossed": crossed}
 

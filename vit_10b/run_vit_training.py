@@ -9,7 +9,6 @@ r"""Trains a vision transformer of 10 billion parameters, or of any size, cut ov
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import sys
@@ -38,6 +37,7 @@ from flow_train.checkpoint.folders import (
     Checkpoint,
     require_model,
 )
+from flow_train.config import keys
 from flow_train.data.augment import build_train_transform
 from flow_train.data.images import ImageFolder, ImageLoader, SyntheticImages, contents
 from flow_train.data.transforms import IMAGENET, EvalTransform
@@ -50,7 +50,7 @@ from flow_train.session import Recipe, Session
 from flow_train.sharding import Sharding, fully_shard, shard_unit
 from flow_train.task import ImageTask
 from vit_10b.model import BLOCK_EPS, LAST_EPS, Shape, ViT
-from vit_10b.options import parse_options, shape_of
+from vit_10b.options import Options, parse_options, shape_of
 from vit_10b.plan import GIB, Plan, largest_models, report, require_memory
 
 logger = logging.getLogger("oneflow_accel")
@@ -89,7 +89,7 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def _settled(argv: Sequence[str]) -> tuple[argparse.Namespace, Backend, float | None]:
+def _settled(argv: Sequence[str]) -> tuple[Options, Backend, float | None]:
     """What the command line says, the device, and its memory, which the run needs no more of."""
     options = parse_options(argv)
     backend = oneflow_accel.select_device(options.device)
@@ -103,7 +103,7 @@ def _settled(argv: Sequence[str]) -> tuple[argparse.Namespace, Backend, float | 
     return options, backend, limit
 
 
-def _memory(options: argparse.Namespace, backend: Backend) -> float | None:
+def _memory(options: Options, backend: Backend) -> float | None:
     """Bytes that a process may take; None where nobody knows."""
     if options.device_memory is not None:
         return float(options.device_memory * GIB)
@@ -115,15 +115,15 @@ def _memory(options: argparse.Namespace, backend: Backend) -> float | None:
     return total / sharers
 
 
-def _train(options: argparse.Namespace, backend: Backend) -> None:
+def _train(options: Options, backend: Backend) -> None:
     if distributed.world_size() > 1:
         backend.set_device(distributed.local_rank() % backend.device_count())
-    typed = {f"--{name}": value for name, value in vars(options).items()}
+    typed = {f"--{name}": value for name, value in options.model_dump().items()}
     require_same({**plain_values(typed, _OF_A_HOST), "device": backend.name})
     mesh = Mesh.of(options.shard_group)
     # A profile is no run: it writes a trace, and no more.
     profile = ProfileSteps(options.profile, options.ckpt_dir) if options.profile else None
-    given = {**vars(options), "norm_eps": {"blocks": BLOCK_EPS, "norm": LAST_EPS}}
+    given = {**options.model_dump(), "norm_eps": {"blocks": BLOCK_EPS, "norm": LAST_EPS}}
     config = json.loads(json.dumps(given, default=str))
     with Session(
         options.ckpt_dir,
@@ -164,19 +164,20 @@ def _train(options: argparse.Namespace, backend: Backend) -> None:
             way_to_more="for more ask for more --num_epochs",
         )
         _describe(options, shape, model, (train, val))
-        keeper = ModelCheckpoint(
+        keeping = keys.ModelCheckpoint(
             save_top_k=0,
             every_n_epochs=options.ckpt_epoch_interval,
             every_n_train_steps=options.ckpt_step_interval,
         )
         names = train.classes if isinstance(train, ImageFolder) else []
         task = ImageTask(CrossEntropy(), num_classes=shape.num_classes, classes=names)
-        hooks: dict[str, Hook] = {"profile": profile} if profile else {"model_checkpoint": keeper}
+        keeper: dict[str, Hook] = {"model_checkpoint": ModelCheckpoint(keeping)}
+        hooks = {"profile": profile} if profile else keeper
         schedule, optimizer = _schedule(options, len(data.train)), partial(_optimizer, options)
         run.fit(model, task, data, Recipe(optimizer, schedule, settings, hooks, sharding))
 
 
-def _datasets(options: argparse.Namespace) -> tuple[Dataset, Dataset]:
+def _datasets(options: Options) -> tuple[Dataset, Dataset]:
     """Training and validation images."""
     if options.fake_data:
         shape = shape_of(options)
@@ -197,7 +198,7 @@ def _datasets(options: argparse.Namespace) -> tuple[Dataset, Dataset]:
 
 
 def _build(
-    options: argparse.Namespace, shape: Shape, backend: Backend, mesh: Mesh
+    options: Options, shape: Shape, backend: Backend, mesh: Mesh
 ) -> tuple[ViT, Sharding | None]:
     """The model on the device; no process holds more than one whole block at a time, unless all
     are to have the whole model."""
@@ -239,7 +240,7 @@ def _restore(model: ViT, sharding: Sharding | None, resumed: Checkpoint) -> None
         layouts.load_standard_state_dict(model, dict(resumed.model), strict=True)
 
 
-def _optimizer(options: argparse.Namespace, model: nn.Module) -> flow.optim.Optimizer:
+def _optimizer(options: Options, model: nn.Module) -> flow.optim.Optimizer:
     # One group: biases and norms are decayed too.
     return flow.optim.AdamW(
         model.parameters(),
@@ -250,7 +251,7 @@ def _optimizer(options: argparse.Namespace, model: nn.Module) -> flow.optim.Opti
     )
 
 
-def _schedule(options: argparse.Namespace, steps_per_epoch: int) -> CosineSchedule:
+def _schedule(options: Options, steps_per_epoch: int) -> CosineSchedule:
     """Linear from 0 in the first step, then half a cosine to 0 at the end of all epochs."""
     steps = steps_per_epoch * options.num_epochs
     if options.warmup_steps >= steps:
@@ -272,9 +273,7 @@ def _schedule(options: argparse.Namespace, steps_per_epoch: int) -> CosineSchedu
     )
 
 
-def _loader(
-    options: argparse.Namespace, dataset: Dataset, *, train: bool, seed: int
-) -> ImageLoader:
+def _loader(options: Options, dataset: Dataset, *, train: bool, seed: int) -> ImageLoader:
     size = options.image_size
     config: dict[str, Any] = {"interpolation": "bicubic"}
     transform = build_train_transform(size, IMAGENET, config) if train else EvalTransform(size)
@@ -292,13 +291,13 @@ def _loader(
 
 
 def _describe(
-    options: argparse.Namespace,
+    options: Options,
     shape: Shape,
     model: ViT,
     data: tuple[Dataset, Dataset],
 ) -> None:
     """What a run says once, before it begins."""
-    given = "  ".join(f"{name}={value}" for name, value in vars(options).items())
+    given = "  ".join(f"{name}={value}" for name, value in options.model_dump().items())
     logger.info("%s", given)
     train, val = data
     logger.info(

@@ -74,6 +74,10 @@ def test_models_are_classifiers_only():
         ("--amp --precision bfloat16", "--amp and --precision ask for different"),
         ("--amp --bf16", "--amp and --bf16 ask for different"),
         ("--model-ema-decay 0.9", "add --model-ema"),
+        (
+            "-b 0 --scale 1 2",
+            "^--batch-size 0: .*\n--scale 1 2: it must be 2 values, each .* 0 to 1$",
+        ),
         ("--aa rand-m99", "m99 is out of range"),
         ("--fsdp ful_shard", "did you mean full_shard"),
         ("--fsdp --precision fp16", "--fsdp trains in float32 or bfloat16"),
