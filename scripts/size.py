@@ -18,7 +18,7 @@ BUDGETS = {
     "flow_train": ("flow_train", (".py",), 13_258),
     "monarch_flow": ("monarch_flow", (".py",), 7_410),
     "resnet50_imagenet": ("resnet50_imagenet", (".py",), 1_062),
-    "vit_10b": ("vit_10b", (".py",), 1_022),
+    "vit_10b": ("vit_10b", (".py",), 1_012),
     "libai_projects": ("libai_projects", (".py",), 15_969),
     "benchmarks": ("benchmarks", (".py",), 4_060),
     "scripts": ("scripts", (".py",), 714),

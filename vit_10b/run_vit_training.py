@@ -44,7 +44,7 @@ from flow_train.data.transforms import IMAGENET, EvalTransform
 from flow_train.hooks import Hook, ModelCheckpoint
 from flow_train.loop import Data, Identity
 from flow_train.metrics.profile import ProfileSteps
-from flow_train.optim import CosineSchedule, CrossEntropy
+from flow_train.optim import CrossEntropy, Schedule, build_schedule
 from flow_train.options import TrainerOptions
 from flow_train.session import Recipe, Session
 from flow_train.sharding import Sharding, fully_shard, shard_unit
@@ -251,26 +251,16 @@ def _optimizer(options: Options, model: nn.Module) -> flow.optim.Optimizer:
     )
 
 
-def _schedule(options: Options, steps_per_epoch: int) -> CosineSchedule:
+def _schedule(options: Options, steps_per_epoch: int) -> Schedule:
     """Linear from 0 in the first step, then half a cosine to 0 at the end of all epochs."""
     steps = steps_per_epoch * options.num_epochs
     if options.warmup_steps >= steps:
         raise UserError(
             f"--warmup_steps {options.warmup_steps}: the run has {steps} steps; give fewer"
         )
-    return CosineSchedule(
-        options.lr,
-        t_initial=steps - options.warmup_steps,
-        lr_min=0.0,
-        warmup_t=options.warmup_steps,
-        warmup_lr_init=0.0,
-        warmup_prefix=True,
-        cycle_mul=1.0,
-        cycle_decay=1.0,
-        cycle_limit=1,
-        k_decay=1.0,
-        cooldown=0.0,
-    )
+    rising, falling = options.warmup_steps, steps - options.warmup_steps
+    cosine = {"name": "cosine", "t_initial": falling, "warmup_t": rising, "warmup_prefix": True}
+    return build_schedule(cosine, options.lr)
 
 
 def _loader(options: Options, dataset: Dataset, *, train: bool, seed: int) -> ImageLoader:
