@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -33,9 +33,8 @@ from oneflow_accel.errors import UserError
 import oneflow as flow
 from oneflow import nn
 
-from flow_train.checkpoint.folders import (
-    Checkpoint,
-)
+from flow_train import optim
+from flow_train.checkpoint.folders import Checkpoint
 from flow_train.checkpoint.shards import MODEL
 from flow_train.config import keys
 from flow_train.data.augment import build_train_transform
@@ -46,7 +45,6 @@ from flow_train.hooks import Hook, ModelCheckpoint, MovingAverage, Run
 from flow_train.loop import Data, Identity
 from flow_train.metrics.console import evaluation_lines
 from flow_train.metrics.profile import ProfileSteps
-from flow_train.optim import EMA, CrossEntropy, averages_in, step_decay
 from flow_train.options import TrainerOptions
 from flow_train.session import Recipe, Session
 from flow_train.sharding import sharding_options
@@ -104,7 +102,7 @@ def _run(options: Options, backend: Backend) -> int:
     whole: tuple[str, ...] = (MODEL,)
     if options.evaluate:
         # Each process may have the shards that it wrote.
-        mesh, whole = Mesh.of(), (MODEL, EMA)
+        mesh, whole = Mesh.of(), (MODEL, optim.EMA)
     trains = not (options.evaluate or options.benchmark)
     with Session(
         options.output_dir,
@@ -138,7 +136,7 @@ def _run(options: Options, backend: Backend) -> int:
 def _evaluate(options: Options, backend: Backend, val: Dataset, resumed: Checkpoint | None) -> None:
     num_classes = len(val.classes)
     model = _model(options, backend, num_classes)
-    if options.model_ema and not (resumed and averages_in(resumed.optimizer)):
+    if options.model_ema and not (resumed and optim.averages_in(resumed.optimizer)):
         raise UserError("--model-ema: there are no moving averages to evaluate: leave it out")
     if resumed is not None:
         restore_model(model, averaged(resumed), options.arch, num_classes, _names(val))
@@ -201,7 +199,7 @@ def _train(options: Options, run: Session, train: Dataset, val: Dataset) -> None
     }
     recipe = Recipe(
         partial(_optimizer, options),
-        partial(step_decay, options.lr),
+        _schedule(options),
         settings,
         {key: hook for key, hook in hooks.items() if hook is not None},
     )
@@ -210,7 +208,7 @@ def _train(options: Options, run: Session, train: Dataset, val: Dataset) -> None
         _loader(options, val, train=False),
     )
     run.identity = Identity(options.arch, json.loads(json.dumps(options.model_dump(), default=str)))
-    task = ImageTask(CrossEntropy(options.smoothing), num_classes=num_classes, classes=names)
+    task = ImageTask(optim.CrossEntropy(options.smoothing), num_classes=num_classes, classes=names)
     trainer = run.fit(model, task, data, recipe, start_epoch=options.start_epoch)
     if profile is None:
         best = keeper.best_value
@@ -227,7 +225,19 @@ class FreezeBatchNorm(Hook):
                 module.eval()
 
 
+def _schedule(options: Options) -> Callable[[float], float]:
+    """The learning rate by epoch."""
+    if options.scheduler == "step":
+        return partial(optim.step_decay, options.lr)
+    length = max(1, options.epochs)
+    given = {"name": options.scheduler, "t_initial": length, "t_total": length}
+    return optim.build_schedule(given, options.lr)
+
+
 def _optimizer(options: Options, model: nn.Module) -> flow.optim.Optimizer:
+    if options.optimizer != "sgd":
+        given = {"name": options.optimizer, "lr": options.lr, "weight_decay": options.weight_decay}
+        return optim.build_optimizer(model, given)
     return flow.optim.SGD(
         model.parameters(),
         lr=options.lr,
@@ -237,7 +247,8 @@ def _optimizer(options: Options, model: nn.Module) -> flow.optim.Optimizer:
 
 
 def _check_device(options: Options, backend: Backend) -> None:
-    wanted = {"graph": options.graph, "plain_sgd": options.momentum == 0}
+    plain = options.optimizer == "sgd" and options.momentum == 0
+    wanted = {"graph": options.graph, "plain_sgd": plain}
     reason = precision.why_not(backend, options.precision)
     if reason is not None and not (options.evaluate or options.benchmark):
         raise UserError(f"--precision {options.precision}: {backend.name} cannot do this: {reason}")

@@ -65,7 +65,11 @@ class Options(Flags):
     batch_size: keys.Positive = flag(192, "N", names="-b --batch-size")
     "images per step of all processes of this node together"
     lr: keys.Amount = flag(0.1, "LR", names="--lr --learning-rate")
-    "initial learning rate, divided by 10 every 30 epochs"
+    "initial learning rate"
+    scheduler: Literal["step", "cosine", "linear", "constant"] = flag("step")
+    "step divides the rate by 10 every 30 epochs; cosine and linear take it to 0 over --epochs"
+    optimizer: keys.Algorithm = flag("sgd")
+    "sgd decays all weights, adamw neither biases nor scales of normalization"
     momentum: keys.Amount = flag(0.9, "M", "momentum of SGD")
     weight_decay: keys.Amount = flag(1e-4, "W", "weight decay", names="--wd --weight-decay")
     grad_accum_steps: keys.Positive = flag(1, "N", "batches whose gradients one step adds up")
@@ -171,6 +175,8 @@ class Options(Flags):
         yield self.reset_head and self.evaluate, text
         text = "--predictions is for -e: add that"
         yield self.predictions is not None and not self.evaluate, text
+        text = "--momentum is for --optimizer sgd: leave it out"
+        yield "momentum" in self.model_fields_set and self.optimizer != "sgd", text
         yield self.smoothing == 1, "--smoothing 1 leaves nothing of the labels: give less"
         text = "--model-ema-decay is for a moving average: add --model-ema"
         yield "model_ema_decay" in self.model_fields_set and not self.model_ema, text

@@ -32,11 +32,7 @@ from oneflow_accel.errors import UserError
 import oneflow as flow
 from oneflow import nn
 
-from flow_train.checkpoint.folders import (
-    AUTO_RESUME,
-    Checkpoint,
-    require_model,
-)
+from flow_train.checkpoint.folders import AUTO_RESUME, Checkpoint, require_model
 from flow_train.config import keys
 from flow_train.data.augment import build_train_transform
 from flow_train.data.images import ImageFolder, ImageLoader, SyntheticImages, contents

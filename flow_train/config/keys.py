@@ -57,6 +57,7 @@ Precision = Annotated[str, BeforeValidator(canonical)]
 ReduceDtype = Literal["float32", "bfloat16"]
 # The names of `sharding.MODES`.
 Fsdp = Literal["full_shard", "full_shard_no_recompute", "shard_grad_op", "hybrid_shard"]
+Algorithm = Literal["adamw", "sgd"]
 Mixing = Literal["batch", "pair", "elem"]
 
 
@@ -268,7 +269,7 @@ class Optimizer(Named):
         "adamw": {"lr", "weight_decay", "betas", "eps", "amsgrad"},
         "sgd": {"lr", "weight_decay", "momentum", "dampening", "nesterov", "maximize"},
     }
-    name: Literal["adamw", "sgd"] = "adamw"
+    name: Algorithm = "adamw"
     lr: Amount
     weight_decay: Amount = 0.0
     betas: Betas | None = Field(None, description="adamw; null: 0.9 and 0.999")
