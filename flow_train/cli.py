@@ -15,8 +15,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from oneflow_accel.command import Parser, fail, log_to_stdout, run
-from oneflow_accel.errors import UserError, did_you_mean
+from oneflow_accel.command import Parser, run
+from oneflow_accel.errors import UserError
 
 __all__ = [
     "DEVICE",
@@ -26,14 +26,10 @@ __all__ = [
     "add_dummy_option",
     "add_profile_option",
     "at_least",
-    "did_you_mean",
-    "fail",
-    "log_to_stdout",
     "positive",
     "run",
     "share",
 ]
-
 
 # What --help says of options that programs share.
 DEVICE = "device; $ONEFLOW_ACCEL_DEVICE, else the best one there is"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from oneflow_accel.errors import did_you_mean
 from oneflow_accel.precision import PRECISIONS
 
 from pydantic import AfterValidator, Field, model_validator
@@ -30,7 +30,7 @@ LAUNCH = (
 def _known(arch: str) -> str:
     names = classification_models()
     if arch not in names:
-        hint = cli.did_you_mean(arch, names, "--help lists them", most=3)
+        hint = did_you_mean(arch, names, "--help lists them", most=3)
         raise ValueError(f"there is no model {arch}; {hint}")
     return arch
 
@@ -158,10 +158,8 @@ class Options(Flags):
         self.data = self.data or os.environ.get(DATA_VARIABLE, DEFAULT_DATA)
         if self.aa:
             parse_rand_augment(self.aa)
-        if self.image_size is None:
-            self.image_size = image_size_of(self.arch)
-        if self.output_dir is None:
-            self.output_dir = Path("runs") / self.arch
+        self.image_size = self.image_size or image_size_of(self.arch)
+        self.output_dir = self.output_dir or Path("runs") / self.arch
         return self
 
     def _contradictions(self) -> Iterator[tuple[Any, str]]:
@@ -209,6 +207,6 @@ def build_parser() -> cli.Parser:
     return parser
 
 
-def parse_options(argv: Sequence[str] | None = None) -> Options:
+def parse_options(argv: Sequence[str]) -> Options:
     """Parse and check the command line; UserError where options contradict each other."""
-    return Options.parse(build_parser(), sys.argv[1:] if argv is None else argv)
+    return Options.parse(build_parser(), argv)

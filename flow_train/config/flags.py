@@ -92,8 +92,10 @@ class Flags(Group):
     def parse(cls: type[F], parser: Parser, argv: Sequence[str]) -> F:
         """The options of a command line, for a parser that has them. UserError for one that is not
         there, and for values that the model refuses, by the options' names."""
-        typed = vars(parser.parse_args(_with_values(parser, argv)))
-        given = {name: text for name, text in typed.items() if text != parser.get_default(name)}
+        # Where a name has a value already, argparse leaves its default out.
+        absent = argparse.Namespace(**dict.fromkeys(cls.model_fields))
+        typed = vars(parser.parse_args(_with_values(parser, argv), absent))
+        given = {name: text for name, text in typed.items() if text is not None}
         try:
             return cls.model_validate(given)
         except ValidationError as error:

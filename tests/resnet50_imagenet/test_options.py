@@ -73,6 +73,7 @@ def test_models_are_classifiers_only():
         ("--profile 3 --graph", "--profile"),
         ("--predictions a.csv", "--predictions"),
         ("--amp --precision bfloat16", "--amp and --precision ask for different"),
+        ("--amp --precision float32", "--amp and --precision ask for different"),
         ("--amp --bf16", "--amp and --bf16 ask for different"),
         ("--model-ema-decay 0.9", "add --model-ema"),
         (
