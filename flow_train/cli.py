@@ -1,7 +1,8 @@
-"""What the command lines of trainers share: the options that all have, and the types of values.
+"""What the command lines of trainers share: options, and the types of values; where a model has
+them, `config/flags.py`.
 
     parser = cli.Parser(prog="train.py")
-    cli.add_device_option(parser)
+    cli.add_profile_option(parser)
     sys.exit(cli.run("train.py", lambda: train(parser.parse_args())))
 
 `Parser` and how commands end are the device layer's, whose own commands need them too.
@@ -11,49 +12,39 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from oneflow_accel.command import Parser, fail, log_to_stdout, run
-from oneflow_accel.errors import UserError, did_you_mean, nearest
+from oneflow_accel.command import Parser, run
+from oneflow_accel.errors import UserError
 
 __all__ = [
+    "DEVICE",
+    "PROFILE",
     "Parser",
     "UserError",
-    "add_device_option",
     "add_dummy_option",
     "add_profile_option",
     "at_least",
-    "did_you_mean",
-    "fail",
-    "log_to_stdout",
-    "nearest",
-    "not_negative",
-    "one_of",
     "positive",
     "run",
     "share",
 ]
 
+# What --help says of options that programs share.
+DEVICE = "device; $ONEFLOW_ACCEL_DEVICE, else the best one there is"
+PROFILE = (
+    "say where the time of this many steps goes, by module and by operator, and end; writes a "
+    "trace for Perfetto or chrome://tracing"
+)
 
-def add_device_option(parser: Any) -> None:
-    parser.add_argument(
-        "--device", metavar="NAME", help="device; $ONEFLOW_ACCEL_DEVICE, else the best one there is"
-    )
+
+def add_dummy_option(parser: Any, what: str) -> None:
+    parser.add_argument("--dummy", action="store_true", help=f"random {what}, no disk")
 
 
 def add_profile_option(parser: Any) -> None:
-    parser.add_argument(
-        "--profile",
-        metavar="STEPS",
-        type=at_least(1),
-        help="say where the time of this many steps goes, by module and by operator, and end; "
-        "writes a trace for Perfetto or chrome://tracing",
-    )
-
-
-def add_dummy_option(parser: Any, what: str = "images of the real shape") -> None:
-    parser.add_argument("--dummy", action="store_true", help=f"random {what}, no disk")
+    parser.add_argument("--profile", metavar="STEPS", type=at_least(1), help=PROFILE)
 
 
 def at_least(least: int, most: int | None = None) -> Callable[[str], int]:
@@ -71,26 +62,6 @@ def at_least(least: int, most: int | None = None) -> Callable[[str], int]:
         return value
 
     return whole_number
-
-
-def one_of(names: Sequence[str], what: str) -> Callable[[str], str]:
-    """The type of a name among so many that a message names the nearest ones only."""
-
-    def name(text: str) -> str:
-        if text in names:
-            return text
-        hint = did_you_mean(text, names, "--help lists them", most=3)
-        raise argparse.ArgumentTypeError(f"there is no {what} {text}; {hint}")
-
-    return name
-
-
-def not_negative(text: str) -> float:
-    """The type of a finite number of at least 0."""
-    value = float(text)
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not a finite number of at least 0")
-    return value
 
 
 def positive(text: str) -> float:

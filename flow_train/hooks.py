@@ -1,6 +1,7 @@
 """What watches a run or changes it, each hook switched on by its key in the configuration.
 
-`Hook` has the moments at which the loop calls them; `build_hooks` has their order.
+`Hook` has the moments at which the loop calls them; `build_hooks` has their order. The options of a
+hook are a group of `config/keys.py`, which has their defaults and ranges.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from oneflow_accel import distributed
 from oneflow_accel.errors import UserError
@@ -24,6 +25,9 @@ from flow_train.optim import EMA_PREFIX, ExponentialMovingAverage, averages_in
 from flow_train.options import Calendar, Position, TrainerOptions
 from flow_train.steps.eager import TrainStep, broadcast_buffers
 from flow_train.task import Evaluation
+
+if TYPE_CHECKING:
+    from flow_train.config import keys  # see there
 
 logger = logging.getLogger("oneflow_accel")
 
@@ -131,15 +135,8 @@ class ParamsLog(Hook):
     """Logs `params_total`, `params_trainable` and `params_not_trainable` when a run begins, and
     again when its layers have become dense."""
 
-    def __init__(
-        self,
-        total_params_log: bool = True,
-        trainable_params_log: bool = True,
-        non_trainable_params_log: bool = True,
-    ) -> None:
-        self._total = total_params_log
-        self._trainable = trainable_params_log
-        self._fixed = non_trainable_params_log
+    def __init__(self, options: keys.ParamsLog) -> None:
+        self._options = options
 
     def on_fit_start(self, trainer: Run) -> None:
         self._log(trainer)
@@ -150,11 +147,11 @@ class ParamsLog(Hook):
     def _log(self, trainer: Run) -> None:
         count = count_parameters(trainer.model, trainer.train_step.layout)
         values = {}
-        if self._total:
+        if self._options.total_params_log:
             values["params_total"] = count.total
-        if self._trainable:
+        if self._options.trainable_params_log:
             values["params_trainable"] = count.trainable
-        if self._fixed:
+        if self._options.non_trainable_params_log:
             values["params_not_trainable"] = count.total - count.trainable
         trainer.log_hyperparameters(values)
 
@@ -177,15 +174,10 @@ class MacsLog(Hook):
 
 class LearningRateMonitor(Hook):
     """Logs `lr-AdamW/pg1`, `lr-AdamW/pg2` ... with every log line ("step") or once per "epoch";
-    `lr` itself is on every log line anyway. UserError for another interval."""
+    `lr` itself is on every log line anyway."""
 
-    def __init__(self, logging_interval: str = "step") -> None:
-        if logging_interval not in ("step", "epoch"):
-            raise UserError(
-                f"callbacks.learning_rate_monitor.logging_interval is {logging_interval!r}; it can "
-                "be step or epoch"
-            )
-        self._per_step = logging_interval == "step"
+    def __init__(self, options: keys.LearningRateMonitor) -> None:
+        self._per_step = options.logging_interval == "step"
 
     def on_step_end(self, trainer: Run) -> None:
         if self._per_step and trainer.is_log_step:
@@ -212,17 +204,8 @@ class SpeedMonitor(Hook):
     single step's figures mean little there, sums over many do.
     """
 
-    def __init__(
-        self,
-        intra_step_time: bool = True,
-        inter_step_time: bool = True,
-        epoch_time: bool = True,
-        verbose: bool = False,
-    ) -> None:
-        self._intra = intra_step_time
-        self._inter = inter_step_time
-        self._epoch = epoch_time
-        self._verbose = verbose
+    def __init__(self, options: keys.SpeedMonitor) -> None:
+        self._options = options
         self._epoch_began = self._step_began = 0.0
         self._step_ended: float | None = None
         self._waited: float | None = None
@@ -245,15 +228,15 @@ class SpeedMonitor(Hook):
         if not trainer.is_log_step or not distributed.is_main():
             return
         seconds = self._step_ended - self._step_began
-        if self._intra:
+        if self._options.intra_step_time:
             trainer.log({"time/intra_step (ms)": 1e3 * seconds})
-        if self._inter and self._waited is not None:
+        if self._options.inter_step_time and self._waited is not None:
             trainer.log({"time/inter_step (ms)": 1e3 * self._waited})
-        if self._verbose:
+        if self._options.verbose:
             logger.info("step %d took %.1f ms", trainer.position.step, 1e3 * seconds)
 
     def on_epoch_end(self, trainer: Run) -> None:
-        if self._epoch:
+        if self._options.epoch_time:
             seconds = time.perf_counter() - self._epoch_began
             trainer.log_now({"time/epoch (s)": seconds}, split="time")
 
@@ -264,14 +247,12 @@ class NormMonitor(Hook):
     and over all of them the sums `total_param_l1_norm` and `total_grad_l1_norm`.
 
     Gradients are those of the whole batch, on all processes together. Under nn.Graph they take an
-    eager pass of their own, on log steps, with memory for its activations.
-
-    Args:
-        layer_norm_only: single parameters of LayerNorm and Embedding only; the sums are over all.
+    eager pass of their own, on log steps, with memory for its activations. With `layer_norm_only`
+    single parameters are those of LayerNorm and Embedding; the sums are over all.
     """
 
-    def __init__(self, layer_norm_only: bool = False) -> None:
-        self._layer_norm_only = layer_norm_only
+    def __init__(self, options: keys.NormMonitor) -> None:
+        self._layer_norm_only = options.layer_norm_only
 
     def before_update(self, trainer: Run) -> None:
         if not trainer.is_log_step:
@@ -393,16 +374,9 @@ class EarlyStopping(Hook):
     """Stops after `patience` validations in a row without a value of `monitor` that is better by
     more than `min_delta`; `mode` is "max" where higher is better, or "min"."""
 
-    def __init__(
-        self,
-        monitor: str = "val/acc",
-        mode: str = "max",
-        patience: int = 100,
-        min_delta: float = 0.0,
-    ) -> None:
-        self._monitored = Monitored(monitor, mode, "callbacks.early_stopping")
-        self._patience = patience
-        self._min_delta = min_delta
+    def __init__(self, options: keys.EarlyStopping) -> None:
+        self._options = options
+        self._monitored = Monitored(options.monitor, options.mode, "callbacks.early_stopping")
         self._best: float | None = None
         self._waited = 0
         self._trainer: Run | None = None
@@ -412,14 +386,14 @@ class EarlyStopping(Hook):
 
     def on_validation_end(self, trainer: Run, metrics: Mapping[str, float]) -> None:
         value = self._monitored.value(metrics)
-        if self._best is None or self._monitored.better(value, self._best, self._min_delta):
+        if self._best is None or self._monitored.better(value, self._best, self._options.min_delta):
             self._best, self._waited = value, 0
             return
         self._waited += 1
         self._stop_if_due(trainer)
 
     def _stop_if_due(self, trainer: Run) -> None:
-        if self._waited >= self._patience and trainer.may_stop:
+        if self._waited >= self._options.patience and trainer.may_stop:
             trainer.should_stop = True
             logger.info(
                 "stopping early: %s has not been better than %.4f for %d validations",
@@ -444,21 +418,10 @@ class ModelCheckpoint(Hook):
     when the run is told to stop, so that it can be resumed; `every_n_train_steps` (0: off) one
     every so many steps. Without both only the best are written."""
 
-    def __init__(
-        self,
-        monitor: str = "val/acc",
-        mode: str = "max",
-        save_top_k: int = 1,
-        save_last: bool = True,
-        every_n_train_steps: int = 0,
-        every_n_epochs: int = 1,
-    ) -> None:
-        self._monitored = Monitored(monitor, mode, "callbacks.model_checkpoint")
+    def __init__(self, options: keys.ModelCheckpoint) -> None:
+        self._options = options
+        self._monitored = Monitored(options.monitor, options.mode, "callbacks.model_checkpoint")
         self.monitor = self._monitored.monitor
-        self._top_k = save_top_k
-        self._save_last = save_last
-        self._every = every_n_train_steps
-        self._every_epochs = every_n_epochs
         # [value, step] of those kept, best first.
         self._kept: list[list[float]] = []
         self._value: float | None = None
@@ -472,7 +435,8 @@ class ModelCheckpoint(Hook):
         self._on_disk = trainer.steps_on_disk()
 
     def on_step_end(self, trainer: Run) -> None:
-        if self._every and trainer.position.step % self._every == 0:
+        every = self._options.every_n_train_steps
+        if every and trainer.position.step % every == 0:
             trainer.save_checkpoint(keep=self._steps())
 
     def on_validation_end(self, trainer: Run, metrics: Mapping[str, float]) -> None:
@@ -480,8 +444,10 @@ class ModelCheckpoint(Hook):
 
     def on_epoch_end(self, trainer: Run) -> None:
         position = trainer.position
-        is_due = position.epoch % self._every_epochs == 0 or position.step >= trainer.last_step
-        self._save(trainer, self._save_last and is_due)
+        is_due = (
+            position.epoch % self._options.every_n_epochs == 0 or position.step >= trainer.last_step
+        )
+        self._save(trainer, self._options.save_last and is_due)
 
     def on_pause(self, trainer: Run) -> None:
         self._save(trainer, False)
@@ -489,14 +455,14 @@ class ModelCheckpoint(Hook):
     def _save(self, trainer: Run, is_due: bool) -> None:
         """Where that is due, or the last validation is among the best."""
         best = among = False
-        if self._value is not None and self._top_k:
+        if self._value is not None and self._options.save_top_k:
             best, among = self._rank(self._value, trainer.position.step)
         self._value = None
         if among or is_due:
             trainer.save_checkpoint(best=best, keep=self._steps())
 
     def on_interrupt(self, trainer: Run) -> None:
-        if self._save_last:
+        if self._options.save_last:
             trainer.save_checkpoint(keep=self._steps())
 
     def state(self) -> dict[str, Any]:
@@ -515,7 +481,7 @@ class ModelCheckpoint(Hook):
         # Of equal values the older stays first.
         self._kept.append(entry)
         self._kept.sort(key=lambda kept: -kept[0] if self._monitored.mode == "max" else kept[0])
-        del self._kept[self._top_k :]
+        del self._kept[self._options.save_top_k :]
         return best, any(kept is entry for kept in self._kept)
 
     def _steps(self) -> list[int]:
@@ -524,11 +490,11 @@ class ModelCheckpoint(Hook):
 
 # The order of the hooks matters: an average follows each update, what others know by the end of an
 # epoch is in its checkpoint.
-_CALLBACKS: dict[str, Callable[..., Hook]] = {
-    "ema": MovingAverage,
+_CALLBACKS: dict[str, Callable[[Any], Hook]] = {
+    "ema": lambda options: MovingAverage(options.decay, options.use_num_updates),
     "params_log": ParamsLog,
-    "macs": MacsLog,
-    "initial_validation": InitialValidation,
+    "macs": lambda _: MacsLog(),
+    "initial_validation": lambda _: InitialValidation(),
     "learning_rate_monitor": LearningRateMonitor,
     "norm_monitor": NormMonitor,
     "speed_monitor": SpeedMonitor,
@@ -542,7 +508,5 @@ def build_hooks(config: Mapping[str, Any]) -> dict[str, Hook]:
     UserError for an unknown key or option, or a wrong value."""
     from flow_train.config import keys, schema  # late: see keys.py
 
-    options = schema.read(keys.Callbacks, config, "callbacks").model_dump()
-    return {
-        key: make(**options[key]) for key, make in _CALLBACKS.items() if options[key] is not None
-    }
+    options = dict(schema.read(keys.Callbacks, config, "callbacks"))
+    return {key: make(options[key]) for key, make in _CALLBACKS.items() if options[key] is not None}

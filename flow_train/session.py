@@ -30,7 +30,7 @@ from flow_train.checkpoint.folders import (
     claimed,
     way_on,
 )
-from flow_train.hooks import Hook, ModelCheckpoint
+from flow_train.hooks import Hook, build_hooks
 from flow_train.loop import Data, Identity, Trainer
 from flow_train.metrics.curves import draw_curves
 from flow_train.metrics.log import JSONL_NAME, RunLog
@@ -71,7 +71,9 @@ class Recipe:
     schedule: Callable[[float], float]
     options: TrainerOptions = field(default_factory=lambda: TrainerOptions(max_epochs=1))
     hooks: Mapping[str, Hook] = field(
-        default_factory=lambda: {"model_checkpoint": ModelCheckpoint("val/loss", "min")}
+        default_factory=lambda: build_hooks(
+            {"model_checkpoint": {"monitor": "val/loss", "mode": "min"}}
+        )
     )
     sharding: Sharding | None = None
 

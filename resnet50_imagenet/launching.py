@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
@@ -12,10 +11,12 @@ from oneflow_accel import launched
 from oneflow_accel.backends.base import Backend
 from oneflow_accel.errors import UserError
 
+from resnet50_imagenet.options import Options
+
 _OF_A_PROCESS = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
 
 
-def check_distributed_options(options: argparse.Namespace, backend: Backend) -> None:
+def check_distributed_options(options: Options, backend: Backend) -> None:
     """Raise UserError for a collective library, device, node or address that OneFlow cannot use."""
     if options.dist_backend not in (None, backend.collective_backend):
         raise UserError(
@@ -32,14 +33,14 @@ def check_distributed_options(options: argparse.Namespace, backend: Backend) -> 
     _address(options.dist_url)
 
 
-def needs_launcher(options: argparse.Namespace, backend: Backend) -> bool:
+def needs_launcher(options: Options, backend: Backend) -> bool:
     """Whether processes are asked for that nobody has started yet."""
     if launched.launched() or not (options.multiprocessing_distributed or options.world_size > 1):
         return False
     return options.world_size * backend.device_count() > 1
 
 
-def relaunch(options: argparse.Namespace, backend: Backend, argv: Sequence[str]) -> None:
+def relaunch(options: Options, backend: Backend, argv: Sequence[str]) -> None:
     """Replace this process by a launcher, which starts main.py on each device."""
     host, port = _address(options.dist_url)
     command = [sys.executable, "-m", "oneflow_accel.launch"]

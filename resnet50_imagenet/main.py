@@ -9,11 +9,10 @@ r"""Trains, evaluates or benchmarks an image classifier on ImageNet.
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -34,10 +33,10 @@ from oneflow_accel.errors import UserError
 import oneflow as flow
 from oneflow import nn
 
-from flow_train.checkpoint.folders import (
-    Checkpoint,
-)
+from flow_train import optim
+from flow_train.checkpoint.folders import Checkpoint
 from flow_train.checkpoint.shards import MODEL
+from flow_train.config import keys
 from flow_train.data.augment import build_train_transform
 from flow_train.data.images import ImageFolder, ImageLoader, SyntheticImages, contents
 from flow_train.data.mixup import MixBatch, build_mixup
@@ -46,7 +45,6 @@ from flow_train.hooks import Hook, ModelCheckpoint, MovingAverage, Run
 from flow_train.loop import Data, Identity
 from flow_train.metrics.console import evaluation_lines
 from flow_train.metrics.profile import ProfileSteps
-from flow_train.optim import EMA, CrossEntropy, averages_in, step_decay
 from flow_train.options import TrainerOptions
 from flow_train.session import Recipe, Session
 from flow_train.sharding import sharding_options
@@ -62,7 +60,7 @@ from resnet50_imagenet.models import (
     restore_model,
     up_to_date,
 )
-from resnet50_imagenet.options import DATA_VARIABLE, parse_options
+from resnet50_imagenet.options import DATA_VARIABLE, Options, parse_options
 
 Dataset = ImageFolder | SyntheticImages
 
@@ -85,7 +83,7 @@ def run(argv: Sequence[str]) -> int:
         return _run(options, backend)
 
 
-def _settled(argv: Sequence[str]) -> tuple[argparse.Namespace, Backend]:
+def _settled(argv: Sequence[str]) -> tuple[Options, Backend]:
     """What the command line says, and the device, both checked; starts one process for each device
     where that is asked for."""
     options = parse_options(argv)
@@ -97,14 +95,14 @@ def _settled(argv: Sequence[str]) -> tuple[argparse.Namespace, Backend]:
     return options, backend
 
 
-def _run(options: argparse.Namespace, backend: Backend) -> int:
-    typed = {f"--{name.replace('_', '-')}": value for name, value in vars(options).items()}
+def _run(options: Options, backend: Backend) -> int:
+    typed = {f"--{name.replace('_', '-')}": value for name, value in options.model_dump().items()}
     require_same({**plain_values(typed, OF_A_MACHINE), "device": backend.name})
     mesh = sharding_options(options.fsdp)["mesh"] if options.fsdp else None
     whole: tuple[str, ...] = (MODEL,)
     if options.evaluate:
         # Each process may have the shards that it wrote.
-        mesh, whole = Mesh.of(), (MODEL, EMA)
+        mesh, whole = Mesh.of(), (MODEL, optim.EMA)
     trains = not (options.evaluate or options.benchmark)
     with Session(
         options.output_dir,
@@ -135,12 +133,10 @@ def _run(options: argparse.Namespace, backend: Backend) -> int:
     return 0
 
 
-def _evaluate(
-    options: argparse.Namespace, backend: Backend, val: Dataset, resumed: Checkpoint | None
-) -> None:
+def _evaluate(options: Options, backend: Backend, val: Dataset, resumed: Checkpoint | None) -> None:
     num_classes = len(val.classes)
     model = _model(options, backend, num_classes)
-    if options.model_ema and not (resumed and averages_in(resumed.optimizer)):
+    if options.model_ema and not (resumed and optim.averages_in(resumed.optimizer)):
         raise UserError("--model-ema: there are no moving averages to evaluate: leave it out")
     if resumed is not None:
         restore_model(model, averaged(resumed), options.arch, num_classes, _names(val))
@@ -158,7 +154,7 @@ def _evaluate(
         predictions.write()
 
 
-def _benchmark(options: argparse.Namespace, backend: Backend, val: Dataset) -> None:
+def _benchmark(options: Options, backend: Backend, val: Dataset) -> None:
     """Print a line on the forward pass, or one for each layout and precision that there is."""
     layouts, names = [options.channels_last], [options.precision]
     if options.benchmark == "all":
@@ -173,7 +169,7 @@ def _benchmark(options: argparse.Namespace, backend: Backend, val: Dataset) -> N
         print(f"{'NHWC' if channels_last else 'NCHW'} {name:8} {rate}", flush=True)
 
 
-def _train(options: argparse.Namespace, run: Session, train: Dataset, val: Dataset) -> None:
+def _train(options: Options, run: Session, train: Dataset, val: Dataset) -> None:
     num_classes, names = len(train.classes), _names(train)
     model = _model(options, run.backend, num_classes)
     if run.resumed is not None:
@@ -193,7 +189,7 @@ def _train(options: argparse.Namespace, run: Session, train: Dataset, val: Datas
         way_on="continue with --resume auto",
         way_to_more="for more ask for more --epochs",
     )
-    keeper = ModelCheckpoint(every_n_train_steps=options.save_freq)
+    keeper = ModelCheckpoint(keys.ModelCheckpoint(every_n_train_steps=options.save_freq))
     hooks: dict[str, Hook | None] = {
         "ema": MovingAverage(options.model_ema_decay) if options.model_ema else None,
         "freeze_bn": FreezeBatchNorm() if options.freeze_bn else None,
@@ -203,7 +199,7 @@ def _train(options: argparse.Namespace, run: Session, train: Dataset, val: Datas
     }
     recipe = Recipe(
         partial(_optimizer, options),
-        partial(step_decay, options.lr),
+        _schedule(options),
         settings,
         {key: hook for key, hook in hooks.items() if hook is not None},
     )
@@ -211,8 +207,8 @@ def _train(options: argparse.Namespace, run: Session, train: Dataset, val: Datas
         _loader(options, train, train=True, num_classes=num_classes),
         _loader(options, val, train=False),
     )
-    run.identity = Identity(options.arch, json.loads(json.dumps(vars(options), default=str)))
-    task = ImageTask(CrossEntropy(options.smoothing), num_classes=num_classes, classes=names)
+    run.identity = Identity(options.arch, json.loads(json.dumps(options.model_dump(), default=str)))
+    task = ImageTask(optim.CrossEntropy(options.smoothing), num_classes=num_classes, classes=names)
     trainer = run.fit(model, task, data, recipe, start_epoch=options.start_epoch)
     if profile is None:
         best = keeper.best_value
@@ -229,7 +225,19 @@ class FreezeBatchNorm(Hook):
                 module.eval()
 
 
-def _optimizer(options: argparse.Namespace, model: nn.Module) -> flow.optim.Optimizer:
+def _schedule(options: Options) -> Callable[[float], float]:
+    """The learning rate by epoch."""
+    if options.scheduler == "step":
+        return partial(optim.step_decay, options.lr)
+    length = max(1, options.epochs)
+    given = {"name": options.scheduler, "t_initial": length, "t_total": length}
+    return optim.build_schedule(given, options.lr)
+
+
+def _optimizer(options: Options, model: nn.Module) -> flow.optim.Optimizer:
+    if options.optimizer != "sgd":
+        given = {"name": options.optimizer, "lr": options.lr, "weight_decay": options.weight_decay}
+        return optim.build_optimizer(model, given)
     return flow.optim.SGD(
         model.parameters(),
         lr=options.lr,
@@ -238,8 +246,9 @@ def _optimizer(options: argparse.Namespace, model: nn.Module) -> flow.optim.Opti
     )
 
 
-def _check_device(options: argparse.Namespace, backend: Backend) -> None:
-    wanted = {"graph": options.graph, "plain_sgd": options.momentum == 0}
+def _check_device(options: Options, backend: Backend) -> None:
+    plain = options.optimizer == "sgd" and options.momentum == 0
+    wanted = {"graph": options.graph, "plain_sgd": plain}
     reason = precision.why_not(backend, options.precision)
     if reason is not None and not (options.evaluate or options.benchmark):
         raise UserError(f"--precision {options.precision}: {backend.name} cannot do this: {reason}")
@@ -261,7 +270,7 @@ def _names(data: Dataset) -> list[str]:
     return data.classes if isinstance(data, ImageFolder) else []
 
 
-def _datasets(options: argparse.Namespace) -> tuple[Dataset | None, Dataset]:
+def _datasets(options: Options) -> tuple[Dataset | None, Dataset]:
     """Training images (None where only evaluating) and validation images."""
     if options.dummy or options.benchmark:
         shape = (options.image_size, options.image_size, 3)
@@ -288,7 +297,7 @@ def _datasets(options: argparse.Namespace) -> tuple[Dataset | None, Dataset]:
     return train, val
 
 
-def _model(options: argparse.Namespace, backend: Backend, num_classes: int) -> nn.Module:
+def _model(options: Options, backend: Backend, num_classes: int) -> nn.Module:
     model = create_model(options.arch, num_classes)
     weights = options.weights
     if options.pretrained:
@@ -307,7 +316,7 @@ def _model(options: argparse.Namespace, backend: Backend, num_classes: int) -> n
 
 
 def _loader(
-    options: argparse.Namespace, dataset: Dataset, *, train: bool, num_classes: int = 0
+    options: Options, dataset: Dataset, *, train: bool, num_classes: int = 0
 ) -> ImageLoader:
     processes = distributed.local_world_size()
     if options.batch_size % processes:
@@ -331,9 +340,7 @@ def _loader(
     )
 
 
-def _augmentation(
-    options: argparse.Namespace, num_classes: int
-) -> tuple[Transform, MixBatch | None]:
+def _augmentation(options: Options, num_classes: int) -> tuple[Transform, MixBatch | None]:
     config = {"scale": options.scale, "hflip": options.hflip, "re_prob": options.reprob}
     config |= {"interpolation": "bilinear", "re_mode": "const"}
     if options.aa:

@@ -64,7 +64,8 @@ def of_parser(make: Callable[[], argparse.ArgumentParser]) -> dict[str, Any]:
     def crossed(words: Sequence[str]) -> set[str]:
         parser = make()
         found = vars(parser.parse_args(words))
-        return {name for name, value in found.items() if value != parser.get_default(name)}
+        default = parser.get_default
+        return {name for name, value in found.items() if str(value) != str(default(name))}
 
     return {"options": options, "crossed": crossed}
 
@@ -113,6 +114,7 @@ TRAINERS = {
             ("in-place", 1): "-a mobilenet_v3_small --lr 0.0001",
             ("evaluated", 1): "-e --resume {plain} --predictions {out}/table.csv",
             ("measured", 1): "--benchmark",
+            ("adamw", 1): "--optimizer adamw --scheduler cosine --epochs 2",
             ("profiled", 1): "--profile 1",
             ("graph", 1): "--graph --grad-accum-steps 2 --clip-grad 0.5 --epochs 2",
             ("graph-channels", 1): "-a resnet18 --graph --channels-last --freeze-bn --model-ema",

@@ -2,23 +2,145 @@
 
 from __future__ import annotations
 
-import argparse
-import math
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar, Literal
 
-from oneflow_accel.errors import UserError
-from oneflow_accel.precision import PRECISIONS, canonical
+from oneflow_accel.precision import PRECISIONS
+
+from pydantic import model_validator
 
 from flow_train import cli
-from flow_train.cli import at_least, not_negative, positive, share
+from flow_train.config.flags import Flags, flag
+from flow_train.config.keys import Above0, Amount, Count, Fraction, Positive, Precision, Seed
 from vit_10b.model import Shape
 
-GATHER_DTYPES = ("float32", "float16", "bfloat16")
 # float16 needs a scaled loss.
 _PRECISIONS = [name for name in PRECISIONS if name != "float16"]
 _SHAPE = Shape()
+
+
+class Options(Flags):
+    """The seed may be None until the session gives it."""
+
+    joint: ClassVar[str] = "_"
+
+    data_dir: Path = flag(Path("/datasets/imagenet-1k"), "DIR", group=("data",))
+    "folder with train/CLASS/*.jpg and val/CLASS/*.jpg"
+    fake_data: bool = flag(False)
+    "black images of class 0, as many as ImageNet has; no disk"
+    num_workers: Count = flag(4, "N", "processes that load images, per training process")
+
+    image_size: Positive = flag(_SHAPE.image_size, "N", "pixels a side", group=("model",))
+    patch_size: Positive = flag(_SHAPE.patch_size, "N")
+    "pixels a side of a patch; divides the image"
+    embed_dim: Positive = flag(_SHAPE.embed_dim, "N", "width of a token")
+    num_heads: Positive = flag(_SHAPE.num_heads, "N", "attention heads; divide the width")
+    num_blocks: Positive = flag(_SHAPE.num_blocks, "N", "transformer blocks")
+    num_classes: Positive = flag(_SHAPE.num_classes, "N")
+    "classes of --fake_data; a data folder has its own"
+    mlp_ratio: Above0 = flag(_SHAPE.mlp_ratio, "R", "hidden width of an MLP over that of a token")
+    pos_dropout: Fraction = flag(0.0, "P", "dropout after the position embedding")
+    att_dropout: Fraction = flag(0.0, "P", "dropout of attention weights")
+    mlp_dropout: Fraction = flag(0.0, "P", "dropout in the MLPs and after attention")
+    init: Literal["framework", "timm"] = flag("framework")
+    """first weights of the linear layers: as the framework's constructors draw them, which is what
+    the published code does, or normal with deviation 0.02, which it means to do"""
+
+    batch_size: Positive = flag(1024, "N", group=("training",))
+    "images per step of all processes together"
+    num_epochs: Positive = flag(300, "N", "epochs of the run")
+    max_steps: Positive | None = flag(None, "N")
+    "stop after this many steps in all; the schedule is still that of --num_epochs"
+    lr: Amount = flag(1e-3, "LR", "learning rate of AdamW")
+    weight_decay: Amount = flag(0.1, "W", "weight decay, of every parameter")
+    clip_grad_norm: float = flag(1.0, "NORM")
+    "largest norm of all gradients together; 0 or less: no clipping"
+    warmup_steps: Count = flag(10000, "N", "steps in which the learning rate rises from 0")
+    seed: Seed | None = flag(None, "N", "seed of everything random; drawn if absent")
+
+    grad_ckpt: bool = flag(True, names="--no_grad_ckpt", group=("sharding",))
+    """keep the activations of each block instead of computing them again in the backward pass
+    (activation checkpointing)"""
+    reshard_after_forward: bool = flag(True, names="--no_reshard_after_forward")
+    "keep the gathered weights until the backward pass (ZeRO stage 2)"
+    flatten_parameters: bool = flag(False, text="one shard per block, not one per tensor")
+    run_without_fsdp: bool = flag(False)
+    "the whole model in each process, and gradients averaged"
+    shard_on_cpu: bool = flag(False)
+    "no meaning here: every block is made and cut in host memory before the next is made"
+    mark_step_after_forward: bool = flag(False)
+    "no meaning here: there is no lazy graph to cut"
+    shard_group: Positive | None = flag(None, "N")
+    "cut over groups of N neighbouring processes, with copies across them (default: all)"
+    shard_multiple: Positive = flag(1, "N", "pad shards to a multiple of N numbers")
+    prefetch: bool = flag(False)
+    "gather the next block while one runs; takes the memory of a block"
+    precision: Precision = flag(
+        "float32",
+        "NAME",
+        f"what is computed in: {', '.join(_PRECISIONS)}; weights stay float32",
+        names="--precision --dtype --compute_dtype",
+    )
+    gather_dtype: Literal["float32", "float16", "bfloat16"] = flag("float32")
+    "what shards are sent as; they stay float32"
+
+    ckpt_dir: Path = flag(Path(tempfile.gettempdir()) / "vit_fsdp", "DIR", group=("run",))
+    "checkpoints, metrics and curves; hosts may have a folder of their own each"
+    resume_epoch: Count = flag(0, "N")
+    "go on after epoch N from its checkpoint; 0 begins a run"
+    resume: Literal["auto"] | None = flag(None)
+    "'auto': go on from the newest checkpoint that all processes have, if any"
+    reshard: bool = flag(False, text="go on from a checkpoint of another number of processes")
+    ckpt_epoch_interval: Positive = flag(10, "N")
+    "epochs between checkpoints; the last has one in any case"
+    ckpt_step_interval: Count = flag(0, "N", "steps between checkpoints besides; 0 for none")
+    test_epoch_interval: Positive = flag(10, "N")
+    "epochs between evaluations; the last has one in any case"
+    log_step_interval: Positive = flag(20, "N", "steps between log lines")
+    device: str | None = flag(None, "NAME", cli.DEVICE)
+    profile: Positive | None = flag(None, "STEPS", cli.PROFILE)
+    dry_run: bool = flag(False, text="build nothing, and say what a run would need")
+    largest: bool = flag(False)
+    "with --dry_run: the largest model of these proportions by devices and their memory"
+    num_devices: Positive | None = flag(None, "N")
+    "with --dry_run: processes of the run (default: those of this job)"
+    device_memory: Above0 | None = flag(None, "GiB")
+    "memory of a process's device (default: what this machine has for each process)"
+
+    @model_validator(mode="after")
+    def _check(self) -> Options:
+        dim, heads, size, patch = self.embed_dim, self.num_heads, self.image_size, self.patch_size
+        if size % patch:
+            raise ValueError(f"--image_size {size} is not a multiple of --patch_size {patch}")
+        if dim % heads:
+            raise ValueError(f"--embed_dim {dim} is not a multiple of --num_heads {heads}")
+        if shape_of(self).hidden == 0:
+            raise ValueError(
+                f"--mlp_ratio {self.mlp_ratio:g}: the MLPs of --embed_dim {dim} have no hidden "
+                f"unit; take {1 / dim:.2g} or more"
+            )
+        if self.precision not in _PRECISIONS:
+            raise ValueError(f"--precision {self.precision}: it is not there; take bfloat16")
+        if self.resume_epoch and self.resume:
+            raise ValueError("--resume_epoch and --resume both say where to go on: give one")
+        cuts = {
+            "--no_reshard_after_forward": not self.reshard_after_forward,
+            "--flatten_parameters": self.flatten_parameters,
+            "--prefetch": self.prefetch,
+            "--shard_group": self.shard_group is not None,
+        }
+        wrong = [name for name, asked in cuts.items() if asked]
+        if self.run_without_fsdp and wrong:
+            raise ValueError(f"--run_without_fsdp cuts nothing: leave {wrong[0]} out")
+        if self.largest and not self.dry_run:
+            raise ValueError("--largest is for --dry_run")
+        if self.num_devices is not None and not self.dry_run:
+            raise ValueError(
+                "--num_devices is for --dry_run; a run has as many as the launcher starts"
+            )
+        return self
 
 
 def build_parser() -> cli.Parser:
@@ -27,184 +149,16 @@ def build_parser() -> cli.Parser:
         description="Train a vision transformer whose parameters, gradients and optimizer are cut "
         "over the processes. The defaults are a model of 10 billion parameters.",
     )
-    _add_data(parser.add_argument_group("data"))
-    _add_model(parser.add_argument_group("model"))
-    _add_training(parser.add_argument_group("training"))
-    _add_sharding(parser.add_argument_group("sharding"))
-    _add_run(parser.add_argument_group("run"))
+    Options.add_to(parser)
     return parser
 
 
-def _add_data(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
-    text = "folder with train/CLASS/*.jpg and val/CLASS/*.jpg"
-    add("--data_dir", type=Path, default=Path("/datasets/imagenet-1k"), metavar="DIR", help=text)
-    text = "black images of class 0, as many as ImageNet has; no disk"
-    add("--fake_data", action="store_true", help=text)
-    text = "processes that load images, per training process"
-    add("--num_workers", type=at_least(0), default=4, metavar="N", help=text)
-
-
-def _add_model(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
-    sizes = (
-        ("image_size", "pixels a side"),
-        ("patch_size", "pixels a side of a patch; divides the image"),
-        ("embed_dim", "width of a token"),
-        ("num_heads", "attention heads; divide the width"),
-        ("num_blocks", "transformer blocks"),
-        ("num_classes", "classes of --fake_data; a data folder has its own"),
-    )
-    for name, text in sizes:
-        default = getattr(_SHAPE, name)
-        add(f"--{name}", type=at_least(1), default=default, metavar="N", help=text)
-    text = "hidden width of an MLP over that of a token"
-    add("--mlp_ratio", type=positive, default=_SHAPE.mlp_ratio, metavar="R", help=text)
-    for name, text in (
-        ("pos_dropout", "dropout after the position embedding"),
-        ("att_dropout", "dropout of attention weights"),
-        ("mlp_dropout", "dropout in the MLPs and after attention"),
-    ):
-        add(f"--{name}", type=share, default=0.0, metavar="P", help=text)
-    text = (
-        "first weights of the linear layers: as the framework's constructors draw them, which is "
-        "what the published code does, or normal with deviation 0.02, which it means to do"
-    )
-    add("--init", choices=("framework", "timm"), default="framework", help=text)
-
-
-def _add_training(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
-    text = "images per step of all processes together"
-    add("--batch_size", type=at_least(1), default=1024, metavar="N", help=text)
-    add("--num_epochs", type=at_least(1), default=300, metavar="N", help="epochs of the run")
-    text = "stop after this many steps in all; the schedule is still that of --num_epochs"
-    add("--max_steps", type=at_least(1), default=None, metavar="N", help=text)
-    add("--lr", type=not_negative, default=1e-3, metavar="LR", help="learning rate of AdamW")
-    text = "weight decay, of every parameter"
-    add("--weight_decay", type=not_negative, default=0.1, metavar="W", help=text)
-    text = "largest norm of all gradients together; 0 or less: no clipping"
-    add("--clip_grad_norm", type=_finite, default=1.0, metavar="NORM", help=text)
-    text = "steps in which the learning rate rises from 0"
-    add("--warmup_steps", type=at_least(0), default=10000, metavar="N", help=text)
-    text = "seed of everything random; drawn if absent"
-    add("--seed", type=at_least(0, 2**63 - 1), default=None, metavar="N", help=text)
-
-
-def _add_sharding(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
-    add(
-        "--no_grad_ckpt",
-        dest="grad_ckpt",
-        action="store_false",
-        help="keep the activations of each block instead of computing them again in the backward "
-        "pass (activation checkpointing)",
-    )
-    text = "keep the gathered weights until the backward pass (ZeRO stage 2)"
-    add(
-        "--no_reshard_after_forward",
-        dest="reshard_after_forward",
-        action="store_false",
-        help=text,
-    )
-    text = "one shard per block, not one per tensor"
-    add("--flatten_parameters", action="store_true", help=text)
-    text = "the whole model in each process, and gradients averaged"
-    add("--run_without_fsdp", action="store_true", help=text)
-    text = "no meaning here: every block is made and cut in host memory before the next is made"
-    add("--shard_on_cpu", action="store_true", help=text)
-    text = "no meaning here: there is no lazy graph to cut"
-    add("--mark_step_after_forward", action="store_true", help=text)
-    text = "cut over groups of N neighbouring processes, with copies across them (default: all)"
-    add("--shard_group", type=at_least(1), default=None, metavar="N", help=text)
-    text = "pad shards to a multiple of N numbers"
-    add("--shard_multiple", type=at_least(1), default=1, metavar="N", help=text)
-    text = "gather the next block while one runs; takes the memory of a block"
-    add("--prefetch", action="store_true", help=text)
-    text = f"what is computed in: {', '.join(_PRECISIONS)}; weights stay float32"
-    names = ("--precision", "--dtype", "--compute_dtype")
-    add(*names, type=canonical, default="float32", metavar="NAME", help=text)
-    text = "what shards are sent as; they stay float32"
-    add("--gather_dtype", choices=GATHER_DTYPES, default="float32", help=text)
-
-
-def _add_run(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
-    text = "checkpoints, metrics and curves; hosts may have a folder of their own each"
-    folder = Path(tempfile.gettempdir()) / "vit_fsdp"
-    add("--ckpt_dir", type=Path, default=folder, metavar="DIR", help=text)
-    text = "go on after epoch N from its checkpoint; 0 begins a run"
-    add("--resume_epoch", type=at_least(0), default=0, metavar="N", help=text)
-    text = "'auto': go on from the newest checkpoint that all processes have, if any"
-    add("--resume", choices=("auto",), default=None, help=text)
-    text = "go on from a checkpoint of another number of processes"
-    add("--reshard", action="store_true", help=text)
-    text = "epochs between checkpoints; the last has one in any case"
-    add("--ckpt_epoch_interval", type=at_least(1), default=10, metavar="N", help=text)
-    text = "steps between checkpoints besides; 0 for none"
-    add("--ckpt_step_interval", type=at_least(0), default=0, metavar="N", help=text)
-    text = "epochs between evaluations; the last has one in any case"
-    add("--test_epoch_interval", type=at_least(1), default=10, metavar="N", help=text)
-    text = "steps between log lines"
-    add("--log_step_interval", type=at_least(1), default=20, metavar="N", help=text)
-    cli.add_device_option(group)
-    cli.add_profile_option(group)
-    text = "build nothing, and say what a run would need"
-    add("--dry_run", action="store_true", help=text)
-    text = "with --dry_run: the largest model of these proportions by devices and their memory"
-    add("--largest", action="store_true", help=text)
-    text = "with --dry_run: processes of the run (default: those of this job)"
-    add("--num_devices", type=at_least(1), default=None, metavar="N", help=text)
-    text = "memory of a process's device (default: what this machine has for each process)"
-    add("--device_memory", type=positive, default=None, metavar="GiB", help=text)
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(f"{text} is not a finite number")
-    return value
-
-
-def parse_options(argv: Sequence[str]) -> argparse.Namespace:
+def parse_options(argv: Sequence[str]) -> Options:
     """Parse and check the command line; UserError where options contradict each other."""
-    options = build_parser().parse_args(argv)
-    if options.image_size % options.patch_size:
-        raise UserError(
-            f"--image_size {options.image_size} is not a multiple of --patch_size "
-            f"{options.patch_size}"
-        )
-    if options.embed_dim % options.num_heads:
-        raise UserError(
-            f"--embed_dim {options.embed_dim} is not a multiple of --num_heads {options.num_heads}"
-        )
-    if shape_of(options).hidden == 0:
-        raise UserError(
-            f"--mlp_ratio {options.mlp_ratio:g}: the MLPs of --embed_dim {options.embed_dim} have "
-            f"no hidden unit; take {1 / options.embed_dim:.2g} or more"
-        )
-    if options.precision not in _PRECISIONS:
-        raise UserError(f"--precision {options.precision}: it is not there; take bfloat16")
-    if options.resume_epoch and options.resume:
-        raise UserError("--resume_epoch and --resume both say where to go on: give one")
-    if options.run_without_fsdp:
-        given = {
-            "--no_reshard_after_forward": not options.reshard_after_forward,
-            "--flatten_parameters": options.flatten_parameters,
-            "--prefetch": options.prefetch,
-            "--shard_group": options.shard_group is not None,
-        }
-        wrong = [name for name, asked in given.items() if asked]
-        if wrong:
-            raise UserError(f"--run_without_fsdp cuts nothing: leave {wrong[0]} out")
-    if options.largest and not options.dry_run:
-        raise UserError("--largest is for --dry_run")
-    if options.num_devices is not None and not options.dry_run:
-        raise UserError("--num_devices is for --dry_run; a run has as many as the launcher starts")
-    return options
+    return Options.parse(build_parser(), argv)
 
 
-def shape_of(options: argparse.Namespace, num_classes: int | None = None) -> Shape:
+def shape_of(options: Options, num_classes: int | None = None) -> Shape:
     names = ("image_size", "patch_size", "embed_dim", "num_heads", "num_blocks", "mlp_ratio")
     classes = options.num_classes if num_classes is None else num_classes
     return Shape(**{name: getattr(options, name) for name in names}, num_classes=classes)

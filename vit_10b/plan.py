@@ -6,7 +6,6 @@ States count parameters exactly, activations those tensors that the backward pas
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import itertools
 import math
@@ -21,6 +20,7 @@ from oneflow_accel.errors import UserError
 
 from flow_train.metrics.work import FLOAT32, adamw_states, training_flops, transformer_macs
 from vit_10b.model import Shape
+from vit_10b.options import Options
 
 GIB = 2**30
 # A process that has imported everything and computed nothing, bytes.
@@ -55,7 +55,7 @@ class Plan:
     process: float = PROCESS
 
     @classmethod
-    def of(cls, options: argparse.Namespace, shape: Shape, world: int) -> Plan:
+    def of(cls, options: Options, shape: Shape, world: int) -> Plan:
         """UserError where the batch or the groups do not divide."""
         if options.batch_size % world:
             raise UserError(

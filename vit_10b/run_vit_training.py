@@ -9,7 +9,6 @@ r"""Trains a vision transformer of 10 billion parameters, or of any size, cut ov
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import sys
@@ -33,24 +32,21 @@ from oneflow_accel.errors import UserError
 import oneflow as flow
 from oneflow import nn
 
-from flow_train.checkpoint.folders import (
-    AUTO_RESUME,
-    Checkpoint,
-    require_model,
-)
+from flow_train.checkpoint.folders import AUTO_RESUME, Checkpoint, require_model
+from flow_train.config import keys
 from flow_train.data.augment import build_train_transform
 from flow_train.data.images import ImageFolder, ImageLoader, SyntheticImages, contents
 from flow_train.data.transforms import IMAGENET, EvalTransform
 from flow_train.hooks import ModelCheckpoint
 from flow_train.loop import Data, Identity
 from flow_train.metrics.profile import ProfileSteps
-from flow_train.optim import CosineSchedule, CrossEntropy
+from flow_train.optim import CrossEntropy, Schedule, build_schedule
 from flow_train.options import TrainerOptions
 from flow_train.session import Recipe, Session
 from flow_train.sharding import Sharding, fully_shard, shard_unit
 from flow_train.task import ImageTask
 from vit_10b.model import BLOCK_EPS, LAST_EPS, Shape, ViT
-from vit_10b.options import parse_options, shape_of
+from vit_10b.options import Options, parse_options, shape_of
 from vit_10b.plan import GIB, Plan, largest_models, report, require_memory
 
 logger = logging.getLogger("oneflow_accel")
@@ -89,7 +85,7 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def _settled(argv: Sequence[str]) -> tuple[argparse.Namespace, Backend, float | None]:
+def _settled(argv: Sequence[str]) -> tuple[Options, Backend, float | None]:
     """What the command line says, the device, and its memory, which the run needs no more of."""
     options = parse_options(argv)
     backend = oneflow_accel.select_device(options.device)
@@ -103,7 +99,7 @@ def _settled(argv: Sequence[str]) -> tuple[argparse.Namespace, Backend, float | 
     return options, backend, limit
 
 
-def _memory(options: argparse.Namespace, backend: Backend) -> float | None:
+def _memory(options: Options, backend: Backend) -> float | None:
     """Bytes that a process may take; None where nobody knows."""
     if options.device_memory is not None:
         return float(options.device_memory * GIB)
@@ -115,10 +111,10 @@ def _memory(options: argparse.Namespace, backend: Backend) -> float | None:
     return total / sharers
 
 
-def _train(options: argparse.Namespace, backend: Backend) -> None:
+def _train(options: Options, backend: Backend) -> None:
     if distributed.world_size() > 1:
         backend.set_device(distributed.local_rank() % backend.device_count())
-    typed = {f"--{name}": value for name, value in vars(options).items()}
+    typed = {f"--{name}": value for name, value in options.model_dump().items()}
     require_same({**plain_values(typed, _OF_A_HOST), "device": backend.name})
     # A profile is no run: it writes a trace, and no more.
     profile = ProfileSteps(options.profile, options.ckpt_dir) if options.profile else None
@@ -138,7 +134,7 @@ def _train(options: argparse.Namespace, backend: Backend) -> None:
         _describe(options, shape, model, (train, val))
         names = train.classes if isinstance(train, ImageFolder) else []
         task = ImageTask(CrossEntropy(), num_classes=shape.num_classes, classes=names)
-        keeper = ModelCheckpoint(
+        keeping = keys.ModelCheckpoint(
             save_top_k=0,
             every_n_epochs=options.ckpt_epoch_interval,
             every_n_train_steps=options.ckpt_step_interval,
@@ -147,14 +143,14 @@ def _train(options: argparse.Namespace, backend: Backend) -> None:
             partial(_optimizer, options),
             _schedule(options, len(data.train)),
             _trainer_options(options, profile),
-            {"profile": profile} if profile else {"model_checkpoint": keeper},
+            {"profile": profile} if profile else {"model_checkpoint": ModelCheckpoint(keeping)},
             sharding,
         )
         run.fit(model, task, data, recipe)
 
 
-def _session(options: argparse.Namespace, backend: Backend, *, keeps: bool) -> Session:
-    given = {**vars(options), "norm_eps": {"blocks": BLOCK_EPS, "norm": LAST_EPS}}
+def _session(options: Options, backend: Backend, *, keeps: bool) -> Session:
+    given = {**options.model_dump(), "norm_eps": {"blocks": BLOCK_EPS, "norm": LAST_EPS}}
     whole = options.run_without_fsdp
     return Session(
         options.ckpt_dir,
@@ -173,7 +169,7 @@ def _session(options: argparse.Namespace, backend: Backend, *, keeps: bool) -> S
     )
 
 
-def _trainer_options(options: argparse.Namespace, profile: ProfileSteps | None) -> TrainerOptions:
+def _trainer_options(options: Options, profile: ProfileSteps | None) -> TrainerOptions:
     return TrainerOptions(
         max_epochs=options.num_epochs,
         max_steps=options.max_steps or (profile.all_steps if profile else None),
@@ -187,7 +183,7 @@ def _trainer_options(options: argparse.Namespace, profile: ProfileSteps | None) 
     )
 
 
-def _datasets(options: argparse.Namespace) -> tuple[Dataset, Dataset]:
+def _datasets(options: Options) -> tuple[Dataset, Dataset]:
     """Training and validation images."""
     if options.fake_data:
         shape = shape_of(options)
@@ -208,7 +204,7 @@ def _datasets(options: argparse.Namespace) -> tuple[Dataset, Dataset]:
 
 
 def _build(
-    options: argparse.Namespace, shape: Shape, backend: Backend, mesh: Mesh
+    options: Options, shape: Shape, backend: Backend, mesh: Mesh
 ) -> tuple[ViT, Sharding | None]:
     """The model on the device; no process holds more than one whole block at a time, unless all
     are to have the whole model."""
@@ -250,7 +246,7 @@ def _restore(model: ViT, sharding: Sharding | None, resumed: Checkpoint) -> None
         layouts.load_standard_state_dict(model, dict(resumed.model), strict=True)
 
 
-def _optimizer(options: argparse.Namespace, model: nn.Module) -> flow.optim.Optimizer:
+def _optimizer(options: Options, model: nn.Module) -> flow.optim.Optimizer:
     # One group: biases and norms are decayed too.
     return flow.optim.AdamW(
         model.parameters(),
@@ -261,31 +257,19 @@ def _optimizer(options: argparse.Namespace, model: nn.Module) -> flow.optim.Opti
     )
 
 
-def _schedule(options: argparse.Namespace, steps_per_epoch: int) -> CosineSchedule:
+def _schedule(options: Options, steps_per_epoch: int) -> Schedule:
     """Linear from 0 in the first step, then half a cosine to 0 at the end of all epochs."""
     steps = steps_per_epoch * options.num_epochs
     if options.warmup_steps >= steps:
         raise UserError(
             f"--warmup_steps {options.warmup_steps}: the run has {steps} steps; give fewer"
         )
-    return CosineSchedule(
-        options.lr,
-        t_initial=steps - options.warmup_steps,
-        lr_min=0.0,
-        warmup_t=options.warmup_steps,
-        warmup_lr_init=0.0,
-        warmup_prefix=True,
-        cycle_mul=1.0,
-        cycle_decay=1.0,
-        cycle_limit=1,
-        k_decay=1.0,
-        cooldown=0.0,
-    )
+    rising, falling = options.warmup_steps, steps - options.warmup_steps
+    cosine = {"name": "cosine", "t_initial": falling, "warmup_t": rising, "warmup_prefix": True}
+    return build_schedule(cosine, options.lr)
 
 
-def _loader(
-    options: argparse.Namespace, dataset: Dataset, *, train: bool, seed: int
-) -> ImageLoader:
+def _loader(options: Options, dataset: Dataset, *, train: bool, seed: int) -> ImageLoader:
     size = options.image_size
     config: dict[str, Any] = {"interpolation": "bicubic"}
     transform = build_train_transform(size, IMAGENET, config) if train else EvalTransform(size)
@@ -303,13 +287,13 @@ def _loader(
 
 
 def _describe(
-    options: argparse.Namespace,
+    options: Options,
     shape: Shape,
     model: ViT,
     data: tuple[Dataset, Dataset],
 ) -> None:
     """What a run says once, before it begins."""
-    given = "  ".join(f"{name}={value}" for name, value in vars(options).items())
+    given = "  ".join(f"{name}={value}" for name, value in options.model_dump().items())
     logger.info("%s", given)
     train, val = data
     logger.info(

@@ -1,5 +1,6 @@
 """The keys of training: of every group what it may hold, its range, and its default, which stands
-nowhere else. `schema.read` checks a group; a program's schema is made of them.
+nowhere else, or is that of a class. `schema.read` checks a group; a program's schema is made of
+them, and command lines of the same types (`flags.py`).
 
 With pydantic, this takes 0.2 s to import. The functions that read a group import it, so that who
 only calls others, and --help, does without.
@@ -15,6 +16,7 @@ from oneflow_accel.precision import PRECISIONS, canonical
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from flow_train.config.schema import Group, Text
+from flow_train.options import TrainerOptions
 
 
 def _share_or_count(value: float) -> float:
@@ -50,6 +52,13 @@ Channels = Annotated[list[float], Field(min_length=1, max_length=4)]
 Strengths = Annotated[list[Amount], Field(min_length=3, max_length=4)]
 Fixed = Literal["bicubic", "bilinear", "nearest", "lanczos", "box", "hamming"]
 Better = Literal["max", "min"]
+Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]  # what OneFlow's generators take
+Precision = Annotated[str, BeforeValidator(canonical)]
+ReduceDtype = Literal["float32", "bfloat16"]
+# The names of `sharding.MODES`.
+Fsdp = Literal["full_shard", "full_shard_no_recompute", "shard_grad_op", "hybrid_shard"]
+Algorithm = Literal["adamw", "sgd"]
+Mixing = Literal["batch", "pair", "elem"]
 
 
 class Named(Group):
@@ -103,21 +112,19 @@ class Trainer(Group):
         "float32",
         description="; ".join(f"{name}: {text}" for name, text in PRECISIONS.items()),
     )
-    reduce_dtype: Literal["float32", "bfloat16"] = Field(
+    reduce_dtype: ReduceDtype = Field(
         "float32", description="what several processes send gradients and add them up in"
     )
     graph: bool = Field(False, description="train under nn.Graph")
-    fsdp: (
-        Literal["full_shard", "full_shard_no_recompute", "shard_grad_op", "hybrid_shard"] | None
-    ) = Field(
+    fsdp: Fsdp | None = Field(
         None,
         description="cut parameters, gradients and optimizer over the processes (ZeRO): "
         "full_shard computes blocks again in the backward pass, full_shard_no_recompute keeps "
         "their activations, shard_grad_op their weights too; hybrid_shard is full_shard within "
         "a node and copies across",
     )
-    log_every_n_steps: Positive = 50
-    check_val_every_n_epoch: Positive = 1
+    log_every_n_steps: Positive = TrainerOptions.log_every
+    check_val_every_n_epoch: Positive = TrainerOptions.check_val_every
     limit_train_batches: Limit | None = Field(
         None,
         description="global batches per epoch, which are optimizer steps: a number, or a share "
@@ -196,7 +203,7 @@ class Mixup(Group):
     )
     prob: Fraction = 1.0
     switch_prob: Fraction = Field(0.5, description="probability of cutmix where both are on")
-    mode: Literal["batch", "pair", "elem"] = "batch"
+    mode: Mixing = "batch"
     correct_lam: bool = Field(True, description="shares by the part of the box inside the image")
     label_smoothing: Below1 = 0.0
     num_classes: Positive | None = Field(None, description="null: as many as the data has")
@@ -262,7 +269,7 @@ class Optimizer(Named):
         "adamw": {"lr", "weight_decay", "betas", "eps", "amsgrad"},
         "sgd": {"lr", "weight_decay", "momentum", "dampening", "nesterov", "maximize"},
     }
-    name: Literal["adamw", "sgd"] = "adamw"
+    name: Algorithm = "adamw"
     lr: Amount
     weight_decay: Amount = 0.0
     betas: Betas | None = Field(None, description="adamw; null: 0.9 and 0.999")

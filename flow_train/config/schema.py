@@ -102,7 +102,7 @@ class Schema:
 
     def wanted(self, key: str) -> str:
         field, _ = self._locate(key.split("."))
-        return _phrase(field.annotation, field.metadata) if field else "a key of the configuration"
+        return phrase(field) if field else "a key of the configuration"
 
     def messages(self, error: ValidationError, values: dict[str, Any]) -> dict[str, str]:
         messages: dict[str, str] = {}
@@ -113,17 +113,17 @@ class Schema:
                 depth = len(path)
             inside = ".".join(path[:depth]) or ".".join(path)
             key = f"{self._prefix}{inside}".removesuffix(".")
-            phrase = _phrase(field.annotation, field.metadata) if field else "something else"
+            wanted = phrase(field) if field else "something else"
             if problem["type"] == "extra_forbidden":
                 messages[key] = self.unknown_key(key)
             elif problem["type"] == "missing":
-                messages[key] = f"{key} is not set; it must be {phrase}"
+                messages[key] = f"{key} is not set; it must be {wanted}"
             elif problem["type"] == "value_error":
                 # A group that says itself what does not go together.
                 messages[key] = f"{key}: {problem['ctx']['error']}"
             else:
                 value = OmegaConf.select(OmegaConf.create(values), inside)
-                messages[key] = f"{key}={shown(value)}: it must be {phrase}"
+                messages[key] = f"{key}={shown(value)}: it must be {wanted}"
         return messages
 
     def _locate(self, path: Sequence[str]) -> tuple[FieldInfo | None, int]:
@@ -183,6 +183,11 @@ def _kinds(field: FieldInfo | None) -> list[Any]:
     return found
 
 
+def phrase(field: FieldInfo) -> str:
+    """What a field takes in words, such as "a whole number of at least 1 or null"."""
+    return _phrase(field.annotation, field.metadata)
+
+
 def _phrase(kind: Any, metadata: Sequence[Any] = ()) -> str:
     """A type in words, with its bounds."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
@@ -203,6 +208,8 @@ def _phrase(kind: Any, metadata: Sequence[Any] = ()) -> str:
         low, high = _bound(metadata, "min_length"), _bound(metadata, "max_length")
         count = f"{low} " if low == high and low else ""
         return f"a list of {count}values, each {_phrase(arguments[0])}"
+    if origin is tuple:
+        return f"{len(arguments)} values, each {_phrase(arguments[0])}"
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return f"a group of keys ({', '.join(kind.model_fields)})"
     name = _WORDS.get(origin or kind, str(kind))

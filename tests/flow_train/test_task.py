@@ -17,6 +17,7 @@ import pytest
 from oneflow import nn
 
 from flow_train.checkpoint.folders import agreed_checkpoint
+from flow_train.config import keys
 from flow_train.hooks import EarlyStopping, Hook, ModelCheckpoint
 from flow_train.loop import Data, Identity, Trainer
 from flow_train.metrics.log import read_metrics
@@ -120,8 +121,12 @@ def test_losses_and_perplexities_are_those_of_the_definition(way, tmp_path) -> N
 def test_a_run_of_iterations_is_evaluated_kept_and_stopped_within_an_epoch(tmp_path) -> None:
     """Three steps an epoch, an evaluation every two; 'better' is by more than the loss can fall."""
     hooks = {
-        "early_stopping": EarlyStopping("val/loss", "min", patience=2, min_delta=10.0),
-        "model_checkpoint": ModelCheckpoint("val/perplexity", "min", save_last=False),
+        "early_stopping": EarlyStopping(
+            keys.EarlyStopping(monitor="val/loss", mode="min", patience=2, min_delta=10.0)
+        ),
+        "model_checkpoint": ModelCheckpoint(
+            keys.ModelCheckpoint(monitor="val/perplexity", mode="min", save_last=False)
+        ),
     }
     limits = {"max_epochs": None, "max_steps": 100, "val_every_steps": 2}
     trainer = train(tmp_path, hooks, **limits)
@@ -137,7 +142,11 @@ def test_a_run_goes_on_from_within_an_epoch(tmp_path) -> None:
     limits = {"max_epochs": None, "val_every_steps": 2}
     train(tmp_path / "whole", max_steps=8, **limits)
     for steps in (4, 8):
-        hooks = {"model_checkpoint": ModelCheckpoint("val/loss", "min")}
+        hooks = {
+            "model_checkpoint": ModelCheckpoint(
+                keys.ModelCheckpoint(monitor="val/loss", mode="min")
+            )
+        }
         train(tmp_path / "parts", hooks, max_steps=steps, **limits)
     for split in ("train", "val"):
         whole, parts = (logged(tmp_path / each, split, "loss") for each in ("whole", "parts"))

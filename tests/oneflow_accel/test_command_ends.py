@@ -42,7 +42,10 @@ sys.exit(command.run("act.py", act))
 
 # What is typed, and what the one sentence holds.
 TABLE = {
-    "main-option": ([MAIN, "--epochs", "many"], "main.py: error: argument --epochs"),
+    "main-option": (
+        [MAIN, "--epochs", "many"],
+        "main.py: error: --epochs many: it must be a whole number",
+    ),
     "main-folder": ([MAIN, "--multiprocessing-distributed", "/nowhere"], "/nowhere/val"),
     "train-key": (
         ["-m", "monarch_flow.train", "experiment=mnist/vit", "trainer.max_epoch=3"],

@@ -13,8 +13,9 @@ from resnet50_imagenet.options import build_parser, parse_options
 OPTIONS = {
     "model": "-a --arch --weights --pretrained --reset-head --channels-last --freeze-bn",
     "training": "--epochs --start-epoch --max-steps -b --batch-size --lr --learning-rate "
-    "--momentum --wd --weight-decay --graph --fsdp --precision --dtype --amp --seed "
-    "--grad-accum-steps --clip-grad --smoothing --model-ema --model-ema-decay --reduce-dtype",
+    "--momentum --wd --weight-decay --graph --fsdp --precision --dtype --amp --seed --scheduler "
+    "--optimizer --grad-accum-steps --clip-grad --smoothing --model-ema --model-ema-decay "
+    "--reduce-dtype",
     "data": "-j --workers --image-size --scale --hflip --dummy --aa --reprob --mixup --cutmix "
     "--mixup-prob --mixup-switch-prob --mixup-mode",
     "run": "-h --help --device --profile -e --evaluate --benchmark --fold --no-fold --bf16 "
@@ -72,8 +73,14 @@ def test_models_are_classifiers_only():
         ("--profile 3 --graph", "--profile"),
         ("--predictions a.csv", "--predictions"),
         ("--amp --precision bfloat16", "--amp and --precision ask for different"),
+        ("--amp --precision float32", "--amp and --precision ask for different"),
         ("--amp --bf16", "--amp and --bf16 ask for different"),
         ("--model-ema-decay 0.9", "add --model-ema"),
+        (
+            "-b 0 --scale 1 2",
+            "^--batch-size 0: .*\n--scale 1 2: it must be 2 values, each .* 0 to 1$",
+        ),
+        ("--optimizer adamw --momentum 0.9", "--momentum is for --optimizer sgd: leave it out"),
         ("--aa rand-m99", "m99 is out of range"),
         ("--fsdp ful_shard", "did you mean full_shard"),
         ("--fsdp --precision fp16", "--fsdp trains in float32 or bfloat16"),

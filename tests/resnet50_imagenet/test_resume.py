@@ -32,6 +32,9 @@ STEPS = 50
         pytest.param(1, (), id="eager"),
         pytest.param(1, ("--graph",), id="graph"),
         pytest.param(2, (), id="2-processes", marks=only_all),
+        pytest.param(
+            1, ("--optimizer", "adamw", "--scheduler", "linear", "--epochs", "3"), id="adamw"
+        ),
         # Masks come from a stream that moves on at each checkpoint: both runs write one there.
         pytest.param(1, ("-a", "mobilenet_v2", "--save-freq", "15"), id="dropout"),
     ],

@@ -52,7 +52,7 @@ DEFAULTS = {
 
 
 def test_names_and_defaults_are_those_of_the_published_command() -> None:
-    options = vars(parse_options([]))
+    options = parse_options([]).model_dump()
     assert {name: options[name] for name in DEFAULTS} == DEFAULTS
     flags = build_parser().flags()
     renamed = {"grad_ckpt": "no_grad_ckpt", "reshard_after_forward": "no_reshard_after_forward"}
@@ -145,15 +145,15 @@ def test_where_nothing_fits_the_report_says_so() -> None:
 MISTAKES = {
     "--image_size 30 is not a multiple of --patch_size 14": ["--image_size", "30"],
     "--embed_dim 5120 is not a multiple of --num_heads 33": ["--num_heads", "33"],
-    "-1 is less than 1": ["--batch_size", "-1"],
-    "nan is not a finite number of at least 0": ["--lr", "nan"],
-    "inf is not a finite number above 0": ["--mlp_ratio", "inf"],
+    "--batch_size -1: it must be a whole number of at least 1": ["--batch_size", "-1"],
+    "--lr nan: it must be a number of at least 0": ["--lr", "nan"],
+    "--mlp_ratio inf: it must be a number above 0": ["--mlp_ratio", "inf"],
     "--mlp_ratio 0.0001: the MLPs of --embed_dim 64 have no hidden unit; take 0.016 or more": [
         *("--mlp_ratio", "0.0001", "--embed_dim", "64")
     ],
     "--precision float16: it is not there; take bfloat16": ["--precision", "float16"],
-    "'nan' is not|nan is not a finite number": ["--clip_grad_norm", "nan"],
-    "1.5 is not between 0 and 1": ["--mlp_dropout", "1.5"],
+    "--clip_grad_norm nan: it must be a number": ["--clip_grad_norm", "nan"],
+    "--mlp_dropout 1.5: it must be a number from 0 to 1": ["--mlp_dropout", "1.5"],
     "--run_without_fsdp cuts nothing: leave --prefetch out": ["--run_without_fsdp", "--prefetch"],
     "--resume_epoch and --resume": ["--resume", "auto", "--resume_epoch", "1"],
     "there is no option --embed_dims; did you mean --embed_dim": ["--embed_dims", "3"],

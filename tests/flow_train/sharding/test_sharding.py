@@ -16,6 +16,7 @@ import oneflow as flow
 import pytest
 from oneflow import nn
 
+from flow_train.config import keys
 from flow_train.hooks import NormMonitor
 from flow_train.sharding import fully_shard
 from flow_train.sharding.model import blocks
@@ -157,7 +158,7 @@ def test_norms_are_of_whole_tensors_where_shards_are_flat() -> None:
         model(images).square().mean().backward()
         log = logged.setdefault(name, {}).update
         trainer = SimpleNamespace(is_log_step=True, model=model, train_step=step, log=log)
-        NormMonitor().before_update(trainer)
+        NormMonitor(keys.NormMonitor()).before_update(trainer)
     assert "stats/layers.0.0.0.weight_grad_mean" in logged["whole"]
     assert logged["flat"] == pytest.approx(logged["whole"], rel=1e-6)
 
