@@ -19,7 +19,7 @@ BUDGETS = {
     "monarch_flow": ("monarch_flow", (".py",), 7_410),
     "resnet50_imagenet": ("resnet50_imagenet", (".py",), 1_160),
     "vit_10b": ("vit_10b", (".py",), 1_134),
-    "libai_projects": ("libai_projects", (".py",), 15_772),
+    "libai_projects": ("libai_projects", (".py",), 15_769),
     "benchmarks": ("benchmarks", (".py",), 4_060),
     "scripts": ("scripts", (".py",), 714),
     "patches": ("patches", (".patch",), 2_102),
