@@ -6,6 +6,7 @@ from __future__ import annotations
 import types
 import typing
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 from oneflow_accel.errors import UserError, did_you_mean
@@ -44,6 +45,14 @@ def _text(value: Any) -> Any:
 
 
 Text = Annotated[str, BeforeValidator(_text)]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """In the Annotated of a type that its own name and bounds describe badly: what it takes, in
+    words, for messages."""
+
+    words: str
 
 
 class Schema:
@@ -190,6 +199,9 @@ def phrase(field: FieldInfo) -> str:
 
 def _phrase(kind: Any, metadata: Sequence[Any] = ()) -> str:
     """A type in words, with its bounds."""
+    for item in metadata:
+        if isinstance(item, Wanted):
+            return item.words
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
         return _phrase(arguments[0], [*arguments[1:], *metadata])

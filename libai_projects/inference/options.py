@@ -5,15 +5,15 @@ data x tensor x pipeline parallel.
 from __future__ import annotations
 
 import argparse
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from oneflow_accel.errors import UserError
 
 from flow_train.cli import Parser, at_least
 from libai_projects.engine.checks import Layout
-from libai_projects.generation.options import GenerationOptions, Kind
+from libai_projects.generation import GenerationOptions
 from libai_projects.inference.requests import Limits
 
 
@@ -69,8 +69,8 @@ def choose_layout(
     return Layout(data or 1, tensor or 1, pipeline or 1)
 
 
-_FIELDS = {field.name: field for field in dataclasses.fields(GenerationOptions)}
-SAMPLING = tuple(name for name, field in _FIELDS.items() if field.metadata["text"])
+_FIELDS = GenerationOptions.model_fields
+SAMPLING = tuple(name for name, field in _FIELDS.items() if field.description)
 """The options of generation that have one of the command line."""
 FOR_CALLERS = tuple(name for name in _FIELDS if name not in SAMPLING)
 MODES = ("auto", "huggingface", "libai", "random")
@@ -196,7 +196,6 @@ def _add_layout(parser: argparse.ArgumentParser) -> None:
 
 def _add_server(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("--serve")
-    limits = Limits()
     group.add_argument(
         "--host",
         default="127.0.0.1",
@@ -215,30 +214,14 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
         "pages of another, are refused: they may come from a web site that points its name here "
         "(at --host 0.0.0.0 every address and this machine's own name are allowed)",
     )
-    for name, what in {
-        "request_bytes": "bytes of a request",
-        "prompt_tokens": "tokens of a prompt",
-        "new_tokens": "new tokens for each text",
-        "returns": "texts for each request",
-        "queue": "requests that may wait",
-    }.items():
+    for name, field in Limits.model_fields.items():
+        in_seconds = field.annotation is float
         group.add_argument(
             "--limit-" + name.replace("_", "-"),
-            metavar="N",
-            type=at_least(1),
-            default=getattr(limits, name),
-            help=f"most {what} (default: %(default)s)",
-        )
-    for name, what in {
-        "seconds": "for a request, waiting included",
-        "arrival_seconds": "for a request's head to arrive, and for its body",
-    }.items():
-        group.add_argument(
-            "--limit-" + name.replace("_", "-"),
-            metavar="S",
-            type=_seconds,
-            default=getattr(limits, name),
-            help=f"longest time {what} (default: %(default)s)",
+            metavar="S" if in_seconds else "N",
+            type=_seconds if in_seconds else at_least(1),
+            default=field.default,
+            help=f"{field.description} (default: %(default)s)",
         )
 
 
@@ -249,12 +232,12 @@ def _add_sampling(parser: argparse.ArgumentParser, defaults: Mapping[str, Any]) 
         field = _FIELDS[name]
         default = defaults.get(name, field.default)
         flag = "--" + name.replace("_", "-")
-        arguments = {"dest": name, "help": f"{field.metadata['text']} (default: {_shown(default)})"}
-        if field.metadata["kind"].parse is None:
+        arguments = {"dest": name, "help": f"{field.description} (default: {_shown(default)})"}
+        if field.annotation is bool:
             group.add_argument(flag, action=_Switch, **arguments)
         else:
-            parse = _parser_of(field.metadata["kind"])
-            group.add_argument(flag, metavar="N", type=parse, **arguments)
+            read = _lists if name == "bad_words_ids" else _one_or_several
+            group.add_argument(flag, metavar="N", type=read, **arguments)
 
 
 def given_sampling_options(options: argparse.Namespace) -> dict[str, Any]:
@@ -271,15 +254,22 @@ class _Switch(argparse.BooleanOptionalAction):
         self.help = help
 
 
-def _parser_of(kind: Kind) -> Callable[[str], Any]:
-    def parse(text: str) -> Any:
-        try:
-            return kind.parse(text)
-        except ValueError as error:
-            # argparse leaves the text of a ValueError out.
-            raise argparse.ArgumentTypeError(str(error)) from None
+def _lists(text: str) -> list[tuple[Any, ...]]:
+    return [tuple(map(_value, each.split(","))) for each in text.split(";")]
 
-    return parse
+
+def _one_or_several(text: str) -> Any:
+    values = tuple(map(_value, text.split(",")))
+    return values[0] if len(values) == 1 else values
+
+
+def _value(text: str) -> Any:
+    """A number, true or false, else the text; what an option does not take, GenerationOptions
+    refuses."""
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return {"true": True, "false": False}.get(text, text)
 
 
 def _shown(default: Any) -> str:
@@ -291,8 +281,7 @@ def _shown(default: Any) -> str:
 
 
 def limits_of(options: argparse.Namespace) -> Limits:
-    names = [field.name for field in dataclasses.fields(Limits)]
-    return Limits(**{name: getattr(options, f"limit_{name}") for name in names})
+    return Limits(**{name: getattr(options, f"limit_{name}") for name in Limits.model_fields})
 
 
 def parse_options(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:

@@ -209,6 +209,14 @@ def _build(cfg: DictConfig, kind: str, path: Path | None, tokenizer: object) -> 
     return family.steps(model)
 
 
+# Options of the command line that TextGenerationPipeline takes as they are.
+_SAME_NAME = (
+    *("config_file", "data_parallel", "tensor_parallel", "pipeline_parallel", "mode", "device"),
+    *("pipeline_stage_id", "pipeline_num_layers", "vocab_file", "merges_file", "tokenizer"),
+    "overrides",
+)
+
+
 def main(argv: Sequence[str], config_file: str, examples: Sequence[str]) -> int:
     """What a project's pipeline.py does; `config_file` is its own, `examples` are prompts where the
     command line has none."""
@@ -219,19 +227,8 @@ def main(argv: Sequence[str], config_file: str, examples: Sequence[str]) -> int:
 
     def build() -> TextGenerationPipeline:
         return TextGenerationPipeline(
-            options.config_file,
-            data_parallel=options.data_parallel,
-            tensor_parallel=options.tensor_parallel,
-            pipeline_parallel=options.pipeline_parallel,
-            pipeline_stage_id=options.pipeline_stage_id,
-            pipeline_num_layers=options.pipeline_num_layers,
             model_path=options.model,
-            mode=options.mode,
-            device=options.device,
-            vocab_file=options.vocab_file,
-            merges_file=options.merges_file,
-            tokenizer=options.tokenizer,
-            overrides=options.overrides,
+            **{name: getattr(options, name) for name in _SAME_NAME},
             **given_sampling_options(options),
         )
 

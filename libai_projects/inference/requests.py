@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, get_args
 
 from oneflow_accel.errors import UserError
 
-from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator
+from pydantic import BaseModel, Field, create_model, field_validator
+
+from flow_train.config.schema import Group
+from libai_projects.generation.options import PLAIN, GenerationOptions
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(Group, frozen=True, use_attribute_docstrings=True):
     """Upper bounds; a request beyond one is refused before it reaches the model.
 
     `seconds` go from a request's arrival to its last token, waiting included; `arrival_seconds`
@@ -21,36 +22,47 @@ class Limits:
     """
 
     request_bytes: int = 16_384
+    "most bytes of a request"
     prompt_tokens: int = 256
+    "most tokens of a prompt"
     new_tokens: int = 256
+    "most new tokens for each text"
     returns: int = 8
-    seconds: float = 60.0
-    arrival_seconds: float = 10.0
+    "most texts for each request"
     queue: int = 16
+    "most requests that may wait"
+    seconds: float = 60.0
+    "longest time for a request, waiting included"
+    arrival_seconds: float = 10.0
+    "longest time for a request's head to arrive, and for its body"
 
 
-# Type, default and bounds of each option that a request may give. The defaults are the page's own:
-# four different prompts, of a useful length.
-_OPTIONS: dict[str, tuple[type, Any, dict[str, float]]] = {
-    "num_return_sequences": (int, 4, {"ge": 1}),
-    "max_new_tokens": (int, 60, {"ge": 1}),
-    "do_sample": (bool, True, {}),
-    "temperature": (float, 1.0, {"gt": 0, "le": 10}),
-    "top_k": (int, 50, {"ge": 0, "le": 100_000}),
-    "top_p": (float, 0.95, {"gt": 0, "le": 1}),
-    "min_p": (float, 0.0, {"ge": 0, "le": 1}),
-    "typical_p": (float, 1.0, {"gt": 0, "le": 1}),
-    "repetition_penalty": (float, 1.0, {"gt": 0, "le": 10}),
-    "no_repeat_ngram_size": (int, 0, {"ge": 0, "le": 100}),
-    "min_length": (int, 0, {"ge": 0}),
+# The options of a request. Some defaults are the page's own: four different prompts, of a useful
+# length.
+SAMPLING_DEFAULTS: dict[str, Any] = {
+    "num_return_sequences": 4,
+    "max_new_tokens": 60,
+    "do_sample": True,
+    "top_p": 0.95,
+    "min_p": 0.0,
+    **GenerationOptions().model_dump(
+        include={
+            *("temperature", "top_k", "typical_p", "repetition_penalty"),
+            *("no_repeat_ngram_size", "min_length"),
+        }
+    ),
 }
-SAMPLING_DEFAULTS = {name: default for name, (_, default, _) in _OPTIONS.items()}
+# The most of those that GenerationOptions takes more of.
+_MOST = {
+    "temperature": 10,
+    "top_k": 100_000,
+    "repetition_penalty": 10,
+    "no_repeat_ngram_size": 100,
+}
 SEED_BOUND = 2**31
 
 
-class _GenerateRequest(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
+class _GenerateRequest(Group):
     @field_validator("prompt", check_fields=False)
     @classmethod
     def _not_blank(cls, prompt: str) -> str:
@@ -64,15 +76,23 @@ class _GenerateRequest(BaseModel):
 def request_model(limits: Limits) -> type[BaseModel]:
     """The body's model, with the bounds that `limits` sets; unknown fields are refused."""
     most = {
+        **_MOST,
         "num_return_sequences": limits.returns,
         "max_new_tokens": limits.new_tokens,
         "min_length": limits.new_tokens,
     }
     fields: dict[str, Any] = {}
-    for name, (kind, default, bounds) in _OPTIONS.items():
+    for name, default in SAMPLING_DEFAULTS.items():
+        field = GenerationOptions.model_fields[name]
+        parts = get_args(field.rebuild_annotation())
+        # A request says null of none of them.
+        kind, *bounds = get_args(parts[0]) or parts
         if name in most:
-            default, bounds = min(default, most[name]), {**bounds, "le": most[name]}
-        fields[name] = (kind, Field(default, **bounds))
+            default = min(default, most[name])
+            # Of two such bounds the last counts, and the schema has none behind a validator.
+            bounds.insert(bounds.index(PLAIN), Field(le=most[name]))
+        kind = Annotated[(kind, *bounds)]
+        fields[name] = (kind, Field(default, description=field.description))
     return create_model(
         "GenerateRequest",
         __base__=_GenerateRequest,

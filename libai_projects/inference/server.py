@@ -115,7 +115,7 @@ def create_app(worker: Worker, limits: Limits, hosts: AllowedHosts) -> FastAPI:
                 "busy": worker.busy,
                 "waiting": worker.waiting,
                 "uptime_seconds": round(time.monotonic() - started, 1),
-                "limits": asdict(limits),
+                "limits": limits.model_dump(),
                 "defaults": SAMPLING_DEFAULTS,
             },
             status_code=503 if worker.closing else 200,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from hypothesis import HealthCheck, settings
@@ -11,9 +10,7 @@ from hypothesis import strategies as st
 from libai_projects.generation import GenerationOptions
 from libai_projects.inference.options import FOR_CALLERS
 
-OPTIONS = [
-    field.name for field in dataclasses.fields(GenerationOptions) if field.name not in FOR_CALLERS
-]
+OPTIONS = [name for name in GenerationOptions.model_fields if name not in FOR_CALLERS]
 # The same examples in each run, and as many as time allows; a loaded machine is no fault.
 BOUNDED = settings(
     derandomize=True,

@@ -1,25 +1,16 @@
 """How generation draws tokens, and how its processes are laid out."""
 
-# The names are those of libai_projects.generation.GenerationOptions; what is not here has the
-# default there, and the tokens that begin and end a text are the tokenizer's.
-generation = dict(
-    max_length=50,
-    min_length=0,
-    do_sample=False,
-    early_stopping=False,
-    num_beams=1,
-    temperature=1.0,
-    top_k=50,
-    top_p=1.0,
-    typical_p=1.0,
-    repetition_penalty=1.0,
-    length_penalty=1.0,
-    no_repeat_ngram_size=0,
-    num_return_sequences=1,
-    use_cache=True,
-    pad_token_id=0,
-    seed=0,
-)
+from libai_projects.generation import GenerationOptions
+from libai_projects.inference import text_pipeline
+
+# The options that KEY=VALUE changes; what is not here has the default of GenerationOptions, and the
+# tokens that begin and end a text are the tokenizer's.
+_NAMES = {
+    *("max_length", "min_length", "do_sample", "early_stopping", "num_beams", "temperature"),
+    *("top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty"),
+    *("no_repeat_ngram_size", "num_return_sequences", "use_cache", "pad_token_id", "seed"),
+}
+generation = GenerationOptions(**text_pipeline.DEFAULT_OPTIONS).model_dump(include=_NAMES)
 
 train = dict(
     # The seed of random weights.

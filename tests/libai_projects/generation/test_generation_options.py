@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from oneflow_accel.errors import UserError
@@ -47,7 +46,7 @@ DEFAULTS = {
 
 
 def test_defaults() -> None:
-    options = dataclasses.asdict(GenerationOptions())
+    options = dict(GenerationOptions())
     assert {name: options[name] for name in DEFAULTS} == DEFAULTS
     assert GenerationOptions.from_config(DEFAULTS) == GenerationOptions()
 
@@ -104,10 +103,10 @@ def test_an_option_like_no_other_gets_the_list() -> None:
         ({"temperature": 0}, "'temperature' must be a number above 0.*set do_sample to false"),
         ({"temperature": float("nan")}, "'temperature'"),
         ({"temperature": "hot"}, "'temperature'.*got 'hot'"),
-        ({"top_k": -1}, "'top_k' must be a whole number of at least 0, got -1"),
+        ({"top_k": -1}, "'top_k' must be a whole number from 0 to 2147483647 or null, got -1"),
         ({"top_k": 2.5}, "'top_k'"),
         ({"top_k": True}, "'top_k'"),
-        ({"top_p": 0.0}, "'top_p' must be a number above 0 and at most 1"),
+        ({"top_p": 0.0}, "'top_p' must be a number above 0 and of at most 1"),
         ({"top_p": 1.1}, "'top_p'"),
         ({"typical_p": -1.0}, "'typical_p'"),
         ({"min_p": 1.5}, "'min_p' must be a number from 0 to 1"),
@@ -123,8 +122,9 @@ def test_an_option_like_no_other_gets_the_list() -> None:
         ({"length_penalty": -1e308}, "'length_penalty' must be a number from -100 to 100"),
         ({"temperature": 1e-300}, "'temperature' must be a number above 0, 1.18e-38 or more"),
         ({"repetition_penalty": 0.0}, "'repetition_penalty'"),
-        ({"max_length": 0}, "'max_length' must be a whole number of at least 1"),
+        ({"max_length": 0}, "'max_length' must be a whole number from 1 to 2147483647, got 0"),
         ({"max_new_tokens": 0}, "'max_new_tokens'"),
+        ({"max_new_tokens": 2**31}, "from 1 to 2147483647 or null, got 2147483648"),
         ({"num_beams": 0}, "'num_beams'"),
         ({"do_sample": 1}, "'do_sample' must be true or false"),
         ({"early_stopping": "always"}, "'early_stopping' must be true, false or 'never'"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import json
 import os
@@ -32,8 +31,7 @@ def parse(*argv: str):
 
 
 def test_every_option_of_generation_has_one_here() -> None:
-    names = {field.name for field in dataclasses.fields(GenerationOptions)}
-    assert names == {*SAMPLING, *FOR_CALLERS}
+    assert list(GenerationOptions.model_fields) == [*SAMPLING, *FOR_CALLERS]
     text = build_parser("pipeline.py", {"max_length": 50}, "config.py").format_help()
     words = " ".join(text.split())
     for name in SAMPLING:
@@ -72,6 +70,25 @@ def test_sampling_options_are_those_given() -> None:
     assert (options.suppress_tokens, options.bad_words_ids) == ((4,), ((1, 2), (3,)))
 
 
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--top-k", "x"], "'top_k' must be a whole number from 0 to 2147483647 or null, got 'x'"),
+        (["--top-k", "1;2"], "'top_k' must be a whole number .*, got '1;2'"),
+        (["--num-beams", "4.0"], "'num_beams' must be a whole number"),
+        (["--temperature", "true"], "'temperature' must be a number"),
+        (["--max-time", "nan"], "'max_time' must be a number above 0"),
+        (["--suppress-tokens", "1,"], "'suppress_tokens' must be .* or a list of them"),
+        (["--bad-words-ids", "1,2;"], "'bad_words_ids' must be a list of lists"),
+        (["--early-stopping", "yes"], "'early_stopping' must be true, false or 'never'"),
+        (["--exponential-decay-length-penalty", "20"], "new tokens after which it starts"),
+    ],
+)
+def test_refuses_values_that_an_option_does_not_take(argv: list[str], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        GenerationOptions.from_config(given_sampling_options(parse(*argv)))
+
+
 def test_order_does_not_matter() -> None:
     options = parse(
         "a.b=1", "--prompt", "x=y", "1", "--tensor-parallel", "2", "c=2", "--prompt", "z"
@@ -96,7 +113,6 @@ def test_order_does_not_matter() -> None:
         (["--serve", "--prompt", "a"], "not allowed with"),
         (["--serve", "--temperature", "2"], "--temperature is set by each request"),
         (["--jsonl", "--batch-size", "2"], "--batch-size is for --prompt only"),
-        (["--top-k", "x"], "'x' is not a whole number"),
         (["--port", "70000"], "not a port"),
         (["--tensor-parallel", "0"], "less than 1"),
         (["--limit-seconds", "nan"], "not a number of seconds"),
