@@ -91,13 +91,13 @@ def test_mistakes_are_one_message_and_exit_code_2(arguments, words, capsys, ran)
 
 @pytest.mark.parametrize("saved", [False, True])
 def test_an_interrupt_says_what_there_is_to_go_on_with(monkeypatch, capsys, tmp_path, saved):
-    def interrupted(cfg, backend):
+    def interrupted(cfg, seed):
         raise KeyboardInterrupt
 
     if saved:
         (tmp_path / "run" / "checkpoints" / "step-00000003").mkdir(parents=True)
     monkeypatch.setattr(train, "_train", engine_run.run)
-    monkeypatch.setattr(engine_run, "_train", interrupted)
+    monkeypatch.setattr(engine_run, "build_data", interrupted)
     places = (f"datamodule.data_dir={tmp_path}", f"run_dir={tmp_path / 'run'}")
     assert train.main(["experiment=mnist/vit", *places]) == 130
     expected = "step-00000003: continue with resume=auto" if saved else "no checkpoint was written"
