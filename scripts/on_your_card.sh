@@ -47,7 +47,12 @@ step() {
   code=$?
   if [ "$code" -ne 0 ]; then
     result="FAILED, exit code $code"
-    failed+=("$name")
+    # A command refuses what a device lacks by this sentence.
+    if [ "$code" -eq 2 ] && lacks=$(grep -om1 "error: .*cannot do this.*" "$out/$name.log"); then
+      result="not supported (${lacks#error: })"
+    else
+      failed+=("$name")
+    fi
   fi
   echo "- $name: $result, $((SECONDS - begin)) s" | tee -a "$summary"
 }

@@ -21,7 +21,7 @@ BUDGETS = {
     "vit_10b": ("vit_10b", (".py",), 1_018),
     "libai_projects": ("libai_projects", (".py",), 15_769),
     "benchmarks": ("benchmarks", (".py",), 4_060),
-    "scripts": ("scripts", (".py",), 861),
+    "scripts": ("scripts", (".py",), 865),
     "patches": ("patches", (".patch",), 2_070),
     "tests": ("tests", (".py",), 56_830),
 }
