@@ -130,8 +130,7 @@ class Session:
         self.identity = identity
         if backend is None:
             backend = oneflow_accel.current_backend()
-            if distributed.world_size() > 1:
-                backend.set_device(distributed.local_rank() % backend.device_count())
+            backend.take_own_device()
         self.backend = backend
         self.resumed: Checkpoint | None = None
         self._resume = resume

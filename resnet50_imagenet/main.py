@@ -262,8 +262,8 @@ def _check_device(options: Options, backend: Backend) -> None:
             backend.set_device(options.gpu)
         except ValueError as error:
             raise UserError(f"--gpu {options.gpu}: {error}") from error
-    elif distributed.world_size() > 1:
-        backend.set_device(distributed.local_rank() % backend.device_count())
+    else:
+        backend.take_own_device()
 
 
 def _names(data: Dataset) -> list[str]:
@@ -289,11 +289,7 @@ def _datasets(options: Options) -> tuple[Dataset | None, Dataset]:
     if options.evaluate:
         return None, val
     train = ImageFolder(root / "train")
-    if train.classes != val.classes:
-        different = sorted(set(train.classes) ^ set(val.classes))
-        raise UserError(
-            f"{root}: train and val have different classes, for instance {', '.join(different[:5])}"
-        )
+    train.require_classes_of(val)
     return train, val
 
 

@@ -112,8 +112,7 @@ def _memory(options: Options, backend: Backend) -> float | None:
 
 
 def _train(options: Options, backend: Backend) -> None:
-    if distributed.world_size() > 1:
-        backend.set_device(distributed.local_rank() % backend.device_count())
+    backend.take_own_device()
     typed = {f"--{name}": value for name, value in options.model_dump().items()}
     require_same({**plain_values(typed, _OF_A_HOST), "device": backend.name})
     # A profile is no run: it writes a trace, and no more.
@@ -195,11 +194,7 @@ def _datasets(options: Options) -> tuple[Dataset, Dataset]:
             "val/CLASS/IMAGE with --data_dir, or try --fake_data"
         )
     train, val = ImageFolder(root / "train"), ImageFolder(root / "val")
-    if train.classes != val.classes:
-        different = sorted(set(train.classes) ^ set(val.classes))
-        raise UserError(
-            f"{root}: train and val have different classes, for instance {', '.join(different[:5])}"
-        )
+    train.require_classes_of(val)
     return train, val
 
 

@@ -11,7 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from oneflow_accel.errors import DataError
+from oneflow_accel.errors import DataError, UserError
 
 import numpy as np
 from PIL import Image
@@ -124,6 +124,15 @@ class ImageFolder:
                 f"({', '.join(EXTENSIONS)}): {_first_few(empty)}; {layout}"
             )
         self.samples = _Samples(paths, labels)
+
+    def require_classes_of(self, other: ImageFolder) -> None:
+        """UserError, which names some that differ, unless a folder beside it has the same."""
+        if self.classes != other.classes:
+            different = sorted(set(self.classes) ^ set(other.classes))[:5]
+            raise UserError(
+                f"{self.root.parent}: {self.root.name} and {other.root.name} have different "
+                f"classes, for instance {', '.join(different)}"
+            )
 
     def __len__(self) -> int:
         return len(self.samples)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import reduce
 from typing import Any, NamedTuple
 
 from oneflow_accel import agree, distributed, layouts, settings
@@ -192,12 +193,8 @@ class EagerStep(TrainStep):
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         units = self.task.units(batch)
-        figures: StepFigures | None = None
-        for part in self.parts(batch):
-            found = self._backward(part, self.task.units(part) / units)
-            figures = found if figures is None else _added(figures, found)
-        assert figures is not None
-        return figures._replace(grad_norm=self._update())
+        each = (self._backward(part, self.task.units(part) / units) for part in self.parts(batch))
+        return reduce(_added, each)._replace(grad_norm=self._update())
 
     def _backward(self, part: Batch, share: float) -> StepFigures:
         with precisions.autocast(self.backend, self.precision):

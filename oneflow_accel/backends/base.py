@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from oneflow_accel import distributed
 from oneflow_accel.errors import DeviceUnavailableError
 
 import oneflow as flow
@@ -118,6 +119,11 @@ class Backend(ABC):
                 f"oneflow runs this process on {self.name}:{self.current_device()} (its local "
                 f"rank); it cannot be moved to {self.name}:{index}"
             )
+
+    def take_own_device(self) -> None:
+        """In a job of several processes, compute on the device of this one's place on its node."""
+        if distributed.world_size() > 1:
+            self.set_device(distributed.local_rank() % self.device_count())
 
     def device(self, index: int | None = None) -> flow.device:
         """The `oneflow.device` of an index, None for the current one; ValueError if there is
