@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
-from oneflow_accel import distributed
+from oneflow_accel import agree, distributed
 from oneflow_accel.errors import UserError
 
 import numpy as np
@@ -53,6 +53,9 @@ class Run(Protocol):
     def last_step(self) -> int: ...
     @property
     def may_stop(self) -> bool: ...
+    @property
+    def validation_follows(self) -> bool:
+        """Whether the step just done is followed by one."""
 
     def use_model(self, model: nn.Module) -> None: ...
     def evaluate(self, loader: Any) -> Evaluation: ...
@@ -372,7 +375,8 @@ class Monitored:
 
 class EarlyStopping(Hook):
     """Stops after `patience` validations in a row without a value of `monitor` that is better by
-    more than `min_delta`; `mode` is "max" where higher is better, or "min"."""
+    more than `min_delta`; `mode` is "max" where higher is better, or "min". `max_minutes`: or at
+    the first validation after so many minutes."""
 
     def __init__(self, options: keys.EarlyStopping) -> None:
         self._options = options
@@ -380,20 +384,24 @@ class EarlyStopping(Hook):
         self._best: float | None = None
         self._waited = 0
         self._trainer: Run | None = None
+        self._began = time.monotonic()
 
     def on_fit_start(self, trainer: Run) -> None:
         self._trainer = trainer
 
     def on_validation_end(self, trainer: Run, metrics: Mapping[str, float]) -> None:
         value = self._monitored.value(metrics)
+        self._waited += 1
         if self._best is None or self._monitored.better(value, self._best, self._options.min_delta):
             self._best, self._waited = value, 0
-            return
-        self._waited += 1
         self._stop_if_due(trainer)
 
     def _stop_if_due(self, trainer: Run) -> None:
-        if self._waited >= self._options.patience and trainer.may_stop:
+        minutes = self._options.max_minutes
+        if minutes is not None and agree.on_rank_0(self._minutes) >= minutes:
+            trainer.should_stop = True
+            logger.info("stopping: %g minutes are over", minutes)
+        elif self._waited >= self._options.patience and trainer.may_stop:
             trainer.should_stop = True
             logger.info(
                 "stopping early: %s has not been better than %.4f for %d validations",
@@ -401,6 +409,9 @@ class EarlyStopping(Hook):
                 self._best,
                 self._waited,
             )
+
+    def _minutes(self) -> float:
+        return (time.monotonic() - self._began) / 60
 
     def state(self) -> dict[str, Any]:
         return {"best": self._best, "waited": self._waited}
@@ -425,6 +436,8 @@ class ModelCheckpoint(Hook):
         # [value, step] of those kept, best first.
         self._kept: list[list[float]] = []
         self._value: float | None = None
+        # A checkpoint of the step is still to be written, after its validation.
+        self._is_due = False
         self._on_disk: set[int] = set()
 
     @property
@@ -436,7 +449,13 @@ class ModelCheckpoint(Hook):
 
     def on_step_end(self, trainer: Run) -> None:
         every = self._options.every_n_train_steps
-        if every and trainer.position.step % every == 0:
+        step = trainer.position.step
+        if not every or step % every:
+            return
+        if trainer.validation_follows or (self._options.save_last and step >= trainer.last_step):
+            # What is lost by a kill is done again: the validation must come before.
+            self._is_due = True
+        else:
             trainer.save_checkpoint(keep=self._steps())
 
     def on_validation_end(self, trainer: Run, metrics: Mapping[str, float]) -> None:
@@ -447,22 +466,22 @@ class ModelCheckpoint(Hook):
         is_due = (
             position.epoch % self._options.every_n_epochs == 0 or position.step >= trainer.last_step
         )
-        self._save(trainer, self._options.save_last and is_due)
+        self._save(trainer, self._is_due or (self._options.save_last and is_due))
 
     def on_pause(self, trainer: Run) -> None:
-        self._save(trainer, False)
+        self._save(trainer, self._is_due)
 
     def _save(self, trainer: Run, is_due: bool) -> None:
         """Where that is due, or the last validation is among the best."""
         best = among = False
         if self._value is not None and self._options.save_top_k:
             best, among = self._rank(self._value, trainer.position.step)
-        self._value = None
+        self._value, self._is_due = None, False
         if among or is_due:
             trainer.save_checkpoint(best=best, keep=self._steps())
 
     def on_interrupt(self, trainer: Run) -> None:
-        if self._options.save_last:
+        if self._options.save_last or self._is_due:
             trainer.save_checkpoint(keep=self._steps())
 
     def state(self) -> dict[str, Any]:

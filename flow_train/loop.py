@@ -19,8 +19,9 @@ from oneflow import nn
 
 from flow_train.checkpoint import snapshot
 from flow_train.checkpoint.folders import Checkpoint, CheckpointManager
+from flow_train.checkpoint.whole import Gathered
 from flow_train.hooks import Hook
-from flow_train.metrics.console import EpochLines, Progress, evaluation_lines
+from flow_train.metrics.console import EpochLines, Progress, evaluation_lines, say
 from flow_train.metrics.figures import Meter
 from flow_train.metrics.log import RunLog
 from flow_train.options import Calendar, Position, TrainerOptions
@@ -47,10 +48,12 @@ class Identity:
 
 @dataclass(frozen=True)
 class Data:
-    """What a run trains and validates on: an `ImageLoader` each, or what has its methods."""
+    """What a run trains and validates on: an `ImageLoader` each, or what has its methods. `others`
+    are evaluated at the same times, by the names of their splits in metrics.jsonl."""
 
     train: Any
     val: Any
+    others: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Trainer:
@@ -62,7 +65,7 @@ class Trainer:
         hooks: by their key, in the order of their hooks.
         checkpoints: where checkpoints go; None for a trial run, which writes none.
         resumed: the checkpoint to go on from. The model has its weights already.
-        start: where a run without one begins.
+        start: where a run without one begins, or one whose position that checkpoint does not tell.
 
     Attributes:
         model: the model being trained; another one after layers have become dense.
@@ -112,7 +115,8 @@ class Trainer:
         self._lines: EpochLines | None = None
         # The position that is on disk already, so that no moment is saved twice.
         self._saved: Position | None = None
-        if resumed is None:
+        self._has_step = False
+        if start is not None or resumed is None:
             self.position = start or Position()
         else:
             self.position = snapshot.position_of(
@@ -125,8 +129,11 @@ class Trainer:
             self.train_step.load_optimizer({}, self.position.step)
 
     def use_model(self, model: nn.Module) -> None:
-        """Train `model` from here on, its optimizer without a past."""
-        self.train_step = self._make_step(model, self.position)
+        """Train `model` from here on, its optimizer without a past. A collective call."""
+        if self._has_step:
+            self.train_step.close()
+        self._has_step = True
+        self.train_step: TrainStep = self._make_step(model, self.position)
         self.model = self.train_step.model
         self.train_step.before_update = self._before_update
         self._meter = Meter(self.train_step, self.backend, self.options.precision)
@@ -143,6 +150,10 @@ class Trainer:
     @property
     def may_stop(self) -> bool:
         return self.position.epoch >= self.options.min_epochs
+
+    @property
+    def validation_follows(self) -> bool:
+        return val_batches(self.options) != 0 and self._validates_after(self.position.step)
 
     def fit(self, *, test_follows: bool = False) -> None:
         """Train to the end of the run. With `test_follows` the run's test is still due, also where
@@ -182,13 +193,13 @@ class Trainer:
         layers = "" if phase is None else f", {phase} layers"
         outlooks = (hook.outlook(self) for hook in self.hooks.values())
         to_come = "".join(f"; {text}" for text in outlooks if text)
+        epochs = f"{calendar.steps_per_epoch} steps per epoch, from epoch {position.epoch}, "
+        epochs = "from " if options.by_steps else epochs
         return (
             f"{self.identity.model}{layers}, {way}: "
             f"{self.global_batch_size} {self.task.samples} per step = {batch} x "
-            f"{distributed.world_size()} processes x {options.accumulate} accumulated, "
-            f"{calendar.steps_per_epoch} steps per "
-            f"epoch, from epoch {position.epoch}, step {position.step} to step {self.last_step}"
-            f"{to_come}"
+            f"{self.train_step.replicas} processes x {options.accumulate} accumulated, {epochs}"
+            f"step {position.step} to step {self.last_step}{to_come}"
         )
 
     def _run_epoch(self) -> None:
@@ -229,7 +240,7 @@ class Trainer:
         self._meter.begin_epoch()
         last_step = self.last_step
         with Progress(batches, "batch", enabled=self._is_main, done=position.batch) as progress:
-            lines = EpochLines(progress, position, last_step, self.options.accumulate)
+            lines = EpochLines(progress, position, last_step, self.options)
             self._lines = lines
             waiting_since = time.perf_counter()
             for batch, count in self._global_batches(batches - position.batch):
@@ -282,9 +293,11 @@ class Trainer:
         self.train_step.wants_norm = self.is_log_step
         self.last_lr = self.calendar.learning_rate(position.step, position)
         # This seeds dropout and drop path: a resumed run draws what it would have drawn.
-        self.backend.manual_seed(self.train_step.seed(self.seed, position.step))
+        seed = self.train_step.seed(self.seed, position.step)
+        if seed is not None:
+            self.backend.manual_seed(seed)
         figures = self.train_step.step(batch, self.last_lr)
-        self._meter.add(position.step + 1, figures, self.task.units(batch), waited)
+        self._meter.add(position.step + 1, figures, batch, waited)
 
     def _told_to_stop(self) -> bool:
         """With several processes all must stop at the same step, so they ask each other; on log
@@ -316,13 +329,18 @@ class Trainer:
     def _validate(self) -> None:
         if val_batches(self.options) == 0:
             return
-        found = self.evaluate(self.data.val)
-        metrics = self.task.named(found.as_logged(), "val")
+        metrics: dict[str, float] = {}
+        for split, loader in {"val": self.data.val, **self.data.others}.items():
+            if loader is None:
+                continue
+            found = self.evaluate(loader)
+            metrics |= self.task.named(found.as_logged(), split)
+            self._log.log(self.position.step, found.as_logged(), split=split)
+            if self._is_main:
+                epoch = self.position.epoch - (self.position.batch == 0)
+                by_steps = f"Step: [{self.position.step}] {split}"
+                say(f"{by_steps if self.options.by_steps else f'Epoch: [{epoch}]'} {found}")
         self.metrics |= metrics
-        self._log.log(self.position.step, found.as_logged(), split="val")
-        if self._is_main:
-            epoch = self.position.epoch - (self.position.batch == 0)
-            print(f"Epoch: [{epoch}] {found}", flush=True)
         self._each(lambda hook: hook.on_validation_end(self, metrics))
 
     def evaluate(self, loader: Any) -> Evaluation:
@@ -383,6 +401,10 @@ class Trainer:
         checkpoint = self.checkpoint()
         if checkpoint.layout is not None:
             self._checkpoints.save_shards(checkpoint, step=self.position.step, best=best, keep=keep)
+        elif isinstance(checkpoint.model, Gathered):
+            self._checkpoints.save_gathered(
+                checkpoint, step=self.position.step, best=best, keep=keep
+            )
         elif self._is_main:
             self._checkpoints.save(checkpoint, step=self.position.step, best=best, keep=keep)
         self._saved = dataclasses.replace(self.position)

@@ -43,6 +43,7 @@ class TrainerOptions:
         fast_dev_run: batches of a trial run, 0 for a real one.
         fsdp: how the model is cut over the processes, one of `sharding.MODES`; None: whole.
         per_step: the schedule's time is optimizer steps, and else epochs.
+        by_steps: the data have no epochs, so that lines on the console count steps.
         way_on: what its user types to go on with a run that was told to stop.
         way_to_more: what its user types where all steps are done.
     """
@@ -63,6 +64,7 @@ class TrainerOptions:
     fast_dev_run: int = 0
     fsdp: str | None = None
     per_step: bool = False
+    by_steps: bool = False
     way_on: str = "go on with resume=auto"
     way_to_more: str = (
         "ask for more trainer.max_epochs or trainer.max_steps, or give eval.ckpt to evaluate"

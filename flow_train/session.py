@@ -8,7 +8,7 @@ with Session(folder, Identity("net", config), resume="auto") as run:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,11 +33,11 @@ from flow_train.checkpoint.folders import (
 from flow_train.hooks import Hook, build_hooks
 from flow_train.loop import Data, Identity, Trainer
 from flow_train.metrics.curves import draw_curves
-from flow_train.metrics.log import JSONL_NAME, RunLog
+from flow_train.metrics.log import JSONL_NAME, Logger, RunLog
 from flow_train.options import Calendar, Position, TrainerOptions
 from flow_train.rng import seed_all, settled_seed
 from flow_train.sharding import Sharding
-from flow_train.steps.graph import step_maker
+from flow_train.steps.graph import MakeStep, step_maker
 from flow_train.task import ImageTask, Task, TokenTask
 
 # What a program of one's own needs.
@@ -65,9 +65,10 @@ class Recipe:
         schedule: the learning rate by epoch, or by step where the options say so.
         hooks: by their key, in the order of their calls.
         sharding: of a model that is cut already, `fully_shard`'s.
+        make_step: in place of `optimizer`, a step of one's own: of the model and the position.
     """
 
-    optimizer: Callable[[nn.Module], flow.optim.Optimizer]
+    optimizer: Callable[[nn.Module], flow.optim.Optimizer] | None
     schedule: Callable[[float], float]
     options: TrainerOptions = field(default_factory=lambda: TrainerOptions(max_epochs=1))
     hooks: Mapping[str, Hook] = field(
@@ -76,6 +77,7 @@ class Recipe:
         )
     )
     sharding: Sharding | None = None
+    make_step: MakeStep | None = None
 
 
 class Session:
@@ -93,7 +95,8 @@ class Session:
         keeps: False for a trial, of which nothing is kept.
         by_all: each process writes checkpoints of its own shards.
         keep_last: the newest checkpoints that stay.
-        loggers: the group `logger` of a configuration.
+        loggers: the group `logger` of a configuration; `more_loggers` make others.
+        found: what the run goes on from, where the caller has found it.
         accepts: raises a UserError for a checkpoint that is not to be resumed.
         resuming: as `agreed_checkpoint` takes it.
 
@@ -121,8 +124,10 @@ class Session:
         resume_option: str | None = "resume=auto",
         keeps: bool = True,
         by_all: bool = False,
-        keep_last: int = 3,
+        keep_last: int | None = 3,
         loggers: Mapping[str, Any] | None = None,
+        more_loggers: Sequence[Callable[[], Logger]] = (),
+        found: Checkpoint | None = None,
         accepts: Callable[[Checkpoint], None] | None = None,
         **resuming: Any,
     ) -> None:
@@ -132,11 +137,11 @@ class Session:
             backend = oneflow_accel.current_backend()
             backend.take_own_device()
         self.backend = backend
-        self.resumed: Checkpoint | None = None
+        self.resumed = found
         self._resume = resume
         self._asked, self._seed_option, self._resume_option = seed, seed_option, resume_option
         self._keeps, self._by_all, self._keep_last = keeps, by_all, keep_last
-        self._loggers = loggers or {}
+        self._loggers, self._more_loggers = loggers or {}, more_loggers
         self._accepts, self._resuming = accepts, resuming
         self._own: Checkpoint | None = None
         self._checkpoints: CheckpointManager | None = None
@@ -146,7 +151,8 @@ class Session:
         if not watchdog.is_watching():
             self._exits.enter_context(watchdog.guard())
         with self._exits.pop_all() as exits:
-            self.resumed = agreed_checkpoint(self._resume, self.folder, **self._resuming)
+            if self.resumed is None:
+                self.resumed = agreed_checkpoint(self._resume, self.folder, **self._resuming)
             self._own = self.resumed
             if self.resumed is not None and self._accepts is not None:
                 self._accepts(self.resumed)
@@ -188,6 +194,7 @@ class Session:
             run_name=self.identity.run or self.identity.model,
             config=self.identity.config,
             enabled=distributed.is_main() and self._keeps,
+            more=self._more_loggers,
         )
         self._exits.callback(self.log.close)
 
@@ -199,11 +206,12 @@ class Session:
         recipe: Recipe,
         *,
         start_epoch: int = 0,
+        start: Position | None = None,
         test_follows: bool = False,
     ) -> Trainer:
         """Train to the end. The model is on the device, and has the weights of what is resumed. A
-        run that resumes nothing begins at `start_epoch`; `test_follows` is `Trainer.fit`'s.
-        UserError if there would be no step; and as `Trainer.fit`."""
+        run that resumes nothing begins at `start_epoch`, any at `start`; `test_follows` is
+        `Trainer.fit`'s. UserError if there would be no step; and as `Trainer.fit`."""
         options = recipe.options
         calendar = Calendar(options, len(data.train), recipe.schedule)
         if calendar.batches == 0:
@@ -211,17 +219,21 @@ class Session:
                 "an epoch has no step: there are fewer training samples than a batch takes, or its "
                 "steps are limited to 0"
             )
-        start = Position(start_epoch, 0, start_epoch * calendar.steps_per_epoch)
-        if self.resumed is None and start.step and start.step >= calendar.last_step(start):
+        if start is None and self.resumed is None:
+            start = Position(start_epoch, 0, start_epoch * calendar.steps_per_epoch)
+        if start_epoch and start is not None and start.step >= calendar.last_step(start):
             raise UserError(
                 f"epoch {start_epoch} is step {start.step}, and the run ends at step "
                 f"{calendar.last_step(start)}: {options.way_to_more}"
             )
         self.claim()
-        part_size, sharding = data.train.batch_size, recipe.sharding
-        make_step = step_maker(
-            self.backend, options, calendar, recipe.optimizer, task, part_size, sharding
-        )
+        make_step = recipe.make_step
+        if make_step is None:
+            assert recipe.optimizer is not None
+            part_size, sharding = data.train.batch_size, recipe.sharding
+            make_step = step_maker(
+                self.backend, options, calendar, recipe.optimizer, task, part_size, sharding
+            )
         hooks = dict(recipe.hooks)
         if not self._keeps:
             hooks.pop("model_checkpoint", None)

@@ -38,6 +38,7 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
+from safetensors import safe_open
 
 ROOT = Path(__file__).resolve().parent.parent
 START = "016316b"
@@ -318,20 +319,33 @@ def figures(out: Path) -> dict[str, float]:
     return found
 
 
-def tensors(out: Path) -> Counter[tuple[Path, str]]:
-    """What the files of tensors hold, by folder: oneflow's ids count all that a process has had."""
-    paths = [*out.rglob("*.safetensors"), *out.rglob("global_tensor_*/out")]
-    return Counter(
-        (path.relative_to(out).parents[1], hashlib.sha256(path.read_bytes()).hexdigest())
-        for path in paths
-    )
+def tensors(out: Path) -> dict[str, Counter[str]]:
+    """The tensors of each checkpoint, by its step. LiBai's form, which START writes, has a folder
+    for each, and the number of steps as one more of 8 bytes."""
+    found: dict[str, Counter[str]] = {}
+    for path in out.glob("model_[0-9]*/*/global_tensor_*/out"):
+        step = f"step-{int(path.relative_to(out).parts[0].removeprefix('model_')) + 1:08d}"
+        content = path.read_bytes()
+        if len(content) != 8:
+            found.setdefault(step, Counter())[hashlib.sha256(content).hexdigest()] += 1
+    for path in sorted(out.rglob("*.safetensors")):
+        step = found.setdefault(path.parent.name, Counter())
+        with safe_open(path, framework="numpy") as file:
+            names = file.keys()
+            for name in names:
+                step[hashlib.sha256(file.get_tensor(name).tobytes()).hexdigest()] += 1
+    return found
 
 
 def files(out: Path) -> set[str]:
     """The files of a run's folder, without the parts of names that are times or host names; tensors
     by their order, as oneflow's ids count all tensors that the process has had."""
     names: dict[str, None] = {}
+    is_libai = (out / "metrics.json").exists()
     for path in sorted(path for path in out.rglob("*") if path.is_file()):
+        # START has another form of its checkpoints.
+        if is_libai and path.relative_to(out).parts[0].startswith(("model_", "last_", "checkpoi")):
+            continue
         name = re.sub(r"events\.out\.tfevents.*", "events.out.tfevents", str(path.relative_to(out)))
         name = re.sub(r"global_tensor_\d+", "global_tensor", name)
         while name in names:
@@ -359,7 +373,12 @@ def differences(old: Path, new: Path, tolerance: float = 0.0) -> list[str]:
     gone, come = files(old) - files(new), files(new) - files(old)
     lines += [f"there is no file {name} any more" for name in sorted(gone)]
     lines += [f"the file {name} is new" for name in sorted(come)]
-    if not tolerance and tensors(old) != tensors(new):
+    was, theirs = tensors(old), tensors(new)
+    if not tolerance and (
+        not was
+        or max(was) not in theirs
+        or any(was[step] != theirs[step] for step in was.keys() & theirs.keys())
+    ):
         lines.append("the checkpoints' tensors differ")
     return lines
 

@@ -41,7 +41,6 @@ from oneflow_accel.errors import CheckpointError, UserError
 
 import numpy as np
 
-from flow_train.checkpoint import libai_files
 from flow_train.checkpoint.shards import (
     MODEL,
     FileArrays,
@@ -51,6 +50,7 @@ from flow_train.checkpoint.shards import (
     joined,
     write_safetensors,
 )
+from flow_train.checkpoint.whole import Gathered, Spread
 from flow_train.files import (
     TEMPORARY,
     publish_folder,
@@ -90,10 +90,11 @@ class Checkpoint:
 
 
 class CheckpointManager:
-    """The checkpoints of one run in one folder: the `keep_last` newest and the best one."""
+    """The checkpoints of one run in one folder: the `keep_last` newest (None: all) and the best
+    one."""
 
-    def __init__(self, directory: Path | str, keep_last: int = 3) -> None:
-        if keep_last < 1:
+    def __init__(self, directory: Path | str, keep_last: int | None = 3) -> None:
+        if keep_last is not None and keep_last < 1:
             raise ValueError(f"keep_last must be at least 1, got {keep_last}")
         self.directory = Path(directory)
         self.keep_last = keep_last
@@ -143,6 +144,27 @@ class CheckpointManager:
             ) from error
         self._prune(keep)
         return folder
+
+    def save_gathered(
+        self, checkpoint: Checkpoint, *, step: int, best: bool = False, keep: Collection[int] = ()
+    ) -> None:
+        """The same of `Gathered` arrays by the main process, one after the other; collective,
+        with its errors on all."""
+
+        def write() -> None:
+            try:
+                self.save(checkpoint, step=step, best=best, keep=keep)
+            finally:
+                drain()
+
+        def drain() -> None:
+            for arrays in (checkpoint.model, checkpoint.optimizer):
+                if isinstance(arrays, Gathered):
+                    arrays.drain()
+
+        if not distributed.is_main():
+            drain()
+        on_rank_0(write)
 
     def save_shards(
         self, checkpoint: Checkpoint, *, step: int, best: bool = False, keep: Collection[int] = ()
@@ -295,6 +317,8 @@ class CheckpointManager:
         return folder
 
     def _prune(self, keep: Collection[int]) -> None:
+        if self.keep_last is None:
+            return
         best = self.best()
         readable = [folder for folder in _step_folders(self.directory) if _serial(folder)]
         for folder in readable[self.keep_last :]:
@@ -324,7 +348,10 @@ def read_checkpoint(path: Path | str) -> Checkpoint:
         try:
             content = _state_of(folder)
             _verify_files(folder, content)
-            return _opened(folder, content)
+            found = _opened(folder, content)
+            if found.layout is None:
+                found.model, found.optimizer = dict(found.model), dict(found.optimizer)
+            return found
         except DamagedError as error:
             problems.append(_passed_over(error, folders))
     raise _none_whole(folders, problems) if folders else _nothing_at(Path(path))
@@ -374,7 +401,7 @@ def _opened(folder: Path, content: Mapping[str, Any]) -> Checkpoint:
     if layout is not None:
         arrays = [ShardedArrays(folder, layout, MODEL), ShardedArrays(folder, layout)]
     else:
-        arrays = [dict(FileArrays(folder / name)) for name in (_MODEL, _OPTIMIZER)]
+        arrays = [FileArrays(folder / name) for name in (_MODEL, _OPTIMIZER)]
     return Checkpoint(arrays[0], arrays[1], content["state"], content["name"], folder, layout)
 
 
@@ -409,8 +436,11 @@ def _write_pieces(path: Path, checkpoint: Checkpoint, step: int) -> str:
 def _write_arrays(
     path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None
 ) -> str:
-    shapes = {name: (array.dtype, array.shape) for name, array in arrays.items()}
-    return write_safetensors(path, shapes, arrays.__getitem__, metadata or {})
+    if isinstance(arrays, Gathered):
+        kinds = arrays.kinds()
+    else:
+        kinds = {name: (array.dtype, array.shape) for name, array in arrays.items()}
+    return write_safetensors(path, kinds, arrays.__getitem__, metadata or {})
 
 
 def _writing(part: Callable[[], T], file: Path) -> T:
@@ -540,6 +570,7 @@ def agreed_checkpoint(
     whole: Sequence[str] = (MODEL,),
     reshard: bool = True,
     epoch: int | None = None,
+    lazily: bool = False,
 ) -> Checkpoint | None:
     """The checkpoint that a user asked to resume from, the same for all processes of a job, also
     where each machine has a disk of its own; None where none was asked for. A collective call.
@@ -556,6 +587,7 @@ def agreed_checkpoint(
             cut, and in place of the optimizer's arrays those of a key such as "ema".
         reshard: take one that was cut over another number of processes, too.
         epoch: take the one of this epoch only, counted from 1.
+        lazily: to read an array of a checkpoint of whole tensors is a collective call.
 
     Raises:
         UserError: there is none, or of the epoch, or none is intact, or the newest is of a newer
@@ -577,7 +609,7 @@ def agreed_checkpoint(
             elif "shards" in content:
                 return _agreed_shards(mine, content, mesh, whole=whole, reshard=reshard)
             else:
-                return _sent(folder, mine, content, leader)
+                return _sent(folder, mine, content, leader, lazily=lazily)
         except DamagedError as error:
             problems.append(_passed_over(error, folders))
     if problems:
@@ -604,7 +636,9 @@ def _same(folder: Path, content: Mapping[str, Any], own: Sequence[Path]) -> Path
     return named[0] if named else folder
 
 
-def _sent(folder: Path, mine: Path, content: Mapping[str, Any], leader: int) -> Checkpoint:
+def _sent(
+    folder: Path, mine: Path, content: Mapping[str, Any], leader: int, *, lazily: bool
+) -> Checkpoint:
     """A checkpoint of whole tensors, from the process that has it to all, one after the other."""
     if distributed.rank() != leader:
         own = Checkpoint({}, {}, content["state"], content["name"], mine)
@@ -615,12 +649,11 @@ def _sent(folder: Path, mine: Path, content: Mapping[str, Any], leader: int) -> 
         own = _opened(folder, content)
         return [list(own.model), list(own.optimizer)]
 
-    def sent(arrays: Mapping[str, np.ndarray], names: Sequence[str]) -> dict[str, np.ndarray]:
-        return {n: on_rank_0(partial(arrays.__getitem__, n), rank=leader) for n in names}
-
     model, optimizer = on_rank_0(read, rank=leader)
-    if distributed.world_size() > 1:
-        own.model, own.optimizer = sent(own.model, model), sent(own.optimizer, optimizer)
+    own.model = Spread(own.model, model, leader)
+    own.optimizer = Spread(own.optimizer, optimizer, leader)
+    if not lazily:
+        own.model, own.optimizer = dict(own.model), dict(own.optimizer)
     return own
 
 
@@ -707,6 +740,23 @@ def require_model(checkpoint: Checkpoint, name: str, num_classes: int) -> None:
         )
 
 
+def newest_checkpoint(run_dir: Path) -> Path | None:
+    """The checkpoint of a run that was saved last, intact or not; None without one."""
+    return next(iter(_step_folders(checkpoint_folder(run_dir))), None)
+
+
+def read_model(path: Path) -> Mapping[str, np.ndarray]:
+    """The model's tensors of one checkpoint, verified. CheckpointError if it is damaged."""
+    content = _state_of(path)
+    _verify_files(path, content, None if "shards" in content else [_MODEL])
+    return _opened(path, content).model
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether a folder is one."""
+    return (path / _STATE).is_file()
+
+
 def way_on(folder: Path, resume: str) -> str:
     """A sentence without its full stop: what to do after the run in a folder was interrupted."""
     found = sorted(path.name for path in checkpoint_folder(folder).glob("step-*"))
@@ -716,7 +766,7 @@ def way_on(folder: Path, resume: str) -> str:
 
 
 def claimed(
-    run_dir: Path, resumed: Checkpoint | None, *, keep_last: int = 3, by_all: bool = False
+    run_dir: Path, resumed: Checkpoint | None, *, keep_last: int | None = 3, by_all: bool = False
 ) -> CheckpointManager:
     """The checkpoints of a run that begins, or goes on from `resumed`, held against other runs by
     the main process. `by_all`: each process writes. A collective call; errors are those of `claim`
@@ -753,9 +803,9 @@ def _trace_of_a_run(folder: Path) -> Path | None:
         found = sorted(path for path in directory.glob("step-*") if path.is_dir())
         if found:
             return found[-1]
-    numbered = libai_files.numbered(folder)
-    if numbered:
-        return list(numbered.values())[-1]
+    of_libai = sorted(path for path in folder.glob("model_[0-9]*") if path.is_dir())
+    if of_libai:
+        return of_libai[-1]
     # A run that has ended, and whose checkpoints were taken away. One that was killed before its
     # first checkpoint has nothing to lose.
     ended = (folder / JSONL_NAME, folder / CURVES_NAME)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
+from oneflow_accel import distributed
 from oneflow_accel.agree import whole
 from oneflow_accel.errors import CheckpointError, UserError
 
@@ -78,9 +79,14 @@ def load_eager_state(
     state["state"]["step"] = step
     names = parameter_names(model, optimizer)
     positions = {name: index for index, name in enumerate(names)}
+    parameters = dict(model.named_parameters())
     for key, name, array in checked(model, optimizer, arrays):
         entry = state["state"].setdefault(positions[name], {})
-        entry[EAGER_KEYS.get(key, key)] = flow.tensor(np.ascontiguousarray(array))
+        if parameters[name].is_global:
+            entry[EAGER_KEYS.get(key, key)] = flow.zeros_like(parameters[name])
+            distributed.set_value(entry[EAGER_KEYS.get(key, key)], array)
+        else:
+            entry[EAGER_KEYS.get(key, key)] = flow.tensor(np.ascontiguousarray(array))
     optimizer.load_state_dict(state)
 
 

@@ -8,14 +8,12 @@ from typing import Any
 
 from oneflow_accel import distributed, layouts
 
-import numpy as np
-
 from flow_train.checkpoint.folders import Checkpoint
 from flow_train.checkpoint.optimizer_state import by_parameter
 from flow_train.hooks import Hook
 from flow_train.options import Calendar, Position
 from flow_train.rng import get_rng_state, set_rng_state
-from flow_train.steps.eager import TrainStep, broadcast_buffers
+from flow_train.steps.eager import TrainStep
 
 logger = logging.getLogger("oneflow_accel")
 
@@ -25,21 +23,12 @@ def take(
 ) -> Checkpoint:
     """The run of a model of that name as it stands; `state` is what the loop knows of it. A
     collective call."""
-    if step.layout is not None:
-        # Each process writes what is not cut, and goes on with process 0's.
-        broadcast_buffers(step.model)
-    model: dict[str, np.ndarray] = {}
-    arrays: dict[str, np.ndarray] = {}
-    # A process that writes nothing copies nothing, unless the others need it for that.
-    is_global = any(value.is_global for value in step.model.parameters())
-    if distributed.is_main() or step.layout is not None or is_global:
-        tensors = layouts.standard_state_dict(step.model)
-        model = {name: value.numpy() for name, value in tensors.items()}
-        arrays = step.optimizer_arrays()
-    for hook in hooks.values():
-        arrays |= hook.arrays()
-    if step.layout is None:
-        arrays = by_parameter(layouts.standard_array, arrays, step.model)
+    model, arrays = step.arrays()
+    of_hooks = {name: array for hook in hooks.values() for name, array in hook.arrays().items()}
+    if of_hooks:
+        if step.layout is None:
+            of_hooks = by_parameter(layouts.standard_array, of_hooks, step.model)
+        arrays = {**arrays, **of_hooks}
     state = {
         **state,
         "rng": distributed.all_gather_json(get_rng_state()),

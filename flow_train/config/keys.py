@@ -351,6 +351,7 @@ class EarlyStopping(Group):
     mode: Better = "max"
     patience: Positive = Field(100, description="validations without a better value")
     min_delta: Amount = 0.0
+    max_minutes: Amount | None = Field(None, description="or at the first one after so many")
 
 
 class LearningRateMonitor(Group):

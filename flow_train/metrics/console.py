@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import sys
 import time
@@ -17,8 +18,25 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as RichProgress
 
 from flow_train.metrics.figures import Figures, log_line
-from flow_train.options import Position
+from flow_train.options import Position, TrainerOptions
 from flow_train.task import Tally
+
+
+class _Said(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        print(record.getMessage(), flush=True)
+
+
+# Lines of figures go through it, as they are, so that a program can send them elsewhere too.
+LINES = logging.getLogger("flow_train.lines")
+LINES.setLevel(logging.INFO)
+LINES.propagate = False
+LINES.addHandler(_Said())
+
+
+def say(line: str) -> None:
+    LINES.info("%s", line)
+
 
 # The rate is the mean over this many updates: steady to read, soon free of the slow first ones.
 _WINDOW = 50
@@ -74,7 +92,7 @@ class Progress:
         if self._bar is not None and sys.stdout.isatty():
             self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
         elif self._enabled:
-            print(text, flush=True)
+            say(text)
 
     def rate(self) -> float:
         """Units per second over the last updates; 0 before the first."""
@@ -116,16 +134,16 @@ _MORE = (
 
 
 class EpochLines:
-    """The lines of one epoch, by process 0. `progress` counts the epoch's batches, `accumulate` of
-    which make a step; the run keeps `position` up to date."""
+    """The lines of one epoch, by process 0. `progress` counts the epoch's batches; the run keeps
+    `position` up to date."""
 
     def __init__(
-        self, progress: Progress, position: Position, last_step: int, accumulate: int
+        self, progress: Progress, position: Position, last_step: int, options: TrainerOptions
     ) -> None:
         self._progress = progress
         self._position = position
         self._last_step = last_step
-        self._accumulate = accumulate
+        self._options = options
         self._said_at = time.monotonic()
         # Figures that are shown beside the bar.
         self.shown: dict[str, str] = {}
@@ -141,7 +159,7 @@ class EpochLines:
     def break_silence(self) -> None:
         """Where log lines are far apart, say how far the run is. There are no figures, as those
         would wait for the device."""
-        rate = self._progress.rate() / self._accumulate
+        rate = self._progress.rate() / self._options.accumulate
         if rate > 0 and time.monotonic() - self._said_at > LONGEST_SILENCE_S:
             self._print(f"{1 / rate:.1f} s per step", 1 / rate)
 
@@ -149,6 +167,9 @@ class EpochLines:
         position, batches = self._position, self._progress.total
         remaining = (self._last_step - position.step) * step_seconds
         place = f"Epoch: [{position.epoch}][{position.batch:{len(str(batches))}d}/{batches}]"
+        if self._options.by_steps:
+            steps = self._last_step
+            place = f"Step: [{position.step:{len(str(steps))}d}/{steps}]"
         self._progress.print(f"{place}\t{text}\tETA {format_eta(remaining)}")
         self._said_at = time.monotonic()
 

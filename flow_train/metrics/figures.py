@@ -33,13 +33,15 @@ class Figures:
 
     Attributes:
         units: images, or what else the task counts.
+        samples: which of them are the rows of a batch.
         seconds: wall time.
         data_seconds: the part of it spent waiting for data.
         sums: total and count of the loss, whose count is the steps', and of the task's figures.
     """
 
     task: Task
-    units: int = 0
+    units: float = 0
+    samples: int = 0
     seconds: float = 0.0
     data_seconds: float = 0.0
     sums: Mapping[str, tuple[float, float]] = field(default_factory=dict)
@@ -52,6 +54,7 @@ class Figures:
         return Figures(
             self.task,
             self.units + other.units,
+            self.samples + other.samples,
             self.seconds + other.seconds,
             self.data_seconds + other.data_seconds,
             sums,
@@ -108,7 +111,8 @@ class Meter:
         self._begin()
 
     def _begin(self) -> None:
-        self._units = 0
+        self._units: float = 0
+        self._samples = 0
         self._counts: dict[str, float] = {}
         self._data_seconds = 0.0
         self._grad_norm: flow.Tensor | None = None
@@ -143,9 +147,9 @@ class Meter:
             logger.info("%s", self._utilization)
         self._since += time.perf_counter() - began
 
-    def add(self, step: int, figures: StepFigures, units: int, data_seconds: float) -> None:
-        """Note down one step, `step` being the number of steps done, this one included; `units` are
-        those of this process, and `data_seconds` is how long the step waited for them."""
+    def add(self, step: int, figures: StepFigures, batch: Batch, data_seconds: float) -> None:
+        """Note down one step, `step` being the number of steps done, this one included; `batch` is
+        this process's share, and `data_seconds` is how long the step waited for it."""
         values = {"loss": figures.loss}
         for name, each in figures.sums.items():
             values[name] = each.total
@@ -155,7 +159,8 @@ class Meter:
                 self._counts[name] = self._counts.get(name, 0) + each.count
         self._window.add(step, **values)
         self._grad_norm = figures.grad_norm
-        self._units += units
+        self._units += self._step.task.units(batch)
+        self._samples += self._step.task.size(batch)
         self._data_seconds += data_seconds
 
     def read(self, lr: float, epoch: float) -> dict[str, float]:
@@ -175,7 +180,8 @@ class Meter:
         norm, task = self._grad_norm, self._step.task
         self.now = now = Figures(
             task,
-            self._units * processes,
+            self._units * self._step.replicas,
+            self._samples * self._step.replicas,
             time.perf_counter() - self._since,
             self._data_seconds,
             sums,
@@ -189,6 +195,7 @@ class Meter:
             **now.as_logged(),
             "lr": lr,
             "grad_norm": None if norm is None else float(norm.numpy()),
+            f"{task.samples}_per_second": now.samples / now.seconds,
             f"{task.unit}_per_second": now.units_per_second,
             "step_seconds": now.step_seconds,
             "data_seconds": now.step_data_seconds,

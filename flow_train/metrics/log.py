@@ -11,7 +11,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -269,6 +269,9 @@ class Logger:
     def hyperparameters(self, values: Mapping[str, Any]) -> None:
         """What is known before training."""
 
+    def truncate(self, step: int) -> None:
+        """Forget what was logged after `step`: the run resumes from there."""
+
     def close(self) -> None:
         """The run is over."""
 
@@ -374,9 +377,9 @@ def _is_installed(package: str) -> bool:
 
 
 class RunLog:
-    """All loggers of a run in one. `options` are the configuration's group `logger`; `enabled` is
-    False on all processes but the main one, and in trial runs. Errors are those of
-    `require_loggers`."""
+    """All loggers of a run in one. `options` are the configuration's group `logger`, `more` make
+    others; `enabled` is False on all processes but the main one, and in trial runs. Errors are
+    those of `require_loggers`."""
 
     def __init__(
         self,
@@ -386,6 +389,7 @@ class RunLog:
         run_name: str,
         config: Mapping[str, Any],
         enabled: bool,
+        more: Sequence[Callable[[], Logger]] = (),
     ) -> None:
         require_loggers(options)
         self._metrics = MetricLog(run_dir, enabled=enabled)
@@ -397,6 +401,7 @@ class RunLog:
             self._others.append(CsvTable(run_dir))
         if options.get("wandb") is not None:
             self._others.append(WandbRun(run_dir, run_name, config, options["wandb"]))
+        self._others += [make() for make in more]
 
     def log(
         self, step: int, values: Mapping[str, float | Sequence[float]], *, split: str = "train"
@@ -422,6 +427,8 @@ class RunLog:
     def truncate(self, step: int) -> None:
         """Forget what was logged after `step`: the run resumes from there."""
         self._metrics.truncate(step)
+        for other in self._others:
+            other.truncate(step)
 
     def close(self) -> None:
         self._metrics.close()

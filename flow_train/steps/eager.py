@@ -62,6 +62,8 @@ class TrainStep(ABC):
     returns_global_figures = False
     # True where a forward pass of the model needs all processes.
     is_collective = False
+    # False where the optimizer has a schedule of its own, also for groups of different rates.
+    takes_rates = True
 
     def __init__(
         self,
@@ -74,7 +76,7 @@ class TrainStep(ABC):
         precision: str = "float32",
         part_size: int | None = None,
     ) -> None:
-        if len({group["lr"] for group in optimizer.param_groups}) > 1:
+        if self.takes_rates and len({group["lr"] for group in optimizer.param_groups}) > 1:
             raise ValueError("parameter groups have learning rates of their own; a step sets one")
         self.model = model
         self.backend = backend
@@ -111,9 +113,14 @@ class TrainStep(ABC):
             for start in range(0, size, length)
         ]
 
-    def seed(self, seed: int, step: int) -> int:
+    @property
+    def replicas(self) -> int:
+        """How many processes have samples of their own."""
+        return distributed.world_size()
+
+    def seed(self, seed: int, step: int) -> int | None:
         """What the step's dropout masks are drawn with, so that a resumed run draws the same: of
-        the run's seed, the number of steps done, and this process."""
+        the run's seed, the number of steps done, and this process. None: go on as it is."""
         return step_seed(seed, step, distributed.rank())
 
     def named_weights(self) -> Iterator[tuple[str, flow.Tensor]]:
@@ -146,6 +153,23 @@ class TrainStep(ABC):
     def evaluated_model(self) -> nn.Module:
         """The model with its present parameters, local to this process, in eval mode."""
 
+    def arrays(self) -> tuple[Mapping[str, np.ndarray], Mapping[str, np.ndarray]]:
+        """What a checkpoint keeps: the model's tensors, and the optimizer's by KEY/NAME, in the
+        standard layout; of a model that is cut, this process's pieces. A process that writes
+        nothing may get nothing. A collective call."""
+        if self.layout is not None:
+            # Each process writes what is not cut, and goes on with process 0's.
+            broadcast_buffers(self.model)
+        # A process that writes nothing copies nothing, unless the others need it for that.
+        is_global = any(value.is_global for value in self.model.parameters())
+        if not (distributed.is_main() or self.layout is not None or is_global):
+            return {}, {}
+        tensors = layouts.standard_state_dict(self.model)
+        optimizer = self.optimizer_arrays()
+        if self.layout is None:
+            optimizer = by_parameter(layouts.standard_array, optimizer, self.model)
+        return {name: value.numpy() for name, value in tensors.items()}, optimizer
+
     @abstractmethod
     def optimizer_arrays(self) -> dict[str, np.ndarray]:
         """The optimizer's state by KEY/NAME. A collective call where parameters are global."""
@@ -155,6 +179,9 @@ class TrainStep(ABC):
         """Set the optimizer's state and the number of steps done. `arrays` may hold more than
         `optimizer_arrays` gave; none leave the moments at zero. CheckpointError if an array is
         missing or of another shape; RuntimeError after the first step of a graph."""
+
+    def close(self) -> None:  # noqa: B027
+        """Free what it trains with; another one goes on. A collective call."""
 
     def state(self) -> dict[str, Any]:
         return {} if self._scaler is None else {"loss_scale": self._scaler.state()}
@@ -190,19 +217,23 @@ class EagerStep(TrainStep):
             self._scaler = LossScaler()
 
     def step(self, batch: Batch, lr: float) -> StepFigures:
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+        if self.takes_rates:
+            for group in self.optimizer.param_groups:
+                group["lr"] = lr
         units = self.task.units(batch)
         each = (self._backward(part, self.task.units(part) / units) for part in self.parts(batch))
         return reduce(_added, each)._replace(grad_norm=self._update())
 
     def _backward(self, part: Batch, share: float) -> StepFigures:
         with precisions.autocast(self.backend, self.precision):
-            loss, sums = self.task.loss(self._forward, to(self.backend.device(), part))
+            loss, sums = self.task.loss(self._forward, self._inputs(part))
         if share != 1:
             loss = loss * share
         (loss if self._scaler is None else loss * self._scaler.scale).backward()
         return StepFigures(loss.detach(), sums)
+
+    def _inputs(self, part: Batch) -> Mapping[str, flow.Tensor]:
+        return to(self.backend.device(), part)
 
     def _update(self) -> flow.Tensor | None:
         """Update the parameters; returns the norm of the gradients."""

@@ -253,6 +253,12 @@ class GraphStep(TrainStep):
             if module.training and seen is not None:
                 seen.add_(parts)
 
+    def close(self) -> None:
+        for graph in self._graphs.values():
+            if graph in _KEPT:
+                distributed.end_graph(graph)
+                _KEPT.remove(graph)
+
     def named_gradients(self) -> Iterator[tuple[str, flow.Tensor]]:
         """The step's gradients by an eager pass over its parts with the same random factors, in
         float32: a graph shows no gradients that are summed up over batches and processes."""

@@ -17,13 +17,15 @@ import yaml
 from libai.config import instantiate, try_get_key
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from flow_train.checkpoint import libai_files
+from flow_train.checkpoint.folders import newest_checkpoint
 from flow_train.metrics.work import adamw_states
 from libai_projects.engine.arguments import Options
 from libai_projects.engine.data import TokenFiles
 from libai_projects.models.families import table_of
 from libai_projects.text import token_files
 from libai_projects.text.indexed_dataset import MMapTokenDataset
+from libai_projects.weights import old_runs
+from libai_projects.weights.libai_checkpoints import is_libai
 
 CONFIG_BACKUP = "config.yaml"
 # These keys must be equal for a checkpoint to fit the model.
@@ -187,18 +189,18 @@ def contents(cfg: DictConfig) -> dict[str, Any]:
 
 
 def check_resume(cfg: DictConfig) -> None:
-    """Check that the checkpoint to resume from, if there is one, is whole, of this model, and where
-    the main process reads it. Every process calls it."""
+    """Check that the run to resume, if there is one, is of this model; and that one of LiBai's form
+    is whole, and where the main process reads it. Every process calls it."""
     output = Path(cfg.train.output_dir)
 
     def check() -> bool:
-        found = libai_files.last(output) is not None
-        if found:
+        found = newest_checkpoint(output) or old_runs.last(output)
+        if found is not None:
             check_same_model(cfg, output / CONFIG_BACKUP)
-        return found
+        return found is not None
 
     found = on_rank_0(check)
-    newest = [str(path) for path in libai_files.numbered(output).values()][-1:]
+    newest = [str(path) for path in old_runs.numbered(output)][-1:]
     everywhere = distributed.all_gather_json([socket.gethostname(), newest])
     elsewhere = next((each for each in everywhere if each[1]), None)
     if elsewhere and not found:
@@ -253,11 +255,11 @@ def _model_keys(backup: Path) -> dict[str, Any]:
 
 def check_weights(cfg: DictConfig, options: Options) -> None:
     """Check that the weights to start from, or to evaluate, are there."""
-    weights = try_get_key(cfg, "train.load_weight", default="")
+    weights, output = try_get_key(cfg, "train.load_weight", default=""), Path(cfg.train.output_dir)
     if weights:
         if not options.resume or options.eval_only:
             weights_format(weights)
-    elif options.eval_only and libai_files.last(Path(cfg.train.output_dir)) is None:
+    elif options.eval_only and not (newest_checkpoint(output) or old_runs.last(output)):
         raise UserError(
             f"--eval-only: {cfg.train.output_dir} holds no checkpoint; set train.output_dir to "
             "that of the run, or train.load_weight to the weights"
@@ -267,16 +269,16 @@ def check_weights(cfg: DictConfig, options: Options) -> None:
 def weights_format(path: str) -> str:
     """ "libai" or "huggingface", by what lies in the directory; a UserError if it is neither."""
     folder = Path(path)
+    if is_libai(folder):
+        return "libai"
     if not folder.exists():
         raise UserError(
-            f"train.load_weight={path} does not exist; it names a LiBai checkpoint such as "
-            "OUTPUT_DIR/model_0000999, or a Hugging Face directory"
+            f"train.load_weight={path} does not exist; it names a checkpoint such as "
+            "OUTPUT_DIR/checkpoints/step-00001000, or a Hugging Face directory"
         )
-    if (folder / "model").is_dir() or (folder / "pickled_data").is_file():
-        return "libai"
     if (folder / "config.json").is_file():
         return "huggingface"
     raise UserError(
-        f"train.load_weight={path} is neither a LiBai checkpoint (a directory with model/) nor a "
-        "Hugging Face one (with config.json)"
+        f"train.load_weight={path} is neither a checkpoint of a run (a directory with state.json, "
+        "or LiBai's with model/) nor a Hugging Face one (with config.json)"
     )

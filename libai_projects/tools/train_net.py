@@ -36,12 +36,10 @@ from oneflow_accel.errors import UserError
 from libai.utils.logger import setup_logger
 from omegaconf import DictConfig
 
-from flow_train.checkpoint import libai_files
-from flow_train.rng import seed_all
-from libai_projects.engine import adapt, check_files, checks, evaluation, output
+from flow_train.metrics import console
+from libai_projects.engine import adapt, check_files, checks, parts, run
 from libai_projects.engine.arguments import Options, parse_options
 from libai_projects.engine.overrides import apply_overrides, load_config
-from libai_projects.engine.trainer import Trainer, set_up
 
 logger = logging.getLogger("libai_projects")
 
@@ -79,32 +77,34 @@ def prepare(argv: Sequence[str]) -> Job:
         adapted += adapt.for_profile(cfg, options.profile)
     checks.check_run(cfg, options)
     # The backup of the config says how large the vocabulary is.
-    Trainer.build_tokenizer(cfg)
+    parts.make_tokenizer(cfg)
     return Job(cfg, options, backend, adapted)
 
 
 def execute(job: Job) -> int:
     """Train or evaluate; the exit code. Raises UserError for what shows only during the run."""
     cfg, options = job.cfg, job.options
-    weights = evaluation.weights_to_evaluate(cfg) if options.eval_only else ""
-    with output.prepare(cfg, options) as lines:
-        _set_up_log(cfg)
-        set_up(cfg, resume=options.resume and not options.eval_only)
-        for line in [*lines, *job.adapted]:
-            logger.info(line)
-        if options.fast_dev_run:
-            adapt.shorten(cfg)
-        # The seed is the same on all processes: split tensors draw by their global position.
-        seed_all(cfg.train.seed, job.backend)
-        if options.eval_only:
-            _KEPT.append(evaluation.evaluate(cfg, weights))
-            return 0
-        trainer = Trainer(cfg, options.profile)
-        _KEPT.append(trainer)
-        code = trainer.train()
-        # After a stop the processes end without waiting, but the main one still draws the curves.
-        distributed.barrier()
-        return code
+    weights, lines = "", []
+    if options.eval_only:
+        weights = run.weights_to_evaluate(cfg)
+        cfg.train.output_dir = str(Path(cfg.train.output_dir) / run.EVALUATION)
+    else:
+        lines = run.make_room(cfg, resume=options.resume)
+    _set_up_log(cfg)
+    parts.set_up(cfg, resume=options.resume and not options.eval_only)
+    for line in [*lines, *job.adapted]:
+        logger.info(line)
+    if options.fast_dev_run:
+        adapt.shorten(cfg)
+    if options.eval_only:
+        _KEPT.append(run.evaluate(cfg, job.backend, weights))
+        return 0
+    try:
+        _KEPT.append(run.train(cfg, job.backend, resume=options.resume, profile=options.profile))
+    except SystemExit as stop:
+        # Told to end, it has written a checkpoint.
+        return int(stop.code or 0)
+    return 0
 
 
 class _Line(logging.Formatter):
@@ -130,7 +130,7 @@ def _set_up_log(cfg: DictConfig) -> None:
         handler.setFormatter(_Line())
         if getattr(handler, "stream", None) is sys.stdout:
             handler.addFilter(_is_for_console)
-    for name in ("libai_projects", "oneflow_accel"):
+    for name in ("libai_projects", "oneflow_accel", console.LINES.name):
         ours = logging.getLogger(name)
         ours.handlers, ours.propagate = list(handlers), False
         ours.setLevel(logging.INFO)
@@ -171,27 +171,15 @@ def _run(argv: Sequence[str], describe: Callable[[DictConfig], list[str]]) -> in
             # The last that the processes have to do with each other; see `_leave`.
             distributed.settle()
             return code
-        except (FloatingPointError, OSError) as error:
+        except OSError as error:
             text = _in_words(error)
             if text is None:
                 raise
             raise UserError(text) from error
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(_way_on(Path(job.cfg.train.output_dir))) from None
-
-
-def _way_on(output: Path) -> str:
-    saved = [folder.name for folder in libai_files.numbered(output).values()]
-    if not saved:
-        return f"no checkpoint was written to {output}"
-    return f"the newest checkpoint in {output} is {saved[-1]}: go on with --resume"
 
 
 def _in_words(error: Exception) -> str | None:
     """What a user can do about an error; None where it is not theirs to mend."""
-    if isinstance(error, FloatingPointError):
-        text = str(error).splitlines()[0]
-        return f"{text} Try a lower optim.lr or a warm-up (train.warmup_ratio)"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return f"{error}: make room, then go on from the last checkpoint with --resume"
     return None

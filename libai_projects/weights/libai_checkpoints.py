@@ -1,15 +1,10 @@
 """Reads and writes a model in LiBai's checkpoint format: a folder made by `flow.save`.
 
-`pickled_data` is a pickle of {"protocol_version": 1, "data": state dict}, in which a tensor is an
-object whose state is {"path": name of a folder beside it}. That folder holds `meta`, a protobuf
-text of shape and data type, and `out`, the elements, little endian; see
-oneflow/framework/check_point_v2.py. `flow_train.checkpoint.oneflow_files` reads the pickle,
-without running code of it; the elements are read here, as here they may also be bfloat16.
+Checkpoints in the form of all runs here are read too, wherever one of LiBai's may be named.
 """
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,46 +15,48 @@ from oneflow_accel.errors import UserError
 import numpy as np
 import oneflow as flow
 import yaml
-from google.protobuf import text_format
-from oneflow.core.common import data_type_pb2
-from oneflow.core.framework import variable_meta_info_pb2
 
-from flow_train.checkpoint.libai_files import LAST
-from flow_train.checkpoint.oneflow_files import PICKLE, StoredTensor, read_structure
-from flow_train.checkpoint.torch_files import widen_bfloat16
+from flow_train.checkpoint.folders import (
+    checkpoint_folder,
+    is_checkpoint,
+    newest_checkpoint,
+    read_model,
+)
 from libai_projects.weights.folders import generation_of, read_json, replaced_folder, write_json
 from libai_projects.weights.gpt2 import GPT2
+from libai_projects.weights.old_runs import LAST
+from libai_projects.weights.oneflow_files import PICKLE, StoredTensor, read_array, read_structure
 from libai_projects.weights.table import Config, State, Table, as_float32
 
 MODEL_FOLDER = "model"
 _BEST, _FINAL = "model_best", "model_final"
+# Files that name a checkpoint beside them.
+_POINTERS = ("best", "latest")
 # It lies beside the pickle: LiBai's Checkpointer loads every entry of the folder above.
 SETTINGS = "libai_config.json"
-_DTYPES = {
-    "kFloat": "<f4",
-    "kDouble": "<f8",
-    "kFloat16": "<f2",
-    "kBFloat16": "<u2",
-    "kInt8": "i1",
-    "kUInt8": "u1",
-    "kInt32": "<i4",
-    "kInt64": "<i8",
-    "kBool": "?",
-}
 
 
 def detect_mode(path: Path) -> str:
     """ "huggingface" or "libai", by what lies at `path`; a UserError where nothing does."""
     if not path.exists():
         raise UserError(f"--model {path}: there is nothing of that name")
+    if path.name in _POINTERS:
+        return "libai"
     return "huggingface" if (path / "config.json").is_file() or path.is_file() else "libai"
 
 
 def find_model(path: Path) -> Path:
     """The checkpoint at a LiBai path: itself, its folder `model`, or of a run's output folder the
     best model by validation, else the newest. Raises UserError where there is none."""
+    if _resolved(path) is not None:
+        return path
     if not path.exists():
         raise UserError(f"--model {path}: there is nothing of that name")
+    inside = checkpoint_folder(path) if checkpoint_folder(path).is_dir() else path
+    for pointer in ("best", "latest"):
+        found = _resolved(inside / pointer)
+        if found is not None:
+            return found
     for folder in (path, path / _BEST):
         if _holds_model(folder):
             return folder
@@ -72,9 +69,24 @@ def find_model(path: Path) -> Path:
     if (path / "config.json").is_file():
         raise UserError(f"--model {path} is a Hugging Face model: use --mode huggingface")
     raise UserError(
-        f"--model {path} holds no model: give a checkpoint, such as .../model_0000999, the output "
-        "folder of a training that has saved one, or a Hugging Face directory"
+        f"--model {path} holds no model: give a checkpoint, such as .../checkpoints/step-00001000, "
+        "the output folder of a training that has saved one, or a Hugging Face directory"
     )
+
+
+def _resolved(path: Path) -> Path | None:
+    """The checkpoint in the form of all runs here that a path names: its folder; `model` in it,
+    which other forms have; or what the files `best` and `latest` point to."""
+    if path.name in _POINTERS and path.is_file():
+        path = path.with_name(path.read_text().strip())
+    if path.name == MODEL_FOLDER and not path.exists():
+        path = path.parent
+    return path if is_checkpoint(path) else None
+
+
+def is_libai(path: Path) -> bool:
+    """Whether a path names a checkpoint of a run here, or of LiBai."""
+    return _resolved(path) is not None or _holds_model(path)
 
 
 def _holds_model(folder: Path) -> bool:
@@ -82,16 +94,23 @@ def _holds_model(folder: Path) -> bool:
 
 
 def model_folder(path: Path) -> Path:
-    """The folder of `flow.save`, `path` or its `model`; a UserError says what else the path is."""
+    """The checkpoint's folder, or of older forms that of `flow.save`, `path` or its `model`; a
+    UserError says what else the path is."""
+    found = _resolved(path)
+    if found is not None:
+        return found
     for folder in (path, path / MODEL_FOLDER):
         if (folder / PICKLE).is_file():
             return folder
     if not path.exists():
-        raise UserError(f"{path} does not exist; expected a LiBai checkpoint, such as .../model")
+        raise UserError(f"{path} does not exist; expected a checkpoint, such as .../model")
     hint = "expected the `model` folder of a checkpoint"
-    if (path / LAST).is_file():
-        newest = (path / LAST).read_text(errors="replace").strip()
-        hint = f"it is the output folder of a run; its newest checkpoint is {path / newest}"
+    newest = newest_checkpoint(path)
+    if newest is not None:
+        hint = f"it is the output folder of a run; its newest checkpoint is {newest}"
+    elif (path / LAST).is_file():
+        name = (path / LAST).read_text(errors="replace").strip()
+        hint = f"it is the output folder of a run; its newest checkpoint is {path / name}"
     elif (path / "config.json").is_file():
         hint = "it is a Hugging Face model"
     raise UserError(f"{path} has no {PICKLE}, so it is no LiBai checkpoint; {hint}")
@@ -102,13 +121,18 @@ def read_state(path: Path) -> State:
     UserError where it is damaged, needs code to be run, or holds something else."""
     folder = model_folder(path)
     try:
+        if is_checkpoint(folder):
+            return {name: as_float32(array) for name, array in read_model(folder).items()}
         data = read_structure(folder)
         if not isinstance(data, dict) or not data:
             raise UserError(f"{PICKLE} holds a {type(data).__name__}, not a state dict")
-        places = {name: _tensor_folder(folder, name, value) for name, value in data.items()}
-        return {name: as_float32(_read_tensor(place)) for name, place in places.items()}
-    except OSError as error:
-        raise UserError(f"cannot read {folder}: {error.strerror or error}") from error
+        for name, value in data.items():
+            if not isinstance(name, str) or not isinstance(value, StoredTensor):
+                raise UserError(
+                    f"the entry {name!r} is a {type(value).__name__}, not a tensor; expected the "
+                    "checkpoint's `model`, not its optimizer or schedule"
+                )
+        return {name: as_float32(read_array(folder, value)) for name, value in data.items()}
     except UserError as error:
         raise UserError(f"cannot read {folder}: {error}") from error
 
@@ -190,38 +214,3 @@ class _PlainLoader(yaml.SafeLoader):
 
 
 _PlainLoader.add_multi_constructor("", lambda _loader, _suffix, _node: None)
-
-
-def _tensor_folder(folder: Path, name: Any, value: Any) -> Path:
-    if not isinstance(name, str) or not isinstance(value, StoredTensor):
-        raise UserError(
-            f"the entry {name!r} is a {type(value).__name__}, not a tensor; expected the "
-            "checkpoint's `model`, not its optimizer or schedule"
-        )
-    place = value.name
-    if not isinstance(place, str) or not place or Path(place).name != place:
-        raise UserError(f"the tensor {name!r} lies in {place!r}; expected the name of a folder")
-    return folder / place
-
-
-def _read_tensor(folder: Path) -> np.ndarray:
-    meta = variable_meta_info_pb2.VariableMetaInfo()
-    try:
-        text_format.Parse((folder / "meta").read_text(encoding="utf-8"), meta)
-        type_name = data_type_pb2.DataType.Name(meta.data_type)
-    except OSError as error:
-        raise UserError(f"{folder.name}/meta: {error.strerror or error}") from error
-    except (text_format.ParseError, ValueError) as error:
-        raise UserError(f"{folder.name}/meta is corrupt ({error})") from error
-    if type_name not in _DTYPES:
-        raise UserError(f"{folder.name} holds elements of type {type_name}, which is not supported")
-    shape = tuple(meta.shape.dim)
-    dtype = np.dtype(_DTYPES[type_name])
-    data = (folder / "out").read_bytes()
-    if min(shape, default=1) < 0 or len(data) != math.prod(shape) * dtype.itemsize:
-        raise UserError(
-            f"{folder.name}/out has {len(data)} bytes where {shape} of {type_name} needs "
-            f"{math.prod(shape) * dtype.itemsize}: truncated or corrupt"
-        )
-    flat = np.frombuffer(data, dtype)
-    return (widen_bfloat16(flat) if type_name == "kBFloat16" else flat).reshape(shape)

@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 import tracemalloc
+from functools import partial
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -32,6 +33,7 @@ from flow_train.checkpoint.folders import (
     agreed_checkpoint,
     read_checkpoint,
 )
+from flow_train.steps.eager import TrainStep
 
 FORK = multiprocessing.get_context("fork")
 
@@ -227,6 +229,7 @@ def test_of_shards_a_process_reads_its_own(tmp_path, monkeypatch):
 def test_a_process_that_writes_nothing_copies_nothing(monkeypatch):
     """Of a model that each process has whole."""
     step = MagicMock(model=nn.Linear(2, 2), layout=None)
+    step.arrays = partial(TrainStep.arrays, step)
     monkeypatch.setattr(distributed, "is_main", lambda: False)
     checkpoint = snapshot.take(step, {}, {}, name="linear")
     assert (checkpoint.model, checkpoint.optimizer) == ({}, {})

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from tokenizers import ByteLevelBPETokenizer
 
+from flow_train.checkpoint.folders import newest_checkpoint, read_checkpoint
 from libai_projects.text import prepare
 from tests.command_server import CommandServer
 from tests.launch import REPOSITORY, run_distributed, run_process
@@ -156,8 +157,14 @@ def perplexities(out: Path) -> dict[int, float]:
 def as_after_step_three(run: Path, target: Path) -> Path:
     """What the directory of a run held when its first checkpoint was whole."""
     target.mkdir()
-    for name in ("model_0000002", "config.yaml", "metrics.json", "metrics.jsonl"):
+    for name in ("checkpoints/step-00000003", "config.yaml", "metrics.json", "metrics.jsonl"):
         source = run / name
         (shutil.copytree if source.is_dir() else shutil.copy)(source, target / name)
-    (target / "last_checkpoint").write_text("model_0000002")
     return target
+
+
+def newest(out: Path) -> str:
+    """The name of the checkpoint that was written last; it is whole."""
+    folder = newest_checkpoint(out)
+    assert read_checkpoint(folder).folder == folder
+    return folder.name

@@ -10,7 +10,6 @@ import signal
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import Mock
 
 from oneflow_accel.backends.base import FEATURES, Support
 from oneflow_accel.errors import UserError
@@ -18,12 +17,13 @@ from oneflow_accel.errors import UserError
 import pytest
 from omegaconf import OmegaConf
 
+from flow_train.checkpoint.folders import CheckpointManager
 from flow_train.config.overrides import config_keys
-from libai_projects.engine import adapt, check_files, check_settings, checks, output, throughput
+from flow_train.metrics.work import training_flops
+from libai_projects.engine import adapt, check_files, check_settings, checks, parts, run
 from libai_projects.engine.arguments import Options
 from libai_projects.engine.checks import Layout
 from libai_projects.engine.overrides import apply_overrides, load_config
-from libai_projects.weights.gpt2 import GPT2
 from tests.libai_projects.train.conftest import CONFIG, PROJECTS, TINY
 
 
@@ -291,21 +291,22 @@ def test_run_of_another_model(make_cfg, tmp_path):
 
 def test_two_runs_in_one_directory(make_cfg):
     """A killed run's data workers may outlive it; they do not hold its directory."""
-    cfg, run = make_cfg(), Options(CONFIG)
+    cfg = make_cfg()
+    manager = CheckpointManager(Path(cfg.train.output_dir) / "checkpoints")
     ready, told = os.pipe()
     first = os.fork()
     if first == 0:
-        with output.prepare(cfg, run):
-            worker = os.fork()
-            if worker:
-                os.write(told, str(worker).encode())
-            time.sleep(60)
+        manager.claim()
+        worker = os.fork()
+        if worker:
+            os.write(told, str(worker).encode())
+        time.sleep(60)
     worker = int(os.read(ready, 20))
-    refused(output.prepare(make_cfg(), run).__enter__, "another run is writing there")
+    refused(lambda: run.make_room(cfg, resume=False), "another run is writing there")
+    refused(lambda: run.make_room(cfg, resume=True), "another run is writing there")
     os.kill(first, signal.SIGKILL)
     os.waitpid(first, 0)
-    with output.prepare(cfg, run):
-        pass
+    assert run.make_room(cfg, resume=False) == []
     os.kill(worker, signal.SIGKILL)
 
 
@@ -353,14 +354,11 @@ def test_what_prepare_holds_out_is_validated_on(make_cfg, prompts, tmp_path):
 
 def test_flops_of_a_token_of_gpt2(make_cfg, monkeypatch):
     """124M: 12 x 12 x 768^2 + 50257 x 768 weights = 123.5M; 6 x that + 12 x 12 x 768 x 1024."""
-    monkeypatch.delenv("FLOW_TRAIN_PEAK")
-    model = load_config(str(PROJECTS / CONFIG)).model.cfg
-    assert GPT2.flops_per_token(model) == pytest.approx(8.544e8, rel=1e-3)
-    properties = SimpleNamespace(name="device", peak_flops={"float32": 1e12})
-    backend = Mock(properties=lambda: properties)
-    speed = throughput.Throughput(backend, 8, 1024, 1e9)
-    assert speed.values(10.0)["mfu"] == pytest.approx(100 * 8 * 1024 * 1e9 / 1e13)
-    assert "mfu" not in throughput.Throughput(backend, 8, 1024).values(1.0)
+    monkeypatch.setattr(parts, "replicas", lambda: 1)
+    cfg = load_config(str(PROJECTS / CONFIG))
+    cfg.train.test_micro_batch_size = 4
+    macs = parts.make_task(cfg).macs_per_unit(None, {}, None)
+    assert training_flops(macs) == pytest.approx(8.544e8, rel=1e-3)
 
 
 def test_scripts_pass_arguments_on_unchanged(tmp_path):

@@ -14,9 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from flow_train.checkpoint import libai_files
 from tests.launch import REPOSITORY, free_port, run_process
-from tests.libai_projects.train.conftest import CONFIG, PROJECTS, SCRIPT, TINY, bash_command, losses
+from tests.libai_projects.train.conftest import (
+    CONFIG,
+    PROJECTS,
+    SCRIPT,
+    TINY,
+    bash_command,
+    losses,
+    newest,
+)
 
 # The issue asks for 60 s.
 ENDS_WITHIN = 60.0
@@ -88,10 +95,9 @@ def test_full_disk_leaves_the_checkpoint_before_it_whole(train, environment, tmp
     error = result.stdout[result.stdout.index("train_net.py: error:") :]
     assert "too large" in error.lower(), error
     assert "Traceback" not in error
-    assert libai_files.last(out) == out / "model_0000002"
-    assert [path.name for path in out.glob("model_*")].count("model_0000005") == 0
+    assert newest(out) == "step-00000003"
     train("--resume", out=out)
-    assert libai_files.last(out) == out / "model_0000005"
+    assert newest(out) == "step-00000006"
     assert {step: loss for step, loss in losses(out).items() if step <= 3} == before
 
 
@@ -130,7 +136,7 @@ def test_killed_rank_ends_the_others_and_is_named(environment, tmp_path):
             process.wait()
     assert process.returncode != 0
     assert f"rank 1 (pid {victim}" in output, output
-    assert libai_files.last(out) is not None
+    assert newest(out)
 
 
 FAKE_WANDB = """
@@ -181,11 +187,11 @@ def test_sigterm_writes_a_checkpoint_and_the_run_goes_on_bit_for_bit(train, envi
     finally:
         process.kill()
     assert process.returncode == 128 + signal.SIGTERM, output
-    assert "told to stop (SIGTERM) after" in output
+    assert "told to stop (SIGTERM) at step" in output
     assert "Traceback" not in output
     done = max(losses(out))
     assert done < 300
-    assert libai_files.last(out) == out / f"model_{done - 1:07d}"
+    assert newest(out) == f"step-{done:08d}"
     told = [json.loads(line) for line in calls.read_text().splitlines()]
     assert told[0] == [-1, {"mode": "offline", "project": "gpt2", "dir": str(out)}]
     assert told[1][0] == 1
@@ -200,7 +206,7 @@ def wait_for_checkpoint(out: Path, process: subprocess.Popen[str]) -> bool:
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         assert process.poll() is None, process.stdout.read()
-        if (out / "last_checkpoint").exists():
+        if (out / "checkpoints" / "latest").exists():
             return True
         time.sleep(0.1)
     return False

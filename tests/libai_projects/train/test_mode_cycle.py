@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flow_train.checkpoint import libai_files, oneflow_files
+from flow_train.checkpoint.folders import read_checkpoint
+from libai_projects.weights import old_runs
 from tests.launch import REPOSITORY, run_distributed, run_process
 from tests.libai_projects.train.conftest import CONFIG, NO_DROPOUT, PROJECTS, TINY, losses
 from tests.modes import ALL
@@ -123,31 +124,19 @@ def run(jobs: Sequence[Job], environment: dict[str, str], options: Sequence[str]
 
 
 def checkpoint(out: Path, step: int) -> Path:
-    return out / f"model_{step - 1:07d}"
+    return out / "checkpoints" / f"step-{step:08d}"
 
 
 def taken_up(source: Path, target: Path) -> Path:
-    target.mkdir(parents=True)
-    shutil.copytree(source, target / source.name)
-    (target / "last_checkpoint").write_text(source.name)
+    shutil.copytree(source, target / source.relative_to(source.parents[1]))
     return target
 
 
 def arrays(folder: Path) -> dict[str, np.ndarray]:
-    """Weights and moments of a checkpoint, and the number of the optimizer's steps."""
-    model = oneflow_files.read_structure(folder / "model")
-    found = {f"weight/{n}": oneflow_files.read_array(folder / "model", t) for n, t in model.items()}
-    optimizer = oneflow_files.read_structure(folder / "optimizer")
-    for number, name in enumerate(optimizer["names"]):
-        for key, tensor in optimizer["state"][number].items():
-            found[f"{key}/{name}"] = oneflow_files.read_array(folder / "optimizer", tensor)
-    step = optimizer["state"].get("step")
-    if step is None:
-        step = oneflow_files.read_array(
-            folder / "optimizer", optimizer["graph"]["System-Train-TrainStep"]
-        )
-    found["step"] = np.asarray(step).reshape(())
-    return found
+    """Weights and moments of a checkpoint, and the number of steps."""
+    found = read_checkpoint(folder)
+    weights = {f"weight/{name}": array for name, array in found.model.items()}
+    return {**weights, **found.optimizer, "step": np.asarray(found.state["step"])}
 
 
 def check_equal(ours: dict[int, float], whole: dict[int, float], steps: Sequence[int]) -> None:
@@ -226,7 +215,13 @@ SMALLER = (
 def old_checkpoint(writer: str, folder: Path) -> Path:
     with tarfile.open(OLD / f"{writer}.tar.gz") as archive:
         archive.extractall(folder / writer)
-    return checkpoint(folder / writer, 2)
+    return folder / writer / "model_0000001"
+
+
+def taken_up_old(source: Path, target: Path) -> Path:
+    shutil.copytree(source, target / source.name)
+    (target / old_runs.LAST).write_text(source.name)
+    return target
 
 
 def test_checkpoints_of_before_are_read_in_both_modes(
@@ -237,7 +232,7 @@ def test_checkpoints_of_before_are_read_in_both_modes(
     for writer in ("eager", "graph"):
         old = old_checkpoint(writer, tmp_path)
         for reader in MODES[:2]:
-            out = taken_up(old, tmp_path / f"{writer}-{reader.name}")
+            out = taken_up_old(old, tmp_path / f"{writer}-{reader.name}")
             jobs.append(Job(reader, out, 5))
     run(jobs, environment, (*BASE, *SMALLER))
     first, *others = (losses(job.out) for job in jobs)
@@ -249,18 +244,18 @@ def test_checkpoints_of_before_are_read_in_both_modes(
 @pytest.mark.parametrize(
     ("change", "parts"),
     [
-        (("+optim.amsgrad=true",), ("keeps exp_avg and exp_avg_sq of", "max_exp_avg_sq", "AdamW")),
-        ((), ("holds no optimizer", "train.load_weight")),
+        (("+optim.amsgrad=true",), ("the checkpoint has no max_exp_avg_sq of",)),
+        ((), ("holds no graph, only weights", "train.load_weight")),
     ],
     ids=["other-optimizer", "weights-alone"],
 )
 def test_a_run_that_cannot_go_on_says_why(
     environment: dict[str, str], tmp_path: Path, change: tuple[str, ...], parts: tuple[str, ...]
 ) -> None:
-    out = taken_up(old_checkpoint("eager", tmp_path), tmp_path / "out")
+    out = taken_up_old(old_checkpoint("eager", tmp_path), tmp_path / "out")
     if not change:
-        shutil.rmtree(checkpoint(out, 2) / "optimizer")
-        (checkpoint(out, 2) / libai_files.MANIFEST).unlink()
+        shutil.rmtree(out / "model_0000001" / "optimizer")
+        (out / "model_0000001" / old_runs.MANIFEST).unlink()
     command = ["tools/train_net.py", "--config-file", CONFIG, *BASE, *SMALLER]
     command += ["--resume", *change, f"train.output_dir={out}"]
     result = run_process(command, env=environment, cwd=PROJECTS)

@@ -32,7 +32,7 @@ def test_a_run_its_resumption_and_its_model(train, environment, tmp_path):
     train(*MONARCH, "--resume", out=out)
     assert losses(out) == losses(whole)
     assert perplexities(out) == perplexities(whole)
-    _, config = weights.load(whole / "model_final", "libai")
+    _, config = weights.load(whole / "checkpoints" / "step-00000006", "libai")
     assert config["mlp_cfg"] == {"_target_": "monarch_flow.layers.MonarchLinear", "nblocks": 4}
     assert config["attnproj_cfg"]["nblocks"] == 2
     assert "attnlinear_cfg" not in config
@@ -61,7 +61,7 @@ def test_layers_become_dense_and_compute_the_same(train, dense_early, environmen
     (values,) = (line["values"] for line in switch)
     assert values["loss_after"] == pytest.approx(values["loss_before"], abs=1e-5)
     assert losses(dense_early)[6] < losses(dense_early)[1]
-    _, config = weights.load(dense_early / "model_final", "libai")
+    _, config = weights.load(dense_early / "checkpoints" / "step-00000006", "libai")
     assert not {"mlp_cfg", "attnlinear_cfg"} & config.keys()
     train(*BLOCKS, "train.sparse_to_dense.fraction=0.3", "--eval-only", out=dense_early)
     evaluated = json.loads((dense_early / "evaluation" / "evaluation.json").read_text())

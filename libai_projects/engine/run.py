@@ -1,0 +1,449 @@
+"""A run of a LiBai config on flow_train's loop, and its evaluation without training."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from oneflow_accel import distributed
+from oneflow_accel.agree import on_rank_0
+from oneflow_accel.backends import Backend
+from oneflow_accel.errors import CheckpointError, UserError
+
+import numpy as np
+from libai.config import try_get_key
+from libai.utils import distributed as dist
+from omegaconf import DictConfig, OmegaConf
+from oneflow import nn
+
+from flow_train.checkpoint.folders import (
+    AUTO_RESUME,
+    CURVES_NAME,
+    Checkpoint,
+    checkpoint_folder,
+    newest_checkpoint,
+    require_no_other_run,
+)
+from flow_train.checkpoint.whole import Spread
+from flow_train.files import replace_file, take_lock
+from flow_train.hooks import EarlyStopping, Hook, ModelCheckpoint, Run
+from flow_train.metrics.log import CSV_NAME, JSONL_NAME, Logger
+from flow_train.metrics.profile import ProfileSteps
+from flow_train.options import Position, TrainerOptions
+from flow_train.session import Data, Identity, Recipe, Session
+from libai_projects.engine import parts
+from libai_projects.engine.adapt import amp_precision
+from libai_projects.engine.check_files import CONFIG_BACKUP, read_backup, weights_format
+from libai_projects.engine.steps import LibaiEagerStep, LibaiGraphStep
+from libai_projects.engine.task import RESULTS, SPLITS, metric_of, replicas
+from libai_projects.weights import load, load_into, old_runs
+from libai_projects.weights.monarch import KEYS, in_libai_layout
+from monarch_flow.projection import densify_training_state, structured_layers
+
+METRICS_NAME = "metrics.json"
+EVALUATION, RESULT_NAME = "evaluation", "evaluation.json"
+# The files and folders that a run leaves in its directory; the first are LiBai's and older ones.
+_OF_A_RUN = (
+    *("model_*", "last_checkpoint", "checkpoints", f"{CONFIG_BACKUP}*", "log.txt*", METRICS_NAME),
+    *(JSONL_NAME, CSV_NAME, "wandb", CURVES_NAME, "tensorboard", EVALUATION),
+)
+# Two orders of summation in float32 differ by less.
+TOLERANCE = 1e-5
+
+logger = logging.getLogger("libai_projects")
+
+
+def make_room(cfg: DictConfig, *, resume: bool) -> list[str]:
+    """Move what an earlier run left in train.output_dir to previous-N there, unless it goes on.
+    Returns lines for the log; UserError where another process writes there, or files cannot be
+    moved. Every process calls it."""
+    folder = Path(cfg.train.output_dir)
+
+    def move() -> list[str]:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = take_lock(folder / ".lock")
+            running = checkpoint_folder(folder)
+            writes = take_lock(running / ".lock") if running.is_dir() else lock
+            if lock is None or writes is None:
+                raise UserError(
+                    f"train.output_dir={folder}: another run is writing there; wait for it, or "
+                    "choose another directory"
+                )
+            with lock, writes:
+                lines = [] if resume else _move_aside(folder)
+        except OSError as error:
+            raise UserError(f"train.output_dir={folder}: {error}") from error
+        found = newest_checkpoint(folder)
+        if found is None or not is_ours(found):
+            found = old_runs.last(folder)
+        require_no_other_run(folder, found if resume else None)
+        return lines
+
+    return on_rank_0(move)
+
+
+def _move_aside(folder: Path) -> list[str]:
+    newest = newest_checkpoint(folder)
+    is_old = any(path.is_dir() for path in folder.glob("model_*"))
+    # A run of another program of this project stays in place, so it must be refused.
+    if not is_old and (newest is None or not is_ours(newest)):
+        return []
+    number = 1
+    while (folder / f"previous-{number}").exists():
+        number += 1
+    aside = folder / f"previous-{number}"
+    aside.mkdir()
+    for pattern in _OF_A_RUN:
+        for path in sorted(folder.glob(pattern)):
+            os.replace(path, aside / path.name)
+    return [f"an earlier run was in {folder}: moved to {aside} (--resume goes on with a run)"]
+
+
+def is_ours(checkpoint: Path) -> bool:
+    """Whether a checkpoint is of a LiBai config."""
+    try:
+        content = json.loads((checkpoint / "state.json").read_bytes())["content"]
+        return "dataloader" in content["state"]["config"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def train(cfg: DictConfig, backend: Backend, *, resume: bool, profile: int | None = None) -> Any:
+    """Train a model of a checked config to the end; errors and ends are those of `Session.fit`.
+    With `profile` so many steps are profiled, and nothing is kept but that. Returns what holds the
+    graphs."""
+    settings, evaluation = cfg.train, cfg.train.evaluation
+    folder = Path(settings.output_dir)
+    backup = read_backup(folder / CONFIG_BACKUP)
+    identity = Identity(
+        _model_name(cfg), backup, phase=lambda model: _phase(cfg, model), run=folder.name
+    )
+    by_new = newest_checkpoint(folder) is not None
+    with Session(
+        folder,
+        identity,
+        AUTO_RESUME if resume else None,
+        backend=backend,
+        seed=settings.seed,
+        seed_option="train.seed=",
+        resume_option="--resume",
+        keeps=profile is None,
+        keep_last=try_get_key(settings, "checkpointer.max_to_keep", default=None),
+        loggers=OmegaConf.to_container(settings.get("logger") or OmegaConf.create({})),
+        more_loggers=[lambda: MetricsJson(folder / METRICS_NAME)],
+        found=old_runs.read(folder, settings.global_batch_size) if resume and not by_new else None,
+        lazily=True,
+    ) as run:
+        resumed = run.resumed
+        state = {} if resumed is None else resumed.state
+        done, kept = run.first_step, state.get("train_step", {})
+        consumed = kept.get("consumed_samples", done * settings.global_batch_size)
+        loaders = parts.make_loaders(cfg, parts.make_tokenizer(cfg), consumed)
+        parts.settle_length(cfg, loaders.train)
+        if state.get("phase") == "dense":
+            parts.make_dense(cfg)
+        model = parts.make_model(cfg)
+        if resumed is not None:
+            load_model(model, resumed)
+        elif settings.get("load_weight"):
+            parts.load_weights(model, settings.load_weight)
+        logger.info(describe(cfg, model))
+        task, maker = parts.make_task(cfg), parts.maker(cfg)
+        graph, made = bool(cfg.graph.enabled), []
+        accumulate = 1 if graph else settings.num_accumulation_steps
+        batch = settings.train_micro_batch_size * (settings.num_accumulation_steps if graph else 1)
+        kind = LibaiGraphStep if graph else LibaiEagerStep
+
+        def make_step(model: nn.Module, position: Position) -> Any:
+            precision = amp_precision(cfg)
+            size = None if graph else batch
+            step = kind(model, backend, maker, task, precision=precision, part_size=size)
+            step.samples = consumed
+            if isinstance(step, LibaiGraphStep):
+                step.is_resumed = resumed is not None and not made
+            made[:] = [step]
+            return step
+
+        batches = settings.train_iter * accumulate
+        data = loaders.evaluated if evaluation.enabled and profile is None else {}
+        limit = None if data else 0
+        ended = done >= settings.train_iter
+        return run.fit(
+            model,
+            task,
+            Data(
+                parts.Loader(loaders.train, batches, batch, replicas()), data.pop("val", None), data
+            ),
+            Recipe(
+                None,
+                # The rate of the step to come, whatever the schedule.
+                lambda step: made[0].rate,
+                TrainerOptions(
+                    max_epochs=1,
+                    min_epochs=0,
+                    accumulate=accumulate,
+                    precision=amp_precision(cfg),
+                    graph=graph,
+                    log_every=settings.log_period,
+                    limit_val=limit,
+                    val_every_steps=evaluation.eval_period if evaluation.eval_period > 0 else None,
+                    per_step=True,
+                    by_steps=True,
+                    way_on="go on with --resume",
+                    way_to_more="to go on, raise train.train_iter; --eval-only evaluates",
+                ),
+                _hooks(cfg, profile),
+                make_step=make_step,
+            ),
+            start=Position(1, 0, done) if ended else Position(0, done * accumulate, done),
+        )
+
+
+def _model_name(cfg: DictConfig) -> str:
+    target = try_get_key(cfg, "model._target_")
+    return (target if isinstance(target, str) else target.__name__).rpartition(".")[2]
+
+
+def _phase(cfg: DictConfig, model: nn.Module) -> str | None:
+    if try_get_key(cfg, "train.sparse_to_dense.fraction", default=None) is None:
+        return None
+    return "structured" if structured_layers(model) else "dense"
+
+
+def load_model(model: nn.Module, checkpoint: Checkpoint) -> None:
+    """Give a global model of any layout a checkpoint's tensors. CheckpointError where they are
+    those of another. A collective call."""
+    tensors, arrays = model.state_dict(), checkpoint.model
+    wrong = sorted(tensors.keys() - set(arrays))
+    for name in [] if wrong else tensors:
+        array = arrays[name]
+        if array.shape != tuple(tensors[name].shape):
+            wrong.append(name)
+        else:
+            distributed.set_value(tensors[name], array)
+    if wrong:
+        raise CheckpointError(
+            f"{checkpoint.folder} is of another model: {len(wrong)} parameters are not in it or "
+            f"have another shape there, such as {wrong[0]}; resume with the configuration it was "
+            "trained with"
+        )
+
+
+def _hooks(cfg: DictConfig, profile: int | None) -> dict[str, Hook]:
+    from flow_train.config import keys  # late: see there
+
+    train, evaluation = cfg.train, cfg.train.evaluation
+    if profile is not None:
+        return {"profile": ProfileSteps(profile, Path(train.output_dir))}
+    hooks: dict[str, Hook] = {}
+    fraction = try_get_key(cfg, "train.sparse_to_dense.fraction", default=None)
+    if fraction is not None:
+        hooks["sparse_to_dense"] = SparseToDense(fraction, cfg)
+    better = {
+        "monitor": metric_of(evaluation.get("eval_metric", "Acc@1")),
+        "mode": evaluation.get("eval_mode", "max"),
+    }
+    if evaluation.enabled and (evaluation.get("patience") or train.get("max_minutes")):
+        hooks["early_stopping"] = EarlyStopping(
+            keys.EarlyStopping(
+                **better,
+                patience=evaluation.get("patience") or sys.maxsize,
+                max_minutes=train.get("max_minutes"),
+            )
+        )
+    hooks["model_checkpoint"] = BestAndNewest(
+        keys.ModelCheckpoint(**better, every_n_train_steps=train.checkpointer.period)
+    )
+    return hooks
+
+
+class BestAndNewest(ModelCheckpoint):
+    """Goes on where an evaluator does not give what train.evaluation.eval_metric names."""
+
+    def on_validation_end(self, trainer: Run, metrics: Mapping[str, float]) -> None:
+        if self.monitor in metrics:
+            super().on_validation_end(trainer, metrics)
+        else:
+            logger.warning(
+                "train.evaluation.eval_metric (%s) is not a result of the evaluation, so no best "
+                "model is kept; results are %s",
+                self.monitor,
+                ", ".join(metrics),
+            )
+
+
+class MetricsJson(Logger):
+    """LiBai's metrics.json: an object per line by LiBai's names, `iteration` counting finished
+    iterations."""
+
+    _OF_STEPS: Mapping[str, str] = {
+        "loss": "total_loss",
+        "step_seconds": "time",
+        "data_seconds": "data_time",
+        "lr": "lr",
+        "grad_norm": "grad_norm",
+    }
+    _SPLITS: Mapping[str, str] = {ours: theirs for theirs, ours in SPLITS.items()}
+    _RESULTS: Mapping[str, str] = {ours: theirs for theirs, ours in RESULTS.items()}
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = path.open("a", encoding="utf-8")
+
+    def log(self, step: int, values: Mapping[str, float], split: str) -> None:
+        if split == "train":
+            line = {
+                theirs: values[ours] for ours, theirs in self._OF_STEPS.items() if ours in values
+            }
+        else:
+            prefix = self._SPLITS.get(split, split)
+            line = {f"{prefix}/{self._RESULTS.get(n, n)}": value for n, value in values.items()}
+        # JSON has no NaN.
+        finite = {name: v if math.isfinite(v) else None for name, v in line.items()}
+        self._file.write(json.dumps({"iteration": step, **finite}, sort_keys=True) + "\n")
+        self._file.flush()
+
+    def truncate(self, step: int) -> None:
+        self._file.close()
+        kept = []
+        for text in self._path.read_text(encoding="utf-8").splitlines():
+            try:
+                if int(json.loads(text)["iteration"]) <= step:
+                    kept.append(f"{text}\n")
+            except (ValueError, KeyError, TypeError):
+                # One that a kill cut short.
+                continue
+        replace_file(self._path, "".join(kept).encode())
+        self._file = self._path.open("a", encoding="utf-8")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class SparseToDense(Hook):
+    """Makes the structured layers of the model dense before the iteration that follows `fraction`
+    (0 to 1) of the run; see `monarch_flow.engine.sparse_to_dense`.
+
+    metrics.jsonl gets the loss of one validation batch as "loss_before" and "loss_after", under
+    the split "switch".
+    """
+
+    def __init__(self, fraction: float, cfg: DictConfig) -> None:
+        self._fraction, self._cfg = fraction, cfg
+
+    def _first(self, trainer: Run) -> int:
+        # 0.7 * 30 is a little more than 21 in binary.
+        return math.ceil(round(self._fraction * self._cfg.train.train_iter, 6))
+
+    def outlook(self, trainer: Run) -> str:
+        if not structured_layers(trainer.model):
+            return ""
+        first = self._first(trainer)
+        if first >= trainer.last_step:
+            return "the structured layers never become dense: the run ends before"
+        return f"the structured layers become dense from iteration {first + 1} on"
+
+    def on_step_start(self, trainer: Run) -> None:
+        if trainer.position.step >= self._first(trainer) and structured_layers(trainer.model):
+            self._switch(trainer)
+
+    def _switch(self, trainer: Run) -> None:
+        cfg, layers, old = self._cfg, structured_layers(trainer.model), trainer.train_step
+        before, state = self._loss(trainer), old.state()
+        arrays, moments = (_gathered(each) for each in old.arrays())
+        graph = {n: moments.pop(n) for n in list(moments) if n.startswith("graph/")}
+        if distributed.is_main():
+            dense = densify_training_state(arrays, moments, layers)
+            heads = cfg.model.cfg.num_attention_heads
+            arrays, moments = (
+                in_libai_layout(a, layers, heads) for a in (dense.model, dense.optimizer)
+            )
+        parts.make_dense(cfg)
+        trainer.use_model(parts.make_model(cfg))
+        trainer.model.train()
+        load_into(trainer.model, arrays)
+        moments |= graph
+        names = on_rank_0(lambda: list(moments))
+        trainer.train_step.load_optimizer(Spread(moments, names), trainer.position.step)
+        trainer.train_step.load_state(state)
+        after = self._loss(trainer)
+        step = trainer.position.step
+        logger.info("%d structured layers are dense from iteration %d on", len(layers), step + 1)
+        if before is None or after is None:
+            return
+        trainer.log_now({"loss_before": before, "loss_after": after}, split="switch")
+        if not math.isclose(before, after, rel_tol=TOLERANCE, abs_tol=TOLERANCE):
+            logger.warning("the loss has changed by %.1e at the switch", after - before)
+
+    def _loss(self, trainer: Run) -> float | None:
+        """The mean loss of a batch of the first split to evaluate; None without one."""
+        loaders = [trainer.data.val, *trainer.data.others.values()]
+        loader = next((each for each in loaders if each is not None), None)
+        if loader is None:
+            return None
+        model = trainer.train_step.evaluated_model()
+        found = trainer.task.evaluate(model, loader, trainer.backend, max_batches=1)
+        return found.as_logged().get("loss")
+
+
+def _gathered(arrays: Any) -> dict[str, np.ndarray]:
+    """All arrays on the main process, none on others; a collective call."""
+    if distributed.is_main():
+        return {name: arrays[name] for name in arrays}
+    arrays.drain()
+    return {}
+
+
+def weights_to_evaluate(cfg: DictConfig) -> str:
+    """train.load_weight, else the newest checkpoint in train.output_dir."""
+    if cfg.train.load_weight:
+        return str(cfg.train.load_weight)
+    folder = Path(cfg.train.output_dir)
+    return on_rank_0(lambda: str(newest_checkpoint(folder) or old_runs.last(folder)))
+
+
+def evaluate(cfg: DictConfig, backend: Backend, weights: str) -> object:
+    """Evaluate on the validation and test splits and on dataloader.test; every process calls it.
+
+    Returns what was evaluated, the graph in graph mode: the caller decides when it is freed. Raises
+    UserError where the weights are damaged or those of another model.
+    """
+    loaders = parts.make_loaders(cfg, parts.make_tokenizer(cfg))
+    if try_get_key(cfg, "train.sparse_to_dense.fraction", default=None) is not None:
+        _, found = load(weights, on_rank_0(lambda: weights_format(weights)))
+        if not any(key in found for key in KEYS):
+            parts.make_dense(cfg)
+    model = parts.make_model(cfg)
+    parts.load_weights(model, weights)
+    evaluated: Any = parts.make_graph(cfg, model, is_train=False) if cfg.graph.enabled else model
+    task = parts.make_task(cfg)
+    results = {}
+    for split, loader in loaders.evaluated.items():
+        name = MetricsJson._SPLITS.get(split, split)
+        found = task.evaluate(evaluated, loader, backend)
+        results |= {f"{name}/{key}": value for key, value in found.values.items()}
+    if distributed.is_main():
+        text = json.dumps({"weights": weights, **results}, indent=1, sort_keys=True)
+        replace_file(Path(cfg.train.output_dir) / RESULT_NAME, text.encode())
+        for name, value in results.items():
+            logger.info("%s: %.6g", name, value)
+    return evaluated
+
+
+def describe(cfg: DictConfig, model: nn.Module) -> str:
+    """The model, and how it is laid out on the processes."""
+    sizes, weights = cfg.train.dist, sum(weight.numel() for weight in model.parameters())
+    return (
+        f"{type(model).__name__} of {weights:,} weights: data {replicas()} x tensor "
+        f"{sizes.tensor_parallel_size} x pipeline "
+        f"{sizes.pipeline_parallel_size} processes, batch {cfg.train.global_batch_size} = "
+        f"{cfg.train.train_micro_batch_size} x {dist.get_data_parallel_size()} x "
+        f"{cfg.train.num_accumulation_steps} accumulation steps"
+    )
