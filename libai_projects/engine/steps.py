@@ -7,6 +7,7 @@ are not those of a table.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -110,7 +111,14 @@ class _LibaiStep(TrainStep):
         return parameter_names(self.model, self.optimizer)
 
     def state(self) -> dict[str, Any]:
-        return {"lr_scheduler": self.schedule.state_dict(), "consumed_samples": self.samples}
+        # LiBai's own form has the groups, and in them numbers in place of names: `old_runs.write`.
+        groups = json.loads(json.dumps(self.optimizer.state_dict()["param_groups"]))
+        return {
+            "lr_scheduler": self.schedule.state_dict(),
+            "consumed_samples": self.samples,
+            "param_groups": groups,
+            "parameters": self._parameter_names(),
+        }
 
     def load_state(self, state: dict[str, Any]) -> None:
         self.samples = int(state["consumed_samples"])

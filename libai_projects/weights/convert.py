@@ -18,7 +18,7 @@ from oneflow_accel.command import Parser
 from oneflow_accel.errors import UserError
 
 from flow_train.cli import positive
-from libai_projects.weights import huggingface, loading
+from libai_projects.weights import huggingface, loading, old_runs
 from libai_projects.weights.folders import check_target, read_json
 from libai_projects.weights.gpt2 import GPT2
 from libai_projects.weights.libai_checkpoints import save_libai
@@ -45,6 +45,12 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         "consolidated.*.pth",
     )
     parser.add_argument("--to", dest="target_kind", choices=("huggingface", "libai"), required=True)
+    parser.add_argument(
+        "--resumable",
+        choices=("eager", "graph"),
+        help="of a run's checkpoint, --from libai --to libai: write optimizer and schedule, too, "
+        "from which LiBai's own trainer goes on in this mode with train.output_dir=DST",
+    )
     parser.add_argument(
         *("--dtype", "--precision"),
         choices=huggingface.DTYPES,
@@ -102,6 +108,12 @@ def run(options: argparse.Namespace) -> str:
         raise UserError(f"{options.target} is or contains the source; choose another folder")
     # Check the target before the source takes minutes to read.
     check_target(options.target, force=options.force)
+    if options.resumable:
+        if (options.source_kind, options.target_kind) != ("libai", "libai"):
+            raise UserError("--resumable goes with --from libai --to libai")
+        graph = options.resumable == "graph"
+        written = old_runs.write(options.source, options.target, graph=graph, force=options.force)
+        return f"{written}: with optimizer and schedule"
     table = loading.TABLES[options.model or _model_at(options.source, options.source_kind)]
     overrides = {
         "num_attention_heads": options.heads,

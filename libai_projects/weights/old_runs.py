@@ -1,4 +1,5 @@
-"""Runs that LiBai 0.1.1 wrote, or this project once, to go on with.
+"""Runs in the form of LiBai 0.1.1, which it wrote, or this project once, to go on with; and a
+checkpoint of ours in that form, for LiBai to go on with.
 
     DIR/model_0000123/model/pickled_data, ...   a folder of `oneflow.save` per part
                       optimizer/... or graph/... in eager mode, or of LiBai's graph
@@ -15,20 +16,23 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import OrderedDict, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from oneflow_accel.agree import on_rank_0
-from oneflow_accel.errors import CheckpointError
+from oneflow_accel.errors import CheckpointError, UserError
 
 import numpy as np
+import oneflow as flow
 
-from flow_train.checkpoint.folders import Checkpoint
+from flow_train.checkpoint.folders import Checkpoint, read_checkpoint
 from flow_train.checkpoint.optimizer_state import EAGER_KEYS, GRAPH_SUFFIXES, TRAIN_STEP
 from flow_train.checkpoint.whole import Spread
 from flow_train.files import sha256_of
 from libai_projects.weights import oneflow_files
+from libai_projects.weights.folders import replaced_folder
 from libai_projects.weights.oneflow_files import StoredTensor
 
 MANIFEST = "model/checksums.json"
@@ -226,3 +230,43 @@ def _state(folder: Path, global_batch_size: int) -> dict[str, Any]:
         },
         "callbacks": callbacks,
     }
+
+
+def write(source: Path, target: Path, *, graph: bool, force: bool = False) -> Path:
+    """Write a run's checkpoint into the folder `target`, so that LiBai's own trainer goes on from
+    it with train.output_dir=target, eagerly or under its graph; returns the checkpoint there.
+    UserError: `source` is no such checkpoint, is damaged, or what LiBai cannot go on from; and as
+    `replaced_folder`."""
+    found = read_checkpoint(source)
+    step, kept = found.state["step"], found.state["train_step"]
+    if "param_groups" not in kept:
+        raise UserError(f"{source} is no checkpoint of a LiBai model's run: it names no parameters")
+    if not graph and (found.state["config"]["train"].get("num_accumulation_steps") or 1) > 1:
+        raise UserError(
+            f"{source} is of a run that accumulates gradients, whose steps LiBai counts otherwise "
+            "in eager mode: take graph"
+        )
+    moments: dict[Any, Any] = defaultdict(dict, step=step)
+    variables = {TRAIN_STEP: flow.tensor([step], dtype=flow.int64)}
+    for name, array in found.optimizer.items():
+        key, _, parameter = name.partition("/")
+        tensor = flow.tensor(array)
+        if key in GRAPH_SUFFIXES:
+            moments[kept["parameters"].index(parameter)][EAGER_KEYS.get(key, key)] = tensor
+            variables[f"model.{parameter}{GRAPH_SUFFIXES[key]}"] = tensor
+        else:
+            # Of a graph alone, such as the float16 loss scale.
+            variables[parameter] = tensor
+    model = OrderedDict((name, flow.tensor(array)) for name, array in found.model.items())
+    parts = {"model": model, "lr_scheduler": kept["lr_scheduler"]}
+    if graph:
+        parts["graph"] = {"model": model, **variables}
+    else:
+        parts["optimizer"] = {"state": dict(moments), "param_groups": kept["param_groups"]}
+    # LiBai counts from 0.
+    name = f"model_{step - 1:07d}"
+    with replaced_folder(target, force=force) as temporary:
+        for part, content in parts.items():
+            flow.save(content, temporary / name / part)
+        (temporary / LAST).write_text(name)
+    return target / name

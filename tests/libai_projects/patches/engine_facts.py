@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import sys
+from argparse import Namespace
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import oneflow_accel  # noqa: F401 - before oneflow and libai, which it patches
 
-import engine_trainer_facts
 import numpy as np
 import oneflow as flow
 
@@ -27,17 +24,19 @@ if os.environ.get(VARIABLE):
     from libai.data.build import build_nlp_train_val_test_loader
     from libai.data.data_utils import BlockIndexedDataset
     from libai.data.samplers import CyclicSampler
-    from libai.engine.hooks import PeriodicCheckpointer
+    from libai.engine import default_setup
     from libai.evaluation import PPLEvaluator
     from libai.evaluation import inference_on_dataset as evaluate_on
-    from libai.utils.checkpoint import Checkpointer
+
+    def set_up(cfg: Any, resume: bool) -> None:
+        default_setup(cfg, Namespace(resume=resume, config_file=""))
 else:
-    from libai_projects.engine.checkpoints import Checkpointer, PeriodicCheckpointer
     from libai_projects.engine.data import (
         BlockIndexedDataset,
         CyclicSampler,
         build_nlp_train_val_test_loader,
     )
+    from libai_projects.engine.parts import set_up
     from libai_projects.engine.perplexity import PPLEvaluator, evaluate_on
 
 FOLDER = Path(sys.argv[1])
@@ -109,72 +108,6 @@ def resumed_order() -> Any:
 
 def order_of_layouts() -> Any:
     return orders(0, 1, 14) == orders(0, 2, 14) == orders(0, 4, 14)
-
-
-def checkpointer(folder: str) -> Any:
-    (FOLDER / folder).mkdir(exist_ok=True)
-    return Checkpointer(flow.nn.Linear(2, 2).to_global(**PLACED), str(FOLDER / folder))
-
-
-def last_checkpoint() -> Any:
-    """What is to be resumed from after the last step and the best model were saved."""
-    saver = checkpointer("last")
-    for name in ("model_0000004", "model_final", "model_best"):
-        saver.save(name)
-    return (FOLDER / "last" / "last_checkpoint").read_text()
-
-
-def kept() -> Any:
-    periodic = PeriodicCheckpointer(checkpointer("kept"), 2, max_to_keep=2)
-    periodic.trainer = SimpleNamespace(max_iter=100, start_iter=0, trainer_state=dict)
-    periodic.before_train()
-    for periodic.trainer.iter in range(8):
-        periodic.after_step()
-    return sorted(path.name for path in (FOLDER / "kept").glob("model*"))
-
-
-def foreign_code() -> Any:
-    saver = checkpointer("evil")
-    saver.save("model_0000001")
-
-    class Evil:
-        def __reduce__(self) -> Any:
-            return (Path.touch, (FOLDER / "ran",))
-
-    file = FOLDER / "evil" / "model_0000001" / "model" / "pickled_data"
-    (file.parent / "checksums.json").unlink(missing_ok=True)
-    file.write_bytes(pickle.dumps({"protocol_version": 1, "data": Evil()}))
-    with suppress(Exception):
-        saver.load(str(FOLDER / "evil" / "model_0000001"))
-    return (FOLDER / "ran").exists()
-
-
-def damaged() -> Any:
-    """What is said about a checkpoint with half of a file, and one of another model."""
-    saver = checkpointer("damaged")
-    saver.save("model_0000001")
-    saver.save("model_0000002")
-    messages = []
-    other = Checkpointer(flow.nn.Linear(3, 3).to_global(**PLACED), saver.save_dir)
-    file = next((FOLDER / "damaged" / "model_0000002" / "model").glob("*/out"))
-    for damage, loader in ((False, other), (True, saver)):
-        if damage:
-            file.write_bytes(file.read_bytes()[:-4])
-        try:
-            loader.resume_or_load("", resume=True)
-            messages.append("loaded")
-        except Exception as error:
-            messages.append(f"{type(error).__name__}: {error}")
-    return messages
-
-
-def model_folder() -> Any:
-    saver = checkpointer("inner")
-    saver.save("model_0000001")
-    before = saver.model.weight.numpy()
-    flow.nn.init.zeros_(saver.model.weight)
-    saver.load(str(FOLDER / "inner" / "model_0000001" / "model"), checkpointables=[])
-    return bool(np.array_equal(saver.model.weight.numpy(), before))
 
 
 class Loader:
@@ -269,6 +202,48 @@ def spaces() -> Any:
     return [tokenizer.tokenize(text) for text in (" a dog", "a <e> b", "  ", "<e><e>a")]
 
 
+def setup(**train: Any) -> list[float]:
+    from omegaconf import OmegaConf
+
+    told: list[float] = []
+    nccl = flow.boxing.nccl
+    nccl.set_fusion_threshold_mbytes = nccl.set_fusion_max_ops_num = told.append
+    layout = {f"{kind}_parallel_size": 1 for kind in ("data", "tensor", "pipeline")}
+    train = {
+        "train_micro_batch_size": 1,
+        "output_dir": str(FOLDER / "setup"),
+        "dist": layout,
+        **train,
+    }
+    set_up(OmegaConf.create({"train": train}), resume=False)
+    return told
+
+
+def options_of_nccl() -> Any:
+    """On this device, which has no NCCL, without options and with them; then on one that has it."""
+    from oneflow_accel.backends.cpu import CpuBackend
+
+    options = {"nccl_fusion_threshold_mb": 32, "nccl_fusion_max_ops": 8}
+    told = [setup(), setup(**options)]
+    CpuBackend.collective_backend = "nccl"
+    try:
+        return [*told, setup(), setup(**options)]
+    finally:
+        CpuBackend.collective_backend = "ccl"
+
+
+def rdma() -> Any:
+    started: list[bool] = []
+    flow.env.init_rdma = lambda: started.append(True)
+    flow.sysconfig.with_rdma = lambda: False
+    setup(rdma_enabled=False)
+    try:
+        setup(rdma_enabled=True)
+    except Exception as error:
+        return [started, f"{type(error).__name__}: {error}"]
+    return [started, ""]
+
+
 FACTS: list[Callable[[], Any]] = [
     float_code,
     short_data,
@@ -276,21 +251,18 @@ FACTS: list[Callable[[], Any]] = [
     splits,
     resumed_order,
     order_of_layouts,
-    last_checkpoint,
-    kept,
-    foreign_code,
-    damaged,
-    model_folder,
     perplexity_of_mean_losses,
     perplexity_of_gpt,
     perplexity_of_token_losses,
     spaces,
+    options_of_nccl,
+    rdma,
 ]
 
 
 def main() -> None:
     facts = {}
-    for fact in [*FACTS, *engine_trainer_facts.FACTS]:
+    for fact in FACTS:
         try:
             facts[fact.__name__] = fact()
         except Exception as error:

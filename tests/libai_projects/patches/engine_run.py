@@ -1,10 +1,12 @@
-"""One run of our trainer on LiBai's GPT, as a process or several; run by test_engine_*.py.
+"""One run on LiBai's GPT, as a process or several; run by test_engine_*.py.
 
     engine_run.py '{"folder": ..., "dist": {...}, "graph": bool, "resume": bool, "set": {...}}'
 
-`set` gives config values by dotted name; `libais` takes LiBai's own trainer; `full_disk` limits
-rank 0's files to 1000 bytes after training and saves once more. Rank 0 writes FOLDER/result.json:
-losses, results of the evaluation, samples seen (first tokens of each global batch).
+`set` gives config values by dotted name; `libais` takes LiBai's own trainer, with our samplers
+where `our_data` is set; `kill_after` so many
+steps the process kills itself; `full_disk` limits rank 0's files to 1000 bytes after training and
+saves once more. Rank 0 writes FOLDER/result.json: losses by the number of steps done, results of
+the last evaluation, samples seen (first tokens of each global batch).
 """
 
 from __future__ import annotations
@@ -16,10 +18,12 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import oneflow_accel
+from oneflow_accel import distributed
 from oneflow_accel.errors import UserError
 
 import numpy as np
@@ -162,70 +166,98 @@ def make_config(options: dict[str, Any]) -> Any:
 
 
 def run(options: dict[str, Any]) -> dict[str, Any]:
+    libais = options.get("libais") or os.environ.get(VARIABLE)
+    result = {"losses": {}, "samples": [], "evaluation": {}, "full_disk": ""}
+    config = make_config(options)
+    (run_libais if libais else run_ours)(config, options, result)
+    return {
+        **result,
+        "amp": config.train.amp.enabled,
+        "period": config.train.checkpointer.period,
+        "eval_period": config.train.evaluation.eval_period,
+    }
+
+
+def run_libais(config: Any, options: dict[str, Any], result: dict[str, Any]) -> None:
     import oneflow as flow
+    from libai.engine import DefaultTrainer, default_setup
     from libai.engine.trainer import HookBase
 
-    config = make_config(options)
-    resume = options.get("resume", False)
-    if os.environ.get(VARIABLE) or options.get("libais"):
-        from libai.engine import DefaultTrainer as Base
-        from libai.engine import default_setup
-
-        default_setup(config, argparse.Namespace(resume=resume, config_file=""))
-    else:
-        from libai_projects.engine import adapt
-        from libai_projects.engine.trainer import Trainer as Base
-        from libai_projects.engine.trainer import set_up
-
-        logging.getLogger("libai_projects").addHandler(logging.StreamHandler(sys.stdout))
-        logging.getLogger("libai_projects").setLevel(logging.INFO)
-        lines = adapt.adapt_to_device(config, oneflow_accel.current_backend())
-        print(*lines, sep="\n")
-        set_up(config, resume)
-    flow.manual_seed(3)
-    losses: dict[int, float] = {}
-    samples: list[list[int]] = []
-    full_disk = ""
+    from libai_projects.engine.data import use_ours
 
     class Record(HookBase):
         def after_step(self) -> None:
             if flow.env.get_rank() == 0:
                 history = self.trainer.storage.history("total_loss")
-                losses[self.trainer.iter] = history.latest()
-            if self.trainer.iter == options.get("kill_after", -1):
-                os.kill(os.getpid(), signal.SIGKILL)
+                result["losses"][self.trainer.iter + 1] = history.latest()
 
-    class Trainer(Base):
+    class Trainer(DefaultTrainer):
         @classmethod
         def get_batch(cls, data: Any, *mixup_func: Any) -> dict[str, Any]:
             batch = super().get_batch(data, *mixup_func)
             # The evaluation gives no function to mix samples up.
             if mixup_func:
-                samples.append(batch["input_ids"].numpy()[:, 0].tolist())
+                result["samples"].append(batch["input_ids"].numpy()[:, 0].tolist())
             return batch
 
+        @classmethod
+        def build_train_loader(cls, cfg: Any, tokenizer: Any = None) -> Any:
+            if options.get("our_data"):
+                # LiBai's own sampler begins a resumed run with the first sample.
+                use_ours(cfg.dataloader.train)
+                cfg.dataloader.train.consumed_samples = cfg.dataloader.consumed_samples
+            return super().build_train_loader(cfg, tokenizer)
+
+    arguments = argparse.Namespace(resume=options.get("resume", False), config_file="")
+    default_setup(config, arguments)
+    flow.manual_seed(3)
     trainer = Trainer(config)
     trainer.register_hooks([Record()])
     trainer.train()
-    if options.get("full_disk"):
-        if flow.env.get_rank() == 0:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
-        try:
-            trainer.checkpointer.save("model_0000099")
-        except UserError as error:
-            full_disk = str(error)
-        if flow.env.get_rank() == 0:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
-    return {
-        "losses": losses,
-        "samples": samples,
-        "evaluation": getattr(trainer, "_last_eval_results", None),
-        "full_disk": full_disk,
-        "amp": config.train.amp.enabled,
-        "period": config.train.checkpointer.period,
-        "eval_period": config.train.evaluation.eval_period,
-        "lr": trainer.lr_scheduler.get_last_lr(),
-    }
+    result["evaluation"] = getattr(trainer, "_last_eval_results", None)
+
+
+def run_ours(config: Any, options: dict[str, Any], result: dict[str, Any]) -> None:
+    from libai_projects.engine import adapt, parts
+    from libai_projects.engine import run as engine
+    from libai_projects.engine.task import LibaiTask
+
+    class Record(engine.MetricsJson):
+        def log(self, step: int, values: Mapping[str, float], split: str) -> None:
+            super().log(step, values, split)
+            if split == "train":
+                result["losses"][step] = values["loss"]
+            else:
+                result["evaluation"][split] = dict(values)
+            if split == "train" and step == options.get("kill_after"):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    class Task(LibaiTask):
+        def laid_out(self, batch: Any) -> dict[str, Any]:
+            found = super().laid_out(batch)
+            result["samples"].append(found["input_ids"].numpy()[:, 0].tolist())
+            return found
+
+    engine.MetricsJson, parts.LibaiTask = Record, Task
+    for name in ("libai_projects", "oneflow_accel"):
+        logging.getLogger(name).addHandler(logging.StreamHandler(sys.stdout))
+        logging.getLogger(name).setLevel(logging.INFO)
+    backend, resume = oneflow_accel.current_backend(), options.get("resume", False)
+    print(*adapt.adapt_to_device(config, backend), sep="\n")
+    parts.set_up(config, resume)
+    trainer = engine.train(config, backend, resume=resume)
+    if not options.get("full_disk"):
+        return
+    limits = (1000, resource.RLIM_INFINITY), (resource.RLIM_INFINITY,) * 2
+    if distributed.is_main():
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits[0])
+    try:
+        # As the best one, or the step that is on disk would not be written again.
+        trainer.save_checkpoint(best=True)
+    except UserError as error:
+        result["full_disk"] = str(error)
+    if distributed.is_main():
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits[1])
 
 
 def main() -> int:
@@ -235,8 +267,6 @@ def main() -> int:
     except UserError as error:
         print(f"user error: {error}\n", end="", flush=True)
         return 2
-    from oneflow_accel import distributed
-
     if distributed.is_main():
         Path(options["folder"], options.get("result", "result.json")).write_text(json.dumps(result))
     return 0

@@ -64,34 +64,6 @@ def test_layouts_take_the_same_samples(facts: dict[str, tuple[Any, Any]]) -> Non
     assert facts["order_of_layouts"] == (False, True)
 
 
-def test_only_a_numbered_checkpoint_is_the_last_one(facts: dict[str, tuple[Any, Any]]) -> None:
-    assert facts["last_checkpoint"] == ("model_best", "model_0000004")
-
-
-def test_old_checkpoints_are_deleted(facts: dict[str, tuple[Any, Any]]) -> None:
-    stock, patched = facts["kept"]
-    assert stock.startswith("IsADirectoryError")
-    assert patched == ["model_0000005", "model_0000007"]
-
-
-def test_code_in_a_checkpoint_is_not_run(facts: dict[str, tuple[Any, Any]]) -> None:
-    assert facts["foreign_code"] == (True, False)
-
-
-def test_a_damaged_or_foreign_checkpoint_is_an_error_that_says_what_to_do(
-    facts: dict[str, tuple[Any, Any]],
-) -> None:
-    stock, (other, damaged) = facts["damaged"]
-    assert stock == ["loaded", "AssertionError: "]
-    assert "model_0000002 is of another model: 2 parameters" in other
-    assert "out is corrupt: it has 4 bytes where 8 were written" in damaged
-    assert "the newest intact checkpoint is model_0000001" in damaged
-
-
-def test_the_model_folder_of_a_checkpoint_can_be_loaded(facts: dict[str, tuple[Any, Any]]) -> None:
-    assert facts["model_folder"] == ("AssertionError: ", True)
-
-
 def token_losses(labels: np.ndarray) -> np.ndarray:
     logits = np.linspace(-2, 2, 6, dtype=np.float32).astype(np.float64)
     return math.log(np.exp(logits).sum()) - logits[labels]
@@ -131,22 +103,6 @@ def test_perplexity_is_exp_of_a_mean_and_not_a_mean_of_exp(
     stock_mean = (math.exp(1) + math.exp(3) + math.exp(20)) / 3
     assert stock == {"lm_loss_PPL": pytest.approx(stock_mean)}
     assert patched == {"lm_loss_PPL": pytest.approx(math.exp((4 * 1 + 4 * 3 + 2 * 25) / 10))}
-
-
-def test_results_are_keyed_by_split(facts: dict[str, tuple[Any, Any]]) -> None:
-    stock, patched = facts["names_of_results"]
-    assert stock == {"rows": 1}
-    assert patched == {"validation": {"rows": 10}, "test": {"rows": 4}, "test_0": {"rows": 1}}
-
-
-def test_load_weight_is_loaded(facts: dict[str, tuple[Any, Any]]) -> None:
-    assert facts["loaded_weights"] == ([], ["weights"])
-
-
-def test_the_schedule_steps_with_the_optimizer(facts: dict[str, tuple[Any, Any]]) -> None:
-    stock, patched = facts["steps_of_the_schedule"]
-    assert stock == {"schedule": 4, "optimizer": 2}
-    assert patched == {"schedule": 4, "optimizer": 4}
 
 
 def test_nccl_gets_options_that_are_set_where_it_runs(facts: dict[str, tuple[Any, Any]]) -> None:

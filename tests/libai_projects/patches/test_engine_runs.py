@@ -1,4 +1,4 @@
-"""Whole runs of our trainer on libai's tiny GPT: resumed bit for bit, other layouts, full disk."""
+"""Whole runs on libai's tiny GPT: resumed bit for bit, in other layouts, by LiBai; a full disk."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from flow_train.checkpoint import libai_files
+from flow_train.checkpoint.folders import newest_checkpoint, read_checkpoint
+from libai_projects.weights import convert
 from tests.launch import run_distributed, run_process
 from tests.libai_projects.patches.engine_run import make_documents, write_dataset
 from tests.libai_projects.patches.partial_series import VARIABLE
@@ -21,6 +22,17 @@ ENV = {"ONEFLOW_ACCEL_DEVICE": "cpu", "ONEFLOW_ACCEL_THREADS": "1"}
 PIPELINE = {"pipeline_parallel_size": 2}
 TENSOR = {"tensor_parallel_size": 2}
 DATA = {"data_parallel_size": 2}
+ACCUMULATED = {
+    "dropout": 0.1,
+    "set": {
+        # Two batches of 2 instead of one of 4.
+        "train.train_micro_batch_size": 2,
+        "train.num_accumulation_steps": 2,
+        "train.amp.enabled": True,
+        "train.checkpointer.save_model_after_n_epoch": 0.15,
+        "train.evaluation.eval_after_n_epoch": 0.2,
+    },
+}
 
 
 def start(
@@ -45,19 +57,19 @@ def run(folder: Path, processes: int = 1, **options: Any) -> dict[str, Any]:
     return {**json.loads((folder / "result.json").read_text()), "output": process.stdout}
 
 
-def back_to(folder: Path, name: str) -> None:
+def checkpoint(folder: Path, step: int) -> Path:
+    return folder / "out" / "checkpoints" / f"step-{step:08d}"
+
+
+def back_to_step_3(folder: Path) -> None:
     """Leave this checkpoint only, as if the run had been stopped after it."""
-    for path in (folder / "out").glob("model*"):
-        if path.name != name:
+    for path in checkpoint(folder, 3).parent.glob("step-*"):
+        if path != checkpoint(folder, 3):
             shutil.rmtree(path)
-    (folder / "out" / "last_checkpoint").write_text(name)
 
 
-def check_continued(whole: dict[str, Any], resumed: dict[str, Any]) -> None:
-    """The resumed run took the same last 3 of 6 steps."""
-    assert resumed["losses"] == {step: whole["losses"][step] for step in ("3", "4", "5")}
-    assert resumed["samples"] == whole["samples"][3:]
-    assert resumed["evaluation"] == whole["evaluation"]
+def last_losses(result: dict[str, Any], first: int = 4) -> dict[str, float]:
+    return {step: loss for step, loss in result["losses"].items() if int(step) >= first}
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +77,12 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("single")
     result = run(folder, set={"train.evaluation.eval_period": 4})
     return {**result, "folder": folder}
+
+
+@pytest.fixture(scope="module")
+def accumulated(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("accumulated")
+    return {**run(folder, **ACCUMULATED), "folder": folder}
 
 
 @only_all
@@ -75,7 +93,7 @@ def test_unpatched_a_resumed_run_begins_with_the_first_sample(tmp_path: Path) ->
     (tmp_path / "out" / "last_checkpoint").write_text("model_0000002")
     resumed = run(tmp_path, resume=True, **options)
     assert resumed["samples"] == whole["samples"][:3]
-    assert resumed["losses"]["3"] != whole["losses"]["3"]
+    assert resumed["losses"]["4"] != whole["losses"]["4"]
 
 
 def test_libais_own_trainer_trains_and_evaluates_on_any_device(
@@ -83,48 +101,64 @@ def test_libais_own_trainer_trains_and_evaluates_on_any_device(
 ) -> None:
     """With the patches; nothing else of ours is in it."""
     result = run(tmp_path, libais=True)
-    assert result["losses"]["0"] == pytest.approx(single["losses"]["0"], abs=0.1)
+    assert result["losses"]["1"] == pytest.approx(single["losses"]["1"], abs=0.1)
     assert 1 < result["evaluation"]["lm_loss_PPL"] < 96
 
 
-def test_a_run_that_was_killed_goes_on_bit_for_bit_with_dropout(tmp_path: Path) -> None:
-    options = {
-        "dropout": 0.1,
-        "set": {
-            # Two batches of 2 instead of one of 4.
-            "train.train_micro_batch_size": 2,
-            "train.num_accumulation_steps": 2,
-            "train.amp.enabled": True,
-            "train.checkpointer.save_model_after_n_epoch": 0.15,
-            "train.evaluation.eval_after_n_epoch": 0.2,
-        },
-    }
-    whole = run(tmp_path / "whole", **options)
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+def test_libais_own_trainer_goes_on_with_a_converted_run(
+    single: dict[str, Any], tmp_path: Path, mode: str
+) -> None:
+    source, target = checkpoint(single["folder"], 3), tmp_path / "out"
+    line = [str(source), str(target), "--from", "libai", "--to", "libai", "--resumable", mode]
+    assert convert.main(line) == 0
+    assert (target / "last_checkpoint").read_text() == "model_0000002"
+    result = run(tmp_path, libais=True, our_data=True, resume=True, graph=mode == "graph")
+    assert result["losses"] == pytest.approx(last_losses(single), abs=1e-5)
+    assert result["samples"] == single["samples"][3:]
+
+
+def test_one_that_libai_would_count_otherwise_is_not_converted(
+    accumulated: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = checkpoint(accumulated["folder"], 6)
+    line = [str(source), str(tmp_path / "out"), "--from", "libai", "--to", "libai"]
+    assert convert.main([*line, "--resumable", "eager"]) == 2
+    assert "LiBai counts otherwise in eager mode: take graph" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_that_was_killed_goes_on_bit_for_bit_with_dropout(
+    accumulated: dict[str, Any], tmp_path: Path
+) -> None:
+    whole = accumulated
     assert whole["amp"] is False
     assert "cpu: train.amp.enabled=false: " in whole["output"]
     # 70 % of 95 blocks of 16 tokens, in batches of 4.
     assert (whole["period"], whole["eval_period"]) == (3, 4)
-    killed = start(tmp_path / "killed", kill_after=4, **options)
+    killed = start(tmp_path, kill_after=5, **ACCUMULATED)
     assert killed.returncode == -9
-    names = [path.name for path in (tmp_path / "killed" / "out").glob("model*")]
-    assert sorted(names) == ["model_0000002", "model_best"]
-    best = (tmp_path / "killed" / "out" / "model_best" / "best" / "pickled_data").read_bytes()
-    resumed = run(tmp_path / "killed", resume=True, **options)
-    assert resumed["losses"] == {step: whole["losses"][step] for step in ("3", "4", "5")}
-    assert resumed["samples"] == whole["samples"][6:]
+    # One is due after 3 steps, and that of step 4 is the best one.
+    folders = checkpoint(tmp_path, 3).parent
+    assert sorted(p.name for p in folders.glob("step-*")) == ["step-00000003", "step-00000004"]
+    assert (folders / "best").read_text() == "step-00000004\n"
+    resumed = run(tmp_path, resume=True, **ACCUMULATED)
+    assert resumed["losses"] == last_losses(whole, 5)
+    assert resumed["samples"] == whole["samples"][8:]
     assert resumed["evaluation"] == whole["evaluation"]
-    assert "Saved best model" in resumed["output"]
-    assert best != b""
+    assert (folders / "best").read_text() == "step-00000006\n"
 
 
 def test_a_graph_goes_on_bit_for_bit_and_eagerly_with_its_moments(tmp_path: Path) -> None:
     whole = run(tmp_path, graph=True)
-    back_to(tmp_path, "model_0000002")
+    back_to_step_3(tmp_path)
     copy = shutil.copytree(tmp_path, tmp_path.with_name("copy"))
-    check_continued(whole, run(tmp_path, graph=True, resume=True))
+    resumed = run(tmp_path, graph=True, resume=True)
+    assert resumed["losses"] == last_losses(whole)
+    assert resumed["samples"] == whole["samples"][3:]
+    assert resumed["evaluation"] == whole["evaluation"]
     eager = run(copy, resume=True)
-    expected = {step: whole["losses"][step] for step in ("3", "4", "5")}
-    assert eager["losses"] == pytest.approx(expected, abs=1e-5)
+    assert eager["losses"] == pytest.approx(last_losses(whole), abs=1e-5)
 
 
 @only_all
@@ -133,11 +167,9 @@ def test_a_pipeline_goes_on_as_tensor_parallel(single: dict[str, Any], tmp_path:
     assert piped["losses"] == pytest.approx(single["losses"], abs=1e-5)
     assert piped["samples"] == single["samples"]
     assert perplexities(piped) == pytest.approx(perplexities(single), rel=1e-5)
-    back_to(tmp_path, "model_0000002")
+    back_to_step_3(tmp_path)
     resumed = run(tmp_path, 2, dist=TENSOR, resume=True)
-    assert resumed["losses"] == pytest.approx(
-        {step: single["losses"][step] for step in ("3", "4", "5")}, abs=1e-5
-    )
+    assert resumed["losses"] == pytest.approx(last_losses(single), abs=1e-5)
     assert resumed["samples"] == single["samples"][3:]
     assert perplexities(resumed) == pytest.approx(perplexities(single), rel=1e-5)
 
@@ -158,42 +190,34 @@ def test_data_parallel_is_as_one_process_and_a_full_disk_spoils_nothing(
     assert result["samples"] == single["samples"]
     # 27 rows in batches of 4 on 2 processes: the last batch is short and one row is a filler.
     assert perplexities(result) == pytest.approx(perplexities(single), rel=1e-5)
-    assert perplexities(result)["validation/lm_loss_tokens"] == 27 * 16
-    assert (
-        "no checkpoint model_0000099 was saved, earlier ones are as before" in result["full_disk"]
-    )
-    assert "File too large" in result["full_disk"]
-    newest = libai_files.last(tmp_path / "out")
-    assert newest is not None
-    assert newest.name == "model_0000005"
-    assert not list((tmp_path / "out").glob(".*"))
+    assert result["evaluation"]["val"]["tokens"] == 27 * 16
+    assert "the checkpoint of step 6 could not be written" in result["full_disk"]
+    assert "File too large; earlier checkpoints are intact" in result["full_disk"]
+    newest = newest_checkpoint(tmp_path / "out")
+    assert newest == checkpoint(tmp_path, 6)
+    assert read_checkpoint(newest).state["step"] == 6
+    assert [path.name for path in newest.parent.glob(".*")] == [".lock"]
 
 
 def test_the_best_model_follows_validation(single: dict[str, Any]) -> None:
-    results = [json.loads(line) for line in (single["folder"] / "out/metrics.json").open()]
+    out = single["folder"] / "out"
+    results = [json.loads(line) for line in (out / "metrics.json").open()]
     validation = [line.get("validation/lm_loss_PPL") for line in results]
     validation = [value for value in validation if value is not None]
     assert len(validation) == 2
-    assert validation[-1] == single["evaluation"]["validation"]["lm_loss_PPL"]
+    assert validation[-1] == single["evaluation"]["val"]["perplexity"]
     assert "test/lm_loss_PPL" in results[-1] or "test/lm_loss_PPL" in results[-2]
-    from flow_train.checkpoint import oneflow_files
-
-    best = oneflow_files.read_structure(single["folder"] / "out/model_best/best")
-    assert best["value"] == min(validation)
-    assert best["metric"] == "lm_loss_PPL"
+    best = read_checkpoint(out / "checkpoints" / "best").state["callbacks"]["model_checkpoint"]
+    assert best["kept"] == [[min(validation), 6]]
 
 
-def test_resuming_without_an_intact_checkpoint_is_one_sentence(single: dict[str, Any]) -> None:
-    folder = single["folder"]
-    name = (folder / "out" / "last_checkpoint").read_text()
-    file = next((folder / "out" / name / "model").glob("*/out"))
-    content = file.read_bytes()
-    file.write_bytes(content[:-1])
-    try:
-        process = start(folder, resume=True)
-    finally:
-        file.write_bytes(content)
+def test_resuming_without_an_intact_checkpoint_is_one_sentence(
+    single: dict[str, Any], tmp_path: Path
+) -> None:
+    shutil.copytree(single["folder"], tmp_path, dirs_exist_ok=True)
+    back_to_step_3(tmp_path)
+    file = checkpoint(tmp_path, 3) / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    process = start(tmp_path, resume=True)
     assert process.returncode == 2
-    assert "user error: " in process.stdout
-    assert f"{file} is corrupt" in process.stdout
-    assert "the newest intact checkpoint is model_0000002" in process.stdout
+    assert f"user error: {file} is damaged" in process.stdout
