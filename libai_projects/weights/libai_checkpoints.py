@@ -38,10 +38,10 @@ SETTINGS = "libai_config.json"
 
 def detect_mode(path: Path) -> str:
     """ "huggingface" or "libai", by what lies at `path`; a UserError where nothing does."""
+    if _resolved(path) is not None:
+        return "libai"
     if not path.exists():
         raise UserError(f"--model {path}: there is nothing of that name")
-    if path.name in _POINTERS:
-        return "libai"
     return "huggingface" if (path / "config.json").is_file() or path.is_file() else "libai"
 
 

@@ -178,6 +178,19 @@ def test_finds_the_model_that_a_path_means(tmp_path: Path) -> None:
     (run / "model_0000009").rename(run / "model_best")
     assert find_model(run) == run / "model_best"
     assert detect_mode(run) == "libai"
+    # A run that went on here, and has had no evaluation yet.
+    newer = run / "checkpoints"
+    for step in ("step-00000025", "step-00000030"):
+        (newer / step).mkdir(parents=True)
+        (newer / step / "state.json").write_text("{}")
+    (newer / "latest").write_text("step-00000030\n")
+    assert find_model(run) == find_model(newer) == newer / "step-00000030"
+    (newer / "best").write_text("step-00000025\n")
+    assert find_model(run) == find_model(newer) == newer / "step-00000025"
+    # Names of a checkpoint itself stay; whoever reads it knows them.
+    for path in (newer / "step-00000030", newer / "step-00000030" / "model", newer / "best"):
+        assert find_model(path) == path
+        assert detect_mode(path) == "libai"
     with pytest.raises(UserError, match="holds no model"):
         find_model(tmp_path)
     (tmp_path / "hf").mkdir()

@@ -13,6 +13,7 @@ import numpy as np
 import oneflow as flow
 import pytest
 
+from flow_train.checkpoint.folders import Checkpoint, CheckpointManager
 from libai_projects import weights
 from libai_projects.weights.gpt2 import GPT2
 from libai_projects.weights.libai_checkpoints import read_state
@@ -87,6 +88,27 @@ def test_reads_what_oneflow_wrote(
         assert config["ffn_hidden_size"] == 64
         assert (config["vocab_size"], config["vocab_size_real"]) == (53, 53)
         assert "num_attention_heads" not in config
+
+
+def test_reads_a_checkpoint_of_a_run_here_by_all_its_names(
+    tmp_path: Path, huggingface_state: dict[str, np.ndarray]
+) -> None:
+    state = reference_gpt2.to_libai(huggingface_state, 4)
+    manager = CheckpointManager(tmp_path / "checkpoints")
+    folder = manager.save(Checkpoint(state), step=3, best=True)
+    manager.save(Checkpoint({"other": np.zeros(1)}), step=4)
+    manager.close()
+    (tmp_path / "config.yaml").write_text("model: {cfg: {num_attention_heads: 4}}\n")
+    for path in (folder, folder / "model", folder.parent / "best"):
+        loaded, config = weights.load(path, "libai")
+        assert config["num_attention_heads"] == 4
+        assert_same_model(loaded, huggingface_state)
+    with pytest.raises(UserError, match=r"newest checkpoint is .*checkpoints/step-00000004"):
+        weights.load(tmp_path, "libai")
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(UserError, match=f"cannot read {folder}: {file} is damaged"):
+        weights.load(folder, "libai")
 
 
 def test_mixed_layouts_are_refused(
@@ -202,7 +224,7 @@ def test_broken_checkpoints(tmp_path: Path, huggingface_state: dict[str, np.ndar
     elements = max(folder.glob("*/out"), key=lambda path: path.stat().st_size)
     whole = elements.read_bytes()
     elements.write_bytes(whole[:-4])
-    with pytest.raises(UserError, match=f"{elements.parent.name}/out has .*truncated"):
+    with pytest.raises(UserError, match=f"{elements.parent.name}/out is truncated"):
         weights.load(tmp_path, "libai")
     elements.write_bytes(whole)
     meta = elements.with_name("meta")
@@ -211,7 +233,7 @@ def test_broken_checkpoints(tmp_path: Path, huggingface_state: dict[str, np.ndar
     with pytest.raises(UserError, match="meta is corrupt"):
         weights.load(tmp_path, "libai")
     meta.unlink()
-    with pytest.raises(UserError, match=r"meta: No such file"):
+    with pytest.raises(UserError, match=f"{elements.parent.name} cannot be read: No such file"):
         weights.load(tmp_path, "libai")
     meta.write_text(text)
     pickled = (folder / "pickled_data").read_bytes()
@@ -223,7 +245,7 @@ def test_broken_checkpoints(tmp_path: Path, huggingface_state: dict[str, np.ndar
             elements.parent.name.encode(), b"../" * 4 + elements.parent.name.encode()[12:]
         )
     )
-    with pytest.raises(UserError, match="name of a folder"):
+    with pytest.raises(UserError, match=r"names a tensor .*it is corrupt"):
         weights.load(tmp_path, "libai")
 
 
