@@ -302,6 +302,13 @@ COMMANDS: dict[str, Run | Dry | NotRun] = {
     "python -m libai_projects.weights.convert SRC DST --from huggingface --to libai": Run(
         cwd=LIBAI, replace={"SRC": "{huggingface}", "DST": "{runs}/converted"}
     ),
+    "python -m libai_projects.weights.convert DIR/checkpoints/latest DST --from libai --to libai "
+    "--resumable graph": Run(
+        cwd=LIBAI,
+        replace={**TEXT_MODEL, "DST": "{runs}/for_libai"},
+        after=(TRAIN_ONE,),
+        expect="model_0000000: with optimizer and schedule",
+    ),
     "python projects/MagicPrompt/prepare.py diffusiondb.train.txt --output-prefix data/sd": Run(
         cwd=LIBAI, replace={"diffusiondb.train.txt": "{prompts}"}
     ),
@@ -354,11 +361,11 @@ COMMANDS: dict[str, Run | Dry | NotRun] = {
     "python -m libai_projects.weights.convert SRC DST --from meta --to huggingface": Run(
         cwd=LIBAI, replace={"SRC": "{meta}", "DST": "{runs}/from_meta"}
     ),
-    f"python -m libai_projects.weights.convert {LLAMA_OUTPUT}/model_final DST --from libai "
+    f"python -m libai_projects.weights.convert {LLAMA_OUTPUT}/checkpoints/best DST --from libai "
     "--to huggingface --model llama --tokenizer TOKENIZER": Run(
         cwd=LIBAI,
         replace={
-            f"{LLAMA_OUTPUT}/model_final": "{runs}/llama/model_final",
+            f"{LLAMA_OUTPUT}/checkpoints": "{runs}/llama/checkpoints",
             "DST": "{runs}/llama_for_others",
             "TOKENIZER": "{tokenizer}",
         },

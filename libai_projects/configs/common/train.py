@@ -6,7 +6,7 @@ from libai.scheduler import WarmupExponentialLR
 
 train = {
     "output_dir": "./output",
-    # A LiBai checkpoint (or its model folder), or a Hugging Face directory; "" for random weights.
+    # A checkpoint (or its model folder), or a Hugging Face directory; "" for random weights.
     "load_weight": "",
     # global = micro x data parallel x accumulation. Any two give the third.
     "train_micro_batch_size": 4,
@@ -34,7 +34,7 @@ train = {
         "eval_after_n_epoch": None,
         # Batches of each split per evaluation.
         "eval_iter": 250,
-        # What model_best goes by: SPLIT/METRIC.
+        # What checkpoints/best goes by: SPLIT/METRIC.
         "eval_metric": "validation/lm_loss_PPL",
         "eval_mode": "min",
         # Stop after so many evaluations in a row that were no better; null: never.
