@@ -96,6 +96,17 @@ def test_source_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture
         assert "is or contains the source" in capsys.readouterr().err
 
 
+def test_what_can_be_resumed_is_a_run_of_libai(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    resumable = ("--to", "libai", "--resumable", "eager", "--from")
+    assert converted(GOLDEN / "safetensors", tmp_path / "out", *resumable, "huggingface") == 2
+    assert "--resumable goes with --from libai --to libai" in capsys.readouterr().err
+    assert converted(GOLDEN / "safetensors", tmp_path / "out", *resumable, "libai") == 2
+    assert "it has no folder named step-*" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_command_line(tmp_path: Path) -> None:
     result = run_process(["-m", "libai_projects.weights.convert", "--help"])
     assert result.returncode == 0
