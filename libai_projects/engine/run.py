@@ -150,6 +150,7 @@ def train(cfg: DictConfig, backend: Backend, *, resume: bool, profile: int | Non
         if state.get("phase") == "dense":
             parts.make_dense(cfg)
         model = parts.make_model(cfg)
+        logger.info("%s weights", f"{sum(weight.numel() for weight in model.parameters()):,}")
         if resumed is not None:
             load_model(model, resumed)
         elif settings.get("load_weight"):

@@ -421,7 +421,7 @@ COMMANDS: dict[str, Run | Dry | NotRun] = {
         "--output_dir={runs}/prompts_llama",
         cwd=LIBAI,
         after=(PREPARE_TEXT,),
-        expect="validation/lm_loss_PPL",
+        expect="val perplexity",
     ),
     "python -m benchmarks --only flash-attention": Run(
         instead="python -m benchmarks --only flash-attention --help"
