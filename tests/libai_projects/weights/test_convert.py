@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from flow_train.checkpoint.folders import Checkpoint, CheckpointManager
 from libai_projects.weights import convert
 from tests.launch import REPOSITORY, run_process
 
@@ -104,6 +105,11 @@ def test_what_can_be_resumed_is_a_run_of_libai(
     assert "--resumable goes with --from libai --to libai" in capsys.readouterr().err
     assert converted(GOLDEN / "safetensors", tmp_path / "out", *resumable, "libai") == 2
     assert "it has no folder named step-*" in capsys.readouterr().err
+    manager = CheckpointManager(tmp_path / "images")
+    manager.save(Checkpoint({}, state={"step": 1, "train_step": {}}), step=1)
+    manager.close()
+    assert converted(tmp_path / "images", tmp_path / "out", *resumable, "libai") == 2
+    assert "is no checkpoint of a LiBai model's run" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

@@ -215,6 +215,7 @@ def test_code_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_broken_checkpoints(tmp_path: Path, huggingface_state: dict[str, np.ndarray]) -> None:
+    """More kinds of damage: test_oneflow_files.py."""
     with pytest.raises(UserError, match="does not exist"):
         weights.load(tmp_path / "absent", "libai")
     with pytest.raises(UserError, match="no pickled_data"):
@@ -222,30 +223,8 @@ def test_broken_checkpoints(tmp_path: Path, huggingface_state: dict[str, np.ndar
     state = reference_gpt2.to_libai(huggingface_state, 4)
     folder = save_as_oneflow(state, tmp_path)
     elements = max(folder.glob("*/out"), key=lambda path: path.stat().st_size)
-    whole = elements.read_bytes()
-    elements.write_bytes(whole[:-4])
+    elements.write_bytes(elements.read_bytes()[:-4])
     with pytest.raises(UserError, match=f"{elements.parent.name}/out is truncated"):
-        weights.load(tmp_path, "libai")
-    elements.write_bytes(whole)
-    meta = elements.with_name("meta")
-    text = meta.read_text()
-    meta.write_text("shape { dim: ")
-    with pytest.raises(UserError, match="meta is corrupt"):
-        weights.load(tmp_path, "libai")
-    meta.unlink()
-    with pytest.raises(UserError, match=f"{elements.parent.name} cannot be read: No such file"):
-        weights.load(tmp_path, "libai")
-    meta.write_text(text)
-    pickled = (folder / "pickled_data").read_bytes()
-    (folder / "pickled_data").write_bytes(pickled[: len(pickled) // 2])
-    with pytest.raises(UserError, match="pickled_data is truncated or corrupt"):
-        weights.load(tmp_path, "libai")
-    (folder / "pickled_data").write_bytes(
-        pickled.replace(
-            elements.parent.name.encode(), b"../" * 4 + elements.parent.name.encode()[12:]
-        )
-    )
-    with pytest.raises(UserError, match=r"names a tensor .*it is corrupt"):
         weights.load(tmp_path, "libai")
 
 

@@ -6,13 +6,12 @@ import shutil
 import tarfile
 from pathlib import Path
 
-from oneflow_accel.errors import CheckpointError, UserError
+from oneflow_accel.errors import CheckpointError
 
 import numpy as np
 import oneflow as flow
 import pytest
 
-from flow_train.checkpoint.folders import Checkpoint, CheckpointManager
 from libai_projects.weights import old_runs
 from tests.launch import REPOSITORY
 
@@ -151,35 +150,3 @@ def test_weights_alone_are_no_run(tmp_path: Path) -> None:
     save(tmp_path, 9)
     with pytest.raises(CheckpointError, match="holds no graph, only weights"):
         old_runs.read(tmp_path, 4)
-
-
-def test_what_libai_goes_on_from_can_be_read_again(tmp_path: Path) -> None:
-    """Its use is in test_engine_runs.py."""
-    weight = np.arange(6, dtype=np.float32).reshape(2, 3)
-    moments = {"exp_avg/w": weight + 1, "exp_avg_sq/w": weight + 2, "graph/scale": np.ones(1)}
-    state = {"step": 7, "config": {"train": {}}}
-    manager = CheckpointManager(tmp_path / "checkpoints")
-    other = manager.save(Checkpoint({"w": weight}, {}, {**state, "train_step": {}}), step=6)
-    state["train_step"] = {
-        "lr_scheduler": {"last_step": 7},
-        "param_groups": [{"_options": {"lr": 0.1}, "_enable_clip_grad": False, "params": [0]}],
-        "parameters": ["w"],
-    }
-    manager.save(Checkpoint({"w": weight}, moments, state), step=7)
-    manager.close()
-    with pytest.raises(UserError, match="no checkpoint of a LiBai model's run"):
-        old_runs.write(other, tmp_path / "eager", graph=False)
-    for kind in ("eager", "graph"):
-        written = old_runs.write(tmp_path, tmp_path / kind, graph=kind == "graph")
-        assert written == tmp_path / kind / "model_0000006"
-        found = old_runs.read(tmp_path / kind, 4)
-        assert found is not None
-        assert (found.state["step"], found.state["train_step"]["consumed_samples"]) == (7, 28)
-        assert found.state["train_step"]["lr_scheduler"] == {"last_step": 7}
-        np.testing.assert_array_equal(found.model["w"], weight)
-        kept = {name.replace("#0", "w"): array for name, array in found.optimizer.items()}
-        assert kept.keys() == moments.keys() - ({"graph/scale"} if kind == "eager" else set())
-        for name, array in kept.items():
-            np.testing.assert_array_equal(array, moments[name])
-        with pytest.raises(UserError, match="exists and is not empty"):
-            old_runs.write(tmp_path, tmp_path / kind, graph=True)
