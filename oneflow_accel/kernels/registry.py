@@ -33,7 +33,11 @@ from typing import Any
 
 from oneflow_accel import settings
 from oneflow_accel.backends import kernels_of
+from oneflow_accel.backends.cpu import CpuBackend
+from oneflow_accel.backends.cuda import CudaBackend
+from oneflow_accel.backends.mlu import MluBackend
 from oneflow_accel.errors import UserError, nearest
+from oneflow_accel.kernels.operators import Operator
 
 import oneflow as flow
 
@@ -177,6 +181,28 @@ def implementation(
         return function
 
     return add
+
+
+def cpu_implementation(
+    operation: str,
+    operator: Operator,
+    *,
+    dtypes: tuple[flow.dtype, ...] = (flow.float32, flow.bfloat16),
+    not_supported_reasons: Reasons = lambda *args, **kwargs: [],
+) -> Callable[[Function], Function]:
+    """Decorator: `implementation` on CPUs, by an operator of the plug-in."""
+    return implementation(
+        operation,
+        backend=CpuBackend.name,
+        dtypes=dtypes,
+        missing_reasons=operator.missing_reasons,
+        not_supported_reasons=not_supported_reasons,
+    )
+
+
+def on_cards(text: str) -> dict[str, str]:
+    """`lacks` of an operation that all cards lack for one reason."""
+    return dict.fromkeys((CudaBackend.name, MluBackend.name), text)
 
 
 def operations() -> dict[str, Operation]:

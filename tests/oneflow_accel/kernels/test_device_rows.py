@@ -147,7 +147,7 @@ def test_attention_gives_oneflows_operator_what_it_takes(
     assert_close(ours.numpy(), want.numpy())
     qkv = tensor(2, 5, 3, 3, 8)
     ours = written_for_cuda("packed_attention")(qkv, causal=causal, scale=8**-0.5)
-    want = attention._packed_composition(qkv, causal=causal, scale=8**-0.5)
+    want = attention._packed_operation.reference(qkv, causal=causal, scale=8**-0.5)
     assert_close(ours.numpy(), want.numpy())
 
 
