@@ -221,7 +221,7 @@ def packed_attention(
 def can_drop_weights(qkv: flow.Tensor) -> bool:
     """Whether `packed_attention` has a kernel that drops out weights for tensors like `qkv`; plain
     operators take what NumPy draws, which is slow and not for an nn.Graph."""
-    chosen = _packed_operation.choose(qkv, causal=False, scale=1.0, dropout=0.5)
+    chosen = _packed_operation.choose(qkv, None, None, causal=False, scale=1.0, dropout=0.5)
     return chosen not in (_packed_operation.reference, chunked_packed_attention)
 
 
@@ -379,60 +379,34 @@ def blocked_packed_attention(*tensors: flow.Tensor | None, **attributes: Any) ->
 # OneFlow's own operator on CUDA devices (CUTLASS): for inference, with the usual scale. Only in
 # float16, as it computes float32 in TF32.
 def _inference_reasons(
-    dim: int,
-    queries: int,
-    keys: int,
-    segments: flow.Tensor | None,
-    *tensors: flow.Tensor,
-    causal: bool,
-    scale: float,
-    dropout: float = 0.0,
+    *tensors: Any, causal: bool, scale: float, dropout: float = 0.0
 ) -> list[str]:
+    """Of query, key and value, or of the parts of one projection; then seed and segments."""
+    *given, _, segments = tensors
+    time = 2 if len(given) == 3 else 1
+    query, key = given[0], given[time - 1]
+    dim, queries, keys = query.shape[-1], query.shape[time], key.shape[time]
     reasons = attention_reasons()
     if dropout:
         reasons.append("drops out no weights")
     if segments is not None:
         reasons.append("knows of no packed sequences")
-    if needs_gradient(*tensors):
+    if needs_gradient(*given):
         reasons.append("has no gradient")
     if not math.isclose(scale, _scale(None, dim)):
         reasons.append(f"scales by 1 / sqrt({dim}), not by {scale}")
     if causal and queries != keys:
         reasons.append(f"hides columns by their number, so {queries} queries need as many keys")
-    return reasons
-
-
-def _attention_inference_reasons(
-    query: flow.Tensor,
-    key: flow.Tensor,
-    value: flow.Tensor,
-    _seed: flow.Tensor | None = None,
-    segments: flow.Tensor | None = None,
-    **attributes: Any,
-) -> list[str]:
-    queries, dim = query.shape[2:]
-    tensors = segments, query, key, value
-    reasons = _inference_reasons(dim, queries, key.shape[2], *tensors, **attributes)
-    if query.shape[1] != key.shape[1]:
+    if len(given) == 3 and query.shape[1] != key.shape[1]:
         reasons.append("needs as many heads of keys and values as of queries")
     return reasons
-
-
-def _packed_inference_reasons(
-    qkv: flow.Tensor,
-    _seed: flow.Tensor | None = None,
-    segments: flow.Tensor | None = None,
-    **attributes: Any,
-) -> list[str]:
-    time, dim = qkv.shape[1], qkv.shape[-1]
-    return _inference_reasons(dim, time, time, segments, qkv, **attributes)
 
 
 @implementation(
     "scaled_dot_product_attention",
     backend=CudaBackend.name,
     dtypes=(flow.float16,),
-    not_supported_reasons=_attention_inference_reasons,
+    not_supported_reasons=_inference_reasons,
     never_run=True,
 )
 def cutlass(
@@ -448,7 +422,7 @@ def cutlass(
     "packed_attention",
     backend=CudaBackend.name,
     dtypes=(flow.float16,),
-    not_supported_reasons=_packed_inference_reasons,
+    not_supported_reasons=_inference_reasons,
     never_run=True,
 )
 def cutlass_packed(qkv: flow.Tensor, *_: None, causal: bool, **_others: Any) -> flow.Tensor:

@@ -70,38 +70,28 @@ def channels_last_conv2d(
     Tokens (N, H W, C) are such activations as they are, so that a model which has both attention
     and convolutions needs no transposes between them. Weights have the order of checkpoints.
     """
-    _check_shapes(tuple(x.shape), tuple(weight.shape), bias, padding, dilation, groups)
-    geometry = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
-    return _operation(x, weight, bias, **geometry)
-
-
-def _check_shapes(
-    x: tuple[int, ...],
-    weight: tuple[int, ...],
-    bias: flow.Tensor | None,
-    padding: Pair,
-    dilation: Pair,
-    groups: int,
-) -> None:
-    if len(x) != 4 or len(weight) != 4 or groups < 1 or weight[0] % groups:
+    shape, size = tuple(x.shape), tuple(weight.shape)
+    if len(shape) != 4 or len(size) != 4 or groups < 1 or size[0] % groups:
         raise ValueError(
-            f"x {x} and weight {weight} with {groups} groups are not (N, H, W, C) and "
+            f"x {shape} and weight {size} with {groups} groups are not (N, H, W, C) and "
             "(O, C / groups, h, w)"
         )
-    if x[3] != weight[1] * groups:
+    if shape[3] != size[1] * groups:
         raise ValueError(
-            f"x {x} has {x[3]} channels, and weight {weight} with {groups} groups takes "
-            f"{weight[1] * groups}"
+            f"x {shape} has {shape[3]} channels, and weight {size} with {groups} groups takes "
+            f"{size[1] * groups}"
         )
-    if bias is not None and tuple(bias.shape) != weight[:1]:
-        raise ValueError(f"bias {tuple(bias.shape)} is not {weight[:1]}")
+    if bias is not None and tuple(bias.shape) != size[:1]:
+        raise ValueError(f"bias {tuple(bias.shape)} is not {size[:1]}")
     for axis in range(2):
-        reach = dilation[axis] * (weight[2 + axis] - 1) + 1
-        if reach > x[1 + axis] + 2 * padding[axis]:
+        reach = dilation[axis] * (size[2 + axis] - 1) + 1
+        if reach > shape[1 + axis] + 2 * padding[axis]:
             raise ValueError(
-                f"x {x} with {padding} zeros around it is smaller than the kernel of weight "
-                f"{weight}, which reaches over {reach} pixels"
+                f"x {shape} with {padding} zeros around it is smaller than the kernel of weight "
+                f"{size}, which reaches over {reach} pixels"
             )
+    geometry = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    return _operation(x, weight, bias, **geometry)
 
 
 def _reference(

@@ -52,21 +52,10 @@ def monarch_multiply(
     along the axes in front, with factors that are broadcast; the factors' gradients are partial
     sums then. ValueError if the shapes do not fit.
     """
-    first, second = tuple(blkdiag1.shape), tuple(blkdiag2.shape)
+    shape, first, second = tuple(x.shape), tuple(blkdiag1.shape), tuple(blkdiag2.shape)
     width = out_features
     if len(second) == 3 and out_features is None:
         width = second[0] * second[1]
-    _check_shapes(tuple(x.shape), first, second, bias, width)
-    return _operation(x, blkdiag1, blkdiag2, bias, out_features=width)
-
-
-def _check_shapes(
-    x: tuple[int, ...],
-    first: tuple[int, ...],
-    second: tuple[int, ...],
-    bias: flow.Tensor | None,
-    width: int | None,
-) -> None:
     if len(first) != 3 or len(second) != 3 or 0 in first + second:
         raise ValueError(f"blkdiag1 {first} and blkdiag2 {second} are not (k, q, p) and (l, s, r)")
     if first[0] * first[1] != second[0] * second[2]:
@@ -74,9 +63,10 @@ def _check_shapes(
             f"blkdiag1 {first} gives {first[0]} x {first[1]} values and blkdiag2 {second} takes "
             f"{second[0]} x {second[2]}"
         )
-    if len(x) == 0 or not 0 < x[-1] <= first[0] * first[2]:
+    if len(shape) == 0 or not 0 < shape[-1] <= first[0] * first[2]:
         raise ValueError(
-            f"rows of x {x} are not 1 to {first[0] * first[2]} long, as blkdiag1 {first} takes them"
+            f"rows of x {shape} are not 1 to {first[0] * first[2]} long, as blkdiag1 {first} takes "
+            "them"
         )
     if width is None or not 0 < width <= second[0] * second[1]:
         raise ValueError(
@@ -84,6 +74,7 @@ def _check_shapes(
         )
     if bias is not None and tuple(bias.shape) != (width,):
         raise ValueError(f"bias {tuple(bias.shape)} is not ({width},)")
+    return _operation(x, blkdiag1, blkdiag2, bias, out_features=width)
 
 
 def _reference(
