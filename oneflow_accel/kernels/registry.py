@@ -231,7 +231,8 @@ def explain(operation: str, backend: str, *args: Any, **kwargs: Any) -> str:
             reasons = candidate.missing_reasons()
         mark = "no" if reasons else "not needed" if chosen else "CHOSEN"
         chosen = chosen or not reasons
-        lines.append(f"  {mark}: {candidate.describe()}{_colon(reasons)}")
+        why = f": {'; '.join(reasons)}" if reasons else ""
+        lines.append(f"  {mark}: {candidate.describe()}{why}")
     lines += [f"  none for {device}: {reason}" for device, reason in entry.lacks.items()]
     lines.append(f"  {'not needed' if chosen else 'CHOSEN'}: reference (any device, any dtype)")
     return "\n".join(lines)
@@ -276,10 +277,6 @@ def known_names(names: Sequence[str], where: str) -> frozenset[str]:
             hint = f" Did you mean '{near[0]}'?" if near else ""
             raise UserError(f"{where}: no operation or implementation is called '{name}'.{hint}")
     return frozenset(names)
-
-
-def _colon(reasons: list[str]) -> str:
-    return f": {'; '.join(reasons)}" if reasons else ""
 
 
 def _entry(name: str) -> Operation:

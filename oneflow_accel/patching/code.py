@@ -106,7 +106,8 @@ class LoadedModule:
         self._file = str(module.__file__)
         before = ast.parse(join(source.original))
         after = parse_numbered(source, self._file)
-        self._future = [node for node in after.body if _is_future(node)]
+        imports = [node for node in after.body if isinstance(node, ast.ImportFrom)]
+        self._future = [node for node in imports if node.module == "__future__"]
         self._scope = self._compare(module, before.body, after.body)
         self._waiting = list(self._scope.added)
         # Loaded functions, what they become, and their class, None outside of one.
@@ -372,10 +373,6 @@ def _refuse_unless_doc(node: ast.stmt, body: Sequence[ast.stmt]) -> None:
 
 def _line(node: ast.stmt) -> str:
     return f"`{ast.unparse(node).splitlines()[0]}`"
-
-
-def _is_future(node: ast.stmt) -> bool:
-    return isinstance(node, ast.ImportFrom) and node.module == "__future__"
 
 
 def _dump(nodes: Iterable[ast.AST]) -> str:

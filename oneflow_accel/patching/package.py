@@ -247,13 +247,13 @@ class PatchedPackage:
 
     def _is_for_files(self, patch: Patch) -> bool:
         """Whether a patch that is for one content of its file only finds that, as installed."""
-        wanted = patch.header.file_sha256
-        return wanted is None or all(self._installed_sha256(path) == wanted for path in patch.hunks)
-
-    def _installed_sha256(self, path: str) -> str:
-        content = self.read(path)
-        record = self.disk.in_effect(path, content)
-        return sha256(content) if record is None else record.original
+        for path in patch.hunks if patch.header.file_sha256 else ():
+            content = self.read(path)
+            record = self.disk.in_effect(path, content)
+            installed = sha256(content) if record is None else record.original
+            if installed != patch.header.file_sha256:
+                return False
+        return True
 
     @cached_property
     def modules(self) -> dict[str, str]:
