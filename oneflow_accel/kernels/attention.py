@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from oneflow_accel.backends.cuda import CudaBackend, attention_reasons
@@ -341,39 +342,32 @@ _packed_operation = register_operation(
 )
 
 
-def _with_gradient(
-    forward: Callable[..., Any], backward: Callable[..., Any]
-) -> Callable[..., flow.Tensor]:
-    """Of operators whose last two inputs are the seed and the segments, or functions like them: the
-    first gives the output and what else its gradient needs, the second the other gradients."""
-
-    def gradients(kept: Any, out_grad: flow.Tensor, **attributes: Any) -> Any:
-        return (*backward(out_grad, *kept, **attributes), None, None)
-
-    @differentiable(_attention.name, gradients, autocast=flow.bfloat16)
-    def run(*tensors: flow.Tensor | None, **attributes: Any) -> Any:
-        out, *others = forward(*tensors, **attributes)
-        return out, (*tensors[:-2], out, *others, *tensors[-2:])
-
-    return run
+def _forward(operator: Callable[..., Any], tensors: tuple[Any, ...], attributes: Any) -> Any:
+    """What an operator, whose last two inputs are the seed and the segments, gives: its first
+    output, and what the gradient needs."""
+    out, *others = operator(*tensors, **attributes)
+    return out, (*tensors[:-2], out, *others, *tensors[-2:])
 
 
-_blocked = _with_gradient(_attention, _attention_grad)
-_blocked_packed = _with_gradient(_packed, _packed_grad)
+def _backward(operator: Callable[..., Any], kept: Any, out_grad: flow.Tensor, **how: Any) -> Any:
+    """Gradients of the inputs before the seed and the segments, and none of these."""
+    return (*operator(out_grad, *kept, **how), None, None)
 
 
 @cpu_implementation("scaled_dot_product_attention", _attention)
-def blocked_attention(*tensors: flow.Tensor | None, **attributes: Any) -> flow.Tensor:
+@differentiable(_attention.name, partial(_backward, _attention_grad), autocast=flow.bfloat16)
+def blocked_attention(*tensors: flow.Tensor | None, **attributes: Any) -> Any:
     """Keeps no (queries, keys) matrix, neither for the output nor for the gradient.
     bfloat16 is computed in float32."""
-    return _blocked(*tensors, **attributes)
+    return _forward(_attention, tensors, attributes)
 
 
 @cpu_implementation("packed_attention", _attention)
-def blocked_packed_attention(*tensors: flow.Tensor | None, **attributes: Any) -> flow.Tensor:
+@differentiable(_attention.name, partial(_backward, _packed_grad), autocast=flow.bfloat16)
+def blocked_packed_attention(*tensors: flow.Tensor | None, **attributes: Any) -> Any:
     """Keeps no (time, time) matrix, neither for the output nor for the gradient.
     bfloat16 is computed in float32."""
-    return _blocked_packed(*tensors, **attributes)
+    return _forward(_packed, tensors, attributes)
 
 
 # OneFlow's own operator on CUDA devices (CUTLASS): for inference, with the usual scale. Only in
@@ -514,20 +508,20 @@ def _added(total: flow.Tensor, found: flow.Tensor) -> flow.Tensor:
     return flow.cat([total[:, :, :seen] + found, total[:, :, seen:]], dim=2)
 
 
-_chunked = _with_gradient(_by_blocks, _gradient_by_blocks)
-_chunked_packed = _unpacked(_chunked)
-
-
 @implementation("scaled_dot_product_attention", not_supported_reasons=empty_reasons)
-def chunked_attention(*tensors: flow.Tensor | None, **attributes: Any) -> flow.Tensor:
+@differentiable(_attention.name, partial(_backward, _gradient_by_blocks), autocast=flow.bfloat16)
+def chunked_attention(*tensors: flow.Tensor | None, **attributes: Any) -> Any:
     """Keeps no (queries, keys) matrix, and has one of BLOCK queries at a time."""
-    return _chunked(*tensors, **attributes)
+    return _forward(_by_blocks, tensors, attributes)
+
+
+_chunked_parts = _unpacked(chunked_attention)
 
 
 @implementation("packed_attention", not_supported_reasons=empty_reasons)
 def chunked_packed_attention(*tensors: flow.Tensor | None, **attributes: Any) -> flow.Tensor:
     """Keeps no (time, time) matrix, and has one of BLOCK queries at a time."""
-    return _chunked_packed(*tensors, **attributes)
+    return _chunked_parts(*tensors, **attributes)
 
 
 _performer = Operator(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from oneflow_accel.kernels.operators import (
@@ -218,30 +219,24 @@ def fused_cross_entropy(logits: flow.Tensor, labels: flow.Tensor, **attributes: 
     return losses, (logits, labels, lse)
 
 
-def _linear_with_gradient(
-    forward: Callable[..., Any], backward: Callable[..., Any]
-) -> Callable[..., flow.Tensor]:
-    """Of operators, or functions like them: the first gives the losses and what else its gradient
-    needs, the second the gradients of x and weight."""
-
-    def gradients(kept: Any, losses_grad: flow.Tensor, **attributes: int) -> Any:
-        return (*backward(losses_grad, *kept, **attributes), None)
-
-    @differentiable(_linear.name, gradients)
-    def run(*tensors: flow.Tensor, **attributes: int) -> Any:
-        losses, *others = forward(*tensors, **attributes)
-        return losses, (*tensors, *others)
-
-    return run
+def _linear_forward(operator: Callable[..., Any], tensors: tuple[Any, ...], attributes: Any) -> Any:
+    """An operator's losses, and what their gradients need."""
+    losses, *others = operator(*tensors, **attributes)
+    return losses, (*tensors, *others)
 
 
-_linear_by_kernel = _linear_with_gradient(_linear, _linear_grad)
+def _linear_backward(
+    operator: Callable[..., Any], kept: Any, losses_grad: flow.Tensor, **attributes: int
+) -> Any:
+    """Gradients of x and weight, and none of the labels."""
+    return (*operator(losses_grad, *kept, **attributes), None)
 
 
 @cpu_implementation("linear_cross_entropy", _linear, dtypes=(flow.float32,))
-def chunked_linear_cross_entropy(*tensors: flow.Tensor, **attributes: int) -> flow.Tensor:
+@differentiable(_linear.name, partial(_linear_backward, _linear_grad))
+def chunked_linear_cross_entropy(*tensors: flow.Tensor, **attributes: int) -> Any:
     """Keeps no logits: the backward pass computes them again."""
-    return _linear_by_kernel(*tensors, **attributes)
+    return _linear_forward(_linear, tensors, attributes)
 
 
 def _mean_backward(kept: Any, mean_grad: flow.Tensor, **_: int) -> tuple[flow.Tensor | None, ...]:
@@ -332,10 +327,8 @@ def _gradient_by_chunks(
     return flow.cat(x_grads, dim=1).flatten(0, 1), total.to(weight.dtype)
 
 
-_linear_by_chunks = _linear_with_gradient(_by_chunks, _gradient_by_chunks)
-
-
 @implementation("linear_cross_entropy", not_supported_reasons=empty_reasons)
-def linear_cross_entropy_by_chunks(*tensors: flow.Tensor, **attributes: int) -> flow.Tensor:
+@differentiable(_linear.name, partial(_linear_backward, _gradient_by_chunks))
+def linear_cross_entropy_by_chunks(*tensors: flow.Tensor, **attributes: int) -> Any:
     """Keeps no logits: the backward pass computes them again."""
-    return _linear_by_chunks(*tensors, **attributes)
+    return _linear_forward(_by_chunks, tensors, attributes)
