@@ -36,10 +36,6 @@ def _run(args: argparse.Namespace) -> int:
         return conformance.run(args, _width())
     if args.command == "explain":
         return _explain(args)
-    return _report(args)
-
-
-def _report(args: argparse.Namespace) -> int:
     state = report.collect(args.device)
     if args.json:
         print(json.dumps(state, indent=2))

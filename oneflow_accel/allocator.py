@@ -11,7 +11,7 @@ import ctypes
 from pathlib import Path
 
 from oneflow_accel import settings
-from oneflow_accel.kernels.plugin import installed_file
+from oneflow_accel.machine import installed_file
 
 PACKAGE = "cmeel-mimalloc"
 _LIBRARY = "libmimalloc.so.3"

@@ -1,26 +1,28 @@
 """Keeps two messages off stderr that importing oneflow prints on every machine without RDMA or a
 CUDA driver: `python -m oneflow_accel` tells what is missing where it matters.
 
-They come from C++, so file descriptor 2 leads through a small process of its own while oneflow is
-imported. It hands everything else on, in order. Were it a thread, what oneflow says as it aborts
-would be lost with it.
+They come from C++, so file descriptor 2 leads through sed while oneflow is imported, which hands
+on everything else, in order. Were it a thread, what oneflow says as it aborts would be lost.
 """
 
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-# Ends what is to be filtered. Nobody else writes it.
-_END = b"\0oneflow_accel: oneflow is imported\0\n"
-_READY, _DONE = b"r", b"d"
-# Milliseconds until this process does without the other one.
-_PATIENCE = 10_000
-_RDMA = b"libibverbs not available, ibv_fork_init skipped\n"
-_CUDA_FILE = b" cuda_device_descriptor_class.cpp:"
-_CUDA = b"] CUDA driver version is insufficient for CUDA runtime version\n"
+# Whole lines; those of glog begin with a letter and the date.
+_NOISE = (
+    "libibverbs not available, ibv_fork_init skipped",
+    r"[IWEF][0-9].* cuda_device_descriptor_class\.cpp:.*\] CUDA driver version is insufficient for "
+    "CUDA runtime version",
+)
+# Unbuffered, so that nothing waits in it for a program that goes on.
+_FILTER = ["sed", "-u", *(word for line in _NOISE for word in ("-e", f"/^{line}$/d"))]
+# Seconds for the filter to end in, once nobody writes to it.
+_PATIENCE = 1.0
 
 
 @contextmanager
@@ -29,59 +31,36 @@ def left_out() -> Iterator[None]:
     if "oneflow" in sys.modules:
         yield
         return
-    # Here, as the other process runs this file and needs neither.
-    import select
-    import subprocess
-
-    def answers(expected: bytes) -> bool:
-        poll = select.poll()
-        poll.register(output, select.POLLIN)
-        return bool(poll.poll(_PATIENCE)) and os.read(output, 1) == expected
-
     try:
         stderr = os.dup(2)
     except OSError:  # closed: nobody will read them
         yield
         return
-    reads, writes = os.pipe()
     try:
         # In a session of its own: Ctrl-C is for this process.
         process = subprocess.Popen(
-            [sys.executable or "", "-I", "-S", __file__],
-            stdin=reads,
-            stdout=subprocess.PIPE,
+            _FILTER,
+            stdin=subprocess.PIPE,
+            stdout=stderr,
+            env={**os.environ, "LC_ALL": "C"},
             start_new_session=True,
         )
-    except OSError:
-        process = None
-    os.close(reads)
-    if process is None or process.stdout is None:
-        os.close(writes)
+    except OSError:  # there is no sed
         os.close(stderr)
         yield
         return
-    output = process.stdout.fileno()
-    # sys.executable is another program where Python is embedded.
-    leads_through = answers(_READY)
-    if leads_through:
-        _flush()
-        os.dup2(writes, 2)
-    os.close(writes)
+    assert process.stdin is not None
+    _flush()
+    os.dup2(process.stdin.fileno(), 2)
+    process.stdin.close()
     try:
         yield
     finally:
-        if leads_through:
-            _flush()
-            with suppress(OSError):  # somebody has ended it
-                os.write(2, _END)
-                answers(_DONE)
-            os.dup2(stderr, 2)
-        else:
-            process.kill()
+        _flush()
+        os.dup2(stderr, 2)
         os.close(stderr)
-        process.stdout.close()
         try:
-            process.wait(1)
+            process.wait(_PATIENCE)
         except subprocess.TimeoutExpired:
             # A program that was started meanwhile has its stderr there, and may go on for long.
             _lasting.append(process)
@@ -94,69 +73,3 @@ def _flush() -> None:
     if sys.stderr is not None:
         with suppress(OSError, ValueError):  # closed
             sys.stderr.flush()
-
-
-def filtered(waiting: bytes, at_line_start: bool, at_end: bool) -> tuple[bytes, bytes, bool]:
-    """What can be handed on of some output (`waiting`, with what was kept before), what to keep
-    until more is known, and whether the next begins a line."""
-    written = b""
-    while waiting:
-        line, end, rest = waiting.partition(b"\n")
-        line += end
-        if not end and not at_end and (_may_be_noise(line, at_line_start) or _may_end(line)):
-            return written, line, at_line_start
-        if not (at_line_start and _is_noise(line)):
-            written += line
-        at_line_start = bool(end)
-        waiting = rest
-    return written, b"", at_line_start
-
-
-def _is_noise(line: bytes) -> bool:
-    return line == _RDMA or (line[:1] in b"IWEF" and _CUDA_FILE in line and line.endswith(_CUDA))
-
-
-def _may_be_noise(line: bytes, at_line_start: bool) -> bool:
-    # A message of glog begins with a letter and the date.
-    return at_line_start and (
-        _RDMA.startswith(line) or (line[:1] in b"IWEF" and (line[1:9] or b"0").isdigit())
-    )
-
-
-def _may_end(line: bytes) -> bool:
-    return b"\0" in line and _END.startswith(line[line.index(b"\0") :])
-
-
-def _write(data: bytes) -> None:
-    import select
-
-    while data:
-        try:
-            data = data[os.write(2, data) :]
-        except BlockingIOError:
-            select.select([], [2], [])
-        except OSError:  # nobody reads any more
-            return
-
-
-def _hand_on() -> None:
-    """What the other process does: from descriptor 0 to 2, answers on 1."""
-    os.write(1, _READY)
-    waiting, at_line_start = b"", True
-    while data := os.read(0, 1 << 16):
-        before, end, after = (waiting + data).partition(_END)
-        written, waiting, at_line_start = filtered(before, at_line_start, bool(end))
-        _write(written)
-        if end:
-            with suppress(OSError):
-                os.write(1, _DONE)
-            _write(after)
-            break
-    _write(waiting)
-    # Programs that were started meanwhile.
-    while data := os.read(0, 1 << 16):
-        _write(data)
-
-
-if __name__ == "__main__":
-    _hand_on()

@@ -9,6 +9,7 @@ the same time would both find 12345 free, and end up in each other's collectives
 from __future__ import annotations
 
 import itertools
+import os
 import resource
 import signal
 import subprocess
@@ -73,7 +74,7 @@ def main() -> int:
         Popen=children.start, CalledProcessError=subprocess.CalledProcessError
     )
     # It would send SIGTERM to a group that may hold the caller too; `children` does it below.
-    launch.os = _WithoutGroupKill(launch.os)
+    launch.os = SimpleNamespace(**{**vars(os), "killpg": lambda group, number: None})
     launch.print = _print_but_killing
     sys.argv[1:] = _with_port(sys.argv[1:])
     failed, patience, status = None, _STOP, 0
@@ -127,19 +128,6 @@ def _why_killed(kills: int | None) -> str:
 def _print_but_killing(text: str) -> None:
     if not text.startswith(("Killing subprocess", "Main process received")):
         print(text, flush=True)
-
-
-class _WithoutGroupKill:
-    """The module `os`, except that killpg does nothing."""
-
-    def __init__(self, module: Any) -> None:
-        self._module = module
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._module, name)
-
-    def killpg(self, group: int, number: int) -> None:
-        """Leave the group alone."""
 
 
 def _with_port(argv: list[str]) -> list[str]:

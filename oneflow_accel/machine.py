@@ -1,4 +1,4 @@
-"""Cores and memory that this process may use: in a container these are not the machine's.
+"""Cores and memory that this process may use, in a container not the machine's; installed files.
 
 A control group (cgroups(7)) limits its processes and those of the groups below it. Both versions
 are read, at every level that can be seen. `root` is where /proc and /sys are, for tests.
@@ -6,6 +6,7 @@ are read, at every level that can be seen. `root` is where /proc and /sys are, f
 
 from __future__ import annotations
 
+import importlib.metadata
 import math
 import os
 import re
@@ -109,6 +110,16 @@ def groups(controller: str, root: Path = _ROOT) -> Iterator[Path]:
             while folder != top:
                 folder = folder.parent
                 yield folder
+
+
+def installed_file(package: str, pattern: str) -> Path | None:
+    """The file of an installed package that matches the pattern."""
+    try:
+        files = importlib.metadata.files(package) or []
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    found = next((file for file in files if file.match(pattern)), None)
+    return None if found is None else Path(str(found.locate())).resolve()
 
 
 def _quota(group: Path) -> float:

@@ -13,6 +13,7 @@ import random
 import socket
 import time
 from collections.abc import Mapping, MutableMapping
+from contextlib import suppress
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 # Below the ports that Linux gives to outgoing connections (32768 to 60999): between the moment in
@@ -30,17 +31,11 @@ def free_port() -> int:
 
     OSError where a hundred ports are taken.
     """
-    drawn = random.SystemRandom()
-    for attempts_left in reversed(range(100)):
-        port = drawn.choice(_FREE_PORTS)
-        with socket.socket() as listener:
-            try:
-                listener.bind(("127.0.0.1", port))
-                return port
-            except OSError:
-                if not attempts_left:
-                    raise
-    raise AssertionError("unreachable")
+    for port in random.SystemRandom().sample(_FREE_PORTS, 100):
+        with suppress(OSError), socket.socket() as listener:
+            listener.bind(("127.0.0.1", port))
+            return port
+    raise OSError("a hundred ports of the loopback interface are taken")
 
 
 def wait_for_rank_zero(

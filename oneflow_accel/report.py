@@ -14,7 +14,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -38,6 +38,8 @@ PACKAGES = (
 ENVIRONMENT_PREFIXES = (
     *("ONEFLOW_", "OMP_", "GOMP_", "MKL_", "ONEDNN_", "GLOG_", "CUDA_", "MLU_", "NCCL_", "CNCL_"),
 )
+# Those of `PluginState` that are shown as they are.
+_PLUGIN_KEYS = ("loaded", "reason", "level", "onednn_version", "blas", "scratch_limit")
 
 
 def collect(device: str | None = None) -> dict[str, Any]:
@@ -56,33 +58,21 @@ def collect(device: str | None = None) -> dict[str, Any]:
         "selection": _selection(device),
         "threads": {"cores": machine.cores(), "plugin": state.num_threads},
         "plugin": {
-            "loaded": state.loaded,
+            **{key: getattr(state, key) for key in _PLUGIN_KEYS},
             "path": None if state.path is None else str(state.path),
-            "reason": state.reason,
-            "level": state.level,
             "levels": [level.name for level in plugin.cpu_levels()],
-            "onednn_version": state.onednn_version,
-            "blas": state.blas,
             "allocator": allocator.in_use(),
             "operators": list(state.operators),
-            "scratch_limit": state.scratch_limit,
             "redirections": [asdict(redirection) for redirection in state.redirections],
         },
         "operations": {
             name: [
-                {
-                    "implementation": i.name,
-                    "backend": i.backend,
-                    "dtypes": [str(d) for d in i.dtypes],
-                }
+                {"implementation": i.name, "backend": i.backend, "dtypes": list(map(str, i.dtypes))}
                 for i in operation.implementations
             ]
             for name, operation in registry.operations().items()
         },
-        "patches": [
-            {key: getattr(patch, key) for key in ("name", "package", "version", "state", "reason")}
-            for patch in patching.status()
-        ],
+        "patches": [asdict(patch) for patch in patching.status()],
         "environment": {
             name: value
             for name, value in sorted(os.environ.items())
@@ -93,55 +83,62 @@ def collect(device: str | None = None) -> dict[str, Any]:
 
 def render(state: dict[str, Any], console: Console) -> None:
     """Print what `collect()` returned as tables."""
-    console.print(
-        _table("versions", ("package", "version"), [(k, v) for k, v in state["versions"].items()])
-    )
-    devices = []
-    for device in state["devices"]:
-        devices.append(
-            (device["name"], _mark(device["ok"]), _device_text(device), device["source"])
-        )
-    console.print(_table("devices", ("device", "state", "what", "from"), devices))
+    devices, of_plugin, threads = state["devices"], state["plugin"], state["threads"]
+    given: dict[str, bool] = {}
+    for each in of_plugin["redirections"]:
+        given[each["purpose"]] = given.get(each["purpose"], True) and each["done"]
+    scratch = of_plugin["scratch_limit"]
+    kernels = {
+        "state": "loaded" if of_plugin["loaded"] else f"not loaded: {of_plugin['reason']}",
+        "file": of_plugin["path"],
+        "instruction sets": f"{of_plugin['level']} of {', '.join(of_plugin['levels']) or 'none'}",
+        "oneDNN": of_plugin["onednn_version"],
+        "float32 matrix products": of_plugin["blas"],
+        "C++ objects": of_plugin["allocator"],
+        "threads per kernel": f"{threads['plugin']} of {threads['cores']} cores",
+        "scratch memory kept": None if scratch is None else f"at most {scratch / 2**20:.0f} MiB",
+        **{purpose: _mark(done) for purpose, done in sorted(given.items())},
+        "operators": ", ".join(of_plugin["operators"]),
+        **{f"operation {name}": _implementations(i) for name, i in state["operations"].items()},
+    }
     features = [
         (feature, device["name"], _mark(answer["ok"]), answer["reason"])
-        for device in state["devices"]
+        for device in devices
         for feature, answer in (device["features"] or {}).items()
     ]
-    console.print(_table("features", ("feature", "device", "state", "why not"), features))
-    plugin_state = state["plugin"]
-    kernels = [
-        ("state", "loaded" if plugin_state["loaded"] else f"not loaded: {plugin_state['reason']}"),
-        ("file", plugin_state["path"]),
-        ("instruction sets", _levels(plugin_state)),
-        ("oneDNN", plugin_state["onednn_version"]),
-        ("float32 matrix products", plugin_state["blas"]),
-        ("C++ objects", plugin_state["allocator"]),
+    tables: list[tuple[str, tuple[str, ...], Iterable[Sequence[Any]]]] = [
+        ("versions", ("package", "version"), state["versions"].items()),
         (
-            "threads per kernel",
-            f"{state['threads']['plugin']} of {state['threads']['cores']} cores",
+            *("devices", ("device", "state", "what", "from")),
+            [(d["name"], _mark(d["ok"]), _device_text(d), d["source"]) for d in devices],
         ),
-        ("scratch memory kept", _mebibytes(plugin_state["scratch_limit"])),
-        *(
-            (
-                purpose,
-                _mark(
-                    all(i["done"] for i in plugin_state["redirections"] if i["purpose"] == purpose)
-                ),
-            )
-            for purpose in sorted({i["purpose"] for i in plugin_state["redirections"]})
+        ("features", ("feature", "device", "state", "why not"), features),
+        ("CPU kernel plug-in", ("", ""), kernels.items()),
+        (
+            *("patches", ("patch", "for", "state", "why")),
+            [
+                (p["name"], f"{p['package']} {p['version']}", p["state"], p["reason"])
+                for p in state["patches"]
+            ],
         ),
-        ("operators", ", ".join(plugin_state["operators"])),
-        *((f"operation {name}", _implementations(i)) for name, i in state["operations"].items()),
+        ("environment", ("variable", "value"), state["environment"].items()),
     ]
-    console.print(_table("CPU kernel plug-in", ("", ""), kernels))
-    patches = [
-        (p["name"], f"{p['package']} {p['version']}", p["state"], p["reason"])
-        for p in state["patches"]
-    ]
-    console.print(_table("patches", ("patch", "for", "state", "why"), patches))
-    console.print(_table("environment", ("variable", "value"), list(state["environment"].items())))
+    for title, columns, rows in tables:
+        console.print(table(title, columns, rows))
     selection = state["selection"]
     console.print(f"Device: {selection['device'] or 'none'} ({selection['why']})", markup=False)
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
+    """A table of plain texts, None for an empty one."""
+    made = Table(title=title, title_justify="left", show_header=any(columns))
+    for column in columns:
+        made.add_column(column, overflow="fold")
+    for row in rows:
+        made.add_row(*("" if cell is None else escape(str(cell)) for cell in row))
+    if not made.rows:
+        made.add_row("none", *[""] * (len(columns) - 1))
+    return made
 
 
 def _versions() -> dict[str, str | None]:
@@ -185,26 +182,6 @@ def _selection(device: str | None) -> dict[str, str | None]:
     return {"device": selection.backend.name, "why": selection.why}
 
 
-def _table(title: str, columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> Table:
-    table = Table(title=title, title_justify="left", show_header=any(columns))
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*("" if cell is None else escape(str(cell)) for cell in row))
-    if not rows:
-        table.add_row("none", *[""] * (len(columns) - 1))
-    return table
-
-
-def _levels(plugin_state: dict[str, Any]) -> str:
-    """Which level the kernels use, of those that the CPU has."""
-    return f"{plugin_state['level']} of {', '.join(plugin_state['levels']) or 'none'}"
-
-
-def _mebibytes(count: int | None) -> str | None:
-    return None if count is None else f"at most {count / 2**20:.0f} MiB"
-
-
 def _mark(ok: bool) -> str:
     return "PASS" if ok else "FAIL"
 
@@ -222,10 +199,8 @@ def _device_text(device: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _implementations(implementations: list[dict[str, Any]]) -> str:
-    texts = [
-        f"{i['implementation']} ({i['backend']}: {', '.join(i['dtypes'])})" for i in implementations
-    ]
+def _implementations(found: list[dict[str, Any]]) -> str:
+    texts = (f"{i['implementation']} ({i['backend']}: {', '.join(i['dtypes'])})" for i in found)
     return ", ".join([*texts, "reference"])
 
 
@@ -312,12 +287,9 @@ def list_kernels(args: argparse.Namespace, width: int | None) -> int:
         print(json.dumps([asdict(choice) for choice in choices], indent=2))
         return 0
     console = Console(width=width, file=sys.stdout)
-    table = Table(title="CPU kernels by operator", title_justify="left")
-    for column in ("operator", *_DATA_TYPES, "why (float32)"):
-        table.add_column(column, overflow="fold")
-    for choice in choices:
-        table.add_row(choice.operator, *choice.kernels.values(), choice.why)
-    console.print(table)
+    rows = [(choice.operator, *choice.kernels.values(), choice.why) for choice in choices]
+    columns = ("operator", *_DATA_TYPES, "why (float32)")
+    console.print(table("CPU kernels by operator", columns, rows))
     if not args.operators:
         for name, operation in registry.operations().items():
             names = [i.describe() for i in operation.implementations]

@@ -271,13 +271,11 @@ def start() -> None:
         UserError: a process did not connect within a minute.
     """
     global _active
-    if not is_on():
-        return
-    setting = settings.WATCHDOG.get()
-    if distributed.world_size() == 1:
+    if not is_on() or distributed.world_size() == 1:
         return
     if _active is not None:
         raise RuntimeError("the watchdog has been started already")
+    setting = settings.WATCHDOG.get()
     _active = Watchdog(
         distributed.rank(),
         distributed.world_size(),

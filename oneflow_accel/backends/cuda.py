@@ -95,46 +95,38 @@ class CudaBackend(Backend):
     }
 
     def _problems(self) -> list[str]:
-        problem = self._problem()
-        return [] if problem is None else [problem]
-
-    def _problem(self) -> str | None:
-        """The first thing that is missing; what comes after cannot be asked for without it."""
+        # The first thing that is missing; what comes after cannot be asked for without it.
         if not oneflow.sysconfig.with_cuda():
-            return f"this oneflow {flow.__version__} is built without CUDA"
+            return [f"this oneflow {flow.__version__} is built without CUDA"]
         try:
             driver = nvml.query()
         except nvml.NvmlError as error:
-            return str(error)
+            return [str(error)]
         if driver.cuda_version < OLDEST_DRIVER_CUDA:
-            return (
+            return [
                 f"the NVIDIA driver supports CUDA {_dotted(driver.cuda_version)} at most; this "
                 "oneflow is built with CUDA 11.7 and needs driver 450.80.02 or newer"
-            )
+            ]
         gpus = nvml.visible(driver.gpus)
-        if not gpus and driver.gpus:
-            return (
+        if not gpus:
+            hides = (
                 f"{nvml.VISIBLE_VARIABLE} hides all {len(driver.gpus)} NVIDIA GPUs of this machine"
             )
-        if not gpus:
-            return "the NVIDIA driver finds no GPU"
-        unfit = [gpu for gpu in gpus if not _has_code_for(gpu)]
-        if not unfit:
-            return None
+            return [hides if driver.gpus else "the NVIDIA driver finds no GPU"]
+        has_code = [OLDEST_CAPABILITY <= gpu.capability <= NEWEST_CAPABILITY for gpu in gpus]
+        if all(has_code):
+            return []
         listed = ", ".join(
             f"GPU {gpu.index} {gpu.name} (compute capability {_dotted(gpu.capability)})"
-            for gpu in unfit
+            for gpu, has in zip(gpus, has_code, strict=True)
+            if not has
         )
-        hint = (
-            f"; leave only the other GPUs in {nvml.VISIBLE_VARIABLE}"
-            if len(unfit) < len(gpus)
-            else ""
-        )
-        return (
+        hint = f"; leave only the other GPUs in {nvml.VISIBLE_VARIABLE}" if any(has_code) else ""
+        return [
             f"oneflow {flow.__version__} has machine code for compute capability "
             f"{_dotted(OLDEST_CAPABILITY)} to {_dotted(NEWEST_CAPABILITY)} (sm_60 to sm_86), not "
             f"for {listed}{hint}"
-        )
+        ]
 
     def device_count(self) -> int:
         return flow.cuda.device_count()
@@ -180,10 +172,6 @@ def attention_reasons() -> list[str]:
 @functools.cache
 def _capability(current_device: int) -> tuple[int, int]:
     return CudaBackend()._gpu().capability
-
-
-def _has_code_for(gpu: nvml.Gpu) -> bool:
-    return OLDEST_CAPABILITY <= gpu.capability <= NEWEST_CAPABILITY
 
 
 def _dotted(version: tuple[int, int]) -> str:

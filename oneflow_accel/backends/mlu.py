@@ -121,9 +121,8 @@ class MluBackend(Backend):
         return (flow.float32, flow.float16)
 
     def _why_not(self, feature: str) -> str | None:
-        return self._why_no_touch() if feature == "ddp_stream_touch" else super()._why_not(feature)
-
-    def _why_no_touch(self) -> str | None:
+        if feature != "ddp_stream_touch":
+            return super()._why_not(feature)
         # Python code can ask OneFlow's registry of kernels by a launch only.
         reason = self.unavailable_reason()
         if reason is not None:

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import lru_cache
+from functools import partial
 from typing import Any
 
-from oneflow_accel.backends.cpu import CpuBackend
 from oneflow_accel.backends.cuda import CudaBackend, attention_reasons
 from oneflow_accel.backends.mlu import MluBackend
 from oneflow_accel.kernels.operators import (
@@ -26,8 +25,13 @@ from oneflow_accel.kernels.operators import (
     numbers,
     widened,
 )
-from oneflow_accel.kernels.registry import implementation, register_operation
-from oneflow_accel.kernels.weight_dropout import draw_seed, drop_arguments, factors
+from oneflow_accel.kernels.registry import (
+    cpu_implementation,
+    implementation,
+    on_cards,
+    register_operation,
+)
+from oneflow_accel.kernels.weight_dropout import checked_seed, draw_seed, factors
 
 import oneflow as flow
 
@@ -101,12 +105,7 @@ def hidden_columns(scores: flow.Tensor) -> flow.Tensor:
     missing_reasons=_tril.missing_reasons,
     never_run=True,
 )
-@implementation(
-    "causal_softmax_mask_scale",
-    backend=CpuBackend.name,
-    dtypes=(flow.float32, flow.bfloat16),
-    missing_reasons=_tril.missing_reasons,
-)
+@cpu_implementation("causal_softmax_mask_scale", _tril)
 def fused_causal_softmax_mask_scale(
     scores: flow.Tensor, keep: flow.Tensor, scale: float, keep_scale: float
 ) -> flow.Tensor:
@@ -175,13 +174,10 @@ def scaled_dot_product_attention(
     _check_shapes(query, key, value, causal)
     _check_segments(segments, query.shape[0], query.shape[2], key.shape[2])
     return _attention_operation(
-        query,
-        key,
-        value,
+        *(query, key, value, checked_seed(dropout, seed), segments),
         causal=causal,
         scale=_scale(scale, query.shape[-1]),
-        **drop_arguments(dropout, seed),
-        **({} if segments is None else {"segments": segments}),
+        dropout=float(dropout),
     )
 
 
@@ -214,15 +210,19 @@ def packed_attention(
     if len(shape) == 3:
         qkv = qkv.reshape(*shape[:2], 3, num_heads, dim)
     _check_segments(segments, shape[0], shape[1], shape[1])
-    drop = {**drop_arguments(dropout, seed), **({} if segments is None else {"segments": segments})}
-    out = _packed_operation(qkv, causal=causal, scale=_scale(scale, dim), **drop)
+    out = _packed_operation(
+        *(qkv, checked_seed(dropout, seed), segments),
+        causal=causal,
+        scale=_scale(scale, dim),
+        dropout=float(dropout),
+    )
     return out.reshape(*shape[:2], num_heads * dim)
 
 
 def can_drop_weights(qkv: flow.Tensor) -> bool:
     """Whether `packed_attention` has a kernel that drops out weights for tensors like `qkv`; plain
     operators take what NumPy draws, which is slow and not for an nn.Graph."""
-    chosen = _packed_operation.choose(qkv, causal=False, scale=1.0, dropout=0.5)
+    chosen = _packed_operation.choose(qkv, None, None, causal=False, scale=1.0, dropout=0.5)
     return chosen not in (_packed_operation.reference, chunked_packed_attention)
 
 
@@ -259,12 +259,12 @@ def _composition(
     query: flow.Tensor,
     key: flow.Tensor,
     value: flow.Tensor,
+    seed: flow.Tensor | None = None,
+    segments: flow.Tensor | None = None,
     *,
     causal: bool,
     scale: float,
     dropout: float = 0.0,
-    seed: flow.Tensor | None = None,
-    segments: flow.Tensor | None = None,
     first: int = 0,
 ) -> flow.Tensor:
     """Of the queries from number `first` on, and of the keys that they see."""
@@ -314,16 +314,15 @@ def _as_rows(x: flow.Tensor, key: flow.Tensor) -> flow.Tensor:
     return x.reshape(batch, key.shape[1], heads // key.shape[1] * queries, size)
 
 
-def _packed_composition(qkv: flow.Tensor, **attributes: Any) -> flow.Tensor:
-    return _unpacked(_composition, qkv, **attributes)
+def _unpacked(attention: Callable[..., flow.Tensor]) -> Callable[..., flow.Tensor]:
+    """Of the parts of one projection."""
 
+    def unpacked(qkv: flow.Tensor, *optional: flow.Tensor | None, **attributes: Any) -> flow.Tensor:
+        # Not by slices, whose gradient has no kernel on some devices.
+        parts = (qkv.narrow(2, part, 1).squeeze(2).permute(0, 2, 1, 3) for part in range(3))
+        return attention(*parts, *optional, **attributes).permute(0, 2, 1, 3)
 
-def _unpacked(
-    attention: Callable[..., flow.Tensor], qkv: flow.Tensor, **attributes: Any
-) -> flow.Tensor:
-    # Not by slices, whose gradient has no kernel on some devices.
-    parts = (qkv.narrow(2, part, 1).squeeze(2).permute(0, 2, 1, 3) for part in range(3))
-    return attention(*parts, **attributes).permute(0, 2, 1, 3)
+    return unpacked
 
 
 _NO_ATTENTION = {
@@ -337,135 +336,75 @@ _attention_operation = register_operation(
 )
 _packed_operation = register_operation(
     "packed_attention",
-    reference=_packed_composition,
+    reference=_unpacked(_composition),
     doc="dropout(softmax(scale query key^T)) value of the parts of one projection.",
     lacks=_NO_ATTENTION,
 )
 
 
-@lru_cache(maxsize=64)
-def _with_gradient(
-    forward: Callable[..., Any],
-    backward: Callable[..., Any],
-    attributes: tuple[tuple[str, Any], ...],
-    has: tuple[bool, ...],
-) -> Callable[..., flow.Tensor]:
-    settings, count = dict(attributes), sum(has)
-
-    def split(tensors: tuple[flow.Tensor, ...]) -> tuple[Any, list[flow.Tensor | None]]:
-        """What comes first, and the optional ones that are there at the end, in their places."""
-        end = len(tensors) - count
-        given = iter(tensors[end:])
-        return tensors[:end], [next(given) if there else None for there in has]
-
-    def run(ctx: Any, *tensors: flow.Tensor) -> flow.Tensor:
-        inputs, optional = split(tensors)
-        out, *kept = forward(*inputs, *optional, **settings)
-        ctx.save_for_backward(*inputs, out, *kept, *tensors[len(inputs) :])
-        return out
-
-    def gradients(ctx: Any, out_grad: flow.Tensor) -> Any:
-        saved, optional = split(tuple(ctx.saved_tensors))
-        found = (*backward(out_grad, *saved, *optional, **settings), *[None] * count)
-        return found if len(found) > 1 else found[0]
-
-    return differentiable(_attention.name, run, gradients, autocast=flow.bfloat16)
+def _forward(operator: Callable[..., Any], tensors: tuple[Any, ...], attributes: Any) -> Any:
+    """What an operator, whose last two inputs are the seed and the segments, gives: its first
+    output, and what the gradient needs."""
+    out, *others = operator(*tensors, **attributes)
+    return out, (*tensors[:-2], out, *others, *tensors[-2:])
 
 
-def _run(
-    forward: Callable[..., Any],
-    backward: Callable[..., Any],
-    *tensors: flow.Tensor,
-    seed: flow.Tensor | None = None,
-    segments: flow.Tensor | None = None,
-    dropout: float = 0.0,
-    **attributes: Any,
-) -> flow.Tensor:
-    attributes["dropout"] = dropout
-    optional = seed, segments
-    if needs_gradient(*tensors):
-        has = tuple(tensor is not None for tensor in optional)
-        function = _with_gradient(forward, backward, tuple(attributes.items()), has)
-        return function(*tensors, *(tensor for tensor in optional if tensor is not None))
-    # An autograd function takes longer to call than one generated token's attention.
-    return forward(*tensors, *optional, **attributes)[0]
+def _backward(operator: Callable[..., Any], kept: Any, out_grad: flow.Tensor, **how: Any) -> Any:
+    """Gradients of the inputs before the seed and the segments, and none of these."""
+    return (*operator(out_grad, *kept, **how), None, None)
 
 
-@implementation(
-    "scaled_dot_product_attention",
-    backend=CpuBackend.name,
-    dtypes=(flow.float32, flow.bfloat16),
-    missing_reasons=_attention.missing_reasons,
-)
-def blocked_attention(*tensors: flow.Tensor, **attributes: Any) -> flow.Tensor:
+@cpu_implementation("scaled_dot_product_attention", _attention)
+@differentiable(_attention.name, partial(_backward, _attention_grad), autocast=flow.bfloat16)
+def blocked_attention(*tensors: flow.Tensor | None, **attributes: Any) -> Any:
     """Keeps no (queries, keys) matrix, neither for the output nor for the gradient.
     bfloat16 is computed in float32."""
-    return _run(_attention, _attention_grad, *tensors, **attributes)
+    return _forward(_attention, tensors, attributes)
 
 
-@implementation(
-    "packed_attention",
-    backend=CpuBackend.name,
-    dtypes=(flow.float32, flow.bfloat16),
-    missing_reasons=_attention.missing_reasons,
-)
-def blocked_packed_attention(qkv: flow.Tensor, **attributes: Any) -> flow.Tensor:
+@cpu_implementation("packed_attention", _attention)
+@differentiable(_attention.name, partial(_backward, _packed_grad), autocast=flow.bfloat16)
+def blocked_packed_attention(*tensors: flow.Tensor | None, **attributes: Any) -> Any:
     """Keeps no (time, time) matrix, neither for the output nor for the gradient.
     bfloat16 is computed in float32."""
-    return _run(_packed, _packed_grad, qkv, **attributes)
+    return _forward(_packed, tensors, attributes)
 
 
 # OneFlow's own operator on CUDA devices (CUTLASS): for inference, with the usual scale. Only in
 # float16, as it computes float32 in TF32.
 def _inference_reasons(
-    dim: int,
-    queries: int,
-    keys: int,
-    *tensors: flow.Tensor,
-    causal: bool,
-    scale: float,
-    dropout: float = 0.0,
-    seed: flow.Tensor | None = None,
-    segments: flow.Tensor | None = None,
+    *tensors: Any, causal: bool, scale: float, dropout: float = 0.0
 ) -> list[str]:
+    """Of query, key and value, or of the parts of one projection; then seed and segments."""
+    *given, _, segments = tensors
+    time = 2 if len(given) == 3 else 1
+    query, key = given[0], given[time - 1]
+    dim, queries, keys = query.shape[-1], query.shape[time], key.shape[time]
     reasons = attention_reasons()
     if dropout:
         reasons.append("drops out no weights")
     if segments is not None:
         reasons.append("knows of no packed sequences")
-    if needs_gradient(*tensors):
+    if needs_gradient(*given):
         reasons.append("has no gradient")
     if not math.isclose(scale, _scale(None, dim)):
         reasons.append(f"scales by 1 / sqrt({dim}), not by {scale}")
     if causal and queries != keys:
         reasons.append(f"hides columns by their number, so {queries} queries need as many keys")
-    return reasons
-
-
-def _attention_inference_reasons(
-    query: flow.Tensor, key: flow.Tensor, value: flow.Tensor, **attributes: Any
-) -> list[str]:
-    queries, dim = query.shape[2:]
-    reasons = _inference_reasons(dim, queries, key.shape[2], query, key, value, **attributes)
-    if query.shape[1] != key.shape[1]:
+    if len(given) == 3 and query.shape[1] != key.shape[1]:
         reasons.append("needs as many heads of keys and values as of queries")
     return reasons
-
-
-def _packed_inference_reasons(qkv: flow.Tensor, **attributes: Any) -> list[str]:
-    time, dim = qkv.shape[1], qkv.shape[-1]
-    return _inference_reasons(dim, time, time, qkv, **attributes)
 
 
 @implementation(
     "scaled_dot_product_attention",
     backend=CudaBackend.name,
     dtypes=(flow.float16,),
-    not_supported_reasons=_attention_inference_reasons,
+    not_supported_reasons=_inference_reasons,
     never_run=True,
 )
 def cutlass(
-    query: flow.Tensor, key: flow.Tensor, value: flow.Tensor, *, causal: bool, scale: float
+    query: flow.Tensor, key: flow.Tensor, value: flow.Tensor, *_: None, causal: bool, **_others: Any
 ) -> flow.Tensor:
     batch, heads, queries, dim = query.shape
     rows = [part.permute(0, 2, 1, 3).flatten(2) for part in (query, key, value)]
@@ -477,10 +416,10 @@ def cutlass(
     "packed_attention",
     backend=CudaBackend.name,
     dtypes=(flow.float16,),
-    not_supported_reasons=_packed_inference_reasons,
+    not_supported_reasons=_inference_reasons,
     never_run=True,
 )
-def cutlass_packed(qkv: flow.Tensor, *, causal: bool, scale: float) -> flow.Tensor:
+def cutlass_packed(qkv: flow.Tensor, *_: None, causal: bool, **_others: Any) -> flow.Tensor:
     batch, time, _, heads, dim = qkv.shape
     width = heads * dim
     rows = qkv.flatten(2)
@@ -511,15 +450,15 @@ def _blocks(query: flow.Tensor, key: flow.Tensor, causal: bool) -> list[tuple[in
 
 
 def _by_blocks(*tensors: Any, **settings: Any) -> tuple[flow.Tensor]:
-    query, key, value, seed, segments = tensors
-    settings |= {"seed": seed, "segments": segments}
+    query, key, value, *optional = tensors
     if query.shape[2] <= BLOCK:
-        return (_composition(query, key, value, **settings),)
+        return (_composition(*tensors, **settings),)
     outs: list[flow.Tensor] = []
     for first, end, seen in _blocks(query, key, settings["causal"]):
         q = query[:, :, first:end]
         q = after(q, outs[-1]) if outs else q
-        outs.append(_composition(q, key[:, :, :seen], value[:, :, :seen], first=first, **settings))
+        parts = q, key[:, :, :seen], value[:, :, :seen]
+        outs.append(_composition(*parts, *optional, first=first, **settings))
     return (flow.cat(outs, dim=2),)
 
 
@@ -570,15 +509,19 @@ def _added(total: flow.Tensor, found: flow.Tensor) -> flow.Tensor:
 
 
 @implementation("scaled_dot_product_attention", not_supported_reasons=empty_reasons)
-def chunked_attention(*tensors: flow.Tensor, **attributes: Any) -> flow.Tensor:
+@differentiable(_attention.name, partial(_backward, _gradient_by_blocks), autocast=flow.bfloat16)
+def chunked_attention(*tensors: flow.Tensor | None, **attributes: Any) -> Any:
     """Keeps no (queries, keys) matrix, and has one of BLOCK queries at a time."""
-    return _run(_by_blocks, _gradient_by_blocks, *tensors, **attributes)
+    return _forward(_by_blocks, tensors, attributes)
+
+
+_chunked_parts = _unpacked(chunked_attention)
 
 
 @implementation("packed_attention", not_supported_reasons=empty_reasons)
-def chunked_packed_attention(qkv: flow.Tensor, **attributes: Any) -> flow.Tensor:
+def chunked_packed_attention(*tensors: flow.Tensor | None, **attributes: Any) -> flow.Tensor:
     """Keeps no (time, time) matrix, and has one of BLOCK queries at a time."""
-    return _unpacked(chunked_attention, qkv, **attributes)
+    return _chunked_parts(*tensors, **attributes)
 
 
 _performer = Operator(
@@ -654,10 +597,7 @@ _performer_operation = register_operation(
     reference=_performer_reference,
     doc="phi(q) (phi(k)^T v) / (phi(q) sum phi(k) + epsilon) with positive random features phi, of "
     "the parts of one projection, and v",
-    lacks=dict.fromkeys(
-        (CudaBackend.name, MluBackend.name),
-        "no such operator there: products, sums and an exponential one after another",
-    ),
+    lacks=on_cards("no such operator there: products, sums and an exponential one after another"),
 )
 
 
@@ -665,33 +605,22 @@ def _performer_not_supported(kqv: flow.Tensor, w: flow.Tensor, **attributes: Any
     return ["has no gradient for w"] if needs_gradient(w) else []
 
 
-@lru_cache(maxsize=16)
-def _performer_with_gradient(epsilon: float) -> Callable[..., tuple[flow.Tensor, flow.Tensor]]:
-    def run(ctx: Any, kqv: flow.Tensor, w: flow.Tensor) -> Any:
-        out, value, summary = _performer(kqv, w, epsilon=epsilon)
-        ctx.save_for_backward(kqv, w, out, summary)
-        return out, value
-
-    def gradients(ctx: Any, out_grad: flow.Tensor, value_grad: flow.Tensor) -> Any:
-        return (*_performer_grad(out_grad, value_grad, *ctx.saved_tensors, epsilon=epsilon), None)
-
-    return differentiable(_performer.name, run, gradients, autocast=None)
+def _performer_backward(kept: Any, *gradients: flow.Tensor, epsilon: float) -> Any:
+    return (*_performer_grad(*gradients, *kept, epsilon=epsilon), None)
 
 
-@implementation(
-    "performer_attention",
-    backend=CpuBackend.name,
-    dtypes=(flow.float32, flow.bfloat16),
-    missing_reasons=_performer.missing_reasons,
-    not_supported_reasons=_performer_not_supported,
+@differentiable(_performer.name, _performer_backward, autocast=None)
+def _performed(kqv: flow.Tensor, w: flow.Tensor, *, epsilon: float) -> Any:
+    out, value, summary = _performer(kqv, w, epsilon=epsilon)
+    return (out, value), (kqv, w, out, summary)
+
+
+@cpu_implementation(
+    "performer_attention", _performer, not_supported_reasons=_performer_not_supported
 )
 def in_tiles(
     kqv: flow.Tensor, w: flow.Tensor, *, epsilon: float
 ) -> tuple[flow.Tensor, flow.Tensor]:
     """Reads the projection where it lies, and keeps no features of tokens. bfloat16 is computed in
     float32."""
-    w = w.to(flow.float32)
-    if needs_gradient(kqv):
-        return _performer_with_gradient(epsilon)(kqv, w)
-    out, value, _ = _performer(kqv, w, epsilon=epsilon)
-    return out, value
+    return _performed(kqv, w.to(flow.float32), epsilon=epsilon)

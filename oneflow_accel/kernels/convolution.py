@@ -8,17 +8,15 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from oneflow_accel.backends.cpu import CpuBackend
 from oneflow_accel.backends.cuda import CudaBackend
 from oneflow_accel.backends.mlu import MluBackend
 from oneflow_accel.kernels import plugin
-from oneflow_accel.kernels.operators import (
-    Operator,
-    differentiable,
-    gradient_reasons,
-    needs_gradient,
+from oneflow_accel.kernels.operators import Operator, differentiable, gradient_reasons
+from oneflow_accel.kernels.registry import (
+    cpu_implementation,
+    implementation,
+    register_operation,
 )
-from oneflow_accel.kernels.registry import implementation, register_operation
 from oneflow_accel.patching.runtime import device_supports
 
 import numpy as np
@@ -72,38 +70,28 @@ def channels_last_conv2d(
     Tokens (N, H W, C) are such activations as they are, so that a model which has both attention
     and convolutions needs no transposes between them. Weights have the order of checkpoints.
     """
-    _check_shapes(tuple(x.shape), tuple(weight.shape), bias, padding, dilation, groups)
-    geometry = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
-    return _operation(x, weight, bias, **geometry)
-
-
-def _check_shapes(
-    x: tuple[int, ...],
-    weight: tuple[int, ...],
-    bias: flow.Tensor | None,
-    padding: Pair,
-    dilation: Pair,
-    groups: int,
-) -> None:
-    if len(x) != 4 or len(weight) != 4 or groups < 1 or weight[0] % groups:
+    shape, size = tuple(x.shape), tuple(weight.shape)
+    if len(shape) != 4 or len(size) != 4 or groups < 1 or size[0] % groups:
         raise ValueError(
-            f"x {x} and weight {weight} with {groups} groups are not (N, H, W, C) and "
+            f"x {shape} and weight {size} with {groups} groups are not (N, H, W, C) and "
             "(O, C / groups, h, w)"
         )
-    if x[3] != weight[1] * groups:
+    if shape[3] != size[1] * groups:
         raise ValueError(
-            f"x {x} has {x[3]} channels, and weight {weight} with {groups} groups takes "
-            f"{weight[1] * groups}"
+            f"x {shape} has {shape[3]} channels, and weight {size} with {groups} groups takes "
+            f"{size[1] * groups}"
         )
-    if bias is not None and tuple(bias.shape) != weight[:1]:
-        raise ValueError(f"bias {tuple(bias.shape)} is not {weight[:1]}")
+    if bias is not None and tuple(bias.shape) != size[:1]:
+        raise ValueError(f"bias {tuple(bias.shape)} is not {size[:1]}")
     for axis in range(2):
-        reach = dilation[axis] * (weight[2 + axis] - 1) + 1
-        if reach > x[1 + axis] + 2 * padding[axis]:
+        reach = dilation[axis] * (size[2 + axis] - 1) + 1
+        if reach > shape[1 + axis] + 2 * padding[axis]:
             raise ValueError(
-                f"x {x} with {padding} zeros around it is smaller than the kernel of weight "
-                f"{weight}, which reaches over {reach} pixels"
+                f"x {shape} with {padding} zeros around it is smaller than the kernel of weight "
+                f"{size}, which reaches over {reach} pixels"
             )
+    geometry = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    return _operation(x, weight, bias, **geometry)
 
 
 def _reference(
@@ -121,52 +109,46 @@ _operation = register_operation(
 )
 
 
-@lru_cache(maxsize=256)
-def _with_gradient(
-    has_bias: bool, x_has_gradient: bool, attributes: tuple[tuple[str, Any], ...]
-) -> Callable[..., flow.Tensor]:
-    named = dict(attributes)
-
-    def run(ctx: Any, *tensors: flow.Tensor) -> flow.Tensor:
-        x, weight = tensors[:2]
-        ctx.save_for_backward(x, weight)
-        return _forward(x, weight, tensors[2] if has_bias else None, **named)[0]
-
-    def gradients(ctx: Any, y_grad: flow.Tensor) -> Any:
-        x, weight = ctx.saved_tensors
-        # Images, which a model's first convolutions see, need none, and theirs would be the most
-        # expensive one.
-        x_grad = _data_grad(y_grad, x, weight, **named)[0] if x_has_gradient else None
-        weight_grad, bias_grad = _filter_grad(y_grad, x, weight, **named)
-        return (x_grad, weight_grad, bias_grad) if has_bias else (x_grad, weight_grad)
-
-    return differentiable(_forward.name, run, gradients, autocast=flow.bfloat16)
+def _backward(kept: Any, y_grad: flow.Tensor, *, x_has_gradient: bool, **geometry: Any) -> Any:
+    # Images, which a model's first convolutions see, need none, and theirs would be the most
+    # expensive one.
+    x_grad = _data_grad(y_grad, *kept, **geometry)[0] if x_has_gradient else None
+    return (x_grad, *_filter_grad(y_grad, *kept, **geometry))
 
 
-@implementation(
-    "channels_last_conv2d",
-    backend=CpuBackend.name,
-    dtypes=(flow.float32, flow.bfloat16),
-    missing_reasons=_forward.missing_reasons,
-)
+@differentiable(_forward.name, _backward, autocast=flow.bfloat16)
+def _convolved(
+    x: flow.Tensor,
+    weight: flow.Tensor,
+    bias: flow.Tensor | None,
+    *,
+    x_has_gradient: bool,
+    **geometry: Any,
+) -> Any:
+    return _forward(x, weight, bias, **geometry)[0], (x, weight)
+
+
+@cpu_implementation("channels_last_conv2d", _forward)
 def where_they_lie(
     x: flow.Tensor, weight: flow.Tensor, bias: flow.Tensor | None, **geometry: Any
 ) -> flow.Tensor:
     """Activations are read and written in their own order; only the weights are copied."""
-    attributes = {
-        "kernel_size": tuple(weight.shape[2:]),
-        "strides": tuple(geometry["stride"]),
-        "padding_before": tuple(geometry["padding"]),
-        "dilation_rate": tuple(geometry["dilation"]),
-        "groups": geometry["groups"],
+    return _convolved(
+        *(x, weight, bias),
+        x_has_gradient=x.requires_grad,
+        kernel_size=tuple(weight.shape[2:]),
+        **_attributes(**geometry),
+    )
+
+
+def _attributes(stride: Pair, padding: Pair, dilation: Pair, groups: int) -> dict[str, Any]:
+    """A convolution's geometry as the operators call it."""
+    return {
+        "strides": tuple(stride),
+        "padding_before": tuple(padding),
+        "dilation_rate": tuple(dilation),
+        "groups": groups,
     }
-    tensors = (x, weight) if bias is None else (x, weight, bias)
-    if needs_gradient(*tensors):
-        differentiated = _with_gradient(
-            bias is not None, x.requires_grad, tuple(attributes.items())
-        )
-        return differentiated(*tensors)
-    return _forward(x, weight, bias, **attributes)[0]
 
 
 @implementation(
@@ -193,16 +175,7 @@ _fused = Operator(
     "oneflow_accel_conv2d",
     inputs=("in", "weight", "bias", "summand"),
     outputs=("out",),
-    attributes={
-        "data_format": "string",
-        "kernel_size": "list_int32",
-        "strides": "list_int32",
-        "padding_before": "list_int32",
-        "dilation_rate": "list_int32",
-        "groups": "int32",
-        "activation": "string",
-        "owner": "int64",
-    },
+    attributes={"data_format": "string", **_TYPES, "activation": "string", "owner": "int64"},
     optional=("bias", "summand"),
 )
 
@@ -303,28 +276,23 @@ conv2d_add_activation = register_operation(
 )
 
 
-@implementation(
-    "conv2d_add_activation",
-    backend=CpuBackend.name,
-    dtypes=(flow.float32, flow.bfloat16),
-    missing_reasons=_fused.missing_reasons,
-    not_supported_reasons=gradient_reasons,
-)
+@cpu_implementation("conv2d_add_activation", _fused, not_supported_reasons=gradient_reasons)
 def onednn(
-    x: flow.Tensor, weight: flow.Tensor, *others: flow.Tensor | None, **attributes: Any
+    x: flow.Tensor,
+    weight: flow.Tensor,
+    *others: flow.Tensor | None,
+    data_format: str,
+    activation: str,
+    owner: int,
+    **geometry: Any,
 ) -> flow.Tensor:
-    first = 1 if attributes["data_format"] == "channels_last" else 2
+    first = 1 if data_format == "channels_last" else 2
     (y,) = _fused(
-        x,
-        weight,
-        *others,
-        data_format=attributes["data_format"],
+        *(x, weight, *others),
+        data_format=data_format,
         kernel_size=tuple(weight.shape[first : first + 2]),
-        strides=attributes["stride"],
-        padding_before=attributes["padding"],
-        dilation_rate=attributes["dilation"],
-        groups=attributes["groups"],
-        activation=attributes["activation"],
-        owner=attributes["owner"],
+        **_attributes(**geometry),
+        activation=activation,
+        owner=owner,
     )
     return y

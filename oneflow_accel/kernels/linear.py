@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from oneflow_accel.backends.cpu import CpuBackend
+from typing import Any
+
 from oneflow_accel.backends.cuda import CudaBackend
 from oneflow_accel.backends.mlu import MluBackend
 from oneflow_accel.kernels.attention import scaled_dot_product_attention
 from oneflow_accel.kernels.operators import Operator, gradient_reasons, needs_gradient
-from oneflow_accel.kernels.registry import implementation, register_operation
+from oneflow_accel.kernels.registry import (
+    cpu_implementation,
+    implementation,
+    on_cards,
+    register_operation,
+)
 
 import oneflow as flow
 
@@ -37,19 +43,11 @@ linear = register_operation(
 )
 
 
-def _too_few_dimensions(
-    x: flow.Tensor, weight: flow.Tensor, bias: flow.Tensor, addend: flow.Tensor | None = None
-) -> list[str]:
+def _too_few_dimensions(x: flow.Tensor, *_: flow.Tensor | None) -> list[str]:
     return [] if x.ndim >= 2 else [f"x has {x.ndim} dimensions, not 2 or more"]
 
 
-@implementation(
-    "linear",
-    backend=CpuBackend.name,
-    dtypes=(flow.float32, flow.bfloat16),
-    missing_reasons=_operator.missing_reasons,
-    not_supported_reasons=_too_few_dimensions,
-)
+@cpu_implementation("linear", _operator, not_supported_reasons=_too_few_dimensions)
 def onednn(
     x: flow.Tensor, weight: flow.Tensor, bias: flow.Tensor, addend: flow.Tensor | None = None
 ) -> flow.Tensor:
@@ -106,12 +104,7 @@ bias_mask_scale = register_operation(
     missing_reasons=_bias.missing_reasons,
     never_run=True,
 )
-@implementation(
-    "bias_mask_scale",
-    backend=CpuBackend.name,
-    dtypes=(flow.float32, flow.bfloat16),
-    missing_reasons=_bias.missing_reasons,
-)
+@cpu_implementation("bias_mask_scale", _bias)
 def fused_bias_mask_scale(
     x: flow.Tensor, bias: flow.Tensor, keep: flow.Tensor, scale: float
 ) -> flow.Tensor:
@@ -127,21 +120,10 @@ Layer = tuple[flow.Tensor, flow.Tensor, flow.Tensor]
 _layer_operator = Operator(
     "oneflow_accel_decoder_layer",
     inputs=(
-        "x",
-        "keys",
-        "values",
-        "input_norm_weight",
-        "input_norm_bias",
-        "qkv_weight",
-        "qkv_bias",
-        "dense_weight",
-        "dense_bias",
-        "post_norm_weight",
-        "post_norm_bias",
-        "inner_weight",
-        "inner_bias",
-        "outer_weight",
-        "outer_bias",
+        *("x", "keys", "values"),
+        *("input_norm_weight", "input_norm_bias", "qkv_weight", "qkv_bias"),
+        *("dense_weight", "dense_bias", "post_norm_weight", "post_norm_bias"),
+        *("inner_weight", "inner_bias", "outer_weight", "outer_bias"),
     ),
     outputs=("y", "new_keys", "new_values"),
     attributes={"scale": "double", "epsilon": "double", "tanh": "bool"},
@@ -182,21 +164,18 @@ decoder_layer = register_operation(
     "of query, key and value (a head's three beside each other), of the projection, the post norm, "
     "and the two layers of the MLP, weights (out, in); scale of the scores, epsilon of the norms, "
     "tanh: which form of GELU; to y like x, and the keys and values with the token's own",
-    lacks=dict.fromkeys(
-        (CudaBackend.name, MluBackend.name),
+    lacks=on_cards(
         "no such operator there: its norms, products and attention one after another, of which "
-        "`linear` and `scaled_dot_product_attention` have rows of their own",
+        "`linear` and `scaled_dot_product_attention` have rows of their own"
     ),
 )
 
 
-@implementation(
+@cpu_implementation(
     "decoder_layer",
-    backend=CpuBackend.name,
+    _layer_operator,
     dtypes=(flow.float32,),
-    missing_reasons=_layer_operator.missing_reasons,
     not_supported_reasons=gradient_reasons,
 )
-def fused(*tensors: flow.Tensor, scale: float, epsilon: float, tanh: bool) -> Layer:
-    y, keys, values = _layer_operator(*tensors, scale=scale, epsilon=epsilon, tanh=tanh)
-    return y, keys, values
+def fused(*tensors: flow.Tensor, **attributes: Any) -> Any:
+    return _layer_operator(*tensors, **attributes)

@@ -5,12 +5,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from functools import partial
 from typing import Any
 
-from oneflow_accel.backends.cpu import CpuBackend
-from oneflow_accel.backends.cuda import CudaBackend
-from oneflow_accel.backends.mlu import MluBackend
 from oneflow_accel.kernels.operators import (
     Operator,
     after,
@@ -20,7 +17,12 @@ from oneflow_accel.kernels.operators import (
     numbers,
     widened,
 )
-from oneflow_accel.kernels.registry import implementation, register_operation
+from oneflow_accel.kernels.registry import (
+    cpu_implementation,
+    implementation,
+    on_cards,
+    register_operation,
+)
 
 import oneflow as flow
 
@@ -93,12 +95,9 @@ def linear_cross_entropy(
     A weight whose classes are split is gathered. Errors as in `cross_entropy`, and ValueError for
     `chunk_rows` below 1.
     """
-    if flow.is_autocast_enabled():
-        x = x.to(weight.dtype)
-    _check_linear(x, weight, labels, chunk_rows)
-    return _linear_operation(
-        x, weight, labels, ignore_index=ignore_index, chunk_rows=chunk_rows or 0
-    )
+    x = _checked_linear(x, weight, labels, chunk_rows)
+    how = {"ignore_index": ignore_index, "chunk_rows": chunk_rows or 0}
+    return _linear_operation(x, weight, labels, **how)
 
 
 def linear_cross_entropy_mean(
@@ -117,10 +116,9 @@ def linear_cross_entropy_mean(
     all rows are ignored, or there are none, the mean is NaN, as in `F.cross_entropy`, and the
     gradients are 0. Arguments, global tensors and errors as in `linear_cross_entropy`.
     """
-    if flow.is_autocast_enabled():
-        x = x.to(weight.dtype)
-    _check_linear(x, weight, labels, chunk_rows)
-    return _mean_operation(x, weight, labels, ignore_index=ignore_index, chunk_rows=chunk_rows or 0)
+    x = _checked_linear(x, weight, labels, chunk_rows)
+    how = {"ignore_index": ignore_index, "chunk_rows": chunk_rows or 0}
+    return _mean_operation(x, weight, labels, **how)
 
 
 def _check_labels(labels: flow.Tensor, rows: int, beside: str) -> None:
@@ -130,9 +128,12 @@ def _check_labels(labels: flow.Tensor, rows: int, beside: str) -> None:
         raise ValueError(f"labels are of {labels.dtype}, not of int64 or int32")
 
 
-def _check_linear(
+def _checked_linear(
     x: flow.Tensor, weight: flow.Tensor, labels: flow.Tensor, chunk_rows: int | None
-) -> None:
+) -> flow.Tensor:
+    """x, under autocast of the weight's dtype."""
+    if flow.is_autocast_enabled():
+        x = x.to(weight.dtype)
     rows, classes = tuple(x.shape), tuple(weight.shape)
     if len(rows) != 2 or len(classes) != 2 or rows[1] != classes[1] or 0 in classes:
         raise ValueError(
@@ -144,6 +145,7 @@ def _check_linear(
     _check_labels(labels, rows[0], f"x {rows}")
     if chunk_rows is not None and chunk_rows < 1:
         raise ValueError(f"chunk_rows {chunk_rows} is below 1")
+    return x
 
 
 def _reference(logits: flow.Tensor, labels: flow.Tensor, *, ignore_index: int) -> flow.Tensor:
@@ -170,15 +172,10 @@ def _linear_reference(
 
 
 def _mean_reference(
-    x: flow.Tensor,
-    weight: flow.Tensor,
-    labels: flow.Tensor,
-    *,
-    ignore_index: int,
-    chunk_rows: int = 0,
+    x: flow.Tensor, weight: flow.Tensor, labels: flow.Tensor, **attributes: int
 ) -> flow.Tensor:
-    losses = _linear_operation(x, weight, labels, ignore_index=ignore_index, chunk_rows=chunk_rows)
-    return losses.sum() / (labels != ignore_index).to(losses.dtype).sum()
+    losses = _linear_operation(x, weight, labels, **attributes)
+    return losses.sum() / (labels != attributes["ignore_index"]).to(losses.dtype).sum()
 
 
 _operation = register_operation(
@@ -186,15 +183,13 @@ _operation = register_operation(
     reference=_reference,
     doc="log(sum(exp(row))) - row[label] of logits (rows, classes) and labels (rows,) to (rows,), "
     "0 where the label is ignore_index",
-    lacks=dict.fromkeys(
-        (CudaBackend.name, MluBackend.name),
+    lacks=on_cards(
         "no such operator there: log_softmax and nll, which keep a second matrix of the logits' "
-        "size",
+        "size"
     ),
 )
-_NO_LINEAR = dict.fromkeys(
-    (CudaBackend.name, MluBackend.name),
-    "no such operator there: products and cross entropies of a chunk of rows at a time",
+_NO_LINEAR = on_cards(
+    "no such operator there: products and cross entropies of a chunk of rows at a time"
 )
 _linear_operation = register_operation(
     "linear_cross_entropy",
@@ -212,99 +207,56 @@ _mean_operation = register_operation(
 )
 
 
-@lru_cache(maxsize=64)
-def _with_gradient(ignore_index: int) -> Callable[..., flow.Tensor]:
-    def run(ctx: Any, logits: flow.Tensor, labels: flow.Tensor) -> flow.Tensor:
-        losses, lse = _cross_entropy(logits, labels, ignore_index=ignore_index)
-        ctx.save_for_backward(logits, labels, lse)
-        return losses
-
-    def gradients(ctx: Any, losses_grad: flow.Tensor) -> Any:
-        (grad,) = _cross_entropy_grad(losses_grad, *ctx.saved_tensors, ignore_index=ignore_index)
-        return grad, None
-
-    return differentiable(_cross_entropy.name, run, gradients, autocast=None)
+def _backward(kept: Any, losses_grad: flow.Tensor, **attributes: int) -> Any:
+    return (*_cross_entropy_grad(losses_grad, *kept, **attributes), None)
 
 
-@lru_cache(maxsize=64)
-def _linear_with_gradient(
-    forward: Callable[..., Any], backward: Callable[..., Any], ignore_index: int, chunk_rows: int
-) -> Callable[..., flow.Tensor]:
-    attributes = {"ignore_index": ignore_index, "chunk_rows": chunk_rows}
-
-    def run(ctx: Any, *tensors: flow.Tensor) -> flow.Tensor:
-        losses, *kept = forward(*tensors, **attributes)
-        ctx.save_for_backward(*tensors, *kept)
-        return losses
-
-    def gradients(ctx: Any, losses_grad: flow.Tensor) -> Any:
-        return (*backward(losses_grad, *ctx.saved_tensors, **attributes), None)
-
-    return differentiable(_linear.name, run, gradients)
-
-
-@lru_cache(maxsize=64)
-def _mean_with_gradient(ignore_index: int, chunk_rows: int) -> Callable[..., flow.Tensor]:
-    def run(ctx: Any, *tensors: flow.Tensor) -> flow.Tensor:
-        total, count, *grads = _linear_sum(
-            *tensors, ignore_index=ignore_index, chunk_rows=chunk_rows
-        )
-        ctx.save_for_backward(count, *grads)
-        return total / count
-
-    def gradients(ctx: Any, mean_grad: flow.Tensor) -> Any:
-        count, *grads = ctx.saved_tensors
-        # All are 0 where nothing counts: 0 / 0 would make them NaN.
-        factor = mean_grad / count.clamp(min=1.0)
-        return (*(grad * factor for grad in grads), None)
-
-    return differentiable(_linear_sum.name, run, gradients)
-
-
-@implementation(
-    "cross_entropy",
-    backend=CpuBackend.name,
-    dtypes=(flow.float32, flow.bfloat16),
-    missing_reasons=_cross_entropy.missing_reasons,
-)
-def fused_cross_entropy(
-    logits: flow.Tensor, labels: flow.Tensor, *, ignore_index: int
-) -> flow.Tensor:
+@cpu_implementation("cross_entropy", _cross_entropy)
+@differentiable(_cross_entropy.name, _backward, autocast=None)
+def fused_cross_entropy(logits: flow.Tensor, labels: flow.Tensor, **attributes: int) -> Any:
     """Keeps no probabilities."""
-    if needs_gradient(logits):
-        return _with_gradient(ignore_index)(logits, labels)
-    return _cross_entropy(logits, labels, ignore_index=ignore_index)[0]
+    losses, lse = _cross_entropy(logits, labels, **attributes)
+    return losses, (logits, labels, lse)
 
 
-@implementation(
-    "linear_cross_entropy",
-    backend=CpuBackend.name,
-    dtypes=(flow.float32,),
-    missing_reasons=_linear.missing_reasons,
-)
-def chunked_linear_cross_entropy(
-    x: flow.Tensor, weight: flow.Tensor, labels: flow.Tensor, *, ignore_index: int, chunk_rows: int
-) -> flow.Tensor:
+def _linear_forward(operator: Callable[..., Any], tensors: tuple[Any, ...], attributes: Any) -> Any:
+    """An operator's losses, and what their gradients need."""
+    losses, *others = operator(*tensors, **attributes)
+    return losses, (*tensors, *others)
+
+
+def _linear_backward(
+    operator: Callable[..., Any], kept: Any, losses_grad: flow.Tensor, **attributes: int
+) -> Any:
+    """Gradients of x and weight, and none of the labels."""
+    return (*operator(losses_grad, *kept, **attributes), None)
+
+
+@cpu_implementation("linear_cross_entropy", _linear, dtypes=(flow.float32,))
+@differentiable(_linear.name, partial(_linear_backward, _linear_grad))
+def chunked_linear_cross_entropy(*tensors: flow.Tensor, **attributes: int) -> Any:
     """Keeps no logits: the backward pass computes them again."""
-    if needs_gradient(x, weight):
-        function = _linear_with_gradient(_linear, _linear_grad, ignore_index, chunk_rows)
-        return function(x, weight, labels)
-    return _linear(x, weight, labels, ignore_index=ignore_index, chunk_rows=chunk_rows)[0]
+    return _linear_forward(_linear, tensors, attributes)
 
 
-@implementation(
-    "linear_cross_entropy_mean",
-    backend=CpuBackend.name,
-    dtypes=(flow.float32,),
-    missing_reasons=_linear_sum.missing_reasons,
-)
-def chunked_linear_cross_entropy_mean(
-    x: flow.Tensor, weight: flow.Tensor, labels: flow.Tensor, *, ignore_index: int, chunk_rows: int
-) -> flow.Tensor:
+def _mean_backward(kept: Any, mean_grad: flow.Tensor, **_: int) -> tuple[flow.Tensor | None, ...]:
+    count, *grads = kept
+    # All are 0 where nothing counts: 0 / 0 would make them NaN.
+    factor = mean_grad / count.clamp(min=1.0)
+    return (*(grad * factor for grad in grads), None)
+
+
+@differentiable(_linear_sum.name, _mean_backward)
+def _mean_with_gradients(*tensors: flow.Tensor, **attributes: int) -> Any:
+    total, *kept = _linear_sum(*tensors, **attributes)
+    return total / kept[0], kept
+
+
+@cpu_implementation("linear_cross_entropy_mean", _linear_sum, dtypes=(flow.float32,))
+def chunked_linear_cross_entropy_mean(*tensors: flow.Tensor, **attributes: int) -> flow.Tensor:
     """Keeps the gradients and no logits."""
-    if needs_gradient(x, weight):
-        return _mean_with_gradient(ignore_index, chunk_rows)(x, weight, labels)
-    return _mean_reference(x, weight, labels, ignore_index=ignore_index, chunk_rows=chunk_rows)
+    function = _mean_with_gradients if needs_gradient(*tensors) else _mean_reference
+    return function(*tensors, **attributes)
 
 
 # Where a device has no kernel: a chunk of rows at a time, computed again in the backward pass.
@@ -376,11 +328,7 @@ def _gradient_by_chunks(
 
 
 @implementation("linear_cross_entropy", not_supported_reasons=empty_reasons)
-def linear_cross_entropy_by_chunks(
-    x: flow.Tensor, weight: flow.Tensor, labels: flow.Tensor, *, ignore_index: int, chunk_rows: int
-) -> flow.Tensor:
+@differentiable(_linear.name, partial(_linear_backward, _gradient_by_chunks))
+def linear_cross_entropy_by_chunks(*tensors: flow.Tensor, **attributes: int) -> Any:
     """Keeps no logits: the backward pass computes them again."""
-    if needs_gradient(x, weight):
-        function = _linear_with_gradient(_by_chunks, _gradient_by_chunks, ignore_index, chunk_rows)
-        return function(x, weight, labels)
-    return _by_chunks(x, weight, labels, ignore_index=ignore_index, chunk_rows=chunk_rows)[0]
+    return _linear_forward(_by_chunks, tensors, attributes)

@@ -7,15 +7,10 @@ Formulas: Dao et al., "Monarch: Expressive Structured Matrices for Efficient and
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
-from oneflow_accel.backends.cpu import CpuBackend
-from oneflow_accel.backends.cuda import CudaBackend
-from oneflow_accel.backends.mlu import MluBackend
 from oneflow_accel.kernels.operators import Operator, differentiable, needs_gradient
-from oneflow_accel.kernels.registry import implementation, register_operation
+from oneflow_accel.kernels.registry import cpu_implementation, on_cards, register_operation
 
 import oneflow as flow
 
@@ -57,21 +52,10 @@ def monarch_multiply(
     along the axes in front, with factors that are broadcast; the factors' gradients are partial
     sums then. ValueError if the shapes do not fit.
     """
-    first, second = tuple(blkdiag1.shape), tuple(blkdiag2.shape)
+    shape, first, second = tuple(x.shape), tuple(blkdiag1.shape), tuple(blkdiag2.shape)
     width = out_features
     if len(second) == 3 and out_features is None:
         width = second[0] * second[1]
-    _check_shapes(tuple(x.shape), first, second, bias, width)
-    return _operation(x, blkdiag1, blkdiag2, bias, out_features=width)
-
-
-def _check_shapes(
-    x: tuple[int, ...],
-    first: tuple[int, ...],
-    second: tuple[int, ...],
-    bias: flow.Tensor | None,
-    width: int | None,
-) -> None:
     if len(first) != 3 or len(second) != 3 or 0 in first + second:
         raise ValueError(f"blkdiag1 {first} and blkdiag2 {second} are not (k, q, p) and (l, s, r)")
     if first[0] * first[1] != second[0] * second[2]:
@@ -79,9 +63,10 @@ def _check_shapes(
             f"blkdiag1 {first} gives {first[0]} x {first[1]} values and blkdiag2 {second} takes "
             f"{second[0]} x {second[2]}"
         )
-    if len(x) == 0 or not 0 < x[-1] <= first[0] * first[2]:
+    if len(shape) == 0 or not 0 < shape[-1] <= first[0] * first[2]:
         raise ValueError(
-            f"rows of x {x} are not 1 to {first[0] * first[2]} long, as blkdiag1 {first} takes them"
+            f"rows of x {shape} are not 1 to {first[0] * first[2]} long, as blkdiag1 {first} takes "
+            "them"
         )
     if width is None or not 0 < width <= second[0] * second[1]:
         raise ValueError(
@@ -89,6 +74,7 @@ def _check_shapes(
         )
     if bias is not None and tuple(bias.shape) != (width,):
         raise ValueError(f"bias {tuple(bias.shape)} is not ({width},)")
+    return _operation(x, blkdiag1, blkdiag2, bias, out_features=width)
 
 
 def _reference(
@@ -133,44 +119,25 @@ _operation = register_operation(
     reference=_reference,
     doc="x M^T (+ bias) for the Monarch matrix M of the factors blkdiag1 (k, q, p), "
     "blkdiag2 (l, s, r): x (..., k p) to (..., l s), with l r = k q",
-    lacks=dict.fromkeys(
-        (CudaBackend.name, MluBackend.name),
-        "no such operator there: two batched products, and a copy before, between and after them",
+    lacks=on_cards(
+        "no such operator there: two batched products, and a copy before, between and after them"
     ),
 )
 
 
-@lru_cache(maxsize=256)
-def _with_gradient(out_features: int, has_bias: bool) -> Callable[..., flow.Tensor]:
-    def run(ctx: Any, *tensors: flow.Tensor) -> flow.Tensor:
-        bias = tensors[3] if has_bias else None
-        y, middle = _forward_keeping(*tensors[:3], bias, out_features=out_features)
-        ctx.save_for_backward(*tensors[:3], middle)
-        return y
-
-    def gradients(ctx: Any, y_grad: flow.Tensor) -> Any:
-        found = _backward(y_grad, *ctx.saved_tensors)
-        return found if has_bias else found[:3]
-
-    return differentiable(_forward.name, run, gradients, autocast=flow.bfloat16)
+def _gradients(kept: Any, y_grad: flow.Tensor, *, out_features: int) -> Any:
+    return _backward(y_grad, *kept)
 
 
-@implementation(
-    "monarch_multiply",
-    backend=CpuBackend.name,
-    dtypes=(flow.float32, flow.bfloat16),
-    missing_reasons=_forward.missing_reasons,
-)
-def tiled(
-    x: flow.Tensor,
-    blkdiag1: flow.Tensor,
-    blkdiag2: flow.Tensor,
-    bias: flow.Tensor | None = None,
-    *,
-    out_features: int,
-) -> flow.Tensor:
+@differentiable(_forward.name, _gradients, autocast=flow.bfloat16)
+def _keeping(*tensors: flow.Tensor | None, out_features: int) -> Any:
+    y, middle = _forward_keeping(*tensors, out_features=out_features)
+    return y, (*tensors[:3], middle)
+
+
+@cpu_implementation("monarch_multiply", _forward)
+def tiled(*tensors: flow.Tensor | None, out_features: int) -> flow.Tensor:
     """Both factors of a tile of rows at a time, which stays in a core's cache between them."""
-    tensors = (x, blkdiag1, blkdiag2) if bias is None else (x, blkdiag1, blkdiag2, bias)
     if needs_gradient(*tensors):
-        return _with_gradient(out_features, bias is not None)(*tensors)
-    return _forward(x, blkdiag1, blkdiag2, bias, out_features=out_features)[0]
+        return _keeping(*tensors, out_features=out_features)
+    return _forward(*tensors, out_features=out_features)[0]

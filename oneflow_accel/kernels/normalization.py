@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
-from oneflow_accel.kernels.operators import Operator, differentiable, needs_gradient
+from oneflow_accel.kernels.operators import Operator, differentiable
 
 import oneflow as flow
 
@@ -24,27 +22,22 @@ _gradient = Operator(
 )
 
 
-@lru_cache(maxsize=16)
-def _evaluation_with_gradient(axis: int, epsilon: float) -> Callable[..., flow.Tensor]:
+def _evaluation_backward(kept: Any, y_grad: flow.Tensor, axis: int, epsilon: float) -> Any:
     """OneFlow's own gradient of x is float32, which a convolution in bfloat16 before it refuses."""
-    settings = {"axis": axis, "epsilon": epsilon}
+    x, mean, variance, gamma = kept
+    inv_std = flow.rsqrt(variance + epsilon)
+    how = {"axis": axis, "epsilon": epsilon}
+    _, gamma_grad, beta_grad = _gradient(y_grad, x, mean, inv_std, gamma, **how)
+    # flow.zeros_like warns in a graph.
+    zeros = mean - mean
+    as_x = y_grad, zeros, variance, gamma, zeros
+    (x_grad,) = _evaluation(*as_x, **how, momentum=1.0, training=False)
+    return x_grad, None, None, gamma_grad, beta_grad
 
-    def normalized(x: flow.Tensor, *tensors: flow.Tensor) -> flow.Tensor:
-        return _evaluation(x, *tensors, **settings, momentum=1.0, training=False)[0]
 
-    def run(ctx: Any, *tensors: flow.Tensor) -> flow.Tensor:
-        ctx.save_for_backward(*tensors[:-1])
-        return normalized(*tensors)
-
-    def gradients(ctx: Any, y_grad: flow.Tensor) -> Any:
-        x, mean, variance, gamma = ctx.saved_tensors
-        inv_std = flow.rsqrt(variance + epsilon)
-        _, gamma_grad, beta_grad = _gradient(y_grad, x, mean, inv_std, gamma, **settings)
-        # flow.zeros_like warns in a graph.
-        zeros = mean - mean
-        return normalized(y_grad, zeros, variance, gamma, zeros), None, None, gamma_grad, beta_grad
-
-    return differentiable("batch_norm_evaluation", run, gradients, autocast=None)
+@differentiable("batch_norm_evaluation", _evaluation_backward, autocast=None)
+def _evaluated(*tensors: flow.Tensor, **how: Any) -> Any:
+    return _evaluation(*tensors, **how, momentum=1.0, training=False)[0], tensors[:-1]
 
 
 def batch_norm(
@@ -63,8 +56,7 @@ def batch_norm(
     `momentum` towards the batch's, as in nn.BatchNorm2d. Called by OneFlow's batch norms, by way of
     patches/oneflow-0.9.0/0006."""
     tensors = (x, running_mean, running_var, weight, bias)
-    if not is_training and needs_gradient(x, weight, bias):
-        return _evaluation_with_gradient(axis, epsilon)(*tensors)
-    operator = _training if is_training else _evaluation
-    settings = {"axis": axis, "epsilon": epsilon, "momentum": 1 - momentum}
-    return operator(*tensors, **settings, training=is_training)[0]
+    how = {"axis": axis, "epsilon": epsilon}
+    if not is_training:
+        return _evaluated(*tensors, **how)
+    return _training(*tensors, **how, momentum=1 - momentum, training=True)[0]

@@ -16,8 +16,8 @@ they are: it falls back to its reference where there is no plug-in.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache, wraps
 from typing import Any
 
 from oneflow_accel.errors import UserError
@@ -168,34 +168,62 @@ def empty_reasons(*tensors: flow.Tensor, **_attributes: object) -> list[str]:
 
 
 def differentiable(
-    name: str,
-    forward: Callable[..., Any],
-    backward: Callable[..., Any],
-    *,
-    autocast: flow.dtype | None = flow.float32,
-) -> Callable[..., Any]:
-    """A function of tensors with a gradient, for autograd in eager mode and in nn.Graph.
+    name: str, backward: Callable[..., Any], *, autocast: flow.dtype | None = flow.float32
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator: gives a function of tensors a gradient, for autograd in eager mode and in
+    nn.Graph, where one of them requires it.
 
-    `forward(ctx, *tensors)`, which runs without autograd, returns a tensor or a tuple of tensors;
-    what it gives to `ctx.save_for_backward` is `ctx.saved_tensors` in `backward(ctx, *gradients)`,
-    which takes one gradient for each result and returns one for each tensor.
-
-    The function takes no None: an optional tensor that is absent must be left out, and no other
-    values: make one function for each set of attributes, and keep it.
+    What is decorated, `forward(*tensors, **attributes)`, runs without autograd and returns a tensor
+    or a tuple of tensors, and a tuple of tensors to keep: `kept` of
+    `backward(kept, *gradients, **attributes)`, which takes one gradient for each result and returns
+    one for each tensor. Tensors may be None, those to keep too; attributes are hashable.
 
     Under autocast the tensors become `autocast` first, on GPUs what autocast multiplies in, unless
     that is None: what `forward` keeps for the gradient is of the dtype that it computed in.
     """
-    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-    function: Any = type(name, (flow.autograd.Function,), methods)
 
-    def call(*tensors: flow.Tensor) -> Any:
-        if autocast is not None and flow.is_autocast_enabled():
-            dtype = flow.get_autocast_gpu_dtype() if tensors[0].is_cuda else autocast
-            tensors = tuple(t.to(dtype) if t.is_floating_point() else t for t in tensors)
-        return function.apply(*tensors)
+    def decorated(forward: Callable[..., Any]) -> Callable[..., Any]:
+        # OneFlow takes tensors alone: a function for each set of attributes and of tensors.
+        @lru_cache(maxsize=256)
+        def function(present: tuple[bool, ...], attributes: tuple[tuple[str, Any], ...]) -> Any:
+            settings = dict(attributes)
+            there: list[bool] = []
 
-    return call
+            def run(ctx: Any, *given: flow.Tensor) -> Any:
+                result, kept = forward(*_in_places(given, present), **settings)
+                there[:] = [tensor is not None for tensor in kept]
+                ctx.save_for_backward(*(tensor for tensor in kept if tensor is not None))
+                return result
+
+            def gradients(ctx: Any, *grads: flow.Tensor) -> Any:
+                found = backward(_in_places(ctx.saved_tensors, there), *grads, **settings)
+                wanted = tuple(g for g, has in zip(found, present, strict=True) if has)
+                return wanted if len(wanted) > 1 else wanted[0]
+
+            methods = {"forward": staticmethod(run), "backward": staticmethod(gradients)}
+            return type(name, (flow.autograd.Function,), methods)
+
+        @wraps(forward)
+        def call(*tensors: flow.Tensor | None, **attributes: Any) -> Any:
+            # An autograd function takes longer to call than one generated token's attention.
+            if not needs_gradient(*tensors):
+                return forward(*tensors, **attributes)[0]
+            present = tuple(tensor is not None for tensor in tensors)
+            given = [tensor for tensor in tensors if tensor is not None]
+            if autocast is not None and flow.is_autocast_enabled():
+                dtype = flow.get_autocast_gpu_dtype() if given[0].is_cuda else autocast
+                given = [t.to(dtype) if t.is_floating_point() else t for t in given]
+            return function(present, tuple(attributes.items())).apply(*given)
+
+        return call
+
+    return decorated
+
+
+def _in_places(given: Iterable[flow.Tensor], there: Sequence[bool]) -> list[flow.Tensor | None]:
+    """The tensors that are given, and None where there is none."""
+    tensors = iter(given)
+    return [next(tensors) if has else None for has in there]
 
 
 def widened(x: flow.Tensor) -> flow.Tensor:

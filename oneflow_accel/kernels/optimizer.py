@@ -14,25 +14,24 @@ import oneflow as flow
 
 
 def _reference(
-    weight: flow.Tensor,
-    gradient: flow.Tensor,
-    first: flow.Tensor,
-    second: flow.Tensor,
-    *,
+    *tensors: flow.Tensor,
     op: Any,
-    lr: float,
-    betas: tuple[float, float],
-    eps: float,
+    learning_rate: float,
+    bias_correction1: float,
+    bias_correction2: float,
     weight_decay: float,
-    corrections: tuple[float, float],
+    beta1: float,
+    beta2: float,
+    epsilon: float,
 ) -> None:
+    weight, gradient, first, second = tensors
     if weight.is_global:
         gradient = gradient.to_global(placement=weight.placement, sbp=weight.sbp)
-    first.mul_(betas[0]).add_(gradient * (1 - betas[0]))
-    second.mul_(betas[1]).add_(gradient * gradient * (1 - betas[1]))
-    denominator = second.sqrt() / math.sqrt(corrections[1]) + eps
-    weight.mul_(1 - lr * weight_decay)
-    weight.sub_(first / denominator * (lr / corrections[0]))
+    first.mul_(beta1).add_(gradient * (1 - beta1))
+    second.mul_(beta2).add_(gradient * gradient * (1 - beta2))
+    denominator = second.sqrt() / math.sqrt(bias_correction2) + epsilon
+    weight.mul_(1 - learning_rate * weight_decay)
+    weight.sub_(first / denominator * (learning_rate / bias_correction1))
 
 
 adamw = register_operation(
@@ -54,33 +53,10 @@ adamw = register_operation(
     never_run=True,
 )
 @implementation("adamw", backend=CpuBackend.name, dtypes=(flow.float32, flow.float64))
-def adam_update(
-    weight: flow.Tensor,
-    gradient: flow.Tensor,
-    first: flow.Tensor,
-    second: flow.Tensor,
-    *,
-    op: Any,
-    lr: float,
-    betas: tuple[float, float],
-    eps: float,
-    weight_decay: float,
-    corrections: tuple[float, float],
-) -> None:
-    """One pass over the four tensors."""
-    flow._C.dispatch_adam_update(
-        op,
-        (weight, gradient, first, second),
-        learning_rate=lr,
-        bias_correction1=corrections[0],
-        bias_correction2=corrections[1],
-        weight_decay=weight_decay,
-        beta1=betas[0],
-        beta2=betas[1],
-        epsilon=eps,
-        do_bias_correction=True,
-        amsgrad=False,
-    )
+def adam_update(*tensors: flow.Tensor, op: Any, **numbers: float) -> None:
+    """One pass over weight, gradient, first and second moment."""
+    how = {"do_bias_correction": True, "amsgrad": False}
+    flow._C.dispatch_adam_update(op, tensors, **numbers, **how)
 
 
 class AdamW(flow.optim.AdamW):
@@ -91,6 +67,7 @@ class AdamW(flow.optim.AdamW):
         if param_group["amsgrad"]:
             super()._single_tensor_update(param_group)
             return
+        beta1, beta2 = param_group["betas"]
         for weight in param_group.parameters:
             if weight.grad is None:
                 continue
@@ -99,14 +76,13 @@ class AdamW(flow.optim.AdamW):
                 if name not in state:
                     state[name] = flow.zeros_like(weight)
             adamw(
-                weight,
-                weight.grad,
-                state["exp_avg"],
-                state["exp_avg_sq"],
+                *(weight, weight.grad, state["exp_avg"], state["exp_avg_sq"]),
                 op=self._op_without_amsgrad,
-                lr=param_group["lr"],
-                betas=tuple(param_group["betas"]),
-                eps=param_group["eps"],
+                learning_rate=param_group["lr"],
+                bias_correction1=param_group["bias_correction1"],
+                bias_correction2=param_group["bias_correction2"],
                 weight_decay=param_group["weight_decay"],
-                corrections=(param_group["bias_correction1"], param_group["bias_correction2"]),
+                beta1=beta1,
+                beta2=beta2,
+                epsilon=param_group["eps"],
             )

@@ -19,8 +19,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from oneflow_accel import launched, machine, settings
+from oneflow_accel import distributed, launched, machine, settings
 from oneflow_accel.errors import UserError
+from oneflow_accel.machine import installed_file
+
+import oneflow as flow
 
 logger = logging.getLogger("oneflow_accel")
 
@@ -61,22 +64,20 @@ LEVELS = (
     Level("avx512_bf16", "avx512", ("avx512_bf16",), "AVX512_CORE_FP16"),
     Level("amx", "avx512", ("amx_tile", "amx_bf16"), "ALL"),
 )
-# What each function of OneFlow's that the plug-in replaces is replaced for, by a part of its name.
+# What the functions of OneFlow's that the plug-in replaces are replaced for, each by a part of its
+# name.
 _REDIRECTED_FOR = {
-    "sched_yield": "the scheduler's waiting leaves the cores to the kernels",
-    "Notifier": "the scheduler's waiting leaves the cores to the kernels",
-    "IntraJobMemSharing": "outputs of an nn.Graph share memory",
-    "BlobC1": "outputs of an nn.Graph share memory",
-    "NNGraph": "a small nn.Graph that ends early does not break the heap",
-    "WaitUntilCntEqualZero": "an error inside a kernel is raised in Python",
-    "CurrentRankSync": "synchronizing raises the errors inside kernels",
-    "MakeAutoCastMeta": "autocast computes in bfloat16 on CPUs",
-    "IsFloatingDataType": "autocast computes in bfloat16 on CPUs",
-    "promoteTypes": "autocast computes in bfloat16 on CPUs",
-    "aligned_alloc": "a lack of memory is raised in Python",
-    "memset": "a lack of memory is raised in Python",
-    "memcpy": "a lack of memory is raised in Python",
-    "RuntimeError": "a lack of memory is raised in Python",
+    "the scheduler's waiting leaves the cores to the kernels": ("sched_yield", "Notifier"),
+    "outputs of an nn.Graph share memory": ("IntraJobMemSharing", "BlobC1"),
+    "a small nn.Graph that ends early does not break the heap": ("NNGraph",),
+    "an error inside a kernel is raised in Python": ("WaitUntilCntEqualZero",),
+    "synchronizing raises the errors inside kernels": ("CurrentRankSync",),
+    "autocast computes in bfloat16 on CPUs": (
+        *("MakeAutoCastMeta", "IsFloatingDataType", "promoteTypes"),
+    ),
+    "a lack of memory is raised in Python": (
+        *("aligned_alloc", "memset", "memcpy", "RuntimeError"),
+    ),
 }
 
 
@@ -148,16 +149,12 @@ def _chosen_level() -> Level | None:
 def default_num_threads() -> int:
     """Threads per kernel: `ONEFLOW_ACCEL_THREADS`, else the cores this process may use divided by
     the processes on this node."""
-    from oneflow_accel import distributed
-
     return settings.THREADS.get() or max(1, machine.cores() // distributed.local_world_size())
 
 
 def scratch_limit() -> int:
     """Bytes of scratch memory that the kernels of this process may keep between calls:
     `ONEFLOW_ACCEL_SCRATCH`, a part of the memory there is, shared by the processes on this node."""
-    from oneflow_accel import distributed
-
     return int(settings.SCRATCH.get() * machine.memory()) // distributed.local_world_size()
 
 
@@ -208,8 +205,6 @@ def state() -> PluginState:
 
 
 def _load() -> PluginState:
-    import oneflow
-
     threads = default_num_threads()
     limit = scratch_limit()
     version = importlib.metadata.version("oneflow")
@@ -247,9 +242,9 @@ def _load() -> PluginState:
         try:
             # Loaded first, so that the plug-in finds it by its soname wherever pip has put it.
             ctypes.CDLL(str(onednn), mode=ctypes.RTLD_GLOBAL)
-            oneflow._oneflow_internal.LoadLibrary(str(path))
+            flow._oneflow_internal.LoadLibrary(str(path))
             library = ctypes.CDLL(str(path))
-        except (OSError, oneflow._oneflow_internal.exception.Exception) as error:
+        except (OSError, flow._oneflow_internal.exception.Exception) as error:
             # OneFlow's own messages go on with its source lines.
             return absent(f"{path.name} cannot be loaded: {str(error).strip().splitlines()[0]}")
         try:
@@ -336,7 +331,9 @@ def _redirections(text: str) -> tuple[Redirection, ...]:
     rows = []
     for line in sorted(text.splitlines()):
         library, function, done = line.split()
-        purpose = next(why for name, why in _REDIRECTED_FOR.items() if name in function)
+        purpose = next(
+            why for why, names in _REDIRECTED_FOR.items() if any(map(function.__contains__, names))
+        )
         rows.append(Redirection(function, library.strip("/"), purpose, done == "1"))
     return tuple(rows)
 
@@ -351,13 +348,3 @@ def _cpu_info(key: str) -> str:
         if name.strip() == key:
             return value.strip()
     return ""
-
-
-def installed_file(package: str, pattern: str) -> Path | None:
-    """The file of an installed package that matches the pattern."""
-    try:
-        files = importlib.metadata.files(package) or []
-    except importlib.metadata.PackageNotFoundError:
-        return None
-    found = next((file for file in files if file.match(pattern)), None)
-    return None if found is None else Path(str(found.locate())).resolve()

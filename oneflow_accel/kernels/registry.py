@@ -33,7 +33,11 @@ from typing import Any
 
 from oneflow_accel import settings
 from oneflow_accel.backends import kernels_of
+from oneflow_accel.backends.cpu import CpuBackend
+from oneflow_accel.backends.cuda import CudaBackend
+from oneflow_accel.backends.mlu import MluBackend
 from oneflow_accel.errors import UserError, nearest
+from oneflow_accel.kernels.operators import Operator
 
 import oneflow as flow
 
@@ -179,6 +183,28 @@ def implementation(
     return add
 
 
+def cpu_implementation(
+    operation: str,
+    operator: Operator,
+    *,
+    dtypes: tuple[flow.dtype, ...] = (flow.float32, flow.bfloat16),
+    not_supported_reasons: Reasons = lambda *args, **kwargs: [],
+) -> Callable[[Function], Function]:
+    """Decorator: `implementation` on CPUs, by an operator of the plug-in."""
+    return implementation(
+        operation,
+        backend=CpuBackend.name,
+        dtypes=dtypes,
+        missing_reasons=operator.missing_reasons,
+        not_supported_reasons=not_supported_reasons,
+    )
+
+
+def on_cards(text: str) -> dict[str, str]:
+    """`lacks` of an operation that all cards lack for one reason."""
+    return dict.fromkeys((CudaBackend.name, MluBackend.name), text)
+
+
 def operations() -> dict[str, Operation]:
     """All operations by name, those of this package whether a model has used them or not."""
     for module in _MODULES:
@@ -205,7 +231,8 @@ def explain(operation: str, backend: str, *args: Any, **kwargs: Any) -> str:
             reasons = candidate.missing_reasons()
         mark = "no" if reasons else "not needed" if chosen else "CHOSEN"
         chosen = chosen or not reasons
-        lines.append(f"  {mark}: {candidate.describe()}{_colon(reasons)}")
+        why = f": {'; '.join(reasons)}" if reasons else ""
+        lines.append(f"  {mark}: {candidate.describe()}{why}")
     lines += [f"  none for {device}: {reason}" for device, reason in entry.lacks.items()]
     lines.append(f"  {'not needed' if chosen else 'CHOSEN'}: reference (any device, any dtype)")
     return "\n".join(lines)
@@ -250,10 +277,6 @@ def known_names(names: Sequence[str], where: str) -> frozenset[str]:
             hint = f" Did you mean '{near[0]}'?" if near else ""
             raise UserError(f"{where}: no operation or implementation is called '{name}'.{hint}")
     return frozenset(names)
-
-
-def _colon(reasons: list[str]) -> str:
-    return f": {'; '.join(reasons)}" if reasons else ""
 
 
 def _entry(name: str) -> Operation:

@@ -4,23 +4,23 @@ with the residual, and SwiGLU."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
-from oneflow_accel.backends.cpu import CpuBackend
 from oneflow_accel.backends.cuda import CudaBackend
 from oneflow_accel.backends.mlu import MluBackend
-from oneflow_accel.kernels.operators import Operator, differentiable, needs_gradient
-from oneflow_accel.kernels.registry import implementation, register_operation
-from oneflow_accel.kernels.weight_dropout import drop_arguments, factors
+from oneflow_accel.kernels.operators import Operator, differentiable, widened
+from oneflow_accel.kernels.registry import (
+    cpu_implementation,
+    implementation,
+    on_cards,
+    register_operation,
+)
+from oneflow_accel.kernels.weight_dropout import checked_seed, factors
 from oneflow_accel.patching.runtime import device_supports
 
 import oneflow as flow
 
-_ELSEWHERE = dict.fromkeys(
-    (CudaBackend.name, MluBackend.name), "no such operator there: one operator after another"
-)
+_ELSEWHERE = on_cards("no such operator there: one operator after another")
 
 
 # Rotary position embedding.
@@ -87,34 +87,16 @@ _rope_operation = register_operation(
 )
 
 
-@lru_cache(maxsize=16)
-def _rope_with_gradient(axis: int, interleaved: bool) -> Callable[..., flow.Tensor]:
-    settings = {"axis": axis, "interleaved": interleaved}
-
-    def run(ctx: Any, x: flow.Tensor, *angles: flow.Tensor) -> flow.Tensor:
-        ctx.save_for_backward(*angles)
-        return _rope(x, *angles, **settings, inverse=False)[0]
-
-    def gradients(ctx: Any, y_grad: flow.Tensor) -> Any:
-        return (*_rope(y_grad, *ctx.saved_tensors, **settings, inverse=True), None, None)
-
-    return differentiable(_rope.name, run, gradients, autocast=None)
+def _rope_backward(angles: Any, y_grad: flow.Tensor, **attributes: Any) -> Any:
+    return (*_rope(y_grad, *angles, **attributes, inverse=True), None, None)
 
 
-@implementation(
-    "rope",
-    backend=CpuBackend.name,
-    # bfloat16 has its angles in float32.
-    dtypes=(flow.float32, flow.bfloat16),
-    missing_reasons=_rope.missing_reasons,
-)
-def fused_rope(
-    x: flow.Tensor, cosines: flow.Tensor, sines: flow.Tensor, *, axis: int, interleaved: bool
-) -> flow.Tensor:
+# bfloat16 has its angles in float32.
+@cpu_implementation("rope", _rope)
+@differentiable(_rope.name, _rope_backward, autocast=None)
+def fused_rope(x: flow.Tensor, *angles: flow.Tensor, **attributes: Any) -> Any:
     """One pass; the gradient is the turn back, and keeps nothing of x."""
-    if needs_gradient(x):
-        return _rope_with_gradient(axis, interleaved)(x, cosines, sines)
-    return _rope(x, cosines, sines, axis=axis, interleaved=interleaved, inverse=False)[0]
+    return _rope(x, *angles, **attributes, inverse=False)[0], angles
 
 
 # RMS norm.
@@ -169,8 +151,9 @@ def add_rms_norm(
     _check_rows(x, weight)
     if tuple(residual.shape) != tuple(x.shape):
         raise ValueError(f"a residual of {tuple(residual.shape)} is not of x's {tuple(x.shape)}")
-    drop = drop_arguments(dropout, seed)
-    return _add_rms_norm_operation(x, residual, weight, epsilon=float(epsilon), **drop)
+    seed = checked_seed(dropout, seed)
+    how = {"epsilon": float(epsilon), "dropout": float(dropout)}
+    return _add_rms_norm_operation(x, residual, weight, seed, **how)
 
 
 def _check_rows(x: flow.Tensor, weight: flow.Tensor) -> None:
@@ -180,7 +163,7 @@ def _check_rows(x: flow.Tensor, weight: flow.Tensor) -> None:
 
 
 def _rms_norm_reference(x: flow.Tensor, weight: flow.Tensor, *, epsilon: float) -> flow.Tensor:
-    wide = x.to(flow.float32) if x.dtype in (flow.float16, flow.bfloat16) else x
+    wide = widened(x)
     # Not rsqrt, whose gradient has no kernel on some devices.
     scale = ((wide * wide).mean(dim=-1, keepdim=True) + epsilon) ** -0.5
     return (wide * scale).to(x.dtype) * weight
@@ -190,10 +173,10 @@ def _add_rms_norm_reference(
     x: flow.Tensor,
     residual: flow.Tensor,
     weight: flow.Tensor,
+    seed: flow.Tensor | None = None,
     *,
     epsilon: float,
     dropout: float = 0.0,
-    seed: flow.Tensor | None = None,
 ) -> tuple[flow.Tensor, flow.Tensor]:
     if seed is not None:
         # By the places of (batch, time, ..., n) as attention has (batch, heads, queries, keys).
@@ -219,12 +202,7 @@ _add_rms_norm_operation = register_operation(
 )
 
 
-@implementation(
-    "rms_norm",
-    backend=CpuBackend.name,
-    dtypes=(flow.float32, flow.float64, flow.bfloat16),
-    missing_reasons=_rms_norm.missing_reasons,
-)
+@cpu_implementation("rms_norm", _rms_norm, dtypes=(flow.float32, flow.float64, flow.bfloat16))
 @implementation(
     "rms_norm",
     backend=CudaBackend.name,
@@ -236,50 +214,24 @@ def oneflow_rms_norm(x: flow.Tensor, weight: flow.Tensor, *, epsilon: float) -> 
     return flow._C.rms_norm(x, weight, x.shape[-1:], epsilon)
 
 
-@lru_cache(maxsize=16)
-def _add_rms_norm_with_gradient(
-    epsilon: float, dropout: float
-) -> Callable[..., tuple[flow.Tensor, flow.Tensor]]:
-    def run(ctx: Any, *tensors: flow.Tensor) -> Any:
-        x, residual, weight, *seed = tensors
-        y, total, inv_rms = _add_rms_norm(
-            x, residual, weight, *seed or [None], epsilon=epsilon, dropout=dropout
-        )
-        ctx.save_for_backward(total, inv_rms, weight, *seed)
-        return y, total
-
-    def gradients(ctx: Any, y_grad: flow.Tensor, total_grad: flow.Tensor) -> Any:
-        total, inv_rms, weight, *seed = ctx.saved_tensors
-        residual_grad, weight_grad = _add_rms_norm_grad(y_grad, total_grad, total, inv_rms, weight)
-        if not seed:
-            return residual_grad, residual_grad, weight_grad
-        x_grad = _add_rms_norm_x_grad(residual_grad, *seed, dropout=dropout)[0]
-        return x_grad, residual_grad, weight_grad, None
-
-    return differentiable(_add_rms_norm.name, run, gradients)
+def _add_rms_norm_backward(
+    kept: Any, *gradients: flow.Tensor, epsilon: float, dropout: float
+) -> tuple[flow.Tensor | None, ...]:
+    *norm, seed = kept
+    residual_grad, weight_grad = _add_rms_norm_grad(*gradients, *norm)
+    x_grad = residual_grad
+    if seed is not None:
+        (x_grad,) = _add_rms_norm_x_grad(residual_grad, seed, dropout=dropout)
+    return x_grad, residual_grad, weight_grad, None
 
 
-@implementation(
-    "add_rms_norm",
-    backend=CpuBackend.name,
-    dtypes=(flow.float32, flow.bfloat16),
-    missing_reasons=_add_rms_norm.missing_reasons,
-)
-def fused_add_rms_norm(
-    x: flow.Tensor,
-    residual: flow.Tensor,
-    weight: flow.Tensor,
-    *,
-    epsilon: float,
-    dropout: float = 0.0,
-    seed: flow.Tensor | None = None,
-) -> tuple[flow.Tensor, flow.Tensor]:
+@cpu_implementation("add_rms_norm", _add_rms_norm)
+@differentiable(_add_rms_norm.name, _add_rms_norm_backward)
+def fused_add_rms_norm(*tensors: flow.Tensor | None, **attributes: Any) -> Any:
     """Keeps the sum, which is the next residual, and a number for each row; no mask."""
-    if needs_gradient(x, residual, weight):
-        tensors = (x, residual, weight) if seed is None else (x, residual, weight, seed)
-        return _add_rms_norm_with_gradient(epsilon, dropout)(*tensors)
-    y, total, _ = _add_rms_norm(x, residual, weight, seed, epsilon=epsilon, dropout=dropout)
-    return y, total
+    y, total, inv_rms = _add_rms_norm(*tensors, **attributes)
+    *_, weight, seed = tensors
+    return (y, total), (total, inv_rms, weight, seed)
 
 
 # SwiGLU.
@@ -312,27 +264,12 @@ swiglu = register_operation(
 )
 
 
-def _swiglu_forward(ctx: Any, gate: flow.Tensor, up: flow.Tensor) -> flow.Tensor:
-    ctx.save_for_backward(gate, up)
-    return _swiglu(gate, up)[0]
+def _swiglu_backward(kept: Any, out_grad: flow.Tensor) -> Any:
+    return _swiglu_grad(out_grad, *kept)
 
 
-_swiglu_with_gradient = differentiable(
-    _swiglu.name,
-    _swiglu_forward,
-    lambda ctx, out_grad: _swiglu_grad(out_grad, *ctx.saved_tensors),
-    autocast=flow.bfloat16,
-)
-
-
-@implementation(
-    "swiglu",
-    backend=CpuBackend.name,
-    dtypes=(flow.float32, flow.bfloat16),
-    missing_reasons=_swiglu.missing_reasons,
-)
-def fused_swiglu(gate: flow.Tensor, up: flow.Tensor) -> flow.Tensor:
+@cpu_implementation("swiglu", _swiglu)
+@differentiable(_swiglu.name, _swiglu_backward, autocast=flow.bfloat16)
+def fused_swiglu(gate: flow.Tensor, up: flow.Tensor) -> Any:
     """One pass; keeps the inputs, and computes silu again for the gradient."""
-    if needs_gradient(gate, up):
-        return _swiglu_with_gradient(gate, up)
-    return _swiglu(gate, up)[0]
+    return _swiglu(gate, up)[0], (gate, up)

@@ -9,8 +9,6 @@ its lower half where key % 128 < 64.
 
 from __future__ import annotations
 
-from typing import Any
-
 from oneflow_accel.errors import UserError
 
 import numpy as np
@@ -55,10 +53,10 @@ def draw_seed(like: flow.Tensor) -> flow.Tensor:
     return flow.randint(0, _SEEDS, (1,), dtype=flow.int64, **place) + number
 
 
-def drop_arguments(dropout: float, seed: flow.Tensor | None) -> dict[str, Any]:
-    """Arguments of an operation, which has none of these where it drops out nothing."""
+def checked_seed(dropout: float, seed: flow.Tensor | None) -> flow.Tensor | None:
+    """The seed, None where nothing is dropped out; ValueError where it, or the dropout, is none."""
     if dropout == 0.0:
-        return {}
+        return None
     if not 0.0 < dropout < 1.0:
         raise ValueError(f"dropout is {dropout}, not in [0, 1)")
     if seed is None or seed.dtype != flow.int64 or tuple(seed.shape) != (1,):
@@ -66,7 +64,7 @@ def drop_arguments(dropout: float, seed: flow.Tensor | None) -> dict[str, Any]:
         raise ValueError(
             f"dropout needs a seed of shape (1,) and int64, from draw_seed, not {found}"
         )
-    return {"dropout": float(dropout), "seed": seed}
+    return seed
 
 
 def kept_weights(seed: int, shape: tuple[int, ...], dropout: float, first: int = 0) -> np.ndarray:

@@ -44,32 +44,22 @@ def parse(lines: Sequence[SourceLine], *, label: str, path: str) -> ast.Module:
         ) from error
 
 
-def compile_patched(
-    original: Sequence[SourceLine], patched: Sequence[SourceLine], *, label: str, filename: str
-) -> CodeType:
-    """Compile patched source under the name of the original file."""
-    tree = parse_numbered(original, patched, label=label, filename=filename)
-    code: CodeType = compile(tree, filename, "exec", dont_inherit=True)
-    return code
-
-
-def parse_numbered(
-    original: Sequence[SourceLine], patched: Sequence[SourceLine], *, label: str, filename: str
-) -> ast.Module:
+def parse_numbered(source: PatchedSource, filename: str) -> ast.Module:
     """The syntax tree of patched source, numbered as the text at the top says."""
-    tree = parse(patched, label=label, path=filename)
+    tree = parse(source.patched, label=source.label, path=filename)
     # A statement at column 0, so that `inspect` does not take what follows for the rest of the last
     # function of the file.
-    separator = f'"added by {label}:"\n'
-    added = [separator, *(line.text for line in patched if line.number is None)]
-    next_number = iter(range(len(original) + 2, len(original) + len(added) + 1))
-    numbers = [line.number or next(next_number) for line in patched]
+    separator = f'"added by {source.label}:"\n'
+    added = [separator, *(line.text for line in source.patched if line.number is None)]
+    first = len(source.original) + 2
+    next_number = iter(range(first, first + len(added) - 1))
+    numbers = [line.number or next(next_number) for line in source.patched]
     for node in ast.walk(tree):
         for attribute in ("lineno", "end_lineno"):
             number = getattr(node, attribute, None)
             if number is not None:
                 setattr(node, attribute, numbers[number - 1])
-    texts = [line.text for line in original] + added
+    texts = [line.text for line in source.original] + added
     # No modification time: linecache then keeps the entry whatever the file on disk is.
     linecache.cache[filename] = (sum(map(len, texts)), None, texts, filename)
     return tree
@@ -102,17 +92,6 @@ class _Scope:
     doc: str | None = None
 
 
-@dataclass(frozen=True)
-class _NewCode:
-    """What a loaded function becomes; `owner` is its class, None outside of one, and `doc` the text
-    that its file gave it."""
-
-    function: FunctionType
-    patched: FunctionType
-    owner: type | None
-    doc: str | None
-
-
 class LoadedModule:
     """A module that is imported already, and its patches; Refusal if one changes something that has
     happened already.
@@ -126,13 +105,13 @@ class LoadedModule:
         self.source = source
         self._file = str(module.__file__)
         before = ast.parse(join(source.original))
-        after = parse_numbered(
-            source.original, source.patched, label=source.label, filename=self._file
-        )
-        self._future = [node for node in after.body if _is_future(node)]
+        after = parse_numbered(source, self._file)
+        imports = [node for node in after.body if isinstance(node, ast.ImportFrom)]
+        self._future = [node for node in imports if node.module == "__future__"]
         self._scope = self._compare(module, before.body, after.body)
         self._waiting = list(self._scope.added)
-        self._new: list[_NewCode] = []
+        # Loaded functions, what they become, and their class, None outside of one.
+        self._new: list[tuple[FunctionType, FunctionType, type | None]] = []
         self._set: list[tuple[ModuleType | type, str, Any]] = []
 
     def add(self) -> bool:
@@ -164,26 +143,27 @@ class LoadedModule:
             raise Refusal(f"{type(error).__name__}: {error}") from error
         self._match(self._scope, namespace)
 
-    def apply(self) -> Leftovers:
-        """Give the functions their patched code, and return what remains as it was."""
-        old: list[CodeType] = []
-        classes: list[type] = []
-        for new in self._new:
-            function, patched = new.function, new.patched
-            if new.owner is not None and function.__name__ in _CONSTRUCTORS:
-                classes.append(new.owner)
+    def apply(self) -> list[CodeType | type]:
+        """Give the functions their patched code, and return what has made what remains as it was:
+        codes of functions inside of them, and classes whose constructors were patched."""
+        old: list[CodeType | type] = []
+        for function, patched, cls in self._new:
+            if cls is not None and function.__name__ in _CONSTRUCTORS:
+                old.append(cls)
             kept = set(_inner_codes(patched.__code__))
             old += [code for code in _inner_codes(function.__code__) if code not in kept]
+            # The text that its file gave it.
+            has_own_doc = function.__doc__ == function.__code__.co_consts[0]
             function.__code__ = patched.__code__
             function.__defaults__ = patched.__defaults__
             function.__kwdefaults__ = patched.__kwdefaults__
             function.__annotations__ = patched.__annotations__
             # Where it was not given another one, as oneflow does.
-            if function.__doc__ == new.doc:
+            if has_own_doc:
                 function.__doc__ = patched.__doc__
         for owner, name, value in self._set:
             setattr(owner, name, value)
-        return Leftovers(old, classes)
+        return old
 
     def _compare(
         self, owner: ModuleType | type, before: Sequence[ast.stmt], after: Sequence[ast.stmt]
@@ -264,7 +244,7 @@ class LoadedModule:
         for loaded, node in scope.changed:
             patched = namespace[node.name]
             if loaded.__code__.co_freevars == patched.__code__.co_freevars:
-                self._new.append(_NewCode(loaded, patched, owner, loaded.__code__.co_consts[0]))
+                self._new.append((loaded, patched, owner))
             elif vars(scope.owner)[node.name] is loaded:
                 # It calls super(), and did not before: a cell cannot be added to a function.
                 self._set.append((scope.owner, node.name, patched))
@@ -289,31 +269,20 @@ class LoadedModule:
         exec(code, variables, variables if local is None else local)
 
 
-@dataclass
-class Leftovers:
-    """What was made by functions before they were patched: codes of functions inside of them, and
-    classes whose constructors were patched."""
-
-    codes: list[CodeType] = field(default_factory=list)
-    classes: list[type] = field(default_factory=list)
-
-    def __iadd__(self, other: Leftovers) -> Leftovers:
-        self.codes += other.codes
-        self.classes += other.classes
-        return self
-
-    def found(self) -> dict[str, int]:
-        """How many objects there are of each kind, by the name of the class or function."""
-        codes, classes = set(map(id, self.codes)), set(self.classes)
-        counts: Counter[str] = Counter()
-        for thing in gc.get_objects() if codes or classes else ():
-            # By type(), not isinstance(): what stands for another object may then run its code.
-            kind = type(thing)
-            if kind is FunctionType and id(thing.__code__) in codes:
-                counts[thing.__qualname__.partition(".")[0]] += 1
-            elif not classes.isdisjoint(kind.__mro__):
-                counts[kind.__name__] += 1
-        return dict(counts)
+def made_before(makers: Iterable[CodeType | type]) -> dict[str, int]:
+    """How many objects there are of these classes, and functions of these codes, by the name of the
+    class or of the function around."""
+    codes = {id(maker) for maker in makers if isinstance(maker, CodeType)}
+    classes = {maker for maker in makers if isinstance(maker, type)}
+    counts: Counter[str] = Counter()
+    for thing in gc.get_objects() if codes or classes else ():
+        # By type(), not isinstance(): what stands for another object may then run its code.
+        kind = type(thing)
+        if kind is FunctionType and id(thing.__code__) in codes:
+            counts[thing.__qualname__.partition(".")[0]] += 1
+        elif not classes.isdisjoint(kind.__mro__):
+            counts[kind.__name__] += 1
+    return dict(counts)
 
 
 def _by_name(body: Iterable[ast.stmt]) -> dict[str, ast.stmt]:
@@ -404,10 +373,6 @@ def _refuse_unless_doc(node: ast.stmt, body: Sequence[ast.stmt]) -> None:
 
 def _line(node: ast.stmt) -> str:
     return f"`{ast.unparse(node).splitlines()[0]}`"
-
-
-def _is_future(node: ast.stmt) -> bool:
-    return isinstance(node, ast.ImportFrom) and node.module == "__future__"
 
 
 def _dump(nodes: Iterable[ast.AST]) -> str:

@@ -43,30 +43,20 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UserError: there are no such patches, or they cannot be applied or taken back.
     """
-    names = _names(args.package)
+    known = series_versions(patch_root())
+    if args.package not in (None, *known):
+        raise PatchError(f"there are no patches for {args.package!r}, only for {', '.join(known)}")
+    names = [args.package] if args.package else [n for n in known if install_folder(n) is not None]
     if args.status:
-        return _print_status(names)
+        shown = [one for one in session.status() if one.package in names]
+        for one in shown:
+            print(f"{one.package}-{one.version}/{one.name}: {one.state} ({one.reason})")
+        return int(any(one.state == "refused" for one in shown))
     for name in names:
         files = apply(patch_root(), name) if args.apply else revert(name)
         done = "patched" if args.apply else "put back"
         print(f"{name}: {done} {', '.join(files)}" if files else f"{name}: nothing to do")
     return 0
-
-
-def _names(package: str | None) -> list[str]:
-    known = series_versions(patch_root())
-    if package is None:
-        return [name for name in known if install_folder(name) is not None]
-    if package not in known:
-        raise PatchError(f"there are no patches for {package!r}, only for {', '.join(known)}")
-    return [package]
-
-
-def _print_status(names: list[str]) -> int:
-    shown = [status for status in session.status() if status.package in names]
-    for status in shown:
-        print(f"{status.package}-{status.version}/{status.name}: {status.state} ({status.reason})")
-    return int(any(status.state == "refused" for status in shown))
 
 
 @dataclass(frozen=True)

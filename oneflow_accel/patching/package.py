@@ -100,6 +100,11 @@ class DiskState:
     def folder(self) -> Path:
         return self.install_folder / FOLDER / f"{self.package}-{self.version}"
 
+    @property
+    def _advice(self) -> str:
+        release = f"{self.package}=={self.version}"
+        return f"install {release} again (pip install --force-reinstall --no-deps)"
+
     @classmethod
     def read(cls, install_folder: Path, package: str, version: str) -> DiskState:
         """The state on disk, empty where nothing was applied; PatchError where it is broken."""
@@ -112,8 +117,7 @@ class DiskState:
             return state
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise PatchError(
-                f"{file} is broken ({error}): install {package}=={version} again "
-                f"(pip install --force-reinstall --no-deps), then delete {state.folder}"
+                f"{file} is broken ({error}): {state._advice}, then delete {state.folder}"
             ) from error
         return state
 
@@ -138,8 +142,7 @@ class DiskState:
         if sha256(content) != record.patched:
             raise PatchError(
                 f"{self.install_folder / path} was modified since {', '.join(record.patches)} was "
-                f"applied on disk: install {self.package}=={self.version} again "
-                "(pip install --force-reinstall --no-deps)"
+                f"applied on disk: {self._advice}"
             )
         return record
 
@@ -156,10 +159,7 @@ class DiskState:
         except OSError as error:
             raise PatchError(f"the original of {path} cannot be read: {error}") from error
         if sha256(content) != self.records[path].original:
-            raise PatchError(
-                f"{file} is not the original of {path} any more: install "
-                f"{self.package}=={self.version} again (pip install --force-reinstall --no-deps)"
-            )
+            raise PatchError(f"{file} is not the original of {path} any more: {self._advice}")
         return content
 
     def _original_file(self, path: str) -> Path:
@@ -247,13 +247,13 @@ class PatchedPackage:
 
     def _is_for_files(self, patch: Patch) -> bool:
         """Whether a patch that is for one content of its file only finds that, as installed."""
-        wanted = patch.header.file_sha256
-        return wanted is None or all(self._installed_sha256(path) == wanted for path in patch.hunks)
-
-    def _installed_sha256(self, path: str) -> str:
-        content = self.read(path)
-        record = self.disk.in_effect(path, content)
-        return sha256(content) if record is None else record.original
+        for path in patch.hunks if patch.header.file_sha256 else ():
+            content = self.read(path)
+            record = self.disk.in_effect(path, content)
+            installed = sha256(content) if record is None else record.original
+            if installed != patch.header.file_sha256:
+                return False
+        return True
 
     @cached_property
     def modules(self) -> dict[str, str]:

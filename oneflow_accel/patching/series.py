@@ -11,7 +11,6 @@ applied without fuzz and without offset.
 
 from __future__ import annotations
 
-import datetime
 import hashlib
 import io
 import re
@@ -87,79 +86,58 @@ def apply_hunks(
     return result
 
 
+_PINNED = r"(?P<package>[A-Za-z0-9_.-]+)==(?P<version>[A-Za-z0-9_.!-]+)"
+_ANYTHING = ("", ".*")
+# What a field's value is, in words and as a pattern.
+_FIELDS = {
+    **dict.fromkeys(("Description", "Origin", "Author", "Bug", "Applied-Upstream"), _ANYTHING),
+    "Forwarded": ("a URL, 'no' or 'not-needed'", r"https?://\S+|no|not-needed"),
+    "Last-Update": ("a date, YYYY-MM-DD", r"\d{4}-[01]\d-[0-3]\d"),
+    "Applies-To": ("PACKAGE==VERSION", _PINNED),
+    "Applies-To-File": ("64 hexadecimal digits", "[0-9a-f]{64}"),
+}
 _REQUIRED = ("Description", "Forwarded", "Last-Update", "Applies-To")
-_FIELDS = {*_REQUIRED, "Origin", "Author", "Bug", "Applied-Upstream", "Applies-To-File"}
-_FIELD = re.compile(r"(?P<name>[A-Za-z][A-Za-z-]*):(?P<value>.*)")
-_PINNED = re.compile(r"(?P<package>[A-Za-z0-9_.-]+)==(?P<version>[A-Za-z0-9_.!-]+)")
 
 
 @dataclass(frozen=True)
 class Header:
-    """What a patch says about itself, the release that it is a diff against, and the SHA-256 of the
-    file that it is only for, None if it is for all builds of its series."""
+    """The release that a patch is a diff against, and the SHA-256 of the file that it is only for,
+    None if it is for all builds of its series."""
 
-    description: str
     package: str
     version: str
     file_sha256: str | None
-    forwarded: str
-    last_update: datetime.date
 
 
 def parse_header(text: str, label: str) -> Header:
     """Read the text before a diff: `Field: value` lines, where a line that starts with a blank
     continues the field above. PatchError if a field is missing, unknown, repeated or not
     well-formed."""
-    try:
-        return _header(_fields(text))
-    except ValueError as error:
-        raise PatchError(f"patch {label}: broken header: {error}") from error
-
-
-def _fields(text: str) -> dict[str, str]:
     fields: dict[str, str] = {}
-    name = ""
-    for line in text.splitlines():
-        if line.startswith((" ", "\t")) and name:
-            fields[name] = f"{fields[name]} {line.strip()}".strip()
-            continue
+    problems = []
+    for line in re.sub(r"\n[ \t]+", " ", text).splitlines():
+        name, colon, value = line.partition(":")
         if not line.strip():
             continue
-        match = _FIELD.fullmatch(line)
-        if match is None:
-            raise ValueError(f"{line!r} is not 'Field: value'")
-        name = match["name"]
-        if name not in _FIELDS:
-            raise ValueError(f"unknown field {name!r}; fields are {', '.join(sorted(_FIELDS))}")
-        if name in fields:
-            raise ValueError(f"{name} is there twice")
-        fields[name] = match["value"].strip()
-    return fields
-
-
-def _header(fields: dict[str, str]) -> Header:
+        if not colon:
+            problems.append(f"{line!r} is not 'Field: value'")
+        elif name not in _FIELDS:
+            problems.append(f"unknown field {name!r}; fields are {', '.join(sorted(_FIELDS))}")
+        elif name in fields:
+            problems.append(f"{name} is there twice")
+        fields[name] = value.strip()
     missing = [name for name in _REQUIRED if not fields.get(name)]
     if not fields.get("Origin") and not fields.get("Author"):
         missing.append("Origin or Author")
     if missing:
-        raise ValueError(f"no {', '.join(missing)}")
-    forwarded = fields["Forwarded"]
-    if forwarded not in ("no", "not-needed") and not re.match(r"https?://\S+$", forwarded):
-        raise ValueError(f"Forwarded is {forwarded!r}, neither a URL nor 'no' nor 'not-needed'")
-    pinned = _PINNED.fullmatch(fields["Applies-To"])
-    if pinned is None:
-        raise ValueError(f"Applies-To is {fields['Applies-To']!r}, not PACKAGE==VERSION")
-    digest = fields.get("Applies-To-File")
-    if digest is not None and not re.fullmatch("[0-9a-f]{64}", digest):
-        raise ValueError(f"Applies-To-File is {digest!r}, not 64 hexadecimal digits")
-    return Header(
-        description=fields["Description"],
-        package=pinned["package"],
-        version=pinned["version"],
-        file_sha256=digest,
-        forwarded=forwarded,
-        last_update=datetime.date.fromisoformat(fields["Last-Update"]),
-    )
+        problems.append(f"no {', '.join(missing)}")
+    for name, (form, pattern) in _FIELDS.items():
+        if fields.get(name) and not re.fullmatch(pattern, fields[name]):
+            problems.append(f"{name} is {fields[name]!r}, not {form}")
+    pinned = re.fullmatch(_PINNED, fields.get("Applies-To", ""))
+    if problems or pinned is None:
+        raise PatchError(f"patch {label}: broken header: {problems[0]}")
+    return Header(pinned["package"], pinned["version"], fields.get("Applies-To-File"))
 
 
 SERIES = "series"
@@ -308,19 +286,15 @@ def _hunks(file: unidiff.PatchedFile, label: str) -> tuple[Hunk, ...]:
                 f"patch {label}: broken diff: hunk at line {parsed.source_start} of {file.path} "
                 "overlaps another one or is numbered wrongly"
             )
-        hunks.append(Hunk(source, _hunk_lines(parsed)))
+        lines: list[tuple[str, str]] = []
+        for line in parsed:
+            if line.line_type != "\\":
+                lines.append((line.line_type, line.value))
+            else:
+                # "\ No newline at end of file" is about the line above it.
+                kind, text = lines[-1]
+                lines[-1] = (kind, text.removesuffix("\n"))
+        hunks.append(Hunk(source, tuple(lines)))
         end = source + parsed.source_length
         shift += parsed.target_length - parsed.source_length
     return tuple(hunks)
-
-
-def _hunk_lines(parsed: unidiff.Hunk) -> tuple[tuple[str, str], ...]:
-    lines: list[tuple[str, str]] = []
-    for line in parsed:
-        if line.line_type in (CONTEXT, REMOVED, ADDED):
-            lines.append((line.line_type, line.value))
-        elif line.line_type == "\\":
-            # "\ No newline at end of file" is about the line above it.
-            kind, text = lines[-1]
-            lines[-1] = (kind, text.removesuffix("\n"))
-    return tuple(lines)

@@ -14,13 +14,8 @@ from types import CodeType, ModuleType
 
 from oneflow_accel import settings
 from oneflow_accel.errors import PatchError
-from oneflow_accel.patching.code import Leftovers, LoadedModule, Refusal, compile_patched
-from oneflow_accel.patching.package import (
-    PatchedPackage,
-    PatchedSource,
-    find_spec,
-    module_name,
-)
+from oneflow_accel.patching.code import LoadedModule, Refusal, made_before, parse_numbered
+from oneflow_accel.patching.package import PatchedPackage, PatchedSource, find_spec, module_name
 from oneflow_accel.patching.series import Patch, join, patch_names, patch_root, series_versions
 
 logger = logging.getLogger("oneflow_accel")
@@ -122,11 +117,11 @@ class Session(MetaPathFinder):
         for _ in range(len(modules)):
             each(modules, lambda path: modules[path].add())
         each(modules, lambda path: modules[path].prepare())
-        leftovers = Leftovers()
+        makers: list[CodeType | type] = []
         for module in modules.values():
-            leftovers += module.apply()
+            makers += module.apply()
             package.note_applied(module.source, module.module.__name__)
-        found = leftovers.found()
+        found = made_before(makers)
         late = [
             f"patch {package.name}-{package.version}/{patch} is left out, as {reason}"
             for patch, reason in package.refused.items()
@@ -200,10 +195,9 @@ class PatchedLoader(SourceFileLoader):
 
     def get_code(self, fullname: str) -> CodeType:
         """The patched code, under the name of the original file."""
-        source = self._source
-        return compile_patched(
-            source.original, source.patched, label=source.label, filename=self.path
-        )
+        tree = parse_numbered(self._source, self.path)
+        code: CodeType = compile(tree, self.path, "exec", dont_inherit=True)
+        return code
 
     def exec_module(self, module: ModuleType) -> None:
         """Run the patched code, then note that its patches are applied."""
@@ -213,11 +207,6 @@ class PatchedLoader(SourceFileLoader):
 
 
 _session: Session | None = None
-
-
-def switched_off() -> bool:
-    """Whether ONEFLOW_ACCEL_PATCHES=off is set."""
-    return settings.PATCHES.get() == "off"
 
 
 def install(root: Path | None = None) -> None:
@@ -230,7 +219,7 @@ def install(root: Path | None = None) -> None:
     global _session
     if _session is None:
         session = Session(root or patch_root())
-        if not switched_off():
+        if settings.PATCHES.get() != "off":
             session.install()
         _session = session
 

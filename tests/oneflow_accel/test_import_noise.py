@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from oneflow_accel import import_noise
-
 import pytest
 
 from tests.launch import REPOSITORY, run_process
@@ -99,11 +97,10 @@ def test_nothing_else_is_lost_where_the_import_ends(end: str, tmp_path: Path) ->
     "change",
     [
         "import os; os.close(2)",
-        "sys.executable = ''",
-        "sys.executable = '/bin/true'",
+        "import os; os.environ['PATH'] = ''",
         "import os; os.close(0); os.close(1)",
     ],
-    ids=["stderr-closed", "no-python", "embedded", "others-closed"],
+    ids=["stderr-closed", "no-sed", "others-closed"],
 )
 def test_the_import_goes_on_where_nothing_can_be_filtered(change: str, tmp_path: Path) -> None:
     end = "open('ended', 'w').close()"
@@ -112,23 +109,6 @@ def test_the_import_goes_on_where_nothing_can_be_filtered(change: str, tmp_path:
     assert (tmp_path / "ended").exists(), process.stderr
     if "close(2)" not in change:
         assert process.stderr.endswith(OTHERS + "rest\nafter\n")
-
-
-@pytest.mark.parametrize("at_end", [False, True])
-def test_it_does_not_matter_where_reads_divide_the_output(at_end: bool) -> None:
-    text = ("a\n" + RDMA + CUDA + OTHERS + "\n" + CUDA + "I2026\n" + RDMA[:20]).encode()
-    expected = ("a\n" + OTHERS + "\nI2026\n").encode()
-    for first in range(len(text)):
-        for second in (first + 1, first + 60):
-            written, waiting, at_line_start = b"", b"", True
-            for part in (text[:first], text[first:second], text[second:]):
-                out, waiting, at_line_start = import_noise.filtered(
-                    waiting + part, at_line_start, False
-                )
-                written += out
-            if at_end:
-                written += import_noise.filtered(waiting, at_line_start, True)[0]
-            assert written == expected + (RDMA[:20].encode() if at_end else b"")
 
 
 def test_importing_oneflow_accel_prints_nothing() -> None:

@@ -133,6 +133,16 @@ def assert_same_in_threads(fn: Callable[[], np.ndarray], threads: int = 4, calls
         np.testing.assert_array_equal(result, expected)
 
 
+def assert_same_for_any_number_of_threads(code: str, count: int = 1) -> None:
+    """What `code` prints in `count` lines that begin with "result ", a digest each, is the same
+    whatever the number of threads of each kernel."""
+    results = set()
+    for threads in ("1", "2", "3"):
+        output = run_process(["-c", code], env={settings.THREADS.name: threads}).stdout
+        results |= {line for line in output.splitlines() if line.startswith("result ")}
+    assert len(results) == count, results
+
+
 _FORK = """
 import os, sys
 import oneflow_accel

@@ -76,6 +76,21 @@ def output_gradient(shape: tuple[int, ...], dtype: str = "float32") -> np.ndarra
     return as_held(dy, dtype)
 
 
+def largest_case(record: Record) -> Case:
+    return max(record.cases, key=lambda case: sum(int(np.prod(shape)) for shape in case.shapes()))
+
+
+def results(record: Record, case: Case, tensors: Sequence[flow.Tensor] = ()) -> np.ndarray:
+    """All numbers of the output and of the gradients, of these tensors or the case's own."""
+    gradient = record.gradient is not None
+    tensors = tensors or tensors_of(case.arrays(), "float32", gradient)
+    y = record.call(*tensors, **case.attributes)
+    if gradient:
+        y.backward(flow.tensor(output_gradient(tuple(y.shape))))
+    arrays = [y.numpy(), *tensor_gradients(tensors)]
+    return np.concatenate([array.ravel() for array in arrays if array is not None])
+
+
 def assert_output(
     record: Record, case: Case, arrays: Sequence[np.ndarray], y: np.ndarray, dtype: str
 ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import nullcontext
 from pathlib import Path
 
-from oneflow_accel import settings
 from oneflow_accel.errors import UserError
 from oneflow_accel.kernels import attention, plugin, registry
 from oneflow_accel.kernels.attention import (
@@ -22,9 +21,7 @@ import pytest
 from tests.launch import run_distributed, run_process
 from tests.oneflow_accel.kernels.harness import (
     as_array,
-    assert_eager_equals_graph,
-    assert_same_after_fork,
-    assert_same_in_threads,
+    assert_same_for_any_number_of_threads,
     emulated_tiles,
     gradients,
     needs_plugin,
@@ -350,27 +347,6 @@ def test_which_implementation_runs() -> None:
         assert text in registry.explain("packed_attention", "cpu", tensor, **settings)
 
 
-def test_eager_equals_graph() -> None:
-    qkv, dy = random(2, 70, 3, 4, 24), random(2, 70, 96, seed=1)
-    assert_eager_equals_graph(lambda x: packed_attention(x, 4, causal=True), [qkv], dy)
-    seed = _seed(8)
-    assert_eager_equals_graph(lambda x: packed_attention(x, 4, dropout=0.3, seed=seed), [qkv], dy)
-
-
-def test_several_python_threads() -> None:
-    qkv = flow.tensor(random(2, 130, 3, 2, 33))
-    assert_same_in_threads(lambda: packed_attention(qkv, 2).numpy())
-
-
-def test_forked_process() -> None:
-    assert_same_after_fork("""
-from oneflow_accel.kernels.attention import packed_attention
-x = flow.randn(2, 130, 3, 3, 33).requires_grad_()
-packed_attention(x, 3, causal=True).sum().backward()
-return x.grad.numpy()
-""")
-
-
 def test_result_does_not_depend_on_the_number_of_threads() -> None:
     """One head: its blocks of queries are what threads share. And heads that share keys, with
     dropout."""
@@ -393,11 +369,7 @@ y.backward(y)
 found += [y, *(part.grad for part in parts)]
 print("result", hashlib.sha256(b"".join(one.numpy().tobytes() for one in found)).hexdigest())
 """
-    results = set()
-    for threads in ("1", "3"):
-        output = run_process(["-c", code], env={settings.THREADS.name: threads}).stdout
-        results |= {line for line in output.splitlines() if line.startswith("result ")}
-    assert len(results) == 1
+    assert_same_for_any_number_of_threads(code)
 
 
 def test_no_matrix_of_queries_by_keys_is_kept() -> None:

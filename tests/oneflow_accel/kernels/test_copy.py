@@ -1,4 +1,4 @@
-"""Copies between layouts: element types, views in eager mode, fills, threads and fork."""
+"""Copies between layouts: element types, views of views, fills."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ import pytest
 from oneflow import nn
 
 from tests.oneflow_accel.kernels.harness import (
-    assert_same_after_fork,
-    assert_same_in_threads,
     needs_plugin,
     random,
 )
@@ -90,14 +88,3 @@ def test_fills(shape: tuple[int, ...], dtype: flow.dtype) -> None:
 
 def test_fill_with_a_fraction() -> None:
     np.testing.assert_array_equal(flow.full((3,), 0.1).numpy(), np.full(3, 0.1, np.float32))
-
-
-def test_several_python_threads() -> None:
-    x = flow.tensor(random(300, 500))
-    assert_same_in_threads(lambda: x.transpose(0, 1).contiguous().numpy())
-
-
-def test_forked_process() -> None:
-    assert_same_after_fork(
-        "x = flow.randn(3, 300, 500)\nreturn x.permute(2, 0, 1).contiguous().numpy()"
-    )

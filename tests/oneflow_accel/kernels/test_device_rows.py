@@ -147,7 +147,7 @@ def test_attention_gives_oneflows_operator_what_it_takes(
     assert_close(ours.numpy(), want.numpy())
     qkv = tensor(2, 5, 3, 3, 8)
     ours = written_for_cuda("packed_attention")(qkv, causal=causal, scale=8**-0.5)
-    want = attention._packed_composition(qkv, causal=causal, scale=8**-0.5)
+    want = attention._packed_operation.reference(qkv, causal=causal, scale=8**-0.5)
     assert_close(ours.numpy(), want.numpy())
 
 
@@ -164,7 +164,8 @@ def test_attention_for_inference_says_what_it_cannot_do(monkeypatch: pytest.Monk
     monkeypatch.setattr(CudaBackend, "current_device", lambda self: current)
     cuda._capability.cache_clear()
     query, key = tensor(1, 2, 3, 4, gradient=True), tensor(1, 2, 5, 4)
-    reasons = attention._attention_inference_reasons(query, key, key, causal=True, scale=1.0)
+    none = None, None
+    reasons = attention._inference_reasons(query, key, key, *none, causal=True, scale=1.0)
     assert [reason.split(",")[0] for reason in reasons] == [
         "needs compute capability 7.0 or newer",
         "has no gradient",
@@ -174,7 +175,7 @@ def test_attention_for_inference_says_what_it_cannot_do(monkeypatch: pytest.Monk
     current = 1
     for _ in range(3):
         packed = tensor(1, 3, 3, 2, 4)
-        assert attention._packed_inference_reasons(packed, causal=True, scale=0.5) == []
+        assert attention._inference_reasons(packed, *none, causal=True, scale=0.5) == []
     # The driver is asked once for each GPU.
     assert asked == [0, 1]
     cuda._capability.cache_clear()

@@ -52,7 +52,7 @@ def test_eager(record: Record, case: Case) -> None:
 @pytest.mark.usefixtures("by_blocks")
 @pytest.mark.parametrize(("record", "case"), [each for each in CASES if each not in LONG])
 def test_graph(record: Record, case: Case) -> None:
-    on_records.test_graph(record, case)
+    on_records.check_graph(record, case)
 
 
 def test_without_the_plugin() -> None:

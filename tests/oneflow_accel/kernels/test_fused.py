@@ -11,8 +11,6 @@ from oneflow import nn
 
 from tests.launch import run_distributed, run_process
 from tests.oneflow_accel.kernels.harness import (
-    assert_same_after_fork,
-    assert_same_in_threads,
     needs_plugin,
     random,
 )
@@ -180,21 +178,3 @@ def test_libai_layers_with_fusions() -> None:
     result = run_distributed(["-m", "tests.oneflow_accel.kernels.libai_fusions"], 2)
     assert "equal MLP" in result.stdout, result.stdout
     assert "equal attention" in result.stdout, result.stdout
-
-
-def test_several_python_threads() -> None:
-    x, mask = flow.tensor(random(*SHAPE)), flow.ones(2, 1, 40, 41, dtype=flow.bool)
-    assert_same_in_threads(lambda: flow._C.fused_scale_mask_softmax(x, mask).numpy(), calls=3)
-
-
-def test_forked_process() -> None:
-    assert_same_after_fork(
-        """
-        x = flow.randn(40, 2, 12 * 16, requires_grad=True)
-        scores, value = flow._C.fused_self_attention(x, head_size=16, alpha=0.25)
-        y = flow._C.fused_scale_tril_softmax_mask_scale(
-            scores, p=0.1, diagonal=0, tril_scale_value=1.0, tril_fill_value=-1e4)[0]
-        flow._C.fused_bias_add_gelu(flow.matmul(y, value), flow.ones(16), axis=3).sum().backward()
-        return x.grad.numpy()
-        """.replace("\n        ", "\n")
-    )

@@ -1,4 +1,4 @@
-"""Look-ups: element types, segments that are left out, order of addition, threads and fork."""
+"""Look-ups: element types, segments that are left out, order of addition."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import oneflow as flow
 import pytest
 
 from tests.oneflow_accel.kernels.harness import (
-    assert_same_after_fork,
-    assert_same_in_threads,
     needs_plugin,
     random,
 )
@@ -46,14 +44,3 @@ def test_gradient_adds_in_the_order_of_the_indices() -> None:
     expected = np.zeros((200, 300), np.float32)
     np.add.at(expected, indices, random(5000, 300, seed=2))
     np.testing.assert_array_equal(_gradient(), expected)
-
-
-def test_several_python_threads() -> None:
-    assert_same_in_threads(_gradient, calls=3)
-
-
-def test_forked_process() -> None:
-    assert_same_after_fork(
-        "table, rows = flow.randn(999, 300), flow.arange(0, 999, 3)\n"
-        "return flow._C.gather(table, rows, axis=0).numpy()"
-    )

@@ -20,7 +20,6 @@ import pytest
 from tests.launch import run_distributed
 from tests.oneflow_accel.kernels.harness import (
     as_held,
-    assert_eager_equals_graph,
     gradients,
     needs_plugin,
     random,
@@ -190,20 +189,6 @@ def test_without_a_gradient_the_results_are_the_same() -> None:
         # Of one input only.
         call(x_needs, tensors[1], tensors[2]).sum().backward()
         assert x_needs.grad is not None
-
-
-def test_eager_equals_graph() -> None:
-    label = flow.tensor(np.arange(30) % 9)
-    assert_eager_equals_graph(lambda x: cross_entropy(x, label), [random(30, 9)], random(30))
-    for call, dy in (
-        (linear_cross_entropy, random(30)),
-        (linear_cross_entropy_mean, np.ones((), np.float32)),
-    ):
-        assert_eager_equals_graph(
-            lambda x, w, call=call: call(x, w, label, chunk_rows=7),
-            [random(30, 12), random(9, 12)],
-            dy,
-        )
 
 
 def test_shapes_and_dtypes_that_do_not_fit() -> None:

@@ -14,8 +14,6 @@ from oneflow import nn
 
 from tests.launch import run_process
 from tests.oneflow_accel.kernels.harness import (
-    assert_same_after_fork,
-    assert_same_in_threads,
     needs_plugin,
     random,
 )
@@ -113,36 +111,10 @@ def test_graph_adds_to_the_product() -> None:
     assert_close(train(graph=True), train(graph=False).astype(np.float64), reduced=24)
 
 
-def test_product_of_views() -> None:
-    a, b = random(6, 40, 30), random(50, 6, 40, seed=1)
-    y = flow.matmul(flow.tensor(a).transpose(1, 2), flow.tensor(b).permute(1, 2, 0))
-    expected = a.astype(np.float64).transpose(0, 2, 1) @ b.transpose(1, 2, 0)
-    assert_close(y.numpy(), expected, reduced=40)
-
-
 def test_batch_that_is_empty_on_one_side() -> None:
     """oneflow infers one matrix where a batch of none meets one of one; it holds zeros."""
     y = flow.matmul(flow.zeros(0, 3, 5), flow.tensor(random(1, 5, 4)))
     np.testing.assert_array_equal(y.numpy(), np.zeros((1, 3, 4)))
-
-
-def test_threads_that_multiply_at_once() -> None:
-    a, b = flow.tensor(random(12, 70, 65)), flow.tensor(random(12, 65, 70, seed=1))
-    weight, bias = flow.tensor(random(80, 65, seed=2)), flow.tensor(random(80, seed=3))
-
-    def run() -> np.ndarray:
-        y = flow.matmul(a, b)
-        z = flow._C.fused_matmul_bias(flow.matmul(y, a), weight, bias)
-        return z.numpy()
-
-    assert_same_in_threads(run)
-
-
-def test_multiplies_after_fork() -> None:
-    assert_same_after_fork("""
-x = flow.randn(4, 130, 70)
-return flow.matmul(nn.Linear(70, 90)(x), flow.randn(4, 90, 50)).numpy()
-""")
 
 
 _NO_BFLOAT16 = """

@@ -6,7 +6,6 @@ import importlib.util
 from collections.abc import Iterator
 from types import ModuleType
 
-from oneflow_accel import settings
 from oneflow_accel.kernels import monarch, registry
 from oneflow_accel.kernels.monarch import monarch_multiply
 
@@ -17,9 +16,7 @@ import pytest
 from tests.launch import REPOSITORY, run_process
 from tests.oneflow_accel.kernels import harness
 from tests.oneflow_accel.kernels.harness import (
-    assert_eager_equals_graph,
-    assert_same_after_fork,
-    assert_same_in_threads,
+    assert_same_for_any_number_of_threads,
     needs_plugin,
     random,
 )
@@ -176,30 +173,6 @@ def test_which_implementation_runs() -> None:
 
 
 @needs_plugin
-def test_eager_equals_graph() -> None:
-    arrays = [random(2, 70, 50), random(4, 30, 13), random(5, 9, 24), random(44)]
-    assert_eager_equals_graph(
-        lambda *t: monarch_multiply(*t, out_features=44), arrays, random(2, 70, 44, seed=1)
-    )
-
-
-@needs_plugin
-def test_several_python_threads() -> None:
-    tensors = [flow.tensor(a) for a in (random(130, 50), random(4, 30, 13), random(5, 9, 24))]
-    assert_same_in_threads(lambda: monarch_multiply(*tensors).numpy())
-
-
-@needs_plugin
-def test_forked_process() -> None:
-    assert_same_after_fork("""
-from oneflow_accel.kernels.monarch import monarch_multiply
-x, a, b = flow.randn(130, 52), flow.randn(4, 30, 13).requires_grad_(), flow.randn(5, 9, 24)
-monarch_multiply(x, a, b).sum().backward()
-return a.grad.numpy()
-""")
-
-
-@needs_plugin
 def test_result_does_not_depend_on_the_number_of_threads() -> None:
     code = """
 import hashlib
@@ -216,11 +189,7 @@ for rows in (3, 530):
     everything = b"".join(t.numpy().tobytes() for t in [y, *(t.grad for t in tensors)])
     print("result", rows, hashlib.sha256(everything).hexdigest())
 """
-    results = set()
-    for threads in ("1", "3"):
-        output = run_process(["-c", code], env={settings.THREADS.name: threads}).stdout
-        results |= {line for line in output.splitlines() if line.startswith("result ")}
-    assert len(results) == 2, results
+    assert_same_for_any_number_of_threads(code, 2)
 
 
 @needs_plugin

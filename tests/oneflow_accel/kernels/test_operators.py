@@ -130,31 +130,23 @@ def test_wrong_objects_do_not_end_the_process(expression: Any, inputs: Any) -> N
         operators._runner()(expression, inputs)
 
 
-def _tripled(ctx: Any, dy: flow.Tensor) -> flow.Tensor:
-    (y,) = ctx.saved_tensors
-    return 3.0 * RELU_GRAD(dy, y)[0]
-
-
-def _relu(ctx: Any, x: flow.Tensor) -> flow.Tensor:
-    (y,) = RELU(x)
-    ctx.save_for_backward(y)
-    return y
-
-
 # A gradient that is wrong on purpose: only the function's own backward gives it.
-TRIPLED = differentiable("Tripled", _relu, _tripled)
+@differentiable("Tripled", lambda kept, dy: (3.0 * RELU_GRAD(dy, *kept)[0],))
+def tripled(x: flow.Tensor) -> Any:
+    (y,) = RELU(x)
+    return y, (y,)
 
 
 def test_gradient() -> None:
     x, dy = random(5, 7), random(5, 7, seed=1)
-    y, (dx,) = gradients(TRIPLED, [x], dy)
+    y, (dx,) = gradients(tripled, [x], dy)
     np.testing.assert_array_equal(y, np.maximum(x, 0))
     assert_close(dx, 3.0 * np.where(x > 0, dy, 0))
 
 
 def test_gradient_in_graph() -> None:
     x, dy = random(5, 7), np.round(8 * random(5, 7, seed=1))
-    assert_eager_equals_graph(TRIPLED, [x], dy)
+    assert_eager_equals_graph(tripled, [x], dy)
 
 
 def test_several_python_threads() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import oneflow as flow
@@ -31,14 +33,14 @@ pytestmark = needs_plugin
 
 # kernel, stride, padding, dilation, ceil_mode
 MAX_CASES = [
-    pytest.param((3, 3), (2, 2), (1, 1), (1, 1), False, id="resnet-stem"),
-    pytest.param((2, 2), (2, 2), (0, 0), (1, 1), False, id="halving"),
-    pytest.param((3, 2), (1, 3), (1, 0), (1, 1), False, id="rectangular"),
-    pytest.param((3, 3), (2, 2), (0, 0), (1, 1), True, id="ceil"),
-    pytest.param((3, 3), (2, 2), (1, 1), (1, 1), True, id="ceil-padded"),
-    pytest.param((2, 3), (1, 2), (1, 1), (2, 3), False, id="dilated"),
-    pytest.param((3, 3), (2, 1), (1, 1), (2, 1), True, id="dilated-ceil"),
-    pytest.param((1, 1), (1, 1), (0, 0), (1, 1), False, id="identity"),
+    pytest.param(((3, 3), (2, 2), (1, 1), (1, 1), False), id="resnet-stem"),
+    pytest.param(((2, 2), (2, 2), (0, 0), (1, 1), False), id="halving"),
+    pytest.param(((3, 2), (1, 3), (1, 0), (1, 1), False), id="rectangular"),
+    pytest.param(((3, 3), (2, 2), (0, 0), (1, 1), True), id="ceil"),
+    pytest.param(((3, 3), (2, 2), (1, 1), (1, 1), True), id="ceil-padded"),
+    pytest.param(((2, 3), (1, 2), (1, 1), (2, 3), False), id="dilated"),
+    pytest.param(((3, 3), (2, 1), (1, 1), (2, 1), True), id="dilated-ceil"),
+    pytest.param(((1, 1), (1, 1), (0, 0), (1, 1), False), id="identity"),
 ]
 SHAPES = [(2, 3, 9, 7), (1, 70, 8, 11), (3, 16, 7, 7)]  # (N, C, H, W)
 
@@ -116,59 +118,29 @@ def tf_average_pool(
     )
 
 
+@pytest.mark.parametrize("indices", [False, True])
 @pytest.mark.parametrize("layout", ["channels_first", "channels_last"])
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(("kernel", "stride", "padding", "dilation", "ceil"), MAX_CASES)
+@pytest.mark.parametrize("case", MAX_CASES)
 def test_max_pool(
-    shape: tuple[int, ...],
-    kernel: Pair,
-    stride: Pair,
-    padding: Pair,
-    dilation: Pair,
-    ceil: bool,
-    layout: str,
+    shape: tuple[int, ...], case: tuple[Any, ...], layout: str, indices: bool
 ) -> None:
     # Few different values, so that most windows have several maxima: the first one counts.
     x = np.round(random(*shape))
-    rows, columns = windows_of(shape, kernel, stride, padding, dilation, ceil)
-    y_expected, _, dx_expected = max_reference(x, rows, columns, gradient_for)
-
-    pool = max_pool(layout, kernel, stride, padding, dilation, ceil)
-    y, dx = run(pool, x, gradient_for(y_expected.shape), layout)
-
+    y_expected, index_expected, dx_expected = max_reference(
+        x, *windows_of(shape, *case), gradient_for
+    )
+    pool = max_pool(layout, *case, return_indices=indices)
+    fn = (lambda x: pool(x)[0]) if indices else pool
+    y, dx = run(fn, x, gradient_for(y_expected.shape), layout)
     np.testing.assert_array_equal(y, y_expected)
-    assert_close(dx, dx_expected, reduced=kernel[0] * kernel[1])
-
-
-@pytest.mark.parametrize("layout", ["channels_first", "channels_last"])
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(("kernel", "stride", "padding", "dilation", "ceil"), MAX_CASES)
-def test_max_pool_with_indices(
-    shape: tuple[int, ...],
-    kernel: Pair,
-    stride: Pair,
-    padding: Pair,
-    dilation: Pair,
-    ceil: bool,
-    layout: str,
-) -> None:
-    x = np.round(random(*shape))
-    rows, columns = windows_of(shape, kernel, stride, padding, dilation, ceil)
-    y_expected, index_expected, dx_expected = max_reference(x, rows, columns, gradient_for)
-    pool = max_pool(layout, kernel, stride, padding, dilation, ceil, return_indices=True)
-
-    y, dx = run(lambda x: pool(x)[0], x, gradient_for(y_expected.shape), layout)
-    last = layout == "channels_last"
-    _, index = pool(flow.tensor(to_nhwc(x) if last else x))
-
-    np.testing.assert_array_equal(y, y_expected)
-    assert_close(dx, dx_expected, reduced=kernel[0] * kernel[1])
-    if last:  # an offset in the (H, W, C) image, as in oneflow's own kernel
-        channels = shape[1]
-        channel = np.arange(channels)[None, :, None, None]
-        np.testing.assert_array_equal(to_nchw(index.numpy()), index_expected * channels + channel)
-    else:
-        np.testing.assert_array_equal(index.numpy(), index_expected)
+    assert_close(dx, dx_expected, reduced=math.prod(case[0]))
+    if indices and layout == "channels_first":
+        np.testing.assert_array_equal(pool(flow.tensor(x))[1].numpy(), index_expected)
+    elif indices:  # an offset in the (H, W, C) image, as in oneflow's own kernel
+        index = to_nchw(pool(flow.tensor(to_nhwc(x)))[1].numpy())
+        channel = np.arange(shape[1])[None, :, None, None]
+        np.testing.assert_array_equal(index, index_expected * shape[1] + channel)
 
 
 @pytest.mark.parametrize("layout", ["channels_first", "channels_last"])
@@ -199,39 +171,28 @@ def test_max_pool_window_that_covers_no_input(layout: str, indices: bool) -> Non
 
 
 AVERAGE_CASES = [
-    pytest.param((3, 3), (2, 2), (1, 1), False, id="padded"),
-    pytest.param((2, 2), (2, 2), (0, 0), False, id="halving"),
-    pytest.param((3, 2), (1, 3), (1, 0), False, id="rectangular"),
-    pytest.param((3, 3), (2, 2), (1, 1), True, id="ceil-padded"),
-    pytest.param((2, 2), (2, 2), (0, 0), True, id="ceil"),
+    pytest.param(((3, 3), (2, 2), (1, 1), False), id="padded"),
+    pytest.param(((2, 2), (2, 2), (0, 0), False), id="halving"),
+    pytest.param(((3, 2), (1, 3), (1, 0), False), id="rectangular"),
+    pytest.param(((3, 3), (2, 2), (1, 1), True), id="ceil-padded"),
+    pytest.param(((2, 2), (2, 2), (0, 0), True), id="ceil"),
 ]
 
 
 @pytest.mark.parametrize("layout", ["channels_first", "channels_last"])
 @pytest.mark.parametrize(("count_padding", "divisor"), [(True, 0), (False, 0), (True, 5)])
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(("kernel", "stride", "padding", "ceil"), AVERAGE_CASES)
+@pytest.mark.parametrize("case", AVERAGE_CASES)
 def test_average_pool(
-    shape: tuple[int, ...],
-    kernel: Pair,
-    stride: Pair,
-    padding: Pair,
-    ceil: bool,
-    count_padding: bool,
-    divisor: int,
-    layout: str,
+    shape: tuple[int, ...], case: tuple[Any, ...], count_padding: bool, divisor: int, layout: str
 ) -> None:
-    x = random(*shape)
-    rows, columns = windows_of(shape, kernel, stride, padding, (1, 1), ceil)
-    y_expected, dx_expected = average_reference(
-        x, rows, columns, gradient_for, count_padding, divisor
-    )
-    pool = average_pool(
-        layout, kernel, stride, padding, ceil, count_padding=count_padding, divisor=divisor
-    )
+    x, (kernel, stride, padding, ceil) = random(*shape), case
+    windows = windows_of(shape, kernel, stride, padding, (1, 1), ceil)
+    y_expected, dx_expected = average_reference(x, *windows, gradient_for, count_padding, divisor)
+    pool = average_pool(layout, *case, count_padding=count_padding, divisor=divisor)
     y, dx = run(pool, x, gradient_for(y_expected.shape), layout)
-    assert_close(y, y_expected, reduced=kernel[0] * kernel[1])
-    assert_close(dx, dx_expected, reduced=kernel[0] * kernel[1])
+    assert_close(y, y_expected, reduced=math.prod(kernel))
+    assert_close(dx, dx_expected, reduced=math.prod(kernel))
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -1,4 +1,5 @@
-"""Each record against float64 NumPy: in eager mode, in nn.Graph and global over two processes."""
+"""Each record against float64 NumPy: in eager mode, in nn.Graph and global over two processes; of
+views, in threads and forked."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from oneflow_accel import settings
 from oneflow_accel.kernels import plugin
 
 import numpy as np
@@ -14,9 +16,14 @@ import pytest
 from _pytest.mark import ParameterSet
 from oneflow import nn
 
-from tests.launch import run_distributed
+from tests.launch import run_distributed, run_process
 from tests.oneflow_accel.kernels import not_finite
-from tests.oneflow_accel.kernels.harness import as_array, emulated_tiles, needs_plugin
+from tests.oneflow_accel.kernels.harness import (
+    as_array,
+    assert_same_in_threads,
+    emulated_tiles,
+    needs_plugin,
+)
 from tests.oneflow_accel.kernels.record import Case, Record
 from tests.oneflow_accel.kernels.record_check import (
     GLOBAL_CASE,
@@ -27,8 +34,10 @@ from tests.oneflow_accel.kernels.record_check import (
     expected_output,
     in_float64,
     is_float,
+    largest_case,
     layout_name,
     output_gradient,
+    results,
     tensor_gradients,
     tensors_of,
 )
@@ -96,6 +105,33 @@ def test_eager(record: Record, case: Case, dtype: str) -> None:
         dy = output_gradient(tuple(y.shape), dtype)
         y.backward(flow.tensor(dy).to(y.dtype))
         assert_gradients(record, case, arrays, dy, tensor_gradients(tensors), dtype)
+
+
+def _as_view(array: np.ndarray, gradient: bool) -> flow.Tensor:
+    """Every other element of a larger tensor, with its axes the other way round."""
+    every_other = tuple(slice(None, None, 2) for _ in array.shape)
+    larger = np.full([2 * size for size in reversed(array.shape)], 1, array.dtype)
+    larger[every_other] = array.transpose()
+    view = flow.tensor(larger)[every_other].permute(*reversed(range(array.ndim)))
+    return view.requires_grad_() if gradient and is_float(array) else view
+
+
+@pytest.mark.parametrize(("record", "case"), _each_case(_fits_graph))
+def test_views(record: Record, case: Case) -> None:
+    views = [_as_view(array, record.gradient is not None) for array in case.arrays()]
+    np.testing.assert_array_equal(results(record, case, views), results(record, case))
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.name)
+def test_several_python_threads(record: Record) -> None:
+    case = largest_case(record)
+    assert_same_in_threads(lambda: results(record, case), calls=2)
+
+
+def test_forked_process() -> None:
+    worker = ["-m", "tests.oneflow_accel.kernels.forked_records"]
+    output = run_process(worker, timeout=300, env={settings.THREADS.name: "2"}).stdout
+    assert "as before" in output, output[-2000:]
 
 
 def _uses_tiles(record: Record) -> bool:
@@ -181,6 +217,19 @@ class _Call(nn.Module):
 
 @pytest.mark.parametrize(("record", "case"), _each_case(_fits_graph))
 def test_graph(record: Record, case: Case) -> None:
+    """To the last bit as eager."""
+    module, eager = check_graph(record, case), _Call(record, case)
+    y = eager()
+    np.testing.assert_array_equal(module.y, y.numpy())
+    if record.gradient is not None:
+        (y * flow.tensor(output_gradient(tuple(y.shape)))).sum().backward()
+        flow.optim.SGD(eager.parameters(), lr=1.0).step()
+        for one, other in zip(module.parameters(), eager.parameters(), strict=True):
+            np.testing.assert_array_equal(one.numpy(), other.numpy())
+
+
+def check_graph(record: Record, case: Case) -> _Call:
+    """The module after a step of SGD in an nn.Graph, with its output `y` then."""
     arrays = case.arrays()
     expected = expected_output(record, case, arrays)
     module = _Call(record, case)
@@ -203,7 +252,8 @@ def test_graph(record: Record, case: Case) -> None:
             return y
 
     y = Step()()
-    assert_output(record, case, arrays, y.numpy(), "float32")
+    module.y = y.numpy()
+    assert_output(record, case, arrays, module.y, "float32")
     if parameters:
         # x - 1.0 * dx is what the step leaves in the parameter.
         steps = [parameters.get(f"input{i}") for i in range(len(arrays))]
@@ -212,6 +262,7 @@ def test_graph(record: Record, case: Case) -> None:
             for array, step in zip(arrays, steps, strict=True)
         ]
         assert_gradients(record, case, arrays, dy, actual, "float32")
+    return module
 
 
 @pytest.mark.parametrize(("record", "case"), _each_case(_fits_differences))
