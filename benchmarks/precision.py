@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from oneflow_accel import settings
@@ -55,16 +56,13 @@ def gpt2(_data: str, precision: str, out: Path, steps: int) -> list[str]:
     ]
 
 
-def vit(experiment: str) -> Callable[[str, str, Path, int], list[str]]:
-    def command(data: str, precision: str, out: Path, steps: int) -> list[str]:
-        return [
-            *("-m", "monarch_flow.train", f"experiment={experiment}", f"run_dir={out}"),
-            *(f"datamodule.data_dir={data}", f"trainer.precision={precision}"),
-            *("datamodule.num_workers=0", "trainer.log_every_n_steps=10"),
-            *([f"trainer.max_steps={steps}"] if steps else []),
-        ]
-
-    return command
+def vit(experiment: str, data: str, precision: str, out: Path, steps: int) -> list[str]:
+    return [
+        *("-m", "monarch_flow.train", f"experiment={experiment}", f"run_dir={out}"),
+        *(f"datamodule.data_dir={data}", f"trainer.precision={precision}"),
+        *("datamodule.num_workers=0", "trainer.log_every_n_steps=10"),
+        *([f"trainer.max_steps={steps}"] if steps else []),
+    ]
 
 
 # What it is called, the option that names its data, the command, and how many steps; 0: as many as
@@ -72,8 +70,8 @@ def vit(experiment: str) -> Callable[[str, str, Path, int], list[str]]:
 RUNS = (
     ("ResNet18", "photos", resnet, 200),
     ("GPT-2, 17.6 M", "prompts", gpt2, 200),
-    ("ViT", "mnist", vit("mnist/vit"), 0),
-    ("ViT, Monarch", "mnist", vit("mnist/vit-monarch"), 0),
+    ("ViT", "mnist", partial(vit, "mnist/vit"), 0),
+    ("ViT, Monarch", "mnist", partial(vit, "mnist/vit-monarch"), 0),
 )
 Losses = tuple[np.ndarray, np.ndarray]
 

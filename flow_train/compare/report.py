@@ -15,7 +15,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from flow_train.compare.results import Phase, Results, images_of_accuracy, macs_unit
-from flow_train.compare.rows import DARK, PALE, draw_bars, markdown, short
+from flow_train.compare.rows import DARK, PALE, draw_bars, markdown, ratio, short
 from flow_train.compare.study import PlannedRun, Study
 from flow_train.metrics.console import format_eta
 from flow_train.metrics.curves import COLORS, new_figure, save_figure, tidy
@@ -73,7 +73,7 @@ def _table(entries: Sequence[Entry]) -> str:
         ),
         "training images/s": _by_phase(_images_per_second),
         "speed": _by_phase(
-            lambda phase: _text(_over(phase.images_per_second, baseline), "{:.2f} x")
+            lambda phase: _text(ratio(phase.images_per_second, baseline), "{:.2f} x")
         ),
         "training time": lambda results: format_eta(results.seconds),
     }
@@ -94,10 +94,6 @@ def _table(entries: Sequence[Entry]) -> str:
 
 def _text(value: float | None, form: str) -> str:
     return _NOTHING if value is None else form.format(value)
-
-
-def _over(value: float | None, base: float | None) -> float | None:
-    return value / base if value is not None and base else None
 
 
 def _by_phase(cell: Callable[[Phase], str]) -> Callable[[Results], str]:
@@ -185,8 +181,8 @@ def draw_comparison(runs: Sequence[tuple[str, Results]], title: str, output_png:
     sizes = [phase.parameters for results in found for phase in results.phases if phase.parameters]
     name, size = ("thousands", 1e3) if sizes and min(sizes) < 1e5 else ("millions", 1e6)
     values: dict[str, Callable[[Phase], float | None]] = {
-        f"Trained parameters, {name}": lambda phase: _over(phase.parameters, size),
-        f"{unit} per image": lambda phase: _over(phase.gmacs, 1 / per_unit),
+        f"Trained parameters, {name}": lambda phase: ratio(phase.parameters, size),
+        f"{unit} per image": lambda phase: ratio(phase.gmacs, 1 / per_unit),
         _SPEED: lambda phase: phase.images_per_second,
     }
     for column, (heading, value) in enumerate(values.items(), start=2):

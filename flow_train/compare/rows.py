@@ -58,6 +58,11 @@ def medians(runs: Iterable[Sequence[float]]) -> tuple[float, ...]:
     return tuple(statistics.median(values) for values in zip(*runs, strict=True))
 
 
+def ratio(value: float | None, base: float | None) -> float | None:
+    """None where there is nothing to divide, or to divide by."""
+    return value / base if value is not None and base else None
+
+
 def show(
     title: str, rows: Sequence[Sequence[str]], left: Collection[str] | None = None, width: int = 140
 ) -> None:

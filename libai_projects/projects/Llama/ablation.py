@@ -31,7 +31,7 @@ from oneflow_accel.kernels import plugin
 import oneflow as flow
 
 from flow_train.compare import process
-from flow_train.compare.rows import draw_bars, markdown, write_csv
+from flow_train.compare.rows import draw_bars, markdown, ratio, write_csv
 from flow_train.files import replace_file
 from flow_train.metrics.console import Progress, format_eta
 from flow_train.metrics.curves import COLORS, new_figure, save_figure
@@ -318,7 +318,7 @@ def table(rows: Sequence[diary.Row], results: Mapping[str, Result]) -> list[list
     for row in rows:
         ours = results[row.name]
         figures = [*(ours.figures.get(name) for name in FIGURES), ours.ratio, ours.spread]
-        figures += [row.seconds, row.mfu, row.memory, _ratio(row.seconds, theirs)]
+        figures += [row.seconds, row.mfu, row.memory, ratio(row.seconds, theirs)]
         texts = ["" if v is None else f"{v:{form}}" for v, form in zip(figures, forms, strict=True)]
         note = "; ".join([ours.note] * bool(ours.note) + ["diary: error"] * (not row.seconds))
         cells.append([row.name, *texts, note])
@@ -334,8 +334,8 @@ def draw(rows: Sequence[diary.Row], results: Mapping[str, Result], title: str, p
     for axes, (name, label) in zip(grid, panels.items(), strict=True):
         base = results[REFERENCE].figures.get(name)
         theirs = getattr(_of_reference(rows), name)
-        ratios = [_ratio(getattr(row, name), theirs) for row in rows]
-        marks = [base * ratio if base and ratio else None for ratio in ratios]
+        ratios = [ratio(getattr(row, name), theirs) for row in rows]
+        marks = [base * each if base and each else None for each in ratios]
         values = [[results[row.name].figures.get(name)] for row in rows]
         draw_bars(axes, values, marks=marks, mark_color=COLORS[3], colors=COLORS[:1], inside=True)
         axes.set_xlabel(label)
@@ -464,10 +464,6 @@ def _in_words(result: Result) -> str:
 
 def _of_reference(rows: Sequence[diary.Row]) -> diary.Row:
     return next(row for row in rows if row.name == REFERENCE)
-
-
-def _ratio(value: float | None, base: float | None) -> float | None:
-    return value / base if value is not None and base else None
 
 
 def _list(lines: Sequence[str]) -> str:
