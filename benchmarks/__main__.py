@@ -18,10 +18,6 @@ from collections.abc import Mapping, Sequence
 import oneflow_accel
 from oneflow_accel import machine
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
-
 from benchmarks import chart, flash, results
 from benchmarks.items import (
     COMPILED,
@@ -35,6 +31,8 @@ from benchmarks.items import (
 from benchmarks.results import Row
 from benchmarks.side_by_side import Side, measure
 from flow_train import cli
+from flow_train.compare.rows import show
+from flow_train.metrics.console import Progress
 
 OURS, STOCK = "ours", "stock OneFlow"
 # Another process of ours, for rows that compare two items of ours: in turns, as the machine's speed
@@ -123,30 +121,23 @@ class Bench:
     ) -> tuple[dict[str, float | str], dict[str, tuple[float, float]]]:
         """Seconds per step of each run, or what it said when it ended; and of each but ours its
         seconds and how many times as fast ours is, where both have a figure."""
-        parts: list[dict[str, float | str]] = []
-        ratios: dict[str, list[float]] = {name: [] for name in runs if name != OURS}
+        parts = []
         for _ in range(STARTS if BASE in runs else 1):
-            seconds = measure(runs, rounds=self.rounds, target=0.15)
-            parts.append(seconds)
-            ours = _number(seconds.get(OURS))
-            for name, values in ratios.items():
-                other = _number(seconds.get(name))
-                if ours and other:
-                    values.append(other / ours)
+            parts.append(measure(runs, rounds=self.rounds, target=0.15))
             if BASE in runs:
                 # What they hold would also be in the way of the next item.
                 self.ours.stop()
                 self.base.stop()
         found: dict[str, float | str] = {}
+        others = {}
         for name in runs:
             said = [part[name] for part in parts]
             words = [value for value in said if isinstance(value, str)]
             found[name] = words[0] if words else statistics.median(map(float, said))
-        others = {
-            name: (float(found[name]), statistics.median(values))
-            for name, values in ratios.items()
-            if values
-        }
+            pairs = [(_number(part[name]), _number(part[OURS])) for part in parts]
+            ratios = [other / ours for other, ours in pairs if other and ours]
+            if name != OURS and ratios and not words:
+                others[name] = statistics.median(said), statistics.median(ratios)
         # A model that another process holds is in the way of the next item's.
         for name in set(runs) & {COMPILED, OPENVINO, ONNX_RUNTIME}:
             self.peers[name].stop()
@@ -155,17 +146,14 @@ class Bench:
     def rows(self, items: Sequence[Item]) -> list[Row]:
         """Measure items, with a progress bar and a line for each that is done: it takes an hour."""
         found = []
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-        with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as progress:
-            task = progress.add_task("", total=len(items))
+        with Progress(len(items), "item") as progress:
             for item in items:
-                progress.update(task, description=item.name)
                 row = self.row(item)
                 found.append(row)
                 beside = row.against or f"{row.peer} {row.peer_ms} ms"
                 said = f"{row.ours_ms} ms, {beside}, ratio {row.ratio}" if row.ratio else row.note
-                progress.console.print(f"{item.name}: {said}", highlight=False, soft_wrap=True)
-                progress.advance(task)
+                progress.print(f"{item.name}: {said}")
+                progress.update()
         return found
 
     def stop(self) -> None:
@@ -182,43 +170,36 @@ def _text(value: float | None, scale: float = 1.0) -> str:
     return "" if value is None else f"{scale * value:.4g}"
 
 
-def _print(console: Console, rows: list[Row]) -> None:
-    table = Table(title=results.origin(rows))
-    for column in ("what", "ours ms", "peer ms", "peer", "ratio", "bar", "stock ms", "stock ratio"):
-        table.add_column(column, justify="left" if column in ("what", "peer") else "right")
+def _print(rows: list[Row]) -> None:
+    heads = ["what", "ours ms", "peer ms", "peer", "ratio", "bar", "stock ms", "stock ratio"]
+    table = [heads]
     for row in rows:
         ratio = f"[bold red]{row.ratio or 'none'}[/]" if row.below_bar else row.ratio
         name = f"{row.item} / {row.against}" if row.against else row.item
         figures = (row.ours_ms, row.peer_ms, row.peer, ratio, row.bar, row.stock_ms)
-        table.add_row(name, *figures, row.stock_ratio)
-    console.print(table)
+        table.append([name, *figures, row.stock_ratio])
+    show(results.origin(rows), table, left=("what", "peer"))
 
 
-def _compare(bench: Bench, items: Sequence[Item], console: Console) -> int:
+def _compare(bench: Bench, items: Sequence[Item]) -> int:
     path = results.last_file()
     if path is None:
-        console.print("benchmarks/results has no file to compare with: run `make bench` first")
+        print("benchmarks/results has no file to compare with: run `make bench` first")
         return 2
     reference = results.read(path)
     if reference[0].machine != bench.machine:
-        console.print(
-            f"{path.name} is of another machine, {reference[0].machine}; comparing ratios"
-        )
+        print(f"{path.name} is of another machine, {reference[0].machine}; comparing ratios")
     by_name = {item.name: item for item in items}
     rows = bench.rows(items)
     slower = results.regressions(rows, reference)
     for _ in range(MORE_TRIES):
         again = [by_name[row.item] for row, _ in slower]
         slower = results.regressions(bench.rows(again), reference) if again else []
-    _print(console, rows)
+    _print(rows)
     for row, old in slower:
-        console.print(f"SLOWER: {row.item}: ratio {row.ratio or 'none'}, {path.name} {old.ratio}")
-    console.print(f"{len(slower)} of {len(rows)} rows are more than 10 % below {path.name}")
+        print(f"SLOWER: {row.item}: ratio {row.ratio or 'none'}, {path.name} {old.ratio}")
+    print(f"{len(slower)} of {len(rows)} rows are more than 10 % below {path.name}")
     return 1 if slower else 0
-
-
-def main() -> int:
-    return cli.run("benchmarks", _run)
 
 
 def _run() -> int:
@@ -244,33 +225,32 @@ def _run() -> int:
     items = chosen_items(options.only, options.item)
     if not items:
         parser.error(f"no item's name contains {options.item!r}")
-    console = Console(width=None if sys.stdout.isatty() else 140)
     threads = machine.cores()
     stock = not (options.no_stock or options.compare)
     bench = Bench(options.peer, threads, options.rounds, stock)
     try:
         if options.compare:
-            return _compare(bench, items, console)
+            return _compare(bench, items)
         rows = bench.rows(items)
     finally:
         bench.stop()
-    _print(console, rows)
+    _print(rows)
     below = [row for row in rows if row.below_bar]
-    console.print(f"{len(below)} of {len(rows)} rows are below their bar")
+    print(f"{len(below)} of {len(rows)} rows are below their bar")
     path = results.FOLDER / f"{bench.date}.csv"
     if len(items) < len(all_items()):
         last = results.last_file()
         has_stock = any(item.stock and item.against is None for item in items)
         if last is None or (options.no_stock and has_stock):
-            console.print("not everything was measured: nothing is written")
+            print("not everything was measured: nothing is written")
             return 0
         # Rows that were not measured again keep their date.
         rows = results.replaced(results.read(last), rows)
     results.write(path, rows)
     chart.draw(rows, results.FOLDER)
-    console.print(f"written to benchmarks/results/{path.name}, drawn in latest.png and models.png")
+    print(f"written to benchmarks/results/{path.name}, drawn in latest.png and models.png")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(cli.run("benchmarks", _run))

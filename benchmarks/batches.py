@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib
-from matplotlib import pyplot
-
 from benchmarks import results
 from benchmarks.items import BATCHES
 from benchmarks.results import Row
 from flow_train import cli
+from flow_train.compare.rows import markdown
+from flow_train.metrics.curves import new_figure, save_figure
 
 
 @dataclass(frozen=True)
@@ -53,14 +52,11 @@ def points(rows: Sequence[Row]) -> list[Point]:
 def table(found: Sequence[Point]) -> str:
     """Markdown: a line for each measurement, a column for each batch size."""
     batches = sorted({point.batch for point in found})
-    lines = [
-        "| Monarch over dense, ours (PyTorch) | " + " | ".join(map(str, batches)) + " |",
-        "| --- |" + " --- |" * len(batches),
-    ]
+    rows = [["Monarch over dense, ours (PyTorch)", *map(str, batches)]]
     for what in dict.fromkeys(point.what for point in found):
         cells = {point.batch: _cell(point) for point in found if point.what == what}
-        lines.append(f"| {what} | " + " | ".join(cells.get(batch, "") for batch in batches) + " |")
-    return "\n".join(lines)
+        rows.append([what, *(cells.get(batch, "") for batch in batches)])
+    return markdown(rows, left=rows[0])
 
 
 def _cell(point: Point) -> str:
@@ -69,8 +65,8 @@ def _cell(point: Point) -> str:
 
 def draw(found: Sequence[Point], title: str, path: Path) -> None:
     """Draw a curve for each measurement, ours solid and the peer's dashed."""
-    matplotlib.use("Agg")
-    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    figure = new_figure(7, 4, "")
+    axes = figure.subplots()
     for i, what in enumerate(dict.fromkeys(point.what for point in found)):
         mine = [point for point in found if point.what == what]
         axes.plot([p.batch for p in mine], [p.ours for p in mine], "o-", color=f"C{i}", label=what)
@@ -84,12 +80,7 @@ def draw(found: Sequence[Point], title: str, path: Path) -> None:
     axes.set_ylabel("speed of Monarch over dense")
     axes.set_title(f"{title}\nsolid: ours, dashed: PyTorch", fontsize=8)
     axes.legend(fontsize=8)
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
-
-
-def main() -> int:
-    return cli.run("batches", _run)
+    save_figure(figure, path)
 
 
 def _run() -> None:
@@ -109,4 +100,4 @@ def _run() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(cli.run("batches", _run))

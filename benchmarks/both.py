@@ -5,7 +5,7 @@ Pure Python: both sides import it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from benchmarks.items import COMPILED, EAGER, Item
@@ -21,8 +21,9 @@ class Both:
     # Which of the item's peers the process of PyTorch is.
     peer = EAGER
 
-    def __init__(self, framework: Any) -> None:
-        self.framework, self.nn = framework, framework.nn
+    def __init__(self, framework: Any, networks: Mapping[str, Callable[[], Any]] | None = None):
+        """`networks` are those whose parameters optimizers update, by the items' names."""
+        self.framework, self.nn, self.networks = framework, framework.nn, networks or {}
 
     def best(self, model: Any) -> Any:
         """The model as this process's peer has it: compiled, or not."""
@@ -76,7 +77,18 @@ class Both:
         fused = {"fused": True} if hasattr(self.framework, "compile") else {}
         return self.framework.optim.AdamW(model.parameters(), lr=1e-5, **fused)
 
-    def classifier_train(self, model: Any, batch: int, size: int = 224) -> Step:
+    def classifier(
+        self, use: Maker, make: Callable[..., Any], batch: int, size: int = 224, **params: Any
+    ) -> Step:
+        """`use` of a model that is made of an item's params, not trained, and of images; `way` and
+        `dtype` are for `use`."""
+        how = {name: params.pop(name) for name in ("way", "dtype") if name in params}
+        return use(make(**params).eval(), self.framework.randn(batch, 3, size, size), **how)
+
+    def classifier_train(
+        self, make: Callable[..., Any], batch: int, size: int = 224, **params: Any
+    ) -> Step:
+        model = make(**params).train()
         images = self.framework.randn(batch, 3, size, size)
         labels = self.framework.randint(0, 1000, (batch,))
         optimizer, forward = self.adamw(model), self.best(model)
@@ -86,12 +98,12 @@ class Both:
 
         return self.train(optimizer, loss)
 
-    def layer_forward(self, layer: Any, rows: int, inner: int) -> Step:
-        return self.forward(layer, self.framework.randn(rows, inner))
+    def layer_forward(self, make: Maker, rows: int, inner: int, **params: Any) -> Step:
+        return self.forward(make(inner=inner, **params), self.framework.randn(rows, inner))
 
-    def layer_train(self, layer: Any, rows: int, inner: int) -> Step:
+    def layer_train(self, make: Maker, rows: int, inner: int, **params: Any) -> Step:
         """Forward and backward, with the gradient of the input."""
-        x = self.framework.randn(rows, inner)
+        layer, x = make(inner=inner, **params), self.framework.randn(rows, inner)
         return self.forward_backward(layer, x, *layer.parameters())
 
     def makers(self) -> dict[str, Maker]:
@@ -155,10 +167,9 @@ class Both:
         return lambda: self.nn.utils.clip_grad_norm_(parameters, 1.0)
 
     def _parameters(self, model: str) -> list[Any]:
-        randn = self.framework.randn
-        parameters = [self.nn.Parameter(randn(*shape)) for shape in parameter_shapes(model)]
+        parameters = list(self.networks[model]().parameters())
         for parameter in parameters:
-            parameter.grad = randn(*parameter.shape)
+            parameter.grad = self.framework.randn(*parameter.shape)
         return parameters
 
     # Over before they are worth a second thread: what the framework itself takes.
@@ -204,33 +215,3 @@ class Both:
             loss.item()
 
         return step
-
-
-def parameter_shapes(model: str) -> list[Shape]:
-    """Shapes of all parameters of "resnet50" (161, 25.6 M) or "gpt2" small (148, 124.4 M)."""
-    return {"resnet50": _resnet50, "gpt2": _gpt2}[model]()
-
-
-def _resnet50() -> list[Shape]:
-    def conv(inner: int, outer: int, kernel: int) -> list[Shape]:
-        return [(outer, inner, kernel, kernel), (outer,), (outer,)]
-
-    shapes = conv(3, 64, 7)
-    inner = 64
-    for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
-        for block in range(blocks):
-            shapes += conv(inner, width, 1) + conv(width, width, 3) + conv(width, 4 * width, 1)
-            if block == 0:
-                shapes += conv(inner, 4 * width, 1)
-            inner = 4 * width
-    return [*shapes, (1000, inner), (1000,)]
-
-
-def _gpt2(width: int = 768, layers: int = 12) -> list[Shape]:
-    def linear(inner: int, outer: int) -> list[Shape]:
-        return [(outer, inner), (outer,)]
-
-    norm: list[Shape] = [(width,), (width,)]
-    attention = linear(width, 3 * width) + linear(width, width)
-    mlp = linear(width, 4 * width) + linear(4 * width, width)
-    return [(50257, width), (1024, width), *(layers * (norm + attention + norm + mlp)), *norm]

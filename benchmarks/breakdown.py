@@ -12,12 +12,11 @@ in none of the parts is its row "rest", less than zero where the step runs parts
 from __future__ import annotations
 
 import argparse
-import itertools
 import re
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import oneflow_accel
@@ -27,6 +26,7 @@ import oneflow as flow
 from oneflow import nn
 
 from flow_train import cli
+from flow_train.compare.rows import markdown, timed
 from flow_train.metrics.macs import macs_by_module
 from monarch_flow.models import create_model
 from monarch_flow.models.__main__ import read_arguments
@@ -84,7 +84,8 @@ class Breakdown:
     def __init__(
         self, model: nn.Module, images: flow.Tensor, synchronize: Callable[[], Any]
     ) -> None:
-        self.model, self.images, self.synchronize = model, images, synchronize
+        self.model, self.images = model, images
+        self._timed = partial(timed, synchronize=synchronize)
         self.labels = flow.zeros(images.shape[0], dtype=flow.int64)
         trained = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = flow.optim.AdamW(trained, lr=1e-5)
@@ -137,39 +138,26 @@ class Breakdown:
 
     def _step(self) -> tuple[float, float, float]:
         """Seconds of the forward pass, the backward pass, and the update."""
-        self.synchronize()
-        times = [time.perf_counter()]
-        loss = nn.functional.cross_entropy(self.model(self.images), self.labels)
-        self._note(times)
-        loss.backward()
-        self._note(times)
+        loss, forward = self._timed(
+            lambda: nn.functional.cross_entropy(self.model(self.images), self.labels)
+        )
+        _, backward = self._timed(loss.backward)
+        _, update = self._timed(self._update)
+        return forward, backward, update
+
+    def _update(self) -> None:
         self.optimizer.step()
         self.optimizer.zero_grad()
-        self._note(times)
-        forward, backward, update = (end - start for start, end in itertools.pairwise(times))
-        return forward, backward, update
 
     def _alone(self, part: Part) -> tuple[float, float]:
         """Seconds of forward and backward; gradients are left as they were: none."""
-        self.synchronize()
-        times = [time.perf_counter()]
-        out = part.module(*part.inputs)
-        self._note(times)
+        out, forward = self._timed(lambda: part.module(*part.inputs))
         gradient = flow.ones_like(out.detach())
-        self.synchronize()
-        times[-1], paused = time.perf_counter(), times[-1]
-        out.backward(gradient)
-        self._note(times)
-        for value in part.inputs:
-            if isinstance(value, flow.Tensor):
-                value.grad = None
-        for parameter in part.module.parameters():
-            parameter.grad = None
-        return paused - times[0], times[2] - times[1]
-
-    def _note(self, times: list[float]) -> None:
-        self.synchronize()
-        times.append(time.perf_counter())
+        _, backward = self._timed(lambda: out.backward(gradient))
+        inputs = [value for value in part.inputs if isinstance(value, flow.Tensor)]
+        for tensor in (*inputs, *part.module.parameters()):
+            tensor.grad = None
+        return forward, backward
 
 
 def _kind(name: str) -> str | None:
@@ -193,7 +181,7 @@ def _parts(model: nn.Module, images: flow.Tensor) -> dict[str, Part]:
             chosen[name] = Part(name, kind, module)
     key = object()
     for part in chosen.values():
-        part.module._forward_hooks[key] = _recorder(part)
+        part.module._forward_hooks[key] = partial(_record, part)
     try:
         model(images)
     finally:
@@ -205,11 +193,8 @@ def _parts(model: nn.Module, images: flow.Tensor) -> dict[str, Part]:
     return called
 
 
-def _recorder(part: Part) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
-    def hook(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        part.inputs = tuple(_leaf(value) for value in inputs)
-
-    return hook
+def _record(part: Part, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+    part.inputs = tuple(_leaf(value) for value in inputs)
 
 
 def _leaf(value: Any) -> Any:
@@ -222,12 +207,11 @@ def _leaf(value: Any) -> Any:
 def table(found: Sequence[tuple[str, Sequence[Row]]], batch: int) -> str:
     """Markdown: a line for each kind; for each model MACs of an image, milliseconds forward and
     backward, and its share of the step; with two models, how many times the second's speed."""
-    lines = ["kind"]
+    lines = [["kind"]]
     for title, _ in found:
-        lines += [f"{title}: MMACs", "forward ms", "backward ms", "share"]
+        lines[0] += [f"{title}: MMACs", "forward ms", "backward ms", "share"]
     if len(found) == 2:
-        lines.append("speed-up")
-    text = [_line(lines), _line(["---"] + ["---:"] * (len(lines) - 1))]
+        lines[0].append("speed-up")
     for kind in dict.fromkeys(row.kind for _, rows in found for row in rows):
         cells, seconds = [kind], []
         for _, rows in found:
@@ -241,14 +225,9 @@ def table(found: Sequence[tuple[str, Sequence[Row]]], batch: int) -> str:
         if len(found) == 2:
             sensible = kind != REST and seconds[1] > 0
             cells.append(f"{seconds[0] / seconds[1]:.2f}" if sensible else "")
-        text.append(_line(cells))
-    for title, rows in found:
-        text.append(f"\n{title}: {batch / rows[-1].seconds:.1f} images/s")
-    return "\n".join(text)
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
+        lines.append(cells)
+    speeds = [f"\n{title}: {batch / rows[-1].seconds:.1f} images/s" for title, rows in found]
+    return "\n".join([markdown(lines), *speeds])
 
 
 def _models(options: argparse.Namespace) -> Iterator[tuple[str, nn.Module]]:

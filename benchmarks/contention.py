@@ -34,6 +34,8 @@ import oneflow as flow
 from oneflow import nn
 
 from flow_train import cli
+from flow_train.compare.process import asking
+from flow_train.compare.rows import line, timed
 
 WARM_UP = 2
 # Processes beside a step, and cores that it may use; None: all.
@@ -45,15 +47,10 @@ CONDITIONS = {
     "with 1.5 cores": (0, 1.5),
 }
 _PERIOD = 0.1
-_LLAMA = {
-    "vocab_size": 512,
-    "hidden_size": 256,
-    "intermediate_size": 688,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 256,
-}
+# By transformers' names, as in items.LLAMA.
+_LLAMA = {"vocab_size": 512, "hidden_size": 256, "intermediate_size": 688}
+_LLAMA |= {"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4}
+_LLAMA |= {"max_position_embeddings": 256}
 Step = Callable[[], None]
 
 
@@ -135,18 +132,16 @@ PROGRAMS = {
 }
 
 
-def _measure(program: str, seconds: float) -> list[float]:
+def measure(program: str, seconds: float) -> float:
+    """Median seconds of a step in this process."""
     step, found = PROGRAMS[program](), []
     until = time.perf_counter() + seconds
     while len(found) < WARM_UP + 3 or time.perf_counter() < until:
-        start = time.perf_counter()
-        step()
         # A step of LiBai's waits for nothing.
-        flow._oneflow_internal.eager.Sync()
-        found.append(time.perf_counter() - start)
+        found.append(timed(step, flow._oneflow_internal.eager.Sync)[1])
         if len(found) == WARM_UP:
             until = time.perf_counter() + seconds
-    return found[WARM_UP:]
+    return statistics.median(found[WARM_UP:])
 
 
 @contextlib.contextmanager
@@ -191,9 +186,8 @@ def run(program: str, condition: str, environment: dict[str, str], seconds: floa
         for process in busy:
             stack.callback(process.wait)
             stack.callback(process.kill)
-        command = [sys.executable, "-m", "benchmarks.contention", "--child", program]
         process = subprocess.Popen(
-            [*command, "--seconds", str(seconds)],
+            asking(measure, program, seconds),
             env={**os.environ, **environment},
             stdout=subprocess.PIPE,
             text=True,
@@ -206,7 +200,7 @@ def run(program: str, condition: str, environment: dict[str, str], seconds: floa
         output, _ = process.communicate(timeout=600)
     if process.returncode != 0:
         raise UserError(f"{program}, {condition}: ended with {process.returncode}")
-    return statistics.median(json.loads(output.splitlines()[-1]))
+    return json.loads(output.splitlines()[-1])
 
 
 def _pairs(text: str) -> dict[str, str]:
@@ -216,13 +210,8 @@ def _pairs(text: str) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def main() -> int:
-    return cli.run("contention", _main)
-
-
 def _main() -> None:
     parser = cli.Parser(prog="python -m benchmarks.contention", description=__doc__)
-    parser.add_argument("--child", help="for itself: measure this program")
     parser.add_argument("--seconds", type=float, default=2.5, help="of each (default: %(default)s)")
     text = "one more column: these environment variables"
     parser.add_argument(
@@ -230,25 +219,21 @@ def _main() -> None:
     )
     parser.add_argument("--only", default="", help="programs or conditions with this in the name")
     options = parser.parse_args()
-    if options.child:
-        print(json.dumps(_measure(options.child, options.seconds)))
-        return
     sides = {"stock OneFlow": {settings.PLUGIN.name: "off"}, "this": {}}
     sides |= {",".join(map("=".join, each.items())): each for each in options.also}
     with _quota(1) as group:
         how = "of a control group" if group else "by SIGSTOP and SIGCONT, an approximation"
     print(f"Milliseconds of a step, {machine.cores()} cores, {date.today()}; quotas {how}\n")
-    print(f"| step | condition | {' | '.join(sides)} | stock / this |")
-    print("| --- | --- |" + " --- |" * (len(sides) + 1))
+    heads = ["step", "condition", *sides, "stock / this"]
+    print(line(heads), line(["---"] * len(heads)), sep="\n")
     for program in PROGRAMS:
         for condition in CONDITIONS:
             if options.only not in f"{program} {condition}":
                 continue
             found = [run(program, condition, each, options.seconds) for each in sides.values()]
             texts = [f"{1000 * seconds:.1f}" for seconds in found]
-            ratio = f"{found[0] / found[1]:.2f}"
-            print(f"| {program} | {condition} | {' | '.join(texts)} | {ratio} |", flush=True)
+            print(line([program, condition, *texts, f"{found[0] / found[1]:.2f}"]), flush=True)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(cli.run("contention", _main))

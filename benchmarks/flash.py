@@ -10,12 +10,9 @@ turns; memory is what a process grows by at its largest, beyond the inputs.
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
-import subprocess
-import sys
-import time
+from collections.abc import Callable, Sequence
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,10 +22,11 @@ from oneflow_accel.errors import UserError
 from oneflow_accel.kernels.attention import HIDDEN, draw_seed, scaled_dot_product_attention
 
 import oneflow as flow
-from rich.console import Console
-from rich.table import Table
 
 from flow_train import cli
+from flow_train.compare.process import call
+from flow_train.compare.rows import in_turns, medians, show, timed
+from flow_train.metrics.curves import new_figure, save_figure
 from flow_train.metrics.work import FLOPS_PER_MAC, attention_macs
 
 GROUP = "flash-attention"
@@ -72,52 +70,48 @@ def fused_attention(
     return scaled_dot_product_attention(query, key, value, causal=causal, **drop)
 
 
-def measure(options: argparse.Namespace) -> Found:
-    """In this process."""
-    batch, length, steps = options.batch, options.length, options.steps
-    attention = plain_attention if options.plain else fused_attention
-    device = oneflow_accel.current_backend()
-    dtype = getattr(flow, options.precision)
-    *inputs, gradient = [flow.randn(batch, HEADS, length, DIM).to(dtype) for _ in range(4)]
+def timed_steps(
+    call: Callable[..., flow.Tensor], inputs: Sequence[flow.Tensor], steps: int, warm_up: int
+) -> tuple[float, float, float]:
+    """Median seconds of `call` and of its backward pass over `steps`, and the bytes that this
+    process grows by at its largest, from the moment that inputs and output gradient are there."""
+    device, sync = oneflow_accel.current_backend(), flow._oneflow_internal.eager.Sync
     for tensor in inputs:
         tensor.requires_grad_()
-    flow._oneflow_internal.eager.Sync()
+    gradient = flow.ones_like(call(*inputs).detach())
+    sync()
     device.empty_cache()
     device.reset_peak_memory_stats()
     before = device.max_memory_allocated() or 0
-    times: list[tuple[float, float]] = []
-    for _ in range(_WARM_UP + steps):
+    times = []
+    for _ in range(warm_up + steps):
         for tensor in inputs:
             tensor.grad = None
-        start = time.perf_counter()
-        with precision.autocast(device, options.precision):
-            out = attention(*inputs, causal=options.causal, dropout=options.dropout)
-        flow._oneflow_internal.eager.Sync()
-        between = time.perf_counter()
-        out.backward(gradient.to(out.dtype))
-        flow._oneflow_internal.eager.Sync()
-        times.append((between - start, time.perf_counter() - between))
+        out, forward = timed(partial(call, *inputs), sync)
+        _, backward = timed(partial(out.backward, gradient), sync)
+        times.append((forward, backward))
         del out
-    forward, backward = (statistics.median(part) for part in zip(*times[_WARM_UP:], strict=True))
-    return Found(forward, backward, (device.max_memory_allocated() or 0) - before)
+    return *medians(times[warm_up:]), (device.max_memory_allocated() or 0) - before
+
+
+def measure(
+    batch: int, length: int, dtype: str, causal: bool, dropout: float, steps: int, plain: bool
+) -> tuple[float, ...]:
+    """One form in this process, as `Found`."""
+    device = oneflow_accel.current_backend()
+    attention = plain_attention if plain else fused_attention
+    inputs = [flow.randn(batch, HEADS, length, DIM).to(getattr(flow, dtype)) for _ in range(3)]
+
+    def call(*inputs: flow.Tensor) -> flow.Tensor:
+        with precision.autocast(device, dtype):
+            return attention(*inputs, causal=causal, dropout=dropout)
+
+    return timed_steps(call, inputs, steps, _WARM_UP)
 
 
 def flops(batch: int, length: int, part: str) -> float:
     """Of the products; a causal one is counted whole."""
     return FLOPS_PER_MAC * batch * attention_macs(length, HEADS * DIM) * _FLOPS[part]
-
-
-def _started(plain: bool, arguments: list[str]) -> Found:
-    command = [sys.executable, "-m", "benchmarks.flash", "--in-this-process", *arguments]
-    command += ["--plain"] if plain else []
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode != 0:
-        raise UserError(f"{' '.join(command)} failed:\n{(done.stdout + done.stderr)[-2000:]}")
-    return Found(*json.loads(done.stdout.splitlines()[-1]))
-
-
-def _median(runs: list[Found]) -> Found:
-    return Found(*(statistics.median(each) for each in zip(*runs, strict=True)))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -134,79 +128,46 @@ def run(argv: list[str] | None = None) -> None:
     parser.add_argument("--rounds", type=cli.at_least(1), default=2, help="processes of each form")
     parser.add_argument("--steps", type=cli.at_least(1), default=3, help="of a process")
     parser.add_argument("--picture", metavar="PNG", type=Path, help="memory and time by length")
-    parser.add_argument("--length", type=cli.at_least(1), default=1024, help=argparse.SUPPRESS)
-    parser.add_argument("--in-this-process", action="store_true", help="one form, as JSON")
-    parser.add_argument("--plain", action="store_true", help="that form is the plain one")
     options = parser.parse_args(argv)
-    if options.in_this_process:
-        print(json.dumps(measure(options)))
-        return
     if reason := precision.why_not(oneflow_accel.current_backend(), options.precision):
         raise UserError(f"--precision {options.precision}: {reason}")
     found: dict[int, tuple[int, Found, Found]] = {}
     for length in LENGTHS:
         # The same number of tokens for each length, as far as there are whole sequences.
         batch = max(1, options.batch * 1024 // length)
-        arguments = ["--batch", str(batch), "--length", str(length)]
-        arguments += ["--dropout", str(options.dropout), "--steps", str(options.steps)]
-        arguments += ["--precision", options.precision, *["--causal"] * options.causal]
-        runs = [
-            (_started(True, arguments), _started(False, arguments)) for _ in range(options.rounds)
-        ]
-        plain, fused = (_median(list(each)) for each in zip(*runs, strict=True))
-        found[length] = batch, plain, fused
-    console = Console(width=None if sys.stdout.isatty() else 130)
-    for table in tables(found, options.dropout, options.precision):
-        console.print(table)
+        setting = (batch, length, options.precision, options.causal, options.dropout)
+        started = partial(call, measure, *setting, options.steps)
+        runs = in_turns((True, False), options.rounds, started)
+        found[length] = batch, Found(*medians(runs[True])), Found(*medians(runs[False]))
+    _show(found, options)
     if options.picture:
         draw(found, options.picture)
 
 
-def tables(
-    found: dict[int, tuple[int, Found, Found]], dropout: float, dtype: str = "float32"
-) -> list[Table]:
+def _show(found: dict[int, tuple[int, Found, Found]], options: argparse.Namespace) -> None:
     """The six numbers at the diary's length, and both passes at each length."""
     machine = oneflow_accel.current_backend().properties().name
     batch, plain, fused = found[1024]
-    first = Table(title=f"{machine}, {dtype}, {batch} x 1024, dropout {dropout}; {date.today()}")
-    for column in ("", "fused ms", "plain ms", "ratio", "fused GFLOP/s", "A100: ms", "ms", "ratio"):
-        first.add_column(column, justify="right")
+    title = f"{machine}, {options.precision}, {batch} x 1024, dropout {options.dropout}"
+    rows = [["", "fused ms", "plain ms", "ratio", "fused GFLOP/s", "A100: ms", "ms", "ratio"]]
     for part, (theirs, standard) in DIARY.items():
         seconds, other = getattr(fused, part), getattr(plain, part)
-        first.add_row(
-            part,
-            f"{1e3 * seconds:.1f}",
-            f"{1e3 * other:.1f}",
-            f"{other / seconds:.2f}",
-            f"{flops(batch, 1024, part) / seconds / 1e9:.1f}",
-            f"{theirs:.2f}",
-            f"{standard:.2f}",
-            f"{standard / theirs:.2f}",
-        )
-    second = Table(title="forward and backward by length")
-    for column in ("tokens", "batch", "fused ms", "plain ms", "ratio", "fused MB", "plain MB"):
-        second.add_column(column, justify="right")
+        cells = [part, f"{1e3 * seconds:.1f}", f"{1e3 * other:.1f}", f"{other / seconds:.2f}"]
+        cells += [f"{flops(batch, 1024, part) / seconds / 1e9:.1f}"]
+        rows.append([*cells, f"{theirs:.2f}", f"{standard:.2f}", f"{standard / theirs:.2f}"])
+    show(f"{title}; {date.today()}", rows, left=(), width=130)
+    rows = [["tokens", "batch", "fused ms", "plain ms", "ratio", "fused MB", "plain MB"]]
     for length, (count, other, ours) in found.items():
-        second.add_row(
-            str(length),
-            str(count),
-            f"{1e3 * ours.both:.0f}",
-            f"{1e3 * other.both:.0f}",
-            f"{other.both / ours.both:.2f}",
-            f"{ours.size / 1e6:.0f}",
-            f"{other.size / 1e6:.0f}",
-        )
-    return [first, second]
+        cells = [str(length), str(count), f"{1e3 * ours.both:.0f}", f"{1e3 * other.both:.0f}"]
+        cells += [f"{other.both / ours.both:.2f}"]
+        rows.append([*cells, f"{ours.size / 1e6:.0f}", f"{other.size / 1e6:.0f}"])
+    show("forward and backward by length", rows, left=(), width=130)
 
 
 def draw(found: dict[int, tuple[int, Found, Found]], path: Path) -> None:
     """Memory and time of one sequence by its length, with lines of growth by T and T^2."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    figure = new_figure(10, 4, "")
+    left, right = figure.subplots(1, 2)
     lengths = list(found)
     for number, (name, color) in enumerate((("plain", "tab:red"), ("fused", "tab:blue")), 1):
         runs = [(found[length][0], found[length][number]) for length in lengths]
@@ -222,8 +183,7 @@ def draw(found: dict[int, tuple[int, Found, Found]], path: Path) -> None:
         axes.set_xticklabels(map(str, lengths))
         axes.minorticks_off()
         axes.legend()
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    save_figure(figure, path)
 
 
 if __name__ == "__main__":

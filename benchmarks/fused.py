@@ -7,15 +7,11 @@ from the moment that inputs and output gradients are there.
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import statistics
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from datetime import date
+from functools import partial
 
 import oneflow_accel
 from oneflow_accel import settings
@@ -25,10 +21,11 @@ from oneflow_accel.kernels.loss import cross_entropy, linear_cross_entropy_mean
 from oneflow_accel.kernels.transformer import add_rms_norm, rope, swiglu
 
 import oneflow as flow
-from rich.console import Console
-from rich.table import Table
 
+from benchmarks.flash import timed_steps
 from flow_train import cli
+from flow_train.compare.process import call
+from flow_train.compare.rows import in_turns, medians, show
 
 Shape = tuple[int, ...]
 # Steps of a process; the first ones make buffers.
@@ -60,39 +57,21 @@ OPERATIONS: dict[str, tuple[Sequence[Shape], Callable[..., flow.Tensor]]] = {
 }
 
 
-def measure(name: str) -> tuple[float, int]:
+def measure(name: str) -> tuple[float, float]:
     """Median seconds of a step in this process, and bytes."""
-    device = oneflow_accel.current_backend()
     shapes, call = OPERATIONS[name]
-    inputs = [flow.randn(*shape).requires_grad_() for shape in shapes]
-    gradient = flow.ones_like(call(*inputs).detach())
-    flow._oneflow_internal.eager.Sync()
-    device.empty_cache()
-    device.reset_peak_memory_stats()
-    before = device.max_memory_allocated() or 0
-    seconds = []
-    for _ in range(WARM_UP + STEPS):
-        for tensor in inputs:
-            tensor.grad = None
-        start = time.perf_counter()
-        call(*inputs).backward(gradient)
-        flow._oneflow_internal.eager.Sync()
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds[WARM_UP:]), (device.max_memory_allocated() or 0) - before
+    inputs = [flow.randn(*shape) for shape in shapes]
+    forward, backward, size = timed_steps(call, inputs, STEPS, WARM_UP)
+    return forward + backward, size
 
 
 # What else is switched off for the plain form, as it is fused too.
 ALSO_OFF = {"linear_cross_entropy_mean": "linear_cross_entropy cross_entropy"}
 
 
-def _started(name: str, plain: bool) -> tuple[float, int]:
+def _started(name: str, plain: bool) -> tuple[float, float]:
     off = [name, *ALSO_OFF.get(name, "").split()] if plain else []
-    environment = {**os.environ, settings.DISABLE.name: ",".join(off)}
-    command = [sys.executable, "-m", "benchmarks.fused", "--in-this-process", "--only", name]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    if done.returncode != 0:
-        raise UserError(f"{name} failed:\n{(done.stdout + done.stderr)[-2000:]}")
-    seconds, size = json.loads(done.stdout.splitlines()[-1])
+    seconds, size = call(measure, name, environment={settings.DISABLE.name: ",".join(off)})
     return seconds, size
 
 
@@ -106,38 +85,21 @@ def _known(text: str) -> list[str]:
     return names
 
 
-def main() -> int:
-    return cli.run("fused", _main)
-
-
 def _main() -> None:
     parser = cli.Parser(prog="python -m benchmarks.fused", description=__doc__)
     parser.add_argument("--only", metavar="NAMES", help="operations, with commas between; else all")
     parser.add_argument("--rounds", type=cli.at_least(1), default=3, help="(default: %(default)s)")
-    parser.add_argument("--in-this-process", action="store_true", help="one, printed as JSON")
     options = parser.parse_args()
-    names = _known(options.only) if options.only else list(OPERATIONS)
-    if options.in_this_process:
-        print(json.dumps([measure(name) for name in names][-1]))
-        return
-    table = Table(title=f"{oneflow_accel.current_backend().properties().name}; {date.today()}")
-    for column in ("operation", "inputs", "plain ms", "fused ms", "ratio", "plain MB", "fused MB"):
-        table.add_column(column, no_wrap=column == "operation")
-    for name in names:
-        runs = [(_started(name, True), _started(name, False)) for _ in range(options.rounds)]
-        plain, fused = zip(*runs, strict=True)
-        times = [statistics.median(seconds for seconds, _ in each) for each in (plain, fused)]
-        sizes = [statistics.median(size for _, size in each) / 1e6 for each in (plain, fused)]
-        largest = max(OPERATIONS[name][0], key=math.prod)
-        table.add_row(
-            name,
-            " x ".join(map(str, largest)),
-            *(f"{1000 * seconds:.1f}" for seconds in times),
-            f"{times[0] / times[1]:.2f}",
-            *(f"{size:.0f}" for size in sizes),
-        )
-    Console().print(table)
+    rows = [["operation", "inputs", "plain ms", "fused ms", "ratio", "plain MB", "fused MB"]]
+    for name in _known(options.only) if options.only else OPERATIONS:
+        runs = in_turns((True, False), options.rounds, partial(_started, name))
+        (plain, plain_size), (fused, fused_size) = map(medians, runs.values())
+        times = [f"{1e3 * plain:.1f}", f"{1e3 * fused:.1f}", f"{plain / fused:.2f}"]
+        largest = " x ".join(map(str, max(OPERATIONS[name][0], key=math.prod)))
+        rows.append([name, largest, *times, f"{plain_size / 1e6:.0f}", f"{fused_size / 1e6:.0f}"])
+    title = f"{oneflow_accel.current_backend().properties().name}; {date.today()}"
+    show(title, rows, left=rows[0])
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(cli.run("fused", _main))

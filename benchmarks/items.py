@@ -217,16 +217,12 @@ def _inference(name: str, group: str, kind: str, bar: float) -> Iterator[Item]:
 def _ways_to_run() -> Iterator[Item]:
     """Prepared for inference, under nn.Graph, or both: none may be slower than the eager model."""
     for model, group in (("ResNet50", "resnet50"), ("ViT-S/16", "vit")):
-        for name, precision in (
-            (f"{model} forward b8", "float32"),
-            (f"{model} forward b8, bf16", "bfloat16"),
-        ):
+        for ending, precision in (("", "float32"), (", bf16", "bfloat16")):
+            name, kind = f"{model} forward b8{ending}", f"{group}_forward"
+            over = {"bar": 0.98, "against": name, "peers": (), "precision": precision}
             for way in ("prepared", "nn.Graph", "prepared nn.Graph"):
                 params = {"batch": 8, "way": way}
-                over = {"bar": 0.98, "against": name, "peers": (), "precision": precision}
-                yield Item(
-                    f"{name}, {way}", "ways", f"{group}_forward", params, stock=False, **over
-                )
+                yield Item(f"{name}, {way}", "ways", kind, params, stock=False, **over)
 
 
 # In and out of the first layer of an MLP of ViT-B, both blocks of four.
@@ -256,7 +252,7 @@ def _beside_dense(
     yield Item(dense, group, kind, {**params, "monarch": False}, **settings)
     yield Item(monarch, group, kind, with_monarch, bar, **settings)
     if bar_over_dense is not None:
-        over = {"bar": bar_over_dense, "against": dense, "peers": ()}
+        over = {**settings, "bar": bar_over_dense, "against": dense, "peers": ()}
         yield Item(f"{monarch}, ours", group, kind, with_monarch, **over)
 
 
@@ -265,16 +261,10 @@ def _monarch() -> Iterator[Item]:
         name, params = f"768->3072 train, {rows} rows", {"rows": rows, **_MONARCH}
         over_dense = 2.4 if rows == 1576 else None
         yield from _beside_dense(name, "monarch", "layer_train", params, 1.2, over_dense)
-    yield from _beside_dense(
-        "vit-s train b8", "monarch", "monarch_vit_train", {"batch": 8}, 1.1, 1.35
-    )
-    dense, name = "dense vit-s train b8, bf16", "Monarch vit-s train b8, bf16"
-    settings: dict[str, Any] = {"precision": "bfloat16", "stock": False}
-    for title, monarch in ((dense, False), (name, True)):
-        params = {"batch": 8, "monarch": monarch}
-        yield Item(title, "monarch", "monarch_vit_train", params, 1.2 * monarch or None, **settings)
-    over = {"bar": 1.2, "against": dense, "peers": ()}
-    yield Item(f"{name}, ours", "monarch", "monarch_vit_train", params, **over, **settings)
+    kind, params = "monarch_vit_train", {"batch": 8}
+    mixed: dict[str, Any] = {"precision": "bfloat16", "stock": False}
+    yield from _beside_dense("vit-s train b8", "monarch", kind, params, 1.1, 1.35)
+    yield from _beside_dense("vit-s train b8, bf16", "monarch", kind, params, 1.2, 1.2, **mixed)
     for part in ("forward", "train"):
         for rows in _MONARCH_BATCHES:
             name = f"768->3072 {part}, batch {rows}"

@@ -6,23 +6,17 @@ Exits 1 where one is off by more than 10 %.
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
-from oneflow_accel.errors import UserError
-
-from rich.console import Console
-from rich.table import Table
-
 from flow_train import cli
+from flow_train.compare.process import logged
+from flow_train.compare.rows import show
+from flow_train.metrics.log import metric_series
 from libai_projects.projects.Llama import estimate
 from libai_projects.projects.Llama import flags as flag_table
 
 SCRIPT = Path(estimate.__file__).with_name("pretrain.py")
-METRICS, PEAK = "metrics.jsonl", "peak_memory_gb"
 MOST = 0.10
 # With few steps of accumulation, as more take no more memory; two updates are the least that have
 # AdamW's moments beside activations.
@@ -42,42 +36,22 @@ RUNS = {
 }
 
 
-def measured(arguments: list[str]) -> int:
-    """Bytes of a run; UserError with the end of its output if it fails."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, str(SCRIPT), *arguments, f"--output_dir={folder}"]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode != 0:
-            raise UserError(f"{' '.join(arguments)}:\n{(done.stdout + done.stderr)[-2000:]}")
-        lines = (Path(folder) / METRICS).read_text().splitlines()
-    return int(1e9 * max(json.loads(line)["values"].get(PEAK, 0) for line in lines))
-
-
-def main() -> int:
-    return cli.run("memory", _main)
-
-
 def _main() -> int:
     parser = cli.Parser(prog="python -m benchmarks.memory", description=__doc__)
     parser.add_argument("--only", choices=tuple(RUNS), help="one run; else all")
     only = parser.parse_args().only
-    table = Table(title="Peak of a process that trains a Llama on a CPU")
-    for column in ("run", "predicted MB", "measured MB", "ratio"):
-        table.add_column(column, justify="left" if column == "run" else "right")
-    worst = 0.0
-    for name, text in RUNS.items():
-        if only not in (None, name):
-            continue
-        arguments = [*COMMON, "--device=cpu", *text.split()]
+    rows, worst = [["run", "predicted MB", "measured MB", "ratio"]], 0.0
+    for name in [only] if only else RUNS:
+        arguments = [*COMMON, "--device=cpu", *RUNS[name].split()]
         predicted = estimate.cpu_peak(estimate.Job.of(flag_table.parse(arguments)))["total"]
-        found = measured(arguments)
+        lines = logged([sys.executable, str(SCRIPT), *arguments], "--output_dir")
+        found = 1e9 * max(metric_series(lines, "train", "peak_memory_gb")[1])
         worst = max(worst, abs(predicted / found - 1))
-        table.add_row(
-            name, f"{predicted / 1e6:.0f}", f"{found / 1e6:.0f}", f"{predicted / found:.3f}"
-        )
-    Console().print(table)
+        figures = (f"{predicted / 1e6:.0f}", f"{found / 1e6:.0f}", f"{predicted / found:.3f}")
+        rows.append([name, *figures])
+    show("Peak of a process that trains a Llama on a CPU", rows)
     return int(worst > MOST)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(cli.run("memory", _main))

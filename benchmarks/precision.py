@@ -12,20 +12,20 @@ without bfloat16 instructions set ONEFLOW_ACCEL_EMULATE_BFLOAT16=1.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from oneflow_accel import settings
 from oneflow_accel.errors import UserError
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.side_by_side import REPOSITORY
 from flow_train import cli
+from flow_train.compare.process import run
+from flow_train.compare.rows import show
 from flow_train.metrics import curves
 from flow_train.metrics.log import JSONL_NAME, metric_series, read_metrics
 
@@ -56,16 +56,13 @@ def gpt2(_data: str, precision: str, out: Path, steps: int) -> list[str]:
     ]
 
 
-def vit(experiment: str) -> Callable[[str, str, Path, int], list[str]]:
-    def command(data: str, precision: str, out: Path, steps: int) -> list[str]:
-        return [
-            *("-m", "monarch_flow.train", f"experiment={experiment}", f"run_dir={out}"),
-            *(f"datamodule.data_dir={data}", f"trainer.precision={precision}"),
-            *("datamodule.num_workers=0", "trainer.log_every_n_steps=10"),
-            *([f"trainer.max_steps={steps}"] if steps else []),
-        ]
-
-    return command
+def vit(experiment: str, data: str, precision: str, out: Path, steps: int) -> list[str]:
+    return [
+        *("-m", "monarch_flow.train", f"experiment={experiment}", f"run_dir={out}"),
+        *(f"datamodule.data_dir={data}", f"trainer.precision={precision}"),
+        *("datamodule.num_workers=0", "trainer.log_every_n_steps=10"),
+        *([f"trainer.max_steps={steps}"] if steps else []),
+    ]
 
 
 # What it is called, the option that names its data, the command, and how many steps; 0: as many as
@@ -73,8 +70,8 @@ def vit(experiment: str) -> Callable[[str, str, Path, int], list[str]]:
 RUNS = (
     ("ResNet18", "photos", resnet, 200),
     ("GPT-2, 17.6 M", "prompts", gpt2, 200),
-    ("ViT", "mnist", vit("mnist/vit"), 0),
-    ("ViT, Monarch", "mnist", vit("mnist/vit-monarch"), 0),
+    ("ViT", "mnist", partial(vit, "mnist/vit"), 0),
+    ("ViT, Monarch", "mnist", partial(vit, "mnist/vit-monarch"), 0),
 )
 Losses = tuple[np.ndarray, np.ndarray]
 
@@ -85,16 +82,12 @@ def trained(command: Sequence[str], data: str, out: Path) -> Path:
     if not done.exists():
         environment = {**os.environ, settings.CURVES.name: "off", "MAGICPROMPT_DATA": data}
         out.parent.mkdir(parents=True, exist_ok=True)
-        with out.with_name(f"{out.name}.log").open("w") as log:
-            code = subprocess.run(
-                [sys.executable, *command],
-                cwd=REPOSITORY,
-                env={**environment, "PYTHONPATH": str(REPOSITORY)},
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            ).returncode
-        if code != 0:
-            raise UserError(f"{' '.join(command)} ended with {code}: see {log.name}")
+        log = out.with_name(f"{out.name}.log")
+        ended = run(command, log, {**environment, "PYTHONPATH": str(REPOSITORY)}, cwd=REPOSITORY)
+        if ended.told_to_stop:
+            raise KeyboardInterrupt("the same command goes on with this run")
+        if ended.code != 0:
+            raise UserError(f"{' '.join(command)} ended with {ended.code}: see {log}")
         done.touch()
     return out / JSONL_NAME
 
@@ -130,9 +123,7 @@ def _run() -> int:
     parser.add_argument("--steps", type=int, help=f"of each run (default: {usual}, 12 epochs)")
     options = parser.parse_args()
     found: dict[str, dict[str, Losses]] = {}
-    table = Table(title=f"mean loss of the last {END:.0%} of the log lines")
-    for column in ("run", *PRECISIONS, "change"):
-        table.add_column(column, justify="left" if column == "run" else "right")
+    rows = [["run", *PRECISIONS, "change"]]
     for name, option, command, steps in RUNS:
         data = getattr(options, option)
         if data is None:
@@ -140,23 +131,22 @@ def _run() -> int:
         data = os.path.abspath(data)
         scores = []
         for precision in PRECISIONS:
-            out = (
-                options.folder / f"{'-'.join(name.replace(',', '').split())}-{precision}"
-            ).resolve()
+            place = f"{'-'.join(name.replace(',', '').split())}-{precision}"
+            out = (options.folder / place).resolve()
             file = trained(command(data, precision, out, options.steps or steps), data, out)
             lines = read_metrics(file)
             found.setdefault(name, {})[precision] = metric_series(lines, "train", "loss")
             scores.append(metric_series(lines, "val", "acc1")[1])
         ends = [end_of(losses) for losses in found[name].values()]
         changes = " ".join(f"{end / ends[0] - 1:+.2%}" for end in ends[1:])
-        table.add_row(name, *(f"{end:.4f}" for end in ends), changes)
+        rows.append([name, *(f"{end:.4f}" for end in ends), changes])
         if all(len(accuracies) for accuracies in scores):
             last = [accuracies[-1] for accuracies in scores]
             changes = " ".join(f"{each - last[0]:+.2f}" for each in last[1:])
-            table.add_row(f"{name}, top-1 in %", *(f"{each:.2f}" for each in last), changes)
+            rows.append([f"{name}, top-1 in %", *(f"{each:.2f}" for each in last), changes])
     if not found:
         parser.error("name the data of at least one run: --photos, --prompts or --mnist")
-    Console(width=None if sys.stdout.isatty() else 120).print(table)
+    show(f"mean loss of the last {END:.0%} of the log lines", rows, width=120)
     draw(found, options.folder / "precision.png")
     return 0
 

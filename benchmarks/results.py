@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
 from benchmarks.side_by_side import REPOSITORY
+from flow_train.compare.rows import write_csv
 
 FOLDER = REPOSITORY / "benchmarks" / "results"
 # A ratio this much below the last file's is a regression.
@@ -46,12 +47,7 @@ class Row:
 def write(path: Path, rows: list[Row]) -> None:
     """Write a file of results."""
     path.parent.mkdir(exist_ok=True)
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(
-            file, fieldnames=[field.name for field in fields(Row)], lineterminator="\n"
-        )
-        writer.writeheader()
-        writer.writerows(asdict(row) for row in rows)
+    write_csv(path, [[field.name for field in fields(Row)], *map(astuple, rows)])
 
 
 def read(path: Path) -> list[Row]:

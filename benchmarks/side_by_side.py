@@ -7,6 +7,7 @@ figure of a side is its median over the rounds.
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import subprocess
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from benchmarks.items import Item
+from flow_train.compare.rows import in_turns
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 MOST_STEPS = 500
@@ -106,17 +108,18 @@ def measure(
             rounds = min(rounds, max(2, int(most / second)))
         except SideError as error:
             results[name] = str(error)
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(rounds):
-        for name, count in steps.items():
-            side, item = runs[name]
-            if name in results:
-                continue
+
+    def once(name: str) -> float:
+        side, item = runs[name]
+        if name not in results:
             try:
-                seconds[name].append(side.seconds(item, count) / count)
+                return side.seconds(item, steps[name]) / steps[name]
             except SideError as error:
                 # Such as one that the system has killed for memory: the others go on.
                 results[name] = str(error)
+        return math.nan
+
+    seconds = in_turns(steps, rounds, once)
     for name in list(results) if len(runs) > 1 else []:
         for side, _ in runs.values():
             side.stop()

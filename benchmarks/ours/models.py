@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import oneflow_accel
 from oneflow_accel import inference, layouts
 
@@ -21,7 +23,7 @@ from monarch_flow.layers import MonarchLinear
 from resnet50_imagenet.inference import forward_graph
 from resnet50_imagenet.models import create_model
 
-BOTH = Both(flow)
+BOTH = Both(flow, {"resnet50": partial(create_model, "resnet50", 1000), "gpt2": GPT2})
 # The paper's replacement of both layers of an MLP, as monarch_flow's configs name it.
 _LAYER = {"_target_": "monarch_flow.layers.MonarchLinear", "nblocks": 4}
 _MLP = {"_target_": "monarch_flow.layers.MlpCustom", "linear1_cfg": _LAYER, "linear2_cfg": _LAYER}
@@ -36,7 +38,7 @@ def _resnet50(batch: int) -> tuple[nn.Module, tuple[int, ...]]:
     return model, (batch, 3, 224, 224)
 
 
-def _forward(model: nn.Module, batch: flow.Tensor, way: str) -> Step:
+def _forward(model: nn.Module, batch: flow.Tensor, way: str = "eager") -> Step:
     """`way` is "eager" or names what is done to the model: "prepared" for inference, in the row's
     precision, "nn.Graph", or both."""
     forward = model.eval()
@@ -49,7 +51,7 @@ def _forward(model: nn.Module, batch: flow.Tensor, way: str) -> Step:
     return BOTH.forward(forward, batch)
 
 
-def prepared_forward(model: nn.Module, batch: flow.Tensor, dtype: str) -> Step:
+def _inference(model: nn.Module, batch: flow.Tensor, dtype: str) -> Step:
     assert dtype == BOTH.current.precision
     return _forward(model, batch, "prepared nn.Graph")
 
@@ -61,10 +63,10 @@ def resnet50_forward(batch: int, way: str = "eager") -> Step:
 
 def resnet50_inference(batch: int, dtype: str) -> Step:
     model, shape = _resnet50(batch)
-    return prepared_forward(model, flow.randn(*shape), dtype)
+    return _inference(model, flow.randn(*shape), dtype)
 
 
-def _resnet50_train(batch: int, *, graph: bool) -> Step:
+def resnet50_train(batch: int, graph: bool = False) -> Step:
     model, shape = _resnet50(batch)
     random = np.random.default_rng(0)
     images = random.standard_normal(shape, dtype=np.float32)
@@ -79,30 +81,6 @@ def _resnet50_train(batch: int, *, graph: bool) -> Step:
     make = step_maker(backend, options, calendar, optimizer, task, batch_size=batch)
     step = make(model.train(), Position())
     return lambda: step.step({"images": images, "labels": labels}, 0.001)
-
-
-def resnet50_train(batch: int) -> Step:
-    return _resnet50_train(batch, graph=False)
-
-
-def resnet50_train_graph(batch: int) -> Step:
-    return _resnet50_train(batch, graph=True)
-
-
-def classifier_forward(model: nn.Module, batch: int, way: str = "eager") -> Step:
-    return _forward(model, flow.randn(batch, 3, 224, 224), way)
-
-
-def vit_forward(batch: int, way: str = "eager") -> Step:
-    return classifier_forward(VisionTransformer(), batch, way)
-
-
-def vit_inference(batch: int, dtype: str) -> Step:
-    return prepared_forward(VisionTransformer(), flow.randn(batch, 3, 224, 224), dtype)
-
-
-def vit_train(batch: int) -> Step:
-    return BOTH.classifier_train(VisionTransformer(), batch)
 
 
 def gpt2_forward(batch: int, tokens: int) -> Step:
@@ -130,57 +108,31 @@ def _layer(inner: int, outer: int, monarch: bool) -> nn.Module:
     return MonarchLinear(inner, outer, nblocks=4)
 
 
-def layer_forward(rows: int, inner: int, outer: int, monarch: bool) -> Step:
-    return BOTH.layer_forward(_layer(inner, outer, monarch), rows, inner)
-
-
-def layer_train(rows: int, inner: int, outer: int, monarch: bool) -> Step:
-    return BOTH.layer_train(_layer(inner, outer, monarch), rows, inner)
-
-
-def _vit(monarch: bool) -> nn.Module:
+def _monarch_vit(monarch: bool) -> nn.Module:
     return monarch_models.create_model("vit_small_patch16_224", mlp_cfg=_MLP if monarch else None)
 
 
-def monarch_vit_forward(batch: int, monarch: bool) -> Step:
-    return classifier_forward(_vit(monarch), batch)
-
-
-def monarch_vit_train(batch: int, monarch: bool) -> Step:
-    return BOTH.classifier_train(_vit(monarch).train(), batch)
-
-
-def _vitae(model: str, monarch: bool, drop_path: float) -> nn.Module:
+def vitae(model: str, monarch: bool, drop_path: float = 0.0) -> nn.Module:
     mlp = "monarch" if monarch else None
     return monarch_models.create_model(model, mlp_cfg=mlp, drop_path_rate=drop_path)
 
 
-def vitae_inference(model: str, batch: int, size: int, dtype: str, monarch: bool) -> Step:
-    return prepared_forward(_vitae(model, monarch, 0.0), flow.randn(batch, 3, size, size), dtype)
-
-
-def vitae_train(model: str, batch: int, size: int, monarch: bool) -> Step:
-    """With stochastic depth, as the published recipe has it."""
-    return BOTH.classifier_train(_vitae(model, monarch, 0.1).train(), batch, size)
-
-
 MAKERS: dict[str, Maker] = {
-    function.__name__: function
-    for function in (
-        resnet50_forward,
-        resnet50_inference,
-        resnet50_train,
-        resnet50_train_graph,
-        vit_forward,
-        vit_inference,
-        vit_train,
-        gpt2_forward,
-        gpt2_train,
-        layer_forward,
-        layer_train,
-        monarch_vit_forward,
-        monarch_vit_train,
-        vitae_inference,
-        vitae_train,
-    )
+    "resnet50_forward": resnet50_forward,
+    "resnet50_inference": resnet50_inference,
+    "resnet50_train": resnet50_train,
+    "resnet50_train_graph": partial(resnet50_train, graph=True),
+    "vit_forward": partial(BOTH.classifier, _forward, VisionTransformer),
+    "vit_inference": partial(BOTH.classifier, _inference, VisionTransformer),
+    "vit_train": partial(BOTH.classifier_train, VisionTransformer),
+    "gpt2_forward": gpt2_forward,
+    "gpt2_train": gpt2_train,
+    "layer_forward": partial(BOTH.layer_forward, _layer),
+    "layer_train": partial(BOTH.layer_train, _layer),
+    "monarch_vit_forward": partial(BOTH.classifier, _forward, _monarch_vit),
+    "monarch_vit_train": partial(BOTH.classifier_train, _monarch_vit),
+    "vitae_inference": partial(BOTH.classifier, _inference, vitae),
+    # With stochastic depth, as the published recipe has it.
+    "vitae_train": partial(BOTH.classifier_train, partial(vitae, drop_path=0.1)),
+    **BOTH.makers(),
 }

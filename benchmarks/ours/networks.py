@@ -9,24 +9,37 @@ import oneflow as flow
 from oneflow import nn
 
 
-class GPT2Block(nn.Module):
+@bfloat16_container
+class Attention(nn.Module):
     """(B, T, C) to (B, T, C)."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, causal: bool) -> None:
         super().__init__()
-        self.heads = heads
-        self.ln_1 = nn.LayerNorm(width)
+        self.heads, self.causal = heads, causal
         self.qkv = nn.Linear(width, 3 * width)
         self.proj = nn.Linear(width, width)
-        self.ln_2 = nn.LayerNorm(width)
+
+    def forward(self, x: flow.Tensor) -> flow.Tensor:
+        return self.proj(packed_attention(self.qkv(x), self.heads, causal=self.causal))
+
+
+@bfloat16_container
+class Block(nn.Module):
+    """(B, T, C) to (B, T, C); GPT-2's are causal, with the GELU that has a tanh."""
+
+    def __init__(self, width: int, heads: int, causal: bool = False) -> None:
+        super().__init__()
+        epsilon, form = (1e-5, "tanh") if causal else (1e-6, "none")
+        self.norm1 = nn.LayerNorm(width, eps=epsilon)
+        self.attn = Attention(width, heads, causal)
+        self.norm2 = nn.LayerNorm(width, eps=epsilon)
         self.mlp = nn.Sequential(
-            nn.Linear(width, 4 * width), nn.GELU(approximate="tanh"), nn.Linear(4 * width, width)
+            nn.Linear(width, 4 * width), nn.GELU(approximate=form), nn.Linear(4 * width, width)
         )
 
     def forward(self, x: flow.Tensor) -> flow.Tensor:
-        qkv = self.qkv(self.ln_1(x))
-        x = x + self.proj(packed_attention(qkv, self.heads, causal=True))
-        return x + self.mlp(self.ln_2(x))
+        x = x + self.attn(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
 
 
 class GPT2(nn.Module):
@@ -39,7 +52,7 @@ class GPT2(nn.Module):
         super().__init__()
         self.wte = nn.Embedding(vocabulary, width)
         self.wpe = nn.Embedding(1024, width)
-        self.blocks = nn.Sequential(*(GPT2Block(width, heads) for _ in range(depth)))
+        self.blocks = nn.Sequential(*(Block(width, heads, causal=True) for _ in range(depth)))
         self.ln_f = nn.LayerNorm(width)
         for parameter in self.parameters():
             if parameter.ndim == 2:
@@ -52,38 +65,6 @@ class GPT2(nn.Module):
 
 
 @bfloat16_container
-class Attention(nn.Module):
-    """(B, T, C) to (B, T, C)."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.qkv = nn.Linear(width, 3 * width)
-        self.proj = nn.Linear(width, width)
-
-    def forward(self, x: flow.Tensor) -> flow.Tensor:
-        return self.proj(packed_attention(self.qkv(x), self.heads))
-
-
-@bfloat16_container
-class ViTBlock(nn.Module):
-    """(B, T, C) to (B, T, C)."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.norm1 = nn.LayerNorm(width, eps=1e-6)
-        self.attn = Attention(width, heads)
-        self.norm2 = nn.LayerNorm(width, eps=1e-6)
-        self.mlp = nn.Sequential(
-            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
-        )
-
-    def forward(self, x: flow.Tensor) -> flow.Tensor:
-        x = x + self.attn(self.norm1(x))
-        return x + self.mlp(self.norm2(x))
-
-
-@bfloat16_container
 class VisionTransformer(nn.Module):
     """ViT (Dosovitskiy et al. 2021, section 3.1) as timm's vit_small_patch16_224 has it: images
     (N, 3, 224, 224) to scores (N, 1000)."""
@@ -93,7 +74,7 @@ class VisionTransformer(nn.Module):
         self.patch_embed = nn.Conv2d(3, width, 16, 16)
         self.cls_token = nn.Parameter(flow.zeros(1, 1, width))
         self.pos_embed = nn.Parameter(0.02 * flow.randn(1, 197, width))
-        self.blocks = nn.Sequential(*(ViTBlock(width, heads) for _ in range(depth)))
+        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(depth)))
         self.norm = nn.LayerNorm(width, eps=1e-6)
         self.head = nn.Linear(width, 1000)
 

@@ -30,7 +30,6 @@ def main() -> None:
     flow.manual_seed(0)
     modules = (operators, models, generation)
     makers = {kind: maker for module in modules for kind, maker in module.MAKERS.items()}
-    makers |= operators.BOTH.makers()
     serve(
         {kind: _in_its_precision(maker) for kind, maker in makers.items()},
         f"oneflow {flow.__version__}",

@@ -1,9 +1,9 @@
-"""Whole models of PyTorch's, as they are, compiled or in an engine for inference: ResNet50, timm's
-ViT-S/16, transformers' GPT-2 small."""
+"""Whole models of PyTorch's, as they are, compiled or in an engine for inference: timm's ResNet50
+and ViT-S/16, transformers' GPT-2 small."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import nn
@@ -11,34 +11,52 @@ from torch import nn
 from benchmarks.both import Both
 from benchmarks.items import LLAMA
 from benchmarks.peers import engines, torchvision
-from benchmarks.peers.resnet50 import resnet50
 from benchmarks.serve import Maker, Step
 
-BOTH = Both(torch)
+
+def _timm(name: str) -> nn.Module:
+    torchvision.install()
+    import timm
+
+    return timm.create_model(name, pretrained=False)
 
 
-def _images(batch: int, size: int = 224) -> torch.Tensor:
-    return torch.randn(batch, 3, size, size)
+def _gpt2(use_cache: bool = False) -> nn.Module:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=use_cache)
+    return GPT2LMHeadModel(config)
+
+
+# v1.5 (He et al. 2015, table 1, with the stride in the 3 x 3 convolution), as ours.
+_resnet50, _vit = partial(_timm, "resnet50"), partial(_timm, "vit_small_patch16_224")
+BOTH = Both(torch, {"resnet50": _resnet50, "gpt2": _gpt2})
+
+
+def _channels_last(model: nn.Module, batch: int) -> tuple[nn.Module, torch.Tensor]:
+    last = {"memory_format": torch.channels_last}
+    return model.to(**last), torch.randn(batch, 3, 224, 224).to(**last)
 
 
 def resnet50_forward(batch: int) -> Step:
-    model = resnet50().to(memory_format=torch.channels_last)
-    return BOTH.forward(model.eval(), _images(batch).to(memory_format=torch.channels_last))
+    model, images = _channels_last(_resnet50().eval(), batch)
+    return BOTH.forward(model, images)
 
 
-def _inference(make: Callable[[], nn.Module], forward: Maker) -> Maker:
-    """In an engine where the peer is one, else by `forward`."""
+def resnet50_inference(batch: int, dtype: str) -> Step:
+    if BOTH.peer in engines.MAKERS:
+        return BOTH.classifier(_inference, _resnet50, batch, dtype=dtype)
+    return resnet50_forward(batch)
 
-    def maker(batch: int, dtype: str) -> Step:
-        engine = engines.MAKERS.get(BOTH.peer)
-        return engine(make().eval(), _images(batch), dtype) if engine else forward(batch)
 
-    return maker
+def _inference(model: nn.Module, images: torch.Tensor, dtype: str) -> Step:
+    """In an engine where the peer is one."""
+    engine = engines.MAKERS.get(BOTH.peer)
+    return engine(model, images, dtype) if engine else BOTH.forward(model, images)
 
 
 def resnet50_train(batch: int) -> Step:
-    model = resnet50().to(memory_format=torch.channels_last)
-    images = _images(batch).to(memory_format=torch.channels_last)
+    model, images = _channels_last(_resnet50(), batch)
     labels = torch.randint(1000, (batch,))
     optimizer = torch.optim.SGD(
         model.parameters(), lr=0.001, momentum=0.9, weight_decay=1e-4, fused=True
@@ -47,34 +65,6 @@ def resnet50_train(batch: int) -> Step:
     return BOTH.train(
         optimizer, lambda: nn.functional.cross_entropy(forward(images).float(), labels)
     )
-
-
-def _vit() -> nn.Module:
-    torchvision.install()
-    import timm
-
-    return timm.create_model("vit_small_patch16_224", pretrained=False)
-
-
-def classifier_forward(
-    model: nn.Module, batch: int, size: int = 224, dtype: torch.dtype = torch.float32
-) -> Step:
-    return BOTH.forward(model.to(dtype).eval(), _images(batch, size).to(dtype))
-
-
-def vit_forward(batch: int) -> Step:
-    return classifier_forward(_vit(), batch)
-
-
-def vit_train(batch: int) -> Step:
-    return BOTH.classifier_train(_vit().train(), batch)
-
-
-def _gpt2(use_cache: bool = False) -> nn.Module:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    config = GPT2Config(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=use_cache)
-    return GPT2LMHeadModel(config)
 
 
 def gpt2_forward(batch: int, tokens: int) -> Step:
@@ -117,14 +107,15 @@ def gpt2_greedy(batch: int, prompt: int, tokens: int) -> Step:
 
 MAKERS: dict[str, Maker] = {
     "resnet50_forward": resnet50_forward,
-    "resnet50_inference": _inference(resnet50, resnet50_forward),
+    "resnet50_inference": resnet50_inference,
     "resnet50_train": resnet50_train,
     "resnet50_train_graph": resnet50_train,
-    "vit_forward": vit_forward,
-    "vit_inference": _inference(_vit, vit_forward),
-    "vit_train": vit_train,
+    "vit_forward": partial(BOTH.classifier, BOTH.forward, _vit),
+    "vit_inference": partial(BOTH.classifier, _inference, _vit),
+    "vit_train": partial(BOTH.classifier_train, _vit),
     "gpt2_forward": gpt2_forward,
     "gpt2_train": gpt2_train,
     "llama_train": llama_train,
     "gpt2_greedy": gpt2_greedy,
+    **BOTH.makers(),
 }

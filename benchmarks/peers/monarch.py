@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.peers import torchvision
-from benchmarks.peers.models import BOTH, classifier_forward
-from benchmarks.serve import Maker, Step
+from benchmarks.peers.models import BOTH
+from benchmarks.serve import Maker
 
 
 class _Multiply(torch.autograd.Function):
@@ -74,14 +74,6 @@ def _layer(inner: int, outer: int, monarch: bool) -> nn.Module:
     return MonarchLinear(inner, outer) if monarch else nn.Linear(inner, outer)
 
 
-def layer_forward(rows: int, inner: int, outer: int, monarch: bool) -> Step:
-    return BOTH.layer_forward(_layer(inner, outer, monarch), rows, inner)
-
-
-def layer_train(rows: int, inner: int, outer: int, monarch: bool) -> Step:
-    return BOTH.layer_train(_layer(inner, outer, monarch), rows, inner)
-
-
 def _vit(monarch: bool) -> nn.Module:
     """As monarch_flow's vit_small_patch16_224, which is wider and shallower than timm's."""
     torchvision.install()
@@ -101,15 +93,9 @@ def _vit(monarch: bool) -> nn.Module:
     return model
 
 
-def monarch_vit_forward(batch: int, monarch: bool) -> Step:
-    return classifier_forward(_vit(monarch), batch)
-
-
-def monarch_vit_train(batch: int, monarch: bool) -> Step:
-    return BOTH.classifier_train(_vit(monarch).train(), batch)
-
-
 MAKERS: dict[str, Maker] = {
-    function.__name__: function
-    for function in (layer_forward, layer_train, monarch_vit_forward, monarch_vit_train)
+    "layer_forward": partial(BOTH.layer_forward, _layer),
+    "layer_train": partial(BOTH.layer_train, _layer),
+    "monarch_vit_forward": partial(BOTH.classifier, BOTH.forward, _vit),
+    "monarch_vit_train": partial(BOTH.classifier_train, _vit),
 }

@@ -23,7 +23,7 @@ def main() -> None:
     if peer in engines.MAKERS:
         package = peer.lower().replace(" ", "")
         version += f", {package} {importlib.metadata.version(package)}"
-    serve(makers | operators.BOTH.makers(), version)
+    serve(makers, version)
 
 
 if __name__ == "__main__":

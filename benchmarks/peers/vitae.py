@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.peers.models import BOTH, classifier_forward
+from benchmarks.peers.models import BOTH
 from benchmarks.peers.monarch import MonarchLinear
 from benchmarks.serve import Maker, Step
 
@@ -317,16 +318,16 @@ class ViTAE(nn.Module):
         return self.head(self.fc_norm(x) if self.class_tokens else x)
 
 
-def vitae_inference(model: str, batch: int, size: int, dtype: str, monarch: bool) -> Step:
-    made = ViTAE(VARIANTS[model], monarch=monarch)
-    return classifier_forward(made, batch, size, getattr(torch, dtype))
+def _vitae(model: str, monarch: bool, drop_path: float = 0.0) -> ViTAE:
+    return ViTAE(VARIANTS[model], monarch=monarch, drop_path=drop_path)
 
 
-def vitae_train(model: str, batch: int, size: int, monarch: bool) -> Step:
-    made = ViTAE(VARIANTS[model], monarch=monarch, drop_path=0.1)
-    return BOTH.classifier_train(made.train(), batch, size)
+def _inference(model: nn.Module, images: Tensor, dtype: str) -> Step:
+    whole = getattr(torch, dtype)
+    return BOTH.forward(model.to(whole), images.to(whole))
 
 
 MAKERS: dict[str, Maker] = {
-    function.__name__: function for function in (vitae_inference, vitae_train)
+    "vitae_inference": partial(BOTH.classifier, _inference, _vitae),
+    "vitae_train": partial(BOTH.classifier_train, partial(_vitae, drop_path=0.1)),
 }

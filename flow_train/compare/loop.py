@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from oneflow_accel import command, machine
@@ -35,9 +36,9 @@ def compare(
     stopped = False
     for run in runs:
         name = run.row.name
-        if stopped or run.finished is not None:
+        if stopped or run.finished:
             continue
-        if run.source is not None and run.source.finished is None:
+        if run.source is not None and not run.source.finished:
             states[name] = f"not run: it needs {run.source.row.name}"
             continue
         device = _device(run)
@@ -47,24 +48,19 @@ def compare(
             continue
         # The user can look at what is done so far while the next run trains.
         _report(study, runs, states, folder, module)
-        _say(f"{study.name}: {name}, {1 + runs.index(run)} of {len(runs)}, in {run.folder}")
-        try:
+        place = f"{1 + runs.index(run)} of {len(runs)}, in {run.folder}"
+        print(f"{study.name}: {name}, {place}", flush=True)
+        with _writing(run.folder):
             ended = train(run.arguments, run.folder)
             if ended.code == 0:
                 run.finish(device)
-        except OSError as error:
-            raise UserError(
-                f"{run.folder} cannot be written to: {error.strerror or error}; choose another "
-                "folder with work_dir=DIR"
-            ) from error
         stopped = ended.told_to_stop
         if stopped and ended.code:
             states[name] = "interrupted"
         elif ended.code:
             states[name] = f"failed: {ended.how}"
     page = _report(study, runs, states, folder, module)
-    _say(page.read_text())
-    _say(f"table: {page}")
+    print(f"{page.read_text()}\ntable: {page}", flush=True)
     if stopped:
         sys.stderr.write(f"{program}: interrupted; the same command goes on\n")
         return command.INTERRUPTED
@@ -86,29 +82,30 @@ def _report(
     """Write table and picture of what is done so far; returns the table's file."""
     entries = [_entry(run, states) for run in runs]
     drawn = [(entry.name, entry.results) for entry in entries if entry.results is not None]
-    page = folder / PAGE
-    try:
+    with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         picture = draw_comparison(drawn, study.title, folder / PICTURE).name if drawn else None
-        replace_file(page, format_page(study, entries, picture, module).encode())
+        replace_file(folder / PAGE, format_page(study, entries, picture, module).encode())
+    return folder / PAGE
+
+
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise UserError(
             f"{folder} cannot be written to: {error.strerror or error}; choose another folder with "
             "work_dir=DIR"
         ) from error
-    return page
 
 
 def _entry(run: PlannedRun, states: dict[str, str]) -> Entry:
     finished = run.finished
-    if finished is None:
+    if not finished:
         return Entry(run, states.get(run.row.name, "to do"))
     try:
         results = read_results(run.folder / JSONL_NAME)
     except OSError as error:
         return Entry(run, f"its {JSONL_NAME} cannot be read: {error.strerror or error}")
     return Entry(run, "done", results, f"{finished.get('device')}, {finished.get('date')}")
-
-
-def _say(text: str) -> None:
-    print(text, flush=True)

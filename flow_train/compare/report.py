@@ -15,6 +15,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from flow_train.compare.results import Phase, Results, images_of_accuracy, macs_unit
+from flow_train.compare.rows import DARK, PALE, draw_bars, markdown, ratio, short
 from flow_train.compare.study import PlannedRun, Study
 from flow_train.metrics.console import format_eta
 from flow_train.metrics.curves import COLORS, new_figure, save_figure, tidy
@@ -24,13 +25,6 @@ _MUCH_WAITING = 0.1
 # Half of the steps further apart than this, relative to the median, were not at one speed.
 _MUCH_SPREAD = 0.1
 _NOTHING = "-"
-
-# The opacity of the second of two bars, which is about the layers after they became dense.
-_PALE = 0.45
-# The color of what stands for the same in all runs.
-_DARK = "#333333"
-# How far beyond the longest bar a panel goes: there is room for its number.
-_ROOM = 1.4
 # Lines let others show through: runs whose curves lie on each other must all be seen.
 _STYLES = ("-", "--", "-.", ":")
 _SPEED = "Training images/s"
@@ -54,68 +48,57 @@ class Entry:
 def format_page(study: Study, entries: Sequence[Entry], picture: str | None, module: str) -> str:
     """The page; `picture` is the file that shows the rows, relative to the page, and `module` the
     program that ran them."""
-    lines = [f"# {study.title}", "", *_table(entries), ""]
+    parts = [f"# {study.title}", _table(entries)]
     if picture is not None:
-        lines += [f"![{study.title}]({picture})", ""]
-    lines += [*_notes(entries), "The runs:", ""]
-    for entry in entries:
-        command = shlex.join(("python", "-m", module, *entry.run.arguments))
-        lines.append(f"- {entry.name}: `{command}`")
-    return "\n".join(lines) + "\n"
+        parts.append(f"![{study.title}]({picture})")
+    parts += [*_notes(entries), "The runs:"]
+    commands = [shlex.join(("python", "-m", module, *entry.run.arguments)) for entry in entries]
+    pairs = zip(entries, commands, strict=True)
+    parts.append("\n".join(f"- {entry.name}: `{command}`" for entry, command in pairs))
+    return "\n\n".join(parts) + "\n"
 
 
-def _table(entries: Sequence[Entry]) -> list[str]:
-    baseline = next((_speed(entry) for entry in entries), None)
+def _table(entries: Sequence[Entry]) -> str:
     known = [entry.results for entry in entries if entry.results is not None]
     unit, per_unit = macs_unit(known)
-    columns: list[tuple[str, Callable[[Results], str]]] = [
-        ("accuracy", lambda results: _percent(results.tested)),
-        ("after the last epoch", lambda results: _percent(results.last)),
-        ("before the first step", lambda results: _percent(results.initial)),
-        ("parameters", lambda results: _by_phase(results, _parameters)),
-        (unit, lambda results: _by_phase(results, lambda phase: _macs(phase, per_unit))),
-        ("training images/s", lambda results: _by_phase(results, _images_per_second)),
-        ("speed", lambda results: _by_phase(results, lambda phase: _ratio(phase, baseline))),
-        ("training time", lambda results: format_eta(results.seconds)),
-    ]
+    first = entries[0].results
+    baseline = None if first is None else first.phases[0].images_per_second
+    columns: dict[str, Callable[[Results], str]] = {
+        "accuracy": lambda results: _text(results.tested, "{:.2f} %"),
+        "after the last epoch": lambda results: _text(results.last, "{:.2f} %"),
+        "before the first step": lambda results: _text(results.initial, "{:.2f} %"),
+        "parameters": _by_phase(lambda phase: _text(phase.parameters, "{:,}")),
+        unit: _by_phase(
+            lambda phase: _NOTHING if phase.gmacs is None else short(phase.gmacs * per_unit)
+        ),
+        "training images/s": _by_phase(_images_per_second),
+        "speed": _by_phase(
+            lambda phase: _text(ratio(phase.images_per_second, baseline), "{:.2f} x")
+        ),
+        "training time": lambda results: format_eta(results.seconds),
+    }
     # A column that nothing stands in is left out.
-    columns = [column for column in columns if any(column[1](r) != _NOTHING for r in known)]
+    columns = {
+        head: cell for head, cell in columns.items() if any(cell(r) != _NOTHING for r in known)
+    }
     if len(known) < len(entries):
-        columns.append(("state", lambda results: "done"))
-    lines = [_line(["run", *(title for title, _ in columns)])]
-    lines.append(_line(["---", *("---:" for _ in columns)]))
+        columns["state"] = lambda results: "done"
+    rows = [["run", *columns]]
     for entry in entries:
         if entry.results is None:
-            cells = [_NOTHING] * (len(columns) - 1) + [entry.state]
+            rows.append([entry.name, *[_NOTHING] * (len(columns) - 1), entry.state])
         else:
-            cells = [cell(entry.results) for _, cell in columns]
-        lines.append(_line([entry.name, *cells]))
-    return lines
+            rows.append([entry.name, *(cell(entry.results) for cell in columns.values())])
+    return markdown(rows)
 
 
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+def _text(value: float | None, form: str) -> str:
+    return _NOTHING if value is None else form.format(value)
 
 
-def _by_phase(results: Results, cell: Callable[[Phase], str]) -> str:
+def _by_phase(cell: Callable[[Phase], str]) -> Callable[[Results], str]:
     # What does not change at the switch is said once.
-    cells = dict.fromkeys(cell(phase) for phase in results.phases)
-    return ", then ".join(cells) or _NOTHING
-
-
-def _percent(value: float | None) -> str:
-    return _NOTHING if value is None else f"{value:.2f} %"
-
-
-def _parameters(phase: Phase) -> str:
-    return _NOTHING if phase.parameters is None else f"{phase.parameters:,}"
-
-
-def _macs(phase: Phase, per_unit: float) -> str:
-    if phase.gmacs is None:
-        return _NOTHING
-    macs = phase.gmacs * per_unit
-    return f"{macs:,.0f}" if macs >= 1000 else f"{macs:.4g}"
+    return lambda results: ", then ".join(dict.fromkeys(map(cell, results.phases))) or _NOTHING
 
 
 def _images_per_second(phase: Phase) -> str:
@@ -125,93 +108,56 @@ def _images_per_second(phase: Phase) -> str:
     return f"{phase.images_per_second:.4g} ({low:.4g} to {high:.4g})"
 
 
-def _ratio(phase: Phase, baseline: float | None) -> str:
-    if phase.images_per_second is None or not baseline:
-        return _NOTHING
-    return f"{phase.images_per_second / baseline:.2f} x"
-
-
-def _speed(entry: Entry) -> float | None:
-    return entry.results.phases[0].images_per_second if entry.results is not None else None
-
-
 def _notes(entries: Sequence[Entry]) -> list[str]:
     known = [(entry, entry.results) for entry in entries if entry.results is not None]
     if not known:
         return []
-    notes = [
-        f"Accuracy is top-1 on {images_of_accuracy(result for _, result in known)}, with the "
+    runs = [results for _, results in known]
+    early = [entry.name for entry, results in known if results.best_before_switch]
+    slow = [
+        f"{entry.name} {100 * results.waiting:.0f} %"
+        for entry, results in known
+        if results.waiting > _MUCH_WAITING
+    ]
+    spread = [
+        f"{entry.name} {low:.4g} to {high:.4g}"
+        for entry, results in known
+        for speed, (low, high) in (
+            (p.images_per_second, p.quartiles or (0, 0)) for p in results.phases
+        )
+        if speed and high - low > _MUCH_SPREAD * speed
+    ]
+    notes = {
+        f"Accuracy is top-1 on {images_of_accuracy(runs)}, with the "
         "weights of the epoch that was best on the validation images; the next column is on the "
         "validation images with the weights that the run ended with. Parameters are those that are "
         "trained, MACs multiply-accumulates per image (GMACs are 10^9). Images/s are of training "
         "steps without validation, the median over the run's log lines, and in brackets the range "
         "of half of the steps: runs whose ranges overlap cannot be told apart. The column after it "
-        "compares with the first row. Training time is that of all training steps."
-    ]
-    if any(result.tested is not None and result.test_is_validation for _, result in known):
-        notes.append(
-            "The data has no test images of its own. The best epoch was chosen on the images that "
-            "accuracy is given for, which flatters all runs."
-        )
-    if any(result.initial is not None for _, result in known):
-        notes.append(
-            "Before the first step: a run that starts with the weights of another one, on the "
-            "validation images before it is fine-tuned."
-        )
-    if any(len(result.phases) > 1 for _, result in known):
-        notes.append(
-            "Two figures, one then the other: before and after structured layers became dense."
-        )
-    notes += [
-        f"The best epoch of {entry.name} was before its layers became dense: its accuracy is that "
-        "of structured layers."
-        for entry, result in known
-        if result.best_before_switch
-    ]
-    slow = [
-        f"{entry.name} {100 * result.waiting:.0f} %"
-        for entry, result in known
-        if result.waiting > _MUCH_WAITING
-    ]
-    if slow:
-        notes.append(
-            f"Of the training time this much was waiting for images: {', '.join(slow)}. More of "
-            "datamodule.num_workers may help; images/s say little of the models."
-        )
-    spread = [
-        f"{entry.name} {low:.4g} to {high:.4g}"
-        for entry, result in known
-        for low, high in _spread(result)
-    ]
-    if spread:
-        notes.append(
-            "The machine did not go at one speed all the time, as if it had other work. Half of "
-            f"the steps were at these images/s: {', '.join(spread)}."
-        )
-    places = dict.fromkeys(entry.where for entry, _ in known)
-    notes.append(f"Measured on {'; '.join(places)}.")
-    return [line for note in notes for line in (note, "")]
-
-
-def _spread(results: Results) -> list[tuple[float, float]]:
-    """The quartiles of the phases in which they are far apart."""
-    return [
-        phase.quartiles
-        for phase in results.phases
-        if phase.quartiles is not None
-        and phase.images_per_second
-        and phase.quartiles[1] - phase.quartiles[0] > _MUCH_SPREAD * phase.images_per_second
-    ]
-
-
-def _parameters_drawn(runs: Sequence[Results]) -> tuple[str, Callable[[Phase], float | None]]:
-    """Heading and figures, in a unit with digits before the point."""
-    known = [phase.parameters for results in runs for phase in results.phases if phase.parameters]
-    name, unit = ("thousands", 1e3) if known and min(known) < 1e5 else ("millions", 1e6)
-    return (
-        f"Trained parameters, {name}",
-        lambda phase: None if phase.parameters is None else phase.parameters / unit,
-    )
+        "compares with the first row. Training time is that of all training steps.": True,
+        "The data has no test images of its own. The best epoch was chosen on the images that "
+        "accuracy is given for, which flatters all runs.": any(
+            results.tested is not None and results.test_is_validation for results in runs
+        ),
+        "Before the first step: a run that starts with the weights of another one, on the "
+        "validation images before it is fine-tuned.": any(
+            results.initial is not None for results in runs
+        ),
+        "Two figures, one then the other: before and after structured layers became dense.": any(
+            len(results.phases) > 1 for results in runs
+        ),
+        **{
+            f"The best epoch of {name} was before its layers became dense: its accuracy is that "
+            "of structured layers.": True
+            for name in early
+        },
+        f"Of the training time this much was waiting for images: {', '.join(slow)}. More of "
+        "datamodule.num_workers may help; images/s say little of the models.": bool(slow),
+        "The machine did not go at one speed all the time, as if it had other work. Half of "
+        f"the steps were at these images/s: {', '.join(spread)}.": bool(spread),
+        f"Measured on {'; '.join(dict.fromkeys(entry.where for entry, _ in known))}.": True,
+    }
+    return [note for note, applies in notes.items() if applies]
 
 
 def draw_comparison(runs: Sequence[tuple[str, Results]], title: str, output_png: Path) -> Path:
@@ -224,62 +170,63 @@ def draw_comparison(runs: Sequence[tuple[str, Results]], title: str, output_png:
     """
     figure = new_figure(17, max(4.2, 1.6 + 0.5 * len(runs)), title)
     found = [results for _, results in runs]
-    unit, per_unit = macs_unit(found)
-    per_phase: list[tuple[str, Callable[[Phase], float | None]]] = [
-        _parameters_drawn(found),
-        (
-            f"{unit} per image",
-            lambda phase: None if phase.gmacs is None else phase.gmacs * per_unit,
-        ),
-        (_SPEED, lambda phase: phase.images_per_second),
-    ]
-    grid = figure.add_gridspec(1, 2 + len(per_phase), width_ratios=[1.7, *[1] * 4])
+    grid = figure.add_gridspec(1, 5, width_ratios=[1.7, *[1] * 4])
     _draw_curves(figure.add_subplot(grid[0]), runs)
     accuracy = figure.add_subplot(grid[1])
-    _draw_accuracy(accuracy, found)
+    marks = [results.initial for results in found]
+    draw_bars(accuracy, [[results.tested] for results in found], marks=marks)
     accuracy.set_xlabel(f"on {images_of_accuracy(found)}")
-    panels = [(accuracy, "Accuracy, %")]
-    for column, (heading, value) in enumerate(per_phase, start=2):
-        axes = figure.add_subplot(grid[column])
+    panels = {"Accuracy, %": accuracy}
+    unit, per_unit = macs_unit(found)
+    sizes = [phase.parameters for results in found for phase in results.phases if phase.parameters]
+    name, size = ("thousands", 1e3) if sizes and min(sizes) < 1e5 else ("millions", 1e6)
+    values: dict[str, Callable[[Phase], float | None]] = {
+        f"Trained parameters, {name}": lambda phase: ratio(phase.parameters, size),
+        f"{unit} per image": lambda phase: ratio(phase.gmacs, 1 / per_unit),
+        _SPEED: lambda phase: phase.images_per_second,
+    }
+    for column, (heading, value) in enumerate(values.items(), start=2):
+        panels[heading] = axes = figure.add_subplot(grid[column])
         ranges = [[p.quartiles if heading == _SPEED else None for p in r.phases] for r in found]
-        _draw_bars(axes, [list(map(value, results.phases)) for results in found], ranges)
-        panels.append((axes, heading))
-    for axes, heading in panels:
+        draw_bars(axes, [list(map(value, results.phases)) for results in found], ranges=ranges)
+    for heading, axes in panels.items():
         axes.set_title(heading)
-        # Put the first run on top.
-        axes.set_ylim(len(runs) - 0.4, -0.6)
         axes.set_yticks(range(len(runs)), [name for name, _ in runs] if axes is accuracy else [])
         axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
-        tidy(axes, "x")
-    marks = _marks(found)
-    if marks:
-        figure.legend(handles=marks, loc="outside lower center", ncols=len(marks), frameon=False)
+    handles = _legend(found)
+    if handles:
+        place = "outside lower center"
+        figure.legend(handles=handles, loc=place, ncols=len(handles), frameon=False)
     return save_figure(figure, output_png)
 
 
-def _marks(runs: Sequence[Results]) -> list[Artist]:
-    switched = any(results.switch_epoch is not None for results in runs)
-    marks: list[tuple[bool, Artist]] = [
-        (switched, Line2D([], [], color=_DARK, linewidth=0.8, label="layers become dense")),
+def _legend(runs: Sequence[Results]) -> list[Artist]:
+    """What is to be said of the marks that occur."""
+    phases = [phase for results in runs for phase in results.phases]
+    artists: list[tuple[bool, Artist]] = [
+        (
+            any(results.switch_epoch is not None for results in runs),
+            Line2D([], [], color=DARK, linewidth=0.8, label="layers become dense"),
+        ),
         (
             any(results.initial is not None for results in runs),
-            Line2D([], [], color=_DARK, marker="D", linestyle="", label="before the first step"),
+            Line2D([], [], color=DARK, marker="D", linestyle="", label="before the first step"),
         ),
         (
-            any(len(results.phases) > 1 for results in runs),
-            Patch(color=_DARK, alpha=_PALE, label="after layers became dense"),
+            len(phases) > len(runs),
+            Patch(color=DARK, alpha=PALE, label="after layers became dense"),
         ),
         (
-            any(phase.quartiles for results in runs for phase in results.phases),
-            Line2D([], [], color=_DARK, marker="|", label="half of the steps"),
+            any(phase.quartiles for phase in phases),
+            Line2D([], [], color=DARK, marker="|", label="half of the steps"),
         ),
     ]
-    return [artist for is_there, artist in marks if is_there]
+    return [artist for occurs, artist in artists if occurs]
 
 
 def _draw_curves(axes: Axes, runs: Sequence[tuple[str, Results]]) -> None:
     for number, (name, results) in enumerate(runs):
-        color, size = _color(number), 4 if len(results.epochs) <= 30 else 2
+        color, size = COLORS[number % len(COLORS)], 4 if len(results.epochs) <= 30 else 2
         axes.plot(
             results.epochs,
             results.validated,
@@ -298,46 +245,3 @@ def _draw_curves(axes: Axes, runs: Sequence[tuple[str, Results]]) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
     tidy(axes)
     axes.legend(frameon=False)
-
-
-def _draw_accuracy(axes: Axes, runs: Sequence[Results]) -> None:
-    _draw_bars(axes, [[results.tested] for results in runs])
-    for number, results in enumerate(runs):
-        if results.initial is not None:
-            axes.plot(results.initial, number, marker="D", color=_DARK, markersize=5)
-
-
-def _draw_bars(
-    axes: Axes,
-    rows: Sequence[Sequence[float | None]],
-    ranges: Sequence[Sequence[tuple[float, float] | None]] | None = None,
-) -> None:
-    """One bar, or two below each other, for each row; nothing where there is no value. `ranges` are
-    drawn as lines along the bars."""
-    longest = 0.0
-    for number, values in enumerate(rows):
-        height = 0.7 / len(values)
-        for part, value in enumerate(values):
-            if value is None:
-                continue
-            y = number + (part - (len(values) - 1) / 2) * height
-            pale = _PALE if part else 1.0
-            axes.barh(y, value, height=0.9 * height, color=_color(number), alpha=pale)
-            end, span = value, ranges[number][part] if ranges else None
-            if span is not None:
-                axes.plot(span, (y, y), color=_DARK, marker="|", markersize=5, linewidth=1)
-                end = max(value, span[1])
-            longest = max(longest, end)
-            axes.annotate(
-                _short(value), (end, y), (6, 0), textcoords="offset points", va="center", fontsize=8
-            )
-    axes.set_xlim(0, _ROOM * longest or 1)
-
-
-def _short(value: float) -> str:
-    """Three or four digits, and never an exponent."""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
-
-
-def _color(number: int) -> str:
-    return COLORS[number % len(COLORS)]

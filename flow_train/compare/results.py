@@ -94,8 +94,8 @@ def read_results(metrics_jsonl: Path | str) -> Results:
     epochs = [epoch_at.get(step, 0.0) for step in val_steps.tolist()]
     windows = _windows(lines)
     switch = next((line["step"] for line in lines if line["split"] == "switch"), None)
-    seconds = sum(window.seconds for window in windows)
-    waited = sum(window.data_seconds for window in windows)
+    seconds = sum(window.total("step_seconds") for window in windows)
+    waited = sum(window.total("data_seconds") for window in windows)
     return Results(
         tested=float(tested[-1]) if len(tested) else None,
         test_is_validation=bool(same[-1]) if len(same) else None,
@@ -124,70 +124,61 @@ def macs_unit(runs: Iterable[Results]) -> tuple[str, float]:
 
 @dataclass(frozen=True)
 class _Window:
-    """The steps that one log line is about."""
+    """The steps that one log line is about: the last one, how many, and what the line says."""
 
     end: int
     steps: int
-    images_per_second: float
-    seconds: float
-    data_seconds: float
+    values: Mapping[str, Any]
+
+    def total(self, name: str) -> float:
+        """Of a value that is a mean over the steps."""
+        return self.values[name] * self.steps
 
 
 def _windows(lines: Iterable[Line]) -> list[_Window]:
     windows, done = [], 0
     for line in lines:
-        values = line["values"]
-        if line["split"] != "train" or line["step"] <= done:
-            continue
-        steps, done = line["step"] - done, line["step"]
-        windows.append(
-            _Window(
-                done,
-                steps,
-                values["images_per_second"],
-                values["step_seconds"] * steps,
-                values["data_seconds"] * steps,
-            )
-        )
+        if line["split"] == "train" and line["step"] > done:
+            windows.append(_Window(line["step"], line["step"] - done, line["values"]))
+            done = line["step"]
     return windows
 
 
 def _phases(
     lines: Sequence[Line], windows: Sequence[_Window], switch: int | None
 ) -> tuple[Phase, ...]:
-    parts = [[window for window in windows if switch is None or window.end <= switch]]
-    if switch is not None:
-        parts.append([window for window in windows if window.end > switch])
     # Sizes are logged when the run begins, is resumed, and when its layers have become dense.
-    known = [
-        [values for _, values in zip(*metric_series(lines, "model", name), strict=True)]
-        for name in ("params_trainable", "gmacs")
-    ]
+    parameters, gmacs = (
+        metric_series(lines, "model", name)[1].tolist() for name in ("params_trainable", "gmacs")
+    )
+    parts = {-1: list(windows)}
+    if switch is not None:
+        parts = {
+            0: [window for window in windows if window.end <= switch],
+            -1: [window for window in windows if window.end > switch],
+        }
     phases = []
-    for number, part in enumerate(parts):
-        parameters, gmacs = (
-            None if not values else values[0 if number == 0 and len(parts) > 1 else -1]
-            for values in known
-        )
-        if part or len(parts) == 1:
-            speeds = _speeds(part[1:] or part, (0.25, 0.5, 0.75)) if part else None
-            phases.append(
-                Phase(
-                    None if parameters is None else int(parameters),
-                    None if gmacs is None else float(gmacs),
-                    None if speeds is None else speeds[1],
-                    None if speeds is None else (speeds[0], speeds[2]),
-                )
+    for logged, part in parts.items():
+        if not part and len(parts) > 1:
+            continue
+        low, middle, high = _speeds(part[1:] or part) if part else (None,) * 3
+        phases.append(
+            Phase(
+                int(parameters[logged]) if parameters else None,
+                gmacs[logged] if gmacs else None,
+                middle,
+                None if low is None or high is None else (low, high),
             )
+        )
     return tuple(phases)
 
 
-def _speeds(windows: Sequence[_Window], shares: Sequence[float]) -> list[float]:
-    """Images per second that such shares of the steps did not exceed."""
-    ordered = sorted(windows, key=lambda window: window.images_per_second)
+def _speeds(windows: Sequence[_Window]) -> list[float]:
+    """Images per second that a quarter, a half and three quarters of the steps did not exceed."""
+    ordered = sorted(windows, key=lambda window: window.values["images_per_second"])
     sums = np.cumsum([window.steps for window in ordered])
-    places = np.searchsorted(sums, np.asarray(shares) * sums[-1])
-    return [ordered[place].images_per_second for place in places.tolist()]
+    places = np.searchsorted(sums, np.asarray((0.25, 0.5, 0.75)) * sums[-1])
+    return [ordered[place].values["images_per_second"] for place in places.tolist()]
 
 
 def ended_with_a_test(metrics_jsonl: Path | str) -> bool:

@@ -18,6 +18,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from pydantic import Field, ValidationError
 
+from flow_train.compare.process import noted
 from flow_train.config.compose import Composer
 from flow_train.config.files import config_differences, load_config
 from flow_train.config.overrides import parse_override
@@ -92,19 +93,16 @@ class PlannedRun:
         return Path(self.cfg.run_dir)
 
     @property
-    def finished(self) -> dict[str, Any] | None:
-        """What `finish` noted, None where the run has not ended yet."""
-        try:
-            noted = json.loads((self.folder / _FINISHED).read_bytes())
-        except (OSError, ValueError):
-            return None
-        return dict(noted)
+    def finished(self) -> dict[str, Any]:
+        """What `finish` noted, empty where the run has not ended yet."""
+        return noted(self.folder / _FINISHED)
 
     def finish(self, device: str) -> None:
         """Note that the run has ended well, on which device, and when; OSError if that cannot be
         written."""
-        noted = {"device": device, "date": datetime.now().astimezone().date().isoformat()}
-        replace_file(self.folder / _FINISHED, json.dumps(noted).encode())
+        today = datetime.now().astimezone().date().isoformat()
+        content = json.dumps({"device": device, "date": today})
+        replace_file(self.folder / _FINISHED, content.encode())
 
 
 @dataclass(frozen=True)
@@ -152,7 +150,8 @@ class Studies:
         runs: dict[str, PlannedRun] = {}
         for row in study.rows:
             try:
-                run = self._planned(study, row, overrides, config_dir, runs)
+                source = None if row.init_from is None else runs[row.init_from]
+                run = self._planned(study, row, source, overrides, config_dir)
                 self.check(run.cfg)
                 _check_begun(run)
             except UserError as error:
@@ -179,11 +178,10 @@ class Studies:
         self,
         study: Study,
         row: Row,
+        source: PlannedRun | None,
         overrides: Sequence[str],
         config_dir: str | None,
-        runs: dict[str, PlannedRun],
     ) -> PlannedRun:
-        source = None if row.init_from is None else runs[row.init_from]
         chosen = _merged(self.composer.example, *study.overrides, *row.overrides, *overrides)
         for key, text in chosen.items():
             if key in _OURS:

@@ -9,27 +9,14 @@ import pytest
 from PIL import Image
 
 from benchmarks import chart, results
-from benchmarks.both import parameter_shapes
 from benchmarks.items import all_items, chosen_items
+from benchmarks.ours.models import BOTH
 from benchmarks.results import Row
 
 
 def row(item: str, ratio: str, bar: str = "") -> Row:
-    return Row(
-        "2026-11-20",
-        "CPU, 2 threads",
-        "a 1, b 2",
-        "gemm",
-        item,
-        "1",
-        "1",
-        ratio,
-        bar,
-        "",
-        "",
-        "",
-        "",
-    )
+    where = ("2026-11-20", "CPU, 2 threads", "a 1, b 2", "gemm")
+    return Row(*where, item, "1", "1", ratio, bar, *[""] * 4)
 
 
 def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -82,13 +69,7 @@ def test_items_have_unique_names_and_known_bases() -> None:
 
 def test_parameter_counts_are_those_of_the_models() -> None:
     def count(model: str) -> int:
-        total = 0
-        for shape in parameter_shapes(model):
-            size = 1
-            for extent in shape:
-                size *= extent
-            total += size
-        return total
+        return sum(parameter.numel() for parameter in BOTH.networks[model]().parameters())
 
     # He et al. 2015 (torchvision's figure) and Radford et al. 2019 (transformers' figure).
     assert count("resnet50") == 25_557_032

@@ -10,16 +10,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import csv
 import dataclasses
-import io
 import json
 import os
 import re
 import shutil
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
@@ -34,16 +30,18 @@ from oneflow_accel.kernels import plugin
 
 import oneflow as flow
 
+from flow_train.compare import process
+from flow_train.compare.rows import draw_bars, markdown, ratio, write_csv
 from flow_train.files import replace_file
 from flow_train.metrics.console import Progress, format_eta
-from flow_train.metrics.curves import COLORS, new_figure, save_figure, tidy
+from flow_train.metrics.curves import COLORS, new_figure, save_figure
 from flow_train.metrics.log import JSONL_NAME, metric_series, read_metrics
 from flow_train.metrics.peak import peak_of
 from libai_projects.projects.Llama import diary
 from libai_projects.projects.Llama import flags as flag_table
 
 SCRIPT = Path(__file__).resolve().parent / "pretrain.py"
-ROW_NAME, OUTPUT_NAME = "row.json", "output.txt"
+ROW_NAME = "row.json"
 # Iterations count from 0, as in the diary, which reports the one after so many.
 WARM_UP, ITERATIONS = 5, 15
 NEVER = 1_000_000_000
@@ -53,6 +51,16 @@ NEVER = 1_000_000_000
 TOLERANCE, ROUNDED_TOLERANCE = 1e-3, 1e-2
 COMPARED = {"loss": "loss", "grad_norm": "norm of the gradients"}
 REFERENCE = "use_all"
+# Seconds of iteration 5, then medians from there on, peak memory in 1e9 bytes, and how tables and
+# lines have them.
+FIGURES = {
+    "first": ".4g",
+    "seconds": ".4g",
+    "tokens_per_second": ".0f",
+    "mfu": ".2f",
+    "memory": ".3f",
+    "loss": ".6g",
+}
 # What rows call a flag that they switch.
 FLAGS = {
     "flash": "use_flash",
@@ -62,11 +70,6 @@ FLAGS = {
     "swiglu": "use_fused_swiglu",
     "fused_adamw": "fused_adamw",
 }
-COLUMNS = (
-    *("row", "iteration 5 s", "median s", "tokens/s", "MFU %", "peak GB", "last loss", "time x"),
-    "spread",
-    *("diary s", "diary MFU %", "diary GB", "diary time x", "note"),
-)
 NOTES = (
     f"iterations count from 0, as in the diary: the median is of iteration {WARM_UP} to the last, "
     "the peak of memory without the last, which writes a checkpoint",
@@ -84,25 +87,15 @@ Runner = Callable[[Sequence[str], Mapping[str, str], Path], int]
 
 @dataclass(frozen=True)
 class Result:
-    """What a row's run was measured at: seconds of iteration 5, then medians from there on, peak
-    memory in 1e9 bytes, and COMPARED by finished iterations; `ratios` are its seconds over those of
-    use_all, by turn. A row without figures has a `note`, and one that failed the last word of its
-    process as `error`."""
+    """What a row's run was measured at: FIGURES by name, and COMPARED by finished iterations;
+    `ratios` are its seconds over those of use_all, by turn. A row without figures has a `note`, and
+    one that failed the last word of its process as `error`."""
 
-    first: float | None = None
-    seconds: float | None = None
-    tokens_per_second: float | None = None
-    mfu: float | None = None
-    memory: float | None = None
+    figures: Mapping[str, float | None] = field(default_factory=dict)
     curves: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     ratios: tuple[float, ...] = ()
     note: str = ""
     error: str = ""
-
-    @property
-    def loss(self) -> float | None:
-        losses = self.curves.get("loss")
-        return losses[max(losses)] if losses else None
 
     @property
     def ratio(self) -> float | None:
@@ -152,10 +145,7 @@ def run(flags: argparse.Namespace, argv: Sequence[str], runner: Runner | None = 
                 progress.print(f"{said}: {_in_words(found[each])} (from an earlier start)")
                 continue
             progress.print(f"{said}: running, ETA {format_eta(progress.eta_seconds())}")
-            try:
-                found[each] = _run_row(folder / _slug(*each), setting, environment, runner)
-            except KeyboardInterrupt:
-                raise KeyboardInterrupt("the same command goes on with this row") from None
+            found[each] = _run_row(folder / _slug(*each), setting, environment, runner)
             progress.update()
             progress.print(f"{said}: {_in_words(found[each])}")
     turns = {row: [found[each] for each in asked if each[0] == row] or [SDPA] for row in rows}
@@ -178,9 +168,12 @@ def run(flags: argparse.Namespace, argv: Sequence[str], runner: Runner | None = 
         print(lines[-1])
     lines += [f"measured on {_origin(folder, asked)}", f"MFU is of {peak:.4g} TFLOP/s", *NOTES]
     cells = table(diary.TABLES[name], results)
-    text = markdown(cells)
-    _write(output / f"{name}.md", name, lines, text, problems)
-    _write_csv(output / f"{name}.csv", cells)
+    text = markdown([[cell or "-" for cell in row] for row in cells], ("row", "note"), padded=True)
+    parts = [f"# {name}: fused operations off by turns", _list(lines), text]
+    parts += ["Wrong:", _list(problems)] if problems else []
+    parts.append(f"![seconds, MFU and memory of each row]({name}.png)\n")
+    replace_file(output / f"{name}.md", "\n\n".join(parts).encode())
+    write_csv(output / f"{name}.csv", cells)
     draw(diary.TABLES[name], results, f"{name}: {machine}", output / f"{name}.png")
     print("", text, *problems, sep="\n")
     print("written: " + ", ".join(str(output / f"{name}.{end}") for end in ("md", "csv", "png")))
@@ -191,22 +184,25 @@ def merged(turns: Mapping[str, Sequence[Result]]) -> dict[str, Result]:
     """The results of each row's turns as one: medians, and `ratios`. One that failed stands for
     all."""
     found = {}
-    base = [result.seconds for result in turns[REFERENCE]]
+    base = [result.figures.get("seconds") for result in turns[REFERENCE]]
     for row, results in turns.items():
-        found[row] = next((each for each in results if each.seconds is None), results[0])
-        if found[row].seconds is None:
+        found[row] = next((each for each in results if not each.figures), results[0])
+        if not found[row].figures:
             continue
-        names = ("first", "seconds", "tokens_per_second", "mfu", "memory")
-        values = {name: [getattr(result, name) for result in results] for name in names}
-        medians = {
-            name: None if None in each else statistics.median(each) for name, each in values.items()
-        }
+        figures = {name: _median([each.figures[name] for each in results]) for name in FIGURES}
+        # The losses of all turns are the same, or should be.
+        figures["loss"] = results[0].figures["loss"]
         # use_all's beside its own median.
-        beside = [medians["seconds"]] * len(results) if row == REFERENCE else base
-        pairs = zip(values["seconds"], beside, strict=True)
-        ratios = tuple(seconds / other for seconds, other in pairs if other)
-        found[row] = dataclasses.replace(results[0], ratios=ratios, **medians)
+        beside = [figures["seconds"]] * len(results) if row == REFERENCE else base
+        pairs = zip(results, beside, strict=True)
+        ratios = tuple(each.figures["seconds"] / other for each, other in pairs if other)
+        found[row] = dataclasses.replace(results[0], figures=figures, ratios=ratios)
     return found
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known and len(known) == len(values) else None
 
 
 def _is_unsure(row: str, result: Result) -> bool:
@@ -254,10 +250,10 @@ def row_argv(
 
 def start(argv: Sequence[str], environment: Mapping[str, str], output: Path) -> int:
     """A `Runner`: pretrain.py in a process of its own."""
-    with output.open("w", encoding="utf-8") as file:
-        command = [sys.executable, str(SCRIPT), *argv]
-        done = subprocess.run(command, env=environment, stdout=file, stderr=subprocess.STDOUT)
-    return done.returncode
+    ended = process.run([str(SCRIPT), *argv], output, environment)
+    if ended.told_to_stop:
+        raise KeyboardInterrupt("the same command goes on with this row")
+    return ended.code
 
 
 def read(path: Path) -> Result:
@@ -271,23 +267,23 @@ def read(path: Path) -> Result:
         for name in (*COMPARED, "step_seconds", "tokens_per_second", "mfu", "peak_memory_gb")
         for steps, values in [metric_series(lines, "train", name)]
     }
-
-    def median(name: str) -> float | None:
-        values = [value for step, value in series[name].items() if step > WARM_UP]
-        return statistics.median(values) if values else None
-
-    if median("step_seconds") is None:
+    after = {
+        name: _median([value for step, value in values.items() if step > WARM_UP])
+        for name, values in series.items()
+    }
+    if after["step_seconds"] is None:
         raise DataError(f"{path} has the time of no iteration after the first {WARM_UP}")
     # The last line is written after the last checkpoint, which takes memory too.
-    memory = list(series["peak_memory_gb"].values())
-    return Result(
-        first=series["step_seconds"].get(WARM_UP + 1),
-        seconds=median("step_seconds"),
-        tokens_per_second=median("tokens_per_second"),
-        mfu=median("mfu"),
-        memory=max(memory[:-1] or memory, default=None),
-        curves={name: series[name] for name in COMPARED},
-    )
+    memory, losses = list(series["peak_memory_gb"].values()), list(series["loss"].values())
+    figures = {
+        "first": series["step_seconds"].get(WARM_UP + 1),
+        "seconds": after["step_seconds"],
+        "tokens_per_second": after["tokens_per_second"],
+        "mfu": after["mfu"],
+        "memory": max(memory[:-1] or memory, default=None),
+        "loss": losses[-1] if losses else None,
+    }
+    return Result(figures, {name: series[name] for name in COMPARED})
 
 
 def disagreements(results: Mapping[str, Result], tolerance: float) -> tuple[list[str], float]:
@@ -313,42 +309,20 @@ def disagreements(results: Mapping[str, Result], tolerance: float) -> tuple[list
 
 
 def table(rows: Sequence[diary.Row], results: Mapping[str, Result]) -> list[list[str]]:
-    """The cells of a table by COLUMNS, without their heads; "" where there is no figure."""
+    """The rows and their heads; "" where there is no figure."""
     theirs = _of_reference(rows).seconds
-    cells = []
+    heads = ["row", "iteration 5 s", "median s", "tokens/s", "MFU %", "peak GB", "last loss"]
+    heads += ["time x", "spread", "diary s", "diary MFU %", "diary GB", "diary time x", "note"]
+    forms = [*FIGURES.values(), *[".2f"] * 6]
+    cells = [heads]
     for row in rows:
         ours = results[row.name]
-        cells.append(
-            [
-                *(row.name, _text(ours.first), _text(ours.seconds)),
-                *(_text(ours.tokens_per_second, ".0f"), _text(ours.mfu, ".2f")),
-                *(_text(ours.memory, ".3f"), _text(ours.loss, ".6g")),
-                *(_text(ours.ratio, ".2f"), _text(ours.spread, ".2f")),
-                *(_text(value, ".2f") for value in (row.seconds, row.mfu, row.memory)),
-                _text(_ratio(row.seconds, theirs), ".2f"),
-                "; ".join([ours.note] * bool(ours.note) + ["diary: error"] * (not row.seconds)),
-            ]
-        )
+        figures = [*(ours.figures.get(name) for name in FIGURES), ours.ratio, ours.spread]
+        figures += [row.seconds, row.mfu, row.memory, ratio(row.seconds, theirs)]
+        texts = ["" if v is None else f"{v:{form}}" for v, form in zip(figures, forms, strict=True)]
+        note = "; ".join([ours.note] * bool(ours.note) + ["diary: error"] * (not row.seconds))
+        cells.append([row.name, *texts, note])
     return cells
-
-
-def markdown(cells: Sequence[Sequence[str]]) -> str:
-    """A table of Markdown whose columns stand below each other as text, too."""
-    rows = [COLUMNS, *([cell or "-" for cell in row] for row in cells)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    left = [head in ("row", "note") for head in COLUMNS]
-    lines = [
-        " | ".join(
-            cell.ljust(width) if is_left else cell.rjust(width)
-            for cell, width, is_left in zip(row, widths, left, strict=True)
-        )
-        for row in rows
-    ]
-    rules = [
-        "-" * width if is_left else f"{'-' * (width - 1)}:"
-        for width, is_left in zip(widths, left, strict=True)
-    ]
-    return "\n".join(f"| {line} |" for line in [lines[0], " | ".join(rules), *lines[1:]])
 
 
 def draw(rows: Sequence[diary.Row], results: Mapping[str, Result], title: str, path: Path) -> None:
@@ -356,27 +330,18 @@ def draw(rows: Sequence[diary.Row], results: Mapping[str, Result], title: str, p
     use_all ours."""
     figure = new_figure(13, 0.42 * len(rows) + 1.8, title)
     panels = {"seconds": "seconds of a step", "mfu": "MFU, %", "memory": "peak memory, GB"}
-    grid = figure.subplots(1, len(panels), sharey=True)
+    grid = figure.subplots(1, len(panels))
     for axes, (name, label) in zip(grid, panels.items(), strict=True):
-        base, theirs = getattr(results[REFERENCE], name), getattr(_of_reference(rows), name)
-        longest = 0.0
-        for y, row in enumerate(rows):
-            value, ratio = getattr(results[row.name], name), _ratio(getattr(row, name), theirs)
-            axes.barh(y, value or 0.0, height=0.7, color=COLORS[0])
-            mark = base * ratio if base and ratio else 0.0
-            if mark:
-                axes.plot(mark, y, marker="d", color=COLORS[3], markersize=7, linestyle="none")
-            longest = max(longest, mark, value or 0.0)
-            said = f"{value:.3g}" if value is not None else results[row.name].note
-            # At the foot of the bar, where no mark is.
-            color = "white" if value is not None else "gray"
-            place: Any = {"textcoords": "offset points", "va": "center"}
-            axes.annotate(said, (0, y), (4, 0), color=color, fontsize=8, **place)
-        axes.set_xlim(0, 1.05 * longest or 1)
+        base = results[REFERENCE].figures.get(name)
+        theirs = getattr(_of_reference(rows), name)
+        ratios = [ratio(getattr(row, name), theirs) for row in rows]
+        marks = [base * each if base and each else None for each in ratios]
+        values = [[results[row.name].figures.get(name)] for row in rows]
+        draw_bars(axes, values, marks=marks, mark_color=COLORS[3], colors=COLORS[:1], inside=True)
         axes.set_xlabel(label)
-        tidy(axes, "x")
-    grid[0].set_yticks(range(len(rows)), [row.name for row in rows])
-    grid[0].invert_yaxis()
+        axes.set_yticks([])
+    names = [": ".join(filter(None, (row.name, results[row.name].note))) for row in rows]
+    grid[0].set_yticks(range(len(rows)), names)
     legend = "◆ the diary's ratio to its use_all"
     figure.text(0.99, 0.99, legend, color=COLORS[3], ha="right", va="top")
     save_figure(figure, path)
@@ -423,7 +388,7 @@ def _switched_off(flags: argparse.Namespace, from_environment: str) -> list[str]
 def _peak(path: Path, machine: str, flags: argparse.Namespace, backend: Backend) -> float:
     """TFLOP/s, stated or measured, but once: rows that are run later have the same."""
     dtype = "bfloat16" if flags.precision == "float32-bf16-products" else flags.precision
-    saved, of = _json(path), f"{machine}, {dtype}"
+    saved, of = process.noted(path), f"{machine}, {dtype}"
     if settings.PEAK.name not in os.environ and saved.get("of") == of:
         return float(saved["tflops"])
     tflops = peak_of(backend, dtype).flops / 1e12
@@ -437,19 +402,11 @@ def _slug(row: str, turn: int) -> str:
     return re.sub(r"\W+", "_", row.replace("w/o", "without")) + again
 
 
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
 def _finished(folder: Path, asked: Mapping[Turn, Mapping[str, Any]]) -> dict[Turn, Result]:
     """The rows that an earlier start has run as they are asked for."""
     found = {}
     for each, setting in asked.items():
-        saved = _json(folder / _slug(*each) / ROW_NAME)
+        saved = process.noted(folder / _slug(*each) / ROW_NAME)
         if all(saved.get(key) == value for key, value in setting.items()):
             with contextlib.suppress(DataError):
                 found[each] = read(folder / _slug(*each) / JSONL_NAME)
@@ -461,12 +418,12 @@ def _run_row(
 ) -> Result:
     place.mkdir(parents=True, exist_ok=True)
     (place / ROW_NAME).unlink(missing_ok=True)
-    code = (runner or start)(setting["argv"], environment, place / OUTPUT_NAME)
+    code = (runner or start)(setting["argv"], environment, place / process.OUTPUT)
     # 15 GB of the diary's model.
     for checkpoint in place.glob("model_*"):
         shutil.rmtree(checkpoint, ignore_errors=True)
     if code:
-        return Result(note="error", error=_last_words(place / OUTPUT_NAME, code))
+        return Result(note="error", error=_last_words(place / process.OUTPUT, code))
     try:
         result = read(place / JSONL_NAME)
     except DataError as error:
@@ -488,7 +445,7 @@ def _last_words(path: Path, code: int) -> str:
 
 def _origin(folder: Path, turns: Iterable[Turn]) -> str:
     """Machines, versions and dates of the rows."""
-    saved = [_json(folder / _slug(*each) / ROW_NAME) for each in turns]
+    saved = [process.noted(folder / _slug(*each) / ROW_NAME) for each in turns]
     parts = [
         ", ".join(sorted({row[key] for row in saved if key in row}))
         for key in ("machine", "versions", "date")
@@ -499,35 +456,15 @@ def _origin(folder: Path, turns: Iterable[Turn]) -> str:
 def _in_words(result: Result) -> str:
     if result.error:
         return f"FAILED, {result.error}"
-    figures = {"{:.4g} s": result.seconds, "MFU {:.1f} %": result.mfu}
-    figures |= {"{:.2f} GB": result.memory, "loss {:.5g}": result.loss}
-    return ", ".join(form.format(value) for form, value in figures.items() if value is not None)
+    forms = {"seconds": "{:.4g} s", "mfu": "MFU {:.1f} %", "memory": "{:.2f} GB"}
+    forms["loss"] = "loss {:.5g}"
+    values = {form: result.figures[name] for name, form in forms.items()}
+    return ", ".join(form.format(value) for form, value in values.items() if value is not None)
 
 
 def _of_reference(rows: Sequence[diary.Row]) -> diary.Row:
     return next(row for row in rows if row.name == REFERENCE)
 
 
-def _ratio(value: float | None, base: float | None) -> float | None:
-    return value / base if value is not None and base else None
-
-
-def _text(value: float | None, form: str = ".4g") -> str:
-    return "" if value is None else f"{value:{form}}"
-
-
-def _write(path: Path, name: str, lines: Sequence[str], text: str, problems: Sequence[str]) -> None:
-    parts = [f"# {name}: fused operations off by turns", _list(lines), text]
-    parts += ["Wrong:", _list(problems)] if problems else []
-    parts.append(f"![seconds, MFU and memory of each row]({name}.png)\n")
-    replace_file(path, "\n\n".join(parts).encode())
-
-
 def _list(lines: Sequence[str]) -> str:
     return "\n".join(f"- {line}" for line in lines)
-
-
-def _write_csv(path: Path, cells: Sequence[Sequence[str]]) -> None:
-    file = io.StringIO()
-    csv.writer(file, lineterminator="\n").writerows([COLUMNS, *cells])
-    replace_file(path, file.getvalue().encode())

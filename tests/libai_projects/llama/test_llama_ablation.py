@@ -109,15 +109,16 @@ def test_the_figures_of_a_run(tmp_path: Path) -> None:
     result = ablation.read(write_metrics(tmp_path, LOSSES))
     # Iteration 5 of those that count from 0 is the sixth.
     counted = SECONDS[5:]
-    assert result.first == 0.5
-    assert result.seconds == statistics.median(counted)
-    assert result.mfu == pytest.approx(statistics.median(10 / each for each in counted))
-    assert result.tokens_per_second == pytest.approx(
+    figures = result.figures
+    assert figures["first"] == 0.5
+    assert figures["seconds"] == statistics.median(counted)
+    assert figures["mfu"] == pytest.approx(statistics.median(10 / each for each in counted))
+    assert figures["tokens_per_second"] == pytest.approx(
         statistics.median(256 / each for each in counted)
     )
     # Without the last line, which comes after a checkpoint.
-    assert result.memory == 8 / 4
-    assert result.loss == 5.4
+    assert figures["memory"] == 8 / 4
+    assert figures["loss"] == 5.4
     assert result.curves["loss"] == dict(enumerate(LOSSES, start=1))
 
 
