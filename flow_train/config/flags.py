@@ -63,6 +63,8 @@ class Flags(Group):
     model_config = ConfigDict(strict=False, use_attribute_docstrings=True)
     # Between the words of an option's name.
     joint: ClassVar[str] = "-"
+    # Whether what is on or off takes true or false, and means true without; else --no-NAME is off.
+    switches: ClassVar[bool] = False
 
     @classmethod
     def add_to(cls, parser: Parser) -> None:
@@ -73,7 +75,10 @@ class Flags(Group):
             names = extra["names"] or [f"--{name.replace('_', cls.joint)}"]
             group = parser.add_argument_group(*extra["group"]) if extra["group"] else group
             more: dict[str, Any] = {"default": field.default, "help": field.description}
-            if field.annotation is bool:
+            if field.annotation is bool and cls.switches:
+                more |= {"nargs": "?", "const": "true", "metavar": "true|false"}
+                more["default"] = str(field.default).lower()
+            elif field.annotation is bool:
                 on = argparse.BooleanOptionalAction if field.default else "store_true"
                 more["action"] = "store_false" if names[0].startswith("--no") else on
             else:
@@ -125,7 +130,8 @@ def _with_values(parser: Parser, argv: Sequence[str]) -> list[str]:
     for number, word in enumerate(argv):
         after = "".join(argv[number + 1 : number + 2])
         for action in parser._actions:
-            if action.nargs != "?" or word not in action.option_strings:
+            bare = action.nargs == "?" and action.choices
+            if not bare or word not in action.option_strings:
                 continue
             if Path(after).is_dir() or not nearest(after, action.choices or ()):
                 words[number] = f"{word}={action.const}"

@@ -8,7 +8,6 @@ compared with real runs by `python -m benchmarks.memory`.
 
 from __future__ import annotations
 
-import argparse
 import math
 from bisect import bisect_left, insort
 from collections.abc import Collection, Iterable, Sequence
@@ -116,7 +115,7 @@ class Job:
     off: frozenset[str]
 
     @classmethod
-    def of(cls, flags: argparse.Namespace) -> Job:
+    def of(cls, flags: flag_table.Options) -> Job:
         """UserError: sizes that no model has."""
         if flags.vocab_size < 1:
             raise UserError(f"--vocab_size={flags.vocab_size}: --estimate reads no data; say it")
@@ -348,7 +347,7 @@ def _blocks(sizes: Iterable[int]) -> int:
     return total
 
 
-def report(flags: argparse.Namespace) -> None:
+def report(flags: flag_table.Options) -> None:
     """Print it all. UserError: an unknown --gpu, or sizes that no model has."""
     gpu, job = gpu_named(flags.gpu), Job.of(flags)
     of_diary = diary.FLOPS_PER_TOKEN, diary.TOKENS, 4096
