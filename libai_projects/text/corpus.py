@@ -77,7 +77,7 @@ def check_files(paths: Sequence[Path]) -> None:
         if not path.is_file():
             raise DataError(f"{path} is no regular file; write it to a file first")
         with _opened(path) as (stream, _):
-            head = _read(path, stream, 4)
+            head = _read(path, stream.read, 4)
         if head.startswith(_WIDE_MARKS):
             raise DataError(
                 f"{path} is UTF-16 or UTF-32 text; convert it with `iconv -f UTF-16 -t UTF-8`"
@@ -113,46 +113,24 @@ def read_blocks(
 def _cut(
     path: Path, stream: BinaryIO, max_line_bytes: int, block_bytes: int
 ) -> Iterator[tuple[bytes, bool]]:
-    """Blocks that end with a line, and whether a block is the beginning of a line too long."""
-    rest = b""
-    while piece := _read(path, stream, block_bytes):
-        rest += piece
-        end = rest.rfind(b"\n") + 1
-        if end:
-            yield from _split_long(rest[:end], max_line_bytes)
-            rest = rest[end:]
-        if len(rest) > max_line_bytes:
-            yield rest[:max_line_bytes], True
-            rest = _after_line(path, stream, block_bytes)
-    if rest:
-        yield from _split_long(rest, max_line_bytes)
-
-
-def _split_long(data: bytes, max_line_bytes: int) -> Iterator[tuple[bytes, bool]]:
-    """Blocks of whole lines, with lines over the limit as blocks of their own."""
-    if len(data) <= max_line_bytes:
-        yield data, False
-        return
-    begin = position = 0
-    while position < len(data):
-        end = data.find(b"\n", position) + 1 or len(data)
-        if end - position > max_line_bytes + 1:
-            if begin < position:
-                yield data[begin:position], False
-            yield data[position : position + max_line_bytes], True
-            begin = end
-        position = end
-    if begin < len(data):
-        yield data[begin:], False
-
-
-def _after_line(path: Path, stream: BinaryIO, block_bytes: int) -> bytes:
-    """Skip to the end of the line; returns what was read of the next ones."""
-    while piece := _read(path, stream, block_bytes):
-        end = piece.find(b"\n")
-        if end >= 0:
-            return piece[end + 1 :]
-    return b""
+    """Blocks of whole lines, and whether a block is the beginning of a line too long."""
+    lines: list[bytes] = []
+    size = 0
+    # One byte more than a line that is allowed, and its end.
+    while line := _read(path, stream.readline, max_line_bytes + 2):
+        too_long = len(line.removesuffix(b"\n")) > max_line_bytes
+        if lines and (too_long or size >= block_bytes):
+            yield b"".join(lines), False
+            lines, size = [], 0
+        if not too_long:
+            lines.append(line)
+            size += len(line)
+            continue
+        yield line[:max_line_bytes], True
+        while line and not line.endswith(b"\n"):
+            line = _read(path, stream.readline, block_bytes)
+    if lines:
+        yield b"".join(lines), False
 
 
 @contextmanager
@@ -170,9 +148,9 @@ def _opened(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
         yield stream, raw
 
 
-def _read(path: Path, stream: BinaryIO, count: int) -> bytes:
+def _read(path: Path, read: Callable[[int], bytes], count: int) -> bytes:
     try:
-        return stream.read(count)
+        return read(count)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(
             f"{path}: its gzip data is truncated or damaged ({error}); get the file again"
