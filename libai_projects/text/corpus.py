@@ -7,7 +7,6 @@ part of the text. Memory is bounded by the block and the longest line that is al
 
 from __future__ import annotations
 
-import argparse
 import codecs
 import gzip
 import hashlib
@@ -21,14 +20,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, Literal, cast
 
-from oneflow_accel import command
+from oneflow_accel import command, machine
 from oneflow_accel.errors import DataError
 
 import numpy as np
 
-from flow_train.cli import at_least
+from flow_train.config.flags import Flags, flag
+from flow_train.config.keys import Positive
 from flow_train.data.workers import OrderedPool
 from flow_train.metrics.console import Progress, format_eta
 from libai_projects.text.indexed_dataset import Writer
@@ -350,21 +350,15 @@ _KILO = 1000
 _PERCENTILES = (5, 25, 50, 75, 95, 99)
 
 
-@dataclass(frozen=True)
-class ReadOptions:
-    """How input files are read.
+class ReadOptions(Flags):
+    """How input files are read, as options of a command."""
 
-    `jsonl` None goes by the files' names; `bad_lines` "skip" counts bad lines, "error" stops at the
-    first; lines above `max_line_bytes` are bad, too; `workers` are processes, 1 is this one;
-    `log_documents` prints a line of progress each time about so many are done, None every 10
-    seconds where there is no bar.
-    """
-
-    jsonl: bool | None = None
-    bad_lines: str = "skip"
-    max_line_bytes: int = LINE_BYTES
-    workers: int = 1
-    log_documents: int | None = None
+    bad_lines: Literal["skip", "error"] = flag("skip", group=("reading and encoding",))
+    """lines that are not UTF-8, not JSON, have no such key, are too long, or have a NUL: count
+    them, or stop"""
+    max_line_bytes: Positive = flag(LINE_BYTES, "N", "a longer line is bad")
+    workers: Positive = flag(machine.cores(), "N", "processes that encode")
+    strip: bool = flag(False, text="take white space off both ends of each text")
 
 
 @dataclass
@@ -484,9 +478,14 @@ def write_corpus(
     encoder: BlockEncoder,
     writers: Mapping[str, Writer],
     options: ReadOptions,
+    *,
+    jsonl: bool | None = None,
+    log_documents: int | None = None,
 ) -> CorpusReport:
     """Encode the files in order and give each output's documents to its writer, uncommitted; the
-    datasets do not depend on the number of workers.
+    datasets do not depend on the number of workers. `jsonl` None goes by the files' names;
+    `log_documents` prints a line of progress each time about so many are done, None every 10
+    seconds where there is no bar.
 
     Raises DataError where a file cannot be read, bad lines are an error or most of a file, nothing
     is left, the disk is full, or a worker was killed.
@@ -495,9 +494,9 @@ def write_corpus(
     report = CorpusReport()
     # The workers start before the progress bar, which has a thread.
     with OrderedPool[LineBlock, EncodedBlock](encoder, options.workers, "text") as pool:
-        blocks = read_blocks(paths, jsonl=options.jsonl, max_line_bytes=options.max_line_bytes)
+        blocks = read_blocks(paths, jsonl=jsonl, max_line_bytes=options.max_line_bytes)
         with Progress(-(-sum(sizes) // _KILO), "kB") as progress:
-            said = _Said(progress, report, options.log_documents)
+            said = _Said(progress, report, log_documents)
             for block in pool.map(blocks):
                 report.add(block)
                 if block.bad and options.bad_lines == "error":
@@ -563,32 +562,6 @@ def _nothing(paths: Sequence[Path], report: CorpusReport) -> str:
     return (
         f"there is no text in {files}: of {report.lines} lines {report.empty} are empty and "
         f"{report.bad} bad, the first {report.first_bad[0]}"
-    )
-
-
-def add_reading_options(
-    group: argparse._ActionsContainer, *, bad_lines: str, longest: int, workers: int
-) -> None:
-    """The options of `ReadOptions`, with these defaults; `longest` in LINE_BYTES."""
-    group.add_argument(
-        "--bad-lines",
-        choices=("skip", "error"),
-        default=bad_lines,
-        help="lines that are not UTF-8, not JSON, have no such key, are too long, or have a NUL: "
-        "count them, or stop",
-    )
-    group.add_argument(
-        "--max-line-bytes",
-        metavar="N",
-        type=at_least(1),
-        default=longest * LINE_BYTES,
-        help="a longer line is bad",
-    )
-    group.add_argument(
-        "--workers", metavar="N", type=at_least(1), default=workers, help="processes that encode"
-    )
-    group.add_argument(
-        "--strip", action="store_true", help="take white space off both ends of each text"
     )
 
 
