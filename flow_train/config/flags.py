@@ -96,7 +96,7 @@ class Flags(Group):
             if names[0].startswith("-"):
                 group.add_argument(*names, dest=name, required=needed, **more)
             else:
-                group.add_argument(name, **({} if needed else {"nargs": "?"}), **more)
+                group.add_argument(name, **({"nargs": None if needed else "?"} | more))
 
     @classmethod
     def parse(cls: type[F], parser: Parser, argv: Sequence[str]) -> F:

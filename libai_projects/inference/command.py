@@ -7,7 +7,6 @@ long the next line takes.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import logging
@@ -25,7 +24,7 @@ from oneflow_accel.errors import UserError
 
 from libai_projects.inference import lockstep
 from libai_projects.inference.jobs import ClosedError, GeneratedText, Job, Problem, Worker
-from libai_projects.inference.options import FOR_CALLERS, limits_of
+from libai_projects.inference.options import FOR_CALLERS, Command, limits_of
 from libai_projects.inference.requests import SEED_BOUND
 from libai_projects.inference.text_pipeline import TextPipeline
 
@@ -236,9 +235,7 @@ class LivePrinter:
 _READER = "prompts"
 
 
-def run(
-    options: argparse.Namespace, build: Callable[[], TextPipeline], examples: Sequence[str]
-) -> int:
+def run(options: Command, build: Callable[[], TextPipeline], examples: Sequence[str]) -> int:
     """Build the pipeline and do what `options` say, with `examples` where no prompts are given; the
     exit code. A UserError is the same on every rank."""
     _prepare_streams(needs_input=options.jsonl or options.interactive)
@@ -277,7 +274,7 @@ def _prepare_streams(*, needs_input: bool) -> None:
         raise UserError("the standard input is closed: give prompts with --prompt, or a pipe")
 
 
-def _prompts(options: argparse.Namespace, pipeline: TextPipeline, prompts: list[str]) -> int:
+def _prompts(options: Command, pipeline: TextPipeline, prompts: list[str]) -> int:
     if options.stream:
         seeds = pipeline.options.seed
         for number, prompt in enumerate(prompts):
@@ -302,7 +299,7 @@ def _stream_one(pipeline: TextPipeline, prompt: str, seed: int, *, first: bool) 
     printer.finish([text.text for text in texts])
 
 
-def _interactive(options: argparse.Namespace, pipeline: TextPipeline) -> int:
+def _interactive(options: Command, pipeline: TextPipeline) -> int:
     worker = Worker(pipeline)
     new_seed = None if options.seed is not None else _new_seed
     terminal = Terminal(worker, stream=options.stream, new_seed=new_seed)
@@ -329,7 +326,7 @@ def _new_seed() -> int:
     return random.SystemRandom().randrange(SEED_BOUND)
 
 
-def _jsonl(options: argparse.Namespace, pipeline: TextPipeline, output: _StandardOutput) -> int:
+def _jsonl(options: Command, pipeline: TextPipeline, output: _StandardOutput) -> int:
     worker = Worker(pipeline)
     lines = JsonLines(worker, output.write_json, stream=options.stream)
     interrupted: list[int] = []
@@ -371,7 +368,7 @@ def _run_with_source(worker: Worker, source: Callable[[], None]) -> None:
         raise UserError(problem[0])
 
 
-def _serve(options: argparse.Namespace, pipeline: TextPipeline) -> int:
+def _serve(options: Command, pipeline: TextPipeline) -> int:
     # Imported here: only --serve needs the web libraries.
     from libai_projects.inference.server import Server
 
