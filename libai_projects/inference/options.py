@@ -136,9 +136,9 @@ class Command(Flags):
     port: Annotated[int, Field(ge=0, le=65535)] = flag(8000, text="port; 0: any free one")
     allowed_hosts: Annotated[list[str], _APART] = flag([], "NAME,...")
     """names, none by default, that the server is reached by besides localhost and --host, such as
-    prompts.example.com or *.example.com; * for any. Requests under another name, and from pages of another, are
-    refused: they may come from a web site that points its name here (at --host 0.0.0.0 every
-    address and this machine's own name are allowed)"""
+    prompts.example.com or *.example.com; * for any. Requests under another name, and from pages of
+    another, are refused: they may come from a web site that points its name here (at --host 0.0.0.0
+    every address and this machine's own name are allowed)"""
     overrides: list[str] = flag(
         [], "KEY=VALUE", argparse.SUPPRESS, names="overrides", how={"nargs": "*"}
     )
