@@ -32,7 +32,7 @@ from libai.utils import distributed as dist
 from oneflow import nn
 
 from libai_projects.models.gpt2 import options as model_options
-from libai_projects.models.gpt2.options import ACTIVATIONS, ModelOptions
+from libai_projects.models.gpt2.options import ACTIVATIONS, GPT2Options
 from libai_projects.models.layers import (
     LocalLinear,
     Past,
@@ -58,7 +58,7 @@ from libai_projects.weights.table import initial_weights
 class GPT2Embedding(nn.Module):
     """Sum of token and position embedding, after dropout; on the first pipeline stage."""
 
-    def __init__(self, options: ModelOptions) -> None:
+    def __init__(self, options: GPT2Options) -> None:
         super().__init__()
         self.token_embeddings = VocabEmbedding(
             options.vocab_size,
@@ -91,7 +91,7 @@ class GPT2Embedding(nn.Module):
         return self.dropout(tokens + self.position_embeddings(positions))
 
 
-def _end_of_branch(options: ModelOptions, part: str, in_features: int, layer_idx: int) -> nn.Module:
+def _end_of_branch(options: GPT2Options, part: str, in_features: int, layer_idx: int) -> nn.Module:
     return row_linear(
         options.monarch_layers().get(part),
         in_features,
@@ -107,7 +107,7 @@ class SelfAttention(nn.Module):
     values are interleaved by head, (heads, 3, head_size), so that a split of that axis keeps
     heads whole."""
 
-    def __init__(self, options: ModelOptions, *, layer_idx: int) -> None:
+    def __init__(self, options: GPT2Options, *, layer_idx: int) -> None:
         super().__init__()
         hidden, parts = options.hidden_size, options.monarch_layers()
         self.num_heads, self.head_size = options.num_attention_heads, options.head_size
@@ -150,7 +150,7 @@ class SelfAttention(nn.Module):
 class FeedForward(nn.Module):
     """hidden -> ffn_hidden, GELU, -> hidden, added to the residual."""
 
-    def __init__(self, options: ModelOptions, *, layer_idx: int) -> None:
+    def __init__(self, options: GPT2Options, *, layer_idx: int) -> None:
         super().__init__()
         hidden, inner = options.hidden_size, options.ffn_hidden_size
         self.approximate = ACTIVATIONS[options.activation]
@@ -178,7 +178,7 @@ class Block(TransformerLayer):
     """x + Attention(LN(x)), then x + FeedForward(LN(x)); LiBai's graphs know a TransformerLayer as
     the unit of activation checkpointing."""
 
-    def __init__(self, options: ModelOptions, *, layer_idx: int) -> None:
+    def __init__(self, options: GPT2Options, *, layer_idx: int) -> None:
         nn.Module.__init__(self)
         self.layer_idx = layer_idx
         hidden, epsilon = options.hidden_size, options.layernorm_epsilon
@@ -199,7 +199,7 @@ class Block(TransformerLayer):
 class Transformer(nn.Module):
     """The blocks and the last layer norm, each on its pipeline stage."""
 
-    def __init__(self, options: ModelOptions) -> None:
+    def __init__(self, options: GPT2Options) -> None:
         super().__init__()
         self.layers = nn.ModuleList(
             [Block(options, layer_idx=index) for index in range(options.num_layers)]
@@ -220,9 +220,9 @@ class GPT2Model(nn.Module):
     names only, so that they are the same in every layout. A wrong option or layout is a
     UserError."""
 
-    def __init__(self, cfg: Mapping[str, Any] | ModelOptions) -> None:
+    def __init__(self, cfg: Mapping[str, Any] | GPT2Options) -> None:
         super().__init__()
-        if not isinstance(cfg, ModelOptions):
+        if not isinstance(cfg, GPT2Options):
             cfg = model_options.from_config(cfg, dist.get_tensor_parallel_size())
         self.options = cfg
         self.embeddings = GPT2Embedding(cfg)

@@ -38,7 +38,7 @@ from libai_projects.models.layers import (
     without_padding,
 )
 from libai_projects.models.llama import options as model_options
-from libai_projects.models.llama.options import ModelOptions
+from libai_projects.models.llama.options import LlamaOptions
 from libai_projects.models.processes import local
 from libai_projects.models.step_model import StepModel
 from libai_projects.weights.llama import LLAMA
@@ -48,7 +48,7 @@ IGNORED = -100
 """A label that does not count."""
 
 
-def _split(options: ModelOptions) -> Any:
+def _split(options: LlamaOptions) -> Any:
     """How activations lie between attention and feed-forward network."""
     batch, time = (1, 0) if options.sequence_first else (0, 1)
     over_tensor = flow.sbp.split(time) if options.sequence_parallel else flow.sbp.broadcast
@@ -141,7 +141,7 @@ class RMSNorm(LayerNorm):
 class SelfAttention(nn.Module):
     """Attention whose heads may share keys and values, with rotary position embedding."""
 
-    def __init__(self, options: ModelOptions, *, layer_idx: int) -> None:
+    def __init__(self, options: LlamaOptions, *, layer_idx: int) -> None:
         super().__init__()
         hidden, size, bias = options.hidden_size, options.head_size, options.attention_bias
         self.head_size, self.interleaved = size, options.rope_interleaved
@@ -194,7 +194,7 @@ class SelfAttention(nn.Module):
 class FeedForward(nn.Module):
     """W_down (silu(W_gate x) W_up x) (Shazeer 2020, "GLU variants improve transformer")."""
 
-    def __init__(self, options: ModelOptions, *, layer_idx: int) -> None:
+    def __init__(self, options: LlamaOptions, *, layer_idx: int) -> None:
         super().__init__()
         hidden, inner, bias = options.hidden_size, options.ffn_hidden_size, options.mlp_bias
         self.sbp = _split(options)
@@ -214,7 +214,7 @@ class Block(TransformerLayer):
     """Norm and attention, norm and feed-forward network; LiBai's graphs know a TransformerLayer as
     the unit of activation checkpointing."""
 
-    def __init__(self, options: ModelOptions, *, layer_idx: int) -> None:
+    def __init__(self, options: LlamaOptions, *, layer_idx: int) -> None:
         nn.Module.__init__(self)
         self.layer_idx, self.residual_in_fp32 = layer_idx, options.residual_in_fp32
         norm = {"eps": options.rms_norm_epsilon, "dropout": options.output_dropout_prob}
@@ -255,9 +255,9 @@ class LlamaModel(nn.Module):
     on the seed of OneFlow's default generator and their names only, so that they are the same in
     every layout. A wrong option or layout is a UserError."""
 
-    def __init__(self, cfg: Mapping[str, Any] | ModelOptions) -> None:
+    def __init__(self, cfg: Mapping[str, Any] | LlamaOptions) -> None:
         super().__init__()
-        if not isinstance(cfg, ModelOptions):
+        if not isinstance(cfg, LlamaOptions):
             cfg = model_options.from_config(cfg, dist.get_tensor_parallel_size())
         self.options = cfg
         self.rotary = cfg.rotary
@@ -388,7 +388,7 @@ class LlamaForPreTraining(nn.Module):
 class TokenLosses(nn.Module):
     """Cross entropy of each token in nats, without the logits where their columns are whole."""
 
-    def __init__(self, options: ModelOptions) -> None:
+    def __init__(self, options: LlamaOptions) -> None:
         super().__init__()
         self.vocab_size, self.real = options.vocab_size, options.real_vocabulary
         self.cross_entropy = ParallelCrossEntropyLoss()

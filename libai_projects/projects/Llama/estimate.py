@@ -21,7 +21,7 @@ from rich.table import Table
 
 from flow_train.metrics.work import FLOAT32, adamw_states, training_flops
 from libai_projects.models.llama import options as model_options
-from libai_projects.models.llama.options import ModelOptions
+from libai_projects.models.llama.options import LlamaOptions
 from libai_projects.projects.Llama import diary
 from libai_projects.projects.Llama import flags as flag_table
 from libai_projects.weights.llama import LLAMA
@@ -109,7 +109,7 @@ class Job:
     """What is trained, `batch` sequences at a time and `steps` times for an update, with the
     operations `off` as plain operators."""
 
-    options: ModelOptions
+    options: LlamaOptions
     batch: int
     steps: int
     off: frozenset[str]
