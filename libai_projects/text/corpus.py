@@ -166,18 +166,6 @@ Encode = Callable[[list[str]], list[list[int]]]
 SplitSentences = Callable[[str], Sequence[str]]
 
 
-@dataclass(frozen=True)
-class BadLine:
-    """A line that gave no document, and why."""
-
-    path: str
-    line: int
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.path}:{self.line}: {self.reason}"
-
-
 @dataclass
 class Documents:
     """Encoded documents: `ids` (tokens,) back to back; `sizes` (sequences,) int32, in tokens;
@@ -199,7 +187,7 @@ class EncodedBlock:
     position: int
     empty: int = 0
     bad: int = 0
-    first_bad: list[BadLine] = field(default_factory=list)
+    first_bad: list[str] = field(default_factory=list)
     outputs: dict[str, Documents] = field(default_factory=dict)
 
 
@@ -307,7 +295,7 @@ class BlockEncoder:
     def _note(result: EncodedBlock, number: int, reason: str) -> None:
         result.bad += 1
         if len(result.first_bad) < _DESCRIBED:
-            result.first_bad.append(BadLine(result.path, number, reason))
+            result.first_bad.append(f"{result.path}:{number}: {reason}")
 
 
 def _split_lines(data: bytes) -> Sequence[str | bytes]:
@@ -399,7 +387,7 @@ class CorpusReport:
     lines: int = 0
     empty: int = 0
     bad: int = 0
-    first_bad: list[BadLine] = field(default_factory=list)
+    first_bad: list[str] = field(default_factory=list)
     outputs: dict[str, OutputCounts] = field(default_factory=dict)
     # By file: how many lines are not empty, and how many of these are bad.
     _of_file: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -436,7 +424,7 @@ class CorpusReport:
             "lines": self.lines,
             "empty": self.empty,
             "bad": self.bad,
-            "first_bad": [str(line) for line in self.first_bad],
+            "first_bad": self.first_bad,
             "outputs": {
                 name: {
                     "documents": counts.documents,
@@ -529,16 +517,15 @@ class _Said:
         """Say that `done` bytes of the files are read."""
         progress, report, now = self._progress, self._report, time.monotonic()
         seconds = max(now - self._start, 1e-9)
-        lines = f"{report.lines / seconds:,.0f}"
-        progress.update(
-            done // _KILO - progress.done,
-            **{
-                "lines": f"{report.lines:,}",
-                "lines/s": lines,
-                # Before this step, as the bar's own rate.
-                "MB/s": f"{progress.done / _KILO / seconds:.2f}",
-            },
-        )
+        # Before this step, as the bar's own rate.
+        megabytes = progress.done / _KILO
+        said = {
+            "documents": f"{report.documents:,}",
+            "tokens": f"{report.tokens:,}",
+            "lines/s": f"{report.lines / seconds:,.0f}",
+            "MB/s": f"{megabytes / seconds:.2f}",
+        }
+        progress.update(done // _KILO - progress.done, **said)
         if self._log_documents is None:
             if sys.stderr.isatty() or now - self._last < _LOG_SECONDS:
                 return
@@ -548,11 +535,8 @@ class _Said:
         else:
             # At most once a block, however small the interval is.
             self._next = (report.documents // self._log_documents + 1) * self._log_documents
-        progress.print(
-            f"{report.documents:,} documents, {report.tokens:,} tokens, {lines} lines/s, "
-            f"{progress.done / _KILO / seconds:.2f} MB/s, "
-            f"ETA {format_eta(progress.eta_seconds())}"
-        )
+        words = ", ".join(f"{value} {name}" for name, value in said.items())
+        progress.print(f"{words}, ETA {format_eta(progress.eta_seconds())}")
 
 
 def _nothing(paths: Sequence[Path], report: CorpusReport) -> str:

@@ -288,8 +288,8 @@ def accumulation_steps(flags: Options, processes: int = 1) -> int:
     return int(steps)
 
 
-def overrides(flags: Options) -> list[str]:
-    """The same as "key=value" texts for `tools/train_net.py`."""
+def settings(flags: Options) -> dict[str, Any]:
+    """What the flags are in the config, by key."""
     values = {key: getattr(flags, name) for name, key in _KEYS.items()}
     values["model.cfg.vocab_size"] = padded_vocabulary(flags)
     values["model.cfg.ffn_hidden_size"] = ffn_hidden_size(flags)
@@ -319,7 +319,12 @@ def overrides(flags: Options) -> list[str]:
         if flags.rope_original_len:
             scaling["original_max_position_embeddings"] = flags.rope_original_len
         values["model.cfg.rope_scaling"] = scaling
-    return [f"{key}={_text(value)}" for key, value in values.items()]
+    return values
+
+
+def overrides(flags: Options) -> list[str]:
+    """The same as "key=value" texts for `tools/train_net.py`."""
+    return [f"{key}={_text(value)}" for key, value in settings(flags).items()]
 
 
 def quoted(text: str) -> str:
