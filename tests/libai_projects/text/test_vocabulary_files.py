@@ -72,10 +72,6 @@ CASES: dict[str, tuple[Change, str]] = {
     "CLIP": (_json(lambda ids: {**ids, "a</w>": 300}), "as CLIP"),
     "no bytes": (_without("Ā"), "has no token 'Ā'"),
     "no end of text": (_without("<|endoftext|>"), r"has no token '<\|endoftext\|>'"),
-    "Git LFS": (
-        lambda v, m: v.write_text("version https://git-lfs.github.com/spec/v1\n"),
-        "another kind of file",
-    ),
     "no merge": (
         lambda v, m: m.write_text(m.read_text() + "one two three\n"),
         r"line \d+.*truncated",
