@@ -83,12 +83,12 @@ def test_a_rank_that_fails_inside_a_step_ends_the_job(
 
     pipeline.model.step = broken
     worker = Worker(pipeline)
-    outcome: list[Any] = []
-    for _ in range(2):
-        worker.submit(Job(["x"], {}, lambda _texts, problem: outcome.append(problem.kind)))
+    submitted = [Job(["x"], {}) for _ in range(2)]
+    for job in submitted:
+        worker.submit(job)
     with pytest.raises(lockstep.OutOfStepError, match="out of memory"):
         worker.run()
-    assert outcome == ["failed", "closed"]
+    assert [job.texts.exception(5).kind for job in submitted] == ["failed", "closed"]
 
 
 def test_what_fails_between_steps_is_its_request_s_alone(
