@@ -37,6 +37,8 @@ _TRAIN, _VALID = "train", "valid"
 
 
 class Options(ReadOptions):
+    """The command line."""
+
     inputs: list[Path] = flag(
         ..., "FILE", names="inputs", how={"nargs": "+"}, group=("text, and the dataset made of it",)
     )

@@ -27,6 +27,8 @@ from libai_projects.weights.llama import LLAMA
 
 
 class Options(Flags):
+    """The command line."""
+
     source: Path = flag(..., "SRC", "folder to read", names="source")
     target: Path = flag(..., "DST", "folder to write", names="target")
     source_kind: Literal["huggingface", "libai", "upstream", "meta"] = flag(..., names="--from")
